@@ -49,12 +49,12 @@ class Model(GenerationMixin):
     Several generations may run at the same time, also in several threads: their tokens are batched into the same steps.
 
     Attributes:
-        path: of the (first) file.  arch: the architecture, such as "llama".  format: the one that most weights have,
-        such as "Q4_K".  name: the file's general.name, or "".  file: the mapped GGUFFile.  tokenizer: its Tokenizer.
-        engine: the Engine that runs it.  session: its Session.  context: the most tokens of a prompt and its answer
-        together.  trained_context: the context that the model was trained with.  prefixes: the PrefixStore, which keeps
-        the KV cache of long prompts on disk, or None.  vision: the VisionAdapter, which encodes images.  written: the
-        NgramCache of earlier answers, from which drafts are proposed, or None.  warnings: lines to show to the user.
+        path: path of the (first) file. arch: the architecture, such as "llama". format: the one that most weights have,
+        such as "Q4_K". name: the file's general.name, or "". file: the mapped GGUFFile. tokenizer: its Tokenizer.
+        engine: the Engine that runs it. session: its Session. context: the most tokens of a prompt and its answer
+        together. trained_context: the context that the model was trained with. prefixes: the PrefixStore, which keeps
+        the KV cache of long prompts on disk, or None. vision: the VisionAdapter, which encodes images. written: the
+        NgramCache of earlier answers, from which drafts are proposed, or None. warnings: lines to show to the user.
     """
 
     def __init__(
@@ -65,9 +65,9 @@ class Model(GenerationMixin):
         chat_template: str | None = None,
         threads: int | None = None,
         prefixes: "PrefixStore | None" = None,
-        written: "NgramCache | None" = None,
+        ngrams: "NgramCache | None" = None,
     ):
-        """Wrap an open file; threads: of draft models, embedders and rerankers that this model opens."""
+        """Wrap an open file; threads: threads of draft models, embedders and rerankers that this model opens."""
         self.file, self.path, self.arch, self.format = file, file.path, engine.hyperparameters.arch, file.main_format
         name = file.metadata.get("general.name")
         self.name = name if isinstance(name, str) else ""
@@ -78,8 +78,8 @@ class Model(GenerationMixin):
         if self.context > self.trained_context:
             trained = f"{self.trained_context} tokens that the model was trained for"
             self.warnings.append(f"the context of {self.context} tokens exceeds the {trained}; answers may get worse")
-        self.prefixes, self.written = prefixes, written
-        self.session = Session(PrefixCache(engine, prefixes, written), tokenizer, chat_template, advice)
+        self.prefixes, self.written = prefixes, ngrams
+        self.session = Session(PrefixCache(engine, prefixes, ngrams), tokenizer, chat_template, advice)
         self._threads, self._opening = threads, threading.Lock()
         self.vision = VisionAdapter(file.path, engine, tokenizer, threads, prefixes is not None)
         self.session.encode_image = self.vision.encode
@@ -103,7 +103,7 @@ class Model(GenerationMixin):
             """Return a method by its name before 0.3."""
             if name not in RENAMED or "session" not in self.__dict__:
                 raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}", name=name, obj=self)
-            warnings.warn(f"Model.{name} is Model.{RENAMED[name]} now", DeprecationWarning, stacklevel=2)
+            warnings.warn(f"Model.{name} was renamed to Model.{RENAMED[name]}", DeprecationWarning, stacklevel=2)
             return getattr(self, RENAMED[name])
 
     @property
@@ -133,14 +133,14 @@ class Model(GenerationMixin):
         """Append tokens to several sequences in one run; return the last logits of each, float32 [1, vocab].
 
         precise: keep activations in 16 bits, not 8; with 8 bits, 8 sequences take little more than twice the time of
-        one. Raises as Sequence.append.
+        one. Raises the errors of Sequence.append.
         """
         return self.engine.step(requests, precise)
 
     def logits(self, ids: Ids[int]) -> np.ndarray:
         """Compute the logits after each token in one prefill: float32 [len(ids), vocab], unnormalized.
 
-        Raises as Sequence.append.
+        Raises the errors of Sequence.append.
         """
         if self.engine.hyperparameters.fills:
             return self.engine.forward_full(token_ids(ids))
@@ -183,14 +183,14 @@ class Model(GenerationMixin):
         reranker = self._open_once(self._rerankers, None, lambda options: Reranker(self.file, self.tokenizer, options))
         return reranker.rerank(query, require_several("texts", texts), cut)
 
-    def _open_once(self, opened: dict[str | None, E], key: str | None, make: Callable[["EngineOptions"], E]) -> E:
+    def _open_once(self, open_engines: dict[str | None, E], key: str | None, make: Callable[["EngineOptions"], E]) -> E:
         """Return an embedder or reranker of the model's file, which is opened at the first call and closed with it."""
         from localllm.engine.options import EngineOptions
 
         with self._opening:
-            if key not in opened:
-                opened[key] = make(EngineOptions(self._threads, self.context))
-            return opened[key]
+            if key not in open_engines:
+                open_engines[key] = make(EngineOptions(self._threads, self.context))
+            return open_engines[key]
 
     def drafter(
         self, speculate: "str | Model", progress: Callable[[int, int], None] | None = None
@@ -199,18 +199,18 @@ class Model(GenerationMixin):
 
         The first call with "draft:PATH" opens that model with this one's threads; it is closed with this one. (Open it
         yourself and pass it for other options.) If the file is a draft head for this model (EAGLE-3), it is attached,
-        and the result is "mtp". progress: see open_model. Raises as open_model, and UsageError if the vocabularies
-        differ.
+        and the result is "mtp". progress: see open_model. Raises the errors of open_model, and UsageError if the
+        vocabularies differ.
         """
         if isinstance(speculate, str):
             kind, _, path = speculate.partition(":")
-            made = self._draft_model(path, progress) if kind == "draft" else None
-            if made is None:
+            draft_model = self._draft_model(path, progress) if kind == "draft" else None
+            if draft_model is None:
                 return "mtp" if kind == "draft" else speculate
-            speculate = made
+            speculate = draft_model
         if not isinstance(speculate, Model):
-            known = "'auto', 'mtp', 'ngram', 'off', 'draft:PATH' or a Model"
-            raise UsageError(f"speculate should be {known}, not {speculate!r}")
+            choices = "'auto', 'mtp', 'ngram', 'off', 'draft:PATH' or a Model"
+            raise UsageError(f"speculate should be {choices}, not {speculate!r}")
         drafter = ModelDrafter(speculate.session.cache, speculate.tokenizer)
         drafter.require_vocabulary(self.tokenizer)
         return drafter
@@ -258,8 +258,8 @@ class Model(GenerationMixin):
         if self.written:
             self.written.save()
         readers: list[Embedder | Reranker] = [*self._embedders.values(), *self._rerankers.values()]
-        for other in (*self._draft_models.values(), *readers, self.vision):
-            other.close()
+        for resource in (*self._draft_models.values(), *readers, self.vision):
+            resource.close()
         self.engine.close()
 
     def __enter__(self) -> Self:
@@ -342,13 +342,13 @@ def open_with_options(
 
         silent: Any = EmbeddingOnlyEngine(file.path, hyperparameters, options)
         return Model(file, tokenizer, silent, chat_template, options.threads)
-    engine, prefixes, written = Engine(file, options, (family, hyperparameters)), None, None
+    engine, prefixes, ngrams = Engine(file, options, (family, hyperparameters)), None, None
     if cache and options.backend != "reference" and not options.observer:
         from localllm.engine.memory.prefix_store import PrefixStore
 
         prefixes = PrefixStore(engine, file) if not hyperparameters.encode and engine.device == "CPU" else None
-        written = NgramCache(engine.vocab_size, tokenizer.pieces)
-    model = Model(file, tokenizer, engine, chat_template, options.threads, prefixes, written)
+        ngrams = NgramCache(engine.vocab_size, tokenizer.pieces)
+    model = Model(file, tokenizer, engine, chat_template, options.threads, prefixes, ngrams)
     if mmproj is not None or pan_and_scan:
         model.vision.use(mmproj, pan_and_scan)
     return model

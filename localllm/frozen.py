@@ -22,31 +22,31 @@ def frozen(kind: type[T]) -> type[T]:
     return dataclass(eq=False, repr=False)(kind)
 
 
-def values(one: "DataclassInstance") -> tuple[object, ...]:
-    return tuple(getattr(one, each.name) for each in fields(one))
+def values(instance: "DataclassInstance") -> tuple[object, ...]:
+    return tuple(getattr(instance, each.name) for each in fields(instance))
 
 
-def is_equal(one: "DataclassInstance", other: "DataclassInstance") -> object:
-    return values(one) == values(other) if other.__class__ is one.__class__ else NotImplemented
+def is_equal(instance: "DataclassInstance", other: "DataclassInstance") -> object:
+    return values(instance) == values(other) if other.__class__ is instance.__class__ else NotImplemented
 
 
-def hash_of(one: "DataclassInstance") -> int:
-    return hash(values(one))
+def hash_of(instance: "DataclassInstance") -> int:
+    return hash(values(instance))
 
 
-def repr_of(one: "DataclassInstance") -> str:
-    arguments = (f"{each.name}={getattr(one, each.name)!r}" for each in fields(one) if each.repr)
-    return f"{type(one).__qualname__}({', '.join(arguments)})"
+def repr_of(instance: "DataclassInstance") -> str:
+    arguments = (f"{each.name}={getattr(instance, each.name)!r}" for each in fields(instance) if each.repr)
+    return f"{type(instance).__qualname__}({', '.join(arguments)})"
 
 
-def set_once(one: "DataclassInstance", name: str, value: object) -> None:
+def set_once(instance: "DataclassInstance", name: str, value: object) -> None:
     """Set a field that has no value yet. Raises FrozenInstanceError for any other name."""
-    if name in one.__dict__ or name not in one.__dataclass_fields__:
+    if name in instance.__dict__ or name not in instance.__dataclass_fields__:
         raise FrozenInstanceError(f"cannot assign to field {name!r}")
-    object.__setattr__(one, name, value)
+    object.__setattr__(instance, name, value)
 
 
-def refuse(one: object, name: str) -> None:
+def refuse(instance: object, name: str) -> None:
     raise FrozenInstanceError(f"cannot delete field {name!r}")
 
 

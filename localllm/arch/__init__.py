@@ -182,8 +182,8 @@ def architecture(file: GGUFFile) -> tuple[Family, Hyperparameters]:
     if name not in ARCHITECTURES:  # before the metadata is checked: its keys may mean anything
         if name in REFUSED:
             raise UnsupportedError(f"{file.path}: architecture {name} is not supported: {REFUSED[name]}")
-        known = f"docs/what-runs.md lists the {len(ARCHITECTURES)} that are"
-        raise UnsupportedError(f"{file.path}: architecture {printable(name)} is not supported ({known})")
+        supported = f"docs/what-runs.md lists the {len(ARCHITECTURES)} that are"
+        raise UnsupportedError(f"{file.path}: architecture {printable(name)} is not supported ({supported})")
     fields = Fields.of(file)
     require_kinds(fields)
     require_agreement(fields, file.tensors)

@@ -37,8 +37,8 @@ def read_attention(fields: Fields, interleaved: bool, every_layer: bool = True, 
     """
     layers, width = fields.layers(), fields.count("embedding_length")
     heads = fields.counts("attention.head_count", layers)
-    given = fields.raw("attention.head_count_kv") is not None
-    kv_heads = fields.counts("attention.head_count_kv", layers, None if every_layer else 0) if given else heads
+    is_given = fields.raw("attention.head_count_kv") is not None
+    kv_heads = fields.counts("attention.head_count_kv", layers, None if every_layer else 0) if is_given else heads
     for count, kv_count in zip(heads, kv_heads, strict=True):
         if kv_count and count % kv_count:
             raise fields.error(f"{count} attention heads cannot share {kv_count} key-value heads")
@@ -125,7 +125,7 @@ class LocallyRotated(Windowed):
 
 
 def read_local_rope(fields: Fields, rope: Rope) -> Rope:
-    """Read the RoPE of layers with a window: that of the others, with another base if the file has one.
+    """Read the RoPE of layers with a window: the given one, with another base if the file has one.
 
     Raises ModelError.
     """
@@ -190,12 +190,12 @@ def attend(
     k: Activation,
     v: Activation,
     factors: Weight | None = None,
-    **given: Any,
+    **scores: Any,
 ) -> Activation:
-    """Rotate queries and keys, and attend; `given`: further fields of Scores."""
+    """Rotate queries and keys, and attend; `scores`: further fields of Scores."""
     q, k = rotate_heads(b, h, state.layer, q, k, factors)
     heads, lookahead = h.attention.heads[state.layer], h.lookahead(state.layer)
-    return b.attend(q, k, v, state, Scores(heads, h.scale, lookahead=lookahead, **given))
+    return b.attend(q, k, v, state, Scores(heads, h.scale, lookahead=lookahead, **scores))
 
 
 def rotate_heads(
@@ -220,8 +220,8 @@ def by_head(b: Builder, x: Activation, factors: Activation, heads: int, dim: int
     every, repeats = factors, 1
     while 2 * repeats <= dim:
         every, repeats = b.concat_heads(every, every, heads), 2 * repeats
-    if rest := dim - repeats:
-        every = b.concat_heads(every, b.slice_columns(every, 0, rest, repeats), heads)
+    if remainder := dim - repeats:
+        every = b.concat_heads(every, b.slice_columns(every, 0, remainder, repeats), heads)
     return b.multiply(x, every)
 
 

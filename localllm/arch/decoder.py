@@ -20,7 +20,7 @@ def decoder(
     norm: Norm | None = None,
     **shared: Any,
 ) -> Activation:
-    """Compute the logits of the wanted tokens, float32 [wanted, vocab].
+    """Compute the logits of the requested tokens, float32 [wanted, vocab].
 
     block(b, the layer's weights, h, the layer's state, x, **shared) applies one layer. x: the first layer's input, the
     tokens' embeddings if None.  norm: the final norm, RMSNorm with output_norm if None. h has layer_states() and
@@ -33,7 +33,7 @@ def decoder(
 
 
 def last(b: Builder, w: Weights, h: Any, x: Activation, norm: Norm | None = None) -> Activation:
-    """Compute the logits of the wanted tokens from the last layer's output, or a row for each text with h.pooling."""
+    """Compute the requested tokens' logits from the last layer's output, or a row for each text with h.pooling."""
     ignore_mtp_layers(b, w, h)
     normed = norm or (lambda x: b.rms_norm(x, w.output_norm, h.epsilon))
     if h.pooling:

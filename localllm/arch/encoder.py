@@ -52,8 +52,8 @@ def encoder_fields(fields: Fields) -> dict[str, Any]:
 
 def own_pooling(fields: Fields) -> str:
     """Read an encoder's pooling; the default is the mean."""
-    found = read_pooling(fields)
-    return found if found and found != NONE else "mean"
+    pooling = read_pooling(fields)
+    return pooling if pooling and pooling != NONE else "mean"
 
 
 def embed_tokens(b: Builder, w: Weights) -> Activation:

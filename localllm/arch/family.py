@@ -16,7 +16,7 @@ class Family(Protocol):
         """Read hyperparameters from checked metadata. Raises ModelError."""
 
     def forward(self, b: Builder, w: Weights, h: Any) -> Activation:
-        """Describe the model in verbs; return the logits of the wanted tokens, or the rows of a model with pooling."""
+        """Describe the model in verbs; return the requested tokens' logits, or the rows of a model with pooling."""
 
 
 @runtime_checkable

@@ -45,27 +45,27 @@ def read_routing(
     experts = fields.count("expert_count", 0)
     if not experts:
         return None
-    said = {
+    choices = {
         "expert_gating_func": (fields.count("expert_gating_func", 0) or function, function),
         "expert_weights_norm": (fields.flag("expert_weights_norm", normalized), normalized),
         "expert_weights_scale": (fields.number("expert_weights_scale", 0.0) or scale, scale),
     }
-    for key, (value, done) in said.items():
-        if value != done or function not in FUNCTIONS:
+    for key, (value, supported) in choices.items():
+        if value != supported or function not in FUNCTIONS:
             raise fields.error(f"{fields.key(key)} {show(value)} is not supported")
     normalized = normalized or function == SOFTMAX_OF_CHOSEN  # equal to the normalized softmax of all
-    used, groups, groups_used = read_choice(fields, experts)
+    active, groups, groups_used = read_choice(fields, experts)
     rooted = function == ROOT_OF_SOFTPLUS
-    return Routing(experts, used, function == SIGMOID, normalized, scale, groups, groups_used, weighs_inputs, rooted)
+    return Routing(experts, active, function == SIGMOID, normalized, scale, groups, groups_used, weighs_inputs, rooted)
 
 
 def read_own_routing(fields: Fields, function: int | None = None) -> Routing | None:
     """Read the routing of families whose files name the score function; function: the default. Raises ModelError."""
-    said = fields.count("expert_gating_func", 0) or function
-    if fields.count("expert_count", 0) and said not in (SOFTMAX, SIGMOID):
+    function_id = fields.count("expert_gating_func", 0) or function
+    if fields.count("expert_count", 0) and function_id not in (SOFTMAX, SIGMOID):
         raise fields.wrong("expert_gating_func", f"{SOFTMAX} or {SIGMOID}")
     normalized = fields.flag("expert_weights_norm", False)
-    return read_routing(fields, said or SOFTMAX, normalized, fields.number("expert_weights_scale", 0.0) or 1.0)
+    return read_routing(fields, function_id or SOFTMAX, normalized, fields.number("expert_weights_scale", 0.0) or 1.0)
 
 
 def read_choice(fields: Fields, experts: int) -> tuple[int, int, int]:
@@ -73,15 +73,15 @@ def read_choice(fields: Fields, experts: int) -> tuple[int, int, int]:
 
     Raises ModelError.
     """
-    used, groups = fields.count("expert_used_count"), fields.count("expert_group_count", 0) or 1
+    active, groups = fields.count("expert_used_count"), fields.count("expert_group_count", 0) or 1
     groups_used = fields.count("expert_group_used_count", groups if groups > 1 else 0) or groups
-    if used > experts:
-        raise fields.error(f"a token cannot go to {used} of {experts} experts")
+    if active > experts:
+        raise fields.error(f"a token cannot go to {active} of {experts} experts")
     if experts % groups or (groups > 1 and experts // groups < 2) or groups_used > groups:
         raise fields.error(f"{experts} experts in {groups} groups, of which {groups_used} are used: inconsistent")
-    if used > experts // groups * groups_used:
-        raise fields.error(f"{groups_used} of {groups} groups do not have {used} experts")
-    return used, groups, groups_used
+    if active > experts // groups * groups_used:
+        raise fields.error(f"{groups_used} of {groups} groups do not have {active} experts")
+    return active, groups, groups_used
 
 
 def feed_forward_or_experts(

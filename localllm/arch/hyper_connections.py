@@ -30,9 +30,9 @@ def read_streams(fields: Fields) -> ResidualStreams:
 
 def concat_streams(b: Builder, streams: list[Activation]) -> Activation:
     """Concatenate the streams, [tokens, width] each: [tokens, streams * width]."""
-    first, *others = streams
-    for other in others:
-        first = b.concat_heads(first, other, 1)
+    first, *rest = streams
+    for stream in rest:
+        first = b.concat_heads(first, stream, 1)
     return first
 
 
@@ -41,7 +41,7 @@ def mixing_logits(
 ) -> list[Activation]:
     """Compute the weights' logits, one [tokens, streams] for each of `scales`, from flat [tokens, streams * width].
 
-    epsilon: of the norm before the matrix `fn`; count: of streams.
+    epsilon: epsilon of the norm before the matrix `fn`; count: number of streams.
     """
     mixes = b.linear(b.rms_norm(flat, None, epsilon), fn)
     factors, offsets = scales.vector(), base.vector()
@@ -80,7 +80,7 @@ def enter_sublayer(
 ) -> tuple[Activation, Activation]:
     """Return the input of a sublayer (`name`: attn or ffn), and the logits of the weights for adding its output.
 
-    epsilon: of the norm before the weights' matrix.
+    epsilon: epsilon of the norm before the weights' matrix.
     """
     fn, scales, base = (w.require(f"hc_{name}_{part}") for part in ("fn", "scale", "base"))
     flat = concat_streams(b, streams)

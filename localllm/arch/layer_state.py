@@ -58,8 +58,8 @@ def rotation(kind: str, *dims: int) -> int:
 
     It is the largest power of two that divides all of them: 128 takes one matrix, 96 three of 32, 80 five of 16.
     """
-    whole = gcd(*dims)
-    return whole & -whole if kind in ROTATED else 1
+    divisor = gcd(*dims)
+    return divisor & -divisor if kind in ROTATED else 1
 
 
 def window_tokens(tokens: int, window: int | None) -> int:

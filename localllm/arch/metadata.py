@@ -52,11 +52,11 @@ class Fields(Checked):
         fields = cls(file.metadata, file.path, size, file.oddities)
         if count is not None and count != size:
             raise fields.error(f"{count} tokens, but token_embd.weight has {size} rows")
-        if (said := fields.count("vocab_size", size)) != size:
+        if (vocab_size := fields.count("vocab_size", size)) != size:
             if count is None:
-                raise fields.error(f"{fields.key('vocab_size')} is {said}, the vocabulary has {size}")
+                raise fields.error(f"{fields.key('vocab_size')} is {vocab_size}, the vocabulary has {size}")
             key = fields.key("vocab_size")
-            fields.oddities.note(f"{key} is {said}, where there are {size} tokens and rows", key)
+            fields.oddities.note(f"{key} is {vocab_size}, where there are {size} tokens and rows", key)
         return fields
 
     def raw(self, name: str, default: object = None) -> object:
@@ -71,7 +71,7 @@ class Fields(Checked):
         return self._checked_count(name, value, 0 if default == 0 else 1)
 
     def _is_one_for_all(self, value: np.ndarray) -> bool:
-        """Return whether it has one value per layer, all of them equal."""
+        """Return whether a field has one value per layer, all of them equal."""
         layers = self.raw("block_count")
         return is_whole(layers) and value.shape == (layers,) and layers > 0 and bool((value == value[0]).all())
 
@@ -254,13 +254,13 @@ def require_by_layer(fields: Fields, name: str, layers: int) -> None:
     return None
 
 
-def between(least: float, most: float, or_zero: bool = False) -> "Rule":
+def between(minimum: float, maximum: float, or_zero: bool = False) -> "Rule":
     """Return a rule that accepts numbers in a range."""
 
     def require(fields: Fields, name: str, layers: int) -> None:
         value = fields.number(name) if or_zero else fields.factor(name)
-        if value and not least <= value <= most:
-            raise fields.wrong(name, f"from {least:g} to {most:g}")
+        if value and not minimum <= value <= maximum:
+            raise fields.wrong(name, f"from {minimum:g} to {maximum:g}")
 
     return require
 
@@ -305,7 +305,7 @@ def require_general(file: GGUFFile, kinds: tuple[str, ...] = MODELS) -> str:
     for field in filter(general.has, GENERAL_COUNTS):
         value = general.raw(field)
         if not is_whole(value) or not 0 <= value < 1 << 63:
-            general.oddities.note(f"general.{field} is not a number from 0 up")
+            general.oddities.note(f"general.{field} is not a number, 0 or above")
     if (kind := general.text("type", "model")) not in kinds:
         raise general.error(f"a file of the type {show(kind)}, not a model")
     name = general.raw("architecture")

@@ -147,8 +147,8 @@ def require_experts(fields: Fields, tensors: Mapping[str, Tensor]) -> None:
     for layer in range(fields.layers() - fields.count("nextn_predict_layers", 0)) if keys else ():
         expected = layer >= dense and (layer + 1) % step == 0
         if expected != any(f"blk.{layer}.{name}" in tensors for name in OF_EXPERTS):
-            said = ", ".join(f"{fields.key(key)} is {show(fields.raw(key))}" for key in keys)
-            raise fields.error(f"{said}, but layer {layer} has {'no experts' if expected else 'experts'}")
+            values = ", ".join(f"{fields.key(key)} is {show(fields.raw(key))}" for key in keys)
+            raise fields.error(f"{values}, but layer {layer} has {'no experts' if expected else 'experts'}")
 
 
 ONE = 0.0, 1.0  # 0 means that the model has no such scale
@@ -185,11 +185,11 @@ PASSED_OVER = {
 
 def require_supported_values(fields: Fields) -> None:
     """Raise ModelError for a setting with an effect that the family has not read."""
-    asked, window = fields.asked.union(PASSED_OVER.get(fields.arch, ())), "attention.sliding_window"
+    read_keys, window = fields.asked.union(PASSED_OVER.get(fields.arch, ())), "attention.sliding_window"
     for name, neutral in NEUTRAL.items():
-        if name not in asked and fields.raw(name, neutral[0]) not in neutral:
+        if name not in read_keys and fields.raw(name, neutral[0]) not in neutral:
             raise refusal(fields, name)
-    if window not in asked and 0 < fields.count(window, 0) < fields.count("context_length"):
+    if window not in read_keys and 0 < fields.count(window, 0) < fields.count("context_length"):
         raise refusal(fields, window)
 
 

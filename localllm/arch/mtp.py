@@ -21,7 +21,7 @@ class MtpOutput(NamedTuple):
 
     Attributes:
         hidden: the hidden states of all tokens, which the next step reads in place of the model's.
-        logits: of the wanted tokens.
+        logits: logits of the requested tokens.
     """
 
     hidden: Activation
@@ -38,13 +38,13 @@ def mtp_output(
     block: one layer, as for `decoder`.  norm: applied to a row with a weight, RMSNorm if None. Where the layer has no
     embeddings, final norm or output matrix, the model's are used.
     """
-    own, normed = w.block(h.layers), norm or (lambda x, weight: b.rms_norm(x, weight, h.epsilon))
-    x = normed(b.embed(own.get("nextn.embed_tokens") or w.token_embd, b.ids), own.require("nextn.enorm"))
-    x = b.concat_heads(x, normed(hidden, own.require("nextn.hnorm")), 1)
-    x = b.linear(x, own.require("nextn.eh_proj").shaped(h.width, 2 * h.width))
-    x = block(b, own, h, mtp_state(h), x)
-    x = normed(x, own.get("nextn.shared_head_norm") or w.output_norm)
-    head = own.get("nextn.shared_head_head") or w.get("output") or w.token_embd
+    weights, normed = w.block(h.layers), norm or (lambda x, weight: b.rms_norm(x, weight, h.epsilon))
+    x = normed(b.embed(weights.get("nextn.embed_tokens") or w.token_embd, b.ids), weights.require("nextn.enorm"))
+    x = b.concat_heads(x, normed(hidden, weights.require("nextn.hnorm")), 1)
+    x = b.linear(x, weights.require("nextn.eh_proj").shaped(h.width, 2 * h.width))
+    x = block(b, weights, h, mtp_state(h), x)
+    x = normed(x, weights.get("nextn.shared_head_norm") or w.output_norm)
+    head = weights.get("nextn.shared_head_head") or w.get("output") or w.token_embd
     return MtpOutput(x, b.linear(b.select(x, b.wanted), head))
 
 
@@ -54,6 +54,6 @@ def mtp_state(h: Hyperparameters) -> State:
 
 
 def has_mtp_layer(w: Weights, h: Hyperparameters) -> bool:
-    """Return whether the file has an MTP layer for `mtp_output`; files may lack it, and that of Ling 2 differs."""
-    own = w.block(h.layers)
-    return h.mtp_layers > 0 and own.get("nextn.eh_proj") is not None and own.get("layer_output_norm") is None
+    """Return whether the file has an MTP layer that `mtp_output` can compute; that of Ling 2 differs."""
+    weights = w.block(h.layers)
+    return h.mtp_layers > 0 and weights.get("nextn.eh_proj") is not None and weights.get("layer_output_norm") is None

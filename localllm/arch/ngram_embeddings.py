@@ -24,8 +24,8 @@ LEAST = 1e-6  # of the absolute value under a gate's root
 class Ngrams:
     """Hashed embeddings of n-grams of up to `length` tokens, in one layer.
 
-    dim: the width of the table.  taps: of the convolution.  hashings: one for each row of an n-gram.  number: of the
-    layer's first state that belongs to the embeddings.
+    dim: the width of the table.  taps: kernel size of the convolution.  hashings: one for each row of an n-gram.
+    number: number of the layer's first state that belongs to the embeddings.
     """
 
     layer: int
@@ -69,16 +69,18 @@ def read_ngrams(fields: Fields, attends: tuple[bool, ...], number: int) -> Ngram
 def read_numbers(fields: Fields, name: str, count: int, end: int) -> list[int]:
     """Read `count` numbers, each at least 0 and below `end`. Raises ModelError."""
     expected = f"{count} numbers from 0 to {end - 1}"
-    found = fields.array(name, "iu", expected).tolist()
-    if len(found) != count or not all(0 <= number < end for number in found):
+    numbers = fields.array(name, "iu", expected).tolist()
+    if len(numbers) != count or not all(0 <= number < end for number in numbers):
         raise fields.wrong(name, expected)
-    return found
+    return numbers
 
 
-def add_ngram_embeddings(b: Builder, whole: Weights, w: Weights, h: Any, state: Recurrent, x: Activation) -> Activation:
+def add_ngram_embeddings(
+    b: Builder, tables: Weights, w: Weights, h: Any, state: Recurrent, x: Activation
+) -> Activation:
     """Add the n-gram embeddings to the streams x, [tokens, streams * width]."""
     n, columns = h.ngrams, h.streams * h.width
-    embedded = embed_ngrams(b, whole, n, state)
+    embedded = embed_ngrams(b, tables, n, state)
     value = b.linear(embedded, w.ple_value.shaped(h.width, len(n.hashings) * n.dim))
     key = normalize_streams(b, h, b.linear(embedded, w.ple_key), w.ple_norm_key.flat())
     agreement = b.head_dots(key, normalize_streams(b, h, x, w.ple_norm_query.flat()), h.streams)

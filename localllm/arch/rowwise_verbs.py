@@ -26,7 +26,9 @@ Activation = Any
 class RowwiseVerbs(Protocol):
     """Elementwise verbs: y has the shape of x."""
 
-    def rowwise(self, verb: str, formula: Callable[..., np.ndarray], *inputs: Activation, **given: float) -> Activation:
+    def rowwise(
+        self, verb: str, formula: Callable[..., np.ndarray], *inputs: Activation, **numbers: float
+    ) -> Activation:
         """Apply an elementwise verb; formula: the function of NumPy arrays and numbers that it computes."""
         ...
 

@@ -23,7 +23,8 @@ HEAD_EPSILON = 64e-5  # of each head's norm
 class Rwkv(Hyperparameters):
     """The hyperparameters.
 
-    ranks: of the low-rank products for gates and decays.  has_own_network: RWKV's feed-forward network, not Qwen's.
+    ranks: ranks of the low-rank products for gates and decays.  has_own_network: RWKV's feed-forward network, not
+    Qwen's.
     """
 
     head_dim: int
@@ -45,11 +46,11 @@ class Rwkv(Hyperparameters):
 
 def read_rwkv(fields: Fields, ranks: Sequence[str]) -> Rwkv:
     """Read the hyperparameters; ranks: the names of the ranks. Raises ModelError."""
-    own, common, head_dim = fields.arch.startswith("rwkv") and "qwen" not in fields.arch, fields.common(), 0
+    is_rwkv, common, head_dim = fields.arch.startswith("rwkv") and "qwen" not in fields.arch, fields.common(), 0
     if common["width"] % (head_dim := fields.count("wkv.head_size")):
         raise fields.error(f"{common['width']} columns do not make heads of {head_dim}")
-    if fields.count("token_shift_count", 2) != 1 + own:
-        raise fields.error(f"{fields.key('token_shift_count')} should be {1 + own}")
+    if fields.count("token_shift_count", 2) != 1 + is_rwkv:
+        raise fields.error(f"{fields.key('token_shift_count')} should be {1 + is_rwkv}")
     heads = common["width"] // head_dim
     kv_heads = fields.count("attention.head_count_kv", 0) or heads
     if heads % kv_heads:
@@ -58,8 +59,8 @@ def read_rwkv(fields: Fields, ranks: Sequence[str]) -> Rwkv:
         **common,
         head_dim=head_dim,
         kv_heads=kv_heads,
-        epsilon=fields.epsilon(LAYER_EPSILON if own else RMS_EPSILON),
-        has_own_network=own,
+        epsilon=fields.epsilon(LAYER_EPSILON if is_rwkv else RMS_EPSILON),
+        has_own_network=is_rwkv,
         rescale=fields.count("rescale_every_n_layers", 0),
         ranks=tuple(fields.count(name, 0) for name in ranks),
     )
@@ -69,7 +70,7 @@ Mix = Callable[[Builder, Weights, Rwkv, Recurrent, Activation], Activation]  # a
 
 
 def rwkv_decoder(b: Builder, w: Weights, h: Rwkv, time_mix: Mix, channel_mix: Mix) -> Activation:
-    """Compute the logits of the wanted tokens."""
+    """Compute the logits of the requested tokens."""
     if not h.has_own_network:
         return decoder(b, w, h, block, mixes=(time_mix, qwen_network))
     w.require_biases("token_embd_norm")

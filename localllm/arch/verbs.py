@@ -127,7 +127,7 @@ class Builder(RowwiseVerbs, StateVerbs, Protocol):
         """
         ...
 
-    def select(self, x: Activation, which: Numbers) -> Activation:
+    def select(self, x: Activation, rows: Numbers) -> Activation:
         """Select rows by their numbers."""
         ...
 

@@ -80,9 +80,9 @@ class Weight:
         return replace(self, tensor=replace(self.tensor, shape=(1, math.prod(self.shape))))
 
     def split(self, *counts: int) -> "list[Weight]":
-        """Split a fused matrix into parts with these numbers of rows. Raises ModelError if it has more or fewer.
+        """Split a fused matrix into parts with these numbers of rows.
 
-        In a stack [experts, rows, columns], every matrix is split.
+        In a stack [experts, rows, columns], every matrix is split. Raises ModelError if the tensor has more or fewer.
         """
         if sum(counts) != self._row_count:
             raise ModelError(f"tensor {self.name} should have {sum(counts)} rows, has {self._row_count}")
@@ -93,14 +93,14 @@ class Weight:
 
     def in_stacks(self, count: int) -> "Weight":
         """Split a matrix into a stack of `count` matrices with the same number of rows. Raises ModelError."""
-        rows, rest = divmod(self.shape[0], count)
-        if len(self.shape) != 2 or rest or self.bias:
+        rows, remainder = divmod(self.shape[0], count)
+        if len(self.shape) != 2 or remainder or self.bias:
             raise ModelError(f"tensor {self.name} should be {count} matrices, has the shape {list(self.shape)}")
         data = self.tensor.data.reshape(count, rows, -1)
         return replace(self, tensor=replace(self.tensor, shape=(count, rows, self.shape[1]), data=data))
 
     def halves(self) -> "list[Weight]":
-        """Return the upper rows and the lower ones."""
+        """Return the upper and the lower half of the rows."""
         return self.split(self._row_count // 2, self._row_count - self._row_count // 2)
 
     @property
@@ -142,8 +142,8 @@ class Weights:
 
     def part(self, prefix: str) -> "Weights":
         """Return the tensors of a part with layers, such as an encoder or a decoder."""
-        own = names_in_layers(name.removeprefix(prefix) for name in self._tensors if name.startswith(prefix))
-        return Weights(self._tensors, prefix, own)
+        by_layer = names_in_layers(name.removeprefix(prefix) for name in self._tensors if name.startswith(prefix))
+        return Weights(self._tensors, prefix, by_layer)
 
     def get(self, name: str, by_layer: bool = False) -> Weight | None:
         """Return the weight, or None if the file has none of that name.
@@ -230,8 +230,8 @@ def part_of(name: str) -> str | None:
 
 def without_other_parts(names: Iterable[str], oddities: Oddities) -> list[str]:
     """Leave out the tensors of other parts, and note that they are there."""
-    others = {name: part for name in names if (part := part_of(name))}
-    if others:
-        parts = " and ".join(sorted(set(others.values())))
-        oddities.note(f"{len(others)} tensors of {parts}, which are not used ({printable(next(iter(others)))})")
-    return [name for name in names if name not in others]
+    by_part = {name: part for name in names if (part := part_of(name))}
+    if by_part:
+        parts = " and ".join(sorted(set(by_part.values())))
+        oddities.note(f"{len(by_part)} tensors of {parts}, which are not used ({printable(next(iter(by_part)))})")
+    return [name for name in names if name not in by_part]

@@ -43,8 +43,8 @@ class LazyCommands(MutableMapping[str, Any]):
 class Commands(OwnParameters, TyperGroup):  # type: ignore[misc]
     """The program, with its options and commands."""
 
-    def __init__(self, **made: Any):
-        super().__init__(**made)
+    def __init__(self, **settings: Any):
+        super().__init__(**settings)
         self.commands = LazyCommands()
 
     def get_help(self, ctx: typer.Context) -> str:  # type: ignore[override]
@@ -113,11 +113,11 @@ program: Any = typer.main.get_command(app)  # of the class Commands
 
 def context_of(name: str | None = None) -> typer.Context:
     """Return the Typer context of a command, or of the program. Raises UsageError for an unknown command."""
-    whole = typer.Context(program, info_name="localllm", help_option_names=HELP_NAMES)
+    parent = typer.Context(program, info_name="localllm", help_option_names=HELP_NAMES)
     if name is None:
-        return whole
-    _, made, _ = program.resolve_command(whole, [name])
-    return typer.Context(made, parent=whole, info_name=name)
+        return parent
+    _, command, _ = program.resolve_command(parent, [name])
+    return typer.Context(command, parent=parent, info_name=name)
 
 
 def execute(arguments: list[str]) -> int:

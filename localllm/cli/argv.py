@@ -55,41 +55,43 @@ class ParsedArgs:
 
 def read_words(words: Sequence[str], params: Sequence[Parameter], command: str) -> ParsedArgs:
     """Sort the words after `command` into options and arguments. Raises UsageError."""
-    known = {name: param for param in params for name in param.names}
-    parsed, rest, arguments = ParsedArgs(), list(words), list[str]()
-    while rest:
-        word = rest.pop(0)
+    by_name = {name: param for param in params for name in param.names}
+    parsed, remaining, arguments = ParsedArgs(), list(words), list[str]()
+    while remaining:
+        word = remaining.pop(0)
         name, equals, value = word.partition("=")
-        name = with_dashes(name, known)
+        name = with_dashes(name, by_name)
         if word == "--":
-            arguments += rest
+            arguments += remaining
             break
         if word == "-" or not word.startswith("-"):
             arguments.append(word)
-        elif (param := known.get(name)) and not (equals and param.is_switch):
+        elif (param := by_name.get(name)) and not (equals and param.is_switch):
             if param.is_switch:
                 parsed.take_option(param, name, name in param.opts)
             else:
-                given = value if equals else next_value(name, rest) if needs_value(param, rest) else ""
-                parsed.take_option(param, name, SAME_VALUES.get(param.name, {}).get(given, given))
-        elif (same := SAME.get(name)) and same[0] in known:
-            rest[:0] = [part.format(value or next_value(name, rest)) if "{}" in part else part for part in same]
+                option_value = value if equals else next_value(name, remaining) if needs_value(param, remaining) else ""
+                parsed.take_option(param, name, SAME_VALUES.get(param.name, {}).get(option_value, option_value))
+        elif (equivalent := SAME.get(name)) and equivalent[0] in by_name:
+            remaining[:0] = [
+                part.format(value or next_value(name, remaining)) if "{}" in part else part for part in equivalent
+            ]
         elif foreign := find_ignored(name, command):
             parsed.ignored.append((name, foreign.reason))
-            if not equals and takes_word(foreign, rest):
-                skip_value(name, rest)
-        elif is_foreign(name) or (letters := split_short_options(word, known)) is None:
-            raise UsageError(no_such_option(name, [*known], command))
+            if not equals and takes_word(foreign, remaining):
+                skip_value(name, remaining)
+        elif is_foreign(name) or (letters := split_short_options(word, by_name)) is None:
+            raise UsageError(no_such_option(name, [*by_name], command))
         else:
-            rest[:0] = letters
+            remaining[:0] = letters
     assign_arguments(arguments, params, parsed, command)
     return parsed
 
 
-def with_dashes(name: str, known: Mapping[str, Parameter]) -> str:
+def with_dashes(name: str, by_name: Mapping[str, Parameter]) -> str:
     """Return an option such as --ctx_size with dashes, if there is one: llama.cpp accepts either."""
-    other = f"--{name[2:].replace('_', '-')}"
-    return other if name.startswith("--") and (other in known or is_foreign(other)) else name
+    with_hyphens = f"--{name[2:].replace('_', '-')}"
+    return with_hyphens if name.startswith("--") and (with_hyphens in by_name or is_foreign(with_hyphens)) else name
 
 
 def assign_arguments(values: list[str], params: Sequence[Parameter], parsed: ParsedArgs, command: str) -> None:
@@ -106,9 +108,9 @@ def assign_arguments(values: list[str], params: Sequence[Parameter], parsed: Par
                 parsed.take_option(param.also, param.also.opts[0], value)
             values = []
         elif param.many or not parsed.is_set(param.name):
-            taken, values = (values, []) if param.many else (values[:1], values[1:])
-            assigned += taken
-            for value in taken:
+            used, values = (values, []) if param.many else (values[:1], values[1:])
+            assigned += used
+            for value in used:
                 parsed.take(param, value)
     if values:
         hint = f": {hint}" if (hint := TOO_MANY.get(command, "")) else ""
@@ -117,44 +119,44 @@ def assign_arguments(values: list[str], params: Sequence[Parameter], parsed: Par
         parsed.words += ["--", *assigned]
 
 
-def needs_value(param: Parameter, rest: Sequence[str]) -> bool:
+def needs_value(param: Parameter, following: Sequence[str]) -> bool:
     """Return whether the next word is the option's value.
 
     It is not if the value is optional and the next word is an option.
     """
-    return not (param.metavar or "").startswith("[") or (bool(rest) and not rest[0].startswith("-"))
+    return not (param.metavar or "").startswith("[") or (bool(following) and not following[0].startswith("-"))
 
 
-def takes_word(foreign: IgnoredOption, rest: Sequence[str]) -> bool:
+def takes_word(foreign: IgnoredOption, following: Sequence[str]) -> bool:
     """Return whether the next word is the value of an ignored option."""
-    return foreign.values == 1 or (foreign.values < 0 and bool(rest) and is_switch(rest[0]))
+    return foreign.values == 1 or (foreign.values < 0 and bool(following) and is_switch(following[0]))
 
 
-def next_value(name: str, rest: list[str]) -> str:
+def next_value(name: str, following: list[str]) -> str:
     """Take the value of an option, the next word, even if it begins with a dash."""
-    if not rest:
+    if not following:
         raise UsageError(f"{name} needs a value")
-    return rest.pop(0)
+    return following.pop(0)
 
 
-def skip_value(name: str, rest: list[str]) -> None:
+def skip_value(name: str, following: list[str]) -> None:
     """Remove the value of an ignored option. Raises UsageError if an option follows instead."""
-    if not rest or (rest[0].startswith("-") and not is_number(rest[0])):
+    if not following or (following[0].startswith("-") and not is_number(following[0])):
         hint = "; to follow up on the last answer, use --continue" if name == "-C" else ""
         raise UsageError(f"{name} needs a value{hint}")
-    rest.pop(0)
+    following.pop(0)
 
 
-def split_short_options(word: str, known: Mapping[str, Parameter]) -> list[str] | None:
+def split_short_options(word: str, by_name: Mapping[str, Parameter]) -> list[str] | None:
     """Separate options of one letter after one dash, as in -n5; return None for other words.
 
     The value of a numeric option must be a number, so that -temp is not -t with the value emp.
     """
-    if word.startswith("--") or f"-{word}" in known:
+    if word.startswith("--") or f"-{word}" in by_name:
         return None
     parts: list[str] = []
     for at, letter in enumerate(word[1:], 2):
-        param = known.get(f"-{letter}")
+        param = by_name.get(f"-{letter}")
         if param is None:
             return None
         parts.append(f"-{letter}")
@@ -174,40 +176,40 @@ def is_number(text: str) -> bool:
     return True
 
 
-def no_such_option(name: str, known: Sequence[str], command: str) -> str:
+def no_such_option(name: str, names: Sequence[str], command: str) -> str:
     """Return the error about an unknown option: why there is none, or a similar one."""
     if reason := refusal(name, command):
         return f"{name}: {reason}"
-    if (double := f"-{name}") in known:
+    if (double := f"-{name}") in names:
         return f"there is no option {name}; did you mean {double}?"
-    return f"there is no option {name}; {did_you_mean(name, known) or f'localllm {command} --help lists them'}"
+    return f"there is no option {name}; {did_you_mean(name, names) or f'localllm {command} --help lists them'}"
 
 
-def did_you_mean(name: str, known: Sequence[str]) -> str:
+def did_you_mean(name: str, names: Sequence[str]) -> str:
     """Return "did you mean ...?" with the most similar name, "" if none is similar."""
     from difflib import get_close_matches  # seldom needed
 
-    close = get_close_matches(name, known, n=1, cutoff=0.6)
+    close = get_close_matches(name, names, n=1, cutoff=0.6)
     return f"did you mean {close[0]}?" if close else ""
 
 
 def as_typed(message: str, params: Sequence[Parameter], words: ParsedArgs, elsewhere: Mapping[str, Chosen]) -> str:
     """Replace Python names of options in a message by the options as the user typed them.
 
-    Replaced are the first word of the message, and other whole words with a "_". An option that was not typed gets its
-    longest name and the source of its value. A name within a value, such as a file called "keys", is not replaced.
+    It replaces the first word of the message, and other whole words that contain "_". An option that was not typed gets
+    its longest name and the source of its value. A name within a value, such as a file called "keys", is not replaced.
 
     elsewhere: the values that were not typed, by name.
     """
     names = {own_name(param): param.opts for param in params if own_name(param) == param.name and param.names}
-    values = places_of(message, [*words.texts.values(), *(chosen.value for chosen in elsewhere.values())])
+    values = places_of(message, [*words.texts.values(), *(entry.value for entry in elsewhere.values())])
 
-    def typed(found: re.Match[str]) -> str:
-        name, rest = found[0], message[found.end() :]
-        if name not in names or not (found.start() == 0 or "_" in name):
+    def typed(match: re.Match[str]) -> str:
+        name, message_rest = match[0], message[match.end() :]
+        if name not in names or not (match.start() == 0 or "_" in name):
             return name
-        is_about = rest.startswith(COMPLAINTS) and (name in words.names or name in elsewhere)
-        if any(begin <= found.start() and found.end() <= end for begin, end in values) and not is_about:
+        is_about = message_rest.startswith(COMPLAINTS) and (name in words.names or name in elsewhere)
+        if any(begin <= match.start() and match.end() <= end for begin, end in values) and not is_about:
             return name
         source = f" ({elsewhere[name].source})" if name in elsewhere else ""
         return words.names.get(name) or max(names[name], key=len) + source
@@ -218,4 +220,4 @@ def as_typed(message: str, params: Sequence[Parameter], words: ParsedArgs, elsew
 def places_of(message: str, values: Iterable[object]) -> list[tuple[int, int]]:
     """Return the spans of a message that repeat values, texts or lists of them."""
     texts = {str(each) for value in values for each in (value if isinstance(value, list | tuple) else [value])}
-    return [found.span() for text in texts if text for found in re.finditer(re.escape(text), message)]
+    return [match.span() for text in texts if text for match in re.finditer(re.escape(text), message)]

@@ -18,38 +18,38 @@ NAMES = {"hellaswag": "HellaSwag", "winogrande": "Winogrande", "multiple-choice"
 
 
 def score_file(
-    model: str, path: str | None, chosen: tuple[str, int], *, context: int | None, threads: int | None, kv_type: str,
+    model: str, path: str | None, selection: tuple[str, int], *, context: int | None, threads: int | None, kv_type: str,
     rope: "RopeScaling | None", as_json: bool,
 ) -> None:  # fmt: skip
     """Print a model's accuracy on the tasks of a file; on Ctrl-C, on the tasks so far. Raises UsageError.
 
-    chosen: the kind of tasks, and how many of them at most.
+    selection: the kind of tasks, and the maximum number of them.
     """
     from localllm.api import open_model
     from localllm.files.choice_tasks import PARSERS
     from localllm.kernels.build.faults import end_on_bus_error
     from localllm.services.choice_scores import ChoiceScore, score_tasks, select_tasks
 
-    kind, most = chosen
+    kind, maximum = selection
     if path is None:
         raise UsageError(f"TEXT is missing: give a file of {NAMES[kind]} tasks")
-    tasks = select_tasks(kind, PARSERS[kind](read_bytes(path), path), most)
+    tasks = select_tasks(kind, PARSERS[kind](read_bytes(path), path), maximum)
     line, model_path, score = ProgressLine(), resolve_model_path(model), ChoiceScore(kind)
     compiling = opening.compiling(line)
-    with open_model(model_path, threads, context, kv_type, progress=compiling, cache=False, rope=rope) as opened:
+    with open_model(model_path, threads, context, kv_type, progress=compiling, cache=False, rope=rope) as model_opened:
         line.clear()
         end_on_bus_error(model_path)
-        opening.warn(opened.warnings)
+        opening.warn(model_opened.warnings)
         try:
             remaining = Remaining(len(tasks))
             line.show(remaining.at_first())
-            for result in score_tasks(opened, tasks):
+            for result in score_tasks(model_opened, tasks):
                 score = ChoiceScore(kind, (*score.results, result))
                 line.show(f"{remaining.after(score.tasks)}: {100 * score.accuracy:.2f}%")
         finally:
             line.clear()
             if score.tasks and as_json:
-                write(json.dumps({"model": opened.path} | score.facts(), ensure_ascii=False) + "\n")
+                write(json.dumps({"model": model_opened.path} | score.facts(), ensure_ascii=False) + "\n")
             elif score.tasks:
                 write("".join(f"{row}\n" for row in report(score)))
 

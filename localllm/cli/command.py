@@ -42,15 +42,15 @@ def prompt_as_model(typed: ParsedArgs, params: list[Parameter]) -> str | None:
 class OwnParameters:
     """Base of the program and its commands: their parameters are Options and Arguments of parameters.py."""
 
-    def __init__(self, **made: Any):
-        super().__init__(**made)
+    def __init__(self, **settings: Any):
+        super().__init__(**settings)
         self.params: list[Parameter] = convert_parameters(self.params)
         self.help_option: Option | None = None
 
     def get_help_option(self, ctx: Any) -> Option | None:
-        made = super().get_help_option(ctx)  # type: ignore[misc]
-        if self.help_option is None and made is not None:
-            self.help_option = Option(made)
+        help_option = super().get_help_option(ctx)  # type: ignore[misc]
+        if self.help_option is None and help_option is not None:
+            self.help_option = Option(help_option)
         return self.help_option
 
 
@@ -58,7 +58,7 @@ class Command(OwnParameters, TyperCommand):  # type: ignore[misc]
     """A command of the program."""
 
     def get_params(self, ctx: Any) -> list[Any]:
-        """Return all parameters; while a line is parsed, of an argument and its option only the one that was typed."""
+        """Return all parameters; while a line is parsed, either an argument or its option, whichever was typed."""
         return [each for each in super().get_params(ctx) if TYPED not in ctx.meta or is_expected(each, ctx)]
 
     def get_help(self, ctx: Any) -> str:
@@ -84,12 +84,12 @@ class Command(OwnParameters, TyperCommand):  # type: ignore[misc]
             if typed.ignored:
                 say(f"localllm: {ignored_option_warning(typed.ignored)}")
         ctx.meta[TYPED] = typed
-        rest = super().parse_args(ctx, typed.words)
+        arguments = super().parse_args(ctx, typed.words)
         for name in [each for each in ctx.params if each.endswith(NAMED)]:
             ctx.params[name.removesuffix(NAMED)] = ctx.params.pop(name)
         if ctx.params.get("escape"):
             unescape(ctx.params)
-        return rest
+        return arguments
 
     def with_template(self, name: str, typed: ParsedArgs, args: list[str], params: list[Parameter]) -> list[str]:
         """Put the options of a template before the typed ones, which override them. Raises UsageError."""
@@ -97,24 +97,24 @@ class Command(OwnParameters, TyperCommand):  # type: ignore[misc]
 
         has_model = typed.is_set("model") and not prompt_as_model(typed, params)
         overridden = {"model"} if has_model else set[str]()
-        overridden |= {other for each in typed.texts for other in conflicting_options(each)}
+        overridden |= {conflict for each in typed.texts for conflict in conflicting_options(each)}
         return [*load(name).words({each.replace("_", "-") for each in overridden}), *args]
 
     def configured_model(self, params: list[Parameter], prompt: str) -> str:
         """Return the model that config.toml names. Raises UsageError if there is none."""
-        chosen = read_config_defaults(self.name or "", params, None).get("model")
-        if chosen is None:
+        model = read_config_defaults(self.name or "", params, None).get("model")
+        if model is None:
             raise UsageError(
                 f"{one_line(prompt)!r} is not a model; give MODEL before the prompt, or the prompt with -p"
             )
-        return str(chosen.value)
+        return str(model.value)
 
     def set_defaults(self, ctx: typer.Context, params: list[Parameter], typed: Mapping[str, object]) -> None:
         """Set the defaults of config.toml, except those that conflict with the command line. Raises UsageError."""
-        model = given if isinstance(given := typed.get("model"), str) else None
-        ctx.meta[SILENT] = {other for name in typed for other in conflicting_options(name)} - typed.keys()
-        chosen = read_config_defaults(self.name or "", params, model)
-        ctx.meta[CONFIGURED] = {name: each for name, each in chosen.items() if name not in ctx.meta[SILENT]}
+        model = model_name if isinstance(model_name := typed.get("model"), str) else None
+        ctx.meta[SILENT] = {conflict for name in typed for conflict in conflicting_options(name)} - typed.keys()
+        defaults = read_config_defaults(self.name or "", params, model)
+        ctx.meta[CONFIGURED] = {name: each for name, each in defaults.items() if name not in ctx.meta[SILENT]}
         ctx.default_map = {name: each.value for name, each in ctx.meta[CONFIGURED].items()}
         if self.name != "config":
             for line in unknown_settings(self.name or "", params, model):
@@ -140,7 +140,7 @@ class Command(OwnParameters, TyperCommand):  # type: ignore[misc]
 
 
 def is_expected(param: object, ctx: typer.Context) -> bool:
-    """Return whether to parse a parameter: of an argument and its option, the typed one, or else the argument."""
+    """Return whether to parse a parameter; of an argument and its option, that is the typed one, else the argument."""
     if isinstance(param, Argument):
         return param.also is None or own_name(param) not in ctx.meta[TYPED].names
     return not isinstance(param, Option) or not param.name.endswith(NAMED) or own_name(param) in ctx.meta[TYPED].names

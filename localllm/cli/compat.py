@@ -296,8 +296,8 @@ def find_ignored(name: str, command: str) -> IgnoredOption | None:
 def refusal(name: str, command: str = "") -> str:
     """Return what to use instead of another program's option, "" for an unknown option."""
     of_command = [*SHELL_TOOLS.get(command, {}).items(), *REFUSED_IN.get(command, {}).items()]
-    own = next((reason for reason, names in of_command if name in names.split()), "")
-    return own or _REFUSED.get(name, "")
+    reason_here = next((reason for reason, names in of_command if name in names.split()), "")
+    return reason_here or _REFUSED.get(name, "")
 
 
 def is_switch(word: str) -> bool:
@@ -310,8 +310,8 @@ def is_foreign(name: str) -> bool:
     return name in _LEFT_OUT or name in _REFUSED or name in SAME
 
 
-def ignored_option_warning(found: Sequence[tuple[str, str]]) -> str:
+def ignored_option_warning(options: Sequence[tuple[str, str]]) -> str:
     """Format the line about options without effect, with the reason for each."""
-    if len(found) == 1:
-        return f"{found[0][0]} is left out: {found[0][1]}"
-    return f"left out, because they mean nothing here: {', '.join(name for name, _ in found)}"
+    if len(options) == 1:
+        return f"{options[0][0]} is left out: {options[0][1]}"
+    return f"left out, because they mean nothing here: {', '.join(name for name, _ in options)}"

@@ -23,13 +23,17 @@ def read_config_defaults(command: str, params: Sequence[Parameter], model: str |
 
     Raises UsageError, which names the file and the line.
     """
-    known = {key: param for param in params for key in param.keys}
-    if not known:
+    by_key = {key: param for param in params for key in param.keys}
+    if not by_key:
         return {}
-    held = load_settings()
-    model = model or model_by_default(known, held, command)
-    matches = {known[each.key].name: each for each in entries(held, command, model) if is_known(each, known, held)}
-    return {name: Chosen(each.convert(known[each.key], held), each.source(held)) for name, each in matches.items()}
+    settings = load_settings()
+    model = model or model_by_default(by_key, settings, command)
+    matches = {
+        by_key[each.key].name: each for each in entries(settings, command, model) if is_known(each, by_key, settings)
+    }
+    return {
+        name: Chosen(each.convert(by_key[each.key], settings), each.source(settings)) for name, each in matches.items()
+    }
 
 
 def load_defaults(command: str, params: Sequence[Parameter], model: str | None) -> dict[str, Chosen]:
@@ -58,56 +62,60 @@ class Entry(NamedTuple):
     def key(self) -> str:
         return self.written.replace("_", "-")
 
-    def error(self, held: Settings, message: str) -> UsageError:
-        return held.error(message, *self.tables, self.written)
+    def error(self, settings: Settings, message: str) -> UsageError:
+        return settings.error(message, *self.tables, self.written)
 
-    def source(self, held: Settings) -> str:
-        return f"{held.path.name}, line {held.line(*self.tables, self.written)}"
+    def source(self, settings: Settings) -> str:
+        return f"{settings.path.name}, line {settings.line(*self.tables, self.written)}"
 
-    def convert(self, param: Parameter, held: Settings) -> object:
+    def convert(self, param: Parameter, settings: Settings) -> object:
         """Convert the entry's value. Raises UsageError."""
         try:
             return param.convert(texts_of(self.value, param))
         except ValueError as error:
-            raise self.error(held, f"{self.written}: {error}") from None
+            raise self.error(settings, f"{self.written}: {error}") from None
 
 
-def entries(held: Settings, command: str, model: str | None) -> Iterator[Entry]:
+def entries(settings: Settings, command: str, model: str | None) -> Iterator[Entry]:
     """Yield the file's entries for a command and a model, the most specific last."""
-    yield from (Entry(("defaults",), key, value) for key, value in held.defaults.items())
-    yield from (Entry(("command", command), key, value) for key, value in held.command.get(command, {}).items())
-    for name in tables_of(held, model) if model else ():
-        yield from (Entry(("model", name), key, value) for key, value in held.model[name].items())
+    yield from (Entry(("defaults",), key, value) for key, value in settings.defaults.items())
+    yield from (Entry(("command", command), key, value) for key, value in settings.command.get(command, {}).items())
+    for name in tables_of(settings, model) if model else ():
+        yield from (Entry(("model", name), key, value) for key, value in settings.model[name].items())
 
 
-def tables_of(held: Settings, model: str) -> list[str]:
+def tables_of(settings: Settings, model: str) -> list[str]:
     """List the [model.NAME] tables of a model: those of its aliases and its path, that of the typed name last."""
-    same = {model, held.aliases.get(model, model)}
-    found = [name for name in held.model if os.path.expanduser(held.aliases.get(name, name)) in same or name == model]
-    return sorted(found, key=lambda name: name == model)
+    spellings = {model, settings.aliases.get(model, model)}
+    tables = [
+        name
+        for name in settings.model
+        if os.path.expanduser(settings.aliases.get(name, name)) in spellings or name == model
+    ]
+    return sorted(tables, key=lambda name: name == model)
 
 
-def model_by_default(known: Mapping[str, Parameter], held: Settings, command: str) -> str | None:
+def model_by_default(by_key: Mapping[str, Parameter], settings: Settings, command: str) -> str | None:
     """Return the default MODEL from the environment or config.toml, None if there is none."""
-    if "model" not in known:
+    if "model" not in by_key:
         return None
-    configured = held.command.get(command, {}).get("model", held.defaults.get("model"))
+    configured = settings.command.get(command, {}).get("model", settings.defaults.get("model"))
     return os.environ.get(f"{PREFIX}MODEL") or (configured if isinstance(configured, str) else None)
 
 
-def is_known(entry: Entry, known: Mapping[str, Parameter], held: Settings) -> bool:
+def is_known(entry: Entry, by_key: Mapping[str, Parameter], settings: Settings) -> bool:
     """Return whether an entry sets an option of this command. Raises UsageError if no command has that option."""
-    if entry.key in known:
+    if entry.key in by_key:
         return True
     if entry.tables[0] == "command":
-        raise entry.error(held, f"{entry.tables[1]} has no option --{entry.key}")
+        raise entry.error(settings, f"{entry.tables[1]} has no option --{entry.key}")
     if not any(entry.key in param.keys for command in COMMANDS for param in params_of(command)):
-        raise entry.error(held, f"no command has an option --{entry.key}")
+        raise entry.error(settings, f"no command has an option --{entry.key}")
     return False
 
 
 def texts_of(value: object, param: Parameter) -> str | list[str] | bool:
-    """Convert a TOML value to the text or texts to type for it; a switch's stays a bool. Raises ValueError."""
+    """Convert a TOML value to the text or texts to type for it; a switch has a bool. Raises ValueError."""
     if param.is_switch or isinstance(value, bool):
         if param.is_switch and isinstance(value, bool):
             return value
@@ -138,39 +146,39 @@ def unknown_settings(command: str, params: Sequence[Parameter], model: str | Non
 
     Settings of this command are not checked, since they were converted already. Importing all commands takes 30 ms.
     """
-    known = {variable for param in params for variable in param.variables} | OTHER_VARIABLES
-    for variable in sorted({name for name in os.environ if name.startswith(PREFIX)} - known):
+    variables = {variable for param in params for variable in param.variables} | OTHER_VARIABLES
+    for variable in sorted({name for name in os.environ if name.startswith(PREFIX)} - variables):
         names = {name for param in all_params() for name in param.variables} | OTHER_VARIABLES
         if variable not in names:
             yield f"{variable} in the environment means nothing; {did_you_mean(variable, sorted(names))}".rstrip("; ")
-    held, keys = load_settings(), {key for param in params for key in param.keys}
-    for each in all_entries(held):
+    settings, keys = load_settings(), {key for param in params for key in param.keys}
+    for each in all_entries(settings):
         about = each.tables[1] if each.tables[0] == "command" else ""
         if about == command or (not about and each.key in keys):
             continue
         try:
-            check(each, held, about)
+            check(each, settings, about)
         except UsageError as error:
             yield str(error)
 
 
-def all_entries(held: Settings) -> Iterator[Entry]:
+def all_entries(settings: Settings) -> Iterator[Entry]:
     """Yield every entry of the file that sets an option."""
-    yield from (Entry(("defaults",), key, value) for key, value in held.defaults.items())
-    for table, inner in (("command", held.command), ("model", held.model)):
+    yield from (Entry(("defaults",), key, value) for key, value in settings.defaults.items())
+    for table, inner in (("command", settings.command), ("model", settings.model)):
         yield from (Entry((table, name), key, value) for name, keys in inner.items() for key, value in keys.items())
 
 
-def check(entry: Entry, held: Settings, command: str) -> None:
+def check(entry: Entry, settings: Settings, command: str) -> None:
     """Raise UsageError for an entry that is unknown or invalid for `command`; "" stands for all commands."""
     if command and command not in COMMANDS:
-        raise held.error(f"there is no command {command}", "command", command)
-    given = params_of(command) if command else all_params()
-    found = next((param for param in given if entry.key in param.keys), None)
-    if found is None:
-        is_known(entry, {}, held)
-        raise entry.error(held, f"no command has an option --{entry.key}")
-    entry.convert(found, held)
+        raise settings.error(f"there is no command {command}", "command", command)
+    params = params_of(command) if command else all_params()
+    match = next((param for param in params if entry.key in param.keys), None)
+    if match is None:
+        is_known(entry, {}, settings)
+        raise entry.error(settings, f"no command has an option --{entry.key}")
+    entry.convert(match, settings)
 
 
 def all_params() -> "Iterator[Parameter]":

@@ -44,23 +44,23 @@ def answer_questions(
     input: the file's bytes and its name.  output: a file that keeps answers, and may have some, or None. Raises
     KeyboardInterrupt if some are left after Ctrl-C, and UsageError as `map` does.
     """
-    everything, (data, name) = list(records), input
+    all_records, (data, name) = list(records), input
     inputs = (job.path, name)
-    keep = bool if redo else result_filter(everything, output or "")
-    written = JsonlFile(output, inputs, keep=keep) if output else nullcontext()
-    with of_input(output, data, name, job.digests(job.path), redo) as remember, written as out:
+    keep = bool if redo else result_filter(all_records, output or "")
+    writer = JsonlFile(output, inputs, keep=keep) if output else nullcontext()
+    with of_input(output, data, name, job.digests(job.path), redo) as remember, writer as out:
         if redo and out is not None:
             out.clear()
-        put = Collector(out)
-        left = select_unfinished(everything, put.results)
-        progress = Progress(left, len(everything) - len(left))
+        collector = Collector(out)
+        remaining = select_unfinished(all_records, collector.results)
+        progress = Progress(remaining, len(all_records) - len(remaining))
         if progress.before:
-            say(f"localllm: {output} answers {progress.before} of {count_noun(len(everything), 'question')} already")
-        if left:
-            with open_mapping(job, engine, left, None, progress, raw=False) as mapping:
+            say(f"localllm: {output} answers {progress.before} of {count_noun(len(all_records), 'question')} already")
+        if remaining:
+            with open_mapping(job, engine, remaining, None, progress, raw=False) as mapping:
                 remember()
-                answer(mapping, left, put, progress, as_finished=False)
+                answer(mapping, remaining, collector, progress, as_finished=False)
             with suppress(RecordsError):  # the caller counts them
                 progress.end(stats=False)
-    order: dict[object, int] = {record.id: index for index, record in enumerate(everything)}
-    return sorted(put.results, key=lambda result: order[result["id"]])
+    order: dict[object, int] = {record.id: index for index, record in enumerate(all_records)}
+    return sorted(collector.results, key=lambda result: order[result["id"]])

@@ -44,18 +44,18 @@ class Thread:
             raise UsageError(f"the model of {self._name} is gone: {about.path}; give another MODEL")
         return about.path or None
 
-    def with_question(self, asked: "str | list[Message]") -> "list[Message]":
+    def with_question(self, question: "str | list[Message]") -> "list[Message]":
         """Return the conversation followed by a question, whose system message, if any, replaces the old one.
 
         Raises UsageError for a model that does not chat.
         """
-        if isinstance(asked, str):
+        if isinstance(question, str):
             raise UsageError("this model takes one text and does not chat: leave out --continue and --session")
-        before = visible_fields(self._chat.messages)
-        is_newer = bool(asked) and asked[0]["role"] == "system"
-        if is_newer and before and before[0]["role"] == "system":
-            del before[0]
-        return [asked[0], *before, *asked[1:]] if is_newer else [*before, *asked]
+        earlier = visible_fields(self._chat.messages)
+        is_newer = bool(question) and question[0]["role"] == "system"
+        if is_newer and earlier and earlier[0]["role"] == "system":
+            del earlier[0]
+        return [question[0], *earlier, *question[1:]] if is_newer else [*earlier, *question]
 
     def save(self, model: "Model", messages: "Sequence[dict[str, object]]") -> None:
         """Save the conversation if it is a session. Raises LocalllmError."""
@@ -63,14 +63,14 @@ class Thread:
             return
         from localllm.cli.interactive.conversation import about
 
-        old, now = self._chat, about(model)
+        old, current = self._chat, about(model)
         if visible_fields(old.messages) == visible_fields(messages[: len(old.messages)]):
             messages = [*old.messages, *messages[len(old.messages) :]]
-        if old.model == now:
+        if old.model == current:
             return self._file.write(messages)
         if old.model.path:
-            say(f"localllm: {self._name} continues with another model, {now.name or now.path}")
-        old.model, old.messages = now, list(messages)
+            say(f"localllm: {self._name} continues with another model, {current.name or current.path}")
+        old.model, old.messages = current, list(messages)
         self._file.rewrite()
 
 

@@ -29,13 +29,13 @@ def coloured(text: str) -> str:
     from rich.console import Console  # slow to import
     from rich.text import Text
 
-    drawn, console = Text(text), Console()
-    drawn.highlight_regex(r"(?m)^(\S[^\n]*:$|Usage:)", "bold")
-    drawn.highlight_regex(r"(?<![\w\-/])--?[a-zA-Z][\w\-]*", "cyan")
-    drawn.highlight_regex(r"\[(default|also|repeatable)\b[^\]]*\]", "dim")
-    with console.capture() as shown:
-        console.print(drawn, soft_wrap=True, end="")
-    return shown.get()
+    rich_text, console = Text(text), Console()
+    rich_text.highlight_regex(r"(?m)^(\S[^\n]*:$|Usage:)", "bold")
+    rich_text.highlight_regex(r"(?<![\w\-/])--?[a-zA-Z][\w\-]*", "cyan")
+    rich_text.highlight_regex(r"\[(default|also|repeatable)\b[^\]]*\]", "dim")
+    with console.capture() as capture:
+        console.print(rich_text, soft_wrap=True, end="")
+    return capture.get()
 
 
 def command_help(usage: str, doc: str, params: Iterable[Parameter], commands: list[tuple[str, str]], width: int) -> str:
@@ -71,10 +71,10 @@ def argument_row(param: Argument) -> tuple[str, str]:
 
 def option_row(param: Parameter) -> tuple[str, str]:
     """Return an option's short and long name with its metavar, and the description with other names."""
-    shown = [next((name for name in param.names if name.startswith("--") == long), "") for long in (False, True)]
+    names = [next((name for name in param.names if name.startswith("--") == long), "") for long in (False, True)]
     value = "" if param.is_switch else " " + (param.metavar or "|".join(param.choices))
-    others = [name for name in param.names if name not in shown]
-    return ", ".join(filter(None, shown)) + value, with_names(param.help or "", others)
+    other_names = [name for name in param.names if name not in names]
+    return ", ".join(filter(None, names)) + value, with_names(param.help or "", other_names)
 
 
 def with_names(help: str, also: Iterable[str]) -> str:

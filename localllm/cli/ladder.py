@@ -36,37 +36,47 @@ class LadderOptions:
 
 
 def make_ladder(
-    source: "Source", requests: "Sequence[QuantizeRequest]", out: str | None, shown: "LadderGroup", how: LadderOptions
+    source: "Source",
+    requests: "Sequence[QuantizeRequest]",
+    out: str | None,
+    group: "LadderGroup",
+    ladder_options: LadderOptions,
 ) -> None:
     """Make a file for each request, and print a table of them. Raises UsageError, ModelError, LocalllmError."""
     from localllm.quantizing.ladder import Rung, output_for
     from localllm.quantizing.plan import make_plan
     from localllm.services.outputs import is_model, require_kind
 
-    base = None if shown.base is None else open_base(shown.base, source)
+    base = None if group.base is None else open_base(group.base, source)
     rungs, warnings = list[Rung](), dict[str, None]()
     for request in requests:
         plan, name = make_plan(source, request), request.recipe.name
         warnings |= {line if line in source.warnings else f"{name}: {line}": None for line in plan.warnings}
-        rungs.append(Rung(request.recipe, plan, plan.paths(output_for(how.path, out, request.recipe, how.mmproj))))
+        rungs.append(
+            Rung(
+                request.recipe,
+                plan,
+                plan.paths(output_for(ladder_options.path, out, request.recipe, ladder_options.mmproj)),
+            )
+        )
     for line in warnings:
         say(f"localllm: warning: {line}")
     for path in (path for rung in rungs for path in rung.paths):
-        require_kind(path, is_model, "a model", how.force)
-    if not how.force and not os.path.isdir(how.path):
+        require_kind(path, is_model, "a model", ladder_options.force)
+    if not ladder_options.force and not os.path.isdir(ladder_options.path):
         require_smaller(rungs, rungs[0].plan.nbytes_before)
-    if how.dry_run:
+    if ladder_options.dry_run:
         write(planned(rungs))
         return
-    start, is_named = perf_counter(), out is not None or how.force
+    start, is_named = perf_counter(), out is not None or ladder_options.force
     make = one_by_one if requests[0].texts is not None else together
-    results = make(rungs, requests, how, is_named)
+    results = make(rungs, requests, ladder_options, is_named)
     seconds = perf_counter() - start
-    write(report(results, seconds, shown, measure(results, base, how.threads) if base else {}))
+    write(report(results, seconds, group, measure(results, base, ladder_options.threads) if base else {}))
 
 
 def together(
-    rungs: "Sequence[Rung]", requests: "Sequence[QuantizeRequest]", how: LadderOptions, is_named: bool
+    rungs: "Sequence[Rung]", requests: "Sequence[QuantizeRequest]", ladder_options: LadderOptions, is_named: bool
 ) -> "list[Result]":
     """Make all files in one pass; is_named: the user named them, so existing files may be replaced."""
     from localllm.kernels.build.faults import end_on_bus_error
@@ -80,7 +90,7 @@ def together(
     end_on_bus_error(plan.source.path)
     try:
         with progress_of(plan.weights, line) as on_progress:
-            ladder = Ladder(rungs, inputs, how.threads or usable_cores(), on_progress, requests[0].strict)
+            ladder = Ladder(rungs, inputs, ladder_options.threads or usable_cores(), on_progress, requests[0].strict)
             if not is_named and not ladder.resumes:
                 require_absent([path for rung in rungs for path in rung.paths])
             ladder.check()
@@ -92,7 +102,7 @@ def together(
 
 
 def one_by_one(
-    rungs: "Sequence[Rung]", requests: "Sequence[QuantizeRequest]", how: LadderOptions, is_named: bool
+    rungs: "Sequence[Rung]", requests: "Sequence[QuantizeRequest]", ladder_options: LadderOptions, is_named: bool
 ) -> "list[Result]":
     """Calibrate and make each file that no earlier run has finished."""
     from localllm.quantizing.ladder import Rung, Sequel
@@ -107,7 +117,7 @@ def one_by_one(
             require_absent(rung.paths)
         say(f"localllm: {rung.recipe.name}: calibrating")
         with Progress(CALIBRATED, line) as show:
-            threads, compiling = how.threads or usable_cores(), opening.compiling(line)
+            threads, compiling = ladder_options.threads or usable_cores(), opening.compiling(line)
             run(rung.plan, rung.paths[0], by_name[rung.recipe.name], threads, ignore, compiling, warnings, show)
         opening.warn(warnings)
 
@@ -134,23 +144,23 @@ def open_base(path: str, source: "Source") -> "LogitsFile":
 
 
 def measure(results: "Sequence[Result]", base: "LogitsFile", threads: int | None) -> "dict[str, Divergence]":
-    """Measure the divergence of each file from the base logits, by type. Raises as ChunkReader."""
+    """Measure the divergence of each file from the base logits, by type. Raises the errors of ChunkReader."""
     from localllm.quantizing.ladder_report import Divergence
     from localllm.services.perplexity import ChunkReader
     from localllm.services.scores import mean
 
-    line, found = ProgressLine(), dict[str, Divergence]()
+    line, divergences = ProgressLine(), dict[str, Divergence]()
     try:
         for result in results:
             name, (count, size) = result.recipe.name, base.chunks.shape
             with ChunkReader(result.files[0].path, size, threads, opening.compiling(line)) as reader:
-                for known in reader.compare(base):
-                    line.show(f"{name}: measuring the divergence, {known.chunks} of {count} chunks")
-            kld, error = mean(known.kld)
-            found[name] = Divergence(kld, error, mean(known.same_top)[0])
+                for comparison in reader.compare(base):
+                    line.show(f"{name}: measuring the divergence, {comparison.chunks} of {count} chunks")
+            kld, error = mean(comparison.kld)
+            divergences[name] = Divergence(kld, error, mean(comparison.same_top)[0])
     finally:
         line.clear()
-    return found
+    return divergences
 
 
 def planned(rungs: "Sequence[Rung]") -> str:
@@ -164,15 +174,15 @@ def planned(rungs: "Sequence[Rung]") -> str:
 
 
 def report(
-    results: "Sequence[Result]", seconds: float, shown: "LadderGroup", measured: "Mapping[str, Divergence]"
+    results: "Sequence[Result]", seconds: float, group: "LadderGroup", measured: "Mapping[str, Divergence]"
 ) -> str:
     """Format the table of files as text with lines of sha256sum, JSON or Markdown; measured: divergences by type."""
     from localllm.quantizing.ladder_report import markdown, report_rows
 
-    if shown.as_json:
+    if group.as_json:
         rows = report_rows(results, measured)
         return json.dumps({"seconds": round(seconds, 2), "types": rows}, ensure_ascii=False) + "\n"
-    if shown.as_markdown:
+    if group.as_markdown:
         return markdown(results, measured)
     sums = [f"{file.sha256}  {one_line(file.path)}" for result in results for file in result.files]
     return "\n".join([*text_table(results, measured), "", f"total  {seconds:.1f} s", "", *sums]) + "\n"
@@ -191,10 +201,10 @@ def text_table(results: "Sequence[Result]", measured: "Mapping[str, Divergence]"
     return columns(titles, rows, "<" + ">" * (len(titles) - 1))
 
 
-def require_smaller(rungs: "Sequence[Rung]", before: int) -> None:
-    """Raise UsageError for a type whose file would be larger than the input, of `before` bytes."""
+def require_smaller(rungs: "Sequence[Rung]", nbytes_before: int) -> None:
+    """Raise UsageError for a type whose file would be larger than the input's `nbytes_before` bytes."""
     for rung in rungs:
-        if rung.plan.nbytes > ADDED * before:
-            sizes = f"{size(rung.plan.nbytes)}, from {size(before)}"
+        if rung.plan.nbytes > ADDED * nbytes_before:
+            sizes = f"{size(rung.plan.nbytes)}, from {size(nbytes_before)}"
             problem = f"the new file would be larger than the old one: {sizes}; --force writes it anyway"
             raise UsageError(f"{rung.recipe.name}: {problem}")

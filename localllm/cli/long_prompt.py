@@ -23,11 +23,11 @@ class LongPrompt:
         how: the value of --on-overflow.
     """
 
-    def __init__(self, how: str, raw: bool):
+    def __init__(self, method: str, raw: bool):
         """Check the options. Raises UsageError for methods that need a question if the prompt is plain text."""
-        if how in (CHUNKS, RELEVANT) and raw:
-            raise UsageError(f"--on-overflow {how} asks a question: leave out --raw and --suffix")
-        self.how, self._raw, self._files = how, raw, list[str]()
+        if method in (CHUNKS, RELEVANT) and raw:
+            raise UsageError(f"--on-overflow {method} asks a question: leave out --raw and --suffix")
+        self.how, self._raw, self._files = method, raw, list[str]()
 
     def fit(
         self, model: "Model", material: str, question: str, system: str | None, options: "GenerationOptions"
@@ -39,9 +39,9 @@ class LongPrompt:
             )
         if not material:
             material, question = question, ""
-        room, whole = Room.of(model, question, system, options, self._raw), join_parts(material, question)
+        room, full_prompt = Room.of(model, question, system, options, self._raw), join_parts(material, question)
         if room.fits(material):
-            return whole
+            return full_prompt
         if self.how != CHUNKS:
             if self.how == RELEVANT:
                 text, note = pick(model, material, question or SUMMARIZE, room)

@@ -56,7 +56,8 @@ def main() -> NoReturn:
 def check_environment() -> None:
     """Open closed standard streams, and check that there is enough memory to import NumPy. Raises LocalllmError.
 
-    An opened file gets the lowest free descriptor, and libraries would write to it if that were stdout's or stderr's.
+    An opened file gets the lowest free descriptor, and if that were stdout's or stderr's, libraries would write to the
+    file.
     OpenBLAS, which NumPy loads, ends the process if it gets no memory; a run of the smallest model takes more than
     LEAST_MEMORY.
     """

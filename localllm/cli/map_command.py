@@ -47,19 +47,19 @@ class MapCommand:
 
     def run(self) -> None:
         """Answer the records that have no answer yet. Raises LocalllmError, and KeyboardInterrupt on Ctrl-C."""
-        template, chosen = self.read_options()
+        template, generation = self.read_options()
         self.sort_arguments()
         self.given = self.read()
-        job = self.make_job(template, chosen)
+        job = self.make_job(template, generation)
         target = self.require_files(job)
         with self.of_input(job, target) as remember, self.open_output(target) as out, ExitStack() as stack:
-            left = self.select_records(job.prompts, out)
-            progress = Progress(left, self.given.size - len(left) if isinstance(left, list) else 0)
+            remaining = self.select_records(job.prompts, out)
+            progress = Progress(remaining, self.given.size - len(remaining) if isinstance(remaining, list) else 0)
             self.tell_answered(progress.before)
             if out is not None:
                 self.write_table(out, stack)
-            if not isinstance(left, list) or left:
-                self.answer(job, left, out, progress, remember)
+            if not isinstance(remaining, list) or remaining:
+                self.answer(job, remaining, out, progress, remember)
         progress.end(self.output.stats)
 
     def read_options(self) -> "tuple[str | None, GenerationOptions]":
@@ -99,7 +99,7 @@ class MapCommand:
         streams = not waits and output.ray is None
         return records_of(self.input, self.ask.encoding, self.tables.as_csv, streams, output.output)
 
-    def make_job(self, template: str | None, chosen: "GenerationOptions") -> "MapJob":
+    def make_job(self, template: str | None, generation: "GenerationOptions") -> "MapJob":
         """Return the job. Raises UsageError, ModelError."""
         from localllm.services.map import MapJob
         from localllm.services.records import Prompts, require_line
@@ -109,17 +109,17 @@ class MapCommand:
             require_line(ask.prompt or template, records)
         prompts = Prompts(ask.prompt, template, self.system, ask.raw, () if table is None else table.columns)
         path = self.path = "" if self.place is not None else resolve_model_path(self.model or "")
-        held = self.engine.context, self.engine.threads, self.engine.cache.types()
+        engine_options = self.engine.context, self.engine.threads, self.engine.cache.types()
         self.inputs = tuple(name for name in (path, self.input, ask.file) if name)
         job = MapJob(
-            os.path.abspath(path), prompts, chosen, output.n, not output.fast, *held, ask.chat_template,
+            os.path.abspath(path), prompts, generation, output.n, not output.fast, *engine_options, ask.chat_template,
             ask.mmproj and os.path.abspath(ask.mmproj),
             texts_of(output.choices_given) if output.choices_given is not None else (), self.tables.json_as_text,
         )  # fmt: skip
         if job.choices:
             require_plain(
                 n=output.n > 1, ray=output.ray is not None, endpoint=self.place is not None,
-                a_schema_grammar_or_regex=chosen.constraint is not None,
+                a_schema_grammar_or_regex=generation.constraint is not None,
             )  # fmt: skip
         return job
 
@@ -149,8 +149,8 @@ class MapCommand:
         from localllm.services.map import result_filter
 
         records = self.given.records
-        others = result_filter(None if isinstance(records, RecordStream) else records, self.output.output or "")
-        keep: Callable[[dict[str, object]], bool] = bool if self.output.redo else others
+        other_ids = result_filter(None if isinstance(records, RecordStream) else records, self.output.output or "")
+        keep: Callable[[dict[str, object]], bool] = bool if self.output.redo else other_ids
         return JsonlFile(target, self.inputs, keep=keep) if target else nullcontext()
 
     def select_records(self, prompts: "Prompts", out: JsonlFile | None) -> "Left":
@@ -163,8 +163,8 @@ class MapCommand:
                 records.skip(out.records, output.output or "")
                 say(f"localllm: {output.output} has {count_noun(len(out.records), 'answer')} already")
             return records
-        left = records if out is None or output.redo else select_unfinished(records, out.records)
-        return shortest_first(left, prompts) if output.shortest_first else left
+        remaining = records if out is None or output.redo else select_unfinished(records, out.records)
+        return shortest_first(remaining, prompts) if output.shortest_first else remaining
 
     def tell_answered(self, count: int) -> None:
         """Print how many records are answered already."""
@@ -180,16 +180,16 @@ class MapCommand:
             stack.enter_context(table_writer(output, out, self.given.table, records, properties_of(self.choices)))
 
     def answer(
-        self, job: "MapJob", left: "Left", out: JsonlFile | None, progress: Progress, remember: Callable[[], None]
+        self, job: "MapJob", remaining: "Left", out: JsonlFile | None, progress: Progress, remember: Callable[[], None]
     ) -> None:
         """Answer the records and write the results; remember: records the output's provenance."""
-        there, output = self.open_remote(), self.output
-        with open_mapping(job, self.engine, left, output.ray, progress, self.ask.raw, there) as mapping:
+        remote, output = self.open_remote(), self.output
+        with open_mapping(job, self.engine, remaining, output.ray, progress, self.ask.raw, remote) as mapping:
             if output.redo and out is not None:
                 out.clear()
             remember()
-            put = Writer(out, self.tables.format_of_stdout, self.given.table, properties_of(self.choices))
-            answer(mapping, left, put, progress, output.as_finished)
+            writer = Writer(out, self.tables.format_of_stdout, self.given.table, properties_of(self.choices))
+            answer(mapping, remaining, writer, progress, output.as_finished)
 
     def open_remote(self) -> "RemoteModel | None":
         """Return the model of --endpoint, None without one. Raises UsageError."""
@@ -200,5 +200,5 @@ class MapCommand:
             "ray": output.ray is not None, "fast": output.fast, "chat_template": self.ask.chat_template,
             "mmproj": self.ask.mmproj,
         }  # fmt: skip
-        there: RemoteModel = open_remote(self.place, self.model, self.choices, self.engine, **refused)
-        return there
+        remote: RemoteModel = open_remote(self.place, self.model, self.choices, self.engine, **refused)
+        return remote

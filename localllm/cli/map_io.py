@@ -84,8 +84,8 @@ def folder_records(folder: str, output: str | None) -> Given:
     """Return the text files of a folder as records, with the fields "file" and "text". Raises UsageError."""
     from localllm.services.search.files import Filter, read_text, text_files
 
-    own = output and os.path.realpath(output)
-    paths = [path for path in text_files([folder], Filter()) if os.path.realpath(path) != own]
+    output_path = output and os.path.realpath(output)
+    paths = [path for path in text_files([folder], Filter()) if os.path.realpath(path) != output_path]
     texts = [(path, text) for path in paths if (text := read_text(path)) is not None]
     if not texts:
         raise UsageError(f"{folder}: there is no text file in this folder")
@@ -128,8 +128,8 @@ def require_stdin(path: str | None) -> None:
 def properties_of(choices: "Answers") -> list[str]:
     """Return the names of the properties in --json-schema, in order. Raises UsageError."""
     schema = choices.shape.form().schema
-    found = schema.get("properties") if isinstance(schema, dict) else None
-    return [*found] if isinstance(found, dict) else []
+    properties = schema.get("properties") if isinstance(schema, dict) else None
+    return [*properties] if isinstance(properties, dict) else []
 
 
 class Writer:
@@ -158,12 +158,12 @@ class Writer:
         row = result["input"] if isinstance(result["input"], dict) else {"line": result["input"]}
         is_first = self._columns is None
         if self._columns is None:
-            own = [*row] if self._table is None else [*self._table.columns]
+            names = [*row] if self._table is None else [*self._table.columns]
             new: dict[str, tuple[str, ...]] = {name: (OUTPUT, name) for name in self._properties}
             new = new or {OUTPUT: (OUTPUT,)}
             new |= {PROBABILITY: ("probabilities",)} if "probabilities" in result else {}
-            self._columns = {name: (name,) for name in own}
-            self._columns |= {free_name(name, {*own}): (*path, "") for name, path in new.items()}
+            self._columns = {name: (name,) for name in names}
+            self._columns |= {free_name(name, {*names}): (*path, "") for name, path in new.items()}
         row = {
             name: value_at(result, path[:-1]) if path[-1] == "" else row.get(name)
             for name, path in self._columns.items()
@@ -175,9 +175,9 @@ class Writer:
 class Progress:
     """Show progress and the final statistics on stderr."""
 
-    def __init__(self, left: "list[Record] | RecordStream", before: int):
-        """Start counting; left: records to answer.  before: those that an earlier run has answered."""
-        self._line, self._left, self.before = ProgressLine(), left, before
+    def __init__(self, remaining: "list[Record] | RecordStream", finished: int):
+        """Start counting; remaining: records to answer.  finished: number of records that an earlier run answered."""
+        self._line, self._left, self.before = ProgressLine(), remaining, finished
         self._written = self._failed = self._tokens = 0
         self._start = perf_counter()
 
@@ -217,9 +217,9 @@ class Progress:
         if isinstance(self._left, RecordStream) and self._left.warning:
             say(f"localllm: warning: {self._left.warning}; set another encoding with --encoding NAME")
         records, tokens = count_noun(self._written, "record"), count_noun(self._tokens, "token")
-        written = f"{tokens} written, " if stats else ""
+        tokens_written = f"{tokens} written, " if stats else ""
         (say if stats else dim)(
-            f"{records} in {duration(seconds)}, {written}{self._speed(seconds)}, {self._failed} failed"
+            f"{records} in {duration(seconds)}, {tokens_written}{self._speed(seconds)}, {self._failed} failed"
         )
         if self._written < self._total or (isinstance(self._left, RecordStream) and self._left.is_stopped):
             raise KeyboardInterrupt

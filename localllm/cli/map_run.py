@@ -34,14 +34,14 @@ def of_input(
     """
     from localllm.files import provenance as origin
 
-    now = origin.Provenance.of(data or b"", name, by)
+    current = origin.Provenance.of(data or b"", name, by)
     if output is None:
         yield lambda: None
         return
     if not redo:
-        origin.require_same_input(output, data, now, any_model)
+        origin.require_same_input(output, data, current, any_model)
     try:
-        yield lambda: origin.write_record(output, now)
+        yield lambda: origin.write_record(output, current)
     finally:
         origin.remove_record(output)
 
@@ -54,13 +54,13 @@ def open_mapping(
     ray: str | None,
     progress: "Progress",
     raw: bool,
-    there: "RemoteModel | None" = None,
+    remote: "RemoteModel | None" = None,
 ) -> "Iterator[Mapping | ChoiceMapping | RayMapping | RemoteMapping]":
     """Start the job on this computer, on a Ray cluster or with a server."""
-    if there is not None:
+    if remote is not None:
         from localllm.services.remote.mapping import RemoteMapping
 
-        yield RemoteMapping(there, job.prompts, job.options, records, job.n, job.json_as_text)
+        yield RemoteMapping(remote, job.prompts, job.options, records, job.n, job.json_as_text)
         return
     if ray is not None:
         from localllm.services.map_ray import RayMapping
@@ -70,18 +70,18 @@ def open_mapping(
         return
     from localllm.services.map import ChoiceMapping, Mapping
 
-    with opening.open_model(job.path, engine, job.chat_template, mmproj=job.mmproj) as here:
+    with opening.open_model(job.path, engine, job.chat_template, mmproj=job.mmproj) as model:
         if not raw:
-            warn_of_template(here)
+            warn_of_template(model)
         kind = ChoiceMapping if job.choices else Mapping
-        mapping: ChoiceMapping | Mapping = kind(here, job, records, lambda: progress.show(mapping))
+        mapping: ChoiceMapping | Mapping = kind(model, job, records, lambda: progress.show(mapping))
         yield mapping
 
 
 def answer(
     mapping: "Mapping | ChoiceMapping | RayMapping | RemoteMapping",
     records: "list[Record] | RecordStream",
-    put: "Writer",
+    writer: "Writer",
     progress: "Progress",
     as_finished: bool,
 ) -> None:
@@ -92,7 +92,7 @@ def answer(
     with finishing(mapping.stop), progress:
         for _, result in mapping if as_finished else in_order(mapping, order):
             progress.count(result)
-            put(result)
+            writer(result)
             progress.show(mapping)
 
 
@@ -109,8 +109,8 @@ def finishing(stop: Callable[[], None]) -> Iterator[None]:
             )
         stop()
 
-    before = signal.signal(signal.SIGINT, first)
+    previous = signal.signal(signal.SIGINT, first)
     try:
         yield
     finally:
-        signal.signal(signal.SIGINT, before)
+        signal.signal(signal.SIGINT, previous)

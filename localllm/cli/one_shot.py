@@ -77,46 +77,50 @@ class OneShot:
         self.started, self.line = perf_counter(), ProgressLine()
         self.place = self.endpoint.place() if select_given(self.endpoint) else None
         thread = self.open_thread()
-        given = self.read()
+        inputs = self.read()
         longer = self.long_prompt()
         suffix = self.infill.text(self.prompt.encoding, self.most_bytes) if select_given(self.infill) else None
         system = options.system_message(self.prompt.system, self.prompt.system_file)
-        chosen = options.generation_options(opening.reading(self.line), self.generation)
-        texts = self.require_combination(system, chosen)
+        generation = options.generation_options(opening.reading(self.line), self.generation)
+        texts = self.require_combination(system, generation)
         if self.place is None:
             opening.warn_builtin_model(self.model)
         with ExitStack() as stack:
             if thread is not None:
                 stack.enter_context(thread)
             calls = self.tools.open_tools(stack) if select_given(self.tools) else None
-            opened = self.open(self.place, stack)
-            chosen = opening.with_draft_model(opened, chosen, self.generation.speculate)
+            model = self.open(self.place, stack)
+            generation = opening.with_draft_model(model, generation, self.generation.speculate)
             can_shift = self.output.n == 1 and not (self.output.beams or texts)
-            stack.enter_context(naming_ways(opened, can_shift, can_ask_parts=not self.continues))
-            chosen = self.with_receipt(chosen, opened)
+            stack.enter_context(naming_ways(model, can_shift, can_ask_parts=not self.continues))
+            generation = self.with_receipt(generation, model)
             load_s = perf_counter() - self.started
-            text = given.text if longer is None else longer.fit(opened, given.material, given.question, system, chosen)
-            asked = request(opened, text, system, self.continues)
-            asked = self.images.with_images(asked) if self.images.image_files else asked
-            asked = asked if thread is None else thread.with_question(asked)
+            text = inputs.text
+            if longer is not None:
+                text = longer.fit(model, inputs.material, inputs.question, system, generation)
+            prompt = request(model, text, system, self.continues)
+            prompt = self.images.with_images(prompt) if self.images.image_files else prompt
+            prompt = prompt if thread is None else thread.with_question(prompt)
             if texts:
-                return choose(opened, asked, texts, self.output.as_json)
-            if opened.is_diffusion or self.has_steps:
-                return self.denoise(opened, asked)
+                return choose(model, prompt, texts, self.output.as_json)
+            if model.is_diffusion or self.has_steps:
+                return self.denoise(model, prompt)
             if calls:
-                chosen = calls.begin(opened, chosen, stack)
-                answered = self.answer_with_tools(opened, asked, chosen, calls)
+                generation = calls.begin(model, generation, stack)
+                answered = self.answer_with_tools(model, prompt, generation, calls)
             else:
-                answered = self.answer(opened, asked if suffix is None else encode_infill(opened, text, suffix), chosen)
-            self.report(opened, asked, chosen, answered, load_s)
+                answered = self.answer(
+                    model, prompt if suffix is None else encode_infill(model, text, suffix), generation
+                )
+            self.report(model, prompt, generation, answered, load_s)
             if not (self.is_search or self.continues):
-                remember(opened, thread, asked, answered, self.prompt.no_cache)
+                remember(model, thread, prompt, answered, self.prompt.no_cache)
             if answered.interrupted:
                 raise KeyboardInterrupt
-            opening.finish_writes(opened)
+            opening.finish_writes(model)
             if longer is not None:
                 longer.finish()
-            require_whole(chosen, [answer.finish_reason for answer in answered.answers])
+            require_whole(generation, [answer.finish_reason for answer in answered.answers])
 
     @property
     def continues(self) -> bool:
@@ -145,10 +149,10 @@ class OneShot:
             thread = open_thread(self.follow, self.continues, self.is_search, output.choices_given is not None)
             self.model = thread.model if self.model is None and self.place is None else self.model
         ask = self.prompt
-        given = (self.model, self.words, ask.prompt, ask.file, ask.binary_file, self.place)
-        if all(each is None for each in given) and self.named.template is not None:
+        inputs = (self.model, self.words, ask.prompt, ask.file, ask.binary_file, self.place)
+        if all(each is None for each in inputs) and self.named.template is not None:
             raise UsageError(f"MODEL is missing: localllm run MODEL --template {self.named.template}")
-        if all(each is None for each in given):
+        if all(each is None for each in inputs):
             raise UsageError("there is neither a model nor a question: give both, as in `localllm run MODEL -p TEXT`")
         return thread
 
@@ -162,7 +166,7 @@ class OneShot:
         """Read the prompt from the command line, files and stdin. Raises UsageError, ContextError."""
         ask = self.prompt
         texts, self.files = sort_arguments(self.words or (), ask.file or ())
-        given = read_prompt(
+        inputs = read_prompt(
             [*texts, *(ask.prompt or ())],
             self.files,
             not (ask.no_stdin or (self.images.image_files and self.images.takes_stdin)),
@@ -171,7 +175,7 @@ class OneShot:
             ask.binary_file,
             with_names=not (ask.no_names or self.continues),
         )._replace(prompt_first=ask.prompt_first or self.continues)
-        return given if self.named.template is None else with_template(self.named, given)
+        return inputs if self.named.template is None else with_template(self.named, inputs)
 
     def long_prompt(self) -> "LongPrompt | None":
         """Return a LongPrompt for the methods of --on-overflow that shorten prompts, else None. Raises UsageError."""
@@ -181,7 +185,7 @@ class OneShot:
 
         return LongPrompt(self.generation.on_overflow, self.continues)
 
-    def require_combination(self, system: str | None, chosen: "GenerationOptions") -> list[str]:
+    def require_combination(self, system: str | None, generation: "GenerationOptions") -> list[str]:
         """Return the texts of --choices, [] without it. Raises UsageError for invalid combinations of options."""
         output, ask, is_remote = self.output, self.prompt, self.place is not None
         has_choices, has_receipt = output.choices_given is not None, output.receipt is not None
@@ -204,7 +208,7 @@ class OneShot:
             require_plain_choices(
                 n=output.n > 1, beams=output.beams > 0, tools=has_tools, endpoint=is_remote,
                 receipt=has_receipt, stats=output.stats, steps=self.has_steps,
-                a_schema_grammar_or_regex=chosen.constraint is not None,
+                a_schema_grammar_or_regex=generation.constraint is not None,
             )  # fmt: skip
         if self.extracts and (output.as_json or has_tools):
             raise UsageError(f"--extract cannot be combined with {'--json' if output.as_json else '--tools'}")
@@ -219,17 +223,17 @@ class OneShot:
         from localllm.cli.options.endpoint import open_remote
 
         refused = {"chat_template": template, "mmproj": mmproj, "pan_and_scan": pan_and_scan}
-        opened: Model = open_remote(place, self.model, self.generation, self.engine, **refused)
-        return opened
+        model: Model = open_remote(place, self.model, self.generation, self.engine, **refused)
+        return model
 
-    def with_receipt(self, chosen: "GenerationOptions", opened: "Model") -> "GenerationOptions":
+    def with_receipt(self, generation: "GenerationOptions", model: "Model") -> "GenerationOptions":
         """Return the options; with --receipt, complete them so that the answer can be reproduced. Raises UsageError."""
         if self.output.receipt is None:
-            return chosen
+            return generation
         files = (*self.files, self.prompt.binary_file)
-        return prepare_options(self.output.receipt, chosen, opened, files, self.output.force)
+        return prepare_options(self.output.receipt, generation, model, files, self.output.force)
 
-    def denoise(self, opened: "Model", asked: "str | list[Message]") -> None:
+    def denoise(self, model: "Model", prompt: "str | list[Message]") -> None:
         """Let a diffusion model answer. Raises UsageError for options that such models do not have."""
         output = self.output
         self.images.require_plain(steps=True)
@@ -238,28 +242,28 @@ class OneShot:
             n=output.n > 1, beams=output.beams > 0, json=output.as_json, stats=output.stats,
             receipt=output.receipt is not None, tools=self.tools.are_enabled,
         )  # fmt: skip
-        fill(opened, asked, self.generation, self.diffusion, self.line)
+        fill(model, prompt, self.generation, self.diffusion, self.line)
 
     def answer_with_tools(
-        self, opened: "Model", asked: "str | list[Message]", chosen: "GenerationOptions", calls: "ToolCalls"
+        self, model: "Model", prompt: "str | list[Message]", generation: "GenerationOptions", calls: "ToolCalls"
     ) -> Answered:
         """Run the model's tool calls, and print the answer."""
         from localllm.cli.terminal.tool_calls import answer_with_tools
 
-        assert not isinstance(asked, str)
+        assert not isinstance(prompt, str)
         thoughts = not self.output.hide_thinking
-        answer, said, interrupted = answer_with_tools(
-            opened, asked, chosen, calls, self.line, self.output.as_json, thoughts
+        answer, messages, interrupted = answer_with_tools(
+            model, prompt, generation, calls, self.line, self.output.as_json, thoughts
         )
-        return Answered([answer], said, interrupted)
+        return Answered([answer], messages, interrupted)
 
     def answer(
-        self, opened: "Model", asked: "str | list[int] | list[Message]", chosen: "GenerationOptions"
+        self, model: "Model", prompt: "str | list[int] | list[Message]", options_here: "GenerationOptions"
     ) -> Answered:
         """Print an answer as it is generated; of several, all at the end."""
         output, last = self.output, self.follow.extract_last
         if self.is_search:
-            answers = sample_n(opened, asked, chosen, output.n, output.beams, self.line)
+            answers = sample_n(model, prompt, options_here, output.n, output.beams, self.line)
             if not output.as_json:
                 texts = [answer.text for answer in answers]
                 if self.extracts:
@@ -268,7 +272,7 @@ class OneShot:
                     texts = [code_or_all(each, last) for each in texts]
                 write("\n\n".join(texts) + "\n")
             return Answered(answers, [], False)
-        generation, out = begin(opened, asked, chosen), None
+        generation, out = begin(model, prompt, options_here), None
         if self.extracts:
             from localllm.cli.terminal.extracted import make_code_page
 
@@ -279,9 +283,9 @@ class OneShot:
 
     def report(
         self,
-        opened: "Model",
-        asked: "str | list[Message]",
-        chosen: "GenerationOptions",
+        model: "Model",
+        prompt: "str | list[Message]",
+        generation: "GenerationOptions",
         answered: Answered,
         load_s: float,
     ) -> None:
@@ -291,7 +295,7 @@ class OneShot:
             return
         from localllm.cli.terminal.result_report import as_line, report, tell  # seldom needed
 
-        result = report(opened, answered.answers, self.is_search, load_s, perf_counter() - self.started)
+        result = report(model, answered.answers, self.is_search, load_s, perf_counter() - self.started)
         if output.as_json:
             write(as_line({**result, "messages": answered.messages} if self.tools.are_enabled else result))
         if output.stats:
@@ -303,21 +307,21 @@ class OneShot:
                 "speculate": self.generation.speculate,
                 "chat_template": self.prompt.chat_template,
             }
-            keep(output.receipt, opened, asked, chosen, choices, result)
+            keep(output.receipt, model, prompt, generation, choices, result)
 
 
 def require_no_template(
     option: str, system: str | None, chat_template: str | None, choices: options.GenerationGroup
 ) -> None:
     """Raise UsageError for options that need a chat template, which an option turns off."""
-    others = {
+    conflicts = {
         "-sys": system is not None,
         "--chat-template": chat_template is not None,
         "the options for thinking and template variables": bool(select_given(choices.thoughts)),
     }
-    for other, is_given in others.items():
+    for conflict, is_given in conflicts.items():
         if is_given:
-            raise UsageError(f"{option} turns off the chat template: leave out {other}")
+            raise UsageError(f"{option} turns off the chat template: leave out {conflict}")
 
 
 def open_thread(follow: FollowUpGroup, raw: bool, several: bool, choices: bool) -> "Thread":
@@ -325,45 +329,45 @@ def open_thread(follow: FollowUpGroup, raw: bool, several: bool, choices: bool) 
     if follow.latest and follow.session is not None:
         raise UsageError("give either --session or --continue, not both")
     option = "--continue" if follow.latest else "--session"
-    for other, is_given in {"--raw or --suffix": raw, "several answers": several, "--choices": choices}.items():
+    for conflict, is_given in {"--raw or --suffix": raw, "several answers": several, "--choices": choices}.items():
         if is_given:
-            raise UsageError(f"{option} cannot be combined with {other}")
+            raise UsageError(f"{option} cannot be combined with {conflict}")
     from localllm.cli.follow_up import Thread
 
     return Thread(follow.session)
 
 
 def remember(
-    model: "Model", thread: "Thread | None", asked: "str | list[Message]", answered: Answered, no_cache: bool
+    model: "Model", thread: "Thread | None", prompt: "str | list[Message]", answered: Answered, no_cache: bool
 ) -> None:
     """Save a question and its only answer in the session, and for --continue unless --no-cache is given."""
     answer = cast("Generation", answered.answers[0])
-    if isinstance(asked, str) or not answer.text:
+    if isinstance(prompt, str) or not answer.text:
         return
     from localllm.services import last_answer
 
-    messages = last_answer.with_answer(asked, answered.messages[:-1], answer)
+    messages = last_answer.with_answer(prompt, answered.messages[:-1], answer)
     if not no_cache:
         last_answer.save(model, messages)
     if thread is not None:
         thread.save(model, messages)
 
 
-def with_template(named: TemplateGroup, given: Given) -> Given:
+def with_template(named: TemplateGroup, inputs: Given) -> Given:
     """Fill a template with the prompt and --field. Raises UsageError."""
     from localllm.services.prompt_templates import fields_of, load
 
     assert named.template is not None
     template, fields = load(named.template), fields_of(named.field or ())
     if template.has_input:
-        return Given("", template.fill(given.text, fields))
-    material, more = (given.material, given.question) if given.material else (given.question, "")
-    return Given(material, "\n\n".join(filter(None, (template.fill("", fields), more))), given.prompt_first)
+        return Given("", template.fill(inputs.text, fields))
+    material, question = (inputs.material, inputs.question) if inputs.material else (inputs.question, "")
+    return Given(material, "\n\n".join(filter(None, (template.fill("", fields), question))), inputs.prompt_first)
 
 
-def require_plain_tools(**given: bool) -> None:
+def require_plain_tools(**flags: bool) -> None:
     """Raise UsageError for options that cannot be combined with tools."""
-    for name, is_given in given.items():
+    for name, is_given in flags.items():
         if is_given:
             raise UsageError(f"tools cannot be combined with --{name}")
 
@@ -382,7 +386,7 @@ def validate_combination(n: int, beams: int, choices: options.GenerationGroup) -
 
 def sample_n(
     model: "Model",
-    asked: "str | list[int] | list[Message]",
+    prompt: "str | list[int] | list[Message]",
     chosen: "GenerationOptions",
     n: int,
     beams: int,
@@ -390,6 +394,6 @@ def sample_n(
 ) -> "list[Answer]":
     """Return the answers, most likely first, when all are finished."""
     try:
-        return model.session.candidates(asked, chosen, n, beams)
+        return model.session.candidates(prompt, chosen, n, beams)
     finally:
         line.clear()

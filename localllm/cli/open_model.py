@@ -28,7 +28,10 @@ def warn_builtin_model(model: str | None) -> None:
 
 
 def most_bytes(model: str, engine: EngineGroup, on_overflow: str | None) -> int:
-    """Return the most bytes of UTF-8 that a prompt can have. Raises as resolve_model_path, and ModelError."""
+    """Return the most bytes of UTF-8 that a prompt can have.
+
+    Raises the errors of resolve_model_path, and ModelError.
+    """
     from localllm.api import most_prompt_bytes
 
     return (
@@ -68,10 +71,13 @@ def open_model(
     return opened
 
 
-def with_draft_model(model: "Model", chosen: "GenerationOptions", speculate: str) -> "GenerationOptions":
-    """Open the draft model that --speculate names, if any, and return the options with it. Raises as Model.drafter."""
+def with_draft_model(model: "Model", options: "GenerationOptions", speculate: str) -> "GenerationOptions":
+    """Open the draft model that --speculate names, if any, and return the options with it.
+
+    Raises the errors of Model.drafter.
+    """
     if not is_draft_model(speculate):
-        return chosen
+        return options
     if model.file is None:
         raise UsageError("speculate: a draft model cannot be used with --endpoint")
     from dataclasses import replace
@@ -79,7 +85,7 @@ def with_draft_model(model: "Model", chosen: "GenerationOptions", speculate: str
     line = ProgressLine()
     try:
         draft = resolve_model_path(speculate.removeprefix(DRAFT))
-        return replace(chosen, speculate=model.drafter(f"{DRAFT}{draft}", compiling(line)))
+        return replace(options, speculate=model.drafter(f"{DRAFT}{draft}", compiling(line)))
     finally:
         line.clear()
 

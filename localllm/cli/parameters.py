@@ -101,22 +101,22 @@ class Converting:
         """Return its keys in config.toml: long option names, and "model" for MODEL."""
         return [each.removeprefix(PREFIX).lower().replace("_", "-") for each in self.variables]
 
-    def convert(self, given: Any) -> Any:
+    def convert(self, value: Any) -> Any:
         """Convert a text, a list of texts, or a switch's bool, to the type of its annotation. Raises ValueError."""
-        return [*map(self._value, given)] if self.many else self._value(given)
+        return [*map(self._value, value)] if self.many else self._value(value)
 
-    def _value(self, given: object) -> object:
-        if not isinstance(given, str):
-            return given
+    def _value(self, value: object) -> object:
+        if not isinstance(value, str):
+            return value
         if parser := self.type_descriptor.parameter_info.parser:
-            return parser(given)
-        if self.choices and given not in self.choices:
-            raise ValueError(f"should be {', '.join(self.choices[:-1])} or {self.choices[-1]}, not {given!r}")
+            return parser(value)
+        if self.choices and value not in self.choices:
+            raise ValueError(f"should be {', '.join(self.choices[:-1])} or {self.choices[-1]}, not {value!r}")
         if self.is_switch:
-            if given.lower() not in TRUTH:
-                raise ValueError(f"should be true or false, not {given!r}")
-            return TRUTH[given.lower()]
-        return {int: whole_number, float: number}.get(self.kind, str)(given)
+            if value.lower() not in TRUTH:
+                raise ValueError(f"should be true or false, not {value!r}")
+            return TRUTH[value.lower()]
+        return {int: whole_number, float: number}.get(self.kind, str)(value)
 
     def process_value(self, ctx: Any, value: Any) -> Any:
         """Convert a value from the command line or the environment, and call the callback. Raises UsageError."""
@@ -159,7 +159,7 @@ class Option(Converting, TyperOption):
 
 
 class Argument(Converting, TyperArgument):
-    """An argument, copied from Typer's; also: the option by which it can be given, too."""
+    """An argument, copied from Typer's; also: the option that can replace it."""
 
     also: Option | None = None
 
@@ -172,17 +172,17 @@ Parameter = Option | Argument
 
 def convert_parameters(params: Iterable[Any]) -> list[Parameter]:
     """Convert Typer's parameters to Options and Arguments, each argument with its option."""
-    made = [Argument(each) if isinstance(each, TyperArgument) else Option(each) for each in params]
-    by_name = {each.name: each for each in made}
-    for each in made:
+    converted = [Argument(each) if isinstance(each, TyperArgument) else Option(each) for each in params]
+    by_name = {each.name: each for each in converted}
+    for each in converted:
         if isinstance(each, Argument):
             also = by_name.get(f"{each.name}{NAMED}")
             each.also = also if isinstance(also, Option) else None
-    return made
+    return converted
 
 
 def own_name(param: Converting) -> str:
-    """Return the name of the function's parameter: for the option of an argument, the argument's."""
+    """Return the name of the function's parameter; for an option that replaces an argument, the argument's name."""
     return param.name.removesuffix(NAMED)
 
 
@@ -214,7 +214,7 @@ T = TypeVar("T")
 
 
 class Also(tuple[str, ...]):
-    """Option names by which an argument can be given, too; in its Annotated."""
+    """Names of the option that can replace an argument; stands in the argument's Annotated."""
 
     def __new__(cls, *names: str) -> "Also":
         return super().__new__(cls, names)

@@ -43,16 +43,16 @@ def read_prompt(
 
     The question comes last, so that a second one about the same text finds it in the prefix cache.
 
-    encoding: of the files and of stdin, see files.text_file.  most_bytes: returns how many bytes of UTF-8 can fit the
-    context; only called for prompts above ALWAYS.  exact: a file whose final line break is kept.  ways: how to give a
-    prompt, for an error.  with_names: put its name before each of several files. Raises UsageError, and ContextError
-    as soon as more was read than can fit.
+    encoding: encoding of the files and of stdin, see files.text_file.  most_bytes: returns how many bytes of UTF-8 can
+    fit the context; only called for prompts above ALWAYS. exact: a file whose final line break is kept. ways: how the
+    user can give a prompt, for the error if there is none. with_names: put its name before each of several files.
+    Raises UsageError, and ContextError as soon as more was read than can fit.
     """
     if encoding is not None:
         from localllm.files.text_file import require_encoding
 
         require_encoding(encoding)
-    asked = [require_decodable(prompt, "-p") for prompt in prompts]
+    questions = [require_decodable(prompt, "-p") for prompt in prompts]
     named = with_names and len(files) > 1
     parts = [
         with_name(text_of(content(file, most_bytes, encoding), file, encoding), file if named else "")
@@ -67,10 +67,10 @@ def read_prompt(
         data = read_bounded(stdin(), most_bytes, encoding)
         piped = text_of(data, "stdin", encoding) if data else ""
         parts.append(with_name(piped, "stdin" if named and piped else ""))
-    given = Given("\n\n".join(filter(None, parts)), "\n\n".join(filter(None, asked)))
-    if not given.text:
+    inputs = Given("\n\n".join(filter(None, parts)), "\n\n".join(filter(None, questions)))
+    if not inputs.text:
         raise UsageError(f"there is no prompt: give one with {ways}")
-    return given
+    return inputs
 
 
 def sort_arguments(arguments: Sequence[str], files: Sequence[str]) -> tuple[list[str], list[str]]:
@@ -79,23 +79,25 @@ def sort_arguments(arguments: Sequence[str], files: Sequence[str]) -> tuple[list
     files: of -f. If there are any, arguments that exist are files, too: a shell expands `-f *.txt` like that. Raises
     UsageError for two texts.
     """
-    more = [each for each in arguments if files and os.path.exists(each)]
-    texts = [each for each in arguments if each not in more]
+    more_files = [each for each in arguments if files and os.path.exists(each)]
+    texts = [each for each in arguments if each not in more_files]
     if len(texts) > 1:
         raise UsageError(f"{texts[1]!r} is one argument too many: quote a text of several words")
     if texts and not files and os.path.isfile(texts[0]):
         say(f"localllm: the prompt is the text {texts[0]!r}, not the file of this name; -f {texts[0]} reads the file")
-    return texts, [path for each in (*files, *more) for path in (files_of(each) if os.path.isdir(each) else [each])]
+    return texts, [
+        path for each in (*files, *more_files) for path in (files_of(each) if os.path.isdir(each) else [each])
+    ]
 
 
 def files_of(folder: str) -> list[str]:
     """Return a folder's text files, as `localllm search` finds them. Raises UsageError if there are none."""
     from localllm.services.search.files import Filter, read_text, text_files
 
-    found = [path for path in text_files([folder], Filter()) if read_text(path) is not None]
-    if not found:
+    paths = [path for path in text_files([folder], Filter()) if read_text(path) is not None]
+    if not paths:
         raise UsageError(f"{folder}: there is no text file in this folder")
-    return found
+    return paths
 
 
 class Given(NamedTuple):
@@ -121,7 +123,7 @@ def with_name(text: str, name: str) -> str:
 
 
 def content(file: str, most_bytes: Callable[[], int], encoding: str | None) -> bytes:
-    """Read a file's bytes. Raises as read_bounded, and UsageError if it cannot be read."""
+    """Read a file's bytes. Raises the errors of read_bounded, and UsageError if it cannot be read."""
     try:
         with open(file, "rb") as source:
             return read_bounded(source, most_bytes, encoding)
@@ -135,12 +137,12 @@ def read_bounded(source: BinaryIO, most_bytes: Callable[[], int], encoding: str 
     data = source.read(ALWAYS)
     if len(data) < ALWAYS:
         return data
-    pieces, size, most = [data], len(data), most_bytes()
+    pieces, size, limit = [data], len(data), most_bytes()
     widest = 1 if encoding is None and not data.startswith((b"\xff\xfe", b"\xfe\xff")) else 4  # bytes for one of UTF-8
-    while size <= most * widest and (data := source.read(ALWAYS)):
+    while size <= limit * widest and (data := source.read(ALWAYS)):
         pieces.append(data)
         size += len(data)
-    if size > most * widest:
+    if size > limit * widest:
         raise ContextError(
             f"the prompt is too long: its first {size} bytes alone exceed the context; shorten it, or read all of it in"
             " parts with `run --on-overflow chunks`, or some of it with relevant, head, tail or middle instead"
@@ -203,16 +205,17 @@ def warn_of_template(model: "Model") -> None:
 def naming_ways(model: "Model", can_shift: bool, can_ask_parts: bool = False) -> Iterator[None]:
     """Add the excess, and what the user can do, to an error about a prompt that is too long.
 
-    can_shift: whether the command supports context shift.  can_ask_parts: whether it supports chunks and relevant.
+    can_shift: whether the command supports context shift.  can_ask_parts: whether it supports --on-overflow chunks and
+    relevant.
     """
     try:
         yield
     except ContextError as error:
         if error.excess is None:
             raise
-        ways, needed = ["shorten it"], model.context + error.excess
-        if needed <= model.trained_context:
-            ways.append(f"set -c {needed} or more (the model was trained for {model.trained_context})")
+        ways, needed_tokens = ["shorten it"], model.context + error.excess
+        if needed_tokens <= model.trained_context:
+            ways.append(f"set -c {needed_tokens} or more (the model was trained for {model.trained_context})")
         cuts = [*(["relevant"] if can_ask_parts else ()), "head", "tail", "middle"]
         if can_shift:
             with suppress(UsageError):  # the model does not support it
@@ -226,8 +229,8 @@ def naming_ways(model: "Model", can_shift: bool, can_ask_parts: bool = False) ->
         raise ContextError(f"{error}, {error.excess} too many: {listed}") from None
 
 
-def begin(model: "Model", asked: "str | list[int] | list[Message]", chosen: "GenerationOptions") -> "Generation":
+def begin(model: "Model", prompt: "str | list[int] | list[Message]", options: "GenerationOptions") -> "Generation":
     """Start the answer to messages, or the continuation of a text or of token ids."""
-    if isinstance(asked, str) or isinstance(asked[0], int):
-        return model.session.complete(asked, chosen)
-    return model.session.chat(asked, chosen)
+    if isinstance(prompt, str) or isinstance(prompt[0], int):
+        return model.session.complete(prompt, options)
+    return model.session.chat(prompt, options)

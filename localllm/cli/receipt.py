@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 def prepare_options(
-    path: str, chosen: "GenerationOptions", model: "Model", inputs: Iterable[str | None], force: bool
+    path: str, options: "GenerationOptions", model: "Model", inputs: Iterable[str | None], force: bool
 ) -> "GenerationOptions":
     """Return options that reproduce the answer. Raises UsageError for a receipt that cannot be written.
 
@@ -28,16 +28,16 @@ def prepare_options(
 
     resolve_target(path, (*(model.files if model.file else ()), *(name for name in inputs if name is not None)))
     require_kind(path, is_receipt, "a receipt", force)
-    chosen = fully_specified(model, chosen) if model.file else remote.fully_specified(chosen)
-    plain_options(chosen)
-    return chosen
+    options = fully_specified(model, options) if model.file else remote.fully_specified(options)
+    plain_options(options)
+    return options
 
 
 def keep(
     path: str,
     model: "Model",
-    asked: "str | list[Message]",
-    chosen: "GenerationOptions",
+    prompt: "str | list[Message]",
+    options: "GenerationOptions",
     choices: "Choices",
     result: dict[str, object],
 ) -> None:
@@ -46,12 +46,12 @@ def keep(
     from localllm.services.remote import receipts as remote
 
     if model.file is None:
-        there: object = model
-        return receipts.write(path, remote.make(there, asked, chosen, choices["n"], result))
+        remote_model: object = model
+        return receipts.write(path, remote.make(remote_model, prompt, options, choices["n"], result))
     terminal.end_output()  # hashing the model may take a while
     line = ProgressLine()
     try:
-        receipts.write(path, receipts.make(model, asked, chosen, choices, result, hashing(line)))
+        receipts.write(path, receipts.make(model, prompt, options, choices, result, hashing(line)))
     finally:
         line.clear()
 

@@ -44,8 +44,8 @@ def build(function: Callable[..., None], kind: type[C]) -> C:
 def params_of(name: str) -> list[Parameter]:
     """Return a command's parameters. Raises UsageError for an unknown command."""
     require_command(name)
-    made = build(function(name), TyperCommand)
-    return convert_parameters(made.get_params(typer.Context(made, help_option_names=HELP_NAMES)))
+    command = build(function(name), TyperCommand)
+    return convert_parameters(command.get_params(typer.Context(command, help_option_names=HELP_NAMES)))
 
 
 def require_command(name: str) -> None:
@@ -59,6 +59,6 @@ def require_command(name: str) -> None:
     if reason := no_command(name):
         raise UsageError(f"there is no command {name}: {reason}")
     harmless = [each for each in COMMANDS if each != "rm"]  # never suggest it for a typo
-    other = suggest_command(name)
-    meant = f"did you mean {other}?" if other else did_you_mean(name, harmless) or "localllm --help lists them"
-    raise UsageError(f"there is no command {name}; {meant}")
+    suggestion = suggest_command(name)
+    hint = f"did you mean {suggestion}?" if suggestion else did_you_mean(name, harmless) or "localllm --help lists them"
+    raise UsageError(f"there is no command {name}; {hint}")

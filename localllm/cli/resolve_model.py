@@ -17,7 +17,8 @@ LEAST = 0.1  # seconds between two updates of the progress line
 def resolve_model_path(model: str) -> str:
     """Return the file of a MODEL: an existing path, or the file of a known name.
 
-    On a terminal, offers to pull a missing model. Raises as services.catalogue.resolve and services.pull.pull.
+    On a terminal, offers to pull a missing model. Raises the errors of services.catalogue.resolve and
+    services.pull.pull.
     """
     if os.path.lexists(model):
         return model
@@ -34,8 +35,8 @@ def resolve_model_path(model: str) -> str:
 def offer_pull(missing: "MissingError") -> str:
     """Offer to pull a missing model and return its file. Raises MissingError if the user declines."""
     reference = missing.reference
-    what = f" ({reference.size})" if reference.size else ""
-    if not confirm(f"{reference.text} is not on this computer. Pull it{what}?"):
+    size_note = f" ({reference.size})" if reference.size else ""
+    if not confirm(f"{reference.text} is not on this computer. Pull it{size_note}?"):
         raise missing
     return pull_shown(reference)
 
@@ -61,8 +62,8 @@ def pull_shown(reference: "HubReference") -> str:
                 self.last = monotonic()
                 self.line.show(one_line(text))
 
-        def looking(self, what: str) -> None:
-            self.show(f"{reference.text}: looking at {what}", last=True)
+        def looking(self, subject: str) -> None:
+            self.show(f"{reference.text}: looking at {subject}", last=True)
 
         def checking(self, file: str, done: int, total: int) -> None:
             self.show(f"checking {size(done)} of {size(total)}: {file}", last=done == total)
@@ -77,21 +78,21 @@ def pull_shown(reference: "HubReference") -> str:
         def interrupted(self, reason: str) -> None:
             self.show(f"trying again: {reason}", last=True)
 
-    shown = Shown()
+    display = Shown()
     try:
-        pulled = pull(reference, shown)
+        pulled = pull(reference, display)
     except KeyboardInterrupt:
-        shown.line.clear()
+        display.line.clear()
         dim("what was downloaded is kept; run the same command again to resume")
         raise
     finally:
-        shown.line.clear()
+        display.line.clear()
     dim(f"{reference.text}: {size(pulled.size)}" + ("" if pulled.received else ", already downloaded and verified"))
     return str(pulled.path)
 
 
 def duration(seconds: float) -> str:
     """Format a duration: 3725 as "1:02:05"."""
-    minutes, rest = divmod(round(min(seconds, 359_999)), 60)
+    minutes, seconds_left = divmod(round(min(seconds, 359_999)), 60)
     hours, minutes = divmod(minutes, 60)
-    return f"{hours}:{minutes:02d}:{rest:02d}" if hours else f"{minutes}:{rest:02d}"
+    return f"{hours}:{minutes:02d}:{seconds_left:02d}" if hours else f"{minutes}:{seconds_left:02d}"

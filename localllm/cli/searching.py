@@ -18,12 +18,12 @@ if TYPE_CHECKING:
 PIPE = "-"
 
 
-def places_and_question(given: Sequence[str], question: str | None, command: str) -> tuple[list[str], str]:
+def places_and_question(arguments: Sequence[str], question: str | None, command: str) -> tuple[list[str], str]:
     """Split the arguments into files and the question.
 
     question: that an option gives.  Without files, they are a pipe's lines, or this folder. Raises UsageError.
     """
-    places = [*given]
+    places = [*arguments]
     if question is None:
         if not places:
             raise UsageError(f'QUESTION is missing: localllm {command} FOLDER "QUESTION"')
@@ -44,12 +44,12 @@ def places_and_question(given: Sequence[str], question: str | None, command: str
     return places, question
 
 
-def require_places(given: Sequence[str]) -> list[str]:
+def require_places(names: Sequence[str]) -> list[str]:
     """Return files and folders, by default the current folder. Raises UsageError for a missing one."""
-    for name in given:
+    for name in names:
         if not os.path.exists(name):
             raise UsageError(f"{name}: no such file or folder")
-    return [*given] or ["."]
+    return [*names] or ["."]
 
 
 def is_place(name: str) -> bool:
@@ -80,11 +80,11 @@ def opened_search(
 
     line = ProgressLine()
     engine = EngineOptions(threads, None, backend=device, progress=opening.compiling(line))
-    chosen = Models(
+    model_options = Models(
         engine, *(None if each is None else resolve_model_path(each) for each in (models.embedder, models.reranker))
     )
     try:
-        search = Search(places, files.filter(), chosen, line.show, lines)
+        search = Search(places, files.filter(), model_options, line.show, lines)
     finally:
         line.clear()
     with search:

@@ -136,16 +136,20 @@ class OpenArguments:
     verbose: bool = True
 
     @classmethod
-    def of(cls, given: Mapping[str, Any]) -> "OpenArguments":
+    def of(cls, arguments: Mapping[str, Any]) -> "OpenArguments":
         """Check arguments, and warn of those without an effect. Raises UsageError for those that are not supported."""
-        known = {each.name: each.default for each in fields(cls)}
+        defaults = {each.name: each.default for each in fields(cls)}
         for name, reason in REFUSED.items():
-            if name in given and given[name] not in (known[name], None):
+            if name in arguments and arguments[name] not in (defaults[name], None):
                 raise UsageError(f"{name} is not supported: {reason}")
-        idle = [name for name in given if name not in known or (name in NO_EFFECT and given[name] != known[name])]
+        idle = [
+            name
+            for name in arguments
+            if name not in defaults or (name in NO_EFFECT and arguments[name] != defaults[name])
+        ]
         if idle:
             warn(f"arguments of llama-cpp-python without an effect here: {', '.join(idle)}")
-        return cls(**{name: value for name, value in given.items() if name in known})
+        return cls(**{name: value for name, value in arguments.items() if name in defaults})
 
     def open_model(self, path: str) -> "Model":
         """Open a GGUF file with these arguments. Raises ModelError, MemoryLimitError, UsageError."""
@@ -180,8 +184,8 @@ class OpenArguments:
     def rope(self) -> RopeScaling | None:
         """Return the RoPE scaling, None for the file's own. Raises UsageError."""
         if self.rope_scaling_type not in (None, -1, *ROPE_TYPES):
-            known = ", ".join(f"{number} ({kind})" for number, kind in ROPE_TYPES.items())
-            raise UsageError(f"rope_scaling_type should be -1, {known}, not {self.rope_scaling_type!r}")
+            choices = ", ".join(f"{number} ({kind})" for number, kind in ROPE_TYPES.items())
+            raise UsageError(f"rope_scaling_type should be -1, {choices}, not {self.rope_scaling_type!r}")
         kind = ROPE_TYPES.get(-1 if self.rope_scaling_type is None else self.rope_scaling_type)
         base, scale = (0.0, 0.0) if self.is_default_rope else (self.rope_freq_base, self.rope_freq_scale)
         scaling = RopeScaling(kind, 1 / scale if scale else None, base or None, self.yarn_orig_ctx or None)
@@ -202,8 +206,8 @@ def kv_type(name: str, number: int | None) -> str:
     if number is None:
         return "f16"
     if number not in KV_TYPES:
-        known = ", ".join(f"{key} ({kind})" for key, kind in KV_TYPES.items())
-        raise UsageError(f"{name} should be {known}, not {number!r}")
+        choices = ", ".join(f"{key} ({kind})" for key, kind in KV_TYPES.items())
+        raise UsageError(f"{name} should be {choices}, not {number!r}")
     return KV_TYPES[number]
 
 
@@ -272,23 +276,23 @@ class ChatArguments:
     top_logprobs: int | None = None
 
 
-def answer_options(given: CompletionArguments | ChatArguments, last_n: int, seed: int | None) -> AnswerArguments:
+def answer_options(arguments: CompletionArguments | ChatArguments, last_n: int, seed: int | None) -> AnswerArguments:
     """Return keyword arguments for generate and chat: sampling, grammar, functions. Raises UsageError.
 
     last_n: tokens that penalties look at.
     """
-    if given.grammar is not None and not isinstance(given.grammar, LlamaGrammar):
-        raise UsageError(f"grammar should be a LlamaGrammar, not {type(given.grammar).__name__}")
-    if given.tfs_z != 1.0:
+    if arguments.grammar is not None and not isinstance(arguments.grammar, LlamaGrammar):
+        raise UsageError(f"grammar should be a LlamaGrammar, not {type(arguments.grammar).__name__}")
+    if arguments.tfs_z != 1.0:
         warn("tfs_z has no effect, as in llama.cpp, which has no tail-free sampling any more")
-    options = sampling_options(given, last_n, seed)
+    options = sampling_options(arguments, last_n, seed)
     options["on_overflow"] = "error"
-    if given.grammar is not None and given.grammar.grammar is not None:
-        options["grammar"] = given.grammar.grammar
-    elif given.grammar is not None:
-        options["schema"] = given.grammar.schema
-    processors = as_list(given.logits_processor)
-    criteria = as_list(given.stopping_criteria) if isinstance(given, CompletionArguments) else []
+    if arguments.grammar is not None and arguments.grammar.grammar is not None:
+        options["grammar"] = arguments.grammar.grammar
+    elif arguments.grammar is not None:
+        options["schema"] = arguments.grammar.schema
+    processors = as_list(arguments.logits_processor)
+    criteria = as_list(arguments.stopping_criteria) if isinstance(arguments, CompletionArguments) else []
 
     def process(ids: list[int], logits: np.ndarray) -> np.ndarray:
         for each in processors:
@@ -305,10 +309,10 @@ def answer_options(given: CompletionArguments | ChatArguments, last_n: int, seed
     return options
 
 
-def length_options(given: CompletionArguments | ChatArguments) -> tuple[int | None, list[str]]:
+def length_options(arguments: CompletionArguments | ChatArguments) -> tuple[int | None, list[str]]:
     """Return max_tokens, None for no limit, and the stop texts."""
-    stop = [given.stop] if isinstance(given.stop, str) else list(given.stop or ())
-    return given.max_tokens if (given.max_tokens or 0) > 0 else None, stop
+    stop = [arguments.stop] if isinstance(arguments.stop, str) else list(arguments.stop or ())
+    return arguments.max_tokens if (arguments.max_tokens or 0) > 0 else None, stop
 
 
 def as_list(functions: Callable[P, R] | Sequence[Callable[P, R]] | None) -> list[Callable[P, R]]:
@@ -318,26 +322,26 @@ def as_list(functions: Callable[P, R] | Sequence[Callable[P, R]] | None) -> list
     return [functions] if callable(functions) else [*functions]
 
 
-def sampling_options(given: CompletionArguments | ChatArguments, last_n: int, seed: int | None) -> AnswerArguments:
+def sampling_options(arguments: CompletionArguments | ChatArguments, last_n: int, seed: int | None) -> AnswerArguments:
     """Return all sampling options, so that the file's recommended ones have no effect.
 
     A temperature below 0 samples from the model's own distribution; mirostat uses no temperature.
     """
-    plain, is_greedy = given.temperature < 0, given.temperature == 0
-    bias = {int(token): float(value) for token, value in (given.logit_bias or {}).items()}
+    plain, is_greedy = arguments.temperature < 0, arguments.temperature == 0
+    bias = {int(token): float(value) for token, value in (arguments.logit_bias or {}).items()}
     return {
-        "temperature": 1.0 if plain or (given.mirostat_mode and not is_greedy) else given.temperature,
-        "top_k": 0 if plain else max(given.top_k, 0),
-        "top_p": 1.0 if plain else min(max(given.top_p, ABOVE_0), 1.0),
-        "min_p": 0.0 if plain else min(max(given.min_p, 0.0), 1.0),
-        "typical": 1.0 if plain else min(max(given.typical_p, ABOVE_0), 1.0),
-        "mirostat": 0 if plain or is_greedy else given.mirostat_mode,
-        "mirostat_tau": given.mirostat_tau,
-        "mirostat_eta": given.mirostat_eta,
+        "temperature": 1.0 if plain or (arguments.mirostat_mode and not is_greedy) else arguments.temperature,
+        "top_k": 0 if plain else max(arguments.top_k, 0),
+        "top_p": 1.0 if plain else min(max(arguments.top_p, ABOVE_0), 1.0),
+        "min_p": 0.0 if plain else min(max(arguments.min_p, 0.0), 1.0),
+        "typical": 1.0 if plain else min(max(arguments.typical_p, ABOVE_0), 1.0),
+        "mirostat": 0 if plain or is_greedy else arguments.mirostat_mode,
+        "mirostat_tau": arguments.mirostat_tau,
+        "mirostat_eta": arguments.mirostat_eta,
         "repeat_last_n": last_n,
-        "repeat_penalty": given.repeat_penalty,
-        "presence_penalty": given.presence_penalty,
-        "frequency_penalty": given.frequency_penalty,
+        "repeat_penalty": arguments.repeat_penalty,
+        "presence_penalty": arguments.presence_penalty,
+        "frequency_penalty": arguments.frequency_penalty,
         "xtc_probability": 0.0,
         "samplers": ORDER,
         "logit_bias": bias,

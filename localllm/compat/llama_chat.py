@@ -19,26 +19,26 @@ if TYPE_CHECKING:
 class ChatCompletion:
     """A running chat completion."""
 
-    def __init__(self, model: "Model", given: ChatArguments, name: str, last_n: int, seed: int | None) -> None:
+    def __init__(self, model: "Model", arguments: ChatArguments, name: str, last_n: int, seed: int | None) -> None:
         """Start a chat completion. Raises ContextError, UsageError.
 
         name: the model's, in responses; last_n, seed: see answer_options.
         """
-        options = answer_options(given, last_n, seed)
-        most, stop = length_options(given)
-        if (schema := schema_of(given.response_format)) is not None:
+        options = answer_options(arguments, last_n, seed)
+        max_tokens, stop = length_options(arguments)
+        if (schema := schema_of(arguments.response_format)) is not None:
             options["schema"] = schema
-        if stop and (given.grammar is not None or schema is not None):
+        if stop and (arguments.grammar is not None or schema is not None):
             warn("stop has no effect together with grammar or response_format, which say where the answer ends")
-        if given.logprobs:
-            options["top_logprobs"] = given.top_logprobs or 0
-        self.model, self.is_legacy, self.has_logprobs = model, bool(given.functions), bool(given.logprobs)
-        self.head = head("chat.completion.chunk" if given.stream else "chat.completion", "chatcmpl", name)
-        if tools := tools_of(given):
-            choice = choice_of(given)
-            self.answer = model.chat(given.messages, most, stop, tools=tools, tool_choice=choice, **options)
+        if arguments.logprobs:
+            options["top_logprobs"] = arguments.top_logprobs or 0
+        self.model, self.is_legacy, self.has_logprobs = model, bool(arguments.functions), bool(arguments.logprobs)
+        self.head = head("chat.completion.chunk" if arguments.stream else "chat.completion", "chatcmpl", name)
+        if tools := tools_of(arguments):
+            choice = choice_of(arguments)
+            self.answer = model.chat(arguments.messages, max_tokens, stop, tools=tools, tool_choice=choice, **options)
         else:
-            self.answer = model.chat(given.messages, most, stop, **options)
+            self.answer = model.chat(arguments.messages, max_tokens, stop, **options)
 
     def whole(self) -> dict[str, object]:
         """Generate the whole answer and return the response."""
@@ -59,12 +59,12 @@ class ChatCompletion:
 
     def stream(self) -> Iterator[dict[str, object]]:
         """Yield the response as chunks; closing the iterator ends the answer."""
-        sent, calls = 0, list[ToolCall]()
+        tokens_sent, calls = 0, list[ToolCall]()
 
         def chunk(delta: dict[str, object], reason: str | None = None) -> dict[str, object]:
-            nonlocal sent
-            tokens: list[LikelyToken] = self.answer.logprobs[sent:] if self.has_logprobs else []
-            sent += len(tokens)
+            nonlocal tokens_sent
+            tokens: list[LikelyToken] = self.answer.logprobs[tokens_sent:] if self.has_logprobs else []
+            tokens_sent += len(tokens)
             logprobs = chat_logprobs(tokens, self.model.tokenizer) if tokens else None
             choice = {"index": 0, "delta": delta, "logprobs": logprobs, "finish_reason": reason}
             return {**self.head, "choices": [choice]}
@@ -103,15 +103,15 @@ def schema_of(form: Mapping[str, object] | None) -> object:
     return inner["schema"]
 
 
-def tools_of(given: ChatArguments) -> list[Mapping[str, object]]:
+def tools_of(arguments: ChatArguments) -> list[Mapping[str, object]]:
     """Return the tools, those of OpenAI's older interface (functions) included."""
-    functions = [{"type": "function", "function": each} for each in given.functions or ()]
-    return [*(given.tools or ()), *functions]
+    functions = [{"type": "function", "function": each} for each in arguments.functions or ()]
+    return [*(arguments.tools or ()), *functions]
 
 
-def choice_of(given: ChatArguments) -> str:
+def choice_of(arguments: ChatArguments) -> str:
     """Return auto, none, required or the name of the tool to call. Raises UsageError."""
-    choice = (given.function_call if given.tool_choice is None else given.tool_choice) or "auto"
+    choice = (arguments.function_call if arguments.tool_choice is None else arguments.tool_choice) or "auto"
     if isinstance(choice, Mapping):
         function = choice.get("function", choice)
         choice = function.get("name") if isinstance(function, Mapping) else None

@@ -23,41 +23,47 @@ def head(kind: str, prefix: str, model: str) -> dict[str, object]:
 
 def usage_of(answer: "Generation") -> dict[str, int]:
     """Count the tokens of a prompt and its answer."""
-    prompt, written = answer.prompt_tokens, answer.completion_tokens
-    return {"prompt_tokens": prompt, "completion_tokens": written, "total_tokens": prompt + written}
+    prompt, completion = answer.prompt_tokens, answer.completion_tokens
+    return {"prompt_tokens": prompt, "completion_tokens": completion, "total_tokens": prompt + completion}
 
 
 class TextCompletion:
     """A running text completion."""
 
-    def __init__(self, model: "Model", given: CompletionArguments, name: str, last_n: int, seed: int | None) -> None:
+    def __init__(
+        self, model: "Model", arguments: CompletionArguments, name: str, last_n: int, seed: int | None
+    ) -> None:
         """Start a completion. Raises ContextError, UsageError.
 
         name: the model's, in responses; last_n, seed: see answer_options.
         """
-        self.model, self.given, self.logprobs = model, given, None if given.logprobs is None else int(given.logprobs)
-        most, stop = length_options(given)
-        if stop and given.grammar is not None:
+        self.model, self.arguments, self.logprobs = (
+            model,
+            arguments,
+            None if arguments.logprobs is None else int(arguments.logprobs),
+        )
+        max_tokens, stop = length_options(arguments)
+        if stop and arguments.grammar is not None:
             warn("stop has no effect together with grammar, which says where the answer ends")
-        if given.echo and given.stream:
+        if arguments.echo and arguments.stream:
             warn("echo has no effect in a stream, as in llama-cpp-python")
-        self.ids = prompt_ids(model, given)
+        self.ids = prompt_ids(model, arguments)
         self.head = head("text_completion", "cmpl", name)
-        options = answer_options(given, last_n, seed)
+        options = answer_options(arguments, last_n, seed)
         options["top_logprobs"] = self.logprobs
-        self.answer = model.generate(self.ids, most, stop, **options)
+        self.answer = model.generate(self.ids, max_tokens, stop, **options)
 
     @property
     def prompt(self) -> str:
         """The prompt as a text."""
-        prompt = self.given.prompt
+        prompt = self.arguments.prompt
         return prompt if isinstance(prompt, str) else self.model.detokenize(prompt)
 
     def whole(self) -> dict[str, object]:
         """Generate the whole answer and return the response."""
         text = "".join(self.answer)
         choice = {
-            "text": self.prompt + text if self.given.echo else text,
+            "text": self.prompt + text if self.arguments.echo else text,
             "index": 0,
             "logprobs": None if self.logprobs is None else self._all_logprobs(self.logprobs),
             "finish_reason": self.answer.finish_reason,
@@ -67,12 +73,12 @@ class TextCompletion:
     def _all_logprobs(self, count: int) -> CompletionLogprobs:
         """Return the log probabilities of the answer, after those of the prompt if it is echoed."""
         tokenizer = self.model.tokenizer
-        if not self.given.echo:
+        if not self.arguments.echo:
             return completion_logprobs(self.answer.logprobs, tokenizer, len(self.prompt))
-        shown = self.ids[self.ids[:1] == [tokenizer.bos_id] :]
+        shown_ids = self.ids[self.ids[:1] == [tokenizer.bos_id] :]
         tokens = [*prompt_logprobs(self.model.sequence(), self.ids, count)[0], *self.answer.logprobs]
-        if len(shown) == len(self.ids):  # no token before the first one
-            tokens = [LikelyToken(TokenLogprob(shown[0], 0.0), ()), *tokens]
+        if len(shown_ids) == len(self.ids):  # no token before the first one
+            tokens = [LikelyToken(TokenLogprob(shown_ids[0], 0.0), ()), *tokens]
         lists = completion_logprobs(tokens, tokenizer, 0)
         if tokens:
             lists["token_logprobs"][0] = lists["top_logprobs"][0] = None
@@ -80,7 +86,7 @@ class TextCompletion:
 
     def stream(self) -> Iterator[dict[str, object]]:
         """Yield the response as chunks; closing the iterator ends the answer."""
-        sent, offset = 0, len(self.prompt)
+        tokens_sent, offset = 0, len(self.prompt)
 
         def chunk(text: str, reason: str | None, tokens: list[LikelyToken]) -> dict[str, object]:
             lists = completion_logprobs(tokens, self.model.tokenizer, offset) if tokens else None
@@ -89,22 +95,22 @@ class TextCompletion:
 
         try:
             for text in self.answer:
-                tokens = self.answer.logprobs[sent:] if self.logprobs is not None else []
+                tokens = self.answer.logprobs[tokens_sent:] if self.logprobs is not None else []
                 yield chunk(text, None, tokens)
-                sent, offset = sent + len(tokens), offset + len(text)
-            remaining = self.answer.logprobs[sent:] if self.logprobs is not None else []
+                tokens_sent, offset = tokens_sent + len(tokens), offset + len(text)
+            remaining = self.answer.logprobs[tokens_sent:] if self.logprobs is not None else []
             yield chunk("", self.answer.finish_reason, remaining)
         finally:
             self.answer.close()
 
 
-def prompt_ids(model: "Model", given: CompletionArguments) -> list[int]:
+def prompt_ids(model: "Model", arguments: CompletionArguments) -> list[int]:
     """Return the token ids of a prompt. Raises UsageError."""
-    prompt, tokenizer = given.prompt, model.tokenizer
-    if given.suffix is not None:
+    prompt, tokenizer = arguments.prompt, model.tokenizer
+    if arguments.suffix is not None:
         if not isinstance(prompt, str):
             raise UsageError("suffix: prompt should be a text, not token ids, when there is a suffix")
-        return Infill(prompt, given.suffix).encode(tokenizer)
+        return Infill(prompt, arguments.suffix).encode(tokenizer)
     if not isinstance(prompt, str):
         return [int(token) for token in prompt]
     ids = tokenizer.encode(prompt, special=True, bos=True)

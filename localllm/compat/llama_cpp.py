@@ -110,16 +110,16 @@ class Llama:
         n_batch: as passed; it has no effect, the size of prefill chunks is chosen automatically.
     """
 
-    def __init__(self, model_path: str, **given: object) -> None:
+    def __init__(self, model_path: str, **arguments: object) -> None:
         """Open a GGUF file, or a model on this computer by its name.
 
-        given: see OpenArguments. Raises ModelError, MemoryLimitError, UsageError.
+        arguments: see OpenArguments. Raises ModelError, MemoryLimitError, UsageError.
         """
         self._closed = True
-        chosen = OpenArguments.of(given)
-        self.model_path, self.verbose, self.chat_format = model_path, chosen.verbose, chosen.chat_format
-        self._pooling, self._logits_all, self._last_n = chosen.pooling, chosen.logits_all, chosen.last_n_tokens_size
-        self.model = chosen.open_model(resolve(model_path))
+        opening = OpenArguments.of(arguments)
+        self.model_path, self.verbose, self.chat_format = model_path, opening.verbose, opening.chat_format
+        self._pooling, self._logits_all, self._last_n = opening.pooling, opening.logits_all, opening.last_n_tokens_size
+        self.model = opening.open_model(resolve(model_path))
         self._closed = False
         for warning in self.model.warnings:
             warn(warning)
@@ -128,56 +128,59 @@ class Llama:
             for key, value in self.model.file.metadata.items()
             if isinstance(value, str | int | float)
         }
-        self._warn_of_rope_base(chosen)
+        self._warn_of_rope_base(opening)
         self._context: Context | None = None
-        self.n_batch = chosen.n_batch
+        self.n_batch = opening.n_batch
         self._sequence: TokenSequence | None = None
         self._rows = list[np.ndarray]()
-        self.set_seed(chosen.seed)
+        self.set_seed(opening.seed)
 
-    def _warn_of_rope_base(self, chosen: OpenArguments) -> None:
+    def _warn_of_rope_base(self, opening: OpenArguments) -> None:
         """Warn if LangChain's default base and scale are ignored although the file has another base."""
-        own = float(self.metadata.get(f"{self.model.arch}.rope.freq_base", DEFAULT_ROPE[0]))
-        if chosen.is_default_rope and own != DEFAULT_ROPE[0]:
-            warn(
-                f"rope_freq_base {DEFAULT_ROPE[0]:g} with rope_freq_scale 1 counts as unset: the file's {own:g} is used"
-            )
+        base = float(self.metadata.get(f"{self.model.arch}.rope.freq_base", DEFAULT_ROPE[0]))
+        if opening.is_default_rope and base != DEFAULT_ROPE[0]:
+            usual = f"rope_freq_base {DEFAULT_ROPE[0]:g} with rope_freq_scale 1"
+            warn(f"{usual} counts as unset: the file's {base:g} is used")
 
     # ---- texts
 
     @takes(CompletionArguments)
-    def create_completion(self, chosen: CompletionArguments) -> Any:
+    def create_completion(self, arguments: CompletionArguments) -> Any:
         """Complete a prompt: return a dict in OpenAI's layout, or with stream an iterator of chunks.
 
         Raises ContextError, UsageError.
         """
-        name, seed = chosen.model or self.model_path, self._draw_seed(chosen.seed)
-        made = TextCompletion(self.model, chosen, name, self._last_n, seed)
-        return made.stream() if chosen.stream else made.whole()
+        name, seed = arguments.model or self.model_path, self._draw_seed(arguments.seed)
+        completion = TextCompletion(self.model, arguments, name, self._last_n, seed)
+        return completion.stream() if arguments.stream else completion.whole()
 
     @takes(CompletionArguments)
-    def __call__(self, chosen: CompletionArguments) -> Any:
+    def __call__(self, arguments: CompletionArguments) -> Any:
         """Complete a prompt; see create_completion."""
-        return self.create_completion(**vars(chosen))
+        return self.create_completion(**vars(arguments))
 
     @takes(ChatArguments)
-    def create_chat_completion(self, chosen: ChatArguments) -> Any:
+    def create_chat_completion(self, arguments: ChatArguments) -> Any:
         """Answer a conversation: return a dict in OpenAI's layout, or with stream an iterator of chunks.
 
         Raises ContextError, UsageError.
         """
-        name, seed = chosen.model or self.model_path, self._draw_seed(chosen.seed)
-        made = ChatCompletion(self.model, chosen, name, self._last_n, seed)
-        return made.stream() if chosen.stream else made.whole()
+        name, seed = arguments.model or self.model_path, self._draw_seed(arguments.seed)
+        completion = ChatCompletion(self.model, arguments, name, self._last_n, seed)
+        return completion.stream() if arguments.stream else completion.whole()
 
     @takes(ChatArguments)
-    def create_chat_completion_openai_v1(self, chosen: ChatArguments) -> Any:
+    def create_chat_completion_openai_v1(self, arguments: ChatArguments) -> Any:
         """Answer a conversation; return objects of the package openai, which has to be installed."""
         from openai.types.chat import ChatCompletion as Whole
         from openai.types.chat import ChatCompletionChunk
 
-        made = self.create_chat_completion(**vars(chosen))
-        return Whole(**made) if isinstance(made, dict) else (ChatCompletionChunk(**chunk) for chunk in made)
+        completion = self.create_chat_completion(**vars(arguments))
+        return (
+            Whole(**completion)
+            if isinstance(completion, dict)
+            else (ChatCompletionChunk(**chunk) for chunk in completion)
+        )
 
     def set_seed(self, seed: int | None) -> None:
         """Set the seed of the generator that draws seeds for completions without one."""
@@ -206,14 +209,14 @@ class Llama:
         texts = [input] if isinstance(input, str) else list(input)
         overflow = "cut" if truncate else "refuse"
         rows = self.model.embed(texts, normalize=normalize, overflow=overflow, pooling=self._pooling).tolist()
-        made = rows[0] if isinstance(input, str) else rows
+        result = rows[0] if isinstance(input, str) else rows
         if not return_count:
-            return made
-        encode, most = self.model.tokenizer.encode, self.model.context
-        return made, sum(min(len(encode(text, bos=True, eos=True)), most) for text in texts)
+            return result
+        encode, context = self.model.tokenizer.encode, self.model.context
+        return result, sum(min(len(encode(text, bos=True, eos=True)), context) for text in texts)
 
     def create_embedding(self, input: str | Sequence[str], model: str | None = None) -> dict[str, object]:
-        """Embed a text, or several, and return a dict in OpenAI's layout. Raises as embed."""
+        """Embed a text, or several, and return a dict in OpenAI's layout. Raises the errors of embed."""
         rows, count = self.embed([input] if isinstance(input, str) else input, return_count=True)
         data = [{"object": "embedding", "embedding": row, "index": index} for index, row in enumerate(rows)]
         usage = {"prompt_tokens": count, "total_tokens": count}
@@ -276,9 +279,9 @@ class Llama:
             raise UsageError(f"n_tokens should be from 0 to {self.n_tokens}, not {count}")
         if self._sequence and count < self.n_tokens:
             tokens = [int(token) for token in self._sequence.tokens[:count]]
-            held = self._sequence.truncate(count)
-            if held < count:
-                self._sequence.append(tokens[held:], "none")
+            kept_tokens = self._sequence.truncate(count)
+            if kept_tokens < count:
+                self._sequence.append(tokens[kept_tokens:], "none")
             self._rows = [self.scores[:count].copy()] if self._logits_all else []
 
     @property
@@ -300,7 +303,7 @@ class Llama:
 
     @property
     def eval_logits(self) -> deque[list[float]]:
-        """Return the logits after each evaluated token, or without logits_all after the last one only."""
+        """Return the logits after each evaluated token; without logits_all, only those after the last token."""
         rows = self.scores if self._logits_all else np.concatenate(self._rows[-1:] or [np.empty((0, 0))])
         return deque(rows.tolist(), maxlen=self.model.context if self._logits_all else 1)
 
@@ -325,7 +328,7 @@ class Llama:
     def load_state(self, state: LlamaState) -> None:
         """Restore a state of this model from save_state. Raises UsageError."""
         if state.sequence and state.sequence.engine is not self.model.engine:
-            raise UsageError("state should be of this model")
+            raise UsageError("state should be from save_state of this model")
         self.reset()
         self._sequence, self._rows = state.sequence.fork() if state.sequence else None, [*state.rows]
         self.set_seed(state.seed)

@@ -26,13 +26,13 @@ def token_text(token: int, tokenizer: "Tokenizer") -> str:
 def completion_logprobs(tokens: Iterable[LikelyToken], tokenizer: "Tokenizer", offset: int) -> CompletionLogprobs:
     """Return the log probabilities of a completion; offset: characters in front of the first token."""
     lists: CompletionLogprobs = {"tokens": [], "text_offset": [], "token_logprobs": [], "top_logprobs": []}
-    for chosen, likeliest in tokens:
-        text = token_text(chosen.token, tokenizer)
+    for token, likeliest in tokens:
+        text = token_text(token.token, tokenizer)
         lists["tokens"].append(text)
         lists["text_offset"].append(offset)
-        lists["token_logprobs"].append(chosen.logprob)
-        best = {token_text(other.token, tokenizer): other.logprob for other in reversed(likeliest)}
-        lists["top_logprobs"].append({**dict(reversed(best.items())), text: chosen.logprob})
+        lists["token_logprobs"].append(token.logprob)
+        best = {token_text(alternative.token, tokenizer): alternative.logprob for alternative in reversed(likeliest)}
+        lists["top_logprobs"].append({**dict(reversed(best.items())), text: token.logprob})
         offset += len(text)
     return lists
 
@@ -44,5 +44,7 @@ def chat_logprobs(tokens: Iterable[LikelyToken], tokenizer: "Tokenizer") -> dict
         data = tokenizer.token_bytes(token.token) if token.token < tokenizer.vocab_size else b""
         return {"token": data.decode(errors="ignore"), "bytes": [*data], "logprob": token.logprob}
 
-    content = [{**show(chosen), "top_logprobs": [show(other) for other in likeliest]} for chosen, likeliest in tokens]
+    content = [
+        {**show(drawn), "top_logprobs": [show(alternative) for alternative in likeliest]} for drawn, likeliest in tokens
+    ]
     return {"content": content, "refusal": None}

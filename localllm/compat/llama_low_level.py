@@ -57,8 +57,8 @@ class Context:
         """Forget the tokens from position `first` on."""
         if self._sequence and first < len(self._sequence.tokens):
             tokens = [int(token) for token in self._sequence.tokens[:first]]
-            if (held := self._sequence.truncate(first)) < first:
-                self._sequence.append(tokens[held:], "none")
+            if (kept_tokens := self._sequence.truncate(first)) < first:
+                self._sequence.append(tokens[kept_tokens:], "none")
 
     def close(self) -> None:
         """Free the sequence."""
@@ -127,12 +127,21 @@ def llama_token_to_piece(vocab: int, token: int, buffer: Any, length: int, lstri
 
 
 def write_tokens(
-    vocab: int, text: int, length: int, tokens: MutableSequence[int], most: int, add_special: bool, parse_special: bool
+    vocab: int,
+    text: int,
+    length: int,
+    tokens: MutableSequence[int],
+    capacity: int,
+    add_special: bool,
+    parse_special: bool,
 ) -> int:
-    """Write the token ids of a text, an address; return their count, negative if there are more than `most`."""
+    """Write a text's token ids; return their count, as a negative number if there are more than `capacity`.
+
+    text: the address of `length` bytes.
+    """
     data = ctypes.string_at(text, length).decode(errors="replace") if length else ""
     ids = tokenizer_of(vocab).encode(data, parse_special, add_special, add_special)
-    if len(ids) > most:
+    if len(ids) > capacity:
         return -len(ids)
     for index, token in enumerate(ids):
         tokens[index] = token

@@ -79,11 +79,11 @@ def arrange_tensors(
 ) -> Iterator[CheckpointTensor]:
     """Yield all tensors under their GGUF names, in layer order. Raises ModelError for missing or unknown tensors."""
     is_tied = h.tied and not has_own_output(stored, family, h, warnings)
-    wanted = places(family, h.sizes, is_tied)
-    found = match_tensors(stored, family, h, wanted, warnings)
-    for name, place in wanted.items():
-        if all(part in found for part in place.of):
-            sources = [whole(folder, part, found[part], shape, place) for part, shape in place.of.items()]
+    tensor_places = places(family, h.sizes, is_tied)
+    matches = match_tensors(stored, family, h, tensor_places, warnings)
+    for name, place in tensor_places.items():
+        if all(part in matches for part in place.of):
+            sources = [whole(folder, part, matches[part], shape, place) for part, shape in place.of.items()]
             factors = h.factors.get(re.sub(r"^blk\.\d+\.", "", name).removesuffix(".weight"), ())
             yield gguf_tensor(name, scale_rows(place.build(sources), factors))
         elif place.needed:
@@ -93,39 +93,41 @@ def arrange_tensors(
 
 def has_own_output(stored: Mapping[str, Stored], family: Family, h: CheckpointFacts, warnings: list[str]) -> bool:
     """Return whether a checkpoint with a tied output matrix stores one that differs from the embedding."""
-    names, wanted = Names(family, h.sizes), ("token_embd.weight", "output.weight")
-    found = {names.place_of(names.plain(theirs), set(wanted))[0]: theirs for theirs in stored}
-    if not family.decodes or not all(name in found for name in wanted):
+    names, outputs = Names(family, h.sizes), ("token_embd.weight", "output.weight")
+    names_here = {names.place_of(names.plain(stored_name), set(outputs))[0]: stored_name for stored_name in stored}
+    if not family.decodes or not all(name in names_here for name in outputs):
         return False
-    embedding, output = (stored[found[name]] for name in wanted)
-    return unties_output(embedding, output, arch_id(family), warnings, found["output.weight"])
+    embedding, output = (stored[names_here[name]] for name in outputs)
+    return unties_output(embedding, output, arch_id(family), warnings, names_here["output.weight"])
 
 
 def match_tensors(
     stored: Mapping[str, Stored],
     family: Family,
     h: CheckpointFacts,
-    wanted: Mapping[str, TensorPlace],
+    tensor_places: Mapping[str, TensorPlace],
     warnings: list[str],
 ) -> dict[str, Found]:
     """Match stored tensors to the names in TensorPlace.of. Raises ModelError for a tensor that no place needs."""
     names = Names(family, h.sizes)
-    parts = {part for place in wanted.values() for part in place.of}
-    found: dict[str, Found] = {}
-    for theirs, tensor in stored.items():
-        plain = names.plain(theirs)
-        if LEFT_OUT.fullmatch(theirs) or names.is_left_out(plain):
+    parts = {part for place in tensor_places.values() for part in place.of}
+    matches: dict[str, Found] = {}
+    for stored_name, tensor in stored.items():
+        plain = names.plain(stored_name)
+        if LEFT_OUT.fullmatch(stored_name) or names.is_left_out(plain):
             continue
         name, expert = names.place_of(plain, parts)
         if h.tied and name == "output.weight" and name not in parts:
             continue
-        if name not in parts or expert in found.setdefault(name, {}):
-            raise ModelError(f"{tensor.path}: tensor {printable(theirs)} is not part of the architecture {family.arch}")
-        found[name][expert] = tensor
+        if name not in parts or expert in matches.setdefault(name, {}):
+            raise ModelError(
+                f"{tensor.path}: tensor {printable(stored_name)} is not part of the architecture {family.arch}"
+            )
+        matches[name][expert] = tensor
     if names.images:
-        left = f"{names.images} tensors for images are left out: only text remains"
-        warnings.append(f"{left}; use quantize --mmproj to convert the projector")
-    return found
+        warning = f"{names.images} tensors for images are left out: only text remains"
+        warnings.append(f"{warning}; use quantize --mmproj to convert the projector")
+    return matches
 
 
 class Names:
@@ -136,27 +138,27 @@ class Names:
         self._map = gguf.get_tensor_name_map(arch_id(family), sizes["layers"])
         self.images = 0  # number of ignored vision tensors
 
-    def plain(self, theirs: str) -> str:
+    def plain(self, name: str) -> str:
         """Remove prefixes that only some checkpoints have from a tensor's name."""
         for prefix in self._family.prefixes:
-            theirs = theirs.removeprefix(prefix)
+            name = name.removeprefix(prefix)
         for old, new in PARTS.items() if not self._family.decodes else ():
-            theirs = theirs.removesuffix(old) + new if theirs.endswith(old) else theirs
-        return theirs
+            name = name.removesuffix(old) + new if name.endswith(old) else name
+        return name
 
-    def is_left_out(self, theirs: str) -> bool:
+    def is_left_out(self, name: str) -> bool:
         """Return whether a tensor is for images or another task."""
-        if self._family.unread and self._family.unread.fullmatch(theirs):
+        if self._family.unread and self._family.unread.fullmatch(name):
             return True
-        if self._family.sees and OF_IMAGES.fullmatch(theirs):
+        if self._family.sees and OF_IMAGES.fullmatch(name):
             self.images += 1
             return True
         return False
 
-    def place_of(self, theirs: str, parts: set[str]) -> tuple[str, int]:
+    def place_of(self, stored_name: str, parts: set[str]) -> tuple[str, int]:
         """Find the part that a name refers to, "" if there is none, and the expert, -1 for all."""
         plain = (
-            theirs.replace("language_model.", "")
+            stored_name.replace("language_model.", "")
             .replace("text_model.", "")
             .replace("e_score_correction_bias", "e_score_correction.bias")
         )
@@ -167,20 +169,20 @@ class Names:
         if plain in parts:
             return plain, -1
         layer = IN_LAYER.fullmatch(plain)
-        if layer and (own := f"blk.{int(layer[1])}.{layer[2]}") in parts:
-            return own, int(expert[1]) if expert else -1
+        if layer and (key := f"blk.{int(layer[1])}.{layer[2]}") in parts:
+            return key, int(expert[1]) if expert else -1
         name = self._map.get_name(plain, try_suffixes=(".weight", ".bias")) or ""
         name = name if name in parts or name.endswith(".weight") else f"{name}.weight"
         return name, int(expert[1]) if expert else -1
 
 
-def whole(folder: Path, name: str, found: Found, shape: Shape, place: TensorPlace) -> TensorSource:
+def whole(folder: Path, name: str, match: Found, shape: Shape, place: TensorPlace) -> TensorSource:
     """Load a tensor of this shape, which may be stored as one per expert. Raises ModelError."""
-    if -1 in found and len(found) == 1:
-        return check_tensor(found[-1], shape, place.dtypes)
-    if len(shape) != 3 or set(found) != set(range(shape[0])):
-        raise ModelError(f"{folder}: {len(found)} tensors for the experts of {name}; expected {shape[0]}")
-    return stack([check_tensor(found[expert], shape[1:], place.dtypes) for expert in range(shape[0])])
+    if -1 in match and len(match) == 1:
+        return check_tensor(match[-1], shape, place.dtypes)
+    if len(shape) != 3 or set(match) != set(range(shape[0])):
+        raise ModelError(f"{folder}: {len(match)} tensors for the experts of {name}; expected {shape[0]}")
+    return stack([check_tensor(match[expert], shape[1:], place.dtypes) for expert in range(shape[0])])
 
 
 def check_tensor(tensor: Stored, shape: Shape, dtypes: tuple[str, ...]) -> Stored:

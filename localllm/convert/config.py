@@ -55,9 +55,9 @@ class Config:
             content["tie_word_embeddings"] = self.content["tie_word_embeddings"]
         return self.with_content(content)
 
-    def updated(self, **more: object) -> "Config":
+    def updated(self, **changes: object) -> "Config":
         """Copy the object with these values added."""
-        return self.with_content({**self.content, **more})
+        return self.with_content({**self.content, **changes})
 
     def with_content(self, content: Mapping[str, object]) -> "Config":
         """Copy the object with other content."""
@@ -81,11 +81,11 @@ class Config:
         value = self.content.get(name)
         return default if value is None else value
 
-    def count(self, name: str, default: int | None = None, most: int = MOST) -> int:
-        """Return a whole number from 1 to `most`, or the default."""
+    def count(self, name: str, default: int | None = None, maximum: int = MOST) -> int:
+        """Return a whole number from 1 to `maximum`, or the default."""
         value = self.get(name, default)
-        if not isinstance(value, int) or isinstance(value, bool) or not (1 <= value <= most or value == default):
-            raise self.refusal(f"{name} should be a number from 1 to {most}, is {quoted(value)}")
+        if not isinstance(value, int) or isinstance(value, bool) or not (1 <= value <= maximum or value == default):
+            raise self.refusal(f"{name} should be a number from 1 to {maximum}, is {quoted(value)}")
         return value
 
     def number(self, name: str, default: float | None = None) -> float:

@@ -15,7 +15,7 @@ from localllm.files.gguf.header import printable
 def description(folder: Path, shapes: Mapping[str, tuple[int, ...]], warnings: list[str]) -> dict[str, object]:
     """Build name, size, license, languages, ... by the gguf package's rules; warn of an unusable model card.
 
-    shapes: of the tensors, by name.
+    shapes: shapes of the tensors, by name.
     """
     folder = folder.resolve()
     named: dict[str, object] = {"general.type": "model", "general.name": cached_name(folder) or folder.name}
@@ -51,8 +51,8 @@ def size_label(shapes: Mapping[str, tuple[int, ...]]) -> str:
     """Format the number of parameters as "1.5B"; with experts, as "8x7B": their number and the size of one."""
     stacks = {name: shape for name, shape in shapes.items() if "_exps." in name and len(shape) == 3}
     experts = sum(prod(shape) // shape[0] for shape in stacks.values())
-    others = sum(prod(shape) for name, shape in shapes.items() if name not in stacks)
-    return gguf.size_label(others + experts, others, experts, next(iter(stacks.values()))[0] if stacks else 0)
+    dense = sum(prod(shape) for name, shape in shapes.items() if name not in stacks)
+    return gguf.size_label(dense + experts, dense, experts, next(iter(stacks.values()))[0] if stacks else 0)
 
 
 def is_plain(value: object) -> bool:

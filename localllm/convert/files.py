@@ -63,4 +63,4 @@ def report_as_model_error(path: Path) -> Iterator[None]:
         yield
     except (AttributeError, LookupError, TypeError, ValueError, OverflowError, RecursionError) as error:
         problem = f"no {error}" if isinstance(error, KeyError) else str(error)
-        raise ModelError(f"{path}: not as expected: {printable(problem)}") from None
+        raise ModelError(f"{path}: has unexpected content: {printable(problem)}") from None

@@ -77,7 +77,7 @@ def open_folder(path: str | os.PathLike[str]) -> Checkpoint:
         sizes = zip(("out", "in"), matrix.shape, strict=True)
         h = h.updated({}, **{f"{name}_feat_{side}": size for side, size in sizes})
     vocabulary, warnings = vocabulary_metadata(folder, h.sizes["vocab"], family.vocabulary)
-    sampling, more = sampling_metadata(read_json(folder / "generation_config.json") or {})
+    sampling, unknown = sampling_metadata(read_json(folder / "generation_config.json") or {})
     metadata = {"general.architecture": family.arch, **sampling}
     metadata |= description(folder, {t.name: t.shape for t in tensors}, config.warnings)
     if (pooling := pooling_type(folder)) is not None and h.metadata.get("pooling_type") != RANK:
@@ -88,7 +88,7 @@ def open_folder(path: str | os.PathLike[str]) -> Checkpoint:
     metadata |= {**family.more, **(family.of_tensors(stored, h) if family.of_tensors else {})}
     metadata |= {"general.file_type": file_type(tensors), "general.quantization_version": gguf.GGML_QUANT_VERSION}
     refuse_lone_surrogates(folder, metadata)
-    warnings = [*config.warnings, *warn_unused_config(config), *more, *warnings, *warn_unconverted(folder)]
+    warnings = [*config.warnings, *warn_unused_config(config), *unknown, *warnings, *warn_unconverted(folder)]
     warnings += invalid_templates(metadata)
     return Checkpoint(os.fspath(path), checkpoint_files(folder), metadata, tensors, warnings, len(weight_files(folder)))
 
@@ -96,9 +96,9 @@ def open_folder(path: str | os.PathLike[str]) -> Checkpoint:
 def refuse_adapter(folder: Path) -> None:
     """Raise ModelError for an adapter (LoRA, ...) instead of a model."""
     path = folder / "adapter_config.json"
-    if (said := read_json(path)) is None or (folder / "config.json").is_file():
+    if (settings := read_json(path)) is None or (folder / "config.json").is_file():
         return
-    kind, base = said.get("peft_type"), said.get("base_model_name_or_path")
+    kind, base = settings.get("peft_type"), settings.get("base_model_name_or_path")
     name = "a LoRA adapter" if kind in (None, "LORA") else f"an adapter ({printable(str(kind), 20)})"
     of = f", {printable(base, 80)}," if isinstance(base, str) and base else ""
     raise ModelError(f"{folder}: is {name}, not a model: merge it into its base model{of} first")
@@ -108,15 +108,15 @@ def invalid_templates(metadata: Mapping[str, object]) -> list[str]:
     """Warn of chat templates that do not parse."""
     from localllm.text.templates import ChatTemplate  # importing Jinja takes 40 ms
 
-    found = []
+    templates = []
     for key, text in metadata.items():
         if isinstance(text, str) and (key == TEMPLATE or key.startswith(f"{TEMPLATE}.")):
             try:
                 ChatTemplate(text)
             except ModelError as error:
                 name = key.removeprefix(TEMPLATE).removeprefix(".")
-                found.append(f"{error}{f' ({printable(name)})' if name else ''}: it is written as it is")
-    return found
+                templates.append(f"{error}{f' ({printable(name)})' if name else ''}: it is written as it is")
+    return templates
 
 
 def nbytes(tensor: CheckpointTensor) -> int:
@@ -139,8 +139,8 @@ def split_names(sizes: Mapping[str, int], count: int) -> list[list[str]]:
 
 def detect_expert_packing(stored: Mapping[str, Stored], width: int) -> int:
     """Detect how experts are stored: 0 for a tensor each, PACKED for one of all rows, TRANSPOSED for one transposed."""
-    found = [tensor.shape for name, tensor in stored.items() if name.endswith(".experts.down_proj")]
-    return 0 if not found else TRANSPOSED if found[0][-1:] == (width,) else PACKED
+    shapes = [tensor.shape for name, tensor in stored.items() if name.endswith(".experts.down_proj")]
+    return 0 if not shapes else TRANSPOSED if shapes[0][-1:] == (width,) else PACKED
 
 
 def checkpoint_files(folder: Path) -> list[str]:

@@ -29,8 +29,8 @@ class CheckpointFacts:
 
     def updated(self, sizes: Mapping[str, int] = {}, /, **metadata: object) -> "CheckpointFacts":
         """Add sizes and metadata; "__" stands for a dot, and None removes a key."""
-        more = {name.replace("__", "."): value for name, value in metadata.items()}
-        keys = {key: value for key, value in {**self.metadata, **more}.items() if value is not None}
+        values = {name.replace("__", "."): value for name, value in metadata.items()}
+        keys = {key: value for key, value in {**self.metadata, **values}.items() if value is not None}
         return replace(self, sizes={**self.sizes, **sizes}, metadata=keys)
 
 
@@ -75,7 +75,7 @@ def attention_sizes(config: Config) -> dict[str, int]:
         "vocab": config.count("vocab_size"),
         "width": width,
         "hidden": config.count("intermediate_size"),
-        "layers": config.count("num_hidden_layers", most=MOST_LAYERS),
+        "layers": config.count("num_hidden_layers", maximum=MOST_LAYERS),
         "heads": heads,
         "kv_heads": kv_heads,
         "head_dim": head_dim,

@@ -27,11 +27,11 @@ def modules(folder: Path) -> list[tuple[str, Path]]:
     if text is None:
         return []
     with report_as_model_error(path):
-        found = [(str(module["type"]).rpartition(".")[2], Path(module["path"])) for module in json.loads(text)]
-    for _, place in found:
+        kinds = [(str(module["type"]).rpartition(".")[2], Path(module["path"])) for module in json.loads(text)]
+    for _, place in kinds:
         if place.anchor or ".." in place.parts:  # on Windows "/x" and "c:x" are not absolute
             raise ModelError(f"{path}: a module is in an unexpected folder, {printable(str(place))}")
-    return [(kind, folder / place) for kind, place in found]
+    return [(kind, folder / place) for kind, place in kinds]
 
 
 def warn_unconverted(folder: Path) -> list[str]:
@@ -47,12 +47,12 @@ def pooling_type(folder: Path) -> int | None:
     if place is None:
         return None
     path = place / "config.json"
-    said = read_json(path) or {}
-    chosen = [name for flag, name in FLAGS.items() if said.get(flag) is True] or [str(said.get("pooling_mode"))]
-    others = [key for key, value in said.items() if key.startswith("pooling_mode_") and value is True]
-    if len(chosen) != 1 or chosen[0] not in POOLINGS or len(others) > 1:
+    settings = read_json(path) or {}
+    modes = [name for flag, name in FLAGS.items() if settings.get(flag) is True] or [str(settings.get("pooling_mode"))]
+    enabled = [key for key, value in settings.items() if key.startswith("pooling_mode_") and value is True]
+    if len(modes) != 1 or modes[0] not in POOLINGS or len(enabled) > 1:
         raise ModelError(f"{path}: unsupported pooling; supported: mean, cls and lasttoken")
-    return POOLINGS[chosen[0]]
+    return POOLINGS[modes[0]]
 
 
 def projections(folder: Path, are_known: bool) -> dict[str, Stored]:
@@ -61,28 +61,28 @@ def projections(folder: Path, are_known: bool) -> dict[str, Stored]:
     are_known: readers of the architecture support them. Raises ModelError otherwise, and for a matrix with a bias or an
     activation, which GGUF cannot express.
     """
-    found: dict[str, Stored] = {}
+    tensors: dict[str, Stored] = {}
     for kind, place in modules(folder):
         if kind != "Dense":
             continue
-        said = read_json(place / "config.json") or {}
-        activation = str(said.get("activation_function", "Tanh")).rpartition(".")[2]
+        settings = read_json(place / "config.json") or {}
+        activation = str(settings.get("activation_function", "Tanh")).rpartition(".")[2]
         name = DENSE[0] if place.name == "2_Dense" else DENSE[1]
-        if not are_known or said.get("bias", True) or activation != "Identity" or name in found:
+        if not are_known or settings.get("bias", True) or activation != "Identity" or name in tensors:
             raise ModelError(
                 f"{place}: a Dense module with this activation, with a bias, or in this architecture is not supported"
             )
         matrix = read_header(place / "model.safetensors").get("linear.weight")
-        if matrix is None or matrix.shape != (said.get("out_features"), said.get("in_features")):
+        if matrix is None or matrix.shape != (settings.get("out_features"), settings.get("in_features")):
             raise ModelError(f"{place}: linear.weight is missing, or its sizes differ from those in config.json")
-        found[name] = matrix
-    return found
+        tensors[name] = matrix
+    return tensors
 
 
 def prompts(folder: Path) -> dict[str, object]:
     """Read the prefixes of queries and documents, as GGUF keys."""
     path = folder / "config_sentence_transformers.json"
     with report_as_model_error(path):
-        found = (read_json(path) or {}).get("prompts") or {}
-        texts = {role: found[name] for role, names in ROLES.items() for name in names if found.get(name)}
+        prompts_here = (read_json(path) or {}).get("prompts") or {}
+        texts = {role: prompts_here[name] for role, names in ROLES.items() for name in names if prompts_here.get(name)}
     return {f"{PROMPT}{role}": text for role, text in texts.items() if isinstance(text, str)}

@@ -15,7 +15,7 @@ from localllm.text.wordpiece import LONGEST
 
 
 def from_wordpiece(path: Path, content: TokenizerJson, size: int) -> Tokens:
-    """Read WordPiece: pieces that begin words get "▁" in front, others lose their "##". Raises ModelError."""
+    """Read WordPiece: pieces that begin words get "▁" in front, other pieces lose their "##". Raises ModelError."""
     model, (normalizer,) = content["model"], steps(content.get("normalizer")) or [Step()]
     if normalizer.get("type") != "BertNormalizer" or [part["type"] for part in parts(content.get("pre_tokenizer"))] != [
         "BertPreTokenizer"

@@ -50,13 +50,13 @@ def open_pair(path: str | os.PathLike[str]) -> Checkpoint:
     kinds = {config.section(f"{tower}_config").get("hidden_act", "quick_gelu") for tower in MORE}
     if len(kinds) != 1 or (kind := kinds.pop()) not in ACTIVATIONS:
         raise config.refusal("hidden_act: expected quick_gelu or gelu, the same for both encoders")
-    for tower, more in MORE.items():
-        said = config.section(f"{tower}_config")
-        sizes = {ours: said.count(name, DEFAULTS[tower][name]) for ours, name in (SIZES | more).items()}
-        epsilon = said.number("layer_norm_eps", 1e-5)
+    for tower, names in MORE.items():
+        section = config.section(f"{tower}_config")
+        sizes = {ours: section.count(name, DEFAULTS[tower][name]) for ours, name in (SIZES | names).items()}
+        epsilon = section.number("layer_norm_eps", 1e-5)
         keys = {**sizes, "projection_dim": out, "attention.layer_norm_epsilon": epsilon}
         metadata |= {f"clip.{tower}.{name}": value for name, value in keys.items()}
-        parts |= tower_parts(tower, sizes, out, said)
+        parts |= tower_parts(tower, sizes, out, section)
     tensors = read_tensors(folder, parts)
     pictures = preparation(folder)
     for name in ("image_mean", "image_std"):
@@ -70,19 +70,19 @@ def open_pair(path: str | os.PathLike[str]) -> Checkpoint:
     return Checkpoint(os.fspath(path), checkpoint_files(folder), metadata, tensors, warnings)
 
 
-def tower_parts(tower: str, sizes: dict[str, int], out: int, said: Config) -> dict[str, Part]:
+def tower_parts(tower: str, sizes: dict[str, int], out: int, section: Config) -> dict[str, Part]:
     """List the tensors of an encoder."""
-    ours, theirs, width, hidden = tower[0], f"{tower}_model", sizes["embedding_length"], sizes["feed_forward_length"]
+    ours, source, width, hidden = tower[0], f"{tower}_model", sizes["embedding_length"], sizes["feed_forward_length"]
     if width == hidden:  # readers recognize the matrices of a layer by their shapes
-        raise said.refusal("intermediate_size is hidden_size, which is not supported")
-    parts = {} if tower == "text" else of_pictures(theirs, sizes, width)
+        raise section.refusal("intermediate_size is hidden_size, which is not supported")
+    parts = {} if tower == "text" else of_pictures(source, sizes, width)
     if tower == "text":
-        embeddings = f"{theirs}.embeddings"
-        parts |= plain("t.token_embd", f"{embeddings}.token_embedding", said.count("vocab_size", 49408), width)
+        embeddings = f"{source}.embeddings"
+        parts |= plain("t.token_embd", f"{embeddings}.token_embedding", section.count("vocab_size", 49408), width)
         parts |= plain("t.position_embd", f"{embeddings}.position_embedding", sizes["context_length"], width)
-        parts |= with_bias("t.post_ln", f"{theirs}.final_layer_norm", width)
+        parts |= with_bias("t.post_ln", f"{source}.final_layer_norm", width)
     for number in range(sizes["block_count"]):
-        layer, stored = f"{ours}.blk.{number}", f"{theirs}.encoder.layers.{number}"
+        layer, stored = f"{ours}.blk.{number}", f"{source}.encoder.layers.{number}"
         for name in ("q", "k", "v", "out"):
             parts |= with_bias(f"{layer}.attn_{name}", f"{stored}.self_attn.{name}_proj", width, width)
         for name in ("1", "2"):
@@ -93,32 +93,32 @@ def tower_parts(tower: str, sizes: dict[str, int], out: int, said: Config) -> di
     return parts | plain(name, name, out, width)
 
 
-def of_pictures(theirs: str, sizes: dict[str, int], width: int) -> dict[str, Part]:
+def of_pictures(source: str, sizes: dict[str, int], width: int) -> dict[str, Part]:
     """List the tensors that only the image encoder has."""
-    patch, embeddings = sizes["patch_size"], f"{theirs}.embeddings"
+    patch, embeddings = sizes["patch_size"], f"{source}.embeddings"
     patches = (sizes["image_size"] // patch) ** 2
     return {
         "v.class_embd": Part(f"{embeddings}.class_embedding", (width,)),
         **plain("v.patch_embd", f"{embeddings}.patch_embedding", width, 3, patch, patch),
         **plain("v.position_embd", f"{embeddings}.position_embedding", patches + 1, width),
-        **with_bias("v.pre_ln", f"{theirs}.pre_layrnorm", width),
-        **with_bias("v.post_ln", f"{theirs}.post_layernorm", width),
+        **with_bias("v.pre_ln", f"{source}.pre_layrnorm", width),
+        **with_bias("v.post_ln", f"{source}.post_layernorm", width),
     }
 
 
 def read_tensors(folder: Path, parts: dict[str, Part]) -> list[CheckpointTensor]:
     """Read all tensors. Raises ModelError for missing or unknown tensors."""
-    stored, wanted = open_weights(folder), {part.theirs for part in parts.values()}
+    stored, names = open_weights(folder), {part.theirs for part in parts.values()}
     for name, tensor in stored.items():
-        if name not in wanted and name not in UNREAD:
+        if name not in names and name not in UNREAD:
             raise ModelError(f"{tensor.path}: tensor {printable(name)} is not part of CLIP")
-    found = list[CheckpointTensor]()
+    tensors = list[CheckpointTensor]()
     for name, part in parts.items():
         if part.theirs not in stored:
             raise ModelError(f"{folder}: there is no tensor {part.theirs} for {name}")
-        made = check_tensor(stored[part.theirs], part.shape, NUMBERS)
-        found.append(gguf_tensor(name, to_float32(made) if len(made.shape) == CONVOLUTION else made))
-    return found
+        numbers = check_tensor(stored[part.theirs], part.shape, NUMBERS)
+        tensors.append(gguf_tensor(name, to_float32(numbers) if len(numbers.shape) == CONVOLUTION else numbers))
+    return tensors
 
 
 def words(folder: Path) -> dict[str, object]:

@@ -22,19 +22,19 @@ class TensorPlace:
 def places(family: Family, sizes: Sizes, tied: bool) -> dict[str, TensorPlace]:
     """List all tensors of the architecture by their GGUF names, in file order."""
     model = CheckpointModel(family, sizes)
-    found = dict(model.places_of("", "token_embd", ("vocab", "width")))
-    whole = family.whole(sizes) if callable(family.whole) else family.whole
-    for name, dimensions in whole.items():
-        found |= model.places_of("", name, dimensions)
+    result = dict(model.places_of("", "token_embd", ("vocab", "width")))
+    tensors = family.whole(sizes) if callable(family.whole) else family.whole
+    for name, dimensions in tensors.items():
+        result |= model.places_of("", name, dimensions)
     for number in range(sizes["layers"]):
         layer = family.layer(sizes, number) if callable(family.layer) else family.layer
         for name, its in layer.items():
-            found |= model.places_of(f"blk.{number}.", name, its)
+            result |= model.places_of(f"blk.{number}.", name, its)
     if not family.decodes:
-        return found
-    if family.last_norm and family.last_norm not in found:
-        found |= model.places_of("", family.last_norm, ("width",))
-    return found if tied else found | dict(model.places_of("", "output", ("vocab", "width")))
+        return result
+    if family.last_norm and family.last_norm not in result:
+        result |= model.places_of("", family.last_norm, ("width",))
+    return result if tied else result | dict(model.places_of("", "output", ("vocab", "width")))
 
 
 @frozen

@@ -100,7 +100,7 @@ _KINDS = [
 def probe() -> str:
     """Build the text: every pair of character classes, then 12,000 random classes, which give longer sequences."""
     draw = random.Random(0)
-    pairs = [one + other for one in _KINDS for other in _KINDS]
+    pairs = [first + second for first in _KINDS for second in _KINDS]
     return "".join(pairs) + "".join(_KINDS[int(draw.random() * len(_KINDS))] for _ in range(12000))
 
 
@@ -110,20 +110,20 @@ def pretokenizer_name(content: Step | None, ignore_merges: bool) -> str:
 
     empty = {"version": "1.0", "added_tokens": [], "model": {"type": "BPE", "vocab": {}, "merges": []}}
     try:
-        cut = Tokenizer.from_str(json.dumps(empty | {"pre_tokenizer": content})).pre_tokenizer
+        splitter = Tokenizer.from_str(json.dumps(empty | {"pre_tokenizer": content})).pre_tokenizer
     except MemoryError:
         raise
     except Exception as error:  # the package raises no subclass
         raise ModelError(f"the pre-tokenizer is not valid: {error}") from None
-    if cut is None or any(part.get("add_prefix_space") for part in parts(content)):
+    if splitter is None or any(part.get("add_prefix_space") for part in parts(content)):
         raise ModelError("a pre-tokenizer that adds a space before texts, or does not cut them, is not supported")
-    known = candidates(ignore_merges)
+    families = candidates(ignore_merges)
     for text in (probe()[-300:], probe()):  # a short text rules out most
-        words = [span for _, span in cut.pre_tokenize_str(text)]
-        known = {name: family for name, family in known.items() if split_words(family, text) == words}
-    if not known:
+        words = [span for _, span in splitter.pre_tokenize_str(text)]
+        families = {name: family for name, family in families.items() if split_words(family, text) == words}
+    if not families:
         raise ModelError("the pre-tokenizer is unknown to localllm and llama.cpp")
-    name = next(iter(known))
+    name = next(iter(families))
     return USUAL_NAMES.get(name, name)
 
 
@@ -137,12 +137,12 @@ def parts(content: Step | None) -> list[Step]:
 def candidates(ignore_merges: bool) -> dict[str, PreTokenizer]:
     """Return the byte-level pre-tokenizers, by the first name of each."""
     families: dict[PreTokenizer, str] = {}
-    for name, known in PRETOKENIZERS.items():
-        if not known.marks_spaces and known.ignore_merges == ignore_merges:
-            families.setdefault(known, name)
-    return {name: known for known, name in families.items()}
+    for name, family in PRETOKENIZERS.items():
+        if not family.marks_spaces and family.ignore_merges == ignore_merges:
+            families.setdefault(family, name)
+    return {name: family for family, name in families.items()}
 
 
-def split_words(known: PreTokenizer, text: str) -> list[tuple[int, int]]:
+def split_words(family: PreTokenizer, text: str) -> list[tuple[int, int]]:
     """Return the (begin, end) of each word that a known pre-tokenizer makes."""
-    return list(pairwise(accumulate(map(len, make_splitter(known.patterns)(text)), initial=0)))
+    return list(pairwise(accumulate(map(len, make_splitter(family.patterns)(text)), initial=0)))

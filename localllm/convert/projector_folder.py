@@ -64,24 +64,24 @@ def text_width(config: Config) -> int:
 def preparation(folder: Path) -> Config:
     """Read how images are preprocessed. Raises ModelError."""
     path = folder / "preprocessor_config.json"
-    found, newer = read_json(path), read_json(folder / "processor_config.json")
-    if found is None and (newer is None or "image_processor" not in newer):
+    settings, newer = read_json(path), read_json(folder / "processor_config.json")
+    if settings is None and (newer is None or "image_processor" not in newer):
         raise ModelError(f"{path}: this file is missing; it defines the image preprocessing")
-    return Config({**(found or {}), **Config(newer or {}, path).section("image_processor").content}, path)
+    return Config({**(settings or {}), **Config(newer or {}, path).section("image_processor").content}, path)
 
 
 def tensors_of(folder: Path, stored: Mapping[str, Stored], facts: ProjectorFacts) -> Iterator[CheckpointTensor]:
     """Yield all tensors of encoder and projector. Raises ModelError for missing or unknown tensors."""
-    found = {OF_IMAGES.sub("", name, count=1): tensor for name, tensor in stored.items() if OF_IMAGES.match(name)}
-    wanted = {part.theirs for part in facts.parts.values()}
-    for name, tensor in found.items():
-        if name not in wanted and not UNREAD.fullmatch(name) and not name.startswith(facts.unread):
+    images = {OF_IMAGES.sub("", name, count=1): tensor for name, tensor in stored.items() if OF_IMAGES.match(name)}
+    names = {part.theirs for part in facts.parts.values()}
+    for name, tensor in images.items():
+        if name not in names and not UNREAD.fullmatch(name) and not name.startswith(facts.unread):
             kind = facts.metadata["projector_type"]
             raise ModelError(
                 f"{tensor.path}: tensor {printable(tensor.name)} is not part of projectors of the type {kind}"
             )
     for name, part in facts.parts.items():
-        if part.theirs not in found:
+        if part.theirs not in images:
             raise ModelError(f"{folder}: there is no tensor {part.theirs} for {name}")
-        made = part.convert(check_tensor(found[part.theirs], part.shape, NUMBERS))
-        yield gguf_tensor(name, to_float32(made) if len(made.shape) == CONVOLUTION else made)
+        numbers = part.convert(check_tensor(images[part.theirs], part.shape, NUMBERS))
+        yield gguf_tensor(name, to_float32(numbers) if len(numbers.shape) == CONVOLUTION else numbers)

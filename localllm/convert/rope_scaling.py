@@ -40,56 +40,62 @@ def read_rope(config: Config, dims: int, context: int, kinds: tuple[str, ...]) -
     """
     rope = rope_parameters(config)
     base = rope.number("rope_theta", 10000.0)
-    found = RopeScaling({"freq_base": base})
+    scaling = RopeScaling({"freq_base": base})
     kind = rope.get("rope_type", rope.get("type", "default"))
     if SECTIONS in kinds:
-        found.metadata["dimension_sections"] = sections(rope, dims)
+        scaling.metadata["dimension_sections"] = sections(rope, dims)
     if kind == PLAIN or (kind == SECTIONS and kind in kinds):
-        return found
+        return scaling
     if kind == BEYOND and kind in kinds:
-        said = f"rope scaling {kind} by {rope.number('factor', 1.0)}"
-        config.warnings.append(f"{said} is ignored: beyond {context} tokens answers get worse")
-        return found
+        description = f"rope scaling {kind} by {rope.number('factor', 1.0)}"
+        config.warnings.append(f"{description} is ignored: beyond {context} tokens answers get worse")
+        return scaling
     if not isinstance(kind, str) or kind not in kinds:
         raise config.refusal(f"rope scaling {printable(str(kind))} is not supported")
     if kind == "linear":
-        found.metadata |= {"scaling.type": "linear", "scaling.factor": rope.number("factor")}
+        scaling.metadata |= {"scaling.type": "linear", "scaling.factor": rope.number("factor")}
     elif kind == "yarn":
         rope.only("truncate", True, *([False] if "untruncated" in kinds else []))
         for name, usual in () if "bordered" in kinds else (("beta_fast", 32), ("beta_slow", 1)):
             rope.only(name, usual)
-        found.metadata |= yarn(rope, context)
+        scaling.metadata |= yarn(rope, context)
     elif kind == "llama3":
-        found.tensors["rope_freqs.weight"] = llama3_factors(rope, base, dims)
+        scaling.tensors["rope_freqs.weight"] = llama3_factors(rope, base, dims)
     else:
-        add_long_rope(found, rope, dims, context)
-    return found
+        add_long_rope(scaling, rope, dims, context)
+    return scaling
 
 
 def sections(rope: Config, dims: int) -> list[int]:
     """Return how many pairs rotate by time, height, width and a fourth position (M-RoPE). Raises ModelError."""
-    found = rope.get("mrope_section")
-    if not isinstance(found, list) or len(found) != 3 or not all(type(count) is int and count > 0 for count in found):
+    counts = rope.get("mrope_section")
+    if (
+        not isinstance(counts, list)
+        or len(counts) != 3
+        or not all(type(count) is int and count > 0 for count in counts)
+    ):
         raise rope.refusal("mrope_section should be three numbers")
-    if sum(found) * 2 != dims:
-        raise rope.refusal(f"mrope_section: {sum(found)} pairs; expected {dims // 2}")
-    return [*found, 0]
+    if sum(counts) * 2 != dims:
+        raise rope.refusal(f"mrope_section: {sum(counts)} pairs; expected {dims // 2}")
+    return [*counts, 0]
 
 
 def yarn(rope: Config, context: int) -> dict[str, object]:
     """Read YaRN (Peng et al. 2023). GGUF's readers apply the factor 1 + 0.1 ln(factor); the rest of it is stored."""
     factor = rope.number("factor")
-    wanted = yarn_magnitude(factor, 1)
+    magnitude = yarn_magnitude(factor, 1)
     if rope.get("attention_factor") is not None:
-        wanted = rope.number("attention_factor")
+        magnitude = rope.number("attention_factor")
     elif rope.get("mscale") and rope.get("mscale_all_dim"):
-        wanted = yarn_magnitude(factor, rope.number("mscale")) / yarn_magnitude(factor, rope.number("mscale_all_dim"))
+        magnitude = yarn_magnitude(factor, rope.number("mscale")) / yarn_magnitude(
+            factor, rope.number("mscale_all_dim")
+        )
     original = rope.count("original_max_position_embeddings", context)
     scaling = {"scaling.type": "yarn", "scaling.factor": factor, "scaling.original_context_length": original}
     borders = ("beta_fast", "beta_slow")
     scaling |= {f"scaling.yarn_{name}": rope.number(name) for name in borders if rope.get(name) is not None}
-    rest = wanted / (1 + 0.1 * math.log(factor))
-    return scaling if math.isclose(rest, 1) else scaling | {"scaling.attn_factor": rest}
+    ratio = magnitude / (1 + 0.1 * math.log(factor))
+    return scaling if math.isclose(ratio, 1) else scaling | {"scaling.attn_factor": ratio}
 
 
 def yarn_magnitude(factor: float, scale: float) -> float:
@@ -105,16 +111,16 @@ def llama3_factors(rope: Config, base: float, dims: int) -> np.ndarray:
     rotations = (
         original / (2 * math.pi) * base ** (-np.arange(0, dims, 2) / dims)
     )  # positions within the original context
-    kept = np.clip((rotations - low) / (high - low), 0, 1)
-    return (1 / ((1 - kept) / factor + kept)).astype(np.float32)
+    blend = np.clip((rotations - low) / (high - low), 0, 1)
+    return (1 / ((1 - blend) / factor + blend)).astype(np.float32)
 
 
-def add_long_rope(found: RopeScaling, rope: Config, dims: int, context: int) -> None:
+def add_long_rope(scaling: RopeScaling, rope: Config, dims: int, context: int) -> None:
     """Add LongRoPE (Ding et al. 2024): factors within and beyond the original context, and a magnitude."""
     original = rope.count("original_max_position_embeddings", context)
     stretch = context / original
     usual = math.sqrt(1 + math.log(stretch) / math.log(max(original, 2))) if stretch > 1 else 1.0
-    found.metadata["scaling.attn_factor"] = rope.number("attention_factor", usual)
+    scaling.metadata["scaling.attn_factor"] = rope.number("attention_factor", usual)
     for length in ("long", "short"):
         factors = rope.numbers(f"{length}_factor", dims // 2)
-        found.tensors[f"rope_factors_{length}.weight"] = np.array(factors, np.float32)
+        scaling.tensors[f"rope_factors_{length}.weight"] = np.array(factors, np.float32)

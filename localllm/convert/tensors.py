@@ -44,9 +44,9 @@ def pick_rows(source: TensorSource, shape: Shape, where: Callable[[np.ndarray], 
     """Reorder rows; where: int [rows], the source's row for each new row."""
 
     def rows(first: int, last: int) -> np.ndarray:
-        wanted = where(np.arange(first, last))
-        start = int(wanted.min())
-        result: np.ndarray = source.rows(start, int(wanted.max()) + 1)[wanted - start]
+        places = where(np.arange(first, last))
+        start = int(places.min())
+        result: np.ndarray = source.rows(start, int(places.max()) + 1)[places - start]
         return result
 
     return DerivedSource(source.dtype, shape, rows)
@@ -106,15 +106,15 @@ def stack(sources: Sequence[TensorSource]) -> DerivedSource:
 
 def pad_rows(source: TensorSource, height: int) -> TensorSource:
     """Pad a matrix with rows of zeros up to a height."""
-    known, width = source.shape
+    stored_rows, width = source.shape
 
     def rows(first: int, last: int) -> np.ndarray:
-        found = np.zeros((last - first, width * BYTES[source.dtype]), np.uint8)
-        if first < known:
-            found[: known - first] = source.rows(first, min(last, known))
-        return found
+        padded = np.zeros((last - first, width * BYTES[source.dtype]), np.uint8)
+        if first < stored_rows:
+            padded[: stored_rows - first] = source.rows(first, min(last, stored_rows))
+        return padded
 
-    return source if known == height else DerivedSource(source.dtype, (height, width), rows)
+    return source if stored_rows == height else DerivedSource(source.dtype, (height, width), rows)
 
 
 def transpose(source: TensorSource) -> DerivedSource:
@@ -123,12 +123,12 @@ def transpose(source: TensorSource) -> DerivedSource:
     item = BYTES[source.dtype]
 
     def rows(first: int, last: int) -> np.ndarray:
-        found = []
+        parts = []
         for matrix in range(first // width, -(-last // width)):
-            whole = source.rows(matrix * height, (matrix + 1) * height).reshape(height, width, item)
-            columns = whole[:, max(first - matrix * width, 0) : min(last - matrix * width, width)]
-            found.append(columns.transpose(1, 0, 2).reshape(-1, height * item))
-        return np.concatenate(found)
+            matrix_rows = source.rows(matrix * height, (matrix + 1) * height).reshape(height, width, item)
+            columns = matrix_rows[:, max(first - matrix * width, 0) : min(last - matrix * width, width)]
+            parts.append(columns.transpose(1, 0, 2).reshape(-1, height * item))
+        return np.concatenate(parts)
 
     return DerivedSource(source.dtype, (*stack, width, height), rows)
 
@@ -143,8 +143,8 @@ def permute_columns(source: TensorSource, order: np.ndarray) -> DerivedSource:
     item = BYTES[source.dtype]
 
     def rows(first: int, last: int) -> np.ndarray:
-        whole = source.rows(first, last).reshape(last - first, source.shape[-1], item)
-        return np.ascontiguousarray(whole[:, order]).reshape(last - first, -1)
+        all_rows = source.rows(first, last).reshape(last - first, source.shape[-1], item)
+        return np.ascontiguousarray(all_rows[:, order]).reshape(last - first, -1)
 
     return DerivedSource(source.dtype, source.shape, rows)
 

@@ -11,7 +11,7 @@ ROWS = 4096  # compared at once
 def unties_output(
     embedding: TensorSource, output: TensorSource, arch: gguf.MODEL_ARCH, warnings: list[str], name: str
 ) -> bool:
-    """Return whether the stored output matrix differs from the embedding. name: of the output matrix.
+    """Return whether the stored output matrix differs from the embedding. name: name of the output matrix.
 
     Tools that merge adapters or train heads store such a matrix without changing `tie_word_embeddings`; transformers 5
     and llama.cpp's converter then use both.

@@ -157,7 +157,10 @@ def refuse_cuts(path: Path, content: TokenizerJson) -> None:
 
 
 def cuts_nothing(part: Step, content: TokenizerJson) -> bool:
-    """Return whether a step does not split texts: Gemma's, say, splits at spaces, which were replaced before."""
+    """Return whether a step never splits a text.
+
+    Gemma's, for example, splits at spaces, but an earlier step replaced them.
+    """
     if part.get("type") == "Split" and part.get("pattern") == {"String": " "}:
         return any(step.get("type") == "Replace" for step in steps(content.get("normalizer")))
     return part.get("type") == "Metaspace" and part.get("split") is False
@@ -176,13 +179,13 @@ def scores_of_merges(path: Path, plain: set[str], pairs: list[tuple[str, str]]) 
         if len(pieces) > 1 and lengths != sorted(lengths, reverse=True):  # Hugging Face's order among equal scores
             raise ModelError(f"{path}: the merges of {printable(min(pieces))} are not consecutive as SentencePiece's")
         scores |= dict.fromkeys(pieces, float(-rank))
-    known = set(pairs)
+    listed = set(pairs)
     for piece in plain:
-        for cut in range(1, len(piece)):
-            pair = piece[:cut], piece[cut:]
-            if pair not in known and pair[0] in plain and pair[1] in plain:
-                made = f"{printable(piece)} of {printable(' '.join(pair))}"
-                raise ModelError(f"{path}: no merge makes {made}, as SentencePiece would")
+        for split_at in range(1, len(piece)):
+            pair = piece[:split_at], piece[split_at:]
+            if pair not in listed and pair[0] in plain and pair[1] in plain:
+                description = f"{printable(piece)} of {printable(' '.join(pair))}"
+                raise ModelError(f"{path}: no merge makes {description}, as SentencePiece would")
     return scores
 
 

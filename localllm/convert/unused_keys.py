@@ -78,16 +78,16 @@ def warn_unused_config(config: Config) -> list[str]:
     return warning("config.json", [name for name in names if not MEANINGLESS.fullmatch(name)])
 
 
-def paths(content: Mapping[str, object], asked: Collection[str], prefix: str = "") -> Iterable[str]:
+def paths(content: Mapping[str, object], read_keys: Collection[str], prefix: str = "") -> Iterable[str]:
     """Yield the names of values that were not read, including those in objects that were."""
     for key, value in content.items():
         name = f"{prefix}{key}"
         if not says_something(value):
             continue
-        if name not in asked:
+        if name not in read_keys:
             yield name
         elif isinstance(value, dict):
-            yield from paths(value, asked, f"{name}.")
+            yield from paths(value, read_keys, f"{name}.")
 
 
 def says_something(value: object) -> bool:
@@ -96,15 +96,15 @@ def says_something(value: object) -> bool:
 
 
 def warn_unused(
-    file: str, content: Mapping[str, object], used: Collection[str], meaningless: re.Pattern[str]
+    file: str, content: Mapping[str, object], read_keys: Collection[str], meaningless: re.Pattern[str]
 ) -> list[str]:
     """Warn of keys in another file."""
-    names = [name for name, value in content.items() if says_something(value) and name not in used]
+    names = [name for name, value in content.items() if says_something(value) and name not in read_keys]
     return warning(file, [name for name in names if not meaningless.fullmatch(name)])
 
 
 def warning(file: str, names: list[str]) -> list[str]:
     """Format one warning, or none."""
-    more = f" and {len(names) - MOST} more" if len(names) > MOST else ""
-    said = ", ".join(printable(name, 60) for name in names[:MOST])
-    return [f"{file}: {said}{more}: not known here, left out"] if names else []
+    more_names = f" and {len(names) - MOST} more" if len(names) > MOST else ""
+    listed = ", ".join(printable(name, 60) for name in names[:MOST])
+    return [f"{file}: {listed}{more_names}: not known here, left out"] if names else []

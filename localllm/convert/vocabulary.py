@@ -38,8 +38,8 @@ class VocabularySettings:
     @classmethod
     def read(cls, folder: Path) -> "VocabularySettings":
         names = ("tokenizer_config", "special_tokens_map", "config", "generation_config")
-        others = [read_json(folder / f"{name}.json") or {} for name in names]
-        return cls(folder, cast("TokenizerJson | None", read_json(folder / "tokenizer.json")), *others)
+        contents = [read_json(folder / f"{name}.json") or {} for name in names]
+        return cls(folder, cast("TokenizerJson | None", read_json(folder / "tokenizer.json")), *contents)
 
     def text(self, name: str) -> str | None:
         """Return the text of a special token: bos, eos, unk or pad."""
@@ -52,11 +52,11 @@ class VocabularySettings:
 
     def ids(self, name: str) -> list[int]:
         """Return the ids of a special token; there may be several for eos."""
-        found: dict[int, None] = {}
+        tokens: dict[int, None] = {}
         for content in (self.model, self.generation):
             value = content.get(f"{name}_token_id")
-            found |= dict.fromkeys(filter(is_whole, as_list(value)))
-        return list(found)
+            tokens |= dict.fromkeys(filter(is_whole, as_list(value)))
+        return list(tokens)
 
     def template(self) -> dict[str, str | None] | None:
         """Return the tokens that tokenizer.json adds before (bos) and after (eos) a text; None if not specified."""
@@ -106,7 +106,7 @@ def odd_settings(settings: VocabularySettings) -> list[str]:
         f"{file}: {name}_token_id is not a number"
         for file, content in named.items()
         for name in SPECIAL
-        if not all(is_whole(one) for one in as_list(content.get(f"{name}_token_id")))
+        if not all(is_whole(token) for token in as_list(content.get(f"{name}_token_id")))
     ]
     kinds: dict[str, type | tuple[type, ...]] = {
         "add_bos_token": bool,
@@ -168,11 +168,11 @@ def token_flags(tokens: Tokens, settings: VocabularySettings, ids: Mapping[str, 
         return metadata
     for name, default in (("bos", tokens.model in ("llama", "gemma4")), ("eos", None)):
         token, template = ids.get(f"{PREFIX}{name}_token_id"), settings.template()
-        wanted = settings.config.get(f"add_{name}_token")
-        if not isinstance(wanted, bool):
-            wanted = default if template is None or token is None else template[name] == tokens.pieces[token]
-        if wanted is not None:
-            metadata[f"{PREFIX}add_{name}_token"] = wanted and token is not None
+        adds = settings.config.get(f"add_{name}_token")
+        if not isinstance(adds, bool):
+            adds = default if template is None or token is None else template[name] == tokens.pieces[token]
+        if adds is not None:
+            metadata[f"{PREFIX}add_{name}_token"] = adds and token is not None
     adds_space = settings.config.get("add_prefix_space")
     adds_space = adds_space if isinstance(adds_space, bool) else tokens.adds_space
     if adds_space is not None:
@@ -190,11 +190,11 @@ def extra_end_tokens(metadata: Mapping[str, object], settings: VocabularySetting
     if lines := oddities.lines():
         raise ModelError(lines[0].removeprefix("the file has irregularities that do not change its meaning: "))
     ends = [token for token in settings.ids("eos") if 0 <= token < len(vocabulary.pieces)]
-    more = [token for token in ends if token not in vocabulary.end_ids]
-    found: dict[str, object] = {
-        f"{PREFIX}{name}_token_id": token for name, token in zip(("eot", "eom"), more, strict=False)
+    extra = [token for token in ends if token not in vocabulary.end_ids]
+    named: dict[str, object] = {
+        f"{PREFIX}{name}_token_id": token for name, token in zip(("eot", "eom"), extra, strict=False)
     }
-    return found | ({f"{PREFIX}{MORE_ENDS}": np.array(ends, np.int32)} if len(more) > len(found) else {})
+    return named | ({f"{PREFIX}{MORE_ENDS}": np.array(ends, np.int32)} if len(extra) > len(named) else {})
 
 
 def dropped_end_tokens(tokens: Tokens, settings: VocabularySettings) -> list[str]:

@@ -40,12 +40,12 @@ class Stored:
     def rows(self, first: int, last: int) -> np.ndarray:
         """Read rows first to last - 1: uint8 [last - first, bytes of a row]. Raises ModelError."""
         row_bytes = self.shape[-1] * BYTES[self.dtype]
-        wanted = (last - first) * row_bytes
+        nbytes = (last - first) * row_bytes
         try:
-            data = np.fromfile(self.path, np.uint8, wanted, offset=self.start + first * row_bytes)
+            data = np.fromfile(self.path, np.uint8, nbytes, offset=self.start + first * row_bytes)
         except OSError as error:
             raise ModelError(f"{self.path}: cannot be read: {error.strerror or error}") from None
-        if len(data) != wanted:
+        if len(data) != nbytes:
             raise ModelError(f"{self.path}: the file was truncated while it was read")
         return data.reshape(last - first, row_bytes)
 
@@ -60,17 +60,17 @@ class HeaderEntry(TypedDict):
 
 def open_weights(folder: Path) -> dict[str, Stored]:
     """Find all tensors of a checkpoint by name. Raises ModelError."""
-    found: dict[str, Stored] = {}
+    tensors_found: dict[str, Stored] = {}
     for path in weight_files(folder):
         tensors = read_header(path)
-        for name in tensors.keys() & found.keys():
-            raise ModelError(f"{path}: tensor {printable(name)} is in {found[name].path.name} too")
-        found |= tensors
+        for name in tensors.keys() & tensors_found.keys():
+            raise ModelError(f"{path}: tensor {printable(name)} is in {tensors_found[name].path.name} too")
+        tensors_found |= tensors
     if not (folder / WHOLE).is_file():
         for name, file in (read_index(folder) or {}).items():
-            if name not in found:
+            if name not in tensors_found:
                 raise ModelError(f"{folder / INDEX}: tensor {printable(name)} should be in {file}, and is not")
-    return unwrap(found)
+    return unwrap(tensors_found)
 
 
 def unwrap(stored: Mapping[str, Stored]) -> dict[str, Stored]:
@@ -124,9 +124,9 @@ def without_weights(folder: Path) -> str:
         return "the weights are in Mistral's own layout; the folder with config.json and model.safetensors is needed"
     if any(folder.glob("*.gguf")):
         return "there is no model.safetensors; name the GGUF file itself"
-    others = sorted(path.name for path in folder.glob("*.safetensors") if not path.name.startswith("adapter_"))
-    if others:
-        return f"there is no model.safetensors; if {printable(others[0], 80)} has the weights, rename it"
+    files = sorted(path.name for path in folder.glob("*.safetensors") if not path.name.startswith("adapter_"))
+    if files:
+        return f"there is no model.safetensors; if {printable(files[0], 80)} has the weights, rename it"
     return "there is no model.safetensors"
 
 

@@ -35,7 +35,10 @@ class Backend(Protocol):
         ...
 
     def encode(self, spans: Ids[Span], precise: bool) -> None:
-        """Run the encoder over whole texts, each in a span; decoding attends to its output. Raises as `run`."""
+        """Run the encoder over whole texts, each in a span; decoding attends to its output.
+
+        Raises the errors of `run`.
+        """
         ...
 
     def prepare_all(self) -> None:

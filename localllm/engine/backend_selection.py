@@ -73,62 +73,66 @@ def choose_backend(options: EngineOptions, has_driver: Callable[[], bool]) -> Ba
     return BackendChoice("card")
 
 
-def build_backend(said: TracedModel, options: EngineOptions) -> SelectedBackend:
+def build_backend(traced: TracedModel, options: EngineOptions) -> SelectedBackend:
     """Build the backend of a model. Raises LocalllmError."""
     kind, note = choose_backend(options, has_driver)
     if kind == "reference":
-        return SelectedBackend(reference(said, options))
+        return SelectedBackend(reference(traced, options))
     if kind == "card":
-        found = on_card(said, options)
-        if isinstance(found, SelectedBackend):
-            return found
-        note = found
-    operations = options.observer.watch(said.operations) if options.observer else said.operations
-    backend = CpuBackend(operations, said.states, said.context, options, said.encoding, said.rows)
+        choice = on_card(traced, options)
+        if isinstance(choice, SelectedBackend):
+            return choice
+        note = choice
+    operations = options.observer.watch(traced.operations) if options.observer else traced.operations
+    backend = CpuBackend(operations, traced.states, traced.context, options, traced.encoding, traced.rows)
     return SelectedBackend(backend, note=note)
 
 
-def reference(said: TracedModel, options: EngineOptions) -> Backend:
+def reference(traced: TracedModel, options: EngineOptions) -> Backend:
     """Build the NumPy backend."""
     from localllm.engine.reference import ReferenceBackend  # rarely needed
 
-    forward = partial(said.forward, w=Weights(said.file.tensors), h=said.hyperparameters)
-    encode = said.hyperparameters.encode
-    encoding = encode and partial(encode, w=Weights(said.file.tensors), h=said.hyperparameters)
-    return ReferenceBackend(forward, options.kv_cache_type, said.context, options.observer, encoding)
+    forward = partial(traced.forward, w=Weights(traced.file.tensors), h=traced.hyperparameters)
+    encode = traced.hyperparameters.encode
+    encoding = encode and partial(encode, w=Weights(traced.file.tensors), h=traced.hyperparameters)
+    return ReferenceBackend(forward, options.kv_cache_type, traced.context, options.observer, encoding)
 
 
-def on_card(said: TracedModel, options: EngineOptions) -> SelectedBackend | str | None:
+def on_card(traced: TracedModel, options: EngineOptions) -> SelectedBackend | str | None:
     """Build a backend with a GPU; if it gets no layers, return the reason, None if none is expected.
 
     Raises LocalllmError.
     """
-    if said.encoding:
+    if traced.encoding:
         if options.backend != "auto":
             raise UnsupportedError("encoder models run on the CPU only: use --device cpu")
         return "the CPU computes: encoders do not run on GPUs"
     from localllm.engine.cuda.devices import place_layers
     from localllm.engine.cuda.program import buffer_bytes
 
-    layers, buffers = said.hyperparameters.layers, partial(buffer_bytes, said.operations)
-    found = place_layers(options, said.file, said.states, layers, said.context, buffers)
-    if found.card is None or not found.layers:
-        return found.warning
+    layers, buffers = traced.hyperparameters.layers, partial(buffer_bytes, traced.operations)
+    placement = place_layers(options, traced.file, traced.states, layers, traced.context, buffers)
+    if placement.card is None or not placement.layers:
+        return placement.warning
     try:
-        backend = card_backend(said, options, found)
+        backend = card_backend(traced, options, placement)
     except LocalllmError as error:
-        found.card.close()
+        placement.card.close()
         if options.backend != "auto":
             raise
         return f"the CPU computes: {error}"
-    limits = (found.card.bandwidth, found.card.peak) if found.layers == layers else None
-    return SelectedBackend(backend, f"{found.card.name}, {found.layers} of {layers} layers", found.warning, limits)
+    limits = (placement.card.bandwidth, placement.card.peak) if placement.layers == layers else None
+    return SelectedBackend(
+        backend, f"{placement.card.name}, {placement.layers} of {layers} layers", placement.warning, limits
+    )
 
 
-def card_backend(said: TracedModel, options: EngineOptions, found: "GpuPlacement") -> Backend:
+def card_backend(traced: TracedModel, options: EngineOptions, placement: "GpuPlacement") -> Backend:
     """Build the GPU backend. Raises MemoryLimitError, UnsupportedError, LocalllmError."""
     from localllm.engine.cuda.backend import CudaBackend
 
-    assert found.card
-    on_cpu = said.hyperparameters.layers - found.layers
-    return CudaBackend(found.card, said.operations, said.states, said.context, options, on_cpu, found.spare)
+    assert placement.card
+    on_cpu = traced.hyperparameters.layers - placement.layers
+    return CudaBackend(
+        placement.card, traced.operations, traced.states, traced.context, options, on_cpu, placement.spare
+    )

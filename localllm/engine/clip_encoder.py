@@ -34,7 +34,7 @@ class ClipEncoder:
         """Open a CLIP file. Raises ModelError if it is another one, or damaged."""
         self._path, self._options, self.lock = file.path, options, lock_for(self)
         self._pair, self._weights = clip.read_pair(file), Weights(file.tensors)
-        self._said = trace_parts(file, self._pair)
+        self._parts = trace_parts(file, self._pair)
         self.width, self.context = self._pair.text.out, self._pair.text.context
         self.vocab_size = self._weights.part("t.").token_embd.shape[0]
         self._programs: dict[int, VisionProgram] = {}
@@ -58,7 +58,7 @@ class ClipEncoder:
         """Run one of the four programs (0, 1: images and projection; 2, 3: texts and projection)."""
         if number not in self._programs:
             h = self._pair[number // 2]
-            self._programs[number] = VisionProgram(self._said[number], h, self._options)
+            self._programs[number] = VisionProgram(self._parts[number], h, self._options)
         try:
             return self._programs[number].run(rows)
         except ModelError as error:
@@ -76,21 +76,24 @@ def trace_parts(file: GGUFFile, pair: clip.Towers) -> list[TracedPart]:
 
     Raises ModelError.
     """
-    said: list[TracedPart] = []
+    traced: list[TracedPart] = []
     parts: list[tuple[Forward, Forward, clip.ClipVision | clip.ClipText]] = [
         (clip.see, clip.vector_of_picture, pair.vision), (clip.read, clip.vector_of_text, pair.text),
     ]  # fmt: skip
     try:
         for tower, vector, h in parts:
-            said += [trace_part(tower, file, h, h.most_patches, h.input_width), trace_part(vector, file, h, 1, h.width)]
-            if said[-1].width != h.out:
-                raise ModelError(f"vectors of {said[-1].width} numbers, not of {h.out} as projection_dim says")
-        for part in said[:-1]:
-            said[-1].recorder.use(part.recorder)
-        said[-1].recorder.require_all_used(file.tensors)
+            traced += [
+                trace_part(tower, file, h, h.most_patches, h.input_width),
+                trace_part(vector, file, h, 1, h.width),
+            ]
+            if traced[-1].width != h.out:
+                raise ModelError(f"vectors of {traced[-1].width} numbers, not of {h.out} as projection_dim says")
+        for part in traced[:-1]:
+            traced[-1].recorder.use(part.recorder)
+        traced[-1].recorder.require_all_used(file.tensors)
     except ModelError as error:
         raise type(error)(f"{file.path}: {error}") from None
-    return said
+    return traced
 
 
 def rows_of(table: Weight, numbers: np.ndarray) -> np.ndarray:

@@ -17,7 +17,7 @@ def append_from(engine: "Engine", sequence: "Sequence", source: "Sequence", firs
     with engine.lock:
         engine.require_shift()
         place = len(sequence.tokens)
-        is_whole = all(one.store.truncate(len(one.tokens)) == len(one.tokens) for one in (sequence, source))
+        is_whole = all(each.store.truncate(len(each.tokens)) == len(each.tokens) for each in (sequence, source))
         if not is_whole or sequence.images or source.images or place + count > engine.context:
             return False
         try:

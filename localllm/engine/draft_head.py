@@ -43,8 +43,8 @@ class DraftHead:
         h, self.context = head_source.hyperparameters, context
         self.vocab_size, self.width = h.vocab_size, h.width
         self.runs, self.lock, self.orphaned = Runs(LATER), lock_for(self), list[SequenceState]()
-        self._before, self._made = rows_for(self.width), rows_for(self.width)
-        self._shown, self._columns, self._tokens = (
+        self._previous_hidden, self._new_hidden = rows_for(self.width), rows_for(self.width)
+        self._tapped, self._columns, self._tokens = (
             rows_for(head_source.columns),
             head_source.columns,
             head_source.tokens,
@@ -58,14 +58,14 @@ class DraftHead:
     def _record(self, g: DraftHeadSource) -> tuple[list[Operation], list[Operation]]:
         """Trace the head and its preprocessing of hidden states (empty if it has none). Raises ModelError."""
         h = g.hyperparameters
-        recorder, fusing = Recorder(h, self.context, HiddenStateTap(self._made)), Recorder(h, self.context)
+        recorder, fusing = Recorder(h, self.context, HiddenStateTap(self._new_hidden)), Recorder(h, self.context)
         try:
             if g.fuse:
-                rows = g.fuse(fusing, g.weights, h, fusing.external_input(self._shown, g.columns))
+                rows = g.fuse(fusing, g.weights, h, fusing.external_input(self._tapped, g.columns))
                 if rows.columns != self.width:
                     raise ModelError(f"rows of {rows.columns} numbers; the layer expects {self.width}")
                 recorder.use(fusing)
-            guessed = g.draft(recorder, g.weights, h, recorder.external_input(self._before, self.width))
+            guessed = g.draft(recorder, g.weights, h, recorder.external_input(self._previous_hidden, self.width))
             recorder.require_all_used(g.names)
             count = h.vocab_size if g.tokens is None else len(g.tokens)
             if guessed.logits.columns != count:
@@ -73,8 +73,8 @@ class DraftHead:
         except ModelError as error:
             raise type(error)(f"{g.path}: {error}") from None
         recorder.export_hidden(guessed.hidden)
-        *others, logits, shown = recorder.operations
-        return [*others, shown, logits], fusing.operations  # logits come last
+        *operations, logits, exported = recorder.operations
+        return [*operations, exported, logits], fusing.operations  # logits come last
 
     def follower(self, place: int) -> "DraftSequence":
         """Create a sequence that follows the model's from this position on."""
@@ -100,19 +100,19 @@ class DraftHead:
         logits[:, self._tokens] = rows
         return logits
 
-    def fuse_hidden_states(self, shown: np.ndarray) -> np.ndarray:
+    def fuse_hidden_states(self, hidden_states: np.ndarray) -> np.ndarray:
         """Preprocess the model's hidden states, float32 [tokens, columns], to [tokens, width]."""
         if self._fuse is None:
-            return shown
-        self._shown[: len(shown), : self._columns] = shown
-        return self._fuse.rows(len(shown), np.zeros(-(-BATCH // PAGE), np.int64))
+            return hidden_states
+        self._tapped[: len(hidden_states), : self._columns] = hidden_states
+        return self._fuse.rows(len(hidden_states), np.zeros(-(-BATCH // PAGE), np.int64))
 
     def _read(self, follower: "DraftSequence", ids: np.ndarray, wanted: int, precise: bool) -> np.ndarray:
         position, store = len(follower.tokens), follower.store
-        follower.fill(self._before[: len(ids), : self.width])
+        follower.fill(self._previous_hidden[: len(ids), : self.width])
         store.prepare(position, len(ids))
         rows = self._backend.run([Span(store, position, ids, wanted)], precise)
-        follower.has_read(ids.tolist(), self._made[len(ids) - 1, : self.width].copy())
+        follower.has_read(ids.tolist(), self._new_hidden[len(ids) - 1, : self.width].copy())
         return rows
 
     def shift(self, sequence: Sequence, keep: int, count: int) -> None:
@@ -138,23 +138,23 @@ class DraftSequence(Sequence):
         super().__init__(head, store)
         # Range of positions in the model's sequence that this one covers.
         self.begin = self._end = place
-        self._shown: dict[int, np.ndarray] = {}  # by position, hidden states that are still needed
+        self._hidden_states: dict[int, np.ndarray] = {}  # by position, hidden states that are still needed
         self._ids: dict[int, int] = {}  # by position, tokens that only the model has read
         self._last = np.zeros(head.width, np.float32)  # the layer's output for the last token here
         self._firm = 0  # how many tokens were read with the model's hidden states, not with drafted ones
 
-    def on_hidden_states(self, place: int, ids: np.ndarray, shown: np.ndarray) -> None:
+    def on_hidden_states(self, place: int, ids: np.ndarray, rows: np.ndarray) -> None:
         """Record tokens that the model has read from this position on, and their hidden states.
 
-        shown: float32 [tokens, columns]. The head reads the tokens before its next draft, or when it lags by LATE;
-        those that the model reads again are read again here.
+        rows: hidden states, float32 [tokens, columns]. The head reads the tokens before its next draft, or when it lags
+        by LATE; tokens that the model reads again are read again here.
         """
         if not self.begin <= place <= self._end:
             self.begin = self._end = place
-        known = place - self.begin
-        is_known = known < self._firm and self.tokens[known] == ids[0]
+        index = place - self.begin
+        is_known = index < self._firm and self.tokens[index] == ids[0]
         self.rewind_to(place + is_known)
-        self._shown |= dict(enumerate(shown.copy(), place))
+        self._hidden_states |= dict(enumerate(rows.copy(), place))
         self._ids |= dict(enumerate(ids.tolist(), place))
         self._end = place + len(ids)
         self._forget_old()
@@ -165,28 +165,28 @@ class DraftSequence(Sequence):
     def rewind_to(self, place: int) -> None:
         """Drop tokens from a position of the model's sequence on."""
         if place < self._end:
-            self._shown = {at: row for at, row in self._shown.items() if at < place}
+            self._hidden_states = {at: row for at, row in self._hidden_states.items() if at < place}
             self._ids = {at: id for at, id in self._ids.items() if at < place}
         self.begin, self._end = min(self.begin, place), min(self._end, place)
         self.truncate(max(0, place - self.begin))
 
     def truncate(self, length: int) -> int:
         """Truncate as Sequence does, and drop all drafted tokens."""
-        kept = super().truncate(min(length, self._firm))
-        self._firm = kept
-        return kept
+        length_left = super().truncate(min(length, self._firm))
+        self._firm = length_left
+        return length_left
 
     def fill(self, rows: np.ndarray) -> None:
         """Write to each row the hidden state of the token before; zeros where it is unknown."""
-        before = self.begin + len(self.tokens) - 1
+        first = self.begin + len(self.tokens) - 1
         rows[:] = 0
-        places = [place for place in range(before, before + len(rows)) if place in self._shown]
+        places = [place for place in range(first, first + len(rows)) if place in self._hidden_states]
         if places:
-            shown = np.array([self._shown[place] for place in places])
-            rows[np.array(places) - before] = self.engine.fuse_hidden_states(shown)
-        if before >= max(self._end, self.begin):
+            hidden_states = np.array([self._hidden_states[place] for place in places])
+            rows[np.array(places) - first] = self.engine.fuse_hidden_states(hidden_states)
+        if first >= max(self._end, self.begin):
             rows[0] = self._last
-        self._is_firm = self._firm == len(self.tokens) and before + len(rows) <= self._end
+        self._is_firm = self._firm == len(self.tokens) and first + len(rows) <= self._end
 
     def has_read(self, ids: list[int], last: np.ndarray) -> None:
         """Record the tokens that the head has read, and its output for the last one, float32 [width]."""
@@ -199,7 +199,7 @@ class DraftSequence(Sequence):
     def _forget_old(self) -> None:
         """Drop hidden states that are no longer needed."""
         first = self.begin + self._firm - 1
-        if next(iter(self._shown), first) < first:  # positions are in order
-            self._shown = {at: row for at, row in self._shown.items() if at >= first}
+        if next(iter(self._hidden_states), first) < first:  # positions are in order
+            self._hidden_states = {at: row for at, row in self._hidden_states.items() if at >= first}
         if next(iter(self._ids), first + 1) <= first:
             self._ids = {at: id for at, id in self._ids.items() if at > first}

@@ -25,9 +25,9 @@ class DraftHeadSource(NamedTuple):
     """A draft head, not compiled yet.
 
     Attributes:
-        path: of its file.  hyperparameters, weights: its own.  state: where its keys and values are cached.
+        path: path of its file.  hyperparameters, weights: its own.  state: where its keys and values are cached.
         columns: length of the model's hidden states that it reads.
-        layers: of the model, whose inputs these hidden states are; none: the last hidden state (HiddenStateTap).
+        layers: the model's layers whose inputs are these hidden states; empty: its last hidden state (HiddenStateTap).
         draft: makes the head's output: (builder, weights, hyperparameters, hidden states).
         fuse: preprocesses hidden states, with the same arguments; None without preprocessing.
         names: tensors that the head must use, so that none is ignored.
@@ -67,9 +67,9 @@ def head(file: GGUFFile, model: GGUFFile, of_model: Hyperparameters) -> DraftHea
     h = eagle3.read(fields)
     require_supported_values(fields)
     if h.target_width != of_model.width or max(h.target_layers) > of_model.layers:
-        theirs = f"at least {max(h.target_layers)} layers and a width of {h.target_width}"
+        required = f"at least {max(h.target_layers)} layers and a width of {h.target_width}"
         ours = f"{model.path} has {of_model.layers} layers and a width of {of_model.width}"
-        raise UsageError(f"{file.path} is a draft head for a model with {theirs}; {ours}")
+        raise UsageError(f"{file.path} is a draft head for a model with {required}; {ours}")
     if h.vocab_size != of_model.vocab_size:
         raise UsageError(
             f"{file.path} is a draft head for {h.vocab_size} tokens; {model.path} has {of_model.vocab_size}"

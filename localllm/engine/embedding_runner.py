@@ -55,7 +55,7 @@ class EmbeddingRunner:
         self.context, self.vocab_size, self._path = options.context or h.context, h.vocab_size, file.path
         weights = Weights(file.tensors)
         recorder = trace_model(file, model.forward, weights, self.hyperparameters, self.context)
-        tables = [one.weight.shape[0] for one in recorder.operations if isinstance(one, EmbedKinds)]
+        tables = [operation.weight.shape[0] for operation in recorder.operations if isinstance(operation, EmbedKinds)]
         self._has_kinds = bool(tables) and min(tables) > 1
         self.width, self.lock = recorder.operations[-1].output.columns, lock_for(self)
         self._close: Callable[[], None] = lambda: None
@@ -106,7 +106,7 @@ class EmbeddingRunner:
         # empty text's cosine is 0.9992 with 8 bits and 0.9996 with 16. With 8 bits a text's vector also depends on its
         # place among others: products differ in the last bit, and then values round to other codes (a cosine of 0.9999
         # for 31 to 60 tokens).
-        weights = [one.weight for one in operations if isinstance(one, Product)]
+        weights = [operation.weight for operation in operations if isinstance(operation, Product)]
         precise = any(weight.tensor.format.name in ("F16", "BF16") for weight in weights)
         return lambda texts: program.read(texts, table, precise or max(len(text.ids) for text in texts) <= SHORT)
 
@@ -125,7 +125,7 @@ class EmbeddingRunner:
         ids = [self._check(text) for text in texts]
         lengths = [len(text) for text in ids]
         ends = seconds if seconds and self._has_kinds else lengths
-        rows, done = np.empty((len(ids), self.width), np.float32), 0
+        rows, tokens_read = np.empty((len(ids), self.width), np.float32), 0
         with self.lock:
             for numbers in runs(lengths):
                 some = [TextSpan(ids[number], ends[number]) for number in numbers.tolist()]
@@ -133,9 +133,9 @@ class EmbeddingRunner:
                     rows[numbers] = self._read(some)
                 except ModelError as error:
                     raise ModelError(f"{self._path}: {error}") from None
-                done += len(numbers)
+                tokens_read += len(numbers)
                 if progress:
-                    progress(done)
+                    progress(tokens_read)
         return rows
 
     def _check(self, text: Ids) -> np.ndarray:

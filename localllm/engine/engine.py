@@ -91,8 +91,8 @@ class Engine:
         drafts = options.backend == "cpu" and has_mtp_layer(weights, self.hyperparameters)
         if drafts and isinstance(model, DraftingFamily):
             self._head_source = own_layer(file, model, self.hyperparameters)
-        self._shown = hidden_state_tap(self._head_source) if self._head_source else None
-        recorder = self._record(self._shown)
+        self._tap = hidden_state_tap(self._head_source) if self._head_source else None
+        recorder = self._record(self._tap)
         rows = partial(row_operations, model.forward, weights, self.hyperparameters, self.context)
         self._images, self._takes_rows = WeakValueDictionary[int, ImageEmbedding](), recorder.begins
         self.operations, self.kv_type, self.rope = recorder.operations, options.kv_cache_type, options.rope
@@ -100,15 +100,15 @@ class Engine:
         self._head: DraftHead | None = None  # made on first use
         self._start = self.hyperparameters.start_token
         self.thread_count = options.thread_count
-        said = TracedModel(
+        traced = TracedModel(
             file, self.operations, model.forward, self.hyperparameters, self.context, recorder.encoding, rows
         )
-        backend, self.device, note, self.limits = build_backend(said, options)
+        backend, self.device, note, self.limits = build_backend(traced, options)
         self._backend: Backend | None = backend
-        later = FIRST if any(isinstance(one, Route) for one in self.operations) else LATER
+        later = FIRST if any(isinstance(operation, Route) for operation in self.operations) else LATER
         exact = EXACT if isinstance(backend, CpuBackend) and rounds_activations(self.operations) else 0
         self.runs = WHOLE if self._start is not None else Runs(later, exact=exact)
-        self._turns = partial(rotations, self.operations, said.states)
+        self._turns = partial(rotations, self.operations, traced.states)
         self._shifts = False
         self.warning = backend.warning or note
 
@@ -166,8 +166,8 @@ class Engine:
     def run(self, requests: Ids[Request], logits: str, precise: bool) -> list[np.ndarray]:
         """Read all requests' tokens, BATCH at a time; return the requested logits of each, float32 [wanted, vocab].
 
-        Raises as Sequence.append does, before anything has changed. After a later failure (memory, NaN) each sequence
-        holds the tokens of the runs that succeeded.
+        Raises the errors of Sequence.append, before anything has changed. After a later failure (memory, NaN) each
+        sequence holds the tokens of the runs that succeeded.
         """
         if logits not in ("last", "all", "none"):
             raise UsageError(f"logits should be last, all or none, not {logits!r}")
@@ -228,16 +228,16 @@ class Engine:
             if not isinstance(backend, CpuBackend):
                 raise UsageError(f"{file.path}: draft heads run on the CPU only, not on {self.device}")
             head_source = head(file, self._file, self.hyperparameters)
-            shown = hidden_state_tap(head_source)
-            operations = self._record(shown).operations
+            tap = hidden_state_tap(head_source)
+            operations = self._record(tap).operations
             if not any(isinstance(operation, ExportHidden) for operation in operations):
                 kind = f"{self.hyperparameters.arch} models do not expose the hidden states that a draft head needs"
                 raise UnsupportedError(f"{self._path}: {kind}")
-            made = DraftHead(head_source, self.context, self._options)
+            new_head = DraftHead(head_source, self.context, self._options)
             backend.become(operations)
-            before, self._head, self._head_source, self._shown = self._head, made, head_source, shown
-        if before:
-            before.close()
+            old_head, self._head, self._head_source, self._tap = self._head, new_head, head_source, tap
+        if old_head:
+            old_head.close()
 
     def prepare_all(self) -> None:
         """Wait until all kernels are compiled, which happens in the background. Raises LocalllmError."""
@@ -262,11 +262,11 @@ class Engine:
                 raise UsageError(f"cannot drop {count} tokens after the first {keep}: an image would be cut")
             positions = count - position_offset(images_between(sequence.images, keep, keep + count), keep + count)
             store = sequence.store
-            held = store.truncate(len(sequence.tokens))
+            cached = store.truncate(len(sequence.tokens))
             try:
-                kept = store.shift(keep, count) if held >= keep + count else store.truncate(min(held, keep))
-                if kept > keep:
-                    self.backend.rotate_keys(store, keep, kept, positions)
+                length = store.shift(keep, count) if cached >= keep + count else store.truncate(min(cached, keep))
+                if length > keep:
+                    self.backend.rotate_keys(store, keep, length, positions)
             except BaseException:
                 store.truncate(keep)
                 raise
@@ -305,7 +305,7 @@ class Engine:
             raise UsageError(f"token ids should be a list of numbers from 0 to {self.vocab_size - 1}")
         return np.asarray(ids, np.int64)
 
-    def register_image(self, seen: ImageEmbedding) -> None:
+    def register_image(self, image: ImageEmbedding) -> None:
         """Register an image's token ids; they are valid as long as the image, or a sequence that has read it, exists.
 
         Raises UnsupportedError for a model without image input, UsageError for rows of another model.
@@ -313,18 +313,18 @@ class Engine:
         if not self._takes_rows or self._start is not None or self.device != "CPU":
             where = f"{self.hyperparameters.arch} models" if self.device == "CPU" else f"models on {self.device}"
             raise UnsupportedError(f"{self._path}: images are not supported by {where}")
-        if seen.rows.shape[1] != (width := self.hyperparameters.row_width):
-            raise UsageError(f"an image's rows have {seen.rows.shape[1]} numbers, the model's embeddings {width}")
-        if seen.is_whole and len(seen.rows) > BATCH:
+        if image.rows.shape[1] != (width := self.hyperparameters.row_width):
+            raise UsageError(f"an image's rows have {image.rows.shape[1]} numbers, the model's embeddings {width}")
+        if image.is_whole and len(image.rows) > BATCH:
             raise UsageError(
-                f"an image of {len(seen.rows)} rows exceeds the limit of {BATCH} for bidirectional attention"
+                f"an image of {len(image.rows)} rows exceeds the limit of {BATCH} for bidirectional attention"
             )
-        self._images[seen.key] = seen
+        self._images[image.key] = image
 
     def images_among(self, tokens: Ids[int]) -> list[tuple[int, ImageEmbedding]]:
         """Find the images among the tokens: (index of the first row, image). No image may be cut off."""
-        found = passages(np.asarray(tokens, np.int64))
-        return [(one.first, self._images[one.key]) for one in found if one.key is not None]
+        runs_of_ids = passages(np.asarray(tokens, np.int64))
+        return [(each.first, self._images[each.key]) for each in runs_of_ids if each.key is not None]
 
     def _clean_up(self) -> None:
         """Free the states of collected sequences."""
@@ -360,32 +360,32 @@ class Engine:
         for number, first, end in batch:
             sequence, begin, ids, wanted = readings[number]
             some = max(0, end - max(first, len(ids) - wanted))
-            seen = image_of(self._images, int(ids[first]))
+            image = image_of(self._images, int(ids[first]))
             span = Span(
-                sequence.store, begin + first, ids[first:end], some, encoded=sequence.encoded, seen=seen,
+                sequence.store, begin + first, ids[first:end], some, encoded=sequence.encoded, seen=image,
                 ahead=position_offset(sequence.images, begin + first),
             )  # fmt: skip
             spans.append(span)
         try:
             for span in spans:
                 span.store.prepare(span.position, len(span.ids))
-            found = self.backend.run(spans, precise)
+            result = self.backend.run(spans, precise)
         except BaseException as error:
             for span in spans:  # a sequence's `tokens` may list tokens that its state lacks: the next run reads them
                 span.store.truncate(span.position)
             if isinstance(error, ModelError):
                 raise ModelError(f"{self._path}: {error}") from None
             raise
-        told = 0
+        row = 0
         for (number, _, _), span in zip(batch, spans, strict=True):
             sequence = readings[number].sequence
             sequence.commit_tokens(span.position, span.ids, span.seen)
-            if self._shown and self._head_source:
-                made, told = self._shown.memory[told : told + len(span.ids)], told + len(span.ids)
+            if self._tap and self._head_source:
+                states, row = self._tap.memory[row : row + len(span.ids)], row + len(span.ids)
                 if sequence.listener and sequence.listener.engine is self._head:
-                    sequence.listener.on_hidden_states(span.position, span.ids, made[:, : self._head_source.columns])
-            rows[number].append(found[: span.wanted])
-            found = found[span.wanted :]
+                    sequence.listener.on_hidden_states(span.position, span.ids, states[:, : self._head_source.columns])
+            rows[number].append(result[: span.wanted])
+            result = result[span.wanted :]
 
     def close(self) -> None:
         """End the engine's threads; idempotent, and without effect in a forked process."""
@@ -394,6 +394,6 @@ class Engine:
         with self.lock:
             backend, self._backend = self._backend, None
             head, self._head = self._head, None
-        for one in (backend, head):
-            if one is not None:
-                one.close()
+        for resource in (backend, head):
+            if resource is not None:
+                resource.close()

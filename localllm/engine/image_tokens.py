@@ -34,7 +34,7 @@ class ImageEmbedding:
     """
 
     def __init__(self, digest: bytes, rows: np.ndarray, axes: np.ndarray | None = None, is_whole: bool = False):
-        """Assign ids to the rows; digest: of the image and its encoder. Raises UsageError for too many rows."""
+        """Assign ids to the rows; digest: digest of the image and its encoder. Raises UsageError for too many rows."""
         if len(rows) > MOST_ROWS:
             raise UsageError(f"an image of {len(rows)} rows exceeds the limit of {MOST_ROWS}")
         self.rows, self.mrope_offsets, self.is_whole = rows, axes, is_whole
@@ -68,21 +68,21 @@ def row_of(token: int) -> int:
 
 def image_of(images: Mapping[int, ImageEmbedding], token: int) -> ImageEmbedding | None:
     """Return the image that a token id belongs to; None for text and for images that are not in `images` (by key)."""
-    seen = images.get(key_of(token)) if token < 0 else None
-    return seen if seen is not None and row_of(token) < len(seen.rows) else None
+    image = images.get(key_of(token)) if token < 0 else None
+    return image if image is not None and row_of(token) < len(image.rows) else None
 
 
 def position_offset(images: Ids[tuple[int, ImageEmbedding]], place: int) -> int:
     """Return by how much a token's index exceeds its RoPE position: images may take fewer positions than rows.
 
-    images: of the sequence, with their first index; only those that end at or before index `place` count.
+    images: images of the sequence, with their first index; only those that end at or before index `place` count.
     """
-    return sum(len(seen.rows) - seen.position_count for begin, seen in images if begin + len(seen.rows) <= place)
+    return sum(len(image.rows) - image.position_count for begin, image in images if begin + len(image.rows) <= place)
 
 
 def images_between(images: Ids[tuple[int, ImageEmbedding]], first: int, end: int) -> list[tuple[int, ImageEmbedding]]:
     """Select the images that begin in [first, end)."""
-    return [(begin, seen) for begin, seen in images if first <= begin < end]
+    return [(begin, image) for begin, image in images if first <= begin < end]
 
 
 def has_images(tokens: Ids[int]) -> bool:
@@ -136,10 +136,10 @@ def chunk_ends(tokens: Ids[int], runs: Runs) -> list[int]:
     while (end := runs.next_end(end)) <= len(tokens):
         end = end_outside_images(tokens, end)
         ends.add(end)
-    images = [one for one in passages(np.asarray(tokens, np.int64)) if one.key is not None]
-    for one, following in pairwise([*images, None]):
-        if one and (following is None or following.first - one.end > NEAR):
-            ends.add(one.end)
+    images = [passage for passage in passages(np.asarray(tokens, np.int64)) if passage.key is not None]
+    for passage, following in pairwise([*images, None]):
+        if passage and (following is None or following.first - passage.end > NEAR):
+            ends.add(passage.end)
     return sorted(ends)
 
 

@@ -1,4 +1,4 @@
-"""The backend in plain NumPy: slow and simple, the oracle for the others."""
+"""The backend in plain NumPy: slow and simple, the oracle that the other backends are tested against."""
 
 import sys
 from collections.abc import Callable, Mapping

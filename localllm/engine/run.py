@@ -82,8 +82,8 @@ class Header:
     def fill_texts(self, texts: Sequence[TextSpan], pages: np.ndarray, rows: np.ndarray, precise: bool) -> None:
         """Describe a run that reads whole texts.
 
-        pages: of the cache, int64; rows: float32 [texts, width], the output; precise: activations keep 16 bits, however
-        many tokens there are.
+        pages: pages of the cache, int64; rows: float32 [texts, width], the output; precise: activations keep 16 bits,
+        however many tokens there are.
         """
         counts, number = np.array([len(text.ids) for text in texts]), len(texts)
         ends, of_text = np.cumsum(counts), -(-counts // PAGE)
@@ -94,8 +94,8 @@ class Header:
         self.kinds[:tokens] = self.positions[:tokens] >= np.repeat([text.second for text in texts], counts)
         self.owners[:tokens] = np.repeat(np.arange(number), counts)
         tables = pages.ctypes.data + 8 * (np.cumsum(of_text) - of_text)
-        nothing = np.zeros(number, np.int64)
-        self.sequences[:number] = np.stack([firsts, counts, counts, tables, *[nothing] * 3], axis=1)
+        zeros = np.zeros(number, np.int64)
+        self.sequences[:number] = np.stack([firsts, counts, counts, tables, *[zeros] * 3], axis=1)
         self.wanted[:number] = ends - 1
         most_precise = max(tokens, PRECISE_TOKENS) if precise else PRECISE_TOKENS
         self.numbers[:] = tokens, number, number, most_precise, rows.ctypes.data, 0
@@ -103,9 +103,9 @@ class Header:
 
     def fill_windows(self, ends: np.ndarray) -> None:
         """Divide the only text of a run into windows that end after these rows, int64; attention stays within them."""
-        firsts, nothing = np.concatenate(([0], ends[:-1])), np.zeros_like(ends)
-        tables = nothing + self.sequences[0, SEQUENCE.table]
-        self.windows[: len(ends)] = np.stack([firsts, ends - firsts, ends, tables, nothing, nothing, firsts], axis=1)
+        firsts, zeros = np.concatenate(([0], ends[:-1])), np.zeros_like(ends)
+        tables = zeros + self.sequences[0, SEQUENCE.table]
+        self.windows[: len(ends)] = np.stack([firsts, ends - firsts, ends, tables, zeros, zeros, firsts], axis=1)
         self.window_count[0] = len(ends)
 
     def _note_few(self, tokens: int, wanted: int) -> None:

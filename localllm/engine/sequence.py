@@ -52,7 +52,7 @@ class ReadListener(Protocol):
     def engine(self) -> object:
         """The engine that runs it."""
 
-    def on_hidden_states(self, place: int, ids: np.ndarray, made: np.ndarray) -> None:
+    def on_hidden_states(self, place: int, ids: np.ndarray, hidden_states: np.ndarray) -> None:
         """Record tokens read from this position on, int64, and their hidden states, float32 [tokens, width]."""
 
     def rewind_to(self, place: int) -> None:
@@ -73,8 +73,9 @@ class Sequence:
         tokens: the ids that it has read.  engine: its engine.
         aligned: length of the prefix whose state any sequence with the same tokens would have, to the bit: it was read
             in whole runs (localllm.engine.run) or up to the end of an image.
-        listener: is told what the sequence reads; None without.
-        encoded: how many first tokens an encoder has read; without tokens after them, the sequence is empty.
+        listener: receives the tokens that the sequence reads; None: no listener.
+        encoded: number of tokens at the beginning that an encoder has read; without tokens after them, the sequence is
+        empty.
         images: (index of the first row, image) of those among the tokens.
         exact: length of the prefix before the first token that was copied from another sequence.
     """
@@ -84,7 +85,7 @@ class Sequence:
     def __init__(self, engine: Reader, store: SequenceState, tokens: Ids[int] = ()):
         self.tokens, self.aligned, self.encoded = list(tokens), 0, 0
         self.images, self.exact = list[tuple[int, ImageEmbedding]](), sys.maxsize
-        self._begun = 0  # end of further aligned tokens, which count once an image or its rest has followed
+        self._pending_aligned = 0  # end of further aligned tokens, which count once an image or its rest has followed
         self.engine, self._store = engine, store
         self._forgotten = weakref.finalize(self, engine.orphaned.append, store)
         self._forgotten.atexit = False
@@ -124,7 +125,7 @@ class Sequence:
         with self.engine.lock:
             twin = Sequence(self.engine, self.store.fork(len(self.tokens)), self.tokens)
             twin.aligned, twin.encoded, twin.images = self.aligned, self.encoded, [*self.images]
-            twin._begun, twin.exact = self._begun, self.exact
+            twin._pending_aligned, twin.exact = self._pending_aligned, self.exact
             return twin
 
     def truncate(self, length: int) -> int:
@@ -135,10 +136,10 @@ class Sequence:
         if length < 0:
             raise UsageError(f"a length should be 0 or above, not {length}")
         with self.engine.lock:
-            kept = self.clamp_length(min(length, len(self.tokens)))
-            self.store.truncate(kept)
-            self._hold(kept)
-            return kept
+            kept_length = self.clamp_length(min(length, len(self.tokens)))
+            self.store.truncate(kept_length)
+            self._hold(kept_length)
+            return kept_length
 
     def rewind(self, length: int) -> int:
         """Go back to the last end of a whole run, or of an image, within `length` tokens; return how many remain.
@@ -146,11 +147,11 @@ class Sequence:
         Later tokens are then computed as in a new sequence, to the bit.
         """
         with self.engine.lock:
-            kept = self.clamp_length(self._last_end(min(length, self.aligned)))
-            while (there := self.store.truncate(kept)) < kept:
-                kept = self._last_end(there)
-            self._hold(kept)
-            return kept
+            kept_length = self.clamp_length(self._last_end(min(length, self.aligned)))
+            while (reached := self.store.truncate(kept_length)) < kept_length:
+                kept_length = self._last_end(reached)
+            self._hold(kept_length)
+            return kept_length
 
     def detach_listener(self) -> None:
         """Detach the listener."""
@@ -168,37 +169,39 @@ class Sequence:
         del self.tokens[length:]
         self.exact = self.exact if self.exact < length else sys.maxsize
         self.encoded = self.encoded if length else 0
-        self.images = [(begin, seen) for begin, seen in self.images if begin < length]
+        self.images = [(begin, image) for begin, image in self.images if begin < length]
         if self.listener:
             self.listener.rewind_to(length)
 
     def _last_end(self, length: int) -> int:
         return last_end(self.tokens, length, self.engine.runs)
 
-    def commit_tokens(self, place: int, ids: np.ndarray, seen: ImageEmbedding | None) -> None:
-        """Record that a run has read ids from this position on; seen: the image that they are rows of, if any."""
+    def commit_tokens(self, place: int, ids: np.ndarray, image: ImageEmbedding | None) -> None:
+        """Record that a run has read ids from this position on; image: the image that they are rows of, if any."""
         end = place + len(ids)
         self.tokens[place:end] = ids.tolist()
-        if seen is not None and (begin := place - row_of(int(ids[0]))) not in [known for known, _ in self.images]:
-            self.images.append((begin, seen))
-        self._align(place, end, seen)
+        if image is not None and (begin := place - row_of(int(ids[0]))) not in [
+            registered for registered, _ in self.images
+        ]:
+            self.images.append((begin, image))
+        self._align(place, end, image)
 
-    def _align(self, place: int, end: int, seen: ImageEmbedding | None) -> None:
+    def _align(self, place: int, end: int, image: ImageEmbedding | None) -> None:
         """Update `aligned`: whether tokens from `place` to `end` were prefilled on canonical run boundaries."""
         if place < self.aligned:
             self.aligned = self._last_end(place)
         is_second = (
-            seen is not None or place == self.engine.runs.exact
+            image is not None or place == self.engine.runs.exact
         )  # a prompt's first tokens are a run of their own
-        begins = place == self.aligned or (is_second and place == self._begun)
-        if seen is not None:
-            is_end, is_part = row_of(self.tokens[end - 1]) + 1 == len(seen.rows), end - place == BATCH
+        begins = place == self.aligned or (is_second and place == self._pending_aligned)
+        if image is not None:
+            is_end, is_part = row_of(self.tokens[end - 1]) + 1 == len(image.rows), end - place == BATCH
         else:
             run = self.engine.runs.next_end(place)
             is_end, is_part = end == run, end < run
         if begins and is_end:
             self.aligned = end
-        self._begun = end if begins and (is_end or is_part) else self.aligned
+        self._pending_aligned = end if begins and (is_end or is_part) else self.aligned
 
     def shift(self, keep: int, count: int) -> None:
         """Drop `count` tokens, a multiple of 64, after the first `keep`; later tokens move to their positions.
@@ -211,16 +214,16 @@ class Sequence:
     def drop_range(self, keep: int, count: int) -> None:
         """Record that the state has dropped `count` tokens after the first `keep`."""
         self.aligned = min(self.aligned, self._last_end(keep))
-        self._begun = min(self._begun, self.aligned)
+        self._pending_aligned = min(self._pending_aligned, self.aligned)
         del self.tokens[keep : keep + count]
         end = keep + count
         self.images = [
-            (begin if begin < keep else begin - count, seen) for begin, seen in self.images if not keep <= begin < end
+            (begin if begin < keep else begin - count, image) for begin, image in self.images if not keep <= begin < end
         ]
 
     def commit_copies(self, ids: Ids[int]) -> None:
         """Record that these tokens were appended by copying another sequence's state."""
-        self.exact, self._begun = min(self.exact, len(self.tokens)), self.aligned
+        self.exact, self._pending_aligned = min(self.exact, len(self.tokens)), self.aligned
         self.tokens += ids
 
     def release(self) -> None:
@@ -271,7 +274,7 @@ def missing_tokens(sequence: Sequence) -> Reading:
 
 
 def exact_tail(ids: np.ndarray, runs: Runs) -> int:
-    """Return how many last tokens get a run of their own, with 16-bit activations, if logits are wanted."""
+    """Return the number of tokens at the end that get a run of their own, with 16-bit activations, for logits."""
     if len(ids) == 1:  # a decode step
         return 0
     *_, last = passages(ids)
@@ -279,7 +282,7 @@ def exact_tail(ids: np.ndarray, runs: Runs) -> int:
 
 
 def exact_head(reading: Reading, runs: Runs) -> int:
-    """Return how many first tokens of a sequence get a run of their own, with 16-bit activations."""
+    """Return the number of tokens at the beginning that get a run of their own, with 16-bit activations."""
     first = next(passages(reading.ids))
     return 0 if reading.begin or first.key is not None else runs.exact_tokens(min(first.end, BATCH))
 

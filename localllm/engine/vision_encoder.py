@@ -59,13 +59,13 @@ class VisionEncoder:
         options = options or EngineOptions()
         self.family, self.hyperparameters = projector(file)
         self.lock, self._weights, self._options = lock_for(self), Weights(file.tensors), options
-        self._said = trace_parts(file, self.family, self.hyperparameters)
+        self._parts = trace_parts(file, self.family, self.hyperparameters)
         self._programs: list[VisionProgram] = []  # for the transformer and the projector
 
     @property
     def operations(self) -> list[Operation]:
         """Return all operations for an image."""
-        return [operation for part in self._said for operation in part.recorder.operations]
+        return [operation for part in self._parts for operation in part.recorder.operations]
 
     def read(self, picture: "Picture") -> np.ndarray:
         """Encode an image that the family has preprocessed: float32 [rows, width of the language model].
@@ -75,12 +75,12 @@ class VisionEncoder:
         h = self.hyperparameters
         with self.lock:
             grid = h.grid(picture)
-            self._programs = self._programs or [VisionProgram(part, h, self._options, True) for part in self._said]
+            self._programs = self._programs or [VisionProgram(part, h, self._options, True) for part in self._parts]
             tower, project = self._programs
             try:
-                seen = tower.run(h.rows(picture, self._weights), h.rotary_positions(grid), h.windows(grid))
-                seen = self._gather(seen, grid)
-                return h.with_breaks(project.run(seen), grid, self._weights)
+                encoded = tower.run(h.rows(picture, self._weights), h.rotary_positions(grid), h.windows(grid))
+                encoded = self._gather(encoded, grid)
+                return h.with_breaks(project.run(encoded), grid, self._weights)
             except ModelError as error:
                 raise ModelError(f"{h.path}: {error}") from None
 
@@ -113,10 +113,10 @@ def trace_parts(file: GGUFFile, family: ModuleType, h: Vision) -> tuple[TracedPa
     return tower, project
 
 
-def trace_part(say: Callable[..., Activation], file: GGUFFile, h: Vision, most: int, columns: int) -> TracedPart:
-    """Trace a part for at most `most` external rows. Raises ModelError."""
-    rows = np.zeros((most, row_bytes(columns) // 4), np.float32)
-    recorder = TabulatedRecorder(h, most, most)
+def trace_part(say: Callable[..., Activation], file: GGUFFile, h: Vision, most_rows: int, columns: int) -> TracedPart:
+    """Trace a part for at most `most_rows` external rows. Raises ModelError."""
+    rows = np.zeros((most_rows, row_bytes(columns) // 4), np.float32)
+    recorder = TabulatedRecorder(h, most_rows, most_rows)
     say(recorder, Weights(file.tensors), h, recorder.external_input(rows, columns))
     return TracedPart(recorder, rows)
 
@@ -124,12 +124,12 @@ def trace_part(say: Callable[..., Activation], file: GGUFFile, h: Vision, most: 
 class VisionProgram:
     """A part of an encoder as a program with bidirectional attention."""
 
-    def __init__(self, said: TracedPart, h: Vision, options: EngineOptions, streams: bool = False):
+    def __init__(self, traced: TracedPart, h: Vision, options: EngineOptions, streams: bool = False):
         """Compile; streams: see `compile_program`. Raises ModelError, LocalllmError."""
-        self._rows, self._angles, operations = said.rows, said.recorder.angles, said.recorder.operations
-        self._pages = np.arange(-(-len(said.rows) // PAGE))
+        self._rows, self._angles, operations = traced.rows, traced.recorder.angles, traced.recorder.operations
+        self._pages = np.arange(-(-len(traced.rows) // PAGE))
         self._cache = RunCache(h.states(), len(self._pages), KV_TYPE, operations)
-        places = StepPlaces(self._cache, None, Header(len(said.rows)))
+        places = StepPlaces(self._cache, None, Header(len(traced.rows)))
         self._program = compile_program(
             operations, places, options.thread_count, options.progress, keeps=False, streams=streams
         )

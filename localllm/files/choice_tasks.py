@@ -33,7 +33,7 @@ class ChoiceTask:
 
 
 def parse_hellaswag(data: bytes, name: str) -> list[ChoiceTask]:
-    """Parse six lines a task. Raises UsageError with `name` and the line."""
+    """Parse tasks of six lines each. Raises UsageError with `name` and the line."""
     lines = text_lines(data, name)
     if len(lines) % (2 + ENDINGS):
         raise UsageError(f"{name}: {len(lines)} lines are not six for each HellaSwag task: context, label, 4 endings")
@@ -51,21 +51,21 @@ def parse_winogrande(data: bytes, name: str) -> list[ChoiceTask]:
     tasks = []
     for number, line in enumerate(text_lines(data, name), 1):
         _, sentence, first, second, answer = split_winogrande(line) or [""] * 5
-        before, blank, after = sentence.partition("_")
+        head, blank, tail = sentence.partition("_")
         if not blank or answer.strip() not in ("1", "2"):
             raise UsageError(
                 f"{name}: line {number} should be a Winogrande task, NUMBER,SENTENCE WITH _,NAME,NAME,1 or 2, not "
                 f"{line[:60]!r}"
             )
-        stems = before + first, before + second
-        tasks.append(ChoiceTask(tuple(stem + after for stem in stems), frozenset({int(answer) - 1}), stems))
+        stems = head + first, head + second
+        tasks.append(ChoiceTask(tuple(stem + tail for stem in stems), frozenset({int(answer) - 1}), stems))
     return require_tasks(tasks, name)
 
 
 def split_winogrande(line: str) -> list[str] | None:
     """Split a line at its first four commas outside quotes; None if it has fewer.
 
-    The sentence loses the quotes around it; others stay, and so do doubled ones, as in llama-perplexity.
+    The quotes around the sentence are removed; other quotes stay, also doubled ones, as in llama-perplexity.
     """
     commas, is_quoted = list[int](), False
     for at, character in enumerate(line):
@@ -122,36 +122,36 @@ class BinaryTasks(Sequence[ChoiceTask]):
         return self._task(number)
 
     def _task(self, number: int) -> ChoiceTask:
-        what = f"task {number + 1} of {len(self)}"
-        question, (answers, labels), _ = self._text(what), self._answers(what), self._answers(what)
+        context = f"task {number + 1} of {len(self)}"
+        question, (answers, labels), _ = self._text(context), self._answers(context), self._answers(context)
         if not question or not answers or not all(answers):
-            raise UsageError(f"{self._name}: {what} has an empty question or answer")
+            raise UsageError(f"{self._name}: {context} has an empty question or answer")
         return ChoiceTask(
             tuple(f"{question} {answer}" for answer in answers),
             frozenset(place for place, label in enumerate(labels) if label == 1),
         )
 
-    def _answers(self, what: str) -> tuple[list[str], list[int]]:
-        count = self._number(what)
+    def _answers(self, context: str) -> tuple[list[str], list[int]]:
+        count = self._number(context)
         if count > MOST_ANSWERS:
-            raise UsageError(f"{self._name}: damaged at byte {self._at - 4}: {what} has {count} answers")
-        return [self._text(what) for _ in range(count)], [self._number(what) for _ in range(count)]
+            raise UsageError(f"{self._name}: damaged at byte {self._at - 4}: {context} has {count} answers")
+        return [self._text(context) for _ in range(count)], [self._number(context) for _ in range(count)]
 
-    def _number(self, what: str) -> int:
-        return int(struct.unpack("<I", self._take(4, what))[0])
+    def _number(self, context: str) -> int:
+        return int(struct.unpack("<I", self._take(4, context))[0])
 
-    def _text(self, what: str) -> str:
-        taken = self._take(self._number(what), what)
+    def _text(self, context: str) -> str:
+        encoded = self._take(self._number(context), context)
         try:
-            return taken.decode()
+            return encoded.decode()
         except UnicodeDecodeError as error:
-            place = self._at - len(taken) + error.start
-            raise UsageError(f"{self._name}: damaged at byte {place}: the text of {what} is not UTF-8") from None
+            place = self._at - len(encoded) + error.start
+            raise UsageError(f"{self._name}: damaged at byte {place}: the text of {context} is not UTF-8") from None
 
-    def _take(self, count: int, what: str) -> bytes:
+    def _take(self, count: int, context: str) -> bytes:
         start, self._at = self._at, self._at + count
         if self._at > len(self._data):
-            raise UsageError(f"{self._name}: cut off at byte {len(self._data)}, within {what}")
+            raise UsageError(f"{self._name}: cut off at byte {len(self._data)}, within {context}")
         return self._data[start : self._at]
 
 

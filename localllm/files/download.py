@@ -26,7 +26,7 @@ class Download:
     """A partly downloaded file, open for writing in a `with` block; no other process can open it.
 
     Attributes:
-        path: of the partial file.  position: the number of bytes it has.
+        path: path of the partial file.  position: the number of bytes it has.
     """
 
     def __init__(self, target: Path, size: int, sha256: str, on_read: Callable[[int], None] = lambda done: None):
@@ -83,13 +83,13 @@ class Download:
 
     def write(self, data: bytes) -> None:
         """Add bytes at the end. Raises LocalllmError if the disk is full or refuses."""
-        rest = memoryview(data)
+        remaining = memoryview(data)
         try:
-            while rest:
-                written = write_at(self._descriptor, rest, self.position)
-                self._hash.update(rest[:written])
-                self.position += written
-                rest = rest[written:]
+            while remaining:
+                count = write_at(self._descriptor, remaining, self.position)
+                self._hash.update(remaining[:count])
+                self.position += count
+                remaining = remaining[count:]
         except OSError as error:
             raise self._failure(error) from None
 
@@ -158,10 +158,10 @@ def find_partials(target: Path) -> list[Path]:
 
 def sha256_of(path: Path, on_read: Callable[[int], None]) -> str:
     """Compute a file's SHA-256 in hexadecimal digits; on_read(bytes) reports progress."""
-    digest, done = hashlib.sha256(), 0
+    digest, count = hashlib.sha256(), 0
     with open(path, "rb", buffering=0) as file:
         while data := file.read(CHUNK):
             digest.update(data)
-            done += len(data)
-            on_read(done)
+            count += len(data)
+            on_read(count)
     return digest.hexdigest()

@@ -60,9 +60,9 @@ class ImportanceMatrix:
     def merge(self, other: "ImportanceMatrix") -> "ImportanceMatrix":
         """Merge both, as if one run had continued the other. Raises UsageError for two different models."""
         squares = dict(self.squares)
-        for name, theirs in other.squares.items():
+        for name, squares_there in other.squares.items():
             try:
-                squares[name] = squares[name].merge(theirs) if name in squares else theirs
+                squares[name] = squares[name].merge(squares_there) if name in squares else squares_there
             except ValueError as error:
                 raise UsageError(f"these importance matrices do not fit together: {name} is {error}") from None
         datasets = [*self.datasets, *(name for name in other.datasets if name not in self.datasets)]
@@ -183,8 +183,8 @@ def write_imatrix(path: str | os.PathLike[str], matrix: ImportanceMatrix) -> Non
 
 def to_tensors(name: str, squares: Squares) -> tuple[OutputTensor, OutputTensor]:
     """Make the two tensors of a matrix."""
-    one, counts = len(squares.sums) == 1, squares.counts.astype(np.float32)
+    is_single, counts = len(squares.sums) == 1, squares.counts.astype(np.float32)
     return (
-        OutputTensor.of(name + SUMS, squares.sums[0] if one else squares.sums),
-        OutputTensor.of(name + COUNTS, counts if one else counts[:, None]),
+        OutputTensor.of(name + SUMS, squares.sums[0] if is_single else squares.sums),
+        OutputTensor.of(name + COUNTS, counts if is_single else counts[:, None]),
     )

@@ -119,10 +119,10 @@ class JsonlFile:
 
     def write(self, line: bytes) -> None:
         """Append a whole line. Raises LocalllmError if the disk is full or refuses."""
-        rest = memoryview(line)
+        remaining = memoryview(line)
         try:
-            while rest:
-                rest = rest[os.write(self._descriptor, rest) :]
+            while remaining:
+                remaining = remaining[os.write(self._descriptor, remaining) :]
         except OSError as error:
             raise LocalllmError(
                 f"{self.path}: {error.strerror}; the records written so far stay, and the next run resumes"

@@ -39,12 +39,12 @@ def pack(logits: np.ndarray, log_sum: float, row: np.ndarray, scratch: np.ndarra
 
     log_sum: log(sum(exp(logits))).  scratch: float32 [vocab], overwritten.
     """
-    most = logits.max()
-    least = max(logits.min(), most - FLOOR)
-    scale = (most - least) / np.float32(65535)
-    row[:SCALED] = np.array([scale, np.float32(least - log_sum)], "<f4").view("<u2")
-    np.maximum(logits, least, out=scratch)
-    scratch -= least
+    top = logits.max()
+    bottom = max(logits.min(), top - FLOOR)
+    scale = (top - bottom) / np.float32(65535)
+    row[:SCALED] = np.array([scale, np.float32(bottom - log_sum)], "<f4").view("<u2")
+    np.maximum(logits, bottom, out=scratch)
+    scratch -= bottom
     scratch *= 1 / scale if scale > 0 else np.float32(0)
     np.rint(scratch, out=scratch)
     row[SCALED : SCALED + len(logits)] = np.minimum(scratch, np.float32(65535), out=scratch)
@@ -69,10 +69,10 @@ class LogitsWriter:
         count, size = chunks.shape
         self._file = SafeFile(resolve_target(path))
         self._header = MAGIC + struct.pack("<3i", size, vocab_size, count) + chunks.astype("<i4").tobytes()
-        needed = count * count_scored_tokens(size) * row_width(vocab_size) * 2
+        nbytes = count * count_scored_tokens(size) * row_width(vocab_size) * 2
         free = shutil.disk_usage(self._file.folder).free
-        if needed > free:
-            sizes = f"{needed / 1e9:.1f} GB, and {free / 1e9:.1f} GB are free"
+        if nbytes > free:
+            sizes = f"{nbytes / 1e9:.1f} GB, and {free / 1e9:.1f} GB are free"
             raise LocalllmError(f"{os.fsdecode(path)}: {count} chunks of logits take {sizes}; use fewer with --chunks")
 
     def write(self, rows: np.ndarray) -> None:

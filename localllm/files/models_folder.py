@@ -33,7 +33,7 @@ class ModelFile:
     """A model in a repository or in the folder: one file, or all the files of a split model.
 
     Attributes:
-        name: of the file, without the number of a part and the ending; with the folders before it and slashes.
+        name: name of the file, without the number of a part and the ending; with the folders before it and slashes.
         files: names of the files, in order.
         is_whole: whether no part is missing.
     """

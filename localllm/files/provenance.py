@@ -47,16 +47,16 @@ def digest(data: bytes) -> str:
     return hashlib.blake2b(data[:BEGINNING], digest_size=8).hexdigest()
 
 
-def continues(before: Provenance, data: bytes, now: Provenance) -> bool:
+def continues(earlier: Provenance, data: bytes, current: Provenance) -> bool:
     """Return whether the input `data` is the recorded one; a file under the same path may have grown.
 
     A pipe that was answered line by line is recorded as empty and matches any input: its records are compared one by
     one elsewhere.
     """
-    if not (before.path or before.size):
+    if not (earlier.path or earlier.size):
         return True
-    same_beginning = len(data) >= before.size and digest(data[: before.size]) == before.beginning
-    return same_beginning and (now.path == before.path or now.size == before.size)
+    same_beginning = len(data) >= earlier.size and digest(data[: earlier.size]) == earlier.beginning
+    return same_beginning and (current.path == earlier.path or current.size == earlier.size)
 
 
 def record_path(output: str) -> str:
@@ -73,37 +73,37 @@ def read_record(output: str) -> Provenance | None:
     return None
 
 
-def require_same_input(output: str, data: bytes | None, now: Provenance, any_model: bool = False) -> None:
+def require_same_input(output: str, data: bytes | None, current: Provenance, any_model: bool = False) -> None:
     """Raise UsageError if an output was made from another input, or by another model, prompt or set of options.
 
     data: the input, None if it is not known yet.  any_model: accept answers by another model, prompt or set of options.
     """
-    before = read_record(output)
-    if before is None:
+    earlier = read_record(output)
+    if earlier is None:
         return
-    if data is not None and not continues(before, data, now):
-        if before.path == now.path:
+    if data is not None and not continues(earlier, data, current):
+        if earlier.path == current.path:
             raise UsageError(
-                f"{now.path or 'stdin'} has changed since {output} was started; --redo replaces its answers, or use"
+                f"{current.path or 'stdin'} has changed since {output} was started; --redo replaces its answers, or use"
                 " another output file"
             )
         raise UsageError(
-            f"{output} has answers for {before}, not for {now}; --redo replaces them, or use another output file"
+            f"{output} has answers for {earlier}, not for {current}; --redo replaces them, or use another output file"
         )
     if any_model:
         return
-    if differing := [name for name, value in now.by.items() if before.by.get(name, value) != value]:
+    if differing := [name for name, value in current.by.items() if earlier.by.get(name, value) != value]:
         raise UsageError(
             f"{output} has answers by another {' and another '.join(differing)}; --redo replaces them, --redo-errors"
             " only those that failed, or use another output file"
         )
 
 
-def write_record(output: str, now: Provenance) -> None:
+def write_record(output: str, current: Provenance) -> None:
     """Write the record of an output, unless it is there. Raises LocalllmError if the disk is full or refuses."""
-    if read_record(output) != now:
+    if read_record(output) != current:
         with SafeFile(record_path(output)) as file:
-            file.write(json.dumps(asdict(now)).encode() + b"\n")
+            file.write(json.dumps(asdict(current)).encode() + b"\n")
 
 
 def remove_record(output: str) -> None:

@@ -85,12 +85,12 @@ class SafeFile:
 
     def write(self, data: "bytes | memoryview | np.ndarray") -> None:
         """Append all bytes of a buffer or a contiguous array."""
-        rest = memoryview(data if isinstance(data, bytes | memoryview) else data.data).cast("B")
+        remaining = memoryview(data if isinstance(data, bytes | memoryview) else data.data).cast("B")
         try:
-            while rest.nbytes:
-                written = os.write(self._descriptor, rest)
-                self.position += written
-                rest = rest[written:]
+            while remaining.nbytes:
+                count = os.write(self._descriptor, remaining)
+                self.position += count
+                remaining = remaining[count:]
         except OSError as error:
             raise self.failure(error) from None
 
@@ -147,7 +147,7 @@ def temporary_prefix() -> str:
 
 
 def remove_abandoned(folder: str) -> None:
-    """Remove the temporary files of killed processes, which nobody has locked any more."""
+    """Remove the temporary files of killed processes, which are not locked any more."""
     with suppress(OSError):
         for name in filter(TEMPORARY.fullmatch, os.listdir(folder)):
             remove_unlocked(os.path.join(folder, name))

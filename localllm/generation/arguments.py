@@ -116,24 +116,24 @@ def gather_options(
     speculate: "str | Drafter" = "auto",
 ) -> GenerationOptions:
     """Convert a method's keyword arguments to options. Raises UsageError for an unknown name."""
-    left = {name: plain(value) for name, value in cast("dict[str, Any]", arguments).items()}
-    sampling = {name: left.pop(name) for name in SamplingArguments.__annotations__ if name in left}
-    constraint = {name: left.pop(name) for name in _CONSTRAINTS if left.get(name) is not None}
-    style = {name: left.pop(name) for name in _JSON if name in left}
-    use = {name: left.pop(argument) for argument, name in _TOOLS.items() if argument in left}
-    if unknown := left.keys() - ChatArguments.__annotations__.keys():
+    remaining = {name: plain(value) for name, value in cast("dict[str, Any]", arguments).items()}
+    sampling = {name: remaining.pop(name) for name in SamplingArguments.__annotations__ if name in remaining}
+    constraint = {name: remaining.pop(name) for name in _CONSTRAINTS if remaining.get(name) is not None}
+    style = {name: remaining.pop(name) for name in _JSON if name in remaining}
+    use = {name: remaining.pop(argument) for argument, name in _TOOLS.items() if argument in remaining}
+    if unknown := remaining.keys() - ChatArguments.__annotations__.keys():
         raise UsageError(_no_option(sorted(unknown)[0]))
-    others = {name: value for name, value in left.items() if name not in _CONSTRAINTS}
-    if others.get("tools"):
+    answer_options = {name: value for name, value in remaining.items() if name not in _CONSTRAINTS}
+    if answer_options.get("tools"):
         from localllm.generation.tools.python_tools import tool_use  # seldom needed
 
-        others["tools"] = tool_use(others["tools"], **use, **style)
-    if others.pop("logprobs", False) and others.get("top_logprobs") is None:
-        others["top_logprobs"] = 0
+        answer_options["tools"] = tool_use(answer_options["tools"], **use, **style)
+    if answer_options.pop("logprobs", False) and answer_options.get("top_logprobs") is None:
+        answer_options["top_logprobs"] = 0
     if constraint:
         from localllm.generation.constraints.constraint import constraint_of  # llguidance takes 30 ms to import
         from localllm.generation.constraints.python_types import is_type
 
-        others["constraint"] = constraint_of(**constraint, **style)
-        others["result_type"] = schema if is_type(schema := constraint.get("schema")) else None
-    return GenerationOptions(plain(max_tokens), stop, SamplingOptions(**sampling), None, speculate, **others)
+        answer_options["constraint"] = constraint_of(**constraint, **style)
+        answer_options["result_type"] = schema if is_type(schema := constraint.get("schema")) else None
+    return GenerationOptions(plain(max_tokens), stop, SamplingOptions(**sampling), None, speculate, **answer_options)

@@ -38,7 +38,7 @@ class AsyncGeneration(Generic[Answer]):
         return self
 
     async def __anext__(self) -> str:
-        """Return the next part. Raises as Generation, and StopAsyncIteration at the end."""
+        """Return the next part. Raises the errors of Generation, and StopAsyncIteration at the end."""
         try:
             piece = await asyncio.to_thread(self._next)
         except asyncio.CancelledError:
@@ -69,7 +69,7 @@ class AsyncGeneration(Generic[Answer]):
             self._generation.stop()
 
     async def aclose(self) -> None:
-        """Stop the answer, and release its sequence to others."""
+        """Stop the answer, and release its sequence for other answers."""
         self.stop()
         if self._generation:
             await asyncio.to_thread(self._generation.close)

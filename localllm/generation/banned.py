@@ -23,17 +23,17 @@ Spellings = tuple[frozenset[bytes], ...]  # of each character of a string, in UT
 
 def spellings(text: str) -> Spellings:
     """Return the spellings of each character of a text: unchanged, in lower case and in upper case."""
-    return tuple(frozenset(one.encode(errors="replace") for one in (c, c.lower(), c.upper())) for c in text)
+    return tuple(frozenset(spelling.encode(errors="replace") for spelling in (c, c.lower(), c.upper())) for c in text)
 
 
 def match_at(data: bytes, place: int, string: Spellings) -> bool | None:
     """Return whether a string begins at a position in `data`; None if that depends on the bytes that follow."""
     for character in string:
-        rest = data[place:]
-        found = next((one for one in character if rest.startswith(one)), None)
-        if found is None:
-            return None if any(one.startswith(rest) for one in character) else False
-        place += len(found)
+        following = data[place:]
+        spelling = next((candidate for candidate in character if following.startswith(candidate)), None)
+        if spelling is None:
+            return None if any(candidate.startswith(following) for candidate in character) else False
+        place += len(spelling)
     return True
 
 
@@ -41,7 +41,8 @@ class AnswerSnapshot(NamedTuple):
     """The state of an answer before one of its tokens.
 
     Attributes:
-        length: of the prompt and the answer.  row: logits after logits_processor, float32 [vocab]; None without one.
+        length: length of the prompt and the answer.  row: logits after logits_processor, float32 [vocab]; None without
+        one.
     """
 
     length: int
@@ -56,7 +57,7 @@ class HeldToken(NamedTuple):
 
     Attributes:
         data: its bytes.  before: the answer's state before it.
-        row: the model's logits that it was sampled from, float32 [vocab].  parts: of text that it completed.
+        row: the model's logits that it was sampled from, float32 [vocab].  parts: parts of text that it completed.
     """
 
     token: int
@@ -77,7 +78,7 @@ class BannedStrings:
         self._strings, self._tokenizer = strings, tokenizer
         self._by_first: dict[int, list[Spellings]] = {}
         for string in map(spellings, strings):
-            for first in {one[0] for one in string[0]}:
+            for first in {spelling[0] for spelling in string[0]}:
                 self._by_first.setdefault(first, []).append(string)
         self.held: list[HeldToken] = []
         self._barred: dict[int, set[int]] = {}  # by the number of tokens held before the place
@@ -104,13 +105,13 @@ class BannedStrings:
             raise LocalllmError("only a banned text could follow here: allow it, or change the constraint")
         return mask
 
-    def push(self, token: int, before: AnswerSnapshot, row: np.ndarray, parts: "list[TextPart]") -> HeldToken | None:
+    def push(self, token: int, snapshot: AnswerSnapshot, row: np.ndarray, parts: "list[TextPart]") -> HeldToken | None:
         """Append a token; return the one that the answer has to go back to, which is barred from now on.
 
         row: is copied.
         """
         data = self._tokenizer.token_bytes(token, False)
-        self.held.append(HeldToken(token, data, before, row.copy(), parts))
+        self.held.append(HeldToken(token, data, snapshot, row.copy(), parts))
         place = next((place for place, match in self._matches(len(self.held)) if match), None)
         if place is None:
             return None
@@ -124,7 +125,7 @@ class BannedStrings:
     def release(self) -> list[HeldToken]:
         """Return the tokens that are certain, which are not held any more.
 
-        If a token may be undone, what stands before it may become a banned string in another way: it is held, too.
+        The text before a token that may be undone can still become a banned string in another way, so it is held, too.
         """
         count = len(self.held)
         while (place := next((place for place, match in self._matches(count) if match is None), None)) is not None:
@@ -142,16 +143,16 @@ class BannedStrings:
 
     def _matches(self, count: int) -> Iterator[tuple[int, bool | None]]:
         """Yield the places in the bytes of the first held tokens where a banned string begins, or may (None)."""
-        data = b"".join(one.data for one in self.held[:count])
+        data = b"".join(token.data for token in self.held[:count])
         for place, byte in enumerate(data):
-            found = [match_at(data, place, string) for string in self._by_first.get(byte, ())]
-            if True in found or None in found:
-                yield place, True if True in found else None
+            results = [match_at(data, place, string) for string in self._by_first.get(byte, ())]
+            if True in results or None in results:
+                yield place, True if True in results else None
 
     def _token_at(self, place: int) -> int:
         """Return the index of the held token that has the byte at this place."""
-        for number, one in enumerate(self.held):
-            place -= len(one.data)
+        for number, token in enumerate(self.held):
+            place -= len(token.data)
             if place < 0:
                 return number
         raise IndexError(place)

@@ -80,8 +80,15 @@ def answers(cache: PrefixCache, tokenizer: Tokenizer, task: Task, n: int = 1, be
     if request.error:
         raise request.error
     return [
-        Answer(one.text, one.tokens, one.logprob, one.finish_reason, None if beams else one.seed, one.thinking)
-        for one in request.answers[:n]
+        Answer(
+            answer.text,
+            answer.tokens,
+            answer.logprob,
+            answer.finish_reason,
+            None if beams else answer.seed,
+            answer.thinking,
+        )
+        for answer in request.answers[:n]
     ]
 
 
@@ -112,8 +119,8 @@ class BeamSearch:
 
     def _add(self, answers: list[Completion]) -> None:
         """Add finished answers to the results."""
-        for one in answers:
-            one.finish()
+        for answer in answers:
+            answer.finish()
         self.results = best([*self.results, *answers], self._beams)
 
     def _grow(

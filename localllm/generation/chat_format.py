@@ -68,24 +68,24 @@ def find_partial_answer(
         )
     if choice is False or final["role"] != "assistant" or final.get("tool_calls"):
         return None
-    thought = next((final[name] for name in ("reasoning_content", "thinking", "reasoning") if final.get(name)), "")
+    reasoning = next((final[name] for name in ("reasoning_content", "thinking", "reasoning") if final.get(name)), "")
     text = final["content"] or ""
     if isinstance(format, Tags) and text.lstrip().startswith(format.opens):
         inner, closing, after = text.lstrip()[len(format.opens) :].partition(format.closes)
-        thought, text = inner.strip() if closing else inner.lstrip(), after.lstrip()
-    return PartialAnswer(text if text.strip() else "", thought if format else "")
+        reasoning, text = inner.strip() if closing else inner.lstrip(), after.lstrip()
+    return PartialAnswer(text if text.strip() else "", reasoning if format else "")
 
 
 def render_up_to(
-    render: "Callable[[Sequence[Message]], str]", messages: Sequence[Message], begun: PartialAnswer
+    render: "Callable[[Sequence[Message]], str]", messages: Sequence[Message], partial: PartialAnswer
 ) -> tuple[str, bool] | None:
     """Render a conversation up to the end of its partial answer; return the text and whether it has the reasoning.
 
     Returns None if the template does not write the answer. If the template strips contents, the text's end is stripped,
     too.
     """
-    thoughts = {"reasoning_content": THOUGHT_MARK + begun.thinking} if begun.thinking else {}
-    final = {"role": "assistant", "content": begun.text + MARK + " ", **thoughts}
+    thoughts = {"reasoning_content": THOUGHT_MARK + partial.thinking} if partial.thinking else {}
+    final = {"role": "assistant", "content": partial.text + MARK + " ", **thoughts}
     try:
         text, mark, after = render([*messages[:-1], final]).rpartition(MARK)
     except ModelError:

@@ -53,13 +53,16 @@ class Score(NamedTuple):
 
 
 def choices_of(texts: Sequence[str], tokens: Sequence[Sequence[TokenLogprob]]) -> list[Choice]:
-    """Return texts with probabilities that add up to 1, the likeliest first; tokens: of each text."""
+    """Return texts with probabilities that add up to 1, the likeliest first; tokens: log probabilities of each."""
     logprobs = [math.fsum(token.logprob for token in of_text) for of_text in tokens]
-    most = max(logprobs)
-    weights = [math.exp(logprob - most) if most > -math.inf else 1.0 for logprob in logprobs]
+    highest = max(logprobs)
+    weights = [math.exp(logprob - highest) if highest > -math.inf else 1.0 for logprob in logprobs]
     total = sum(weights)
-    made = [Choice(text, one, weight / total) for text, one, weight in zip(texts, logprobs, weights, strict=True)]
-    return sorted(made, key=lambda choice: -choice.logprob)
+    choices = [
+        Choice(text, text_logprob, weight / total)
+        for text, text_logprob, weight in zip(texts, logprobs, weights, strict=True)
+    ]
+    return sorted(choices, key=lambda choice: -choice.logprob)
 
 
 def require_texts(texts: Sequence[str]) -> list[str]:
@@ -109,7 +112,7 @@ class ScoredPrompt:
     def __init__(self, tree: TextTree, sequence: "Tokens | None", row: np.ndarray):
         """Score the first tokens; row: logits after the prompt, float32 [vocab]."""
         self.tree, self.sequence = tree, sequence
-        self._known: dict[Path, dict[int, float]] = {(): tree.logprobs((), row)}
+        self._logprobs: dict[Path, dict[int, float]] = {(): tree.logprobs((), row)}
         self._forks: list[Tokens] = []
 
     def fork(self, sequence: "Tokens") -> "Tokens":
@@ -121,11 +124,11 @@ class ScoredPrompt:
         """Record the log probabilities after each of a path's tokens; rows: float32 [len(ids), vocab]."""
         for place, row in enumerate(rows):
             path = (*begin, *ids[: place + 1])
-            self._known[path] = self.tree.logprobs(path, row)
+            self._logprobs[path] = self.tree.logprobs(path, row)
 
     def result(self) -> list[list[TokenLogprob]]:
         """Return the log probability of each token of each text."""
-        return [score_tokens(ids, self._known, self.tree.end_ids) for ids in self.tree.texts]
+        return [score_tokens(ids, self._logprobs, self.tree.end_ids) for ids in self.tree.texts]
 
     def close(self) -> None:
         """Free the memory of the forks."""
@@ -145,7 +148,7 @@ class Branch(NamedTuple):
 
 
 def branches(prompt: ScoredPrompt, sequence: "Tokens", begin: Path, paths: list[Path]) -> Iterator[Branch]:
-    """Split sorted paths after their common prefix `begin` into tokens to read: shared ones if that pays, see STEM."""
+    """Split sorted paths with the common prefix `begin` into branches; tokens are shared if that pays, see STEM."""
     groups: dict[int, list[Path]] = {}
     for path in paths:
         if len(path) > len(begin):
@@ -161,7 +164,12 @@ def branches(prompt: ScoredPrompt, sequence: "Tokens", begin: Path, paths: list[
 
 def read_texts(engine: "Engine", prompts: Sequence[ScoredPrompt], precise: bool) -> None:
     """Score the texts of several prompts, in runs that are short enough for 16-bit activations."""
-    waiting = [one for each in prompts if each.sequence for one in branches(each, each.sequence, (), each.tree.paths)]
+    waiting = [
+        each_branch
+        for each in prompts
+        if each.sequence
+        for each_branch in branches(each, each.sequence, (), each.tree.paths)
+    ]
     while waiting:
         tokens = np.cumsum([len(branch.ids) for branch in waiting])
         count = max(1, int(np.searchsorted(tokens, PRECISE_TOKENS, "right")))
@@ -208,13 +216,13 @@ class ManyScores(Generic[T]):
 
     def results(self, scheduler: Scheduler) -> Iterator[list[list[TokenLogprob]] | LocalllmError]:
         """Yield the results, or errors; scheduler: of the requests."""
-        wanted = 0
+        next_number = 0
         for finished in scheduler:
             self._results |= {request.key: request.error for request in finished if request.error}
             self._finish()
-            while (result := self._results.pop(wanted, None)) is not None:
+            while (result := self._results.pop(next_number, None)) is not None:
                 yield result
-                wanted += 1
+                next_number += 1
         yield from (self._results[number] for number in sorted(self._results))
 
     def _finish(self) -> None:
@@ -239,7 +247,7 @@ def text_logprobs(
 
     Raises ContextError for a text that does not fit, UsageError, MemoryLimitError.
     """
-    scores = ManyScores(cache.engine, lambda asked: (asked, tree), precise=True)
+    scores = ManyScores(cache.engine, lambda prompt: (prompt, tree), precise=True)
     requests = scores.requests([request])
     with closing(Scheduler(cache.engine, tokenizer, requests, cache=cache)) as scheduler:
         (result,) = scores.results(scheduler)
@@ -262,7 +270,9 @@ def maximal(paths: Collection[Path]) -> list[Path]:
     """Return the paths that are no prefix of another one: reading these reads all."""
     ordered = sorted(path for path in paths if path)
     following = [*ordered[1:], ()]
-    return [path for path, other in zip(ordered, following, strict=False) if other[: len(path)] != path]
+    return [
+        path for path, following_path in zip(ordered, following, strict=False) if following_path[: len(path)] != path
+    ]
 
 
 def logprobs_of(row: np.ndarray, tokens: Collection[int]) -> dict[int, float]:
@@ -272,14 +282,15 @@ def logprobs_of(row: np.ndarray, tokens: Collection[int]) -> dict[int, float]:
 
 
 def score_tokens(
-    ids: list[int], known: Mapping[Path, Mapping[int, float]], end_ids: Collection[int]
+    ids: list[int], logprobs_by_path: Mapping[Path, Mapping[int, float]], end_ids: Collection[int]
 ) -> list[TokenLogprob]:
     """Return the log probability of each token; with `end_ids`, also of an end by any of them.
 
     The end has the id of the likeliest end token.
     """
-    found = [TokenLogprob(token, known[tuple(ids[:place])][token]) for place, token in enumerate(ids)]
-    ends = {token: known[tuple(ids)][token] for token in end_ids if token in known[tuple(ids)]} if end_ids else {}
+    scores = [TokenLogprob(token, logprobs_by_path[tuple(ids[:place])][token]) for place, token in enumerate(ids)]
+    at_end = logprobs_by_path[tuple(ids)] if end_ids else {}
+    ends = {token: at_end[token] for token in end_ids if token in at_end}
     if ends:
-        found.append(TokenLogprob(max(ends, key=ends.__getitem__), math.log(math.fsum(map(math.exp, ends.values())))))
-    return found
+        scores.append(TokenLogprob(max(ends, key=ends.__getitem__), math.log(math.fsum(map(math.exp, ends.values())))))
+    return scores

@@ -36,23 +36,23 @@ class Chunk(NamedTuple):
     length: int
 
 
-def find_chunks(held: Ids[int], prompt: Ids[int], begin: int, least: int) -> list[Chunk]:
-    """Find chunks of at least `least` tokens of a prompt, between its first `begin` and its last token, in `held`.
+def find_chunks(cached: Ids[int], prompt: Ids[int], begin: int, least: int) -> list[Chunk]:
+    """Find chunks of at least `least` tokens of a prompt, between its first `begin` and its last token, in `cached`.
 
     Blocks of half that length are looked up and extended to both sides; of a repeated block, the first CANDIDATES
     positions are tried. Each chunk is returned without its first READ_AGAIN tokens.
     """
-    ours, theirs, block = np.array(prompt[:-1], np.int64), np.array(held, np.int64), max(1, least // 2)
+    ours, cached_ids, block = np.array(prompt[:-1], np.int64), np.array(cached, np.int64), max(1, least // 2)
     places = dict[bytes, list[int]]()
-    for first in range(0, len(theirs) - block + 1, block):
-        known = places.setdefault(theirs[first : first + block].tobytes(), [])
-        if len(known) < CANDIDATES:
-            known.append(first)
+    for first in range(0, len(cached_ids) - block + 1, block):
+        starts = places.setdefault(cached_ids[first : first + block].tobytes(), [])
+        if len(starts) < CANDIDATES:
+            starts.append(first)
     chunks, place, free = list[Chunk](), begin, begin
     while place + block <= len(ours):
-        known = places.get(ours[place : place + block].tobytes(), [])
-        extended = [extend(ours, theirs, Chunk(place, first, block), free) for first in known]
-        best = max(extended, key=lambda one: one.length, default=None)
+        starts = places.get(ours[place : place + block].tobytes(), [])
+        extended = [extend(ours, cached_ids, Chunk(place, first, block), free) for first in starts]
+        best = max(extended, key=lambda chunk: chunk.length, default=None)
         if best is None or best.length < least:
             place += 1
             continue
@@ -62,19 +62,19 @@ def find_chunks(held: Ids[int], prompt: Ids[int], begin: int, least: int) -> lis
     return chunks
 
 
-def extend(ours: np.ndarray, theirs: np.ndarray, chunk: Chunk, free: int) -> Chunk:
-    """Extend a chunk to both sides, on the left down to position `free`; ours, theirs: tokens, int64."""
+def extend(ours: np.ndarray, cached_ids: np.ndarray, chunk: Chunk, free: int) -> Chunk:
+    """Extend a chunk to both sides, on the left down to position `free`; ours, cached_ids: tokens, int64."""
     place, first, _ = chunk
     back = min(place - free, first)
-    before = same(ours[place - back : place][::-1], theirs[first - back : first][::-1])
-    after = min(len(ours) - place, len(theirs) - first)
-    count = same(ours[place : place + after], theirs[first : first + after])
-    return Chunk(place - before, first - before, before + count)
+    matched_before = same(ours[place - back : place][::-1], cached_ids[first - back : first][::-1])
+    after = min(len(ours) - place, len(cached_ids) - first)
+    count = same(ours[place : place + after], cached_ids[first : first + after])
+    return Chunk(place - matched_before, first - matched_before, matched_before + count)
 
 
-def same(ours: np.ndarray, theirs: np.ndarray) -> int:
+def same(ours: np.ndarray, cached_ids: np.ndarray) -> int:
     """Return the length of the common prefix of two arrays of equal length."""
-    differences = np.flatnonzero(ours != theirs)
+    differences = np.flatnonzero(ours != cached_ids)
     return int(differences[0]) if len(differences) else len(ours)
 
 
@@ -84,16 +84,16 @@ class ChunkReuse:
     def __init__(self, engine: "Engine", source: "Sequence", chunks: Iterable[Chunk]):
         self._engine, self._source, self._chunks = engine, source.fork(), [*chunks]
 
-    def end(self, held: int) -> int | None:
-        """Return where reading from position `held` must stop: at the next chunk's begin; None after the last one."""
-        return next((chunk.place for chunk in self._chunks if chunk.place > held), None)
+    def end(self, cached_tokens: int) -> int | None:
+        """Return where reading from position `cached_tokens` stops: the next chunk's begin; None after the last."""
+        return next((chunk.place for chunk in self._chunks if chunk.place > cached_tokens), None)
 
     def take(self, sequence: "Sequence") -> int:
         """Append the chunks that begin where the sequence ends; return their number of tokens.
 
         Chunks that do not fit into memory, or were passed already, are read like other tokens.
         """
-        before = len(sequence.tokens)
+        length_before = len(sequence.tokens)
         while self._chunks and self._chunks[0].place <= len(sequence.tokens):
             _, first, count = chunk = self._chunks.pop(0)
             try:
@@ -103,7 +103,7 @@ class ChunkReuse:
                 self._chunks = []
         if not self._chunks:
             self._source.release()
-        return len(sequence.tokens) - before
+        return len(sequence.tokens) - length_before
 
     def release(self) -> None:
         """Queue the fork to be freed. Takes no lock: finalizers may call it."""
@@ -112,15 +112,15 @@ class ChunkReuse:
 
 
 def find_reuse(
-    engine: "Engine", sequence: "Sequence", prompt: Ids[int], others: Iterator["Sequence"], least: int
+    engine: "Engine", sequence: "Sequence", prompt: Ids[int], sources: Iterator["Sequence"], least: int
 ) -> ChunkReuse | None:
     """Find the sequence whose chunks cover the most tokens of the unread part of a prompt; None if there are none.
 
-    others: the sequences to search, the latest first; at most SOURCES of them are.
+    sources: the sequences to search, the latest first; at most SOURCES of them are.
     """
-    begin, best, most = len(sequence.tokens), None, 0
-    for source, _ in zip(others, range(SOURCES), strict=False):
+    begin, best, best_count = len(sequence.tokens), None, 0
+    for source, _ in zip(sources, range(SOURCES), strict=False):
         chunks = find_chunks(source.tokens, prompt, begin, least)
-        if (count := sum(chunk.length for chunk in chunks)) > most:
-            best, most = (source, chunks), count
+        if (count := sum(chunk.length for chunk in chunks)) > best_count:
+            best, best_count = (source, chunks), count
     return ChunkReuse(engine, *best) if best else None

@@ -118,26 +118,26 @@ def most_between_steps(parameters: int) -> int:
 
 def chunk_size(place: int, segment: PrefillSegment, room: int) -> int:
     """Return how many tokens of a segment to read from a position in a run with `room` tokens left; 0 for none."""
-    left = segment.end - place
-    if left <= room:
-        return left
+    remaining = segment.end - place
+    if remaining <= room:
+        return remaining
     if segment.is_image:
         return 0
-    most, step = (room, 16) if segment.precise else (min(room, left - PAGE), PAGE)
-    return max(0, (place + most) // step * step - place)
+    limit, step = (room, 16) if segment.precise else (min(room, remaining - PAGE), PAGE)
+    return max(0, (place + limit) // step * step - place)
 
 
-def reusable_prefix(same: int, ours: PrefillSegments, theirs: PrefillSegments) -> int:
-    """Return how many of the first `same` tokens, equal in two prompts, have the same arithmetic in both."""
+def reusable_prefix(common: int, ours: PrefillSegments, cached: PrefillSegments) -> int:
+    """Return how many of the first `common` tokens, equal in two prompts, are computed alike in both."""
     place, is_whole = 0, True
-    while place < same:
-        our, their = ours.at(place), theirs.at(place)
+    while place < common:
+        our, their = ours.at(place), cached.at(place)
         if our.precise != their.precise:
             break
         place, is_whole = min(our.end, their.end), our.end == their.end
-    if is_whole and place <= same:
+    if is_whole and place <= common:
         return place
-    place = min(place, same)
+    place = min(place, common)
     begin, end, precise, is_image = ours.at(place - 1)
     if is_image:
         return begin

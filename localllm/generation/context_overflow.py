@@ -59,7 +59,7 @@ class ShiftedSequence:
     def __init__(self, sequence: "Sequence", keep: int):
         self.keep, self.dropped, self.skipped, self.engine = keep, 0, 0, sequence.engine
         self._sequence, self.tokens = sequence, list(sequence.tokens)
-        self._gone = 0  # dropped tokens between the first `keep` and those that it holds
+        self._gap = 0  # dropped tokens between the first `keep` and those that it holds
         self._unneeded = range(0)  # positions of prompt tokens that would be dropped before the prompt's end is read
 
     @property
@@ -110,44 +110,44 @@ class ShiftedSequence:
             return np.empty((0, 0), np.float32)
         return np.concatenate(rows) if len(rows) > 1 else rows[0]
 
-    def _skip(self, ids: list[int], most: int) -> list[int]:
-        """Count the first `most` tokens as dropped without reading them; return the others."""
-        self.tokens += ids[:most]
-        count = len(ids[:most])
-        self._gone, self.dropped, self.skipped = self._gone + count, self.dropped + count, self.skipped + count
-        return ids[most:]
+    def _skip(self, ids: list[int], limit: int) -> list[int]:
+        """Count the first `limit` tokens as dropped without reading them; return the others."""
+        self.tokens += ids[:limit]
+        count = len(ids[:limit])
+        self._gap, self.dropped, self.skipped = self._gap + count, self.dropped + count, self.skipped + count
+        return ids[limit:]
 
-    def _forget(self, wanted: int) -> None:
-        """Drop tokens to make room for `wanted` ones. Raises ContextError if that is impossible."""
-        held, keep = self._sequence.tokens, self.keep
-        if wanted > self._sequence.context - keep:
-            raise ContextError(f"an image of {wanted} tokens does not fit the context of {self._sequence.context}")
-        count = count_droppable(held, keep)
-        if keep + count < len(held):
+    def _forget(self, length: int) -> None:
+        """Drop tokens to make room for `length` ones. Raises ContextError if that is impossible."""
+        cached, keep = self._sequence.tokens, self.keep
+        if length > self._sequence.context - keep:
+            raise ContextError(f"an image of {length} tokens does not fit the context of {self._sequence.context}")
+        count = count_droppable(cached, keep)
+        if keep + count < len(cached):
             self._sequence.shift(keep, count)
         else:
             self._sequence.truncate(keep)
-        self._gone += count
+        self._gap += count
         self.dropped += count
 
     def truncate(self, length: int) -> int:
         """Truncate to the first `length` of all tokens, or to `keep` if that would end among dropped tokens."""
-        if length < self.keep + self._gone:
+        if length < self.keep + self._gap:
             length = min(length, self.keep)
-            self._gone = 0
-        kept = self._sequence.truncate(length - self._gone) + self._gone
-        del self.tokens[kept:]
-        return kept
+            self._gap = 0
+        length_left = self._sequence.truncate(length - self._gap) + self._gap
+        del self.tokens[length_left:]
+        return length_left
 
     def fork(self) -> "ShiftedSequence":
         """Return a fork."""
         twin = ShiftedSequence(self._sequence.fork(), self.keep)
-        twin._gone, twin.tokens = self._gone, [*self.tokens]
+        twin._gap, twin.tokens = self._gap, [*self.tokens]
         return twin
 
     def plain(self) -> "Sequence":
         """Return the underlying sequence, truncated to `keep` if tokens were dropped after them."""
-        self.truncate(self.keep if self._gone else len(self._sequence.tokens))
+        self.truncate(self.keep if self._gap else len(self._sequence.tokens))
         return self._sequence
 
     def release(self) -> None:
@@ -159,13 +159,13 @@ class ShiftedSequence:
         self._sequence.close()
 
 
-def count_droppable(held: Ids[int], keep: int) -> int:
+def count_droppable(cached: Ids[int], keep: int) -> int:
     """Return how many tokens after `keep` to drop: half of them, in whole pages; more if an image would be split."""
-    rest = len(held) - keep
-    for count in range(max(rest // 2 // PAGE, 1) * PAGE, rest, PAGE):
-        if not is_within(held, keep + count):
+    droppable = len(cached) - keep
+    for count in range(max(droppable // 2 // PAGE, 1) * PAGE, droppable, PAGE):
+        if not is_within(cached, keep + count):
             return count
-    return rest
+    return droppable
 
 
 def rolling(sequence: "Sequence | ShiftedSequence", keep: int | None) -> "Sequence | ShiftedSequence":

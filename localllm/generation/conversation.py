@@ -57,7 +57,7 @@ class Conversation(Generic[A]):
         self.forgotten = self.earlier = 0
         self._history: list[Message] = []
         self._answer: A | None = None  # to the last message of the history; it may be in progress
-        self._begun = NOTHING  # the part of the latest answer that it continues
+        self._earlier_part = NOTHING  # the part of the latest answer that it continues
 
     def _start_answer(
         self, system: list[Message], history: list[Message], options: GenerationOptions, is_own: bool
@@ -110,15 +110,15 @@ class Conversation(Generic[A]):
         far as it was generated; a question without any answer is removed. Raises ContextError if the text alone does
         not fit, and leaves the conversation unchanged.
         """
-        shown = {"images": list(images)} if images else {}
-        return self.go_on([{"role": "user", "content": text, **shown}], options)
+        image_fields = {"images": list(images)} if images else {}
+        return self.go_on([{"role": "user", "content": text, **image_fields}], options)
 
     def go_on(self, messages: Sequence[Message], options: GenerationOptions | None = None) -> A:
         """Continue with the next messages: a question, or results of the calls in the latest answer."""
         options = options or GenerationOptions()
         history = [*self._stop(), *messages]
-        kept, answer = self._start_answer(self._system(), history, options, is_own=True)
-        self._history, self._answer, self._begun = kept, answer, NOTHING
+        history_left, answer = self._start_answer(self._system(), history, options, is_own=True)
+        self._history, self._answer, self._earlier_part = history_left, answer, NOTHING
         return answer
 
     def undo(self) -> str | None:
@@ -127,16 +127,16 @@ class Conversation(Generic[A]):
         The prefilled tokens stay cached, so the next question costs only its own tokens.
         """
         history = self._stop()
-        asked = next((place for place in reversed(range(len(history))) if history[place]["role"] == "user"), None)
-        if asked is None:
+        question_at = next((place for place in reversed(range(len(history))) if history[place]["role"] == "user"), None)
+        if question_at is None:
             return None
-        question = texts_of(history[asked]["content"])
-        self._history, self._answer, self._begun = history[:asked], None, NOTHING
+        question = texts_of(history[question_at]["content"])
+        self._history, self._answer, self._earlier_part = history[:question_at], None, NOTHING
         return question
 
     def clear(self) -> None:
         """Begin a new conversation with the same system message."""
-        self._history, self._answer, self._begun, self.earlier = [], None, NOTHING, 0
+        self._history, self._answer, self._earlier_part, self.earlier = [], None, NOTHING, 0
 
     def _system(self) -> list[Message]:
         return [] if self.system is None else [{"role": "system", "content": self.system}]
@@ -149,10 +149,10 @@ class Conversation(Generic[A]):
         answer = self._answer
         if answer is None:
             return self._history
-        text, reasoning = self._begun.text + answer.text, self._begun.thinking + answer.thinking
-        if text or answer.calls or answer.finish_reason != "interrupted" or self._begun is not NOTHING:
-            more = {"reasoning_content": reasoning} if reasoning else {}
-            return [*self._history, {**answer.message(), "content": text, **more}]
+        text, reasoning = self._earlier_part.text + answer.text, self._earlier_part.thinking + answer.thinking
+        if text or answer.calls or answer.finish_reason != "interrupted" or self._earlier_part is not NOTHING:
+            reasoning_fields = {"reasoning_content": reasoning} if reasoning else {}
+            return [*self._history, {**answer.message(), "content": text, **reasoning_fields}]
         return self._history[: len(self._history) - (self._history[-1]["role"] == "user")]
 
     def _stop(self) -> list[Message]:
@@ -162,9 +162,9 @@ class Conversation(Generic[A]):
         return self._history_with_answer()
 
 
-def is_conversation(asked: "str | list[int] | Sequence[Message]") -> bool:
+def is_conversation(prompt: "str | list[int] | Sequence[Message]") -> bool:
     """Return whether a prompt is messages."""
-    return isinstance(asked, Sequence) and any(isinstance(item, dict) for item in asked)
+    return isinstance(prompt, Sequence) and any(isinstance(item, dict) for item in prompt)
 
 
 def has_calls(message: Message) -> bool:

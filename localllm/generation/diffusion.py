@@ -104,18 +104,18 @@ def how_many(options: DiffusionOptions, step: int, steps: int, masked: int, leng
     """Return the number of positions that a step fills."""
     if options.block_length:
         return length // steps + (step < length % steps)
-    now, then = (1 - at / steps * (1 - options.epsilon) for at in (step, step + 1))
-    return int(masked * (1 - then / now)) if step < steps - 1 else masked
+    share, next_share = (1 - at / steps * (1 - options.epsilon) for at in (step, step + 1))
+    return int(masked * (1 - next_share / share)) if step < steps - 1 else masked
 
 
 def logits_for(model: DiffusionModel, tokens: np.ndarray, first: int, options: DiffusionOptions) -> np.ndarray:
     """Compute the logits at each position, float64 [tokens, vocab], with classifier-free guidance."""
     rows = model.read(tokens.tolist()).astype(np.float64)
     if options.guidance:
-        without = tokens.copy()
-        without[:first] = model.mask
-        other = model.read(without.tolist()).astype(np.float64)
-        rows = other + (options.guidance + 1) * (rows - other)
+        unprompted = tokens.copy()
+        unprompted[:first] = model.mask
+        unguided = model.read(unprompted.tolist()).astype(np.float64)
+        rows = unguided + (options.guidance + 1) * (rows - unguided)
     return rows[np.maximum(np.arange(len(tokens)) - 1, 0)] if model.is_shifted else rows
 
 
@@ -134,15 +134,15 @@ def fill(
     if options.has_noise and options.temperature > 0:  # (Zheng et al. 2024, arXiv 2409.02908)
         noise = np.maximum(random.random(rows.shape), 1e-20)
         rows = rows - options.temperature * np.log(-np.log(noise))
-    chosen, sure = draw(rows, options, random)
+    tokens_drawn, sure = draw(rows, options, random)
     if options.algorithm == ORIGIN:
-        kept = random.random(len(places)) < count / len(places)
-        tokens[places[kept]] = chosen[kept]
+        unmasked = random.random(len(places)) < count / len(places)
+        tokens[places[unmasked]] = tokens_drawn[unmasked]
         return
     if options.algorithm_temperature > 0:  # Gumbel noise samples positions without replacement
         sure = sure / options.algorithm_temperature - np.log(-np.log(np.maximum(random.random(len(sure)), 1e-20)))
     best = np.argsort(-sure, kind="stable")[:count]
-    tokens[places[best]] = chosen[best]
+    tokens[places[best]] = tokens_drawn[best]
 
 
 def draw(rows: np.ndarray, options: DiffusionOptions, random: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
@@ -150,17 +150,17 @@ def draw(rows: np.ndarray, options: DiffusionOptions, random: np.random.Generato
     chances = probabilities(rows, options)
     if options.temperature > 0:
         sums = chances.cumsum(axis=1)
-        chosen = (sums > random.random((len(rows), 1)) * sums[:, -1:]).argmax(axis=1)
+        tokens_drawn = (sums > random.random((len(rows), 1)) * sums[:, -1:]).argmax(axis=1)
     else:
-        chosen = chances.argmax(axis=1)
+        tokens_drawn = chances.argmax(axis=1)
     if options.algorithm == ENTROPY:
-        return chosen, (chances * np.log(chances + 1e-10)).sum(axis=1)
+        return tokens_drawn, (chances * np.log(chances + 1e-10)).sum(axis=1)
     if options.algorithm == MARGIN:
         second, best = np.sort(chances, axis=1)[:, -2:].T
-        return chosen, best - second
+        return tokens_drawn, best - second
     if options.algorithm == RANDOM:
-        return chosen, random.random(len(rows))
-    return chosen, np.take_along_axis(chances, chosen[:, None], axis=1)[:, 0]
+        return tokens_drawn, random.random(len(rows))
+    return tokens_drawn, np.take_along_axis(chances, tokens_drawn[:, None], axis=1)[:, 0]
 
 
 def probabilities(rows: np.ndarray, options: DiffusionOptions) -> np.ndarray:
@@ -171,9 +171,9 @@ def probabilities(rows: np.ndarray, options: DiffusionOptions) -> np.ndarray:
     if options.top_p < 1:
         order = np.argsort(-rows, axis=1, kind="stable")
         chances = np.take_along_axis(softmax(rows), order, axis=1)
-        before = chances.cumsum(axis=1) - chances
+        sums_before = chances.cumsum(axis=1) - chances
         keeps = np.zeros(rows.shape, bool)
-        np.put_along_axis(keeps, order, before < options.top_p, axis=1)
+        np.put_along_axis(keeps, order, sums_before < options.top_p, axis=1)
         rows = np.where(keeps, rows, -np.inf)
     return softmax(rows / options.temperature if options.temperature > 0 else rows)
 
@@ -195,7 +195,7 @@ def diffusion_model(engine: "Engine", metadata: Mapping[str, object]) -> Diffusi
     return DiffusionModel(engine.forward_full, int(mask), shifted)
 
 
-def require_room(tokens: int, most: int) -> None:
+def require_room(tokens: int, maximum: int) -> None:
     """Raise ContextError for a text of more tokens than one run can have."""
-    if tokens > most:
-        raise ContextError(f"{tokens} tokens (the prompt and the positions to fill) exceed the limit of {most}")
+    if tokens > maximum:
+        raise ContextError(f"{tokens} tokens (the prompt and the positions to fill) exceed the limit of {maximum}")

@@ -118,10 +118,10 @@ class Generation(TextIterator):
 
     def message(self) -> Message:
         """Return the answer as a message, with reasoning and tool calls if there are any."""
-        more: Message = {"reasoning_content": self.thinking} if self.thinking else {}
+        reasoning: Message = {"reasoning_content": self.thinking} if self.thinking else {}
         if self.calls:
-            more["tool_calls"] = [call.to_message() for call in self.calls]
-        return {"role": "assistant", "content": self.text, **more}
+            reasoning["tool_calls"] = [call.to_message() for call in self.calls]
+        return {"role": "assistant", "content": self.text, **reasoning}
 
     def stop(self) -> None:
         """End the answer before the model's next step. Any thread may call it; the iterator then ends."""

@@ -43,45 +43,45 @@ class Infill:
         """Return the token ids of a prompt that leaves room for the answer in the context. Raises UsageError."""
         if not self.is_cut:
             return self.encode(tokenizer)
-        most = min(MOST, context // 2)
+        limit = min(MOST, context // 2)
         room = min(context // 4, context // 8 if max_tokens is None else max_tokens)
-        return self.encode(tokenizer, most, context - most - room - MARKS)
+        return self.encode(tokenizer, limit, context - limit - room - MARKS)
 
-    def encode(self, tokenizer: Tokenizer, most: int | None = None, most_files: int = 0) -> list[int]:
+    def encode(self, tokenizer: Tokenizer, limit: int | None = None, most_files: int = 0) -> list[int]:
         """Return the token ids of the prompt. Raises UsageError for a model without fill-in-the-middle tokens.
 
-        most: most tokens of prefix (three quarters, its end) and suffix; None: no limit.
-        most_files: most tokens of other files, of which the last ones stay; only used with `most`.
+        limit: maximum tokens of prefix (three quarters, its end) and suffix together; None: no limit.
+        most_files: maximum tokens of the other files; the last ones are kept. Only used with `limit`.
         """
         marks, encode = require_infill_tokens(tokenizer), tokenizer.encode
-        text, rest = require_text("prefix", self.prefix), require_text("suffix", self.suffix)
-        if most is not None:  # longer texts need not be tokenized
-            size = tokenizer.most_bytes(most)
-            text, rest = text[max(0, len(text) - size) :], rest[:size]
-        prefix, suffix, typed = encode(text), encode(rest), encode(self.typed)
-        if most is not None:
-            prefix, typed = prefix[max(0, len(prefix) - most // 4 * 3) :], typed[max(0, len(typed) - most // 4) :]
-            suffix = suffix[: max(0, most // 4 - 2 - len(typed))]
+        text, suffix_text = require_text("prefix", self.prefix), require_text("suffix", self.suffix)
+        if limit is not None:  # longer texts need not be tokenized
+            size = tokenizer.most_bytes(limit)
+            text, suffix_text = text[max(0, len(text) - size) :], suffix_text[:size]
+        prefix, suffix, typed = encode(text), encode(suffix_text), encode(self.typed)
+        if limit is not None:
+            prefix, typed = prefix[max(0, len(prefix) - limit // 4 * 3) :], typed[max(0, len(typed) - limit // 4) :]
+            suffix = suffix[: max(0, limit // 4 - 2 - len(typed))]
         first = [tokenizer.bos_id] if tokenizer.adds_bos and tokenizer.bos_id is not None else []
-        files = self._encode_files(tokenizer, marks, None if most is None else most_files)
+        files = self._encode_files(tokenizer, marks, None if limit is None else most_files)
         parts = [[marks.prefix, *prefix, *typed], [marks.suffix, *suffix]]
-        before, after = reversed(parts) if self.suffix_first else parts
-        return [*first, *files, *before, *after, marks.middle]
+        part_before, part_after = reversed(parts) if self.suffix_first else parts
+        return [*first, *files, *part_before, *part_after, marks.middle]
 
-    def _encode_files(self, tokenizer: Tokenizer, marks: InfillTokens, most: int | None) -> list[int]:
-        """Encode the other files; the first ones are left out if all together have more than `most` tokens."""
+    def _encode_files(self, tokenizer: Tokenizer, marks: InfillTokens, limit: int | None) -> list[int]:
+        """Encode the other files; the first ones are left out if all together have more than `limit` tokens."""
         if self.files is None:
             return []
         encode = tokenizer.encode
         head = [] if marks.repository is None else [marks.repository, *encode(f"{REPOSITORY}\n")]
         last = [] if marks.file is None else [marks.file, *encode(f"{FILE}\n")]
-        chunks, left = list[list[int]](), None if most is None else most - len(head) - len(last)
+        chunks, room = list[list[int]](), None if limit is None else limit - len(head) - len(last)
         for name, text in reversed(self.files):
-            if left is not None and len(text) > tokenizer.most_bytes(max(left, 0)):
+            if room is not None and len(text) > tokenizer.most_bytes(max(room, 0)):
                 break
             start = encode(f"\n\n--- {name} ---\n\n") if marks.file is None else [marks.file, *encode(f"{name}\n")]
             chunk = [*start, *encode(text)]
-            if left is not None and (left := left - len(chunk)) < 0:
+            if room is not None and (room := room - len(chunk)) < 0:
                 break
             chunks.append(chunk)
         return [*head, *(token for chunk in reversed(chunks) for token in chunk), *last]

@@ -35,7 +35,7 @@ def token_logprobs(row: np.ndarray, token: int, count: int) -> LikelyToken:
     total = log_total(row)
     best = np.argpartition(row, -count)[-count:] if count else np.empty(0, np.int64)
     best = best[np.argsort(-row[best], kind="stable")]
-    likeliest = tuple(TokenLogprob(int(other), float(row[other]) - total) for other in best)
+    likeliest = tuple(TokenLogprob(int(alternative), float(row[alternative]) - total) for alternative in best)
     return LikelyToken(TokenLogprob(token, float(row[token]) - total), likeliest)
 
 
@@ -43,7 +43,7 @@ def prompt_logprobs(sequence: "Sequence", ids: Ids[int], count: int) -> tuple[li
     """Return the log probabilities of a prompt's tokens except the first, and the logits after it, float32 [vocab].
 
     sequence: an empty one, which is closed.  count: number of likeliest tokens to return for each.
-    Runs are short, so that activations have 16 bits and few logits are in memory. Raises as Sequence.append.
+    Runs are short, so that activations have 16 bits and few logits are in memory. Raises the errors of Sequence.append.
     """
     logprobs, row = list[LikelyToken](), np.empty(0, np.float32)
     with closing(sequence):

@@ -74,8 +74,8 @@ class GenerationMixin:
         """
         from localllm.generation.infill import Infill
 
-        chosen = gather_options(max_tokens, stop, options, self.drafter(speculate))
-        return self.session.complete(Infill(prefix, suffix, files or None).encode(self.session.tokenizer), chosen)
+        generation = gather_options(max_tokens, stop, options, self.drafter(speculate))
+        return self.session.complete(Infill(prefix, suffix, files or None).encode(self.session.tokenizer), generation)
 
     def chat(
         self,
@@ -120,10 +120,10 @@ class GenerationMixin:
         from localllm.generation.async_generation import AsyncGeneration
 
         def begin() -> Generation:
-            chosen = gather_options(max_tokens, stop, options, self.drafter(speculate))
+            generation = gather_options(max_tokens, stop, options, self.drafter(speculate))
             if is_conversation(prompt):
-                return self.session.chat(cast("list[Message]", prompt), chosen)
-            return self.session.complete(cast("str | list[int]", prompt), chosen)
+                return self.session.chat(cast("list[Message]", prompt), generation)
+            return self.session.complete(cast("str | list[int]", prompt), generation)
 
         return await AsyncGeneration(begin).complete()
 
@@ -176,9 +176,9 @@ class GenerationMixin:
         options: CallArguments,
     ) -> "Callable[[Sequence[Message]], Generation]":
         """Return a function that starts the next answer, given the messages after the conversation."""
-        given: ChatArguments = {**options, "tools": tools}
-        freely: ChatArguments = {**given, "tool_choice": "auto"}
-        first, later = gather_options(max_tokens, (), given), gather_options(max_tokens, (), freely)
+        arguments: ChatArguments = {**options, "tools": tools}
+        freely: ChatArguments = {**arguments, "tool_choice": "auto"}
+        first, later = gather_options(max_tokens, (), arguments), gather_options(max_tokens, (), freely)
         return lambda new: self.session.chat([*messages, *new], later if new else first)
 
     def candidates(
@@ -192,7 +192,7 @@ class GenerationMixin:
     ) -> "list[Answer]":
         """Return n answers, best first: sampled ones, or, with `beams`, the likeliest of a beam search.
 
-        prompt: a text to continue, its token ids, or messages to answer. Raises as `generate`.
+        prompt: a text to continue, its token ids, or messages to answer. Raises the errors of `generate`.
         """
         return self.session.candidates(prompt, gather_options(max_tokens, stop, options), n, beams)
 
@@ -237,27 +237,27 @@ class GenerationMixin:
         answer as if it were alone; False is faster, but tokens of almost equal probability may differ.  errors: "raise"
         the first one, or "return" each in place of its answer.
         """
-        chosen = gather_options(max_tokens, stop, options)
+        generation = gather_options(max_tokens, stop, options)
         if errors not in ("raise", "return"):
             raise UsageError(f"errors should be raise or return, not {errors!r}")
         parallel = None if parallel is None else whole_number("parallel", parallel, 1)
-        return self._map(require_several("prompts", prompts), chosen, parallel, precise, errors == "return")
+        return self._map(require_several("prompts", prompts), generation, parallel, precise, errors == "return")
 
     def _map(
         self, prompts: Iterable[Prompt], options: GenerationOptions, parallel: int | None, precise: bool, returns: bool
     ) -> Iterator[Completion | LocalllmError]:
         """Yield the answers in the order of the prompts."""
-        made = dict[int, Completion | LocalllmError]()
-        wanted = 0
-        with closing(self.batch(self._requests(prompts, options, made, returns), parallel, precise)) as batch:
+        results = dict[int, Completion | LocalllmError]()
+        next_number = 0
+        with closing(self.batch(self._requests(prompts, options, results, returns), parallel, precise)) as batch:
             for finished in batch:
-                made |= {request.key: request.error or request.answers[0] for request in finished}
-                while (answer := made.pop(wanted, None)) is not None:
+                results |= {request.key: request.error or request.answers[0] for request in finished}
+                while (answer := results.pop(next_number, None)) is not None:
                     if isinstance(answer, LocalllmError) and not returns:
                         raise answer
                     yield answer
-                    wanted += 1
-        yield from (made[number] for number in sorted(made))
+                    next_number += 1
+        yield from (results[number] for number in sorted(results))
 
     def _requests(
         self,
@@ -309,15 +309,15 @@ class GenerationMixin:
         self, texts: Sequence[str], options: AnswerArguments
     ) -> "Callable[[Prompt], tuple[Request, TextTree]]":
         """Return a function from a prompt to the request and the texts to score."""
-        given: AnswerArguments = {"think": "off", **options}
-        chosen = gather_options(None, (), given)
-        with_end = any(one.startswith(other) for one in texts for other in texts if one is not other)
+        arguments: AnswerArguments = {"think": "off", **options}
+        generation = gather_options(None, (), arguments)
+        with_end = any(text.startswith(longer) for text in texts for longer in texts if text is not longer)
 
         @cache
         def tree(is_chat: bool) -> "TextTree":
             return self.session.tree(texts, is_chat, with_end)
 
-        return lambda prompt: (self.session.request(prompt, chosen), tree(is_conversation(prompt)))
+        return lambda prompt: (self.session.request(prompt, generation), tree(is_conversation(prompt)))
 
     def score(self, prompt: Prompt, text: str, **options: Unpack[AnswerArguments]) -> "Score":
         """Return the log probability of a text after a prompt, and of each of its tokens.
@@ -326,8 +326,8 @@ class GenerationMixin:
         """
         from localllm.generation.choices import Score, text_logprobs
 
-        given: AnswerArguments = {"think": "off", **options}
-        request = self.session.request(prompt, gather_options(None, (), given))
+        arguments: AnswerArguments = {"think": "off", **options}
+        request = self.session.request(prompt, gather_options(None, (), arguments))
         tree = self.session.tree([require_text("text", text)], is_conversation(prompt), with_end=True)
         (tokens,) = text_logprobs(self.session.cache, self.session.tokenizer, request, tree)
         return Score(sum(token.logprob for token in tokens), tokens)

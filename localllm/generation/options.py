@@ -98,8 +98,8 @@ class GenerationOptions:
     def ends_answer(self, ids: list[int], row: "np.ndarray") -> bool:
         """Return whether stopping_criteria, if given, ends an answer after these tokens.
 
-        ids: of the prompt and the answer.  row: logits after them, float32 [vocab]. It is called once for each token,
-        in order, also with speculative decoding.
+        ids: ids of the prompt and the answer.  row: logits after them, float32 [vocab]. It is called once for each
+        token, in order, also with speculative decoding.
         """
         criterion = self.stopping_criteria
         return criterion is not None and bool(criterion([*ids], row.copy()))
@@ -113,13 +113,13 @@ class GenerationOptions:
             return row
         import numpy as np
 
-        made = np.asarray(self.logits_processor([*ids], row.copy()))
-        if made.shape != row.shape or made.dtype.kind != "f":
-            raise UsageError(f"logits_processor should return logits of the shape {row.shape}, not {made.shape}")
-        if not np.isfinite(made.max()):
+        processed = np.asarray(self.logits_processor([*ids], row.copy()))
+        if processed.shape != row.shape or processed.dtype.kind != "f":
+            raise UsageError(f"logits_processor should return logits of the shape {row.shape}, not {processed.shape}")
+        if not np.isfinite(processed.max()):
             message = "logits_processor should leave a finite logit to one token at least, and no other infinity"
             raise UsageError(message)
-        return made.astype(np.float32, copy=False)
+        return processed.astype(np.float32, copy=False)
 
     def limit(self, room: int) -> int:
         """Return the most tokens of an answer if the context has `room` free positions."""

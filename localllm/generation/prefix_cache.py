@@ -44,7 +44,7 @@ class PrefixQuery(NamedTuple):
     Attributes:
         keep: number of first tokens that stay when the context is full; None: without context shift.
         earlier: length of the stored conversation that the tokens continue; 0 if they continue none.
-        segments: of the prompt at their beginning, if it is read in chunks; None: it is read in whole runs.
+        segments: segments of the prompt at their beginning, if it is read in chunks; None: it is read in whole runs.
         most: the longest prefix to take from files, in tokens.
         reuse: fewest tokens of a chunk from the middle of another prompt; 0: only exact prefixes.
     """
@@ -90,11 +90,11 @@ class PrefixCache:
         self,
         engine: "Engine",
         store: "PrefixStore | None" = None,
-        written: "NgramCache | None" = None,
+        ngrams: "NgramCache | None" = None,
         is_shared: bool = False,
         is_live: bool = False,
     ):
-        self.engine, self.context, self.store, self.written = engine, engine.context, store, written
+        self.engine, self.context, self.store, self.written = engine, engine.context, store, ngrams
         self.is_shared, self.is_live, self.steps = is_shared, is_live, StepBatcher()
         self.idle: deque[Sequence | ShiftedSequence] = deque()
         self._busy: WeakSet[Sequence | ShiftedSequence] = WeakSet()
@@ -111,14 +111,14 @@ class PrefixCache:
     def acquire(self, answer: "Completion") -> None:
         """Give an answer the sequence with the longest cached prefix, and its prompt's logits if known."""
         query = self._query(answer)
-        begun = self.begin(query)
-        sequence = begun.sequence
+        acquired = self.begin(query)
+        sequence = acquired.sequence
         self._segments[sequence] = answer.segments
         if isinstance(sequence, ShiftedSequence):
             sequence.begin(query.ids)
         elif query.reuse and len(query.ids) - len(sequence.tokens) > query.reuse:
             answer.reuse = self._find_reuse(sequence, query)
-        answer.sequence, answer.known = begun  # type: ignore[assignment]
+        answer.sequence, answer.known = acquired  # type: ignore[assignment]
         answer.request.cached = len(sequence.tokens)
 
     def _find_reuse(self, sequence: "Sequence", query: PrefixQuery) -> "ChunkReuse | None":
@@ -129,8 +129,8 @@ class PrefixCache:
         if self.engine.has_draft_head or has_images(query.ids):
             return None
         with self.lock:
-            latest = (one for one in (*self._busy, *reversed(self.idle)) if one is not sequence and not one.closed)
-            plain = (one for one in latest if not isinstance(one, ShiftedSequence))
+            latest = (each for each in (*self._busy, *reversed(self.idle)) if each is not sequence and not each.closed)
+            plain = (each for each in latest if not isinstance(each, ShiftedSequence))
             return find_reuse(self.engine, sequence, query.ids, plain, query.reuse)
 
     def longest_match(self, answer: "Completion") -> PrefixMatch:
@@ -143,23 +143,25 @@ class PrefixCache:
         with self.lock:
             self._collect()
             self._leave_end(query.ids)
-            while (begun := self._acquire_from(best := self._longest_match(query), query)) is None:
+            while (acquired := self._acquire_from(best := self._longest_match(query), query)) is None:
                 query = query._replace(most=best.length - 1)
             while self.idle and not self.is_shared:  # a single answer may need all memory
                 self.idle.popleft().close()
-            self._busy.add(begun.sequence)
-            turns = [turn for turn in self._turn_ends(begun.sequence) if turn.prompt <= len(begun.sequence.tokens)]
-            self._turns[begun.sequence] = [*turns, TurnBoundary(len(query.ids))]
-            return begun
+            self._busy.add(acquired.sequence)
+            turns = [
+                turn for turn in self._turn_ends(acquired.sequence) if turn.prompt <= len(acquired.sequence.tokens)
+            ]
+            self._turns[acquired.sequence] = [*turns, TurnBoundary(len(query.ids))]
+            return acquired
 
     def _query(self, answer: "Completion") -> PrefixQuery:
         """Return an answer's query; a preempted one only matches sequences in memory."""
         in_pieces = self.is_shared or answer.has_begun
-        most = 0 if answer.has_begun else sys.maxsize
+        stored_limit = 0 if answer.has_begun else sys.maxsize
         keep = None if in_pieces else answer.kept
         reuse = (answer.options.cache_reuse or 0) if self.is_shared and not answer.has_begun else 0
         return PrefixQuery(
-            answer.ids, keep, answer.request.task.earlier, answer.segments if in_pieces else None, most, reuse
+            answer.ids, keep, answer.request.task.earlier, answer.segments if in_pieces else None, stored_limit, reuse
         )
 
     def _longest_match(self, query: PrefixQuery) -> PrefixMatch:
@@ -187,15 +189,15 @@ class PrefixCache:
 
     def _find_stored(self, query: PrefixQuery) -> Iterator[ReuseCandidate]:
         """Yield the stored prefixes of a query: of the prompt, and of the conversation that it continues."""
-        ids, keep, earlier, _, most, _ = query
-        if self.store is None or keep is not None or not most:
+        ids, keep, earlier_tokens, _, limit, _ = query
+        if self.store is None or keep is not None or not limit:
             return
-        if prompt := self.store.find_prefix(ids, most):
+        if prompt := self.store.find_prefix(ids, limit):
             yield ReuseCandidate(prompt, prompt.ids, (), len(prompt.ids), prompt.has_logits)
         # The last token of an answer may not have been read.
-        for length in () if self.is_shared else (earlier - 1, earlier):
+        for length in () if self.is_shared else (earlier_tokens - 1, earlier_tokens):
             beginning = ids[: max(length, 0)]
-            if length < len(ids) and (talk := self.store.find_prefix(beginning, most, is_conversation=True)):
+            if length < len(ids) and (talk := self.store.find_prefix(beginning, limit, is_conversation=True)):
                 yield ReuseCandidate(talk, talk.ids, turns_of_stored_end(talk), 0)
 
     def _acquire_from(self, best: PrefixMatch, query: PrefixQuery) -> CachedSequence | None:
@@ -239,9 +241,9 @@ class PrefixCache:
 
     def _turn_ends(self, sequence: "Sequence | ShiftedSequence") -> list[TurnBoundary]:
         """Return the ends of a sequence's turns, limited to its current length."""
-        held = len(sequence.tokens)
+        cached_tokens = len(sequence.tokens)
         return [
-            TurnBoundary(prompt, held if end is None else min(end, held))
+            TurnBoundary(prompt, cached_tokens if end is None else min(end, cached_tokens))
             for prompt, end in self._turns.get(sequence, [])
         ]
 
@@ -258,9 +260,9 @@ class PrefixCache:
         if begin != last_end(tokens, begin, runs) or sequence.aligned != last_end(tokens, len(tokens), runs):
             return
         with self.lock:
-            before, self._end, self._is_new = self._end, PromptEnd(sequence.fork(), logits.copy()), True
-        if before:
-            before.sequence.close()
+            previous, self._end, self._is_new = self._end, PromptEnd(sequence.fork(), logits.copy()), True
+        if previous:
+            previous.sequence.close()
 
     def give_back(self, answer: "Completion") -> None:
         """Take back the sequence of a finished answer, and add its text to `written` for later drafts.
@@ -349,8 +351,8 @@ class PrefixCache:
         """
         with self.lock:
             self._collect()
-            used, places = self.engine.cache_usage()
-            if not self.idle or isinstance(self.idle[-1], ShiftedSequence) or used + self.context > places:
+            used_places, places = self.engine.cache_usage()
+            if not self.idle or isinstance(self.idle[-1], ShiftedSequence) or used_places + self.context > places:
                 return
             self._parked.append(self._fork(self.idle[-1]))
             oldest = self._parked.popleft() if len(self._parked) > PARKED else None
@@ -371,10 +373,10 @@ class PrefixCache:
 
     def _retain(self, sequence: "Sequence | ShiftedSequence") -> None:
         """Add a sequence to `idle`; close those that are prefixes of it, and the oldest."""
-        for one in [*self.idle]:
-            if one.tokens == sequence.tokens[: len(one.tokens)]:
-                self.idle.remove(one)
-                one.close()
+        for parked in [*self.idle]:
+            if parked.tokens == sequence.tokens[: len(parked.tokens)]:
+                self.idle.remove(parked)
+                parked.close()
         self.idle.append(sequence)
         while self.evict(LIVE_IDLE if self.is_live else 1):
             pass

@@ -38,7 +38,7 @@ class ReuseCandidate(NamedTuple):
         the conversation's turns.
         aligned: number of first tokens that were read in whole runs and images; None if any prefix can be reused.
         has_logits: whether the logits after the last token are known: the same prompt needs no prefill.
-        segments: of the prompt at the beginning of the tokens, if it was prefilled in a batch.
+        segments: segments of the prompt at the beginning of the tokens, if it was prefilled in a batch.
     """
 
     source: "Source | None"
@@ -69,34 +69,37 @@ def longest_match(
 ) -> PrefixMatch:
     """Return the longest reusable prefix, the first of equal ones; NOTHING if there is none.
 
-    segments: of the prompt, if it is prefilled in a batch.
+    segments: segments of the prompt, if it is prefilled in a batch.
     """
     matches = (match(candidate, ids, runs, segments) for candidate in candidates)
-    best = max(matches, key=lambda one: one.length, default=NOTHING)
+    best = max(matches, key=lambda match_here: match_here.length, default=NOTHING)
     return best if best.length else NOTHING
 
 
 def match(candidate: ReuseCandidate, ids: Ids[int], runs: Runs, segments: PrefillSegments | None = None) -> PrefixMatch:
     """Return how much of a candidate's prefix a prompt can reuse; the length may be 0."""
     source, tokens, turns, aligned, has_logits, read_in = candidate
-    same = common(tokens, ids)
+    common_length = common(tokens, ids)
     if read_in and segments:
-        return PrefixMatch(source, reusable_prefix(same, segments, read_in) if same else 0)
-    if has_logits and len(tokens) == len(ids) == same + 1 and tokens[-1] == ids[-1]:
+        return PrefixMatch(source, reusable_prefix(common_length, segments, read_in) if common_length else 0)
+    if has_logits and len(tokens) == len(ids) == common_length + 1 and tokens[-1] == ids[-1]:
         return PrefixMatch(source, len(ids))
     if aligned is None or (turns and max(len(ids), turns[-1].prompt) <= PRECISE_TOKENS):
-        return PrefixMatch(source, same)
-    ended = max((same if end is None else min(end, same) for prompt, end in turns if prompt <= same), default=0)
-    length = max(ended, last_end(ids, min(same, aligned), runs))
-    is_run = length < same and length == last_end(ids, min(length, aligned), runs)
+        return PrefixMatch(source, common_length)
+    ended = max(
+        (common_length if end is None else min(end, common_length) for prompt, end in turns if prompt <= common_length),
+        default=0,
+    )
+    length = max(ended, last_end(ids, min(common_length, aligned), runs))
+    is_run = length < common_length and length == last_end(ids, min(length, aligned), runs)
     return PrefixMatch(source, length, is_run)
 
 
 def common(tokens: Ids[int], ids: Ids[int]) -> int:
     """Return the length of the common prefix, at most len(ids) - 1."""
-    same = 0
-    for ours, theirs in zip(tokens, ids[:-1], strict=False):
-        if ours != theirs:
+    count = 0
+    for ours, cached in zip(tokens, ids[:-1], strict=False):
+        if ours != cached:
             break
-        same += 1
-    return same
+        count += 1
+    return count

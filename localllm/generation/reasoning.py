@@ -150,8 +150,8 @@ class Channels:
         return "" if self._is_head(text) else text
 
     def with_escapes(self) -> "Channels":
-        heads, others = (tuple(ESCAPE + mark for mark in marks) for marks in (self.heads, self.others))
-        return replace(self, heads=heads, others=others, closes=ESCAPE + self.closes)
+        heads, other_marks = (tuple(ESCAPE + mark for mark in marks) for marks in (self.heads, self.others))
+        return replace(self, heads=heads, others=other_marks, closes=ESCAPE + self.closes)
 
     def _is_head(self, text: str) -> bool:
         """Return whether a text may be the beginning of a mark: all marks begin with the same two characters."""
@@ -246,7 +246,7 @@ class Thinking:
         tokens = {token: mark for mark in format.marks if (token := tokenizer.special_id(mark)) is not None}
         if len(tokens) < len(format.marks):
             return cls(format, is_open, shown=tokens, closing=closing, budget=budget)
-        shown = {token: ESCAPE + mark for token, mark in tokens.items()}
+        escaped = {token: ESCAPE + mark for token, mark in tokens.items()}
         plain = {ESCAPE + mark: "" if token in tokenizer.control_ids else mark for token, mark in tokens.items()}
         if format.repeats:
             starts, continuing = [token for token, mark in tokens.items() if mark != format.end(REASONING)], []
@@ -254,7 +254,7 @@ class Thinking:
             first, *continuing = tokenizer.encode(format.opens, special=True)
             starts = [first]
         return cls(
-            format.with_escapes(), is_open, False, shown, plain, tuple(starts), tuple(continuing), closing, budget
+            format.with_escapes(), is_open, False, escaped, plain, tuple(starts), tuple(continuing), closing, budget
         )
 
     def inside(self) -> Self:
@@ -285,7 +285,7 @@ class ReasoningParser:
     """
 
     def __init__(self, thinking: Thinking):
-        self._format, self._held = thinking.format, ""
+        self._format, self._buffer = thinking.format, ""
         self.kind = None if thinking.format else ANSWER
         self._trims = thinking.is_open and not thinking.has_words
         if thinking.is_open:
@@ -298,7 +298,7 @@ class ReasoningParser:
     @property
     def is_between(self) -> bool:
         """Return whether neither a part nor its header has begun."""
-        return self.kind is None and not self._held
+        return self.kind is None and not self._buffer
 
     def copy(self) -> "ReasoningParser":
         """Return an independent copy."""
@@ -308,7 +308,7 @@ class ReasoningParser:
         """Add text; return the parts that are certain now."""
         if self._format is None:
             return [TextPart(ANSWER, text)] if text else []
-        self._held += text
+        self._buffer += text
         parts = list[TextPart]()
         while self._passes_mark(self._format, parts):
             pass
@@ -316,33 +316,33 @@ class ReasoningParser:
 
     def flush(self) -> list[TextPart]:
         """Return the rest at the end; held-back text that might have become a mark is plain text."""
-        held, self._held = self._held, ""
+        text, self._buffer = self._buffer, ""
         if self.kind is None and self._format:
-            held = self._format.rest(held)
+            text = self._format.rest(text)
         parts = list[TextPart]()
-        self._add(parts, self.kind or ANSWER, held.rstrip() if self.kind == REASONING else held)
+        self._add(parts, self.kind or ANSWER, text.rstrip() if self.kind == REASONING else text)
         return parts
 
     def _passes_mark(self, format: ThinkingFormat, parts: list[TextPart]) -> bool:
         """Add the text that is certain to `parts`; return whether it ended at a mark, so that more text may follow."""
         if self.kind is None:
-            if (begun := format.detect_open(self._held)) is None:
+            if (block := format.detect_open(self._buffer)) is None:
                 return False
-            self.kind, self._held = begun.kind, self._held[begun.length :]
-            self._trims = self._trims or begun.length > 0
+            self.kind, self._buffer = block.kind, self._buffer[block.length :]
+            self._trims = self._trims or block.length > 0
             return True
         kind, mark = self.kind, format.end(self.kind)
-        place = self._held.find(mark) if mark else -1
+        place = self._buffer.find(mark) if mark else -1
         if place >= 0:
-            before, self._held = self._held[:place], self._held[place + len(mark) :]
-            self._add(parts, kind, before.rstrip() if kind == REASONING else before)
+            text, self._buffer = self._buffer[:place], self._buffer[place + len(mark) :]
+            self._add(parts, kind, text.rstrip() if kind == REASONING else text)
             self.kind, self._trims = None if format.repeats else ANSWER, True
             return True
-        safe = len(self._held) - overlap(self._held, mark)
+        safe = len(self._buffer) - overlap(self._buffer, mark)
         if kind == REASONING:
-            safe = len(self._held[:safe].rstrip())
-        self._add(parts, kind, self._held[:safe])
-        self._held = self._held[safe:]
+            safe = len(self._buffer[:safe].rstrip())
+        self._add(parts, kind, self._buffer[:safe])
+        self._buffer = self._buffer[safe:]
         return False
 
     def _add(self, parts: list[TextPart], kind: str, text: str) -> None:

@@ -73,7 +73,7 @@ class Request:
 
     @property
     def finished(self) -> bool:
-        return self.error is not None or (bool(self.answers) and all(one.finish_reason for one in self.answers))
+        return self.error is not None or (bool(self.answers) and all(answer.finish_reason for answer in self.answers))
 
     def begin(self, engine: "Engine", tokenizer: Tokenizer, runs: "Runs | None" = None) -> list["Completion"]:
         """Create the answers, without tokens, with the seeds seed, seed + 1, and so on.
@@ -81,8 +81,8 @@ class Request:
         runs: how to split the prompt into runs, by default the engine's way. Raises UsageError and ContextError.
         """
         task, vocab = self.task, min(engine.vocab_size, tokenizer.vocab_size)
-        kept = task.resolve_keep(engine.context)
-        if kept is not None or task.options.cache_reuse:
+        keep_count = task.resolve_keep(engine.context)
+        if keep_count is not None or task.options.cache_reuse:
             engine.require_shift()
         samplers = make_samplers(task.options.sampling, task.prompt, vocab, self.n, tokenizer)
         guide, segments = task.guide(tokenizer, vocab), PrefillSegments(task.prompt, runs or engine.runs)
@@ -91,7 +91,7 @@ class Request:
             for number, sampler in enumerate(samplers)
         ]
         for answer in self.answers:
-            answer.kept, answer.end_ids = kept, tokenizer.end_ids
+            answer.kept, answer.end_ids = keep_count, tokenizer.end_ids
             if task.options.ban:
                 from localllm.generation.banned import BannedStrings  # seldom needed
 
@@ -103,7 +103,7 @@ class Output(NamedTuple):
     """A token that was drawn for an answer; None for one that ends it.
 
     Attributes:
-        parts: of text, which it completes.  logits: float32 [vocab], drawn from; valid until the next step.
+        parts: parts of text, which it completes.  logits: float32 [vocab], drawn from; valid until the next step.
     """
 
     answer: "Completion"
@@ -121,14 +121,14 @@ class Completion:
         progress.
         seed: reproduces the answer.  end_ids: tokens that end it.
         logprob: the natural logarithm of its probability, including the token that ended it; 0 unless requested.
-        logprobs: of each of its tokens, if requested.
+        logprobs: log probabilities of each of its tokens, if requested.
         sequence: the KV cache of a prefix of `ids`, which may be a ShiftedSequence; None while the answer waits.
         number: its index among the request's answers.
         banned: finds banned strings, and holds back tokens that may become one; None without banned strings.
         guesses: the source of drafts, in small batches.
         reuse: chunks that the prompt can take from another sequence, or None.
         known: logits after the prompt, float32 [1, vocab], if the prefix cache has them and no token is drawn yet.
-        segments: of the prompt, see chunked_prefill.
+        segments: segments of the prompt, see chunked_prefill.
         kept, dropped: number of first tokens that stay when the context is full, and of tokens that were dropped.
         skipped: number of dropped tokens that were never prefilled.
         has_ended: whether its last token ended it. is_stopped: whether it must end before the next step.
@@ -160,7 +160,7 @@ class Completion:
         self.prefill_s, self.ttft_s, self.decode_s, self.started = 0.0, 0.0, 0.0, perf_counter()
         self.has_ended = self.is_stopped = False
         self._limit = len(self.ids) + request.task.options.limit(context - len(self.ids))
-        self._chosen = 0  # tokens that were drawn, including one that ended the answer
+        self._drawn_count = 0  # tokens that were drawn, including one that ended the answer
         self._least = 0  # fewest ids since the step began
         self.logprobs = list[LikelyToken]()
 
@@ -174,8 +174,10 @@ class Completion:
 
     def _without_held(self, text: str, kind: str) -> str:
         """Return a text of one kind without its end, if that may become a banned string."""
-        held = self.banned.held if self.banned else ()
-        return text[: len(text) - sum(len(part.text) for one in held for part in one.parts if part.kind == kind)]
+        held_tokens = self.banned.held if self.banned else ()
+        return text[
+            : len(text) - sum(len(part.text) for token in held_tokens for part in token.parts if part.kind == kind)
+        ]
 
     @property
     def calls(self) -> "list[ToolCall]":
@@ -246,16 +248,16 @@ class Completion:
 
     def next_segment(self) -> PrefillSegment:
         """Return the segment of the prompt to read next; short ones between reused chunks are precise."""
-        held = self.computed_tokens
-        segment, end = self.segments.at(held), self.reuse.end(held) if self.reuse else None
+        cached = self.computed_tokens
+        segment, end = self.segments.at(cached), self.reuse.end(cached) if self.reuse else None
         if end is None or end >= segment.end:
             return segment
-        return segment._replace(end=end, precise=segment.precise or end - held <= PRECISE_TOKENS)
+        return segment._replace(end=end, precise=segment.precise or end - cached <= PRECISE_TOKENS)
 
     @property
     def score(self) -> float:
         """The log probability per token, by which answers of different lengths are compared."""
-        return self.logprob / max(self._chosen, 1)
+        return self.logprob / max(self._drawn_count, 1)
 
     @property
     def width(self) -> int:
@@ -274,7 +276,7 @@ class Completion:
         elapsed = perf_counter() - self.started
         self.ttft_s = self.ttft_s or elapsed
         self.decode_s = elapsed - self.ttft_s
-        self._chosen += 1
+        self._drawn_count += 1
         if self.request.n > 1 or self.request.is_scored:
             self.logprob += float(row[token]) - log_total(row)
         if token in self.end_ids:
@@ -303,12 +305,12 @@ class Completion:
 
         while True:
             sampler, guide = self.sampler.copy(), self.guide.copy()
-            other = None if processed is row else processed
-            before = AnswerSnapshot(len(self.ids), sampler, guide, self.logprob, other)
+            unprocessed = None if processed is row else processed
+            snapshot = AnswerSnapshot(len(self.ids), sampler, guide, self.logprob, unprocessed)
             output = self._draw(row, processed)
             if output.token is None:
                 return [*self._released(), output]
-            if (banned := self.banned.push(output.token, before, row, output.parts)) is None:
+            if (banned := self.banned.push(output.token, snapshot, row, output.parts)) is None:
                 return self._released()
             self._rewind(banned.before)
             row = banned.row
@@ -319,11 +321,11 @@ class Completion:
         if self.banned is None:
             return []
         released = self.banned.flush() if self.is_complete else self.banned.release()
-        return [Output(self, one.token, one.parts, one.row) for one in released]
+        return [Output(self, token.token, token.parts, token.row) for token in released]
 
     def _rewind(self, place: "AnswerSnapshot") -> None:
         """Undo tokens; the sequence is truncated at the end of the step."""
-        self._chosen -= len(self.ids) - place.length
+        self._drawn_count -= len(self.ids) - place.length
         del self.logprobs[max(place.length - len(self.prompt), 0) :]
         del self.ids[place.length :]
         self.sampler.restore(place.sampler)
@@ -332,7 +334,7 @@ class Completion:
         self._least = min(self._least, place.length)
 
     def extend(self, token: int, logprob: float) -> "Completion":
-        """Return a copy of the answer, without sequence, that is one token longer; logprob: of the token."""
+        """Return a copy of the answer, without sequence, one token longer; logprob: log probability of the token."""
         twin = copy(self)
         twin.ids, twin.guide, twin.logprob, twin.sequence = [*self.ids], self.guide.copy(), self.logprob + logprob, None
         if token in self.end_ids:
@@ -349,15 +351,15 @@ class Completion:
         Yields the tokens that cannot be undone; the last output of a complete answer has the rest of its text.
         rows: logits float32 [1 + len(draft), vocab], after the newest token and after each draft token.
         """
-        before = self._least = len(self.ids)
+        length_before = self._least = len(self.ids)
         self.drafted += len(draft)
         for number, (row, guess) in enumerate(zip(rows, [*draft, None], strict=True)):
             outputs = self.accept_logits(row)
-            is_right = len(self.ids) == before + number + 1 and self.ids[-1] == guess
+            is_right = len(self.ids) == length_before + number + 1 and self.ids[-1] == guess
             self.accepted += is_right
             is_last = self.is_complete or not is_right
             if is_last:
-                self._end_draft(draft, before)
+                self._end_draft(draft, length_before)
             for output in outputs:
                 if self.is_complete and output is outputs[-1]:
                     output.parts.extend(self.finish())
@@ -365,17 +367,17 @@ class Completion:
             if is_last:
                 return
 
-    def _end_draft(self, draft: Ids[int], before: int) -> None:
-        """Drop rejected draft tokens, and tokens that were undone, from the sequence; before: ids before the step."""
-        begin = min(self._least, before)
-        right = sum(token == guess for token, guess in zip(self.ids[before:], draft, strict=False))
-        if self.sequence and begin < before:
+    def _end_draft(self, draft: Ids[int], length_before: int) -> None:
+        """Drop rejected and undone tokens from the sequence; length_before: number of ids before the step."""
+        begin = min(self._least, length_before)
+        right = sum(token == guess for token, guess in zip(self.ids[length_before:], draft, strict=False))
+        if self.sequence and begin < length_before:
             self.sequence.truncate(begin)
         elif self.sequence and right < len(draft):
-            self.sequence.truncate(before + right)
+            self.sequence.truncate(length_before + right)
         if self.guesses:
-            if begin < before:
-                self.guesses.rewind(before - begin)
+            if begin < length_before:
+                self.guesses.rewind(length_before - begin)
             self.guesses.learn(self.ids[begin:])
 
     def close(self) -> None:

@@ -66,8 +66,8 @@ class Scheduler:
         self._tokenizer, self._requests, self._finished = tokenizer, iter(requests), list[Request]()
         self._parallel, self._chunk, self._places, self._precise = parallel, chunk, places, precise
         self._stopping, self._cache = False, cache or PrefixCache(engine, is_shared=True)
-        self._held = ExitStack()  # resources of drafters, such as a draft model's sequence
-        self._speculator = Speculator(engine, self._cache.written, None if self._cache.is_shared else self._held)
+        self._resources = ExitStack()  # resources of drafters, such as a draft model's sequence
+        self._speculator = Speculator(engine, self._cache.written, None if self._cache.is_shared else self._resources)
         self._runs, self._submitted = BatchMember(self._cache.steps), list[AnswerSpan]()
 
     def __iter__(self) -> Iterator[list[Request]]:
@@ -82,7 +82,7 @@ class Scheduler:
     def has_work(self) -> bool:
         """Return whether an answer needs prefill or decode steps."""
         if self._stopping:
-            self.waiting = deque(one for one in self.waiting if one.request.begun)
+            self.waiting = deque(answer for answer in self.waiting if answer.request.begun)
         return bool(self.running) or self._next() is not None
 
     def step(self) -> Iterator[Output]:
@@ -90,28 +90,28 @@ class Scheduler:
 
         The model runs, and tokens are drawn, as the caller iterates.
         """
-        for one in [*self.running]:
-            if one.is_stopped:
-                self.drop(one.request)
-            elif one.known is not None:
-                row, one.known = one.known[-1:], None
-                yield from self._emit(self._begin(one, row))
-        reading: list[AnswerSpan] = []
+        for answer in [*self.running]:
+            if answer.is_stopped:
+                self.drop(answer.request)
+            elif answer.known is not None:
+                row, answer.known = answer.known[-1:], None
+                yield from self._emit(self._begin(answer, row))
+        prefill: list[AnswerSpan] = []
         if not self._precise:
             writing = self._writing()
-            reading, _ = self._reading(max(PAGE, self._chunk - len(writing)), 0)
-            yield from self._run([*reading, *writing], precise=False)
+            prefill, _ = self._reading(max(PAGE, self._chunk - len(writing)), 0)
+            yield from self._run([*prefill, *writing], precise=False)
             return
-        is_busy = self.running and not self.waiting and not any(one.pending_tokens for one in self.running)
+        is_busy = self.running and not self.waiting and not any(answer.pending_tokens for answer in self.running)
         if not self._submitted and (self._cache.is_shared or not is_busy):
             # Short chunks while clients wait for the next tokens of their answers.
-            is_streaming = self._cache.is_live and any(one.has_begun for one in self.running)
+            is_streaming = self._cache.is_live and any(answer.has_begun for answer in self.running)
             rooms = (PAGE, LIVE_CHUNK) if is_streaming else (self._chunk, PRECISE_TOKENS)
-            reading, precise = self._reading(*rooms)
-            if reading and not (is_streaming and precise):
-                yield from self._run(reading, precise)
-                reading = []
-        yield from self._run(self._submitted or [*reading, *self._writing(with_drafts=not reading)], precise=True)
+            prefill, precise = self._reading(*rooms)
+            if prefill and not (is_streaming and precise):
+                yield from self._run(prefill, precise)
+                prefill = []
+        yield from self._run(self._submitted or [*prefill, *self._writing(with_drafts=not prefill)], precise=True)
 
     def stop(self) -> None:
         """Start no new requests; the running ones are finished. A signal handler may call this."""
@@ -119,7 +119,7 @@ class Scheduler:
 
     def close(self) -> None:
         """Cancel all answers. Takes no lock: the finalizer of a generator may call it anywhere."""
-        self._held.close()
+        self._resources.close()
         self._runs.leave()
         self._cache.abandon(self.running)
         self.running = []
@@ -151,7 +151,7 @@ class Scheduler:
 
     def _readers(self) -> Iterator[Completion]:
         """Yield the answers with pending prefill, the oldest first; then those that can join."""
-        yield from [one for one in self.running if one.pending_tokens]
+        yield from [answer for answer in self.running if answer.pending_tokens]
         while (answering := self._next()) and self._may_join(answering):
             self.waiting.popleft()
             self._join(answering)
@@ -161,27 +161,27 @@ class Scheduler:
         """Return whether an answer may start: there is memory, and no running answer is prefilling its prefix."""
         if not self.running:
             return True
-        if sum(one.width for one in self.running) + answering.width > self._parallel:
+        if sum(answer.width for answer in self.running) + answering.width > self._parallel:
             return False
         best = self._cache.longest_match(answering)
-        unread = [ReuseCandidate(None, one.ids, segments=one.segments) for one in self.running if one.pending_tokens]
+        prefilling = [answer for answer in self.running if answer.pending_tokens]
+        unread = [ReuseCandidate(None, answer.ids, segments=answer.segments) for answer in prefilling]
         soon = longest_match(unread, answering.ids, self._engine.runs, answering.segments)
         if soon.length >= best.length + PAGE:
             return False
-        needed = len(answering.ids) - best.length + sum(one.pending_tokens for one in self.running)
-        needed += PAGE * (answering.width + len(self.running))
+        needed_places = len(answering.ids) - best.length + sum(answer.pending_tokens for answer in prefilling)
+        needed_places += PAGE * (answering.width + len(self.running))
         self._cache.touch(best.source)
-        while needed > self._free_places() and self._cache.evict(spare=1):
+        while needed_places > self._free_places() and self._cache.evict(spare=1):
             pass
-        return needed <= self._free_places()
+        return needed_places <= self._free_places()
 
     def _join(self, answering: Completion) -> None:
-        others = len(self.running)
         self.running.append(answering)
         if answering.sequence is None:
             self._cache.acquire(answering)
         if self._precise and answering.remaining_tokens > 1:
-            self._speculator.listen(answering, others)
+            self._speculator.listen(answering, len(self.running) - 1)
 
     # Prefill.
 
@@ -194,18 +194,18 @@ class Scheduler:
         work, exact = list[AnswerSpan](), False
         for answering in self._readers():
             answering.prepare_prefill()
-            held = answering.computed_tokens
+            cached = answering.computed_tokens
             if not self._cache.is_shared:
-                end = min(end_of_run(answering.prompt, held, self._engine.runs), held + answering.pending_tokens)
-                is_read = held == end or answering.is_stopped
-                return [] if is_read else [span_of(answering, end - held)], True
+                end = min(end_of_run(answering.prompt, cached, self._engine.runs), cached + answering.pending_tokens)
+                is_read = cached == end or answering.is_stopped
+                return [] if is_read else [span_of(answering, end - cached)], True
             segment = answering.next_segment()
-            end, precise = min(segment.end, held + answering.pending_tokens), segment.precise and self._precise
+            end, precise = min(segment.end, cached + answering.pending_tokens), segment.precise and self._precise
             if not work:
                 exact, room = precise, min(room, precise_room) if precise else room
-            count = chunk_size(held, segment._replace(end=end, precise=precise), room) if precise == exact else 0
+            count = chunk_size(cached, segment._replace(end=end, precise=precise), room) if precise == exact else 0
             if not work and not count:
-                count = end - held  # an image, or less than two pages, which are read at once
+                count = end - cached  # an image, or less than two pages, which are read at once
             if not count:
                 break
             work.append(span_of(answering, count))
@@ -216,11 +216,11 @@ class Scheduler:
 
     def _writing(self, with_drafts: bool = False) -> list[AnswerSpan]:
         """Return the newest token of every decoding answer, followed by a draft in small batches."""
-        writing = [one for one in self.running if one.has_begun and not one.pending_tokens and not one.is_stopped]
+        writing = [each for each in self.running if each.has_begun and not each.pending_tokens and not each.is_stopped]
         if not with_drafts or len(writing) < len(self.running):
-            return [AnswerSpan(one, one.ids[-1:]) for one in writing]
+            return [AnswerSpan(answer, answer.ids[-1:]) for answer in writing]
         drafts = self._speculator.drafts(writing, self._runs.others)
-        return [AnswerSpan(one, [one.ids[-1], *draft], draft) for one, draft in zip(writing, drafts, strict=True)]
+        return [AnswerSpan(each, [each.ids[-1], *draft], draft) for each, draft in zip(writing, drafts, strict=True)]
 
     # Decoding.
 
@@ -236,30 +236,30 @@ class Scheduler:
 
         If memory does not suffice, drafts are dropped first; then the youngest answers are preempted.
         """
-        while work := [one for one in work if one.answering.sequence]:
+        while work := [span for span in work if span.answering.sequence]:
             try:
                 if not self._submitted:
                     self._submit(work, precise)
                 rows = self._runs.result()
             except MemoryLimitError as error:
                 self._submitted = []
-                if not any(one.draft for one in work):
+                if not any(span.draft for span in work):
                     self._make_room(error)
-                work = [one._replace(ids=one.ids[: len(one.ids) - len(one.draft)], draft=()) for one in work]
+                work = [span._replace(ids=span.ids[: len(span.ids) - len(span.draft)], draft=()) for span in work]
             else:
                 if len(work) <= FEW and work[0].answering.has_begun:
                     self._speculator.learn_cost(self._runs.tokens, self._runs.seconds)
-                return [(one, logits) for one, logits in zip(work, rows, strict=True) if one.is_end]
+                return [(span, logits) for span, logits in zip(work, rows, strict=True) if span.is_end]
         return []
 
     def _submit(self, work: list[AnswerSpan], precise: bool) -> None:
         """Submit spans for the next run. Raises MemoryLimitError if `places` do not suffice."""
         if self._places < sys.maxsize:
-            held = [one.answering.computed_tokens for one in work]
-            pages = sum(pages_of(count + len(one.ids)) - pages_of(count) for count, one in zip(held, work, strict=True))
+            cached = [each.answering.computed_tokens for each in work]
+            pages = sum(pages_of(n + len(each.ids)) - pages_of(n) for n, each in zip(cached, work, strict=True))
             if pages and PAGE * pages > self._free_places():
                 raise MemoryLimitError("there is not enough memory for this prompt and its answer")
-        spans = [(one.answering.sequence, one.ids) for one in work if one.answering.sequence]
+        spans = [(each.answering.sequence, each.ids) for each in work if each.answering.sequence]
         self._runs.submit(spans, logits_for(work), precise)
         self._submitted = work
 
@@ -267,7 +267,7 @@ class Scheduler:
         """Yield outputs; if other schedulers use the engine, first submit the next tokens for a shared run."""
         if self._runs.others:  # so that they wait neither for the consumer of the text nor for the next step
             outputs = iter([*outputs])
-            writing = [] if any(one.pending_tokens for one in self.running) else self._writing(with_drafts=True)
+            writing = [] if any(answer.pending_tokens for answer in self.running) else self._writing(with_drafts=True)
             if writing:
                 self._submit(writing, precise=True)
         self._runs.settle()
@@ -328,7 +328,7 @@ class Scheduler:
                 child.sequence = parent.sequence.fork() if parent.sequence else None
             else:
                 child.sequence, parent.sequence = parent.sequence, None
-        self.running = [one for one in self.running if one not in parents]
+        self.running = [answer for answer in self.running if answer not in parents]
         request.answers = [child for child, _ in children] or request.search.results
         if not children:
             self._finished.append(request)
@@ -363,14 +363,14 @@ class Scheduler:
         self._cache.give_back(answering)
         self.running.remove(answering)
         if request.finished:
-            request.answers.sort(key=lambda one: -one.score)
+            request.answers.sort(key=lambda answer: -answer.score)
             self._finished.append(request)
 
     # Memory.
 
     def _free_places(self) -> int:
-        used, count = self._engine.cache_usage()
-        return min(count, self._places) - used
+        used_places, count = self._engine.cache_usage()
+        return min(count, self._places) - used_places
 
     def _make_room(self, error: MemoryLimitError) -> None:
         """Evict an idle sequence, or preempt the youngest answer, which is read again later; a single one fails."""
@@ -392,8 +392,8 @@ class Scheduler:
     def _remove(self, request: Request) -> None:
         for answering in request.answers:
             self._cache.discard(answering)
-        self.running = [one for one in self.running if one.request is not request]
-        self.waiting = deque(one for one in self.waiting if one.request is not request)
+        self.running = [answer for answer in self.running if answer.request is not request]
+        self.waiting = deque(answer for answer in self.waiting if answer.request is not request)
 
 
 def pages_of(tokens: int) -> int:

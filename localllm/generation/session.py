@@ -76,20 +76,22 @@ class Session(Conversation[Generation]):
             raise UsageError(f"an answer with a {options.constraint.kind} cannot be continued")
         if history[-1].get("tool_calls"):
             raise UsageError("an answer with a tool call cannot be continued")
-        begun = PartialAnswer(history[-1]["content"], history[-1].get("reasoning_content", ""))
+        final_answer = PartialAnswer(history[-1]["content"], history[-1].get("reasoning_content", ""))
         if options.on_overflow == "shift" and options.keep is None:
             options = replace(options, keep=self._standing(self._system(), options))
         if latest and latest.tokens and self._is_exact_text(latest):
-            prompt, is_thought = [*latest.prompt, *latest.tokens], not begun.text and bool(begun.thinking)
-            seen = latest.seen
+            prompt, is_thought = [*latest.prompt, *latest.tokens], not final_answer.text and bool(final_answer.thinking)
+            images = latest.seen
         else:
-            prompt, seen, known = self._read([*self._system(), *history], replace(options, continue_final=True))
-            is_thought = known is not None and not known.text
+            prompt, images, partial_answer = self._read(
+                [*self._system(), *history], replace(options, continue_final=True)
+            )
+            is_thought = partial_answer is not None and not partial_answer.text
         thinking = Thinking.of(self._format(options).thoughts, self.tokenizer, prompt, None).inside()
-        decoder, chosen = self.tokenizer.stream(continued=True), self._stopping(self.with_defaults(options))
-        task = Task(prompt, decoder, chosen, thinking if is_thought else Thinking(), self.earlier, seen=seen)
+        decoder, generation = self.tokenizer.stream(continued=True), self._stopping(self.with_defaults(options))
+        task = Task(prompt, decoder, generation, thinking if is_thought else Thinking(), self.earlier, seen=images)
         answer = Generation(self.cache, self.tokenizer, task)
-        self._history, self._answer, self._begun, self.forgotten = history[:-1], answer, begun, 0
+        self._history, self._answer, self._earlier_part, self.forgotten = history[:-1], answer, final_answer, 0
         return answer
 
     def hold(self) -> None:
@@ -127,11 +129,11 @@ class Session(Conversation[Generation]):
         from localllm.generation.tools.python_tools import tool_use
         from localllm.generation.tools.tool_run import ToolRun
 
-        chosen = replace(options or GenerationOptions(), tools=tool_use(tools))
+        generation = replace(options or GenerationOptions(), tools=tool_use(tools))
 
         def reply(messages: Sequence[Message]) -> Generation:
             latest = next((place for place in reversed(range(len(messages))) if messages[place]["role"] != "tool"), -1)
-            return self.go_on(messages[latest + 1 :], chosen) if messages else self.ask(text, chosen)
+            return self.go_on(messages[latest + 1 :], generation) if messages else self.ask(text, generation)
 
         return ToolRun(reply, tools, max_turns, permission)
 
@@ -142,7 +144,7 @@ class Session(Conversation[Generation]):
 
     def candidates(
         self,
-        asked: "str | list[int] | Sequence[Message]",
+        prompt: "str | list[int] | Sequence[Message]",
         options: GenerationOptions | None = None,
         n: int = 1,
         beams: int = 0,
@@ -150,11 +152,11 @@ class Session(Conversation[Generation]):
         """Return the n best of several answers to a conversation, or continuations of a text."""
         from localllm.generation.beam_search import answers
 
-        return answers(self.cache, self.tokenizer, self._prepare_task(asked, options), n, beams)
+        return answers(self.cache, self.tokenizer, self._prepare_task(prompt, options), n, beams)
 
     def request(
         self,
-        asked: "str | list[int] | Sequence[Message]",
+        prompt: "str | list[int] | Sequence[Message]",
         options: GenerationOptions | None = None,
         n: int = 1,
         key: object = None,
@@ -162,7 +164,7 @@ class Session(Conversation[Generation]):
         """Make a request for a Scheduler; key: the caller's name for it."""
         from localllm.generation.request import Request
 
-        return Request(self._prepare_task(asked, options), n, key)
+        return Request(self._prepare_task(prompt, options), n, key)
 
     def tree(self, texts: Sequence[str], is_chat: bool, with_end: bool) -> "TextTree":
         """Return the trie of texts to score after a prompt; with_end: whether an end token must follow each."""
@@ -185,16 +187,16 @@ class Session(Conversation[Generation]):
             arch = self.cache.engine.hyperparameters.arch
             raise UsageError(f"{arch} models take one text and do not chat: use localllm run")
 
-    def _prepare_task(self, asked: "str | list[int] | Sequence[Message]", options: GenerationOptions | None) -> Task:
+    def _prepare_task(self, prompt: "str | list[int] | Sequence[Message]", options: GenerationOptions | None) -> Task:
         """Make the task of a prompt or conversation that is not part of this session's history."""
-        is_chat = is_conversation(asked)
+        is_chat = is_conversation(prompt)
         if options and options.on_overflow not in (None, "error"):
             raise UsageError(f"several answers cannot be combined with on_overflow={options.on_overflow}")
-        chosen = self.with_defaults(options)
-        decoder = self._decoder(chosen) if is_chat else self.tokenizer.stream(continued=True)
+        generation = self.with_defaults(options)
+        decoder = self._decoder(generation) if is_chat else self.tokenizer.stream(continued=True)
         if not is_chat:
-            return Task(self._ids(asked), decoder, chosen)  # type: ignore[arg-type]
-        return self._task(self._read(asked, chosen), chosen, decoder)  # type: ignore[arg-type]
+            return Task(self._ids(prompt), decoder, generation)  # type: ignore[arg-type]
+        return self._task(self._read(prompt, generation), generation, decoder)  # type: ignore[arg-type]
 
     def _read(self, messages: Sequence[Message], options: GenerationOptions) -> Prompt:
         """Encode a conversation with images, tool calls and results, and the tools of the options."""
@@ -207,7 +209,7 @@ class Session(Conversation[Generation]):
 
         format = self._format(options)
         converted = in_format(as_data(messages, format.result_marks), format.calls, use)
-        # In_format may have turned calls into text.
+        # `in_format` may have turned calls into text.
         if find_partial_answer(messages, options.continue_final, None) is None:
             options = replace(options, continue_final=False)
         if format.calls.is_known and use and use.callable:
@@ -215,18 +217,20 @@ class Session(Conversation[Generation]):
             options = replace(options, template_variables=variables)
         return self._encode(converted, images, options)
 
-    def _task(self, prompt: Prompt, options: GenerationOptions, decoder: StreamDecoder, earlier: int = 0) -> Task:
+    def _task(
+        self, prompt: Prompt, options: GenerationOptions, decoder: StreamDecoder, earlier_tokens: int = 0
+    ) -> Task:
         """Make the task of answering an encoded conversation."""
-        (ids, thinking), begun = self._thinking(prompt.ids, options), ""
+        (ids, thinking), partial_text = self._thinking(prompt.ids, options), ""
         if prompt.begun:
-            ids, begun, decoder = prompt.ids, prompt.begun.text, self.tokenizer.stream(continued=True)
-            thinking = Thinking() if begun else thinking.inside()
+            ids, partial_text, decoder = prompt.ids, prompt.begun.text, self.tokenizer.stream(continued=True)
+            thinking = Thinking() if partial_text else thinking.inside()
         calls, use = None, options.tools
         if use and use.callable:
             from localllm.generation.tools.tool_messages import with_calls
 
             calls, thinking = with_calls(use, self._format(options).calls, self.tokenizer, thinking)
-        return Task(ids, decoder, self._stopping(options), thinking, earlier, calls, prompt.seen, begun)
+        return Task(ids, decoder, self._stopping(options), thinking, earlier_tokens, calls, prompt.seen, partial_text)
 
     def _ids(self, prompt: str | Sequence[int]) -> list[int]:
         start = self.cache.engine.hyperparameters.start_token
@@ -252,31 +256,33 @@ class Session(Conversation[Generation]):
     ) -> Prompt:
         """Encode valid messages that have an IMAGE character for each image."""
         self.require_conversation()
-        chosen = options or GenerationOptions()
-        format = self._format(chosen)
-        begun = find_partial_answer(messages, chosen.continue_final, format.thoughts)
-        is_thought = begun is not None and bool(begun.thinking) and not begun.text
+        generation = options or GenerationOptions()
+        format = self._format(generation)
+        answer = find_partial_answer(messages, generation.continue_final, format.thoughts)
+        is_thought = answer is not None and bool(answer.thinking) and not answer.text
         variables = template_variables(
-            format.template.source, "on" if is_thought else chosen.think, chosen.think_budget
+            format.template.source, "on" if is_thought else generation.think, generation.think_budget
         )
-        variables |= chosen.template_variables
+        variables |= generation.template_variables
 
-        def render(messages: Sequence[Message], **more: object) -> str:
-            return self.tokenizer.markers.render(format.template, messages, **{**variables, **more})
+        def render(messages: Sequence[Message], **fields: object) -> str:
+            return self.tokenizer.markers.render(format.template, messages, **{**variables, **fields})
 
-        text, rest = (
-            (render(messages), ()) if begun is None else self._render_partial(render, messages, begun, format.thoughts)
+        text, rest_ids = (
+            (render(messages), ())
+            if answer is None
+            else self._render_partial(render, messages, answer, format.thoughts)
         )
         encoded = [self.encode_image(image) for image in images]
         ids = self.tokenizer.encode_rendered(text, [image.ids for image in encoded])
-        seen = [seen for image in encoded for seen in image.seen]
-        return Prompt([*ids, *rest], seen, begun if begun and any(begun) else None)
+        embeddings = [embedding for image in encoded for embedding in image.seen]
+        return Prompt([*ids, *rest_ids], embeddings, answer if answer and any(answer) else None)
 
     def _render_partial(
         self,
         render: Callable[..., str],
         messages: Sequence[Message],
-        begun: PartialAnswer,
+        answer: PartialAnswer,
         format: "ThinkingFormat | None",
     ) -> tuple[str, Sequence[int]]:
         """Return the text of a conversation up to where its last answer continues, and tokens to append.
@@ -284,20 +290,20 @@ class Session(Conversation[Generation]):
         The tokens repeat reasoning that the template drops from answers: they follow the generation prompt.
         """
         encode = self.tokenizer.encode
-        rendered = render_up_to(partial(render, add_generation_prompt=False), messages, begun) if begun.text else None
+        rendered = render_up_to(partial(render, add_generation_prompt=False), messages, answer) if answer.text else None
         if rendered and rendered[1]:
             return rendered[0], ()
         text = render(messages[:-1])
         is_open = format is not None and text.rstrip().endswith(format.opens)
-        if begun.text:
+        if answer.text:
             if rendered and not is_open:
                 return rendered[0], ()
-            closed = [*encode(begun.thinking), *encode(format.closing, special=True)] if format and is_open else []
-            return text, [*closed, *encode(begun.text)]
-        if format is None or not begun.thinking:
+            closed = [*encode(answer.thinking), *encode(format.closing, special=True)] if format and is_open else []
+            return text, [*closed, *encode(answer.text)]
+        if format is None or not answer.thinking:
             return text, ()
         opening = "" if is_open else format.opens + "\n" * isinstance(format, Tags)
-        return text, [*encode(opening, special=True), *encode(begun.thinking)]
+        return text, [*encode(opening, special=True), *encode(answer.thinking)]
 
     def _thinking(self, prompt: list[int], options: GenerationOptions) -> tuple[list[int], Thinking]:
         """Return a conversation's tokens and how reasoning is marked; think "off" closes reasoning that is open."""
@@ -335,18 +341,18 @@ class Session(Conversation[Generation]):
         """Start an answer; return the kept part of the history and the answer: see Conversation."""
         on_overflow = options.on_overflow or ("drop-turns" if is_own else None)
         if on_overflow == "drop-turns":
-            kept, prompt = self._fitting(system, history, options)
+            history_left, prompt = self._fitting(system, history, options)
         else:
-            kept, prompt = history, self._read(system + history, options)
+            history_left, prompt = history, self._read(system + history, options)
         if on_overflow == "shift" and options.keep is None:
             options = replace(options, keep=self._standing(system, options))
         task = self._task(prompt, self.with_defaults(options), self._decoder(options), self.earlier if is_own else 0)
         answer = Generation(self.cache, self.tokenizer, task)
-        self.forgotten = sum(message["role"] == "user" for message in history[: len(history) - len(kept)])
-        return kept, answer
+        self.forgotten = sum(message["role"] == "user" for message in history[: len(history) - len(history_left)])
+        return history_left, answer
 
     def _standing(self, system: list[Message], options: GenerationOptions) -> int:
-        """Return how many first tokens all conversations with this system message share, at least SINK_TOKENS."""
+        """Return how many tokens are the same in all conversations with this system message, at least SINK_TOKENS."""
         first, second = (self._read([*system, {"role": "user", "content": text}], options).ids for text in ("a", "b"))
         return max(common(first, second), SINK_TOKENS)
 
@@ -384,8 +390,8 @@ class Session(Conversation[Generation]):
             return len(self._read(system + history[turns[turn] :], options).ids) <= context // 2
 
         first = bisect_left(range(len(turns) - 1), True, key=fits)  # at least the last turn stays
-        kept = history[turns[first] :]
-        return kept, self._read(system + kept, options)
+        history_left = history[turns[first] :]
+        return history_left, self._read(system + history_left, options)
 
 
 def blind(image: object) -> "EncodedImage":

@@ -31,10 +31,10 @@ class Step:
     """Spans that a caller submits for one run, and the results.
 
     Attributes:
-        rows: logits of each span, float32 [wanted, vocab]; None until it has run.  error: of its run.
+        rows: logits of each span, float32 [wanted, vocab]; None until it has run.  error: error of its run.
         is_alone: whether it cannot share a run.  wants_more: whether a span has more than one token.
         is_awaited: whether its caller waits for the result.
-        size: its number of tokens.  tokens, seconds: of the run that it was part of.
+        size: its number of tokens.  tokens, seconds: number of tokens and duration of the run that it was part of.
     """
 
     rows: "list[np.ndarray] | None" = None
@@ -49,30 +49,30 @@ class Step:
         self.is_alone = logits == "none" or not precise or self.size > PRECISE_TOKENS
         for sequence, ids in spans:
             self.is_alone = self.is_alone or isinstance(sequence, ShiftedSequence) or has_images(ids)
-        self._held = [len(sequence.tokens) for sequence, _ in spans]
+        self._lengths = [len(sequence.tokens) for sequence, _ in spans]
 
     @property
     def is_done(self) -> bool:
         return self.rows is not None or self.error is not None
 
-    def joins(self, others: "list[Step]") -> bool:
+    def joins(self, steps: "list[Step]") -> bool:
         """Return whether it can share a run with these steps: with 16-bit activations and the same kind of logits."""
-        room = PRECISE_TOKENS - sum(one.size for one in others)
-        kinds = {one.logits for one in (*others, self) if one.wants_more}
-        return not self.is_alone and not others[0].is_alone and self.size <= room and len(kinds) <= 1
+        room = PRECISE_TOKENS - sum(step.size for step in steps)
+        kinds = {step.logits for step in (*steps, self) if step.wants_more}
+        return not self.is_alone and not steps[0].is_alone and self.size <= room and len(kinds) <= 1
 
     def undo(self) -> None:
         """Truncate its sequences to their lengths before a failed run."""
-        for (sequence, _), held in zip(self.spans, self._held, strict=True):
-            if len(sequence.tokens) > held:
-                sequence.truncate(held)
+        for (sequence, _), length in zip(self.spans, self._lengths, strict=True):
+            if len(sequence.tokens) > length:
+                sequence.truncate(length)
 
 
 class BatchMember:
     """A caller, which submits one step at a time and calls `leave` in the end.
 
     Attributes:
-        step: the step that was submitted, or None.  tokens, seconds: of the latest run.
+        step: the step that was submitted, or None.  tokens, seconds: number of tokens and duration of the latest run.
     """
 
     step: Step | None
@@ -83,7 +83,7 @@ class BatchMember:
 
     @property
     def others(self) -> int:
-        """The number of other callers in the latest run, or waiting for the next."""
+        """The number of other callers that took part in the latest run or wait for the next."""
         return self._batcher.count_others(self)
 
     def submit(self, spans: "Spans", logits: str = "last", precise: bool = True) -> None:
@@ -94,7 +94,7 @@ class BatchMember:
     def result(self) -> "list[np.ndarray]":
         """Wait for the submitted step, and return the logits of each span, float32 [wanted, vocab].
 
-        Raises as Sequence.append.
+        Raises the errors of Sequence.append.
         """
         assert self.step
         step = self.step
@@ -125,17 +125,17 @@ class StepBatcher:
 
     def __init__(self) -> None:
         self.lock = lock_for(self)
-        self._changed = threading.Condition(self.lock)  # type: ignore[arg-type]
+        self._condition = threading.Condition(self.lock)  # type: ignore[arg-type]
         self._queue, self._running = list[Step](), list[Step]()
         self._due = set[BatchMember]()  # have their logits, and will soon submit the next step
         self._latest, self._waiting = list[BatchMember](), 0
 
     def count_others(self, member: BatchMember) -> int:
-        """Return the number of other callers in the latest run, or waiting for the next."""
+        """Return the number of other callers that took part in the latest run or wait for the next."""
         if not self._queue and self._latest == [member]:
             return 0
         members = {*self._latest, *(step.member for step in [*self._queue])}
-        return sum(one is not member and not one.has_left for one in members)
+        return sum(other is not member and not other.has_left for other in members)
 
     def submit(self, step: Step) -> None:
         """Queue a step for the next run."""
@@ -154,8 +154,8 @@ class StepBatcher:
     def withdraw(self, sequence: "Sequence | ShiftedSequence") -> None:
         """Remove the steps of a sequence from the queue; wait for a run that is using it."""
         with self.lock:
-            self._queue = [step for step in self._queue if all(one is not sequence for one, _ in step.spans)]
-            while any(one is sequence for step in self._running for one, _ in step.spans):
+            self._queue = [step for step in self._queue if all(each is not sequence for each, _ in step.spans)]
+            while any(each is sequence for step in self._running for each, _ in step.spans):
                 self._wait()
 
     def complete(self, step: Step) -> None:
@@ -205,14 +205,14 @@ class StepBatcher:
         """Wait for a change; False after a timeout. The caller holds the lock."""
         self._waiting += 1
         try:
-            return self._changed.wait(PATIENCE)
+            return self._condition.wait(PATIENCE)
         finally:
             self._waiting -= 1
 
     def _notify(self) -> None:
         """Wake waiting callers, which takes 1 microsecond even if there are none. The caller holds the lock."""
         if self._waiting:
-            self._changed.notify_all()
+            self._condition.notify_all()
 
 
 def run(batch: list[Step]) -> None:

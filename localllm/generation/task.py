@@ -57,10 +57,10 @@ class Task:
         if self.options.on_overflow != "shift":
             self.require_room(context)
             return None
-        kept = end_outside_images(self.prompt, SINK_TOKENS if self.options.keep is None else self.options.keep)
-        require_shift(kept, context)
+        count = end_outside_images(self.prompt, SINK_TOKENS if self.options.keep is None else self.options.keep)
+        require_shift(count, context)
         self.require_room(sys.maxsize)
-        return kept
+        return count
 
     def guide(self, tokenizer: Tokenizer, vocab: int) -> AnswerState:
         """Make the state of an answer before its first token; vocab: vocabulary size. Raises UsageError."""

@@ -23,24 +23,24 @@ class StopFilter:
     def __init__(self, stops: Sequence[str]):
         self.found, self.which = False, ""
         self._stops = tuple(stops)
-        self._held = ""
+        self._buffer = ""
 
     def push(self, text: str) -> str:
         """Add text; return what is certain now. A stop string sets `found`, and the text after it is dropped."""
-        self._held += text
-        ends = [(index, stop) for stop in self._stops if (index := self._held.find(stop)) >= 0]
+        self._buffer += text
+        ends = [(index, stop) for stop in self._stops if (index := self._buffer.find(stop)) >= 0]
         if ends:
             self.found, (end, self.which) = True, min(ends)
-            shown, self._held = self._held[:end], ""
-            return shown
-        safe = len(self._held) - max((overlap(self._held, stop) for stop in self._stops), default=0)
-        shown, self._held = self._held[:safe], self._held[safe:]
-        return shown
+            output, self._buffer = self._buffer[:end], ""
+            return output
+        safe = len(self._buffer) - max((overlap(self._buffer, stop) for stop in self._stops), default=0)
+        output, self._buffer = self._buffer[:safe], self._buffer[safe:]
+        return output
 
     def flush(self) -> str:
         """Return the rest at the end."""
-        held, self._held = self._held, ""
-        return held
+        text, self._buffer = self._buffer, ""
+        return text
 
 
 class Transcript:
@@ -68,7 +68,7 @@ class Transcript:
         self._thinking = thinking or Thinking()
         self.reader = calls.reader() if calls else None
         self._json_reader = calls.json_reader() if calls and form is None else None
-        self._shown = {**self._thinking.shown, **(calls.shown if calls else {})}
+        self._token_texts = {**self._thinking.shown, **(calls.shown if calls else {})}
         self._plain = {**self._thinking.plain, **(calls.plain if calls else {})}
         self._decoder, self._splitter, self._stops = decoder.copy(), ReasoningParser(self._thinking), StopFilter(stops)
         self._distinct = DistinctItems(loads(form.distinct)) if form and form.distinct else None
@@ -115,14 +115,14 @@ class Transcript:
         self._splitter.begin_answer()
 
     def go_on_from(self, text: str) -> None:
-        """Start with a text as the beginning of the answer, which is not returned again."""
+        """Put a text at the beginning of the answer; `push` does not return it again."""
         if self._answer_json:
             self._answer_json.push(text)
 
     def push(self, token: int) -> list[TextPart]:
         """Return the parts that are complete with this token."""
         text = self._decoder.push(token)
-        return self._cut_at_stop(self._splitter.push(self._shown.get(token, text)))
+        return self._cut_at_stop(self._splitter.push(self._token_texts.get(token, text)))
 
     def give_up_call(self) -> list[TextPart]:
         """Treat the text of an invalid call as plain text."""
@@ -159,7 +159,7 @@ class Transcript:
 
     def _without_marks(self, parts: list[TextPart]) -> list[TextPart]:
         """Return the parts without ESCAPE characters, with filtered JSON, up to a stop string."""
-        shown = list[TextPart]()
+        output = list[TextPart]()
         for kind, text in parts:
             if self._stops.found:
                 break
@@ -170,8 +170,8 @@ class Transcript:
                 text = items.push(text)
             if compactor := {ANSWER: self._answer_json, ARGUMENTS: self._call_json}.get(kind):
                 text = compactor.push(text)
-            shown += self._record(kind, self._stops.push(text) if kind == ANSWER else text)
-        return shown
+            output += self._record(kind, self._stops.push(text) if kind == ANSWER else text)
+        return output
 
     def _record(self, kind: str, text: str) -> list[TextPart]:
         """Append a text to the transcript; return it as a part, [] if it is empty."""

@@ -126,8 +126,8 @@ def describe_error(error: Exception, data: bytes) -> str:
     if type(error).__name__ == "UnidentifiedImageError":
         return "not an image that can be read (JPEG, PNG, WebP, GIF, TIFF, BMP)" if data else "an empty file, no image"
     text = " ".join(str(error).split())[:100]
-    shown = "".join(character if character.isprintable() else "�" for character in text)
-    return f"a damaged image ({shown or type(error).__name__})"
+    printable = "".join(character if character.isprintable() else "�" for character in text)
+    return f"a damaged image ({printable or type(error).__name__})"
 
 
 def to_upright_rgb(image: "Image.Image", name: str) -> "Image.Image":
@@ -138,8 +138,8 @@ def to_upright_rgb(image: "Image.Image", name: str) -> "Image.Image":
     image = ImageOps.exif_transpose(image)
     if image.mode in ("I;16", "I;16B", "I;16L", "I;16N", "I"):  # Pillow would cut off what is above 255
         levels = np.asarray(image).astype(np.int64)
-        most = 65535 if image.mode != "I" or levels.max() > 255 else 255
-        image = import_pillow().fromarray((np.clip(levels, 0, most) * 255 // most).astype(np.uint8))
+        highest = 65535 if image.mode != "I" or levels.max() > 255 else 255
+        image = import_pillow().fromarray((np.clip(levels, 0, highest) * 255 // highest).astype(np.uint8))
     if image.mode == "F":
         raise UsageError(f"{name}: the image's pixels are not colours")
     if image.mode in ("RGBA", "LA", "PA", "La", "RGBa") or "transparency" in image.info:

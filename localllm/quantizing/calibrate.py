@@ -122,19 +122,21 @@ class Calibration:
         for chunk in self.chunks:
             key.update(chunk.astype("<i4").tobytes())
         self.key = key.hexdigest()
-        made = calibration([os.path.basename(text) for text in texts], sum(map(len, self.chunks)), version("localllm"))
-        self._metadata = {name: pack_value(value) for name, value in made.items()}
+        metadata = calibration(
+            [os.path.basename(text) for text in texts], sum(map(len, self.chunks)), version("localllm")
+        )
+        self._metadata = {name: pack_value(value) for name, value in metadata.items()}
 
     def for_plan(self, plan: QuantizePlan) -> "Calibration":
         """Copy this calibration for another plan of the same model."""
-        other = copy(self)
-        other._file, other.jobs = as_file(plan.source), {job.tensor.name: job for job in plan.jobs}
-        return other
+        copied = copy(self)
+        copied._file, copied.jobs = as_file(plan.source), {job.tensor.name: job for job in plan.jobs}
+        return copied
 
     def with_metadata(self, plan: QuantizePlan) -> QuantizePlan:
         """Add a description of the calibration to the metadata of the plan's first file."""
-        (metadata, jobs), *others = plan.files
-        return replace(plan, files=[({**metadata, **self._metadata}, jobs), *others])
+        (metadata, jobs), *other_files = plan.files
+        return replace(plan, files=[({**metadata, **self._metadata}, jobs), *other_files])
 
     def select_chunks(self, count: int, tokens: int | None = None) -> list[np.ndarray]:
         """Select `count` evenly spaced chunks, each cut to its first `tokens` tokens."""
@@ -147,17 +149,17 @@ class Calibration:
         if h.encode:
             return []
         weights, context = Weights(self._file.tensors), max(map(len, self.chunks))
-        said = trace_model(self._file, self._model.forward, weights, h, context)
-        return folds(said.operations, self._file.tensors, LOGITS if h.mtp_layers else (EMBEDDING,))
+        traced = trace_model(self._file, self._model.forward, weights, h, context)
+        return folds(traced.operations, self._file.tensors, LOGITS if h.mtp_layers else (EMBEDDING,))
 
     def encoded_jobs(self) -> list[TensorJob]:
         """List the matrices that `run` encodes: those that are multiplied, not only looked up."""
         multiplied = self._analyze(self.chunks)[0].multiplied
         return [job for name, job in self.jobs.items() if is_calibrated(job) and name in multiplied]
 
-    def run(self, done: ArrayLog, widener: Widener, threads: int, on_progress: OnProgress) -> None:
-        """Encode the matrices that are not in `done`. Raises ModelError for inputs that are not finite."""
-        matrices = CalibratedMatrices(self.jobs, done, widener, threads, on_progress)
+    def run(self, results: ArrayLog, widener: Widener, threads: int, on_progress: OnProgress) -> None:
+        """Encode the matrices that are not in `results`. Raises ModelError for inputs that are not finite."""
+        matrices = CalibratedMatrices(self.jobs, results, widener, threads, on_progress)
         self.forward(matrices, self.chunks, threads)
 
     def forward(
@@ -191,8 +193,8 @@ class Calibration:
     def _analyze(self, chunks: Sequence[np.ndarray]) -> tuple[LastReads, set[object]]:
         """Record the model's verbs, and the states whose keys and values more than one layer reads."""
         last, weights, context = LastReads(), Weights(self._file.tensors), max(map(len, chunks))
-        said = trace_model(self._file, last.record(self._model.forward), weights, self._hyperparameters, context)
-        return last, shared_states(said.operations)
+        traced = trace_model(self._file, last.record(self._model.forward), weights, self._hyperparameters, context)
+        return last, shared_states(traced.operations)
 
 
 def shared_states(operations: Sequence[Operation]) -> set[object]:
@@ -208,8 +210,8 @@ class CalibratedMatrices(OriginalWeights):
         self, jobs: Mapping[str, TensorJob], done: ArrayLog, widener: Widener, threads: int, on_progress: OnProgress
     ):
         super().__init__(jobs, widener)
-        self._done, self._threads, self._on_progress = done, threads, on_progress
-        self._counted = dict[str, int]()  # weights of the finished matrices, by name
+        self._results, self._threads, self._on_progress = done, threads, on_progress
+        self._weight_counts = dict[str, int]()  # weights of the finished matrices, by name
         self._shared: object = None  # the activation whose moments are in self._moments
 
     def rows(self, weight: Weight, ids: np.ndarray) -> np.ndarray:
@@ -220,11 +222,11 @@ class CalibratedMatrices(OriginalWeights):
 
     def resolve(self, weight: Weight, inputs: Inputs) -> MatrixRows:
         job = self.jobs[weight.name]
-        if is_calibrated(job) and weight.name not in self._counted:
-            if weight.name not in self._done:
+        if is_calibrated(job) and weight.name not in self._weight_counts:
+            if weight.name not in self._results:
                 self._encode(job, inputs)
-            self._counted[weight.name] = prod(job.tensor.shape)
-            self._on_progress(sum(self._counted.values()), weight.name)
+            self._weight_counts[weight.name] = prod(job.tensor.shape)
+            self._on_progress(sum(self._weight_counts.values()), weight.name)
         if weight.name in LOGITS:
             raise StopCalibrationError
         return self.matrix_rows(weight, lambda first, end: self._current_rows(job, first, end))
@@ -238,7 +240,7 @@ class CalibratedMatrices(OriginalWeights):
                 self._shared = inputs.shared
             feedback = self._moments.feedback(job.format.name, self.sample_rows(job.tensor, n, SAMPLE))
             pieces += [feedback.encode(job.format.name, weights) for weights in self.iterate_rows(job.tensor, n)]
-        self._done.add(job.tensor.name, np.concatenate(pieces))
+        self._results.add(job.tensor.name, np.concatenate(pieces))
 
     def _measure_hessian(self, name: str, pieces: list[np.ndarray], columns: int) -> Hessian:
         moments = Hessian(pieces, columns, self._threads, is_read=name == EMBEDDING)
@@ -249,9 +251,9 @@ class CalibratedMatrices(OriginalWeights):
     def _current_rows(self, job: TensorJob, first: int, end: int) -> np.ndarray:
         """Read rows of a tensor, encoded ones if there are any, float32; valid until this thread's next call."""
         tensor, width = job.tensor, job.format.row_bytes(job.tensor.shape[-1])
-        if tensor.name not in self._done:
+        if tensor.name not in self._results:
             return self.read(tensor, first, end)
-        rows = self._done.read(tensor.name, first * width, end * width).reshape(end - first, width)
+        rows = self._results.read(tensor.name, first * width, end * width).reshape(end - first, width)
         return self._widener.widen(job.format, rows, tensor.shape[-1])
 
 

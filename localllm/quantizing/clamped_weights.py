@@ -33,8 +33,8 @@ class ClampedWeights:
         if largest <= LARGEST or not (count := count_clamped(format, weights, rows, largest)):
             return
         with self._lock:
-            before, most = self._counts.get((name, format.name), (0, 0.0))
-            self._counts[name, format.name] = before + count, max(most, largest)
+            count_before, largest_before = self._counts.get((name, format.name), (0, 0.0))
+            self._counts[name, format.name] = count_before + count, max(largest_before, largest)
         if self._is_strict:
             raise ModelError(f"--strict: {self.lines()[0]}")
 
@@ -42,8 +42,8 @@ class ClampedWeights:
         """Describe each tensor in one sentence."""
         return [
             f"tensor {printable(name)}: {count} weight{'s are' if count > 1 else ' is'} too large for {format} and "
-            f"became its largest number (the largest is {most:.6g}): use BF16 or F32 for this tensor"
-            for (name, format), (count, most) in sorted(self._counts.items())
+            f"became its largest number (the largest is {largest:.6g}): use BF16 or F32 for this tensor"
+            for (name, format), (count, largest) in sorted(self._counts.items())
         ]
 
 
@@ -53,5 +53,5 @@ def count_clamped(format: Format, weights: np.ndarray, rows: np.ndarray, largest
         return 0
     if format.name in BEYOND:
         return int((np.abs(weights) >= BEYOND[format.name]).sum())
-    most = float(np.abs(dequantize(format.name, rows)).max())
-    return int((np.abs(weights) > most).sum()) if most < (1 - MOST_LOST) * largest else 0
+    largest_code = float(np.abs(dequantize(format.name, rows)).max())
+    return int((np.abs(weights) > largest_code).sum()) if largest_code < (1 - MOST_LOST) * largest else 0

@@ -59,7 +59,7 @@ class DecoderReader:
     """A model that generates text, and reads chunks."""
 
     def __init__(self, path: str | os.PathLike[str], options: EngineOptions):
-        """Open the model. Raises as api.open_model does, UnsupportedError for one with an encoder."""
+        """Open the model. Raises the errors of api.open_model, and UnsupportedError for a model with an encoder."""
         self._observer = Observer()
         with GGUFFile.open(path) as file:
             h = architecture(file)[1]
@@ -152,16 +152,16 @@ class Collector:
         texts: Sequence[str | os.PathLike[str]],
         out: str | os.PathLike[str],
         size: int = 512,
-        most: int | None = None,
+        limit: int | None = None,
         special: bool = False,
         output: bool = False,
         threads: int | None = None,
         progress: Progress | None = None,
     ):
-        """Read `texts` in chunks of `size` tokens, at most `most` of them, for the file `out`.
+        """Read `texts` in chunks of `size` tokens, at most `limit` chunks, for the file `out`.
 
         special: parse control tokens such as <|im_end|> in the texts; output: collect for the output matrix too;
-        progress(done, total) is called while kernels are compiled. Raises as api.open_model and read_text do.
+        progress(done, total) is called while kernels are compiled. Raises the errors of api.open_model and read_text.
         """
         self._part = Path(f"{os.fsdecode(out)}.part")
         for target in (out, self._part):
@@ -172,12 +172,12 @@ class Collector:
         resolve_target(out, tuple(self._model.files))
         self.path, self.warnings, self._tokenizer = self._model.path, self._model.warnings, self._model.tokenizer
         tokens = [token for text in contents for token in self._tokenizer.encode(text, special, bos=True)]
-        self._chunks, self._output = split_chunks(tokens, size, most), output
+        self._chunks, self._output = split_chunks(tokens, size, limit), output
         key = hashlib.sha256(self._chunks.tobytes())
         key.update(
             repr((VERSION, size, output, [(t.name, t.shape, t.format.name) for t in self._model.tensors])).encode()
         )
-        self._known = ImportanceMatrix({}, list(map(os.fsdecode, texts)), 0, size, key.hexdigest())
+        self._matrix = ImportanceMatrix({}, list(map(os.fsdecode, texts)), 0, size, key.hexdigest())
         self._resume()
 
     @property
@@ -186,16 +186,16 @@ class Collector:
 
     @property
     def done(self) -> int:
-        return self._known.chunks
+        return self._matrix.chunks
 
     def _resume(self) -> None:
         """Load what an interrupted run for the same matrix has written."""
         try:
-            left = read_imatrix(self._part)
+            saved = read_imatrix(self._part)
         except (ModelError, UsageError):
             return
-        if left.run == self._known.run and left.chunks <= self.total:
-            self._known = replace(self._known, squares=left.squares, chunks=left.chunks)
+        if saved.run == self._matrix.run and saved.chunks <= self.total:
+            self._matrix = replace(self._matrix, squares=saved.squares, chunks=saved.chunks)
 
     def read(self) -> Iterator[int]:
         """Read the remaining chunks; yields the number of finished ones. Saves the sums when interrupted."""
@@ -203,14 +203,14 @@ class Collector:
         try:
             for chunk in self._chunks[self.done :]:
                 squares = self._squares(chunk)
-                self._known = self._known.merge(ImportanceMatrix(squares, (), 1, self._known.chunk_size))
+                self._matrix = self._matrix.merge(ImportanceMatrix(squares, (), 1, self._matrix.chunk_size))
                 yield self.done
                 if monotonic() - saved[1] > SAVE_EVERY:
-                    write_imatrix(self._part, self._known)
+                    write_imatrix(self._part, self._matrix)
                     saved = self.done, monotonic()
         finally:
             if self.done > saved[0]:
-                write_imatrix(self._part, self._known)
+                write_imatrix(self._part, self._matrix)
 
     def _squares(self, chunk: np.ndarray) -> dict[str, Squares]:
         """Sum the squares of the matrices' inputs over one chunk. Raises ModelError if they are not finite."""
@@ -224,7 +224,7 @@ class Collector:
         """Return the importance matrix. Raises UsageError if no chunk has been read."""
         if not self.done:
             raise UsageError("no chunk has been read yet")
-        return replace(self._known, run="")
+        return replace(self._matrix, run="")
 
     def remove_part(self) -> None:
         """Remove the file of an interrupted run, once the matrix itself is written."""

@@ -53,7 +53,7 @@ class Rung:
 
 @frozen
 class Result:
-    """Report the result of a type.
+    """The result of one type.
 
     Attributes:
         seconds: its share of the encoding time; a search shared by several types counts in equal parts.
@@ -166,12 +166,12 @@ class Ladder:
             for file in files:
                 stack.enter_context(ExclusiveWriter(file.target))
                 stack.callback(file.close)
-            done = self._state.done if self.resumes else 0
-            self._state.done = done
+            finished = self._state.done if self.resumes else 0
+            self._state.done = finished
             for file in files:
-                file.open(file.length(self._names[:done]) if done else 0)
+                file.open(file.length(self._names[:finished]) if finished else 0)
             try:
-                self._write(widener, done)
+                self._write(widener, finished)
                 self._guard.check()
             except ModelError as error:
                 for file in files:
@@ -191,22 +191,22 @@ class Ladder:
             file.sync()
         self._state.save()
 
-    def _write(self, widener: Widener, done: int) -> None:
-        """Write the tensors, beginning with number `done`."""
-        count, saved = self._weights(done), monotonic()
+    def _write(self, widener: Widener, finished: int) -> None:
+        """Write the tensors, beginning with number `finished`."""
+        count, saved = self._weights(finished), monotonic()
         places = [places_of(group, rung) for group, rung in zip(self._files, self._rungs, strict=True)]
         with ThreadPoolExecutor(self._threads, "quantize") as executor:
-            tasks = self._tasks(widener, done)
+            tasks = self._tasks(widener, finished)
             queue: deque[Future[Encoded]] = deque()
             try:
-                for number in range(done, len(self._names)):
+                for number in range(finished, len(self._names)):
                     name, jobs = self._names[number], [rung[number] for rung in self._jobs]
                     for first, last in jobs[0].ranges():
                         queue.extend(map(executor.submit, islice(tasks, self._threads + 2 - len(queue))))
-                        found = queue.popleft().result()
+                        encoded = queue.popleft().result()
                         for job, place in zip(jobs, places, strict=True):
-                            place[name].write(found.rows[job.format.name])
-                        self._account(found, jobs)
+                            place[name].write(encoded.rows[job.format.name])
+                        self._account(encoded, jobs)
                         count += (last - first) * jobs[0].tensor.shape[-1]
                         self._on_progress(count, name)
                         jobs[0].tensor.release_rows(first, last)
@@ -219,19 +219,19 @@ class Ladder:
             finally:
                 executor.shutdown(wait=True, cancel_futures=True)
 
-    def _weights(self, done: int) -> int:
-        return sum(int(np.prod(job.tensor.shape)) for job in self._jobs[0][:done])
+    def _weights(self, finished: int) -> int:
+        return sum(int(np.prod(job.tensor.shape)) for job in self._jobs[0][:finished])
 
-    def _account(self, found: "Encoded", jobs: Sequence[TensorJob]) -> None:
+    def _account(self, encoded: "Encoded", jobs: Sequence[TensorJob]) -> None:
         """Add the seconds of the searches to those of the types that use them, in equal parts."""
         names = [job.format.name for job in jobs]
         for rung, name in zip(self._rungs, names, strict=True):
             seconds = self._state.seconds.get(rung.recipe.name, 0.0)
-            share = found.seconds[name] / names.count(name) / self._threads  # threads that search at the same time
+            share = encoded.seconds[name] / names.count(name) / self._threads  # threads that search at the same time
             self._state.seconds[rung.recipe.name] = seconds + share
 
-    def _tasks(self, widener: Widener, done: int) -> Iterator[Callable[[], "Encoded"]]:
-        for number in range(done, len(self._names)):
+    def _tasks(self, widener: Widener, finished: int) -> Iterator[Callable[[], "Encoded"]]:
+        for number in range(finished, len(self._names)):
             jobs = {rung[number].format.name: rung[number] for rung in self._jobs}
             importance = importance_for([*jobs.values()], widener)
             for first, last in next(iter(jobs.values())).ranges():
@@ -297,9 +297,13 @@ class Sequel:
     def __init__(self, rungs: Sequence[Rung], texts: Sequence[str]):
         """Load the state of an interrupted run; texts: files besides the source that the result depends on."""
         self._rungs, guard = rungs, SourceGuard([*rungs[0].plan.source.files, *texts])
-        said = (VERSION, guard.identity, [(rung.recipe.name, *map(os.path.realpath, rung.paths)) for rung in rungs])
+        state_key = (
+            VERSION,
+            guard.identity,
+            [(rung.recipe.name, *map(os.path.realpath, rung.paths)) for rung in rungs],
+        )
         self._state = State(
-            os.path.realpath(rungs[0].paths[0]) + STATE, hashlib.sha256(repr(said).encode()).hexdigest()
+            os.path.realpath(rungs[0].paths[0]) + STATE, hashlib.sha256(repr(state_key).encode()).hexdigest()
         )
 
     def run(self, make: Callable[[Rung], None]) -> list[Result]:

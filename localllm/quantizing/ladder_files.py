@@ -42,41 +42,41 @@ class PartFile:
         """Return the length of the file after the header and these tensors."""
         return len(self._header) + sum(self._padded(self._sizes[name]) for name in names if name in self._sizes)
 
-    def open(self, kept: int) -> None:
-        """Open the file with the first `kept` bytes of an earlier run, 0 to begin. Raises LocalllmError."""
-        self.is_named = kept == self.nbytes and not os.path.lexists(self.path)  # an earlier run had renamed it
+    def open(self, kept_bytes: int) -> None:
+        """Open the file with the first `kept_bytes` bytes of an earlier run, 0 to begin. Raises LocalllmError."""
+        self.is_named = kept_bytes == self.nbytes and not os.path.lexists(self.path)  # an earlier run had renamed it
         try:
             path, flags = (self.target, os.O_RDONLY) if self.is_named else (self.path, os.O_RDWR | os.O_CREAT)
             self._descriptor = open_own(path, flags)
             if not self.is_named:
-                os.ftruncate(self._descriptor, kept)
-            while self._position < kept:
-                data = os.read(self._descriptor, min(kept - self._position, 1 << 24))
+                os.ftruncate(self._descriptor, kept_bytes)
+            while self._position < kept_bytes:
+                data = os.read(self._descriptor, min(kept_bytes - self._position, 1 << 24))
                 self._digest.update(data)
                 self._position += len(data)
         except OSError as error:
             raise self._failure(error) from None
-        if not kept:
+        if not kept_bytes:
             self.write(self._header)
 
-    def has(self, kept: int) -> bool:
+    def has(self, kept_bytes: int) -> bool:
         """Return whether an earlier run has written that many bytes."""
-        if kept == self.nbytes and not os.path.lexists(self.path):
-            return os.path.isfile(self.target) and os.path.getsize(self.target) == kept
+        if kept_bytes == self.nbytes and not os.path.lexists(self.path):
+            return os.path.isfile(self.target) and os.path.getsize(self.target) == kept_bytes
         try:
-            return os.stat(self.path, follow_symlinks=False).st_size >= kept
+            return os.stat(self.path, follow_symlinks=False).st_size >= kept_bytes
         except OSError:
             return False
 
     def write(self, data: "bytes | np.ndarray") -> None:
         """Append the bytes of a buffer. Raises LocalllmError."""
-        rest = memoryview(data if isinstance(data, bytes) else data.data).cast("B")
-        self._digest.update(rest)
+        remaining = memoryview(data if isinstance(data, bytes) else data.data).cast("B")
+        self._digest.update(remaining)
         try:
-            while rest.nbytes:
-                written = os.write(self._descriptor, rest)
-                self._position += written
-                rest = rest[written:]
+            while remaining.nbytes:
+                count = os.write(self._descriptor, remaining)
+                self._position += count
+                remaining = remaining[count:]
         except OSError as error:
             raise self._failure(error) from None
 
@@ -125,9 +125,9 @@ class State:
         self.done, self.seconds = 0, dict[str, float]()
         try:
             with open(path, "rb") as file:
-                said = json.loads(file.read(1 << 20))
-            if said["key"] == key:
-                self.done, self.seconds = int(said["done"]), {name: float(n) for name, n in said["seconds"].items()}
+                state = json.loads(file.read(1 << 20))
+            if state["key"] == key:
+                self.done, self.seconds = int(state["done"]), {name: float(n) for name, n in state["seconds"].items()}
         except (OSError, ValueError, TypeError, KeyError, AttributeError):
             pass
 

@@ -11,7 +11,8 @@ class Divergence(NamedTuple):
     """The divergence of a file's predictions from those of the original.
 
     Attributes:
-        mean: Kullback-Leibler divergence, in nats.  error: its standard error.  same_top: 0 to 1.
+        mean: Kullback-Leibler divergence, in nats.  error: its standard error. same_top: share of tokens with the same
+        likeliest token, 0 to 1.
     """
 
     mean: float

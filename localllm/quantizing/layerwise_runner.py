@@ -125,7 +125,7 @@ class StreamingKvStore(ReferenceCache):
         self._shared = shared
 
     def keep(self, state: object, position: int, *new: np.ndarray) -> list[np.ndarray]:
-        self._layers = {other: kept for other, kept in self._layers.items() if other in self._shared}
+        self._layers = {number: activations for number, activations in self._layers.items() if number in self._shared}
         return super().keep(state, position, *new)
 
     def put_state(self, layer: int, number: int, state: np.ndarray) -> None:
@@ -148,16 +148,16 @@ class LayerwiseRunner:
     ):
         """Prepare texts, int [tokens] each; shared: states whose keys and values several layers read.
 
-        last: the same verbs' last reads, after which activations are freed; None keeps everything. past: results of the
-        same texts.
+        last: when the same verbs read each activation for the last time, to free it then; None keeps all.
+        past: recorded results of the same texts.
         """
         context = max(map(len, texts))
-        self._matrices, self._known = matrices, dict[tuple[str, int], np.ndarray]()
+        self._matrices, self._loaded = matrices, dict[tuple[str, int], np.ndarray]()
         self._last, self._places = last, last.last_read_arguments() if last else []
         self._past, self._number = past or RecordedActivations(), 0
         self._pool = ThreadPoolExecutor(threads)
         spans = [Span(StreamingKvStore(shared), 0, ids.astype(np.int64), len(ids)) for ids in texts]
-        self._references = [Reference([span], self._known, context) for span in spans]
+        self._references = [Reference([span], self._loaded, context) for span in spans]
         self.ids, self.positions, self.kinds, self.wanted = (
             BatchedActivations(getattr(each, name) for each in self._references)
             for name in ("ids", "positions", "kinds", "wanted")
@@ -166,44 +166,46 @@ class LayerwiseRunner:
     def __getattr__(self, verb: str) -> Callable[..., BatchedActivations]:
         return partial(self._run_verb, verb)
 
-    def _run_verb(self, verb: str, *given: object, **named: object) -> BatchedActivations:
+    def _run_verb(self, verb: str, *arguments: object, **named: object) -> BatchedActivations:
         """Run a verb for every text, unless its result is reused or not needed."""
         number = self._number
         self._number += 1
         if number < self._past.first:
             return BatchedActivations(self._past.made.get(number, SKIPPED))
-        ended = self._read_last(number, verb, given, named)
+        ended = self._read_last(number, verb, arguments, named)
         special = getattr(type(self), f"_{verb}", None)
-        made = special(self, ended, *given, **named) if special else self._each(ended, verb, *given, **named)
+        result = special(self, ended, *arguments, **named) if special else self._each(ended, verb, *arguments, **named)
         if number in self._past.wanted:
-            self._past.made[number] = BatchedActivations(made)
-        return made
+            self._past.made[number] = BatchedActivations(result)
+        return result
 
     def _each(
-        self, ended: Sequence[BatchedActivations], verb: str, *given: object, **named: object
+        self, ended: Sequence[BatchedActivations], verb: str, *arguments: object, **named: object
     ) -> BatchedActivations:
         """Run a verb text by text; ended: arguments that are freed afterwards."""
 
         def one(n: int) -> object:
-            mine = [text_part(x, n) for x in given]
-            made = getattr(self._references[n], verb)(*mine, **{name: text_part(x, n) for name, x in named.items()})
+            own_parts = [text_part(x, n) for x in arguments]
+            result = getattr(self._references[n], verb)(
+                *own_parts, **{name: text_part(x, n) for name, x in named.items()}
+            )
             for parts in ended:
                 parts[n] = None
-            return made
+            return result
 
         return BatchedActivations(self._pool.map(one, range(len(self._references))))
 
     def _read_last(
-        self, number: int, verb: str, given: Sequence[object], named: Mapping[str, object]
+        self, number: int, verb: str, arguments: Sequence[object], named: Mapping[str, object]
     ) -> list[BatchedActivations]:
         """Return the arguments that this verb is the last to read."""
         if self._last is None:
             return []
-        said, places = self._last.verbs[number], self._places[number]
-        assert said == verb, f"{verb} where {said} was recorded"
+        recorded, places = self._last.verbs[number], self._places[number]
+        assert recorded == verb, f"{verb} where {recorded} was recorded"
         return [
             x
-            for place, x in (*enumerate(given), *named.items())
+            for place, x in (*enumerate(arguments), *named.items())
             if place in places and isinstance(x, BatchedActivations)
         ]
 
@@ -233,19 +235,21 @@ class LayerwiseRunner:
         met = self._matrices.resolve(weight, Inputs(lambda n: iter(x), x))
         lengths = [len(part) for part in x]
         parts = [np.concatenate(x)] if max(lengths) < TOGETHER else x
-        made = [np.empty((len(part), weight.shape[-2]), np.float32) for part in parts]
+        outputs = [np.empty((len(part), weight.shape[-2]), np.float32) for part in parts]
 
         def multiply(place: tuple[int, int, int]) -> None:
             n, first, end = place
             rows = met.of(n, first, end)
-            for part, y in zip(parts, made, strict=True):
+            for part, y in zip(parts, outputs, strict=True):
                 y[:, first:end] = part @ rows.T
 
         list(self._pool.map(multiply, met.row_ranges()))
         for each in ended:
             each[:] = [None] * len(lengths)
-        whole = [with_bias(y, weight) for y in made]
-        return BatchedActivations(np.split(whole[0], np.cumsum(lengths)[:-1]) if len(whole) < len(lengths) else whole)
+        with_biases = [with_bias(y, weight) for y in outputs]
+        return BatchedActivations(
+            np.split(with_biases[0], np.cumsum(lengths)[:-1]) if len(with_biases) < len(lengths) else with_biases
+        )
 
     def _head_linear(
         self, ended: Sequence[BatchedActivations], x: BatchedActivations, weight: Weight
@@ -258,20 +262,20 @@ class LayerwiseRunner:
         self, ended: Sequence[BatchedActivations], x: BatchedActivations, weight: Weight, choice: BatchedActivations
     ) -> BatchedActivations:
         def of(n: int) -> Iterator[np.ndarray]:
-            for part, chosen in zip(x, choice, strict=True):
-                yield part[chosen.experts.reshape(-1) == n]
+            for part, chosen_experts in zip(x, choice, strict=True):
+                yield part[chosen_experts.experts.reshape(-1) == n]
 
         return self._product(ended, "expert_linear", weight, Inputs(of), x, weight, choice)
 
     def _product(
-        self, ended: Sequence[BatchedActivations], verb: str, weight: Weight, inputs: Inputs, *given: object
+        self, ended: Sequence[BatchedActivations], verb: str, weight: Weight, inputs: Inputs, *arguments: object
     ) -> BatchedActivations:
         key = weight.name, weight.first_row
-        self._known[key] = self._matrices.resolve(weight, inputs).load(self._pool)
+        self._loaded[key] = self._matrices.resolve(weight, inputs).load(self._pool)
         try:
-            return self._each(ended, verb, *given)
+            return self._each(ended, verb, *arguments)
         finally:
-            del self._known[key]
+            del self._loaded[key]
 
     def close(self) -> None:
         """End the threads."""
@@ -282,5 +286,5 @@ def text_part(x: Any, n: int) -> Any:
     """Select text n's part of an argument."""
     if isinstance(x, BatchedActivations):
         return x[n]
-    chosen = getattr(x, "chosen", None)  # the selected keys of Scores
-    return replace(x, chosen=chosen[n]) if isinstance(chosen, BatchedActivations) else x
+    selected = getattr(x, "chosen", None)  # the selected keys of Scores
+    return replace(x, chosen=selected[n]) if isinstance(selected, BatchedActivations) else x

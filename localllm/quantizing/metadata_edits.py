@@ -43,10 +43,10 @@ class MetadataEdits:
 
     def lines(self, packed: Mapping[str, bytes | np.ndarray]) -> list[str]:
         """Describe each change on one line: the value before and after."""
-        before = {key: format_packed(packed[key]) for key in (*self.values, *self.removed) if key in packed}
+        old_values = {key: format_packed(packed[key]) for key in (*self.values, *self.removed) if key in packed}
         return [
-            f"{key}: {before.get(key, '(none)')} -> {format_packed(value)}" for key, value in self.values.items()
-        ] + [f"{key}: {before[key]} -> (removed)" for key in self.removed]
+            f"{key}: {old_values.get(key, '(none)')} -> {format_packed(value)}" for key, value in self.values.items()
+        ] + [f"{key}: {old_values[key]} -> (removed)" for key in self.removed]
 
 
 NO_EDITS = MetadataEdits({})
@@ -94,27 +94,27 @@ def parse_setting(text: str, packed: Mapping[str, object]) -> tuple[str, Packed]
 
     Without TYPE, an existing key keeps its type; a new key gets the type of the JSON value, or else string.
     """
-    key, separator, said = text.partition("=")
+    key, separator, text_value = text.partition("=")
     if not separator:
         raise UsageError(f"--set-metadata {printable(text)}: expected KEY=VALUE or KEY=TYPE:VALUE")
-    typed = TYPED.fullmatch(said)
+    typed = TYPED.fullmatch(text_value)
     try:
         if typed:
             value = typed_value(typed[1], bool(typed[2]), typed[3])
         else:
-            value = value_like(pack_value(packed[key]), said) if key in packed else json_value(said)
-        made = pack_value(value)
+            value = value_like(pack_value(packed[key]), text_value) if key in packed else json_value(text_value)
+        packed_value = pack_value(value)
     except (ValueError, TypeError, OverflowError) as error:
         raise UsageError(f"--set-metadata {printable(key)}: {printable(str(error))}") from None
     require_settable(key, value, "--set-metadata")
-    return key, made
+    return key, packed_value
 
 
-def value_like(before: bytes, text: str) -> object:
+def value_like(packed: bytes, text: str) -> object:
     """Parse a value of the same type as a packed one. Raises ValueError."""
-    kind = int.from_bytes(before[:4], "little")
+    kind = int.from_bytes(packed[:4], "little")
     is_array = kind == ARRAY
-    kind = int.from_bytes(before[4:8], "little") if is_array else kind
+    kind = int.from_bytes(packed[4:8], "little") if is_array else kind
     return typed_value(type_name(kind), is_array, text)
 
 
@@ -159,13 +159,13 @@ def scalar(name: str, text: str) -> object:
         if not math.isfinite(number):
             raise ValueError(f"{number} is not a number")
         return number if name == "float" else np.dtype(DTYPES[name]).type(number)
-    whole = parse(int, text, "a whole number")
+    parsed = parse(int, text, "a whole number")
     if name == "int":
-        return whole
+        return parsed
     dtype = np.dtype(DTYPES[name])
-    if not np.iinfo(dtype).min <= whole <= np.iinfo(dtype).max:
-        raise ValueError(f"{whole} does not fit {name}")
-    return dtype.type(whole)
+    if not np.iinfo(dtype).min <= parsed <= np.iinfo(dtype).max:
+        raise ValueError(f"{parsed} does not fit {name}")
+    return dtype.type(parsed)
 
 
 def parse(kind: Callable[[str], Number], text: str, expected: str) -> Number:

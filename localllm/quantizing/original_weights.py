@@ -41,10 +41,10 @@ class OriginalWeights:
         every, first = (1, *tensor.shape)[-2], weight.first_row
         return MatrixRows(weight.shape, lambda n, begin, end: rows(n * every + first + begin, n * every + first + end))
 
-    def sample_rows(self, tensor: SourceTensor, n: int, most: int) -> np.ndarray:
-        """Read evenly spaced rows of matrix n of a tensor: float32 [at most `most`, columns]."""
+    def sample_rows(self, tensor: SourceTensor, n: int, limit: int) -> np.ndarray:
+        """Read evenly spaced rows of matrix n of a tensor: float32 [at most `limit`, columns]."""
         rows = (1, *tensor.shape)[-2]
-        places = np.unique(np.linspace(0, rows - 1, min(rows, most)).astype(int)) + n * rows
+        places = np.unique(np.linspace(0, rows - 1, min(rows, limit)).astype(int)) + n * rows
         some = np.concatenate([self.dequantize_finite(tensor, row, row + 1) for row in places])
         tensor.release_rows(n * rows, (n + 1) * rows)
         return some

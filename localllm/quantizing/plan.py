@@ -247,16 +247,16 @@ def load_importance(request: QuantizeRequest) -> ImportanceMatrix | None:
         return None
     if request.include and request.exclude:
         raise UsageError("give either --include-weights or --exclude-weights, not both")
-    whole = read_imatrix(request.imatrix)
+    matrix = read_imatrix(request.imatrix)
     squares = {
         name: value
-        for name, value in whole.squares.items()
+        for name, value in matrix.squares.items()
         if not any(part in name for part in request.exclude)
         and (not request.include or any(part in name for part in request.include))
     }
     if not squares:
         raise UsageError(f"{request.imatrix}: no entry of the importance matrix is selected")
-    return ImportanceMatrix(squares, whole.datasets, whole.chunks, whole.chunk_size)
+    return ImportanceMatrix(squares, matrix.datasets, matrix.chunks, matrix.chunk_size)
 
 
 def importance_of(tensor: SourceTensor, imatrix: ImportanceMatrix | None) -> np.ndarray | None:
@@ -280,14 +280,14 @@ def importance_of(tensor: SourceTensor, imatrix: ImportanceMatrix | None) -> np.
 
 def fallbacks(jobs: Sequence[TensorJob]) -> list[str]:
     """Describe each replaced format in one sentence."""
-    found: dict[tuple[str, str], list[str]] = {}
+    by_formats: dict[tuple[str, str], list[str]] = {}
     for job in jobs:
         if job.is_fallback:
-            found.setdefault((job.wanted, job.format.name), []).append(job.tensor.name)
+            by_formats.setdefault((job.wanted, job.format.name), []).append(job.tensor.name)
     return [
         f"{printable(names[0])}{f' and {len(names) - 1} more' if len(names) > 1 else ''}: "
-        f"{format} instead of {wanted}, because the row length is not a multiple of {BY_NAME[wanted].block}"
-        for (wanted, format), names in found.items()
+        f"{format} instead of {requested}, because the row length is not a multiple of {BY_NAME[requested].block}"
+        for (requested, format), names in by_formats.items()
     ]
 
 
@@ -328,15 +328,15 @@ def new_metadata(source: Source, request: QuantizeRequest, imatrix: ImportanceMa
     return request.edits.apply(metadata)
 
 
-def match_type(before: object, value: object) -> object:
+def match_type(old: object, value: object) -> object:
     """Pack a number in the type of the value that it replaces, if it fits, because readers require these types."""
-    if not isinstance(before, bytes) or isinstance(value, bool) or not isinstance(value, int | float):
+    if not isinstance(old, bytes) or isinstance(value, bool) or not isinstance(value, int | float):
         return value
-    kind = int.from_bytes(before[:4], "little")
+    kind = int.from_bytes(old[:4], "little")
     is_float = kind in (6, 12)
     if kind not in SCALARS or kind == 7 or is_float != isinstance(value, float):
         return value
     try:
-        return Packed(before[:4] + SCALARS[kind].pack(value))
+        return Packed(old[:4] + SCALARS[kind].pack(value))
     except struct.error:
         return value

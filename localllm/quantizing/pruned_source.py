@@ -46,12 +46,12 @@ class PrunedSource:
         numbers = {int(match[1]) for tensor in inner.tensors if (match := LAYER.match(tensor.name))}
         if missing := sorted(set(pruned) - numbers):
             raise UsageError(f"--prune-layers: there is no layer {missing[0]}; the model has {len(numbers)}")
-        kept = sorted(numbers - set(pruned))
-        if not kept:
+        kept_layers = sorted(numbers - set(pruned))
+        if not kept_layers:
             raise UsageError("--prune-layers: no layer is left")
-        new = {number: place for place, number in enumerate(kept)}
+        new = {number: place for place, number in enumerate(kept_layers)}
         names = {tensor.name: renumbered(tensor.name, new) for tensor in inner.tensors}
-        self.inner, self.layers = inner, len(kept)
+        self.inner, self.layers = inner, len(kept_layers)
         self.path, self.files, self.warnings, self.ignored = inner.path, inner.files, inner.warnings, inner.ignored
         self.tensors: list[SourceTensor] = [
             RenamedTensor(tensor, name) for tensor in inner.tensors if (name := names[tensor.name]) is not None
@@ -61,7 +61,7 @@ class PrunedSource:
         arch, total = str(inner.metadata.get("general.architecture", "")), max(numbers) + 1
         self.count_key = f"{arch}.block_count"
         shorter = {
-            key: [values[number] for number in kept]
+            key: [values[number] for number in kept_layers]
             for key, values in inner.metadata.items()
             if key.startswith(f"{arch}.") and isinstance(values, list | np.ndarray) and len(values) == total
         }
@@ -80,9 +80,9 @@ def renumbered(name: str, new: Mapping[int, int]) -> str | None:
     return f"blk.{new[int(match[1])]}.{name[match.end() :]}" if int(match[1]) in new else None
 
 
-def pack_like(before: object, values: Sequence[object]) -> Packed:
+def pack_like(old: object, values: Sequence[object]) -> Packed:
     """Pack an array of numbers in its old type."""
-    packed = pack_value(before)
+    packed = pack_value(old)
     kind = int.from_bytes(packed[4:8], "little")
     if int.from_bytes(packed[:4], "little") == ARRAY and kind in SCALARS:
         return pack_value(np.array(values, np.dtype(SCALARS[kind].format)))

@@ -74,11 +74,11 @@ def require_valid_source(
 
 def require_valid_edits(file: GGUFFile, overrides: Sequence[tuple[str, object]], edits: MetadataEdits) -> None:
     """Raise ModelError if a file would be invalid with this metadata."""
-    whole = copy(file)
-    whole.metadata = file.metadata | dict(overrides) | plain_values(edits)
+    edited = copy(file)
+    edited.metadata = file.metadata | dict(overrides) | plain_values(edits)
     for key in edits.removed:
-        whole.metadata.data.pop(key, None)
-    require_valid(whole)
+        edited.metadata.data.pop(key, None)
+    require_valid(edited)
 
 
 def default_output(path: str, recipe: Recipe, projector: bool = False) -> str:
@@ -123,7 +123,7 @@ def parse_patterns(texts: Sequence[str], origin: str = "--tensor-type") -> tuple
     origin: the option or the file that errors name. Raises UsageError.
     """
     patterns = []
-    for text in (one for given in texts for one in split_patterns(given)):
+    for text in (each for pattern_list in texts for each in split_patterns(pattern_list)):
         pattern, separator, format = text.rpartition("=")
         if not separator or not pattern:
             raise UsageError(f"{origin} {printable(text)}: expected REGEX=FORMAT")
@@ -175,10 +175,10 @@ def parse_override(text: str) -> tuple[str, object]:
                 "str": str,
                 "bool": bools.__getitem__,
             }
-            made = convert[kind](value)
-            pack_value(made)  # raises if no file can hold it
-            require_settable(key, made, "--override-kv")
-            return key, made
+            converted = convert[kind](value)
+            pack_value(converted)  # raises if no file can hold it
+            require_settable(key, converted, "--override-kv")
+            return key, converted
     except (KeyError, ValueError, OverflowError):
         pass
     raise UsageError(f"--override-kv {printable(text)}: expected KEY=TYPE:VALUE, TYPE one of int, float, bool and str")
@@ -238,28 +238,28 @@ def write_calibrated(
     from localllm.quantizing.scale_folding import fold_scales
 
     calibration = Calibration(plan, request.texts or ())
-    with ArrayLog(f"{targets[0]}{SUFFIX}", calibration.key) as done:
-        source = fold_scales(plan.source, request, threads, partial(on_stage, SCALES), compiling, done)
+    with ArrayLog(f"{targets[0]}{SUFFIX}", calibration.key) as log:
+        source = fold_scales(plan.source, request, threads, partial(on_stage, SCALES), compiling, log)
         plan = calibration.with_metadata(make_plan(source, request, plan.guard))
         calibration = calibration.for_plan(plan)
         total = sum(prod(job.tensor.shape) for job in calibration.encoded_jobs())
         calibration.run(
-            done, widener_of(plan, compiling), threads, lambda count, name: on_stage(MATRICES, count, total, name)
+            log, widener_of(plan, compiling), threads, lambda count, name: on_stage(MATRICES, count, total, name)
         )
-        encoded = sum(prod(job.tensor.shape) for job in plan.jobs if job.tensor.name in done)
+        encoded = sum(prod(job.tensor.shape) for job in plan.jobs if job.tensor.name in log)
 
         def on_written(count: int, name: str) -> None:
             on_stage(WRITING, count - encoded, plan.weights - encoded, name)
 
-        trouble = write(plan, targets, threads, on_written, compiling, clamped, done)
-    done.remove()
+        trouble = write(plan, targets, threads, on_written, compiling, clamped, log)
+    log.remove()
     return trouble
 
 
 def widener_of(plan: QuantizePlan, compiling: Progress | None, formats: Iterable[str] = ()) -> Widener:
     """Compile the dequantizers for the old and new formats of a plan's tensors, and for the named formats."""
-    said = {job.format for job in plan.jobs} | {BY_NAME[name] for name in formats}
-    return Widener({job.tensor.format for job in plan.jobs} | said, compiling)
+    formats_of_jobs = {job.format for job in plan.jobs} | {BY_NAME[name] for name in formats}
+    return Widener({job.tensor.format for job in plan.jobs} | formats_of_jobs, compiling)
 
 
 def with_path(error: ModelError, path: str) -> ModelError:
@@ -274,17 +274,17 @@ def write(
     on_progress: OnProgress,
     compiling: Progress | None,
     clamped: ClampedWeights,
-    done: ArrayLog | None = None,
+    log: ArrayLog | None = None,
 ) -> str | None:
     """Encode and write all files; return a warning if compiled code could not be cached.
 
-    clamped: collects the tensors with weights too large for their format.  done: the tensors that are already encoded.
+    clamped: collects the tensors with weights too large for their format.  log: the tensors that are already encoded.
     """
     if address_room() < COMPILING + threads * THREAD:  # LLVM aborts the process when it gets no memory
         raise MemoryLimitError("not enough memory to compile the quantization kernels")
     widener = Widener({job.tensor.format for job in plan.jobs}, compiling)
     with ExitStack() as stack:
-        pipeline = stack.enter_context(SearchAhead(plan.jobs, widener, threads, clamped, done))
+        pipeline = stack.enter_context(SearchAhead(plan.jobs, widener, threads, clamped, log))
         files = [stack.enter_context(SafeFile(target)) for target in targets]
         for file, (metadata, jobs) in zip(files, plan.files, strict=True):
             write_body(file, metadata, [replace(job.output, pieces=pipeline.pieces(job, on_progress)) for job in jobs])
@@ -303,10 +303,10 @@ class SearchAhead:
         widener: Widener,
         threads: int,
         clamped: ClampedWeights,
-        known: ArrayLog | None = None,
+        log: ArrayLog | None = None,
     ):
-        """Start the threads; known: the tensors that are already encoded."""
-        self._known: Container[str] = known or ()
+        """Start the threads; log: has the tensors that are already encoded."""
+        self._known: Container[str] = log or ()
         self._clamped = clamped
         self._executor = ThreadPoolExecutor(threads, "quantize")
         self._ahead = threads + 2  # chunks
@@ -315,9 +315,9 @@ class SearchAhead:
         self._done = sum(prod(job.tensor.shape) for job in jobs if job.tensor.name in self._known)
 
     def _tasks_of(self, job: TensorJob, widener: Widener) -> Iterator[Callable[[], np.ndarray]]:
-        importance, known = job.importance, self._known
-        if isinstance(known, ArrayLog) and job.tensor.name in known:
-            return (partial(read_stored_rows, known, job, *rows) for rows in job.ranges())
+        importance, log = job.importance, self._known
+        if isinstance(log, ArrayLog) and job.tensor.name in log:
+            return (partial(read_stored_rows, log, job, *rows) for rows in job.ranges())
         if importance is None and job.makes_logits:
             importance = mean_squares(widener, job.tensor)
         return (partial(new_rows, widener, job, importance, self._clamped, *rows) for rows in job.ranges())
@@ -338,10 +338,10 @@ class SearchAhead:
         self._executor.shutdown(wait=True, cancel_futures=True)
 
 
-def read_stored_rows(known: ArrayLog, job: TensorJob, first: int, last: int) -> np.ndarray:
+def read_stored_rows(log: ArrayLog, job: TensorJob, first: int, last: int) -> np.ndarray:
     """Read rows of a tensor that is already encoded, uint8."""
     width = job.format.row_bytes(job.tensor.shape[-1])
-    return known.read(job.tensor.name, first * width, last * width)
+    return log.read(job.tensor.name, first * width, last * width)
 
 
 def new_rows(

@@ -92,20 +92,20 @@ def write_files(source: GGUFFile, files: Sequence[NewFile], on_bytes: OnBytes, r
     total = sum(file.nbytes(source) for file in files)
     targets = check_files([file.path for file in files], () if replaces else list(source.parts), total)
     guard = SourceGuard(list(source.parts))
-    done = 0
+    bytes_written = 0
 
     def pieces(name: str) -> Iterator[np.ndarray]:
-        nonlocal done
+        nonlocal bytes_written
         for piece in iterate_bytes(GGUFTensor(source.tensors[name])):
             yield piece
-            done += piece.nbytes
-            on_bytes(done, name)
+            bytes_written += piece.nbytes
+            on_bytes(bytes_written, name)
 
     with ExitStack() as stack:
         for target in targets:
             stack.enter_context(ExclusiveWriter(target))
-        opened = [stack.enter_context(SafeFile(target)) for target in targets]
-        for safe, file in zip(opened, files, strict=True):
+        safe_files = [stack.enter_context(SafeFile(target)) for target in targets]
+        for safe, file in zip(safe_files, files, strict=True):
             tensors = [
                 OutputTensor(each.name, each.format, each.shape, pieces(each.name))
                 for each in outputs(source, file.names)
@@ -113,7 +113,7 @@ def write_files(source: GGUFFile, files: Sequence[NewFile], on_bytes: OnBytes, r
             write_body(safe, file.metadata, tensors)
             safe.sync()
         guard.check()
-        finish(opened)
+        finish(safe_files)
     return targets
 
 
@@ -148,11 +148,11 @@ def edited_files(source: GGUFFile, out: str, edits: MetadataEdits) -> list[NewFi
     """Describe the model with other metadata, in as many files as it has. Raises UsageError."""
     names = list(source.parts.values())
     first: dict[str, object] = edits.apply(packed_of(source))
-    others = [{key: value for key, value in first.items() if key in SPLIT_KEYS} for _ in names[1:]]
-    for number, metadata in enumerate(others):
+    other_parts = [{key: value for key, value in first.items() if key in SPLIT_KEYS} for _ in names[1:]]
+    for number, metadata in enumerate(other_parts):
         metadata["split.no"] = pack_value(np.uint16(number + 1))
     paths = split_paths(out, len(names))
-    return [NewFile(*each) for each in zip(paths, [first, *others], names, strict=True)]
+    return [NewFile(*each) for each in zip(paths, [first, *other_parts], names, strict=True)]
 
 
 def packed_of(source: GGUFFile) -> dict[str, Packed]:
@@ -167,11 +167,11 @@ def edit_in_place(source: GGUFFile, edits: MetadataEdits, on_bytes: OnBytes) -> 
     file; otherwise the whole file is rewritten, and None is returned. Raises LocalllmError, UsageError.
     """
     path, names = next(iter(source.parts.items()))
-    before, tensors = packed_of(source), outputs(source, names)
-    after = edits.apply(before)
-    old, new = (build_header(packed, tensors, alignment_of(packed)) for packed in (before, after))
+    old_metadata, tensors = packed_of(source), outputs(source, names)
+    after = edits.apply(old_metadata)
+    old, new = (build_header(packed, tensors, alignment_of(packed)) for packed in (old_metadata, after))
     resolve_target(path)
-    is_same_place = len(new) == len(old) and alignment_of(before) == alignment_of(after)
+    is_same_place = len(new) == len(old) and alignment_of(old_metadata) == alignment_of(after)
     if is_same_place and read_start(path, len(old)) == old:
         with ExclusiveWriter(path):
             return replace_header(path, new)

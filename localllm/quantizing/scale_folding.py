@@ -66,10 +66,10 @@ class FoldReader(NamedTuple):
 
     def error(self, scales: np.ndarray) -> float:
         """Compute the relative squared output error with scales on the columns, float32 [columns]."""
-        made = self.inputs @ self.weights.T
+        expected = self.inputs @ self.weights.T
         blocks = encode(self.format, self.weights * scales, self.squares / scales**2)
-        found = round_activations(self.inputs / scales, BY_NAME[self.format].block) @ dequantize(self.format, blocks).T
-        return float(((found - made) ** 2).sum(dtype=np.float64) / (made**2).sum(dtype=np.float64))
+        actual = round_activations(self.inputs / scales, BY_NAME[self.format].block) @ dequantize(self.format, blocks).T
+        return float(((actual - expected) ** 2).sum(dtype=np.float64) / (expected**2).sum(dtype=np.float64))
 
 
 def search_scales(fold: ScaleFold, readers: Sequence[FoldReader], threads: int = 1) -> np.ndarray | None:
@@ -78,13 +78,13 @@ def search_scales(fold: ScaleFold, readers: Sequence[FoldReader], threads: int =
     squares = [(reader.weights**2).mean(axis=0) for reader in readers]
     weighed = fold.mean(np.mean([each / each.mean() for each in squares], axis=0))
     ones = np.ones(fold.width, np.float32)
-    tried = [power_scales(met, weighed, *powers) for powers in product(INPUT_POWERS, WEIGHT_POWERS)]
+    candidates = [power_scales(met, weighed, *powers) for powers in product(INPUT_POWERS, WEIGHT_POWERS)]
     with ThreadPoolExecutor(threads) as pool:
         alone, *errors = pool.map(
-            lambda scales: sum(reader.error(fold.read(scales)) for reader in readers), [ones, *tried]
+            lambda scales: sum(reader.error(fold.read(scales)) for reader in readers), [ones, *candidates]
         )
     best = int(np.argmin(errors))
-    return tried[best] if errors[best] < GAIN * alone else None
+    return candidates[best] if errors[best] < GAIN * alone else None
 
 
 def power_scales(met: np.ndarray, weighed: np.ndarray, up: float, down: float) -> np.ndarray:
@@ -93,15 +93,15 @@ def power_scales(met: np.ndarray, weighed: np.ndarray, up: float, down: float) -
     logarithms = np.zeros(len(met))
     logarithms[is_used] = up / 2 * np.log(met[is_used]) - down / 2 * np.log(weighed[is_used])
     logarithms[is_used] -= logarithms[is_used].mean()
-    most = np.log(WIDEST)
-    return np.exp(np.clip(logarithms, -most, most)).astype(np.float32)
+    limit = np.log(WIDEST)
+    return np.exp(np.clip(logarithms, -limit, limit)).astype(np.float32)
 
 
 class FoldMeasurer(OriginalWeights):
     """Measures each fold when all its matrices have got inputs.
 
     Attributes:
-        scales: of the folds that gain, float32 [width].
+        scales: scales of the folds that gain, float32 [width].
     """
 
     def __init__(
@@ -145,9 +145,9 @@ class FoldMeasurer(OriginalWeights):
         readers = []
         for n in np.unique(np.linspace(0, count - 1, min(count, EXPERTS)).astype(int)):
             pieces = list(limit_outliers(list(inputs.of(n))))
-            seen, other = (np.concatenate(pieces[half::2]) for half in (0, 1))
-            if len(seen) and len(other):
-                some, squares = other[:: -(-len(other) // INPUTS)], mean_squares(seen, job.tensor.name)
+            search_rows, check_rows = (np.concatenate(pieces[half::2]) for half in (0, 1))
+            if len(search_rows) and len(check_rows):
+                some, squares = check_rows[:: -(-len(check_rows) // INPUTS)], mean_squares(search_rows, job.tensor.name)
                 reader = FoldReader(job.format.name, self.sample_rows(job.tensor, n, SAMPLE), squares, some)
                 readers += [reader] if (some @ reader.weights.T).any() else []
         return readers
@@ -156,10 +156,10 @@ class FoldMeasurer(OriginalWeights):
 def mean_squares(x: np.ndarray, name: str) -> np.ndarray:
     """Compute mean squares of a tensor's inputs, float32 [columns]. Raises ModelError if they are not finite."""
     with np.errstate(over="ignore", invalid="ignore"):
-        found: np.ndarray = (x**2).mean(axis=0)
-    if not np.isfinite(found).all():
+        means: np.ndarray = (x**2).mean(axis=0)
+    if not np.isfinite(means).all():
         raise ModelError(f"the input of tensor {printable(name)} is not finite")
-    return found
+    return means
 
 
 def fold_scales(
@@ -168,11 +168,11 @@ def fold_scales(
     threads: int,
     on_matrix: OnMatrix,
     compiling: Progress | None = None,
-    done: ArrayLog | None = None,
+    log: ArrayLog | None = None,
 ) -> FoldedSource:
     """Fold scales that help with the formats of the request's type, even if other formats are chosen later.
 
-    done: has the scales of an earlier run, or stores these. Raises ModelError.
+    log: has the scales of an earlier run, or stores these. Raises ModelError.
     """
     if isinstance(source, FoldedSource):
         return source
@@ -180,12 +180,12 @@ def fold_scales(
     calibration = Calibration(plan, request.texts or ())
     widener = Widener({job.tensor.format for job in plan.jobs if can_widen(job.tensor.format)}, compiling)
     folds = foldable(calibration)
-    if done is not None and RECORD in done:
-        scales = done.read(RECORD, 0, 4 * sum(fold.width for fold in folds)).view(np.float32)
+    if log is not None and RECORD in log:
+        scales = log.read(RECORD, 0, 4 * sum(fold.width for fold in folds)).view(np.float32)
     else:
         scales = measure_scales(calibration, folds, widener, threads, on_matrix)
-        if done is not None:
-            done.add(RECORD, scales)
+        if log is not None:
+            log.add(RECORD, scales)
     ends = np.cumsum([fold.width for fold in folds])
     parts = [scales[end - fold.width : end] for fold, end in zip(folds, ends, strict=True)]
     return FoldedSource(
@@ -212,5 +212,5 @@ def measure_scales(
     watched = FoldMeasurer(calibration.jobs, widener, folds, threads, lambda done, name: on_matrix(done, total, name))
     if folds:
         calibration.forward(watched, calibration.select_chunks(READ, TOKENS), threads)
-    found = [watched.scales.get(fold, np.ones(fold.width, np.float32)) for fold in folds]
-    return np.concatenate([np.zeros(0, np.float32), *found])
+    scales = [watched.scales.get(fold, np.ones(fold.width, np.float32)) for fold in folds]
+    return np.concatenate([np.zeros(0, np.float32), *scales])

@@ -22,8 +22,8 @@ class SourceGuard:
 
     def check(self) -> None:
         """Raise ModelError if a file has changed."""
-        for path, before, now in zip(self._files, self.identity, self._read(), strict=True):
-            if before != now:
+        for path, old, new in zip(self._files, self.identity, self._read(), strict=True):
+            if old != new:
                 raise ModelError(f"{path}: this file changed while it was read; nothing was written")
 
 

@@ -23,7 +23,7 @@ TENSORS = 128  # gguf-split's default
 
 @frozen
 class SplitLimits:
-    """Limit what a file may hold; 0 means no limit."""
+    """The most bytes and tensors of a file; 0 means no limit."""
 
     tensors: int = 0
     nbytes: int = 0  # of tensors, with their padding
@@ -45,15 +45,17 @@ def divide_tensors(sizes: Mapping[str, int], limits: SplitLimits) -> list[list[s
     sizes: bytes by name. A tensor larger than the limit gets a file of its own.
     """
     files: list[list[str]] = [[], []] if limits.empty_first else [[]]
-    held = 0
+    part_bytes = 0
     for number, (name, nbytes) in enumerate(sizes.items()):
         padded = -(-nbytes // DEFAULT_ALIGNMENT) * DEFAULT_ALIGNMENT
-        is_full = (limits.nbytes and held + padded > limits.nbytes) or (limits.tensors and number % limits.tensors == 0)
+        is_full = (limits.nbytes and part_bytes + padded > limits.nbytes) or (
+            limits.tensors and number % limits.tensors == 0
+        )
         if is_full and files[-1]:
             files.append([])
-            held = 0
+            part_bytes = 0
         files[-1].append(name)
-        held += padded
+        part_bytes += padded
     if len(files) > MOST_FILES:
         raise UsageError(f"these limits would make {len(files)} files; at most {MOST_FILES} are possible")
     return files
@@ -62,8 +64,8 @@ def divide_tensors(sizes: Mapping[str, int], limits: SplitLimits) -> list[list[s
 def oversized(sizes: Mapping[str, int], limits: SplitLimits | None) -> list[str]:
     """Warn of tensors that alone exceed the limit of a file."""
     names = [name for name, nbytes in sizes.items() if limits and limits.nbytes and nbytes > limits.nbytes]
-    more = f" and {len(names) - 1} more" if len(names) > 1 else ""
-    return [f"--split-max-size: {printable(names[0])}{more} alone is larger"] if names else []
+    more_tensors = f" and {len(names) - 1} more" if len(names) > 1 else ""
+    return [f"--split-max-size: {printable(names[0])}{more_tensors} alone is larger"] if names else []
 
 
 def split_metadata(
@@ -71,14 +73,14 @@ def split_metadata(
 ) -> list[dict[str, object]]:
     """Divide the metadata among files: the first has everything, all have their number.
 
-    counts: tensors of each file.  order: of the split.* keys.  always: add these keys even to a single file.
+    counts: tensors of each file.  order: order of the split.* keys.  always: add these keys even to a single file.
     """
-    rest = {key: value for key, value in metadata.items() if key not in SPLIT_KEYS}
+    shared = {key: value for key, value in metadata.items() if key not in SPLIT_KEYS}
     if len(counts) == 1 and not always:
-        return [rest]
+        return [shared]
     values = {"split.count": np.uint16(len(counts)), "split.tensors.count": np.int32(sum(counts))}
     return [
-        (rest if number == 0 else {})
+        (shared if number == 0 else {})
         | {key: pack_value((values | {"split.no": np.uint16(number)})[key]) for key in order}
         for number in range(len(counts))
     ]

@@ -84,10 +84,14 @@ class Verification:
         """Summarize tensors by format: their number, their weights, and their errors if there is a source."""
         rows = []
         for name in sorted({tensor.format for tensor in self.tensors}):
-            mine = [tensor for tensor in self.tensors if tensor.format == name]
-            compared = [tensor for tensor in mine if tensor.error is not None]
+            tensors = [tensor for tensor in self.tensors if tensor.format == name]
+            compared = [tensor for tensor in tensors if tensor.error is not None]
             errors = [tensor.error for tensor in compared]
-            row: FormatSummary = {"format": name, "tensors": len(mine), "weights": sum(prod(t.shape) for t in mine)}
+            row: FormatSummary = {
+                "format": name,
+                "tensors": len(tensors),
+                "weights": sum(prod(t.shape) for t in tensors),
+            }
             if errors:
                 worst = max(compared, key=lambda tensor: tensor.error or 0.0)
                 row |= {
@@ -106,38 +110,38 @@ def verify(
     file = GGUFFile.open(path)
     odd, validity = list(file.oddities.lines()), check_validity(file)
     problems = [str(validity.problem)] if validity.problem and not validity.is_valid else []
-    theirs = {tensor.name: tensor for tensor in against.tensors} if against else {}
+    against_tensors = {tensor.name: tensor for tensor in against.tensors} if against else {}
     tensors = [GGUFTensor(tensor) for tensor in file.tensors.values()]
-    formats = {each.format for each in (*tensors, *theirs.values()) if can_widen(each.format)}
+    formats = {each.format for each in (*tensors, *against_tensors.values()) if can_widen(each.format)}
     widener = Widener(formats, compiling)
     reports = list[TensorReport]()
     for number, tensor in enumerate(tensors):
-        reports.append(report_of(tensor, theirs.get(tensor.name), widener, threads))
+        reports.append(report_of(tensor, against_tensors.get(tensor.name), widener, threads))
         on_tensor(number + 1, len(tensors), tensor.name)
-    problems += [f"tensor {printable(one.name)}: {one.problem}" for one in reports if one.problem]
-    odd += oddities(reports, file) + (differences(file, theirs) if against else [])
+    problems += [f"tensor {printable(report.name)}: {report.problem}" for report in reports if report.problem]
+    odd += oddities(reports, file) + (differences(file, against_tensors) if against else [])
     return Verification([checksum(part) for part in file.parts], reports, problems, odd)
 
 
-def report_of(tensor: GGUFTensor, theirs: SourceTensor | None, widener: Widener, threads: int) -> TensorReport:
+def report_of(tensor: GGUFTensor, source: SourceTensor | None, widener: Widener, threads: int) -> TensorReport:
     """Read a tensor, and the source's if there is one."""
     name, format, shape = tensor.name, tensor.format.name, tensor.shape
     if not can_widen(tensor.format):
         return TensorReport(name, format, shape)
-    if theirs is not None and (theirs.shape != shape or not can_widen(theirs.format)):
-        if theirs.shape != shape:
-            return TensorReport(name, format, shape, f"the shape {list(shape)}; the source has {list(theirs.shape)}")
-        theirs = None
+    if source is not None and (source.shape != shape or not can_widen(source.format)):
+        if source.shape != shape:
+            return TensorReport(name, format, shape, f"the shape {list(shape)}; the source has {list(source.shape)}")
+        source = None
     rows, step = row_count(shape), max(1, CHUNK // shape[-1])
     ranges = [(first, min(first + step, rows)) for first in range(0, rows, step)]
     try:
         with ThreadPoolExecutor(threads) as pool:
-            parts = list(pool.map(lambda place: part_of(tensor, theirs, widener, *place), ranges))
+            parts = list(pool.map(lambda place: part_of(tensor, source, widener, *place), ranges))
     except ModelError as problem:
         return TensorReport(name, format, shape, str(problem).partition(": ")[2] or str(problem))
     groups = np.concatenate([part.groups for part in parts])
-    lost, whole = sum(part.lost for part in parts), sum(part.whole for part in parts)
-    distance = None if theirs is None else float(np.sqrt(lost / whole)) if whole else float(lost > 0)
+    error_square, square = sum(part.lost for part in parts), sum(part.whole for part in parts)
+    distance = None if source is None else float(np.sqrt(error_square / square)) if square else float(error_square > 0)
     median = float(np.median(groups[groups > 0])) if (groups > 0).any() else 0.0
     spread = float(np.sqrt(groups.max() / median)) if median else 1.0
     largest = max(part.largest for part in parts)
@@ -154,7 +158,7 @@ class Part:
     largest: float
 
 
-def part_of(tensor: GGUFTensor, theirs: SourceTensor | None, widener: Widener, first: int, last: int) -> Part:
+def part_of(tensor: GGUFTensor, source_tensor: SourceTensor | None, widener: Widener, first: int, last: int) -> Part:
     """Read rows of a tensor. Raises ModelError for a weight that is not finite."""
     columns = tensor.shape[-1]
     weights = widener.widen(tensor.format, tensor.rows(first, last), columns).astype(np.float64)
@@ -164,26 +168,26 @@ def part_of(tensor: GGUFTensor, theirs: SourceTensor | None, widener: Widener, f
         raise ModelError(f"{tensor.name}: the weight in row {first + row}, column {column} is {weights[row, column]}")
     squares = weights**2
     each = GROUP if columns % GROUP == 0 else columns
-    groups, lost, whole = squares.reshape(-1, each).mean(axis=1), 0.0, 0.0
-    if theirs is not None:
-        source = widener.widen(theirs.format, theirs.rows(first, last), columns).astype(np.float64)
-        theirs.release_rows(first, last)
-        lost, whole = float(((weights - source) ** 2).sum()), float((source**2).sum())
-    return Part(lost, whole, groups, float(np.abs(weights).max()))
+    groups, error_square, square = squares.reshape(-1, each).mean(axis=1), 0.0, 0.0
+    if source_tensor is not None:
+        source = widener.widen(source_tensor.format, source_tensor.rows(first, last), columns).astype(np.float64)
+        source_tensor.release_rows(first, last)
+        error_square, square = float(((weights - source) ** 2).sum()), float((source**2).sum())
+    return Part(error_square, square, groups, float(np.abs(weights).max()))
 
 
 def oddities(reports: Sequence[TensorReport], file: GGUFFile) -> list[str]:
     """Describe suspicious weights of tensors that can be read."""
     lines = []
-    for one in reports:
-        name, is_matrix = printable(one.name), len(one.shape) > 1
-        if one.is_zero and is_matrix:
-            lines.append(f"tensor {name}: all {prod(one.shape)} weights are zero")
-        if one.largest > LARGE:
-            lines.append(f"tensor {name}: a weight of {one.largest:.3g}")
-        if is_matrix and one.spread > FAR:
+    for report in reports:
+        name, is_matrix = printable(report.name), len(report.shape) > 1
+        if report.is_zero and is_matrix:
+            lines.append(f"tensor {name}: all {prod(report.shape)} weights are zero")
+        if report.largest > LARGE:
+            lines.append(f"tensor {name}: a weight of {report.largest:.3g}")
+        if is_matrix and report.spread > FAR:
             lines.append(
-                f"tensor {name}: {GROUP} weights are {one.spread:.3g} times as large as others: a broken scale?"
+                f"tensor {name}: {GROUP} weights are {report.spread:.3g} times as large as others: a broken scale?"
             )
     lines += bad_errors(reports)
     if (line := odd_type(file)) is not None:
@@ -193,14 +197,14 @@ def oddities(reports: Sequence[TensorReport], file: GGUFFile) -> list[str]:
 
 def bad_errors(reports: Sequence[TensorReport]) -> Iterator[str]:
     """Describe tensors whose error is too large for their format."""
-    compared = [one for one in reports if one.error is not None and len(one.shape) > 1]
-    for one in compared:
-        errors = [other.error for other in compared if other.format == one.format and other.error is not None]
-        usual, error = float(np.median(errors)), one.error or 0.0
-        limit = LIMITS.get(one.format, 1.0)
+    compared = [report for report in reports if report.error is not None and len(report.shape) > 1]
+    for report in compared:
+        errors = [each.error for each in compared if each.format == report.format and each.error is not None]
+        usual, error = float(np.median(errors)), report.error or 0.0
+        limit = LIMITS.get(report.format, 1.0)
         if error > limit or (len(errors) > 3 and error > WORSE * usual and error > limit / 3):
-            than = f"; {usual:.2g} is usual for {one.format} here" if error > WORSE * usual else ""
-            yield f"tensor {printable(one.name)}: the error is {error:.2g} of the weights{than}"
+            than = f"; {usual:.2g} is usual for {report.format} here" if error > WORSE * usual else ""
+            yield f"tensor {printable(report.name)}: the error is {error:.2g} of the weights{than}"
 
 
 def odd_type(file: GGUFFile) -> str | None:
@@ -216,14 +220,14 @@ def odd_type(file: GGUFFile) -> str | None:
     return f"general.file_type says {recipe.name}, but no matrix is in {recipe.base}"
 
 
-def differences(file: GGUFFile, theirs: dict[str, SourceTensor]) -> list[str]:
+def differences(file: GGUFFile, against: dict[str, SourceTensor]) -> list[str]:
     """Describe tensors that only the file or only the source has, and scales that make both differ."""
-    missing, more = [name for name in theirs if name not in file.tensors], file.tensors.keys() - theirs.keys()
+    missing, extra = [name for name in against if name not in file.tensors], file.tensors.keys() - against.keys()
     lines = []
     if missing:
         lines.append(f"the file has no {printable(missing[0])}{others(missing)}, which the source has")
-    if more:
-        lines.append(f"the source has no {printable(min(more))}{others(more)}, which the file has")
+    if extra:
+        lines.append(f"the source has no {printable(min(extra))}{others(extra)}, which the file has")
     if file.metadata.get(SCALED):
         lines.append(
             "scales were folded into tensors while calibrating: their weights differ, what they compute does not"

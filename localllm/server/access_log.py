@@ -27,8 +27,8 @@ class AccessLog:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        given = dict(scope["headers"]).get(REQUEST_ID.lower().encode(), b"").decode("latin-1")
-        request_id = given if _ID.fullmatch(given) else secrets.token_hex(8)
+        header_id = dict(scope["headers"]).get(REQUEST_ID.lower().encode(), b"").decode("latin-1")
+        request_id = header_id if _ID.fullmatch(header_id) else secrets.token_hex(8)
         # 499: nginx' status for a client that disconnects before the response.
         begin, status, size = perf_counter(), 499, 0
 
@@ -48,8 +48,8 @@ class AccessLog:
             if self._write:
                 client = (scope.get("client") or ("-",))[0] or "-"
                 path = scope.get("raw_path", b"").decode("ascii", "replace").partition("?")[0][:MAX_PATH]
-                now = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+                timestamp = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
                 seconds = perf_counter() - begin
                 self._write(
-                    f"{now} {client} {scope['method']} {path} {status} {size} bytes {seconds:.3f} s {request_id}"
+                    f"{timestamp} {client} {scope['method']} {path} {status} {size} bytes {seconds:.3f} s {request_id}"
                 )

@@ -50,9 +50,9 @@ def parse_user_blocks(blocks: Sequence[Message], name: str, role: str) -> list[M
     """Parse a user's blocks: each tool result becomes a message, before that of the other blocks."""
     results = [block for block in blocks if block["type"].endswith(RESULT)]
     parsed = [parse_tool_result(block, name) for block in results]
-    if (rest := [block for block in blocks if not block["type"].endswith(RESULT)]) or not results:
+    if (other_blocks := [block for block in blocks if not block["type"].endswith(RESULT)]) or not results:
         parse = parse_content if role == "user" else parse_text
-        parsed.append({"role": role, "content": parse(readable(rest, name), name)})
+        parsed.append({"role": role, "content": parse(readable(other_blocks, name), name)})
     return parsed
 
 

@@ -127,8 +127,8 @@ def parse_tools(body: Body) -> "ToolUse | None":
     for number, tool in enumerate(Body.of(value, "tools") for value in tool_list):
         if (kind := tool.get_text("type")) in (None, "custom"):
             tools.append(parse_tool(tool))
-        elif known := find_client_tool(kind, tool.require_text("name")):
-            tools.append(known)
+        elif client_tool := find_client_tool(kind, tool.require_text("name")):
+            tools.append(client_tool)
         else:  # Anthropic's servers run it
             body.ignore(f"tools[{number}]:{kind}")
     if not tools:

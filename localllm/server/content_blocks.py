@@ -17,7 +17,7 @@ class Block:
     """One block of a response.
 
     Attributes:
-        kind: REASONING, ANSWER or CALL.  name, id: of a call.  index: position, from 0.
+        kind: REASONING, ANSWER or CALL.  name, id: those of a call.  index: position, from 0.
     """
 
     kind: str

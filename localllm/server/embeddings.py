@@ -31,14 +31,14 @@ async def embeddings(service: Service, request: Request) -> Response:
     """Return an embedding of each input text."""
     body = Body(await read_json(request, service.limits))
     texts, dims, role = parse_inputs(body.get("input")), body.get_int("dimensions", 1), body.get_text("role")
-    most = body.get_int("truncate_prompt_tokens", -1)  # vLLM's; -1: as many as the model reads
-    overflow, most = ("cut" if body.get_bool("truncate") or most else "refuse"), None if most == -1 else most
+    limit = body.get_int("truncate_prompt_tokens", -1)  # vLLM's; -1: as many as the model reads
+    overflow, limit = ("cut" if body.get_bool("truncate") or limit else "refuse"), None if limit == -1 else limit
     is_base64 = body.get_choice("encoding_format", ("float", "base64")) == "base64"
     for name in IGNORED_FIELDS:
         body.get(name)
     model = body.get_text("model")
     use = service.pool.use(model, parse_keep_alive(body))
-    vectors, count = await embed_texts(use, request, texts, overflow=overflow, dims=dims, role=role, most=most)
+    vectors, count = await embed_texts(use, request, texts, overflow=overflow, dims=dims, role=role, token_limit=limit)
     data = [
         {"object": "embedding", "index": index, "embedding": encode_vector(vector, is_base64)}
         for index, vector in enumerate(vectors)
@@ -56,20 +56,21 @@ async def embed_texts(
     overflow: str,
     dims: int | None = None,
     role: str | None = None,
-    most: int | None = None,
+    token_limit: int | None = None,
 ) -> tuple[np.ndarray, int]:
     """Return the embeddings of texts, float32 [texts, dims], and the number of tokens that were read.
 
-    use: opens the model.  overflow: "cut" or "refuse" texts of more than `most` tokens (None: the model's context).
+    use: opens the model.  overflow: "cut" or "refuse" texts of more than `token_limit` tokens (None: the model's
+    context).
     Raises LocalllmError.
     """
     async with use as worker:
         model = worker.model
         vectors = await run_until_disconnect(
             request.receive,
-            run_exclusively(lambda: model.embed(texts, dims, True, role, overflow, max_tokens=most), "input"),
+            run_exclusively(lambda: model.embed(texts, dims, True, role, overflow, max_tokens=token_limit), "input"),
         )
-        bound = min(most or model.context, model.context)
+        bound = min(token_limit or model.context, model.context)
         count = await asyncio.to_thread(lambda: sum(min(count_tokens(text, model.tokenizer), bound) for text in texts))
         return vectors, count
 

@@ -18,7 +18,7 @@ class Body:
     def __init__(self, value: Mapping[str, object], name: str = ""):
         """Wrap an object.
 
-        name: of the object within the request, "" for the request itself.
+        name: name of the object within the request, "" for the request itself.
         """
         self._value, self._name, self._read_names, self._ignored = value, name, set[str](), dict[str, None]()
 
@@ -36,11 +36,13 @@ class Body:
         self._read_names.add(field)
         return self._value.get(field)
 
-    def _get_typed(self, field: str, kind: type[T], what: str, *others: type) -> T | None:
+    def _get_typed(self, field: str, kind: type[T], expected: str, *other_kinds: type) -> T | None:
         value = self.get(field)
-        if value is None or (isinstance(value, (kind, *others)) and not (isinstance(value, bool) and kind is not bool)):
+        if value is None or (
+            isinstance(value, (kind, *other_kinds)) and not (isinstance(value, bool) and kind is not bool)
+        ):
             return cast(T | None, value)
-        raise UsageError(f"{self.qualify(field)} should be {what}, not {type_name(value)}")
+        raise UsageError(f"{self.qualify(field)} should be {expected}, not {type_name(value)}")
 
     def get_text(self, field: str) -> str | None:
         return self._get_typed(field, str, "a string")
@@ -56,15 +58,15 @@ class Body:
         """Return a boolean; None if absent."""
         return None if self.get(field) is None else self.get_bool(field)
 
-    def get_int(self, field: str, least: int = 0, most: int | None = None) -> int | None:
-        """Return an integer; 64.0 is one, too."""
+    def get_int(self, field: str, minimum: int = 0, maximum: int | None = None) -> int | None:
+        """Return an integer; a float such as 64.0 is accepted, too."""
         value: float | None = self._get_typed(field, float, "an integer", int)
         if isinstance(value, float):
             if not value.is_integer():
                 raise UsageError(f"{self.qualify(field)} should be an integer, not a number")
             value = int(value)
-        if value is not None and (value < least or (most is not None and value > most)):
-            bounds = f"{least} or greater" if most is None else f"from {least} to {most}"
+        if value is not None and (value < minimum or (maximum is not None and value > maximum)):
+            bounds = f"{minimum} or greater" if maximum is None else f"from {minimum} to {maximum}"
             raise UsageError(f"{self.qualify(field)} should be {bounds}, not {value}")
         return None if value is None else int(value)
 

@@ -66,8 +66,12 @@ class Rules:
         if not host or host["name"].lower() not in names:
             raise RejectedRequestError(403, "the Host header names a host that this server does not allow")
         origin = headers.get("origin")
-        own = f"{scheme}://{headers['host']}"
-        if origin is not None and origin != own and (origin not in self.origins or path.startswith(OWN_PATHS)):
+        server_origin = f"{scheme}://{headers['host']}"
+        if (
+            origin is not None
+            and origin != server_origin
+            and (origin not in self.origins or path.startswith(OWN_PATHS))
+        ):
             raise RejectedRequestError(403, "this server does not allow requests from this origin")
         if self.keys and path not in OPEN_PATHS and method != "OPTIONS" and not self.has_key(headers):
             raise RejectedRequestError(

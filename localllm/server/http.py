@@ -275,8 +275,8 @@ class JsonLines(EventStream):
         super().__init__(chunks, limits, headers, close, keep_alive=b"")
 
 
-def body(chunk: bytes, more: bool) -> dict[str, object]:
-    return {"type": "http.response.body", "body": chunk, "more_body": more}
+def body(chunk: bytes, has_more: bool) -> dict[str, object]:
+    return {"type": "http.response.body", "body": chunk, "more_body": has_more}
 
 
 async def respond_when_done(

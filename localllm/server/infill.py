@@ -83,8 +83,8 @@ class Middle:
                 if end is None and self._ending.seconds is not None:
                     end = clock() + self._ending.seconds
                 part = "".join(text for _, text in event.parts)
-                before, is_cut = len(self.text), self._append(part)
-                if new := self.text[before:]:
+                length_before, is_cut = len(self.text), self._append(part)
+                if new := self.text[length_before:]:
                     yield new
                 if is_cut or (end is not None and "\n" in part and clock() > end):
                     return
@@ -93,40 +93,40 @@ class Middle:
 
     def _append(self, part: str) -> bool:
         """Append a part of the text; return True, and cut it, if a line has too little leading white space."""
-        before = len(self.text)
+        length_before = len(self.text)
         self.text += part
         while self._ending.indent:
-            rest = self.text[self._line :]
-            white = len(rest) - len(rest.lstrip(" \t"))
-            if self._line and white < min(self._ending.indent, len(rest)):
-                self.text = self.text[: max(before, self._line)]
+            line = self.text[self._line :]
+            white = len(line) - len(line.lstrip(" \t"))
+            if self._line and white < min(self._ending.indent, len(line)):
+                self.text = self.text[: max(length_before, self._line)]
                 return True
-            if "\n" not in rest:
+            if "\n" not in line:
                 break
-            self._line += rest.index("\n") + 1
+            self._line += line.index("\n") + 1
         return False
 
     def response(self) -> dict[str, object]:
         """Return the complete response."""
         completion, context = self.stream.completion(), self.stream.model.context
-        read, written, cached = completion.prompt_tokens, completion.completion_tokens, completion.cached_tokens
+        read, predicted, cached = completion.prompt_tokens, completion.completion_tokens, completion.cached_tokens
         response = {
             "index": 0,
             "content": self.text,
             "stop": True,
             "model": self.stream.name,
-            "tokens_predicted": written,
+            "tokens_predicted": predicted,
             "tokens_evaluated": read,
             "generation_settings": {"n_ctx": context, "n_predict": completion.options.max_tokens},
             "has_new_line": "\n" in self.text,
             "truncated": self.stop_type == "limit" and completion.is_full,
             "stop_type": self.stop_type,
             "stopping_word": self.stream.stop_string(),
-            "tokens_cached": read + written,
+            "tokens_cached": read + predicted,
             "timings": {
                 "cache_n": cached,
                 **format_rate("prompt", read - cached, completion.prefill_s),
-                **format_rate("predicted", written, completion.decode_s),
+                **format_rate("predicted", predicted, completion.decode_s),
             },
         }
         return select_fields(response, self._ending.fields)

@@ -136,9 +136,9 @@ class Listener(uvicorn.Server):
         if threading.current_thread() is not threading.main_thread():
             yield
             return
-        before = {number: signal.getsignal(number) for number in (signal.SIGINT, *ending_signals())}
+        handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, *ending_signals())}
         loop = self._loop if can_handle_in_loop() else None
-        for number in before:
+        for number in handlers:
             if loop:  # this wakes the loop even if another thread receives the signal
                 loop.add_signal_handler(number, self.handle_exit, number, None)
             else:
@@ -146,7 +146,7 @@ class Listener(uvicorn.Server):
         try:
             yield
         finally:
-            for number, handler in before.items():
+            for number, handler in handlers.items():
                 if loop:
                     loop.remove_signal_handler(number)
                 signal.signal(number, handler)
@@ -197,11 +197,11 @@ class Listener(uvicorn.Server):
         state, clock = self.server_state, asyncio.get_running_loop().time
         end = clock() + seconds
         while state.connections or state.tasks:
-            left = end - clock()
-            if left <= 0 or (self.is_hurried and not is_urgent):
+            seconds_left = end - clock()
+            if seconds_left <= 0 or (self.is_hurried and not is_urgent):
                 return False
             with suppress(TimeoutError):
-                async with asyncio.timeout(min(left, 0.05)):
+                async with asyncio.timeout(min(seconds_left, 0.05)):
                     await self._signal.wait()
             self._signal.clear()
         return True
@@ -267,14 +267,14 @@ def bind_unix(path: str) -> Iterator[socket.socket]:
         require_unused(path)
         os.unlink(path)
     listening = socket.socket(socket.AF_UNIX)
-    before = os.umask(0o177)
+    umask = os.umask(0o177)
     try:
         listening.bind(path)
     except OSError as error:
         listening.close()
         raise LocalllmError(f"cannot listen on {path}: {error.strerror or error}") from None
     finally:
-        os.umask(before)
+        os.umask(umask)
     try:
         yield listening
     finally:

@@ -109,8 +109,8 @@ def parse_text(content: object, name: str) -> str | None:
     parts = parse_parts(content, name)
     if not isinstance(parts, list):
         return parts
-    if other := next((part["type"] for part in parts if part["type"] != "text"), None):
-        raise UsageError(f"{name}: unsupported part type {other!r}; a system message can only contain text")
+    if unsupported := next((part["type"] for part in parts if part["type"] != "text"), None):
+        raise UsageError(f"{name}: unsupported part type {unsupported!r}; a system message can only contain text")
     return "\n".join(part["text"] for part in parts)
 
 

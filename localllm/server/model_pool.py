@@ -26,7 +26,7 @@ class ModelEntry:
     """One model of the pool.
 
     Attributes:
-        name: in requests.  path: of its file.  created: modification time of the file, seconds since 1970.
+        name: in requests.  path: path of its file.  created: modification time of the file, seconds since 1970.
         shared: the entry that opens this file: itself, or the first of several names. Only it uses the following:
         worker: its thread, None while unloaded.  active_requests: number of requests using it now.
         last_used: time of the latest request, by the event loop's clock.
@@ -86,7 +86,8 @@ class ModelPool:
     ):
         """Create the pool; nothing is opened yet.
 
-        paths: of files, by name.  open_model: opens a file.  memory: limit in bytes for all models, None for none.
+        paths: paths of files, by name.  open_model: opens a file.  memory: limit in bytes for all models, None for
+        none.
         parallel: concurrent requests per model.  is_strict: whether a single model is only available by its own name.
         idle_seconds: seconds without a request after which a model is unloaded, None for never.
         """
@@ -171,12 +172,12 @@ class ModelPool:
         """
         if self.memory is None:
             return
-        needed = await asyncio.to_thread(lambda: entry.needed_bytes)
-        if needed > self.memory:
+        nbytes = await asyncio.to_thread(lambda: entry.needed_bytes)
+        if nbytes > self.memory:
             raise MemoryLimitError(
-                f"{entry.name} needs {needed / 1e9:.1f} GB, but the server's limit is {self.memory / 1e9:.1f} GB"
+                f"{entry.name} needs {nbytes / 1e9:.1f} GB, but the server's limit is {self.memory / 1e9:.1f} GB"
             )
-        while await asyncio.to_thread(self._held_bytes) + needed > self.memory:
+        while await asyncio.to_thread(self._held_bytes) + nbytes > self.memory:
             idle = [
                 candidate for candidate in self.entries.values() if candidate.worker and not candidate.active_requests
             ]
@@ -219,10 +220,10 @@ class ModelPool:
 
     async def measure_memory(self) -> dict[str, float]:
         """Return gauges: number of open models, and memory held and allowed."""
-        opened = [entry for entry in self.entries.values() if entry.worker]
+        open_entries = [entry for entry in self.entries.values() if entry.worker]
         held_bytes = await asyncio.to_thread(self._held_bytes)
         allowed = {} if self.memory is None else {"memory_allowed_bytes": float(self.memory)}
-        return {"models_open": float(len(opened)), "memory_held_bytes": float(held_bytes), **allowed}
+        return {"models_open": float(len(open_entries)), "memory_held_bytes": float(held_bytes), **allowed}
 
     def count_requests(self) -> tuple[int, int]:
         """Return the numbers of running completions and waiting requests of all models."""

@@ -182,9 +182,12 @@ class Answer:
         """
         async with aclosing(self.stream.events()) as events:
             async for _, event in events:
-                before = len(self._choice.text), len(self._choice.thinking)
+                lengths_before = len(self._choice.text), len(self._choice.thinking)
                 self._choice.take(event)
-                text, thinking = "".join(self._choice.text[before[0] :]), "".join(self._choice.thinking[before[1] :])
+                text, thinking = (
+                    "".join(self._choice.text[lengths_before[0] :]),
+                    "".join(self._choice.thinking[lengths_before[1] :]),
+                )
                 if text or thinking or event.logprob:
                     yield self._response(text, thinking, event=event)
         if calls := self._whole_calls():

@@ -41,7 +41,7 @@ class Facts:
     Attributes:
         architecture: as in its metadata.  parameters: their number.  format: such as Q4_K_M.
         context: tokens, None if unknown.  size: bytes.
-        digest: of its path, size and time, not of its bytes, which would take minutes to read.
+        digest: digest of its path, size and time, not of its bytes, which would take minutes to read.
         template: the chat template, "" if there is none.  capabilities: by Ollama's names.
         metadata: numbers and texts, without arrays.
     """
@@ -108,10 +108,10 @@ def capabilities(file: GGUFFile, template: str) -> tuple[str, ...]:
 
 def has_infill_tokens(metadata: Mapping[str, object]) -> bool:
     """Return whether a vocabulary has the tokens for filling in the middle."""
-    wanted = {text for texts in INFILL_TEXTS.values() for text in texts}
+    infill_texts = {text for texts in INFILL_TEXTS.values() for text in texts}
     tokens = metadata.get("tokenizer.ggml.tokens")
     pieces = tokens if isinstance(tokens, list) else []
-    ids = {piece: token for token, piece in enumerate(pieces) if piece in wanted}
+    ids = {piece: token for token, piece in enumerate(pieces) if piece in infill_texts}
     return read_infill_tokens(metadata, ids.get, len(pieces)) is not None
 
 
@@ -189,14 +189,14 @@ async def list_running(service: Service, request: Request) -> Response:
     for entry in service.pool.entries.values():
         if (model := entry.model) is None:
             continue
-        timer, held = entry.shared.idle_timer, entry.shared.held_bytes
-        rest = timer.when() - asyncio.get_running_loop().time() if timer and not timer.cancelled() else None
-        expires = datetime.now(UTC) + (FOREVER if rest is None else timedelta(seconds=max(0.0, rest)))
+        timer, nbytes = entry.shared.idle_timer, entry.shared.held_bytes
+        seconds_left = timer.when() - asyncio.get_running_loop().time() if timer and not timer.cancelled() else None
+        expires = datetime.now(UTC) + (FOREVER if seconds_left is None else timedelta(seconds=max(0.0, seconds_left)))
         try:
             facts = await asyncio.to_thread(facts_of, entry)
         except ModelError:  # the file is gone, or no longer one
             continue
-        in_use = {"size": held, "size_vram": 0 if model.device == "CPU" else held}
+        in_use = {"size": nbytes, "size_vram": 0 if model.device == "CPU" else nbytes}
         times = {"expires_at": timestamp(expires), "context_length": model.context}
         models.append({**describe(entry, facts), **in_use, **times})
     return json_response({"models": models})

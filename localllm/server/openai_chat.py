@@ -68,11 +68,11 @@ class Choice:
 
     def message(self) -> dict[str, object]:
         """Return it as an assistant message."""
-        more: dict[str, object] = {"reasoning_content": "".join(self.thinking)} if self.thinking else {}
+        reasoning: dict[str, object] = {"reasoning_content": "".join(self.thinking)} if self.thinking else {}
         if self.calls:
-            more["tool_calls"] = [call.to_message() for call in self.calls]
+            reasoning["tool_calls"] = [call.to_message() for call in self.calls]
         text = "".join(self.text)
-        return {"role": "assistant", "content": text if text or not self.calls else None, **more}
+        return {"role": "assistant", "content": text if text or not self.calls else None, **reasoning}
 
     @property
     def reason(self) -> str:
@@ -220,7 +220,10 @@ def format_logprobs(
         return None
     tokenizer = stream.model.tokenizer
     content = [
-        {**format_logprob(token, tokenizer), "top_logprobs": [format_logprob(other, tokenizer) for other in likeliest]}
+        {
+            **format_logprob(token, tokenizer),
+            "top_logprobs": [format_logprob(alternative, tokenizer) for alternative in likeliest],
+        }
         for token, likeliest in tokens
     ]
     return {"content": content, "refusal": None}
@@ -258,11 +261,11 @@ async def retrieve_model(service: Service, request: Request) -> Response:
 
 
 def openai_model(entry: ModelEntry) -> dict[str, object]:
-    """Format a model as https://platform.openai.com/docs/api-reference/models has it."""
+    """Describe a model in the layout of https://platform.openai.com/docs/api-reference/models."""
     return {"id": entry.name, "object": "model", "created": entry.created, "owned_by": "localllm"}
 
 
 def anthropic_model(entry: ModelEntry) -> dict[str, object]:
-    """Format a model as https://docs.anthropic.com/en/api/models-list has it."""
+    """Describe a model in the layout of https://docs.anthropic.com/en/api/models-list."""
     created = datetime.fromtimestamp(entry.created, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
     return {"type": "model", "id": entry.name, "display_name": entry.name, "created_at": created}

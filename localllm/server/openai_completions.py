@@ -72,7 +72,7 @@ class EchoedPrompt:
 async def echo_prompts(stream: ResponseStream, top_logprobs: int | None) -> list[EchoedPrompt]:
     """Return the prompts of a request; top_logprobs: alternatives for each token, None for no log probabilities.
 
-    Log probabilities need a second prefill of each prompt, in short runs with 16-bit activations. Raises as
+    Log probabilities need a second prefill of each prompt, in short runs with 16-bit activations. Raises the errors of
     Sequence.append.
     """
     tokenizer, prompts = stream.model.tokenizer, list[EchoedPrompt]()
@@ -243,8 +243,8 @@ def format_logprobs(tokens: list[LikelyToken], stream: ResponseStream, query: Ge
         "token_logprobs": [finite_logprob(token.chosen) for token in tokens],
         "top_logprobs": [
             {
-                token_bytes(other.token, tokenizer).decode(errors="replace"): finite_logprob(other)
-                for other in token.likeliest
+                token_bytes(alternative.token, tokenizer).decode(errors="replace"): finite_logprob(alternative)
+                for alternative in token.likeliest
             }
             for token in tokens
         ],

@@ -179,12 +179,12 @@ def format_call_events(change: Change, fields: Event, origins: Origins) -> Itera
     action, block, text = change
     if origin_of(block, origins).is_custom:
         if action == CLOSE:
-            given = input_text(block.text)
-            yield {"type": "response.custom_tool_call_input.delta", **fields, "delta": given}
-            yield {"type": "response.custom_tool_call_input.done", **fields, "input": given}
+            input_value = input_text(block.text)
+            yield {"type": "response.custom_tool_call_input.delta", **fields, "delta": input_value}
+            yield {"type": "response.custom_tool_call_input.done", **fields, "input": input_value}
     elif action == CLOSE:
-        done = {"arguments": block.text, "name": origin_of(block, origins).name}
-        yield {"type": "response.function_call_arguments.done", **fields, **done}
+        done_fields = {"arguments": block.text, "name": origin_of(block, origins).name}
+        yield {"type": "response.function_call_arguments.done", **fields, **done_fields}
     elif action != OPEN:
         yield {"type": "response.function_call_arguments.delta", **fields, "delta": text}
 

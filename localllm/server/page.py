@@ -81,12 +81,12 @@ def keep_stored_details(old: list[sessions.Line], new: list[sessions.Line]) -> l
 
     `localllm chat` stores more fields with a message than the page sends, such as when it ended.
     """
-    kept = list[sessions.Line]()
-    for before, now in zip(old, new, strict=False):
-        if sessions.visible_fields([before]) != sessions.visible_fields([now]):
+    lines = list[sessions.Line]()
+    for old_line, new_line in zip(old, new, strict=False):
+        if sessions.visible_fields([old_line]) != sessions.visible_fields([new_line]):
             break
-        kept.append(before)
-    return kept + new[len(kept) :]
+        lines.append(old_line)
+    return lines + new[len(lines) :]
 
 
 def parse_message(message: object) -> dict[str, object]:

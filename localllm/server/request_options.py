@@ -212,8 +212,8 @@ def parse_tools(body: Body) -> "ToolUse | None":
             body.ignore(f"tools[{number}]:{kind}")
     if not tools:
         return None
-    chosen, allowed = parse_tool_choice(choice)
-    return ToolUse(tools, chosen, parallel, allowed=allowed, **options)
+    mode, allowed = parse_tool_choice(choice)
+    return ToolUse(tools, mode, parallel, allowed=allowed, **options)
 
 
 def parse_function(tool: Body, namespace: str | None = None) -> "Tool":

@@ -79,8 +79,8 @@ def add_call(messages: list[Message], item: dict[str, object], kind: str) -> Non
     """Add a call of any type, and its result if a server ran it, so that it has no call_id."""
     if kind == "function_call":
         arguments = normalize_arguments(item.get("arguments"))
-    elif isinstance(own := item.get("arguments"), str | dict):
-        arguments = normalize_arguments(own)
+    elif isinstance(given_arguments := item.get("arguments"), str | dict):
+        arguments = normalize_arguments(given_arguments)
     else:
         arguments = dumps({key: value for key, value in item.items() if key not in ABOUT}, ensure_ascii=False)
     namespace = item.get("namespace")

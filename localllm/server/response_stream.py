@@ -15,7 +15,7 @@ class TokenEvent(NamedTuple):
 
     Attributes:
         number: index of the choice.  parts: text that became complete with this token.
-        logprob: of the token, if requested and if it is part of the response's text.
+        logprob: log probability of the token, if requested and if it is part of the response's text.
         finish_reason: "stop" or "length" if it is the last, else "".
     """
 

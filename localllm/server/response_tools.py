@@ -37,8 +37,8 @@ def parse_tools(body: Body) -> "ToolUse | None":
         return None
     if isinstance(choice, dict) and choice.get("type") not in ("function", "custom", "allowed_tools"):
         choice = None
-    chosen, allowed = parse_tool_choice(choice)
-    return ToolUse(tools, chosen, parallel, allowed=allowed, **options)
+    mode, allowed = parse_tool_choice(choice)
+    return ToolUse(tools, mode, parallel, allowed=allowed, **options)
 
 
 def tool_origins(body: Body) -> dict[str, Origin]:
@@ -91,6 +91,14 @@ def input_text(arguments: str) -> str:
 def format_call(origin: Origin, id: str, call_id: str, arguments: str, status: str) -> dict[str, object]:
     """Format a call as an output item."""
     namespace = {"namespace": origin.namespace} if origin.namespace else {}
-    given = {"input": input_text(arguments)} if origin.is_custom else {"arguments": arguments}
+    call_input = {"input": input_text(arguments)} if origin.is_custom else {"arguments": arguments}
     kind = "custom_tool_call" if origin.is_custom else "function_call"
-    return {"type": kind, "id": id, "call_id": call_id, "name": origin.name, **namespace, **given, "status": status}
+    return {
+        "type": kind,
+        "id": id,
+        "call_id": call_id,
+        "name": origin.name,
+        **namespace,
+        **call_input,
+        "status": status,
+    }

@@ -81,8 +81,8 @@ def run(setup: Setup, stack: ExitStack, on_ready: Callable[[str], None], warn: C
         setup.body, answer_seconds=setup.answer_seconds, connections=setup.connections, drops_turns=setup.drops_turns,
         folders=setup.folders, cache_reuse=setup.cache_reuse, suffix_first=setup.suffix_first,
     )  # fmt: skip
-    own = [] if setup.host == "127.0.0.1" else local_host_names()
-    rules = Rules([host, *own, *setup.hosts], setup.origins, setup.keys)
+    local_names = [] if setup.host == "127.0.0.1" else local_host_names()
+    rules = Rules([host, *local_names, *setup.hosts], setup.origins, setup.keys)
 
     server: Listener | None = None
     deadline = threading.Timer(EXIT_SECONDS, lambda: exit_now(server, stack))

@@ -179,8 +179,8 @@ class ResponseStream:
 
     def prompts(self) -> list[tuple[Prompt | Infill, list[int]]]:
         """Return each prompt as the client sent it, and its token ids."""
-        asked = self._generate_request.prompts
-        return [(prompt, each.request.prompt) for prompt, each in zip(asked, self._subscribers, strict=True)]
+        prompts_here = self._generate_request.prompts
+        return [(prompt, each.request.prompt) for prompt, each in zip(prompts_here, self._subscribers, strict=True)]
 
     def current_usage(self) -> Usage:
         """Return the usage so far."""
@@ -271,10 +271,10 @@ def encode_gaps(generate_request: GenerateRequest, model: "Model") -> list[Promp
 
 def require_known_tokens(ids: Sequence[object], vocab: int, name: str) -> list[int]:
     """Return the ids. Raises UsageError if one of them is no token id of a vocabulary of this size."""
-    known = [token for token in ids if isinstance(token, int) and 0 <= token < vocab]
-    if len(known) < len(ids):
+    ids_known = [token for token in ids if isinstance(token, int) and 0 <= token < vocab]
+    if len(ids_known) < len(ids):
         raise UsageError(f"{name}: token ids should be from 0 to {vocab - 1}")
-    return known
+    return ids_known
 
 
 def require_size(size: int, model: "Model") -> None:

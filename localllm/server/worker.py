@@ -49,7 +49,7 @@ class Worker:
         self._queue = deque[Subscriber]()  # not yet taken by the batch
         self._cancelled = deque[Subscriber]()  # clients disconnected
         self._subscribers = dict[int, Subscriber]()  # by id(request)
-        self._changed, self._closing = threading.Condition(), False
+        self._condition, self._closing = threading.Condition(), False
         self._events = list[tuple[Subscriber, TokenEvent | LocalllmError | None]]()
         self._token_times = dict[int, float]()  # of the latest token, by id(completion)
         self._batch = self._open_batch()
@@ -61,7 +61,7 @@ class Worker:
 
     def __next__(self) -> Request:
         """Return the next queued request for the batch; StopIteration means the queue is empty now."""
-        with self._changed:
+        with self._condition:
             if not self._queue:
                 raise StopIteration
             return self._queue.popleft().request
@@ -69,7 +69,7 @@ class Worker:
     def submit(self, subscriber: Subscriber) -> None:
         """Queue a request. Raises StoppedError if too many are waiting already."""
         request = subscriber.request
-        with self._changed:
+        with self._condition:
             if self._closing:
                 raise StoppedError(STOPPING)
             if len(self._queue) >= self._max_waiting:
@@ -77,11 +77,11 @@ class Worker:
             request.listener = partial(self._on_token, subscriber)
             self._subscribers[id(request)] = subscriber
             self._queue.append(subscriber)
-            self._changed.notify()
+            self._condition.notify()
 
     def cancel(self, subscriber: Subscriber) -> None:
         """Cancel a request; a running one ends with the current step."""
-        with self._changed:
+        with self._condition:
             if subscriber in self._queue:
                 self._queue.remove(subscriber)
                 del self._subscribers[id(subscriber.request)]
@@ -100,10 +100,10 @@ class Worker:
 
     def stop(self) -> None:
         """Fail all requests with StoppedError at once; the thread ends after the current step."""
-        with self._changed:
+        with self._condition:
             self._closing = True
             subscribers, self._subscribers = [*self._subscribers.values()], {}
-            self._changed.notify()
+            self._condition.notify()
         deliver([(subscriber, StoppedError(STOPPING)) for subscriber in subscribers])
 
     def close(self) -> None:
@@ -126,8 +126,8 @@ class Worker:
         self._fail(StoppedError(STOPPING))
 
     def _wait_for_work(self) -> bool:
-        with self._changed:
-            self._changed.wait_for(lambda: self._queue or self._closing)
+        with self._condition:
+            self._condition.wait_for(lambda: self._queue or self._closing)
             return not self._closing
 
     def _on_token(
@@ -140,13 +140,13 @@ class Worker:
         self._events.append(
             (subscriber, TokenEvent(completion.number, tuple(parts), logprob, completion.finish_reason))
         )
-        now = monotonic()
+        time = monotonic()
         previous = self._token_times.get(id(completion))
-        self._token_times[id(completion)] = now
+        self._token_times[id(completion)] = time
         if previous is None:
             self._metrics.first_token.add(subscriber.loop.time() - subscriber.begin)
         else:
-            self._metrics.between_tokens.add(now - previous)
+            self._metrics.between_tokens.add(time - previous)
         if completion.finish_reason:
             del self._token_times[id(completion)]
 
@@ -156,7 +156,7 @@ class Worker:
                 self._events.append((subscriber, request.error))
                 self._metrics.record_finished(request)
                 request.listener = None  # breaks the cycle request - listener - subscriber
-        with self._changed:
+        with self._condition:
             cancelled, self._cancelled = self._cancelled, deque()
         for subscriber in cancelled:
             if self._subscribers.pop(id(subscriber.request), None):
@@ -174,7 +174,7 @@ class Worker:
     def _fail(self, error: Exception) -> None:
         """Fail all requests with this error and open a new batch."""
         reported = error if isinstance(error, LocalllmError) else hide_details(error)
-        with self._changed:
+        with self._condition:
             subscribers, self._subscribers = [*self._subscribers.values()], {}
             self._queue.clear()
             self._cancelled.clear()

@@ -58,9 +58,14 @@ def configure_claude(provider: Provider) -> Settings:
 
 def configure_codex(provider: Provider) -> Settings:
     """Configure Codex. Source: https://github.com/openai/codex/blob/main/docs/config.md."""
-    own = {"name": "localllm", "base_url": f"{provider.url}/v1", "wire_api": "responses", "env_key": "LOCALLLM_API_KEY"}
+    settings = {
+        "name": "localllm",
+        "base_url": f"{provider.url}/v1",
+        "wire_api": "responses",
+        "env_key": "LOCALLLM_API_KEY",
+    }
     arguments = ["-m", provider.model, "-c", 'model_provider="localllm"']
-    for name, value in own.items():
+    for name, value in settings.items():
         arguments += ["-c", f"model_providers.localllm.{name}={json.dumps(value)}"]
     if provider.context:
         arguments += ["-c", f"model_context_window={provider.context}"]
@@ -95,8 +100,8 @@ def configure_aider(provider: Provider) -> Settings:
 
 def configure_mini(provider: Provider) -> Settings:
     """Configure mini-SWE-agent. Source: https://mini-swe-agent.com/latest/models/local_models."""
-    own = {"MSWEA_CONFIGURED": "true", "MSWEA_COST_TRACKING": "ignore_errors"}
-    variables = {"OPENAI_API_BASE": f"{provider.url}/v1", "OPENAI_API_KEY": provider.key, **own}
+    extra = {"MSWEA_CONFIGURED": "true", "MSWEA_COST_TRACKING": "ignore_errors"}
+    variables = {"OPENAI_API_BASE": f"{provider.url}/v1", "OPENAI_API_KEY": provider.key, **extra}
     return Settings(variables, ["--model", f"openai/{provider.model}", "--cost-limit", "0"])
 
 

@@ -137,7 +137,7 @@ class SpeedTest:
         self, sequence: AnySequence, threads: int, costs: MatrixCosts, on_step: OnStep,
         limits: tuple[float, float] | None = None,
     ):  # fmt: skip
-        """Prepare test runs; limits: of a GPU, see Engine; None to measure the CPU's."""
+        """Prepare test runs; limits: limits of a GPU, see Engine; None to measure the CPU's."""
         self._limits = limits
         self._sequence, self._threads, self._costs, self._on_step = sequence, threads, costs, on_step
         self._ids = np.random.default_rng(0).integers(0, sequence.vocab_size, sequence.context).tolist()
@@ -217,7 +217,7 @@ class Bench:
         self, tests: Sequence[Test], threads: Sequence[int] | None, repetitions: int, kv_type: str,
         device: str = "cpu", gpu_layers: int | str = "auto", rope: "RopeScaling | None" = None,
     ) -> Iterator[Result]:  # fmt: skip
-        """Run all tests with each number of threads (None: the default). Raises as open_model does."""
+        """Run all tests with each number of threads (None: the default). Raises the errors of open_model."""
         if repetitions < 1:
             raise UsageError(f"repetitions should be 1 or greater, not {repetitions}")
         context = max(test.end for test in tests)

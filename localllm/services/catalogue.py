@@ -136,11 +136,11 @@ def resolve(model: str | os.PathLike[str]) -> str:
     name = resolve_alias(path)
     if os.path.lexists(name):
         return name
-    if (known := registry_models().get(name.lower())) and not known.repository:
-        return str(DATA / known.file)
+    if (registered := registry_models().get(name.lower())) and not registered.repository:
+        return str(DATA / registered.file)
     reference = parse_reference(name)
-    if reference and (found := find_on_disk(reference)):
-        return str(found[0])
+    if reference and (paths := find_on_disk(reference)):
+        return str(paths[0])
     try:
         if reference and name.startswith(HUB):
             raise MissingError(reference)
@@ -148,8 +148,8 @@ def resolve(model: str | os.PathLike[str]) -> str:
     except ModelError as error:
         from localllm.services.found_models import find_elsewhere  # seldom needed
 
-        meant = reference or HubReference(name, "")
-        elsewhere = find_elsewhere(name, meant.repository, lambda names: select_files(names, meant))
+        hub_reference = reference or HubReference(name, "")
+        elsewhere = find_elsewhere(name, hub_reference.repository, lambda names: select_files(names, hub_reference))
         if elsewhere:
             return elsewhere
         raise (MissingError(reference) if reference else error) from None
@@ -175,30 +175,30 @@ def parse_reference(text: str) -> HubReference | None:
         file = re.sub(r"([*?[])", r"[\1]", match["file"] or "")
         return HubReference(text, match["repository"], file or "*", match["quantization"] or "")
     name, _, quantization = text.partition(":")
-    if known := registry_models().get(name.lower()):
-        if not known.repository:
+    if registered := registry_models().get(name.lower()):
+        if not registered.repository:
             return None
-        usual = known.quantization
-        megabytes = known.megabytes if quantization.upper() in ("", usual) else 0
-        return HubReference(text, known.repository, known.file, quantization, usual, megabytes)
+        usual = registered.quantization
+        megabytes = registered.megabytes if quantization.upper() in ("", usual) else 0
+        return HubReference(text, registered.repository, registered.file, quantization, usual, megabytes)
     return None
 
 
 def normalize_name(text: str) -> str:
     """Convert hub URLs, OWNER/REPOSITORY and Ollama's names of known models to the names above."""
     if address := ADDRESS.fullmatch(text):
-        rest, revision = address["rest"] or "", ""
-        if match := REVISION.fullmatch(rest.rstrip("/")):
-            rest = "" if rest.startswith(("/tree/", "/commit/")) else match["file"] or ""
+        path, revision = address["rest"] or "", ""
+        if match := REVISION.fullmatch(path.rstrip("/")):
+            path = "" if path.startswith(("/tree/", "/commit/")) else match["file"] or ""
             revision = quote(unquote(match["revision"]), safe="")
         at = f"@{revision}" if revision not in ("", MAIN) else ""
-        return HUB + address["repository"] + at + rest.rstrip("/")
+        return HUB + address["repository"] + at + path.rstrip("/")
     if REPOSITORY.fullmatch(text) and not text.endswith(".gguf") and text.partition(":")[0].count("/") == 1:
         return HUB + text
     name = re.sub("[^a-z0-9.]", "", text.lower())
     names = {name, re.sub("(it|instruct|chat)$", "", name)}
-    same = (known for known in registry_models() if known.replace("-", "") in names)
-    return text if text.partition(":")[0].lower() in registry_models() else next(same, text)
+    equal_names = (registered for registered in registry_models() if registered.replace("-", "") in names)
+    return text if text.partition(":")[0].lower() in registry_models() else next(equal_names, text)
 
 
 def select_files(names: Iterable[str], reference: HubReference) -> tuple[str, ...]:
@@ -214,13 +214,15 @@ def select_files(names: Iterable[str], reference: HubReference) -> tuple[str, ..
     ]
     if not models:
         raise ModelError(f"{whose} has no matching GGUF file")
-    wanted = normalize_quantization(reference.quantization or reference.usual)
-    exact = [model for model in models if wanted in model.tags]
-    near = [model for model in models if model.quantization in (f"UD-{wanted}", f"{wanted}_MOE")]
+    quantization = normalize_quantization(reference.quantization or reference.usual)
+    exact = [model for model in models if quantization in model.tags]
+    near = [model for model in models if model.quantization in (f"UD-{quantization}", f"{quantization}_MOE")]
     selected = exact or near or ([] if reference.quantization else models)
     if len({model.name for model in selected}) != 1:  # a model may be there as one file, and split into several
-        what = "several files" if exact or near else f"no {wanted}" if not selected else "several quantizations"
-        raise ModelError(f"{whose} has {what}; available: {list_models(models)}")
+        problem = (
+            "several files" if exact or near else f"no {quantization}" if not selected else "several quantizations"
+        )
+        raise ModelError(f"{whose} has {problem}; available: {list_models(models)}")
     if not selected[0].is_whole:
         raise ModelError(f"{whose} lacks parts of {selected[0].name}")
     return selected[0].files
@@ -272,8 +274,8 @@ def suggestion(name: str) -> str:
     base = name.partition(":")[0].lower()
     names = {*registry_models(), *(model.name for model in models_on_disk())}
     close = get_close_matches(base, names, cutoff=0.7)
-    meant = f"; did you mean {' or '.join(close)}?" if close else ""
-    return f" and no model of that name{meant} (`localllm list --all` shows the known ones)"
+    hint = f"; did you mean {' or '.join(close)}?" if close else ""
+    return f" and no model of that name{hint} (`localllm list --all` shows the known ones)"
 
 
 @frozen
@@ -281,7 +283,8 @@ class OnDisk:
     """A model in the folder of models; sizes in bytes.
 
     Attributes:
-        name: for commands.  path: of the first file.  files: all of them.  is_whole: false for an incomplete pull.
+        name: name for commands.  path: path of the first file.  files: all of them.  is_whole: false for an incomplete
+        pull.
     """
 
     name: str
@@ -313,10 +316,10 @@ def models_on_disk() -> list[OnDisk]:
         # NAME.gguf.CHECKSUM.partial is an incomplete NAME.gguf
         name = name.removesuffix(PARTIAL).rpartition(".")[0] if name.endswith(PARTIAL) else name
         repositories.setdefault(repository, []).append(name.removeprefix(f"{repository}/"))
-    found = [
+    models = [
         model for repository, names in repositories.items() for model in iter_repository(folder, repository, names)
     ]
-    return sorted(found, key=lambda model: model.name)
+    return sorted(models, key=lambda model: model.name)
 
 
 def iter_repository(folder: Path, repository: str, names: list[str]) -> Iterator[OnDisk]:
@@ -325,21 +328,25 @@ def iter_repository(folder: Path, repository: str, names: list[str]) -> Iterator
     models = model_files(set(names))
     for model in models:
         targets = tuple(folder / repository / file for file in model.files)
-        begun = [path for target in targets for path in find_partials(target)]
+        partial_files = [path for target in targets for path in find_partials(target)]
         files = tuple(target for target in targets if target.is_file())
-        size = sum(map(size_of, (*files, *begun)))
-        whole = model.is_whole and len(files) == len(targets)
-        name = shortest_name(repository, model, [other.quantization for other in models])
-        yield OnDisk(name, targets[0], (*files, *begun), size, model.quantization, whole)
+        size = sum(map(size_of, (*files, *partial_files)))
+        is_complete = model.is_whole and len(files) == len(targets)
+        name = shortest_name(repository, model, [each.quantization for each in models])
+        yield OnDisk(name, targets[0], (*files, *partial_files), size, model.quantization, is_complete)
 
 
 def shortest_name(repository: str, model: ModelFile, quantizations: list[str]) -> str:
     """Return the shortest name that identifies a model in the folder."""
     if not repository:
         return model.name
-    for known in registry_models().values():
-        if known.repository == repository and fnmatchcase(f"{model.name}.gguf".lower(), known.file.lower()):
-            return known.name if model.quantization == known.quantization else f"{known.name}:{model.quantization}"
+    for registered in registry_models().values():
+        if registered.repository == repository and fnmatchcase(f"{model.name}.gguf".lower(), registered.file.lower()):
+            return (
+                registered.name
+                if model.quantization == registered.quantization
+                else f"{registered.name}:{model.quantization}"
+            )
     if model.quantization and quantizations.count(model.quantization) == 1:
         return f"{HUB}{repository}:{model.quantization}"
     return f"{HUB}{repository}/{model.files[0]}"
@@ -347,9 +354,9 @@ def shortest_name(repository: str, model: ModelFile, quantizations: list[str]) -
 
 def find_removable(name: str) -> OnDisk:
     """Find the model that `localllm rm NAME` removes. Raises ModelError if there is none."""
-    models, wanted = models_on_disk(), resolve_alias(name).lower()
+    models, lower_name = models_on_disk(), resolve_alias(name).lower()
     for model in models:
-        if model.name.lower() == wanted:
+        if model.name.lower() == lower_name:
             return add_projectors(model, models)
     try:
         path = Path(resolve(name)).absolute()
@@ -364,7 +371,7 @@ def find_removable(name: str) -> OnDisk:
 def add_projectors(model: OnDisk, models: list[OnDisk]) -> OnDisk:
     """Add a repository's projectors, incomplete ones included, to its last model."""
     folder = model.path.parent
-    if len(folder.relative_to(models_folder()).parts) < 2 or [one.path.parent for one in models].count(folder) != 1:
+    if len(folder.relative_to(models_folder()).parts) < 2 or [each.path.parent for each in models].count(folder) != 1:
         return model
-    more = tuple(path for path in folder.iterdir() if is_projector(ON_ITS_WAY.sub("", path.name)))
-    return replace(model, files=(*model.files, *more), size=model.size + sum(map(size_of, more)))
+    projectors = tuple(path for path in folder.iterdir() if is_projector(ON_ITS_WAY.sub("", path.name)))
+    return replace(model, files=(*model.files, *projectors), size=model.size + sum(map(size_of, projectors)))

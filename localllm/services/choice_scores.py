@@ -27,11 +27,11 @@ TRAILING = 3  # Winogrande's names are not scored if each answer has more tokens
 # ---- selection of tasks
 
 
-def select_tasks(kind: str, tasks: Sequence[ChoiceTask], most: int) -> list[tuple[int, ChoiceTask]]:
-    """Return the tasks that llama-perplexity would score, at most `most` (0: all), with their numbers in the file.
+def select_tasks(kind: str, tasks: Sequence[ChoiceTask], limit: int) -> list[tuple[int, ChoiceTask]]:
+    """Return the tasks that llama-perplexity would score, at most `limit` (0: all), with their numbers in the file.
 
     llama-perplexity draws with mt19937, seed 1: HellaSwag's tasks always, by libstdc++'s distribution of integers;
-    other tasks only if there are more than `most`, by float32 arithmetic.
+    other tasks only if there are more than `limit`, by float32 arithmetic.
     """
     random = np.random.RandomState(1)
 
@@ -40,13 +40,13 @@ def select_tasks(kind: str, tasks: Sequence[ChoiceTask], most: int) -> list[tupl
 
     remaining = [*range(len(tasks))]
     if kind == "hellaswag":
-        count = min(most, len(tasks)) if most else len(tasks)
+        count = min(limit, len(tasks)) if limit else len(tasks)
         numbers = [remaining.pop(uniform(draw, len(remaining))) for _ in range(count)]
-    elif not 0 < most < len(tasks):
+    elif not 0 < limit < len(tasks):
         return [*enumerate(tasks)]
     else:
         numbers = []
-        for _ in range(most):
+        for _ in range(limit):
             index = int(np.float32(draw()) * np.float32(2.0**-32) * np.float32(len(remaining)))
             index = min(index, len(remaining) - 1)
             numbers.append(remaining[index])
@@ -71,8 +71,8 @@ class Plan(NamedTuple):
 
     Attributes:
         prompts: pairs of a prefix and the texts that follow it: one pair for all texts, or one for each.
-        counted: for each text, the tokens that count.  extra: whether the last text is one for Winogrande, whose last
-            token replaces the second text's first one.
+        counted: for each text, the tokens that count.  extra: whether there is one more text, for Winogrande: the score
+        of its last token replaces that of the second text's first token.
     """
 
     prompts: list[tuple[list[int], list[list[int]]]]
@@ -87,20 +87,20 @@ def plan_task(task: ChoiceTask, tokenizer: Tokenizer) -> Plan:
     prefix = next((at for at in range(shortest) if len({ids[at] for ids in texts}) > 1), shortest)
     prefix = min(prefix, shortest - 1)
     rests = [ids[prefix:] for ids in texts]
-    counted, extra = [slice(None)] * len(texts), False
+    scored, extra = [slice(None)] * len(texts), False
     if task.stems:
         skips = all(len(rest) > TRAILING for rest in rests)
         stems = [len(tokenizer.encode(stem, bos=True, eos=True)) if skips else prefix for stem in task.stems]
         starts = [max(0, stem - prefix) for stem in stems]
-        counted = [slice(at, -1 if len(rest) - at > 1 else None) for at, rest in zip(starts, rests, strict=True)]
+        scored = [slice(at, -1 if len(rest) - at > 1 else None) for at, rest in zip(starts, rests, strict=True)]
         extra = not skips and prefix > 0
     if prefix == 0:  # nothing predicts the first token
         if shortest == 1:
             text = next(text for text, ids in zip(task.texts, texts, strict=True) if len(ids) == 1)
             raise UsageError(f"the model has no BOS token, and cannot score a text of one token: {text!r}")
-        counted = [slice(max(0, (each.start or 0) - 1), each.stop) for each in counted]
-        return Plan([(ids[:1], [ids[1:]]) for ids in texts], counted)
-    return Plan([(texts[0][:prefix], [*rests, *([[*rests[0], rests[1][0]]] if extra else [])])], counted, extra)
+        scored = [slice(max(0, (each.start or 0) - 1), each.stop) for each in scored]
+        return Plan([(ids[:1], [ids[1:]]) for ids in texts], scored)
+    return Plan([(texts[0][:prefix], [*rests, *([[*rests[0], rests[1][0]]] if extra else [])])], scored, extra)
 
 
 def mean_logprobs(plan: Plan, results: Sequence[Sequence[Sequence[TokenLogprob]]]) -> list[float]:
@@ -110,8 +110,8 @@ def mean_logprobs(plan: Plan, results: Sequence[Sequence[Sequence[TokenLogprob]]
         # llama.cpp (2026) predicts the second text's first token from the end of the first text. Its source calls that
         # wrong, but published figures include it. Texts with more than TRAILING tokens after the name are not affected.
         tokens[1][0] = tokens.pop()[-1]
-    chosen = [text[each] for text, each in zip(tokens, plan.counted, strict=True)]
-    return [float(np.mean(text)) for text in chosen]
+    scored = [text[each] for text, each in zip(tokens, plan.counted, strict=True)]
+    return [float(np.mean(text)) for text in scored]
 
 
 class Result(NamedTuple):
@@ -140,8 +140,8 @@ def score_tasks(model: Model, tasks: Sequence[tuple[int, ChoiceTask]]) -> Iterat
             means = mean_logprobs(plan, [next(results) for _ in plan.prompts])
             if not np.isfinite(means).all():
                 raise ModelError(f"{model.path}: the model's logits are not finite")
-            chosen = 1 if task.stems and not means[0] > means[1] else int(np.argmax(means))
-            yield Result(number, means, chosen, chosen in task.correct)
+            choice = 1 if task.stems and not means[0] > means[1] else int(np.argmax(means))
+            yield Result(number, means, choice, choice in task.correct)
 
 
 def require_results(

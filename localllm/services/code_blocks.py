@@ -23,8 +23,8 @@ class BlockReader:
     def push(self, text: str) -> str:
         """Add a piece of text; return the part of the block's content that is certain now."""
         content = ""
-        *whole, rest = f"{self._line}{text}".split("\n")
-        for line in whole:
+        *lines, rest = f"{self._line}{text}".split("\n")
+        for line in lines:
             content += self._whole_line(line)
             self._is_begun = False
         self._line = rest

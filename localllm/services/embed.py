@@ -69,22 +69,22 @@ def embedder(job: EmbedJob) -> "Iterator[AnyEmbedder]":
     Raises ModelError, MemoryLimitError, UsageError.
     """
     file = GGUFFile.open(job.path)
-    made: AnyEmbedder
+    result: AnyEmbedder
     if is_pair(file):
         from localllm.generation.embedding import clip_embedder  # seldom needed
 
         if job.pooling is not None:
             raise UsageError("pooling cannot be set for a model of images and texts")
-        made = clip_embedder.PairEmbedder(file, job.engine)
+        result = clip_embedder.PairEmbedder(file, job.engine)
     elif job.has_images:
         raise UsageError(f"{job.path}: this model cannot embed images; use a CLIP model")
     else:
-        opened = Embedder(file, Tokenizer.from_metadata(file.metadata), job.engine, job.pooling)
-        made = cast(AnyEmbedder, opened)  # there are no images, as checked above
+        embedder_opened = Embedder(file, Tokenizer.from_metadata(file.metadata), job.engine, job.pooling)
+        result = cast(AnyEmbedder, embedder_opened)  # there are no images, as checked above
     try:
-        yield made
+        yield result
     finally:
-        made.close()
+        result.close()
 
 
 def text_of(record: Record, field: str) -> "str | ShownImage":
@@ -123,9 +123,11 @@ def files_below(names: Sequence[str]) -> list[str]:
         path = Path(name)
         if path.is_dir():
             inside = (
-                one for one in path.rglob("*") if not any(part.startswith(".") for part in one.relative_to(path).parts)
+                file
+                for file in path.rglob("*")
+                if not any(part.startswith(".") for part in file.relative_to(path).parts)
             )
-            paths += sorted(str(one) for one in inside if one.is_file())
+            paths += sorted(str(file) for file in inside if file.is_file())
         elif path.is_file():
             paths.append(name)
         else:
@@ -216,9 +218,9 @@ class VectorCache:
         self._vectors = np.concatenate((self._vectors, rows))
         order = sorted(self._rows, key=self._rows.__getitem__)
         ids = np.frombuffer(b"".join(order), np.uint8).reshape(-1, KEY)
-        known = np.ascontiguousarray(self._vectors[[self._rows[key] for key in order]]).view(np.uint8)
+        vectors = np.ascontiguousarray(self._vectors[[self._rows[key] for key in order]]).view(np.uint8)
         with suppress(OSError):
-            write_checksummed(self._path, np.concatenate((ids, known), axis=1).tobytes())
+            write_checksummed(self._path, np.concatenate((ids, vectors), axis=1).tobytes())
 
 
 def digest(text: str) -> bytes:

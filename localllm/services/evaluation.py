@@ -113,9 +113,11 @@ class Comparison:
 def compare(evaluations: Sequence[Evaluation]) -> list[Comparison]:
     """Compare each pair of models."""
     compared = []
-    for one, other in combinations(evaluations, 2):
-        both = [(one.reasons[id], other.reasons[id]) for id in one.reasons if id in other.reasons]
+    for this, against in combinations(evaluations, 2):
+        both = [(this.reasons[id], against.reasons[id]) for id in this.reasons if id in against.reasons]
         only_first = sum(not first and bool(second) for first, second in both)
         only_second = sum(bool(first) and not second for first, second in both)
-        compared.append(Comparison(one.model, other.model, only_first, only_second, mcnemar(only_first, only_second)))
+        compared.append(
+            Comparison(this.model, against.model, only_first, only_second, mcnemar(only_first, only_second))
+        )
     return compared

@@ -109,8 +109,8 @@ def describe_file(
 ) -> FileFit:
     """Describe a model file.
 
-    projector: bytes of its vision projector.  kinds: types of the KV cache.  bandwidth: of the memory, in bytes per
-    second; None: measure it. Raises ModelError, UsageError.
+    projector: bytes of its vision projector.  kinds: types of the KV cache.  bandwidth: bandwidth of the memory, in
+    bytes per second; None: measure it. Raises ModelError, UsageError.
     """
     _, h = architecture(file)
     if not file.tensors:
@@ -148,19 +148,27 @@ def estimate(row: MemoryRow, kv_type: str, costs: MatrixCosts, available: int, b
 
     bandwidth: in bytes per second, None for a model that generates no text.
     """
-    needed = row["total_bytes"] + WORKING
+    needed_bytes = row["total_bytes"] + WORKING
     speed = bandwidth and SHARE * bandwidth / (costs.weight_bytes + row["cache_bytes"])
-    return {**row, "kv_type": kv_type, "needed_bytes": needed, "fits": needed <= available, "tokens_per_s": speed}
+    return {
+        **row,
+        "kv_type": kv_type,
+        "needed_bytes": needed_bytes,
+        "fits": needed_bytes <= available,
+        "tokens_per_s": speed,
+    }
 
 
 def longest_context(h: Hyperparameters, weight_bytes: int, kv_type: KVType, available: int) -> int:
     """Return the longest context that fits, up to the trained one; 0 if none does."""
     room = available - weight_bytes - WORKING
-    least, most = 0, h.context
-    while least < most:
-        tokens = (least + most + 1) // 2
-        least, most = (tokens, most) if cache_bytes(h.states(), tokens, kv_type) <= room else (least, tokens - 1)
-    return least
+    lowest, highest = 0, h.context
+    while lowest < highest:
+        tokens = (lowest + highest + 1) // 2
+        lowest, highest = (
+            (tokens, highest) if cache_bytes(h.states(), tokens, kv_type) <= room else (lowest, tokens - 1)
+        )
+    return lowest
 
 
 def measure_bandwidth() -> float:

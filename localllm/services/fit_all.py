@@ -111,11 +111,11 @@ def describe_registry_model(model: Known, bandwidth: float, available: int) -> F
     """Describe a model that can be pulled, with the memory and speed of an empty KV cache."""
     total, active = parameters_of(model.parameters)
     weights = model.megabytes * 1_000_000
-    needed = weights + WORKING
+    needed_bytes = weights + WORKING
     speed = None if model.is_embedder else SHARE * bandwidth / (weights * active / total)
     return {
         "name": model.name, "here": False, "parameters": int(total), "weight_bytes": weights, "context": model.context,
-        "needed_bytes": needed, "cache_bytes": None, "fits": needed <= available, "tokens_per_s": speed,
+        "needed_bytes": needed_bytes, "cache_bytes": None, "fits": needed_bytes <= available, "tokens_per_s": speed,
     }  # fmt: skip
 
 

@@ -30,7 +30,8 @@ class FoundModel:
     """A model of another program.
 
     Attributes:
-        name: for commands.  program: the one that downloaded it.  path: of the first file.  size: of all, in bytes.
+        name: name for commands.  program: the one that downloaded it.  path: path of the first file.  size: size of
+        all, in bytes.
     """
 
     name: str
@@ -54,8 +55,8 @@ def find_models(name_of: NameOf) -> list[FoundModel]:
     """List the models of all programs, by program and name; name_of: see catalogue.shortest_name."""
     hub = [model for folder in repository_folders() for model in iter_repository(*folder, name_of)]
     ollama = [FoundModel(f"{PREFIX}{name}", OLLAMA, path, size_of(path)) for name, path in iter_ollama()]
-    found = {(model.program, model.name): model for model in reversed([*hub, *ollama])}  # the main snapshot wins
-    return [found[key] for key in sorted(found)]
+    by_name = {(model.program, model.name): model for model in reversed([*hub, *ollama])}  # the main snapshot wins
+    return [by_name[key] for key in sorted(by_name)]
 
 
 def find_elsewhere(name: str, repository: str, select: Callable[[list[str]], Sequence[str]]) -> str | None:
@@ -70,9 +71,9 @@ def find_elsewhere(name: str, repository: str, select: Callable[[list[str]], Seq
                 return str(folder / select(list_files(folder))[0])
             except ModelError:
                 continue
-    wanted = name.removeprefix(PREFIX).lower()
-    wanted = wanted if ":" in wanted else f"{wanted}:latest"
-    return next((str(path) for each, path in iter_ollama() if each.lower() == wanted), None)
+    lower_name = name.removeprefix(PREFIX).lower()
+    lower_name = lower_name if ":" in lower_name else f"{lower_name}:latest"
+    return next((str(path) for each, path in iter_ollama() if each.lower() == lower_name), None)
 
 
 def repository_folders() -> Iterator[tuple[str, str, Path]]:
@@ -108,20 +109,22 @@ def iter_repository(program: str, repository: str, folder: Path, name_of: NameOf
     models = model_files(name for name in list_files(folder) if (folder / name).is_file())
     for model in models:
         if model.is_whole:
-            name = name_of(repository, model, [other.quantization for other in models])
+            name = name_of(repository, model, [each.quantization for each in models])
             paths = [folder / file for file in model.files]
             yield FoundModel(name, program, paths[0], sum(map(size_of, paths)), model.quantization)
 
 
 def iter_ollama() -> Iterator[tuple[str, Path]]:
     """Yield the names of Ollama's models and the paths of their files."""
-    chosen = os.environ.get("OLLAMA_MODELS")
-    for store in map(Path, [chosen] if chosen else [os.path.expanduser("~/.ollama/models"), *ELSEWHERE]):
+    models_variable = os.environ.get("OLLAMA_MODELS")
+    for store in map(
+        Path, [models_variable] if models_variable else [os.path.expanduser("~/.ollama/models"), *ELSEWHERE]
+    ):
         for manifest in sorted(list_files(store / "manifests")):
             parts = manifest.split("/")
             if len(parts) >= 4 and (blob := model_blob(store, store / "manifests" / manifest)):
-                left = [part for part, usual in zip(parts, (REGISTRY, LIBRARY), strict=False) if part != usual]
-                yield "/".join([*left, *parts[2:-1]]) + f":{unquote(parts[-1])}", blob
+                shown_parts = [part for part, usual in zip(parts, (REGISTRY, LIBRARY), strict=False) if part != usual]
+                yield "/".join([*shown_parts, *parts[2:-1]]) + f":{unquote(parts[-1])}", blob
 
 
 def model_blob(store: Path, manifest: Path) -> Path | None:

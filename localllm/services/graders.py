@@ -42,9 +42,9 @@ def grade_number(record: Record, text: str) -> str:
     if not numbers:
         return "no number"
     value = float(numbers[-1].replace(",", ""))
-    wanted = number_of(record)
-    tolerance = record.get("tolerance", 1e-9 * abs(wanted))
-    return "" if abs(value - wanted) <= tolerance else f"{value:g} instead of {wanted:g}"
+    expected = number_of(record)
+    tolerance = record.get("tolerance", 1e-9 * abs(expected))
+    return "" if abs(value - expected) <= tolerance else f"{value:g} instead of {expected:g}"
 
 
 def number_of(record: Record) -> float:
@@ -119,9 +119,9 @@ def program_of(record: Record, text: str) -> str:
     if not (entry_point := record.get("entry_point")):
         return f"{blocks[0]}\n\n{record['test']}\n"
     head, prompt = f"def {entry_point}(", record["prompt"]
-    whole = [block for block in blocks if head in block]
-    before = prompt.partition(head)[0]  # imports, and functions that this one uses
-    code = f"{before}\n{whole[0]}" if whole else prompt + blocks[0]
+    complete = [block for block in blocks if head in block]
+    preamble = prompt.partition(head)[0]  # imports, and functions that this one uses
+    code = f"{preamble}\n{complete[0]}" if complete else prompt + blocks[0]
     return f"{code}\n\n{record['test']}\n\ncheck({entry_point})\n"
 
 
@@ -141,9 +141,9 @@ def require_gradable(record: Record, usual: str) -> str:
     name = record.get("grader", usual)
     if not isinstance(name, str) or name not in GRADERS:
         raise UsageError(f'"grader" should be {", ".join([*GRADERS][:-1])} or program, not {name!r}')
-    needed = {"json": ("schema", "answer"), "program": ("test",)}.get(name, ("answer",))
-    if not any(field in record for field in needed):
-        raise UsageError(f"the grader {name} needs the field {' or '.join(map(repr, needed))}")
+    alternatives = {"json": ("schema", "answer"), "program": ("test",)}.get(name, ("answer",))
+    if not any(field in record for field in alternatives):
+        raise UsageError(f"the grader {name} needs the field {' or '.join(map(repr, alternatives))}")
     if name in CHECKS:
         CHECKS[name](record)
     if name == "program" and record.get("entry_point") and not isinstance(record.get("prompt"), str):

@@ -182,7 +182,7 @@ class Repository:
         """
         position, failures = start, 0
         while position < end:
-            before, problem = position, BrokenError("the hub sent less than it announced")
+            position_before, problem = position, BrokenError("the hub sent less than it announced")
             try:
                 for piece in self._pieces(file, position, end):
                     take(piece)
@@ -191,13 +191,13 @@ class Repository:
                 problem = error
             if position == end:
                 return
-            failures = failures + 1 if position == before else 0
+            failures = failures + 1 if position == position_before else 0
             if failures == TRIES:
                 raise LocalllmError(f"{self.name}: {file.name}: {problem}; run the same command again to resume")
             self._wait(problem, failures)
 
     def read(self, file: RemoteFile, start: int, end: int) -> bytes:
-        """Return bytes `start` to end - 1 of a file. Raises as `receive`."""
+        """Return bytes `start` to end - 1 of a file. Raises the errors of `receive`."""
         pieces: list[bytes] = []
         self.receive(file, start, end, pieces.append)
         return b"".join(pieces)

@@ -166,7 +166,7 @@ def describe_mtp(file: GGUFFile, h: Hyperparameters | None) -> dict[str, object]
     mtp = [[weight.tensor for weight in block] for block in blocks if block]
     has_layer = bool(mtp) and h is not None and has_mtp_layer(weights, h)
     is_used = has_layer and isinstance(architecture(file)[0], DraftingFamily)
-    return {"layers": len(mtp), "bytes": sum(one.nbytes for block in mtp for one in block), "used": is_used}
+    return {"layers": len(mtp), "bytes": sum(tensor.nbytes for block in mtp for tensor in block), "used": is_used}
 
 
 def vocabulary(metadata: Mapping[str, object]) -> dict[str, object]:

@@ -42,13 +42,13 @@ def save(model: "Model | RemoteModel", messages: "Sequence[Message]") -> None:
     target = path()
     if len(data) > MOST_BYTES:
         return
-    own = target.with_name(f"{target.name}.{os.getpid()}")
+    partial = target.with_name(f"{target.name}.{os.getpid()}")
     with suppress(OSError, LocalllmError):
         make_private(target.parent)
-        descriptor = os.open(own, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+        descriptor = os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
         with os.fdopen(descriptor, "wb") as file:
             file.write(data)
-        replace(str(own), str(target))
+        replace(str(partial), str(target))
 
 
 def with_answer(

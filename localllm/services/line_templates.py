@@ -70,10 +70,10 @@ def mask(line: str, named: set[str]) -> tuple[str, tuple[str, ...]]:
 def split_by_numbers(members: Sequence[tuple[int, tuple[str, ...]]]) -> Iterator[Template]:
     """Split lines that differ only in numbers into templates, by the numbers that `values_to_keep` returns."""
     fields = [*zip(*(values for _, values in members), strict=True)]
-    kept = [values_to_keep(field) for field in fields]
+    kept_values = [values_to_keep(field) for field in fields]
     groups = defaultdict[tuple[str | None, ...], list[tuple[int, tuple[str, ...]]]](list)
     for number, values in members:
-        key = tuple(value if value in some else None for value, some in zip(values, kept, strict=True))
+        key = tuple(value if value in some else None for value, some in zip(values, kept_values, strict=True))
         groups[key].append((number, values))
     for key, some in groups.items():
         samples = {some[0][0]}
@@ -109,5 +109,5 @@ def outlier_tests(numbers: Sequence[float], scale: Callable[[str], float]) -> tu
 def without_time(line: str) -> str:
     """Return a line without a leading time, which is many tokens and does not help to score it."""
     match = VARIABLE.match(line)
-    rest = line[match.end() :].lstrip() if match and match.lastgroup == "time" else ""
-    return rest if any(letter.isalpha() for letter in rest) else line
+    remaining = line[match.end() :].lstrip() if match and match.lastgroup == "time" else ""
+    return remaining if any(letter.isalpha() for letter in remaining) else line

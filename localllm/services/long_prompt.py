@@ -49,12 +49,14 @@ class Room:
         """Measure what a question and its answer leave of a model's context. Raises ContextError if nothing."""
         count = model.session.count
         if raw:
-            taken = count(question) + 2
+            prompt_tokens = count(question) + 2
         else:
             instruction = [] if system is None else [{"role": "system", "content": system}]
-            taken = len(model.session.encode_chat([*instruction, {"role": "user", "content": f"\n\n{question}"}]))
+            prompt_tokens = len(
+                model.session.encode_chat([*instruction, {"role": "user", "content": f"\n\n{question}"}])
+            )
         answer = min(options.max_tokens or model.context, model.context // ANSWER)
-        room = model.context - taken - answer - 8
+        room = model.context - prompt_tokens - answer - 8
         if room < LEAST:
             raise ContextError(f"the question alone leaves no room in a context of {model.context} tokens; shorten it")
         return cls(room, count)
@@ -64,27 +66,27 @@ class Room:
         return len(text) <= 16 * self.tokens and self.count(text) <= self.tokens
 
 
-def cut(material: str, how: str, room: Room) -> tuple[str, str]:
+def cut(material: str, method: str, room: Room) -> tuple[str, str]:
     """Truncate a text to the lines that fit; return it and a note for the user.
 
-    how: keep the "head" or "tail", or remove the "middle".
+    method: keep the "head" or "tail", or remove the "middle".
     """
     lines = material.splitlines(keepends=True)
     head = tail = 0
-    left = room.tokens - 24  # for the mark in the middle
-    if how != "tail":
-        head, left_of_head = count_fitting(lines, left // 2 if how == "middle" else left, room.count)
-        left = left - left // 2 + left_of_head if how == "middle" else left
-    if how != "head":
+    room_left = room.tokens - 24  # for the mark in the middle
+    if method != "tail":
+        head, left_of_head = count_fitting(lines, room_left // 2 if method == "middle" else room_left, room.count)
+        room_left = room_left - room_left // 2 + left_of_head if method == "middle" else room_left
+    if method != "head":
         tail, _ = count_fitting(
-            lines[: head - 1 if head else None : -1] if how == "middle" else lines[::-1], left, room.count
+            lines[: head - 1 if head else None : -1] if method == "middle" else lines[::-1], room_left, room.count
         )
     if not (head or tail):
         part = room.tokens  # one line that is too long; a token is at least a byte
-        kept = material[-part:] if how == "tail" else material[:part]
-        return kept, f"reads {len(kept)} of {len(material)} characters"
+        part_kept = material[-part:] if method == "tail" else material[:part]
+        return part_kept, f"reads {len(part_kept)} of {len(material)} characters"
     gap = len(lines) - head - tail
-    mark = f"[... {gap} lines left out ...]\n" if how == "middle" else ""
+    mark = f"[... {gap} lines left out ...]\n" if method == "middle" else ""
     text = "".join([*lines[:head], mark, *lines[len(lines) - tail :]])
     return text.removesuffix("\n"), f"reads {head + tail} of {len(lines)} lines"
 
@@ -101,14 +103,14 @@ def count_fitting(lines: Sequence[str], room: int, count: Callable[[str], int]) 
 
 def parts_of(material: str, room: int, count: Callable[[str], int]) -> Iterator[str]:
     """Split a text at lines into parts of at most `room` tokens; longer lines are split, too."""
-    part, left = list[str](), room
+    part, tokens_left = list[str](), room
     for line in pieces_of(material, room, count):
         tokens = count(line) + 1
-        if tokens > left and part:
+        if tokens > tokens_left and part:
             yield "".join(part)
-            part, left = [], room
+            part, tokens_left = [], room
         part.append(line)
-        left -= tokens
+        tokens_left -= tokens
     if part:
         yield "".join(part)
 
@@ -171,16 +173,16 @@ class PartAnswers:
         file = self._path(f"{key}{digest(''.join(str(record.input) for record in records).encode()[-65536:])}")
         self.files.append(file)
         with JsonlFile(file) as out:
-            done = {each["id"]: str(each["output"]) for each in out.records if "output" in each}
+            outputs = {each["id"]: str(each["output"]) for each in out.records if "output" in each}
             mapping = Mapping(self._model, job, select_unfinished(records, out.records))
-            self._show(len(done), len(records))
+            self._show(len(outputs), len(records))
             for record, result in mapping:
                 if "error" in result:
                     raise ContextError(f"part {record.id} of {len(records)}: {result['error']}")
                 out.write(json_line({"id": record.id, "output": result["output"]}))
-                done[record.id] = str(result["output"])
-                self._show(len(done), len(records))
-        return done
+                outputs[record.id] = str(result["output"])
+                self._show(len(outputs), len(records))
+        return outputs
 
 
 def condense(material: str, question: str, room: Room, answers: PartAnswers) -> str:

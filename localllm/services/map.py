@@ -121,8 +121,8 @@ class Mapping:
         failed, self._failed = self._failed, []
         failed += [(request.key, request.error) for request in finished if request.error]
         as_text = self._job.json_as_text
-        made = [(request.key, result(request, as_text)) for request in finished if not request.error]
-        return made + [(record, failure(record, error)) for record, error in failed]
+        results = [(request.key, result(request, as_text)) for request in finished if not request.error]
+        return results + [(record, failure(record, error)) for record, error in failed]
 
     def stop(self) -> None:
         """Start no new requests; running ones complete."""
@@ -225,7 +225,7 @@ def success(request: "Request", json_as_text: bool = False) -> Result:
         "output": per_answer(lambda answer: output_of(answer.text, request.task.options, json_as_text)),
         **(
             {"thinking": per_answer(lambda answer: answer.thinking)}
-            if any(one.thinking for one in request.answers)
+            if any(each.thinking for each in request.answers)
             else {}
         ),
         "finish_reason": per_answer(lambda answer: answer.finish_reason),
@@ -280,10 +280,10 @@ def result_filter(records: list[Record] | None, name: str) -> Callable[[Result],
     return is_kept
 
 
-def select_unfinished(records: list[Record], known: Iterable[Result]) -> list[Record]:
+def select_unfinished(records: list[Record], results: Iterable[Result]) -> list[Record]:
     """Select the records without a result."""
-    done = {result["id"] for result in known}
-    return [record for record in records if record.error or record.id not in done]
+    finished = {result["id"] for result in results}
+    return [record for record in records if record.error or record.id not in finished]
 
 
 def shortest_first(records: list[Record], prompts: Prompts) -> list[Record]:
@@ -291,9 +291,11 @@ def shortest_first(records: list[Record], prompts: Prompts) -> list[Record]:
 
     def length(record: Record) -> int:
         try:
-            asked = prompts(record)
+            prompt = prompts(record)
         except LocalllmError:
             return -1
-        return len(asked) if isinstance(asked, str) else sum(len(str(message.get("content", ""))) for message in asked)
+        return (
+            len(prompt) if isinstance(prompt, str) else sum(len(str(message.get("content", ""))) for message in prompt)
+        )
 
     return sorted(records, key=length)

@@ -13,7 +13,7 @@ from localllm.services.catalogue import resolve
 def open_model(path: str | os.PathLike[str], *arguments: Any, **options: Any) -> api.Model:
     """Open a model by path, known name, alias, or hf:OWNER/REPOSITORY, if it is on this computer."""
     if "uploading" in options:  # its name before 0.3
-        warnings.warn("uploading is on_upload now", DeprecationWarning, stacklevel=2)
+        warnings.warn("the argument uploading is named on_upload now", DeprecationWarning, stacklevel=2)
         options["on_upload"] = options.pop("uploading")
     model = api.open_model(resolve(path) if isinstance(path, str) else path, *arguments, **options)
     for warning in model.warnings:

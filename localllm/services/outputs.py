@@ -36,8 +36,8 @@ def is_receipt(path: str) -> bool:
     return bool(read(path))
 
 
-def require_kind(path: str, is_kind: Callable[[str], bool], what: str, force: bool) -> None:
-    """Raise UsageError for a non-empty file of another kind, unless forced; what: the kind's name for the message."""
+def require_kind(path: str, is_kind: Callable[[str], bool], kind: str, force: bool) -> None:
+    """Raise UsageError for a non-empty file of another kind, unless forced; kind: its name for the message."""
     if force or not os.path.isfile(path) or not os.path.getsize(path):
         return
     try:
@@ -45,4 +45,4 @@ def require_kind(path: str, is_kind: Callable[[str], bool], what: str, force: bo
     except LocalllmError:
         is_own = False
     if not is_own:
-        raise UsageError(f"{printable(path, 4096)}: this file exists and is not {what}; use --force to replace it")
+        raise UsageError(f"{printable(path, 4096)}: this file exists and is not {kind}; use --force to replace it")

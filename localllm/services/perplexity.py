@@ -53,7 +53,7 @@ class ChunkReader:
     ):
         """Open the model.
 
-        progress(done, total): called while kernels compile. rope: see open_model. Raises as api.open_model does.
+        progress(done, total): called while kernels compile. rope: see open_model. Raises the errors of api.open_model.
         """
         self._model = open_model(path, threads, size, kv_type, progress=progress, rope=rope)
         self.path, self.tokenizer = self._model.path, self._model.tokenizer
@@ -65,8 +65,8 @@ class ChunkReader:
     def predict(self, chunks: np.ndarray, save: str | os.PathLike[str] | None = None) -> Iterator[Prediction]:
         """Yield the scores of all chunks so far after each of the chunks, int32 [chunks, size].
 
-        save: a file for the logits, written when all chunks are done. Raises as LogitsWriter, and UsageError if it is
-        one of the model's files.
+        save: a file for the logits, written when all chunks are done. Raises the errors of LogitsWriter, and UsageError
+        if it is one of the model's files.
         """
         total, vocab_size = Prediction(), self._sequence.vocab_size
         if save:
@@ -82,8 +82,8 @@ class ChunkReader:
                 total = total.plus(nll=np.concatenate(scores)[:, 0])
                 yield total
 
-    def compare(self, base: LogitsFile, most: int | None = None) -> Iterator[Comparison]:
-        """Yield the comparison of all chunks so far after each chunk of a base, at most `most`.
+    def compare(self, base: LogitsFile, limit: int | None = None) -> Iterator[Comparison]:
+        """Yield the comparison of all chunks so far after each chunk of a base, at most `limit` chunks.
 
         Raises UsageError if its vocabulary differs.
         """
@@ -91,7 +91,7 @@ class ChunkReader:
             sizes = f"{base.vocab_size} and {self._sequence.vocab_size} tokens"
             raise UsageError(f"the base and the model have different vocabularies, {sizes}")
         total = Comparison()
-        for chunk, rows in zip(base.chunks[:most], base.rows, strict=False):
+        for chunk, rows in zip(base.chunks[:limit], base.rows, strict=False):
             scores = []
             for place, logits in self._logits(chunk):
                 scores.append(self._each(logits, make_comparer(chunk[place + 1 :], rows[place - len(chunk) // 2 :])))

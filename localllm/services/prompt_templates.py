@@ -30,7 +30,7 @@ class PromptTemplate:
     """A prompt template.
 
     Attributes:
-        path: of its file.  options: (name, value), in the file's order.  body: the prompt.
+        path: path of its file.  options: (name, value), in the file's order.  body: the prompt.
     """
 
     name: str
@@ -47,11 +47,11 @@ class PromptTemplate:
         """Return whether it is in the user's folder."""
         return self.path.parent == own_folder()
 
-    def words(self, without: Container[str] = ()) -> list[str]:
-        """Return its options as command-line arguments, except those named in `without`."""
+    def words(self, excluded: Container[str] = ()) -> list[str]:
+        """Return the template's options as command-line arguments, except those in `excluded`."""
         arguments = list[str]()
         for name, value in self.options:
-            if name == DESCRIPTION or name in without or value == "false":
+            if name == DESCRIPTION or name in excluded or value == "false":
                 continue
             for each in values_of(value):
                 arguments += [f"--{name}"] if each == "true" else [f"--{name}={self._located(name, each)}"]
@@ -159,10 +159,10 @@ def unquote(value: str) -> str:
     return value[1:-1] if len(value) > 1 and value[0] == value[-1] and value[0] in "'\"" else value
 
 
-def fields_of(given: Sequence[str]) -> dict[str, str]:
-    """Parse the values of --field, NAME=TEXT, of which the last for a name counts. Raises UsageError."""
+def fields_of(settings: Sequence[str]) -> dict[str, str]:
+    """Parse the values of --field, NAME=TEXT; the last one for a name wins. Raises UsageError."""
     fields = dict[str, str]()
-    for each in given:
+    for each in settings:
         name, equals, value = each.partition("=")
         if not equals or not name:
             raise UsageError(f"field should be NAME=TEXT, not {each!r}")

@@ -50,9 +50,11 @@ class Proxy:
 
 def proxies() -> dict[str, Proxy]:
     """Return the proxies by "http", "https" and "all". Raises LocalllmError."""
-    known = getproxies_environment()
+    environment = getproxies_environment()
     return {
-        kind: Proxy.of(f"{kind.upper()}_PROXY", known[kind]) for kind in ("http", "https", "all") if known.get(kind)
+        kind: Proxy.of(f"{kind.upper()}_PROXY", environment[kind])
+        for kind in ("http", "https", "all")
+        if environment.get(kind)
     }
 
 
@@ -65,8 +67,8 @@ def http_proxy_for(url: str) -> Proxy | None:
     host = parts.hostname or ""
     if is_loopback(host) or is_excepted(host, parts.port):
         return None
-    known = proxies()
-    proxy = known.get(parts.scheme) or known.get("all")
+    configured = proxies()
+    proxy = configured.get(parts.scheme) or configured.get("all")
     if proxy and proxy.scheme != "http":
         raise LocalllmError(
             f"{proxy.variable} is {proxy.url}: only http:// proxies are supported for servers; "

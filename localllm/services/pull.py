@@ -22,7 +22,7 @@ SPARE = 1 << 20  # bytes of the disk that stay free
 class Watcher:
     """Receives the progress of a pull; this base class ignores it."""
 
-    def looking(self, what: str) -> None:
+    def looking(self, subject: str) -> None:
         """Report which metadata is being fetched."""
 
     def checking(self, file: str, done: int, total: int) -> None:
@@ -39,7 +39,7 @@ class Watcher:
 class Pulled:
     """The result of a pull.
 
-    path: of the first file.  received: bytes downloaded.  size: of all files.
+    path: path of the first file.  received: bytes downloaded.  size: size of all files.
     """
 
     path: Path
@@ -58,7 +58,7 @@ def pull(reference: HubReference, watcher: Watcher | None = None) -> Pulled:
     watcher = watcher or Watcher()
     watcher.looking("what there is")
     repository = Repository(reference.repository, watcher.interrupted)
-    files = (own := files_of(repository, reference)) + projectors_of(repository, own)
+    files = (files_named := files_of(repository, reference)) + projectors_of(repository, files_named)
     for name in (*reference.repository.split("/"), *(part for file in files for part in file.name.split("/"))):
         if problem := name_problem(name):
             raise UsageError(f"{reference.repository}: {name}: {problem}")
@@ -70,16 +70,16 @@ def pull(reference: HubReference, watcher: Watcher | None = None) -> Pulled:
     if missing:
         require_space(folder, missing)
         watcher.looking("the header")
-        with remote_model(repository, own) as (model, _):
+        with remote_model(repository, files_named) as (model, _):
             architecture(model)
     size, received = sum(file.size for file in files), 0
-    done = size - sum(file.size for file, _ in missing)
+    bytes_done = size - sum(file.size for file, _ in missing)
     for file, target in missing:
         try:
-            received += fetch(repository, file, target, watcher, done, size)
+            received += fetch(repository, file, target, watcher, bytes_done, size)
         finally:
             remove_empty_folders(target.parent)
-        done += file.size
+        bytes_done += file.size
     GGUFFile.open(targets[0], needed=()).close()  # checks that the parts of a split model belong together
     return Pulled(targets[0], size, received)
 
@@ -110,20 +110,20 @@ def is_here(file: RemoteFile, target: Path, watcher: Watcher) -> bool:
 def require_space(folder: Path, missing: list[tuple[RemoteFile, Path]]) -> None:
     """Raise LocalllmError if the disk has too little free space."""
     partial = sum(size_of(path) for _, target in missing for path in find_partials(target))
-    needed = sum(file.size for file, _ in missing) - partial + SPARE
+    nbytes = sum(file.size for file, _ in missing) - partial + SPARE
     disk = folder
     while not disk.exists():
         disk = disk.parent
     free = free_bytes(disk)
-    if free < needed:
-        raise LocalllmError(f"{disk}: {needed / 1e9:.2f} GB needed, but only {free / 1e9:.2f} GB free on this disk")
+    if free < nbytes:
+        raise LocalllmError(f"{disk}: {nbytes / 1e9:.2f} GB needed, but only {free / 1e9:.2f} GB free on this disk")
 
 
 @contextmanager
 def remote_model(repository: Repository, files: list[RemoteFile]) -> Iterator[tuple[GGUFFile, int]]:
     """Open a model on the hub by its header; yield it and the number of bytes fetched.
 
-    Raises as Repository.receive and open_header_only.
+    Raises the errors of Repository.receive and open_header_only.
     """
     by_name = {f"hf:{repository.name}/{file.name}": file for file in files}
 
@@ -134,11 +134,13 @@ def remote_model(repository: Repository, files: list[RemoteFile]) -> Iterator[tu
         yield model, fetched
 
 
-def fetch(repository: Repository, file: RemoteFile, target: Path, watcher: Watcher, before: int, total: int) -> int:
+def fetch(
+    repository: Repository, file: RemoteFile, target: Path, watcher: Watcher, bytes_before: int, total: int
+) -> int:
     """Download one file and return the number of bytes received.
 
-    before: bytes of the files downloaded before.  total: bytes of all files. If a resumed file fails verification, it
-    is downloaded again from the start, once.
+    bytes_before: bytes of the files downloaded before.  total: bytes of all files. If a resumed file fails
+    verification, it is downloaded again from the start, once.
     """
     received = 0
 
@@ -151,7 +153,7 @@ def fetch(repository: Repository, file: RemoteFile, target: Path, watcher: Watch
             nonlocal received
             partial.write(piece)
             received += len(piece)
-            watcher.receiving(file.name, before + partial.position, total)
+            watcher.receiving(file.name, bytes_before + partial.position, total)
 
         resumed = partial.position
         repository.receive(file, resumed, file.size, take)

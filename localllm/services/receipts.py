@@ -99,7 +99,7 @@ def fully_specified(model: "Model", options: GenerationOptions) -> GenerationOpt
 
 def make(
     model: "Model",
-    asked: Asked,
+    prompt: Asked,
     options: GenerationOptions,
     choices: Choices,
     result: Mapping[str, object],
@@ -114,7 +114,7 @@ def make(
         "receipt": LAYOUT,
         "made": datetime.now(UTC).isoformat(timespec="seconds"),
         "model": {"arch": model.arch, "format": model.format, "files": identify_files(model, on_progress)},
-        "prompt": {"asked": asked, "sha256": sha256(json.dumps(asked).encode()).hexdigest()},
+        "prompt": {"asked": prompt, "sha256": sha256(json.dumps(prompt).encode()).hexdigest()},
         "opening": open_arguments(model, choices["chat_template"]),
         "options": plain_options(options) | {k: value for k, value in choices.items() if k != "chat_template"},
         "made_by": describe_environment(model),
@@ -179,21 +179,21 @@ def options_of(receipt: Receipt) -> GenerationOptions:
 
     Raises UsageError.
     """
-    others = ("n", "beams", "speculate", "form")
-    given = {name: value for name, value in receipt["options"].items() if name not in others}
+    other_fields = ("n", "beams", "speculate", "form")
+    field_values = {name: value for name, value in receipt["options"].items() if name not in other_fields}
     speculate = receipt["options"]["speculate"]
     if receipt["result"].get("finish_reason") == "interrupted":
-        given["max_tokens"] = receipt["result"]["completion_tokens"]
+        field_values["max_tokens"] = receipt["result"]["completion_tokens"]
     try:
-        sampling_fields = given.pop("sampling")
+        sampling_fields = field_values.pop("sampling")
         biases = {token: float(bias) for token, bias in sampling_fields.pop("logit_bias")}
         sampling = SamplingOptions(**sampling_fields, logit_bias=biases)
-        if given.get("constraint") is not None:
+        if field_values.get("constraint") is not None:
             from localllm.generation.constraints.constraint import Constraint  # llguidance takes 30 ms to import
 
-            given["constraint"] = Constraint(**given["constraint"])
+            field_values["constraint"] = Constraint(**field_values["constraint"])
         kind = "auto" if speculate.startswith("draft:") else speculate
-        return GenerationOptions(**given, sampling=sampling, speculate=kind)
+        return GenerationOptions(**field_values, sampling=sampling, speculate=kind)
     except (TypeError, ValueError, KeyError) as error:
         raise UsageError(f"this receipt was written by another version of localllm: {error}") from None
 
@@ -238,14 +238,14 @@ def regenerate(
 ) -> Receipt:
     """Generate the receipt's response again.
 
-    on_token: called with the number of tokens so far. Raises as Session.candidates.
+    on_token: called with the number of tokens so far. Raises the errors of Session.candidates.
     """
-    session, asked = model.session, receipt["prompt"]["asked"]
+    session, prompt = model.session, receipt["prompt"]["asked"]
     n, beams = receipt["options"]["n"], receipt["options"]["beams"]
     if n > 1 or beams:
-        answers = session.candidates(asked, options, n, beams)
+        answers = session.candidates(prompt, options, n, beams)
         return {"answers": [{"text": answer.text, "tokens": answer.tokens} for answer in answers]}
-    answer = session.complete(asked, options) if isinstance(asked, str) else session.chat(asked, options)
+    answer = session.complete(prompt, options) if isinstance(prompt, str) else session.chat(prompt, options)
     for _ in answer:
         on_token(len(answer.tokens))
     return {"text": answer.text, "tokens": answer.tokens}
@@ -253,32 +253,34 @@ def regenerate(
 
 def changes(receipt: Receipt, model: "Model", on_progress: OnProgress | None = None) -> list[str]:
     """List the differences between the receipt's environment and model and the present ones. Raises OSError."""
-    then, now = receipt["made_by"], describe_environment(model)
-    lines = [f"{name} was {then.get(name)}, is {now[name]}" for name in now if then.get(name) != now[name]]
+    old, new = receipt["made_by"], describe_environment(model)
+    lines = [f"{name} was {old.get(name)}, is {new[name]}" for name in new if old.get(name) != new[name]]
     files: list[ReceiptFile] = receipt["model"]["files"]
-    before = [file["sha256"][:16] for file in files]
-    after = [file["sha256"][:16] for file in identify_files(model, on_progress)]
-    if before != after:
-        lines.append(f"the model is another one: its SHA-256 was {', '.join(before)}…, is {', '.join(after)}…")
+    old_hashes = [file["sha256"][:16] for file in files]
+    new_hashes = [file["sha256"][:16] for file in identify_files(model, on_progress)]
+    if old_hashes != new_hashes:
+        lines.append(f"the model is another one: its SHA-256 was {', '.join(old_hashes)}…, is {', '.join(new_hashes)}…")
     return lines
 
 
-def difference(then: Receipt, now: Receipt) -> str | None:
+def difference(old_result: Receipt, new_result: Receipt) -> str | None:
     """Describe where two results' texts first differ, None if they are equal.
 
     An interrupted response is compared as far as it goes; its last character may be incomplete.
     """
-    if then.get("finish_reason") == "interrupted":
-        now = {**now, "text": now["text"][: len(then["text"])]}
-    old, new = answers_of(then), answers_of(now)
+    if old_result.get("finish_reason") == "interrupted":
+        new_result = {**new_result, "text": new_result["text"][: len(old_result["text"])]}
+    old, new = answers_of(old_result), answers_of(new_result)
     if len(old) != len(new):
         return f"there were {len(old)} answers, now there are {len(new)}"
-    for number, (before, after) in enumerate(zip(old, new, strict=True), 1):
-        if before["text"] != after["text"]:
-            character, token = (common_length(before.get(name, ()), after[name]) for name in ("text", "tokens"))
-            texts = (repr(one["text"][character : character + SHOWN]) for one in (before, after))
+    for number, (old_answer, new_answer) in enumerate(zip(old, new, strict=True), 1):
+        if old_answer["text"] != new_answer["text"]:
+            character, token = (
+                common_length(old_answer.get(name, ()), new_answer[name]) for name in ("text", "tokens")
+            )
+            texts = (repr(answer["text"][character : character + SHOWN]) for answer in (old_answer, new_answer))
             place = f"answer {number}, " if len(old) > 1 else ""
-            place += f"token {token + 1}, " if "tokens" in before else ""
+            place += f"token {token + 1}, " if "tokens" in old_answer else ""
             return f"{place}character {character + 1}: it was {' and is '.join(texts)}"
     return None
 
@@ -289,6 +291,6 @@ def answers_of(result: Receipt) -> list[Receipt]:
     return answers
 
 
-def common_length(one: Sequence[object], other: Sequence[object]) -> int:
+def common_length(first: Sequence[object], second: Sequence[object]) -> int:
     """Return the length of the common prefix."""
-    return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(one, other, strict=False)))
+    return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(first, second, strict=False)))

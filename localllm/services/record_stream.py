@@ -40,8 +40,8 @@ class RecordStream:
         self._error: LocalllmError | None = None
         self._lines, self._ended = Queue[bytes | None](AHEAD), False
         self._is_jsonl: bool | None = None  # until the first line
-        self._number, self._seen, self.is_stopped = 0, dict[str | int, int](), False
-        self._done, self._output = dict[object, object](), ""
+        self._number, self._first_numbers, self.is_stopped = 0, dict[str | int, int](), False
+        self._finished_inputs, self._output = dict[object, object](), ""
         self._offset = 0  # bytes before the next line
         self._invalid, self._replaced = "", 0  # message about the first invalid byte, and their number
         threading.Thread(target=self._read, args=(source,), daemon=True).start()
@@ -80,7 +80,7 @@ class RecordStream:
 
     def skip(self, results: Iterable[Mapping[str, object]], output: str) -> None:
         """Skip records with a result in an output file; a different input will be a UsageError. output: its name."""
-        self._done, self._output = {each["id"]: each.get("input") for each in results}, output
+        self._finished_inputs, self._output = {each["id"]: each.get("input") for each in results}, output
 
     def __iter__(self) -> "RecordStream":
         return self
@@ -125,14 +125,14 @@ class RecordStream:
         record = (parse_json_line if self._is_jsonl else parse_plain_line)(number, line)
         if record.error or not self._is_jsonl:
             return record
-        first = self._seen.setdefault(record.id, number)
+        first = self._first_numbers.setdefault(record.id, number)
         return record if first == number else Record(record.id, record.input, same_id(record.id, number, first))
 
     def _is_done(self, record: Record) -> bool:
         """Return whether the output has the record's result. Raises UsageError if that is of another input."""
-        if record.error or record.id not in self._done:
+        if record.error or record.id not in self._finished_inputs:
             return False
-        if self._done[record.id] != record.input:
+        if self._finished_inputs[record.id] != record.input:
             raise UsageError(
                 f"{self._output}: the record {record.id!r} has another input now; give another output file"
             )

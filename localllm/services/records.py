@@ -39,7 +39,7 @@ class Record:
 def read_records(data: bytes, name: str = "") -> list[Record]:
     """Parse the records of an input.
 
-    name: of its file. Raises UsageError for invalid UTF-16.
+    name: name of its file. Raises UsageError for invalid UTF-16.
     """
     if data.startswith(UTF16_MARKS):
         data = decode_text(data, name or "stdin").encode()
@@ -104,20 +104,20 @@ def parse_json_line(number: int, line: bytes) -> Record:
         return Record(number, line.decode(errors="replace"), f"line {number} is not JSON: {error}")
     if not isinstance(value, dict):
         return Record(number, value, f"line {number} is not a JSON object")
-    given = value.get("id", number)
-    if isinstance(given, bool) or not isinstance(given, str | int):
-        return Record(number, value, f"line {number}: an id should be a text or a whole number, not {given!r}")
-    return Record(given, value)
+    record_id = value.get("id", number)
+    if isinstance(record_id, bool) or not isinstance(record_id, str | int):
+        return Record(number, value, f"line {number}: an id should be a text or a whole number, not {record_id!r}")
+    return Record(record_id, value)
 
 
 def without_duplicates(records: list[Record], lines: list[int]) -> Iterator[Record]:
     """Yield the records; those with the id of an earlier one get an error. lines: their line numbers."""
-    seen = dict[str | int, int]()
+    first_lines = dict[str | int, int]()
     for record, line in zip(records, lines, strict=True):
         if record.error:
             yield record
             continue
-        first = seen.setdefault(record.id, line)
+        first = first_lines.setdefault(record.id, line)
         error = "" if first == line else f"line {line}: the id {record.id!r} is that of line {first}"
         yield Record(record.id, record.input, error)
 
@@ -137,7 +137,7 @@ class Prompts:
 
         prompt, template: a text with {field} in it, or a Jinja template if it has {{ or {%; from an argument, or from a
         file. If both are None, each record has its own prompt. A plain line's only field is `line`.  raw: continue the
-        prompt without a chat template.  columns: of a table. Raises UsageError.
+        prompt without a chat template.  columns: columns of a table. Raises UsageError.
         """
         if raw and system is not None:
             raise UsageError("a system message needs a chat template, which raw prompts do not use")
@@ -190,10 +190,10 @@ class Prompts:
                 raise UsageError('"messages" should be a list of messages: [{"role": "user", "content": ...}]')
             instruction = [] if self._system is None else [{"role": "system", "content": self._system}]
             return [*instruction, *fields["messages"]]
-        own = next((name for name in ("prompt", "question", "line") if name in fields), None)
-        if own is None:
+        field = next((name for name in ("prompt", "question", "line") if name in fields), None)
+        if field is None:
             raise UsageError('the record has no field "messages" or "prompt"; add one or give a prompt')
-        return self._chat(text_of(fields, own), images_of(fields))
+        return self._chat(text_of(fields, field), images_of(fields))
 
     def _chat(self, text: str, images: list[str]) -> Asked:
         if self._raw and images:

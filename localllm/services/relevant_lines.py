@@ -67,8 +67,10 @@ class Verdicts(NamedTuple):
     @classmethod
     def of(cls, yes: list[int], no: list[int]) -> "Verdicts":
         """Compare the token ids of the two."""
-        same = next(at for at, (one, other) in enumerate(zip(yes, no, strict=False)) if one != other)
-        return cls(no[:same], yes[same], no[same], no[same:])
+        common = next(
+            at for at, (yes_token, no_token) in enumerate(zip(yes, no, strict=False)) if yes_token != no_token
+        )
+        return cls(no[:common], yes[common], no[common], no[common:])
 
 
 def no_progress(done: int, count: int) -> None:
@@ -85,22 +87,22 @@ def lines_of(text: str) -> list[str]:
 
 
 def unwrap(lines: Sequence[str]) -> Sequence[str]:
-    """Return the sentences of a text with paragraphs wrapped at a column, the lines of any other text."""
+    """Return the sentences if the text is wrapped at a column, else the lines."""
     lengths = sorted(len(line) for line in lines if line.strip())
     width = lengths[len(lengths) * 99 // 100] if lengths else 0
     if not WIDTHS[0] <= width <= WIDTHS[1] or len(lengths) == len(lines):  # no paragraphs
         return lines
-    pairs = [(one, other) for one, other in pairwise(lines) if one.strip() and other.strip()]
-    full = sum(is_full(one, other, width) for one, other in pairs)
-    in_sentences = sum(other.lstrip()[0].islower() for _, other in pairs)
+    pairs = [(one, following) for one, following in pairwise(lines) if one.strip() and following.strip()]
+    full = sum(is_full(one, following, width) for one, following in pairs)
+    in_sentences = sum(following.lstrip()[0].islower() for _, following in pairs)
     if full < WRAPPED * len(pairs) or 2 * in_sentences < len(pairs) or not pairs:
         return lines
     paragraphs = list[list[str]]([[lines[0]]])
-    for one, other in pairwise(lines):
-        if one.strip() and other.strip() and is_full(one, other, width):
-            paragraphs[-1].append(other.strip())
+    for one, following in pairwise(lines):
+        if one.strip() and following.strip() and is_full(one, following, width):
+            paragraphs[-1].append(following.strip())
         else:
-            paragraphs.append([other])
+            paragraphs.append([following])
     return [piece for each in paragraphs for piece in sentences_of(" ".join(each))]
 
 
@@ -131,12 +133,12 @@ def score_lines(
     verdicts = Verdicts.of(encode(YES, bos=False), encode(NO, bos=False))
     ids = [[*encode(line, bos=False), *verdicts.common] for line in lines]
     messages = [{"role": "user", "content": ASK.format(question=question)}]
-    asked = model.session.encode_chat(messages, gather_options(None, (), {"think": "off"}))
-    room = min(PART, model.context - len(asked) - len(verdicts.rest))
+    prompt_ids = model.session.encode_chat(messages, gather_options(None, (), {"think": "off"}))
+    room = min(PART, model.context - len(prompt_ids) - len(verdicts.rest))
     parts = [*parts_of([len(line) + len(verdicts.rest) for line in ids], room)]
     odds = [0.0] * len(lines)
     with closing(engine.sequence()) as prompt:
-        prompt.append(asked)
+        prompt.append(prompt_ids)
         for first in range(0, len(parts), LANES):
             some = parts[first : first + LANES]
             with ExitStack() as stack:
@@ -154,17 +156,17 @@ def parts_of(lengths: Sequence[int], room: int) -> Iterator[Part]:
     """
     start = 0
     while start < len(lengths):
-        before = range(max(0, start - WARM), start) if start else range(min(WARM, len(lengths)))
-        while before and sum(lengths[at] for at in before) > room // 4:
-            before = before[1:]
-        remaining = room - sum(lengths[at] for at in before)
+        warm_lines = range(max(0, start - WARM), start) if start else range(min(WARM, len(lengths)))
+        while warm_lines and sum(lengths[at] for at in warm_lines) > room // 4:
+            warm_lines = warm_lines[1:]
+        remaining = room - sum(lengths[at] for at in warm_lines)
         end = start
         while end < min(len(lengths), start + LINES) and lengths[end] <= remaining:
             remaining -= lengths[end]
             end += 1
         if end == start:
             raise ContextError(f"a line of {lengths[start]} tokens does not fit: use a larger context with -c N")
-        yield Part(before, range(start, end))
+        yield Part(warm_lines, range(start, end))
         start = end
 
 
@@ -178,9 +180,9 @@ def read_parts(
     orders = [[*part.before, *part.own] for part in parts]
     for step in range(max(map(len, orders))):
         running = [number for number, order in enumerate(orders) if step < len(order)]
-        rest = verdicts.rest if step else []
-        reading = [(lanes[number], [*rest, *ids[orders[number][step]]]) for number in running]
-        for number, rows in zip(running, engine.run(reading, "last", False), strict=True):
+        answer_ids = verdicts.rest if step else []
+        inputs = [(lanes[number], [*answer_ids, *ids[orders[number][step]]]) for number in running]
+        for number, rows in zip(running, engine.run(inputs, "last", False), strict=True):
             if step >= len(parts[number].before):
                 yield orders[number][step], rows[-1]
 
@@ -188,7 +190,7 @@ def read_parts(
 def contrasts(odds: Sequence[float]) -> list[float]:
     """Subtract from each number the median of those around it."""
     around = ([*odds[max(0, at - AROUND) : at], *odds[at + 1 : at + 1 + AROUND]] for at in range(len(odds)))
-    return [one - median(others or [one]) for one, others in zip(odds, around, strict=True)]
+    return [value - median(neighbours or [value]) for value, neighbours in zip(odds, around, strict=True)]
 
 
 def find_lines(
@@ -201,24 +203,24 @@ def find_lines(
     MemoryLimitError.
     """
     templates = templates_of(lines, question)
-    chosen = sorted(number for each in templates for number in each.samples)
-    scores = scores_of(model, question, lines, chosen, show)
+    numbers = sorted(number for each in templates for number in each.samples)
+    scores = scores_of(model, question, lines, numbers, show)
     mixed = mixed_templates(templates, scores)
     if mixed:
-        chosen = sorted({*chosen, *(number for each in mixed for number in each.lines)})
-        scores = scores_of(model, question, lines, chosen, show)
+        numbers = sorted({*numbers, *(number for each in mixed for number in each.lines)})
+        scores = scores_of(model, question, lines, numbers, show)
     unread = {each.lines[0]: len(each.lines) - len(each.samples) for each in templates if each not in mixed}
-    texts = [lines[at] + (LIKE_IT.format(unread[at]) if unread.get(at) else "") for at in chosen]
-    picked = pick_lines(texts, [scores[number] for number in chosen], room, model.session.count)
-    return [texts[at] for at in picked], len(chosen)
+    texts = [lines[at] + (LIKE_IT.format(unread[at]) if unread.get(at) else "") for at in numbers]
+    picked = pick_lines(texts, [scores[number] for number in numbers], room, model.session.count)
+    return [texts[at] for at in picked], len(numbers)
 
 
 def scores_of(
-    model: "Model", question: str, lines: Sequence[str], chosen: Sequence[int], show: Callable[[int, int], object]
+    model: "Model", question: str, lines: Sequence[str], numbers: Sequence[int], show: Callable[[int, int], object]
 ) -> dict[int, float]:
     """Return the scores of the chosen lines by their numbers, see score_lines."""
-    texts = [without_time(lines[number]) for number in chosen]
-    return dict(zip(chosen, score_lines(model, question, texts, show), strict=True))
+    texts = [without_time(lines[number]) for number in numbers]
+    return dict(zip(numbers, score_lines(model, question, texts, show), strict=True))
 
 
 def mixed_templates(templates: Sequence[Template], scores: Mapping[int, float]) -> list[Template]:

@@ -1,4 +1,4 @@
-"""Open a reranker by its file: Implements `localllm rerank`."""
+"""Opens a reranker from its file. Implements `localllm rerank`."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -13,8 +13,8 @@ from localllm.text.tokenizer import Tokenizer
 def reranker(path: str, options: EngineOptions) -> Iterator[Reranker]:
     """Open the model. Raises ModelError, MemoryLimitError, UsageError."""
     file = GGUFFile.open(path)
-    made = Reranker(file, Tokenizer.from_metadata(file.metadata), options)
+    result = Reranker(file, Tokenizer.from_metadata(file.metadata), options)
     try:
-        yield made
+        yield result
     finally:
-        made.close()
+        result.close()

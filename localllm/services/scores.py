@@ -17,10 +17,10 @@ LEAST = np.float32(-16)  # tokens of a log probability below this are ignored in
 
 def log_sum_exp(logits: np.ndarray, scratch: np.ndarray) -> float:
     """Return the log-sum-exp of logits, float32 [vocab]; scratch: overwritten, of the same shape."""
-    most = logits.max()
-    np.subtract(logits, most, out=scratch)
+    highest = logits.max()
+    np.subtract(logits, highest, out=scratch)
     np.exp(scratch, out=scratch)
-    return float(most) + log(scratch.sum())
+    return float(highest) + log(scratch.sum())
 
 
 def divergence(base: np.ndarray, logits: np.ndarray, log_sum: float, scratch: np.ndarray) -> float:

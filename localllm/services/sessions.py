@@ -112,7 +112,7 @@ def _content(path: Path, name: str) -> bytes:
         raise LocalllmError(f"the session {name!r} cannot be read: {error.strerror}") from None
 
 
-def parse(data: bytes, what: str) -> tuple[SavedChat, int]:
+def parse(data: bytes, subject: str) -> tuple[SavedChat, int]:
     """Parse a file; return the conversation and the number of valid bytes.
 
     Raises UsageError, naming the line. A line without its end, and a question without an answer, belong to an
@@ -123,34 +123,34 @@ def parse(data: bytes, what: str) -> tuple[SavedChat, int]:
         lines.append(torn)
     header = _json(lines[0]) if lines else None
     if header is None or header.get("session") != VERSION:
-        raise UsageError(f"{what} is damaged: line 1 is not a session header")
-    chat, length, whole = _with_header(header, what), 0, 0
+        raise UsageError(f"{subject} is damaged: line 1 is not a session header")
+    chat, length, complete = _with_header(header, subject), 0, 0
     for number, line in enumerate(lines, 1):
         length = min(length + len(line) + 1, len(data))
         if number > 1:
-            chat.messages.append(_message(line, number, what))
+            chat.messages.append(_message(line, number, subject))
         if number == 1 or chat.messages[-1]["role"] != "user":
-            whole = length
+            complete = length
     if chat.messages and chat.messages[-1]["role"] == "user":
         chat.messages.pop()
-    return chat, whole
+    return chat, complete
 
 
-def _with_header(header: Line, what: str) -> SavedChat:
+def _with_header(header: Line, subject: str) -> SavedChat:
     try:
         settings = dict(header["settings"])
         model, created, trunk = SessionModel(**header["model"]), str(header["created"]), str(header.get("trunk", ""))
         return SavedChat(model, settings, created, trunk=trunk)
     except (KeyError, TypeError, ValueError):
-        raise UsageError(f"{what} is damaged: line 1 is not a session header") from None
+        raise UsageError(f"{subject} is damaged: line 1 is not a session header") from None
 
 
-def _message(line: bytes, number: int, what: str) -> Line:
+def _message(line: bytes, number: int, subject: str) -> Line:
     message = _json(line)
     is_text = message is not None and isinstance(message.get("content"), str) and are_paths(message.get("images", []))
     roles = ROLES if number == 2 else ROLES[1:]
     if message is None or not is_text or message.get("role") not in roles:
-        raise UsageError(f"{what} is damaged: line {number} is not a message")
+        raise UsageError(f"{subject} is damaged: line {number} is not a message")
     return message
 
 
@@ -171,7 +171,7 @@ class SessionFile:
     """A session locked for writing; a context manager, or close it.
 
     Attributes:
-        name: of the session.  chat: the file's content.  is_new: whether the file did not exist.
+        name: name of the session.  chat: the file's content.  is_new: whether the file did not exist.
         lost: whether an incomplete last turn was removed.
     """
 
@@ -193,8 +193,8 @@ class SessionFile:
             self.chat, self.lost = SavedChat(), False
             if not self.is_new:
                 data = _content(self._path, name)
-                self.chat, whole = parse(data, f"the session {name!r}")
-                self.lost = whole < len(data)
+                self.chat, complete = parse(data, f"the session {name!r}")
+                self.lost = complete < len(data)
                 if self.lost or not data.endswith(b"\n"):
                     self.rewrite()
                 with suppress(OSError):
@@ -243,13 +243,13 @@ def _append(path: Path, data: bytes) -> None:
     """Append data and flush it to disk; remove an incomplete part of it on failure. Raises OSError."""
     descriptor = open_file(path, os.O_WRONLY | os.O_APPEND)
     try:
-        before, rest = os.fstat(descriptor).st_size, memoryview(data)
+        size, remaining = os.fstat(descriptor).st_size, memoryview(data)
         try:
-            while rest:
-                rest = rest[os.write(descriptor, rest) :]
+            while remaining:
+                remaining = remaining[os.write(descriptor, remaining) :]
             sync(descriptor)
         except OSError:
-            os.ftruncate(descriptor, before)
+            os.ftruncate(descriptor, size)
             raise
     finally:
         os.close(descriptor)
@@ -263,8 +263,8 @@ def names() -> list[str]:
 def branches(name: str) -> list[str]:
     """List the names of all sessions with the same trunk as this one, itself included."""
     trunks = {each: _trunk(each) for each in names()}
-    own = trunks.get(name, name)
-    return sorted({name, *(each for each, trunk in trunks.items() if trunk == own)})
+    trunk_here = trunks.get(name, name)
+    return sorted({name, *(each for each, trunk in trunks.items() if trunk == trunk_here)})
 
 
 def _trunk(name: str) -> str:
@@ -290,11 +290,11 @@ def _find() -> Iterable[tuple[float, str]]:
 def list_sessions() -> list[Listed]:
     """List all sessions, most recent first."""
     listed = []
-    for used, name in sorted(_find(), reverse=True):
+    for last_used, name in sorted(_find(), reverse=True):
         try:
-            listed.append(Listed(name, used, read(name)))
+            listed.append(Listed(name, last_used, read(name)))
         except LocalllmError as error:
-            listed.append(Listed(name, used, SavedChat(), str(error)))
+            listed.append(Listed(name, last_used, SavedChat(), str(error)))
     return listed
 
 
@@ -324,8 +324,8 @@ def remove(name: str) -> None:
 
 def visible_fields(messages: Sequence[Line]) -> list[Line]:
     """Return messages with only those fields that chat templates may use."""
-    known = ("role", "content", "reasoning_content", "tool_calls", "tool_call_id", "name", "images")
-    return [{name: message[name] for name in known if name in message} for message in messages]
+    field_names = ("role", "content", "reasoning_content", "tool_calls", "tool_call_id", "name", "images")
+    return [{name: message[name] for name in field_names if name in message} for message in messages]
 
 
 def format_message(message: Line) -> str:

@@ -35,7 +35,7 @@ def table_writer(
 ) -> Iterator[None]:
     """Write the table when the block ends, also by an exception, from the answers in `file`.
 
-    table: the input, None for records that are not from a table.  properties: of the answers' schema. Raises
+    table: the input, None for records that are not from a table.  properties: properties of the answers' schema. Raises
     LocalllmError.
     """
     try:

@@ -26,7 +26,7 @@ class Table:
     """The rows of a table.
 
     Attributes:
-        kind: one of the values of KINDS.  columns: their names.  delimiter: of CSV and TSV.
+        kind: one of the values of KINDS.  columns: their names.  delimiter: delimiter of CSV and TSV.
         records: one for each row; the id is the row's number, from 1.  rows: the same, with the file's own types.
     """
 
@@ -45,7 +45,7 @@ def kind_of(name: str | None) -> str:
 def read_table(data: bytes, text: str, kind: str, name: str) -> Table:
     """Read a table.
 
-    data: the file's content.  text: the decoded content, for CSV and TSV.  name: of the file, for errors. Raises
+    data: the file's content.  text: the decoded content, for CSV and TSV.  name: name of the file, for errors. Raises
     UsageError.
     """
     if kind in ("csv", "tsv"):
@@ -88,13 +88,13 @@ def require_columns(columns: Sequence[str], name: str) -> None:
         raise UsageError(f"{name}: two columns are named {double[0]!r}")
 
 
-def extra(module: str, what: str) -> ModuleType:
-    """Import a library of the extra "tables" to read or write `what`. Raises UsageError if it is missing."""
+def extra(module: str, feature: str) -> ModuleType:
+    """Import a library of the extra "tables", which `feature` needs. Raises UsageError if it is not installed."""
     try:
         return import_module(module)
     except ImportError:
         library = module.partition(".")[0]
-        raise UsageError(f"{what} needs {library}, which is not installed: pip install 'localllm[tables]'") from None
+        raise UsageError(f"{feature} needs {library}, which is not installed: pip install 'localllm[tables]'") from None
 
 
 def read_parquet(data: bytes, name: str) -> tuple[list[str], list[Row]]:
@@ -135,39 +135,39 @@ def json_value(value: object) -> object:
 
 
 def answer_columns(
-    results: Iterable[Row], properties: Sequence[str], taken: Sequence[str]
+    results: Iterable[Row], properties: Sequence[str], used_names: Sequence[str]
 ) -> dict[str, tuple[str, ...]]:
     """Return the new columns, each with the path of its values in a result.
 
-    properties: of the answers' schema, in order; if there are none, the keys of answers that are objects are used.
-    taken: names of other columns.
+    properties: properties of the answers' schema, in order; if there are none, the keys of answers that are objects are
+    used. used_names: names of other columns.
     """
     keys = dict.fromkeys(properties)
-    whole = probable = failed = False
+    has_text = probable = failed = False
     for result in results:
         if ERROR in result:
             failed = True
         elif isinstance(output := result[OUTPUT], dict):
             keys |= dict.fromkeys(output)
         else:
-            whole = True
+            has_text = True
         probable = probable or "probabilities" in result
     paths: dict[str, tuple[str, ...]] = {name: (OUTPUT, name) for name in keys}
-    paths |= {OUTPUT: (OUTPUT,)} if whole or not keys else {}
+    paths |= {OUTPUT: (OUTPUT,)} if has_text or not keys else {}
     paths |= {PROBABILITY: ("probabilities",)} if probable else {}
     paths |= {ERROR: (ERROR,)} if failed else {}
-    return {free_name(name, {*taken}): path for name, path in paths.items()}
+    return {free_name(name, {*used_names}): path for name, path in paths.items()}
 
 
-def free_name(name: str, taken: set[str]) -> str:
-    """Return a name that no other column has."""
-    while name in taken:
+def free_name(name: str, used_names: set[str]) -> str:
+    """Return a column's name, changed if another column has it."""
+    while name in used_names:
         name = f"answer_{name}"
     return name
 
 
 def value_at(result: Row, path: tuple[str, ...]) -> object:
-    """Return a result's value for a column, None if it has none; of probabilities, the output's."""
+    """Return a result's value at a path, None if it has none; for probabilities, that of the output."""
     if path == ("probabilities",):
         path = "probabilities", str(result.get(OUTPUT))
     value: object = result
@@ -240,9 +240,9 @@ def encode_table(kind: str, columns: Sequence[str], rows: Iterable[Row], delimit
         book.save(file)
         return file.getvalue()
     arrow, parquet = extra("pyarrow", "Parquet"), extra("pyarrow.parquet", "Parquet")
-    whole = [*rows]
+    all_rows = [*rows]
     parquet.write_table(
-        arrow.table({name: arrow_column(arrow, [row.get(name) for row in whole]) for name in columns}), file
+        arrow.table({name: arrow_column(arrow, [row.get(name) for row in all_rows]) for name in columns}), file
     )
     return file.getvalue()
 

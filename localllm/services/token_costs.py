@@ -26,8 +26,8 @@ class MatrixCosts:
         output = (weights.get("output") or weights.token_embd).tensor
         ends = {"token_embd.weight", output.name}
         experts = [tensor for tensor in tensors.values() if "_exps." in tensor.name and len(tensor.shape) == 3]
-        others = [tensor for tensor in tensors.values() if len(tensor.shape) > 1 and tensor.name not in ends]
-        layers = [tensor for tensor in others if tensor not in experts]
+        matrices = [tensor for tensor in tensors.values() if len(tensor.shape) > 1 and tensor.name not in ends]
+        layers = [tensor for tensor in matrices if tensor not in experts]
         return cls(
             output.nbytes
             + sum(tensor.nbytes for tensor in layers)
@@ -41,5 +41,5 @@ class MatrixCosts:
     def of_file(cls, file: GGUFFile) -> "MatrixCosts":
         """Sum the costs of a model file. Raises ModelError."""
         arch = file.metadata.get("general.architecture")
-        used = file.metadata.get(f"{arch}.expert_used_count", 0)
-        return cls.of(file.tensors, used if isinstance(used, int) else 0)
+        used_experts = file.metadata.get(f"{arch}.expert_used_count", 0)
+        return cls.of(file.tensors, used_experts if isinstance(used_experts, int) else 0)

@@ -18,34 +18,34 @@ def cgroup_quota() -> float:
         (read_number(f"{folder}/cpu.cfs_quota_us"), read_number(f"{folder}/cpu.cfs_period_us"))
         for folder in group_folders("cpu")
     ]
-    shares = [most / period for most, period in limits if most and period and most > 0 and period > 0]
+    shares = [quota / period for quota, period in limits if quota and period and quota > 0 and period > 0]
     return min(shares, default=NO_QUOTA)
 
 
 def memory_left() -> int:
     """Return the bytes left below the lowest memory limit, not counting the file cache; sys.maxsize without one."""
     remaining = [
-        most - (read_number(f"{folder}/memory.stat", "anon") or 0)
+        limit - (read_number(f"{folder}/memory.stat", "anon") or 0)
         for folder in group_folders("")
         for name in ("memory.max", "memory.high")  # above memory.high the kernel slows the process down
-        if (most := read_number(f"{folder}/{name}")) is not None
+        if (limit := read_number(f"{folder}/{name}")) is not None
     ]
     remaining += [
-        most - (read_number(f"{folder}/memory.stat", "total_rss") or read_number(f"{folder}/memory.stat", "rss") or 0)
+        limit - (read_number(f"{folder}/memory.stat", "total_rss") or read_number(f"{folder}/memory.stat", "rss") or 0)
         for folder in group_folders("memory")
-        if (most := read_number(f"{folder}/memory.limit_in_bytes")) is not None and most < NO_LIMIT
+        if (limit := read_number(f"{folder}/memory.limit_in_bytes")) is not None and limit < NO_LIMIT
     ]
     return max(0, min(remaining, default=sys.maxsize))
 
 
 def group_folders(controller: str) -> Iterator[str]:
     """Yield the folders of this process's group and its visible parents; controller: of v1, "" for v2."""
-    own = own_group(controller)
-    if own is None:
+    group = own_group(controller)
+    if group is None:
         return
     for root, place in mounts(controller):
-        is_mounted = is_below(own, root) and ".." not in own.split("/")
-        inner = own.removeprefix(root.rstrip("/")) if is_mounted else ""
+        is_mounted = is_below(group, root) and ".." not in group.split("/")
+        inner = group.removeprefix(root.rstrip("/")) if is_mounted else ""
         folder = os.path.normpath(f"{place}/{inner}")
         while is_below(folder, place):  # folders above the mount point are no control groups
             yield folder
@@ -73,9 +73,9 @@ def mounts(controller: str) -> Iterator[tuple[str, str]]:
             yield unescape(words[3]), os.path.normpath(f"{ROOT}/{unescape(words[4])}")
 
 
-def is_below(path: str, other: str) -> bool:
-    """Return whether `path` is `other` or inside it."""
-    return path == other or path.startswith(f"{other.rstrip('/')}/")
+def is_below(path: str, folder: str) -> bool:
+    """Return whether `path` is `folder` or inside it."""
+    return path == folder or path.startswith(f"{folder.rstrip('/')}/")
 
 
 def unescape(text: str) -> str:

@@ -199,6 +199,6 @@ def windows_affinity() -> int:
     """Return the affinity mask; 0 if it spans several groups of 64 processors."""
     kernel32 = ctypes.windll.kernel32  # type: ignore[attr-defined]
     process, system = ctypes.c_size_t(), ctypes.c_size_t()
-    this = ctypes.c_void_p(-1)
-    mask = kernel32.GetProcessAffinityMask(this, ctypes.byref(process), ctypes.byref(system))
+    process_handle = ctypes.c_void_p(-1)
+    mask = kernel32.GetProcessAffinityMask(process_handle, ctypes.byref(process), ctypes.byref(system))
     return process.value if mask else 0

@@ -181,7 +181,7 @@ def open_shared(path: str, flags: int) -> int:
     write = flags & (os.O_WRONLY | os.O_RDWR)
     access = (WRITE if write else 0) | (READ if flags & os.O_RDWR or not write else 0)
     # OPEN_EXISTING, CREATE_NEW, OPEN_ALWAYS
-    how = 3 if not flags & os.O_CREAT else 1 if flags & os.O_EXCL else 4
+    disposition = 3 if not flags & os.O_CREAT else 1 if flags & os.O_EXCL else 4
     create = kernel32().CreateFileW
     create.restype = ctypes.c_void_p
     create.argtypes = [
@@ -191,12 +191,12 @@ def open_shared(path: str, flags: int) -> int:
         *[ctypes.c_uint32] * 2,
         ctypes.c_void_p,
     ]
-    handle = create(long_path(path), access, SHARE_ALL, None, how, 0x80, None)
+    handle = create(long_path(path), access, SHARE_ALL, None, disposition, 0x80, None)
     if handle in (None, ctypes.c_void_p(-1).value):
         error = ctypes.WinError(ctypes.get_last_error())  # type: ignore[attr-defined]
         raise type(error)(error.errno, error.strerror, path, error.winerror)
-    kept = flags & (os.O_APPEND | os.O_RDONLY) | os.O_BINARY | os.O_NOINHERIT  # type: ignore[attr-defined]
-    return int(msvcrt.open_osfhandle(handle, kept))  # type: ignore[attr-defined]
+    open_flags = flags & (os.O_APPEND | os.O_RDONLY) | os.O_BINARY | os.O_NOINHERIT  # type: ignore[attr-defined]
+    return int(msvcrt.open_osfhandle(handle, open_flags))  # type: ignore[attr-defined]
 
 
 def allow_long_paths() -> None:

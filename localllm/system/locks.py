@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 from localllm.system.files import folder_of, kernel32, open_own
 
-# Windows: LockFileEx's flags and the offset's high half (behind the end of all files), and error codes.
+# Windows: LockFileEx's flags and the offset's high half (beyond the end of all files), and error codes.
 LOCK_NOW, LOCK_ALONE, LOCK_PLACE = 1, 2, 0x7FFFFFFF
 IS_LOCKED, ALREADY_EXISTS = 33, 183
 
@@ -42,7 +42,7 @@ class Overlapped(ctypes.Structure):
 
 
 def lock_by_windows(descriptor: int) -> bool:
-    """Lock a byte behind the end of all files: Windows keeps others from reading and writing locked bytes."""
+    """Lock a byte beyond the end of all files: Windows keeps others from reading and writing locked bytes."""
     import msvcrt
 
     ask = kernel32().LockFileEx

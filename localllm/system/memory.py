@@ -29,7 +29,7 @@ class Region:
     On Windows, unless `whole`, call `use` before touching any.
 
     Attributes:
-        buffer: the bytes; they are freed with it.  address: of the first byte, aligned to a page of the system.
+        buffer: the bytes; they are freed with it.  address: address of the first byte, aligned to a page of the system.
         is_whole: whether all of them may be touched without calling `use`.
     """
 
@@ -121,9 +121,9 @@ def code_region(size: int) -> mmap.mmap | ctypes.Array[ctypes.c_uint8]:
 def protect(address: int, size: int) -> None:
     """Make memory executable and read-only. Raises OSError."""
     if sys.platform == "win32":
-        change, before = kernel32().VirtualProtect, ctypes.c_uint32()
+        change, old_protection = kernel32().VirtualProtect, ctypes.c_uint32()
         change.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_uint32, ctypes.c_void_p]
-        if not change(address, size, EXECUTE_READ, ctypes.byref(before)):
+        if not change(address, size, EXECUTE_READ, ctypes.byref(old_protection)):
             raise ctypes.WinError(ctypes.get_last_error())
         kernel32().FlushInstructionCache(ctypes.c_void_p(-1), ctypes.c_void_p(address), ctypes.c_size_t(size))
         return

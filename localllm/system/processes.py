@@ -161,11 +161,11 @@ def around_stops(leave: Callable[[], None], come_back: Callable[[], None]) -> It
         signal.signal(signal.SIGTSTP, stop)
         come_back()
 
-    before = signal.signal(signal.SIGTSTP, stop)
+    previous = signal.signal(signal.SIGTSTP, stop)
     try:
         yield
     finally:
-        signal.signal(signal.SIGTSTP, before)
+        signal.signal(signal.SIGTSTP, previous)
 
 
 def interrupt_main() -> None:
@@ -284,10 +284,10 @@ def limit_process(seconds: int, size: int) -> bool:
     """
     import resource
 
-    used = resource.getrusage(resource.RUSAGE_SELF)
-    most = int(used.ru_utime + used.ru_stime) + seconds + 1
+    usage = resource.getrusage(resource.RUSAGE_SELF)
+    cpu_seconds = int(usage.ru_utime + usage.ru_stime) + seconds + 1
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    resource.setrlimit(resource.RLIMIT_CPU, (most, most))
+    resource.setrlimit(resource.RLIMIT_CPU, (cpu_seconds, cpu_seconds))
     with open("/proc/self/statm" if os.path.exists("/proc/self/statm") else os.devnull, "rb") as file:
         pages = file.read().split()
     if pages:
@@ -319,7 +319,7 @@ class JobLimits(ctypes.Structure):
 def run_limited(command: list[str], stdin: bytes, seconds: int, size: int, timeout: float) -> tuple[bytes, bool]:
     """Run a command on Windows within limits; return its stdout, and whether it was killed for taking too long.
 
-    seconds: of CPU time; size: bytes of memory; timeout: seconds to wait for its end. Raises OSError.
+    seconds: seconds of CPU time; size: bytes of memory; timeout: seconds to wait for its end. Raises OSError.
     """
     import subprocess
 

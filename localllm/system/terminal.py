@@ -157,17 +157,17 @@ def raw_keys(
 
     try:
         keyboard = stream.fileno()
-        before = termios.tcgetattr(keyboard)
+        saved = termios.tcgetattr(keyboard)
     except (termios.error, OSError, ValueError):  # no terminal, or it is gone
         yield False
         return
-    quiet = [*before]
+    quiet = [*saved]
     quiet[0] &= ~(termios.ICRNL | termios.INLCR)
     quiet[3] &= ~(termios.ECHO | termios.ICANON)
 
     def left() -> None:
         leave()
-        termios.tcsetattr(keyboard, termios.TCSADRAIN, before)
+        termios.tcsetattr(keyboard, termios.TCSADRAIN, saved)
 
     def came_back() -> None:
         termios.tcsetattr(keyboard, termios.TCSADRAIN, quiet)
@@ -178,7 +178,7 @@ def raw_keys(
         try:
             yield True
         finally:
-            termios.tcsetattr(keyboard, termios.TCSANOW, before)
+            termios.tcsetattr(keyboard, termios.TCSANOW, saved)
 
 
 @contextmanager

@@ -29,7 +29,7 @@ class ClipWords:
         if len(ids) < len(self.pieces) or START not in ids or END not in ids:
             raise keys.error(f"tokenizer.ggml.tokens: no vocabulary with {START} and {END}, each piece once")
         merges = keys.strings("merges") if keys.has("merges") else None
-        pairs = derive_merges(self.pieces) if merges is None else [split(keys, one) for one in merges]
+        pairs = derive_merges(self.pieces) if merges is None else [split(keys, each) for each in merges]
         if any(part not in ids for pair in pairs for part in (*pair, "".join(pair))):
             raise keys.error("tokenizer.ggml.merges: a merge of pieces that are not tokens")
         self._start, self._end, self._tokenizer = ids[START], ids[END], build_bpe(ids, pairs)

@@ -107,8 +107,8 @@ def arrangements(messages: Sequence[Message], keeps_system: KeepsSystem) -> Iter
     if (single := split_calls(latest)) != latest:
         yield single
     for change in (fill_contents, shorten_ids, merge_neighbours, take_turns, lead_systems, take_turns, ensure_user):
-        before, latest = latest, change(latest)
-        if latest != before:
+        previous, latest = latest, change(latest)
+        if latest != previous:
             yield latest
     if (single := split_calls(latest)) != latest:
         yield single
@@ -127,21 +127,21 @@ def system_probe(at_head: int, later: str) -> tuple[list[Message], list[str]]:
 def place_systems(messages: Sequence[Message], keeps_system: KeepsSystem) -> Sequence[Message]:
     """Return the conversation with system messages only where the template keeps them."""
     count = count_head(messages)
-    head, rest = list(messages[:count]), list(messages[count:])
-    if not count and not any(is_system(message) for message in rest):
+    head, turns = list(messages[:count]), list(messages[count:])
+    if not count and not any(is_system(message) for message in turns):
         return messages
-    if not rest:
+    if not turns:
         return messages if keeps_system(count, ALONE) else without_systems(messages)
     if not keeps_system(1, ""):
         return without_systems(messages)
-    if count and rest[-1]["role"] in ("assistant", "tool") and not keeps_system(1, ANSWERED):
-        head, rest = [], move_systems_to_latest(head, rest)
+    if count and turns[-1]["role"] in ("assistant", "tool") and not keeps_system(1, ANSWERED):
+        head, turns = [], move_systems_to_latest(head, turns)
     if len(head) > 1 and not keeps_system(count, ""):
         head = [join_messages(head)]
-    places = {LAST if is_last(rest, place) else BETWEEN for place, message in enumerate(rest) if is_system(message)}
+    places = {LAST if is_last(turns, place) else BETWEEN for place, message in enumerate(turns) if is_system(message)}
     if all(keeps_system(min(len(head), 1), place) for place in places):
-        return [*head, *rest] if len(head) != count else messages
-    return lead_systems([*head, *rest])
+        return [*head, *turns] if len(head) != count else messages
+    return lead_systems([*head, *turns])
 
 
 def lead_systems(messages: Sequence[Message]) -> list[Message]:
@@ -151,17 +151,17 @@ def lead_systems(messages: Sequence[Message]) -> list[Message]:
     return [*([join_messages([*messages[:count], *leading])] if leading else messages[:count]), *moved]
 
 
-def move_systems_to_latest(head: Sequence[Message], rest: Sequence[Message]) -> list[Message]:
+def move_systems_to_latest(head: Sequence[Message], turns: Sequence[Message]) -> list[Message]:
     """Return a conversation with the system texts in its last user message, where Mistral's templates put them.
 
     The templates themselves do so only if a user message is the last one. After an answer or a result, they drop the
     system texts.
     """
-    place = next((place for place in reversed(range(len(rest))) if rest[place]["role"] == "user"), None)
+    place = next((place for place in reversed(range(len(turns))) if turns[place]["role"] == "user"), None)
     if place is None:
-        return [{**join_messages(head), "role": "user"}, *rest]
-    last_user = {**rest[place], "content": join_contents([*texts(head), rest[place]["content"]])}
-    return [*rest[:place], last_user, *rest[place + 1 :]]
+        return [{**join_messages(head), "role": "user"}, *turns]
+    last_user = {**turns[place], "content": join_contents([*texts(head), turns[place]["content"]])}
+    return [*turns[:place], last_user, *turns[place + 1 :]]
 
 
 def without_systems(messages: Sequence[Message]) -> list[Message]:
@@ -196,15 +196,15 @@ def move_to_users(messages: Sequence[Message]) -> tuple[list[Message], list[Mess
             moved.append(message)
             continue
         following = next((each["role"] for each in messages[place:] if not is_system(each)), None)
-        earlier = next((back for back in reversed(range(len(moved))) if moved[back]["role"] == "user"), None)
+        user_place = next((back for back in reversed(range(len(moved))) if moved[back]["role"] == "user"), None)
         if following == "user":
             waiting.append(message)
         elif following is None and (not moved or moved[-1]["role"] == "assistant"):
             moved.append({**message, "role": "user"})
-        elif earlier is not None:
-            moved[earlier] = {
-                **moved[earlier],
-                "content": join_contents([moved[earlier]["content"], message["content"]]),
+        elif user_place is not None:
+            moved[user_place] = {
+                **moved[user_place],
+                "content": join_contents([moved[user_place]["content"], message["content"]]),
             }
         else:
             leading.append(message)
@@ -230,9 +230,9 @@ def split_calls(messages: Sequence[Message]) -> list[Message]:
         place = end
         for number, call in enumerate(calls):
             head = message if number == 0 else {"role": message["role"], "content": ""}
-            own = [result for result in results if result.get("tool_call_id") == call.get("id")]
-            split += [{**head, "tool_calls": [call]}, *own]
-            results = [result for result in results if result not in own]
+            call_results = [result for result in results if result.get("tool_call_id") == call.get("id")]
+            split += [{**head, "tool_calls": [call]}, *call_results]
+            results = [result for result in results if result not in call_results]
         split += results
     return split
 
@@ -273,13 +273,13 @@ def take_turns(messages: Sequence[Message]) -> list[Message]:
     Empty answers are dropped. An empty user message is inserted before an answer at the beginning, and an empty answer
     between the result of a call and a user message.
     """
-    taken = [message for message in messages if not is_empty_answer(message) or message is messages[-1]]
+    kept_messages = [message for message in messages if not is_empty_answer(message) or message is messages[-1]]
     turns = list[Message]()
-    for message in merge_neighbours(taken):
-        before = turns[-1]["role"] if turns else "system"
-        if message["role"] == "assistant" and before == "system":
+    for message in merge_neighbours(kept_messages):
+        previous_role = turns[-1]["role"] if turns else "system"
+        if message["role"] == "assistant" and previous_role == "system":
             turns.append({"role": "user", "content": ""})
-        if message["role"] == "user" and before == "tool":
+        if message["role"] == "user" and previous_role == "tool":
             turns.append({"role": "assistant", "content": NO_ANSWER})
         turns.append(message)
     return turns

@@ -29,7 +29,7 @@ class Charsmap:
         self._texts = data[4 + size :]
         self._inert: set[str] = set()  # characters that begin no mapped sequence
         ascii_ones = [chr(code) for code in range(128)]
-        quiet = [one for one in ascii_ones if self._is_quiet(one, ascii_ones)] if self._nodes else []
+        quiet = [character for character in ascii_ones if self._is_quiet(character, ascii_ones)] if self._nodes else []
         # Runs of ASCII characters that no sequence changes: the larger part of most texts.
         self._quiet = re.compile(f"[{re.escape(''.join(quiet))}]+(?![^\\x00-\\x7f])" if quiet else "(?!)")
 
@@ -48,8 +48,8 @@ class Charsmap:
             at = max(end, at + 1)
         return "".join(parts)
 
-    def _is_quiet(self, one: str, others: list[str]) -> bool:
-        return all(self._longest(one + other, 0)[0] == 0 for other in others)
+    def _is_quiet(self, character: str, characters: list[str]) -> bool:
+        return all(self._longest(character + second, 0)[0] == 0 for second in characters)
 
     def _longest(self, text: str, start: int) -> tuple[int, int]:
         """Return the end of the longest sequence at a position, and its replacement's offset, or (start, 0)."""

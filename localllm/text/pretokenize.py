@@ -21,8 +21,8 @@ WINDOW, MARGIN = 1 << 18, 1 << 12  # characters: see `in_windows`
 def make_splitter(steps: Iterable[str | Threes]) -> Cut:
     """Make a function that splits a text into words; joined, the words are the text again."""
     cuts: list[Cut] = []
-    for _, same in groupby(steps, type):
-        group = list(same)
+    for _, equal_steps in groupby(steps, type):
+        group = list(equal_steps)
         cuts += [_in_threes(step) for step in group if isinstance(step, Threes)]
         cuts += (
             [_by_expressions(expressions)] if (expressions := [step for step in group if isinstance(step, str)]) else []
@@ -61,9 +61,9 @@ def in_windows(cut: Cut, text: str) -> list[str]:
     at = 0
     while len(text) - at > WINDOW:
         words = cut(text[at : at + WINDOW])
-        done = _far_from_end(words)
-        window_words += words[:done]
-        at += sum(map(len, words[:done]))
+        finished = _far_from_end(words)
+        window_words += words[:finished]
+        at += sum(map(len, words[:finished]))
     return window_words + cut(text[at:])
 
 

@@ -41,8 +41,8 @@ class RwkvVocab(Subwords):
             lengths.setdefault(piece[:2], set()).add(len(piece))
         self._lengths = {start: sorted(by_bytes, reverse=True) for start, by_bytes in lengths.items()}
         if missing := [byte for byte in range(256) if bytes([byte]) not in self._ids]:
-            more = f" and {len(missing) - 1} more" if len(missing) > 1 else ""
-            raise ModelError(f"tokenizer.ggml.tokens: the byte {missing[0]:#04x}{more} is missing")
+            more_bytes = f" and {len(missing) - 1} more" if len(missing) > 1 else ""
+            raise ModelError(f"tokenizer.ggml.tokens: the byte {missing[0]:#04x}{more_bytes} is missing")
 
     def _words_of(self, text: str) -> Iterable[str]:
         return [text] if text else []

@@ -165,9 +165,9 @@ class _Guards(NodeTransformer):
 
 def _make_tick(node: nodes.For | nodes.Macro) -> nodes.Output:
     """Make a call of `tick` for an iteration of a loop or a call of a macro."""
-    own = sum(len(data.data) for data in node.find_all(nodes.TemplateData))
-    own += sum(len(text.value) for text in node.find_all(nodes.Const) if isinstance(text.value, str))
-    tick = _guard("tick", [nodes.Const(own, lineno=node.lineno)], node.lineno)
+    size = sum(len(data.data) for data in node.find_all(nodes.TemplateData))
+    size += sum(len(text.value) for text in node.find_all(nodes.Const) if isinstance(text.value, str))
+    tick = _guard("tick", [nodes.Const(size, lineno=node.lineno)], node.lineno)
     return nodes.Output([tick], lineno=node.lineno)
 
 
@@ -260,20 +260,20 @@ def _limit_filter(name: str, function: Callable[..., object]) -> Callable[..., o
         if name in _NOT_HERE:
             raise LimitError(f"the filter {name} is not supported in templates")
         own_arguments = arguments[first:]
-        value, others = own_arguments[0] if own_arguments else None, (*own_arguments[1:], *named.values())
-        if any(isinstance(number, int) and abs(number) > WIDTH for number in others):
+        value, other_arguments = own_arguments[0] if own_arguments else None, (*own_arguments[1:], *named.values())
+        if any(isinstance(number, int) and abs(number) > WIDTH for number in other_arguments):
             raise LimitError(f"a number for the filter {name} is over {WIDTH}")
         tick()
         check_parts(own_arguments)
         if isinstance(value, str):
-            check_filtered(name, value, own_arguments[1:], others)
+            check_filtered(name, value, own_arguments[1:], other_arguments)
         if name in GATHERING and isinstance(value, Iterator | range):
             value = to_sequence(value)
             check_parts((value,))
             arguments = (*arguments[:first], value, *own_arguments[1:])
         if name == "join":
-            check_join(next((text for text in others if isinstance(text, str)), ""), value)
-        if name == "sum" and any(isinstance(other, list | tuple) for other in others):
+            check_join(next((text for text in other_arguments if isinstance(text, str)), ""), value)
+        if name == "sum" and any(isinstance(argument, list | tuple) for argument in other_arguments):
             raise LimitError("sums of lists are not supported in templates")
         return require_limited(function(*arguments, **named))
 
@@ -317,4 +317,4 @@ def _to_json(
     text = json.dumps(value, ensure_ascii=False, indent=indent, separators=separators, sort_keys=sort_keys)
     if ensure_ascii and len(text) > ITEMS and not text.isascii():
         raise LimitError(f"a text to write in ASCII is over {ITEMS} characters long")
-    return re.sub(rf"[^\0-~{BREAK}]", lambda found: json.dumps(found[0])[1:-1], text) if ensure_ascii else text
+    return re.sub(rf"[^\0-~{BREAK}]", lambda match: json.dumps(match[0])[1:-1], text) if ensure_ascii else text

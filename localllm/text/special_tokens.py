@@ -146,8 +146,10 @@ class Markers:
         if broken == shattered:
             return text
         safe = template.render(shattered[0], **shattered[1])
-        same = all(one == other for one, other in zip_longest(self._occurrences(text), self._occurrences(safe)))
-        return text if same else safe
+        is_same = all(
+            first == second for first, second in zip_longest(self._occurrences(text), self._occurrences(safe))
+        )
+        return text if is_same else safe
 
     def _occurrences(self, text: str) -> Iterator[str]:
         """Yield the control tokens' texts that occur whole in a text, in order."""

@@ -40,7 +40,7 @@ def merge(symbols: list[str], ranks: Mapping[str, float], joint: str) -> list[st
     The rank of a pair is that of left + joint + right. O(n log n) in the number of symbols.
     """
     count = len(symbols)
-    before, after = (
+    previous, following = (
         list(range(-1, count - 1)),
         list(range(1, count + 1)),
     )  # neighbours; a merged pair keeps its left index
@@ -58,10 +58,10 @@ def merge(symbols: list[str], ranks: Mapping[str, float], joint: str) -> list[st
             continue  # one of the two has been joined with another neighbour since
         symbols[left] += symbols[right]
         symbols[right] = ""
-        after[left] = after[right]
-        if after[left] < count:
-            before[after[left]] = left
-        for pair in (candidate(before[left], left), candidate(left, after[left])):
+        following[left] = following[right]
+        if following[left] < count:
+            previous[following[left]] = left
+        for pair in (candidate(previous[left], left), candidate(left, following[left])):
             if pair:
                 heappush(queue, pair)
     return [symbol for symbol in symbols if symbol]

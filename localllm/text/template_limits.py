@@ -42,9 +42,9 @@ def begin() -> None:
     _rendering.deadline, _rendering.made = time.thread_time() + SECONDS, 0
 
 
-def tick(made: int = 0) -> None:
-    """Count an iteration of a loop, or `made` bytes of a new value. Raises LimitError."""
-    _rendering.made += made
+def tick(nbytes: int = 0) -> None:
+    """Count an iteration of a loop, or a new value of `nbytes` bytes. Raises LimitError."""
+    _rendering.made += nbytes
     if time.thread_time() > _rendering.deadline:
         raise LimitError(f"it ran for over {SECONDS:g} seconds")
     if _rendering.made > MADE:
@@ -98,9 +98,9 @@ def require_light(value: object, written: bool = False) -> object:
 
     written: whether it will be converted to a text, so that the strings in it may not be too long in total.
     """
-    parts, length, rest = 0, 0, list[Any]([value])
-    while rest:
-        container = rest.pop()
+    parts, length, waiting = 0, 0, list[Any]([value])
+    while waiting:
+        container = waiting.pop()
         if isinstance(container, LoopContext):
             raise LimitError("the variable `loop` cannot be stored in a list")
         container = container._Namespace__attrs if isinstance(container, Namespace) else container
@@ -113,7 +113,7 @@ def require_light(value: object, written: bool = False) -> object:
             length += sum(len(key) for key in container if isinstance(key, str)) if isinstance(container, dict) else 0
             if length > LENGTH:
                 raise LimitError(f"a value is over {LENGTH} characters long")
-        rest += [item for item in inner if isinstance(item, list | tuple | dict | Namespace | LoopContext)]
+        waiting += [item for item in inner if isinstance(item, list | tuple | dict | Namespace | LoopContext)]
     return value
 
 
@@ -136,7 +136,7 @@ def check_parts(values: tuple[object, ...]) -> None:
 
 
 def check_method(owner: object, name: str, arguments: tuple[object, ...], named: dict[str, object]) -> None:
-    """Check a method call on a string, number or container: is it allowed, and how long is its result?"""
+    """Check that a method call on a string, number or container is allowed, and that its result is not too long."""
     if name not in _METHODS:
         raise LimitError(f"{type(owner).__name__}.{name} is not supported in templates")
     if name in ("ljust", "rjust", "zfill") and any(isinstance(n, int) and n > WIDTH for n in arguments):
@@ -174,11 +174,13 @@ def check_layout(layout: str) -> None:
         raise LimitError("parts of values in a format are not supported in templates")
 
 
-def check_filtered(name: str, text: str, arguments: tuple[object, ...], others: tuple[Any, ...]) -> None:
-    """Check the length of a filter's result; others: all its arguments but the text, also those given by name."""
+def check_filtered(name: str, text: str, arguments: tuple[object, ...], other_arguments: tuple[Any, ...]) -> None:
+    """Check the length of a filter's result; other_arguments: its arguments except the text, named ones included."""
     if name == "replace" and len(arguments) > 1:
         check_method(text, "replace", tuple(map(str, arguments)), {})
-    width = max((len(other) if isinstance(other, str) else other or 0 for other in others), default=4)
+    width = max(
+        (len(argument) if isinstance(argument, str) else argument or 0 for argument in other_arguments), default=4
+    )
     if name == "indent" and (text.count("\n") + 1) * width > LENGTH:
         raise LimitError(f"a value is over {LENGTH} characters long")
     if name in (*GATHERING, "batch", "items", "title", "urlencode") and name != "join" and len(text) > ITEMS:

@@ -48,8 +48,8 @@ def index_duplicates(pieces: Sequence[str], types: bytearray, oddities: Oddities
     ids = {piece: min(tokens, key=lambda token: ORDER[types[token]]) for piece, tokens in all_tokens.items()}
     twins = {piece: tokens for piece, tokens in all_tokens.items() if len(tokens) > 1}
     piece, tokens = next(iter(twins.items()))
-    more = f", and {len(twins) - 1} more texts have several tokens" if len(twins) > 1 else ""
-    oddities.note(f"tokens {tokens[0]} and {tokens[1]} are both {piece[:40]!r}, written as {ids[piece]}{more}")
+    more_texts = f", and {len(twins) - 1} more texts have several tokens" if len(twins) > 1 else ""
+    oddities.note(f"tokens {tokens[0]} and {tokens[1]} are both {piece[:40]!r}, written as {ids[piece]}{more_texts}")
     return ids, twins
 
 
@@ -151,8 +151,8 @@ def find_stripping(
     if any(names in pre for names in _STRIPPING_PRE) or any(names in architecture for names in _STRIPPING_ARCH):
         return frozenset(token for token in tokens_of_types(types, *special) if token == ids.get("<mask>")), none
     if "phi-3" in name or "phi3" in name:
-        others = {ids.get(text) for text in ("<unk>", "<s>", "<|endoftext|>")}
-        return none, frozenset(tokens_of_types(types, *special)) - others
+        exceptions = {ids.get(text) for text in ("<unk>", "<s>", "<|endoftext|>")}
+        return none, frozenset(tokens_of_types(types, *special)) - exceptions
     if "modern-bert" in name:
         return frozenset(token for token in tokens_of_types(types, *special) if token == ids.get("[MASK]")), none
     return none, none

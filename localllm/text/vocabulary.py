@@ -123,7 +123,7 @@ def read_vocabulary(metadata: Mapping[str, object], oddities: Oddities | None = 
     ends = correct_types(keys, ids, types, twins)
     ends |= {end for name in ("eos", "eot", "eom") if (end := special[name]) is not None}
     ends = remove_exceptions(ends, ids, types) | read_more_ends(keys, len(pieces))
-    before, after = find_stripping(metadata, ids, types)
+    strips_left, strips_right = find_stripping(metadata, ids, types)
     for token in tokens_of_types(types, CONTROL, UNKNOWN):
         if not twins or ids.get(pieces[token]) == token:
             del ids[pieces[token]]
@@ -147,8 +147,8 @@ def read_vocabulary(metadata: Mapping[str, object], oddities: Oddities | None = 
         charsmap=_charsmap(keys) if model == "t5" else b"",
         lowers=keys.flag("normalizer.lowercase", True),
         strips_accents=keys.flag("normalizer.strip_accents", keys.flag("normalizer.lowercase", True)),
-        strips_before=before,
-        strips_after=after,
+        strips_before=strips_left,
+        strips_after=strips_right,
         warning=warning,
     )
 
@@ -204,7 +204,9 @@ def _types(keys: Checked, count: int) -> bytearray:
         raise ModelError(f"{keys.key('token_type')}: expected {NORMAL} to {BYTE}, found {types[token]} (token {token})")
     if undefined := int((types == UNDEFINED).sum()):  # llama.cpp decodes them to no text either
         first = int((types == UNDEFINED).argmax())
-        keys.oddities.note(f"{undefined} tokens have no type (0), token {first} first: taken as unused")
+        keys.oddities.note(
+            f"{undefined} tokens have the undefined type 0, the first is token {first}: treated as unused"
+        )
         types = np.where(types == UNDEFINED, UNUSED, types)
     return bytearray(types.astype(np.uint8).tobytes())
 
@@ -281,10 +283,13 @@ def _pretokenizer(keys: Checked, model: str) -> tuple[PreTokenizer | None, str |
 def _special_ids(keys: Checked, model: str, count: int) -> dict[str, int | None]:
     """Read the special ids; llama.cpp's defaults where the file is silent."""
     names = {name: name for name in ("bos", "eos", "unknown", "eot", "eom")}
-    names |= {name: other for name, other in _NAMED.get(model, {}).items() if not keys.has(name + ID)}
-    special = {name: special_id(keys, other, count) for name, other in names.items()}
+    names |= {name: name_here for name, name_here in _NAMED.get(model, {}).items() if not keys.has(name + ID)}
+    special = {name: special_id(keys, name_here, count) for name, name_here in names.items()}
     usual = {name: token for name, token in _DEFAULTS[model].items() if token < count}
-    is_silent = {name: not keys.has(other + ID) or has_invalid_id(keys, other, count) for name, other in names.items()}
+    is_silent = {
+        name: not keys.has(name_here + ID) or has_invalid_id(keys, name_here, count)
+        for name, name_here in names.items()
+    }
     return special | {name: token for name, token in usual.items() if is_silent[name]}
 
 

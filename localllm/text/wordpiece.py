@@ -42,45 +42,45 @@ class WordPiece(Subwords):
     def _parts(self, chunk: str) -> list[str]:
         """Split into normalized words, and single punctuation and Chinese characters."""
         parts: list[str] = []
-        normalized = "".join(one for one in chunk if not is_control(one))
+        normalized = "".join(character for character in chunk if not is_control(character))
         for piece in CHINESE.split(normalized):
             word, begin = self._normalize(piece), 0
-            for at, one in enumerate(word):
-                if is_punctuation(one):
-                    parts += [word[begin:at], one]
+            for at, character in enumerate(word):
+                if is_punctuation(character):
+                    parts += [word[begin:at], character]
                     begin = at + 1
             parts.append(word[begin:])
         return [part for part in parts if part]
 
     def _normalize(self, piece: str) -> str:
         if self._strips:
-            piece = "".join(one for one in normalize("NFD", piece) if category(one) != "Mn")
+            piece = "".join(character for character in normalize("NFD", piece) if category(character) != "Mn")
         return (
-            "".join([one.lower() for one in piece]) if self._lower else piece
+            "".join([character.lower() for character in piece]) if self._lower else piece
         )  # each alone: str.lower() writes a final sigma as ς
 
     def _pieces(self, word: str) -> list[int]:
         """Encode a normalized word."""
         if len(word) > LONGEST:
             return self._unknown
-        ids, tokens, rest = self.vocabulary.ids, list[int](), "▁" + word
-        while rest:
-            length = next((end for end in range(len(rest), 0, -1) if rest[:end] in ids), 0)
+        ids, tokens, remaining = self.vocabulary.ids, list[int](), "▁" + word
+        while remaining:
+            length = next((end for end in range(len(remaining), 0, -1) if remaining[:end] in ids), 0)
             if not length:
                 return self._unknown
-            tokens.append(ids[rest[:length]])
-            rest = rest[length:]
+            tokens.append(ids[remaining[:length]])
+            remaining = remaining[length:]
         return tokens
 
     def _piece_bytes(self, piece: str) -> bytes:
         return piece.replace("▁", " ").encode(errors="replace")
 
 
-def is_control(one: str) -> bool:
+def is_control(character: str) -> bool:
     """Return whether a character is dropped: control, format, private use and unassigned ones."""
-    return one in ("\0", "\ufffd") or (category(one) in ("Cc", "Cf", "Co") and one not in "\t\n\r")
+    return character in ("\0", "\ufffd") or (category(character) in ("Cc", "Cf", "Co") and character not in "\t\n\r")
 
 
-def is_punctuation(one: str) -> bool:
+def is_punctuation(character: str) -> bool:
     """Return whether a character is a word by itself."""
-    return one in ASCII_PUNCTUATION or category(one)[0] == "P"
+    return character in ASCII_PUNCTUATION or category(character)[0] == "P"

@@ -92,7 +92,7 @@ def test_value_heads_of_qwen_next_in_turn():
 
 @pytest.mark.parametrize(("variant", "changes", "expected"), [
     ("granitehybrid", {"layer_types": ["attention"] * 3},
-     "a model whose layers all attend is not supported as one with states"),
+     "a model in which all layers have attention is not supported by this architecture"),
     ("granitehybrid", {"layer_types": ["attention"] * 2}, "layer_types should be mamba, attention, linear_attention, "),
     ("granitehybrid", {"layer_types": ["attention", "mamba", "x"]}, "layer_types should be mamba, attention, linear_a"),
     ("mellum", {"use_sliding_window": False}, "layer_types ["),

@@ -93,7 +93,7 @@ def prompted(folder: Path, name: str) -> tuple[list[int], np.ndarray, np.ndarray
             for text, image in zip(TEXT_AROUND, [*images, []], strict=True)
             for token in (*model.tokenizer.encode(text, special=True), *image)
         ]
-        rows = np.concatenate([seen.rows for known in model.vision.encoder._known.values() for seen in known.seen])
+        rows = np.concatenate([seen.rows for known in model.vision.encoder._cache.values() for seen in known.seen])
         return ids, model.sequence().append(ids)[0], rows
 
 

@@ -245,7 +245,7 @@ def test_who_waits_keeps_its_images(models, opened, monkeypatch):
     options = GenerationOptions(4, sampling=SamplingOptions(temperature=0))
     answers = [opened.session.chat(asked, options) for _ in range(2)]
     requests = [opened.session.request(asked, options) for _ in range(2)]
-    assert opened.vision.encoder.encoded == 8 and not opened.vision.encoder._known
+    assert opened.vision.encoder.encoded == 8 and not opened.vision.encoder._cache
     told = ["".join(answer) for answer in answers]
     with closing(opened.batch(iter(requests))) as batch:
         assert sum(map(len, batch)) == 2
@@ -267,9 +267,9 @@ def test_which_images_are_forgotten(count: int, mega: float, left: int):
     from localllm.generation.vision.image_encoder import EncodedImage, ImageEncoder
 
     eye, half = ImageEncoder.__new__(ImageEncoder), SimpleNamespace(rows=SimpleNamespace(nbytes=int(mega * 2**19)))
-    eye._known = OrderedDict((number, EncodedImage([], [half, half])) for number in range(count))
+    eye._cache = OrderedDict((number, EncodedImage([], [half, half])) for number in range(count))
     eye._forget()
-    assert [*eye._known] == [*range(count - left, count)]
+    assert [*eye._cache] == [*range(count - left, count)]
 
 
 @pytest.mark.slow

@@ -179,7 +179,7 @@ def test_nothing_found_is_exit_code_1(cli, folder: Path):
         (("search", ".", "Hi", "--threshold", "0.5"), "--threshold is a cosine similarity: name an embedding model"),
         (("search", "-", ".", "Hi"), "- (stdin) cannot be combined with files"),
         (("ask", ".", "Hi"), "MODEL is missing: name one that answers with -m MODEL"),
-        (("ask", ".", "zeppelin", "--model", GUIDE), "nothing in . is about that"),
+        (("ask", ".", "zeppelin", "--model", GUIDE), "no passage in . matches the question"),
     ],
 )
 def test_mistakes(cli, folder: Path, words: tuple[str, ...], problem: str):

@@ -141,13 +141,13 @@ def test_older_names_work_for_a_version(monkeypatch: pytest.MonkeyPatch):
 
     with monkeypatch.context() as patched:
         patched.setattr(api, "open_model", opened)
-        with pytest.warns(DeprecationWarning, match="uploading is on_upload now"):
+        with pytest.warns(DeprecationWarning, match="the argument uploading is named on_upload now"):
             localllm.open(localllm.builtin_model(), uploading=print)  # type: ignore[call-arg]
     assert seen == [{"on_upload": print}]
     with localllm.open(localllm.builtin_model(), threads=1, cache=False) as model:
-        with pytest.warns(DeprecationWarning, match=r"Model\.sight is Model\.vision now"):
+        with pytest.warns(DeprecationWarning, match=r"Model\.sight was renamed to Model\.vision"):
             assert model.sight is model.vision  # type: ignore[attr-defined]
-        with pytest.warns(DeprecationWarning, match=r"Model\.fills is Model\.is_diffusion now"):
+        with pytest.warns(DeprecationWarning, match=r"Model\.fills was renamed to Model\.is_diffusion"):
             assert model.fills is model.is_diffusion is False  # type: ignore[attr-defined]
         with pytest.raises(AttributeError, match="'Model' object has no attribute 'nosuch'"):
             _ = model.nosuch  # type: ignore[attr-defined]

@@ -38,7 +38,7 @@ def read(fields: Fields) -> AFMoE:
 
 
 def forward(b: Builder, w: Weights, h: AFMoE) -> Activation:
-    """Compute the logits of the wanted tokens."""
+    """Compute the logits of the requested tokens."""
     return decoder(b, w, h, block, b.scale(b.embed(w.token_embd, b.ids), h.width**0.5))
 
 
@@ -49,8 +49,8 @@ def block(b: Builder, w: Weights, h: AFMoE, state: Paged, x: Activation) -> Acti
     """
     y = b.rms_norm(x, w.attn_norm, h.epsilon)
     q, k, v = qkv(b, w, h, state.layer, y)
-    seen = attend(b, h, state, *rms_norm_heads(b, w, h, q, k), v)
-    y = b.linear(b.multiply(seen, b.sigmoid(b.linear(y, w.attn_gate))), w.attn_output)
+    attended = attend(b, h, state, *rms_norm_heads(b, w, h, q, k), v)
+    y = b.linear(b.multiply(attended, b.sigmoid(b.linear(y, w.attn_gate))), w.attn_output)
     x = b.add(x, b.rms_norm(y, w.post_attention_norm, h.epsilon))
     if w.get("ffn_gate_inp", by_layer=True):
         w.require_biases("exp_probs_b")

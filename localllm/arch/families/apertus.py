@@ -52,7 +52,7 @@ def read_by_layer(fields: Checked, name: str, layers: int) -> np.ndarray:
 
 
 def forward(b: Builder, w: Weights, h: Apertus) -> Activation:
-    """Compute the logits of the wanted tokens."""
+    """Compute the logits of the requested tokens."""
     w.require("output")
     return decoder(b, w, h, block, factors=rope_factors(b, w, h))
 

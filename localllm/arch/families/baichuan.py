@@ -34,14 +34,14 @@ def read(fields: Fields) -> Baichuan:
     shared, rotated = Baichuan.shared_fields(fields, interleaved=True), False
     if fields.arch == "baichuan":
         if shared["layers"] not in (LAYERS_OF_7B, LAYERS_OF_13B):
-            known = f"{LAYERS_OF_7B} and {LAYERS_OF_13B} layers are known"
-            raise fields.unsupported(f"a Baichuan of {fields.key('block_count')} {shared['layers']}: {known}")
+            supported = f"{LAYERS_OF_7B} and {LAYERS_OF_13B} layers are known"
+            raise fields.unsupported(f"a Baichuan of {fields.key('block_count')} {shared['layers']}: {supported}")
         rotated = shared["layers"] == LAYERS_OF_7B
     return Baichuan(**shared, rotated=rotated)
 
 
 def forward(b: Builder, w: Weights, h: Baichuan) -> Activation:
-    """Compute the logits of the wanted tokens."""
+    """Compute the logits of the requested tokens."""
     return decoder(b, w, h, block)
 
 

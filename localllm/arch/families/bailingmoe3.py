@@ -54,7 +54,7 @@ def read(fields: Fields) -> Ling3:
 
 
 def forward(b: Builder, w: Weights, h: Ling3) -> Activation:
-    """Compute the logits of the wanted tokens."""
+    """Compute the logits of the requested tokens."""
     return decoder(b, w, h, block)
 
 
@@ -65,13 +65,13 @@ def block(b: Builder, w: Weights, h: Ling3, state: Latent | Recurrent, x: Activa
     """
     y = b.rms_norm(x, w.attn_norm, h.epsilon)
     if isinstance(state, Latent):
-        seen = to_latents(b, w, h, state, y)
-        seen = by_head(b, seen, b.sigmoid(b.linear(y, w.attn_gate)), h.heads, h.value_dim)
+        attended = to_latents(b, w, h, state, y)
+        attended = by_head(b, attended, b.sigmoid(b.linear(y, w.attn_gate)), h.heads, h.value_dim)
     else:
         steps = b.add_vector(b.linear(y, w.ssm_f_a), w.exactly("ssm_dt.bias"))
         decays = b.exponential(b.scale(b.sigmoid(b.scale_columns(steps, rates_of(w, h))), h.lowest))
-        seen = delta_heads(b, w, h, state, y, decays, b.linear(y, w.ssm_g_a))
-    x = b.add(x, b.linear(seen, w.attn_output))
+        attended = delta_heads(b, w, h, state, y, decays, b.linear(y, w.ssm_g_a))
+    x = b.add(x, b.linear(attended, w.attn_output))
     of_experts, of_others = (limited_swiglu(b, limits[state.layer]) for limits in (h.expert_limits, h.limits))
     y, is_mixture = b.rms_norm(x, w.ffn_norm, h.epsilon), w.get("ffn_gate_inp", by_layer=True) is not None
     if is_mixture:

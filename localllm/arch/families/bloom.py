@@ -20,7 +20,7 @@ def read(fields: Fields) -> MPT:
 
 
 def forward(b: Builder, w: Weights, h: MPT) -> Activation:
-    """Compute the logits of the wanted tokens."""
+    """Compute the logits of the requested tokens."""
     w.require_biases("token_embd_norm")
     x = b.layer_norm(b.embed(w.token_embd, b.ids), w.token_embd_norm, h.epsilon)
     return decoder(b, w, h, block, x, layer_norm_of(b, w, h))

@@ -35,7 +35,7 @@ def read(fields: Fields) -> Chameleon:
 
 
 def forward(b: Builder, w: Weights, h: Chameleon) -> Activation:
-    """Compute the logits of the wanted tokens."""
+    """Compute the logits of the requested tokens."""
     of_images = np.zeros(h.vocab_size, np.float32)
     of_images[IMAGES] = np.finfo(np.float32).min
     return b.add_vector(decoder(b, w, h, block), of_images)

@@ -1,4 +1,4 @@
-"""CodeShell (Xie et al. 2024, arXiv 2403.15747). As StarCoder 2, but files may lack the embedding matrix."""
+"""CodeShell (Xie et al. 2024, arXiv 2403.15747). Like StarCoder 2, but files may lack the embedding matrix."""
 
 from localllm.arch.attention import Transformer
 from localllm.arch.decoder import decoder, layer_norm_of
@@ -10,6 +10,6 @@ __all__ = ["forward", "read"]
 
 
 def forward(b: Builder, w: Weights, h: Transformer) -> Activation:
-    """Compute the logits of the wanted tokens."""
+    """Compute the logits of the requested tokens."""
     x = b.embed(w.get("token_embd") or w.require("output"), b.ids)
     return decoder(b, w, h, block, x, layer_norm_of(b, w, h))

@@ -31,7 +31,7 @@ def read(fields: Fields) -> Transformer:
 
 
 def forward(b: Builder, w: Weights, h: Transformer) -> Activation:
-    """Compute the logits of the wanted tokens."""
+    """Compute the logits of the requested tokens."""
     logits = decoder(b, w, h, block, factors=None)
     for layer in range(h.layers):
         of_layer = w.block(layer)

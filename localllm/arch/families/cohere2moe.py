@@ -48,7 +48,7 @@ def norm(b: Builder, h: Cohere2MoE, x: Activation, weight: Weight) -> Activation
 
 
 def forward(b: Builder, w: Weights, h: Cohere2MoE) -> Activation:
-    """Compute the logits of the wanted tokens."""
+    """Compute the logits of the requested tokens."""
     return b.scale(decoder(b, w, h, block, norm=lambda x: norm(b, h, x, w.output_norm)), h.logit_scale)
 
 
@@ -63,5 +63,5 @@ def block(b: Builder, w: Weights, h: Cohere2MoE, state: Paged, x: Activation) ->
 
 def draft(b: Builder, w: Weights, h: Cohere2MoE, hidden: Activation) -> MtpOutput:
     """Apply the MTP layer."""
-    found = mtp_output(b, w, h, hidden, block, lambda x, weight: norm(b, h, x, weight))
-    return MtpOutput(found.hidden, b.scale(found.logits, h.logit_scale))
+    output = mtp_output(b, w, h, hidden, block, lambda x, weight: norm(b, h, x, weight))
+    return MtpOutput(output.hidden, b.scale(output.logits, h.logit_scale))

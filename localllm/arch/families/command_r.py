@@ -28,7 +28,7 @@ def read(fields: Fields) -> Cohere:
 
 
 def forward(b: Builder, w: Weights, h: Cohere) -> Activation:
-    """Compute the logits of the wanted tokens."""
+    """Compute the logits of the requested tokens."""
     logits = decoder(b, w, h, block, norm=lambda x: b.layer_norm(x, w.output_norm, h.epsilon))
     return b.scale(logits, h.logit_scale)
 

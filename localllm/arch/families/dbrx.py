@@ -21,7 +21,7 @@ def read(fields: Fields) -> OLMo:
 
 
 def forward(b: Builder, w: Weights, h: OLMo) -> Activation:
-    """Compute the logits of the wanted tokens."""
+    """Compute the logits of the requested tokens."""
     return decoder(b, w, h, block, norm=lambda x: b.layer_norm(x, w.output_norm, h.epsilon))
 
 

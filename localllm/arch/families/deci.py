@@ -49,7 +49,7 @@ def read(fields: Fields) -> Deci:
 
 
 def forward(b: Builder, w: Weights, h: Deci) -> Activation:
-    """Compute the logits of the wanted tokens."""
+    """Compute the logits of the requested tokens."""
     x, factors = b.embed(w.token_embd, b.ids), rope_factors(b, w, h)
     states = {state.layer: state for state in h.states()}
     for layer in range(h.layers):

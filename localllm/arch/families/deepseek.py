@@ -46,7 +46,7 @@ def read_ocr(fields: Fields) -> DeepSeek:
 
 
 def forward(b: Builder, w: Weights, h: DeepSeek) -> Activation:
-    """Compute the logits of the wanted tokens."""
+    """Compute the logits of the requested tokens."""
     return decoder(b, w, h, block)
 
 

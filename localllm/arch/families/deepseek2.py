@@ -105,7 +105,7 @@ def read_stretch(fields: Fields, dims: int) -> tuple[Rope, float]:
 
 
 def forward(b: Builder, w: Weights, h: DeepSeek2) -> Activation:
-    """Compute the logits of the wanted tokens."""
+    """Compute the logits of the requested tokens."""
     return decoder(b, w, h, block)
 
 

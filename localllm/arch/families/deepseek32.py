@@ -85,21 +85,21 @@ def read_indexer(
         chooses = fields.array(TYPES, "biu", expected).tolist()
     if len(chooses) != len(usual) or not any(chooses[:1] if needs_first else chooses):
         raise fields.wrong(TYPES, expected)
-    found = tuple(layer for layer, does in enumerate(chooses) if does)
-    return Indexer(heads, dim, replace(rope, interleaved=interleaved), at_end, epsilon, count, found)
+    choosing = tuple(layer for layer, does in enumerate(chooses) if does)
+    return Indexer(heads, dim, replace(rope, interleaved=interleaved), at_end, epsilon, count, choosing)
 
 
 def forward(b: Builder, w: Weights, h: DeepSeek32) -> Activation:
-    """Compute the logits of the wanted tokens."""
-    x, chosen = b.embed(w.token_embd, b.ids), None
+    """Compute the logits of the requested tokens."""
+    x, selected = b.embed(w.token_embd, b.ids), None
     for state in h.layer_states():
         block = w.block(state.layer)
         y = b.rms_norm(x, block.attn_norm, h.epsilon)
         narrow = narrow_queries(b, block, h.epsilon, y)
         if index := index_of(h.indexer, state.layer):
-            chosen = choose(b, block, h.indexer, index, narrow, y)
-        seen = attention(b, block, h, state, Scores(h.heads, h.scale, chosen=chosen), narrow, y)
-        x = b.add(x, b.linear(seen, block.attn_output))
+            selected = choose(b, block, h.indexer, index, narrow, y)
+        attended = attention(b, block, h, state, Scores(h.heads, h.scale, chosen=selected), narrow, y)
+        x = b.add(x, b.linear(attended, block.attn_output))
         y = b.rms_norm(x, block.ffn_norm, h.epsilon)
         x = b.add(x, feed_forward_or_experts(b, block, h.routing, y, b.swiglu, shared_expert))
     return last(b, w, h, x)
@@ -127,7 +127,7 @@ def rotate_index_heads(b: Builder, indexer: Indexer, x: Activation, heads: int) 
 
 
 def rotate_tail(b: Builder, rope: Rope, x: Activation, heads: int, dim: int) -> Activation:
-    """Apply RoPE to the end of heads of `dim` numbers; rope: of the rotated end's length."""
+    """Apply RoPE to the end of heads of `dim` numbers; rope: a Rope of the rotated end's length."""
     plain = dim - rope.dims
     behind = b.rope(b.slice_columns(x, plain, dim, dim), rope, b.positions)
     return b.concat_heads(b.slice_columns(x, 0, plain, dim), behind, heads)

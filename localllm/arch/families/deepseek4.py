@@ -50,8 +50,8 @@ class LayerStates(NamedTuple):
 class DeepSeek4(Hyperparameters):
     """The hyperparameters, with block sizes and clamping limits by layer.
 
-    ratios: block sizes in tokens, 0 for none.  limits: of gates and up projections, of experts and dense networks.
-    hashed: number of first layers that route tokens by their ids.  far: RoPE of layers with blocks.
+    ratios: block sizes in tokens, 0 for none.  limits: limits of gates and up projections, of experts and dense
+    networks. hashed: number of first layers that route tokens by their ids.  far: RoPE of layers with blocks.
     """
 
     epsilon: float
@@ -88,8 +88,8 @@ class DeepSeek4(Hyperparameters):
 def read(fields: Fields) -> DeepSeek4:
     """Read the hyperparameters. Raises ModelError."""
     common, layers, attention = fields.common(), fields.layers(), read_attention(fields, True)
-    rope, said = attention.rope, fields.array("attention.compress_ratios", "biu", f"{layers} numbers").tolist()
-    if len(said) < layers or not {*said} <= {*RATIOS}:
+    rope, ratios = attention.rope, fields.array("attention.compress_ratios", "biu", f"{layers} numbers").tolist()
+    if len(ratios) < layers or not {*ratios} <= {*RATIOS}:
         raise fields.wrong("attention.compress_ratios", f"{layers} numbers, each one of {RATIOS}")
     index_heads, index_dim, count = (
         fields.count(f"attention.indexer.{name}") for name in ("head_count", "key_length", "top_k")
@@ -113,7 +113,7 @@ def read(fields: Fields) -> DeepSeek4:
         heads=attention.heads[0],
         dim=attention.head_dim,
         window=fields.count("attention.sliding_window"),
-        ratios=tuple(said),
+        ratios=tuple(ratios),
         near=rope.without_scaling(rope.base),
         far=replace(rope, base=base),
         index_heads=index_heads,
@@ -129,7 +129,7 @@ def read(fields: Fields) -> DeepSeek4:
 
 
 def forward(b: Builder, w: Weights, h: DeepSeek4) -> Activation:
-    """Compute the logits of the wanted tokens."""
+    """Compute the logits of the requested tokens."""
     ignore_mtp_layers(b, w, h)
     x = concat_streams(b, [b.embed(w.token_embd, b.ids)] * h.streams.count)
     for layer in range(h.layers):
@@ -162,12 +162,12 @@ def attend_near_and_far(
     b: Builder, w: Weights, h: DeepSeek4, layer: int, q: Activation, k: Activation, narrow: Activation, x: Activation
 ) -> Activation:
     """Combine each head's outputs from the window and from blocks, by the sums of their exponentiated scores."""
-    kept, scores = h.of_layer(layer), Scores(h.heads, h.dim**-0.5, sinks=w.attn_sinks)
-    if not kept.far:
-        return b.attend(q, k, None, kept.near, scores)
-    near = b.attend(q, k, None, kept.near, replace(scores, sinks=None, logs=True))
-    k, picked = blocks(b, w, h, kept, "attn", x), choose(b, w, h, kept, narrow, x) if kept.choosing else None
-    far = b.attend(q, k, None, kept.far, replace(scores, chosen=picked, logs=True))
+    states, scores = h.of_layer(layer), Scores(h.heads, h.dim**-0.5, sinks=w.attn_sinks)
+    if not states.far:
+        return b.attend(q, k, None, states.near, scores)
+    near = b.attend(q, k, None, states.near, replace(scores, sinks=None, logs=True))
+    k, picked = blocks(b, w, h, states, "attn", x), choose(b, w, h, states, narrow, x) if states.choosing else None
+    far = b.attend(q, k, None, states.far, replace(scores, chosen=picked, logs=True))
     wide = h.heads * h.dim
     (near, of_near), (far, of_far) = (
         (b.slice_columns(y, 0, wide), b.slice_columns(y, wide, wide + h.heads)) for y in (near, far)
@@ -176,23 +176,23 @@ def attend_near_and_far(
     return b.add(far, b.multiply_heads(b.add(near, b.scale(far, -1.0)), share))
 
 
-def blocks(b: Builder, w: Weights, h: DeepSeek4, kept: LayerStates, name: str, x: Activation) -> Activation:
+def blocks(b: Builder, w: Weights, h: DeepSeek4, states: LayerStates, name: str, x: Activation) -> Activation:
     """Compute a block's row at its last token, with RoPE at the position of its first one."""
-    assert kept.far and kept.last
-    ratio, is_index = kept.far.period, name == "indexer"
+    assert states.far and states.last
+    ratio, is_index = states.far.period, name == "indexer"
     rows, gates, places, norm = (w.require(f"{name}_compressor_{part}") for part in ("kv", "gate", "ape", "norm"))
     rows = b.concat_heads(b.linear(x, rows), b.linear(x, gates), 1)
-    y = b.gated_mean(rows, places, kept.last, int(is_index), 2 if kept.choosing else 1)
+    y = b.gated_mean(rows, places, states.last, int(is_index), 2 if states.choosing else 1)
     y = b.rms_norm(y, norm, h.epsilon)
     return rotate_tail(b, replace(h.far, position_offset=ratio - 1), y, 1, h.index_dim if is_index else h.dim)
 
 
-def choose(b: Builder, w: Weights, h: DeepSeek4, kept: LayerStates, narrow: Activation, x: Activation) -> Activation:
+def choose(b: Builder, w: Weights, h: DeepSeek4, states: LayerStates, narrow: Activation, x: Activation) -> Activation:
     """Select the blocks that tokens attend to."""
-    assert kept.choosing
+    assert states.choosing
     q = rotate_tail(b, h.far, b.linear(narrow, w.require("indexer.attn_q_b")), h.index_heads, h.index_dim)
-    k = blocks(b, w, h, kept, "indexer", x)
-    return b.select_keys(q, k, b.linear(x, w.require("indexer.proj")), kept.choosing, h.count, CHOSEN)
+    k = blocks(b, w, h, states, "indexer", x)
+    return b.select_keys(q, k, b.linear(x, w.require("indexer.proj")), states.choosing, h.count, CHOSEN)
 
 
 def feed_forward(b: Builder, w: Weights, h: DeepSeek4, layer: int, x: Activation) -> Activation:

@@ -38,5 +38,5 @@ def read(fields: Fields) -> Masked:
 
 
 def forward(b: Builder, w: Weights, h: Masked) -> Activation:
-    """Compute the logits of the wanted tokens."""
+    """Compute the logits of the requested tokens."""
     return (qwen3 if h.routing else llama).forward(b, w, h)

@@ -32,8 +32,8 @@ class Dots3Note(Hyperparameters):
 
     def states(self) -> Sequence[Latent]:
         sizes = [(h.latent + h.rope.dims, h.latent) for h in self.latent]
-        own = [Latent(n, *size, window) for n, (size, window) in enumerate(zip(sizes, self.windows, strict=True))]
-        return [*own, *self.indexer.states()]
+        latents = [Latent(n, *size, window) for n, (size, window) in enumerate(zip(sizes, self.windows, strict=True))]
+        return [*latents, *self.indexer.states()]
 
 
 def read(fields: Fields) -> Dots3Note:
@@ -70,17 +70,17 @@ def read(fields: Fields) -> Dots3Note:
 
 
 def forward(b: Builder, w: Weights, h: Dots3Note) -> Activation:
-    """Compute the logits of the wanted tokens."""
+    """Compute the logits of the requested tokens."""
     x = b.embed(w.token_embd, b.ids)
     for state, latent in zip(h.layer_states(), h.latent, strict=True):
         block, index = w.block(state.layer), index_of(h.indexer, state.layer)
         y = b.rms_norm(x, block.attn_norm, h.epsilon)
         narrow = narrow_queries(b, block, latent.epsilon, y)
-        chosen = choose(b, block, h.indexer, index, narrow, y) if index else None
-        scores = Scores(latent.heads, latent.scale, chosen=chosen)
-        seen = attention(b, block, latent, state, scores, narrow, y, block.attn_k_norm)
+        selected = choose(b, block, h.indexer, index, narrow, y) if index else None
+        scores = Scores(latent.heads, latent.scale, chosen=selected)
+        attended = attention(b, block, latent, state, scores, narrow, y, block.attn_k_norm)
         gates = b.sigmoid(b.linear(y, block.attn_gate))
-        x = b.add(x, b.linear(by_head(b, seen, gates, latent.heads, latent.value_dim), block.attn_output))
+        x = b.add(x, b.linear(by_head(b, attended, gates, latent.heads, latent.value_dim), block.attn_output))
         y = b.rms_norm(x, block.ffn_norm, h.epsilon)
         x = b.add(x, feed_forward_or_experts(b, block, h.routing, y, b.swiglu, shared_expert))
     return last(b, w, h, x)

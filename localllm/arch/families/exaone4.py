@@ -32,7 +32,7 @@ def read(fields: Fields) -> EXAONE4:
 
 
 def forward(b: Builder, w: Weights, h: EXAONE4) -> Activation:
-    """Compute the logits of the wanted tokens."""
+    """Compute the logits of the requested tokens."""
     return decoder(b, w, h, block, factors=rope_factors(b, w, h))
 
 

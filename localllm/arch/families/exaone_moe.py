@@ -28,5 +28,5 @@ def read(fields: Fields) -> EXAONEMoE:
 
 
 def forward(b: Builder, w: Weights, h: EXAONEMoE) -> Activation:
-    """Compute the logits of the wanted tokens."""
+    """Compute the logits of the requested tokens."""
     return decoder(b, w, h, block, factors=rope_factors(b, w, h))

@@ -20,13 +20,13 @@ def read(fields: Fields) -> Transformer:
 
 
 def forward(b: Builder, w: Weights, h: Transformer) -> Activation:
-    """Compute the logits of the wanted tokens."""
+    """Compute the logits of the requested tokens."""
     return decoder(b, w, h, block, norm=layer_norm_of(b, w, h))
 
 
 def block(b: Builder, w: Weights, h: Transformer, state: Paged, x: Activation) -> Activation:
     """Apply one layer: attention and the feed-forward network, added to the residual stream."""
-    y, own = b.layer_norm(x, w.attn_norm, h.epsilon), w.get("attn_norm_2")
-    q, k, v = qkv(b, w, h, state.layer, b.layer_norm(x, own, h.epsilon) if own else y)
+    y, second_norm = b.layer_norm(x, w.attn_norm, h.epsilon), w.get("attn_norm_2")
+    q, k, v = qkv(b, w, h, state.layer, b.layer_norm(x, second_norm, h.epsilon) if second_norm else y)
     x = b.add(x, b.linear(attend(b, h, state, q, k, v), w.attn_output))
     return b.add(x, plain(b, w, y, b.gelu))

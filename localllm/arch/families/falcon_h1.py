@@ -34,7 +34,7 @@ def read(fields: Fields) -> FalconH1:
 
 
 def forward(b: Builder, w: Weights, h: FalconH1) -> Activation:
-    """Compute the logits of the wanted tokens."""
+    """Compute the logits of the requested tokens."""
     x = b.embed(w.token_embd, b.ids)
     for paged, recurrent in h.pairs():
         x = block(b, w.block(paged.layer), h, paged, recurrent, x)
@@ -47,6 +47,6 @@ def block(b: Builder, w: Weights, h: FalconH1, paged: Paged, recurrent: Recurren
     Each output is added to the residual stream.
     """
     y = b.rms_norm(x, w.attn_norm, h.epsilon)
-    seen = b.linear(attend(b, h, paged, *qkv(b, w, h, paged.layer, y)), w.attn_output)
-    x = b.add(x, b.add(seen, mamba2_mixer(b, w, h.space, h.epsilon, recurrent, y)))
+    attended = b.linear(attend(b, h, paged, *qkv(b, w, h, paged.layer, y)), w.attn_output)
+    x = b.add(x, b.add(attended, mamba2_mixer(b, w, h.space, h.epsilon, recurrent, y)))
     return b.add(x, gated_feed_forward(b, w, b.rms_norm(x, w.exactly("ffn_norm"), h.epsilon), b.swiglu))

@@ -41,7 +41,7 @@ def read(fields: Fields) -> Gemma2:
 
 
 def forward(b: Builder, w: Weights, h: Gemma2) -> Activation:
-    """Compute the logits of the wanted tokens."""
+    """Compute the logits of the requested tokens."""
     logits = decoder(b, w, h, block, b.scale(b.embed(w.token_embd, b.ids), h.width**0.5))
     return b.softcap(logits, h.logit_softcap) if h.logit_softcap else logits
 

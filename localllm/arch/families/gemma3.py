@@ -44,7 +44,7 @@ def read(fields: Fields) -> Gemma3:
 
 
 def forward(b: Builder, w: Weights, h: Gemma3) -> Activation:
-    """Compute the logits of the wanted tokens."""
+    """Compute the logits of the requested tokens."""
     x = b.embed_inputs(lambda: b.scale(b.embed(w.token_embd, b.ids), h.width**0.5))
     logits = decoder(b, w, h, block, x)
     return b.softcap(logits, h.logit_softcap) if h.logit_softcap and not h.pooling else logits

@@ -60,8 +60,8 @@ def read(fields: Fields) -> Gemma3n:
     if own_states < 1 or not set(map(bool, windows)) <= set(map(bool, windows[:own_states])):
         raise fields.error(f"{fields.key('attention.shared_kv_layers')}: no layer has keys and values for all others")
     for name, expected in (("altup.num_inputs", STREAMS), ("altup.active_idx", 0)):
-        if (found := fields.count(name, expected)) != expected:
-            raise fields.unsupported(f"{fields.key(name)} is {found}, only {expected} is supported")
+        if (value := fields.count(name, expected)) != expected:
+            raise fields.unsupported(f"{fields.key(name)} is {value}, only {expected} is supported")
     return Gemma3n(
         **shared,
         windows=windows,
@@ -76,23 +76,27 @@ def read(fields: Fields) -> Gemma3n:
 def read_deviations(fields: Fields, layers: int) -> tuple[float | None, ...]:
     """Read each layer's cutoff; minus infinity in the file means none. Raises ModelError."""
     name = "activation_sparsity_scale"
-    given = fields.raw(name)
-    if given is None:
+    factors = fields.raw(name)
+    if factors is None:
         return tuple(DEVIATIONS if layer < SPARSE_LAYERS else None for layer in range(layers))
-    if not isinstance(given, np.ndarray) or len(given) != layers or not all(-10 < x < 10 for x in given if isfinite(x)):
-        raise fields.wrong(name, f"a number of deviations for each of {layers} layers, is {show(given)}")
-    return tuple(float(x) if isfinite(x) else None for x in given)
+    if (
+        not isinstance(factors, np.ndarray)
+        or len(factors) != layers
+        or not all(-10 < x < 10 for x in factors if isfinite(x))
+    ):
+        raise fields.wrong(name, f"a number of deviations for each of {layers} layers, is {show(factors)}")
+    return tuple(float(x) if isfinite(x) else None for x in factors)
 
 
 def forward(b: Builder, w: Weights, h: Gemma3n) -> Activation:
-    """Compute the logits of the wanted tokens."""
+    """Compute the logits of the requested tokens."""
     x = b.scale(b.embed(w.token_embd, b.ids), h.width**0.5)
     inputs = layer_inputs(b, w, h, x)
-    others = b.head_linear(repeat_columns(b, x, STREAMS - 1), w.altup_proj.shaped(STREAMS - 1, h.width, h.width))
-    x = b.concat_heads(x, as_long_as(b, h, others, x), 1)
+    streams = b.head_linear(repeat_columns(b, x, STREAMS - 1), w.altup_proj.shaped(STREAMS - 1, h.width, h.width))
+    x = b.concat_heads(x, as_long_as(b, h, streams, x), 1)
     for layer in range(h.layers):
-        own = b.slice_columns(inputs, layer * h.layer_width, (layer + 1) * h.layer_width)
-        x = block(b, w.block(layer), h, layer, x, own)
+        inputs_here = b.slice_columns(inputs, layer * h.layer_width, (layer + 1) * h.layer_width)
+        x = block(b, w.block(layer), h, layer, x, inputs_here)
     ignore_mtp_layers(b, w, h)
     x = b.rms_norm(merge_streams(b, w, h, b.select(x, b.wanted)), w.output_norm, h.epsilon)
     return b.softcap(b.linear(x, w.get("output") or w.token_embd), h.logit_softcap)
@@ -100,11 +104,11 @@ def forward(b: Builder, w: Weights, h: Gemma3n) -> Activation:
 
 def merge_streams(b: Builder, w: Weights, h: Gemma3n, x: Activation) -> Activation:
     """Compute the mean of the streams, each scaled to the norm of the first one."""
-    total, rest = b.slice_columns(x, 0, h.width), b.slice_columns(x, h.width, STREAMS * h.width)
-    others = b.head_linear(rest, w.altup_unembd_proj.shaped(STREAMS - 1, h.width, h.width))
-    others = as_long_as(b, h, others, total)
+    total, remaining = b.slice_columns(x, 0, h.width), b.slice_columns(x, h.width, STREAMS * h.width)
+    projected = b.head_linear(remaining, w.altup_unembd_proj.shaped(STREAMS - 1, h.width, h.width))
+    projected = as_long_as(b, h, projected, total)
     for stream in range(STREAMS - 1):
-        total = b.add(total, b.slice_columns(others, stream * h.width, (stream + 1) * h.width))
+        total = b.add(total, b.slice_columns(projected, stream * h.width, (stream + 1) * h.width))
     return b.scale(total, 1 / STREAMS)
 
 
@@ -122,7 +126,7 @@ def repeat_columns(b: Builder, x: Activation, count: int) -> Activation:
     return every
 
 
-def block(b: Builder, w: Weights, h: Gemma3n, layer: int, streams: Activation, own: Activation) -> Activation:
+def block(b: Builder, w: Weights, h: Gemma3n, layer: int, streams: Activation, inputs: Activation) -> Activation:
     """Apply one layer: predict all streams, compute the first one, and correct the others by it."""
     guesses = b.add(
         streams, b.mix_streams(streams, b.linear(modalities(b, w, h, streams), w.altup_predict_coef), STREAMS)
@@ -132,10 +136,10 @@ def block(b: Builder, w: Weights, h: Gemma3n, layer: int, streams: Activation, o
     surprise = b.add(x, b.scale(active, -1))
     strengths = b.add_scalar(b.linear(modalities(b, w, h, x), w.altup_correct_coef), 1)
     corrected = b.add(guesses, b.mix_streams(surprise, strengths, 1))
-    first, rest = b.slice_columns(corrected, 0, h.width), b.slice_columns(corrected, h.width, STREAMS * h.width)
+    first, others = b.slice_columns(corrected, 0, h.width), b.slice_columns(corrected, h.width, STREAMS * h.width)
     y = b.linear(b.scale_columns(first, w.altup_correct_scale), w.inp_gate)
-    y = b.rms_norm(b.linear(b.geglu(y, own), w.proj), w.post_norm, h.epsilon)
-    return b.concat_heads(first, b.add(rest, repeat_columns(b, y, STREAMS - 1)), 1)
+    y = b.rms_norm(b.linear(b.geglu(y, inputs), w.proj), w.post_norm, h.epsilon)
+    return b.concat_heads(first, b.add(others, repeat_columns(b, y, STREAMS - 1)), 1)
 
 
 def modalities(b: Builder, w: Weights, h: Gemma3n, x: Activation) -> Activation:

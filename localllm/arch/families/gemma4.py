@@ -68,27 +68,27 @@ def read(fields: Fields) -> Gemma4:
     )
 
 
-def read_local(fields: Fields, whole: Attention) -> Attention:
+def read_local(fields: Fields, full: Attention) -> Attention:
     """Read the attention of the layers with a window."""
     head_dim = fields.count("attention.key_length_swa")
     if fields.count("attention.value_length_swa", head_dim) != head_dim:
         raise fields.wrong("attention.value_length_swa", f"{head_dim}, the length of keys")
-    dims = fields.count("rope.dimension_count_swa", min(whole.rope.dims, head_dim))
+    dims = fields.count("rope.dimension_count_swa", min(full.rope.dims, head_dim))
     if dims > head_dim or dims % 2:
         raise fields.error(f"cannot rotate {dims} dimensions of a head of {head_dim}")
     base = read_base(fields, "rope.freq_base_swa", 10000.0)
-    return replace(whole, head_dim=head_dim, rope=replace(whole.rope, head_dim=head_dim, dims=dims, base=base))
+    return replace(full, head_dim=head_dim, rope=replace(full.rope, head_dim=head_dim, dims=dims, base=base))
 
 
 def forward(b: Builder, w: Weights, h: Gemma4) -> Activation:
-    """Compute the logits of the wanted tokens."""
+    """Compute the logits of the requested tokens."""
     x, factors = b.scale(b.embed(w.token_embd, b.ids), h.width**0.5), w.get("rope_freqs")
     inputs = layer_inputs(b, w, h, x) if h.layer_width else None
     for layer in range(h.layers):
         x = block(b, w.block(layer), h, layer, x, factors)
         if inputs is not None:
-            own = b.slice_columns(inputs, layer * h.layer_width, (layer + 1) * h.layer_width)
-            x = let_in(b, w.block(layer), h, x, own)
+            inputs_here = b.slice_columns(inputs, layer * h.layer_width, (layer + 1) * h.layer_width)
+            x = let_in(b, w.block(layer), h, x, inputs_here)
         if factor := w.block(layer).get("layer_output_scale"):
             x = b.scale(x, factor)
     x = b.rms_norm(b.select(x, b.wanted), w.output_norm, h.epsilon)
@@ -103,9 +103,9 @@ def layer_inputs(b: Builder, w: Weights, h: Any, x: Activation) -> Activation:
     return b.scale(b.add(y, b.scale(b.embed(w.per_layer_token_embd, b.ids), h.layer_width**0.5)), 0.5**0.5)
 
 
-def let_in(b: Builder, w: Weights, h: Gemma4, x: Activation, own: Activation) -> Activation:
+def let_in(b: Builder, w: Weights, h: Gemma4, x: Activation, inputs: Activation) -> Activation:
     """Add the layer's own embedding of the token, through a gate."""
-    y = b.linear(b.geglu(b.linear(x, w.inp_gate), own), w.proj)
+    y = b.linear(b.geglu(b.linear(x, w.inp_gate), inputs), w.proj)
     return b.add(x, b.rms_norm(y, w.post_norm, h.epsilon))
 
 

@@ -29,8 +29,8 @@ class EmbeddingGemma(Gemma3):
 def read(fields: Fields) -> EmbeddingGemma:
     """Read the hyperparameters. Raises ModelError."""
     h = gemma3.read(fields)
-    known = {field.name: getattr(h, field.name) for field in dataclass_fields(h)}
-    return EmbeddingGemma(**{**known, "pooling": own_pooling(fields)})
+    values = {field.name: getattr(h, field.name) for field in dataclass_fields(h)}
+    return EmbeddingGemma(**{**values, "pooling": own_pooling(fields)})
 
 
 def forward(b: Builder, w: Weights, h: EmbeddingGemma) -> Activation:

@@ -56,9 +56,9 @@ class MixedStreams:
 class Glm5Next(Hyperparameters):
     """The hyperparameters of GLM 5.3.
 
-    attends, chooses: by layer, whether it has attention and an indexer.  heads: of both types of layers.  lowest: the
-    lower bound of the decays' logarithms, None for none.  limits: of gates and up projections, by layer, for experts
-    and for dense networks.
+    attends, chooses: by layer, whether it has attention and an indexer.  heads: heads of both types of layers.  lowest:
+    the lower bound of the decays' logarithms, None for none. limits: limits of gates and up projections, by layer, for
+    experts and for dense networks.
     """
 
     epsilon: float
@@ -89,11 +89,11 @@ class Glm5Next(Hyperparameters):
         if not self.attends[layer]:
             window = (self.taps - 1, self.heads * self.delta_dim)
             return [Recurrent(layer, (window, window, window, (self.heads, self.delta_dim, self.delta_dim)))]
-        found: list[State] = [Latent(layer, self.latent, self.latent)]
+        states: list[State] = [Latent(layer, self.latent, self.latent)]
         if self.chooses[layer]:
-            found.append(Latent(layer, self.pools.dim, self.pools.dim, is_index=True))
-            found.append(Recurrent(layer, ((self.pools.size - 1, 2 * self.pools.dim),)))
-        return found
+            states.append(Latent(layer, self.pools.dim, self.pools.dim, is_index=True))
+            states.append(Recurrent(layer, ((self.pools.size - 1, 2 * self.pools.dim),)))
+        return states
 
 
 def read(fields: Fields) -> Glm5Next:
@@ -107,10 +107,10 @@ def read(fields: Fields) -> Glm5Next:
     attends = tuple(map(bool, kv_heads[: common["layers"]]))
     chooses = attends
     if fields.raw(TYPES) is not None:
-        said = fields.array(TYPES, "biu", f"yes or no for each of {common['layers']} layers").tolist()
-        if len(said) < common["layers"]:
+        types = fields.array(TYPES, "biu", f"yes or no for each of {common['layers']} layers").tolist()
+        if len(types) < common["layers"]:
             raise fields.wrong(TYPES, f"yes or no for each of {common['layers']} layers")
-        chooses = tuple(bool(does and chooses) for does, chooses in zip(attends, said, strict=False))
+        chooses = tuple(bool(does and chooses) for does, chooses in zip(attends, types, strict=False))
     if any(attends) and not chooses[attends.index(True)]:
         raise fields.wrong(TYPES, "yes for the first layer that attends")
     of_experts = read_limits(fields, "swiglu_clamp_exp", layers)
@@ -141,7 +141,7 @@ def read_pools(fields: Fields) -> Pools:
     if size < 2 or count % size:
         raise fields.error(f"{count} keys in pools of {size}: inconsistent")
     if not fields.flag("attention.indexer.kpool_select_tail", False):
-        raise fields.unsupported("tokens that do not see those after the last pool are not supported")
+        raise fields.unsupported("tokens that do not attend to those after the last pool are not supported")
     epsilon = fields.epsilon(LAYER_EPSILON) if fields.has(LAYER_EPSILON) else KEY_EPSILON
     return Pools(heads, dim, size, count // size, epsilon)
 
@@ -155,17 +155,17 @@ def read_mixed_streams(fields: Fields) -> MixedStreams:
 
 
 def forward(b: Builder, w: Weights, h: Glm5Next) -> Activation:
-    """Compute the logits of the wanted tokens."""
+    """Compute the logits of the requested tokens."""
     ignore_mtp_layers(b, w, h)
-    x, chosen = concat_streams(b, [b.embed(w.token_embd, b.ids)] * h.streams.count), None
+    x, selected = concat_streams(b, [b.embed(w.token_embd, b.ids)] * h.streams.count), None
     for layer in range(h.layers):
         block, states = w.block(layer), h.of_layer(layer)
         y, add = enter_sublayer(b, block, h, x, "attn")
         y = b.rms_norm(y, block.attn_norm, h.epsilon)
         if h.attends[layer]:
             narrow = narrow_queries(b, block, h.epsilon, y)
-            chosen = choose(b, block, h.pools, states, narrow, y) if h.chooses[layer] else chosen
-            y = attention(b, block, h, states[0], Scores(h.heads, h.key_dim**-0.5, chosen=chosen), narrow, y)
+            selected = choose(b, block, h.pools, states, narrow, y) if h.chooses[layer] else selected
+            y = attention(b, block, h, states[0], Scores(h.heads, h.key_dim**-0.5, chosen=selected), narrow, y)
         else:
             y = delta_attention(b, block, h, states[0], y)
         x = add(b.linear(y, block.attn_output))

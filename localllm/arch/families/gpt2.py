@@ -26,6 +26,6 @@ def read(fields: Fields) -> GPT2:
 
 
 def forward(b: Builder, w: Weights, h: GPT2) -> Activation:
-    """Compute the logits of the wanted tokens."""
+    """Compute the logits of the requested tokens."""
     x = b.add(b.embed(w.token_embd, b.ids), b.embed_positions(w.position_embd, b.positions))
     return decoder(b, w, h, block, x, layer_norm_of(b, w, h))

@@ -1,8 +1,8 @@
 """GPT-NeoX (Black et al. 2022, arXiv 2204.06745): Pythia, Dolly, ...
 
 Unlike llama: layer norms; GELU without a gate; biases everywhere; queries, keys and values from one matrix; RoPE
-rotates only the beginning of a head, in pairs half of that apart. The feed-forward network may read what attention
-reads.
+rotates only the beginning of a head, in pairs half the rotated dimensions apart. The feed-forward network may read what
+attention reads.
 """
 
 from localllm.arch.attention import LAYER_EPSILON, Transformer, attend, qkv
@@ -29,7 +29,7 @@ def read(fields: Fields) -> GPTNeoX:
 
 
 def forward(b: Builder, w: Weights, h: GPTNeoX) -> Activation:
-    """Compute the logits of the wanted tokens."""
+    """Compute the logits of the requested tokens."""
     w.require("output")
     return decoder(b, w, h, block, norm=layer_norm_of(b, w, h))
 

@@ -59,7 +59,7 @@ def read_scales(fields: Fields, head_dim: int) -> dict[str, Any]:
 
 
 def forward(b: Builder, w: Weights, h: Granite) -> Activation:
-    """Compute the logits of the wanted tokens."""
+    """Compute the logits of the requested tokens."""
     x = b.scale(b.embed(w.token_embd, b.ids), h.embedding_scale)
     return b.scale(decoder(b, w, h, block, x, factors=rope_factors(b, w, h)), 1 / h.logit_scale)
 

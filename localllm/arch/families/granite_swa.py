@@ -42,11 +42,11 @@ def read(fields: Fields) -> GraniteSWA:
     if fields.has("deepstack_mapping") and (fields.array("deepstack_mapping", "i", "a list of layers") >= 0).any():
         raise fields.unsupported(f"{fields.key('deepstack_mapping')} is not supported")
     windows = read_windows(fields, period=None)
-    return GraniteSWA(**vars(h), windows=windows, rotates=tuple(bool(one) for one in rotates))
+    return GraniteSWA(**vars(h), windows=windows, rotates=tuple(bool(flag) for flag in rotates))
 
 
 def forward(b: Builder, w: Weights, h: GraniteSWA) -> Activation:
-    """Compute the logits of the wanted tokens."""
+    """Compute the logits of the requested tokens."""
     x = b.scale(b.embed(w.token_embd, b.ids), h.embedding_scale)
     return b.scale(decoder(b, w, h, block, x, factors=rope_factors(b, w, h)), 1 / h.logit_scale)
 

@@ -29,7 +29,10 @@ MOST = 4096
 
 @frozen
 class GraniteSwitch(Granite):
-    """The hyperparameters with each adapter's control token and its replacement; gain: the size of keys."""
+    """The hyperparameters with each adapter's control token and the token that replaces it.
+
+    gain: the absolute value of keys in the head that finds the control token.
+    """
 
     tokens: tuple[int, ...]
     instead: tuple[int, ...]
@@ -67,10 +70,10 @@ def read(fields: Fields) -> GraniteSwitch:
 
 
 def forward(b: Builder, w: Weights, h: GraniteSwitch) -> Activation:
-    """Compute the logits of the wanted tokens."""
-    other = np.arange(h.vocab_size)
-    other[[*h.tokens]] = h.instead
-    x = b.scale(b.embed(w.token_embd, b.replace_ids(b.ids, other)), h.embedding_scale)
+    """Compute the logits of the requested tokens."""
+    replaced = np.arange(h.vocab_size)
+    replaced[[*h.tokens]] = h.instead
+    x = b.scale(b.embed(w.token_embd, b.replace_ids(b.ids, replaced)), h.embedding_scale)
     choice, factors = adapters(b, h), rope_factors(b, w, h)
     for state in h.states()[:-1]:
         layer = w.block(state.layer)
@@ -97,9 +100,9 @@ def adapters(b: Builder, h: GraniteSwitch) -> Choice:
     """Return each token's adapter: the number nearest to the head's output."""
     numbers = np.zeros(h.vocab_size, np.int64)
     numbers[[*h.tokens]] = np.arange(1, len(h.tokens) + 1)
-    own, slots = b.replace_ids(b.ids, numbers), np.arange(len(h.tokens) + 1)
+    adapter_ids, slots = b.replace_ids(b.ids, numbers), np.arange(len(h.tokens) + 1)
     q, k, v = (
-        b.embed_kinds(table(name, first, LOOKING), own)
+        b.embed_kinds(table(name, first, LOOKING), adapter_ids)
         for name, first in (("query", slots * 0 + 1), ("key", np.where(slots > 0, h.gain, -h.gain)), ("value", slots))
     )
     mean = b.attend(q, k, v, h.states()[-1], Scores(1, 1.0))

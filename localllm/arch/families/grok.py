@@ -64,7 +64,7 @@ def read_stretch(fields: Fields, rope: Rope) -> Rope:
 
 
 def forward(b: Builder, w: Weights, h: Grok) -> Activation:
-    """Compute the logits of the wanted tokens."""
+    """Compute the logits of the requested tokens."""
     logits = b.scale(decoder(b, w, h, block, b.scale(b.embed(w.token_embd, b.ids), h.embedding_scale)), h.logit_scale)
     return b.softcap(logits, h.logit_softcap) if h.logit_softcap else logits
 

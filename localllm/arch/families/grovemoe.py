@@ -35,7 +35,7 @@ def read(fields: Fields) -> GroveMoE:
 
 
 def forward(b: Builder, w: Weights, h: GroveMoE) -> Activation:
-    """Compute the logits of the wanted tokens."""
+    """Compute the logits of the requested tokens."""
     return decoder(b, w, h, block)
 
 

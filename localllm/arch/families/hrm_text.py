@@ -19,7 +19,7 @@ from localllm.frozen import frozen
 
 @frozen
 class HRMText(Transformer):
-    """Cycles of the high stack, and of the low one in each of them."""
+    """The hyperparameters, with the cycles of the high stack, and of the low stack in each of them."""
 
     embedding_scale: float
     in_stack: int  # layers
@@ -42,7 +42,7 @@ def read(fields: Fields) -> HRMText:
 
 
 def forward(b: Builder, w: Weights, h: HRMText) -> Activation:
-    """Compute the logits of the wanted tokens."""
+    """Compute the logits of the requested tokens."""
     states = iter(h.states())
     high, low = b.scale(b.embed(w.token_embd, b.ids), h.embedding_scale), None
     for _ in range(h.cycles):
@@ -54,7 +54,7 @@ def forward(b: Builder, w: Weights, h: HRMText) -> Activation:
 
 
 def stack(b: Builder, w: Weights, h: HRMText, states: Iterator[Paged], first: int, x: Activation) -> Activation:
-    """Return the layers from number `first` on, and a norm."""
+    """Apply the layers from number `first` on, and a norm."""
     for layer in range(first, first + h.in_stack):
         x = block(b, w.block(layer), h, next(states), x)
     return b.rms_norm(x, None, h.epsilon)
@@ -63,6 +63,6 @@ def stack(b: Builder, w: Weights, h: HRMText, states: Iterator[Paged], first: in
 def block(b: Builder, w: Weights, h: HRMText, state: Paged, x: Activation) -> Activation:
     """Apply one layer: attention, then the feed-forward network, each added to the residual stream."""
     y = b.rms_norm(x, None, h.epsilon)
-    seen = attend(b, h, state, *qkv(b, w, h, state.layer, y))
-    x = b.add(x, b.linear(b.multiply(seen, b.sigmoid(b.linear(y, w.attn_gate))), w.attn_output))
+    attended = attend(b, h, state, *qkv(b, w, h, state.layer, y))
+    x = b.add(x, b.linear(b.multiply(attended, b.sigmoid(b.linear(y, w.attn_gate))), w.attn_output))
     return b.add(x, gated_feed_forward(b, w, b.rms_norm(x, None, h.epsilon), b.swiglu))

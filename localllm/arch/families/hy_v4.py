@@ -60,27 +60,27 @@ def read(fields: Fields) -> Hunyuan4:
 
 
 def forward(b: Builder, w: Weights, h: Hunyuan4) -> Activation:
-    """Compute the logits of the wanted tokens."""
+    """Compute the logits of the requested tokens."""
     ignore_mtp_layers(b, w, h)
-    streams, chosen = [b.embed(w.token_embd, b.ids)] * h.streams.count, None
+    streams, selected = [b.embed(w.token_embd, b.ids)] * h.streams.count, None
     for state in h.layer_states():
         block = w.block(state.layer)
         y, gates = enter_sublayer(b, block, h.streams, h.epsilon, streams, "attn")
         y = b.rms_norm(y, block.attn_norm, h.epsilon)
         narrow = narrow_queries(b, block, h.epsilon, y)
         if h.indexer and (index := index_of(h.indexer, state.layer)):
-            chosen = choose(b, block, h.indexer, index, narrow, y)
-        scores = Scores(h.heads, h.scale, chosen=chosen, sinks=block.attn_sinks)
-        seen = attention(b, block, h, state, scores, narrow, y)
-        seen = b.multiply(seen, b.sigmoid(b.linear(y, block.attn_gate)))
-        streams = add_to_streams(b, h.streams, streams, b.linear(seen, block.attn_output), gates)
+            selected = choose(b, block, h.indexer, index, narrow, y)
+        scores = Scores(h.heads, h.scale, chosen=selected, sinks=block.attn_sinks)
+        attended = attention(b, block, h, state, scores, narrow, y)
+        attended = b.multiply(attended, b.sigmoid(b.linear(y, block.attn_gate)))
+        streams = add_to_streams(b, h.streams, streams, b.linear(attended, block.attn_output), gates)
         y, gates = enter_sublayer(b, block, h.streams, h.epsilon, streams, "ffn")
         y = feed_forward(b, block, h, state.layer, b.rms_norm(y, block.ffn_norm, h.epsilon))
         streams = add_to_streams(b, h.streams, streams, y, gates)
-    wanted = [b.select(x, b.wanted) for x in streams]
-    flat, scales = concat_streams(b, wanted), w.output_hc_scale.shaped(1)
+    rows = [b.select(x, b.wanted) for x in streams]
+    flat, scales = concat_streams(b, rows), w.output_hc_scale.shaped(1)
     (gates,) = mixing_logits(b, h.epsilon, h.streams.count, flat, w.output_hc_fn, scales, w.output_hc_base)
-    return b.linear(b.rms_norm(reduce_streams(b, h.streams, wanted, gates), w.output_norm, h.epsilon), w.output)
+    return b.linear(b.rms_norm(reduce_streams(b, h.streams, rows, gates), w.output_norm, h.epsilon), w.output)
 
 
 def feed_forward(b: Builder, w: Weights, h: Hunyuan4, layer: int, x: Activation) -> Activation:

@@ -29,7 +29,7 @@ def read(fields: Fields) -> Jais:
 
 
 def forward(b: Builder, w: Weights, h: Jais) -> Activation:
-    """Compute the logits of the wanted tokens."""
+    """Compute the logits of the requested tokens."""
     w.require("output")
     return decoder(b, w, h, block, norm=layer_norm_of(b, w, h))
 

@@ -42,7 +42,7 @@ def read(fields: Fields) -> Jamba:
 
 
 def forward(b: Builder, w: Weights, h: Jamba) -> Activation:
-    """Compute the logits of the wanted tokens."""
+    """Compute the logits of the requested tokens."""
     return decoder(b, w, h, block)
 
 

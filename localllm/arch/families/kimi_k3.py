@@ -33,8 +33,8 @@ LOWEST = 1e3  # magnitude of a lower bound; e^-1000 is 0
 class KimiK3(KimiLinear):
     """The hyperparameters of Kimi K3.
 
-    period: distance between layers whose inputs are kept, 0 for none.  bounds: of gates and of up projections, 0 for
-    none.  lowest: lower bound of the decays' logarithms, 0 for none.
+    period: distance between layers whose inputs are kept, 0 for none.  bounds: bounds of gates and of up projections, 0
+    for none.  lowest: lower bound of the decays' logarithms, 0 for none.
     """
 
     period: int
@@ -63,32 +63,32 @@ def read(fields: Fields) -> KimiK3:
 
 
 def forward(b: Builder, w: Weights, h: KimiK3) -> Activation:
-    """Compute the logits of the wanted tokens."""
-    x, kept = b.embed(w.token_embd, b.ids), list[Activation]()
+    """Compute the logits of the requested tokens."""
+    x, earlier = b.embed(w.token_embd, b.ids), list[Activation]()
     for state in h.states():
         layer = w.block(state.layer)
-        y = mix_streams_of(b, h, kept, x, layer, "attn_res_score")
+        y = mix_streams_of(b, h, earlier, x, layer, "attn_res_score")
         is_kept = h.period > 0 and state.layer % h.period == 0
-        kept += [x] if is_kept else []
+        earlier += [x] if is_kept else []
         y = attention(b, layer, h, state, b.rms_norm(y, layer.attn_norm, h.epsilon))
         x = y if is_kept else b.add(x, y)
-        y = mix_streams_of(b, h, kept, x, layer, "ffn_res_score")
+        y = mix_streams_of(b, h, earlier, x, layer, "ffn_res_score")
         x = b.add(x, feed_forward(b, layer, h, b.rms_norm(y, layer.ffn_norm, h.epsilon)))
-    return last(b, w, h, mix_streams_of(b, h, kept, x, w, "output_res_score"))
+    return last(b, w, h, mix_streams_of(b, h, earlier, x, w, "output_res_score"))
 
 
 def mix_streams_of(
-    b: Builder, h: KimiK3, kept: Sequence[Activation], x: Activation, w: Weights, name: str
+    b: Builder, h: KimiK3, earlier: Sequence[Activation], x: Activation, w: Weights, name: str
 ) -> Activation:
     """Mix the kept inputs and the stream, weighted by the softmax of their scores."""
     if not h.period:
         return x
     by = w.require(name).shaped(h.width)
-    if not kept:
+    if not earlier:
         b.ignore(by)
         return x
-    all_ = [*kept, x]
-    scores = concat_streams(b, [b.linear(b.rms_norm(one, None, h.epsilon), by.as_row()) for one in all_])
+    all_ = [*earlier, x]
+    scores = concat_streams(b, [b.linear(b.rms_norm(stream, None, h.epsilon), by.as_row()) for stream in all_])
     return b.mix_streams(concat_streams(b, all_), b.softmax(scores), len(all_))
 
 

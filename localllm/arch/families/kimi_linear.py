@@ -31,9 +31,9 @@ class KimiLinear(DeepSeek2):
     def states(self) -> Sequence[Latent | Recurrent]:  # type: ignore[override]
         """Return the state of each layer: latent rows, or the convolutions' last inputs and the heads' matrices."""
         columns, dim = self.heads * self.delta_dim, self.delta_dim
-        kept = (*[(self.taps - 1, columns)] * 3, (self.heads, dim, dim))
+        shapes = (*[(self.taps - 1, columns)] * 3, (self.heads, dim, dim))
         rows = super().states()
-        return [rows[n] if self.attends[n] else Recurrent(n, kept) for n in range(self.layers)]  # type: ignore[misc]
+        return [rows[n] if self.attends[n] else Recurrent(n, shapes) for n in range(self.layers)]  # type: ignore[misc]
 
 
 def read(fields: Fields) -> KimiLinear:
@@ -74,7 +74,7 @@ def read_kimi(fields: Fields) -> dict[str, Any]:
 
 
 def forward(b: Builder, w: Weights, h: KimiLinear) -> Activation:
-    """Compute the logits of the wanted tokens."""
+    """Compute the logits of the requested tokens."""
     return decoder(b, w, h, block)
 
 
@@ -113,7 +113,7 @@ def delta_heads(
 ) -> Activation:  # fmt: skip
     """Compute the heads' outputs from decays and a gate [tokens, heads * delta_dim].
 
-    epsilon: of the heads' L2 norm, if it differs.
+    epsilon: epsilon of the heads' L2 norm, if it differs.
     """
     columns, dim = h.heads * h.delta_dim, h.delta_dim
     apart = any(w.get(f"attn_{name}", by_layer=True) for name in "qkv")
@@ -137,5 +137,5 @@ def kimi_delta(
     This is computed for each head. w [tokens, heads * key_dim]; strength [tokens, heads].
     """
     q, k, v = qkv
-    written = b.multiply_heads(k, strength)
-    return b.wkv7(q, w, written, v, b.scale(b.multiply(k, w), -1.0), written, state, number)
+    scaled_k = b.multiply_heads(k, strength)
+    return b.wkv7(q, w, scaled_k, v, b.scale(b.multiply(k, w), -1.0), scaled_k, state, number)

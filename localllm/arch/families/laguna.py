@@ -1,8 +1,9 @@
 """Laguna (Poolside 2026).
 
-Unlike llama: three of four layers have a sliding window, with heads and RoPE of their own, without scaling; each head
-of queries and keys is normalized; softplus gates for each head or each of its numbers; after the first layers experts
-and a shared one; rotated pairs are half the rotated dimensions apart.
+Unlike llama: three of four layers have a sliding window, and a number of heads and an unscaled RoPE of their own; each
+head of queries and keys is normalized; attention's output is multiplied by softplus gates, one for each head or for
+each of its numbers; all but the first layers have experts, one of them shared; rotated pairs are half the rotated
+dimensions apart.
 """
 
 from localllm.arch.attention import (
@@ -35,7 +36,7 @@ def read(fields: Fields) -> LocallyRotated:
 
 
 def forward(b: Builder, w: Weights, h: LocallyRotated) -> Activation:
-    """Compute the logits of the wanted tokens."""
+    """Compute the logits of the requested tokens."""
     return decoder(b, w, h, block)
 
 
@@ -44,10 +45,10 @@ def block(b: Builder, w: Weights, h: LocallyRotated, state: Paged, x: Activation
     y = b.rms_norm(x, w.attn_norm, h.epsilon)
     q, k, v = qkv(b, w, h, state.layer, y)
     q, k = rms_norm_heads(b, w, h, q, k)
-    seen = attend(b, h, state, q, k, v)
+    attended = attend(b, h, state, q, k, v)
     gates, is_by_head = b.softplus(b.linear(y, w.attn_gate)), w.attn_gate.shape[0] == h.attention.heads[state.layer]
-    seen = gate_heads(b, h, state, seen, gates) if is_by_head else b.multiply(seen, gates)
-    x = b.add(x, b.linear(seen, w.attn_output))
+    attended = gate_heads(b, h, state, attended, gates) if is_by_head else b.multiply(attended, gates)
+    x = b.add(x, b.linear(attended, w.attn_output))
     return b.add(
         x, feed_forward_or_experts(b, w, h.routing, b.rms_norm(x, w.ffn_norm, h.epsilon), b.swiglu, shared_expert)
     )

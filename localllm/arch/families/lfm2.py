@@ -28,8 +28,8 @@ class Lfm2(Transformer):
 
     def states(self) -> Sequence[Paged | Recurrent]:  # type: ignore[override]
         """Return the state of each layer: keys and values, or a convolution's last inputs."""
-        kept, window = super().states(), ((self.taps - 1, self.width),)
-        return [state if state.kv_heads else Recurrent(state.layer, window) for state in kept]
+        states, window = super().states(), ((self.taps - 1, self.width),)
+        return [state if state.kv_heads else Recurrent(state.layer, window) for state in states]
 
 
 def read(fields: Fields) -> Lfm2:
@@ -46,7 +46,7 @@ def read(fields: Fields) -> Lfm2:
 
 
 def forward(b: Builder, w: Weights, h: Lfm2) -> Activation:
-    """Compute the logits of the wanted tokens."""
+    """Compute the logits of the requested tokens."""
     return decoder(b, w, h, block, norm=lambda x: b.rms_norm(x, w.token_embd_norm, h.epsilon))
 
 
@@ -68,6 +68,6 @@ def block(b: Builder, w: Weights, h: Lfm2, state: Paged | Recurrent, x: Activati
 def short_convolution(b: Builder, w: Weights, h: Lfm2, state: Recurrent, x: Activation) -> Activation:
     """Apply the short convolution, between two gates."""
     into, taps, out = (getattr(w, f"shortconv.{name}") for name in ("in_proj", "conv", "out_proj"))
-    before, behind, inner = (b.linear(x, part) for part in into.split(h.width, h.width, h.width))
-    y = b.convolve(b.multiply(before, inner), taps, state, silu=False)
-    return b.linear(b.multiply(behind, y), out)
+    gate_in, gate_out, inner = (b.linear(x, part) for part in into.split(h.width, h.width, h.width))
+    y = b.convolve(b.multiply(gate_in, inner), taps, state, silu=False)
+    return b.linear(b.multiply(gate_out, y), out)

@@ -54,7 +54,7 @@ def read(fields: Fields) -> Llama4:
 
 
 def forward(b: Builder, w: Weights, h: Llama4) -> Activation:
-    """Compute the logits of the wanted tokens."""
+    """Compute the logits of the requested tokens."""
     return decoder(b, w, h, block, factors=rope_factors(b, w, h))
 
 

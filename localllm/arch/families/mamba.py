@@ -60,7 +60,7 @@ def read(fields: Fields) -> Mamba:
 
 
 def forward(b: Builder, w: Weights, h: Mamba) -> Activation:
-    """Compute the logits of the wanted tokens."""
+    """Compute the logits of the requested tokens."""
     return decoder(b, w, h, block)
 
 

@@ -65,7 +65,7 @@ def read(fields: Fields) -> Mamba2:
 
 
 def forward(b: Builder, w: Weights, h: Mamba2) -> Activation:
-    """Compute the logits of the wanted tokens."""
+    """Compute the logits of the requested tokens."""
     return decoder(b, w, h, block)
 
 

@@ -36,7 +36,7 @@ def read(fields: Fields) -> Maple:
 
 
 def forward(b: Builder, w: Weights, h: Maple) -> Activation:
-    """Compute the logits of the wanted tokens."""
+    """Compute the logits of the requested tokens."""
     w.require("output")
     return decoder(b, w, h, block)
 
@@ -56,7 +56,7 @@ def limited_swiglu(b: Builder, limit: float) -> Gate:
         return b.swiglu
 
     def gated(gate: Activation, up: Activation) -> Activation:
-        nothing = b.clamp(up, 0.0)
-        return b.multiply(b.swiglu_limited(gate, nothing, 1.0, limit), b.clamp(up, limit))
+        zeros = b.clamp(up, 0.0)
+        return b.multiply(b.swiglu_limited(gate, zeros, 1.0, limit), b.clamp(up, limit))
 
     return gated

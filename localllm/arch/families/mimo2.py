@@ -1,8 +1,8 @@
 """MiMo-V2 (Xiaomi 2025).
 
 Unlike llama: layers with a window have heads and RoPE of their own, and sinks; values are shorter than keys, and have a
-factor; RoPE rotates only the beginning of a head, in pairs half of that apart; some layers have experts, whose scores
-are sigmoids.
+factor; RoPE rotates only the beginning of a head, in pairs half the rotated dimensions apart; some layers have experts,
+whose scores are sigmoids.
 """
 
 from collections.abc import Sequence
@@ -48,7 +48,7 @@ def read(fields: Fields) -> MiMo2:
 
 
 def forward(b: Builder, w: Weights, h: MiMo2) -> Activation:
-    """Compute the logits of the wanted tokens."""
+    """Compute the logits of the requested tokens."""
     w.require("output")
     return decoder(b, w, h, block)
 

@@ -1,4 +1,4 @@
-"""MiniCPM 1, 2 and 4 (Hu et al. 2024, arXiv 2404.06395): as Granite, but older files lack the factors."""
+"""MiniCPM 1, 2 and 4 (Hu et al. 2024, arXiv 2404.06395): like Granite, but older files lack the factors."""
 
 from localllm.arch.families.granite import Granite, forward
 from localllm.arch.metadata import Fields

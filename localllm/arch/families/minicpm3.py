@@ -1,7 +1,7 @@
 """MiniCPM 3 (OpenBMB 2024).
 
-Attention as in the oldest files of DeepSeek-V2, with LongRoPE's frequency factors; factors for embeddings, sublayers'
-outputs and logits, as in MiniCPM, but never in the file.
+Attention is that of the oldest files of DeepSeek-V2, with LongRoPE's frequency factors. There are factors for
+embeddings, sublayers' outputs and logits, as in MiniCPM, but files do not contain them.
 """
 
 from localllm.arch.decoder import decoder
@@ -22,7 +22,7 @@ def read(fields: Fields) -> DeepSeek2:
 
 
 def forward(b: Builder, w: Weights, h: DeepSeek2) -> Activation:
-    """Compute the logits of the wanted tokens."""
+    """Compute the logits of the requested tokens."""
     x, factors = b.scale(b.embed(w.token_embd, b.ids), EMBEDDING_SCALE), None
     if w.get("rope_factors_short") or w.get("rope_factors_long"):
         short, long = w.rope_factors_short, w.rope_factors_long

@@ -28,8 +28,8 @@ class MiniMax01(Transformer):
     def states(self) -> Sequence[Paged | Recurrent]:  # type: ignore[override]
         """Return the state of each layer: keys and values, or the heads' matrices."""
         dim = self.attention.head_dim
-        kept = [Recurrent(layer, ((heads, dim, dim),)) for layer, heads in enumerate(self.attention.heads)]
-        return [state if self.attends[state.layer] else kept[state.layer] for state in super().states()]
+        recurrent = [Recurrent(layer, ((heads, dim, dim),)) for layer, heads in enumerate(self.attention.heads)]
+        return [state if self.attends[state.layer] else recurrent[state.layer] for state in super().states()]
 
     def slopes(self, layer: int) -> list[float]:
         """Return the heads' decay slopes: ALiBi's (Press et al. 2021), smaller in later layers."""
@@ -49,7 +49,7 @@ def read(fields: Fields) -> MiniMax01:
 
 
 def forward(b: Builder, w: Weights, h: MiniMax01) -> Activation:
-    """Compute the logits of the wanted tokens."""
+    """Compute the logits of the requested tokens."""
     return decoder(b, w, h, block)
 
 
@@ -71,7 +71,7 @@ def block(b: Builder, w: Weights, h: MiniMax01, state: Paged | Recurrent, x: Act
 
 
 def lightning(b: Builder, w: Weights, h: MiniMax01, state: Recurrent, x: Activation) -> Activation:
-    """Compute the heads' outputs, normalized and gated. Queries, keys and values stand head by head."""
+    """Compute the heads' outputs, normalized and gated. Queries, keys and values are ordered head by head."""
     ((heads, dim, _),) = state.shapes
     every = b.linear(x, w.attn_qkv.shaped(3 * heads * dim, h.width))
     every = b.multiply(every, b.sigmoid(every))

@@ -67,7 +67,7 @@ def read(fields: Fields) -> MiniMaxM3:
 
 
 def forward(b: Builder, w: Weights, h: MiniMaxM3) -> Activation:
-    """Compute the logits of the wanted tokens."""
+    """Compute the logits of the requested tokens."""
     return decoder(b, w, h, block)
 
 
@@ -75,11 +75,11 @@ def block(b: Builder, w: Weights, h: MiniMaxM3, state: Paged, x: Activation) -> 
     """Apply one layer: attention, then the feed-forward network, each added to the residual stream."""
     y = b.rms_norm(x, w.attn_norm, h.epsilon)
     q, k, v = qkv(b, w, h, state.layer, y)
-    chosen = None
+    selected = None
     if index := h.index(state.layer):
-        chosen = choose(b, w, h, index, y)
+        selected = choose(b, w, h, index, y)
         w.require_biases("exp_probs_b")
-    y = attend(b, h, state, *rms_norm_heads(b, w, h, q, k), v, chosen=chosen)
+    y = attend(b, h, state, *rms_norm_heads(b, w, h, q, k), v, chosen=selected)
     x, gate = b.add(x, b.linear(y, w.attn_output)), partial(b.swiglu_limited, sharpness=SHARPNESS, limit=LIMIT)
     return b.add(x, feed_forward_or_experts(b, w, h.routing, b.rms_norm(x, w.ffn_norm, h.epsilon), gate, shared_expert))
 

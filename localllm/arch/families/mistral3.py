@@ -42,7 +42,7 @@ def with_own_yarn(fields: Fields, attention: Attention) -> Attention:
 
 
 def forward(b: Builder, w: Weights, h: Mistral3) -> Activation:
-    """Compute the logits of the wanted tokens."""
+    """Compute the logits of the requested tokens."""
     return decoder(b, w, h, block, factors=rope_factors(b, w, h))
 
 

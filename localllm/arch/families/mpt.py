@@ -37,7 +37,7 @@ def read(fields: Fields) -> MPT:
 
 
 def forward(b: Builder, w: Weights, h: MPT) -> Activation:
-    """Compute the logits of the wanted tokens."""
+    """Compute the logits of the requested tokens."""
     x = b.embed(w.token_embd, b.ids)
     if table := w.get("position_embd"):
         x = b.add(x, b.embed_positions(table, b.positions))
@@ -60,6 +60,6 @@ def alibi_slopes(heads: int, bias: float) -> tuple[float, ...]:
 
     The heads beyond a power of 2 go between the first ones.
     """
-    whole = 1 << heads.bit_length() - 1
-    first = [2 ** (-bias * (head + 1) / whole) for head in range(whole)]
-    return (*first, *(2 ** (-bias * (head + 0.5) / whole) for head in range(heads - whole)))
+    power = 1 << heads.bit_length() - 1
+    first = [2 ** (-bias * (head + 1) / power) for head in range(power)]
+    return (*first, *(2 ** (-bias * (head + 0.5) / power) for head in range(heads - power)))

@@ -45,7 +45,7 @@ def read(fields: Fields) -> MuseGlimmer:
 
 
 def forward(b: Builder, w: Weights, h: MuseGlimmer) -> Activation:
-    """Compute the logits of the wanted tokens."""
+    """Compute the logits of the requested tokens."""
     x = b.rms_norm(b.embed(w.token_embd, b.ids), None, h.epsilon)
     logits = b.scale(decoder(b, w, h, block, x), h.logit_scale)
     return b.softcap(logits, h.logit_softcap) if h.logit_softcap else logits
@@ -59,7 +59,7 @@ def block(b: Builder, w: Weights, h: MuseGlimmer, state: Paged, x: Activation) -
     y = b.rms_norm(x, w.attn_norm, h.epsilon)
     q, k, v = qkv(b, w, h, state.layer, y)
     q, k = rms_norm_heads(b, w, h, q, k)
-    seen = b.multiply(attend(b, h, state, q, k, v), b.sigmoid(b.linear(y, w.attn_gate)))
-    x = b.add(x, b.rms_norm(b.linear(seen, w.attn_output), w.post_attention_norm, BEHIND))
+    attended = b.multiply(attend(b, h, state, q, k, v), b.sigmoid(b.linear(y, w.attn_gate)))
+    x = b.add(x, b.rms_norm(b.linear(attended, w.attn_output), w.post_attention_norm, BEHIND))
     y = gated_feed_forward(b, w, b.rms_norm(x, w.ffn_norm, h.epsilon), b.swiglu)
     return b.add(x, b.rms_norm(y, w.post_ffw_norm, BEHIND))

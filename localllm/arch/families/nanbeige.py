@@ -1,4 +1,4 @@
-"""Nanbeige 4 (Nanbeige Lab 2025). As llama, but the stack of layers may be applied several times.
+"""Nanbeige 4 (Nanbeige Lab 2025). Like llama, but the stack of layers may be applied several times.
 
 Each pass has keys and values of its own; the final norm is applied between two passes, unless the file skips it.
 """
@@ -39,7 +39,7 @@ def read(fields: Fields) -> Nanbeige:
 
 
 def forward(b: Builder, w: Weights, h: Nanbeige) -> Activation:
-    """Compute the logits of the wanted tokens."""
+    """Compute the logits of the requested tokens."""
     x, factors = b.embed(w.token_embd, b.ids), rope_factors(b, w, h)
     for state in h.states():
         loop, layer = divmod(state.layer, h.layers)

@@ -1,7 +1,7 @@
 """Nemotron 3 and 4, Minitron (Parmar et al. 2024, arXiv 2402.16819), Jais 2 (Inception 2025).
 
 Unlike llama: layer norms (the file's weights include the 1 that is added to them); squared ReLU without a gate; RoPE
-rotates only the beginning of a head, in pairs half of that apart.
+rotates only the beginning of a head, in pairs half the rotated dimensions apart.
 """
 
 from localllm.arch.attention import LAYER_EPSILON, Transformer, attend, qkv
@@ -19,7 +19,7 @@ def read(fields: Fields) -> Transformer:
 
 
 def forward(b: Builder, w: Weights, h: Transformer) -> Activation:
-    """Compute the logits of the wanted tokens."""
+    """Compute the logits of the requested tokens."""
     if h.arch == "nemotron":
         w.require("output")
     return decoder(b, w, h, block, norm=layer_norm_of(b, w, h))

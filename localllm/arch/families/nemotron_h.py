@@ -30,8 +30,8 @@ class NemotronH(Transformer):
 
     def states(self) -> Sequence[Paged | Recurrent]:  # type: ignore[override]
         """Return the states of attention layers and of Mamba 2's; the other layers have none."""
-        kept = [state for state in super().states() if not self.feeds[state.layer]]
-        return [state if state.kv_heads else self.space.state(state.layer) for state in kept]
+        mixers = [state for state in super().states() if not self.feeds[state.layer]]
+        return [state if state.kv_heads else self.space.state(state.layer) for state in mixers]
 
 
 def read(fields: Fields) -> NemotronH:
@@ -50,7 +50,7 @@ def read(fields: Fields) -> NemotronH:
 
 
 def forward(b: Builder, w: Weights, h: NemotronH) -> Activation:
-    """Compute the logits of the wanted tokens."""
+    """Compute the logits of the requested tokens."""
     x, states = b.embed(w.token_embd, b.ids), {state.layer: state for state in h.states()}
     for layer in range(h.layers):
         block = w.block(layer)

@@ -30,7 +30,7 @@ def read(fields: Fields) -> OLMo2:
 
 
 def forward(b: Builder, w: Weights, h: OLMo2) -> Activation:
-    """Compute the logits of the wanted tokens."""
+    """Compute the logits of the requested tokens."""
     return decoder(b, w, h, block)
 
 

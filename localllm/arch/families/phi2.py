@@ -1,7 +1,8 @@
 """Phi 1, 1.5 and 2 (Li et al. 2023, arXiv 2309.05463; Javaheripi et al. 2023).
 
 Unlike llama: attention and feed-forward network read the same layer norm and are added together; GELU without a gate;
-biases everywhere, also for the logits; RoPE rotates only the beginning of a head, in pairs half of that apart.
+biases everywhere, also for the logits; RoPE rotates only the beginning of a head, in pairs half the rotated dimensions
+apart.
 """
 
 from localllm.arch.attention import LAYER_EPSILON, Transformer, attend, qkv
@@ -19,7 +20,7 @@ def read(fields: Fields) -> Transformer:
 
 
 def forward(b: Builder, w: Weights, h: Transformer) -> Activation:
-    """Compute the logits of the wanted tokens."""
+    """Compute the logits of the requested tokens."""
     w.require_biases("output")
     return decoder(b, w, h, block, norm=layer_norm_of(b, w, h))
 

@@ -19,7 +19,7 @@ def read(fields: Fields) -> Transformer:
 
 
 def forward(b: Builder, w: Weights, h: Transformer) -> Activation:
-    """Compute the logits of the wanted tokens."""
+    """Compute the logits of the requested tokens."""
     w.require_biases("output_norm", "output")
     norm = lambda x: rms_norm_with_bias(b, h, x, w.output_norm)  # noqa: E731
     return decoder(b, w, h, block, norm=norm, factors=rope_factors(b, w, h))

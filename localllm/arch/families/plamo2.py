@@ -62,7 +62,7 @@ def read(fields: Fields) -> Plamo2:
 
 
 def forward(b: Builder, w: Weights, h: Plamo2) -> Activation:
-    """Compute the logits of the wanted tokens."""
+    """Compute the logits of the requested tokens."""
     return decoder(b, w, h, block)
 
 

@@ -1,4 +1,4 @@
-"""PLM (Deng et al. 2025, arXiv 2503.12167). As the oldest files of DeepSeek-V2, but the square of a ReLU for a gate."""
+"""PLM (Deng et al. 2025, arXiv 2503.12167). Like the oldest files of DeepSeek-V2, with a squared ReLU for a gate."""
 
 from localllm.arch.attention import RMS_EPSILON
 from localllm.arch.decoder import decoder
@@ -35,7 +35,7 @@ def read(fields: Fields, interleaved: bool = True) -> DeepSeek2:
 
 
 def forward(b: Builder, w: Weights, h: DeepSeek2) -> Activation:
-    """Compute the logits of the wanted tokens."""
+    """Compute the logits of the requested tokens."""
     return decoder(b, w, h, block)
 
 

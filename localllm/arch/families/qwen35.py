@@ -100,7 +100,7 @@ def read_attends(fields: Fields, layers: int, interval: int = 4) -> tuple[bool, 
 
 
 def forward(b: Builder, w: Weights, h: Qwen35) -> Activation:
-    """Compute the logits of the wanted tokens."""
+    """Compute the logits of the requested tokens."""
     return decoder(b, w, h, block)
 
 
@@ -121,16 +121,16 @@ def draft(b: Builder, w: Weights, h: Qwen35, hidden: Activation) -> MtpOutput:
 
 
 def attention(
-    b: Builder, w: Weights, h: Qwen35, state: Paged, x: Activation, chosen: Activation | None = None
+    b: Builder, w: Weights, h: Qwen35, state: Paged, x: Activation, selected: Activation | None = None
 ) -> Activation:
     """Compute the heads' gated outputs.
 
-    A gate follows each head's query. chosen: see Scores.
+    A gate follows each head's query. selected: see Scores.chosen.
     """
     queries, head_dim = b.linear(x, w.attn_q), h.attention.head_dim
     q, gate = (b.slice_columns(queries, first, first + head_dim, 2 * head_dim) for first in (0, head_dim))
     q, k = rms_norm_heads(b, w, h, q, b.linear(x, w.attn_k))
-    y = attend(b, h, state, q, k, b.linear(x, w.attn_v), chosen=chosen)
+    y = attend(b, h, state, q, k, b.linear(x, w.attn_v), chosen=selected)
     return b.linear(b.multiply(y, b.sigmoid(gate)), w.attn_output)
 
 

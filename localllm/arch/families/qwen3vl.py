@@ -41,7 +41,7 @@ def read(fields: Fields) -> Qwen3VL:
 
 
 def forward(b: Builder, w: Weights, h: Qwen3VL) -> Activation:
-    """Compute the logits of the wanted tokens."""
+    """Compute the logits of the requested tokens."""
     x = b.embed_inputs(lambda: b.embed(w.token_embd, b.ids), 1 + h.deep)
     return decoder(b, w, h, block, x, factors=rope_factors(b, w, h))
 

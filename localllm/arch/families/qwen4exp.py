@@ -61,8 +61,8 @@ class Qwen4(Qwen35):
         state, size = super().states()[layer], self.blocks.sizes[layer]
         if isinstance(state, Recurrent):
             has_sequences = self.ngrams and self.ngrams.layer == layer
-            more = self.ngrams.shapes(self.streams * self.width) if self.ngrams and has_sequences else []
-            return [replace(state, shapes=(*state.shapes, *more))]
+            shapes = self.ngrams.shapes(self.streams * self.width) if self.ngrams and has_sequences else []
+            return [replace(state, shapes=(*state.shapes, *shapes))]
         index = [Latent(layer, self.blocks.dim, self.blocks.dim, is_index=True)] if size else []
         return [state, *index, *([Recurrent(layer, ((size - 1, self.blocks.dim),))] if size > 1 else [])]
 
@@ -77,7 +77,7 @@ def read(fields: Fields) -> Qwen4:
         raise fields.wrong(SECTIONS, "four numbers")
     rope = with_sections(fields, heads.rope, interleaved=True)
     if rope.unrotated:
-        raise fields.unsupported(f"{fields.key(SECTIONS)}: pairs that stand still are not supported here")
+        raise fields.unsupported(f"{fields.key(SECTIONS)}: pairs that are not rotated are not supported here")
     streams, rank = fields.count("hyper_connection.count"), fields.count("hyper_connection.low_rank")
     if not 2 <= streams <= MOST_STREAMS:
         raise fields.wrong("hyper_connection.count", f"a number from 2 to {MOST_STREAMS}")
@@ -110,7 +110,7 @@ def read_blocks(fields: Fields, rope: Rope) -> BlockIndexer:
 
 
 def forward(b: Builder, w: Weights, h: Qwen4) -> Activation:
-    """Compute the logits of the wanted tokens."""
+    """Compute the logits of the requested tokens."""
     x = concat_streams(b, [b.embed(w.token_embd, b.ids)] * h.streams)
     for layer in range(h.layers):
         block, states = w.block(layer), h.of_layer(layer)
@@ -150,9 +150,9 @@ def mean_of_streams(b: Builder, w: Weights, h: Qwen4, x: Activation, name: str) 
 
 def mix(b: Builder, w: Weights, h: Qwen4, states: Sequence[State], x: Activation) -> Activation:
     """Mix a layer's tokens by the delta rule, with a sigmoid gate, or by attention."""
-    state, *others = states
+    state, *indexer_states = states
     if isinstance(state, Paged):
-        return attention(b, w, h, state, x, choose(b, w, h, others, x))
+        return attention(b, w, h, state, x, choose(b, w, h, indexer_states, x))
     assert isinstance(state, Recurrent)
     return delta_net(b, w, h, state, x, lambda gate, y: b.multiply(y, b.sigmoid(gate)))
 

@@ -19,20 +19,20 @@ def read(fields: Fields) -> Rwkv:
 
 
 def forward(b: Builder, w: Weights, h: Rwkv) -> Activation:
-    """Compute the logits of the wanted tokens."""
+    """Compute the logits of the requested tokens."""
     return rwkv_decoder(b, w, h, time_mix, channel_mix)
 
 
 def mixtures(b: Builder, w: Weights, h: Rwkv, state: Recurrent, x: Activation) -> list[Activation]:
     """Interpolate each token with the one before it, once for each of USES."""
-    before, rank = b.previous(x, state, 1), h.ranks[0]
-    y = b.linear(b.lerp(x, before, vector(w, h, "time_mix_lerp_x")), w.time_mix_w1.shaped(len(USES) * rank, h.width))
+    previous, rank = b.previous(x, state, 1), h.ranks[0]
+    y = b.linear(b.lerp(x, previous, vector(w, h, "time_mix_lerp_x")), w.time_mix_w1.shaped(len(USES) * rank, h.width))
     y = b.head_linear(b.softcap(y, 1.0), w.time_mix_w2.shaped(len(USES), h.width, rank))
-    change, found = b.add(before, b.scale(x, -1.0)), []
+    change, mixed = b.add(previous, b.scale(x, -1.0)), []
     for use, by in enumerate(lerps(w, h, USES)):
         far = b.add_vector(b.slice_columns(y, use * h.width, (use + 1) * h.width), by)
-        found.append(b.add(x, b.multiply(change, far)))
-    return found
+        mixed.append(b.add(x, b.multiply(change, far)))
+    return mixed
 
 
 def time_mix(b: Builder, w: Weights, h: Rwkv, state: Recurrent, x: Activation) -> Activation:
@@ -63,7 +63,7 @@ def for_every_head(b: Builder, h: Rwkv, x: Activation) -> Activation:
 
 def channel_mix(b: Builder, w: Weights, h: Rwkv, state: Recurrent, x: Activation) -> Activation:
     """Apply the gated feed-forward network."""
-    before = b.previous(x, state, 2)
-    gate = b.sigmoid(b.linear(b.lerp(x, before, vector(w, h, "channel_mix_lerp_r")), w.channel_mix_receptance))
-    y = b.linear(b.lerp(x, before, vector(w, h, "channel_mix_lerp_k")), w.channel_mix_key)
+    previous = b.previous(x, state, 2)
+    gate = b.sigmoid(b.linear(b.lerp(x, previous, vector(w, h, "channel_mix_lerp_r")), w.channel_mix_receptance))
+    y = b.linear(b.lerp(x, previous, vector(w, h, "channel_mix_lerp_k")), w.channel_mix_key)
     return b.multiply(gate, b.linear(b.relu_squared(y), w.channel_mix_value))

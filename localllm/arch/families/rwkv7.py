@@ -21,7 +21,7 @@ def read(fields: Fields) -> Rwkv:
 
 
 def forward(b: Builder, w: Weights, h: Rwkv) -> Activation:
-    """Compute the logits of the wanted tokens."""
+    """Compute the logits of the requested tokens."""
     first: list[Activation] = []  # the values of the first layer
 
     def mix(b: Builder, w: Weights, h: Rwkv, state: Recurrent, x: Activation) -> Activation:
@@ -32,8 +32,8 @@ def forward(b: Builder, w: Weights, h: Rwkv) -> Activation:
 
 def time_mix(b: Builder, w: Weights, h: Rwkv, state: Recurrent, x: Activation, first: list[Activation]) -> Activation:
     """Compute the heads' gated outputs."""
-    before, (decay, rate, residual, gate) = b.previous(x, state, 1), h.ranks
-    xr, xw, xk, xv, xa, *xg = (b.lerp(x, before, by) for by in lerps(w, h, "rwkvag" if gate else "rwkva"))
+    previous, (decay, rate, residual, gate) = b.previous(x, state, 1), h.ranks
+    xr, xw, xk, xv, xa, *xg = (b.lerp(x, previous, by) for by in lerps(w, h, "rwkvag" if gate else "rwkva"))
     r, k, v = b.linear(xr, w.time_mix_receptance), b.linear(xk, w.time_mix_key), b.linear(xv, w.time_mix_value)
     decays = b.add_vector(narrow(b, w, "time_mix_w", decay, xw, lambda y: b.softcap(y, 1.0)), w.time_mix_w0)
     decays = b.exponential(b.scale(b.sigmoid(decays), SLOWEST))
@@ -54,8 +54,8 @@ def time_mix(b: Builder, w: Weights, h: Rwkv, state: Recurrent, x: Activation, f
     if ln := w.get("time_mix_ln"):
         w.require_biases("time_mix_ln")
         y = b.layer_norm(y, ln.shaped(h.width), HEAD_EPSILON, h.head_dim)
-    own = b.head_dots(k, b.scale_columns(r, w.time_mix_r_k), h.heads)
-    y = b.add(y, b.multiply_heads(v, own))
+    bonus = b.head_dots(k, b.scale_columns(r, w.time_mix_r_k), h.heads)
+    y = b.add(y, b.multiply_heads(v, bonus))
     if gate:
         y = b.multiply(y, narrow(b, w, "time_mix_g", gate, xg[0], b.sigmoid))
     return b.linear(y, w.time_mix_output)

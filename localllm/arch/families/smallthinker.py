@@ -42,7 +42,7 @@ def read(fields: Fields) -> SmallThinker:
 
 
 def forward(b: Builder, w: Weights, h: SmallThinker) -> Activation:
-    """Compute the logits of the wanted tokens."""
+    """Compute the logits of the requested tokens."""
     return decoder(b, w, h, block)
 
 

@@ -21,7 +21,7 @@ def read(fields: Fields) -> LocallyRotated:
 
 
 def forward(b: Builder, w: Weights, h: LocallyRotated) -> Activation:
-    """Compute the logits of the wanted tokens."""
+    """Compute the logits of the requested tokens."""
     return decoder(b, w, h, block)
 
 
@@ -29,7 +29,7 @@ def block(b: Builder, w: Weights, h: LocallyRotated, state: Paged, x: Activation
     """Apply one layer: attention, then the feed-forward network, each added to the residual stream."""
     y = b.rms_norm(x, w.attn_norm, h.epsilon)
     q, k, v = qkv(b, w, h, state.layer, y)
-    seen = attend(b, h, state, q, k, v)
-    seen = gate_heads(b, h, state, seen, b.sigmoid(b.linear(y, w.attn_gate)))
-    x = b.add(x, b.linear(seen, w.attn_output))
+    attended = attend(b, h, state, q, k, v)
+    attended = gate_heads(b, h, state, attended, b.sigmoid(b.linear(y, w.attn_gate)))
+    x = b.add(x, b.linear(attended, w.attn_output))
     return b.add(x, gated_feed_forward(b, w, b.rms_norm(x, w.ffn_norm, h.epsilon), b.geglu))

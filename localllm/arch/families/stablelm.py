@@ -1,8 +1,8 @@
 """StableLM 1.6B, 3B and 2 (Bellagente et al. 2024, arXiv 2402.17834), Orion 14B (arXiv 2401.12246).
 
-Unlike llama: layer norms; RoPE rotates only the beginning of a head, in pairs half of that apart; queries, keys
-and values may have biases. The 12B model normalizes each head of queries and keys, and its feed-forward network reads
-what attention reads.
+Unlike llama: layer norms; RoPE rotates only the beginning of a head, in pairs half the rotated dimensions apart;
+queries, keys and values may have biases. The 12B model normalizes each head of queries and keys, and its feed-forward
+network reads what attention reads.
 """
 
 from localllm.arch.attention import LAYER_EPSILON, Transformer, attend, layer_norm_heads, qkv
@@ -20,7 +20,7 @@ def read(fields: Fields) -> Transformer:
 
 
 def forward(b: Builder, w: Weights, h: Transformer) -> Activation:
-    """Compute the logits of the wanted tokens."""
+    """Compute the logits of the requested tokens."""
     w.require("output")
     return decoder(b, w, h, block, norm=layer_norm_of(b, w, h))
 

@@ -18,7 +18,7 @@ def read(fields: Fields) -> Transformer:
 
 
 def forward(b: Builder, w: Weights, h: Transformer) -> Activation:
-    """Compute the logits of the wanted tokens."""
+    """Compute the logits of the requested tokens."""
     return decoder(b, w, h, block, norm=layer_norm_of(b, w, h))
 
 

@@ -26,7 +26,7 @@ LEAST_LIMIT = 0.3  # above the magnitude of SiLU's negative values
 class Step35(LocallyRotated):
     """The hyperparameters with, by layer, the limits of gates and up projections, 0 for none.
 
-    expert_limits: of experts. limits: of the other feed-forward networks.
+    expert_limits: limits of experts. limits: limits of the other feed-forward networks.
     """
 
     expert_limits: tuple[float, ...]
@@ -65,7 +65,7 @@ def read_limits(fields: Fields, name: str, layers: int) -> tuple[float, ...]:
 
 
 def forward(b: Builder, w: Weights, h: Step35) -> Activation:
-    """Compute the logits of the wanted tokens."""
+    """Compute the logits of the requested tokens."""
     w.require("output")
     factors, pairs = rope_factors(b, w, h), h.attention.rope.dims // 2
     if factors and factors.shape != (pairs,):  # some files have factors for whole heads
@@ -79,10 +79,10 @@ def block(b: Builder, w: Weights, h: Step35, state: Paged, x: Activation, factor
     q, k, v = qkv(b, w, h, state.layer, y)
     if w.get("attn_q_norm") or w.get("attn_k_norm"):
         q, k = rms_norm_heads(b, w, h, q, k)
-    seen = attend(b, h, state, q, k, v, None if h.windows[state.layer] else factors)
+    attended = attend(b, h, state, q, k, v, None if h.windows[state.layer] else factors)
     if gate := w.get("attn_gate"):
-        seen = gate_heads(b, h, state, seen, b.sigmoid(b.linear(y, gate)))
-    x = b.add(x, b.linear(seen, w.attn_output))
+        attended = gate_heads(b, h, state, attended, b.sigmoid(b.linear(y, gate)))
+    x = b.add(x, b.linear(attended, w.attn_output))
     of_experts, of_others = (limited_swiglu(b, limits[state.layer]) for limits in (h.expert_limits, h.limits))
     y, is_mixture = b.rms_norm(x, w.ffn_norm, h.epsilon), w.get("ffn_gate_inp", by_layer=True) is not None
 

@@ -72,8 +72,8 @@ def read(fields: Fields) -> T5:
     buckets = fields.count("attention.relative_buckets_count")
     if buckets % 4:
         raise fields.wrong("attention.relative_buckets_count", "a multiple of 4")
-    own = fields.epsilon(RMS_EPSILON), heads, head_dim, fields.count("feed_forward_length"), buckets
-    common = {**common, **dict(zip(("epsilon", "heads", "head_dim", "hidden", "buckets"), own, strict=True))}
+    sizes = fields.epsilon(RMS_EPSILON), heads, head_dim, fields.count("feed_forward_length"), buckets
+    common = {**common, **dict(zip(("epsilon", "heads", "head_dim", "hidden", "buckets"), sizes, strict=True))}
     if fields.arch == "t5encoder":
         return T5Encoder(**common, pooling=own_pooling(fields))
     start = fields.count("decoder_start_token_id", 0)
@@ -85,7 +85,7 @@ def read(fields: Fields) -> T5:
 
 
 def forward(b: Builder, w: Weights, h: T5) -> Activation:
-    """Compute the logits of the wanted tokens, or a row for each text of an encoder alone."""
+    """Compute the logits of the requested tokens, or a row for each text of an encoder alone."""
     if h.bidirectional:
         return pool_texts(b, w, h, encode_text(b, w.part("enc."), h, b.embed(w.token_embd, b.ids)))
     x, decoder = b.embed(w.token_embd, b.ids), w.part("dec.")
@@ -119,11 +119,11 @@ def encode_text(b: Builder, w: Weights, h: T5, x: Activation) -> Activation:
     return b.rms_norm(x, w.output_norm, h.epsilon)
 
 
-def attention(b: Builder, w: Weights, h: T5, state: Paged, x: Activation, **given: Any) -> Activation:
+def attention(b: Builder, w: Weights, h: T5, state: Paged, x: Activation, **scores: Any) -> Activation:
     """Add attention's output to x; a layer may have biases of its own."""
-    y, own = b.rms_norm(x, w.attn_norm, h.epsilon), given["biases"].get(state.layer, given["biases"][0])
+    y, biases = b.rms_norm(x, w.attn_norm, h.epsilon), scores["biases"].get(state.layer, scores["biases"][0])
     q, k, v = (b.linear(y, part) for part in (w.attn_q, w.attn_k, w.attn_v))
-    y = b.attend(q, k, v, state, Scores(h.heads, 1.0, **{**given, "biases": own}))
+    y = b.attend(q, k, v, state, Scores(h.heads, 1.0, **{**scores, "biases": biases}))
     return b.add(x, b.linear(y, w.attn_o))
 
 
@@ -139,15 +139,15 @@ def distances(b: Builder, w: Weights, h: T5, both_ways: bool) -> dict[int, np.nd
 
     Raises ModelError.
     """
-    numbers, found = bucket_of(h.buckets, both_ways), {}
+    numbers, buckets = bucket_of(h.buckets, both_ways), {}
     for layer in range(h.layers if both_ways else h.decoder_layers):
         table = w.block(layer).get("attn_rel_b", by_layer=True)
         if table is None and layer == 0:
             w.block(0).require("attn_rel_b")
         if table:
             b.ignore(table)
-            found[layer] = biases_of(table.shaped(h.buckets, h.heads), numbers)
-    return found
+            buckets[layer] = biases_of(table.shaped(h.buckets, h.heads), numbers)
+    return buckets
 
 
 def biases_of(table: Weight, numbers: np.ndarray) -> np.ndarray:

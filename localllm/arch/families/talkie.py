@@ -27,7 +27,7 @@ def read(fields: Fields) -> Talkie:
 
 
 def forward(b: Builder, w: Weights, h: Talkie) -> Activation:
-    """Compute the logits of the wanted tokens."""
+    """Compute the logits of the requested tokens."""
     w.require("output")
     x = b.rms_norm(b.embed(w.token_embd, b.ids), None, h.epsilon)
     logits = decoder(b, w, h, block, x, lambda y: b.rms_norm(y, None, h.epsilon), embeddings=x)

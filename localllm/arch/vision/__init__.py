@@ -47,9 +47,9 @@ def projector(file: GGUFFile) -> tuple[ModuleType, Vision]:
         raise UnsupportedError(f"{file.path}: a projector without a vision encoder")
     name = projector_type(fields)
     if name not in FAMILIES:
-        known = ", ".join(FAMILIES)
+        supported = ", ".join(FAMILIES)
         raise UnsupportedError(
-            f"{file.path}: projectors of the type {printable(name)} are not supported; supported: {known}"
+            f"{file.path}: projectors of the type {printable(name)} are not supported; supported: {supported}"
         )
     module = import_module(f"localllm.arch.vision.{FAMILIES[name]}")
     return module, module.read(fields)

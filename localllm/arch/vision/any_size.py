@@ -51,9 +51,11 @@ class AnySize(Vision):
 
 def read_any_size(fields: Fields, merge: int) -> dict[str, Any]:
     """Read the fields that all of these encoders have. Raises ModelError. merge: the default merge factor."""
-    found = read_vision(fields, merge=fields.count("vision.spatial_merge_size", merge))
-    if found["merge"] > MOST_MERGED:
-        raise fields.error(f"patches merged by {found['merge']} are not supported, {MOST_MERGED} is the most")
-    if found["width"] // found["heads"] % 4:
-        raise fields.error(f"heads of {found['width'] // found['heads']} numbers cannot be rotated by rows and columns")
-    return found
+    values = read_vision(fields, merge=fields.count("vision.spatial_merge_size", merge))
+    if values["merge"] > MOST_MERGED:
+        raise fields.error(f"patches merged by {values['merge']} are not supported, {MOST_MERGED} is the most")
+    if values["width"] // values["heads"] % 4:
+        raise fields.error(
+            f"heads of {values['width'] // values['heads']} numbers cannot be rotated by rows and columns"
+        )
+    return values

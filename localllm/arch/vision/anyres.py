@@ -1,6 +1,6 @@
 """LLaVA 1.6's images (Liu et al. 2024, https://llava-vl.github.io/blog/2024-01-30-llava-next/).
 
-An image becomes one square of all of it, and tiles of it at the allowed size that fits best.
+An image becomes one square with the whole image, and tiles of the image at the allowed size that fits best.
 
 As in training and in Hugging Face's transformers, the square comes first, then the rows of the tiles line by line,
 without those of the black bars, each line followed by the newline embedding. llama.cpp puts the tiles first, one after
@@ -36,7 +36,7 @@ class Anyres(NamedTuple):
 
 
 def read_anyres(fields: Fields, side: int) -> Anyres:
-    """Read how images are cut; side: of a tile. Raises ModelError."""
+    """Read how images are cut; side: side of a tile. Raises ModelError."""
     name = "vision.image_grid_pinpoints"
     if fields.raw(name) is None:
         return Anyres()
@@ -52,26 +52,26 @@ def read_anyres(fields: Fields, side: int) -> Anyres:
     return Anyres(tuple((int(columns), int(rows)) for columns, rows in sizes), is_unpadded)
 
 
-def squares(picture: Picture, side: int, how: Anyres) -> list[Picture]:
+def squares(picture: Picture, side: int, anyres: Anyres) -> list[Picture]:
     """Return the whole image as a square, and then its tiles, row by row."""
-    whole = resize(picture, (side, side), BICUBIC)
-    return [whole, *cut_tiles(with_bars(picture, most_used(picture.size, how.sizes), BICUBIC), side)]
+    overview = resize(picture, (side, side), BICUBIC)
+    return [overview, *cut_tiles(with_bars(picture, most_used(picture.size, anyres.sizes), BICUBIC), side)]
 
 
-def arrange_rows(rows: list[np.ndarray], size: Size, how: Anyres, side: int, newline: np.ndarray) -> np.ndarray:
+def arrange_rows(rows: list[np.ndarray], size: Size, anyres: Anyres, side: int, newline: np.ndarray) -> np.ndarray:
     """Order the rows of an image's tiles, float32 [rows, width] each, as the language model reads them.
 
-    size: of the image.  newline: float32 [width], the embedding after a line.
+    size: size of the image.  newline: float32 [width], the embedding after a line.
     """
-    if not how.is_unpadded:
+    if not anyres.is_unpadded:
         return np.concatenate(rows)
-    whole, *tiles = rows
-    columns, lines = (length // side for length in most_used(size, how.sizes))
-    per_side = int(len(whole) ** 0.5)
+    overview, *tiles = rows
+    columns, lines = (length // side for length in most_used(size, anyres.sizes))
+    per_side = int(len(overview) ** 0.5)
     grid = np.stack(tiles).reshape(lines, columns, per_side, per_side, -1).transpose(0, 2, 1, 3, 4)
     grid = without_bars(grid.reshape(lines * per_side, columns * per_side, -1), size)
     ends = np.broadcast_to(newline, (len(grid), 1, len(newline)))
-    return np.concatenate((whole, np.concatenate((grid, ends), axis=1).reshape(-1, len(newline))))
+    return np.concatenate((overview, np.concatenate((grid, ends), axis=1).reshape(-1, len(newline))))
 
 
 def without_bars(grid: np.ndarray, size: Size) -> np.ndarray:
@@ -84,15 +84,18 @@ def without_bars(grid: np.ndarray, size: Size) -> np.ndarray:
     return grid[:, bar : columns - bar]
 
 
-def newline_of(w: Weights, how: Anyres, width: int) -> Weight | None:
-    """Return the embedding after a line, if the file has one. Raises ModelError if it is needed, or not so wide."""
-    found = next(filter(None, map(w.bare, NEWLINES)), None)
-    if found is None and how.is_unpadded:
+def newline_of(w: Weights, anyres: Anyres, width: int) -> Weight | None:
+    """Return the embedding after each line of patches, None if the file has none.
+
+    Raises ModelError if the model needs one, or if the embedding does not have `width` numbers.
+    """
+    weight = next(filter(None, map(w.bare, NEWLINES)), None)
+    if weight is None and anyres.is_unpadded:
         raise ModelError(f"the model has no tensor {NEWLINES[0]}")
-    return found and found.shaped(width)
+    return weight and weight.shaped(width)
 
 
-def newline_numbers(w: Weights, how: Anyres, width: int) -> np.ndarray:
+def newline_numbers(w: Weights, anyres: Anyres, width: int) -> np.ndarray:
     """Return the newline embedding, float32 [width]; zeros if the file has none."""
-    found = newline_of(w, how, width)
-    return np.zeros(width, np.float32) if found is None else numbers_of(found)
+    weight = newline_of(w, anyres, width)
+    return np.zeros(width, np.float32) if weight is None else numbers_of(weight)

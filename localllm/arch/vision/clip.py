@@ -37,7 +37,7 @@ class ClipVision(Vision):
 
     @property
     def most_patches(self) -> int:
-        """Return the patches, including the class token for the whole picture."""
+        """Return the number of patches, including the class token for the whole picture."""
         return super().most_patches + 1
 
     def rows(self, picture: Picture, w: Weights) -> np.ndarray:
@@ -104,8 +104,8 @@ def prepare(h: ClipVision, picture: Picture) -> Picture:
     columns, rows = picture.size
     shorter = min(columns, rows)
     columns, rows = (int(h.side * length / shorter) for length in (columns, rows))
-    whole, left, top = resize(picture, (columns, rows), BICUBIC), (columns - h.side) // 2, (rows - h.side) // 2
-    return whole.crop((left, top, left + h.side, top + h.side))
+    resized, left, top = resize(picture, (columns, rows), BICUBIC), (columns - h.side) // 2, (rows - h.side) // 2
+    return resized.crop((left, top, left + h.side, top + h.side))
 
 
 def see(b: Builder, w: Weights, h: ClipVision, x: Activation) -> Activation:

@@ -34,7 +34,7 @@ def read(fields: Fields) -> Gemma3Vision:
 
 
 def prepare(h: Vision, picture: Picture) -> Prepared:
-    """Prepare one square, between control tokens."""
+    """Prepare one square picture, between control tokens."""
     square = resize(picture, (h.side, h.side), BILINEAR)
     return Prepared([square], [MARKS[0], 0, MARKS[1]])
 
@@ -74,8 +74,8 @@ def crops(size: Size) -> list[tuple[int, int, int, int]]:
 def gather(h: Vision, x: np.ndarray, grid: tuple[int, int]) -> np.ndarray:
     """Compute the mean of each square of patches, without incomplete squares at the borders."""
     rows, columns = (side // h.merge * h.merge for side in grid)
-    whole = x.reshape(*grid, -1)[:rows, :columns].reshape(rows * columns, -1)
-    return in_squares(whole, (rows, columns), h.merge).mean(axis=1, dtype=np.float64).astype(np.float32)
+    patches = x.reshape(*grid, -1)[:rows, :columns].reshape(rows * columns, -1)
+    return in_squares(patches, (rows, columns), h.merge).mean(axis=1, dtype=np.float64).astype(np.float32)
 
 
 def project(b: Builder, w: Weights, h: Vision, x: Activation) -> Activation:

@@ -34,12 +34,13 @@ class Vision:
 
     Attributes:
         kind: the projector's type, as in the file.  path: the file.
-        width: of the residual stream.  hidden: of the feed-forward network.  epsilon: of the norms.
-        side: of the pictures that it was trained on, in pixels.  patch: side of a patch, in pixels.
+        width: width of the residual stream.  hidden: hidden width of the feed-forward network.  epsilon: epsilon of the
+        norms.
+        side: side of the pictures that it was trained on, in pixels.  patch: side of a patch, in pixels.
         merge: squares of merge * merge patches become one row of the language model.
         out: width of such a row, that of the language model's embeddings.
-        activation: of the feed-forward network: gelu, silu or gelu_quick.
-        mean, deviation: of red, green and blue, to normalize pixels from 0 to 1.
+        activation: activation of the feed-forward network: gelu, silu or gelu_quick.
+        mean, deviation: for red, green and blue, to normalize pixels from 0 to 1.
     """
 
     kind: str
@@ -180,10 +181,10 @@ def projector_type(fields: Fields) -> str:
 
 def read_activation(fields: Fields) -> str:
     """Read the feed-forward network's activation; without a flag it is x * sigmoid(1.702 x). Raises ModelError."""
-    found = [name for name in ("gelu", "silu") if fields.flag(f"use_{name}", False)]
-    if len(found) > 1:
+    activations = [name for name in ("gelu", "silu") if fields.flag(f"use_{name}", False)]
+    if len(activations) > 1:
         raise fields.error("clip.use_gelu and clip.use_silu are both true")
-    return found[0] if found else "gelu_quick"
+    return activations[0] if activations else "gelu_quick"
 
 
 def read_colours(fields: Fields, name: str, least: float) -> tuple[float, ...]:
@@ -204,8 +205,8 @@ def pixels_of(h: Vision, picture: Picture) -> np.ndarray:
     numbers -= np.array(h.mean, np.float32)
     numbers /= np.array(h.deviation, np.float32)
     rows, columns = h.grid(picture)
-    cut = numbers[: rows * h.patch, : columns * h.patch].reshape(rows, h.patch, columns, h.patch, 3)
-    return np.ascontiguousarray(cut.transpose(0, 2, 4, 1, 3)).reshape(rows * columns, h.pixels)
+    patches = numbers[: rows * h.patch, : columns * h.patch].reshape(rows, h.patch, columns, h.patch, 3)
+    return np.ascontiguousarray(patches.transpose(0, 2, 4, 1, 3)).reshape(rows * columns, h.pixels)
 
 
 def in_squares(x: np.ndarray, grid: tuple[int, int], side: int) -> np.ndarray:

@@ -47,9 +47,9 @@ def prepare(h: Idefics3, picture: Picture) -> Prepared:
     for number, (x, y) in enumerate(places):
         end = "\n" if x + 1 == columns and y + 1 < rows else ""
         parts += [f"{MARKS[0]}<row_{y + 1}_col_{x + 1}>", number, *([end] if end else [])]
-    whole = resize(picture, (side, side), LANCZOS)
+    overview = resize(picture, (side, side), LANCZOS)
     begin = ["\n\n"] if tiles else []
-    return Prepared([*tiles, whole], [*parts, *begin, "".join(MARKS), len(tiles), MARKS[0]])
+    return Prepared([*tiles, overview], [*parts, *begin, "".join(MARKS), len(tiles), MARKS[0]])
 
 
 def fit_size(size: tuple[int, int], longest: int) -> tuple[int, int]:

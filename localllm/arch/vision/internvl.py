@@ -41,7 +41,7 @@ class InternVision(Vision):
 
     @property
     def most_patches(self) -> int:
-        """Return the patches, including the class token for the whole picture."""
+        """Return the number of patches, including the class token for the whole picture."""
         return super().most_patches + 1
 
     def rows(self, picture: Picture, w: Weights) -> np.ndarray:
@@ -51,9 +51,9 @@ class InternVision(Vision):
 
 def read(fields: Fields) -> InternVision:
     """Read the hyperparameters. Raises ModelError."""
-    least = fields.whole("vision.preproc_min_tiles", 1, 1, MOST_TILES)
-    most = fields.whole("vision.preproc_max_tiles", 12, least, MOST_TILES)
-    h = InternVision(**read_vision(fields), tiles=(least, most))
+    least_tiles = fields.whole("vision.preproc_min_tiles", 1, 1, MOST_TILES)
+    most_tiles = fields.whole("vision.preproc_max_tiles", 12, least_tiles, MOST_TILES)
+    h = InternVision(**read_vision(fields), tiles=(least_tiles, most_tiles))
     if h.most_grid[0] % h.merge:
         raise fields.error(f"{h.most_grid[0]} patches on each side cannot be merged by {h.merge}")
     return h
@@ -62,8 +62,8 @@ def read(fields: Fields) -> InternVision:
 def prepare(h: InternVision, picture: Picture) -> Prepared:
     """Prepare the tiles row by row and then the whole image, between control tokens."""
     tiles = tiles_of(picture, grids(*h.tiles, h.side), h.side)
-    whole = resize(picture, (h.side, h.side), BICUBIC)
-    return Prepared([*tiles, whole], [MARKS[0], *range(len(tiles) + 1), MARKS[1]])
+    overview = resize(picture, (h.side, h.side), BICUBIC)
+    return Prepared([*tiles, overview], [MARKS[0], *range(len(tiles) + 1), MARKS[1]])
 
 
 def tower(b: Builder, w: Weights, h: InternVision, x: Activation) -> Activation:

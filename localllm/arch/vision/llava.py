@@ -35,7 +35,7 @@ class Llava(Vision):
 
     @property
     def most_patches(self) -> int:
-        """Return the patches, including the class token for the whole image."""
+        """Return the number of patches, including the class token for the whole image."""
         return super().most_patches + 1
 
     def rows(self, picture: Picture, w: Weights) -> np.ndarray:
@@ -64,16 +64,16 @@ def feature_layer(fields: Fields, layers: int) -> int:
     """Return the layer whose output is used, counted from 1. Raises ModelError."""
     if fields.raw("vision.feature_layer") is None:
         return layers
-    chosen = fields.array("vision.feature_layer", "iu", "an array of whole numbers").tolist()
-    if len(chosen) != 1:
-        raise fields.unsupported(f"rows of {len(chosen)} layers together are not supported")
-    if not 1 <= chosen[0] <= layers:
+    numbers = fields.array("vision.feature_layer", "iu", "an array of whole numbers").tolist()
+    if len(numbers) != 1:
+        raise fields.unsupported(f"rows of {len(numbers)} layers together are not supported")
+    if not 1 <= numbers[0] <= layers:
         raise fields.wrong("vision.feature_layer", f"from 1 to {layers}")
-    return chosen[0]
+    return numbers[0]
 
 
 def prepare(h: Llava, picture: Picture) -> Prepared:
-    """Prepare one square, or several whose rows follow one another, without control tokens."""
+    """Prepare one square picture, or several whose rows follow one another, without control tokens."""
     if h.cuts.sizes:
         return Prepared(squares(picture, h.side, h.cuts), [0])
     return Prepared([with_bars(picture, (h.side, h.side), BICUBIC, BARS)], [0])
@@ -93,15 +93,17 @@ def tower(b: Builder, w: Weights, h: Llava, x: Activation) -> Activation:
 
 def positions(b: Builder, v: Weights) -> Weight:
     """Return the table of positions, with the class token's embedding added to its first row."""
-    table, whole, bias = v.position_embd, v.exactly("class_embd"), v.patch_embd.bias
-    b.ignore(table, whole)
+    table, kernel, bias = v.position_embd, v.exactly("class_embd"), v.patch_embd.bias
+    b.ignore(table, kernel)
     if len(table.shape) != 2:
         raise ModelError(f"tensor {table.name} should be a matrix, has the shape {list(table.shape)}")
-    for one in [whole] if bias is None else [whole, bias]:
-        if math.prod(one.shape) != table.shape[1]:
-            raise ModelError(f"tensor {one.name} should have {table.shape[1]} numbers, has the shape {list(one.shape)}")
+    for weight in [kernel] if bias is None else [kernel, bias]:
+        if math.prod(weight.shape) != table.shape[1]:
+            raise ModelError(
+                f"tensor {weight.name} should have {table.shape[1]} numbers, has the shape {list(weight.shape)}"
+            )
     numbers = numbers_of(table).copy()
-    numbers[0] += numbers_of(whole).reshape(-1) - (0 if bias is None else numbers_of(bias))
+    numbers[0] += numbers_of(kernel).reshape(-1) - (0 if bias is None else numbers_of(bias))
     return table_of(table.name, numbers)
 
 

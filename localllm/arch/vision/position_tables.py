@@ -20,18 +20,18 @@ def interpolate_table(table: Weight, grid: tuple[int, int], blend: Blend) -> np.
     return np.einsum("ys,xt,stc->yxc", y, x, numbers.reshape(side, side, -1), optimize=True).astype(np.float32)
 
 
-def by_corners(wanted: int, there: int) -> np.ndarray:
+def by_corners(count: int, size: int) -> np.ndarray:
     """Compute weights that keep the first and the last position (align_corners=True)."""
-    places = np.linspace(0, there - 1, wanted) if wanted > 1 else np.zeros(1)
-    return np.maximum(1 - np.abs(places[:, None] - np.arange(there)), 0)
+    places = np.linspace(0, size - 1, count) if count > 1 else np.zeros(1)
+    return np.maximum(1 - np.abs(places[:, None] - np.arange(size)), 0)
 
 
-def by_areas(wanted: int, there: int) -> np.ndarray:
+def by_areas(count: int, size: int) -> np.ndarray:
     """Compute weights for linear interpolation between patch centres (align_corners=False, antialias)."""
-    scale = there / wanted
-    distances = np.arange(there) + 0.5 - (np.arange(wanted)[:, None] + 0.5) * scale
-    found = np.maximum(1 - np.abs(distances) / max(scale, 1), 0)
-    return found / found.sum(axis=1, keepdims=True)
+    scale = size / count
+    distances = np.arange(size) + 0.5 - (np.arange(count)[:, None] + 0.5) * scale
+    weights = np.maximum(1 - np.abs(distances) / max(scale, 1), 0)
+    return weights / weights.sum(axis=1, keepdims=True)
 
 
 def use_square_table(b: Builder, table: Weight, width: int) -> None:

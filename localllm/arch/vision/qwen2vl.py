@@ -67,9 +67,9 @@ class Qwen2Vision(AnySize):
     def windows(self, grid: tuple[int, int]) -> np.ndarray | None:
         if not self.pattern:
             return None
-        found = self.places(grid) // (WINDOW // self.patch // self.merge * self.merge)
-        changes = np.flatnonzero((np.diff(found, axis=0) != 0).any(axis=1)) + 1
-        return np.append(changes, len(found))
+        numbers = self.places(grid) // (WINDOW // self.patch // self.merge * self.merge)
+        changes = np.flatnonzero((np.diff(numbers, axis=0) != 0).any(axis=1)) + 1
+        return np.append(changes, len(numbers))
 
     def mrope_positions(self, picture: Picture) -> np.ndarray:
         rows, columns = (length // self.merge for length in self.grid(picture))

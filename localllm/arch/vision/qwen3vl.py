@@ -56,13 +56,13 @@ def tower(b: Builder, w: Weights, h: Qwen3Vision, x: Activation) -> Activation:
     v = w.part("v.")
     use_square_table(b, v.position_embd, h.width)
     positions = b.slice_columns(x, h.pixels, h.input_width)
-    x, kept = b.add(patches(b, v, h, b.slice_columns(x, 0, h.pixels)), positions), list[Activation]()
+    x, deep = b.add(patches(b, v, h, b.slice_columns(x, 0, h.pixels)), positions), list[Activation]()
     for state in h.states():
         x = block(b, v.block(state.layer), h, state, x, lambda y: b.rope(y, h.rope, b.positions))
-        kept += [x] if state.layer in h.deep else []
+        deep += [x] if state.layer in h.deep else []
     x = apply_norm(b, h, x, v.post_ln)
-    for one in kept:
-        x = b.concat_heads(x, one, 1)
+    for features in deep:
+        x = b.concat_heads(x, features, 1)
     return x
 
 
@@ -70,9 +70,9 @@ def project(b: Builder, w: Weights, h: Qwen3Vision, x: Activation) -> Activation
     """Return rows as wide as the language model's embeddings, side by side."""
     y = two_products(b, part(b, h, x, 0), w.require("mm.0"), w.require("mm.2"))
     for number, layer in enumerate(h.deep, 1):
-        own = w.part(f"v.deepstack.{layer}.")
-        deep = b.layer_norm(part(b, h, x, number), own.norm, h.epsilon)
-        y = b.concat_heads(y, two_products(b, deep, own.fc1, own.fc2), 1)
+        weights = w.part(f"v.deepstack.{layer}.")
+        deep = b.layer_norm(part(b, h, x, number), weights.norm, h.epsilon)
+        y = b.concat_heads(y, two_products(b, deep, weights.fc1, weights.fc2), 1)
     return y
 
 

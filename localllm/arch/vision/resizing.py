@@ -43,13 +43,13 @@ def with_bars(picture: Picture, size: Size, resample: int, colour: tuple[int, in
 
     if picture.size == size:
         return picture
-    scale = min(np.float32(wanted) / np.float32(length) for wanted, length in zip(size, picture.size, strict=True))
+    scale = min(np.float32(target) / np.float32(length) for target, length in zip(size, picture.size, strict=True))
     columns, rows = (
-        min(int(np.ceil(np.float32(length) * scale)), wanted) for wanted, length in zip(size, picture.size, strict=True)
+        min(int(np.ceil(np.float32(length) * scale)), target) for target, length in zip(size, picture.size, strict=True)
     )
-    whole = Image.new("RGB", size, colour)
-    whole.paste(resize(picture, (columns, rows), resample), ((size[0] - columns) // 2, (size[1] - rows) // 2))
-    return whole
+    canvas = Image.new("RGB", size, colour)
+    canvas.paste(resize(picture, (columns, rows), resample), ((size[0] - columns) // 2, (size[1] - rows) // 2))
+    return canvas
 
 
 def whole_size(size: Size, unit: int, pixels: Pixels) -> Size:

@@ -17,20 +17,20 @@ def most_used(size: Size, allowed: Sequence[Size]) -> Size:
     """
 
     def rank(candidate: Size) -> tuple[int, int]:
-        scale = min(np.float32(most) / np.float32(length) for most, length in zip(candidate, size, strict=True))
+        scale = min(np.float32(target) / np.float32(length) for target, length in zip(candidate, size, strict=True))
         columns, rows = (int(np.float32(length) * scale) for length in size)
-        used = min(columns * rows, size[0] * size[1])
-        return used, used - candidate[0] * candidate[1]
+        pixels = min(columns * rows, size[0] * size[1])
+        return pixels, pixels - candidate[0] * candidate[1]
 
     return max(allowed, key=rank)
 
 
-def grids(least: int, most: int, side: int) -> list[Size]:
-    """List the sizes of grids of `least` to `most` whole tiles."""
+def grids(minimum: int, maximum: int, side: int) -> list[Size]:
+    """List the sizes of grids of `minimum` to `maximum` whole tiles."""
     return [
         (columns * side, rows * side)
-        for columns in range(least, most + 1)
-        for rows in range(max(-(-least // columns), least), min(most // columns, most) + 1)
+        for columns in range(minimum, maximum + 1)
+        for rows in range(max(-(-minimum // columns), minimum), min(maximum // columns, maximum) + 1)
     ]
 
 

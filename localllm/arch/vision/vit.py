@@ -83,8 +83,8 @@ def block(b: Builder, w: Weights, h: Vision, state: Paged, x: Activation, rotate
     )
     q, k = (rotate(q), rotate(k)) if rotate else (q, k)
     scores = Scores(h.heads, h.head_dim**-0.5, lookahead=h.lookahead, windowed=h.windowed(state.layer))
-    seen = b.attend(q, k, v, state, scores)
-    x = b.add(x, layer_scale(b, b.linear(seen, w.attn_out), w.get("ls1")))
+    attended = b.attend(q, k, v, state, scores)
+    x = b.add(x, layer_scale(b, b.linear(attended, w.attn_out), w.get("ls1")))
     return b.add(x, layer_scale(b, feed_forward(b, w, h, apply_norm(b, h, x, w.ln2)), w.get("ls2")))
 
 

@@ -21,7 +21,7 @@ def ask(
     ] = None,
     query: Annotated[
         str | None,
-        typer.Option("-p", "--prompt", metavar="TEXT", help="Question, given here so that all arguments are files."),
+        typer.Option("-p", "--prompt", metavar="TEXT", help="Question; all arguments are then files or folders."),
     ] = None,
     top: Annotated[
         int, typer.Option("-k", "--top", metavar="N", help="Number of passages to answer from.  [default: 8]")
@@ -53,19 +53,19 @@ def ask(
     if model is None:
         raise UsageError("MODEL is missing: name one that answers with -m MODEL, or in config.toml")
     line = ProgressLine()
-    chosen = options.generation_options(opening.reading(line), choices)
-    with opened_search(places, files, models, engine.threads, engine.device) as opened:
-        hits = opened.find(question, top, threshold)
+    generation = options.generation_options(opening.reading(line), choices)
+    with opened_search(places, files, models, engine.threads, engine.device) as found_search:
+        hits = found_search.find(question, top, threshold)
     if not hits:
-        raise UsageError(f"nothing in {', '.join(places)} is about that")
+        raise UsageError(f"no passage in {', '.join(places)} matches the question")
     with opening.open_model(model, engine, None, no_cache) as answering:
-        chosen = opening.with_draft_model(answering, chosen, choices.speculate)
-        text, used = prompt_of([hit.passage for hit in hits], question, answering)
+        generation = opening.with_draft_model(answering, generation, choices.speculate)
+        text, passages = prompt_of([hit.passage for hit in hits], question, answering)
         instruction = [] if system is None else [{"role": "system", "content": system}]
-        answer = answering.session.chat([*instruction, {"role": "user", "content": text}], chosen)
+        answer = answering.session.chat([*instruction, {"role": "user", "content": text}], generation)
         if stream(answer, line):
             raise KeyboardInterrupt
-        if len(used) < len(hits):
-            say(f"localllm: {len(used)} of {len(hits)} passages fit the context of {answering.context} tokens")
-        write("".join(f"{line}\n" for line in ["", *cited_places(answer.text, used)]))
+        if len(passages) < len(hits):
+            say(f"localllm: {len(passages)} of {len(hits)} passages fit the context of {answering.context} tokens")
+        write("".join(f"{line}\n" for line in ["", *cited_places(answer.text, passages)]))
         opening.finish_writes(answering)

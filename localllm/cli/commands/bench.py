@@ -23,15 +23,15 @@ NARROW = 70  # columns of a terminal that a frame would leave too little of
 
 
 class Numbers:
-    """Whole numbers from `least` up with commas between; exactly `length` of them if that is given."""
+    """A parser of comma-separated integers of at least `least`; `length`: their exact number, if given."""
 
     def __init__(self, least: int = 0, length: int | None = None):
         self._least, self._length = least, length
 
     def __call__(self, text: str) -> tuple[int, ...]:
         """Parse the numbers. Raises ValueError."""
-        whole = re.fullmatch("[0-9]{1,7}(,[0-9]{1,7})*", text)
-        numbers = tuple(map(int, text.split(","))) if whole else ()
+        match = re.fullmatch("[0-9]{1,7}(,[0-9]{1,7})*", text)
+        numbers = tuple(map(int, text.split(","))) if match else ()
         if not numbers or min(numbers) < self._least or len(numbers) != (self._length or len(numbers)):
             kind = "numbers" if self._length is None else f"{self._length} numbers"
             raise ValueError(f"{text!r} should be {kind} from {self._least} to 9999999, separated by commas.")
@@ -118,17 +118,17 @@ def bench(
             raise UsageError("RoPE scaling cannot be changed for embedding models: leave out the --rope options")
         show_texts(path, prompt, None if threads is None else threads[0], repetitions, device, as_json)
         return
-    opened = service.Bench(path, lambda step: line.show(f"measuring {step}"), opening.compiling(line))
+    bench_run = service.Bench(path, lambda step: line.show(f"measuring {step}"), opening.compiling(line))
     try:
         layers = options.layer_count(gpu_layers)
-        for result in opened.run(tests, threads, repetitions, cache.types(), device, layers, rope.scaling()):
+        for result in bench_run.run(tests, threads, repetitions, cache.types(), device, layers, rope.scaling()):
             results.append(result)
     finally:
         line.clear()
         if as_json and results:
-            write(json.dumps(opened.report(results), ensure_ascii=False) + "\n")
+            write(json.dumps(bench_run.report(results), ensure_ascii=False) + "\n")
         elif results:
-            show(opened.model, results, opened.lane, pretty=is_terminal(sys.stdout) and not as_markdown)
+            show(bench_run.model, results, bench_run.lane, pretty=is_terminal(sys.stdout) and not as_markdown)
 
 
 def show_texts(
@@ -142,15 +142,15 @@ def show_texts(
     try:
         compiling = opening.compiling(line)
         tell = lambda test: line.show(f"measuring {test}")  # noqa: E731
-        found = measure(path, lengths, threads, repetitions, tell, compiling, device)
+        results = measure(path, lengths, threads, repetitions, tell, compiling, device)
     finally:
         line.clear()
     if as_json:
-        write(json.dumps({"model": path, "results": found}, ensure_ascii=False) + "\n")
+        write(json.dumps({"model": path, "results": results}, ensure_ascii=False) + "\n")
         return
     rows = [
-        (f"{one['length']} tokens", f"{one['tokens_per_second']:.0f} ± {one['deviation']:.0f}",
-         f"{one['texts_per_second']:.1f}") for one in found
+        (f"{result['length']} tokens", f"{result['tokens_per_second']:.0f} ± {result['deviation']:.0f}",
+         f"{result['texts_per_second']:.1f}") for result in results
     ]  # fmt: skip
     write("\n".join(table(("texts of", "tokens/s", "texts/s"), rows)) + "\n")
 
@@ -176,12 +176,12 @@ def show(model: "ModelFacts", results: Sequence["Result"], lane: str, pretty: bo
     from rich.table import Table
     from rich.text import Text
 
-    drawn = Table(*columns, title=Text(f"{name}: {facts}"))
-    for column in drawn.columns[1:]:
+    rows_table = Table(*columns, title=Text(f"{name}: {facts}"))
+    for column in rows_table.columns[1:]:
         column.justify = "right"
     for row in rows:
-        drawn.add_row(*row)
-    Console().print(drawn)
+        rows_table.add_row(*row)
+    Console().print(rows_table)
 
 
 def cells(result: "Result") -> tuple[str, ...]:

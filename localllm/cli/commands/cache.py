@@ -35,24 +35,24 @@ def cache(
     if not entries and not texts:
         dim("the cache is empty")
         return
-    rows = [*prompts(entries), *(("texts", str(tokens), size(taken), moment(when)) for tokens, taken, when in texts)]
-    rows += [("all", "", size(sum(entry.size for entry in entries) + sum(taken for _, taken, _ in texts)), "")]
+    rows = [*prompts(entries), *(("texts", str(tokens), size(nbytes), moment(when)) for tokens, nbytes, when in texts)]
+    rows += [("all", "", size(sum(entry.size for entry in entries) + sum(nbytes for _, nbytes, _ in texts)), "")]
     write("\n".join(table(("model", "tokens", "size", "last used"), rows)) + "\n")
 
 
 def prompts(entries: "list[PrefixEntry]") -> list[tuple[str, str, str, str]]:
     """Build a row for each prompt, latest first; a shared prefix counts for the latest prompt only."""
-    by_key, begun = {entry.key: entry for entry in entries}, {entry.about.before for entry in entries}
-    rows, counted = [], set[str]()
+    by_key, continued = {entry.key: entry for entry in entries}, {entry.about.before for entry in entries}
+    rows, visited = [], set[str]()
     for last in sorted(entries, key=lambda entry: -entry.used):
-        if last.key in begun:
+        if last.key in continued:
             continue
-        own, key = 0, last.key
-        while key in by_key and key not in counted:
-            own += by_key[key].size
-            counted.add(key)
+        nbytes, key = 0, last.key
+        while key in by_key and key not in visited:
+            nbytes += by_key[key].size
+            visited.add(key)
             key = by_key[key].about.before
-        rows.append((one_line(last.about.model), str(last.about.end), size(own), moment(last.used)))
+        rows.append((one_line(last.about.model), str(last.about.end), size(nbytes), moment(last.used)))
     return rows
 
 

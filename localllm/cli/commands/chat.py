@@ -98,8 +98,8 @@ def chat(
     session = session_name(look.session, look.latest)
     interactive = is_terminal(sys.stdin)
     place = endpoint.place()
-    own = model_of(session) if session and model is None and place is None else model
-    path = opening.model_or_builtin(own) if place is None else own
+    model_name = model_of(session) if session and model is None and place is None else model
+    path = opening.model_or_builtin(model_name) if place is None else model_name
     most_bytes = opening.unknown if path is None else partial(opening.most_bytes, path, engine, choices.on_overflow)
     ways = "-p TEXT or through a pipe"
     text = "" if interactive else read_prompt(prompt or (), encoding=encoding, most_bytes=most_bytes, ways=ways).text
@@ -107,31 +107,31 @@ def chat(
     line = ProgressLine()
     if choices.on_overflow in options.CUTS:
         raise UsageError(f"--on-overflow {choices.on_overflow} is for `localllm run`; use drop-turns or shift")
-    chosen = options.generation_options(opening.reading(line), choices)
+    generation = options.generation_options(opening.reading(line), choices)
 
     open_here = partial(
         open_for_chat, place=place, engine=engine, choices=choices, template=chat_template, no_cache=no_cache,
         images=images,
     )  # fmt: skip
     if place is None:
-        opening.warn_builtin_model(own)
+        opening.warn_builtin_model(model_name)
     with ExitStack() as leaving:
         calls = tools.open_tools(leaving)
         first = open_here(path)
-        conversation = TerminalConversation(first, chosen, line, look.markdown, look.stats)
+        conversation = TerminalConversation(first, generation, line, look.markdown, look.stats)
         leaving.push(lambda *error: conversation.model.__exit__(*error))
-        chosen = conversation.options = opening.with_draft_model(first, chosen, choices.speculate)
+        generation = conversation.options = opening.with_draft_model(first, generation, choices.speculate)
         if calls:
-            chosen = conversation.options = calls.begin(first, chosen, leaving)
+            generation = conversation.options = calls.begin(first, generation, leaving)
             conversation.tools = calls
         if not interactive:
-            return answer_once(first, images.with_images(request(first, text, system, False)), chosen, calls, line)
+            return answer_once(first, images.with_images(request(first, text, system, False)), generation, calls, line)
         exit_on_sigterm()
         warn_of_template(first)
         tell_model(first)
         start(conversation, session, system)
-        for shown in images.image_files or ():
-            conversation.look(shown)
+        for image_file in images.image_files or ():
+            conversation.look(image_file)
         try:
             if prompt:
                 conversation.ask("\n\n".join(require_decodable(text, "-p") for text in prompt))
@@ -166,8 +166,8 @@ def open_for_chat(
 
 def answer_once(
     model: "Model",
-    asked: "str | list[Message]",
-    chosen: "GenerationOptions",
+    prompt: "str | list[Message]",
+    generation: "GenerationOptions",
     calls: "ToolCalls | None",
     line: ProgressLine,
 ) -> None:
@@ -175,15 +175,15 @@ def answer_once(
     if calls:
         from localllm.cli.terminal.tool_calls import answer_with_tools
 
-        assert not isinstance(asked, str)
-        answer, _, interrupted = answer_with_tools(model, asked, chosen, calls, line)
+        assert not isinstance(prompt, str)
+        answer, _, interrupted = answer_with_tools(model, prompt, generation, calls, line)
     else:
-        answer = begin(model, asked, chosen)
+        answer = begin(model, prompt, generation)
         interrupted = stream(answer, line)
     if interrupted:
         raise KeyboardInterrupt
     opening.finish_writes(model)
-    require_whole(chosen, [answer.finish_reason])
+    require_whole(generation, [answer.finish_reason])
 
 
 def tell_model(model: "Model") -> None:

@@ -26,7 +26,7 @@ _localllm() {
     {
         read -r kind
         while IFS=$'\\t' read -r word meaning; do
-            # behind an open quote nothing is escaped, and of file names bash does it
+            # inside an open quote nothing is escaped; bash itself escapes names of files
             [[ $kind == nothing && $current != [\\"\\']* ]] && printf -v word %q "$word"
             COMPREPLY+=("$word")
         done
@@ -74,7 +74,7 @@ function __localllm_complete
 end
 complete -c localllm -f -a '(__localllm_complete)'
 """
-# PowerShell before 7.3 gives programs no empty words: a dot is behind the one that is begun.
+# PowerShell before 7.3 passes no empty words to programs, so the word to complete has a dot at its end.
 POWERSHELL = """\
 Register-ArgumentCompleter -Native -CommandName localllm -ScriptBlock {
     param($begun, $command, $cursor)
@@ -128,42 +128,42 @@ def answer(words: Sequence[str]) -> None:
     if os.environ.get(COMPLETE) == "powershell":
         words = [*words[:-1], words[-1].removesuffix(".")]
     try:
-        kind, found = possible(words[:-1], words[-1] if words else "")
+        kind, candidates = possible(words[:-1], words[-1] if words else "")
     except LocalllmError:
         return
-    write("".join(f"{line}\n" for line in (kind, *(f"{word}\t{meaning}" for word, meaning in found))))
+    write("".join(f"{line}\n" for line in (kind, *(f"{word}\t{meaning}" for word, meaning in candidates))))
 
 
-def possible(before: Sequence[str], begun: str) -> tuple[str, list[Word]]:
+def possible(words_before: Sequence[str], prefix: str) -> tuple[str, list[Word]]:
     """Return the completions of a partial word: the kind of files, and words with their meanings.
 
     Raises LocalllmError if the words before it are invalid.
     """
-    if not before:
+    if not words_before:
         return "nothing", [
-            *starting(begun, [(name, summary(name)) for name in COMMANDS]),
-            *(starting(begun, [("--help", ""), ("--version", "")]) if begun.startswith("-") else []),
+            *starting(prefix, [(name, summary(name)) for name in COMMANDS]),
+            *(starting(prefix, [("--help", ""), ("--version", "")]) if prefix.startswith("-") else []),
         ]
-    require_command(before[0])
-    command = build(function(before[0]), Command)
-    context = typer.Context(command, info_name=before[0], help_option_names=HELP_NAMES)
+    require_command(words_before[0])
+    command = build(function(words_before[0]), Command)
+    context = typer.Context(command, info_name=words_before[0], help_option_names=HELP_NAMES)
     params = command.get_params(context)
     options = {name: param for param in params for name in param.names}
-    before = without_equals(before)  # bash makes three words of --name=value
-    begun = "" if begun == "=" else begun
-    name, equals, value = begun.partition("=")
-    if equals and (asked := options.get(name)) and not asked.is_switch:
-        kind, words = values_of(asked, context, value)
+    words_before = without_equals(words_before)  # bash makes three words of --name=value
+    prefix = "" if prefix == "=" else prefix
+    name, equals, value = prefix.partition("=")
+    if equals and (option := options.get(name)) and not option.is_switch:
+        kind, words = values_of(option, context, value)
         return kind, [(f"{name}={word}", meaning) for word, meaning in words]
-    if (asked := options.get(before[-1])) and not asked.is_switch:
-        return values_of(asked, context, begun)
-    if begun.startswith("-"):
-        names = command.shell_complete(context, begun)
-        return "nothing", starting(begun, [(each.value, (each.help or "").partition("  [")[0]) for each in names])
-    arguments, place = [param for param in params if param.is_argument], place_of(before[1:], options)
+    if (option := options.get(words_before[-1])) and not option.is_switch:
+        return values_of(option, context, prefix)
+    if prefix.startswith("-"):
+        names = command.shell_complete(context, prefix)
+        return "nothing", starting(prefix, [(each.value, (each.help or "").partition("  [")[0]) for each in names])
+    arguments, place = [param for param in params if param.is_argument], place_of(words_before[1:], options)
     if not arguments or (place >= len(arguments) and not arguments[-1].many):
         return "nothing", []
-    return values_of(arguments[min(place, len(arguments) - 1)], context, begun)
+    return values_of(arguments[min(place, len(arguments) - 1)], context, prefix)
 
 
 def without_equals(words: Sequence[str]) -> list[str]:
@@ -173,23 +173,23 @@ def without_equals(words: Sequence[str]) -> list[str]:
     ]
 
 
-def place_of(before: Sequence[str], options: dict[str, Parameter]) -> int:
+def place_of(words_before: Sequence[str], options: dict[str, Parameter]) -> int:
     """Return how many arguments were typed already."""
-    count, rest = 0, list(before)
-    while rest:
-        word = rest.pop(0)
+    count, remaining = 0, list(words_before)
+    while remaining:
+        word = remaining.pop(0)
         if word.startswith("-"):
             if (param := options.get(word)) and not param.is_switch:
-                rest = rest[1:]
+                remaining = remaining[1:]
         else:
             count += 1
     return count
 
 
-def values_of(param: Parameter, context: typer.Context, begun: str) -> tuple[str, list[Word]]:
+def values_of(param: Parameter, context: typer.Context, prefix: str) -> tuple[str, list[Word]]:
     """Return the values that an option or argument may have: its choices, or what its callback offers."""
-    words = [(each.value, each.help or "") for each in param.shell_complete(context, begun)]
-    return kind_of(param, [word for word, _ in words]), starting(begun, words)
+    words = [(each.value, each.help or "") for each in param.shell_complete(context, prefix)]
+    return kind_of(param, [word for word, _ in words]), starting(prefix, words)
 
 
 def kind_of(param: Parameter, words: Sequence[str]) -> str:
@@ -203,6 +203,6 @@ def kind_of(param: Parameter, words: Sequence[str]) -> str:
     return "files" if param.is_argument and not offers else "nothing"
 
 
-def starting(begun: str, words: Sequence[Word]) -> list[Word]:
+def starting(prefix: str, words: Sequence[Word]) -> list[Word]:
     """Return the words that begin with the partial word."""
-    return [(word, " ".join(meaning.split())) for word, meaning in words if word.startswith(begun)]
+    return [(word, " ".join(meaning.split())) for word, meaning in words if word.startswith(prefix)]

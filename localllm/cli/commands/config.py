@@ -59,18 +59,18 @@ def config(
     """
     if command == "path":
         return write(f"{config_path()}\n")
-    held = load_settings()
-    rows = [*general(held), *(of_command(command, model) if command else of_all(held))]
+    settings = load_settings()
+    rows = [*general(settings), *(of_command(command, model) if command else of_all(settings))]
     write("".join(f"{line}\n" for line in columns(rows[0], rows[1:], "<<<", terminal_width())))
 
 
-def general(held: Settings) -> Iterator[Row]:
+def general(settings: Settings) -> Iterator[Row]:
     """Yield rows for the files, the cache and the aliases."""
     from localllm.files.cache import prefix_files
     from localllm.files.models_folder import find_models_folder
 
-    yield "config file", str(held.path), "" if held.text else "there is none"
-    variable, default = prefix_files.SIZE_VARIABLE, "" if held.cache_gb is None else place(held, CACHE_SIZE)
+    yield "config file", str(settings.path), "" if settings.text else "there is none"
+    variable, default = prefix_files.SIZE_VARIABLE, "" if settings.cache_gb is None else place(settings, CACHE_SIZE)
     yield (
         "prompts kept",
         size(prefix_files.size_limit()),
@@ -78,12 +78,12 @@ def general(held: Settings) -> Iterator[Row]:
     )
     folder, chosen_by = find_models_folder()
     yield "models", str(folder), chosen_by or "default"
-    for name, target in held.aliases.items():
-        yield f"alias {name}", target, place(held, "aliases", name)
+    for name, target in settings.aliases.items():
+        yield f"alias {name}", target, place(settings, "aliases", name)
 
 
-def place(held: Settings, *keys: str) -> str:
-    return f"{held.path.name}, line {held.line(*keys)}"
+def place(settings: Settings, *keys: str) -> str:
+    return f"{settings.path.name}, line {settings.line(*keys)}"
 
 
 def of_command(command: str, model: str | None) -> Iterator[Row]:
@@ -91,29 +91,29 @@ def of_command(command: str, model: str | None) -> Iterator[Row]:
     from localllm.cli.registry import params_of
 
     params = params_of(command)
-    chosen = load_defaults(command, params, model)
+    defaults = load_defaults(command, params, model)
     for param in params:
-        if known := param.keys:
-            name = "MODEL" if known == ["model"] else f"--{known[0]}"
-            value = Chosen(model, "typed") if name == "MODEL" and model else chosen.get(param.name)
+        if keys := param.keys:
+            name = "MODEL" if keys == ["model"] else f"--{keys[0]}"
+            value = Chosen(model, "typed") if name == "MODEL" and model else defaults.get(param.name)
             yield (name, format_value(value.value), value.source) if value else (name, default_of(param), "default")
 
 
-def of_all(held: Settings) -> Iterator[Row]:
+def of_all(settings: Settings) -> Iterator[Row]:
     """Yield rows for everything that is set, for any command and any model."""
     from localllm.cli.registry import COMMANDS, params_of
 
-    for command in held.command:
+    for command in settings.command:
         if command not in COMMANDS:
-            raise held.error(f"there is no command {command}", "command", command)
+            raise settings.error(f"there is no command {command}", "command", command)
     users: dict[Row, list[str]] = {}
     for command in COMMANDS:
         params = params_of(command)
         takes_model = any(param.name == "model" for param in params)
-        for model in (None, *held.model) if takes_model else (None,):
+        for model in (None, *settings.model) if takes_model else (None,):
             for param in params:
-                if found := load_defaults(command, params, model).get(param.name):
-                    row = f"--{param.keys[0]}", format_value(found.value), found.source
+                if default := load_defaults(command, params, model).get(param.name):
+                    row = f"--{param.keys[0]}", format_value(default.value), default.source
                     users.setdefault(row, []).append(command)
     for (name, value, source), commands in users.items():
         yield name, value, f"{source}: {', '.join(dict.fromkeys(commands))}"
@@ -121,8 +121,8 @@ def of_all(held: Settings) -> Iterator[Row]:
 
 def default_of(param: Parameter) -> str:
     """Return the default that the help text names."""
-    told = (param.help or "").partition("[default: ")[2].partition("]")[0]
-    return told or ("off" if param.is_switch else "-")
+    shown_default = (param.help or "").partition("[default: ")[2].partition("]")[0]
+    return shown_default or ("off" if param.is_switch else "-")
 
 
 def format_value(value: object) -> str:

@@ -67,10 +67,10 @@ def edit(
     elif out is not None:
         copy_files(source, edited_files(source, out, edits), force)
     else:
-        shown = ProgressLine()
+        progress = ProgressLine()
         try:
-            copy = edit_in_place(source, edits, lambda done, name: shown.show(f"copying: {one_line(name)}"))
+            copy = edit_in_place(source, edits, lambda done, name: progress.show(f"copying: {one_line(name)}"))
         finally:
-            shown.clear()
-        kept = f"; the old header is in {one_line(copy)}" if copy else ""
-        write(f"{one_line(path)}: {len(edits.values) + len(edits.removed)} keys changed{kept}\n")
+            progress.clear()
+        note = f"; the old header is in {one_line(copy)}" if copy else ""
+        write(f"{one_line(path)}: {len(edits.values) + len(edits.removed)} keys changed{note}\n")

@@ -77,8 +77,7 @@ def embed(
         typer.Option(
             "--as",
             metavar="ROLE",
-            help="Put the model's prompt for queries or documents before each text: query or document.  [--near adds "
-            "both]",
+            help="query or document: put the prompt for it before each text.  [default: none; --near uses both]",
         ),
     ] = None,
     overflow: Annotated[
@@ -155,8 +154,8 @@ def embed(
     start = perf_counter()
     if near is not None:
 
-        def read(made: "AnyEmbedder") -> "list[tuple[str, str | ShownImage]]":
-            return texts(records, field, False) if files is None else passages(files, images, made.context)
+        def read(model_here: "AnyEmbedder") -> "list[tuple[str, str | ShownImage]]":
+            return texts(records, field, False) if files is None else passages(files, images, model_here.context)
 
         return show_nearest(job, near, top, read, stats, line)
     if duplicates is not None:
@@ -179,13 +178,13 @@ def validate_combination(duplicates: float | None, is_near: bool, makes_vectors:
         raise UsageError("--near prints texts, not vectors: leave out -o and --format")
 
 
-def sort_inputs(given: list[str], files: list[str] | None) -> tuple[str | None, list[str] | None]:
-    """Return the file of records, if any, and the files that are texts. Raises UsageError for several of the former."""
-    if files is not None or any(map(os.path.isdir, given)):
-        return None, [*(files or ()), *given]
-    if len(given) > 1:
-        raise UsageError(f"{given[1]!r} is one argument too many: put --files before several files")
-    return (given[0] if given else None), None
+def sort_inputs(arguments: list[str], files: list[str] | None) -> tuple[str | None, list[str] | None]:
+    """Return the file of records, if any, and the files that are texts. Raises UsageError for several files."""
+    if files is not None or any(map(os.path.isdir, arguments)):
+        return None, [*(files or ()), *arguments]
+    if len(arguments) > 1:
+        raise UsageError(f"{arguments[1]!r} is one argument too many: put --files before several files")
+    return (arguments[0] if arguments else None), None
 
 
 def kind_of(format: str | None, output: str | None) -> str:
@@ -200,20 +199,20 @@ def records_of(input: str | None, files: list[str] | None, images: list[str] | N
     from localllm.services.embed import file_text, files_below
     from localllm.services.records import Record, read_records
 
-    shown = [Record(path, ShownImage(path)) for path in images or ()]
+    image_records = [Record(path, ShownImage(path)) for path in images or ()]
     if input is not None and (images or " " in input.strip()) and not os.path.lexists(input):
-        return [Record(input, input), *shown]
+        return [Record(input, input), *image_records]
     if images and input is files is None:
-        return shown
+        return image_records
     if files is None:
-        return [*read_records(*read(input)), *shown]
-    found = list(shown)
+        return [*read_records(*read(input)), *image_records]
+    records_found = list(image_records)
     for path in files_below(files):
         try:
-            found.append(Record(path, file_text(path)))
+            records_found.append(Record(path, file_text(path)))
         except UsageError as error:
-            found.append(Record(path, "", str(error)))
-    return found
+            records_found.append(Record(path, "", str(error)))
+    return records_found
 
 
 def texts(records: "list[Record]", field: str, by_name: bool) -> "list[tuple[str, str | ShownImage]]":
@@ -228,10 +227,10 @@ def texts(records: "list[Record]", field: str, by_name: bool) -> "list[tuple[str
             if record.error:
                 skip(record.error)
         records = [record for record in records if not record.error]
-    found = [text_of(record, field) for record in records]
+    inputs = [text_of(record, field) for record in records]
     return [
         (" ".join(text.split()) if isinstance(text, str) and not by_name else str(record.id), text)
-        for record, text in zip(records, found, strict=True)
+        for record, text in zip(records, inputs, strict=True)
     ]
 
 
@@ -259,42 +258,42 @@ def vectors(
     from localllm.services.records import Record
 
     failed = 0
-    with opened(embedder(job), line) as made, output_of(kind, output, job.path, records) as out:
-        left = out.left(records)
-        for first in range(0, len(left), made.chunk):
-            some = left[first : first + made.chunk]
-            good, given = list[Record](), list[str | ShownImage]()
+    with opened(embedder(job), line) as model, output_of(kind, output, job.path, records) as out:
+        remaining = out.left(records)
+        for first in range(0, len(remaining), model.chunk):
+            some = remaining[first : first + model.chunk]
+            good, inputs = list[Record](), list[str | ShownImage]()
             for number, record in enumerate(some, first + 1):
                 try:
-                    given.append(text_of(record, field))
-                    made.pieces(given[-1], job.options, str(record.id) if by_name else f"text {number}")
+                    inputs.append(text_of(record, field))
+                    model.pieces(inputs[-1], job.options, str(record.id) if by_name else f"text {number}")
                     good.append(record)
                 except (UsageError, ContextError) as error:
                     if isinstance(error, ContextError) and not by_name:
                         raise
-                    del given[len(good) :]
+                    del inputs[len(good) :]
                     out.fail(record, error)
                     failed += 1
             try:
-                rows = made.embed(given, job.options, lambda done: line.show(f"{done} texts read"))
+                rows = model.embed(inputs, job.options, lambda done: line.show(f"{done} texts read"))
             except UsageError as error:
-                if not good or made.chunk > 1:
+                if not good or model.chunk > 1:
                     raise
                 out.fail(good[0], error)
                 failed += 1
                 continue
             line.clear()
             out.put(good, rows)
-    return failed, made
+    return failed, model
 
 
 @contextmanager
 def opened(manager: AbstractContextManager[E], line: ProgressLine) -> Iterator[E]:
     """Open an embedder or a reranker, and print its warnings."""
-    with manager as made:
+    with manager as model:
         line.clear()
-        opening.warn(made.warnings)
-        yield made
+        opening.warn(model.warnings)
+        yield model
     line.clear()
 
 
@@ -302,13 +301,13 @@ def show_nearest(
     job: "EmbedJob",
     query: str,
     top: int,
-    given: "Callable[[AnyEmbedder], list[tuple[str, str | ShownImage]]]",
+    inputs_for: "Callable[[AnyEmbedder], list[tuple[str, str | ShownImage]]]",
     stats: bool,
     line: ProgressLine,
 ) -> None:
     """Print the texts nearest to a query, each after its cosine similarity.
 
-    given: returns texts, each with a label to print, for an embedder.
+    inputs_for: returns the texts for an embedder, each with a label to print.
     """
     from dataclasses import replace
 
@@ -317,24 +316,24 @@ def show_nearest(
     if not job.options.normalize:
         raise UsageError("--near needs vectors of length 1: leave out --no-normalize")
     start = perf_counter()
-    with opened(embedder(job), line) as made:
-        query_role, text_role = (each if job.options.role else made.usual_role(each) for each in ("query", "document"))
+    with opened(embedder(job), line) as model:
+        query_role, text_role = (each if job.options.role else model.usual_role(each) for each in ("query", "document"))
         of_texts = replace(job, options=replace(job.options, role=text_role))
-        cache, texts = VectorCache(of_texts, job.options.dims or made.width), given(made)
-        wanted = made.embed([query], replace(job.options, role=query_role))[0]
-        by_key = {key_of(one): one for _, one in texts}
+        cache, texts = VectorCache(of_texts, job.options.dims or model.width), inputs_for(model)
+        query_row = model.embed([query], replace(job.options, role=query_role))[0]
+        by_key = {key_of(item): item for _, item in texts}
         rows = cache.vectors(
-            [key_of(one) for _, one in texts],
-            lambda new: made.embed(
+            [key_of(item) for _, item in texts],
+            lambda new: model.embed(
                 [by_key[key] for key in new], of_texts.options, lambda done: line.show(f"{done} texts read")
             ),
         )
         line.clear()
-        for number, cosine in nearest(wanted, rows, top):
+        for number, cosine in nearest(query_row, rows, top):
             write(f"{cosine:.4f}\t{texts[number][0]}\n")
         if stats:
             say(f"{cache.found} of {len(texts)} vectors were in the cache")
-            tell(made, perf_counter() - start)
+            tell(model, perf_counter() - start)
 
 
 def passages(files: list[str], images: list[str] | None, context: int) -> "list[tuple[str, str | ShownImage]]":
@@ -346,19 +345,19 @@ def passages(files: list[str], images: list[str] | None, context: int) -> "list[
     from localllm.services.embed import file_passages, files_below
     from localllm.services.search.passages import passage_size
 
-    found: list[tuple[str, str | ShownImage]] = [(path, ShownImage(path)) for path in images or ()]
+    items: list[tuple[str, str | ShownImage]] = [(path, ShownImage(path)) for path in images or ()]
     for path in files_below(files):
         try:
-            cut = file_passages(path, passage_size(context))
+            file_parts = file_passages(path, passage_size(context))
         except UsageError as error:
             skip(str(error))
             continue
-        found += [(f"{each.place}\t{' '.join(each.text.split())}", each.embedded) for each in cut]
-    return found
+        items += [(f"{each.place}\t{' '.join(each.text.split())}", each.embedded) for each in file_parts]
+    return items
 
 
 def show_duplicates(
-    job: "EmbedJob", threshold: float, given: "list[tuple[str, str | ShownImage]]", by_name: bool, line: ProgressLine
+    job: "EmbedJob", threshold: float, items: "list[tuple[str, str | ShownImage]]", by_name: bool, line: ProgressLine
 ) -> None:
     """Print groups of texts that are nearly the same, the largest first, each text after its cosine with the first.
 
@@ -366,31 +365,31 @@ def show_duplicates(
     """
     from localllm.services.embed import embedder, groups_of
 
-    with opened(embedder(job), line) as made:
+    with opened(embedder(job), line) as model:
         if by_name:
-            skipped = too_long(made, given, job.options)
-            given = [(name, one) for name, one in given if name not in skipped]
-        rows = made.embed([one for _, one in given], job.options, lambda done: line.show(f"{done} texts read"))
+            skipped = too_long(model, items, job.options)
+            items = [(name, item) for name, item in items if name not in skipped]
+        rows = model.embed([item for _, item in items], job.options, lambda done: line.show(f"{done} texts read"))
     line.clear()
     groups = groups_of(rows, threshold)
     for group in groups:
         cosines = rows[group] @ rows[group[0]]
-        lines = [f"{cosine:.4f}\t{given[each][0]}\n" for each, cosine in zip(group, cosines, strict=True)]
+        lines = [f"{cosine:.4f}\t{items[each][0]}\n" for each, cosine in zip(group, cosines, strict=True)]
         write("".join(lines) + ("\n" if group is not groups[-1] else ""))
 
 
-def too_long(made: "AnyEmbedder", given: "list[tuple[str, str | ShownImage]]", options: "EmbedOptions") -> set[str]:
+def too_long(model: "AnyEmbedder", items: "list[tuple[str, str | ShownImage]]", options: "EmbedOptions") -> set[str]:
     """Return the names of files that are longer than the context, each noted on stderr."""
-    found = set[str]()
-    for name, one in given:
+    names = set[str]()
+    for name, item in items:
         try:
-            made.pieces(one, options, name)
+            model.pieces(item, options, name)
         except ContextError as error:
             skip(str(error))
-            found.add(name)
-    return found
+            names.add(name)
+    return names
 
 
-def tell(made: Reading, seconds: float) -> None:
+def tell(model: Reading, seconds: float) -> None:
     """Print the lines of --stats."""
-    say(f"{made.tokens} tokens in {seconds:.2f} s, {made.tokens / max(seconds, 1e-9):.0f} tokens/s")
+    say(f"{model.tokens} tokens in {seconds:.2f} s, {model.tokens / max(seconds, 1e-9):.0f} tokens/s")

@@ -103,15 +103,15 @@ def eval(
     if choices.sampling.temperature is None:
         choices.sampling.temperature = 0.0
     system = options.system_message(prompts.system, prompts.system_file)
-    held = engine.context, engine.threads, engine.cache.types()
+    settings = engine.context, engine.threads, engine.cache.types()
     evaluations, failed = list[Evaluation](), 0
-    for model, own in zip(models, outputs, strict=True):
+    for model, output_file in zip(models, outputs, strict=True):
         path = os.path.abspath(resolve_model_path(model))
         job = MapJob(
             path, Prompts(prompts.prompt, None, system),
-            options.generation_options(None, choices), 1, True, *held, prompts.chat_template, json_as_text=True,
+            options.generation_options(None, choices), 1, True, *settings, prompts.chat_template, json_as_text=True,
         )  # fmt: skip
-        results = answer_questions(job, engine, questions.records, (data, file), own, redo)
+        results = answer_questions(job, engine, questions.records, (data, file), output_file, redo)
         failed += sum("error" in result for result in results)
         evaluations.append(Evaluation(model, questions.grade(results)))
     report(evaluations, compare(evaluations), as_json)

@@ -121,11 +121,11 @@ def line_of(row: "FitRow") -> tuple[str, ...]:
     """Format a model's line of --all."""
     if "problem" in row:
         return (one_line(row["name"]), "", "", "cannot run", "", "", "yes")
-    more = "" if row["here"] else "+"
+    plus = "" if row["here"] else "+"
     speed = "" if row["tokens_per_s"] is None else f"{row['tokens_per_s']:.1f}"
-    fits, here = ("yes" if row[key] else "no" for key in ("fits", "here"))
+    fits, on_disk = ("yes" if row[key] else "no" for key in ("fits", "here"))
     sizes = count(row["parameters"]), size(row["weight_bytes"])
-    return (one_line(row["name"]), size(row["needed_bytes"]) + more, speed, fits, *sizes, here)
+    return (one_line(row["name"]), size(row["needed_bytes"]) + plus, speed, fits, *sizes, on_disk)
 
 
 def summary(facts: "ModelFit") -> "Sequence[str]":

@@ -88,10 +88,10 @@ def imatrix(
         end_on_bus_error(path)
         opening.warn(collector.warnings)
         read(collector, line)
-        found = collector.result()
-        write_imatrix(output, merged.merge(found) if merged else found)
+        matrix = collector.result()
+        write_imatrix(output, merged.merge(matrix) if merged else matrix)
         collector.remove_part()
-    dim(f"{len(found.squares)} matrices, {found.chunks} chunks of {found.chunk_size} tokens")
+    dim(f"{len(matrix.squares)} matrices, {matrix.chunks} chunks of {matrix.chunk_size} tokens")
 
 
 def read(collector: "Collector", line: ProgressLine) -> None:

@@ -60,10 +60,10 @@ def chat_template(path: str) -> str:
     from localllm.files.gguf.file import GGUFFile
 
     with GGUFFile.open(path, needed=()) as file:
-        found = file.metadata.get("tokenizer.chat_template")
-    if not isinstance(found, str):
+        template = file.metadata.get("tokenizer.chat_template")
+    if not isinstance(template, str):
         raise ModelError(f"{path}: the file has no chat template; --chat-template NAME chooses one for `run`")
-    return found
+    return template
 
 
 def summary(facts: dict[str, Any]) -> list[str]:
@@ -92,19 +92,19 @@ def summary(facts: dict[str, Any]) -> list[str]:
 
 def guessing(mtp: dict[str, int]) -> str:
     """Describe the MTP layers, "" if there are none."""
-    layers, taken = mtp["layers"], size(mtp["bytes"])
+    layers, nbytes = mtp["layers"], size(mtp["bytes"])
     if not layers:
         return ""
     use = "one is used" if layers > 1 else "used"
-    return f"{layers} layer{'s' if layers > 1 else ''}, {taken}, {use if mtp['used'] else 'not used'}"
+    return f"{layers} layer{'s' if layers > 1 else ''}, {nbytes}, {use if mtp['used'] else 'not used'}"
 
 
 def sees(encoder: dict[str, object] | None, projector: "ProjectorFile | None") -> str:
     """Describe a projector's image encoder, or a model's projector; "" if there is none."""
     if encoder:
         side, patch, width = encoder["side"], encoder["patch"], encoder["width"]
-        made = f"vectors of {width} numbers" if encoder["type"] == "clip" else f"for models {width} wide"
-        return f"{encoder['type']}: pictures of {side} x {side} in patches of {patch}, {made}"
+        produced = f"vectors of {width} numbers" if encoder["type"] == "clip" else f"for models {width} wide"
+        return f"{encoder['type']}: pictures of {side} x {side} in patches of {patch}, {produced}"
     return f"images, by {projector['path']} ({size(projector['bytes'])})" if projector else ""
 
 

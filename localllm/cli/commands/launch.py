@@ -48,16 +48,16 @@ def launch(
     """
     if agent not in AGENTS:
         raise UsageError(f"no settings for the agent {agent}; there are some for {', '.join(AGENTS)}")
-    known = AGENTS[agent]
+    agent_settings = AGENTS[agent]
     key = key_of(api_key_file)
-    settings = known.configure(find_provider(url, key, model))
-    command = [known.program, *settings.arguments, *(arguments or ())]
+    settings = agent_settings.configure(find_provider(url, key, model))
+    command = [agent_settings.program, *settings.arguments, *(arguments or ())]
     show(settings, command, key or NO_KEY)
     if dry_run:
         return
-    program = shutil.which(known.program)
+    program = shutil.which(agent_settings.program)
     if program is None:
-        raise LocalllmError(f"{known.program} is not installed; install it by: {known.install}")
+        raise LocalllmError(f"{agent_settings.program} is not installed; install it by: {agent_settings.install}")
     replace_process([program, *command[1:]], {**os.environ, **settings.variables})
 
 

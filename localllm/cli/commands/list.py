@@ -41,17 +41,21 @@ def list(
     from localllm.files.models_folder import models_folder
     from localllm.services.catalogue import models_on_disk, registry_models
 
-    here = models_on_disk()
-    known = [*registry_models().values()] if all else []
-    others = models_elsewhere() if found else []
+    on_this_disk = models_on_disk()
+    registered = [*registry_models().values()] if all else []
+    of_others = models_elsewhere() if found else []
     if as_json:
-        facts = {"folder": str(models_folder()), "models": [model.facts() for model in here]}
-        facts |= {"known": [vars(model) for model in known]} if all else {}
-        write(json.dumps(facts | ({"found": [model.facts() for model in others]} if found else {})) + "\n")
+        facts = {"folder": str(models_folder()), "models": [model.facts() for model in on_this_disk]}
+        facts |= {"known": [vars(model) for model in registered]} if all else {}
+        write(json.dumps(facts | ({"found": [model.facts() for model in of_others]} if found else {})) + "\n")
         return
-    tables = [text for text in (on_disk(here), format_found_models(others), format_known_models(known)) if text]
+    tables = [
+        text
+        for text in (on_disk(on_this_disk), format_found_models(of_others), format_known_models(registered))
+        if text
+    ]
     write("\n".join(tables))
-    if not (here or all or others):
+    if not (on_this_disk or all or of_others):
         dim("no models yet; `localllm list --all` shows models that `localllm pull` can download")
 
 

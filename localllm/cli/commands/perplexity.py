@@ -78,11 +78,11 @@ def perplexity(
       localllm perplexity small.gguf --kl-divergence --base big.logits
       localllm perplexity model.gguf hellaswag_val_full.txt --hellaswag
     """
-    if chosen := tasks.select():
+    if selected := tasks.select():
         if chunks is not None or save_logits is not None or kl_divergence or base is not None:
-            raise UsageError(f"--{chosen[0]} scores tasks: leave out the options for chunks and logits")
+            raise UsageError(f"--{selected[0]} scores tasks: leave out the options for chunks and logits")
         score_file(
-            model, text, chosen, context=context, threads=threads, kv_type=cache.types(), rope=rope.scaling(),
+            model, text, selected, context=context, threads=threads, kv_type=cache.types(), rope=rope.scaling(),
             as_json=as_json,
         )  # fmt: skip
         return
@@ -102,7 +102,7 @@ def perplexity(
     logits = LogitsFile.open(base) if base else None
     content = read_text(text) if text else ""
     size = logits.chunks.shape[1] if logits else 512 if context is None else context
-    known = None
+    prediction = None
     path = resolve_model_path(model)
     with ChunkReader(path, size, threads, opening.compiling(line), cache.types(), rope.scaling()) as reader:
         line.clear()
@@ -112,28 +112,28 @@ def perplexity(
             count = len(logits.chunks[:chunks])
             results: Iterator[Prediction] = reader.compare(logits, chunks)
         else:
-            wanted = split_chunks(reader.tokenizer.encode(content, bos=True), size, chunks)
-            count, results = len(wanted), reader.predict(wanted, save_logits)
+            chunk_tokens = split_chunks(reader.tokenizer.encode(content, bos=True), size, chunks)
+            count, results = len(chunk_tokens), reader.predict(chunk_tokens, save_logits)
         try:
             remaining = Remaining(count)
             line.show(remaining.at_first())
-            for known in results:
-                value, error = known.perplexity
-                line.show(f"{remaining.after(known.chunks)}: PPL = {value:.4f} ± {error:.4f}")
+            for prediction in results:
+                value, error = prediction.perplexity
+                line.show(f"{remaining.after(prediction.chunks)}: PPL = {value:.4f} ± {error:.4f}")
         finally:
             line.clear()
-            if known and as_json:
-                write(json.dumps(facts_of(reader, size) | known.facts(), ensure_ascii=False) + "\n")
-            elif known:
-                write("".join(f"{row}\n" for row in report(known, size)))
+            if prediction and as_json:
+                write(json.dumps(facts_of(reader, size) | prediction.facts(), ensure_ascii=False) + "\n")
+            elif prediction:
+                write("".join(f"{row}\n" for row in report(prediction, size)))
                 if logits and reader.made_with:
                     write(f"made with: {one_line(reader.made_with)}\n")
 
 
 def facts_of(reader: "ChunkReader", size: int) -> dict[str, object]:
     """Describe the measurement for --json."""
-    made = {"made_with": reader.made_with} if reader.made_with else {}
-    return {"model": reader.path, "context": size} | made
+    origin = {"made_with": reader.made_with} if reader.made_with else {}
+    return {"model": reader.path, "context": size} | origin
 
 
 def check(
@@ -148,12 +148,12 @@ def check(
         raise UsageError("--base FILE fixes the text and the chunks: leave out TEXT, -c and --save-logits")
 
 
-def report(known: "Prediction", size: int) -> list[str]:
+def report(prediction: "Prediction", size: int) -> list[str]:
     """Format the results as lines."""
-    value, error = known.perplexity
-    chunks = f"{known.chunks} chunk{'s' * (known.chunks > 1)} of {size} tokens"
+    value, error = prediction.perplexity
+    chunks = f"{prediction.chunks} chunk{'s' * (prediction.chunks > 1)} of {size} tokens"
     lines = [f"PPL = {value:.4f} ± {error:.4f} ({chunks})"]
-    facts = known.facts()
+    facts = prediction.facts()
     return lines if "kld" not in facts else lines + comparison(facts)
 
 

@@ -18,7 +18,7 @@ def pull(
         typer.Argument(
             metavar="MODEL...",
             autocompletion=offer_known_models,
-            help="Names of `localllm list --all`, or hf:OWNER/REPOSITORY.",
+            help="Names from `localllm list --all`, or hf:OWNER/REPOSITORY.",
         ),
         Also("-m", "--model"),
     ],
@@ -44,13 +44,13 @@ def pull_file(name: str) -> str:
     """Pull a model and return the path of its file."""
     from localllm.services.catalogue import parse_reference, registry_models, resolve_alias, unknown_name
 
-    meant = resolve_alias(name)
-    reference = parse_reference(meant)
+    resolved = resolve_alias(name)
+    reference = parse_reference(resolved)
     if reference is None:
-        if os.path.isfile(meant):
-            dim(f"{meant} is already a file on this computer")
-            return meant
-        if meant.lower() in registry_models():
+        if os.path.isfile(resolved):
+            dim(f"{resolved} is already a file on this computer")
+            return resolved
+        if resolved.lower() in registry_models():
             raise UsageError(f"{name} is the built-in model; there is nothing to download")
-        raise unknown_name(meant)
+        raise unknown_name(resolved)
     return pull_shown(reference)

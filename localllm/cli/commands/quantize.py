@@ -110,7 +110,7 @@ def quantize(
     from localllm.quantizing.plan import QuantizeRequest, make_plan
 
     exit_on_sigterm()
-    spent = Spent(calibration)
+    progress = Spent(calibration)
     source_name, target, recipes, texts, last = read_arguments(tuple(arguments), importance, calibration, several_types)
     recipe = recipes[0]
     path = resolve_model_path(source_name)
@@ -148,21 +148,21 @@ def quantize(
 
         request = with_formats(request, read_formats(formats_file, source))
     plan = make_plan(source, request)
-    before = None if os.path.isdir(path) else plan.nbytes_before  # a checkpoint's folder has more than tensors
+    nbytes_before = None if os.path.isdir(path) else plan.nbytes_before  # a checkpoint's folder has more than tensors
     if is_by_need:
-        asked = sizing(calibration.file_size, calibration.bits, texts is not None)
+        target_size = sizing(calibration.file_size, calibration.bits, texts is not None)
         if not dry_run:
-            require_consent(plan, target, asked(plan), before, is_named, force)
-        source, request = plan_by_sensitivity(source, request, asked, formats_file, threads, force, spent)
+            require_consent(plan, target, target_size(plan), nbytes_before, is_named, force)
+        source, request = plan_by_sensitivity(source, request, target_size, formats_file, threads, force, progress)
         plan = make_plan(source, request, plan.guard)
     for line in plan.warnings:
         say(f"localllm: warning: {line}")
-    require_consent(plan, target, plan.nbytes, before, is_named, force)
+    require_consent(plan, target, plan.nbytes, nbytes_before, is_named, force)
     require_possible(plan, target, request, threads, force)
     if dry_run:
         write(format_plan(plan, target))
     else:
-        execute(plan, target, request, threads, spent)
+        execute(plan, target, request, threads, progress)
 
 
 def read_arguments(
@@ -172,30 +172,30 @@ def read_arguments(
     if several_types.are_several:
         (source, target), texts = several_types.arguments(arguments, calibration)
         return source, target, several_types.recipes(importance.imatrix is not None or texts is not None), texts, None
-    given, texts = with_texts(arguments) if calibration.calibrate else (arguments, None)
-    source, target, recipe, threads = understood(given)
+    positional, texts = with_texts(arguments) if calibration.calibrate else (arguments, None)
+    source, target, recipe, threads = understood(positional)
     return source, target, [recipe], texts, threads
 
 
 def require_consent(
-    plan: "QuantizePlan", target: str, nbytes: int, before: int | None, is_named: bool, force: bool
+    plan: "QuantizePlan", target: str, nbytes: int, nbytes_before: int | None, is_named: bool, force: bool
 ) -> None:
     """Raise UsageError if unnamed files would be overwritten, or the output would be larger than the input.
 
-    nbytes, before: of the new files and of the old tensors, None to skip the check.  is_named: whether files may be
-    replaced.
+    nbytes, nbytes_before: bytes of the new files and of the old tensors; None skips the check of the size.
+    is_named: whether files may be replaced.
     """
     from localllm.quantizing import quantize as service
 
     if not is_named:
         service.require_absent(plan.paths(target))
-    if before is not None and nbytes > ADDED * before and not force:
-        sizes = f"{size(nbytes)}, from {size(before)}"
+    if nbytes_before is not None and nbytes > ADDED * nbytes_before and not force:
+        sizes = f"{size(nbytes)}, from {size(nbytes_before)}"
         raise UsageError(f"the new file would be larger than the old one: {sizes}; --force writes it anyway")
 
 
 def sizing(size: str | None, bits: float | None, is_calibrated: bool) -> "Callable[[QuantizePlan], int]":
-    """Return the function from the type's plan to the size limit, in bytes. Raises UsageError."""
+    """Return a function from the type's plan to the size limit in bytes. Raises UsageError."""
     from localllm.quantizing.mixed_precision.plan import parse_bits, parse_size
 
     if not is_calibrated:
@@ -215,7 +215,7 @@ def plan_by_sensitivity(
     path: str | None,
     threads: int | None,
     force: bool,
-    spent: "Spent",
+    progress: "Spent",
 ) -> tuple["Source", "QuantizeRequest"]:
     """Choose formats by measured sensitivity and return source and request with them; progress on stderr.
 
@@ -229,36 +229,36 @@ def plan_by_sensitivity(
     if path is not None and os.path.lexists(resolve_target(path, tuple(source.files))) and not force:
         raise UsageError(f"{path}: this file exists; --force overwrites it, and without --size its formats are used")
     require_possible(source, request, size)
-    line, count = spent.line, threads or usable_cores()
+    line, count = progress.line, threads or usable_cores()
     try:
-        with spent.progress as show:
+        with progress.progress as show:
             on_scales, on_formats, on_check = (partial(show, stage) for stage in BY_SENSITIVITY)
             source = fold_scales(source, request, count, on_scales, opening.compiling(line))
-            spent.add("scales")
-            chosen = choose_formats(source, request, size, count, on_formats, on_check, opening.compiling(line))
+            progress.add("scales")
+            choice = choose_formats(source, request, size, count, on_formats, on_check, opening.compiling(line))
     finally:
         line.clear()
-    spent.add("choosing formats")
-    said = f"{chosen.predicted:.4f} ({chosen.usual:.4f} with the formats of {request.recipe.name})"
-    say(f"localllm: predicted KL divergence {said}; measured on held-out texts, weights only: {chosen.found:.4f}")
+    progress.add("choosing formats")
+    predicted = f"{choice.predicted:.4f} ({choice.usual:.4f} with the formats of {request.recipe.name})"
+    say(f"localllm: predicted KL divergence {predicted}; measured on held-out texts, weights only: {choice.found:.4f}")
     if path is not None:
-        write_formats(path, chosen.formats)
-    return source, with_formats(request, chosen.formats)
+        write_formats(path, choice.formats)
+    return source, with_formats(request, choice.formats)
 
 
 def understood(arguments: tuple[str, ...]) -> tuple[str, str | None, "Recipe", int | None]:
-    """IN, OUT, TYPE and threads, in llama-quantize's order: IN [OUT] TYPE [THREADS]. Raises UsageError."""
+    """Return IN, OUT, TYPE and threads; arguments: IN [OUT] TYPE [THREADS], as in llama-quantize. Raises UsageError."""
     from localllm.quantizing.quantize import find_type
 
     for place in (1, 2):
         recipe = find_type(arguments[place]) if place < len(arguments) else None
-        rest = arguments[place + 1 :]
-        if recipe and (not rest or (len(rest) == 1 and rest[0].isdecimal())):
-            threads = int(rest[0]) if rest else None
+        extra = arguments[place + 1 :]
+        if recipe and (not extra or (len(extra) == 1 and extra[0].isdecimal())):
+            threads = int(extra[0]) if extra else None
             return arguments[0], arguments[1] if place == 2 else None, recipe, threads
     if len(arguments) in (2, 3):
-        meant = suggest_type(arguments[-1]) or "localllm quantize --help lists them"
-        raise UsageError(f"{one_line(arguments[-1])} is not a type; {meant}")
+        hint = suggest_type(arguments[-1]) or "localllm quantize --help lists them"
+        raise UsageError(f"{one_line(arguments[-1])} is not a type; {hint}")
     raise UsageError("expected IN [OUT] TYPE")
 
 
@@ -276,8 +276,8 @@ def suggest_type(text: str) -> str:
     from localllm.quant.recipes import RECIPES
 
     squeezed = {name.replace("_", ""): name for name in RECIPES}
-    same = squeezed.get(re.sub("[^A-Z0-9]", "", text.upper()))
-    return f"did you mean {same}?" if same else did_you_mean(text.upper(), [*RECIPES])
+    match = squeezed.get(re.sub("[^A-Z0-9]", "", text.upper()))
+    return f"did you mean {match}?" if match else did_you_mean(text.upper(), [*RECIPES])
 
 
 def require_possible(
@@ -319,16 +319,18 @@ class Spent:
         return f"{perf_counter() - self._start:.1f} s{f' ({parts})' if len(self._parts) > 1 else ''}"
 
 
-def execute(plan: "QuantizePlan", target: str, request: "QuantizeRequest", threads: int | None, spent: Spent) -> None:
+def execute(
+    plan: "QuantizePlan", target: str, request: "QuantizeRequest", threads: int | None, progress: Spent
+) -> None:
     """Write the files, with a progress bar on a terminal, and print the result."""
     from localllm.kernels.build.faults import end_on_bus_error
     from localllm.quantizing import quantize as service
     from localllm.system.cpu import usable_cores
 
-    line, warnings = spent.line, list[str]()
+    line, warnings = progress.line, list[str]()
     end_on_bus_error(plan.source.path)
     try:
-        with spent.progress as show:
+        with progress.progress as show:
             service.run(
                 plan, target, request, threads or usable_cores(), partial(show_weights, show, plan.weights),
                 opening.compiling(line), warnings, show,
@@ -336,10 +338,10 @@ def execute(plan: "QuantizePlan", target: str, request: "QuantizeRequest", threa
     finally:
         line.clear()
     opening.warn(warnings)
-    spent.add("encoding")
+    progress.add("encoding")
     paths = plan.paths(target)
     name = one_line(paths[0]) + (f" and {len(paths) - 1} more" if len(paths) > 1 else "")
-    write(f"{name}: {summary(plan)}, {spent}\n")
+    write(f"{name}: {summary(plan)}, {progress}\n")
 
 
 def show_weights(show: "OnStage", total: int, done: int, name: str) -> None:
@@ -349,8 +351,8 @@ def show_weights(show: "OnStage", total: int, done: int, name: str) -> None:
 
 def summary(plan: "QuantizePlan") -> str:
     """Format the size before and after."""
-    before = f"before: {size(plan.nbytes_before)}, {plan.bits_per_weight_before:.2f}"
-    return f"{size(plan.nbytes)}, {plan.bits_per_weight:.2f} bits per weight ({before})"
+    original = f"before: {size(plan.nbytes_before)}, {plan.bits_per_weight_before:.2f}"
+    return f"{size(plan.nbytes)}, {plan.bits_per_weight:.2f} bits per weight ({original})"
 
 
 def format_plan(plan: "QuantizePlan", target: str) -> str:

@@ -48,44 +48,51 @@ def replay(
     from localllm.services import receipts
     from localllm.services.remote import receipts as remote
 
-    kept = receipts.read(receipt)
-    chosen, line = receipts.options_of(kept), ProgressLine()
-    if remote.is_remote(kept):
-        now = again_there(kept, chosen, model)
-        return tell(receipts.difference(kept["result"], now))
-    held, path = kept["opening"], kept["model"]["files"][0]["path"] if model is None else model
-    cache = options.Cache(kv_type=held["kv_type"])
-    engine = options.EngineGroup(context=held["context"], threads=held["threads"], cache=cache, rope=rope_of(held))
-    with opening.open_model(path, engine, held["chat_template"], no_cache=True) as opened:
-        chosen = opening.with_draft_model(opened, chosen, kept["options"]["speculate"])
+    record = receipts.read(receipt)
+    generation, line = receipts.options_of(record), ProgressLine()
+    if remote.is_remote(record):
+        result = again_there(record, generation, model)
+        return tell(receipts.difference(record["result"], result))
+    opening_options, path = record["opening"], record["model"]["files"][0]["path"] if model is None else model
+    cache = options.Cache(kv_type=opening_options["kv_type"])
+    engine = options.EngineGroup(
+        context=opening_options["context"],
+        threads=opening_options["threads"],
+        cache=cache,
+        rope=rope_of(opening_options),
+    )
+    with opening.open_model(path, engine, opening_options["chat_template"], no_cache=True) as model_opened:
+        generation = opening.with_draft_model(model_opened, generation, record["options"]["speculate"])
         try:
-            now = receipts.regenerate(opened, kept, chosen, lambda count: line.show(f"answering again: {count} tokens"))
-            changed = receipts.changes(kept, opened, hashing(line))
+            result = receipts.regenerate(
+                model_opened, record, generation, lambda count: line.show(f"answering again: {count} tokens")
+            )
+            changed = receipts.changes(record, model_opened, hashing(line))
         finally:
             line.clear()
     for change in changed:
         say(f"localllm: {change}")
-    tell(receipts.difference(kept["result"], now))
+    tell(receipts.difference(record["result"], result))
 
 
-def rope_of(held: dict[str, object]) -> options.Rope:
+def rope_of(opening_options: dict[str, object]) -> options.Rope:
     """Return the RoPE options of a receipt. Raises UsageError."""
-    given = held.get("rope", {})
-    if not isinstance(given, dict) or not all(isinstance(given.get(name), kind | None) for name, kind in ROPE.items()):
+    rope = opening_options.get("rope", {})
+    if not isinstance(rope, dict) or not all(isinstance(rope.get(name), kind | None) for name, kind in ROPE.items()):
         raise UsageError("the receipt's RoPE options are invalid")
-    scale, base, original = given.get("factor"), given.get("base"), given.get("original_context")
-    return options.Rope(rope_scaling=given.get("kind"), rope_scale=scale, rope_freq_base=base, yarn_orig_ctx=original)
+    scale, base, original = rope.get("factor"), rope.get("base"), rope.get("original_context")
+    return options.Rope(rope_scaling=rope.get("kind"), rope_scale=scale, rope_freq_base=base, yarn_orig_ctx=original)
 
 
-def again_there(kept: "Receipt", chosen: "GenerationOptions", model: str | None) -> "Receipt":
+def again_there(record: "Receipt", generation: "GenerationOptions", model: str | None) -> "Receipt":
     """Send the request again to the receipt's server, and return the response. Raises EndpointError."""
     from localllm.services.remote import receipts
     from localllm.services.remote.http import Endpoint
     from localllm.services.remote.model import RemoteModel
 
-    place = Endpoint.of(kept["model"]["endpoint"], os.environ.get(KEY) or None)
-    there = RemoteModel(place, model or kept["model"]["name"], receipts.form_of(kept))
-    return receipts.regenerate(there, kept, chosen)
+    place = Endpoint.of(record["model"]["endpoint"], os.environ.get(KEY) or None)
+    remote_model = RemoteModel(place, model or record["model"]["name"], receipts.form_of(record))
+    return receipts.regenerate(remote_model, record, generation)
 
 
 def tell(place: str | None) -> None:

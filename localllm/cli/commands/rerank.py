@@ -61,16 +61,18 @@ def rerank(
     if len(texts) < len(records):
         raise UsageError("a reranker reads texts, not images")
     engine = EngineOptions(threads, context or None, backend=device, progress=opening.compiling(line))
-    with opened(reranker(resolve_model_path(model), engine), line) as made:
-        found = made.rerank(query, texts, overflow == "cut", lambda done: line.show(f"{done} texts read"))
-    order = sorted(range(len(texts)), key=lambda number: -float(found[number]))[:top]
+    with opened(reranker(resolve_model_path(model), engine), line) as model_opened:
+        scores_found = model_opened.rerank(
+            query, texts, overflow == "cut", lambda done: line.show(f"{done} texts read")
+        )
+    order = sorted(range(len(texts)), key=lambda number: -float(scores_found[number]))[:top]
     for number in order:
-        record, score = records[number], float(found[number])
-        shown = record.input if isinstance(record.input, str) else json.dumps(record.input, ensure_ascii=False)
+        record, score = records[number], float(scores_found[number])
+        record_text = record.input if isinstance(record.input, str) else json.dumps(record.input, ensure_ascii=False)
         if as_json:
-            told = {"id": record.id, "score": score, "input": record.input}
-            write(json.dumps(told, ensure_ascii=False) + "\n")
+            result = {"id": record.id, "score": score, "input": record.input}
+            write(json.dumps(result, ensure_ascii=False) + "\n")
         else:
-            write(f"{score:.6f}\t{shown}\n" if scores else f"{shown}\n")
+            write(f"{score:.6f}\t{record_text}\n" if scores else f"{record_text}\n")
     if stats:
-        tell(made, perf_counter() - start)
+        tell(model_opened, perf_counter() - start)

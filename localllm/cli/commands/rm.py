@@ -33,16 +33,16 @@ def rm(
     from localllm.files.models_folder import remove_empty_folders
     from localllm.services.catalogue import find_removable
 
-    found = find_removable(name)
+    removable = find_removable(name)
     if not force:
         if not (is_terminal(sys.stdin) and is_terminal(sys.stderr)):
-            raise UsageError(f"{found.name}: cannot ask for confirmation without a terminal; --force removes it")
-        if not confirm(f"Remove {found.name} ({size(found.size)}, {found.path})?"):
+            raise UsageError(f"{removable.name}: cannot ask for confirmation without a terminal; --force removes it")
+        if not confirm(f"Remove {removable.name} ({size(removable.size)}, {removable.path})?"):
             return
-    for path in found.files:
+    for path in removable.files:
         try:
             path.unlink(missing_ok=True)
         except OSError as error:
             raise LocalllmError(f"{path}: cannot be removed: {error.strerror or error}") from None
-    remove_empty_folders(found.path.parent)
-    dim(f"{size(found.size)} removed")
+    remove_empty_folders(removable.path.parent)
+    dim(f"{size(removable.size)} removed")

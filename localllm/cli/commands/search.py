@@ -23,7 +23,7 @@ def search(
     *,
     query: Annotated[
         str | None,
-        typer.Option("-e", "--query", metavar="TEXT", help="Question, given here so that all arguments are files."),
+        typer.Option("-e", "--query", metavar="TEXT", help="Question; all arguments are then files or folders."),
     ] = None,
     top: Top = 5,
     threshold: Threshold = None,
@@ -49,7 +49,7 @@ def search(
             "-i",
             "--recursive",
             "--ignore-case",
-            help="No effect: grep's options for what `search` always does.",
+            help="Accepted for users of grep, without effect: `search` always does this.",
         ),
         TYPED_ONLY,
     ] = False,
@@ -95,45 +95,47 @@ def search(
         if query is not None:
             raise UsageError("--mcp answers the questions of its client: leave out --query")
         places = require_places(paths or ())
-        with opened_search(places, files, models, threads, device) as opened:
-            return serve(opened, places, top)
+        with opened_search(places, files, models, threads, device) as index:
+            return serve(index, places, top)
     places, question = places_and_question(paths or (), query, "search")
     require_counts(top=(top, 1), around=(around, 0), before=(before, 0), after=(after, 0))
-    more = before or around, after or around
+    context_lines = before or around, after or around
     if threshold is not None and models.embedder is None:
         raise UsageError("--threshold is a cosine similarity: name an embedding model with -m MODEL")
     lines = piped_lines(places)
-    with opened_search(places, files, models, threads, device, lines) as opened:
-        hits = opened.find(question, top, threshold)
+    with opened_search(places, files, models, threads, device, lines) as index:
+        hits = index.find(question, top, threshold)
         if models.embedder is None:
             dim("by words only; -m MODEL searches by meaning, too")
     if not hits:
         say("localllm: nothing was found")
         raise typer.Exit(1)
-    how = "json" if as_json else "texts" if lines is not None else "names" if only_names else "lines" if by_line else ""
-    write(render_hits(hits, how, *more))
+    layout = (
+        "json" if as_json else "texts" if lines is not None else "names" if only_names else "lines" if by_line else ""
+    )
+    write(render_hits(hits, layout, *context_lines))
 
 
-def require_counts(**given: tuple[int, int]) -> None:
-    """Raise UsageError for a number that is too small; given: (number, minimum) by name."""
-    for name, (value, least) in given.items():
+def require_counts(**counts: tuple[int, int]) -> None:
+    """Raise UsageError for a number that is too small; counts: (number, minimum) by name."""
+    for name, (value, least) in counts.items():
         if value < least:
             raise UsageError(f"{name} should be {least} or above")
 
 
-def render_hits(hits: "Sequence[Hit]", how: str, before: int, after: int) -> str:
+def render_hits(hits: "Sequence[Hit]", layout: str, before: int, after: int) -> str:
     """Format hits.
 
-    how: "json", "texts" (without places), "names" of files, "lines" as grep prints them, or "" for a block each.
+    layout: "json", "texts" (without places), "names" of files, "lines" as grep prints them, or "" for a block each.
     before, after: lines around each passage.
     """
-    if how == "json":
+    if layout == "json":
         return "".join(json.dumps(as_object(hit), ensure_ascii=False) + "\n" for hit in hits)
-    if how == "texts":
+    if layout == "texts":
         return "".join(f"{hit.passage.text}\n" for hit in hits)
-    if how == "names":
+    if layout == "names":
         return "".join(f"{name}\n" for name in dict.fromkeys(hit.passage.path for hit in hits))
-    if how == "lines":
+    if layout == "lines":
         numbered = ((hit.passage.path, *line) for hit in hits for line in lines_of(hit, before, after))
         return "".join(f"{path}:{number}:{text}\n" for path, number, text in numbered)
     return "\n".join(block(hit, before, after) for hit in hits)
@@ -142,8 +144,8 @@ def render_hits(hits: "Sequence[Hit]", how: str, before: int, after: int) -> str
 def as_object(hit: "Hit") -> dict[str, object]:
     """Convert a hit to JSON."""
     each = hit.passage
-    told = {"file": each.path, "line": each.first, "last_line": each.last, "heading": each.heading, "text": each.text}
-    return {**told, "score": hit.score, **({} if hit.cosine is None else {"cosine": hit.cosine})}
+    fields = {"file": each.path, "line": each.first, "last_line": each.last, "heading": each.heading, "text": each.text}
+    return {**fields, "score": hit.score, **({} if hit.cosine is None else {"cosine": hit.cosine})}
 
 
 def block(hit: "Hit", before: int, after: int) -> str:
@@ -156,11 +158,11 @@ def block(hit: "Hit", before: int, after: int) -> str:
 def lines_of(hit: "Hit", before: int, after: int) -> list[tuple[int, str]]:
     """Return the numbered lines of a passage, with that many lines before and after it."""
     passage = hit.passage
-    found = [*enumerate(passage.text.split("\n"), passage.first)]
+    numbered = [*enumerate(passage.text.split("\n"), passage.first)]
     if not (before or after):
-        return found
+        return numbered
     from localllm.services.search.files import read_text
 
-    whole = (read_text(passage.path) or "").splitlines()
-    first, last = max(1, passage.first - before), min(len(whole), passage.last + after)
-    return [(number, whole[number - 1]) for number in range(first, last + 1)] or found
+    file_lines = (read_text(passage.path) or "").splitlines()
+    first, last = max(1, passage.first - before), min(len(file_lines), passage.last + after)
+    return [(number, file_lines[number - 1]) for number in range(first, last + 1)] or numbered

@@ -28,10 +28,10 @@ UNITS = {"": 1, "K": 10**3, "M": 10**6, "G": 10**9}
 
 def amount(text: str) -> int:
     """Parse a number of bytes, optionally with K, M or G. Raises ValueError."""
-    found = re.fullmatch(r"(\d+(?:\.\d+)?)([KMG]?)B?", text.strip().upper())
-    if not found:
+    match = re.fullmatch(r"(\d+(?:\.\d+)?)([KMG]?)B?", text.strip().upper())
+    if not match:
         raise ValueError(f"{text!r} is not a size such as 500M or 8G")
-    return int(float(found[1]) * UNITS[found[2]])
+    return int(float(match[1]) * UNITS[match[2]])
 
 
 @group
@@ -268,17 +268,17 @@ def tell(setup: "Setup", address: str) -> None:
 
 def map_names(models: list[str]) -> dict[str, str]:
     """Map the names that clients use to the models' files. Raises UsageError, and as `resolve_model_path`."""
-    found = dict[str, str]()
+    names = dict[str, str]()
     for text in models:
         name, equals, model = text.partition("=")
         if not equals or "/" in name or os.path.lexists(text):
             name, model = "", text
         path = resolve_model_path(model)
         name = name or (file_stem(path) if model == path else model)
-        if name in found:
+        if name in names:
             raise UsageError(f"two models have the name {name}: rename one with NAME={model}")
-        found[name] = path
-    return found or on_disk()
+        names[name] = path
+    return names or on_disk()
 
 
 def on_disk() -> dict[str, str]:
@@ -286,8 +286,8 @@ def on_disk() -> dict[str, str]:
     import localllm
     from localllm.services.catalogue import models_on_disk
 
-    found = {model.name: str(model.path) for model in models_on_disk() if model.is_whole}
-    return found or {"localllm-guide": str(localllm.builtin_model())}
+    names = {model.name: str(model.path) for model in models_on_disk() if model.is_whole}
+    return names or {"localllm-guide": str(localllm.builtin_model())}
 
 
 def keys_of(file: str | None) -> tuple[str, ...]:

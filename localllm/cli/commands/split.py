@@ -36,9 +36,9 @@ def split(
     from localllm.quantizing.splitting import TENSORS, SplitLimits
 
     path = resolve_model_path(model)
-    chosen = limits.limits() or SplitLimits(TENSORS)
+    split_limits = limits.limits() or SplitLimits(TENSORS)
     source = GGUFFile.open(path, needed=())
-    files, warnings = split_files(source, path if out is None else out, chosen)
+    files, warnings = split_files(source, path if out is None else out, split_limits)
     for line in warnings:
         say(f"localllm: warning: {line}")
     if dry_run:

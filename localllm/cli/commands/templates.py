@@ -40,9 +40,9 @@ def templates(
     from localllm.services import prompt_templates as kept
 
     if action in (None, "list"):
-        found = [kept.load(each) for each in kept.names()]
-        width = max(len(each.name) for each in found)
-        return write("".join(f"{each.name:<{width}}  {each.description}\n" for each in found))
+        loaded = [kept.load(each) for each in kept.names()]
+        width = max(len(each.name) for each in loaded)
+        return write("".join(f"{each.name:<{width}}  {each.description}\n" for each in loaded))
     if name is None and action == "path":
         return write(f"{kept.own_folder()}\n")
     if name is None:

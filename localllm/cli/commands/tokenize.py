@@ -43,20 +43,20 @@ def tokenize(
     opening.warn(tokenizer.warnings)
     if text is not None and file is not None:
         raise UsageError("give either TEXT or -f FILE, not both")
-    given = None if text is None else require_decodable(text, "TEXT")
+    content_text = None if text is None else require_decodable(text, "TEXT")
     if file is not None:
-        given = text_of(content(file, lambda: sys.maxsize, encoding), file, encoding, whole=True)
-    if given is None:
+        content_text = text_of(content(file, lambda: sys.maxsize, encoding), file, encoding, whole=True)
+    if content_text is None:
         if sys.stdin is None or is_terminal(sys.stdin):
             raise UsageError("TEXT is missing: give a text, or pipe one to stdin")
-        given = text_of(stdin().read(), "stdin", encoding)
-    found = tokenizer.encode(given, special=True, bos=True)
+        content_text = text_of(stdin().read(), "stdin", encoding)
+    token_ids = tokenizer.encode(content_text, special=True, bos=True)
     if count:
-        return write(f"{len(found)}\n")
+        return write(f"{len(token_ids)}\n")
     if ids:
-        return write(json.dumps(found) + "\n")
-    pieces = [tokenizer.token_bytes(token, special=True).decode(errors="backslashreplace") for token in found]
-    tokens = [{"id": token, "piece": piece} for token, piece in zip(found, pieces, strict=True)]
+        return write(json.dumps(token_ids) + "\n")
+    pieces = [tokenizer.token_bytes(token, special=True).decode(errors="backslashreplace") for token in token_ids]
+    tokens = [{"id": token, "piece": piece} for token, piece in zip(token_ids, pieces, strict=True)]
     if as_json:
         write(json.dumps(tokens, ensure_ascii=False) + "\n")
     else:

@@ -54,7 +54,7 @@ def verify(
     source = open_source(against) if against is not None else None
     end_on_bus_error(path)
     try:
-        found = service.verify(
+        verification = service.verify(
             path,
             source,
             threads or usable_cores(),
@@ -63,20 +63,20 @@ def verify(
         )
     finally:
         line.clear()
-    for sentence in found.odd:
+    for sentence in verification.odd:
         say(f"localllm: warning: {sentence}")
-    write(as_facts(found) if as_json else as_text(found))
-    if found.problems:
-        raise ModelError(f"{path}: {found.problems[0].removeprefix(f'{path}: ')}{more(found.problems)}")
+    write(as_facts(verification) if as_json else as_text(verification))
+    if verification.problems:
+        raise ModelError(f"{path}: {verification.problems[0].removeprefix(f'{path}: ')}{more(verification.problems)}")
 
 
 def more(lines: "Sequence[str]") -> str:
     return f" (and {len(lines) - 1} more problems)" if len(lines) > 1 else ""
 
 
-def as_text(found: "Verification") -> str:
+def as_text(verification: "Verification") -> str:
     """Format a table by format, and the checksums as sha256sum does."""
-    rows = found.by_format()
+    rows = verification.by_format()
     has_errors = any("error" in row for row in rows)
     header = ("format", "tensors", "weights", *(("error", "worst", "of") if has_errors else ()))
     cells = [
@@ -90,29 +90,29 @@ def as_text(found: "Verification") -> str:
         for row in rows
     ]
     lines = columns(header, cells, "<>>>><"[: len(header)])
-    sums = [f"{file['sha256']}  {one_line(file['path'])}" for file in found.files]
+    sums = [f"{file['sha256']}  {one_line(file['path'])}" for file in verification.files]
     return "\n".join([*lines, "", *sums]) + "\n"
 
 
-def as_facts(found: "Verification") -> str:
+def as_facts(verification: "Verification") -> str:
     """Format everything as JSON."""
     tensors = [
         {
-            "name": one.name,
-            "format": one.format,
-            "shape": list(one.shape),
-            "problem": one.problem,
-            "error": one.error,
-            "largest": one.largest,
+            "name": tensor.name,
+            "format": tensor.format,
+            "shape": list(tensor.shape),
+            "problem": tensor.problem,
+            "error": tensor.error,
+            "largest": tensor.largest,
         }
-        for one in found.tensors
+        for tensor in verification.tensors
     ]
     facts = {
-        "valid": not found.problems,
-        "problems": list(found.problems),
-        "odd": list(found.odd),
-        "formats": found.by_format(),
-        "files": list(found.files),
+        "valid": not verification.problems,
+        "problems": list(verification.problems),
+        "odd": list(verification.odd),
+        "formats": verification.by_format(),
+        "files": list(verification.files),
         "tensors": tensors,
     }
     return json.dumps(facts, ensure_ascii=False) + "\n"

@@ -26,7 +26,7 @@ class TerminalConversation:
     """A conversation on the terminal, with one model at a time.
 
     Attributes:
-        model: the current model.  options: of its answers.  lines: the messages, as sessions store them.
+        model: the current model.  options: options of its answers.  lines: the messages, as sessions store them.
         markdown, stats, shows_thoughts: what is shown of answers.  tools: those that answers may call.
         file: the session's file; None if the conversation is not saved.
         folder: the folder whose passages are attached to every question, or None.
@@ -59,12 +59,12 @@ class TerminalConversation:
 
     def ask(self, question: str) -> None:
         """Ask a question, with the attached texts and images, and print the answer."""
-        found = ""
+        passages = ""
         if self.folder is not None and question:
             from localllm.services.search.answers import passages_for
 
-            found = passages_for(self.folder, question)
-        text, images = "\n\n".join(part for part in (found, question, *self.texts) if part), self.images
+            passages = passages_for(self.folder, question)
+        text, images = "\n\n".join(part for part in (passages, question, *self.texts) if part), self.images
         if self._answer(lambda options: self._ask(text, images, options), self.options, question=(text, images)):
             self.texts, self.images = [], []
 
@@ -89,10 +89,10 @@ class TerminalConversation:
         if not model.context:
             self.texts.append(text)
             return
-        kept = [*self.texts, model.session.system or ""]
-        taken = sum(length(each) for each in kept)
-        taken += self.used if self.options.on_overflow == "error" else 0
-        count, room = length(text), model.context - model.context // 8 - taken
+        context_texts = [*self.texts, model.session.system or ""]
+        used_tokens = sum(length(each) for each in context_texts)
+        used_tokens += self.used if self.options.on_overflow == "error" else 0
+        count, room = length(text), model.context - model.context // 8 - used_tokens
         if count > room:
             raise UsageError(
                 f"{name} has {tokens(count)}; only {max(0, room)} of the context of {model.context} are free"
@@ -103,10 +103,10 @@ class TerminalConversation:
         """Replace the last answer by a new one, to the same question or to an edited one."""
         lines, messages, answered = list(self.lines), self.model.session.messages, False
         images: list[str] = next((line.get("images", []) for line in reversed(lines) if line["role"] == "user"), [])
-        asked = self.undo()
-        if asked is None:
+        message = self.undo()
+        if message is None:
             return dim("there is no question yet")
-        text, options = asked if question is None else question, self.options
+        text, options = message if question is None else question, self.options
         if question is None:
             options = replace(options, sampling=replace(options.sampling, seed=None))
         try:
@@ -130,29 +130,29 @@ class TerminalConversation:
         question: its text and images; without one, the last answer is continued.
         """
         session, answer = self.model.session, None
-        before: list[Line] = []
+        tool_lines: list[Line] = []
         try:
             answer = begin(options)
             if session.forgotten:
                 say(f"localllm: the conversation is too long: its first {turns(session.forgotten)} forgotten")
             self._show(answer)
             if self.tools:
-                answer, before = self._with_tools(self.tools, answer, options, question and question[0])
+                answer, tool_lines = self._with_tools(self.tools, answer, options, question and question[0])
         except LocalllmError as error:
             say(f"localllm: error: {error}")
         finally:
             self._line.clear()
         is_silent = answer is not None and not answer.text and answer.finish_reason == "interrupted"
-        if answer is None or (question is not None and is_silent and not before):
+        if answer is None or (question is not None and is_silent and not tool_lines):
             return False
-        used = answer.prompt_tokens + answer.completion_tokens
-        *between, last = before if before and is_silent else [*before, session.messages[-1]]
-        said = [*between, {**last, "finish": answer.finish_reason, "tokens": used}]
+        token_count = answer.prompt_tokens + answer.completion_tokens
+        *between, last = tool_lines if tool_lines and is_silent else [*tool_lines, session.messages[-1]]
+        answer_lines = [*between, {**last, "finish": answer.finish_reason, "tokens": token_count}]
         if question is None:
-            self.lines[-1:] = said
+            self.lines[-1:] = answer_lines
         else:
             text, images = question
-            self.lines += [{"role": "user", "content": text, **({"images": images} if images else {})}, *said]
+            self.lines += [{"role": "user", "content": text, **({"images": images} if images else {})}, *answer_lines]
         self.keep()
         return True
 
@@ -162,30 +162,30 @@ class TerminalConversation:
         """Run all tool calls; return the final answer and the messages before it."""
         tools.note_question([{"role": "user", "content": question}] if question is not None else [])
         tools.note(answer.message(), finish=answer.finish_reason)
-        before: list[Line] = []
+        lines: list[Line] = []
         try:
             while answer.calls and answer.finish_reason != "interrupted":
                 results = tools.results(answer.calls)
-                said, answer = answer.message(), self.model.session.go_on(results, options)
-                before += [said, *results]
+                message, answer = answer.message(), self.model.session.go_on(results, options)
+                lines += [message, *results]
                 self._show(answer)
                 tools.note(answer.message(), finish=answer.finish_reason)
         except LocalllmError as error:  # keep the text so far
             say(f"localllm: error: {error}")
-        return answer, before
+        return answer, lines
 
     def _show(self, answer: "Generation") -> None:
         """Show the answer as it streams; Ctrl-C also stops the server's generation."""
         from localllm.generation.reasoning import ANSWER, REASONING
 
-        shown, interrupted = page(self.markdown), False
+        page_shown, interrupted = page(self.markdown), False
         with type_ahead():
             dim("")
             try:
                 for kind, text in answer.parts:
                     self._line.clear()
                     if kind == ANSWER or self.shows_thoughts:
-                        shown.push(text, kind == REASONING)
+                        page_shown.push(text, kind == REASONING)
                     else:
                         self._line.show(f"thinking: {answer.completion_tokens} tokens")
             except KeyboardInterrupt:
@@ -193,7 +193,7 @@ class TerminalConversation:
             finally:
                 self._line.clear()
             if answer.text or answer.thinking or not interrupted:
-                shown.end()
+                page_shown.end()
         self._tell(answer)
 
     def _tell(self, answer: "Generation") -> None:
@@ -253,19 +253,19 @@ class TerminalConversation:
         """Branch off a copy of this conversation, or switch to a branch. Raises UsageError, LocalllmError."""
         if name == self.name:
             return
-        is_new, kept, before = name not in self.branches, self.branches.get(name), self.name
-        own = None if self.file else list(self.lines)
+        is_new, branch_lines, earlier_name = name not in self.branches, self.branches.get(name), self.name
+        lines = None if self.file else list(self.lines)
         if is_new:
             self.model.session.hold()
             if self.file:
                 self.keep()  # else a branch without messages would be lost
-                return self.save(name, trunk=self.file.chat.trunk or before)
-        elif kept is None:
+                return self.save(name, trunk=self.file.chat.trunk or earlier_name)
+        elif branch_lines is None:
             self.load(name)
         else:
             self.leave()
-            self._be(kept)
-        self.branches[before], self.name = own, name
+            self._be(branch_lines)
+        self.branches[earlier_name], self.name = lines, name
 
     def _be(self, lines: Sequence[Line]) -> None:
         """Switch to another conversation; the KV cache of this one is kept for a while."""
@@ -276,12 +276,12 @@ class TerminalConversation:
 
     def switch(self, model: "Model") -> None:
         """Switch to another model."""
-        before, self.model = self.model, model
+        previous, self.model = self.model, model
         model.session.messages = sessions.visible_fields(self.lines)
         if self.file:
             self.file.chat.model = about(model)
             self._written(self.file.rewrite)
-        before.close()
+        previous.close()
 
     # ---- sessions ----
 
@@ -330,15 +330,15 @@ class TerminalConversation:
         self.options = with_settings(self.options, file.chat.settings)
         if file.lost:
             say(f"localllm: warning: the last turn of the session {name!r} was incomplete and has been removed")
-        before, now = file.chat.model, about(self.model)
-        if before.fingerprint != now.fingerprint:
+        saved, current = file.chat.model, about(self.model)
+        if saved.fingerprint != current.fingerprint:
             say(
                 f"localllm: warning: the session {name!r} was started with another model, "
-                f"{before.name or before.path}; it continues with {now.name or now.path}"
+                f"{saved.name or saved.path}; it continues with {current.name or current.path}"
             )
 
     def leave(self) -> None:
-        """Release the session's lock, and write its prefix to the cache."""
+        """Release the session's lock, and write the conversation's KV cache to the prefix cache."""
         if self.file:
             self.model.session.leave()
             self.file.close()
@@ -365,11 +365,11 @@ def settings(options: "GenerationOptions") -> dict[str, object]:
 
 def statistics(answer: "Generation", context: int) -> str:
     """Format statistics in one line."""
-    said = answer.completion_tokens
-    speed = f" · {(said - 1) / answer.decode_s:.1f} tokens/s" if answer.decode_s and said > 1 else ""
-    used = answer.prompt_tokens + said
+    completion = answer.completion_tokens
+    speed = f" · {(completion - 1) / answer.decode_s:.1f} tokens/s" if answer.decode_s and completion > 1 else ""
+    total = answer.prompt_tokens + completion
     read = f"{tokens(answer.prompt_tokens - answer.cached_tokens)} read in {answer.prefill_s:.2f} s"
-    return f"{read} · {tokens(said)} said{speed} · context {used}{f' of {context}' if context else ''}"
+    return f"{read} · {tokens(completion)} said{speed} · context {total}{f' of {context}' if context else ''}"
 
 
 def tokens(count: int) -> str:

@@ -43,8 +43,8 @@ def change_option(options: "GenerationOptions", name: str, text: str) -> "Genera
     name = name.lstrip("-").replace("-", "_")
     name = OTHER_NAMES.get(name, name)
     if name not in names(options):
-        meant = did_you_mean(name, [*names(options), *OTHER_NAMES]) or "Tab behind /set lists them"
-        raise UsageError(f"there is no option {name!r}; {meant}")
+        hint = did_you_mean(name, [*names(options), *OTHER_NAMES]) or "Tab behind /set lists them"
+        raise UsageError(f"there is no option {name!r}; {hint}")
     if text == USUAL:
         usual = type(options)()
         return replace_option(options, name, getattr(usual if name in OF_ANSWERS else usual.sampling, name))
@@ -83,8 +83,8 @@ def parse_value(name: str, text: str, kind: type) -> object:
     try:
         return kind(text)
     except ValueError:
-        whole = "a whole number" if kind is int else "a number"
-        raise UsageError(f"{name} should be {whole}, not {text!r}") from None
+        expected = "a whole number" if kind is int else "a number"
+        raise UsageError(f"{name} should be {expected}, not {text!r}") from None
 
 
 def with_settings(options: "GenerationOptions", settings: dict[str, object]) -> "GenerationOptions":

@@ -28,15 +28,15 @@ KEYS = {
     "Ctrl-Z": "suspend; fg goes on",
     "Ctrl-R": "search in what was typed before",
     "Tab": "complete commands, names and files",
-    "Alt-Enter": "a new line, as a backslash at the end of a line",
-    '"""': "begin and end a text of several lines; what is pasted stays whole",
-    "Ctrl-X Ctrl-E": "write in $EDITOR",
+    "Alt-Enter": "start a new line; so does a backslash at the end of a line",
+    '"""': "start and end a text of several lines; pasted text stays whole",
+    "Ctrl-X Ctrl-E": "edit the text in $EDITOR",
     "Ctrl-D": "leave",
 }
 
 
 class ExitChat(Exception):  # noqa: N818 - no error
-    """The user ends the chat."""
+    """Raised when the user ends the chat."""
 
 
 @frozen
@@ -57,7 +57,7 @@ class ChatCommand:
 
     Attributes:
         argument: what follows its name, for the help.  help: one line.
-        run: what it does with the conversation, the argument and tools. It may raise LocalllmError.
+        run: the action, given the conversation, the argument and tools. It may raise LocalllmError.
         offers: what Tab offers for an argument, None: names of files.
     """
 
@@ -75,20 +75,22 @@ def execute(conversation: "TerminalConversation", text: str, tools: Tools) -> bo
         return False
     name, _, argument = text.strip().partition(" ")
     if name not in COMMANDS:
-        meant = did_you_mean(name, [each for each in COMMANDS if each != "/clear"])
-        other = "/help shows all; a text that begins with a slash needs a space before it"
-        raise UsageError(f"there is no {name}; {meant or other}")
+        hint = did_you_mean(name, [each for each in COMMANDS if each != "/clear"])
+        general_hint = "/help shows all; a text that begins with a slash needs a space before it"
+        raise UsageError(f"there is no {name}; {hint or general_hint}")
     COMMANDS[name].run(conversation, argument.strip(), tools)
     return True
 
 
 def show_help(conversation: "TerminalConversation", argument: str, tools: Tools) -> None:
-    told = {**{f"{name} {command.argument}".strip(): command.help for name, command in COMMANDS.items()}, **KEYS}
-    left, width = max(map(len, told)) + 2, columns()
-    if left > width // 2:
-        return dim_text("\n".join(line for name, help in told.items() for line in (name, *wrap_lines(help, width, 4))))
-    lines = [(name, *wrap_lines(help, width, left)) for name, help in told.items()]
-    dim_text("\n".join(line for name, first, *more in lines for line in (name.ljust(left) + first.lstrip(), *more)))
+    entries = {**{f"{name} {command.argument}".strip(): command.help for name, command in COMMANDS.items()}, **KEYS}
+    indent, width = max(map(len, entries)) + 2, columns()
+    if indent > width // 2:
+        return dim_text(
+            "\n".join(line for name, help in entries.items() for line in (name, *wrap_lines(help, width, 4)))
+        )
+    lines = [(name, *wrap_lines(help, width, indent)) for name, help in entries.items()]
+    dim_text("\n".join(line for name, first, *more in lines for line in (name.ljust(indent) + first.lstrip(), *more)))
 
 
 def wrap_lines(text: str, width: int, indent: int) -> list[str]:
@@ -96,9 +98,9 @@ def wrap_lines(text: str, width: int, indent: int) -> list[str]:
 
 
 def clear(conversation: "TerminalConversation", argument: str, tools: Tools) -> None:
-    kept = f"; the session {conversation.name} stays as it is" if conversation.file else ""
+    note = f"; the session {conversation.name} stays as it is" if conversation.file else ""
     conversation.clear()
-    dim(f"a new conversation{kept}")
+    dim(f"a new conversation{note}")
 
 
 def system(conversation: "TerminalConversation", argument: str, tools: Tools) -> None:
@@ -108,7 +110,7 @@ def system(conversation: "TerminalConversation", argument: str, tools: Tools) ->
 
 def undo(conversation: "TerminalConversation", argument: str, tools: Tools) -> None:
     if argument and not (argument.isdecimal() and 0 < int(argument) < 10**9):
-        raise UsageError("/undo N removes the last N questions; N should be a whole number from 1")
+        raise UsageError("/undo N removes the last N questions; N should be 1 or above")
     for number in range(int(argument or 1)):
         if conversation.images:
             dim(f"removed: the image {os.path.basename(conversation.images.pop())}")
@@ -146,13 +148,13 @@ def resume(conversation: "TerminalConversation", argument: str, tools: Tools) ->
 
 def read(conversation: "TerminalConversation", argument: str, tools: Tools) -> None:
     path = os.path.expanduser(require_argument(argument, "/read FILE"))
-    most = 64 * (conversation.model.context or 1 << 17)  # bytes; no token has more
+    max_bytes = 64 * (conversation.model.context or 1 << 17)  # bytes; no token has more
     try:
         with open(path, "rb") as file:
-            data = file.read(most + 1)
+            data = file.read(max_bytes + 1)
     except OSError as error:
         raise UsageError(f"cannot read {path}: {error.strerror}") from None
-    if len(data) > most:
+    if len(data) > max_bytes:
         raise UsageError(f"{path} does not fit a context of {conversation.model.context} tokens")
     text, warning = decode_with_replacement(data, path)
     if warning:
@@ -222,8 +224,8 @@ def show(conversation: "TerminalConversation", argument: str, tools: Tools) -> N
 
 
 def show_options(conversation: "TerminalConversation") -> None:
-    own = [f"{name} = {value}" for name, value, is_usual in list_settings(conversation.options) if not is_usual]
-    tell("options", ", ".join(own) or "the usual ones")
+    changed = [f"{name} = {value}" for name, value, is_usual in list_settings(conversation.options) if not is_usual]
+    tell("options", ", ".join(changed) or "the usual ones")
 
 
 def tell_where(conversation: "TerminalConversation") -> None:
@@ -250,16 +252,16 @@ def think(conversation: "TerminalConversation", argument: str, tools: Tools) -> 
         raise UsageError(f"/think {'|'.join(CHOICES)}|hide|show")
     if argument != "off":
         conversation.shows_thoughts = argument != "hide"
-    shown = "shown" if conversation.shows_thoughts else "hidden"
-    dim(f"thinking is {conversation.options.think}, thoughts are {shown}")
+    visibility = "shown" if conversation.shows_thoughts else "hidden"
+    dim(f"thinking is {conversation.options.think}, thoughts are {visibility}")
 
 
 def model(conversation: "TerminalConversation", argument: str, tools: Tools) -> None:
     if argument:
         conversation.switch(tools.open(argument))
-    other = conversation.model
-    context = f" · {other.context} tokens of context" if other.context else ""  # some servers do not report it
-    dim(f"{other.name or file_stem(other.path)} · {other.file_type}{context}")
+    current = conversation.model
+    context = f" · {current.context} tokens of context" if current.context else ""  # some servers do not report it
+    dim(f"{current.name or file_stem(current.path)} · {current.file_type}{context}")
 
 
 def leave(conversation: "TerminalConversation", argument: str, tools: Tools) -> None:
@@ -267,36 +269,36 @@ def leave(conversation: "TerminalConversation", argument: str, tools: Tools) -> 
 
 
 COMMANDS = {
-    "/help": ChatCommand("", "show this", show_help),
-    "/clear": ChatCommand("", "begin a new conversation", clear),
+    "/help": ChatCommand("", "show this help", show_help),
+    "/clear": ChatCommand("", "start a new conversation", clear),
     "/system": ChatCommand("TEXT", "set the system message; without a text, remove it", system),
-    "/undo": ChatCommand("N", "take back the last question and its answer, or so many; or a file that waits", undo),
-    "/retry": ChatCommand("", "another answer to the last question", retry),
-    "/edit": ChatCommand("", "change the last question and ask it instead", edit),
-    "/continue": ChatCommand("", "go on with the last answer", resume),
+    "/undo": ChatCommand("N", "remove the last question and its answer, or the last N; or an attached file", undo),
+    "/retry": ChatCommand("", "generate another answer to the last question", retry),
+    "/edit": ChatCommand("", "edit the last question and ask it again", edit),
+    "/continue": ChatCommand("", "continue the last answer", resume),
     "/read": ChatCommand("FILE", "send a file's text with the next question", read, None),
-    "/files": ChatCommand("FOLDER", "send the passages of its files that fit each question; alone: no more", files,
-                      None),
+    "/files": ChatCommand("FOLDER", "send the folder's matching passages with each question; without a name, stop",
+                      files, None),
     "/copy": ChatCommand("code", "copy the last answer, or its last code block, to the clipboard", copy,
                      lambda conversation: ("code",)),
     "/write": ChatCommand("FILE", "write the last answer to a new file; /write code FILE: its last code block", write,
                       None),
-    "/image": ChatCommand("FILE", "show an image with the next question", image, None),
-    "/save": ChatCommand("NAME", "make this a session, which is written after every answer", save),
-    "/load": ChatCommand("NAME", "go on with a session", load, lambda conversation: sessions.names()),
-    "/sessions": ChatCommand("", "list them", list_sessions),
-    "/branch": ChatCommand("NAME", "try something else: begin a branch or go to one; without a name, list them", branch,
-                       branches),
+    "/image": ChatCommand("FILE", "send an image with the next question", image, None),
+    "/save": ChatCommand("NAME", "save the conversation as a session, after every answer", save),
+    "/load": ChatCommand("NAME", "resume a session", load, lambda conversation: sessions.names()),
+    "/sessions": ChatCommand("", "list the sessions", list_sessions),
+    "/branch": ChatCommand("NAME", "start a branch of the conversation, or switch to one; without a name, list them",
+                       branch, branches),
     "/set": ChatCommand("NAME VALUE", "change an option: /set temperature 0.2, /set seed default", set_option,
                     lambda conversation: names(conversation.options)),
-    "/show": ChatCommand("", "what holds: model, context, session, options", show),
-    "/stats": ChatCommand("on|off", "a line about every answer: tokens per second, context in use", stats,
+    "/show": ChatCommand("", "show the model, context, session and options", show),
+    "/stats": ChatCommand("on|off", "show tokens per second and context in use after every answer", stats,
                       lambda conversation: ("on", "off")),
-    "/think": ChatCommand("CHOICE", "on, off, auto: whether the model thinks first; hide, show: whether one sees it",
+    "/think": ChatCommand("CHOICE", "on, off, auto: whether the model thinks; hide, show: whether thinking is shown",
                       think,
                       lambda conversation: ("on", "off", "auto", "low", "medium", "high", "hide", "show")),
-    "/model": ChatCommand("PATH", "go on with another model", model, None),
-    "/exit": ChatCommand("", "leave, as bye, quit, exit and Ctrl-D do", leave),
+    "/model": ChatCommand("PATH", "switch to another model", model, None),
+    "/exit": ChatCommand("", "leave the chat, as do bye, quit, exit and Ctrl-D", leave),
 }  # fmt: skip
 
 
@@ -315,16 +317,16 @@ def complete_line(conversation: "TerminalConversation", line: str) -> Iterator[t
             yield from ((offer, begin) for offer in offers(conversation) if offer.startswith(argument))
 
 
-def paths(begun: str) -> list[str]:
+def paths(prefix: str) -> list[str]:
     """List files and folders with a prefix; folders end with a slash, hidden ones are listed after a dot."""
-    stem = os.path.basename(begun)
-    folder = begun.removesuffix(stem)
+    stem = os.path.basename(prefix)
+    folder = prefix.removesuffix(stem)
     try:
-        found = sorted(os.scandir(os.path.expanduser(folder) or "."), key=lambda item: item.name)
+        entries = sorted(os.scandir(os.path.expanduser(folder) or "."), key=lambda item: item.name)
     except OSError:
         return []
-    wanted = [item for item in found if item.name.startswith(stem) and (stem or not item.name.startswith("."))]
-    return [f"{folder}{item.name}{'/' if item.is_dir() else ''}" for item in wanted]
+    matches = [item for item in entries if item.name.startswith(stem) and (stem or not item.name.startswith("."))]
+    return [f"{folder}{item.name}{'/' if item.is_dir() else ''}" for item in matches]
 
 
 def require_argument(argument: str, usage: str) -> str:
@@ -333,11 +335,11 @@ def require_argument(argument: str, usage: str) -> str:
     return argument
 
 
-def parse_switch(argument: str, before: bool, usage: str) -> bool:
+def parse_switch(argument: str, current: bool, usage: str) -> bool:
     """Parse "on" or "off"; without an argument, toggle. Raises UsageError."""
     if argument not in ("", "on", "off"):
         raise UsageError(usage)
-    return not before if not argument else argument == "on"
+    return not current if not argument else argument == "on"
 
 
 def shortened(text: str) -> str:

@@ -23,24 +23,24 @@ Choices = Annotated[
 ]
 
 
-def texts_of(given: str) -> list[str]:
+def texts_of(argument: str) -> list[str]:
     """Split at commas; one in quotes is part of a text, as in CSV. Raises UsageError."""
     from localllm.generation.choices import require_texts
 
-    (texts,) = csv.reader([given], skipinitialspace=True) if given.strip() else ([""],)
+    (texts,) = csv.reader([argument], skipinitialspace=True) if argument.strip() else ([""],)
     return require_texts([text.strip() for text in texts])
 
 
-def require_plain(**given: bool) -> None:
+def require_plain(**flags: bool) -> None:
     """Raise UsageError for options that cannot be combined with --choices."""
-    for name, is_given in given.items():
+    for name, is_given in flags.items():
         if is_given:
             raise UsageError(f"--choices cannot be combined with {name.replace('_', ' ')}")
 
 
-def choose(model: "Model", asked: "str | list[Message]", texts: list[str], as_json: bool) -> None:
+def choose(model: "Model", prompt: "str | list[Message]", texts: list[str], as_json: bool) -> None:
     """Write the likeliest of several answers, or all with their probabilities."""
-    choices = model.choose(asked, texts)
+    choices = model.choose(prompt, texts)
     if not as_json:
         write(f"{choices[0].text}\n")
         return

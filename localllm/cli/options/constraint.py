@@ -80,17 +80,17 @@ class Shape:
         return Form(parsed, grammar, self.regex, self.additional_properties)
 
 
-def text_of(name: str, given: str | None, sign: str) -> str | None:
+def text_of(name: str, argument: str | None, sign: str) -> str | None:
     """Return an option's text if it contains the sign, else the text of the file that it names. Raises UsageError."""
-    if given is None or sign in given:
-        return given
-    if not given.strip():
+    if argument is None or sign in argument:
+        return argument
+    if not argument.strip():
         raise UsageError(f"{name} is empty: give a text or a file name")
     try:
-        return Path(given).read_text(encoding="utf-8-sig")
+        return Path(argument).read_text(encoding="utf-8-sig")
     except (OSError, ValueError) as error:
         reason = getattr(error, "strerror", None) or "it is not UTF-8"
-        raise UsageError(f"cannot read {given}: {reason}") from None
+        raise UsageError(f"cannot read {argument}: {reason}") from None
 
 
 @group
@@ -150,15 +150,15 @@ def variables_of(text: str) -> dict[str, object]:
         return {name: value}
 
 
-def require_whole(chosen: "GenerationOptions", finish_reasons: Iterable[str]) -> None:
+def require_whole(options: "GenerationOptions", finish_reasons: Iterable[str]) -> None:
     """Raise CutError if an answer was cut off before it matched its constraint."""
-    if chosen.constraint and "length" in finish_reasons:
-        raise CutError(f"the answer was cut off before it was {chosen.constraint.promise}; raise -n or the context")
+    if options.constraint and "length" in finish_reasons:
+        raise CutError(f"the answer was cut off before it was {options.constraint.promise}; raise -n or the context")
 
 
-def tell_cut(chosen: "GenerationOptions", finish_reasons: Iterable[str]) -> None:
+def tell_cut(options: "GenerationOptions", finish_reasons: Iterable[str]) -> None:
     """Warn if an answer was cut off before it matched its constraint."""
     try:
-        require_whole(chosen, finish_reasons)
+        require_whole(options, finish_reasons)
     except CutError as error:
         say(f"localllm: warning: {error}")

@@ -62,7 +62,11 @@ class Diffusion:
 
 
 def fill(
-    opened: "Model", asked: "str | list[Message]", choices: GenerationGroup, diffusion: Diffusion, line: ProgressLine
+    model_opened: "Model",
+    asked: "str | list[Message]",
+    choices: GenerationGroup,
+    diffusion: Diffusion,
+    line: ProgressLine,
 ) -> None:
     """Generate with a diffusion model: print the progress on `line`, and the answer to stdout at the end.
 
@@ -71,16 +75,19 @@ def fill(
     from localllm.engine.run import BATCH
     from localllm.generation.diffusion import denoise, diffusion_model, require_room
 
-    model, options = diffusion_model(opened.engine, opened.file.metadata), diffusion_options(choices, diffusion)
+    model, options = (
+        diffusion_model(model_opened.engine, model_opened.file.metadata),
+        diffusion_options(choices, diffusion),
+    )
     if isinstance(asked, str):
-        prompt = opened.tokenizer.encode(asked, special=True, bos=True)
+        prompt = model_opened.tokenizer.encode(asked, special=True, bos=True)
     else:
-        prompt = opened.session.encode_chat(asked)
-    require_room(len(prompt) + options.length, min(BATCH, opened.context))
+        prompt = model_opened.session.encode_chat(asked)
+    require_room(len(prompt) + options.length, min(BATCH, model_opened.context))
     text = ""
     try:
         for step, tokens in enumerate(denoise(model, prompt, options), start=1):
-            text = decode_with_blanks(opened, tokens, model.mask)
+            text = decode_with_blanks(model_opened, tokens, model.mask)
             if diffusion.visual:
                 line.clear()
                 say(f"{step}/{options.steps} {text}")
@@ -97,34 +104,34 @@ def diffusion_options(choices: GenerationGroup, diffusion: Diffusion) -> "Diffus
     from localllm.generation.diffusion import DiffusionOptions
     from localllm.generation.sampling.options import SamplingOptions
 
-    given = diffusion.as_fields()
-    if not given.get("block_length"):
-        given.setdefault("epsilon", EPSILON)
-    usual, known = SamplingOptions(**choices.drawing()).complete, ("temperature", "top_k", "top_p", "seed")
-    if others := choices.drawing().keys() - set(known):
-        raise UsageError(f"diffusion models do not support {min(others).replace('_', '-')}")
+    fields = diffusion.as_fields()
+    if not fields.get("block_length"):
+        fields.setdefault("epsilon", EPSILON)
+    usual, supported = SamplingOptions(**choices.drawing()).complete, ("temperature", "top_k", "top_p", "seed")
+    if unsupported := choices.drawing().keys() - set(supported):
+        raise UsageError(f"diffusion models do not support {min(unsupported).replace('_', '-')}")
     if choices.ban:
         raise UsageError("diffusion models do not support ban: they do not write from left to right")
     length = PLACES if choices.max_tokens in (None, -1) else choices.max_tokens
-    options = DiffusionOptions(length=length, **given, **{name: getattr(usual, name) for name in known})
+    options = DiffusionOptions(length=length, **fields, **{name: getattr(usual, name) for name in supported})
     options.require_valid()
     return options
 
 
-def decode_with_blanks(opened: "Model", tokens: list[int], mask: int) -> str:
+def decode_with_blanks(model: "Model", tokens: list[int], mask: int) -> str:
     """Decode the tokens up to the end token; masked positions are shown as underscores."""
-    tokenizer, shown, known = opened.tokenizer, "", list[int]()
+    tokenizer, text, run = model.tokenizer, "", list[int]()
     for token in tokens:
         if token in tokenizer.end_ids:
             break
         if token == mask:
-            shown, known = shown + tokenizer.decode(known) + "_", []
+            text, run = text + tokenizer.decode(run) + "_", []
         else:
-            known.append(token)
-    return shown + tokenizer.decode(known)
+            run.append(token)
+    return text + tokenizer.decode(run)
 
 
-def require_plain(**chosen: bool) -> None:
-    """Raise UsageError for options that diffusion models do not have; chosen: which of them were given."""
-    if found := [name for name, is_given in chosen.items() if is_given]:
-        raise UsageError(f"diffusion models give a single answer as plain text: leave out --{found[0]}")
+def require_plain(**flags: bool) -> None:
+    """Raise UsageError for options that diffusion models do not have; flags: whether each of them was given."""
+    if names := [name for name, is_given in flags.items() if is_given]:
+        raise UsageError(f"diffusion models give a single answer as plain text: leave out --{names[0]}")

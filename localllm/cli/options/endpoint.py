@@ -66,8 +66,8 @@ def open_remote(
     for name, value in refused.items():
         if value:
             raise UsageError(f"{name} is not available with --endpoint: the server sets it")
-    if engine is not None and (given := about_weights(engine)):
-        say(f"localllm: with --endpoint these options have no effect: {', '.join(given)}")
+    if engine is not None and (ignored := about_weights(engine)):
+        say(f"localllm: with --endpoint these options have no effect: {', '.join(ignored)}")
     return RemoteModel(place, model, choices.shape.form())
 
 
@@ -75,6 +75,6 @@ def about_weights(engine: "EngineGroup") -> list[str]:
     """Return the given options about weights and the KV cache, which have no effect for a server."""
     usual = type(engine)(cache=type(engine.cache)(), rope=type(engine.rope)())
     names = {"context": "-c", "threads": "-t", "device": "--device", "gpu_layers": "-ngl"}
-    given = [text for name, text in names.items() if getattr(engine, name) != getattr(usual, name)]
+    ignored = [text for name, text in names.items() if getattr(engine, name) != getattr(usual, name)]
     caches = ["--kv-type"] if vars(engine.cache) != vars(usual.cache) else []
-    return [*given, *caches, *(["--rope-scaling"] if engine.rope.scaling() else [])]
+    return [*ignored, *caches, *(["--rope-scaling"] if engine.rope.scaling() else [])]

@@ -40,28 +40,28 @@ class ImageGroup:
     def takes_stdin(self) -> bool:
         return "-" in (self.image_files or ())
 
-    def with_images(self, asked: "str | list[Message]") -> "str | list[Message]":
+    def with_images(self, prompt: "str | list[Message]") -> "str | list[Message]":
         """Return the prompt with the images before its text. Raises UsageError if the prompt is not a conversation."""
         if not self.image_files:
-            return asked
-        if isinstance(asked, str):
+            return prompt
+        if isinstance(prompt, str):
             raise UsageError("images need a chat template: leave out --raw, or use a chat model")
-        return [*asked[:-1], {**asked[-1], "images": self.sources()}]
+        return [*prompt[:-1], {**prompt[-1], "images": self.sources()}]
 
     def sources(self) -> list[str | bytes]:
         """Return the paths of images, and the bytes of one from stdin. Raises UsageError."""
-        given = self.image_files or []
-        if given.count("-") > 1 or ("-" in given and sys.stdin is None):
+        files = self.image_files or []
+        if files.count("-") > 1 or ("-" in files and sys.stdin is None):
             raise UsageError("--image -: stdin can hold only one image, and should be open")
-        return [stdin().read() if name == "-" else name for name in given]
+        return [stdin().read() if name == "-" else name for name in files]
 
     def require_files(self) -> None:
         """Raise UsageError for an image from stdin, from which chat reads the conversation."""
         if self.takes_stdin:
             raise UsageError("--image -: chat reads the prompt from stdin; use `localllm run` for an image from stdin")
 
-    def require_plain(self, **given: bool) -> None:
+    def require_plain(self, **flags: bool) -> None:
         """Raise UsageError for options that cannot be combined with images."""
-        for name, is_given in given.items():
+        for name, is_given in flags.items():
             if self.image_files and is_given:
                 raise UsageError(f"images cannot be combined with --{name}")

@@ -42,7 +42,7 @@ def offer_commands(incomplete: str) -> Words:
 
 
 def offer_what_to_show(incomplete: str) -> Words:
-    """Offer what `localllm config` takes."""
+    """Offer the arguments of `localllm config`."""
     return [("path", ""), *offer_commands("")]
 
 

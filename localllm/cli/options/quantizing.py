@@ -130,7 +130,7 @@ class LadderGroup:
         typer.Option("--types", metavar="TYPE,...", help="Make files of these types, reading the input once."),
     ] = None
     ladder: Annotated[
-        bool, typer.Option("--ladder", help="Make the usual types, from Q8_0 to Q2_K; with --imatrix to IQ2_M.")
+        bool, typer.Option("--ladder", help="Make the usual types, from Q8_0 to Q2_K; with --imatrix down to IQ2_M.")
     ] = False
     as_json: Annotated[bool, typer.Option("--json", help="Print the table of files as JSON.")] = False
     as_markdown: Annotated[bool, typer.Option("--md", help="Print the table in Markdown, for a model card.")] = False
@@ -146,7 +146,7 @@ class LadderGroup:
 
     @property
     def are_several(self) -> bool:
-        """Return whether several types are asked for. Raises UsageError for options that only make sense then."""
+        """Return whether several types are asked for. Raises UsageError for options that need several types."""
         are_several = self.types is not None or self.ladder
         if self.types is not None and self.ladder:
             raise UsageError("give either --types or --ladder, not both")
@@ -173,10 +173,14 @@ class LadderGroup:
 
         if calibration.has_size or calibration.formats_file is not None:
             raise UsageError("--size, --bpw and --plan choose the formats of one file: give one TYPE")
-        source, *rest = words
-        out = rest.pop(0) if rest and (NAME in rest[0] or os.path.isdir(rest[0]) or not calibration.calibrate) else None
+        source, *after_source = words
+        out = (
+            after_source.pop(0)
+            if after_source and (NAME in after_source[0] or os.path.isdir(after_source[0]) or not calibration.calibrate)
+            else None
+        )
         if out is not None and find_type(out):
             raise UsageError(f"{out}: give either TYPE or several types with --types or --ladder")
-        if rest and not calibration.calibrate:
+        if after_source and not calibration.calibrate:
             raise UsageError("expected IN [OUT], with --types or --ladder")
-        return (source, out), tuple(rest) if calibration.calibrate else None
+        return (source, out), tuple(after_source) if calibration.calibrate else None

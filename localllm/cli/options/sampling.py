@@ -49,7 +49,7 @@ class ExactSampling:
         float | None,
         number(
             "--xtc-threshold",
-            help="XTC: probability that makes a token a top choice; the least likely of them stays.  [default: 0.1]",
+            help="XTC: minimum probability of a top choice; the least likely top choice is kept.  [default: 0.1]",
         ),
     ] = None
     dynatemp_range: Annotated[
@@ -143,18 +143,18 @@ class ExactSampling:
 
     def as_fields(self) -> dict[str, Any]:
         """Return the given options by field of SamplingOptions. Raises UsageError."""
-        given = select_given(self)
+        fields = select_given(self)
         if self.dry_sequence_breakers:
-            given["dry_sequence_breakers"] = tuple(text for text in self.dry_sequence_breakers if text != "none")
+            fields["dry_sequence_breakers"] = tuple(text for text in self.dry_sequence_breakers if text != "none")
         if self.logit_bias:
-            given["logit_bias"] = dict(given["logit_bias"])
+            fields["logit_bias"] = dict(fields["logit_bias"])
         if self.letters is not None:
             if self.samplers is not None:
                 raise UsageError("give either --samplers or --sampling-seq, not both")
             from localllm.generation.sampling.options import steps_lettered
 
-            given["samplers"] = steps_lettered(given.pop("letters"))
-        return given
+            fields["samplers"] = steps_lettered(fields.pop("letters"))
+        return fields
 
 
 @group

@@ -36,9 +36,9 @@ class FileFilter:
         """Return the filter; a pattern of --include that begins with ! excludes, as in ripgrep."""
         from localllm.services.search.files import Filter
 
-        given = self.include or []
-        excluded = [*(self.exclude or ()), *(each[1:] for each in given if each.startswith("!"))]
-        return Filter([each for each in given if not each.startswith("!")], excluded, self.hidden, self.no_ignore)
+        patterns = self.include or []
+        excluded = [*(self.exclude or ()), *(each[1:] for each in patterns if each.startswith("!"))]
+        return Filter([each for each in patterns if not each.startswith("!")], excluded, self.hidden, self.no_ignore)
 
 
 @group

@@ -354,20 +354,20 @@ def generation_options(on_progress: "Callable[[int, int], None] | None", choices
 
     sampling = SamplingOptions(**choices.drawing())
     limit, stop = None if choices.max_tokens == -1 else choices.max_tokens, tuple(choices.stop or ())
-    more: dict[str, Any] = {"ban": tuple(choices.ban or ())}
+    further: dict[str, Any] = {"ban": tuple(choices.ban or ())}
     if select_given(choices.thoughts):
-        more |= choices.thoughts.as_fields()
+        further |= choices.thoughts.as_fields()
     if select_given(choices.shape):
-        more["constraint"] = choices.shape.constraint()
+        further["constraint"] = choices.shape.constraint()
     if not isinstance(choices, GenerationGroup):
-        return GenerationOptions(limit, stop, sampling, on_progress, "auto", **more)
+        return GenerationOptions(limit, stop, sampling, on_progress, "auto", **further)
     keep = choices.keep
     if keep is not None and choices.on_overflow != "shift":
         say("localllm: --keep has no effect without --on-overflow shift")
         keep = None
     kind = "auto" if is_draft_model(choices.speculate) else choices.speculate
-    how = None if choices.on_overflow in CUTS else choices.on_overflow
-    return GenerationOptions(limit, stop, sampling, on_progress, kind, how, keep, **more)
+    overflow = None if choices.on_overflow in CUTS else choices.on_overflow
+    return GenerationOptions(limit, stop, sampling, on_progress, kind, overflow, keep, **further)
 
 
 def system_message(text: str | None, file: str | None) -> str | None:

@@ -28,8 +28,8 @@ def copy_files(source: "GGUFFile", files: "Sequence[NewFile]", force: bool) -> N
         write_files(source, files, lambda done, name: line.show(f"copying: {100 * done // total} %, {one_line(name)}"))
     finally:
         line.clear()
-    more = f" and {len(files) - 1} more" if len(files) > 1 else ""
-    write(f"{one_line(files[0].path)}{more}: {size(total)}, {perf_counter() - start:.1f} s\n")
+    more_files = f" and {len(files) - 1} more" if len(files) > 1 else ""
+    write(f"{one_line(files[0].path)}{more_files}: {size(total)}, {perf_counter() - start:.1f} s\n")
 
 
 def describe_plan(source: "GGUFFile", files: "Sequence[NewFile]") -> str:

@@ -43,17 +43,17 @@ class DumbLines:
         while self._more():
             keys, self._waiting = self._waiting, ""
             for place, key in enumerate(keys):
-                before, self._last = self._last, key
+                previous_key, self._last = self._last, key
                 if key in ENDS:
-                    if key == "\n" and before == "\r":
+                    if key == "\n" and previous_key == "\r":
                         continue
                     self._waiting = keys[place + 1 :]
                     echo("\n")
                     return "".join(typed) + "\n"
                 if key in ERASE or key in (ERASE_LINE, ERASE_WORD):
-                    left = length_after_erasing("".join(typed), key)
-                    echo("\b \b" * sum(cells(display_line(each)) for each in typed[left:]))
-                    del typed[left:]
+                    kept_length = length_after_erasing("".join(typed), key)
+                    echo("\b \b" * sum(cells(display_line(each)) for each in typed[kept_length:]))
+                    del typed[kept_length:]
                 elif key != LEAVE:
                     typed.append(key)
                     echo(display_line(key))

@@ -6,9 +6,9 @@ MEANINGS = {"n": "\n", "r": "\r", "t": "\t", "'": "'", '"': '"', "\\": "\\"}
 
 
 def unescape_text(text: str) -> str:
-    r"""Replace \n, \r, \t, \', \", \\ and \xNN, a byte of UTF-8, by what they mean; others stay."""
-    whole = re.sub(r"\\(?:x([0-9a-fA-F]{2})|([nrt'\"\\]))", _meaning, text)
-    return whole.encode(errors="surrogateescape").decode(errors="surrogateescape")
+    r"""Replace \n, \r, \t, \', \", \\ and \xNN, a byte of UTF-8, by their characters; other sequences are kept."""
+    unescaped = re.sub(r"\\(?:x([0-9a-fA-F]{2})|([nrt'\"\\]))", _meaning, text)
+    return unescaped.encode(errors="surrogateescape").decode(errors="surrogateescape")
 
 
 def _meaning(match: re.Match[str]) -> str:

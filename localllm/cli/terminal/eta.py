@@ -22,7 +22,7 @@ class Remaining:
 
 def duration(seconds: float) -> str:
     """Format a duration: "2 min 10 s"."""
-    whole = round(seconds)
-    if whole >= 3600:
-        return f"{whole // 3600} h {whole % 3600 // 60} min"
-    return f"{whole // 60} min {whole % 60} s" if whole >= 60 else f"{whole} s"
+    total = round(seconds)
+    if total >= 3600:
+        return f"{total // 3600} h {total % 3600 // 60} min"
+    return f"{total // 60} min {total % 60} s" if total >= 60 else f"{total} s"

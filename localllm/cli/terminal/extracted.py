@@ -32,8 +32,8 @@ class FirstBlock:
         """Show all but the last line break, which `end` writes."""
         code = self._held + code
         self._held = "\n" if code.endswith("\n") else ""
-        if shown := code.removesuffix("\n"):
-            self._page.push(shown)
+        if shown_code := code.removesuffix("\n"):
+            self._page.push(shown_code)
 
     def end(self) -> None:
         is_done = self._reader.is_done

@@ -54,12 +54,12 @@ class FileHistory(History):
                 self._shorten()
 
     def _shorten(self) -> None:
-        kept, size = list[bytes](), 0
+        lines, size = list[bytes](), 0
         for line in reversed(self._lines()):
             size += len(line)
             if size > MOST_BYTES // 2:
                 break
-            kept.append(line)
+            lines.append(line)
         with SafeFile(self.path) as file:
-            file.write(b"".join(reversed(kept)))
+            file.write(b"".join(reversed(lines)))
         self.path.chmod(0o600)

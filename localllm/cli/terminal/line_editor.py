@@ -28,8 +28,8 @@ Complete = Callable[[str], Iterable[tuple[str, int]]]  # line up to the cursor -
 class LineEditor:
     """A line editor for prompts.
 
-    Enter ends the text; Alt-Enter, or a backslash before Enter, begins a new line, and so does Enter after three quotes
-    until three more have come.
+    Enter ends the text; Alt-Enter, or a backslash before Enter, begins a new line. After three quotes, Enter begins new
+    lines until three more quotes are typed.
     """
 
     def __init__(self, complete: Complete = lambda line: ()) -> None:

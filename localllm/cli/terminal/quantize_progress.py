@@ -25,51 +25,51 @@ ENOUGH = 0.05  # of a stage, from which on its own pace tells more than its usua
 
 
 class Stages:
-    """Estimate the time that is left of a command with several stages, by their usual shares and by their pace."""
+    """Estimates the remaining time of a command with several stages, from their usual shares and the measured pace."""
 
     def __init__(self, shares: Mapping[str, float], clock: Callable[[], float] = monotonic):
         """Start the clock; shares: of the whole time, by stage, in their order; their sum does not matter."""
         self._shares, self._clock = dict(shares), clock
-        self._begun = self._last = clock()
+        self._stage_start = self._last = clock()
         self._spent, self._stage = dict[str, float](), ""
         self._done = dict.fromkeys(shares, 0.0)
 
     def update(self, stage: str, done: int, total: int) -> None:
-        """Record how much of a stage is done; earlier ones are finished then."""
+        """Record how much of a stage is done; earlier stages then count as finished."""
         now = self._clock()
         if stage != self._stage:
-            self._stage, self._begun = stage, self._last
+            self._stage, self._stage_start = stage, self._last
             for earlier in [*self._shares][: [*self._shares].index(stage)]:
                 self._done[earlier] = 1.0
-        self._spent[stage], self._last = now - self._begun, now
+        self._spent[stage], self._last = now - self._stage_start, now
         self._done[stage] = done / total if total else 1.0
 
     @property
     def fraction(self) -> float:
-        """Return how much of the whole time is over, 0 to 1."""
+        """Return the elapsed share of the total time, 0 to 1."""
         left, spent = self.left, sum(self._spent.values())
         return spent / (spent + left) if left is not None and spent + left > 0 else 0.0
 
     @property
     def left(self) -> float | None:
-        """Return the seconds that are left, None if unknown."""
+        """Return the estimated remaining seconds, None if unknown."""
         over = sum(share * self._done[stage] for stage, share in self._shares.items() if stage in self._spent)
         if over == 0:
             return None
         pace = sum(self._spent.values()) / over  # seconds for a share of 1
         done = self._done.get(self._stage, 0.0)
         later = sum(self._shares[stage] for stage in [*self._shares] if self._done[stage] == 0)
-        own = self._spent[self._stage] / done if done > ENOUGH else pace * self._shares[self._stage]
-        return own * (1 - done) + pace * (later - self._shares[self._stage] * (done == 0))
+        stage_seconds = self._spent[self._stage] / done if done > ENOUGH else pace * self._shares[self._stage]
+        return stage_seconds * (1 - done) + pace * (later - self._shares[self._stage] * (done == 0))
 
 
 class Progress:
     """Show the stages of a command; a context manager, which may be entered again for the next ones."""
 
     def __init__(self, shares: Mapping[str, float], line: ProgressLine):
-        """Set up the display; line: where compiling shows its progress."""
+        """Set up the display; line: shows the progress of compiling."""
         self._stages, self._line = Stages(shares), line
-        self._shown: _Bar | _Lines = _Bar(line) if is_terminal(sys.stderr) and not is_dumb() else _Lines()
+        self._display: _Bar | _Lines = _Bar(line) if is_terminal(sys.stderr) and not is_dumb() else _Lines()
 
     def __enter__(self) -> "OnStage":
         return self.show
@@ -77,17 +77,17 @@ class Progress:
     def show(self, stage: str, done: int, total: int, name: str) -> None:
         """Show a stage's tensor."""
         self._stages.update(stage, done, total)
-        left = self._stages.left
-        rest = "" if left is None else f"about {duration(left)} left"
-        self._shown.show(self._stages.fraction, rest, one_line(f"{stage} {name}"))
+        seconds_left = self._stages.left
+        time_left = "" if seconds_left is None else f"about {duration(seconds_left)} left"
+        self._display.show(self._stages.fraction, time_left, one_line(f"{stage} {name}"))
 
     def __exit__(self, *error: object) -> None:
-        self._shown.stop()
+        self._display.stop()
 
 
 @contextmanager
 def progress_of(total: int, line: ProgressLine) -> "Iterator[OnProgress]":
-    """Show progress on stderr, of `total` weights; line: where compiling shows its progress."""
+    """Show on stderr how many of `total` weights are done; line: shows the progress of compiling."""
     with Progress({ENCODING: 1.0}, line) as show:
         yield lambda done, name: show(ENCODING, done, total, name)
 
@@ -98,11 +98,11 @@ class _Lines:
     def __init__(self) -> None:
         self._last = monotonic()
 
-    def show(self, fraction: float, left: str, doing: str) -> None:
-        """Print how much is done, and how long the rest may take, if it is time for a line."""
+    def show(self, fraction: float, time_left: str, doing: str) -> None:
+        """Print the progress and the estimated remaining time, at most once every EVERY seconds."""
         if monotonic() - self._last >= EVERY:
             self._last = monotonic()
-            say(f"localllm: {int(100 * fraction)} %{', ' * bool(left)}{left}: {doing}")
+            say(f"localllm: {int(100 * fraction)} %{', ' * bool(time_left)}{time_left}: {doing}")
 
     def stop(self) -> None:
         """Do nothing: a line is complete."""
@@ -125,11 +125,11 @@ class _Bar:
         progress.start()
         return progress
 
-    def show(self, fraction: float, left: str, doing: str) -> None:
+    def show(self, fraction: float, time_left: str, doing: str) -> None:
         from rich.markup import escape
 
         self._progress = self._progress or self._start()
-        text = escape(f"{left}, {doing}" if left else doing)
+        text = escape(f"{time_left}, {doing}" if time_left else doing)
         self._progress.update(self._task, completed=fraction, description=text)
 
     def stop(self) -> None:

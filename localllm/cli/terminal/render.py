@@ -27,17 +27,17 @@ def stream(
     """
     from localllm.generation.reasoning import ANSWER, REASONING  # here, because every command imports this module
 
-    interrupted, shown, out = False, "", out or page_of_stdout()
+    interrupted, last_kind, out = False, "", out or page_of_stdout()
     try:
         for kind, piece in answer.parts:
             line.clear()
             if kind == REASONING and thoughts:
                 dim_piece(piece)
-            elif kind == ANSWER and shown == REASONING and thoughts:
+            elif kind == ANSWER and last_kind == REASONING and thoughts:
                 dim_piece("\n\n")
             if kind == ANSWER and not silent:
                 out.push(piece)
-            shown = kind
+            last_kind = kind
     except KeyboardInterrupt:
         interrupted = True
     finally:
@@ -55,8 +55,8 @@ def page_of_stdout() -> "Page":
     return page()
 
 
-def count_noun(count: int, what: str) -> str:
-    return f"{count} {what}" if count == 1 else f"{count} {what}s"
+def count_noun(count: int, noun: str) -> str:
+    return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
 
 
 def tell_overflow(answer: "Generation") -> None:
@@ -72,10 +72,10 @@ def table(header: tuple[str, ...], rows: Sequence[tuple[str, ...]]) -> list[str]
     return columns(header, rows, "<" + ">" * (len(header) - 1), terminal_width())
 
 
-def fact_lines(told: Iterable[tuple[str, str]], label: int = LABEL) -> list[str]:
+def fact_lines(facts: Iterable[tuple[str, str]], label: int = LABEL) -> list[str]:
     """Format labelled facts, one per line; on a terminal they are wrapped between words."""
     width = terminal_width()
-    return [line for name, text in told for line in hanging(f"{name:<{label}}{one_line(text)}", width, label)]
+    return [line for name, text in facts for line in hanging(f"{name:<{label}}{one_line(text)}", width, label)]
 
 
 def hanging(line: str, width: int, indent: int) -> list[str]:
@@ -107,12 +107,14 @@ def columns(header: tuple[str, ...], rows: Sequence[tuple[str, ...]], sides: str
 
 def fit_columns(widths: Sequence[int], may_be_cut: Sequence[bool], wide: int) -> list[int]:
     """Return the widths of as many columns as fit, two spaces between them."""
-    least = [min(width, NARROWEST) if cut else width for width, cut in zip(widths, may_be_cut, strict=True)]
+    least = [
+        min(width, NARROWEST) if may_shrink else width for width, may_shrink in zip(widths, may_be_cut, strict=True)
+    ]
     count = next((end for end in range(len(least), 1, -1) if sum(least[:end]) + 2 * (end - 1) <= wide), 1)
-    found = [*widths[:count]]
-    while count > 1 and sum(found) + 2 * (count - 1) > wide:
-        found[max(range(count), key=lambda place: found[place] - least[place])] -= 1
-    return found
+    fitted = [*widths[:count]]
+    while count > 1 and sum(fitted) + 2 * (count - 1) > wide:
+        fitted[max(range(count), key=lambda place: fitted[place] - least[place])] -= 1
+    return fitted
 
 
 def terminal_width() -> int:

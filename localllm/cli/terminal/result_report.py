@@ -25,8 +25,8 @@ def as_line(result: dict[str, object]) -> str:
 
 
 def report_one(model: "Model", answer: "Generation", load_s: float, total_s: float) -> dict[str, object]:
-    """Report an answer; times in seconds, ttft_s from when the model was loaded to the first token."""
-    read, written = answer.prompt_tokens - answer.cached_tokens - answer.skipped, answer.completion_tokens
+    """Report an answer. Times are in seconds; ttft_s: from the end of loading to the first token."""
+    read, completion = answer.prompt_tokens - answer.cached_tokens - answer.skipped, answer.completion_tokens
     times = {
         "load_s": load_s,
         "prefill_s": answer.prefill_s,
@@ -34,7 +34,7 @@ def report_one(model: "Model", answer: "Generation", load_s: float, total_s: flo
         "decode_s": answer.decode_s,
         "total_s": total_s,
         "prefill_tps": read / answer.prefill_s if answer.prefill_s else 0.0,
-        "decode_tps": (written - 1) / answer.decode_s if answer.decode_s else 0.0,
+        "decode_tps": (completion - 1) / answer.decode_s if answer.decode_s else 0.0,
     }
     return {
         "text": answer.text,
@@ -43,7 +43,7 @@ def report_one(model: "Model", answer: "Generation", load_s: float, total_s: flo
         "finish_reason": answer.finish_reason,
         "prompt_tokens": answer.prompt_tokens,
         "cached_tokens": answer.cached_tokens,
-        "completion_tokens": written,
+        "completion_tokens": completion,
         "dropped_tokens": answer.dropped,
         "seed": answer.seed,
         "speculation": {"drafted": answer.drafted, "accepted": answer.accepted, "steps_saved": answer.accepted},
@@ -100,10 +100,10 @@ def tell(result: dict[str, Any]) -> None:
     speed = f" ({times['prefill_tps']:.1f} per second)" if times["prefill_tps"] else ""
     prefill = f"{times['prefill_s']:.2f} s{speed}"
     decode = f"{times['decode_s']:.2f} s ({times['decode_tps']:.1f} per second)"
-    known = f", {result['cached_tokens']} of them known," if result["cached_tokens"] else ""
+    cached = f", {result['cached_tokens']} of them known," if result["cached_tokens"] else ""
     device = "" if result["model"].get("device", "CPU") == "CPU" else f" on {result['model']['device']}"
     loaded = f"model loaded in {times['load_s']:.2f} s{device}"
-    say(f"prompt: {result['prompt_tokens']} tokens{known} in {prefill}, {loaded}")
+    say(f"prompt: {result['prompt_tokens']} tokens{cached} in {prefill}, {loaded}")
     say(
         f"answer: {result['completion_tokens']} tokens in {decode}, first after {times['ttft_s']:.2f} s, "
         f"finish: {result['finish_reason']}, seed: {result['seed']}"

@@ -10,7 +10,7 @@ from typing import Protocol
 
 from localllm.cli.terminal.output import coloured, has_colour, is_dumb, is_terminal, printable, size_of, width_of, write
 
-# What does not begin a line, in scripts that are written without spaces.
+# Characters that must not begin a line, in scripts that are written without spaces.
 NEVER_FIRST = frozenset("、。，．！？：；）」』】〕》〉”’…・ー々ぁぃぅぇぉっゃゅょァィゥェォッャュョ")
 UNBREAKABLE = frozenset("\xa0\u2007\u202f")  # spaces that hold two words together
 JOINER, TONES, FLAGS = "\u200d", ("\U0001f3fb", "\U0001f3ff"), ("\U0001f1e6", "\U0001f1ff")
@@ -40,7 +40,7 @@ def columns() -> int:
 
 
 class Plain:
-    """The answer to a file or a pipe, exactly. Thoughts are not part of it."""
+    """Writes the answer unchanged to a file or a pipe, without the reasoning."""
 
     def push(self, text: str, is_thought: bool = False) -> None:
         if not is_thought:
@@ -98,16 +98,16 @@ class Wrapper:
 
     def push(self, text: str) -> str:
         """Return the part that can be shown now."""
-        *whole, last = clusters(self._word + text) or [""]
-        self._word, shown = "", ""
-        for cluster in whole:
-            shown += self._take(cluster)
+        *complete, last = clusters(self._word + text) or [""]
+        self._word, output = "", ""
+        for cluster in complete:
+            output += self._take(cluster)
         if last and is_space(last):  # what comes next cannot change it
-            return shown + self._take(last)
+            return output + self._take(last)
         if self._word and begins_word(self._word, last):
-            shown += self._place()
+            output += self._place()
         self._word += last
-        return shown
+        return output
 
     def flush(self) -> str:
         """Return the rest."""
@@ -116,19 +116,19 @@ class Wrapper:
     def _take(self, cluster: str) -> str:
         """Add a character (grapheme cluster) and return the text that can be printed now."""
         if is_space(cluster):
-            shown = self._place()
+            output = self._place()
             self._is_endless = False
             if cluster != "\n":
                 self._space += cluster
-                return shown
+                return output
             self._begin_line()
-            return shown + "\n"
-        shown = self._place() if self._word and begins_word(self._word, cluster) else ""
+            return output + "\n"
+        output = self._place() if self._word and begins_word(self._word, cluster) else ""
         self._word += cluster
         if cells(self._word) > self._width():
-            shown += self._place()
+            output += self._place()
             self._is_endless = True
-        return shown
+        return output
 
     def _place(self) -> str:
         """Return the pending word with the space or line break before it."""
@@ -183,13 +183,13 @@ def cells(text: str) -> int:
 
 def clusters(text: str) -> list[str]:
     """Split a text into grapheme clusters: a letter with its accents, an emoji of several characters, a flag."""
-    found: list[str] = []
+    result: list[str] = []
     for character in text:
-        if found and joins(found[-1], character):
-            found[-1] += character
+        if result and joins(result[-1], character):
+            result[-1] += character
         else:
-            found.append(character)
-    return found
+            result.append(character)
+    return result
 
 
 def joins(cluster: str, character: str) -> bool:
@@ -204,7 +204,7 @@ def joins(cluster: str, character: str) -> bool:
 
 
 class Markdown:
-    """Rendered by rich, block by block: the last block is drawn again whenever there is more of it.
+    """A renderer of Markdown by rich, block by block: the last block is drawn again whenever it grows.
 
     If a block is higher than the screen, lines that have scrolled off stay as they are.
     """
@@ -214,7 +214,7 @@ class Markdown:
 
         self._console = Console(file=sys.stdout, force_terminal=True, no_color=not has_colour(), highlight=False)
         self._thoughts = Wrapped()
-        self._text, self._live, self._done, self._drawn = "", 0, 0, 0.0
+        self._text, self._live, self._lines_done, self._drawn_at = "", 0, 0, 0.0
         self._has_thought = self._follows = False
 
     def push(self, text: str, is_thought: bool = False) -> None:
@@ -223,10 +223,10 @@ class Markdown:
             return self._thoughts.push(text, is_thought)
         self._end_thoughts()
         self._text += printable(text)
-        *whole, self._text = blocks(self._text)
-        for block in whole:
+        *complete, self._text = blocks(self._text)
+        for block in complete:
             self._draw(block, is_whole=True)
-        if self._text.strip() and monotonic() - self._drawn > FRAME:
+        if self._text.strip() and monotonic() - self._drawn_at > FRAME:
             self._draw(self._text)
 
     def end(self) -> None:
@@ -244,16 +244,16 @@ class Markdown:
         """Draw a block over its earlier, partial version."""
         self._console.size = size_of(sys.stdout)  # rich believes COLUMNS, which may be older than the window
         lines = self._lines(block)
-        fixed = len(lines) if is_whole else max(self._done, len(lines) - (self._console.height - 2))
-        shown = f"\r\x1b[{self._live}A\x1b[J" if self._live else ""
-        if lines and self._follows and not (self._live or self._done):
-            shown = "\n"
-        shown += "".join(f"{line}\n" for line in lines[self._done :])
-        sys.stdout.buffer.write(shown.encode(errors="replace"))
+        fixed = len(lines) if is_whole else max(self._lines_done, len(lines) - (self._console.height - 2))
+        output = f"\r\x1b[{self._live}A\x1b[J" if self._live else ""
+        if lines and self._follows and not (self._live or self._lines_done):
+            output = "\n"
+        output += "".join(f"{line}\n" for line in lines[self._lines_done :])
+        sys.stdout.buffer.write(output.encode(errors="replace"))
         sys.stdout.buffer.flush()
-        self._live, self._done, self._drawn = max(0, len(lines) - fixed), fixed, monotonic()
+        self._live, self._lines_done, self._drawn_at = max(0, len(lines) - fixed), fixed, monotonic()
         if is_whole:
-            self._done, self._follows = 0, self._follows or bool(lines)
+            self._lines_done, self._follows = 0, self._follows or bool(lines)
 
     def _lines(self, block: str) -> list[str]:
         """Lay out the text in lines as the terminal shows them."""
@@ -268,12 +268,12 @@ class Markdown:
 
 def blocks(text: str) -> list[str]:
     """Split Markdown at empty lines outside fenced code; the last block may be incomplete."""
-    found, lines, in_code = [""], text.split("\n"), False
+    texts, lines, in_code = [""], text.split("\n"), False
     for number, line in enumerate(lines):
         is_last = number == len(lines) - 1
-        found[-1] += line if is_last else f"{line}\n"
+        texts[-1] += line if is_last else f"{line}\n"
         if line.lstrip().startswith(("```", "~~~")):
             in_code = not in_code
         if not line.strip() and not is_last and not in_code:
-            found.append("")
-    return found
+            texts.append("")
+    return texts

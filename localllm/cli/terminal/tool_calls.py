@@ -59,17 +59,17 @@ class ToolCalls:
                 stack.callback(keyboard.close)
         return cls(box, yes, most_steps, keyboard, transcript)
 
-    def begin(self, model: "Model", chosen: "GenerationOptions", stack: ExitStack) -> "GenerationOptions":
+    def begin(self, model: "Model", options: "GenerationOptions", stack: ExitStack) -> "GenerationOptions":
         """Return a model's options with the tools added. Raises UsageError."""
         self.box.most = min(self.box.most, max(1000, model.context or self.box.most))
         if self._path is not None and self._transcript is None:
             self._transcript = stack.enter_context(ToolTranscript(self._path, model.name or str(model.path)))
-        return replace(chosen, tools=self.box.use)
+        return replace(options, tools=self.box.use)
 
-    def note(self, message: "Message", **more: object) -> None:
+    def note(self, message: "Message", **fields: object) -> None:
         """Write a line to the transcript."""
         if self._transcript:
-            self._transcript.add({**message, **more})
+            self._transcript.add({**message, **fields})
 
     def note_question(self, messages: "Sequence[Message]") -> None:
         """Start a new question, with a fresh count of steps."""
@@ -97,13 +97,13 @@ class ToolCalls:
     def _ask_permission(self, call: "ToolCall") -> str:
         """Ask the user for permission and return the answer."""
         arguments = {} if call.arguments is None else call.arguments
-        shown = f"{call.name} {json.dumps(arguments, ensure_ascii=False)}"
+        call_text = f"{call.name} {json.dumps(arguments, ensure_ascii=False)}"
         if call.name in self._yes or call.name in self._always or call.name not in self.box.names:
-            say(f"localllm: tool: {shown}")
+            say(f"localllm: tool: {call_text}")
             return NAMED if call.name in self._yes else ALWAYS
         if self._keyboard is None:
             return NO
-        answer = self._keyboard.ask(f"tool: {shown}\nallow it? [y]es, [n]o, [a]lways {call.name}: ")
+        answer = self._keyboard.ask(f"tool: {call_text}\nallow it? [y]es, [n]o, [a]lways {call.name}: ")
         if answer in ("a", "always"):
             self._always.add(call.name)
             return ALWAYS
@@ -112,12 +112,12 @@ class ToolCalls:
 
 def tell(outcome: Outcome) -> None:
     """Print a line about a call's result, on a terminal."""
-    first, _, more = outcome.text.strip().partition("\n")
-    dim(first[:200] if outcome.failed or not more else f"{len(outcome.text)} characters: {first[:100]} …")
+    first, _, further = outcome.text.strip().partition("\n")
+    dim(first[:200] if outcome.failed or not further else f"{len(outcome.text)} characters: {first[:100]} …")
 
 
 class Keyboard:
-    """The terminal, also where stdin and stderr are something else."""
+    """The terminal, even if stdin and stderr are redirected."""
 
     def __init__(self, keys: TextIO, screen: TextIO):
         self._keys, self._screen = keys, screen
@@ -125,13 +125,13 @@ class Keyboard:
     @classmethod
     def open(cls) -> "Keyboard | None":
         """Open the terminal for questions; None if there is none."""
-        with ExitStack() as opened:
+        with ExitStack() as stack:
             try:
-                keys = opened.enter_context(open(KEYS, encoding="utf-8", errors="replace"))
-                screen = opened.enter_context(open(SCREEN, "w", encoding="utf-8", errors="replace"))
+                keys = stack.enter_context(open(KEYS, encoding="utf-8", errors="replace"))
+                screen = stack.enter_context(open(SCREEN, "w", encoding="utf-8", errors="replace"))
             except OSError:
                 return None
-            opened.pop_all()
+            stack.pop_all()
             return cls(keys, screen)
 
     def ask(self, question: str) -> str:
@@ -153,8 +153,8 @@ class Keyboard:
 
 def answer_with_tools(
     model: "Model",
-    asked: "list[Message]",
-    chosen: "GenerationOptions",
+    question: "list[Message]",
+    options: "GenerationOptions",
     tools: ToolCalls,
     line: ProgressLine,
     silent: bool = False,
@@ -164,16 +164,16 @@ def answer_with_tools(
 
     If stdout is not a terminal, it gets only the final answer, not the text before calls.
     """
-    tools.note_question(asked)
-    messages, holds = list(asked), silent or not is_terminal(sys.stdout)
+    tools.note_question(question)
+    messages, holds = list(question), silent or not is_terminal(sys.stdout)
     while True:
-        answer = begin(model, messages, chosen)
+        answer = begin(model, messages, options)
         interrupted = stream(answer, line, holds, thoughts)
-        said = answer.message()
-        tools.note(said, finish=answer.finish_reason)
-        messages.append(said)
+        message = answer.message()
+        tools.note(message, finish=answer.finish_reason)
+        messages.append(message)
         if interrupted or not answer.calls:
             if holds and not silent and (answer.text or not interrupted):
                 write(f"{answer.text}\n")
-            return answer, messages[len(asked) :], interrupted
+            return answer, messages[len(question) :], interrupted
         messages += tools.results(answer.calls)

@@ -44,10 +44,10 @@ def output_of(kind: str, path: str | None, model: str, records: "list[Record]") 
     elif kind == "jsonl" and path is not None:
         from localllm.files.jsonl_file import JsonlFile
 
-        known = {record.id for record in records}
+        ids = {record.id for record in records}
 
         def belongs(result: dict[str, object]) -> bool:
-            if result["id"] not in known:
+            if result["id"] not in ids:
                 raise UsageError(f"{path}: the record {result['id']!r} is not in this input; give another output file")
             return "error" not in result
 
@@ -56,8 +56,8 @@ def output_of(kind: str, path: str | None, model: str, records: "list[Record]") 
     elif path is not None:
         from localllm.files.safe_file import SafeFile, resolve_target
 
-        with SafeFile(resolve_target(path, (model,))) as whole:
-            yield Lines(whole, plain=True)
+        with SafeFile(resolve_target(path, (model,))) as safe_file:
+            yield Lines(safe_file, plain=True)
     else:
         yield Lines(None, plain=kind == "plain")
 
@@ -70,8 +70,8 @@ class Lines:
         self._file, self._plain = file, plain
 
     def left(self, records: "list[Record]") -> "list[Record]":
-        done = {result["id"] for result in getattr(self._file, "records", ())}
-        return [record for record in records if record.error or record.id not in done]
+        finished = {result["id"] for result in getattr(self._file, "records", ())}
+        return [record for record in records if record.error or record.id not in finished]
 
     def put(self, records: "list[Record]", rows: "np.ndarray") -> None:
         import json

@@ -269,11 +269,11 @@ def family_of(config: Config) -> Family:
     family = select(config) if select else FAMILIES.get(config.architecture)
     if family is None:
         near = get_close_matches(config.architecture, FAMILIES) or ["LlamaForCausalLM"]
-        known = f"{', '.join(near)} and {len(FAMILIES) - len(near)} others are"
+        supported = f"{', '.join(near)} and {len(FAMILIES) - len(near)} others are"
         if not config.architecture:
             raise config.refusal('no "architectures", which names the model class, e.g. ["LlamaForCausalLM"]')
-        raise config.refusal(f"architecture {printable(config.architecture)} is not supported ({known})")
-    kept = KEEP_BLOCKS.get((config.architecture, quant_method(config)))
-    if kept is None:
+        raise config.refusal(f"architecture {printable(config.architecture)} is not supported ({supported})")
+    of_method = KEEP_BLOCKS.get((config.architecture, quant_method(config)))
+    if of_method is None:
         find_method(config)
-    return kept or family
+    return of_method or family

@@ -21,8 +21,8 @@ def baichuan(config: Config) -> CheckpointFacts:
     context = config.get("max_position_embeddings", config.get("model_max_length"))
     h = with_fused_rows(decoder(config.updated(max_position_embeddings=context)))
     unsaid = {"rope_theta": "rope__freq_base", "num_key_value_heads": "attention__head_count_kv"}
-    own: dict[str, object] = {key: None for name, key in unsaid.items() if config.get(name) is None}
-    return h.updated(tensor_data_layout=LAYOUT, rope__dimension_count=h.sizes["head_dim"], **own)
+    defaults: dict[str, object] = {key: None for name, key in unsaid.items() if config.get(name) is None}
+    return h.updated(tensor_data_layout=LAYOUT, rope__dimension_count=h.sizes["head_dim"], **defaults)
 
 
 BAICHUAN = Family(

@@ -41,7 +41,7 @@ def distilbert(config: Config) -> CheckpointFacts:
     names = {"hidden_size": "dim", "num_attention_heads": "n_heads", "intermediate_size": "hidden_dim",
              "num_hidden_layers": "n_layers", "hidden_act": "activation"}  # fmt: skip
     config.only("sinusoidal_pos_embds", False)  # stored like the others, but untested
-    return bert(config.updated(layer_norm_eps=1e-12, **{name: config.get(own) for name, own in names.items()}))
+    return bert(config.updated(layer_norm_eps=1e-12, **{name: config.get(key) for name, key in names.items()}))
 
 
 def encoder(config: Config, context: int, epsilon: float) -> CheckpointFacts:
@@ -78,7 +78,7 @@ def ranking(read: Callable[[Config], CheckpointFacts]) -> Callable[[Config], Che
 
 
 def behind_padding(sources: Sequence[TensorSource], shape: Shape, sizes: Sizes) -> TensorSource:
-    """Take a table's last rows, one per token position."""
+    """Take the last rows of a table of positions, which are those of tokens."""
     first = sizes["positions"] - sizes["context"]
     return pick_rows(sources[0], shape, lambda rows: np.asarray(rows) + first)
 
@@ -96,14 +96,14 @@ def nomic_facts(config: Config) -> CheckpointFacts:
     trained = config.count("max_trained_positions", 2048)
     context = min(config.count("n_positions"), trained) if not experts else 512  # the context that both are trained for
     plain = {"hidden_size": width, "num_attention_heads": heads, "intermediate_size": config.count("n_inner")}
-    plain |= {"num_hidden_layers": config.count("n_layer", most=MOST_LAYERS)}
+    plain |= {"num_hidden_layers": config.count("n_layer", maximum=MOST_LAYERS)}
     h = encoder(Config({**config.content, **plain}, config.path), context, config.number("layer_norm_epsilon", 1e-12))
     h = h.updated({"fused_rows": 3 * width}, rope__freq_base=config.number("rotary_emb_base", 10000.0))
     if not experts:
         return h
     count = config.count("num_experts")
-    used = {"expert_count": count, "expert_used_count": config.count("moe_top_k"), "moe_every_n_layers": 2}
-    return h.updated({"experts": count, "stacked": count * plain["intermediate_size"]}, **used)
+    metadata = {"expert_count": count, "expert_used_count": config.count("moe_top_k"), "moe_every_n_layers": 2}
+    return h.updated({"experts": count, "stacked": count * plain["intermediate_size"]}, **metadata)
 
 
 def modern(config: Config) -> CheckpointFacts:
@@ -114,7 +114,7 @@ def modern(config: Config) -> CheckpointFacts:
     h = encoder(config, config.count("max_position_embeddings", 8192), config.number("norm_eps", 1e-5))
     pooling = config.get("classifier_pooling", "cls")
     bases = (("full", "global", 160000.0), ("sliding", "local", 10000.0))
-    whole, local = (
+    base, local = (
         config.section("rope_parameters")
         .section(f"{kind}_attention")
         .number("rope_theta", config.number(f"{old}_rope_theta", usual))
@@ -126,7 +126,7 @@ def modern(config: Config) -> CheckpointFacts:
         {"fused_rows": 3 * h.sizes["width"], "both_hidden": 2 * h.sizes["hidden"]},
         attention__sliding_window=config.count("local_attention", 128),
         attention__sliding_window_pattern=period,
-        rope__freq_base=whole, rope__freq_base_swa=local, rope__scaling__type="none",
+        rope__freq_base=base, rope__freq_base_swa=local, rope__scaling__type="none",
         hidden_activation=config.get("hidden_activation", "gelu"),
         attention__layer_norm_rms_epsilon=h.metadata["attention.layer_norm_epsilon"],  # unused; llama.cpp writes it
         vocab_size=h.sizes["vocab"],

@@ -13,10 +13,10 @@ from localllm.convert.tensors import Shape, TensorSource, take_strided
 def early(config: Config, hidden: int, groups: int) -> CheckpointFacts:
     """Read configurations with GPT-2's keys."""
     config.only("scale_attn_weights", True)
-    own = {"hidden_size": config.count("n_embd"), "num_attention_heads": config.count("n_head"), "head_dim": None}
-    own |= {"num_hidden_layers": config.count("n_layer", most=MOST_LAYERS), "num_key_value_heads": groups}
-    own |= {"max_position_embeddings": config.count("n_positions"), "intermediate_size": hidden}
-    return decoder(config.updated(**own), activations=(*GELU, "silu"))
+    renamed = {"hidden_size": config.count("n_embd"), "num_attention_heads": config.count("n_head"), "head_dim": None}
+    renamed |= {"num_hidden_layers": config.count("n_layer", maximum=MOST_LAYERS), "num_key_value_heads": groups}
+    renamed |= {"max_position_embeddings": config.count("n_positions"), "intermediate_size": hidden}
+    return decoder(config.updated(**renamed), activations=(*GELU, "silu"))
 
 
 def codeshell(config: Config) -> CheckpointFacts:

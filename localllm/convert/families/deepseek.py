@@ -24,8 +24,8 @@ def deepseek2(config: Config) -> CheckpointFacts:
     heads = config.count("num_attention_heads")
     sizes = {"rotated": config.count("qk_rope_head_dim"), "latent": config.count("kv_lora_rank")}
     sizes |= {"key_dim": config.count("qk_nope_head_dim"), "value_dim": config.count("v_head_dim")}
-    own = {"head_dim": sizes["rotated"], "num_key_value_heads": 1}
-    h = decoder(config.updated(**own), scalings=("yarn",))
+    renamed = {"head_dim": sizes["rotated"], "num_key_value_heads": 1}
+    h = decoder(config.updated(**renamed), scalings=("yarn",))
     whole_key = sizes["key_dim"] + sizes["rotated"]
     sizes |= {
         "queries": heads * whole_key,
@@ -184,9 +184,9 @@ def glm_dsa(config: Config) -> CheckpointFacts:
     if not isinstance(types, list) or len(types) != layers or not {*map(str, types)} <= {"full", "shared"}:
         raise config.refusal(f"indexer_types should be full or shared for each of {layers} layers")
     full = [kind == "full" for kind in types]
-    own = {f"chooses_{number}": int(does) for number, does in enumerate(full)}
-    own |= {f"chooses_{layers + number}": 1 for number in range(h.sizes["mtp_layers"])}
-    return h.updated(own, attention__indexer__types=full if config.get("indexer_types") is not None else None)
+    flags = {f"chooses_{number}": int(does) for number, does in enumerate(full)}
+    flags |= {f"chooses_{layers + number}": 1 for number in range(h.sizes["mtp_layers"])}
+    return h.updated(flags, attention__indexer__types=full if config.get("indexer_types") is not None else None)
 
 
 def glm_dsa_layer(sizes: Sizes, number: int) -> Layer:

@@ -134,7 +134,7 @@ def hunyuan_vl(config: Config) -> CheckpointFacts:
     plain = {"rope_type": "default", "rope_theta": rope.number("rope_theta", 10000.0)}
     h = decoder(config.updated(rope_parameters=plain, rope_scaling=None))
     of_counts = (
-        isinstance(counts, list) and len(counts) == 4 and all(isinstance(one, int) and one > 0 for one in counts)
+        isinstance(counts, list) and len(counts) == 4 and all(isinstance(count, int) and count > 0 for count in counts)
     )
     if not of_counts or 2 * sum(counts) != h.sizes["head_dim"]:
         raise config.refusal(f"mrope_section should be four numbers, {h.sizes['head_dim'] // 2} in all")
@@ -154,12 +154,12 @@ def hunyuan_moe(config: Config) -> CheckpointFacts:
     """Read HunYuan MoE: experts next to a shared one; some values are given per layer."""
     layers = config.count("num_hidden_layers")
     names = ("moe_topk", "moe_intermediate_size", "num_shared_expert")
-    said = {name: one_for_all(config, name, layers) for name in names}
-    said["moe_intermediate_size"] = said["moe_intermediate_size"] or config.count("intermediate_size")
-    config = config.updated(**said)
+    values = {name: one_for_all(config, name, layers) for name in names}
+    values["moe_intermediate_size"] = values["moe_intermediate_size"] or config.count("intermediate_size")
+    config = config.updated(**values)
     count = config.count("num_shared_expert", 1)
     shared = count * config.count("intermediate_size")
-    h = with_experts(config, hunyuan(config), "moe_intermediate_size", used="moe_topk")
+    h = with_experts(config, hunyuan(config), "moe_intermediate_size", active_key="moe_topk")
     return h.updated(
         {"shared_hidden": shared},
         expert_feed_forward_length=h.sizes["expert_hidden"],
@@ -215,14 +215,14 @@ OF_XIELU = ("alpha_p", "alpha_n", "beta", "eps")
 
 def xielu(stored: Mapping[str, Stored], h: CheckpointFacts) -> dict[str, object]:
     """Read the activation's parameters as metadata. Raises ModelError."""
-    found: dict[str, list[float]] = {name: [] for name in OF_XIELU}
+    numbers: dict[str, list[float]] = {name: [] for name in OF_XIELU}
     for number in range(h.sizes["layers"]):
-        for name, values in found.items():
+        for name, values in numbers.items():
             tensor = stored.get(f"model.layers.{number}.mlp.act_fn.{name}")
             if tensor is None or tensor.shape not in ((), (1,)):
                 raise ModelError(f"there is no {name} of the activation of layer {number}")
             values.append(float(as_float32(replace(tensor, shape=(1,)).rows(0, 1), tensor.dtype)[0, 0]))
-    return {f"xielu.{name}": values for name, values in found.items()}
+    return {f"xielu.{name}": values for name, values in numbers.items()}
 
 
 APERTUS = Family(

@@ -45,7 +45,7 @@ def llada(config: Config) -> CheckpointFacts:
         "max_position_embeddings": "max_sequence_length",
         "tie_word_embeddings": "weight_tying",
     }
-    h = decoder(config.updated(**{name: config.get(theirs) for name, theirs in names.items()}))
+    h = decoder(config.updated(**{name: config.get(key) for name, key in names.items()}))
     return add_mask_token(config, h.updated(vocab_size=h.sizes["vocab"], rope__dimension_count=h.sizes["head_dim"]))
 
 

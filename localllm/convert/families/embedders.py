@@ -57,8 +57,8 @@ def jina(config: Config) -> CheckpointFacts:
 def jina_layer(sizes: Sizes, number: int) -> Layer:
     """List a layer's tensors; models for code normalize queries and keys, and the attention's output twice."""
     layer = {**ATTENTION, **BEHIND, "ffn_up": ("both_hidden", "width"), "ffn_down": ("width", "hidden")}
-    more = dict.fromkeys(("attn_q_norm", "attn_k_norm", "attn_norm_2"), ("width",))
-    return {**layer, **more} if sizes["norms_heads"] else layer
+    norms = dict.fromkeys(("attn_q_norm", "attn_k_norm", "attn_norm_2"), ("width",))
+    return {**layer, **norms} if sizes["norms_heads"] else layer
 
 
 def nomic(config: Config) -> CheckpointFacts:
@@ -77,7 +77,7 @@ def nomic(config: Config) -> CheckpointFacts:
 def gemma(config: Config) -> CheckpointFacts:
     """Read EmbeddingGemma: windows reach as far ahead as back."""
     if not config.flag("use_bidirectional_attention"):
-        raise config.refusal("Gemma3TextModel that looks back only is not supported: it makes neither text nor vectors")
+        raise config.refusal("a causal Gemma3TextModel is not supported: it makes neither text nor vectors")
     config.only("tie_word_embeddings", True)
     config.only("sliding_window_pattern", 6)
     h = decoder(config, activations=GELU)

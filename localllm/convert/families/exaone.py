@@ -14,11 +14,11 @@ from localllm.convert.hyperparameters import CheckpointFacts, decoder, rotary_di
 
 def exaone(config: Config) -> CheckpointFacts:
     """Read EXAONE 3, which has GPT-2's names."""
-    own = {"num_hidden_layers": config.get("num_layers", config.get("num_hidden_layers"))}
-    own |= {"rms_norm_eps": config.number("layer_norm_epsilon", 1e-5)}
-    h = decoder(config.updated(**own), scalings=LLAMA_SCALING, whole_heads=False)
+    renamed = {"num_hidden_layers": config.get("num_layers", config.get("num_hidden_layers"))}
+    renamed |= {"rms_norm_eps": config.number("layer_norm_epsilon", 1e-5)}
+    h = decoder(config.updated(**renamed), scalings=LLAMA_SCALING, whole_heads=False)
     dims = rotary_dims(config, h.sizes["width"] // h.sizes["heads"])
-    return h.updated(attention__layer_norm_epsilon=own["rms_norm_eps"], rope__dimension_count=dims)
+    return h.updated(attention__layer_norm_epsilon=renamed["rms_norm_eps"], rope__dimension_count=dims)
 
 
 EXAONE = Family(

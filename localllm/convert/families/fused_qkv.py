@@ -19,8 +19,8 @@ def take_rows(name: str, rows: Rows, as_pairs: bool, *dimensions: str) -> Derive
 
     def build(sources: Sequence[TensorSource], shape: Shape, sizes: Sizes) -> TensorSource:
         numbers = rows(np.arange(sizes["fused_rows"]), sizes)
-        found = pick_rows(sources[0], shape, lambda wanted: numbers[wanted])
-        return to_pairs(found, sizes["head_dim"]) if as_pairs else found
+        taken_rows = pick_rows(sources[0], shape, lambda places: numbers[places])
+        return to_pairs(taken_rows, sizes["head_dim"]) if as_pairs else taken_rows
 
     return DerivedTensor(dimensions, {f"{name}.weight": ("fused_rows", "width")}, build)
 

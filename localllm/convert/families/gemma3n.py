@@ -18,7 +18,7 @@ STREAMS = 4
 
 
 def gemma3n(config: Config) -> CheckpointFacts:
-    """Read Gemma 3n: layers with and without a window, the last ones sharing keys and values of others."""
+    """Read Gemma 3n: layers with and without a window; the last layers share keys and values of earlier ones."""
     for name, value in (("altup_num_inputs", STREAMS), ("altup_active_idx", 0), ("altup_correct_scale", True)):
         config.only(name, value)
     config.only("attention_bias", False)

@@ -1,4 +1,4 @@
-"""Gemma 4's language model: shorter heads in layers with a window; the last layers may share keys of others."""
+"""Gemma 4's language model: shorter heads in layers with a window; the last layers may share keys of earlier ones."""
 
 import re
 from dataclasses import replace
@@ -17,23 +17,23 @@ UNROTATED = 1e30  # divides the frequencies of pairs that do not rotate
 
 
 def gemma4(config: Config) -> CheckpointFacts:
-    """Read Gemma 4. Sizes are those of layers with full attention; "local_" ones are of the others."""
+    """Read Gemma 4. Sizes are those of layers with full attention; with "local_", those of layers with a window."""
     for name, value in (("attention_bias", False), ("tie_word_embeddings", True)):
         config.only(name, value)
     config.only("use_bidirectional_attention", False, "vision")
     layers, shared = config.count("num_hidden_layers"), config.count("num_kv_shared_layers", 0)
     windows, dim, local = windows_of(config, layers, period=6), of_whole(config, "head_dim"), config.count("head_dim")
     if shared >= layers or windows[-1]:
-        raise config.refusal("the last layer should see all tokens, and some layers should have keys of their own")
+        raise config.refusal("the last layer should have full attention, and some layers should compute their own keys")
     kv_heads = config.count("num_key_value_heads")
     few = of_whole(config, "num_key_value_heads") if config.flag("attention_k_eq_v") else kv_heads
     rope, of_windows = (config.section("rope_parameters").section(f"{kind}_attention") for kind in ("full", "sliding"))
-    own = {
+    renamed = {
         "head_dim": dim,
         "num_key_value_heads": few,
         "rope_parameters": {"rope_theta": rope.number("rope_theta", 1e6)},
     }
-    h = decoder(config.updated(**own), activations=GELU)
+    h = decoder(config.updated(**renamed), activations=GELU)
     narrow, hidden = config.count("hidden_size_per_layer_input", 0), h.sizes["hidden"]
     wide = [hidden * (1 + (number >= layers - shared)) for number in range(layers)]
     sizes = {
@@ -49,7 +49,7 @@ def gemma4(config: Config) -> CheckpointFacts:
         **{f"window_{number}": int(window) for number, window in enumerate(windows)},
     }
     if config.flag("enable_moe_block"):
-        h = with_experts(config, h, "moe_intermediate_size", used="top_k_experts")
+        h = with_experts(config, h, "moe_intermediate_size", active_key="top_k_experts")
         sizes["both_hidden"] = 2 * h.sizes["expert_hidden"]
         h = h.updated(expert_feed_forward_length=h.sizes["expert_hidden"])
     if narrow:
@@ -75,13 +75,13 @@ def gemma4(config: Config) -> CheckpointFacts:
 
 
 def of_whole(config: Config, name: str) -> int:
-    """Read a number of the layers with full attention: global_..., or per layer, as transformers saves it."""
+    """Read a number for the layers with full attention: global_..., or given per layer, as transformers saves it."""
     of_layers = config.section("per_layer_config").content.values()
-    said = [own[name] for own in of_layers if isinstance(own, dict) and own.get(name) is not None]
-    if len({*map(str, said)}) > 1:
+    values = [layer[name] for layer in of_layers if isinstance(layer, dict) and layer.get(name) is not None]
+    if len({*map(str, values)}) > 1:
         raise config.refusal(f"per_layer_config: several values of {name} are not supported")
-    theirs, usual = {"head_dim": ("global_head_dim", 512)}.get(name, (f"num_global_{name[4:]}", config.get(name)))
-    return config.updated(**{theirs: config.get(theirs, next(iter(said), usual))}).count(theirs)
+    key, usual = {"head_dim": ("global_head_dim", 512)}.get(name, (f"num_global_{name[4:]}", config.get(name)))
+    return config.updated(**{key: config.get(key, next(iter(values), usual))}).count(key)
 
 
 def rope_factors(rope: Config, dim: int) -> np.ndarray:
@@ -120,26 +120,26 @@ MIXTURE: Layer = {
 
 
 def gemma4_layer(sizes: Sizes, number: int) -> Layer:
-    told: Layer = {"inp_gate": ("narrow", "width"), "proj": ("width", "narrow"), "post_norm": ("width",)}
+    inputs: Layer = {"inp_gate": ("narrow", "width"), "proj": ("width", "narrow"), "post_norm": ("width",)}
     wide: Layer = {"ffn_gate": ("double", "width"), "ffn_up": ("double", "width"), "ffn_down": ("width", "double")}
     return {
         **attention(sizes, number),
         **NORMS_BEFORE,
         **NORMS_BEHIND,
         **(GATED if number < sizes["own_keys"] else wide),
-        **(told if sizes["narrow"] else {}),
+        **(inputs if sizes["narrow"] else {}),
         **(MIXTURE if "experts" in sizes else {}),
         "layer_output_scale": as_it_is("layer_scalar", "one"),
     }
 
 
 def whole(sizes: Sizes) -> Layer:
-    told: Layer = {
+    tables: Layer = {
         "per_layer_token_embd": ("vocab", "all_narrow"),
         "per_layer_model_proj": ("all_narrow", "width"),
         "per_layer_proj_norm": ("narrow",),
     }
-    return told if sizes["narrow"] else {}
+    return tables if sizes["narrow"] else {}
 
 
 DEFAULTS: dict[str, object] = {

@@ -31,7 +31,7 @@ def gpt2(config: Config) -> CheckpointFacts:
         raise config.refusal(f"{heads} heads of {width} numbers are inconsistent")
     sizes = {
         "vocab": config.count("vocab_size"),
-        "layers": config.count("n_layer", most=MOST_LAYERS),
+        "layers": config.count("n_layer", maximum=MOST_LAYERS),
         "width": width,
         "fused_rows": 3 * width,
         "queries": width,

@@ -17,8 +17,8 @@ def gpt_oss(config: Config) -> CheckpointFacts:
     h = decoder(config, scalings=("yarn", "untruncated"))
     config.windows([number % 2 == 0 for number in range(h.sizes["layers"])])
     config.only("swiglu_limit", 7.0)
-    used = "num_experts_per_tok" if config.get("num_experts_per_tok") is not None else "experts_per_token"
-    h = with_experts(config, h, "intermediate_size", "num_local_experts", used)
+    key = "num_experts_per_tok" if config.get("num_experts_per_tok") is not None else "experts_per_token"
+    h = with_experts(config, h, "intermediate_size", "num_local_experts", key)
     width, hidden = h.sizes["width"], h.sizes["expert_hidden"]
     if width % 32 or hidden % 32:
         raise config.refusal(f"experts of {hidden} times {width} weights cannot be divided into blocks of 32")

@@ -14,12 +14,12 @@ LAYER = re.compile(r"model\.([LH])_module\.layers\.([0-9]+)\.(.+)")
 
 
 def hrm_text(config: Config) -> CheckpointFacts:
-    """Read HRM-Text. Layers are counted as often as they have keys and values of their own."""
+    """Read HRM-Text. A layer is counted once for each pass with keys and values of its own."""
     for name in ("attention_bias", "mlp_bias"):
         config.only(name, False)
     config.only("num_key_value_heads", config.get("num_attention_heads"))
-    high, low = (config.count(f"{name}_cycles", most=MOST_LAYERS) for name in "HL")
-    in_stack = config.count("num_layers_per_stack", config.get("num_hidden_layers"), most=MOST_LAYERS)
+    high, low = (config.count(f"{name}_cycles", maximum=MOST_LAYERS) for name in "HL")
+    in_stack = config.count("num_layers_per_stack", config.get("num_hidden_layers"), maximum=MOST_LAYERS)
     h = decoder(config.updated(num_hidden_layers=in_stack))
     if config.flag("prefix_lm", True):
         config.warnings.append("prompts are read causally, although the model can read them bidirectionally")
@@ -47,10 +47,10 @@ def part(name: str, both: str, number: int, *dimensions: str) -> DerivedTensor:
 
 def in_one_stack(name: str, layers: int) -> str:
     """Rename a tensor as if there were a single stack."""
-    found = LAYER.fullmatch(name)
-    if not found:
+    match = LAYER.fullmatch(name)
+    if not match:
         return name
-    return f"model.layers.{int(found[2]) + (layers // 2 if found[1] == 'H' else 0)}.{found[3]}"
+    return f"model.layers.{int(match[2]) + (layers // 2 if match[1] == 'H' else 0)}.{match[3]}"
 
 
 QUERIES = ("queries", "width")

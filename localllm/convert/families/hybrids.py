@@ -96,8 +96,8 @@ def with_mamba2(config: Config, h: CheckpointFacts, inner: int) -> CheckpointFac
 
 def attending(config: Config, h: CheckpointFacts, attends: Sequence[bool]) -> CheckpointFacts:
     """Mark the layers with attention: those that have key heads."""
-    own = {f"attends_{number}": int(does) for number, does in enumerate(attends)}
-    return h.updated(own, attention__head_count_kv=[h.sizes["kv_heads"] if does else 0 for does in attends])
+    flags = {f"attends_{number}": int(does) for number, does in enumerate(attends)}
+    return h.updated(flags, attention__head_count_kv=[h.sizes["kv_heads"] if does else 0 for does in attends])
 
 
 KINDS = {"mamba": False, "attention": True, "linear_attention": False, "full_attention": True}
@@ -111,7 +111,7 @@ def granitehybrid(config: Config) -> CheckpointFacts:
         raise config.refusal(f"layer_types should be {', '.join(KINDS)} for each of {h.sizes['layers']} layers")
     attends = [KINDS[kind] for kind in kinds]
     if all(attends):
-        raise config.refusal("a model whose layers all attend is not supported as one with states")
+        raise config.refusal("a model in which all layers have attention is not supported by this architecture")
     config.only("position_embedding_type", "nope")
     h = with_mamba2(config, h, config.count("mamba_expand", 2) * h.sizes["width"])
     h = attending(config, h, attends)
@@ -266,10 +266,10 @@ def lfm2moe_layer(sizes: Sizes, number: int) -> Layer:
     layer = lfm2_layer(sizes, number)
     if number < sizes["leading_dense"]:
         return layer
-    rest = {name: its for name, its in layer.items() if name not in GATED}
+    others = {name: its for name, its in layer.items() if name not in GATED}
     names = {"ffn_gate_exps": "w1", "ffn_up_exps": "w3", "ffn_down_exps": "w2"}
     experts = {name: as_it_is(f"feed_forward.experts.{its}.weight", *EXPERTS[name]) for name, its in names.items()}
-    return {**rest, **EXPERTS, **experts, "exp_probs_b.bias": as_it_is("feed_forward.expert_bias", "experts")}
+    return {**others, **EXPERTS, **experts, "exp_probs_b.bias": as_it_is("feed_forward.expert_bias", "experts")}
 
 
 LFM2MOE = replace(LFM2, arch="lfm2moe", layer=lfm2moe_layer, read=lfm2moe)

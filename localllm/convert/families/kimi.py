@@ -19,18 +19,22 @@ def kimi_linear(config: Config) -> CheckpointFacts:
         config.only(name, value)
     config.only("q_lora_rank")
     config.only("moe_layer_freq", 1)
-    said, heads = config.section("linear_attn_config"), config.count("num_attention_heads")
-    said.only("num_heads", heads)
+    section, heads = config.section("linear_attn_config"), config.count("num_attention_heads")
+    section.only("num_heads", heads)
     rotated, latent = config.count("qk_rope_head_dim"), config.count("kv_lora_rank")
     context = config.get("max_position_embeddings", config.get("model_max_length"))
-    own = {"max_position_embeddings": context, "num_key_value_heads": 1, "head_dim": rotated}
-    h = decoder(config.updated(**own))
-    h = with_experts(config, h, "moe_intermediate_size", used=USED[config.get("num_experts_per_token") is None])
-    attends = attending(said, h.sizes["layers"])
+    renamed = {"max_position_embeddings": context, "num_key_value_heads": 1, "head_dim": rotated}
+    h = decoder(config.updated(**renamed))
+    h = with_experts(config, h, "moe_intermediate_size", active_key=USED[config.get("num_experts_per_token") is None])
+    attends = attending(section, h.sizes["layers"])
     key_dim, value_dim = config.count("qk_nope_head_dim"), config.count("v_head_dim")
-    score, shared, dim = config.get("moe_router_activation_func"), config.count("num_shared_experts"), said.count(HEAD)
+    score, shared, dim = (
+        config.get("moe_router_activation_func"),
+        config.count("num_shared_experts"),
+        section.count(HEAD),
+    )
     config.only("moe_router_activation_func", "sigmoid", "softmax")
-    taps, leading = said.count("short_conv_kernel_size", 4), leading_dense(config)
+    taps, leading = section.count("short_conv_kernel_size", 4), leading_dense(config)
     return h.updated(
         {
             **{f"attends_{number}": int(does) for number, does in enumerate(attends)},
@@ -71,14 +75,14 @@ def kimi_linear(config: Config) -> CheckpointFacts:
 HEAD, USED = "head_dim", ("num_experts_per_token", "num_experts_per_tok")
 
 
-def attending(said: Config, layers: int) -> list[bool]:
+def attending(section: Config, layers: int) -> list[bool]:
     """Mark the layers with attention. Raises ModelError if others do not have the delta rule."""
-    full, kda = said.get("full_attn_layers"), said.get("kda_layers")
+    full, kda = section.get("full_attn_layers"), section.get("kda_layers")
     if not isinstance(full, list) or not all(type(number) is int and 0 < number <= layers for number in full):
-        raise said.refusal(f"full_attn_layers should be numbers from 1 to {layers}")
+        raise section.refusal(f"full_attn_layers should be numbers from 1 to {layers}")
     attends = [number + 1 in full for number in range(layers)]
     if kda is not None and kda != [number + 1 for number in range(layers) if not attends[number]]:
-        raise said.refusal("kda_layers should be those that are not in full_attn_layers")
+        raise section.refusal("kda_layers should be those that are not in full_attn_layers")
     return attends
 
 

@@ -97,9 +97,9 @@ def hy_v4(config: Config) -> CheckpointFacts:
     if full is None:
         return h
     heads, dim = config.count("index_n_heads"), config.count("index_head_dim")
-    own = {"index_heads": heads, "index_dim": dim, "index_queries": heads * dim}
+    index_sizes = {"index_heads": heads, "index_dim": dim, "index_queries": heads * dim}
     return h.updated(
-        own | {f"chooses_{number}": int(does) for number, does in enumerate(full)},
+        index_sizes | {f"chooses_{number}": int(does) for number, does in enumerate(full)},
         attention__indexer__head_count=heads,
         attention__indexer__key_length=dim,
         attention__indexer__top_k=config.count("index_topk"),
@@ -112,11 +112,11 @@ def choosing(config: Config, layers: int) -> list[bool] | None:
     types, kinds = config.get("indexer_types"), config.get("layer_types")
     if types is None and kinds is None:
         return None
-    name, known = ("indexer_types", INDEXERS) if types is not None else ("layer_types", KINDS)
-    said = types if types is not None else kinds
-    if not isinstance(said, list) or len(said) < layers or not {*map(str, said)} <= known.keys():
-        raise config.refusal(f"{name} should be {' or '.join(known)} for each of {layers} layers")
-    full = [known[kind] for kind in said[:layers]]
+    name, by_type = ("indexer_types", INDEXERS) if types is not None else ("layer_types", KINDS)
+    layer_types = types if types is not None else kinds
+    if not isinstance(layer_types, list) or len(layer_types) < layers or not {*map(str, layer_types)} <= by_type.keys():
+        raise config.refusal(f"{name} should be {' or '.join(by_type)} for each of {layers} layers")
+    full = [by_type[kind] for kind in layer_types[:layers]]
     if not full[0] and (types is not None or any(full)):
         raise config.refusal(f"{name}: the first layer should have an indexer")
     return full if any(full) else None
@@ -129,8 +129,8 @@ KINDS = {"full_attention": False, "sparse_attention": True, "deepseek_sparse_att
 def hy_v4_layer(sizes: Sizes, number: int) -> Layer:
     layer = {**deepseek2_layer(sizes, number), "attn_gate": as_stored("self_attn.linear_gate", "values", "width")}
     layer["attn_sinks.weight"] = as_it_is("self_attn.learnable_sink_param", "heads")
-    for name, theirs in (("attn", "attn"), ("ffn", "mlp")):
-        place = f"hc_{theirs}_layer.hc_pre.hc"
+    for name, part in (("attn", "attn"), ("ffn", "mlp")):
+        place = f"hc_{part}_layer.hc_pre.hc"
         layer[f"hc_{name}_fn.weight"] = in_full(f"{place}_fn", "stream_weights", "all_streams")
         layer[f"hc_{name}_base.weight"] = as_it_is(f"{place}_base", "stream_weights")
         layer[f"hc_{name}_scale.weight"] = as_it_is(f"{place}_scale", "two")

@@ -14,11 +14,11 @@ NORMS = ("attn_norm", "ffn_norm", "output_norm")  # with biases
 
 
 def use_layer_norm_epsilon(
-    config: Config, h: CheckpointFacts, name: str = "layer_norm_eps", **more: object
+    config: Config, h: CheckpointFacts, name: str = "layer_norm_eps", **metadata: object
 ) -> CheckpointFacts:
     """Replace the RMS epsilon by that of layer norms, by its name in config.json."""
     return h.updated(
-        attention__layer_norm_rms_epsilon=None, attention__layer_norm_epsilon=config.number(name, 1e-5), **more
+        attention__layer_norm_rms_epsilon=None, attention__layer_norm_epsilon=config.number(name, 1e-5), **metadata
     )
 
 
@@ -37,8 +37,8 @@ def by_kind(sources: Sequence[TensorSource], shape: Shape, sizes: Sizes) -> Tens
     groups = np.arange(shape[0]).reshape(sizes["kv_heads"], -1, sizes["head_dim"])
     order = np.concatenate([groups[:, :-2].ravel(), groups[:, -2].ravel(), groups[:, -1].ravel()])
     matrix = sources[0] if len(shape) > 1 else column(sources[0])
-    found = pick_rows(matrix, matrix.shape, lambda rows: order[rows])
-    return found if len(shape) > 1 else flat(found)
+    sorted_rows = pick_rows(matrix, matrix.shape, lambda rows: order[rows])
+    return sorted_rows if len(shape) > 1 else flat(sorted_rows)
 
 
 def of_groups(name: str, biased: bool = True) -> Layer:
@@ -69,14 +69,14 @@ def gptneox(config: Config) -> CheckpointFacts:
     """Read GPT-NeoX: queries, keys and values of a head are adjacent."""
     config.only("attention_bias", True)
     base = config.get("rope_theta", config.get("rotary_emb_base"))
-    said = with_gelu(config, "hidden_act").updated(
+    renamed = with_gelu(config, "hidden_act").updated(
         num_key_value_heads=None, rope_theta=base, partial_rotary_factor=config.get("rotary_pct")
     )
-    h = decoder(said, activations=(*GELU, "gelu"), whole_heads=False)
+    h = decoder(renamed, activations=(*GELU, "gelu"), whole_heads=False)
     return use_layer_norm_epsilon(
         config,
         h.updated({"fused_rows": 3 * h.sizes["queries"]}, attention__head_count_kv=None),
-        rope__dimension_count=rotary_dims(said, h.sizes["head_dim"]),
+        rope__dimension_count=rotary_dims(renamed, h.sizes["head_dim"]),
         use_parallel_residual=config.flag("use_parallel_residual", True),
     )
 
@@ -101,10 +101,10 @@ def falcon(config: Config) -> CheckpointFacts:
         config.only(name, value)
     newer, heads = config.flag("new_decoder_architecture"), config.count("num_attention_heads", config.get("n_head"))
     groups = 1 if config.flag("multi_query", True) and not newer else config.count("num_kv_heads", heads)
-    own = {"num_attention_heads": heads, "num_key_value_heads": groups}
-    own |= {"num_hidden_layers": config.get("num_hidden_layers", config.get("n_layer"))}
-    own |= {"intermediate_size": config.count("ffn_hidden_size", 4 * config.count("hidden_size"))}
-    h = decoder(with_gelu(config, "activation").updated(**own), activations=(*GELU, "gelu"))
+    renamed = {"num_attention_heads": heads, "num_key_value_heads": groups}
+    renamed |= {"num_hidden_layers": config.get("num_hidden_layers", config.get("n_layer"))}
+    renamed |= {"intermediate_size": config.count("ffn_hidden_size", 4 * config.count("hidden_size"))}
+    h = decoder(with_gelu(config, "activation").updated(**renamed), activations=(*GELU, "gelu"))
     two_norms = newer and config.get("num_ln_in_parallel_attn", 2) == 2
     rows = h.sizes["queries"] + 2 * h.sizes["keys"]
     return use_layer_norm_epsilon(
@@ -181,10 +181,10 @@ def stablelm(config: Config) -> CheckpointFacts:
     """Read StableLM: the largest has head norms, and one norm for attention and feed-forward network."""
     h = decoder(config, whole_heads=False)
     parallel = config.flag("use_parallel_residual")
-    own = {"head_norms": int(config.flag("qk_layernorm")), "parallel": int(parallel)}
+    flags = {"head_norms": int(config.flag("qk_layernorm")), "parallel": int(parallel)}
     return use_layer_norm_epsilon(
         config,
-        h.updated(own),
+        h.updated(flags),
         rope__dimension_count=rotary_dims(config, h.sizes["head_dim"]),
         use_parallel_residual=parallel,
     )
@@ -266,14 +266,14 @@ def bloom(config: Config) -> CheckpointFacts:
     config.only("apply_residual_connection_post_layernorm", False)
     width, heads = config.count("hidden_size", config.get("n_embed")), config.count("n_head", config.get("num_heads"))
     layers = config.get("n_layer", config.get("num_hidden_layers"))
-    own: dict[str, object] = {
+    renamed: dict[str, object] = {
         "hidden_size": width,
         "num_attention_heads": heads,
         "num_hidden_layers": layers,
         "head_dim": None,
     }
-    own |= {"num_key_value_heads": heads, "intermediate_size": 4 * width}
-    h = decoder(config.updated(**own))
+    renamed |= {"num_key_value_heads": heads, "intermediate_size": 4 * width}
+    h = decoder(config.updated(**renamed))
     return use_layer_norm_epsilon(
         config,
         h.updated({"fused_rows": 3 * width}, rope__freq_base=None),
@@ -307,14 +307,14 @@ def mpt(config: Config) -> CheckpointFacts:
     config.only("logit_scale", None)
     config.warnings.append(APPROXIMATED)
     heads = config.count("n_heads")
-    own: dict[str, object] = {
+    renamed: dict[str, object] = {
         "hidden_size": width,
         "num_attention_heads": heads,
         "num_hidden_layers": config.count("n_layers"),
     }
-    own |= {"num_key_value_heads": heads, "intermediate_size": config.count("expansion_ratio", 4) * width}
-    own |= {"max_position_embeddings": config.count("max_seq_len", 2048), "head_dim": None}
-    h = decoder(config.updated(**own)).updated(
+    renamed |= {"num_key_value_heads": heads, "intermediate_size": config.count("expansion_ratio", 4) * width}
+    renamed |= {"max_position_embeddings": config.count("max_seq_len", 2048), "head_dim": None}
+    h = decoder(config.updated(**renamed)).updated(
         {"fused_rows": 3 * width}, rope__freq_base=None, attention__head_count_kv=None
     )
     limit = attention.number("clip_qkv") if attention.get("clip_qkv") else None

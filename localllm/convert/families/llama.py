@@ -14,7 +14,7 @@ LLAMA_SCALING = (*PLAIN_SCALING, "llama3")
 
 
 def llama(config: Config, scalings: tuple[str, ...] = LLAMA_SCALING) -> CheckpointFacts:
-    """Read Llama; its GGUF has two keys that others leave out."""
+    """Read Llama; its GGUF files have two keys that those of other architectures lack."""
     h = decoder(config, scalings=scalings)
     warn_of_window(config)
     return h.updated(vocab_size=h.sizes["vocab"], rope__dimension_count=h.sizes["head_dim"])

@@ -22,7 +22,7 @@ def mamba(config: Config) -> CheckpointFacts:
     inner, state = config.count("intermediate_size", 2 * width), config.count("state_size", 16)
     rank = config.get("time_step_rank")
     rank = -(-width // 16) if rank in (None, "auto") else config.count("time_step_rank")
-    kernel, layers = config.count("conv_kernel", 4), config.count("num_hidden_layers", most=MOST_LAYERS)
+    kernel, layers = config.count("conv_kernel", 4), config.count("num_hidden_layers", maximum=MOST_LAYERS)
     if inner != 2 * width:
         raise config.refusal(f"intermediate_size should be twice hidden_size {width}, is {inner}")
     sizes = {

@@ -54,7 +54,7 @@ def mamba2(config: Config) -> CheckpointFacts:
     config.only("use_conv_bias", True)
     config.only("use_bias", False)
     config.only("rms_norm", True)
-    width, layers = config.count("hidden_size"), config.count("num_hidden_layers", most=MOST_LAYERS)
+    width, layers = config.count("hidden_size"), config.count("num_hidden_layers", maximum=MOST_LAYERS)
     sizes = states_of(config, width, config.count("expand", 2) * width, "", OF_MAMBA2)
     metadata = {
         "block_count": layers,
@@ -64,8 +64,8 @@ def mamba2(config: Config) -> CheckpointFacts:
         "attention.head_count": 0,
         "attention.layer_norm_rms_epsilon": config.number("layer_norm_epsilon", 1e-5),
     }
-    known = {"vocab": config.count("vocab_size"), "layers": layers, "width": width}
-    return with_states(CheckpointFacts(known, metadata, {}, config.flag("tie_word_embeddings")), sizes)
+    sizes_of_model = {"vocab": config.count("vocab_size"), "layers": layers, "width": width}
+    return with_states(CheckpointFacts(sizes_of_model, metadata, {}, config.flag("tie_word_embeddings")), sizes)
 
 
 MAMBA2_ALONE = Family(
@@ -87,8 +87,8 @@ def falcon_h1(config: Config) -> CheckpointFacts:
         config.only("mamba_norm_before_gate", False)
     inner = config.count("mamba_d_ssm", config.count("mamba_expand", 2) * h.sizes["width"])
     sizes = states_of(config, h.sizes["width"], inner, "mamba_", OF_HYBRIDS)
-    own = {"has_norm": int(config.flag("mamba_rms_norm", False))}
-    h = with_states(h.updated(own, vocab_size=h.sizes["vocab"]), sizes)
+    flags = {"has_norm": int(config.flag("mamba_rms_norm", False))}
+    h = with_states(h.updated(flags, vocab_size=h.sizes["vocab"]), sizes)
     return replace(h, factors=factors_of(config, h.sizes))
 
 
@@ -130,12 +130,14 @@ def bamba(config: Config) -> CheckpointFacts:
         config.only(name, False)
     dims = config.get("attn_rotary_emb")
     head_dim = config.count("hidden_size") // config.count("num_attention_heads")
-    said = config if dims is None else config.updated(partial_rotary_factor=config.count("attn_rotary_emb") / head_dim)
-    h = decoder(said, whole_heads=False)
+    renamed = (
+        config if dims is None else config.updated(partial_rotary_factor=config.count("attn_rotary_emb") / head_dim)
+    )
+    h = decoder(renamed, whole_heads=False)
     indices, layers = config.get("attn_layer_indices"), h.sizes["layers"]
     if not isinstance(indices, list) or not all(type(index) is int and 0 <= index < layers for index in indices):
         raise config.refusal(f"attn_layer_indices should be a list of some of {layers} layers")
-    rotated_dims = rotary_dims(said, h.sizes["head_dim"])
+    rotated_dims = rotary_dims(renamed, h.sizes["head_dim"])
     h = with_mamba2(config, h, config.count("mamba_expand", 2) * h.sizes["width"])
     h = attending(config, h.updated({"rotated_dims": rotated_dims}), [number in indices for number in range(layers)])
     return h.updated(vocab_size=h.sizes["vocab"], rope__dimension_count=rotated_dims, rope__scaling__finetuned=True)

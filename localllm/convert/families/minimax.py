@@ -26,9 +26,9 @@ def minimax01(config: Config) -> CheckpointFacts:
     h = with_experts(config, decoder(config, whole_heads=False), "intermediate_size", "num_local_experts")
     attends = [number % 8 == 7 for number in range(h.sizes["layers"])]
     config.only("attn_type_list", [*map(int, attends)])
-    own = {f"attends_{number}": int(does) for number, does in enumerate(attends)}
+    flags = {f"attends_{number}": int(does) for number, does in enumerate(attends)}
     return h.updated(
-        {**own, "fused_rows": 3 * h.sizes["queries"]},
+        {**flags, "fused_rows": 3 * h.sizes["queries"]},
         residual_scale=config.number(f"layernorm_{kinds[0]}_alpha", 1.0),
         rope__dimension_count=config.count("rotary_dim"),
     )

@@ -221,11 +221,14 @@ def dbrx(config: Config) -> CheckpointFacts:
     attention, networks = config.section("attn_config"), config.section("ffn_config")
     networks.only("moe_normalize_expert_weights", 1)
     networks.only("ffn_act_fn", {"name": "silu"})
-    own: dict[str, object] = {"hidden_size": config.count("d_model"), "num_attention_heads": config.count("n_heads")}
-    own |= {"num_hidden_layers": config.count("n_layers"), "num_key_value_heads": attention.count("kv_n_heads", 1)}
-    own |= {"max_position_embeddings": config.count("max_seq_len", 2048), "head_dim": None}
-    own |= {"intermediate_size": networks.count("ffn_hidden_size"), "rope_theta": attention.get("rope_theta")}
-    h = decoder(config.updated(**own))
+    renamed: dict[str, object] = {
+        "hidden_size": config.count("d_model"),
+        "num_attention_heads": config.count("n_heads"),
+    }
+    renamed |= {"num_hidden_layers": config.count("n_layers"), "num_key_value_heads": attention.count("kv_n_heads", 1)}
+    renamed |= {"max_position_embeddings": config.count("max_seq_len", 2048), "head_dim": None}
+    renamed |= {"intermediate_size": networks.count("ffn_hidden_size"), "rope_theta": attention.get("rope_theta")}
+    h = decoder(config.updated(**renamed))
     h = with_experts(networks, h, "ffn_hidden_size", "moe_num_experts", "moe_top_k")
     sizes = {"fused_rows": h.sizes["queries"] + 2 * h.sizes["keys"]}
     sizes |= {"all_hidden": h.sizes["experts"] * h.sizes["expert_hidden"]}
@@ -241,8 +244,8 @@ def of_all(name: str, place: str, is_transposed: bool = False) -> DerivedTensor:
     """Declare matrices of all experts, stored as one."""
 
     def build(sources: Sequence[TensorSource], shape: Shape, sizes: Sizes) -> TensorSource:
-        whole = (sizes["experts"], sizes["expert_hidden"], sizes["width"])
-        return transpose(reshape(sources[0], whole)) if is_transposed else reshape(sources[0], whole)
+        stack = (sizes["experts"], sizes["expert_hidden"], sizes["width"])
+        return transpose(reshape(sources[0], stack)) if is_transposed else reshape(sources[0], stack)
 
     return DerivedTensor(EXPERTS[place], {f"ffn.experts.mlp.{name}": ("all_hidden", "width")}, build)
 

@@ -32,8 +32,8 @@ def nemotron_h(config: Config) -> CheckpointFacts:
         config.only(name, value)
     config.only("moe_latent_size", None)
     kinds = kinds_of(config)
-    own = {"num_hidden_layers": len(kinds), "rope_parameters": None, "rope_scaling": None}
-    h = decoder(config.updated(**own))
+    renamed = {"num_hidden_layers": len(kinds), "rope_parameters": None, "rope_scaling": None}
+    h = decoder(config.updated(**renamed))
     inner = config.count("mamba_num_heads") * config.count("mamba_head_dim")
     h = with_states(h, states_of(config, h.sizes["width"], inner, "", NAMES))
     hidden = config.count("moe_intermediate_size") if has_experts(config) else h.sizes["hidden"]

@@ -34,7 +34,7 @@ def qwen2vl(config: Config) -> CheckpointFacts:
 
 
 def qwen2moe(config: Config) -> CheckpointFacts:
-    """Read Qwen2 MoE: a shared expert next to the others."""
+    """Read Qwen2 MoE: a shared expert next to the routed ones."""
     config.only("norm_topk_prob", False)
     h = qwen_moe(config)
     shared = config.count("shared_expert_intermediate_size")

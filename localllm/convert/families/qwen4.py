@@ -39,10 +39,10 @@ def qwen4exp(config: Config) -> CheckpointFacts:
     kinds, hidden = config.get("layer_types"), config.count("moe_intermediate_size")
     if isinstance(kinds, list):  # the publisher's keys, not those that transformers saves
         kinds = ["full_attention" if kind == "indexed_attention" else kind for kind in kinds]
-    known = with_sections(config).updated(
+    renamed = with_sections(config).updated(
         layer_types=kinds, intermediate_size=config.count("intermediate_size", hidden)
     )
-    h = with_qwen_experts(known, qwen_next(known, (SECTIONS,)))
+    h = with_qwen_experts(renamed, qwen_next(renamed, (SECTIONS,)))
     if config.get("intermediate_size") is None:
         h = h.updated(feed_forward_length=None)
     heads, dim, size = (config.count(f"indexer_{name}") for name in ("n_heads", "head_dim", "compress_ratio"))
@@ -75,7 +75,7 @@ def with_ngrams(config: Config, h: CheckpointFacts) -> CheckpointFacts:
         raise config.refusal("ple_layer_ids: sequences of tokens are supported in one layer only")
     end = end[0] if isinstance(end, list) and len(end) == 1 else end
     if not isinstance(end, int):
-        raise config.refusal("eos_token_id should be one token, at which sequences begin anew")
+        raise config.refusal("eos_token_id should be a single token, which separates sequences")
     length, each = config.count("ngram_size", 3), config.count("heads_per_ngram", 8)
     hashes, parts = (length - 1) * each, config.count("split_ngram_parts", 512)
     width = config.count("ple_embed_dim", h.sizes["width"])
@@ -100,23 +100,25 @@ def with_ngrams(config: Config, h: CheckpointFacts) -> CheckpointFacts:
 
 def primes_from(least: int, count: int) -> list[int]:
     """Return the first `count` primes from `least` on: the number of rows of each hash."""
-    found, number = list[int](), max(least, 2)
-    while len(found) < count:
+    primes, number = list[int](), max(least, 2)
+    while len(primes) < count:
         if all(number % divisor for divisor in range(2, isqrt(number) + 1)):
-            found.append(number)
+            primes.append(number)
         number += 1
-    return found
+    return primes
 
 
 def constants(stored: Mapping[str, Stored], h: CheckpointFacts) -> dict[str, object]:
     """Read the hashes' constants from stored tensors. Raises ModelError."""
-    found = {}
+    tensors = {}
     for key, name in CONSTANTS.items() if h.sizes["hashes"] else ():
-        tensor = next((stored[whole] for whole in stored if whole.endswith(f".ple_embedding.{name}")), None)
+        tensor = next(
+            (stored[stored_name] for stored_name in stored if stored_name.endswith(f".ple_embedding.{name}")), None
+        )
         if tensor is None or tensor.dtype != "I64" or len(tensor.shape) != 1:
             raise ModelError(f"there is no {name} of the n-gram embeddings")
-        found[f"qwen4exp.ple.{key}"] = tensor.rows(0, 1).view("<i8")[0].astype(np.uint64)
-    return found
+        tensors[f"qwen4exp.ple.{key}"] = tensor.rows(0, 1).view("<i8")[0].astype(np.uint64)
+    return tensors
 
 
 def offset(name: str, *dimensions: str) -> DerivedTensor:
@@ -174,21 +176,21 @@ SEQUENCES: Layer = {
 
 def layer(sizes: Sizes, number: int) -> Layer:
     mixer = {**ATTENDING, **INDEXER} if sizes[f"attends_{number}"] else RULE
-    more = SEQUENCES if sizes["hashes"] and sizes["ngram_layer"] == number else {}
-    return {**STREAMS, **mixer, **mixture(sizes), **more}
+    ngrams = SEQUENCES if sizes["hashes"] and sizes["ngram_layer"] == number else {}
+    return {**STREAMS, **mixer, **mixture(sizes), **ngrams}
 
 
 def whole(sizes: Sizes) -> Layer:
-    found = streams_of("output_hc", "model.hyper_connection_mixer")
+    streams = streams_of("output_hc", "model.hyper_connection_mixer")
     if not sizes["hashes"]:
-        return found
+        return streams
 
     def build(sources: Sequence[TensorSource], shape: Shape, sizes: Sizes) -> TensorSource:
         return reshape(stack(sources), shape)
 
     place = f"blk.{sizes['ngram_layer']}.ple.ple_embedding.ngram_embedding.shard_{{}}.weight"
     parts = {place.format(number): ("part", "of_hash") for number in range(sizes["parts"])}
-    return {**found, "per_layer_token_embd": DerivedTensor(("rows", "of_hash"), parts, build)}
+    return {**streams, "per_layer_token_embd": DerivedTensor(("rows", "of_hash"), parts, build)}
 
 
 QWEN4EXP = replace(

@@ -120,8 +120,8 @@ def of_rule(
     def build(sources: Sequence[TensorSource], shape: Shape, sizes: Sizes) -> TensorSource:
         numbers = order(sizes)
         matrix = sources[0] if len(shape) > 1 else column(sources[0])
-        found = pick_rows(matrix, shape, lambda rows: numbers[rows])
-        return found if len(shape) > 1 else flat(replace(found, shape=(*shape, 1)))
+        sorted_rows = pick_rows(matrix, shape, lambda rows: numbers[rows])
+        return sorted_rows if len(shape) > 1 else flat(replace(sorted_rows, shape=(*shape, 1)))
 
     return DerivedTensor(dimensions, {f"linear_attn.{name}": stored or dimensions}, build)
 
@@ -133,7 +133,7 @@ def interleave_heads(sizes: Sizes, length: int, start: int = 0) -> np.ndarray:
 
 
 def interleave_values(sizes: Sizes) -> np.ndarray:
-    """Order the rows of values, which follow queries and keys, likewise."""
+    """Order the rows of values, which follow queries and keys, as interleave_heads does."""
     keys = 2 * sizes["key_heads"] * sizes["key_dim"]
     return np.concatenate([np.arange(keys), interleave_heads(sizes, sizes["value_dim"], keys)])
 

@@ -15,7 +15,7 @@ def smallthinker(config: Config) -> CheckpointFacts:
     for name, value in (("norm_topk_prob", True), ("moe_enable_early_router", True)):
         config.only(name, value)
     config.only("moe_enable_secondary_experts", False)
-    layers, hidden = config.count("num_hidden_layers", most=MOST_LAYERS), config.count("moe_ffn_hidden_size")
+    layers, hidden = config.count("num_hidden_layers", maximum=MOST_LAYERS), config.count("moe_ffn_hidden_size")
     config.only("moe_layer_layout", [1] * layers)
     windows = [int(number % PERIOD != 0) for number in range(layers)]
     layout = config.get("sliding_window_layout")
@@ -24,9 +24,9 @@ def smallthinker(config: Config) -> CheckpointFacts:
     config.only("rope_layout", windows if has_windows else [1] * layers)
     if has_windows:
         config.only("sliding_window_size", WINDOW)
-    used = "moe_num_active_primary_experts"
+    active_key = "moe_num_active_primary_experts"
     h = decoder(config.updated(intermediate_size=hidden))
-    h = with_experts(config, h, "moe_ffn_hidden_size", "moe_num_primary_experts", used)
+    h = with_experts(config, h, "moe_ffn_hidden_size", "moe_num_primary_experts", active_key)
     return h.updated(
         expert_feed_forward_length=hidden,
         expert_gating_func=SOFTMAX if config.flag("moe_primary_router_apply_softmax") else SIGMOID,

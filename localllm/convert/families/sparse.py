@@ -37,13 +37,13 @@ def minimax_m3(config: Config) -> CheckpointFacts:
     if rotary_dims(config, h.sizes["head_dim"]) not in (dims, h.sizes["head_dim"]):
         raise config.refusal(f"partial_rotary_factor does not fit rotary_dim {dims}")
     h = with_experts(config, h, "intermediate_size", "num_local_experts")
-    layers, chosen = h.sizes["layers"], config.section("sparse_attention_config")
-    mixes, sparse = flags(config, "moe_layer_freq", layers), flags(chosen, "sparse_attention_freq", layers)
+    layers, section = h.sizes["layers"], config.section("sparse_attention_config")
+    mixes, sparse = flags(config, "moe_layer_freq", layers), flags(section, "sparse_attention_freq", layers)
     leading, shared = mixes.index(1) if 1 in mixes else layers, config.count("n_shared_experts")
     if mixes != [int(number >= leading) for number in range(layers)] or sparse != mixes:
-        raise config.refusal("moe_layer_freq: other layers with experts and indexers than those after the first ones")
+        raise config.refusal("moe_layer_freq: only the first layers may lack experts and indexers")
     hidden = shared * config.count("shared_intermediate_size", h.sizes["expert_hidden"])
-    heads, dim = chosen.count("sparse_num_index_heads"), chosen.count("sparse_index_dim")
+    heads, dim = section.count("sparse_num_index_heads"), section.count("sparse_index_dim")
     return h.updated(
         {"leading_dense": leading, "shared_hidden": hidden, "index_dim": dim, "index_queries": heads * dim},
         rope__dimension_count=dims,
@@ -55,9 +55,9 @@ def minimax_m3(config: Config) -> CheckpointFacts:
         expert_gating_func=SIGMOID,
         attention__indexer__head_count=heads,
         attention__indexer__key_length=dim,
-        attention__indexer__top_k=chosen.count("sparse_topk_blocks"),
-        attention__indexer__block_size=chosen.count("sparse_block_size"),
-        attention__indexer__local_blocks=chosen.count("sparse_local_block"),
+        attention__indexer__top_k=section.count("sparse_topk_blocks"),
+        attention__indexer__block_size=section.count("sparse_block_size"),
+        attention__indexer__local_blocks=section.count("sparse_local_block"),
     )
 
 
@@ -108,8 +108,8 @@ def glm5_next(config: Config) -> CheckpointFacts:
         config.only(name, value)
     config.only("index_kpool_always_select_tail", True)
     config.only("num_nextn_predict_layers", 0)
-    said, heads, narrow = config.section("linear_attn_config"), config.count("num_attention_heads"), "q_lora_rank"
-    said.only("num_heads", heads)
+    section, heads, narrow = config.section("linear_attn_config"), config.count("num_attention_heads"), "q_lora_rank"
+    section.only("num_heads", heads)
     h = decoder(config.updated(num_key_value_heads=1, head_dim=None))
     h = with_experts(config, h, "moe_intermediate_size", "n_routed_experts")
     layers, kinds, types = h.sizes["layers"], config.get("layer_types"), config.get("indexer_types")
@@ -119,8 +119,12 @@ def glm5_next(config: Config) -> CheckpointFacts:
     if not isinstance(types, list) or len(types) != layers or not {*map(str, types)} <= {"full", "shared"}:
         raise config.refusal(f"indexer_types should be full or shared for each of {layers} layers")
     row, key_dim, value_dim = (config.count(n) for n in ("kv_lora_rank", "qk_nope_head_dim", "v_head_dim"))
-    dim, taps, lowest = said.count("head_dim"), said.count("short_conv_kernel_size"), said.get("gate_lower_bound")
-    if lowest is None and said.flag("safe_gate", True):
+    dim, taps, lowest = (
+        section.count("head_dim"),
+        section.count("short_conv_kernel_size"),
+        section.get("gate_lower_bound"),
+    )
+    if lowest is None and section.flag("safe_gate", True):
         lowest = LOWEST
     leading, shared, limit = leading_dense(config), config.count("n_shared_experts"), config.get("swiglu_limit")
     sizes = {f"attends_{number}": int(does) for number, does in enumerate(attends)}
@@ -175,8 +179,8 @@ def with_pools(config: Config, h: CheckpointFacts) -> CheckpointFacts:
         hyper_connection__sinkhorn_iterations=config.count("hc_sinkhorn_iters"),
         hyper_connection__epsilon=config.number("hc_eps"),
         expert_gating_func=SIGMOID if config.get("scoring_func") else None,
-        expert_group_count=config.get("n_group") and config.count("n_group", most=1),
-        expert_group_used_count=config.get("topk_group") and config.count("topk_group", most=1),
+        expert_group_count=config.get("n_group") and config.count("n_group", maximum=1),
+        expert_group_used_count=config.get("topk_group") and config.count("topk_group", maximum=1),
     )
 
 

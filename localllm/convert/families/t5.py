@@ -25,8 +25,8 @@ def t5(config: Config) -> CheckpointFacts:
     if not isinstance(network, str) or network not in NETWORKS:
         raise config.refusal(f"feed_forward_proj should be {' or '.join(NETWORKS)}")
     width, heads, head_dim = (config.count(name) for name in ("d_model", "num_heads", "d_kv"))
-    encoder = config.count("num_layers", most=MOST_LAYERS)
-    decoder = config.count("num_decoder_layers", encoder, most=MOST_LAYERS)
+    encoder = config.count("num_layers", maximum=MOST_LAYERS)
+    decoder = config.count("num_decoder_layers", encoder, maximum=MOST_LAYERS)
     buckets, tied = config.count("relative_attention_num_buckets", 32), config.flag("tie_word_embeddings")
     start, epsilon = config.get("decoder_start_token_id", 0), config.number("layer_norm_epsilon", 1e-6)
     sizes = {"vocab": config.count("vocab_size"), "width": width, "hidden": config.count("d_ff"), "heads": heads}
@@ -64,13 +64,13 @@ def whole(sizes: Sizes) -> Layer:
     network = {"ffn_up": ("hidden", "width"), "ffn_down": ("width", "hidden")}
     network |= {"ffn_gate": ("hidden", "width")} if sizes["gate"] else {}
     crossing = {f"cross_{name}": shape for name, shape in HEADS.items()} | {"cross_attn_norm": ("width",)}
-    found: dict[str, tuple[str, ...] | DerivedTensor] = {"enc.output_norm.weight": ("width",)}
-    for part, count, more in (("enc", sizes["encoder"], {}), ("dec", sizes["decoder"], crossing)):
+    tensors: dict[str, tuple[str, ...] | DerivedTensor] = {"enc.output_norm.weight": ("width",)}
+    for part, count, crossing_parts in (("enc", sizes["encoder"], {}), ("dec", sizes["decoder"], crossing)):
         for number in range(count):
             biases = {"attn_rel_b": ("buckets", "heads")} if sizes["own_biases"] or not number else {}
-            layer = {**HEADS, **NORMS, **network, **more, **biases}
-            found |= {f"{part}.blk.{number}.{name}.weight": shape for name, shape in layer.items()}
-    return found | {LAST: DerivedTensor(("width",), {LAST: ("width",)}, scaled) if sizes["scaled"] else ("width",)}
+            layer = {**HEADS, **NORMS, **network, **crossing_parts, **biases}
+            tensors |= {f"{part}.blk.{number}.{name}.weight": shape for name, shape in layer.items()}
+    return tensors | {LAST: DerivedTensor(("width",), {LAST: ("width",)}, scaled) if sizes["scaled"] else ("width",)}
 
 
 def scaled(sources: Sequence[TensorSource], shape: Shape, sizes: Sizes) -> TensorSource:

@@ -147,8 +147,8 @@ def mimo2(config: Config) -> CheckpointFacts:
         config.only(f"swa_{name}", config.get(name))
     config.only("n_shared_experts", 0)
     config.only("routed_scaling_factor", 1.0)
-    own = {"rms_norm_eps": config.number("layernorm_epsilon", 1e-5)}
-    h = decoder(config.updated(**own), whole_heads=False)
+    renamed = {"rms_norm_eps": config.number("layernorm_epsilon", 1e-5)}
+    h = decoder(config.updated(**renamed), whole_heads=False)
     h = with_experts(config, h, "moe_intermediate_size", "n_routed_experts")
     layers, dim = h.sizes["layers"], config.count("v_head_dim")
     windows, mixes = (flags(config, name, layers) for name in ("hybrid_layer_pattern", "moe_layer_freq"))
@@ -180,10 +180,14 @@ def mimo2(config: Config) -> CheckpointFacts:
 
 def flags(config: Config, name: str, layers: int) -> list[int]:
     """Read a list of 0 or 1 per layer."""
-    said = config.get(name)
-    if not isinstance(said, list) or len(said) != layers or not all(type(one) is int and one in (0, 1) for one in said):
+    values = config.get(name)
+    if (
+        not isinstance(values, list)
+        or len(values) != layers
+        or not all(type(value) is int and value in (0, 1) for value in values)
+    ):
         raise config.refusal(f"{name} should be 0 or 1 for each of {layers} layers")
-    return said
+    return values
 
 
 def mimo2_layer(sizes: Sizes, number: int) -> Layer:
@@ -240,7 +244,7 @@ def cohere2moe(config: Config) -> CheckpointFacts:
 
 
 def windows_behind(config: Config, layers: int, leading: int) -> list[bool]:
-    """Mark the layers with a window: of those after the first ones, all but the last of every four."""
+    """Mark the layers with a window: after the first `leading` layers, all but the last of every four."""
     usual = [number % 4 != 3 and number >= 0 for number in range(-leading, layers - leading)]
     return usual if config.get("layer_types") is None else windows_of(config, layers)
 

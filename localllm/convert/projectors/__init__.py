@@ -34,6 +34,6 @@ def projector_of(config: Config) -> Callable[[SeeingConfig], ProjectorFacts]:
     if config.get("vision_config") is None:
         raise config.refusal("no vision_config: the model has no vision encoder")
     if config.architecture not in PROJECTORS:
-        known = ", ".join(PROJECTORS)
-        raise config.refusal(f"no projector can be made of {printable(config.architecture)}, but of {known}")
+        supported = ", ".join(PROJECTORS)
+        raise config.refusal(f"no projector can be made of {printable(config.architecture)}, but of {supported}")
     return PROJECTORS[config.architecture]

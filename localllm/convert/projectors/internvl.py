@@ -73,7 +73,9 @@ def layer(c: SeeingConfig, h: EncoderSizes) -> Parts:
     c.vision.only("norm_type", "rms_norm" if is_large else "layer_norm")
     normed = c.vision.flag("use_qk_norm", False)
     if normed and not is_large:
-        raise c.vision.refusal("use_qk_norm: readers expect norms of queries and keys where the others are RMS norms")
+        raise c.vision.refusal(
+            "use_qk_norm: GGUF's readers expect norms of queries and keys if the other norms are RMS norms"
+        )
     norm, matrix = (plain if is_large else with_bias), with_bias if biased else plain
     return {
         **norm("ln1", "layernorm_before", h.width),

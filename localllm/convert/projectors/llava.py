@@ -25,7 +25,7 @@ def llava15(c: SeeingConfig) -> ProjectorFacts:
     c.whole.only("projector_hidden_act", "gelu")
     c.whole.only("vision_feature_select_strategy", "default")
     c.whole.only("multimodal_projector_bias", True)
-    stored = c.vision.count("num_hidden_layers", most=1024)
+    stored = c.vision.count("num_hidden_layers", maximum=1024)
     h = sizes_of(c, layers=last_layer(c, stored))
     metadata = {
         "projector_type": "mlp",
@@ -50,14 +50,14 @@ def llava_next(c: SeeingConfig) -> ProjectorFacts:
     """Read LLaVA 1.6, with an embedding after each line of an image. Raises ModelError."""
     c.vision.only("model_type", CLIP)
     c.whole.only("use_image_newline_parameter", True)
-    found = llava15(c)
+    facts = llava15(c)
     metadata = {
-        **found.metadata,
-        "vision.image_grid_pinpoints": sizes(c, found.encoder.side),
+        **facts.metadata,
+        "vision.image_grid_pinpoints": sizes(c, facts.encoder.side),
         "vision.mm_patch_merge_type": UNPADDED,
     }
-    newline = Part("image_newline", (found.encoder.out,))
-    return ProjectorFacts(found.encoder, metadata, {**found.parts, "v.image_newline": newline}, found.unread)
+    newline = Part("image_newline", (facts.encoder.out,))
+    return ProjectorFacts(facts.encoder, metadata, {**facts.parts, "v.image_newline": newline}, facts.unread)
 
 
 def sizes(c: SeeingConfig, side: int) -> list[int]:
@@ -72,8 +72,8 @@ def sizes(c: SeeingConfig, side: int) -> list[int]:
 
 def last_layer(c: SeeingConfig, stored: int) -> int:
     """Return how many layers are used. Raises ModelError."""
-    chosen = c.whole.get("vision_feature_layer", -2)
-    chosen = chosen[0] if isinstance(chosen, list) and len(chosen) == 1 else chosen
-    if not isinstance(chosen, int) or isinstance(chosen, bool) or not -stored <= chosen <= stored or not chosen:
+    layer = c.whole.get("vision_feature_layer", -2)
+    layer = layer[0] if isinstance(layer, list) and len(layer) == 1 else layer
+    if not isinstance(layer, int) or isinstance(layer, bool) or not -stored <= layer <= stored or not layer:
         raise c.whole.refusal(f"vision_feature_layer: expected one layer, from 1 to {stored} or from -{stored} to -1")
-    return chosen if chosen > 0 else stored + 1 + chosen
+    return layer if layer > 0 else stored + 1 + layer

@@ -28,8 +28,8 @@ class SeeingConfig:
 
 def with_defaults(c: SeeingConfig, defaults: Mapping[str, object]) -> SeeingConfig:
     """Add values that vision_config may omit."""
-    said = {name: value for name, value in c.vision.content.items() if value is not None}
-    return replace(c, vision=Config({**defaults, **said}, c.vision.path))
+    values = {name: value for name, value in c.vision.content.items() if value is not None}
+    return replace(c, vision=Config({**defaults, **values}, c.vision.path))
 
 
 @frozen
@@ -99,8 +99,8 @@ class ProjectorFacts:
     unread: tuple[str, ...] = ()
 
 
-def sizes_of(c: SeeingConfig, names: Mapping[str, str] = {}, **known: int) -> EncoderSizes:
-    """Read the encoder's sizes by the usual names or by `names`, except those in `known`. Raises ModelError."""
+def sizes_of(c: SeeingConfig, names: Mapping[str, str] = {}, **sizes: int) -> EncoderSizes:
+    """Read the encoder's sizes by the usual names or by `names`, except those in `sizes`. Raises ModelError."""
     usual = {
         "layers": "num_hidden_layers",
         "width": "hidden_size",
@@ -110,27 +110,27 @@ def sizes_of(c: SeeingConfig, names: Mapping[str, str] = {}, **known: int) -> En
         "patch": "patch_size",
         **names,
     }
-    read = {size: c.vision.count(name, most=MOST_SIDE * 4) for size, name in usual.items() if size not in known}
-    found = EncoderSizes(**read, **known, out=c.out)
-    if found.width % found.heads or not found.patch <= found.side <= MOST_SIDE:
-        raise c.vision.refusal("vision_config: sizes that are inconsistent")
-    return found
+    read = {size: c.vision.count(name, maximum=MOST_SIDE * 4) for size, name in usual.items() if size not in sizes}
+    result = EncoderSizes(**read, **sizes, out=c.out)
+    if result.width % result.heads or not result.patch <= result.side <= MOST_SIDE:
+        raise c.vision.refusal("vision_config: inconsistent sizes")
+    return result
 
 
-def with_bias(ours: str, theirs: str, *shape: int) -> dict[str, Part]:
+def with_bias(ours: str, source: str, *shape: int) -> dict[str, Part]:
     """Declare a matrix or a norm, and its bias."""
-    return {f"{ours}.weight": Part(f"{theirs}.weight", shape), f"{ours}.bias": Part(f"{theirs}.bias", shape[:1])}
+    return {f"{ours}.weight": Part(f"{source}.weight", shape), f"{ours}.bias": Part(f"{source}.bias", shape[:1])}
 
 
-def plain(ours: str, theirs: str, *shape: int) -> dict[str, Part]:
+def plain(ours: str, source: str, *shape: int) -> dict[str, Part]:
     """Declare a matrix or a norm without a bias."""
-    return {f"{ours}.weight": Part(f"{theirs}.weight", shape)}
+    return {f"{ours}.weight": Part(f"{source}.weight", shape)}
 
 
-def in_layers(count: int, theirs: str, layer: Parts) -> dict[str, Part]:
-    """Repeat the tensors for every layer; theirs: the checkpoint's name for the list of layers."""
+def in_layers(count: int, source: str, layer: Parts) -> dict[str, Part]:
+    """Repeat the tensors for every layer; source: the checkpoint's name for the list of layers."""
     return {
-        f"v.blk.{number}.{name}": Part(f"{theirs}.{number}.{part.theirs}", part.shape, part.convert)
+        f"v.blk.{number}.{name}": Part(f"{source}.{number}.{part.theirs}", part.shape, part.convert)
         for number in range(count)
         for name, part in layer.items()
     }

@@ -112,9 +112,9 @@ def break_token(c: SeeingConfig, vocab: int) -> int:
     for name in ("tokenizer_config.json", "tokenizer.json"):
         content = read_json(folder / name) or {}
         with report_as_model_error(folder / name):
-            told = {int(number): token for number, token in (content.get("added_tokens_decoder") or {}).items()}
-            told |= {int(token["id"]): token for token in content.get("added_tokens") or ()}
-            found = [number for number, token in told.items() if token["content"] == BREAK]
-        if found and 0 <= found[0] < vocab:
-            return found[0]
+            tokens = {int(number): token for number, token in (content.get("added_tokens_decoder") or {}).items()}
+            tokens |= {int(token["id"]): token for token in content.get("added_tokens") or ()}
+            ids = [number for number, token in tokens.items() if token["content"] == BREAK]
+        if ids and 0 <= ids[0] < vocab:
+            return ids[0]
     raise c.whole.refusal(f"neither tokenizer_config.json nor tokenizer.json has the token {BREAK}")

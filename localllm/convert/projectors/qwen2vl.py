@@ -43,9 +43,11 @@ def qwen25vl(c: SeeingConfig) -> ProjectorFacts:
     c.vision.only("hidden_act", "silu")
     c.vision.only("window_size", WINDOW)
     h = sizes_of(c, NAMES, side=SIDE)
-    whole = c.vision.get("fullatt_block_indexes")
-    pattern = whole[0] + 1 if isinstance(whole, list) and whole and isinstance(whole[0], int) else 0
-    if pattern < 1 or whole != list(range(pattern - 1, h.layers, pattern)):
+    full_blocks = c.vision.get("fullatt_block_indexes")
+    pattern = (
+        full_blocks[0] + 1 if isinstance(full_blocks, list) and full_blocks and isinstance(full_blocks[0], int) else 0
+    )
+    if pattern < 1 or full_blocks != list(range(pattern - 1, h.layers, pattern)):
         raise c.vision.refusal("fullatt_block_indexes: expected a regular interval of layers")
     metadata = shared_metadata(c, "qwen2.5vl_merger") | {"use_silu": True, "vision.n_wa_pattern": pattern}
     layer = {
@@ -91,9 +93,9 @@ def frames(h: EncoderSizes) -> Parts:
 
 def attention(h: EncoderSizes) -> dict[str, Part]:
     """Split queries, keys and values, which are stored in one matrix."""
-    found = with_bias("attn_out", "attn.proj", h.width, h.width)
+    parts = with_bias("attn_out", "attn.proj", h.width, h.width)
     for number, name in enumerate(("attn_q", "attn_k", "attn_v")):
-        made = partial(slice_of, first=number * h.width, count=h.width)
+        slicer = partial(slice_of, first=number * h.width, count=h.width)
         for ours, part in with_bias(name, "attn.qkv", 3 * h.width, h.width).items():
-            found[ours] = Part(part.theirs, part.shape, made)
-    return found
+            parts[ours] = Part(part.theirs, part.shape, slicer)
+    return parts

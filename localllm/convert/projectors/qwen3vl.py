@@ -45,11 +45,11 @@ def qwen3vl(c: SeeingConfig) -> ProjectorFacts:
 
 def deep_layers(c: SeeingConfig, layers: int) -> list[int]:
     """Return the numbers of the layers with a DeepStack merger, in the mergers' order. Raises ModelError."""
-    found = c.vision.get("deepstack_visual_indexes", [])
-    is_plain = isinstance(found, list) and all(type(number) is int and 0 <= number < layers for number in found)
-    if not is_plain or found != sorted(set(found)):
+    indexes = c.vision.get("deepstack_visual_indexes", [])
+    is_plain = isinstance(indexes, list) and all(type(number) is int and 0 <= number < layers for number in indexes)
+    if not is_plain or indexes != sorted(set(indexes)):
         raise c.vision.refusal(f"deepstack_visual_indexes: expected numbers of layers below {layers} in their order")
-    return list(found)
+    return list(indexes)
 
 
 def around(h: EncoderSizes) -> Parts:
@@ -67,11 +67,11 @@ def around(h: EncoderSizes) -> Parts:
 
 def networks(h: EncoderSizes, deep: list[int]) -> Parts:
     """List a norm and two matrices for each DeepStack merger."""
-    found: dict[str, Part] = {}
+    parts: dict[str, Part] = {}
     together = MERGE**2 * h.width
     for number, layer in enumerate(deep):
-        ours, theirs = f"v.deepstack.{layer}", f"deepstack_merger_list.{number}"
-        found |= with_bias(f"{ours}.norm", f"{theirs}.norm", together)
-        found |= with_bias(f"{ours}.fc1", f"{theirs}.linear_fc1", together, together)
-        found |= with_bias(f"{ours}.fc2", f"{theirs}.linear_fc2", h.out, together)
-    return found
+        ours, source = f"v.deepstack.{layer}", f"deepstack_merger_list.{number}"
+        parts |= with_bias(f"{ours}.norm", f"{source}.norm", together)
+        parts |= with_bias(f"{ours}.fc1", f"{source}.linear_fc1", together, together)
+        parts |= with_bias(f"{ours}.fc2", f"{source}.linear_fc2", h.out, together)
+    return parts

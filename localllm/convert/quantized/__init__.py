@@ -38,8 +38,8 @@ def find_method(config: Config) -> str:
     """Return the quantization method, "" without one. Raises ModelError if it is not supported."""
     name = quant_method(config)
     if name and name not in METHODS:
-        known = ", ".join(METHODS)
-        raise config.refusal(f"the weights are quantized ({printable(name)}), which is not supported ({known} are)")
+        supported = ", ".join(METHODS)
+        raise config.refusal(f"the weights are quantized ({printable(name)}), which is not supported ({supported} are)")
     return name
 
 

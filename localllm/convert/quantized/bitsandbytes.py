@@ -62,13 +62,13 @@ class QuantState(NamedTuple):
 def read_state(state: Stored) -> QuantState:
     """Parse a quant_state. Raises ModelError."""
     try:
-        said = json.loads(load(state).tobytes())
-        if said["quant_type"] in KINDS and int(said["blocksize"]) > 0 and len(said["shape"]) >= 1:
+        fields = json.loads(load(state).tobytes())
+        if fields["quant_type"] in KINDS and int(fields["blocksize"]) > 0 and len(fields["shape"]) >= 1:
             return QuantState(
-                tuple(int(n) for n in said["shape"]),
-                int(said["blocksize"]),
-                int(said.get("nested_blocksize", 256)),
-                float(said.get("nested_offset", 0)),
+                tuple(int(n) for n in fields["shape"]),
+                int(fields["blocksize"]),
+                int(fields.get("nested_blocksize", 256)),
+                float(fields.get("nested_offset", 0)),
             )
     except (ValueError, KeyError, TypeError):
         pass

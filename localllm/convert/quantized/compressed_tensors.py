@@ -50,8 +50,8 @@ def block_sizes(config: Config) -> list[int] | None:
 
 def put_floats(tensors: Tensors, name: str, packed: Stored) -> None:
     """Add a weight of 4-bit floats: NVFP4, whose scales are divided by a global one, or MXFP4."""
-    scale, whole = tensors.take(f"{name}.weight_scale"), tensors.take_if_there(f"{name}.weight_global_scale")
-    factor = 1.0 if whole is None else 1.0 / float(load(whole).reshape(-1)[0])
+    scale, global_scale = tensors.take(f"{name}.weight_scale"), tensors.take_if_there(f"{name}.weight_global_scale")
+    factor = 1.0 if global_scale is None else 1.0 / float(load(global_scale).reshape(-1)[0])
     put_fours(tensors, f"{name}.weight", packed, scale, factor)
 
 
@@ -96,12 +96,12 @@ def groups_of(packed: Stored, order: Stored | None, columns: int, groups: int) -
         if columns % groups:
             raise refusal(packed, f"{groups} groups of {columns} columns")
         return np.arange(columns) // (columns // groups)
-    found = load(order).reshape(-1).astype(np.int64)
-    if (found < 0).all():  # the value for columns in order
+    group_numbers = load(order).reshape(-1).astype(np.int64)
+    if (group_numbers < 0).all():  # the value for columns in order
         return np.arange(columns) // (columns // groups)
-    if len(found) != columns or found.min() < 0 or found.max() >= groups:
+    if len(group_numbers) != columns or group_numbers.min() < 0 or group_numbers.max() >= groups:
         raise refusal(order, f"expected a group from 0 to {groups - 1} for each of {columns} columns")
-    return found
+    return group_numbers
 
 
 def put_plain_integers(tensors: Tensors, name: str, weight: Stored) -> None:

@@ -69,12 +69,12 @@ def block_size(
 ) -> tuple[int, int]:
     """Return the rows and columns that share a scale. Raises ModelError if scales do not fit the weight."""
     (rows, columns), (down, across) = size, shape[-2:]
-    tried = [(int(block[0]), int(block[1]))] if block else []
-    tried += [(tall, wide) for tall in (rows, 1) for wide in (columns, 1)]
+    candidates = [(int(block[0]), int(block[1]))] if block else []
+    candidates += [(tall, wide) for tall in (rows, 1) for wide in (columns, 1)]
     if across and columns % across == 0:
-        tried += [(tall, columns // across) for tall in (rows, 1)]
+        candidates += [(tall, columns // across) for tall in (rows, 1)]
     is_stack = len(shape) < 3 or prod(shape[:-2]) == prod(weight.shape[:-2])
-    for tall, wide in tried:
+    for tall, wide in candidates:
         if is_stack and -(-rows // tall) == down and -(-columns // wide) == across:
             return tall, wide
     raise refusal(scale, f"the shape {list(scale.shape)} does not fit a weight of {list(weight.shape)}")

@@ -36,37 +36,37 @@ class Tensors:
     """A checkpoint's tensors by name, from which a quantization method takes its own."""
 
     def __init__(self, stored: Mapping[str, Stored]):
-        self._left = dict[str, Any](stored)
+        self._remaining = dict[str, Any](stored)
 
     def all(self) -> dict[str, Stored]:
-        return self._left
+        return self._remaining
 
     def names(self, suffix: str) -> list[str]:
         """Return the names of the modules that have a tensor with this suffix."""
-        return [name.removesuffix(suffix) for name in self._left if name.endswith(suffix)]
+        return [name.removesuffix(suffix) for name in self._remaining if name.endswith(suffix)]
 
     def take(self, name: str) -> Stored:
         """Remove a tensor and return it. Raises ModelError if there is none."""
-        if name not in self._left:
-            path = next(iter(self._left.values())).path if self._left else "the checkpoint"
+        if name not in self._remaining:
+            path = next(iter(self._remaining.values())).path if self._remaining else "the checkpoint"
             raise ModelError(f"{path}: there is no tensor {printable(name)}")
-        return self._left.pop(name)
+        return self._remaining.pop(name)
 
     def take_if_there(self, *names: str) -> Stored | None:
         """Remove the first of these tensors and return it, None if there is none."""
-        return next((self._left.pop(name) for name in names if name in self._left), None)
+        return next((self._remaining.pop(name) for name in names if name in self._remaining), None)
 
     def peek(self, name: str) -> Stored | None:
-        return self._left.get(name)
+        return self._remaining.get(name)
 
     def drop(self, *suffixes: str) -> None:
         """Drop tensors that no weights depend on."""
-        for name in [name for name in self._left if name.endswith(suffixes)]:
-            del self._left[name]
+        for name in [name for name in self._remaining if name.endswith(suffixes)]:
+            del self._remaining[name]
 
     def put(self, name: str, like: Stored, shape: Sequence[int], read: ReadRows) -> None:
         """Add a computed tensor; like: one of the tensors that it is computed from."""
-        self._left[name] = DequantizedTensor(name, like.path, tuple(shape), read)
+        self._remaining[name] = DequantizedTensor(name, like.path, tuple(shape), read)
 
 
 def refusal(tensor: Stored, problem: str) -> ModelError:
@@ -113,14 +113,14 @@ def float8(exponent: int, mantissa: int, bias: int, is_ieee: bool) -> np.ndarray
     is_ieee: the topmost exponent is infinity and NaN; otherwise only all ones are NaN (OCP 8-bit Floating Point 1.0).
     """
     code = np.arange(256)
-    sign, power, rest = code >> 7, code >> mantissa & (1 << exponent) - 1, code & (1 << mantissa) - 1
+    sign, power, fraction = code >> 7, code >> mantissa & (1 << exponent) - 1, code & (1 << mantissa) - 1
     size = np.where(
         power == 0,
-        np.ldexp(rest.astype(np.float64), 1 - bias - mantissa),
-        np.ldexp(rest + 2.0**mantissa, power - bias - mantissa),
+        np.ldexp(fraction.astype(np.float64), 1 - bias - mantissa),
+        np.ldexp(fraction + 2.0**mantissa, power - bias - mantissa),
     )
     if is_ieee:
-        size = np.where(power == (1 << exponent) - 1, np.where(rest == 0, np.inf, np.nan), size)
+        size = np.where(power == (1 << exponent) - 1, np.where(fraction == 0, np.inf, np.nan), size)
     else:
         size = np.where((code & 0x7F) == 0x7F, np.nan, size)
     return np.where(sign == 1, -size, size).astype(np.float32)
@@ -154,9 +154,9 @@ def unpack_stream(words: np.ndarray, bits: int) -> np.ndarray:
     A number may span two words, as with 3 bits.
     """
     bytes_ = np.ascontiguousarray(words).view(np.uint8).reshape(len(words), -1)
-    ones = np.unpackbits(bytes_, axis=1, bitorder="little")
-    ones = ones[:, : ones.shape[1] // bits * bits].reshape(len(words), -1, bits)
-    return (ones.astype(np.int32) << np.arange(bits)).sum(axis=2, dtype=np.int32)
+    bit_rows = np.unpackbits(bytes_, axis=1, bitorder="little")
+    bit_rows = bit_rows[:, : bit_rows.shape[1] // bits * bits].reshape(len(words), -1, bits)
+    return (bit_rows.astype(np.int32) << np.arange(bits)).sum(axis=2, dtype=np.int32)
 
 
 def unpack_nibbles(data: np.ndarray, high_first: bool = False) -> np.ndarray:

@@ -92,7 +92,7 @@ def group_of_inputs(packed: Stored, order: Stored | None, inputs: int, groups: i
         if inputs % groups:
             raise refusal(packed, f"{groups} groups of {inputs} inputs")
         return np.arange(inputs) // (inputs // groups)
-    found = load(order).reshape(-1).astype(np.int64)
-    if len(found) != inputs or found.min() < 0 or found.max() >= groups:
+    group_numbers = load(order).reshape(-1).astype(np.int64)
+    if len(group_numbers) != inputs or group_numbers.min() < 0 or group_numbers.max() >= groups:
         raise refusal(order, f"expected a group from 0 to {groups - 1} for each of {inputs} inputs")
-    return found
+    return group_numbers

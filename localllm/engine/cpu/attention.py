@@ -34,8 +34,8 @@ def attend(steps: Steps, operation: Attend, target: CpuTarget) -> None:
     arguments |= {"units": plan.units, "unit_count": plan.unit_count, "splits": plan.splits, "partial": partial}
     arguments |= {"count": steps.counts[ALL], "positions": steps.header.positions}
     arguments |= {"key_dim": state.key_dim, "value_dim": state.value_dim}
-    kernel, more = ("attend_tiles", ATTEND_TILES) if target.in_tiles else ("attend", 0)
-    arguments |= target.scratch(attention_scratch(key_dim, value_dim) + more)
+    kernel, tile_bytes = ("attend_tiles", ATTEND_TILES) if target.in_tiles else ("attend", 0)
+    arguments |= target.scratch(attention_scratch(key_dim, value_dim) + tile_bytes)
     kinds = "-".join(dict.fromkeys(side.kind.upper() for side in sides))
     reads, count = [*reads, plan.made], plan.unit_count
     steps.append(f"{kernel}-{kinds}", arguments, 8 * target.threads, reads, [y, partial], count)
@@ -88,5 +88,5 @@ def most_units(tokens: int, heads: int, kv_heads: int) -> int:
     tokens: the most of a run.
     """
     group = heads // kv_heads
-    whole, split = tokens * group // ATTEND_ROWS + tokens, FEW_TOKENS * group // ATTEND_ROWS + 1
-    return kv_heads * (whole + split * SPLIT_TOKENS * MOST_SPLITS)
+    unsplit, split = tokens * group // ATTEND_ROWS + tokens, FEW_TOKENS * group // ATTEND_ROWS + 1
+    return kv_heads * (unsplit + split * SPLIT_TOKENS * MOST_SPLITS)

@@ -50,18 +50,18 @@ class CpuBackend:
             self._programs.append(encoder)
 
     def run(self, spans: Sequence[Span], precise: bool) -> np.ndarray:
-        if (seen := spans[0].seen) is None:
+        if (image := spans[0].seen) is None:
             return self._run(spans, precise)
         (span,) = spans
-        return self._row_program(seen.is_whole).run(span, precise)
+        return self._row_program(image.is_whole).run(span, precise)
 
     def _row_program(self, is_whole: bool) -> RowProgram:
         """Return the program for image rows, built when the first image is read."""
         if is_whole not in self._row_programs:
-            said = self._rows(is_whole) if self._rows else None
-            if said is None:
+            operations = self._rows(is_whole) if self._rows else None
+            if operations is None:
                 raise UnsupportedError("this kind of model does not accept images")
-            self._row_programs[is_whole] = RowProgram(said, self._places, self._options)
+            self._row_programs[is_whole] = RowProgram(operations, self._places, self._options)
         return self._row_programs[is_whole]
 
     def encode(self, spans: Sequence[Span], precise: bool) -> None:

@@ -25,7 +25,7 @@ class VariantProduct(NamedTuple):
     is_precise: bool  # whether activations keep 16 bits in every run
 
     def variants(self, tokens: int, wanted: int, most_precise: int) -> list[str]:
-        """List the kernels for a run of that many tokens; the arguments are those of VariantTable.names."""
+        """List the kernels that a run needs; arguments: see VariantTable.names."""
         of = self.rows.of if isinstance(self.rows, Routed) else self.rows
         first = last = tokens if of is ALL else wanted
         if isinstance(self.rows, Routed):  # experts with some of the tokens, in the run's precision
@@ -44,17 +44,18 @@ class VariantTable:
         self._tables: dict[str, np.ndarray] = {}  # addresses of variants, by format
         self._products: dict[VariantProduct, None] = {}
 
-    def arguments(self, format: str, columns: int, rows: Rows, most: int, is_precise: bool) -> dict[str, object]:
+    def arguments(self, format: str, columns: int, rows: Rows, most_tokens: int, is_precise: bool) -> dict[str, object]:
         """Return the kernel arguments by which a matrix product finds its variants."""
         table = self._tables.setdefault(format, np.zeros(len(VARIANTS), np.int64))
-        product = VariantProduct(format, few_tokens(format, columns), rows, most, is_precise)
+        product = VariantProduct(format, few_tokens(format, columns), rows, most_tokens, is_precise)
         self._products[product] = None
         return {"variants": table, "few_tokens": product.few}
 
     def names(self, tokens: int, wanted: int, most_precise: int) -> list[str]:
         """List the kernels that a run needs.
 
-        tokens: of the run; wanted: requested logits; most_precise: the most tokens whose activations keep 16 bits.
+        tokens: number of tokens of the run; wanted: requested logits; most_precise: the most tokens whose activations
+        keep 16 bits.
         """
         run = tokens, wanted, most_precise
         return [*dict.fromkeys(name for product in self._products for name in product.variants(*run))]
@@ -62,7 +63,7 @@ class VariantTable:
     def all_names(self) -> list[str]:
         """List the kernels of all possible runs, those of the most frequent first runs at the front."""
         counts = {1, 2, *(count for product in self._products for count in (product.few + 1, product.most))}
-        runs = [*FIRST_RUNS, *((count, count, most) for count in sorted(counts) for most in (EVERY, 1))]
+        runs = [*FIRST_RUNS, *((count, count, precise) for count in sorted(counts) for precise in (EVERY, 1))]
         return [*dict.fromkeys(name for run in runs for name in self.names(*run))]
 
     def fill(self, addresses: dict[str, int]) -> None:

@@ -43,8 +43,8 @@ def optimize_graph(operations: Sequence[Operation], target: CpuTarget) -> list[O
     Forms are integers, halves (16 bits) and panels (BF16 tiles). Also set `is_stored` of the products whose outputs
     become keys and values.
     """
-    kept = kv_producers(operations)
-    marked = [mark_kv_producers(one, isinstance(one, Linear) and one.output in kept) for one in operations]
+    producers = kv_producers(operations)
+    marked = [mark_kv_producers(each, isinstance(each, Linear) and each.output in producers) for each in operations]
     exact = {
         operation.inputs[0]
         for operation in marked

@@ -145,8 +145,9 @@ def product_of(steps: Steps, operation: Product, target: CpuTarget) -> Call:
     if has_integers(weight):
         quantized = steps.form_of(operation, Quantized)
         arguments |= with_integers(steps, x, format.name, quantized, is_stored)
-        most = LEAST_IN_TILES[format.name] - 1 if target.in_tiles else target.tokens  # for how many tokens in rows
-        arguments |= target.variants.arguments(format.name, x.columns, x.rows, most, is_stored)
+        # the most tokens whose products are computed in rows
+        most_tokens = LEAST_IN_TILES[format.name] - 1 if target.in_tiles else target.tokens
+        arguments |= target.variants.arguments(format.name, x.columns, x.rows, most_tokens, is_stored)
         product = Call("linear_quantized", arguments, quantized.buffers, y, linear_scratch(x.columns))
     else:
         forms = (steps.forms.get(x) for x in operation.inputs if not target.in_tiles)
@@ -156,9 +157,11 @@ def product_of(steps: Steps, operation: Product, target: CpuTarget) -> Call:
         product = Call(f"linear_float-{format.name}", arguments, reads, y, float_scratch(x.columns))
     if not target.in_tiles:
         return product
-    kernel, more, panels = in_tiles(steps, product.kernel, format.name, steps.form_of(operation, Panels), is_stored)
+    kernel, tile_arguments, panels = in_tiles(
+        steps, product.kernel, format.name, steps.form_of(operation, Panels), is_stored
+    )
     scratch = max(product.scratch, CALL_BYTES + TILES_SCRATCH)
-    return Call(kernel, arguments | more, [*product.reads, panels], y, scratch)
+    return Call(kernel, arguments | tile_arguments, [*product.reads, panels], y, scratch)
 
 
 def with_integers(steps: Steps, x: Activation, format: str, q: Quantized, is_stored: bool) -> dict[str, object]:

@@ -30,7 +30,7 @@ class Program:
         self, header: Header, threads: Threads, vocab_size: int, loader: Loader, memory: Sequence[Reserved] = (),
         streaming: StreamingRunner | None = None,
     ):  # fmt: skip
-        """Store the parts; memory: of a run's buffers; streaming: runs the tape in slices."""
+        """Store the parts; memory: memory of a run's buffers; streaming: runs the tape in slices."""
         self._memory, self._walk = memory, (streaming or threads).run
         self.warning, self.prepare_all = loader.library.warning, loader.prepare_all
         self._header, self._threads, self._vocab_size, self._loader = header, threads, vocab_size, loader
@@ -47,7 +47,7 @@ class Program:
     def read(self, texts: Sequence[TextSpan], pages: np.ndarray, precise: bool) -> np.ndarray:
         """Read whole texts; return a row for each: float32 [texts, width].
 
-        pages, precise: see Header.fill_texts. Raises as `run`.
+        pages, precise: see Header.fill_texts. Raises the errors of `run`.
         """
         rows = np.empty((len(texts), self._vocab_size), np.float32)
         self._header.fill_texts(texts, pages, rows, precise)
@@ -57,7 +57,8 @@ class Program:
         """Compute a row for each of `count` tokens with bidirectional attention: float32 [count, width].
 
         The program must begin with external rows and return a row for each of them. With more than PRECISE_TOKENS,
-        activations keep 8 bits. pages: see Header.fill_texts; windows: see Header.fill_windows. Raises as `run`.
+        activations keep 8 bits. pages: see Header.fill_texts; windows: see Header.fill_windows. Raises the errors of
+        `run`.
         """
         rows = np.empty((count, self._vocab_size), np.float32)
         self._header.fill_texts([TextSpan(np.zeros(count, np.int64), count)], pages, rows, False)
@@ -76,8 +77,8 @@ class Program:
 
     def give_back(self) -> None:
         """Return the run's memory to the system until the next one. Raises MemoryLimitError."""
-        for one in self._memory:
-            one.give_back(0, len(one.bytes))
+        for region in self._memory:
+            region.give_back(0, len(region.bytes))
 
     def close(self) -> None:
         """End the threads and stop compiling."""
@@ -102,6 +103,6 @@ def compile_program(
     memory = library, places, tape.memory  # must outlive the threads
     walkers = Threads(threads, library.addresses, rows, keep=memory)
     vocab_size = operations[-1].output.columns
-    of_runs = [one for one in tape.memory if isinstance(one, Reserved)]
+    of_runs = [region for region in tape.memory if isinstance(region, Reserved)]
     streaming = StreamingRunner(walkers, tape.steps) if streams else None
     return Program(places.header, walkers, vocab_size, Loader(library, target.variants, progress), of_runs, streaming)

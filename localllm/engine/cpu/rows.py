@@ -12,19 +12,19 @@ from localllm.engine.trace.image_rows import RowOperations
 class RowProgram:
     """A model's program that reads image rows in place of tokens."""
 
-    def __init__(self, said: RowOperations, places: StepPlaces, options: EngineOptions):
+    def __init__(self, operations: RowOperations, places: StepPlaces, options: EngineOptions):
         """Compile the program; places: the model's, whose header is replaced. Raises ModelError, LocalllmError."""
-        self._said = said
+        self._operations = operations
         places = places._replace(header=Header())
-        self._program = compile_program(said.operations, places, options.thread_count, options.progress)
+        self._program = compile_program(operations.operations, places, options.thread_count, options.progress)
 
     def run(self, span: Span, precise: bool) -> np.ndarray:
         """Run one span of an image, see Backend.run."""
         assert span.seen is not None
         count, rows = len(span.ids), span.seen.rows_of(span.ids)
-        self._said.rows[:count, : rows.shape[1]] = rows
+        self._operations.rows[:count, : rows.shape[1]] = rows
         turns = span.seen.mrope_positions(span.ids, span.position - span.ahead)
-        for angles in self._said.angles:
+        for angles in self._operations.angles:
             angles.fill(turns)
         return self._program.run([span], precise)
 

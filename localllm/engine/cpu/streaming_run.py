@@ -45,11 +45,11 @@ def pieces_of(steps: Sequence[Step]) -> list[TapeSlice]:
     pieces, weights, size = list[TapeSlice](), list[np.ndarray](), 0
     for number, step in enumerate(steps):
         some = step.arguments.get("weights")
-        more = some.nbytes if isinstance(some, np.ndarray) else 0
-        if size + more > AT_ONCE and step.stage != steps[number - 1].stage:
+        nbytes = some.nbytes if isinstance(some, np.ndarray) else 0
+        if size + nbytes > AT_ONCE and step.stage != steps[number - 1].stage:
             pieces.append(TapeSlice(number, weights))
             weights, size = [], 0
         if isinstance(some, np.ndarray):
             weights.append(some)
-            size += more
+            size += nbytes
     return [*pieces, TapeSlice(len(steps), weights)]

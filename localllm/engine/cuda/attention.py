@@ -30,8 +30,8 @@ class FewTokenAttention:
     def bundle(self) -> int:
         """Return how many query heads a block computes together: equal parts of the group that fit the registers."""
         numbers = NUMBERS * sum(-(-dim // (NUMBERS * LANES)) for dim in (self.key_dim, self.value_dim))
-        most = min(max(MOST_NUMBERS // numbers, 1), MOST_HEADS)
-        return -(-self.group // -(-self.group // most))
+        most_heads = min(max(MOST_NUMBERS // numbers, 1), MOST_HEADS)
+        return -(-self.group // -(-self.group // most_heads))
 
     @property
     def bundles(self) -> int:
@@ -100,7 +100,7 @@ def attend_many(steps: Steps, attention: AttentionSteps, target: CudaTarget) -> 
     state, sides, _, arguments, reads, y = attention
     kinds = "-".join(side.kind.upper() for side in sides)
     kernel = f"attend_many-{kinds}-{state.key_dim}-{state.value_dim}-{target.depth}"
-    others = ("chosen", "chosen_stride", "choice_stride", "logs", "period")
-    arguments = {name: value for name, value in arguments.items() if name not in others}
+    excluded = ("chosen", "chosen_stride", "choice_stride", "logs", "period")
+    arguments = {name: value for name, value in arguments.items() if name not in excluded}
     arguments |= {"sequence_count": steps.header.sequence_count}
     steps.append(kernel, arguments, target.tokens, reads, [y])

@@ -37,26 +37,26 @@ class CudaBackend:
         """
         self._card, self.warning, kv_type = card, None, options.kv_cache_type
         self._front: Program | None = None
-        kept = [state for state in states if not isinstance(state, Recurrent)]
+        paged = [state for state in states if not isinstance(state, Recurrent)]
         recurrent = [state for state in states if isinstance(state, Recurrent)]
-        cache = CudaCache(card, [state for state in kept if state.layer >= on_cpu], context, kv_type, spare)
+        cache = CudaCache(card, [state for state in paged if state.layer >= on_cpu], context, kv_type, spare)
         both: KVCache | JointCache = cache
         layout = CardLayout(card, recurrent) if recurrent else None
-        taken: Crossing = {}
+        crossing: Crossing = {}
         if on_cpu:
             if recurrent:
                 raise UnsupportedError(
                     "a model with recurrent layers cannot be split between GPU and CPU: use -ngl all or -ngl 0"
                 )
             halves = split_at_layer(operations, on_cpu)
-            taken = {x: allocate_pinned_rows(card, row_bytes(x.columns)) for x in halves.crossing}
-            first = KVCache([state for state in kept if state.layer < on_cpu], context, kv_type, cache.sequences)
+            crossing = {x: allocate_pinned_rows(card, row_bytes(x.columns)) for x in halves.crossing}
+            first = KVCache([state for state in paged if state.layer < on_cpu], context, kv_type, cache.sequences)
             both, places = JointCache(first, cache), StepPlaces(first, None, Header())
-            self._front = compile_program(halves.before, places, options.thread_count, options.progress, taken)
+            self._front = compile_program(halves.before, places, options.thread_count, options.progress, crossing)
             operations, self.warning = halves.behind, self._front.warning
         room = CachePool(both, layout)
         self.store, self.cache_usage, self.bytes_per_token = room.store, room.cache_usage, room.bytes_per_token
-        self._program = CudaProgram(card, operations, cache, layout, context, options, taken)
+        self._program = CudaProgram(card, operations, cache, layout, context, options, crossing)
         self.warning = self.warning or card.warning
 
     def run(self, spans: Sequence[Span], precise: bool) -> np.ndarray:

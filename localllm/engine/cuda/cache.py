@@ -17,7 +17,7 @@ class CardMemory:
     """A block of GPU memory.
 
     Attributes:
-        address: of the first byte.
+        address: address of the first byte.
     """
 
     def __init__(self, card: Card, size: int):

@@ -102,7 +102,7 @@ class CudaCard:
     All threads may call it: each call makes the device current in its thread.
 
     Attributes:
-        name: of the device.  capability: major and minor number.
+        name: name of the device.  capability: major and minor number.
     """
 
     def __init__(self, device: "Device", driver: ModuleType, cublas: ModuleType):
@@ -152,7 +152,7 @@ class CudaCard:
 
     def upload(self, address: int, data: np.ndarray) -> None:
         self.use()
-        # Not cuMemcpyHtoD, which may return before the bytes have arrived: streams do not wait for it.
+        # cuMemcpyHtoD is not used: it may return before the bytes have arrived, and streams do not wait for it.
         handle = self._stream.handle
         check_call(self._driver, self._driver.cuMemcpyHtoDAsync(address, data.ctypes.data, data.nbytes, handle))
         self.synchronize()
@@ -175,10 +175,10 @@ class CudaCard:
         While one chunk is transferred, the next is read from the file and the one before is processed.
         """
         room = [self.allocate(CHUNK) for _ in range(2)]
-        done: list[Event | None] = [None, None]
+        events: list[Event | None] = [None, None]
         for turn, chunk in zip(cycle((0, 1)), chunks, strict=False):
-            if (before := done[turn]) is not None:
-                before.sync()
+            if (event := events[turn]) is not None:
+                event.sync()
             self._staging[turn][: chunk.nbytes] = chunk
             to_do = work(room[turn], chunk)
             target = room[turn] if to_do else place
@@ -189,7 +189,7 @@ class CudaCard:
             self._stream.wait(self._copies)
             if to_do:
                 self._start(self._stream, to_do)
-            done[turn] = self._stream.record()
+            events[turn] = self._stream.record()
         self.synchronize()
         for address in room:
             self.free(address)
@@ -237,8 +237,8 @@ class CudaCard:
             self._multiply(stream, work)
             return
         assert isinstance(work, Launch)
-        how = LaunchConfig(grid=(work.grid.x, work.grid.y), block=work.grid.threads)
-        launch(stream, how, self._kernels[work.kernel], *(np.int64(value) for value in work.arguments))
+        config = LaunchConfig(grid=(work.grid.x, work.grid.y), block=work.grid.threads)
+        launch(stream, config, self._kernels[work.kernel], *(np.int64(value) for value in work.arguments))
 
     def _multiply(self, stream: "Stream | GraphBuilder", work: LibraryProduct) -> None:
         """Compute c = b a^T, row-major; for cuBLAS, which is column-major, c = a^T b."""
@@ -247,10 +247,10 @@ class CudaCard:
         names.set_stream(self._handle, int(handle))
         names.set_workspace(self._handle, self._workspace, WORKSPACE)  # setting a stream resets it
         kind = {"f16": 2, "bf16": 14, "f32": 0}[work.kind]  # cudaDataType
-        before = (self._one if work.adds else self._zero).ctypes.data
+        beta = (self._one if work.adds else self._zero).ctypes.data
         names.gemm_ex(
             self._handle, int(names.Operation.T), int(names.Operation.N), work.m, work.n, work.k,
-            self._one.ctypes.data, work.a, kind, work.a_stride, work.b, kind, work.b_stride, before, work.c, 0,
+            self._one.ctypes.data, work.a, kind, work.a_stride, work.b, kind, work.b_stride, beta, work.c, 0,
             work.c_stride, int(names.ComputeType.COMPUTE_32F), int(names.GemmAlgo.DEFAULT),
         )  # fmt: skip
 

@@ -31,9 +31,9 @@ def place_layers(
     buffers(states, kv_type): bytes that a GPU needs in addition to weights and cache. With the device auto there may be
     no GPU; `warning` then says why. Raises NoCardError, MemoryLimitError, UnsupportedError.
     """
-    device, wanted, kv_type = options.backend, options.gpu_layers, options.kv_cache_type
+    device, requested, kv_type = options.backend, options.gpu_layers, options.kv_cache_type
     automatic = device == "auto"
-    if wanted == 0:
+    if requested == 0:
         return GpuPlacement(None, 0)
     try:
         card = open_card(int(device.partition(":")[2] or 0))
@@ -46,26 +46,26 @@ def place_layers(
             raise UnsupportedError(
                 f"no KV cache of type {min(missing)} on GPUs: use {', '.join(ON_GPU)}, or --device cpu"
             )
-        needed = sizes(file.tensors, states, layers, context, kv_type, buffers(states, kv_type))
+        needed_sizes = sizes(file.tensors, states, layers, context, kv_type, buffers(states, kv_type))
         free = card.free_bytes()
-        count = layers_on(card.name, needed, wanted, free)
-        return GpuPlacement(card, count, spare(needed, count, free))
+        count = layers_on(card.name, needed_sizes, requested, free)
+        return GpuPlacement(card, count, spare(needed_sizes, count, free))
     except (MemoryLimitError, UnsupportedError) as error:
         card.close()
-        if automatic and wanted == "auto":
+        if automatic and requested == "auto":
             return GpuPlacement(None, 0, warning=f"the CPU computes: {error}")
         raise
 
 
-def layers_on(card: str, needed: Sizes, wanted: int | str, free: int) -> int:
-    """Return how many layers a GPU gets; wanted: a number, "all" or "auto"; free: bytes.
+def layers_on(card: str, needed_sizes: Sizes, requested: int | str, free: int) -> int:
+    """Return how many layers a GPU gets; requested: a number, "all" or "auto"; free: bytes.
 
-    Raises MemoryLimitError if its memory does not suffice for the wanted number, or for a single layer.
+    Raises MemoryLimitError if the GPU's memory does not suffice for the requested number, or for a single layer.
     """
-    count = len(needed.layers) if wanted == "all" else wanted
+    count = len(needed_sizes.layers) if requested == "all" else requested
     if isinstance(count, int):
-        require_room(needed, min(count, len(needed.layers)), free)
-        return min(count, len(needed.layers))
-    if not (count := layers_that_fit(needed, free)):
+        require_room(needed_sizes, min(count, len(needed_sizes.layers)), free)
+        return min(count, len(needed_sizes.layers))
+    if not (count := layers_that_fit(needed_sizes, free)):
         raise MemoryLimitError(f"{card} has {free / 1e9:.1f} GB free, too little for one layer of this model")
     return count

@@ -17,20 +17,27 @@ def with_integers(steps: list[Step]) -> list[Step]:
         if place is None:
             result.append(step)
         else:
-            made, integers = result[place], {name: step.arguments[name] for name in ("codes", "scales", "sums")}
-            writes = [*made.writes, *step.writes]
-            kernel = WITH_INTEGERS[made.kernel]
-            result[place] = Step(kernel, made.arguments | integers, made.parts, made.count, made.reads, writes)
+            step_before, integers = result[place], {name: step.arguments[name] for name in ("codes", "scales", "sums")}
+            writes = [*step_before.writes, *step.writes]
+            kernel = WITH_INTEGERS[step_before.kernel]
+            result[place] = Step(
+                kernel,
+                step_before.arguments | integers,
+                step_before.parts,
+                step_before.count,
+                step_before.reads,
+                writes,
+            )
     return result
 
 
-def maker(done: list[Step], step: Step) -> int | None:
+def maker(earlier_steps: list[Step], step: Step) -> int | None:
     """Return the index of the earlier step that makes the input of quantization `step`, if it can quantize itself."""
     x, columns = step.arguments["x"], step.arguments["columns"]
-    place = next((place for place in reversed(range(len(done))) if x in done[place].writes), None)
-    if place is None or done[place].kernel not in WITH_INTEGERS:
+    place = next((place for place in reversed(range(len(earlier_steps))) if x in earlier_steps[place].writes), None)
+    if place is None or earlier_steps[place].kernel not in WITH_INTEGERS:
         return None
-    return place if done[place].arguments.get("group", columns) == columns else None
+    return place if earlier_steps[place].arguments.get("group", columns) == columns else None
 
 
 def fuse(steps: list[Step]) -> list[Step]:
@@ -44,14 +51,14 @@ def fuse(steps: list[Step]) -> list[Step]:
     return result
 
 
-def fusion_place(done: list[Step], step: Step) -> int | None:
+def fusion_place(earlier_steps: list[Step], step: Step) -> int | None:
     """Return the index of the earlier step that `step` can be fused with; None if there is none."""
     x = step.arguments.get("x")
     if not isinstance(x, Buffer):
         return None
-    for place in reversed(range(len(done))):
-        if x in done[place].reads + done[place].writes:  # no step between touches x
-            return place if can_fuse(done[place], step, done[place + 1 :]) else None
+    for place in reversed(range(len(earlier_steps))):
+        if x in earlier_steps[place].reads + earlier_steps[place].writes:  # no step between touches x
+            return place if can_fuse(earlier_steps[place], step, earlier_steps[place + 1 :]) else None
     return None
 
 
@@ -64,7 +71,7 @@ def can_fuse(first: Step, step: Step, between: list[Step]) -> bool:
         return not between and a["z_stride"] == a["stride"] and b["group"] == b["columns"]
     if (first.kernel, step.kernel) == ("rms_norm", "rope"):
         is_by_head = a["group"] == b["head_dim"] and b["y"] is b["x"]
-        return is_by_head and not any(a["x"] in other.writes for other in between)
+        return is_by_head and not any(a["x"] in between_step.writes for between_step in between)
     return False
 
 

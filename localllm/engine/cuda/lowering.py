@@ -32,11 +32,11 @@ VERBS: dict[str, Callable[..., None]] = {
 
 
 def card_steps(
-    operations: Sequence[Operation], places: StepPlaces, weights: CardWeights, size: tuple[int, int], taken: Crossing
+    operations: Sequence[Operation], places: StepPlaces, weights: CardWeights, size: tuple[int, int], crossing: Crossing
 ) -> list[Step]:
     """Lower operations to the steps of a program.
 
-    size: the most tokens and the most requested logits; taken: see `imported` of `lower_operations`.
+    size: the most tokens and the most requested logits; crossing: see `imported` of `lower_operations`.
     """
     target = CudaTarget(*size, weights, VERBS)
 
@@ -46,7 +46,7 @@ def card_steps(
         form = products.form_of(operation, size[1] if operation.inputs[0].rows is WANTED else size[0])
         return {form: False} if form else {}
 
-    steps = lower_operations(insert_activation_forms(operations, forms_of), target, places, taken)
+    steps = lower_operations(insert_activation_forms(operations, forms_of), target, places, crossing)
     return fuse(with_integers(steps.all))
 
 
@@ -64,8 +64,8 @@ def work_of(step: Step, place: Callable[[np.ndarray], int], memory: int) -> Work
     names = parameters(step.kernel)
     if missing := values.keys() ^ set(names):
         raise TypeError(f"{step.kernel}: {', '.join(sorted(missing))}")
-    how = grid(step.kernel, step.arguments, step.parts)
-    return Launch(step.kernel, how, tuple(values[name] for name in names))
+    launch_grid = grid(step.kernel, step.arguments, step.parts)
+    return Launch(step.kernel, launch_grid, tuple(values[name] for name in names))
 
 
 def encode_argument(value: object, place: Callable[[np.ndarray], int], memory: int) -> int:

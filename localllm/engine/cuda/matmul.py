@@ -108,18 +108,18 @@ def multiply_few(
 ) -> None:
     """Append a product with packed weights."""
     x, weight, y = operation.inputs[0], operation.weight, steps.buffers[operation.output]
-    kind, most = CardWeights.format(weight), steps.max_rows(x.rows)
-    kernel = f"{at_a_time(min(most, target.tokens))}-{kind}"  # no expert has more rows than there are tokens
+    kind, most_rows = CardWeights.format(weight), steps.max_rows(x.rows)
+    kernel = f"{at_a_time(min(most_rows, target.tokens))}-{kind}"  # no expert has more rows than there are tokens
     arguments = {"count": steps.counts[x.rows], "weights": target.matrix(weight), "rows": weight.shape[-2]}
     arguments |= {"row_bytes": CardWeights.row_bytes(weight), "columns": x.columns, "y": y, "y_stride": y.stride}
     if kind in PLAIN:
         source = steps.buffers[x]
         arguments |= {"x": source, "x_stride": source.stride}
-        steps.append(f"linear_plain-{kernel}", arguments | of_experts, most, [source, *reads], [y])
+        steps.append(f"linear_plain-{kernel}", arguments | of_experts, most_rows, [source, *reads], [y])
     else:
         integers = steps.form_of(operation, Planes)
         arguments |= integers._asdict()
-        steps.append(f"linear_planes-{kernel}", arguments | of_experts, most, [*integers, *reads], [y])
+        steps.append(f"linear_planes-{kernel}", arguments | of_experts, most_rows, [*integers, *reads], [y])
 
 
 def multiply_many(steps: Steps, operation: Product, target: CudaTarget) -> None:
@@ -184,9 +184,9 @@ def multiply(
 def quantize_planes(steps: Steps, operation: ActivationForm, target: CudaTarget) -> None:
     """Append the conversion of x to codes, scales and sums."""
     (x,) = operation.inputs
-    most, source = steps.max_rows(x.rows), steps.buffers[x]
+    most_rows, source = steps.max_rows(x.rows), steps.buffers[x]
     sizes = 2 * x.columns, x.columns // 32 * 4, x.columns // 16 * 4  # bytes per token
-    integers = Planes(*(Buffer(most, size) for size in sizes))
+    integers = Planes(*(Buffer(most_rows, size) for size in sizes))
     arguments = {"x": source, "stride": source.stride, "columns": x.columns} | integers._asdict()
     steps.row_step("quantize_planes", x.rows, arguments, [source], [*integers])
     steps.forms[operation.output] = integers
@@ -195,8 +195,8 @@ def quantize_planes(steps: Steps, operation: ActivationForm, target: CudaTarget)
 def halve(steps: Steps, operation: ActivationForm, target: CudaTarget) -> None:
     """Append the conversion of x to float16 with a scale per row."""
     (x,) = operation.inputs
-    most, source = steps.max_rows(x.rows), steps.buffers[x]
-    y, scales = steps.forms[operation.output] = Halved(Buffer(most, source.stride // 2), Buffer(most, 4))
+    most_rows, source = steps.max_rows(x.rows), steps.buffers[x]
+    y, scales = steps.forms[operation.output] = Halved(Buffer(most_rows, source.stride // 2), Buffer(most_rows, 4))
     arguments = {"x": source, "stride": source.stride, "columns": x.columns, "y": y}
     arguments |= {"y_stride": y.stride, "scales": scales}
     steps.row_step("halve", x.rows, arguments, [source], [y, scales])
@@ -205,8 +205,8 @@ def halve(steps: Steps, operation: ActivationForm, target: CudaTarget) -> None:
 def split_bf16(steps: Steps, operation: ActivationForm, target: CudaTarget) -> None:
     """Append the conversion of x to the sum of two BF16 numbers."""
     (x,) = operation.inputs
-    most, source = steps.max_rows(x.rows), steps.buffers[x]
-    high, low = steps.forms[operation.output] = SplitBF16(*(Buffer(most, source.stride // 2) for _ in range(2)))
+    most_rows, source = steps.max_rows(x.rows), steps.buffers[x]
+    high, low = steps.forms[operation.output] = SplitBF16(*(Buffer(most_rows, source.stride // 2) for _ in range(2)))
     arguments = {"x": source, "stride": source.stride, "columns": x.columns}
     arguments |= {"high": high, "low": low, "y_stride": high.stride}
     steps.row_step("split_bf16", x.rows, arguments, [source], [high, low])

@@ -28,16 +28,16 @@ def sizes(
     tensors: Mapping[str, Tensor], states: Sequence[State], layers: int, context: int, kv_type: KVType, buffers: int
 ) -> Sizes:
     """Compute the bytes of each layer, with a cache for `context` tokens."""
-    found, rest = [0] * layers, buffers
+    by_layer, other_bytes = [0] * layers, buffers
     for name, tensor in tensors.items():
         layer, size = LAYER.match(name), card_bytes(tensor)
         if layer and int(layer[1]) < layers:
-            found[int(layer[1])] += size
+            by_layer[int(layer[1])] += size
         else:
-            rest += size
+            other_bytes += size
     for state in states:
-        found[state.layer] += state_bytes(state, context, kv_type)
-    return Sizes(found, rest)
+        by_layer[state.layer] += state_bytes(state, context, kv_type)
+    return Sizes(by_layer, other_bytes)
 
 
 def card_bytes(tensor: Tensor) -> int:
@@ -53,15 +53,15 @@ def state_bytes(state: State, context: int, kv_type: KVType) -> int:
     return state.bytes(context + 2 * PAGE, kv_type)  # the cache rounds up to an odd number of whole pages
 
 
-def spare(needed: Sizes, count: int, free: int) -> int:
+def spare(needed_sizes: Sizes, count: int, free: int) -> int:
     """Return the bytes that stay free with the last `count` layers on the GPU."""
-    return free - MARGIN - needed.rest - sum(needed.layers[len(needed.layers) - count :])
+    return free - MARGIN - needed_sizes.rest - sum(needed_sizes.layers[len(needed_sizes.layers) - count :])
 
 
-def layers_that_fit(needed: Sizes, free: int) -> int:
+def layers_that_fit(needed_sizes: Sizes, free: int) -> int:
     """Return how many of the last layers fit together with the rest; 0 for none."""
-    room, count = free - MARGIN - needed.rest, 0
-    for size in reversed(needed.layers):
+    room, count = free - MARGIN - needed_sizes.rest, 0
+    for size in reversed(needed_sizes.layers):
         room -= size
         if room < 0:
             break
@@ -69,10 +69,10 @@ def layers_that_fit(needed: Sizes, free: int) -> int:
     return count
 
 
-def require_room(needed: Sizes, count: int, free: int) -> None:
+def require_room(needed_sizes: Sizes, count: int, free: int) -> None:
     """Raise MemoryLimitError unless the last `count` layers fit."""
-    if count and layers_that_fit(needed, free) < min(count, len(needed.layers)):
-        size = needed.rest + sum(needed.layers[len(needed.layers) - count :])
+    if count and layers_that_fit(needed_sizes, free) < min(count, len(needed_sizes.layers)):
+        size = needed_sizes.rest + sum(needed_sizes.layers[len(needed_sizes.layers) - count :])
         raise MemoryLimitError(
             f"{count} layers need {size / 1e9:.1f} GB of GPU memory; {free / 1e9:.1f} GB are free: use -ngl auto, a"
             " shorter context, or a smaller --kv-type"

@@ -156,14 +156,14 @@ class CudaProgram:
 
     def __init__(
         self, card: Card, operations: list[Operation], cache: KVCache, layout: StateLayout | None, context: int,
-        options: EngineOptions, taken: Crossing,
+        options: EngineOptions, crossing: Crossing,
     ):  # fmt: skip
-        """Upload the matrices; taken: activations that the CPU computes, see `imported` of `lower_operations`."""
+        """Upload the matrices; crossing: activations that the CPU computes, see `imported` of `lower_operations`."""
         matrices = [operation.weight for operation in operations if isinstance(operation, MatrixOperation)]
         weights = CardWeights(card, matrices, options.on_upload)
         for weight in matrices:
             weights.address(weight)
-        self._model = GpuContext(card, operations, cache, layout, weights, context, taken, Arena(card))
+        self._model = GpuContext(card, operations, cache, layout, weights, context, crossing, Arena(card))
         self._card, self._vocab_size = card, operations[-1].output.columns
         self._programs: dict[tuple[int, int], SizedProgram] = {}
         self._logits = np.zeros((0, self._vocab_size), np.float32)
@@ -200,9 +200,9 @@ class CudaProgram:
 
 def buffer_bytes(operations: list[Operation], states: Sequence[State], kv_type: KVType) -> int:
     """Compute the bytes that a GPU needs in addition to weights and cache: buffers for BATCH tokens and for uploads."""
-    kept = [state for state in states if not isinstance(state, Recurrent)]
+    paged = [state for state in states if not isinstance(state, Recurrent)]
     recurrent = [state for state in states if isinstance(state, Recurrent)]
-    cache, layout = KVCache(kept, PAGE, kv_type, (1,)), StateLayout(recurrent) if recurrent else None
+    cache, layout = KVCache(paged, PAGE, kv_type, (1,)), StateLayout(recurrent) if recurrent else None
     steps = card_steps(operations, StepPlaces(cache, layout, Header()), NullPlacement(), (BATCH, 1), {})
     assign_stages(steps)
     return offsets(steps) + 3 * CHUNK

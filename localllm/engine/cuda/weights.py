@@ -60,13 +60,13 @@ class CardWeights:
     def _upload_planes(self, tensor: Tensor, kind: str, place: int) -> None:
         """Upload blocks as they are in the file; a kernel rearranges them into planes."""
         columns = tensor.shape[-1]
-        given = {"columns": columns, "planes": place, "row_bytes": row_bytes(kind, columns)}
-        done = 0
+        shared_arguments = {"columns": columns, "planes": place, "row_bytes": row_bytes(kind, columns)}
+        last = 0
 
         def take_apart(blocks: int, chunk: np.ndarray) -> Launch:
-            nonlocal done
-            first, done = done, done + chunk.nbytes // BY_NAME[kind].bytes * BY_NAME[kind].block
-            arguments = given | {"blocks": blocks, "first": first, "last": done}
+            nonlocal last
+            first, last = last, last + chunk.nbytes // BY_NAME[kind].bytes * BY_NAME[kind].block
+            arguments = shared_arguments | {"blocks": blocks, "first": first, "last": last}
             name = f"to_planes-{kind}"
             values = tuple(arguments[key] for key in parameters(name))
             return Launch(name, grid(name, arguments, 0), values)

@@ -19,7 +19,7 @@ T = TypeVar("T")
 
 
 class StepPlaces(NamedTuple):
-    """The memory that steps read and write besides activations; layout: of recurrent states, if there are any."""
+    """The memory that steps read and write besides activations; layout: layout of recurrent states, if there are any."""
 
     cache: KVCache
     layout: StateLayout | None
@@ -108,13 +108,13 @@ class Steps:
         self.forms: dict[Activation, object] = {}
         self.experts: dict[Rows, Experts] = {}
         self.in_cache: dict[State, list[Buffer]] = {}
-        self._made: dict[Hashable, Any] = {}
+        self._memo: dict[Hashable, Any] = {}
 
     def memoize(self, key: Hashable, make: Callable[[], T]) -> T:
         """Return make(), called only once per key: for results that layers share."""
-        if key not in self._made:
-            self._made[key] = make()
-        return self._made[key]
+        if key not in self._memo:
+            self._memo[key] = make()
+        return self._memo[key]
 
     def form_of(self, operation: Node, kind: type[T]) -> T:
         """Return the form of this type among an operation's inputs."""
@@ -151,7 +151,7 @@ class Steps:
         self, kernel: str, arguments: dict[str, object], parts: int, reads: list[Buffer], writes: list[Buffer],
         count: np.ndarray | None = None,
     ) -> None:  # fmt: skip
-        """Append a step; parts: of its work; count: int64 [1], limits the parts in a run."""
+        """Append a step; parts: number of parts of its work; count: int64 [1], limits the parts in a run."""
         self.all.append(Step(kernel, arguments, parts, count, reads, writes))
 
     def row_step(
@@ -204,8 +204,8 @@ def vector_of(numbers: np.ndarray) -> np.ndarray:
 def store_all(steps: Steps, new: Sequence[Activation], state: Paged | Latent) -> None:
     """Append the steps that store new keys in the cache, and new values unless the state has latent rows."""
     ready = [rotate(steps, x, block) for x, block in zip(new, state.rotations(steps.cache.kv_type), strict=False)]
-    kept = zip(new, ready, steps.cache.sides(state), strict=False)
-    steps.in_cache[state] = [store(steps, x, buffer, side) for x, buffer, side in kept]
+    triples = zip(new, ready, steps.cache.sides(state), strict=False)
+    steps.in_cache[state] = [store(steps, x, buffer, side) for x, buffer, side in triples]
 
 
 def cache_arguments(cache: KVCache, sides: tuple[Streams, Streams]) -> dict[str, object]:

@@ -94,7 +94,7 @@ class Tape:
     def finish(self, addresses: dict[str, int], threads: int = 1) -> np.ndarray:
         """Plan the memory and return the tape, int64 [steps, 5], for localllm.kernels.cpu.tape_runner.
 
-        addresses: of kernels by name; threads: how many will execute it.
+        addresses: addresses of kernels by name; threads: how many will execute it.
         """
         assign_stages(self.steps)
         size = max((value.size for value in self._values() if isinstance(value, Scratch)), default=0)
@@ -138,13 +138,13 @@ class Tape:
 
 def assign_stages(steps: list[Step]) -> None:
     """Begin a new stage where a step touches what the current stage writes, or writes what it reads."""
-    stage, read, written = 0, set[Buffer](), set[Buffer]()
+    stage, read, writes_of_stage = 0, set[Buffer](), set[Buffer]()
     for step in steps:
         reads, writes = set(step.reads), set(step.writes)
-        if (reads | writes) & written or writes & read:
-            stage, read, written = stage + 1, set(), set()
+        if (reads | writes) & writes_of_stage or writes & read:
+            stage, read, writes_of_stage = stage + 1, set(), set()
         read |= reads
-        written |= writes
+        writes_of_stage |= writes
         step.stage = stage
         for buffer in reads | writes:
             buffer.first = stage if buffer.first < 0 else buffer.first

@@ -24,7 +24,7 @@ class Reserved:
     """A range of `size` zero bytes that cost memory only once they are touched.
 
     Attributes:
-        bytes: uint8 [size].  address: of the first byte, aligned to a page of the system.
+        bytes: uint8 [size].  address: address of the first byte, aligned to a page of the system.
         is_whole: whether all bytes may be touched without calling `use`.
     """
 
@@ -202,10 +202,10 @@ class KVCache:
 
 def ranges(numbers: Sequence[int]) -> list[tuple[int, int]]:
     """Merge sorted numbers into ranges (first, last + 1)."""
-    found: list[tuple[int, int]] = []
+    result: list[tuple[int, int]] = []
     for number in numbers:
-        if found and found[-1][1] == number:
-            found[-1] = found[-1][0], number + 1
+        if result and result[-1][1] == number:
+            result[-1] = result[-1][0], number + 1
         else:
-            found.append((number, number + 1))
-    return found
+            result.append((number, number + 1))
+    return result

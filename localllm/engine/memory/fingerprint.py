@@ -51,8 +51,8 @@ def describe_operations(operations: Sequence[Operation]) -> list[object]:
     for number, operation in enumerate(operations):
         inputs = [numbers[x] for x in operation.inputs]
         names = sorted(each.name for each in fields(operation) if each.name not in ("inputs", "output"))
-        given = [(name, plain(getattr(operation, name))) for name in names]
-        lines.append((operation.verb, inputs, operation.output.rows.name, operation.output.columns, given))
+        field_values = [(name, plain(getattr(operation, name))) for name in names]
+        lines.append((operation.verb, inputs, operation.output.rows.name, operation.output.columns, field_values))
         numbers[operation.output] = number
     return lines
 

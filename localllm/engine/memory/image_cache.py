@@ -55,12 +55,12 @@ class EncodedImageCache:
 
     def find(self, digest: bytes) -> list[np.ndarray] | None:
         """Load the rows of each part of an image, float32 [rows, width]; None if they are not cached."""
-        kept, key = open_prefix(key_of(digest)) if size_limit() else None, key_of(digest)
-        if kept is None:
+        file, key = open_prefix(key_of(digest)) if size_limit() else None, key_of(digest)
+        if file is None:
             return None
         try:
-            with kept:
-                counts, rows = kept.read(COUNTS).view(np.int64), kept.read(ROWS).view(np.float32)
+            with file:
+                counts, rows = file.read(COUNTS).view(np.int64), file.read(ROWS).view(np.float32)
                 if counts.min(initial=0) < 0 or int(counts.sum()) * self._width != len(rows):
                     raise ValueError
         except (ValueError, KeyError, OSError):

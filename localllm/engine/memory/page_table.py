@@ -34,7 +34,8 @@ class Pages:
     def take(self, after: int | None) -> int:
         """Allocate a page: the one after `after` if it is free, so that attention reads contiguous memory.
 
-        Otherwise in the middle of the largest gap, so that all sequences have room to grow. Raises MemoryLimitError.
+        Otherwise, take one in the middle of the largest gap, so that all sequences have room to grow. Raises
+        MemoryLimitError.
         """
         page = -1 if after is None else after + 1
         if not 0 < page < len(self) or self.references[page]:
@@ -43,10 +44,10 @@ class Pages:
         return page
 
     def _middle_of_largest_gap(self) -> int:
-        used = np.flatnonzero(self.references)
-        if not len(used):
+        used_pages = np.flatnonzero(self.references)
+        if not len(used_pages):
             return 0
-        starts, ends = np.concatenate(([0], used + 1)), np.concatenate((used, [len(self)]))
+        starts, ends = np.concatenate(([0], used_pages + 1)), np.concatenate((used_pages, [len(self)]))
         largest = int(np.argmax(ends - starts))
         start, end = int(starts[largest]), int(ends[largest])
         if start == end:
@@ -69,18 +70,23 @@ class PageTable:
 
     Attributes:
         table: page numbers, int64; kernels find a token's page at its position / PAGE.
-        addresses: of the table, and of recurrent states before a run and after it (0: there are none).
+        addresses: addresses of the table, and of recurrent states before a run and after it (0: there are none).
     """
 
     table: np.ndarray
     addresses: tuple[int, int, int]
 
     def __init__(
-        self, cache: KVCache | JointCache, pages: Pages, table: np.ndarray | None = None, length: int = 0, lost: int = 0
+        self,
+        cache: KVCache | JointCache,
+        pages: Pages,
+        table: np.ndarray | None = None,
+        length: int = 0,
+        dropped: int = 0,
     ):
-        """Wrap pages; length: tokens that they hold; lost: how many first pages layers with a window have dropped."""
-        self._cache, self._pages, self._length, self._lost = cache, pages, length, lost
-        self._returned = lost  # how many lost pages have returned their memory to the system
+        """Wrap pages; length: tokens in them; dropped: number of first pages that layers with a window have dropped."""
+        self._cache, self._pages, self._length, self._dropped = cache, pages, length, dropped
+        self._returned = dropped  # how many dropped pages have returned their memory to the system
         self._use(np.zeros(0, np.int64) if table is None else table)
 
     def _use(self, table: np.ndarray) -> None:
@@ -88,9 +94,9 @@ class PageTable:
 
     def prepare(self, length: int, count: int) -> None:
         """Provide unshared slots for `count` tokens after the first `length`. Raises MemoryLimitError."""
-        last, used = divmod(length, PAGE)
-        if used and self._pages.references[self.table[last]] > 1:
-            self._copy_page(last, used)
+        last, used_rows = divmod(length, PAGE)
+        if used_rows and self._pages.references[self.table[last]] > 1:
+            self._copy_page(last, used_rows)
         self._lose(length)
         missing = -(-(length + count) // PAGE) - len(self.table)
         if missing > 0:
@@ -101,12 +107,12 @@ class PageTable:
     def _lose(self, length: int) -> None:
         """Free memory that layers with a window no longer read after `length` tokens, except in shared pages."""
         end, step = (length - self._cache.window - SLACK) // PAGE, SLACK // PAGE
-        while self._cache.window and self._lost + step <= end:
-            self._lost += step
-        if self._returned < self._lost:
-            pages = self.table[self._returned : self._lost]
+        while self._cache.window and self._dropped + step <= end:
+            self._dropped += step
+        if self._returned < self._dropped:
+            pages = self.table[self._returned : self._dropped]
             self._cache.give_back(pages[self._pages.references[pages] == 1].tolist(), local=True)
-            self._returned = self._lost
+            self._returned = self._dropped
 
     def _copy_page(self, number: int, tokens: int) -> None:
         """Replace a shared page by a copy of its first `tokens` tokens (copy on write)."""
@@ -119,19 +125,19 @@ class PageTable:
 
     def _take(self, count: int, after: int | None) -> list[int]:
         """Take `count` new pages, all or none."""
-        taken: list[int] = []
+        pages: list[int] = []
         try:
-            while len(taken) < count:
-                taken.append(self._pages.take(after=taken[-1] if taken else after))
-            self._cache.use(taken)
+            while len(pages) < count:
+                pages.append(self._pages.take(after=pages[-1] if pages else after))
+            self._cache.use(pages)
         except BaseException:
-            self._pages.release(taken)
+            self._pages.release(pages)
             raise
-        return taken
+        return pages
 
     def parts(self, first: int, last: int) -> list[str]:
         """List the names of the parts that store tokens [first, last), see `part`; `first` begins a page."""
-        has_windows = self._cache.window and first >= self._lost * PAGE
+        has_windows = self._cache.window and first >= self._dropped * PAGE
         return ["pages", "windows"] if has_windows else ["pages"]
 
     def part(self, name: str, first: int, last: int) -> np.ndarray:
@@ -149,7 +155,7 @@ class PageTable:
         if "windows" in parts:
             self._cache.fill(self._between(first, last), True, parts["windows"])
         elif self._cache.window:
-            self._lost = last // PAGE
+            self._dropped = last // PAGE
 
     def _between(self, first: int, last: int) -> np.ndarray:
         """Return the pages of tokens [first, last); `first` begins a page."""
@@ -160,18 +166,18 @@ class PageTable:
         length = min(length, self._length)
         table = self.table[: -(-length // PAGE)].copy()
         self._pages.share(table)
-        return PageTable(self._cache, self._pages, table, length, self._lost)
+        return PageTable(self._cache, self._pages, table, length, self._dropped)
 
     def truncate(self, length: int) -> int:
         """Drop all but the first `length` tokens; return how many remain: 0 if windows have dropped their tokens."""
         length = self._length = min(length, self._length)
-        if self._lost and length - self._cache.window < self._lost * PAGE:
-            self._length = self._lost = self._returned = length = 0
-        kept = -(-length // PAGE)
-        if kept >= len(self.table):
+        if self._dropped and length - self._cache.window < self._dropped * PAGE:
+            self._length = self._dropped = self._returned = length = 0
+        page_count = -(-length // PAGE)
+        if page_count >= len(self.table):
             return length
-        unneeded = self.table[kept:]
-        self._use(self.table[:kept].copy())
+        unneeded = self.table[page_count:]
+        self._use(self.table[:page_count].copy())
         self._cache.give_back(self._pages.release(unneeded))
         return length
 
@@ -192,8 +198,8 @@ class PageTable:
         unneeded = self.table[first : first + gone]
         self._use(np.concatenate((self.table[:first], self.table[first + gone :])))
         self._length -= count
-        if self._lost:
-            self._lost = max(self._lost - gone, first + bool(within))
+        if self._dropped:
+            self._dropped = max(self._dropped - gone, first + bool(within))
         self._cache.give_back(self._pages.release(unneeded))
         return self.truncate(self._length)
 
@@ -201,9 +207,9 @@ class PageTable:
         """Copy `count` tokens of another table, from position `first` on, after the first `length`.
 
         Keys are copied unchanged: the backend rotates them afterwards. Return False and change nothing if the other
-        table lacks some of the tokens, even in layers with a window only. Raises MemoryLimitError.
+        table lacks some of the tokens in any layer, also in one with a window. Raises MemoryLimitError.
         """
-        if first < source._lost * PAGE or first + count > source._length:
+        if first < source._dropped * PAGE or first + count > source._length:
             return False
         self.prepare(length, count)
         self._cache.copy_slots(source._slots(first, count), self._slots(length, count))
@@ -277,7 +283,7 @@ class CachePool:
     """Creates the states of sequences.
 
     Attributes:
-        pages: of the cache.  layout: of recurrent states, if there are any.
+        pages: pages of the cache.  layout: layout of recurrent states, if there are any.
         bytes_per_token: memory of one token in all layers.
     """
 

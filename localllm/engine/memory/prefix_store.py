@@ -92,43 +92,45 @@ class PrefixStore:
 
     # ---- finding ----
 
-    def find_prefix(self, ids: Ids[int], most: int = sys.maxsize, is_conversation: bool = False) -> StoredPrefix | None:
-        """Find the longest stored prefix of these tokens, of at most `most` tokens; None if there is none."""
+    def find_prefix(
+        self, ids: Ids[int], limit: int = sys.maxsize, is_conversation: bool = False
+    ) -> StoredPrefix | None:
+        """Find the longest stored prefix of these tokens, of at most `limit` tokens; None if there is none."""
         if self._ended or not is_worth_caching(ids) or self._is_disabled:
             return None
         with suppress(OSError), ExitStack() as stack:  # the model's file may be gone
-            pieces, opened = self._pieces(ids, is_conversation), list[PrefixFile]()
+            pieces, files = self._pieces(ids, is_conversation), list[PrefixFile]()
             for piece in pieces:
-                kept = open_prefix(piece.key) if piece.last <= most else None
-                if kept is None:
+                file = open_prefix(piece.key) if piece.last <= limit else None
+                if file is None:
                     break
-                opened.append(stack.enter_context(kept))
-            count = next((n for n in range(len(opened), 0, -1) if self._is_enough(pieces, opened[:n])), 0)
+                files.append(stack.enter_context(file))
+            count = next((n for n in range(len(files), 0, -1) if self._is_enough(pieces, files[:n])), 0)
             end = pieces[count - 1].last
             has_logits = end == len(ids) and not is_conversation
             return StoredPrefix(ids[:end], tuple(pieces[:count]), has_logits, is_conversation) if count else None
         return None
 
-    def _is_enough(self, pieces: list[PrefixChunk], opened: list[PrefixFile]) -> bool:
+    def _is_enough(self, pieces: list[PrefixChunk], files: list[PrefixFile]) -> bool:
         """Return whether a sequence can continue after the opened chunks, the first ones of `pieces`.
 
         If they hold all tokens, the last chunk must be among them: it alone has the logits.
         """
-        end = pieces[len(opened) - 1].last
-        if len(opened) < len(pieces) and end == pieces[-1].last:
+        end = pieces[len(files) - 1].last
+        if len(files) < len(pieces) and end == pieces[-1].last:
             return False
         return all(
-            self._required_parts(piece, end) <= kept.parts.keys() for piece, kept in zip(pieces, opened, strict=False)
+            self._required_parts(piece, end) <= file.parts.keys() for piece, file in zip(pieces, files, strict=False)
         )
 
     def _required_parts(self, piece: PrefixChunk, end: int) -> set[str]:
         """List the parts of a chunk that a sequence needs to continue after `end` tokens."""
-        needed = {"pages"}
+        names = {"pages"}
         if self._window and piece.last > end - self._window:
-            needed.add("windows")
+            names.add("windows")
         if self._is_recurrent and piece.last == end:
-            needed.add("states")
-        return needed
+            names.add("states")
+        return names
 
     def load(self, stored: StoredPrefix) -> CachedPrefix | None:
         """Restore a sequence; None if memory is short or a file is missing or damaged; damaged files are removed."""
@@ -137,12 +139,12 @@ class PrefixStore:
         store = paged_store(sequence)
         try:
             for piece in stored.pieces:
-                with self._open_chunk(piece) as kept:
-                    parts = {name: kept.read(name) for name in self._required_parts(piece, end)}
+                with self._open_chunk(piece) as file:
+                    parts = {name: file.read(name) for name in self._required_parts(piece, end)}
                     with engine.lock:
                         store.put(piece.first, piece.last, parts)
                     if stored.has_logits and piece is stored.pieces[-1]:
-                        logits = kept.read("logits").view(np.float32).reshape(1, engine.vocab_size)
+                        logits = file.read("logits").view(np.float32).reshape(1, engine.vocab_size)
         except (DamagedError, MemoryLimitError):
             sequence.close()
             return None
@@ -158,12 +160,12 @@ class PrefixStore:
     @contextmanager
     def _open_chunk(self, piece: PrefixChunk) -> Iterator[PrefixFile]:
         """Open a chunk's file. Raises DamagedError if it is missing or invalid; an invalid file is removed."""
-        kept = open_prefix(piece.key)
-        if kept is None:
+        file = open_prefix(piece.key)
+        if file is None:
             raise DamagedError
-        with kept:
+        with file:
             try:
-                yield kept
+                yield file
             except (ValueError, KeyError, OSError):
                 remove(piece.key)
                 raise DamagedError from None
@@ -225,29 +227,29 @@ class PrefixStore:
 
     def _write_pieces(self, read: PendingWrite) -> None:
         """Write the chunks of a sequence that are not on disk yet. Raises OSError, LocalllmError."""
-        room, before, pieces = size_limit_on_disk(0), "", self._pieces(read.sequence.tokens, read.is_conversation)
-        kept = list[str]()
+        room, previous_key, pieces = size_limit_on_disk(0), "", self._pieces(read.sequence.tokens, read.is_conversation)
+        present = list[str]()
         for piece in pieces:
             is_known = read.logits is not None if piece is pieces[-1] else piece.last <= read.sequence.aligned
             if self._ended or room < 0 or not (is_known or read.is_conversation):
                 break
-            room -= self._write_piece(piece, before, read, read.logits if piece is pieces[-1] else None)
-            before = piece.key
-            kept.append(before)
-        mark_used(kept)
+            room -= self._write_piece(piece, previous_key, read, read.logits if piece is pieces[-1] else None)
+            previous_key = piece.key
+            present.append(previous_key)
+        mark_used(present)
 
-    def _write_piece(self, piece: PrefixChunk, before: str, read: PendingWrite, logits: np.ndarray | None) -> int:
+    def _write_piece(self, piece: PrefixChunk, previous_key: str, read: PendingWrite, logits: np.ndarray | None) -> int:
         """Write a chunk unless a file has all its parts; return the bytes written."""
         store = paged_store(read.sequence)
         names = {*store.parts(piece.first, piece.last)}
-        if kept := open_prefix(piece.key):
-            with kept:
-                if names <= kept.parts.keys():
+        if file := open_prefix(piece.key):
+            with file:
+                if names <= file.parts.keys():
                     return 0
         parts = {name: store.part(name, piece.first, piece.last) for name in names}
         if logits is not None:
             parts["logits"] = logits.reshape(-1).view(np.uint8)
-        write_prefix(piece.key, PrefixAbout(self._name, piece.last, before), parts)
+        write_prefix(piece.key, PrefixAbout(self._name, piece.last, previous_key), parts)
         return sum(data.nbytes for data in parts.values())
 
     @property

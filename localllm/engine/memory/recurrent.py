@@ -113,14 +113,14 @@ class RecurrentState:
 
     def _keep(self, snapshot: Snapshot) -> None:
         """Add a snapshot; of too many, drop one that saves few tokens for its distance from the end."""
-        if snapshot.position in (0, *(kept.position for kept in self._snapshots)):
+        if snapshot.position in (0, *(snapshot_kept.position for snapshot_kept in self._snapshots)):
             return
         self._snapshots.append(snapshot)
         self._shared = True
         if len(self._snapshots) > SNAPSHOTS:
-            places = [0, *(kept.position for kept in self._snapshots)]
+            places = [0, *(snapshot_kept.position for snapshot_kept in self._snapshots)]
             pairs = pairwise(places[:-1])
-            gains = [(place - before) / (snapshot.position - place + 1) for before, place in pairs]
+            gains = [(place - lower) / (snapshot.position - place + 1) for lower, place in pairs]
             del self._snapshots[gains.index(min(gains))]
 
     @property
@@ -136,7 +136,7 @@ class RecurrentState:
 
     def knows(self, length: int) -> bool:
         """Return whether the states after `length` tokens are known."""
-        return length in (self._position, *(kept.position for kept in self._snapshots))
+        return length in (self._position, *(snapshot.position for snapshot in self._snapshots))
 
     def put(self, length: int, states: np.ndarray) -> None:
         """Set the states after `length` tokens, uint8. Raises ValueError if the size differs."""
@@ -153,7 +153,7 @@ class RecurrentState:
     def truncate(self, length: int) -> int:
         """Go back to the last known states within the first `length` tokens; return how many tokens they have read."""
         if length != self._position:
-            self._snapshots = [kept for kept in self._snapshots if kept.position <= length]
+            self._snapshots = [snapshot for snapshot in self._snapshots if snapshot.position <= length]
             last = self._snapshots[-1] if self._snapshots else Snapshot(0, self._layout.zeros)
             self._position, self.target = last
             self.source = self.target

@@ -25,6 +25,6 @@ class RunCache(KVCache):
     def _arrange(self, states: Sequence[State]) -> tuple[dict[State, tuple[Streams, Streams]], int]:
         if not self._is_shared:
             return super()._arrange(states)
-        found = [super(RunCache, self)._arrange([state]) for state in states]
-        layers = {layer: sides for of_one, _ in found for layer, sides in of_one.items()}
-        return layers, max(size for _, size in found)
+        arranged = [super(RunCache, self)._arrange([state]) for state in states]
+        layers = {layer: sides for of_one, _ in arranged for layer, sides in of_one.items()}
+        return layers, max(size for _, size in arranged)

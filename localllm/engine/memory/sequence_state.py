@@ -45,7 +45,8 @@ class PagedStore(SequenceState, Protocol):
     """A state that can be copied, part by part, to files and back.
 
     Attributes:
-        table: page numbers, int64.  addresses: of the table, and of recurrent states before a run and after it.
+        table: page numbers, int64.  addresses: addresses of the table, and of recurrent states before a run and after
+        it.
     """
 
     @property

@@ -25,7 +25,7 @@ class AttentionSteps(NamedTuple):
 
     Attributes:
         state: the layer's.  sides: its keys and values in the cache.  heads: query heads.
-        arguments: of the kernels.  reads: buffers that they read.  y: the buffer of the results.
+        arguments: arguments of the kernels.  reads: buffers that they read.  y: the buffer of the results.
     """
 
     state: Paged | Latent
@@ -70,7 +70,7 @@ class Attend(StateOperation):
     def prepare(self, steps: Steps) -> AttentionSteps:
         """Append the steps that store new keys and values; with Hadamard rotations, rotate them and the queries."""
         inputs, state = list(self.inputs), self.state
-        chosen = steps.buffers[inputs.pop()] if self.choices else None
+        selected = steps.buffers[inputs.pop()] if self.choices else None
         q, *new = inputs
         sides, of_keys = steps.cache.sides(state), state.rotations(steps.cache.kv_type)[0]
         if new:
@@ -92,11 +92,11 @@ class Attend(StateOperation):
             "reach": reach_of(self.biases),
         }
         arguments["sinks"] = 0 if self.sinks is None else self.sinks
-        arguments |= {"chosen": chosen or 0, "chosen_stride": chosen.stride if chosen else 0}
+        arguments |= {"chosen": selected or 0, "chosen_stride": selected.stride if selected else 0}
         arguments["choice_stride"] = 4 * self.inputs[-1].columns // self.choices if self.choices > 1 else 0
-        # The encoder's are of another run.
+        # For cross-attention, another run has stored the encoder's keys and values.
         in_cache = steps.in_cache.get(state, []) if self.cross_attention else steps.in_cache[state]
-        reads = [source, *in_cache, *([chosen] if chosen else [])]
+        reads = [source, *in_cache, *([selected] if selected else [])]
         return AttentionSteps(state, sides, self.heads, arguments, reads, y)
 
     def finish(self, steps: Steps, attention: AttentionSteps) -> None:
@@ -161,7 +161,7 @@ class AttentionVerbs(Recording):
 
 
 class AttentionReference(Computing, RowwiseVerbs):
-    """The verbs in NumPy."""
+    """The NumPy reference of the verbs of attention."""
 
     def attend(self, q: Array, k: Array | None, v: Array | None, state: Paged | Latent, scores: Scores) -> Array:
         results = []
@@ -169,14 +169,14 @@ class AttentionReference(Computing, RowwiseVerbs):
             if k is not None:
                 new = (x[rows].reshape(len(span.ids), state.kv_heads, -1) for x in (k, v) if x is not None)
                 span.store.keep(state, span.position, *new)
-            keys, *others = span.store.kept(state)
-            values = others[0] if others else keys[:, :, : state.value_dim]
+            keys, *cached_values = span.store.kept(state)
+            values = cached_values[0] if cached_values else keys[:, :, : state.value_dim]
             queries = q[rows].reshape(len(span.ids), state.kv_heads, scores.heads // state.kv_heads, -1)
             s = (queries.transpose(1, 2, 0, 3) @ keys.transpose(1, 2, 0)[:, None]).transpose(2, 0, 1, 3)  # [t, h, g, k]
             s, sees = self._mask(self._add_bias(s, rows, state, scores), span, rows, state, scores)
             weights, logs = normalize_scores(s, sees, state, scores)
-            made = weights.transpose(1, 2, 0, 3) @ values.transpose(1, 0, 2)[:, None]
-            results.append(made.transpose(2, 0, 1, 3).reshape(len(span.ids), -1))
+            mixed = weights.transpose(1, 2, 0, 3) @ values.transpose(1, 0, 2)[:, None]
+            results.append(mixed.transpose(2, 0, 1, 3).reshape(len(span.ids), -1))
             if scores.logs:
                 results[-1] = np.hstack((results[-1], logs.reshape(len(span.ids), -1)))
         return np.concatenate(results).astype(np.float32)
@@ -225,11 +225,11 @@ class AttentionReference(Computing, RowwiseVerbs):
 
 def normalize_scores(s: Array, sees: Array | np.bool, state: Paged | Latent, scores: Scores) -> tuple[Array, Array]:
     """Compute the softmax of scores, and the logarithms of its sums (log-sum-exp)."""
-    nothing = -np.inf if scores.sinks is None else scores.sinks.vector().reshape(state.kv_heads, -1, 1)
-    top = np.maximum(s.max(axis=-1, keepdims=True), nothing)
+    floor = -np.inf if scores.sinks is None else scores.sinks.vector().reshape(state.kv_heads, -1, 1)
+    top = np.maximum(s.max(axis=-1, keepdims=True), floor)
     s -= top
     weights = np.exp(s, out=s)
-    total = weights.sum(axis=-1, keepdims=True) + np.exp(nothing - top)
+    total = weights.sum(axis=-1, keepdims=True) + np.exp(floor - top)
     total = np.where(sees, total, np.float32(np.nan))  # no key was selected because an indexer's score was NaN
     weights /= total
     return weights, np.log(total) + top if scores.logs else total

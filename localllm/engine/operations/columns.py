@@ -107,7 +107,7 @@ class ColumnVerbs(Recording):
 
 
 class ColumnReference(Computing):
-    """The verbs in NumPy."""
+    """The NumPy reference of the verbs of columns."""
 
     def slice_columns(self, x: Array, first: int, end: int, period: int | None = None) -> Array:
         period = period or x.shape[1]
@@ -124,6 +124,6 @@ class ColumnReference(Computing):
         return products.sum(axis=2, dtype=np.float64).astype(np.float32)
 
     def mix_streams(self, x: Array, weights: Array, streams: int) -> Array:
-        rows, made, width = len(x), weights.shape[1] // streams, x.shape[1] // streams
-        of_made = weights.reshape(rows, made, streams)
-        return np.einsum("tms,tsw->tmw", of_made, x.reshape(rows, streams, width)).reshape(rows, made * width)
+        rows, outputs, width = len(x), weights.shape[1] // streams, x.shape[1] // streams
+        of_made = weights.reshape(rows, outputs, streams)
+        return np.einsum("tms,tsw->tmw", of_made, x.reshape(rows, streams, width)).reshape(rows, outputs * width)

@@ -37,14 +37,14 @@ class Computing:
         """Prepare a run of spans, see Program.run; their stores are ReferenceCaches.
 
         context: the most tokens of a sequence.  matrices: a cache of dequantized ones, by name and first row.
-        observer: is told the inputs of each matrix.
+        observer: receives the inputs of each matrix.
         """
         self.ids = np.concatenate([span.ids for span in spans])
         self.positions = np.concatenate([span.position + np.arange(len(span.ids)) for span in spans])
         self.kinds = np.concatenate([np.resize(span.kinds, len(span.ids)) for span in spans])
         self._ends = np.cumsum([len(span.ids) for span in spans])
-        wanted = [np.arange(end - span.wanted, end) for span, end in zip(spans, self._ends, strict=True)]
-        self.wanted = np.concatenate(wanted)
+        places = [np.arange(end - span.wanted, end) for span, end in zip(spans, self._ends, strict=True)]
+        self.wanted = np.concatenate(places)
         self._spans, self._matrices, self._context, self._observer = spans, matrices, context, observer
 
     def matrix(self, weight: Weight) -> np.ndarray:

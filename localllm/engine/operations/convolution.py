@@ -64,10 +64,10 @@ class ConvolutionVerbs(Recording):
     def convolve(
         self, x: Activation, weight: Weight, state: Recurrent, number: int = 0, silu: bool = True, dilation: int = 1
     ) -> Activation:
-        before, columns = state.shapes[number]
+        taps_before, columns = state.shapes[number]
         require_columns(weight.name, x, columns)
-        taps = np.zeros((columns, before + 1), np.float32)
-        taps[:, ::dilation] = self._numbers(weight, (columns, before // dilation + 1))
+        taps = np.zeros((columns, taps_before + 1), np.float32)
+        taps[:, ::dilation] = self._numbers(weight, (columns, taps_before // dilation + 1))
         bias = self._vector(weight.bias, columns) if weight.bias else None
         return self._convolve(x, state, number, taps, bias, silu)
 
@@ -78,9 +78,9 @@ class ConvolutionVerbs(Recording):
 
     def mean(self, x: Activation, state: Recurrent, number: int) -> Activation:
         """Record a convolution with equal taps."""
-        before, columns = state.shapes[number]
+        taps_before, columns = state.shapes[number]
         require_columns("x", x, columns)
-        return self._convolve(x, state, number, np.full((columns, before + 1), 1 / (before + 1), np.float32))
+        return self._convolve(x, state, number, np.full((columns, taps_before + 1), 1 / (taps_before + 1), np.float32))
 
     def _convolve(
         self, x: Activation, state: Recurrent, number: int, taps: np.ndarray, bias: np.ndarray | None = None,
@@ -92,16 +92,16 @@ class ConvolutionVerbs(Recording):
     def gated_mean(
         self, x: Activation, places: Weight, state: Recurrent, number: int = 0, stretches: int = 1
     ) -> Activation:
-        before, columns = state.shapes[number]
+        taps_before, columns = state.shapes[number]
         require_columns(places.name, x, columns)
-        numbers = self._dequantize(places, ((before + 1) // stretches, columns // 2))
-        made = columns // (2 * stretches)
-        of_taps = numbers.reshape(-1, stretches, made).swapaxes(0, 1).reshape(before + 1, made)
-        return self._add(GatedMean((x,), Activation(x.rows, made), state, number, of_taps, stretches))
+        numbers = self._dequantize(places, ((taps_before + 1) // stretches, columns // 2))
+        width = columns // (2 * stretches)
+        of_taps = numbers.reshape(-1, stretches, width).swapaxes(0, 1).reshape(taps_before + 1, width)
+        return self._add(GatedMean((x,), Activation(x.rows, width), state, number, of_taps, stretches))
 
 
 class ConvolutionReference(Computing, RowwiseVerbs):
-    """The verbs in NumPy."""
+    """The NumPy reference of the verbs of convolutions."""
 
     def convolve(
         self, x: Array, weight: Weight, state: Recurrent, number: int = 0, silu: bool = True, dilation: int = 1
@@ -109,9 +109,9 @@ class ConvolutionReference(Computing, RowwiseVerbs):
         taps = weight.flat().vector().reshape(x.shape[1], -1)
 
         def of_sequence(window: Array, x: Array) -> tuple[Array, Array]:
-            seen = np.concatenate((window, x))
-            y = sum(taps[:, tap] * seen[tap * dilation :][: len(x)] for tap in range(taps.shape[1]))
-            return seen[len(x) :], y + (weight.bias.vector() if weight.bias else 0)
+            rows = np.concatenate((window, x))
+            y = sum(taps[:, tap] * rows[tap * dilation :][: len(x)] for tap in range(taps.shape[1]))
+            return rows[len(x) :], y + (weight.bias.vector() if weight.bias else 0)
 
         y = self._by_sequence(state, number, of_sequence, x)
         return y * self.sigmoid(y) if silu else y
@@ -124,9 +124,9 @@ class ConvolutionReference(Computing, RowwiseVerbs):
 
     def mean(self, x: Array, state: Recurrent, number: int) -> Array:
         def of_sequence(window: Array, x: Array) -> tuple[Array, Array]:
-            seen, taps = np.concatenate((window, x)), len(window) + 1
-            total: Array = np.add.reduce([seen[tap : tap + len(x)] for tap in range(taps)])
-            return seen[len(x) :], total / np.float32(taps)
+            rows, taps = np.concatenate((window, x)), len(window) + 1
+            total: Array = np.add.reduce([rows[tap : tap + len(x)] for tap in range(taps)])
+            return rows[len(x) :], total / np.float32(taps)
 
         return self._by_sequence(state, number, of_sequence, x)
 
@@ -136,8 +136,8 @@ class ConvolutionReference(Computing, RowwiseVerbs):
         taps, begins = of_places.shape[0] * of_places.shape[1], self._begins()
 
         def of_sequence(window: Array, x: Array) -> tuple[Array, Array]:
-            seen = np.concatenate((window, x)).reshape(-1, 2, stretches, columns)
-            rows = np.stack([seen[tap : tap + len(x), :, tap * stretches // taps] for tap in range(taps)])
+            stream = np.concatenate((window, x)).reshape(-1, 2, stretches, columns)
+            rows = np.stack([stream[tap : tap + len(x), :, tap * stretches // taps] for tap in range(taps)])
             gates = rows[:, :, 1] + of_places.reshape(taps, 1, columns)
             is_there = np.arange(taps)[:, None] + next(begins) + np.arange(len(x)) >= taps - 1
             with np.errstate(invalid="ignore"):
@@ -145,7 +145,7 @@ class ConvolutionReference(Computing, RowwiseVerbs):
                 gates = np.where(is_there[:, :, None], gates, -np.inf)
                 powers = np.exp(gates - gates.max(axis=0)) + np.where(is_there[:, :, None], flaws, 0)
                 means = (powers * rows[:, :, 0]).sum(axis=0) / powers.sum(axis=0)
-            return seen[len(x) :].reshape(taps - 1, 2 * stretches * columns), means
+            return stream[len(x) :].reshape(taps - 1, 2 * stretches * columns), means
 
         return self._by_sequence(state, number, of_sequence, x)
 

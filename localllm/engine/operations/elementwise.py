@@ -169,10 +169,12 @@ class AddVector(Operation):
 class ElementwiseVerbs(Recording, RowwiseVerbs):
     """The recorder's implementation of the verbs of element-wise operations."""
 
-    def rowwise(self, verb: str, formula: Callable[..., Array], *inputs: Activation, **given: float) -> Activation:
+    def rowwise(
+        self, verb: str, formula: Callable[..., Array], *inputs: Activation, **numbers_given: float
+    ) -> Activation:
         for x in inputs[1:]:
             same_columns(inputs[0], x)
-        numbers = {name: float(number) for name, number in given.items()}  # kernels get the bits of a float
+        numbers = {name: float(number) for name, number in numbers_given.items()}  # kernels get the bits of a float
         return self._add(Elementwise(inputs, Activation(inputs[-1].rows, inputs[0].columns), verb, numbers))
 
     def rms_norm(self, x: Activation, weight: Weight | None, epsilon: float, group: int | None = None) -> Activation:
@@ -190,8 +192,8 @@ class ElementwiseVerbs(Recording, RowwiseVerbs):
             raise ModelError(f"{columns} columns cannot be divided into groups of {group}")
         if weight is None:
             return np.ones(columns, np.float32)
-        wanted = columns if group is None or weight.shape == (columns,) else group
-        return np.tile(self._vector(weight, wanted), columns // wanted)
+        width = columns if group is None or weight.shape == (columns,) else group
+        return np.tile(self._vector(weight, width), columns // width)
 
     def sigmoid_gate(self, x: Activation, gate: Activation) -> Activation:
         if gate.columns != 1:
@@ -240,10 +242,10 @@ def like(x: Activation) -> Activation:
 
 
 class ElementwiseReference(Computing, RowwiseVerbs):
-    """The verbs in NumPy."""
+    """The NumPy reference of the verbs of element-wise operations."""
 
-    def rowwise(self, verb: str, formula: Callable[..., Array], *inputs: Array, **given: float) -> Array:
-        return formula(*inputs, **given)
+    def rowwise(self, verb: str, formula: Callable[..., Array], *inputs: Array, **numbers_given: float) -> Array:
+        return formula(*inputs, **numbers_given)
 
     def rms_norm(self, x: Array, weight: Weight | None, epsilon: float, group: int | None = None) -> Array:
         groups = in_groups(x, group)

@@ -24,19 +24,21 @@ class Planned(Operation):
 
     output: RoutedActivation
 
-    def plan_experts(self, steps: Steps, chosen: Buffer | np.ndarray, weights: Buffer) -> None:
-        """Append the step that sorts rows by expert; chosen: experts of each token, int64; weights: float32."""
+    def plan_experts(self, steps: Steps, selected: Buffer | np.ndarray, weights: Buffer) -> None:
+        """Append the step that sorts rows by expert; selected: experts of each token, int64; weights: float32."""
         choice = self.output
         routing = choice.routed.routing
-        most, rows = routing.used * steps.target.tokens, steps.max_routed_rows(routing)
-        active = Buffer(min(routing.matrices, most), 8 * len(EXPERT))
+        most_selections, rows = routing.used * steps.target.tokens, steps.max_routed_rows(routing)
+        active = Buffer(min(routing.matrices, most_selections), 8 * len(EXPERT))
         row_count, active_count = np.zeros(1, np.int64), np.zeros(1, np.int64)
-        experts = Experts(chosen, weights, Buffer(most, 8), Buffer(rows, 8), active, active_count, row_count)
+        experts = Experts(
+            selected, weights, Buffer(most_selections, 8), Buffer(rows, 8), active, active_count, row_count
+        )
         steps.experts[choice.routed], steps.counts[choice.routed] = experts, row_count
         next_rows, count = Buffer(routing.matrices, 8), steps.counts[choice.rows]
         plan = {name: getattr(experts, name) for name in PLAN_EXPERTS._fields if hasattr(experts, name)}
         plan |= {"count": count, "next_rows": next_rows, "used": routing.used, "experts": routing.matrices}
-        reads = [chosen] if isinstance(chosen, Buffer) else []
+        reads = [selected] if isinstance(selected, Buffer) else []
         steps.append("plan_experts", plan, 1, reads, [experts.rows, experts.pairs, active, next_rows])
 
 
@@ -59,13 +61,13 @@ class Route(Planned):
     def lower(self, steps: Steps, target: Target) -> None:
         (logits,), routing = self.inputs, self.routing
         source = steps.buffers[logits]
-        chosen, weights = Buffer(target.tokens, 8 * routing.used), Buffer(target.tokens, 4 * routing.used)
+        selected, weights = Buffer(target.tokens, 8 * routing.used), Buffer(target.tokens, 4 * routing.used)
         arguments = {"logits": source, "stride": source.stride, "ids": steps.header.ids}
         arguments |= {"bias": 0 if self.bias is None else self.bias, "table": 0 if self.table is None else self.table}
-        arguments |= {name: getattr(routing, name) for name in OF_ROUTING} | {"chosen": chosen, "weights": weights}
+        arguments |= {name: getattr(routing, name) for name in OF_ROUTING} | {"chosen": selected, "weights": weights}
         arguments |= target.scratch(4 * (2 * routing.experts + routing.groups))
-        steps.row_step("route", logits.rows, arguments, [source], [chosen, weights])
-        self.plan_experts(steps, chosen, weights)
+        steps.row_step("route", logits.rows, arguments, [source], [selected, weights])
+        self.plan_experts(steps, selected, weights)
 
 
 class EveryHead(Planned):
@@ -256,7 +258,7 @@ class ChosenExperts(NamedTuple):
 
 
 class ExpertReference(Computing):
-    """The verbs in NumPy; rows for experts are sorted by token, not by expert."""
+    """The NumPy reference of the verbs of experts; rows for experts are sorted by token, not by expert."""
 
     def route(
         self, logits: Array, routing: Routing, bias: Weight | None = None, table: Weight | None = None
@@ -269,12 +271,12 @@ class ExpertReference(Computing):
             is_kept = np.zeros(best_two.shape, bool)
             np.put_along_axis(is_kept, largest(best_two, routing.groups_used), True, axis=1)
             ranks = np.where(np.repeat(is_kept, size, axis=1), ranks, -np.inf)
-        chosen = largest(ranks, routing.used) // routing.together if table is None else table.whole()[self.ids]
-        weights = np.take_along_axis(scores, chosen, axis=1)
+        selected = largest(ranks, routing.used) // routing.together if table is None else table.whole()[self.ids]
+        weights = np.take_along_axis(scores, selected, axis=1)
         if routing.normalized:
             weights = weights / np.maximum(weights.sum(axis=1, keepdims=True), 2.0**-14)
         weights[~np.isfinite(logits).all(axis=1)] = np.nan
-        return ChosenExperts(chosen, (weights * routing.scale).astype(np.float32), routing)
+        return ChosenExperts(selected, (weights * routing.scale).astype(np.float32), routing)
 
     def gather(self, x: Array, choice: ChosenExperts) -> Array:
         rows = np.repeat(x, choice.routing.used, axis=0)

@@ -18,7 +18,7 @@ class HiddenStateTap(NamedTuple):
 
     Attributes:
         memory: the buffer that they are written to, float32 [BATCH, columns or more].
-        layers: whose inputs are exported, side by side; none: the model's last hidden state.
+        layers: the layers whose inputs are exported, side by side; empty: the model's last hidden state.
     """
 
     memory: np.ndarray
@@ -59,7 +59,7 @@ class HiddenStateVerbs(ColumnVerbs):
         reveals: whether the model's last hidden state is exported.
     """
 
-    _shown: HiddenStateTap | None = None
+    _tap: HiddenStateTap | None = None
     begins = reveals = False
 
     def embed_inputs(self, embedded: Callable[[], Activation], parts: int = 1) -> Activation:
@@ -70,22 +70,22 @@ class HiddenStateVerbs(ColumnVerbs):
         return x
 
     def export_hidden(self, x: Activation) -> Activation:
-        assert self._shown
-        self._add(ExportHidden((x,), Activation(ALL, x.columns), self._shown.memory))
+        assert self._tap
+        self._add(ExportHidden((x,), Activation(ALL, x.columns), self._tap.memory))
         return x
 
     def tap_layer_input(self, x: Activation, layer: int) -> Activation:
-        if self._shown and layer in self._shown.layers:
+        if self._tap and layer in self._tap.layers:
             self._entered[layer] = x
-            if len(self._entered) == len(set(self._shown.layers)):
-                first, *others = (self._entered[layer] for layer in self._shown.layers)
-                self.export_hidden(reduce(lambda some, more: self.concat_heads(some, more, 1), others, first))
+            if len(self._entered) == len(set(self._tap.layers)):
+                first, *rest = (self._entered[layer] for layer in self._tap.layers)
+                self.export_hidden(reduce(lambda some, second: self.concat_heads(some, second, 1), rest, first))
         return x
 
-    def tap(self, shown: HiddenStateTap | None) -> None:
+    def tap(self, hidden_state_tap: HiddenStateTap | None) -> None:
         """Export hidden states from now on."""
-        self._shown, self._entered = shown, dict[int, Activation]()
-        self.reveals = shown is not None and not shown.layers
+        self._tap, self._entered = hidden_state_tap, dict[int, Activation]()
+        self.reveals = hidden_state_tap is not None and not hidden_state_tap.layers
 
     def external_input(self, rows: np.ndarray, columns: int) -> Activation:
         """Record rows that the caller writes before the run: float32 [BATCH, columns or more]."""
@@ -93,7 +93,7 @@ class HiddenStateVerbs(ColumnVerbs):
 
 
 class HiddenStateReference(Computing):
-    """The verbs in NumPy.
+    """The NumPy reference of the verbs of hidden states.
 
     Attributes:
         entered: inputs of layers, by layer; the caller sets the keys that it wants.  revealed: the last hidden state.
@@ -106,8 +106,8 @@ class HiddenStateReference(Computing):
 
     def embed_inputs(self, embedded: Callable[[], Array], parts: int = 1) -> Array:
         """Return an image's rows if the run is one image, else the tokens' embeddings."""
-        (seen,) = {span.seen for span in self._spans}
-        self._parts = None if seen is None else np.split(seen.rows_of(self.ids), parts, axis=1)
+        (image,) = {span.seen for span in self._spans}
+        self._parts = None if image is None else np.split(image.rows_of(self.ids), parts, axis=1)
         return embedded() if self._parts is None else self._parts[0]
 
     def add_deepstack(self, x: Array, part: int) -> Array:

@@ -25,7 +25,7 @@ class SelectKeys(StateOperation):
 
     Attributes:
         most: how many keys are selected, or blocks of keys.  block: positions of a block.
-        heads: of the indexer, or groups of heads.
+        heads: heads of the indexer, or groups of heads.
     """
 
     VERB = "select_keys"
@@ -48,8 +48,8 @@ class SelectKeys(StateOperation):
         arguments: dict[str, object] = {"positions": steps.header.positions, "owners": steps.header.owners}
         arguments |= {"sequences": steps.header.sequences, "q": source, "q_stride": source.stride}
         arguments |= {"keys": steps.cache.address(side), "key_bytes": side.token_bytes, "key_dim": index.key_dim}
-        more, reads = self.own_arguments(steps)
-        arguments |= {"y": y, "y_stride": y.stride, "most": self.most, "block": self.block} | more
+        own_fields, reads = self.own_arguments(steps)
+        arguments |= {"y": y, "y_stride": y.stride, "most": self.most, "block": self.block} | own_fields
         return arguments, [source, *reads, *steps.in_cache[index]], y, f"{self.KERNEL}-{side.kind.upper()}"
 
     def own_arguments(self, steps: Steps) -> tuple[dict[str, object], list[Buffer]]:
@@ -62,7 +62,7 @@ class SelectKeys(StateOperation):
 
 @operation
 class SelectKeyBlocks(SelectKeys):
-    """The selection of blocks of keys for each group of heads; local: how many last blocks are always selected."""
+    """The selection of key blocks for each group of heads; local: number of last blocks, which are always selected."""
 
     VERB = "select_key_blocks"
     KERNEL = "select_key_blocks"
@@ -96,8 +96,8 @@ class KeySelectionVerbs(Recording):
 
 def indexer_heads(q: Activation, k: Activation, index: Latent) -> int:
     """Return how many heads the queries have. Raises ModelError for columns that do not fit the indexer."""
-    heads, rest = divmod(q.columns, index.key_dim)
-    if k.columns != index.key_dim or rest:
+    heads, remainder = divmod(q.columns, index.key_dim)
+    if k.columns != index.key_dim or remainder:
         raise ModelError(f"layer {index.layer}: indexer queries of {q.columns} columns, keys of {k.columns}")
     return heads
 
@@ -112,7 +112,7 @@ class Selection(NamedTuple):
 
 
 class KeySelectionReference(Computing):
-    """The verbs in NumPy."""
+    """The NumPy reference of the verbs of key selection."""
 
     def select_keys(
         self, q: Array, k: Array, weights: Array | None, index: Latent, count: int, block: int = 1
@@ -151,10 +151,10 @@ class KeySelectionReference(Computing):
         selected = np.zeros((len(q), groups, -(-self._context // 32) * 32), bool)
         for span, rows in self._rows():
             (keys,) = span.store.keep(index, span.position, k[rows, None])
-            made = scores(q[rows].reshape(len(span.ids), -1, index.key_dim), keys[:, 0], rows)
+            key_scores = scores(q[rows].reshape(len(span.ids), -1, index.key_dim), keys[:, 0], rows)
             for token, position in enumerate(self.positions[rows]):
-                seen = made[token, :, : position + 1]
-                for group, best in enumerate(of_blocks(seen).copy()):
+                visible = key_scores[token, :, : position + 1]
+                for group, best in enumerate(of_blocks(visible).copy()):
                     if len(best) <= count:
                         selected[rows][token, group, : position + 1] = True
                     elif np.isfinite(best).all():

@@ -46,7 +46,7 @@ class LinearVerbs(ElementwiseVerbs):
 
 
 class LinearReference(Computing):
-    """The verb in NumPy."""
+    """The NumPy reference of the verb."""
 
     def linear(self, x: Array, weight: Weight) -> Array:
         if self._observer and not weight.first_row:  # the input is observed once for all parts of a matrix

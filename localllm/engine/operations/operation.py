@@ -127,8 +127,8 @@ def last_uses(operations: Iterable[Operation]) -> dict[Activation, Operation]:
 
 def lower(steps: Steps, operation: Operation, target: Target) -> None:
     """Append the steps of an operation. Raises NotImplementedError, which names the file that lacks the verb."""
-    if own := target.verbs.get(operation.verb):
-        own(steps, operation, target)
+    if lowering := target.verbs.get(operation.verb):
+        lowering(steps, operation, target)
     else:
         operation.lower(steps, target)
 
@@ -138,14 +138,14 @@ def insert_activation_forms(operations: Iterable[Operation], forms_of: Callable[
 
     The converted forms become further inputs of the operation, in the order of forms_of.
     """
-    made, result = dict[tuple[str, Activation], Activation](), list[Operation]()
+    done_forms, result = dict[tuple[str, Activation], Activation](), list[Operation]()
     for operation in operations:
         forms = []
         for verb, exact in forms_of(operation).items():
             x = operation.inputs[0]
-            if (verb, x) not in made:
-                made[verb, x] = Activation(x.rows, x.columns)
-                result.append(ActivationForm((x,), made[verb, x], verb, exact))
-            forms.append(made[verb, x])
+            if (verb, x) not in done_forms:
+                done_forms[verb, x] = Activation(x.rows, x.columns)
+                result.append(ActivationForm((x,), done_forms[verb, x], verb, exact))
+            forms.append(done_forms[verb, x])
         result.append(replace(operation, inputs=(*operation.inputs, *forms)) if forms else operation)
     return result

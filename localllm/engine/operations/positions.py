@@ -111,7 +111,7 @@ def require_divisors(name: str, divisors: np.ndarray) -> None:
 
 
 class PositionReference(Computing):
-    """The verbs in NumPy."""
+    """The NumPy reference of the verbs of positions."""
 
     def rope(self, x: Array, rope: Rope, positions: Array, factors: Weight | None = None) -> Array:
         frequencies = rope.frequencies(factors.vector() if factors else None)

@@ -24,7 +24,7 @@ class Recording:
     wanted = WANTED
 
     def __init__(self, vocab_size: int, width: int, context: int):
-        """Start recording; width: of the model's embeddings; context: the most tokens of a sequence."""
+        """Start recording; width: width of the model's embeddings; context: the most tokens of a sequence."""
         self.operations = list[Operation]()
         self._vocab_size, self._width, self._context = vocab_size, width, context
         self._used: set[str] = set()

@@ -106,8 +106,8 @@ class LightningAttention(HeadScan):
     def lower(self, steps: Steps, target: Target) -> None:
         heads = self.state.shapes[self.number][0]
         ones = np.ones(heads, np.float32)
-        same = {"dt": ones, "strength": ones, "skip": np.zeros(heads, np.float32), "head_stride": 0}
-        self.scan_heads(steps, "plain", ("q", "k", "v"), same)
+        constants = {"dt": ones, "strength": ones, "skip": np.zeros(heads, np.float32), "head_stride": 0}
+        self.scan_heads(steps, "plain", ("q", "k", "v"), constants)
 
 
 class RowScan(ScanOperation):
@@ -232,7 +232,7 @@ def require_inputs(columns: int, **inputs: Activation) -> None:
 
 
 class RecurrentReference(Computing):
-    """The verbs in NumPy, token by token."""
+    """The NumPy reference of the verbs of recurrent layers, token by token."""
 
     def selective_scan(
         self, x: Array, dt: Array, b: Array, c: Array, rates: Weight, skip: Weight, state: Recurrent
@@ -261,9 +261,9 @@ class RecurrentReference(Computing):
         return self._by_head(heads, token, q, k, v, dt, strength)
 
     def _by_head(self, scan: HeadState, token: Callable[..., tuple[Array, Array | int]], *inputs: Array) -> Array:
-        """Scan all heads token by token; return q h + more for each token.
+        """Scan all heads token by token; return q h + skipped for each token.
 
-        token(h, q, k, v, dt, ...) -> (new h, more) updates the heads' states, which have already decayed by dt.
+        token(h, q, k, v, dt, ...) -> (new h, skipped) updates the heads' states, which have already decayed by dt.
         """
         heads, _, value_dim = scan.state.shapes[scan.number]
         keys_of, rates = np.arange(heads) // scan.repeat % scan.key_heads, scan.rates.flat().vector()
@@ -271,8 +271,8 @@ class RecurrentReference(Computing):
         def of_heads(h: Array, q: Array, k: Array, v: Array, dt: Array, *strength: Array) -> tuple[Array, Array]:
             q, k = (x.reshape(scan.key_heads, -1)[keys_of] for x in (q, k))
             faded = np.exp(dt * rates)[:, None, None] * h
-            h, more = token(faded, q, k, v.reshape(heads, value_dim), dt, *strength)
-            return h, (np.einsum("hk,hkv->hv", q, h) + more).reshape(-1)
+            h, skipped = token(faded, q, k, v.reshape(heads, value_dim), dt, *strength)
+            return h, (np.einsum("hk,hkv->hv", q, h) + skipped).reshape(-1)
 
         return self._by_token(scan.state, scan.number, of_heads, *inputs)
 

@@ -36,8 +36,8 @@ class Embed(GatherRows):
     NUMBERS: ClassVar[str] = "ids"  # the array of a run's header that has the numbers of rows
 
     def lower(self, steps: Steps, target: Target) -> None:
-        made = [steps.buffers[x] for x in self.inputs]
-        self.gather_rows(steps, target, made[0] if made else getattr(steps.header, self.NUMBERS), made)
+        sources = [steps.buffers[x] for x in self.inputs]
+        self.gather_rows(steps, target, sources[0] if sources else getattr(steps.header, self.NUMBERS), sources)
 
 
 class EmbedPositions(Embed):
@@ -81,7 +81,7 @@ class AsColumn(Operation):
 
 @operation
 class EmbedHashed(GatherRows):
-    """The row of a table for each token's n-gram, by a hash of it and the tokens before."""
+    """The row of a table for each token's n-gram, by a hash of the ids of the token and those before it."""
 
     VERB = "embed_hashed"
 
@@ -165,15 +165,15 @@ class TokenVerbs(Recording):
             raise ModelError(f"hashes of {len(hashing.factors)} tokens, but only {tokens.columns} is known")
         return self._add(EmbedHashed((tokens,), Activation(tokens.rows, columns), weight, hashing))
 
-    def select(self, x: Activation, which: Rows) -> Activation:
-        return self._add(Select((x,), Activation(which, x.columns)))
+    def select(self, x: Activation, rows: Rows) -> Activation:
+        return self._add(Select((x,), Activation(rows, x.columns)))
 
     def pool(self, x: Activation, kind: str) -> Activation:
         return self._add(Pool((x,), Activation(WANTED, x.columns), kind))
 
 
 class TokenReference(Computing):
-    """The verbs in NumPy."""
+    """The NumPy reference of the verbs of tokens."""
 
     def embed(self, weight: Weight, ids: Array) -> Array:
         return self.matrix(weight)[ids]
@@ -198,8 +198,8 @@ class TokenReference(Computing):
         mixed = np.bitwise_xor.reduce(ids * np.array(hashing.factors), axis=1)
         return self.matrix(weight)[mixed % hashing.size + hashing.first]
 
-    def select(self, x: Array, which: Array) -> Array:
-        return x[which]
+    def select(self, x: Array, rows: Array) -> Array:
+        return x[rows]
 
     def pool(self, x: Array, kind: str) -> Array:
         texts = [x[rows] for _, rows in self._rows()]

@@ -46,9 +46,9 @@ class TabulatedRecorder(Recorder):
         self.angles, self._tokens = list[Angles](), tokens
 
     def _angles(self, rope: Rope, divisors: np.ndarray | None) -> np.ndarray:
-        for known in self.angles:
-            if known.rope == rope and numbers_of(known.divisors) == numbers_of(divisors):
-                return known.table
+        for angles in self.angles:
+            if angles.rope == rope and numbers_of(angles.divisors) == numbers_of(divisors):
+                return angles.table
         table = np.zeros((self._tokens, 2, rope.dims // 2), np.float32)
         self.angles.append(Angles(rope, divisors, table))
         return table

@@ -21,14 +21,14 @@ class ImatrixCollector:
     def watch(self, operations: list[Operation]) -> list[Operation]:
         """Insert operations that add the inputs of matrix products to the sums, once per activation."""
         watched: list[Operation] = []
-        known: dict[Activation, AddSquares | AddExpertSquares] = {}
+        by_input: dict[Activation, AddSquares | AddExpertSquares] = {}
         for operation in operations:
             if isinstance(operation, Linear | ExpertLinear):
                 x = operation.inputs[0]
-                if x not in known:
-                    known[x] = expert_sums(operation) if isinstance(operation, ExpertLinear) else sums_of(operation)
-                    watched.append(known[x])
-                self._keep(operation.weight.name, known[x], x.columns)
+                if x not in by_input:
+                    by_input[x] = expert_sums(operation) if isinstance(operation, ExpertLinear) else sums_of(operation)
+                    watched.append(by_input[x])
+                self._keep(operation.weight.name, by_input[x], x.columns)
             watched.append(operation)
         return watched
 
@@ -51,17 +51,17 @@ class ImatrixCollector:
 
     def take(self) -> dict[str, np.ndarray]:
         """Return the sums since the last call, by the matrix's name: float32 [columns] or [experts, columns]."""
-        taken = {name: sums.astype(np.float32) for name, sums in self._sums.items()}
+        sums_taken = {name: sums.astype(np.float32) for name, sums in self._sums.items()}
         for sums in self._sums.values():
             sums[:] = 0
-        return taken
+        return sums_taken
 
     def take_counts(self) -> dict[str, np.ndarray]:
         """Return how many rows each expert read since the last call, by the stack's name: int64 [experts]."""
-        taken = {name: counts.copy() for name, counts in self._counts.items()}
+        counts_taken = {name: counts.copy() for name, counts in self._counts.items()}
         for counts in self._counts.values():
             counts[:] = 0
-        return taken
+        return counts_taken
 
 
 def padded(columns: int) -> int:

@@ -42,15 +42,17 @@ class Recorder(
         encoding: operations of the encoder, if there is one.
     """
 
-    def __init__(self, hyperparameters: "Hyperparameters | Vision", context: int, shown: HiddenStateTap | None = None):
-        """Begin a trace; context: the most tokens of a sequence.  shown: the hidden states to export."""
+    def __init__(
+        self, hyperparameters: "Hyperparameters | Vision", context: int, hidden_state_tap: HiddenStateTap | None = None
+    ):
+        """Begin a trace; context: the most tokens of a sequence.  hidden_state_tap: the hidden states to export."""
         super().__init__(hyperparameters.vocab_size, hyperparameters.width, context)
         self.encoding = list[Operation]()
-        self.tap(shown)
+        self.tap(hidden_state_tap)
 
-    def use(self, other: "Recorder") -> None:
+    def use(self, recorder: "Recorder") -> None:
         """Count the tensors of another part of the model as used."""
-        self._used |= other._used
+        self._used |= recorder._used
 
     def require_all_used(self, names: Collection[str], oddities: Oddities | None = None) -> None:
         """Raise ModelError for a tensor that no verb has used.
@@ -59,9 +61,9 @@ class Recorder(
         """
         unused = [name for name in names if name not in self._used and not name.endswith(HARMLESS)]
         if unused := unused if oddities is None else without_other_parts(unused, oddities):
-            more = f" and {len(unused) - 1} more" if len(unused) > 1 else ""
+            more_tensors = f" and {len(unused) - 1} more" if len(unused) > 1 else ""
             raise ModelError(
-                f"tensor {printable(unused[0])}{more}: not part of this architecture as localllm supports it"
+                f"tensor {printable(unused[0])}{more_tensors}: not part of this architecture as localllm supports it"
             )
 
 
@@ -71,13 +73,13 @@ def trace_model(
     weights: Weights,
     hyperparameters: Hyperparameters,
     context: int,
-    shown: HiddenStateTap | None = None,
+    hidden_state_tap: HiddenStateTap | None = None,
 ) -> Recorder:
-    """Trace an architecture for a file; shown: see Recorder.
+    """Trace an architecture for a file; hidden_state_tap: see Recorder.
 
     Raises ModelError, which names the file, for tensors that do not fit or are not used.
     """
-    recorder = Recorder(hyperparameters, context, shown)
+    recorder = Recorder(hyperparameters, context, hidden_state_tap)
     try:
         if hyperparameters.encode:
             encoder = Recorder(hyperparameters, context)

@@ -53,33 +53,35 @@ def rotations(operations: Sequence[Operation], states: Sequence[State]) -> dict[
         raise UsageError("context shift is not supported for models with recurrent layers")
     if any(isinstance(operation, EmbedPositions) for operation in operations):
         raise UsageError("context shift is not supported for models with absolute position embeddings")
-    made, found = {operation.output: operation for operation in operations}, dict[State, RopeShift]()
+    producers, shifts = {operation.output: operation for operation in operations}, dict[State, RopeShift]()
     for operation in operations:
         if not (isinstance(operation, SelectKeys) or (isinstance(operation, Attend) and operation.has_keys)):
             continue
         state: Paged | Latent = operation.state
-        if turn := rotation_of(made, operation.inputs[1], state.key_dim, 0):
-            found[state] = turn
-    return found
+        if turn := rotation_of(producers, operation.inputs[1], state.key_dim, 0):
+            shifts[state] = turn
+    return shifts
 
 
-def rotation_of(made: Mapping[Activation, Operation], x: Activation, head_dim: int, first: int) -> RopeShift | None:
+def rotation_of(
+    producers: Mapping[Activation, Operation], x: Activation, head_dim: int, first: int
+) -> RopeShift | None:
     """Return the rotation of keys that begin at number `first` of a head; None if they are not rotated.
 
     Raises UsageError if an operation after RoPE changes them.
     """
-    operation = made[x]
+    operation = producers[x]
     if isinstance(operation, Rotate):
         return RopeShift.of(operation.rope, operation.divisors, first)
     if isinstance(operation, ConcatHeads):
         begin, behind = operation.inputs
         places = ((begin, first), (behind, first + begin.columns // operation.heads))
-        parts = [turn for part, place in places if (turn := rotation_of(made, part, head_dim, place))]
+        parts = [turn for part, place in places if (turn := rotation_of(producers, part, head_dim, place))]
         if len(parts) < 2:
             return parts[0] if parts else None
     elif isinstance(operation, Scale) or (isinstance(operation, RMSNorm) and is_plain(operation, head_dim)):
-        return rotation_of(made, operation.inputs[0], head_dim, first)
-    elif not is_rotated(made, x):
+        return rotation_of(producers, operation.inputs[0], head_dim, first)
+    elif not is_rotated(producers, x):
         return None
     raise UsageError(f"context shift is not supported: {operation.verb!r} changes keys after RoPE")
 
@@ -89,9 +91,9 @@ def is_plain(norm: RMSNorm, head_dim: int) -> bool:
     return norm.group == head_dim and bool((norm.vector == norm.vector[0]).all())
 
 
-def is_rotated(made: Mapping[Activation, Operation], x: Activation) -> bool:
+def is_rotated(producers: Mapping[Activation, Operation], x: Activation) -> bool:
     """Return whether there is a rotation between the last matrix product and x."""
-    operation = made[x]
+    operation = producers[x]
     if isinstance(operation, Product):
         return False
-    return isinstance(operation, Rotate) or any(is_rotated(made, source) for source in operation.inputs)
+    return isinstance(operation, Rotate) or any(is_rotated(producers, source) for source in operation.inputs)

@@ -61,8 +61,10 @@ class Reached(NamedTuple):
     times: int
 
 
-def folds(operations: Sequence[Operation], tensors: Mapping[str, Tensor], kept: Sequence[str] = ()) -> list[ScaleFold]:
-    """Find all folds, in the order of the operations; kept: names of tensors that must not change.
+def folds(
+    operations: Sequence[Operation], tensors: Mapping[str, Tensor], excluded: Sequence[str] = ()
+) -> list[ScaleFold]:
+    """Find all folds, in the order of the operations; excluded: names of tensors that must not change.
 
     At most one fold multiplies a tensor's columns, and at most one divides each of its rows.
     """
@@ -70,7 +72,8 @@ def folds(operations: Sequence[Operation], tensors: Mapping[str, Tensor], kept: 
     return [
         fold
         for operation in operations
-        if (fold := finder.fold(operation)) and not {*fold.multiplied, *(name for name, _ in fold.divided)} & {*kept}
+        if (fold := finder.fold(operation))
+        and not {*fold.multiplied, *(name for name, _ in fold.divided)} & {*excluded}
     ]
 
 
@@ -114,19 +117,19 @@ class Finder:
             has_shape = (columns,) == part.shape if part is not weight or is_norm else part.shape[-2] == columns
             if tensor is None or len(tensor.shape) != len(part.shape) or not has_shape:
                 return None
-            if any(self._overlaps(part, columns, other) for other in self._uses[part.name] if other is not operation):
+            if any(self._overlaps(part, columns, use) for use in self._uses[part.name] if use is not operation):
                 return None
         if weight.scale or (is_stack and weight.bias):
             return None
         return tuple((part.name, part.first_row) for part in parts)
 
-    def _overlaps(self, part: Weight, columns: int, other: Operation) -> bool:
+    def _overlaps(self, part: Weight, columns: int, use: Operation) -> bool:
         """Return whether another operation uses some of these rows."""
         return any(
             each.name == part.name
             and each.first_row < part.first_row + columns
             and part.first_row < each.first_row + (each.shape[-2] if len(each.shape) > 1 else each.shape[0])
-            for each in weights_of(other)
+            for each in weights_of(use)
         )
 
     def _is_only_for(self, name: str, users: Sequence[Operation]) -> bool:
@@ -139,17 +142,17 @@ class Finder:
 
     def _reads(self, x: Activation, heads: int = 1, times: int = 1) -> list[Reached] | None:
         """Find the matrices that an activation reaches; None if it reaches anything else, or no matrix."""
-        found: list[Reached] = []
+        reached: list[Reached] = []
         for operation in self._readers.get(x, []):
             if isinstance(operation, Product) and operation.inputs[0] is x:
-                found.append(Reached(operation.weight, operation, heads, times))
+                reached.append(Reached(operation.weight, operation, heads, times))
                 continue
             shape = self._propagate(x, operation, heads, times)
-            more = self._reads(operation.output, *shape) if shape else None
-            if not more:
+            further = self._reads(operation.output, *shape) if shape else None
+            if not further:
                 return None
-            found += more
-        return found or None
+            reached += further
+        return reached or None
 
     def _propagate(self, x: Activation, operation: Operation, heads: int, times: int) -> tuple[int, int] | None:
         """Return heads and times of an operation's output if it is linear in x; else None."""

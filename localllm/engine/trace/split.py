@@ -21,12 +21,12 @@ class Halves(NamedTuple):
 def split_at_layer(operations: list[Operation], layer: int) -> Halves:
     """Cut before a layer, where the fewest columns cross. Raises UnsupportedError if the layers cannot be separated."""
     layers = [layer_of(operation) for operation in operations]
-    first = next((i for i, found in enumerate(layers) if found is not None and found >= layer), len(operations))
-    last = max((i for i, found in enumerate(layers) if found is not None and found < layer), default=-1)
+    first = next((i for i, number in enumerate(layers) if number is not None and number >= layer), len(operations))
+    last = max((i for i, number in enumerate(layers) if number is not None and number < layer), default=-1)
     cuts = [(crossing, at) for at in range(last + 1, first + 1) if can_cross(crossing := live(operations, at))]
     if not cuts:
         raise UnsupportedError(f"the model cannot be split before layer {layer}")
-    crossing, at = min(cuts, key=lambda cut: (sum(x.columns for x in cut[0]), cut[1]))
+    crossing, at = min(cuts, key=lambda candidate: (sum(x.columns for x in candidate[0]), candidate[1]))
     return Halves(operations[:at], operations[at:], crossing)
 
 
@@ -34,15 +34,15 @@ def layer_of(operation: Operation) -> int | None:
     """Return the layer of an operation's weight or state; None if it has neither."""
     if isinstance(operation, StateOperation):
         return operation.state.layer
-    found = LAYER.match(operation.weight.name) if isinstance(operation, MatrixOperation) else None
-    return int(found[1]) if found else None
+    match = LAYER.match(operation.weight.name) if isinstance(operation, MatrixOperation) else None
+    return int(match[1]) if match else None
 
 
 def live(operations: list[Operation], at: int) -> list[Activation]:
     """List the activations that operations before number `at` make and later ones read."""
-    made = dict.fromkeys(operation.output for operation in operations[:at])
-    needed = {x for operation in operations[at:] for x in operation.inputs}
-    return [x for x in made if x in needed]
+    outputs = dict.fromkeys(operation.output for operation in operations[:at])
+    inputs = {x for operation in operations[at:] for x in operation.inputs}
+    return [x for x in outputs if x in inputs]
 
 
 def can_cross(activations: list[Activation]) -> bool:

@@ -77,11 +77,11 @@ def remember(kind: str, digest: str) -> None:
         remove_oldest(folder)
 
 
-def remove_oldest(folder: Path, most: int = MOST) -> None:
-    """Remove the oldest half of a folder's files if there are more than `most`."""
+def remove_oldest(folder: Path, max_files: int = MOST) -> None:
+    """Remove the oldest half of a folder's files if there are more than `max_files`."""
     with os.scandir(folder) as entries:
         by_age = [(entry.stat().st_mtime, entry.path) for entry in entries]
-    for _, path in sorted(by_age)[: len(by_age) - most // 2] if len(by_age) > most else ():
+    for _, path in sorted(by_age)[: len(by_age) - max_files // 2] if len(by_age) > max_files else ():
         os.unlink(path)
 
 

@@ -203,9 +203,9 @@ def prune() -> None:
     """Remove files until the limit is kept: least recently used prompts first, each from its last chunk."""
     by_age = [(state.st_mtime_ns, key, state.st_size) for key, state in list_files()]
     total = sum(size for _, _, size in by_age)
-    most = size_limit_on_disk(total)
+    limit = size_limit_on_disk(total)
     for _, key, size in sorted(by_age):
-        if total <= most:
+        if total <= limit:
             break
         remove(key)
         total -= size

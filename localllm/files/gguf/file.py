@@ -85,8 +85,8 @@ class GGUFFile:
         parts = open_split(path, part, count) if count > 1 else [part]  # a merged file keeps the key, with the value 0
         if count <= 1:
             part.require_whole()
-        whole = merge_parts(parts) if count > 1 else part
-        return cls(whole._replace(path=path), {part.path: list(part.tensors) for part in parts})
+        merged = merge_parts(parts) if count > 1 else part
+        return cls(merged._replace(path=path), {part.path: list(part.tensors) for part in parts})
 
     @property
     def parameters(self) -> int:

@@ -98,10 +98,10 @@ class HeaderReader:
         data: mmap.mmap,
         path: str,
         needed: Collection[str] = (),
-        kept: Mapping[int, MappedStrings] = MappingProxyType({}),
+        cached_strings: Mapping[int, MappedStrings] = MappingProxyType({}),
     ):
-        """Start at byte 0; kept: cached arrays of strings, by the position of their first string."""
-        self.needed, self.kept = needed, kept
+        """Start at byte 0; cached_strings: cached arrays of strings, by the position of their first string."""
+        self.needed, self.kept = needed, cached_strings
         self.data = data
         self.size = len(data)
         self.path = path
@@ -142,8 +142,8 @@ class HeaderReader:
         self.position = start + count
         return start
 
-    def ends(self, needed: int) -> NoReturn:
-        self.fail(f"the file ends at byte {self.size} but this needs {needed} bytes: download incomplete?")
+    def ends(self, nbytes: int) -> NoReturn:
+        self.fail(f"the file ends at byte {self.size} but this needs {nbytes} bytes: download incomplete?")
 
     def number(self, kind: struct.Struct) -> int:
         """Read an integer."""
@@ -169,7 +169,7 @@ class HeaderReader:
         return tensors, keys
 
     def name(self, field: str, limit: int, may_have_spaces: bool = False) -> str:
-        """Read the name of a key or a tensor; messages name it from now on."""
+        """Read the name of a key or a tensor, which error messages mention from then on."""
         self.field = field
         length = self.number(UINT64)
         if not 1 <= length <= limit:
@@ -199,7 +199,7 @@ class HeaderReader:
         self.fail(f"value type {kind} is unknown; expected 0 to 12")
 
     def text(self, start: int, end: int) -> Callable[[], str]:
-        """Return a function that decodes the string in bytes `start` to `end`; its messages name the present field."""
+        """Return a function that decodes the string in bytes `start` to `end`; its errors name the current field."""
         data, path, field = self.data, self.path, self.field
 
         def decode() -> str:
@@ -355,14 +355,14 @@ class HeaderReader:
             end = weights + entry.start + entry.size
             if end > self.size:
                 self.fail(f"the file ends at byte {self.size} but needs {end} bytes for it: download incomplete?")
-        end, before = 0, ""
+        end, previous = 0, ""
         for entry in sorted(entries, key=lambda entry: entry.start):
             if entry.start != -(-end // alignment) * alignment:
                 self.field = f"tensor {printable(entry.name)}"
                 if entry.start < end:
-                    self.fail(f"offset {entry.start} is within tensor {printable(before)}, which ends at {end}")
+                    self.fail(f"offset {entry.start} is within tensor {printable(previous)}, which ends at {end}")
                 self.fail(f"offset {entry.start} leaves a gap; the data before it ends at {end}")
-            end, before = entry.start + entry.size, entry.name
+            end, previous = entry.start + entry.size, entry.name
         if self.size > (end := weights + -(-end // alignment) * alignment):
             self.field = "tensor count"
             if self.has_entry():  # the table goes on, so all weights would be read from the wrong bytes

@@ -88,7 +88,7 @@ def open_header_only(
     """Open a model by its headers only, for the length of the block; yield it and the number of bytes fetched.
 
     files: the model's file or files in order, sizes in bytes by name. fetch(name, start, end) returns bytes of a file.
-    The temporary files have no name, so nothing is left behind. Raises as write_header and GGUFFile.open.
+    The temporary files have no name, so nothing is left behind. Raises the errors of write_header and GGUFFile.open.
     """
     with ExitStack() as stack:
         parts, fetched = [], 0
@@ -99,6 +99,6 @@ def open_header_only(
                 parts.append(open_part(path, needed=())._replace(path=name))
             except ModelError as error:
                 raise type(error)(str(error).replace(path, name)) from None
-        whole = merge_parts(parts) if len(parts) > 1 else parts[0]
-        with GGUFFile(whole, {part.path: list(part.tensors) for part in parts}) as model:
+        merged = merge_parts(parts) if len(parts) > 1 else parts[0]
+        with GGUFFile(merged, {part.path: list(part.tensors) for part in parts}) as model:
             yield model, fetched

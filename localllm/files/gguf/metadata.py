@@ -22,7 +22,7 @@ class Oddities:
         self.ignored = set[str]()
 
     def note(self, problem: str, key: str = "") -> None:
-        """Note a problem, once; key: of metadata that are ignored because of it."""
+        """Note a problem, once; key: the metadata key that is ignored because of it."""
         self._notes[problem] = None
         self.ignored |= {key} if key else set()
 
@@ -38,8 +38,8 @@ class Oddities:
         """Return one line for the user, or none."""
         if not (notes := [*self._notes]):
             return []
-        shown = notes[:MOST_NOTES] + ([f"and {len(notes) - MOST_NOTES} more"] if len(notes) > MOST_NOTES else [])
-        return [f"the file has irregularities that do not change its meaning: {'; '.join(shown)}"]
+        shown_notes = notes[:MOST_NOTES] + ([f"and {len(notes) - MOST_NOTES} more"] if len(notes) > MOST_NOTES else [])
+        return [f"the file has irregularities that do not change its meaning: {'; '.join(shown_notes)}"]
 
 
 class LazyValue(NamedTuple):

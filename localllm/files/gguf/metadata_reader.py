@@ -27,7 +27,7 @@ class Checked:
     def __init__(self, metadata: Mapping[str, object], prefix: str, path: str = "", oddities: Oddities | None = None):
         """Wrap metadata.
 
-        path: of the file, for messages; "" if it is not known yet.  oddities: receives notes on harmless
+        path: path of the file, for messages; "" if it is not known yet.  oddities: receives notes on harmless
         irregularities.
         """
         self.metadata, self.prefix, self.path = metadata, prefix, path
@@ -55,11 +55,11 @@ class Checked:
     def has(self, name: str) -> bool:
         return self.prefix + name in self.metadata
 
-    def whole(self, name: str, default: int | None, least: int, most: int) -> int:
-        """Read an integer from `least` to `most`."""
+    def whole(self, name: str, default: int | None, minimum: int, maximum: int) -> int:
+        """Read an integer from `minimum` to `maximum`."""
         value = self.raw(name, default)
-        if not is_whole(value) or not least <= value <= most:
-            raise self.wrong(name, f"a number from {least} to {most}")
+        if not is_whole(value) or not minimum <= value <= maximum:
+            raise self.wrong(name, f"a number from {minimum} to {maximum}")
         return value
 
     def number(self, name: str, default: float | None = None) -> float:

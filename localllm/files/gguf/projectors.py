@@ -18,8 +18,8 @@ def find_projector(path: str) -> str:
     folder = os.path.dirname(os.path.abspath(path))
     names = sorted(projector_names(folder))
     if len(names) > 1:
-        own = [name for name in names if stem_of(path).startswith(stem_of(name))]
-        names = own or names
+        same_stem = [name for name in names if stem_of(path).startswith(stem_of(name))]
+        names = same_stem or names
     if not names:
         name = os.path.basename(path)
         raise UsageError(
@@ -55,7 +55,7 @@ def choose_projector(names: Iterable[str], model: str) -> str | None:
     """Choose the projector for a model among a repository's files: same folder, usual format."""
     folder = PurePosixPath(model).parent
     candidates_here = [name for name in sorted(names) if is_projector(name) and PurePosixPath(name).parent == folder]
-    own = [
+    same_stem = [
         name
         for name in candidates_here
         if stem_of(PurePosixPath(model).name).startswith(stem_of(PurePosixPath(name).name))
@@ -65,7 +65,7 @@ def choose_projector(names: Iterable[str], model: str) -> str | None:
         format = ModelFile(name, (name,), True).quantization
         return USUAL.index(format) if format in USUAL else len(USUAL)
 
-    return min(own or candidates_here, key=rank, default=None)
+    return min(same_stem or candidates_here, key=rank, default=None)
 
 
 def stem_of(path: str) -> str:

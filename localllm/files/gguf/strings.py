@@ -173,27 +173,27 @@ def path_of(data: mmap.mmap) -> Path:
 
 
 def digest(data: mmap.mmap, end: int) -> bytes:
-    with memoryview(data) as whole, whole[:end] as part:
+    with memoryview(data) as view, view[:end] as part:
         return hashlib.sha256(part).digest()
 
 
-def short_strings(chunk: np.ndarray, most: int) -> tuple[list[str], int]:
-    """Read up to `most` whole strings at the start of a chunk, uint8 [bytes], and the number of bytes they take.
+def short_strings(chunk: np.ndarray, limit: int) -> tuple[list[str], int]:
+    """Read up to `limit` whole strings at the start of a chunk, uint8 [bytes], and the number of bytes they take.
 
     Before each string is its length in bytes (8 bytes, little-endian). Returns ([], 0) unless every string has 1 to 255
     bytes of UTF-8 without a zero byte, as those of vocabularies have. Reading strings one by one takes five times as
     long.
     """
     filled = np.flatnonzero(chunk)
-    lengths_at = filled[:-1][np.diff(filled) == GAP][:most]  # nonzero bytes before exactly seven zeros
+    lengths_at = filled[:-1][np.diff(filled) == GAP][:limit]  # nonzero bytes before exactly seven zeros
     ends = lengths_at + GAP + chunk[lengths_at]
-    whole = int(np.searchsorted(ends, len(chunk), side="right"))
-    if not whole or lengths_at[0] or (ends[: whole - 1] != lengths_at[1:whole]).any():
+    complete = int(np.searchsorted(ends, len(chunk), side="right"))
+    if not complete or lengths_at[0] or (ends[: complete - 1] != lengths_at[1:complete]).any():
         return [], 0
-    size = int(ends[whole - 1])
+    size = int(ends[complete - 1])
     part = chunk[:size].copy()
-    part[lengths_at[:whole]] = 0
-    if np.count_nonzero(part) != size - GAP * whole:
+    part[lengths_at[:complete]] = 0
+    if np.count_nonzero(part) != size - GAP * complete:
         return [], 0
     try:
         return part.tobytes().decode().split("\0" * GAP)[1:], size

@@ -34,18 +34,18 @@ class _Closing:
     def __init__(self, root: Schema):
         self._root, self._count = root, 0
 
-    def schema(self, schema: object, others: frozenset[str] = frozenset(), path: Path = ("#",)) -> object:
-        """Close a schema, or each of a list.  others: names of the object's properties in other schemas."""
+    def schema(self, schema: object, required: frozenset[str] = frozenset(), path: Path = ("#",)) -> object:
+        """Close a schema, or each of a list.  required: names of the object's properties in other schemas."""
         if isinstance(schema, list):
-            return [self.schema(part, others, path) for part in schema]
-        return self.object_schema(schema, others, path) if isinstance(schema, Mapping) else schema
+            return [self.schema(part, required, path) for part in schema]
+        return self.object_schema(schema, required, path) if isinstance(schema, Mapping) else schema
 
-    def object_schema(self, schema: Schema, others: frozenset[str] = frozenset(), path: Path = ("#",)) -> Schema:
+    def object_schema(self, schema: Schema, required: frozenset[str] = frozenset(), path: Path = ("#",)) -> Schema:
         """Close a schema that is an object: see `schema`."""
         parts = {word: schema[word] for word in ("allOf", *_PARTS) if isinstance(schema.get(word), list)}
-        is_joined, base, every = self._is_joined(schema, parts), others, others
-        if isinstance(there := schema.get("$ref"), str) and (others or is_joined) and there not in path:
-            return self.object_schema(self._inline(schema), others, (*path, there))
+        is_joined, base, every = self._is_joined(schema, parts), required, required
+        if isinstance(reference := schema.get("$ref"), str) and (required or is_joined) and reference not in path:
+            return self.object_schema(self._inline(schema), required, (*path, reference))
         if is_joined:
             base |= self._names(schema, ("allOf",))
             every = base | self._names(schema, ("allOf", *_PARTS))
@@ -55,15 +55,15 @@ class _Closing:
             about = every if word == "allOf" else base
             changed[word] = [self._inside(part, path) if is_open else self.schema(part, about, path) for part in value]
         if any(isinstance(schema.get(word), Mapping) for word in ("properties", "patternProperties")) and not is_open:
-            self._close(changed, every if parts else others)
+            self._close(changed, every if parts else required)
         return changed
 
-    def _close(self, schema: dict[str, Any], others: frozenset[str]) -> None:
+    def _close(self, schema: dict[str, Any], required: frozenset[str]) -> None:
         """Close an object's schema in place, unless it has additionalProperties itself."""
         if any(word in schema for word in _STATED):
             return
         named = dict(schema.get("properties") or {})
-        for name in [*_as_list(schema.get("required")), *sorted(others)]:
+        for name in [*_as_list(schema.get("required")), *sorted(required)]:
             if isinstance(name, str):
                 named.setdefault(name, {})
         least = schema.get("minProperties")
@@ -79,8 +79,8 @@ class _Closing:
         """Close the objects within a schema, but not the schema's own object."""
         if not isinstance(schema, Mapping):
             return schema
-        same = ("allOf", *_PARTS)
-        return {word: value if word in same else self._within(word, value, path) for word, value in schema.items()}
+        in_place = ("allOf", *_PARTS)
+        return {word: value if word in in_place else self._within(word, value, path) for word, value in schema.items()}
 
     def _within(self, word: str, value: object, path: Path) -> object:
         """Close the schemas in a keyword's value, which describe other values than the object itself."""
@@ -95,11 +95,15 @@ class _Closing:
             raise UsageError(
                 f"the schema cannot be used: more than {MOST_JOINED} references have other keywords next to $ref"
             )
-        rest = {word: value for word, value in schema.items() if word != "$ref"}
-        there = resolve_pointer(schema["$ref"], self._root)
-        if not isinstance(there, Mapping):
-            return {**rest, "allOf": [*_as_list(rest.get("allOf")), {"$ref": schema["$ref"]}]} if rest else dict(schema)
-        return {**rest, "allOf": [*_as_list(rest.get("allOf")), dict(there)]} if rest else dict(there)
+        siblings = {word: value for word, value in schema.items() if word != "$ref"}
+        target = resolve_pointer(schema["$ref"], self._root)
+        if not isinstance(target, Mapping):
+            return (
+                {**siblings, "allOf": [*_as_list(siblings.get("allOf")), {"$ref": schema["$ref"]}]}
+                if siblings
+                else dict(schema)
+            )
+        return {**siblings, "allOf": [*_as_list(siblings.get("allOf")), dict(target)]} if siblings else dict(target)
 
     def _names(self, schema: Schema, words: tuple[str, ...]) -> frozenset[str]:
         """Collect the property names of a schema and of its parts."""
@@ -113,14 +117,14 @@ class _Closing:
 
     def _parts(self, schema: object, words: tuple[str, ...]) -> list[Schema]:
         """List a schema, and those that $ref and the keywords in `words` apply to the same object."""
-        found, waiting = dict[int, Schema](), [schema]
+        parts, waiting = dict[int, Schema](), [schema]
         while waiting:
-            one = waiting.pop()
-            if isinstance(one, Mapping) and id(one) not in found:
-                found[id(one)] = one
-                waiting.append(resolve_pointer(one.get("$ref"), self._root))
-                waiting += [part for word in words for part in _as_list(one.get(word))]
-        return [*found.values()]
+            subschema = waiting.pop()
+            if isinstance(subschema, Mapping) and id(subschema) not in parts:
+                parts[id(subschema)] = subschema
+                waiting.append(resolve_pointer(subschema.get("$ref"), self._root))
+                waiting += [part for word in words for part in _as_list(subschema.get(word))]
+        return [*parts.values()]
 
 
 def _as_list(value: object) -> list[object]:

@@ -100,10 +100,10 @@ class Constraint:
 
         options = {"lenient": False, "coerce_one_of": False, "whitespace_pattern": WHITE_SPACE}
         try:
-            given = exact(_schema_of(schema), additional_properties and not is_type(schema))
-            distinct = json.dumps(given) if has_distinct(given) else ""
-            given = without_distinct(given)
-            grammar = LLMatcher.grammar_from_json_schema(given, overrides=options)  # type: ignore[arg-type]
+            prepared = exact(_schema_of(schema), additional_properties and not is_type(schema))
+            distinct = json.dumps(prepared) if has_distinct(prepared) else ""
+            prepared = without_distinct(prepared)
+            grammar = LLMatcher.grammar_from_json_schema(prepared, overrides=options)  # type: ignore[arg-type]
             return cls("schema", grammar, not whitespace, distinct)
         except ValueError as error:
             raise UsageError(f"the schema cannot be used: {_reason(str(error))}") from None
@@ -137,9 +137,9 @@ def in_ascii(regex: str) -> str:
         return regex.removeprefix("(?u)")
     depth = 0  # of brackets
 
-    def replaced(found: re.Match[str]) -> str:
+    def replaced(match: re.Match[str]) -> str:
         nonlocal depth
-        text = found[0]
+        text = match[0]
         depth = max(0, depth + (text == "[") - (text == "]"))
         if text[0] != "\\" or text[1] not in "dwsDWS":
             return text
@@ -160,8 +160,8 @@ def constraint_of(
 
     json_whitespace, additional_properties: see Constraint.of_schema.
     """
-    given = {"schema": schema, "grammar": grammar, "regex": regex}
-    names = [name for name, value in given.items() if value is not None]
+    by_kind = {"schema": schema, "grammar": grammar, "regex": regex}
+    names = [name for name, value in by_kind.items() if value is not None]
     if len(names) > 1:
         raise UsageError(f"{names[0]} and {names[1]} cannot be combined")
     if schema is not None:
@@ -363,34 +363,34 @@ def matcher_of(constraint: Constraint, tokenizer: "Tokenizer", vocab: int) -> Ma
     if not tokenizer.end_ids:
         raise UsageError("the model's vocabulary has no token that ends an answer, which a constraint needs")
     with _LOCK:
-        known = _KNOWN.setdefault(tokenizer, _Known())
-        if constraint not in known.beginnings:
-            beginning = _begin(known, constraint, tokenizer, max(vocab, tokenizer.vocab_size))
-            if len(known.beginnings) >= _KEPT:
-                del known.beginnings[next(iter(known.beginnings))]
-            known.beginnings[constraint] = beginning
-        return Matcher(known.beginnings[constraint].deep_copy(), max(vocab, tokenizer.vocab_size), tokenizer)
+        cached = _KNOWN.setdefault(tokenizer, _Known())
+        if constraint not in cached.beginnings:
+            beginning = _begin(cached, constraint, tokenizer, max(vocab, tokenizer.vocab_size))
+            if len(cached.beginnings) >= _KEPT:
+                del cached.beginnings[next(iter(cached.beginnings))]
+            cached.beginnings[constraint] = beginning
+        return Matcher(cached.beginnings[constraint].deep_copy(), max(vocab, tokenizer.vocab_size), tokenizer)
 
 
-def _begin(known: _Known, constraint: Constraint, tokenizer: "Tokenizer", size: int) -> "LLMatcher | GrammarMatcher":
+def _begin(cached: _Known, constraint: Constraint, tokenizer: "Tokenizer", size: int) -> "LLMatcher | GrammarMatcher":
     """Make a matcher at the start of an answer. Raises UsageError."""
     if constraint.kind != GRAMMAR:
-        return constraint.beginning(_vocabulary(known, constraint.kind, tokenizer, size))
-    if known.trie is None:
-        known.trie = build_trie(tokenizer, size)
-    return GrammarMatcher(constraint.grammar, tokenizer, known.trie)
+        return constraint.beginning(_vocabulary(cached, constraint.kind, tokenizer, size))
+    if cached.trie is None:
+        cached.trie = build_trie(tokenizer, size)
+    return GrammarMatcher(constraint.grammar, tokenizer, cached.trie)
 
 
-def _vocabulary(known: _Known, kind: str, tokenizer: "Tokenizer", size: int) -> "LLTokenizer":
+def _vocabulary(cached: _Known, kind: str, tokenizer: "Tokenizer", size: int) -> "LLTokenizer":
     """Convert the vocabulary for llguidance, with slices of tokens that are often allowed in JSON or any text."""
     from llguidance import LLTokenizer, TokenizerWrapper
 
-    if kind not in known.vocabularies:
+    if kind not in cached.vocabularies:
         slices = LLTokenizer.json_slices() if kind == "schema" else LLTokenizer.general_slices()
-        if known.vocabularies:
-            made = next(iter(known.vocabularies.values())).with_slices(slices)
+        if cached.vocabularies:
+            vocabulary = next(iter(cached.vocabularies.values())).with_slices(slices)
         else:
             wrapper = TokenizerWrapper(_Wrapped(tokenizer, size))
-            made = LLTokenizer(wrapper, n_vocab=size, eos_token=sorted(tokenizer.end_ids), slices=slices)
-        known.vocabularies[kind] = made
-    return known.vocabularies[kind]
+            vocabulary = LLTokenizer(wrapper, n_vocab=size, eos_token=sorted(tokenizer.end_ids), slices=slices)
+        cached.vocabularies[kind] = vocabulary
+    return cached.vocabularies[kind]

@@ -39,7 +39,7 @@ class _Level:
     """An open object or array.
 
     Attributes:
-        schemas: those that apply to it.  key: of an object's next value.  count: complete items of an array.
+        schemas: those that apply to it.  key: key of an object's next value. count: complete items of an array.
         seen: keys of an array's items (see _identity) if it has uniqueItems, else None.
         has_output: whether one of these items was released.
     """

@@ -30,7 +30,7 @@ _COUNTS = {"*": (0, None), "+": (1, None), "?": (0, 1)}
 
 @frozen
 class Characters:
-    """One character of a set; ranges: of code points, both ends included."""
+    """One character of a set; ranges: ranges of code points, both ends included."""
 
     ranges: tuple[tuple[int, int], ...]
 
@@ -124,9 +124,9 @@ class Parser:
                 raise grammar_error(token.line, f"there is nothing before {token.text} that it could repeat")
             name = self._take("name", "a rule's name")
             self._take("assign", "::=")
-            before = self._place
+            begin = self._place
             rules[name.text] = self._read_alternatives()
-            references += [token for token in self._tokens[before : self._place] if token.kind == "name"]
+            references += [token for token in self._tokens[begin : self._place] if token.kind == "name"]
         for token in references:
             if token.text not in rules:
                 raise grammar_error(token.line, f"there is no rule {token.text!r}")
@@ -192,10 +192,10 @@ def _read_count(repeat: Token) -> tuple[int, int | None]:
     """Return the least and most repetitions (None: no limit). Raises UsageError."""
     if repeat.text in _COUNTS:
         return _COUNTS[repeat.text]
-    least, comma, most = re.sub(r"\s", "", repeat.text)[1:-1].partition(",")
-    if most and int(most) < int(least):
+    minimum, comma, maximum = re.sub(r"\s", "", repeat.text)[1:-1].partition(",")
+    if maximum and int(maximum) < int(minimum):
         raise grammar_error(repeat.line, f"in {repeat.text} the second number should not be below the first")
-    return int(least), (int(most) if most else None) if comma else int(least)
+    return int(minimum), (int(maximum) if maximum else None) if comma else int(minimum)
 
 
 def _split(text: str) -> Iterator[Token]:
@@ -250,12 +250,12 @@ def _read_class(token: Token) -> Characters:
 
 def _invert(ranges: list[tuple[int, int]]) -> tuple[tuple[int, int], ...]:
     """List the ranges of all other characters."""
-    others, start = list[tuple[int, int]](), 0
+    inverted, start = list[tuple[int, int]](), 0
     for first, last in sorted(ranges):
         if start < first:
-            others.append((start, first - 1))
+            inverted.append((start, first - 1))
         start = max(start, last + 1)
-    return (*others, (start, _LAST)) if start <= _LAST else tuple(others)
+    return (*inverted, (start, _LAST)) if start <= _LAST else tuple(inverted)
 
 
 def _read_vocabulary_token(token: Token) -> VocabularyToken:

@@ -243,12 +243,12 @@ class Automaton:
         for number, (reader, _, _) in enumerate(reads):
             for column, following in self._steps[reader]:
                 by_column.setdefault(column, []).append((number, following))
-        known: dict[tuple[tuple[int, int], ...], int] = {}  # many bytes lead to the same row
+        row_numbers: dict[tuple[tuple[int, int], ...], int] = {}  # many bytes lead to the same row
         for column, steps in by_column.items():
             key = tuple(steps)
-            if key not in known:
-                known[key] = self._get_row(self._step(reads, key))
-            self._table[row, column] = known[key]
+            if key not in row_numbers:
+                row_numbers[key] = self._get_row(self._step(reads, key))
+            self._table[row, column] = row_numbers[key]
 
     def _step(self, reads: "list[_Read]", steps: Iterable[tuple[int, int]]) -> Configuration:
         """Return the configuration after a byte.

@@ -113,9 +113,9 @@ class Network:
         self._rule_of.append(self._rule)
         return len(self._arcs) - 1
 
-    def _add_arc(self, start: int, kind: Kind, what: int, end: int | None = None) -> int:
+    def _add_arc(self, start: int, kind: Kind, target: int, end: int | None = None) -> int:
         end = self._add_state() if end is None else end
-        self._arcs[start].append(Arc(kind, what, end))
+        self._arcs[start].append(Arc(kind, target, end))
         return end
 
     def _build(self, expression: Expression, start: int) -> int:
@@ -142,21 +142,21 @@ class Network:
 
     def _build_repeat(self, repeat: Repeat, start: int) -> int:
         """Add a repeated item; a complex one becomes an unnamed rule, so that its states exist only once."""
-        item, least, most = repeat.item, repeat.least, repeat.most
-        copies = most if most is not None else least + 1
+        item, minimum, maximum = repeat.item, repeat.least, repeat.most
+        copies = maximum if maximum is not None else minimum + 1
         is_rule = copies > 2 and not isinstance(item, Characters | VocabularyToken | RuleReference)
 
         def once(at: int) -> int:
             return self._add_arc(at, Kind.ENTER, self._number_of(item)) if is_rule else self._build(item, at)
 
-        for _ in range(least):
+        for _ in range(minimum):
             start = once(start)
-        if most is None:
+        if maximum is None:
             loop = self._add_arc(start, Kind.SKIP, 0)
             self._add_arc(once(loop), Kind.SKIP, 0, loop)
             return loop
         end = self._add_state()
-        for _ in range(most - least):
+        for _ in range(maximum - minimum):
             self._add_arc(start, Kind.SKIP, 0, end)
             start = once(start)
         return self._add_arc(start, Kind.SKIP, 0, end)
@@ -207,9 +207,9 @@ class Network:
                 sources[arc.target].append(state)
         ending, todo = {*self._ends}, [*self._ends]
         while todo:
-            more = {*sources[todo.pop()]} - ending
-            ending |= more
-            todo += more
+            added = {*sources[todo.pop()]} - ending
+            ending |= added
+            todo += added
         return ending
 
     def _drop(self, useless: "_Usable") -> None:
@@ -250,24 +250,24 @@ class Network:
         """Collect a rule and all rules that it can begin with, directly or indirectly."""
         entered, todo = {rule}, [rule]
         while todo:
-            more = {each for each, _ in self.find_start(todo.pop()).enters} - entered
-            entered |= more
-            todo += more
+            added = {each for each, _ in self.find_start(todo.pop()).enters} - entered
+            entered |= added
+            todo += added
         return frozenset(entered)
 
 
 def _grow(rules: Iterable[int], belongs: Callable[[int, set[int]], bool]) -> set[int]:
     """Compute the smallest set of rules that is closed under `belongs`."""
-    known: set[int] = set()
-    others = [*rules][::-1]  # rules usually come before those that they refer to
+    members: set[int] = set()
+    candidates = [*rules][::-1]  # rules usually come before those that they refer to
     grows = True
     while grows:
         grows = False
-        for rule in others:
-            if rule not in known and belongs(rule, known):
-                known.add(rule)
+        for rule in candidates:
+            if rule not in members and belongs(rule, members):
+                members.add(rule)
                 grows = True
-    return known
+    return members
 
 
 @lru_cache(_KEPT)

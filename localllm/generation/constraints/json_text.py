@@ -17,12 +17,12 @@ class JsonCompactor:
 
     def push(self, text: str) -> str:
         """Return a piece of text without white space outside of strings."""
-        kept, place = list[str](), 0
+        parts, place = list[str](), 0
         while place < len(text):
             if not self._is_inside:
                 quote = text.find('"', place)
                 end = len(text) if quote < 0 else quote + 1
-                kept.append(_SPACE.sub("", text[place:end]))
+                parts.append(_SPACE.sub("", text[place:end]))
                 self._is_inside, place = quote >= 0, end
                 continue
             if self._is_escaped or text[place] in '"\\':
@@ -33,6 +33,6 @@ class JsonCompactor:
                 plain = _PLAIN.match(text, place)
                 assert plain
                 end = plain.end()
-            kept.append(text[place:end])
+            parts.append(text[place:end])
             place = end
-        return "".join(kept)
+        return "".join(parts)

@@ -42,8 +42,8 @@ def _spell_tuple(schema: dict[str, Any], is_old: bool) -> None:
     """Rename the keywords of tuples in place: llguidance reads prefixItems only in draft 2020-12, `items` before."""
     listed = schema["items"] if isinstance(schema.get("items"), list) else None
     if is_old and "prefixItems" in schema:
-        rest = {"additionalItems": schema["items"]} if "items" in schema else {}
-        schema |= {**rest, "items": schema.pop("prefixItems")}
+        additional = {"additionalItems": schema["items"]} if "items" in schema else {}
+        schema |= {**additional, "items": schema.pop("prefixItems")}
     elif listed is not None and not is_old:
         schema["prefixItems"] = listed
         schema["items"] = schema.pop("additionalItems", True)
@@ -110,22 +110,22 @@ def in_order(value: object, schema: object, root: Schema) -> object:
         return [in_order(item, {"anyOf": items}, root) for item in value]
     if not isinstance(value, Mapping):
         return value
-    known = dict[str, list[object]]()
+    keys = dict[str, list[object]]()
     for part in parts:
         for name, inner in (part.get("properties") or {}).items():
-            known.setdefault(name, []).append(inner)
-    names = [*(name for name in known if name in value), *(name for name in value if name not in known)]
-    return {name: in_order(value[name], {"anyOf": known.get(name, [])}, root) for name in names}
+            keys.setdefault(name, []).append(inner)
+    names = [*(name for name in keys if name in value), *(name for name in value if name not in keys)]
+    return {name: in_order(value[name], {"anyOf": keys.get(name, [])}, root) for name in names}
 
 
 def alternatives(schema: object, root: Schema) -> list[Schema]:
     """List a schema and the schemas that $ref, allOf, anyOf and oneOf apply to the same value, each once."""
-    found, waiting = dict[int, Schema](), [schema]
+    schemas, waiting = dict[int, Schema](), [schema]
     while waiting:
-        one = waiting.pop()
-        if not isinstance(one, Mapping) or id(one) in found:
+        alternative = waiting.pop()
+        if not isinstance(alternative, Mapping) or id(alternative) in schemas:
             continue
-        found[id(one)] = one
-        parts = [part for word in ("allOf", "oneOf", "anyOf") for part in reversed(one.get(word) or ())]
-        waiting += [*parts, resolve_pointer(one.get("$ref"), root)]
-    return [*found.values()]
+        schemas[id(alternative)] = alternative
+        parts = [part for word in ("allOf", "oneOf", "anyOf") for part in reversed(alternative.get(word) or ())]
+        waiting += [*parts, resolve_pointer(alternative.get("$ref"), root)]
+    return [*schemas.values()]

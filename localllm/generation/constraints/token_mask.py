@@ -37,7 +37,7 @@ class AnswerState:
     ):
         """Start at the beginning of an answer.
 
-        matcher: of the constraint, or None.  calls: of tool calls, which starts at a call's trigger.
+        matcher: of the constraint, or None.  calls: the matcher of tool calls, which starts at a call's trigger.
         is_whole: whether `matcher` covers reasoning and the openings of calls, too.
         """
         self._calls, self._is_whole = calls, is_whole
@@ -67,9 +67,9 @@ class AnswerState:
         twin._calls = self._calls and self._calls.copy()
         return twin
 
-    def restore(self, earlier: "AnswerState") -> None:
+    def restore(self, snapshot: "AnswerState") -> None:
         """Go back to the state of a copy; the copy stays independent."""
-        vars(self).update(vars(earlier.copy()))
+        vars(self).update(vars(snapshot.copy()))
 
     @property
     def has_ended(self) -> bool:

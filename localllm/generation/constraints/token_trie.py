@@ -14,7 +14,7 @@ class TokenTrie:
     """A trie of tokens' texts. Nodes are numbered by depth; 0 is the empty text.
 
     Attributes:
-        texts: of each token, b"" for tokens without text.
+        texts: texts of each token, b"" for tokens without text.
         is_token: bool [tokens], tokens that can be part of an answer, with or without text.  ends: end tokens.
     """
 
@@ -45,18 +45,18 @@ class TokenTrie:
         classes = int(class_of.max()) + 1
         merged = np.zeros(self._nodes, np.int32)
         parents, columns = [_NONE], [np.zeros(1, np.int32)]
-        before, node, nodes = 0, 1, 1  # merged nodes above the last level, nodes, and merged ones
+        merged_above, node, nodes = 0, 1, 1  # merged nodes above the last level, nodes, and merged ones
         for parent, byte in self._levels:
-            key = (merged[parent] - before) * classes + class_of[byte]
-            is_used = np.zeros((nodes - before) * classes, bool)
+            key = (merged[parent] - merged_above) * classes + class_of[byte]
+            is_used = np.zeros((nodes - merged_above) * classes, bool)
             is_used[key] = True
-            used = np.flatnonzero(is_used).astype(np.int32)
+            used_classes = np.flatnonzero(is_used).astype(np.int32)
             number = np.empty(len(is_used), np.int32)
-            number[used] = np.arange(nodes, nodes + len(used))
+            number[used_classes] = np.arange(nodes, nodes + len(used_classes))
             merged[node : node + len(parent)] = number[key]
-            parents.append(used // classes + before)
-            columns.append(used % classes)
-            before, node, nodes = nodes, node + len(parent), nodes + len(used)
+            parents.append(used_classes // classes + merged_above)
+            columns.append(used_classes % classes)
+            merged_above, node, nodes = nodes, node + len(parent), nodes + len(used_classes)
         counts = np.bincount(np.concatenate(parents), minlength=nodes).astype(np.int32)
         first = (1 + np.cumsum(counts) - counts).astype(np.int32)
         return MergedTrie(np.concatenate(columns), first, counts, merged[self._node_of])

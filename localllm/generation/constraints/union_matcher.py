@@ -47,8 +47,8 @@ class UnionMatcher:
 
     def allowed_mask(self) -> np.ndarray:
         """Compute the mask of tokens that either matcher allows, bool [vocab]. Raises ConstraintError."""
-        first, *others = self._both
-        return first.allowed_mask() | others[0].allowed_mask() if others else first.allowed_mask()
+        first, *rest = self._both
+        return first.allowed_mask() | rest[0].allowed_mask() if rest else first.allowed_mask()
 
     def accept(self, token: int) -> None:
         """Advance by an allowed token."""
@@ -69,5 +69,5 @@ class UnionMatcher:
 
     def expected_tokens(self) -> list[int]:
         """Return the forced tokens; none while both matchers are possible."""
-        first, *others = self._both
-        return [] if others else first.expected_tokens()
+        first, *rest = self._both
+        return [] if rest else first.expected_tokens()

@@ -21,27 +21,27 @@ class Utf8Automata:
         """Make the start state of a set of ranges; DEAD for an empty set."""
         steps: dict[int, int] = {}
         merged = _normalize(ranges)
-        for more, (low, high, lead) in enumerate(_LENGTHS):
+        for continuations, (low, high, lead) in enumerate(_LENGTHS):
             inside = _intersect(merged, low, high)
-            steps |= self._split_range(inside, more, lead)
+            steps |= self._split_range(inside, continuations, lead)
         return self._add(steps)
 
-    def _split_range(self, ranges: Ranges, more: int, lead: int) -> dict[int, int]:
-        """Map the first byte of characters of 1 + `more` bytes (`lead` plus the highest bits) to the next states."""
-        size, steps = 64**more, dict[int, int]()
+    def _split_range(self, ranges: Ranges, continuations: int, lead: int) -> dict[int, int]:
+        """Map the first byte (`lead` plus the highest bits) of characters of 1 + `continuations` bytes to states."""
+        size, steps = 64**continuations, dict[int, int]()
         for block in {block for first, last in ranges for block in range(first // size, last // size + 1)}:
-            rest = tuple((a - block * size, b - block * size)
+            remainders = tuple((a - block * size, b - block * size)
                          for a, b in _intersect(ranges, block * size, (block + 1) * size - 1))  # fmt: skip
-            steps[lead + block] = self._add_rest(more, rest)
+            steps[lead + block] = self._add_rest(continuations, remainders)
         return steps
 
-    def _add_rest(self, more: int, ranges: Ranges) -> int:
-        """Make the state that expects `more` continuation bytes."""
-        if more == 0:
+    def _add_rest(self, continuations: int, ranges: Ranges) -> int:
+        """Make the state that expects this many continuation bytes."""
+        if continuations == 0:
             return READ
-        if (more, ranges) not in self._states:
-            self._states[more, ranges] = self._add(self._split_range(ranges, more - 1, 0x80))
-        return self._states[more, ranges]
+        if (continuations, ranges) not in self._states:
+            self._states[continuations, ranges] = self._add(self._split_range(ranges, continuations - 1, 0x80))
+        return self._states[continuations, ranges]
 
     def _add(self, steps: dict[int, int]) -> int:
         if not steps:

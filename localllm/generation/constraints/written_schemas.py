@@ -114,48 +114,51 @@ def _with_named_properties(schema: dict[str, object], root: Schema) -> dict[str,
     names = follow_references(schema.get("propertyNames"), root)
     if not isinstance(names, Mapping) or any(word in schema for word in ("properties", "patternProperties", "$ref")):
         return schema
-    rest = {word: value for word, value in schema.items() if word != "propertyNames"}
-    values, about = rest.get("additionalProperties", {}), {"title", "description", "type"}
+    without_names = {word: value for word, value in schema.items() if word != "propertyNames"}
+    values, about = without_names.get("additionalProperties", {}), {"title", "description", "type"}
     listed = names.get("enum", [names["const"]] if "const" in names else None)
     if isinstance(listed, list) and names.keys() <= {"enum", "const", *about}:
         named = {name: values for name in listed if isinstance(name, str)}
-        return {**rest, "properties": named, "additionalProperties": False}
+        return {**without_names, "properties": named, "additionalProperties": False}
     if isinstance(names.get("pattern"), str) and names.keys() <= {"pattern", *about}:
-        return {**rest, "patternProperties": {names["pattern"]: values}, "additionalProperties": False}
-    return rest if names.keys() <= about and names.get("type", "string") == "string" else schema
+        return {**without_names, "patternProperties": {names["pattern"]: values}, "additionalProperties": False}
+    return without_names if names.keys() <= about and names.get("type", "string") == "string" else schema
 
 
 def _with_distinct_items(schema: dict[str, object], root: Schema) -> dict[str, object]:
     """Replace uniqueItems of at most _LARGEST_SET possible values by alternatives, one for each subset.
 
-    Others stay: distinct_items.py drops repeated items from the answer. Raises UsageError if minItems forbids that.
+    uniqueItems of larger sets is left in the schema: distinct_items.py drops repeated items from the answer. Raises
+    UsageError if minItems forbids that.
     """
     if schema.get("uniqueItems") is not True:
         return schema
-    rest = {word: value for word, value in schema.items() if word != "uniqueItems"}
-    least, most = schema.get("minItems", 0), schema.get("maxItems", _LARGEST_SET)
-    if not isinstance(least, int) or not isinstance(most, int) or most in (0, 1):
-        return rest
+    without_distinct = {word: value for word, value in schema.items() if word != "uniqueItems"}
+    minimum, maximum = schema.get("minItems", 0), schema.get("maxItems", _LARGEST_SET)
+    if not isinstance(minimum, int) or not isinstance(maximum, int) or maximum in (0, 1):
+        return without_distinct
     values = _values(schema.get("items"), root)
     if values is None or len(values) > _LARGEST_SET or "prefixItems" in schema or "anyOf" in schema:
-        if least in (0, 1):
+        if minimum in (0, 1):
             return schema
         raise UsageError("the schema cannot be used: uniqueItems is not supported with minItems above 1")
-    kept = {word: value for word, value in rest.items() if word not in ("items", "minItems", "maxItems", "type")}
-    counts = range(least, min(most, len(values)) + 1)
-    choices = [list(chosen) for count in counts for chosen in combinations(values, count)]
+    other_words = {
+        word: value for word, value in without_distinct.items() if word not in ("items", "minItems", "maxItems", "type")
+    }
+    counts = range(minimum, min(maximum, len(values)) + 1)
+    choices = [list(combination) for count in counts for combination in combinations(values, count)]
     if not choices:
         raise UsageError("the schema cannot be used: uniqueItems leaves fewer values than minItems asks for")
     arrays = [
         {
             "type": "array",
-            "prefixItems": [{"const": value} for value in chosen],
+            "prefixItems": [{"const": value} for value in combination],
             "items": False,
-            "minItems": len(chosen),
+            "minItems": len(combination),
         }
-        for chosen in choices
+        for combination in choices
     ]
-    return {**kept, "anyOf": arrays}
+    return {**other_words, "anyOf": arrays}
 
 
 def _values(items: object, root: Schema) -> list[object] | None:
@@ -188,8 +191,8 @@ def without_look_around(schema: dict[str, Any]) -> dict[str, Any]:
     patterns = split_look_aheads(schema["pattern"]) if looks_around(schema.get("pattern")) else None
     if not patterns:
         return schema
-    rest = {word: value for word, value in schema.items() if word != "pattern"}
-    return {**rest, "allOf": [*(rest.get("allOf") or ()), *({"pattern": pattern} for pattern in patterns)]}
+    others = {word: value for word, value in schema.items() if word != "pattern"}
+    return {**others, "allOf": [*(others.get("allOf") or ()), *({"pattern": pattern} for pattern in patterns)]}
 
 
 def looks_around(pattern: object) -> bool:
@@ -203,16 +206,16 @@ def split_look_aheads(pattern: str) -> list[str] | None:
     """Split ^(?=A)(?=B)C into patterns that a text must all match: ^(?:A), ^(?:B), ^C. None for any other form."""
     if not pattern.startswith("^"):
         return None
-    left, found = pattern[1:], list[str]()
-    while left.startswith("(?="):
-        end = _closing(left)
+    remaining, look_aheads = pattern[1:], list[str]()
+    while remaining.startswith("(?="):
+        end = _closing(remaining)
         if end is None:
             return None
-        found.append(f"^(?:{left[3:end]})")
-        left = left[end + 1 :]
-    if any(looks_around(part) for part in [left, *found]) or _has_alternatives(left):
+        look_aheads.append(f"^(?:{remaining[3:end]})")
+        remaining = remaining[end + 1 :]
+    if any(looks_around(part) for part in [remaining, *look_aheads]) or _has_alternatives(remaining):
         return None
-    return [*found, f"^{left}"]
+    return [*look_aheads, f"^{remaining}"]
 
 
 def _closing(pattern: str) -> int | None:
@@ -227,8 +230,8 @@ def _has_alternatives(pattern: str) -> bool:
 
 def _walk(pattern: str) -> list[tuple[int, int, str]]:
     """List each token of a pattern: its position, the number of open parentheses after it, its text."""
-    depth, found = 0, []
+    depth, positions = 0, []
     for token in _TOKEN.finditer(pattern):
         depth += (token[0] == "(") - (token[0] == ")")
-        found.append((token.start(), depth, token[0]))
-    return found
+        positions.append((token.start(), depth, token[0]))
+    return positions

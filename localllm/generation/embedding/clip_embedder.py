@@ -37,31 +37,35 @@ class PairEmbedder:
             raise ModelError(f"{file.path}: {len(self._words.pieces)} tokens, but {self.reader.vocab_size} embeddings")
 
     def embed(
-        self, given: Iterable[str | ShownImage], options: EmbedOptions | None = None, progress: Progress | None = None
+        self, inputs: Iterable[str | ShownImage], options: EmbedOptions | None = None, progress: Progress | None = None
     ) -> np.ndarray:
-        """Embed texts and images: float32 [given, numbers].
+        """Embed texts and images: float32 [inputs, numbers].
 
         progress: called after each with the number done. Raises ContextError for a text that is too long, UsageError
         for an invalid image and for invalid options.
         """
-        chosen = options or EmbedOptions()
-        chosen.require_valid()
-        if chosen.dims is not None and chosen.dims > self.width:
-            raise UsageError(f"dims should be {self.width} or below, not {chosen.dims}: that is the vectors' width")
-        if chosen.role is not None:
+        embed_options = options or EmbedOptions()
+        embed_options.require_valid()
+        if embed_options.dims is not None and embed_options.dims > self.width:
+            raise UsageError(
+                f"dims should be {self.width} or below, not {embed_options.dims}: that is the vectors' width"
+            )
+        if embed_options.role is not None:
             raise UsageError("a model of pictures and texts has no prompts for roles: leave out role")
         rows = []
-        for number, one in enumerate(given):
+        for number, item in enumerate(inputs):
             rows.append(
-                self._picture(one) if isinstance(one, ShownImage) else self._text(one, chosen, f"text {number + 1}")
+                self._picture(item)
+                if isinstance(item, ShownImage)
+                else self._text(item, embed_options, f"text {number + 1}")
             )
             if progress:
                 progress(len(rows))
-        vectors = np.array(rows, np.float32).reshape(-1, self.width)[:, : chosen.dims]
-        return unit_vectors(vectors) if chosen.normalize else np.ascontiguousarray(vectors)
+        vectors = np.array(rows, np.float32).reshape(-1, self.width)[:, : embed_options.dims]
+        return unit_vectors(vectors) if embed_options.normalize else np.ascontiguousarray(vectors)
 
-    def _picture(self, shown: ShownImage) -> np.ndarray:
-        return self.reader.picture(load_image(shown.source))
+    def _picture(self, image: ShownImage) -> np.ndarray:
+        return self.reader.picture(load_image(image.source))
 
     def _text(self, text: str, options: EmbedOptions, name: str) -> np.ndarray:
         """Embed a text: the average of its chunks' vectors, weighted by token counts."""
@@ -75,7 +79,7 @@ class PairEmbedder:
     def pieces(self, text: str | ShownImage, options: EmbedOptions, name: str) -> list[list[int]]:
         """Tokenize a text: one list of ids, several for a split text, none for an image.
 
-        name: of the text, for errors. Raises ContextError.
+        name: name of the text, for errors. Raises ContextError.
         """
         if isinstance(text, ShownImage):
             return []

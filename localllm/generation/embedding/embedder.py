@@ -67,7 +67,7 @@ class Embedder:
     """An embedding model; close it.
 
     Attributes:
-        width: numbers of a vector.  context: most tokens of a text.  pooling: of token vectors into one.
+        width: numbers of a vector.  context: most tokens of a text.  pooling: pooling of token vectors into one.
         tokens: number of tokens read so far.  warnings: lines for the user.
     """
 
@@ -97,18 +97,20 @@ class Embedder:
         progress: called after each run with the number of finished chunks. Raises UsageError, and ContextError, with
         the text's number from 1, for a text that is too long.
         """
-        chosen = options or EmbedOptions()
-        chosen.require_valid()
-        if chosen.dims is not None and chosen.dims > self.width:
-            raise UsageError(f"dims should be {self.width} or below, not {chosen.dims}: that is the vectors' width")
+        embed_options = options or EmbedOptions()
+        embed_options.require_valid()
+        if embed_options.dims is not None and embed_options.dims > self.width:
+            raise UsageError(
+                f"dims should be {self.width} or below, not {embed_options.dims}: that is the vectors' width"
+            )
         pieces, owners = list[list[int]](), list[int]()
         for number, text in enumerate(texts):
-            of_text = self.pieces(text, chosen, f"text {number + 1}")
+            of_text = self.pieces(text, embed_options, f"text {number + 1}")
             pieces += of_text
             owners += [number] * len(of_text)
         self.tokens += sum(map(len, pieces))
-        vectors = average_pieces(self.reader.read(pieces, progress=progress), pieces, owners)[:, : chosen.dims]
-        return unit_vectors(vectors) if chosen.normalize else np.ascontiguousarray(vectors)
+        vectors = average_pieces(self.reader.read(pieces, progress=progress), pieces, owners)[:, : embed_options.dims]
+        return unit_vectors(vectors) if embed_options.normalize else np.ascontiguousarray(vectors)
 
     def _ids(self, text: str | Iterable[int]) -> list[int]:
         """Return a text's token ids, without special tokens around it. Raises UsageError."""
@@ -123,10 +125,10 @@ class Embedder:
     def pieces(self, text: str | list[int], options: EmbedOptions, name: str) -> list[list[int]]:
         """Tokenize a text: one list of ids, or several for a split text.
 
-        name: of the text, for errors. Raises ContextError for a text that is too long, UsageError.
+        name: name of the text, for errors. Raises ContextError for a text that is too long, UsageError.
         """
-        if options.role and (before := prompt_of(self._metadata, options.role, self.path)):
-            text = before + require_text("texts", text)
+        if options.role and (prompt := prompt_of(self._metadata, options.role, self.path)):
+            text = prompt + require_text("texts", text)
         ids = self._ids(text)
         around = len(self._before) + len(self._behind)
         room = self.context - around
@@ -140,10 +142,10 @@ class Embedder:
                 raise ContextError(f"{name} has {length} tokens, the model's context is {self.context}: {advice}")
             starts = range(0, len(ids), room) if options.overflow == "split" else (0,)
             return [[*self._before, *ids[start : start + room], *self._behind] for start in starts]
-        whole = [*self._before, *ids, *self._behind]
-        if not whole:
+        all_ids = [*self._before, *ids, *self._behind]
+        if not all_ids:
             raise UsageError(f"{name} is empty, and the model adds no tokens to it")
-        return [whole]
+        return [all_ids]
 
     def usual_role(self, role: str) -> str | None:
         """Return the role if the model is known to have a prompt for it, else None."""
@@ -158,20 +160,20 @@ class Embedder:
         self.reader.close()
 
 
-def pooling_of(file: GGUFFile, wanted: str | None = None) -> str:
+def pooling_of(file: GGUFFile, requested: str | None = None) -> str:
     """Return the pooling type of a model. Raises UsageError, and ModelError for other than embedding models."""
-    if wanted not in (None, *POOLINGS):
-        raise UsageError(f"pooling should be {', '.join(POOLINGS[:-1])} or {POOLINGS[-1]}, not {wanted!r}")
+    if requested not in (None, *POOLINGS):
+        raise UsageError(f"pooling should be {', '.join(POOLINGS[:-1])} or {POOLINGS[-1]}, not {requested!r}")
     _, hyperparameters = architecture(file)
     declared = read_pooling(Fields.of(file))
     is_ranker = declared == RANK or (declared is None and has_head(file))
-    if is_ranker and wanted is None:
+    if is_ranker and requested is None:
         raise ModelError(f"{file.path}: this model is a reranker: use localllm rerank")
-    known = wanted or (hyperparameters.pooling if hyperparameters.bidirectional else declared)
-    if known in (None, NONE):
+    pooling = requested or (hyperparameters.pooling if hyperparameters.bidirectional else declared)
+    if pooling in (None, NONE):
         problem = "does not define how to pool token vectors: it is not an embedding model"
         raise ModelError(f"{file.path}: the model {problem}; set pooling to last to use it anyway")
-    return str(known)
+    return str(pooling)
 
 
 def has_head(file: GGUFFile) -> bool:
@@ -213,10 +215,10 @@ KNOWN = {
 
 def prompt_of(metadata: Mapping[str, object], role: str, path: str) -> str:
     """Return the prompt that the model expects before a query or document. Raises UsageError if it is unknown."""
-    given = metadata.get(PROMPT + role)
-    if isinstance(given, str):
-        return given
-    if any(isinstance(metadata.get(PROMPT + other), str) for other in ("query", "document")):
+    prompt = metadata.get(PROMPT + role)
+    if isinstance(prompt, str):
+        return prompt
+    if any(isinstance(metadata.get(PROMPT + other_role), str) for other_role in ("query", "document")):
         return ""
     names = [metadata.get(f"general.{key}") for key in ("name", "basename")]
     name = " ".join(text for text in names if isinstance(text, str)).lower().replace("_", "-")

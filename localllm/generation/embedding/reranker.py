@@ -62,8 +62,8 @@ class Reranker:
         UsageError.
         """
         pair = self._question if self._asks else self._pair
-        asked = self._tokenizer.encode(require_text("query", query))
-        pairs = [pair(asked, require_text("texts", text), cut, number) for number, text in enumerate(texts, 1)]
+        query_ids = self._tokenizer.encode(require_text("query", query))
+        pairs = [pair(query_ids, require_text("texts", text), cut, number) for number, text in enumerate(texts, 1)]
         self.tokens += sum(len(ids) for ids, _ in pairs)
         seconds = [second for _, second in pairs] if self._tokenizer.marks_pairs else None
         rows = self.reader.read([ids for ids, _ in pairs], seconds, progress)
@@ -97,18 +97,18 @@ class Reranker:
             *t.encode("\n<Document>: "),
         ]  # fmt: skip
         tail = t.encode(ANSWER, special=True)
-        whole = [*head, *self._fitting(t.encode(text), len(head) + len(tail), cut, number), *tail]
-        return whole, len(whole)
+        ids = [*head, *self._fitting(t.encode(text), len(head) + len(tail), cut, number), *tail]
+        return ids, len(ids)
 
-    def _fitting(self, ids: list[int], others: int, cut: bool, number: int) -> list[int]:
-        """Return the tokens of a text, cut to the context; others: number of the pair's other tokens."""
-        room = self.context - others
+    def _fitting(self, ids: list[int], other_tokens: int, cut: bool, number: int) -> list[int]:
+        """Return the tokens of a text, cut to the context; other_tokens: number of the pair's other tokens."""
+        room = self.context - other_tokens
         if room < min(LEAST_ROOM, self.context // 2):
             raise UsageError(
-                f"the query has {others} tokens with its special tokens; the model's context is {self.context}"
+                f"the query has {other_tokens} tokens with its special tokens; the model's context is {self.context}"
             )
         if len(ids) > room and not cut:
-            length, advice = others + len(ids), "shorten it or set cut"
+            length, advice = other_tokens + len(ids), "shorten it or set cut"
             raise ContextError(
                 f"text {number} has {length} tokens with its query, the model's context is {self.context}: {advice}"
             )

@@ -42,7 +42,10 @@ class Candidates(NamedTuple):
         return Candidates(self.ids[index], self.logits[index], self.ranked)
 
     def rank(self, count: int | None = None) -> "Candidates":
-        """Return the `count` most likely (None: all), ranked; equal ones keep their order. Raises as `best`."""
+        """Return the `count` most likely (None: all), ranked; equal ones keep their order.
+
+        Raises the errors of `best`.
+        """
         _ = self.best
         order = np.argsort(-self.logits, kind="stable")[:count]
         return Candidates(self.ids[order], self.logits[order], ranked=True)
@@ -81,20 +84,20 @@ FIRST_ROOM = 256  # tokens
 class History:
     """The last tokens of a text: at least `most` of them, or all."""
 
-    def __init__(self, most: int):
-        """Prepare to store the previous tokens; most: -1 for all of them, 0 for none."""
-        self.most, self._count = most, 0
-        self._tokens = np.empty(FIRST_ROOM if most else 0, np.int64)
+    def __init__(self, capacity: int):
+        """Prepare to store the previous tokens; capacity: -1 for all of them, 0 for none."""
+        self.most, self._count = capacity, 0
+        self._tokens = np.empty(FIRST_ROOM if capacity else 0, np.int64)
 
     def append(self, token: int) -> None:
         """Append a token."""
         if self.most == 0:
             return
         if self._count == len(self._tokens):
-            kept = self.last(self.most)
-            self._tokens = np.empty(2 * max(len(kept), FIRST_ROOM), np.int64)
-            self._tokens[: len(kept)] = kept
-            self._count = len(kept)
+            latest = self.last(self.most)
+            self._tokens = np.empty(2 * max(len(latest), FIRST_ROOM), np.int64)
+            self._tokens[: len(latest)] = latest
+            self._count = len(latest)
         self._tokens[self._count] = token
         self._count += 1
 
@@ -120,8 +123,8 @@ class Breakers:
 
     def push(self, token: int) -> None:
         """Append a token."""
-        data, before = self._tail + self._bytes(token), len(self._tail)
-        ended = any(data.find(text, max(0, before - len(text) + 1)) >= 0 for text in self._texts)
+        data, old_tail = self._tail + self._bytes(token), len(self._tail)
+        ended = any(data.find(text, max(0, old_tail - len(text) + 1)) >= 0 for text in self._texts)
         self.since = 0 if ended else self.since + 1
         self._tail = data[max(0, len(data) - self._longest + 1) :]
 

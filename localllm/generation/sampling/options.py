@@ -122,9 +122,9 @@ class SamplingOptions:
             if value is not None:
                 object.__setattr__(self, each.name, convert_value(each.name, each.metadata["range"], value))
 
-    def over(self, others: "SamplingOptions") -> "SamplingOptions":
-        """Return these options, completed by others where they are not chosen."""
-        return SamplingOptions(**{**others.explicit, **self.explicit})
+    def over(self, defaults: "SamplingOptions") -> "SamplingOptions":
+        """Return these options, with those of `defaults` in place of None."""
+        return SamplingOptions(**{**defaults.explicit, **self.explicit})
 
     @property
     def explicit(self) -> dict[str, Any]:
@@ -208,8 +208,8 @@ def steps_lettered(letters: str) -> tuple[str, ...]:
     steps = {letter: step for step, letter in LETTERS.items()}
     for letter in letters:
         if letter not in steps:
-            known = ", ".join(f"{letter} ({step})" for letter, step in steps.items())
-            raise UsageError(f"letters: unknown letter {letter!r}; available: {known}")
+            available = ", ".join(f"{letter} ({step})" for letter, step in steps.items())
+            raise UsageError(f"letters: unknown letter {letter!r}; available: {available}")
     return tuple(steps[letter] for letter in letters)
 
 
@@ -232,7 +232,7 @@ def read_recommended(metadata: Mapping[str, object], path: str = "") -> tuple[Sa
 
     The default replaces an invalid value, so that the model still runs.
     """
-    checked, chosen, warnings = Checked(metadata, "general.sampling.", path), dict[str, Any](), list[str]()
+    checked, values, warnings = Checked(metadata, "general.sampling.", path), dict[str, Any](), list[str]()
     for name, option in OPTIONS.items():
         key = option["key"]
         if not checked.has(key):
@@ -243,8 +243,8 @@ def read_recommended(metadata: Mapping[str, object], path: str = "") -> tuple[Sa
         except UsageError:
             warnings.append(f"{checked.wrong(key, describe_valid_values(name))}; using the default")
         else:
-            chosen |= option_value
-    return SamplingOptions(**chosen), warnings
+            values |= option_value
+    return SamplingOptions(**values), warnings
 
 
 def describe_valid_values(name: str) -> str:

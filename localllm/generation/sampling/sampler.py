@@ -63,7 +63,7 @@ class State:
     def first(
         cls, options: CompleteOptions, names: list[str], random: Random, vocab: int, tokenizer: "Tokenizer | None"
     ) -> Self:
-        """Create the state before any token; names: of the steps in the chain."""
+        """Create the state before any token; names: names of the steps in the chain."""
         windows = [options.repeat_last_n] * ("penalties" in names) + [options.dry_penalty_last_n] * ("dry" in names)
         history = History(-1 if -1 in windows else max(windows, default=0))
         breakers = Breakers(options.dry_sequence_breakers if "dry" in names else (), tokenizer)
@@ -140,9 +140,11 @@ def infill(candidates: Candidates, options: CompleteOptions, state: State) -> Ca
 
 def mirostat(candidates: Candidates, options: CompleteOptions, state: State) -> Candidates:
     first = options.mirostat == 1
-    kept = steps.mirostat_1(candidates, state.mu, state.vocab) if first else steps.mirostat_2(candidates, state.mu)
-    state.watched = kept
-    return kept
+    candidates_left = (
+        steps.mirostat_1(candidates, state.mu, state.vocab) if first else steps.mirostat_2(candidates, state.mu)
+    )
+    state.watched = candidates_left
+    return candidates_left
 
 
 STEPS: dict[str, SamplerStep] = {
@@ -191,8 +193,8 @@ def chain(options: CompleteOptions) -> list[str]:
     """Return the names of the steps that have an effect with these options, in order.
 
     As in llama.cpp, mirostat replaces all steps but temperature, and adaptive_p always comes last, because it learns
-    from the token that is drawn. A temperature of 0 makes the steps after it superfluous, and those before it that keep
-    the most likely token.
+    from the token that is drawn. At temperature 0, two kinds of steps have no effect and are left out: those after
+    temperature, and earlier ones that always keep the most likely token.
     """
     if options.mirostat:
         names = [name for name in ("temperature", "mirostat") if STEPS[name].is_on(options)]
@@ -200,8 +202,8 @@ def chain(options: CompleteOptions) -> list[str]:
         names = [name for name in options.samplers if name != "adaptive_p" and STEPS[name].is_on(options)]
         names += ["adaptive_p"] * ("adaptive_p" in options.samplers and STEPS["adaptive_p"].is_on(options))
     if "temperature" in names and options.temperature <= 0 and (options.mirostat or options.dynatemp_range == 0):
-        before = names[: names.index("temperature")]
-        names = [*(name for name in before if not STEPS[name].keeps_best), "likeliest"]
+        steps_before = names[: names.index("temperature")]
+        names = [*(name for name in steps_before if not STEPS[name].keeps_best), "likeliest"]
     return names
 
 
@@ -214,13 +216,13 @@ class Sampler:
         vocab: vocabulary size; logits beyond it are padding. tokenizer: only needed for DRY's breakers, infill and
         ignore_eos. Raises UsageError for a bias of a token that does not exist.
         """
-        self.options = chosen = options.complete
+        self.options = complete = options.complete
         self.vocab = vocab
-        self.seed = random.SystemRandom().getrandbits(32) if chosen.seed is None else chosen.seed
-        names = chain(chosen)
+        self.seed = random.SystemRandom().getrandbits(32) if complete.seed is None else complete.seed
+        names = chain(complete)
         self._chain, self._ids = [STEPS[name].apply for name in names], ids_below(vocab)
-        self._biases = biases_of(chosen, vocab, tokenizer)
-        self._state = State.first(chosen, names, random.Random(self.seed), vocab, tokenizer)
+        self._biases = biases_of(complete, vocab, tokenizer)
+        self._state = State.first(complete, names, random.Random(self.seed), vocab, tokenizer)
         self._learns = bool({"penalties", "dry", "mirostat", "adaptive_p"}.intersection(names))
 
     def copy(self, vocab: int | None = None) -> "Sampler":
@@ -231,14 +233,14 @@ class Sampler:
             twin.vocab, twin._ids, twin._state.vocab = vocab, self._ids[:vocab], vocab
         return twin
 
-    def restore(self, earlier: "Sampler") -> None:
+    def restore(self, snapshot: "Sampler") -> None:
         """Go back to the state of a copy; the copy stays independent."""
-        self._state = earlier._state.copy()
+        self._state = snapshot._state.copy()
 
     def read(self, prompt: Sequence[int]) -> None:
         """Append a prompt, without its images, to the history that penalties use."""
-        prompt, most = without_images(prompt), self._state.history.most
-        for token in prompt if most < 0 else prompt[len(prompt) - min(most, len(prompt)) :]:
+        prompt, limit = without_images(prompt), self._state.history.most
+        for token in prompt if limit < 0 else prompt[len(prompt) - min(limit, len(prompt)) :]:
             self.accept(token)
 
     def accept(self, token: int) -> None:
@@ -315,7 +317,7 @@ def make_samplers(
 ) -> list[Sampler]:
     """Return n samplers after the prompt, with consecutive seeds from that of the options or a random one."""
     first = Sampler(options, vocab, tokenizer)
-    others = [Sampler(replace(options, seed=first.seed + number), vocab, tokenizer) for number in range(1, n)]
-    for sampler in (first, *others):
+    further = [Sampler(replace(options, seed=first.seed + number), vocab, tokenizer) for number in range(1, n)]
+    for sampler in (first, *further):
         sampler.read(prompt)
-    return [first, *others]
+    return [first, *further]

@@ -33,13 +33,13 @@ def only(candidates: Candidates, allowed: np.ndarray) -> Candidates:
 
 def logit_bias(candidates: Candidates, tokens: np.ndarray, biases: np.ndarray) -> Candidates:
     """Add biases float64 [m] to the logits of tokens int64 [m] (OpenAI's logit_bias); -inf excludes a token."""
-    found, places = candidates.find(tokens)
-    biases = biases[found]
+    present, places = candidates.find(tokens)
+    biases = biases[present]
     candidates = candidates.move(places, candidates.logits[places] + biases)
     if np.isfinite(biases).all():
         return candidates
     allowed = np.ones(len(candidates.ids), bool)
-    allowed[candidates.find(tokens[found][biases == -math.inf])[1]] = False
+    allowed[candidates.find(tokens[present][biases == -math.inf])[1]] = False
     return only(candidates, allowed)
 
 
@@ -54,9 +54,9 @@ def penalties(
         return candidates
     repeat, presence, frequency = max(within(repeat), 1 / LARGEST), within(presence), within(frequency)
     tokens, times = np.unique(recent, return_counts=True)
-    found, places = candidates.find(tokens)
+    present, places = candidates.find(tokens)
     old = candidates.logits[places].astype(np.float64)
-    new = np.where(old <= 0, old * repeat, old / repeat) - times[found] * frequency - presence
+    new = np.where(old <= 0, old * repeat, old / repeat) - times[present] * frequency - presence
     return candidates.move(places, new)
 
 
@@ -79,26 +79,26 @@ def dry(
     if len(recent) <= allowed_length or limit < allowed_length:
         return candidates
     growth = math.log(base)
-    most = int(min(limit - allowed_length, LARGEST_POWER / growth)) if growth else 0
+    extra = int(min(limit - allowed_length, LARGEST_POWER / growth)) if growth else 0
     lengths = {
         token: length
-        for token, length in find_repetitions(recent, min(limit, allowed_length + most), allowed_length).items()
+        for token, length in find_repetitions(recent, min(limit, allowed_length + extra), allowed_length).items()
         if not breakers.are_in(token)
     }
     tokens, exponents = np.array(list(lengths), np.int64), np.array(list(lengths.values())) - allowed_length
-    found, places = candidates.find(tokens)
-    losses = within(multiplier) * base ** exponents[found].astype(np.float64)
+    present, places = candidates.find(tokens)
+    losses = within(multiplier) * base ** exponents[present].astype(np.float64)
     return candidates.move(places, candidates.logits[places] - losses)
 
 
-def find_repetitions(recent: np.ndarray, most: int, least: int) -> dict[int, int]:
+def find_repetitions(recent: np.ndarray, limit: int, least: int) -> dict[int, int]:
     """Return the tokens that followed earlier occurrences of the last tokens, with the lengths of these matches.
 
-    recent: int64 [m]. Only lengths from `least` to `most` count; a token gets its longest match.
+    recent: int64 [m]. Only lengths from `least` to `limit` count; a token gets its longest match.
     """
     lengths = np.zeros(len(recent) - 1, np.int64)
     ends = np.arange(len(recent) - 1)
-    for length in range(most):
+    for length in range(limit):
         ends = ends[ends >= length]
         ends = ends[recent[ends - length] == recent[-1 - length]]
         if not len(ends):
@@ -186,9 +186,9 @@ def xtc(candidates: Candidates, probability: float, threshold: float, chance: fl
     if len(top) < 2:
         return candidates
     least = top[::-1][np.argmin(candidates.logits[top[::-1]])]
-    kept = np.ones(len(candidates.ids), bool)
-    kept[top[top != least]] = False
-    return candidates.keep(kept)
+    is_kept = np.ones(len(candidates.ids), bool)
+    is_kept[top[top != least]] = False
+    return candidates.keep(is_kept)
 
 
 def temperature(candidates: Candidates, t: float) -> Candidates:
@@ -244,9 +244,9 @@ def mirostat_2(candidates: Candidates, mu: float) -> Candidates:
     best = candidates.best
     below = candidates.logits - candidates.logits[best]
     total = float(np.exp(below).sum(dtype=np.float64))
-    kept = below >= within(math.log(total) - mu * math.log(2))
-    kept[best] = True
-    return candidates.keep(kept)
+    is_kept = below >= within(math.log(total) - mu * math.log(2))
+    is_kept[best] = True
+    return candidates.keep(is_kept)
 
 
 def learnt_mu(mu: float, probability: float, target: float, rate: float) -> float:
@@ -302,17 +302,17 @@ def infill(
     if 3 * probabilities[is_end].sum() * len(ranked.ids) > probabilities[~is_end].sum():
         return ranked.keep(is_end)
     merged = merge_beginnings(probabilities, [token_bytes(token) for token in ranked.ids.tolist()])
-    kept = is_end | (merged >= INFILL_LEAST)
-    count = int((kept & ~is_end).sum())
+    is_kept = is_end | (merged >= INFILL_LEAST)
+    count = int((is_kept & ~is_end).sum())
     if not count:
         return ranked.keep(slice(1)) if end is None else Candidates(np.array([end]), np.ones(1), ranked=True)
-    return ranked.keep(kept & (is_end | (merged / merged[kept].sum() >= 1 / (count + 1))))
+    return ranked.keep(is_kept & (is_end | (merged / merged[is_kept].sum() >= 1 / (count + 1))))
 
 
 def merge_beginnings(probabilities: np.ndarray, texts: Sequence[bytes]) -> np.ndarray:
     """Merge probabilities, float64 [n]: if a token's text is a prefix of another's, the likelier gets the sum.
 
-    probabilities: ranked, float64 [n].  texts: of the tokens.
+    probabilities: ranked, float64 [n].  texts: texts of the tokens.
     """
     merged, is_there = probabilities.copy(), [True] * len(texts)
     order = sorted(range(len(texts)), key=texts.__getitem__)

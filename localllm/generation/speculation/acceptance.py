@@ -59,13 +59,13 @@ class StepCostModel:
     def __init__(self) -> None:
         self._seconds: dict[int, float] = {}
         self._relative = list[float]()  # costs by number of tokens; empty: to be computed
-        self._one = math.inf
+        self._seconds_of_one = math.inf
 
     def record(self, tokens: int, seconds: float) -> None:
         """Record the time of a step."""
         if tokens <= MOST + 1:
             self._seconds[tokens] = smooth(self._seconds.get(tokens), seconds)
-            self._one = self._time_of_one()
+            self._seconds_of_one = self._time_of_one()
             self._relative.clear()
 
     def relative(self, tokens: int) -> float:
@@ -79,11 +79,11 @@ class StepCostModel:
 
     def of_time(self, seconds: float) -> float:
         """Convert seconds to a cost, relative to a step of one token."""
-        return seconds / self._one
+        return seconds / self._seconds_of_one
 
-    def with_batch(self, others: int) -> "StepCostModel | BatchedStepCost":
-        """Return the cost model for one of several answers; others: the other answers' tokens in the step."""
-        return BatchedStepCost(self, others) if others else self
+    def with_batch(self, other_sequences: int) -> "StepCostModel | BatchedStepCost":
+        """Return the cost model for one of several answers; other_sequences: the other answers' tokens in the step."""
+        return BatchedStepCost(self, other_sequences) if other_sequences else self
 
     def tokens(self, expected: float) -> float:
         """Return the tokens of a step, relative to a step without a draft.
@@ -94,55 +94,61 @@ class StepCostModel:
 
     def _interpolate(self) -> list[float]:
         """Interpolate costs linearly between known numbers of tokens."""
-        return interpolate(USUAL_COSTS | {tokens: taken / self._one for tokens, taken in self._seconds.items()})
+        return interpolate(
+            USUAL_COSTS | {tokens: seconds / self._seconds_of_one for tokens, seconds in self._seconds.items()}
+        )
 
     def _time_of_one(self) -> float:
         """Return the seconds of a step of one token; if none was measured, estimated with USUAL_COSTS."""
-        if one := self._seconds.get(1):
-            return one
+        if seconds_of_one := self._seconds.get(1):
+            return seconds_of_one
         usual = interpolate(USUAL_COSTS)
-        return min(taken / usual[tokens] for tokens, taken in self._seconds.items())
+        return min(seconds / usual[tokens] for tokens, seconds in self._seconds.items())
 
 
 class BatchedStepCost:
     """The cost of a step shared with other answers, by this answer's tokens in it; with one token it costs 1."""
 
-    def __init__(self, costs: StepCostModel, others: int):
-        self._costs, self._others, self._one = costs, others, costs.relative(others + 1)
+    def __init__(self, costs: StepCostModel, other_sequences: int):
+        self._costs, self._other_sequences, self._cost_of_one = (
+            costs,
+            other_sequences,
+            costs.relative(other_sequences + 1),
+        )
 
     def relative(self, tokens: int) -> float:
-        return self._costs.relative(tokens + self._others) / self._one
+        return self._costs.relative(tokens + self._other_sequences) / self._cost_of_one
 
     def of_time(self, seconds: float) -> float:
-        return self._costs.of_time(seconds) / self._one
+        return self._costs.of_time(seconds) / self._cost_of_one
 
     def tokens(self, expected: float) -> float:
         """Return the tokens of a step, relative to a step without a draft; each of the other answers gets one token."""
-        return (expected + self._others) / (1 + self._others)
+        return (expected + self._other_sequences) / (1 + self._other_sequences)
 
 
-def interpolate(known: Mapping[int, float]) -> list[float]:
-    """Interpolate costs linearly by number of tokens, from 0 on; known: costs, including that of 1 token."""
-    costs = [0.0, known[1]]
-    for first, last in pairwise(sorted(known)):
-        step = (known[last] - known[first]) / (last - first)
-        costs += [known[first] + step * (tokens - first) for tokens in range(first + 1, last + 1)]
+def interpolate(measured: Mapping[int, float]) -> list[float]:
+    """Interpolate costs linearly by number of tokens, from 0 on; measured: costs, including that of 1 token."""
+    costs = [0.0, measured[1]]
+    for first, last in pairwise(sorted(measured)):
+        step = (measured[last] - measured[first]) / (last - first)
+        costs += [measured[first] + step * (tokens - first) for tokens in range(first + 1, last + 1)]
     return costs
 
 
 Costs = StepCostModel | BatchedStepCost
 
 
-def smooth(before: float | None, seconds: float) -> float:
+def smooth(previous: float | None, seconds: float) -> float:
     """Smooth a measured time: the minimum so far, slowly rising, because other programs only make steps slower."""
-    return seconds if before is None else min(seconds, 0.8 * before + 0.2 * seconds)
+    return seconds if previous is None else min(seconds, 0.8 * previous + 0.2 * seconds)
 
 
 class AcceptanceHistory:
     """The recent acceptance rate of drafts.
 
     Attributes:
-        chances: by trust, the probability that a draft token is accepted if those before it are.
+        chances: by trust, the probability that a draft token is accepted if those before it were.
         usual: the same for all draft tokens.
     """
 
@@ -174,7 +180,7 @@ class SpeculationBudget:
     def __init__(self) -> None:
         self.experience, self.trials = AcceptanceHistory(), TRIALS
         self.seconds: float | None = None
-        self._lost, self._steps = 0.0, 0
+        self._lost_steps, self._steps = 0.0, 0
 
     def record(self, seconds: float) -> None:
         """Record the time of one more draft."""
@@ -182,7 +188,7 @@ class SpeculationBudget:
 
     def charge(self, steps: float) -> None:
         """Charge the time of `steps` one-token steps to the budget; a negative number credits it."""
-        self._lost = max(self._lost + steps, -CREDIT)
+        self._lost_steps = max(self._lost_steps + steps, -CREDIT)
 
     def go_on(self) -> None:
         """Count a further step."""
@@ -191,7 +197,7 @@ class SpeculationBudget:
     @property
     def may_lose(self) -> bool:
         """Return whether the budget allows more drafts: they never cost much more than they gain."""
-        return self._lost <= LOSS * self._steps + START
+        return self._lost_steps <= LOSS * self._steps + START
 
 
 class DraftPlan(NamedTuple):
@@ -209,24 +215,24 @@ class Guesser:
         self._guesses: list[Guess] = []  # those computed for the current step
         self._planned, self._worth = 0, 0.0  # number of them in the draft, and gain of an accepted one
 
-    def plan(self, most: int, costs: Costs, least: float) -> DraftPlan:
-        """Plan the draft of at most `most` tokens with the best rate; empty if that is not above the rate `least`."""
+    def plan(self, limit: int, costs: Costs, least: float) -> DraftPlan:
+        """Plan the draft of at most `limit` tokens with the best rate; empty if that is not above the rate `least`."""
         chance, expected, guesses = 1.0, [1.0], self._proposer.propose()
-        account, spent = self._account, 0.0
-        while len(self._guesses) < most and chance > UNLIKELY and self._may_pay(expected, chance, most, costs, least):
+        account, cost = self._account, 0.0
+        while len(self._guesses) < limit and chance > UNLIKELY and self._may_pay(expected, chance, limit, costs, least):
             started = perf_counter()
             guess = next(guesses, None)
             if guess is None:
                 break
             seconds = perf_counter() - started
             account.record(seconds)
-            spent += seconds
+            cost += seconds
             self._guesses.append(guess)
             chance *= account.experience.chances[guess.trust]
             expected.append(expected[-1] + chance)
         if not self._guesses:
             return DraftPlan([], 0.0)
-        account.charge(min(costs.of_time(spent), START))  # limited: the first draft may include compilation
+        account.charge(min(costs.of_time(cost), START))  # limited: the first draft may include compilation
         length, rate = self._best(expected, costs)
         least /= 1 + len(self._guesses) * self._cost(costs)  # the time of computed draft tokens is spent already
         if rate <= least or not account.may_lose:
@@ -237,12 +243,12 @@ class Guesser:
 
     def _best(self, expected: list[float], costs: Costs) -> tuple[int, float]:
         """Return the draft length with the best expected rate, and the rate; expected: accepted tokens, by length."""
-        spent = (len(expected) - 1) * self._cost(costs)
-        rates = [costs.tokens(tokens) / (costs.relative(length + 1) + spent) for length, tokens in enumerate(expected)]
+        cost = (len(expected) - 1) * self._cost(costs)
+        rates = [costs.tokens(tokens) / (costs.relative(length + 1) + cost) for length, tokens in enumerate(expected)]
         rate = max(rates)
         return rates.index(rate), rate
 
-    def _may_pay(self, expected: list[float], chance: float, most: int, costs: Costs, least: float) -> bool:
+    def _may_pay(self, expected: list[float], chance: float, limit: int, costs: Costs, least: float) -> bool:
         """Return whether more draft tokens may raise the rate; if they are free or not measured yet, they may."""
         each = self._cost(costs)
         if each < FREE:
@@ -252,7 +258,7 @@ class Guesser:
         if self._account.trials > 0:
             return True
         tokens, least = expected[-1], max(least, self._best(expected, costs)[1])
-        for length in range(len(expected), most + 1):
+        for length in range(len(expected), limit + 1):
             chance *= self._account.experience.usual
             tokens += chance
             if costs.tokens(tokens) > least * (costs.relative(length + 1) + length * each):
@@ -293,24 +299,24 @@ class Guesses:
         self._sources, self._costs = [Guesser(proposer) for proposer in proposers], costs or StepCostModel()
         self.record = self._costs.record
 
-    def draft(self, most: int, others: int = 0) -> list[int]:
-        """Return a draft of at most `most` tokens, often empty; others: the other answers' tokens in the step.
+    def draft(self, limit: int, other_sequences: int = 0) -> list[int]:
+        """Return a draft of at most `limit` tokens, often none; other_sequences: the other answers' tokens in the step.
 
         The first step has no draft: its time is the baseline.
         """
         best = DraftPlan([], GAIN)
-        if not self._costs.are_known or others >= MOST:
+        if not self._costs.are_known or other_sequences >= MOST:
             return []
-        costs = self._costs.with_batch(others)
+        costs = self._costs.with_batch(other_sequences)
         for source in self._sources:
-            plan = source.plan(min(most, MOST - others), costs, best.rate)
+            plan = source.plan(min(limit, MOST - other_sequences), costs, best.rate)
             best = plan if plan.draft else best
         return best.draft
 
-    def learn(self, drawn: Sequence[int]) -> None:
+    def learn(self, tokens: Sequence[int]) -> None:
         """Append the drawn tokens, and learn which draft tokens were right."""
         for source in self._sources:
-            source.push(drawn)
+            source.push(tokens)
 
     def rewind(self, count: int) -> None:
         """Drop the last `count` tokens of the text, which were undone."""

@@ -41,14 +41,16 @@ class ModelDrafter(Drafter):
 
     def require_vocabulary(self, tokenizer: Tokenizer) -> None:
         """Raise UsageError unless the vocabularies are the same, except at most PADDING tokens at the end."""
-        ours, theirs = self._pieces, tokenizer.pieces
-        common = min(len(ours), len(theirs))
-        if ours[:common] != theirs[:common]:
-            token = next(i for i in range(common) if ours[i] != theirs[i])
-            what = f"token {token} is {ours[token]!r} in the one and {theirs[token]!r} in the other"
-            raise UsageError(f"the draft model has a different vocabulary: {what}")
-        if abs(len(ours) - len(theirs)) > PADDING:
-            raise UsageError(f"the draft model has a different vocabulary: {len(ours)} tokens instead of {len(theirs)}")
+        ours, draft_pieces = self._pieces, tokenizer.pieces
+        common = min(len(ours), len(draft_pieces))
+        if ours[:common] != draft_pieces[:common]:
+            token = next(i for i in range(common) if ours[i] != draft_pieces[i])
+            difference = f"token {token} is {ours[token]!r} in the one and {draft_pieces[token]!r} in the other"
+            raise UsageError(f"the draft model has a different vocabulary: {difference}")
+        if abs(len(ours) - len(draft_pieces)) > PADDING:
+            raise UsageError(
+                f"the draft model has a different vocabulary: {len(ours)} tokens instead of {len(draft_pieces)}"
+            )
 
     @contextmanager
     def proposer(
@@ -58,9 +60,9 @@ class ModelDrafter(Drafter):
         vocab = min(sampler.vocab, len(self._pieces))
         sequence = self._cache.begin(PrefixQuery(tokens)).sequence
         try:
-            known = next((i for i, token in enumerate(tokens) if token >= vocab), len(tokens))
-            if len(sequence.tokens) < known - 1 < self._cache.context:
-                read_prompt(sequence, list(tokens[: known - 1]), None)
+            shared = next((i for i, token in enumerate(tokens) if token >= vocab), len(tokens))
+            if len(sequence.tokens) < shared - 1 < self._cache.context:
+                read_prompt(sequence, list(tokens[: shared - 1]), None)
             yield DraftModel(sequence, tokens, sampler, vocab, end_ids, guide, self._account)
         finally:
             self._cache.put_back(sequence)
@@ -85,8 +87,8 @@ class DraftModel:
     ):
         """Set up the draft model.
 
-        sequence: of the draft model, holds some of the tokens.  sampler, guide: of the target model, after these
-        tokens.  vocab: number of tokens that both models have.  end_ids: tokens that end an answer.
+        sequence: sequence of the draft model, holds some of the tokens.  sampler, guide: of the target model, after
+        these tokens.  vocab: number of tokens that both models have.  end_ids: tokens that end an answer.
         account: see Proposer.
         """
         self.account = account
@@ -106,14 +108,17 @@ class DraftModel:
 
     def propose(self) -> Iterator[Guess]:
         """Yield draft tokens up to the end of the answer or the context, with one run of the model for each."""
-        held = self._sequence.tokens
-        while self._right < min(len(held), len(self._text) - 1) and held[self._right] == self._text[self._right]:
+        read_tokens = self._sequence.tokens
+        while (
+            self._right < min(len(read_tokens), len(self._text) - 1)
+            and read_tokens[self._right] == self._text[self._right]
+        ):
             self._right += 1
         self._sequence.truncate(self._right)
-        sampler, unread = self._sampler.copy(self._vocab), self._text[len(held) :]
+        sampler, unread = self._sampler.copy(self._vocab), self._text[len(read_tokens) :]
         guide = self._guide and self._guide.copy()
         self._right = len(self._text)
-        while self._readable and len(held) + len(unread) <= self._sequence.engine.context:
+        while self._readable and len(read_tokens) + len(unread) <= self._sequence.engine.context:
             logits = self._sequence.append(unread)[0, : self._vocab]
             try:
                 token = sampler.sample(logits, guide.allowed_mask(self._vocab) if guide else None)
@@ -150,7 +155,8 @@ TOKENS = "tokenizer.ggml.tokens"
 def attach_draft_head(path: str, cache: PrefixCache, tokenizer: Tokenizer) -> bool:
     """Attach a file's draft head to the model; return whether it has one.
 
-    Raises as Engine.load_draft_head, and UsageError for a head whose vocabulary differs from this tokenizer's.
+    Raises the errors of Engine.load_draft_head, and UsageError for a head whose vocabulary differs from this
+    tokenizer's.
     """
     engine = cache.engine
     if path == engine.draft_head_path:

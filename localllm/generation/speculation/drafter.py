@@ -19,7 +19,7 @@ class Drafter(ABC):
     def proposer(
         self, tokens: Sequence[int], sampler: Sampler, end_ids: frozenset[int], guide: "AnswerState | None" = None
     ) -> AbstractContextManager[Proposer]:
-        """Open a proposer of drafts for an answer; tokens: of the prompt and the answer so far."""
+        """Open a proposer of drafts for an answer; tokens: tokens of the prompt and the answer so far."""
 
     @abstractmethod
     def collect(self) -> None:

@@ -29,9 +29,9 @@ class NGrams:
 
     account = None
 
-    def __init__(self, earlier: TokenCorpus = NOTHING) -> None:
-        self._earlier, self._begin = earlier, len(earlier.tokens)
-        self.tokens = array("i", earlier.tokens.tobytes())
+    def __init__(self, corpus: TokenCorpus = NOTHING) -> None:
+        self._corpus, self._begin = corpus, len(corpus.tokens)
+        self.tokens = array("i", corpus.tokens.tobytes())
         self.place = self.agreed = 0
         self._elsewhere = CorpusMatch(0, 0)  # the longest match in earlier texts
         self._next: list[dict[int, int]] = [{}]  # transitions of each state, by token
@@ -53,7 +53,7 @@ class NGrams:
         if goes_on and self.tokens[place + count] != GAP:  # at the end of an earlier text, search again
             self._elsewhere = CorpusMatch(place + count, agreed + count)
         else:
-            self._elsewhere = self._earlier.find(self.tokens[max(self._begin, len(self.tokens) - SURE) :])
+            self._elsewhere = self._corpus.find(self.tokens[max(self._begin, len(self.tokens) - SURE) :])
         if self._elsewhere.agreed > self.agreed:
             self.place, self.agreed = self._elsewhere
 
@@ -73,12 +73,12 @@ class NGrams:
 
     def _suffix_link(self, state: int, token: int) -> int:
         """Return the state of the longest suffix of the new text that occurred before."""
-        known = self._next[state][token]
-        if self._length[known] == self._length[state] + 1:
-            return known
-        split = self._add(self._length[state] + 1, dict(self._next[known]), self._end[known])
-        self._link[split], self._link[known] = self._link[known], split
-        while state >= 0 and self._next[state].get(token) == known:
+        following = self._next[state][token]
+        if self._length[following] == self._length[state] + 1:
+            return following
+        split = self._add(self._length[state] + 1, dict(self._next[following]), self._end[following])
+        self._link[split], self._link[following] = self._link[following], split
+        while state >= 0 and self._next[state].get(token) == following:
             self._next[state][token] = split
             state = self._link[state]
         return split
@@ -111,7 +111,7 @@ class Copies:
         self._grams = grams
         self._place: int | None = None  # position of the next token if the copy continues
         self._followed = 0  # latest tokens in a row that were copied
-        self._left: deque[int] = deque(maxlen=LEFT)  # positions where copies ended, the latest first
+        self._ends: deque[int] = deque(maxlen=LEFT)  # positions where copies ended, the latest first
 
     def push(self, tokens: Sequence[int]) -> None:
         """Update the copy by tokens that `grams` has got already."""
@@ -130,14 +130,14 @@ class Copies:
             return
         self._leave()
         replaced = place + 1 if place is not None and followed else None
-        due = [left + skipped for left in self._left for skipped in (0, 1)]
+        due = [waiting + skipped for waiting in self._ends for skipped in (0, 1)]
         resumed = next((at for at in due if at < number and text[at] == text[number]), None)
         self._place, self._followed = (replaced, 0) if resumed is None else (resumed + 1, 1)
 
     def _leave(self) -> None:
         """Store the position where a copy ends."""
-        if self._place is not None and self._followed > 1 and self._place not in self._left:
-            self._left.appendleft(self._place)
+        if self._place is not None and self._followed > 1 and self._place not in self._ends:
+            self._ends.appendleft(self._place)
 
     def rewind(self, count: int) -> None:
         """Do nothing: `grams` keeps undone tokens."""
@@ -163,8 +163,8 @@ def copy_after(tokens: Sequence[int], place: int, agreed: int) -> Iterator[Guess
         place, agreed = place + 1, agreed + 1
 
 
-def from_text(tokens: Sequence[int], written: NgramCache | None = None) -> tuple[NGrams, Copies]:
+def from_text(tokens: Sequence[int], cache: NgramCache | None = None) -> tuple[NGrams, Copies]:
     """Make the proposers that search the text, which begins with these tokens, and earlier texts."""
-    grams = NGrams(written.earlier() if written else NOTHING)
+    grams = NGrams(cache.earlier() if cache else NOTHING)
     grams.push(tokens)
     return grams, Copies(grams)

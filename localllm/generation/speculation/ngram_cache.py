@@ -85,8 +85,8 @@ class TokenCorpus:
             return self
         tokens = np.concatenate((self.tokens, new))
         if len(tokens) > MOST:
-            rest = tokens[-MOST * 3 // 4 :]
-            return TokenCorpus.of(rest[int(np.argmax(rest == GAP)) + 1 :])
+            latest_tokens = tokens[-MOST * 3 // 4 :]
+            return TokenCorpus.of(latest_tokens[int(np.argmax(latest_tokens == GAP)) + 1 :])
         places = places_in(new) + len(self.tokens)
         added = keys(new)[places - len(self.tokens) - GRAM]
         order = np.argsort(added, kind="stable")
@@ -102,12 +102,12 @@ class TokenCorpus:
         if len(ids) < LEAST:
             return ids[:0]
         windows = np.lib.stride_tricks.sliding_window_view(ids, SURE)
-        known = np.zeros(len(windows), bool)
+        is_known = np.zeros(len(windows), bool)
         if len(self.places):
             last = np.searchsorted(self._keys, keys(ids)[SURE - GRAM :], "right")
             for back in range(1, GRAM + 1):  # compare with the latest positions of the same n-gram
-                known |= alike(self.tokens, self.places[np.maximum(last - back, 0)], windows) == SURE
-        is_new = np.convolve(known, np.ones(SURE, int)) == 0
+                is_known |= alike(self.tokens, self.places[np.maximum(last - back, 0)], windows) == SURE
+        is_new = np.convolve(is_known, np.ones(SURE, int)) == 0
         with_before = np.convolve(is_new, np.ones(SURE + 1, int))[SURE:] > 0
         ends = np.flatnonzero(np.diff(np.concatenate(([0], with_before, [0]))))
         pieces = [(first, last) for first, last in ends.reshape(-1, 2).tolist() if last - first >= LEAST]
@@ -139,8 +139,8 @@ def alike(tokens: np.ndarray, places: np.ndarray, windows: np.ndarray) -> np.nda
     windows: [places or 1, length].
     """
     at = places[:, None] - np.arange(1, windows.shape[1] + 1)
-    same = (tokens[np.maximum(at, 0)] == windows[:, ::-1]) & (at >= 0)
-    result: np.ndarray = np.logical_and.accumulate(same, 1).sum(1)
+    matches = (tokens[np.maximum(at, 0)] == windows[:, ::-1]) & (at >= 0)
+    result: np.ndarray = np.logical_and.accumulate(matches, 1).sum(1)
     return result
 
 
@@ -160,9 +160,9 @@ def vocabulary_name(pieces: Sequence[str]) -> str | None:
 
 def latest(texts: list[np.ndarray]) -> list[np.ndarray]:
     """Return the latest texts up to MOST tokens in all, or the last one."""
-    rest = sum(len(text) for text in texts)
-    while rest > MOST and len(texts) > 1:
-        rest -= len(texts.pop(0))
+    length = sum(len(text) for text in texts)
+    while length > MOST and len(texts) > 1:
+        length -= len(texts.pop(0))
     return texts
 
 
@@ -176,18 +176,18 @@ class NgramCache:
         """Open the cache of a vocabulary; pieces: its tokens' texts, which name its file, None for no file."""
         self._vocab_size, self._pieces = vocab_size, pieces
         self.lock = lock_for(self)
-        self._earlier: TokenCorpus | None = None
+        self._corpus: TokenCorpus | None = None
         self._added = deque[tuple[np.ndarray, bool]]()  # since `collect`
-        self._unsaved, self._waiting = list[np.ndarray](), list[np.ndarray]()  # texts for the file, and for _earlier
+        self._unsaved, self._waiting = list[np.ndarray](), list[np.ndarray]()  # texts for the file, and for _corpus
 
     @cached_property
     def _name(self) -> str | None:
         """The name of the file, None for no file."""
         return None if self._pieces is None else vocabulary_name(self._pieces)
 
-    def add(self, ids: Sequence[int], known: int = 0, is_kept: bool = False) -> None:
-        """Queue a text; its first `known` tokens were added before. is_kept: also add it to the file."""
-        text = np.array(without_images(ids[0 if is_kept else max(0, known - SURE) :]), np.int32)
+    def add(self, ids: Sequence[int], known_count: int = 0, is_kept: bool = False) -> None:
+        """Queue a text; its first `known_count` tokens were added before. is_kept: also add it to the file."""
+        text = np.array(without_images(ids[0 if is_kept else max(0, known_count - SURE) :]), np.int32)
         self._added.append((text, is_kept))  # takes no lock: finalizers call this
 
     def collect(self) -> None:
@@ -206,17 +206,17 @@ class NgramCache:
         """Return the whole corpus."""
         with self.lock:
             self._collect()
-            if self._earlier is None:
-                self._earlier = self._read()
+            if self._corpus is None:
+                self._corpus = self._read()
             while self._waiting:
-                self._earlier = self._earlier.and_text(self._waiting.pop(0))
-            return self._earlier
+                self._corpus = self._corpus.and_text(self._waiting.pop(0))
+            return self._corpus
 
     def _read(self) -> TokenCorpus:
-        found = read_texts(self._name) if self._name else None
-        if found is None:
+        texts = read_texts(self._name) if self._name else None
+        if texts is None:
             return NOTHING
-        tokens, places = found
+        tokens, places = texts
         is_sound = tokens.min(initial=GAP) >= GAP and tokens.max(initial=GAP) < self._vocab_size
         if not is_sound or places.min(initial=GRAM) < GRAM or places.max(initial=0) >= max(1, len(tokens)):
             return NOTHING
@@ -229,9 +229,9 @@ class NgramCache:
             texts, self._unsaved = self._unsaved, []
         if not texts or not self._name:
             return
-        before = corpus = self._read()
+        old_corpus = corpus = self._read()
         for ids in texts:
             corpus = corpus.and_text(ids)
-        if corpus is not before:
+        if corpus is not old_corpus:
             with suppress(OSError):
                 write_texts(self._name, corpus.tokens, corpus.places)

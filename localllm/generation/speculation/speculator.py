@@ -40,57 +40,62 @@ class AnswerSpan(NamedTuple):
 
 def span_of(answering: Completion, count: int) -> AnswerSpan:
     """Return the next `count` unread tokens of an answer and its prompt."""
-    held, ids = answering.computed_tokens, answering.ids
-    return AnswerSpan(answering, ids[held : held + count], is_end=held + count == len(ids))
+    cached, ids = answering.computed_tokens, answering.ids
+    return AnswerSpan(answering, ids[cached : cached + count], is_end=cached + count == len(ids))
 
 
 def logits_for(work: list[AnswerSpan]) -> str:
     """Return which logits a run must compute: "all" of each span (for drafts), the "last", or "none"."""
-    wanted = "none"
-    for one in work:
-        if one.draft:
+    requested = "none"
+    for span in work:
+        if span.draft:
             return "all"
-        if one.is_end:
-            wanted = "last"
-    return wanted
+        if span.is_end:
+            requested = "last"
+    return requested
 
 
 class Speculator:
     """Makes the drafts for the answers of one scheduler, which share the measured costs of steps."""
 
-    def __init__(self, engine: "Engine", written: "NgramCache | None" = None, held: ExitStack | None = None):
-        """Set up; held: keeps the resources of a single answer's drafter, such as a sequence; None in a batch."""
-        self._engine, self._written, self._held = engine, written, held
+    def __init__(self, engine: "Engine", ngrams: "NgramCache | None" = None, resources: ExitStack | None = None):
+        """Set up; resources: keeps the resources of a single answer's drafter, such as a sequence; None in a batch."""
+        self._engine, self._written, self._resources = engine, ngrams, resources
 
     @cached_property
     def _costs(self) -> StepCostModel:
         """The costs of steps, measured from the first decode step on."""
         return StepCostModel()
 
-    def listen(self, answering: Completion, others: int = 0) -> None:
+    def listen(self, answering: Completion, other_sequences: int = 0) -> None:
         """Let the draft head follow an answer's tokens from now on, if that may pay with this number of other answers.
 
         The head is an MTP layer of the model, or comes from another file. Raises UsageError for a single answer that
         requests "mtp" without one.
         """
         sequence, speculate = answering.sequence, answering.options.speculate
-        if sequence is None or isinstance(sequence, ShiftedSequence) or has_images(answering.ids) or others >= FEW:
+        if (
+            sequence is None
+            or isinstance(sequence, ShiftedSequence)
+            or has_images(answering.ids)
+            or other_sequences >= FEW
+        ):
             return
         is_wanted = speculate in ("auto", "mtp") and self._engine.has_draft_head
-        if (is_wanted or (speculate == "mtp" and self._held)) and account_of(self._engine).may_lose:
+        if (is_wanted or (speculate == "mtp" and self._resources)) and account_of(self._engine).may_lose:
             self._engine.attach_draft_head(sequence)
-        elif sequence.listener and self._held:
+        elif sequence.listener and self._resources:
             sequence.detach_listener()
 
     def learn_cost(self, tokens: int, seconds: float) -> None:
         """Record the time of a step."""
         self._costs.record(tokens, seconds)
 
-    def drafts(self, answers: list[Completion], others: int = 0) -> list[list[int]]:
-        """Return a draft for each answer, in a step with `others` more answers; all are empty in large batches."""
+    def drafts(self, answers: list[Completion], other_sequences: int = 0) -> list[list[int]]:
+        """Return a draft for each answer in a step with `other_sequences` more; all are empty in large batches."""
         drafts: list[list[int]] = []
-        others += len(answers) - 1
-        if others >= FEW:
+        other_sequences += len(answers) - 1
+        if other_sequences >= FEW:
             for answering in answers:
                 answering.guesses = None
             return [[] for _ in answers]
@@ -98,9 +103,9 @@ class Speculator:
             draft: list[int] = []
             if answering.options.speculate != "off":
                 answering.guesses = answering.guesses or self._start(answering)
-                draft = answering.guesses.draft(most_guessed(answering), others)
+                draft = answering.guesses.draft(most_guessed(answering), other_sequences)
             drafts.append(draft)
-            others += len(draft)
+            other_sequences += len(draft)
         return drafts
 
     def _start(self, answering: Completion) -> Guesses:
@@ -109,18 +114,20 @@ class Speculator:
         proposers: list[Proposer] = [ForcedTokensProposer(guide)] if guide.is_needed else []
         proposers += from_text(tokens, self._written)
         speculate, end_ids = answering.options.speculate, answering.end_ids
-        if isinstance(speculate, Drafter) and self._held:
-            proposers.append(self._held.enter_context(speculate.proposer(tokens, sampler, end_ids, guide)))
-        if not self._held or answering.number:  # a batch that has become small: the head may not follow this answer yet
+        if isinstance(speculate, Drafter) and self._resources:
+            proposers.append(self._resources.enter_context(speculate.proposer(tokens, sampler, end_ids, guide)))
+        if (
+            not self._resources or answering.number
+        ):  # a batch that has become small: the head may not follow this answer yet
             self.listen(answering)
         sequence = None if has_images(answering.ids) else answering.sequence
         if sequence and (follower := sequence.listener):
-            known, account = tokens[follower.begin :], account_of(self._engine)  # type: ignore[attr-defined]
-            proposers.append(DraftModel(follower, known, sampler, sampler.vocab, end_ids, guide, account))  # type: ignore[arg-type]
+            tokens_known, account = tokens[follower.begin :], account_of(self._engine)  # type: ignore[attr-defined]
+            proposers.append(DraftModel(follower, tokens_known, sampler, sampler.vocab, end_ids, guide, account))  # type: ignore[arg-type]
         return Guesses(proposers, self._costs)
 
 
 def most_guessed(answering: Completion) -> int:
     """Return the longest draft allowed: a full context must be shifted at the same token as without a draft."""
-    most, sequence = answering.remaining_tokens - 1, answering.sequence
-    return min(most, max(0, sequence.room - 1)) if isinstance(sequence, ShiftedSequence) else most
+    remaining, sequence = answering.remaining_tokens - 1, answering.sequence
+    return min(remaining, max(0, sequence.room - 1)) if isinstance(sequence, ShiftedSequence) else remaining

@@ -43,10 +43,11 @@ class JsonToolCallParser:
     def __init__(self, names: Sequence[str], fits: Callable[[str, str], bool], is_single: bool = False):
         """Start at the beginning of an answer.
 
-        names: of the tools.  fits: whether a tool accepts arguments, JSON.  is_single: only the first call counts.
+        names: names of the tools.  fits: whether a tool accepts arguments, JSON.  is_single: only the first call
+        counts.
         """
         self._names, self._fits, self._is_single = names, fits, is_single
-        self._held, self._is_line = "", True  # whether the held text begins a line
+        self._buffer, self._is_line = "", True  # whether the held text begins a line
         self._has_text = self._has_called = self.repeats = False
         self._seen = frozenset[tuple[str, str]]()
 
@@ -56,14 +57,14 @@ class JsonToolCallParser:
             return [*self.flush(), part]
         if self.repeats:
             return []
-        self._held += part.text
+        self._buffer += part.text
         return self._parts(is_end=False)
 
     def flush(self, is_end: bool = False) -> list[TextPart]:
         """Return the rest at the end.  is_end: the model has ended; otherwise the answer was cut off."""
         parts = self._parts(is_end=True) if is_end else []
-        held, self._held = "" if self._has_called and not self._held.strip() else self._held, ""
-        return [*parts, TextPart(ANSWER, held)] if held else parts
+        text, self._buffer = "" if self._has_called and not self._buffer.strip() else self._buffer, ""
+        return [*parts, TextPart(ANSWER, text)] if text else parts
 
     def _parts(self, is_end: bool) -> list[TextPart]:
         parts, place = list[TextPart](), 0
@@ -76,20 +77,24 @@ class JsonToolCallParser:
             if not calls:
                 place = end
                 continue
-            self._add_text(parts, self._held[: begin.start()].rstrip())
+            self._add_text(parts, self._buffer[: begin.start()].rstrip())
             self.repeats = all(call[:2] in self._seen for call in calls)
             for call in calls:
                 if not self.repeats and not (self._is_single and self._has_called):
                     parts += [TextPart(CALL, call.name), TextPart(ARGUMENTS, call.arguments)]
                 self._has_called = True
             self._seen |= {call[:2] for call in calls}
-            rest = "" if self.repeats else self._held[end:]
-            self._held, self._is_line, place = rest if self._has_text else rest.lstrip(), not self._has_text, 0
+            remaining = "" if self.repeats else self._buffer[end:]
+            self._buffer, self._is_line, place = (
+                remaining if self._has_text else remaining.lstrip(),
+                not self._has_text,
+                0,
+            )
         else:
-            place = len(self._held)
-        safe = len(self._held[:place].rstrip())  # white space before a call is dropped
-        self._add_text(parts, self._held[:safe])
-        self._held = self._held[safe:]
+            place = len(self._buffer)
+        safe = len(self._buffer[:place].rstrip())  # white space before a call is dropped
+        self._add_text(parts, self._buffer[:safe])
+        self._buffer = self._buffer[safe:]
         return parts
 
     def _add_text(self, parts: list[TextPart], text: str) -> None:
@@ -99,9 +104,9 @@ class JsonToolCallParser:
 
     def _begin(self, place: int) -> re.Match[str] | None:
         """Find where a call may begin, at `place` or after it."""
-        match = _BEGIN.search(self._held, place)
+        match = _BEGIN.search(self._buffer, place)
         if match and match.start() == 0 and not self._is_line:
-            match = _BEGIN.search(self._held, 1)
+            match = _BEGIN.search(self._buffer, 1)
         return match
 
     def _calls(self, start: int, is_end: bool) -> tuple[list[WrittenCall], int]:
@@ -109,12 +114,12 @@ class JsonToolCallParser:
 
         Raises _UnknownYetError.
         """
-        text, fence = self._held, _FENCE.match(self._held, start)
+        text, fence = self._buffer, _FENCE.match(self._buffer, start)
         if not fence and not is_end and _FENCE_SO_FAR.fullmatch(text, start):
             raise _UnknownYetError
         place = fence.end() if fence else start
         line_end = text.find("\n", place)
-        nothing = list[WrittenCall](), len(text) if line_end < 0 else line_end + 1
+        no_calls = list[WrittenCall](), len(text) if line_end < 0 else line_end + 1
         place = _skip(text, place)
         is_list = text.startswith("[", place)
         place = _skip(text, place + 1) if is_list else place
@@ -123,11 +128,11 @@ class JsonToolCallParser:
             while True:
                 call = self._call(place)
                 if call is None or not self._fits(call.name, call.arguments):
-                    return nothing
+                    return no_calls
                 calls.append(call)
-                place, rest = call.end, text[call.end :].lstrip()
-                if (is_list or fence) and rest.startswith((",", "{")):
-                    place = _skip(text, text.index(rest[0], place) + (rest[0] == ","))
+                place, following = call.end, text[call.end :].lstrip()
+                if (is_list or fence) and following.startswith((",", "{")):
+                    place = _skip(text, text.index(following[0], place) + (following[0] == ","))
                     continue
                 break
             if is_list:
@@ -138,16 +143,16 @@ class JsonToolCallParser:
                 raise _UnknownYetError  # there may be other text in this line
         except _UnknownYetError:
             if is_end:
-                return nothing
+                return no_calls
             raise
         except ValueError:
-            return nothing
+            return no_calls
         is_alone = not text[place:].partition("\n")[0].strip()
-        return (calls, place) if is_alone else nothing
+        return (calls, place) if is_alone else no_calls
 
     def _call(self, place: int) -> WrittenCall | None:
         """Parse the call at a position of the held text; None if there is none. Raises _UnknownYetError."""
-        text = self._held
+        text = self._buffer
         try:
             for word in ("{", '"name"', ":", '"'):
                 place = _skip_word(text, place, word)

@@ -69,42 +69,42 @@ class ParameterForm:
 
 def form_of(schema: object, root: Schema) -> ParameterForm:
     """Return the form of a parameter's schema, which is part of `root`."""
-    texts, others = list[Schema](), list[Schema]()
-    for one in _alternatives(schema, root):
-        text, other = _split_schema(one)
+    texts, other_schemas = list[Schema](), list[Schema]()
+    for alternative in _alternatives(schema, root):
+        text, other_schema = _split_schema(alternative)
         texts += [text] if text is not None else []
-        others += [other] if other is not None else []
-    if not others:
+        other_schemas += [other_schema] if other_schema is not None else []
+    if not other_schemas:
         return ParameterForm(tuple(texts), None)
     shared = {name: root[name] for name in ("$defs", "definitions", "x-guidance") if name in root}
-    joined = others[0] if len(others) == 1 else {"anyOf": others}
+    joined = other_schemas[0] if len(other_schemas) == 1 else {"anyOf": other_schemas}
     return ParameterForm(tuple(texts), {**joined, **shared})
 
 
 def form_of_others(schema: Schema) -> ParameterForm | None:
     """Return the form of further parameters (additionalProperties), None if there may be none."""
-    others = schema.get("additionalProperties", False)
-    return None if others is False else form_of(others, schema)
+    additional = schema.get("additionalProperties", False)
+    return None if additional is False else form_of(additional, schema)
 
 
 def _alternatives(schema: object, root: Schema) -> list[object]:
     """List the alternative schemas, with references resolved."""
-    listed, waiting, seen = list[object](), [schema], set[int]()
+    listed, waiting, visited = list[object](), [schema], set[int]()
     while waiting:
-        one = waiting.pop()
-        if not isinstance(one, Mapping):
-            listed.append(one)
+        each = waiting.pop()
+        if not isinstance(each, Mapping):
+            listed.append(each)
             continue
-        words = [word for word in one if word not in _NOTES]
-        if words and id(one) in seen:
+        words = [word for word in each if word not in _NOTES]
+        if words and id(each) in visited:
             continue
-        seen.add(id(one))
-        if words == ["$ref"] and isinstance(there := resolve_pointer(one["$ref"], root), Mapping | bool):
-            waiting.append(there)
-        elif words in (["anyOf"], ["oneOf"]) or (words == ["allOf"] and len(one["allOf"]) == 1):
-            waiting += reversed(one[words[0]])
+        visited.add(id(each))
+        if words == ["$ref"] and isinstance(target := resolve_pointer(each["$ref"], root), Mapping | bool):
+            waiting.append(target)
+        elif words in (["anyOf"], ["oneOf"]) or (words == ["allOf"] and len(each["allOf"]) == 1):
+            waiting += reversed(each[words[0]])
         else:
-            listed.append(one)
+            listed.append(each)
     return listed
 
 
@@ -115,21 +115,25 @@ def _split_schema(schema: object) -> tuple[Schema | None, Schema | None]:
     if "const" in schema or isinstance(schema.get("enum"), list):
         values = schema.get("enum", [schema.get("const")])
         texts = [value for value in values if isinstance(value, str)]
-        others = [value for value in values if not isinstance(value, str)]
-        return {"enum": texts} if texts else None, {"enum": others} if others or not texts else None
+        other_values = [value for value in values if not isinstance(value, str)]
+        return {"enum": texts} if texts else None, {"enum": other_values} if other_values or not texts else None
     kinds = schema.get("type")
     if kinds is None:
         is_other = any(word in schema for word in (*_STRUCTURES, "$ref", "anyOf", "oneOf", "allOf"))
         return (None, schema) if is_other else (schema, {**schema, "type": OTHERS})
     listed = kinds if isinstance(kinds, list) else [kinds]
-    rest = [kind for kind in listed if kind != "string"]
-    other = {**schema, "type": rest if len(rest) > 1 else rest[0]} if rest else None
-    return (schema if "string" in listed else None), other
+    other_types = [kind for kind in listed if kind != "string"]
+    other_schema = {**schema, "type": other_types if len(other_types) > 1 else other_types[0]} if other_types else None
+    return (schema if "string" in listed else None), other_schema
 
 
 def anything(schema: Schema) -> str:
     """Build a regular expression for strings from minLength to maxLength; other keywords of the schema are ignored."""
-    least, most = schema.get("minLength", 0), schema.get("maxLength")
-    if not isinstance(least, int) or not (most is None or isinstance(most, int)) or max(least, most or 0) > 1000:
+    minimum, maximum = schema.get("minLength", 0), schema.get("maxLength")
+    if (
+        not isinstance(minimum, int)
+        or not (maximum is None or isinstance(maximum, int))
+        or max(minimum, maximum or 0) > 1000
+    ):
         return "(?s:.*)"
-    return f"(?s:.{{{least},{'' if most is None else most}}})"
+    return f"(?s:.{{{minimum},{'' if maximum is None else maximum}}})"

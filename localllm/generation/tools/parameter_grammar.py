@@ -42,53 +42,55 @@ class ParameterGrammar:
             form = form_of(self._schema["properties"][key], self._schema)
             rules += self._parameter(f"{self._rule}_{number}", json.dumps(key), form)
         if self._others:
-            known = "|".join(re.escape(key) for key in self._keys)
-            but = f" & ~/{known}/" if known else ""
+            key_patterns = "|".join(re.escape(key) for key in self._keys)
+            but = f" & ~/{key_patterns}/" if key_patterns else ""
             rules.append(f"{self._rule.upper()}_NAME: /{FREE_NAME}/{but}")
             rules += self._parameter(f"{self._rule}_other", f"{self._rule.upper()}_NAME", self._others)
         begin = (frozenset[int](), False)
-        waiting, done = [begin], {begin}
+        waiting, finished = [begin], {begin}
         while waiting:
             state = waiting.pop()
             text, following = self._state(*state)
             rules.append(text)
-            waiting += following - done
-            done |= following
+            waiting += following - finished
+            finished |= following
         return [f"{self._rule}_args: {self._name(*begin)}", *rules]
 
-    def _name(self, used: frozenset[int], begun: bool) -> str:
-        return f"{self._rule}_{'b' if begun else 'a'}{sum(1 << number for number in used)}"
+    def _name(self, used: frozenset[int], has_begun: bool) -> str:
+        return f"{self._rule}_{'b' if has_begun else 'a'}{sum(1 << number for number in used)}"
 
-    def _state(self, used: frozenset[int], begun: bool) -> tuple[str, set[tuple[frozenset[int], bool]]]:
+    def _state(self, used: frozenset[int], has_begun: bool) -> tuple[str, set[tuple[frozenset[int], bool]]]:
         """Return the rule for the text after these parameters."""
-        mark, alternatives, following = self._literal(self._marks.next if begun else self._marks.first), [], set()
+        mark, alternatives, following = self._literal(self._marks.next if has_begun else self._marks.first), [], set()
         for number in self._candidates(used):
             # In the schema's order, parameters before this one cannot come any more.
-            now = frozenset(range(number + 1)) if self._is_ordered else used | ({number} & self._once)
-            following.add((now, True))
-            alternatives.append(f"{mark} {self._rule}_{number} {self._name(now, True)}")
+            used_after = frozenset(range(number + 1)) if self._is_ordered else used | ({number} & self._once)
+            following.add((used_after, True))
+            alternatives.append(f"{mark} {self._rule}_{number} {self._name(used_after, True)}")
         if self._others:
             following.add((used, True))
             alternatives.append(f"{mark} {self._rule}_other {self._name(used, True)}")
         if all(number in used for number, key in enumerate(self._keys) if key in self._required):
             alternatives.append('""')
-        return f"{self._name(used, begun)}: {' | '.join(alternatives)}", following
+        return f"{self._name(used, has_begun)}: {' | '.join(alternatives)}", following
 
     def _candidates(self, used: frozenset[int]) -> list[int]:
-        left = [number for number in range(len(self._keys)) if number not in used]
+        unused = [number for number in range(len(self._keys)) if number not in used]
         if not self._is_ordered:
-            return left
-        needed = next((place for place, number in enumerate(left) if self._keys[number] in self._required), len(left))
-        return left[: needed + 1]
+            return unused
+        required_at = next(
+            (place for place, number in enumerate(unused) if self._keys[number] in self._required), len(unused)
+        )
+        return unused[: required_at + 1]
 
     def _parameter(self, rule: str, name: str, form: ParameterForm) -> list[str]:
         """Return the rules of one parameter: its name, value and marks."""
         marks, rules, values = self._marks, list[str](), list[str]()
         is_same = marks.text == marks.json
         if form.texts:
-            text, more = self._text(rule, form)
+            text, further = self._text(rule, form)
             values.append(text)
-            rules += more
+            rules += further
         if form.other is not None and not (is_same and form.texts and form.choices is None):
             mid, close = marks.json
             values.append(f"{self._literal(mid)} {rule}_o {self._literal(close)}")
@@ -102,11 +104,13 @@ class ParameterGrammar:
         head = f"{self._literal(mid)} {rule}_v"
         if choices := form.choices:
             return f"{head} {self._literal(close)}", [f"{rule}_v: {' | '.join(map(json.dumps, choices))}"]
-        first, *rest = self._tokenizer.fragments(close)
+        first, *rest_fragments = self._tokenizer.fragments(close)
         if isinstance(first, int) and first in self._tokenizer.control_ids:
             return f"{head} {self._literal(close)}", [f"{rule}_v: /{form.pattern}/"]
         text = self._tokenizer.pieces[first] if isinstance(first, int) else first
-        after = "".join(self._tokenizer.pieces[one] if isinstance(one, int) else one for one in rest)
+        after = "".join(
+            self._tokenizer.pieces[fragment] if isinstance(fragment, int) else fragment for fragment in rest_fragments
+        )
         return f"{head} {self._literal(after)}", [f"{rule}_v[lazy]: /{form.pattern}{regex(text)}/"]
 
 

@@ -14,20 +14,20 @@ _SECTION = re.compile(r"^(Args|Arguments|Parameters|Returns|Raises|Yields|Exampl
 _ARGUMENT = re.compile(r"^(?:\s*:param\s+)?\s*(\w+)\s*(?:\([^)]*\))?\s*:\s*(.+)$")
 
 
-def tool_of(given: object) -> Tool:
+def tool_of(function_or_tool: object) -> Tool:
     """Describe a function, or a tool in OpenAI's form: {"type": "function", "function": {...}}. Raises UsageError."""
-    if isinstance(given, Tool):
-        return given
-    if isinstance(given, Mapping):
-        function = given.get("function", given)
+    if isinstance(function_or_tool, Tool):
+        return function_or_tool
+    if isinstance(function_or_tool, Mapping):
+        function = function_or_tool.get("function", function_or_tool)
         if not isinstance(function, Mapping) or not isinstance(function.get("name"), str):
             raise UsageError("tools: a tool should be a function or have a name")
         about, parameters = function.get("description") or "", function.get("parameters") or {"type": "object"}
         return Tool(function["name"], about, parameters, bool(function.get("strict")))
-    if not callable(given):
-        raise UsageError(f"tools: {given!r:.60} is not a function")
-    text = inspect.getdoc(given) or ""
-    return Tool(name_of(given), _SECTION.split(text)[0].strip(), parameters_of(given, text))
+    if not callable(function_or_tool):
+        raise UsageError(f"tools: {function_or_tool!r:.60} is not a function")
+    text = inspect.getdoc(function_or_tool) or ""
+    return Tool(name_of(function_or_tool), _SECTION.split(text)[0].strip(), parameters_of(function_or_tool, text))
 
 
 def name_of(tool: object) -> str:
@@ -44,7 +44,7 @@ def parameters_of(function: Callable[..., object], text: str) -> Schema:
 
     kinds = {parameter.kind for parameter in inspect.signature(function).parameters.values()}
     if kinds - {inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY}:
-        raise UsageError(f"tools: {name_of(function)} has parameters that are not called by name (*, ** or /)")
+        raise UsageError(f"tools: {name_of(function)} has parameters that cannot be passed by name (*, ** or /)")
     schema = schema_of(function)
     if not isinstance(schema.get("properties"), dict):  # no parameters at all
         return {"type": "object", "properties": {}}
@@ -62,9 +62,9 @@ def read_argument_docs(text: str) -> dict[str, str]:
     for line in text.splitlines():
         if section := _SECTION.match(line.strip()):
             is_inside, name = section[1] in ("Args", "Arguments", "Parameters"), ""
-        elif (found := _ARGUMENT.match(line)) and (is_inside or line.lstrip().startswith(":param")):
-            name = found[1]
-            about[name] = found[2].strip()
+        elif (match := _ARGUMENT.match(line)) and (is_inside or line.lstrip().startswith(":param")):
+            name = match[1]
+            about[name] = match[2].strip()
         elif name and line.strip() and line.startswith("  "):
             about[name] += " " + line.strip()
         else:

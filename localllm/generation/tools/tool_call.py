@@ -32,10 +32,10 @@ class ToolCall:
     def arguments(self) -> dict[str, object] | None:
         """The call's arguments; None if their JSON is incomplete or no object."""
         try:
-            given = json.loads(self.text)
+            parsed = json.loads(self.text)
         except (ValueError, RecursionError):
             return None
-        return given if isinstance(given, dict) else None
+        return parsed if isinstance(parsed, dict) else None
 
     def to_message(self) -> dict[str, object]:
         """Return the call as an entry of a message's tool_calls."""

@@ -48,7 +48,7 @@ class ToolCallFormat:
         opening: before the first call's name.  between: between a name and its arguments.
         separator: between a call's arguments and the next name; None if an answer has one call only.
         closing: after the last call's arguments.
-        marks: of parameters; None if arguments are JSON.
+        marks: marks of parameters; None if arguments are JSON.
         as_text: whether the template expects arguments as JSON text.
         is_known: whether the template describes the tools to the model; otherwise a system message must.
     """
@@ -89,18 +89,18 @@ def call_format(source: str, render: Render, ends: Sequence[str]) -> ToolCallFor
     source: of the template.  ends: texts of end tokens.
     """
     is_known = NAME in attempt(render, [USER], True)
-    found = (
+    format_found = (
         induce_json_format(render, ends, False)
         or induce_tagged_format(render, ends)
         or induce_json_format(render, ends, True)
     )
-    if found is None and is_known:
-        found = next((format for mark, format in NOT_RENDERED.items() if mark in source), None)
-    if found is None or not found.trigger or found.trigger in ends:
+    if format_found is None and is_known:
+        format_found = next((format for mark, format in NOT_RENDERED.items() if mark in source), None)
+    if format_found is None or not format_found.trigger or format_found.trigger in ends:
         return GENERIC
-    if found.opening.startswith(HARMONY.opening.lstrip()):
-        found = HARMONY
-    return replace(found, is_known=is_known)
+    if format_found.opening.startswith(HARMONY.opening.lstrip()):
+        format_found = HARMONY
+    return replace(format_found, is_known=is_known)
 
 
 USER: Message = {"role": "user", "content": "Hi"}
@@ -122,8 +122,8 @@ def attempt(render: Render, messages: list[Message], begins: bool = False) -> st
 
 def induce_json_format(render: Render, ends: Sequence[str], as_text: bool) -> ToolCallFormat | None:
     """Derive the format of a template that writes arguments as JSON; None if it does not."""
-    given: dict[str, object] = dict(zip(KEYS, (TEXTS[0], NUMBERS[0]), strict=True))
-    texts = [render_reply(render, calling(count, text_of(given) if as_text else given), ends) for count in (1, 2, 3)]
+    sample: dict[str, object] = dict(zip(KEYS, (TEXTS[0], NUMBERS[0]), strict=True))
+    texts = [render_reply(render, calling(count, text_of(sample) if as_text else sample), ends) for count in (1, 2, 3)]
     pieces = [re.split(rf"{NAME}|{_JSON.pattern}", text) for text in texts]
     if len(pieces[0]) != 3 or texts[0].count(NAME) != 1:
         return None
@@ -144,9 +144,9 @@ def induce_tagged_format(render: Render, ends: Sequence[str]) -> ToolCallFormat 
     """Derive the format of a template that marks each parameter; None if it does not."""
     kinds = []
     for values in (TEXTS, NUMBERS):
-        given = dict(zip(KEYS, values, strict=True))
+        sample = dict(zip(KEYS, values, strict=True))
         words = [NAME, KEYS[0], str(values[0]), KEYS[1], str(values[1])]
-        pieces = [re.split("|".join(words), render_reply(render, calling(count, given), ends)) for count in (1, 2)]
+        pieces = [re.split("|".join(words), render_reply(render, calling(count, sample), ends)) for count in (1, 2)]
         if len(pieces[0]) != 6:
             return None
         kinds.append((pieces[0], pieces[1][5] if len(pieces[1]) == 11 else None))
@@ -165,33 +165,33 @@ def induce_tagged_format(render: Render, ends: Sequence[str]) -> ToolCallFormat 
 
 def render_reply(render: Render, message: Message, ends: Sequence[str]) -> str:
     """Return the text that a model has to generate for a message, without the template's text around it."""
-    text, before = attempt(render, [USER, message]), attempt(render, [USER], True)
+    text, prompt = attempt(render, [USER, message]), attempt(render, [USER], True)
     place = text.rfind(NAME) if NAME in text else -1
-    first = text.find(NAME, len(same(text, before)))
+    first = text.find(NAME, len(same(text, prompt)))
     if first < 0 or place < 0:
         return ""
-    begin = len(same(text, before))
-    if (cut := text.rfind("<", 0, begin)) > text.rfind(">", 0, begin):  # `begin` is within a tag
-        begin = cut
+    begin = len(same(text, prompt))
+    if (tag_begin := text.rfind("<", 0, begin)) > text.rfind(">", 0, begin):  # `begin` is within a tag
+        begin = tag_begin
     start = max([begin, *(end_of(mark, text, first) for mark in THOUGHT_ENDS)])
-    rest = text[start:]
-    stops = [at for end in ends if (at := rest.find(end)) > 0]
+    reply = text[start:]
+    stops = [at for end in ends if (at := reply.find(end)) > 0]
     plain = attempt(render, [USER, {"role": "assistant", "content": SAID}]).partition(SAID)[2]
-    rest = rest[: min(stops)] if stops else rest.removesuffix(plain)
-    return rest.rstrip() if stops else rest
+    reply = reply[: min(stops)] if stops else reply.removesuffix(plain)
+    return reply.rstrip() if stops else reply
 
 
 THOUGHT_ENDS = ("</think>", "</mm:think>", "</seed:think>", "<|END_THINKING|>", "[/THINK]", "</think:opensource>")
 
 
-def end_of(mark: str, text: str, before: int) -> int:
-    place = text.rfind(mark, 0, before)
+def end_of(mark: str, text: str, limit: int) -> int:
+    place = text.rfind(mark, 0, limit)
     return place + len(mark) if place >= 0 else 0
 
 
-def same(one: str, other: str) -> str:
+def same(first: str, second: str) -> str:
     """Return the common prefix of two texts."""
-    return "".join(a for a, _ in takewhile(lambda pair: pair[0] == pair[1], zip(one, other, strict=False)))
+    return "".join(a for a, _ in takewhile(lambda pair: pair[0] == pair[1], zip(first, second, strict=False)))
 
 
 def trim_common(opening: str) -> str:
@@ -205,14 +205,14 @@ def with_ids(piece: str) -> str:
     return piece
 
 
-def common_form(one: str, other: str) -> str:
+def common_form(first: str, second: str) -> str:
     """Replace the numbers in which two texts differ, and nothing else, by ID."""
-    one, other = with_ids(one), with_ids(other)
-    if one == other:
-        return one
+    first, second = with_ids(first), with_ids(second)
+    if first == second:
+        return first
     numbers = re.compile(r"\d+")
-    if numbers.sub(ID, one) != numbers.sub(ID, other):
-        return one
-    parts = zip(numbers.findall(one), numbers.findall(other), strict=True)
+    if numbers.sub(ID, first) != numbers.sub(ID, second):
+        return first
+    parts = zip(numbers.findall(first), numbers.findall(second), strict=True)
     replaced = iter([a if a == b else ID for a, b in parts])
-    return numbers.sub(lambda found: next(replaced), one)
+    return numbers.sub(lambda match: next(replaced), first)

@@ -33,10 +33,10 @@ class ToolCallParser:
         self._format, self._tools, self._marks = format, tools, marks
         self._trigger = escape_tokens(format.trigger, marks)
         self._is_token, self._is_tag = ESCAPE in self._trigger, format.has_tag
-        self._held, self._before, self.in_call, self.pending = "", "", False, ""
+        self._buffer, self._text_before, self.in_call, self.pending = "", "", False, ""
         self._state: Callable[[list[TextPart]], bool] = self._prose
         self._name, self._count, self._scan = "", 0, JsonScan()
-        self._given: set[str] = set()  # names of the current call's parameters, for formats with ParameterMarks
+        self._given_names: set[str] = set()  # names of the current call's parameters, for formats with ParameterMarks
 
     def copy(self) -> "ToolCallParser":
         """Return a copy that continues independently."""
@@ -51,7 +51,7 @@ class ToolCallParser:
 
     def push(self, text: str) -> list[TextPart]:
         """Add text; return the parts that are certain now."""
-        self._held += text
+        self._buffer += text
         parts = list[TextPart]()
         while self._state(parts):
             pass
@@ -61,15 +61,15 @@ class ToolCallParser:
         """Return the rest of the plain text.  is_end: the model has ended the answer, which also ends a call."""
         if is_end and self._state == self._find_marks:
             closing = self._format.closing.replace(ID, "0")
-            return self.push(closing[overlap(self._held, closing) :])
-        held, self._held = self._held, ""
-        return [TextPart(ANSWER, held)] if held and not self.in_call else []
+            return self.push(closing[overlap(self._buffer, closing) :])
+        text, self._buffer = self._buffer, ""
+        return [TextPart(ANSWER, text)] if text and not self.in_call else []
 
     def give_up(self) -> list[TextPart]:
         """Treat the text of an invalid call, and all text after it, as plain text."""
-        text = self._trigger * self.in_call + self._held
+        text = self._trigger * self.in_call + self._buffer
         self.in_call, self._state = False, self._prose_only
-        self._held = ""
+        self._buffer = ""
         return [TextPart(ANSWER, text)] if text else []
 
     # ---- states: each consumes held text, and returns whether the next state should try
@@ -77,64 +77,64 @@ class ToolCallParser:
     def _prose(self, parts: list[TextPart]) -> bool:
         place = self._place()
         if place is None:
-            safe = len(self._held) - overlap(self._held, self._trigger)
-            kept = self._held[:safe]
-            if self._format.opening == HARMONY.opening and ESCAPE in kept:  # a header, which may be that of a call
+            safe = len(self._buffer) - overlap(self._buffer, self._trigger)
+            text = self._buffer[:safe]
+            if self._format.opening == HARMONY.opening and ESCAPE in text:  # a header, which may be that of a call
                 return False
-            safe = len(kept.rstrip()) if kept.strip() or self._before else 0
-            self._add_text(parts, self._held[:safe])
-            self._held = self._held[safe:]
+            safe = len(text.rstrip()) if text.strip() or self._text_before else 0
+            self._add_text(parts, self._buffer[:safe])
+            self._buffer = self._buffer[safe:]
             return False
-        before, self.pending = self._held[:place].rstrip(), self._held[place + len(self._trigger) :]
+        text_before, self.pending = self._buffer[:place].rstrip(), self._buffer[place + len(self._trigger) :]
         if self._format.opening != HARMONY.opening:
-            self._add_text(parts, before)
-        self._held, self.in_call, self._state = self.pending, True, self._opening_rest
-        return bool(self._held)
+            self._add_text(parts, text_before)
+        self._buffer, self.in_call, self._state = self.pending, True, self._opening_rest
+        return bool(self._buffer)
 
     def _place(self) -> int | None:
         """Return the trigger's position; one that is no token must begin a line (a tag) or the whole text."""
-        place = self._held.find(self._trigger)
+        place = self._buffer.find(self._trigger)
         if place < 0 or self._is_token or self._format.opening == HARMONY.opening:
             return place if place >= 0 else None
-        before = self._before + self._held[:place]
-        if not before.strip() or (self._is_tag and before.rstrip(" ").endswith("\n")):
+        text_before = self._text_before + self._buffer[:place]
+        if not text_before.strip() or (self._is_tag and text_before.rstrip(" ").endswith("\n")):
             return place
         return None
 
     def _prose_only(self, parts: list[TextPart]) -> bool:
-        self._add_text(parts, self._held)
-        self._held = ""
+        self._add_text(parts, self._buffer)
+        self._buffer = ""
         return False
 
     def _add_text(self, parts: list[TextPart], text: str) -> None:
         if text:
-            self._before = (self._before + text)[-80:]
+            self._text_before = (self._text_before + text)[-80:]
             parts.append(TextPart(ANSWER, text))
 
     def _opening(self, parts: list[TextPart]) -> bool:
         return self._passes(self._format.opening.lstrip(), self._naming)
 
     def _opening_rest(self, parts: list[TextPart]) -> bool:
-        rest = self._format.opening.lstrip()[len(self._format.trigger) :]
-        return self._passes(rest, self._naming)
+        remaining = self._format.opening.lstrip()[len(self._format.trigger) :]
+        return self._passes(remaining, self._naming)
 
     def _naming(self, parts: list[TextPart]) -> bool:
         between = self._pattern(self._format.between)
         if self._format.opening == HARMONY.opening:
             between = harmony_between(self._marks)
         names = "|".join(re.escape(name) for name in sorted(self._tools, key=len, reverse=True))
-        found = re.match(f"({names}){between}", self._held)
-        if not found:
+        match = re.match(f"({names}){between}", self._buffer)
+        if not match:
             return False
-        self._name, self._held = found[1], self._held[found.end() :]
+        self._name, self._buffer = match[1], self._buffer[match.end() :]
         parts.append(TextPart(CALL, self._name))
-        self._scan, self._count, self._given = JsonScan(), 0, set()
+        self._scan, self._count, self._given_names = JsonScan(), 0, set()
         self._state = self._find_marks if self._format.marks else self._json
         return True
 
     def _json(self, parts: list[TextPart]) -> bool:
-        end = self._scan.push(self._held)
-        text, self._held = self._held[:end], self._held[end:]
+        end = self._scan.push(self._buffer)
+        text, self._buffer = self._buffer[:end], self._buffer[end:]
         if text:
             parts.append(TextPart(ARGUMENTS, text))
         if self._scan.ended:
@@ -154,14 +154,14 @@ class ToolCallParser:
         schema = self._tools[self._name]
         begin = self._pattern(marks.next if self._count else marks.first)
         for key, part in (schema.get("properties") or {}).items():
-            head = re.match(begin + re.escape(key), self._held)
+            head = re.match(begin + re.escape(key), self._buffer)
             if head and self._is_begun(head.end()):
                 return self._take_value(parts, key, self._value(form_of(part, schema), head.end()))
-        head = re.match(f"{begin}({_NAME})", self._held)
-        if head and self._is_begun(head.end()) and (others := form_of_others(schema)):
-            return self._take_value(parts, head[1], self._value(others, head.end()))
+        head = re.match(f"{begin}({_NAME})", self._buffer)
+        if head and self._is_begun(head.end()) and (others_form := form_of_others(schema)):
+            return self._take_value(parts, head[1], self._value(others_form, head.end()))
         last = self._format.closing, self._format.separator
-        if any(piece and re.match(self._pattern(piece), self._held) for piece in last):
+        if any(piece and re.match(self._pattern(piece), self._buffer) for piece in last):
             parts.append(TextPart(ARGUMENTS, "}" if self._count else "{}"))
             self._state = self._behind
             return True
@@ -171,47 +171,47 @@ class ToolCallParser:
         """Add a complete parameter; a repeated one is dropped."""
         if value is None:
             return False
-        written, end = value
-        if key not in self._given:
-            head = ", " if self._given else "{"
-            parts.append(TextPart(ARGUMENTS, f"{head}{json.dumps(key)}: {written}"))
-        self._given, self._count, self._held = {*self._given, key}, self._count + 1, self._held[end:]
+        value_text, end = value
+        if key not in self._given_names:
+            head = ", " if self._given_names else "{"
+            parts.append(TextPart(ARGUMENTS, f"{head}{json.dumps(key)}: {value_text}"))
+        self._given_names, self._count, self._buffer = {*self._given_names, key}, self._count + 1, self._buffer[end:]
         return True
 
     def _is_begun(self, place: int) -> bool:
         """Return whether a parameter's value begins at this position."""
         marks = self._format.marks
         assert marks
-        return any(re.compile(self._pattern(mid)).match(self._held, place) for mid, _ in (marks.text, marks.json))
+        return any(re.compile(self._pattern(mid)).match(self._buffer, place) for mid, _ in (marks.text, marks.json))
 
     def _value(self, form: ParameterForm, place: int) -> tuple[str, int] | None:
         """Return a parameter's value as JSON and the end of its marks; None if it is incomplete."""
         marks = self._format.marks
         assert marks
         mid, close = (re.compile(self._pattern(piece)) for piece in marks.text)
-        if form.texts and (head := mid.match(self._held, place)):
-            if not (end := close.search(self._held, head.end())):
+        if form.texts and (head := mid.match(self._buffer, place)):
+            if not (end := close.search(self._buffer, head.end())):
                 return None
-            text = self._held[head.end() : end.start()].replace(ESCAPE, "")
+            text = self._buffer[head.end() : end.start()].replace(ESCAPE, "")
             return form.read(text) if marks.text == marks.json else json.dumps(text, ensure_ascii=False), end.end()
         mid, close = (re.compile(self._pattern(piece)) for piece in marks.json)
-        if not (head := mid.match(self._held, place)):
+        if not (head := mid.match(self._buffer, place)):
             return None
-        word = re.compile("|".join(PYTHON)).match(self._held, head.end())
+        word = re.compile("|".join(PYTHON)).match(self._buffer, head.end())
         try:
-            value_end = word.end() if word else json.JSONDecoder().raw_decode(self._held, head.end())[1]
+            value_end = word.end() if word else json.JSONDecoder().raw_decode(self._buffer, head.end())[1]
         except ValueError:
             return None
-        end = close.match(self._held, value_end)
-        value = PYTHON[word[0]] if word else self._held[head.end() : value_end]
-        return (value, end.end()) if end and value_end < len(self._held) else None
+        end = close.match(self._buffer, value_end)
+        value = PYTHON[word[0]] if word else self._buffer[head.end() : value_end]
+        return (value, end.end()) if end and value_end < len(self._buffer) else None
 
     def _passes(self, piece: str, then: Callable[[list[TextPart]], bool]) -> bool:
         """Consume a mark and go to the next state, if the mark is complete."""
-        found = re.match(self._pattern(piece), self._held)
-        if not found:
+        match = re.match(self._pattern(piece), self._buffer)
+        if not match:
             return False
-        self._held, self._state = self._held[found.end() :], then
+        self._buffer, self._state = self._buffer[match.end() :], then
         return True
 
     def _pattern(self, piece: str) -> str:

@@ -82,9 +82,9 @@ class ToolUse:
         """Raise UsageError for invalid tools or an invalid tool_choice."""
         names = [tool.name for tool in self.tools]
         if len(names) > MOST or len(set(names)) < len(names):
-            raise UsageError(f"tools should be at most {MOST}, each with a name of its own")
-        chosen = [] if self.choice in CHOICES else [self.choice]
-        if unknown := next((name for name in (*chosen, *(self.allowed or ())) if name not in names), None):
+            raise UsageError(f"tools should be at most {MOST}, each with a different name")
+        required = [] if self.choice in CHOICES else [self.choice]
+        if unknown := next((name for name in (*required, *(self.allowed or ())) if name not in names), None):
             raise UsageError(f"tool_choice names {unknown[:60]!r}, which is not one of the tools")
         if self.choice == "required" and not self.callable:
             raise UsageError("tool_choice requires a call, but allows no tool")
@@ -114,7 +114,7 @@ class ToolGrammar:
     """The grammar and parsers of one answer's calls.
 
     Attributes:
-        use: the tools.  format: of calls.
+        use: the tools.  format: format of calls.
         shown: texts of the format's special tokens, by id, with ESCAPE.
         plain: by each of these texts, the token's text outside of calls.
     """
@@ -179,7 +179,7 @@ class ToolGrammar:
 
     def _tokens(self, piece: str) -> set[str]:
         """Return the special tokens in a text."""
-        return {self._tokenizer.pieces[one] for one in self._tokenizer.fragments(piece) if isinstance(one, int)}
+        return {self._tokenizer.pieces[token] for token in self._tokenizer.fragments(piece) if isinstance(token, int)}
 
     def _schema(self, tool: Tool) -> dict[str, object]:
         """Return a tool's schema, prepared for the grammar. Raises UsageError."""
@@ -206,8 +206,8 @@ class ToolGrammar:
             ]
             head = f'thought* ({channel} "commentary")? {self._literal(self.format.opening)}'
         several = self.format.separator is not None and not self.use.is_single
-        more = f"({' '.join(self._units(self.format.separator or ''))} call)*" if several else ""
-        rules = [f"start: {head} call {more} {self._closing()}"]
+        further_calls = f"({' '.join(self._units(self.format.separator or ''))} call)*" if several else ""
+        rules = [f"start: {head} call {further_calls} {self._closing()}"]
         names = [f"tool_{number}" for number in range(len(self._schemas))]
         rules += [*heads, f"call: {' | '.join(names)}", "id: /[A-Za-z0-9_-]{1,40}/"]
         between = self._harmony() if self.format.opening == HARMONY.opening else self._literal(self.format.between)
@@ -220,7 +220,7 @@ class ToolGrammar:
         return "\n".join(rules) + "\n"
 
     def _closing(self) -> str:
-        """Return the rule of the text after calls; each unit is optional, because models often stop early."""
+        """Return the grammar rule of the text after calls; its parts are optional, since models often stop early."""
         units = self._units(self.format.closing)
         return " ".join(f"({unit}" for unit in units) + ")?" * len(units)
 
@@ -235,11 +235,11 @@ class ToolGrammar:
     def _literal(self, piece: str) -> str:
         """Convert a text to the grammar's terms: strings in quotes, special tokens by id, ID as the rule `id`."""
         terms = []
-        for one in self._tokenizer.fragments(piece):
-            if isinstance(one, int):
-                terms.append(f"<[{one}]>")
+        for fragment in self._tokenizer.fragments(piece):
+            if isinstance(fragment, int):
+                terms.append(f"<[{fragment}]>")
                 continue
-            for number, part in enumerate(one.split(ID)):
+            for number, part in enumerate(fragment.split(ID)):
                 terms += ["id"] * (number > 0) + [json.dumps(part)] * bool(part)
         return " ".join(terms)
 

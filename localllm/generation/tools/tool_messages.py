@@ -71,8 +71,8 @@ def marks_of_results(template: ChatTemplate, tokenizer: Tokenizer) -> tuple[str,
     def render(messages: Sequence[Message], begins: bool) -> str:
         return template.render(messages, add_generation_prompt=begins, tools=[PROBE.to_json_schema()])
 
-    given = dict.fromkeys(KEYS, "V")
-    for arguments in (given, json.dumps(given)):
+    sample = dict.fromkeys(KEYS, "V")
+    for arguments in (sample, json.dumps(sample)):
         if (place := (text := attempt(render, [USER, calling(1, arguments), message])).find(SAID)) >= 0:
             marks = _TAGS.findall(text[place + len(SAID) : place + 80])
             return tuple(mark for mark in marks if tokenizer.special_id(mark) is None)
@@ -98,33 +98,33 @@ def show_cut_calls(messages: Sequence[Message]) -> list[Message]:
 
     These results are moved after those of the message's other calls. Raises UsageError.
     """
-    shown, late, cut = list[Message](), list[Message](), dict[str, str]()
+    messages_shown, late, cut_names = list[Message](), list[Message](), dict[str, str]()
     for message in messages:
         if message["role"] != "tool":
-            shown, late, cut = shown + late, [], {}
+            messages_shown, late, cut_names = messages_shown + late, [], {}
         if message["role"] == "assistant":
-            message, cut = without_cut_calls(message)
-        if (id := str(message.get("tool_call_id"))) in cut and message["role"] == "tool":
-            late.append(as_text({"name": cut[id], **message}))
+            message, cut_names = without_cut_calls(message)
+        if (id := str(message.get("tool_call_id"))) in cut_names and message["role"] == "tool":
+            late.append(as_text({"name": cut_names[id], **message}))
         else:
-            shown.append(message)
-    return shown + late
+            messages_shown.append(message)
+    return messages_shown + late
 
 
 def without_cut_calls(message: Message) -> tuple[Message, dict[str, str]]:
     """Move the incomplete calls of an answer into its text; return it, and their names by id. Raises UsageError."""
-    whole, cut = list[ToolCallMessage](), list[ToolCallMessage]()
+    whole_calls, cut_calls = list[ToolCallMessage](), list[ToolCallMessage]()
     for call in message.get("tool_calls") or ():
         require_call(call)
-        (cut if arguments_of(call) is None else whole).append(call)
-    if not cut:
+        (cut_calls if arguments_of(call) is None else whole_calls).append(call)
+    if not cut_calls:
         return message, {}
-    pairs = [name_and_arguments(call) for call in cut]
+    pairs = [name_and_arguments(call) for call in cut_calls]
     texts = [f'{{"name": {json.dumps(name, ensure_ascii=False)}, "arguments": {text}' for name, text in pairs]
-    shown = {key: value for key, value in message.items() if key != "tool_calls"}
-    shown["content"] = "\n".join(filter(None, [message.get("content"), *texts]))
-    names = {str(call.get("id")): call["function"]["name"] for call in cut}
-    return {**shown, "tool_calls": whole} if whole else shown, names
+    fields = {key: value for key, value in message.items() if key != "tool_calls"}
+    fields["content"] = "\n".join(filter(None, [message.get("content"), *texts]))
+    names = {str(call.get("id")): call["function"]["name"] for call in cut_calls}
+    return {**fields, "tool_calls": whole_calls} if whole_calls else fields, names
 
 
 def name_and_arguments(call: ToolCallMessage) -> tuple[str, str]:
@@ -173,9 +173,9 @@ def as_text(message: Message) -> Message:
         result = json.dumps(message["content"], ensure_ascii=False)
         return {"role": "user", "content": f"The function {message.get('name') or ''} returned:\n{result}"}
     if calls := message.get("tool_calls"):
-        written = [json.dumps(call["function"], ensure_ascii=False) for call in calls]
-        others = {key: value for key, value in message.items() if key != "tool_calls"}
-        return {**others, "content": "\n".join(filter(None, [message.get("content"), *written]))}
+        call_texts = [json.dumps(call["function"], ensure_ascii=False) for call in calls]
+        fields = {key: value for key, value in message.items() if key != "tool_calls"}
+        return {**fields, "content": "\n".join(filter(None, [message.get("content"), *call_texts]))}
     return message
 
 

@@ -36,8 +36,8 @@ def enforceable(parameters: str, strict: bool, is_open: bool) -> tuple[dict[str,
         if strict:
             raise
 
-    def prepare(given: Mapping[str, object]) -> dict[str, object]:
-        plain = rewrite_schema(given)
+    def prepare(schema_given: Mapping[str, object]) -> dict[str, object]:
+        plain = rewrite_schema(schema_given)
         ready = {**(plain if is_open else close_objects(plain)), "x-guidance": {**OPTIONS, "lenient": True}}
         require_usable(ready)
         return ready

@@ -16,7 +16,7 @@ class VisionAdapter:
     """A model's image encoder, opened when it is needed; encoder: None until then. Thread-safe."""
 
     def __init__(self, path: str, engine: "Engine", tokenizer: "Tokenizer", threads: int | None, keeps: bool = False):
-        """Set up; path: of the model.  threads: number for encoding.  keeps: cache encoded images on disk."""
+        """Set up; path: path of the model.  threads: number for encoding.  keeps: cache encoded images on disk."""
         self._path, self._engine, self._tokenizer, self._threads, self._keeps = path, engine, tokenizer, threads, keeps
         self.lock = lock_for(self)
         self.encoder: ImageEncoder | None = None
@@ -24,7 +24,7 @@ class VisionAdapter:
     def use(self, projector: str | os.PathLike[str] | None = None, pan_and_scan: bool = False) -> "ImageEncoder":
         """Open a projector, None for the one next to the model; pan_and_scan: also encode crops of long images.
 
-        Raises as ImageEncoder, and UsageError if there is no projector.
+        Raises the errors of ImageEncoder, and UsageError if there is no projector.
         """
         from localllm.files.gguf.projectors import find_projector
         from localllm.generation.vision.image_encoder import ImageEncoder

@@ -39,7 +39,7 @@ class ImageEncoder:
     """The projector of an open model. Not thread-safe.
 
     Attributes:
-        path: of the projector's file.  encoded: number of images that were encoded and not cached.
+        path: path of the projector's file.  encoded: number of images that were encoded and not cached.
     """
 
     def __init__(
@@ -58,7 +58,7 @@ class ImageEncoder:
         pan-and-scan.
         """
         self.path, self.encoded, self._engine, self._tokenizer = path, 0, engine, tokenizer
-        self._known: OrderedDict[bytes, EncodedImage] = OrderedDict()
+        self._cache: OrderedDict[bytes, EncodedImage] = OrderedDict()
         self._file, self._root = GGUFFile.open(path), b"" if keeps else path.encode()
         self._reader = VisionEncoder(self._file, options)
         h, family, width = self._reader.hyperparameters, self._reader.family, engine.hyperparameters.row_width
@@ -83,12 +83,12 @@ class ImageEncoder:
         """
         image = load_image(source)
         self._root = self._root or self._fingerprint()
-        how = f" {self._prepared.__name__} {image.size} ".encode()
-        digest = hashlib.sha256(self._root + how + image.tobytes()).digest()
-        look = self._known.pop(digest, None) or self._encode_image(image, digest)
-        self._known[digest] = look
-        for seen in look.seen:
-            self._engine.register_image(seen)
+        description = f" {self._prepared.__name__} {image.size} ".encode()
+        digest = hashlib.sha256(self._root + description + image.tobytes()).digest()
+        look = self._cache.pop(digest, None) or self._encode_image(image, digest)
+        self._cache[digest] = look
+        for embedding in look.seen:
+            self._engine.register_image(embedding)
         self._forget()
         return look
 
@@ -110,7 +110,7 @@ class ImageEncoder:
             rows = self._reader.read_all(prepared.pictures, image.size)
             if self._files:
                 self._files.keep(digest, rows)
-        seen = [
+        embeddings = [
             ImageEmbedding(
                 digest + bytes([number & 255, number >> 8]),
                 some,
@@ -119,16 +119,16 @@ class ImageEncoder:
             )
             for number, some in enumerate(rows)
         ]
-        ids = [token for part in prepared.parts for token in self._ids_of(part, seen)]
-        return EncodedImage(ids, seen)
+        ids = [token for part in prepared.parts for token in self._ids_of(part, embeddings)]
+        return EncodedImage(ids, embeddings)
 
-    def _ids_of(self, part: str | int, seen: Sequence[ImageEmbedding]) -> list[int]:
-        return self._tokenizer.encode(part, special=True) if isinstance(part, str) else seen[part].ids
+    def _ids_of(self, part: str | int, embeddings: Sequence[ImageEmbedding]) -> list[int]:
+        return self._tokenizer.encode(part, special=True) if isinstance(part, str) else embeddings[part].ids
 
     def _forget(self) -> None:
         """Drop the least recently used images from the cache."""
-        while len(self._known) > LEAST and sum(map(size_of, self._known.values())) > MOST_BYTES:
-            self._known.popitem(last=False)
+        while len(self._cache) > LEAST and sum(map(size_of, self._cache.values())) > MOST_BYTES:
+            self._cache.popitem(last=False)
 
     def close(self) -> None:
         self._reader.close()
@@ -136,4 +136,4 @@ class ImageEncoder:
 
 def size_of(look: EncodedImage) -> int:
     """Return the bytes of an encoded image."""
-    return sum(seen.rows.nbytes for seen in look.seen)
+    return sum(embedding.rows.nbytes for embedding in look.seen)

@@ -116,8 +116,8 @@ class SensitivityCollector(ActivationCollector):
         tensor, (rows, columns) = job.tensor, (1, *job.tensor.shape)[-2:]
         count, names = row_count(tensor.shape) // rows, candidates(columns)
         some = np.unique(np.linspace(0, count - 1, min(count, EXPERTS)).astype(int))
-        found, blocks = np.sum([self.costs(tensor, n, inputs) for n in some], axis=0), blocks_of(names)
-        _, *costs = (found / (found[0] or 1.0)).tolist()
+        sums, blocks = np.sum([self.costs(tensor, n, inputs) for n in some], axis=0), blocks_of(names)
+        _, *costs = (sums / (sums[0] or 1.0)).tolist()
         self.needs[tensor.name] = Sensitivity(
             tensor.name,
             prod(tensor.shape),
@@ -184,9 +184,9 @@ def is_adjustable(job: TensorJob) -> bool:
 def survey(calibration: Calibration, widener: Widener, threads: int, on_matrix: OnMatrix) -> Iterator[Sensitivity]:
     """Measure the matrices that may get another format."""
     jobs = calibration.jobs
-    wanted = sum(map(is_adjustable, jobs.values()))
+    adjustable = sum(map(is_adjustable, jobs.values()))
     surveyed = SensitivityCollector(
-        jobs, widener, threads, lambda name: on_matrix(len(surveyed.needs), 2 * wanted, name)
+        jobs, widener, threads, lambda name: on_matrix(len(surveyed.needs), 2 * adjustable, name)
     )
     chunks = calibration.select_chunks(READ)
     calibration.forward(surveyed, chunks, threads)
@@ -198,30 +198,30 @@ def survey(calibration: Calibration, widener: Widener, threads: int, on_matrix: 
     base = calibration.logits(OriginalWeights(jobs, widener), probes, threads, filled)
     for number, ((name, group), past) in enumerate(zip(groups.items(), pasts, strict=True)):
         coarse = {need.name: surveyed.coarse[need.name] for need in group}
-        found = calibration.logits(CoarseWeights(jobs, widener, coarse), probes, threads, past)
+        logits = calibration.logits(CoarseWeights(jobs, widener, coarse), probes, threads, past)
         error = sum(need.errors[coarse[need.name].format] for need in group)
-        harm = divergence(base, found, threads) / max(error, 1e-30)
+        harm = divergence(base, logits, threads) / max(error, 1e-30)
         for need in group:
             need.harm = harm
             yield need
-        on_matrix(wanted + wanted * (number + 1) // len(groups), 2 * wanted, name)
+        on_matrix(adjustable + adjustable * (number + 1) // len(groups), 2 * adjustable, name)
 
 
 def rounding_cost(weights: np.ndarray, met: np.ndarray, block: int) -> float:
     """Compute localllm.quant.gptq.cost of rounding inputs, [tokens, columns], to 8 bits, `block` of them per scale."""
-    lost = (round_activations(met, block) - met) @ weights.T
-    return float((lost**2).sum(dtype=np.float64)) / max(len(met), 1)
+    differences = (round_activations(met, block) - met) @ weights.T
+    return float((differences**2).sum(dtype=np.float64)) / max(len(met), 1)
 
 
-def divergence(base: BatchedActivations, other: BatchedActivations, threads: int = 1) -> float:
+def divergence(base: BatchedActivations, changed: BatchedActivations, threads: int = 1) -> float:
     """Compute the mean Kullback-Leibler divergence per token; logits float32 [tokens, vocab] of each text."""
 
-    def of(one: np.ndarray, another: np.ndarray) -> float:
-        total, (scratch, known) = 0.0, np.empty((2, one.shape[1]), np.float32)
-        for p, q in zip(one, another, strict=True):
-            np.subtract(p, np.float32(log_sum_exp(p, scratch)), out=known)
-            total += of_token(known, q, log_sum_exp(q, scratch), scratch)
+    def of(rows: np.ndarray, another: np.ndarray) -> float:
+        total, (scratch, probabilities) = 0.0, np.empty((2, rows.shape[1]), np.float32)
+        for p, q in zip(rows, another, strict=True):
+            np.subtract(p, np.float32(log_sum_exp(p, scratch)), out=probabilities)
+            total += of_token(probabilities, q, log_sum_exp(q, scratch), scratch)
         return total
 
     with ThreadPoolExecutor(threads) as pool:
-        return max(sum(pool.map(of, base, other)) / sum(map(len, base)), 0.0)
+        return max(sum(pool.map(of, base, changed)) / sum(map(len, base)), 0.0)

@@ -88,28 +88,28 @@ def choose_formats(
     def size_with(formats: Mapping[str, str]) -> int:
         return calibration.with_metadata(make_plan(source, with_formats(request, formats))).nbytes
 
-    choose = partial(fit_to_size, most=size(plan), rest=rest, size_with=size_with)
-    formats, found = refine(calibration, needs, choose, widener, threads, on_check)
-    return MixedPrecision(formats, found, predict(needs, formats), predict_or_nan(needs, usual))
+    choose = partial(fit_to_size, file_size=size(plan), other_bytes=rest, size_with=size_with)
+    formats, divergence = refine(calibration, needs, choose, widener, threads, on_check)
+    return MixedPrecision(formats, divergence, predict(needs, formats), predict_or_nan(needs, usual))
 
 
 def fit_to_size(
-    needs: Sequence[Sensitivity], most: int, rest: int, size_with: Callable[[Mapping[str, str]], int]
+    needs: Sequence[Sensitivity], file_size: int, other_bytes: int, size_with: Callable[[Mapping[str, str]], int]
 ) -> dict[str, str]:
-    """Choose formats for a file of at most `most` bytes, about `rest` of them outside the matrices.
+    """Choose formats for a file of at most `file_size` bytes, about `other_bytes` of them outside the matrices.
 
     size_with: returns the exact size of a file with given formats, whose padding depends on them. Raises UsageError.
     """
-    budget = most - rest
-    while (over := size_with(formats := cheapest_within(needs, budget)) - most) > 0:
+    budget = file_size - other_bytes
+    while (over := size_with(formats := cheapest_within(needs, budget)) - file_size) > 0:
         budget -= over
     return formats
 
 
 def predict_or_nan(needs: list[Sensitivity], formats: Mapping[str, str]) -> float:
     """Predict the divergence; NaN if a matrix has a format that was not measured."""
-    known = [need for need in needs if formats[need.name] in need.errors]
-    return predict(known, formats) if len(known) == len(needs) else float("nan")
+    measured = [need for need in needs if formats[need.name] in need.errors]
+    return predict(measured, formats) if len(measured) == len(needs) else float("nan")
 
 
 # ---- files
@@ -124,19 +124,19 @@ def write_formats(path: str, formats: Mapping[str, str]) -> None:
 
 
 def read_formats(path: str, source: Source) -> dict[str, str]:
-    """Read such a file. Raises UsageError if it does not fit the source."""
+    """Read a file of `write_formats`. Raises UsageError if it does not fit the source."""
     name, text = printable(path, 4096), read_text(path)
     try:
-        said = tomllib.loads(text)
+        formats = tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
         raise UsageError(f"{name}: {error}") from None
     tensors = {tensor.name: tensor for tensor in source.tensors}
-    for tensor, format in said.items():
+    for tensor, format in formats.items():
         if tensor not in tensors:
             raise UsageError(f"{name}: the model has no tensor {printable(tensor)}")
         if not isinstance(format, str) or format.upper() not in BY_NAME:
             raise UsageError(f"{name}: {printable(str(format))}, for {printable(tensor)}, is not a tensor format")
-    return {tensor: format.upper() for tensor, format in said.items()}
+    return {tensor: format.upper() for tensor, format in formats.items()}
 
 
 def with_formats(request: QuantizeRequest, formats: Mapping[str, str]) -> QuantizeRequest:

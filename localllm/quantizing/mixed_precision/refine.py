@@ -54,10 +54,10 @@ def refine(
         formats = choose(needs)
         if formats == best:
             break
-        found = checked.divergence(formats)
-        if best and found >= least:
+        measured = checked.divergence(formats)
+        if best and measured >= least:
             break
-        best, least = formats, found
+        best, least = formats, measured
         if number + 1 < ROUNDS:
             needs = correct_harm(needs, formats, checked.contribution)
     return best, least
@@ -82,13 +82,15 @@ def correct_harm(
             # Matrices outside layers have a role but no depth.
             if part_of is role_group or layer_of(need.name) is not None:
                 parts.setdefault(part_of(need.name), []).append(need)
-        done = {part: max(contribution([need.name for need in some]), 0.0) for part, some in parts.items()}
-        said = {part: sum(need.harm * need.errors[formats[need.name]] for need in some) for part, some in parts.items()}
-        usual = sum(done.values()) / max(sum(said.values()), 1e-30)
+        contributions = {part: max(contribution([need.name for need in some]), 0.0) for part, some in parts.items()}
+        predicted = {
+            part: sum(need.harm * need.errors[formats[need.name]] for need in some) for part, some in parts.items()
+        }
+        usual = sum(contributions.values()) / max(sum(predicted.values()), 1e-30)
         for part, some in parts.items():
-            more = done[part] / max(said[part] * usual, 1e-30)
+            ratio = contributions[part] / max(predicted[part] * usual, 1e-30)
             for need in some:
-                factors[need.name] *= min(max(more, 1 / MOST), MOST)
+                factors[need.name] *= min(max(ratio, 1 / MOST), MOST)
     return [replace(need, harm=need.harm * factors[need.name]) for need in needs]
 
 
@@ -128,7 +130,9 @@ class PlanCheck:
 
     def contribution(self, names: Collection[str]) -> float:
         """Measure how much the last divergence decreases with these matrices unencoded."""
-        return self._found - self._with({name: it for name, it in self._encoded.blocks.items() if name not in names})
+        return self._found - self._with(
+            {name: blocks for name, blocks in self._encoded.blocks.items() if name not in names}
+        )
 
     def _with(self, blocks: Mapping[str, MatrixBlocks]) -> float:
         matrices = CoarseWeights(self._calibration.jobs, self._widener, blocks)
@@ -138,5 +142,5 @@ class PlanCheck:
 def held_out_texts(calibration: Calibration) -> list[np.ndarray]:
     """Return the beginnings of chunks that were not used for choosing formats, or of all chunks if there are none."""
     read = {chunk.ctypes.data for chunk in calibration.select_chunks(READ)}  # views of them
-    others = [chunk for chunk in calibration.chunks if chunk.ctypes.data not in read] or calibration.chunks
-    return [chunk[:TOKENS] for chunk in others[:: -(-len(others) // TEXTS)]]
+    unread = [chunk for chunk in calibration.chunks if chunk.ctypes.data not in read] or calibration.chunks
+    return [chunk[:TOKENS] for chunk in unread[:: -(-len(unread) // TEXTS)]]

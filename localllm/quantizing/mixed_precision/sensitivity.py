@@ -104,16 +104,16 @@ def spend_rest(needs: Sequence[Sensitivity], formats: dict[str, str], budget: in
     room = budget - total(needs, formats)
     while True:
         steps = [
-            (gain / more, need.name, name, more)
+            (gain / added, need.name, name, added)
             for need in needs
             for name in need.errors
-            if 0 < (more := need.bytes(name) - need.bytes(formats[need.name])) <= room
+            if 0 < (added := need.bytes(name) - need.bytes(formats[need.name])) <= room
             and (gain := need.cost(formats[need.name]) - need.cost(name)) > 0
         ]
         if not steps:
             return formats
-        _, name, format, more = max(steps)
-        formats[name], room = format, room - more
+        _, name, format, added = max(steps)
+        formats[name], room = format, room - added
 
 
 def total(needs: Sequence[Sensitivity], formats: Mapping[str, str]) -> int:

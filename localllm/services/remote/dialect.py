@@ -111,8 +111,8 @@ def format_fields(form: Form, dialect: Dialect) -> dict[str, object]:
         if isinstance(schema, Mapping) and not is_own and not form.additional_properties:
             schema = close_objects(schema)
         inner = {"name": "answer", "schema": schema, "strict": True}
-        more = {"additional_properties": True} if is_own and form.additional_properties else {}
-        return {"response_format": {"type": "json_schema", "json_schema": inner}, **more}
+        extension = {"additional_properties": True} if is_own and form.additional_properties else {}
+        return {"response_format": {"type": "json_schema", "json_schema": inner}, **extension}
     for name, value in (("grammar", form.grammar), ("regex", form.regex)):
         if value is None:
             continue

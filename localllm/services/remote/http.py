@@ -167,10 +167,10 @@ class Endpoint:
         if any(words in reason.lower() for words in TOO_LONG) or "context_length" in str(error)[:2000]:
             return ContextError(f"{self.url}: {reason}")
         if status == 401 or status == 403:
-            how = (
+            complaint = (
                 "refuses the key" if self.key else "wants a key: LOCALLLM_API_KEY in the environment, or --api-key-file"
             )
-            return EndpointError(f"{self.url} {how} ({status}: {reason})")
+            return EndpointError(f"{self.url} {complaint} ({status}: {reason})")
         return EndpointError(f"{self.url} refuses{f' ({status})' if status else ''}: {reason}")
 
 

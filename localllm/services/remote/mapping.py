@@ -62,8 +62,8 @@ class RemoteMapping:
 
     def _answer(self, record: Record) -> Result:
         try:
-            asked = self._prompts(record)
-            answers = self._model.session.candidates(asked, self._options, self._n)
+            prompt = self._prompts(record)
+            answers = self._model.session.candidates(prompt, self._options, self._n)
             constraint = self._options.constraint
             if constraint and any(answer.finish_reason == "length" for answer in answers):
                 raise CutError(f"the answer was cut off before it was {constraint.promise}; raise max_tokens")

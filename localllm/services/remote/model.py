@@ -119,15 +119,15 @@ class RemoteSession(Conversation["RemoteGeneration"]):
         raise UsageError("an answer of an endpoint cannot be continued: its API has no way to ask for it")
 
     def candidates(
-        self, asked: str | Sequence[Message], options: GenerationOptions | None = None, n: int = 1, beams: int = 0
+        self, prompt: str | Sequence[Message], options: GenerationOptions | None = None, n: int = 1, beams: int = 0
     ) -> list[RemoteAnswer]:
         """Return n answers, the likeliest first if the server reports logprobs. Raises EndpointError, UsageError."""
         if beams:
             raise UsageError("beams is not available with an endpoint: its API has no beam search")
         if not 1 <= n <= MOST:
             raise UsageError(f"n should be from 1 to {MOST} for an endpoint, not {n}")
-        path, fields = (TEXT, {"prompt": asked, **self._length(options)}) if isinstance(asked, str) else (
-            CHAT, {"messages": to_data_urls(asked)}
+        path, fields = (TEXT, {"prompt": prompt, **self._length(options)}) if isinstance(prompt, str) else (
+            CHAT, {"messages": to_data_urls(prompt)}
         )  # fmt: skip
         fields = {**self._model.fields(options or GenerationOptions()), **fields, "n": n}
         if n > 1 and path == CHAT:
@@ -145,19 +145,19 @@ class RemoteSession(Conversation["RemoteGeneration"]):
         self, system: list[Message], history: list[Message], options: GenerationOptions, is_own: bool
     ) -> tuple[list[Message], "RemoteGeneration"]:
         """Start an answer; while the server reports that the conversation is too long, drop its older half."""
-        kept = history
+        history_left = history
         while True:
-            answer = RemoteGeneration(self._model, CHAT, {"messages": to_data_urls(system + kept)}, options)
+            answer = RemoteGeneration(self._model, CHAT, {"messages": to_data_urls(system + history_left)}, options)
             try:
                 answer.begin()
                 break
             except ContextError:
-                turns = [place for place, message in enumerate(kept) if message["role"] == "user"]
+                turns = [place for place, message in enumerate(history_left) if message["role"] == "user"]
                 if options.on_overflow == "error" or len(turns) < 2:
                     raise
-                kept = kept[turns[(len(turns) + 1) // 2] :]
-        self.forgotten = sum(message["role"] == "user" for message in history[: len(history) - len(kept)])
-        return kept, answer
+                history_left = history_left[turns[(len(turns) + 1) // 2] :]
+        self.forgotten = sum(message["role"] == "user" for message in history[: len(history) - len(history_left)])
+        return history_left, answer
 
 
 class RemoteGeneration:
@@ -231,10 +231,10 @@ class RemoteGeneration:
 
     def message(self) -> dict[str, object]:
         """Return the answer as a message."""
-        more: dict[str, object] = {"reasoning_content": self.thinking} if self.thinking else {}
+        reasoning: dict[str, object] = {"reasoning_content": self.thinking} if self.thinking else {}
         if self.calls:
-            more["tool_calls"] = [call.to_message() for call in self.calls]
-        return {"role": "assistant", "content": self.text, **more}
+            reasoning["tool_calls"] = [call.to_message() for call in self.calls]
+        return {"role": "assistant", "content": self.text, **reasoning}
 
     def __iter__(self) -> Iterator[str]:
         return (text for kind, text in self.parts if kind == ANSWER)

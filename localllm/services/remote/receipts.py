@@ -26,15 +26,17 @@ def fully_specified(options: GenerationOptions) -> GenerationOptions:
     return replace(options, sampling=replace(options.sampling, seed=secrets.randbelow(SEEDS)))
 
 
-def make(model: RemoteModel, asked: Asked, options: GenerationOptions, n: int, result: Mapping[str, object]) -> Receipt:
+def make(
+    model: RemoteModel, prompt: Asked, options: GenerationOptions, n: int, result: Mapping[str, object]
+) -> Receipt:
     """Create the receipt. Raises UsageError for options that cannot be recorded."""
-    given = plain_options(replace(options, constraint=None))
+    plain = plain_options(replace(options, constraint=None))
     return {
         "receipt": LAYOUT,
         "made": datetime.now(UTC).isoformat(timespec="seconds"),
         "model": {"endpoint": model.endpoint.url, "name": model.name, "server": model.dialect.name},
-        "prompt": {"asked": asked, "sha256": sha256(json.dumps(asked).encode()).hexdigest()},
-        "options": {**given, "n": n, "beams": 0, "speculate": "off", "form": asdict(model.form)},
+        "prompt": {"asked": prompt, "sha256": sha256(json.dumps(prompt).encode()).hexdigest()},
+        "options": {**plain, "n": n, "beams": 0, "speculate": "off", "form": asdict(model.form)},
         "made_by": {"localllm": version("localllm")},
         "result": {name: value for name, value in result.items() if name != "model"},
     }
@@ -46,11 +48,11 @@ def form_of(receipt: Receipt) -> Form:
 
 
 def regenerate(model: RemoteModel, receipt: Receipt, options: GenerationOptions) -> Receipt:
-    """Send the receipt's request again and return the response. Raises as RemoteSession's methods."""
-    asked, n = receipt["prompt"]["asked"], receipt["options"]["n"]
+    """Send the receipt's request again and return the response. Raises the errors of RemoteSession's methods."""
+    prompt, n = receipt["prompt"]["asked"], receipt["options"]["n"]
     if n > 1:
-        answers = model.session.candidates(asked, options, n)
+        answers = model.session.candidates(prompt, options, n)
         return {"answers": [{"text": answer.text, "tokens": []} for answer in answers]}
-    answer = model.session.complete(asked, options) if isinstance(asked, str) else model.session.chat(asked, options)
+    answer = model.session.complete(prompt, options) if isinstance(prompt, str) else model.session.chat(prompt, options)
     text = "".join(answer)
     return {"text": text, "tokens": []}

@@ -25,25 +25,25 @@ def prompt_of(passages: Sequence[Passage], question: str, model: "Model") -> tup
 
     Raises ContextError if the first one does not fit.
     """
-    asked = INSTRUCTION.format(question=question)
-    used, parts = list[Passage](), list[str]()
-    room = model.context - model.context // ANSWER - model.session.count(asked) - 64 if model.context else None
+    instruction = INSTRUCTION.format(question=question)
+    passages_used, parts = list[Passage](), list[str]()
+    room = model.context - model.context // ANSWER - model.session.count(instruction) - 64 if model.context else None
     for number, each in enumerate(passages, 1):
         part = f"[{number}] {each.place}{f' ({each.heading})' if each.heading else ''}\n{each.text}"
         if room is not None and (room := room - model.session.count(part) - 2) < 0:
             break
-        used.append(each)
+        passages_used.append(each)
         parts.append(part)
-    if not used:
+    if not passages_used:
         raise ContextError(f"no passage fits a context of {model.context} tokens; set a larger one with -c")
-    return "\n\n".join([*parts, asked]), used
+    return "\n\n".join([*parts, instruction]), passages_used
 
 
 def cited_places(answer: str, passages: Sequence[Passage]) -> list[str]:
     """Return the places of the passages that an answer cites by number, of all passages if it cites none."""
     numbers = {int(each) for group in re.findall(r"\[([\d,; ]+)\]", answer) for each in re.findall(r"\d+", group)}
-    chosen = [number for number in range(1, len(passages) + 1) if number in numbers] or range(1, len(passages) + 1)
-    return [f"[{number}] {passages[number - 1].place}" for number in chosen]
+    cited = [number for number in range(1, len(passages) + 1) if number in numbers] or range(1, len(passages) + 1)
+    return [f"[{number}] {passages[number - 1].place}" for number in cited]
 
 
 def passages_for(folder: str, question: str) -> str:

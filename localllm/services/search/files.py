@@ -93,18 +93,18 @@ def parents_in_repository(folder: str) -> list[str]:
     return parents
 
 
-def text_files(names: Sequence[str], wanted: Filter) -> Iterator[str]:
+def text_files(names: Sequence[str], filter_: Filter) -> Iterator[str]:
     """Yield the named files, and those below named folders by name. Raises UsageError for a missing one."""
     for name in names:
         if os.path.isdir(name):
-            yield from files_below(name, wanted, Ignored(name))
+            yield from files_below(name, filter_, Ignored(name))
         elif os.path.isfile(name):
             yield name
         else:
             raise UsageError(f"{name}: no such file or folder")
 
 
-def files_below(folder: str, wanted: Filter, ignored: Ignored) -> Iterator[str]:
+def files_below(folder: str, filter_: Filter, ignored: Ignored) -> Iterator[str]:
     """Yield the selected files below a folder; links to folders are not followed."""
     ignored.enter(folder)
     try:
@@ -114,10 +114,10 @@ def files_below(folder: str, wanted: Filter, ignored: Ignored) -> Iterator[str]:
     for entry in entries:
         path = entry.name if folder == "." else os.path.join(folder, entry.name)
         is_folder = entry.is_dir(follow_symlinks=False)
-        if not wanted.selects(path, is_folder) or (not wanted.ignored and ignored.excludes(path, is_folder)):
+        if not filter_.selects(path, is_folder) or (not filter_.ignored and ignored.excludes(path, is_folder)):
             continue
         if is_folder:
-            yield from files_below(path, wanted, ignored)
+            yield from files_below(path, filter_, ignored)
         elif entry.is_file():
             yield path
 

@@ -52,10 +52,10 @@ class Index:
 
     def update(self, paths: Sequence[str], progress: Callable[[int, int], object] = lambda done, count: None) -> None:
         """Index the files that are new or have changed, and remove files that are not among the paths."""
-        wanted = {*paths}
+        current = {*paths}
         with self._sql:
             for (gone,) in self._sql.execute("SELECT path FROM files").fetchall():
-                if gone not in wanted:
+                if gone not in current:
                     self._remove(gone)
             for number, path in enumerate(paths):
                 self._update_file(path)
@@ -91,12 +91,12 @@ class Index:
         for each in passages:
             key = digest(each.embedded)
             row = (each.path, each.first, each.last, each.heading, each.text, key, (vectors or {}).get(key))
-            made = self._sql.execute(
+            cursor = self._sql.execute(
                 "INSERT INTO passages (path, first, last, heading, text, key, vector) VALUES (?, ?, ?, ?, ?, ?, ?)", row
             )
             self._sql.execute(
                 "INSERT INTO words (rowid, path, heading, text) VALUES (?, ?, ?, ?)",
-                (made.lastrowid, each.path, each.heading, each.text),
+                (cursor.lastrowid, each.path, each.heading, each.text),
             )
             self.added += 1
 
@@ -134,13 +134,13 @@ class Index:
         row = self._sql.execute("SELECT path, first, last, text, heading FROM passages WHERE id = ?", (id,)).fetchone()
         return Passage(*row)
 
-    def by_words(self, words: Sequence[str], most: int) -> list[int]:
+    def by_words(self, words: Sequence[str], limit: int) -> list[int]:
         """Return the ids of passages with any of the words, best BM25 first; words in headings count double."""
         if not words:
             return []
         query = " OR ".join(f'"{word}"' for word in words)
         best = "SELECT rowid FROM words WHERE words MATCH ? ORDER BY bm25(words, 1.0, 2.0, 1.0), rowid LIMIT ?"
-        return [id for (id,) in self._sql.execute(best, (query, most))]
+        return [id for (id,) in self._sql.execute(best, (query, limit))]
 
     def by_vector(self, query: np.ndarray) -> list[tuple[int, float]]:
         """Return the ids of passages and their cosines with the query, float32 [width], nearest first."""

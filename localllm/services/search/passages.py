@@ -99,7 +99,7 @@ def sections(lines: Sequence[str], ending: str) -> Iterator[tuple[int, int, str]
 
 
 def blocks_of(lines: Sequence[str], first: int, last: int, is_code: bool) -> Iterator[tuple[int, int]]:
-    """Yield paragraphs and list items, in code definitions, as (first line, line after the last)."""
+    """Yield a text's paragraphs and list items, or code's definitions, as (first line, line after the last)."""
     start: int | None = None
     in_fence = False
     for number in range(first, last):
@@ -178,6 +178,6 @@ def indented_units(lines: Sequence[str], begin: int, end: int, size: int) -> Ite
             yield first, last
 
 
-def equal_length(length: int, most: float) -> float:
-    """Return the length of equal parts, as few as possible with at most `most` each."""
-    return length / ceil(length / most) if length else 0
+def equal_length(length: int, maximum: float) -> float:
+    """Return the length of equal parts, as few as possible with at most `maximum` each."""
+    return length / ceil(length / maximum) if length else 0

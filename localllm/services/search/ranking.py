@@ -67,7 +67,7 @@ class Search:
     def __init__(
         self,
         names: Sequence[str],
-        wanted: Filter,
+        filter_: Filter,
         models: Models,
         show: Progress = lambda text: None,
         lines: Sequence[str] | None = None,
@@ -77,7 +77,7 @@ class Search:
         lines: texts to rank instead of files.  show: called with the progress. Raises ModelError, UsageError.
         """
         self._models, self._show, self._stack = models, show, ExitStack()
-        self._names, self._wanted, self._has_files = names, wanted, lines is None
+        self._names, self._wanted, self._has_files = names, filter_, lines is None
         self._embedder: AnyEmbedder | None = None
         if self._has_files:
             self._files()  # report missing ones before opening a model
@@ -85,11 +85,11 @@ class Search:
             size, place = SIZE, ""
             if models.embedder is not None:
                 size, place = self._open(models.embedder, opening)
-            path = None if lines is not None else file_of(cache_folder() / "search", names, [size, place, wanted])
+            path = None if lines is not None else file_of(cache_folder() / "search", names, [size, place, filter_])
             self.index = opening.enter_context(Index(path, size))
             if lines is not None:
-                whole = (Passage("", number, number, line) for number, line in enumerate(lines, 1) if line.strip())
-                self.index.add(whole)
+                passages = (Passage("", number, number, line) for number, line in enumerate(lines, 1) if line.strip())
+                self.index.add(passages)
             self.update()
             self._stack = opening.pop_all()
 
@@ -155,8 +155,8 @@ class Search:
         if self._models.reranker is not None:
             scores |= self._reranked(question, ids[:RERANKED])
             ids = sorted(ids[:RERANKED], key=lambda id: -scores[id])
-        chosen = without_repetition([(id, self.index.passage(id)) for id in ids], top)
-        return [Hit(passage, scores[id], cosines.get(id)) for id, passage in chosen]
+        passages = without_repetition([(id, self.index.passage(id)) for id in ids], top)
+        return [Hit(passage, scores[id], cosines.get(id)) for id, passage in passages]
 
     def _reranked(self, question: str, ids: Sequence[int]) -> dict[int, float]:
         """Return the reranker's scores by passage."""
@@ -176,18 +176,18 @@ def words_of(question: str) -> list[str]:
 
 def without_repetition(ranked: Sequence[tuple[int, Passage]], top: int) -> list[tuple[int, Passage]]:
     """Return the first `top` passages, without those that mostly repeat a better passage of the same file."""
-    chosen = list[tuple[int, Passage]]()
+    passages = list[tuple[int, Passage]]()
     for id, passage in ranked:
-        if len(chosen) == top:
+        if len(passages) == top:
             break
-        if not any(other.path == passage.path and repeats(passage, other) for _, other in chosen):
-            chosen.append((id, passage))
-    return chosen
+        if not any(earlier.path == passage.path and repeats(passage, earlier) for _, earlier in passages):
+            passages.append((id, passage))
+    return passages
 
 
-def repeats(passage: Passage, other: Passage) -> bool:
+def repeats(passage: Passage, earlier: Passage) -> bool:
     """Return whether most lines of a passage overlap with another one of its file, or have the same text."""
     size = passage.last - passage.first + 1
-    lines, others = ({*map(str.strip, each.text.splitlines())} - {""} for each in (passage, other))
-    shared = min(other.last, passage.last) - max(other.first, passage.first) + 1
-    return shared > size / 2 or len(lines & others) > len(lines) / 2
+    lines, earlier_lines = ({*map(str.strip, each.text.splitlines())} - {""} for each in (passage, earlier))
+    shared = min(earlier.last, passage.last) - max(earlier.first, passage.first) + 1
+    return shared > size / 2 or len(lines & earlier_lines) > len(lines) / 2

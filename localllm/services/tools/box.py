@@ -47,13 +47,13 @@ class Toolbox:
         use: the value of GenerationOptions.tools.  most: characters of a result; longer ones are truncated.
     """
 
-    def __init__(self, offered: Sequence[OfferedTool], most: int = MOST, json_calls: bool = True):
+    def __init__(self, offered: Sequence[OfferedTool], limit: int = MOST, json_calls: bool = True):
         """Combine tools. Raises UsageError if two have the same name."""
         self._offered = {each.tool.name: each for each in offered}
         if len(self._offered) < len(offered):
             names = [each.tool.name for each in offered]
             raise UsageError(f"two tools have the name {next(name for name in names if names.count(name) > 1)}")
-        self.most = most
+        self.most = limit
         self.use = ToolUse([each.tool for each in offered], json_calls=json_calls)
 
     def without(self, names: Sequence[str]) -> "Toolbox":

@@ -75,5 +75,5 @@ class PipeReader:
                 self._data += piece[: MOST - len(self._data)]
 
     def text(self) -> str:
-        cut = f"\n[cut: of {self._all} bytes]" if self._all > len(self._data) else ""
-        return bytes(self._data).decode(errors="replace") + cut
+        note = f"\n[cut: of {self._all} bytes]" if self._all > len(self._data) else ""
+        return bytes(self._data).decode(errors="replace") + note

@@ -38,19 +38,19 @@ def version() -> int:
 def confine(folders: list[str]) -> None:
     """Confine this process from now on. Raises OSError."""
     library, landlock = ctypes.CDLL(None, use_errno=True), version()
-    everything = (1 << RIGHTS.get(landlock, 15 if landlock < 5 else 16)) - 1
-    rules = Ruleset(everything)
+    all_rights = (1 << RIGHTS.get(landlock, 15 if landlock < 5 else 16)) - 1
+    rules = Ruleset(all_rights)
     ruleset = require(library.syscall(CREATE, ctypes.byref(rules), ctypes.c_size_t(ctypes.sizeof(rules)), 0))
     paths = [path for path in os.environ.get("PATH", "").split(":") if os.path.isabs(path)]
     python = os.path.dirname(sys.executable)  # a virtual environment may have its own copy
     allowed = dict.fromkeys((*PROGRAMS, *paths, python, sys.prefix, sys.base_prefix), READING)
-    allowed |= dict.fromkeys(DEVICES, READ_FILE | WRITE_FILE) | dict.fromkeys(folders, everything)
+    allowed |= dict.fromkeys(DEVICES, READ_FILE | WRITE_FILE) | dict.fromkeys(folders, all_rights)
     for path, rights in allowed.items():
         try:
             descriptor = os.open(path, os.O_PATH | os.O_CLOEXEC)
         except OSError:  # the folder does not exist
             continue
-        rights &= everything if os.path.isdir(path) else everything & OF_FILES
+        rights &= all_rights if os.path.isdir(path) else all_rights & OF_FILES
         beneath = PathBeneath(rights, descriptor)
         require(library.syscall(ADD, ruleset, PATH_BENEATH, ctypes.byref(beneath), 0))
         os.close(descriptor)

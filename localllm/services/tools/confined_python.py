@@ -5,8 +5,7 @@ localllm's tool `run`), cannot open sockets or send signals (a seccomp filter, w
 limited memory, time and file sizes. If the kernel lacks Landlock or seccomp, nothing is run.
 
 `run_confined` is for callers. As a script, `confined_python.py FOLDER SECONDS BYTES PROGRAM`, this is the child: it
-confines itself and executes PROGRAM. It imports no other module of localllm, and runs under `python -I
--S`.
+confines itself and executes PROGRAM. It imports no other module of localllm, and runs under `python -I -S`.
 """
 
 import ctypes
@@ -97,7 +96,7 @@ def end_group(process: subprocess.Popen[bytes]) -> None:
 
 
 def refuse_calls() -> None:
-    """Forbid this process and its children sockets, and signals to other processes. Raises OSError."""
+    """Forbid sockets, and signals to other processes, for this process and its children. Raises OSError."""
     architecture, *refused = ARCHITECTURES[platform.machine()]
     checks = [(IF_AT_LEAST, OTHER_CALLS), *((IF_EQUAL, number) for number in (*refused, *EVERYWHERE))]
     code = [(LOAD, 0, 0, 4), (IF_EQUAL, 1, 0, architecture), (RETURN, 0, 0, KILL), (LOAD, 0, 0, 0)]
@@ -120,8 +119,8 @@ def limit(seconds: float, memory: int) -> None:
         resource.RLIMIT_AS: memory, resource.RLIMIT_CPU: int(seconds) + 1, resource.RLIMIT_CORE: 0,
         resource.RLIMIT_FSIZE: MOST_WRITTEN,
     }  # fmt: skip
-    for kind, most in limits.items():
-        resource.setrlimit(kind, (most, most))
+    for kind, maximum in limits.items():
+        resource.setrlimit(kind, (maximum, maximum))
 
 
 def become(folder: str, seconds: float, memory: int, program: str) -> None:

@@ -26,11 +26,11 @@ def read_file(folders: Folders) -> OfferedTool:
         if first > max(1, len(lines)):
             raise ToolError(f"{path} has {len(lines)} lines")
         count = number_in(arguments, "lines", max(1, len(lines)))
-        chosen = "".join(lines[first - 1 : first - 1 + count])
+        text = "".join(lines[first - 1 : first - 1 + count])
         if len(lines) > count or first > 1:
             end = min(first - 1 + count, len(lines))
-            chosen += f"\n[these are the lines {first} to {end} of {len(lines)}]"
-        return chosen
+            text += f"\n[these are the lines {first} to {end} of {len(lines)}]"
+        return text
 
     about = f"Read a text file. Names are relative to {folders.roots[0]}."
     numbers = {"type": "integer", "minimum": 1}
@@ -101,8 +101,8 @@ def nearest_passages(folders: Folders, paths: Sequence[str], text: str) -> str:
             with suppress(OSError, ToolError):
                 index.add(cut_into_passages(folders.relative_path(path), text_of(folders, path)))
         best = [index.passage(id) for id in index.by_words(words, PASSAGES)]
-    shown = "\n\n".join(f"{each.place}:\n{each.text}" for each in best)
-    return f"[no line has that text; these passages have its words]\n{shown}" if shown else ""
+    blocks = "\n\n".join(f"{each.place}:\n{each.text}" for each in best)
+    return f"[no line has that text; these passages have its words]\n{blocks}" if blocks else ""
 
 
 def tool(
@@ -147,7 +147,7 @@ def walk_files(path: str) -> Iterator[str]:
         yield from (os.path.join(folder, name) for name in sorted(files) if not name.startswith("."))
 
 
-def find_lines(folders: Folders, path: str, text: str, most: int) -> list[str]:
+def find_lines(folders: Folders, path: str, text: str, limit: int) -> list[str]:
     """Return matching lines of a file with its name and line numbers; none if it is not text."""
     if os.path.islink(path):
         return []
@@ -155,10 +155,10 @@ def find_lines(folders: Folders, path: str, text: str, most: int) -> list[str]:
         lines = text_of(folders, path).splitlines()
     except (ToolError, OSError):
         return []
-    name, found = folders.relative_path(path), list[str]()
+    name, matches = folders.relative_path(path), list[str]()
     for number, line in enumerate(lines, 1):
         if text in line:
-            found.append(f"{name}:{number}: {line.strip()[:WIDEST]}")
-            if len(found) == most:
+            matches.append(f"{name}:{number}: {line.strip()[:WIDEST]}")
+            if len(matches) == limit:
                 break
-    return found
+    return matches

@@ -33,10 +33,10 @@ class ToolTranscript:
 
     def add(self, line: dict[str, object]) -> None:
         """Append a line. Raises LocalllmError."""
-        rest = memoryview(json_line(line))
+        remaining = memoryview(json_line(line))
         try:
-            while rest:
-                rest = rest[os.write(self._file, rest) :]
+            while remaining:
+                remaining = remaining[os.write(self._file, remaining) :]
         except OSError as error:
             raise LocalllmError(f"{self._path} cannot be written: {error.strerror}") from None
 
@@ -60,8 +60,8 @@ def require_transcript(path: str) -> None:
     except OSError as error:
         raise UsageError(f"cannot write {path}: {error.strerror}") from None
     try:
-        known = not first or "transcript" in json.loads(first)
+        is_transcript = not first or "transcript" in json.loads(first)
     except (ValueError, TypeError):
-        known = False
-    if not known:
+        is_transcript = False
+    if not is_transcript:
         raise UsageError(f"{path}: this file exists and is not a transcript; give another file")

@@ -233,7 +233,7 @@ def test_other_architectures_are_refused(name):
     ({"name": 5, "license.link": ["a"]}, ["general.license.link is not a text", "general.name is not a text"]),
     ({"tags": 5, "datasets": 5}, ["general.datasets is not a list of texts", "general.tags is not a list of texts"]),
     ({"file_type": -1, "quantization_version": "2", "parameter_count": 1 << 63}, [
-        f"general.{name} is not a number from 0 up"
+        f"general.{name} is not a number, 0 or above"
         for name in ("file_type", "parameter_count", "quantization_version")]),
 ])  # fmt: skip
 def test_what_files_say_of_themselves_in_another_form(changes, noted):

@@ -104,7 +104,7 @@ WRONG = [
     ({"hyper_connection.count": 1}, "hyper_connection.count should be a number from 2"),
     ({"attention.compress_ratios": np.array([0, 5])}, "that divide 12"),
     ({"attention.indexer.key_length": 8}, "cannot rotate 16"),
-    ({"rope.dimension_sections": np.array([3, 3, 1, 1])}, "stand still"),
+    ({"rope.dimension_sections": np.array([3, 3, 1, 1])}, "pairs that are not rotated"),
     ({"expert_weights_scale": 2.0}, "expert_weights_scale"),
     ({"expert_gating_func": 2}, "expert_gating_func"),
 ]

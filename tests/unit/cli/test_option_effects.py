@@ -100,7 +100,7 @@ def test_how_an_answer_is_made(name: str, tiny: str, monkeypatch):
 
     def chosen(*more: str) -> Told:
         told = told_by(place, name, tiny, *words, *more, stdin=b"Hi\n")
-        return told["job"]["options"] if name == "map" else told["chosen"]
+        return told["job"]["options"] if name == "map" else told["generation" if name == "chat" else "options"]
 
     cases = ANSWERS | ({} if name == "map" else ONE_ANSWER)
     for line, expected in {"": {}, **cases}.items():
@@ -119,7 +119,7 @@ def test_how_an_answer_is_made(name: str, tiny: str, monkeypatch):
 def test_what_an_answer_must_look_like(line: str, given: Told, tiny: str, monkeypatch):
     monkeypatch.setattr(opening, "open_model", lambda path, *more, **named: Opened(path))
     told = told_by((one_shot, "begin"), "run", tiny, "-p", "Hi", *line.split())
-    assert told["chosen"]["constraint"] == flat(constraint_of(**given))
+    assert told["options"]["constraint"] == flat(constraint_of(**given))
 
 
 def test_a_receipt_does_not_replace_what_was_read(tiny: str, monkeypatch, tmp_path):
@@ -154,7 +154,7 @@ def test_what_map_is_to_do(line: str, job: Told, more: Told, tiny: str, monkeypa
     told = told_by((map_command, "open_mapping"), "map", tiny, tmp_path / "in.txt", "-p", "{line}", *line.split())
     assert {name: told["job"][name] for name in JOB} == JOB | job and told["job"]["path"] == tiny
     assert [record["input"] for record in told["records"]] == ["long line", "Hi"]
-    assert {name: told[name] for name in ("ray", "raw", "there")} == {"ray": None, "raw": False, "there": None} | more
+    assert {name: told[name] for name in ("ray", "raw", "remote")} == {"ray": None, "raw": False, "remote": None} | more
 
 
 @pytest.mark.parametrize("line", ["", "--as-finished --shortest-first"])

@@ -42,7 +42,7 @@ def refused(read: Any, *arguments: Any, **named: Any) -> str:
 
 def test_counts():
     given = config(a=1, b=5, null=None, zero=0, flag=True, text="7", real=2.0)
-    assert (given.count("a"), given.count("b", most=5), given.count("missing", 0), given.count("null", 9)) == (
+    assert (given.count("a"), given.count("b", maximum=5), given.count("missing", 0), given.count("null", 9)) == (
         1,
         5,
         0,
@@ -51,7 +51,7 @@ def test_counts():
     assert given.count("zero", 0) == 0  # as good as silence
     for name in ("zero", "flag", "text", "real", "missing"):
         assert refused(given.count, name).startswith(f"{name} should be a number from 1 to ")
-    assert refused(given.count, "b", most=4) == "b should be a number from 1 to 4, is 5"
+    assert refused(given.count, "b", maximum=4) == "b should be a number from 1 to 4, is 5"
 
 
 def test_numbers():

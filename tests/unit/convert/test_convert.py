@@ -594,9 +594,9 @@ def test_gemma_4_is_read_by_its_merges(tmp_path: Path):
     [
         ([["a", "b"], ["▁", "a"], ["▁", "ab"]], "no merge makes ▁ab of ▁a b"),
         ([["▁", "ab"], ["a", "b"], ["▁", "a"], ["▁a", "b"]], "not consecutive"),
-        ([["a"]], "not as expected"),
-        (None, "not as expected"),
-        ("ab", "not as expected"),
+        ([["a"]], "unexpected content"),
+        (None, "unexpected content"),
+        ("ab", "unexpected content"),
     ],
 )
 def test_merges_that_are_not_sentencepieces_are_refused(tmp_path: Path, merges: Any, problem: str):
@@ -800,12 +800,12 @@ BAD_FOLDERS: list[tuple[str, Callable[[Path], None]]] = [
     ("neither byte-level BPE nor SentencePiece", edit(TOKENIZER, pre_tokenizer={"type": "Whitespace"})),
     ("pre-tokenizer is unknown", edit(TOKENIZER, pre_tokenizer=splits(r"\w+"))),
     ("normalizer NFKC is not supported", edit(TOKENIZER, normalizer={"type": "NFKC"})),
-    ("not as expected", edit(TOKENIZER, normalizer=[1])),
-    ("not as expected", edit(TOKENIZER, model=None)),
-    ("not as expected", edit(TOKENIZER, model={"type": "BPE", "vocab": {"a": "b"}, "merges": []})),
-    ("not as expected", edit(TOKENIZER, model={"type": "BPE", "vocab": {"a": -1}, "merges": []})),
-    ("not as expected", edit(TOKENIZER, added_tokens=[{"id": 1}])),
-    ("not as expected", edit(TOKENIZER, post_processor={"type": "TemplateProcessing", "single": []})),
+    ("unexpected content", edit(TOKENIZER, normalizer=[1])),
+    ("unexpected content", edit(TOKENIZER, model=None)),
+    ("unexpected content", edit(TOKENIZER, model={"type": "BPE", "vocab": {"a": "b"}, "merges": []})),
+    ("unexpected content", edit(TOKENIZER, model={"type": "BPE", "vocab": {"a": -1}, "merges": []})),
+    ("unexpected content", edit(TOKENIZER, added_tokens=[{"id": 1}])),
+    ("unexpected content", edit(TOKENIZER, post_processor={"type": "TemplateProcessing", "single": []})),
     ("are both 'he'", edit(TOKENIZER, added_tokens=[added_token(5, "he")])),
     ("lone surrogate", edit(TOKENIZER, added_tokens=[added_token(5, "\ud800")])),
 ]
@@ -902,7 +902,10 @@ def test_a_file_that_is_cut_off(tmp_path: Path):
     ("error", "told"), [(KeyError("vocab"), "no 'vocab'"), (TypeError("vocab"), "vocab"), (IndexError("far"), "far")]
 )
 def test_whatever_trips_over_a_file_names_it(error: Exception, told: str):
-    with pytest.raises(ModelError, match=f"^x.json: not as expected: {told}$"), report_as_model_error(Path("x.json")):
+    with (
+        pytest.raises(ModelError, match=f"^x.json: has unexpected content: {told}$"),
+        report_as_model_error(Path("x.json")),
+    ):
         raise error
 
 

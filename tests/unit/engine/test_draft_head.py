@@ -464,7 +464,11 @@ class Told(DraftHead):
     def __init__(self, tokens: list[int] | None = None):
         self.vocab_size, self.width, self.context = 5, 1, 300
         self.runs, self.lock, self.orphaned = Runs(LATER), Lock(), []
-        self._before, self._made, self._tokens = np.zeros((9, 2), np.float32), np.zeros((9, 2), np.float32), tokens
+        self._previous_hidden, self._new_hidden, self._tokens = (
+            np.zeros((9, 2), np.float32),
+            np.zeros((9, 2), np.float32),
+            tokens,
+        )
         self.told, self._fuse, self._backend = list[tuple](), None, self
         outer = self
 
@@ -476,8 +480,8 @@ class Told(DraftHead):
             def run(self, spans, precise):
                 ((_, position, ids, wanted, *_),) = spans
                 assert (position, len(ids)) == outer.told.pop()
-                outer.told.append((position, ids.tolist(), outer._before[: len(ids), 0].tolist(), wanted))
-                outer._made[len(ids) - 1, 0] = 100 * ids[-1]
+                outer.told.append((position, ids.tolist(), outer._previous_hidden[: len(ids), 0].tolist(), wanted))
+                outer._new_hidden[len(ids) - 1, 0] = 100 * ids[-1]
                 return np.full((wanted, 5 if tokens is None else len(tokens)), ids[-1], np.float32)
 
         self._backend = Backend()

@@ -98,7 +98,7 @@ class Bare(Engine):
         self.hyperparameters = SimpleNamespace(arch="llama", fills=False, row_width=2)
         self.lock, self.orphaned, self._images = Lock(), [], WeakValueDictionary()
         self._path, self._start, self._takes_rows, self._shifts = "m.gguf", None, True, False
-        self._shown = self._head_source = self._head = None
+        self._tap = self._head_source = self._head = None
         self._backend, self._turns = Backend(), lambda: "turns"
         self.__dict__.update(known)
 
@@ -450,10 +450,10 @@ def test_a_fork_goes_its_own_way(engine):
     engine.register_image(seen)
     sequence = engine.sequence()
     sequence.append([1, *seen.ids])
-    sequence.aligned, sequence.encoded, sequence._begun = 1, 2, 3
+    sequence.aligned, sequence.encoded, sequence._pending_aligned = 1, 2, 3
     sequence.store.fork = lambda length: SimpleNamespace(held=length, truncate=lambda kept: kept)
     twin = sequence.fork()
-    assert (twin.tokens, twin.aligned, twin.encoded, twin._begun) == (sequence.tokens, 1, 2, 3)
+    assert (twin.tokens, twin.aligned, twin.encoded, twin._pending_aligned) == (sequence.tokens, 1, 2, 3)
     assert (twin.images, twin.store.held, twin.listener) == ([(1, seen)], 3, None)
     twin.encoded = 0
     for length, images in ((2, [(1, seen)]), (1, [])):
@@ -525,7 +525,7 @@ def test_who_listens_is_told_of_what_was_read(engine, monkeypatch):
         engine.attach_draft_head(engine.sequence())
     memory = np.arange(40, dtype=np.float32).reshape(10, 4)
     engine._head_source, engine._options = SimpleNamespace(columns=3), "options"
-    engine._shown = SimpleNamespace(memory=memory)
+    engine._tap = SimpleNamespace(memory=memory)
     first, second = engine.sequence(), engine.sequence()
     first.append([1, 2])
     follower = engine.attach_draft_head(first)
@@ -557,7 +557,7 @@ def test_a_head_of_another_file_takes_over(monkeypatch):
     monkeypatch.setattr(engine_module, "head", lambda *files: given.append(files) or "head_source")
     monkeypatch.setattr(engine_module, "hidden_state_tap", lambda head_source: f"shown to {head_source}")
     said, before = [Operation((), Activation(ALL, 4))], Head()
-    known = {"_file": "file", "_options": "options", "_head": before, "_head_source": "own", "_shown": "what is shown"}
+    known = {"_file": "file", "_options": "options", "_head": before, "_head_source": "own", "_tap": "what is shown"}
     engine, file = Bare(**known, device="a card"), SimpleNamespace(path="head.gguf")
     with pytest.raises(UsageError, match=r"^head\.gguf: draft heads run on the CPU only, not on a card$"):
         engine.load_draft_head(file)
@@ -566,10 +566,10 @@ def test_a_head_of_another_file_takes_over(monkeypatch):
     with pytest.raises(UnsupportedError) as caught:
         engine.load_draft_head(file)
     assert str(caught.value) == "m.gguf: llama models do not expose the hidden states that a draft head needs"
-    assert (engine._head, engine._head_source, engine._shown, engine._backend.became) == (
+    assert (engine._head, engine._head_source, engine._tap, engine._backend.became) == (
         before,
         "own",
-        known["_shown"],
+        known["_tap"],
         [],
     )
     said.append(ExportHidden((), Activation(ALL, 4), np.zeros(0)))
@@ -577,7 +577,7 @@ def test_a_head_of_another_file_takes_over(monkeypatch):
     engine.load_draft_head(file)
     assert given == [(file, "file", engine.hyperparameters), "shown to head_source"]
     assert engine._head.given == ("head_source", 300, "options")
-    assert (engine._head_source, engine._shown, engine._backend.became) == (
+    assert (engine._head_source, engine._tap, engine._backend.became) == (
         "head_source",
         "shown to head_source",
         [said],

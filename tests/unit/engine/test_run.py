@@ -265,13 +265,13 @@ def test_a_head_is_a_program_and_what_comes_before_it(monkeypatch, fuses):
         "export_hidden",
         "slice_columns",
     ]  # logits come last
-    assert operations[0].memory is head._before and operations[3].memory is head._made
+    assert operations[0].memory is head._previous_hidden and operations[3].memory is head._new_hidden
     assert operations[3].inputs == (operations[1].output,)
     assert (states, context, options) == ([source.state], 300, "options")
     if fuses:
         (fusing,) = beside
-        assert [one.verb for one in fusing] == ["external_input", "slice_columns"] and fusing[0].memory is head._shown
-        head._fuse = SimpleNamespace(rows=lambda count, pages: (count, len(pages), head._shown[:2, :12].tolist()))
+        assert [one.verb for one in fusing] == ["external_input", "slice_columns"] and fusing[0].memory is head._tapped
+        head._fuse = SimpleNamespace(rows=lambda count, pages: (count, len(pages), head._tapped[:2, :12].tolist()))
         rows = np.arange(24, dtype=np.float32).reshape(2, 12)
         assert head.fuse_hidden_states(rows) == (2, 512 // PAGE, rows.tolist())
     else:

@@ -103,7 +103,7 @@ def test_a_picture_is_read_by_both_programs(programs):
     )  # fmt: skip
     reader.family = SimpleNamespace(gather=lambda hyperparameters, rows, grid: f"gathered {rows}")
     reader._weights, reader._options, reader.lock, reader._programs = "W", "options", Lock(), []
-    reader._said = "tower", "project"
+    reader._parts = "tower", "project"
     expected = "project of gathered tower of rows of P by W", "grid of P", "W"
     assert reader.read_all(["P", "P"], (3, 4)) == ([expected] * 2, (3, 4), "W")
     tower, project = programs
@@ -115,7 +115,7 @@ def test_a_picture_is_read_by_both_programs(programs):
         reader.read("P")
     reader.close()
     assert [one.closed for one in programs] == [1, 1]
-    reader._said = [SimpleNamespace(recorder=SimpleNamespace(operations=some)) for some in ([1, 2], [3])]
+    reader._parts = [SimpleNamespace(recorder=SimpleNamespace(operations=some)) for some in ([1, 2], [3])]
     assert reader.operations == [1, 2, 3]
     reader.lock = TakenLock()
     for call in (lambda: reader.read("P"), reader.close):
@@ -172,7 +172,7 @@ def test_pairs(programs, monkeypatch):
     reader = ClipEncoder.__new__(ClipEncoder)
     vision = SimpleNamespace(rows=lambda picture, weights: np.full((3, 2), 7))
     reader._path, reader._options, reader.lock, reader._programs = "clip.gguf", "options", Lock(), {}
-    reader._pair, reader._said = clip.Towers(vision, "text"), ["see", "of picture", "read", "of text"]
+    reader._pair, reader._parts = clip.Towers(vision, "text"), ["see", "of picture", "read", "of text"]
     table = SimpleNamespace(
         token_embd=w(5, 2, name="t"), position_embd=w(4, 2, name="p", first=100),
     )  # fmt: skip

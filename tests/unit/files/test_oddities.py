@@ -36,7 +36,7 @@ METADATA: dict[str, tuple[dict[str, Any], str]] = {
     "eos without one": (T("add_eos_token", True) | T("eos_token_id", GONE), "add_eos_token is true, but there is no"),
     "vocab_size, more": (L("vocab_size", 269), "llama.vocab_size is 269, where there are 268 tokens"),
     "vocab_size, less": (L("vocab_size", 267), "llama.vocab_size is 267"),
-    "no type": (T("token_type", with_item(TYPES, 9, 0)), "1 tokens have no type (0), token 9 first"),
+    "no type": (T("token_type", with_item(TYPES, 9, 0)), "1 tokens have the undefined type 0, the first is token 9"),
     "two normal ones": (T("tokens", [*PIECES[:-1], "a"]), "and 267 are both 'a'"),
     "an unused one": (T("tokens", [*PIECES[:-1], "a"]) | T("token_type", with_item(TYPES, 267, 5)), "are both 'a'"),
     "a control one": (T("tokens", [*PIECES[:-1], "a"]) | T("token_type", with_item(TYPES, 267, 3)), "are both 'a'"),

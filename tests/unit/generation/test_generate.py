@@ -326,10 +326,10 @@ def test_who_listens_to_an_answer(speculate, has_layer, heard, lost, images, fol
     account_of(engine).charge(lost)
     asking = wanting(speculate, sequence=sequence, ids=[1, 2])
     monkeypatch.setattr(leaps, "has_images", lambda ids: images)
-    Speculator(engine, held=ExitStack()).listen(asking)
+    Speculator(engine, resources=ExitStack()).listen(asking)
     assert (engine.told, sequence.told) == ([sequence] * follows, [0] * ends)
     asking.sequence = ShiftedSequence.__new__(ShiftedSequence)
-    Speculator(engine, held=ExitStack()).listen(asking)
+    Speculator(engine, resources=ExitStack()).listen(asking)
     assert engine.told == [sequence] * follows
 
 

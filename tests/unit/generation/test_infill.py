@@ -113,7 +113,7 @@ def test_bos_comes_first():
 def test_long_parts_are_cut():
     """What stands next to the gap stays, and the last of the files."""
     tokenizer, digits = tokenizer_with(*QWEN), "0123456789" * 4
-    prompt = Infill(digits, digits, typed="x").encode(tokenizer, most=40)
+    prompt = Infill(digits, digits, typed="x").encode(tokenizer, limit=40)
     assert prompt == encode(PRE, digits[-30:], "x", SUF, digits[:7], MID)
     files, around = [("a", "11"), ("b", "22")], len("myproject\nfilename\n") + 2
     for most, last in ((10, [0, 1]), (9, [1]), (5, [1]), (4, [])):

@@ -405,14 +405,14 @@ def test_turns_that_are_taken_back_and_set():
     turns.go_on([RESULT])
     assert turns.undo() == "more", "with all that came of it"
     assert turns.messages == [{"role": "system", "content": "S"}, ASKED]
-    turns._begun, turns.earlier = PartialAnswer("x", "y"), 5
-    assert turns.undo() == "Hi" and turns._begun == PartialAnswer()
+    turns._earlier_part, turns.earlier = PartialAnswer("x", "y"), 5
+    assert turns.undo() == "Hi" and turns._earlier_part == PartialAnswer()
     assert (turns.undo(), turns.messages, turns.earlier) == (None, [{"role": "system", "content": "S"}], 5)
     turns.clear()
     assert (turns.system, turns.earlier) == ("S", 0)
     turns.messages = [ASKED]
     assert (turns.system, turns.messages) == (None, [ASKED])
-    turns._answer, turns._begun = answered("a", "b"), PartialAnswer("x", "y")
+    turns._answer, turns._earlier_part = answered("a", "b"), PartialAnswer("x", "y")
     assert turns.messages[1:] == [{"role": "assistant", "x": 1, "content": "xa", "reasoning_content": "yb"}]
     turns.messages = []
     assert turns.messages == []
@@ -597,7 +597,7 @@ def seeing(monkeypatch, is_gone: bool = False) -> tuple[ImageEncoder, list[Any]]
     sees._engine = SimpleNamespace(register_image=told.append)
     sees._tokenizer = SimpleNamespace(encode=lambda text, special: [text, special])
     sees._prepared = lambda h, image: SimpleNamespace(pictures=["x", "y"], parts=["<", 1, ">", 0])
-    sees.path, sees.encoded, sees._known, sees._files = "p.gguf", 0, OrderedDict(), Kept()
+    sees.path, sees.encoded, sees._cache, sees._files = "p.gguf", 0, OrderedDict(), Kept()
     sees._file, sees._root = None, b""
     monkeypatch.setattr(eye, "load_image", lambda source: source)
 
@@ -619,7 +619,7 @@ def test_what_is_seen_of_an_image(monkeypatch, is_gone: bool):
     """It is encoded once, for a later process too, unless the projector's file is gone."""
     sees, told = seeing(monkeypatch, is_gone)
     look = sees.encode(picture(b"a"))
-    (digest,) = sees._known
+    (digest,) = sees._cache
     expected = [ImageEmbedding(digest + bytes([n, 0]), np.zeros((2 - n, 5), np.float32), None, True) for n in (0, 1)]
     assert look.ids == ["<", True, *expected[1].ids, ">", True, *expected[0].ids]
     assert told == look.seen and [one.ids for one in told] == [one.ids for one in expected] and told[0].is_whole
@@ -631,8 +631,8 @@ def test_what_is_seen_of_an_image(monkeypatch, is_gone: bool):
     if is_gone:
         assert sees._files is None
     else:
-        assert [*sees._files] == [*sees._known] and len(sees._files) == 3
-        sees._known.clear()
+        assert [*sees._files] == [*sees._cache] and len(sees._files) == 3
+        sees._cache.clear()
         assert sees.encode(picture(b"a")).ids == look.ids and sees.encoded == 3
 
 
@@ -648,4 +648,4 @@ def test_what_was_seen_longest_ago_is_forgotten(monkeypatch, least: int, most: i
         monkeypatch.setattr(eye, "MOST_BYTES", most)
         sees.encode(picture(name))
     names = dict(zip(sees._files, b"abc", strict=True))
-    assert bytes(names[digest] for digest in sees._known) == kept
+    assert bytes(names[digest] for digest in sees._cache) == kept

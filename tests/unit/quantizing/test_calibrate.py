@@ -483,7 +483,7 @@ def test_each_expert_meets_the_tokens_that_have_chosen_it(two_texts: Any):
     expected = [matrices.array[expert] @ row for expert, row in zip(flat, before, strict=True)]
     np.testing.assert_allclose(np.concatenate(made), expected, rtol=1e-4, atol=1e-5)
     assert [len(part) for part in made] == [4, 6]
-    assert x == [None, None] and builder._known == {}  # neither the activation nor the matrix is kept
+    assert x == [None, None] and builder._loaded == {}  # neither the activation nor the matrix is kept
 
 
 def test_each_head_meets_its_columns(two_texts: Any):

@@ -873,7 +873,7 @@ def test_the_time_that_is_left():
 
 def test_the_bar_ends_with_the_work():
     progress = quantize_progress.Progress({"encoding": 1.0}, ProgressLine())
-    bar = progress._shown = quantize_progress._Bar(ProgressLine())
+    bar = progress._display = quantize_progress._Bar(ProgressLine())
     with progress as show:
         show("encoding", 5, 10, "blk.0.attn_q.weight")
         assert bar._progress and bar._progress.live.is_started

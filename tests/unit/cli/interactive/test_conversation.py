@@ -71,7 +71,7 @@ class Session(Conversation):
     def resume(self, options: GenerationOptions) -> Answer:
         *history, last = self._history_with_answer()
         begun = PartialAnswer(last["content"], last.get("reasoning_content", ""))
-        self._history, self._answer, self._begun = history, self.answers.pop(0), begun
+        self._history, self._answer, self._earlier_part = history, self.answers.pop(0), begun
         return self._answer
 
     def count(self, text: str) -> int:

@@ -304,12 +304,12 @@ def test_the_help_of_a_narrow_terminal(monkeypatch):
         monkeypatch.setattr(chat_commands, "columns", lambda width=width: width)
         chat_commands.show_help(None, "", None)  # type: ignore[arg-type]
     narrow, wider, wide = (text.splitlines() for text in shown)
-    assert narrow[:4] == ["/help", "    show this", "/clear", "    begin a new conversation"]
+    assert narrow[:4] == ["/help", "    show this help", "/clear", "    start a new conversation"]
     place = narrow.index("/undo N")
     assert narrow[place + 1 : place + 5] == [
-        "    take back the last question", "    and its answer, or so many;", "    or a file that waits", "/retry",
+        "    remove the last question and", "    its answer, or the last N; or", "    an attached file", "/retry",
     ]  # fmt: skip
-    assert wider[:3] == ["/help            show this", "/clear           begin a new", f"{'':17}conversation"]
-    assert wide[0] == "/help            show this"
-    place = wide.index("/undo N          take back the last question and its answer, or so many; or a file that waits")
+    assert wider[:3] == ["/help            show this help", "/clear           start a new", f"{'':17}conversation"]
+    assert wide[0] == "/help            show this help"
+    place = wide.index("/undo N          remove the last question and its answer, or the last N; or an attached file")
     assert wide[place + 1].startswith("/retry ") and max(map(len, wide)) <= 100

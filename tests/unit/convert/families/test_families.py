@@ -733,7 +733,11 @@ REFUSED: list[tuple[str, str, dict[str, Any]]] = [
     ("model_type gpt2 is not supported", "llava", {"text_config": {"model_type": "gpt2"}}),
     ("several values of head_dim", "gemma4", {"per_layer_config": {"1": {"head_dim": 32}, "3": {"head_dim": 64}}}),
     ("num_experts should be a number", "gemma4", {"enable_moe_block": True}),
-    ("the last layer should see all", "gemma4", {"layer_types": ["full_attention", "sliding_attention"] * 2}),
+    (
+        "the last layer should have full attention",
+        "gemma4",
+        {"layer_types": ["full_attention", "sliding_attention"] * 2},
+    ),
     ("rope_type yarn", "gemma4", {"rope_parameters": {"full_attention": {"rope_type": "yarn"}}}),
     ("vocab_size_per_layer_input 99", "gemma4", {"vocab_size_per_layer_input": 99}),
     ("altup_num_inputs 3", "gemma3n", {"altup_num_inputs": 3}),
@@ -796,7 +800,7 @@ REFUSED: list[tuple[str, str, dict[str, Any]]] = [
         {"text_config": {**VARIANTS["minimax_m3"]["config"]["text_config"], "rotary_dim": 6}},
     ),
     (
-        "moe_layer_freq: other",
+        "moe_layer_freq: only the first layers",
         "minimax_m3",
         {"text_config": {**VARIANTS["minimax_m3"]["config"]["text_config"], "moe_layer_freq": [0, 1, 0]}},
     ),

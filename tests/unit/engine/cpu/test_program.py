@@ -472,4 +472,4 @@ def test_a_reader_of_pictures_has_its_options(monkeypatch):
     monkeypatch.setattr(pictures, "trace_parts", lambda *given: given)
     file, options = SimpleNamespace(tensors={}), EngineOptions(threads=3)
     assert VisionEncoder(file, options)._options is options and VisionEncoder(file)._options == EngineOptions()
-    assert VisionEncoder(file)._said == (file, "family", "hyperparameters")
+    assert VisionEncoder(file)._parts == (file, "family", "hyperparameters")

@@ -269,7 +269,7 @@ def test_what_comes_from_another_target_and_goes_to_one():
     memory, came, goes = (np.zeros((9, 32), np.float32) for _ in range(3))
     x = builder.external_input(memory, 20)
     y, taken = builder.scale(x, 3.0), Activation(ALL, 20)
-    builder._shown = SimpleNamespace(memory=memory)
+    builder._tap = SimpleNamespace(memory=memory)
     builder.add(builder.export_hidden(y), taken)
     sums = np.zeros(80, np.float32)
     builder.operations.append(AddSquares((y,), Activation(ALL, 80), sums))

@@ -43,7 +43,7 @@ def test_what_no_window_needs_goes_back(engine):
     give_back = cache.give_back
     cache.give_back = lambda pages, local=False: given.append((list(pages), local)) or give_back(pages, local)
     sequence, logits = read(engine, 500)
-    lost = sequence.store._lost
+    lost = sequence.store._dropped
     assert lost == (450 - WINDOW - 2 * PAGE) // (2 * PAGE) * 2
     assert given == [(list(sequence.store.table[i : i + 2]), True) for i in range(0, lost, 2)]
     cache.use(sequence.store.table[:lost])  # so that it can be read, also on Windows
@@ -65,9 +65,9 @@ def test_going_back(engine):
 def test_what_was_moved_for_nothing_goes_back(engine):
     """Keys are turned in all pages, also in those that no window needs, which the system had."""
     sequence, _ = read(engine, 500)
-    lost = sequence.store._lost
+    lost = sequence.store._dropped
     sequence.shift(0, 2 * PAGE)
-    assert sequence.store._lost == lost - 2 > 0
+    assert sequence.store._dropped == lost - 2 > 0
     sequence.append(TOKENS[500:501])
     engine.backend._cache.use(sequence.store.table[: lost - 2])
     for pages, _ in engine.backend._cache._views(local=True):
@@ -81,11 +81,11 @@ def test_what_forks_share_stays(engine, length):
     fork = sequence.fork()
     sequence.append(TOKENS[length:500])
     sequence.append(TOKENS[500:501])
-    assert sequence.store._lost > 0 == fork.store._lost
+    assert sequence.store._dropped > 0 == fork.store._dropped
     np.testing.assert_allclose(fork.append(TOKENS[length:110]), alone(engine, TOKENS[:110]), atol=1e-4)
     fork.close()
     sequence.append(TOKENS[501:502])
-    assert sequence.store._lost > 0
+    assert sequence.store._dropped > 0
     second = sequence.fork()
     np.testing.assert_allclose(second.append(TOKENS[502:504]), alone(engine, TOKENS[:504]), atol=1e-4)
 

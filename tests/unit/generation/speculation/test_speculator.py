@@ -139,7 +139,7 @@ def test_copies_that_were_left_are_taken_up_again():
     for number, place in enumerate((105, *left)):
         assert say(2 + number, *range(place - 5, place)) == (place, 5)
     say(9)
-    assert [original[place] for place in copies._left] == [180, 160, 140, 120]
+    assert [original[place] for place in copies._ends] == [180, 160, 140, 120]
     assert say(160) == (161, 1), "as if 9 had been put in"
     assert say(10, 141) == (142, 1), "as if 9 had been put for 140"
     assert say(11) == (143, 0)

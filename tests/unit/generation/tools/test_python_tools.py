@@ -111,11 +111,11 @@ async def later(a: int, b: int) -> int:
     ("tools", "choice", "message"),
     [
         ([5], "auto", "tools: 5 is not a function"),
-        ([several], "auto", r"tools: several has parameters that are not called by name"),
+        ([several], "auto", r"tools: several has parameters that cannot be passed by name"),
         ([{"type": "function"}], "auto", "tools: a tool should be a function or have a name"),
         ("add", "auto", "tools should be a list of functions, not str"),
         ([add], "sub", "tool_choice should be auto, required, none or one of add, not 'sub'"),
-        ([add, add], "auto", "each with a name of its own"),
+        ([add, add], "auto", "each with a different name"),
         ([lambda x: x], "auto", "is not a valid name"),
     ],
 )

@@ -185,7 +185,7 @@ def test_formats_of_a_whole_plan(monkeypatch):
     told, checked, widener = print, repr, (plan, "compiling", {*candidates(256)})
     found = by_need.choose_formats("source", request, lambda given: given.nbytes - 100, 3, told, checked, "compiling")
     assert found == by_need.MixedPrecision({"a": "Q2_K"}, 0.25, 2.0, 1.0)
-    fitting = {"most": 900, "rest": 1010 - need.bytes("Q4_K"), "size_with": 1010}
+    fitting = {"file_size": 900, "other_bytes": 1010 - need.bytes("Q4_K"), "size_with": 1010}
     assert heard[:3] == [request, (plan, ["t"]), (calibration, widener, 3, told)]
     assert heard[3].options.formats == {"a": "Q2_K"}
     assert heard[4] == (calibration, [need], fitting, widener, 3, checked)
