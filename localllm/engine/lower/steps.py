@@ -19,7 +19,7 @@ T = TypeVar("T")
 
 
 class StepPlaces(NamedTuple):
-    """The memory that steps read and write besides activations; layout: layout of recurrent states, if there are any."""
+    """The memory that steps read and write besides activations; layout: layout of recurrent states, or None."""
 
     cache: KVCache
     layout: StateLayout | None
