@@ -69,7 +69,7 @@ def read_latent(fields: Fields) -> dict[str, Any]:
     heads, latent = fields.count("attention.head_count"), fields.count("attention.kv_lora_rank")
     kv_heads = fields.count("attention.head_count_kv", heads)
     if key_dim <= dims or kv_heads != (1 if keeps_latent else heads):
-        raise fields.error(f"{heads} heads of {key_dim}, {kv_heads} of keys, {dims} rotated: inconsistent")
+        raise fields.error(f"{heads} heads of {key_dim} numbers, {kv_heads} of keys, {dims} rotated: inconsistent")
     for side, length in (("key", latent + dims), ("value", latent)) if keeps_latent else ():
         if fields.count(f"attention.{side}_length", length) != length:
             raise fields.error(f"{fields.key(f'attention.{side}_length')} should be {length}")

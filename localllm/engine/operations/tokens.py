@@ -136,7 +136,7 @@ class TokenVerbs(Recording):
 
     def replace_ids(self, ids: Rows, table: np.ndarray) -> Activation:
         if table.shape != (self._vocab_size,):
-            raise ModelError(f"a table of {table.size} ids for {self._vocab_size} tokens")
+            raise ModelError(f"the table has {table.size} ids, the vocabulary {self._vocab_size} tokens")
         return self._add(ReplaceIds((), Activation(ids, 2), np.ascontiguousarray(table, np.int64)))
 
     def embed_positions(self, weight: Weight, positions: Rows) -> Activation:

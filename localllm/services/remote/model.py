@@ -105,7 +105,7 @@ class RemoteSession(Conversation["RemoteGeneration"]):
         return RemoteGeneration(self._model, TEXT, {"prompt": prompt, **self._length(options)}, options)
 
     def _length(self, options: GenerationOptions | None) -> dict[str, object]:
-        """Return max_tokens for no limit where servers would end plain text after 16 tokens.
+        """Return the max_tokens that means no limit, because servers' default for plain text is 16 tokens; {} if one is given.
 
         Raises UsageError for a server that has no way to ask for no limit.
         """

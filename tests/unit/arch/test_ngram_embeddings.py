@@ -29,7 +29,7 @@ def fresh(engine: Engine, ids: list[int]) -> np.ndarray:
 
 
 def tokens(count: int, seed: int = 0) -> list[int]:
-    """With 7, at which sequences begin anew, here and there."""
+    """With 7, the token that separates sequences, here and there."""
     random = np.random.default_rng(seed)
     return np.where(random.random(count) < 0.1, 7, random.integers(0, 272, count)).tolist()
 

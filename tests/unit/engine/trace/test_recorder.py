@@ -353,7 +353,7 @@ FIT = "the model's tensors do not fit together: "
 REFUSED = [
     (lambda r: r.embed(w(8, 5), ALL), "tensor w has 8 rows for 9 tokens"),
     (lambda r: r.embed(w(9), ALL), "tensor w should be a matrix, has the shape [9]"),
-    (lambda r: r.replace_ids(ALL, np.arange(8)), "a table of 8 ids for 9 tokens"),
+    (lambda r: r.replace_ids(ALL, np.arange(8)), "the table has 8 ids, the vocabulary 9 tokens"),
     (lambda r: r.embed_positions(w(63, 8), ALL), "the model has only 63 positions, too few for a context of 64"),
     (lambda r: r.embed_positions(w(64, 9), ALL), "tensor w should have 8 columns, has 9"),
     (lambda r: r.slice_columns(x(12), -1, 2), f"{FIT}columns -1 to 2 of 12"),

@@ -467,8 +467,8 @@ def test_routing_that_makes_no_sense_is_refused(golden, fields, problem):  # noq
 @pytest.mark.parametrize("fields, problem", [
     ({"expert_gating_func": 4}, "deepseek2.expert_gating_func should be 1 or 2, is 4"),
     ({"rope__scaling__type": "longrope"}, "rope scaling longrope is not supported"),
-    ({"rope__dimension_count": 64}, "4 heads of 64, 1 of keys, 64 rotated: inconsistent"),
-    ({"attention__head_count_kv": 4}, "4 heads of 64, 4 of keys, 32 rotated: inconsistent"),
+    ({"rope__dimension_count": 64}, "4 heads of 64 numbers, 1 of keys, 64 rotated: inconsistent"),
+    ({"attention__head_count_kv": 4}, "4 heads of 64 numbers, 4 of keys, 32 rotated: inconsistent"),
     ({"attention__temperature_scale": 0.5}, "attention.temperature_length should be a number"),
     ({"attention__kv_lora_rank": 65}, r"key_length should be 97"),
 ])  # fmt: skip
