@@ -105,9 +105,9 @@ class RemoteSession(Conversation["RemoteGeneration"]):
         return RemoteGeneration(self._model, TEXT, {"prompt": prompt, **self._length(options)}, options)
 
     def _length(self, options: GenerationOptions | None) -> dict[str, object]:
-        """Return the max_tokens that means no limit, because servers' default for plain text is 16 tokens; {} if one is given.
+        """Return the max_tokens that means no limit, because servers end plain text after 16 tokens without it.
 
-        Raises UsageError for a server that has no way to ask for no limit.
+        Returns {} if the options have a limit. Raises UsageError for a server that has no way to ask for no limit.
         """
         if options and options.max_tokens is not None:
             return {}

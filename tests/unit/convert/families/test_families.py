@@ -721,7 +721,7 @@ REFUSED: list[tuple[str, str, dict[str, Any]]] = [
     ("only sigmoid", "qwen4_exp", {"output_gate_type": None}),
     ("indexer_kv_heads 2", "qwen4_exp", {"indexer_kv_heads": 2}),
     ("in one layer only", "qwen4_exp", {"ple_layer_ids": [1, 2]}),
-    ("should be one token", "qwen4_exp", {"eos_token_id": [40, 41]}),
+    ("should be a single token", "qwen4_exp", {"eos_token_id": [40, 41]}),
     ("7 parts: inconsistent", "qwen4_exp", {"split_ngram_parts": 7}),
     ("mrope_section", "qwen35", {"rope_parameters": {"partial_rotary_factor": 0.5, "mrope_section": [4, 4, 4]}}),
     ("attn_layer_indices", "bamba", {"attn_layer_indices": [3]}),

@@ -230,7 +230,7 @@ def test_schemas_that_a_grammar_cannot_hold(guide):
         Tool("rm -rf")
     with pytest.raises(UsageError, match="not one of the tools"):
         ToolUse([TIME], "other")
-    with pytest.raises(UsageError, match="a name of its own"):
+    with pytest.raises(UsageError, match="each with a different name"):
         ToolUse([TIME, TIME])
 
 
