@@ -26,7 +26,7 @@ by_format = pytest.mark.sampled("name", always=COMMON)
 def caller(names: Iterable[str], lane: Lane | None = None) -> Callable[..., None]:
     """Return a function (kernel name, parts, **arguments) that runs all parts of a step, the last part first.
 
-    The kernels `names` are compiled now, others when they are called: those of formats, of which few have their turn.
+    The kernels `names` are compiled now, all at once; others when they are called, by a compiler that starts for them.
     lane: to compile for, this machine's by default.
     """
     library = Library(compiled_for(names), lane=lane)
@@ -62,11 +62,17 @@ def kernel_variants(
     return {"variants": np.array(addresses, np.int64), "few_tokens": few_tokens(format, columns, lane)}
 
 
-def wanted(request, names: Iterable[str]) -> list[str]:
-    """Those of the kernels `names` whose format the selected tests of a module have as `name`; or no format at all."""
-    tests = [item for item in request.session.items if item.module is request.module]
-    formats = {item.callspec.params.get("name", "") if hasattr(item, "callspec") else "" for item in tests}
-    return [name for name in names if name.partition("-")[2] in formats]
+def wanted(request, names: Iterable[str], kind_of: Callable[[str], str] | None = None) -> list[str]:
+    """Those of the kernels `names` whose format the selected tests of a module have as `name`; or no format at all.
+
+    kind_of: which kind of kernels a test calls, by its name; of all kinds if not given.
+    """
+    found = set[str]()
+    for item in request.session.items:
+        if item.module is request.module:
+            format = item.callspec.params.get("name", "") if hasattr(item, "callspec") else ""
+            found.add(f"{kind_of(item.originalname)}-{format}" if kind_of and format else format)
+    return [name for name in names if {name, name.partition("-")[2]} & found]
 
 
 def dequantized(name: str, blocks: np.ndarray) -> np.ndarray:

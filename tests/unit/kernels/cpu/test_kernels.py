@@ -19,6 +19,7 @@ from kernel_calls import (
     output,
     padded,
     vector,
+    wanted,
     written,
 )
 
@@ -49,8 +50,15 @@ FORMATS = {"embed": [*PLAIN, *GENERIC, "Q4_1", "Q6_K"], "linear_float": [*PLAIN,
 
 
 @pytest.fixture(scope="module")
-def call():
-    return caller(ROWWISE)
+def call(request):
+    formats = FORMATS | {"linear_quantized": list(QUANTIZED)}
+    names = [*ROWWISE, *(f"{kind}-{name}" for kind, names in formats.items() for name in names)]
+    return caller(wanted(request, names, kind_of))
+
+
+def kind_of(test: str) -> str:
+    """The kind of kernel that a test of formats calls."""
+    return "embed" if "embed" in test else "linear_float" if "float" in test else "linear_quantized"
 
 
 def random_matrix(name: str, rows: int, columns: int) -> tuple[np.ndarray, np.ndarray]:

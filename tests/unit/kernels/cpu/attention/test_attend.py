@@ -16,6 +16,7 @@ from kernel_calls import (
     normal,
     output,
     padded,
+    wanted,
     written,
 )
 
@@ -57,8 +58,10 @@ MIXED = [(1, 1), (1, 700), (20, 20), (3, 64), (40, 300), (1, 65), (8, 1000), (10
 
 
 @pytest.fixture(scope="module")
-def call():
-    return caller(["plan", "merge", "hadamard"])
+def call(request):
+    stored = (f"{kind}-{name}" for kind in ("store", "recall", "attend") for name in NAMES)
+    named = ["plan", "merge", "hadamard", *stored, *(f"attend-{name}" for name in MIXTURES)]
+    return caller(wanted(request, named))
 
 
 def nmse(got: np.ndarray, exact: np.ndarray) -> float:
