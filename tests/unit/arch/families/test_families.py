@@ -395,7 +395,7 @@ def test_what_a_family_refuses_if_the_tensors_would_fit(golden, name, fields, pr
     ("grovemoe", {"experts_per_group": 3}, "8 experts in groups of 3"),
     ("kimi_linear", {"attention.key_length_mla": 16}, "3 heads of 16 numbers, 1 of keys, 16 rotated"),
     ("kimi_linear", {"attention.head_count_kv": np.array([0, 0, 2, 0])}, "3 heads of 40 numbers, 2 of keys"),
-    ("kimi_linear", {"rope.dimension_count": 15}, "15 apart"),
+    ("kimi_linear", {"rope.dimension_count": 15}, "15 rotated"),
     ("minimax_m3", {"attention.indexer.key_length": 15}, "3 heads of 15"),
     ("minimax_m3", {"attention.indexer.head_count": 2}, "2 heads of 24"),
     ("minimax_m3", {"attention.indexer.local_blocks": 5}, "the last 5 of 4 blocks"),
