@@ -245,7 +245,7 @@ def require_sections(fields: Fields, name: str, layers: int) -> None:
 
 
 def require_by_layer(fields: Fields, name: str, layers: int) -> None:
-    """Check a flag for each layer, or a period."""
+    """Check an array of a flag for each layer, or a number: the period at which layers repeat. Raises ModelError."""
     value = fields.raw(name)
     if not isinstance(value, np.ndarray):
         return require_count(fields, name, layers)

@@ -29,7 +29,7 @@ SEQUENCE = "sequence"  # order of samplers, a string
 
 
 def sampling_metadata(content: Mapping[str, object]) -> tuple[dict[str, object], list[str]]:
-    """Return the keys, and warnings about values that are not numbers and settings without a GGUF key."""
+    """Return the metadata of sampling settings, and warnings about invalid values and settings without a GGUF key."""
     metadata: dict[str, object] = {}
     warnings: list[str] = []
     if isinstance(content.get(SEQUENCE), str):

@@ -96,7 +96,7 @@ GPTNEOX = Family(
 
 
 def falcon(config: Config) -> CheckpointFacts:
-    """Read Falcon: groups of heads, or one for all; newer ones have a norm per branch."""
+    """Read Falcon: one KV head per group of heads, or one for all; newer models have a norm per branch."""
     for name, value in (("alibi", False), ("bias", False), ("parallel_attn", True)):
         config.only(name, value)
     newer, heads = config.flag("new_decoder_architecture"), config.count("num_attention_heads", config.get("n_head"))

@@ -16,7 +16,7 @@ from localllm.convert.tensors import Shape, TensorSource, from_array, map_values
 
 
 def muse_glimmer(config: Config) -> CheckpointFacts:
-    """Read Muse Glimmer: three layers of four have a window and RoPE; head norms have one factor. Raises ModelError."""
+    """Read Muse Glimmer: three layers of four have a window and RoPE; head norms have one weight. Raises ModelError."""
     config.only("attention_bias", False)
     config.only("post_norm_eps", BEHIND)
     h = decoder(config)
