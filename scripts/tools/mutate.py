@@ -79,7 +79,7 @@ def modules(parts: Iterable[str]) -> list[str]:
     """Return the files of these parts of localllm: folders within it, or files; "quant" beside it."""
     found = []
     for part in parts:
-        base = ROOT / (part if part.startswith("quant") else f"localllm/{part}")
+        base = ROOT / (part if part.split("/")[0] == "quant" else f"localllm/{part}")
         if not base.exists():
             raise SystemExit(f"there is no {base}")
         files = base.rglob("*.py") if base.is_dir() else [base]

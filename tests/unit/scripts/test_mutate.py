@@ -84,6 +84,12 @@ def test_a_seed_draws_the_same_and_different_ones():
     assert len(set(first) & set(other)) < 10
 
 
+def test_all_parts_are_there_and_quant_is_beside_the_package():
+    assert len(mutate.modules(mutate.PARTS)) > 400
+    assert mutate.modules(["quantizing", "quant"])[0].startswith("localllm/quantizing/")
+    assert "quant/affine.py" in mutate.modules(["quant"])
+
+
 def test_a_place():
     places = mutate.placed("localllm/generation/sampling/candidates.py:20-30")
     assert places and all(20 <= mutant.fault.line <= 30 for mutant in places)
