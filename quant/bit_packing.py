@@ -45,7 +45,7 @@ def put_field(field: Field, together: int) -> Callable:
 
 
 def put_places(field: Places) -> Callable:
-    """Make the function of `putter` for numbers at listed positions."""
+    """Make the function of `putter` for a field that lists the place of each number."""
     bytes_, shifts = np.array(field.places, np.int64).T.copy()
     mask = (1 << field.bits) - 1
 

@@ -68,7 +68,7 @@ def to_pairs(source: TensorSource, head_dim: int, rotated_dims: int = 0) -> Deri
 
 
 def to_halves(source: TensorSource, head_dim: int, rotated_dims: int) -> DerivedSource:
-    """Reorder rows from rotating pairs of a head to rotating halves, `rotated_dims` numbers of them."""
+    """Reorder rows from rotating pairs to rotating halves of a head's first `rotated_dims` rows; undoes `to_pairs`."""
 
     def where(rows: np.ndarray) -> np.ndarray:
         head, within = np.divmod(rows, head_dim)

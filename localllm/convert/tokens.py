@@ -148,7 +148,10 @@ def show(tokens: Tokens) -> None:
 
 
 def refuse_cuts(path: Path, content: TokenizerJson) -> None:
-    """Raise ModelError for a pre-tokenizer that splits texts."""
+    """Raise ModelError if the pre-tokenizer splits texts into parts that are tokenized separately.
+
+    The GGUF tokenizers "llama" and "gemma4" merge across the whole text.
+    """
     for part in parts(content.get("pre_tokenizer")):
         if not cuts_nothing(part, content):
             raise ModelError(

@@ -250,7 +250,9 @@ class PrefixCache:
     # ---- return and storage ----
 
     def record_prefill(self, sequence: "Sequence | ShiftedSequence", begin: int, logits: np.ndarray) -> None:
-        """Keep a fork of a sequence that has just read a long prompt from position `begin` in whole runs.
+        """Keep a fork of a sequence that has just prefilled a long prompt from position `begin` on.
+
+        Do nothing if the prompt was not divided into runs where a prefill of all its tokens divides it (engine.run).
 
         logits: float32 [1, vocab], after the prompt.
         """

@@ -148,8 +148,8 @@ class LayerwiseRunner:
     ):
         """Prepare texts, int [tokens] each; shared: states whose keys and values several layers read.
 
-        last: when the same verbs read each activation for the last time, to free it then; None keeps all.
-        past: recorded results of the same texts.
+        last: tells after which verb each activation is freed, recorded from the same architecture; None keeps all.
+        past: results of an earlier run over the same texts to reuse, or where to keep this run's.
         """
         context = max(map(len, texts))
         self._matrices, self._loaded = matrices, dict[tuple[str, int], np.ndarray]()
@@ -231,7 +231,10 @@ class LayerwiseRunner:
         return BatchedActivations(self._matrices.rows(weight, each) for each in ids)
 
     def _linear(self, ended: Sequence[BatchedActivations], x: BatchedActivations, weight: Weight) -> BatchedActivations:
-        """Multiply some rows of the matrix with all texts before the next rows."""
+        """Multiply the activations `x` of all texts with the matrix, a range of its rows after another.
+
+        Each range is dequantized once. ended: arguments that are freed afterwards.
+        """
         met = self._matrices.resolve(weight, Inputs(lambda n: iter(x), x))
         lengths = [len(part) for part in x]
         parts = [np.concatenate(x)] if max(lengths) < TOGETHER else x

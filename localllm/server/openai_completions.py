@@ -58,7 +58,7 @@ class EchoedPrompt:
 
     Attributes:
         text: the prompt; token ids are decoded, including control tokens.
-        tokens: its tokens with log probabilities, without a BOS token that was added to a text.
+        tokens: its tokens with log probabilities; if the prompt was given as text, without the BOS token added to it.
         has_first: whether the first of them begins the sequence, so that it has no probability.
         end: the likeliest end token after the prompt; None if no log probabilities are requested.
     """

@@ -83,7 +83,10 @@ def split_by_numbers(members: Sequence[tuple[int, tuple[str, ...]]]) -> Iterator
 
 
 def values_to_keep(field: Sequence[str]) -> set[str]:
-    """Return the values of a number in a template that are kept: all if they are few, else outliers."""
+    """Return which values of a number are not masked: all if they are at most FEW, else only the outliers.
+
+    field: the number's value in each line.
+    """
     counts = Counter(field)
     if len(counts) <= FEW:
         return {*counts}

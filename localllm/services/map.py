@@ -243,8 +243,9 @@ def failure(record: Record, error: LocalllmError) -> Result:
 def in_order(
     results: Iterable[tuple[Record, Result]], records: "Sequence[Record] | deque[Record]"
 ) -> Iterator[tuple[Record, Result]]:
-    """Yield results in the order of the records; on interruption, those that wait for earlier ones come last.
+    """Yield results in the order of the records: each waits until those of all earlier records were yielded.
 
+    When an exception interrupts this, the waiting results are yielded before it is raised again.
     records: a deque is emptied on the way, and may be extended meanwhile.
     """
     waiting: dict[int, tuple[Record, Result]] = {}

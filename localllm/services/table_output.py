@@ -18,14 +18,14 @@ def answers_path(output: str) -> str:
 
 
 def require_table(output: str, inputs: tuple[str, ...], redo: bool) -> None:
-    """Raise UsageError for a table that cannot be written, or exists and is not of an earlier run; redo: replace it."""
+    """Raise UsageError for a table that cannot be written, or that no earlier run wrote; redo: replace it."""
     kind, target = kind_of(output), resolve_target(output, inputs)
     if kind in ("parquet", "xlsx"):
         extra(*(("pyarrow", "Parquet") if kind == "parquet" else ("openpyxl", "Excel")))
     is_own = os.path.exists(answers_path(output))
     if os.path.exists(target) and os.path.getsize(target) and not (is_own or redo):
         raise UsageError(
-            f"{output} exists and is not of an earlier run: --redo replaces it, or use another output file"
+            f"{output} exists and was not written by an earlier run: --redo replaces it, or use another output file"
         )
 
 

@@ -81,7 +81,7 @@ def test_a_table_of_somebody_else_stays(cli, table: Path):
     out = table.with_name("out.csv")
     out.write_text("mine\n")
     code, _, err = cli("map", GUIDE, table, "-p", "{qty}", *SHORT, "-o", out)
-    assert code == 2 and f"{out} exists and is not of an earlier run: --redo replaces it" in err
+    assert code == 2 and f"{out} exists and was not written by an earlier run: --redo replaces it" in err
     assert out.read_text() == "mine\n"
     code, _, err = cli("map", GUIDE, table, "-p", "{qty}", *SHORT, "-o", table)
     assert code == 2 and "the output is an input" in err and table.read_text() == ROWS

@@ -27,7 +27,7 @@ def unpacker(name: str) -> Callable:
 
 
 def make_unpack(layout: Layout, count: int) -> Callable:
-    """Make the function for a format with one code per weight; count: weights per block."""
+    """Make `unpack` for a format with one code per weight; count: weights per block."""
     code, value = make_number(layout.codes, signed=layout.bits == 8), make_value(layout)
     scale_of, minimum_of = make_scale(layout), make_minimum(layout)
     group_size, has_minimum = layout.group, layout.low is not None
@@ -74,7 +74,7 @@ def make_number(fields: Fields, signed: bool = False) -> Callable:
 
 
 def make_scattered(field) -> Callable:
-    """Make the function for numbers at listed positions (localllm.quant.layouts.Places)."""
+    """Make the function of `make_number` for a field that lists the place of each number (layouts.Places)."""
     bytes_, shifts = np.array(field.places, np.int64).T.copy()
     mask = (1 << field.bits) - 1
     return device(lambda block, first, i: load_u8(block + bytes_[first + i]) >> shifts[first + i] & mask)

@@ -121,7 +121,7 @@ def gathered(builder, address, stride, size, count):
 
 
 def windows(stride, size, count, end):
-    """Choose 64-byte loads that cover all words to gather: by the offset of each load, the indices of the words in it.
+    """Choose 64-byte loads that cover all words to gather: {offset of a load: indices of the wanted words in it}.
 
     No load goes beyond offset `end`. Parameters as in `gathered`.
     """

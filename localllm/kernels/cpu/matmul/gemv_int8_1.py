@@ -97,7 +97,7 @@ class OneToken:
         return sums
 
     def joined(self, builder, factors):
-        """Join the rows' scales, and minimums, to as many vectors as the totals have."""
+        """Join two rows' vectors of scales, and of minimums, where one vector holds the totals of both rows."""
         if self.rows == self.count:
             return factors
         return [shuffled(builder, *pair, range(16)) for pair in zip(factors[::2], factors[1::2], strict=True)]

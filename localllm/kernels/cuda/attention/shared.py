@@ -1,4 +1,4 @@
-"""Functions and constants that attention of few tokens and of many share."""
+"""Functions and constants of both attention kernels: for few tokens (attend_few.py) and many (attend_many.py)."""
 
 import math
 

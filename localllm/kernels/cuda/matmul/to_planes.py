@@ -63,22 +63,22 @@ def put_words(code, words, shift, mask, place):
 
 
 def put_nibbles(code):
-    """Make the function for the plane "nibbles"."""
+    """Make `put` for the plane "nibbles"."""
     return put_words(code, 4, 0, 15, lambda w, j: (4 * w + j % 4 + j // 4 * 16, 8 * (j % 4) + j // 4 * 4))
 
 
 def put_table(code):
-    """Make the function for the plane "table"."""
+    """Make `put` for the plane "table"."""
     return put_words(code, 4, 0, 15, lambda w, j: (4 * w + j % 4 + j // 4 * 16, 4 * (j % 4) + j // 4 * 16))
 
 
 def put_pairs(code, shift):
-    """Make the function for the plane "pairs", of bits `shift` and the next."""
+    """Make `put` for the plane "pairs", of bits `shift` and the next."""
     return put_words(code, 2, shift, 3, lambda w, j: (16 * w + j, 8 * (j % 4) + j // 4 * 2))
 
 
 def put_bits(code, shift):
-    """Make the function for the plane "bits", of bit `shift`."""
+    """Make `put` for the plane "bits", of bit `shift`."""
     return put_words(code, 1, shift, 1, lambda w, j: (j, 8 * (j % 4) + j // 4))
 
 
