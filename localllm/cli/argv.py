@@ -218,6 +218,6 @@ def as_typed(message: str, params: Sequence[Parameter], words: ParsedArgs, elsew
 
 
 def places_of(message: str, values: Iterable[object]) -> list[tuple[int, int]]:
-    """Return the spans of a message that repeat values, texts or lists of them."""
+    """Find where a message quotes option values: (begin, end) of each place; a value may be a list."""
     texts = {str(each) for value in values for each in (value if isinstance(value, list | tuple) else [value])}
     return [match.span() for text in texts if text for match in re.finditer(re.escape(text), message)]

@@ -80,7 +80,10 @@ def parse_types(text: str | None, has_importance: bool) -> list[Recipe]:
 
 
 def output_for(path: str, out: str | None, recipe: Recipe, projector: bool = False) -> str:
-    """Name the file of a type: in a folder, by a name that contains {type}, or next to the input. Raises UsageError."""
+    """Return the path of the file for one of several types. Raises UsageError.
+
+    out: a path that contains {type}, or an existing folder; None: next to the input.
+    """
     usual = default_output(path, recipe, projector)
     if out is None:
         return usual

@@ -198,7 +198,7 @@ def require_settable(key: str, value: object, option: str) -> None:
     if not key or not (key.isprintable() and key.isascii()) or len(key) > MAX_KEY_BYTES:
         raise UsageError(f"{option} {printable(key)}: not a valid metadata key")
     if key in SPLIT_KEYS:
-        raise UsageError(f"{option} {key}: cannot be set: it follows from how the output is split")
+        raise UsageError(f"{option} {key}: this key cannot be set, because it follows from how the output is split")
     if key == ARCHITECTURE and not (isinstance(value, str) and value):
         raise UsageError(f"{option} {key}: expected the name of an architecture")
     if key == ALIGNMENT and (not is_whole(value) or not 8 <= value <= MOST_ALIGNMENT or value & (value - 1)):

@@ -180,10 +180,10 @@ def read_arguments(
 def require_consent(
     plan: "QuantizePlan", target: str, nbytes: int, nbytes_before: int | None, is_named: bool, force: bool
 ) -> None:
-    """Raise UsageError if unnamed files would be overwritten, or the output would be larger than the input.
+    """Raise UsageError if files would be replaced, or the output would be larger, without the user's order.
 
-    nbytes, nbytes_before: bytes of the new files and of the old tensors; None skips the check of the size.
-    is_named: whether files may be replaced.
+    nbytes, nbytes_before: bytes of the new files and of the old tensors; None skips their comparison.
+    is_named: whether the user named the output or gave --force, so that existing files may be replaced.
     """
     from localllm.quantizing import quantize as service
 

@@ -117,7 +117,7 @@ def tell(outcome: Outcome) -> None:
 
 
 class Keyboard:
-    """The terminal, even if stdin and stderr are redirected."""
+    """The terminal itself, to ask the user even when stdin and stderr are redirected."""
 
     def __init__(self, keys: TextIO, screen: TextIO):
         self._keys, self._screen = keys, screen

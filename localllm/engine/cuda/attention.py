@@ -48,7 +48,7 @@ class FewTokenAttention:
 
 
 def attend(steps: Steps, operation: Attend, target: CudaTarget) -> None:
-    """Append attention: in float32 for few tokens, on tensor cores for many."""
+    """Append the steps of attention: in float32 for few tokens, on tensor cores for many."""
     attention = operation.prepare(steps)
     if operation.cross_attention or reach_of(operation.biases):
         raise UnsupportedError("encoder models run on the CPU only: use --device cpu")
@@ -68,7 +68,7 @@ def are_few(attention: AttentionSteps, target: CudaTarget) -> bool:
 
 
 def attend_few(steps: Steps, attention: AttentionSteps, target: CudaTarget) -> None:
-    """Append attention token by token, each context divided into parts."""
+    """Append the steps that compute attention token by token, each context divided into parts."""
     state, sides, heads, arguments, reads, y = attention
     header = steps.header
     few = FewTokenAttention(state.key_dim, state.value_dim, heads // state.kv_heads)
@@ -96,7 +96,7 @@ def select_keys(steps: Steps, operation: SelectKeys, target: CudaTarget) -> None
 
 
 def attend_many(steps: Steps, attention: AttentionSteps, target: CudaTarget) -> None:
-    """Append attention for a sequence's tokens together, on tensor cores."""
+    """Append the step that computes attention for all tokens of a sequence together, on tensor cores."""
     state, sides, _, arguments, reads, y = attention
     kinds = "-".join(side.kind.upper() for side in sides)
     kernel = f"attend_many-{kinds}-{state.key_dim}-{state.value_dim}-{target.depth}"

@@ -70,7 +70,7 @@ def form_of(operation: Product, rows: int) -> str | None:
 
 
 def linear(steps: Steps, operation: Linear, target: CudaTarget) -> None:
-    """Append the product with one matrix."""
+    """Append the steps that multiply with one matrix."""
     bias = operation.bias
     steps.new(operation.output)
     if steps.max_rows(operation.inputs[0].rows) <= FEW_TOKENS:
@@ -82,7 +82,7 @@ def linear(steps: Steps, operation: Linear, target: CudaTarget) -> None:
 
 
 def expert_linear(steps: Steps, operation: ExpertLinear, target: CudaTarget) -> None:
-    """Append the product of each expert's rows with its matrix, some rows at a time."""
+    """Append the steps that multiply each expert's rows with its matrix, some rows at a time."""
     weight, experts = operation.weight, steps.experts[operation.choice.routed]
     steps.new(operation.output)
     of_experts: dict[str, object] = {
@@ -96,7 +96,7 @@ def expert_linear(steps: Steps, operation: ExpertLinear, target: CudaTarget) -> 
 
 
 def route(steps: Steps, operation: Route, target: CudaTarget) -> None:
-    """Append routing. Raises UnsupportedError for more than MOST_EXPERTS experts."""
+    """Append the steps of routing. Raises UnsupportedError for more than MOST_EXPERTS experts."""
     experts = operation.routing.experts
     if experts > MOST_EXPERTS:
         raise UnsupportedError(f"{experts} experts are too many for a GPU; the limit is {MOST_EXPERTS}")
@@ -106,7 +106,7 @@ def route(steps: Steps, operation: Route, target: CudaTarget) -> None:
 def multiply_few(
     steps: Steps, operation: Product, target: CudaTarget, of_experts: dict[str, object], reads: list[Buffer]
 ) -> None:
-    """Append a product with packed weights."""
+    """Append the step that multiplies with packed weights."""
     x, weight, y = operation.inputs[0], operation.weight, steps.buffers[operation.output]
     kind, most_rows = CardWeights.format(weight), steps.max_rows(x.rows)
     kernel = f"{at_a_time(min(most_rows, target.tokens))}-{kind}"  # no expert has more rows than there are tokens
@@ -123,7 +123,7 @@ def multiply_few(
 
 
 def multiply_many(steps: Steps, operation: Product, target: CudaTarget) -> None:
-    """Append a product on tensor cores."""
+    """Append the steps that multiply on tensor cores."""
     x, weight, y = operation.inputs[0], operation.weight, steps.buffers[operation.output]
     kind, width, rows = CardWeights.format(weight), CardWeights.row_bytes(weight), weight.shape[0]
     if kind == "F32":
@@ -139,7 +139,7 @@ def multiply_many(steps: Steps, operation: Product, target: CudaTarget) -> None:
 
 
 def multiply_halves(steps: Steps, operation: Product, target: CudaTarget, kind: str) -> None:
-    """Append a float16 product; weights are unpacked some rows at a time."""
+    """Append the steps that multiply in float16; weights are unpacked some rows at a time."""
     x, weight, y = operation.inputs[0], operation.weight, steps.buffers[operation.output]
     halves, scales = steps.form_of(operation, Halved)
     rows, columns = weight.shape
@@ -157,7 +157,7 @@ def multiply_halves(steps: Steps, operation: Product, target: CudaTarget, kind: 
 
 
 def append_unpacking(steps: Steps, weight: Weight, target: CudaTarget, first: int, count: int) -> Buffer:
-    """Append the unpacking of some rows of a matrix to float16."""
+    """Append the step that unpacks some rows of a matrix to float16; return their buffer."""
     columns, (kind, row_bytes) = weight.shape[-1], target.layout_of(weight)
     y = Buffer(count, 2 * columns)
     arguments = {"weights": target.matrix(weight), "row_bytes": row_bytes, "columns": columns}
@@ -169,7 +169,10 @@ def multiply(
     steps: Steps, kind: str, matrix: Factor, source: Factor, x: Activation, y: Buffer | BufferSlice, rows: int,
     adds: bool = False,
 ) -> None:  # fmt: skip
-    """Append y = source matrix^T, or y += source matrix^T if `adds`; y: a buffer, or its columns from an offset on."""
+    """Append the step that computes y = source matrix^T, or y += source matrix^T if `adds`.
+
+    y: a buffer, or its columns from an offset on.
+    """
     place = y if isinstance(y, BufferSlice) else BufferSlice(y, 0)
     arguments: dict[str, object] = {"kind": kind, "a": matrix.place, "b": source.place, "c": place, "m": rows}
     arguments |= {"n": steps.max_rows(x.rows), "k": x.columns, "a_stride": matrix.stride, "b_stride": source.stride}
@@ -182,7 +185,7 @@ def multiply(
 
 
 def quantize_planes(steps: Steps, operation: ActivationForm, target: CudaTarget) -> None:
-    """Append the conversion of x to codes, scales and sums."""
+    """Append the step that converts x to codes, scales and sums."""
     (x,) = operation.inputs
     most_rows, source = steps.max_rows(x.rows), steps.buffers[x]
     sizes = 2 * x.columns, x.columns // 32 * 4, x.columns // 16 * 4  # bytes per token
@@ -193,7 +196,7 @@ def quantize_planes(steps: Steps, operation: ActivationForm, target: CudaTarget)
 
 
 def halve(steps: Steps, operation: ActivationForm, target: CudaTarget) -> None:
-    """Append the conversion of x to float16 with a scale per row."""
+    """Append the step that converts x to float16 with a scale per row."""
     (x,) = operation.inputs
     most_rows, source = steps.max_rows(x.rows), steps.buffers[x]
     y, scales = steps.forms[operation.output] = Halved(Buffer(most_rows, source.stride // 2), Buffer(most_rows, 4))
@@ -203,7 +206,7 @@ def halve(steps: Steps, operation: ActivationForm, target: CudaTarget) -> None:
 
 
 def split_bf16(steps: Steps, operation: ActivationForm, target: CudaTarget) -> None:
-    """Append the conversion of x to the sum of two BF16 numbers."""
+    """Append the step that converts x to the sum of two BF16 numbers."""
     (x,) = operation.inputs
     most_rows, source = steps.max_rows(x.rows), steps.buffers[x]
     high, low = steps.forms[operation.output] = SplitBF16(*(Buffer(most_rows, source.stride // 2) for _ in range(2)))

@@ -251,7 +251,7 @@ def at_a_time(tokens: int) -> int:
 def kernel(name: str) -> Callable[..., None]:
     """Return the Python function of a kernel, for Numba to compile.
 
-    name: with the format that it is made for after a hyphen, if there is one.
+    name: the kernel's, as "route"; one that is made per format has the format after a hyphen, as "embed-Q4_K".
     """
     kind, _, format_name = name.partition("-")
     module = import_module(f"localllm.kernels.cuda.{MODULES[kind][0]}")

@@ -3,9 +3,10 @@
 A slab of 32 rows and up to 256 columns of W is unpacked and scaled by the format's own kernel, once for all tokens of
 the run. TILE_SLABS slabs, the same columns of consecutive rows, stay in the L2 cache, 16 KB each (32 in two planes),
 while the tokens' panels for these columns are read one after the other: 16 tokens are 8 KB. Two panels at a time stay
-in the L1 cache until they are multiplied with all these slabs. So tokens are read from the L3 cache once for 256 rows,
-not once for 32, which took a third of the time (512 tokens, Emerald Rapids). Sums stay in the L2 cache from one range
-of columns to the next, 128 bytes per token and slab; after the last range they are transposed to rows of y.
+in the L1 cache until they are multiplied with all these slabs. So tokens are read from the L3 cache once for 256 rows;
+when they were read once for every 32 rows, the reads took a third of the time (512 tokens, Emerald Rapids). Sums stay
+in the L2 cache from one range of columns to the next, 128 bytes per token and slab; after the last range they are
+transposed to rows of y.
 
 Runs of few tokens use the kernel that reads rows as decode does. This kernel is the same for all formats: only
 unpacking differs.

@@ -54,7 +54,7 @@ def write(source, target, i, decay, d, k):
 
 @device
 def advance(source, target, decay, d, k, q, key_dim):
-    """Apply a token to a block of the state, from source to target; return the query times the new block."""
+    """Update a block of the state for one token, from `source` to `target`; return the query times the new block."""
     even, odd = zero_f32x16(), zero_f32x16()
     for i in range(0, key_dim - 1, 2):
         even = fma_f32x16(write(source, target, i, decay, d, k), splat_at(q + i * 4), even)
@@ -67,7 +67,7 @@ def advance(source, target, decay, d, k, q, key_dim):
 
 @device
 def advance_and_read(source, target, decay, d, k, q, next_k, key_dim):
-    """Apply a token to a block of the state, from source to target.
+    """Update a block of the state for one token, from `source` to `target`.
 
     Return the products of the query, and of the next token's key, with the new block.
     """

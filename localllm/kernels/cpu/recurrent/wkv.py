@@ -23,7 +23,7 @@ from localllm.kernels.simd import (
 
 @device
 def gated(source, target, of_token, v, state_product, y, read_next):
-    """Apply a token to one row of a block, by the rule "gated".
+    """Update one row of a block for one token, by the rule "gated".
 
     of_token: addresses of the token's numbers for this row in r, w, k, and in two more vectors that other rules use.
     Return y plus r times the new row, and read_next unchanged.
@@ -36,7 +36,7 @@ def gated(source, target, of_token, v, state_product, y, read_next):
 
 @device
 def first(source, target, of_token, v, state_product, y, read_next):
-    """Apply a token to one row of a block, by the rule "first": y uses the old row, and k v with an extra weight.
+    """Update one row of a block for one token, by the rule "first": y uses the old row, and k v with an extra weight.
 
     Parameters and results as in `gated`.
     """
@@ -48,7 +48,7 @@ def first(source, target, of_token, v, state_product, y, read_next):
 
 @device
 def delta(source, target, of_token, v, state_product, y, read_next):
-    """Apply a token to one row of a block, by the rule "delta".
+    """Update one row of a block for one token, by the rule "delta".
 
     state_product: the product of a with the old state; b times it is added to the row. Return y plus r times the new
     row, and read_next plus the next token's a times the new row.

@@ -236,7 +236,7 @@ def half_of_e8m0(exponent):
 def half_of_ue4m3(byte):
     """Decode half of a UE4M3 scale; 127 (not a number) counts as zero.
 
-    Moved to a float16's position, its bits give a number 2^8 times too small, subnormal or not.
+    Shifted left by 7, its exponent and mantissa are those of a float16 that is 2^8 times too small, subnormal or not.
     """
     return f16_value((byte & 127) << 7) * HUNDRED_AND_28 if byte != 127 else NOTHING
 

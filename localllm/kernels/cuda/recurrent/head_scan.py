@@ -32,7 +32,7 @@ def read(state, k, key_dim):
 
 @device
 def advance(source, target, decay, d, k, q, next_k, key_dim):
-    """Apply a token to a column of the state, from source to target.
+    """Update a column of the state at `source` for one token, and store it at `target`.
 
     Return this thread's shares of the products of the query, and of the next token's key, with the new column.
     """

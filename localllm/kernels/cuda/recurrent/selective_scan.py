@@ -16,7 +16,7 @@ from localllm.kernels.cuda.recurrent.sequences import (
 
 @device
 def advance(source, target, rates, dt, x, b, c, state_size):
-    """Apply a token to the state of a column, from source to target.
+    """Update the state of a column at `source` for one token, and store it at `target`.
 
     Return this thread's share of the product of c with the new state.
     """

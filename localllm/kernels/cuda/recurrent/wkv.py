@@ -19,9 +19,9 @@ ZERO = float32(0)
 
 @device
 def gated(source, target, r, w, k, number, key_dim):
-    """Apply a token to a column of the state by the rule "gated", from source to target.
+    """Update a column of the state at `source` by the rule "gated" for one token, and store it at `target`.
 
-    number: the token's v of the column. Return this thread's share of the product of r with the new column.
+    Return this thread's share of the product of r with the new column. number: an element of the token's v.
     """
     total = ZERO
     for i in range(part_of_column(), key_dim, PARTS):
@@ -33,7 +33,7 @@ def gated(source, target, r, w, k, number, key_dim):
 
 @device
 def first_of(source, target, r, w, k, weight, number, key_dim):
-    """Apply a token to a column of the state by the rule "first", from source to target.
+    """Update a column of the state at `source` by the rule "first" for one token, and store it at `target`.
 
     The result uses the old column, and k v with a weight.
 
@@ -49,7 +49,7 @@ def first_of(source, target, r, w, k, weight, number, key_dim):
 
 @device
 def delta(source, target, r, w, k, b, next_a, number, state_product, key_dim):
-    """Apply a token to a column of the state by the rule "delta", from source to target.
+    """Update a column of the state at `source` by the rule "delta" for one token, and store it at `target`.
 
     state_product: the product of a with the old column; b times it is added. Return this thread's shares of the
     products of r, and of the next token's a, with the new column.
