@@ -1,6 +1,7 @@
 """The parts of tools, without a model: what is cut and where, what is refused, what is written down."""
 
 import asyncio
+import importlib
 import json
 import os
 import stat
@@ -526,6 +527,7 @@ class Server(Session):
 @pytest.fixture
 def servers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
     """Opens servers of such commands, without programs; what happened, and all logs."""
+    importlib.import_module("mcp.client.session")  # with the real anyio
     events, logs = list[Any](), list[Any]()
     anyio = SimpleNamespace(from_thread=SimpleNamespace(start_blocking_portal=lambda: Portal(events)))
     monkeypatch.setitem(sys.modules, "anyio", anyio)
