@@ -169,13 +169,11 @@ class AddVector(Operation):
 class ElementwiseVerbs(Recording, RowwiseVerbs):
     """The recorder's implementation of the verbs of element-wise operations."""
 
-    def rowwise(
-        self, verb: str, formula: Callable[..., Array], *inputs: Activation, **numbers_given: float
-    ) -> Activation:
+    def rowwise(self, verb: str, formula: Callable[..., Array], *inputs: Activation, **numbers: float) -> Activation:
         for x in inputs[1:]:
             same_columns(inputs[0], x)
-        numbers = {name: float(number) for name, number in numbers_given.items()}  # kernels get the bits of a float
-        return self._add(Elementwise(inputs, Activation(inputs[-1].rows, inputs[0].columns), verb, numbers))
+        rounded = {name: float(number) for name, number in numbers.items()}  # kernels get the bits of a float
+        return self._add(Elementwise(inputs, Activation(inputs[-1].rows, inputs[0].columns), verb, rounded))
 
     def rms_norm(self, x: Activation, weight: Weight | None, epsilon: float, group: int | None = None) -> Activation:
         factors = self._factors(weight, x.columns, group)
@@ -244,8 +242,8 @@ def like(x: Activation) -> Activation:
 class ElementwiseReference(Computing, RowwiseVerbs):
     """The NumPy reference of the verbs of element-wise operations."""
 
-    def rowwise(self, verb: str, formula: Callable[..., Array], *inputs: Array, **numbers_given: float) -> Array:
-        return formula(*inputs, **numbers_given)
+    def rowwise(self, verb: str, formula: Callable[..., Array], *inputs: Array, **numbers: float) -> Array:
+        return formula(*inputs, **numbers)
 
     def rms_norm(self, x: Array, weight: Weight | None, epsilon: float, group: int | None = None) -> Array:
         groups = in_groups(x, group)

@@ -94,7 +94,7 @@ def test_a_reranker_of_qwen(tmp_path: Path, tied: bool):
     edit_json(folder / "config.json", tie_word_embeddings=tied)
     assert "qwen3.pooling_type" not in open_folder(folder).metadata
     (folder / "README.md").write_text("# Qwen3-Reranker-0.6B\n")
-    assert "tokenizer.json: unexpected content: no 'yes'" in refused(folder)
+    assert "tokenizer.json: has unexpected content: no 'yes'" in refused(folder)
     content = json.loads((folder / "tokenizer.json").read_text())
     vocabulary = list(content["model"]["vocab"])
     vocabulary[-1], vocabulary[-4] = "yes", "no"  # merges made them
