@@ -241,19 +241,15 @@ class PrefixCache:
 
     def _turn_ends(self, sequence: "Sequence | ShiftedSequence") -> list[TurnBoundary]:
         """Return the ends of a sequence's turns, limited to its current length."""
-        cached_tokens = len(sequence.tokens)
-        return [
-            TurnBoundary(prompt, cached_tokens if end is None else min(end, cached_tokens))
-            for prompt, end in self._turns.get(sequence, [])
-        ]
+        cached, turns = len(sequence.tokens), self._turns.get(sequence, [])
+        return [TurnBoundary(prompt, cached if end is None else min(end, cached)) for prompt, end in turns]
 
     # ---- return and storage ----
 
     def record_prefill(self, sequence: "Sequence | ShiftedSequence", begin: int, logits: np.ndarray) -> None:
         """Keep a fork of a sequence that has just prefilled a long prompt from position `begin` on.
 
-        Do nothing if the prompt was not divided into runs where a prefill of all its tokens divides it (engine.run).
-
+        Do nothing unless the prompt was divided into runs (engine.run) as a prefill of all its tokens divides it.
         logits: float32 [1, vocab], after the prompt.
         """
         tokens, runs = sequence.tokens, self.engine.runs
