@@ -122,8 +122,9 @@ def make_store_words(format):
 def keep_order(builder):
     """Emit a barrier: loads after this point stay after it.
 
-    Otherwise LLVM would load the activations of all tokens first, for all rows, and have no registers left for the
-    codes.
+    Otherwise LLVM would load the activations once for all rows, and have no registers left for the codes. As operands
+    of the products they cost no instruction: one token of two rows takes 0.93 of the time in Q4_0 and Q2_K, 0.96 in
+    Q4_K, Q5_K and IQ4_XS (Zen 4, AVX2, in the second cache).
     """
     builder.asm(ir.FunctionType(ir.VoidType(), []), "", "~{memory}", [], True)
 
@@ -175,7 +176,7 @@ class Totals:
             for unit, codes in enumerate(zip(*units, strict=True)):
                 for row in range(self.rows):
                     for token, first in enumerate(of_tokens):
-                        if self.tokens > 1:
+                        if self.tokens * self.rows > 1:
                             keep_order(builder)
                         i, scale = self.place(row, token, unit), self.scale_of(builder, scales[token][row], unit)
                         dot = self.dot(builder, codes[row], builder.add(first, I64(RUN // 2 * len(codes[row]) * unit)))
