@@ -74,7 +74,7 @@ def format_plot(name: str, what: str, column: int) -> Plot:
 def cpu_plot() -> Plot:
     """Speed relative to llama.cpp by CPU: the geometric mean of the model families that all tables have."""
     cpus = {
-        "AVX2": "Other families on the same CPU",
+        "AVX2": "Other families on the Zen 3",
         "AVX-512, Intel": "**AVX-512**:",
         "AVX-512, Zen 4": "**AVX-512 on Zen 4**",
         "AMX": "**AMX**:",
