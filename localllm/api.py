@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 
 
 E = TypeVar("E")
-RENAMED = {"sight": "vision", "fills": "is_diffusion"}  # attributes of a Model before 0.3
+RENAMED = {"sight": "vision", "fills": "is_diffusion", "written": "ngrams"}  # attributes of a Model before 0.3
 
 
 class Model(GenerationMixin):
@@ -53,7 +53,7 @@ class Model(GenerationMixin):
         such as "Q4_K". name: the file's general.name, or "". file: the mapped GGUFFile. tokenizer: its Tokenizer.
         engine: the Engine that runs it. session: its Session. context: the most tokens of a prompt and its answer
         together. trained_context: the context that the model was trained with. prefixes: the PrefixStore, which keeps
-        the KV cache of long prompts on disk, or None. vision: the VisionAdapter, which encodes images. written: the
+        the KV cache of long prompts on disk, or None. vision: the VisionAdapter, which encodes images. ngrams: the
         NgramCache of earlier answers, from which drafts are proposed, or None. warnings: lines to show to the user.
     """
 
@@ -78,7 +78,7 @@ class Model(GenerationMixin):
         if self.context > self.trained_context:
             trained = f"{self.trained_context} tokens that the model was trained for"
             self.warnings.append(f"the context of {self.context} tokens exceeds the {trained}; answers may get worse")
-        self.prefixes, self.written = prefixes, ngrams
+        self.prefixes, self.ngrams = prefixes, ngrams
         self.session = Session(PrefixCache(engine, prefixes, ngrams), tokenizer, chat_template, advice)
         self._threads, self._opening = threads, threading.Lock()
         self.vision = VisionAdapter(file.path, engine, tokenizer, threads, prefixes is not None)
@@ -245,7 +245,7 @@ class Model(GenerationMixin):
         places = max(self.context + PAGE, room // size) if size else sys.maxsize
         self.session.cache.collect()
         chunk = most_between_steps(self.file.parameters)
-        cache = PrefixCache(self.engine, self.prefixes, self.written, is_shared=True, is_live=True) if live else None
+        cache = PrefixCache(self.engine, self.prefixes, self.ngrams, is_shared=True, is_live=True) if live else None
         return Scheduler(self.engine, self.tokenizer, requests, parallel or PARALLEL, chunk, places, precise, cache)
 
     def close(self) -> None:
@@ -255,8 +255,8 @@ class Model(GenerationMixin):
         self.session.cache.collect()
         if self.prefixes:
             self.prefixes.close()
-        if self.written:
-            self.written.save()
+        if self.ngrams:
+            self.ngrams.save()
         readers: list[Embedder | Reranker] = [*self._embedders.values(), *self._rerankers.values()]
         for resource in (*self._draft_models.values(), *readers, self.vision):
             resource.close()

@@ -58,7 +58,7 @@ def prepare(extra: str = "") -> None:
 
 
 def compile_sources() -> None:
-    """Compile what was installed, on all cores: 4 s. Without it each start takes 0.7 s instead of 0.4.
+    """Compile what was installed, on all cores: 4 s. Without it each start takes 0.7 s instead of 0.3.
 
     Only where Python may not write what it compiles itself (PYTHONDONTWRITEBYTECODE), which tests allow again.
     """

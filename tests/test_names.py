@@ -114,6 +114,6 @@ def test_names_that_tests_and_scripts_use_exist():
     assert {name: names for name, names in missing.items() if names} == {}
 
 
-def test_missing_names_are_seen():
+def test_missing_names_are_found():
     source = "from localllm import errors\nfrom localllm.errors import Gone, UsageError\nerrors.ModelError, errors.Lost"
     assert missing_names(source) == ["localllm.errors.Gone", "localllm.errors.Lost"]

@@ -29,7 +29,7 @@ def read_config_defaults(command: str, params: Sequence[Parameter], model: str |
     settings = load_settings()
     model = model or model_by_default(by_key, settings, command)
     matches = {
-        by_key[each.key].name: each for each in entries(settings, command, model) if is_known(each, by_key, settings)
+        by_key[each.key].name: each for each in entries(settings, command, model) if sets_option(each, by_key, settings)
     }
     return {
         name: Chosen(each.convert(by_key[each.key], settings), each.source(settings)) for name, each in matches.items()
@@ -103,7 +103,7 @@ def model_by_default(by_key: Mapping[str, Parameter], settings: Settings, comman
     return os.environ.get(f"{PREFIX}MODEL") or (configured if isinstance(configured, str) else None)
 
 
-def is_known(entry: Entry, by_key: Mapping[str, Parameter], settings: Settings) -> bool:
+def sets_option(entry: Entry, by_key: Mapping[str, Parameter], settings: Settings) -> bool:
     """Return whether an entry sets an option of this command. Raises UsageError if no command has that option."""
     if entry.key in by_key:
         return True
@@ -176,7 +176,7 @@ def check(entry: Entry, settings: Settings, command: str) -> None:
     params = params_of(command) if command else all_params()
     match = next((param for param in params if entry.key in param.keys), None)
     if match is None:
-        is_known(entry, {}, settings)
+        sets_option(entry, {}, settings)
         raise entry.error(settings, f"no command has an option --{entry.key}")
     entry.convert(match, settings)
 

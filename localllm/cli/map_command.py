@@ -13,7 +13,7 @@ from localllm.cli.options.choices import require_plain, texts_of
 from localllm.cli.options.endpoint import EndpointGroup, open_remote
 from localllm.cli.options.mapping import AnswersGroup, RecordsGroup
 from localllm.cli.options.tables import TableGroup
-from localllm.cli.parameters import select_given
+from localllm.cli.parameters import explicit_options
 from localllm.cli.prompt_input import text_of
 from localllm.cli.resolve_model import resolve_model_path
 from localllm.cli.terminal.output import say
@@ -69,7 +69,7 @@ class MapCommand:
         ask = self.ask
         if ask.raw and ask.chat_template is not None:
             raise UsageError("--raw turns off the chat template: leave out --chat-template")
-        if ask.raw and select_given(self.choices.thoughts):
+        if ask.raw and explicit_options(self.choices.thoughts):
             raise UsageError(
                 "--raw turns off the chat template: leave out the options for thinking and template variables"
             )

@@ -22,7 +22,7 @@ from localllm.cli.options.one_shot import (
     encode_infill,
 )
 from localllm.cli.options.tools import ToolGroup
-from localllm.cli.parameters import select_given
+from localllm.cli.parameters import explicit_options
 from localllm.cli.prompt_input import Given, begin, naming_ways, read_prompt, request, sort_arguments
 from localllm.cli.receipt import keep, prepare_options
 from localllm.cli.terminal.output import ProgressLine, write
@@ -75,11 +75,11 @@ class OneShot:
     def run(self) -> None:
         """Generate, print and save the answer. Raises LocalllmError, and KeyboardInterrupt if it was interrupted."""
         self.started, self.line = perf_counter(), ProgressLine()
-        self.place = self.endpoint.place() if select_given(self.endpoint) else None
+        self.place = self.endpoint.place()
         thread = self.open_thread()
         inputs = self.read()
         longer = self.long_prompt()
-        suffix = self.infill.text(self.prompt.encoding, self.most_bytes) if select_given(self.infill) else None
+        suffix = self.infill.text(self.prompt.encoding, self.most_bytes)
         system = options.system_message(self.prompt.system, self.prompt.system_file)
         generation = options.generation_options(opening.reading(self.line), self.generation)
         texts = self.require_combination(system, generation)
@@ -88,7 +88,7 @@ class OneShot:
         with ExitStack() as stack:
             if thread is not None:
                 stack.enter_context(thread)
-            calls = self.tools.open_tools(stack) if select_given(self.tools) else None
+            calls = self.tools.open_tools(stack)
             model = self.open(self.place, stack)
             generation = opening.with_draft_model(model, generation, self.generation.speculate)
             can_shift = self.output.n == 1 and not (self.output.beams or texts)
@@ -99,7 +99,7 @@ class OneShot:
             if longer is not None:
                 text = longer.fit(model, inputs.material, inputs.question, system, generation)
             prompt = request(model, text, system, self.continues)
-            prompt = self.images.with_images(prompt) if self.images.image_files else prompt
+            prompt = self.images.with_images(prompt)
             prompt = prompt if thread is None else thread.with_question(prompt)
             if texts:
                 return choose(model, prompt, texts, self.output.as_json)
@@ -125,12 +125,12 @@ class OneShot:
     @property
     def continues(self) -> bool:
         """Return whether the prompt is plain text, without a chat template."""
-        return self.prompt.raw or bool(select_given(self.infill))
+        return self.prompt.raw or bool(explicit_options(self.infill))
 
     @property
     def has_steps(self) -> bool:
         """Return whether options of diffusion models are given that change an answer."""
-        return bool(select_given(self.diffusion).keys() - {"visual"})
+        return bool(explicit_options(self.diffusion).keys() - {"visual"})
 
     @property
     def is_search(self) -> bool:
@@ -169,7 +169,7 @@ class OneShot:
         inputs = read_prompt(
             [*texts, *(ask.prompt or ())],
             self.files,
-            not (ask.no_stdin or (self.images.image_files and self.images.takes_stdin)),
+            not (ask.no_stdin or self.images.takes_stdin),
             ask.encoding,
             self.most_bytes,
             ask.binary_file,
@@ -189,18 +189,16 @@ class OneShot:
         """Return the texts of --choices, [] without it. Raises UsageError for invalid combinations of options."""
         output, ask, is_remote = self.output, self.prompt, self.place is not None
         has_choices, has_receipt = output.choices_given is not None, output.receipt is not None
-        has_tools = bool(select_given(self.tools)) and self.tools.are_enabled
+        has_tools = self.tools.are_enabled
         if self.continues:
             require_no_template("--raw" if ask.raw else "--suffix", system, ask.chat_template, self.generation)
-        if select_given(self.infill):
-            self.infill.require_plain(
-                raw=ask.raw, images=bool(self.images.image_files), tools=has_tools, choices=has_choices,
-                endpoint=is_remote, receipt=has_receipt, steps=self.has_steps,
-            )  # fmt: skip
+        self.infill.require_plain(
+            raw=ask.raw, images=bool(self.images.image_files), tools=has_tools, choices=has_choices,
+            endpoint=is_remote, receipt=has_receipt, steps=self.has_steps,
+        )  # fmt: skip
         if output.n != 1 or output.beams:
             validate_combination(output.n, output.beams, self.generation)
-        if self.images.image_files:
-            self.images.require_plain(receipt=has_receipt)
+        self.images.require_plain(receipt=has_receipt)
         if has_tools:
             require_plain_tools(raw=ask.raw, n=output.n > 1, beams=output.beams > 0, receipt=has_receipt)
         texts = [] if output.choices_given is None else texts_of(output.choices_given)
@@ -317,7 +315,7 @@ def require_no_template(
     conflicts = {
         "-sys": system is not None,
         "--chat-template": chat_template is not None,
-        "the options for thinking and template variables": bool(select_given(choices.thoughts)),
+        "the options for thinking and template variables": bool(explicit_options(choices.thoughts)),
     }
     for conflict, is_given in conflicts.items():
         if is_given:

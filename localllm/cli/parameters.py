@@ -226,7 +226,7 @@ def group(kind: type[T]) -> type[T]:
     return dataclass(kw_only=True, repr=False, eq=False)(kind)
 
 
-def select_given(options: "DataclassInstance") -> dict[str, Any]:
+def explicit_options(options: "DataclassInstance") -> dict[str, Any]:
     """Return the options of a group that were given, those that differ from their defaults, by field."""
     values = ((each, getattr(options, each.name)) for each in fields(options))
     return {each.name: value for each, value in values if value not in (each.default, None, (), [])}

@@ -72,8 +72,7 @@ class GenerationOptions:
                 raise UsageError(f"{name} should be a function, not {getattr(self, name)!r:.60}")
         if self.stopping_criteria and (self.constraint or self.tools):
             raise UsageError(f"stopping_criteria cannot be combined with {'tools' if self.tools else 'a constraint'}")
-        if self.on_overflow is not None or self.keep is not None:
-            require_choice(self.on_overflow, self.keep)
+        require_choice(self.on_overflow, self.keep)
         require_thinking(self.think, self.think_budget)
         for name in ("stop", "ban"):
             self._require_texts(name)

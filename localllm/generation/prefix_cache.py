@@ -94,7 +94,7 @@ class PrefixCache:
         is_shared: bool = False,
         is_live: bool = False,
     ):
-        self.engine, self.context, self.store, self.written = engine, engine.context, store, ngrams
+        self.engine, self.context, self.store, self.ngrams = engine, engine.context, store, ngrams
         self.is_shared, self.is_live, self.steps = is_shared, is_live, StepBatcher()
         self.idle: deque[Sequence | ShiftedSequence] = deque()
         self._busy: WeakSet[Sequence | ShiftedSequence] = WeakSet()
@@ -272,8 +272,8 @@ class PrefixCache:
             return
         if isinstance(sequence, ShiftedSequence):
             answer.dropped, answer.skipped = sequence.dropped, sequence.skipped
-        if self.written and answer.options.speculate != "off":
-            self.written.add(answer.ids, answer.cached_tokens, len(answer.prompt) > LONG)
+        if self.ngrams and answer.options.speculate != "off":
+            self.ngrams.add(answer.ids, answer.cached_tokens, len(answer.prompt) > LONG)
         self._segments[sequence] = answer.segments
         if answer.number and not self.is_shared:  # a fork of the first answer's
             sequence.release()
@@ -314,8 +314,8 @@ class PrefixCache:
         """
         with self.lock:
             self._collect()
-        if self.written:
-            self.written.collect()
+        if self.ngrams:
+            self.ngrams.collect()
 
     def touch(self, source: "Source | None") -> None:
         """Mark an idle sequence as recently used."""
@@ -337,8 +337,8 @@ class PrefixCache:
             if not self.idle:
                 return
             latest = self.idle[-1]
-            if self.written:
-                self.written.add(latest.tokens, is_kept=True)
+            if self.ngrams:
+                self.ngrams.add(latest.tokens, is_kept=True)
             if self.store and not isinstance(latest, ShiftedSequence) and is_worth_caching(latest.tokens):
                 self.store.keep(latest.fork(), None, is_conversation=True)
 

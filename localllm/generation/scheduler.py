@@ -67,7 +67,7 @@ class Scheduler:
         self._parallel, self._chunk, self._places, self._precise = parallel, chunk, places, precise
         self._stopping, self._cache = False, cache or PrefixCache(engine, is_shared=True)
         self._resources = ExitStack()  # resources of drafters, such as a draft model's sequence
-        self._speculator = Speculator(engine, self._cache.written, None if self._cache.is_shared else self._resources)
+        self._speculator = Speculator(engine, self._cache.ngrams, None if self._cache.is_shared else self._resources)
         self._runs, self._submitted = BatchMember(self._cache.steps), list[AnswerSpan]()
 
     def __iter__(self) -> Iterator[list[Request]]:

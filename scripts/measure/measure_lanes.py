@@ -55,8 +55,8 @@ class Product:
         for operation in optimize_graph([Linear((x,), y, weight, None)], target):
             lower(steps, operation, target)
         self.tape = Tape(steps.all)
-        self.library = Library(self.tape.kernels | {"run", "work"}, None, target.pieces.all_names())
-        Loader(self.library, target.pieces, None).prepare_all()
+        self.library = Library(self.tape.kernels | {"run", "work"}, None, target.variants.all_names())
+        Loader(self.library, target.variants, None).prepare_all()
         tape = self.tape.finish(self.library.addresses, threads)
         self.threads = Threads(threads, self.library.addresses, tape, keep=self)
         self._x, self._y = (rows_of(steps.buffers[one], BATCH) for one in (x, y))

@@ -132,12 +132,12 @@ def measure_earlier(model: api.Model, tokens: int, rounds: int) -> None:
         for what in ("without", "with"):
 
             def remember(is_known: bool = what == "with", first: Generation = first) -> None:
-                sequences.written = NgramCache(model.engine.vocab_size, None) if is_known else None
-                if sequences.written:
-                    sequences.written.add([*first.prompt, *first.tokens])
+                sequences.ngrams = NgramCache(model.engine.vocab_size, None) if is_known else None
+                if sequences.ngrams:
+                    sequences.ngrams.add([*first.prompt, *first.tokens])
 
             told(f"{name}, {what} yesterday's", *in_turn(model, today, tokens, "ngram", rounds, remember))
-    sequences.written = None
+    sequences.ngrams = None
 
 
 def seconds(work: Callable[[], object]) -> float:

@@ -162,7 +162,7 @@ def test_openai_responses_of_custom_and_grouped_tools(gpt):
     assert answer.output_text == "It is sunny."
 
 
-def test_probes_and_what_is_not_kept(gpt, served: Served, openai):
+def test_probes_and_answers_that_are_not_kept(gpt, served: Served, openai):
     assert served.post("/v1/responses", {"input": []}).json["status"] == "completed"
     assert served.post("/v1/responses", {"input": [], "stream": True}).events[-1]["type"] == "response.completed"
     with pytest.raises(openai.BadRequestError, match="previous_response_id is not supported"):

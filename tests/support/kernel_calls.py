@@ -63,7 +63,7 @@ def kernel_variants(
 
 
 def wanted(request, names: Iterable[str], kind_of: Callable[[str], str] | None = None) -> list[str]:
-    """Those of the kernels `names` whose format the selected tests of a module have as `name`; or no format at all.
+    """Return the kernels `names` without a format, and those of the formats that this module's selected tests have.
 
     kind_of: which kind of kernels a test calls, by its name; of all kinds if not given.
     """

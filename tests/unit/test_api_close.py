@@ -87,7 +87,7 @@ def fake_model(events: list[str]) -> Model:
     made = Model.__new__(Model)
     made.prefixes, made.vision, made.engine = part("prefixes"), part("vision"), part("engine", lock=None)
     made.session = SimpleNamespace(cache=SimpleNamespace(collect=lambda: None))
-    made.written = SimpleNamespace(save=lambda: events.append("written"))
+    made.ngrams = SimpleNamespace(save=lambda: events.append("written"))
     made._draft_models, made._embedders, made._rerankers = {"x": part("draft model")}, {None: part("reader")}, {}
     return made
 

@@ -6,7 +6,7 @@ import typer
 
 from localllm.cli.options.sampling import number
 from localllm.cli.options.shared import GenerationGroup
-from localllm.cli.parameters import group, select_given
+from localllm.cli.parameters import explicit_options, group
 from localllm.cli.terminal.output import ProgressLine, say
 from localllm.cli.terminal.render import page_of_stdout
 from localllm.errors import UsageError
@@ -58,7 +58,7 @@ class Diffusion:
 
     def as_fields(self) -> dict[str, Any]:
         """Return the given options by field of DiffusionOptions."""
-        return {name: value for name, value in select_given(self).items() if name != "visual"}
+        return {name: value for name, value in explicit_options(self).items() if name != "visual"}
 
 
 def fill(

@@ -6,7 +6,7 @@ from typing import Annotated, Any
 
 import typer
 
-from localllm.cli.parameters import group, number_or_default, select_given
+from localllm.cli.parameters import explicit_options, group, number_or_default
 from localllm.errors import UsageError
 
 
@@ -143,7 +143,7 @@ class ExactSampling:
 
     def as_fields(self) -> dict[str, Any]:
         """Return the given options by field of SamplingOptions. Raises UsageError."""
-        fields = select_given(self)
+        fields = explicit_options(self)
         if self.dry_sequence_breakers:
             fields["dry_sequence_breakers"] = tuple(text for text in self.dry_sequence_breakers if text != "none")
         if self.logit_bias:

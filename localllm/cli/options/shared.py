@@ -8,7 +8,7 @@ import typer
 from localllm.cli.options.constraint import Shape, Thoughts
 from localllm.cli.options.offers import offer_known_models, offer_models, offer_templates, one_of
 from localllm.cli.options.sampling import ExactSampling, Sampling, number
-from localllm.cli.parameters import Also, group, number_or_default, select_given
+from localllm.cli.parameters import Also, explicit_options, group, number_or_default
 from localllm.cli.terminal.output import say
 from localllm.errors import UsageError
 
@@ -304,7 +304,7 @@ class Answers:
 
     def drawing(self) -> dict[str, Any]:
         """Return the given sampling options by field of SamplingOptions. Raises UsageError."""
-        return select_given(self.sampling) | (self.steps.as_fields() if select_given(self.steps) else {})
+        return explicit_options(self.sampling) | self.steps.as_fields()
 
 
 @group
@@ -354,11 +354,11 @@ def generation_options(on_progress: "Callable[[int, int], None] | None", choices
 
     sampling = SamplingOptions(**choices.drawing())
     limit, stop = None if choices.max_tokens == -1 else choices.max_tokens, tuple(choices.stop or ())
-    further: dict[str, Any] = {"ban": tuple(choices.ban or ())}
-    if select_given(choices.thoughts):
-        further |= choices.thoughts.as_fields()
-    if select_given(choices.shape):
-        further["constraint"] = choices.shape.constraint()
+    further = {
+        **choices.thoughts.as_fields(),
+        "constraint": choices.shape.constraint(),
+        "ban": tuple(choices.ban or ()),
+    }
     if not isinstance(choices, GenerationGroup):
         return GenerationOptions(limit, stop, sampling, on_progress, "auto", **further)
     keep = choices.keep

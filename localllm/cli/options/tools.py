@@ -73,7 +73,7 @@ class ToolGroup:
     def open_tools(self, stack: ExitStack) -> "ToolCalls | None":
         """Open the tools, with MCP servers that run until the stack is closed; None if there are no tools.
 
-        Raises UsageError, and as McpServers.
+        Raises UsageError and the errors of McpServers.
         """
         if not self.are_enabled:
             for name in ("allow", "yes", "transcript"):

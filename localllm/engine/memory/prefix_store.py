@@ -87,7 +87,7 @@ class PrefixStore:
 
     @cached_property
     def _is_disabled(self) -> bool:
-        """Whether the user wants no files."""
+        """Return whether the user has set the size limit of the prefix cache to 0."""
         return size_limit() == 0
 
     # ---- finding ----

@@ -6,7 +6,6 @@ would slow down the other answers.
 
 from collections.abc import Sequence
 from contextlib import ExitStack
-from functools import cached_property
 from typing import TYPE_CHECKING, NamedTuple
 
 from localllm.engine.image_tokens import has_images, without_images
@@ -60,12 +59,7 @@ class Speculator:
 
     def __init__(self, engine: "Engine", ngrams: "NgramCache | None" = None, resources: ExitStack | None = None):
         """Set up; resources: keeps the resources of a single answer's drafter, such as a sequence; None in a batch."""
-        self._engine, self._written, self._resources = engine, ngrams, resources
-
-    @cached_property
-    def _costs(self) -> StepCostModel:
-        """The costs of steps, measured from the first decode step on."""
-        return StepCostModel()
+        self._engine, self._ngrams, self._resources, self._costs = engine, ngrams, resources, StepCostModel()
 
     def listen(self, answering: Completion, other_sequences: int = 0) -> None:
         """Let the draft head follow an answer's tokens from now on, if that may pay with this number of other answers.
@@ -112,7 +106,7 @@ class Speculator:
         """Choose the proposers of an answer, those without cost first."""
         guide, sampler, tokens = answering.guide, answering.sampler, without_images(answering.ids)
         proposers: list[Proposer] = [ForcedTokensProposer(guide)] if guide.is_needed else []
-        proposers += from_text(tokens, self._written)
+        proposers += from_text(tokens, self._ngrams)
         speculate, end_ids = answering.options.speculate, answering.end_ids
         if isinstance(speculate, Drafter) and self._resources:
             proposers.append(self._resources.enter_context(speculate.proposer(tokens, sampler, end_ids, guide)))

@@ -37,9 +37,8 @@ class GroupFormat(NamedTuple):
     scales: Callable  # address -> f32x8, or f32x16 if sub_block is 16; in order
     minimums: Callable | None = None  # address -> the same type
     chunk: "ChunkFormat | None" = None
-    # Whether `scales` and `minimums` are for products that are scaled in integers (avx2_dots.py): scales int16 [16][2],
-    # each twice; minimums, for each of 8 runs, int16 [2], -offset * scale of both sub-blocks, and f32, the scale of all
-    # 256 weights.
+    # Products are scaled in integers (avx2_dots.py). scales: int16 [16][2], each twice. minimums, for each of 8 runs:
+    # int16 [2], -offset * scale of both sub-blocks; f32, the scale of all 256 weights.
     has_integer_scales: bool = False
 
 

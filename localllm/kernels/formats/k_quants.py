@@ -271,13 +271,13 @@ GROUPS = {
     )
 }
 
-# What register tiles unpack instead: codes that are not multiplied by powers of two.
+# The formats of register tiles: their codes are not multiplied by powers of two.
 SMALL_CODE_GROUPS = {
     "Q4_K": q4_k_small,
     "Q2_K": GroupFormat("Q2_K", 16, 84, two_bit_codes(Q2_CODES), 0, 3, q2_k_small_scales, q2_k_minimums),
 }
 
-# What register tiles unpack on CPUs with AVX2 only: integer scales, multiplied in integers.
+# The formats of register tiles on CPUs with AVX2 only: their scales are integers, multiplied in integers.
 INTEGER_SCALE_GROUPS = {
     "Q6_K": GroupFormat(
         *("Q6_K", 16, 210, q6_k_codes, Q6.centre, 63, q6_k_integer_scales, q6_k_integer_terms), has_integer_scales=True

@@ -48,7 +48,7 @@ from localllm.cli.options.endpoint import EndpointGroup
 from localllm.cli.options.images import ImageGroup
 from localllm.cli.options.sampling import ExactSampling, Sampling
 from localllm.cli.options.shared import Rope, parse_layers, system_message
-from localllm.cli.parameters import select_given
+from localllm.cli.parameters import explicit_options
 from localllm.cli.terminal import (
     output as terminal,
 )
@@ -519,7 +519,7 @@ UNSAID = [
      {"think": "auto", "think_budget": None, "template_variables": {}}),
     (ImageGroup, {"pan_and_scan": False}, lambda group: (group.mmproj, group.pan_and_scan), (None, False)),
     (tool_options.ToolGroup, {"max_steps": 20, "no_json_calls": False}, lambda group: group.open_tools(None), None),
-    (EndpointGroup, {}, EndpointGroup.place, None), (Sampling, {}, select_given, {}),
+    (EndpointGroup, {}, EndpointGroup.place, None), (Sampling, {}, explicit_options, {}),
     (ExactSampling, {"ignore_eos": False}, ExactSampling.as_fields, {}),
     (Diffusion, {"has_noise": False, "visual": False}, Diffusion.as_fields, {}),
     (options.Cache, {"kv_type": "f16"}, options.Cache.types, "f16"),
@@ -575,9 +575,9 @@ def test_variables():
             variables_of(odd)
     thoughts = Thoughts(think="on", think_budget=0, template_var=["a=1", '{"b": 2}', "a=3"])
     assert thoughts.as_fields() == {"think": "on", "think_budget": 0, "template_variables": {"a": 3, "b": 2}}
-    assert not select_given(Thoughts())
+    assert not explicit_options(Thoughts())
     for other in ({"think": "off"}, {"think_budget": 0}, {"template_var": ["a=1"]}):
-        assert select_given(Thoughts(**other)) == other
+        assert explicit_options(Thoughts(**other)) == other
 
 
 def test_images_of_the_command_line(monkeypatch: pytest.MonkeyPatch):

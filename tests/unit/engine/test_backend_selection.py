@@ -517,11 +517,11 @@ def test_room_for_many_answers(monkeypatch, free: int, memory: int | None, bytes
         SimpleNamespace(nbytes=1000, parameters=7),
         SimpleNamespace(bytes_per_token=bytes_per_token, context=100),
     )
-    model = model_with(file=file, engine=engine, context=100, tokenizer="t", prefixes="kept", written="before")
+    model = model_with(file=file, engine=engine, context=100, tokenizer="t", prefixes="kept", ngrams="before")
     given: Any = model.batch("requests", memory=memory)  # type: ignore[arg-type]
     assert given == (engine, "t", "requests", 16, "chunk of 7", places, True, None)
     given = model.batch("requests", 3, False, True)  # type: ignore[arg-type]
-    assert given[3] == 3 and given[6] is False and given[7].written == "before"
+    assert given[3] == 3 and given[6] is False and given[7].ngrams == "before"
 
 
 @pytest.mark.parametrize("forked", [False, True])
@@ -534,7 +534,7 @@ def test_a_model_closes_all_that_it_has_opened(monkeypatch, forked: bool):
         return SimpleNamespace(close=lambda wait=True: told.append((name, wait)), save=lambda: told.append("save"))
 
     model = model_with(
-        prefixes=part("prefixes"), written=part("written"), engine=part("engine"), vision=part("vision"),
+        prefixes=part("prefixes"), ngrams=part("written"), engine=part("engine"), vision=part("vision"),
         _draft_models={"d": part("draft")}, _embedders={}, _rerankers={None: part("reader")},
     )  # fmt: skip
     all_of_them = [("prefixes", True), "save", *((name, True) for name in ("draft", "reader", "vision", "engine"))]
@@ -549,7 +549,7 @@ def test_a_model_closes_all_that_it_has_opened(monkeypatch, forked: bool):
         raise ZeroDivisionError
     assert told == [("prefixes", False), *([] if forked else all_of_them)]
     told.clear()
-    model.prefixes = model.written = None
+    model.prefixes = model.ngrams = None
     with pytest.raises(ZeroDivisionError), model:
         raise ZeroDivisionError
     assert told == ([] if forked else all_of_them[2:])

@@ -53,7 +53,7 @@ from localllm.generation.constraints import constraint as constraints
 
 model = api.open_model(builtin_model(), 1)
 "".join(model.generate("Hello", 2))
-written, prefixes = model.session.cache.written, model.session.cache.store
+written, prefixes = model.session.cache.ngrams, model.session.cache.store
 with ExitStack() as stack:
     for lock in (constraints._LOCK, *(owner.lock for owner in forks._owners)):
         stack.enter_context(lock)

@@ -1,4 +1,4 @@
-"""How workers share the compilation of test modules; see import_once.py."""
+"""Workers share the compilation of test modules; see import_once.py."""
 
 from pathlib import Path
 

@@ -202,10 +202,10 @@ def test_texts_are_the_same(model, seed):
     sequences, found = model.session.cache, list[list[int]]()
     prompt = [token % model.engine.vocab_size for token in numbers(1, 30)]
     for how in ("off", "ngram"):
-        sequences.written = NgramCache(model.engine.vocab_size, None)
-        sequences.written.add([token % model.engine.vocab_size for token in numbers(7, 300)])
+        sequences.ngrams = NgramCache(model.engine.vocab_size, None)
+        sequences.ngrams.add([token % model.engine.vocab_size for token in numbers(7, 300)])
         if found and seed != 3:
-            sequences.written.add([*prompt, *found[0]])
+            sequences.ngrams.add([*prompt, *found[0]])
         generation = model.generate(prompt, 60, speculate=how, **drawn)
         "".join(generation)
         found.append(generation.tokens)
