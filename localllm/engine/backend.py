@@ -17,6 +17,7 @@ class Backend(Protocol):
 
     warning: str | None  # a line for the user, or None
     bytes_per_token: int  # memory of one token in all layers
+    rotates_keys: bool  # whether prepare_shift and rotate_keys are supported
 
     def store(self) -> SequenceState:
         """Create the state of a new sequence."""

@@ -15,7 +15,7 @@ def append_from(engine: "Engine", sequence: "Sequence", source: "Sequence", firs
     if the model's keys cannot be moved; MemoryLimitError.
     """
     with engine.lock:
-        engine.require_shift()
+        engine.prepare_shift()
         place = len(sequence.tokens)
         is_whole = all(each.store.truncate(len(each.tokens)) == len(each.tokens) for each in (sequence, source))
         if not is_whole or sequence.images or source.images or place + count > engine.context:

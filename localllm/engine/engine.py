@@ -1,7 +1,7 @@
 """The engine: turns tokens into logits with a model's weights, architecture and backend."""
 
 from collections.abc import Sequence as Ids
-from functools import partial
+from functools import cache, partial
 from operator import index
 from weakref import WeakValueDictionary
 
@@ -81,10 +81,8 @@ class Engine:
         if self.hyperparameters.bidirectional and not self.hyperparameters.fills:
             kind = f"{self.hyperparameters.arch} models make embeddings and cannot generate text"
             raise UnsupportedError(f"{file.path}: {kind}: use localllm embed or localllm rerank")
-        self.context = options.context or self.hyperparameters.context
-        self.vocab_size = self.hyperparameters.vocab_size
-        self.lock = lock_for(self)
-        self.orphaned, self._path = list[SequenceState](), file.path
+        self.context, self.vocab_size = options.context or self.hyperparameters.context, self.hyperparameters.vocab_size
+        self.lock, self.orphaned, self._path = lock_for(self), list[SequenceState](), file.path
         weights = Weights(file.tensors)
         self._record = partial(trace_model, file, model.forward, weights, self.hyperparameters, self.context)
         self._head_source: DraftHeadSource | None = None
@@ -98,8 +96,7 @@ class Engine:
         self.operations, self.kv_type, self.rope = recorder.operations, options.kv_cache_type, options.rope
         self._file, self._options = file, options
         self._head: DraftHead | None = None  # made on first use
-        self._start = self.hyperparameters.start_token
-        self.thread_count = options.thread_count
+        self._start, self.thread_count = self.hyperparameters.start_token, options.thread_count
         traced = TracedModel(
             file, self.operations, model.forward, self.hyperparameters, self.context, recorder.encoding, rows
         )
@@ -108,8 +105,7 @@ class Engine:
         later = FIRST if any(isinstance(operation, Route) for operation in self.operations) else LATER
         exact = EXACT if isinstance(backend, CpuBackend) and rounds_activations(self.operations) else 0
         self.runs = WHOLE if self._start is not None else Runs(later, exact=exact)
-        self._turns = partial(rotations, self.operations, traced.states)
-        self._shifts = False
+        self._turns, self._shifts = cache(partial(rotations, self.operations, traced.states)), False
         self.warning = backend.warning or note
 
     def sequence(self) -> Sequence:
@@ -245,9 +241,16 @@ class Engine:
             self.backend.prepare_all()
 
     def require_shift(self) -> None:
-        """Prepare for Sequence.shift, which compiles kernels once. Raises UsageError if it is not supported."""
+        """Raise UsageError or UnsupportedError if tokens cannot be moved to other positions."""
         if self._start is not None:
             raise UsageError("context shift is not supported for encoder models")
+        if not self.backend.rotates_keys:
+            raise UnsupportedError("context shift is not supported on a GPU: use --on-overflow drop-turns")
+        self._turns()
+
+    def prepare_shift(self) -> None:
+        """Compile what Sequence.shift needs, once. Raises as `require_shift`, and LocalllmError."""
+        self.require_shift()
         if not self._shifts:
             self.backend.prepare_shift(self._turns())
             self._shifts = True
@@ -257,7 +260,7 @@ class Engine:
         if keep < 0 or count < 0 or count % PAGE or keep + count > len(sequence.tokens):
             raise UsageError(f"cannot drop {count} of {len(sequence.tokens)} tokens after the first {keep}")
         with self.lock:
-            self.require_shift()
+            self.prepare_shift()
             if any(is_within(sequence.tokens, place) for place in (keep, keep + count)):
                 raise UsageError(f"cannot drop {count} tokens after the first {keep}: an image would be cut")
             positions = count - position_offset(images_between(sequence.images, keep, keep + count), keep + count)
@@ -296,9 +299,7 @@ class Engine:
     def _require_tokens(self, ids: Ids[int]) -> np.ndarray:
         """Convert token ids to an array. Raises UsageError."""
         try:
-            valid = len(ids) > 0 and all(
-                0 <= index(token) < self.vocab_size or image_of(self._images, token) for token in ids
-            )
+            valid = len(ids) > 0 and all(0 <= index(id) < self.vocab_size or image_of(self._images, id) for id in ids)
         except TypeError:
             valid = False
         if not valid:

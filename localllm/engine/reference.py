@@ -21,6 +21,7 @@ class ReferenceBackend:
 
     warning: str | None = None
     bytes_per_token = 0  # memory is managed by Python
+    rotates_keys = True
 
     def __init__(
         self,

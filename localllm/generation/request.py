@@ -83,7 +83,7 @@ class Request:
         task, vocab = self.task, min(engine.vocab_size, tokenizer.vocab_size)
         keep_count = task.resolve_keep(engine.context)
         if keep_count is not None or task.options.cache_reuse:
-            engine.require_shift()
+            engine.prepare_shift()
         samplers = make_samplers(task.options.sampling, task.prompt, vocab, self.n, tokenizer)
         guide, segments = task.guide(tokenizer, vocab), PrefillSegments(task.prompt, runs or engine.runs)
         self.answers = [

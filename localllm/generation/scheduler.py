@@ -69,6 +69,7 @@ class Scheduler:
         self._resources = ExitStack()  # resources of drafters, such as a draft model's sequence
         self._speculator = Speculator(engine, self._cache.ngrams, None if self._cache.is_shared else self._resources)
         self._runs, self._submitted = BatchMember(self._cache.steps), list[AnswerSpan]()
+        self._refused: tuple[Completion, list[tuple[Completion, int]], int] | None = None  # see `_may_join`
 
     def __iter__(self) -> Iterator[list[Request]]:
         """Run step after step; yield the requests that each has finished, often none."""
@@ -132,8 +133,6 @@ class Scheduler:
                 self._cache.give_back(answering)
         self._remove(request)
 
-    # Admission.
-
     def _next(self) -> Completion | None:
         """Return the next waiting answer, None without one; requests that cannot begin fail."""
         while not self.waiting:
@@ -158,23 +157,31 @@ class Scheduler:
             yield answering
 
     def _may_join(self, answering: Completion) -> bool:
-        """Return whether an answer may start: there is memory, and no running answer is prefilling its prefix."""
+        """Return whether an answer may start: there is memory, and no running answer is prefilling its prefix.
+
+        A refused answer is looked up again when an answer has joined, read or left, or memory is free that was not.
+        """
         if not self.running:
             return True
         if sum(answer.width for answer in self.running) + answering.width > self._parallel:
+            return False
+        progress = [(answer, answer.pending_tokens) for answer in self.running]
+        if self._refused and self._refused[:2] == (answering, progress) and self._free_places() <= self._refused[2]:
             return False
         best = self._cache.longest_match(answering)
         prefilling = [answer for answer in self.running if answer.pending_tokens]
         unread = [ReuseCandidate(None, answer.ids, segments=answer.segments) for answer in prefilling]
         soon = longest_match(unread, answering.ids, self._engine.runs, answering.segments)
         if soon.length >= best.length + PAGE:
+            self._refused = (answering, progress, self._free_places())
             return False
         needed_places = len(answering.ids) - best.length + sum(answer.pending_tokens for answer in prefilling)
         needed_places += PAGE * (answering.width + len(self.running))
         self._cache.touch(best.source)
         while needed_places > self._free_places() and self._cache.evict(spare=1):
             pass
-        return needed_places <= self._free_places()
+        self._refused = (answering, progress, self._free_places())
+        return needed_places <= self._refused[2]
 
     def _join(self, answering: Completion) -> None:
         self.running.append(answering)
@@ -182,8 +189,6 @@ class Scheduler:
             self._cache.acquire(answering)
         if self._precise and answering.remaining_tokens > 1:
             self._speculator.listen(answering, len(self.running) - 1)
-
-    # Prefill.
 
     def _reading(self, room: int, precise_room: int) -> tuple[list[AnswerSpan], bool]:
         """Return the prompt tokens to read next, at most `room`, and whether they are read with 16-bit activations.
@@ -222,8 +227,6 @@ class Scheduler:
         drafts = self._speculator.drafts(writing, self._runs.others)
         return [AnswerSpan(each, [each.ids[-1], *draft], draft) for each, draft in zip(writing, drafts, strict=True)]
 
-    # Decoding.
-
     def _run(self, work: list[AnswerSpan], precise: bool) -> Iterator[Output]:
         """Read spans in one run, and yield the next tokens of the answers that are read completely."""
         read = self._read(work, precise)
@@ -256,7 +259,7 @@ class Scheduler:
         """Submit spans for the next run. Raises MemoryLimitError if `places` do not suffice."""
         if self._places < sys.maxsize:
             cached = [each.answering.computed_tokens for each in work]
-            pages = sum(pages_of(n + len(each.ids)) - pages_of(n) for n, each in zip(cached, work, strict=True))
+            pages = sum(-n // PAGE - (-n - len(each.ids)) // PAGE for n, each in zip(cached, work, strict=True))
             if pages and PAGE * pages > self._free_places():
                 raise MemoryLimitError("there is not enough memory for this prompt and its answer")
         spans = [(each.answering.sequence, each.ids) for each in work if each.answering.sequence]
@@ -366,8 +369,6 @@ class Scheduler:
             request.answers.sort(key=lambda answer: -answer.score)
             self._finished.append(request)
 
-    # Memory.
-
     def _free_places(self) -> int:
         used_places, count = self._engine.cache_usage()
         return min(count, self._places) - used_places
@@ -394,7 +395,3 @@ class Scheduler:
             self._cache.discard(answering)
         self.running = [answer for answer in self.running if answer.request is not request]
         self.waiting = deque(answer for answer in self.waiting if answer.request is not request)
-
-
-def pages_of(tokens: int) -> int:
-    return -(-tokens // PAGE)

@@ -47,6 +47,8 @@ class FakeEngine:
     def require_shift(self) -> None:
         """Accept: this engine can shift."""
 
+    prepare_shift = require_shift
+
     def cache_usage(self) -> tuple[int, int]:
         return sum(len(sequence.tokens) for sequence in self.open_sequences), 16 * self.context
 

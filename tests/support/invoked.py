@@ -67,4 +67,4 @@ class Opened(nullcontext):
         self.name, self.format, self.file_type, self.device, self.context = "Tiny", "Q8_0", "Q8_0", "CPU", 64
         self.is_diffusion, self.prefixes, self.warnings = False, None, list[str]()
         self.session = SimpleNamespace(answers_one_text=False, warning=None, require_conversation=lambda: None)
-        self.engine = SimpleNamespace(require_shift=lambda: None)
+        self.engine = SimpleNamespace(require_shift=lambda: None, prepare_shift=lambda: None)

@@ -160,7 +160,7 @@ def open_for_chat(
     model = opening.open_model(path, engine, template, no_cache, mmproj=images.mmproj, pan_and_scan=images.pan_and_scan)
     model.session.require_conversation()
     if choices.on_overflow == "shift":
-        model.engine.require_shift()
+        model.engine.prepare_shift()
     return model
 
 

@@ -22,6 +22,8 @@ from localllm.errors import UnsupportedError
 class CpuBackend:
     """A localllm.engine.backend.Backend that runs a model on the CPU."""
 
+    rotates_keys = True
+
     def __init__(
         self, operations: list[Operation], states: Sequence[State], context: int, options: EngineOptions,
         encoding: Sequence[Operation] = (), rows: Callable[[bool], RowOperations | None] | None = None,

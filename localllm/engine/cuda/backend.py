@@ -27,6 +27,8 @@ from localllm.errors import UnsupportedError
 class CudaBackend:
     """A model on a GPU, a localllm.engine.backend.Backend."""
 
+    rotates_keys = False
+
     def __init__(
         self, card: Card, operations: list[Operation], states: Sequence[State], context: int, options: EngineOptions,
         on_cpu: int = 0, spare: int = 0,
@@ -79,8 +81,8 @@ class CudaBackend:
             self._front.prepare_all()
 
     def prepare_shift(self, turns: Mapping[State, RopeShift]) -> None:
-        """Raise UnsupportedError."""
-        raise UnsupportedError("context shift is not supported on a GPU: use --on-overflow drop-turns")
+        """Raise: see rotates_keys."""
+        raise AssertionError
 
     def rotate_keys(self, store: SequenceState, first: int, end: int, distance: int) -> None:
         raise AssertionError

@@ -52,6 +52,8 @@ class Store:
 class Backend:
     """The logits of a token are its id. What it is asked to run: (position, ids, wanted, encoded, ahead) by span."""
 
+    rotates_keys = True
+
     def __init__(self):
         self.ran, self.asked, self.error = list[list[tuple]](), list[tuple](), None
 
@@ -246,6 +248,17 @@ def test_texts_that_are_read_whole(engine, runs_of_4, most):
 
 
 # ---- forgetting the middle ------------------------------------------------------------------------------------------
+
+
+def test_asking_whether_tokens_can_move_compiles_nothing(engine):
+    assert engine.can_shift and engine._backend.asked == []
+    engine.prepare_shift()
+    engine.prepare_shift()
+    assert engine._backend.asked == [("prepare_shift", "turns")]
+    engine._backend.rotates_keys = False
+    assert not engine.can_shift
+    with pytest.raises(UnsupportedError, match="context shift is not supported on a GPU"):
+        engine.prepare_shift()
 
 
 def test_forgetting_moves_what_is_behind(engine):

@@ -410,6 +410,21 @@ def test_for_whom_there_is_room(places: int, width: int, may: bool, left: int):
     assert engine.open() == 0
 
 
+def test_a_waiting_request_is_looked_up_again_only_when_something_changed(monkeypatch):
+    """While others write, nothing that it could share changes, and no memory is freed."""
+    searches = list[int]()
+    search = PrefixCache.longest_match
+    monkeypatch.setattr(
+        PrefixCache, "longest_match", lambda cache, answer: searches.append(answer.ids[0]) or search(cache, answer)
+    )
+    writing = [request([2 + number] * 60, max_tokens=20) for number in range(2)]
+    waiting = request([5] * 3 * PAGE, max_tokens=2, seed=1)
+    engine = Paged(table(1, ending=-9.0))
+    ask(engine, [*writing, waiting], places=4 * PAGE)
+    assert len(engine.ran) > 20 and searches.count(5) <= 4
+    assert waiting.answers[0].tokens == alone(waiting, table(1, ending=-9.0), 1, 512).tokens
+
+
 @pytest.mark.parametrize(
     ("same", "prompt", "other", "expected"),
     [
