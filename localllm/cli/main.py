@@ -56,23 +56,32 @@ def main() -> NoReturn:
 def check_environment() -> None:
     """Open closed standard streams, and check that there is enough memory to import NumPy. Raises LocalllmError.
 
-    An opened file gets the lowest free descriptor, and if that were stdout's or stderr's, libraries would write to the
-    file.
     OpenBLAS, which NumPy loads, ends the process if it gets no memory; a run of the smallest model takes more than
     LEAST_MEMORY.
     """
     from localllm.errors import LocalllmError, MemoryLimitError
     from localllm.system.memory import address_limit
 
-    for number in range(3):
-        try:
-            os.fstat(number)
-        except OSError:
-            os.open(os.devnull, os.O_RDWR)
+    open_closed_streams()
     if sys.stdout is None:
         raise LocalllmError("stdout is closed: there is nowhere to write to")
     if address_limit() < LEAST_MEMORY:
         raise MemoryLimitError("not enough memory")
+
+
+def open_closed_streams() -> None:
+    """Open the null device in place of closed standard streams, here and in programs that are started.
+
+    An opened file gets the lowest free descriptor: if that were stdout's or stderr's, libraries would write to it. And
+    `print(file=sys.stderr)` writes to stdout while sys.stderr is None.
+    """
+    for number in range(3):
+        try:
+            os.fstat(number)
+        except OSError:
+            os.set_inheritable(os.open(os.devnull, os.O_RDWR), True)
+    if sys.stderr is None:
+        sys.stderr = open(2, "w", encoding="utf-8", errors="backslashreplace", closefd=False)
 
 
 def raise_ctrl_c_again() -> None:

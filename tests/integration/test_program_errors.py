@@ -139,6 +139,40 @@ def test_a_closed_stdout_is_no_success(tiny: str, streams: str):
     assert (done.returncode, done.stderr) == (1, told)
 
 
+@posix
+@pytest.mark.parametrize("streams", ["2>&-", "2>&- <&-"])
+@pytest.mark.parametrize(
+    ("arguments", "code"),
+    [
+        ("run none.gguf -p x", 3),
+        ("frobnicate", 2),
+        ("", 2),
+        ("list --blub", 2),
+    ],
+)
+def test_messages_never_go_to_stdout_when_stderr_is_closed(arguments: str, code: int, streams: str):
+    streams += "" if "<" in streams else " </dev/null"
+    done = shell(f'"$@" {streams}', *arguments.split())
+    assert (done.returncode, done.stdout) == (code, b"")
+
+
+@posix
+def test_a_warning_stays_out_of_the_answer_when_stderr_is_closed(tiny: str):
+    answer = shell('LOCALLLM_BLUB=1 "$@" </dev/null', "run", tiny, "-p", "Hi", *GREEDY)
+    assert b"LOCALLLM_BLUB" in answer.stderr
+    done = shell('LOCALLLM_BLUB=1 "$@" 2>&- </dev/null', "run", tiny, "-p", "Hi", *GREEDY)
+    assert (done.returncode, done.stdout) == (0, answer.stdout)
+
+
+@posix
+@pytest.mark.skipif(not os.path.exists("/proc/self/fd"), reason="needs Linux' /proc")
+def test_programs_that_are_started_inherit_open_streams():
+    script = "import os; from localllm.cli.main import open_closed_streams; open_closed_streams(); "
+    script += "os.write(9, repr([(os.readlink(f'/proc/self/fd/{n}'), os.get_inheritable(n)) for n in range(3)]).encode())"
+    done = shell(f'"{sys.executable}" -c "$2" 9>&1 <&- >&- 2>&-'.replace("$2", script))
+    assert done.stdout.decode() == str([("/dev/null", True)] * 3)
+
+
 @pytest.mark.slow
 @posix
 def test_no_file_becomes_a_closed_stream(folder: Path):

@@ -67,9 +67,11 @@ def discard_output() -> None:
 
 def say(line: str) -> None:
     """Print one line to stderr, wrapped between words on a terminal; does nothing if stderr is closed."""
+    if sys.stderr is None:  # print would write to stdout
+        return
     try:
         print(broken(printable(" ".join(line.split())), sys.stderr), file=sys.stderr, flush=True)
-    except (OSError, ValueError, AttributeError):
+    except (OSError, ValueError):
         return
 
 

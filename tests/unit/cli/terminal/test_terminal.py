@@ -84,7 +84,7 @@ def test_surroundings(monkeypatch):
     opened: list[Any] = []
     monkeypatch.setattr(main, "os", SimpleNamespace(
         environ=os.environ, devnull=os.devnull, O_RDWR=os.O_RDWR, open=lambda *told: opened.append(told),
-        fstat=lambda number: os.fstat(-1) if number in (0, 2) else None,
+        fstat=lambda number: os.fstat(-1) if number in (0, 2) else None, set_inheritable=lambda *told: None,
     ))  # fmt: skip
     limits = iter([main.LEAST_MEMORY, main.LEAST_MEMORY - 1])
     monkeypatch.setattr("localllm.system.memory.address_limit", lambda: next(limits))
@@ -117,12 +117,13 @@ def test_nothing_is_written_behind_the_end_of_output(tmp_path: Path, monkeypatch
 
 
 @pytest.mark.parametrize("gone", [None, "closed"])
-def test_nobody_hears_what_is_said_to_a_closed_stderr(gone: str | None, monkeypatch):
+def test_nobody_hears_what_is_said_to_a_closed_stderr(gone: str | None, monkeypatch, capsys):
     stderr = io.StringIO()
     stderr.close()
     monkeypatch.setattr(sys, "stderr", gone and stderr)
     terminal.say("x")
     terminal.dim("x")
+    assert capsys.readouterr().out == ""
 
 
 def test_asked_to_end(monkeypatch):
