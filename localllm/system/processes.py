@@ -134,9 +134,28 @@ def has_driver() -> bool:
 
 
 def on_termination(handler: "Callable[[int, FrameType | None], object]") -> None:
-    """Install a signal handler to call when the process is asked to end."""
-    for number in ending_signals():
+    """Install a handler of all signals that would end the process. Replaces handlers of earlier calls."""
+    for number in fatal_signals():
         signal.signal(number, handler)
+
+
+def restore_termination() -> None:
+    """Let the signals of `on_termination` end the process at once again."""
+    for number in fatal_signals():
+        signal.signal(number, signal.SIG_DFL)
+
+
+@cache
+def fatal_signals() -> list[int]:
+    """Return the signals that end a process, except faults of the program and those that are ignored or handled."""
+    if sys.platform == "win32":
+        return ending_signals()
+    harmless = ("CHLD", "CONT", "INFO", "URG", "WINCH", "STOP", "TSTP", "TTIN", "TTOU")
+    others = (*harmless, "KILL", "SEGV", "BUS", "FPE", "ILL")  # after a handler, a fault would happen again
+    left_out = {getattr(signal, f"SIG{name}", None) for name in others}
+    return [
+        number for number in sorted(signal.valid_signals() - left_out) if signal.getsignal(number) is signal.SIG_DFL
+    ]
 
 
 def ending_signals() -> list[int]:

@@ -13,6 +13,7 @@ UTF_8 = 65001  # Windows' code page
 # Paths of the terminal's keyboard and screen, wherever the standard streams are redirected.
 KEYS, SCREEN = ("CONIN$", "CONOUT$") if sys.platform == "win32" else ("/dev/tty", "/dev/tty")
 ECHO_AND_LINES, VT_OUTPUT = 0x2 | 0x4, 0x4  # Windows: bits of the modes of a console's input and output
+_restorers: list[Callable[[], None]] = []  # one for each block of raw_keys that is entered
 
 
 class Stream(Protocol):
@@ -165,20 +166,36 @@ def raw_keys(
     quiet[0] &= ~(termios.ICRNL | termios.INLCR)
     quiet[3] &= ~(termios.ECHO | termios.ICANON)
 
+    def restore() -> None:
+        with suppress(termios.error, OSError):  # the terminal is gone
+            termios.tcsetattr(keyboard, termios.TCSANOW, saved)
+
     def left() -> None:
         leave()
         termios.tcsetattr(keyboard, termios.TCSADRAIN, saved)
+
+    def give_up() -> None:
+        restore()
+        leave()
 
     def came_back() -> None:
         termios.tcsetattr(keyboard, termios.TCSADRAIN, quiet)
         come_back()
 
     with around_stops(left, came_back):
-        termios.tcsetattr(keyboard, termios.TCSANOW, quiet)
+        _restorers.append(give_up)
         try:
+            termios.tcsetattr(keyboard, termios.TCSANOW, quiet)
             yield True
         finally:
-            termios.tcsetattr(keyboard, termios.TCSANOW, saved)
+            restore()
+            _restorers.remove(give_up)
+
+
+def restore_terminal() -> None:
+    """Restore the terminal's mode from within blocks of raw_keys: the process is about to end."""
+    for give_up in reversed(_restorers):
+        give_up()
 
 
 @contextmanager

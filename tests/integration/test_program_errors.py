@@ -168,7 +168,9 @@ def test_a_warning_stays_out_of_the_answer_when_stderr_is_closed(tiny: str):
 @pytest.mark.skipif(not os.path.exists("/proc/self/fd"), reason="needs Linux' /proc")
 def test_programs_that_are_started_inherit_open_streams():
     script = "import os; from localllm.cli.main import open_closed_streams; open_closed_streams(); "
-    script += "os.write(9, repr([(os.readlink(f'/proc/self/fd/{n}'), os.get_inheritable(n)) for n in range(3)]).encode())"
+    script += (
+        "os.write(9, repr([(os.readlink(f'/proc/self/fd/{n}'), os.get_inheritable(n)) for n in range(3)]).encode())"
+    )
     done = shell(f'"{sys.executable}" -c "$2" 9>&1 <&- >&- 2>&-'.replace("$2", script))
     assert done.stdout.decode() == str([("/dev/null", True)] * 3)
 

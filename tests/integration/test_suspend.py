@@ -1,8 +1,9 @@
-"""Ctrl-Z in a chat, under a shell that controls jobs; and terminals that know no escape sequences."""
+"""Ctrl-Z and signals in a chat, under a shell that controls jobs; and terminals that know no escape sequences."""
 
 import json
 import re
 import shutil
+import signal
 import sys
 from pathlib import Path
 
@@ -143,3 +144,62 @@ def test_the_header_of_a_real_chat(tmp_path: Path, tiny: str):
     assert "Q4_K_M" in chat.say("/show")
     chat.type("\x04")
     assert chat.end() == 0
+
+
+ENDED_BY_ITSELF = """
+import os, signal, sys, termios
+from localllm.cli.terminal.output import exit_on_signals
+from localllm.cli.terminal.type_ahead import type_ahead
+from localllm.system.processes import fatal_signals
+before = termios.tcgetattr(0)
+for number in fatal_signals():
+    if (child := os.fork()) == 0:
+        exit_on_signals()
+        try:
+            with type_ahead():
+                os.kill(os.getpid(), number)
+        except SystemExit as end:
+            os._exit(end.code)
+    code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+    print(number, code - 128 == number and termios.tcgetattr(0) == before)
+    termios.tcsetattr(0, termios.TCSANOW, before)
+"""
+
+
+def test_every_signal_that_ends_a_process_restores_the_terminal():
+    shell = Terminal(program=[sys.executable, "-c", ENDED_BY_ITSELF])
+    assert shell.end() == 0
+    restored = dict(re.findall(r"(\d+) (True|False)", shell.seen))
+    assert {*restored.values()} == {"True"}
+    names = "SIGHUP", "SIGQUIT", "SIGTERM", "SIGALRM", "SIGUSR1", "SIGUSR2", "SIGXCPU", "SIGVTALRM", "SIGPROF"
+    assert {str(int(getattr(signal, name))) for name in names} <= restored.keys()
+    assert shell.seen.count("\x1b[?2004h") == len(restored) and shell.seen.count("\x1b[?2004l") >= len(restored)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("term", ["xterm", "dumb"])
+@pytest.mark.parametrize("name", ["SIGHUP", "SIGQUIT"])
+def test_a_signal_at_the_prompt_restores_the_terminal(tmp_path: Path, tiny: str, term: str, name: str):
+    chat = Shell(tmp_path, tiny, term, "-n", "4")
+    chat.type("\x1a")
+    chat.expect("SH> ")
+    chat.type(f"kill -s {name[3:]} %1; fg; echo the code is $?; {MODES}")
+    chat.expect(f"the code is {128 + getattr(signal, name)}\r")
+    chat.expect(USUAL)
+    chat.type("exit\r")
+    chat.end()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("term", ["xterm", "dumb"])
+def test_ctrl_backslash_in_an_answer_restores_the_terminal(tmp_path: Path, tiny: str, term: str):
+    chat = Shell(tmp_path, tiny, term, "-n", "100000", "-c", "100000")
+    chat.type("Go\r")
+    chat.expect("\ufffd{3}")
+    chat.type("\x1c")
+    chat.expect("SH> ")
+    chat.type(f"echo the code is $?; {MODES}")
+    chat.expect(f"the code is {128 + signal.SIGQUIT}\r")
+    chat.expect(USUAL)
+    chat.type("exit\r")
+    chat.end()

@@ -23,7 +23,7 @@ from localllm.cli.prompt_input import (
     require_decodable,
     warn_of_template,
 )
-from localllm.cli.terminal.output import ProgressLine, dim, exit_on_sigterm, is_terminal, say
+from localllm.cli.terminal.output import ProgressLine, dim, exit_on_signals, is_terminal, say
 from localllm.cli.terminal.render import file_stem, stream
 from localllm.errors import LocalllmError, UsageError
 from localllm.frozen import frozen
@@ -126,7 +126,7 @@ def chat(
             conversation.tools = calls
         if not interactive:
             return answer_once(first, images.with_images(request(first, text, system, False)), generation, calls, line)
-        exit_on_sigterm()
+        exit_on_signals()
         warn_of_template(first)
         tell_model(first)
         start(conversation, session, system)

@@ -9,7 +9,7 @@ from localllm.cli.options.metadata import MetadataGroup
 from localllm.cli.options.offers import offer_models
 from localllm.cli.resolve_model import resolve_model_path
 from localllm.cli.terminal.copying import copy_files
-from localllm.cli.terminal.output import ProgressLine, exit_on_sigterm, say, write
+from localllm.cli.terminal.output import ProgressLine, exit_on_signals, say, write
 from localllm.cli.terminal.render import one_line
 from localllm.errors import UsageError
 
@@ -46,7 +46,7 @@ def edit(
     from localllm.quantizing.quantize import require_valid_edits
     from localllm.quantizing.rewrite import edit_in_place, edited_files, packed_of, restore_header
 
-    exit_on_sigterm()
+    exit_on_signals()
     path = resolve_model_path(model)
     if restore is not None:
         if out is not None or not changes.is_empty:

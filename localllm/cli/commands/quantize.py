@@ -18,7 +18,7 @@ from localllm.cli.options.offers import offer_formats
 from localllm.cli.options.quantizing import CalibrationGroup, FormatGroup, ImportanceGroup, LadderGroup, several
 from localllm.cli.options.splits import SplitGroup
 from localllm.cli.resolve_model import resolve_model_path
-from localllm.cli.terminal.output import ProgressLine, exit_on_sigterm, say, write
+from localllm.cli.terminal.output import ProgressLine, exit_on_signals, say, write
 from localllm.cli.terminal.quantize_progress import BY_SENSITIVITY, CALIBRATED, ENCODING, SIZED, Progress
 from localllm.cli.terminal.render import count, one_line, size, table
 from localllm.errors import UsageError
@@ -109,7 +109,7 @@ def quantize(
     from localllm.quantizing import quantize as service
     from localllm.quantizing.plan import QuantizeRequest, make_plan
 
-    exit_on_sigterm()
+    exit_on_signals()
     progress = Spent(calibration)
     source_name, target, recipes, texts, last = read_arguments(tuple(arguments), importance, calibration, several_types)
     recipe = recipes[0]

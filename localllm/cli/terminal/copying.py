@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from time import perf_counter
 from typing import TYPE_CHECKING
 
-from localllm.cli.terminal.output import ProgressLine, exit_on_sigterm, write
+from localllm.cli.terminal.output import ProgressLine, exit_on_signals, write
 from localllm.cli.terminal.render import one_line, size
 
 if TYPE_CHECKING:
@@ -19,7 +19,7 @@ def copy_files(source: "GGUFFile", files: "Sequence[NewFile]", force: bool) -> N
     from localllm.quantizing.rewrite import write_files
     from localllm.services.outputs import is_model, require_kind
 
-    exit_on_sigterm()
+    exit_on_signals()
     for file in files:
         require_kind(file.path, is_model, "a model", force)
     start, line, total = perf_counter(), ProgressLine(), sum(file.nbytes(source) for file in files)

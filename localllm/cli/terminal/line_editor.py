@@ -1,7 +1,6 @@
 """The line editor of `localllm chat`, with history and multi-line texts; on stderr, since stdout is for answers."""
 
 import asyncio
-import signal
 import sys
 from collections.abc import Callable, Iterable
 from typing import TextIO
@@ -18,8 +17,8 @@ from prompt_toolkit.output import DummyOutput, Output, create_output
 
 from localllm.cli.terminal.dumb_editor import DumbLines
 from localllm.cli.terminal.history import FileHistory
-from localllm.cli.terminal.output import exit_on_sigterm, has_colour, is_dumb, is_terminal
-from localllm.system.processes import can_handle_in_loop
+from localllm.cli.terminal.output import exit_on_signals, has_colour, is_dumb, is_terminal
+from localllm.system.processes import can_handle_in_loop, fatal_signals
 
 QUOTES = '"""'
 Complete = Callable[[str], Iterable[tuple[str, int]]]  # line up to the cursor -> (completion, its start in the line)
@@ -45,34 +44,35 @@ class LineEditor:
             enable_suspend=True,
             output=screen(),
         )
-        self._is_ended = False
+        self._signal = 0  # that has asked to end
 
     def read(self, text: str = "") -> str:
         """Read one text, prefilled with `text`.
 
         Raises EOFError at Ctrl-D, KeyboardInterrupt at Ctrl-C, and SystemExit when asked to end.
         """
-        self._is_ended = False
+        self._signal = 0
         try:
-            text = self._session.prompt(default=text, pre_run=self._end_on_sigterm)
-        finally:  # the editor's event loop has replaced the signal handler
-            exit_on_sigterm()
-        if self._is_ended:
-            raise SystemExit(128 + signal.SIGTERM)
+            text = self._session.prompt(default=text, pre_run=self._end_on_signals)
+        finally:  # the editor's event loop has replaced the signal handlers
+            exit_on_signals()
+        if self._signal:
+            raise SystemExit(128 + self._signal)
         return without_quotes(text)
 
-    def _end_on_sigterm(self) -> None:
-        """Let the event loop handle the signal between two of its callbacks.
+    def _end_on_signals(self) -> None:
+        """Let the event loop handle signals between two of its callbacks.
 
         An exception inside a callback would leave the terminal unrestored, or be shown as the callback's error.
         """
         if can_handle_in_loop():
-            asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, self._end)
+            for number in fatal_signals():
+                asyncio.get_running_loop().add_signal_handler(number, self._end, number)
 
-    def _end(self) -> None:
+    def _end(self, number: int) -> None:
         future = self._session.app.future
         if future and not future.done():
-            self._is_ended = True
+            self._signal = number
             self._session.app.exit(result="")
 
 

@@ -9,8 +9,8 @@ import re
 import sys
 from typing import BinaryIO, NoReturn, TextIO
 
-from localllm.system.processes import on_termination
-from localllm.system.terminal import is_console, is_silent, understands_escapes
+from localllm.system.processes import on_termination, restore_termination
+from localllm.system.terminal import is_console, is_silent, restore_terminal, understands_escapes
 
 PATIENCE = 2.0  # seconds without input on stdin before a hint is printed
 # Replaced by U+FFFD: C0 and C1 controls except tab and newline, DEL, line separators, and marks that change the text's
@@ -162,10 +162,12 @@ class ProgressLine:
             print("\r\x1b[K", end="", file=sys.stderr, flush=True)
 
 
-def exit_on_sigterm() -> None:
-    """Exit on SIGTERM by SystemExit, so that an editor restores the terminal."""
+def exit_on_signals() -> None:
+    """Exit by SystemExit on every signal that would end the process, so that the terminal and files are restored."""
 
     def leave(number: int, frame: object) -> NoReturn:
+        restore_terminal()
+        restore_termination()  # a second signal does not wait
         raise SystemExit(128 + number)
 
     on_termination(leave)

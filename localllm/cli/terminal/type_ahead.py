@@ -5,7 +5,7 @@ Only Ctrl-C, which discards what was typed before it, as in a shell, and Ctrl-Z 
 
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 
 from localllm.cli.terminal.output import is_dumb, is_terminal
 from localllm.system.terminal import raw_keys
@@ -20,7 +20,8 @@ def type_ahead() -> Iterator[None]:
 
     def mark(sign: str) -> None:
         if screen is not None and not is_dumb():
-            print(sign, end="", file=screen, flush=True)
+            with suppress(OSError):  # the terminal is gone
+                print(sign, end="", file=screen, flush=True)
 
     with raw_keys(sys.stdin, lambda: mark(NO_PASTES), lambda: mark(PASTES)) as can:
         try:

@@ -775,15 +775,19 @@ def test_libraries_by_system(monkeypatch: pytest.MonkeyPatch):
 def test_signals_are_heard(monkeypatch: pytest.MonkeyPatch):
     asked: list[Any] = []
     monkeypatch.setattr(signal, "signal", lambda *given: asked.append(given))
+    monkeypatch.setattr(processes, "fatal_signals", lambda: [signal.SIGTERM, signal.SIGHUP])
     processes.on_termination(print)
-    assert asked == [(signal.SIGTERM, print)]
+    assert asked == [(signal.SIGTERM, print), (signal.SIGHUP, print)]
+    processes.restore_termination()
+    assert asked[2:] == [(signal.SIGTERM, signal.SIG_DFL), (signal.SIGHUP, signal.SIG_DFL)]
+    asked.clear()
     monkeypatch.setattr(processes, "ctypes", known_as({None: Library(asked)}))
     processes.on_bad_page(99)
-    assert asked[1:] == [("signal", int(signal.SIGBUS), 99)]
+    assert asked == [("signal", int(signal.SIGBUS), 99)]
     monkeypatch.delattr(signal, "pthread_kill")
     monkeypatch.setattr(processes._thread, "interrupt_main", lambda: asked.append("interrupted"))
     processes.interrupt_main()
-    assert asked[2:] == ["interrupted"]
+    assert asked[1:] == ["interrupted"]
 
 
 def test_what_a_bad_page_calls():

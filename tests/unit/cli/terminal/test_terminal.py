@@ -129,7 +129,7 @@ def test_nobody_hears_what_is_said_to_a_closed_stderr(gone: str | None, monkeypa
 def test_asked_to_end(monkeypatch):
     heard: list[Any] = []
     monkeypatch.setattr(terminal, "on_termination", heard.append)
-    terminal.exit_on_sigterm()
+    terminal.exit_on_signals()
     with pytest.raises(SystemExit) as end:
         heard[0](15, None)
     assert end.value.code == 143
@@ -198,7 +198,7 @@ def type_in(tmp_path: Path, monkeypatch):
     from prompt_toolkit.output import DummyOutput
 
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
-    monkeypatch.setattr(line_editor, "exit_on_sigterm", lambda: None)
+    monkeypatch.setattr(line_editor, "exit_on_signals", lambda: None)
     monkeypatch.setattr(line_editor, "can_handle_in_loop", lambda: False)
 
     def typed(keys: str, text: str = "", offers: tuple[str, ...] = ()) -> str:
