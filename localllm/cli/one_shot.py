@@ -345,8 +345,8 @@ def remember(
     from localllm.services import last_answer
 
     messages = last_answer.with_answer(prompt, answered.messages[:-1], answer)
-    if not no_cache:
-        last_answer.save(model, messages)
+    if not no_cache and (warning := last_answer.save(model, messages)):
+        opening.warn([warning])
     if thread is not None:
         thread.save(model, messages)
 

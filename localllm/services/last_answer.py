@@ -30,10 +30,13 @@ def path() -> Path:
     return state_folder() / "last-answer.jsonl"
 
 
-def save(model: "Model | RemoteModel", messages: "Sequence[Message]") -> None:
-    """Replace the file, unsynced; do nothing if it cannot be written, or if a message's content is not text."""
+def save(model: "Model | RemoteModel", messages: "Sequence[Message]") -> str:
+    """Replace the file, unsynced, unless a message's content is not text.
+
+    Return a warning if it cannot be written although there is one, which --continue would take for this answer.
+    """
     if not all(isinstance(message.get("content"), str) for message in messages):
-        return
+        return ""
     location = os.path.abspath(model.path) if model.file else model.path
     fingerprint = "" if model.file else f"{AT_ENDPOINT}{model.name}"
     about = {"name": model.name or os.path.basename(location), "path": location, "fingerprint": fingerprint}
@@ -41,14 +44,21 @@ def save(model: "Model | RemoteModel", messages: "Sequence[Message]") -> None:
     data = b"".join(json.dumps(line).encode() + b"\n" for line in (header, *messages))
     target = path()
     if len(data) > MOST_BYTES:
-        return
+        return ""
     partial = target.with_name(f"{target.name}.{os.getpid()}")
-    with suppress(OSError, LocalllmError):
+    try:
         make_private(target.parent)
         descriptor = os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
         with os.fdopen(descriptor, "wb") as file:
             file.write(data)
         replace(str(partial), str(target))
+    except (OSError, LocalllmError) as error:
+        with suppress(OSError):
+            partial.unlink()
+        if target.exists():
+            reason = getattr(error, "strerror", None) or error
+            return f"this answer could not be saved ({reason}): --continue would continue an earlier one"
+    return ""
 
 
 def with_answer(

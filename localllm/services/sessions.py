@@ -172,7 +172,7 @@ class SessionFile:
 
     Attributes:
         name: name of the session.  chat: the file's content.  is_new: whether the file did not exist.
-        lost: whether an incomplete last turn was removed.
+        lost: whether an incomplete last turn was removed.  is_written: False after a write that failed.
     """
 
     def __init__(self, name: str):
@@ -181,7 +181,7 @@ class SessionFile:
         Raises UsageError for an invalid name, a damaged file or one that is open in another chat; LocalllmError.
         """
         self.name, self._path = name, path_of(name)
-        self._is_written = True  # whether the file has the whole conversation
+        self.is_written = True
         make_private(folder())
         self._only = ExclusiveWriter(str(self._path))
         try:
@@ -209,24 +209,24 @@ class SessionFile:
         Raises LocalllmError if it cannot be written; the file is then as before.
         """
         old, self.chat.messages = self.chat.messages, list(messages)
-        if not self._is_written or not self._path.exists() or old != self.chat.messages[: len(old)]:
+        if not self.is_written or not self._path.exists() or old != self.chat.messages[: len(old)]:
             return self.rewrite()
         new = b"".join(json_line(message) for message in messages[len(old) :])
-        self._is_written = not new
+        self.is_written = not new
         try:
             if new:
                 _append(self._path, new)
         except OSError as error:
             raise LocalllmError(f"the session {self.name!r} cannot be written: {error.strerror}") from None
-        self._is_written = True
+        self.is_written = True
 
     def rewrite(self) -> None:
         """Replace the whole file atomically. Raises LocalllmError."""
-        self._is_written = False
+        self.is_written = False
         make_private(folder())
         with SafeFile(self._path) as file:
             file.write(self.chat.lines())
-        self._is_written = True
+        self.is_written = True
 
     def close(self) -> None:
         """Release the lock."""

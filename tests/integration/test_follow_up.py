@@ -117,6 +117,22 @@ def test_continue_asks_in_the_conversation_of_the_last_answer(cli, state: Path):
     assert (state / "last-answer.jsonl").stat().st_mode & 0o077 == 0
 
 
+def test_an_answer_that_cannot_be_saved_is_told_if_continue_would_take_an_earlier_one(cli, state: Path, monkeypatch):
+    def fail(old: str, new: str) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("localllm.services.last_answer.replace", fail)
+    message = (
+        "localllm: warning: this answer could not be saved (No space left on device): --continue would continue an "
+        "earlier one\n"
+    )
+    assert message not in cli("run", *ASK)[2]
+    (state / "last-answer.jsonl").write_text("an earlier one")
+    code, _, err = cli("run", *ASK)
+    assert code == 0 and err.endswith(message)
+    assert [path.name for path in state.iterdir()] == ["last-answer.jsonl"]
+
+
 def test_a_continued_answer_is_that_of_the_whole_conversation(cli, state: Path, tmp_path: Path):
     first = cli("run", *ASK)[1].removesuffix("\n")
     messages = [

@@ -139,6 +139,8 @@ def chat(
         finally:
             conversation.leave()
         opening.finish_writes(conversation.model)
+        if conversation.unsaved:
+            raise typer.Exit(1)
 
 
 def open_for_chat(

@@ -32,6 +32,7 @@ class TerminalConversation:
         folder: the folder whose passages are attached to every question, or None.
         texts, images: texts of files and paths of images to attach to the next question.
         branches: the other branches by name; None for one that is saved as a session.  name: this branch's.
+        unsaved: whether a session was left that could not be saved.
     """
 
     options: "GenerationOptions"
@@ -53,7 +54,7 @@ class TerminalConversation:
         self.images: list[str] = []
         self.folder: str | None = None
         self.branches: dict[str, list[Line] | None] = {}
-        self.name = "main"
+        self.name, self.unsaved = "main", False
 
     # ---- asking ----
 
@@ -298,17 +299,28 @@ class TerminalConversation:
             say(f"localllm: error: {error}")
 
     def save(self, name: str, trunk: str = "") -> None:
-        """Save the conversation as a new session; trunk: where it branches off. Raises UsageError if it exists."""
-        file = SessionFile(name)
-        if not file.is_new:
-            file.close()
-            raise UsageError(f"the session {name!r} already exists; /load resumes it")
+        """Save the conversation as a new session; trunk: where it branches off.
+
+        Raises UsageError if it exists, LocalllmError if it cannot be written. A conversation of a session then stays in
+        it; for another one, each answer tries again.
+        """
+        file, failure = SessionFile(name), None
+        try:
+            if not file.is_new:
+                raise UsageError(f"the session {name!r} already exists; /load resumes it")
+            file.chat.model, file.chat.settings, file.chat.trunk = about(self.model), settings(self.options), trunk
+            if self.lines or trunk:
+                file.write(self.lines)
+        except LocalllmError as error:
+            if self.file or not file.is_new:
+                file.close()
+                raise
+            failure = LocalllmError(f"{error}; it will be tried again after every answer")
         self.leave()
         self.file, self.name = file, name
-        file.chat.model, file.chat.settings, file.chat.trunk = about(self.model), settings(self.options), trunk
-        if self.lines or trunk:
-            self.keep()
         self._find_branches()
+        if failure:
+            raise failure
 
     def _find_branches(self) -> None:
         """List the branches: those on disk, and unsaved ones."""
@@ -338,9 +350,17 @@ class TerminalConversation:
             )
 
     def leave(self) -> None:
-        """Release the session's lock, and write the conversation's KV cache to the prefix cache."""
+        """Release the session's lock, and write the conversation's KV cache to the prefix cache.
+
+        What could not be saved before is tried again.
+        """
         if self.file:
             self.model.session.leave()
+            if not self.file.is_written:
+                self._written(self.file.rewrite)
+            if not self.file.is_written:
+                self.unsaved = True
+                say(f"localllm: error: the session {self.file.name!r} could not be saved: it lacks the last messages")
             self.file.close()
         self.file = None
 

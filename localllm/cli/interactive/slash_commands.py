@@ -172,7 +172,10 @@ def image(conversation: "TerminalConversation", argument: str, tools: Tools) -> 
 
 def save(conversation: "TerminalConversation", argument: str, tools: Tools) -> None:
     conversation.save(require_argument(argument, "/save NAME"))
-    dim(f"saved as the session {argument}; it is updated after every answer")
+    if conversation.lines:
+        dim(f"saved as the session {argument}; it is updated after every answer")
+    else:
+        dim(f"the conversation will be saved as the session {argument}, after every answer")
 
 
 def load(conversation: "TerminalConversation", argument: str, tools: Tools) -> None:

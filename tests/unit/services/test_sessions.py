@@ -536,11 +536,12 @@ def test_blocks_of_markdown():
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="event loops hear no signals there")
-def test_the_loop_of_the_editor_hears_of_sigterm():
+@pytest.mark.parametrize("name", ["SIGTERM", "SIGHUP", "SIGQUIT", "SIGXCPU"])
+def test_the_loop_of_the_editor_handles_signals(name: str):
     """A handler of Python's could end a callback of the loop, and leave the terminal as it is."""
 
     async def heard() -> bool:
-        LineEditor._end_on_sigterm(LineEditor.__new__(LineEditor))
-        return asyncio.get_running_loop().remove_signal_handler(signal.SIGTERM)
+        LineEditor._end_on_signals(LineEditor.__new__(LineEditor))
+        return asyncio.get_running_loop().remove_signal_handler(getattr(signal, name))
 
     assert asyncio.run(heard())

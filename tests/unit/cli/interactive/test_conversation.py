@@ -539,12 +539,56 @@ def test_branches_of_a_session(talk: TerminalConversation, say: Say):
     talk.leave()
 
 
+def full_disk(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*arguments: object) -> None:
+        raise LocalllmError("no space")
+
+    monkeypatch.setattr(sessions, "_append", fail)
+    monkeypatch.setattr(sessions, "SafeFile", fail)
+
+
 def test_a_session_that_cannot_be_written_is_told(talk: TerminalConversation, say: Say, monkeypatch):
     say("/save trip")
-    monkeypatch.setattr(sessions, "_append", lambda path, data: (_ for _ in ()).throw(OSError(28, "No space left")))
-    monkeypatch.setattr(sessions.SessionFile, "rewrite", lambda file: (_ for _ in ()).throw(LocalllmError("no space")))
+    full_disk(monkeypatch)
     assert "error: no space" in say("q", Answer("a")) and texts(talk) == ["q", "a"]
+    assert "error: no space" in say("r", Answer("b"))
+    assert "the session 'trip' could not be saved: it lacks the last messages" in say("/clear") and talk.unsaved
+
+
+def test_save_on_a_full_disk_is_tried_again_after_every_answer(talk: TerminalConversation, say: Say, monkeypatch):
+    say("q", Answer("a"))
+    with monkeypatch.context() as full:
+        full_disk(full)
+        with pytest.raises(LocalllmError, match="no space; it will be tried again after every answer"):
+            say("/save other")
+        assert "error: no space" in say("r", Answer("b"))
+    assert "error" not in say("s", Answer("c"))
     talk.leave()
+    assert [each["content"] for each in sessions.read("other").messages] == ["q", "a", "r", "b", "s", "c"]
+    assert not talk.unsaved
+
+
+def test_a_session_goes_on_when_another_cannot_be_started(talk: TerminalConversation, say: Say, monkeypatch):
+    say("q", Answer("a"))
+    say("/save trip")
+    with monkeypatch.context() as full:
+        full_disk(full)
+        for command in ("/save other", "/branch other"):
+            with pytest.raises(LocalllmError, match="no space$"):
+                say(command)
+    assert talk.name == "trip" and talk.file
+    say("r", Answer("b"))
+    talk.leave()
+    assert sessions.names() == ["trip"] and len(sessions.read("trip").messages) == 4 and not talk.unsaved
+
+
+def test_a_session_is_saved_at_the_end_once_the_disk_has_room(talk: TerminalConversation, say: Say, monkeypatch):
+    assert "will be saved as the session trip" in say("/save trip")
+    with monkeypatch.context() as full:
+        full_disk(full)
+        say("q", Answer("a"))
+    talk.leave()
+    assert not talk.unsaved and [each["content"] for each in sessions.read("trip").messages] == ["q", "a"]
 
 
 # ---- commands
