@@ -574,7 +574,7 @@ def test_a_session_goes_on_when_another_cannot_be_started(talk: TerminalConversa
     with monkeypatch.context() as full:
         full_disk(full)
         for command in ("/save other", "/branch other"):
-            with pytest.raises(LocalllmError, match="no space$"):
+            with pytest.raises(LocalllmError, match=r"no space$"):
                 say(command)
     assert talk.name == "trip" and talk.file
     say("r", Answer("b"))
