@@ -186,11 +186,32 @@ def no_such_option(name: str, names: Sequence[str], command: str) -> str:
 
 
 def did_you_mean(name: str, names: Sequence[str]) -> str:
-    """Return "did you mean ...?" with the most similar name, "" if none is similar."""
+    """Return "did you mean ...?" with the nearest name, "" if none is a near miss.
+
+    A near miss is the beginning of a name, or has one mistyped character in five, at least one.
+    """
     from difflib import get_close_matches  # seldom needed
 
-    close = get_close_matches(name, names, n=1, cutoff=0.6)
-    return f"did you mean {close[0]}?" if close else ""
+    close = get_close_matches(name, names, n=9, cutoff=0.6)
+    bare = {each: each.lstrip("-/").replace("_", "-") for each in (name, *close)}
+    longer = [each for each in close if each.startswith(name)]
+    near = [each for each in close if count_typos(bare[name], bare[each]) <= max(1, len(name) // 5)]
+    return f"did you mean {(longer or near)[0]}?" if longer or near else ""
+
+
+def count_typos(typed: str, name: str) -> int:
+    """Count the characters to insert, leave out, replace or swap with the next one (optimal string alignment)."""
+    before: list[int] = [0] * (len(name) + 1)
+    last: list[int] = [*range(len(name) + 1)]
+    for row, letter in enumerate(typed, 1):
+        current: list[int] = [row]
+        for column, other in enumerate(name, 1):
+            cost = min(last[column] + 1, current[-1] + 1, last[column - 1] + (letter != other))
+            if row > 1 and column > 1 and letter == name[column - 2] and typed[row - 2] == other:
+                cost = min(cost, before[column - 2] + 1)
+            current.append(cost)
+        before, last = last, current
+    return last[-1]
 
 
 def as_typed(message: str, params: Sequence[Parameter], words: ParsedArgs, elsewhere: Mapping[str, Chosen]) -> str:

@@ -32,7 +32,7 @@ LLAMA_CPP = (
     CommandAlias("llama-server -m FILE", "localllm serve FILE", "port 11435; needs `pip install localllm[serve]`"),
 )
 OLLAMA = (
-    CommandAlias("ollama run MODEL", "localllm chat MODEL", "MODEL is a file or a name"),
+    CommandAlias("ollama run MODEL", "localllm chat MODEL", "so does `localllm run MODEL` on a terminal"),
     CommandAlias("ollama run MODEL TEXT", "localllm run MODEL TEXT", "stdout is the answer only"),
     CommandAlias("ollama pull MODEL", "localllm pull MODEL", "from the Hugging Face hub; gemma3:4b is gemma-3-4b"),
     CommandAlias("ollama list", "localllm list"),

@@ -85,6 +85,24 @@ def test_a_first_question_on_the_command_line(talk):  # noqa: F811
     assert "did you mean /help?" in chat.say("/hlep")
 
 
+@pytest.mark.parametrize("term", ["xterm", "dumb"])
+def test_run_without_a_prompt_begins_a_conversation_on_a_terminal(tiny: str, tmp_path: Path, term: str):
+    chat = Terminal("run", tiny, "-sys", "Be", "-n", "9", program=TALKER, XDG_STATE_HOME=str(tmp_path), TERM=term)
+    chat.expect("/help")
+    chat.expect("> ")
+    chat.type("hello\r")
+    chat.expect("HELLO")
+    chat.expect("> ")
+    chat.type("/bye\r")
+    assert chat.end() == 0
+
+
+@pytest.mark.parametrize("options", ["--raw", "--json", "--suffix x", "--no-stdin", "-x"])
+def test_run_with_options_of_one_answer_needs_a_prompt(tiny: str, options: str):
+    run = Terminal("run", tiny, *options.split(), program=TALKER)
+    assert run.end() == 2 and "there is no prompt" in run.seen
+
+
 @pytest.mark.parametrize("columns", [40, 80])
 def test_lines_break_between_words(tiny: str, columns: int):
     words = ("-fa", "--mlock", "-b", "5", "-ub", "7", "--jinja", "--no-mmap", "--no-warmup", "--simple-io")

@@ -1,5 +1,6 @@
 """localllm run: answer one prompt."""
 
+import sys
 from typing import Annotated
 
 import typer
@@ -11,6 +12,8 @@ from localllm.cli.options.endpoint import EndpointGroup
 from localllm.cli.options.images import ImageGroup
 from localllm.cli.options.one_shot import FollowUpGroup, InfillGroup, OutputGroup, PromptGroup, TemplateGroup
 from localllm.cli.options.tools import ToolGroup
+from localllm.cli.parameters import explicit_options
+from localllm.cli.terminal.output import is_terminal
 
 
 def run(
@@ -33,6 +36,7 @@ def run(
 
     Files and text from a pipe are put before the prompt, with a blank line between. Only the answer goes to stdout. The
     model's thinking is shown dim on stderr, if stderr is a terminal. Several answers are separated by blank lines.
+    Without a prompt, on a terminal, it begins a conversation as `chat` does.
 
     Examples:
       localllm run model.gguf "Why is the sky blue?"
@@ -51,7 +55,30 @@ def run(
       localllm run coder.gguf -p "def add(a, b):" --suffix "    return c" -n 20
       localllm run model.gguf -p "Is water wet?" --grammar 'root ::= "yes" | "no"'
     """
-    OneShot(
+    one_shot = OneShot(
         model, words, prompt, output, engine, generation, named, follow, tools, images, infill, endpoint,
         diffusion,
-    ).run()  # fmt: skip
+    )  # fmt: skip
+    if not begins_conversation(one_shot):
+        return one_shot.run()
+    from localllm.cli.commands.chat import ChatView, chat
+
+    chat(
+        model, system=prompt.system, system_file=prompt.system_file, chat_template=prompt.chat_template,
+        encoding=prompt.encoding, look=ChatView(follow.session, stats=output.stats), engine=engine,
+        no_cache=prompt.no_cache, choices=generation, tools=tools, images=images, endpoint=endpoint,
+    )  # fmt: skip
+
+
+def begins_conversation(one_shot: OneShot) -> bool:
+    """Return whether there is a terminal but no prompt, and no option that only a single answer has."""
+    given = one_shot.model, one_shot.endpoint.endpoint, one_shot.follow.session
+    if not (is_terminal(sys.stdin) and is_terminal(sys.stdout)) or all(each is None for each in given):
+        return False
+    single = [
+        *explicit_options(one_shot.prompt).keys() - {"system", "system_file", "chat_template", "encoding", "no_cache"},
+        *explicit_options(one_shot.output).keys() - {"stats"},
+        *explicit_options(one_shot.follow).keys() - {"session"},
+        *(name for group in (one_shot.named, one_shot.infill, one_shot.diffusion) for name in explicit_options(group)),
+    ]
+    return not (one_shot.words or single or one_shot.generation.on_overflow in options.CUTS)

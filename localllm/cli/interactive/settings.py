@@ -22,6 +22,10 @@ OF_ANSWERS = {
 }  # of GenerationOptions itself
 OTHER_NAMES = {"temp": "temperature", "n": "max_tokens", "n_predict": "max_tokens"}
 USUAL = "default"
+COUNTERPARTS = {  # of Ollama's /set
+    "verbose": "/stats on", "quiet": "/stats off", "system": "/system TEXT", "nothink": "/think off",
+    "parameter": "/set OPTION VALUE",
+}  # fmt: skip
 
 
 def names(options: "GenerationOptions") -> list[str]:
@@ -39,12 +43,16 @@ def list_settings(options: "GenerationOptions") -> Iterator[tuple[str, object, b
 
 
 def change_option(options: "GenerationOptions", name: str, text: str) -> "GenerationOptions":
-    """Return the options with one changed. Raises UsageError for an unknown name or an invalid value."""
-    name = name.lstrip("-").replace("-", "_")
+    """Return the options with one changed. Raises UsageError for an unknown name, an invalid value or none."""
+    typed, name = name, name.lstrip("-").replace("-", "_")
     name = OTHER_NAMES.get(name, name)
     if name not in names(options):
-        hint = did_you_mean(name, [*names(options), *OTHER_NAMES]) or "Tab behind /set lists them"
+        use = COUNTERPARTS.get(name)
+        near = did_you_mean(name, [*names(options), *OTHER_NAMES])
+        hint = f"use {use}" if use else near or "Tab behind /set lists them"
         raise UsageError(f"there is no option {name!r}; {hint}")
+    if not text:
+        raise UsageError(f"/set {typed} VALUE; `default` resets it, and /show shows its value")
     if text == USUAL:
         usual = type(options)()
         return replace_option(options, name, getattr(usual if name in OF_ANSWERS else usual.sampling, name))

@@ -22,7 +22,14 @@ if TYPE_CHECKING:
     from localllm.api import Model
     from localllm.cli.interactive.conversation import TerminalConversation
 
-LEAVING = ("bye", "quit", "exit")  # as whole lines, without a slash
+LEAVING = ("bye", "quit", "exit")  # as whole lines, with or without a slash
+COUNTERPARTS = {  # of other programs' commands
+    "/export": "/write FILE writes the last answer, /save NAME the conversation",
+    "/list": "/sessions lists the conversations, `localllm list` the models",
+    "/context": "/show shows how much of the context is used",
+    "/regen": "/retry generates another answer",
+    "/?": "/help shows all",
+}
 KEYS = {
     "Ctrl-C": "stop the answer; what was said stays",
     "Ctrl-Z": "suspend; fg goes on",
@@ -69,13 +76,13 @@ class ChatCommand:
 
 def execute(conversation: "TerminalConversation", text: str, tools: Tools) -> bool:
     """Run a slash command; return False for other text. Raises ExitChat, and UsageError for an unknown command."""
-    if text.strip() in LEAVING:
+    if text.strip().removeprefix("/") in LEAVING:
         raise ExitChat
     if not text.startswith("/"):
         return False
     name, _, argument = text.strip().partition(" ")
     if name not in COMMANDS:
-        hint = did_you_mean(name, [each for each in COMMANDS if each != "/clear"])
+        hint = COUNTERPARTS.get(name) or did_you_mean(name, [each for each in COMMANDS if each != "/clear"])
         general_hint = "/help shows all; a text that begins with a slash needs a space before it"
         raise UsageError(f"there is no {name}; {hint or general_hint}")
     COMMANDS[name].run(conversation, argument.strip(), tools)
@@ -203,8 +210,6 @@ def branches(conversation: "TerminalConversation") -> list[str]:
 
 def set_option(conversation: "TerminalConversation", argument: str, tools: Tools) -> None:
     name, _, value = require_argument(argument, "/set OPTION VALUE").partition(" ")
-    if not value.strip():
-        raise UsageError(f"/set {name} VALUE; `default` resets it, and /show shows its value")
     conversation.set(change_option(conversation.options, name, value.strip()))
     show_options(conversation)
 

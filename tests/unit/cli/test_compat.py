@@ -3,15 +3,17 @@
 import json
 import re
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 import localllm
+from localllm.cli.argv import did_you_mean
 from localllm.cli.commands.completion import possible
 from localllm.cli.commands.config import config
 from localllm.cli.compat_commands import MEANT, NO_COMMAND
 from localllm.cli.interactive.settings import change_option
-from localllm.cli.interactive.slash_commands import execute
+from localllm.cli.interactive.slash_commands import ExitChat, execute
 from localllm.cli.map_run import of_input
 from localllm.cli.open_model import compiling
 from localllm.cli.registry import COMMANDS
@@ -506,6 +508,49 @@ def test_meant_types_and_commands_of_a_chat(tiny: str, cli):
         change_option(GenerationOptions(), "xyzzyx", "1")
     with pytest.raises(UsageError, match=r"there is no option 'temperatur'; did you mean temperature\?$"):
         change_option(GenerationOptions(), "temperatur", "1")
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ("/set blub", "there is no option 'blub'; Tab behind /set lists them"),
+        ("/set verbose", "there is no option 'verbose'; use /stats on"),
+        ("/set nohistory", "there is no option 'nohistory'; Tab behind /set lists them"),
+        ("/set system You are x", "there is no option 'system'; use /system TEXT"),
+        ("/set parameter temperature 0.2", "there is no option 'parameter'; use /set OPTION VALUE"),
+        ("/set think", "/set think VALUE; `default` resets it, and /show shows its value"),
+        ("/set -n", "/set -n VALUE; `default` resets it, and /show shows its value"),
+        ("/export", "there is no /export; /write FILE writes the last answer, /save NAME the conversation"),
+        ("/list", "there is no /list; /sessions lists the conversations, `localllm list` the models"),
+        ("/context", "there is no /context; /show shows how much of the context is used"),
+        ("/frob", "there is no /frob; /help shows all; a text that begins with a slash needs a space before it"),
+    ],
+)
+def test_a_chat_tells_the_truth_about_options_and_commands_that_it_lacks(line: str, message: str):
+    chat = SimpleNamespace(options=GenerationOptions(), set=None)
+    with pytest.raises(UsageError) as error:
+        execute(chat, line, None)  # type: ignore[arg-type]
+    assert str(error.value) == message
+
+
+@pytest.mark.parametrize("line", ["/bye", "/quit", "/exit", "bye"])
+def test_a_chat_ends_by_the_commands_of_other_programs(line: str):
+    with pytest.raises(ExitChat):
+        execute(None, line, None)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("typed", "names", "hint"),
+    [
+        ("/export", ["/exit", "/edit"], ""), ("/list", ["/set"], ""), ("system", ["temp"], ""),
+        ("--tmp", ["--temp", "--top-p"], "did you mean --temp?"),
+        ("--ctx", ["-ctv", "--ctx-size"], "did you mean --ctx-size?"),
+        ("/bracnh", ["/branch"], "did you mean /branch?"), ("Q4-K-M9", ["Q4_K_M", "Q4_K_S"], "did you mean Q4_K_M?"),
+        ("--repeat-penality", ["--repeat-penalty"], "did you mean --repeat-penalty?"),
+    ],
+)  # fmt: skip
+def test_only_near_misses_are_suggested(typed: str, names: list[str], hint: str):
+    assert did_you_mean(typed, names) == hint
 
 
 def test_tables_fit_the_terminal():
