@@ -16,6 +16,8 @@ from localllm.arch.weights import Weights
 from localllm.engine.forks import was_forked
 from localllm.errors import ModelError, UnsupportedError, UsageError
 from localllm.files.gguf.file import GGUFFile
+from localllm.generation.answer_defaults import AnswerDefaults
+from localllm.generation.generate import GenerationOptions
 from localllm.generation.mixin import GenerationMixin
 from localllm.generation.prefix_cache import PrefixCache
 from localllm.generation.sampling.options import read_recommended
@@ -79,7 +81,8 @@ class Model(GenerationMixin):
             trained = f"{self.trained_context} tokens that the model was trained for"
             self.warnings.append(f"the context of {self.context} tokens exceeds the {trained}; answers may get worse")
         self.prefixes, self.ngrams = prefixes, ngrams
-        self.session = Session(PrefixCache(engine, prefixes, ngrams), tokenizer, chat_template, advice)
+        defaults = AnswerDefaults(options=GenerationOptions(sampling=advice))
+        self.session = Session(PrefixCache(engine, prefixes, ngrams), tokenizer, chat_template, defaults)
         self._threads, self._opening = threads, threading.Lock()
         self.vision = VisionAdapter(file.path, engine, tokenizer, threads, prefixes is not None)
         self.session.encode_image = self.vision.encode
@@ -386,15 +389,3 @@ def most_prompt_bytes(
             rope.apply(file.metadata, file.path)
         _, hyperparameters = architecture(file)
         return tokenizer_of(file).most_bytes(context or hyperparameters.context)
-
-
-def warmup(path: str | os.PathLike[str], progress: Callable[[int, int], None] | None = None) -> None:
-    """Compile all kernels that a model needs, so that its first start is as fast as later ones."""
-    with open_model(path, progress=progress) as model:
-        model.engine.prepare_all()
-        if (h := model.engine.hyperparameters).bidirectional and not h.fills:
-            from localllm.engine.embedding_runner import EmbeddingRunner
-            from localllm.engine.options import EngineOptions
-
-            with closing(EmbeddingRunner(model.file, str(h.pooling), EngineOptions(progress=progress))) as reader:
-                reader.prepare_all()

@@ -2,6 +2,7 @@
 
 import os
 from collections.abc import Mapping
+from contextvars import ContextVar
 from typing import Any
 
 import typer
@@ -13,6 +14,7 @@ from localllm.cli.defaults import conflicting_options, read_config_defaults, unk
 from localllm.cli.help_text import colour_help, columns, command_help
 from localllm.cli.parameters import (
     NAMED,
+    PREFIX,
     SILENT,
     TYPED,
     Argument,
@@ -26,6 +28,7 @@ from localllm.cli.terminal.output import say
 from localllm.cli.terminal.render import one_line
 from localllm.errors import UsageError
 
+CURRENT: ContextVar[Any] = ContextVar("CURRENT")  # the Context of the running command
 CONFIGURED = "localllm.configured"  # key of Context.meta: the values of config.toml, as Chosen
 ESCAPED = {"prompt", "words", "system", "stop", "ban", "dry_sequence_breakers"}  # parameters to which -e applies
 
@@ -113,7 +116,8 @@ class Command(OwnParameters, TyperCommand):  # type: ignore[misc]
         """Set the defaults of config.toml, except those that conflict with the command line. Raises UsageError."""
         model = model_name if isinstance(model_name := typed.get("model"), str) else None
         ctx.meta[SILENT] = {conflict for name in typed for conflict in conflicting_options(name)} - typed.keys()
-        defaults = read_config_defaults(self.name or "", params, model)
+        is_remote = "endpoint" in typed or bool(os.environ.get(f"{PREFIX}ENDPOINT"))
+        defaults = read_config_defaults(self.name or "", params, model, is_remote)
         ctx.meta[CONFIGURED] = {name: each for name, each in defaults.items() if name not in ctx.meta[SILENT]}
         ctx.default_map = {name: each.value for name, each in ctx.meta[CONFIGURED].items()}
         if self.name != "config":
@@ -122,6 +126,7 @@ class Command(OwnParameters, TyperCommand):  # type: ignore[misc]
 
     def invoke(self, ctx: Any) -> object:
         """Run the command; errors name options as they were typed."""
+        CURRENT.set(ctx)
         try:
             return super().invoke(ctx)
         except UsageError as error:
@@ -137,6 +142,17 @@ class Command(OwnParameters, TyperCommand):  # type: ignore[misc]
             if source is not None and source.name == "ENVIRONMENT"
         }
         return result
+
+
+def values_for(model: str) -> dict[str, Any]:
+    """Return the values of the running command's parameters for one of its models. Raises UsageError."""
+    ctx = CURRENT.get()
+    values: dict[str, Any] = dict(ctx.params)
+    for name, chosen in read_config_defaults(ctx.command.name, ctx.command.params, model).items():
+        source = getattr(ctx.get_parameter_source(name), "name", "")
+        if source not in ("COMMANDLINE", "ENVIRONMENT") and name not in ctx.meta[SILENT]:
+            values[name] = chosen.value
+    return values
 
 
 def is_expected(param: object, ctx: typer.Context) -> bool:

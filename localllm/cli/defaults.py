@@ -18,10 +18,12 @@ from localllm.files.settings import Settings, load_settings
 OTHER_VARIABLES = {f"{PREFIX}{name}" for name in ("API_KEY", "CACHE", "DEBUG", "MODELS", "PLAIN_START", "PREFIX_GB")}
 
 
-def read_config_defaults(command: str, params: Sequence[Parameter], model: str | None) -> dict[str, Chosen]:
-    """Return a command's defaults in config.toml, by parameter; the model may be unknown yet.
+def read_config_defaults(
+    command: str, params: Sequence[Parameter], model: str | None, is_remote: bool = False
+) -> dict[str, Chosen]:
+    """Return a command's defaults in config.toml and in Ollama's store, by parameter; the model may be unknown yet.
 
-    Raises UsageError, which names the file and the line.
+    is_remote: whether the model is a server's. Raises UsageError, which names the file and the line.
     """
     by_key = {key: param for param in params for key in param.keys}
     if not by_key:
@@ -29,7 +31,9 @@ def read_config_defaults(command: str, params: Sequence[Parameter], model: str |
     settings = load_settings()
     model = model or model_by_default(by_key, settings, command)
     matches = {
-        by_key[each.key].name: each for each in entries(settings, command, model) if sets_option(each, by_key, settings)
+        by_key[each.key].name: each
+        for each in entries(settings, command, model, is_remote)
+        if sets_option(each, by_key, settings)
     }
     return {
         name: Chosen(each.convert(by_key[each.key], settings), each.source(settings)) for name, each in matches.items()
@@ -48,25 +52,29 @@ def load_defaults(command: str, params: Sequence[Parameter], model: str | None) 
 
 
 class Entry(NamedTuple):
-    """A line of config.toml.
+    """A setting: a line of config.toml, or one of a name in Ollama's store.
 
     Attributes:
-        tables: the table, and its name in [command.NAME] and [model.NAME].  written: the key as in the file.
+        tables: the table, and its name in [command.NAME] and [model.NAME]; () for Ollama's store.
+        written: the key as in the file.  elsewhere: the source of a setting that is not in the file.
     """
 
     tables: tuple[str, ...]
     written: str
     value: object
+    elsewhere: str = ""
 
     @property
     def key(self) -> str:
         return self.written.replace("_", "-")
 
     def error(self, settings: Settings, message: str) -> UsageError:
+        if self.elsewhere:
+            return UsageError(f"{self.elsewhere}: {message}")
         return settings.error(message, *self.tables, self.written)
 
     def source(self, settings: Settings) -> str:
-        return f"{settings.path.name}, line {settings.line(*self.tables, self.written)}"
+        return self.elsewhere or f"{settings.path.name}, line {settings.line(*self.tables, self.written)}"
 
     def convert(self, param: Parameter, settings: Settings) -> object:
         """Convert the entry's value. Raises UsageError."""
@@ -76,23 +84,23 @@ class Entry(NamedTuple):
             raise self.error(settings, f"{self.written}: {error}") from None
 
 
-def entries(settings: Settings, command: str, model: str | None) -> Iterator[Entry]:
-    """Yield the file's entries for a command and a model, the most specific last."""
+def entries(settings: Settings, command: str, model: str | None, is_remote: bool = False) -> Iterator[Entry]:
+    """Yield the entries for a command and a model, the most specific last; is_remote: see read_config_defaults."""
     yield from (Entry(("defaults",), key, value) for key, value in settings.defaults.items())
     yield from (Entry(("command", command), key, value) for key, value in settings.command.get(command, {}).items())
-    for name in tables_of(settings, model) if model else ():
-        yield from (Entry(("model", name), key, value) for key, value in settings.model[name].items())
+    if model:
+        yield from name_entries(settings, model, is_remote)
 
 
-def tables_of(settings: Settings, model: str) -> list[str]:
-    """List the [model.NAME] tables of a model: those of its aliases and its path, that of the typed name last."""
-    spellings = {model, settings.aliases.get(model, model)}
-    tables = [
-        name
-        for name in settings.model
-        if os.path.expanduser(settings.aliases.get(name, name)) in spellings or name == model
-    ]
-    return sorted(tables, key=lambda name: name == model)
+def name_entries(settings: Settings, model: str, is_remote: bool) -> Iterator[Entry]:
+    """Yield the entries of a model's name, the most specific last. Raises ModelError for a damaged layer of a store."""
+    from localllm.services.name_settings import settings_of, stored_model
+
+    for each in settings_of(settings, model, None if is_remote else stored_model(model)):
+        if each.table:
+            yield Entry(("model", each.table), each.written, each.value)
+        else:
+            yield Entry((), each.written, each.value, each.source)
 
 
 def model_by_default(by_key: Mapping[str, Parameter], settings: Settings, command: str) -> str | None:
@@ -107,7 +115,7 @@ def sets_option(entry: Entry, by_key: Mapping[str, Parameter], settings: Setting
     """Return whether an entry sets an option of this command. Raises UsageError if no command has that option."""
     if entry.key in by_key:
         return True
-    if entry.tables[0] == "command":
+    if entry.tables[:1] == ("command",):
         raise entry.error(settings, f"{entry.tables[1]} has no option --{entry.key}")
     if not any(entry.key in param.keys for command in COMMANDS for param in params_of(command)):
         raise entry.error(settings, f"no command has an option --{entry.key}")

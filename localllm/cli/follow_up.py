@@ -35,6 +35,11 @@ class Thread:
             self._file.close()
 
     @property
+    def has_messages(self) -> bool:
+        """Return whether it continues a conversation, and does not begin one."""
+        return bool(self._chat.messages)
+
+    @property
     def model(self) -> str | None:
         """Return the path of its model, None if unknown. Raises UsageError for a missing file or a server's model."""
         about = self._chat.model

@@ -6,6 +6,7 @@ from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from localllm.cli import open_model as opening
 from localllm.cli.map_io import Given, Progress, Writer, content, properties_of, records_of
 from localllm.cli.map_run import answer, of_input, open_mapping
 from localllm.cli.options import shared as options
@@ -107,7 +108,8 @@ class MapCommand:
         ask, output, table, records = self.ask, self.output, self.given.table, self.given.records
         if isinstance(records, list):
             require_line(ask.prompt or template, records)
-        prompts = Prompts(ask.prompt, template, self.system, ask.raw, () if table is None else table.columns)
+        first = opening.first_messages(self.model, self.place is not None or ask.raw)
+        prompts = Prompts(ask.prompt, template, self.system, ask.raw, () if table is None else table.columns, first)
         path = self.path = "" if self.place is not None else resolve_model_path(self.model or "")
         engine_options = self.engine.context, self.engine.threads, self.engine.cache.types()
         self.inputs = tuple(name for name in (path, self.input, ask.file) if name)
@@ -184,7 +186,8 @@ class MapCommand:
     ) -> None:
         """Answer the records and write the results; remember: records the output's provenance."""
         remote, output = self.open_remote(), self.output
-        with open_mapping(job, self.engine, remaining, output.ray, progress, self.ask.raw, remote) as mapping:
+        name = self.model or ""
+        with open_mapping(job, self.engine, remaining, output.ray, progress, self.ask.raw, name, remote) as mapping:
             if output.redo and out is not None:
                 out.clear()
             remember()

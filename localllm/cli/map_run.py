@@ -54,9 +54,10 @@ def open_mapping(
     ray: str | None,
     progress: "Progress",
     raw: bool,
+    name: str,
     remote: "RemoteModel | None" = None,
 ) -> "Iterator[Mapping | ChoiceMapping | RayMapping | RemoteMapping]":
-    """Start the job on this computer, on a Ray cluster or with a server."""
+    """Start the job on this computer, on a Ray cluster or with a server; name: of the model, as the user typed it."""
     if remote is not None:
         from localllm.services.remote.mapping import RemoteMapping
 
@@ -70,7 +71,7 @@ def open_mapping(
         return
     from localllm.services.map import ChoiceMapping, Mapping
 
-    with opening.open_model(job.path, engine, job.chat_template, mmproj=job.mmproj) as model:
+    with opening.open_model(job.path, engine, job.chat_template, mmproj=job.mmproj, name=name) as model:
         if not raw:
             warn_of_template(model)
         kind = ChoiceMapping if job.choices else Mapping

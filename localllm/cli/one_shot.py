@@ -98,7 +98,8 @@ class OneShot:
             text = inputs.text
             if longer is not None:
                 text = longer.fit(model, inputs.material, inputs.question, system, generation)
-            prompt = request(model, text, system, self.continues)
+            first = [] if thread and thread.has_messages else opening.first_messages(self.model, self.place is not None)
+            prompt = request(model, text, system, self.continues, first)
             prompt = self.images.with_images(prompt)
             prompt = prompt if thread is None else thread.with_question(prompt)
             if texts:

@@ -1,5 +1,6 @@
 """Opens a model for a command, with progress and warnings on stderr."""
 
+import os
 import sys
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING
@@ -14,6 +15,7 @@ from localllm.errors import UsageError
 if TYPE_CHECKING:
     from localllm.api import Model
     from localllm.generation.generate import GenerationOptions
+    from localllm.text.messages import Message
 
 
 def model_or_builtin(model: str | None) -> str:
@@ -25,6 +27,13 @@ def warn_builtin_model(model: str | None) -> None:
     """Print a notice if no model was named."""
     if model is None:
         say("localllm: no model given; using the tiny built-in model, which only knows localllm")
+
+
+def first_messages(model: str | None, is_remote: bool) -> "list[Message]":
+    """Return the messages that conversations with a model of this name begin with. Raises ModelError."""
+    from localllm.services.name_settings import messages_of
+
+    return [] if model is None or is_remote else messages_of(model)
 
 
 def most_bytes(model: str, engine: EngineGroup, on_overflow: str | None) -> int:
@@ -53,8 +62,12 @@ def open_model(
     no_cache: bool = False,
     mmproj: str | None = None,
     pan_and_scan: bool = False,
+    name: str | None = None,
 ) -> "Model":
-    """Open a model by path or name; print progress and warnings to stderr."""
+    """Open a model by path or name; print progress and warnings to stderr.
+
+    name: the name by which it is called, if `model` is the path to which that was resolved.
+    """
     path = resolve_model_path(model)
     from localllm.api import open_with_options
 
@@ -68,7 +81,16 @@ def open_model(
 
     end_on_bus_error(path)
     warn(opened.warnings)
+    warn_of_name(name or model, opened, chat_template)
     return opened
+
+
+def warn_of_name(name: str, model: "Model", chat_template: str | None) -> None:
+    """Print what belongs to a model's name and is not used."""
+    if not os.path.lexists(name):
+        from localllm.services.name_settings import unused_parts
+
+        warn(unused_parts(name, model.path, model.tokenizer.chat_template, chat_template is not None))
 
 
 def with_draft_model(model: "Model", options: "GenerationOptions", speculate: str) -> "GenerationOptions":

@@ -16,6 +16,7 @@ from typing import (
     Literal,
     NamedTuple,
     TypeVar,
+    cast,
     dataclass_transform,
     get_args,
     get_origin,
@@ -284,6 +285,11 @@ def keyword(name: str, hint: object, info: object, default: object) -> inspect.P
 def variable(name: str) -> str:
     """Return the environment variable that sets an option, as LOCALLLM_TOP_K of --top-k."""
     return PREFIX + name.removeprefix("--").upper().replace("-", "_")
+
+
+def build_group(kind: type[T], values: Mapping[str, object]) -> T:
+    """Build an option group from the values of a command's parameters."""
+    return cast(T, build_value("", kind, values))
 
 
 def build_value(name: str, kind: object, values: Mapping[str, object]) -> object:

@@ -180,10 +180,13 @@ def require_decodable(text: str, name: str) -> str:
     return text
 
 
-def request(model: "Model", text: str, system: str | None, raw: bool) -> "str | list[Message]":
+def request(
+    model: "Model", text: str, system: str | None, raw: bool, first: "Sequence[Message]" = ()
+) -> "str | list[Message]":
     """Return the prompt as messages, or unchanged with `raw` and for models that do not chat.
 
-    Warns if the file has no chat template. Raises UsageError for a system message that such a model cannot have.
+    first: messages before it. Warns if the file has no chat template. Raises UsageError for a system message that such
+    a model cannot have.
     """
     if raw:
         return text
@@ -193,7 +196,7 @@ def request(model: "Model", text: str, system: str | None, raw: bool) -> "str | 
         return text
     warn_of_template(model)
     instruction = [] if system is None else [{"role": "system", "content": system}]
-    return [*instruction, {"role": "user", "content": text}]
+    return [*instruction, *first, {"role": "user", "content": text}]
 
 
 def warn_of_template(model: "Model") -> None:

@@ -19,6 +19,16 @@ def read_text(path: str | os.PathLike[str], encoding: str | None = None) -> str:
     return strip_line_break(read_exact_text(path, encoding))
 
 
+def read_template_choice(choice: str) -> str:
+    """Return a chat template's name or text; a path with a folder or ending in .jinja is read.
+
+    Raises UsageError if it cannot be read.
+    """
+    if "{" in choice or not (os.path.dirname(choice) or choice.endswith(".jinja")):
+        return choice
+    return read_text(choice)
+
+
 def read_exact_text(path: str | os.PathLike[str], encoding: str | None = None) -> str:
     """Read a text file as it is. Raises UsageError, with the path."""
     name = printable(os.fsdecode(path), 4096)

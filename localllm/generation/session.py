@@ -7,6 +7,7 @@ from functools import cached_property, partial
 from typing import TYPE_CHECKING, NamedTuple
 
 from localllm.errors import UsageError
+from localllm.generation.answer_defaults import AnswerDefaults, is_instruction
 from localllm.generation.chat_format import ChatFormat, find_partial_answer, render_up_to
 from localllm.generation.context_overflow import SINK_TOKENS
 from localllm.generation.conversation import Conversation, PartialAnswer, has_calls, is_conversation
@@ -14,7 +15,6 @@ from localllm.generation.generate import Generation, GenerationOptions, Task
 from localllm.generation.prefix_cache import PrefixCache
 from localllm.generation.prefix_match import common
 from localllm.generation.reasoning import Tags, Thinking, template_variables
-from localllm.generation.sampling.options import SamplingOptions
 from localllm.generation.sampling.sampler import Sampler
 from localllm.images.parts import extract_images
 from localllm.text.messages import Message, validate_messages
@@ -51,17 +51,17 @@ class Session(Conversation[Generation]):
         cache: PrefixCache,
         tokenizer: Tokenizer,
         chat_template: str | None = None,
-        recommended: SamplingOptions | None = None,
+        defaults: AnswerDefaults | None = None,
     ):
         """Set up a session.
 
-        chat_template: choice of the template, see ChatTemplate.of.  recommended: sampling options that apply where a
-        request has none. `encode_image` can be set to an image encoder.
+        chat_template: choice of the template, see ChatTemplate.of.  defaults: apply where a request has none.
+        `encode_image` can be set to an image encoder.
         """
         super().__init__()
         self.cache, self.tokenizer, self._choice = cache, tokenizer, chat_template
         self.encode_image: Callable[[object], EncodedImage] = blind
-        self._recommended = recommended or SamplingOptions()
+        self.defaults = defaults or AnswerDefaults()
 
     def resume(self, options: GenerationOptions | None = None) -> Generation:
         """Continue the latest answer.
@@ -69,7 +69,7 @@ class Session(Conversation[Generation]):
         Raises UsageError if there is none, or it has a constraint or tool calls, and ContextError if the context is
         full.
         """
-        options, latest, history = options or GenerationOptions(), self._answer, self._stop()
+        options, latest, history = self.with_defaults(options), self._answer, self._stop()
         if not history or history[-1]["role"] != "assistant":
             raise UsageError("there is no answer to continue")
         if options.constraint:
@@ -78,17 +78,17 @@ class Session(Conversation[Generation]):
             raise UsageError("an answer with a tool call cannot be continued")
         final_answer = PartialAnswer(history[-1]["content"], history[-1].get("reasoning_content", ""))
         if options.on_overflow == "shift" and options.keep is None:
-            options = replace(options, keep=self._standing(self._system(), options))
+            options = replace(options, keep=self._standing(self.defaults.head(self._system()), options))
         if latest and latest.tokens and self._is_exact_text(latest):
             prompt, is_thought = [*latest.prompt, *latest.tokens], not final_answer.text and bool(final_answer.thinking)
             images = latest.seen
         else:
             prompt, images, partial_answer = self._read(
-                [*self._system(), *history], replace(options, continue_final=True)
+                [*self.defaults.head(self._system()), *history], replace(options, continue_final=True)
             )
             is_thought = partial_answer is not None and not partial_answer.text
         thinking = Thinking.of(self._format(options).thoughts, self.tokenizer, prompt, None).inside()
-        decoder, generation = self.tokenizer.stream(continued=True), self._stopping(self.with_defaults(options))
+        decoder, generation = self.tokenizer.stream(continued=True), self._stopping(options)
         task = Task(prompt, decoder, generation, thinking if is_thought else Thinking(), self.earlier, seen=images)
         answer = Generation(self.cache, self.tokenizer, task)
         self._history, self._answer, self._earlier_part, self.forgotten = history[:-1], answer, final_answer, 0
@@ -114,7 +114,7 @@ class Session(Conversation[Generation]):
     def chat(self, messages: Sequence[Message], options: GenerationOptions | None = None) -> Generation:
         """Answer the given conversation, which is not added to this one. Raises ContextError if it does not fit."""
         options, messages = options or GenerationOptions(), list(messages)
-        first = sum(1 for message in messages[:1] if isinstance(message, dict) and message.get("role") == "system")
+        first = sum(map(is_instruction, messages[:1]))
         return self._start_answer(messages[:first], messages[first:], options, is_own=False)[1]
 
     def run_tools(
@@ -196,7 +196,8 @@ class Session(Conversation[Generation]):
         decoder = self._decoder(generation) if is_chat else self.tokenizer.stream(continued=True)
         if not is_chat:
             return Task(self._ids(prompt), decoder, generation)  # type: ignore[arg-type]
-        return self._task(self._read(prompt, generation), generation, decoder)  # type: ignore[arg-type]
+        messages = self.defaults.conversation(prompt)  # type: ignore[arg-type]
+        return self._task(self._read(messages, generation), generation, decoder)
 
     def _read(self, messages: Sequence[Message], options: GenerationOptions) -> Prompt:
         """Encode a conversation with images, tool calls and results, and the tools of the options."""
@@ -339,6 +340,7 @@ class Session(Conversation[Generation]):
         self, system: list[Message], history: list[Message], options: GenerationOptions, is_own: bool
     ) -> tuple[list[Message], Generation]:
         """Start an answer; return the kept part of the history and the answer: see Conversation."""
+        system, options = self.defaults.head(system), self.with_defaults(options)
         on_overflow = options.on_overflow or ("drop-turns" if is_own else None)
         if on_overflow == "drop-turns":
             history_left, prompt = self._fitting(system, history, options)
@@ -346,7 +348,7 @@ class Session(Conversation[Generation]):
             history_left, prompt = history, self._read(system + history, options)
         if on_overflow == "shift" and options.keep is None:
             options = replace(options, keep=self._standing(system, options))
-        task = self._task(prompt, self.with_defaults(options), self._decoder(options), self.earlier if is_own else 0)
+        task = self._task(prompt, options, self._decoder(options), self.earlier if is_own else 0)
         answer = Generation(self.cache, self.tokenizer, task)
         self.forgotten = sum(message["role"] == "user" for message in history[: len(history) - len(history_left)])
         return history_left, answer
@@ -361,9 +363,8 @@ class Session(Conversation[Generation]):
         return self.tokenizer.stream(continued=options.constraint is not None)
 
     def with_defaults(self, options: GenerationOptions | None) -> GenerationOptions:
-        """Return the options, completed by the model's recommended sampling options."""
-        options = options or GenerationOptions()
-        return replace(options, sampling=options.sampling.over(self._recommended))
+        """Return the options, completed by the model's defaults and recommended sampling options."""
+        return self.defaults.complete(options)
 
     def _stopping(self, options: GenerationOptions) -> GenerationOptions:
         """Return the options with the template's stop strings, unless there is a constraint."""

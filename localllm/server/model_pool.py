@@ -5,10 +5,13 @@ import math
 import os
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
+from dataclasses import field
 from time import time
 from typing import TYPE_CHECKING
 
 from localllm.errors import LocalllmError, MemoryLimitError
+from localllm.frozen import frozen
+from localllm.generation.answer_defaults import AnswerDefaults
 from localllm.server.metrics import Metrics
 from localllm.server.worker import Worker
 
@@ -22,19 +25,32 @@ class UnknownModelError(LocalllmError):
     """Unknown model name."""
 
 
+@frozen
+class NameOptions:
+    """What belongs to the name of a model.
+
+    Attributes:
+        defaults: of its answers.  open_model: opens its file if it is opened otherwise than the server's other models.
+    """
+
+    defaults: AnswerDefaults = field(default_factory=AnswerDefaults)
+    open_model: "Callable[[str], Model] | None" = None
+
+
 class ModelEntry:
     """One model of the pool.
 
     Attributes:
         name: in requests.  path: path of its file.  created: modification time of the file, seconds since 1970.
+        options: what belongs to its name.
         shared: the entry that opens this file: itself, or the first of several names. Only it uses the following:
         worker: its thread, None while unloaded.  active_requests: number of requests using it now.
         last_used: time of the latest request, by the event loop's clock.
         idle_timer: unloads it after the idle time; None while it is in use or never unloaded.
     """
 
-    def __init__(self, name: str, path: str, shared: "ModelEntry | None" = None):
-        self.name, self.path, self.shared = name, path, shared or self
+    def __init__(self, name: str, path: str, shared: "ModelEntry | None" = None, options: NameOptions | None = None):
+        self.name, self.path, self.shared, self.options = name, path, shared or self, options or NameOptions()
         try:
             self.created = int(os.stat(path).st_mtime)
         except OSError:
@@ -83,6 +99,7 @@ class ModelPool:
         parallel: int | None = None,
         is_strict: bool = False,
         idle_seconds: float | None = None,
+        names: Mapping[str, NameOptions] | None = None,
     ):
         """Create the pool; nothing is opened yet.
 
@@ -90,13 +107,15 @@ class ModelPool:
         none.
         parallel: concurrent requests per model.  is_strict: whether a single model is only available by its own name.
         idle_seconds: seconds without a request after which a model is unloaded, None for never.
+        names: what belongs to names; names of one file that is opened in the same way share it.
         """
-        self.entries, by_file = dict[str, ModelEntry](), dict[str, ModelEntry]()
+        self.entries, by_file = dict[str, ModelEntry](), dict[tuple[str, object], ModelEntry]()
         for name, path in paths.items():
-            file = os.path.realpath(path)
-            self.entries[name] = ModelEntry(name, path, by_file.get(file))
+            options = (names or {}).get(name, NameOptions())
+            file = os.path.realpath(path), options.open_model
+            self.entries[name] = ModelEntry(name, path, by_file.get(file), options)
             by_file.setdefault(file, self.entries[name])
-        self._is_single = len(by_file) == 1
+        self._is_single = len({file for file, _ in by_file}) == 1
         self._open, self._metrics, self.memory, self._parallel = open_model, metrics, memory, parallel
         self._is_strict, self._idle_seconds = is_strict, idle_seconds
         self._unloading = set[asyncio.Task[None]]()
@@ -194,7 +213,7 @@ class ModelPool:
         return sum(entry.held_bytes for entry in [*self.entries.values()])
 
     def _start_worker(self, entry: ModelEntry) -> Worker:
-        model = self._open(entry.path)
+        model = (entry.options.open_model or self._open)(entry.path)
         fixed_bytes = model.file.nbytes + model.vision.nbytes + OVERHEAD_BYTES
         room = None if self.memory is None else max(0, self.memory - fixed_bytes)
         return Worker(model, self._metrics, self._parallel, room)

@@ -8,6 +8,7 @@ import socket
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, suppress
+from dataclasses import field
 from typing import TYPE_CHECKING, NoReturn
 
 from localllm.frozen import frozen
@@ -16,7 +17,7 @@ from localllm.server.guard import Rules
 from localllm.server.http import Limits
 from localllm.server.listener import Ending, Listener, Tls, bind_ipv6_loopback, bind_tcp, bind_unix, create_listener
 from localllm.server.metrics import Metrics
-from localllm.server.model_pool import ModelPool
+from localllm.server.model_pool import ModelPool, NameOptions
 from localllm.server.service import Service
 from localllm.server.socket_activation import address_of, inherited_sockets, require_keys
 from localllm.system.memory import available_memory
@@ -42,6 +43,7 @@ class Setup:
         strict_names: whether a single model is only available by its own name.
         idle_seconds: seconds without a request after which a model is unloaded, None for never.
         access_log: whether to print a line for each request.  ssl_certfile, ssl_keyfile: of TLS, in PEM, or None.
+        names: what belongs to names of models, see ModelPool.
     """
 
     paths: Mapping[str, str]
@@ -67,6 +69,7 @@ class Setup:
     ssl_keyfile: str | None = None
     cache_reuse: int | None = None
     suffix_first: bool = False
+    names: Mapping[str, NameOptions] = field(default_factory=dict)
 
 
 def run(setup: Setup, stack: ExitStack, on_ready: Callable[[str], None], warn: Callable[[str], None]) -> None:
@@ -98,8 +101,9 @@ def run(setup: Setup, stack: ExitStack, on_ready: Callable[[str], None], warn: C
 
         memory = available_memory() if setup.memory is None else setup.memory
         pool = ModelPool(
-            setup.paths, setup.open_model, metrics, memory, setup.parallel, setup.strict_names, setup.idle_seconds
-        )
+            setup.paths, setup.open_model, metrics, memory, setup.parallel, setup.strict_names, setup.idle_seconds,
+            setup.names,
+        )  # fmt: skip
         ending = Ending(setup.grace, stop_responses, warn)
         app = application(Service(pool, metrics, limits), rules, warn if setup.access_log else None)
         server = create_listener(app, limits, ending, tls)

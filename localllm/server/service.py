@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, TypeGuard, TypeVar
 
 from localllm.errors import ContextError, UsageError
 from localllm.frozen import frozen
+from localllm.generation.answer_defaults import AnswerDefaults
 from localllm.generation.generate import GenerationOptions
 from localllm.generation.infill import Infill
 from localllm.generation.request import Completion, Request
@@ -76,9 +77,16 @@ class ResponseStream:
     """
 
     def __init__(
-        self, name: str, worker: Worker, generate_request: GenerateRequest, limits: Limits, stack: AsyncExitStack
+        self,
+        name: str,
+        worker: Worker,
+        generate_request: GenerateRequest,
+        limits: Limits,
+        stack: AsyncExitStack,
+        defaults: AnswerDefaults | None = None,
     ):
         self.name, self.model, self.usage, self.dropped = name, worker.model, Usage(), 0
+        self._defaults = defaults
         self._worker, self._generate_request, self._stack = worker, generate_request, stack
         self._seconds, self._drops, self._folders = limits.answer_seconds, limits.drops_turns, limits.folders
         self._cache_reuse = limits.cache_reuse
@@ -86,6 +94,9 @@ class ResponseStream:
 
     async def begin(self) -> None:
         """Submit all prompts. Raises LocalllmError for an invalid request."""
+        if self._defaults:
+            options = self._defaults.complete(self._generate_request.options)
+            self._generate_request = replace(self._generate_request, options=options)
         self._generate_request = within_vocabulary(self._generate_request, self.model.engine.vocab_size)
         requests = await asyncio.to_thread(self._build_requests)
         for request in requests:
@@ -131,6 +142,7 @@ class ResponseStream:
             require_known_tokens(prompt, vocab, "prompt")
         elif not self._drops:
             require_size(count_bytes(prompt), self.model)
+        prompt = with_defaults(prompt, self._defaults)
         request = self.model.session.request(prompt, self._generate_request.options, self._generate_request.n)
         if context := require_known_tokens(self._generate_request.context, vocab, "context"):
             ids = request.prompt[request.prompt[:1] == [self.model.tokenizer.bos_id] :]
@@ -216,9 +228,9 @@ class Service:
     async def start(self, generate_request: GenerateRequest, keep_seconds: float | None = None) -> ResponseStream:
         """Start a response; the caller closes it. keep_seconds: see ModelPool.use. Raises LocalllmError."""
         stack = AsyncExitStack()
-        name = self.pool.resolve(generate_request.model).name
-        worker = await stack.enter_async_context(self.pool.use(name, keep_seconds))
-        stream = ResponseStream(name, worker, generate_request, self.limits, stack)
+        entry = self.pool.resolve(generate_request.model)
+        worker = await stack.enter_async_context(self.pool.use(entry.name, keep_seconds))
+        stream = ResponseStream(entry.name, worker, generate_request, self.limits, stack, entry.options.defaults)
         try:
             await stream.begin()
         except BaseException:
@@ -228,11 +240,12 @@ class Service:
 
     async def count(self, generate_request: GenerateRequest) -> int:
         """Count the prompts' tokens. Raises LocalllmError."""
+        defaults = self.pool.resolve(generate_request.model).options.defaults
         async with self.pool.use(generate_request.model) as worker:
-            model = worker.model
+            model, options = worker.model, defaults.complete(generate_request.options)
             return await asyncio.to_thread(
                 lambda: sum(
-                    len(model.session.request(prompt, generate_request.options).prompt)
+                    len(model.session.request(with_defaults(prompt, defaults), options).prompt)
                     for prompt in resolve_prompt_images(encode_gaps(generate_request, model), self.limits.folders)
                 )
             )
@@ -307,6 +320,11 @@ def resolve_prompt_images(prompts: Sequence[Prompt], folders: Sequence[str]) -> 
         resolve_images(prompt, folders) if is_chat(prompt) and any(map(images_of, prompt)) else prompt
         for prompt in prompts
     ]
+
+
+def with_defaults(prompt: Prompt, defaults: AnswerDefaults | None) -> Prompt:
+    """Return a prompt; a conversation with the default system and first messages of the model's name."""
+    return defaults.conversation(prompt) if defaults and is_chat(prompt) else prompt
 
 
 def is_chat(prompt: Sequence[object]) -> TypeGuard[list[Message]]:

@@ -49,10 +49,11 @@ async def apply_template(service: Service, request: Request) -> Response:
     body = Body(await read_json(request, service.limits))
     messages = parse_messages(body.require_list("messages"))
     options = apply_continuation(body, parse_options(body, None, None, parse_tools(body)), messages)
+    defaults = service.pool.resolve(body.get_text("model")).options.defaults
     async with service.pool.use(body.get_text("model")) as worker:
         model = worker.model
-        (prompt,) = resolve_prompt_images([messages], service.limits.folders)
-        ids = (await asyncio.to_thread(model.session.request, prompt, options)).prompt
+        (prompt,) = resolve_prompt_images([defaults.conversation(messages)], service.limits.folders)
+        ids = (await asyncio.to_thread(model.session.request, prompt, defaults.complete(options))).prompt
     return json_response({"prompt": model.tokenizer.decode(ids, special=True)}, headers=extension_headers(body))
 
 

@@ -19,6 +19,7 @@ from dataclasses import replace
 from fnmatch import fnmatchcase
 from functools import cache
 from pathlib import Path
+from typing import TYPE_CHECKING
 from urllib.parse import quote, unquote
 
 from localllm.errors import ModelError, UsageError
@@ -35,6 +36,9 @@ from localllm.files.models_folder import (
 )
 from localllm.files.settings import load_settings
 from localllm.frozen import frozen
+
+if TYPE_CHECKING:
+    from localllm.services.ollama_store import StoredModel
 
 DATA = Path(__file__).resolve().parent.parent / "data"
 USUAL = "Q4_K_M"  # default quantization
@@ -125,34 +129,50 @@ def registry_models() -> dict[str, Known]:
         return {entry["name"]: Known(**entry) for entry in tomllib.load(file)["model"]}
 
 
+@frozen
+class Located:
+    """The file of a model's name; stored: what Ollama's store has of that name besides."""
+
+    path: str
+    stored: "StoredModel | None" = None
+
+
 def resolve(model: str | os.PathLike[str]) -> str:
     """Return the path of a model: an existing path itself, or the file that a name refers to.
 
     Raises MissingError for a model that can be pulled, ModelError for an unknown name, UsageError.
     """
+    return locate(model).path
+
+
+def locate(model: str | os.PathLike[str]) -> Located:
+    """Find a model, and what else its name means. Raises the errors of `resolve`."""
     path = os.fspath(model)
     if os.path.lexists(path):
-        return path
+        return Located(path)
     name = resolve_alias(path)
     if os.path.lexists(name):
-        return name
+        return Located(name)
     if (registered := registry_models().get(name.lower())) and not registered.repository:
-        return str(DATA / registered.file)
+        return Located(str(DATA / registered.file))
     reference = parse_reference(name)
     if reference and (paths := find_on_disk(reference)):
-        return str(paths[0])
+        return Located(str(paths[0]))
     try:
         if reference and name.startswith(HUB):
             raise MissingError(reference)
-        return find_in_folder(name)
+        return Located(find_in_folder(name))
     except ModelError as error:
         from localllm.services.found_models import find_elsewhere  # seldom needed
 
         hub_reference = reference or HubReference(name, "")
         elsewhere = find_elsewhere(name, hub_reference.repository, lambda names: select_files(names, hub_reference))
-        if elsewhere:
-            return elsewhere
-        raise (MissingError(reference) if reference else error) from None
+        if elsewhere is None:
+            raise (MissingError(reference) if reference else error) from None
+        located = Located(*elsewhere)
+        if located.stored:
+            located.stored.require_supported()
+        return located
 
 
 def resolve_alias(name: str) -> str:

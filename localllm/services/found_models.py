@@ -6,23 +6,19 @@
 Sources: huggingface_hub's guide to its cache; Ollama's manifests, as its registry serves them.
 """
 
-import json
 import os
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from urllib.parse import unquote
 
 from localllm.errors import ModelError
 from localllm.files.models_folder import ModelFile, list_files, model_files, size_of
 from localllm.frozen import frozen
+from localllm.services.ollama_store import StoredModel, find_stored, iter_stored
 
 NameOf = Callable[[str, ModelFile, list[str]], str]  # (repository, model, all quantizations there): a name
 HUGGING_FACE, LM_STUDIO, OLLAMA = "Hugging Face", "LM Studio", "Ollama"
-PREFIX = "ollama:"
-REGISTRY, LIBRARY = "registry.ollama.ai", "library"  # omitted in Ollama's names
-MODEL_LAYER = "application/vnd.ollama.image.model"
-MOST_MANIFEST = 1 << 20  # bytes; real ones have some hundreds
-ELSEWHERE = ("/usr/share/ollama/.ollama/models", "/var/lib/ollama/.ollama/models", "/var/lib/ollama/models")
+
+LM_STUDIO_SETTINGS = Path(".lmstudio", ".internal", "user-concrete-model-default-config")  # in the user's home
 
 
 @frozen
@@ -54,13 +50,15 @@ class FoundModel:
 def find_models(name_of: NameOf) -> list[FoundModel]:
     """List the models of all programs, by program and name; name_of: see catalogue.shortest_name."""
     hub = [model for folder in repository_folders() for model in iter_repository(*folder, name_of)]
-    ollama = [FoundModel(f"{PREFIX}{name}", OLLAMA, path, size_of(path)) for name, path in iter_ollama()]
+    ollama = [FoundModel(model.shown_name, OLLAMA, model.path, size_of(model.path)) for model in iter_stored()]
     by_name = {(model.program, model.name): model for model in reversed([*hub, *ollama])}  # the main snapshot wins
     return [by_name[key] for key in sorted(by_name)]
 
 
-def find_elsewhere(name: str, repository: str, select: Callable[[list[str]], Sequence[str]]) -> str | None:
-    """Return the path of a model that another program has downloaded, None if there is none.
+def find_elsewhere(
+    name: str, repository: str, select: Callable[[list[str]], Sequence[str]]
+) -> tuple[str, StoredModel | None] | None:
+    """Return a model that another program has downloaded: its path, and what Ollama stores of it; None without one.
 
     repository: the hub repository that the name refers to, "" for none.  select: returns the model's files among those
     of the repository, or raises ModelError.
@@ -68,12 +66,26 @@ def find_elsewhere(name: str, repository: str, select: Callable[[list[str]], Seq
     for _, each, folder in repository_folders() if repository else ():
         if each.lower() == repository.lower():
             try:
-                return str(folder / select(list_files(folder))[0])
+                return str(folder / select(list_files(folder))[0]), None
             except ModelError:
                 continue
-    lower_name = name.removeprefix(PREFIX).lower()
-    lower_name = lower_name if ":" in lower_name else f"{lower_name}:latest"
-    return next((str(path) for each, path in iter_ollama() if each.lower() == lower_name), None)
+    stored = find_stored(name)
+    return (str(stored.path), stored) if stored else None
+
+
+def unused_files(path: str, template: str | None) -> Iterator[str]:
+    """Yield a line for each file that says how to use a model and is not used.
+
+    path: the model's file, in a repository's folder.  template: its chat template, None if another one was chosen.
+    """
+    folder = Path(path).parent
+    jinja = folder / "chat_template.jinja"
+    if template is not None and jinja.is_file() and jinja.read_text(encoding="utf-8").strip() != template.strip():
+        yield f"{jinja} differs from the file's chat template and is not used; --chat-template-file {jinja} uses it"
+    others = [folder / name for name in ("template", "system", "params")]  # of Ollama, in repositories of the hub
+    *_, owner, repository = folder.parts
+    others.append(Path.home() / LM_STUDIO_SETTINGS / owner / repository / f"{Path(path).name}.json")
+    yield from (f"{each} is not used" for each in others if each.is_file())
 
 
 def repository_folders() -> Iterator[tuple[str, str, Path]]:
@@ -112,33 +124,6 @@ def iter_repository(program: str, repository: str, folder: Path, name_of: NameOf
             name = name_of(repository, model, [each.quantization for each in models])
             paths = [folder / file for file in model.files]
             yield FoundModel(name, program, paths[0], sum(map(size_of, paths)), model.quantization)
-
-
-def iter_ollama() -> Iterator[tuple[str, Path]]:
-    """Yield the names of Ollama's models and the paths of their files."""
-    models_variable = os.environ.get("OLLAMA_MODELS")
-    for store in map(
-        Path, [models_variable] if models_variable else [os.path.expanduser("~/.ollama/models"), *ELSEWHERE]
-    ):
-        for manifest in sorted(list_files(store / "manifests")):
-            parts = manifest.split("/")
-            if len(parts) >= 4 and (blob := model_blob(store, store / "manifests" / manifest)):
-                shown_parts = [part for part, usual in zip(parts, (REGISTRY, LIBRARY), strict=False) if part != usual]
-                yield "/".join([*shown_parts, *parts[2:-1]]) + f":{unquote(parts[-1])}", blob
-
-
-def model_blob(store: Path, manifest: Path) -> Path | None:
-    """Return the model file of a manifest, None if it has none or is damaged."""
-    try:
-        if size_of(manifest) > MOST_MANIFEST:
-            return None
-        layers = json.loads(manifest.read_bytes())["layers"]
-        digests = [layer["digest"] for layer in layers if layer["mediaType"] == MODEL_LAYER]
-        algorithm, _, digest = digests[0].partition(":")
-    except (OSError, ValueError, TypeError, KeyError, IndexError, AttributeError, RecursionError):
-        return None
-    blob = store / "blobs" / f"{algorithm}-{digest}"
-    return blob if algorithm == "sha256" and digest.isalnum() and blob.is_file() else None
 
 
 def sorted_folders(folder: Path) -> list[Path]:

@@ -1,21 +1,39 @@
 """Opens a model by its name, as commands do; `localllm.open`."""
 
 import functools
+import inspect
 import os
 import warnings
 from typing import Any
 
 from localllm import api
 from localllm.services.catalogue import resolve
+from localllm.services.name_settings import unused_parts
+from localllm.services.name_values import values_of
 
 
 @functools.wraps(api.open_model)
 def open_model(path: str | os.PathLike[str], *arguments: Any, **options: Any) -> api.Model:
-    """Open a model by path, known name, alias, or hf:OWNER/REPOSITORY, if it is on this computer."""
+    """Open a model by path, known name, alias, or hf:OWNER/REPOSITORY, if it is on this computer.
+
+    Settings of the name in config.toml and in Ollama's store apply where no argument is given.
+    """
     if "uploading" in options:  # its name before 0.3
         warnings.warn("the argument uploading is named on_upload now", DeprecationWarning, stacklevel=2)
         options["on_upload"] = options.pop("uploading")
-    model = api.open_model(resolve(path) if isinstance(path, str) else path, *arguments, **options)
+    if not isinstance(path, str):
+        model = api.open_model(path, *arguments, **options)
+    else:
+        resolved, values = resolve(path), values_of(path)
+        given = {*options, *list(inspect.signature(api.open_model).parameters)[1 : 1 + len(arguments)]}
+        options |= {name: value for name, value in values.opening.items() if name not in given}
+        model = api.open_model(resolved, *arguments, **options)
+        model.session.defaults = values.defaults.over(model.session.defaults)
+        is_chosen = bool(options.get("chat_template"))
+        model.warnings += [
+            *values.warnings,
+            *unused_parts(path, resolved, model.tokenizer.chat_template, is_chosen),
+        ]
     for warning in model.warnings:
         warnings.warn(warning, stacklevel=2)
     return model

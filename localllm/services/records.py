@@ -132,12 +132,14 @@ class Prompts:
         system: str | None = None,
         raw: bool = False,
         columns: Sequence[str] = (),
+        first: Sequence[Message] = (),
     ):
         """Set up how prompts are built.
 
         prompt, template: a text with {field} in it, or a Jinja template if it has {{ or {%; from an argument, or from a
         file. If both are None, each record has its own prompt. A plain line's only field is `line`.  raw: continue the
-        prompt without a chat template.  columns: columns of a table. Raises UsageError.
+        prompt without a chat template.  columns: columns of a table.  first: messages before each prompt, after the
+        system message. Raises UsageError.
         """
         if raw and system is not None:
             raise UsageError("a system message needs a chat template, which raw prompts do not use")
@@ -157,8 +159,9 @@ class Prompts:
             raise UsageError('the prompt names no field: {line} stands for a plain line, {text} for the field "text"')
         if text is None and columns and not {"prompt", "messages"} & {*columns}:
             raise UsageError(f"-p TEXT is missing: the columns are {in_braces(columns)}")
-        self._arguments = prompt, template, system, raw, columns
-        self._system, self._raw = system, raw
+        self._arguments = prompt, template, system, raw, columns, first
+        self._raw = raw
+        self._head = [*([] if system is None else [{"role": "system", "content": system}]), *first]
         self._prompt = text if prompt is not None or text is None else text.removesuffix("\n")
         self._render = jinja(text) if is_jinja and text is not None else None
 
@@ -167,7 +170,8 @@ class Prompts:
         return Prompts, self._arguments
 
     def __repr__(self) -> str:
-        return f"Prompts{self._arguments[:4]!r}"
+        first = self._arguments[-1]
+        return f"Prompts{self._arguments[:4]!r}" + (f" after {first!r}" if first else "")
 
     def __call__(self, record: Record) -> Asked:
         """Build the prompt of a record: messages, or a text if raw. Raises LocalllmError if fields are missing.
@@ -188,8 +192,7 @@ class Prompts:
                 raise UsageError('"image" needs a prompt; in "messages", put images into the content')
             if not isinstance(fields["messages"], list):
                 raise UsageError('"messages" should be a list of messages: [{"role": "user", "content": ...}]')
-            instruction = [] if self._system is None else [{"role": "system", "content": self._system}]
-            return [*instruction, *fields["messages"]]
+            return [*self._head, *fields["messages"]]
         field = next((name for name in ("prompt", "question", "line") if name in fields), None)
         if field is None:
             raise UsageError('the record has no field "messages" or "prompt"; add one or give a prompt')
@@ -200,8 +203,7 @@ class Prompts:
             raise UsageError("images need a chat template, which raw prompts do not use")
         if self._raw:
             return text
-        instruction = [] if self._system is None else [{"role": "system", "content": self._system}]
-        return [*instruction, {"role": "user", "content": text, **({"images": images} if images else {})}]
+        return [*self._head, {"role": "user", "content": text, **({"images": images} if images else {})}]
 
 
 def require_line(text: str | None, records: Sequence[Record]) -> None:

@@ -125,11 +125,12 @@ def chat(
             generation = conversation.options = calls.begin(first, generation, leaving)
             conversation.tools = calls
         if not interactive:
-            return answer_once(first, images.with_images(request(first, text, system, False)), generation, calls, line)
+            messages = request(first, text, system, False, opening.first_messages(model, place is not None))
+            return answer_once(first, images.with_images(messages), generation, calls, line)
         exit_on_signals()
         warn_of_template(first)
         tell_model(first)
-        start(conversation, session, system)
+        start(conversation, session, system, opening.first_messages(model, place is not None))
         for image_file in images.image_files or ():
             conversation.look(image_file)
         try:

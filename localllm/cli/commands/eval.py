@@ -7,9 +7,11 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
+from localllm.cli import open_model as opening
+from localllm.cli.command import values_for
 from localllm.cli.options import shared as options
 from localllm.cli.options.offers import offer_models
-from localllm.cli.parameters import group
+from localllm.cli.parameters import build_group, group
 from localllm.cli.resolve_model import resolve_model_path
 from localllm.cli.terminal.output import write
 from localllm.cli.terminal.render import count_noun, one_line, table
@@ -100,18 +102,21 @@ def eval(
     outputs = output_names(output, models)
     data = decode_text(content(file), file).encode()
     questions = Questions(read_records(data, ".jsonl"), grader, file)
-    if choices.sampling.temperature is None:
-        choices.sampling.temperature = 0.0
-    system = options.system_message(prompts.system, prompts.system_file)
-    settings = engine.context, engine.threads, engine.cache.types()
     evaluations, failed = list[Evaluation](), 0
     for model, output_file in zip(models, outputs, strict=True):
         path = os.path.abspath(resolve_model_path(model))
+        values = values_for(model)
+        own, ask = build_group(options.Answers, values), build_group(PromptGroup, values)
+        engine = build_group(options.EngineGroup, values)
+        if own.sampling.temperature is None:
+            own.sampling.temperature = 0.0
+        system = options.system_message(ask.system, ask.system_file)
         job = MapJob(
-            path, Prompts(prompts.prompt, None, system),
-            options.generation_options(None, choices), 1, True, *settings, prompts.chat_template, json_as_text=True,
+            path, Prompts(ask.prompt, None, system, first=opening.first_messages(model, is_remote=False)),
+            options.generation_options(None, own), 1, True, engine.context, engine.threads, engine.cache.types(),
+            ask.chat_template, json_as_text=True,
         )  # fmt: skip
-        results = answer_questions(job, engine, questions.records, (data, file), output_file, redo)
+        results = answer_questions(model, job, engine, questions.records, (data, file), output_file, redo)
         failed += sum("error" in result for result in results)
         evaluations.append(Evaluation(model, questions.grade(results)))
     report(evaluations, compare(evaluations), as_json)

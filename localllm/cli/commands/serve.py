@@ -2,25 +2,32 @@
 
 import os
 import re
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
 from localllm.cli import open_model as opening
+from localllm.cli.command import CURRENT, values_for
 from localllm.cli.options import shared as options
 from localllm.cli.options.images import Projector
 from localllm.cli.options.offers import offer_models
-from localllm.cli.parameters import Also, group
+from localllm.cli.parameters import Also, build_group, group
 from localllm.cli.resolve_model import resolve_model_path
 from localllm.cli.terminal.output import say
 from localllm.cli.terminal.render import file_stem
 from localllm.errors import LocalllmError, UsageError
+from localllm.frozen import frozen
+from localllm.services.name_settings import split_served, stored_model
 
 if TYPE_CHECKING:
     from localllm.api import Model
+    from localllm.server.model_pool import NameOptions
     from localllm.server.run import Setup
+
+    Opener = Callable[[str], Model]
 
 PORT = 11435
 UNITS = {"": 1, "K": 10**3, "M": 10**6, "G": 10**9}
@@ -217,7 +224,8 @@ def serve(
     from localllm.server.guard import normalize_origin
     from localllm.server.run import Setup, run
 
-    paths = map_names(models or [])
+    served = map_names(models or []) or on_disk()
+    paths = {each.name: each.path for each in served}
     keys = keys_of(place.api_key_file)
     if place.host is not None and not keys:
         raise UsageError(
@@ -236,18 +244,15 @@ def serve(
     if missing := [folder for folder in share.media_path or () if not os.path.isdir(folder)]:
         raise UsageError(f"--media-path: {missing[0]} is not a folder")
 
-    def opened(path: str) -> "Model":
-        model = opening.open_model(path, engine, chat_template, no_cache, mmproj)
-        if share.cache_reuse and not model.engine.can_shift:
-            say(f"localllm: warning: {path}: --cache-reuse has no effect, because its keys cannot be moved")
-        return model
-
+    openers = dict[str, "Opener"]()
+    names = {each.name: own for each in served if (own := own_options(each, share.cache_reuse, openers))}
     setup = Setup(
-        paths, opened, place.host or "127.0.0.1", place.port, place.socket, share.memory, share.parallel,
+        paths, opener(CURRENT.get().params, share.cache_reuse), place.host or "127.0.0.1", place.port, place.socket,
+        share.memory, share.parallel,
         share.grace, keys, tuple(place.allow_host or ()), [*map(normalize_origin, place.allow_origin or ())],
         share.max_body, share.max_connections, share.timeout, share.on_overflow == "drop-turns",
         tuple(share.media_path or ()), place.strict_model_names, share.idle, place.access_log,
-        place.ssl_certfile, place.ssl_keyfile, share.cache_reuse, share.spm_infill,
+        place.ssl_certfile, place.ssl_keyfile, share.cache_reuse, share.spm_infill, names,
     )  # fmt: skip
     with ExitStack() as stack:
         run(setup, stack, lambda address: tell(setup, address), lambda line: say(f"localllm: {line}"))
@@ -266,28 +271,71 @@ def tell(setup: "Setup", address: str) -> None:
     say(f"localllm: {', '.join(setup.paths)} at {address}; Ctrl-C stops the server")
 
 
-def map_names(models: list[str]) -> dict[str, str]:
-    """Map the names that clients use to the models' files. Raises UsageError, and as `resolve_model_path`."""
-    names = dict[str, str]()
+@frozen
+class ServedModel:
+    """A model to serve: its name in requests, the path of its file, and what the user typed for it."""
+
+    name: str
+    path: str
+    text: str
+
+
+def map_names(models: list[str]) -> list[ServedModel]:
+    """Return the models to serve. Raises UsageError for two of one name, and as `resolve_model_path`."""
+    served = dict[str, ServedModel]()
     for text in models:
-        name, equals, model = text.partition("=")
-        if not equals or "/" in name or os.path.lexists(text):
-            name, model = "", text
+        name, model = split_served(text)
         path = resolve_model_path(model)
         name = name or (file_stem(path) if model == path else model)
-        if name in names:
+        if name in served:
             raise UsageError(f"two models have the name {name}: rename one with NAME={model}")
-        names[name] = path
-    return names or on_disk()
+        served[name] = ServedModel(name, path, text)
+    return [*served.values()]
 
 
-def on_disk() -> dict[str, str]:
-    """Return all local models by name, the built-in one included."""
+def on_disk() -> list[ServedModel]:
+    """Return all local models; the built-in one if there are none."""
     import localllm
     from localllm.services.catalogue import models_on_disk
 
-    names = {model.name: str(model.path) for model in models_on_disk() if model.is_whole}
-    return names or {"localllm-guide": str(localllm.builtin_model())}
+    models = [ServedModel(each.name, str(each.path), each.name) for each in models_on_disk() if each.is_whole]
+    builtin = "localllm-guide"
+    return models or [ServedModel(builtin, str(localllm.builtin_model()), builtin)]
+
+
+def own_options(served: ServedModel, cache_reuse: int | None, openers: "dict[str, Opener]") -> "NameOptions | None":
+    """Return what belongs to a model's name, None if nothing does; warn of what is not used.
+
+    Raises UsageError, ModelError.
+
+    openers: those of other names, by their options, which names of one file share.
+    """
+    from localllm.generation.answer_defaults import AnswerDefaults
+    from localllm.server.model_pool import NameOptions
+    from localllm.services.name_values import values_of
+
+    named, usual, stored = values_for(served.text), CURRENT.get().params, stored_model(served.text)
+    own, values = {name: value for name, value in named.items() if value != usual[name]}, values_of(served.text)
+    opening.warn(values.warnings)
+    if not (own or stored):
+        return NameOptions(values.defaults) if values.defaults != AnswerDefaults() else None
+    key = repr((own, stored and stored.name))
+    return NameOptions(values.defaults, openers.setdefault(key, opener(named, cache_reuse, served.text)))
+
+
+def opener(values: "Mapping[str, Any]", cache_reuse: int | None, name: str | None = None) -> "Opener":
+    """Return a function that opens a model's file with the values of the command's parameters."""
+
+    def opened(path: str) -> "Model":
+        engine = build_group(options.EngineGroup, values)
+        model = opening.open_model(
+            path, engine, values["chat_template"], values["no_cache"], values["mmproj"], name=name
+        )
+        if cache_reuse and not model.engine.can_shift:
+            say(f"localllm: warning: {path}: --cache-reuse has no effect, because its keys cannot be moved")
+        return model
+
+    return opened
 
 
 def keys_of(file: str | None) -> tuple[str, ...]:

@@ -17,7 +17,7 @@ def warmup(model: options.OptionalModelName = None) -> None:
       localllm warmup model.gguf
     """
     path = str(localllm.builtin_model()) if model is None else resolve_model_path(model)
-    from localllm.api import warmup as compile_kernels
+    from localllm.services.warmup import warmup as compile_kernels
 
     line = ProgressLine()
     try:

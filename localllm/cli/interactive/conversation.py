@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from localllm.api import Model
     from localllm.cli.terminal.tool_calls import ToolCalls
     from localllm.generation.generate import Generation, GenerationOptions
+    from localllm.text.messages import Message
 
 
 class TerminalConversation:
@@ -267,6 +268,10 @@ class TerminalConversation:
             self.leave()
             self._be(branch_lines)
         self.branches[earlier_name], self.name = lines, name
+
+    def begin_with(self, messages: "Sequence[Message]") -> None:
+        """Begin a conversation that has some messages already."""
+        self._be(messages)
 
     def _be(self, lines: Sequence[Line]) -> None:
         """Switch to another conversation; the KV cache of this one is kept for a while."""

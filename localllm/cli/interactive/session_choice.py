@@ -2,12 +2,14 @@
 
 import os
 import sys
+from collections.abc import Sequence
 
 from localllm.cli.interactive.conversation import TerminalConversation
 from localllm.cli.terminal.output import dim, is_terminal
 from localllm.errors import UsageError
 from localllm.services import sessions
 from localllm.services.last_answer import AT_ENDPOINT
+from localllm.text.messages import Message
 
 
 def session_name(session: str | None, latest: bool) -> str | None:
@@ -34,12 +36,20 @@ def model_of(session: str) -> str | None:
     return about.path or None
 
 
-def start(conversation: TerminalConversation, session: str | None, system: str | None) -> None:
-    """Resume or start the session; a system message from the command line replaces the session's."""
+def start(
+    conversation: TerminalConversation, session: str | None, system: str | None, first: Sequence[Message] = ()
+) -> None:
+    """Resume or start the session; a system message from the command line replaces the session's.
+
+    first: messages that a new conversation begins with.
+    """
     if session is not None and sessions.exists(session):
         conversation.load(session)
         dim(f"session {session} · {len(conversation.lines)} messages")
-    elif session is not None:
-        conversation.save(session)
+    else:
+        if first:
+            conversation.begin_with(first)
+        if session is not None:
+            conversation.save(session)
     if system is not None:
         conversation.set_system(system)

@@ -129,25 +129,13 @@ class Thoughts:
 
     def as_fields(self) -> dict[str, Any]:
         """Return the fields of GenerationOptions. Raises UsageError."""
-        variables = {name: value for text in self.template_var or () for name, value in variables_of(text).items()}
+        variables = dict[str, object]()
+        if self.template_var:
+            from localllm.services.name_values import variables_of  # seldom needed
+
+            for text in self.template_var:
+                variables |= variables_of(text)
         return {"think": self.think, "think_budget": self.think_budget, "template_variables": variables}
-
-
-def variables_of(text: str) -> dict[str, object]:
-    """Parse NAME=VALUE, or a JSON object of several variables. Raises UsageError."""
-    if text.lstrip().startswith("{"):
-        try:
-            result: dict[str, object] = json.loads(text)
-            return result
-        except ValueError as error:
-            raise UsageError(f"template_var should be NAME=VALUE or a JSON object: {error}") from None
-    name, equals, value = text.partition("=")
-    if not equals or not name.isidentifier():
-        raise UsageError(f"template_var should be NAME=VALUE or a JSON object, not {text!r}")
-    try:
-        return {name: json.loads(value)}
-    except ValueError:
-        return {name: value}
 
 
 def require_whole(options: "GenerationOptions", finish_reasons: Iterable[str]) -> None:

@@ -1,6 +1,5 @@
 """Arguments and options that several commands share, and the GenerationOptions that are built from them."""
 
-import os
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
@@ -43,15 +42,10 @@ SystemFile = Annotated[
 
 
 def template_text(choice: str) -> str:
-    """Return a chat template's name or text; a path with a folder or ending in .jinja is read.
+    """Return a chat template's name or text, see read_template_choice. Raises UsageError if it cannot be read."""
+    from localllm.files.text_file import read_template_choice
 
-    Raises UsageError if it cannot be read.
-    """
-    if "{" in choice or not (os.path.dirname(choice) or choice.endswith(".jinja")):
-        return choice
-    from localllm.files.text_file import read_text
-
-    return read_text(choice)
+    return read_template_choice(choice)
 
 
 ChatTemplate = Annotated[

@@ -359,7 +359,7 @@ def test_flags_win_over_the_environment_over_the_file_over_the_program(configure
     configure(CONFIG)
     assert [parsed(name, "x")["temperature"] for name in ("chat", "run")] == [0.5, 0.6]
     home = os.path.expanduser("~/small.gguf")
-    assert [parsed("run", "-m", model)["temperature"] for model in ("small", home)] == [0.7, 0.7]
+    assert [parsed("run", "-m", model)["temperature"] for model in ("small", home)] == [0.7, 0.6]
     values = parsed("run", "other.gguf")
     wanted = {"top_k": 5, "stop": ["a", "b"], "max_tokens": 7, "raw": True, "seed": 3, "top_p": None}
     assert {name: values[name] for name in wanted} == wanted

@@ -35,7 +35,7 @@ from localllm.cli.interactive import slash_commands as chat_commands
 from localllm.cli.options import endpoint
 from localllm.cli.options import shared as options
 from localllm.cli.options import tools as tool_options
-from localllm.cli.options.constraint import Shape, Thoughts, text_of, variables_of
+from localllm.cli.options.constraint import Shape, Thoughts, text_of
 from localllm.cli.options.diffusion import (
     EPSILON,
     PLACES,
@@ -81,6 +81,7 @@ from localllm.quantizing.mixed_precision.plan import parse_bits, parse_size, rea
 from localllm.quantizing.plan import QuantizeRequest
 from localllm.services import outputs, pull
 from localllm.services.catalogue import HubReference
+from localllm.services.name_values import variables_of
 from localllm.services.pull import Pulled
 from localllm.services.records import Record
 from localllm.services.remote.dialect import Form
@@ -479,13 +480,13 @@ def test_models_by_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     for name in ("a.gguf", "b=c.gguf", "d.gguf"):
         (tmp_path / name).write_bytes(b"")
     monkeypatch.chdir(tmp_path)
-    assert serve.map_names(["a.gguf", "x=d.gguf"]) == {"a": "a.gguf", "x": "d.gguf"}
-    assert serve.map_names(["b=c.gguf"]) == {"b=c": "b=c.gguf"}  # a file that is there
-    assert serve.map_names([f"{tmp_path}/a.gguf"]) == {"a": f"{tmp_path}/a.gguf"}
+    paths = lambda *words: {each.name: each.path for each in serve.map_names([*words])}  # noqa: E731
+    assert paths("a.gguf", "x=d.gguf") == {"a": "a.gguf", "x": "d.gguf"}
+    assert paths("b=c.gguf") == {"b=c": "b=c.gguf"}  # a file that is there
+    assert paths(f"{tmp_path}/a.gguf") == {"a": f"{tmp_path}/a.gguf"}
     with pytest.raises(UsageError, match=r"two models have the name a: rename one with NAME=a\.gguf"):
-        serve.map_names([f"a={tmp_path}/d.gguf", "a.gguf"])
-    monkeypatch.setattr(serve, "on_disk", lambda: {"all": "x"})
-    assert serve.map_names([]) == {"all": "x"}
+        paths(f"a={tmp_path}/d.gguf", "a.gguf")
+    assert paths() == {}
 
 
 def test_keys(tmp_path: Path, capsys: pytest.CaptureFixture[str]):

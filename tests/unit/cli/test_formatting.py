@@ -33,7 +33,7 @@ from localllm.cli.terminal.history import FileHistory
 from localllm.errors import ContextError, UsageError
 from localllm.generation.generate import GenerationOptions
 from localllm.generation.reasoning import ANSWER, REASONING
-from localllm.services import sessions
+from localllm.services import name_values, sessions
 
 
 @pytest.fixture
@@ -347,13 +347,13 @@ def test_what_a_model_needs():
     ],
 )  # fmt: skip
 def test_variables_of_templates(text: str, variables: dict):
-    assert shape.variables_of(text) == variables
+    assert name_values.variables_of(text) == variables
 
 
 @pytest.mark.parametrize("text", ["a", "=1", "1a=2", "a b=1", "{", "{'a': 1}"])
 def test_what_is_no_variable(text: str):
     with pytest.raises(UsageError, match="template_var should be"):
-        shape.variables_of(text)
+        name_values.variables_of(text)
 
 
 def test_a_text_or_a_file_that_has_it(tmp_path: Path):

@@ -17,6 +17,7 @@ import localllm
 from localllm.engine.image_tokens import ImageEmbedding
 from localllm.engine.options import EngineOptions
 from localllm.errors import ContextError, LocalllmError, ModelError, UsageError
+from localllm.generation.answer_defaults import AnswerDefaults
 from localllm.generation.beam_search import Answer
 from localllm.generation.constraints.constraint import Constraint
 from localllm.generation.conversation import Conversation, PartialAnswer, has_calls
@@ -457,7 +458,7 @@ def by_length(context: int = 64, start: int | None = None) -> Any:
     session.cache = SimpleNamespace(context=context, engine=engine)
     session.tokenizer = SimpleNamespace(encode=lambda text, **how: [*range(len(text)), *how], chat_templates={})
     session._choice = None
-    session._recommended = SamplingOptions(top_k=7)
+    session.defaults = AnswerDefaults(options=GenerationOptions(sampling=SamplingOptions(top_k=7)))
     session.__dict__["template"] = SimpleNamespace(stops=("\nUser:",), warning=None, source="")
     session._read = lambda messages, options: Prompt([ord(x) for message in messages for x in message["content"]], ())
     return session

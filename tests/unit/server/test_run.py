@@ -20,6 +20,7 @@ USUAL = {
     "hosts": [], "origins": [], "body": 32_000_000, "connections": 128, "answer_seconds": None, "drops_turns": False,
     "folders": [], "open_model": None, "strict_names": False, "access_log": False, "ssl_certfile": None,
     "ssl_keyfile": None, "idle_seconds": None, "cache_reuse": None, "suffix_first": False,
+    "names": {},
 }  # fmt: skip
 
 
@@ -112,8 +113,9 @@ def test_a_server_from_its_beginning_to_its_end(ran):
     found, told = ran()
     assert found.did == [("open", None), ("listen", 128), "collect", "serve", "close", "gone"]
     assert told.addresses == ["http://127.0.0.1:99"] and told.bind_tcp == ("127.0.0.1", 5)
-    paths, open_model, metrics, memory, parallel, is_strict, idle = told.ModelPool
+    paths, open_model, metrics, memory, parallel, is_strict, idle, names = told.ModelPool
     assert (paths, open_model, memory, parallel, is_strict, idle) == ({"m": "/m.gguf"}, len, 77, None, False, None)
+    assert names == {}
     service, rules, log = told.application
     assert log is None
     assert (service.pool, service.metrics, rules.hosts) == (found, metrics, ["127.0.0.1"])
@@ -130,7 +132,7 @@ def test_what_a_server_is_told_reaches_its_parts(ran):
         idle_seconds=60.0,
     )  # fmt: skip
     assert told.addresses == ["http://[::1]:99"] and told.bind_tcp == ("::1", 5) and ("listen", 9) in found.did
-    assert told.ModelPool[3:] == (5, 3, True, 60.0) and told.create_listener[2].grace == 2.5
+    assert told.ModelPool[3:7] == (5, 3, True, 60.0) and told.create_listener[2].grace == 2.5
     service, rules, log = told.application
     assert log is print
     assert (rules.hosts, rules.origins, rules.keys) == (["[::1]", "box", "h"], ["o"], ["k"])

@@ -28,6 +28,7 @@ from localllm.generation.embedding.reranker import Reranker
 from localllm.services import embed as embed_service
 from localllm.services import rerank as rerank_service
 from localllm.services.records import Record
+from localllm.services.warmup import warmup
 from localllm.system.files import cache_folder
 from tests.unit.text.test_wordpiece import PIECES, WORDS, metadata
 
@@ -502,7 +503,7 @@ def test_what_a_model_is_asked_whole(monkeypatch, fills: bool, lookahead: bool):
 
     monkeypatch.setattr(api, "open_model", lambda path, progress: nullcontext(model))
     monkeypatch.setattr("localllm.engine.embedding_runner.EmbeddingRunner", Reader)
-    api.warmup("m", print)
+    warmup("m", print)
     assert heard == ["all", *[("file", "mean", print), "reader", "ended"] * (lookahead and not fills)]
 
 

@@ -1,0 +1,188 @@
+"""Reads Ollama's store: the models there by name, with all layers of a name.
+
+A name there is more than a file: an adapter, a system message, parameters, messages and a template may belong to it.
+Source: Ollama's manifests, and its documentation of the Modelfile.
+"""
+
+import json
+import os
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import field
+from pathlib import Path
+from typing import Any
+from urllib.parse import unquote
+
+from localllm.errors import ModelError
+from localllm.files.models_folder import list_files, size_of
+from localllm.frozen import frozen
+from localllm.text.messages import Message
+
+PREFIX = "ollama:"
+REGISTRY, LIBRARY, LATEST = "registry.ollama.ai", "library", "latest"  # omitted in Ollama's names
+LAYER = "application/vnd.ollama.image."
+MAX_LAYER = 1 << 20  # bytes of a manifest, and of a layer with text; real ones have some thousands
+ELSEWHERE = ("/usr/share/ollama/.ollama/models", "/var/lib/ollama/.ollama/models", "/var/lib/ollama/models")
+# Parameters by the option that they set. Those in IDLE concern the speed alone.
+PARAMETERS = {
+    "temperature": "temp", "top_k": "top-k", "top_p": "top-p", "min_p": "min-p", "typical_p": "typical",
+    "repeat_last_n": "repeat-last-n", "repeat_penalty": "repeat-penalty", "presence_penalty": "presence-penalty",
+    "frequency_penalty": "frequency-penalty", "mirostat": "mirostat", "mirostat_tau": "mirostat-ent",
+    "mirostat_eta": "mirostat-lr", "seed": "seed", "stop": "stop", "num_predict": "n-predict", "num_ctx": "ctx-size",
+    "num_thread": "threads",
+}  # fmt: skip
+IDLE = frozenset(("num_batch", "num_gpu", "main_gpu", "low_vram", "use_mmap", "use_mlock", "numa", "f16_kv"))
+UNLIMITED = ("num_predict", "num_thread")  # values below 1 are the default
+# What a template writes around texts: tokens in brackets, "### Instruction:", "USER:" and the like.
+MARKS = re.compile(r"<</?SYS>>|<[|｜]?/?[\w:▁.]+[|｜]?>|\[/?[A-Z_]{3,}\]|#{2,} ?[A-Z][\w ]*:|\b[A-Z][A-Za-z]+:(?=\s|$)")
+ACTION = re.compile(r"{{-?\s*(.*?)\s*-?}}", re.DOTALL)
+
+
+@frozen
+class StoredModel:
+    """A model of Ollama's store.
+
+    Attributes:
+        name: with its tag, as Ollama shows it.  path: path of the weights.
+        layers: paths of the other layers by kind, such as "system".
+    """
+
+    name: str
+    path: Path
+    layers: Mapping[str, tuple[Path, ...]] = field(default_factory=dict)
+
+    @property
+    def shown_name(self) -> str:
+        """Return its name for commands."""
+        return f"{PREFIX}{self.name}"
+
+    def require_supported(self) -> None:
+        """Raise ModelError for a name with an adapter."""
+        if "adapter" in self.layers:
+            raise ModelError(
+                f"{self.shown_name} has an adapter (LoRA): adapters of Ollama's store are not supported yet;"
+                " merge it into the model first, or run the model that it is made of"
+            )
+
+    def text(self, kind: str) -> str | None:
+        """Return the text of a layer, None if there is none. Raises ModelError for a damaged or missing one."""
+        paths = self.layers.get(kind)
+        if not paths:
+            return None
+        try:
+            if size_of(paths[-1]) > MAX_LAYER:
+                raise ValueError
+            return paths[-1].read_text(encoding="utf-8")
+        except (OSError, ValueError):
+            raise self._damaged(kind) from None
+
+    def options(self) -> dict[str, object]:
+        """Return the values of options by their long names. Raises ModelError, as for `text`."""
+        options = {
+            PARAMETERS[name]: value
+            for name, value in self._parameters().items()
+            if name in PARAMETERS and not (name in UNLIMITED and isinstance(value, int) and value < 1)
+        }
+        if system := self.text("system"):
+            options["system"] = system
+        if projectors := [path for path in self.layers.get("projector", ()) if path.is_file()]:
+            options["mmproj"] = str(projectors[0])
+        return options
+
+    def messages(self) -> list[Message]:
+        """Return the messages that every conversation begins with. Raises ModelError, as for `text`."""
+        messages = self._json("messages", list)
+        for message in messages:
+            if not isinstance(message, dict) or not all(isinstance(message.get(key), str) for key in ROLE_AND_CONTENT):
+                raise self._damaged("messages")
+        return [{key: message[key] for key in ROLE_AND_CONTENT} for message in messages]
+
+    def unused(self, template: str | None, is_chosen: bool) -> list[str]:
+        """List what the name has and is not used, each as a line for the user.
+
+        template: the chat template of the file, in Jinja.  is_chosen: whether the user chose another one.
+        """
+        lines = list[str]()
+        if names := sorted(self._parameters().keys() - PARAMETERS.keys() - IDLE):
+            lines.append(f"{self.shown_name}: parameters that are not supported are ignored: {', '.join(names)}")
+        if not is_chosen and self._replaces_template(template):
+            lines.append(
+                f"{self.shown_name}: its own template differs from the file's chat template and is not used;"
+                " choose one with --chat-template"
+            )
+        return lines
+
+    def _replaces_template(self, source: str | None) -> bool:
+        """Return whether the name's template writes conversations otherwise than one in Jinja.
+
+        Ollama's templates are in Go's syntax, so only the marks around the texts are compared, such as <|im_start|>.
+        """
+        template = self.text("template")
+        if template is None:
+            return False
+        marks = set(MARKS.findall(ACTION.sub(" ", template)))
+        return not marks or not source or any(mark not in source for mark in marks)
+
+    def _parameters(self) -> dict[str, Any]:
+        parameters: dict[str, Any] = self._json("params", dict)
+        return parameters
+
+    def _json(self, kind: str, type_expected: type) -> Any:
+        text = self.text(kind)
+        if text is None:
+            return type_expected()
+        try:
+            value = json.loads(text)
+        except (ValueError, RecursionError):
+            raise self._damaged(kind) from None
+        if not isinstance(value, type_expected):
+            raise self._damaged(kind)
+        return value
+
+    def _damaged(self, kind: str) -> ModelError:
+        return ModelError(f"{self.shown_name}: its {kind} layer in Ollama's store is damaged or missing")
+
+
+ROLE_AND_CONTENT = ("role", "content")
+
+
+def find_stored(name: str) -> StoredModel | None:
+    """Find a model by its name in Ollama's store; "ollama:", the registry and the tag "latest" may be omitted."""
+    wanted = name.removeprefix(PREFIX).lower().removeprefix(f"{REGISTRY}/").removeprefix(f"{LIBRARY}/")
+    wanted = wanted if ":" in wanted.rpartition("/")[2] else f"{wanted}:{LATEST}"
+    return next((model for model in iter_stored() if model.name.lower() == wanted), None)
+
+
+def iter_stored() -> Iterator[StoredModel]:
+    """Yield the models of Ollama's store."""
+    models_variable = os.environ.get("OLLAMA_MODELS")
+    folders = [models_variable] if models_variable else [os.path.expanduser("~/.ollama/models"), *ELSEWHERE]
+    for store in map(Path, folders):
+        for manifest in sorted(list_files(store / "manifests")):
+            parts = manifest.split("/")
+            if len(parts) < 4:
+                continue
+            layers = read_layers(store, store / "manifests" / manifest)
+            if weights := layers.pop("model", ()):
+                shown_parts = [part for part, usual in zip(parts, (REGISTRY, LIBRARY), strict=False) if part != usual]
+                name = "/".join([*shown_parts, *parts[2:-1]]) + f":{unquote(parts[-1])}"
+                if weights[0].is_file():
+                    yield StoredModel(name, weights[0], layers)
+
+
+def read_layers(store: Path, manifest: Path) -> dict[str, tuple[Path, ...]]:
+    """Return the paths of a manifest's layers by kind; empty for a damaged manifest."""
+    layers = dict[str, tuple[Path, ...]]()
+    try:
+        if size_of(manifest) > MAX_LAYER:
+            return {}
+        for layer in json.loads(manifest.read_bytes())["layers"]:
+            kind, (algorithm, _, digest) = layer["mediaType"], layer["digest"].partition(":")
+            if kind.startswith(LAYER):
+                if algorithm != "sha256" or not digest.isalnum():
+                    return {}
+                name = kind.removeprefix(LAYER)
+                layers[name] = (*layers.get(name, ()), store / "blobs" / f"{algorithm}-{digest}")
+    except (OSError, ValueError, TypeError, KeyError, AttributeError, RecursionError):
+        return {}
+    return layers
