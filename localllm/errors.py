@@ -8,7 +8,7 @@
     ├── ContextError     4    the prompt does not fit the context
     ├── MemoryLimitError 5    the computer has not enough memory
     ├── RecordsError     6    some of many records could not be answered
-    └── CutError         7    an answer was cut, and does not match its schema, grammar or regular expression
+    └── CutError         7    an answer was cut in its reasoning, or before it matched its schema, grammar or regex
 
 An interrupted command exits with 130.
 """
@@ -66,7 +66,7 @@ class MemoryLimitError(LocalllmError):
 
 
 class CutError(LocalllmError):
-    """An answer was cut, and does not match its schema, grammar or regular expression."""
+    """An answer was cut in its reasoning, or does not match its schema, grammar or regular expression."""
 
     exit_code = 7
 

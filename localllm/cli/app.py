@@ -90,8 +90,8 @@ def begin(
     \b
     Exit codes: 0 success, 1 other errors, 2 usage error, 3 model unreadable or
     invalid, 4 prompt too long for the context, 5 not enough memory, 6 some
-    records failed, 7 answer cut off before it matched its schema or grammar,
-    130 interrupted.
+    records failed, 7 answer cut off before it began or matched its schema or
+    grammar, 130 interrupted.
 
     Examples:
       localllm chat

@@ -3,7 +3,7 @@
     0 done (also when the reader of a pipe goes away)    3 the model is unreadable, invalid or not supported
     1 anything else                                      4 the prompt does not fit the context
     2 usage                                              5 not enough memory
-    6 some of many records failed                        7 an answer was cut short of its schema or grammar
+    6 some of many records failed                        7 an answer was cut before it began or matched its grammar
                                                        130 interrupted
 
 LOCALLLM_DEBUG=1 in the environment shows Python's traceback too.

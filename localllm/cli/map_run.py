@@ -74,6 +74,7 @@ def open_mapping(
     with opening.open_model(job.path, engine, job.chat_template, mmproj=job.mmproj, name=name) as model:
         if not raw:
             warn_of_template(model)
+            opening.can_choose_thinking(model, job.options.think)
         kind = ChoiceMapping if job.choices else Mapping
         mapping: ChoiceMapping | Mapping = kind(model, job, records, lambda: progress.show(mapping))
         yield mapping

@@ -26,7 +26,7 @@ from localllm.cli.parameters import explicit_options
 from localllm.cli.prompt_input import Given, begin, naming_ways, read_prompt, request, sort_arguments
 from localllm.cli.receipt import keep, prepare_options
 from localllm.cli.terminal.output import ProgressLine, write
-from localllm.cli.terminal.render import stream
+from localllm.cli.terminal.render import require_answer, stream
 from localllm.errors import UsageError
 
 if TYPE_CHECKING:
@@ -91,6 +91,7 @@ class OneShot:
             calls = self.tools.open_tools(stack)
             model = self.open(self.place, stack)
             generation = opening.with_draft_model(model, generation, self.generation.speculate)
+            opening.can_choose_thinking(model, generation.think)
             can_shift = self.output.n == 1 and not (self.output.beams or texts)
             stack.enter_context(naming_ways(model, can_shift, can_ask_parts=not self.continues))
             generation = self.with_receipt(generation, model)
@@ -122,6 +123,8 @@ class OneShot:
             if longer is not None:
                 longer.finish()
             require_whole(generation, [answer.finish_reason for answer in answered.answers])
+            if not self.is_search:
+                require_answer(cast("Generation", answered.answers[0]))
 
     @property
     def continues(self) -> bool:

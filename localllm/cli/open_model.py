@@ -112,6 +112,18 @@ def with_draft_model(model: "Model", options: "GenerationOptions", speculate: st
         line.clear()
 
 
+def can_choose_thinking(model: "Model", think: str) -> bool:
+    """Return whether a choice of thinking has an effect, and say so if it has none; `off` always has one."""
+    if think in ("auto", "off") or model.file is None or model.session.answers_one_text:
+        return True
+    from localllm.generation.chat_format import ChatFormat
+
+    has_choice = ChatFormat(model.session.template, model.tokenizer).has_thinking_choice
+    if not has_choice:
+        say(f"localllm: the model's chat template has no choice of thinking: {think!r} has no effect")
+    return has_choice
+
+
 def finish_writes(model: "Model") -> None:
     """Finish writing the prefix cache after the answer was printed; Ctrl-C skips that."""
     if model.prefixes is None:

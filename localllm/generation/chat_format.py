@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from localllm.errors import ModelError, UsageError
 from localllm.generation.conversation import PartialAnswer
-from localllm.generation.reasoning import Tags, format_of
+from localllm.generation.reasoning import CHOICES, Tags, format_of, template_variables
 from localllm.text.messages import Message
 from localllm.text.special_tokens import BREAK
 
@@ -36,6 +36,16 @@ class ChatFormat:
     def thoughts(self) -> "ThinkingFormat | None":
         """The marks of the model's reasoning, None if it has none."""
         return format_of(self.template.source, self._tokenizer)
+
+    @cached_property
+    def has_thinking_choice(self) -> bool:
+        """Return whether a choice of thinking changes what the template writes; True if it cannot be told."""
+        choices = (template_variables(self.template.source, think, None) for think in CHOICES if think != "auto")
+        try:
+            question = [{"role": "user", "content": "?"}]
+            return len({self._tokenizer.markers.render(self.template, question, **each) for each in choices}) > 1
+        except (ModelError, UsageError):  # it needs more than a question
+            return True
 
     @cached_property
     def calls(self) -> "ToolCallFormat":

@@ -61,8 +61,7 @@ def chat(running: dict[str, Terminal], home: Path, tiny: str, request: pytest.Fi
     if "chat" not in running:
         folders = {"XDG_DATA_HOME": str(home / "data"), "XDG_STATE_HOME": str(home / "state")}
         editor = {name: str(home / "editor") for name in ("EDITOR", "VISUAL")}
-        thinks = ["--chat-template", CHATML + "{# </think> #}"]
-        running["chat"] = Terminal("chat", tiny, *thinks, program=TALKER, **folders, **editor)
+        running["chat"] = Terminal("chat", tiny, *THINKS, program=TALKER, **folders, **editor)
         running["chat"].prompt()
     failed = request.session.testsfailed
     assert "a new conversation" in running["chat"].say("/clear")
@@ -70,6 +69,9 @@ def chat(running: dict[str, Terminal], home: Path, tiny: str, request: pytest.Fi
     assert "Traceback" not in running["chat"].seen
     if request.session.testsfailed > failed:
         del running["chat"]
+
+
+THINKS = ["--chat-template", CHATML + "{# </think> #}"]
 
 
 def session_of(tmp_path: Path, name: str) -> list[dict]:
@@ -194,6 +196,47 @@ def test_thoughts(chat: Terminal):
     assert "thinking is off" in chat.say("/think off")
     assert "thinking is auto, thoughts are shown" in chat.say("/think auto")
     assert "/think auto|on" in chat.say("/think perhaps")
+    assert "the model's chat template has no choice of thinking: 'on' has no effect" in chat.say("/think on")
+    assert "the answer is empty: the model wrote only reasoning" in chat.say("ponder")
+
+
+@pytest.mark.parametrize("environment", [{"NO_COLOR": "1"}, {"TERM": "dumb"}])
+@pytest.mark.parametrize("markdown", [(), ("--markdown",)])
+def test_words_tell_reasoning_from_the_answer_without_colours(talk, environment: dict[str, str], markdown):
+    chat = talk(*markdown, *THINKS, timeout=20, **environment)
+    chat.expect(">")
+    for question, shown in (
+        ("think", "\nthinking:\nLet me see, what is it?\n\nanswer:\nIt is four.\n"),
+        ("ponder", "\nthinking:\nLet me see, what is it?\nlocalllm: the answer is empty"),
+    ):
+        chat.type(f"{question}\r")
+        chat.expect("thinking:")
+        chat.expect(">")
+        drawn_again = "answer:\nI\n"  # rich draws a growing block several times
+        assert shown in plain(chat.seen).replace(drawn_again, "answer:\n")
+
+
+def test_run_ends_reasoning_without_an_answer_with_a_line_break_and_a_word(tiny: str):
+    for options, code, end in (
+        ((), 0, "localllm: the answer is empty: the model wrote only reasoning\n"),
+        (("-n", "15"), 7, "localllm: error: the answer is empty: its reasoning was cut off; raise -n or the context, "),
+    ):
+        run = Terminal(
+            "run", tiny, "-p", "ponder", *THINKS, "-c", "512", *options, columns=200, program=TALKER, TERM="dumb"
+        )
+        assert run.end() == code
+        assert re.fullmatch(rf"thinking:\nLet.*\n\n?{re.escape(end)}.*", plain(run.seen), re.DOTALL)
+    run = Terminal("run", tiny, "-p", "think", *THINKS, "-c", "512", program=TALKER, TERM="dumb")
+    assert run.end() == 0 and plain(run.seen) == "thinking:\nLet me see, what is it?\n\nanswer:\nIt is four.\n"
+    run = Terminal("run", tiny, "-p", "think", *THINKS, "-c", "512", program=TALKER)
+    assert run.end() == 0 and plain(run.seen) == "Let me see, what is it?\n\nIt is four.\n"
+
+
+def test_run_says_that_a_template_has_no_choice_of_thinking(tiny: str):
+    message = "localllm: the model's chat template has no choice of thinking: 'on' has no effect\n"
+    for choice, begin in (("on", message), ("auto", ""), ("off", "")):
+        run = Terminal("run", tiny, "-p", "hello", "-c", "512", "--think", choice, program=TALKER)
+        assert run.end() == 0 and plain(run.seen) == f"{begin}HELLO\n"
 
 
 # ---- keys -----------------------------------------------------------------------------------------------------------

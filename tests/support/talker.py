@@ -26,6 +26,7 @@ ANSWERS = {
     "colours": MARKDOWN,
     "slowly": "one two three four five six seven eight nine ten",
     "think": "<think>Let me see, what is it?</think>It is four.",
+    "ponder": "<think>Let me see, what is it?",
     "count": " ".join(str(number) for number in range(400)),
 }
 PAUSES = {"slowly": 0.01, "waiting": 2.0}  # seconds before each of its tokens

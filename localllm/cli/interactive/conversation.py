@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from localllm.cli.interactive.settings import list_settings, with_settings
 from localllm.cli.options.constraint import tell_cut
 from localllm.cli.terminal.output import ProgressLine, dim, say
-from localllm.cli.terminal.render import count_noun, file_stem, tell_overflow
+from localllm.cli.terminal.render import EMPTY, count_noun, file_stem, tell_overflow
 from localllm.cli.terminal.stream_renderer import page
 from localllm.cli.terminal.type_ahead import type_ahead
 from localllm.errors import LocalllmError, UsageError
@@ -202,6 +202,8 @@ class TerminalConversation:
         """Print the notes about an answer, and an empty line."""
         tell_overflow(answer)
         tell_cut(self.options, [answer.finish_reason])
+        if answer.thinking and not (answer.text or answer.calls or answer.finish_reason == "interrupted"):
+            say(EMPTY)
         if answer.finish_reason == "length" and not answer.is_full and not self.options.constraint:
             tokens = answer.completion_tokens
             say(f"localllm: the answer reached {tokens} tokens, the limit of -n; /continue resumes it")

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from localllm.cli.argv import did_you_mean
 from localllm.cli.interactive.settings import change_option, list_settings, names
 from localllm.cli.interactive.taking_out import copy, files, write
+from localllm.cli.open_model import can_choose_thinking
 from localllm.cli.terminal.output import dim, dim_text, say
 from localllm.cli.terminal.render import fact_lines, file_stem
 from localllm.cli.terminal.session_list import session_lines
@@ -210,7 +211,10 @@ def branches(conversation: "TerminalConversation") -> list[str]:
 
 def set_option(conversation: "TerminalConversation", argument: str, tools: Tools) -> None:
     name, _, value = require_argument(argument, "/set OPTION VALUE").partition(" ")
+    before = conversation.options.think
     conversation.set(change_option(conversation.options, name, value.strip()))
+    if conversation.options.think != before:
+        can_choose_thinking(conversation.model, conversation.options.think)
     show_options(conversation)
 
 
@@ -260,6 +264,8 @@ def think(conversation: "TerminalConversation", argument: str, tools: Tools) -> 
         raise UsageError(f"/think {'|'.join(CHOICES)}|hide|show")
     if argument != "off":
         conversation.shows_thoughts = argument != "hide"
+    if argument in CHOICES and not can_choose_thinking(conversation.model, argument):
+        return
     visibility = "shown" if conversation.shows_thoughts else "hidden"
     dim(f"thinking is {conversation.options.think}, thoughts are {visibility}")
 

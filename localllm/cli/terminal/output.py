@@ -99,6 +99,11 @@ def coloured(text: str, code: str) -> str:
     return f"\x1b[{code}m{text}\x1b[0m" if text and has_colour() else text
 
 
+def heading(name: str) -> str:
+    """Return a line that names the reasoning or the answer after it where no colour tells them apart, else ""."""
+    return "" if has_colour() else f"{name}:\n"
+
+
 def dim(line: str) -> None:
     """Print a dim line, only on a terminal, wrapped between words."""
     dim_text(broken(" ".join(line.split()), sys.stderr))

@@ -4,13 +4,15 @@ import sys
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
-from localllm.cli.terminal.output import ProgressLine, dim_piece, is_terminal, printable, say, width_of
+from localllm.cli.terminal.output import ProgressLine, dim_piece, heading, is_terminal, printable, say, width_of
+from localllm.errors import CutError
 
 if TYPE_CHECKING:
     from localllm.cli.terminal.stream_renderer import Page
     from localllm.generation.generate import Generation
 
 NARROWEST = 10  # columns of a cell that is cut
+EMPTY = "localllm: the answer is empty: the model wrote only reasoning"
 LABEL = 14  # columns of what stands in front of a fact
 
 
@@ -32,9 +34,9 @@ def stream(
         for kind, piece in answer.parts:
             line.clear()
             if kind == REASONING and thoughts:
-                dim_piece(piece)
+                dim_piece(piece if last_kind == REASONING else heading("thinking") + piece)
             elif kind == ANSWER and last_kind == REASONING and thoughts:
-                dim_piece("\n\n")
+                dim_piece("\n\n" + (heading("answer") if is_terminal(sys.stdout) and not silent else ""))
             if kind == ANSWER and not silent:
                 out.push(piece)
             last_kind = kind
@@ -42,6 +44,8 @@ def stream(
         interrupted = True
     finally:
         line.clear()
+    if last_kind == REASONING and thoughts:
+        dim_piece("\n")
     if not silent and (answer.text or not (interrupted or answer.calls)):
         out.end()
     tell_overflow(answer)
@@ -57,6 +61,15 @@ def page_of_stdout() -> "Page":
 
 def count_noun(count: int, noun: str) -> str:
     return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
+
+
+def require_answer(answer: "Generation") -> None:
+    """Say that an answer is only reasoning. Raises CutError if it was cut there."""
+    if answer.text or answer.calls or not answer.thinking or answer.finish_reason == "interrupted":
+        return
+    if answer.finish_reason == "length":
+        raise CutError("the answer is empty: its reasoning was cut off; raise -n or the context, or set --think-budget")
+    say(EMPTY)
 
 
 def tell_overflow(answer: "Generation") -> None:

@@ -8,7 +8,17 @@ from collections.abc import Callable
 from time import monotonic
 from typing import Protocol
 
-from localllm.cli.terminal.output import coloured, has_colour, is_dumb, is_terminal, printable, size_of, width_of, write
+from localllm.cli.terminal.output import (
+    coloured,
+    has_colour,
+    heading,
+    is_dumb,
+    is_terminal,
+    printable,
+    size_of,
+    width_of,
+    write,
+)
 
 # Characters that must not begin a line, in scripts that are written without spaces.
 NEVER_FIRST = frozenset("、。，．！？：；）」』】〕》〉”’…・ー々ぁぃぅぇぉっゃゅょァィゥェォッャュョ")
@@ -51,7 +61,7 @@ class Plain:
 
 
 class Wrapped:
-    """Wraps at words; shows reasoning dim, followed by an empty line."""
+    """Wraps at words; shows reasoning dim, or without colours under a heading, and then an empty line."""
 
     def __init__(self, width: Callable[[], int] = columns):
         self._width, self._wrapper, self._was_thought, self._has_begun = width, Wrapper(width), False, False
@@ -59,7 +69,11 @@ class Wrapped:
     def push(self, text: str, is_thought: bool = False) -> None:
         if self._was_thought and not is_thought:
             self.end()
-            write("\n")
+            write("\n" + heading("answer"))
+            self._wrapper, self._has_begun = Wrapper(self._width), False
+        elif is_thought and not self._was_thought:
+            self.end()
+            write(heading("thinking"))
             self._wrapper, self._has_begun = Wrapper(self._width), False
         if not self._has_begun:
             text = text.lstrip("\n")
@@ -230,15 +244,18 @@ class Markdown:
             self._draw(self._text)
 
     def end(self) -> None:
+        if self._has_thought and not self._text:
+            return self._thoughts.end()
         self._end_thoughts()
         self._draw(self._text, is_whole=True)
         self._text = ""
 
     def _end_thoughts(self) -> None:
+        """End the reasoning, after which an answer begins."""
         if self._has_thought:
             self._has_thought = False
             self._thoughts.end()
-            write("\n")
+            write("\n" + heading("answer"))
 
     def _draw(self, block: str, is_whole: bool = False) -> None:
         """Draw a block over its earlier, partial version."""

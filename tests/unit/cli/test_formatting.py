@@ -130,15 +130,28 @@ PARTS = [(REASONING, "Hm"), (REASONING, "."), (ANSWER, "Yes"), (ANSWER, "!")]
 @pytest.mark.parametrize(
     ("options", "out", "err"),
     [
-        ({}, "Yes!\n", "Hm.\n\n"),
+        ({}, "Yes!\n", "thinking:\nHm.\n\n"),
         ({"thoughts": False}, "Yes!\n", ""),
-        ({"silent": True}, "", "Hm.\n\n"),
+        ({"silent": True}, "", "thinking:\nHm.\n\n"),
     ],
 )
 def test_thoughts_go_to_the_terminal_and_answers_to_stdout(capsysbinary, on_terminal, options, out, err):
     on_terminal("stderr")
     assert render.stream(answer(PARTS), terminal.ProgressLine(), **options) is False
     assert capsysbinary.readouterr() == (out.encode(), err.encode())
+
+
+def test_the_answer_on_a_terminal_without_colours_has_a_heading(capsys, on_terminal, monkeypatch):
+    on_terminal("stderr")
+    monkeypatch.setattr(render, "is_terminal", lambda stream: stream is sys.stdout)
+    render.stream(answer(PARTS), terminal.ProgressLine())
+    assert capsys.readouterr().err == "thinking:\nHm.\n\nanswer:\n"
+
+
+def test_reasoning_without_an_answer_ends_its_line(capsys, on_terminal):
+    on_terminal("stderr")
+    render.stream(answer(PARTS[:2], calls=[]), terminal.ProgressLine())
+    assert capsys.readouterr() == ("\n", "thinking:\nHm.\n")
 
 
 def test_thoughts_are_nothing_for_files(capsysbinary, on_terminal):
@@ -471,7 +484,7 @@ def test_thoughts_end_with_an_empty_line(capsysbinary, monkeypatch):
     monkeypatch.setenv("NO_COLOR", "1")
     page = drawing.Wrapped(lambda: 40)
     pushed(page, *THOUGHT_FIRST)
-    assert capsysbinary.readouterr().out == b"Hm, well.\n\nYes, it is.\n"
+    assert capsysbinary.readouterr().out == b"thinking:\nHm, well.\n\nanswer:\nYes, it is.\n"
     monkeypatch.setenv("NO_COLOR", "")
     monkeypatch.setenv("TERM", "xterm")
     pushed(drawing.Wrapped(lambda: 40), ("Hm", True), ("Yes", False))
@@ -518,10 +531,11 @@ def test_markdown_is_the_same_whenever_it_is_drawn(capsysbinary, monkeypatch, sc
 def test_thoughts_stand_before_markdown(capsysbinary, screen):
     page = drawing.Markdown()
     pushed(page, ("Hm", True), ("*Yes*", False))
-    assert [line.strip() for line in seen(capsysbinary.readouterr().out)] == ["Hm", "", "Yes", ""]
+    lines = [line.strip() for line in seen(capsysbinary.readouterr().out)]
+    assert lines == ["thinking:", "Hm", "", "answer:", "Yes", ""]
     page = drawing.Markdown()
     pushed(page, ("Hm", True))
-    assert [line.strip() for line in seen(capsysbinary.readouterr().out)] == ["Hm", "", ""]
+    assert [line.strip() for line in seen(capsysbinary.readouterr().out)] == ["thinking:", "Hm", ""]
 
 
 def test_what_has_left_the_screen_is_not_drawn_again(capsysbinary, monkeypatch, screen):
