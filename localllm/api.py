@@ -83,6 +83,7 @@ class Model(GenerationMixin):
         self.prefixes, self.ngrams = prefixes, ngrams
         defaults = AnswerDefaults(options=GenerationOptions(sampling=advice))
         self.session = Session(PrefixCache(engine, prefixes, ngrams), tokenizer, chat_template, defaults)
+        self.session.on_warning = self.warnings.append
         self._threads, self._opening = threads, threading.Lock()
         self.vision = VisionAdapter(file.path, engine, tokenizer, threads, prefixes is not None)
         self.session.encode_image = self.vision.encode

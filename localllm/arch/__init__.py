@@ -7,6 +7,7 @@ from localllm.arch.family import Family
 from localllm.arch.hyperparameters import Hyperparameters
 from localllm.arch.metadata import Fields, require_general, require_kinds
 from localllm.arch.metadata_consistency import require_agreement, require_supported_values
+from localllm.arch.pooling import note_missing_dense
 from localllm.errors import UnsupportedError
 from localllm.files.gguf.file import GGUFFile
 from localllm.files.gguf.header import printable
@@ -191,4 +192,6 @@ def architecture(file: GGUFFile) -> tuple[Family, Hyperparameters]:
     fields.asked.clear()  # forget the names that the checks read
     hyperparameters = family.read(fields)
     require_supported_values(fields)
+    if file.tensors:
+        note_missing_dense(fields, file.tensors)
     return family, hyperparameters

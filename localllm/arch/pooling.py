@@ -4,6 +4,8 @@ Sentence-BERT (Reimers and Gurevych 2019, arXiv 1908.10084) takes the mean of th
 last. Rerankers and classifiers have a head after that, which computes scores.
 """
 
+from collections.abc import Container
+
 from localllm.arch.hyperparameters import RANK, Hyperparameters
 from localllm.arch.metadata import Fields
 from localllm.arch.verbs import Activation, Builder
@@ -23,6 +25,20 @@ def read_pooling(fields: Fields, name: str = "pooling_type") -> str | None:
     if number >= len(KINDS):
         raise fields.wrong(name, f"a number from 0 to {len(KINDS) - 1}")
     return KINDS[number]
+
+
+def note_missing_dense(fields: Fields, names: Container[str]) -> None:
+    """Note matrices after pooling that a file lacks; names: of its tensors.
+
+    They are part of EmbeddingGemma, and of models whose metadata have their sizes.
+    """
+    needs = [name for name in DENSE if fields.arch == "gemma-embedding" or fields.has(f"{name}_feat_in")]
+    if missing := [f"{name}.weight" for name in needs if f"{name}.weight" not in names]:
+        are = "are" if len(missing) > 1 else "is"
+        fields.oddities.note_missing(
+            f"{' and '.join(missing)} {are} missing: vectors of this file are not those of the model, which multiplies"
+            " the pooled row by these matrices; convert it again with its dense modules"
+        )
 
 
 def pool_texts(b: Builder, w: Weights, h: Hyperparameters, x: Activation) -> Activation:

@@ -58,7 +58,7 @@ def answer_questions(
         if progress.before:
             say(f"localllm: {output} answers {progress.before} of {count_noun(len(all_records), 'question')} already")
         if remaining:
-            with open_mapping(job, engine, remaining, None, progress, raw=False, name=model) as mapping:
+            with open_mapping(job, engine, remaining, None, progress, warns=False, name=model) as mapping:
                 remember()
                 answer(mapping, remaining, collector, progress, as_finished=False)
             with suppress(RecordsError):  # the caller counts them

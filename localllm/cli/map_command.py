@@ -186,8 +186,8 @@ class MapCommand:
     ) -> None:
         """Answer the records and write the results; remember: records the output's provenance."""
         remote, output = self.open_remote(), self.output
-        name = self.model or ""
-        with open_mapping(job, self.engine, remaining, output.ray, progress, self.ask.raw, name, remote) as mapping:
+        warns, name = not self.ask.raw, self.model or ""
+        with open_mapping(job, self.engine, remaining, output.ray, progress, warns, name, remote) as mapping:
             if output.redo and out is not None:
                 out.clear()
             remember()

@@ -53,11 +53,14 @@ def open_mapping(
     records: "list[Record] | RecordStream",
     ray: str | None,
     progress: "Progress",
-    raw: bool,
+    warns: bool,
     name: str,
     remote: "RemoteModel | None" = None,
 ) -> "Iterator[Mapping | ChoiceMapping | RayMapping | RemoteMapping]":
-    """Start the job on this computer, on a Ray cluster or with a server; name: of the model, as the user typed it."""
+    """Start the job on this computer, on a Ray cluster or with a server.
+
+    warns: whether to warn of a missing chat template.  name: of the model, as the user typed it.
+    """
     if remote is not None:
         from localllm.services.remote.mapping import RemoteMapping
 
@@ -72,7 +75,7 @@ def open_mapping(
     from localllm.services.map import ChoiceMapping, Mapping
 
     with opening.open_model(job.path, engine, job.chat_template, mmproj=job.mmproj, name=name) as model:
-        if not raw:
+        if warns:
             warn_of_template(model)
             opening.can_choose_thinking(model, job.options.think)
         kind = ChoiceMapping if job.choices else Mapping

@@ -100,8 +100,7 @@ class OneShot:
             if longer is not None:
                 text = longer.fit(model, inputs.material, inputs.question, system, generation)
             first = [] if thread and thread.has_messages else opening.first_messages(self.model, self.place is not None)
-            prompt = request(model, text, system, self.continues, first)
-            prompt = self.images.with_images(prompt)
+            prompt = self.images.with_images(request(model, text, system, self.continues, first))
             prompt = prompt if thread is None else thread.with_question(prompt)
             if texts:
                 return choose(model, prompt, texts, self.output.as_json)

@@ -1,8 +1,9 @@
 """A conversation and its history, for local models and for servers."""
 
 from collections.abc import Sequence
-from typing import Generic, NamedTuple, Protocol, TypeVar
+from typing import Generic, NamedTuple, NoReturn, Protocol, TypeVar
 
+from localllm.errors import UsageError
 from localllm.generation.generate import GenerationOptions
 from localllm.images.parts import texts_of
 from localllm.text.messages import Message
@@ -170,3 +171,8 @@ def is_conversation(prompt: "str | list[int] | Sequence[Message]") -> bool:
 def has_calls(message: Message) -> bool:
     """Return whether a message has tool calls, or the result of one."""
     return isinstance(message, dict) and bool(message.get("role") == "tool" or message.get("tool_calls"))
+
+
+def blind(image: object) -> NoReturn:
+    """Raise UsageError: this model takes no images."""
+    raise UsageError("this model does not accept images")

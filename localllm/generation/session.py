@@ -10,7 +10,7 @@ from localllm.errors import UsageError
 from localllm.generation.answer_defaults import AnswerDefaults, is_instruction
 from localllm.generation.chat_format import ChatFormat, find_partial_answer, render_up_to
 from localllm.generation.context_overflow import SINK_TOKENS
-from localllm.generation.conversation import Conversation, PartialAnswer, has_calls, is_conversation
+from localllm.generation.conversation import Conversation, PartialAnswer, blind, has_calls, is_conversation
 from localllm.generation.generate import Generation, GenerationOptions, Task
 from localllm.generation.prefix_cache import PrefixCache
 from localllm.generation.prefix_match import common
@@ -62,6 +62,7 @@ class Session(Conversation[Generation]):
         self.cache, self.tokenizer, self._choice = cache, tokenizer, chat_template
         self.encode_image: Callable[[object], EncodedImage] = blind
         self.defaults = defaults or AnswerDefaults()
+        self.on_warning: Callable[[str], object] = str  # called with a line about the chat template
 
     def resume(self, options: GenerationOptions | None = None) -> Generation:
         """Continue the latest answer.
@@ -319,7 +320,10 @@ class Session(Conversation[Generation]):
         """The chat template. Raises UsageError for a choice that does not exist."""
         from localllm.text.templates import ChatTemplate  # Jinja takes 40 ms to import
 
-        return ChatTemplate.of(self.tokenizer, self._choice)
+        template = ChatTemplate.of(self.tokenizer, self._choice)
+        if template.warning:
+            self.on_warning(template.warning)
+        return template
 
     @cached_property
     def _formats(self) -> tuple[ChatFormat, ChatFormat]:
@@ -393,8 +397,3 @@ class Session(Conversation[Generation]):
         first = bisect_left(range(len(turns) - 1), True, key=fits)  # at least the last turn stays
         history_left = history[turns[first] :]
         return history_left, self._read(system + history_left, options)
-
-
-def blind(image: object) -> "EncodedImage":
-    """Raise UsageError: this model takes no images."""
-    raise UsageError("this model does not accept images")

@@ -108,7 +108,8 @@ def verify(
 ) -> Verification:
     """Check a whole file, and compare it with its source if there is one. Raises ModelError if it is no GGUF file."""
     file = GGUFFile.open(path)
-    odd, validity = list(file.oddities.lines()), check_validity(file)
+    validity = check_validity(file)
+    odd = file.oddities.lines()
     problems = [str(validity.problem)] if validity.problem and not validity.is_valid else []
     against_tensors = {tensor.name: tensor for tensor in against.tensors} if against else {}
     tensors = [GGUFTensor(tensor) for tensor in file.tensors.values()]

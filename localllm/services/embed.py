@@ -25,6 +25,7 @@ from localllm.text.tokenizer import Tokenizer
 
 SAMPLE = 1 << 16  # bytes of a model file that are hashed
 KEY = 16  # bytes of a text's hash
+CUT_VERSION = 2  # of how vectors are cut: since 2 with a layer norm before, for models that ask for it
 
 
 @frozen
@@ -79,7 +80,7 @@ def embedder(job: EmbedJob) -> "Iterator[AnyEmbedder]":
     elif job.has_images:
         raise UsageError(f"{job.path}: this model cannot embed images; use a CLIP model")
     else:
-        embedder_opened = Embedder(file, Tokenizer.from_metadata(file.metadata), job.engine, job.pooling)
+        embedder_opened = Embedder(file, Tokenizer.from_metadata(file.metadata, file.oddities), job.engine, job.pooling)
         result = cast(AnyEmbedder, embedder_opened)  # there are no images, as checked above
     try:
         yield result
@@ -231,7 +232,8 @@ def digest(text: str) -> bytes:
 def fingerprint(job: EmbedJob) -> str:
     """Hash the model and the options that determine a vector: 32 hexadecimal digits."""
     o = job.options
-    options = [o.dims, o.normalize, o.role, o.overflow, job.pooling, job.engine.context]
+    cut = [] if o.dims is None else [CUT_VERSION]
+    options = [o.dims, o.normalize, o.role, o.overflow, job.pooling, job.engine.context, *cut]
     hash, size = hashlib.sha256(repr(options).encode()), Path(job.path).stat().st_size
     with open(job.path, "rb") as file:
         hash.update(b"%d" % size + file.read(SAMPLE))

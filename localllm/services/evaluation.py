@@ -9,7 +9,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from itertools import combinations
 
+from localllm.arch import architecture
 from localllm.errors import UsageError
+from localllm.files.gguf.file import GGUFFile
 from localllm.frozen import frozen
 from localllm.services.graders import GRADERS, require_gradable
 from localllm.services.intervals import mcnemar, wilson_interval
@@ -68,10 +70,12 @@ class Evaluation:
 
     Attributes:
         model: the name that the user gave.  reasons: by the question's id, "" for a right answer.
+        warnings: lines about the model that explain wrong answers.
     """
 
     model: str
     reasons: Mapping[str | int, str]
+    warnings: Sequence[str] = ()
 
     @property
     def correct(self) -> int:
@@ -91,8 +95,20 @@ class Evaluation:
         return {
             "model": self.model, "correct": self.correct, "total": self.total,
             "accuracy": self.correct / self.total if self.total else None, "interval": self.interval,
+            "warnings": [*self.warnings],
             "wrong": {str(id): reason for id, reason in self.reasons.items() if reason},
         }  # fmt: skip
+
+
+def template_warning(path: str, choice: str | None) -> str | None:
+    """Return a warning if a model that chats has no chat template; choice: the user's, or None. Raises ModelError."""
+    from localllm.text.templates import ChatTemplate
+    from localllm.text.tokenizer import Tokenizer
+
+    with GGUFFile.open(path) as file:
+        if architecture(file)[1].start_token is not None:
+            return None
+        return ChatTemplate.of(Tokenizer.from_metadata(file.metadata), choice).warning
 
 
 @frozen

@@ -3,7 +3,9 @@
 import functools
 import inspect
 import os
+import sys
 import warnings
+from functools import partial
 from typing import Any
 
 from localllm import api
@@ -36,7 +38,17 @@ def open_model(path: str | os.PathLike[str], *arguments: Any, **options: Any) ->
         ]
     for warning in model.warnings:
         warnings.warn(warning, stacklevel=2)
+    model.session.on_warning = partial(tell, model)
     return model
+
+
+def tell(model: api.Model, warning: str) -> None:
+    """Add a warning to a model that is open, and give it to Python's `warnings` at the caller's line."""
+    model.warnings.append(warning)
+    frame, level = sys._getframe(1), 2
+    while frame.f_back and frame.f_globals.get("__name__", "").partition(".")[0] in ("localllm", "functools"):
+        frame, level = frame.f_back, level + 1
+    warnings.warn(warning, stacklevel=level)
 
 
 open_model.__name__ = open_model.__qualname__ = "open"  # as localllm has it

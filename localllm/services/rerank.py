@@ -13,7 +13,7 @@ from localllm.text.tokenizer import Tokenizer
 def reranker(path: str, options: EngineOptions) -> Iterator[Reranker]:
     """Open the model. Raises ModelError, MemoryLimitError, UsageError."""
     file = GGUFFile.open(path)
-    result = Reranker(file, Tokenizer.from_metadata(file.metadata), options)
+    result = Reranker(file, Tokenizer.from_metadata(file.metadata, file.oddities), options)
     try:
         yield result
     finally:

@@ -137,7 +137,7 @@ def test_older_names_work_for_a_version(monkeypatch: pytest.MonkeyPatch):
 
     def opened(path: object, **options: object) -> SimpleNamespace:
         seen.append(options)
-        return SimpleNamespace(warnings=())
+        return SimpleNamespace(warnings=(), session=SimpleNamespace())
 
     with monkeypatch.context() as patched:
         patched.setattr(api, "open_model", opened)

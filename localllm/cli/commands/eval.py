@@ -13,7 +13,7 @@ from localllm.cli.options import shared as options
 from localllm.cli.options.offers import offer_models
 from localllm.cli.parameters import build_group, group
 from localllm.cli.resolve_model import resolve_model_path
-from localllm.cli.terminal.output import write
+from localllm.cli.terminal.output import say, write
 from localllm.cli.terminal.render import count_noun, one_line, table
 from localllm.errors import RecordsError, UsageError
 
@@ -90,7 +90,7 @@ def eval(
     from localllm.cli.eval_run import answer_questions
     from localllm.cli.map_io import content
     from localllm.files.text_file import decode_text
-    from localllm.services.evaluation import Evaluation, Questions, compare
+    from localllm.services.evaluation import Evaluation, Questions, compare, template_warning
     from localllm.services.map import MapJob
     from localllm.services.records import Prompts, read_records
 
@@ -116,9 +116,11 @@ def eval(
             options.generation_options(None, own), 1, True, engine.context, engine.threads, engine.cache.types(),
             ask.chat_template, json_as_text=True,
         )  # fmt: skip
+        if warning := template_warning(path, ask.chat_template):
+            say(f"localllm: warning: {model}: {warning}; choose one with --chat-template")
         results = answer_questions(model, job, engine, questions.records, (data, file), output_file, redo)
         failed += sum("error" in result for result in results)
-        evaluations.append(Evaluation(model, questions.grade(results)))
+        evaluations.append(Evaluation(model, questions.grade(results), [warning] if warning else []))
     report(evaluations, compare(evaluations), as_json)
     if failed:
         raise RecordsError(f"{count_noun(failed, 'question')} had no answer and counted as wrong; --json tells why")

@@ -20,7 +20,6 @@ if TYPE_CHECKING:
     from localllm.api import Model
     from localllm.cli.terminal.tool_calls import ToolCalls
     from localllm.generation.generate import Generation, GenerationOptions
-    from localllm.text.messages import Message
 
 
 class TerminalConversation:
@@ -268,14 +267,10 @@ class TerminalConversation:
             self.load(name)
         else:
             self.leave()
-            self._be(branch_lines)
+            self.begin_with(branch_lines)
         self.branches[earlier_name], self.name = lines, name
 
-    def begin_with(self, messages: "Sequence[Message]") -> None:
-        """Begin a conversation that has some messages already."""
-        self._be(messages)
-
-    def _be(self, lines: Sequence[Line]) -> None:
+    def begin_with(self, lines: Sequence[Line]) -> None:
         """Switch to another conversation; the KV cache of this one is kept for a while."""
         self.model.session.hold()
         self.lines, self.texts, self.images = list(lines), [], []
@@ -345,7 +340,7 @@ class TerminalConversation:
         self.leave()
         self.file, self.name = file, name
         self._find_branches()
-        self._be(file.chat.messages)
+        self.begin_with(file.chat.messages)
         self.options = with_settings(self.options, file.chat.settings)
         if file.lost:
             say(f"localllm: warning: the last turn of the session {name!r} was incomplete and has been removed")

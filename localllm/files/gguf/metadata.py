@@ -14,11 +14,14 @@ MOST_NOTES = 6  # on one file, in the line that the user sees
 class Oddities:
     """Notes on irregularities of a file that runs all the same: its meaning is clear, and other programs load it.
 
+    Missing parts, without which its outputs mean something else, have lines of their own.
+
     ignored: metadata keys without an effect, which a new file leaves out.
     """
 
     def __init__(self) -> None:
         self._notes = dict[str, None]()  # in the order of their discovery
+        self._missing = dict[str, None]()
         self.ignored = set[str]()
 
     def note(self, problem: str, key: str = "") -> None:
@@ -26,20 +29,25 @@ class Oddities:
         self._notes[problem] = None
         self.ignored |= {key} if key else set()
 
+    def note_missing(self, problem: str) -> None:
+        """Note, once, a part that is missing and changes what the file's outputs mean."""
+        self._missing[problem] = None
+
     def extend(self, other: "Oddities") -> None:
         """Add the notes on another part of the file."""
         self._notes |= other._notes
+        self._missing |= other._missing
         self.ignored |= other.ignored
 
     def __len__(self) -> int:
-        return len(self._notes)
+        return len(self._notes) + len(self._missing)
 
     def lines(self) -> list[str]:
-        """Return one line for the user, or none."""
+        """Return a line for the user about all irregularities, if there are any, and one for each missing part."""
         if not (notes := [*self._notes]):
-            return []
+            return [*self._missing]
         shown_notes = notes[:MOST_NOTES] + ([f"and {len(notes) - MOST_NOTES} more"] if len(notes) > MOST_NOTES else [])
-        return [f"the file has irregularities that do not change its meaning: {'; '.join(shown_notes)}"]
+        return [f"the file has irregularities that do not change its meaning: {'; '.join(shown_notes)}", *self._missing]
 
 
 class LazyValue(NamedTuple):

@@ -109,7 +109,10 @@ class Embedder:
             pieces += of_text
             owners += [number] * len(of_text)
         self.tokens += sum(map(len, pieces))
-        vectors = average_pieces(self.reader.read(pieces, progress=progress), pieces, owners)[:, : embed_options.dims]
+        vectors = average_pieces(self.reader.read(pieces, progress=progress), pieces, owners)
+        if embed_options.dims is not None and normalizes_before_cut(self._metadata):
+            vectors = layer_norm(vectors)
+        vectors = vectors[:, : embed_options.dims]
         return unit_vectors(vectors) if embed_options.normalize else np.ascontiguousarray(vectors)
 
     def _ids(self, text: str | Iterable[int]) -> list[int]:
@@ -196,6 +199,25 @@ def unit_vectors(vectors: np.ndarray) -> np.ndarray:
     """Scale vectors to length 1; zeros stay zeros."""
     lengths = np.sqrt((vectors.astype(np.float64) ** 2).sum(axis=1, keepdims=True))
     return (vectors / np.where(lengths > 0, lengths, 1)).astype(np.float32)
+
+
+def normalizes_before_cut(metadata: Mapping[str, object]) -> bool:
+    """Return whether a model's card asks for a layer norm before vectors are cut: Nomic Embed 1.5's does.
+
+    Source: https://huggingface.co/nomic-ai/nomic-embed-text-v1.5#adjusting-dimensionality
+    """
+    texts = [metadata.get(f"general.{key}") for key in ("name", "basename", "version")]
+    name = " ".join(text for text in texts if isinstance(text, str)).lower()
+    is_nomic = metadata.get("general.architecture") == "nomic-bert"
+    return is_nomic and re.search(r"nomic.?embed.?text.*\bv?1\.5\b", name) is not None
+
+
+def layer_norm(vectors: np.ndarray, epsilon: float = 1e-5) -> np.ndarray:
+    """Subtract each vector's mean and divide it by its deviation, as PyTorch's layer norm without weights: float32."""
+    rows = vectors.astype(np.float64)
+    centered = rows - rows.mean(axis=1, keepdims=True)
+    result: np.ndarray = (centered / np.sqrt((centered**2).mean(axis=1, keepdims=True) + epsilon)).astype(np.float32)
+    return result
 
 
 PROMPT = "localllm.prompt."  # keys of files that localllm converts, from sentence-transformers' prompts

@@ -74,7 +74,8 @@ class Reranker:
         if rows.shape[1] == 1:
             return rows[:, 0]
         if self.labels[:2] not in (["yes", "no"], ["no", "yes"]) or rows.shape[1] != 2:
-            raise ModelError(f"{self.path}: a head of {rows.shape[1]} classes, none of which is relevance")
+            classes = f"a head of {rows.shape[1]} classes, none of which is relevance"
+            raise ModelError(f"{self.path}: {classes}; the tensor cls.output.weight may be missing")
         yes, no = rows[:, self.labels.index("yes")], rows[:, self.labels.index("no")]
         result: np.ndarray = (1 / (1 + np.exp(no.astype(np.float64) - yes))).astype(np.float32)
         return result
@@ -122,6 +123,12 @@ class Reranker:
 def require_reranker(file: GGUFFile) -> None:
     """Raise ModelError for a model without a classification head."""
     architecture(file)
-    if not has_head(file) or read_pooling(Fields.of(file)) not in (None, RANK):
-        makes = "vectors of texts: use localllm embed" if read_pooling(Fields.of(file)) else "text, and no scores"
-        raise ModelError(f"{file.path}: no reranker; the model makes {makes}")
+    pooling = read_pooling(Fields.of(file))
+    if not has_head(file):
+        makes = "text" if pooling in (None, RANK) else "vectors of texts (localllm embed)"
+        raise ModelError(
+            f"{file.path}: no reranker: the file has no head, the tensor cls.output.weight (or cls.weight); without it"
+            f" the model makes {makes}, and no scores"
+        )
+    if pooling not in (None, RANK):
+        raise ModelError(f"{file.path}: no reranker; the model makes vectors of texts: use localllm embed")

@@ -144,7 +144,7 @@ JOB = {"n": 1, "precise": True, "context": None, "threads": None, "kv_type": "f1
         ("--n 3 --fast -c 77 -t 2 --kv-type q8_0 --chat-template phi3 --mmproj eye.gguf",
          {"n": 3, "precise": False, "context": 77, "threads": 2, "kv_type": "q8_0", "chat_template": "phi3",
           "mmproj": "eye.gguf"}, {}),
-        ("--raw", {}, {"raw": True}),
+        ("--raw", {}, {"warns": False}),
         ("--ray here", {}, {"ray": "here"}),
     ],
 )  # fmt: skip
@@ -154,7 +154,11 @@ def test_what_map_is_to_do(line: str, job: Told, more: Told, tiny: str, monkeypa
     told = told_by((map_command, "open_mapping"), "map", tiny, tmp_path / "in.txt", "-p", "{line}", *line.split())
     assert {name: told["job"][name] for name in JOB} == JOB | job and told["job"]["path"] == tiny
     assert [record["input"] for record in told["records"]] == ["long line", "Hi"]
-    assert {name: told[name] for name in ("ray", "raw", "remote")} == {"ray": None, "raw": False, "remote": None} | more
+    assert {name: told[name] for name in ("ray", "warns", "remote")} == {
+        "ray": None,
+        "warns": True,
+        "remote": None,
+    } | more
 
 
 @pytest.mark.parametrize("line", ["", "--as-finished --shortest-first"])

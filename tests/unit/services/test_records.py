@@ -201,7 +201,7 @@ def test_which_model_makes_vectors(monkeypatch: pytest.MonkeyPatch, is_pair: boo
 
         return make
 
-    opened: Any = SimpleNamespace(metadata="m")
+    opened: Any = SimpleNamespace(metadata="m", oddities=[])
     monkeypatch.setattr(embed.GGUFFile, "open", lambda path: {"m.gguf": opened}[path])
     monkeypatch.setattr(embed, "is_pair", lambda file: is_pair)
     monkeypatch.setattr(embed, "Tokenizer", SimpleNamespace(from_metadata="tokenizer of {}".format))

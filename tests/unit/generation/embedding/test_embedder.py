@@ -66,7 +66,7 @@ def test_from_python(made):
         assert abs((opened.embed(texts, normalize=False) ** 2).sum() - 3) > 0.1
         with pytest.raises(UnsupportedError, match="bert models make embeddings and cannot generate text"):
             list(opened.generate("Hi", max_tokens=1))
-        with pytest.raises(ModelError, match="no reranker; the model makes vectors"):
+        with pytest.raises(ModelError, match=r"no head, the tensor cls\.output\.weight .* makes vectors"):
             opened.rerank("a", ["b"])
         for wrong in ({"dims": 0}, {"dims": 97}, {"role": "x"}, {"overflow": "x"}, {"pooling": "x"}):
             with pytest.raises(UsageError, match=f"{next(iter(wrong))} should be"):
@@ -429,16 +429,16 @@ def test_which_number_of_a_head_counts(monkeypatch):
     for labels, columns in ((None, 2), ("yes no", 2), (["yes", "maybe"], 2), (["yes", "no", "maybe"], 3)):
         ranker = scoring(monkeypatch, Letters(), labels=labels)
         assert ranker.labels == (labels if isinstance(labels, list) else [])
-        with pytest.raises(ModelError, match=f"^/r.gguf: a head of {columns} classes, none of which is relevance$"):
+        with pytest.raises(ModelError, match=f"^/r.gguf: a head of {columns} classes, none of which is relevance; "):
             ranker._relevance(np.ones((2, columns), np.float32))
 
 
 def test_a_reranker_is_closed_whatever_happens(monkeypatch):
     """It gets the file, its tokenizer and the options."""
     events: list[object] = []
-    file = SimpleNamespace(metadata={"a": 1})
+    file = SimpleNamespace(metadata={"a": 1}, oddities=[])
     monkeypatch.setattr(rerank_service, "GGUFFile", SimpleNamespace(open=lambda path: events.append(path) or file))
-    monkeypatch.setattr(rerank_service, "Tokenizer", SimpleNamespace(from_metadata=lambda metadata: [metadata]))
+    monkeypatch.setattr(rerank_service, "Tokenizer", SimpleNamespace(from_metadata=lambda metadata, _: [metadata]))
     made = SimpleNamespace(close=lambda: events.append("closed"))
     monkeypatch.setattr(rerank_service, "Reranker", lambda *told: events.append(told) or made)
     with pytest.raises(KeyError), rerank_service.reranker("x.gguf", "options") as opened:
