@@ -26,7 +26,7 @@ from localllm.cli.parameters import explicit_options
 from localllm.cli.prompt_input import Given, begin, naming_ways, read_prompt, request, sort_arguments
 from localllm.cli.receipt import keep, prepare_options
 from localllm.cli.terminal.output import ProgressLine, write
-from localllm.cli.terminal.render import require_answer, stream
+from localllm.cli.terminal.render import require_answers, stream
 from localllm.errors import UsageError
 
 if TYPE_CHECKING:
@@ -122,8 +122,7 @@ class OneShot:
             if longer is not None:
                 longer.finish()
             require_whole(generation, [answer.finish_reason for answer in answered.answers])
-            if not self.is_search:
-                require_answer(cast("Generation", answered.answers[0]))
+            require_answers(answered.answers)
 
     @property
     def continues(self) -> bool:

@@ -4,6 +4,7 @@ import json
 import re
 import signal
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -172,8 +173,10 @@ def test_colours_as_the_user_likes(talk, environment: dict[str, str]):
     chat = talk(**environment)
     if environment == {"TERM": "dumb"}:
         chat.expect("> ")
-        chat.type('hello\n"""\na\nb\n"""\n')
+        chat.type("hello\n")
         chat.expect("HELLO")
+        chat.expect("> ")
+        chat.type('"""\na\nb\n"""\n')
         chat.expect("A\r\nB\r\n")
         chat.type("quit\n")
     else:
@@ -183,6 +186,40 @@ def test_colours_as_the_user_likes(talk, environment: dict[str, str]):
     colours = re.findall("\x1b\\[[0-9;]*[1-9][0-9;]*m", chat.seen)
     assert bool(colours) == (environment == {"NO_COLOR": ""})
     assert ("\x1b" in chat.seen) == ("TERM" not in environment)
+
+
+@pytest.mark.parametrize("end", ["\r", "\n"])
+def test_a_paste_of_three_lines_is_one_message_on_a_dumb_terminal(talk, end: str):
+    chat = talk(TERM="dumb", timeout=20)
+    chat.expect("> ")
+    chat.type(end.join(("one", "two \\", "three", "")))
+    chat.expect("ONE\r\nTWO \\\\\r\nTHREE\r\n")
+    chat.expect("> ")
+    chat.type(end.join(("four", "", "five")))
+    chat.expect("five")
+    chat.type("\x7fE\r")
+    chat.expect("FOUR\r\n\r\nFIVE\r\n")
+
+
+def test_control_bytes_are_no_text_on_a_dumb_terminal(talk):
+    chat = talk(TERM="dumb", timeout=20)
+    chat.expect("> ")
+    chat.type("\x1b[Aa\x01\x00b\x1bOP\x1b[200~c\x1b[201~\x1bf\x1b]0;title\x07d\t\x1b[1;5C\u3000e")
+    chat.expect("e")
+    chat.type("\x1b")  # the escape key, alone
+    time.sleep(0.1)
+    chat.type("f\r")
+    chat.expect("ABCD\t\u3000EF\r\n")
+
+
+def test_lines_typed_during_an_answer_stay_apart_on_a_dumb_terminal(talk):
+    chat = talk(TERM="dumb", timeout=20)
+    chat.expect("> ")
+    chat.type("slowly\r")
+    chat.expect("two")
+    chat.type("first\rsecond\r")
+    chat.expect("FIRST\r\n")
+    chat.expect("SECOND\r\n")
 
 
 def test_thoughts(chat: Terminal):

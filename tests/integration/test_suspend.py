@@ -110,7 +110,9 @@ def test_a_long_line_on_a_dumb_terminal(tmp_path: Path, tiny: str):
     chat.type("wrong\x15one twp\x7fo thre\x17three\r")
     chat.expect("reached 2 tokens")
     chat.expect("> ")
-    chat.type("a\\\rb\r")
+    chat.type("a\\\r")
+    chat.expect("  ")
+    chat.type("b\r")
     chat.expect("reached 2 tokens")
     chat.expect("> ")  # the session is written before it
     assert len(words) > 6000 and chat.said(tmp_path) == [words, "one two three", "a\nb"]

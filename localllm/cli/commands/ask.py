@@ -44,7 +44,7 @@ def ask(
       localllm ask src "where are passwords checked?" -m qwen3-4b --embedder minilm.gguf
     """
     from localllm.cli.searching import opened_search, places_and_question
-    from localllm.cli.terminal.render import require_answer, stream
+    from localllm.cli.terminal.render import require_answers, stream
     from localllm.services.search.answers import cited_places, prompt_of
 
     if model is None and paths and len(paths) > 1 and paths[0].endswith(".gguf"):
@@ -70,4 +70,4 @@ def ask(
             say(f"localllm: {len(passages)} of {len(hits)} passages fit the context of {answering.context} tokens")
         write("".join(f"{line}\n" for line in ["", *cited_places(answer.text, passages)]))
         opening.finish_writes(answering)
-        require_answer(answer)
+        require_answers([answer])

@@ -24,7 +24,7 @@ from localllm.cli.prompt_input import (
     warn_of_template,
 )
 from localllm.cli.terminal.output import ProgressLine, dim, exit_on_signals, is_terminal, say
-from localllm.cli.terminal.render import file_stem, require_answer, stream
+from localllm.cli.terminal.render import file_stem, require_answers, stream
 from localllm.errors import LocalllmError, UsageError
 from localllm.frozen import frozen
 
@@ -187,7 +187,7 @@ def answer_once(
         raise KeyboardInterrupt
     opening.finish_writes(model)
     require_whole(generation, [answer.finish_reason])
-    require_answer(answer)
+    require_answers([answer])
 
 
 def tell_model(model: "Model") -> None:

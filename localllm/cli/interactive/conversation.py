@@ -5,10 +5,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from localllm.cli.interactive.settings import list_settings, with_settings
+from localllm.cli.interactive.settings import changed_settings, with_settings
 from localllm.cli.options.constraint import tell_cut
 from localllm.cli.terminal.output import ProgressLine, dim, say
-from localllm.cli.terminal.render import EMPTY, count_noun, file_stem, tell_overflow
+from localllm.cli.terminal.render import EMPTY, count_noun, file_stem, is_only_reasoning, tell_overflow
 from localllm.cli.terminal.stream_renderer import page
 from localllm.cli.terminal.type_ahead import type_ahead
 from localllm.errors import LocalllmError, UsageError
@@ -135,7 +135,8 @@ class TerminalConversation:
         try:
             answer = begin(options)
             if session.forgotten:
-                say(f"localllm: the conversation is too long: its first {turns(session.forgotten)} forgotten")
+                turns = "turn was" if session.forgotten == 1 else f"{session.forgotten} turns were"
+                say(f"localllm: the conversation is too long: its first {turns} forgotten")
             self._show(answer)
             if self.tools:
                 answer, tool_lines = self._with_tools(self.tools, answer, options, question and question[0])
@@ -201,7 +202,7 @@ class TerminalConversation:
         """Print the notes about an answer, and an empty line."""
         tell_overflow(answer)
         tell_cut(self.options, [answer.finish_reason])
-        if answer.thinking and not (answer.text or answer.calls or answer.finish_reason == "interrupted"):
+        if is_only_reasoning(answer):
             say(EMPTY)
         if answer.finish_reason == "length" and not answer.is_full and not self.options.constraint:
             tokens = answer.completion_tokens
@@ -244,7 +245,7 @@ class TerminalConversation:
         """Set the options of the next answers."""
         self.options = options
         if self.file:
-            self.file.chat.settings = settings(options)
+            self.file.chat.settings = changed_settings(options)
             self._written(self.file.rewrite)
 
     @property
@@ -310,7 +311,11 @@ class TerminalConversation:
         try:
             if not file.is_new:
                 raise UsageError(f"the session {name!r} already exists; /load resumes it")
-            file.chat.model, file.chat.settings, file.chat.trunk = about(self.model), settings(self.options), trunk
+            file.chat.model, file.chat.settings, file.chat.trunk = (
+                about(self.model),
+                changed_settings(self.options),
+                trunk,
+            )
             if self.lines or trunk:
                 file.write(self.lines)
         except LocalllmError as error:
@@ -367,10 +372,6 @@ class TerminalConversation:
         self.file = None
 
 
-def turns(count: int) -> str:
-    return "turn was" if count == 1 else f"{count} turns were"
-
-
 def about(model: "Model") -> SessionModel:
     """Describe the model for a session file."""
     if model.file is None:  # a server's
@@ -378,11 +379,6 @@ def about(model: "Model") -> SessionModel:
     return SessionModel(
         model.name or file_stem(model.path), os.path.abspath(model.path), sessions.fingerprint(model.file)
     )
-
-
-def settings(options: "GenerationOptions") -> dict[str, object]:
-    """Return the options that differ from their defaults, for a session file."""
-    return {name: value for name, value, is_usual in list_settings(options) if not is_usual}
 
 
 def statistics(answer: "Generation", context: int) -> str:

@@ -42,6 +42,11 @@ def list_settings(options: "GenerationOptions") -> Iterator[tuple[str, object, b
         yield name, list(value) if isinstance(value, tuple) else value, value == getattr(model, name)
 
 
+def changed_settings(options: "GenerationOptions") -> dict[str, object]:
+    """Return the options that differ from their defaults, for a session file."""
+    return {name: value for name, value, is_usual in list_settings(options) if not is_usual}
+
+
 def change_option(options: "GenerationOptions", name: str, text: str) -> "GenerationOptions":
     """Return the options with one changed. Raises UsageError for an unknown name, an invalid value or none."""
     typed, name = name, name.lstrip("-").replace("-", "_")

@@ -7,12 +7,14 @@ hide text, are never printed on a terminal.
 import os
 import re
 import sys
+from time import monotonic
 from typing import BinaryIO, NoReturn, TextIO
 
 from localllm.system.processes import on_termination, restore_termination
 from localllm.system.terminal import is_console, is_silent, restore_terminal, understands_escapes
 
-PATIENCE = 2.0  # seconds without input on stdin before a hint is printed
+PATIENCE = 2.0  # seconds before a hint that input is missing, and before the first line of progress in words
+EVERY = 10.0  # seconds between two lines of progress in words
 # Replaced by U+FFFD: C0 and C1 controls except tab and newline, DEL, line separators, and marks that change the text's
 # direction.
 _HARMFUL = [*range(0x20), *range(0x7F, 0xA0), 0x061C, 0x200E, 0x200F, *range(0x2028, 0x202F), *range(0x2066, 0x206A)]
@@ -149,19 +151,32 @@ def dim_piece(text: str) -> None:
 
 
 class ProgressLine:
-    """A line on stderr that is overwritten, and removed at the end. Silent if stderr is no capable terminal."""
+    """A line on stderr that is overwritten, and removed at the end.
+
+    A terminal without escape sequences gets a line of its own now and then, other files none.
+    """
 
     def __init__(self) -> None:
         self._shown = ""
+        self._next = 0.0  # when a terminal without escape sequences gets a line; 0: nothing was shown yet
 
     def show(self, text: str) -> None:
         """Show the text, truncated to the terminal's width."""
+        if not is_terminal(sys.stderr):
+            return
+        if is_dumb():
+            self._next = self._next or monotonic() + PATIENCE
+            if monotonic() >= self._next:
+                self._next = monotonic() + EVERY
+                say(f"localllm: {text}")
+            return
         text = beginning(text, width_of(sys.stderr) - 1)
-        if text != self._shown and is_terminal(sys.stderr) and not is_dumb():
+        if text != self._shown:
             self._shown = text
             print(f"\r\x1b[K{text}", end="", file=sys.stderr, flush=True)
 
     def clear(self) -> None:
+        self._next = 0.0
         if self._shown:
             self._shown = ""
             print("\r\x1b[K", end="", file=sys.stderr, flush=True)

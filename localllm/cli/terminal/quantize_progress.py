@@ -21,46 +21,60 @@ ENCODING = "encoding"
 BY_SENSITIVITY = ("measuring scales:", "measuring formats:", "checking formats:")
 CALIBRATED = {"measuring scales:": 15.0, "calibrating": 70.0, "writing": 15.0}
 SIZED = {"measuring scales:": 15.0, "measuring formats:": 60.0, "checking formats:": 60.0} | CALIBRATED
-ENOUGH = 0.05  # of a stage, from which on its own pace tells more than its usual share
+ENOUGH = 0.05  # of a stage or of all, from which on its pace tells more than its usual share
+WIDE = 60  # columns from which on there is room for a bar
 
 
 class Stages:
     """Estimates the remaining time of a command with several stages, from their usual shares and the measured pace."""
 
     def __init__(self, shares: Mapping[str, float], clock: Callable[[], float] = monotonic):
-        """Start the clock; shares: of the whole time, by stage, in their order; their sum does not matter."""
+        """Set the shares of the whole time, by stage, in their order; their sum does not matter."""
         self._shares, self._clock = dict(shares), clock
-        self._stage_start = self._last = clock()
-        self._spent, self._stage = dict[str, float](), ""
+        self._last, self._stage = 0.0, ""
+        self._start, self._skipped = 0.0, 0.0  # of the stage: its time, and what was done before
+        self._spent, self._worked = dict[str, float](), dict[str, float]()
         self._done = dict.fromkeys(shares, 0.0)
 
     def update(self, stage: str, done: int, total: int) -> None:
-        """Record how much of a stage is done; earlier stages then count as finished."""
-        now = self._clock()
+        """Record how much of a stage is done; earlier stages then count as finished.
+
+        The pace counts from the first call: what came before, such as compiling, will not come again.
+        """
+        now, share_done = self._clock(), done / total if total else 1.0
         if stage != self._stage:
-            self._stage, self._stage_start = stage, self._last
+            is_first, self._stage = not self._stage, stage
+            self._start, self._skipped = (now, share_done) if is_first else (self._last, 0.0)
             for earlier in [*self._shares][: [*self._shares].index(stage)]:
                 self._done[earlier] = 1.0
-        self._spent[stage], self._last = now - self._stage_start, now
-        self._done[stage] = done / total if total else 1.0
+        self._spent[stage], self._worked[stage] = now - self._start, share_done - self._skipped
+        self._done[stage], self._last = share_done, now
 
     @property
     def fraction(self) -> float:
-        """Return the elapsed share of the total time, 0 to 1."""
+        """Return the elapsed share of the total time, 0 to 1; until it is known, the share of the work."""
         left, spent = self.left, sum(self._spent.values())
-        return spent / (spent + left) if left is not None and spent + left > 0 else 0.0
+        if left is None or spent + left <= 0:
+            return self._of_all(self._done)
+        return spent / (spent + left)
 
     @property
     def left(self) -> float | None:
-        """Return the estimated remaining seconds, None if unknown."""
-        over = sum(share * self._done[stage] for stage, share in self._shares.items() if stage in self._spent)
-        if over == 0:
+        """Return the estimated remaining seconds, None until enough was done to know them."""
+        worked = self._of_all(self._worked)
+        if min(self._done.values()) == 1.0:
+            return 0.0
+        if worked < ENOUGH:
             return None
-        pace = sum(self._spent.values()) / over  # seconds for a share of 1
-        done = self._done.get(self._stage, 0.0)
+        pace = sum(self._spent.values()) / worked / sum(self._shares.values())  # seconds for a share of 1
+        done, in_stage = self._done[self._stage], self._worked[self._stage]
         later = sum(self._shares[stage] for stage in [*self._shares] if self._done[stage] == 0)
-        stage_seconds = self._spent[self._stage] / done if done > ENOUGH else pace * self._shares[self._stage]
+        stage_seconds = self._spent[self._stage] / in_stage if in_stage > ENOUGH else pace * self._shares[self._stage]
         return stage_seconds * (1 - done) + pace * (later - self._shares[self._stage] * (done == 0))
+
+    def _of_all(self, done: Mapping[str, float]) -> float:
+        """Return how much of the whole time these parts of stages usually take, 0 to 1."""
+        return sum(self._shares[stage] * part for stage, part in done.items()) / sum(self._shares.values())
 
 
 class Progress:
@@ -117,10 +131,13 @@ class _Bar:
         """Draw the bar for the first time: what is printed before stays above it."""
         from rich.console import Console
         from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn
+        from rich.table import Column
 
         self._line.clear()
-        columns = (BarColumn(), TaskProgressColumn(), TextColumn("{task.description}"))
-        progress = Progress(*columns, console=Console(stderr=True), transient=True)
+        console, percentage = Console(stderr=True), TaskProgressColumn(table_column=Column(min_width=4, no_wrap=True))
+        text = TextColumn("{task.description}", table_column=Column(no_wrap=True, overflow="ellipsis"))
+        columns = (BarColumn(), percentage, text) if console.width >= WIDE else (percentage, text)
+        progress = Progress(*columns, console=console, transient=True)
         self._task = progress.add_task("", total=1.0)
         progress.start()
         return progress

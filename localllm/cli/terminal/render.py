@@ -9,6 +9,7 @@ from localllm.errors import CutError
 
 if TYPE_CHECKING:
     from localllm.cli.terminal.stream_renderer import Page
+    from localllm.generation.beam_search import Answer
     from localllm.generation.generate import Generation
 
 NARROWEST = 10  # columns of a cell that is cut
@@ -63,11 +64,17 @@ def count_noun(count: int, noun: str) -> str:
     return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
 
 
-def require_answer(answer: "Generation") -> None:
-    """Say that an answer is only reasoning. Raises CutError if it was cut there."""
-    if answer.text or answer.calls or not answer.thinking or answer.finish_reason == "interrupted":
+def is_only_reasoning(answer: "Generation | Answer") -> bool:
+    """Return whether an answer has ended in its reasoning, or after it, without a text."""
+    calls: object = getattr(answer, "calls", None)  # a search's answer has none
+    return bool(answer.thinking and not (answer.text or calls or answer.finish_reason == "interrupted"))
+
+
+def require_answers(answers: "Sequence[Generation | Answer]") -> None:
+    """Say that all answers are only reasoning, if so. Raises CutError if one was cut there."""
+    if not all(map(is_only_reasoning, answers)):
         return
-    if answer.finish_reason == "length":
+    if any(answer.finish_reason == "length" for answer in answers):
         raise CutError("the answer is empty: its reasoning was cut off; raise -n or the context, or set --think-budget")
     say(EMPTY)
 

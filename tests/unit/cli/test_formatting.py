@@ -276,6 +276,21 @@ def test_a_line_is_silent_where_nothing_can_be_written_over(capsys, on_terminal,
     assert capsys.readouterr().err == ""
 
 
+def test_progress_is_told_in_words_on_a_dumb_terminal(capsys, on_terminal, monkeypatch):
+    on_terminal("stderr")
+    monkeypatch.setenv("TERM", "dumb")
+    now = [100.0]
+    monkeypatch.setattr(terminal, "monotonic", lambda: now[0])
+    line, lines = terminal.ProgressLine(), list[str]()
+    for now[0] in (100.0, 101.9, 102.0, 103.0, 111.9, 112.0):
+        line.show(f"at {now[0]:g}")
+        lines += capsys.readouterr().err.splitlines()
+    assert lines == ["localllm: at 102", "localllm: at 112"]
+    line.clear()
+    line.show("anew")
+    assert capsys.readouterr().err == ""
+
+
 # ---- lists ----------------------------------------------------------------------------------------------------------
 
 

@@ -657,6 +657,20 @@ def test_ended_at_random_points_the_old_file_is_whole(number: int, code: int, ca
         assert (tmp_path / "x.gguf").read_text() == "old" and len(list(tmp_path.iterdir())) == 1, call
 
 
+@pytest.mark.parametrize("columns", [10, 20, 80])
+def test_the_percentage_is_shown_however_narrow_the_terminal_is(columns: int, monkeypatch, capsys):
+    monkeypatch.setenv("COLUMNS", str(columns))
+    progress = quantize_progress.Progress({"encoding": 1.0}, ProgressLine())
+    progress._display = quantize_progress._Bar(ProgressLine())
+    with progress as show:
+        show("encoding", 1, 10, "blk.0.attn_q.weight")
+        table = progress._display._progress.get_renderable()  # type: ignore[union-attr]
+        console = progress._display._progress.console  # type: ignore[union-attr]
+        with console.capture() as captured:
+            console.print(table)
+    assert " 10%" in captured.get()
+
+
 @pytest.mark.slow
 @posix
 def test_a_terminal_sees_how_far_it_is(tmp_path: Path):
@@ -865,10 +879,30 @@ def test_the_time_that_is_left():
     assert stages.left == pytest.approx(10)
     stages.update("writing", 100, 100)
     assert stages.left == 0 and stages.fraction == 1
+
+
+def test_no_time_is_estimated_before_the_pace_is_known():
+    """What comes before the first part, and what an earlier run has done, says nothing about the pace."""
+    now = [0.0]
     resumed = Stages({"scales": 1.0, "matrices": 6.0, "writing": 1.0}, lambda: now[0])
-    now[0] = 430.0
+    now[0] = 30.0
     resumed.update("matrices", 50, 100)
-    assert resumed.left == pytest.approx(60 + 20)
+    assert resumed.left is None and resumed.fraction == pytest.approx((1 + 3) / 8)
+    now[0] = 31.0
+    resumed.update("matrices", 52, 100)
+    assert resumed.left is None
+    now[0] = 60.0
+    resumed.update("matrices", 75, 100)
+    assert resumed.left == pytest.approx(30 + 20)
+    encoding = Stages({"encoding": 1.0}, lambda: now[0])
+    now[0] = 90.0  # kernels were compiled
+    encoding.update("encoding", 1, 1000)
+    now[0] = 91.0
+    encoding.update("encoding", 11, 1000)
+    assert encoding.left is None and encoding.fraction == pytest.approx(0.011)
+    now[0] = 96.0
+    encoding.update("encoding", 61, 1000)
+    assert encoding.left == pytest.approx(6 / 60 * 939)
 
 
 def test_the_bar_ends_with_the_work():

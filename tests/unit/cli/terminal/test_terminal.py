@@ -277,7 +277,7 @@ def test_chat_goes_on_after_errors(monkeypatch, capsys):
 def test_one_answer_of_chat(has_tools: bool, monkeypatch):
     """As of run: Ctrl-C is told by the exit code, and so is an answer that was cut short of its form."""
     settled: list[Any] = []
-    answer, ends = SimpleNamespace(finish_reason="length", text="x"), [False]
+    answer, ends = SimpleNamespace(finish_reason="length", text="x", thinking=""), [False]
     model, formed = Opened("m.gguf"), GenerationOptions(constraint=constraint_of(regex="a"))
     monkeypatch.setattr("localllm.cli.terminal.tool_calls.answer_with_tools", lambda *told: (answer, [], ends[0]))
     monkeypatch.setattr(chat, "begin", lambda *told: answer)
