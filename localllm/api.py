@@ -361,7 +361,7 @@ def open_with_options(
 def tokenizer_of(file: GGUFFile) -> Tokenizer:
     """Return the file's tokenizer. Raises ModelError, which names the file."""
     try:
-        return Tokenizer.from_metadata(file.metadata, file.oddities)
+        return Tokenizer.from_metadata(file.metadata, file.oddities, file.path)
     except ModelError as error:
         raise type(error)(f"{file.path}: {error}") from None
 

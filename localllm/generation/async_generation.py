@@ -2,7 +2,7 @@
 
 import asyncio
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Generic, Self, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, Self, TypeVar
 
 if TYPE_CHECKING:
     from localllm.generation.generate import Generation
@@ -31,7 +31,8 @@ class AsyncGeneration(Generic[Answer]):
         if name.startswith("_"):
             raise AttributeError(name)
         if self._generation is None:
-            raise AttributeError(f"the answer has no {name!r} before generation starts", name=name, obj=self)
+            advice = "iterate over it with `async for`, or await complete()"
+            raise AttributeError(f"the answer has no {name!r} before generation starts: {advice}", name=name, obj=self)
         return getattr(self._generation, name)
 
     def __aiter__(self) -> Self:
@@ -73,6 +74,12 @@ class AsyncGeneration(Generic[Answer]):
         self.stop()
         if self._generation:
             await asyncio.to_thread(self._generation.close)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Pickle and deepcopy the answer so far as plain data. Raises TypeError before generation starts."""
+        if self._generation is None:
+            raise TypeError("an answer that has not begun cannot be copied or pickled: await complete() first")
+        return self._generation.__reduce__()
 
     async def __aenter__(self) -> Self:
         return self

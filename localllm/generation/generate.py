@@ -5,13 +5,15 @@ from contextlib import suppress
 from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
+from localllm.generation.answer_record import AnswerRecord, as_message, record_of
 from localllm.generation.options import GenerationOptions
 from localllm.generation.prefix_cache import PrefixCache
-from localllm.generation.reasoning import TextIterator, TextPart
+from localllm.generation.reasoning import TextPart
 from localllm.generation.request import Completion, Request
 from localllm.generation.scheduler import Scheduler
 from localllm.generation.speculation.drafter import Drafter
 from localllm.generation.task import Task
+from localllm.generation.text_iterator import TextIterator
 from localllm.text.messages import Message
 from localllm.text.tokenizer import Tokenizer
 
@@ -44,8 +46,15 @@ def text_parts(scheduler: Scheduler, cache: PrefixCache, answer: Completion) -> 
         raise request.error
 
 
+# Attributes of a Generation that are there before its first step.
+KNOWN_BEFORE = frozenset(("prompt", "seen", "prompt_tokens", "seed", "kept"))
+
+
 class Generation(TextIterator):
     """An answer that is being generated: an iterator of pieces of text, with attributes about the answer.
+
+    Reading an attribute of the result, such as its text, generates the whole answer if iterating has not begun; during
+    the iteration, and after it was left, attributes are those of the answer so far.
 
     Attributes:
         parts: an iterator over (kind, text) that includes the reasoning, see generation.reasoning.
@@ -100,10 +109,13 @@ class Generation(TextIterator):
         def __getattr__(self, name: str) -> object:
             if name not in Generation.__annotations__:
                 raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}", name=name, obj=self)
+            if name not in KNOWN_BEFORE:
+                self.finish_unread()
             return getattr(self._answer, name)
 
     @property
     def finish_reason(self) -> str:
+        self.finish_unread()
         return self._answer.finish_reason or "interrupted"
 
     @property
@@ -118,10 +130,12 @@ class Generation(TextIterator):
 
     def message(self) -> Message:
         """Return the answer as a message, with reasoning and tool calls if there are any."""
-        reasoning: Message = {"reasoning_content": self.thinking} if self.thinking else {}
-        if self.calls:
-            reasoning["tool_calls"] = [call.to_message() for call in self.calls]
-        return {"role": "assistant", "content": self.text, **reasoning}
+        return as_message(self)
+
+    def __reduce__(self) -> tuple[type[AnswerRecord], tuple[dict[str, Any]]]:
+        """Pickle and deepcopy as plain data, generated first if nobody has begun to iterate."""
+        self.finish_unread()
+        return record_of(self._answer)
 
     def stop(self) -> None:
         """End the answer before the model's next step. Any thread may call it; the iterator then ends."""

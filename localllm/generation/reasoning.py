@@ -11,7 +11,7 @@ the vocabulary has, so that an answer can mention <think>. Marks may be split ov
 space around reasoning, are not part of the texts.
 """
 
-from collections.abc import Generator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from copy import copy
 from dataclasses import field, replace
 from typing import TYPE_CHECKING, NamedTuple, Protocol, Self
@@ -260,21 +260,6 @@ class Thinking:
     def inside(self) -> Self:
         """Return a copy that starts inside the reasoning."""
         return replace(self, is_open=True, has_words=True)
-
-
-class TextIterator:
-    """Iterates over the pieces of an answer's text; parts: iterates over all parts, such as reasoning and calls."""
-
-    parts: Generator[TextPart, None, None]
-
-    def __iter__(self) -> Self:
-        return self
-
-    def __next__(self) -> str:
-        for kind, text in self.parts:
-            if kind == ANSWER:
-                return text
-        raise StopIteration
 
 
 class ReasoningParser:

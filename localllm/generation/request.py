@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 import numpy as np
 
 from localllm.engine.run import PRECISE_TOKENS
-from localllm.errors import LocalllmError, UsageError
+from localllm.errors import LocalllmError
+from localllm.generation.answer_record import Recordable
 from localllm.generation.chunked_prefill import PrefillSegment, PrefillSegments
 from localllm.generation.constraints.token_mask import AnswerState
 from localllm.generation.logprobs import LikelyToken, token_logprobs
@@ -112,7 +113,7 @@ class Output(NamedTuple):
     logits: np.ndarray
 
 
-class Completion:
+class Completion(Recordable):
     """An answer that is being generated, with its statistics.
 
     Attributes:
@@ -184,15 +185,6 @@ class Completion:
         from localllm.generation.tools.tool_call import complete_calls
 
         return complete_calls(self.guide.transcript.calls) if self.guide.transcript.calls else []
-
-    @property
-    def parsed(self) -> Any:
-        """The answer as an object of its schema's type. Raises UsageError without a schema, and as parse_answer."""
-        if self.options.constraint is None or self.options.constraint.kind != "schema":
-            raise UsageError("the answer has no schema by which it could be parsed")
-        from localllm.generation.constraints.python_types import parse_answer
-
-        return parse_answer(self.text, self.finish_reason, self.options.result_type)
 
     @property
     def tokens(self) -> list[int]:

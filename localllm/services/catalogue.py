@@ -113,6 +113,9 @@ class MissingError(ModelError):
         size = f" ({reference.size})" if reference.size else ""
         super().__init__(f"{reference.text}: not on this computer; `localllm pull {reference.text}` gets it{size}")
 
+    def __reduce__(self) -> tuple[type["MissingError"], tuple[HubReference]]:
+        return MissingError, (self.reference,)
+
 
 def registry_path() -> Path:
     """Return the path of models.toml, installed with the other data or at the repository's top."""

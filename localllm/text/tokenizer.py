@@ -5,15 +5,16 @@ Token ids are the same as llama.cpp's: the tests use its vocabularies and test v
 
 import codecs
 import copy
+import os
 import sys
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
 from os import PathLike
 from typing import TYPE_CHECKING, Self
 
-from localllm.errors import UsageError
+from localllm.errors import ModelError, UsageError
 from localllm.files.gguf.file import GGUFFile
-from localllm.files.gguf.metadata import Oddities
+from localllm.files.gguf.metadata import Metadata, Oddities
 from localllm.files.gguf.metadata_reader import Checked
 from localllm.text.pretokenize import GROWTH, to_nfc, uses_nfc
 from localllm.text.special_tokens import BREAK, IMAGE, Markers, SpecialTokens, without_surrogates
@@ -41,6 +42,7 @@ class Tokenizer:
         marks_pairs: whether the model (BERT) reads two texts with one separator token, and token types 0 and 1.
         end_texts: strings that end an answer if the chat template contains them; no token has these texts.
         warnings: lines for the user, including those about the file.
+        path: absolute path of its file, None for one of metadata alone.
     """
 
     def __init__(self, metadata: Mapping[str, object], oddities: Oddities | None = None) -> None:
@@ -55,6 +57,7 @@ class Tokenizer:
         self.bos_id, self.eos_id, self.end_ids = vocabulary.bos_id, vocabulary.eos_id, vocabulary.end_ids
         self.adds_bos, self.adds_eos = vocabulary.adds_bos, vocabulary.adds_eos
         self._oddities, self._warning, self._metadata = oddities, vocabulary.warning, metadata
+        self.path: str | None = None
         self.chat_template = _chat_template(Checked(metadata, "tokenizer."))
         self.chat_templates = _named_templates(Checked(metadata, "tokenizer."))
         self._subwords = _dialect(vocabulary)(vocabulary)
@@ -82,12 +85,28 @@ class Tokenizer:
     def from_file(cls, path: str | PathLike[str]) -> Self:
         """Load the tokenizer of a GGUF file; one with a vocabulary and no tensors is enough."""
         with GGUFFile.open(path) as file:
-            return cls(file.metadata, file.oddities)
+            return cls.from_metadata(file.metadata, file.oddities, file.path)
 
     @classmethod
-    def from_metadata(cls, metadata: Mapping[str, object], oddities: Oddities | None = None) -> Self:
-        """Build the tokenizer that a GGUF file's metadata describes."""
-        return cls(metadata, oddities)
+    def from_metadata(
+        cls, metadata: Mapping[str, object], oddities: Oddities | None = None, path: str | None = None
+    ) -> Self:
+        """Build the tokenizer that a GGUF file's metadata describes; path: of the file, to pickle the tokenizer."""
+        tokenizer = cls(metadata, oddities)
+        tokenizer.path = None if path is None else os.path.abspath(path)
+        return tokenizer
+
+    def __reduce__(self) -> tuple[Callable[..., "Tokenizer"], tuple[str, str]]:
+        """Pickle as the path of the file, which is opened again, and a hash of its vocabulary. Raises TypeError."""
+        if self.path is None:
+            raise TypeError("a tokenizer that is from no file cannot be pickled: use Tokenizer.from_file")
+        return open_again, (self.path, hash_vocabulary(self._metadata))
+
+    def __copy__(self) -> Self:
+        return self
+
+    def __deepcopy__(self, copied: object) -> Self:
+        return self
 
     def encode(self, text: str, special: bool = False, bos: bool = False, eos: bool = False) -> list[int]:
         """Encode a text.
@@ -287,3 +306,22 @@ class StreamDecoder:
     def flush(self) -> str:
         """Return the rest: U+FFFD if the last character is incomplete, otherwise ""."""
         return self._characters.decode(b"", final=True)
+
+
+def hash_vocabulary(metadata: Mapping[str, object]) -> str:
+    """Hash the metadata of a tokenizer."""
+    import hashlib  # seldom needed
+
+    keys = sorted(key for key in metadata if key.startswith("tokenizer."))
+    as_stored = metadata.fingerprint(*keys) if isinstance(metadata, Metadata) else None
+    return as_stored or hashlib.sha256(repr([(key, metadata[key]) for key in keys]).encode()).hexdigest()
+
+
+def open_again(path: str, vocabulary: str) -> Tokenizer:
+    """Open the file of a pickled tokenizer. Raises ModelError if it is gone or has another vocabulary now."""
+    if not os.path.exists(path):
+        raise ModelError(f"{path}: the file of a pickled tokenizer is gone")
+    tokenizer = Tokenizer.from_file(path)
+    if hash_vocabulary(tokenizer._metadata) != vocabulary:
+        raise ModelError(f"{path}: the file has another vocabulary than when its tokenizer was pickled")
+    return tokenizer

@@ -3,16 +3,19 @@
 import asyncio
 from collections.abc import Awaitable, Callable, Generator, Sequence
 from concurrent.futures import CancelledError, Future
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from localllm.errors import LocalllmError, UsageError
-from localllm.generation.reasoning import TextIterator, TextPart
+from localllm.frozen import frozen
+from localllm.generation.reasoning import TextPart
+from localllm.generation.text_iterator import TextIterator
 from localllm.generation.tools.python_tools import name_of, perform, run_alone, wait_for
 from localllm.generation.tools.tool_call import ToolCall
 from localllm.text.messages import Message
 from localllm.values import whole_number
 
 if TYPE_CHECKING:
+    from localllm.generation.answer_record import AnswerRecord
     from localllm.generation.generate import Generation
 
 RESULT = "result"  # the kind of a part with the result of a call
@@ -20,13 +23,30 @@ Permission = Callable[[ToolCall], bool]
 REFUSED = "error: the user does not allow this call"
 
 
+@frozen
+class ToolRunRecord:
+    """A run that was pickled or copied, which cannot go on; attributes as those of ToolRun."""
+
+    messages: list[Message]
+    calls: list[ToolCall]
+    answer: "AnswerRecord"
+
+    @property
+    def text(self) -> str:
+        return self.answer.text
+
+    @property
+    def finish_reason(self) -> str:
+        return self.answer.finish_reason
+
+
 class ToolRun(TextIterator):
     """A conversation that continues until an answer calls no tool: iterate over it for the text, or over `parts`.
 
+    Reading an attribute of the result, such as its text, runs it to the end if iterating has not begun.
+
     Attributes:
         parts: an iterator over (kind, text): parts of answers, "call" with a tool's name, "arguments" and "result".
-        messages: the answers and results so far.
-        calls: the calls so far, performed or refused.  answer: the latest answer.
     """
 
     def __init__(
@@ -49,9 +69,27 @@ class ToolRun(TextIterator):
         self._begin, self._permission, self._most = begin, permission, whole_number("max_turns", max_turns)
         self._loop, self._is_stopped = loop, False
         self._running: Future[object] | None = None
-        self.messages, self.calls = list[Message](), list[ToolCall]()
-        self.answer: Generation = begin([])
+        self._messages, self._calls = list[Message](), list[ToolCall]()
+        self._answer: Generation = begin([])
         self.parts = self._run()
+
+    @property
+    def messages(self) -> list[Message]:
+        """The answers and results so far."""
+        self.finish_unread()
+        return self._messages
+
+    @property
+    def calls(self) -> list[ToolCall]:
+        """The calls so far, performed or refused."""
+        self.finish_unread()
+        return self._calls
+
+    @property
+    def answer(self) -> "Generation":
+        """The latest answer."""
+        self.finish_unread()
+        return self._answer
 
     @property
     def text(self) -> str:
@@ -63,29 +101,33 @@ class ToolRun(TextIterator):
         """Return why the latest answer ended: "stop", "length" or "interrupted"."""
         return self.answer.finish_reason
 
+    def __reduce__(self) -> tuple[type[ToolRunRecord], tuple[Any, ...]]:
+        """Pickle and deepcopy as plain data, run first if nobody has begun to iterate."""
+        return ToolRunRecord, (self.messages, self.calls, self.answer)
+
     def _run(self) -> Generator[TextPart, None, None]:
         """Run the turns. Raises LocalllmError if there are too many."""
         turns = 0
         while True:
-            yield from self.answer.parts
+            yield from self._answer.parts
             if self._is_stopped:
                 return
-            self.messages.append(self.answer.message())
-            if not self.answer.calls:
+            self._messages.append(self._answer.message())
+            if not self._answer.calls:
                 return
             turns += 1
             if turns > self._most:
                 raise LocalllmError(f"the model called tools {self._most} times without answering; raise max_turns")
-            for call in self.answer.calls:
-                self.messages.append(self._result(call))
+            for call in self._answer.calls:
+                self._messages.append(self._result(call))
                 if self._is_stopped:
                     return
-                yield TextPart(RESULT, self.messages[-1]["content"])
-            self.answer = self._begin(self.messages)
+                yield TextPart(RESULT, self._messages[-1]["content"])
+            self._answer = self._begin(self._messages)
 
     def _result(self, call: ToolCall) -> Message:
         """Perform a call; the model is told about errors."""
-        self.calls.append(call)
+        self._calls.append(call)
         if self._permission and not self._permission(call):
             text = REFUSED
         else:
@@ -109,11 +151,11 @@ class ToolRun(TextIterator):
     def stop(self) -> None:
         """Stop before the model's next step. Any thread may call this."""
         self._is_stopped = True
-        self.answer.stop()
+        self._answer.stop()
         if self._running:
             self._running.cancel()
 
     def close(self) -> None:
         """Stop the run."""
         self.stop()
-        self.answer.close()
+        self._answer.close()

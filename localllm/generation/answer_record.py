@@ -1,0 +1,114 @@
+"""Answers as plain data: what pickle and deepcopy keep of them."""
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any, Self
+
+from localllm.errors import UsageError
+from localllm.text.messages import Message
+
+if TYPE_CHECKING:
+    from localllm.generation.logprobs import LikelyToken
+    from localllm.generation.options import GenerationOptions
+    from localllm.generation.tools.tool_call import ToolCall
+
+# Attributes of answers that are kept, besides those from which `parsed` is made.
+KEPT = (
+    "prompt", "ids", "tokens", "text", "thinking", "calls", "logprobs", "logprob", "seed", "finish_reason",
+    "prompt_tokens", "completion_tokens", "cached_tokens", "prefill_s", "ttft_s", "decode_s", "dropped", "skipped",
+    "kept", "is_full", "steps", "drafted", "accepted",
+)  # fmt: skip
+
+
+class AnswerRecord:
+    """An answer that was pickled or copied: the attributes of a Generation or Completion, which cannot go on.
+
+    Iterating over it yields nothing, as over an answer that was read to its end.
+    """
+
+    prompt: list[int]
+    ids: list[int]
+    tokens: list[int]
+    text: str
+    thinking: str
+    calls: "list[ToolCall]"
+    logprobs: "list[LikelyToken]"
+    finish_reason: str
+    prompt_tokens: int
+    completion_tokens: int
+
+    def __init__(self, values: dict[str, Any]):
+        self.__dict__.update(values)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(())
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, AnswerRecord) and vars(self) == vars(other)
+
+    __hash__ = object.__hash__
+
+    def __repr__(self) -> str:
+        return f"AnswerRecord(text={self.text!r}, finish_reason={self.finish_reason!r})"
+
+    @property
+    def parsed(self) -> Any:
+        """The answer as an object of its schema's type, see Completion.parsed."""
+        return parsed(self.text, self.finish_reason, self.__dict__["has_schema"], self.__dict__["result_type"])
+
+    def message(self) -> Message:
+        """Return the answer as a message, see Generation.message."""
+        return as_message(self)
+
+
+class Recordable:
+    """Base of Completion: what it and its record share."""
+
+    finish_reason: str
+    options: "GenerationOptions"
+
+    @property
+    def text(self) -> str:
+        raise NotImplementedError
+
+    @property
+    def parsed(self) -> Any:
+        """The answer as an object of its schema's type. Raises UsageError without a schema, and as parse_answer."""
+        return parsed(self.text, self.finish_reason, has_schema(self.options), self.options.result_type)
+
+    def __reduce__(self) -> tuple[type[AnswerRecord], tuple[dict[str, Any]]]:
+        """Pickle and deepcopy as plain data."""
+        return record_of(self)
+
+    def __copy__(self) -> Self:
+        twin = type(self).__new__(type(self))
+        twin.__dict__.update(self.__dict__)
+        return twin
+
+
+def has_schema(options: "GenerationOptions") -> bool:
+    """Return whether an answer has a JSON schema."""
+    return options.constraint is not None and options.constraint.kind == "schema"
+
+
+def record_of(answer: Any) -> tuple[type[AnswerRecord], tuple[dict[str, Any]]]:
+    """Return how to make an answer's record, for pickle; answer: a Completion."""
+    values = {name: getattr(answer, name) for name in KEPT}
+    values |= {"has_schema": has_schema(answer.options), "result_type": answer.options.result_type}
+    return AnswerRecord, (values,)
+
+
+def parsed(text: str, finish_reason: str, has_schema: bool, result_type: object) -> Any:
+    """Parse the text of an answer with a schema. Raises UsageError without one, and as parse_answer."""
+    if not has_schema:
+        raise UsageError("the answer has no schema by which it could be parsed")
+    from localllm.generation.constraints.python_types import parse_answer
+
+    return parse_answer(text, finish_reason, result_type)
+
+
+def as_message(answer: Any) -> Message:
+    """Return an answer as a message, with reasoning and tool calls if there are any."""
+    reasoning: Message = {"reasoning_content": answer.thinking} if answer.thinking else {}
+    if answer.calls:
+        reasoning["tool_calls"] = [call.to_message() for call in answer.calls]
+    return {"role": "assistant", "content": answer.text, **reasoning}
