@@ -3,24 +3,33 @@
 The page is one self-contained file, which loads nothing from other sites.
 """
 
+import asyncio
 import base64
 import hashlib
+import os
 import re
+import threading
+from collections.abc import Sequence
+from contextlib import suppress
 from functools import cache
 from pathlib import Path
 
 from starlette.requests import Request
 from starlette.responses import Response
 
-from localllm.errors import UsageError
+from localllm.errors import LocalllmError, UsageError
+from localllm.files.gguf.file import GGUFFile
+from localllm.frozen import frozen
 from localllm.server.fields import Body
-from localllm.server.http import json_response, read_json
+from localllm.server.http import RejectedRequestError, encode_json, json_response, read_json
 from localllm.server.messages import parse_tool_calls
+from localllm.server.model_pool import ModelEntry
 from localllm.server.service import Service
 from localllm.services import sessions
 
 FILE = Path(__file__).with_name("page.html")
 MOST_MESSAGES = 10_000
+WRITING = threading.Lock()  # a page that was loaded again may write while its older request is still at work
 
 
 @cache
@@ -55,25 +64,104 @@ async def list_sessions(service: Service, request: Request) -> Response:
 
 
 async def read_session(service: Service, request: Request) -> Response:
-    """Return one conversation's messages and model."""
+    """Return one conversation: its messages, its revision, and its model by the name under which it is served."""
     chat = sessions.read(request.path_params["name"])
-    return json_response({"messages": chat.messages, "model": chat.model.name})
+    model = await asyncio.to_thread(find_served_name, [*service.pool.entries.values()], chat)
+    return json_response({"messages": chat.messages, "model": model, "revision": revision_of(chat.messages)})
 
 
 async def write_session(service: Service, request: Request) -> Response:
-    """Store the messages of a conversation."""
+    """Store the messages of a conversation, and the model that answered.
+
+    A stored conversation is only changed by who knows it: `revision` is that of its stored state ("" for a new one), or
+    the messages continue the stored ones. `replaces` names another conversation, which is removed if it has the same
+    messages. Raises RejectedRequestError with 409 for another stored state.
+    """
     body = Body(await read_json(request, service.limits))
     messages = [parse_message(message) for message in body.require_list("messages")]
     if len(messages) > MOST_MESSAGES:
         raise UsageError(f"messages should be at most {MOST_MESSAGES}")
     if any(message["role"] == "system" for message in messages[1:]):
         raise UsageError("messages: only the first message may have the role system")
-    entry = service.pool.resolve(body.get_text("model"))
-    with sessions.SessionFile(request.path_params["name"]) as file:
-        if file.is_new:
-            file.chat.model = sessions.SessionModel(entry.name, entry.path)
-        file.write(keep_stored_details(file.chat.messages, messages))
-    return json_response({"name": request.path_params["name"]})
+    entry = service.pool.resolve(name) if (name := body.get_text("model")) else None
+    update = Update(request.path_params["name"], messages, entry, body.get_text("revision"), body.get_text("replaces"))
+    revision = await asyncio.to_thread(store, update)
+    return json_response({"name": update.name, "revision": revision})
+
+
+@frozen
+class Update:
+    """A request to store a conversation; see `write_session`."""
+
+    name: str
+    messages: list[sessions.Line]
+    entry: ModelEntry | None
+    revision: str | None
+    replaces: str | None
+
+
+def store(update: Update) -> str:
+    """Store a conversation; return its revision. Raises UsageError, LocalllmError, RejectedRequestError."""
+    with WRITING, sessions.SessionFile(update.name) as file:
+        if not (file.is_new or may_replace(file.chat.messages, update)):
+            raise RejectedRequestError(
+                409, f"there is another conversation {update.name!r}, or it was changed elsewhere; choose another name"
+            )
+        lines = keep_stored_details(file.chat.messages, update.messages)
+        model = describe_model(update.entry) if update.entry else file.chat.model
+        if model == file.chat.model:
+            file.write(lines)
+        else:
+            file.chat.model, file.chat.messages = model, lines
+            file.rewrite()
+    if update.replaces and update.replaces != update.name:
+        with suppress(LocalllmError):
+            if revision_of(sessions.read(update.replaces).messages) == revision_of(lines):
+                sessions.remove(update.replaces)
+    return revision_of(lines)
+
+
+def may_replace(stored: list[sessions.Line], update: Update) -> bool:
+    """Return whether an update was made by who knows the stored messages, or is only sent again."""
+    head = update.messages if update.revision == "" else update.messages[: len(stored)]
+    return update.revision == revision_of(stored) or sessions.visible_fields(stored) == sessions.visible_fields(head)
+
+
+def revision_of(messages: Sequence[sessions.Line]) -> str:
+    """Return a digest of the visible fields of a conversation's messages, without a question at the end.
+
+    A session without an answer to its last question is read without that.
+    """
+    if messages and messages[-1]["role"] == "user":
+        messages = messages[:-1]
+    return hashlib.blake2b(encode_json(sessions.visible_fields(messages)), digest_size=8).hexdigest()
+
+
+def describe_model(entry: ModelEntry) -> sessions.SessionModel:
+    """Describe a model of the pool for a session file, by its weights if its file can be read."""
+    if model := entry.model:
+        return sessions.describe_model(model.file)
+    try:
+        with GGUFFile.open(entry.path) as file:
+            return sessions.describe_model(file)
+    except LocalllmError:  # a conversation is saved all the same
+        return sessions.SessionModel(entry.name, entry.path)
+
+
+def find_served_name(entries: Sequence[ModelEntry], chat: sessions.SavedChat) -> str:
+    """Return under which name a conversation's model is served, or its own name if it is not.
+
+    The name that answered last counts; else the file, wherever it is now.
+    """
+    names = [message["model"] for message in reversed(chat.messages) if "model" in message][:1]
+    if any(entry.name in names for entry in entries):
+        return str(names[0])
+    files = [entry for entry in entries if os.path.realpath(entry.path) == os.path.realpath(chat.model.path)]
+    for entry in files or [entry for entry in entries if entry.name == chat.model.name]:
+        return entry.name
+    fingerprint = chat.model.fingerprint
+    alike = (entry.name for entry in entries if fingerprint and describe_model(entry).fingerprint == fingerprint)
+    return next(alike, chat.model.name)
 
 
 def keep_stored_details(old: list[sessions.Line], new: list[sessions.Line]) -> list[sessions.Line]:
@@ -100,6 +188,8 @@ def parse_message(message: object) -> dict[str, object]:
     parsed: dict[str, object] = {"role": role, "content": text}
     if reasoning:
         parsed["reasoning_content"] = reasoning
+    if role == "assistant" and (model := body.get_text("model")):
+        parsed["model"] = model
     if calls := body.get_list("tool_calls"):
         parsed["tool_calls"] = parse_tool_calls(calls, "tool_calls")
     if role == "tool":

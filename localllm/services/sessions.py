@@ -45,6 +45,12 @@ class SessionModel:
     path: str = ""
     fingerprint: str = ""
 
+    def is_same(self, other: "SessionModel") -> bool:
+        """Return whether both are of the same weights; without a fingerprint, whether they are of the same file."""
+        if self.fingerprint and other.fingerprint:
+            return self.fingerprint == other.fingerprint
+        return os.path.realpath(self.path) == os.path.realpath(other.path)
+
 
 @dataclass
 class SavedChat:
@@ -333,6 +339,13 @@ def format_message(message: Line) -> str:
     functions = [call["function"] for call in message.get("tool_calls") or ()]
     calls = [f"{function['name']} {function['arguments']}" for function in functions]
     return f"{message['role']}: " + "\n".join(filter(None, [message["content"], *calls]))
+
+
+def describe_model(file: "GGUFFile") -> SessionModel:
+    """Describe a model for a session file: by its own name, or its file's without one."""
+    name = file.metadata.get("general.name")
+    stem = Path(file.path).name.removesuffix(".gguf")
+    return SessionModel(name if isinstance(name, str) and name else stem, os.path.abspath(file.path), fingerprint(file))
 
 
 def fingerprint(file: "GGUFFile") -> str:

@@ -7,13 +7,17 @@ import signal
 import subprocess
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome", "chrome"))), None)
 OPTIONS = ["--headless=new", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage", "--no-first-run",
            "--remote-debugging-pipe", "--disable-background-networking", "--disable-extensions"]  # fmt: skip
+
+
+class NavigatedError(AssertionError):
+    """The page went away while it was asked."""
 
 
 class Tab:
@@ -43,6 +47,8 @@ class Tab:
             if told.get("method") in ("Runtime.exceptionThrown", "Log.entryAdded"):
                 self.errors.append(json.dumps(told["params"])[:300])
             if told.get("id") == self._number:
+                if "navigated" in told.get("error", {}).get("message", ""):
+                    raise NavigatedError
                 assert "error" not in told, told
                 return told["result"]
 
@@ -55,10 +61,18 @@ class Tab:
     def until(self, script: str) -> Any:
         """Wait until an expression has a value, and return it."""
         end = time.monotonic() + 30
-        while not (value := self.value(script)):
+        while True:
+            with suppress(NavigatedError):
+                if value := self.value(script):
+                    return value
             assert time.monotonic() < end, (script, self.errors, self.value("document.body.innerText"))
             time.sleep(0.05)
-        return value
+
+    def reload(self, is_ready: str) -> None:
+        """Load the page again, and wait until an expression has a value in the new one."""
+        self.value("window.isOld = true")
+        self.call("Page.reload")
+        self.until(f"!window.isOld && document.readyState === 'complete' && ({is_ready})")
 
     def press(self, key: str, text: str = "", code: int = 0) -> None:
         for kind in ("keyDown", "keyUp"):

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from localllm.cli.interactive.settings import changed_settings, with_settings
 from localllm.cli.options.constraint import tell_cut
 from localllm.cli.terminal.output import ProgressLine, dim, say
-from localllm.cli.terminal.render import EMPTY, count_noun, file_stem, is_only_reasoning, tell_overflow
+from localllm.cli.terminal.render import EMPTY, count_noun, is_only_reasoning, tell_overflow
 from localllm.cli.terminal.stream_renderer import page
 from localllm.cli.terminal.type_ahead import type_ahead
 from localllm.errors import LocalllmError, UsageError
@@ -350,7 +350,7 @@ class TerminalConversation:
         if file.lost:
             say(f"localllm: warning: the last turn of the session {name!r} was incomplete and has been removed")
         saved, current = file.chat.model, about(self.model)
-        if saved.fingerprint != current.fingerprint:
+        if not saved.is_same(current):
             say(
                 f"localllm: warning: the session {name!r} was started with another model, "
                 f"{saved.name or saved.path}; it continues with {current.name or current.path}"
@@ -376,9 +376,7 @@ def about(model: "Model") -> SessionModel:
     """Describe the model for a session file."""
     if model.file is None:  # a server's
         return SessionModel(model.name, model.path, f"{AT_ENDPOINT}{model.name}")
-    return SessionModel(
-        model.name or file_stem(model.path), os.path.abspath(model.path), sessions.fingerprint(model.file)
-    )
+    return sessions.describe_model(model.file)
 
 
 def statistics(answer: "Generation", context: int) -> str:

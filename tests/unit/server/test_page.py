@@ -187,11 +187,11 @@ def test_in_a_browser(tmp_path, monkeypatch):
         ask("hi")
         browser.until("document.querySelectorAll('article').length === 2 && !document.querySelector('#send').hidden")
         browser.value("document.querySelector('#keep').click()")
-        until(lambda: sessions.names() == ["trip"])
+        browser.until("document.querySelector('#sessions').value === 'trip'")
+        assert sessions.names() == ["trip"]
         assert [message["content"] for message in sessions.read("trip").messages] == ["hi", "Hi!"]
 
-        browser.call("Page.reload")
-        browser.until("[...document.querySelectorAll('#sessions option')].some((each) => each.value === 'trip')")
+        browser.reload("[...document.querySelectorAll('#sessions option')].some((each) => each.value === 'trip')")
         browser.value(
             "const s = document.querySelector('#sessions'); s.value = 'trip'; s.dispatchEvent(new Event('change'))"
         )

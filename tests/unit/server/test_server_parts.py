@@ -597,39 +597,6 @@ def test_messages_that_a_page_writes(given: Any, found: dict[str, Any] | None):
             page.parse_message(given)
 
 
-def test_a_page_writes_a_session(monkeypatch: pytest.MonkeyPatch, tmp_path: Any):
-    """Of the model that it talks with; an older one keeps its own."""
-    for name in ("XDG_DATA_HOME", "XDG_STATE_HOME", "LOCALAPPDATA"):
-        monkeypatch.setenv(name, str(tmp_path))
-    given: Any = {}
-
-    async def read_json(request: Any, limits: Any) -> Any:
-        return given
-
-    monkeypatch.setattr(page, "read_json", read_json)
-    books = {None: SimpleNamespace(name="m", path="m.gguf"), "other": SimpleNamespace(name="other", path="o.gguf")}
-    served: Any = SimpleNamespace(limits=None, pool=SimpleNamespace(resolve=books.__getitem__))
-    request: Any = SimpleNamespace(path_params={"name": "a"})
-
-    def write(*messages: dict[str, str], model: str | None = None) -> Any:
-        given.clear()
-        given.update({"messages": list(messages), "model": model})
-        return json.loads(asyncio.run(page.write_session(served, request)).body)
-
-    turn = {"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Yes"}
-    assert write(*turn) == {"name": "a"}
-    assert write({"role": "system", "content": "Be short"}, *turn, model="other") == {"name": "a"}
-    told = json.loads(asyncio.run(page.read_session(served, request)).body)
-    assert told == {"messages": [{"role": "system", "content": "Be short"}, *turn], "model": "m"}
-    assert json.loads(asyncio.run(page.list_sessions(served, request)).body) == {"sessions": [{"name": "a"}]}
-    with pytest.raises(UsageError, match="only the first message may have the role system"):
-        write(turn[0], {"role": "system", "content": "Be short"})
-    monkeypatch.setattr(page, "MOST_MESSAGES", 2)
-    assert write(*turn) == {"name": "a"}
-    with pytest.raises(UsageError, match="messages should be at most 2"):
-        write(*turn, turn[0])
-
-
 @pytest.mark.parametrize(
     ("items", "reason"),
     [

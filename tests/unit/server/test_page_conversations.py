@@ -1,0 +1,301 @@
+"""The page of localllm serve in headless Chromium: nothing that was asked, answered or typed is lost or misplaced."""
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from browser import CHROMIUM, Tab, tab
+from served import Served, scripted, serving
+from tiny_model import write_tiny_model
+
+from localllm.files.gguf.file import GGUFFile
+from localllm.services import sessions
+from tests.integration.test_serve import THINKS, until
+
+pytestmark = [pytest.mark.slow, pytest.mark.skipif(CHROMIUM is None, reason="needs Chromium")]
+
+SCRIPT = {
+    "rivers": "Rhine, Elbe, Oder.",
+    "long": "word " * 300,
+    "code": "Use `x` here:\n```python\nfirst = 1\nsecond = 'a long line " + "that goes on " * 20 + "'\n```\nDone.",
+    "think": "<think>Hm, well.</think>It is four.",
+}
+WIDTHS = (390, 1000)
+READY = "$('model').value && $('sessions').value"
+
+
+class Page:
+    """The page as a person uses it."""
+
+    def __init__(self, browser: Tab, served: Served):
+        self.browser, self.served = browser, served
+        self.value, self.until = browser.value, browser.until
+        self.resize(1000)
+        self.open()
+
+    def resize(self, width: int) -> None:
+        self.browser.call(
+            "Emulation.setDeviceMetricsOverride", width=width, height=800, deviceScaleFactor=1, mobile=False
+        )
+
+    def open(self) -> None:
+        self.browser.call("Page.navigate", url=self.served.url)
+        self.until(f"location.href.startsWith({self.served.url!r}) && document.readyState === 'complete' && {READY}")
+
+    def reload(self) -> None:
+        self.browser.reload(READY)
+
+    def type(self, text: str) -> None:
+        self.value("$('text').focus()")
+        self.browser.write(text)
+
+    def send(self, text: str) -> None:
+        self.type(text)
+        self.browser.press("Enter", "\r", 13)
+
+    def ask(self, text: str) -> None:
+        """Send a question and wait for the answer."""
+        count = len(self.articles)
+        self.send(text)
+        self.until(f"document.querySelectorAll('article').length === {count + 2} && !$('send').hidden")
+
+    def choose(self, text: str) -> None:
+        """Choose a conversation by what the list says."""
+        option = f"[...$('sessions').options].find((each) => each.textContent.startsWith({text!r}))"
+        self.until(f"Boolean({option})")
+        self.value(f"$('sessions').value = {option}.value, $('sessions').dispatchEvent(new Event('change'))")
+
+    def click(self, id: str) -> None:
+        self.value(f"$('{id}').click()")
+
+    def save_as(self, name: str) -> None:
+        self.value(f"window.prompt = () => {name!r}")
+        self.click("keep")
+
+    @property
+    def articles(self) -> list[str]:
+        return self.value("[...document.querySelectorAll('article > .said')].map((each) => each.textContent)")
+
+    def until_shown(self, *texts: str) -> None:
+        self.until(f"JSON.stringify({json.dumps(texts)}) === JSON.stringify({self.script_of_articles})")
+
+    script_of_articles = "[...document.querySelectorAll('article > .said')].map((each) => each.textContent)"
+
+    @property
+    def status(self) -> str:
+        return self.value("$('status').textContent")
+
+
+def contents(name: str) -> list[str]:
+    """Return the texts of a session, none if it does not exist yet."""
+    return [message["content"] for message in sessions.read(name).messages] if sessions.exists(name) else []
+
+
+def saved(name: str, *texts: str) -> None:
+    """Save a conversation of these texts, as `localllm chat` does."""
+    roles = ["user", "assistant"] * len(texts)
+    with sessions.SessionFile(name) as file:
+        file.write([{"role": role, "content": text} for role, text in zip(roles, texts, strict=False)])
+
+
+@pytest.fixture(scope="module")
+def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Tab]:
+    with tab(tmp_path_factory.mktemp("browser")) as opened:
+        yield opened
+
+
+@pytest.fixture
+def page(browser: Tab, tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> Iterator[Page]:
+    """A server of two models of different weights; each test has another origin, so another storage."""
+    monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path / "data"))
+    paths = [
+        str(write_tiny_model(tmp_path / f"{name}.gguf", seed, chat_template=THINKS)) for seed, name in enumerate("ab")
+    ]
+    models = {
+        name: lambda path=path: scripted(path, SCRIPT) for name, path in zip(("first", "second"), paths, strict=True)
+    }
+    browser.errors.clear()
+    with serving(models) as served:
+        yield Page(browser, served)
+        browser.call("Page.navigate", url="about:blank")
+    assert [error for error in browser.errors if "409 (Conflict)" not in error] == []
+
+
+def hold(page: Page, model: str = "first") -> Any:
+    """Hold the runs of a model, which is opened first; return what lets them go on."""
+    page.served.chat("warm", model=model)
+    gate = page.served.model(model).engine.gate
+    gate.clear()
+    return gate
+
+
+@pytest.mark.parametrize("is_begun", [False, True])
+def test_an_answer_goes_into_the_conversation_of_its_question(page: Page, is_begun: bool):
+    saved("C1", "one", "ONE")
+    saved("C2", "two", "TWO")
+    page.reload()
+    page.choose("C2")
+    page.until_shown("two", "TWO")
+    gate = hold(page)
+    page.send("rivers")
+    if is_begun:
+        page.until("$('log').children.length === 3")
+    page.choose("C1")
+    page.until_shown("one", "ONE")
+    assert page.value("$('stop').hidden && !$('send').hidden") and page.status == ""
+    gate.set()
+    until(lambda: contents("C2") == ["two", "TWO", "rivers", SCRIPT["rivers"]])
+    assert contents("C1") == ["one", "ONE"] and page.articles == ["one", "ONE"] and page.status == ""
+    page.ask("three")
+    until(lambda: contents("C1") == ["one", "ONE", "three", "THREE"])
+    page.choose("C2")
+    page.until_shown("two", "TWO", "rivers", SCRIPT["rivers"])
+
+
+def test_two_answers_are_written_at_once_and_stop_ends_the_one_that_is_shown(page: Page):
+    gate = hold(page)
+    page.send("long")
+    page.click("fresh")
+    assert page.articles == [] and page.value("$('stop').hidden")
+    page.send("rivers")
+    page.until("!$('stop').hidden")
+    page.click("stop")
+    page.until("$('status').textContent === 'Stopped.' && $('text').value === 'rivers'")
+    gate.set()
+    until(lambda: sessions.names() == ["long"])
+    page.choose("long")
+    page.until_shown("long", SCRIPT["long"])
+    page.choose("rivers (not saved)")
+    page.until("$('text').value === 'rivers'")
+
+
+def test_a_conversation_is_saved_by_itself_after_every_answer(page: Page):
+    page.ask("rivers")
+    until(lambda: contents("rivers") == ["rivers", SCRIPT["rivers"]])
+    page.ask("more?")
+    until(lambda: len(contents("rivers")) == 4)
+    page.click("fresh")
+    page.ask("rivers")
+    until(lambda: sorted(sessions.names()) == ["rivers", "rivers 2"])
+    assert len(contents("rivers")) == 4 and len(contents("rivers 2")) == 2
+    page.reload()
+    page.until_shown("rivers", SCRIPT["rivers"])
+
+
+def test_a_name_that_is_taken_is_refused_and_overwrites_nothing(page: Page):
+    saved("D1", "gold", "GOLD")
+    page.ask("silver")
+    until(lambda: "silver" in sessions.names())
+    page.save_as("D1")
+    page.until("$('status').textContent.includes('D1')")
+    assert page.status == "There is a conversation “D1” already; choose another name."
+    assert contents("D1") == ["gold", "GOLD"] and contents("silver") == ["silver", "SILVER"]
+    page.save_as("D2")
+    until(lambda: sorted(sessions.names()) == ["D1", "D2"])
+    page.ask("more")
+    until(lambda: contents("D2") == ["silver", "SILVER", "more", "MORE"])
+
+
+def test_a_conversation_that_was_continued_elsewhere_is_not_overwritten(page: Page):
+    saved("C1", "one", "ONE")
+    page.reload()
+    page.choose("C1")
+    page.until_shown("one", "ONE")
+    saved("C1", "one", "ONE", "there", "THERE")
+    page.ask("here")
+    until(lambda: "C1 2" in sessions.names())
+    assert contents("C1") == ["one", "ONE", "there", "THERE"]
+    assert contents("C1 2") == ["one", "ONE", "here", "HERE"]
+    page.until("$('sessions').value === 'C1 2'")
+    assert page.status == "“C1” was changed elsewhere; this is saved as “C1 2”."
+
+
+def test_a_reload_during_an_answer_loses_neither_question_nor_answer(page: Page):
+    gate = hold(page)
+    page.send("rivers")
+    page.until("!$('stop').hidden")
+    page.reload()
+    assert (page.articles, page.value("$('text').value")) == ([], "rivers")
+    gate.set()
+    page.browser.press("Enter", "\r", 13)
+    page.until_shown("rivers", SCRIPT["rivers"])
+    until(lambda: len(sessions.names()) == 1)
+    page.value("window.fetch = ((old) => (path, ...more) => path.startsWith('sessions/') ? new Promise(() => {}) : "
+               "old(path, ...more))(window.fetch)")  # fmt: skip
+    page.ask("think")  # its saving never ends
+    page.reload()
+    until(lambda: contents("rivers") == ["rivers", SCRIPT["rivers"], "think", "It is four."])
+    assert page.articles[2:] == ["think", "It is four."]
+
+
+def test_drafts_stay_with_their_conversations(page: Page):
+    saved("C1", "one", "ONE")
+    page.reload()
+    page.type("a new question")
+    page.choose("C1")
+    page.until_shown("one", "ONE")
+    assert page.value("$('text').value") == ""
+    page.type("a second question")
+    page.reload()
+    page.until_shown("one", "ONE")
+    assert page.value("$('text').value") == "a second question"
+    page.value("sessionStorage.removeItem('current')")  # another tab, after this one was closed
+    page.value("window.addEventListener('pagehide', () => sessionStorage.removeItem('current'))")
+    page.reload()
+    page.choose("a new question (not saved)")
+    assert page.value("$('text').value") == "a new question"
+    page.choose("C1")
+    page.until("$('text').value === 'a second question'")
+
+
+def test_a_conversation_has_its_own_model(page: Page, tmp_path: Any):
+    page.value("$('model').value = 'second', $('model').dispatchEvent(new Event('change'))")
+    page.ask("rivers")
+    until(lambda: sessions.names() == ["rivers"])
+    with GGUFFile.open(str(tmp_path / "b.gguf")) as file:
+        assert sessions.read("rivers").model == sessions.describe_model(file)
+    page.click("fresh")
+    page.value("$('model').value = 'first', $('model').dispatchEvent(new Event('change'))")
+    page.ask("hello")
+    page.reload()
+    assert page.value("$('model').value") == "first"
+    page.choose("rivers")
+    page.until("$('model').value === 'second'")
+    page.ask("more")
+    until(lambda: len(contents("rivers")) == 4)
+    assert sessions.read("rivers").messages[-1]["model"] == "second"
+    page.value("$('model').value = 'first', $('model').dispatchEvent(new Event('change'))")
+    page.ask("third")
+    until(lambda: len(contents("rivers")) == 6)
+    with GGUFFile.open(str(tmp_path / "a.gguf")) as file:
+        assert sessions.read("rivers").model == sessions.describe_model(file), "the file names who answered"
+
+
+def test_a_model_that_is_not_served_is_not_replaced_silently(page: Page):
+    with sessions.SessionFile("old") as file:
+        file.chat.model = sessions.SessionModel("gone", "/gone.gguf", "0123456789abcdef")
+        file.write([{"role": "user", "content": "one"}, {"role": "assistant", "content": "ONE"}])
+    page.reload()
+    page.choose("old")
+    page.until_shown("one", "ONE")
+    page.send("two")
+    assert page.status == "gone is not served here; choose another model."
+    assert page.value("$('text').value") == "two" and page.articles == ["one", "ONE"]
+
+
+def test_a_failed_question_goes_back_to_where_it_was_typed(page: Page):
+    page.value("window.fetch = () => Promise.reject(new TypeError('no net'))")
+    page.send("rivers")
+    page.until("$('status').textContent === 'no net'")
+    assert page.articles == [] and page.value("$('text').value") == "rivers" and sessions.names() == []
+
+
+@pytest.mark.parametrize("width", WIDTHS)
+def test_blocks_of_code_have_one_ground_and_fit(page: Page, width: int):
+    page.resize(width)
+    page.ask("code")
+    ground = "getComputedStyle(document.querySelector('{}')).backgroundColor"
+    clear = "rgba(0, 0, 0, 0)"
+    assert page.value(ground.format("figure pre code")) == clear != page.value(ground.format(".said > code"))
+    assert page.value("document.documentElement.scrollWidth") <= width

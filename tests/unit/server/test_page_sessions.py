@@ -1,0 +1,121 @@
+"""The conversations of the page: none is overwritten by another, and each names the model that answered."""
+
+import asyncio
+import json
+import os
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+pytest.importorskip("starlette", reason="needs the extra localllm[serve]")
+
+from tiny_model import write_tiny_model
+
+from localllm.errors import UsageError
+from localllm.files.gguf.file import GGUFFile
+from localllm.server import page
+from localllm.server.http import RejectedRequestError
+from localllm.server.model_pool import ModelEntry
+from localllm.services import sessions
+
+TURN = {"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Yes"}
+
+
+@pytest.fixture
+def page_of(monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -> Any:
+    """Write and read sessions as the page does; model: a name of the pool, of the file NAME.gguf."""
+    for name in ("XDG_DATA_HOME", "XDG_STATE_HOME", "LOCALAPPDATA"):
+        monkeypatch.setenv(name, str(tmp_path))
+    body: Any = {}
+
+    async def read_json(request: Any, limits: Any) -> Any:
+        return body
+
+    monkeypatch.setattr(page, "read_json", read_json)
+    for seed, name in enumerate(("m", "other")):
+        write_tiny_model(tmp_path / f"{name}.gguf", seed=seed)
+    entries = {name: ModelEntry(name, str(tmp_path / f"{name}.gguf")) for name in ("m", "other")}
+    entries["gone"] = ModelEntry("gone", str(tmp_path / "gone.gguf"))
+    pool = SimpleNamespace(resolve=entries.__getitem__, entries=entries)
+    served: Any = SimpleNamespace(limits=None, pool=pool)
+
+    def write(session: str, *messages: dict[str, str], **fields: Any) -> Any:
+        body.clear()
+        body.update({"messages": list(messages), **fields})
+        request: Any = SimpleNamespace(path_params={"name": session})
+        return json.loads(asyncio.run(page.write_session(served, request)).body)["revision"]
+
+    def read(session: str) -> Any:
+        request: Any = SimpleNamespace(path_params={"name": session})
+        return json.loads(asyncio.run(page.read_session(served, request)).body)
+
+    return SimpleNamespace(write=write, read=read, entries=entries, served=served, path=tmp_path)
+
+
+def test_a_page_writes_a_session(page_of: Any, monkeypatch: pytest.MonkeyPatch):
+    revision = page_of.write("a", *TURN, model="m")
+    assert page_of.read("a") == {"messages": [*TURN], "model": "m", "revision": revision}
+    longer = {"role": "system", "content": "Be short"}, *TURN
+    assert page_of.write("a", *longer, revision=revision) == page_of.read("a")["revision"] != revision
+    assert page_of.read("a")["messages"] == [*longer]
+    assert json.loads(asyncio.run(page.list_sessions(page_of.served, None)).body) == {"sessions": [{"name": "a"}]}  # type: ignore[arg-type]
+    with pytest.raises(UsageError, match="only the first message may have the role system"):
+        page_of.write("a", TURN[0], {"role": "system", "content": "Be short"})
+    monkeypatch.setattr(page, "MOST_MESSAGES", 2)
+    page_of.write("b", *TURN)
+    with pytest.raises(UsageError, match="messages should be at most 2"):
+        page_of.write("b", *TURN, TURN[0])
+
+
+@pytest.mark.parametrize("fields", [{}, {"revision": ""}, {"revision": "0123456789abcdef"}])
+def test_a_page_does_not_overwrite_another_conversation(page_of: Any, fields: dict[str, str]):
+    page_of.write("a", *TURN, model="m")
+    with pytest.raises(RejectedRequestError, match="another conversation 'a'") as failure:
+        page_of.write("a", {"role": "user", "content": "Silver"}, {"role": "assistant", "content": "No"}, **fields)
+    assert failure.value.status == 409 and page_of.read("a")["messages"] == [*TURN]
+
+
+def test_a_name_that_replaces_another_removes_only_the_same_conversation(page_of: Any):
+    page_of.write("a", *TURN)
+    page_of.write("b", *TURN, revision="", replaces="a")
+    assert sessions.names() == ["b"]
+    page_of.write("a", *TURN, *TURN)
+    page_of.write("c", *TURN, revision="", replaces="a")
+    page_of.write("d", *TURN, revision="", replaces="nothing")
+    assert sorted(sessions.names()) == ["a", "b", "c", "d"]
+
+
+def test_a_page_writes_the_model_that_answered(page_of: Any):
+    """By its own name and its weights, as `localllm chat` does; who continues with another one is named."""
+    revision = page_of.write("a", *TURN, model="m")
+    with GGUFFile.open(page_of.entries["m"].path) as file:
+        expected = sessions.describe_model(file)
+    assert sessions.read("a").model == expected and expected.fingerprint
+    revision = page_of.write("a", *TURN, *TURN, revision=revision, model="other")
+    assert sessions.read("a").model.path == page_of.entries["other"].path
+    page_of.write("a", *TURN, revision=revision)
+    assert sessions.read("a").model.path == page_of.entries["other"].path, "nobody answered"
+    page_of.write("b", *TURN, model="gone")
+    assert sessions.read("b").model == sessions.SessionModel("gone", page_of.entries["gone"].path)
+
+
+def test_a_page_finds_the_model_of_a_conversation(page_of: Any):
+    """By the name that answered, or by the file, wherever it is now; else it is told which one is not served."""
+    answer = {**TURN[1], "model": "other"}
+    page_of.write("a", TURN[0], answer, model="m")
+    assert page_of.read("a")["model"] == "other" and page_of.read("a")["messages"] == [TURN[0], answer]
+    page_of.write("b", *TURN, model="other")
+    assert page_of.read("b")["model"] == "other"
+    moved = page_of.path / "moved.gguf"
+    os.rename(page_of.entries["other"].path, moved)
+    page_of.entries["other"].path = str(moved)
+    assert page_of.read("b")["model"] == "other"
+    del page_of.entries["other"]
+    assert page_of.read("b")["model"] == sessions.read("b").model.name
+
+
+def test_a_session_is_of_the_same_model_by_its_weights_or_else_by_its_file():
+    first, moved = sessions.SessionModel("m", "/m.gguf", "1"), sessions.SessionModel("x", "/x.gguf", "1")
+    assert first.is_same(moved) and not first.is_same(sessions.SessionModel("m", "/m.gguf", "2"))
+    assert first.is_same(sessions.SessionModel("q", "/m.gguf")) and not first.is_same(sessions.SessionModel("m", "/q"))
