@@ -7,6 +7,7 @@ from localllm.compat.llama_arguments import ChatArguments, answer_options, lengt
 from localllm.compat.llama_completion import head, usage_of
 from localllm.compat.llama_logprobs import chat_logprobs
 from localllm.errors import UsageError
+from localllm.generation.arguments import alternatives
 from localllm.generation.logprobs import LikelyToken
 from localllm.generation.reasoning import REASONING, TextPart
 from localllm.generation.tools.tool_call import ToolCall, append_part
@@ -30,9 +31,9 @@ class ChatCompletion:
             options["schema"] = schema
         if stop and (arguments.grammar is not None or schema is not None):
             warn("stop has no effect together with grammar or response_format, which say where the answer ends")
-        if arguments.logprobs:
-            options["top_logprobs"] = arguments.top_logprobs or 0
-        self.model, self.is_legacy, self.has_logprobs = model, bool(arguments.functions), bool(arguments.logprobs)
+        if has_logprobs := arguments.logprobs not in (None, False):
+            options["top_logprobs"] = alternatives(arguments.logprobs, arguments.top_logprobs)
+        self.model, self.is_legacy, self.has_logprobs = model, bool(arguments.functions), has_logprobs
         self.head = head("chat.completion.chunk" if arguments.stream else "chat.completion", "chatcmpl", name)
         if tools := tools_of(arguments):
             choice = choice_of(arguments)

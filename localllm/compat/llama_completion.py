@@ -8,6 +8,7 @@ from uuid import uuid4
 from localllm.compat.llama_arguments import CompletionArguments, answer_options, length_options, warn
 from localllm.compat.llama_logprobs import CompletionLogprobs, completion_logprobs
 from localllm.errors import UsageError
+from localllm.generation.arguments import alternatives
 from localllm.generation.infill import Infill
 from localllm.generation.logprobs import LikelyToken, TokenLogprob, prompt_logprobs
 
@@ -37,11 +38,9 @@ class TextCompletion:
 
         name: the model's, in responses; last_n, seed: see answer_options.
         """
-        self.model, self.arguments, self.logprobs = (
-            model,
-            arguments,
-            None if arguments.logprobs is None else int(arguments.logprobs),
-        )
+        count = arguments.logprobs
+        count = int(count) if isinstance(count, bool) else count
+        self.model, self.arguments, self.logprobs = model, arguments, alternatives(count, None)
         max_tokens, stop = length_options(arguments)
         if stop and arguments.grammar is not None:
             warn("stop has no effect together with grammar, which says where the answer ends")

@@ -182,6 +182,14 @@ def test_a_chat(llm: Llama, model: localllm.Model):
     assert made["usage"]["prompt_tokens"] == answer.prompt_tokens
 
 
+def test_logprobs_of_a_chat_may_be_the_number_of_alternatives(llm: Llama):
+    choice = llm.create_chat_completion(messages=HI, max_tokens=2, temperature=0, logprobs=3)["choices"][0]
+    assert [len(token["top_logprobs"]) for token in choice["logprobs"]["content"]] == [3, 3]
+    for asked in (lambda: llm(PROMPT, logprobs="3"), lambda: llm.create_chat_completion(messages=HI, logprobs="3")):
+        with pytest.raises(UsageError, match="logprobs should be a whole number, not '3'"):
+            asked()
+
+
 def test_a_chat_as_a_stream(llm: Llama):
     whole = llm.create_chat_completion(HI, max_tokens=8, temperature=0)["choices"][0]["message"]["content"]
     chunks = [*llm.create_chat_completion(HI, max_tokens=8, temperature=0, stream=True)]

@@ -2,6 +2,7 @@
 
 import json
 import math
+from typing import Any
 
 import numpy as np
 import pytest
@@ -215,3 +216,31 @@ def test_many_prompts_are_read_together(model: localllm.Model):
     same = list(model.choose_many(prompts, ["yes", "no"]))
     for prompt, choices in zip(prompts, same, strict=True):
         assert choices[0].logprob == pytest.approx(model.choose(prompt, ["yes", "no"])[0].logprob, abs=5e-2)
+
+
+@pytest.mark.parametrize(("asked", "count"), [
+    ({"logprobs": 5}, 5), ({"logprobs": np.int64(5)}, 5), ({"logprobs": True}, 0), ({"logprobs": 0}, 0),
+    ({"logprobs": True, "top_logprobs": 2}, 2), ({"logprobs": 2, "top_logprobs": 2}, 2), ({"top_logprobs": 0}, 0),
+    ({"logprobs": False}, None), ({"logprobs": None}, None), ({}, None),
+])  # fmt: skip
+def test_logprobs_may_be_the_number_of_alternatives(model: localllm.Model, asked: dict[str, Any], count: int | None):
+    answer = model.generate("Hello", 2, **asked)
+    assert answer.text is not None
+    assert [len(token.likeliest) for token in answer.logprobs] == ([] if count is None else [count] * 2)
+
+
+@pytest.mark.parametrize(("asked", "reason"), [
+    ({"logprobs": "5"}, "logprobs should be a whole number, not '5'"),
+    ({"logprobs": 5.5}, "logprobs should be a whole number, not 5.5"),
+    ({"logprobs": -1}, "logprobs should be 0 or above, not -1"),
+    ({"logprobs": 5, "top_logprobs": 3}, "logprobs and top_logprobs should not differ: 5 and 3"),
+    ({"top_logprobs": True}, "top_logprobs should be a whole number, not True"),
+    ({"json_whitespace": "no", "schema": {}}, "json_whitespace should be True or False, not 'no'"),
+    ({"additional_properties": 1, "schema": {}}, "additional_properties should be True or False, not 1"),
+    ({"continue_final": "yes"}, "continue_final should be True or False, not 'yes'"),
+    ({"json_calls": 0, "tools": []}, "json_calls should be True or False, not 0"),
+])  # fmt: skip
+def test_another_type_is_not_taken_for_true(model: localllm.Model, asked: dict[str, Any], reason: str):
+    with pytest.raises(UsageError) as failure:
+        model.chat(MESSAGES, 2, **asked)
+    assert str(failure.value) == reason
