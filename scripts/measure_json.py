@@ -22,7 +22,7 @@ sys.path.insert(0, str(ROOT / "scripts"))
 from json_tasks import JsonTask, is_right, read_json_tasks  # noqa: E402
 
 import localllm  # noqa: E402
-from localllm.generation.constraints import constraint as constraints  # noqa: E402
+from localllm.generation.constraints.schemas import OPTIONS, WHITE_SPACE  # noqa: E402
 
 TOKENS = 200
 NO_SPACE = r"(?:)"
@@ -41,14 +41,14 @@ for line in sys.stdin:
 
 def our_answers(model: localllm.Model, tasks: list[JsonTask], white_space: str) -> Iterator[str]:
     """Answers of localllm; white_space: an expression for what may stand between the parts of JSON."""
-    usual, constraints.WHITE_SPACE = constraints.WHITE_SPACE, white_space
+    usual, OPTIONS["whitespace_pattern"] = WHITE_SPACE, white_space
     try:
         for task in tasks:
             yield "".join(
                 model.chat([{"role": "user", "content": task.prompt}], TOKENS, temperature=0, schema=task.schema)
             )
     finally:
-        constraints.WHITE_SPACE = usual
+        OPTIONS["whitespace_pattern"] = usual
 
 
 def their_answers(python: str, path: str, tasks: list[JsonTask]) -> list[str]:
@@ -68,7 +68,7 @@ def main() -> None:
     options = parser.parse_args()
     tasks, answers = read_json_tasks(), dict[str, list[str]]()
     with localllm.open(options.model, context=2048, cache=False) as model:
-        answers["white space"] = [*our_answers(model, tasks, constraints.WHITE_SPACE)]
+        answers["white space"] = [*our_answers(model, tasks, WHITE_SPACE)]
         answers["compact"] = [*our_answers(model, tasks, NO_SPACE)]
     if options.peer_python:
         answers["llama.cpp"] = their_answers(options.peer_python, options.model, tasks)

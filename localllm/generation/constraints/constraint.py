@@ -13,6 +13,7 @@ import threading
 from collections.abc import Container, Mapping
 from copy import copy
 from functools import lru_cache
+from itertools import takewhile
 from typing import TYPE_CHECKING
 from weakref import WeakKeyDictionary
 
@@ -23,10 +24,12 @@ from localllm.frozen import frozen
 from localllm.generation.constraints.distinct_items import has_distinct, without_distinct
 from localllm.generation.constraints.grammar_matcher import GrammarMatcher
 from localllm.generation.constraints.grammar_network import build_network
+from localllm.generation.constraints.json_matcher import JsonMatcher
 from localllm.generation.constraints.json_pointers import Schema
+from localllm.generation.constraints.matcher_cache import MatcherCache
 from localllm.generation.constraints.python_types import is_type, schema_of
-from localllm.generation.constraints.schemas import WHITE_SPACE, exact, in_order
-from localllm.generation.constraints.token_trie import TokenTrie, build_trie
+from localllm.generation.constraints.schemas import OPTIONS, exact, in_order
+from localllm.generation.constraints.spelling_vocabulary import JSON_MARK
 from localllm.generation.reasoning import REASONING, Thinking
 from localllm.system.processes import after_fork
 
@@ -38,7 +41,7 @@ if TYPE_CHECKING:
 _SHOWN = 300  # characters of an error
 GRAMMAR = "grammar"  # kind of a grammar in GBNF, which does not use llguidance
 TOOLS = "tools"  # kind of a grammar of tool calls, with token ids of one vocabulary
-_KEPT = 64  # cached constraints
+_KEPT = 64  # cached schemas
 
 
 @frozen
@@ -80,7 +83,8 @@ class Constraint:
         """
         from llguidance import LLMatcher, LLParserLimits
 
-        matcher = LLMatcher(vocabulary, self.grammar, log_level=0, limits=LLParserLimits(verbose_errors=False))
+        grammar = self.grammar.replace(JSON_MARK, f"<[{vocabulary.vocab_size - 1}]>")
+        matcher = LLMatcher(vocabulary, grammar, log_level=0, limits=LLParserLimits(verbose_errors=False))
         matcher.compute_bitmask()
         problems = [matcher.get_error()] if matcher.is_error() else []
         if self.kind != TOOLS:  # schemas of tools were checked before
@@ -98,7 +102,7 @@ class Constraint:
         """
         from llguidance import LLMatcher
 
-        options = {"lenient": False, "coerce_one_of": False, "whitespace_pattern": WHITE_SPACE}
+        options = {"lenient": False, **OPTIONS}
         try:
             prepared = exact(_schema_of(schema), additional_properties and not is_type(schema))
             distinct = json.dumps(prepared) if has_distinct(prepared) else ""
@@ -179,6 +183,12 @@ def _beginning(grammar: str) -> "LLMatcher":
     return LLMatcher(LLTokenizer("byte"), grammar, log_level=0)
 
 
+def read_number(text: str) -> int | float:
+    """Return the number that a JSON text with a point or exponent means: 5.0 is the integer 5."""
+    number = float(text)
+    return int(number) if number.is_integer() else number
+
+
 def fits(text: str, schema: Schema) -> bool:
     """Return whether a text is JSON that matches a schema, with properties in any order.
 
@@ -187,7 +197,9 @@ def fits(text: str, schema: Schema) -> bool:
     from llguidance import LLMatcher
 
     try:
-        data = json.dumps(in_order(json.loads(text), schema, schema), ensure_ascii=False).encode()
+        value = json.loads(text, parse_float=read_number)
+        data = json.dumps(in_order(value, schema, schema), ensure_ascii=False).encode()
+        data = data.replace(b"\x7f", b"\\u007f")  # which llguidance expects
     except (ValueError, RecursionError):
         return False
     matcher = _beginning(LLMatcher.grammar_from_json_schema(dict(schema))).deep_copy()
@@ -247,7 +259,7 @@ def _reason(message: str) -> str:
 class Matcher:
     """Matches an answer against a constraint, token by token, and computes masks of the next token."""
 
-    def __init__(self, matcher: "LLMatcher | GrammarMatcher", vocab: int, tokenizer: "Tokenizer"):
+    def __init__(self, matcher: "LLMatcher | GrammarMatcher | JsonMatcher", vocab: int, tokenizer: "Tokenizer"):
         """Start at the beginning of an answer; vocab: vocabulary size, including padding."""
         self._matcher, self._vocab, self._tokenizer = matcher, vocab, tokenizer
         self._unfinished: np.ndarray | None = None
@@ -303,55 +315,28 @@ class Matcher:
 
     def expected_tokens(self) -> list[int]:
         """Return the usual tokens of the text that must follow, as a draft: other tokens may write the same text."""
-        return self._matcher.compute_ff_tokens()
+        if isinstance(self._matcher, GrammarMatcher):
+            forced, is_last = self._matcher.find_forced()
+            tokens = self._tokenizer.encode_inside(forced.decode(errors="ignore")) if forced else []
+            return tokens if is_last else tokens[:-1]  # later text may change the last token
+        return [*takewhile(lambda token: token < self._vocab, self._matcher.compute_ff_tokens())]
 
     def _require_sound(self) -> None:
         if self._matcher.is_error():
             raise ConstraintError(f"the answer cannot be constrained any further: {_reason(self._matcher.get_error())}")
 
 
-class _Wrapped:
-    """A tokenizer with the interface that llguidance's TokenizerWrapper needs.
-
-    Texts of special tokens get a prefix, so that plain text never equals one.
-    """
-
-    def __init__(self, tokenizer: "Tokenizer", size: int):
-        self.eos_token_id, self.bos_token_id = min(tokenizer.end_ids), tokenizer.bos_id
-        special = tokenizer.mark_ids
-        self.special_token_ids = sorted(special)
-        self.tokens = [
-            b"\xff" + tokenizer.pieces[token].encode(errors="replace")
-            if token in special
-            else tokenizer.token_bytes(token)
-            for token in range(tokenizer.vocab_size)
-        ] + [b""] * (size - tokenizer.vocab_size)
-        self._tokenizer = tokenizer
-
-    def __call__(self, text: bytes | str) -> list[int]:
-        return self._tokenizer.encode_inside(text.decode(errors="replace") if isinstance(text, bytes) else text)
-
-
-class _Known:
-    """Cached vocabularies and matchers of one tokenizer."""
-
-    def __init__(self) -> None:
-        self.vocabularies: dict[str, LLTokenizer] = {}
-        self.beginnings: dict[Constraint, LLMatcher | GrammarMatcher] = {}
-        self.trie: TokenTrie | None = None
-
-
-_KNOWN: "WeakKeyDictionary[Tokenizer, _Known]" = WeakKeyDictionary()
+_CACHES: "WeakKeyDictionary[Tokenizer, MatcherCache]" = WeakKeyDictionary()
 _LOCK = threading.Lock()
 
 
-def _unlock() -> None:
-    """Replace the lock in a forked process, which lacks the thread that may hold it."""
-    global _LOCK
-    _LOCK = threading.Lock()
+def _begin_anew() -> None:
+    """Replace locks and what they protect in a forked process, which lacks the threads that may hold them."""
+    global _LOCK, _CACHES
+    _LOCK, _CACHES = threading.Lock(), WeakKeyDictionary()
 
 
-after_fork(_unlock)
+after_fork(_begin_anew)
 
 
 def matcher_of(constraint: Constraint, tokenizer: "Tokenizer", vocab: int) -> Matcher:
@@ -363,34 +348,23 @@ def matcher_of(constraint: Constraint, tokenizer: "Tokenizer", vocab: int) -> Ma
     if not tokenizer.end_ids:
         raise UsageError("the model's vocabulary has no token that ends an answer, which a constraint needs")
     with _LOCK:
-        cached = _KNOWN.setdefault(tokenizer, _Known())
-        if constraint not in cached.beginnings:
-            beginning = _begin(cached, constraint, tokenizer, max(vocab, tokenizer.vocab_size))
-            if len(cached.beginnings) >= _KEPT:
-                del cached.beginnings[next(iter(cached.beginnings))]
-            cached.beginnings[constraint] = beginning
-        return Matcher(cached.beginnings[constraint].deep_copy(), max(vocab, tokenizer.vocab_size), tokenizer)
+        cache = _CACHES.setdefault(tokenizer, MatcherCache())
+    size = max(vocab, tokenizer.vocab_size)
+    beginning = cache.beginnings.get(constraint)
+    if beginning is None:
+        with cache.gate(constraint):
+            if (beginning := cache.beginnings.get(constraint)) is None:
+                beginning = _begin(cache, constraint, tokenizer, size)
+                cache.keep(constraint, beginning)
+    return Matcher(beginning.deep_copy(), size, tokenizer)
 
 
-def _begin(cached: _Known, constraint: Constraint, tokenizer: "Tokenizer", size: int) -> "LLMatcher | GrammarMatcher":
+def _begin(
+    cache: MatcherCache, constraint: Constraint, tokenizer: "Tokenizer", size: int
+) -> "LLMatcher | GrammarMatcher | JsonMatcher":
     """Make a matcher at the start of an answer. Raises UsageError."""
-    if constraint.kind != GRAMMAR:
-        return constraint.beginning(_vocabulary(cached, constraint.kind, tokenizer, size))
-    if cached.trie is None:
-        cached.trie = build_trie(tokenizer, size)
-    return GrammarMatcher(constraint.grammar, tokenizer, cached.trie)
-
-
-def _vocabulary(cached: _Known, kind: str, tokenizer: "Tokenizer", size: int) -> "LLTokenizer":
-    """Convert the vocabulary for llguidance, with slices of tokens that are often allowed in JSON or any text."""
-    from llguidance import LLTokenizer, TokenizerWrapper
-
-    if kind not in cached.vocabularies:
-        slices = LLTokenizer.json_slices() if kind == "schema" else LLTokenizer.general_slices()
-        if cached.vocabularies:
-            vocabulary = next(iter(cached.vocabularies.values())).with_slices(slices)
-        else:
-            wrapper = TokenizerWrapper(_Wrapped(tokenizer, size))
-            vocabulary = LLTokenizer(wrapper, n_vocab=size, eos_token=sorted(tokenizer.end_ids), slices=slices)
-        cached.vocabularies[kind] = vocabulary
-    return cached.vocabularies[kind]
+    if constraint.kind == GRAMMAR:
+        return GrammarMatcher(constraint.grammar, tokenizer, cache.find_trie(tokenizer, size))
+    vocabulary = cache.vocabulary(constraint.kind, tokenizer, size)
+    beginning = constraint.beginning(vocabulary.tokens)
+    return beginning if constraint.kind == "regex" else JsonMatcher(beginning, vocabulary, constraint.kind == "schema")

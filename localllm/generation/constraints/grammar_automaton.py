@@ -15,7 +15,6 @@ import numpy as np
 from localllm.generation.constraints.grammar_network import Closure, Network
 from localllm.generation.constraints.token_trie import TokenTrie
 from localllm.generation.constraints.utf8_automaton import DEAD, READ
-from localllm.system.processes import after_fork
 
 # A parse: the state within a character (or 0), the closure of the next state, and how its rule was entered.
 Way: TypeAlias = "tuple[int, Closure, RuleEntry | None]"
@@ -27,16 +26,6 @@ _MASKS = 512  # cached masks, of 19 KB for 151 thousand tokens
 _WALKS = 64  # cached walks, of up to a megabyte
 _FORCED = 200  # most bytes of forced text
 _TOP = np.zeros(1, np.int32)  # the root node of the trie
-_LOCK = threading.Lock()
-
-
-def _unlock() -> None:
-    """Replace the lock in a forked process, which lacks the thread that may hold it."""
-    global _LOCK
-    _LOCK = threading.Lock()
-
-
-after_fork(_unlock)
 
 
 class RuleEntry:
@@ -71,6 +60,7 @@ class Automaton:
     def __init__(self, network: Network, trie: TokenTrie, token_ids: list[int]):
         """Set up the automaton; token_ids: of the network's vocabulary tokens."""
         self._network, self._trie, self._token_ids = network, trie, token_ids
+        self._lock = threading.Lock()
         self._classify_bytes()
         root, end = Closure(-1, frozenset(), False), Closure(-1, frozenset(), False)
         root.enters = ((network.root, BEHIND_ROOT),)
@@ -116,14 +106,14 @@ class Automaton:
 
     def compute_mask(self, configuration: Configuration) -> bytes:
         """Compute the mask of the next token, including end tokens: a bit for each, the lowest first."""
-        with _LOCK:
+        with self._lock:
             if len(self._configurations) > _ROWS:
                 self._clear()
             return _recall(self._masks, configuration, _MASKS, lambda: self._compute_mask(configuration).tobytes())
 
     def read(self, configuration: Configuration, token: int) -> Configuration:
         """Read a token and return the next configuration, an empty one if the token is not allowed."""
-        with _LOCK:
+        with self._lock:
             row = self._get_row(configuration) if self._trie.texts[token] else 0
             for byte in self._trie.texts[token]:
                 row = self._follow(row, self._class_of[byte])
@@ -134,7 +124,7 @@ class Automaton:
     def find_forced(self, configuration: Configuration) -> tuple[bytes, bool]:
         """Return the bytes that must come next, about 200 at most, and whether the answer must end after them."""
         forced = bytearray()
-        with _LOCK:
+        with self._lock:
             while len(forced) < _FORCED and self._end not in configuration and not self._expand_tokens(configuration):
                 row = self._get_row(configuration)
                 self._learn(row)

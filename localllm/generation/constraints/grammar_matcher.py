@@ -1,4 +1,4 @@
-"""Match an answer against a grammar in GBNF, with the methods of llguidance's LLMatcher."""
+"""Match an answer against a grammar in GBNF, with methods of llguidance's LLMatcher."""
 
 from collections.abc import Container
 from copy import copy
@@ -23,7 +23,7 @@ class GrammarMatcher:
         """
         network = build_network(grammar)
         self._named = [_find_token(token, tokenizer) for token in network.vocabulary_tokens]
-        self._automaton, self._tokenizer = Automaton(network, trie, self._named), tokenizer
+        self._automaton = Automaton(network, trie, self._named)
         self._ends = sorted(tokenizer.end_ids)
         self._configuration = self._automaton.beginning
         self._has_ended, self._error = False, ""
@@ -59,11 +59,9 @@ class GrammarMatcher:
         """Return whether the answer can only end here."""
         return self._has_ended or self._automaton.must_end(self._configuration)
 
-    def compute_ff_tokens(self) -> list[int]:
-        """Encode the text that must follow, without a last token that later text may change."""
-        forced, is_last = self._automaton.find_forced(self._configuration)
-        tokens = self._tokenizer.encode_inside(forced.decode(errors="ignore")) if forced else []
-        return tokens if is_last else tokens[:-1]
+    def find_forced(self) -> tuple[bytes, bool]:
+        """Return the text that must follow, about 200 bytes at most, and whether the answer must end after it."""
+        return self._automaton.find_forced(self._configuration)
 
     def names_any(self, tokens: Container[int]) -> bool:
         """Return whether the grammar names one of these tokens."""

@@ -233,9 +233,9 @@ class Network:
         return self._share(rule, frozenset(arcs), self._ends[rule] in reached)
 
     def _share(self, rule: int, arcs: frozenset[Arc], ends: bool) -> Closure:
-        if (rule, arcs, ends) not in self._shared:
-            self._shared[rule, arcs, ends] = Closure(rule, arcs, ends)
-        return self._shared[rule, arcs, ends]
+        if closure := self._shared.get((rule, arcs, ends)):
+            return closure
+        return self._shared.setdefault((rule, arcs, ends), Closure(rule, arcs, ends))  # threads share the network
 
     def _merge(self, closures: frozenset[Closure]) -> Closure:
         """Unite several closures of a rule; `ends` is False, because the caller handles the rule's end."""

@@ -13,6 +13,12 @@ _BOUNDS = (("exclusiveMinimum", "minimum", 1), ("exclusiveMaximum", "maximum", -
 # White space in JSON as models were trained to write it: none, a space, or one or two line breaks with an indentation.
 # Without a limit a model may write spaces for ever.
 WHITE_SPACE = r"( |\n{1,2}[ \t]{0,64})?"
+# Options of llguidance for all schemas: escapes of any character, in strings whose characters the schema leaves free.
+OPTIONS: dict[str, object] = {
+    "coerce_one_of": False,
+    "whitespace_pattern": WHITE_SPACE,
+    "json_allow_general_unicode_escapes": True,
+}
 _LEAST = 1e-9  # relative distance by which an exclusive bound is moved to make it inclusive
 
 

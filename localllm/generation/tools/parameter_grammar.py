@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from localllm.generation.constraints.json_pointers import Schema
+from localllm.generation.constraints.spelling_vocabulary import JSON_MARK
 from localllm.generation.tools.parameter_forms import ParameterForm, form_of, form_of_others
 from localllm.generation.tools.tool_call_format import ParameterMarks
 
@@ -95,7 +96,7 @@ class ParameterGrammar:
             mid, close = marks.json
             values.append(f"{self._literal(mid)} {rule}_o {self._literal(close)}")
             words = "".join(f" | {json.dumps(word)}" for word in form.python_words)
-            rules.append(f"{rule}_o: %json {json.dumps(form.other)}{words}")
+            rules.append(f"{rule}_o: {JSON_MARK}? %json {json.dumps(form.other)}{words}")
         return [f"{rule}: {name} ({' | '.join(values)})", *rules]
 
     def _text(self, rule: str, form: ParameterForm) -> tuple[str, list[str]]:

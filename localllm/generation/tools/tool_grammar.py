@@ -14,6 +14,7 @@ from localllm.errors import UsageError
 from localllm.frozen import frozen
 from localllm.generation.constraints.distinct_items import DistinctItems
 from localllm.generation.constraints.json_pointers import Schema
+from localllm.generation.constraints.spelling_vocabulary import JSON_MARK
 from localllm.generation.reasoning import ESCAPE
 from localllm.generation.tools.json_tool_calls import JsonToolCallParser
 from localllm.generation.tools.parameter_grammar import ParameterGrammar
@@ -216,7 +217,7 @@ class ToolGrammar:
             if marks := self.format.marks:
                 rules += ParameterGrammar(rule, schema, marks, self._tokenizer, self._literal).rules()
             else:
-                rules.append(f"{rule}_args: %json {json.dumps(schema)}")
+                rules.append(f"{rule}_args: {JSON_MARK}? %json {json.dumps(schema)}")
         return "\n".join(rules) + "\n"
 
     def _closing(self) -> str:

@@ -8,10 +8,8 @@ from localllm.errors import UsageError
 from localllm.generation.constraints.closed_schemas import close_objects
 from localllm.generation.constraints.distinct_items import has_distinct, without_distinct
 from localllm.generation.constraints.json_pointers import Schema
-from localllm.generation.constraints.schemas import WHITE_SPACE, exact
+from localllm.generation.constraints.schemas import OPTIONS, exact
 from localllm.generation.constraints.written_schemas import rewrite_schema
-
-OPTIONS = {"coerce_one_of": False, "whitespace_pattern": WHITE_SPACE}  # llguidance's
 
 
 @lru_cache(maxsize=512)  # an agent sends its 10 to 60 tools with each request: 3 ms for each

@@ -1,0 +1,341 @@
+r"""Match JSON in all its spellings: \u00e9, \/ and 1e-05 where llguidance expects é, / and 0.00001.
+
+llguidance parses the text as it is while it can. From a backslash or the first digit of a number on, a copy of its
+parser waits; when the escape or number is whole, and the parser did not accept it, the copy reads its canonical
+spelling. A token is allowed only if some continuation of it is, so that no answer is led into half an escape.
+"""
+
+import re
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from localllm.generation.constraints.json_spellings import (
+    EXPONENT,
+    MANTISSA,
+    Ranges,
+    canonical_character,
+    canonical_number,
+    is_whole_escape,
+    possible_numbers,
+    read_escape,
+)
+from localllm.generation.constraints.spelling_vocabulary import SpellingVocabulary
+
+if TYPE_CHECKING:
+    from llguidance import LLMatcher
+
+_BACKSLASH, _QUOTE, _DELETE = b'\\"\x7f'
+_NUMERIC = b"-+.eE0123456789"
+_AFTER_NUMBER = b",}] \n"
+_ESCAPABLE = re.compile(rb"[\x7f-\xff/]")
+_SPECIAL = re.compile(rb'["\\\x7f]')  # of a string
+_GENERAL = rb"\u4e00"
+_UNESCAPED = {*range(0x20, 0x7F)} - {*b"\"&'/<>\\"}
+_SAMPLES = (b"0", b"Q", b"z", b";")  # characters that a string must take to take escapes of all that it takes
+# The first and last code point of the characters that begin with a byte in UTF-8.
+_BEGINNINGS = [
+    *((code, code, code) for code in range(0x80)),
+    *((byte - 0xC0 << 6, (byte - 0xBF << 6) - 1, byte) for byte in range(0xC2, 0xE0)),
+    *((byte - 0xE0 << 12, (byte - 0xDF << 12) - 1, byte) for byte in range(0xE0, 0xF0)),
+    *((byte - 0xF0 << 18, (byte - 0xEF << 18) - 1, byte) for byte in range(0xF0, 0xF5)),
+]
+
+
+class JsonMatcher:
+    """A matcher of one answer, with llguidance's methods.
+
+    Attributes:
+        depth: open brackets of the JSON that the answer is within; None outside of JSON.
+    """
+
+    def __init__(self, parser: "LLMatcher", vocabulary: SpellingVocabulary, is_json: bool):
+        """Start at the beginning of an answer.  is_json: whether all of it is JSON; otherwise the grammar marks it."""
+        self._parser: LLMatcher | None = parser  # after all of the text; None if only a canonical spelling goes on
+        self._waiting: LLMatcher | None = None  # before the pending spelling
+        self._pending = b""  # the beginning of an escape or number
+        self._is_inside = False  # a string
+        self._vocabulary, self._is_json = vocabulary, is_json
+        self.depth: int | None = 0 if is_json else None
+        self._error = ""
+
+    def deep_copy(self) -> "JsonMatcher":
+        """Return an independent copy."""
+        twin: JsonMatcher = object.__new__(JsonMatcher)
+        vars(twin).update(vars(self))
+        twin._parser = self._parser and self._parser.deep_copy()
+        return twin  # the waiting parser is never advanced, and shared
+
+    # ---- tokens
+
+    def consume_token(self, token: int) -> bool:
+        """Accept a token; a token that is not allowed puts the matcher into an error state."""
+        if self.try_consume_tokens([token]):
+            return True
+        self._error = f"token {token} is not allowed here"
+        return False
+
+    def try_consume_tokens(self, tokens: list[int]) -> int:
+        """Accept tokens up to the first that is not allowed; return their number."""
+        for number, token in enumerate(tokens):
+            if not self._take(token):
+                return number
+        return len(tokens)
+
+    def _take(self, token: int) -> bool:
+        """Accept a token; return whether it is allowed. One that is not changes nothing."""
+        text = self._vocabulary.texts[token] if token < self._vocabulary.size else b""
+        if not text or (self.depth is None and not {*b"{["} & {*text}):
+            parser = self._resolved()
+            if parser is None or not parser.try_consume_tokens([token]):
+                return False
+            self._parser, self._waiting, self._pending = parser, None, b""
+            return True
+        is_plain = self._is_inside and not self._pending and not _SPECIAL.search(text)
+        if is_plain:
+            return self._parser is not None and self._parser.try_consume_tokens([token]) == 1
+        twin = self.deep_copy()
+        if not twin._read(text):
+            return False
+        vars(self).update(vars(twin))
+        return True
+
+    def _resolved(self) -> "LLMatcher | None":
+        """Return a parser after the text, with a whole number in its canonical spelling; None if it is not whole."""
+        if self._parser is not None or self._is_inside or self._waiting is None:
+            return self._parser
+        match = EXPONENT.fullmatch(self._pending)
+        return self._extended(self._waiting, canonical_number(self._pending)) if match and match[3] else None
+
+    def _extended(self, parser: "LLMatcher", data: bytes) -> "LLMatcher | None":
+        """Return a copy of a parser that has read more, None if it does not accept that."""
+        ids = self._vocabulary.ids(data)
+        if parser.validate_tokens(ids) < len(ids):
+            return None
+        twin = parser.deep_copy()
+        twin.try_consume_tokens(ids)
+        return twin
+
+    def _after_character(self, parser: "LLMatcher", code: int) -> "LLMatcher | None":
+        """Return a copy of a parser after a character of a string, None if it does not accept that.
+
+        Nobody escapes a letter of a name or constant: that would only change its text.
+        """
+        if code in _UNESCAPED and not all(parser.validate_tokens(self._vocabulary.ids(each)) for each in _SAMPLES):
+            return None
+        after = self._extended(parser, canonical_character(code))
+        return self._extended(parser, b"\x7f") if after is None and code == _DELETE else after  # as in names
+
+    # ---- bytes
+
+    def _read(self, data: bytes) -> bool:
+        """Read bytes; return whether they are allowed."""
+        return all(map(self._read_byte, data))
+
+    def _read_byte(self, byte: int) -> bool:
+        if self.depth is None:
+            self._enter(byte)
+            return self._advance(byte)
+        if self._is_inside and self._pending:
+            return self._read_within_escape(byte)
+        if self._pending and byte in _NUMERIC:
+            self._pending += bytes([byte])
+            return self._advance(byte) or self._can_end_number()
+        if self._pending:
+            self._parser, self._waiting, self._pending = self._resolved(), None, b""
+            if self._parser is None:
+                return False
+        if self._is_inside and byte == _DELETE:
+            self._parser = self._parser and self._after_character(self._parser, byte)
+            return self._parser is not None
+        begins = byte == _BACKSLASH if self._is_inside else byte in b"-0123456789"
+        if begins:
+            self._waiting, self._pending = self._parser and self._parser.deep_copy(), bytes([byte])
+            return self._advance(byte) or (self._is_inside and self._can_end_escape())
+        self._count(byte)
+        return self._advance(byte)
+
+    def _advance(self, byte: int) -> bool:
+        """Let the parser read a byte as it is; return whether it accepts that."""
+        if self._parser and not self._parser.try_consume_tokens(self._vocabulary.ids(bytes([byte]))):
+            self._parser = None
+        return self._parser is not None
+
+    def _enter(self, byte: int) -> None:
+        """Notice whether JSON begins."""
+        if byte in b"{[" and self._parser and self._parser.validate_tokens([self._vocabulary.mark]):
+            self.depth = 1
+
+    def _count(self, byte: int) -> None:
+        """Follow strings and brackets."""
+        if byte == _QUOTE:
+            self._is_inside = not self._is_inside
+        elif not self._is_inside and not self._is_json and self.depth is not None:
+            self.depth += (byte in b"{[") - (byte in b"}]")
+            self.depth = self.depth or None
+
+    def _read_within_escape(self, byte: int) -> bool:
+        self._pending += bytes([byte])
+        ranges = read_escape(self._pending)
+        if not ranges:
+            return False
+        is_native = self._advance(byte)
+        if not is_whole_escape(self._pending):
+            return is_native or self._can_end_escape()
+        if not is_native and self._waiting:
+            self._parser = self._after_character(self._waiting, ranges[0][0])
+        self._waiting, self._pending = None, b""
+        return self._parser is not None
+
+    def _can_end_escape(self) -> bool:
+        """Return whether the pending escape can become that of an allowed character."""
+        return self._waiting is not None and self._accepts_any(self._waiting, read_escape(self._pending))
+
+    def _can_end_number(self) -> bool:
+        """Return whether the pending number, with an exponent, can become an allowed one."""
+        return any(map(self._accepts_number, possible_numbers(self._pending)))
+
+    def _accepts_number(self, number: bytes) -> bool:
+        parser = self._waiting and self._extended(self._waiting, number)
+        return parser is not None and (
+            parser.is_accepting()
+            or any(parser.validate_tokens(self._vocabulary.ids(bytes([b]))) for b in _AFTER_NUMBER)
+        )
+
+    def _accepts_any(self, parser: "LLMatcher", ranges: Ranges) -> bool:
+        """Return whether a string may go on with a character in one of these ranges."""
+        for first, last, byte in _BEGINNINGS:
+            if not _overlaps(first, last, ranges):
+                continue
+            if first == last:
+                if self._after_character(parser, first):
+                    return True
+            elif self._accepts_utf8(parser, byte, ranges):
+                return True
+        return False
+
+    def _accepts_utf8(self, parser: "LLMatcher", lead: int, ranges: Ranges) -> bool:
+        """Return whether a character of several bytes that begins with `lead` is allowed and in one of the ranges."""
+        length = 2 if lead < 0xE0 else 3 if lead < 0xF0 else 4
+        waiting = [(parser, lead, lead & (0x7F >> length), length - 1)]
+        while waiting:
+            before, byte, value, missing = waiting.pop()
+            first, last = value << 6 * missing, ((value + 1) << 6 * missing) - 1
+            if not _overlaps(first, last, ranges):
+                continue
+            after = self._extended(before, bytes([byte]))
+            if after is None:
+                continue
+            if not missing or any(low <= first and last <= high for low, high in ranges):
+                return True
+            waiting += [(after, byte, value << 6 | byte & 0x3F, missing - 1) for byte in range(0x80, 0xC0)]
+        return False
+
+    # ---- masks
+
+    def compute_bitmask(self) -> bytes:
+        """Compute the mask of the next token, including end tokens: a bit for each, the lowest first."""
+        parser, vocabulary = self._resolved(), self._vocabulary
+        allowed = np.zeros(vocabulary.mark + 1, bool) if parser is None else _bits(parser).copy()
+        allowed = allowed[: vocabulary.size]
+        if self.depth is None:
+            return np.packbits(allowed, bitorder="little").tobytes()
+        if self._parser is None and not self._is_inside:  # after an exponent, whose digits the parser has not read
+            allowed[[token for byte in _NUMERIC for token in vocabulary.by_first.get(byte, ())]] = False
+        if self._pending:
+            self._allow_pending(allowed)
+        else:
+            self._allow_forced(allowed)
+            for token in vocabulary.spelled[self._is_inside]:
+                allowed[token] = allowed[token] or self._allows(vocabulary.texts[token])
+        return np.packbits(allowed, bitorder="little").tobytes()
+
+    def _allow_forced(self, allowed: np.ndarray) -> None:
+        """Add the tokens that write a part of the text that must follow, up to a character that may be escaped.
+
+        llguidance allows only the usual token of such a text, which may reach beyond that character.
+        """
+        if self._parser is None or np.count_nonzero(allowed) != 1:
+            return
+        forced = self._parser.compute_ff_bytes()
+        if spelled := _ESCAPABLE.search(forced):
+            for token in self._vocabulary.by_first.get(forced[0], ()):
+                text = self._vocabulary.texts[token]
+                allowed[token] |= len(text) <= spelled.start() and forced.startswith(text)
+
+    def _allow_pending(self, allowed: np.ndarray) -> None:
+        """Add the tokens that go on with an escape or number in a way that the parser does not accept as it is."""
+        by_first, texts = self._vocabulary.by_first, self._vocabulary.texts
+        heads: dict[bytes, JsonMatcher | None] = {b"": self}  # after the beginnings of tokens
+        viable = [byte for byte in by_first if self._is_viable(byte)]
+        is_exponent = {*viable} <= {*b"eE"}
+        tokens = self._vocabulary.exponents if is_exponent else (token for byte in viable for token in by_first[byte])
+        for token in tokens if viable else ():
+            if allowed[token]:
+                continue
+            text, place, after = texts[token], 0, heads[b""]
+            while after and after._pending and place < len(text):
+                place += 1
+                head = text[:place]
+                if head not in heads:
+                    twin = after.deep_copy()
+                    heads[head] = twin if twin._read_byte(head[-1]) else None
+                after = heads[head]
+            allowed[token] = after is not None and (place == len(text) or after._allows(text[place:]))
+
+    def _is_viable(self, byte: int) -> bool:
+        """Return whether the pending spelling may go on with a byte, unless the parser accepts all that follows."""
+        one, ids = bytes([byte]), self._vocabulary.ids
+        is_native = self._parser is not None and bool(self._parser.validate_tokens(ids(one)))
+        if not self._is_inside:
+            is_exponent = byte in b"eE" and MANTISSA.fullmatch(self._pending)
+            return (
+                not is_native and bool(byte in _NUMERIC if self._parser is None else is_exponent) and self._allows(one)
+            )
+        if not read_escape(self._pending + one):
+            return False
+        if is_native and self._waiting:
+            is_general = self._waiting.validate_tokens(ids(_GENERAL)) == len(_GENERAL)
+            if is_general or (self._pending == b"\\" and byte != ord("u")):
+                return False
+        return self._allows(one)
+
+    def _allows(self, data: bytes) -> bool:
+        """Return whether the answer may go on with these bytes."""
+        if self._is_inside and not self._pending and self._parser and not _SPECIAL.search(data):
+            return self._parser.validate_tokens(self._vocabulary.ids(data)) == len(data)
+        return self.deep_copy()._read(data)
+
+    # ---- state
+
+    def is_stopped(self) -> bool:
+        """Return whether the answer can only end here."""
+        return self._parser is not None and self._parser.is_stopped()
+
+    def is_accepting(self) -> bool:
+        """Return whether the answer may end here."""
+        parser = self._resolved()
+        return parser is not None and parser.is_accepting()
+
+    def compute_ff_tokens(self) -> list[int]:
+        """Return the usual tokens of the text that must follow."""
+        if self._parser is None or self._pending:
+            return []
+        return self._parser.compute_ff_tokens()
+
+    def is_error(self) -> bool:
+        """Return whether `consume_token` got a token that is not allowed, or a limit was exceeded."""
+        return bool(self._error) or (self._parser is not None and self._parser.is_error())
+
+    def get_error(self) -> str:
+        """Return the message of the error state."""
+        return self._error or (self._parser.get_error() if self._parser else "")
+
+
+def _bits(parser: "LLMatcher") -> np.ndarray:
+    """Return a parser's mask, bool."""
+    return np.unpackbits(np.frombuffer(parser.compute_bitmask(), np.uint8), bitorder="little").view(bool)
+
+
+def _overlaps(first: int, last: int, ranges: Ranges) -> bool:
+    return any(low <= last and first <= high for low, high in ranges)
