@@ -1,6 +1,7 @@
 """The compiled constraints of a tokenizer, and its vocabulary in the forms that they need."""
 
 import threading
+from collections.abc import Hashable
 from typing import TYPE_CHECKING
 
 from localllm.generation.constraints.spelling_vocabulary import SpellingVocabulary, convert_vocabulary
@@ -9,7 +10,6 @@ from localllm.generation.constraints.token_trie import TokenTrie, build_trie
 if TYPE_CHECKING:
     from llguidance import LLMatcher
 
-    from localllm.generation.constraints.constraint import Constraint
     from localllm.generation.constraints.grammar_matcher import GrammarMatcher
     from localllm.generation.constraints.json_matcher import JsonMatcher
     from localllm.text.tokenizer import Tokenizer
@@ -24,11 +24,11 @@ class MatcherCache:
     def __init__(self) -> None:
         self.lock = threading.Lock()
         self.vocabularies: dict[str, SpellingVocabulary] = {}
-        self.beginnings: dict[Constraint, LLMatcher | GrammarMatcher | JsonMatcher] = {}
+        self.beginnings: dict[Hashable, LLMatcher | GrammarMatcher | JsonMatcher] = {}
         self.trie: TokenTrie | None = None
-        self.gates: dict[Constraint, threading.Lock] = {}  # of constraints that are being compiled
+        self.gates: dict[Hashable, threading.Lock] = {}  # of constraints that are being compiled
 
-    def gate(self, constraint: Constraint) -> threading.Lock:
+    def gate(self, constraint: Hashable) -> threading.Lock:
         """Return the lock of the thread that compiles a constraint, for which others wait."""
         with self.lock:
             return self.gates.setdefault(constraint, threading.Lock())
@@ -47,7 +47,7 @@ class MatcherCache:
             self.trie = self.trie or build_trie(tokenizer, size)
             return self.trie
 
-    def keep(self, constraint: Constraint, beginning: "LLMatcher | GrammarMatcher | JsonMatcher") -> None:
+    def keep(self, constraint: Hashable, beginning: "LLMatcher | GrammarMatcher | JsonMatcher") -> None:
         """Cache the matcher at the start of an answer; the oldest is dropped."""
         with self.lock:
             if len(self.beginnings) >= _KEPT:
