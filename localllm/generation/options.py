@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING
 from localllm.errors import UsageError
 from localllm.frozen import frozen
 from localllm.generation.context_overflow import require_choice
-from localllm.generation.reasoning import require_choice as require_thinking
 from localllm.generation.sampling.options import SamplingOptions
 from localllm.generation.speculation.drafter import Drafter
+from localllm.generation.thinking_options import require_choice as require_thinking
 from localllm.values import require_text, whole_number
 
 if TYPE_CHECKING:

@@ -17,7 +17,6 @@ from dataclasses import field, replace
 from typing import TYPE_CHECKING, NamedTuple, Protocol, Self
 
 from localllm.engine.image_tokens import without_images
-from localllm.errors import UsageError
 from localllm.frozen import frozen
 
 if TYPE_CHECKING:
@@ -266,15 +265,17 @@ class ReasoningParser:
     """Splits an answer's text into reasoning and answer while it is generated.
 
     Attributes:
-        kind: the kind of the next text, REASONING or ANSWER; None while that is unknown, or within a header.
+        kind: that of the next text, REASONING or ANSWER; None while it is unknown, or within a header.
+        call: the mark of a tool call, which ends reasoning that the model has not ended; "" without one.
+        interruption: the text from that mark on, once it has come.
     """
 
-    def __init__(self, thinking: Thinking):
+    def __init__(self, thinking: Thinking, call: str = ""):
+        self.call = "" if thinking.format is None or thinking.format.repeats else call
+        self.interruption, self._is_first_line = "", True
         self._format, self._buffer = thinking.format, ""
-        self.kind = None if thinking.format else ANSWER
+        self.kind = REASONING if thinking.is_open else None if thinking.format else ANSWER
         self._trims = thinking.is_open and not thinking.has_words
-        if thinking.is_open:
-            self.kind = REASONING
 
     def begin_answer(self) -> None:
         """Treat all that follows as answer, with its white space."""
@@ -318,6 +319,11 @@ class ReasoningParser:
             return True
         kind, mark = self.kind, format.end(self.kind)
         place = self._buffer.find(mark) if mark else -1
+        if kind == REASONING and (call := self._find_call(place)) is not None:
+            self.interruption = self._buffer[call:]
+            self._add(parts, kind, self._buffer[:call].rstrip())
+            self._buffer, self.kind, self._trims = self.interruption, ANSWER, False
+            return True
         if place >= 0:
             text, self._buffer = self._buffer[:place], self._buffer[place + len(mark) :]
             self._add(parts, kind, text.rstrip() if kind == REASONING else text)
@@ -325,10 +331,17 @@ class ReasoningParser:
             return True
         safe = len(self._buffer) - overlap(self._buffer, mark)
         if kind == REASONING:
-            safe = len(self._buffer[:safe].rstrip())
+            safe = len(self._buffer[: min(safe, len(self._buffer) - overlap(self._buffer, self.call))].rstrip())
+            self._is_first_line = self._is_first_line and not safe
         self._add(parts, kind, self._buffer[:safe])
         self._buffer = self._buffer[safe:]
         return False
+
+    def _find_call(self, end: int) -> int | None:
+        """Return where a call begins within the reasoning, before its end (-1: none); a text must begin a line."""
+        place = self._buffer.find(self.call, 0, None if end < 0 else end) if self.call else -1
+        line = self._buffer[: max(place, 0)].rstrip(" ") or "\n" * self._is_first_line
+        return place if place >= 0 and (ESCAPE in self.call or line.endswith("\n")) else None
 
     def _add(self, parts: list[TextPart], kind: str, text: str) -> None:
         """Add a part; white space after a mark is dropped."""
@@ -343,14 +356,6 @@ def overlap(text: str, mark: str) -> int:
     """Return the length of the longest end of a text that is a beginning of `mark`."""
     longest = min(len(mark) - 1, len(text))
     return next((size for size in range(longest, 0, -1) if text.endswith(mark[:size])), 0)
-
-
-def require_choice(think: str, budget: int | None) -> None:
-    """Raise UsageError for invalid values."""
-    if think not in CHOICES:
-        raise UsageError(f"think should be {', '.join(CHOICES[:-1])} or {CHOICES[-1]}, not {think!r}")
-    if budget is not None and (isinstance(budget, bool) or not isinstance(budget, int) or budget < 0):
-        raise UsageError(f"think_budget should be a whole number, 0 or above, not {budget!r}")
 
 
 def template_variables(template: str, think: str, budget: int | None) -> dict[str, object]:

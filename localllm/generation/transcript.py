@@ -70,7 +70,9 @@ class Transcript:
         self._json_reader = calls.json_reader() if calls and form is None else None
         self._token_texts = {**self._thinking.shown, **(calls.shown if calls else {})}
         self._plain = {**self._thinking.plain, **(calls.plain if calls else {})}
-        self._decoder, self._splitter, self._stops = decoder.copy(), ReasoningParser(self._thinking), StopFilter(stops)
+        call = self.reader.trigger if self.reader and self.reader.is_marked else ""
+        self._decoder, self._stops = decoder.copy(), StopFilter(stops)
+        self._splitter = ReasoningParser(self._thinking, call)
         self._distinct = DistinctItems(loads(form.distinct)) if form and form.distinct else None
         self._call_distinct: DistinctItems | None = None
         self._calls = calls
@@ -109,6 +111,11 @@ class Transcript:
     def is_between(self) -> bool:
         """Return whether neither reasoning nor the answer, nor a header of one, has begun."""
         return self._splitter.is_between
+
+    @property
+    def interruption(self) -> str:
+        """The text of a tool call that has ended the reasoning, as it was then; "" if none has."""
+        return self._splitter.interruption
 
     def begin_answer(self) -> None:
         """Treat all that follows as answer, with its white space."""

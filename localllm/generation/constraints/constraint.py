@@ -183,12 +183,6 @@ def _beginning(grammar: str) -> "LLMatcher":
     return LLMatcher(LLTokenizer("byte"), grammar, log_level=0)
 
 
-def read_number(text: str) -> int | float:
-    """Return the number that a JSON text with a point or exponent means: 5.0 is the integer 5."""
-    number = float(text)
-    return int(number) if number.is_integer() else number
-
-
 def fits(text: str, schema: Schema) -> bool:
     """Return whether a text is JSON that matches a schema, with properties in any order.
 
@@ -197,8 +191,7 @@ def fits(text: str, schema: Schema) -> bool:
     from llguidance import LLMatcher
 
     try:
-        value = json.loads(text, parse_float=read_number)
-        data = json.dumps(in_order(value, schema, schema), ensure_ascii=False).encode()
+        data = json.dumps(in_order(json.loads(text), schema, schema), ensure_ascii=False).encode()
         data = data.replace(b"\x7f", b"\\u007f")  # which llguidance expects
     except (ValueError, RecursionError):
         return False

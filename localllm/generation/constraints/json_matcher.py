@@ -139,8 +139,10 @@ class JsonMatcher:
         if self._is_inside and self._pending:
             return self._read_within_escape(byte)
         if self._pending and byte in _NUMERIC:
+            is_exponent = byte in b"eE" and self._takes_exponent()
+            has_exponent = self._parser is None
             self._pending += bytes([byte])
-            return self._advance(byte) or self._can_end_number()
+            return self._advance(byte) or ((is_exponent or has_exponent) and self._can_end_number())
         if self._pending:
             self._parser, self._waiting, self._pending = self._resolved(), None, b""
             if self._parser is None:
@@ -190,6 +192,11 @@ class JsonMatcher:
     def _can_end_escape(self) -> bool:
         """Return whether the pending escape can become that of an allowed character."""
         return self._waiting is not None and self._accepts_any(self._waiting, read_escape(self._pending))
+
+    def _takes_exponent(self) -> bool:
+        """Return whether the pending number may have an exponent: an integer is written in digits."""
+        point = self._parser is not None and self._parser.validate_tokens(self._vocabulary.ids(b"."))
+        return MANTISSA.fullmatch(self._pending) is not None and (bool(point) or b"." in self._pending)
 
     def _can_end_number(self) -> bool:
         """Return whether the pending number, with an exponent, can become an allowed one."""
@@ -288,7 +295,7 @@ class JsonMatcher:
         one, ids = bytes([byte]), self._vocabulary.ids
         is_native = self._parser is not None and bool(self._parser.validate_tokens(ids(one)))
         if not self._is_inside:
-            is_exponent = byte in b"eE" and MANTISSA.fullmatch(self._pending)
+            is_exponent = byte in b"eE" and self._takes_exponent()
             return (
                 not is_native and bool(byte in _NUMERIC if self._parser is None else is_exponent) and self._allows(one)
             )

@@ -1,5 +1,6 @@
-"""Remove white space from JSON while it is streamed."""
+"""Remove white space from JSON while it is streamed, and points from whole numbers."""
 
+import json
 import re
 
 _SPACE = re.compile(r"[ \t\r\n]+")
@@ -36,3 +37,16 @@ class JsonCompactor:
             parts.append(text[place:end])
             place = end
         return "".join(parts)
+
+
+def with_whole_numbers(text: str) -> str:
+    """Return JSON whose whole numbers have no point and no exponent: 5.0 is 5. Invalid JSON is returned as it is."""
+    try:
+        return json.dumps(json.loads(text, parse_float=_read_number), ensure_ascii=False)
+    except (ValueError, RecursionError):
+        return text
+
+
+def _read_number(text: str) -> int | float:
+    number = float(text)
+    return int(number) if number.is_integer() else number

@@ -5,7 +5,7 @@ Reasoning is not constrained, the answer after it is; no end token is allowed un
 
 from collections.abc import Iterator, Sequence
 from copy import copy
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 import numpy as np
 
@@ -121,6 +121,8 @@ class AnswerState:
             self.transcript.begin_answer()
             self._matcher.accept(token)
         parts = self.transcript.push(token)
+        if kind == REASONING and self.transcript.interruption and not self._is_whole:
+            self._interrupt(token, self.transcript.interruption)
         if isinstance(self._matcher, UnionMatcher) and any(part.kind == CALL for part in parts):
             self._matcher.form = None  # the text is a tool call, so the constraint on answers is dropped
         if self._calls and self.transcript.reader and self.transcript.reader.in_call:
@@ -129,6 +131,16 @@ class AnswerState:
             parts += self.transcript.give_up_call()
         self._limit_thoughts()
         return parts
+
+    def _interrupt(self, token: int, text: str) -> None:
+        """Advance the constraint, if it includes calls, by the mark of a call that has ended the reasoning."""
+        if isinstance(self._matcher, UnionMatcher):
+            self._matcher.form = None
+        calls = cast("Matcher | None", getattr(self._matcher, "calls", self._matcher))
+        if calls and calls.allowed_mask()[token]:
+            calls.accept(token)
+        elif calls:
+            calls.accept_text(text)  # several tokens write the mark
 
     def _begin_call(self, calls: "Matcher", pending: str) -> list[TextPart]:
         """Constrain the answer by the grammar of calls from now on; pending: the text after the trigger."""

@@ -4,20 +4,23 @@
     {"name": "NAME", "arguments": {"ka": "Vab"}}
     ```
 
-Qwen2.5-Coder writes such calls. A call is on lines of its own, names an existing tool, and has valid arguments;
-everything else is text. Several calls may follow each other, in a fence or a list. Small models repeat a call without
-end, so an identical repetition, outside of a fence or a list, ends the answer.
+Qwen2.5-Coder writes such calls; other forms: read_call. A call is on lines of its own, names an existing tool, and has
+valid arguments; everything else is text. Several calls may follow each other, in a fence or a list. Small models repeat
+a call without end, so an identical repetition, outside of a fence or a list, ends the answer.
 """
 
+import json
 import re
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
+from localllm.generation.constraints.json_text import with_whole_numbers
 from localllm.generation.reasoning import ANSWER, TextPart
 from localllm.generation.tools.tool_call_parser import ARGUMENTS, CALL, JsonScan
 
 _BEGIN = re.compile(r"(?m)^[ \t]*(?=[{[]|`{1,3})")
 _FENCE = re.compile(r"[ \t]*```[\w+-]*[ \t]*\n")
+_SPACE = re.compile(r"\s*")
 _FENCE_SO_FAR = re.compile(r"[ \t]*(`{1,2}|```[\w+-]*[ \t]*)")
 
 
@@ -50,6 +53,7 @@ class JsonToolCallParser:
         self._buffer, self._is_line = "", True  # whether the held text begins a line
         self._has_text = self._has_called = self.repeats = False
         self._seen = frozenset[tuple[str, str]]()
+        self._scanned: tuple[int, JsonScan, int] | None = None  # of an object that is not whole: start, scan, its end
 
     def push(self, part: TextPart) -> list[TextPart]:
         """Add a part; return the parts that are certain now."""
@@ -94,7 +98,7 @@ class JsonToolCallParser:
             place = len(self._buffer)
         safe = len(self._buffer[:place].rstrip())  # white space before a call is dropped
         self._add_text(parts, self._buffer[:safe])
-        self._buffer = self._buffer[safe:]
+        self._buffer, self._scanned = self._buffer[safe:], None if safe else self._scanned
         return parts
 
     def _add_text(self, parts: list[TextPart], text: str) -> None:
@@ -127,7 +131,7 @@ class JsonToolCallParser:
         try:
             while True:
                 call = self._call(place)
-                if call is None or not self._fits(call.name, call.arguments):
+                if call is None:
                     return no_calls
                 calls.append(call)
                 place, following = call.end, text[call.end :].lstrip()
@@ -152,31 +156,99 @@ class JsonToolCallParser:
 
     def _call(self, place: int) -> WrittenCall | None:
         """Parse the call at a position of the held text; None if there is none. Raises _UnknownYetError."""
-        text = self._buffer
-        try:
-            for word in ("{", '"name"', ":", '"'):
-                place = _skip_word(text, place, word)
-            name = next((name for name in self._names if text.startswith(f'{name}"', place)), None)
-            if name is None:
-                if any(f'{name}"'.startswith(text[place:]) for name in self._names):
-                    raise _UnknownYetError
-                return None
-            place += len(name) + 1
-            for word in (",", '"arguments"', ":"):
-                place = _skip_word(text, place, word)
-            start = _skip_word(text, place, "{") - 1
-            scan = JsonScan()
-            end = start + scan.push(text[start:])
-            if not scan.ended:
-                raise _UnknownYetError
-            return WrittenCall(name, text[start:end], _skip_word(text, end, "}"))
-        except ValueError:
+        text, start = self._buffer, _skip(self._buffer, place)
+        if not self._may_be_call(start):
             return None
+        start_before, scan, scanned = self._scanned or (-1, JsonScan(), start)
+        if start_before != start:
+            scan, scanned = JsonScan(), start
+        end = scanned + scan.push(text[scanned:])
+        if not scan.ended:
+            self._scanned = start, scan, end
+            raise _UnknownYetError
+        self._scanned = None
+        call = read_call(text[start:end])
+        if call is None or call[0] not in self._names:
+            return None
+        name, arguments = call
+        for written in (arguments, with_whole_numbers(arguments)):
+            if self._fits(name, written):
+                return WrittenCall(name, written, end)
+        return None
+
+    def _may_be_call(self, start: int) -> bool:
+        """Return whether an object's first key, and a tool's name after it, are those of a call.
+
+        Raises _UnknownYetError.
+        """
+        if start == len(self._buffer):
+            raise _UnknownYetError
+        head = _HEAD.match(self._buffer, start)
+        if head is None:
+            return False
+        for text, is_whole, choices in ((head[1], head[2], _KEYS), (head[3], head[4], self._names)):
+            if not (text in choices if is_whole else any(choice.startswith(text or "") for choice in choices)):
+                return False
+            if not is_whole:
+                if head.end() == len(self._buffer):
+                    raise _UnknownYetError
+                return False
+            if head[1] != "name":
+                break
+        return True
+
+
+_ARGUMENTS = ("arguments", "parameters")
+_AROUND = {"type", "id", "function"}
+_KEYS = ("name", *_ARGUMENTS, *sorted(_AROUND))
+# An object's first key, and, if it is "name", the value: as far as they are there.
+_HEAD = re.compile(r'\{\s*(?:"(\w*)(")?(?:(?<="name")\s*(?::\s*(?:"([^"\\]*)(")?)?)?)?)?')
+
+
+def read_call(text: str) -> tuple[str, str] | None:
+    """Return the name and the arguments, as JSON, of a call that is written as an object; None for another object.
+
+    Models write arguments or parameters, as an object or a string of JSON, and some put them into the object of the
+    OpenAI API, with type, id and function.
+    """
+    try:
+        members = _read_members(text)
+        if "function" in members and members.keys() <= _AROUND:
+            members = _read_members(members["function"])
+        keys = [key for key in _ARGUMENTS if key in members]
+        if len(keys) != 1 or not {"name", *keys} <= members.keys() <= {"name", "type", "id", *keys}:
+            return None
+        name, arguments = json.loads(members["name"]), members[keys[0]]
+        arguments = json.loads(arguments) if arguments.startswith('"') else arguments
+        return (name, arguments) if isinstance(name, str) and isinstance(json.loads(arguments), dict) else None
+    except (ValueError, RecursionError):
+        return None
+
+
+def _read_members(text: str) -> dict[str, str]:
+    """Return the texts of an object's values, by key. Raises ValueError for other JSON, and for repeated keys."""
+    members, place, decoder = dict[str, str](), _skip(text, 0), json.JSONDecoder()
+    if text[place : place + 1] != "{":
+        raise ValueError(text)
+    while text[place] in "{,":
+        key, place = decoder.raw_decode(text, _skip(text, place + 1))
+        start = _skip(text, place)
+        if not isinstance(key, str) or key in members or text[start : start + 1] != ":":
+            raise ValueError(text)
+        start = _skip(text, start + 1)
+        _, place = decoder.raw_decode(text, start)
+        members[key] = text[start:place]
+        place = _skip(text, place)
+        if text[place : place + 1] not in (",", "}"):
+            raise ValueError(text)
+    return members
 
 
 def _skip(text: str, place: int) -> int:
     """Skip white space."""
-    return len(text) - len(text[place:].lstrip())
+    space = _SPACE.match(text, place)
+    assert space
+    return space.end()
 
 
 def _skip_word(text: str, place: int, word: str) -> int:

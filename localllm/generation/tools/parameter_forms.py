@@ -13,6 +13,7 @@ from collections.abc import Mapping
 
 from localllm.frozen import frozen
 from localllm.generation.constraints.json_pointers import Schema, resolve_pointer
+from localllm.generation.constraints.json_text import with_whole_numbers
 
 PYTHON = {"True": "true", "False": "false", "None": "null"}
 OTHERS = ["null", "boolean", "number", "array", "object"]  # all types but string
@@ -62,8 +63,9 @@ class ParameterForm:
             from localllm.generation.constraints.constraint import fits
 
             text = value.strip()
-            if not text.startswith('"') and fits(text, self.other):
-                return text
+            for written in () if text.startswith('"') else (text, with_whole_numbers(text)):
+                if fits(written, self.other):
+                    return written
         return json.dumps(value, ensure_ascii=False)
 
 

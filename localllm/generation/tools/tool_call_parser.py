@@ -21,6 +21,7 @@ class ToolCallParser:
     It relies on a grammar (ToolGrammar) that makes the text after the trigger follow the format.
 
     Attributes:
+        trigger: the mark that begins a call, with an ESCAPE if it is a token.
         in_call: whether the trigger was found.  pending: the text after it that had been generated then.
     """
 
@@ -31,12 +32,17 @@ class ToolCallParser:
         an ESCAPE before them.
         """
         self._format, self._tools, self._marks = format, tools, marks
-        self._trigger = escape_tokens(format.trigger, marks)
-        self._is_token, self._is_tag = ESCAPE in self._trigger, format.has_tag
+        self.trigger = escape_tokens(format.trigger, marks)
+        self._is_token, self._is_tag = ESCAPE in self.trigger, format.has_tag
         self._buffer, self._text_before, self.in_call, self.pending = "", "", False, ""
         self._state: Callable[[list[TextPart]], bool] = self._prose
         self._name, self._count, self._scan = "", 0, JsonScan()
         self._given_names: set[str] = set()  # names of the current call's parameters, for formats with ParameterMarks
+
+    @property
+    def is_marked(self) -> bool:
+        """Return whether the trigger is a token or tag, which no other text contains."""
+        return self._is_token or self._is_tag
 
     def copy(self) -> "ToolCallParser":
         """Return a copy that continues independently."""
@@ -67,7 +73,7 @@ class ToolCallParser:
 
     def give_up(self) -> list[TextPart]:
         """Treat the text of an invalid call, and all text after it, as plain text."""
-        text = self._trigger * self.in_call + self._buffer
+        text = self.trigger * self.in_call + self._buffer
         self.in_call, self._state = False, self._prose_only
         self._buffer = ""
         return [TextPart(ANSWER, text)] if text else []
@@ -77,7 +83,7 @@ class ToolCallParser:
     def _prose(self, parts: list[TextPart]) -> bool:
         place = self._place()
         if place is None:
-            safe = len(self._buffer) - overlap(self._buffer, self._trigger)
+            safe = len(self._buffer) - overlap(self._buffer, self.trigger)
             text = self._buffer[:safe]
             if self._format.opening == HARMONY.opening and ESCAPE in text:  # a header, which may be that of a call
                 return False
@@ -85,7 +91,7 @@ class ToolCallParser:
             self._add_text(parts, self._buffer[:safe])
             self._buffer = self._buffer[safe:]
             return False
-        text_before, self.pending = self._buffer[:place].rstrip(), self._buffer[place + len(self._trigger) :]
+        text_before, self.pending = self._buffer[:place].rstrip(), self._buffer[place + len(self.trigger) :]
         if self._format.opening != HARMONY.opening:
             self._add_text(parts, text_before)
         self._buffer, self.in_call, self._state = self.pending, True, self._opening_rest
@@ -93,7 +99,7 @@ class ToolCallParser:
 
     def _place(self) -> int | None:
         """Return the trigger's position; one that is no token must begin a line (a tag) or the whole text."""
-        place = self._buffer.find(self._trigger)
+        place = self._buffer.find(self.trigger)
         if place < 0 or self._is_token or self._format.opening == HARMONY.opening:
             return place if place >= 0 else None
         text_before = self._text_before + self._buffer[:place]

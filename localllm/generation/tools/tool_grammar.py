@@ -208,7 +208,7 @@ class ToolGrammar:
             head = f'thought* ({channel} "commentary")? {self._literal(self.format.opening)}'
         several = self.format.separator is not None and not self.use.is_single
         further_calls = f"({' '.join(self._units(self.format.separator or ''))} call)*" if several else ""
-        rules = [f"start: {head} call {further_calls} {self._closing()}"]
+        rules = [f"start: {head} call {further_calls} {self._closing(several)}"]
         names = [f"tool_{number}" for number in range(len(self._schemas))]
         rules += [*heads, f"call: {' | '.join(names)}", "id: /[A-Za-z0-9_-]{1,40}/"]
         between = self._harmony() if self.format.opening == HARMONY.opening else self._literal(self.format.between)
@@ -220,9 +220,13 @@ class ToolGrammar:
                 rules.append(f"{rule}_args: {JSON_MARK}? %json {json.dumps(schema)}")
         return "\n".join(rules) + "\n"
 
-    def _closing(self) -> str:
-        """Return the grammar rule of the text after calls; its parts are optional, since models often stop early."""
-        units = self._units(self.format.closing)
+    def _closing(self, several: bool) -> str:
+        """Return the grammar rule of the text after calls; its parts are optional, since models often stop early.
+
+        several: whether another call may follow. White space before that may end the answer, too.
+        """
+        rest = (self.format.separator or "").removeprefix(self.format.closing) if several else ""
+        units = self._units(self.format.closing + rest[: len(rest) - len(rest.lstrip())])
         return " ".join(f"({unit}" for unit in units) + ")?" * len(units)
 
     def _units(self, piece: str) -> list[str]:

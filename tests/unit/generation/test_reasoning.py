@@ -523,3 +523,25 @@ def test_choices_that_are_refused(arguments: tuple[str, ...], reason: str, cli):
 def test_map_tells_thoughts(thinker: Path, cli):
     _, out, _ = cli("map", thinker, "-n", "40", "--temp", "0", "--think-budget", "5", stdin=b"Hi\n")
     assert json.loads(out)["thinking"] and json.loads(out)["output"]
+
+
+@pytest.mark.parametrize("size", [1, 2, 5, 100])
+@pytest.mark.parametrize(
+    ("call", "text", "expected"),
+    [
+        (ESCAPE + "<c>", f"<think>Hm.{ESCAPE}<c>x</think>", [(REASONING, "Hm."), (ANSWER, f"{ESCAPE}<c>x</think>")]),
+        ("<c>", "<think>Hm.\n <c>x", [(REASONING, "Hm."), (ANSWER, "<c>x")]),
+        ("<c>", "<think><c>x", [(ANSWER, "<c>x")]),
+        ("<c>", "<think>Hm. <c>x</think>y", [(REASONING, "Hm. <c>x"), (ANSWER, "y")]),
+        ("<c>", "<think>Hm.</think>\n<c>x", [(REASONING, "Hm."), (ANSWER, "<c>x")]),
+    ],
+)  # fmt: skip
+def test_the_mark_of_a_call_ends_reasoning(call: str, text: str, expected: list, size: int):
+    parser, parts = ReasoningParser(Thinking(THINK), call), list[TextPart]()
+    for place in range(0, len(text), size):
+        parts += parser.push(text[place : place + size])
+    texts = {
+        kind: "".join(part.text for part in [*parts, *parser.flush()] if part.kind == kind) for kind, _ in expected
+    }
+    parts = [(kind, text) for kind, text in texts.items()]
+    assert parts == expected

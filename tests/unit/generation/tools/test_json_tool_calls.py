@@ -35,6 +35,16 @@ SCRIPT = {
     "list": f"[{BARE}, {BARE}]",
     "again": f"{BARE}\n" * 20,
     "turned": '{"name": "get_weather", "arguments": {"days": 2, "city": "Rome"}}',
+    "point": BARE.replace("2", "2.0"),
+    "exponent": BARE.replace("2", "2e0"),
+    "string": json.dumps({"name": "get_weather", "arguments": json.dumps(ROME)}),
+    "parameters": BARE.replace("arguments", "parameters"),
+    "api": json.dumps(
+        {"type": "function", "id": "c", "function": {"arguments": json.dumps(ROME), "name": "get_weather"}}
+    ),
+    "line": f"{CALLED}\n",
+    "thought": f"<think>I look.\n{CALLED}\n",
+    "mentioned": "<think>Not `<tool_call>` now.</think>No.",
     "unknown": '{"name": "get_tides", "arguments": {"city": "Rome"}}',
     "unfit": '{"name": "get_weather", "arguments": {"city": 7}}',
     "less": '{"name": "get_weather", "arguments": {"days": 2}}',
@@ -47,7 +57,12 @@ SCRIPT = {
 @pytest.fixture(scope="module")
 def told(tmp_path_factory: pytest.TempPathFactory):
     path = tiny_model.write_tiny_model(tmp_path_factory.mktemp("models") / "tiny.gguf", chat_template=QWEN)
-    with serving({"scripted": lambda: scripted(str(path), SCRIPT)}) as served:
+    thinking = QWEN + "{# <think> </think> #}"
+    models = {
+        "scripted": lambda: scripted(str(path), SCRIPT),
+        "thinking": lambda: scripted(str(path), SCRIPT, template=thinking),
+    }
+    with serving(models) as served:
         yield served
 
 
@@ -81,6 +96,7 @@ def response_calls(told: Served, question: str, **fields) -> tuple[str, list[dic
 
 ASKS = pytest.mark.parametrize("ask", [chat_calls, message_calls, response_calls])
 ENDS = ("tool_calls", "tool_use", "completed")
+FORMS = ("point", "exponent", "string", "parameters", "api")
 
 
 @ASKS
@@ -125,13 +141,55 @@ def test_a_cut_call_is_told_as_cut(told: Served, length: int):
 
 
 @ASKS
-@pytest.mark.parametrize(("question", "count"), [("bare", 1), ("fenced", 1), ("two", 2), ("list", 2), ("turned", 1)])
+@pytest.mark.parametrize(
+    ("question", "count"),
+    [("bare", 1), ("fenced", 1), ("two", 2), ("list", 2), ("turned", 1), *((form, 1) for form in FORMS)],
+)
 def test_calls_as_json(told: Served, ask, question: str, count: int):
     assert ask(told, question) == (ENDS[[chat_calls, message_calls, response_calls].index(ask)], [ROME] * count)
     reason, calls = ask(told, question, parallel_tool_calls=False)
     assert reason in ENDS and calls == [ROME]
     reason, calls = ask(told, question, json_calls=False)
     assert reason in ("stop", "end_turn", "completed") and not calls
+
+
+@ASKS
+@pytest.mark.parametrize("choice", ["required", None])
+def test_a_line_break_after_a_call_invents_no_other_call(told: Served, ask, choice):
+    reason, calls = ask(told, "line", temperature=0, **({"tool_choice": choice} if choice else {}))
+    assert reason in ENDS and calls == [ROME]
+
+
+def ollama_calls(told: Served, question: str, stream: bool) -> tuple[str, list[dict]]:
+    body = {"model": "thinking", "messages": [{"role": "user", "content": question}], "tools": TOOLS, "stream": stream}
+    body["options"] = {"temperature": 0}
+    lines = [json.loads(line) for line in told.post("/api/chat", body).body.splitlines()]
+    messages = [line["message"] for line in lines]
+    calls = [call["function"]["arguments"] for message in messages for call in message.get("tool_calls") or ()]
+    return "".join(message.get("thinking") or "" for message in messages), calls
+
+
+def test_a_call_within_open_reasoning_ends_it(told: Served):
+    """In all dialects, whole and streamed."""
+    fields = {"model": "thinking", "temperature": 0}
+    answer = told.chat("thought", tools=TOOLS, **fields).json["choices"][0]
+    assert answer["message"]["reasoning_content"] == "I look." and not answer["message"]["content"]
+    assert calls_in(answer["message"]) == [("get_weather", ROME)] and answer["finish_reason"] == "tool_calls"
+    events = told.chat("thought", tools=TOOLS, stream=True, **fields).events
+    deltas = [event["choices"][0]["delta"] for event in events if event["choices"]]
+    assert "".join(delta.get("reasoning_content") or "" for delta in deltas) == "I look."
+    assert not "".join(delta.get("content") or "" for delta in deltas)
+    arguments = [call["function"].get("arguments", "") for delta in deltas for call in delta.get("tool_calls") or ()]
+    assert json.loads("".join(arguments)) == ROME
+    for ask in (message_calls, response_calls):
+        reason, calls = ask(told, "thought", **fields)
+        assert reason in ENDS and calls == [ROME]
+    assert ollama_calls(told, "thought", True) == ollama_calls(told, "thought", False) == ("I look.", [ROME])
+
+
+def test_a_mark_that_reasoning_mentions_is_no_call(told: Served):
+    message = told.chat("mentioned", model="thinking", tools=TOOLS).json["choices"][0]["message"]
+    assert (message["reasoning_content"], message["content"]) == ("Not `<tool_call>` now.", "No.")
 
 
 def test_what_is_said_beside_a_call_stays(told: Served):
