@@ -6,7 +6,7 @@
     │   └── UnsupportedError  a file that may well be valid
     ├── ConstraintError  1    an answer reached a point with no valid token, or too many alternatives
     ├── ContextError     4    the prompt does not fit the context
-    ├── MemoryLimitError 5    the computer has not enough memory
+    ├── MemoryLimitError 5    there is not enough memory; also `fit`, if a model does not fit
     ├── RecordsError     6    some of many records could not be answered
     └── CutError         7    an answer was cut in its reasoning, or before it matched its schema, grammar or regex
 

@@ -60,13 +60,13 @@ def check_environment() -> None:
     LEAST_MEMORY.
     """
     from localllm.errors import LocalllmError, MemoryLimitError
-    from localllm.system.memory import address_limit
+    from localllm.system.memory import address_limit, describe_limit
 
     open_closed_streams()
     if sys.stdout is None:
         raise LocalllmError("stdout is closed: there is nowhere to write to")
     if address_limit() < LEAST_MEMORY:
-        raise MemoryLimitError("not enough memory")
+        raise MemoryLimitError(f"not enough memory: {describe_limit()}; raise this limit")
 
 
 def open_closed_streams() -> None:
@@ -136,6 +136,7 @@ def report(error: BaseException) -> int:
 def explain_error(error: BaseException) -> tuple[str, int]:
     """Return the message for the user and the exit code."""
     from localllm.errors import LocalllmError, MemoryLimitError
+    from localllm.system.memory import describe_limit
 
     if isinstance(error, LocalllmError):
         return str(error), error.exit_code
@@ -143,7 +144,9 @@ def explain_error(error: BaseException) -> tuple[str, int]:
         return error.format_message(), 2
     if isinstance(error, MemoryError) or is_out_of_memory(error):
         is_thread = "new thread" in str(error)
-        return "not enough memory" + ", or too many threads" * is_thread, MemoryLimitError.exit_code
+        limit = describe_limit()
+        reason = ", or too many threads" * is_thread + f": {limit}; raise this limit" * bool(limit)
+        return f"not enough memory{reason}", MemoryLimitError.exit_code
     if isinstance(error, OSError):
         reason = error.strerror or str(error)
         return (reason if error.filename is None else f"{error.filename}: {reason}"), 1

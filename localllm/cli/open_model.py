@@ -72,6 +72,7 @@ def open_model(
     from localllm.api import open_with_options
 
     line = ProgressLine()
+    warn_of_memory(path, engine.device)
     try:
         options = engine.options(compiling(line), uploading(line))
         opened = open_with_options(path, options, chat_template, not no_cache, mmproj, pan_and_scan)
@@ -83,6 +84,18 @@ def open_model(
     warn(opened.warnings)
     warn_of_name(name or model, opened, chat_template)
     return opened
+
+
+def warn_of_memory(path: str, device: str) -> None:
+    """Say so if the weights of a model exceed the memory that is available."""
+    from localllm.files.models_folder import split_bytes
+    from localllm.system.memory import available_memory
+    from localllm.system.processes import has_driver
+
+    nbytes = split_bytes(path)
+    if (available := available_memory(mapped=nbytes)) < nbytes and (device == "cpu" or not has_driver()):
+        sizes = f"the weights take {nbytes / 1e9:.2f} GB, but only {available / 1e9:.2f} GB of memory are available"
+        warn([f"{sizes}: they are read from the disk again and again, which is slow; `localllm fit` says what fits"])
 
 
 def warn_of_name(name: str, model: "Model", chat_template: str | None) -> None:

@@ -124,6 +124,15 @@ def size_of(path: Path) -> int:
         return 0
 
 
+def split_bytes(path: str) -> int:
+    """Return the size in bytes of a model's file, or of all files of a split model."""
+    split = SPLIT.fullmatch(path)
+    if split is None:
+        return size_of(Path(path))
+    names = (f"{split['stem']}-{number:05d}-of-{split['count']}.gguf" for number in range(1, int(split["count"]) + 1))
+    return sum(size_of(Path(name)) for name in names)
+
+
 def remove_empty_folders(folder: Path) -> None:
     """Remove a folder of models and its parents as far as they are empty."""
     while models_folder() in folder.parents:

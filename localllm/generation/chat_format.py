@@ -5,11 +5,12 @@ from the mark on is cut off, as transformers does (continue_final_message of
 https://huggingface.co/docs/transformers/chat_templating).
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from functools import cached_property
 from typing import TYPE_CHECKING
 
-from localllm.errors import ModelError, UsageError
+from localllm.errors import ContextError, ModelError, UsageError
 from localllm.generation.conversation import PartialAnswer
 from localllm.generation.reasoning import CHOICES, Tags, format_of, template_variables
 from localllm.text.messages import Message
@@ -60,6 +61,19 @@ class ChatFormat:
         from localllm.generation.tools.tool_messages import marks_of_results
 
         return marks_of_results(self.template, self._tokenizer)
+
+
+@contextmanager
+def naming_long_prompts(messages: Sequence[Message], tokenizer: "Tokenizer", context: int) -> Iterator[None]:
+    """Raise ContextError in place of a template's error about messages that exceed the context by themselves."""
+    try:
+        yield
+    except ModelError:
+        length = sum(len(tokenizer.encode(message["content"] or "")) for message in messages)
+        if length < context:
+            raise
+        reason = f"the prompt has over {length} tokens, but the context holds only {context} with the answer"
+        raise ContextError(reason, length - context + 1) from None
 
 
 def find_partial_answer(

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from localllm.errors import UsageError
 from localllm.generation.answer_defaults import AnswerDefaults, is_instruction
-from localllm.generation.chat_format import ChatFormat, find_partial_answer, render_up_to
+from localllm.generation.chat_format import ChatFormat, find_partial_answer, naming_long_prompts, render_up_to
 from localllm.generation.context_overflow import SINK_TOKENS
 from localllm.generation.conversation import Conversation, PartialAnswer, blind, has_calls, is_conversation
 from localllm.generation.generate import Generation, GenerationOptions, Task
@@ -270,11 +270,9 @@ class Session(Conversation[Generation]):
         def render(messages: Sequence[Message], **fields: object) -> str:
             return self.tokenizer.markers.render(format.template, messages, **{**variables, **fields})
 
-        text, rest_ids = (
-            (render(messages), ())
-            if answer is None
-            else self._render_partial(render, messages, answer, format.thoughts)
-        )
+        with naming_long_prompts(messages, self.tokenizer, self.cache.engine.context):
+            partial_prompt = answer and self._render_partial(render, messages, answer, format.thoughts)
+            text, rest_ids = partial_prompt or (render(messages), ())
         encoded = [self.encode_image(image) for image in images]
         ids = self.tokenizer.encode_rendered(text, [image.ids for image in encoded])
         embeddings = [embedding for image in encoded for embedding in image.seen]

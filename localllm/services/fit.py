@@ -118,10 +118,11 @@ def describe_file(
     costs = MatrixCosts.of_file(file)
     if context is not None and not 1 <= context <= h.context:
         raise UsageError(f"context should be from 1 to {h.context}, the model's training context, not {context}")
+    nbytes = file.nbytes + projector
+    available = available_memory(mapped=nbytes)
     if bandwidth is None:
         on_read("measuring the memory's bandwidth")
         bandwidth = measure_bandwidth()
-    available, nbytes = available_memory(), file.nbytes + projector
     kinds = kinds[:1] if is_reader(h) else kinds  # embedding models keep no KV cache
     rows = [
         estimate(row, kind, costs, available, None if is_reader(h) else bandwidth)

@@ -204,15 +204,19 @@ def is_in_memory(path: str, size: int) -> bool:
 # ---- available memory
 
 
-def available_memory() -> int:
-    """Return the bytes available to this process, within its control groups' limits; sys.maxsize if unknown."""
+def available_memory(mapped: int = 0) -> int:
+    """Return the bytes available to this process, within its limits; sys.maxsize if unknown.
+
+    mapped: bytes of mapped files among them, which `ulimit -d` does not count.
+    """
     if sys.platform == "darwin":  # the level is the percentage that is not in use
         return system_number("hw.memsize") * system_number("kern.memorystatus_level") // 100 or sys.maxsize
     if sys.platform == "win32":
         status = windows_status()
         return min(status.available, status.available_commit)
     system = read_number_after("MemAvailable:", "/proc/meminfo")
-    return min(sys.maxsize if system is None else 1024 * system, memory_left())
+    total = sys.maxsize if system is None else 1024 * system
+    return max(0, min(total, memory_left(), address_room(), data_room() + mapped))
 
 
 class MemoryStatus(ctypes.Structure):
@@ -244,19 +248,40 @@ def read_number_after(name: str, path: str) -> int | None:
 
 def address_limit() -> int:
     """Return the limit on this process's address space in bytes (`ulimit -v`); sys.maxsize without one."""
+    return resource_limit("RLIMIT_AS")
+
+
+def resource_limit(name: str) -> int:
+    """Return a limit of this process; sys.maxsize without one."""
     try:
         import resource
     except ImportError:  # Windows
         return sys.maxsize
-    limit = resource.getrlimit(resource.RLIMIT_AS)[0]
+    limit = resource.getrlimit(getattr(resource, name))[0]
     return sys.maxsize if limit == resource.RLIM_INFINITY else limit
 
 
 def address_room() -> int:
     """Return the bytes left below the limit on address space; sys.maxsize without one."""
-    if (limit := address_limit()) == sys.maxsize:
-        return limit
-    return limit - 1024 * (read_number_after("VmSize:\t", "/proc/self/status") or 0)
+    return room_below(address_limit(), "VmSize")
+
+
+def data_room() -> int:
+    """Return the bytes left below the limit on data (`ulimit -d`), which mapped files are none of; sys.maxsize."""
+    return room_below(resource_limit("RLIMIT_DATA"), "VmData")
+
+
+def room_below(limit: int, used: str) -> int:
+    """Return the bytes left below a limit on what a line of /proc/self/status counts; sys.maxsize without one."""
+    return limit if limit == sys.maxsize else limit - 1024 * (read_number_after(f"{used}:\t", "/proc/self/status") or 0)
+
+
+def describe_limit(size: int | None = None) -> str:
+    """Return which limit of this process leaves less than `size` bytes, "" if none does; None: which there is."""
+    for option, room in (("-v", address_room()), ("-d", data_room())):
+        if room < (sys.maxsize if size is None else size):
+            return f"`ulimit {option}` leaves {max(room, 0) / 1e9:.2f} GB of it"
+    return ""
 
 
 def is_out_of_memory(error: OSError) -> bool:

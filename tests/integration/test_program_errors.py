@@ -733,6 +733,27 @@ def test_little_memory(tiny: str):
 
 
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="address space is limited as on Linux")
+@pytest.mark.parametrize("option", ["-v", "-d"])
+def test_fit_knows_the_limits_of_the_process(tiny: str, option: str):
+    done = shell(f'ulimit {option} 500000; "$@"', "fit", tiny, "--json")
+    assert 0 < json.loads(done.stdout)["available_bytes"] < 500_000 * 1024
+
+
+def test_weights_that_exceed_the_memory_are_told_before_the_model_is_loaded(tiny: str, cli, monkeypatch):
+    size = os.path.getsize(tiny)
+    for available, line in (
+        (size, ""),
+        (
+            size - 1,
+            "localllm: warning: the weights take 0.00 GB, but only 0.00 GB of memory are available: they are read from "
+            "the disk again and again, which is slow; `localllm fit` says what fits\n",
+        ),
+    ):
+        monkeypatch.setattr("localllm.system.memory.available_memory", lambda mapped=0, size=available: size)
+        assert cli("run", tiny, "-p", "Hi", "--no-stdin", *GREEDY)[::2] == (0, line)
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="address space is limited as on Linux")
 def test_too_little_memory_to_quantize(tiny: str, tmp_path: Path):
     """Numba is there, but LLVM would end the process as soon as it compiles or loads a search."""
     done = shell('ulimit -v 380000; "$@"', "quantize", tiny, str(tmp_path / "out.gguf"), "Q8_0")

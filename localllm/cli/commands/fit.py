@@ -9,7 +9,7 @@ import typer
 from localllm.cli.options import shared as options
 from localllm.cli.terminal.output import ProgressLine, broken, write
 from localllm.cli.terminal.render import count, fact_lines, one_line, size, table
-from localllm.errors import UsageError
+from localllm.errors import MemoryLimitError, UsageError
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -60,6 +60,8 @@ def fit(
     download, those that fit first. Nothing is downloaded, so memory and speed of models that are not here do not
     include the KV cache.
 
+    Exit code 5 says that the model does not fit, with the context of -c if it is given.
+
     Examples:
       localllm fit qwen3-8b
       localllm fit hf:bartowski/Llama-3.2-1B-Instruct-GGUF:Q5_K_M
@@ -83,6 +85,8 @@ def fit(
         write(json.dumps(facts, ensure_ascii=False) + "\n")
     else:
         write("\n".join([*summary(facts), "", *needs(facts), "", broken(conclusion(facts), sys.stdout)]) + "\n")
+    if not (any(row["fits"] for row in facts["rows"]) or (context is None and any(facts["longest"].values()))):
+        raise typer.Exit(MemoryLimitError.exit_code)
 
 
 def rank(model: str | None, every: bool, order: str, context: int | None, kv_type: str | None, as_json: bool) -> None:

@@ -14,7 +14,7 @@ import numpy as np
 from localllm.arch.layer_state import KVType, Latent, Paged, Recurrent, State, stored_bytes
 from localllm.errors import MemoryLimitError, ModelError
 from localllm.kernels.arguments import PAGE
-from localllm.system.memory import Region, address_room
+from localllm.system.memory import Region, address_room, data_room, describe_limit
 
 SEQUENCES = (16, 4, 1)  # contexts to reserve addresses for: the first number that the system allows
 WITHOUT_KEYS = (1024,)  # the same for models without keys
@@ -28,12 +28,18 @@ class Reserved:
         is_whole: whether all bytes may be touched without calling `use`.
     """
 
-    def __init__(self, size: int, whole: bool = True):
-        """Reserve; whole: all bytes may be touched, else only those announced by `use`. Raises MemoryLimitError."""
+    def __init__(self, size: int, whole: bool = True, is_context: bool = False):
+        """Reserve; whole: all bytes may be touched, else only those announced by `use`. Raises MemoryLimitError.
+
+        is_context: whether a smaller context needs less.
+        """
         try:
             self._region = Region(size, whole)
         except (OSError, OverflowError, ValueError):
-            raise MemoryLimitError(f"cannot reserve {size / 1e9:.1f} GB of memory; use a smaller context") from None
+            limit, ways = describe_limit(size), ["use a smaller context"] if is_context else []
+            ways += ["raise this limit"] if limit else [] if ways else ["close other programs"]
+            reason = f"cannot reserve {size / 1e9:.2f} GB of memory{f': {limit}' if limit else ''}"
+            raise MemoryLimitError(f"{reason}; {' or '.join(ways)}") from None
         self.bytes, self.is_whole = np.frombuffer(memoryview(self._region.buffer), np.uint8), self._region.is_whole
         self.address = self._region.address
 
@@ -83,7 +89,7 @@ class KVCache:
             self.pages = number * -(-context // PAGE) | 1  # odd: streams do not share the same cache sets
             self._layers, size = self._arrange(states)
             is_least = number == numbers[-1]
-            if size > address_room() // 2 and not is_least:  # other memory is needed too
+            if size > min(address_room(), data_room()) // 2 and not is_least:  # other memory is needed too
                 continue
             try:
                 self._memory = self._reserve(max(size, 1))
@@ -94,7 +100,7 @@ class KVCache:
 
     def _reserve(self, size: int) -> Reserved:
         """Reserve memory. Raises MemoryLimitError."""
-        return Reserved(size, whole=False)
+        return Reserved(size, whole=False, is_context=True)
 
     def use(self, pages: Iterable[int]) -> None:
         """Announce that these pages will be written. Raises MemoryLimitError."""

@@ -20,7 +20,7 @@ class RunCache(KVCache):
 
     def _reserve(self, size: int) -> Reserved:
         """Reserve memory that is usable as a whole: runs do not announce their pages."""
-        return Reserved(size)
+        return Reserved(size, is_context=True)
 
     def _arrange(self, states: Sequence[State]) -> tuple[dict[State, tuple[Streams, Streams]], int]:
         if not self._is_shared:

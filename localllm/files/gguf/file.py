@@ -20,7 +20,7 @@ from localllm.files.gguf.header import MAGIC, NEEDED, TensorEntry, printable, re
 from localllm.files.gguf.metadata import Metadata, Oddities
 from localllm.quant.formats import Format
 from localllm.system.files import open_file, version_of
-from localllm.system.memory import is_out_of_memory, prefer_huge_pages
+from localllm.system.memory import describe_limit, is_out_of_memory, prefer_huge_pages
 
 SPLIT_NAME = re.compile(r"(?P<stem>.*)-(?P<number>[0-9]{5})-of-(?P<count>[0-9]{5})\.gguf", re.DOTALL)
 
@@ -203,7 +203,7 @@ def map_file(path: str) -> mmap.mmap:
         raise refusal(path, "no permission to read this file") from None
     except OSError as error:
         if is_out_of_memory(error):
-            raise MemoryLimitError(f"{path}: not enough address space to map the file") from None
+            raise MemoryLimitError(f"{path}: not enough address space to map the file: {describe_limit()}") from None
         raise refusal(path, f"cannot be read: {error.strerror or error}") from None
     except ValueError as error:  # a NUL in the path
         raise refusal(path, f"cannot be read: {error}") from None

@@ -106,9 +106,21 @@ def test_memory_that_there_is_not(monkeypatch):
         errors.append(error)
         with monkeypatch.context() as context, pytest.raises(MemoryLimitError) as caught:
             context.setattr(cache_module, "Region", refuse)
-            Reserved(2_500_000_000, whole=False)
-        assert str(caught.value) == "cannot reserve 2.5 GB of memory; use a smaller context"
+            Reserved(2_500_000_000, whole=False, is_context=True)
+        assert str(caught.value) == "cannot reserve 2.50 GB of memory; use a smaller context"
     assert asked == [(2_500_000_000, False)] * 3
+    with monkeypatch.context() as context:
+        context.setattr(cache_module, "Region", refuse)
+        context.setattr(cache_module, "describe_limit", lambda size: "`ulimit -v` leaves 0.31 GB of it" * (size > 5))
+        for size, is_context, advice in (
+            (9, False, ": `ulimit -v` leaves 0.31 GB of it; raise this limit"),
+            (9, True, ": `ulimit -v` leaves 0.31 GB of it; use a smaller context or raise this limit"),
+            (5, False, "; close other programs"),
+        ):
+            with pytest.raises(MemoryLimitError) as caught:
+                Reserved(size, is_context=is_context)
+            asked.pop()
+            assert str(caught.value) == f"cannot reserve 0.00 GB of memory{advice}"
     made = Reserved(10)
     errors.append(OSError())
     assert len(made.bytes) == 10 and made.is_whole and made.bytes.ctypes.data == made.address

@@ -28,6 +28,7 @@ from localllm.generation.session import Prompt, Session, blind
 from localllm.generation.vision import image_encoder as eye
 from localllm.generation.vision.adapter import VisionAdapter
 from localllm.generation.vision.image_encoder import ImageEncoder
+from localllm.text import sandbox, template_limits
 from localllm.text.tokenizer import Tokenizer
 
 GREEDY = GenerationOptions(sampling=SamplingOptions(temperature=0))
@@ -46,6 +47,20 @@ def tokenizer(tiny: Path) -> Tokenizer:
 def conversation(tokenizer: Tokenizer, *answers: str, context: int = 512) -> tuple[FakeEngine, Session]:
     fake = FakeEngine(tokenizer.vocab_size, saying(tokenizer, *answers), context)
     return fake, Session(PrefixCache(fake), tokenizer)
+
+
+def test_a_prompt_beyond_the_limits_of_templates_exceeds_the_context(tokenizer: Tokenizer, monkeypatch):
+    text = "word " * 100
+    for module in (sandbox, template_limits):
+        monkeypatch.setattr(module, "LENGTH", 200)
+    length = len(tokenizer.encode(text))
+    with pytest.raises(
+        ContextError, match=f"the prompt has over {length} tokens, but the context holds only 64"
+    ) as error:
+        conversation(tokenizer, "Hi", context=64)[1].chat([{"role": "user", "content": text}], GREEDY)
+    assert error.value.excess == length - 64 + 1
+    with pytest.raises(ModelError, match="the chat template was stopped"):
+        conversation(tokenizer, "Hi", context=4096)[1].chat([{"role": "user", "content": text}], GREEDY)
 
 
 def test_a_turn_costs_only_its_own_tokens(tokenizer: Tokenizer):

@@ -94,7 +94,7 @@ def test_the_longest_context():
 
 def test_the_facts_of_a_file(model_path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(fit, "measure_bandwidth", lambda: 5e9)
-    monkeypatch.setattr(fit, "available_memory", lambda: 10**9)
+    monkeypatch.setattr(fit, "available_memory", lambda mapped: 10**9)
     told = list[str]()
     with GGUFFile.open(model_path("llama")) as file:
         facts = describe_file(file, told.append, None, 7)
@@ -128,7 +128,7 @@ def test_the_facts_of_a_file(model_path, monkeypatch: pytest.MonkeyPatch):
 def test_a_model_that_makes_vectors(model_path, monkeypatch: pytest.MonkeyPatch):
     """It keeps nothing of a text but one layer's keys: one type, its longest text only, and no tokens a second."""
     monkeypatch.setattr(fit, "measure_bandwidth", lambda: 5e9)
-    monkeypatch.setattr(fit, "available_memory", lambda: 10**9)
+    monkeypatch.setattr(fit, "available_memory", lambda mapped: 10**9)
     with GGUFFile.open(model_path("bert")) as file:
         for context in (None, 5):
             facts = describe_file(file, lambda what: None, context)
@@ -185,3 +185,13 @@ def test_a_model_of_the_hub(monkeypatch: pytest.MonkeyPatch):
     found = fit.fit("name", heard.append, 9)
     assert found == {"model": "hf:tiny/T:x", "path": "hf:tiny/T/a.gguf", "fetched_bytes": 77, "rows": []}
     assert heard == ["reading the header of hf:tiny/T:x"] and told[0][1:] == (heard.append, 9, 7, fit.TYPES)
+
+
+@pytest.mark.parametrize(("available", "context", "code"), [(10**12, (), 0), (10, (), 5), (10, ("-c", "7"), 5)])
+def test_fit_ends_with_a_code_of_its_own_for_a_model_that_does_not_fit(
+    model_path, monkeypatch: pytest.MonkeyPatch, cli, available: int, context: tuple[str, ...], code: int
+):
+    monkeypatch.setattr(fit, "measure_bandwidth", lambda: 5e9)
+    monkeypatch.setattr(fit, "available_memory", lambda mapped: available)
+    for form in ((), ("--json",)):
+        assert cli("fit", model_path("llama"), *context, *form)[0] == code

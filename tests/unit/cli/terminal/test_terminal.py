@@ -86,11 +86,14 @@ def test_surroundings(monkeypatch):
         environ=os.environ, devnull=os.devnull, O_RDWR=os.O_RDWR, open=lambda *told: opened.append(told),
         fstat=lambda number: os.fstat(-1) if number in (0, 2) else None, set_inheritable=lambda *told: None,
     ))  # fmt: skip
-    limits = iter([main.LEAST_MEMORY, main.LEAST_MEMORY - 1])
-    monkeypatch.setattr("localllm.system.memory.address_limit", lambda: next(limits))
+    limits = [main.LEAST_MEMORY]
+    monkeypatch.setattr("localllm.system.memory.address_limit", lambda: limits[-1])
     main.check_environment()
+    limits.append(main.LEAST_MEMORY - 1)
     assert opened == [(os.devnull, os.O_RDWR)] * 2
-    with pytest.raises(MemoryLimitError, match=r"^not enough memory$"):
+    with pytest.raises(
+        MemoryLimitError, match=r"^not enough memory: `ulimit -v` leaves 0\.\d\d GB of it; raise this limit$"
+    ):
         main.check_environment()
     monkeypatch.setattr(sys, "stdout", None)
     with pytest.raises(LocalllmError, match=r"^stdout is closed: there is nowhere to write to$"):
