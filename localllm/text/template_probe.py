@@ -17,6 +17,7 @@ from localllm.text.sandbox import compile_template, render_template
 from localllm.text.template_limits import LimitError
 
 SECONDS, BYTES = 2, 256 << 20  # limits: CPU time, and memory beyond that of the program
+MOST = 1 << 12  # bytes of the process's message that are read
 PATIENCE = 20.0  # limit of elapsed seconds, long enough for a busy computer
 PROGRAM = 128 << 20  # bytes of a new Python process that renders, where fork is not available
 TOO_MUCH = f"it takes over {BYTES >> 20} MB"
@@ -51,7 +52,7 @@ def _read_outcome(reader: int, child: int) -> str | None:
     outcome, status = b"", None
     deadline = time.monotonic() + PATIENCE
     try:
-        while select.select([reader], [], [], max(0, deadline - time.monotonic()))[0]:
+        while len(outcome) < MOST and select.select([reader], [], [], max(0, deadline - time.monotonic()))[0]:
             if not (piece := os.read(reader, 4096)):
                 break
             outcome += piece

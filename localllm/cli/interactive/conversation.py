@@ -133,7 +133,7 @@ class TerminalConversation:
         session, answer = self.model.session, None
         tool_lines: list[Line] = []
         try:
-            answer = begin(options)
+            answer = begin(self.tools.refresh(options) if self.tools else options)
             if session.forgotten:
                 turns = "turn was" if session.forgotten == 1 else f"{session.forgotten} turns were"
                 say(f"localllm: the conversation is too long: its first {turns} forgotten")
@@ -168,7 +168,8 @@ class TerminalConversation:
         try:
             while answer.calls and answer.finish_reason != "interrupted":
                 results = tools.results(answer.calls)
-                message, answer = answer.message(), self.model.session.go_on(results, options)
+                message, options = answer.message(), tools.refresh(options)
+                answer = self.model.session.go_on(results, options)
                 lines += [message, *results]
                 self._show(answer)
                 tools.note(answer.message(), finish=answer.finish_reason)

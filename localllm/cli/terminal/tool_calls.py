@@ -45,7 +45,7 @@ class ToolCalls:
     @classmethod
     def of(cls, box: Toolbox, yes: Sequence[str], most_steps: int, transcript: str | None, stack: ExitStack) -> Self:
         """Create it; without a terminal, tools that need permission are not offered. Raises UsageError."""
-        if unknown := [name for name in yes if name not in box.names]:
+        if unknown := [name for name in yes if not (name in box.names or box.may_offer(name))]:
             raise UsageError(f"yes: unknown tool {unknown[0]!r}; available: {', '.join(box.names)}")
         keyboard = None
         if silent := [name for name in box.names if name not in yes]:
@@ -54,7 +54,7 @@ class ToolCalls:
                 raise UsageError(f"no terminal to ask for consent; allow the calls with --yes {','.join(silent)}")
             if keyboard is None:
                 say(f"localllm: no terminal to ask for consent, so these tools are not offered: {', '.join(silent)}")
-                box = box.without(silent)
+                box.limit_to(yes)
             else:
                 stack.callback(keyboard.close)
         return cls(box, yes, most_steps, keyboard, transcript)
@@ -64,6 +64,11 @@ class ToolCalls:
         self.box.most = min(self.box.most, max(1000, model.context or self.box.most))
         if self._path is not None and self._transcript is None:
             self._transcript = stack.enter_context(ToolTranscript(self._path, model.name or str(model.path)))
+        return replace(options, tools=self.box.use)
+
+    def refresh(self, options: "GenerationOptions") -> "GenerationOptions":
+        """Return the options with the tools that there are now. Raises LocalllmError."""
+        self.box.refresh()
         return replace(options, tools=self.box.use)
 
     def note(self, message: "Message", **fields: object) -> None:
@@ -101,6 +106,7 @@ class ToolCalls:
         if call.name in self._yes or call.name in self._always or call.name not in self.box.names:
             say(f"localllm: tool: {call_text}")
             return NAMED if call.name in self._yes else ALWAYS
+        self._keyboard = self._keyboard or Keyboard.open()  # none is open for a tool that came later
         if self._keyboard is None:
             return NO
         answer = self._keyboard.ask(f"tool: {call_text}\nallow it? [y]es, [n]o, [a]lways {call.name}: ")
@@ -177,3 +183,4 @@ def answer_with_tools(
                 write(f"{answer.text}\n")
             return answer, messages[len(question) :], interrupted
         messages += tools.results(answer.calls)
+        options = tools.refresh(options)

@@ -17,11 +17,13 @@ from localllm.kernels.build.objects import Progress
 from localllm.kernels.machine import Lane
 from localllm.system.cpu import logical_cores
 from localllm.system.memory import address_limit, available_memory
+from localllm.system.pipes import PipeReader
 from localllm.system.processes import detached_options, lower_priority
 
 # Settings of Numba that a user made for other programs, such as not to compile: machine code must not depend on them.
 FOREIGN_SETTINGS = re.compile("NUMBA_(?!CPU_(NAME|FEATURES)$)")
 LARGE = ("attend", "linear")  # kernels that take seconds to compile
+MOST_ERRORS = 1 << 16  # bytes of a compiler's stderr that are kept
 SHARE = 1 << 29  # bytes per compiler: it takes 260 MB, and 480 MB of address space; its threads in this process 150
 
 
@@ -47,9 +49,7 @@ class Compiler:
         )  # fmt: skip
         assert self.process.stdin and self.process.stdout and self.process.stderr
         self._names, self._results = self.process.stdin, self.process.stdout
-        self._last_words = deque[bytes](maxlen=1)
-        self._listener = Thread(target=self._last_words.extend, args=(self.process.stderr,), daemon=True)
-        self._listener.start()
+        self._errors = PipeReader(self.process.stderr, MOST_ERRORS, keeps_end=True)
 
     def compile(self, name: str) -> bytes:
         """Compile a kernel; return its object file. Raises LocalllmError."""
@@ -70,8 +70,8 @@ class Compiler:
         With little memory that line varies, so the error is always a MemoryLimitError then.
         """
         code = self.process.wait()
-        self._listener.join()
-        reason = b"".join(self._last_words).decode(errors="replace").strip() or f"exit code {code}"
+        self._errors.thread.join()
+        reason = self._errors.last_line() or f"exit code {code}"
         if address_limit() < SHARE:
             return MemoryLimitError(f"not enough memory to compile the kernels: {reason}")
         return LocalllmError(f"cannot compile the kernels for this computer: {reason}")
@@ -83,7 +83,7 @@ class Compiler:
     def close(self) -> None:
         """Kill the process."""
         self.process.kill()
-        self._listener.join()
+        self._errors.thread.join()
         with suppress(BrokenPipeError), self.process:
             pass
 

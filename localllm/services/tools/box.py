@@ -1,6 +1,6 @@
 """The tools that a model may call, and the results of its calls."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import NamedTuple
 
 from localllm.errors import LocalllmError, UsageError
@@ -47,19 +47,39 @@ class Toolbox:
         use: the value of GenerationOptions.tools.  most: characters of a result; longer ones are truncated.
     """
 
-    def __init__(self, offered: Sequence[OfferedTool], limit: int = MOST, json_calls: bool = True):
-        """Combine tools. Raises UsageError if two have the same name."""
+    def __init__(
+        self,
+        offered: Sequence[OfferedTool],
+        limit: int = MOST,
+        json_calls: bool = True,
+        current: Callable[[], Sequence[OfferedTool]] | None = None,
+        may_offer: Callable[[str], bool] = lambda name: False,
+    ):
+        """Combine tools. Raises UsageError if two have the same name.
+
+        current: returns the tools that there are now; None if they never change.
+        may_offer: returns whether a tool of a name may come later.
+        """
+        self._current, self.may_offer, self._only = current or (lambda: offered), may_offer, frozenset[str]()
+        self.most, self._json_calls = limit, json_calls
+        self._offer(offered)
+
+    def refresh(self) -> None:
+        """Offer the tools that there are now. Raises UsageError if two have the same name, and LocalllmError."""
+        self._offer(self._current())
+
+    def _offer(self, tools: Sequence[OfferedTool]) -> None:
+        offered = [each for each in tools if not self._only or each.tool.name in self._only]
         self._offered = {each.tool.name: each for each in offered}
         if len(self._offered) < len(offered):
             names = [each.tool.name for each in offered]
             raise UsageError(f"two tools have the name {next(name for name in names if names.count(name) > 1)}")
-        self.most = limit
-        self.use = ToolUse([each.tool for each in offered], json_calls=json_calls)
+        self.use = ToolUse([each.tool for each in offered], json_calls=self._json_calls)
 
-    def without(self, names: Sequence[str]) -> "Toolbox":
-        """Return a toolbox without some of the tools."""
-        offered = [each for name, each in self._offered.items() if name not in names]
-        return Toolbox(offered, self.most, self.use.json_calls)
+    def limit_to(self, names: Collection[str]) -> None:
+        """Offer only some tools, now and later."""
+        self._only = frozenset(names)
+        self.refresh()
 
     @property
     def names(self) -> list[str]:

@@ -6,15 +6,13 @@ On Linux the command can write only in the allowed folders, and read only these 
 import os
 import subprocess
 import sys
-import threading
 from collections.abc import Sequence
-from contextlib import suppress
-from typing import IO
 
 from localllm.services.tools import confined
 from localllm.services.tools.box import OfferedTool, ToolError, text_in
 from localllm.services.tools.files import tool
 from localllm.services.tools.folders import Folders
+from localllm.system.pipes import PipeReader
 from localllm.system.processes import kill_with_children, shell
 
 SECONDS = 120.0
@@ -48,7 +46,7 @@ def run_command(arguments: dict[str, object], folders: Sequence[str], seconds: f
         stderr=subprocess.STDOUT, start_new_session=True,
     )  # fmt: skip
     assert process.stdout
-    output = PipeReader(process.stdout)
+    output = PipeReader(process.stdout, MOST)
     try:
         process.wait(seconds)
     except subprocess.TimeoutExpired:
@@ -58,22 +56,3 @@ def run_command(arguments: dict[str, object], folders: Sequence[str], seconds: f
         output.thread.join(1)
         text = output.text()
     return f"{text}{chr(10) * bool(text and not text.endswith(chr(10)))}[exit code {process.returncode}]"
-
-
-class PipeReader:
-    """Reads a pipe to its end in a thread, and keeps the first MOST bytes."""
-
-    def __init__(self, pipe: IO[bytes]):
-        self._pipe, self._data, self._all = pipe, bytearray(), 0
-        self.thread = threading.Thread(target=self._read, daemon=True)
-        self.thread.start()
-
-    def _read(self) -> None:
-        with suppress(OSError, ValueError), self._pipe:
-            while piece := os.read(self._pipe.fileno(), 65536):
-                self._all += len(piece)
-                self._data += piece[: MOST - len(self._data)]
-
-    def text(self) -> str:
-        note = f"\n[cut: of {self._all} bytes]" if self._all > len(self._data) else ""
-        return bytes(self._data).decode(errors="replace") + note

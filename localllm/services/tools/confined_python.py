@@ -15,12 +15,14 @@ import struct
 import subprocess
 import sys
 import tempfile
+import time
 from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
 SECONDS, BYTES = 10.0, 1 << 30
 MOST_WRITTEN = 1 << 24  # bytes of a file
+MOST_KEPT, MOST_REASON = 1 << 16, 1000  # bytes of stderr that are kept, and characters of its last line
 
 # From linux/seccomp.h, linux/filter.h, linux/audit.h and the tables of system calls.
 NO_NEW_PRIVILEGES, SET_SECCOMP, FILTER = 38, 22, 2
@@ -66,6 +68,8 @@ def run_confined(program: str, seconds: float = SECONDS, memory: int = BYTES) ->
 
     seconds: most time.  memory: most bytes.
     """
+    from localllm.system.pipes import PipeReader
+
     if reason := reason_against():
         raise RuntimeError(reason)
     with tempfile.TemporaryDirectory() as folder:
@@ -77,14 +81,19 @@ def run_confined(program: str, seconds: float = SECONDS, memory: int = BYTES) ->
             words, cwd=folder, env=environment, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL,
             stderr=subprocess.PIPE, start_new_session=True,
         )  # fmt: skip
+        assert process.stderr
+        end, errors = time.monotonic() + seconds, PipeReader(process.stderr, MOST_KEPT, keeps_end=True)
         try:
-            _, errors = process.communicate(timeout=seconds)
+            process.wait(seconds)
+            errors.thread.join(max(0.0, end - time.monotonic()))  # children of the program may still write
+            if errors.thread.is_alive():
+                return Outcome(False, f"stopped after {seconds:g} seconds")
         except subprocess.TimeoutExpired:
             return Outcome(False, f"stopped after {seconds:g} seconds")
         finally:
             end_group(process)
-    lines = errors.decode(errors="replace").strip().splitlines()
-    return Outcome(process.returncode == 0, (lines or [f"exit code {process.returncode}"])[-1])
+            errors.thread.join(1)
+    return Outcome(process.returncode == 0, errors.last_line()[-MOST_REASON:] or f"exit code {process.returncode}")
 
 
 def end_group(process: subprocess.Popen[bytes]) -> None:

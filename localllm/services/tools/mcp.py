@@ -7,23 +7,25 @@ See https://modelcontextprotocol.io. A file lists them as for other clients: {"m
 import json
 import os
 import re
-import tempfile
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import ExitStack, asynccontextmanager
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Self, TextIO, TypedDict, TypeVar, TypeVarTuple, Unpack
+from typing import TYPE_CHECKING, Any, Self, TextIO, TypedDict, TypeVar, TypeVarTuple, Unpack
 
 from localllm.errors import LocalllmError, UsageError
 from localllm.generation.tools.tool_grammar import NOTHING, Tool
 from localllm.services.remote.http import json_objects
 from localllm.services.tools.box import OfferedTool, ToolError
+from localllm.system.pipes import PipeReader
 
 if TYPE_CHECKING:
     from mcp.client.session import ClientSession
     from pydantic import BaseModel
 
 START, SECONDS = 30.0, 120.0  # timeouts: for a server to start, and for a call
+MOST_LOG = 1 << 16  # bytes of a server's stderr that are kept
+LIST_CHANGED = "notifications/tools/list_changed"
 T = TypeVar("T")
 A = TypeVarTuple("A")
 _VARIABLE = re.compile(r"\$\{(?:env:)?([A-Za-z_]\w*)(?::-([^}]*))?\}")
@@ -39,11 +41,7 @@ class ServerSettings(TypedDict):
 
 
 class McpServers:
-    """The running servers of a file. Close it.
-
-    Attributes:
-        offered: their tools, named SERVER__TOOL.
-    """
+    """The running servers of a file, whose tools are named SERVER__TOOL. Close it."""
 
     def __init__(self, path: str):
         """Start the servers.
@@ -55,7 +53,9 @@ class McpServers:
             raise LocalllmError("--mcp needs the package mcp: pip install 'localllm[mcp]'")
         from anyio.from_thread import start_blocking_portal
 
-        self.offered = list[OfferedTool]()
+        self._tools = dict[str, list[OfferedTool]]()  # by server
+        self._sessions: dict[str, ClientSession] = {}
+        self._changed, self._changing = set[str](), set[str]()  # servers whose tools have changed, or may change
         self._stack = ExitStack()
         try:
             self._portal = self._stack.enter_context(start_blocking_portal())
@@ -67,21 +67,49 @@ class McpServers:
 
     def _start(self, name: str, server: ServerSettings) -> None:
         """Start one server and list its tools."""
-        log = tempfile.TemporaryFile("w+", encoding="utf-8", errors="replace")  # noqa: SIM115
-        self._stack.enter_context(log)
+        source, target = os.pipe()
+        errors = PipeReader(os.fdopen(source, "rb"), MOST_LOG, keeps_end=True)
+        self._stack.callback(errors.thread.join, 1)
+        log = self._stack.enter_context(os.fdopen(target, "w", encoding="utf-8", errors="replace"))
+
+        async def listen(message: object) -> None:
+            if getattr(getattr(message, "root", message), "method", "") == LIST_CHANGED:
+                self._changed.add(name)
+
         try:
-            session = self._stack.enter_context(self._portal.wrap_async_context_manager(open_session(server, log)))
-            for tool in self._wait(tools_of, session, seconds=START):
-                self.offered.append(self._offer(name, session, tool))
+            opened = self._portal.wrap_async_context_manager(open_session(server, log, listen))
+            self._sessions[name], may_change = self._stack.enter_context(opened)
+            self._changing |= {name} if may_change else set()
+            self._list_tools(name)
         except Exception as error:  # any error; the message names the server
-            log.seek(0)
-            last = next((line.strip() for line in reversed(log.readlines()) if line.strip()), "")
-            reason = last[:200] or reason_of(error)
+            log.close()
+            errors.thread.join(1)
+            reason = errors.last_line()[:200] or reason_of(error)
             raise LocalllmError(f"the MCP server {name!r} does not answer: {reason}") from None
+
+    def _list_tools(self, name: str) -> None:
+        """Ask a server for its tools."""
+        session = self._sessions[name]
+        self._changed.discard(name)  # before it is asked: it may change them again
+        self._tools[name] = [self._offer(name, session, tool) for tool in self._wait(tools_of, session, seconds=START)]
+
+    @property
+    def offered(self) -> list[OfferedTool]:
+        """Return the tools of all servers; one that has sent `list_changed` is asked again. Raises LocalllmError."""
+        for name in sorted(self._changed):
+            try:
+                self._list_tools(name)
+            except Exception as error:
+                raise LocalllmError(f"the MCP server {name!r} does not list its tools: {reason_of(error)}") from None
+        return [tool for tools in self._tools.values() for tool in tools]
+
+    def may_offer(self, tool: str) -> bool:
+        """Return whether a tool of this name may come later: one of a server that announces changes."""
+        return any(tool.startswith(f"{safe_name(name)}__") for name in self._changing)
 
     def _offer(self, server: str, session: "ClientSession", tool: dict[str, object]) -> OfferedTool:
         """Wrap a server's tool."""
-        name = re.sub(r"[^A-Za-z0-9_-]", "_", f"{server}__{tool['name']}")[:64]
+        name = safe_name(f"{server}__{tool['name']}")[:64]
 
         def perform(arguments: dict[str, object]) -> str:
             return result_text(self._wait(call_tool, session, str(tool["name"]), arguments, seconds=SECONDS))
@@ -108,6 +136,11 @@ class McpServers:
 
     def __exit__(self, *error: object) -> None:
         self.close()
+
+
+def safe_name(name: str) -> str:
+    """Replace what a tool's name may not contain."""
+    return re.sub(r"[^A-Za-z0-9_-]", "_", name)
 
 
 def servers_of(path: str) -> dict[str, ServerSettings]:
@@ -169,17 +202,25 @@ def expand_variables(text: str, name: str) -> str:
 
 
 @asynccontextmanager
-async def open_session(server: ServerSettings, log: TextIO) -> "AsyncIterator[ClientSession]":
-    """Start a server and open a session with it; log: the server's stderr."""
+async def open_session(server: ServerSettings, log: TextIO, listen: Any) -> "AsyncIterator[tuple[ClientSession, bool]]":
+    """Start a server and open a session; yield it and whether the server announces changes of its tools.
+
+    log: the server's stderr.  listen: the session's message_handler.
+    """
     import anyio
     from mcp.client.session import ClientSession
     from mcp.client.stdio import StdioServerParameters, stdio_client
 
     parameters = StdioServerParameters(**server)
-    async with stdio_client(parameters, log) as (read, write), ClientSession(read, write) as client:
+    async with (
+        stdio_client(parameters, log) as (read, write),
+        ClientSession(read, write, message_handler=listen) as client,
+    ):
         with anyio.fail_after(START):
-            await client.initialize()
-        yield client
+            hello = to_json(await client.initialize())
+        capabilities = hello.get("capabilities")
+        tools = capabilities.get("tools") if isinstance(capabilities, dict) else None
+        yield client, isinstance(tools, dict) and tools.get("listChanged") is True
 
 
 async def tools_of(session: "ClientSession") -> list[dict[str, object]]:

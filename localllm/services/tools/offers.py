@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from contextlib import ExitStack
 
 from localllm.errors import UsageError
-from localllm.services.tools.box import Toolbox
+from localllm.services.tools.box import OfferedTool, Toolbox
 from localllm.services.tools.commands import run
 from localllm.services.tools.files import list_folder, read_file, search
 from localllm.services.tools.folders import Folders
@@ -27,10 +27,17 @@ def toolbox(
     if allowed and not names:
         raise UsageError("allow applies to built-in tools only: give --tools")
     offered = [BUILT_IN[name](Folders(allowed)) for name in dict.fromkeys(names)]
-    if mcp is not None:
+    if mcp is None:
+        box = Toolbox(offered, json_calls=json_calls)
+    else:
         from localllm.services.tools.mcp import McpServers
 
-        offered += stack.enter_context(McpServers(mcp)).offered
-    if not offered:
+        servers = stack.enter_context(McpServers(mcp))
+
+        def current() -> list[OfferedTool]:
+            return [*offered, *servers.offered]
+
+        box = Toolbox(current(), json_calls=json_calls, current=current, may_offer=servers.may_offer)
+    if not box.names:
         raise UsageError("no tools: --tools is empty, and the servers of --mcp offer none")
-    return Toolbox(offered, json_calls=json_calls)
+    return box

@@ -123,8 +123,14 @@ class Box:
     def perform(self, call: ToolCall) -> Outcome:
         return Outcome(f"did {call.name}")
 
-    def without(self, names: list[str]) -> "Box":
-        return Box(*(name for name in self.names if name not in names), most=self.most)
+    def limit_to(self, names: list[str]) -> None:
+        self.names = [name for name in self.names if name in names]
+
+    def refresh(self) -> None:
+        """Offer the same."""
+
+    def may_offer(self, name: str) -> bool:
+        return False
 
 
 class Keys:
@@ -287,7 +293,9 @@ def test_the_answer_behind_all_calls(monkeypatch: pytest.MonkeyPatch, terminal_t
     monkeypatch.setattr(tool_calls, "write", written.append)
     it, _ = tools(yes=("run",))
     asked: Any = [{"role": "user", "content": "Hi"}]
-    answer, messages, interrupted = tool_calls.answer_with_tools(None, asked, None, it, None, silent, False)  # type: ignore[arg-type]
+    answer, messages, interrupted = tool_calls.answer_with_tools(
+        None, asked, GenerationOptions(), it, None, silent, False
+    )  # type: ignore[arg-type]
     assert (answer.text, interrupted, "".join(written)) == ("at last", None, out)
     assert [each["content"] for each in messages] == ["first", "did run", "at last"] and asked == began[0]
     assert began[1] == [*asked, *messages[:2]]

@@ -24,13 +24,14 @@ import pytest
 from localllm.cli.interactive import slash_commands as chat_commands
 from localllm.cli.options import shared as options
 from localllm.errors import UsageError
+from localllm.files import text_file
 from localllm.kernels.build.machine_code import ELF, is_x86_64
 from localllm.system import cpu, files, locks, memory, processes, terminal
 from tests.test_layers import SOURCES
 
 # Folders and locks of other systems are made up on one that has POSIX's names.
 posix = pytest.mark.skipif(sys.platform == "win32", reason="needs POSIX")
-CONCERNS = {"control_groups", "cpu", "files", "locks", "memory", "processes", "terminal"}
+CONCERNS = {"control_groups", "cpu", "files", "locks", "memory", "pipes", "processes", "terminal"}
 # Modules that a system lacks, and questions about which it is. `signal` and `mmap` are everywhere; some names are not.
 MODULES = {"fcntl", "grp", "msvcrt", "posix", "pty", "pwd", "resource", "syslog", "termios", "tty", "winreg", "_winapi"}
 NAMES = re.compile(
@@ -244,8 +245,9 @@ def test_folders_as_windows_writes_them(monkeypatch, tmp_path):
     """Tab behind one in a chat, and the file of a template whose name has no ending."""
     (tmp_path / "notes.txt").write_text("")
     asked = []
-    known = SimpleNamespace(path=ntpath, scandir=lambda folder: asked.append(folder) or os.scandir(tmp_path))
-    for module in (chat_commands, options):
+    scandir = lambda folder: asked.append(folder) or os.scandir(tmp_path)  # noqa: E731
+    known = SimpleNamespace(path=ntpath, scandir=scandir, fsdecode=os.fsdecode)
+    for module in (chat_commands, text_file):
         monkeypatch.setattr(module, "os", known)
     assert chat_commands.paths("C:\\texts\\no") == ["C:\\texts\\notes.txt"] and asked == ["C:\\texts\\"]
     with pytest.raises(UsageError, match="template"):

@@ -430,6 +430,9 @@ class Calls:
     def __init__(self) -> None:
         self.noted, self.questions = list[Any](), list[Any]()
 
+    def refresh(self, options: Any) -> Any:
+        return options
+
     def note_question(self, messages: list[Any]) -> None:
         self.questions.append(messages)
 

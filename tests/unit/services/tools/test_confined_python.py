@@ -6,6 +6,7 @@ import pytest
 
 from localllm.services.tools import confined_python
 from localllm.services.tools.confined_python import run_confined
+from localllm.system.pipes import PipeReader
 
 pytestmark = pytest.mark.skipif(bool(reason := confined_python.reason_against()), reason=reason or "it can")
 
@@ -21,6 +22,18 @@ def test_a_program_that_is_wrong():
     assert not outcome.passed and outcome.reason == "AssertionError: not equal"
     assert "SyntaxError" in run_confined("def f(:").reason
     assert not run_confined("raise SystemExit(3)").passed
+
+
+def test_of_what_a_program_writes_to_stderr_a_bounded_part_is_kept(monkeypatch):
+    """Also of a program that writes without end, and of a line without end."""
+    kept = list[int]()
+    text = PipeReader.text
+    monkeypatch.setattr(PipeReader, "text", lambda self: kept.append(len(self._data)) or text(self))
+    program = "import sys\nfor _ in range(400): sys.stderr.write('x' * 9999 + '\\n')\nsys.exit('the end')"
+    outcome = run_confined(program)
+    assert (outcome.passed, outcome.reason, max(kept)) == (False, "the end", confined_python.MOST_KEPT)
+    outcome = run_confined("import sys\nsys.stderr.write('y' * 3_000_000)\nsys.exit(1)")
+    assert outcome.reason == "y" * confined_python.MOST_REASON and max(kept) == confined_python.MOST_KEPT
 
 
 @pytest.mark.slow

@@ -192,10 +192,22 @@ def test_names_are_of_one_tool():
     with pytest.raises(UsageError, match="two tools have the name b"):
         Toolbox([offered("a"), offered("b"), offered("b")])
     box = Toolbox([offered("a"), offered("b")], 5)
-    less = box.without(["b"])
-    assert (less.names, less.most, box.names) == (["a"], 5, ["a", "b"])
-    assert [tool.name for tool in less.use.tools] == ["a"]
-    assert perform(less, "b").text == "error: there is no tool 'b'"
+    box.limit_to(["a"])
+    assert (box.names, box.most) == (["a"], 5) and [tool.name for tool in box.use.tools] == ["a"]
+    assert perform(box, "b").text == "error: there is no tool 'b'"
+
+
+def test_a_toolbox_offers_the_tools_that_there_are_now():
+    tools = [offered("a")]
+    box = Toolbox(tools, current=lambda: [*tools])
+    tools.append(offered("b"))
+    assert box.names == ["a"]
+    box.refresh()
+    assert box.names == [tool.name for tool in box.use.tools] == ["a", "b"] and perform(box, "b").text == "done"
+    box.limit_to(["b", "c"])
+    tools[:] = [offered("a"), offered("c")]
+    box.refresh()
+    assert box.names == ["c"]
 
 
 def raising(error: BaseException) -> Any:
@@ -246,6 +258,7 @@ def test_tools_of_servers_come_behind_and_end_with_the_stack(home: Path, monkeyp
     class Servers:
         def __init__(self, path: str):
             self.offered = [OfferedTool(Tool(name, "x"), lambda given: "") for name in path.split()]
+            self.may_offer = lambda name: False
 
         def __enter__(self) -> Any:
             return self
@@ -507,14 +520,14 @@ class Server(Session):
         super().__init__(1)
         self.events, self.command, self.log = events, command, log
 
-    def __enter__(self) -> "Server":
+    def __enter__(self) -> "tuple[Server, bool]":
         if self.command == "silent":
             raise ExceptionGroup("several", [TimeoutError("it took\nlong")])
         if self.command == "broken":
             self.log.write("first\n  no key " + "y" * 300 + " \n\n")
             raise ValueError("it ended")
         self.events.append(f"{self.command} begins")
-        return self
+        return self, False
 
     def __exit__(self, *error: object) -> None:
         self.events.append((f"{self.command} ends", self.log.closed))
@@ -534,7 +547,7 @@ def servers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
     monkeypatch.setitem(sys.modules, "anyio.from_thread", anyio.from_thread)
     monkeypatch.setattr(mcp, "find_spec", lambda name: name == "mcp" or None)
     monkeypatch.setattr(
-        mcp, "open_session", lambda given, log: logs.append(log) or Server(events, given["command"], log)
+        mcp, "open_session", lambda given, log, listen: logs.append(log) or Server(events, given["command"], log)
     )
 
     def opened(*commands: str) -> mcp.McpServers:

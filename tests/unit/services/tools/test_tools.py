@@ -197,6 +197,43 @@ def test_a_server_of_the_official_package(tmp_path: Path, monkeypatch: pytest.Mo
         assert perform(box, "calc__add", a=1, b=1).text == "2"
 
 
+def test_a_server_that_announces_a_change_is_asked_again_before_the_next_step(tmp_path: Path):
+    pytest.importorskip("mcp", reason="needs the extra localllm[mcp]")
+    from localllm.services.tools.offers import toolbox
+
+    log = tmp_path / "log"
+    server = {"command": sys.executable, "args": [str(SUPPORT / "mcp_changing.py"), str(log)]}
+    with ExitStack() as stack:
+        box = toolbox([], [], mcp_file(tmp_path, s=server), stack)
+        assert box.names == ["s__alpha"] and box.may_offer("s__beta") and not box.may_offer("t__beta")
+        for step in range(3):
+            assert perform(box, "s__alpha").text == "done"
+            box.refresh()
+            assert box.names == ["s__alpha", "s__beta"]
+            assert log.read_text().split().count("tools/list") == step + 2
+        box.refresh()
+        assert log.read_text().split().count("tools/list") == 4, "nothing has changed since"
+        assert perform(box, "s__beta") == ("done", False)
+
+
+def test_a_tool_that_comes_later_can_be_allowed_before(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """Without a terminal, only what --yes names is offered, also later."""
+    from localllm.cli.terminal.tool_calls import Keyboard, ToolCalls
+    from localllm.generation.generate import GenerationOptions
+    from localllm.generation.tools.tool_grammar import Tool
+    from localllm.services.tools.box import OfferedTool, Toolbox
+
+    monkeypatch.setattr(Keyboard, "open", lambda: None)
+    tools = [OfferedTool(Tool(name), lambda arguments: "") for name in ("s__a", "s__b")]
+    box = Toolbox(tools, current=lambda: [*tools], may_offer=lambda name: name.startswith("s__"))
+    calls = ToolCalls.of(box, ["s__a", "s__c"], 5, None, ExitStack())
+    tools += [OfferedTool(Tool(name), lambda arguments: "") for name in ("s__c", "s__d")]
+    use = calls.refresh(GenerationOptions()).tools
+    assert use is not None and [tool.name for tool in use.tools] == ["s__a", "s__c"]
+    with pytest.raises(UsageError, match="unknown tool 't__c'"):
+        ToolCalls.of(box, ["t__c"], 5, None, ExitStack())
+
+
 @pytest.mark.parametrize(
     ("server", "message"),
     [
