@@ -9,7 +9,7 @@ import re
 from collections.abc import Iterable
 from pathlib import Path, PurePosixPath
 
-from localllm.errors import UsageError
+from localllm.errors import LocalllmError, UsageError
 from localllm.files.folders import data_folder
 from localllm.frozen import frozen
 from localllm.system.files import variable_of
@@ -111,9 +111,27 @@ def find_models_folder() -> tuple[Path, str]:
 
 def list_files(folder: Path) -> list[str]:
     """List all files in a folder and its subfolders, with slashes; none if there is no folder."""
-    return [
-        (Path(place) / name).relative_to(folder).as_posix() for place, _, names in os.walk(folder) for name in names
-    ]
+    return list_readable(folder)[0]
+
+
+def list_own_files(folder: Path) -> list[str]:
+    """List files as list_files does. Raises LocalllmError if the folder itself is there and cannot be read."""
+    names, errors = list_readable(folder)
+    if str(folder) in errors:
+        raise LocalllmError(f"{folder}: the folder of models cannot be read: {errors[str(folder)]}")
+    return names
+
+
+def list_readable(folder: Path) -> tuple[list[str], dict[str, str]]:
+    """List all files in a folder and its subfolders; return also the folders that cannot be read, with the reasons."""
+    errors: dict[str, str] = {}
+
+    def note(error: OSError) -> None:
+        if not isinstance(error, FileNotFoundError | NotADirectoryError):
+            errors[str(error.filename)] = error.strerror or str(error)
+
+    walk = os.walk(folder, onerror=note)
+    return [(Path(place) / name).relative_to(folder).as_posix() for place, _, names in walk for name in names], errors
 
 
 def size_of(path: Path) -> int:

@@ -28,7 +28,7 @@ from localllm.files.gguf.projectors import is_projector
 from localllm.files.models_folder import (
     PARTIAL,
     ModelFile,
-    list_files,
+    list_own_files,
     model_files,
     models_folder,
     normalize_quantization,
@@ -264,7 +264,7 @@ def list_models(models: Iterable[ModelFile]) -> str:
 def find_on_disk(reference: HubReference) -> list[Path]:
     """Return the files of a pulled model in order, [] if it is absent or incomplete."""
     folder = models_folder() / reference.repository
-    names = list_files(folder)
+    names = list_own_files(folder)
     if not names:
         return []
     try:
@@ -333,7 +333,7 @@ def models_on_disk() -> list[OnDisk]:
     """List the models in the folder by name, incomplete pulls included."""
     folder = models_folder()
     repositories: dict[str, list[str]] = {}
-    for name in list_files(folder):
+    for name in list_own_files(folder):
         parts = name.split("/")
         repository = "/".join(parts[:2]) if len(parts) > 2 else ""
         # NAME.gguf.CHECKSUM.partial is an incomplete NAME.gguf

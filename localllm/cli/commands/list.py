@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from localllm.cli.options import shared as options
-from localllm.cli.terminal.output import dim, write
+from localllm.cli.terminal.output import dim, say, write
 from localllm.cli.terminal.render import columns, one_line, size, terminal_width
 
 if TYPE_CHECKING:
@@ -38,10 +38,12 @@ def list(
       localllm list --found
       localllm list --json | jq -r ".models[].name"
     """
-    from localllm.files.models_folder import models_folder
+    from localllm.files.models_folder import list_readable, models_folder
     from localllm.services.catalogue import models_on_disk, registry_models
 
     on_this_disk = models_on_disk()
+    for folder, reason in list_readable(models_folder())[1].items():
+        say(f"localllm: warning: {folder}: the models in this folder cannot be read: {reason}")
     registered = [*registry_models().values()] if all else []
     of_others = models_elsewhere() if found else []
     if as_json:

@@ -384,3 +384,47 @@ def test_names_in_the_folder(folder):
 def test_sizes_for_people():
     sizes = [HubReference("x", "a/b", megabytes=megabytes).size for megabytes in (0, 1, 999, 1000, 1049, 16_400)]
     assert sizes == ["", "about 1 MB", "about 999 MB", "about 1.0 GB", "about 1.0 GB", "about 16.4 GB"]
+
+
+@pytest.fixture
+def unreadable(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder of models, and in it one of an owner, whose name is written to `locked` to close either."""
+    folder = tmp_path / "models"
+    (folder / "owner" / "repository").mkdir(parents=True)
+    (folder / "other.gguf").write_bytes(b"")
+    monkeypatch.setenv("LOCALLLM_MODELS", str(folder))
+    scandir = os.scandir
+
+    def refuse(path: str) -> object:
+        if str(path) == (tmp_path / "locked").read_text():
+            raise PermissionError(13, "Permission denied", str(path))
+        return scandir(path)
+
+    (tmp_path / "locked").write_text(str(folder))
+    monkeypatch.setattr(os, "scandir", refuse)
+    return folder
+
+
+@pytest.mark.parametrize("words", ["list", "list --json", "list --all", "fit --all", "run qwen3-0.6 -p x", "rm qwen3-0.6"])
+def test_an_unreadable_folder_of_models_is_an_error_and_not_an_empty_list(unreadable: Path, cli, words: str):
+    code, out, err = cli(*words.split())
+    assert (code, out) == (1, "")
+    assert err == f"localllm: error: {unreadable}: the folder of models cannot be read: Permission denied\n"
+
+
+def test_an_unreadable_folder_among_models_is_a_warning_of_list(unreadable: Path, tmp_path: Path, cli):
+    (tmp_path / "locked").write_text(str(unreadable / "owner"))
+    code, out, err = cli("list")
+    assert code == 0 and "other" in out
+    assert err == f"localllm: warning: {unreadable}/owner: the models in this folder cannot be read: Permission denied\n"
+
+
+def test_a_model_in_an_unreadable_folder_is_not_taken_for_a_missing_one(unreadable: Path, tmp_path: Path, cli):
+    (tmp_path / "locked").write_text(str(unreadable / "owner" / "repository"))
+    code, _, err = cli("run", "hf:owner/repository:Q8_0", "-p", "x")
+    assert code == 1 and "cannot be read: Permission denied" in err
+
+
+def test_completions_of_an_unreadable_folder_are_none(unreadable: Path, cli, monkeypatch):
+    monkeypatch.setenv("_LOCALLLM_COMPLETE", "bash")
+    assert cli("run", "")[1] == ""
