@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from localllm.cli.terminal.output import ProgressLine, broken, dim, is_terminal
 from localllm.cli.terminal.render import one_line, size
+from localllm.system.terminal import usual_keys
 
 if TYPE_CHECKING:
     from localllm.services.catalogue import HubReference, MissingError
@@ -43,8 +44,9 @@ def offer_pull(missing: "MissingError") -> str:
 
 def confirm(question: str) -> bool:
     """Ask a yes-or-no question on the terminal; the end of input is a no."""
-    print(f"{broken(f'{one_line(question)} [y/N]', sys.stderr)} ", end="", file=sys.stderr, flush=True)
-    return sys.stdin.readline().strip().lower() in ("y", "yes")
+    with usual_keys():
+        print(f"{broken(f'{one_line(question)} [y/N]', sys.stderr)} ", end="", file=sys.stderr, flush=True)
+        return sys.stdin.readline().strip().lower() in ("y", "yes")
 
 
 def pull_shown(reference: "HubReference") -> str:

@@ -13,7 +13,8 @@ UTF_8 = 65001  # Windows' code page
 # Paths of the terminal's keyboard and screen, wherever the standard streams are redirected.
 KEYS, SCREEN = ("CONIN$", "CONOUT$") if sys.platform == "win32" else ("/dev/tty", "/dev/tty")
 ECHO_AND_LINES, VT_OUTPUT = 0x2 | 0x4, 0x4  # Windows: bits of the modes of a console's input and output
-_restorers: list[Callable[[], None]] = []  # one for each block of raw_keys that is entered
+# How to leave each block of raw_keys that is entered, and how to come back.
+_blocks: list[tuple[Callable[[], None], Callable[[], None]]] = []
 
 
 class Stream(Protocol):
@@ -183,19 +184,30 @@ def raw_keys(
         come_back()
 
     with around_stops(left, came_back):
-        _restorers.append(give_up)
+        _blocks.append((give_up, came_back))
         try:
             termios.tcsetattr(keyboard, termios.TCSANOW, quiet)
             yield True
         finally:
             restore()
-            _restorers.remove(give_up)
+            _blocks.pop()
 
 
 def restore_terminal() -> None:
     """Restore the terminal's mode from within blocks of raw_keys: the process is about to end."""
-    for give_up in reversed(_restorers):
+    for give_up, _ in reversed(_blocks):
         give_up()
+
+
+@contextmanager
+def usual_keys() -> Iterator[None]:
+    """Restore the terminal's mode in the block, to ask a question from within blocks of raw_keys."""
+    restore_terminal()
+    try:
+        yield
+    finally:
+        for _, come_back in _blocks:
+            come_back()
 
 
 @contextmanager

@@ -222,6 +222,56 @@ def test_lines_typed_during_an_answer_stay_apart_on_a_dumb_terminal(talk):
     chat.expect("SECOND\r\n")
 
 
+SLOW = """
+import sys, time
+sys.path.insert(0, {support!r})
+import talker
+from localllm import api
+from localllm.cli import main
+def open_slowly(*arguments):
+    time.sleep(0.5)
+    return talker.open_talker(*arguments)
+api.open_with_options = open_slowly
+main.main()
+"""
+
+
+def test_what_is_typed_while_the_model_loads_is_not_shown_and_waits(tiny: str, tmp_path: Path):
+    program = [sys.executable, "-c", SLOW.format(support=str(SUPPORT))]
+    chat = Terminal("chat", tiny, program=program, XDG_STATE_HOME=str(tmp_path), timeout=20)
+    chat.expect(r"\x1b\[\?2004h")  # keys are held back from here on
+    chat.type("hello\r")
+    assert "hello" not in chat.expect("/help")
+    chat.expect("HELLO")
+    chat.prompt()
+    chat.type(f"/model {tiny}\r")
+    chat.expect(r"\x1b\[\?2004l\s*\x1b\[\?2004h")
+    chat.type("again\r")
+    assert "again" not in chat.expect("tokens of context")
+    chat.expect("AGAIN")
+    chat.prompt()
+    chat.type("\x04")
+    assert chat.end() == 0
+
+
+def test_a_question_is_asked_as_usual_while_keys_are_held_back():
+    script = (
+        "import sys, termios\n"
+        "from localllm.cli.resolve_model import confirm\n"
+        "from localllm.cli.terminal.type_ahead import type_ahead\n"
+        "def echoes(): return bool(termios.tcgetattr(0)[3] & termios.ECHO)\n"
+        "with type_ahead(), type_ahead():\n"
+        "    held = echoes()\n"
+        "    answer = confirm('Really?')\n"
+        "    print(held, answer, echoes())\n"
+        "print(echoes())\n"
+    )
+    terminal = Terminal(program=[sys.executable, "-c", script], timeout=20)
+    terminal.expect("y/N")
+    terminal.type("yes\r")
+    assert terminal.end() == 0 and plain(terminal.seen).split()[-5:] == ["yes", "False", "True", "False", "True"]
+
+
 def test_thoughts(chat: Terminal):
     chat.say("think")
     drawn = chat.drawn

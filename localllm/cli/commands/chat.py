@@ -25,6 +25,7 @@ from localllm.cli.prompt_input import (
 )
 from localllm.cli.terminal.output import ProgressLine, dim, exit_on_signals, is_terminal, say
 from localllm.cli.terminal.render import file_stem, require_answers, stream
+from localllm.cli.terminal.type_ahead import type_ahead
 from localllm.errors import LocalllmError, UsageError
 from localllm.frozen import frozen
 
@@ -116,7 +117,10 @@ def chat(
     if place is None:
         opening.warn_builtin_model(model_name)
     with ExitStack() as leaving:
-        calls = tools.open_tools(leaving)
+        calls, typing = tools.open_tools(leaving), leaving.enter_context(ExitStack())
+        if interactive:
+            exit_on_signals()
+            typing.enter_context(type_ahead())
         first = open_here(path)
         conversation = TerminalConversation(first, generation, line, look.markdown, look.stats)
         leaving.push(lambda *error: conversation.model.__exit__(*error))
@@ -127,7 +131,6 @@ def chat(
         if not interactive:
             messages = request(first, text, system, False, opening.first_messages(model, place is not None))
             return answer_once(first, images.with_images(messages), generation, calls, line)
-        exit_on_signals()
         warn_of_template(first)
         tell_model(first)
         start(conversation, session, system, opening.first_messages(model, place is not None))
@@ -136,7 +139,7 @@ def chat(
         try:
             if prompt:
                 conversation.ask("\n\n".join(require_decodable(text, "-p") for text in prompt))
-            hold(conversation, open_here)
+            hold(conversation, open_here, typing)
         finally:
             conversation.leave()
         opening.finish_writes(conversation.model)
@@ -197,8 +200,8 @@ def tell_model(model: "Model") -> None:
     dim(f"{name} · {model.file_type} · {device}{context}/help")
 
 
-def hold(conversation: "TerminalConversation", open_other: "Callable[[str], Model]") -> None:
-    """Answer until the user leaves."""
+def hold(conversation: "TerminalConversation", open_other: "Callable[[str], Model]", typing: ExitStack) -> None:
+    """Answer until the user leaves; typing: holds back keys until the first prompt."""
     from localllm.cli.interactive.slash_commands import ExitChat, Tools, complete_line, execute
     from localllm.cli.terminal.line_editor import editor
 
@@ -210,7 +213,12 @@ def hold(conversation: "TerminalConversation", open_other: "Callable[[str], Mode
         except (KeyboardInterrupt, EOFError):
             return None
 
-    tools = Tools(open_other, edit)
+    def open_quietly(path: str) -> "Model":
+        with type_ahead():
+            return open_other(path)
+
+    tools = Tools(open_quietly, edit)
+    typing.close()
     while True:
         try:
             text = keyboard.read()

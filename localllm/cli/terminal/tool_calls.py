@@ -14,7 +14,7 @@ from localllm.cli.terminal.render import stream
 from localllm.errors import LocalllmError, UsageError
 from localllm.services.tools.box import Outcome, Toolbox
 from localllm.services.tools.transcript import ToolTranscript
-from localllm.system.terminal import KEYS, SCREEN, discard_input
+from localllm.system.terminal import KEYS, SCREEN, discard_input, usual_keys
 
 if TYPE_CHECKING:
     from localllm.api import Model
@@ -142,14 +142,15 @@ class Keyboard:
 
     def ask(self, question: str) -> str:
         """Ask the user; "n" for Ctrl-C or Ctrl-D. What was typed before the question is ignored."""
-        discard_input(self._keys)
-        self._screen.write(printable(question))
-        self._screen.flush()
-        try:
-            return self._keys.readline().strip().lower() or "n"
-        except KeyboardInterrupt:
-            self._screen.write("\n")
-            return "n"
+        with usual_keys():
+            discard_input(self._keys)
+            self._screen.write(printable(question))
+            self._screen.flush()
+            try:
+                return self._keys.readline().strip().lower() or "n"
+            except KeyboardInterrupt:
+                self._screen.write("\n")
+                return "n"
 
     def close(self) -> None:
         self._keys.close()

@@ -12,10 +12,16 @@ from localllm.system.terminal import raw_keys
 
 PASTES, NO_PASTES = "\x1b[?2004h", "\x1b[?2004l"  # the terminal marks what is pasted (xterm's bracketed paste)
 
+_is_held = False  # whether keys are held back
+
 
 @contextmanager
 def type_ahead() -> Iterator[None]:
-    """Hold back keys within the block; a pasted text of several lines stays one text."""
+    """Hold back keys within the block; a pasted text of several lines stays one text. A block within does nothing."""
+    global _is_held
+    if _is_held:
+        yield
+        return
     screen = next((stream for stream in (sys.stderr, sys.stdout) if is_terminal(stream)), None)
 
     def mark(sign: str) -> None:
@@ -25,9 +31,11 @@ def type_ahead() -> Iterator[None]:
 
     with raw_keys(sys.stdin, lambda: mark(NO_PASTES), lambda: mark(PASTES)) as can:
         try:
+            _is_held = True
             if can:
                 mark(PASTES)
             yield
         finally:
+            _is_held = False
             if can:
                 mark(NO_PASTES)

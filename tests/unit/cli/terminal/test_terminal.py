@@ -4,7 +4,7 @@ import io
 import os
 import signal
 import sys
-from contextlib import nullcontext
+from contextlib import ExitStack, nullcontext
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -270,7 +270,7 @@ def test_chat_goes_on_after_errors(monkeypatch, capsys):
 
     monkeypatch.setattr(line_editor, "editor", lambda complete: SimpleNamespace(read=read))
     monkeypatch.setattr(chat, "dim", dimmed.append)
-    chat.hold(SimpleNamespace(ask=ask), lambda path: None)  # type: ignore[arg-type]
+    chat.hold(SimpleNamespace(ask=ask), lambda path: None, ExitStack())  # type: ignore[arg-type]
     assert (asked, dimmed, next(lines)) == (["a", "wrong", "stop"], ["Ctrl-D or /exit leaves", "interrupted"], "never")
     none = "there is no /zzzz; /help shows all; a text that begins with a slash needs a space before it"
     assert capsys.readouterr().err == f"localllm: error: it went wrong\nlocalllm: error: {none}\n"
