@@ -31,6 +31,7 @@ from localllm.server.ollama_models import (
     embed_prompt,
     list_running,
     list_tags,
+    pull_model,
     refuse_change,
     show_model,
     version,
@@ -54,6 +55,7 @@ async def health(service: Service, request: Request) -> Response:
 
 async def props(service: Service, request: Request) -> Response:
     """Describe the models; details only for open ones."""
+    service.pool.refresh()
     descriptions = []
     for entry in service.pool.entries.values():
         model = entry.model
@@ -80,7 +82,7 @@ async def metrics(service: Service, request: Request) -> Response:
     return PlainTextResponse(text, media_type="text/plain; version=0.0.4; charset=utf-8")
 
 
-CHANGES = (("POST", "pull"), ("POST", "push"), ("POST", "create"), ("POST", "copy"), ("DELETE", "delete"))  # Ollama's
+REFUSED = (("POST", "push"), ("POST", "create"), ("POST", "copy"), ("DELETE", "delete"))  # Ollama's
 ADDRESSES: tuple[tuple[str, str, Endpoint], ...] = (
     ("GET", "/", serve_page),
     ("GET", "/sessions", list_sessions),
@@ -110,7 +112,8 @@ ADDRESSES: tuple[tuple[str, str, Endpoint], ...] = (
     ("POST", "/api/show", show_model),
     ("GET", "/api/ps", list_running),
     ("GET", "/api/version", version),
-    *((method, f"/api/{name}", refuse_change) for method, name in CHANGES),
+    ("POST", "/api/pull", pull_model),
+    *((method, f"/api/{name}", refuse_change) for method, name in REFUSED),
 )
 
 

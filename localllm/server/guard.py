@@ -63,16 +63,19 @@ class Rules:
         """
         host = _HOST.fullmatch(headers.get("host", ""))
         names = {name.lower() for name in (*LOCAL_HOSTS, *self.hosts, address, f"[{address}]")}
-        if not host or host["name"].lower() not in names:
-            raise RejectedRequestError(403, "the Host header names a host that this server does not allow")
+        if not host:
+            raise RejectedRequestError(403, "the Host header is missing or is not a host's name")
+        if host["name"].lower() not in names:
+            name = host["name"][:100]
+            reason = f"the Host header names {name}, which this server does not allow"
+            raise RejectedRequestError(403, f"{reason}; start it with --allow-host {name}")
         origin = headers.get("origin")
         server_origin = f"{scheme}://{headers['host']}"
-        if (
-            origin is not None
-            and origin != server_origin
-            and (origin not in self.origins or path.startswith(OWN_PATHS))
-        ):
-            raise RejectedRequestError(403, "this server does not allow requests from this origin")
+        if origin is not None and origin != server_origin:
+            if path.startswith(OWN_PATHS):
+                raise RejectedRequestError(403, "saved conversations are only for this server's own page")
+            if origin not in self.origins:
+                raise RejectedRequestError(403, refuse_origin(origin))
         if self.keys and path not in OPEN_PATHS and method != "OPTIONS" and not self.has_key(headers):
             raise RejectedRequestError(
                 401, "the API key is missing or wrong; send it as Authorization: Bearer KEY or x-api-key: KEY"
@@ -149,6 +152,15 @@ class Guard:
             "Cross-Origin-Resource-Policy": "cross-origin",
             "Vary": "Origin, Access-Control-Request-Headers",
         }
+
+
+def refuse_origin(origin: str) -> str:
+    """Return the message for a page of a site that is not allowed, with the option that allows it."""
+    try:
+        allowed = normalize_origin(origin[:100])
+    except UsageError:
+        return "the Origin header is not a scheme and a host like https://example.com"
+    return f"this server does not allow requests from pages of {allowed}; start it with --allow-origin {allowed}"
 
 
 def normalize_origin(text: str) -> str:

@@ -3,7 +3,7 @@
 import asyncio
 import math
 import os
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Collection, Iterable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import field
 from time import time
@@ -35,6 +35,9 @@ class NameOptions:
 
     defaults: AnswerDefaults = field(default_factory=AnswerDefaults)
     open_model: "Callable[[str], Model] | None" = None
+
+
+Find = Callable[[Collection[str]], Iterable[tuple[str, str, NameOptions]]]  # of other names: name, path and options
 
 
 class ModelEntry:
@@ -88,6 +91,7 @@ class ModelPool:
 
     Attributes:
         entries: by name, in the order given; the first one is the default.
+        find: finds models that were added since the start, None if the server's models are fixed.
     """
 
     def __init__(
@@ -109,13 +113,10 @@ class ModelPool:
         idle_seconds: seconds without a request after which a model is unloaded, None for never.
         names: what belongs to names; names of one file that is opened in the same way share it.
         """
-        self.entries, by_file = dict[str, ModelEntry](), dict[tuple[str, object], ModelEntry]()
+        self.entries, self._by_file = dict[str, ModelEntry](), dict[tuple[str, object], ModelEntry]()
+        self.find: Find | None = None
         for name, path in paths.items():
-            options = (names or {}).get(name, NameOptions())
-            file = os.path.realpath(path), options.open_model
-            self.entries[name] = ModelEntry(name, path, by_file.get(file), options)
-            by_file.setdefault(file, self.entries[name])
-        self._is_single = len({file for file, _ in by_file}) == 1
+            self._add(name, path, (names or {}).get(name, NameOptions()))
         self._open, self._metrics, self.memory, self._parallel = open_model, metrics, memory, parallel
         self._is_strict, self._idle_seconds = is_strict, idle_seconds
         self._unloading = set[asyncio.Task[None]]()
@@ -123,16 +124,34 @@ class ModelPool:
         self._waiting = 0  # number of requests waiting for memory
         self._notify_task: asyncio.Task[None] | None = None
 
+    def _add(self, name: str, path: str, options: NameOptions) -> None:
+        file = os.path.realpath(path), options.open_model
+        self.entries[name] = ModelEntry(name, path, self._by_file.get(file), options)
+        self._by_file.setdefault(file, self.entries[name])
+
+    @property
+    def _is_single(self) -> bool:
+        return len({file for file, _ in self._by_file}) == 1
+
+    def refresh(self) -> None:
+        """Add the models that have come to this computer since the start, if the server offers all of them."""
+        for name, path, options in self.find(self.entries.keys()) if self.find else ():
+            self._add(name, path, options)
+
     def resolve(self, name: str | None) -> ModelEntry:
         """Return the model of a name: without a name the first one; a single model for any name, unless is_strict.
 
         Raises UnknownModelError.
         """
+        if name and name not in self.entries:
+            self.refresh()
         is_any = not name or (self._is_single and not self._is_strict and name not in self.entries)
         return next(iter(self.entries.values())) if is_any else self.get(name or "")
 
     def get(self, name: str) -> ModelEntry:
         """Return the model with exactly this name. Raises UnknownModelError."""
+        if name not in self.entries:
+            self.refresh()
         if name not in self.entries:
             names = ", ".join(self.entries)
             raise UnknownModelError(f"model {name[:100]!r} not found; available models: {names}")

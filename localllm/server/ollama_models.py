@@ -20,9 +20,9 @@ from localllm.files.gguf.file import GGUFFile
 from localllm.files.gguf.projectors import projector_bytes
 from localllm.frozen import frozen
 from localllm.server.embeddings import embed_texts, parse_texts
-from localllm.server.fields import Body
-from localllm.server.http import RejectedRequestError, json_response, read_json
-from localllm.server.model_pool import ModelEntry
+from localllm.server.fields import Body, require
+from localllm.server.http import JsonLines, RejectedRequestError, encode_json, json_response, read_json
+from localllm.server.model_pool import ModelEntry, UnknownModelError
 from localllm.server.ollama_chat import model_name, nanoseconds, timestamp
 from localllm.server.openai_chat import extension_headers
 from localllm.server.request_options import parse_keep_alive
@@ -148,6 +148,7 @@ def describe(entry: ModelEntry, facts: Facts) -> dict[str, object]:
 
 async def list_tags(service: Service, request: Request) -> Response:
     """List all models; one whose file cannot be read is left out."""
+    service.pool.refresh()
 
     def read() -> list[dict[str, object]]:
         models = []
@@ -230,9 +231,31 @@ async def embed_prompt(service: Service, request: Request) -> Response:
     return json_response({"embedding": vectors[0].tolist()}, headers=extension_headers(body))
 
 
+# What Ollama changes by requests, and who does that here.
+CHANGES = {
+    "create": "create models: [model.NAME] and [aliases] in config.toml give one settings and another name",
+    "copy": "copy models: [aliases] in config.toml gives one another name",
+    "push": "publish models",
+    "pull": "download models: `localllm pull` does, and a server that was started without MODEL serves them at once",
+    "delete": "delete models: `localllm rm` does",
+}
+
+
 async def refuse_change(service: Service, request: Request) -> Response:
-    """Refuse to pull, push, create, copy or delete models: the server has those it was started with."""
-    name = request.url.path.rpartition("/")[2]
-    raise RejectedRequestError(
-        501, f"this server does not {name} models; `localllm pull` and `localllm rm` do, before it is started"
-    )
+    """Refuse to push, create, copy or delete models, and say what does."""
+    raise RejectedRequestError(501, f"this server does not {CHANGES[request.url.path.rpartition('/')[2]]}")
+
+
+async def pull_model(service: Service, request: Request) -> Response:
+    """Report success for a model that is here, line by line unless `stream` is false; refuse to download others."""
+    body = Body(await read_json(request, service.limits, any_type=True))
+    body.get_bool("insecure")
+    try:
+        service.pool.get(require(model_name(body), "model"))
+    except UnknownModelError:
+        raise RejectedRequestError(501, f"this server does not {CHANGES['pull']}") from None
+    if body.get_optional_bool("stream") is False:
+        return json_response({"status": "success"})
+    statuses = ("pulling manifest", "success")
+    lines = b"".join(encode_json({"status": status}) + b"\n" for status in statuses)
+    return Response(lines, media_type=JsonLines.media_type)

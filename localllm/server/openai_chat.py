@@ -246,6 +246,7 @@ def finite_logprob(token: TokenLogprob) -> float:
 
 async def list_models(service: Service, request: Request) -> Response:
     """List the models, for Anthropic's clients in their format."""
+    service.pool.refresh()
     entries = service.pool.entries.values()
     if VERSION_HEADER in request.headers:
         data = [anthropic_model(entry) for entry in entries]

@@ -17,7 +17,7 @@ from localllm.server.guard import Rules
 from localllm.server.http import Limits
 from localllm.server.listener import Ending, Listener, Tls, bind_ipv6_loopback, bind_tcp, bind_unix, create_listener
 from localllm.server.metrics import Metrics
-from localllm.server.model_pool import ModelPool, NameOptions
+from localllm.server.model_pool import Find, ModelPool, NameOptions
 from localllm.server.service import Service
 from localllm.server.socket_activation import address_of, inherited_sockets, require_keys
 from localllm.system.memory import available_memory
@@ -43,7 +43,8 @@ class Setup:
         strict_names: whether a single model is only available by its own name.
         idle_seconds: seconds without a request after which a model is unloaded, None for never.
         access_log: whether to print a line for each request.  ssl_certfile, ssl_keyfile: of TLS, in PEM, or None.
-        names: what belongs to names of models, see ModelPool.
+        find: finds models that were added since the start, or None.
+        names: what belongs to names of models, see ModelPool.  find: finds models that were added since the start.
     """
 
     paths: Mapping[str, str]
@@ -70,6 +71,7 @@ class Setup:
     cache_reuse: int | None = None
     suffix_first: bool = False
     names: Mapping[str, NameOptions] = field(default_factory=dict)
+    find: Find | None = None
 
 
 def run(setup: Setup, stack: ExitStack, on_ready: Callable[[str], None], warn: Callable[[str], None]) -> None:
@@ -104,6 +106,7 @@ def run(setup: Setup, stack: ExitStack, on_ready: Callable[[str], None], warn: C
             setup.paths, setup.open_model, metrics, memory, setup.parallel, setup.strict_names, setup.idle_seconds,
             setup.names,
         )  # fmt: skip
+        pool.find = setup.find
         ending = Ending(setup.grace, stop_responses, warn)
         app = application(Service(pool, metrics, limits), rules, warn if setup.access_log else None)
         server = create_listener(app, limits, ending, tls)

@@ -363,3 +363,23 @@ def test_garbage_and_leaving_leave_nothing(told: Served):
     worker = told.service.pool.resolve(None).worker
     assert not worker._subscribers and not worker._token_times
     assert len(worker.model.engine.open_sequences) <= 17  # those that are kept for the next turn
+
+
+@pytest.mark.parametrize(("header", "value", "reason"), [
+    ("Host", "host.docker.internal:11435", "the Host header names host.docker.internal, which this server does not "
+     "allow; start it with --allow-host host.docker.internal"),
+    ("Host", "a b", "the Host header is missing or is not a host's name"),
+    ("Origin", "http://localhost:3000", "this server does not allow requests from pages of http://localhost:3000; "
+     "start it with --allow-origin http://localhost:3000"),
+    ("Origin", "null", "this server does not allow requests from pages of null; start it with --allow-origin null"),
+    ("Origin", "<script>", "the Origin header is not a scheme and a host like https://example.com"),
+])  # fmt: skip
+def test_who_is_refused_is_told_the_option_that_allows_it(told: Served, header: str, value: str, reason: str):
+    reply = told.get("/v1/models", **{header: value})
+    assert reply.status == 403 and reply.json["error"]["message"] == reason
+    assert told.get("/api/tags", **{header: value}).json["error"] == reason
+
+
+def test_saved_conversations_are_refused_to_allowed_pages_with_the_reason(told: Served):
+    reply = told.get("/sessions", Origin="https://friend.example")
+    assert reply.json["error"]["message"] == "saved conversations are only for this server's own page"

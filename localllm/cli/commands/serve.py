@@ -2,8 +2,9 @@
 
 import os
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -11,6 +12,7 @@ import typer
 
 from localllm.cli import open_model as opening
 from localllm.cli.command import CURRENT, values_for
+from localllm.cli.ollama_host import tell_ollama_host
 from localllm.cli.options import shared as options
 from localllm.cli.options.images import Projector
 from localllm.cli.options.offers import offer_models
@@ -253,7 +255,10 @@ def serve(
         share.max_body, share.max_connections, share.timeout, share.on_overflow == "drop-turns",
         tuple(share.media_path or ()), place.strict_model_names, share.idle, place.access_log,
         place.ssl_certfile, place.ssl_keyfile, share.cache_reuse, share.spm_infill, names,
+        None if models else partial(find_added, share.cache_reuse, openers),
     )  # fmt: skip
+    if place.host is None and place.socket is None:
+        tell_ollama_host(place.port, is_chosen=place.port != PORT)
     with ExitStack() as stack:
         run(setup, stack, lambda address: tell(setup, address), lambda line: say(f"localllm: {line}"))
 
@@ -301,6 +306,20 @@ def on_disk() -> list[ServedModel]:
     models = [ServedModel(each.name, str(each.path), each.name) for each in models_on_disk() if each.is_whole]
     builtin = "localllm-guide"
     return models or [ServedModel(builtin, str(localllm.builtin_model()), builtin)]
+
+
+def find_added(
+    cache_reuse: int | None, openers: "dict[str, Opener]", names: Collection[str]
+) -> "Iterator[tuple[str, str, NameOptions]]":
+    """Yield the local models of other names than these: name, path and what belongs to the name."""
+    from localllm.server.model_pool import NameOptions
+
+    for each in on_disk():
+        if each.name not in names:
+            try:
+                yield each.name, each.path, own_options(each, cache_reuse, openers) or NameOptions()
+            except LocalllmError as error:
+                say(f"localllm: warning: {each.name} is not served: {error}")
 
 
 def own_options(served: ServedModel, cache_reuse: int | None, openers: "dict[str, Opener]") -> "NameOptions | None":

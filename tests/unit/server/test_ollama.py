@@ -8,6 +8,7 @@ from tiny_model import write_tiny_model
 
 from localllm.errors import UsageError
 from localllm.server.fields import Body
+from localllm.server.model_pool import NameOptions
 from localllm.server.ollama_chat import parse_request
 from localllm.server.ollama_models import human_count
 from tests.integration.test_serve import GUIDE
@@ -133,7 +134,41 @@ def test_models_are_opened_and_unloaded(served: Served):
     assert running["context_length"] > 0 and running["size_vram"] == 0 and running["expires_at"] > "2100"
     gone = served.post("/api/chat", {"model": "guide", "messages": [], "keep_alive": 0}).json
     assert gone["done_reason"] == "unload" and gone["message"]["content"] == ""
-    assert served.post("/api/pull", {"model": "guide"}).status == 501
+
+
+def test_a_pull_of_a_model_that_is_here_succeeds(served: Served):
+    for name in ("guide", "guide:latest"):
+        assert served.post("/api/pull", {"model": name, "stream": False}).json == {"status": "success"}
+        lines = served.post("/api/pull", {"name": name}).body.splitlines()
+        assert [json.loads(line)["status"] for line in lines] == ["pulling manifest", "success"]
+    assert served.post("/api/pull", {}).status == 400
+
+
+@pytest.mark.parametrize(("method", "change", "way"), [
+    ("POST", "pull", "download models: `localllm pull` does"),
+    ("DELETE", "delete", "delete models: `localllm rm` does"),
+    ("POST", "create", "create models: [model.NAME] and [aliases] in config.toml"), ("POST", "push", "publish models"),
+    ("POST", "copy", "copy models: [aliases] in config.toml gives one another name"),
+])  # fmt: skip
+def test_a_change_is_refused_with_what_does_it_here(served: Served, method: str, change: str, way: str):
+    reply = served.ask(method, f"/api/{change}", b'{"model": "other"}', {"Content-Type": "application/json"})
+    assert reply.status == 501 and reply.json["error"].startswith(f"this server does not {way}")
+
+
+def test_models_that_were_added_after_the_start_are_served(tmp_path):
+    path, added = str(write_tiny_model(tmp_path / "tiny.gguf")), list[tuple]()
+    find = lambda names: [each for each in added if each[0] not in names]  # noqa: E731
+    with serving({"first": path}) as served:
+        served.service.pool.find = find
+        assert served.post("/api/show", {"model": "second"}).status == 200, "a single model has any name"
+        added.append(("second", str(write_tiny_model(tmp_path / "second.gguf", seed=1)), NameOptions()))
+        assert served.post("/api/pull", {"model": "second", "stream": False}).status == 200
+        assert served.chat("Hi", model="second", max_tokens=1).json["model"] == "second"
+        assert served.chat("Hi", model="third").status == 404
+        added.append(("third", path, NameOptions()))
+        for address, key, name in (("/api/tags", "models", "name"), ("/v1/models", "data", "id")):
+            assert [model[name] for model in served.get(address).json[key]] == ["first", "second", "third"]
+        assert served.chat("Hi", model="third", max_tokens=1).json["model"] == "third"
 
 
 def test_what_a_page_sends_has_to_be_json(served: Served):
