@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from localllm.errors import LocalllmError
+from localllm.errors import UsageError
 
 if TYPE_CHECKING:
     from localllm.generation.constraints.token_mask import AnswerState
@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from localllm.generation.sampling.sampler import Sampler
     from localllm.text.tokenizer import Tokenizer
 
+_MANY = 2000  # tokens, more than a vocabulary has of white space
 Spellings = tuple[frozenset[bytes], ...]  # of each character of a string, in UTF-8
 
 
@@ -56,13 +57,13 @@ class HeldToken(NamedTuple):
     """A token that may have to be undone.
 
     Attributes:
-        data: its bytes.  before: the answer's state before it.
+        data: its bytes.  before: the answer's state before it, None if it is certain.
         row: the model's logits that it was sampled from, float32 [vocab].  parts: parts of text that it completed.
     """
 
     token: int
     data: bytes
-    before: AnswerSnapshot
+    before: AnswerSnapshot | None
     row: np.ndarray
     parts: "list[TextPart]"
 
@@ -95,23 +96,39 @@ class BannedStrings:
         return self._barred.get(len(self.held), set())
 
     def require_choice(self, vocab: int, allowed: np.ndarray | None) -> np.ndarray:
-        """Return the mask of the next tokens, bool [vocab], without barred ones. Raises LocalllmError if none is left.
+        """Return the mask of the next tokens, bool [vocab], without barred ones.
 
-        allowed: the mask of a constraint, or None.
+        allowed: the mask of a constraint, or None. Raises UsageError if that leaves nothing, or white space only, which
+        would be written until the limit.
         """
         mask = np.ones(vocab, bool) if allowed is None else allowed.copy()
         mask[[*self.barred]] = False
-        if not mask.any():
-            raise LocalllmError("only a banned text could follow here: allow it, or change the constraint")
+        if not self._leaves_text(mask):
+            raise UsageError("only a banned text could follow here: allow it, or change the constraint")
         return mask
 
-    def push(self, token: int, snapshot: AnswerSnapshot, row: np.ndarray, parts: "list[TextPart]") -> HeldToken | None:
+    def _leaves_text(self, mask: np.ndarray) -> bool:
+        """Return whether a mask has a token that is not white space."""
+        tokens = np.flatnonzero(mask)
+        if len(tokens) > _MANY:
+            return True
+        texts = ((token, self._tokenizer.token_bytes(token, False)) for token in tokens.tolist())
+        return any(text.strip() or token in self._tokenizer.end_ids for token, text in texts)
+
+    def may_begin(self, token: int) -> bool:
+        """Return whether a token may have to be undone: a banned string begins, or may begin, in it or before it."""
+        data = self._tokenizer.token_bytes(token, False)
+        return bool(self.held) or any(self._matches_in(data))
+
+    def push(
+        self, token: int, snapshot: AnswerSnapshot | None, row: np.ndarray, parts: "list[TextPart]"
+    ) -> HeldToken | None:
         """Append a token; return the one that the answer has to go back to, which is barred from now on.
 
-        row: is copied.
+        snapshot: None if may_begin(token) is false.  row: is copied if there is one.
         """
         data = self._tokenizer.token_bytes(token, False)
-        self.held.append(HeldToken(token, data, snapshot, row.copy(), parts))
+        self.held.append(HeldToken(token, data, snapshot, row.copy() if snapshot else row, parts))
         place = next((place for place, match in self._matches(len(self.held)) if match), None)
         if place is None:
             return None
@@ -143,7 +160,10 @@ class BannedStrings:
 
     def _matches(self, count: int) -> Iterator[tuple[int, bool | None]]:
         """Yield the places in the bytes of the first held tokens where a banned string begins, or may (None)."""
-        data = b"".join(token.data for token in self.held[:count])
+        return self._matches_in(b"".join(token.data for token in self.held[:count]))
+
+    def _matches_in(self, data: bytes) -> Iterator[tuple[int, bool | None]]:
+        """Yield the places in a text where a banned string begins, or may (None)."""
         for place, byte in enumerate(data):
             results = [match_at(data, place, string) for string in self._by_first.get(byte, ())]
             if True in results or None in results:

@@ -156,6 +156,7 @@ class Completion(Recordable):
         self.sampler, self.guide, self.segments = sampler, guide, segments
         self.kept: int | None = None
         self.banned: BannedStrings | None = None
+        self._snapshot: AnswerSnapshot | None = None  # before the newest token, if that may begin a banned string
         self.end_ids = frozenset[int]()
         self.dropped = self.skipped = self.steps = self.drafted = self.accepted = 0
         self.prefill_s, self.ttft_s, self.decode_s, self.started = 0.0, 0.0, 0.0, perf_counter()
@@ -261,7 +262,7 @@ class Completion(Recordable):
 
         processed: float32 [vocab], after logits_processor.  row: the model's logits, float32 [vocab].
         """
-        allowed = self.guide.allowed_mask(self.sampler.vocab)
+        logprob, allowed = self.logprob, self.guide.allowed_mask(self.sampler.vocab)
         if self.banned and self.banned.barred:
             allowed = self.banned.require_choice(self.sampler.vocab, allowed)
         token = self.sampler.sample(processed, allowed)
@@ -274,6 +275,9 @@ class Completion(Recordable):
         if token in self.end_ids:
             self.has_ended = True
             return Output(self, None, [], row)
+        self._snapshot = None
+        if self.banned and self.banned.may_begin(token):
+            self._snapshot = self._take_snapshot(logprob, None if processed is row else processed)
         self.sampler.accept(token)
         self.ids.append(token)
         if (count := self.options.top_logprobs) is not None:
@@ -293,20 +297,22 @@ class Completion(Recordable):
         processed = self.options.processed_logits(self.ids, row)
         if self.banned is None:
             return [self._draw(row, processed)]
-        from localllm.generation.banned import AnswerSnapshot  # loaded already, see Request.begin
-
         while True:
-            sampler, guide = self.sampler.copy(), self.guide.copy()
-            unprocessed = None if processed is row else processed
-            snapshot = AnswerSnapshot(len(self.ids), sampler, guide, self.logprob, unprocessed)
             output = self._draw(row, processed)
             if output.token is None:
                 return [*self._released(), output]
-            if (banned := self.banned.push(output.token, snapshot, row, output.parts)) is None:
+            if (banned := self.banned.push(output.token, self._snapshot, row, output.parts)) is None:
                 return self._released()
+            assert banned.before  # a banned string begins in it
             self._rewind(banned.before)
             row = banned.row
             processed = row if banned.before.row is None else banned.before.row
+
+    def _take_snapshot(self, logprob: float, row: np.ndarray | None) -> "AnswerSnapshot":
+        """Copy the state before a token that is drawn but not appended yet; row: its processed logits, or None."""
+        from localllm.generation.banned import AnswerSnapshot  # loaded already, see Request.begin
+
+        return AnswerSnapshot(len(self.ids), self.sampler.undrawn(), self.guide.copy(), logprob, row)
 
     def _released(self) -> list[Output]:
         """Return the tokens that cannot become a banned string any more: all of them if the answer is complete."""

@@ -44,7 +44,7 @@ class State:
         tokenizer: gives infill the texts of tokens and the end tokens.
         allowed: the mask of a constraint for the next token, bool [vocab], or None.
         watched: candidates from which mirostat or adaptive_p takes the probability of the drawn token.
-        drawn: the token that was drawn.
+        drawn: the token that was drawn.  repeats: whether the next token is drawn with the key of the last one.
     """
 
     random: Random
@@ -58,6 +58,7 @@ class State:
     allowed: np.ndarray | None = None
     watched: Candidates | None = None
     drawn: int | None = None
+    repeats: bool = False
 
     @classmethod
     def first(
@@ -233,6 +234,12 @@ class Sampler:
             twin.vocab, twin._ids, twin._state.vocab = vocab, self._ids[:vocab], vocab
         return twin
 
+    def undrawn(self) -> "Sampler":
+        """Return a copy as it was before the token that was drawn and not accepted yet."""
+        twin = self.copy()
+        twin._state.repeats = True
+        return twin
+
     def restore(self, snapshot: "Sampler") -> None:
         """Go back to the state of a copy; the copy stays independent."""
         self._state = snapshot._state.copy()
@@ -251,7 +258,9 @@ class Sampler:
     def sample(self, logits: np.ndarray, allowed: np.ndarray | None = None) -> int:
         """Sample the next token's id from `distribution`."""
         state = self._state
-        state.key = state.random.getrandbits(64)  # exactly one for each token, whatever the logits
+        if not state.repeats:
+            state.key = state.random.getrandbits(64)  # exactly one for each token, whatever the logits
+        state.repeats = False
         candidates = self._left(logits, allowed)
         token = int(candidates.ids[candidates.best]) if len(candidates.ids) == 1 else draw(candidates, state.key)
         state.drawn = token

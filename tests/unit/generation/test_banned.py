@@ -190,3 +190,26 @@ def test_a_program_on_the_command_line(cli, tiny: str):
     text = plain.strip()[4:6]
     code, out, _ = cli(*words, "--ban", text.swapcase())
     assert code == 0 and text.strip() and text.lower() not in out.lower()
+
+
+def test_only_tokens_that_may_begin_a_banned_string_are_copied(model: localllm.Model, monkeypatch: pytest.MonkeyPatch):
+    copies = list[int]()
+    monkeypatch.setattr(Sampler, "copy", lambda self: copies.append(1) or copy_sampler(self))
+    answer = model.generate(PROMPT, 40, temperature=0, ban=["\ufdd0"])
+    list(answer)
+    assert len(answer.tokens) == 40 and not copies
+
+
+copy_sampler = Sampler.copy
+CONTRADICTIONS = [
+    {"schema": {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}},
+    {"grammar": 'root ::= " "* "city" " "*'},
+    {"regex": r"\s*city\s*"},
+]
+
+
+@pytest.mark.parametrize("form", CONTRADICTIONS)
+def test_a_ban_that_contradicts_the_form_is_an_error_of_the_request(model: localllm.Model, form: dict[str, Any]):
+    """And white space, where it is free, does not go on until the limit."""
+    with pytest.raises(UsageError, match="only a banned text could follow here"):
+        list(model.generate(PROMPT, 100, temperature=1000, seed=1, ban=["city"], **form))

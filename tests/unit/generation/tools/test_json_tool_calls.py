@@ -160,6 +160,25 @@ def test_a_line_break_after_a_call_invents_no_other_call(told: Served, ask, choi
     assert reason in ENDS and calls == [ROME]
 
 
+def test_a_ban_that_contradicts_a_required_call_is_an_error_of_the_request(told: Served):
+    """400, which clients do not repeat."""
+    question, ban = {"messages": [{"role": "user", "content": "bare"}]}, {"banned_strings": ["city"]}
+    flat = [{"type": "function", **TOOLS[0]["function"]}]
+    anthropic = {"tools": [{"name": "w", "input_schema": WEATHER}], "tool_choice": {"type": "any"}, "max_tokens": 99}
+    replies = [
+        told.chat("bare", tools=TOOLS[:1], tool_choice="required", **ban),
+        told.post("/v1/responses", {"input": "bare", "tools": flat, "tool_choice": "required", **ban}),
+        told.post("/v1/messages", {**question, **anthropic, **ban}),
+        told.post("/v1/completions", {"prompt": "bare", "regex": " *city", **ban}),
+        told.post("/v1/completions", {"prompt": "bare", "grammar": 'root ::= " "* "city"', **ban}),
+        told.chat("bare", response_format={"type": "json_schema", "json_schema": {"schema": WEATHER}}, **ban),
+    ]
+    assert [reply.status for reply in replies] == [400] * len(replies)
+    assert all("only a banned text could follow" in reply.body.decode() for reply in replies)
+    streamed = told.chat("bare", tools=TOOLS[:1], tool_choice="required", stream=True, **ban)
+    assert streamed.status == 400 or streamed.events[-1]["error"]["type"] == "invalid_request_error"
+
+
 def ollama_calls(told: Served, question: str, stream: bool) -> tuple[str, list[dict]]:
     body = {"model": "thinking", "messages": [{"role": "user", "content": question}], "tools": TOOLS, "stream": stream}
     body["options"] = {"temperature": 0}
