@@ -12,7 +12,9 @@ from localllm.generation.tools.tool_call_format import HARMONY, ID, ToolCallForm
 
 CALL, ARGUMENTS = "call", "arguments"  # kinds of parts: a call's name, and a piece of its arguments
 _ID = "[A-Za-z0-9_-]+"
-_NAME = "[A-Za-z0-9_.-]{1,64}"  # of a parameter that is not in the schema
+_LONGEST_ID = 64  # a mark is no longer than its pattern and an id
+_NAME = re.compile("[A-Za-z0-9_.-]{1,64}")  # of a parameter that is not in the schema
+_PYTHON_WORDS = re.compile("|".join(PYTHON))
 
 
 class ToolCallParser:
@@ -38,6 +40,12 @@ class ToolCallParser:
         self._state: Callable[[list[TextPart]], bool] = self._prose
         self._name, self._count, self._scan = "", 0, JsonScan()
         self._given_names: set[str] = set()  # names of the current call's parameters, for formats with ParameterMarks
+        self._open: OpenParameter | None = None
+        names = "|".join(re.escape(name) for name in sorted(tools, key=len, reverse=True))
+        is_harmony = format.opening == HARMONY.opening
+        between = harmony_between(marks) if is_harmony else pattern(format.between, marks)
+        self._name_pattern = re.compile(f"({names}){between}")
+        self._patterns: dict[str, re.Pattern[str]] = {}
 
     @property
     def is_marked(self) -> bool:
@@ -47,7 +55,7 @@ class ToolCallParser:
     def copy(self) -> "ToolCallParser":
         """Return a copy that continues independently."""
         twin = copy(self)
-        twin._scan = copy(self._scan)
+        twin._scan, twin._open = copy(self._scan), self._open and self._open.copy()
         twin._state = getattr(twin, self._state.__name__)
         return twin
 
@@ -125,11 +133,7 @@ class ToolCallParser:
         return self._passes(remaining, self._naming)
 
     def _naming(self, parts: list[TextPart]) -> bool:
-        between = self._pattern(self._format.between)
-        if self._format.opening == HARMONY.opening:
-            between = harmony_between(self._marks)
-        names = "|".join(re.escape(name) for name in sorted(self._tools, key=len, reverse=True))
-        match = re.match(f"({names}){between}", self._buffer)
+        match = self._name_pattern.match(self._buffer)
         if not match:
             return False
         self._name, self._buffer = match[1], self._buffer[match.end() :]
@@ -155,55 +159,68 @@ class ToolCallParser:
 
     def _find_marks(self, parts: list[TextPart]) -> bool:
         """Parse a complete parameter between ParameterMarks, or the end of the call."""
-        marks = self._format.marks
-        assert marks
-        schema = self._tools[self._name]
-        begin = self._pattern(marks.next if self._count else marks.first)
-        for key, part in (schema.get("properties") or {}).items():
-            head = re.match(begin + re.escape(key), self._buffer)
-            if head and self._is_begun(head.end()):
-                return self._take_value(parts, key, self._value(form_of(part, schema), head.end()))
-        head = re.match(f"{begin}({_NAME})", self._buffer)
-        if head and self._is_begun(head.end()) and (others_form := form_of_others(schema)):
-            return self._take_value(parts, head[1], self._value(others_form, head.end()))
+        self._open = self._open or self._find_parameter()
+        if self._open:
+            return self._take_value(parts, self._open)
         last = self._format.closing, self._format.separator
-        if any(piece and re.match(self._pattern(piece), self._buffer) for piece in last):
+        if any(piece and self._pattern(piece).match(self._buffer) for piece in last):
             parts.append(TextPart(ARGUMENTS, "}" if self._count else "{}"))
             self._state = self._behind
             return True
         return False
 
-    def _take_value(self, parts: list[TextPart], key: str, value: tuple[str, int] | None) -> bool:
-        """Add a complete parameter; a repeated one is dropped."""
+    def _find_parameter(self) -> "OpenParameter | None":
+        """Return the parameter whose name and mark the held text begins with."""
+        marks, schema = self._format.marks, self._tools[self._name]
+        assert marks
+        head = self._pattern(marks.next if self._count else marks.first).match(self._buffer)
+        if head is None:
+            return None
+        for key, part in (schema.get("properties") or {}).items():
+            end = head.end() + len(key)
+            if self._buffer.startswith(key, head.end()) and self._is_begun(end):
+                return OpenParameter(key, form_of(part, schema), end)
+        name = _NAME.match(self._buffer, head.end())
+        if name and self._is_begun(name.end()) and (others_form := form_of_others(schema)):
+            return OpenParameter(name[0], others_form, name.end())
+        return None
+
+    def _take_value(self, parts: list[TextPart], parameter: "OpenParameter") -> bool:
+        """Add a parameter if it is complete; a repeated one is dropped."""
+        value = self._value(parameter)
         if value is None:
             return False
-        value_text, end = value
+        (value_text, end), key = value, parameter.key
         if key not in self._given_names:
             head = ", " if self._given_names else "{"
             parts.append(TextPart(ARGUMENTS, f"{head}{json.dumps(key)}: {value_text}"))
         self._given_names, self._count, self._buffer = {*self._given_names, key}, self._count + 1, self._buffer[end:]
+        self._open = None
         return True
 
     def _is_begun(self, place: int) -> bool:
         """Return whether a parameter's value begins at this position."""
         marks = self._format.marks
         assert marks
-        return any(re.compile(self._pattern(mid)).match(self._buffer, place) for mid, _ in (marks.text, marks.json))
+        return any(self._pattern(mid).match(self._buffer, place) for mid, _ in (marks.text, marks.json))
 
-    def _value(self, form: ParameterForm, place: int) -> tuple[str, int] | None:
+    def _value(self, parameter: "OpenParameter") -> tuple[str, int] | None:
         """Return a parameter's value as JSON and the end of its marks; None if it is incomplete."""
-        marks = self._format.marks
+        marks, form = self._format.marks, parameter.form
         assert marks
-        mid, close = (re.compile(self._pattern(piece)) for piece in marks.text)
-        if form.texts and (head := mid.match(self._buffer, place)):
-            if not (end := close.search(self._buffer, head.end())):
+        mid, close = (self._pattern(piece) for piece in marks.text)
+        if form.texts and (head := mid.match(self._buffer, parameter.place)):
+            if not (end := close.search(self._buffer, max(head.end(), parameter.searched))):
+                parameter.searched = len(self._buffer) - len(close.pattern) - _LONGEST_ID
                 return None
             text = self._buffer[head.end() : end.start()].replace(ESCAPE, "")
             return form.read(text) if marks.text == marks.json else json.dumps(text, ensure_ascii=False), end.end()
-        mid, close = (re.compile(self._pattern(piece)) for piece in marks.json)
-        if not (head := mid.match(self._buffer, place)):
+        mid, close = (self._pattern(piece) for piece in marks.json)
+        if not (head := mid.match(self._buffer, parameter.place)):
             return None
-        word = re.compile("|".join(PYTHON)).match(self._buffer, head.end())
+        if self._buffer.startswith(("{", "["), head.end()) and not parameter.scans_to_end(self._buffer, head.end()):
+            return None
+        word = _PYTHON_WORDS.match(self._buffer, head.end())
         try:
             value_end = word.end() if word else json.JSONDecoder().raw_decode(self._buffer, head.end())[1]
         except ValueError:
@@ -214,15 +231,17 @@ class ToolCallParser:
 
     def _passes(self, piece: str, then: Callable[[list[TextPart]], bool]) -> bool:
         """Consume a mark and go to the next state, if the mark is complete."""
-        match = re.match(self._pattern(piece), self._buffer)
+        match = self._pattern(piece).match(self._buffer)
         if not match:
             return False
         self._buffer, self._state = self._buffer[match.end() :], then
         return True
 
-    def _pattern(self, piece: str) -> str:
-        """Build a regular expression for a mark."""
-        return pattern(piece, self._marks)
+    def _pattern(self, piece: str) -> re.Pattern[str]:
+        """Return the regular expression of a mark."""
+        if piece not in self._patterns:
+            self._patterns[piece] = re.compile(pattern(piece, self._marks))
+        return self._patterns[piece]
 
 
 class JsonScan:
@@ -265,3 +284,28 @@ def harmony_between(marks: frozenset[str]) -> str:
     """Return a regular expression for the rest of a header of gpt-oss after a tool's name: channel and JSON mark."""
     channel, constrain, message = (pattern(mark, marks) for mark in ("<|channel|>", "<|constrain|>", "<|message|>"))
     return rf"(?:{channel}commentary)?(?: ?{constrain}json| json)?{message}"
+
+
+class OpenParameter:
+    """A parameter whose name was read, and how far its value was searched for its end.
+
+    Attributes:
+        place: where the mark after the name begins.  searched: where the search for the value's end goes on.
+    """
+
+    def __init__(self, key: str, form: ParameterForm, place: int):
+        self.key, self.form, self.place, self.searched = key, form, place, 0
+        self._scan = JsonScan()
+
+    def copy(self) -> "OpenParameter":
+        """Return an independent copy."""
+        twin = copy(self)
+        twin._scan = copy(self._scan)
+        return twin
+
+    def scans_to_end(self, text: str, start: int) -> bool:
+        """Return whether the brackets of a JSON value are closed, looking at each character once."""
+        begin = max(start, self.searched)
+        if not self._scan.ended:
+            self.searched = begin + self._scan.push(text[begin:])
+        return self._scan.ended

@@ -15,7 +15,9 @@ from project import GOLDENS, ROOT
 from localllm import api, builtin_model
 from localllm.errors import UsageError
 from localllm.generation.constraints.union_matcher import UnionMatcher
-from localllm.generation.reasoning import ANSWER, ESCAPE, Thinking
+from localllm.generation.reasoning import ANSWER, ESCAPE, TextPart, Thinking
+from localllm.generation.tools import tool_call_parser
+from localllm.generation.tools.json_tool_calls import JsonToolCallParser
 from localllm.generation.tools.parameter_forms import anything, form_of
 from localllm.generation.tools.parameter_grammar import regex
 from localllm.generation.tools.tool_call_format import (
@@ -29,7 +31,7 @@ from localllm.generation.tools.tool_call_format import (
     call_format,
     common_form,
 )
-from localllm.generation.tools.tool_call_parser import ARGUMENTS, CALL, ToolCallParser
+from localllm.generation.tools.tool_call_parser import ARGUMENTS, CALL, JsonScan, ToolCallParser
 from localllm.generation.tools.tool_grammar import Tool, ToolGrammar, ToolUse
 from localllm.generation.tools.tool_messages import PROBE, as_data, in_format, marks_of_results, with_arguments
 from localllm.text.templates import ChatTemplate
@@ -679,3 +681,22 @@ def test_tags_behind_what_a_call_came_to(takes: type, behind: str, marks: tuple[
 def test_texts_of_any_kind_are_as_long_as_a_schema_says(schema: dict, expected: str):
     assert anything(schema) == f"(?s:.{expected})"
     assert regex("a/b\n c.") == r"a\/b\n c\."
+
+
+@pytest.mark.parametrize("size", [2_000, 4_000])
+def test_long_values_are_searched_once(size: int, monkeypatch: pytest.MonkeyPatch):
+    """Not from their beginning for each piece."""
+    scanned, patterns, push, pattern = list[int](), list[str](), JsonScan.push, tool_call_parser.pattern
+    monkeypatch.setattr(JsonScan, "push", lambda self, text: scanned.append(len(text)) or push(self, text))
+    monkeypatch.setattr(tool_call_parser, "pattern", lambda *given: patterns.append(given[0]) or pattern(*given))
+    schema = {"type": "object", "properties": {"t": {"type": "string"}, "n": {"type": "array"}}}
+    marks = ParameterMarks("<p=", "<p=", (">", "</p>"), (":", "</p>"))
+    reader = ToolCallParser(ToolCallFormat("<f=", ">", None, "</f>", marks), {"w": schema})
+    text = f"<f=w><p=t>{'x' * size}</p><p=n:[{', '.join('1' * size)}]</p></f>"
+    assert sum(kind == ARGUMENTS for kind, _ in parts_of(reader, [*text])) == 3
+    assert len(patterns) < 20 and sum(scanned) < 4 * size
+    bare = json.dumps({"name": "w", "arguments": {"t": "x" * size}})
+    reader = JsonToolCallParser(["w"], lambda name, arguments: True)
+    scanned.clear()
+    parts = [part for character in bare for part in reader.push(TextPart(ANSWER, character))] + reader.flush(True)
+    assert [part.kind for part in parts] == [CALL, ARGUMENTS] and sum(scanned) < 3 * size
