@@ -266,9 +266,10 @@ class Session(Conversation[Generation]):
             format.template.source, "on" if is_thought else generation.think, generation.think_budget
         )
         variables |= generation.template_variables
+        marks = (format.thoughts.opens, format.thoughts.closes) if isinstance(format.thoughts, Tags) else None
 
         def render(messages: Sequence[Message], **fields: object) -> str:
-            return self.tokenizer.markers.render(format.template, messages, **{**variables, **fields})
+            return self.tokenizer.markers.render(format.template, messages, marks, **{**variables, **fields})
 
         with naming_long_prompts(messages, self.tokenizer, self.cache.engine.context):
             partial_prompt = answer and self._render_partial(render, messages, answer, format.thoughts)

@@ -111,7 +111,10 @@ def _by_first(strings: Collection[str]) -> list[tuple[str, set[str]]]:
 
 
 class Renders(Protocol):
-    """An object that renders a conversation, as ChatTemplate does."""
+    """An object that renders a conversation, as ChatTemplate does; tags: see ChatTemplate."""
+
+    @property
+    def tags(self) -> re.Pattern[str]: ...
 
     def render(self, messages: Sequence[Message], **variables: Any) -> str: ...
 
@@ -129,8 +132,18 @@ class Markers:
         self._heads = re.compile(build_prefix_regex(pieces), re.IGNORECASE)
         self._edges = re.compile(f"(?=[{edges}])|(?<=[{edges}])" if edges else "(?!)", re.IGNORECASE)
 
-    def render(self, template: Renders, messages: Sequence[Mapping[str, object]], **variables: object) -> str:
+    def render(
+        self,
+        template: Renders,
+        messages: Sequence[Mapping[str, object]],
+        reasoning: tuple[str, str] | None = None,
+        /,
+        **variables: object,
+    ) -> str:
         """Render a conversation for Tokenizer.encode_rendered; arguments and errors as ChatTemplate.render.
+
+        reasoning: the marks around reasoning at the beginning of an answer's content, which the template may cut off.
+        Other texts that the template would look for in contents are hidden from it by BREAKs.
 
         A template can still compose a marker from broken texts: from two fields, or by cutting something out of one (as
         Nemotron's does with "/think"). So the conversation is rendered a second time, with a BREAK wherever a marker
@@ -138,6 +151,8 @@ class Markers:
         returned. Otherwise the first is, because the additional BREAKs hide tags such as </think> from templates that
         look for them.
         """
+        clean, variables = _change_texts(messages, _without_breaks), _change_texts(variables, _without_breaks)
+        messages = [_hide_tags(message, template.tags, reasoning) for message in clean]
         broken, shattered = (
             (_change_texts(messages, change), _change_texts(variables, change))
             for change in (self._break_markers, self._break_all_edges)
@@ -160,7 +175,6 @@ class Markers:
 
     def _break_markers(self, text: str) -> str:
         """Put a BREAK into each marker, after its first character."""
-        text = without_surrogates(text).replace(BREAK, "�")
         return self._heads.sub(BREAK, text)
 
     def _break_all_edges(self, text: str) -> str:
@@ -171,6 +185,30 @@ class Markers:
         text = self._edges.sub(BREAK, text)
         inner = text.strip()
         return text.replace(inner, BREAK + inner + BREAK, 1) if inner else text
+
+
+def _without_breaks(text: str) -> str:
+    """Replace what is no character in a text."""
+    return without_surrogates(text).replace(BREAK, "�")
+
+
+REASONING_FIELDS = ("reasoning_content", "thinking", "reasoning")
+
+
+def _hide_tags(message: Any, tags: re.Pattern[str], reasoning: tuple[str, str] | None) -> Any:
+    """Put BREAKs into the tags of a message's content, so that a template does not cut it there.
+
+    Reasoning at the beginning of an answer's content, between its marks, stays as it is.
+    """
+    content = message.get("content") if isinstance(message, Mapping) else None
+    if not isinstance(content, str) or not tags.search(content):
+        return message
+    start = 0
+    if reasoning and message.get("role") == "assistant" and not any(map(message.get, REASONING_FIELDS)):
+        opens, closes = reasoning
+        if content.lstrip().startswith(opens) and (end := content.find(closes, content.find(opens) + len(opens))) >= 0:
+            start = end + len(closes)
+    return {**message, "content": content[:start] + tags.sub(lambda tag: BREAK.join(tag[0]), content[start:])}
 
 
 def without_surrogates(text: str) -> str:

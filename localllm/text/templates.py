@@ -26,6 +26,19 @@ if TYPE_CHECKING:
     from localllm.text.tokenizer import Tokenizer
 
 
+# Where a template looks for a text, or for one in a variable, in order to cut a content there; a text in brackets.
+CUTS = r"(?:\.(?:r?split|r?partition|replace|removeprefix|removesuffix|r?find|r?index)|\|\s*replace)\(\s*"
+TAG = r"""(["'])([<\[◁](?:(?!\1).)*[>\]▷])\1"""
+
+
+def find_tags(source: str) -> re.Pattern[str]:
+    """Return an expression for the texts in brackets, such as </think>, at which a template cuts contents."""
+    names = "|".join(map(re.escape, {name for name in re.findall(CUTS + r"([A-Za-z_]\w*)\s*[,)]", source)}))
+    places = [CUTS + TAG, TAG + r"\s+(?:not\s+)?in\s", *([rf"\b(?:{names})\s*=\s*{TAG}"] if names else [])]
+    tags = {tag for place in places for _, tag in re.findall(place, source)}
+    return re.compile("|".join(re.escape(tag) for tag in sorted(tags, key=len, reverse=True)) or "(?!)")
+
+
 class StoppedTemplateError(ModelError):
     """The template exceeded its limits, independent of the conversation."""
 
@@ -37,6 +50,7 @@ class ChatTemplate:
         source: the Jinja.
         stops: texts that end an answer besides the vocabulary's tokens.
         warning: one line that the user should see, or None.
+        tags: finds texts in brackets, such as </think>, at which the template splits contents.
     """
 
     def __init__(self, source: str, bos_token: str = "", eos_token: str = "") -> None:
@@ -44,6 +58,7 @@ class ChatTemplate:
         self.source = source
         self.stops: tuple[str, ...] = ()
         self.warning: str | None = None
+        self.tags = find_tags(source)
         self._kept_systems: dict[tuple[int, str], bool] = {}
         self._tokens = {"bos_token": bos_token, "eos_token": eos_token}
         if source not in BUILTIN_TEMPLATES.values():
