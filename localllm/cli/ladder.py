@@ -7,9 +7,9 @@ from time import perf_counter
 from typing import TYPE_CHECKING
 
 from localllm.cli import open_model as opening
-from localllm.cli.terminal.output import ProgressLine, say, write
+from localllm.cli.terminal.output import ProgressLine, say, write, write_paths
 from localllm.cli.terminal.quantize_progress import CALIBRATED, Progress, progress_of
-from localllm.cli.terminal.render import columns, one_line, size
+from localllm.cli.terminal.render import checksum_line, columns, one_line, size
 from localllm.errors import UsageError
 from localllm.frozen import frozen
 
@@ -72,7 +72,7 @@ def make_ladder(
     make = one_by_one if requests[0].texts is not None else together
     results = make(rungs, requests, ladder_options, is_named)
     seconds = perf_counter() - start
-    write(report(results, seconds, group, measure(results, base, ladder_options.threads) if base else {}))
+    write_paths(report(results, seconds, group, measure(results, base, ladder_options.threads) if base else {}))
 
 
 def together(
@@ -184,7 +184,7 @@ def report(
         return json.dumps({"seconds": round(seconds, 2), "types": rows}, ensure_ascii=False) + "\n"
     if group.as_markdown:
         return markdown(results, measured)
-    sums = [f"{file.sha256}  {one_line(file.path)}" for result in results for file in result.files]
+    sums = [checksum_line(file.sha256, file.path) for result in results for file in result.files]
     return "\n".join([*text_table(results, measured), "", f"total  {seconds:.1f} s", "", *sums]) + "\n"
 
 

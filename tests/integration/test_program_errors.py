@@ -124,6 +124,16 @@ def test_two_quantizes_with_one_output(folder: Path, cli):
 
 
 @posix
+@pytest.mark.skipif(shutil.which("sha256sum") is None, reason="needs sha256sum")
+@pytest.mark.parametrize("name", ["a\u3000b\xa0c  d", "new\nline", "back\\slash", os.fsdecode(b"\xff")])
+def test_sha256sum_checks_what_verify_prints(tiny: str, tmp_path: Path, name: str):
+    (tmp_path / name).mkdir()
+    shutil.copy(tiny, tmp_path / name / "m.gguf")
+    done = shell('"$@" | tail -1 | sha256sum -c', "verify", tmp_path / name / "m.gguf")
+    assert done.returncode == 0 and done.stdout.endswith(b"OK\n")
+
+
+@posix
 @pytest.mark.skipif(not os.path.exists("/dev/full"), reason="needs /dev/full")
 @pytest.mark.parametrize("how", ["run TINY -p Hi -n 4 --json", "inspect TINY", "--version"])
 def test_an_answer_that_cannot_be_written(tiny: str, how: str):

@@ -9,8 +9,8 @@ from localllm.cli import open_model as opening
 from localllm.cli.options import shared as options
 from localllm.cli.options.offers import offer_models
 from localllm.cli.resolve_model import resolve_model_path
-from localllm.cli.terminal.output import ProgressLine, say, write
-from localllm.cli.terminal.render import columns, count, one_line
+from localllm.cli.terminal.output import ProgressLine, say, write, write_paths
+from localllm.cli.terminal.render import checksum_line, columns, count, one_line
 from localllm.errors import ModelError
 
 if TYPE_CHECKING:
@@ -65,7 +65,10 @@ def verify(
         line.clear()
     for sentence in verification.odd:
         say(f"localllm: warning: {sentence}")
-    write(as_facts(verification) if as_json else as_text(verification))
+    if as_json:
+        write(as_facts(verification))
+    else:
+        write_paths(as_text(verification))
     if verification.problems:
         raise ModelError(f"{path}: {verification.problems[0].removeprefix(f'{path}: ')}{more(verification.problems)}")
 
@@ -90,7 +93,7 @@ def as_text(verification: "Verification") -> str:
         for row in rows
     ]
     lines = columns(header, cells, "<>>>><"[: len(header)])
-    sums = [f"{file['sha256']}  {one_line(file['path'])}" for file in verification.files]
+    sums = [checksum_line(file["sha256"], file["path"]) for file in verification.files]
     return "\n".join([*lines, "", *sums]) + "\n"
 
 

@@ -25,11 +25,17 @@ _HARMLESS: dict[int, str | None] = {code: "\ufffd" for code in _HARMFUL if chr(c
 _HARMLESS |= dict.fromkeys(_INVISIBLE) | {ord("\r"): None}
 # Joiners are dropped unless they follow a letter of a script that joins letters, or are in an emoji.
 _JOINERS = re.compile("(?<=[\\x00-\\xff\u200c\u200d])[\u200c\u200d]+")
+_BREAKS = re.compile("[ \t]*[\t\n\v\f\r\x1c-\x1e\x85\u2028\u2029]\\s*")
 
 
 def printable(text: str) -> str:
     """Replace control characters, except tab and newline, and drop invisible characters."""
     return text if text.isascii() and text.isprintable() else _JOINERS.sub("", text.translate(_HARMLESS))
+
+
+def on_one_line(text: str) -> str:
+    """Replace line breaks and tabs, with the spaces around them, by one space; other spaces may belong to a path."""
+    return _BREAKS.sub(" ", text).strip(" ")
 
 
 def is_terminal(stream: TextIO | None) -> bool:
@@ -45,6 +51,14 @@ def write(text: str) -> None:
     if is_terminal(sys.stdout):
         text = printable(text)
     sys.stdout.buffer.write(text.encode(errors="replace"))
+    sys.stdout.buffer.flush()
+
+
+def write_paths(text: str) -> None:
+    """Write a part of the answer as `write`; elsewhere than on a terminal, with the exact bytes of paths in it."""
+    if is_terminal(sys.stdout):
+        return write(text)
+    sys.stdout.buffer.write(text.encode(errors="surrogateescape"))
     sys.stdout.buffer.flush()
 
 
@@ -72,7 +86,7 @@ def say(line: str) -> None:
     if sys.stderr is None:  # print would write to stdout
         return
     try:
-        print(broken(printable(" ".join(line.split())), sys.stderr), file=sys.stderr, flush=True)
+        print(broken(printable(on_one_line(line)), sys.stderr), file=sys.stderr, flush=True)
     except (OSError, ValueError):
         return
 
@@ -108,7 +122,7 @@ def heading(name: str) -> str:
 
 def dim(line: str) -> None:
     """Print a dim line, only on a terminal, wrapped between words."""
-    dim_text(broken(" ".join(line.split()), sys.stderr))
+    dim_text(broken(on_one_line(line), sys.stderr))
 
 
 def dim_text(text: str) -> None:

@@ -4,7 +4,16 @@ import sys
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
-from localllm.cli.terminal.output import ProgressLine, dim_piece, heading, is_terminal, printable, say, width_of
+from localllm.cli.terminal.output import (
+    ProgressLine,
+    dim_piece,
+    heading,
+    is_terminal,
+    on_one_line,
+    printable,
+    say,
+    width_of,
+)
 from localllm.errors import CutError
 
 if TYPE_CHECKING:
@@ -120,7 +129,7 @@ def columns(header: tuple[str, ...], rows: Sequence[tuple[str, ...]], sides: str
     return [
         "  ".join(
             f"{shortened(cell, width):{side}{width}}" for cell, (side, width) in zip(row, layout, strict=False)
-        ).rstrip()
+        ).rstrip(" ")
         for row in (header, *rows)
     ]
 
@@ -148,7 +157,13 @@ def shortened(text: str, width: int) -> str:
 
 def one_line(text: str) -> str:
     """Return a file's text on one line, without control characters."""
-    return printable(" ".join(text.split()))
+    return printable(on_one_line(text))
+
+
+def checksum_line(checksum: str, path: str) -> str:
+    """Format a file's checksum as sha256sum does, which escapes names with line breaks or backslashes."""
+    escaped = path.replace("\\", "\\\\").replace("\n", "\\n").replace("\r", "\\r")
+    return f"{chr(92) if escaped != path else ''}{checksum}  {escaped}"
 
 
 def count(number: int) -> str:

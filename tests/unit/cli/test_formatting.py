@@ -116,6 +116,23 @@ def test_names():
     assert render.one_line(" a\n\tb\x1b[2J ") == "a b\N{REPLACEMENT CHARACTER}[2J"
 
 
+@pytest.mark.parametrize("space", ["\u3000", "\xa0", "\u2003", "\u202f", "  "])
+def test_spaces_of_a_path_stay_as_they_are(space: str, capsys):
+    path = f"/a{space}b/c.gguf"
+    assert render.one_line(path) == path
+    assert render.columns(("path",), [(f"{path}{space}",)], "<")[1] == f"{path}{space}".rstrip(" ")
+    terminal.say(f"localllm: error: {path}: no such file\n\t  or folder")
+    assert capsys.readouterr().err == f"localllm: error: {path}: no such file or folder\n"
+
+
+@pytest.mark.parametrize(
+    ("path", "line"),
+    [("a\u3000b", "SUM  a\u3000b"), ("a\\b", "\\SUM  a\\\\b"), ("a\nb\rc", "\\SUM  a\\nb\\rc"), ("é\t", "SUM  é\t")],
+)
+def test_checksums_are_written_as_sha256sum_writes_them(path: str, line: str):
+    assert render.checksum_line("SUM", path) == line
+
+
 # ---- an answer ------------------------------------------------------------------------------------------------------
 
 
