@@ -13,6 +13,7 @@ from starlette.types import Receive, Scope, Send
 
 from localllm.errors import ContextError, LocalllmError, MemoryLimitError, ModelError, UsageError
 from localllm.frozen import frozen
+from localllm.server.content_encoding import CodingError, decode, parse_codings
 from localllm.server.model_pool import UnknownModelError
 from localllm.server.worker import StoppedError
 
@@ -62,7 +63,7 @@ class RejectedRequestError(LocalllmError):
 
 def status_of(error: BaseException) -> int:
     """Return the HTTP status code of an error."""
-    if isinstance(error, RejectedRequestError):
+    if isinstance(error, RejectedRequestError | CodingError):
         return error.status
     kinds: tuple[tuple[type[BaseException], int], ...] = (
         (UnknownModelError, 404),
@@ -150,7 +151,7 @@ def error_response(error: BaseException, error_format: ErrorFormat) -> Response:
 
 
 async def read_json(request: Request, limits: Limits, any_type: bool = False) -> dict[str, object]:
-    """Read the body, a JSON object. Raises RejectedRequestError.
+    """Read the body, a JSON object. Raises RejectedRequestError, CodingError.
 
     any_type: accept other Content-Types, such as curl's default, unless a web page sends the request.
     """
@@ -161,7 +162,7 @@ async def read_json(request: Request, limits: Limits, any_type: bool = False) ->
     length = request.headers.get("content-length", "")
     if length.isdecimal() and int(length) > limits.body:
         raise RejectedRequestError(413, f"the body has {length} bytes; the limit is {limits.body}")
-    body = bytearray()
+    codings, body = parse_codings(",".join(request.headers.getlist("content-encoding"))), bytearray()
     try:
         async with asyncio.timeout(limits.seconds):
             async for chunk in request.stream():
@@ -170,7 +171,8 @@ async def read_json(request: Request, limits: Limits, any_type: bool = False) ->
                     raise RejectedRequestError(413, f"the body is larger than the limit of {limits.body} bytes")
     except TimeoutError:
         raise RejectedRequestError(408, f"the body did not arrive within {limits.seconds:g} seconds") from None
-    return parse_json(bytes(body), limits.depth)
+    decoded = await asyncio.to_thread(decode, bytes(body), codings, limits.body) if codings else bytes(body)
+    return parse_json(decoded, limits.depth)
 
 
 def parse_json(body: bytes, depth: int) -> dict[str, object]:
