@@ -20,6 +20,7 @@ pytest.importorskip("starlette", reason="needs the extra localllm[serve]")
 pytest.importorskip("uvicorn", reason="needs the extra localllm[serve]")
 
 import h11
+from starlette.datastructures import Headers
 
 from localllm.errors import ContextError, LocalllmError, MemoryLimitError, ModelError, UsageError
 from localllm.files.gguf import projectors
@@ -786,7 +787,7 @@ class Asked:
         self, *pieces: bytes, kind: str = "application/json; charset=utf-8", length: str = "", wait: float = 0
     ):
         self.pieces, self.wait = pieces, wait
-        self.headers = {"content-type": kind, **({"content-length": length} if length else {})}
+        self.headers = Headers({"content-type": kind, **({"content-length": length} if length else {})})
 
     async def stream(self) -> AsyncIterator[bytes]:
         for piece in self.pieces:
