@@ -14,7 +14,7 @@ Most commands use this module, so it imports no slow ones.
 
 import os
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from fnmatch import fnmatchcase
 from functools import cache
@@ -36,6 +36,7 @@ from localllm.files.models_folder import (
 )
 from localllm.files.settings import load_settings
 from localllm.frozen import frozen
+from localllm.services.ollama_names import REGISTRY, SIZE, find_registered, suggestion
 
 if TYPE_CHECKING:
     from localllm.services.ollama_store import StoredModel
@@ -43,6 +44,7 @@ if TYPE_CHECKING:
 DATA = Path(__file__).resolve().parent.parent / "data"
 USUAL = "Q4_K_M"  # default quantization
 HUB = "hf:"
+LATEST = ":latest"  # the tag of Ollama's names without one
 # The end of the name of an incomplete download.
 ON_ITS_WAY = re.compile(rf"\.[0-9a-f]+{re.escape(PARTIAL)}$")
 REPOSITORY = re.compile(
@@ -73,6 +75,7 @@ class Known:
     license: str
     repository: str = ""
     quantization: str = ""
+    ollama: Sequence[str] = ()
 
     @property
     def is_embedder(self) -> bool:
@@ -216,12 +219,13 @@ def normalize_name(text: str) -> str:
             revision = quote(unquote(match["revision"]), safe="")
         at = f"@{revision}" if revision not in ("", MAIN) else ""
         return HUB + address["repository"] + at + path.rstrip("/")
+    text = REGISTRY.sub("", text).removesuffix(LATEST)
     if REPOSITORY.fullmatch(text) and not text.endswith(".gguf") and text.partition(":")[0].count("/") == 1:
         return HUB + text
-    name = re.sub("[^a-z0-9.]", "", text.lower())
-    names = {name, re.sub("(it|instruct|chat)$", "", name)}
-    equal_names = (registered for registered in registry_models() if registered.replace("-", "") in names)
-    return text if text.partition(":")[0].lower() in registry_models() else next(equal_names, text)
+    name, _, tag = text.lower().partition(":")
+    if name in registry_models() and not SIZE.match(tag):  # the tag is a quantization
+        return text
+    return find_registered(text, registry_models().values()) or text
 
 
 def select_files(names: Iterable[str], reference: HubReference) -> tuple[str, ...]:
@@ -275,30 +279,18 @@ def find_on_disk(reference: HubReference) -> list[Path]:
 
 def find_in_folder(name: str) -> str:
     """Find a model in the folder of models by its listed name. Raises ModelError."""
+    names = (name, name.removesuffix(LATEST))
     for model in models_on_disk():
-        if model.name == name and model.is_whole:
+        if model.name in names and model.is_whole:
             return str(model.path)
     raise unknown_name(name)
 
 
 def unknown_name(name: str) -> ModelError:
     """Build the error for an unknown model name."""
-    return ModelError(f"{name}: no such file{suggestion(name)}")
-
-
-def suggestion(name: str) -> str:
-    """Return the end of the error about an unknown name: similar names."""
-    if os.path.dirname(name) or name.endswith(".gguf") or not name.strip():
-        return ""
-    from difflib import get_close_matches
-
-    if " " in name:
-        return "; a text to answer stands behind the model, or behind -p"
-    base = name.partition(":")[0].lower()
-    names = {*registry_models(), *(model.name for model in models_on_disk())}
-    close = get_close_matches(base, names, cutoff=0.7)
-    hint = f"; did you mean {' or '.join(close)}?" if close else ""
-    return f" and no model of that name{hint} (`localllm list --all` shows the known ones)"
+    return ModelError(
+        f"{name}: no such file{suggestion(name, registry_models(), [each.name for each in models_on_disk()])}"
+    )
 
 
 @frozen
