@@ -57,7 +57,8 @@ _FLAGS = ("add_bos_token", "add_eos_token", "add_sep_token", "add_space_prefix",
           "escape_whitespaces", "add_prefix_space", "clean_spaces", "normalizer.lowercase",
           "normalizer.strip_accents")  # fmt: skip
 # The bytes that every byte-level vocabulary has, as characters; some vocabularies lack bytes that occur in no UTF-8.
-_USUAL_BYTES = [chr(code) for code in range(0x21, 0x7F)] + ["Ġ", "Ċ"]
+_SPACES = {"Ġ": 0x20, "Ċ": 0x0A}  # byte-level BPE's characters for a space and a line break
+_USUAL_BYTES = [chr(code) for code in range(0x21, 0x7F)] + [*_SPACES]
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}")  # of a tokenizer model or a pre-tokenizer
 _BYTE_PIECES = [f"<0x{byte:02X}>" for byte in range(256)]
 
@@ -105,7 +106,7 @@ def read_vocabulary(metadata: Mapping[str, object], oddities: Oddities | None = 
     if model == "bert" and special["unknown"] is None:
         raise ModelError(f"{PREFIX}unknown_token_id should be set: unknown words would be dropped")
     _check_bytes(pieces, types)
-    _check_all_bytes(ids, model, pretokenizer, special["unknown"])
+    lack = _check_all_bytes(ids, model, pretokenizer, special["unknown"])
     scores = _scores(keys, len(pieces), needed=model in _SCORED)
     ranks: dict[str, float] | StringIndex
     if model == "bert":
@@ -149,7 +150,7 @@ def read_vocabulary(metadata: Mapping[str, object], oddities: Oddities | None = 
         strips_accents=keys.flag("normalizer.strip_accents", keys.flag("normalizer.lowercase", True)),
         strips_before=strips_left,
         strips_after=strips_right,
-        warning=warning,
+        warning="; ".join(filter(None, (lack, warning))) or None,
     )
 
 
@@ -241,17 +242,23 @@ def _check_bytes(pieces: Sequence[str], types: bytearray) -> None:
 
 def _check_all_bytes(
     ids: Mapping[str, int], model: str, pretokenizer: PreTokenizer | None, unknown_id: int | None
-) -> None:
-    """Raise ModelError if byte tokens are missing, so that some texts cannot be encoded.
+) -> str | None:
+    """Return a warning if byte tokens are missing, which texts then lose; None if none are needed.
 
-    T5, RWKV and BERT need none. Except in byte-level BPE, they may also be missing if there is an unknown token and
-    the vocabulary lacks most of them.
+    T5, RWKV and BERT need none, nor do vocabularies that lack most of them and have an unknown token. Raises ModelError
+    if most are missing in byte-level BPE, or some in a vocabulary without an unknown token to replace them.
     """
     is_byte_level = pretokenizer is not None and not pretokenizer.marks_spaces
-    missing = [piece for piece in (_USUAL_BYTES if is_byte_level else _BYTE_PIECES) if piece not in ids]
-    has_others = unknown_id is not None and len(missing) > len(_BYTE_PIECES) // 2
-    if missing and not (model in ("t5", "rwkv", "bert") or (has_others and not is_byte_level)):
-        raise ModelError(f"{PREFIX}tokens: the byte {missing[0]} and {len(missing) - 1} more are missing")
+    pieces = _USUAL_BYTES if is_byte_level else _BYTE_PIECES
+    missing = [piece for piece in pieces if piece not in ids]
+    if not missing or model in ("t5", "rwkv", "bert"):
+        return None
+    is_few = len(missing) <= len(pieces) // 2
+    first = "the byte " + (f"<0x{_SPACES.get(missing[0], ord(missing[0])):02X}>" if is_byte_level else missing[0])
+    if not (is_few if is_byte_level else unknown_id is not None):
+        raise ModelError(f"{PREFIX}tokens: {first} and {len(missing) - 1} more are missing")
+    more = f" and {len(missing) - 1} more" if missing[1:] else ""
+    return f"the vocabulary lacks {first}{more}: the model does not read it in texts" if is_few else None
 
 
 def _check_flags_and_ids(keys: Checked, count: int) -> None:

@@ -623,8 +623,25 @@ def test_bytes_that_some_vocabularies_lack_do_no_harm():
     del metadata["tokenizer.ggml.token_type"]
     tokenizer = Tokenizer.from_metadata(metadata)
     assert pieces_of(tokenizer, "a\4ab") == ["a", "ab"]
-    metadata["tokenizer.ggml.tokens"].remove("!")
-    with pytest.raises(ModelError, match="the byte ! and 0 more are missing"):
+
+
+@pytest.mark.parametrize(("lacking", "byte"), [("Ċ", "<0x0A>"), ("!", "<0x21>")])
+def test_vocabulary_without_a_byte_reads_texts_without_it(lacking: str, byte: str):
+    metadata = byte_level()
+    tokens = metadata["tokenizer.ggml.tokens"]
+    metadata["tokenizer.ggml.tokens"] = [f"x{lacking}x" if piece == lacking else piece for piece in tokens]
+    tokenizer = Tokenizer.from_metadata(metadata)
+    assert tokenizer.decode(tokenizer.encode("a\nb!c")) == "a\nb!c".replace("\n" if lacking == "Ċ" else lacking, "")
+    assert tokenizer.warnings[-1] == f"the vocabulary lacks the byte {byte}: the model does not read it in texts"
+
+
+def test_vocabulary_without_most_bytes_is_refused():
+    metadata = byte_level()
+    tokens = metadata["tokenizer.ggml.tokens"]
+    metadata["tokenizer.ggml.tokens"] = [f"x{piece}" if piece.islower() else piece for piece in tokens]
+    assert "lacks the byte <0x61> and 25 more" in Tokenizer.from_metadata(metadata).warnings[-1]
+    metadata["tokenizer.ggml.tokens"] = [f"x{n}" for n, _ in enumerate(tokens)]
+    with pytest.raises(ModelError, match="the byte <0x21> and 95 more are missing"):
         Tokenizer.from_metadata(metadata)
 
 
