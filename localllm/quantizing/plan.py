@@ -2,7 +2,7 @@
 
 import struct
 from collections import ChainMap
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from math import prod
 
@@ -65,6 +65,11 @@ class QuantizeRequest:
     texts: Sequence[str] | None = (
         None  # files that the model reads, to encode its matrices by what they meet; none: ours
     )
+
+    def selects(self, name: str) -> bool:
+        """Return whether a tensor uses the importance matrix, by its name."""
+        is_included = not self.include or any(part in name for part in self.include)
+        return is_included and not any(part in name for part in self.exclude)
 
 
 @dataclass(frozen=True, eq=False)
@@ -223,7 +228,7 @@ def job_for(
     if format.name not in ENCODERS:
         raise UsageError(f"{name} would become {format.name}, which localllm cannot make yet")
     assert choice
-    importance = importance_of(tensor, imatrix) if format.block > 1 else None
+    importance = importance_of(tensor, imatrix, request.selects) if format.block > 1 else None
     if (
         importance is None
         and request.texts is None
@@ -248,23 +253,26 @@ def load_importance(request: QuantizeRequest) -> ImportanceMatrix | None:
     if request.include and request.exclude:
         raise UsageError("give either --include-weights or --exclude-weights, not both")
     matrix = read_imatrix(request.imatrix)
-    squares = {
-        name: value
-        for name, value in matrix.squares.items()
-        if not any(part in name for part in request.exclude)
-        and (not request.include or any(part in name for part in request.include))
-    }
+    squares = {name: value for name, value in matrix.squares.items() if request.selects(name)}
     if not squares:
         raise UsageError(f"{request.imatrix}: no entry of the importance matrix is selected")
     return ImportanceMatrix(squares, matrix.datasets, matrix.chunks, matrix.chunk_size)
 
 
-def importance_of(tensor: SourceTensor, imatrix: ImportanceMatrix | None) -> np.ndarray | None:
-    """Look up a tensor's importance per column, float32 [matrices, columns]. Raises ModelError if the shape differs."""
+def importance_of(
+    tensor: SourceTensor, imatrix: ImportanceMatrix | None, selects: Callable[[str], bool] = lambda name: True
+) -> np.ndarray | None:
+    """Look up a tensor's importance per column, float32 [matrices, columns]. Raises ModelError if the shape differs.
+
+    selects: returns whether a tensor's entry may be used, by its name.
+    """
     name = tensor.name_before if isinstance(tensor, RenamedTensor) else tensor.name
-    if imatrix is None or name not in imatrix.squares:
+    if imatrix is None or not selects(name):
         return None
-    mean = imatrix.squares[name].mean()
+    entry = next((each for each in (name, *same_inputs(name)) if each in imatrix.squares), None)
+    if entry is None:
+        return None
+    mean = imatrix.squares[entry].mean()
     expected = (prod(tensor.shape[:-2]), tensor.shape[-1])
     if mean.size == prod(expected):
         return np.ascontiguousarray(mean, np.float32).reshape(expected)
@@ -276,6 +284,17 @@ def importance_of(tensor: SourceTensor, imatrix: ImportanceMatrix | None) -> np.
         f"tensor {printable(tensor.name)}: the importance matrix has the shape {list(mean.shape)}, "
         f"expected {list(expected)}"
     )
+
+
+def same_inputs(name: str) -> Iterator[str]:
+    """Yield the names of matrices that are multiplied by the same activations as the gate or up matrix of this name.
+
+    Programs that compute both in one operation record the activations for one of them.
+    """
+    pair = ("ffn_up", "ffn_gate")
+    for one, other in (pair, pair[::-1]):
+        if f".{one}" in name:
+            yield from (name.replace(f".{one}", f".{each}", 1) for each in (other, "ffn_gate_up", "ffn_up_gate"))
 
 
 def fallbacks(jobs: Sequence[TensorJob]) -> list[str]:

@@ -195,6 +195,25 @@ def test_no_file_becomes_a_closed_stream(folder: Path):
     assert (folder / "out.gguf").read_bytes() == (folder / "again.gguf").read_bytes()
 
 
+@pytest.mark.parametrize(
+    ("options", "unused"),
+    [
+        ("--sampling-seq mt --repeat-penalty 1.3", "--repeat-penalty (not among the samplers)"),
+        (
+            "--samplers top_k;temperature --dry-multiplier 0.8 --top-p 0.5",
+            "--top-p, --dry-multiplier (not among the samplers)",
+        ),
+        ("--mirostat 2 --presence-penalty 1", "--presence-penalty (mirostat replaces all steps but temperature)"),
+        ("--sampling-seq emt --repeat-penalty 1.3", ""),
+        ("--sampling-seq mt --repeat-penalty 1", ""),
+        ("--repeat-penalty 1.3", ""),
+    ],
+)
+def test_a_penalty_that_is_not_among_the_samplers_is_told(tiny: str, cli, options: str, unused: str):
+    code, _, err = cli("run", tiny, "-p", "Hi", "-n", "2", "--no-stdin", *options.split())
+    assert (code, err) == (0, f"localllm: no effect: {unused}\n" if unused else "")
+
+
 # The prompt.
 
 

@@ -12,11 +12,12 @@ from localllm.cli.terminal.output import say
 from localllm.errors import UsageError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterable
 
     from localllm.arch.rope_scaling import RopeScaling
     from localllm.engine.options import EngineOptions
     from localllm.generation.generate import GenerationOptions
+    from localllm.generation.sampling.options import SamplingOptions
     from localllm.kernels.build.objects import Progress
 
 DRAFT, NAMED = "draft:", ("-m", "--model")
@@ -346,7 +347,10 @@ def generation_options(on_progress: "Callable[[int, int], None] | None", choices
     from localllm.generation.generate import GenerationOptions
     from localllm.generation.sampling.options import SamplingOptions
 
-    sampling = SamplingOptions(**choices.drawing())
+    drawing = choices.drawing()
+    sampling = SamplingOptions(**drawing)
+    if "samplers" in drawing or drawing.get("mirostat"):
+        tell_unused(sampling, drawing)
     limit, stop = None if choices.max_tokens == -1 else choices.max_tokens, tuple(choices.stop or ())
     further = {
         **choices.thoughts.as_fields(),
@@ -362,6 +366,16 @@ def generation_options(on_progress: "Callable[[int, int], None] | None", choices
     kind = "auto" if is_draft_model(choices.speculate) else choices.speculate
     overflow = None if choices.on_overflow in CUTS else choices.on_overflow
     return GenerationOptions(limit, stop, sampling, on_progress, kind, overflow, keep, **further)
+
+
+def tell_unused(sampling: "SamplingOptions", names: "Iterable[str]") -> None:
+    """Say which of the given options have no effect, because their step is not in the chain."""
+    from localllm.generation.sampling.sampler import unused_options
+
+    if unused := unused_options(sampling, names):
+        options = ", ".join(f"--{name.replace('_', '-')}" for name in unused)
+        reason = "mirostat replaces all steps but temperature" if sampling.mirostat else "not among the samplers"
+        say(f"localllm: no effect: {options} ({reason})")
 
 
 def system_message(text: str | None, file: str | None) -> str | None:

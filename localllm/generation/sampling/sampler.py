@@ -10,7 +10,7 @@ steps have few candidates left to work on.
 import copy
 import math
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from random import Random
@@ -189,6 +189,19 @@ STEPS: dict[str, SamplerStep] = {
     "likeliest": SamplerStep(lambda candidates, options, state: steps.likeliest(candidates), lambda options: True),
 }
 
+# The options that only one step has; windows and the like have no effect without them.
+OPTIONS = {
+    "penalties": ("repeat_penalty", "presence_penalty", "frequency_penalty"),
+    "dry": ("dry_multiplier",),
+    "top_n_sigma": ("top_n_sigma",),
+    "top_k": ("top_k",),
+    "typical": ("typical",),
+    "top_p": ("top_p",),
+    "min_p": ("min_p",),
+    "xtc": ("xtc_probability",),
+    "temperature": ("temperature", "dynatemp_range"),
+}
+
 
 def chain(options: CompleteOptions) -> list[str]:
     """Return the names of the steps that have an effect with these options, in order.
@@ -206,6 +219,14 @@ def chain(options: CompleteOptions) -> list[str]:
         steps_before = names[: names.index("temperature")]
         names = [*(name for name in steps_before if not STEPS[name].keeps_best), "likeliest"]
     return names
+
+
+def unused_options(options: SamplingOptions, names: Iterable[str]) -> list[str]:
+    """Return those of the named options whose step is on, but not among the samplers or replaced by mirostat."""
+    complete = options.complete
+    used = {"temperature"} if complete.mirostat else {*complete.samplers, "adaptive_p"}
+    steps_unused = [step for step in OPTIONS if step not in used and STEPS[step].is_on(complete)]
+    return [name for name in names if any(name in OPTIONS[step] for step in steps_unused)]
 
 
 class Sampler:

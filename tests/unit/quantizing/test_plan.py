@@ -103,6 +103,24 @@ def imatrix(tmp_path: Path) -> str:
                                                for name, array in arrays().items() if array.ndim > 1})  # fmt: skip
 
 
+@pytest.mark.parametrize(
+    ("name", "entry"),
+    [
+        ("blk.0.ffn_gate.weight", "blk.0.ffn_up.weight"),
+        ("blk.0.ffn_up.weight", "blk.0.ffn_gate.weight"),
+        ("blk.0.ffn_gate_exps.weight", "blk.0.ffn_up_exps.weight"),
+        ("blk.0.ffn_gate_shexp.weight", "blk.0.ffn_up_shexp.weight"),
+        ("blk.0.ffn_up_exps.weight", "blk.0.ffn_gate_up_exps.weight"),
+    ],
+)
+def test_gate_and_up_serve_each_other_where_one_was_measured(name: str, entry: str):
+    one, measured = tensor(name, (3, 2, 4)), matrix(entry, (3, 4))
+    importance = importance_of(one, measured)
+    assert importance is not None and np.array_equal(importance, measured.squares[entry].mean())
+    assert importance_of(one, measured, QuantizeRequest(COPY, exclude=("ffn",)).selects) is None
+    assert importance_of(one, matrix(entry.replace("blk.0", "blk.1"), (3, 4))) is None
+
+
 def test_formats_without_blocks_search_nothing(model: Path, imatrix: str):
     for recipe, searched in (("F16", False), ("BF16", False), ("Q8_0", True)):
         jobs = {each.tensor.name: each for each in plan(model, recipe, imatrix=imatrix).jobs}
