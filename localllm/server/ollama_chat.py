@@ -68,7 +68,9 @@ async def generate(service: Service, request: Request) -> Response:
     if suffix:
         return await respond(service, request, body, [Infill(prompt or "", suffix)], GENERATE, started)
     if is_raw:
-        return await respond(service, request, body, [prompt or ""], GENERATE, started)
+        if system or body.get_list("context"):
+            raise UsageError("raw should be without system and context: the prompt is all that the model reads")
+        return await respond(service, request, body, [prompt or ""], GENERATE_RAW, started)
     turns: list[object] = [{"role": "system", "content": system}] if system else []
     turns.append(openai_message({"role": "user", "content": prompt or "", "images": images}))
     return await respond(service, request, body, [parse_messages(turns)], GENERATE, started)
@@ -263,7 +265,7 @@ def generate_part(text: str, thinking: str, calls: Sequence[ToolCall]) -> dict[s
     return {"response": text, **({"thinking": thinking} if thinking else {})}
 
 
-CHAT, GENERATE = Form(chat_part), Form(generate_part, has_context=True)
+CHAT, GENERATE, GENERATE_RAW = Form(chat_part), Form(generate_part, has_context=True), Form(generate_part)
 
 
 async def complete(answer: Answer) -> dict[str, object]:

@@ -11,6 +11,7 @@ from datetime import UTC, datetime, timedelta
 from functools import lru_cache
 from time import perf_counter
 
+import numpy as np
 from starlette.requests import Request
 from starlette.responses import Response
 
@@ -31,6 +32,7 @@ from localllm.text.infill_tokens import TEXTS as INFILL_TEXTS
 from localllm.text.infill_tokens import read_infill_tokens
 
 VERSION = "0.12.6"  # of Ollama, with this interface: programs demand a minimum
+BRIEF = 5  # most elements of an array that is shown without `verbose`, as in Ollama
 FOREVER = timedelta(days=36500)  # reported for a model that is never unloaded
 
 
@@ -43,7 +45,7 @@ class Facts:
         context: tokens, None if unknown.  size: bytes.
         digest: digest of its path, size and time, not of its bytes, which would take minutes to read.
         template: the chat template, "" if there is none.  capabilities: by Ollama's names.
-        metadata: numbers and texts, without arrays.
+        metadata: all keys; arrays of more than BRIEF elements are empty.
     """
 
     architecture: str
@@ -84,8 +86,28 @@ def read_facts(path: str, mtime_ns: int, size: int) -> Facts:
             digest,
             template if isinstance(template, str) else "",
             capabilities(file, template if isinstance(template, str) else ""),
-            {key: value for key, value in metadata.items() if isinstance(value, str | int | float | bool)},
+            {key: plain_array(value) if is_brief(value) else [] for key, value in metadata.items()},
         )
+
+
+def is_brief(value: object) -> bool:
+    """Return whether a value of the metadata is shown without `verbose`: none of the vocabulary's long arrays."""
+    return isinstance(value, str | int | float | bool) or (isinstance(value, list | np.ndarray) and len(value) <= BRIEF)
+
+
+def read_all(path: str) -> dict[str, object]:
+    """Return what `verbose` adds: all metadata with their arrays, and the tensors as GGUF has them."""
+    with GGUFFile.open(path, needed=()) as file:
+        metadata = {key: plain_array(value) for key, value in file.metadata.items()}
+        tensors = [
+            {"name": name, "type": tensor.format.name, "shape": [*reversed(tensor.shape)]}
+            for name, tensor in file.tensors.items()
+        ]
+    return {"model_info": metadata | {"general.parameter_count": file.parameters}, "tensors": tensors}
+
+
+def plain_array(value: object) -> object:
+    return value.tolist() if isinstance(value, np.ndarray) else value
 
 
 def capabilities(file: GGUFFile, template: str) -> tuple[str, ...]:
@@ -171,7 +193,7 @@ async def show_model(service: Service, request: Request) -> Response:
     body = Body(await read_json(request, service.limits, any_type=True))
     entry = service.pool.resolve(model_name(body))
     facts = await asyncio.to_thread(facts_of, entry)
-    body.get_bool("verbose")
+    everything = await asyncio.to_thread(read_all, entry.path) if body.get_bool("verbose") else {}
     description = {
         "modelfile": f"# {entry.name}, a GGUF file\nFROM {os.path.basename(entry.path)}\n",
         "parameters": "",
@@ -180,6 +202,7 @@ async def show_model(service: Service, request: Request) -> Response:
         "model_info": facts.metadata | {"general.parameter_count": facts.parameters},
         "capabilities": [*facts.capabilities],
         "modified_at": modified_at(entry),
+        **everything,
     }
     return json_response(description, headers=extension_headers(body))
 

@@ -3,16 +3,17 @@
 Source: https://platform.openai.com/docs/api-reference/responses
 """
 
-from collections.abc import AsyncGenerator, Iterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Iterator, Mapping
+from contextlib import aclosing
 from time import time
 
 from starlette.requests import Request
 from starlette.responses import Response
 
 from localllm.generation.generate import GenerationOptions
-from localllm.generation.reasoning import REASONING
+from localllm.generation.reasoning import REASONING, TextPart
 from localllm.generation.tools.tool_call_parser import CALL
-from localllm.server.content_blocks import CLOSE, OPEN, Block, Blocks, Change, collect_blocks
+from localllm.server.content_blocks import CLOSE, OPEN, Block, Blocks, Change
 from localllm.server.fields import Body
 from localllm.server.http import (
     EventStream,
@@ -46,14 +47,15 @@ async def create_response(service: Service, request: Request) -> Response:
     """Answer a conversation."""
     body = Body(await read_json(request, service.limits))
     is_streaming, generate_request, origins = body.get_bool("stream"), parse_request(body), tool_origins(body)
-    headers = extension_headers(body)
+    settings, headers = echo_settings(body), extension_headers(body)
     if generate_request is None:  # a client checks the connection
-        return empty_response(service, body, is_streaming, headers)
+        builder = ResponseBuilder(service.pool.resolve(body.get_text("model")).name, settings, origins)
+        return empty_response(builder, service, is_streaming, headers)
     stream = await service.start(generate_request, parse_keep_alive(body))
-    headers = extension_headers(body, stream)
+    builder, headers = ResponseBuilder(stream.name, settings, origins), extension_headers(body, stream)
     if is_streaming:
-        return EventStream(stream_events(stream, origins), service.limits, headers, stream.close)
-    return await respond_when_done(request, complete_response(stream, origins), headers, stream.close)
+        return EventStream(stream_events(stream, builder), service.limits, headers, stream.close)
+    return await respond_when_done(request, complete_response(stream, builder), headers, stream.close)
 
 
 def parse_request(body: Body) -> GenerateRequest | None:
@@ -81,97 +83,141 @@ def parse_request(body: Body) -> GenerateRequest | None:
     return GenerateRequest(body.get_text("model"), [messages], options)
 
 
-def empty_response(service: Service, body: Body, is_streaming: bool, headers: dict[str, str]) -> Response:
-    """Respond to a request with empty input, by which clients check the connection."""
-    name = service.pool.resolve(body.get_text("model")).name
-    result = format_response(name, new_id("resp_"), "completed", [], format_usage(Usage()))
-    if not is_streaming:
-        return json_response(result, headers=headers)
+def echo_settings(body: Body) -> dict[str, object]:
+    """Return the settings of a request as a response repeats them, with OpenAI's defaults; nothing is stored.
 
-    async def events() -> AsyncGenerator[bytes]:
-        for number, event_type in enumerate(("response.created", "response.completed")):
-            yield format_event({"type": event_type, "sequence_number": number, "response": result}, event_type)
-
-    return EventStream(events(), service.limits, headers)
-
-
-async def complete_response(stream: ResponseStream, origins: Origins) -> dict[str, object]:
-    """Collect the complete response."""
-    blocks, reason = await collect_blocks(stream)
-    names = [new_id("item_") for _ in blocks.all]
-    return final_response(stream, new_id("resp_"), blocks, names, origins, reason)
-
-
-def final_response(
-    stream: ResponseStream, id: str, blocks: Blocks, names: Sequence[str], origins: Origins, reason: str
-) -> dict[str, object]:
-    """Format a response that has ended."""
-    status = "incomplete" if reason == "length" else "completed"
-    statuses = ["completed" if block is not blocks.all[-1] else status for block in blocks.all]
-    items = [format_item(*block, origins) for block in zip(blocks.all, names, statuses, strict=True)]
-    return format_response(stream.name, id, status, items, format_usage(stream.usage))
-
-
-def format_response(model: str, id: str, status: str, output: Sequence[object], usage: object) -> dict[str, object]:
-    incomplete_details = {"reason": "max_output_tokens"} if status == "incomplete" else None
+    Raises UsageError for metadata that are no object.
+    """
+    text, reasoning = body.get_mapping("text") or {}, body.get_mapping("reasoning") or {}
+    parallel = body.get_optional_bool("parallel_tool_calls")
     return {
-        "id": id, "object": "response", "created_at": int(time()), "status": status, "model": model,
-        "output": output, "usage": usage, "error": None, "incomplete_details": incomplete_details, "instructions": None,
-        "metadata": {}, "parallel_tool_calls": True, "temperature": None, "top_p": None, "tool_choice": "auto",
-        "tools": [], "store": False,
+        "background": False, "instructions": body.get("instructions"),
+        "max_output_tokens": body.get_limit("max_output_tokens"), "max_tool_calls": None,
+        "metadata": body.get_mapping("metadata") or {}, "parallel_tool_calls": parallel is not False,
+        "previous_response_id": None, "prompt_cache_key": body.get("prompt_cache_key"),
+        "reasoning": {"effort": None, "summary": None, **reasoning}, "safety_identifier": body.get("safety_identifier"),
+        "service_tier": "default", "store": False, "temperature": body.get("temperature"),
+        "text": {"format": {"type": "text"}, **{name: value for name, value in text.items() if value is not None}},
+        "tool_choice": body.get("tool_choice") or "auto", "tools": body.get_list("tools") or [], "top_logprobs": 0,
+        "top_p": body.get("top_p"), "truncation": body.get("truncation") or "disabled", "user": body.get("user"),
     }  # fmt: skip
 
 
-async def stream_events(stream: ResponseStream, origins: Origins) -> AsyncGenerator[bytes]:
-    """Yield the response as server-sent events."""
-    blocks, reason, id, names, number = Blocks(), "", new_id("resp_"), list[str](), 0
+class ResponseBuilder:
+    """Builds a response and all its events, so that whole and streamed responses say the same.
 
-    def numbered(events: Iterator[Event]) -> Iterator[bytes]:
-        nonlocal number
-        for item_event in events:
-            yield format_event({**item_event, "sequence_number": number}, str(item_event["type"]))
-            number += 1
+    Attributes:
+        model: its name.
+    """
 
-    started = format_response(stream.name, id, "in_progress", [], None)
-    try:
+    def __init__(self, model: str, settings: Mapping[str, object], origins: Origins):
+        """Begin a response.
+
+        settings: as a response repeats them.  origins: the client's tools, by the names that the model calls.
+        """
+        self.model = model
+        self._settings, self._origins = settings, origins
+        self._id, self._created_at = new_id("resp_"), int(time())
+        self._blocks, self._names, self._items = Blocks(), list[str](), list[object]()
+
+    def begin(self) -> Iterator[Event]:
+        """Yield the events of a response that begins."""
         for event_type in ("response.created", "response.in_progress"):
-            for line in numbered(iter([{"type": event_type, "response": started}])):
-                yield line
-        async for _, token_event in stream.events():
-            changes = [change for part in token_event.parts for change in blocks.take(part)]
-            reason = token_event.finish_reason or reason
-            for line in numbered(event for change in changes for event in format_events(change, names, origins)):
-                yield line
-        for line in numbered(event for change in blocks.end() for event in format_events(change, names, origins)):
-            yield line
-        result = final_response(stream, id, blocks, names, origins, reason)
-        for line in numbered(iter([{"type": f"response.{result['status']}", "response": result}])):
-            yield line
-    except Exception as error:
+            yield {"type": event_type, "response": self._format("in_progress")}
+
+    def take(self, part: TextPart) -> Iterator[Event]:
+        """Yield the events of a part of the answer."""
+        for change in self._blocks.take(part):
+            yield from self._events_of(change, "")
+
+    def end(self, reason: str, usage: Usage) -> Iterator[Event]:
+        """Yield the events of the end; reason: the finish reason."""
+        for change in self._blocks.end():
+            yield from self._events_of(change, reason)
+        status = "incomplete" if reason == "length" else "completed"
+        yield {"type": f"response.{status}", "response": self._format(status, usage)}
+
+    def fail(self, error: Exception) -> Event:
+        """Return the event of a failure."""
         fields = error_fields(error)
-        failed = {**started, "status": "failed", "error": {**fields, "code": fields["code"] or "server_error"}}
-        for line in numbered(iter([{"type": "response.failed", "response": failed}])):
-            yield line
+        failed = self._format("failed") | {"error": {**fields, "code": fields["code"] or "server_error"}}
+        return {"type": "response.failed", "response": failed}
+
+    def _format(self, status: str, usage: Usage | None = None) -> dict[str, object]:
+        incomplete_details = {"reason": "max_output_tokens"} if status == "incomplete" else None
+        return {
+            "id": self._id, "object": "response", "created_at": self._created_at, "status": status,
+            "model": self.model, "output": [*self._items], "usage": usage and format_usage(usage), "error": None,
+            "incomplete_details": incomplete_details, **self._settings,
+        }  # fmt: skip
+
+    def _events_of(self, change: Change, reason: str) -> Iterator[Event]:
+        """Yield the events of a change of a block; reason: the finish reason if the answer ends here."""
+        action, block, _ = change
+        if action == OPEN:
+            self._names.append(new_id("item_"))
+            item = format_item(block, self._names[-1], "in_progress", self._origins, has_content=False)
+            yield {"type": "response.output_item.added", "output_index": block.index, "item": item}
+        fields = {"item_id": self._names[block.index], "output_index": block.index}
+        if block.kind == CALL:
+            yield from format_call_events(change, fields, self._origins)
+        else:
+            yield from format_text_events(change, {**fields, "content_index": 0})
+        if action == CLOSE:
+            status = "incomplete" if reason == "length" or block.is_truncated else "completed"
+            self._items.append(format_item(block, self._names[block.index], status, self._origins))
+            yield {"type": "response.output_item.done", "output_index": block.index, "item": self._items[-1]}
+
+
+def empty_response(builder: ResponseBuilder, service: Service, is_streaming: bool, headers: dict[str, str]) -> Response:
+    """Respond to a request with empty input, by which clients check the connection."""
+    events = [*builder.begin(), *builder.end("stop", Usage())]
+    if not is_streaming:
+        return json_response(events[-1]["response"], headers=headers)
+
+    async def lines() -> AsyncGenerator[bytes]:
+        for number, event in enumerate(events):
+            yield format_numbered(event, number)
+
+    return EventStream(lines(), service.limits, headers)
+
+
+def format_numbered(event: Event, number: int) -> bytes:
+    return format_event({**event, "sequence_number": number}, str(event["type"]))
+
+
+async def response_events(stream: ResponseStream, builder: ResponseBuilder) -> AsyncGenerator[Event]:
+    """Yield the events of a response, the whole one last, and close the stream. Raises LocalllmError."""
+    reason = ""
+    try:
+        for event in builder.begin():
+            yield event
+        async for _, token_event in stream.events():
+            reason = token_event.finish_reason or reason
+            for part in token_event.parts:
+                for event in builder.take(part):
+                    yield event
+        for event in builder.end(reason, stream.usage):
+            yield event
     finally:
         await stream.close()
 
 
-def format_events(change: Change, names: list[str], origins: Origins) -> Iterator[Event]:
-    """Yield the events of a change of a block; names: ids of the items, extended by new ones."""
-    action, block, _ = change
-    if action == OPEN:
-        names.append(new_id("item_"))
-        item = format_item(block, names[-1], "in_progress", origins, has_content=False)
-        yield {"type": "response.output_item.added", "output_index": block.index, "item": item}
-    fields = {"item_id": names[block.index], "output_index": block.index}
-    if block.kind == CALL:
-        yield from format_call_events(change, fields, origins)
-    else:
-        yield from format_text_events(change, {**fields, "content_index": 0})
-    if action == CLOSE:
-        status = "incomplete" if block.is_truncated else "completed"
-        item = format_item(block, names[block.index], status, origins)
-        yield {"type": "response.output_item.done", "output_index": block.index, "item": item}
+async def complete_response(stream: ResponseStream, builder: ResponseBuilder) -> object:
+    """Return the complete response."""
+    return [event async for event in response_events(stream, builder)][-1]["response"]
+
+
+async def stream_events(stream: ResponseStream, builder: ResponseBuilder) -> AsyncGenerator[bytes]:
+    """Yield the response as server-sent events."""
+    number = 0
+    async with aclosing(response_events(stream, builder)) as events:
+        try:
+            async for event in events:
+                yield format_numbered(event, number)
+                number += 1
+        except Exception as error:
+            yield format_numbered(builder.fail(error), number)
 
 
 def format_call_events(change: Change, fields: Event, origins: Origins) -> Iterator[Event]:

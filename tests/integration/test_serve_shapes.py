@@ -167,7 +167,15 @@ def test_a_text(served: Served):
 RESPONSE = {
     "id": "resp_*", "object": "response", "created_at": 0, "model": "scripted", "error": None,
     "incomplete_details": None, "instructions": None, "metadata": {}, "parallel_tool_calls": True, "temperature": None,
-    "top_p": None, "tool_choice": "auto", "tools": [], "store": False,
+    "top_p": None, "tool_choice": "auto", "tools": [], "store": False, "background": False, "max_output_tokens": None,
+    "max_tool_calls": None, "previous_response_id": None, "prompt_cache_key": None, "safety_identifier": None,
+    "reasoning": {"effort": None, "summary": None}, "service_tier": "default", "text": {"format": {"type": "text"}},
+    "top_logprobs": 0, "truncation": "disabled", "user": None,
+}  # fmt: skip
+SETTINGS = {
+    "instructions": "Be short.", "metadata": {"a": "b"}, "parallel_tool_calls": False, "temperature": 0.5, "top_p": 0.9,
+    "tool_choice": "required", "tools": [{"type": "custom", "name": "t"}], "max_output_tokens": 5, "truncation": "auto",
+    "prompt_cache_key": "k", "safety_identifier": "s", "user": "u",
 }  # fmt: skip
 TEXT = {"type": "output_text", "text": "So", "annotations": [], "logprobs": []}
 ITEMS = [
@@ -180,7 +188,8 @@ ITEMS = [
 def test_a_response(served: Served):
     found = told(served.post("/v1/responses", {"input": "all", "tools": FLAT_TOOLS}))
     used = found.pop("usage")
-    assert found == {**RESPONSE, "status": "completed", "output": [{**item, "status": "completed"} for item in ITEMS]}
+    items = [{**item, "status": "completed"} for item in ITEMS]
+    assert found == {**RESPONSE, "tools": FLAT_TOOLS, "status": "completed", "output": items}
     cached, thought = used["input_tokens_details"]["cached_tokens"], used["output_tokens_details"]["reasoning_tokens"]
     assert used == {
         "input_tokens": used["input_tokens"], "output_tokens": used["output_tokens"],
@@ -199,7 +208,7 @@ def test_a_response_in_pieces(served: Served):
     names = re.findall(r"^event: (.*)$", reply.body.decode(), re.MULTILINE)
     assert names == [event["type"] for event in reply.events]
     begun, going, *events, done = together(reply.events)
-    first = {**RESPONSE, "status": "in_progress", "output": [], "usage": None}
+    first = {**RESPONSE, "tools": FLAT_TOOLS, "status": "in_progress", "output": [], "usage": None}
     assert begun == {"type": "response.created", "response": first}
     assert going == {"type": "response.in_progress", "response": first}
     assert done["type"] == "response.completed" and done["response"]["usage"]["total_tokens"] > 50
@@ -229,6 +238,42 @@ def test_a_response_in_pieces(served: Served):
             {"type": "response.output_item.done", "output_index": index, "item": {**item, "status": "completed"}}
         )
     assert events == expected
+
+
+@pytest.mark.parametrize("is_streaming", [False, True])
+@pytest.mark.parametrize("asked", ["short", ""])
+def test_a_response_repeats_its_settings(served: Served, asked: str, is_streaming: bool):
+    form = {"type": "json_schema", "name": "n", "schema": {"type": "object"}, "strict": True}
+    for more, expected in (
+        (SETTINGS, SETTINGS),
+        ({"text": {"format": form}, "reasoning": {"effort": "low"}},
+         {"text": {"format": form}, "reasoning": {"effort": "low", "summary": None}}),
+    ):  # fmt: skip
+        reply = served.post("/v1/responses", {"input": asked, "stream": is_streaming, **more})
+        responses = [e["response"] for e in reply.events if "response" in e] if is_streaming else [reply.json]
+        for response in responses:
+            assert {name: response[name] for name in expected} == expected
+        assert len({(response["id"], response["created_at"]) for response in responses}) == 1
+
+
+@pytest.mark.parametrize("limit", [1, 3, 12, 40])
+def test_an_item_is_the_same_in_its_event_and_in_the_whole(served: Served, limit: int, monkeypatch: pytest.MonkeyPatch):
+    """Also where the answer is cut: in reasoning, in the text or in a call; and the time does not go on."""
+    times = iter(range(1000))
+    monkeypatch.setattr("localllm.server.openai_responses.time", lambda: next(times))
+    body = {"input": "all", "tools": FLAT_TOOLS, "max_output_tokens": limit, "temperature": 0}
+    *_, last = (events := served.post("/v1/responses", {**body, "stream": True}).events)
+    done = [event["item"] for event in events if event["type"] == "response.output_item.done"]
+    assert done == last["response"]["output"] and last["type"] == f"response.{last['response']['status']}"
+    assert len({event["response"]["created_at"] for event in events if "response" in event}) == 1
+    whole = served.post("/v1/responses", body).json
+    keys = ("type", "status", "content", "arguments")
+    assert [[item.get(key) for key in keys] for item in whole["output"]] == [
+        [item.get(key) for key in keys] for item in done
+    ]
+    assert (whole["status"], whole["incomplete_details"]) == tuple(
+        last["response"][key] for key in ("status", "incomplete_details")
+    )
 
 
 # ---- Anthropic's messages: https://docs.anthropic.com/en/api/messages

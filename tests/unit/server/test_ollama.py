@@ -7,6 +7,7 @@ from served import Reply, Served, prompt_of_latest, scripted, serving
 from tiny_model import write_tiny_model
 
 from localllm.errors import UsageError
+from localllm.files.gguf.file import GGUFFile
 from localllm.server.fields import Body
 from localllm.server.model_pool import NameOptions
 from localllm.server.ollama_chat import parse_request
@@ -126,6 +127,30 @@ def test_models_are_listed_and_described(served: Served):
     assert "insert" not in served.post("/api/show", {"name": "guide"}).json["capabilities"]
     assert served.post("/api/show", {"model": "nobody"}).json["error"].startswith("model 'nobody' not found")
     assert served.get("/api/version").json["version"].count(".") == 2
+
+
+def test_a_model_is_shown_with_its_arrays_on_request(served: Served):
+    brief, whole = (served.post("/api/show", {"model": "fim", "verbose": verbose}).json for verbose in (False, True))
+    with GGUFFile.open(served.service.pool.entries["fim"].path) as file:
+        tokens, count = file.metadata["tokenizer.ggml.tokens"], len(file.tensors)
+        shape = [*reversed(file.tensors["token_embd.weight"].shape)]
+    assert brief["model_info"]["tokenizer.ggml.tokens"] == [] and "tensors" not in brief
+    assert whole["model_info"]["tokenizer.ggml.tokens"] == tokens and len(whole["tensors"]) == count
+    assert {"name": "token_embd.weight", "type": "F32", "shape": shape} in whole["tensors"]
+    assert brief["model_info"].keys() == whole["model_info"].keys()
+    same = ("template", "details", "capabilities", "modified_at", "modelfile", "parameters")
+    assert [brief[key] for key in same] == [whole[key] for key in same]
+
+
+@pytest.mark.parametrize("is_streaming", [False, True])
+def test_a_raw_answer_has_no_context(served: Served, is_streaming: bool):
+    for is_raw in (False, True):
+        body = {"model": "scripted", "prompt": "think", "raw": is_raw, "options": {"num_predict": 2}}
+        last = json.loads(served.post("/api/generate", {**body, "stream": is_streaming}).body.splitlines()[-1])
+        assert last["done"] and ("context" in last) is not is_raw
+    for more in ({"system": "Be short."}, {"context": [1]}):
+        reply = served.post("/api/generate", {"model": "scripted", "prompt": "x", "raw": True, **more})
+        assert reply.status == 400 and reply.json["error"].startswith("raw should be without system and context")
 
 
 def test_models_are_opened_and_unloaded(served: Served):

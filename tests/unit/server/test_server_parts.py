@@ -66,6 +66,7 @@ from localllm.server.openai_chat import stream_chunks as streamed_chat
 from localllm.server.openai_completions import MAX_PROMPTS, parse_prompts
 from localllm.server.openai_completions import parse_request as parse_completion_request
 from localllm.server.openai_completions import stream_chunks as streamed_texts
+from localllm.server.openai_responses import ResponseBuilder
 from localllm.server.openai_responses import parse_request as question_of_responses
 from localllm.server.openai_responses import stream_events as streamed_response
 from localllm.server.page import keep_stored_details
@@ -673,7 +674,7 @@ def test_streams_tell_what_broke(words: tuple[str, ...]):
         said = [each for each in before if each.get("type") not in ("message_start", "ping")]  # at once
         assert last == end and bool(said) == bool(words) and broken.closed == 1
     broken = Broken(*words)
-    found = lines_of(streamed_response(broken, {}))
+    found = lines_of(streamed_response(broken, ResponseBuilder("m", {}, {})))
     assert [each["sequence_number"] for each in found] == [*range(len(found))] and broken.closed == 1
     assert [each["type"] for each in found[:2]] == ["response.created", "response.in_progress"]
     assert (found[-1]["type"], found[-1]["response"]["status"]) == ("response.failed", "failed")
