@@ -89,6 +89,7 @@ def chat(
       localllm chat model.gguf -c 8192 -ctk q8_0 -ctv q8_0
     """
     from localllm.cli.interactive.conversation import TerminalConversation
+    from localllm.cli.interactive.named_models import opener
     from localllm.cli.interactive.session_choice import (  # here, because `localllm --help` imports chat
         model_of,
         session_name,
@@ -139,7 +140,7 @@ def chat(
         try:
             if prompt:
                 conversation.ask("\n\n".join(require_decodable(text, "-p") for text in prompt))
-            hold(conversation, open_here, typing)
+            hold(conversation, open_here if place else opener(conversation, path or "", open_here), typing)
         finally:
             conversation.leave()
         opening.finish_writes(conversation.model)

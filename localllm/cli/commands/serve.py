@@ -299,11 +299,15 @@ def map_names(models: list[str]) -> list[ServedModel]:
 
 
 def on_disk() -> list[ServedModel]:
-    """Return all local models; the built-in one if there are none."""
+    """Return all local models, also by their aliases that have settings of their own; or else the built-in one."""
     import localllm
+    from localllm.files.settings import load_settings
     from localllm.services.catalogue import models_on_disk
 
     models = [ServedModel(each.name, str(each.path), each.name) for each in models_on_disk() if each.is_whole]
+    paths, settings = {each.name: each.path for each in models}, load_settings()
+    named = {alias: paths[target] for alias, target in settings.aliases.items() if target in paths}
+    models += [ServedModel(alias, path, alias) for alias, path in named.items() if alias in settings.model]
     builtin = "localllm-guide"
     return models or [ServedModel(builtin, str(localllm.builtin_model()), builtin)]
 

@@ -1,15 +1,17 @@
 """Settings of a model's name: on the command line, in the server and in Python."""
 
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from invoked import invoke
+from invoked import Reached, invoke
 from served import scripted, serving
 from tiny_model import write_tiny_model
 
 import localllm
 from localllm import api
+from localllm.cli.interactive.named_models import NameSettings, opener
 from localllm.cli.registry import params_of
 from localllm.errors import UsageError
 from localllm.generation.answer_defaults import AnswerDefaults
@@ -89,6 +91,70 @@ def test_serve_applies_the_settings_of_each_name(named: Path, tiny: str):
     assert setup.names["luigi"].defaults.options.sampling.explicit == {"temperature": 0.0, "top_k": 7}
     assert setup.names["base"].defaults.system is None
     assert [setup.names[name].open_model is None for name in ("base", "mario", "luigi")] == [True, False, True]
+
+
+def test_a_server_of_all_models_has_their_aliases_with_settings(named: Path):
+    with (named / "localllm" / "config.toml").open("a") as file:
+        file.write("[model.elsewhere]\ntemp = 1\n")
+    setup = setup_of()
+    assert setup.paths.keys() == {"base", "mario", "luigi"}
+    assert setup.names["mario"].defaults.system == "You are Mario."
+
+
+class Talk:
+    """The part of a conversation that a change of its model concerns."""
+
+    def __init__(self, options: GenerationOptions, system: str | None):
+        self.options, self.model = options, SimpleNamespace(session=SimpleNamespace(system=system))
+
+    def set(self, options: GenerationOptions) -> None:
+        self.options = options
+
+    def set_system(self, text: str | None) -> None:
+        self.model.session.system = text
+
+
+@pytest.mark.parametrize("typed", [[], ["--temp", "0.5"]])
+def test_a_chat_that_switches_its_model_has_the_settings_of_the_new_name(named: Path, monkeypatch, typed: list[str]):
+    heard = list[Any]()
+
+    def stand_in(conversation: Any, name: str, open_model: Any) -> None:
+        opened = list[Any]()
+        first = NameSettings.of(name)
+        talk: Any = Talk(first.generation, first.system)
+        switch = opener(talk, name, lambda name, engine, template: opened.append((name, engine.context)))
+        for other in ("mario", "luigi", "base"):
+            switch(other)
+            heard.append(
+                (*opened[-1], talk.model.session.system, talk.options.max_tokens, talk.options.sampling.explicit)
+            )
+        talk.set_system("My own.")
+        switch("mario")
+        heard.append(talk.model.session.system)
+
+    temperature = {"temperature": 0.5} if typed else {}
+    invoke_chat(monkeypatch, stand_in, "base", *typed)
+    assert heard == [
+        ("mario", 64, "You are Mario.", 3, {"top_k": 7, **temperature}),
+        ("luigi", None, "In French.", None, {"top_k": 7, "temperature": 0.5 if typed else 0.0}),
+        ("base", None, None, None, {"top_k": 7, **temperature}),
+        "My own.",
+    ]
+
+
+def invoke_chat(monkeypatch: pytest.MonkeyPatch, at_start: Any, *words: str) -> None:
+    """Run `chat` up to where it begins to read questions."""
+    from localllm.cli.commands import chat
+
+    def begin(path: str, **how: Any) -> Any:
+        at_start(None, path, None)
+        raise Reached
+
+    monkeypatch.setattr(chat, "open_for_chat", begin)
+    monkeypatch.setattr(chat, "is_terminal", lambda file: True)
+    monkeypatch.setattr(chat, "exit_on_signals", lambda: None)
+    with pytest.raises(Reached):
+        invoke("chat", *words)
 
 
 def test_serve_applies_the_table_of_the_name_that_it_gives_to_a_model(named: Path, tiny: str):
