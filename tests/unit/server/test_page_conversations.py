@@ -197,6 +197,32 @@ def test_a_name_that_is_taken_is_refused_and_overwrites_nothing(page: Page):
     until(lambda: contents("D2") == ["silver", "SILVER", "more", "MORE"])
 
 
+def test_a_name_that_is_taken_during_an_answer_is_not_overwritten(page: Page):
+    gate = hold(page)
+    page.send("silver")
+    page.save_as("D1")
+    page.until("$('status').textContent.includes('after its answer')")
+    saved("D1", "gold", "GOLD")
+    gate.set()
+    page.until("$('sessions').value === 'D1 2'")
+    assert contents("D1") == ["gold", "GOLD"] and contents("D1 2") == ["silver", "SILVER"]
+    assert page.status == "“D1” exists already; this is saved as “D1 2”."
+
+
+def test_a_name_that_is_given_while_an_answer_is_being_saved_counts(page: Page):
+    page.value(
+        "window.fetch = ((old) => async (path, ...more) => { if (path === 'sessions/silver') "
+        "await new Promise((resolve) => { window.go = resolve; }); return old(path, ...more); })(window.fetch)"
+    )
+    page.ask("silver")
+    page.until("Boolean(window.go)")
+    page.save_as("D1")
+    page.until("current.wish === 'D1'")
+    page.value("window.go()")
+    page.until("$('sessions').value === 'D1'")
+    assert sessions.names() == ["D1"] and contents("D1") == ["silver", "SILVER"]
+
+
 def test_a_conversation_that_was_continued_elsewhere_is_not_overwritten(page: Page):
     saved("C1", "one", "ONE")
     page.reload()
