@@ -72,10 +72,13 @@ class FileHeader(NamedTuple):
     oddities: Oddities
 
 
+SPACES = dict.fromkeys((0xA0, 0x1680, *range(0x2000, 0x200B), 0x202F, 0x205F, 0x3000))  # that paths may have
+
+
 def printable(text: str, limit: int = 100) -> str:
     """Make a text fit for a message: one line without control characters, cut off after `limit` characters."""
     text = text if len(text) <= limit else text[:limit] + "…"
-    return text if text and text.isprintable() else repr(text)
+    return text if text and text.translate(SPACES).isprintable() else repr(text)
 
 
 def read_header(data: mmap.mmap, path: str, needed: Collection[str] = NEEDED) -> FileHeader:

@@ -414,6 +414,8 @@ def test_long_names_in_messages(tmp_path):
     texts = ("a" * 100, "a" * 101, "", "a\n", "a" * 99 + "\n", "a" * 100 + "\n")
     told = ["a" * 100, "a" * 100 + "…", "''", r"'a\n'", "'" + "a" * 99 + r"\n'", "a" * 100 + "…"]
     assert [gguf_header.printable(each) for each in texts] == told and gguf_header.printable("abcd", 3) == "abc…"
+    path = "/a\u3000b\xa0c/é.gguf"
+    assert gguf_header.printable(path) == path and gguf_header.printable("\u2028") == r"'\u2028'"
 
 
 def test_what_is_known_without_decoding(tmp_path):
