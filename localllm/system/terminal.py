@@ -216,8 +216,11 @@ def raw_console_keys(stream: Stream) -> Iterator[bool]:
     if (mode := console_mode(stream)) is None:
         yield False
         return
-    set_console_mode(stream, mode & ~ECHO_AND_LINES)
+    quiet = mode & ~ECHO_AND_LINES
+    _blocks.append((lambda: set_console_mode(stream, mode), lambda: set_console_mode(stream, quiet)))
+    set_console_mode(stream, quiet)
     try:
         yield True
     finally:
         set_console_mode(stream, mode)
+        _blocks.pop()

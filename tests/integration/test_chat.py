@@ -212,6 +212,10 @@ def test_control_bytes_are_no_text_on_a_dumb_terminal(talk):
     chat.expect("ABCD\t\u3000EF\r\n")
 
 
+def test_control_bytes_of_a_paste_are_no_text(chat: Terminal):
+    assert "ABC" in chat.press("\x1b[200~a\x01\x1b[31mb\x1b[0mc\x00\x1b[201~\r").splitlines()
+
+
 def test_lines_typed_during_an_answer_stay_apart_on_a_dumb_terminal(talk):
     chat = talk(TERM="dumb", timeout=20)
     chat.expect("> ")

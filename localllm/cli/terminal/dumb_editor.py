@@ -107,6 +107,11 @@ class DumbLines:
         return True
 
 
+def without_controls(text: str) -> str:
+    """Return a text without escape sequences and control characters, except tab and newline."""
+    return "".join(each for each in SEQUENCE.sub("", text) if category(each) != "Cc" or each in "\n\t")
+
+
 def length_after_erasing(text: str, key: str) -> int:
     """Return how many characters remain after an erase key."""
     if key == ERASE_LINE:

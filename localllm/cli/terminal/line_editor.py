@@ -15,7 +15,7 @@ from prompt_toolkit.key_binding import KeyBindings, KeyPressEvent
 from prompt_toolkit.key_binding.bindings.search import accept_search_and_accept_input
 from prompt_toolkit.output import DummyOutput, Output, create_output
 
-from localllm.cli.terminal.dumb_editor import DumbLines
+from localllm.cli.terminal.dumb_editor import DumbLines, without_controls
 from localllm.cli.terminal.history import FileHistory
 from localllm.cli.terminal.output import exit_on_signals, has_colour, is_dumb, is_terminal
 from localllm.system.processes import can_handle_in_loop, fatal_signals
@@ -58,7 +58,7 @@ class LineEditor:
             exit_on_signals()
         if self._signal:
             raise SystemExit(128 + self._signal)
-        return without_quotes(text)
+        return without_quotes(without_controls(text))
 
     def _end_on_signals(self) -> None:
         """Let the event loop handle signals between two of its callbacks.
