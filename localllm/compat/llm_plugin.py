@@ -33,10 +33,9 @@ def model_names() -> list[str]:
 @cache
 def open_once(name: str) -> "Model":
     """Open a model and keep it open in this process. Raises LocalllmError."""
-    from localllm.api import open_model
-    from localllm.services.catalogue import resolve
+    from localllm.services.open_by_name import open_model
 
-    return open_model(resolve(name))
+    return open_model(name)
 
 
 @llm.hookimpl  # type: ignore[untyped-decorator]
