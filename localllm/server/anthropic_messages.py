@@ -231,7 +231,7 @@ def find_stop_reason(
     stop_string = stream.stop_string()
     if stop_string in generate_request.options.stop:
         return "stop_sequence", stop_string
-    if reason == "length":
+    if reason in ("length", ""):  # "": nothing was asked for
         return "max_tokens", None
     return ("tool_use" if blocks.has_calls else "end_turn"), None
 

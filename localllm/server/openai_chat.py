@@ -171,6 +171,9 @@ async def stream_chunks(stream: ResponseStream, query: GenerateRequest, wants_us
             if token_event.finish_reason:
                 choices[number].finish_reason = token_event.finish_reason
                 yield chunk(number, {}, choices[number].reason)
+        for number in range(query.n * len(query.prompts)):
+            if number not in choices:  # nothing was asked for
+                yield chunk(number, {"role": "assistant", "content": ""}, "length")
         if wants_usage:
             yield format_event({**base, "choices": [], "usage": format_usage(stream.usage)})
         yield DONE

@@ -5,6 +5,7 @@
 """
 
 import asyncio
+from collections import Counter
 from collections.abc import AsyncGenerator, Sequence
 from typing import TYPE_CHECKING, TypedDict
 
@@ -201,25 +202,36 @@ async def stream_chunks(
 ) -> AsyncGenerator[bytes]:
     """Yield the response as server-sent chunks."""
     base, usage = response_head(stream, *TEXT), {"usage": None} if wants_usage else {}
+    unfinished = dict.fromkeys(range(query.n * len(query.prompts)))
+    lengths, has_text = Counter[int](), set[int]()
+
+    def chunk(index: int, text: str, tokens: list[LikelyToken], reason: str | None) -> bytes:
+        logprobs = format_logprobs(tokens, stream, query, lengths[index])
+        lengths[index] += sum(map(len, logprobs["tokens"])) if logprobs else 0
+        choice: TextChoice = {"index": index, "text": text, "logprobs": logprobs, "finish_reason": reason}
+        return format_event({**base, "choices": [choice], **usage})
+
     try:
-        for number, prompt in enumerate(await echo_prompts(stream, query.top_logprobs) if has_echo else ()):
-            for index in range(number * query.n, (number + 1) * query.n):
-                logprobs = format_logprobs([], stream, query)
-                empty: TextChoice = {"index": index, "text": "", "logprobs": logprobs, "finish_reason": None}
-                add_prompt(empty, prompt, stream, query)
-                yield format_event({**base, "choices": [empty], **usage})
-        async for number, token_event in stream.events():
-            text = "".join(text for _, text in token_event.parts)
-            if not (text or token_event.logprob or token_event.finish_reason):
-                continue
-            logprobs = format_logprobs([token_event.logprob] if token_event.logprob else [], stream, query)
-            choice = {
-                "index": number,
-                "text": text,
-                "logprobs": logprobs,
-                "finish_reason": token_event.finish_reason or None,
-            }
-            yield format_event({**base, "choices": [choice], **usage})
+        prompts = await echo_prompts(stream, query.top_logprobs) if has_echo else []
+        for index in unfinished if has_echo else ():
+            logprobs = format_logprobs([], stream, query)
+            empty: TextChoice = {"index": index, "text": "", "logprobs": logprobs, "finish_reason": None}
+            add_prompt(empty, prompts[index // query.n], stream, query)
+            lengths[index] = sum(map(len, empty["logprobs"]["tokens"])) if empty["logprobs"] else 0
+            yield format_event({**base, "choices": [empty], **usage})
+        async for index, token_event in stream.events():
+            text, reason = "".join(text for _, text in token_event.parts), token_event.finish_reason or None
+            tokens = [token_event.logprob] if token_event.logprob else []
+            if text:
+                has_text.add(index)
+            if reason:
+                del unfinished[index]
+            if reason == "stop" and has_echo and index not in has_text and (end := prompts[index // query.n].end):
+                tokens.append(end)  # as in `add_prompt`
+            if text or tokens or reason:
+                yield chunk(index, text, tokens, reason)
+        for index in unfinished:  # nothing was asked for
+            yield chunk(index, "", [], "length")
         if wants_usage:
             yield format_event({**base, "choices": [], "usage": format_usage(stream.usage)})
         yield DONE
@@ -229,11 +241,16 @@ async def stream_chunks(
         await stream.close()
 
 
-def format_logprobs(tokens: list[LikelyToken], stream: ResponseStream, query: GenerateRequest) -> Logprobs | None:
-    """Format the log probabilities of a choice; None if they were not requested."""
+def format_logprobs(
+    tokens: list[LikelyToken], stream: ResponseStream, query: GenerateRequest, offset: int = 0
+) -> Logprobs | None:
+    """Format the log probabilities of a choice; None if they were not requested.
+
+    offset: number of characters before the tokens.
+    """
     if query.top_logprobs is None:
         return None
-    tokenizer, offset, offsets = stream.model.tokenizer, 0, list[int]()
+    tokenizer, offsets = stream.model.tokenizer, list[int]()
     texts = [token_bytes(token.chosen.token, tokenizer).decode(errors="replace") for token in tokens]
     for text in texts:
         offsets.append(offset)

@@ -197,7 +197,7 @@ async def response_events(stream: ResponseStream, builder: ResponseBuilder) -> A
             for part in token_event.parts:
                 for event in builder.take(part):
                     yield event
-        for event in builder.end(reason, stream.usage):
+        for event in builder.end(reason or "length", stream.usage):
             yield event
     finally:
         await stream.close()

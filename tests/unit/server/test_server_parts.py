@@ -663,7 +663,7 @@ def lines_of(stream: Any) -> list[Any]:
 @pytest.mark.parametrize("words", [(), ("a",)])
 def test_streams_tell_what_broke(words: tuple[str, ...]):
     """As each interface does, behind what came; the answer is closed."""
-    question: Any = SimpleNamespace(top_logprobs=None)
+    question: Any = SimpleNamespace(top_logprobs=None, n=1, prompts=[1])
     told = openai_error(ModelError("it broke"))
     for streamed, end in (
         (lambda one: streamed_chat(one, question, True), told), (lambda one: streamed_texts(one, question, True), told),
