@@ -49,8 +49,14 @@ def settings_of(settings: Settings, model: str, stored: "StoredModel | None" = N
 def tables_of(settings: Settings, model: str) -> list[str]:
     """List the [model.NAME] tables of a name: of what it is an alias for, and its own."""
     served, model = split_served(model)
-    names = dict.fromkeys((settings.aliases.get(model, model), model, *filter(None, [served])))
-    return [table for name in names for table in settings.model if name in (table, os.path.expanduser(table))]
+    names = dict.fromkeys(map(shortest, (settings.aliases.get(model, model), model, *filter(None, [served]))))
+    tables = {table: (shortest(table), os.path.expanduser(table)) for table in settings.model}
+    return [table for name in names for table, spellings in tables.items() if name in spellings]
+
+
+def shortest(name: str) -> str:
+    """Return a name without what Ollama's names may omit."""
+    return name.removeprefix("ollama:").removesuffix(":latest")
 
 
 def split_served(text: str) -> tuple[str, str]:

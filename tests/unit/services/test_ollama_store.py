@@ -103,8 +103,9 @@ def test_config_toml_wins_over_the_store(put: Put, tmp_path: Path, monkeypatch, 
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
     (tmp_path / "localllm").mkdir()
     (tmp_path / "localllm" / "config.toml").write_text("[defaults]\ntop-k = 4\n[model.tuned]\ntemp = 0.1\n")
-    rows = {line.split(" ")[0]: line for line in cli("config", "run", "tuned")[1].splitlines()}
-    assert "config.toml, line 4" in rows["--temp"] and "Ollama's store" in rows["--top-k"]
+    for name in ("tuned", "tuned:latest", "ollama:tuned"):
+        rows = {line.split(" ")[0]: line for line in cli("config", "run", name)[1].splitlines()}
+        assert "config.toml, line 4" in rows["--temp"] and "Ollama's store" in rows["--top-k"]
 
 
 @pytest.mark.parametrize(
