@@ -27,8 +27,8 @@ def open_model(path: str | os.PathLike[str], *arguments: Any, **options: Any) ->
         model = api.open_model(path, *arguments, **options)
     else:
         resolved, values = resolve(path), values_of(path)
-        given = {*options, *list(inspect.signature(api.open_model).parameters)[1 : 1 + len(arguments)]}
-        options |= {name: value for name, value in values.opening.items() if name not in given}
+        explicit = {*options, *list(inspect.signature(api.open_model).parameters)[1 : 1 + len(arguments)]}
+        options |= {name: value for name, value in values.opening.items() if name not in explicit}
         model = api.open_model(resolved, *arguments, **options)
         model.session.defaults = values.defaults.over(model.session.defaults)
         is_chosen = bool(options.get("chat_template"))

@@ -61,8 +61,8 @@ def test_reasoning_at_the_beginning_of_an_answer_is_cut_as_the_template_does(tok
     template = ChatTemplate(CUTTING)
     answer = {"role": "assistant", "content": "<think>\nHm </think>\n\nYes, </think> ends it."}
     assert prompt_of(tokenizer, template, [answer]) == "[assistant]\n\nYes, </think> ends it."
-    told = {**answer, "reasoning_content": "Hm"}
-    assert prompt_of(tokenizer, template, [told]) == f"[assistant]{answer['content']}"
+    separated = {**answer, "reasoning_content": "Hm"}
+    assert prompt_of(tokenizer, template, [separated]) == f"[assistant]{answer['content']}"
     assert prompt_of(tokenizer, template, [{**answer, "role": "user"}]) == f"[user]{answer['content']}"
 
 
