@@ -39,7 +39,7 @@ from localllm.quantizing.rewrite import check_files, finish
 from localllm.quantizing.splitting import SplitLimits
 from localllm.services.finite_check import dequantize_finite
 from localllm.services.validate import require_valid
-from localllm.system.memory import address_room
+from localllm.system.memory import address_room, describe_limit
 
 TYPE_IN_NAME = re.compile(rf"[-._](?:{'|'.join([*RECIPES, *BY_NAME])})$", re.IGNORECASE)
 
@@ -281,7 +281,8 @@ def write(
     clamped: collects the tensors with weights too large for their format.  log: the tensors that are already encoded.
     """
     if address_room() < COMPILING + threads * THREAD:  # LLVM aborts the process when it gets no memory
-        raise MemoryLimitError("not enough memory to compile the quantization kernels")
+        reason = f"not enough memory to compile the quantization kernels: {describe_limit()}; raise this limit"
+        raise MemoryLimitError(reason)
     widener = Widener({job.tensor.format for job in plan.jobs}, compiling)
     with ExitStack() as stack:
         pipeline = stack.enter_context(SearchAhead(plan.jobs, widener, threads, clamped, log))

@@ -16,7 +16,7 @@ from localllm.errors import LocalllmError, MemoryLimitError
 from localllm.kernels.build.objects import Progress
 from localllm.kernels.machine import Lane
 from localllm.system.cpu import logical_cores
-from localllm.system.memory import address_limit, available_memory
+from localllm.system.memory import address_limit, available_memory, describe_limit
 from localllm.system.pipes import PipeReader
 from localllm.system.processes import detached_options, lower_priority
 
@@ -73,7 +73,7 @@ class Compiler:
         self._errors.thread.join()
         reason = self._errors.last_line() or f"exit code {code}"
         if address_limit() < SHARE:
-            return MemoryLimitError(f"not enough memory to compile the kernels: {reason}")
+            return MemoryLimitError(f"not enough memory to compile the kernels: {describe_limit()} ({reason})")
         return LocalllmError(f"cannot compile the kernels for this computer: {reason}")
 
     def give_way(self) -> None:

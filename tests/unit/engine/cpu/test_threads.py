@@ -542,7 +542,7 @@ def test_why_a_kernel_cannot_be_compiled():
 def test_want_of_memory_while_kernels_are_compiled(monkeypatch):
     """LLVM has many words for it, and aborts, too: what a compiler should find is not there."""
     monkeypatch.setattr(compilers, "address_limit", lambda: 400 << 20)
-    with pytest.raises(MemoryLimitError, match=r"not enough memory to compile the kernels: .*'nonsense'$"):
+    with pytest.raises(MemoryLimitError, match=r"not enough memory to compile the kernels: .*'nonsense'\)$"):
         Library(["add", "nonsense"])
 
 
