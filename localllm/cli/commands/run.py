@@ -15,6 +15,8 @@ from localllm.cli.options.tools import ToolGroup
 from localllm.cli.parameters import explicit_options
 from localllm.cli.terminal.output import is_terminal
 
+OF_CONVERSATIONS = "system", "system_file", "chat_template", "encoding", "no_cache"  # options of prompts
+
 
 def run(
     model: options.OptionalModelName = None,
@@ -72,12 +74,12 @@ def run(
 
 def begins_conversation(one_shot: OneShot) -> bool:
     """Return whether there is a terminal but no prompt, and no option that only a single answer has."""
-    given = one_shot.model, one_shot.endpoint.endpoint, one_shot.follow.session
-    if not (is_terminal(sys.stdin) and is_terminal(sys.stdout)) or all(each is None for each in given):
+    models = one_shot.model, one_shot.endpoint.endpoint, one_shot.follow.session
+    if not (is_terminal(sys.stdin) and is_terminal(sys.stdout)) or all(each is None for each in models):
         return False
     single = [
-        *explicit_options(one_shot.prompt).keys() - {"system", "system_file", "chat_template", "encoding", "no_cache"},
-        *explicit_options(one_shot.output).keys() - {"stats"},
+        *explicit_options(one_shot.prompt).keys() - {*OF_CONVERSATIONS, "no_names", "prompt_first"},
+        *explicit_options(one_shot.output).keys() - {"stats", "force"},
         *explicit_options(one_shot.follow).keys() - {"session"},
         *(name for group in (one_shot.named, one_shot.infill, one_shot.diffusion) for name in explicit_options(group)),
     ]
