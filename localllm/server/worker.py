@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from localllm.errors import LocalllmError, MemoryLimitError
+from localllm.errors import ConstraintError, LocalllmError, MemoryLimitError, UsageError
 from localllm.generation.logprobs import token_logprobs
 from localllm.generation.reasoning import ANSWER, TextPart
 from localllm.generation.request import Completion, Request
@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
 STOPPING = "the server is stopping"
 MAX_WAITING = 256  # queued requests
+_SHOWN = 300  # last characters of an answer in an error
 
 
 class StoppedError(LocalllmError):
@@ -153,7 +154,7 @@ class Worker:
     def _after_step(self, finished: list[Request]) -> None:
         for request in finished:
             if subscriber := self._subscribers.pop(id(request), None):
-                self._events.append((subscriber, request.error))
+                self._events.append((subscriber, request.error and with_text(request.error, request)))
                 self._metrics.record_finished(request)
                 request.listener = None  # breaks the cycle request - listener - subscriber
         with self._condition:
@@ -184,6 +185,14 @@ class Worker:
         self._batch.close()
         if not self._closing:
             self._batch = self._open_batch()
+
+
+def with_text(error: LocalllmError, request: Request) -> LocalllmError:
+    """Add what was written to the error of an answer that could not be ended as its form demands."""
+    text = next((answer.text for answer in request.answers if answer.text), "")
+    if not text or not isinstance(error, UsageError | ConstraintError):
+        return error
+    return type(error)(f"{error}; written so far: {text[-_SHOWN:]!r}")
 
 
 def deliver(events: list[tuple[Subscriber, TokenEvent | LocalllmError | None]]) -> None:

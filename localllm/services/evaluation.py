@@ -19,6 +19,7 @@ from localllm.services.map import Result
 from localllm.services.records import Record
 from localllm.services.tools import confined_python
 
+_SHOWN = 300  # characters of an answer that was cut
 AT_ONCE = 2  # answers graded concurrently: the grader `program` starts processes
 
 
@@ -58,7 +59,7 @@ class Questions:
         id, record = result["id"], result["input"]
         assert isinstance(id, str | int) and isinstance(record, dict)  # as __init__ has checked
         if "error" in result:
-            return id, str(result["error"])
+            return id, str(result["error"]) + (f": {str(result['output'])[:_SHOWN]!r}" if "output" in result else "")
         output = result["output"]
         text = output if isinstance(output, str) else json.dumps(output, ensure_ascii=False)
         return id, GRADERS[self.graders[id]](record, text)

@@ -173,7 +173,7 @@ class PartAnswers:
         file = self._path(f"{key}{digest(''.join(str(record.input) for record in records).encode()[-65536:])}")
         self.files.append(file)
         with JsonlFile(file) as out:
-            outputs = {each["id"]: str(each["output"]) for each in out.records if "output" in each}
+            outputs = {each["id"]: str(each["output"]) for each in out.records if "error" not in each}
             mapping = Mapping(self._model, job, select_unfinished(records, out.records))
             self._show(len(outputs), len(records))
             for record, result in mapping:

@@ -119,9 +119,7 @@ class Mapping:
     def _results(self, finished: "list[Request]") -> list[tuple[Record, Result]]:
         """Return the results of finished requests, and of records that failed before they became requests."""
         failed, self._failed = self._failed, []
-        failed += [(request.key, request.error) for request in finished if request.error]
-        as_text = self._job.json_as_text
-        results = [(request.key, result(request, as_text)) for request in finished if not request.error]
+        results = [(request.key, result(request, self._job.json_as_text)) for request in finished]
         return results + [(record, failure(record, error)) for record, error in failed]
 
     def stop(self) -> None:
@@ -195,12 +193,14 @@ def choice_result(record: Record, choices: "list[Choice]") -> Result:
 def result(request: "Request", json_as_text: bool = False) -> Result:
     """Build the result of an answered record: an error if the answer was cut off within its required format.
 
-    json_as_text: do not parse an answer with a schema.
+    An error has the texts as far as they are written.  json_as_text: do not parse an answer with a schema.
     """
-    constraint = request.task.options.constraint
+    constraint, texts = request.task.options.constraint, [answer.text for answer in request.answers]
+    if request.error:
+        return failure(request.key, request.error, texts)
     if constraint and any(answer.finish_reason == "length" for answer in request.answers):
         problem = f"the answer was cut off before it was {constraint.promise}; raise -n or the context"
-        return failure(request.key, CutError(problem))
+        return failure(request.key, CutError(problem), texts)
     return success(request, json_as_text)
 
 
@@ -235,9 +235,10 @@ def success(request: "Request", json_as_text: bool = False) -> Result:
     }
 
 
-def failure(record: Record, error: LocalllmError) -> Result:
-    """Build the result of a record without an answer."""
-    return {"id": record.id, "error": str(error), "input": record.input}
+def failure(record: Record, error: LocalllmError, texts: Sequence[str] = ()) -> Result:
+    """Build the result of a record without an answer, or with the texts of answers that are not whole."""
+    output = {"output": texts[0] if len(texts) == 1 else [*texts]} if any(texts) else {}
+    return {"id": record.id, "error": str(error), **output, "input": record.input}
 
 
 def in_order(

@@ -61,6 +61,7 @@ class RemoteMapping:
             pool.shutdown(wait=False, cancel_futures=True)
 
     def _answer(self, record: Record) -> Result:
+        answers: list[RemoteAnswer] = []
         try:
             prompt = self._prompts(record)
             answers = self._model.session.candidates(prompt, self._options, self._n)
@@ -68,7 +69,7 @@ class RemoteMapping:
             if constraint and any(answer.finish_reason == "length" for answer in answers):
                 raise CutError(f"the answer was cut off before it was {constraint.promise}; raise max_tokens")
         except LocalllmError as error:
-            return failure(record, error)
+            return failure(record, error, [answer.text for answer in answers])
         return success(record, answers, lambda text: output_of(text, self._options, self._json_as_text))
 
     def stop(self) -> None:

@@ -3,7 +3,9 @@
 import pytest
 
 from localllm.errors import UsageError
+from localllm.services.evaluation import Questions
 from localllm.services.graders import GRADERS, require_gradable
+from localllm.services.records import Record
 from localllm.services.tools.confined_python import reason_against
 
 SCHEMA = {"type": "object", "required": ["a"], "properties": {"a": {"type": "integer"}}}
@@ -66,3 +68,9 @@ def test_records_that_cannot_be_graded(record: dict, message: str):
 def test_an_invalid_schema():
     with pytest.raises(UsageError, match='"schema" is not a JSON schema'):
         GRADERS["json"]({"schema": {"type": "text"}}, "1")
+
+
+def test_the_text_of_a_cut_answer_is_in_its_reason():
+    questions = Questions([Record(1, {"prompt": "a", "answer": "b"})], "exact", "q.jsonl")
+    result = {"id": 1, "error": "cut", "output": '{"a": ', "input": {"prompt": "a", "answer": "b"}}
+    assert questions.grade([result]) == {1: "cut: '{\"a\": '"}

@@ -441,6 +441,7 @@ KEY = Record(7, "Hi")
 TOLD = {"id": 7, "finish_reason": "stop", "prompt_tokens": 3, "completion_tokens": 2, "input": "Hi"}
 BOTH = {**TOLD, "finish_reason": ["stop", "length"], "completion_tokens": [2, 2]}
 CUT = {"id": 7, "error": "the answer was cut off before it was JSON; raise -n or the context", "input": "Hi"}
+BANNED = UsageError("only a banned text could follow here")
 
 
 @pytest.mark.parametrize(
@@ -450,14 +451,20 @@ CUT = {"id": 7, "error": "the answer was cut off before it was JSON; raise -n or
         ([("a", "hm", "stop")], None, {**TOLD, "output": "a", "thinking": "hm"}),
         ([("a", "", "stop"), ("b", "", "length")], None, {**BOTH, "output": ["a", "b"]}),
         ([("a", "", "stop"), ("b", "hm", "length")], None, {**BOTH, "output": ["a", "b"], "thinking": ["", "hm"]}),
-        ([("a", "", "stop")], "JSON", {**TOLD, "output": "a"}), ([("a", "", "length")], "JSON", CUT),
-        ([("a", "", "stop"), ("b", "", "length")], "JSON", CUT),
+        ([("a", "", "stop")], "JSON", {**TOLD, "output": "a"}), ([("a", "", "length")], "JSON", {**CUT, "output": "a"}),
+        ([("", "", "length")], "JSON", CUT),
+        ([("a", "", "stop"), ("b", "", "length")], "JSON", {**CUT, "output": ["a", "b"]}),
         ([("a", "", "length")], None, {**TOLD, "output": "a", "finish_reason": "length"}),
     ],
 )  # fmt: skip
 def test_what_is_told_of_a_record(answers: list[tuple[str, str, str]], constraint: str | None, told: dict[str, Any]):
     promise = constraint and SimpleNamespace(promise=constraint, kind="regex")
     assert result_of(request_of(KEY, *answers, constraint=promise)) == told
+
+
+def test_an_error_in_the_middle_of_an_answer_keeps_its_text():
+    request = request_of(KEY, ("a", "", ""), error=BANNED)
+    assert result_of(request) == {"id": 7, "error": str(BANNED), "output": "a", "input": "Hi"}
 
 
 class Batch:
