@@ -3,6 +3,7 @@
 Source: https://docs.anthropic.com/en/api/messages
 """
 
+import asyncio
 from collections.abc import AsyncGenerator
 from json import loads
 from typing import TYPE_CHECKING
@@ -58,7 +59,7 @@ async def create_message(service: Service, request: Request) -> Response:
     """Answer a conversation."""
     body = Body(await read_json(request, service.limits))
     is_streaming = body.get_bool("stream")
-    generate_request = parse_request(body, body.get_limit("max_tokens"))
+    generate_request = await asyncio.to_thread(parse_request, body, body.get_limit("max_tokens"))
     if body.get("max_tokens") is None:
         raise UsageError("max_tokens is missing")
     stream = await service.start(generate_request, parse_keep_alive(body))
@@ -71,7 +72,7 @@ async def create_message(service: Service, request: Request) -> Response:
 async def count_tokens(service: Service, request: Request) -> Response:
     """Count the tokens of a conversation."""
     body = Body(await read_json(request, service.limits))
-    count = await service.count(parse_request(body, None))
+    count = await service.count(await asyncio.to_thread(parse_request, body, None))
     return json_response({"input_tokens": count}, headers=extension_headers(body))
 
 

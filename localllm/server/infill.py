@@ -38,7 +38,7 @@ async def infill(service: Service, request: Request) -> Response:
     """Generate the text between `input_prefix` with `prompt` and `input_suffix`."""
     body = Body(await read_json(request, service.limits))
     is_streaming, ending = body.get_bool("stream"), parse_ending(body)
-    query = parse_request(body, service.limits.suffix_first)
+    query = await asyncio.to_thread(parse_request, body, service.limits.suffix_first)
     stream = await service.start(query, parse_keep_alive(body))
     headers, middle = extension_headers(body), Middle(stream, ending)
     if is_streaming:

@@ -3,6 +3,7 @@
 Source: https://github.com/ollama/ollama/blob/main/docs/api.md
 """
 
+import asyncio
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import aclosing
 from datetime import UTC, datetime
@@ -160,7 +161,8 @@ async def respond(
     started: float,
 ) -> Response:
     """Respond line by line, or in one object where `stream` is false. started: by `perf_counter`."""
-    is_streaming, query = body.get_optional_bool("stream") is not False, parse_request(body, prompts)
+    is_streaming = body.get_optional_bool("stream") is not False
+    query = await asyncio.to_thread(parse_request, body, prompts)
     stream = await service.start(query, parse_keep_alive(body))
     answer = Answer(stream, query, form, started, perf_counter() - started)
     headers = extension_headers(body, stream)

@@ -3,6 +3,7 @@
 Source: https://platform.openai.com/docs/api-reference
 """
 
+import asyncio
 from collections.abc import AsyncGenerator, Callable, Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
@@ -85,7 +86,7 @@ async def chat_completions(service: Service, request: Request) -> Response:
     body = Body(await read_json(request, service.limits))
     is_streaming, options = body.get_bool("stream"), body.get_object("stream_options")
     wants_usage = options is not None and options.get_bool("include_usage")
-    query = parse_request(body)
+    query = await asyncio.to_thread(parse_request, body)
     stream = await service.start(query, parse_keep_alive(body))
     headers = extension_headers(body, stream)
 

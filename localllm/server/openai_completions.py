@@ -45,7 +45,7 @@ async def completions(service: Service, request: Request) -> Response:
     body = Body(await read_json(request, service.limits))
     is_streaming, options = body.get_bool("stream"), body.get_object("stream_options")
     wants_usage = options is not None and options.get_bool("include_usage")
-    query, has_echo = parse_request(body), body.get_bool("echo")
+    query, has_echo = await asyncio.to_thread(parse_request, body), body.get_bool("echo")
     stream = await service.start(query, parse_keep_alive(body))
     headers = extension_headers(body)
     if is_streaming:

@@ -3,6 +3,7 @@
 Source: https://platform.openai.com/docs/api-reference/responses
 """
 
+import asyncio
 from collections.abc import AsyncGenerator, Iterator, Mapping
 from contextlib import aclosing
 from time import time
@@ -46,7 +47,8 @@ Origins = Mapping[str, Origin]  # the client's tools, by the names that the mode
 async def create_response(service: Service, request: Request) -> Response:
     """Answer a conversation."""
     body = Body(await read_json(request, service.limits))
-    is_streaming, generate_request, origins = body.get_bool("stream"), parse_request(body), tool_origins(body)
+    is_streaming, origins = body.get_bool("stream"), tool_origins(body)
+    generate_request = await asyncio.to_thread(parse_request, body)
     settings, headers = echo_settings(body), extension_headers(body)
     if generate_request is None:  # a client checks the connection
         builder = ResponseBuilder(service.pool.resolve(body.get_text("model")).name, settings, origins)

@@ -5,7 +5,6 @@ from bisect import bisect_left
 from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field, replace
-from functools import lru_cache
 from typing import TYPE_CHECKING, TypeGuard, TypeVar
 
 from localllm.errors import ContextError, UsageError
@@ -292,7 +291,7 @@ def require_known_tokens(ids: Sequence[object], vocab: int, name: str) -> list[i
 
 def require_size(size: int, model: "Model") -> None:
     """Raise ContextError for a prompt of more bytes than could fit the context."""
-    if size > (limit := max_prompt_bytes(model.tokenizer, model.context)):
+    if size > (limit := model.tokenizer.most_bytes(model.context)):
         fitting = f"at most {limit} fit in a context of {model.context} tokens"
         raise ContextError(f"the prompt has {size} bytes, but {fitting}; shorten it")
 
@@ -306,12 +305,6 @@ def count_bytes(prompt: str | list[Message]) -> int:
     """Count the UTF-8 bytes of a prompt's texts, a lower bound of those of the rendered prompt."""
     texts = [prompt] if isinstance(prompt, str) else [texts_of(message.get("content") or "") for message in prompt]
     return sum(len(text.encode(errors="replace")) for text in texts)
-
-
-@lru_cache(maxsize=64)
-def max_prompt_bytes(tokenizer: Tokenizer, context: int) -> int:
-    """Return the most bytes that a prompt in a context of this many tokens can have; cached."""
-    return tokenizer.most_bytes(context)
 
 
 def resolve_prompt_images(prompts: Sequence[Prompt], folders: Sequence[str]) -> list[Prompt]:

@@ -31,6 +31,7 @@ from localllm.generation.constraints.python_types import is_type, schema_of
 from localllm.generation.constraints.schemas import OPTIONS, exact, in_order
 from localllm.generation.constraints.spelling_vocabulary import JSON_MARK
 from localllm.generation.reasoning import REASONING, Thinking
+from localllm.system.long_work import yielding
 from localllm.system.processes import after_fork
 
 if TYPE_CHECKING:
@@ -347,7 +348,8 @@ def matcher_of(constraint: Constraint, tokenizer: "Tokenizer", vocab: int) -> Ma
     if beginning is None:
         with cache.gate(constraint):
             if (beginning := cache.beginnings.get(constraint)) is None:
-                beginning = _begin(cache, constraint, tokenizer, size)
+                with yielding():
+                    beginning = _begin(cache, constraint, tokenizer, size)
                 cache.keep(constraint, beginning)
     return Matcher(beginning.deep_copy(), size, tokenizer)
 

@@ -26,6 +26,7 @@ class GrammarMatcher:
         self._automaton = Automaton(network, trie, self._named)
         self._ends = sorted(tokenizer.end_ids)
         self._configuration = self._automaton.beginning
+        self._automaton.compute_mask(self._configuration)  # which takes longest the first time
         self._has_ended, self._error = False, ""
 
     def deep_copy(self) -> "GrammarMatcher":

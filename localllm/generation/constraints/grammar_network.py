@@ -3,9 +3,10 @@
 States have arcs that read a character or token, or enter a rule. Arcs that no finished text uses are removed.
 """
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from enum import Enum, auto
 from functools import cache, lru_cache
+from time import perf_counter
 from typing import NamedTuple, TypeAlias
 
 from localllm.errors import UsageError
@@ -20,8 +21,10 @@ from localllm.generation.constraints.gbnf import (
     parse_grammar,
 )
 from localllm.generation.constraints.utf8_automaton import DEAD, Utf8Automata
+from localllm.system.long_work import yielding
 
 MOST_STATES = 200_000  # take 0.5 s and 100 MB; the grammar of JSON has 60
+MOST_SECONDS = 30.0  # for each of three steps of building
 _KEPT = 64  # grammars
 
 
@@ -168,21 +171,26 @@ class Network:
 
         Raises UsageError if the grammar matches no text.
         """
-        rules = range(len(self.starts))
-        finite = _grow(rules, lambda rule, known: self._ends[rule] in self._reach(
+        callers: list[set[int]] = [set() for _ in self.starts]
+        for state, arcs in enumerate(self._arcs):
+            for arc in arcs:
+                if arc.kind is Kind.ENTER:
+                    callers[arc.what].add(self._rule_of[state])
+        finite = _grow(lambda rule, known: self._ends[rule] in self._reach(
             rule, lambda arc: arc.what in known if arc.kind is Kind.ENTER else arc.kind is Kind.SKIP or arc.what != DEAD
-            or arc.kind is Kind.TOKEN))  # fmt: skip
+            or arc.kind is Kind.TOKEN), callers)  # fmt: skip
         if self.root not in finite:
             raise UsageError("the grammar cannot be used: it matches no text")
         self._drop(lambda arc: arc.kind is Kind.ENTER and arc.what not in finite)
         self._drop(lambda arc: arc.kind is Kind.READ and arc.what == DEAD)
         ending = self._find_ending()
         self._drop(lambda arc: arc.target not in ending)
-        empty = _grow(rules, lambda rule, known: self._ends[rule] in self._reach(
-            rule, lambda arc: arc.kind is Kind.SKIP or (arc.kind is Kind.ENTER and arc.what in known)))  # fmt: skip
-        nonempty = _grow(rules, lambda rule, known: any(
+        empty = _grow(lambda rule, known: self._ends[rule] in self._reach(
+            rule, lambda arc: arc.kind is Kind.SKIP or (arc.kind is Kind.ENTER and arc.what in known),
+        ), callers)  # fmt: skip
+        nonempty = _grow(lambda rule, known: any(
             arc.kind in (Kind.READ, Kind.TOKEN) or (arc.kind is Kind.ENTER and arc.what in known)
-            for state in self._reach(rule, lambda arc: True) for arc in self._arcs[state]))  # fmt: skip
+            for state in self._reach(rule, lambda arc: True) for arc in self._arcs[state]), callers)  # fmt: skip
         for state, arcs in enumerate(self._arcs):
             entered = [arc for arc in arcs if arc.kind is Kind.ENTER]
             skips = [Arc(Kind.SKIP, 0, arc.target) for arc in entered if arc.what in empty]
@@ -256,25 +264,28 @@ class Network:
         return frozenset(entered)
 
 
-def _grow(rules: Iterable[int], belongs: Callable[[int, set[int]], bool]) -> set[int]:
-    """Compute the smallest set of rules that is closed under `belongs`."""
-    members: set[int] = set()
-    candidates = [*rules][::-1]  # rules usually come before those that they refer to
-    grows = True
-    while grows:
-        grows = False
-        for rule in candidates:
-            if rule not in members and belongs(rule, members):
-                members.add(rule)
-                grows = True
+def _grow(belongs: Callable[[int, set[int]], bool], callers: Sequence[Collection[int]]) -> set[int]:
+    """Compute the smallest set of rules that is closed under `belongs`, which depends on the rules that a rule enters.
+
+    callers: by rule, the rules that enter it. Raises UsageError if it takes too long.
+    """
+    members, end = set[int](), perf_counter() + MOST_SECONDS
+    waiting = dict.fromkeys(range(len(callers)))  # rules usually come before those that they refer to
+    while waiting:
+        if perf_counter() > end:
+            raise UsageError("the grammar takes too long to compile: use fewer rules that refer to each other")
+        rule, _ = waiting.popitem()
+        if rule not in members and belongs(rule, members):
+            members.add(rule)
+            waiting |= dict.fromkeys(caller for caller in callers[rule] if caller not in members)
     return members
 
 
 @lru_cache(_KEPT)
 def build_network(grammar: str) -> Network:
     """Build the network of a grammar in GBNF; cached. Raises UsageError."""
-    rules = parse_grammar(grammar)
     try:
-        return Network(rules)
+        with yielding():
+            return Network(parse_grammar(grammar))
     except RecursionError:
         raise UsageError("the grammar is invalid: its groups are nested too deeply") from None

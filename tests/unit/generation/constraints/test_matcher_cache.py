@@ -1,0 +1,75 @@
+"""Compiled constraints live as long as their tokenizer, and one that takes long stops no other."""
+
+import gc
+import threading
+import weakref
+from typing import Any
+
+import pytest
+from vocabularies import GIVEN, byte_level
+
+from localllm.errors import UsageError
+from localllm.generation.constraints import grammar_network
+from localllm.generation.constraints.constraint import Constraint, matcher_of
+from localllm.generation.constraints.grammar_matcher import GrammarMatcher
+from localllm.generation.constraints.grammar_network import build_network
+from localllm.text.tokenizer import Tokenizer
+
+
+def new_tokenizer() -> Tokenizer:
+    return Tokenizer(byte_level(GIVEN["merges"], "qwen2", (1, 3)))
+
+
+def test_nothing_of_a_tokenizer_lives_after_it():
+    constraints = [
+        Constraint.of_schema({"type": "string"}),
+        Constraint.of_grammar('root ::= "a"'),
+        Constraint.of_regex("a"),
+    ]
+    tokenizer = new_tokenizer()
+    for constraint in constraints:
+        matcher = matcher_of(constraint, tokenizer, tokenizer.vocab_size)
+        matcher.allowed_mask()
+        matcher.expected_tokens()
+    dead = weakref.ref(tokenizer)
+    del tokenizer, matcher
+    gc.collect()
+    assert dead() is None
+
+
+def test_a_grammar_that_takes_long_stops_no_other(monkeypatch: pytest.MonkeyPatch):
+    """Neither of another model nor of the same."""
+    begins, go_on, make = threading.Event(), threading.Event(), GrammarMatcher.__init__
+
+    def slowly(self: GrammarMatcher, grammar: str, *others: Any) -> None:
+        if "slow" in grammar:
+            begins.set()
+            assert go_on.wait(20)
+        make(self, grammar, *others)
+
+    monkeypatch.setattr(GrammarMatcher, "__init__", slowly)
+    first, second = new_tokenizer(), new_tokenizer()
+    slow, quick = Constraint.of_grammar('root ::= "slow"'), Constraint.of_grammar('root ::= "quick"')
+    thread = threading.Thread(target=matcher_of, args=(slow, first, first.vocab_size))
+    thread.start()
+    assert begins.wait(20)
+    for tokenizer in (second, first):
+        assert matcher_of(quick, tokenizer, tokenizer.vocab_size).allowed_mask().any()
+    go_on.set()
+    thread.join(20)
+    assert not thread.is_alive()
+
+
+def test_rules_that_refer_backwards_are_looked_at_once(monkeypatch: pytest.MonkeyPatch):
+    """Not all of them again for each that is found to be finite."""
+    calls, reach = list[int](), grammar_network.Network._reach
+    monkeypatch.setattr(grammar_network.Network, "_reach", lambda self, *given: calls.append(1) or reach(self, *given))
+    rules = [f'r{number} ::= "x" r{number - 1}' for number in range(1, 200)]
+    build_network("\n".join(['r0 ::= "backwards"', *rules, "root ::= r199"]))
+    assert len(calls) < 8 * 200
+
+
+def test_a_grammar_that_takes_too_long_is_refused(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(grammar_network, "MOST_SECONDS", -1.0)
+    with pytest.raises(UsageError, match="takes too long to compile"):
+        build_network('root ::= "too long"')
