@@ -22,7 +22,7 @@ SCRIPT = {
     "think": "<think>Hm, well.</think>It is four.",
 }
 WIDTHS = (390, 1000)
-READY = "$('model').value && $('sessions').value"
+READY = "$('model').value && $('sessions').options.length"
 
 
 class Page:
