@@ -346,7 +346,7 @@ def test_what_a_reader_of_calls_holds_comes_at_the_end(
         *ready, held[0] = held[0] + text
         return [TextPart(ANSWER, "".join(ready))]
 
-    reader = SimpleNamespace(push=push, flush=lambda is_end: [TextPart(ANSWER, held[0])])
+    reader = SimpleNamespace(is_marked=False, push=push, flush=lambda is_end: [TextPart(ANSWER, held[0])])
     calls = SimpleNamespace(reader=lambda: reader, json_reader=lambda: None, shown={}, plain={}, use=ToolUse([]))
     transcript = Transcript(tokenizer.stream(), stops, calls=calls)
     parts = [part for token in tokenizer.encode("abc") for part in transcript.push(token)]

@@ -18,8 +18,8 @@ def here(tiny: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("LOCALLLM_MODELS", str(tmp_path))
     monkeypatch.setattr(ranking, "find_models", lambda name_of: [])
     monkeypatch.setattr(ranking, "measure_bandwidth", lambda: 10e9)
-    monkeypatch.setattr(ranking, "available_memory", lambda: 5_000_000_000)
-    monkeypatch.setattr("localllm.services.fit.available_memory", lambda: 5_000_000_000)
+    monkeypatch.setattr(ranking, "available_memory", lambda mapped=0: 5_000_000_000)
+    monkeypatch.setattr("localllm.services.fit.available_memory", lambda mapped=0: 5_000_000_000)
     return tmp_path
 
 

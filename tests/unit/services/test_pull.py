@@ -732,11 +732,11 @@ def test_fit_on_the_command_line(cli, hub, monkeypatch):
     assert facts["path"] == f"hf:{REPOSITORY}/Tiny-Q8_0.gguf" and facts["longest"] == dict.fromkeys(
         fit_service.TYPES, 512
     )
-    monkeypatch.setattr(fit_service, "available_memory", lambda: 1000)
+    monkeypatch.setattr(fit_service, "available_memory", lambda mapped=0: 1000)
     out = cli("fit", name)[1]
     assert "too much" in out and out.endswith("This model does not fit.\n")
     needed = fit_service.WORKING + facts["weight_bytes"]
-    monkeypatch.setattr(fit_service, "available_memory", lambda: needed + 100 * (2 * 2 * 2 * 16 * 2))
+    monkeypatch.setattr(fit_service, "available_memory", lambda mapped=0: needed + 100 * (2 * 2 * 2 * 16 * 2))
     assert "It fits with 100 tokens (f16), " in cli("fit", name)[1]
 
 

@@ -249,9 +249,9 @@ def test_a_system_message_is_not_lost_behind_a_result(shared):
     assert "[INST]Be brief.\n\nWhat is 2 < 3" in template.render(conversation["messages"], **conversation["variables"])
 
 
-def test_there_are_47_released_templates(shared):
+def test_there_are_48_released_templates(shared):
     assert {path.stem for path in (shared / "templates").glob("*.jinja")} == set(GIVEN["renderings"])
-    assert len(GIVEN["renderings"]) == 47
+    assert len(GIVEN["renderings"]) == 48
 
 
 # What llama.cpp's llama_chat_apply_template writes under each of its names (llama-cpp-python 0.3.36).
