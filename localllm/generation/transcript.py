@@ -70,7 +70,8 @@ class Transcript:
         self._json_reader = calls.json_reader() if calls and form is None else None
         self._token_texts = {**self._thinking.shown, **(calls.shown if calls else {})}
         self._plain = {**self._thinking.plain, **(calls.plain if calls else {})}
-        call = self.reader.trigger if self.reader and self.reader.is_marked else ""
+        interrupts = self._thinking.format and self.reader and self.reader.is_marked
+        call = self.reader.trigger if self.reader and interrupts else ""
         self._decoder, self._stops = decoder.copy(), StopFilter(stops)
         self._splitter = ReasoningParser(self._thinking, call)
         self._distinct = DistinctItems(loads(form.distinct)) if form and form.distinct else None

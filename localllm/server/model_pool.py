@@ -1,6 +1,7 @@
 """The server's models by name: opened on demand, and unloaded when another needs the memory."""
 
 import asyncio
+import gc
 import math
 import os
 from collections.abc import AsyncIterator, Callable, Collection, Iterable, Mapping
@@ -241,6 +242,8 @@ class ModelPool:
         worker, entry.worker = entry.worker, None
         if worker:
             await asyncio.to_thread(close, worker)
+            del worker
+            await asyncio.to_thread(gc.collect)  # a vocabulary is large, and Python would search for it late
 
     def stop_responses(self) -> None:
         """Fail all running and new requests with StoppedError."""

@@ -189,8 +189,10 @@ class Worker:
 
 def with_text(error: LocalllmError, request: Request) -> LocalllmError:
     """Add what was written to the error of an answer that could not be ended as its form demands."""
+    if not isinstance(error, UsageError | ConstraintError):
+        return error
     text = next((answer.text for answer in request.answers if answer.text), "")
-    if not text or not isinstance(error, UsageError | ConstraintError):
+    if not text:
         return error
     return type(error)(f"{error}; written so far: {text[-_SHOWN:]!r}")
 
