@@ -11,11 +11,13 @@ import numpy as np
 import pytest
 import tiny_model
 from project import GOLDENS, ROOT
+from vocabularies import GIVEN, USER_DEFINED, byte_level, with_prefix
 
 from localllm import api, builtin_model
 from localllm.errors import UsageError
+from localllm.generation.constraints.token_mask import AnswerState
 from localllm.generation.constraints.union_matcher import UnionMatcher
-from localllm.generation.reasoning import ANSWER, ESCAPE, TextPart, Thinking
+from localllm.generation.reasoning import ANSWER, ESCAPE, Tags, TextPart, Thinking
 from localllm.generation.tools import tool_call_parser
 from localllm.generation.tools.json_tool_calls import JsonToolCallParser
 from localllm.generation.tools.parameter_forms import anything, form_of
@@ -34,7 +36,9 @@ from localllm.generation.tools.tool_call_format import (
 from localllm.generation.tools.tool_call_parser import ARGUMENTS, CALL, JsonScan, ToolCallParser
 from localllm.generation.tools.tool_grammar import Tool, ToolGrammar, ToolUse
 from localllm.generation.tools.tool_messages import PROBE, as_data, in_format, marks_of_results, with_arguments
+from localllm.generation.transcript import Transcript
 from localllm.text.templates import ChatTemplate
+from localllm.text.tokenizer import Tokenizer
 
 ENDS = [
     "<|im_end|>", "<|eot_id|>", "<|eom_id|>", "</s>", "<|call|>", "<|end_of_text|>", "<turn|>", "<|calls|>",
@@ -700,3 +704,30 @@ def test_long_values_are_searched_once(size: int, monkeypatch: pytest.MonkeyPatc
     scanned.clear()
     parts = [part for character in bare for part in reader.push(TextPart(ANSWER, character))] + reader.flush(True)
     assert [part.kind for part in parts] == [CALL, ARGUMENTS] and sum(scanned) < 3 * size
+
+
+@pytest.mark.parametrize("choice", ["auto", "required"])
+@pytest.mark.parametrize("end", ["", "\n"])
+def test_the_token_of_a_call_ends_open_reasoning(choice: str, end: str):
+    """Also where a call is required, whose grammar begins with that token."""
+    metadata = byte_level(GIVEN["merges"], "qwen2", (1, 3))
+    pieces, kinds = metadata["tokenizer.ggml.tokens"], metadata["tokenizer.ggml.token_type"]
+    marks = {"tokens": [*pieces, "<tool_call>", "</tool_call>"], "token_type": [*kinds, USER_DEFINED, USER_DEFINED]}
+    tokenizer = Tokenizer(metadata | with_prefix(marks))
+    closing = "}\n</tool_call>"
+    opening = '<tool_call>\n{"name": "'
+    format = ToolCallFormat(opening, '", "arguments": ', f"{closing}\n{opening}", closing)
+    tool = Tool("w", parameters={"type": "object", "properties": {"t": {"type": "string"}}, "required": ["t"]})
+    calls = ToolGrammar(ToolUse([tool], choice), format, tokenizer)
+    thinking = Thinking.of(Tags("<think>", "</think>"), tokenizer, tokenizer.encode("<think>", special=True), None)
+    transcript, matcher = Transcript(tokenizer.stream(), (), thinking, calls), calls.matcher(tokenizer.vocab_size)
+    state = AnswerState(transcript, thinking, *([matcher] if choice == "required" else [None, matcher]))
+    text = 'I look.<tool_call>\n{"name": "w", "arguments": {"t": "x"}}\n</tool_call>' + end
+    for token in tokenizer.encode(text, special=True):
+        mask = state.allowed_mask(tokenizer.vocab_size)
+        assert mask is None or mask[token]
+        state.accept(token)
+    mask = state.allowed_mask(tokenizer.vocab_size)
+    assert mask is not None and mask[list(tokenizer.end_ids)].any()
+    assert transcript.thinking == "I look." and not transcript.text
+    assert [(call.name, call.arguments) for call in transcript.calls] == [("w", {"t": "x"})]
