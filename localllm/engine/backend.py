@@ -19,6 +19,11 @@ class Backend(Protocol):
     bytes_per_token: int  # memory of one token in all layers
     rotates_keys: bool  # whether prepare_shift and rotate_keys are supported
 
+    @property
+    def kernel_limits(self) -> Ids[int]:
+        """Numbers of tokens, ascending, above which a matrix product uses other kernels: see localllm.engine.run."""
+        ...
+
     def store(self) -> SequenceState:
         """Create the state of a new sequence."""
         ...

@@ -80,7 +80,9 @@ class DraftHead:
         """Create a sequence that follows the model's from this position on."""
         return DraftSequence(self, self._backend.store(), place)
 
-    def run(self, requests: Ids[tuple[Sequence, Ids[int]]], logits: str, precise: bool) -> list[np.ndarray]:
+    def run(
+        self, requests: Ids[tuple[Sequence, Ids[int]]], logits: str, precise: bool, kernel_tokens: Ids[int] = ()
+    ) -> list[np.ndarray]:
         """Read the tokens of one sequence; returns the logits of the "last" token or "none"."""
         ((follower, ids),) = requests
         assert isinstance(follower, DraftSequence)

@@ -12,6 +12,7 @@ from localllm.arch.family import DraftingFamily, Family
 from localllm.arch.hyperparameters import Hyperparameters
 from localllm.arch.mtp import has_mtp_layer
 from localllm.arch.weights import Weights
+from localllm.engine import image_tokens
 from localllm.engine.backend import Backend
 from localllm.engine.backend_selection import TracedModel, build_backend
 from localllm.engine.cpu.backend import CpuBackend
@@ -19,19 +20,12 @@ from localllm.engine.cpu.matmul import rounds_activations
 from localllm.engine.draft_head import DraftHead, DraftSequence, hidden_state_tap
 from localllm.engine.draft_head_source import DraftHeadSource, head, own_layer
 from localllm.engine.forks import lock_for, was_forked
-from localllm.engine.image_tokens import (
-    ImageEmbedding,
-    image_of,
-    images_between,
-    is_within,
-    passages,
-    position_offset,
-)
+from localllm.engine.image_tokens import ImageEmbedding, image_of, images_between, is_within, passages
 from localllm.engine.memory.sequence_state import SequenceState
 from localllm.engine.operations.experts import Route
 from localllm.engine.operations.hidden_states import ExportHidden
 from localllm.engine.options import EngineOptions
-from localllm.engine.run import BATCH, EXACT, FIRST, LATER, WHOLE, Runs, Span
+from localllm.engine.run import BATCH, EXACT, FIRST, LATER, NO_KINDS, WHOLE, Runs, Span
 from localllm.engine.sequence import (
     NOTHING,
     Reading,
@@ -41,6 +35,7 @@ from localllm.engine.sequence import (
     exact_tail,
     missing_tokens,
     require_room,
+    selected_kernels,
 )
 from localllm.engine.trace.image_rows import row_operations
 from localllm.engine.trace.recorder import trace_model
@@ -104,7 +99,8 @@ class Engine:
         self._backend: Backend | None = backend
         later = FIRST if any(isinstance(operation, Route) for operation in self.operations) else LATER
         exact = EXACT if isinstance(backend, CpuBackend) and rounds_activations(self.operations) else 0
-        self.runs = WHOLE if self._start is not None else Runs(later, exact=exact)
+        runs = Runs(later, exact=exact, kernel_limits=tuple(backend.kernel_limits))
+        self.runs = WHOLE if self._start is not None else runs
         self._turns, self._shifts = cache(partial(rotations, self.operations, traced.states)), False
         self.warning = backend.warning or note
 
@@ -159,9 +155,10 @@ class Engine:
         """
         return self.run(requests, "last", precise)
 
-    def run(self, requests: Ids[Request], logits: str, precise: bool) -> list[np.ndarray]:
+    def run(self, requests: Ids[Request], logits: str, precise: bool, kernel_tokens: Ids[int] = ()) -> list[np.ndarray]:
         """Read all requests' tokens, BATCH at a time; return the requested logits of each, float32 [wanted, vocab].
 
+        kernel_tokens: of each request, see localllm.engine.run; 0, or no number: by how many tokens it has.
         Raises the errors of Sequence.append, before anything has changed. After a later failure (memory, NaN) each
         sequence holds the tokens of the runs that succeeded.
         """
@@ -179,13 +176,15 @@ class Engine:
             if long := [reading for reading in late if len(reading.ids) > REREAD]:
                 self._read(long, precise)
                 late = [missing_tokens(sequence) for sequence, _ in requests]
-            if precise and logits == "last" and any(ends := [exact_tail(ids, self.runs) for ids in tokens]):
+            kernels = selected_kernels(tokens, kernel_tokens, logits)
+            ends = [0 if by else exact_tail(ids, self.runs) for ids, (by, _) in zip(tokens, kernels, strict=True)]
+            if precise and logits == "last" and any(ends):
                 heads = [ids[: len(ids) - end] if end else NOTHING for ids, end in zip(tokens, ends, strict=True)]
                 self._read([reading.with_tokens(ids, 0) for reading, ids in zip(late, heads, strict=True)], precise)
                 tokens = [ids[len(head) :] for ids, head in zip(tokens, heads, strict=True)]
                 late = [missing_tokens(sequence) for sequence, _ in requests]
-            new = zip(late, tokens, wanted, strict=True)
-            rows = self._read([reading.with_tokens(ids, count) for reading, ids, count in new], precise)
+            new = zip(late, tokens, wanted, kernels, strict=True)
+            rows = self._read([reading.with_tokens(ids, count, *by) for reading, ids, count, by in new], precise)
         return [some[0] if len(some) == 1 else np.concatenate(some) for some in rows]
 
     def attach_draft_head(self, sequence: Sequence) -> DraftSequence:
@@ -263,7 +262,9 @@ class Engine:
             self.prepare_shift()
             if any(is_within(sequence.tokens, place) for place in (keep, keep + count)):
                 raise UsageError(f"cannot drop {count} tokens after the first {keep}: an image would be cut")
-            positions = count - position_offset(images_between(sequence.images, keep, keep + count), keep + count)
+            positions = count - image_tokens.position_offset(
+                images_between(sequence.images, keep, keep + count), keep + count
+            )
             store = sequence.store
             cached = store.truncate(len(sequence.tokens))
             try:
@@ -359,14 +360,12 @@ class Engine:
         """Run tokens (reading, first, last + 1) and add their logits to the requests' rows."""
         spans = []
         for number, first, end in batch:
-            sequence, begin, ids, wanted = readings[number]
+            sequence, begin, ids, wanted, *kernels = readings[number]
             some = max(0, end - max(first, len(ids) - wanted))
             image = image_of(self._images, int(ids[first]))
-            span = Span(
-                sequence.store, begin + first, ids[first:end], some, encoded=sequence.encoded, seen=image,
-                ahead=position_offset(sequence.images, begin + first),
-            )  # fmt: skip
-            spans.append(span)
+            offset = image_tokens.position_offset(sequence.images, begin + first)
+            part = sequence.store, begin + first, ids[first:end], some
+            spans.append(Span(*part, NO_KINDS, sequence.encoded, image, offset, *kernels))
         try:
             for span in spans:
                 span.store.prepare(span.position, len(span.ids))

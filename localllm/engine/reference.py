@@ -21,7 +21,7 @@ class ReferenceBackend:
 
     warning: str | None = None
     bytes_per_token = 0  # memory is managed by Python
-    rotates_keys = True
+    rotates_keys, kernel_limits = True, ()
 
     def __init__(
         self,

@@ -3,21 +3,31 @@
 A prompt is divided into runs at positions that depend on the model only. Two prompts with a common prefix are therefore
 computed identically, to the bit, up to the last end of a run within the prefix, so that one can reuse the other's
 state.
+
+Kernels for a few tokens add in another order than kernels for many, so results differ in the last bits. They are not
+selected by how many tokens a run has but by `kernel_tokens`: the number of tokens in the run that would read a prompt
+alone, or 1 for tokens of an answer. A token therefore gets the same bits in every run: alone, in what is left of its
+run after a cached prefix, and together with other sequences.
 """
 
+from bisect import bisect_left
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from localllm.kernels.arguments import PAGE, SEQUENCE
-from localllm.kernels.cpu import ALL_IN_TILES
+from localllm.kernels.cpu import ALL_IN_TILES, FEW_TOKENS
+from localllm.kernels.cpu import PRECISE_TOKENS as PRECISE_TOKENS
+from localllm.kernels.machine import has_tiles
 
 BATCH = 512  # most tokens of a run
-PRECISE_TOKENS = 128  # most tokens of a run whose activations keep 16 bits
 
 
 NO_KINDS = np.zeros(1, np.int64)  # token type 0 for all
+# Fewest kernel_tokens of a text that is embedded: with AMX short texts are multiplied in tiles, too, so that many can
+# share a run.
+LEAST_OF_TEXTS = ALL_IN_TILES if has_tiles() else 1
 
 
 class Span(NamedTuple):
@@ -31,6 +41,8 @@ class Span(NamedTuple):
     encoded: int = 0  # how many of the sequence's first tokens the encoder has read
     seen: Any = None  # the ImageEmbedding whose rows the ids are; such a span is alone in its run
     ahead: int = 0  # index in the sequence minus RoPE position; they differ after images
+    kernel_tokens: int = 0  # the number of tokens that selects kernels; 0: that of the span
+    kernel_wanted: int = 1  # the number that selects kernels for its requested logits
 
 
 class TextSpan(NamedTuple):
@@ -59,13 +71,15 @@ class Header:
         self.rotary_positions = zeros((tokens,))  # RoPE positions
         self.sequences = zeros((tokens, len(SEQUENCE)))
         self.most_precise_stored = zeros((1,)) + tokens  # for keys and values, whose errors affect all later tokens
-        self.few_counts = zeros((2,))  # numbers of tokens and of requested logits, each 0 if large enough for tiles
+        self.kernel_tokens = zeros((2,))  # select the kernels for tokens, and for requested logits
+        self.few_counts = zeros((2,))  # numbers of tokens and of requested logits, each 0 if kernels in tiles read them
         # Attention windows of an image. In main memory in any case: only the CPU reads images.
         self.windows, self.window_count = int64_zeros((tokens, len(SEQUENCE))), int64_zeros((1,))
 
     def fill(self, spans: Sequence[Span], precise: bool, logits: np.ndarray) -> None:
         """Describe a run; logits: float32 [wanted, vocab], the output."""
         first = wanted = 0
+        kernel_tokens = [span.kernel_tokens or len(span.ids) for span in spans]
         for number, span in enumerate(spans):
             count = len(span.ids)
             end, length = first + count, span.position + count
@@ -73,11 +87,14 @@ class Header:
             self.positions[first:end] = np.arange(span.position, length)
             self.rotary_positions[first:end] = self.positions[first:end] - span.ahead
             self.owners[first:end] = number
-            self.sequences[number] = first, count, length, *span.store.addresses, span.encoded
+            self.sequences[number] = first, count, length, *span.store.addresses, span.encoded, kernel_tokens[number]
             self.wanted[wanted : wanted + span.wanted] = np.arange(end - span.wanted, end)
             first, wanted = end, wanted + span.wanted
         self.numbers[:] = first, wanted, len(spans), PRECISE_TOKENS if precise else 1, logits.ctypes.data, 0
-        self._note_few(first, wanted)
+        if precise:
+            self._select_kernels(max(kernel_tokens), max(span.kernel_wanted for span in spans))
+        else:
+            self._select_kernels(max(*kernel_tokens, first), wanted)
 
     def fill_texts(self, texts: Sequence[TextSpan], pages: np.ndarray, rows: np.ndarray, precise: bool) -> None:
         """Describe a run that reads whole texts.
@@ -95,21 +112,24 @@ class Header:
         self.owners[:tokens] = np.repeat(np.arange(number), counts)
         tables = pages.ctypes.data + 8 * (np.cumsum(of_text) - of_text)
         zeros = np.zeros(number, np.int64)
-        self.sequences[:number] = np.stack([firsts, counts, counts, tables, *[zeros] * 3], axis=1)
+        self.sequences[:number] = np.stack([firsts, counts, counts, tables, *[zeros] * 3, counts], axis=1)
         self.wanted[:number] = ends - 1
         most_precise = max(tokens, PRECISE_TOKENS) if precise else PRECISE_TOKENS
         self.numbers[:] = tokens, number, number, most_precise, rows.ctypes.data, 0
-        self._note_few(tokens, number)
+        self._select_kernels(max(int(counts.max()), LEAST_OF_TEXTS), LEAST_OF_TEXTS)
 
     def fill_windows(self, ends: np.ndarray) -> None:
         """Divide the only text of a run into windows that end after these rows, int64; attention stays within them."""
         firsts, zeros = np.concatenate(([0], ends[:-1])), np.zeros_like(ends)
         tables = zeros + self.sequences[0, SEQUENCE.table]
-        self.windows[: len(ends)] = np.stack([firsts, ends - firsts, ends, tables, zeros, zeros, firsts], axis=1)
+        counts = ends - firsts
+        self.windows[: len(ends)] = np.stack([firsts, counts, ends, tables, zeros, zeros, firsts, counts], axis=1)
         self.window_count[0] = len(ends)
 
-    def _note_few(self, tokens: int, wanted: int) -> None:
-        self.few_counts[:] = [count if count < ALL_IN_TILES else 0 for count in (tokens, wanted)]
+    def _select_kernels(self, for_tokens: int, for_wanted: int) -> None:
+        """Set the numbers of tokens by which kernels are selected."""
+        self.kernel_tokens[:] = for_tokens, for_wanted
+        self.few_counts[:] = np.where(self.kernel_tokens < ALL_IN_TILES, self.numbers[:2], 0)
 
 
 FIRST, LATER = 512, 256  # tokens of a run
@@ -125,11 +145,25 @@ LONG = 512  # tokens from which on a prompt is worth caching on disk: about a se
 
 
 class Runs(NamedTuple):
-    """The division of prompts into runs: `first` tokens per run up to position DEEP, then `later`; exact: see EXACT."""
+    """The division of prompts into runs: `first` tokens per run up to position DEEP, then `later`; exact: see EXACT.
+
+    kernel_limits: see localllm.engine.backend.Backend; empty if tokens are not computed as if they were alone.
+    """
 
     later: int = LATER
     first: int = FIRST
     exact: int = 0
+    kernel_limits: tuple[int, ...] = ()
+
+    def kernel_class(self, kernel_tokens: int) -> int:
+        """Return a number that is equal for kernel_tokens whose matrix products can share a run."""
+        return bisect_left(self.kernel_limits, kernel_tokens)
+
+    def compute_alike(self, some: int, others: int) -> bool:
+        """Return whether two numbers of kernel_tokens select the same kernels, of attention, too."""
+        are_few = [tokens <= FEW_TOKENS for tokens in (some, others)]
+        is_same = are_few[0] == are_few[1] and self.kernel_class(some) == self.kernel_class(others)
+        return is_same or not self.kernel_limits
 
     def last_end(self, length: int) -> int:
         """Return the end of the last whole run within `length` tokens."""

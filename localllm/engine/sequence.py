@@ -37,7 +37,9 @@ class Reader(Protocol):
     lock: "threading.Lock | Refusal"
     orphaned: list[SequenceState]
 
-    def run(self, requests: "Ids[tuple[Sequence, Ids[int]]]", logits: str, precise: bool) -> list[np.ndarray]:
+    def run(
+        self, requests: "Ids[tuple[Sequence, Ids[int]]]", logits: str, precise: bool, kernel_tokens: Ids[int] = ()
+    ) -> list[np.ndarray]:
         """Read the tokens of all requests; returns the requested logits of each, float32 [wanted, vocab]."""
         ...
 
@@ -111,14 +113,15 @@ class Sequence:
             raise LocalllmError("this sequence is closed")
         return self._store
 
-    def append(self, ids: Ids[int], logits: str = "last", precise: bool = True) -> np.ndarray:
+    def append(self, ids: Ids[int], logits: str = "last", precise: bool = True, kernel_tokens: int = 0) -> np.ndarray:
         """Read tokens; returns the requested logits, float32 [tokens, vocab].
 
         logits: after the "last" token, after "all" or "none". precise: keep activations in 16 bits in small batches;
-        otherwise in 8, and a few tokens cost little more than one. Raises UsageError for an id outside of the
-        vocabulary, ContextError if the tokens do not fit, MemoryLimitError, and ModelError for NaN or infinite logits.
+        otherwise in 8, and a few tokens cost little more than one. kernel_tokens: see localllm.engine.run; 0: by the
+        number of tokens. Raises UsageError for an id outside of the vocabulary, ContextError if the tokens do not fit,
+        MemoryLimitError, and ModelError for NaN or infinite logits.
         """
-        return self.engine.run([(self, ids)], logits, precise)[0]
+        return self.engine.run([(self, ids)], logits, precise, [kernel_tokens])[0]
 
     def fork(self) -> "Sequence":
         """Copy the sequence; memory is shared until one of them continues."""
@@ -252,19 +255,21 @@ class Reading(NamedTuple):
     begin: int
     ids: np.ndarray  # int64
     wanted: int  # number of last tokens whose logits are returned
+    kernel_tokens: int = 0  # see localllm.engine.run; 0: by the number of tokens
+    kernel_wanted: int = 1
 
-    def with_tokens(self, ids: np.ndarray, wanted: int) -> "Reading":
+    def with_tokens(self, ids: np.ndarray, wanted: int, kernel_tokens: int = 0, kernel_wanted: int = 1) -> "Reading":
         """Append new tokens."""
         ids = np.concatenate((self.ids, ids)) if len(self.ids) else ids
-        return Reading(self.sequence, self.begin, ids, wanted)
+        return Reading(self.sequence, self.begin, ids, wanted, kernel_tokens, kernel_wanted)
 
     def head(self, place: int) -> "Reading":
         wanted = max(0, self.wanted - (len(self.ids) - place))
-        return Reading(self.sequence, self.begin, self.ids[:place], wanted)
+        return self._replace(ids=self.ids[:place], wanted=wanted)
 
     def tail(self, place: int) -> "Reading":
         ids = self.ids[place:]
-        return Reading(self.sequence, self.begin + place, ids, min(self.wanted, len(ids)))
+        return self._replace(begin=self.begin + place, ids=ids, wanted=min(self.wanted, len(ids)))
 
 
 def missing_tokens(sequence: Sequence) -> Reading:
@@ -284,7 +289,18 @@ def exact_tail(ids: np.ndarray, runs: Runs) -> int:
 def exact_head(reading: Reading, runs: Runs) -> int:
     """Return the number of tokens at the beginning that get a run of their own, with 16-bit activations."""
     first = next(passages(reading.ids))
-    return 0 if reading.begin or first.key is not None else runs.exact_tokens(min(first.end, BATCH))
+    return (
+        0
+        if reading.begin or reading.kernel_tokens or first.key is not None
+        else runs.exact_tokens(min(first.end, BATCH))
+    )
+
+
+def selected_kernels(tokens: Ids[np.ndarray], kernel_tokens: Ids[int], logits: str) -> list[tuple[int, int]]:
+    """Return the kernel_tokens and kernel_wanted of each request, see localllm.engine.run."""
+    selected = [*kernel_tokens] or [0] * len(tokens)
+    is_all = logits == "all"
+    return [(by, (by or len(ids)) if is_all else 1) for ids, by in zip(tokens, selected, strict=True)]
 
 
 def batches(tokens: Ids[np.ndarray]) -> Iterator[list[tuple[int, int, int]]]:

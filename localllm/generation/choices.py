@@ -174,7 +174,8 @@ def read_texts(engine: "Engine", prompts: Sequence[ScoredPrompt], precise: bool)
         tokens = np.cumsum([len(branch.ids) for branch in waiting])
         count = max(1, int(np.searchsorted(tokens, PRECISE_TOKENS, "right")))
         batch, waiting = waiting[:count], waiting[count:]
-        rows = engine.run([(branch.sequence, [*branch.ids]) for branch in batch], "all", precise)
+        spans = [(branch.sequence, [*branch.ids]) for branch in batch]
+        rows = engine.run(spans, "all", precise, [1] * len(spans) if precise else ())
         for (prompt, sequence, begin, ids, paths), of_branch in zip(batch, rows, strict=True):
             prompt.learn(begin, ids, of_branch)
             waiting += branches(prompt, sequence, (*begin, *ids), paths)

@@ -39,37 +39,44 @@ class PrefillSegment(NamedTuple):
     Attributes:
         begin, end: positions in the prompt.  precise: whether activations have 16 bits.
         is_image: whether they are the rows of an image, which may attend to each other and are read in one chunk.
+        kernel_tokens: the number of tokens that selects kernels, see localllm.engine.run; 0: that of the chunk.
     """
 
     begin: int
     end: int
     precise: bool
     is_image: bool = False
+    kernel_tokens: int = 0
 
 
 class PrefillSegments:
     """The segments of a prompt, by the runs in which a single Generation reads it."""
 
     def __init__(self, prompt: Ids[int], runs: Runs):
-        self._length, self._runs = len(prompt), runs
+        self._length, self.runs = len(prompt), runs
         self._listed = [*around_images(prompt, runs)] if has_images(prompt) else []
 
     def at(self, place: int) -> PrefillSegment:
         """Return the segment of the token at a position in the prompt or after it."""
         if place >= self._length:
-            return PrefillSegment(place, place + PRECISE_TOKENS, True)
+            return PrefillSegment(place, place + PRECISE_TOKENS, True, kernel_tokens=1)  # of an answer
         if self._listed:
             return self._listed[bisect_right(self._listed, place, key=lambda segment: segment.begin) - 1]
-        begin, end = self._runs.last_end(place), min(self._runs.next_end(place), self._length)
-        return next(each for each in segments_of(begin, end, self._length, self._runs) if place < each.end)
+        begin, end = self.runs.last_end(place), min(self.runs.next_end(place), self._length)
+        return next(each for each in segments_of(begin, end, self._length, self.runs) if place < each.end)
+
+    def kernel_tokens(self, begin: int, end: int) -> int:
+        """Return the number that selects kernels for one run of a prompt; 0 if the engine divides it into segments."""
+        segment = self.at(begin)
+        return segment.kernel_tokens if segment.precise and segment.end >= end else 0
 
 
 def segments_of(begin: int, end: int, length: int, runs: Runs) -> list[PrefillSegment]:
     """List the segments of one run of text in a prompt of `length` tokens; both ends of a long prompt are precise."""
     exact = runs.exact_tokens(end - begin)
     first, last = begin + (exact if begin == 0 else 0), end - (exact if end == length else 0)
-    segments = [PrefillSegment(begin, first, True), PrefillSegment(first, last, last - first <= PRECISE_TOKENS)]
-    return [each for each in (*segments, PrefillSegment(last, end, True)) if each.begin < each.end]
+    parts = ((begin, first, True), (first, last, last - first <= PRECISE_TOKENS), (last, end, True))
+    return [PrefillSegment(*part, kernel_tokens=part[1] - part[0]) for part in parts if part[0] < part[1]]
 
 
 def around_images(prompt: Ids[int], runs: Runs) -> Iterator[PrefillSegment]:
@@ -132,13 +139,13 @@ def reusable_prefix(common: int, ours: PrefillSegments, cached: PrefillSegments)
     place, is_whole = 0, True
     while place < common:
         our, their = ours.at(place), cached.at(place)
-        if our.precise != their.precise:
+        if our.precise != their.precise or not ours.runs.compute_alike(our.kernel_tokens, their.kernel_tokens):
             break
         place, is_whole = min(our.end, their.end), our.end == their.end
     if is_whole and place <= common:
         return place
     place = min(place, common)
-    begin, end, precise, is_image = ours.at(place - 1)
-    if is_image:
-        return begin
-    return place if precise else max(begin, min(place, end - PAGE) // PAGE * PAGE)
+    last = ours.at(place - 1)
+    if last.is_image:
+        return last.begin
+    return place if last.precise else max(last.begin, min(place, last.end - PAGE) // PAGE * PAGE)

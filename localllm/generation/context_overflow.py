@@ -89,7 +89,7 @@ class ShiftedSequence:
             self.truncate(min(len(self.tokens), self.keep))
             self._unneeded = range(self.keep, end)
 
-    def append(self, ids: Ids[int], logits: str = "last", precise: bool = True) -> np.ndarray:
+    def append(self, ids: Ids[int], logits: str = "last", precise: bool = True, kernel_tokens: int = 0) -> np.ndarray:
         """Append any number of tokens, as Sequence.append; older tokens are dropped as needed."""
         rows, ids = [], list(ids)
         while ids:
@@ -104,7 +104,8 @@ class ShiftedSequence:
             while is_within(ids, room):  # an image is read as a whole
                 room -= 1
             piece, ids = ids[:room], ids[room:]
-            rows.append(self._sequence.append(piece, "none" if ids and logits == "last" else logits, precise))
+            wanted = "none" if ids and logits == "last" else logits
+            rows.append(self._sequence.append(piece, wanted, precise, kernel_tokens))
             self.tokens += piece
         if not rows:
             return np.empty((0, 0), np.float32)

@@ -3,8 +3,8 @@
 A cached prefix can be reused up to the end of a whole run (localllm.engine.run) or an image, because the rest of the
 prompt is then read in the same runs as without the cache. A conversation can also continue at the end of each of its
 turns. Prompts of up to PRECISE_TOKENS tokens are read with 16-bit activations, so prefixes of any length can be reused
-between them. In a batch, a prefix can be reused as long as both prompts are read with the same arithmetic
-(localllm.generation.chunked_prefill).
+between them if they select the same kernels (localllm.engine.run). In a batch, a prefix can be reused as long as both
+prompts are read with the same arithmetic (localllm.generation.chunked_prefill).
 """
 
 from collections.abc import Iterable
@@ -84,13 +84,15 @@ def match(candidate: ReuseCandidate, ids: Ids[int], runs: Runs, segments: Prefil
         return PrefixMatch(source, reusable_prefix(common_length, segments, read_in) if common_length else 0)
     if has_logits and len(tokens) == len(ids) == common_length + 1 and tokens[-1] == ids[-1]:
         return PrefixMatch(source, len(ids))
-    if aligned is None or (turns and max(len(ids), turns[-1].prompt) <= PRECISE_TOKENS):
+    if aligned is None:
         return PrefixMatch(source, common_length)
     ended = max(
         (common_length if end is None else min(end, common_length) for prompt, end in turns if prompt <= common_length),
         default=0,
     )
     length = max(ended, last_end(ids, min(common_length, aligned), runs))
+    if turns and max(len(ids), turns[0].prompt) <= PRECISE_TOKENS and runs.compute_alike(len(ids), turns[0].prompt):
+        length = max(length, min(common_length, turns[0].prompt))
     is_run = length < common_length and length == last_end(ids, min(length, aligned), runs)
     return PrefixMatch(source, length, is_run)
 

@@ -63,6 +63,7 @@ class Scheduler:
         self.running, self.waiting = list[Completion](), deque[Completion]()
         self.written = self.preempted = 0
         self._engine, self._vocab = engine, min(engine.vocab_size, tokenizer.vocab_size)
+        self._kernels = engine.runs.kernel_class
         self._tokenizer, self._requests, self._finished = tokenizer, iter(requests), list[Request]()
         self._parallel, self._chunk, self._places, self._precise = parallel, chunk, places, precise
         self._stopping, self._cache = False, cache or PrefixCache(engine, is_shared=True)
@@ -109,7 +110,9 @@ class Scheduler:
             is_streaming = self._cache.is_live and any(answer.has_begun for answer in self.running)
             rooms = (PAGE, LIVE_CHUNK) if is_streaming else (self._chunk, PRECISE_TOKENS)
             prefill, precise = self._reading(*rooms)
-            if prefill and not (is_streaming and precise):
+            if prefill and not (
+                is_streaming and precise and self._kernels(prefill[0].kernel_tokens) == self._kernels(1)
+            ):
                 yield from self._run(prefill, precise)
                 prefill = []
         yield from self._run(self._submitted or [*prefill, *self._writing(with_drafts=not prefill)], precise=True)
@@ -140,7 +143,7 @@ class Scheduler:
             if request is None:
                 return None
             try:
-                runs = self._engine.runs if self._precise else self._engine.runs._replace(exact=0)
+                runs = self._engine.runs if self._precise else self._engine.runs._replace(exact=0, kernel_limits=())
                 answers = request.answers or request.begin(self._engine, self._tokenizer, runs)
                 self.waiting.append(answers[0])
             except LocalllmError as error:
@@ -193,27 +196,31 @@ class Scheduler:
     def _reading(self, room: int, precise_room: int) -> tuple[list[AnswerSpan], bool]:
         """Return the prompt tokens to read next, at most `room`, and whether they are read with 16-bit activations.
 
-        The tokens of one run have the same precision. A single request reads whole runs, and the engine chooses their
-        precision.
+        The tokens of one run have the same precision and select the same kernels. A single request reads whole runs,
+        and the engine chooses their precision.
         """
-        work, exact = list[AnswerSpan](), False
+        work, exact, kernels = list[AnswerSpan](), False, 0
         for answering in self._readers():
             answering.prepare_prefill()
             cached = answering.computed_tokens
             if not self._cache.is_shared:
                 end = min(end_of_run(answering.prompt, cached, self._engine.runs), cached + answering.pending_tokens)
                 is_read = cached == end or answering.is_stopped
-                return [] if is_read else [span_of(answering, end - cached)], True
+                kernel_tokens = answering.segments.kernel_tokens(cached, end)
+                return [] if is_read else [span_of(answering, end - cached, kernel_tokens)], True
             segment = answering.next_segment()
             end, precise = min(segment.end, cached + answering.pending_tokens), segment.precise and self._precise
+            kernel_tokens = segment.kernel_tokens if self._precise else 0
             if not work:
                 exact, room = precise, min(room, precise_room) if precise else room
-            count = chunk_size(cached, segment._replace(end=end, precise=precise), room) if precise == exact else 0
+                kernels = self._kernels(kernel_tokens)
+            is_alike = precise == exact and self._kernels(kernel_tokens) == kernels
+            count = chunk_size(cached, segment._replace(end=end, precise=precise), room) if is_alike else 0
             if not work and not count:
                 count = end - cached  # an image, or less than two pages, which are read at once
             if not count:
                 break
-            work.append(span_of(answering, count))
+            work.append(span_of(answering, count, kernel_tokens))
             room -= count
             if room <= 0:
                 break
@@ -263,7 +270,8 @@ class Scheduler:
             if pages and PAGE * pages > self._free_places():
                 raise MemoryLimitError("there is not enough memory for this prompt and its answer")
         spans = [(each.answering.sequence, each.ids) for each in work if each.answering.sequence]
-        self._runs.submit(spans, logits_for(work), precise)
+        kernel_tokens = [each.kernel_tokens for each in work if each.answering.sequence] if self._precise else []
+        self._runs.submit(spans, logits_for(work), precise, kernel_tokens)
         self._submitted = work
 
     def _emit(self, outputs: Iterator[Output]) -> Iterator[Output]:
@@ -279,7 +287,7 @@ class Scheduler:
     def _outputs(self, read: "list[tuple[AnswerSpan, np.ndarray]]") -> Iterator[Output]:
         """Sample the next token of each answer that is read completely."""
         searched: dict[Request, list[tuple[Completion, np.ndarray]]] = {}
-        for (answering, _, draft, _), rows in read:
+        for (answering, _, draft, *_), rows in read:
             if answering.request.search and answering.has_begun:
                 searched.setdefault(answering.request, []).append((answering, rows[-1]))
             elif answering.has_begun:

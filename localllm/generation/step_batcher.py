@@ -33,6 +33,7 @@ class Step:
     Attributes:
         rows: logits of each span, float32 [wanted, vocab]; None until it has run.  error: error of its run.
         is_alone: whether it cannot share a run.  wants_more: whether a span has more than one token.
+        kernel_tokens: of each span, see localllm.engine.run.  kernels: the class of kernels that they select.
         is_awaited: whether its caller waits for the result.
         size: its number of tokens.  tokens, seconds: number of tokens and duration of the run that it was part of.
     """
@@ -42,13 +43,16 @@ class Step:
     is_awaited = False
     tokens, seconds = 0, 0.0
 
-    def __init__(self, member: "BatchMember", spans: "Spans", logits: str, precise: bool):
+    def __init__(self, member: "BatchMember", spans: "Spans", logits: str, precise: bool, kernel_tokens: Ids[int] = ()):
         self.member, self.spans, self.logits, self.precise = member, spans, logits, precise
+        self.kernel_tokens = [*kernel_tokens] or [0] * len(spans)
         self.size = sum([len(ids) for _, ids in spans])
         self.wants_more = self.size > len(spans)
         self.is_alone = logits == "none" or not precise or self.size > PRECISE_TOKENS
         for sequence, ids in spans:
             self.is_alone = self.is_alone or isinstance(sequence, ShiftedSequence) or has_images(ids)
+        selected = [count or len(ids) for count, (_, ids) in zip(self.kernel_tokens, spans, strict=True)]
+        self.kernels = spans[0][0].engine.runs.kernel_class(max(selected)) if spans and not self.is_alone else 0
         self._lengths = [len(sequence.tokens) for sequence, _ in spans]
 
     @property
@@ -56,10 +60,11 @@ class Step:
         return self.rows is not None or self.error is not None
 
     def joins(self, steps: "list[Step]") -> bool:
-        """Return whether it can share a run with these steps: with 16-bit activations and the same kind of logits."""
+        """Return whether it can share a run with these steps: 16-bit activations, the same kernels, alike logits."""
         room = PRECISE_TOKENS - sum(step.size for step in steps)
         kinds = {step.logits for step in (*steps, self) if step.wants_more}
-        return not self.is_alone and not steps[0].is_alone and self.size <= room and len(kinds) <= 1
+        is_alike = not self.is_alone and not steps[0].is_alone and self.kernels == steps[0].kernels
+        return is_alike and self.size <= room and len(kinds) <= 1
 
     def undo(self) -> None:
         """Truncate its sequences to their lengths before a failed run."""
@@ -86,9 +91,9 @@ class BatchMember:
         """The number of other callers that took part in the latest run or wait for the next."""
         return self._batcher.count_others(self)
 
-    def submit(self, spans: "Spans", logits: str = "last", precise: bool = True) -> None:
+    def submit(self, spans: "Spans", logits: str = "last", precise: bool = True, kernel_tokens: Ids[int] = ()) -> None:
         """Submit a step. Raises LocalllmError in a process that was forked."""
-        self.step = Step(self, spans, logits, precise)
+        self.step = Step(self, spans, logits, precise, kernel_tokens)
         self._batcher.submit(self.step)
 
     def result(self) -> "list[np.ndarray]":
@@ -220,15 +225,16 @@ def run(batch: list[Step]) -> None:
     if not batch:
         return
     began, first, logits = perf_counter(), batch[0], batch[0].logits
-    spans, (sequence, ids) = first.spans, first.spans[0]
+    spans, kernel_tokens, (sequence, ids) = first.spans, first.kernel_tokens, first.spans[0]
     if len(batch) > 1:
         spans = [span for step in batch for span in step.spans]
+        kernel_tokens = [count for step in batch for count in step.kernel_tokens]
         logits = next((step.logits for step in batch if step.wants_more), logits)
     try:
         if isinstance(sequence, ShiftedSequence):  # its step is always alone
-            rows = [sequence.append(ids, logits)]
+            rows = [sequence.append(ids, logits, kernel_tokens=kernel_tokens[0])]
         else:
-            rows = sequence.engine.run(spans, logits, first.precise)  # type: ignore[arg-type]
+            rows = sequence.engine.run(spans, logits, first.precise, kernel_tokens)  # type: ignore[arg-type]
     except Exception as error:
         if len(batch) == 1:
             batch[0].error = error

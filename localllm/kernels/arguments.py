@@ -14,6 +14,8 @@ Names that mean the same in every declaration:
 - columns: numbers in a row
 - scratch, scratch_bytes: temporary memory; each thread has scratch_bytes
 - an argument "or 0" is an address that may be 0, for none
+- kernel_tokens: the address of the number of tokens by which a kernel chooses how it computes, an int64; it may differ
+  from the number of tokens in the run, see localllm/engine/run.py
 
 A comment of the form "y = ..." says what the kernel of that declaration computes. The words are defined in
 localllm/kernels/__init__.py.
@@ -98,43 +100,47 @@ LOGITS = arguments("count x stride columns y flaws")
 # - sums f32 [tokens, columns / 16] of both planes (sums_*) and of the high plane (high_sums_*); *_32: over 32 columns,
 #   each twice; *_16: over 16 columns
 # - excess int32 [tokens, columns / 32], or int16 [tokens, columns / 16] where words are multiplied
-# most_precise: address of the number of tokens up to which every 32 columns have a scale of their own.
+# most_precise: address of the number of kernel_tokens up to which every 32 columns have a scale of their own.
 QUANTIZE = arguments(
     "count x stride columns high low words scales sums_32 sums_16 high_sums_32 high_sums_16 excess most_precise"
+    " kernel_tokens"
 )
 # y = W x; W [rows, columns] in blocks, x as QUANTIZE makes it. sums, high_sums: those over as many columns as a
-# sub-block of the format has. most_precise: address of the number of tokens up to which both planes are multiplied.
-# variants int64: addresses of the kernel variants; few_tokens: see kernel_variants.py.
+# sub-block of the format has. most_precise: address of the number of kernel_tokens up to which both planes are
+# multiplied. variants int64: addresses of the kernel variants; few_tokens, few_fast: see kernel_variants.py.
 LINEAR_QUANTIZED = arguments(
     "count weights row_bytes rows columns high low scales sums high_sums y y_stride most_precise scratch scratch_bytes"
-    " excess variants few_tokens words"
+    " excess variants few_tokens few_fast words kernel_tokens"
 )
 # x as 16-bit integers, see gemm_f16_words.py. A row of y: int16 [columns], then scales f32 [columns / 32].
 QUANTIZE_WORDS = arguments("count x stride y y_stride columns")
 # y = W x in float32. halves, or 0: x as ROUND_BF16 makes it if W is BF16, as QUANTIZE_WORDS makes it if W is F16.
-# most_precise: number of tokens above which these are multiplied instead of x.
+# most_precise: number of kernel_tokens above which these are multiplied instead of x.
 LINEAR_FLOAT = arguments(
     "count weights row_bytes rows columns x x_stride y y_stride scratch scratch_bytes halves halves_stride most_precise"
+    " kernel_tokens"
 )
 # tiles = 32 rows of W, `columns` columns from number `column` on, as BF16 tiles (amx/slab.py). weights: address of the
 # first row; last: number of the last row that exists, which also fills the rows after it; exact 1: write the low plane,
 # too; row: memory for one row in float32.
 UNPACK = arguments("weights row_bytes last column columns exact tiles row")
-# panels = x as BF16 tiles, in panels of 16 tokens (amx/pack.py); nothing is written for fewer than `least` tokens.
-# most_exact: address of the number of tokens up to which the low plane is written, too. active, or 0: address of the
-# EXPERTs whose rows x has, each of which begins a new panel; active_count: address of their number.
-PACK = arguments("count x stride columns panels slab_bytes most_exact least active active_count scratch scratch_bytes")
-# The further arguments of a product in AMX tiles. few: address of the kernel for fewer than `least` tokens, which gets
-# the same arguments; unpack: address of the kernel that unpacks W; panels, slab_bytes: x as PACK makes it; most_exact:
-# address of the number of tokens up to which both planes are multiplied.
+# panels = x as BF16 tiles, in panels of 16 tokens (amx/pack.py); nothing is written if kernel_tokens are fewer than
+# `least`. most_exact: address of the number of kernel_tokens up to which the low plane is written, too. active, or 0:
+# address of the EXPERTs whose rows x has, each of which begins a new panel; active_count: address of their number.
+PACK = arguments(
+    "count x stride columns panels slab_bytes most_exact least active active_count scratch scratch_bytes kernel_tokens"
+)
+# The further arguments of a product in AMX tiles. few: address of the kernel for fewer than `least` kernel_tokens,
+# which gets the same arguments; unpack: address of the kernel that unpacks W; panels, slab_bytes: x as PACK makes it;
+# most_exact: address of the number of kernel_tokens up to which both planes are multiplied.
 OF_TILES = " few unpack panels slab_bytes most_exact least"
 LINEAR_TILES_QUANTIZED = arguments(" ".join(LINEAR_QUANTIZED._fields) + OF_TILES)
 LINEAR_TILES_FLOAT = arguments(" ".join(LINEAR_FLOAT._fields) + OF_TILES)
 # A record per sequence of a run, for kernels that use the KV cache or recurrent states. first: its first token in the
 # run; count: its tokens in the run; length: its tokens after the run; table: address of its page table, int64; state,
 # next_state: addresses of its recurrent states before and after the run, which may be equal; encoded: its tokens that
-# an encoder has read.
-SEQUENCE = arguments("first count length table state next_state encoded")
+# an encoder has read; kernel_tokens: the number itself, for this sequence.
+SEQUENCE = arguments("first count length table state next_state encoded kernel_tokens")
 # y = x, each `block` columns (a power of 2) times an orthonormal Hadamard matrix; y may be x.
 HADAMARD = arguments("count x y stride columns block")
 # Copy the heads of x, keys or values, to the cache slots of their tokens (store), or from there to x (recall). owners
@@ -148,8 +154,9 @@ PLAN = arguments(
     "sequences sequence_count heads kv_heads window chunked lookahead cross_attention units unit_count splits"
 )
 # A unit of attention: `rows` rows (row = token * group + query head in its group) and the keys from position `begin` to
-# `end`, except those before `lowest`. split: the number of the part, if a context is split.
-UNIT = arguments("table kv_head first_row rows lowest begin end split")
+# `end`, except those before `lowest`. split: the number of the part, if a context is split; few 1: the rows read the
+# cache directly (attention/few.py).
+UNIT = arguments("table kv_head first_row rows lowest begin end split few")
 # The number of parts that a token's context is split into, and the slot of its partial results.
 SPLIT = arguments("count slot")
 # y = softmax(q k^T * scale) v, see attention/attend.py. A softcap other than 0 replaces each score by softcap *
@@ -262,10 +269,9 @@ ADD_BY_EXPERT = arguments("count pairs chosen x z z_stride y stride columns")
 # - linear: address of the kernel for one matrix
 # - by_row int64 [by_row_count, 2]: for each argument of `linear` that is the address of row 0, its index and the bytes
 #   from row to row
-# - run_count: address of the number of tokens in the run, which decides how many planes are multiplied
 # - active, active_count: the experts that have rows, from PLAN_EXPERTS; expert_bytes: bytes of an expert's matrix
 # - slices: in how many parts each product is computed
-OF_EXPERTS = " linear by_row by_row_count run_count active active_count expert_bytes slices"
+OF_EXPERTS = " linear by_row by_row_count active active_count expert_bytes slices"
 EXPERTS_QUANTIZED = arguments(" ".join(LINEAR_QUANTIZED._fields) + OF_EXPERTS)
 EXPERTS_FLOAT = arguments(" ".join(LINEAR_FLOAT._fields) + OF_EXPERTS)
 EXPERTS_TILES_QUANTIZED = arguments(" ".join(LINEAR_TILES_QUANTIZED._fields) + OF_EXPERTS)

@@ -39,7 +39,11 @@ class FakeEngine:
         return FakeSequence(self, [])
 
     def run(
-        self, requests: Sequence[tuple["FakeSequence", Sequence[int]]], logits: str, precise: bool
+        self,
+        requests: Sequence[tuple["FakeSequence", Sequence[int]]],
+        logits: str,
+        precise: bool,
+        kernel_tokens: Sequence[int] = (),
     ) -> list[np.ndarray]:
         assert len({id(sequence) for sequence, _ in requests}) == len(requests)
         return [sequence.append(ids, logits, precise) for sequence, ids in requests]
@@ -72,7 +76,9 @@ class FakeSequence:
         self.context, self.vocab_size = engine.context, engine.vocab_size
         engine.sequences.append(self)
 
-    def append(self, ids: Sequence[int], logits: str = "last", precise: bool = True) -> np.ndarray:
+    def append(
+        self, ids: Sequence[int], logits: str = "last", precise: bool = True, kernel_tokens: int = 0
+    ) -> np.ndarray:
         self._require_open()
         assert ids
         assert len(self.tokens) + len(ids) <= self.context

@@ -38,7 +38,13 @@ class FakeSequences:
         self.moment()
         return FakeSequence(self, [])
 
-    def run(self, requests: Sequence[tuple["FakeSequence", list[int]]], logits: str, precise: bool) -> list[np.ndarray]:
+    def run(
+        self,
+        requests: Sequence[tuple["FakeSequence", list[int]]],
+        logits: str,
+        precise: bool,
+        kernel_tokens: Sequence[int] = (),
+    ) -> list[np.ndarray]:
         assert len({id(sequence) for sequence, _ in requests}) == len(requests) > 0, "a sequence twice"
         assert precise
         self.moment()
@@ -91,7 +97,7 @@ class FakeSequence:
         self.engine = engine
         engine.made.append(self)
 
-    def append(self, ids: list[int], logits: str = "last", precise: bool = True) -> np.ndarray:
+    def append(self, ids: list[int], logits: str = "last", precise: bool = True, kernel_tokens: int = 0) -> np.ndarray:
         assert logits in ("last", "none", "all")
         self.engine.moment()
         before = len(self.tokens)

@@ -11,7 +11,7 @@ import pytest
 
 from localllm.kernels.arguments import in_order
 from localllm.kernels.build.library import Library
-from localllm.kernels.cpu.matmul.kernel_variants import VARIANTS, few_tokens
+from localllm.kernels.cpu.matmul.kernel_variants import VARIANTS, few_fast, few_tokens
 from localllm.kernels.machine import Lane
 from localllm.kernels.reference import dequantized_bits
 
@@ -59,7 +59,11 @@ def kernel_variants(
 ) -> dict[str, np.ndarray | int]:
     """Return the table from which a product of quantized weights takes its kernel variants."""
     addresses = [library.addresses[f"{piece}-{format}"] for piece in VARIANTS]
-    return {"variants": np.array(addresses, np.int64), "few_tokens": few_tokens(format, columns, lane)}
+    return {
+        "variants": np.array(addresses, np.int64),
+        "few_tokens": few_tokens(format, columns, lane),
+        "few_fast": few_fast(format, columns, lane),
+    }
 
 
 def wanted(request, names: Iterable[str], kind_of: Callable[[str], str] | None = None) -> list[str]:

@@ -51,7 +51,13 @@ class Scripted(Talker):
         said = self._script.get(question, question.upper())
         return [*self._tokenizer.encode(said, special=True), self._tokenizer.eos_id]
 
-    def run(self, requests: list[tuple[FakeSequence, list[int]]], logits: str, precise: bool) -> list[np.ndarray]:
+    def run(
+        self,
+        requests: list[tuple[FakeSequence, list[int]]],
+        logits: str,
+        precise: bool,
+        kernel_tokens: list[int],
+    ) -> list[np.ndarray]:
         assert self.gate.wait(30)
         self.steps.append(tuple(len(ids) for _, ids in requests))
         return [sequence.append(list(ids), logits) for sequence, ids in requests]

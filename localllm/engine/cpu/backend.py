@@ -44,6 +44,7 @@ class CpuBackend:
             self.room.bytes_per_token,
         )
         self._run, self.warning, self._programs = program.run, program.warning, [program]
+        self.kernel_limits = program.kernel_limits
         self._rows, self._places, self._options = rows, places, options
         self._row_programs: dict[bool, RowProgram] = {}
         if encoding:

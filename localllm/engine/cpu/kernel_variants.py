@@ -8,11 +8,30 @@ import numpy as np
 from localllm.engine.operations.activation import ALL, Routed, Rows
 from localllm.kernels.build.library import Library
 from localllm.kernels.build.objects import Progress
-from localllm.kernels.cpu.matmul.kernel_variants import VARIANTS, few_tokens, variant_for
+from localllm.kernels.cpu import PRECISE_TOKENS
+from localllm.kernels.cpu.matmul.kernel_variants import VARIANTS, few_fast, few_tokens, variant_for
 
 EVERY = 1 << 40  # tokens
+
+
+class RunShape(NamedTuple):
+    """What selects the kernels of a run.
+
+    Attributes:
+        tokens, wanted: numbers of tokens, and of requested logits.
+        kernel_tokens, kernel_wanted: see localllm.engine.run.
+        most_precise: the most kernel_tokens whose activations keep 16 bits.
+    """
+
+    tokens: int
+    wanted: int
+    kernel_tokens: int
+    kernel_wanted: int
+    most_precise: int
+
+
 # The most frequent first runs: a short prompt in a chat template, and one token.
-FIRST_RUNS = (32, 1, 128), (1, 1, 128)
+FIRST_RUNS = RunShape(32, 1, 32, 1, PRECISE_TOKENS), RunShape(1, 1, 1, 1, PRECISE_TOKENS)
 
 
 class VariantProduct(NamedTuple):
@@ -20,21 +39,28 @@ class VariantProduct(NamedTuple):
 
     format: str
     few: int  # see `few_tokens`
+    few_fast: int
     rows: Rows
-    most: int  # tokens; more are multiplied in tiles
+    most: int  # kernel_tokens; more are multiplied in tiles
     is_precise: bool  # whether activations keep 16 bits in every run
 
-    def variants(self, tokens: int, wanted: int, most_precise: int) -> list[str]:
-        """List the kernels that a run needs; arguments: see VariantTable.names."""
+    def variants(self, run: RunShape) -> list[str]:
+        """List the kernels that a run needs."""
         of = self.rows.of if isinstance(self.rows, Routed) else self.rows
-        first = last = tokens if of is ALL else wanted
+        tokens, kernel_tokens = (run.tokens, run.kernel_tokens) if of is ALL else (run.wanted, run.kernel_wanted)
+        most_precise = EVERY if self.is_precise else run.most_precise
+        counts = [(tokens, kernel_tokens)]
         if isinstance(self.rows, Routed):  # experts with some of the tokens, in the run's precision
-            first, most_precise = 1, EVERY if last <= most_precise else 0
-        most_precise, last = EVERY if self.is_precise else most_precise, min(last, self.most)
-        counts = [first, *(count for count in (2, self.few + 1, most_precise + 1) if first < count)]
+            most_precise = EVERY if kernel_tokens <= most_precise else 0
+            numbers = [count for count in (1, 2, self.few + 1, self.few_fast + 1) if count <= tokens]
+            counts = [(count, 1 if kernel_tokens <= PRECISE_TOKENS else count) for count in numbers]
         select: Callable[..., int] = variant_for
-        numbers = {select(count, self.few, most_precise) for count in counts if 0 < count <= last}
-        return [f"{VARIANTS[number]}-{self.format}" for number in sorted(numbers)]
+        chosen = {
+            select(count, kernel, self.few, self.few_fast, most_precise)
+            for count, kernel in counts
+            if count and kernel <= self.most
+        }
+        return [f"{VARIANTS[number]}-{self.format}" for number in sorted(chosen)]
 
 
 class VariantTable:
@@ -47,24 +73,27 @@ class VariantTable:
     def arguments(self, format: str, columns: int, rows: Rows, most_tokens: int, is_precise: bool) -> dict[str, object]:
         """Return the kernel arguments by which a matrix product finds its variants."""
         table = self._tables.setdefault(format, np.zeros(len(VARIANTS), np.int64))
-        product = VariantProduct(format, few_tokens(format, columns), rows, most_tokens, is_precise)
+        few, fast = few_tokens(format, columns), few_fast(format, columns)
+        product = VariantProduct(format, few, fast, rows, most_tokens, is_precise)
         self._products[product] = None
-        return {"variants": table, "few_tokens": product.few}
+        return {"variants": table, "few_tokens": few, "few_fast": fast}
 
-    def names(self, tokens: int, wanted: int, most_precise: int) -> list[str]:
-        """List the kernels that a run needs.
-
-        tokens: number of tokens of the run; wanted: requested logits; most_precise: the most tokens whose activations
-        keep 16 bits.
-        """
-        run = tokens, wanted, most_precise
-        return [*dict.fromkeys(name for product in self._products for name in product.variants(*run))]
+    def names(self, run: RunShape) -> list[str]:
+        """List the kernels that a run needs."""
+        return [*dict.fromkeys(name for product in self._products for name in product.variants(run))]
 
     def all_names(self) -> list[str]:
         """List the kernels of all possible runs, those of the most frequent first runs at the front."""
-        counts = {1, 2, *(count for product in self._products for count in (product.few + 1, product.most))}
-        runs = [*FIRST_RUNS, *((count, count, precise) for count in sorted(counts) for precise in (EVERY, 1))]
-        return [*dict.fromkeys(name for run in runs for name in self.names(*run))]
+        limits = {1, *self.limits, *(product.most for product in self._products)}
+        numbers = sorted(limits | {limit + 1 for limit in limits})
+        shapes = [(number, number, precise) for number in numbers for precise in (EVERY, 1)] + [(2, 1, EVERY)]
+        runs = [*FIRST_RUNS, *(RunShape(count, count, kernel, kernel, precise) for count, kernel, precise in shapes)]
+        return [*dict.fromkeys(name for run in runs for name in self.names(run))]
+
+    @property
+    def limits(self) -> set[int]:
+        """The numbers of kernel_tokens above which other variants are chosen."""
+        return {limit for product in self._products for limit in (product.few, product.few_fast)}
 
     def fill(self, addresses: dict[str, int]) -> None:
         """Store the variants' addresses."""
@@ -82,15 +111,14 @@ class Loader:
     def __init__(self, library: Library, variants: VariantTable, progress: Progress | None):
         """Store the library; progress(done, total) is called while a run waits for variants, up to the first logits."""
         self.library, self._variants, self._progress = library, variants, progress
-        self._ready = set[tuple[int, int, int]]()
+        self._ready = set[RunShape]()
 
-    def prepare(self, tokens: int, wanted: int, most_precise: int) -> None:
-        """Load the variants that a run needs, see VariantTable.names. Raises LocalllmError."""
-        run = tokens, wanted, most_precise
+    def prepare(self, run: RunShape) -> None:
+        """Load the variants that a run needs. Raises LocalllmError."""
         if run not in self._ready:
-            self._load(self._variants.names(*run), self._progress)
+            self._load(self._variants.names(run), self._progress)
             self._ready.add(run)
-            if wanted:
+            if run.wanted:
                 self._progress = None
                 self.library.give_way()
 

@@ -127,7 +127,7 @@ def expert_linear(steps: Steps, operation: ExpertLinear, target: CpuTarget) -> N
     # A dense matrix of that size gets this number of slices, too: prefetched weights are lost at the end of a part.
     slices = min(max(data[0].nbytes // SLICE_BYTES, 1), max(8 * target.threads // choice.columns, 1))
     arguments |= {"linear": Address(product.kernel), "by_row": np.array(strides, np.int64)}
-    arguments |= {"by_row_count": len(strides), "run_count": steps.counts[choice.rows], "slices": slices}
+    arguments |= {"by_row_count": len(strides), "slices": slices}
     arguments |= {"active": experts.active, "active_count": experts.active_count, "expert_bytes": data.strides[0]}
     arguments |= target.scratch(max(product.scratch, CALL_BYTES + of_one))
     reads = [*product.reads, experts.active]
@@ -141,11 +141,11 @@ def product_of(steps: Steps, operation: Product, target: CpuTarget) -> Call:
     y, format = steps.new(operation.output), weight.tensor.format
     arguments = {"count": steps.counts[x.rows], "weights": target.matrix(weight), "columns": x.columns}
     arguments |= {"row_bytes": format.row_bytes(x.columns), "rows": operation.output.columns}
-    arguments |= {"y": y, "y_stride": y.stride}
+    arguments |= {"y": y, "y_stride": y.stride, "kernel_tokens": kernel_tokens(steps, x.rows)}
     if has_integers(weight):
         quantized = steps.form_of(operation, Quantized)
         arguments |= with_integers(steps, x, format.name, quantized, is_stored)
-        # the most tokens whose products are computed in rows
+        # the most kernel_tokens for which products are computed in rows
         most_tokens = LEAST_IN_TILES[format.name] - 1 if target.in_tiles else target.tokens
         arguments |= target.variants.arguments(format.name, x.columns, x.rows, most_tokens, is_stored)
         product = Call("linear_quantized", arguments, quantized.buffers, y, linear_scratch(x.columns))
@@ -203,7 +203,7 @@ def quantize(steps: Steps, operation: ActivationForm, target: CpuTarget) -> None
         "high_sums_32": sums[2],
     }
     arguments |= {"high_sums_16": sums[3], "excess": excess, "count": steps.counts[x.rows]}
-    arguments["most_precise"] = steps.header.most_precise
+    arguments |= {"most_precise": steps.header.most_precise, "kernel_tokens": kernel_tokens(steps, x.rows)}
     if target.in_tiles:
         arguments["count"] = few_count(steps, x.rows)
     parts, limit = target.share(steps.max_rows(x.rows), steps.counts[x.rows])
@@ -265,14 +265,23 @@ def pack(steps: Steps, operation: ActivationForm, target: CpuTarget) -> None:
     arguments |= {"count": steps.counts[tokens], "x": source, "stride": source.stride, "columns": x.columns}
     arguments |= {"panels": y, "slab_bytes": panels * PANEL_BYTES, "least": SOME_IN_TILES}
     arguments["most_exact"] = header.most_precise_stored if operation.exact else header.most_precise
+    arguments["kernel_tokens"] = kernel_tokens(steps, rows)
     parts, limit = target.share(steps.max_rows(rows), steps.counts[rows])
     steps.append("pack", arguments | target.scratch(TILES_SCRATCH), parts, reads, [y], limit)
     steps.forms[operation.output] = Panels(y, panels * PANEL_BYTES)
 
 
 def few_count(steps: Steps, rows: Rows) -> np.ndarray:
-    """Return the number of rows, int64 [1]. Except for experts, it is 0 in runs that are long enough for tiles."""
-    if isinstance(rows, Routed):
-        return steps.counts[rows]
+    """Return the number of rows, int64 [1]. Except for experts, it is 0 in runs whose products are in tiles."""
+    return steps.counts[rows] if isinstance(rows, Routed) else of_rows(steps.header.few_counts, rows)
+
+
+def kernel_tokens(steps: Steps, rows: Rows) -> np.ndarray:
+    """Return the number of tokens that selects the kernels for some rows, int64 [1]; for experts that of the run."""
+    return of_rows(steps.header.kernel_tokens, rows.of if isinstance(rows, Routed) else rows)
+
+
+def of_rows(numbers: np.ndarray, rows: Rows) -> np.ndarray:
+    """Return the number of two, int64 [2], that is for all tokens or for requested logits."""
     place = {ALL: 0, WANTED: 1}[rows]
-    return steps.header.few_counts[place : place + 1]
+    return numbers[place : place + 1]

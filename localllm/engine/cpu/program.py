@@ -4,18 +4,20 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from localllm.engine.cpu.kernel_variants import Loader
+from localllm.engine.cpu.kernel_variants import Loader, RunShape
 from localllm.engine.cpu.lowering import optimize_graph, target_for_this_cpu
 from localllm.engine.cpu.streaming_run import StreamingRunner
+from localllm.engine.cpu.target import CpuTarget
 from localllm.engine.cpu.threads import Threads
 from localllm.engine.lower.steps import StepPlaces
 from localllm.engine.lower.tape import Tape
 from localllm.engine.memory.cache import Reserved
-from localllm.engine.operations.operation import Crossing, Operation, lower_operations
-from localllm.engine.run import Header, Span, TextSpan
+from localllm.engine.operations.operation import Crossing, Operation, Product, lower_operations
+from localllm.engine.run import PRECISE_TOKENS, Header, Span, TextSpan
 from localllm.errors import NOT_NUMBERS, ModelError
 from localllm.kernels.build.library import Library
 from localllm.kernels.build.objects import Progress
+from localllm.kernels.cpu import ALL_IN_TILES, FEW_IN_FLOAT32, LEAST_IN_TILES, SUB_BLOCK
 
 
 class Program:
@@ -23,14 +25,16 @@ class Program:
 
     Attributes:
         warning: a line for the user about the kernels, or None.
+        kernel_limits: see Backend.
         prepare_all: waits for all kernels that a run may need, which are otherwise compiled in the background.
     """
 
     def __init__(
         self, header: Header, threads: Threads, vocab_size: int, loader: Loader, memory: Sequence[Reserved] = (),
-        streaming: StreamingRunner | None = None,
+        streaming: StreamingRunner | None = None, kernel_limits: Sequence[int] = (),
     ):  # fmt: skip
         """Store the parts; memory: memory of a run's buffers; streaming: runs the tape in slices."""
+        self.kernel_limits = kernel_limits
         self._memory, self._walk = memory, (streaming or threads).run
         self.warning, self.prepare_all = loader.library.warning, loader.prepare_all
         self._header, self._threads, self._vocab_size, self._loader = header, threads, vocab_size, loader
@@ -69,7 +73,8 @@ class Program:
     def _compute(self, logits: np.ndarray) -> np.ndarray:
         """Run the tape once, which writes into `logits`, and return them."""
         tokens, wanted, _, most_precise, *_ = self._header.numbers.tolist()
-        self._loader.prepare(tokens, wanted, most_precise)
+        kernel_tokens, kernel_wanted = self._header.kernel_tokens.tolist()
+        self._loader.prepare(RunShape(tokens, wanted, kernel_tokens, kernel_wanted, most_precise))
         self._walk()
         if self._header.flaws[0]:
             raise ModelError(NOT_NUMBERS)
@@ -105,4 +110,16 @@ def compile_program(
     vocab_size = operations[-1].output.columns
     of_runs = [region for region in tape.memory if isinstance(region, Reserved)]
     streaming = StreamingRunner(walkers, tape.steps) if streams else None
-    return Program(places.header, walkers, vocab_size, Loader(library, target.variants, progress), of_runs, streaming)
+    loader, limits = Loader(library, target.variants, progress), kernel_limits(operations, target)
+    return Program(places.header, walkers, vocab_size, loader, of_runs, streaming, limits)
+
+
+def kernel_limits(operations: Sequence[Operation], target: CpuTarget) -> list[int]:
+    """Return the numbers of tokens above which some matrix product of a model uses other kernels, ascending."""
+    formats = {operation.weight.tensor.format.name for operation in operations if isinstance(operation, Product)}
+    limits = {PRECISE_TOKENS, *target.variants.limits}
+    if any(name not in SUB_BLOCK for name in formats):
+        limits.add(FEW_IN_FLOAT32)
+    if target.in_tiles:
+        limits |= {LEAST_IN_TILES.get(name, ALL_IN_TILES) - 1 for name in formats}
+    return sorted(limit for limit in limits if limit <= PRECISE_TOKENS)

@@ -27,7 +27,7 @@ from localllm.errors import UnsupportedError
 class CudaBackend:
     """A model on a GPU, a localllm.engine.backend.Backend."""
 
-    rotates_keys = False
+    rotates_keys, kernel_limits = False, ()
 
     def __init__(
         self, card: Card, operations: list[Operation], states: Sequence[State], context: int, options: EngineOptions,

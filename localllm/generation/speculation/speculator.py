@@ -29,18 +29,20 @@ class AnswerSpan(NamedTuple):
 
     Attributes:
         is_end: whether the answer's tokens are all read then, so that the next one can be drawn.
+        kernel_tokens: see localllm.engine.run.
     """
 
     answering: Completion
     ids: list[int]
     draft: Sequence[int] = ()
     is_end: bool = True
+    kernel_tokens: int = 1
 
 
-def span_of(answering: Completion, count: int) -> AnswerSpan:
+def span_of(answering: Completion, count: int, kernel_tokens: int) -> AnswerSpan:
     """Return the next `count` unread tokens of an answer and its prompt."""
     cached, ids = answering.computed_tokens, answering.ids
-    return AnswerSpan(answering, ids[cached : cached + count], is_end=cached + count == len(ids))
+    return AnswerSpan(answering, ids[cached : cached + count], (), cached + count == len(ids), kernel_tokens)
 
 
 def logits_for(work: list[AnswerSpan]) -> str:

@@ -68,8 +68,10 @@ TOKENS_AT_ONCE = (4, INTEGER_TILE[1], FLOAT_TILE[1])  # products round up the nu
 # The rows of an expert are rounded up to a multiple of this, so that products do not touch those of the next expert. A
 # single row is not rounded up.
 EXPERT_ROWS = lcm(*TOKENS_AT_ONCE)
+PRECISE_TOKENS = 128  # most tokens of a run whose activations keep 16 bits
 CALL_BYTES = 256  # of scratch memory, for the arguments of an expert's product
 HALVES = halves(this_lane())
+FEW_IN_FLOAT32 = 8  # most kernel_tokens for which rows of float weights are read as in decode
 FLOAT_SLAB = 256  # columns of a slab of float weights, 4 bytes each
 FLOAT_SCRATCH = 4 * 48 * FLOAT_SLAB + 4096
 PLAIN = {"F32", "F16", "BF16"}

@@ -333,9 +333,9 @@ def test_batches_say_the_same(path, count, seed, monkeypatch):
             batch, taken = model.batch(iter(requests)), Counter[int]()
             run = model.engine.run
 
-            def counted(asked, logits, precise, run=run, taken=taken):
+            def counted(asked, logits, precise, kernel_tokens, run=run, taken=taken):
                 taken.update(len(ids) for _, ids in asked if logits == "all")
-                return run(asked, logits, precise)
+                return run(asked, logits, precise, kernel_tokens)
 
             model.engine.run = counted
             for _ in batch:

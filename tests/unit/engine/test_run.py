@@ -15,7 +15,7 @@ from localllm.engine.lower.tape import Buffer, Step
 from localllm.engine.memory import cache as cache_module
 from localllm.engine.memory.cache import KVCache, Reserved
 from localllm.engine.options import EngineOptions
-from localllm.engine.run import Header, Runs, Span, TextSpan
+from localllm.engine.run import LEAST_OF_TEXTS, Header, Runs, Span, TextSpan
 from localllm.errors import MemoryLimitError, ModelError
 from localllm.kernels.arguments import PAGE
 from localllm.kernels.cpu import ALL_IN_TILES
@@ -29,7 +29,7 @@ def test_what_a_run_is_told_of_sequences(precise, most):
     store = SimpleNamespace(addresses=(101, 102, 103))
     other = SimpleNamespace(addresses=(201, 202, 203))
     spans = [Span(store, 5, np.array([7, 8, 9]), 2), Span(other, 0, np.array([4]), 0, encoded=6),
-             Span(store, 30, np.array([1, 2]), 1, ahead=10)]  # fmt: skip
+             Span(store, 30, np.array([1, 2]), 1, ahead=10, kernel_tokens=40)]  # fmt: skip
     header.fill(spans, precise, logits)
     assert header.ids.tolist() == [7, 8, 9, 4, 1, 2, 0, 0, 0]
     assert header.positions.tolist() == [5, 6, 7, 0, 30, 31, 0, 0, 0]
@@ -37,11 +37,12 @@ def test_what_a_run_is_told_of_sequences(precise, most):
     assert header.owners.tolist()[:6] == [0, 0, 0, 1, 2, 2]
     assert header.wanted.tolist()[:3] == [1, 2, 5]
     assert header.sequences[:3].tolist() == [
-        [0, 3, 8, 101, 102, 103, 0], [3, 1, 1, 201, 202, 203, 6], [4, 2, 32, 101, 102, 103, 0],
+        [0, 3, 8, 101, 102, 103, 0, 3], [3, 1, 1, 201, 202, 203, 6, 1], [4, 2, 32, 101, 102, 103, 0, 40],
     ]  # fmt: skip
     assert header.numbers.tolist() == [6, 3, 3, most, logits.ctypes.data, 0]
     named = (header.token_count, header.wanted_count, header.sequence_count, header.most_precise, header.logits)
     assert [each[0] for each in named] == [6, 3, 3, most, logits.ctypes.data]
+    assert header.kernel_tokens.tolist() == ([40, 1] if precise else [40, 3])
     header.flaws[0] = 1
     assert header.numbers[5] == 1 and header.most_precise_stored.tolist() == [9]
     header.fill(spans[:1], precise, logits)
@@ -71,13 +72,15 @@ def test_what_a_run_is_told_of_texts(precise, tokens, most):
     assert header.wanted[:3].tolist() == [1, 1 + tokens, 4 + tokens]
     tables = [pages.ctypes.data + 8 * place for place in (0, 1, 1 + own)]
     assert header.sequences[:3].tolist() == [
-        [0, 2, 2, tables[0], 0, 0, 0], [2, tokens, tokens, tables[1], 0, 0, 0], [2 + tokens, 3, 3, tables[2], 0, 0, 0],
+        [0, 2, 2, tables[0], 0, 0, 0, 2], [2, tokens, tokens, tables[1], 0, 0, 0, tokens],
+        [2 + tokens, 3, 3, tables[2], 0, 0, 0, 3],
     ]  # fmt: skip
     assert header.numbers.tolist() == [count, 3, 3, max(most, count) if precise else 128, rows.ctypes.data, 0]
+    assert header.kernel_tokens.tolist() == [max(tokens, LEAST_OF_TEXTS), LEAST_OF_TEXTS]
     header.fill_windows(np.array([2, 5, 6]))
     assert header.window_count.tolist() == [3]
     assert header.windows[:3].tolist() == [
-        [0, 2, 2, tables[0], 0, 0, 0], [2, 3, 5, tables[0], 0, 0, 2], [5, 1, 6, tables[0], 0, 0, 5],
+        [0, 2, 2, tables[0], 0, 0, 0, 2], [2, 3, 5, tables[0], 0, 0, 2, 3], [5, 1, 6, tables[0], 0, 0, 5, 1],
     ]  # fmt: skip
 
 

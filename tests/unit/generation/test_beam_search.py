@@ -295,7 +295,7 @@ def test_what_is_dropped_is_closed_at_once():
     seen = []
 
     class Watched(FakeSequences):
-        def run(self, requests, logits, precise):
+        def run(self, requests, logits, precise, kernel_tokens=()):
             seen.append((self.open(), len(requests)))
             return super().run(requests, logits, precise)
 

@@ -59,7 +59,13 @@ class Paged(FakeSequences):
         shared = {tuple(tokens[:end]) for tokens in held for end in range(PAGE, len(tokens) + 1, PAGE)}
         return PAGE * (len(shared) + sum(len(tokens) % PAGE > 0 for tokens in held)), self.count
 
-    def run(self, requests: list[tuple[FakeSequence, list[int]]], logits: str, precise: bool) -> list[np.ndarray]:
+    def run(
+        self,
+        requests: list[tuple[FakeSequence, list[int]]],
+        logits: str,
+        precise: bool,
+        kernel_tokens: list[int],
+    ) -> list[np.ndarray]:
         assert len({id(sequence) for sequence, _ in requests}) == len(requests) > 0
         places = [(len(sequence.tokens), len(ids)) for sequence, ids in requests]
         for sequence, ids in requests:
@@ -466,7 +472,7 @@ def test_both_ends_of_a_prompt_are_exact():
     def stretches(prompt: list[int]) -> list[tuple[int, int, bool]]:
         found, place, cut = [], 0, PrefillSegments(prompt, Runs(exact=8))
         while place < len(prompt):
-            begin, place, precise, _ = cut.at(place)
+            begin, place, precise, *_ = cut.at(place)
             found.append((begin, place, precise))
             assert all(cut.at(each)[:2] == (begin, place) for each in (begin, place - 1))
         return found
@@ -489,12 +495,13 @@ def test_images_are_not_cut():
     while place < len(prompt):
         found.append(stretches.at(place))
         place = found[-1].end
-    assert [tuple(each) for each in found] == [
+    assert [each[:4] for each in found] == [
         (0, 10, True, False), (10, 110, True, True), (110, 410, False, False), (410, 922, False, True),
         (922, 1010, True, True), (1010, 1024, True, False), (1024, 1210, False, False),
     ]  # fmt: skip
     assert [stretches.at(place).begin for place in (9, 10, 109, 110, 1009, 1209)] == [0, 10, 10, 110, 922, 1024]
-    assert stretches.at(1300) == (1300, 1428, True, False)
+    assert [each.kernel_tokens for each in found] == [10, 0, 300, 0, 0, 14, 186]
+    assert stretches.at(1300) == (1300, 1428, True, False, 1)
     assert [chunk_size(place, stretches.at(place), 64) for place in (0, 10, 110, 410, 1010, 1024)] == [
         10,
         0,

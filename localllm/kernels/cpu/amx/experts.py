@@ -26,7 +26,7 @@ def make_finish(product, own):
         number = (expert - argument(a, own.active)) // EXPERT_BYTES
         panel = number + argument(expert, EXPERT.first) // PANEL_TOKENS
         put(call, product.panels, argument(a, own.panels) + panel * PANEL_BYTES)
-        is_exact = load_i64(argument(a, own.run_count)) <= load_i64(argument(a, own.most_exact))
+        is_exact = load_i64(argument(a, own.kernel_tokens)) <= load_i64(argument(a, own.most_exact))
         store_i64(memory, ANY_NUMBER if is_exact else 0)
         put(call, product.most_exact, memory)
 

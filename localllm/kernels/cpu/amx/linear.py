@@ -188,11 +188,12 @@ def make_linear(product):
     @kernel
     def linear(a, part, parts, thread):
         tokens, rows = load_i64(argument(a, product.count)), argument(a, product.rows)
-        if tokens < argument(a, product.least):
+        kernel_tokens = load_i64(argument(a, product.kernel_tokens))
+        if kernel_tokens < argument(a, product.least):
             call_kernel(argument(a, product.few), a, part, parts, thread)
             return
         scratch = argument(a, product.scratch) + thread * argument(a, product.scratch_bytes)
-        exact, tiles = tokens <= load_i64(argument(a, product.most_exact)), (rows + ROWS - 1) // ROWS
+        exact, tiles = kernel_tokens <= load_i64(argument(a, product.most_exact)), (rows + ROWS - 1) // ROWS
         _, _, _, _, _, registers = places(scratch)
         configure(registers)
         end = tiles * (part + 1) // parts

@@ -9,7 +9,7 @@ any row: the i-th expert that has rows begins at panel i + first row // 16, whic
 """
 
 from localllm.kernels.arguments import EXPERT, PACK
-from localllm.kernels.cpu import PANEL_BYTES, PANEL_TOKENS, TILE_SLAB
+from localllm.kernels.cpu import PANEL_BYTES, PANEL_TOKENS, PRECISE_TOKENS, TILE_SLAB
 from localllm.kernels.cpu.amx.rows import two
 from localllm.kernels.cpu.amx.slab import PLANE_BYTES
 from localllm.kernels.cpu.amx.tiles import TILE, store_high, store_planes
@@ -39,11 +39,8 @@ def pack_panel(a, first, count, panel, exact, scratch):
 
 @device
 def pack_rows(a, first, count, panel, part, parts, exact, scratch):
-    """Pack a part's share of `count` rows, from number `first` on.
-
-    panel: number of their first panel; fewer than `least` rows are not packed.
-    """
-    panels = (count + PANEL_TOKENS - 1) // PANEL_TOKENS if count >= argument(a, PACK.least) else 0
+    """Pack a part's share of `count` rows, from number `first` on; panel: number of their first panel."""
+    panels = (count + PANEL_TOKENS - 1) // PANEL_TOKENS
     for i in range(panels * part // parts, panels * (part + 1) // parts):
         at = i * PANEL_TOKENS
         pack_panel(a, first + at, min(count - at, PANEL_TOKENS), panel + i, exact, scratch)
@@ -54,12 +51,17 @@ def pack(a, part, parts, thread):
     """Pack all tokens, or the rows of all experts, as panels; the parts share the panels, or the experts."""
     tokens, active = load_i64(argument(a, PACK.count)), argument(a, PACK.active)
     scratch = argument(a, PACK.scratch) + thread * argument(a, PACK.scratch_bytes)
-    exact = tokens <= load_i64(argument(a, PACK.most_exact))
+    kernel_tokens = load_i64(argument(a, PACK.kernel_tokens))
+    exact = kernel_tokens <= load_i64(argument(a, PACK.most_exact))
     if active == 0:
-        pack_rows(a, 0, tokens, 0, part, parts, exact, scratch)
+        if kernel_tokens >= argument(a, PACK.least):
+            pack_rows(a, 0, tokens, 0, part, parts, exact, scratch)
+        return
+    if kernel_tokens <= PRECISE_TOKENS:  # experts read rows then, see matmul/experts.py
         return
     experts = load_i64(argument(a, PACK.active_count))
     for i in range(experts * part // parts, experts * (part + 1) // parts):
         expert = active + i * EXPERT_BYTES
         first, count = argument(expert, EXPERT.first), argument(expert, EXPERT.count)
-        pack_rows(a, first, count, i + first // PANEL_TOKENS, 0, 1, exact, scratch)
+        if count >= argument(a, PACK.least):
+            pack_rows(a, first, count, i + first // PANEL_TOKENS, 0, 1, exact, scratch)

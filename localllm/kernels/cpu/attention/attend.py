@@ -21,7 +21,7 @@ from localllm.kernels.cpu import ATTEND_KEYS, ATTEND_ROWS, MOST_SPLITS
 from localllm.kernels.cpu.attention import few as attention_few
 from localllm.kernels.cpu.attention import many as attention_many
 from localllm.kernels.cpu.attention.cache_formats import STORAGE
-from localllm.kernels.cpu.attention.plan import FEW_ROWS, SPLIT_BYTES, UNIT_BYTES, first_visible
+from localllm.kernels.cpu.attention.plan import SPLIT_BYTES, UNIT_BYTES, first_visible
 from localllm.kernels.cpu.attention.scores import (
     LOG2_E,
     add_biases,
@@ -139,20 +139,27 @@ def query_scale(a):
     return argument_f32(a, ATTEND.scale) * (float32(1.0) / softcap if softcap > 0 else LOG2_E)
 
 
-@device
-def load_queries(a, first, rows, group, kv_head, key_dim, q):
-    """Load the unit's rows of q, scaled and padded with zeros.
+def make_load_queries(few):
+    """Make a function that loads a unit's rows of q, scaled and padded with zeros.
 
     Layout: [rows][padded] for few rows, [rows / TILE][padded][TILE] for many.
     """
-    head_dim, scale = argument(a, ATTEND.key_dim), query_scale(a)
-    tile, down, along = (1, 0, 4) if rows <= FEW_ROWS else (TILE, 4, TILE * 4)
-    fill(q, (rows + TILE - 1) // TILE * TILE * key_dim, float32(0.0))
-    for r in range(rows):
-        source = row_at(argument(a, ATTEND.q), argument(a, ATTEND.q_stride), first + r, group, kv_head, head_dim)
-        target = q + (r - r % tile) * key_dim * 4 + r % tile * down
-        for d in range(head_dim):
-            store_f32(target + d * along, load_f32(source + d * 4) * scale)
+    tile, down, along = (1, 0, 4) if few else (TILE, 4, TILE * 4)
+
+    @device
+    def load_queries(a, first, rows, group, kv_head, key_dim, q):
+        head_dim, scale = argument(a, ATTEND.key_dim), query_scale(a)
+        fill(q, (rows + TILE - 1) // TILE * TILE * key_dim, float32(0.0))
+        for r in range(rows):
+            source = row_at(argument(a, ATTEND.q), argument(a, ATTEND.q_stride), first + r, group, kv_head, head_dim)
+            target = q + (r - r % tile) * key_dim * 4 + r % tile * down
+            for d in range(head_dim):
+                store_f32(target + d * along, load_f32(source + d * 4) * scale)
+
+    return load_queries
+
+
+load_few_queries, load_many_queries = make_load_queries(True), make_load_queries(False)
 
 
 @device
@@ -261,7 +268,7 @@ class ManyRows(NamedTuple):
     more: int  # bytes, see `places`
 
 
-IN_FLOAT32 = ManyRows(attention_many.make_many, load_queries, device(lambda tiles: None), device(lambda: None), 0)
+IN_FLOAT32 = ManyRows(attention_many.make_many, load_many_queries, device(lambda tiles: None), device(lambda: None), 0)
 
 
 def make_unit(load_key, load_value, many):
@@ -271,23 +278,23 @@ def make_unit(load_key, load_value, many):
     """
     few_scores, add_few_values = attention_few.make_few(load_key, load_value)
     many_scores, add_many_values = many.make(load_key, load_value)
-    load_many_queries, more = many.load_queries, many.more
+    load_many, more = many.load_queries, many.more
 
     @device
-    def unit(a, group, table, kv_head, first, rows, lowest, begin, end, split, scratch, key_dim, value_dim):
+    def unit(a, group, table, kv_head, first, rows, lowest, begin, end, split, few, scratch, key_dim, value_dim):
         """Compute the attention of rows `first` to first + rows over the keys at positions begin to end.
 
-        split: the number of the part, if the context is split.
+        split: the number of the part, if the context is split; few: whether the rows read the cache directly.
         """
-        few, key_bytes, value_bytes = rows <= FEW_ROWS, argument(a, ATTEND.key_bytes), argument(a, ATTEND.value_bytes)
+        key_bytes, value_bytes = argument(a, ATTEND.key_bytes), argument(a, ATTEND.value_bytes)
         q, tiles, scores, output, states = places(scratch, key_dim, value_dim, more)
         start_rows(rows, value_dim, output, states)
         if argument(a, ATTEND.sinks) != 0 and split == 0:
             start_with_sinks(a, first, rows, group, kv_head, states)
         if few:
-            load_queries(a, first, rows, group, kv_head, key_dim, q)
+            load_few_queries(a, first, rows, group, kv_head, key_dim, q)
         else:
-            load_many_queries(a, first, rows, group, kv_head, key_dim, q)
+            load_many(a, first, rows, group, kv_head, key_dim, q)
         keys = argument(a, ATTEND.keys) + kv_head * argument(a, ATTEND.key_head_stride)
         values = argument(a, ATTEND.values) + kv_head * argument(a, ATTEND.value_head_stride)
         key, place = begin, place_of(table, begin) if begin < end else 0
@@ -334,8 +341,8 @@ def make(format_name, many=IN_FLOAT32):
             u = argument(a, ATTEND.units) + i * UNIT_BYTES
             kv_head, first, rows = argument(u, UNIT.kv_head), argument(u, UNIT.first_row), argument(u, UNIT.rows)
             begin, end, split = argument(u, UNIT.begin), argument(u, UNIT.end), argument(u, UNIT.split)
-            table, lowest = argument(u, UNIT.table), argument(u, UNIT.lowest)
-            unit(a, group, table, kv_head, first, rows, lowest, begin, end, split, scratch, key_dim, value_dim)
+            table, lowest, few = argument(u, UNIT.table), argument(u, UNIT.lowest), argument(u, UNIT.few) == 1
+            unit(a, group, table, kv_head, first, rows, lowest, begin, end, split, few, scratch, key_dim, value_dim)
             is_split = split_of(a, first // group, SPLIT.count) > 1
             for r in range(rows):
                 row, state = output + r * value_dim * 4, states + r * 128

@@ -4,8 +4,9 @@ A unit is some query rows of one sequence, one key-value head, and a range of ke
 arguments.py. With few tokens a sequence has few units, so its context is split, too, into a part for each 256 keys.
 
 A sequence's result does not depend on others in the run, if contexts of no more than SPLIT_TOKENS tokens have to be
-split. A token gets the same bits alone and together with others of its sequence, if those are at most FEW_TOKENS: its
-rows use the same kernel, and parts begin at multiples of a length that changes only at a few context lengths.
+split. A token gets the same bits alone and together with others of its sequence: SEQUENCE.kernel_tokens, not their
+number, chooses the kernel of all rows. If those are at most FEW_TOKENS, contexts are split, at multiples of a length
+that depends on the token's position only.
 """
 
 from localllm.kernels.arguments import PLAN, SEQUENCE, SPLIT, UNIT
@@ -49,7 +50,7 @@ def first_key(a, sequence, position):
 
 
 @device
-def add_unit(unit, table, kv_head, first_row, rows, lowest, begin, end, split):
+def add_unit(unit, table, kv_head, first_row, rows, lowest, begin, end, split, few):
     """Write a unit; return the address after it."""
     store_i64(unit + 8 * UNIT.table, table)
     store_i64(unit + 8 * UNIT.kv_head, kv_head)
@@ -59,12 +60,13 @@ def add_unit(unit, table, kv_head, first_row, rows, lowest, begin, end, split):
     store_i64(unit + 8 * UNIT.begin, begin)
     store_i64(unit + 8 * UNIT.end, end)
     store_i64(unit + 8 * UNIT.split, split)
+    store_i64(unit + 8 * UNIT.few, few)
     return unit + UNIT_BYTES
 
 
 @device
 def rows_at_once(count, group):
-    """Return the largest number of rows of a unit; count: tokens; group: query heads per key-value head.
+    """Return the largest number of rows of a unit; count: kernel_tokens; group: query heads per key-value head.
 
     For few tokens that is a number of whole tokens, so that each token uses the kernel that it would use alone.
     """
@@ -74,19 +76,24 @@ def rows_at_once(count, group):
 
 
 @device
-def add_sequence(a, sequence, unit, splits, span):
-    """Write the units of one sequence; return the address after them.
+def span_at(a, sequence, position):
+    """Return the keys of a part of the context of the token at a position; `lowest` and the end decide, not the run."""
+    lowest = first_key(a, sequence, position)
+    end = min(position + 1 + argument(a, PLAN.lookahead), end_seen(a, sequence))
+    most = 256 * (MOST_SPLITS - 1)  # keys, wherever they begin, are in MOST_SPLITS parts of 256 at most
+    return max((end - lowest + most - 1) // most, 1) * 256
 
-    splits: parts of the context; span: keys of a part.
+
+@device
+def add_tokens(a, sequence, unit, first, count, start, splits, span):
+    """Write the units of `count` tokens of a sequence; return the address after them.
+
+    first: the first token's index in the run; start: its position; splits: parts of the context; span: keys of a part.
     """
-    first, count, length = (
-        argument(sequence, SEQUENCE.first),
-        argument(sequence, SEQUENCE.count),
-        argument(sequence, SEQUENCE.length),
-    )
     group = argument(a, PLAN.heads) // argument(a, PLAN.kv_heads)
-    start, rows, at_once = length - count, count * group, rows_at_once(count, group)
+    rows, at_once = count * group, rows_at_once(argument(sequence, SEQUENCE.kernel_tokens), group)
     lowest, first_seen = first_key(a, sequence, start) // span * span, lowest_seen(a, sequence)
+    few, table = 1 if at_once <= FEW_ROWS else 0, argument(sequence, SEQUENCE.table)
     for kv_head in range(argument(a, PLAN.kv_heads)):
         for row in range(0, rows, at_once):
             unit_rows = min(at_once, rows - row)
@@ -94,9 +101,20 @@ def add_sequence(a, sequence, unit, splits, span):
             end = min(last + 1 + argument(a, PLAN.lookahead), end_seen(a, sequence))
             for split in range(splits):
                 lower, upper = max(begin, lowest + split * span), min(end, lowest + (split + 1) * span)
-                table = argument(sequence, SEQUENCE.table)
-                unit = add_unit(unit, table, kv_head, first * group + row, unit_rows, first_seen, lower, upper, split)
+                head_row = first * group + row
+                unit = add_unit(unit, table, kv_head, head_row, unit_rows, first_seen, lower, upper, split, few)
     return unit
+
+
+@device
+def note_splits(a, first, count, splits, slot):
+    """Write the SPLIT of `count` tokens from number `first` on; return the next free slot."""
+    for token in range(first, first + count):
+        place = argument(a, PLAN.splits) + token * SPLIT_BYTES
+        store_i64(place + 8 * SPLIT.count, splits)
+        store_i64(place + 8 * SPLIT.slot, slot)
+        slot += 1 if splits > 1 else 0
+    return slot
 
 
 @kernel
@@ -106,17 +124,20 @@ def plan(a, part, parts, thread):
     for i in range(argument(argument(a, PLAN.sequence_count), 0)):
         sequence = argument(a, PLAN.sequences) + i * SEQUENCE_BYTES
         first, count = argument(sequence, SEQUENCE.first), argument(sequence, SEQUENCE.count)
-        length = argument(sequence, SEQUENCE.length)
-        splits, span = 1, WHOLE
-        if count <= FEW_TOKENS and slot + count <= SPLIT_TOKENS:
-            lowest, end = first_key(a, sequence, length - count), end_seen(a, sequence)
-            most = 256 * (MOST_SPLITS - 1)  # keys, wherever they begin, are in MOST_SPLITS parts of 256 at most
-            span = max((end - lowest + most - 1) // most, 1) * 256
-            splits = (end - 1) // span - lowest // span + 1
-        for token in range(first, first + count):
-            place = argument(a, PLAN.splits) + token * SPLIT_BYTES
-            store_i64(place + 8 * SPLIT.count, splits)
-            store_i64(place + 8 * SPLIT.slot, slot)
-            slot += 1 if splits > 1 else 0
-        unit = add_sequence(a, sequence, unit, splits, span)
+        start, kernel_tokens = argument(sequence, SEQUENCE.length) - count, argument(sequence, SEQUENCE.kernel_tokens)
+        if kernel_tokens > FEW_TOKENS or slot + count > SPLIT_TOKENS:
+            slot = note_splits(a, first, count, 1, slot)
+            unit = add_tokens(a, sequence, unit, first, count, start, 1, WHOLE)
+            continue
+        done = 0
+        while done < count:  # tokens whose contexts have parts of the same length
+            span, end = span_at(a, sequence, start + done), done + 1
+            while end < count and span_at(a, sequence, start + end) == span:
+                end += 1
+            lowest = first_key(a, sequence, start + done)
+            seen = min(start + end + argument(a, PLAN.lookahead), end_seen(a, sequence))
+            splits = (seen - 1) // span - lowest // span + 1
+            slot = note_splits(a, first + done, end - done, splits, slot)
+            unit = add_tokens(a, sequence, unit, first + done, end - done, start + done, splits, span)
+            done = end
     store_i64(argument(a, PLAN.unit_count), (unit - argument(a, PLAN.units)) // UNIT_BYTES)

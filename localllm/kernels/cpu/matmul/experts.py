@@ -16,7 +16,7 @@ from localllm.kernels.arguments import (
     LINEAR_QUANTIZED,
     SCATTER,
 )
-from localllm.kernels.cpu import CALL_BYTES
+from localllm.kernels.cpu import CALL_BYTES, PRECISE_TOKENS
 from localllm.kernels.cpu.elementwise.rowwise import copy
 from localllm.kernels.cpu.matmul.routing import EXPERT_BYTES
 from localllm.kernels.cpu.signature import argument, device, kernel
@@ -64,13 +64,17 @@ def make_experts(product, own, most_is_address, finish=None):
         put(call, product.count, expert + 8 * EXPERT.count)
         put(call, product.scratch, argument(a, own.scratch) + CALL_BYTES)
         most = load_i64(argument(a, own.most_precise)) if most_is_address else argument(a, own.most_precise)
-        most = ANY_NUMBER if load_i64(argument(a, own.run_count)) <= most else 0
+        kernel_tokens = load_i64(argument(a, own.kernel_tokens))
+        most = ANY_NUMBER if kernel_tokens <= most else 0
         if most_is_address:
             put(call, words, most)
             most = call + words * 8
         put(call, product.most_precise, most)
+        # In a short run the number of an expert's tokens does not select its kernel: each gets the bits it gets alone.
+        put(call, words + 1, 1 if kernel_tokens <= PRECISE_TOKENS else argument(expert, EXPERT.count))
+        put(call, product.kernel_tokens, call + (words + 1) * 8)
         if finish is not None:
-            finish(a, call, expert, call + (words + 1) * 8)
+            finish(a, call, expert, call + (words + 2) * 8)
 
     @kernel
     def experts(a, part, parts, thread):

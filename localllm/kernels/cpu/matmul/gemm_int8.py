@@ -19,12 +19,16 @@ from localllm.kernels.cpu.matmul.tiles import (
     GROUP_WORDS,
     ROWS,
     VECTORS,
+    add_alone,
     columns_at,
+    continued,
     floats,
     ints,
+    make_start_second,
     make_times,
     rows_at,
     scaled,
+    scaled_alone,
     share_scales,
     start,
     start_of_both,
@@ -100,7 +104,8 @@ def make_pair(format, words):
 
     words: the offsets of the first run's words in x; those of the second are 8 bytes further.
 
-    If all tokens have the same scale for both runs, as most do (quantize.py), sums are scaled less often.
+    If all tokens have the same scale for both runs, as most do (quantize.py), sums are scaled less often. Otherwise
+    each token is still computed as among tokens like it (`apart`), so that the others do not change its bits.
     Multiplications, 192 of which are dot products:
 
         weights have one scale for 64 columns: 216, but 228 if tokens have two scales
@@ -108,7 +113,7 @@ def make_pair(format, words):
     """
     of_run, of_both = make_rescaled_dots(words), make_rescaled_dots([*words, *(word + 8 for word in words)])
     s_bytes, is_signed, has_one = 64 * SLAB // span(format), BYTE_OFFSET == 0, span(format) == PAIR
-    s_step = 0 if has_one else 64
+    start_second = make_start_second(not is_signed)
 
     @inlined
     def run(w, x, x_stride, n, stride):
@@ -124,13 +129,22 @@ def make_pair(format, words):
         return of_token(totals, products, c, 2 * stride)
 
     @inlined
-    def pair(totals, w, s, x, x_stride, c, n, stride, tokens):
-        if share_scales(c, 2 * stride, tokens):
+    def apart(totals, w, s, x, x_stride, c, n, stride):
+        sums, w2, x2, n2, c2 = run(w, x, x_stride, n, stride), w + 16 * 8, x + 8, n + 4, c + 8
+        if has_one:
+            totals = scaled_alone(totals, sums, s, s_bytes, c, 2 * stride)
+            both = of_run(start_second(sums, n2, stride, c, 2 * stride), w2, 16 * SLAB, x2, x_stride)
+            return scaled(totals, both, s, s_bytes, c2, 2 * stride)
+        products = first(totals, sums, s, s_bytes)
+        totals = add_alone(totals, products, c, 2 * stride)
+        products = continued(products, run(w2, x2, x_stride, n2, stride), s + 64, s_bytes, c, 2 * stride)
+        return of_token(totals, products, c2, 2 * stride)
+
+    @inlined
+    def pair(totals, w, s, x, x_stride, c, n, stride):
+        if share_scales(c, 2 * stride):
             return together(totals, w, s, x, x_stride, c, n, stride)
-        for half in range(2):
-            sums = run(w + 16 * 8 * half, x + 8 * half, x_stride, n + 4 * half, stride)
-            totals = scaled(totals, sums, s + s_step * half, s_bytes, c + 8 * half, 2 * stride)
-        return totals
+        return apart(totals, w, s, x, x_stride, c, n, stride)
 
     return pair
 
@@ -141,16 +155,14 @@ def make_tile(format):
     has_chunks = format.chunk is not None
 
     @inlined
-    def tile(totals, columns, w, s, x, x_stride, c, n, stride, tokens):
+    def tile(totals, columns, w, s, x, x_stride, c, n, stride):
         for i in range(columns // 256 * 4):
             k = i // 4 * 256 + i % 4 * 16
-            totals = group(totals, w + 16 * k, s + i * s_step, x + k, x_stride, c + i * 16, n + i * 8, stride, tokens)
+            totals = group(totals, w + 16 * k, s + i * s_step, x + k, x_stride, c + i * 16, n + i * 8, stride)
         if has_chunks:
             for i in range(columns // 256 * 4, columns // 64):
                 k = i * 64
-                totals = chunk(
-                    totals, w + 16 * k, s + i * s_step, x + k, x_stride, c + i * 16, n + i * 8, stride, tokens
-                )
+                totals = chunk(totals, w + 16 * k, s + i * s_step, x + k, x_stride, c + i * 16, n + i * 8, stride)
         return totals
 
     return tile
@@ -168,6 +180,6 @@ def make_fast_slab(format):
         s, width = scratch + VECTORS * 16 * SLAB, argument(a, LINEAR.columns)
         x, c = argument(a, LINEAR.high) + place, argument(a, LINEAR.scales) + place // 4
         n = argument(a, LINEAR.excess) + place // 8
-        return product(totals, columns, scratch, s, x, width, c, n, width // 8, tokens)
+        return product(totals, columns, scratch, s, x, width, c, n, width // 8)
 
     return make_slab(format, make_unpack_tile(format), multiply)

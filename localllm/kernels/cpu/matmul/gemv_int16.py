@@ -94,7 +94,7 @@ def make_store_unit(in_pairs):
 
 
 def make_store_words(format):
-    """Make a function (arguments, words, tokens) that stores all activations as words, unit by unit."""
+    """Make a function (arguments, words, first, tokens) that stores activations of tokens as words, unit by unit."""
     in_pairs = READERS[format.name].in_pairs
     store_unit, runs_at_once = make_store_unit(in_pairs), 2 if in_pairs else 1
 
@@ -105,10 +105,10 @@ def make_store_words(format):
             store_unit(high + at, low + at, 8 * runs, 4 * runs, words + RUN * runs_at_once * unit)
 
     @device
-    def store_words(a, words, tokens):
+    def store_words(a, words, first, tokens):
         columns = argument(a, LINEAR.columns)
         whole = columns // 256 * 256
-        for token in range(tokens):
+        for token in range(first, first + tokens):
             high, low = argument(a, LINEAR.high) + token * columns, argument(a, LINEAR.low) + token * columns
             for column in range(0, whole, 256):
                 store_runs(high + column, low + column, 8, words + 2 * column)
@@ -314,29 +314,29 @@ def make_one_in_words(format, rows):
     (arguments, words) stores its activations as words; (arguments, w, step, y, words) multiplies `rows` rows.
     """
     store, product = make_store_words(format), make_rows_in_words(format, rows)
-    prepare = device(lambda a, words: store(a, words, 1))
+    prepare = device(lambda a, words: store(a, words, 0, 1))
     return prepare, inlined(lambda a, w, step, y, words: product(a, w, step, y, words, 0))
 
 
 def make_few_in_words(format, rows):
-    """Make a function (arguments, w, step, y, tokens, words) that multiplies `rows` rows with any number of tokens.
+    """Make a function (arguments, w, step, y, first, tokens, words) that multiplies `rows` rows with some tokens.
 
     Weights are unpacked once for every four tokens.
     """
     four, three, two, one = (make_rows_in_words(format, rows, tokens) for tokens in (4, 3, 2, 1))
 
     @inlined
-    def few(a, w, step, y, tokens, words):
+    def few(a, w, step, y, first, tokens, words):
         distance, y_stride, token = 2 * argument(a, LINEAR.columns), argument(a, LINEAR.y_stride), 0
         while token + 4 <= tokens:
-            four(a, w, step, y + token * y_stride, words + token * distance, token)
+            four(a, w, step, y + token * y_stride, words + token * distance, first + token)
             token += 4
         y, words = y + token * y_stride, words + token * distance
         if tokens - token == 3:
-            three(a, w, step, y, words, token)
+            three(a, w, step, y, words, first + token)
         elif tokens - token == 2:
-            two(a, w, step, y, words, token)
+            two(a, w, step, y, words, first + token)
         elif tokens - token == 1:
-            one(a, w, step, y, words, token)
+            one(a, w, step, y, words, first + token)
 
     return few

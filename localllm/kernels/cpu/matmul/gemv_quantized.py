@@ -35,12 +35,14 @@ def make_ask_for(size, locality):
 
 
 @inlined
-def activations(a, sums):
-    """Return the addresses of the first token's high plane, low plane, scales and sums.
+def activations(a, sums, token=0):
+    """Return the addresses of a token's high plane, low plane, scales and sums.
 
     sums: the argument with the sums.
     """
-    return argument(a, LINEAR.high), argument(a, LINEAR.low), argument(a, LINEAR.scales), argument(a, sums)
+    x, n = token * argument(a, LINEAR.columns), token * argument(a, LINEAR.columns) // 4
+    high, low = argument(a, LINEAR.high) + x, argument(a, LINEAR.low) + x
+    return high, low, argument(a, LINEAR.scales) + n, argument(a, sums) + n
 
 
 def make_each(function, rows):
@@ -124,9 +126,10 @@ def make_take(format, shape, read, rows, planes):
 
 
 def make_row(format, rows, planes):
-    """Make a function (arguments, w, step, y, tokens, scratch) that multiplies `rows` rows with a few tokens.
+    """Make a function (arguments, w, step, y, first, tokens, scratch) that multiplies `rows` rows with a few tokens.
 
-    y: address of the first token's results; planes: 2, or 1 for the high plane. Totals are kept in scratch memory.
+    y: address of the first token's results; first: the first token; planes: 2, or 1 for the high plane. Totals are kept
+    in scratch memory.
     """
     steps, fetch = RowTotals(group_shape(format), rows, planes), make_fetch(format, rows)
     take_group = make_take(format, group_shape(format), make_group, rows, planes)
@@ -136,11 +139,11 @@ def make_row(format, rows, planes):
     fetch_chunk, sums = make_ask_for(rows * chunk_bytes, 2), LINEAR.sums if planes == 2 else LINEAR.high_sums
 
     @inlined
-    def row(a, w, step, y, tokens, scratch):
+    def row(a, w, step, y, first, tokens, scratch):
         columns, ahead = argument(a, LINEAR.columns), w + (rows - 1) * step + AHEAD
         for t in range(tokens):
             clear(scratch + t * size)
-        x, low, c, n = activations(a, sums)
+        x, low, c, n = activations(a, sums, first)
         for _ in range(columns // 256):
             fetch(w, step, ahead)
             take_group(w, step, x, low, c, n, columns, tokens, scratch)

@@ -16,15 +16,17 @@ ONE, FEW, FEW_FAST, PRECISE, FAST = range(len(VARIANTS))
 # Rows that are read together for several tokens. Four, if there are registers for them: the activations of many tokens
 # come from the L2 cache, and four rows share each load: 0.8 of the time of two rows at 16 tokens.
 TOGETHER = 4 if this_lane().has_512_bits else 2
-# Most tokens for which rows are read as in decode, by the size of a sub-block. Compared with register tiles, of six
-# tokens each, rows of Q4_K in both planes take 0.78 of the time at 24 tokens, 0.9 at 48; Q8_0 0.77, 0.91; Q4_0 0.9,
-# 0.97; Q6_K 0.97, and at 36 1.04.
-FEW_WITH_512_BITS, FEW_OTHERWISE = {32: 48, 16: 30}, {32: 20, 16: 20}
+# Most tokens for which rows are read as in decode, in both planes. With 512 bits rows are as fast as register tiles of
+# six tokens: in turn on a Zen 4, of the time of tiles at 16, 64 and 128 tokens Q4_K takes 0.76, 0.91 and 1.03, Q6_K
+# 0.74, 0.87 and 0.83, Q8_0 0.72, 1.0 and 1.0, Q3_K 0.77, 0.87 and 0.90. Otherwise by the size of a sub-block.
+FEW_WITH_512_BITS, FEW_OTHERWISE = 128, {32: 20, 16: 20}
 FEW_WITH_CHUNKS = 20  # if a row ends in chunks of 64 columns: 576 columns of Q4_1 take 0.87 in tiles at 24, 0.75 at 48
+# The same in the high plane, where tiles have weights as bytes.
+FEW_IN_ONE_PLANE = {32: 48, 16: 30}
 
 
 def few_tokens(format_name: str, columns: int, of: Lane | None = None) -> int:
-    """Return the largest number of tokens for which rows of `columns` weights are read as in decode.
+    """Return the largest number of tokens for which rows of `columns` weights are read as in decode, in both planes.
 
     of: the lane, by default this computer's.
     """
@@ -33,18 +35,25 @@ def few_tokens(format_name: str, columns: int, of: Lane | None = None) -> int:
         return MOST_IN_WORDS
     if columns % 256:
         return FEW_WITH_CHUNKS
-    few = FEW_WITH_512_BITS if lane.has_512_bits else FEW_OTHERWISE
-    return few[SUB_BLOCK[format_name]]
+    return FEW_WITH_512_BITS if lane.has_512_bits else FEW_OTHERWISE[SUB_BLOCK[format_name]]
 
 
-def variant_for(tokens, few, most_precise):
+def few_fast(format_name: str, columns: int, of: Lane | None = None) -> int:
+    """Return the largest number of tokens for which rows are read as in decode, in the high plane; see few_tokens."""
+    lane = of or this_lane()
+    few = few_tokens(format_name, columns, lane)
+    return min(few, FEW_IN_ONE_PLANE[SUB_BLOCK[format_name]]) if lane.has_512_bits else few
+
+
+def variant_for(tokens, kernel_tokens, few, few_fast, most_precise):
     """Return the index in VARIANTS of the kernel for `tokens` tokens, at least 1.
 
-    few: as few_tokens returns it; most_precise: number of tokens up to which both planes are multiplied. Kernels
-    compile this function, too, so its parameters have no type annotations.
+    kernel_tokens: the number of tokens that decides; few, few_fast: as few_tokens and few_fast return them;
+    most_precise: number of kernel_tokens up to which both planes are multiplied. Kernels compile this function, too, so
+    its parameters have no type annotations.
     """
-    if tokens == 1:
+    if tokens == 1 and kernel_tokens == 1:
         return ONE
-    if tokens <= few:
-        return FEW if tokens <= most_precise else FEW_FAST
-    return PRECISE if tokens <= most_precise else FAST
+    if kernel_tokens <= most_precise:
+        return PRECISE if kernel_tokens > few else (ONE if tokens == 1 else FEW)
+    return FAST if kernel_tokens > few_fast else FEW_FAST

@@ -1,16 +1,16 @@
 """y = W x in float32, for float weights and, not optimized, for block formats without integer kernels.
 
 - one token: four rows are read side by side
-- up to 8 tokens: each row is read once, as a stream (a row of blocks is converted to float32 first), and 4 tokens share
-  each load
-- more tokens: a slab of rows is transposed, so that a vector holds one column of 16 rows, and multiplied with all
+- up to 8 kernel_tokens: each row is read once, as a stream (a row of blocks is converted to float32 first), and 4
+  tokens share each load
+- more: a slab of rows is transposed, so that a vector holds one column of 16 rows, and multiplied with all
   tokens in register tiles
 - large batches: BF16 weights are multiplied with activations rounded to BF16, if the CPU can (error 3e-6, twice the
   speed), and F16 weights as in gemm_f16_words.py
 """
 
 from localllm.kernels.arguments import LINEAR_FLOAT as LINEAR
-from localllm.kernels.cpu import FLOAT_SLAB, HALVES
+from localllm.kernels.cpu import FEW_IN_FLOAT32, FLOAT_SLAB, HALVES
 from localllm.kernels.cpu.matmul.gemm_f16_words import make_prefill_words
 from localllm.kernels.cpu.matmul.tiles_f32 import (
     COLUMNS,
@@ -47,7 +47,6 @@ AHEAD = 2048
 # this, at 13 row by row; two rows are 5 % slower than four. Prefetches follow the order of the file; row by row they
 # are 15 % slower.
 TOGETHER = 4
-FEW = 8  # most tokens for which rows are read as in decode
 
 PLAIN = {
     "F32": (4, load_f32, load_f32x16),
@@ -171,7 +170,7 @@ def make_one_token(format_name):
 
 
 def make_few(format_name, load_row):
-    """Make a function that multiplies rows with up to FEW tokens: row by row, 4 tokens at a time."""
+    """Make a function that multiplies rows with tokens row by row, 4 tokens at a time."""
     plain = format_name in PLAIN
     one_token = make_one_token(format_name) if plain else None
     dot_1, dot_4 = (make_dot(tokens, *PLAIN[format_name if plain else "F32"]) for tokens in (1, 4))
@@ -273,14 +272,15 @@ def make(format_name):
     @kernel
     def linear(a, part, parts, thread):
         tokens, rows = load_i64(argument(a, LINEAR.count)), argument(a, LINEAR.rows)
+        kernel_tokens = load_i64(argument(a, LINEAR.kernel_tokens))
         scratch = argument(a, LINEAR.scratch) + thread * argument(a, LINEAR.scratch_bytes)
-        if tokens <= FEW:
+        if kernel_tokens <= FEW_IN_FLOAT32:
             if tokens > 0:
                 few(a, rows * part // parts, rows * (part + 1) // parts, tokens, scratch)
             return
         slabs = (rows + 16 * COLUMNS - 1) // (16 * COLUMNS)
         first, last = slabs * part // parts, slabs * (part + 1) // parts
-        if has_halves and argument(a, LINEAR.halves) != 0 and tokens > argument(a, LINEAR.most_precise):
+        if has_halves and argument(a, LINEAR.halves) != 0 and kernel_tokens > argument(a, LINEAR.most_precise):
             prefill_halves(a, first, last, tokens, scratch)
         else:
             prefill(a, first, last, tokens, scratch)

@@ -4,9 +4,9 @@
 - more tokens (prefill): a tile of rows is unpacked once, to bytes, and multiplied with all tokens in registers
   (tiles.py); arithmetic is the limit
 
-Up to `most_precise` tokens, both planes of the activations are multiplied, which is practically exact (gemm_int16.py).
-Larger batches use the high plane alone, as other programs do, and weights requantized to bytes (gemm_int8.py). One
-token always uses both planes. kernel_variants.py chooses.
+Up to `most_precise` kernel_tokens, both planes of the activations are multiplied, which is practically exact
+(gemm_int16.py). Larger batches use the high plane alone, as other programs do, and weights requantized to bytes
+(gemm_int8.py). One token always uses both planes. kernel_variants.py chooses.
 
 A tile is unpacked slab by slab, at most SLAB columns, which stay in the L1 or L2 cache while all tokens are multiplied
 with them. Sums wait in y from one slab to the next.
@@ -71,19 +71,27 @@ def make_few(format, together, planes):
 
     planes: 2, or 1 for the high plane.
     """
-    prepare, row = device(lambda a, scratch, tokens: None), make_row(format, together, planes)
+    prepare, row = device(lambda a, scratch, first, tokens: None), make_row(format, together, planes)
     if planes == 2 and has_words(format.name, tokens=2):
         prepare, row = make_store_words(format), make_few_in_words(format, together)
 
     @device
-    def few(a, first, last, tokens, scratch):
-        prepare(a, scratch, tokens)
+    def some(a, first, last, token, tokens, scratch):
+        prepare(a, scratch, token, tokens)
         row_bytes, r = argument(a, LINEAR.row_bytes), first
         while r < last:
             w, y = argument(a, LINEAR.weights) + r * row_bytes, argument(a, LINEAR.y) + r * 4
             step = row_bytes if r + together <= last else 0  # one row repeatedly; extra results are overwritten
-            row(a, w, step, y, tokens, scratch)
+            row(a, w, step, y + token * argument(a, LINEAR.y_stride), token, tokens, scratch)
             r += together if step else 1
+
+    @device
+    def few(a, first, last, tokens, scratch):
+        most = argument(a, LINEAR.few_tokens)  # for which there is scratch memory
+        times = (tokens + most - 1) // most
+        for i in range(times):  # the part's weights come from the L2 cache from the second time on
+            token = tokens * i // times
+            some(a, first, last, token, tokens * (i + 1) // times - token, scratch)
 
     return few
 
@@ -173,8 +181,9 @@ choose = device(variant_for)
 
 @kernel
 def linear_quantized(a, part, parts, thread):
-    """Call the kernel variant for the number of tokens."""
-    tokens = load_i64(argument(a, LINEAR.count))
+    """Call the kernel variant that the number of tokens and kernel_tokens choose."""
+    tokens, kernel_tokens = load_i64(argument(a, LINEAR.count)), load_i64(argument(a, LINEAR.kernel_tokens))
     if tokens > 0:
-        variant = choose(tokens, argument(a, LINEAR.few_tokens), load_i64(argument(a, LINEAR.most_precise)))
+        few, fast = argument(a, LINEAR.few_tokens), argument(a, LINEAR.few_fast)
+        variant = choose(tokens, kernel_tokens, few, fast, load_i64(argument(a, LINEAR.most_precise)))
         call_kernel(load_i64(argument(a, LINEAR.variants) + variant * 8), a, part, parts, thread)

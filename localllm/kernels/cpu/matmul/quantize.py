@@ -148,7 +148,7 @@ def quantize(a, part, parts, thread):
     """Quantize all tokens. The parts share the tokens."""
     columns, stride = argument(a, QUANTIZE.columns), argument(a, QUANTIZE.stride)
     whole, tokens = columns // 256 * 8, load_i64(argument(a, QUANTIZE.count))
-    in_pairs = tokens > load_i64(argument(a, QUANTIZE.most_precise))
+    in_pairs = load_i64(argument(a, QUANTIZE.kernel_tokens)) > load_i64(argument(a, QUANTIZE.most_precise))
     for token in range(tokens * part // parts, tokens * (part + 1) // parts):
         row = argument(a, QUANTIZE.x) + token * stride
         for run in range(0, columns // 32, 2):

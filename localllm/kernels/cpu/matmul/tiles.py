@@ -106,9 +106,9 @@ def start_of_both(builder, excess, stride):
     return started(builder, [builder.add(*pair) for pair in pairs])
 
 
-@operation(types.boolean, int64, int64, int64)
-def share_scales(builder, c, stride, tokens):
-    """Return whether there are TOKENS tokens, and each has the same scale for two consecutive runs.
+@operation(types.boolean, int64, int64)
+def share_scales(builder, c, stride):
+    """Return whether each token has the same scale for two consecutive runs.
 
     c: address of the first token's scales, each stored twice; stride: bytes between tokens.
     """
@@ -116,8 +116,66 @@ def share_scales(builder, c, stride, tokens):
     for both in loads(builder, builder.add(c, I64(4)), stride, TOKENS, I64):
         swapped = builder.or_(builder.shl(both, I64(32)), builder.lshr(both, I64(32)))
         different = builder.or_(different, builder.xor(both, swapped))
-    are_there = builder.icmp_signed(">=", tokens, I64(TOKENS))
-    return builder.and_(are_there, builder.icmp_signed("==", different, I64(0)))
+    return builder.icmp_signed("==", different, I64(0))
+
+
+def have_one_scale(builder, c, stride):
+    """Return, in all lanes of each vector of a tile, whether its token has the same scale for two consecutive runs."""
+    pairs = zip(*(loads(builder, builder.add(c, I64(at)), stride, TOKENS, I32) for at in (0, 8)), strict=True)
+    splats = ([splat_value(builder, i32x16.llvm, scale) for scale in pair] for pair in pairs)
+    equal = [builder.icmp_signed("==", *pair) for pair in splats]
+    return [equal[t] for t, _ in PLACES]
+
+
+def make_start_second(has_excess):
+    """Return an intrinsic (sums, excess, stride, c, c_stride) -> initial sums of the second of two runs.
+
+    sums: of the first run, with which tokens go on that have one scale for both runs. excess, stride: as in `start`, of
+    the second run, if has_excess; c, c_stride: as in share_scales.
+    """
+
+    @operation(ints, ints, int64, int64, int64, int64)
+    def start_second(builder, sums, excess, stride, c, c_stride):
+        zero, are_one = ir.Constant(i32x16.llvm, None), have_one_scale(builder, c, c_stride)
+        started_sums = [builder.select(*both, zero) for both in zip(are_one, elements(builder, sums), strict=True)]
+        if has_excess:
+            values = [splat_value(builder, i32x16.llvm, v) for v in loads(builder, excess, stride, TOKENS, I32)]
+            started_sums = [builder.add(v, values[t]) for v, (t, _) in zip(started_sums, PLACES, strict=True)]
+        return as_tuple(builder, started_sums)
+
+    return start_second
+
+
+@operation(floats, floats, ints, int64, int64, int64, int64)
+def scaled_alone(builder, totals, sums, s, s_stride, c, c_stride):
+    """Return `scaled` for tokens with two scales, and the totals of the others; see share_scales."""
+    rows = rows_at(builder, s, s_stride)
+    products = zip(elements(builder, sums), rows, strict=True)
+    products = [builder.fmul(builder.sitofp(value, f32x16.llvm), row) for value, row in products]
+    return as_tuple(builder, added_alone(builder, elements(builder, totals), products, c, c_stride))
+
+
+@operation(floats, floats, floats, int64, int64)
+def add_alone(builder, totals, products, c, c_stride):
+    """Return totals + products * scales for tokens with two scales, and the totals of the others."""
+    return as_tuple(builder, added_alone(builder, elements(builder, totals), elements(builder, products), c, c_stride))
+
+
+def added_alone(builder, totals, products, c, c_stride):
+    """Emit `add_alone` for lists of vectors."""
+    columns, are_one = columns_at(builder, c, c_stride), have_one_scale(builder, c, c_stride)
+    sums = [multiply_add(builder, *each) for each in zip(products, columns, totals, strict=True)]
+    return [builder.select(*each) for each in zip(are_one, totals, sums, strict=True)]
+
+
+@operation(floats, floats, ints, int64, int64, int64, int64)
+def continued(builder, products, sums, s, s_stride, c, c_stride):
+    """Return products + sums * (scales of the rows at s); for tokens with two scales without the products."""
+    rows, zero = rows_at(builder, s, s_stride), ir.Constant(f32x16.llvm, None)
+    are_one = have_one_scale(builder, c, c_stride)
+    begun = [builder.select(*both, zero) for both in zip(are_one, elements(builder, products), strict=True)]
+    values = [builder.sitofp(value, f32x16.llvm) for value in elements(builder, sums)]
+    return as_tuple(builder, [multiply_add(builder, *each) for each in zip(values, rows, begun, strict=True)])
 
 
 @operation(floats, floats, ints, int64, int64, int64, int64)

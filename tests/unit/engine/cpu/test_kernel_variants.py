@@ -1,5 +1,6 @@
 """Products of quantized weights: that a run has those that it needs, and that the others come behind it."""
 
+import itertools
 import shutil
 import sys
 from collections.abc import Iterable
@@ -12,11 +13,11 @@ from engines import open_engine
 from project import ROOT
 
 from localllm.engine.cpu import lowering
-from localllm.engine.cpu.kernel_variants import EVERY, VariantTable
+from localllm.engine.cpu.kernel_variants import EVERY, RunShape, VariantTable
 from localllm.engine.operations.activation import ALL, WANTED, Routed, Rows
 from localllm.kernels.build import objects
 from localllm.kernels.build.library import Library, Progress
-from localllm.kernels.cpu.matmul.kernel_variants import VARIANTS, few_tokens, variant_for
+from localllm.kernels.cpu.matmul.kernel_variants import VARIANTS, few_fast, few_tokens, variant_for
 
 sys.path.insert(0, str(ROOT / "scripts" / "measure"))
 from make_synthetic import SHAPES, write_model
@@ -25,37 +26,43 @@ PROMPT = [*range(1, 11)]  # few enough for every lane to read rows as in decode
 ROUTED = Routed("routed", None, ALL)  # type: ignore[arg-type]
 
 
-def called(format: str, columns: int, counts: range, most_precise: int) -> set[str]:
-    """What the kernel calls for so many tokens, one number after the other."""
-    few = few_tokens(format, columns)
-    return {f"{VARIANTS[variant_for(count, few, most_precise)]}-{format}" for count in counts}
+def called(format: str, columns: int, counts: Iterable[tuple[int, int]], most_precise: int) -> set[str]:
+    """Return what the kernel calls for some pairs of tokens and kernel_tokens."""
+    limits = few_tokens(format, columns), few_fast(format, columns)
+    return {f"{VARIANTS[variant_for(*count, *limits, most_precise)]}-{format}" for count in counts}
 
 
-def needed(format: str, columns: int, rows: Rows, tokens: int, most_precise: int) -> set[str]:
-    """What a run is said to need: of so many tokens, with one row of logits."""
+def needed(format: str, columns: int, rows: Rows, run: RunShape) -> set[str]:
+    """Return what a run with one row of logits loads."""
     variants = VariantTable()
     variants.arguments(format, columns, rows, 512, False)
-    names = variants.names(tokens, 1, most_precise)
+    names = variants.names(run)
     assert set(names) <= set(variants.all_names())
     return set(names)
 
 
 @pytest.mark.parametrize("most_precise", [1, 128])
 @pytest.mark.parametrize(("format", "columns"), [("Q4_K", 512), ("Q6_K", 512), ("Q4_1", 576)])
-def test_a_run_has_what_its_products_call(format, columns, most_precise):
-    for tokens in (1, 2, 5, 20, 21, 30, 31, 48, 49, 128, 129, 512):
-        for rows, count in ((ALL, tokens), (WANTED, 1)):
-            exact = called(format, columns, range(count, count + 1), most_precise)
-            assert needed(format, columns, rows, tokens, most_precise) == exact
-        precise = EVERY if tokens <= most_precise else 0  # which the run decides, not the rows of an expert
-        exact = called(format, columns, range(1, tokens + 1), precise)
-        assert needed(format, columns, ROUTED, tokens, most_precise) == exact
+def test_a_run_loads_what_its_products_call(format, columns, most_precise):
+    for tokens, kernel_tokens in itertools.product((1, 2, 5, 20, 21, 30, 31, 48, 49, 128, 129, 512), repeat=2):
+        run = RunShape(tokens, 1, kernel_tokens, 1, most_precise)
+        assert needed(format, columns, ALL, run) == called(format, columns, [(tokens, kernel_tokens)], most_precise)
+        assert needed(format, columns, WANTED, run) == called(format, columns, [(1, 1)], most_precise)
+        precise = EVERY if kernel_tokens <= most_precise else 0  # which the run decides, not the rows of an expert
+        by_expert = [(count, 1 if kernel_tokens <= 128 else count) for count in range(1, tokens + 1)]
+        assert needed(format, columns, ROUTED, run) == called(format, columns, by_expert, precise)
 
 
-def test_another_kernel_for_more_tokens():
+def test_tokens_of_an_answer_select_the_same_kernel_however_many_there_are():
+    few = VARIANTS.index("linear_few")
+    assert {variant_for(tokens, 1, 20, 20, 128) for tokens in (2, 20, 21, 300)} == {few}
+    assert variant_for(1, 60, 20, 20, 128) == variant_for(60, 60, 20, 20, 128) == VARIANTS.index("linear_precise")
+
+
+def test_runs_in_tiles_need_no_variant():
     variants = VariantTable()
     variants.arguments("Q4_K", 512, ALL, 8, False)
-    assert variants.names(9, 1, 128) == []
+    assert variants.names(RunShape(9, 1, 9, 1, 128)) == []
     assert variants.all_names() == ["linear_one-Q4_K", "linear_few-Q4_K", "linear_few_fast-Q4_K"]
 
 

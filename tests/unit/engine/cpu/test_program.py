@@ -14,7 +14,7 @@ from localllm.engine.cpu import rope_shift as shift
 from localllm.engine.cpu import streaming_run as passing
 from localllm.engine.cpu.backend import CpuBackend
 from localllm.engine.cpu.bandwidth import MemoryReader, read_bandwidth
-from localllm.engine.cpu.kernel_variants import Loader, VariantProduct, VariantTable
+from localllm.engine.cpu.kernel_variants import Loader, RunShape, VariantProduct, VariantTable
 from localllm.engine.cpu.program import Program
 from localllm.engine.cpu.rope_shift import KeyRotator
 from localllm.engine.cpu.rows import RowProgram
@@ -77,30 +77,34 @@ def test_a_tape_in_pieces(monkeypatch):
         (Routed("experts", None, ALL), 99, False, (1, 1, 128), "one"),
         (Routed("experts", None, ALL), 99, False, (2, 0, 128), "one few"),
         (Routed("experts", None, ALL), 99, False, (4, 0, 128), "one few"),
-        (Routed("experts", None, ALL), 99, False, (5, 0, 128), "one few precise"),
-        (Routed("experts", None, ALL), 99, False, (5, 0, 5), "one few precise"),
-        (Routed("experts", None, ALL), 99, False, (5, 0, 4), "one few_fast fast"),
-        (Routed("experts", None, ALL), 4, False, (5, 0, 4), "one few_fast"),
-        (Routed("experts", None, ALL), 99, True, (5, 0, 4), "one few precise"),
+        (Routed("experts", None, ALL), 99, False, (5, 0, 128), "one few"),
+        (Routed("experts", None, ALL), 99, False, (5, 0, 5), "one few"),
+        (Routed("experts", None, ALL), 999, False, (129, 0, 4), "one few_fast fast"),
+        (Routed("experts", None, ALL), 4, False, (129, 0, 4), "one few_fast"),
+        (Routed("experts", None, ALL), 999, True, (129, 0, 4), "one few precise"),
         (Routed("experts", None, WANTED), 99, False, (90, 1, 4), "one"),
     ],
 )  # fmt: skip
 def test_variants_that_a_run_needs(of, most, is_precise, run, names):
     """Four tokens are few; experts have some of the tokens each, in the precision of the run."""
-    found = VariantProduct("Q8_0", 4, of, most, is_precise).variants(*run)
+    tokens, wanted, most_precise = run
+    found = VariantProduct("Q8_0", 4, 4, of, most, is_precise).variants(
+        RunShape(*run[:2], tokens, wanted, most_precise)
+    )
     assert found == [f"linear_{name}-Q8_0" for name in names.split()]
 
 
 def test_pieces_of_all_products(monkeypatch):
-    monkeypatch.setattr(variants_module, "few_tokens", lambda format, columns: columns)
+    for name in ("few_tokens", "few_fast"):
+        monkeypatch.setattr(variants_module, name, lambda format, columns: columns)
     variants = VariantTable()
     first = variants.arguments("Q8_0", 40, ALL, 512, False)
     second = variants.arguments("Q8_0", 20, WANTED, 60, True)
     other = variants.arguments("Q4_0", 40, ALL, 30, False)
     assert first["variants"] is second["variants"] is not other["variants"]
     assert (first["few_tokens"], second["few_tokens"], len(first["variants"])) == (40, 20, 5)
-    assert variants.names(1, 1, 128) == ["linear_one-Q8_0", "linear_one-Q4_0"]
-    assert variants.names(35, 25, 128) == ["linear_few-Q8_0", "linear_precise-Q8_0"]
+    assert variants.names(RunShape(1, 1, 1, 1, 128)) == ["linear_one-Q8_0", "linear_one-Q4_0"]
+    assert variants.names(RunShape(35, 25, 35, 25, 128)) == ["linear_few-Q8_0", "linear_precise-Q8_0"]
     assert variants.all_names() == [
         "linear_few-Q8_0", "linear_one-Q8_0", "linear_one-Q4_0", "linear_few-Q4_0", "linear_few_fast-Q8_0",
         "linear_few_fast-Q4_0", "linear_precise-Q8_0", "linear_fast-Q8_0",
@@ -114,14 +118,15 @@ def test_variants_are_loaded_before_a_run():
     done, addresses = [], {"a": 1}
     library = SimpleNamespace(addresses=addresses, load=lambda *given: done.append(given),
                               give_way=lambda: done.append("way"))  # fmt: skip
-    variants = SimpleNamespace(names=lambda *run: [*run], all_names=lambda: ["all"], fill=lambda to: done.append(to))
+    variants = SimpleNamespace(names=lambda run: [*run], all_names=lambda: ["all"], fill=lambda to: done.append(to))
     loader = Loader(library, variants, "shown")
     runs = [(3, 0, 9), (3, 0, 9), (3, 1, 9), (3, 1, 9), (4, 0, 9)]
-    for run in runs:
-        loader.prepare(*run)
+    for tokens, wanted, most in runs:
+        loader.prepare(RunShape(tokens, wanted, tokens, wanted, most))
     loader.prepare_all()
     assert done == [
-        ([3, 0, 9], "shown"), addresses, ([3, 1, 9], "shown"), addresses, "way", ([4, 0, 9], None), addresses,
+        ([3, 0, 3, 0, 9], "shown"), addresses, ([3, 1, 3, 1, 9], "shown"), addresses, "way",
+        ([4, 0, 4, 0, 9], None), addresses,
         (["all"], None), addresses,
     ]  # fmt: skip
 
@@ -132,7 +137,9 @@ def test_variants_are_loaded_before_a_run():
 def made_program(tokens=8, **changed):
     done, header = [], Header(tokens)
     library = SimpleNamespace(warning="slow", close=lambda: done.append("library"))
-    loader = SimpleNamespace(library=library, prepare=lambda *run: done.append(run), prepare_all="all")
+    loader = SimpleNamespace(
+        library=library, prepare=lambda run: done.append((run.tokens, run.wanted, run.most_precise)), prepare_all="all"
+    )
     walker = SimpleNamespace(run=lambda: done.append("walk"), close=lambda: done.append("threads"))
     return done, header, Program(header, walker, 3, loader, **changed)
 
@@ -150,7 +157,7 @@ def test_a_program_runs():
     pages = np.array([9, 8])
     found = program.rows(5, pages)
     assert (found.shape, done[4:]) == ((5, 3), [(5, 1, 128), "walk"]) and header.window_count[0] == 0
-    assert header.sequences[0].tolist() == [0, 5, 5, pages.ctypes.data, 0, 0, 0] and not header.kinds.any()
+    assert header.sequences[0].tolist() == [0, 5, 5, pages.ctypes.data, 0, 0, 0, 5] and not header.kinds.any()
     program.rows(5, pages, np.array([2, 5]))
     assert header.window_count[0] == 2 and header.windows[:2, 2].tolist() == [2, 5]
     done.clear()
@@ -196,7 +203,7 @@ def test_a_program_is_compiled(monkeypatch, passes):
         )
 
     memory = [object.__new__(Reserved), np.zeros(2), object.__new__(Reserved)]
-    target = SimpleNamespace(variants=SimpleNamespace(all_names=lambda: ["later"]))
+    target = SimpleNamespace(variants=SimpleNamespace(all_names=lambda: ["later"], limits={20}), in_tiles=False)
     tape = SimpleNamespace(kernels={"k"}, steps="steps", memory=memory, finish=lambda *given: given)
     library = SimpleNamespace(addresses="addresses", warning=None)
     walker = SimpleNamespace(run="run", close=None)
@@ -308,7 +315,8 @@ def test_programs_of_a_backend(monkeypatch):
     def compiled(operations, places, threads, progress):
         number = len(made)
         made.append((operations, places, threads, progress))
-        return SimpleNamespace(warning=f"warning {number}", run=lambda *given: done.append((number, *given)) or number,
+        return SimpleNamespace(warning=f"warning {number}", kernel_limits=[],
+                               run=lambda *given: done.append((number, *given)) or number,
                                close=lambda: done.append(f"close {number}"),
                                prepare_all=lambda: done.append(f"prepare {number}"))  # fmt: skip
 
@@ -352,7 +360,9 @@ def test_what_a_backend_keeps(monkeypatch):
         there = shift if name == "KeyRotator" else backend
         known = SimpleNamespace(store="store", cache_usage="places", bytes_per_token=5, rotate_keys="turn")
         monkeypatch.setattr(there, name, lambda *given, name=name, known=known: made.setdefault(name, given) and known)
-    monkeypatch.setattr(backend, "compile_program", lambda *given: SimpleNamespace(run=None, warning=None))
+    monkeypatch.setattr(
+        backend, "compile_program", lambda *given: SimpleNamespace(run=None, warning=None, kernel_limits=[])
+    )
     states, options = [Paged(0, 1, 16, 16), Recurrent(1, ()), Latent(2, 16, 16)], EngineOptions(threads=3)
     found = CpuBackend(["model"], states, 100, options)
     assert made["KVCache"] == (states[::2], 100, options.kv_cache_type) and made["StateLayout"] == (states[1:2],)
@@ -365,7 +375,9 @@ def test_what_a_backend_keeps(monkeypatch):
 def test_images_of_a_backend(monkeypatch):
     """A program for images that see themselves whole and one for others, each made for the first of its kind."""
     made = []
-    monkeypatch.setattr(backend, "compile_program", lambda *given: SimpleNamespace(run=None, warning=None))
+    monkeypatch.setattr(
+        backend, "compile_program", lambda *given: SimpleNamespace(run=None, warning=None, kernel_limits=[])
+    )
     monkeypatch.setattr(backend, "RowProgram", lambda *given: made.append(given) or SimpleNamespace(
         run=lambda *run: (given[0], *run)))  # fmt: skip
     options = EngineOptions(threads=3)

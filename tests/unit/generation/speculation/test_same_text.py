@@ -59,10 +59,10 @@ def test_in_a_batch(model):
     longest = 0
     run = model.engine.run
 
-    def watched(asked, logits, precise):
+    def watched(asked, logits, precise, kernel_tokens):
         nonlocal longest
         longest = max(longest, *(len(ids) for _, ids in asked)) if logits == "all" else longest
-        return run(asked, logits, precise)
+        return run(asked, logits, precise, kernel_tokens)
 
     model.engine.run = watched
     found = []

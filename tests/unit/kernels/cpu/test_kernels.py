@@ -27,7 +27,7 @@ from localllm.kernels import cpu
 from localllm.kernels.arguments import QUANTIZE
 from localllm.kernels.cpu.matmul.avx2_dots import MOST_IN_BYTES
 from localllm.kernels.cpu.matmul.gemm_f16_words import SLAB
-from localllm.kernels.cpu.matmul.kernel_variants import FEW_OTHERWISE, FEW_WITH_512_BITS, few_tokens
+from localllm.kernels.cpu.matmul.kernel_variants import few_fast, few_tokens
 from localllm.kernels.cpu.matmul.requantize_tile import BYTE_OFFSET, span
 from localllm.kernels.formats import FAMILIES, load_group_format
 from localllm.kernels.machine import this_lane
@@ -423,7 +423,9 @@ def test_rope(call, head_dim, dims, interleaved):
 BATCHES = [0, 1, 2, 7, 8, 9, 65, 130]
 
 
-def linear_float(call, name: str, data, rows: int, x: np.ndarray, halves=None, most_precise=0, parts=1) -> np.ndarray:
+def linear_float(
+    call, name: str, data, rows: int, x: np.ndarray, halves=None, most_precise=0, parts=1, kernel_tokens: int = 0
+) -> np.ndarray:
     """The product of a matrix with the rows of x; halves: these in 16 bits, for more tokens than most_precise."""
     (tokens, columns), source = x.shape, padded(x)
     y, scratch = output(tokens, rows), Scratch(max(cpu.FLOAT_SCRATCH, 4 * columns))
@@ -432,7 +434,7 @@ def linear_float(call, name: str, data, rows: int, x: np.ndarray, halves=None, m
     arguments |= {"halves": 0, "halves_stride": 0}
     if halves is not None:
         arguments |= {"halves": halves, "halves_stride": halves.strides[0]}
-    arguments |= {"most_precise": most_precise, **scratch.arguments}
+    arguments |= {"most_precise": most_precise, "kernel_tokens": count(kernel_tokens or tokens), **scratch.arguments}
     call(f"linear_float-{name}", parts, count=count(tokens), **arguments)
     scratch.check()
     return written(y, tokens, rows)
@@ -648,6 +650,7 @@ def test_quantize(call, tokens, columns, in_pairs):
         results = {name: np.full((tokens + 1, *like.shape[1:]), 77, like.dtype) for name, like in expected.items()}
         source = padded(x)
         arguments = {"x": source, "stride": source.strides[0], "columns": columns, "most_precise": most_precise}
+        arguments["kernel_tokens"] = count(tokens)
         call("quantize", parts, count=count(tokens), **arguments, **results)
         assert all((array[-1] == 77).all() for array in results.values()), "wrote too much"
         return results
@@ -673,22 +676,26 @@ def test_quantize_shows_what_is_no_number(call, value, in_pairs):
     got = {name: np.full_like(like, 77) for name, like in expected.items()}
     source = padded(x)
     arguments = {"x": source, "stride": source.strides[0], "columns": 320, "most_precise": count(64 - in_pairs)}
+    arguments["kernel_tokens"] = count(64)
     call("quantize", 1, count=count(64), **arguments, **got)
     for name in ("scales", "sums_32", "sums_16"):
         np.testing.assert_array_equal(got[name], expected[name])
     np.testing.assert_array_equal(got["high_sums_32"][~lost], expected["high_sums_32"][~lost])
 
 
-def linear_quantized(call, name: str, data, rows: int, x: np.ndarray, precise_tokens: int, parts: int) -> np.ndarray:
+def linear_quantized(
+    call, name: str, data, rows: int, x: np.ndarray, precise_tokens: int, parts: int, kernel_tokens: int = 0
+) -> np.ndarray:
     """The product of a matrix with the quantized rows of x. Behind the tokens, activations hold garbage."""
     tokens, columns = x.shape
-    size, written_x = QUANTIZED[name].sub_block, as_written(x, tokens > precise_tokens)
+    size, written_x = QUANTIZED[name].sub_block, as_written(x, (kernel_tokens or tokens) > precise_tokens)
     q = {field: np.concatenate([array, junk(8, array)]) for field, array in written_x.items()}
     y, scratch = output(tokens, rows), Scratch(cpu.linear_scratch(x.shape[1]))
     arguments = {"weights": data, "row_bytes": data.nbytes // rows, "rows": rows, "columns": columns}
     arguments |= {field: q[field] for field in ("high", "low", "words", "scales", "excess")}
     arguments |= {"sums": q[f"sums_{size}"], "high_sums": q[f"high_sums_{size}"], "y": y, "y_stride": y.strides[0]}
-    arguments |= {"most_precise": count(precise_tokens), **scratch.arguments}
+    arguments |= {"most_precise": count(precise_tokens), "kernel_tokens": count(kernel_tokens or tokens)}
+    arguments |= scratch.arguments
     call(f"linear_quantized-{name}", parts, count=count(tokens), **arguments)
     scratch.check()
     return written(y, tokens, rows)
@@ -731,19 +738,19 @@ def test_weights_for_many_tokens(call, name):
         assert spans.size < 50000 or QUANTIZED[name].minimums is None or abs(mean) < 0.008
 
 
-FEW = FEW_WITH_512_BITS if this_lane().has_512_bits else FEW_OTHERWISE
-MANY = max(FEW.values()) + 1  # tokens, for which every format is read in tiles
+FEW = {limit(name, columns) for limit in (few_tokens, few_fast) for name in QUANTIZED for columns in (256, 64)}
+MANY = max(FEW) + 1  # tokens, for which every format is read in tiles
 
 
 @pytest.mark.sampled("name")
-@pytest.mark.parametrize("tokens", [0, 1, 2, 7, *sorted(FEW.values()), MANY, 130])
+@pytest.mark.parametrize("tokens", [0, 1, 2, 7, *sorted(FEW), MANY, 130])
 @pytest.mark.parametrize("name", QUANTIZED)
 def test_linear_quantized(call, name, tokens):
     """The integers are multiplied exactly: with both planes, or the high one if there are too many tokens for both."""
     for rows, columns in quantized_shapes(name):
         data, weights = random_matrix(name, rows, columns)
         x = activations(tokens, columns)
-        in_rows = tokens <= few_tokens(name, columns, LANE)
+        in_rows = tokens <= few_fast(name, columns, LANE)
         fast = weights if in_rows else rescaled(call, name, data, rows, columns)
         in_words = LANE.has_avx2_only and not in_rows and load_group_format(name, True).largest > MOST_IN_BYTES
         for precise_tokens, matrix in ((tokens, weights), (1, fast)):
@@ -753,6 +760,23 @@ def test_linear_quantized(call, name, tokens):
             arguments = (call, name, data, rows, x, precise_tokens)
             got = for_any_parts(lambda parts, arguments=arguments: linear_quantized(*arguments, parts))
             assert tokens == 0 or product_error(got, rounded, matrix) < 1e-11
+
+
+@pytest.mark.parametrize("name", QUANTIZED)
+@by_format
+def test_a_token_gets_the_same_bits_among_any_others(call, name):
+    """Whatever number of tokens selects the kernel: of answers, of short prompts and of long ones."""
+    rows, columns = 37, 576 if QUANTIZED[name].chunk else 768
+    data, _ = random_matrix(name, rows, columns)
+    x = activations(150, columns)
+    x[::3] *= np.where(np.arange(columns) // 32 % 2, 1, 50)  # tokens with two scales for two runs, beside others
+    for kernel_tokens in (1, 60, 128, 400):
+        if kernel_tokens == 1 and LANE.has_avx2_only:
+            continue  # one token has two sums for each row there, several have one
+        together = linear_quantized(call, name, data, rows, x, 128, 1, kernel_tokens)
+        for first, last in ((0, 1), (3, 10), (5, 7), (14, 75), (74, 75)):
+            some = linear_quantized(call, name, data, rows, x[first:last], 128, 1, kernel_tokens)
+            np.testing.assert_array_equal(some, together[first:last])
 
 
 @pytest.mark.parametrize(("code", "scale"), [(0, -128), (255, 127)])

@@ -84,7 +84,7 @@ def panels(call, x: np.ndarray, most_exact: int, parts: int = 1, plan: Plan | No
     given = {"active": plan.active, "active_count": plan.arguments["active_count"]} if plan else {}
     call(
         "pack", parts, count=count(run or len(x)), x=source, stride=source.strides[0], columns=x.shape[1],
-        panels=memory, slab_bytes=slab_bytes, most_exact=count(most_exact), least=0,
+        panels=memory, slab_bytes=slab_bytes, most_exact=count(most_exact), least=0, kernel_tokens=count(run or len(x)),
         **({"active": 0, "active_count": 0} | given), **scratch.arguments,
     )  # fmt: skip
     scratch.check()
@@ -102,7 +102,7 @@ def product(call, library: Library, name: str, kind: str, data: np.ndarray, rows
             f"linear_tiles_{kind}", parts, count=count(tokens), weights=data, row_bytes=data.nbytes // rows, rows=rows,
             columns=columns, y=y, y_stride=y.strides[0], **unused, **scratch.arguments, panels=memory, least=0, few=0,
             slab_bytes=memory.strides[0], unpack=library.addresses[unpacking(name, kind)],
-            most_exact=count(ALL if exact else 0),
+            most_exact=count(ALL if exact else 0), kernel_tokens=count(tokens),
         )  # fmt: skip
         scratch.check()
         return written(y, tokens, rows)
@@ -114,7 +114,7 @@ def of_few(kind: str) -> dict[str, int]:
     """What only the kernel for few tokens would read."""
     if kind == "float":
         return dict.fromkeys(("x", "x_stride", "halves", "halves_stride", "most_precise"), 0)
-    names = "high low words scales sums high_sums excess most_precise variants few_tokens"
+    names = "high low words scales sums high_sums excess most_precise variants few_tokens few_fast"
     return dict.fromkeys(names.split(), 0)
 
 
@@ -184,7 +184,8 @@ def of_experts(
     slices: int, parts: int,
 ) -> np.ndarray:  # fmt: skip
     """All experts' products. Nothing is written to rows between theirs."""
-    memory, columns, most = panels(call, x, 100 if exact else 99, parts, plan, 100), x.shape[1], 100 if exact else 99
+    most = 200 if exact else 199
+    memory, columns = panels(call, x, most, parts, plan, 200), x.shape[1]
     scratch, y = Scratch(cpu.CALL_BYTES + cpu.TILES_SCRATCH), output(plan.count, rows)
     declared = LINEAR_TILES_FLOAT if kind == "float" else LINEAR_TILES_QUANTIZED
     arguments = of_few(kind) | {"most_precise": most if kind == "float" else count(most)}
@@ -193,8 +194,8 @@ def of_experts(
         rows=rows, columns=columns, y=y, y_stride=y.strides[0], **arguments, **scratch.arguments, panels=memory,
         slab_bytes=memory.strides[0], unpack=library.addresses[unpacking(name, kind)], most_exact=count(most), few=0,
         least=0, linear=library.addresses[f"linear_tiles_{kind}"], by_row_count=1, **plan.arguments,
-        by_row=np.array([[declared.y, y.strides[0]]], np.int64), run_count=count(100), expert_bytes=data.nbytes // 8,
-        slices=slices,
+        by_row=np.array([[declared.y, y.strides[0]]], np.int64), kernel_tokens=count(200), slices=slices,
+        expert_bytes=data.nbytes // 8,
     )  # fmt: skip
     scratch.check()
     return written(y, plan.count, rows)

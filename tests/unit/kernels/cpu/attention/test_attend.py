@@ -187,6 +187,7 @@ class Header:
         self.sequences = np.zeros((len(tokens), len(SEQUENCE)), np.int64)
         self.sequences[:, SEQUENCE.first] = np.cumsum([0, *tokens[:-1]])
         self.sequences[:, SEQUENCE.count], self.sequences[:, SEQUENCE.length] = tokens, lengths
+        self.sequences[:, SEQUENCE.kernel_tokens] = tokens
         self.sequences[:, SEQUENCE.table] = [table.ctypes.data for table in self.tables]
         pairs = zip(tokens, lengths, strict=True)
         self.positions = np.concatenate([np.arange(length - count, length) for count, length in pairs])

@@ -1,0 +1,67 @@
+"""A token's logits are the same to the bit however its run is divided, and whatever else is in the run."""
+
+from contextlib import closing
+
+import numpy as np
+import pytest
+from engines import open_engine
+from models import DECLARATIONS, QUANTIZED
+
+from localllm.engine.engine import Engine
+from localllm.kernels.machine import this_lane
+
+# One token adds up in two sums for each row there, several in one (kernels/cpu/matmul/gemv_int16.py).
+pytestmark = pytest.mark.skipif(this_lane().has_avx2_only, reason="with AVX2 only, one token is added in another order")
+
+
+def read(engine: Engine, ids: np.ndarray, sizes: list[int], kernel_tokens: int) -> np.ndarray:
+    """Return the logits of all tokens, float32 [tokens, vocab], read in runs of these sizes."""
+    ends = np.cumsum(sizes)
+    with closing(engine.sequence()) as sequence:
+        return np.concatenate([sequence.append(some, "all", True, kernel_tokens) for some in np.split(ids, ends[:-1])])
+
+
+def random_ids(engine: Engine, count: int) -> np.ndarray:
+    return np.random.default_rng(5).integers(3, engine.vocab_size, count)
+
+
+@pytest.mark.slow
+@pytest.mark.sampled(every=5)
+@pytest.mark.parametrize("name", [*DECLARATIONS, *QUANTIZED])
+def test_a_run_gives_the_same_bits_in_any_parts(model_path, name):
+    """As answers, which are read one by one; as a prompt of 40 tokens, part of which may be cached."""
+    with closing(open_engine(model_path(name), context=128, kv_type="q8_0")) as engine:
+        if engine.hyperparameters.start_token is not None:
+            pytest.skip("an encoder reads its text whole")
+        ids = random_ids(engine, 40)
+        for kernel_tokens, divisions in ((1, ([1] * 40, [7, 33])), (40, ([9, 31], [39, 1]))):
+            whole = read(engine, ids, [40], kernel_tokens)
+            for sizes in divisions:
+                np.testing.assert_array_equal(read(engine, ids, sizes, kernel_tokens), whole)
+
+
+@pytest.mark.parametrize("name", ["llama-Q4_0", "llama-Q4_K_M", "llama_moe-Q4_0", "gemma2-F16", "llama-F16"])
+def test_sequences_get_the_same_bits_together_and_alone(model_path, name):
+    with closing(open_engine(model_path(name), context=512, kv_type="q8_0")) as engine:
+        prompts = np.split(random_ids(engine, 300), [20, 70, 72, 130])
+        alone = []
+        for prompt in prompts:
+            with closing(engine.sequence()) as sequence:
+                alone.append(sequence.append(prompt, "last", True, 70)[0])
+        sequences = [engine.sequence() for _ in prompts]
+        together = engine.run([*zip(sequences, prompts, strict=True)], "last", True, [70] * len(prompts))
+        np.testing.assert_array_equal(np.concatenate(together), alone)
+        answers = engine.run([(sequence, [7]) for sequence in sequences], "last", True, [1] * len(prompts))
+        for sequence, prompt, answer in zip(sequences, prompts, answers, strict=True):
+            sequence.truncate(len(prompt))
+            np.testing.assert_array_equal(sequence.append([7], "last", True, 1), answer)
+            sequence.close()
+
+
+def test_long_runs_give_the_same_bits_wherever_their_tiles_begin(model_path):
+    """In 8 bits: a tile of several tokens does not let them change each other."""
+    with closing(open_engine(model_path("llama-Q4_K_M"), context=512)) as engine:
+        ids = random_ids(engine, 400)
+        whole = read(engine, ids, [400], 400)
+        for sizes in ([64, 336], [193, 7, 200], [399, 1]):
+            np.testing.assert_array_equal(read(engine, ids, sizes, 400), whole)
