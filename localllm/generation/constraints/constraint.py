@@ -26,12 +26,12 @@ from localllm.generation.constraints.grammar_matcher import GrammarMatcher
 from localllm.generation.constraints.grammar_network import build_network
 from localllm.generation.constraints.json_matcher import JsonMatcher
 from localllm.generation.constraints.json_pointers import Schema
+from localllm.generation.constraints.long_work import yielding
 from localllm.generation.constraints.matcher_cache import MatcherCache
 from localllm.generation.constraints.python_types import is_type, schema_of
 from localllm.generation.constraints.schemas import OPTIONS, exact, in_order
 from localllm.generation.constraints.spelling_vocabulary import JSON_MARK
 from localllm.generation.reasoning import REASONING, Thinking
-from localllm.system.long_work import yielding
 from localllm.system.processes import after_fork
 
 if TYPE_CHECKING:

@@ -20,8 +20,8 @@ from localllm.generation.constraints.gbnf import (
     VocabularyToken,
     parse_grammar,
 )
+from localllm.generation.constraints.long_work import yielding
 from localllm.generation.constraints.utf8_automaton import DEAD, Utf8Automata
-from localllm.system.long_work import yielding
 
 MOST_STATES = 200_000  # take 0.5 s and 100 MB; the grammar of JSON has 60
 MOST_SECONDS = 30.0  # for each of three steps of building
