@@ -56,14 +56,15 @@ def test_the_command_line(cli, tmp_path):
     model = write_tiny_model(tmp_path / "tiny.gguf")
     hello = "run", model, "--raw", "-p", "hello", "-n", "6", "-t", "1", "-s", "1", "--temperature", "3"
 
-    def said(*options: object) -> str:
+    def said(*options: object, complaint: str = "") -> str:
         code, out, err = cli(*hello, *options)
-        assert (code, err) == (0, "")
+        assert (code, err) == (0, complaint)
         return out
 
     plain = said()
     assert said("--samplers", "top_k;top_p;min_p;temp") == said("--sampling-seq", "kpmt") == plain
-    assert said("--samplers", "top_k", "--top-k", "1") == said("--temp", "0") != plain
+    no_effect = "localllm: no effect: --temperature (not among the samplers)\n"
+    assert said("--samplers", "top_k", "--top-k", "1", complaint=no_effect) == said("--temp", "0") != plain
     assert said("--mirostat", "2", "--mirostat-ent", "0.1") != plain
     assert said("--mirostat", "0", "--top-n-sigma", "0", "--xtc-probability", "0") == plain
     assert said("-l", "75+100", "--temp", "0") == "H" * 6 + "\n"
