@@ -351,13 +351,14 @@ def test_an_answer_that_was_cut_has_its_own_exit_code(tiny: str, cli):
         7,
         "localllm: error: the answer was cut off before it was what its regex matches; raise -n or the context\n",
     )
-    assert out.rstrip("\n").isdecimal()
+    assert (digits := out.rstrip("\n")).isdecimal()
     code, out, _ = cli("map", tiny, *SHORT, "--regex", "[0-9]{8}", stdin=b"Hi\n")
     assert (code, json.loads(out)) == (
         6,
         {
             "id": 1,
             "error": "the answer was cut off before it was what its regex matches; raise -n or the context",
+            "output": digits,
             "input": "Hi",
         },
     )
