@@ -241,7 +241,7 @@ class Model(GenerationMixin):
         """
         from localllm.generation.chunked_prefill import most_between_steps
         from localllm.generation.scheduler import PARALLEL, Scheduler
-        from localllm.kernels.arguments import PAGE
+        from localllm.kernels.table import PAGE
         from localllm.system.memory import available_memory
 
         free = max(0, available_memory() - self.file.nbytes)

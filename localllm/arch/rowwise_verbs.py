@@ -1,4 +1,4 @@
-"""Elementwise verbs, with their formulas in NumPy. Each has a row in localllm.kernels.verbs, and kernels."""
+"""Elementwise verbs, with their formulas in NumPy. Each has a row in localllm.kernels.table, and kernels."""
 
 from collections.abc import Callable
 from typing import Any, Protocol

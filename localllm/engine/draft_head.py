@@ -17,7 +17,7 @@ from localllm.engine.run import BATCH, LATER, Runs, Span
 from localllm.engine.sequence import Sequence
 from localllm.engine.trace.recorder import Recorder
 from localllm.errors import ModelError
-from localllm.kernels.arguments import PAGE
+from localllm.kernels.table import PAGE
 
 LATE = BATCH  # tokens that a draft sequence may lag behind the model's before it reads them unasked
 

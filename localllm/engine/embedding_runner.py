@@ -24,7 +24,7 @@ from localllm.engine.run import BATCH, PRECISE_TOKENS, Header, Span, TextSpan
 from localllm.engine.trace.recorder import trace_model
 from localllm.errors import ContextError, LocalllmError, ModelError, UnsupportedError, UsageError
 from localllm.files.gguf.file import GGUFFile
-from localllm.kernels.arguments import PAGE
+from localllm.kernels.table import PAGE
 from localllm.system.processes import has_driver
 
 Ids = Sequence[int] | np.ndarray

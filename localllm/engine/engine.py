@@ -42,7 +42,7 @@ from localllm.engine.trace.recorder import trace_model
 from localllm.engine.trace.rope_shift import rotations
 from localllm.errors import ContextError, LocalllmError, ModelError, UnsupportedError, UsageError
 from localllm.files.gguf.file import GGUFFile
-from localllm.kernels.arguments import PAGE
+from localllm.kernels.table import PAGE
 
 Request = tuple[Sequence, Ids[int]]
 REREAD = 16  # most tokens that are recomputed together with new ones; more get a run of their own, whose end is cached

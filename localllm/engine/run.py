@@ -16,10 +16,10 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from localllm.kernels.arguments import PAGE, SEQUENCE
 from localllm.kernels.cpu import ALL_IN_TILES, FEW_TOKENS
 from localllm.kernels.cpu import PRECISE_TOKENS as PRECISE_TOKENS
 from localllm.kernels.machine import has_tiles
+from localllm.kernels.table import PAGE, SEQUENCE
 
 BATCH = 512  # most tokens of a run
 

@@ -26,7 +26,7 @@ from localllm.engine.run import Header
 from localllm.engine.trace.image_rows import TabulatedRecorder
 from localllm.errors import ModelError
 from localllm.files.gguf.file import GGUFFile
-from localllm.kernels.arguments import PAGE
+from localllm.kernels.table import PAGE
 
 if TYPE_CHECKING:
     from localllm.arch.vision.resizing import Picture

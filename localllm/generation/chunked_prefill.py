@@ -15,8 +15,8 @@ import numpy as np
 
 from localllm.engine.image_tokens import end_outside_images, has_images, passages
 from localllm.engine.run import BATCH, PRECISE_TOKENS, Runs
-from localllm.kernels.arguments import PAGE
 from localllm.kernels.machine import has_tiles
+from localllm.kernels.table import PAGE
 
 if TYPE_CHECKING:
     from localllm.engine.sequence import Sequence

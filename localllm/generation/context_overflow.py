@@ -15,7 +15,7 @@ import numpy as np
 
 from localllm.engine.image_tokens import end_outside_images, is_within
 from localllm.errors import ContextError, UsageError
-from localllm.kernels.arguments import PAGE
+from localllm.kernels.table import PAGE
 from localllm.values import whole_number
 
 if TYPE_CHECKING:

@@ -22,7 +22,7 @@ from localllm.generation.prefix_match import ReuseCandidate, longest_match
 from localllm.generation.request import Completion, Output, Request
 from localllm.generation.speculation.speculator import FEW, AnswerSpan, Speculator, logits_for, span_of
 from localllm.generation.step_batcher import BatchMember
-from localllm.kernels.arguments import PAGE
+from localllm.kernels.table import PAGE
 from localllm.text.tokenizer import Tokenizer
 
 if TYPE_CHECKING:

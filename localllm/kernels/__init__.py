@@ -4,7 +4,7 @@ Execution:
 
 - run: one call of the engine, a forward pass over the tokens of one or more sequences ("run of 32 columns" below is
   something else)
-- tape, step: a run walks a tape, an array of steps; a step is a kernel and the address of its arguments (arguments.py)
+- tape, step: a run walks a tape, an array of steps; a step is a kernel and the address of its arguments (table.py)
 - part: a share of a step's work. A kernel is called once for each part, by any thread, and knows which part of how many
   it computes
 - Lane: a CPU's name and instruction set, for which kernels are compiled (machine.py): AVX2, AVX-512 with VNNI, AMX,

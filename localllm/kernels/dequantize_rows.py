@@ -6,9 +6,9 @@ from collections.abc import Iterable
 
 import numpy as np
 
-from localllm.kernels.arguments import in_order
 from localllm.kernels.build.library import Library
 from localllm.kernels.build.objects import Progress
+from localllm.kernels.table import in_order
 from localllm.quant.formats import Format
 
 KERNEL = ctypes.CFUNCTYPE(None, *[ctypes.c_int64] * 4)

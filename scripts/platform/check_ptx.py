@@ -22,9 +22,9 @@ os.environ["NUMBA_ENABLE_CUDASIM"] = "0"
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT))
 
-from localllm.kernels.cuda import MODULES  # noqa: E402
 from localllm.kernels.cuda.build import assembler, ptx  # noqa: E402
 from localllm.kernels.cuda.matmul.planes import PLAIN, PLANES  # noqa: E402
+from localllm.kernels.table import KERNELS  # noqa: E402
 
 CAPABILITIES = ("7.5", "8.0", "8.9", "9.0", "10.0")
 REGISTERS = 128  # of a thread
@@ -72,7 +72,7 @@ def names(quick: bool, capability: str) -> list[str]:
         return [formats[0] for formats in made.values()]
     if quick:
         made = {kind: [first, *filter(QUICK.match, others)] for kind, (first, *others) in made.items()}
-    names = [name for kind in MODULES for name in made.get(kind, [kind])]
+    names = [name for kind, row in KERNELS.items() if row.cuda for name in made.get(kind, [kind])]
     return [name for name in names if capability != "7.5" or not re.match("attend_many.*-16", name)]  # which it has not
 
 

@@ -22,10 +22,11 @@ from localllm.files.cache.checksummed_cache import read_checksummed, write_check
 from localllm.kernels.build.compilers import Compilers
 from localllm.kernels.build.objects import object_folder
 from localllm.kernels.build.shipped import source_hash
-from localllm.kernels.cpu import MODULES, PLAIN, SUB_BLOCK
+from localllm.kernels.cpu import PLAIN, SUB_BLOCK
 from localllm.kernels.cpu.attention.cache_formats import STORAGE
 from localllm.kernels.cpu.matmul.kernel_variants import VARIANTS
 from localllm.kernels.machine import Lane
+from localllm.kernels.table import KERNELS
 from scripts.tools.cross_compile import HANDLER, handler, initialize
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -65,14 +66,15 @@ class WheelError(Exception):
     """Raised when a wheel cannot be built; the message says what to do."""
 
 
-IN_TILES = [name for name, module in MODULES.items() if module.startswith("amx") or name == "multiply_peak_tiles"]
+ON_CPU = {name: row for name, row in KERNELS.items() if row.cpu}
+IN_TILES = [name for name, row in ON_CPU.items() if row.cpu.startswith("amx") or name == "multiply_peak_tiles"]
 
 
 def kernels_by_part() -> dict[str, list[str]]:
     """List all kernels but those of AMX: those of a format together, and others."""
     parts = {name: [*(f"{piece}-{name}" for piece in VARIANTS), f"embed-{name}"] for name in SUB_BLOCK}
     parts |= {name: [f"linear_float-{name}", f"embed-{name}"] for name in sorted(PLAIN)}
-    kinds = {name for name in MODULES if name not in IN_TILES}
+    kinds = {name for name in ON_CPU if name not in IN_TILES}
     by_format = {*VARIANTS, "linear_float", "embed"}
     by_storage = {"attend", "store", "recall", "select_keys", "select_key_blocks"}
     by_rule = {"wkv": ("gated", "first", "delta"), "head_scan": ("plain", "delta")}

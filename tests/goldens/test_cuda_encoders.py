@@ -12,7 +12,7 @@ from simulated import SimulatedCard
 from localllm.engine.cuda import devices
 from localllm.engine.cuda import embedding_runner as card_texts
 from localllm.engine.options import EngineOptions
-from localllm.kernels.arguments import PAGE
+from localllm.kernels.table import PAGE
 from tests.goldens.test_encoders import nmse, opened
 
 TEXTS = [np.array([5, 9]), np.array([3])]

@@ -8,7 +8,7 @@ import numpy as np
 
 from localllm.engine.run import Runs
 from localllm.errors import LocalllmError
-from localllm.kernels.arguments import PAGE
+from localllm.kernels.table import PAGE
 from localllm.text.tokenizer import Tokenizer
 
 

@@ -9,11 +9,11 @@ import gguf
 import numpy as np
 import pytest
 
-from localllm.kernels.arguments import in_order
 from localllm.kernels.build.library import Library
 from localllm.kernels.cpu.matmul.kernel_variants import VARIANTS, few_fast, few_tokens
 from localllm.kernels.machine import Lane
 from localllm.kernels.reference import dequantized_bits
+from localllm.kernels.table import in_order
 
 KERNEL = ctypes.CFUNCTYPE(None, *[ctypes.c_int64] * 4)
 THREADS = 3

@@ -10,8 +10,8 @@ from localllm.engine.operations.activation import ALL
 from localllm.engine.operations.attention import Attend
 from localllm.engine.operations.key_selection import SelectKeys
 from localllm.frozen import frozen
-from localllm.kernels.arguments import SPLIT, UNIT
 from localllm.kernels.cpu import ATTEND_KEYS, ATTEND_ROWS, ATTEND_TILES, FEW_TOKENS, MOST_SPLITS, SPLIT_TOKENS
+from localllm.kernels.table import SPLIT, UNIT
 
 
 @frozen

@@ -19,7 +19,6 @@ from localllm.engine.operations.linear import Linear
 from localllm.engine.operations.operation import ActivationForm, Operation, Product
 from localllm.engine.run import PRECISE_TOKENS
 from localllm.frozen import frozen
-from localllm.kernels.arguments import LINEAR_FLOAT, LINEAR_QUANTIZED, LINEAR_TILES_FLOAT, LINEAR_TILES_QUANTIZED
 from localllm.kernels.cpu import (
     CALL_BYTES,
     FLOAT_SCRATCH,
@@ -35,6 +34,7 @@ from localllm.kernels.cpu import (
 )
 from localllm.kernels.formats import supports_int8
 from localllm.kernels.machine import this_lane
+from localllm.kernels.table import LINEAR_FLOAT, LINEAR_QUANTIZED, LINEAR_TILES_FLOAT, LINEAR_TILES_QUANTIZED
 
 # Bytes of weights in a part. A part costs a thread about a microsecond: to claim it, and to wait for its first weights,
 # which were not prefetched. Threads with equally many parts finish together. Matrices of 0.2 to 0.6 MB (SmolLM2, 2

@@ -8,7 +8,7 @@ from localllm.arch.layer_state import KVType, State
 from localllm.engine.cuda.card import Card
 from localllm.engine.cuda.placement import state_bytes
 from localllm.engine.memory.cache import KVCache, Streams
-from localllm.kernels.arguments import PAGE
+from localllm.kernels.table import PAGE
 
 SEQUENCES = (2, 1)  # contexts to allocate: two if there is memory, so that two conversations fit
 

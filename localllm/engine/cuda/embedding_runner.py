@@ -11,7 +11,7 @@ from localllm.engine.cuda.program import MOST_SEQUENCES, CudaProgram
 from localllm.engine.operations.operation import Operation
 from localllm.engine.options import EngineOptions
 from localllm.engine.run import BATCH, TextSpan
-from localllm.kernels.arguments import PAGE
+from localllm.kernels.table import PAGE
 
 
 class CudaEmbeddingRunner:

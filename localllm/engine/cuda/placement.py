@@ -10,8 +10,8 @@ from localllm.engine.memory.recurrent import SNAPSHOTS
 from localllm.engine.trace.split import LAYER
 from localllm.errors import MemoryLimitError
 from localllm.files.gguf.file import Tensor
-from localllm.kernels.arguments import PAGE
 from localllm.kernels.cuda.matmul.planes import row_bytes, stored_as
+from localllm.kernels.table import PAGE
 
 # Bytes of GPU memory for kernels, graphs, the driver, and a little for other programs.
 MARGIN = 400 << 20

@@ -18,9 +18,9 @@ from localllm.engine.operations.operation import Crossing, MatrixOperation, Oper
 from localllm.engine.options import EngineOptions
 from localllm.engine.run import BATCH, Header, Span, TextSpan, int64_zeros
 from localllm.errors import NOT_NUMBERS, ModelError
-from localllm.kernels.arguments import FETCH, PAGE
 from localllm.kernels.build.objects import Progress
 from localllm.kernels.cuda import grid
+from localllm.kernels.table import FETCH, PAGE
 
 MOST_SEQUENCES = 64  # most sequences of a run, for whose page tables the header has room
 

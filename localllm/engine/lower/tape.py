@@ -15,7 +15,7 @@ import numpy as np
 
 from localllm.engine.memory.cache import Reserved
 from localllm.frozen import frozen
-from localllm.kernels.arguments import in_order
+from localllm.kernels.table import in_order
 
 LINE = 64  # bytes of a cache line
 FLOAT, FLOAT_BITS = Struct("<f"), Struct("<i")

@@ -13,7 +13,7 @@ import numpy as np
 
 from localllm.arch.layer_state import KVType, Latent, Paged, Recurrent, State, stored_bytes
 from localllm.errors import MemoryLimitError, ModelError
-from localllm.kernels.arguments import PAGE
+from localllm.kernels.table import PAGE
 from localllm.system.memory import Region, address_room, data_room, describe_limit
 
 SEQUENCES = (16, 4, 1)  # contexts to reserve addresses for: the first number that the system allows

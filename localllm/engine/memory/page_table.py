@@ -14,7 +14,7 @@ from localllm.engine.memory.joint_cache import JointCache
 from localllm.engine.memory.recurrent import RecurrentState, StateLayout
 from localllm.engine.memory.sequence_state import SequenceState
 from localllm.errors import MemoryLimitError
-from localllm.kernels.arguments import PAGE
+from localllm.kernels.table import PAGE
 
 
 class Pages:

@@ -12,7 +12,7 @@ import numpy as np
 
 from localllm.arch.layer_state import Recurrent
 from localllm.errors import MemoryLimitError
-from localllm.kernels.arguments import PAGE
+from localllm.kernels.table import PAGE
 
 LINE = 16  # floats of a cache line, to which blocks and their parts are aligned
 SNAPSHOTS = 4  # most snapshots of a sequence

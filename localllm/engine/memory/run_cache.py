@@ -6,7 +6,7 @@ from localllm.arch.layer_state import KVType, State
 from localllm.engine.memory.cache import KVCache, Reserved, Streams
 from localllm.engine.operations.attention import Attend
 from localllm.engine.operations.operation import Operation
-from localllm.kernels.arguments import PAGE
+from localllm.kernels.table import PAGE
 
 
 class RunCache(KVCache):

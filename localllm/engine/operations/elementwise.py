@@ -1,6 +1,6 @@
 """Operations on single rows that keep the number of columns.
 
-Most are a formula in localllm.arch.rowwise_verbs and a row in localllm.kernels.verbs that names their kernels; they
+Most are a formula in localllm.arch.rowwise_verbs and a row in localllm.kernels.table that names their kernels; they
 need nothing here. The classes here are for the others, which have tensors of the file or sizes to check.
 """
 
@@ -17,11 +17,11 @@ from localllm.engine.operations.computing import Array, Computing, softmax
 from localllm.engine.operations.operation import Operation, operation
 from localllm.engine.operations.recording import MISFIT, Recording, same_columns
 from localllm.errors import ModelError
-from localllm.kernels.verbs import ROWWISE
+from localllm.kernels.table import KERNELS
 
 
 class Rowwise(Operation):
-    """An operation with a row in localllm.kernels.verbs; some may write over their input."""
+    """An operation with a row in localllm.kernels.table; some may write over their input."""
 
     def argument(self, name: str) -> float | np.ndarray:
         """Return the kernel's argument of that name."""
@@ -29,16 +29,18 @@ class Rowwise(Operation):
         return value
 
     def lower(self, steps: Steps, target: Target) -> None:
-        if self.verb not in ROWWISE:
+        if self.verb not in KERNELS:
             super().lower(steps, target)
-        verb, x = ROWWISE[self.verb], self.inputs[0]
+        kernel, x = KERNELS[self.verb], self.inputs[0]
         inputs = [steps.buffers[x] for x in self.inputs]
-        y = steps.alloc_or_reuse(self) if verb.in_place else steps.new(self.output)
-        arguments = dict(zip(verb.inputs, inputs, strict=True)) | shape(x, y)
-        for name, source in verb.given.items():
-            value = self.argument(source)
-            arguments[name] = vector_of(value) if isinstance(value, np.ndarray) else value
-        arguments |= {name: inputs[1].stride for name in verb.strides}
+        y = steps.alloc_or_reuse(self) if kernel.in_place else steps.new(self.output)
+        arguments: dict[str, object] = dict(zip(kernel.inputs, inputs, strict=True)) | shape(x, y)
+        for name in kernel.arguments._fields:
+            if name.endswith("_stride"):
+                arguments[name] = inputs[-1].stride
+            elif name != "count" and name not in arguments:
+                value = self.argument("vector" if name == "weight" else name)
+                arguments[name] = vector_of(value) if isinstance(value, np.ndarray) else value
         steps.row_step(self.verb, x.rows, arguments, inputs, [y])
 
 

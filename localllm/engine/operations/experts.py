@@ -14,7 +14,7 @@ from localllm.engine.operations.computing import Array, Computing, largest, soft
 from localllm.engine.operations.operation import Operation, Product, operation
 from localllm.engine.operations.recording import Recording, require_format
 from localllm.errors import ModelError, UnsupportedError
-from localllm.kernels.arguments import EXPERT, PLAN_EXPERTS
+from localllm.kernels.table import EXPERT, PLAN_EXPERTS
 
 OF_ROUTING = ("experts", "used", "sigmoid", "rooted", "normalized", "scale", "groups", "groups_used", "together")
 

@@ -15,7 +15,7 @@ from localllm.arch.weights import Weight
 from localllm.engine.lower.steps import StepPlaces, Steps, Target
 from localllm.engine.operations.activation import Activation
 from localllm.frozen import frozen
-from localllm.kernels.verbs import where
+from localllm.kernels.table import missing
 
 T = TypeVar("T")
 Crossing = Mapping[Activation, np.ndarray]  # activations that cross between targets, float32 [BATCH, row length]
@@ -52,7 +52,7 @@ class Operation:
 
         Raises NotImplementedError, which names the file that lacks the verb.
         """
-        raise NotImplementedError(where(self.verb))
+        raise NotImplementedError(missing(self.verb))
 
 
 @operation

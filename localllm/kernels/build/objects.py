@@ -24,14 +24,12 @@ SOURCES = (
     "cpu/**/*.py",
     "formats/*.py",
     "simd/*.py",
-    "arguments.py",
     "build/compile.py",
     "build/faults.py",
     "build/objects.py",
     "build/pipeline.py",
-    "declaration.py",
     "machine.py",
-    "verbs.py",
+    "table.py",
 )  # in localllm.kernels
 FOLDER_NAME = re.compile("[0-9a-f]{20}(-[a-z0-9_-]+)?")  # a hash, and a system that scripts/wheels compiled for
 DAY = 24 * 3600  # seconds

@@ -9,10 +9,9 @@ from importlib import import_module
 from math import lcm
 from typing import NamedTuple
 
-from localllm.kernels.arguments import PAGE
 from localllm.kernels.formats import FAMILIES
 from localllm.kernels.machine import Lane, this_lane
-from localllm.kernels.verbs import ROWWISE
+from localllm.kernels.table import KERNELS, PAGE
 from localllm.quant.layouts import LAYOUTS
 
 
@@ -97,70 +96,6 @@ PEAK_PRODUCTS, PEAK_TILE_PRODUCTS = 64 * PEAK_CHAINS, 4 * 16 * 16 * 32
 LEAST_IN_TILES = dict.fromkeys(sorted(PLAIN), 16) | dict.fromkeys(SUB_BLOCK, 32)
 SOME_IN_TILES, ALL_IN_TILES = min(LEAST_IN_TILES.values()), max(LEAST_IN_TILES.values())
 
-MODULES = {
-    **{name: verb.cpu for name, verb in ROWWISE.items()},
-    "run": "tape_runner",
-    "work": "tape_runner",
-    "embed": "matmul.embed",
-    "quantize": "matmul.quantize",
-    "linear_quantized": "matmul.matmul_quantized",
-    "linear_one": "matmul.matmul_quantized",
-    "linear_few": "matmul.matmul_quantized",
-    "linear_few_fast": "matmul.matmul_quantized",
-    "linear_precise": "matmul.matmul_quantized",
-    "linear_fast": "matmul.matmul_quantized",
-    "linear_float": "matmul.matmul_float",
-    "unpack_groups": "amx.groups",
-    "unpack_rows": "amx.rows",
-    "pack": "amx.pack",
-    "linear_tiles_quantized": "amx.linear",
-    "linear_tiles_float": "amx.linear",
-    "round_bf16": "elementwise.rowwise",
-    "quantize_words": "matmul.gemm_f16_words",
-    "attend": "attention.attend",
-    "attend_tiles": "amx.attention",
-    "merge": "attention.attend",
-    "select_keys": "attention.select_keys",
-    "select_key_blocks": "attention.select_key_blocks",
-    "plan": "attention.plan",
-    "store": "attention.cache_store",
-    "recall": "attention.cache_recall",
-    "hadamard": "elementwise.hadamard",
-    "scale_by_position": "elementwise.activations",
-    "select": "elementwise.rowwise",
-    "replace_ids": "elementwise.rowwise",
-    "as_column": "elementwise.hashing",
-    "hash": "elementwise.hashing",
-    "pool": "elementwise.collect",
-    "slice_columns": "elementwise.rowwise",
-    "concat_heads": "elementwise.rowwise",
-    "angles": "elementwise.rowwise",
-    "rope": "elementwise.rowwise",
-    "logits": "elementwise.logits",
-    "route": "matmul.routing",
-    "plan_experts": "matmul.routing",
-    "gather": "matmul.experts",
-    "scatter": "matmul.experts",
-    "from_heads": "matmul.experts",
-    "add_by_expert": "matmul.experts",
-    "experts_quantized": "matmul.experts",
-    "experts_float": "matmul.experts",
-    "experts_tiles_quantized": "amx.experts",
-    "experts_tiles_float": "amx.experts",
-    "stream": "memory_bandwidth",
-    "multiply_peak": "peak_products",
-    "multiply_peak_tiles": "peak_products",
-    "add_squares": "elementwise.collect",
-    "add_expert_squares": "elementwise.collect",
-    "convolve": "recurrent.convolution",
-    "gated_mean": "recurrent.gated_mean",
-    "selective_scan": "recurrent.selective_scan",
-    "head_scan": "recurrent.head_scan",
-    "wkv": "recurrent.wkv",
-    "head_dots": "elementwise.heads",
-    "mix_streams": "elementwise.heads",
-}
-
 
 def kernel(name: str):
     """Return the kernel of a name, which may end with a format after a hyphen, as in embed-Q8_0.
@@ -168,7 +103,7 @@ def kernel(name: str):
     Attention has the format of the keys, and that of the values if it differs, as in attend-Q8_0-Q4_0.
     """
     kind, _, format_name = name.partition("-")
-    module = import_module(f"localllm.kernels.cpu.{MODULES[kind]}")
+    module = import_module(f"localllm.kernels.cpu.{KERNELS[kind].cpu}")
     if not format_name:
         return getattr(module, kind)
     return getattr(module, f"make_{kind}" if hasattr(module, f"make_{kind}") else "make")(format_name)

@@ -5,9 +5,9 @@ cache lines. Two cores of a Zen 4 reach 36.7 GB/s like this, one core 35.0; one 
 distance of the decode kernels 32.4, without prefetch 31.4, NumPy's sum 33.6.
 """
 
-from localllm.kernels.arguments import STREAM
 from localllm.kernels.cpu.signature import argument, device, kernel
 from localllm.kernels.simd import constant_u8, load_u8x64, prefetch, store_u8x64, u8x64
+from localllm.kernels.table import STREAM
 
 STREAMS = 4
 STEP = 256  # bytes of a stream at a time

@@ -10,7 +10,6 @@ registers for, so that no multiplication waits for the previous one of its sum. 
 from llvmlite import ir
 from numba import types
 
-from localllm.kernels.arguments import PEAK
 from localllm.kernels.cpu import PEAK_BYTES, PEAK_CHAINS
 from localllm.kernels.cpu.amx.tiles import configure, make_multiply, make_store, make_zero, release
 from localllm.kernels.cpu.signature import argument, kernel
@@ -31,6 +30,7 @@ from localllm.kernels.simd import (
     u8x64,
 )
 from localllm.kernels.simd.vectors import MULTIPLY_BYTES, widest
+from localllm.kernels.table import PEAK
 
 int64, sums = types.int64, types.UniTuple(i32x16, PEAK_CHAINS)
 

@@ -5,7 +5,7 @@ This module does not import Numba.
 
 from typing import NamedTuple
 
-from localllm.kernels.arguments import arguments
+from localllm.kernels.table import arguments
 from localllm.system.cpu import LINE
 
 WORDS = LINE // 8  # of 64 bits in a line

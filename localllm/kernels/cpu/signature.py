@@ -1,6 +1,6 @@
 """The signature that all CPU kernels have: `void kernel(int64 arguments, int64 part, int64 parts, int64 thread)`.
 
-- arguments: address of an int64 array, see localllm.kernels.arguments
+- arguments: address of an int64 array, see localllm.kernels.table
 - part, parts: which share of the step's work to do, and the number of shares
 - thread: number of the calling thread, whose scratch memory the kernel may use
 

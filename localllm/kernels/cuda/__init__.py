@@ -1,6 +1,6 @@
 """CUDA kernels, for Numba: one file per operation. This module finds a kernel by its name.
 
-A kernel's parameters are the names of its declaration in localllm.kernels.arguments, in that order, all int64: numbers,
+A kernel's parameters are the names of its declaration in localllm.kernels.table, in that order, all int64: numbers,
 the bits of a float32, or addresses in GPU memory. A thread computes its part of the grid, and returns at once if there
 is no work for it: a grid is made for the most rows that a program can have, and `count` says how many there are.
 
@@ -12,8 +12,7 @@ from collections.abc import Callable, Mapping
 from importlib import import_module
 from typing import Any, NamedTuple
 
-from localllm.kernels.arguments import KERNELS
-from localllm.kernels.verbs import ROWWISE
+from localllm.kernels.table import KERNELS
 
 MOST_EXPERTS = 1024  # most experts of a router
 CHOOSING = 64  # blocks of threads that select keys at the same time; each has memory for the scores of a context
@@ -181,65 +180,6 @@ def warp_lanes() -> int:
     return WARP
 
 
-# For each kernel: its module, and its grid as a function of its arguments by name and of the most rows.
-MODULES: dict[str, tuple[str, Callable[[Mapping[str, Any], int], Grid]]] = {
-    **{name: (verb.cuda, by_four) for name, verb in ROWWISE.items()},
-    "rms_norm": ("elementwise.norms", by_norm),
-    "add_rms_norm": ("elementwise.norms", by_norm),
-    "rms_norm_rope": ("elementwise.norms", by_norm),
-    "select_keys": ("attention.select_keys", some_tokens),
-    "select_key_blocks": ("attention.select_key_blocks", some_tokens),
-    "attend_few": ("attention.attend_few", attend_few),
-    "merge_few": ("attention.attend_few", by_head),
-    "attend_many": ("attention.attend_many", attend_many),
-    "layer_norm": ("elementwise.norms", by_norm),
-    "softmax": ("elementwise.heads", by_token),
-    "sinkhorn": ("elementwise.heads", by_token),
-    "multiply_heads": ("elementwise.heads", by_entry),
-    "scale_by_position": ("elementwise.elementwise", by_four),
-    "select": ("elementwise.moves", by_four),
-    "replace_ids": ("elementwise.moves", by_token),
-    "as_column": ("elementwise.hashing", by_token),
-    "hash": ("elementwise.hashing", by_token),
-    "pool": ("elementwise.moves", by_four),
-    "slice_columns": ("elementwise.moves", by_entry),
-    "concat_heads": ("elementwise.moves", by_head),
-    "logits": ("elementwise.moves", by_entry),
-    "angles": ("elementwise.rotations", by_row),
-    "rope": ("elementwise.rotations", by_head),
-    "hadamard": ("elementwise.rotations", by_matrix),
-    "store": ("attention.cache_store", by_head),
-    "recall": ("attention.cache_recall", by_head),
-    "add_squares": ("elementwise.collect", by_column),
-    "add_expert_squares": ("elementwise.collect", by_column),
-    "route": ("matmul.routing", warp_by_row),
-    "plan_experts": ("matmul.routing", once),
-    "gather": ("matmul.experts", by_entry),
-    "from_heads": ("matmul.experts", by_pair),
-    "scatter": ("matmul.experts", by_four),
-    "add_by_expert": ("matmul.experts", by_four),
-    "convolve": ("recurrent.convolution", by_column_and_tokens),
-    "gated_mean": ("recurrent.gated_mean", by_column_and_tokens),
-    "selective_scan": ("recurrent.selective_scan", by_state),
-    "head_scan": ("recurrent.head_scan", by_state),
-    "wkv": ("recurrent.wkv", by_state),
-    "head_dots": ("elementwise.heads", by_head),
-    "mix_streams": ("elementwise.heads", by_entry),
-    "fetch": ("fetch", words),
-    "halve": ("matmul.halves", by_row),
-    "scale_rows": ("matmul.halves", by_row),
-    "split_bf16": ("matmul.halves", by_row),
-    "to_planes": ("matmul.to_planes", by_unit),
-    "quantize_planes": ("matmul.quantize", by_activations),
-    "norm_quantize": ("matmul.quantize_fused", by_row),
-    "swiglu_quantize": ("matmul.quantize_fused", by_activations),
-    "linear_planes": ("matmul.linear_planes", by_two_rows),
-    "linear_plain": ("matmul.linear_plain", by_warp),
-    "unpack": ("matmul.unpack", by_unpacked_unit),
-    "embed": ("matmul.embed", by_row),
-}
-
-
 def at_a_time(tokens: int) -> int:
     """Return how many tokens a product's kernel processes at a time: 1, 2, 4 or 8.
 
@@ -254,15 +194,17 @@ def kernel(name: str) -> Callable[..., None]:
     name: the kernel's, as "route"; one that is made per format has the format after a hyphen, as "embed-Q4_K".
     """
     kind, _, format_name = name.partition("-")
-    module = import_module(f"localllm.kernels.cuda.{MODULES[kind][0]}")
+    module = import_module(f"localllm.kernels.cuda.{KERNELS[kind].cuda}")
     return module.make(format_name) if format_name else getattr(module, kind)
 
 
 def grid(name: str, arguments: Mapping[str, Any], rows: int) -> Grid:
     """Return the launch grid of a kernel; arguments: by name; rows: the most rows."""
-    return MODULES[name.partition("-")[0]][1](arguments, rows)
+    grid_of: Callable[[Mapping[str, Any], int], Grid] = globals()[KERNELS[name.partition("-")[0]].grid]
+    return grid_of(arguments, rows)
 
 
 def parameters(name: str) -> tuple[str, ...]:
     """Return the names of a kernel's parameters."""
-    return KERNELS[name.partition("-")[0]]._fields
+    names: tuple[str, ...] = KERNELS[name.partition("-")[0]].arguments._fields
+    return names

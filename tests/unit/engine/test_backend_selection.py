@@ -46,7 +46,7 @@ from localllm.generation import chunked_prefill as reading
 from localllm.generation import scheduler as batch
 from localllm.generation.embedding.embedder import EmbedOptions
 from localllm.generation.generate import GenerationOptions
-from localllm.kernels.arguments import PAGE
+from localllm.kernels.table import PAGE
 from localllm.system import memory as system_memory
 from localllm.system import processes
 from tests.unit.engine.trace.test_recorder import tensor

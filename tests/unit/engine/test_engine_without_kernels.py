@@ -19,7 +19,7 @@ from localllm.engine.operations.operation import Operation
 from localllm.engine.run import Runs
 from localllm.engine.sequence import Sequence
 from localllm.errors import ContextError, LocalllmError, ModelError, UnsupportedError, UsageError
-from localllm.kernels.arguments import PAGE
+from localllm.kernels.table import PAGE
 from tests.unit.generation.test_prefix_match import TakenLock
 
 KNOWN = 20  # a store goes back to multiples of it, or stays where it is

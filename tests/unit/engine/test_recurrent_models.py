@@ -15,7 +15,7 @@ from localllm.engine.memory.recurrent import RecurrentState, StateLayout
 from localllm.engine.options import EngineOptions
 from localllm.errors import MemoryLimitError, ModelError
 from localllm.files.gguf.file import GGUFFile
-from localllm.kernels.arguments import PAGE
+from localllm.kernels.table import PAGE
 
 
 def nmse(got: np.ndarray, expected: np.ndarray) -> float:

@@ -22,7 +22,7 @@ from localllm.engine.options import EngineOptions
 from localllm.engine.trace.rope_shift import rotation_of, rotations
 from localllm.errors import UsageError
 from localllm.files.gguf.file import GGUFFile
-from localllm.kernels.arguments import PAGE
+from localllm.kernels.table import PAGE
 
 TOKENS = np.random.default_rng(5).integers(0, 256, 700).tolist()
 BACKENDS = ["cpu", "reference"]

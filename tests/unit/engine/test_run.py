@@ -17,8 +17,8 @@ from localllm.engine.memory.cache import KVCache, Reserved
 from localllm.engine.options import EngineOptions
 from localllm.engine.run import LEAST_OF_TEXTS, Header, Runs, Span, TextSpan
 from localllm.errors import MemoryLimitError, ModelError
-from localllm.kernels.arguments import PAGE
 from localllm.kernels.cpu import ALL_IN_TILES
+from localllm.kernels.table import PAGE
 from tests.unit.engine.trace.test_recorder import x
 
 

@@ -20,7 +20,7 @@ from localllm.engine.options import EngineOptions
 from localllm.engine.reference import ReferenceBackend
 from localllm.errors import ContextError, LocalllmError, MemoryLimitError, UsageError
 from localllm.files.gguf.file import GGUFFile
-from localllm.kernels.arguments import PAGE
+from localllm.kernels.table import PAGE
 
 CONTEXT, MOST = 3 * PAGE + 7, 8
 BACKENDS = ["cpu", "reference"]

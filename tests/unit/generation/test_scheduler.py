@@ -34,7 +34,7 @@ from localllm.generation.request import Completion, Request
 from localllm.generation.sampling.sampler import Sampler, SamplingOptions
 from localllm.generation.scheduler import Scheduler
 from localllm.generation.speculation import speculator as leaps
-from localllm.kernels.arguments import PAGE
+from localllm.kernels.table import PAGE
 from tests.unit.generation.test_beam_search import VOCAB, Letters, table
 
 PRECISE = 128  # tokens of a run that keep 16 bits, as of the engine

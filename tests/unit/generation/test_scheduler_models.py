@@ -12,7 +12,7 @@ from localllm.generation.chunked_prefill import read_prompt
 from localllm.generation.generate import GenerationOptions
 from localllm.generation.sampling.sampler import SamplingOptions
 from localllm.generation.scheduler import Scheduler
-from localllm.kernels.arguments import PAGE
+from localllm.kernels.table import PAGE
 
 GREEDY = GenerationOptions(24, sampling=SamplingOptions(temperature=0))
 TIE = 0.05  # logits of SmolLM2 in 16 bits are up to 0.01 others in a run of several sequences, in 8 bits 0.8

@@ -6,7 +6,6 @@ values, the right operands, are packed once for all rows of a unit: keys are tra
 tokens. Rows, keys and dimensions are processed 32 at a time; results beyond their ends are not used.
 """
 
-from localllm.kernels.arguments import ATTEND
 from localllm.kernels.cpu import ATTEND_KEYS as KEYS
 from localllm.kernels.cpu import ATTEND_TILES, TILE_REGISTERS
 from localllm.kernels.cpu.amx.tiles import (
@@ -30,6 +29,7 @@ from localllm.kernels.simd import (
     transpose_f32,
     zero_f32x16,
 )
+from localllm.kernels.table import ATTEND
 
 STRIDE = KEYS * 4  # bytes from one row of scores to the next
 four, two = make_products(2, 2, True), make_products(2, 1, True)

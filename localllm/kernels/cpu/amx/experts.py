@@ -1,17 +1,17 @@
 """Products of the experts' matrices in AMX tiles. The panels of each expert's rows begin where amx/pack.py put them."""
 
-from localllm.kernels.arguments import (
+from localllm.kernels.cpu import PANEL_BYTES, PANEL_TOKENS
+from localllm.kernels.cpu.matmul.experts import ANY_NUMBER, make_experts, put
+from localllm.kernels.cpu.matmul.routing import EXPERT_BYTES
+from localllm.kernels.cpu.signature import argument, device
+from localllm.kernels.simd import load_i64, store_i64
+from localllm.kernels.table import (
     EXPERT,
     EXPERTS_TILES_FLOAT,
     EXPERTS_TILES_QUANTIZED,
     LINEAR_TILES_FLOAT,
     LINEAR_TILES_QUANTIZED,
 )
-from localllm.kernels.cpu import PANEL_BYTES, PANEL_TOKENS
-from localllm.kernels.cpu.matmul.experts import ANY_NUMBER, make_experts, put
-from localllm.kernels.cpu.matmul.routing import EXPERT_BYTES
-from localllm.kernels.cpu.signature import argument, device
-from localllm.kernels.simd import load_i64, store_i64
 
 
 def make_finish(product, own):

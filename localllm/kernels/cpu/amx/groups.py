@@ -7,7 +7,6 @@ together: 16 codes of each vector become 16 floats. These 64 numbers, in BF16, a
 from llvmlite import ir
 from numba import types
 
-from localllm.kernels.arguments import UNPACK
 from localllm.kernels.cpu import TILE_SLAB
 from localllm.kernels.cpu.amx.slab import HALF_BYTES, PLANE_BYTES, ROWS
 from localllm.kernels.cpu.amx.tiles import TILE, left_over, narrow_pair
@@ -27,6 +26,7 @@ from localllm.kernels.simd import (
     u8x64,
 )
 from localllm.kernels.simd.half import constant_like
+from localllm.kernels.table import UNPACK
 
 int64 = types.int64
 

@@ -12,7 +12,6 @@ Runs of few tokens use the kernel that reads rows as decode does. This kernel is
 unpacking differs.
 """
 
-from localllm.kernels.arguments import LINEAR_TILES_FLOAT, LINEAR_TILES_QUANTIZED, UNPACK
 from localllm.kernels.cpu import PANEL_BYTES, PANEL_TOKENS, TILE_SLAB, TILE_SLABS, TILE_TOKENS
 from localllm.kernels.cpu.amx.slab import HALF_BYTES, PLANE_BYTES, ROWS, SLAB_BYTES
 from localllm.kernels.cpu.amx.tiles import (
@@ -34,6 +33,7 @@ from localllm.kernels.simd import (
     store_i64,
     transpose_f32,
 )
+from localllm.kernels.table import LINEAR_TILES_FLOAT, LINEAR_TILES_QUANTIZED, UNPACK
 
 SUMS_BYTES = 2 * TILE * TILE_TOKENS // PANEL_TOKENS
 

@@ -8,13 +8,13 @@ Missing tokens are copies of the last one, missing columns are zero. With expert
 any row: the i-th expert that has rows begins at panel i + first row // 16, which leaves each expert enough panels.
 """
 
-from localllm.kernels.arguments import EXPERT, PACK
 from localllm.kernels.cpu import PANEL_BYTES, PANEL_TOKENS, PRECISE_TOKENS, TILE_SLAB
 from localllm.kernels.cpu.amx.rows import two
 from localllm.kernels.cpu.amx.slab import PLANE_BYTES
 from localllm.kernels.cpu.amx.tiles import TILE, store_high, store_planes
 from localllm.kernels.cpu.signature import argument, device, kernel
 from localllm.kernels.simd import load_i64, transpose_f32
+from localllm.kernels.table import EXPERT, PACK
 
 EXPERT_BYTES = 8 * len(EXPERT)
 

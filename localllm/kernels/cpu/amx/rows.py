@@ -1,11 +1,11 @@
 """Unpacks weights to a slab of BF16 tiles: float formats, and, via float32, blocks of any format."""
 
-from localllm.kernels.arguments import UNPACK
 from localllm.kernels.cpu.amx.slab import HALF_BYTES, PLANE_BYTES, ROWS
 from localllm.kernels.cpu.amx.tiles import TILE, store_high, store_planes
 from localllm.kernels.cpu.matmul.matmul_float import PLAIN, block_of, make_blocks, make_plain
 from localllm.kernels.cpu.signature import argument, device, kernel
 from localllm.kernels.simd import load_f32x16, load_lanes_f32x16
+from localllm.kernels.table import UNPACK
 
 
 @device

@@ -16,7 +16,6 @@ from typing import NamedTuple
 
 from numba import float32
 
-from localllm.kernels.arguments import ATTEND, PAGE, SPLIT, UNIT
 from localllm.kernels.cpu import ATTEND_KEYS, ATTEND_ROWS, MOST_SPLITS
 from localllm.kernels.cpu.attention import few as attention_few
 from localllm.kernels.cpu.attention import many as attention_many
@@ -50,6 +49,7 @@ from localllm.kernels.simd import (
     sum_f32x16,
     zero_f32x16,
 )
+from localllm.kernels.table import ATTEND, PAGE, SPLIT, UNIT
 
 LOWEST = float32(-1e30)
 

@@ -1,9 +1,9 @@
 """Stores keys or values in the KV cache, in the slots of their tokens."""
 
-from localllm.kernels.arguments import PAGE, SEQUENCE, STORE
 from localllm.kernels.cpu.attention.cache_formats import STORAGE
 from localllm.kernels.cpu.signature import argument, device, kernel
 from localllm.kernels.simd import load_i64
+from localllm.kernels.table import PAGE, SEQUENCE, STORE
 
 
 @device

@@ -1,7 +1,7 @@
 """The plan of a run's attention: a list of units of work, made once for all layers with the same shape.
 
 A unit is some query rows of one sequence, one key-value head, and a range of keys: see UNIT, SPLIT and PLAN in
-arguments.py. With few tokens a sequence has few units, so its context is split, too, into a part for each 256 keys.
+table.py. With few tokens a sequence has few units, so its context is split, too, into a part for each 256 keys.
 
 A sequence's result does not depend on others in the run, if contexts of no more than SPLIT_TOKENS tokens have to be
 split. A token gets the same bits alone and together with others of its sequence: SEQUENCE.kernel_tokens, not their
@@ -9,10 +9,10 @@ number, chooses the kernel of all rows. If those are at most FEW_TOKENS, context
 that depends on the token's position only.
 """
 
-from localllm.kernels.arguments import PLAN, SEQUENCE, SPLIT, UNIT
 from localllm.kernels.cpu import ATTEND_ROWS, FEW_TOKENS, MOST_SPLITS, SPLIT_TOKENS
 from localllm.kernels.cpu.signature import argument, device, kernel
 from localllm.kernels.simd import store_i64
+from localllm.kernels.table import PLAN, SEQUENCE, SPLIT, UNIT
 
 FEW_ROWS = 24  # up to so many rows, reading the cache directly (few.py) is faster
 WHOLE = 1 << 40  # keys of a part, for a context that is not split

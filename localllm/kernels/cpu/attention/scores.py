@@ -52,7 +52,7 @@ def subtract_distances(scores, keys, slope, distance):
 def add_biases(scores, keys, biases, reach, relative):
     """Add a head's biases, times log2(e), to scores.
 
-    biases: by position of the key relative to the query, see ATTEND in arguments.py; relative: the first key's position
+    biases: by position of the key relative to the query, see ATTEND in table.py; relative: the first key's position
     minus the query's.
     """
     factor = splat_f32x16(LOG2_E)

@@ -3,7 +3,6 @@
 Scratch memory is as in select_keys.py, with scores f32 [heads][blocks].
 """
 
-from localllm.kernels.arguments import PAGE, SELECT_KEY_BLOCKS, SEQUENCE
 from localllm.kernels.cpu.attention.attend import padded
 from localllm.kernels.cpu.attention.cache_formats import STORAGE
 from localllm.kernels.cpu.attention.select_keys import DIGITS, ONES, least_chosen, load_queries, write_all, write_bits
@@ -19,6 +18,7 @@ from localllm.kernels.simd import (
     sum_f32x16,
     zero_f32x16,
 )
+from localllm.kernels.table import PAGE, SELECT_KEY_BLOCKS, SEQUENCE
 
 
 @device

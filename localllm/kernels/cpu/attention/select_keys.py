@@ -9,7 +9,6 @@ scores, float32.
 
 from numba import float32
 
-from localllm.kernels.arguments import PAGE, SELECT_KEYS, SEQUENCE
 from localllm.kernels.cpu.attention.attend import fill, padded
 from localllm.kernels.cpu.attention.cache_formats import STORAGE
 from localllm.kernels.cpu.signature import argument, device, kernel
@@ -27,6 +26,7 @@ from localllm.kernels.simd import (
     sum_f32x16,
     zero_f32x16,
 )
+from localllm.kernels.table import PAGE, SELECT_KEYS, SEQUENCE
 
 DIGITS = 256
 ONES, SIGN = 0xFFFFFFFF, 0x80000000

@@ -7,20 +7,6 @@ from math import exp, log
 
 from numba import float32
 
-from localllm.kernels.arguments import (
-    CLAMP,
-    GEGLU,
-    GELU,
-    MULTIPLY,
-    RELU_SQUARED,
-    SCALE,
-    SCALE_BY_POSITION,
-    SIGMOID,
-    SIGMOID_GATE,
-    SOFTCAP,
-    SOFTPLUS,
-    SWIGLU_LIMITED,
-)
 from localllm.kernels.cpu.signature import argument, argument_f32, device, inlined, kernel
 from localllm.kernels.simd import (
     abs_f32x16,
@@ -45,13 +31,31 @@ from localllm.kernels.simd import (
     tanh_f32x16,
     zero_f32x16,
 )
-from localllm.kernels.verbs import ROWWISE
+from localllm.kernels.table import (
+    ADD_SCALAR,
+    CLAMP,
+    EXPONENTIAL,
+    GEGLU,
+    GELU,
+    GELU_ERF,
+    MULTIPLY,
+    REGLU,
+    RELU,
+    RELU_SQUARED,
+    SCALE,
+    SCALE_BY_POSITION,
+    SCALE_COLUMNS,
+    SIGMOID,
+    SIGMOID_GATE,
+    SIGNED_ROOT,
+    SOFTCAP,
+    SOFTPLUS,
+    SWIGLU_LIMITED,
+    XIELU,
+)
 
 SQRT_2_BY_PI = 0.7978845608028654
 SQRT_HALF = 0.7071067811865476
-XIELU, REGLU = ROWWISE["xielu"].arguments, ROWWISE["reglu"].arguments
-ADD_SCALAR, SCALE_COLUMNS = ROWWISE["add_scalar"].arguments, ROWWISE["scale_columns"].arguments
-SIGNED_ROOT = ROWWISE["signed_root"].arguments
 
 
 @inlined
@@ -140,7 +144,7 @@ def where_above_zero(builder, x, y, z):
 
 @inlined
 def xielu_of(x, constants):
-    """Compute the function xielu of localllm/kernels/verbs.py."""
+    """Compute the function xielu of localllm/kernels/table.py."""
     alpha_p, alpha_n, beta, epsilon = constants
     below = exp_f32x16(min_f32x16(epsilon, x)) - splat_f32x16(1.0) - x
     return fma_f32x16(beta, x, where_above_zero(x, alpha_p * x * x, alpha_n * below))
@@ -204,7 +208,7 @@ def capped(x, cap):
 
 @inlined
 def limited(gate, up, constants):
-    """Compute the function swiglu_limited of localllm/kernels/verbs.py."""
+    """Compute the function swiglu_limited of localllm/kernels/table.py."""
     limit, sharpness = constants
     gate = if_finite_f32x16(min_f32x16(splat_f32x16(limit), gate), gate)
     up = if_finite_f32x16(clamp_f32x16(up, -limit, limit), up)
@@ -217,12 +221,12 @@ def limit_and_sharpness(a, token):
     return argument_f32(a, SWIGLU_LIMITED.limit), argument_f32(a, SWIGLU_LIMITED.sharpness)
 
 
-# The formulas are in localllm/kernels/verbs.py.
+# The formulas are in localllm/kernels/table.py.
 gelu = of_one(GELU, inlined(lambda x, _: gelu_f32x16(x)))
-gelu_erf = of_one(ROWWISE["gelu_erf"].arguments, inlined(lambda x, _: gelu_erf_f32x16(x)))
+gelu_erf = of_one(GELU_ERF, inlined(lambda x, _: gelu_erf_f32x16(x)))
 relu_squared = of_one(RELU_SQUARED, squared_above_zero)
-relu = of_one(ROWWISE["relu"].arguments, inlined(lambda x, _: if_finite_f32x16(max_f32x16(zero_f32x16(), x), x)))
-exponential = of_one(ROWWISE["exponential"].arguments, inlined(lambda x, _: if_finite_f32x16(exp_f32x16(x), x)))
+relu = of_one(RELU, inlined(lambda x, _: if_finite_f32x16(max_f32x16(zero_f32x16(), x), x)))
+exponential = of_one(EXPONENTIAL, inlined(lambda x, _: if_finite_f32x16(exp_f32x16(x), x)))
 add_scalar = of_one(ADD_SCALAR, shifted, inlined(lambda a, token: argument_f32(a, ADD_SCALAR.number)))
 sigmoid = of_one(SIGMOID, inlined(lambda x, _: sigmoid_f32x16(x)))
 xielu = of_one(XIELU, xielu_of, xielu_constants)  # error at most alpha_n * 2e-7

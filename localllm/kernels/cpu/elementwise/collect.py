@@ -2,9 +2,9 @@
 
 from numba import float32
 
-from localllm.kernels.arguments import ADD_EXPERT_SQUARES, ADD_SQUARES, EXPERT, POOL, SEQUENCE
 from localllm.kernels.cpu.signature import argument, device, kernel
 from localllm.kernels.simd import fma_f32x16, load_f32x16, load_i64, splat_f32x16, store_f32x16, store_i64
+from localllm.kernels.table import ADD_EXPERT_SQUARES, ADD_SQUARES, EXPERT, POOL, SEQUENCE
 
 
 @device

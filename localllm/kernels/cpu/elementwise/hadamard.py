@@ -7,9 +7,9 @@ from math import sqrt
 
 from numba import float32
 
-from localllm.kernels.arguments import HADAMARD
 from localllm.kernels.cpu.signature import argument, device, kernel
 from localllm.kernels.simd import load_f32x16, load_i64, make_butterfly, splat_f32x16, store_f32x16
+from localllm.kernels.table import HADAMARD
 
 butterfly_1, butterfly_2, butterfly_4, butterfly_8 = map(make_butterfly, (1, 2, 4, 8))
 

@@ -2,9 +2,9 @@
 
 from numba import float32
 
-from localllm.kernels.arguments import AS_COLUMN, HASH
 from localllm.kernels.cpu.signature import argument, kernel
 from localllm.kernels.simd import load_f32, load_i64, store_f32, store_i64
+from localllm.kernels.table import AS_COLUMN, HASH
 
 
 @kernel

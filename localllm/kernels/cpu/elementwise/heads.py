@@ -5,7 +5,6 @@ A part need not have a multiple of 16 columns.
 
 from numba import float32
 
-from localllm.kernels.arguments import HEAD_DOTS, MIX_STREAMS, MULTIPLY_HEADS, SINKHORN, SOFTMAX
 from localllm.kernels.cpu.signature import argument, argument_f32, device, kernel
 from localllm.kernels.simd import (
     exp_f32x16,
@@ -20,6 +19,7 @@ from localllm.kernels.simd import (
     sum_f32x16,
     zero_f32x16,
 )
+from localllm.kernels.table import HEAD_DOTS, MIX_STREAMS, MULTIPLY_HEADS, SINKHORN, SOFTMAX
 
 
 @kernel

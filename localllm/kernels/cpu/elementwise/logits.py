@@ -4,7 +4,6 @@ Python would do this after the run, in one thread, when the numbers are no longe
 logits and summing them took 0.2 ms, this takes 0.02.
 """
 
-from localllm.kernels.arguments import LOGITS
 from localllm.kernels.cpu.signature import argument, device, kernel
 from localllm.kernels.simd import (
     atomic_add,
@@ -17,6 +16,7 @@ from localllm.kernels.simd import (
     sum_f32x16,
     zero_f32x16,
 )
+from localllm.kernels.table import LOGITS
 
 
 @device

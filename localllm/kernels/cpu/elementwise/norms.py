@@ -7,7 +7,6 @@ from math import sqrt
 
 from numba import float32
 
-from localllm.kernels.arguments import LAYER_NORM, RMS_NORM
 from localllm.kernels.cpu.signature import argument, argument_f32, device, kernel
 from localllm.kernels.simd import (
     INFINITY,
@@ -22,6 +21,7 @@ from localllm.kernels.simd import (
     sum_f32x16,
     zero_f32x16,
 )
+from localllm.kernels.table import LAYER_NORM, RMS_NORM
 
 
 @device

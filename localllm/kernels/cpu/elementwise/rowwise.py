@@ -8,18 +8,6 @@ from math import cos, sin
 
 from numba import float32
 
-from localllm.kernels.arguments import (
-    ADD,
-    ANGLES,
-    CONCAT_HEADS,
-    LERP,
-    REPLACE_IDS,
-    ROPE,
-    ROUND_BF16,
-    SELECT,
-    SLICE_COLUMNS,
-    SWIGLU,
-)
 from localllm.kernels.cpu.signature import argument, argument_f32, device, kernel
 from localllm.kernels.simd import (
     exp_f32x16,
@@ -35,6 +23,18 @@ from localllm.kernels.simd import (
     store_f32x16,
     store_i64,
     zero_f32x16,
+)
+from localllm.kernels.table import (
+    ADD,
+    ANGLES,
+    CONCAT_HEADS,
+    LERP,
+    REPLACE_IDS,
+    ROPE,
+    ROUND_BF16,
+    SELECT,
+    SLICE_COLUMNS,
+    SWIGLU,
 )
 
 
@@ -119,7 +119,7 @@ def copy(x, y, columns):
 
 @kernel
 def slice_columns(a, part, parts, thread):
-    """Copy some columns of every period of x to y, see SLICE_COLUMNS in arguments.py."""
+    """Copy some columns of every period of x to y, see SLICE_COLUMNS in table.py."""
     tokens, groups = load_i64(argument(a, SLICE_COLUMNS.count)), argument(a, SLICE_COLUMNS.groups)
     count = argument(a, SLICE_COLUMNS.columns) // groups
     for t in range(tokens * part // parts, tokens * (part + 1) // parts):

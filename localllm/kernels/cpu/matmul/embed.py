@@ -1,9 +1,9 @@
 """Looks up rows of the embedding matrix and dequantizes them: x[t] = row ids[t], float32."""
 
-from localllm.kernels.arguments import EMBED
 from localllm.kernels.cpu.matmul.matmul_float import PLAIN, make_blocks, make_plain
 from localllm.kernels.cpu.signature import argument, kernel
 from localllm.kernels.simd import load_i64
+from localllm.kernels.table import EMBED
 
 
 def make(format_name):

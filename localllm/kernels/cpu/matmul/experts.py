@@ -5,17 +5,6 @@ matrix multiplies them. It gets a copy of the arguments, whose addresses are tho
 an expert with few rows reads its matrix as decode does, and one with many unpacks each tile once.
 """
 
-from localllm.kernels.arguments import (
-    ADD_BY_EXPERT,
-    EXPERT,
-    EXPERTS_FLOAT,
-    EXPERTS_QUANTIZED,
-    FROM_HEADS,
-    GATHER,
-    LINEAR_FLOAT,
-    LINEAR_QUANTIZED,
-    SCATTER,
-)
 from localllm.kernels.cpu import CALL_BYTES, PRECISE_TOKENS
 from localllm.kernels.cpu.elementwise.rowwise import copy
 from localllm.kernels.cpu.matmul.routing import EXPERT_BYTES
@@ -30,6 +19,17 @@ from localllm.kernels.simd import (
     store_f32x16,
     store_i64,
     zero_f32x16,
+)
+from localllm.kernels.table import (
+    ADD_BY_EXPERT,
+    EXPERT,
+    EXPERTS_FLOAT,
+    EXPERTS_QUANTIZED,
+    FROM_HEADS,
+    GATHER,
+    LINEAR_FLOAT,
+    LINEAR_QUANTIZED,
+    SCATTER,
 )
 
 ANY_NUMBER = 1 << 40  # of tokens: no limit

@@ -16,8 +16,6 @@ Scratch memory, in order:
 
 from numba import float32
 
-from localllm.kernels.arguments import LINEAR_FLOAT as LINEAR
-from localllm.kernels.arguments import QUANTIZE_WORDS
 from localllm.kernels.cpu.matmul.slab import make_fetch_next
 from localllm.kernels.cpu.matmul.tile_dots import make_dots
 from localllm.kernels.cpu.matmul.tiles import (
@@ -50,6 +48,8 @@ from localllm.kernels.simd import (
     store_words_i32x16,
     zero_f32x16,
 )
+from localllm.kernels.table import LINEAR_FLOAT as LINEAR
+from localllm.kernels.table import QUANTIZE_WORDS
 
 LARGEST = float32(8191)  # 32 * LARGEST**2 < 2**31
 SLAB = 384  # columns that are unpacked at a time: 24 KiB, which leaves room for some tokens in the L1 cache

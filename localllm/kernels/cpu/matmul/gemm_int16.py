@@ -13,7 +13,6 @@ Scratch memory, in order (a "word" is 4 columns):
 
 from numba import float32
 
-from localllm.kernels.arguments import LINEAR_QUANTIZED as LINEAR
 from localllm.kernels.cpu import SLAB
 from localllm.kernels.cpu.matmul.avx2_dots import HAS_AVX2_DOTS, make_add_runs
 from localllm.kernels.cpu.matmul.slab import make_fetch_next, make_slab
@@ -33,6 +32,7 @@ from localllm.kernels.cpu.matmul.tiles import (
 )
 from localllm.kernels.cpu.signature import argument, device, inlined
 from localllm.kernels.simd import load_f32x16, splat_f32x16, store_f32x2, store_f32x8, store_f32x16, store_u8x64
+from localllm.kernels.table import LINEAR_QUANTIZED as LINEAR
 
 
 def make_unpack(format):

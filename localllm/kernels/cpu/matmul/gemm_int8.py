@@ -9,7 +9,6 @@ Scratch memory, in order (a "word" is 4 columns; span: columns that share a scal
 
 from numba import types
 
-from localllm.kernels.arguments import LINEAR_QUANTIZED as LINEAR
 from localllm.kernels.cpu import SLAB
 from localllm.kernels.cpu.matmul.requantize_tile import BYTE_OFFSET, make_rescale, span
 from localllm.kernels.cpu.matmul.slab import make_slab
@@ -37,6 +36,7 @@ from localllm.kernels.cpu.matmul.tiles import (
 )
 from localllm.kernels.cpu.signature import argument, device, inlined
 from localllm.kernels.simd import f32x2, f32x8, f32x16, u8x64
+from localllm.kernels.table import LINEAR_QUANTIZED as LINEAR
 
 PAIR = 64  # columns of a token that usually share a scale with so many tokens, see quantize.py
 first, more, of_token = make_times(rows_at, ints, True), make_times(rows_at, ints), make_times(columns_at, floats)

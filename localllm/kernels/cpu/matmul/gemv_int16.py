@@ -13,7 +13,6 @@ from functools import reduce
 from llvmlite import ir
 from numba import types
 
-from localllm.kernels.arguments import LINEAR_QUANTIZED as LINEAR
 from localllm.kernels.cpu.matmul.gemv_quantized import (
     AHEAD,
     activations,
@@ -44,6 +43,7 @@ from localllm.kernels.simd import (
     store_value,
 )
 from localllm.kernels.simd.half import constant_like
+from localllm.kernels.table import LINEAR_QUANTIZED as LINEAR
 
 int64 = types.int64
 CHAINS = 2  # independent sums of a row, because an addition waits for the previous one of its sum

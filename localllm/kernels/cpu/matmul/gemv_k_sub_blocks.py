@@ -13,7 +13,6 @@ Each part of the step first puts the activations in the same order. From the L2 
 from llvmlite import ir
 from numba import types
 
-from localllm.kernels.arguments import LINEAR_QUANTIZED as LINEAR
 from localllm.kernels.cpu import ONE_TOKEN_BYTES
 from localllm.kernels.cpu.matmul.gemv_quantized import AHEAD, activations, make_fetch
 from localllm.kernels.cpu.matmul.row_shape import group_shape
@@ -35,6 +34,7 @@ from localllm.kernels.simd import (
     u8x64,
 )
 from localllm.kernels.simd.half import constant_like
+from localllm.kernels.table import LINEAR_QUANTIZED as LINEAR
 
 int64 = types.int64
 SCALES = 512  # offset of the scales, after both planes of 256 activations

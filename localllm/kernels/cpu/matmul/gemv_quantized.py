@@ -9,12 +9,12 @@ high one):
 
 from numba import types
 
-from localllm.kernels.arguments import LINEAR_QUANTIZED as LINEAR
 from localllm.kernels.cpu.matmul.gemv_int8_1 import OneToken
 from localllm.kernels.cpu.matmul.gemv_int8_pairs import RowTotals
 from localllm.kernels.cpu.matmul.row_shape import chunk_shape, group_shape
 from localllm.kernels.cpu.signature import argument, device, inlined
 from localllm.kernels.simd import I64, constant_f32, f32x8, four_times_f32x2, operation, prefetch_line
+from localllm.kernels.table import LINEAR_QUANTIZED as LINEAR
 
 # Distance, in bytes, of prefetches: AHEAD into the L2 cache, in the order of the file even if two rows are read side by
 # side, then NEAR into the L1 cache. One of two cores reads Q4_K at 22 GB/s in rows of 2048 or 8192 columns; with 4096

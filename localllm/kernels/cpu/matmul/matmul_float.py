@@ -9,7 +9,6 @@
   speed), and F16 weights as in gemm_f16_words.py
 """
 
-from localllm.kernels.arguments import LINEAR_FLOAT as LINEAR
 from localllm.kernels.cpu import FEW_IN_FLOAT32, FLOAT_SLAB, HALVES
 from localllm.kernels.cpu.matmul.gemm_f16_words import make_prefill_words
 from localllm.kernels.cpu.matmul.tiles_f32 import (
@@ -38,6 +37,7 @@ from localllm.kernels.simd import (
     store_f32x16,
     transpose_f32,
 )
+from localllm.kernels.table import LINEAR_FLOAT as LINEAR
 
 # Distance, in bytes, of prefetches into the L2 cache. One core reads F16 at 27 GB/s with them, at 21 without, and at 12
 # with prefetches into the L1 cache, which cannot have as many loads in flight.

@@ -12,7 +12,6 @@ A tile is unpacked slab by slab, at most SLAB columns, which stay in the L1 or L
 with them. Sums wait in y from one slab to the next.
 """
 
-from localllm.kernels.arguments import LINEAR_QUANTIZED as LINEAR
 from localllm.kernels.cpu import SLAB
 from localllm.kernels.cpu.matmul.avx2_dots import HAS_AVX2_DOTS, MOST_IN_BYTES
 from localllm.kernels.cpu.matmul.gemm_int8 import make_fast_slab
@@ -30,6 +29,7 @@ from localllm.kernels.cpu.matmul.tiles import ROWS
 from localllm.kernels.cpu.signature import argument, device, inlined, kernel
 from localllm.kernels.formats import load_group_format
 from localllm.kernels.simd import call_kernel, load_i64
+from localllm.kernels.table import LINEAR_QUANTIZED as LINEAR
 
 # Bytes of 256 weights up to which decode is limited by arithmetic, not by memory, so that rows are read in pairs. One
 # core reads Q4_K at 20 GB/s in pairs and 17 row by row, Q4_0 at 18 and 15, but Q8_0 at 18 and 20.

@@ -25,7 +25,6 @@ Results:
 from llvmlite import ir
 from numba import float32, types
 
-from localllm.kernels.arguments import QUANTIZE
 from localllm.kernels.cpu.matmul.avx2_dots import HAS_AVX2_DOTS
 from localllm.kernels.cpu.matmul.requantize_tile import BYTE_OFFSET
 from localllm.kernels.cpu.signature import argument, device, kernel
@@ -55,6 +54,7 @@ from localllm.kernels.simd import (
     u8x8,
     u8x16,
 )
+from localllm.kernels.table import QUANTIZE
 
 LARGEST = float32(127 * 256)
 ALIKE = float32(2)  # the factor by which scales that are merged may differ

@@ -2,17 +2,17 @@
 
 A pair is a token and one of its experts. plan_experts sorts the pairs by expert, those of an expert in the order of the
 tokens, and gives each pair a row. The rows of an expert are contiguous, padded to a multiple of EXPERT_ROWS. ROUTE and
-PLAN_EXPERTS in arguments.py list the options.
+PLAN_EXPERTS in table.py list the options.
 """
 
 from math import exp, inf, log1p, sqrt
 
 from numba import float32
 
-from localllm.kernels.arguments import EXPERT, PLAN_EXPERTS, ROUTE
 from localllm.kernels.cpu import EXPERT_ROWS
 from localllm.kernels.cpu.signature import argument, argument_f32, device, kernel
 from localllm.kernels.simd import INFINITY, NAN, load_f32, load_i64, store_f32, store_i64
+from localllm.kernels.table import EXPERT, PLAN_EXPERTS, ROUTE
 
 EXPERT_BYTES = 8 * len(EXPERT)
 MINUS_INFINITY = float32(-inf)

@@ -4,11 +4,11 @@ A slab's weights are pieces of many rows, which no hardware prefetcher predicts:
 GB/s.
 """
 
-from localllm.kernels.arguments import LINEAR_QUANTIZED as LINEAR
 from localllm.kernels.cpu import SLAB
 from localllm.kernels.cpu.matmul.tiles import ROWS, TOKENS, VECTORS, make_load_tile, make_store_tile, zero_floats
 from localllm.kernels.cpu.signature import argument, device
 from localllm.kernels.simd import prefetch_l2
+from localllm.kernels.table import LINEAR_QUANTIZED as LINEAR
 
 
 def make_fetch_next(group_bytes, slab_columns=SLAB):

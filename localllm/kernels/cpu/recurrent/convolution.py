@@ -3,10 +3,10 @@
 The state is a window: the x of the last taps - 1 tokens before the run.
 """
 
-from localllm.kernels.arguments import CONVOLVE
 from localllm.kernels.cpu.recurrent.sequences import SEQUENCE_BYTES, states_of, tokens_of
 from localllm.kernels.cpu.signature import argument, device, kernel
 from localllm.kernels.simd import fma_f32x16, load_f32x16, load_i64, sigmoid_f32x16, store_f32x16
+from localllm.kernels.table import CONVOLVE
 
 
 @device

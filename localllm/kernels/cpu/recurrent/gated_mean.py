@@ -1,12 +1,11 @@
 """A mean of the last few tokens of a sequence, weighted by the softmax of their gates, separately for each column.
 
-The state is a window as in convolution.py, of the previous tokens' values and gates. GATED_MEAN in arguments.py
+The state is a window as in convolution.py, of the previous tokens' values and gates. GATED_MEAN in table.py
 explains taps, stretches and places.
 """
 
 from numba import float32
 
-from localllm.kernels.arguments import GATED_MEAN, SEQUENCE
 from localllm.kernels.cpu.recurrent.convolution import row_of
 from localllm.kernels.cpu.recurrent.sequences import SEQUENCE_BYTES, states_of, tokens_of
 from localllm.kernels.cpu.signature import argument, device, kernel
@@ -21,6 +20,7 @@ from localllm.kernels.simd import (
     store_lanes_f32x16,
     zero_f32x16,
 )
+from localllm.kernels.table import GATED_MEAN, SEQUENCE
 
 LOWEST = float32(-3e38)
 

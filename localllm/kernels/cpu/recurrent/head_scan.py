@@ -9,7 +9,6 @@ This takes 3 or 4 multiplications for each number of the state and token. The ch
 products over 64 tokens, takes 2.5 or 4.5, so it would gain nothing on a processor without matrix units.
 """
 
-from localllm.kernels.arguments import HEAD_SCAN
 from localllm.kernels.cpu.recurrent.sequences import SEQUENCE_BYTES, states_of, tokens_of
 from localllm.kernels.cpu.signature import argument, device, kernel
 from localllm.kernels.simd import (
@@ -24,6 +23,7 @@ from localllm.kernels.simd import (
     store_lanes_f32x16,
     zero_f32x16,
 )
+from localllm.kernels.table import HEAD_SCAN
 
 
 @device

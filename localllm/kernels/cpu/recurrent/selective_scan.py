@@ -3,7 +3,6 @@
 16 columns make a vector. Their states, 1 KB for a state_size of 16, stay in the L1 cache for all tokens.
 """
 
-from localllm.kernels.arguments import SELECTIVE_SCAN
 from localllm.kernels.cpu.recurrent.sequences import SEQUENCE_BYTES, states_of, tokens_of
 from localllm.kernels.cpu.signature import argument, device, kernel
 from localllm.kernels.simd import (
@@ -15,6 +14,7 @@ from localllm.kernels.simd import (
     splat_f32x16,
     store_f32x16,
 )
+from localllm.kernels.table import SELECTIVE_SCAN
 
 
 @device

@@ -1,7 +1,7 @@
 """Reads the fields of a SEQUENCE that kernels of recurrent layers need: its tokens in the run, its states."""
 
-from localllm.kernels.arguments import SEQUENCE
 from localllm.kernels.cpu.signature import argument, device
+from localllm.kernels.table import SEQUENCE
 
 SEQUENCE_BYTES = 8 * len(SEQUENCE)
 

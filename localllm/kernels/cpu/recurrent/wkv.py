@@ -3,10 +3,9 @@
 Three rules: "gated", linear attention with such gates (Yang et al. 2023); "first", RWKV-6 (Peng et al. 2024), in which
 a token's own key and value have extra weights in its output; "delta", RWKV-7 (Peng et al. 2025), whose state also gets
 b times its product with another vector, a. The delta rule of Kimi (2025) is a special case of RWKV-7's. The formulas
-are at WKV in arguments.py.
+are at WKV in table.py.
 """
 
-from localllm.kernels.arguments import WKV
 from localllm.kernels.cpu.recurrent.head_scan import read, splat_at
 from localllm.kernels.cpu.recurrent.sequences import SEQUENCE_BYTES, states_of, tokens_of
 from localllm.kernels.cpu.signature import argument, device, kernel
@@ -19,6 +18,7 @@ from localllm.kernels.simd import (
     store_lanes_f32x16,
     zero_f32x16,
 )
+from localllm.kernels.table import WKV
 
 
 @device

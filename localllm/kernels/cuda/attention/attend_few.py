@@ -13,7 +13,6 @@ hide the memory's latency. With Q8_0 it holds 2 blocks.
 
 from numba import cuda, float32, int32, int64
 
-from localllm.kernels.arguments import PAGE, SEQUENCE
 from localllm.kernels.cuda.attention.cache_loads import LOADS
 from localllm.kernels.cuda.attention.shared import (
     LOG2_E,
@@ -44,6 +43,7 @@ from localllm.kernels.cuda.device import (
 )
 from localllm.kernels.cuda.reductions import plus
 from localllm.kernels.cuda.unrolled import add_outer, make_products, scale_rows, unrolled, visit
+from localllm.kernels.table import PAGE, SEQUENCE
 
 SPAN = 128  # keys: the length of a part is a multiple of this, except the last part's
 STATE = 16  # bytes of a partial result before its values

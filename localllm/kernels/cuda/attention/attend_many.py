@@ -16,7 +16,6 @@ dimensions spill 170 bytes.
 
 from numba import cuda, int32
 
-from localllm.kernels.arguments import PAGE, SEQUENCE
 from localllm.kernels.cuda.attention.cache_loads import LOADS
 from localllm.kernels.cuda.attention.shared import (
     LOG2_E,
@@ -48,6 +47,7 @@ from localllm.kernels.cuda.device import (
 from localllm.kernels.cuda.reductions import plus
 from localllm.kernels.cuda.tensor_cores import interleaved, make_multiply, packed
 from localllm.kernels.cuda.unrolled import folded, unrolled, visit
+from localllm.kernels.table import PAGE, SEQUENCE
 
 ROWS = 16 * WARPS
 SHARED = 48 << 10  # bytes of shared memory that a block has on every GPU

@@ -2,9 +2,9 @@
 
 from numba import cuda
 
-from localllm.kernels.arguments import PAGE, SEQUENCE
 from localllm.kernels.cuda.attention.cache_formats import STORAGE
 from localllm.kernels.cuda.device import WARP, device, load_i64
+from localllm.kernels.table import PAGE, SEQUENCE
 
 TABLE, SEQUENCE_BYTES = 8 * SEQUENCE.table, 8 * len(SEQUENCE)
 

@@ -5,12 +5,12 @@ A block of threads processes one token.
 
 from numba import cuda, float32
 
-from localllm.kernels.arguments import PAGE, SEQUENCE
 from localllm.kernels.cuda.attention.cache_loads import LOADS
 from localllm.kernels.cuda.attention.select_keys import least_chosen, write_all, write_bits
 from localllm.kernels.cuda.attention.shared import MINUS_INFINITY, SEQUENCE_BYTES, ZERO
 from localllm.kernels.cuda.device import device, load_f32, load_i64, store_f32
 from localllm.kernels.cuda.reductions import block_sum
+from localllm.kernels.table import PAGE, SEQUENCE
 
 INFINITY = float32(float("inf"))
 

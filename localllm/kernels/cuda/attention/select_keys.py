@@ -6,11 +6,11 @@ to it, the last selected one is found by its position in the same way.
 
 from numba import cuda, int64
 
-from localllm.kernels.arguments import PAGE, SEQUENCE
 from localllm.kernels.cuda.attention.cache_loads import LOADS
 from localllm.kernels.cuda.attention.shared import ONE, SEQUENCE_BYTES, ZERO
 from localllm.kernels.cuda.device import device, f32_bits, load_f32, load_i64, store_f32, store_i32
 from localllm.kernels.cuda.reductions import block_sum
+from localllm.kernels.table import PAGE, SEQUENCE
 
 BITS = 32
 

@@ -4,9 +4,9 @@ import math
 
 from numba import float32
 
-from localllm.kernels.arguments import SEQUENCE
 from localllm.kernels.cuda.device import BLOCK, WARP, device, from_lane_xor, load_i64
 from localllm.kernels.cuda.unrolled import unrolled
+from localllm.kernels.table import SEQUENCE
 
 WARPS = min(4, BLOCK // WARP)  # warps of a block
 THREADS = WARPS * WARP

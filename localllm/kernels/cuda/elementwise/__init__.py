@@ -1,4 +1,4 @@
 """CUDA kernels that treat tokens one by one: norms, activation functions, rotations, copies.
 
-What each kernel computes, and its arguments, is in localllm/kernels/verbs.py and localllm/kernels/arguments.py.
+What each kernel computes, and its arguments, is in localllm/kernels/table.py.
 """

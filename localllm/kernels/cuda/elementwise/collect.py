@@ -2,8 +2,8 @@
 
 from numba import cuda
 
-from localllm.kernels.arguments import EXPERT
 from localllm.kernels.cuda.device import load_f32, load_i64, store_f32, store_i64
+from localllm.kernels.table import EXPERT
 
 EXPERT_BYTES = 8 * len(EXPERT)
 NUMBER, FIRST, COUNT = 8 * EXPERT.number, 8 * EXPERT.first, 8 * EXPERT.count

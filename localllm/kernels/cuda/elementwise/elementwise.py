@@ -184,7 +184,7 @@ def reglu_of(gate, up):
 
 @device
 def limited_of(gate, up, sharpness, limit):
-    """Compute the function swiglu_limited of localllm/kernels/verbs.py."""
+    """Compute the function swiglu_limited of localllm/kernels/table.py."""
     gate = if_finite(limit if gate > limit else gate, gate)
     return gate * sigmoid_of(sharpness * gate) * (between(up, limit) + ONE)
 

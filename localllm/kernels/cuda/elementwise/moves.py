@@ -4,9 +4,9 @@ import math
 
 from numba import cuda
 
-from localllm.kernels.arguments import SEQUENCE
 from localllm.kernels.cuda.device import float32, load_4f32, load_f32, load_i64, store_4f32, store_f32, store_i64
 from localllm.kernels.cuda.elementwise.elementwise import first_column
+from localllm.kernels.table import SEQUENCE
 
 INFINITY, ZERO = float32(math.inf), float32(0)
 SEQUENCE_BYTES = 8 * len(SEQUENCE)
@@ -44,7 +44,7 @@ def pool(count, sequences, x, y, stride, columns, kind):
 
 
 def slice_columns(count, x, x_stride, first, groups, period, y, stride, columns):
-    """Copy some columns of every period of x to y, see SLICE_COLUMNS in arguments.py; a thread for each column of y."""
+    """Copy some columns of every period of x to y, see SLICE_COLUMNS in table.py; a thread for each column of y."""
     row, column = cuda.blockIdx.x, cuda.blockIdx.y * cuda.blockDim.x + cuda.threadIdx.x
     if row < load_i64(count) and column < columns:
         width = columns // groups

@@ -8,7 +8,6 @@ import math
 
 from numba import cuda, int32, int64
 
-from localllm.kernels.arguments import EXPERT
 from localllm.kernels.cuda import MOST_EXPERTS
 from localllm.kernels.cuda.device import (
     BLOCK,
@@ -27,6 +26,7 @@ from localllm.kernels.cuda.device import (
     synchronize_warp,
 )
 from localllm.kernels.cuda.reductions import warp_max, warp_sum
+from localllm.kernels.table import EXPERT
 
 ZERO, ONE, NAN = float32(0), float32(1), float32(math.nan)
 MINUS_INFINITY = float32(-math.inf)

@@ -1,15 +1,15 @@
 """A mean of the last few tokens of a sequence, weighted by the softmax of their gates, separately for each column.
 
-The state is a window of the previous tokens' values and gates. GATED_MEAN in arguments.py explains taps, stretches and
+The state is a window of the previous tokens' values and gates. GATED_MEAN in table.py explains taps, stretches and
 places.
 """
 
 from numba import cuda
 
-from localllm.kernels.arguments import SEQUENCE
 from localllm.kernels.cuda.device import exp, float32, load_f32, load_i64, store_f32
 from localllm.kernels.cuda.recurrent.convolution import TOKENS, row_of
 from localllm.kernels.cuda.recurrent.sequences import SEQUENCE_BYTES, states_of, tokens_of
+from localllm.kernels.table import SEQUENCE
 
 LOWEST, ZERO = float32(-3e38), float32(0)
 

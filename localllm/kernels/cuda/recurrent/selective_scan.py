@@ -31,7 +31,7 @@ def advance(source, target, rates, dt, x, b, c, state_size):
 def selective_scan(
     sequences, sequence_count, offset, x, dt, b, c, state_stride, rates, skip, y, stride, columns, state_size
 ):
-    """Process all tokens; a block of threads for ACROSS columns. The formula is at SELECTIVE_SCAN in arguments.py."""
+    """Process all tokens; a block of threads for ACROSS columns. The formula is at SELECTIVE_SCAN in table.py."""
     column = cuda.blockIdx.x * ACROSS + column_in_block()
     state, factor = (column // 16 * state_size * 16 + column % 16) * 4, load_f32(skip + 4 * column)
     for s in range(load_i64(sequence_count)):

@@ -6,8 +6,8 @@ a column, and add up their results.
 
 from numba import cuda
 
-from localllm.kernels.arguments import SEQUENCE
 from localllm.kernels.cuda.device import BLOCK, device, float32, load_i64
+from localllm.kernels.table import SEQUENCE
 
 ACROSS = min(16, BLOCK // 2)
 PARTS = BLOCK // ACROSS

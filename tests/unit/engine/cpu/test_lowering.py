@@ -29,9 +29,9 @@ from localllm.engine.run import BATCH, Header
 from localllm.engine.trace.recorder import Recorder
 from localllm.errors import UnsupportedError
 from localllm.files.gguf.file import Tensor
-from localllm.kernels.arguments import PAGE
 from localllm.kernels.cpu import ATTEND_KEYS, ATTEND_ROWS, MOST_SPLITS, SPLIT_TOKENS, TOKENS_AT_ONCE, AsWords
 from localllm.kernels.machine import Lane, has_tiles
+from localllm.kernels.table import PAGE
 from localllm.quant.formats import BY_NAME
 from tests.unit.engine.lower.test_lowering import (
     INDEX,

@@ -6,7 +6,7 @@ import numpy as np
 
 from localllm.engine.cuda.fusion import fuse
 from localllm.engine.lower.tape import Buffer, Step
-from localllm.kernels.arguments import KERNELS
+from localllm.kernels.table import KERNELS
 
 COUNT, FEW = np.zeros(1, np.int64), np.zeros(1, np.int64)
 
@@ -29,7 +29,7 @@ def rope(x: Buffer, y: Buffer, table: Buffer, head_dim: int = 8) -> Step:
 def names(*steps: Step) -> list[str]:
     made = fuse(list(steps))
     for step in made:
-        assert step.arguments.keys() == set(KERNELS[step.kernel]._fields)
+        assert step.arguments.keys() == set(KERNELS[step.kernel].arguments._fields)
     return [step.kernel for step in made]
 
 

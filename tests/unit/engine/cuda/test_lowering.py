@@ -23,8 +23,8 @@ from localllm.engine.operations.activation import WANTED
 from localllm.engine.run import Header
 from localllm.engine.trace.recorder import Recorder
 from localllm.errors import UnsupportedError
-from localllm.kernels.arguments import PAGE
 from localllm.kernels.cuda import MOST_EXPERTS
+from localllm.kernels.table import PAGE
 from tests.unit.engine.cpu.test_lowering import of_experts, product, weight
 from tests.unit.engine.lower.test_lowering import (
     INDEX,

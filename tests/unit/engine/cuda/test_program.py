@@ -36,8 +36,8 @@ from localllm.engine.run import Header, Span, TextSpan
 from localllm.engine.trace.recorder import Recorder
 from localllm.errors import ModelError, UnsupportedError
 from localllm.files.gguf.file import Tensor
-from localllm.kernels.arguments import PAGE
 from localllm.kernels.cuda import CHOOSING, parameters
+from localllm.kernels.table import PAGE
 from localllm.quant.formats import BY_NAME
 from tests.unit.engine.trace.test_recorder import tensor
 

@@ -29,7 +29,7 @@ from localllm.engine.operations.linear import AddSquares
 from localllm.engine.operations.operation import lower_operations
 from localllm.engine.run import Header
 from localllm.engine.trace.recorder import Recorder
-from localllm.kernels.arguments import PAGE
+from localllm.kernels.table import PAGE
 from tests.unit.engine.trace.test_recorder import LATENT, ROPE, tensor, w
 
 

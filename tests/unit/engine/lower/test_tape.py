@@ -27,8 +27,8 @@ from localllm.engine.operations.activation import Activation, Rows
 from localllm.engine.operations.operation import MatrixOperation, Operation, StateOperation
 from localllm.engine.trace.split import layer_of
 from localllm.files.gguf.file import Tensor
-from localllm.kernels.arguments import ADD
 from localllm.kernels.cpu import FLOAT_SCRATCH
+from localllm.kernels.table import ADD
 from localllm.quant.formats import BY_NAME
 
 LINE = 64

@@ -16,7 +16,7 @@ from localllm.engine.memory.run_cache import RunCache
 from localllm.engine.operations.attention import Attend
 from localllm.engine.operations.operation import Operation
 from localllm.errors import MemoryLimitError
-from localllm.kernels.arguments import PAGE
+from localllm.kernels.table import PAGE
 
 WINDOW, SLACK, NUMBERS = (
     20,

@@ -37,7 +37,7 @@ from localllm.files.cache import prefix_files
 from localllm.files.safe_file import SafeFile
 from localllm.generation.chunked_prefill import read_prompt
 from localllm.generation.prefix_cache import PrefixCache
-from localllm.kernels.arguments import PAGE
+from localllm.kernels.table import PAGE
 from localllm.system.files import cache_folder
 
 CONTEXT = 3000

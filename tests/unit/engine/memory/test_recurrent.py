@@ -10,7 +10,7 @@ import pytest
 from localllm.arch.layer_state import Recurrent
 from localllm.engine.memory import recurrent
 from localllm.engine.memory.recurrent import RecurrentState, StateLayout
-from localllm.kernels.arguments import PAGE
+from localllm.kernels.table import PAGE
 
 LAYOUT_OF = [Recurrent(0, ((3, 2), (5,))), Recurrent(2, ((4,),))]
 

@@ -8,7 +8,7 @@ from localllm.engine.engine import Engine
 from localllm.engine.memory import page_table
 from localllm.engine.options import EngineOptions
 from localllm.files.gguf.file import GGUFFile
-from localllm.kernels.arguments import PAGE
+from localllm.kernels.table import PAGE
 
 WINDOW = 16  # of the golden gemma3
 TOKENS = np.random.default_rng(7).integers(0, 256, 600).tolist()

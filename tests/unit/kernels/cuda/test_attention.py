@@ -13,7 +13,7 @@ from simulated import launch
 
 from localllm.arch.layer_state import ON_GPU
 from localllm.engine.cuda.attention import FewTokenAttention
-from localllm.kernels.arguments import PAGE, SEQUENCE
+from localllm.kernels.table import PAGE, SEQUENCE
 
 NOWHERE = 1000.0  # in places of the cache that nobody may read
 random = np.random.default_rng(0)

@@ -39,10 +39,10 @@ from localllm.engine.lower.tape import Buffer
 from localllm.engine.run import Header, Span
 from localllm.files.gguf.file import GGUFFile
 from localllm.kernels import cpu, machine
-from localllm.kernels.arguments import LINEAR_TILES_FLOAT, LINEAR_TILES_QUANTIZED
 from localllm.kernels.build.library import Library
 from localllm.kernels.formats import load_group_format
 from localllm.kernels.machine import Lane, this_lane
+from localllm.kernels.table import LINEAR_TILES_FLOAT, LINEAR_TILES_QUANTIZED
 from localllm.quant.formats import BY_NAME
 from tests.goldens import test_logits as test_goldens
 from tests.platform.test_variants import needs_x86, run_as

@@ -25,10 +25,10 @@ from localllm.cli.registry import params_of
 from localllm.engine.cpu.attention import attention_scratch, most_units
 from localllm.errors import UsageError
 from localllm.kernels import reference_cache as remembered
-from localllm.kernels.arguments import PAGE, SEQUENCE, SPLIT, UNIT
 from localllm.kernels.cpu import ATTEND_ROWS, MOST_SPLITS, SPLIT_TOKENS
 from localllm.kernels.cpu.attention import cache_formats
 from localllm.kernels.cpu.matmul.tiles_f32 import ROWS as TILE
+from localllm.kernels.table import PAGE, SEQUENCE, SPLIT, UNIT
 from localllm.quant.layouts import IQ4_VALUES
 
 NAMES = ["F32", "F16", "BF16", "Q8_0", "Q5_1", "Q5_0", "Q4_1", "Q4_0", "IQ4_NL"]

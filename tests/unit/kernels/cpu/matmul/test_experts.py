@@ -30,9 +30,9 @@ from localllm.engine.options import EngineOptions
 from localllm.errors import ModelError
 from localllm.files.gguf.file import Tensor
 from localllm.kernels import cpu
-from localllm.kernels.arguments import EXPERT, LINEAR_FLOAT, LINEAR_QUANTIZED
 from localllm.kernels.build.library import Library
 from localllm.kernels.cpu import EXPERT_ROWS
+from localllm.kernels.table import EXPERT, LINEAR_FLOAT, LINEAR_QUANTIZED
 from tests.unit.arch.families.test_families import assert_same_everywhere, change, golden, logits, nmse, put, values  # noqa: F401 (a fixture)
 from tests.unit.kernels.cpu.test_kernels import (
     as_written,

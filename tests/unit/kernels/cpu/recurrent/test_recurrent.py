@@ -12,8 +12,8 @@ from localllm.arch.weights import Weight
 from localllm.engine.operations.reference import Reference
 from localllm.engine.run import Span
 from localllm.files.gguf.file import Tensor
-from localllm.kernels.arguments import SEQUENCE
 from localllm.kernels.reference_cache import ReferenceCache
+from localllm.kernels.table import SEQUENCE
 from localllm.quant.formats import BY_NAME
 
 COUNTS = [[1], [7], [5, 1, 3, 40]]  # tokens of each sequence

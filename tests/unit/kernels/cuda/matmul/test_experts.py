@@ -6,7 +6,7 @@ from kernel_calls import GUARD, at_end_of_page, count, normal, output, padded, w
 from simulated import launch
 
 from localllm.arch.routing import Routing
-from localllm.kernels.arguments import EXPERT
+from localllm.kernels.table import EXPERT
 from tests.unit.kernels.cpu.matmul.test_experts import CHOICES, exact_choice, known_experts
 
 ROUTINGS = [

@@ -1,10 +1,10 @@
-"""The arguments of every kernel, by name: the engine fills them in, kernels and tests read them.
+"""The table of kernels: a row for each, with its arguments, its modules for CPUs and for GPUs, and its grid on GPUs.
 
-A kernel gets the address of an array of int64. A declaration has a name for each index of that array: `ADD.x` is 1, so
-a kernel reads `argument(a, ADD.x)`, and `in_order("add", values)` makes the array from values by name. A float32 is
-passed as its bits. This module does not import Numba.
+A kernel gets the address of an array of int64. A row's arguments have a name for each index of that array: `ADD.x` is
+1, so a kernel reads `argument(a, ADD.x)`, and `in_order("add", values)` makes the array from values by name. A float32
+is passed as its bits. This module does not import Numba.
 
-Names that mean the same in every declaration:
+Names that mean the same in every row:
 
 - count: the address of the number of tokens, an int64
 - x, y: addresses of the input and of the result, float32 [tokens, columns] unless stated otherwise; rows are padded to
@@ -17,82 +17,232 @@ Names that mean the same in every declaration:
 - kernel_tokens: the address of the number of tokens by which a kernel chooses how it computes, an int64; it may differ
   from the number of tokens in the run, see localllm/engine/run.py
 
-A comment of the form "y = ..." says what the kernel of that declaration computes. The words are defined in
+A comment of the form "y = ..." says what the kernel of that row computes. The words are defined in
 localllm/kernels/__init__.py.
 """
 
 from collections.abc import Mapping
-from typing import Any
-
-from localllm.kernels.declaration import arguments
-from localllm.kernels.verbs import ROWWISE
+from typing import Any, ClassVar, NamedTuple
 
 PAGE = 64  # positions in a page of the KV cache
 
 
-# Row-wise operations, see localllm.kernels.verbs.
-RMS_NORM = ROWWISE["rms_norm"].arguments
-LAYER_NORM = ROWWISE["layer_norm"].arguments
-ADD = ROWWISE["add"].arguments
-MULTIPLY = ROWWISE["multiply"].arguments
-SWIGLU = ROWWISE["swiglu"].arguments
-GEGLU = ROWWISE["geglu"].arguments
-SWIGLU_LIMITED = ROWWISE["swiglu_limited"].arguments
-GELU = ROWWISE["gelu"].arguments
-RELU_SQUARED = ROWWISE["relu_squared"].arguments
-SIGMOID = ROWWISE["sigmoid"].arguments
-SOFTPLUS = ROWWISE["softplus"].arguments
-SCALE = ROWWISE["scale"].arguments
-CLAMP = ROWWISE["clamp"].arguments
-SOFTCAP = ROWWISE["softcap"].arguments
-SIGMOID_GATE = ROWWISE["sigmoid_gate"].arguments
-LERP = ROWWISE["lerp"].arguments
-MULTIPLY_HEADS = ROWWISE["multiply_heads"].arguments
-SOFTMAX = ROWWISE["softmax"].arguments
-SINKHORN = ROWWISE["sinkhorn"].arguments
+class Arguments(tuple[int, ...]):
+    """The names of a kernel's arguments, each an attribute whose value is its index in the argument array.
+
+    Numba treats it as a named tuple. Real named tuples for all kernels would take 4 ms to create.
+
+    Attributes:
+        _fields: the names, in order.
+    """
+
+    __slots__ = ()
+    _fields: ClassVar[tuple[str, ...]] = ()
+
+    def _asdict(self) -> dict[str, int]:
+        """Return each name with its index."""
+        return dict(zip(self._fields, self, strict=True))
+
+
+class Kernel(NamedTuple):
+    """A row of the table.
+
+    Attributes:
+        arguments: the indices of the kernel's arguments.
+        cpu, cuda: its module in localllm.kernels.cpu and in localllm.kernels.cuda; empty: it has none.
+        grid: the function of localllm.kernels.cuda that makes its grid.
+        inputs: the names of the arguments that are activations, in the order of the operation's inputs.
+        in_place: whether it may write its result over its first input.
+    """
+
+    arguments: Any
+    cpu: str
+    cuda: str
+    grid: str
+    inputs: tuple[str, ...] = ()
+    in_place: bool = False
+
+
+KERNELS: dict[str, Kernel] = {}
+
+
+def arguments(names: str) -> Any:
+    """Declare a kernel's arguments, or the numbers of a record that kernels share.
+
+    names: separated by spaces, in the order of the array.
+    """
+    fields = tuple(names.split())
+    indices = {name: index for index, name in enumerate(fields)}
+    return type("Arguments", (Arguments,), {"__slots__": (), "_fields": fields, **indices})(indices.values())
+
+
+def kernel(name: str, names: Any, cpu: str, on_cuda: str = "") -> Any:
+    """Add a row and return its arguments.
+
+    names: of its arguments, or the arguments of another row; cpu, on_cuda: its module, and there its grid after a
+    space; only a grid: the module has the same name there.
+    """
+    indices = arguments(names) if isinstance(names, str) else names
+    cuda, _, grid = on_cuda.rpartition(" ")
+    KERNELS[name] = Kernel(indices, cpu, cuda or (grid and cpu), grid)
+    return indices
+
+
+def rowwise(
+    name: str, names: str, inputs: str, cpu: str = "elementwise.activations",
+    on_cuda: str = "elementwise.elementwise by_four", in_place: bool = True,
+) -> Any:  # fmt: skip
+    """Add the row of a verb whose result has as many columns as its input; inputs: see Kernel, separated by spaces."""
+    indices = kernel(name, names, cpu, on_cuda)
+    KERNELS[name] = KERNELS[name]._replace(inputs=tuple(inputs.split()), in_place=in_place)
+    return indices
+
+
+# ---- row-wise verbs: their kernels have the verb's name ----
+
+# y = x / sqrt(mean(x^2) + epsilon) * weight, the mean of each `group` columns.
+RMS_NORM = rowwise("rms_norm", "count x weight y stride columns group epsilon", "x", "elementwise.norms", "by_norm")
+# y = (x - mean) / sqrt(variance + epsilon) * weight + bias, for each `group` columns.
+LAYER_NORM = rowwise(
+    "layer_norm", "count x weight bias y stride columns group epsilon", "x", "elementwise.norms", "by_norm"
+)
+# y = x + z; z_stride 0: one row for all tokens.
+ADD = rowwise("add", "count x z z_stride y stride columns", "x z", "elementwise.rowwise")
+# y = x * z.
+MULTIPLY = rowwise("multiply", "count x z y stride columns", "x z")
+# y = gate * sigmoid(gate) * up.
+SWIGLU = rowwise("swiglu", "count gate up y stride columns", "gate up", "elementwise.rowwise")
+# y = gelu(gate) * up.
+GEGLU = rowwise("geglu", "count gate up y stride columns", "gate up")
+# y = max(gate, 0) * up.
+REGLU = rowwise("reglu", "count gate up y stride columns", "gate up")
+# y = gate * sigmoid(sharpness * gate) * (up + 1), gate up to `limit`, up between -limit and limit.
+SWIGLU_LIMITED = rowwise("swiglu_limited", "count gate up sharpness limit y stride columns", "gate up")
+# y = x * sigmoid(gate of the row), gate f32 [rows, 1].
+SIGMOID_GATE = rowwise("sigmoid_gate", "count x gate gate_stride y stride columns", "x gate", in_place=False)
+# y = gelu(x).
+GELU = rowwise("gelu", "count x y stride columns", "x")
+# y = x / 2 * (1 + erf(x / sqrt(2))).
+GELU_ERF = rowwise("gelu_erf", "count x y stride columns", "x")
+# y = max(x, 0)^2.
+RELU_SQUARED = rowwise("relu_squared", "count x y stride columns", "x")
+# y = max(x, 0).
+RELU = rowwise("relu", "count x y stride columns", "x")
+# y = e^x.
+EXPONENTIAL = rowwise("exponential", "count x y stride columns", "x")
+# y = x + number.
+ADD_SCALAR = rowwise("add_scalar", "count x number y stride columns", "x")
+# y = e^x / the sum of them, of each row.
+SOFTMAX = rowwise("softmax", "count x y stride columns", "x", "elementwise.heads", "by_token")
+# y = a matrix of `size` rows whose rows and columns add up to 1, transposed.
+SINKHORN = rowwise("sinkhorn", "count x size iterations epsilon y stride columns", "x", "elementwise.heads", "by_token")
+# y = x * weight, f32 [columns].
+SCALE_COLUMNS = rowwise("scale_columns", "count x weight y stride columns", "x")
+# y = x + (z - x) * weight, f32 [columns].
+LERP = rowwise("lerp", "count x z weight y stride columns", "x z", "elementwise.rowwise")
+# y = each of the heads' columns of x times its gate, f32 [rows, heads].
+MULTIPLY_HEADS = rowwise(
+    "multiply_heads", "count x gates gates_stride heads y stride columns", "x gates", "elementwise.heads", "by_entry"
+)
+# y = alpha_p x^2 + beta x above 0, alpha_n (e^min(x, epsilon) - 1 - x) + beta x below.
+XIELU = rowwise("xielu", "count x alpha_p alpha_n beta epsilon y stride columns", "x")
+# y = 1 / (1 + e^-x).
+SIGMOID = rowwise("sigmoid", "count x y stride columns", "x")
+# y = log(1 + e^(x + bias)).
+SOFTPLUS = rowwise("softplus", "count x bias y stride columns", "x")
+# y = x * factor.
+SCALE = rowwise("scale", "count x factor y stride columns", "x")
+# y = x, but nothing beyond limit or -limit.
+CLAMP = rowwise("clamp", "count x limit y stride columns", "x")
+# y = the sign of x * sqrt(max(|x|, least)).
+SIGNED_ROOT = rowwise("signed_root", "count x least y stride columns", "x")
+# y = cap * tanh(x / cap).
+SOFTCAP = rowwise("softcap", "count x cap y stride columns", "x")
+
+# ---- all others ----
+
+kernel("run", "", "tape_runner")
+kernel("work", "", "tape_runner")
 # y f32 [tokens, heads] = the sum of x * z over the head_dim columns of each head.
-HEAD_DOTS = arguments("count x x_stride z heads head_dim y stride")
+HEAD_DOTS = kernel("head_dots", "count x x_stride z heads head_dim y stride", "elementwise.heads", "by_head")
 # y f32 [tokens, output streams, width] = the sum over the input streams of weight * x; x f32 [tokens, streams, width],
 # weights f32 [tokens, output streams, streams]; columns: output streams * width.
-MIX_STREAMS = arguments("count x x_stride streams width weights weights_stride y stride columns")
+MIX_STREAMS = kernel(
+    "mix_streams",
+    "count x x_stride streams width weights weights_stride y stride columns",
+    "elementwise.heads",
+    "by_entry",
+)
 # x[t] = row ids[t] of the embedding matrix, whose rows have `row_bytes` bytes each; ids int64.
-EMBED = arguments("count weights row_bytes columns ids x stride")
+EMBED = kernel("embed", "count weights row_bytes columns ids x stride", "matmul.embed", "by_row")
 # y[t] = table[ids[t]], all int64.
-REPLACE_IDS = arguments("count ids table y")
+REPLACE_IDS = kernel("replace_ids", "count ids table y", "elementwise.rowwise", "elementwise.moves by_token")
 # y[t] = ids[t] + 1, float32 [tokens, 1]; ids int64.
-AS_COLUMN = arguments("count ids y stride")
+AS_COLUMN = kernel("as_column", "count ids y stride", "elementwise.hashing", "by_token")
 # y[t] = first + (the exclusive or over i of factors[i] * ids[t, i]) % size. x f32 [tokens, length or more]: ids plus 1,
 # of the token and of those before it, the latest first; 0: no token. From the first predecessor that is missing or
 # `end` on, all count as `end`. factors int64 [length], y int64.
-HASH = arguments("count x stride factors length size first end y")
+HASH = kernel("hash", "count x stride factors length size first end y", "elementwise.hashing", "by_token")
 # y[i] = x[rows[i]]; rows int64.
-SELECT = arguments("count x rows y stride columns")
+SELECT = kernel("select", "count x rows y stride columns", "elementwise.rowwise", "elementwise.moves by_four")
 # y[i] = one row for the rows of x of sequence i of the run: their mean (kind 0), the first (1) or the last (2).
-POOL = arguments("count sequences x y stride columns kind")
+POOL = kernel("pool", "count sequences x y stride columns kind", "elementwise.collect", "elementwise.moves by_four")
 # y f32 [tokens, columns] = columns of x: columns / groups consecutive ones of each of `groups` periods of `period`
 # columns, beginning with number `first` of the period.
-SLICE_COLUMNS = arguments("count x x_stride first groups period y stride columns")
+SLICE_COLUMNS = kernel(
+    "slice_columns",
+    "count x x_stride first groups period y stride columns",
+    "elementwise.rowwise",
+    "elementwise.moves by_entry",
+)
 # y f32 [tokens, heads, x_columns + z_columns] = each head's columns of x, then those of z. shared 1: z has no heads,
 # and every head of y gets the same z_columns.
-CONCAT_HEADS = arguments("count x x_stride x_columns z z_stride z_columns shared heads y stride")
+CONCAT_HEADS = kernel(
+    "concat_heads",
+    "count x x_stride x_columns z z_stride z_columns shared heads y stride",
+    "elementwise.rowwise",
+    "elementwise.moves by_head",
+)
 # CUDA: total = x + z, y = RMS_NORM of whole rows of total; total may be x.
-ADD_RMS_NORM = arguments("count x z weight total y stride columns epsilon")
+ADD_RMS_NORM = kernel(
+    "add_rms_norm", "count x z weight total y stride columns epsilon", "", "elementwise.norms by_norm"
+)
 # CUDA: y = ROPE of RMS_NORM of each head of x; weight f32 [heads, head_dim]; y may be x.
-RMS_NORM_ROPE = arguments("count x weight epsilon y stride heads head_dim table pairs step apart")
+RMS_NORM_ROPE = kernel(
+    "rms_norm_rope",
+    "count x weight epsilon y stride heads head_dim table pairs step apart",
+    "",
+    "elementwise.norms by_norm",
+)
 # y = x * (1 + slope * log(floor((position + offset) / length) + 1)); positions int64.
-SCALE_BY_POSITION = arguments("count x positions slope length offset y stride columns")
+SCALE_BY_POSITION = kernel(
+    "scale_by_position",
+    "count x positions slope length offset y stride columns",
+    "elementwise.activations",
+    "elementwise.elementwise by_four",
+)
 # y = x, rounded to BF16.
-ROUND_BF16 = arguments("count x stride y y_stride columns")
+ROUND_BF16 = kernel("round_bf16", "count x stride y y_stride columns", "elementwise.rowwise")
 # table f32 [tokens, 2, pairs]: `factor` times cosine and sine of (position - before) * frequencies (f64 [pairs]);
 # positions int64.
-ANGLES = arguments("count positions before frequencies pairs table factor")
+ANGLES = kernel(
+    "angles",
+    "count positions before frequencies pairs table factor",
+    "elementwise.rowwise",
+    "elementwise.rotations by_row",
+)
 # y [tokens, heads, head_dim] = x with `pairs` pairs of numbers of each head rotated. Pair k is numbers k * step and k *
 # step + apart: step 2 and apart 1 for interleaved pairs, step 1 and apart `pairs` for split halves. y may be x; table:
 # the result of ANGLES.
-ROPE = arguments("count x y stride heads head_dim table pairs step apart")
+ROPE = kernel(
+    "rope",
+    "count x y stride heads head_dim table pairs step apart",
+    "elementwise.rowwise",
+    "elementwise.rotations by_head",
+)
 # y = x without padding, float32 [tokens, columns]; the argument y is the address of y's address. flaws: address of an
 # int64 that is increased if a number is not finite.
-LOGITS = arguments("count x stride columns y flaws")
+LOGITS = kernel("logits", "count x stride columns y flaws", "elementwise.logits", "elementwise.moves by_entry")
 # x as integers, see quantize.py:
 # - high, low int8 [tokens, columns]: the two planes; words int16 [tokens, columns] or 0: both planes in one number, for
 #   CPUs that multiply 16-bit words (avx2_dots.py)
@@ -101,57 +251,78 @@ LOGITS = arguments("count x stride columns y flaws")
 #   each twice; *_16: over 16 columns
 # - excess int32 [tokens, columns / 32], or int16 [tokens, columns / 16] where words are multiplied
 # most_precise: address of the number of kernel_tokens up to which every 32 columns have a scale of their own.
-QUANTIZE = arguments(
+QUANTIZE = kernel(
+    "quantize",
     "count x stride columns high low words scales sums_32 sums_16 high_sums_32 high_sums_16 excess most_precise"
-    " kernel_tokens"
+    " kernel_tokens",
+    "matmul.quantize",
 )
 # y = W x; W [rows, columns] in blocks, x as QUANTIZE makes it. sums, high_sums: those over as many columns as a
 # sub-block of the format has. most_precise: address of the number of kernel_tokens up to which both planes are
 # multiplied. variants int64: addresses of the kernel variants; few_tokens, few_fast: see kernel_variants.py.
-LINEAR_QUANTIZED = arguments(
+LINEAR_QUANTIZED = kernel(
+    "linear_quantized",
     "count weights row_bytes rows columns high low scales sums high_sums y y_stride most_precise scratch scratch_bytes"
-    " excess variants few_tokens few_fast words kernel_tokens"
+    " excess variants few_tokens few_fast words kernel_tokens",
+    "matmul.matmul_quantized",
 )
+for name in ("linear_one", "linear_few", "linear_few_fast", "linear_precise", "linear_fast"):
+    kernel(name, LINEAR_QUANTIZED, "matmul.matmul_quantized")
 # x as 16-bit integers, see gemm_f16_words.py. A row of y: int16 [columns], then scales f32 [columns / 32].
-QUANTIZE_WORDS = arguments("count x stride y y_stride columns")
+QUANTIZE_WORDS = kernel("quantize_words", "count x stride y y_stride columns", "matmul.gemm_f16_words")
 # y = W x in float32. halves, or 0: x as ROUND_BF16 makes it if W is BF16, as QUANTIZE_WORDS makes it if W is F16.
 # most_precise: number of kernel_tokens above which these are multiplied instead of x.
-LINEAR_FLOAT = arguments(
+LINEAR_FLOAT = kernel(
+    "linear_float",
     "count weights row_bytes rows columns x x_stride y y_stride scratch scratch_bytes halves halves_stride most_precise"
-    " kernel_tokens"
+    " kernel_tokens",
+    "matmul.matmul_float",
 )
 # tiles = 32 rows of W, `columns` columns from number `column` on, as BF16 tiles (amx/slab.py). weights: address of the
 # first row; last: number of the last row that exists, which also fills the rows after it; exact 1: write the low plane,
 # too; row: memory for one row in float32.
-UNPACK = arguments("weights row_bytes last column columns exact tiles row")
+UNPACK = kernel("unpack_groups", "weights row_bytes last column columns exact tiles row", "amx.groups")
+kernel("unpack_rows", UNPACK, "amx.rows")
 # panels = x as BF16 tiles, in panels of 16 tokens (amx/pack.py); nothing is written if kernel_tokens are fewer than
 # `least`. most_exact: address of the number of kernel_tokens up to which the low plane is written, too. active, or 0:
 # address of the EXPERTs whose rows x has, each of which begins a new panel; active_count: address of their number.
-PACK = arguments(
-    "count x stride columns panels slab_bytes most_exact least active active_count scratch scratch_bytes kernel_tokens"
+PACK = kernel(
+    "pack",
+    "count x stride columns panels slab_bytes most_exact least active active_count scratch scratch_bytes kernel_tokens",
+    "amx.pack",
 )
 # The further arguments of a product in AMX tiles. few: address of the kernel for fewer than `least` kernel_tokens,
 # which gets the same arguments; unpack: address of the kernel that unpacks W; panels, slab_bytes: x as PACK makes it;
 # most_exact: address of the number of kernel_tokens up to which both planes are multiplied.
 OF_TILES = " few unpack panels slab_bytes most_exact least"
-LINEAR_TILES_QUANTIZED = arguments(" ".join(LINEAR_QUANTIZED._fields) + OF_TILES)
-LINEAR_TILES_FLOAT = arguments(" ".join(LINEAR_FLOAT._fields) + OF_TILES)
+LINEAR_TILES_QUANTIZED = kernel("linear_tiles_quantized", " ".join(LINEAR_QUANTIZED._fields) + OF_TILES, "amx.linear")
+LINEAR_TILES_FLOAT = kernel("linear_tiles_float", " ".join(LINEAR_FLOAT._fields) + OF_TILES, "amx.linear")
 # A record per sequence of a run, for kernels that use the KV cache or recurrent states. first: its first token in the
 # run; count: its tokens in the run; length: its tokens after the run; table: address of its page table, int64; state,
 # next_state: addresses of its recurrent states before and after the run, which may be equal; encoded: its tokens that
 # an encoder has read; kernel_tokens: the number itself, for this sequence.
 SEQUENCE = arguments("first count length table state next_state encoded kernel_tokens")
 # y = x, each `block` columns (a power of 2) times an orthonormal Hadamard matrix; y may be x.
-HADAMARD = arguments("count x y stride columns block")
+HADAMARD = kernel(
+    "hadamard", "count x y stride columns block", "elementwise.hadamard", "elementwise.rotations by_matrix"
+)
 # Copy the heads of x, keys or values, to the cache slots of their tokens (store), or from there to x (recall). owners
 # int64 [tokens]: the number of each token's sequence; base: address of the cache's first slot.
-STORE = arguments("count positions owners sequences x stride base head_stride token_bytes heads head_dim")
+STORE = kernel(
+    "store",
+    "count positions owners sequences x stride base head_stride token_bytes heads head_dim",
+    "attention.cache_store",
+    "by_head",
+)
+kernel("recall", STORE, "attention.cache_recall", "by_head")
 # The work of attention in a run, made once for all layers of the same shape: UNITs, their number, and a SPLIT per
 # token. window: how many latest keys a token sees, 0 for all; chunked 1: instead, positions are divided into chunks of
 # `window` tokens, and a token sees its own chunk; lookahead: how many later keys it sees. cross_attention 1: tokens see
 # the sequence's first `encoded` keys only; 0: they see all but those.
-PLAN = arguments(
-    "sequences sequence_count heads kv_heads window chunked lookahead cross_attention units unit_count splits"
+PLAN = kernel(
+    "plan",
+    "sequences sequence_count heads kv_heads window chunked lookahead cross_attention units unit_count splits",
+    "attention.plan",
 )
 # A unit of attention: `rows` rows (row = token * group + query head in its group) and the keys from position `begin` to
 # `end`, except those before `lowest`. split: the number of the part, if a context is split; few 1: the rows read the
@@ -169,73 +340,118 @@ SPLIT = arguments("count slot")
 # - period: only the last key of every `period` counts; 1: all
 # - logs 1: after the heads of a row of y, the logarithm of each head's sum of exponentials is stored, too
 # - partial f32 [slots, query heads, parts of a context, 32 + value_dim padded to 16]
-ATTEND = arguments(
+ATTEND = kernel(
+    "attend",
     "count positions q q_stride y y_stride units unit_count splits keys values key_head_stride value_head_stride"
     " key_bytes value_bytes heads kv_heads key_dim value_dim scale softcap window chunked period lookahead"
-    " cross_attention slopes biases reach sinks logs chosen chosen_stride choice_stride partial scratch scratch_bytes"
+    " cross_attention slopes biases reach sinks logs chosen chosen_stride choice_stride partial scratch scratch_bytes",
+    "attention.attend",
 )
+kernel("attend_tiles", ATTEND, "amx.attention")
+kernel("merge", ATTEND, "attention.attend")
 # CUDA: ATTEND for few tokens, see cuda/attention/attend_few.py. A context is split into up to `parts` parts; the query
 # heads of a group are processed in `bundles` bundles, each by a thread block. partial f32 [tokens, heads, parts,
 # partial_bytes / 4]: the largest score, the sum of the weights, 2 unused numbers, then the values.
-ATTEND_FEW = arguments(
+ATTEND_FEW = kernel(
+    "attend_few",
     "count positions owners sequences q q_stride keys values key_head_stride value_head_stride key_bytes value_bytes"
     " heads kv_heads scale softcap window chunked period lookahead slopes chosen chosen_stride choice_stride bundles"
-    " parts partial partial_bytes"
+    " parts partial partial_bytes",
+    "",
+    "attention.attend_few attend_few",
 )
 # CUDA: y = the merged partial results of ATTEND_FEW, including the heads' sinks.
-MERGE_FEW = arguments(
+MERGE_FEW = kernel(
+    "merge_few",
     "count positions owners sequences heads value_dim window chunked lookahead sinks logs chosen chosen_stride"
-    " choice_stride kv_heads parts partial partial_bytes y y_stride"
+    " choice_stride kv_heads parts partial partial_bytes y y_stride",
+    "",
+    "attention.attend_few by_head",
 )
 # CUDA: ATTEND for many tokens, see cuda/attention/attend_many.py.
-ATTEND_MANY = arguments(
+ATTEND_MANY = kernel(
+    "attend_many",
     "sequences sequence_count q q_stride y y_stride keys values key_head_stride value_head_stride key_bytes value_bytes"
-    " heads kv_heads scale softcap window chunked lookahead slopes sinks"
+    " heads kv_heads scale softcap window chunked lookahead slopes sinks",
+    "",
+    "attention.attend_many attend_many",
 )
 # Sparse attention: y = for each token a row of bits, one per key up to its own, set for the `most` blocks of `block`
 # keys with the largest scores. The score is the sum over heads of weight * max(q k, 0), k being the block's last key;
 # weights f32 [tokens, heads]; the keys have a single head.
-SELECT_KEYS = arguments(
+SELECT_KEYS = kernel(
+    "select_keys",
     "count positions owners sequences q q_stride weights weights_stride keys key_bytes key_dim heads most block y"
-    " y_stride scratch scratch_bytes"
+    " y_stride scratch scratch_bytes",
+    "attention.select_keys",
+    "some_tokens",
 )
 # Sparse attention for each head separately: the `most` blocks with the largest q k of any of their keys; the last
 # `local` blocks are always among them. The bits of a head follow those of the previous head after choice_stride bytes.
-SELECT_KEY_BLOCKS = arguments(
+SELECT_KEY_BLOCKS = kernel(
+    "select_key_blocks",
     "count positions owners sequences q q_stride keys key_bytes key_dim heads most block local y y_stride choice_stride"
-    " scratch scratch_bytes"
+    " scratch scratch_bytes",
+    "attention.select_key_blocks",
+    "some_tokens",
 )
 # Recurrent layers. offset: the layer's offset, in bytes, in the memory at SEQUENCE.state and SEQUENCE.next_state.
 # y[t] = s, or s * sigmoid(s) if silu is 1, with s = bias + the sum over taps of weights[tap] * x[t - taps + 1 + tap];
 # weights f32 [taps, columns padded to 16]. The state, f32 [taps - 1, columns padded to 16], is the x of the last tokens
 # before the run.
-CONVOLVE = arguments("sequences sequence_count offset taps weights bias silu x y stride columns")
+CONVOLVE = kernel(
+    "convolve",
+    "sequences sequence_count offset taps weights bias silu x y stride columns",
+    "recurrent.convolution",
+    "by_column_and_tokens",
+)
 # y[t] = the sum over taps of p[tap] * v[t - taps + 1 + tap], p being the softmax over the taps with tokens of gates[t -
 # taps + 1 + tap] + places[tap]. x f32 [tokens, 2 * stretches * columns]: the v of each stretch, then its gates; taps
 # are divided evenly among the stretches, and a tap uses the columns of its stretch. places f32 [taps, columns padded to
 # 16]. The state, f32 [taps - 1, 2 * stretches * columns padded to 16], is the x of the last tokens before the run.
-GATED_MEAN = arguments("sequences sequence_count offset taps stretches places x x_stride y stride columns")
+GATED_MEAN = kernel(
+    "gated_mean",
+    "sequences sequence_count offset taps stretches places x x_stride y stride columns",
+    "recurrent.gated_mean",
+    "by_column_and_tokens",
+)
 # Mamba: for each column and token h = e^(dt * rates) * h + dt * x * b, y = h c + skip * x; state h and rates f32
 # [columns / 16, state_size, 16]; b and c f32 [tokens, state_size].
-SELECTIVE_SCAN = arguments(
-    "sequences sequence_count offset x dt b c state_stride rates skip y stride columns state_size"
+SELECTIVE_SCAN = kernel(
+    "selective_scan",
+    "sequences sequence_count offset x dt b c state_stride rates skip y stride columns state_size",
+    "recurrent.selective_scan",
+    "by_state",
 )
 # For each head and token h = e^(dt * rate) * h + k d, y = q h + skip * v, with d = v * strength (Mamba 2), or by the
 # delta rule d = (v - k h) * strength with h after its decay. dt, strength f32 [tokens, heads]; rates, skip f32 [heads];
 # head i uses query and key head i / repeat % key_heads. State h f32 [heads, value_dim / 16, key_dim, 16].
-HEAD_SCAN = arguments(
+HEAD_SCAN = kernel(
+    "head_scan",
     "sequences sequence_count offset q k key_stride v y stride dt strength head_stride rates skip heads key_heads"
-    " repeat key_dim value_dim"
+    " repeat key_dim value_dim",
+    "recurrent.head_scan",
+    "by_state",
 )
 # For each head and token h = diag(w) h + k v^T + b (a h), y = r h; r, w, k, a, b f32 [tokens, heads * key_dim].
 # wkv-gated and wkv-first have no a and b; in wkv-first y = r (h + diag(first) k v^T) with h before this token, first
 # f32 [heads * key_dim]. State h as in HEAD_SCAN.
-WKV = arguments("sequences sequence_count offset r w k v a b first key_stride y stride heads key_dim value_dim")
+WKV = kernel(
+    "wkv",
+    "sequences sequence_count offset r w k v a b first key_stride y stride heads key_dim value_dim",
+    "recurrent.wkv",
+    "by_state",
+)
 # sums f32 [columns padded to 16] += x^2 over the tokens.
-ADD_SQUARES = arguments("count x stride columns sums")
+ADD_SQUARES = kernel("add_squares", "count x stride columns sums", "elementwise.collect", "by_column")
 # For each expert that PLAN_EXPERTS lists: sums f32 [experts, columns padded to 16] += x^2 over its rows, counts int64
 # [experts] += the number of its rows; sums_stride: bytes from one expert's sums to the next.
-ADD_EXPERT_SQUARES = arguments("active active_count x stride columns sums sums_stride counts")
+ADD_EXPERT_SQUARES = kernel(
+    "add_expert_squares",
+    "active active_count x stride columns sums sums_stride counts",
+    "elementwise.collect",
+    "by_column",
+)
 # Mixture of experts: chosen int64 [tokens, used] = the experts of each token, weights f32 [tokens, used] = their
 # weights.
 # - logits f32 [tokens, experts]. Scores are their softmax, or sigmoid, or (rooted) the square root of their softplus
@@ -244,9 +460,12 @@ ADD_EXPERT_SQUARES = arguments("active active_count x stride columns sums sums_s
 # - groups, groups_used: experts are divided into groups, and only those of the best groups can be chosen
 # - together: so many consecutive logits belong to one expert
 # - table, or 0: int64 [vocab, used], the experts by token id (ids int64 [tokens]), used instead of a choice
-ROUTE = arguments(
+ROUTE = kernel(
+    "route",
     "count logits stride experts used sigmoid rooted normalized scale groups groups_used together bias ids table chosen"
-    " weights scratch scratch_bytes"
+    " weights scratch scratch_bytes",
+    "matmul.routing",
+    "warp_by_row",
 )
 # An expert that has rows in this run: its number, its first row, and the number of its rows.
 EXPERT = arguments("number first count")
@@ -254,17 +473,24 @@ EXPERT = arguments("number first count")
 # active: the EXPERTs that have rows; active_count: their number; rows int64 [pairs]: the row of each pair; pairs int64
 # [rows]: the pair of each row; row_count: the number of rows, including padding between experts; next_rows int64
 # [experts]: temporary memory.
-PLAN_EXPERTS = arguments("count chosen used experts next_rows active active_count rows pairs row_count")
+PLAN_EXPERTS = kernel(
+    "plan_experts",
+    "count chosen used experts next_rows active active_count rows pairs row_count",
+    "matmul.routing",
+    "once",
+)
 # y[row] = x[token] of the row's pair, times the pair's weight unless weights is 0. count: address of the number of
 # rows; part_bytes: distance, in a row of x, of the columns for a token's first expert, its second one, and so on; 0:
 # all get the same columns.
-GATHER = arguments("count pairs used x x_stride weights part_bytes y stride columns")
+GATHER = kernel(
+    "gather", "count pairs used x x_stride weights part_bytes y stride columns", "matmul.experts", "by_entry"
+)
 # y[token] = x[row] of each of the token's pairs, `columns` columns each, one after the other.
-FROM_HEADS = arguments("count rows used x x_stride y stride columns")
+FROM_HEADS = kernel("from_heads", "count rows used x x_stride y stride columns", "matmul.experts", "by_pair")
 # y[token] = the sum over the token's pairs of x[row], times the pair's weight unless weights is 0.
-SCATTER = arguments("count rows used x x_stride weights y stride columns")
+SCATTER = kernel("scatter", "count rows used x x_stride weights y stride columns", "matmul.experts", "by_four")
 # y[row] = x[row] + z[expert of the row's pair]; count: address of the number of rows.
-ADD_BY_EXPERT = arguments("count pairs chosen x z z_stride y stride columns")
+ADD_BY_EXPERT = kernel("add_by_expert", "count pairs chosen x z z_stride y stride columns", "matmul.experts", "by_four")
 # y[row] = W[expert of the row] x[row]: the arguments of a product with one matrix, for expert 0 and row 0, and
 # - linear: address of the kernel for one matrix
 # - by_row int64 [by_row_count, 2]: for each argument of `linear` that is the address of row 0, its index and the bytes
@@ -272,114 +498,56 @@ ADD_BY_EXPERT = arguments("count pairs chosen x z z_stride y stride columns")
 # - active, active_count: the experts that have rows, from PLAN_EXPERTS; expert_bytes: bytes of an expert's matrix
 # - slices: in how many parts each product is computed
 OF_EXPERTS = " linear by_row by_row_count active active_count expert_bytes slices"
-EXPERTS_QUANTIZED = arguments(" ".join(LINEAR_QUANTIZED._fields) + OF_EXPERTS)
-EXPERTS_FLOAT = arguments(" ".join(LINEAR_FLOAT._fields) + OF_EXPERTS)
-EXPERTS_TILES_QUANTIZED = arguments(" ".join(LINEAR_TILES_QUANTIZED._fields) + OF_EXPERTS)
-EXPERTS_TILES_FLOAT = arguments(" ".join(LINEAR_TILES_FLOAT._fields) + OF_EXPERTS)
+EXPERTS_QUANTIZED = kernel("experts_quantized", " ".join(LINEAR_QUANTIZED._fields) + OF_EXPERTS, "matmul.experts")
+EXPERTS_FLOAT = kernel("experts_float", " ".join(LINEAR_FLOAT._fields) + OF_EXPERTS, "matmul.experts")
+EXPERTS_TILES_QUANTIZED = kernel(
+    "experts_tiles_quantized", " ".join(LINEAR_TILES_QUANTIZED._fields) + OF_EXPERTS, "amx.experts"
+)
+EXPERTS_TILES_FLOAT = kernel("experts_tiles_float", " ".join(LINEAR_TILES_FLOAT._fields) + OF_EXPERTS, "amx.experts")
 # CUDA: convert quantized weights to planes, see cuda/matmul/planes.py. blocks: weights number `first` to `last` of a
 # matrix, whole blocks as in the file; planes: address of the whole converted matrix.
-TO_PLANES = arguments("blocks first last columns planes row_bytes")
+TO_PLANES = kernel("to_planes", "blocks first last columns planes row_bytes", "", "matmul.to_planes by_unit")
 # CUDA: x as integers, see cuda/matmul/quantize.py: codes int8 [tokens, 4, columns / 32, 16], scales f32 [tokens,
 # columns / 32], sums f32 [tokens, columns / 16].
-QUANTIZE_PLANES = arguments("count x stride columns codes scales sums")
+QUANTIZE_PLANES = kernel(
+    "quantize_planes", "count x stride columns codes scales sums", "", "matmul.quantize by_activations"
+)
 # CUDA: RMS_NORM of whole rows, or SWIGLU, and then QUANTIZE_PLANES of y. y may be an input.
-NORM_QUANTIZE = arguments(" ".join(RMS_NORM._fields) + " codes scales sums")
-SWIGLU_QUANTIZE = arguments(" ".join(SWIGLU._fields) + " codes scales sums")
+NORM_QUANTIZE = kernel(
+    "norm_quantize", " ".join(RMS_NORM._fields) + " codes scales sums", "", "matmul.quantize_fused by_row"
+)
+SWIGLU_QUANTIZE = kernel(
+    "swiglu_quantize", " ".join(SWIGLU._fields) + " codes scales sums", "", "matmul.quantize_fused by_activations"
+)
 # CUDA: y = W x, x as QUANTIZE_PLANES makes it. Unless active_count is 0, each expert that PLAN_EXPERTS lists is
 # multiplied with its rows of x; experts: the number of experts, whose matrices are expert_bytes apart.
-LINEAR_PLANES = arguments(
-    "count weights row_bytes rows columns codes scales sums y y_stride active active_count expert_bytes experts"
+LINEAR_PLANES = kernel(
+    "linear_planes",
+    "count weights row_bytes rows columns codes scales sums y y_stride active active_count expert_bytes experts",
+    "",
+    "matmul.linear_planes by_two_rows",
 )
 # CUDA: LINEAR_PLANES for weights in F32, F16 or BF16 and x in float32.
-LINEAR_PLAIN = arguments(
-    "count weights row_bytes rows columns x x_stride y y_stride active active_count expert_bytes experts"
+LINEAR_PLAIN = kernel(
+    "linear_plain",
+    "count weights row_bytes rows columns x x_stride y y_stride active active_count expert_bytes experts",
+    "",
+    "matmul.linear_plain by_warp",
 )
 # CUDA: y f16 [rows, columns] = `rows` rows of W from number `first` on.
-UNPACK_MATRIX = arguments("weights row_bytes columns first rows y")
+UNPACK_MATRIX = kernel("unpack", "weights row_bytes columns first rows y", "", "matmul.unpack by_unpacked_unit")
 # Reads `size` bytes at `memory`; results: 64 bytes for each part, the exclusive or of all that it has read.
-STREAM = arguments("memory size results")
+STREAM = kernel("stream", "memory size results", "memory_bandwidth")
 # Multiplies in registers, `rounds` times; memory: PEAK_BYTES for each part.
-PEAK = arguments("memory rounds")
+PEAK = kernel("multiply_peak", "memory rounds", "peak_products")
+kernel("multiply_peak_tiles", PEAK, "peak_products")
 # CUDA: y = x / scale in float16, scales f32 [tokens]; and y = y * scale.
-HALVE = arguments("count x stride columns y y_stride scales")
-SCALE_ROWS = arguments("count y stride columns scales")
+HALVE = kernel("halve", "count x stride columns y y_stride scales", "", "matmul.halves by_row")
+SCALE_ROWS = kernel("scale_rows", "count y stride columns scales", "", "matmul.halves by_row")
 # CUDA: x = high + low, both BF16.
-SPLIT_BF16 = arguments("count x stride columns high low y_stride")
+SPLIT_BF16 = kernel("split_bf16", "count x stride columns high low y_stride", "", "matmul.halves by_row")
 # CUDA: copy `words` int64 from host memory to GPU memory.
-FETCH = arguments("source target words")
-
-KERNELS: dict[str, Any] = {
-    **{name: verb.arguments for name, verb in ROWWISE.items()},
-    "fetch": FETCH,
-    "halve": HALVE,
-    "scale_rows": SCALE_ROWS,
-    "split_bf16": SPLIT_BF16,
-    "embed": EMBED,
-    "replace_ids": REPLACE_IDS,
-    "as_column": AS_COLUMN,
-    "hash": HASH,
-    "select": SELECT,
-    "pool": POOL,
-    "slice_columns": SLICE_COLUMNS,
-    "concat_heads": CONCAT_HEADS,
-    "add_rms_norm": ADD_RMS_NORM,
-    "rms_norm_rope": RMS_NORM_ROPE,
-    "scale_by_position": SCALE_BY_POSITION,
-    "round_bf16": ROUND_BF16,
-    "quantize_words": QUANTIZE_WORDS,
-    "angles": ANGLES,
-    "rope": ROPE,
-    "logits": LOGITS,
-    "quantize": QUANTIZE,
-    "linear_quantized": LINEAR_QUANTIZED,
-    "linear_float": LINEAR_FLOAT,
-    "unpack_groups": UNPACK,
-    "unpack_rows": UNPACK,
-    "pack": PACK,
-    "linear_tiles_quantized": LINEAR_TILES_QUANTIZED,
-    "linear_tiles_float": LINEAR_TILES_FLOAT,
-    "store": STORE,
-    "recall": STORE,
-    "hadamard": HADAMARD,
-    "select_keys": SELECT_KEYS,
-    "select_key_blocks": SELECT_KEY_BLOCKS,
-    "plan": PLAN,
-    "attend": ATTEND,
-    "attend_tiles": ATTEND,
-    "merge": ATTEND,
-    "attend_few": ATTEND_FEW,
-    "merge_few": MERGE_FEW,
-    "attend_many": ATTEND_MANY,
-    "route": ROUTE,
-    "plan_experts": PLAN_EXPERTS,
-    "gather": GATHER,
-    "scatter": SCATTER,
-    "from_heads": FROM_HEADS,
-    "add_by_expert": ADD_BY_EXPERT,
-    "experts_quantized": EXPERTS_QUANTIZED,
-    "experts_float": EXPERTS_FLOAT,
-    "experts_tiles_quantized": EXPERTS_TILES_QUANTIZED,
-    "experts_tiles_float": EXPERTS_TILES_FLOAT,
-    "convolve": CONVOLVE,
-    "gated_mean": GATED_MEAN,
-    "selective_scan": SELECTIVE_SCAN,
-    "head_scan": HEAD_SCAN,
-    "wkv": WKV,
-    "head_dots": HEAD_DOTS,
-    "mix_streams": MIX_STREAMS,
-    "add_squares": ADD_SQUARES,
-    "add_expert_squares": ADD_EXPERT_SQUARES,
-    "stream": STREAM,
-    "multiply_peak": PEAK,
-    "multiply_peak_tiles": PEAK,
-    "to_planes": TO_PLANES,
-    "quantize_planes": QUANTIZE_PLANES,
-    "norm_quantize": NORM_QUANTIZE,
-    "swiglu_quantize": SWIGLU_QUANTIZE,
-    "linear_planes": LINEAR_PLANES,
-    "linear_plain": LINEAR_PLAIN,
-    "unpack": UNPACK_MATRIX,
-}
+FETCH = kernel("fetch", "source target words", "", "fetch words")
 
 
 def in_order(kernel: str, values: Mapping[str, Any]) -> list[Any]:
@@ -388,10 +556,18 @@ def in_order(kernel: str, values: Mapping[str, Any]) -> list[Any]:
     kernel: its name, which may end with a format, as in embed-Q8_0; values: by argument name. Raises TypeError if a
     name is missing or unknown.
     """
-    names = KERNELS[kernel.partition("-")[0]]._fields
+    names = KERNELS[kernel.partition("-")[0]].arguments._fields
     if len(names) != len(values):
         raise TypeError(f"{kernel}: expected {', '.join(names)}; found {', '.join(values)}")
     try:
         return [values[name] for name in names]
     except KeyError as error:
         raise TypeError(f"{kernel}: {error} is missing") from None
+
+
+def missing(verb: str) -> str:
+    """Return an error message that names the files to change for a verb without kernels."""
+    return (
+        f"the verb {verb!r} has no row in localllm/kernels/table.py, no operation in localllm/engine/operations that"
+        " says its steps, and no function in the table of the target: it needs one of them"
+    )
