@@ -72,7 +72,7 @@ class Run(NamedTuple):
         targets = memories if self.in_place else [memory.copy() for memory in memories]
         sequences = np.zeros((len(self.counts), len(SEQUENCE)), np.int64)
         for row, n, end, source, target in zip(sequences, self.counts, ends, memories, targets, strict=True):
-            row[:] = end - n, n, 3 + n, 0, source.ctypes.data, target.ctypes.data, 0
+            row[:] = end - n, n, 3 + n, 0, source.ctypes.data, target.ctypes.data, 0, n
         header = {"sequences": sequences, "sequence_count": count(len(sequences)), "offset": 20}
         call(name, parts, **header, y=y, stride=y.strides[0], **arguments)
         expected = in_memory(self.old[0]).shape
