@@ -14,6 +14,7 @@ import numpy as np
 from localllm.arch import architecture
 from localllm.arch.weights import Weights
 from localllm.engine.forks import was_forked
+from localllm.engine.run import PRECISE_TOKENS
 from localllm.errors import ModelError, UnsupportedError, UsageError
 from localllm.files.gguf.file import GGUFFile
 from localllm.generation.answer_defaults import AnswerDefaults
@@ -141,15 +142,16 @@ class Model(GenerationMixin):
         """
         return self.engine.step(requests, precise)
 
-    def logits(self, ids: Ids[int]) -> np.ndarray:
+    def logits(self, ids: Ids[int], precise: bool = True) -> np.ndarray:
         """Compute the logits after each token in one prefill: float32 [len(ids), vocab], unnormalized.
 
-        Raises the errors of Sequence.append.
+        precise: keep 16-bit activations; otherwise 8 bits, if there are many tokens. Raises the errors of
+        Sequence.append.
         """
         if self.engine.hyperparameters.fills:
             return self.engine.forward_full(token_ids(ids))
         with closing(self.sequence()) as sequence:
-            return sequence.append(token_ids(ids), "all")
+            return sequence.append(token_ids(ids), "all", kernel_tokens=PRECISE_TOKENS if precise else 0)
 
     def embed(
         self,

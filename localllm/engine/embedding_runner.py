@@ -3,6 +3,7 @@
 A run reads many texts of similar length, concatenated without padding; each text attends only to itself.
 """
 
+from bisect import bisect_left
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
@@ -20,7 +21,7 @@ from localllm.engine.memory.run_cache import RunCache
 from localllm.engine.operations.operation import Operation, Product
 from localllm.engine.operations.tokens import EmbedKinds
 from localllm.engine.options import EngineOptions
-from localllm.engine.run import BATCH, PRECISE_TOKENS, Header, Span, TextSpan
+from localllm.engine.run import BATCH, LEAST_OF_TEXTS, PRECISE_TOKENS, Header, Span, TextSpan
 from localllm.engine.trace.recorder import trace_model
 from localllm.errors import ContextError, LocalllmError, ModelError, UnsupportedError, UsageError
 from localllm.files.gguf.file import GGUFFile
@@ -61,6 +62,7 @@ class EmbeddingRunner:
         self._close: Callable[[], None] = lambda: None
         self.warning: str | None = None
         self.prepare_all: Callable[[], None] = lambda: None  # waits for kernels that are compiled in the background
+        self._kernel_limits: Sequence[int] = (SHORT,)
         states = self.hyperparameters.states()
         paged = [state for state in states if isinstance(state, Paged | Latent)]
         if len(paged) < len(states):
@@ -97,15 +99,13 @@ class EmbeddingRunner:
         places = StepPlaces(cache, None, header)
         operations = options.observer.watch(operations) if options.observer else operations
         program = compile_program(operations, places, options.thread_count, options.progress, keeps=False)
-        self._close, self.prepare_all = program.close, program.prepare_all
+        self._close, self.prepare_all, self._kernel_limits = program.close, program.prepare_all, program.kernel_limits
         self.warning = self.warning or program.warning
         table = np.arange(pages)
         # With 16-bit weights, rounding activations to 8 bits is the largest error: a cosine of 0.99999 with the vectors
         # in float32, against 0.9999998 with 16 bits (both planes), for 1.4 times the work. Quantized weights lose more
         # than either, except for short texts, where the errors of few tokens are averaged: with MiniLM in Q8_0 the
-        # empty text's cosine is 0.9992 with 8 bits and 0.9996 with 16. With 8 bits a text's vector also depends on its
-        # place among others: products differ in the last bit, and then values round to other codes (a cosine of 0.9999
-        # for 31 to 60 tokens).
+        # empty text's cosine is 0.9992 with 8 bits and 0.9996 with 16.
         weights = [operation.weight for operation in operations if isinstance(operation, Product)]
         precise = any(weight.tensor.format.name in ("F16", "BF16") for weight in weights)
         return lambda texts: program.read(texts, table, precise or max(len(text.ids) for text in texts) <= SHORT)
@@ -127,7 +127,7 @@ class EmbeddingRunner:
         ends = seconds if seconds and self._has_kinds else lengths
         rows, tokens_read = np.empty((len(ids), self.width), np.float32), 0
         with self.lock:
-            for numbers in runs(lengths):
+            for numbers in runs(lengths, self._kernel_limits):
                 some = [TextSpan(ids[number], ends[number]) for number in numbers.tolist()]
                 try:
                     rows[numbers] = self._read(some)
@@ -164,16 +164,18 @@ def by_reference(forward: Callable[..., np.ndarray], options: EngineOptions, con
     return lambda texts: backend.run([span(text) for text in texts], True)
 
 
-def runs(lengths: Sequence[int]) -> Iterator[np.ndarray]:
-    """Yield the numbers of texts to read in one run: of similar length, at most BATCH tokens or one longer text.
+def runs(lengths: Sequence[int], kernel_limits: Sequence[int] = (SHORT,)) -> Iterator[np.ndarray]:
+    """Yield the indices of texts to read in one run: of similar length, at most BATCH tokens or one longer text.
 
-    Texts of up to SHORT tokens never share a run with longer ones.
+    Texts of a run select the same kernels, so that a text's vector does not depend on other texts. kernel_limits: see
+    localllm.engine.backend.Backend.
     """
     order, first, tokens = np.argsort(lengths, kind="stable"), 0, 0
+    kernels = [bisect_left(kernel_limits, max(length, LEAST_OF_TEXTS)) for length in lengths]
     for place, number in enumerate(order):
         length = lengths[number]
-        ends_short = length > SHORT >= lengths[order[first]]
-        if place > first and (tokens + length > BATCH or place - first == MOST_TEXTS or ends_short):
+        is_other = kernels[number] != kernels[order[first]]
+        if place > first and (tokens + length > BATCH or place - first == MOST_TEXTS or is_other):
             yield order[first:place]
             first, tokens = place, 0
         tokens += length

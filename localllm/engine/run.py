@@ -148,12 +148,14 @@ class Runs(NamedTuple):
     """The division of prompts into runs: `first` tokens per run up to position DEEP, then `later`; exact: see EXACT.
 
     kernel_limits: see localllm.engine.backend.Backend; empty if tokens are not computed as if they were alone.
+    is_measuring: whether all activations keep 16 bits, by the same kernels for prompts of any length.
     """
 
     later: int = LATER
     first: int = FIRST
     exact: int = 0
     kernel_limits: tuple[int, ...] = ()
+    is_measuring: bool = False
 
     def kernel_class(self, kernel_tokens: int) -> int:
         """Return a number that is equal for kernel_tokens whose matrix products can share a run."""

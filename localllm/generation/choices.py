@@ -175,7 +175,7 @@ def read_texts(engine: "Engine", prompts: Sequence[ScoredPrompt], precise: bool)
         count = max(1, int(np.searchsorted(tokens, PRECISE_TOKENS, "right")))
         batch, waiting = waiting[:count], waiting[count:]
         spans = [(branch.sequence, [*branch.ids]) for branch in batch]
-        rows = engine.run(spans, "all", precise, [1] * len(spans) if precise else ())
+        rows = engine.run(spans, "all", precise, [PRECISE_TOKENS] * len(spans) if precise else ())
         for (prompt, sequence, begin, ids, paths), of_branch in zip(batch, rows, strict=True):
             prompt.learn(begin, ids, of_branch)
             waiting += branches(prompt, sequence, (*begin, *ids), paths)
@@ -207,7 +207,8 @@ class ManyScores(Generic[T]):
                 self._results[number] = error
                 continue
             options = replace(request.task.options, max_tokens=1, sampling=GREEDY, speculate="off")
-            yield Request(replace(request.task, options=options), key=number, listener=self._take)
+            task = replace(request.task, options=options)
+            yield Request(task, key=number, listener=self._take, is_measured=self._precise)
 
     def _take(self, answer: Completion, token: int | None, parts: "list[TextPart]", row: np.ndarray) -> None:
         """Record the logits after a prompt, and fork its sequence if texts have to be read."""
@@ -242,13 +243,14 @@ class ManyScores(Generic[T]):
 
 
 def text_logprobs(
-    cache: PrefixCache, tokenizer: Tokenizer, request: Request, tree: TextTree
+    cache: PrefixCache, tokenizer: Tokenizer, request: Request, tree: TextTree, precise: bool = True
 ) -> list[list[TokenLogprob]]:
     """Return the log probability of each token of each text after a prompt.
 
-    Raises ContextError for a text that does not fit, UsageError, MemoryLimitError.
+    precise: keep 16-bit activations, however long the prompt is; otherwise it is read as for an answer. Raises
+    ContextError for a text that does not fit, UsageError, MemoryLimitError.
     """
-    scores = ManyScores(cache.engine, lambda prompt: (prompt, tree), precise=True)
+    scores = ManyScores(cache.engine, lambda prompt: (prompt, tree), precise)
     requests = scores.requests([request])
     with closing(Scheduler(cache.engine, tokenizer, requests, cache=cache)) as scheduler:
         (result,) = scores.results(scheduler)

@@ -2,8 +2,7 @@
 
 A Generation reads its prompt in runs (localllm.engine.run). A run of up to PRECISE_TOKENS tokens has activations in 16
 bits, a longer one in 8 bits except for a few tokens at both ends of the prompt. In a batch, each chunk is read with the
-precision that its tokens have in these runs. In 8 bits, keys are quantized in blocks, so chunks begin at a page to give
-the same bits, and have more than a few tokens to use the same kernels.
+precision and the kernels that its tokens have in these runs. In 8 bits, chunks begin at a page.
 """
 
 from bisect import bisect_right
@@ -73,6 +72,8 @@ class PrefillSegments:
 
 def segments_of(begin: int, end: int, length: int, runs: Runs) -> list[PrefillSegment]:
     """List the segments of one run of text in a prompt of `length` tokens; both ends of a long prompt are precise."""
+    if runs.is_measuring:
+        return [PrefillSegment(begin, end, True, kernel_tokens=PRECISE_TOKENS)]
     exact = runs.exact_tokens(end - begin)
     first, last = begin + (exact if begin == 0 else 0), end - (exact if end == length else 0)
     parts = ((begin, first, True), (first, last, last - first <= PRECISE_TOKENS), (last, end, True))

@@ -43,12 +43,13 @@ def prompt_logprobs(sequence: "Sequence", ids: Ids[int], count: int) -> tuple[li
     """Return the log probabilities of a prompt's tokens except the first, and the logits after it, float32 [vocab].
 
     sequence: an empty one, which is closed.  count: number of likeliest tokens to return for each.
-    Runs are short, so that activations have 16 bits and few logits are in memory. Raises the errors of Sequence.append.
+    Activations have 16 bits, as in choices.py; runs are short, so that few logits are in memory. Raises the errors of
+    Sequence.append.
     """
     logprobs, row = list[LikelyToken](), np.empty(0, np.float32)
     with closing(sequence):
         for begin in range(0, len(ids), PRECISE_TOKENS):
-            rows = sequence.append(ids[begin : begin + PRECISE_TOKENS], "all")
+            rows = sequence.append(ids[begin : begin + PRECISE_TOKENS], "all", kernel_tokens=PRECISE_TOKENS)
             following = ids[begin + 1 : begin + 1 + len(rows)]
             logprobs += [token_logprobs(row, token, count) for row, token in zip(rows, following, strict=False)]
             row = rows[-1].copy()

@@ -234,8 +234,8 @@ class GenerationMixin:
         """Answer many prompts in a batch, each as `generate` or `chat` would, in the order of the prompts.
 
         Answers have a text, tokens and a finish_reason. parallel: most at once (None: 16).  precise: compute each
-        answer as if it were alone; False is faster, but tokens of almost equal probability may differ.  errors: "raise"
-        the first one, or "return" each in place of its answer.
+        answer as if it were alone, to the bit (exceptions: docs/map.md); False is faster, but some tokens differ.
+        errors: "raise" the first one, or "return" each in place of its answer.
         """
         generation = gather_options(max_tokens, stop, options)
         if errors not in ("raise", "return"):
@@ -275,17 +275,20 @@ class GenerationMixin:
                     raise
                 failed[number] = error
 
-    def choose(self, prompt: Prompt, choices: Sequence[str], **options: Unpack[AnswerArguments]) -> "list[Choice]":
+    def choose(
+        self, prompt: Prompt, choices: Sequence[str], precise: bool = True, **options: Unpack[AnswerArguments]
+    ) -> "list[Choice]":
         """Return texts with their exact probabilities as answers to a prompt, the likeliest first.
 
         Messages are answered without reasoning; a text, or token ids, are continued. A text's probability is the
         product of its tokens' probabilities. After messages, if one of the texts is a prefix of another, the end of the
-        answer counts, too. Raises ContextError, UsageError.
+        answer counts, too. precise: measure with 16-bit activations; otherwise a long prompt is read with 8 bits, as
+        for an answer. Raises ContextError, UsageError.
         """
         from localllm.generation.choices import choices_of, require_texts, text_logprobs
 
         request, tree = self._to_choose(require_texts(choices), options)(prompt)
-        return choices_of(choices, text_logprobs(self.session.cache, self.session.tokenizer, request, tree))
+        return choices_of(choices, text_logprobs(self.session.cache, self.session.tokenizer, request, tree, precise))
 
     def choose_many(
         self,
@@ -296,7 +299,7 @@ class GenerationMixin:
     ) -> "Iterator[list[Choice] | LocalllmError]":
         """Choose like `choose` for many prompts in a batch; yield the choices, or an error, of each, in order.
 
-        precise: see `map`.
+        precise: see `choose`.
         """
         from localllm.generation.choices import PARALLEL, ManyScores, choices_of, require_texts
 
@@ -319,17 +322,17 @@ class GenerationMixin:
 
         return lambda prompt: (self.session.request(prompt, generation), tree(is_conversation(prompt)))
 
-    def score(self, prompt: Prompt, text: str, **options: Unpack[AnswerArguments]) -> "Score":
+    def score(self, prompt: Prompt, text: str, precise: bool = True, **options: Unpack[AnswerArguments]) -> "Score":
         """Return the log probability of a text after a prompt, and of each of its tokens.
 
-        After messages, the end of the answer counts as one more token.
+        After messages, the end of the answer counts as one more token. precise: see `choose`.
         """
         from localllm.generation.choices import Score, text_logprobs
 
         arguments: AnswerArguments = {"think": "off", **options}
         request = self.session.request(prompt, gather_options(None, (), arguments))
         tree = self.session.tree([require_text("text", text)], is_conversation(prompt), with_end=True)
-        (tokens,) = text_logprobs(self.session.cache, self.session.tokenizer, request, tree)
+        (tokens,) = text_logprobs(self.session.cache, self.session.tokenizer, request, tree, precise)
         return Score(sum(token.logprob for token in tokens), tokens)
 
     def count_tokens(self, prompt: Prompt, **options: Unpack[ChatArguments]) -> int:

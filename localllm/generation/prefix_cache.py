@@ -44,7 +44,8 @@ class PrefixQuery(NamedTuple):
     Attributes:
         keep: number of first tokens that stay when the context is full; None: without context shift.
         earlier: length of the stored conversation that the tokens continue; 0 if they continue none.
-        segments: segments of the prompt at their beginning, if it is read in chunks; None: it is read in whole runs.
+        segments: segments of the prompt at their beginning, if it is read in chunks or measured; None: it is read in
+            whole runs.
         most: the longest prefix to take from files, in tokens.
         reuse: fewest tokens of a chunk from the middle of another prompt; 0: only exact prefixes.
     """
@@ -81,7 +82,7 @@ class PrefixCache:
         store: the files of the prefix cache, or None.  written: earlier texts as a source of drafts, or None.
         steps: joins the steps of concurrent answers into common runs of the model.
         is_shared: whether it belongs to a batch, whose prompts are prefilled in chunks. Then no files are written,
-            because batched prefill may round differently.
+            because prompts of batches are not read in whole runs.
         is_live: whether requests arrive while others are answered.
         idle: unused sequences, the latest last.
     """
@@ -156,8 +157,9 @@ class PrefixCache:
 
     def _query(self, answer: "Completion") -> PrefixQuery:
         """Return an answer's query; a preempted one only matches sequences in memory."""
-        in_pieces = self.is_shared or answer.has_begun
-        stored_limit = 0 if answer.has_begun else sys.maxsize
+        is_measured = answer.segments.runs.is_measuring
+        in_pieces = self.is_shared or answer.has_begun or is_measured
+        stored_limit = 0 if answer.has_begun or is_measured else sys.maxsize
         keep = None if in_pieces else answer.kept
         reuse = (answer.options.cache_reuse or 0) if self.is_shared and not answer.has_begun else 0
         return PrefixQuery(
@@ -174,8 +176,14 @@ class PrefixCache:
             yield self._candidate(self._end.sequence)._replace(has_logits=True)
         for sequence in (*self.idle, *self._busy, *self._parked):
             candidate = self._candidate(sequence, query.reuse)
-            if not sequence.closed and (query.reuse or candidate.segments or not query.segments):
+            is_alike = candidate.segments if query.segments else not self._is_measured(sequence)
+            if not sequence.closed and (query.reuse or is_alike):
                 yield candidate
+
+    def _is_measured(self, sequence: "Sequence | ShiftedSequence") -> bool:
+        """Return whether all activations of a sequence kept 16 bits; other prompts must not continue it then."""
+        segments = self._segments.get(sequence)
+        return segments is not None and segments.runs.is_measuring
 
     def _candidate(self, sequence: "Sequence | ShiftedSequence", reuse: int = 0) -> ReuseCandidate:
         """Return a candidate; reuse: see PrefixQuery."""
@@ -254,6 +262,8 @@ class PrefixCache:
         """
         tokens, runs = sequence.tokens, self.engine.runs
         if self.is_shared or isinstance(sequence, ShiftedSequence) or len(tokens) <= PRECISE_TOKENS:
+            return
+        if self._is_measured(sequence):
             return
         if begin != last_end(tokens, begin, runs) or sequence.aligned != last_end(tokens, len(tokens), runs):
             return
@@ -334,7 +344,7 @@ class PrefixCache:
         """Write the latest conversation's cache to disk, for a later process that resumes it."""
         with self.lock:
             self._collect()
-            if not self.idle:
+            if not self.idle or self._is_measured(self.idle[-1]):
                 return
             latest = self.idle[-1]
             if self.ngrams:
@@ -372,7 +382,8 @@ class PrefixCache:
     def _retain(self, sequence: "Sequence | ShiftedSequence") -> None:
         """Add a sequence to `idle`; close those that are prefixes of it, and the oldest."""
         for parked in [*self.idle]:
-            if parked.tokens == sequence.tokens[: len(parked.tokens)]:
+            is_prefix = parked.tokens == sequence.tokens[: len(parked.tokens)]
+            if is_prefix and self._is_measured(parked) == self._is_measured(sequence):
                 self.idle.remove(parked)
                 parked.close()
         self.idle.append(sequence)

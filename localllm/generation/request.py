@@ -54,6 +54,7 @@ class Request:
         begun: whether the prompt is prefilled.  error: the reason why the request failed.
         listener: called for every token.  cached: tokens of the prompt from the prefix cache.
         is_scored: whether log probabilities of the answers are computed; with n > 1 they always are.
+        is_measured: whether the prompt is read with 16-bit activations, however long it is.
         search: extends the answers instead of sampling, or None.
     """
 
@@ -66,6 +67,7 @@ class Request:
     listener: Listener | None = None
     cached: int = 0
     is_scored: bool = False
+    is_measured: bool = False
     search: Search | None = None
 
     @property
@@ -86,7 +88,8 @@ class Request:
         if keep_count is not None or task.options.cache_reuse:
             engine.prepare_shift()
         samplers = make_samplers(task.options.sampling, task.prompt, vocab, self.n, tokenizer)
-        guide, segments = task.guide(tokenizer, vocab), PrefillSegments(task.prompt, runs or engine.runs)
+        runs = (runs or engine.runs)._replace(is_measuring=self.is_measured)
+        guide, segments = task.guide(tokenizer, vocab), PrefillSegments(task.prompt, runs)
         self.answers = [
             Completion(self, sampler, guide.copy() if number else guide, engine.context, segments, number)
             for number, sampler in enumerate(samplers)

@@ -7,6 +7,7 @@ import pytest
 from engines import open_engine
 from models import DECLARATIONS, QUANTIZED
 
+import localllm
 from localllm.engine.engine import Engine
 from localllm.kernels.machine import this_lane
 
@@ -65,3 +66,23 @@ def test_long_runs_give_the_same_bits_wherever_their_tiles_begin(model_path):
         whole = read(engine, ids, [400], 400)
         for sizes in ([64, 336], [193, 7, 200], [399, 1]):
             np.testing.assert_array_equal(read(engine, ids, sizes, 400), whole)
+
+
+SENTENCE = "Each model is a file of weights, and each prompt is read by it in runs. "
+
+
+@pytest.mark.parametrize("prompts", [
+    ["Once upon a time"] * 5, [SENTENCE * 2 + str(number) for number in range(6)],
+    [SENTENCE * count for count in (1, 2, 3, 5, 9)], [SENTENCE * 14] * 3,
+], ids=["short and equal", "with a common beginning", "of many lengths", "long and equal"])  # fmt: skip
+def test_prompts_of_a_batch_get_the_answers_that_they_get_alone(prompts):
+    with localllm.open(localllm.builtin_model(), threads=2, cache=False) as model:
+        together = [
+            [each.chosen for each in answer.logprobs]
+            for answer in model.map(prompts, max_tokens=6, seed=7, logprobs=True)
+        ]
+    for prompt, expected in zip(prompts, together, strict=True):
+        with localllm.open(localllm.builtin_model(), threads=1, cache=False) as model:
+            answer = model.generate(prompt, 6, seed=7, logprobs=True)
+            "".join(answer)
+            assert [each.chosen for each in answer.logprobs] == expected

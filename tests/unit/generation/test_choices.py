@@ -2,6 +2,7 @@
 
 import json
 import math
+from contextlib import closing
 from typing import Any
 
 import numpy as np
@@ -9,7 +10,9 @@ import pytest
 
 import localllm
 from localllm.errors import ContextError, UsageError
-from localllm.generation.choices import Choice, maximal
+from localllm.generation.choices import Choice, TextTree, maximal, text_logprobs
+from localllm.generation.logprobs import TokenLogprob, prompt_logprobs
+from localllm.generation.request import Request
 from localllm.generation.sampling.sampler import log_total
 
 MESSAGES = [{"role": "user", "content": "Is it good?"}]
@@ -37,8 +40,7 @@ def test_tokens_of_an_answer_have_log_probabilities(model: localllm.Model):
     plain = model.chat(MESSAGES, 6, temperature=0, logprobs=True)
     "".join(plain)
     assert [each.chosen.token for each in plain.logprobs] == answer.tokens
-    expected = [each.chosen.logprob for each in answer.logprobs]  # of a prompt that was read whole, not from its cache
-    assert [each.chosen.logprob for each in plain.logprobs] == pytest.approx(expected, abs=1e-4)
+    assert [each.chosen for each in plain.logprobs] == [each.chosen for each in answer.logprobs]  # now from the cache
     assert plain.logprobs[0].likeliest == () and model.chat(MESSAGES, 1).logprobs == []
     (mapped,) = model.map([MESSAGES], 6, temperature=0, logprobs=True)
     assert [each.chosen.token for each in mapped.logprobs] == mapped.tokens
@@ -54,6 +56,41 @@ def test_texts_are_scored_by_their_tokens(model: localllm.Model):
     assert model.score(model.tokenize(prompt, special=True, bos=True), text).logprob == pytest.approx(
         expected, abs=2e-2
     )
+
+
+def test_measurements_keep_16_bits_however_long_the_prompt_is(model: localllm.Model):
+    """They agree with each other and with runs that are short enough for 16 bits; 8 bits are for those who ask."""
+    ids = model.tokenize("Each model is a file of weights, and each prompt is read by it in runs. " * 20)[:330]
+    with closing(model.sequence()) as sequence:
+        rows = np.concatenate([sequence.append(ids[first : first + 33], "all") for first in range(0, 330, 33)])
+    expected = [float(row[token]) - log_total(row) for row, token in zip(rows, ids[1:], strict=False)]
+    echoed, _ = prompt_logprobs(model.sequence(), ids, 0)
+    assert [each.chosen.logprob for each in echoed] == pytest.approx(expected, abs=1e-4)
+    for precise in (True, False):
+        score = text_logprobs_of(model, ids, 250, precise)
+        logits = model.logits(ids, precise)
+        errors = [abs(a - b) for a, b in zip(score, expected[249:], strict=True)]
+        assert (max(errors) < 1e-4) == precise and (np.abs(logits - rows).max() < 1e-3) == precise
+
+
+def text_logprobs_of(model: localllm.Model, ids: list[int], prompt: int, precise: bool) -> list[float]:
+    """Return the log probabilities of the tokens after the first `prompt` ones."""
+    request = Request(model.session.request(ids[:prompt]).task)
+    cache, tree = model.session.cache, TextTree([ids[prompt:]])
+    (tokens,) = text_logprobs(cache, model.tokenizer, request, tree, precise)
+    return [token.logprob for token in tokens]
+
+
+def test_measuring_a_prompt_does_not_change_its_answer(model: localllm.Model):
+    prompt = "Each model is a file of weights, and each prompt is read by it in runs. " * 12
+
+    def answer() -> list[TokenLogprob]:
+        generation = model.generate(prompt, 5, temperature=0, logprobs=True, ban=["no such text"])
+        "".join(generation)
+        return [each.chosen for each in generation.logprobs]
+
+    before, score = answer(), model.score(prompt, " Yes.")
+    assert answer() == before and model.score(prompt, " Yes.") == score
 
 
 def test_choices_are_exact_with_the_end_of_an_answer(model: localllm.Model):
