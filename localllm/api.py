@@ -21,7 +21,7 @@ from localllm.generation.answer_defaults import AnswerDefaults
 from localllm.generation.generate import GenerationOptions
 from localllm.generation.mixin import GenerationMixin
 from localllm.generation.prefix_cache import PrefixCache
-from localllm.generation.sampling.options import read_recommended
+from localllm.generation.sampling.recommended import read_recommended
 from localllm.generation.session import Session
 from localllm.generation.speculation.draft_model import ModelDrafter, attach_draft_head
 from localllm.generation.speculation.ngram_cache import NgramCache

@@ -1,6 +1,6 @@
-"""Write docs/commands.md from `localllm help` at 80 columns, and docs/coming-from.md from localllm/cli/compat.py.
+"""Write docs/commands.md, docs/coming-from.md and the table of docs/sampling.md.
 
-A test compares.
+They are made of `localllm help` at 80 columns, of localllm/cli/compat.py, and of the declared options. Tests compare.
 """
 
 from collections.abc import Iterator, Mapping
@@ -11,10 +11,11 @@ from localllm.cli import compat_commands
 from localllm.cli.app import context_of
 from localllm.cli.parameters import NAMED
 from localllm.cli.registry import COMMANDS, params_of
+from localllm.generation.sampling.options import OPTIONS
 
 WIDTH = 80
 DOCS = Path(__file__).resolve().parent.parent / "docs"
-FILE, COMING = DOCS / "commands.md", DOCS / "coming-from.md"
+FILE, COMING, SAMPLING = DOCS / "commands.md", DOCS / "coming-from.md", DOCS / "sampling.md"
 BEGINNING = """\
 # All commands
 
@@ -76,6 +77,18 @@ def coming_from() -> str:
     return "\n".join(parts) + "\n"
 
 
+def sampling(page: str) -> str:
+    """Return the page about sampling with its table of options written anew."""
+    header = ("option", "flag", "default", "what it does", "key in a file", "source")
+    rows = [
+        (f"`{name}`", ", ".join(f"`{flag}`" for flag in option.flags.split()), option.default_text, option.help,
+         option.key and f"`{option.key}`", option.source)
+        for name, option in OPTIONS.items()
+    ]  # fmt: skip
+    before, _, rest = page.partition("| option |")
+    return before + "\n".join(table(header, rows)) + "\n\n" + rest.partition("\n\n")[2]
+
+
 def commands(rows: tuple[compat_commands.CommandAlias, ...]) -> Iterator[str]:
     return table(
         ("there", "here", "what differs"),
@@ -109,3 +122,4 @@ def table(header: tuple[str, ...], rows: "Iterator[tuple[str, ...]] | list[tuple
 if __name__ == "__main__":
     FILE.write_text(document(), encoding="utf-8")
     COMING.write_text(coming_from(), encoding="utf-8")
+    SAMPLING.write_text(sampling(SAMPLING.read_text(encoding="utf-8")), encoding="utf-8")

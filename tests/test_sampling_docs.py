@@ -1,15 +1,14 @@
-"""The table of docs/sampling.md against the options, and the command line's flags against both."""
+"""The page about sampling and the command line's flags against the declared options."""
 
-import re
-from dataclasses import fields
+import sys
 
 from project import ROOT
 
 from localllm.cli import registry as commands
-from localllm.generation.sampling.options import DEFAULTS, LETTERS, SamplingOptions, steps_lettered
+from localllm.generation.sampling.options import DEFAULTS, LETTERS, OPTIONS, steps_lettered
 
-ROWS = re.findall(r"^\| `(\w+)` \| (.*?) \| (.*?) \| .* \|$", (ROOT / "docs/sampling.md").read_text(), re.MULTILINE)
-KEYS = dict(re.findall(r"^\| `(\w+)` \|(?:[^|]*\|){4} (?:`(\w+)`)? ?\|", (ROOT / "docs/sampling.md").read_text(), re.M))
+sys.path.insert(0, str(ROOT / "scripts"))
+from write_help import SAMPLING, sampling
 
 
 def flags(command: str) -> dict[str, set[str]]:
@@ -19,29 +18,16 @@ def flags(command: str) -> dict[str, set[str]]:
     return params
 
 
-def test_the_table_has_every_option_and_its_default():
-    assert [name for name, _, _ in ROWS] == [each.name for each in fields(SamplingOptions)]
-    numbers = {name: default for name, default in DEFAULTS.items() if type(default) in (int, float)}
-    assert {name: float(default) for name, _, default in ROWS if name in numbers} == numbers
-    breakers = next(default for name, _, default in ROWS if name == "dry_sequence_breakers")
-    assert tuple(eval(text) for text in re.findall("`(.*?)`", breakers)) == DEFAULTS["dry_sequence_breakers"]
-
-
-def test_the_table_has_the_keys_of_files():
-    assert {name: key for name, key in KEYS.items() if key} == {
-        each.name: each.metadata["key"] for each in fields(SamplingOptions) if each.metadata["key"]
-    }
-
-
-def test_the_table_has_the_flags():
-    known = flags("run")
-    for name, named, _ in ROWS:
-        assert set(re.findall("`(.*?)`", named)) <= known[name], name
+def test_the_page_is_up_to_date():
+    page = SAMPLING.read_text(encoding="utf-8")
+    assert sampling(page) == page, "python scripts/write_help.py writes it"
+    assert all(f"| `{name}` |" in page for name in OPTIONS)
 
 
 def test_every_command_that_answers_has_them():
-    wanted = {each.name: flags("run")[each.name] for each in fields(SamplingOptions)}
-    for command in ("chat", "map"):
+    wanted = {name: {*option.flags.split()} for name, option in OPTIONS.items()}
+    wanted["samplers"] |= {"--sampling-seq", "--sampler-seq"}
+    for command in ("run", "chat", "map"):
         assert {name: flags(command)[name] for name in wanted} == wanted
 
 

@@ -5,7 +5,6 @@ The variable of an option is LOCALLLM_ and its long name in capitals: LOCALLLM_T
 
 import os
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import fields
 from typing import NamedTuple
 
 from localllm.cli.argv import did_you_mean
@@ -197,9 +196,9 @@ def all_params() -> "Iterator[Parameter]":
 def conflicting_options(name: str) -> tuple[str, ...]:
     """Return the parameters that conflict with a typed one, so that their defaults are ignored."""
     if name == "beams":
-        from localllm.cli.options.sampling import ExactSampling, Sampling
+        from localllm.generation.sampling.options import OPTIONS
 
-        return tuple(field.name for group in (Sampling, ExactSampling) for field in fields(group))
+        return (*OPTIONS, "letters")
     return {
         "system": ("system_file",),
         "system_file": ("system",),

@@ -6,13 +6,13 @@ returns a function in whose signature each field of a group is a parameter, and 
 
 import inspect
 import os
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from copy import copy
 from dataclasses import MISSING, dataclass, fields, is_dataclass
 from typing import (
-    TYPE_CHECKING,
     Annotated,
     Any,
+    ClassVar,
     Literal,
     NamedTuple,
     TypeVar,
@@ -27,9 +27,6 @@ from typer.core import TyperArgument, TyperOption
 from typer.models import ArgumentInfo
 
 from localllm.errors import UsageError
-
-if TYPE_CHECKING:
-    from _typeshed import DataclassInstance
 
 TRUTH = {"1": True, "true": True, "yes": True, "on": True, "0": False, "false": False, "no": False, "off": False}
 TYPED = "localllm.typed"  # key of Context.meta: the words that were typed, as ParsedArgs
@@ -227,9 +224,35 @@ def group(kind: type[T]) -> type[T]:
     return dataclass(kw_only=True, repr=False, eq=False)(kind)
 
 
-def explicit_options(options: "DataclassInstance") -> dict[str, Any]:
+class GroupField(NamedTuple):
+    """An option of a group: its name, its annotation, and its default."""
+
+    name: str
+    type: Any
+    default: object
+
+
+class DeclaredGroup:
+    """An option group whose options are declared elsewhere; dataclasses of those of sampling would take 1 ms."""
+
+    options: ClassVar[Sequence[GroupField]] = ()
+
+    def __init__(self, **values: object):
+        vars(self).update({each.name: each.default for each in self.options} | values)
+
+
+def fields_of(kind: Any) -> Sequence[Any]:
+    """Return the options of a group."""
+    return kind.options if issubclass(kind, DeclaredGroup) else fields(kind)
+
+
+def is_group(kind: object) -> bool:
+    return isinstance(kind, type) and (is_dataclass(kind) or issubclass(kind, DeclaredGroup))
+
+
+def explicit_options(options: Any) -> dict[str, Any]:
     """Return the options of a group that were given, those that differ from their defaults, by field."""
-    values = ((each, getattr(options, each.name)) for each in fields(options))
+    values = ((each, getattr(options, each.name)) for each in fields_of(type(options)))
     return {each.name: value for each, value in values if value not in (each.default, None, (), [])}
 
 
@@ -249,11 +272,11 @@ def flatten(function: Callable[..., None]) -> Callable[..., None]:
 
 def flat(name: str, kind: object, default: object, panel: str | None) -> Iterator[inspect.Parameter]:
     """Yield the parameters of an option group, whose help panel is the first sentence of the group's docstring."""
-    if not is_dataclass(kind):
+    if not is_group(kind):
         yield from leaf(name, kind, default, panel)
         return
     panel = " ".join((kind.__doc__ or "").partition(".")[0].split())
-    for each in fields(kind):
+    for each in fields_of(kind):
         yield from flat(
             each.name, each.type, inspect.Parameter.empty if each.default is MISSING else each.default, panel
         )
@@ -294,6 +317,6 @@ def build_group(kind: type[T], values: Mapping[str, object]) -> T:
 
 def build_value(name: str, kind: object, values: Mapping[str, object]) -> object:
     """Return an argument of the function: a value, or a group with the values of its fields."""
-    if not is_dataclass(kind):
+    if not is_group(kind):
         return values[name]
-    return kind(**{each.name: build_value(each.name, each.type, values) for each in fields(kind)})  # type: ignore[operator]
+    return kind(**{each.name: build_value(each.name, each.type, values) for each in fields_of(kind)})  # type: ignore[operator]

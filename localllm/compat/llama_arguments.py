@@ -17,7 +17,8 @@ from localllm.compat.llama_grammar import LlamaGrammar
 from localllm.errors import UsageError
 from localllm.frozen import frozen
 from localllm.generation.arguments import AnswerArguments
-from localllm.generation.sampling.options import ABOVE_0, ORDER
+from localllm.generation.sampling.declaration import ABOVE_0
+from localllm.generation.sampling.options import ORDER
 from localllm.text.builtin_templates import BUILTIN_TEMPLATES
 from localllm.text.messages import Message
 

@@ -7,23 +7,15 @@ import numpy as np
 
 from localllm.convert.unused_keys import OF_GENERATION, warn_unused
 from localllm.files.gguf.header import printable
+from localllm.generation.sampling.declaration import names_for
+from localllm.generation.sampling.options import OPTIONS
 
 FILE = "generation_config.json"
 FLOAT32, INT32 = np.float32, np.int32
 # Names in generation_config.json: GGUF's keys and types, as llama.cpp's converter writes them.
 KEYS: dict[str, tuple[str, type]] = {
-    "top_k": ("top_k", INT32),
-    "top_p": ("top_p", FLOAT32),
-    "min_p": ("min_p", FLOAT32),
-    "xtc_probability": ("xtc_probability", FLOAT32),
-    "xtc_threshold": ("xtc_threshold", FLOAT32),
-    "temperature": ("temp", FLOAT32),
-    "penalty_last_n": ("penalty_last_n", INT32),
-    "repetition_penalty": ("penalty_repeat", FLOAT32),
-    "penalty_repeat": ("penalty_repeat", FLOAT32),  # this name takes precedence
-    "mirostat": ("mirostat", INT32),
-    "mirostat_tau": ("mirostat_tau", FLOAT32),
-    "mirostat_eta": ("mirostat_eta", FLOAT32),
+    name: (OPTIONS[own].key, INT32 if OPTIONS[own].kind is int else FLOAT32)
+    for name, own in names_for("transformers", OPTIONS).items()
 }
 SEQUENCE = "sequence"  # order of samplers, a string
 

@@ -1,50 +1,17 @@
 """Keyword arguments of methods that generate, as typed dicts, and their conversion to GenerationOptions."""
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, TypedDict, cast
+from typing import TYPE_CHECKING, Any, cast
 
 from localllm.errors import UsageError
 from localllm.generation.options import GenerationOptions
-from localllm.generation.sampling.options import SamplingOptions
+from localllm.generation.sampling.options import SamplingArguments, SamplingOptions
 from localllm.values import plain, whole_number
 
 if TYPE_CHECKING:
     import numpy as np
 
     from localllm.generation.speculation.drafter import Drafter
-
-
-class SamplingArguments(TypedDict, total=False):
-    """Sampling options. docs/sampling.md describes each; SamplingOptions has the defaults."""
-
-    temperature: float | None
-    dynatemp_range: float | None
-    dynatemp_exponent: float | None
-    top_k: int | None
-    top_n_sigma: float | None
-    typical: float | None
-    top_p: float | None
-    min_p: float | None
-    xtc_probability: float | None
-    xtc_threshold: float | None
-    repeat_last_n: int | None
-    repeat_penalty: float | None
-    presence_penalty: float | None
-    frequency_penalty: float | None
-    dry_multiplier: float | None
-    dry_base: float | None
-    dry_allowed_length: int | None
-    dry_penalty_last_n: int | None
-    dry_sequence_breakers: Sequence[str] | None
-    mirostat: int | None
-    mirostat_tau: float | None
-    mirostat_eta: float | None
-    adaptive_target: float | None
-    adaptive_decay: float | None
-    logit_bias: Mapping[int, float] | None
-    ignore_eos: bool | None
-    samplers: Sequence[str] | str | None
-    seed: int | None
 
 
 class AnswerArguments(SamplingArguments, total=False):

@@ -4,12 +4,13 @@ import math
 import re
 import sys
 from collections.abc import Mapping
-from dataclasses import fields, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, TypedDict
 
 from localllm.errors import UsageError
 from localllm.generation.generate import GenerationOptions
-from localllm.generation.sampling.options import SamplingOptions
+from localllm.generation.sampling.declaration import Option, names_for
+from localllm.generation.sampling.options import OPTIONS, SamplingOptions
 from localllm.server.fields import Body, type_name
 from localllm.text.messages import Message
 
@@ -17,12 +18,8 @@ if TYPE_CHECKING:
     from localllm.generation.constraints.constraint import Constraint
     from localllm.generation.tools.tool_grammar import Tool, ToolUse
 
-SAMPLING_FIELDS = tuple(each.name for each in fields(SamplingOptions) if each.name not in ("logit_bias", "seed"))
-# Options whose values are clamped to their range, as in llama-server: top_k -1 keeps all tokens, top_p 0 the most
-# likely one.
-CLAMPED = ("top_k", "top_p", "typical", "min_p", "xtc_probability", "xtc_threshold", "dry_multiplier")
-ALIASES = {"repetition_penalty": "repeat_penalty", "typical_p": "typical"}  # vLLM's, llama-server's
-RANGES = {each.name: each.metadata["range"] for each in fields(SamplingOptions)}
+# Names of sampling options in requests: ours, vLLM's and llama-server's.
+SAMPLING_FIELDS = {name: name for name in OPTIONS} | names_for("vllm", OPTIONS) | names_for("llamacpp", OPTIONS)
 EFFORTS = {"none": "off", "minimal": "low", "low": "low", "medium": "medium", "high": "high", "xhigh": "high",
            "max": "high", "default": "auto"}  # fmt: skip
 DURATION = re.compile(r"(?P<sign>-?)(?:(?P<h>\d{1,9})h)?(?:(?P<m>\d{1,9})m)?(?:(?P<s>\d{1,9}(?:\.\d*)?)s?)?")
@@ -61,19 +58,21 @@ def parse_sampling(body: Body) -> SamplingOptions:
 
     Raises UsageError.
     """
-    values: dict[str, Any] = {name: body.get(name) for name in SAMPLING_FIELDS}  # SamplingOptions checks the types
-    for alias, name in ALIASES.items():
-        if (value := body.get(alias)) is not None:
-            values[name] = value
-    for name in CLAMPED:
-        if isinstance(value := values[name], int | float):
-            values[name] = min(max(value, RANGES[name].least), RANGES[name].most)
+    values = dict[str, Any]()  # SamplingOptions checks the types
+    for field, name in SAMPLING_FIELDS.items():
+        if (value := body.get(field)) is not None:
+            values[name] = clamped(OPTIONS[name], value)
     seed = body.get_int("seed", -sys.maxsize)
-    return SamplingOptions(
-        **{name: value for name, value in values.items() if value is not None},
-        logit_bias=parse_biases(body.get("logit_bias")),
-        seed=None if seed in (None, -1) else seed % 2**64,
-    )
+    values["seed"] = None if seed in (None, -1) else seed % 2**64
+    values["logit_bias"] = parse_biases(values.get("logit_bias"))
+    return SamplingOptions(**values)
+
+
+def clamped(option: Option, value: object) -> object:
+    """Clamp a number to its range where llama-server does: top_k -1 keeps all tokens, top_p 0 the most likely one."""
+    if not option.is_clamped or option.range is None or not isinstance(value, int | float):
+        return value
+    return min(max(value, option.range.least), option.range.most)
 
 
 def parse_biases(value: object) -> dict[int, float] | None:

@@ -22,7 +22,7 @@ from localllm.errors import ModelError, UsageError
 from localllm.files.gguf.file import GGUFFile
 from localllm.files.gguf.metadata_reader import number_of_strings
 from localllm.files.gguf.projectors import find_projector
-from localllm.generation.sampling.options import read_recommended
+from localllm.generation.sampling.recommended import read_recommended
 from localllm.services.quantization_info import describe_quantization
 from localllm.services.validate import Validity, check_validity, require_numbers
 

@@ -10,13 +10,12 @@ from localllm.files.text_file import read_template_choice, read_text
 from localllm.frozen import frozen
 from localllm.generation.answer_defaults import AnswerDefaults
 from localllm.generation.options import GenerationOptions
-from localllm.generation.sampling.options import DEFAULTS, SamplingOptions, steps_lettered
+from localllm.generation.sampling.options import DEFAULTS, OPTIONS, SamplingOptions, steps_lettered
 from localllm.services.name_settings import settings_of, stored_model
 
 # Names of options whose values have other names here; "-" stands for "_".
 RENAMED = {
-    "temp": "temperature", "typical_p": "typical", "top_nsigma": "top_n_sigma", "dynatemp_exp": "dynatemp_exponent",
-    "mirostat_ent": "mirostat_tau", "mirostat_lr": "mirostat_eta", "dry_sequence_breaker": "dry_sequence_breakers",
+    **{other: name for name, option in OPTIONS.items() for other in option.names},
     "sampler_seq": "sampling_seq", "n_predict": "max_tokens", "predict": "max_tokens", "reverse_prompt": "stop",
     "reasoning": "think", "reasoning_budget": "think_budget", "system_prompt": "system",
     "chat_template_kwargs": "template_var", "ctx_size": "context", "n_gpu_layers": "gpu_layers", "device": "backend",

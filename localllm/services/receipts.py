@@ -27,7 +27,7 @@ from localllm.files.gguf.header import printable
 from localllm.files.safe_file import SafeFile
 from localllm.generation.generate import GenerationOptions
 from localllm.generation.options import CALLABLES
-from localllm.generation.sampling.options import SamplingOptions
+from localllm.generation.sampling.options import DEFAULTS, SamplingOptions
 from localllm.generation.speculation.drafter import Drafter
 from localllm.kernels.build.objects import object_folder
 from localllm.kernels.machine import this_lane
@@ -91,7 +91,7 @@ class Choices(TypedDict):
 
 def fully_specified(model: "Model", options: GenerationOptions) -> GenerationOptions:
     """Return fully specified options: the file's recommendations, defaults and a random seed filled in."""
-    sampling = model.session.with_defaults(options).sampling.complete
+    sampling = model.session.with_defaults(options).sampling.over(SamplingOptions(**DEFAULTS))
     if sampling.seed is None:
         sampling = replace(sampling, seed=secrets.randbelow(SEEDS))
     return replace(options, sampling=sampling)

@@ -106,10 +106,9 @@ def eval(
     for model, output_file in zip(models, outputs, strict=True):
         path = os.path.abspath(resolve_model_path(model))
         values = values_for(model)
+        values["temperature"] = 0.0 if values["temperature"] is None else values["temperature"]
         own, ask = build_group(options.Answers, values), build_group(PromptGroup, values)
         engine = build_group(options.EngineGroup, values)
-        if own.sampling.temperature is None:
-            own.sampling.temperature = 0.0
         system = options.system_message(ask.system, ask.system_file)
         job = MapJob(
             path, Prompts(ask.prompt, None, system, first=opening.first_messages(model, is_remote=False)),

@@ -2,11 +2,12 @@
 
 from collections.abc import Iterator
 from contextlib import suppress
-from dataclasses import fields, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from localllm.cli.argv import did_you_mean
 from localllm.errors import UsageError
+from localllm.generation.sampling.options import OPTIONS
 
 if TYPE_CHECKING:
     from localllm.generation.generate import GenerationOptions
@@ -30,7 +31,7 @@ COUNTERPARTS = {  # of Ollama's /set
 
 def names(options: "GenerationOptions") -> list[str]:
     """List the names of all options that can be set."""
-    return [*OF_ANSWERS, *(field.name for field in fields(options.sampling))]
+    return [*OF_ANSWERS, *OPTIONS]
 
 
 def list_settings(options: "GenerationOptions") -> Iterator[tuple[str, object, bool]]:
@@ -69,7 +70,7 @@ def kind_of(options: "GenerationOptions", name: str) -> type:
     """Return the type of an option's values."""
     if name in OF_ANSWERS:
         return OF_ANSWERS[name]
-    default = next(field.metadata["default"] for field in fields(options.sampling) if field.name == name)
+    default = OPTIONS[name].default
     return int if default is None else type(default)
 
 

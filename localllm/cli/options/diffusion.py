@@ -10,6 +10,8 @@ from localllm.cli.parameters import explicit_options, group
 from localllm.cli.terminal.output import ProgressLine, say
 from localllm.cli.terminal.render import page_of_stdout
 from localllm.errors import UsageError
+from localllm.generation.sampling.declaration import names_for
+from localllm.generation.sampling.options import OPTIONS, SamplingOptions
 
 if TYPE_CHECKING:
     from localllm.api import Model
@@ -102,13 +104,12 @@ def fill(
 def diffusion_options(choices: GenerationGroup, diffusion: Diffusion) -> "DiffusionOptions":
     """Build DiffusionOptions from the options. Raises UsageError."""
     from localllm.generation.diffusion import DiffusionOptions
-    from localllm.generation.sampling.options import SamplingOptions
 
     fields = diffusion.as_fields()
     if not fields.get("block_length"):
         fields.setdefault("epsilon", EPSILON)
-    usual, supported = SamplingOptions(**choices.drawing()).complete, ("temperature", "top_k", "top_p", "seed")
-    if unsupported := choices.drawing().keys() - set(supported):
+    usual, supported = SamplingOptions(**choices.drawing()).complete, names_for("diffusion", OPTIONS)
+    if unsupported := choices.drawing().keys() - supported.keys():
         raise UsageError(f"diffusion models do not support {min(unsupported).replace('_', '-')}")
     if choices.ban:
         raise UsageError("diffusion models do not support ban: they do not write from left to right")

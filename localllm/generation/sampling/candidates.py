@@ -1,20 +1,25 @@
-"""The candidates for the next token, which every sampling step takes and returns, and the history of tokens."""
+"""What a sampling step takes: the candidates for the next token, which it returns, and the state of the sampler."""
 
 import copy
 import math
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, NamedTuple
+from dataclasses import dataclass
+from random import Random
+from typing import TYPE_CHECKING, NamedTuple, Self
 
 import numpy as np
 
 from localllm.errors import NOT_NUMBERS, LocalllmError
 
 if TYPE_CHECKING:
+    from localllm.generation.sampling.options import CompleteOptions
     from localllm.text.tokenizer import Tokenizer
 
 
 LARGEST = float(np.finfo(np.float32).max)
 LARGEST_DOUBLE = 1e300  # differences of such numbers stay finite in float64
+IMPOSSIBLE = 1e-300  # probabilities below count as 0
+MOST_MU = 1e300  # bits; bound of mirostat's mu
 
 
 class Candidates(NamedTuple):
@@ -140,3 +145,76 @@ class Breakers:
     def copy(self) -> "Breakers":
         """Return an independent copy."""
         return copy.copy(self)
+
+
+def uniform(ids: np.ndarray, key: int) -> np.ndarray:
+    """Hash ids int64 [n] to random numbers float64 [n] between 0 and 1, by SplitMix64 (Steele et al. 2014)."""
+    bits = ids.astype(np.uint64) * np.uint64(0x9E3779B97F4A7C15) + np.uint64(key)
+    for shift, factor in ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB)):
+        bits = (bits ^ (bits >> np.uint64(shift))) * np.uint64(factor)
+    bits ^= bits >> np.uint64(31)
+    return ((bits >> np.uint64(12)).astype(np.float64) + 0.5) / 2**52
+
+
+def learnt_mu(mu: float, probability: float, target: float, rate: float) -> float:
+    """Return mirostat's next mu after a token with this probability; target: surprise in bits; rate: learning rate."""
+    error = -math.log2(max(probability, IMPOSSIBLE)) - target
+    return min(max(mu - rate * error, -MOST_MU), MOST_MU)
+
+
+@dataclass
+class State:
+    """The state of a sampler: the tokens so far, and the choice of the next one.
+
+    Attributes:
+        random: generates the keys.  vocab: vocabulary size.
+        history: the latest tokens.  breakers: DRY's sequence breakers.
+        mu: state of mirostat, in bits.  mean: state of adaptive_p, weighted mean of the tokens' probabilities.
+        key: seed of the next token's noise, 64 bits.
+        tokenizer: gives infill the texts of tokens and the end tokens.
+        allowed: the mask of a constraint for the next token, bool [vocab], or None.
+        watched: candidates from which mirostat or adaptive_p takes the probability of the drawn token.
+        drawn: the token that was drawn.  repeats: whether the next token is drawn with the key of the last one.
+    """
+
+    random: Random
+    vocab: int
+    history: History
+    breakers: Breakers
+    mu: float
+    mean: float
+    tokenizer: "Tokenizer | None" = None
+    key: int = 0
+    allowed: np.ndarray | None = None
+    watched: Candidates | None = None
+    drawn: int | None = None
+    repeats: bool = False
+
+    @classmethod
+    def first(
+        cls, options: "CompleteOptions", names: list[str], random: Random, vocab: int, tokenizer: "Tokenizer | None"
+    ) -> Self:
+        """Create the state before any token; names: names of the steps in the chain."""
+        windows = [options.repeat_last_n] * ("penalties" in names) + [options.dry_penalty_last_n] * ("dry" in names)
+        history = History(-1 if -1 in windows else max(windows, default=0))
+        breakers = Breakers(options.dry_sequence_breakers if "dry" in names else (), tokenizer)
+        speller = tokenizer if "infill" in names else None
+        return cls(random, vocab, history, breakers, 2 * options.mirostat_tau, options.adaptive_target, speller)
+
+    def copy(self) -> "State":
+        """Return an independent copy."""
+        twin = copy.copy(self)
+        twin.random, twin.history, twin.breakers = copy.copy(self.random), self.history.copy(), self.breakers.copy()
+        return twin
+
+    def learn(self, options: "CompleteOptions", token: int) -> None:
+        """Append a token; update mirostat or adaptive_p if it is the one that was drawn."""
+        self.history.append(token)
+        self.breakers.push(token)
+        if self.watched and token == self.drawn:
+            probability = self.watched.probability(token)
+            if options.mirostat:
+                self.mu = learnt_mu(self.mu, probability, options.mirostat_tau, options.mirostat_eta)
+            else:
+                self.mean += (1 - options.adaptive_decay) * (probability - self.mean)
+        self.watched = None

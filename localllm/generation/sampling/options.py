@@ -1,20 +1,17 @@
-"""Sampling options, with defaults and valid ranges.
+"""The options of sampling: each is declared once, as a field of Declared.
 
-A model's file may recommend others in the metadata `general.sampling.*`, as llama.cpp defines them.
+Command line, Python, server, other programs' requests, metadata of files, chat's /set and docs/sampling.md take name,
+default, range, flags, help and keys from here. Nothing here imports NumPy: the command line starts with this module.
 """
 
 import math
-import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import field, fields
-from typing import TYPE_CHECKING, Any, NamedTuple
-
-import numpy as np
+from typing import Any, Generic, Never, TypedDict, TypeVar
 
 from localllm.errors import UsageError
-from localllm.files.gguf.metadata_reader import Checked, show
 from localllm.frozen import frozen
-from localllm.generation.sampling.candidates import LARGEST
+from localllm.generation.sampling.declaration import ABOVE_0, Range, declared_in, option, value_of
+from localllm.values import plain
 
 # The steps for --samplers, by name, with llama.cpp's letters for --sampling-seq.
 LETTERS = {
@@ -32,33 +29,6 @@ LETTERS = {
 }
 OTHER_NAMES = {"typ_p": "typical", "typical_p": "typical", "typ": "typical", "temp": "temperature", "nucleus": "top_p"}
 ORDER = tuple(name for name in LETTERS if name != "infill")  # llama.cpp's default
-ABOVE_0 = math.nextafter(0, 1)
-
-
-class Range(NamedTuple):
-    """The valid numbers of an option: a description for messages, and inclusive bounds."""
-
-    text: str
-    least: float = -math.inf
-    most: float = math.inf
-    whole: bool = False
-
-    def number(self, name: str, value: object) -> float:
-        """Return the value as a Python number. Raises UsageError, which names the option."""
-        number = value_of(value)
-        if number is None or not abs(number) <= sys.float_info.max:
-            raise UsageError(f"{name} should be a number, not {value!r}")
-        if not self.least <= number <= self.most or (self.whole and number != int(number)):
-            raise UsageError(f"{name} should be {self.text}, not {value}")
-        return int(number) if self.whole else float(number)
-
-
-def value_of(number: object) -> float | None:
-    """Convert a number of Python or NumPy to int or float; None for other values."""
-    if isinstance(number, float | np.floating):
-        return float(number)
-    return int(number) if isinstance(number, int | np.integer) and not isinstance(number, bool) else None
-
 
 NUMBER = Range("a number")
 COUNT = Range("a whole number, 0 or above", 0, whole=True)
@@ -72,64 +42,159 @@ VERSION = Range("0, 1 or 2", 0, 2, whole=True)
 TARGET = Range("at most 1", most=1)
 DECAY = Range("from 0 to 0.99", 0, 0.99)
 
-
-def option(default: object, range: Range | None = None, key: str = "") -> Any:
-    """Declare a field of SamplingOptions; key: the metadata key after "general.sampling."."""
-    return field(default=None, metadata={"default": default, "range": range, "key": key})
+# Those who have an option too.
+OF_ALL = "openai llamacpp vllm ollama"
+OF_MOST = "llamacpp vllm ollama llm"
+Missing = TypeVar("Missing", None, Never)
 
 
 @frozen
-class SamplingOptions:
-    """Sampling options.
+class Declared(Generic[Missing]):
+    """The declarations; docs/sampling.md is made of them."""
 
-    For an option that is None the file's recommendation applies, or else the default, which is llama.cpp's. The values
-    in brackets turn a step off. docs/sampling.md explains each option.
-    """
-
-    temperature: float | None = option(0.8, NUMBER, "temp")  # 0 or below: greedy
-    dynatemp_range: float | None = option(0.0, AMOUNT)  # most by which the entropy lowers or raises it [0]
-    dynatemp_exponent: float | None = option(1.0, AMOUNT)  # exponent of the normalized entropy
-    top_k: int | None = option(40, COUNT, "top_k")  # keep the k most likely [0]
-    top_n_sigma: float | None = option(-1.0, NUMBER)  # keep logits within n deviations of the best [0 or below]
-    typical: float | None = option(1.0, SOME)  # total probability of the most typical tokens to keep [1]
-    top_p: float | None = option(0.95, SOME, "top_p")  # total probability of the most likely tokens to keep [1]
-    min_p: float | None = option(0.05, SHARE, "min_p")  # least probability, relative to the most likely token [0]
-    xtc_probability: float | None = option(0.0, SHARE, "xtc_probability")  # probability of removing top tokens [0]
-    xtc_threshold: float | None = option(0.1, SHARE, "xtc_threshold")  # least probability of a top token [above 0.5]
-    repeat_last_n: int | None = option(64, WINDOW, "penalty_last_n")  # latest tokens with penalties; -1: all [0]
-    repeat_penalty: float | None = option(1.0, POSITIVE, "penalty_repeat")  # divide recent tokens' logits [1]
-    presence_penalty: float | None = option(0.0, NUMBER)  # subtract from the logits of recent tokens [0]
-    frequency_penalty: float | None = option(0.0, NUMBER)  # subtract for each recent occurrence [0]
-    dry_multiplier: float | None = option(0.0, AMOUNT)  # strength of the penalty for repeated sequences [0]
-    dry_base: float | None = option(1.75, FACTOR)  # factor of the penalty for each further token
-    dry_allowed_length: int | None = option(2, COUNT)  # tokens of a sequence without penalty
-    dry_penalty_last_n: int | None = option(64, WINDOW)  # latest tokens to search; -1: all [0]
-    dry_sequence_breakers: Sequence[str] | None = option(("\n", ":", '"', "*"))  # end a sequence
-    mirostat: int | None = option(0, VERSION, "mirostat")  # 1 or 2: replaces all steps but temperature [0]
-    mirostat_tau: float | None = option(5.0, AMOUNT, "mirostat_tau")  # target surprise, in bits
-    mirostat_eta: float | None = option(0.1, AMOUNT, "mirostat_eta")  # learning rate
-    adaptive_target: float | None = option(-1.0, TARGET)  # target probability of tokens [below 0]
-    adaptive_decay: float | None = option(0.9, DECAY)  # decay of older tokens' weight
-    logit_bias: Mapping[int, float] | None = option({})  # added to logits, by token id; -inf bans a token
-    ignore_eos: bool | None = option(False)  # ban end tokens
-    samplers: Sequence[str] | None = option(ORDER, key="sequence")  # the steps in their order
-    seed: int | None = option(None, COUNT)  # None: a random one
+    # fmt: off
+    seed: int | None = option(
+        None, COUNT, "-s --seed", "Random seed; the same seed gives the same answer.", f"{OF_ALL} llm diffusion",
+        shown="-1, random", is_usual=True,
+    )
+    temperature: float | Missing = option(
+        0.8, NUMBER, "--temp --temperature", "Sampling temperature; 0 is greedy.",
+        f"{OF_ALL} llm diffusion transformers", "temp", "temperature", is_usual=True,
+    )
+    top_k: int | Missing = option(
+        40, COUNT, "--top-k", "Top-k sampling: keep the N most likely tokens; 0: all.",
+        f"{OF_MOST} diffusion transformers", "top_k", "top_k", is_usual=True, is_clamped=True,
+        source="[Fan et al. 2018](https://arxiv.org/abs/1805.04833)",
+    )
+    typical: float | Missing = option(
+        1.0, SOME, "--typical --typical-p", "Locally typical sampling with total probability N; 1: off.",
+        "llamacpp:typical_p ollama:typical_p", "", "typical", is_usual=True, is_clamped=True,
+        source="[Meister et al. 2022](https://arxiv.org/abs/2202.00666)",
+    )
+    top_p: float | Missing = option(
+        0.95, SOME, "--top-p", "Top-p sampling: keep the most likely tokens up to total probability N; 1: off.",
+        f"{OF_ALL} llm diffusion transformers", "top_p", "top_p", is_usual=True, is_clamped=True,
+        source="[Holtzman et al. 2019](https://arxiv.org/abs/1904.09751)",
+    )
+    min_p: float | Missing = option(
+        0.05, SHARE, "--min-p", "Min-p sampling: drop tokens less than N times as likely as the top token; 0: off.",
+        f"{OF_MOST} transformers", "min_p", "min_p", is_usual=True, is_clamped=True,
+        source="[Nguyen et al. 2024](https://arxiv.org/abs/2407.01082)",
+    )
+    repeat_penalty: float | Missing = option(
+        1.0, POSITIVE, "--repeat-penalty", "Repetition penalty on recent tokens; 1: off.",
+        "llamacpp vllm:repetition_penalty ollama llm transformers:repetition_penalty transformers:penalty_repeat",
+        "penalty_repeat", "penalties", is_usual=True, source="[Keskar et al. 2019](https://arxiv.org/abs/1909.05858)",
+    )
+    presence_penalty: float | Missing = option(
+        0.0, NUMBER, "--presence-penalty", "Presence penalty: subtract N from the logits of recent tokens.", OF_ALL,
+        step="penalties", is_usual=True, source="OpenAI",
+    )
+    frequency_penalty: float | Missing = option(
+        0.0, NUMBER, "--frequency-penalty", "Frequency penalty: subtract N for each recent occurrence.", OF_ALL,
+        step="penalties", is_usual=True, source="OpenAI",
+    )
+    repeat_last_n: int | Missing = option(
+        64, WINDOW, "--repeat-last-n", "Apply the penalties to the last N tokens; -1: all.",
+        "llamacpp ollama transformers:penalty_last_n", "penalty_last_n",
+    )
+    top_n_sigma: float | Missing = option(
+        -1.0, NUMBER, "--top-n-sigma --top-nsigma",
+        "Top-n-sigma: drop logits over N standard deviations below the largest; 0: off.", "llamacpp",
+        step="top_n_sigma", source="[Tang et al. 2024](https://arxiv.org/abs/2411.07641)",
+    )
+    xtc_probability: float | Missing = option(
+        0.0, SHARE, "--xtc-probability", "XTC: probability of excluding the top choices; 0: off.",
+        "llamacpp transformers", "xtc_probability", "xtc", is_clamped=True,
+        source="[p-e-w 2024](https://github.com/oobabooga/text-generation-webui/pull/6335)",
+    )
+    xtc_threshold: float | Missing = option(
+        0.1, SHARE, "--xtc-threshold", "XTC: minimum probability of a top choice; the least likely top choice is kept.",
+        "llamacpp transformers", "xtc_threshold", is_clamped=True,
+    )
+    dynatemp_range: float | Missing = option(
+        0.0, AMOUNT, "--dynatemp-range", "Dynamic temperature: vary --temp by up to N, by the entropy; 0: off.",
+        "llamacpp", step="temperature", source="[Zhu et al. 2023](https://arxiv.org/abs/2309.02772)",
+    )
+    dynatemp_exponent: float | Missing = option(
+        1.0, AMOUNT, "--dynatemp-exp", "Dynamic temperature: exponent of the entropy.", "llamacpp",
+    )
+    dry_multiplier: float | Missing = option(
+        0.0, AMOUNT, "--dry-multiplier", "DRY: strength of the penalty on repeated sequences; 0: off.", "llamacpp",
+        step="dry", is_clamped=True, source="[p-e-w 2024](https://github.com/oobabooga/text-generation-webui/pull/5677)",
+    )
+    dry_base: float | Missing = option(
+        1.75, FACTOR, "--dry-base", "DRY: factor by which each further repeated token raises the penalty.", "llamacpp",
+    )
+    dry_allowed_length: int | Missing = option(
+        2, COUNT, "--dry-allowed-length", "DRY: do not penalize repeated sequences of fewer than N tokens.", "llamacpp",
+    )
+    dry_penalty_last_n: int | Missing = option(
+        64, WINDOW, "--dry-penalty-last-n", "DRY: look for repetitions in the last N tokens; -1: all.", "llamacpp",
+    )
+    dry_sequence_breakers: Sequence[str] | Missing = option(
+        ("\n", ":", '"', "*"), None, "--dry-sequence-breaker",
+        "DRY: text that ends a sequence; none: no text does.", "llamacpp",
+        shown='a line break, :, ", *', metavar="TEXT", is_repeatable=True,
+    )
+    mirostat: int | Missing = option(
+        0, VERSION, "--mirostat", "Mirostat 1 or 2, in place of top-k, top-p and the like; 0: off.",
+        "llamacpp ollama transformers", "mirostat", source="[Basu et al. 2021](https://arxiv.org/abs/2007.14966)",
+    )
+    mirostat_tau: float | Missing = option(
+        5.0, AMOUNT, "--mirostat-ent", "Mirostat: target surprise (tau), in bits.", "llamacpp ollama transformers",
+        "mirostat_tau",
+    )
+    mirostat_eta: float | Missing = option(
+        0.1, AMOUNT, "--mirostat-lr", "Mirostat: learning rate (eta).", "llamacpp ollama transformers", "mirostat_eta",
+    )
+    adaptive_target: float | Missing = option(
+        -1.0, TARGET, "--adaptive-target", "Adaptive-p: prefer tokens of about this probability.", shown="-1.0, off",
+        source="[llama.cpp 17927](https://github.com/ggml-org/llama.cpp/pull/17927)",
+    )
+    adaptive_decay: float | Missing = option(
+        0.9, DECAY, "--adaptive-decay", "Adaptive-p: decay of the running average of probabilities.",
+    )
+    logit_bias: Mapping[int, float] | Missing = option(
+        {}, None, "-l --logit-bias",
+        "Add N to the logit of a token id, as in 15043+1.5; 15043-inf bans the token.",
+        "openai llamacpp vllm", metavar="TOKEN+N", is_repeatable=True, source="OpenAI",
+    )
+    ignore_eos: bool | Missing = option(
+        False, None, "--ignore-eos", "Ignore the end-of-text token and keep generating.", "llamacpp",
+    )
+    samplers: Sequence[str] | Missing = option(
+        ORDER, None, "--samplers", "Samplers to apply, in this order; infill is also available.", key="sequence",
+        shown=";".join(ORDER), metavar="NAMES",
+    )
+    # fmt: on
 
     def __post_init__(self) -> None:
         """Raise UsageError for invalid values."""
-        for each in fields(self):
-            value = getattr(self, each.name)
-            if value is not None:
-                object.__setattr__(self, each.name, convert_value(each.name, each.metadata["range"], value))
-
-    def over(self, defaults: "SamplingOptions") -> "SamplingOptions":
-        """Return these options, with those of `defaults` in place of None."""
-        return SamplingOptions(**{**defaults.explicit, **self.explicit})
+        for name, declared in OPTIONS.items():
+            if (value := getattr(self, name)) is not None:
+                object.__setattr__(self, name, convert_value(name, declared.range, value))
 
     @property
     def explicit(self) -> dict[str, Any]:
         """The options that are not None."""
-        return {each.name: value for each in fields(self) if (value := getattr(self, each.name)) is not None}
+        return {name: value for name in OPTIONS if (value := getattr(self, name)) is not None}
+
+
+OPTIONS = declared_in(Declared)
+DEFAULTS: dict[str, Any] = {name: option.default for name, option in OPTIONS.items()}
+
+
+class SamplingOptions(Declared[None]):
+    """Sampling options.
+
+    For an option that is None the file's recommendation applies, or else the default, which is llama.cpp's.
+    docs/sampling.md explains each option.
+    """
+
+    def over(self, defaults: "SamplingOptions") -> "SamplingOptions":
+        """Return these options, with those of `defaults` in place of None."""
+        return SamplingOptions(**{**defaults.explicit, **self.explicit})
 
     @property
     def complete(self) -> "CompleteOptions":
@@ -137,40 +202,41 @@ class SamplingOptions:
         return CompleteOptions(**{**DEFAULTS, **self.explicit})
 
 
-class CompleteOptions(SamplingOptions):
+class CompleteOptions(Declared[Never]):
     """Sampling options that are all chosen; only a seed may be None."""
 
-    if TYPE_CHECKING:
-        temperature: float
-        dynatemp_range: float
-        dynatemp_exponent: float
-        top_k: int
-        top_n_sigma: float
-        typical: float
-        top_p: float
-        min_p: float
-        xtc_probability: float
-        xtc_threshold: float
-        repeat_last_n: int
-        repeat_penalty: float
-        presence_penalty: float
-        frequency_penalty: float
-        dry_multiplier: float
-        dry_base: float
-        dry_allowed_length: int
-        dry_penalty_last_n: int
-        dry_sequence_breakers: Sequence[str]
-        mirostat: int
-        mirostat_tau: float
-        mirostat_eta: float
-        adaptive_target: float
-        adaptive_decay: float
-        logit_bias: Mapping[int, float]
-        ignore_eos: bool
-        samplers: Sequence[str]
 
+class SamplingArguments(TypedDict, total=False):
+    """Sampling options. docs/sampling.md describes each; SamplingOptions has the defaults."""
 
-DEFAULTS: dict[str, Any] = {each.name: each.metadata["default"] for each in fields(SamplingOptions)}
+    temperature: float | None
+    dynatemp_range: float | None
+    dynatemp_exponent: float | None
+    top_k: int | None
+    top_n_sigma: float | None
+    typical: float | None
+    top_p: float | None
+    min_p: float | None
+    xtc_probability: float | None
+    xtc_threshold: float | None
+    repeat_last_n: int | None
+    repeat_penalty: float | None
+    presence_penalty: float | None
+    frequency_penalty: float | None
+    dry_multiplier: float | None
+    dry_base: float | None
+    dry_allowed_length: int | None
+    dry_penalty_last_n: int | None
+    dry_sequence_breakers: Sequence[str] | None
+    mirostat: int | None
+    mirostat_tau: float | None
+    mirostat_eta: float | None
+    adaptive_target: float | None
+    adaptive_decay: float | None
+    logit_bias: Mapping[int, float] | None
+    ignore_eos: bool | None
+    samplers: Sequence[str] | str | None
+    seed: int | None
 
 
 def convert_value(name: str, range: Range | None, value: object) -> object:
@@ -182,9 +248,9 @@ def convert_value(name: str, range: Range | None, value: object) -> object:
     if name == "logit_bias":
         return biases(value)
     if name == "ignore_eos":
-        if not isinstance(value, bool | np.bool_):
+        if not isinstance(truth := plain(value), bool):
             raise UsageError(f"ignore_eos should be true or false, not {value!r}")
-        return bool(value)
+        return truth
     texts = (value,) if isinstance(value, str) else value
     if not isinstance(texts, list | tuple) or not all(isinstance(text, str) and text for text in texts):
         raise UsageError(f"{name} should be texts, not {value!r}")
@@ -199,7 +265,7 @@ def steps_named(value: object) -> tuple[str, ...]:
     steps = tuple(OTHER_NAMES.get(name, name) for name in (name.strip().replace("-", "_") for name in names))
     for step, name in zip(steps, names, strict=True):
         if step not in LETTERS:
-            raise UsageError(f"samplers: unknown sampler {show(name)!r}; available: {';'.join(LETTERS)}")
+            raise UsageError(f"samplers: unknown sampler {name[:100]!r}; available: {';'.join(LETTERS)}")
     return steps
 
 
@@ -222,43 +288,3 @@ def biases(value: object) -> dict[int, float]:
 
 def bias_of(bias: object) -> float:
     return -math.inf if value_of(bias) == -math.inf else NUMBER.number("logit_bias", bias)
-
-
-OPTIONS = {each.name: each.metadata for each in fields(SamplingOptions) if each.metadata["key"]}
-
-
-def read_recommended(metadata: Mapping[str, object], path: str = "") -> tuple[SamplingOptions, list[str]]:
-    """Read the sampling options that a file recommends, with a warning for each invalid value.
-
-    The default replaces an invalid value, so that the model still runs.
-    """
-    checked, values, warnings = Checked(metadata, "general.sampling.", path), dict[str, Any](), list[str]()
-    for name, option in OPTIONS.items():
-        key = option["key"]
-        if not checked.has(key):
-            continue
-        option_value: dict[str, Any] = {name: normalized_value(key, checked.raw(key))}
-        try:
-            SamplingOptions(**option_value)
-        except UsageError:
-            warnings.append(f"{checked.wrong(key, describe_valid_values(name))}; using the default")
-        else:
-            values |= option_value
-    return SamplingOptions(**values), warnings
-
-
-def describe_valid_values(name: str) -> str:
-    """Describe an option's valid values, for a message."""
-    if name == "samplers":
-        return f"names of steps with semicolons between them, as in {';'.join(LETTERS)}"
-    result: str = OPTIONS[name]["range"].text
-    return result
-
-
-def normalized_value(key: str, value: object) -> object:
-    """Return a metadata value as its author wrote it: 0.6 for its float32, 0 (off) for a top_k below 0."""
-    if isinstance(value, float) and abs(value) <= LARGEST:
-        return float(str(np.float32(value)))
-    if key == "top_k" and isinstance(value, int):
-        return max(value, 0)
-    return value

@@ -7,18 +7,19 @@ Tokens that a grammar or a bias excludes are removed from the candidates; llama.
 import math
 from bisect import bisect_left
 from collections.abc import Callable, Collection, Sequence
+from typing import NamedTuple
 
 import numpy as np
 
 from localllm.errors import ConstraintError
-from localllm.generation.sampling.candidates import LARGEST, Breakers, Candidates
+from localllm.generation.sampling.candidates import IMPOSSIBLE, LARGEST, Breakers, Candidates, State, uniform
+from localllm.generation.sampling.options import CompleteOptions
 
 COLDEST, HOTTEST = 1e-200, 1e300  # temperatures are clamped to these, to stay within float64's range
 LARGEST_POWER = math.log(LARGEST)  # logarithm of the largest power that is computed
-IMPOSSIBLE = 1e-300  # probabilities below count as 0
+XTC_CHANCE = np.array([-1])  # in place of a token id: the key of xtc's random number
 INFILL_LEAST = 0.2  # infill: the probability that a token needs
 ZIPF_TOKENS = 100  # most likely tokens, from which mirostat estimates the exponent of Zipf's law
-MOST_MU = 1e300  # bits; bound of mirostat's mu
 
 # adaptive-p: logits are PEAK at the target, and fall with the square of small distances and linearly for large ones.
 PEAK, SHARPNESS, WIDTH = 5.0, 10.0, 0.3
@@ -249,12 +250,6 @@ def mirostat_2(candidates: Candidates, mu: float) -> Candidates:
     return candidates.keep(is_kept)
 
 
-def learnt_mu(mu: float, probability: float, target: float, rate: float) -> float:
-    """Return mirostat's next mu after a token with this probability; target: surprise in bits; rate: learning rate."""
-    error = -math.log2(max(probability, IMPOSSIBLE)) - target
-    return min(max(mu - rate * error, -MOST_MU), MOST_MU)
-
-
 def adaptive_p(candidates: Candidates, target: float) -> Candidates:
     """Prefer tokens whose probabilities are near the target (by MrJackSpade and ddh0, llama.cpp's pull request 17927).
 
@@ -275,15 +270,6 @@ def draw(candidates: Candidates, key: int) -> int:
     _ = candidates.best
     noise = -np.log(-np.log(uniform(candidates.ids, key)))
     return int(candidates.ids[np.argmax(candidates.logits + noise)])
-
-
-def uniform(ids: np.ndarray, key: int) -> np.ndarray:
-    """Hash ids int64 [n] to random numbers float64 [n] between 0 and 1, by SplitMix64 (Steele et al. 2014)."""
-    bits = ids.astype(np.uint64) * np.uint64(0x9E3779B97F4A7C15) + np.uint64(key)
-    for shift, factor in ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB)):
-        bits = (bits ^ (bits >> np.uint64(shift))) * np.uint64(factor)
-    bits ^= bits >> np.uint64(31)
-    return ((bits >> np.uint64(12)).astype(np.float64) + 0.5) / 2**52
 
 
 def infill(
@@ -328,3 +314,82 @@ def merge_beginnings(probabilities: np.ndarray, texts: Sequence[bytes]) -> np.nd
                 merged[into] += merged[out]
                 merged[out], is_there[out] = 0.0, False
     return merged
+
+
+# ---- the steps of the chain
+
+Apply = Callable[[Candidates, CompleteOptions, State], Candidates]
+
+
+class SamplerStep(NamedTuple):
+    """A step: its function, whether options turn it on, and whether it always keeps the most likely token."""
+
+    apply: Apply
+    is_on: Callable[[CompleteOptions], bool]
+    keeps_best: bool = False
+
+
+def prefer_target(candidates: Candidates, options: CompleteOptions, state: State) -> Candidates:
+    """Apply adaptive-p; the state learns from the token that is drawn."""
+    state.watched = candidates
+    return adaptive_p(candidates, min(max(2 * options.adaptive_target - state.mean, 0.0), 1.0))
+
+
+def end_infill(candidates: Candidates, options: CompleteOptions, state: State) -> Candidates:
+    """Apply infill; it may choose the EOS token unless options or a constraint forbid it."""
+    assert state.tokenizer
+    ends, bytes_of = state.tokenizer.end_ids, state.tokenizer.token_bytes
+    eos: int | None = state.tokenizer.eos_id if state.tokenizer.eos_id in ends else min(ends, default=None)
+    if eos is not None:
+        is_barred = options.ignore_eos or options.logit_bias.get(eos) == -np.inf
+        if is_barred or (state.allowed is not None and not state.allowed[eos]):
+            eos = None
+    return infill(candidates, lambda token: bytes_of(token, special=False), ends, eos)
+
+
+def mirostat(candidates: Candidates, options: CompleteOptions, state: State) -> Candidates:
+    """Apply mirostat; the state learns from the token that is drawn."""
+    is_first = options.mirostat == 1
+    left = mirostat_1(candidates, state.mu, state.vocab) if is_first else mirostat_2(candidates, state.mu)
+    state.watched = left
+    return left
+
+
+# Parameters: c, o and s are the candidates, the options and the state.
+STEPS: dict[str, SamplerStep] = {
+    "penalties": SamplerStep(
+        lambda c, o, s: penalties(
+            c, s.history.last(o.repeat_last_n), o.repeat_penalty, o.presence_penalty, o.frequency_penalty
+        ),
+        lambda o: o.repeat_last_n != 0 and (o.repeat_penalty, o.presence_penalty, o.frequency_penalty) != (1, 0, 0),
+    ),
+    "dry": SamplerStep(
+        lambda c, o, s: dry(
+            c, s.history.last(o.dry_penalty_last_n), s.breakers, o.dry_multiplier, o.dry_base, o.dry_allowed_length
+        ),
+        lambda o: o.dry_multiplier > 0 and o.dry_penalty_last_n != 0,
+    ),
+    "top_n_sigma": SamplerStep(
+        lambda c, o, s: top_n_sigma(c, o.top_n_sigma), lambda o: o.top_n_sigma > 0, keeps_best=True
+    ),
+    "top_k": SamplerStep(lambda c, o, s: top_k(c, o.top_k), lambda o: o.top_k > 0, keeps_best=True),
+    "typical": SamplerStep(lambda c, o, s: typical(c, o.typical), lambda o: o.typical < 1),
+    "top_p": SamplerStep(lambda c, o, s: top_p(c, o.top_p), lambda o: o.top_p < 1, keeps_best=True),
+    "min_p": SamplerStep(lambda c, o, s: min_p(c, o.min_p), lambda o: o.min_p > 0, keeps_best=True),
+    "xtc": SamplerStep(
+        lambda c, o, s: xtc(c, o.xtc_probability, o.xtc_threshold, float(uniform(XTC_CHANCE, s.key)[0])),
+        lambda o: o.xtc_probability > 0 and o.xtc_threshold <= 0.5,
+    ),
+    "temperature": SamplerStep(
+        lambda c, o, s: (
+            temperature(c, o.temperature)
+            if o.dynatemp_range == 0 or o.mirostat
+            else dynamic_temperature(c, o.temperature, o.dynatemp_range, o.dynatemp_exponent)
+        ),
+        lambda o: o.temperature != 1 or o.dynatemp_range > 0,
+    ),
+    "adaptive_p": SamplerStep(prefer_target, lambda o: o.adaptive_target >= 0, keeps_best=True),
+    "infill": SamplerStep(end_infill, lambda o: True),
+    "mirostat": SamplerStep(mirostat, lambda o: o.mirostat > 0, keeps_best=True),
+    "likeliest": SamplerStep(lambda c, o, s: likeliest(c), lambda o: True),
+}

@@ -1,7 +1,6 @@
 """Differences between servers with OpenAI's API; /v1/models tells which program a server is."""
 
 from collections.abc import Mapping
-from dataclasses import fields
 
 from localllm.errors import UsageError
 from localllm.frozen import frozen
@@ -9,14 +8,9 @@ from localllm.generation.constraints.closed_schemas import close_objects
 from localllm.generation.generate import GenerationOptions
 from localllm.generation.options import CALLABLES
 from localllm.generation.reasoning import EFFORTS
-from localllm.generation.sampling.options import SamplingOptions
+from localllm.generation.sampling.declaration import names_for
+from localllm.generation.sampling.options import OPTIONS
 
-USUAL = ("temperature", "top_p", "presence_penalty", "frequency_penalty", "seed", "logit_bias")
-OPENAI = dict(zip(USUAL, USUAL, strict=True))
-LLAMA = ("top_k", "min_p", "repeat_penalty", "repeat_last_n", "top_n_sigma", "xtc_probability", "xtc_threshold",
-         "dynatemp_range", "dynatemp_exponent", "mirostat", "mirostat_tau", "mirostat_eta", "dry_multiplier",
-         "dry_base", "dry_allowed_length", "dry_penalty_last_n", "dry_sequence_breakers", "ignore_eos")  # fmt: skip
-OWN = {each.name: each.name for each in fields(SamplingOptions)}
 UNLIMITED = 2**31 - 1
 
 
@@ -25,8 +19,8 @@ class Dialect:
     """The features that one server program supports.
 
     Attributes:
-        sampling: the server's option names by localllm's.  grammar, regex: the request's fields for them, "" if there
-            are none.  variables: whether it accepts chat_template_kwargs.
+        sampling: localllm's names of sampling options by the server's.  grammar, regex: the request's fields for them,
+            "" if there are none.  variables: whether it accepts chat_template_kwargs.
     """
 
     name: str
@@ -37,18 +31,11 @@ class Dialect:
 
 
 DIALECTS = {
-    "localllm": Dialect("localllm", OWN, "grammar", "regex"),
-    "llamacpp": Dialect(
-        "llama-server", {**OPENAI, **{name: name for name in LLAMA}, "typical": "typical_p"}, "grammar"
-    ),
-    "vllm": Dialect(
-        "vLLM",
-        {**OPENAI, "top_k": "top_k", "min_p": "min_p", "repeat_penalty": "repetition_penalty"},
-        "structured_outputs.grammar",
-        "structured_outputs.regex",
-    ),
+    "localllm": Dialect("localllm", {name: name for name in OPTIONS}, "grammar", "regex"),
+    "llamacpp": Dialect("llama-server", names_for("llamacpp", OPTIONS), "grammar"),
+    "vllm": Dialect("vLLM", names_for("vllm", OPTIONS), "structured_outputs.grammar", "structured_outputs.regex"),
 }
-OTHER = Dialect("a server of OpenAI's interface", OPENAI, variables=False)
+OTHER = Dialect("a server of OpenAI's interface", names_for("openai", OPTIONS), variables=False)
 
 
 @frozen
@@ -81,13 +68,11 @@ def request_of(options: GenerationOptions, form: Form, dialect: Dialect) -> dict
     for name in CALLABLES:
         if getattr(options, name):
             raise refusal(name, dialect)
-    for each in fields(options.sampling):
-        value = getattr(options.sampling, each.name)
-        if value is None:
-            continue
-        if each.name not in dialect.sampling:
-            raise refusal(each.name, dialect)
-        request[dialect.sampling[each.name]] = to_json(value)
+    fields = {name: field for field, name in dialect.sampling.items()}
+    for name, value in options.sampling.explicit.items():
+        if name not in fields:
+            raise refusal(name, dialect)
+        request[fields[name]] = to_json(value)
     request |= format_fields(form, dialect) | reasoning_fields(options, dialect)
     if form.schema is not None and dialect.name == "localllm" and options.constraint and not options.is_compact:
         request["json_whitespace"] = True

@@ -7,7 +7,7 @@ import os
 import re
 import sys
 from contextlib import ExitStack
-from dataclasses import MISSING, fields
+from dataclasses import MISSING
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -48,7 +48,7 @@ from localllm.cli.options.endpoint import EndpointGroup
 from localllm.cli.options.images import ImageGroup
 from localllm.cli.options.sampling import ExactSampling, Sampling
 from localllm.cli.options.shared import Rope, parse_layers, system_message
-from localllm.cli.parameters import explicit_options
+from localllm.cli.parameters import explicit_options, fields_of
 from localllm.cli.terminal import (
     output as terminal,
 )
@@ -544,9 +544,9 @@ UNSAID = [
 
 @pytest.mark.parametrize(("group", "usual", "made", "of_it"), UNSAID, ids=[case[0].__name__ for case in UNSAID])
 def test_what_options_mean_that_nobody_gives(group: Any, usual: dict[str, Any], made: Any, of_it: Any):
-    defaults = {each.name: each.default for each in fields(group) if each.default not in (MISSING, None)}
+    defaults = {each.name: each.default for each in fields_of(group) if each.default not in (MISSING, None)}
     assert defaults == usual
-    nested = {each.name: None for each in fields(group) if each.default is MISSING}
+    nested = {each.name: None for each in fields_of(group) if each.default is MISSING}
     assert made(group(**nested)) == of_it
 
 

@@ -744,7 +744,7 @@ def test_what_tab_offers(talk: TerminalConversation, tmp_path: Path, monkeypatch
     assert (
         tab("/read none/") == []
         and tab("/stats o") == ["on", "off"]
-        and tab("/set top_") == ["top_k", "top_n_sigma", "top_p"]
+        and tab("/set top_") == ["top_k", "top_p", "top_n_sigma"]
     )
     assert tab("/clear ") == []
 

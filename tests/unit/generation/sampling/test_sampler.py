@@ -207,14 +207,15 @@ def test_a_seed_reproduces():
     "options", [EVERYTHING, {**EVERYTHING, "temperature": 0.7}, {}, {"typical": 0.8, "top_k": 12}], ids=str
 )
 def test_the_chain_draws_from_its_distribution(options: dict):
-    chosen = SamplingOptions(seed=3, **options).complete
+    options = SamplingOptions(seed=3, **options)
+    chosen = options.complete
     logits = random_logits(30, seed=5)
     kept = top_k(everything(logits), chosen.top_k)
     for step, value in ((typical, chosen.typical), (top_p, chosen.top_p), (min_p, chosen.min_p)):
         kept = step(kept, value)
     weights = np.exp(kept.logits.astype(float) / chosen.temperature)
     expected = dict(zip(kept.ids.tolist(), weights / weights.sum(), strict=True))
-    sampler, draws = Sampler(chosen, 30), 20000
+    sampler, draws = Sampler(options, 30), 20000
     counts = Counter(sampler.sample(logits) for _ in range(draws))
     assert counts.keys() <= expected.keys()
     for token, probability in expected.items():

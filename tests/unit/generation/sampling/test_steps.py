@@ -16,16 +16,17 @@ from tiny_model import write_tiny_model
 import localllm
 from localllm.errors import LocalllmError, UsageError
 from localllm.generation.sampling import steps
-from localllm.generation.sampling.candidates import Breakers, Candidates, History
+from localllm.generation.sampling.candidates import MOST_MU, Breakers, Candidates, History, State, learnt_mu
 from localllm.generation.sampling.options import (
     DEFAULTS,
     LETTERS,
     OPTIONS,
     SamplingOptions,
-    read_recommended,
     steps_lettered,
 )
-from localllm.generation.sampling.sampler import STEPS, Sampler, State, chain
+from localllm.generation.sampling.recommended import read_recommended
+from localllm.generation.sampling.sampler import Sampler, chain
+from localllm.generation.sampling.steps import STEPS
 from localllm.generation.speculation.acceptance import StepCostModel
 
 PLENTY = settings(max_examples=100, deadline=None, suppress_health_check=list(HealthCheck))
@@ -373,7 +374,9 @@ def test_a_token_that_was_not_drawn_teaches_nothing(options: dict):
 
 def test_numbers_of_numpy_are_numbers():
     options = SamplingOptions(temperature=np.float32(0.5), top_k=np.int64(3), seed=np.uint8(7), ignore_eos=np.True_)
-    assert [type(options.explicit[name]) for name in options.explicit] == [float, int, bool, int]
+    assert {name: type(value) for name, value in options.explicit.items()} == {
+        "temperature": float, "top_k": int, "seed": int, "ignore_eos": bool,
+    }  # fmt: skip
     for wrong in (np.True_, np.float32("nan"), np.array(1.0), np.complex64(1), "1"):
         with pytest.raises(UsageError, match="temperature should be a number"):
             SamplingOptions(temperature=wrong)
@@ -528,14 +531,14 @@ def test_an_answer_that_never_ends(model):
 
 @pytest.mark.parametrize(("target", "rate", "most"), [(1e300, 1e300, 1), (-1e300, 1e300, -1)])
 def test_what_mirostat_learns_has_limits(target: float, rate: float, most: int):
-    mu = steps.learnt_mu(1.0, 0.5, target, rate)
-    assert mu == most * steps.MOST_MU
-    assert steps.learnt_mu(3.0, 0.25, 2.0, 0.1) == 3.0 and steps.learnt_mu(3.0, 0.25, 1.0, 0.1) == pytest.approx(2.9)
+    mu = learnt_mu(1.0, 0.5, target, rate)
+    assert mu == most * MOST_MU
+    assert learnt_mu(3.0, 0.25, 2.0, 0.1) == 3.0 and learnt_mu(3.0, 0.25, 1.0, 0.1) == pytest.approx(2.9)
 
 
 def test_what_authors_may_recommend():
     """llama.cpp's keys."""
-    assert {option["key"] for option in OPTIONS.values()} == {
+    assert {option.key for option in OPTIONS.values() if option.key} == {
         "top_k", "temp", "mirostat_tau", "top_p", "xtc_threshold", "xtc_probability", "mirostat_eta", "mirostat",
         "min_p", "sequence", "penalty_last_n", "penalty_repeat",
     }  # fmt: skip

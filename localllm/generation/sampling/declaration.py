@@ -1,0 +1,104 @@
+"""How an option is declared: once, with all that command line, Python, servers and docs say of it."""
+
+import math
+import sys
+from collections.abc import Mapping
+from dataclasses import field, fields
+from typing import Any, NamedTuple
+
+from localllm.errors import UsageError
+from localllm.frozen import frozen
+from localllm.values import plain
+
+ABOVE_0 = math.nextafter(0, 1)
+
+
+class Range(NamedTuple):
+    """The valid numbers of an option: a description for messages, and inclusive bounds."""
+
+    text: str
+    least: float = -math.inf
+    most: float = math.inf
+    whole: bool = False
+
+    def number(self, name: str, value: object) -> float:
+        """Return the value as a Python number. Raises UsageError, which names the option."""
+        number = value_of(value)
+        if number is None or not abs(number) <= sys.float_info.max:
+            raise UsageError(f"{name} should be a number, not {value!r}")
+        if not self.least <= number <= self.most or (self.whole and number != int(number)):
+            raise UsageError(f"{name} should be {self.text}, not {value}")
+        return int(number) if self.whole else float(number)
+
+
+def value_of(number: object) -> float | None:
+    """Convert a number of Python or NumPy to int or float; None for other values, also for arrays of one number."""
+    number = number if hasattr(number, "__len__") else plain(number)
+    return number if isinstance(number, int | float) and not isinstance(number, bool) else None
+
+
+@frozen
+class Option:
+    """The declaration of an option.
+
+    Attributes:
+        flags: of the command line, the longest last of those with the same meaning.  help: without the default, which
+            is shown behind it.  shown: the default in the help if it reads otherwise.  key: in a file's metadata after
+            "general.sampling.".  users: programs and interfaces that have it too, with ":" and their name if that is
+            another.  step: the sampler step that has it alone.  is_usual: it comes first in the help.  is_clamped: a
+            server clamps it to its range, as llama-server does.  is_repeatable: it is given several times on the
+            command line.  source: who described it first.
+    """
+
+    default: Any = None
+    range: Range | None = None
+    flags: str = ""
+    help: str = ""
+    users: str = ""
+    key: str = ""
+    step: str = ""
+    shown: str = ""
+    metavar: str = "N"
+    is_usual: bool = False
+    is_clamped: bool = False
+    is_repeatable: bool = False
+    source: str = ""
+
+    @property
+    def kind(self) -> type:
+        """Return the type of its value, of one value if there are several."""
+        if self.range is not None:
+            return int if self.range.whole else float
+        return bool if isinstance(self.default, bool) else str
+
+    @property
+    def names(self) -> list[str]:
+        """Return the names by which its flags are known where "_" replaces "-": top_k for --top-k."""
+        return [flag.lstrip("-").replace("-", "_") for flag in self.flags.split()]
+
+    @property
+    def default_text(self) -> str:
+        """Return the default as the help shows it, "" for none."""
+        return self.shown or (str(self.default) if self.range else "")
+
+    @property
+    def full_help(self) -> str:
+        """Return the help with the default."""
+        notes = "  [repeatable]" * self.is_repeatable + f"  [default: {self.default_text}]" * bool(self.default_text)
+        return self.help + notes
+
+
+def option(default: object, *declared: Any, **further: Any) -> Any:
+    """Declare a field whose value is None until it is chosen; the arguments are those of Option."""
+    return field(default=None, metadata={"option": Option(default, *declared, **further)})
+
+
+def declared_in(kind: type) -> dict[str, Option]:
+    """Return the declared options of a class by name."""
+    return {each.name: each.metadata["option"] for each in fields(kind) if "option" in each.metadata}
+
+
+def names_for(user: str, options: Mapping[str, Option]) -> dict[str, str]:
+    """Return the names of the options that a program or an interface has too, by its own."""
+    pairs = ((name, each.partition(":")) for name, option in options.items() for each in option.users.split())
+    return {theirs or name: name for name, (other, _, theirs) in pairs if other == user}
