@@ -6,6 +6,7 @@ import numpy as np
 
 from localllm.engine.cpu.kernel_variants import Loader, RunShape
 from localllm.engine.cpu.lowering import optimize_graph, target_for_this_cpu
+from localllm.engine.cpu.matmul import has_integers
 from localllm.engine.cpu.streaming_run import StreamingRunner
 from localllm.engine.cpu.target import CpuTarget
 from localllm.engine.cpu.threads import Threads
@@ -17,7 +18,7 @@ from localllm.engine.run import PRECISE_TOKENS, Header, Span, TextSpan
 from localllm.errors import NOT_NUMBERS, ModelError
 from localllm.kernels.build.library import Library
 from localllm.kernels.build.objects import Progress
-from localllm.kernels.cpu import ALL_IN_TILES, FEW_IN_FLOAT32, LEAST_IN_TILES, SUB_BLOCK
+from localllm.kernels.cpu import ALL_IN_TILES, FEW_IN_FLOAT32, LEAST_IN_TILES
 
 
 class Program:
@@ -116,10 +117,10 @@ def compile_program(
 
 def kernel_limits(operations: Sequence[Operation], target: CpuTarget) -> list[int]:
     """Return the numbers of tokens above which some matrix product of a model uses other kernels, ascending."""
-    formats = {operation.weight.tensor.format.name for operation in operations if isinstance(operation, Product)}
+    weights = [operation.weight for operation in operations if isinstance(operation, Product)]
     limits = {PRECISE_TOKENS, *target.variants.limits}
-    if any(name not in SUB_BLOCK for name in formats):
+    if not all(has_integers(weight) for weight in weights):
         limits.add(FEW_IN_FLOAT32)
     if target.in_tiles:
-        limits |= {LEAST_IN_TILES.get(name, ALL_IN_TILES) - 1 for name in formats}
+        limits |= {LEAST_IN_TILES.get(weight.tensor.format.name, ALL_IN_TILES) - 1 for weight in weights}
     return sorted(limit for limit in limits if limit <= PRECISE_TOKENS)
