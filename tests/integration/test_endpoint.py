@@ -35,9 +35,6 @@ class Talking(ToolTalker):
 
     bytes_per_token = 0
 
-    def run(self, requests: Any, logits: str, precise: bool) -> list[Any]:
-        return [sequence.append(list(ids), logits) for sequence, ids in requests]
-
 
 def talking(path: str, context: int) -> api.Model:
     file = GGUFFile.open(path)

@@ -37,7 +37,7 @@ from localllm.engine.operations.operation import (
     operation,
 )
 from localllm.engine.options import EngineOptions, layers_of
-from localllm.engine.run import Runs
+from localllm.engine.run import PRECISE_TOKENS, Runs
 from localllm.engine.trace.image_rows import Angles, RowRecorder, TabulatedRecorder, row_operations
 from localllm.engine.trace.imatrix_collector import ImatrixCollector
 from localllm.engine.trace.split import split_at_layer
@@ -559,8 +559,8 @@ def test_logits_of_a_text():
     """By a sequence that is closed whatever happens; of a model that fills in, of the whole."""
     told: list[Any] = []
 
-    def append(ids: Any, which: str) -> str:
-        told.append((list(ids), which))
+    def append(ids: Any, which: str, kernel_tokens: int) -> str:
+        told.append((list(ids), which, kernel_tokens))
         if len(ids) > 2:
             raise ContextError("too long")
         return "logits"
@@ -570,10 +570,10 @@ def test_logits_of_a_text():
         sequence=lambda: SimpleNamespace(append=append, close=lambda: told.append("closed")),
     )  # fmt: skip
     model = model_with(engine=engine)
-    assert model.logits([1, 2]) == "logits" and told == [([1, 2], "all"), "closed"]
+    assert model.logits([1, 2]) == "logits" and told == [([1, 2], "all", PRECISE_TOKENS), "closed"]
     with pytest.raises(ContextError):
-        model.logits([1, 2, 3])
-    assert told[2:] == [([1, 2, 3], "all"), "closed"]
+        model.logits([1, 2, 3], precise=False)
+    assert told[2:] == [([1, 2, 3], "all", 0), "closed"]
     engine.hyperparameters.fills = True
     assert model.logits([1, 2]) == ("whole", [1, 2]) and len(told) == 4
 
