@@ -11,12 +11,12 @@ import gguf
 from localllm.convert.arrangement import CheckpointTensor, arrange_tensors, gguf_tensor, with_mtp_layers
 from localllm.convert.config import Config
 from localllm.convert.description import description
-from localllm.convert.families import KEEP_BLOCKS, family_of
 from localllm.convert.families.bert import RANK
-from localllm.convert.families.layers import PACKED, TRANSPOSED
 from localllm.convert.files import read_json
+from localllm.convert.layers import PACKED, TRANSPOSED
 from localllm.convert.modules import pooling_type, projections, prompts, warn_unconverted
 from localllm.convert.quantized import open_quantized
+from localllm.convert.registry import KEEP_BLOCKS, family_of
 from localllm.convert.sampling import sampling_metadata
 from localllm.convert.tensors import from_array
 from localllm.convert.unused_keys import warn_unused_config

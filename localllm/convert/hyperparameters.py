@@ -104,3 +104,13 @@ def warn_of_window(config: Config) -> None:
     window = config.get("sliding_window") if config.flag("use_sliding_window", True) else None
     if isinstance(window, int) and 0 < window < config.count("max_position_embeddings", 2048):
         config.warnings.append(f"the model's sliding window of {window} tokens is ignored: attention covers all tokens")
+
+
+APPROXIMATED = "GELU is computed with tanh, which differs from the model's in the fourth digit"
+
+
+def with_gelu(config: Config, name: str) -> Config:
+    """Treat exact GELU as the tanh approximation, the only one of GGUF's readers."""
+    if config.get(name) == "gelu":
+        config.warnings.append(APPROXIMATED)
+    return config.updated(**{name: None, "hidden_act": config.get(name)})

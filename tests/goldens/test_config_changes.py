@@ -11,13 +11,13 @@ from config_changes import PATH, read, unlike, with_value
 
 from localllm.convert import open_folder
 from localllm.convert.config import Config
-from localllm.convert.families import family_of
 from localllm.convert.families.bert import labels
-from localllm.convert.families.diffusion import add_mask_token, of_mask
+from localllm.convert.families.diffusion_lm import add_mask_token, of_mask
 from localllm.convert.families.gemma3n import deviations
 from localllm.convert.families.qwen_next import interleave_heads
 from localllm.convert.hyperparameters import CheckpointFacts
 from localllm.convert.modules import warn_unconverted
+from localllm.convert.registry import family_of
 from localllm.errors import ModelError
 from tests.unit.convert.families.test_families import facts, told_or_refused, written
 

@@ -64,3 +64,23 @@ def block(b: Builder, w: Weights, h: Apertus, state: Paged, x: Activation, facto
     x = b.add(x, b.linear(attend(b, h, state, q, k, v, factors), w.attn_output))
     y = b.rms_norm(x, w.ffn_norm, h.epsilon)
     return b.add(x, plain(b, w, y, lambda z: b.xielu(z, *h.xielu[state.layer])))
+
+
+CHECKPOINTS = {
+    "ApertusForCausalLM": {
+        "layer": "attention head_norms feed_forward norms",
+        "unread": r"model\.layers\.[0-9]+\.mlp\.act_fn\.(alpha_p|alpha_n|beta|eps)",
+        "activations": "xielu",
+        "scalings": "linear yarn llama3",
+        "only": {"attention_bias": False},
+        "amounts": {"vocab_size": "vocab", "rope.dimension_count": "head_dim"},
+        "read": "@apertus.read",
+        "of_tensors": "@apertus.xielu",
+        "defaults": {
+            "hidden_act": "xielu",
+            "rms_norm_eps": 1e-5,
+            "max_position_embeddings": 65536,
+            "rope_theta": 12e6,
+        },
+    },
+}

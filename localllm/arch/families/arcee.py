@@ -21,3 +21,14 @@ def block(b: Builder, w: Weights, h: Transformer, state: Paged, x: Activation, f
     q, k, v = qkv(b, w, h, state.layer, b.rms_norm(x, w.attn_norm, h.epsilon))
     x = b.add(x, b.linear(attend(b, h, state, q, k, v, factors), w.attn_output))
     return b.add(x, plain(b, w, b.rms_norm(x, w.ffn_norm, h.epsilon), b.relu_squared))
+
+
+CHECKPOINTS = {
+    "ArceeForCausalLM": {
+        "like": "LlamaForCausalLM",
+        "layer": "attention feed_forward norms",
+        "activations": "relu2",
+        "window_ignored": False,
+        "defaults": {"rms_norm_eps": 1e-5, "hidden_act": "relu2"},
+    },
+}

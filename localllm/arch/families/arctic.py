@@ -33,3 +33,22 @@ def block(b: Builder, w: Weights, h: Transformer, state: Paged, x: Activation) -
     y = b.add(x, b.linear(attend(b, h, state, q, k, v), w.attn_output))
     y = b.add(y, gated_feed_forward(b, w, b.rms_norm(y, w.ffn_norm, h.epsilon), b.swiglu))
     return b.add(y, feed_forward_or_experts(b, w, h.routing, b.rms_norm(x, w.ffn_norm_exps, h.epsilon), b.swiglu))
+
+
+CHECKPOINTS = {
+    "ArcticForCausalLM": {
+        "layer": "attention attn_norm experts",
+        "rotated": True,
+        "named_as": "llama",  # gguf's table for Arctic would change that of all others
+        "tensors": {
+            "ffn_norm": "residual_layernorm.weight: width",
+            "ffn_gate": "residual_mlp.w1.weight: width width",
+            "ffn_up": "residual_mlp.w3.weight: width width",
+            "ffn_down": "residual_mlp.w2.weight: width width",
+            "ffn_norm_exps": "post_attention_layernorm.weight: width",
+        },
+        "only": {"use_residual": True, "parallel_attn_mlp_res": True, "moe_layer_frequency": 1},
+        "experts": "intermediate_size num_local_experts",
+        "amounts": {"vocab_size": "vocab", "rope.dimension_count": "head_dim"},
+    },
+}

@@ -24,3 +24,25 @@ def forward(b: Builder, w: Weights, h: MPT) -> Activation:
     w.require_biases("token_embd_norm")
     x = b.layer_norm(b.embed(w.token_embd, b.ids), w.token_embd_norm, h.epsilon)
     return decoder(b, w, h, block, x, layer_norm_of(b, w, h))
+
+
+CHECKPOINTS = {
+    "BloomForCausalLM BloomModel": {
+        "layer": "feed_forward norms",
+        "tensors": {
+            "attn_qkv": "grouped self_attention.query_key_value.weight: fused_rows width",
+            "attn_qkv.bias": "grouped self_attention.query_key_value.bias: fused_rows",
+            "attn_output": "width queries",
+        },
+        "whole": {"token_embd_norm": "width"},
+        "biased": "attn_output feed_forward norms output_norm token_embd_norm",
+        "prefixes": "transformer.",
+        "layer_norm": "layer_norm_epsilon",
+        "only": {"apply_residual_connection_post_layernorm": False},
+        "sizes": {"fused_rows": "3 * width"},
+        "amounts": {"context_length": "seq_length=2048"},
+        "metadata": {"rope.freq_base": None},
+        "read": "@bloom.read",
+        "defaults": {"tie_word_embeddings": True},
+    },
+}

@@ -14,3 +14,12 @@ __all__ = ["forward", "read"]
 def read(fields: Fields) -> Transformer:
     """Read the hyperparameters. Raises ModelError."""
     return Transformer(**Transformer.shared_fields(fields, interleaved=True))
+
+
+CHECKPOINTS = {
+    "GlmForCausalLM": {
+        "like": "Glm4ForCausalLM",
+        "layer": "attention fused_gated norms",
+        "read": "@chatglm.read",
+    },
+}

@@ -23,3 +23,27 @@ def read(fields: Fields) -> Cohere2:
     shared = Cohere2.shared_fields(fields, interleaved=True, epsilon=LAYER_EPSILON)
     windows = read_windows(fields, period=4)
     return Cohere2(**shared, windows=windows, logit_scale=fields.number("logit_scale") or 1.0)
+
+
+CHECKPOINTS = {
+    "Cohere2ForCausalLM": {
+        "like": "CohereForCausalLM",
+        "windows": 4,
+        "only": {
+            "attention_bias": False,
+            "tie_word_embeddings": True,
+            "use_qk_norm": False,
+            "rotary_pct": 1.0,
+            "sliding_window_pattern": 4,
+        },
+        "amounts": {"vocab_size": "vocab", "rope.dimension_count": "head_dim"},
+        "keys": {"sliding_window": "attention.sliding_window"},
+        "defaults": {
+            "tie_word_embeddings": True,
+            "logit_scale": 0.0625,
+            "head_dim": 128,
+            "sliding_window": 4096,
+            "max_position_embeddings": 8192,
+        },
+    },
+}

@@ -40,3 +40,19 @@ def block(b: Builder, w: Weights, h: Cohere, state: Paged, x: Activation) -> Act
     q, k = layer_norm_heads(b, w, h, q, k)
     x = b.add(x, b.linear(attend(b, h, state, q, k, v), w.attn_output))
     return b.add(x, gated_feed_forward(b, w, y, b.swiglu))
+
+
+CHECKPOINTS = {
+    "CohereForCausalLM": {
+        "layer": "attention gated attn_norm",
+        "parts": {"head_norms": ("norms_of_each_head", "")},
+        "only": {"attention_bias": False, "tie_word_embeddings": True},
+        "read": "@command_r.read",
+        "defaults": {
+            "tie_word_embeddings": True,
+            "logit_scale": 0.0625,
+            "rope_theta": 5e5,
+            "max_position_embeddings": 8192,
+        },
+    },
+}

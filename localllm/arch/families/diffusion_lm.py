@@ -40,3 +40,52 @@ def read(fields: Fields) -> Masked:
 def forward(b: Builder, w: Weights, h: Masked) -> Activation:
     """Compute the logits of the requested tokens."""
     return (qwen3 if h.routing else llama).forward(b, w, h)
+
+
+CHECKPOINTS = {
+    "DreamModel": {
+        "arch": "dream",
+        "layer": "attention gated norms",
+        "biased": "attn_q attn_k attn_v",
+        "read": "@diffusion_lm.read",
+        "of_tensors": "@diffusion_lm.of_mask",
+    },
+    "LLaDAModelLM": {
+        "arch": "llada",
+        "layer": "attention gated norms",
+        "rotated": True,
+        "only": {
+            "block_type": "llama",
+            "layer_norm_type": "rms",
+            "activation_type": "silu",
+            "include_bias": False,
+            "include_qkv_bias": False,
+            "attention_layer_norm": False,
+            "scale_logits": False,
+            "alibi": False,
+        },
+        "reads": {
+            "hidden_size": "d_model",
+            "num_attention_heads": "n_heads",
+            "num_key_value_heads": "n_kv_heads",
+            "num_hidden_layers": "n_layers",
+            "intermediate_size": "mlp_hidden_size",
+            "max_position_embeddings": "max_sequence_length",
+            "tie_word_embeddings": "weight_tying",
+        },
+        "amounts": {"vocab_size": "vocab", "rope.dimension_count": "head_dim"},
+        "read": "@diffusion_lm.read",
+        "of_tensors": "@diffusion_lm.of_mask",
+        "more": {"diffusion.shift_logits": False},  # they belong to their own position, not to the next one
+    },
+    "LLaDAMoEModel LLaDAMoEModelLM": {
+        "arch": "llada-moe",
+        "layer": "attention head_norms norms experts",
+        "only": {"norm_topk_prob": False, "qk_layernorm": True},
+        "experts": "expert_intermediate_size",
+        "amounts": {"expert_feed_forward_length": "expert_hidden"},
+        "read": "@diffusion_lm.moe",
+        "of_tensors": "@diffusion_lm.of_mask",
+        "more": {"diffusion.shift_logits": False},
+    },
+}

@@ -46,3 +46,15 @@ def block(b: Builder, w: Weights, h: EXAONE4, state: Paged, x: Activation, facto
     y = b.linear(attend(b, h, state, q, k, v, factors), w.attn_output)
     x = b.add(x, b.rms_norm(y, w.post_attention_norm, h.epsilon))
     return b.add(x, b.rms_norm(gated_feed_forward(b, w, x, b.swiglu), w.post_ffw_norm, h.epsilon))
+
+
+CHECKPOINTS = {
+    "Exaone4ForCausalLM": {
+        "layer": "attention head_norms gated norms_behind",
+        "scalings": "linear yarn llama3",
+        "amounts": {"vocab_size": "vocab"},
+        "read": "@exaone4.read",
+        "defaults": {"rms_norm_eps": 1e-5, "sliding_window_pattern": 4},
+    },
+    "Exaone4_5_ForConditionalGeneration": {"like": "Exaone4ForCausalLM", "sees": True},
+}

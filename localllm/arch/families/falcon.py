@@ -30,3 +30,24 @@ def block(b: Builder, w: Weights, h: Transformer, state: Paged, x: Activation) -
     q, k, v = qkv(b, w, h, state.layer, b.layer_norm(x, second_norm, h.epsilon) if second_norm else y)
     x = b.add(x, b.linear(attend(b, h, state, q, k, v), w.attn_output))
     return b.add(x, plain(b, w, y, b.gelu))
+
+
+CHECKPOINTS = {
+    "FalconForCausalLM RWForCausalLM": {
+        "layer": "attn_norm feed_forward",
+        "parts": {"two_norms": ("second_norm", "")},
+        "tensors": {
+            "attn_qkv": "grouped self_attention.query_key_value.weight: fused_rows width",
+            "attn_output": "width queries",
+        },
+        "biased": "attn_norm second_norm output_norm",
+        "activations": "gelu exact_gelu",
+        "approximated": "activation",
+        "layer_norm": "layer_norm_epsilon",
+        "only": {"alibi": False, "bias": False, "parallel_attn": True},
+        "sizes": {"fused_rows": "queries + 2 * keys"},
+        "metadata": {"tensor_data_layout": "jploski"},
+        "read": "@falcon.read",
+        "defaults": {"activation": "gelu", "tie_word_embeddings": True},
+    },
+}

@@ -28,3 +28,14 @@ def block(b: Builder, w: Weights, h: Transformer, state: Paged, x: Activation) -
     q, k, v = qkv(b, w, h, state.layer, b.rms_norm(x, w.attn_norm, h.epsilon))
     x = b.add(x, b.linear(attend(b, h, state, q, k, v), w.attn_output))
     return b.add(x, gated_feed_forward(b, w, b.rms_norm(x, w.ffn_norm, h.epsilon), b.geglu))
+
+
+CHECKPOINTS = {
+    "GemmaForCausalLM": {
+        "layer": "attention gated norms",
+        "offset_norms": True,
+        "activations": "gelu exact_gelu",  # the first checkpoints say "gelu" and mean the tanh approximation
+        "only": {"use_bidirectional_attention": False, "tie_word_embeddings": True},
+        "defaults": {"tie_word_embeddings": True, "head_dim": 256, "max_position_embeddings": 8192},
+    },
+}

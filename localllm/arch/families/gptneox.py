@@ -40,3 +40,30 @@ def block(b: Builder, w: Weights, h: GPTNeoX, state: Paged, x: Activation) -> Ac
     behind = b.add(x, b.linear(attend(b, h, state, q, k, v), w.attn_output))
     y = b.layer_norm(x if h.parallel else behind, w.ffn_norm, h.epsilon)
     return b.add(behind, plain(b, w, y, b.gelu))
+
+
+CHECKPOINTS = {
+    "GPTNeoXForCausalLM": {
+        "layer": "feed_forward norms",
+        "tensors": {
+            "attn_qkv": "grouped attention.query_key_value.weight: fused_rows width",
+            "attn_qkv.bias": "grouped attention.query_key_value.bias: fused_rows",
+            "attn_output": "width queries",
+        },
+        "biased": "attn_output feed_forward norms output_norm",
+        "activations": "gelu exact_gelu",
+        "approximated": "hidden_act",
+        "partial_rope": True,
+        "layer_norm": "layer_norm_eps",
+        "only": {"attention_bias": True},
+        "reads": {
+            "num_key_value_heads": None,
+            "rope_theta": "rope_theta|rotary_emb_base",
+            "partial_rotary_factor": "rotary_pct",
+        },
+        "sizes": {"fused_rows": "3 * queries"},
+        "keys": {"use_parallel_residual": ("use_parallel_residual", True)},
+        "metadata": {"attention.head_count_kv": None},
+        "defaults": {"hidden_act": "gelu", "rotary_pct": 0.25},
+    },
+}

@@ -79,3 +79,49 @@ def feed_forward(b: Builder, w: Weights, h: Granite, x: Activation) -> Activatio
     y, beside = b.rms_norm(x, w.ffn_norm, h.epsilon), shared_expert if h.has_shared else None
     y = feed_forward_or_experts(b, w, h.routing, y, b.swiglu, beside)
     return b.add(x, b.scale(y, h.residual_scale))
+
+
+HALVES = {
+    f"ffn_{name}_exps": f"{half}_half block_sparse_moe.input_linear.weight[experts both_hidden width]: "
+    "experts expert_hidden width"
+    for name, half in (("gate", "first"), ("up", "second"))
+}
+SHARED_HALVES = {
+    "ffn_gate_shexp": "first_half shared_mlp.input_linear.weight[both_shared width]: shared_hidden width",
+    "ffn_up_shexp": "second_half shared_mlp.input_linear.weight[both_shared width]: shared_hidden width",
+    "ffn_down_shexp": "shared_mlp.output_linear.weight: width shared_hidden",
+}
+CHECKPOINTS = {
+    "GraniteForCausalLM": {
+        "like": "LlamaForCausalLM",
+        "keys": {
+            "attention_multiplier": ("attention.scale", 1.0),
+            "embedding_multiplier": ("embedding_scale", 1.0),
+            "residual_multiplier": ("residual_scale", 1.0),
+            "logits_scaling": ("logit_scale", 1.0),
+        },
+    },
+    "GraniteMoeForCausalLM": {
+        "arch": "granitemoe",
+        "like": "GraniteForCausalLM",
+        "layer": "attention norms experts",
+        "tensors": HALVES,
+        "experts": "intermediate_size num_local_experts",
+        "sizes": {"both_hidden": "2 * expert_hidden"},
+    },
+    "GraniteMoeSharedForCausalLM": {
+        "arch": "granitemoe",
+        "like": "GraniteMoeForCausalLM",
+        "tensors": {**HALVES, **SHARED_HALVES},
+        "sizes": {
+            "both_hidden": "2 * expert_hidden",
+            "shared_hidden": "shared_intermediate_size=0",
+            "both_shared": "2 * shared_hidden",
+        },
+        "amounts": {
+            "vocab_size": "vocab",
+            "rope.dimension_count": "head_dim",
+            "expert_shared_feed_forward_length": "?shared_hidden",
+        },
+    },
+}

@@ -30,3 +30,57 @@ def block(b: Builder, w: Weights, h: Transformer, state: Paged, x: Activation, f
     q, k, v = qkv(b, w, h, state.layer, b.rms_norm(x, w.attn_norm, h.epsilon))
     x = b.add(x, b.linear(attend(b, h, state, q, k, v, factors), w.attn_output))
     return b.add(x, feed_forward_or_experts(b, w, h.routing, b.rms_norm(x, w.ffn_norm, h.epsilon), b.swiglu))
+
+
+CHECKPOINTS = {
+    "LLaMAForCausalLM LlamaForCausalLM LlamaModel MistralForCausalLM IQuestCoderForCausalLM VLlama3ForCausalLM "
+    "LlavaForConditionalGeneration LlavaNextForConditionalGeneration": {
+        "layer": "attention gated norms",
+        "rotated": True,
+        "scalings": "linear yarn llama3",
+        "window_ignored": True,
+        "amounts": {"vocab_size": "vocab", "rope.dimension_count": "head_dim"},
+    },
+    "InternLM3ForCausalLM": {"like": "LlamaForCausalLM", "scalings": "linear yarn llama3 dynamic"},
+    "Idefics3ForConditionalGeneration SmolVLMForConditionalGeneration": {
+        "like": "LlamaForCausalLM",
+        "sees": True,
+        "defaults": {"num_attention_heads": 32},
+    },
+    "JanusForConditionalGeneration": {
+        "like": "LlamaForCausalLM",
+        "sees": True,
+        "unread": r"(model\.)?(aligner|vqmodel|generation_(embeddings|aligner|head))\..*",
+        "defaults": {
+            "hidden_size": 4096,
+            "intermediate_size": 11008,
+            "num_hidden_layers": 32,
+            "num_attention_heads": 32,
+        },
+    },
+    "VoxtralForConditionalGeneration": {
+        "like": "LlamaForCausalLM",
+        "sees": True,
+        "unread": r"(model\.)?audio_tower\..*",
+    },
+    "MixtralForCausalLM": {
+        "like": "LlamaForCausalLM",
+        "layer": "attention norms experts",
+        "experts": "intermediate_size num_local_experts",
+        "defaults": {"rms_norm_eps": 1e-5, "rope_theta": 1e6},
+    },
+    "Ernie4_5ForCausalLM Ernie4_5_ForCausalLM": {
+        "arch": "ernie4_5",
+        "layer": "attention gated norms",
+        "scalings": "linear yarn llama3",
+        "only": {"use_bias": False},
+        "defaults": {"tie_word_embeddings": True, "rms_norm_eps": 1e-5, "rope_theta": 5e5},
+    },
+    "XverseForCausalLM": {
+        "arch": "xverse",
+        "layer": "attention gated norms",
+        "rotated": True,
+        "amounts": {"rope.dimension_count": "head_dim"},
+        "metadata": {"tensor_data_layout": "Meta AI original pth"},  # unused
+    },
+}

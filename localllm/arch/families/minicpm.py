@@ -20,3 +20,14 @@ def read(fields: Fields) -> Granite:
         rotated=True,
         has_shared=False,
     )
+
+
+CHECKPOINTS = {
+    "MiniCPMForCausalLM": {
+        "layer": "attention gated norms",
+        "rotated": True,
+        "scalings": "longrope",
+        "read": "@minicpm.read",
+        "defaults": {"tie_word_embeddings": True},
+    },
+}

@@ -53,3 +53,13 @@ def block(b: Builder, w: Weights, h: Mistral3, state: Paged, x: Activation, fact
         q = b.scale_by_position(q, b.positions, h.temperature, h.attention.rope.original_context)
     x = b.add(x, b.linear(attend(b, h, state, q, k, v, factors), w.attn_output))
     return b.add(x, feed_forward_or_experts(b, w, h.routing, b.rms_norm(x, w.ffn_norm, h.epsilon), b.swiglu))
+
+
+CHECKPOINTS = {
+    "Mistral3ForConditionalGeneration Ministral3ForCausalLM": {
+        "like": "LlamaForCausalLM",
+        "sees": True,
+        "scalings": "bordered yarn",
+        "read": "@mistral3.read",
+    },
+}

@@ -48,3 +48,12 @@ def forward(b: Builder, w: Weights, h: Nanbeige) -> Activation:
         x = llama.block(b, w.block(layer), h, state, x, factors)
     x = b.rms_norm(b.select(x, b.wanted), w.output_norm, h.epsilon)
     return b.linear(x, w.get("output") or w.token_embd)
+
+
+CHECKPOINTS = {
+    "NanbeigeForCausalLM": {
+        "like": "LlamaForCausalLM",
+        "named_as": "llama",
+        "keys": {"num_loops": ("num_loops", 1), "skip_loop_final_norm": ("skip_loop_final_norm", False)},
+    },
+}

@@ -37,3 +37,15 @@ def block(b: Builder, w: Weights, h: OLMo, state: Paged, x: Activation) -> Activ
     q, k, v = (b.clamp(y, h.limit) for y in heads) if h.limit else heads
     x = b.add(x, b.linear(attend(b, h, state, q, k, v), w.attn_output))
     return b.add(x, gated_feed_forward(b, w, b.layer_norm(x, None, h.epsilon), b.swiglu))
+
+
+CHECKPOINTS = {
+    "OlmoForCausalLM OLMoForCausalLM": {
+        "layer": "attention gated",
+        "last_norm": "",
+        "rotated": True,
+        "only": {"attention_bias": False},
+        "keys": {"clip_qkv": ("attention.clamp_kqv", None)},
+        "metadata": {"attention.layer_norm_rms_epsilon": None, "attention.layer_norm_epsilon": 1e-5},
+    },
+}

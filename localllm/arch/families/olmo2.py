@@ -44,3 +44,17 @@ def block(b: Builder, w: Weights, h: OLMo2, state: Paged, x: Activation) -> Acti
     y = b.linear(attend(b, h, state, q, k, v), w.attn_output)
     x = b.add(x, b.rms_norm(y, w.post_attention_norm, h.epsilon))
     return b.add(x, b.rms_norm(gated_feed_forward(b, w, x, b.swiglu), w.post_ffw_norm, h.epsilon))
+
+
+CHECKPOINTS = {
+    "Olmo2ForCausalLM": {
+        "layer": "attention whole_norms gated norms_behind",
+        "only": {"clip_qkv": ()},
+        "read": "@olmo2.read",
+        "defaults": {"rms_norm_eps": 1e-5},
+    },
+    "Olmo3ForCausalLM": {
+        "like": "Olmo2ForCausalLM",
+        "defaults": {"rms_norm_eps": 1e-5, "sliding_window": 4096, "rope_theta": 5e5},
+    },
+}

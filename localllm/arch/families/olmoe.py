@@ -30,3 +30,13 @@ def block(b: Builder, w: Weights, h: Transformer, state: Paged, x: Activation) -
     q, k = b.rms_norm(q, w.attn_q_norm, h.epsilon), b.rms_norm(k, w.attn_k_norm, h.epsilon)
     x = b.add(x, b.linear(attend(b, h, state, q, k, v), w.attn_output))
     return b.add(x, feed_forward_or_experts(b, w, h.routing, b.rms_norm(x, w.ffn_norm, h.epsilon), b.swiglu))
+
+
+CHECKPOINTS = {
+    "OlmoeForCausalLM": {
+        "layer": "attention whole_norms norms experts",
+        "only": {"norm_topk_prob": False, "clip_qkv": ()},
+        "experts": "intermediate_size",
+        "defaults": {"rms_norm_eps": 1e-5},
+    },
+}

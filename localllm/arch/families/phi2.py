@@ -31,3 +31,16 @@ def block(b: Builder, w: Weights, h: Transformer, state: Paged, x: Activation) -
     q, k, v = qkv(b, w, h, state.layer, y)
     x = b.add(x, b.linear(attend(b, h, state, q, k, v), w.attn_output))
     return b.add(x, plain(b, w, y, b.gelu))
+
+
+CHECKPOINTS = {
+    "PhiForCausalLM": {
+        "layer": "attention feed_forward attn_norm",
+        "biased": "attention feed_forward attn_norm output_norm output",
+        "activations": "gelu",
+        "partial_rope": True,
+        "layer_norm": "layer_norm_eps",
+        "only": {"qk_layernorm": False, "tie_word_embeddings": False},
+        "defaults": {"hidden_act": "gelu_new", "partial_rotary_factor": 0.5},
+    },
+}

@@ -13,3 +13,29 @@ __all__ = ["forward", "read"]
 def read(fields: Fields) -> Transformer:
     """Read the hyperparameters. Raises ModelError."""
     return Transformer(**Transformer.shared_fields(fields, interleaved=False))
+
+
+CHECKPOINTS = {
+    "Qwen2ForCausalLM Qwen2Model KORMoForCausalLM": {
+        "layer": "attention gated norms",
+        "biased": "attn_q attn_k attn_v",
+        "scalings": "linear yarn llama3",
+        "window_ignored": True,
+    },
+    "Qwen2AudioForConditionalGeneration AudioFlamingo3ForConditionalGeneration": {
+        "like": "Qwen2ForCausalLM",
+        "sees": True,
+        "unread": r"(model\.)?audio_tower\..*",
+    },
+    "PanguEmbeddedForCausalLM": {
+        "arch": "pangu-embedded",
+        "layer": "attention gated norms",
+        "biased": "attention",
+        "amounts": {
+            "vocab_size": "vocab",
+            "rope.dimension_count": "head_dim",
+            "attention.key_length": "head_dim",
+            "attention.value_length": "head_dim",
+        },
+    },
+}

@@ -29,3 +29,19 @@ def block(b: Builder, w: Weights, h: Transformer, state: Paged, x: Activation) -
     x = b.add(x, b.linear(attend(b, h, state, q, k, v), w.attn_output))
     y = b.rms_norm(x, w.ffn_norm, h.epsilon)
     return b.add(x, feed_forward_or_experts(b, w, h.routing, y, b.swiglu, gate_output))
+
+
+CHECKPOINTS = {
+    "Qwen2MoeForCausalLM": {
+        "like": "Qwen2ForCausalLM",
+        "layer": "attention norms experts shared_expert",
+        "tensors": {"ffn_gate_inp_shexp": "one width"},
+        "only": {"norm_topk_prob": False, "decoder_sparse_step": 1, "mlp_only_layers": []},
+        "experts": "moe_intermediate_size num_experts|num_local_experts",
+        "sizes": {"shared_hidden": "shared_expert_intermediate_size", "one": "1"},
+        "amounts": {
+            "expert_feed_forward_length": "expert_hidden",
+            "expert_shared_feed_forward_length": "shared_hidden",
+        },
+    },
+}

@@ -21,3 +21,21 @@ def read(fields: Fields) -> Transformer:
     if fields.raw(NAME) is None:
         raise fields.error(f"no {fields.key(NAME)} in the metadata")
     return replace(h, attention=replace(h.attention, rope=with_sections(fields, h.attention.rope)))
+
+
+CHECKPOINTS = {
+    "Qwen2VLForConditionalGeneration Qwen2VLModel Qwen2_5_VLForConditionalGeneration": {
+        "like": "Qwen2ForCausalLM",
+        "sees": True,
+        "scalings": "mrope",
+        "defaults": {"rope_theta": 1e6, "rms_norm_eps": 1e-5},
+    },
+    "PaddleOCRVLForConditionalGeneration": {
+        "arch": "paddleocr",
+        "like": "Ernie4_5ForCausalLM",
+        "sees": True,
+        "scalings": "mrope",
+        "unread": r"(mlp_AR|model\.projector)\..*",
+        "defaults": {"tie_word_embeddings": True, "rms_norm_eps": 1e-5, "rope_theta": 5e5, "head_dim": 128},
+    },
+}

@@ -28,3 +28,21 @@ def block(b: Builder, w: Weights, h: Transformer, state: Paged, x: Activation, f
     q, k = rms_norm_heads(b, w, h, q, k)
     x = b.add(x, b.linear(attend(b, h, state, q, k, v, factors), w.attn_output))
     return b.add(x, feed_forward_or_experts(b, w, h.routing, b.rms_norm(x, w.ffn_norm, h.epsilon), b.swiglu))
+
+
+CHECKPOINTS = {
+    "Qwen3ForCausalLM Qwen3Model InternVLForConditionalGeneration": {
+        "layer": "attention head_norms gated norms",
+        "scalings": "linear yarn llama3",
+        "window_ignored": True,
+    },
+    "Qwen3MoeForCausalLM": {
+        "arch": "qwen3moe",
+        "like": "Qwen3ForCausalLM",
+        "layer": "attention head_norms norms experts",
+        "only": {"norm_topk_prob": True, "decoder_sparse_step": 1, "mlp_only_layers": []},
+        "experts": "moe_intermediate_size num_experts|num_local_experts",
+        "amounts": {"expert_feed_forward_length": "expert_hidden"},
+        "defaults": {"norm_topk_prob": False},
+    },
+}

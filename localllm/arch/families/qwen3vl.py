@@ -50,3 +50,23 @@ def block(b: Builder, w: Weights, h: Qwen3VL, state: Paged, x: Activation, facto
     """Apply one layer of Qwen 3, and add the part of an image's rows for this layer."""
     x = qwen3.block(b, w, h, state, x, factors)
     return b.add_deepstack(x, 1 + state.layer) if state.layer < h.deep else x
+
+
+CHECKPOINTS = {
+    "Qwen3VLForConditionalGeneration": {
+        "like": "Qwen3ForCausalLM",
+        "sees": True,
+        "scalings": "mrope",
+        "read": "@qwen3vl.read",
+        "defaults": {"rope_theta": 5e5},
+    },
+    "Qwen3VLMoeForConditionalGeneration": {
+        "arch": "qwen3vlmoe",
+        "like": "Qwen3VLForConditionalGeneration",
+        "layer": "attention head_norms norms experts:mlp.experts",
+        "only": {"norm_topk_prob": True, "decoder_sparse_step": 1, "mlp_only_layers": []},
+        "experts": "moe_intermediate_size num_experts|num_local_experts",
+        "sizes": {"both_hidden": "2 * expert_hidden"},
+        "amounts": {"expert_feed_forward_length": "expert_hidden"},
+    },
+}

@@ -25,3 +25,13 @@ def block(b: Builder, w: Weights, h: Transformer, state: Paged, x: Activation) -
     q, k, v = qkv(b, w, h, state.layer, b.rms_norm(x, w.attn_norm, h.epsilon))
     x = b.add(x, b.linear(attend(b, h, state, q, k, v), w.attn_output))
     return b.add(x, gated_feed_forward(b, w, b.rms_norm(x, w.post_attention_norm, h.epsilon), b.swiglu))
+
+
+CHECKPOINTS = {
+    "SeedOssForCausalLM": {
+        "layer": "attention gated norms_around",
+        "biased": "attn_q attn_k attn_v",
+        "scalings": "linear yarn llama3",
+        "only": {"attention_bias": True, "attention_out_bias": False, "mlp_bias": False},
+    },
+}

@@ -18,3 +18,12 @@ class SmolLM3(Transformer):
 def read(fields: Fields) -> SmolLM3:
     """Read the hyperparameters. Raises ModelError."""
     return SmolLM3(**SmolLM3.shared_fields(fields, interleaved=True))
+
+
+CHECKPOINTS = {
+    "SmolLM3ForCausalLM": {
+        "like": "LlamaForCausalLM",
+        "read": "@smollm3.read",
+        "defaults": {"tie_word_embeddings": True, "rope_theta": 2e6},
+    },
+}

@@ -34,3 +34,24 @@ def block(b: Builder, w: Weights, h: Transformer, state: Paged, x: Activation) -
     if norm := w.get("ffn_norm"):
         y = b.layer_norm(x, norm, h.epsilon)
     return b.add(x, gated_feed_forward(b, w, y, b.swiglu))
+
+
+CHECKPOINTS = {
+    "StableLmForCausalLM StableLMEpochForCausalLM": {
+        "layer": "attention gated attn_norm",
+        "parts": {"parallel": ("", "ffn_norm"), "head_norms": ("@stablelm.head_norms", "")},
+        "biased": "norms output_norm",
+        "partial_rope": True,
+        "layer_norm": "layer_norm_eps",
+        "read": "@stablelm.read",
+        "defaults": {"partial_rotary_factor": 0.25, "max_position_embeddings": 4096},
+    },
+    "OrionForCausalLM": {
+        "arch": "orion",
+        "layer": "attention gated norms",
+        "biased": "norms output_norm",
+        "reads": {"max_position_embeddings": "max_sequence_length|max_position_embeddings|model_max_length"},
+        "metadata": {"tensor_data_layout": "Meta AI original pth"},  # unused
+        "read": "@stablelm.orion",
+    },
+}

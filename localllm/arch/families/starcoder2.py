@@ -27,3 +27,16 @@ def block(b: Builder, w: Weights, h: Transformer, state: Paged, x: Activation) -
     q, k, v = qkv(b, w, h, state.layer, b.layer_norm(x, w.attn_norm, h.epsilon))
     x = b.add(x, b.linear(attend(b, h, state, q, k, v), w.attn_output))
     return b.add(x, plain(b, w, b.layer_norm(x, w.ffn_norm, h.epsilon), b.gelu))
+
+
+CHECKPOINTS = {
+    "Starcoder2ForCausalLM": {
+        "layer": "attention feed_forward norms",
+        "biased": "attention feed_forward norms output_norm",
+        "activations": "gelu",
+        "window_ignored": True,
+        "only": {"use_bias": True},
+        "layer_norm": "norm_epsilon",
+        "defaults": {"tie_word_embeddings": True, "max_position_embeddings": 4096},
+    },
+}

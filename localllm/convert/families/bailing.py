@@ -1,11 +1,13 @@
 """Ling (bailingmoe) 1 and 2."""
 
 from localllm.convert.config import Config
+from localllm.convert.experts import with_experts
 from localllm.convert.families.deepseek import SIGMOID, SOFTMAX
 from localllm.convert.families.deepseek1 import deepseek_layer, early_experts
-from localllm.convert.families.experts import with_experts
 from localllm.convert.families.fused_qkv import ONE_AFTER_OTHER, split_qkv, with_fused_rows
-from localllm.convert.families.layers import (
+from localllm.convert.family import Family, Layer, Sizes
+from localllm.convert.hyperparameters import CheckpointFacts, decoder, rotary_dims
+from localllm.convert.layers import (
     ATTENTION,
     EXPERTS,
     GATED,
@@ -14,8 +16,6 @@ from localllm.convert.families.layers import (
     as_it_is,
     as_stored,
 )
-from localllm.convert.family import Family, Layer, Sizes
-from localllm.convert.hyperparameters import CheckpointFacts, decoder, rotary_dims
 
 
 def bailing(config: Config) -> CheckpointFacts:

@@ -8,9 +8,9 @@ import numpy as np
 
 from localllm.arch.metadata import MOST_LAYERS
 from localllm.convert.config import Config
-from localllm.convert.families.layers import ATTENTION, FEED_FORWARD, GATED
 from localllm.convert.family import DerivedTensor, Family, Layer, Sizes
 from localllm.convert.hyperparameters import CheckpointFacts, attention_sizes
+from localllm.convert.layers import ATTENTION, FEED_FORWARD, GATED
 from localllm.convert.tensors import Shape, TensorSource, pick_rows
 
 RANK = 4  # llama.cpp's pooling type for scores

@@ -5,13 +5,13 @@ from collections.abc import Sequence
 import numpy as np
 
 from localllm.convert.config import Config
-from localllm.convert.families.layers import (
+from localllm.convert.family import DerivedTensor, Family, Sizes
+from localllm.convert.hyperparameters import CheckpointFacts, decoder
+from localllm.convert.layers import (
     ATTENTION,
     GATED,
     NORMS_BEFORE,
 )
-from localllm.convert.family import DerivedTensor, Family, Sizes
-from localllm.convert.hyperparameters import CheckpointFacts, decoder
 from localllm.convert.tensors import Shape, TensorSource, as_float32, from_array
 
 

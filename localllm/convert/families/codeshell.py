@@ -4,9 +4,9 @@ from collections.abc import Sequence
 
 from localllm.arch.metadata import MOST_LAYERS
 from localllm.convert.config import Config
-from localllm.convert.families.layers import ATTENTION, GATED, NORMS_BEFORE, as_stored
 from localllm.convert.family import DerivedTensor, Family, Layer, Sizes
 from localllm.convert.hyperparameters import GELU, CheckpointFacts, decoder, refuse_other_activations
+from localllm.convert.layers import ATTENTION, GATED, NORMS_BEFORE, as_stored
 from localllm.convert.tensors import Shape, TensorSource, take_strided
 
 

@@ -4,10 +4,10 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from localllm.convert.config import Config
-from localllm.convert.families.experts import with_experts
-from localllm.convert.families.layers import EXPERTS, GATED, NORMS_BEFORE, SHARED_EXPERT, mtp_layer
+from localllm.convert.experts import with_experts
 from localllm.convert.family import DerivedTensor, Family, Layer, Sizes
 from localllm.convert.hyperparameters import CheckpointFacts, decoder
+from localllm.convert.layers import EXPERTS, GATED, NORMS_BEFORE, SHARED_EXPERT, mtp_layer
 from localllm.convert.rope_scaling import rope_parameters
 from localllm.convert.tensors import Shape, TensorSource, take_strided, transpose
 

@@ -1,9 +1,11 @@
 """DeepSeek's first model with experts."""
 
 from localllm.convert.config import Config
+from localllm.convert.experts import with_experts
 from localllm.convert.families.deepseek import SOFTMAX
-from localllm.convert.families.experts import with_experts
-from localllm.convert.families.layers import (
+from localllm.convert.family import Family, Layer, Sizes
+from localllm.convert.hyperparameters import CheckpointFacts, decoder
+from localllm.convert.layers import (
     ATTENTION,
     EXPERTS,
     GATED,
@@ -11,8 +13,6 @@ from localllm.convert.families.layers import (
     ROTATED,
     SHARED_EXPERT,
 )
-from localllm.convert.family import Family, Layer, Sizes
-from localllm.convert.hyperparameters import CheckpointFacts, decoder
 
 
 def deepseek(config: Config) -> CheckpointFacts:

@@ -20,11 +20,11 @@ from localllm.convert.families.bert import (
     nomic_facts,
 )
 from localllm.convert.families.gemma import GEMMA3, refuse_other_scale
-from localllm.convert.families.layers import ATTENTION, FEED_FORWARD, GATED, NORMS_BEFORE
-from localllm.convert.families.qwen import QWEN3, qwen
 from localllm.convert.family import DerivedTensor, Family, Layer, Sizes
 from localllm.convert.files import read_json, read_text, report_as_model_error
 from localllm.convert.hyperparameters import GELU, CheckpointFacts, decoder
+from localllm.convert.layers import ATTENTION, FEED_FORWARD, GATED, NORMS_BEFORE
+from localllm.convert.records import family_named
 from localllm.convert.tensors import Shape, TensorSource, pick_rows, reshape, transpose
 
 # The template around a query and a document, as llama.cpp's converter writes it.
@@ -119,7 +119,7 @@ def qwen_ranking(config: Config) -> CheckpointFacts:
     with report_as_model_error(path):
         vocabulary = (read_json(path) or {})["model"]["vocab"]
         answers = {name: int(vocabulary[name]) for name in ANSWERS}
-    h = qwen(config)
+    h = QWEN3.read(config)
     if max(answers.values()) >= h.sizes["vocab"]:
         raise config.refusal("the tokens of yes and no are beyond the vocabulary")
     return h.updated({**answers, "labels": 2}, pooling_type=RANK, classifier__output_labels=[*ANSWERS])
@@ -128,7 +128,7 @@ def qwen_ranking(config: Config) -> CheckpointFacts:
 def qwen_classes(config: Config) -> CheckpointFacts:
     """Read a reranker with a head of its own."""
     named = labels(config)
-    h = qwen(config).updated({"labels": len(named)}, pooling_type=RANK)
+    h = QWEN3.read(config).updated({"labels": len(named)}, pooling_type=RANK)
     return h.updated(classifier__output_labels=named) if len(named) > 1 else h
 
 
@@ -160,6 +160,7 @@ def nomic_experts(sizes: Sizes, number: int) -> Layer:
     }  # fmt: skip
 
 
+QWEN3 = family_named("Qwen3ForCausalLM")
 STACKED = "stacked", "width"
 JINA = Family(
     "jina-bert-v2", jina_layer, jina, decodes=False, prefixes=BERT.prefixes, unread=UNREAD,

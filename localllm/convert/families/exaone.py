@@ -1,15 +1,15 @@
 """EXAONE 3."""
 
 from localllm.convert.config import Config
-from localllm.convert.families.layers import (
+from localllm.convert.families.llama import LLAMA_SCALING
+from localllm.convert.family import Family
+from localllm.convert.hyperparameters import CheckpointFacts, decoder, rotary_dims
+from localllm.convert.layers import (
     ATTENTION,
     GATED,
     NORMS_BEFORE,
     as_stored,
 )
-from localllm.convert.families.llama import LLAMA_SCALING
-from localllm.convert.family import Family
-from localllm.convert.hyperparameters import CheckpointFacts, decoder, rotary_dims
 
 
 def exaone(config: Config) -> CheckpointFacts:

@@ -4,11 +4,11 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from localllm.convert.families.layers import (
-    ATTENTION,
-)
 from localllm.convert.family import DerivedTensor, Layer, Sizes
 from localllm.convert.hyperparameters import CheckpointFacts
+from localllm.convert.layers import (
+    ATTENTION,
+)
 from localllm.convert.tensors import Shape, TensorSource, pick_rows, to_pairs
 
 Rows = Callable[[np.ndarray, Sizes], np.ndarray]  # numbers of all fused rows to those of one part

@@ -3,14 +3,9 @@
 from localllm.arch.families import gemma2 as gemma2_arch
 from localllm.arch.families import gemma3 as gemma3_arch
 from localllm.convert.config import Config
-from localllm.convert.families.layers import ATTENTION, GATED, HEAD_NORMS, NORMS_BEFORE, NORMS_BEHIND
 from localllm.convert.family import Family
 from localllm.convert.hyperparameters import GELU, CheckpointFacts, decoder
-
-
-def gemma(config: Config) -> CheckpointFacts:
-    """Read Gemma 1, whose first checkpoints say "gelu" and mean the tanh approximation."""
-    return of_gemma(config, (*GELU, "gelu"))
+from localllm.convert.layers import ATTENTION, GATED, HEAD_NORMS, NORMS_BEFORE, NORMS_BEHIND
 
 
 def of_gemma(config: Config, activations: tuple[str, ...] = GELU) -> CheckpointFacts:
@@ -60,20 +55,15 @@ def refuse_other_scale(config: Config, h: CheckpointFacts, exception: int) -> No
 
 
 TIED = {"tie_word_embeddings": True}
-GEMMA = Family(
-    "gemma",
-    {**ATTENTION, **GATED, **NORMS_BEFORE},
-    gemma,
-    offset_norms=True,
-    defaults=TIED | {"head_dim": 256, "max_position_embeddings": 8192},
-)
 GEMMA2 = Family(
     "gemma2",
     {**ATTENTION, **GATED, **NORMS_BEFORE, **NORMS_BEHIND},
     gemma2,
     offset_norms=True,
     defaults={
-        **GEMMA.defaults,
+        **TIED,
+        "head_dim": 256,
+        "max_position_embeddings": 8192,
         "sliding_window": 4096,
         "query_pre_attn_scalar": 256,
         "attn_logit_softcapping": 50.0,

@@ -9,9 +9,9 @@ import numpy as np
 
 from localllm.convert.config import Config
 from localllm.convert.families.gemma import TIED
-from localllm.convert.families.layers import ATTENTION, GATED, HEAD_NORMS, NORMS_BEFORE, NORMS_BEHIND, as_it_is
 from localllm.convert.family import DerivedTensor, Family, Layer, Sizes
 from localllm.convert.hyperparameters import GELU, CheckpointFacts, decoder
+from localllm.convert.layers import ATTENTION, GATED, HEAD_NORMS, NORMS_BEFORE, NORMS_BEHIND, as_it_is
 from localllm.convert.tensors import Shape, TensorSource, pad_rows, stack
 
 STREAMS = 4

@@ -6,12 +6,12 @@ from dataclasses import replace
 import numpy as np
 
 from localllm.convert.config import Config
-from localllm.convert.families.experts import with_experts
+from localllm.convert.experts import with_experts
 from localllm.convert.families.gemma import TIED
 from localllm.convert.families.gemma3n import windows_of
-from localllm.convert.families.layers import EXPERTS, GATED, NORMS_BEFORE, NORMS_BEHIND, as_it_is
 from localllm.convert.family import Family, Layer, Sizes
 from localllm.convert.hyperparameters import GELU, CheckpointFacts, decoder
+from localllm.convert.layers import EXPERTS, GATED, NORMS_BEFORE, NORMS_BEHIND, as_it_is
 
 UNROTATED = 1e30  # divides the frequencies of pairs that do not rotate
 

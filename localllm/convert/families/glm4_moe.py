@@ -4,7 +4,9 @@ from dataclasses import replace
 
 from localllm.convert.config import Config
 from localllm.convert.families.deepseek import SIGMOID, with_deepseek_experts
-from localllm.convert.families.layers import (
+from localllm.convert.family import Family, Layer, Sizes
+from localllm.convert.hyperparameters import PLAIN_SCALING, CheckpointFacts, decoder, rotary_dims
+from localllm.convert.layers import (
     ATTENTION,
     EXPERTS,
     GATED,
@@ -13,8 +15,6 @@ from localllm.convert.families.layers import (
     SHARED_EXPERT,
     mtp_layer,
 )
-from localllm.convert.family import Family, Layer, Sizes
-from localllm.convert.hyperparameters import PLAIN_SCALING, CheckpointFacts, decoder, rotary_dims
 from localllm.convert.rope_scaling import SECTIONS
 
 ROUTER_BIAS: Layer = {"exp_probs_b.bias": ("experts",)}

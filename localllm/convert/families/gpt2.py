@@ -4,20 +4,9 @@ from dataclasses import replace
 
 from localllm.arch.metadata import MOST_LAYERS
 from localllm.convert.config import Config
-from localllm.convert.families.layers import ATTENTION, FEED_FORWARD, NORMS_BEFORE
 from localllm.convert.family import Family
-from localllm.convert.hyperparameters import GELU, CheckpointFacts, decoder, refuse_other_activations, warn_of_window
-
-
-def starcoder2(config: Config) -> CheckpointFacts:
-    """Read StarCoder 2."""
-    h = decoder(config, activations=GELU)
-    warn_of_window(config)
-    config.only("use_bias", True)
-    return h.updated(
-        attention__layer_norm_rms_epsilon=None,
-        attention__layer_norm_epsilon=config.number("norm_epsilon", 1e-5),
-    )
+from localllm.convert.hyperparameters import GELU, CheckpointFacts, refuse_other_activations
+from localllm.convert.layers import FEED_FORWARD, NORMS_BEFORE
 
 
 def gpt2(config: Config) -> CheckpointFacts:
@@ -51,13 +40,6 @@ def gpt2(config: Config) -> CheckpointFacts:
 
 TIED = {"tie_word_embeddings": True}
 NORMS_AND_MATRICES = ("attn_norm", "ffn_norm", "output_norm", "attn_output", "ffn_up", "ffn_down")
-STARCODER2 = Family(
-    "starcoder2",
-    {**ATTENTION, **FEED_FORWARD, **NORMS_BEFORE},
-    starcoder2,
-    biased=("attn_q", "attn_k", "attn_v", *NORMS_AND_MATRICES),
-    defaults=TIED | {"max_position_embeddings": 4096},
-)
 GPT2 = Family(
     "gpt2",
     {"attn_qkv": ("fused_rows", "width"), "attn_output": ("width", "queries"), **FEED_FORWARD, **NORMS_BEFORE},

@@ -5,10 +5,10 @@ from dataclasses import replace
 from functools import partial
 
 from localllm.convert.config import Config
-from localllm.convert.families.experts import with_experts
-from localllm.convert.families.layers import ATTENTION
+from localllm.convert.experts import with_experts
 from localllm.convert.family import BYTES, DerivedTensor, Family, Layer, Sizes
 from localllm.convert.hyperparameters import CheckpointFacts, decoder
+from localllm.convert.layers import ATTENTION
 from localllm.convert.tensors import Shape, TensorSource, every_second, mxfp4, take_strided, transpose
 
 

@@ -5,9 +5,9 @@ from collections.abc import Sequence
 
 from localllm.arch.metadata import MOST_LAYERS
 from localllm.convert.config import Config
-from localllm.convert.families.layers import as_it_is
 from localllm.convert.family import DerivedTensor, Family, Sizes
 from localllm.convert.hyperparameters import CheckpointFacts, decoder
+from localllm.convert.layers import as_it_is
 from localllm.convert.tensors import Shape, TensorSource, take_strided
 
 LAYER = re.compile(r"model\.([LH])_module\.layers\.([0-9]+)\.(.+)")

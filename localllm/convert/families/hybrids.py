@@ -4,13 +4,13 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from localllm.convert.config import Config
+from localllm.convert.experts import with_experts
 from localllm.convert.families.deepseek import SIGMOID
-from localllm.convert.families.experts import with_experts
-from localllm.convert.families.layers import ATTENTION, EXPERTS, GATED, HEAD_NORMS, NORMS_BEFORE, ROTATED, as_it_is
 from localllm.convert.families.llama import GRANITEMOE, granite, granitemoe
 from localllm.convert.families.mamba import CONTEXT, MAMBA, decay, squeeze
 from localllm.convert.family import DerivedTensor, Family, Layer, Sizes
 from localllm.convert.hyperparameters import CheckpointFacts, decoder
+from localllm.convert.layers import ATTENTION, EXPERTS, GATED, HEAD_NORMS, NORMS_BEFORE, ROTATED, as_it_is
 from localllm.convert.tensors import Shape, TensorSource, as_float32, column, from_array, take_strided
 
 MADE_OF_HALVES = {name: GRANITEMOE.layer[name] for name in ("ffn_gate_exps", "ffn_up_exps")}  # type: ignore[index]

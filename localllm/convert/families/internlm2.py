@@ -2,13 +2,13 @@
 
 from localllm.convert.config import Config
 from localllm.convert.families.fused_qkv import IN_GROUPS, with_fused_rows
-from localllm.convert.families.layers import (
+from localllm.convert.family import Family
+from localllm.convert.hyperparameters import CheckpointFacts, decoder
+from localllm.convert.layers import (
     ATTENTION,
     GATED,
     NORMS_BEFORE,
 )
-from localllm.convert.family import Family
-from localllm.convert.hyperparameters import CheckpointFacts, decoder
 
 
 def internlm2(config: Config) -> CheckpointFacts:

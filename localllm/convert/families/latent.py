@@ -15,9 +15,9 @@ from localllm.convert.families.deepseek import (
     deepseek2_layer,
     leading_dense,
 )
-from localllm.convert.families.layers import GATED, NORMS_BEFORE, as_it_is, as_stored, experts_of
 from localllm.convert.family import DerivedTensor, Family, Layer, Sizes
 from localllm.convert.hyperparameters import CheckpointFacts, decoder
+from localllm.convert.layers import GATED, NORMS_BEFORE, as_it_is, as_stored, experts_of
 from localllm.convert.tensors import Shape, TensorSource, to_float32
 
 

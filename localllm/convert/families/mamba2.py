@@ -7,10 +7,10 @@ import numpy as np
 from localllm.arch.metadata import MOST_LAYERS
 from localllm.convert.config import Config
 from localllm.convert.families.hybrids import MAMBA2, NORM, attending, mamba2_of, norm_of, with_mamba2
-from localllm.convert.families.layers import ATTENTION, GATED, NORMS_BEFORE, ROTATED
 from localllm.convert.families.mamba import CONTEXT
 from localllm.convert.family import Family, Layer, Sizes
 from localllm.convert.hyperparameters import CheckpointFacts, decoder, refuse_other_activations, rotary_dims
+from localllm.convert.layers import ATTENTION, GATED, NORMS_BEFORE, ROTATED
 
 
 def states_of(config: Config, width: int, inner: int, prefix: str, names: dict[str, str]) -> dict[str, int]:

@@ -1,16 +1,16 @@
 """MiniMax-Text-01, M1 and M2."""
 
 from localllm.convert.config import Config
+from localllm.convert.experts import with_experts
 from localllm.convert.families.deepseek import SIGMOID
-from localllm.convert.families.experts import with_experts
-from localllm.convert.families.layers import (
+from localllm.convert.family import Family, Layer, Sizes
+from localllm.convert.hyperparameters import CheckpointFacts, decoder, rotary_dims
+from localllm.convert.layers import (
     ATTENTION,
     EXPERTS,
     NORMS_BEFORE,
     as_stored,
 )
-from localllm.convert.family import Family, Layer, Sizes
-from localllm.convert.hyperparameters import CheckpointFacts, decoder, rotary_dims
 
 ROUTER_BIAS: Layer = {"exp_probs_b.bias": ("experts",)}
 

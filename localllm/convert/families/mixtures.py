@@ -5,10 +5,13 @@ from collections.abc import Callable, Sequence
 
 from localllm.arch.families.llama4 import EXPERTS_OF_MAVERICK
 from localllm.convert.config import Config
+from localllm.convert.experts import with_experts
 from localllm.convert.families.deepseek import SIGMOID, leading_dense
-from localllm.convert.families.dense import exaone4
-from localllm.convert.families.experts import with_experts
-from localllm.convert.families.layers import (
+from localllm.convert.families.llama import LLAMA_SCALING
+from localllm.convert.families.qwen_next import with_mtp
+from localllm.convert.family import DerivedTensor, Family, Layer, Sizes
+from localllm.convert.hyperparameters import CheckpointFacts, decoder
+from localllm.convert.layers import (
     ATTENTION,
     EXPERTS,
     GATED,
@@ -20,10 +23,7 @@ from localllm.convert.families.layers import (
     experts_of,
     mtp_layer,
 )
-from localllm.convert.families.llama import LLAMA_SCALING
-from localllm.convert.families.qwen_next import with_mtp
-from localllm.convert.family import DerivedTensor, Family, Layer, Sizes
-from localllm.convert.hyperparameters import CheckpointFacts, decoder
+from localllm.convert.records import family_named
 from localllm.convert.tensors import Shape, TensorSource, reshape, transpose
 
 
@@ -178,7 +178,7 @@ def hy_v3(config: Config) -> CheckpointFacts:
 
 def exaone_moe(config: Config) -> CheckpointFacts:
     """Read K-EXAONE: windows as in EXAONE 4."""
-    h = sparse(config, exaone4(config), "routed_scaling_factor")
+    h = sparse(config, family_named("Exaone4ForCausalLM").read(config), "routed_scaling_factor")
     return h.updated(
         expert_shared_count=config.count("num_shared_experts"),
         expert_weights_norm=config.flag("norm_topk_prob", True),

@@ -9,9 +9,9 @@ import numpy as np
 from localllm.arch.families.muse_glimmer import BEHIND
 from localllm.convert.config import Config
 from localllm.convert.families.gemma3n import windows_of
-from localllm.convert.families.layers import ATTENTION, GATED, ROTATED, as_stored
 from localllm.convert.family import DerivedTensor, Family, Layer, Sizes
 from localllm.convert.hyperparameters import CheckpointFacts, decoder
+from localllm.convert.layers import ATTENTION, GATED, ROTATED, as_stored
 from localllm.convert.tensors import Shape, TensorSource, from_array, map_values
 
 

@@ -3,13 +3,13 @@
 from dataclasses import replace
 
 from localllm.convert.config import Config
-from localllm.convert.families.experts import with_experts
+from localllm.convert.experts import with_experts
 from localllm.convert.families.hybrids import mamba2_of, norm_of
-from localllm.convert.families.layers import ATTENTION, EXPERTS, FEED_FORWARD, ROTATED, SHARED_EXPERT, as_it_is
 from localllm.convert.families.mamba import CONTEXT
 from localllm.convert.families.mamba2 import states_of, with_states
 from localllm.convert.family import Family, Layer, Sizes
 from localllm.convert.hyperparameters import CheckpointFacts, decoder
+from localllm.convert.layers import ATTENTION, EXPERTS, FEED_FORWARD, ROTATED, SHARED_EXPERT, as_it_is
 
 NAMES = {
     "heads": "mamba_num_heads",

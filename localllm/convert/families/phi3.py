@@ -1,10 +1,10 @@
 """Phi 3, 3.5 and 4, and Phi 3.5 with experts."""
 
 from localllm.convert.config import Config
-from localllm.convert.families.experts import with_experts
-from localllm.convert.families.layers import ATTENTION, EXPERTS, NORMS_BEFORE
+from localllm.convert.experts import with_experts
 from localllm.convert.family import Family
 from localllm.convert.hyperparameters import CheckpointFacts, decoder, rotary_dims, warn_of_window
+from localllm.convert.layers import ATTENTION, EXPERTS, NORMS_BEFORE
 from localllm.convert.rope_scaling import rope_parameters
 
 

@@ -1,12 +1,12 @@
 """PLM."""
 
 from localllm.convert.config import Config
-from localllm.convert.families.layers import (
+from localllm.convert.family import Family
+from localllm.convert.hyperparameters import CheckpointFacts, decoder
+from localllm.convert.layers import (
     FEED_FORWARD,
     NORMS_BEFORE,
 )
-from localllm.convert.family import Family
-from localllm.convert.hyperparameters import CheckpointFacts, decoder
 
 
 def plm(config: Config) -> CheckpointFacts:

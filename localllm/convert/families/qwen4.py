@@ -8,7 +8,6 @@ from math import isqrt
 import numpy as np
 
 from localllm.convert.config import Config
-from localllm.convert.families.layers import as_stored
 from localllm.convert.families.mamba import squeeze
 from localllm.convert.families.qwen_next import (
     ATTENDING,
@@ -21,6 +20,7 @@ from localllm.convert.families.qwen_next import (
 )
 from localllm.convert.family import DerivedTensor, Layer, Sizes
 from localllm.convert.hyperparameters import CheckpointFacts
+from localllm.convert.layers import as_stored
 from localllm.convert.rope_scaling import SECTIONS
 from localllm.convert.tensors import Shape, TensorSource, map_values, pick_rows, reshape, stack
 from localllm.convert.weights import Stored

@@ -7,11 +7,11 @@ from dataclasses import replace
 import numpy as np
 
 from localllm.convert.config import Config
-from localllm.convert.families.experts import with_experts
-from localllm.convert.families.layers import ATTENTION, GATED, HEAD_NORMS, SHARED_EXPERT, experts_of, mtp_layer
+from localllm.convert.experts import with_experts
 from localllm.convert.families.mamba import decay, squeeze
 from localllm.convert.family import DerivedTensor, Dimensions, Family, Layer, Sizes
 from localllm.convert.hyperparameters import CheckpointFacts, decoder, rotary_dims
+from localllm.convert.layers import ATTENTION, GATED, HEAD_NORMS, SHARED_EXPERT, experts_of, mtp_layer
 from localllm.convert.rope_scaling import SECTIONS
 from localllm.convert.tensors import (
     Shape,

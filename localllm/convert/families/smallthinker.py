@@ -3,11 +3,11 @@
 from localllm.arch.families.smallthinker import PERIOD, WINDOW
 from localllm.arch.metadata import MOST_LAYERS
 from localllm.convert.config import Config
+from localllm.convert.experts import with_experts
 from localllm.convert.families.deepseek import SIGMOID, SOFTMAX
-from localllm.convert.families.experts import with_experts
-from localllm.convert.families.layers import ATTENTION, EXPERTS, NORMS_BEFORE, as_stored
 from localllm.convert.family import Family
 from localllm.convert.hyperparameters import CheckpointFacts, decoder
+from localllm.convert.layers import ATTENTION, EXPERTS, NORMS_BEFORE, as_stored
 
 
 def smallthinker(config: Config) -> CheckpointFacts:

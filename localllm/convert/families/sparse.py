@@ -5,11 +5,14 @@ from collections.abc import Sequence
 
 from localllm.arch.families.gpt_oss import LIMIT, SHARPNESS
 from localllm.convert.config import Config
+from localllm.convert.experts import with_experts
 from localllm.convert.families.deepseek import INDEXER, SIGMOID, leading_dense
-from localllm.convert.families.experts import with_experts
 from localllm.convert.families.kimi import latent, matrices, rates
 from localllm.convert.families.latent import in_full
-from localllm.convert.families.layers import (
+from localllm.convert.families.windowed import flags
+from localllm.convert.family import DerivedTensor, Family, Layer, Sizes
+from localllm.convert.hyperparameters import CheckpointFacts, decoder, rotary_dims
+from localllm.convert.layers import (
     ATTENTION,
     EXPERTS,
     GATED,
@@ -19,9 +22,6 @@ from localllm.convert.families.layers import (
     as_it_is,
     as_stored,
 )
-from localllm.convert.families.windowed import flags
-from localllm.convert.family import DerivedTensor, Family, Layer, Sizes
-from localllm.convert.hyperparameters import CheckpointFacts, decoder, rotary_dims
 from localllm.convert.tensors import Shape, TensorSource, map_values
 
 

@@ -4,18 +4,17 @@ import re
 from dataclasses import replace
 
 from localllm.convert.config import Config
-from localllm.convert.families import dense, hybrids, llama, qwen, qwen_next
+from localllm.convert.families import hybrids, qwen_next
 from localllm.convert.family import Family
-from localllm.convert.hyperparameters import CheckpointFacts, decoder
-from localllm.convert.rope_scaling import SECTIONS
+from localllm.convert.records import family_named
 from localllm.files.gguf.header import printable
 
 READERS = {
     "lfm2": hybrids.LFM2,
-    "llama": llama.LLAMA,
-    "mistral": llama.LLAMA,
-    "qwen2": qwen.QWEN2,
-    "qwen3": qwen.QWEN3,
+    "llama": family_named("LlamaForCausalLM"),
+    "mistral": family_named("LlamaForCausalLM"),
+    "qwen2": family_named("Qwen2ForCausalLM"),
+    "qwen3": family_named("Qwen3ForCausalLM"),
 }
 # transformers' defaults of text_config.
 OF_LLAMA: dict[str, object] = {
@@ -41,26 +40,4 @@ def select_text_family(config: Config) -> Family:
     return replace(family, sees=True, unread=LINE_END, defaults=defaults)
 
 
-PAINTS = re.compile(r"(model\.)?(aligner|vqmodel|generation_(embeddings|aligner|head))\..*")
-JANUS = replace(llama.LLAMA, sees=True, unread=PAINTS, defaults=OF_LLAMA)
-
-
-def paddleocr(config: Config) -> CheckpointFacts:
-    """Read PaddleOCR-VL's language model: ERNIE 4.5 with M-RoPE on pairs half a head apart."""
-    config.only("use_bias", False)
-    return decoder(config, scalings=(SECTIONS,))
-
-
-PADDLEOCR = replace(
-    llama.ERNIE4_5,
-    arch="paddleocr",
-    read=paddleocr,
-    sees=True,
-    unread=re.compile(r"(mlp_AR|model\.projector)\..*"),
-    defaults={**llama.ERNIE4_5.defaults, "head_dim": 128},
-)
-SOUNDS = re.compile(r"(model\.)?audio_tower\..*")
-EXAONE4_5 = replace(dense.EXAONE4, sees=True)
 MINICPMV4_6 = replace(qwen_next.QWEN35, unread=re.compile(r"(model\.)?merger\..*"))
-QWEN2_AUDIO = replace(qwen.QWEN2, sees=True, unread=SOUNDS)
-VOXTRAL = replace(llama.LLAMA, sees=True, unread=SOUNDS)

@@ -5,10 +5,13 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from localllm.convert.config import Config
+from localllm.convert.experts import with_experts
 from localllm.convert.families.deepseek import SIGMOID, SOFTMAX, leading_dense
-from localllm.convert.families.experts import with_experts
 from localllm.convert.families.gemma3n import SLIDING, windows_of
-from localllm.convert.families.layers import (
+from localllm.convert.families.llama import GRANITE, granite
+from localllm.convert.family import Family, Layer, Sizes
+from localllm.convert.hyperparameters import CheckpointFacts, decoder, rotary_dims
+from localllm.convert.layers import (
     ATTENTION,
     EXPERTS,
     GATED,
@@ -19,9 +22,6 @@ from localllm.convert.families.layers import (
     as_it_is,
     as_stored,
 )
-from localllm.convert.families.llama import GRANITE, granite
-from localllm.convert.family import Family, Layer, Sizes
-from localllm.convert.hyperparameters import CheckpointFacts, decoder, rotary_dims
 
 Sized = dict[str, int]
 

@@ -12,8 +12,8 @@ from checkpoint import write_safetensors
 from localllm.convert import files, folder, modules, weights
 from localllm.convert.arrangement import CheckpointTensor
 from localllm.convert.config import Config
-from localllm.convert.families.dense import windows_of
-from localllm.convert.families.layer_norms import of_heads
+from localllm.convert.families.exaone4 import windows_of
+from localllm.convert.families.stablelm import of_heads
 from localllm.convert.families.vision import select_text_family
 from localllm.convert.families.windowed import windows_behind
 from localllm.convert.pair_folder import words

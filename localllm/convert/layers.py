@@ -27,6 +27,26 @@ SHARED_EXPERT = {
     "ffn_up_shexp": ("shared_hidden", "width"),
     "ffn_down_shexp": ("width", "shared_hidden"),
 }
+# By the names that records have for them.
+GROUPS: dict[str, Layer] = {
+    "attention": ATTENTION,
+    "head_norms": HEAD_NORMS,
+    "norms_of_each_head": {"attn_q_norm": ("heads", "head_dim"), "attn_k_norm": ("kv_heads", "head_dim")},
+    "whole_norms": {"attn_q_norm": ("queries",), "attn_k_norm": ("keys",)},
+    "fused_attention": {"attn_qkv": ("fused_rows", "width"), "attn_output": ("width", "queries")},
+    "feed_forward": FEED_FORWARD,
+    "gated": GATED,
+    "fused_gated": {"ffn_up": ("both_hidden", "width"), "ffn_down": ("width", "hidden")},
+    "attn_norm": {"attn_norm": ("width",)},
+    "second_norm": {"attn_norm_2": ("width",)},
+    "ffn_norm": {"ffn_norm": ("width",)},
+    "norms": NORMS_BEFORE,
+    "norms_behind": NORMS_BEHIND,
+    "norms_around": {"attn_norm": ("width",), "post_attention_norm": ("width",)},
+    "experts": EXPERTS,
+    "shared_expert": SHARED_EXPERT,
+    "router_bias": {"exp_probs_b.bias": ("experts",)},
+}
 
 PACKED, TRANSPOSED = 1, 2  # ways to store the experts of a layer in one tensor
 OF_PACKED = {

@@ -1,0 +1,242 @@
+"""Interpret what a family says of its checkpoints (localllm/arch/checkpoint.py)."""
+
+import re
+from collections.abc import Callable, Mapping
+from functools import cache
+from importlib import import_module
+from math import prod
+from typing import Any, cast
+
+from localllm.arch import ARCHITECTURES
+from localllm.arch.checkpoint import Checkpoint
+from localllm.convert.config import Config
+from localllm.convert.experts import with_experts
+from localllm.convert.family import DerivedTensor, Dimensions, Family, Layer, Sizes
+from localllm.convert.hyperparameters import (
+    GELU,
+    SILU,
+    CheckpointFacts,
+    decoder,
+    rotary_dims,
+    warn_of_window,
+    with_gelu,
+)
+from localllm.convert.layers import GROUPS, ROTATED, experts_of, mtp_layer
+from localllm.convert.tensor_functions import FUNCTIONS
+
+COUNTS = re.compile(r".*(count|length|window|loops|layers|used|top_k|block_size|local_blocks|interval)")
+FLAGS = ("expert_weights_norm", "use_parallel_residual", "skip_loop_final_norm")
+STORED = re.compile(r"(\S+?)(?:\[([^\]]*)\])?(?:\s+|$)")
+
+
+@cache
+def records() -> dict[str, tuple[str, Checkpoint]]:
+    """Return all records by class name, each with the architecture that it becomes: that of its file's name."""
+    result = dict[str, tuple[str, Checkpoint]]()
+    usual = {module: arch for arch, module in reversed(ARCHITECTURES.items())}
+    usual |= {module: arch for arch, module in ARCHITECTURES.items() if arch.replace("-", "_") == module}
+    for module, arch in usual.items():
+        family = import_module(f"localllm.arch.families.{module}")
+        for names, record in getattr(family, "CHECKPOINTS", {}).items():
+            result |= {name: (record.get("arch", arch), record) for name in names.split()}
+    return result
+
+
+def whole_record(name: str) -> Checkpoint:
+    """Return a class's record with what it does not say itself."""
+    record = records()[name][1]
+    return cast(Checkpoint, {**whole_record(record["like"]), **record}) if "like" in record else record
+
+
+@cache
+def family_named(name: str) -> Family:
+    """Return the family that a class's record describes."""
+    record = whole_record(name)
+    content: Mapping[str, Any] = record
+    more = {key: content[key] for key in COPIED if key in content}
+    more |= {key: tuple(content.get(key, "").split()) for key in ("transposed", "bare", "prefixes")}
+    more |= {key: function(content[key]) for key in ("named", "of_tensors") if key in content}
+    whole = record.get("whole", {})
+    return Family(
+        records()[name][0],
+        layers_of(record),
+        reader_of(record),
+        whole=function(whole) if isinstance(whole, str) else tensors_of(whole),
+        rotated=ROTATED if record.get("rotated") else (),
+        parted=ROTATED if record.get("parted") else (),
+        biased=tuple(name for word in record.get("biased", "").split() for name in GROUPS.get(word, (word,))),
+        unread=re.compile(record["unread"]) if record.get("unread") else None,
+        **more,
+    )
+
+
+# Fields that mean the same in the record and in the family.
+COPIED = ("last_norm", "offset_norms", "sees", "decodes", "renamed", "named_as", "projects", "defaults", "more",
+          "vocabulary")  # fmt: skip
+
+
+def function(name: str) -> Any:
+    """Look up "@module.function" in localllm/convert/families."""
+    module, _, attribute = name.removeprefix("@").partition(".")
+    return getattr(import_module(f"localllm.convert.families.{module}"), attribute)
+
+
+def layers_of(record: Checkpoint) -> Callable[[Sizes, int], Layer]:
+    """Return a function that lists a layer's tensors."""
+    own = tensors_of(record.get("tensors", {}))
+
+    def layer(sizes: Sizes, number: int) -> Layer:
+        names = [record.get("layer", "")]
+        for condition, (then, otherwise) in record.get("parts", {}).items():
+            names.append(then if holds(condition, sizes, number) else otherwise)
+        return exclude_empty({**groups(" ".join(names), sizes, number), **own}, sizes)
+
+    return layer
+
+
+def holds(condition: str, sizes: Sizes, number: int) -> bool:
+    """Return whether a layer is one of the first ("< SIZE"), or a size is not 0: of this layer, or of all."""
+    if condition.startswith("< "):
+        return number < sizes[condition[2:]]
+    return bool(sizes[by_layer] if (by_layer := f"{condition}_{number}") in sizes else sizes[condition])
+
+
+def groups(names: str, sizes: Sizes, number: int) -> Layer:
+    """List the tensors of groups: "experts:mlp.experts" are stored alone or all together, under this prefix."""
+    result = dict[str, Dimensions | DerivedTensor]()
+    for name in names.split():
+        if name.startswith("@"):
+            result |= function(name)(sizes, number)
+        elif name.startswith("experts:"):
+            result |= experts_of(sizes, name.removeprefix("experts:"))
+        else:
+            result |= mtp_layer(sizes, number) if name == "mtp" else GROUPS[name]
+    return result
+
+
+def exclude_empty(layer: Layer, sizes: Sizes) -> Layer:
+    """Leave out tensors with a size of 0, such as those of shared experts where there are none."""
+    shapes = {name: its.dimensions if isinstance(its, DerivedTensor) else its for name, its in layer.items()}
+    return {name: layer[name] for name, shape in shapes.items() if all(sizes[dimension] for dimension in shape)}
+
+
+def tensors_of(tensors: Mapping[str, str]) -> Layer:
+    """Read tensors as a record spells them."""
+    return {name: tensor_of(text) for name, text in tensors.items()}
+
+
+def tensor_of(text: str) -> Dimensions | DerivedTensor:
+    """Read "[?][FUNCTION] STORED[ITS SHAPE] ...: SHAPE", or "SHAPE" alone."""
+    head, colon, shape = text.rpartition(":")
+    dimensions = tuple(shape.split())
+    if not colon:
+        return dimensions
+    words = STORED.findall(head.removeprefix("?"))
+    named = words[0][0] if words and (words[0][0] in FUNCTIONS or words[0][0].startswith("@")) else "same"
+    stored = {name: tuple(its.split()) or dimensions for name, its in words if name != named}
+    build = FUNCTIONS[named] if named in FUNCTIONS else function(named)
+    return DerivedTensor(dimensions, stored, build, needed=not head.startswith("?"))
+
+
+def reader_of(record: Checkpoint) -> Callable[[Config], CheckpointFacts]:
+    """Return the function that reads config.json."""
+
+    def declared(config: Config) -> CheckpointFacts:
+        return read(config, record)
+
+    if "read" not in record:
+        return declared
+    computed = function(record["read"])
+    return lambda config: computed(config, declared)
+
+
+def read(config: Config, record: Checkpoint) -> CheckpointFacts:
+    """Read config.json as the record says. Raises ModelError."""
+    for key, allowed in record.get("only", {}).items():
+        section, name = find(config, key)
+        section.only(name, *(allowed if isinstance(allowed, tuple) else (allowed,)))
+    renamed = config.updated(**{key: renamed_value(config, its) for key, its in record.get("reads", {}).items()})
+    partial = record.get("partial_rope", False)
+    if "approximated" in record:
+        renamed = with_gelu(renamed, record["approximated"])
+    activations = [ACTIVATIONS.get(name, (name,)) for name in record.get("activations", "silu").split()]
+    h = decoder(
+        renamed,
+        activations=tuple(name for names in activations for name in names),
+        scalings=tuple(record.get("scalings", "linear yarn").split()),
+        whole_heads=not partial,
+    )
+    if record.get("window_ignored"):
+        warn_of_window(config)
+    if "experts" in record:
+        h = with_experts(renamed, h, *(first_key(renamed, keys) for keys in record["experts"].split()))
+    if period := record.get("windows"):
+        config.windows([(number + 1) % period != 0 for number in range(h.sizes["layers"])])
+    dims = {"rotary_dims": rotary_dims(renamed, h.sizes["head_dim"])}
+    for name, text in record.get("sizes", {}).items():
+        h = h.updated({name: amount(renamed, {**h.sizes, **dims}, text)})
+    metadata: dict[str, Any] = {"rope.dimension_count": dims["rotary_dims"]} if partial else {}
+    if "layer_norm" in record:
+        metadata |= {"attention.layer_norm_rms_epsilon": None}
+        metadata |= {"attention.layer_norm_epsilon": config.number(record["layer_norm"], 1e-5)}
+    for key, text in record.get("amounts", {}).items():
+        size = amount(renamed, {**h.sizes, **dims}, text.removeprefix("?"))
+        metadata[key] = size or None if text.startswith("?") else size
+    for key, its in record.get("keys", {}).items():
+        gguf_key, *default = (its,) if isinstance(its, str) else its
+        metadata[gguf_key] = value(config, key, gguf_key, *default)
+    return h.updated(**{key.replace(".", "__"): its for key, its in {**metadata, **record.get("metadata", {})}.items()})
+
+
+ACTIVATIONS = {"silu": SILU, "gelu": GELU, "exact_gelu": ("gelu",)}
+
+
+def find(config: Config, key: str) -> tuple[Config, str]:
+    """Return the section of a key like "attn_config.alibi", and the key within."""
+    *path, name = key.split(".")
+    for section in path:
+        config = config.section(section)
+    return config, name
+
+
+def value(config: Config, key: str, gguf_key: str, *default: Any) -> Any:
+    """Read a value of the kind that the GGUF key has; a default of None: it may be missing."""
+    section, name = find(config, key)
+    if default == (None,):
+        if section.get(name) is None:
+            return None
+        default = ()
+    if gguf_key in FLAGS:
+        return section.flag(name, *default)
+    return section.count(name, *default) if COUNTS.fullmatch(gguf_key) else section.number(name, *default)
+
+
+def renamed_value(config: Config, its: object) -> object:
+    """Read a value for another key: an amount, the first of several keys that is said, or a constant."""
+    if isinstance(its, tuple):
+        return config.number(*its)
+    if not isinstance(its, str):
+        return its
+    if re.search(r"[*+=]", its):
+        return amount(config, {}, its)
+    section, name = find(config, first_key(config, its))
+    return section.get(name)
+
+
+def first_key(config: Config, keys: str) -> str:
+    """Return the first of several keys that config.json has, or the last: "num_experts|num_local_experts"."""
+    named = [key for key in keys.split("|") if find(config, key)[0].get(key.rpartition(".")[2]) is not None]
+    return named[0] if named else keys.rpartition("|")[2]
+
+
+def amount(config: Config, sizes: Sizes, text: str) -> int:
+    """Compute a sum of products of numbers, sizes and keys of config.json."""
+    return sum(prod(factor(config, sizes, name.strip()) for name in term.split("*")) for term in text.split("+"))
+
+
+def factor(config: Config, sizes: Sizes, text: str) -> int:
+    name, _, default = text.partition("=")
+    if name.isdecimal() or name in sizes:
+        return int(name) if name.isdecimal() else sizes[name]
+    section, key = find(config, name)
+    return section.count(key, *((int(default) if default.isdecimal() else sizes[default],) if default else ()))
