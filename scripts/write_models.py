@@ -6,9 +6,9 @@ from collections import defaultdict
 from pathlib import Path
 
 from localllm.arch import ARCHITECTURES
+from localllm.convert.families.embedders import NOMIC_MOE
 from localllm.convert.records import records
 from localllm.convert.registry import FAMILIES
-from localllm.convert.families.embedders import NOMIC_MOE
 
 ROOT = Path(__file__).resolve().parent.parent
 FILE = ROOT / "docs" / "models.md"
