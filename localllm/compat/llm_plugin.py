@@ -10,9 +10,12 @@ from functools import cache
 from typing import TYPE_CHECKING
 
 import llm
-from pydantic import Field
+from pydantic import Field, create_model
 
 from localllm.errors import LocalllmError
+from localllm.generation.options import OPTIONS
+from localllm.generation.sampling.declaration import names_for
+from localllm.generation.sampling.options import OPTIONS as SAMPLING
 
 if TYPE_CHECKING:
     from localllm.api import Model
@@ -53,22 +56,22 @@ def register_embedding_models(register: Callable[[object], object]) -> None:
         register(LocalllmEmbedder(name))
 
 
+def options_class() -> type[llm.Options]:
+    """Make the class of an answer's options; None is the model's own default."""
+    kinds = {
+        name: (declared[name].kind | None, Field(None, description=declared[name].full_help))
+        for declared in (OPTIONS, SAMPLING)
+        for name in names_for("llm", declared)
+    }
+    return create_model("Options", __base__=llm.Options, **kinds)  # type: ignore[call-overload, no-any-return]
+
+
 class LocalllmModel(llm.Model):
     """A model that answers prompts."""
 
     can_stream, supports_schema = True, True
 
-    class Options(llm.Options):
-        """Options of an answer; None is the model's own default."""
-
-        max_tokens: int | None = Field(None, description="Most tokens of an answer")
-        temperature: float | None = Field(None, description="Sampling temperature; 0 is greedy")
-        top_k: int | None = Field(None, description="Sample from the K likeliest tokens; 0: all")
-        top_p: float | None = Field(None, description="Sample from the likeliest tokens of this probability")
-        min_p: float | None = Field(None, description="Drop tokens less likely than this share of the likeliest")
-        repeat_penalty: float | None = Field(None, description="Penalty of repeated tokens; 1: none")
-        seed: int | None = Field(None, description="Seed of the random numbers")
-        think: str | None = Field(None, description="Reasoning: on, off, auto, low, medium or high")
+    Options = options_class()
 
     def __init__(self, name: str) -> None:
         self.name, self.model_id = name, PREFIX + name

@@ -4,11 +4,12 @@ from collections.abc import Sequence
 from dataclasses import field, replace
 
 from localllm.frozen import frozen
-from localllm.generation.options import GenerationOptions
+from localllm.generation.options import OPTIONS, GenerationOptions
+from localllm.generation.sampling.declaration import names_for
 from localllm.text.messages import Message
 
 # Options that a name may set, besides sampling and template variables, with the value that leaves each unset.
-UNSET: dict[str, object] = {"max_tokens": None, "stop": (), "ban": (), "think": "auto", "think_budget": None}
+UNSET = {name: OPTIONS[name].default for name in names_for("name", OPTIONS)}
 INSTRUCTION = ("system", "developer")  # roles of a message that replaces the default system message
 
 

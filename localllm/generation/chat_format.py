@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING
 
 from localllm.errors import ContextError, ModelError, UsageError
 from localllm.generation.conversation import PartialAnswer
-from localllm.generation.reasoning import CHOICES, Tags, format_of, template_variables
+from localllm.generation.options import THINK
+from localllm.generation.reasoning import Tags, format_of, template_variables
 from localllm.text.messages import Message
 from localllm.text.special_tokens import BREAK
 
@@ -41,7 +42,7 @@ class ChatFormat:
     @cached_property
     def has_thinking_choice(self) -> bool:
         """Return whether a choice of thinking changes what the template writes; True if it cannot be told."""
-        choices = (template_variables(self.template.source, think, None) for think in CHOICES if think != "auto")
+        choices = (template_variables(self.template.source, think, None) for think in THINK if think != "auto")
         try:
             question = [{"role": "user", "content": "?"}]
             return len({self._tokenizer.markers.render(self.template, question, **each) for each in choices}) > 1

@@ -14,25 +14,13 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from localllm.engine.image_tokens import end_outside_images, is_within
-from localllm.errors import ContextError, UsageError
+from localllm.errors import ContextError
 from localllm.kernels.table import PAGE
-from localllm.values import whole_number
 
 if TYPE_CHECKING:
     from localllm.engine.sequence import Sequence
 
-CHOICES = ("error", "drop-turns", "shift")
 SINK_TOKENS = 4  # fewest first tokens that stay: attention sinks (Xiao et al. 2023)
-
-
-def require_choice(on_overflow: str | None, keep: int | None) -> None:
-    """Raise UsageError for invalid options."""
-    if on_overflow is not None and on_overflow not in CHOICES:
-        raise UsageError(f"on_overflow should be {', '.join(CHOICES[:-1])} or {CHOICES[-1]}, not {on_overflow!r}")
-    if keep is not None and on_overflow != "shift":
-        raise UsageError("keep needs on_overflow=shift: it is the number of tokens to keep at the start")
-    if keep is not None:
-        whole_number("keep", keep)
 
 
 def require_shift(keep: int, context: int) -> None:

@@ -7,41 +7,79 @@ from typing import TYPE_CHECKING
 
 from localllm.errors import UsageError
 from localllm.frozen import frozen
-from localllm.generation.context_overflow import require_choice
-from localllm.generation.sampling.options import SamplingOptions
-from localllm.generation.speculation.drafter import Drafter
-from localllm.generation.thinking_options import require_choice as require_thinking
+from localllm.generation.sampling.declaration import declared_in, setting
+from localllm.generation.sampling.options import COUNT, SamplingOptions
 from localllm.values import require_text, whole_number
 
 if TYPE_CHECKING:
     import numpy as np
 
     from localllm.generation.constraints.constraint import Constraint
+    from localllm.generation.speculation.drafter import Drafter
     from localllm.generation.tools.tool_grammar import ToolUse
 
 CALLABLES = ("logits_processor", "stopping_criteria")  # options that are functions, only for Python programs
 SPECULATE = ("auto", "mtp", "ngram", "off")
+EFFORTS = ("low", "medium", "high")
+THINK = ("auto", "on", "off", *EFFORTS)
+ON_OVERFLOW = ("error", "drop-turns", "shift")
 
 
 @frozen
 class GenerationOptions:
     """Options of an answer."""
 
-    max_tokens: int | None = None  # None: until the model ends or the context is full
-    stop: Sequence[str] = ()  # strings that end an answer without constraint; not part of it
+    # fmt: off
+    # None: until the model ends or the context is full
+    max_tokens: int | None = setting(
+        None, COUNT, "-n --max-tokens --n-predict --predict", "Maximum number of tokens to generate; -1: no limit.",
+        "chat name llm ollama:num_predict", shown="-1",
+    )
+    # Answers with a constraint do not end at them.
+    stop: Sequence[str] = setting(
+        (), None, "-r --stop --reverse-prompt", "Stop generating at this text; it is not printed.", "chat name ollama",
+        metavar="TEXT", is_repeatable=True,
+    )
+    # fmt: on
     sampling: SamplingOptions = field(default_factory=SamplingOptions)
     on_progress: Callable[[int, int], None] | None = None  # called with (tokens read, tokens to read) during prefill
     # Source of drafts: the text ("ngram"), also the model's MTP layer ("mtp", or "auto" if it has one), also a smaller
     # model (a Drafter), or none ("off").
-    speculate: str | Drafter = "auto"
+    # fmt: off
+    speculate: "str | Drafter" = setting(
+        "auto", None, "--speculate",
+        "Speculative decoding, which changes the speed, not the answer: ngram (repeated text), mtp (also the "
+        "model's own MTP layer), draft:MODEL (also a smaller model or an EAGLE-3 head), off, or auto (mtp if "
+        "the model has such a layer, else ngram).", shown="auto", metavar="HOW",
+    )
     # See generation.context_overflow; None: drop-turns in a Session's conversation, else error.
-    on_overflow: str | None = None
-    keep: int | None = None  # first tokens that stay with "shift"; None: the system message, at least 4
+    on_overflow: str | None = setting(
+        None, None, "--on-overflow",
+        "When the context is full: error (stop), drop-turns (drop the oldest turns), or shift (drop tokens "
+        "from the middle). In `run`, if files and stdin do not fit: head or tail (read only the first or the last "
+        "lines), middle (leave out the lines in the middle), relevant (score all lines and answer from the "
+        "relevant ones), or chunks (ask about each part, then about these answers).", "chat",
+        shown="error in run, drop-turns in chat", metavar="HOW",
+    )
+    keep: int | None = setting(
+        None, COUNT, "--keep", "With --on-overflow shift: tokens to keep at the start.", "chat",
+        shown="the system message, at least 4",
+    )
+    # fmt: on
     # In batches: fewest tokens of a chunk that may be reused from the middle of another prompt, see
     # generation.chunk_reuse. 0 or None: no such reuse.
     cache_reuse: int | None = None
-    think: str = "auto"  # whether, or with which effort, the model reasons: see generation.reasoning
-    think_budget: int | None = None  # most tokens of reasoning, which is closed then; None: no limit
+    # fmt: off
+    think: str = setting(
+        "auto", None, "--think --reasoning -rea",
+        "Thinking: on, off, low, medium, high, or auto (the chat template's default).", "chat name llm",
+        shown="auto", metavar="HOW",
+    )
+    think_budget: int | None = setting(
+        None, COUNT, "--think-budget --reasoning-budget", "Maximum number of thinking tokens; -1: no limit.",
+        "chat name", shown="-1",
+    )
+    # fmt: on
     template_variables: Mapping[str, object] = field(default_factory=dict)  # for the chat template
     # Whether the answer continues the last message, an assistant's; None: if that has no tool calls.
     continue_final: bool | None = None
@@ -52,7 +90,13 @@ class GenerationOptions:
     # the first returns the logits to draw from, before all sampling steps; the second whether the answer ends.
     logits_processor: "Callable[[list[int], np.ndarray], np.ndarray] | None" = None
     stopping_criteria: "Callable[[list[int], np.ndarray], bool] | None" = None
-    ban: Sequence[str] = ()  # texts that must not occur in the answer: see generation.banned
+    # fmt: off
+    ban: Sequence[str] = setting(
+        (), None, "--ban",
+        "Never generate this text, in upper or lower case: go back to its beginning and continue differently.",
+        "chat name", metavar="TEXT", is_repeatable=True,
+    )
+    # fmt: on
     result_type: object = None  # the Python type that was given as the schema, or None
 
     def __post_init__(self) -> None:
@@ -61,7 +105,7 @@ class GenerationOptions:
             whole_number("max_tokens", self.max_tokens)
         if self.cache_reuse is not None:
             whole_number("cache_reuse", self.cache_reuse)
-        if not isinstance(self.speculate, Drafter) and self.speculate not in SPECULATE:
+        if not hasattr(self.speculate, "proposer") and self.speculate not in SPECULATE:
             raise UsageError(f"speculate should be {' or '.join(SPECULATE)}, not {self.speculate!r}")
         if self.speculate == "mtp" and self.on_overflow == "shift":
             raise UsageError("MTP (mtp) cannot be combined with on_overflow=shift")
@@ -72,10 +116,22 @@ class GenerationOptions:
                 raise UsageError(f"{name} should be a function, not {getattr(self, name)!r:.60}")
         if self.stopping_criteria and (self.constraint or self.tools):
             raise UsageError(f"stopping_criteria cannot be combined with {'tools' if self.tools else 'a constraint'}")
-        require_choice(self.on_overflow, self.keep)
-        require_thinking(self.think, self.think_budget)
+        self._require_choices()
         for name in ("stop", "ban"):
             self._require_texts(name)
+
+    def _require_choices(self) -> None:
+        """Raise UsageError for invalid values of on_overflow, keep, think and think_budget."""
+        for name, value, choices in (("on_overflow", self.on_overflow, ON_OVERFLOW), ("think", self.think, THINK)):
+            if value not in (*choices, getattr(type(self), name)):
+                raise UsageError(f"{name} should be {', '.join(choices[:-1])} or {choices[-1]}, not {value!r}")
+        if self.keep is not None and self.on_overflow != "shift":
+            raise UsageError("keep needs on_overflow=shift: it is the number of tokens to keep at the start")
+        if self.keep is not None:
+            whole_number("keep", self.keep)
+        budget = self.think_budget
+        if budget is not None and (isinstance(budget, bool) or not isinstance(budget, int) or budget < 0):
+            raise UsageError(f"think_budget should be a whole number, 0 or above, not {budget!r}")
 
     def _require_texts(self, name: str) -> None:
         """Replace a single text by a tuple. Raises UsageError for other values than texts, and empty texts."""
@@ -124,3 +180,6 @@ class GenerationOptions:
         """Return the most tokens of an answer if the context has `room` free positions."""
         room = sys.maxsize if self.on_overflow == "shift" else room
         return room if self.max_tokens is None else min(room, self.max_tokens)
+
+
+OPTIONS = declared_in(GenerationOptions)

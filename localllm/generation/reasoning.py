@@ -23,8 +23,6 @@ if TYPE_CHECKING:
     from localllm.text.tokenizer import Tokenizer
 
 REASONING, ANSWER = "thought", "answer"
-EFFORTS = ("low", "medium", "high")
-CHOICES = ("auto", "on", "off", *EFFORTS)
 ESCAPE = "\ufdd1"  # a noncharacter, put before a mark that is one token, to tell it from the same characters in a text
 _TAIL = 32  # last tokens of a prompt, in which a template may open the reasoning
 
@@ -371,7 +369,7 @@ def template_variables(template: str, think: str, budget: int | None) -> dict[st
     variables |= {"enable_thinking": thinks, "thinking": thinks, "thinking_mode": "enabled" if thinks else "disabled"}
     if not thinks:
         variables["thinking_budget"] = 0
-    if think in EFFORTS:
+    if think not in ("on", "off"):
         variables["reasoning_effort"] = think
     elif not thinks:
         efforts = ("no_think", "none", "minimal", "low")

@@ -8,20 +8,19 @@ from localllm.errors import UsageError
 from localllm.files.settings import load_settings
 from localllm.files.text_file import read_template_choice, read_text
 from localllm.frozen import frozen
-from localllm.generation.answer_defaults import AnswerDefaults
-from localllm.generation.options import GenerationOptions
-from localllm.generation.sampling.options import DEFAULTS, OPTIONS, SamplingOptions, steps_lettered
+from localllm.generation.answer_defaults import UNSET, AnswerDefaults
+from localllm.generation.options import OPTIONS, GenerationOptions
+from localllm.generation.sampling.options import DEFAULTS, SamplingOptions, steps_lettered
+from localllm.generation.sampling.options import OPTIONS as SAMPLING
 from localllm.services.name_settings import settings_of, stored_model
 
 # Names of options whose values have other names here; "-" stands for "_".
 RENAMED = {
-    **{other: name for name, option in OPTIONS.items() for other in option.names},
-    "sampler_seq": "sampling_seq", "n_predict": "max_tokens", "predict": "max_tokens", "reverse_prompt": "stop",
-    "reasoning": "think", "reasoning_budget": "think_budget", "system_prompt": "system",
+    **{other: name for name, option in {**OPTIONS, **SAMPLING}.items() for other in option.names},
+    "sampler_seq": "sampling_seq", "system_prompt": "system",
     "chat_template_kwargs": "template_var", "ctx_size": "context", "n_gpu_layers": "gpu_layers", "device": "backend",
     "chat_template_file": "chat_template",
 }  # fmt: skip
-ANSWER = ("max_tokens", "stop", "ban", "think", "think_budget")  # fields of GenerationOptions
 TEXTS = ("stop", "ban", "dry_sequence_breakers", "template_var")  # a list of texts, or one
 WHOLE = ("max_tokens", "think_budget", "context", "threads", "seed")  # of these, -1 is the default
 OPENING = ("context", "threads", "backend", "gpu_layers", "chat_template", "mmproj", "kv_type")  # of open_model
@@ -58,7 +57,7 @@ def values_of(model: str) -> NameValues:
         if name in NOT_APPLIED:
             ignored.append(f"{setting.source}: {setting.written} is only used by commands that have this option")
     sampling = SamplingOptions(**{name: values[name] for name in values.keys() & DEFAULTS.keys()})
-    answer = {name: values[name] for name in ANSWER if name in values}
+    answer = {name: values[name] for name in UNSET if name in values}
     options = GenerationOptions(sampling=sampling, template_variables=values.get("template_var", {}), **answer)
     defaults = AnswerDefaults(values.get("system"), stored.messages() if stored else (), options)
     opening = {name: values[name] for name in (*OPENING, "cache") if name in values}
@@ -86,7 +85,7 @@ def converted(name: str, value: Any) -> dict[str, Any]:
         value = number_of(value)
     if name in DEFAULTS and name != "logit_bias":
         return {name: getattr(SamplingOptions(**{name: value}), name)}
-    if name in ANSWER:
+    if name in UNSET:
         return {name: getattr(GenerationOptions(**{name: value}), name)}
     return {name: value} if name in (*OPENING, "cache_type_k", "cache_type_v", "system") else {}
 

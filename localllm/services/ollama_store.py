@@ -16,6 +16,9 @@ from urllib.parse import unquote
 from localllm.errors import ModelError
 from localllm.files.models_folder import list_files, size_of
 from localllm.frozen import frozen
+from localllm.generation.options import OPTIONS
+from localllm.generation.sampling.declaration import names_for
+from localllm.generation.sampling.options import OPTIONS as SAMPLING
 from localllm.text.messages import Message
 
 PREFIX = "ollama:"
@@ -24,13 +27,11 @@ LAYER = "application/vnd.ollama.image."
 MAX_LAYER = 1 << 20  # bytes of a manifest, and of a layer with text; real ones have some thousands
 ELSEWHERE = ("/usr/share/ollama/.ollama/models", "/var/lib/ollama/.ollama/models", "/var/lib/ollama/models")
 # Parameters by the option that they set. Those in IDLE concern the speed alone.
-PARAMETERS = {
-    "temperature": "temp", "top_k": "top-k", "top_p": "top-p", "min_p": "min-p", "typical_p": "typical",
-    "repeat_last_n": "repeat-last-n", "repeat_penalty": "repeat-penalty", "presence_penalty": "presence-penalty",
-    "frequency_penalty": "frequency-penalty", "mirostat": "mirostat", "mirostat_tau": "mirostat-ent",
-    "mirostat_eta": "mirostat-lr", "seed": "seed", "stop": "stop", "num_predict": "n-predict", "num_ctx": "ctx-size",
-    "num_thread": "threads",
-}  # fmt: skip
+PARAMETERS = {"num_ctx": "ctx-size", "num_thread": "threads"} | {
+    theirs: declared[name].long_name
+    for declared in (OPTIONS, SAMPLING)
+    for theirs, name in names_for("ollama", declared).items()
+}
 IDLE = frozenset(("num_batch", "num_gpu", "main_gpu", "low_vram", "use_mmap", "use_mlock", "numa", "f16_kv"))
 UNLIMITED = ("num_predict", "num_thread")  # values below 1 are the default
 # What a template writes around texts: tokens in brackets, "### Instruction:", "USER:" and the like.

@@ -10,6 +10,7 @@ import typer
 
 from localllm.cli import open_model as opening
 from localllm.cli.options import shared as options
+from localllm.cli.options.sampling import number
 from localllm.cli.resolve_model import resolve_model_path
 from localllm.cli.terminal.output import ProgressLine, say, write
 from localllm.errors import ContextError, RecordsError, UsageError
@@ -30,7 +31,7 @@ class Reading(Protocol):
 E = TypeVar("E", bound=Reading)
 Context = Annotated[
     int | None,
-    options.number("-c", "--context", "--ctx-size", help="Maximum tokens per text.  [default: the model's context]"),
+    number("-c", "--context", "--ctx-size", help="Maximum tokens per text.  [default: the model's context]"),
 ]
 Field = Annotated[
     str, typer.Option("--field", metavar="NAME", help="Field of a JSON object that holds the text.  [default: text]")
@@ -69,9 +70,7 @@ def embed(
             help="Output format: jsonl, npy or plain.  [default: npy for -o FILE.npy, else jsonl]",
         ),
     ] = None,
-    dims: Annotated[
-        int | None, options.number("--dims", help="Truncate vectors to N dimensions (Matryoshka models).")
-    ] = None,
+    dims: Annotated[int | None, number("--dims", help="Truncate vectors to N dimensions (Matryoshka models).")] = None,
     role: Annotated[
         Literal["query", "document"] | None,
         typer.Option(
@@ -106,7 +105,7 @@ def embed(
             help="Print groups of texts with at least this cosine similarity, up to 1, instead of vectors.",
         ),
     ] = None,
-    top: Annotated[int, options.number("--top", help="Number of texts that --near prints.  [default: 5]")] = 5,
+    top: Annotated[int, number("--top", help="Number of texts that --near prints.  [default: 5]")] = 5,
     images: Annotated[
         list[str] | None,
         typer.Option(

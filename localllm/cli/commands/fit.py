@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from localllm.cli.options import shared as options
+from localllm.cli.options.sampling import number
 from localllm.cli.terminal.output import ProgressLine, broken, write
 from localllm.cli.terminal.render import count, fact_lines, one_line, size, table
 from localllm.errors import MemoryLimitError, UsageError
@@ -36,7 +37,7 @@ def fit(
     ] = None,
     context: Annotated[
         int | None,
-        options.number("-c", "--context", "--ctx-size", help="Context length, in tokens.  [default: several lengths]"),
+        number("-c", "--context", "--ctx-size", help="Context length, in tokens.  [default: several lengths]"),
     ] = None,
     kv_type: Annotated[
         str | None,

@@ -7,6 +7,7 @@ import typer
 from localllm.cli import open_model as opening
 from localllm.cli.options import shared as options
 from localllm.cli.options.offers import offer_models
+from localllm.cli.options.sampling import number
 from localllm.cli.parameters import Also
 from localllm.cli.resolve_model import resolve_model_path
 from localllm.cli.terminal.eta import Remaining
@@ -37,9 +38,9 @@ def imatrix(
         typer.Option("--in-file", metavar="FILE", help="Merge an existing importance matrix.  [repeatable]"),
     ] = None,
     context: Annotated[
-        int | None, options.number("-c", "--context", "--ctx-size", help="Tokens per chunk.  [default: 512]")
+        int | None, number("-c", "--context", "--ctx-size", help="Tokens per chunk.  [default: 512]")
     ] = None,
-    chunks: Annotated[int | None, options.number("--chunks", help="Maximum number of chunks.  [default: all]")] = None,
+    chunks: Annotated[int | None, number("--chunks", help="Maximum number of chunks.  [default: all]")] = None,
     parse_special: Annotated[
         bool, typer.Option("--parse-special", help="Parse special tokens like <|im_end|> in the text.")
     ] = False,

@@ -10,6 +10,7 @@ from localllm.cli import open_model as opening
 from localllm.cli.choice_scores import score_file
 from localllm.cli.options import shared as options
 from localllm.cli.options.choice_tasks import ChoiceTaskGroup
+from localllm.cli.options.sampling import number
 from localllm.cli.parameters import Also
 from localllm.cli.resolve_model import resolve_model_path
 from localllm.cli.terminal.eta import Remaining
@@ -32,14 +33,14 @@ def perplexity(
     *,
     context: Annotated[
         int | None,
-        options.number(
+        number(
             "-c",
             "--context",
             "--ctx-size",
             help="Tokens per chunk; the second half of each chunk is scored.  [default: 512]",
         ),
     ] = None,
-    chunks: Annotated[int | None, options.number("--chunks", help="Maximum number of chunks.  [default: all]")] = None,
+    chunks: Annotated[int | None, number("--chunks", help="Maximum number of chunks.  [default: all]")] = None,
     save_logits: Annotated[
         str | None,
         typer.Option(

@@ -8,6 +8,7 @@ import typer
 from localllm.cli import open_model as opening
 from localllm.cli.commands.embed import Context, Field, opened, records_of, tell
 from localllm.cli.options import shared as options
+from localllm.cli.options.sampling import number
 from localllm.cli.resolve_model import resolve_model_path
 from localllm.cli.terminal.output import ProgressLine, write
 from localllm.errors import UsageError
@@ -22,7 +23,7 @@ def rerank(
     query: Annotated[
         str | None, typer.Option("-q", "--query", metavar="TEXT", help="Query to rank the texts by.")
     ] = None,
-    top: Annotated[int | None, options.number("--top", help="Print only the N best lines.  [default: all]")] = None,
+    top: Annotated[int | None, number("--top", help="Print only the N best lines.  [default: all]")] = None,
     scores: Annotated[bool, typer.Option("--scores", help="Print the score before each line.")] = False,
     overflow: Annotated[
         Literal["refuse", "cut"],
@@ -65,9 +66,9 @@ def rerank(
         scores_found = model_opened.rerank(
             query, texts, overflow == "cut", lambda done: line.show(f"{done} texts read")
         )
-    order = sorted(range(len(texts)), key=lambda number: -float(scores_found[number]))[:top]
-    for number in order:
-        record, score = records[number], float(scores_found[number])
+    order = sorted(range(len(texts)), key=lambda place: -float(scores_found[place]))[:top]
+    for place in order:
+        record, score = records[place], float(scores_found[place])
         record_text = record.input if isinstance(record.input, str) else json.dumps(record.input, ensure_ascii=False)
         if as_json:
             result = {"id": record.id, "score": score, "input": record.input}

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from localllm.cli.command import values_for
 from localllm.cli.options import shared as options
 from localllm.cli.parameters import build_group
+from localllm.generation.answer_defaults import UNSET
 
 if TYPE_CHECKING:
     from localllm.api import Model
@@ -14,7 +15,7 @@ if TYPE_CHECKING:
     from localllm.generation.generate import GenerationOptions
 
 # Options of answers that a name may set.
-OF_NAMES = ("sampling", "max_tokens", "stop", "ban", "think", "think_budget", "template_variables")
+OF_NAMES = ("sampling", *UNSET, "template_variables")
 
 
 class NameSettings(NamedTuple):

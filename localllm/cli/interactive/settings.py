@@ -7,21 +7,15 @@ from typing import TYPE_CHECKING, Any
 
 from localllm.cli.argv import did_you_mean
 from localllm.errors import UsageError
-from localllm.generation.sampling.options import OPTIONS
+from localllm.generation.options import OPTIONS
+from localllm.generation.sampling.declaration import Option, names_for
+from localllm.generation.sampling.options import OPTIONS as SAMPLING
 
 if TYPE_CHECKING:
     from localllm.generation.generate import GenerationOptions
 
-OF_ANSWERS = {
-    "max_tokens": int,
-    "stop": tuple,
-    "ban": tuple,
-    "think": str,
-    "think_budget": int,
-    "on_overflow": str,
-    "keep": int,
-}  # of GenerationOptions itself
-OTHER_NAMES = {"temp": "temperature", "n": "max_tokens", "n_predict": "max_tokens"}
+OF_ANSWERS = names_for("chat", OPTIONS)  # of GenerationOptions itself
+OTHER_NAMES = {other: name for name, option in {**OPTIONS, **SAMPLING}.items() for other in option.names}
 USUAL = "default"
 COUNTERPARTS = {  # of Ollama's /set
     "verbose": "/stats on", "quiet": "/stats off", "system": "/system TEXT", "nothink": "/think off",
@@ -31,7 +25,7 @@ COUNTERPARTS = {  # of Ollama's /set
 
 def names(options: "GenerationOptions") -> list[str]:
     """List the names of all options that can be set."""
-    return [*OF_ANSWERS, *OPTIONS]
+    return [*OF_ANSWERS, *SAMPLING]
 
 
 def list_settings(options: "GenerationOptions") -> Iterator[tuple[str, object, bool]]:
@@ -62,16 +56,13 @@ def change_option(options: "GenerationOptions", name: str, text: str) -> "Genera
     if text == USUAL:
         usual = type(options)()
         return replace_option(options, name, getattr(usual if name in OF_ANSWERS else usual.sampling, name))
-    value = parse_value(name, text, kind_of(options, name))
+    value = parse_value(name, text, kind_of(OPTIONS[name] if name in OPTIONS else SAMPLING[name]))
     return replace_option(options, name, None if (name, value) == ("max_tokens", -1) else value)
 
 
-def kind_of(options: "GenerationOptions", name: str) -> type:
+def kind_of(option: Option) -> type:
     """Return the type of an option's values."""
-    if name in OF_ANSWERS:
-        return OF_ANSWERS[name]
-    default = OPTIONS[name].default
-    return int if default is None else type(default)
+    return type(option.default) if isinstance(option.default, tuple | dict) else option.kind
 
 
 def replace_option(options: "GenerationOptions", name: str, value: object) -> "GenerationOptions":

@@ -17,6 +17,7 @@ from localllm.cli.terminal.stream_renderer import columns
 from localllm.errors import UsageError
 from localllm.files.text_file import decode_with_replacement, strip_line_break
 from localllm.frozen import frozen
+from localllm.generation.options import THINK
 from localllm.services import sessions
 
 if TYPE_CHECKING:
@@ -256,15 +257,13 @@ def stats(conversation: "TerminalConversation", argument: str, tools: Tools) -> 
 
 def think(conversation: "TerminalConversation", argument: str, tools: Tools) -> None:
     """Set whether the model's reasoning is shown; the template decides whether it reasons."""
-    from localllm.generation.reasoning import CHOICES
-
-    if argument in CHOICES:
+    if argument in THINK:
         conversation.set(replace(conversation.options, think=argument))
     elif argument not in ("hide", "show"):
-        raise UsageError(f"/think {'|'.join(CHOICES)}|hide|show")
+        raise UsageError(f"/think {'|'.join(THINK)}|hide|show")
     if argument != "off":
         conversation.shows_thoughts = argument != "hide"
-    if argument in CHOICES and not can_choose_thinking(conversation.model, argument):
+    if argument in THINK and not can_choose_thinking(conversation.model, argument):
         return
     visibility = "shown" if conversation.shows_thoughts else "hidden"
     dim(f"thinking is {conversation.options.think}, thoughts are {visibility}")

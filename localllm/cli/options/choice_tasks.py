@@ -4,7 +4,7 @@ from typing import Annotated
 
 import typer
 
-from localllm.cli.options import shared as options
+from localllm.cli.options.sampling import number
 from localllm.cli.parameters import group
 from localllm.errors import UsageError
 
@@ -18,13 +18,13 @@ class ChoiceTaskGroup:
     ] = False
     hellaswag_tasks: Annotated[
         int | None,
-        options.number("--hellaswag-tasks", help="Number of tasks, drawn at random; 0: all.  [default: 400]"),
+        number("--hellaswag-tasks", help="Number of tasks, drawn at random; 0: all.  [default: 400]"),
     ] = None
     winogrande: Annotated[
         bool, typer.Option("--winogrande", help="Score the Winogrande tasks in TEXT: CSV, as in llama.cpp.")
     ] = False
     winogrande_tasks: Annotated[
-        int | None, options.number("--winogrande-tasks", help="Number of tasks, drawn at random.  [default: all]")
+        int | None, number("--winogrande-tasks", help="Number of tasks, drawn at random.  [default: all]")
     ] = None
     multiple_choice: Annotated[
         bool,
@@ -35,7 +35,7 @@ class ChoiceTaskGroup:
     ] = False
     multiple_choice_tasks: Annotated[
         int | None,
-        options.number("--multiple-choice-tasks", help="Number of tasks, drawn at random.  [default: all]"),
+        number("--multiple-choice-tasks", help="Number of tasks, drawn at random.  [default: all]"),
     ] = None
 
     def select(self) -> tuple[str, int] | None:

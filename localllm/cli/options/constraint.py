@@ -7,9 +7,11 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
+from localllm.cli.options.sampling import flags_of
 from localllm.cli.parameters import group, number_or_default
 from localllm.cli.terminal.output import say
 from localllm.errors import CutError, UsageError
+from localllm.generation.options import OPTIONS
 
 if TYPE_CHECKING:
     from localllm.generation.constraints.constraint import Constraint
@@ -97,26 +99,8 @@ def text_of(name: str, argument: str | None, sign: str) -> str | None:
 class Thoughts:
     """Thinking and chat template variables."""
 
-    think: Annotated[
-        Literal["auto", "on", "off", "low", "medium", "high"],
-        typer.Option(
-            "--think",
-            "--reasoning",
-            "-rea",
-            metavar="HOW",
-            help="Thinking: on, off, low, medium, high, or auto (the chat template's default).  [default: auto]",
-        ),
-    ] = "auto"
-    think_budget: Annotated[
-        int | None,
-        typer.Option(
-            "--think-budget",
-            "--reasoning-budget",
-            metavar="N",
-            parser=number_or_default("-1"),
-            help="Maximum number of thinking tokens; -1: no limit.  [default: -1]",
-        ),
-    ] = None
+    think: Annotated[Literal["auto", "on", "off", "low", "medium", "high"], flags_of(OPTIONS["think"])] = "auto"
+    think_budget: Annotated[int | None, flags_of(OPTIONS["think_budget"], number_or_default("-1"))] = None
     template_var: Annotated[
         list[str] | None,
         typer.Option(

@@ -17,10 +17,12 @@ def number(*names: str, help: str) -> object:
     return typer.Option(*names, metavar="N", help=help)
 
 
-def flags_of(option: Option, parser: Callable[[str], object] | None = None) -> Any:
+def flags_of(
+    option: Option, parser: Callable[[str], object] | None = None, offers: Callable[..., list[str]] | None = None
+) -> Any:
     """Return Typer's declaration of an option."""
-    metavar = None if option.kind is bool else option.metavar
-    return typer.Option(*option.flags.split(), metavar=metavar, help=option.full_help, parser=parser)
+    flags, metavar = option.flags.split(), None if option.kind is bool else option.metavar
+    return typer.Option(*flags, metavar=metavar, help=option.full_help, parser=parser, autocompletion=offers)
 
 
 def token_bias(text: str) -> tuple[int, float]:

@@ -6,18 +6,18 @@ import typer
 
 from localllm.cli.options.constraint import Shape, Thoughts
 from localllm.cli.options.offers import offer_known_models, offer_models, offer_templates, one_of
-from localllm.cli.options.sampling import ExactSampling, Sampling, number
+from localllm.cli.options.sampling import ExactSampling, Sampling, flags_of
 from localllm.cli.parameters import Also, explicit_options, group, number_or_default
 from localllm.cli.terminal.output import say
 from localllm.errors import UsageError
+from localllm.generation.options import OPTIONS, GenerationOptions
+from localllm.generation.sampling.options import SamplingOptions
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
     from localllm.arch.rope_scaling import RopeScaling
     from localllm.engine.options import EngineOptions
-    from localllm.generation.generate import GenerationOptions
-    from localllm.generation.sampling.options import SamplingOptions
     from localllm.kernels.build.objects import Progress
 
 DRAFT, NAMED = "draft:", ("-m", "--model")
@@ -260,35 +260,9 @@ class EngineGroup:
 class Answers:
     """Generation."""
 
-    max_tokens: Annotated[
-        int | None,
-        number(
-            "-n",
-            "--max-tokens",
-            "--n-predict",
-            "--predict",
-            help="Maximum number of tokens to generate; -1: no limit.  [default: -1]",
-        ),
-    ] = None
-    stop: Annotated[
-        list[str] | None,
-        typer.Option(
-            "-r",
-            "--stop",
-            "--reverse-prompt",
-            metavar="TEXT",
-            help="Stop generating at this text; it is not printed.  [repeatable]",
-        ),
-    ] = None
-    ban: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--ban",
-            metavar="TEXT",
-            help="Never generate this text, in upper or lower case: go back to its beginning and continue differently."
-            "  [repeatable]",
-        ),
-    ] = None
+    max_tokens: Annotated[int | None, flags_of(OPTIONS["max_tokens"])] = None
+    stop: Annotated[list[str] | None, flags_of(OPTIONS["stop"])] = None
+    ban: Annotated[list[str] | None, flags_of(OPTIONS["ban"])] = None
     escape: Annotated[
         bool, typer.Option("-e/--no-escape", "--escape", help=r"Process escape sequences in TEXT: \n, \t, \xNN, ...")
     ] = False
@@ -308,45 +282,22 @@ class GenerationGroup(Answers):
 
     speculate: Annotated[
         str,
-        typer.Option(
-            "--speculate",
-            metavar="HOW",
-            autocompletion=one_of(("auto", "mtp", "ngram", "off", "draft:")),
-            parser=parse_speculate,
-            help="Speculative decoding, which changes the speed, not the answer: ngram (repeated text), mtp (also the "
-            "model's own MTP layer), draft:MODEL (also a smaller model or an EAGLE-3 head), off, or auto (mtp if "
-            "the model has such a layer, else ngram).  [default: auto]",
+        flags_of(
+            OPTIONS["speculate"], parser=parse_speculate, offers=one_of(("auto", "mtp", "ngram", "off", "draft:"))
         ),
     ] = "auto"
     on_overflow: Annotated[
         Literal["error", "drop-turns", "shift", "head", "tail", "middle", "relevant", "chunks"] | None,
-        typer.Option(
-            "--on-overflow",
-            metavar="HOW",
-            help="When the context is full: error (stop), drop-turns (drop the oldest turns), or shift (drop tokens "
-            "from the middle). In `run`, if files and stdin do not fit: head or tail (read only the first or the last "
-            "lines), middle (leave out the lines in the middle), relevant (score all lines and answer from the "
-            "relevant ones), or chunks (ask about each part, then about these answers)."
-            "  [default: error in run, drop-turns in chat]",
-        ),
+        flags_of(OPTIONS["on_overflow"]),
     ] = None
-    keep: Annotated[
-        int | None,
-        number(
-            "--keep",
-            help="With --on-overflow shift: tokens to keep at the start.  [default: the system message, at least 4]",
-        ),
-    ] = None
+    keep: Annotated[int | None, flags_of(OPTIONS["keep"])] = None
 
 
-def generation_options(on_progress: "Callable[[int, int], None] | None", choices: Answers) -> "GenerationOptions":
+def generation_options(on_progress: "Callable[[int, int], None] | None", choices: Answers) -> GenerationOptions:
     """Build and check GenerationOptions; `on_progress` is called during the prefill. Raises UsageError.
 
     They have no draft model until `with_draft_model`.
     """
-    from localllm.generation.generate import GenerationOptions
-    from localllm.generation.sampling.options import SamplingOptions
-
     drawing = choices.drawing()
     sampling = SamplingOptions(**drawing)
     if "samplers" in drawing or drawing.get("mirostat"):
@@ -368,7 +319,7 @@ def generation_options(on_progress: "Callable[[int, int], None] | None", choices
     return GenerationOptions(limit, stop, sampling, on_progress, kind, overflow, keep, **further)
 
 
-def tell_unused(sampling: "SamplingOptions", names: "Iterable[str]") -> None:
+def tell_unused(sampling: SamplingOptions, names: "Iterable[str]") -> None:
     """Say which of the given options have no effect, because their step is not in the chain."""
     from localllm.generation.sampling.sampler import unused_options
 

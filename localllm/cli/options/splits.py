@@ -4,7 +4,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from localllm.cli.options import shared as options
+from localllm.cli.options.sampling import number
 from localllm.cli.parameters import group
 from localllm.errors import UsageError
 
@@ -21,7 +21,7 @@ class SplitGroup:
         typer.Option("--split-max-size", metavar="SIZE", help="Maximum size of a file's tensors, e.g. 45G or 800M."),
     ] = None
     split_max_tensors: Annotated[
-        int | None, options.number("--split-max-tensors", help="Maximum number of tensors in a file.")
+        int | None, number("--split-max-tensors", help="Maximum number of tensors in a file.")
     ] = None
     no_tensor_first_split: Annotated[
         bool, typer.Option("--no-tensor-first-split", help="Write only metadata to the first file.")

@@ -77,6 +77,11 @@ class Option:
         return [flag.lstrip("-").replace("-", "_") for flag in self.flags.split()]
 
     @property
+    def long_name(self) -> str:
+        """Return its key in config.toml: top-k for --top-k."""
+        return next(flag for flag in self.flags.split() if flag.startswith("--")).removeprefix("--")
+
+    @property
     def default_text(self) -> str:
         """Return the default as the help shows it, "" for none."""
         return self.shown or (str(self.default) if self.range else "")
@@ -91,6 +96,11 @@ class Option:
 def option(default: object, *declared: Any, **further: Any) -> Any:
     """Declare a field whose value is None until it is chosen; the arguments are those of Option."""
     return field(default=None, metadata={"option": Option(default, *declared, **further)})
+
+
+def setting(default: object, *declared: Any, **further: Any) -> Any:
+    """Declare a field whose value is its default until it is chosen; the arguments are those of Option."""
+    return field(default=default, metadata={"option": Option(default, *declared, **further)})
 
 
 def declared_in(kind: type) -> dict[str, Option]:

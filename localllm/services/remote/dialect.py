@@ -6,8 +6,7 @@ from localllm.errors import UsageError
 from localllm.frozen import frozen
 from localllm.generation.constraints.closed_schemas import close_objects
 from localllm.generation.generate import GenerationOptions
-from localllm.generation.options import CALLABLES
-from localllm.generation.reasoning import EFFORTS
+from localllm.generation.options import CALLABLES, EFFORTS
 from localllm.generation.sampling.declaration import names_for
 from localllm.generation.sampling.options import OPTIONS
 
