@@ -91,8 +91,9 @@ def match(candidate: ReuseCandidate, ids: Ids[int], runs: Runs, segments: Prefil
         default=0,
     )
     length = max(ended, last_end(ids, min(common_length, aligned), runs))
-    if turns and max(len(ids), turns[0].prompt) <= PRECISE_TOKENS and runs.compute_alike(len(ids), turns[0].prompt):
-        length = max(length, min(common_length, turns[0].prompt))
+    left = next((turn.prompt for turn in turns if turn.prompt > common_length), 0)  # the prompt that differs
+    if left and max(len(ids), left) <= PRECISE_TOKENS and runs.compute_alike(len(ids), left):
+        length = common_length
     is_run = length < common_length and length == last_end(ids, min(length, aligned), runs)
     return PrefixMatch(source, length, is_run)
 

@@ -161,9 +161,9 @@ def test_all_poolings_differ(model_path):
 )  # fmt: skip
 def test_which_texts_are_read_together(monkeypatch, lengths, together):
     """Up to 10 tokens here, and three texts; those of up to three tokens by themselves."""
-    for name, number in (("BATCH", 10), ("SHORT", 3), ("MOST_TEXTS", 3)):
+    for name, number in (("BATCH", 10), ("LEAST_OF_TEXTS", 1), ("MOST_TEXTS", 3)):
         monkeypatch.setattr(engine_texts, name, number)
-    assert [numbers.tolist() for numbers in runs(lengths)] == together
+    assert [numbers.tolist() for numbers in runs(lengths, kernel_limits=(3,))] == together
 
 
 class Bare(EmbeddingRunner):
@@ -172,6 +172,7 @@ class Bare(EmbeddingRunner):
     def __init__(self, has_kinds: bool = True):
         self.context, self.vocab_size, self.width, self.lock = 9, 20, 3, Lock()
         self._path, self._has_kinds, self.warning, self.closed = "m.gguf", has_kinds, None, 0
+        self._kernel_limits = (engine_texts.SHORT,)
         self._read = lambda texts: np.array([[text.ids[0], len(text.ids), text.second] for text in texts])
         self._close = lambda: setattr(self, "closed", self.closed + 1)
 
@@ -256,7 +257,9 @@ def test_who_computes_texts(monkeypatch):
 def test_when_activations_keep_16_bits(monkeypatch, format, long_is_precise, context, pages):
     """Of short texts always, of others where weights have as many: what is read in one run is of one kind."""
     asked, given = list[tuple](), dict[str, object]()
-    program = SimpleNamespace(read=lambda *call: asked.append(call), close="close", prepare_all="all", warning="slow")
+    program = SimpleNamespace(
+        read=lambda *call: asked.append(call), close="close", prepare_all="all", warning="slow", kernel_limits=(7,)
+    )
     monkeypatch.setattr(engine_texts, "MOST_TEXTS", 5)
     monkeypatch.setattr(engine_texts, "RunCache", lambda *known: known)
 
@@ -274,6 +277,7 @@ def test_when_activations_keep_16_bits(monkeypatch, format, long_is_precise, con
     assert len(given["places"].header.ids) == max(512, context)
     assert (given["threads"], given["keeps"]) == (3, False)
     assert (reader._close, reader.prepare_all, reader.warning) == ("close", "all", "slow")
+    assert reader._kernel_limits == (7,)
     for lengths, is_precise in (((128, 1), True), ((1, 129), long_is_precise)):
         read(texts := [TextSpan(np.zeros(length, np.int64), length) for length in lengths])
         told, table, precise = asked.pop()

@@ -54,6 +54,15 @@ def test_behind_short_prompts_one_goes_on_anywhere():
     assert longest_match([ReuseCandidate("a", read, [TurnBoundary(PRECISE_TOKENS + 1)], 0)], SHORT, RUNS) == NOTHING
 
 
+def test_a_turn_is_continued_anywhere_by_a_prompt_with_the_same_kernels():
+    """The tokens before were read by them: here two prompts of 49 tokens, then one for which others are selected."""
+    turns, read = [TurnBoundary(20, 25), TurnBoundary(49, 52)], LONG[:52]
+    runs = Runs(kernel_limits=(50,))
+    assert longest_match([ReuseCandidate("a", read, turns, 0)], LONG[:49], runs) == PrefixMatch("a", 48)
+    assert longest_match([ReuseCandidate("a", read, turns, 0)], [*LONG[:40], *[-1] * 9], runs) == PrefixMatch("a", 40)
+    assert longest_match([ReuseCandidate("a", read, turns, 0)], [*LONG[:40], *[-1] * 30], runs) == PrefixMatch("a", 25)
+
+
 def test_who_has_read_most_and_of_equal_ones_the_first():
     some, more = ReuseCandidate("some", LONG[:600], (), FIRST), ReuseCandidate("more", LONG[:1100], (), 2 * FIRST)
     assert longest_match([some, more, more._replace(source="also")], LONG, RUNS) == PrefixMatch(
