@@ -12,7 +12,7 @@ that depends on the token's position only.
 from localllm.kernels.cpu import ATTEND_ROWS, FEW_TOKENS, MOST_SPLITS, SPLIT_TOKENS
 from localllm.kernels.cpu.signature import argument, device, kernel
 from localllm.kernels.simd import store_i64
-from localllm.kernels.table import PLAN, SEQUENCE, SPLIT, UNIT
+from localllm.kernels.table import PAGE, PLAN, SEQUENCE, SPLIT, UNIT
 
 FEW_ROWS = 24  # up to so many rows, reading the cache directly (few.py) is faster
 WHOLE = 1 << 40  # keys of a part, for a context that is not split
@@ -98,6 +98,8 @@ def add_tokens(a, sequence, unit, first, count, start, splits, span):
         for row in range(0, rows, at_once):
             unit_rows = min(at_once, rows - row)
             begin, last = first_key(a, sequence, start + row // group), start + (row + unit_rows - 1) // group
+            if few == 0:
+                begin = begin // PAGE * PAGE  # AMX adds up 32 keys at a time: which ones must not depend on the unit
             end = min(last + 1 + argument(a, PLAN.lookahead), end_seen(a, sequence))
             for split in range(splits):
                 lower, upper = max(begin, lowest + split * span), min(end, lowest + (split + 1) * span)
