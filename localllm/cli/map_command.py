@@ -10,7 +10,8 @@ from localllm.cli import open_model as opening
 from localllm.cli.map_io import Given, Progress, Writer, content, properties_of, records_of
 from localllm.cli.map_run import answer, of_input, open_mapping
 from localllm.cli.options import shared as options
-from localllm.cli.options.choices import require_plain, texts_of
+from localllm.cli.options.choices import texts_of
+from localllm.cli.options.conflicts import FORM, THOUGHTS, require_combination
 from localllm.cli.options.endpoint import EndpointGroup, open_remote
 from localllm.cli.options.mapping import AnswersGroup, RecordsGroup
 from localllm.cli.options.tables import TableGroup
@@ -68,12 +69,13 @@ class MapCommand:
         from localllm.files.text_file import require_encoding
 
         ask = self.ask
-        if ask.raw and ask.chat_template is not None:
-            raise UsageError("--raw turns off the chat template: leave out --chat-template")
-        if ask.raw and explicit_options(self.choices.thoughts):
-            raise UsageError(
-                "--raw turns off the chat template: leave out the options for thinking and template variables"
-            )
+        output = self.output
+        require_combination({
+            "--raw": ask.raw, "--chat-template": ask.chat_template is not None,
+            THOUGHTS: explicit_options(self.choices.thoughts), FORM: self.choices.shape.forms,
+            "--redo": output.redo, "--redo-errors": output.redo_errors, "--choices": output.choices_given is not None,
+            "--n": output.n > 1, "--ray": output.ray is not None, "--endpoint": self.endpoint.endpoint is not None,
+        })  # fmt: skip
         self.system = options.system_message(ask.system, ask.system_file)
         self.output.validate_combination()
         require_encoding(ask.encoding)
@@ -118,11 +120,6 @@ class MapCommand:
             ask.mmproj and os.path.abspath(ask.mmproj),
             texts_of(output.choices_given) if output.choices_given is not None else (), self.tables.json_as_text,
         )  # fmt: skip
-        if job.choices:
-            require_plain(
-                n=output.n > 1, ray=output.ray is not None, endpoint=self.place is not None,
-                a_schema_grammar_or_regex=generation.constraint is not None,
-            )  # fmt: skip
         return job
 
     def require_files(self, job: "MapJob") -> str | None:

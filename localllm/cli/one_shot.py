@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, NamedTuple, cast
 from localllm.cli import open_model as opening
 from localllm.cli.options import shared as options
 from localllm.cli.options.choices import choose, texts_of
-from localllm.cli.options.choices import require_plain as require_plain_choices
+from localllm.cli.options.conflicts import DIFFUSION, FORM, STEPS, THOUGHTS, require_combination
 from localllm.cli.options.constraint import require_whole
-from localllm.cli.options.diffusion import Diffusion, fill, require_plain
+from localllm.cli.options.diffusion import Diffusion, fill
 from localllm.cli.options.endpoint import EndpointGroup
 from localllm.cli.options.images import ImageGroup
 from localllm.cli.options.one_shot import (
@@ -76,13 +76,14 @@ class OneShot:
         """Generate, print and save the answer. Raises LocalllmError, and KeyboardInterrupt if it was interrupted."""
         self.started, self.line = perf_counter(), ProgressLine()
         self.place = self.endpoint.place()
+        require_combination(self.flags)
         thread = self.open_thread()
         inputs = self.read()
         longer = self.long_prompt()
         suffix = self.infill.text(self.prompt.encoding, self.most_bytes)
         system = options.system_message(self.prompt.system, self.prompt.system_file)
         generation = options.generation_options(opening.reading(self.line), self.generation)
-        texts = self.require_combination(system, generation)
+        texts = self.texts_to_choose()
         if self.place is None:
             opening.warn_builtin_model(self.model)
         with ExitStack() as stack:
@@ -146,9 +147,11 @@ class OneShot:
 
     def open_thread(self) -> "Thread | None":
         """Open the conversation of --continue or --session; use its model if none is given. Raises UsageError."""
-        thread, output = None, self.output
+        thread = None
         if self.follow.latest or self.follow.session is not None:
-            thread = open_thread(self.follow, self.continues, self.is_search, output.choices_given is not None)
+            from localllm.cli.follow_up import Thread
+
+            thread = Thread(self.follow.session)
             self.model = thread.model if self.model is None and self.place is None else self.model
         ask = self.prompt
         inputs = (self.model, self.words, ask.prompt, ask.file, ask.binary_file, self.place)
@@ -187,32 +190,27 @@ class OneShot:
 
         return LongPrompt(self.generation.on_overflow, self.continues)
 
-    def require_combination(self, system: str | None, generation: "GenerationOptions") -> list[str]:
-        """Return the texts of --choices, [] without it. Raises UsageError for invalid combinations of options."""
-        output, ask, is_remote = self.output, self.prompt, self.place is not None
-        has_choices, has_receipt = output.choices_given is not None, output.receipt is not None
-        has_tools = self.tools.are_enabled
-        if self.continues:
-            require_no_template("--raw" if ask.raw else "--suffix", system, ask.chat_template, self.generation)
-        self.infill.require_plain(
-            raw=ask.raw, images=bool(self.images.image_files), tools=has_tools, choices=has_choices,
-            endpoint=is_remote, receipt=has_receipt, steps=self.has_steps,
-        )  # fmt: skip
+    def texts_to_choose(self) -> list[str]:
+        """Return the texts of --choices, [] without it. Raises UsageError for them, and for numbers of answers."""
+        output = self.output
         if output.n != 1 or output.beams:
             validate_combination(output.n, output.beams, self.generation)
-        self.images.require_plain(receipt=has_receipt)
-        if has_tools:
-            require_plain_tools(raw=ask.raw, n=output.n > 1, beams=output.beams > 0, receipt=has_receipt)
-        texts = [] if output.choices_given is None else texts_of(output.choices_given)
-        if texts:
-            require_plain_choices(
-                n=output.n > 1, beams=output.beams > 0, tools=has_tools, endpoint=is_remote,
-                receipt=has_receipt, stats=output.stats, steps=self.has_steps,
-                a_schema_grammar_or_regex=generation.constraint is not None,
-            )  # fmt: skip
-        if self.extracts and (output.as_json or has_tools):
-            raise UsageError(f"--extract cannot be combined with {'--json' if output.as_json else '--tools'}")
-        return texts
+        return [] if output.choices_given is None else texts_of(output.choices_given)
+
+    @property
+    def flags(self) -> dict[str, object]:
+        """Return whether the options are given that exclude others."""
+        output, ask, follow = self.output, self.prompt, self.follow
+        return {
+            "--continue": follow.latest, "--session": follow.session is not None, "--extract": self.extracts,
+            "-sys": ask.system is not None or ask.system_file is not None, "--raw": ask.raw,
+            "--chat-template": ask.chat_template is not None, "--suffix": explicit_options(self.infill),
+            "--image": self.images.image_files, "--tools": self.tools.are_enabled, "--n": output.n > 1,
+            "--beams": output.beams > 0, "--choices": output.choices_given is not None, "--json": output.as_json,
+            "--stats": output.stats, "--receipt": output.receipt is not None, "--endpoint": self.place is not None,
+            STEPS: self.has_steps, FORM: self.generation.shape.forms,
+            THOUGHTS: explicit_options(self.generation.thoughts),
+        }  # fmt: skip
 
     def open(self, place: "Endpoint | None", stack: ExitStack) -> "Model":
         """Open the model, or if `place` is not None connect to that server. Raises LocalllmError."""
@@ -235,13 +233,7 @@ class OneShot:
 
     def denoise(self, model: "Model", prompt: "str | list[Message]") -> None:
         """Let a diffusion model answer. Raises UsageError for options that such models do not have."""
-        output = self.output
-        self.images.require_plain(steps=True)
-        self.infill.require_plain(a_diffusion_model=True)
-        require_plain(
-            n=output.n > 1, beams=output.beams > 0, json=output.as_json, stats=output.stats,
-            receipt=output.receipt is not None, tools=self.tools.are_enabled,
-        )  # fmt: skip
+        require_combination(self.flags | {DIFFUSION: True})
         fill(model, prompt, self.generation, self.diffusion, self.line)
 
     def answer_with_tools(
@@ -310,33 +302,6 @@ class OneShot:
             keep(output.receipt, model, prompt, generation, choices, result)
 
 
-def require_no_template(
-    option: str, system: str | None, chat_template: str | None, choices: options.GenerationGroup
-) -> None:
-    """Raise UsageError for options that need a chat template, which an option turns off."""
-    conflicts = {
-        "-sys": system is not None,
-        "--chat-template": chat_template is not None,
-        "the options for thinking and template variables": bool(explicit_options(choices.thoughts)),
-    }
-    for conflict, is_given in conflicts.items():
-        if is_given:
-            raise UsageError(f"{option} turns off the chat template: leave out {conflict}")
-
-
-def open_thread(follow: FollowUpGroup, raw: bool, several: bool, choices: bool) -> "Thread":
-    """Return the conversation of --continue or --session. Raises UsageError."""
-    if follow.latest and follow.session is not None:
-        raise UsageError("give either --session or --continue, not both")
-    option = "--continue" if follow.latest else "--session"
-    for conflict, is_given in {"--raw or --suffix": raw, "several answers": several, "--choices": choices}.items():
-        if is_given:
-            raise UsageError(f"{option} cannot be combined with {conflict}")
-    from localllm.cli.follow_up import Thread
-
-    return Thread(follow.session)
-
-
 def remember(
     model: "Model", thread: "Thread | None", prompt: "str | list[Message]", answered: Answered, no_cache: bool
 ) -> None:
@@ -363,13 +328,6 @@ def with_template(named: TemplateGroup, inputs: Given) -> Given:
         return Given("", template.fill(inputs.text, fields))
     material, question = (inputs.material, inputs.question) if inputs.material else (inputs.question, "")
     return Given(material, "\n\n".join(filter(None, (template.fill("", fields), question))), inputs.prompt_first)
-
-
-def require_plain_tools(**flags: bool) -> None:
-    """Raise UsageError for options that cannot be combined with tools."""
-    for name, is_given in flags.items():
-        if is_given:
-            raise UsageError(f"tools cannot be combined with --{name}")
 
 
 def validate_combination(n: int, beams: int, choices: options.GenerationGroup) -> None:

@@ -59,7 +59,7 @@ def register_embedding_models(register: Callable[[object], object]) -> None:
 def options_class() -> type[llm.Options]:
     """Make the class of an answer's options; None is the model's own default."""
     kinds = {
-        name: (declared[name].kind | None, Field(None, description=declared[name].full_help))
+        name: (declared[name].kind | None, Field(None, description=declared[name].help.partition("; -1:")[0]))
         for declared in (OPTIONS, SAMPLING)
         for name in names_for("llm", declared)
     }

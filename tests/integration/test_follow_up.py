@@ -157,7 +157,7 @@ def test_there_may_be_nothing_to_continue(cli, state: Path):
     assert code == 2 and "there is no answer to continue: ask with `localllm run` first" in err
     assert cli("run", *ASK, "--no-cache")[0] == 0 and not (state / "last-answer.jsonl").exists()
     code, _, err = cli("run", "--continue", "-p", "Hi", "--raw")
-    assert code == 2 and "--continue cannot be combined with --raw or --suffix" in err
+    assert code == 2 and "--continue cannot be combined with --raw" in err
     code, _, err = cli("run", "--continue", "--session", "a", "-p", "Hi")
     assert code == 2 and "give either --session or --continue, not both" in err
 

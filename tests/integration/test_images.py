@@ -310,7 +310,7 @@ def test_pieces_do_not_cut_images(tmp_path, name, precise):
         (["--image", "{one}", "--mmproj", "{model}"], "a language model, not a vision projector"),
         (["--image", "{one}", "--mmproj", "{other}"], "the projector of another model"),
         (["--image", "{one}", "--raw"], "images need a chat template"),
-        (["--image", "{one}", "--receipt", "r.json"], "images cannot be combined with --receipt"),
+        (["--image", "{one}", "--receipt", "r.json"], "--image cannot be combined with --receipt"),
         (["--image", "-", "--image", "-"], "stdin"),
     ],
 )

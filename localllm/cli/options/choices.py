@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from localllm.cli.terminal.output import write
-from localllm.errors import UsageError
 
 if TYPE_CHECKING:
     from localllm.api import Model
@@ -29,13 +28,6 @@ def texts_of(argument: str) -> list[str]:
 
     (texts,) = csv.reader([argument], skipinitialspace=True) if argument.strip() else ([""],)
     return require_texts([text.strip() for text in texts])
-
-
-def require_plain(**flags: bool) -> None:
-    """Raise UsageError for options that cannot be combined with --choices."""
-    for name, is_given in flags.items():
-        if is_given:
-            raise UsageError(f"--choices cannot be combined with {name.replace('_', ' ')}")
 
 
 def choose(model: "Model", prompt: "str | list[Message]", texts: list[str], as_json: bool) -> None:

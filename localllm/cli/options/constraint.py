@@ -59,15 +59,19 @@ class Shape:
         ),
     ] = False
 
+    @property
+    def forms(self) -> list[str]:
+        """Return which forms are given; an answer can have one."""
+        return [name for name in ("json_schema", "grammar", "regex") if getattr(self, name) is not None]
+
     def constraint(self) -> "Constraint | None":
         """Build the constraint from the options. Raises UsageError."""
-        given = [name for name in ("json_schema", "grammar", "regex") if getattr(self, name) is not None]
-        if not given:
+        if not self.forms:
             return None
         from localllm.generation.constraints.constraint import constraint_of
 
-        if len(given) > 1:
-            names = (f"--{name.replace('_', '-')}" for name in given)
+        if len(self.forms) > 1:
+            names = (f"--{name.replace('_', '-')}" for name in self.forms)
             raise UsageError(f"{' and '.join(names)} cannot be combined")
         schema, grammar = text_of("json_schema", self.json_schema, "{"), text_of("grammar", self.grammar, "::=")
         return constraint_of(schema, grammar, self.regex, self.json_whitespace, self.additional_properties)

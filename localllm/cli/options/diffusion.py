@@ -130,9 +130,3 @@ def decode_with_blanks(model: "Model", tokens: list[int], mask: int) -> str:
         else:
             run.append(token)
     return text + tokenizer.decode(run)
-
-
-def require_plain(**flags: bool) -> None:
-    """Raise UsageError for options that diffusion models do not have; flags: whether each of them was given."""
-    if names := [name for name, is_given in flags.items() if is_given]:
-        raise UsageError(f"diffusion models give a single answer as plain text: leave out --{names[0]}")

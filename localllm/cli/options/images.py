@@ -59,9 +59,3 @@ class ImageGroup:
         """Raise UsageError for an image from stdin, from which chat reads the conversation."""
         if self.takes_stdin:
             raise UsageError("--image -: chat reads the prompt from stdin; use `localllm run` for an image from stdin")
-
-    def require_plain(self, **flags: bool) -> None:
-        """Raise UsageError for options that cannot be combined with images."""
-        for name, is_given in flags.items():
-            if self.image_files and is_given:
-                raise UsageError(f"images cannot be combined with --{name}")

@@ -96,5 +96,3 @@ class AnswersGroup:
         if (self.redo or self.redo_errors) and self.output is None:
             option = "--redo" if self.redo else "--redo-errors"
             raise UsageError(f"{option} is about the answers in the output file: give -o FILE")
-        if self.redo and self.redo_errors:
-            raise UsageError("give either --redo or --redo-errors, not both")

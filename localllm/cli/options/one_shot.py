@@ -9,7 +9,7 @@ from localllm.cli.options import shared
 from localllm.cli.options.choices import Choices
 from localllm.cli.options.constraint import HideThinking
 from localllm.cli.options.offers import offer_prompts
-from localllm.cli.parameters import TYPED_ONLY, explicit_options, group
+from localllm.cli.parameters import TYPED_ONLY, group
 from localllm.cli.prompt_input import Encoding, Prompt, content, require_decodable, text_of
 from localllm.errors import UsageError
 
@@ -146,12 +146,6 @@ class InfillGroup:
         typer.Option("-sf", "--suffix-file", metavar="FILE", help="File with the text after the gap."),
         TYPED_ONLY,
     ] = None
-
-    def require_plain(self, **options: bool) -> None:
-        """Raise UsageError for options that cannot be combined with a suffix."""
-        for name, is_used in options.items():
-            if explicit_options(self) and is_used:
-                raise UsageError(f"--suffix cannot be combined with {name.replace('_', ' ')}")
 
     def text(self, encoding: str | None, most_bytes: Callable[[], int]) -> str | None:
         """Return the text after the gap, None without these options. Raises UsageError, ContextError.

@@ -35,6 +35,7 @@ from localllm.cli.interactive import slash_commands as chat_commands
 from localllm.cli.options import endpoint
 from localllm.cli.options import shared as options
 from localllm.cli.options import tools as tool_options
+from localllm.cli.options.conflicts import CONFLICTS, Conflict, require_combination
 from localllm.cli.options.constraint import Shape, Thoughts, text_of
 from localllm.cli.options.diffusion import (
     EPSILON,
@@ -42,7 +43,6 @@ from localllm.cli.options.diffusion import (
     Diffusion,
     decode_with_blanks,
     diffusion_options,
-    require_plain,
 )
 from localllm.cli.options.endpoint import EndpointGroup
 from localllm.cli.options.images import ImageGroup
@@ -607,10 +607,6 @@ def test_images_of_the_command_line(monkeypatch: pytest.MonkeyPatch):
     with pytest.raises(UsageError, match="chat reads the prompt from stdin"):
         ImageGroup(image_files=["-"]).require_files()
     ImageGroup(image_files=["a"]).require_files()
-    ImageGroup().require_plain(beams=True)
-    ImageGroup(image_files=["a"]).require_plain(beams=False)
-    with pytest.raises(UsageError, match="images cannot be combined with --n"):
-        ImageGroup(image_files=["a"]).require_plain(beams=False, n=True)
     monkeypatch.setattr(sys, "stdin", None)
     with pytest.raises(UsageError, match="should be open"):
         ImageGroup(image_files=["-"]).sources()
@@ -653,9 +649,15 @@ def test_options_of_models_that_fill_places():
         diffusion_options(choices(ban=["x"]), Diffusion())
     with pytest.raises(UsageError, match="do not support min-p"):
         diffusion_options(choices(min_p=0.1, temperature=1.0), Diffusion())
-    require_plain(n=False)
-    with pytest.raises(UsageError, match="leave out --json"):
-        require_plain(n=False, json=True)
+
+
+@pytest.mark.parametrize("row", CONFLICTS, ids=lambda row: row.option)
+def test_options_that_exclude_each_other_are_refused(row: Conflict):
+    require_combination({row.option: True} | dict.fromkeys(row.others, False))
+    for other in row.others:
+        require_combination({other: True})
+        with pytest.raises(UsageError, match=re.escape(row.message.format(row.option, other))):
+            require_combination({row.option: True, other: True})
 
 
 def test_a_text_as_it_settles():

@@ -421,7 +421,7 @@ REFUSED = {
     "run M -p x --allow DIR": "--allow needs tools: give --tools or --mcp",
     "run M -p x --yes list": "--yes needs tools: give --tools or --mcp",
     "run M -p x --transcript t": "--transcript needs tools: give --tools or --mcp",
-    "run M -p x --image a --receipt r": "images cannot be combined with --receipt",
+    "run M -p x --image a --receipt r": "--image cannot be combined with --receipt",
     "run M -p x --image - --image -": "--image -: stdin can hold only one image, and should be open",
     "chat M --image -": "--image -: chat reads the prompt from stdin; use `localllm run` for an image from stdin",
     "run -p x --api-key-file KEYS": "--api-key-file needs --endpoint URL",

@@ -230,9 +230,9 @@ def test_map_classifies_lines(cli, model: localllm.Model, fast: list[str]):
     [
         (["run", GUIDE, "x", "--choices", "a,a"], "choices should be texts that are not empty, each given once"),
         (["run", GUIDE, "x", "--choices", ""], "choices should be texts"),
-        (["run", GUIDE, "x", "--choices", "a,b", "--n", "2"], "--choices cannot be combined with n"),
+        (["run", GUIDE, "x", "--choices", "a,b", "--n", "2"], "--choices cannot be combined with --n"),
         (["run", GUIDE, "x", "--choices", "a,b", "--regex", "a|b"], "combined with a schema"),
-        (["map", GUIDE, "--choices", "a,b", "--n", "2"], "--choices cannot be combined with n"),
+        (["map", GUIDE, "--choices", "a,b", "--n", "2"], "--choices cannot be combined with --n"),
     ],
 )
 def test_what_does_not_go_together(cli, arguments: list[str], message: str):

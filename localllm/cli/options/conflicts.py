@@ -1,0 +1,46 @@
+"""Which options of `run` and `map` exclude each other: one table, checked when all options are parsed."""
+
+from collections.abc import Mapping
+from typing import NamedTuple
+
+from localllm.errors import UsageError
+
+FORM, STEPS = "a schema, grammar or regex", "the options of diffusion models"
+THOUGHTS = "the options for thinking and template variables"
+DIFFUSION = "a diffusion model"  # which is known only when the model is open
+
+
+class Conflict(NamedTuple):
+    """An option, and those that exclude it, in the order of the check; in the message {0} is it, and {1} the other."""
+
+    option: str
+    others: tuple[str, ...]
+    message: str = "{0} cannot be combined with {1}"
+
+
+_EITHER = "give either {1} or {0}, not both"
+_NO_TEMPLATE = "{0} turns off the chat template: leave out {1}"
+_PLAIN = "diffusion models give a single answer as plain text: leave out {1}"
+_OF_TEMPLATES = ("-sys", "--chat-template", THOUGHTS)
+CONFLICTS = (
+    Conflict("--continue", ("--session",), _EITHER),
+    Conflict("--continue", ("--raw", "--suffix", "--n", "--beams", "--choices")),
+    Conflict("--session", ("--raw", "--suffix", "--n", "--beams", "--choices")),
+    Conflict("--raw", _OF_TEMPLATES, _NO_TEMPLATE),
+    Conflict("--suffix", _OF_TEMPLATES, _NO_TEMPLATE),
+    Conflict("--suffix", ("--raw", "--image", "--tools", "--choices", "--endpoint", "--receipt", STEPS, DIFFUSION)),
+    Conflict("--image", ("--receipt", STEPS, DIFFUSION)),
+    Conflict("--tools", ("--raw", "--n", "--beams", "--receipt")),
+    Conflict("--choices", ("--n", "--beams", "--tools", "--ray", "--endpoint", "--receipt", "--stats", STEPS, FORM)),
+    Conflict("--extract", ("--json", "--tools")),
+    Conflict(DIFFUSION, ("--n", "--beams", "--json", "--stats", "--receipt", "--tools"), _PLAIN),
+    Conflict("--redo-errors", ("--redo",), _EITHER),
+)
+
+
+def require_combination(flags: Mapping[str, object]) -> None:
+    """Raise UsageError for options that exclude each other; flags: whether each of them is given."""
+    for option, others, message in CONFLICTS:
+        for other in others:
+            if flags.get(option) and flags.get(other):
+                raise UsageError(message.format(option, other))
