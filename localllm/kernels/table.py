@@ -17,154 +17,56 @@ Names that mean the same in every row:
 - kernel_tokens: the address of the number of tokens by which a kernel chooses how it computes, an int64; it may differ
   from the number of tokens in the run, see localllm/engine/run.py
 
-A comment of the form "y = ..." says what the kernel of that row computes. The words are defined in
+A comment of the form "y = ..." says what the kernel of that row computes. The rows of formulas are in
+localllm/kernels/formulas.py. The words are defined in
 localllm/kernels/__init__.py.
 """
 
 from collections.abc import Mapping
-from typing import Any, ClassVar, NamedTuple
+from typing import Any
+
+from localllm.kernels.declaration import KERNELS, arguments, kernel
+from localllm.kernels.formulas import FORMULAS as FORMULAS
 
 PAGE = 64  # positions in a page of the KV cache
 
 
-class Arguments(tuple[int, ...]):
-    """The names of a kernel's arguments, each an attribute whose value is its index in the argument array.
-
-    Numba treats it as a named tuple. Real named tuples for all kernels would take 4 ms to create.
-
-    Attributes:
-        _fields: the names, in order.
-    """
-
-    __slots__ = ()
-    _fields: ClassVar[tuple[str, ...]] = ()
-
-    def _asdict(self) -> dict[str, int]:
-        """Return each name with its index."""
-        return dict(zip(self._fields, self, strict=True))
-
-
-class Kernel(NamedTuple):
-    """A row of the table.
-
-    Attributes:
-        arguments: the indices of the kernel's arguments.
-        cpu, cuda: its module in localllm.kernels.cpu and in localllm.kernels.cuda; empty: it has none.
-        grid: the function of localllm.kernels.cuda that makes its grid.
-        inputs: the names of the arguments that are activations, in the order of the operation's inputs.
-        in_place: whether it may write its result over its first input.
-    """
-
-    arguments: Any
-    cpu: str
-    cuda: str
-    grid: str
-    inputs: tuple[str, ...] = ()
-    in_place: bool = False
-
-
-KERNELS: dict[str, Kernel] = {}
-
-
-def arguments(names: str) -> Any:
-    """Declare a kernel's arguments, or the numbers of a record that kernels share.
-
-    names: separated by spaces, in the order of the array.
-    """
-    fields = tuple(names.split())
-    indices = {name: index for index, name in enumerate(fields)}
-    return type("Arguments", (Arguments,), {"__slots__": (), "_fields": fields, **indices})(indices.values())
-
-
-def kernel(name: str, names: Any, cpu: str, on_cuda: str = "") -> Any:
-    """Add a row and return its arguments.
-
-    names: of its arguments, or the arguments of another row; cpu, on_cuda: its module, and there its grid after a
-    space; only a grid: the module has the same name there.
-    """
-    indices = arguments(names) if isinstance(names, str) else names
-    cuda, _, grid = on_cuda.rpartition(" ")
-    KERNELS[name] = Kernel(indices, cpu, cuda or (grid and cpu), grid)
-    return indices
-
-
-def rowwise(
-    name: str, names: str, inputs: str, cpu: str = "elementwise.activations",
-    on_cuda: str = "elementwise.elementwise by_four", in_place: bool = True,
-) -> Any:  # fmt: skip
-    """Add the row of a verb whose result has as many columns as its input; inputs: see Kernel, separated by spaces."""
-    indices = kernel(name, names, cpu, on_cuda)
-    KERNELS[name] = KERNELS[name]._replace(inputs=tuple(inputs.split()), in_place=in_place)
-    return indices
-
-
-# ---- row-wise verbs: their kernels have the verb's name ----
-
 # y = x / sqrt(mean(x^2) + epsilon) * weight, the mean of each `group` columns.
-RMS_NORM = rowwise("rms_norm", "count x weight y stride columns group epsilon", "x", "elementwise.norms", "by_norm")
+RMS_NORM = kernel(
+    "rms_norm", "count x weight y stride columns group epsilon", "elementwise.norms", "by_norm", "x", in_place=True
+)
 # y = (x - mean) / sqrt(variance + epsilon) * weight + bias, for each `group` columns.
-LAYER_NORM = rowwise(
-    "layer_norm", "count x weight bias y stride columns group epsilon", "x", "elementwise.norms", "by_norm"
+LAYER_NORM = kernel(
+    "layer_norm",
+    "count x weight bias y stride columns group epsilon",
+    "elementwise.norms",
+    "by_norm",
+    "x",
+    in_place=True,
 )
-# y = x + z; z_stride 0: one row for all tokens.
-ADD = rowwise("add", "count x z z_stride y stride columns", "x z", "elementwise.rowwise")
-# y = x * z.
-MULTIPLY = rowwise("multiply", "count x z y stride columns", "x z")
-# y = gate * sigmoid(gate) * up.
-SWIGLU = rowwise("swiglu", "count gate up y stride columns", "gate up", "elementwise.rowwise")
-# y = gelu(gate) * up.
-GEGLU = rowwise("geglu", "count gate up y stride columns", "gate up")
-# y = max(gate, 0) * up.
-REGLU = rowwise("reglu", "count gate up y stride columns", "gate up")
-# y = gate * sigmoid(sharpness * gate) * (up + 1), gate up to `limit`, up between -limit and limit.
-SWIGLU_LIMITED = rowwise("swiglu_limited", "count gate up sharpness limit y stride columns", "gate up")
 # y = x * sigmoid(gate of the row), gate f32 [rows, 1].
-SIGMOID_GATE = rowwise("sigmoid_gate", "count x gate gate_stride y stride columns", "x gate", in_place=False)
-# y = gelu(x).
-GELU = rowwise("gelu", "count x y stride columns", "x")
-# y = x / 2 * (1 + erf(x / sqrt(2))).
-GELU_ERF = rowwise("gelu_erf", "count x y stride columns", "x")
-# y = max(x, 0)^2.
-RELU_SQUARED = rowwise("relu_squared", "count x y stride columns", "x")
-# y = max(x, 0).
-RELU = rowwise("relu", "count x y stride columns", "x")
-# y = e^x.
-EXPONENTIAL = rowwise("exponential", "count x y stride columns", "x")
-# y = x + number.
-ADD_SCALAR = rowwise("add_scalar", "count x number y stride columns", "x")
-# y = e^x / the sum of them, of each row.
-SOFTMAX = rowwise("softmax", "count x y stride columns", "x", "elementwise.heads", "by_token")
-# y = a matrix of `size` rows whose rows and columns add up to 1, transposed.
-SINKHORN = rowwise("sinkhorn", "count x size iterations epsilon y stride columns", "x", "elementwise.heads", "by_token")
-# y = x * weight, f32 [columns].
-SCALE_COLUMNS = rowwise("scale_columns", "count x weight y stride columns", "x")
-# y = x + (z - x) * weight, f32 [columns].
-LERP = rowwise("lerp", "count x z weight y stride columns", "x z", "elementwise.rowwise")
-# y = each of the heads' columns of x times its gate, f32 [rows, heads].
-MULTIPLY_HEADS = rowwise(
-    "multiply_heads", "count x gates gates_stride heads y stride columns", "x gates", "elementwise.heads", "by_entry"
+SIGMOID_GATE = kernel(
+    "sigmoid_gate", "count x gate gate_stride y stride columns", "elementwise.formulas", "by_four", "x gate"
 )
-# y = alpha_p x^2 + beta x above 0, alpha_n (e^min(x, epsilon) - 1 - x) + beta x below.
-XIELU = rowwise("xielu", "count x alpha_p alpha_n beta epsilon y stride columns", "x")
-# y = 1 / (1 + e^-x).
-SIGMOID = rowwise("sigmoid", "count x y stride columns", "x")
-# y = log(1 + e^(x + bias)).
-SOFTPLUS = rowwise("softplus", "count x bias y stride columns", "x")
-# y = x * factor.
-SCALE = rowwise("scale", "count x factor y stride columns", "x")
-# y = x, but nothing beyond limit or -limit.
-CLAMP = rowwise("clamp", "count x limit y stride columns", "x")
-# y = the sign of x * sqrt(max(|x|, least)).
-SIGNED_ROOT = rowwise("signed_root", "count x least y stride columns", "x")
-# y = cap * tanh(x / cap).
-SOFTCAP = rowwise("softcap", "count x cap y stride columns", "x")
-
-# ---- all others ----
-
+# y = e^x / the sum of them, of each row.
+SOFTMAX = kernel("softmax", "count x y stride columns", "elementwise.heads", "by_token", "x", in_place=True)
+# y = a matrix of `size` rows whose rows and columns add up to 1, transposed.
+SINKHORN = kernel(
+    "sinkhorn", "count x size iterations epsilon y stride columns", "elementwise.heads", "by_token", "x", in_place=True
+)
+# y = each of the heads' columns of x times its gate, f32 [rows, heads].
+MULTIPLY_HEADS = kernel(
+    "multiply_heads",
+    "count x gates gates_stride heads y stride columns",
+    "elementwise.heads",
+    "by_entry",
+    "x gates",
+    in_place=True,
+)
 kernel("run", "", "tape_runner")
 kernel("work", "", "tape_runner")
 # y f32 [tokens, heads] = the sum of x * z over the head_dim columns of each head.
-HEAD_DOTS = kernel("head_dots", "count x x_stride z heads head_dim y stride", "elementwise.heads", "by_head")
+HEAD_DOTS = kernel("head_dots", "count x x_stride z heads head_dim y stride", "elementwise.heads", "by_head", "x z")
 # y f32 [tokens, output streams, width] = the sum over the input streams of weight * x; x f32 [tokens, streams, width],
 # weights f32 [tokens, output streams, streams]; columns: output streams * width.
 MIX_STREAMS = kernel(
@@ -172,21 +74,24 @@ MIX_STREAMS = kernel(
     "count x x_stride streams width weights weights_stride y stride columns",
     "elementwise.heads",
     "by_entry",
+    "x weights",
 )
 # x[t] = row ids[t] of the embedding matrix, whose rows have `row_bytes` bytes each; ids int64.
 EMBED = kernel("embed", "count weights row_bytes columns ids x stride", "matmul.embed", "by_row")
 # y[t] = table[ids[t]], all int64.
 REPLACE_IDS = kernel("replace_ids", "count ids table y", "elementwise.rowwise", "elementwise.moves by_token")
 # y[t] = ids[t] + 1, float32 [tokens, 1]; ids int64.
-AS_COLUMN = kernel("as_column", "count ids y stride", "elementwise.hashing", "by_token")
+AS_COLUMN = kernel("as_column", "count ids y stride", "elementwise.hashing", "by_token", "")
 # y[t] = first + (the exclusive or over i of factors[i] * ids[t, i]) % size. x f32 [tokens, length or more]: ids plus 1,
 # of the token and of those before it, the latest first; 0: no token. From the first predecessor that is missing or
 # `end` on, all count as `end`. factors int64 [length], y int64.
 HASH = kernel("hash", "count x stride factors length size first end y", "elementwise.hashing", "by_token")
 # y[i] = x[rows[i]]; rows int64.
-SELECT = kernel("select", "count x rows y stride columns", "elementwise.rowwise", "elementwise.moves by_four")
+SELECT = kernel("select", "count x rows y stride columns", "elementwise.rowwise", "elementwise.moves by_four", "x")
 # y[i] = one row for the rows of x of sequence i of the run: their mean (kind 0), the first (1) or the last (2).
-POOL = kernel("pool", "count sequences x y stride columns kind", "elementwise.collect", "elementwise.moves by_four")
+POOL = kernel(
+    "pool", "count sequences x y stride columns kind", "elementwise.collect", "elementwise.moves by_four", "x"
+)
 # y f32 [tokens, columns] = columns of x: columns / groups consecutive ones of each of `groups` periods of `period`
 # columns, beginning with number `first` of the period.
 SLICE_COLUMNS = kernel(
@@ -194,6 +99,7 @@ SLICE_COLUMNS = kernel(
     "count x x_stride first groups period y stride columns",
     "elementwise.rowwise",
     "elementwise.moves by_entry",
+    "x",
 )
 # y f32 [tokens, heads, x_columns + z_columns] = each head's columns of x, then those of z. shared 1: z has no heads,
 # and every head of y gets the same z_columns.
@@ -202,6 +108,7 @@ CONCAT_HEADS = kernel(
     "count x x_stride x_columns z z_stride z_columns shared heads y stride",
     "elementwise.rowwise",
     "elementwise.moves by_head",
+    "x z",
 )
 # CUDA: total = x + z, y = RMS_NORM of whole rows of total; total may be x.
 ADD_RMS_NORM = kernel(
@@ -218,8 +125,9 @@ RMS_NORM_ROPE = kernel(
 SCALE_BY_POSITION = kernel(
     "scale_by_position",
     "count x positions slope length offset y stride columns",
-    "elementwise.activations",
-    "elementwise.elementwise by_four",
+    "elementwise.formulas",
+    "by_four",
+    "x",
 )
 # y = x, rounded to BF16.
 ROUND_BF16 = kernel("round_bf16", "count x stride y y_stride columns", "elementwise.rowwise")
@@ -517,7 +425,10 @@ NORM_QUANTIZE = kernel(
     "norm_quantize", " ".join(RMS_NORM._fields) + " codes scales sums", "", "matmul.quantize_fused by_row"
 )
 SWIGLU_QUANTIZE = kernel(
-    "swiglu_quantize", " ".join(SWIGLU._fields) + " codes scales sums", "", "matmul.quantize_fused by_activations"
+    "swiglu_quantize",
+    " ".join(KERNELS["swiglu"].arguments._fields) + " codes scales sums",
+    "",
+    "matmul.quantize_fused by_activations",
 )
 # CUDA: y = W x, x as QUANTIZE_PLANES makes it. Unless active_count is 0, each expert that PLAN_EXPERTS lists is
 # multiplied with its rows of x; experts: the number of experts, whose matrices are expert_bytes apart.
@@ -568,6 +479,7 @@ def in_order(kernel: str, values: Mapping[str, Any]) -> list[Any]:
 def missing(verb: str) -> str:
     """Return an error message that names the files to change for a verb without kernels."""
     return (
-        f"the verb {verb!r} has no row in localllm/kernels/table.py, no operation in localllm/engine/operations that"
-        " says its steps, and no function in the table of the target: it needs one of them"
+        f"the verb {verb!r} has no formula in localllm/kernels/formulas.py, no row in localllm/kernels/table.py, no"
+        " operation in localllm/engine/operations that says its steps, and no function in the table of the target: it"
+        " needs one of them"
     )

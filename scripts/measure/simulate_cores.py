@@ -27,7 +27,7 @@ from localllm.engine.cpu import backend, matmul, program
 from localllm.engine.cpu.threads import Threads
 from localllm.engine.lower.tape import Buffer, Step, Tape
 from localllm.kernels.build.library import Library
-from localllm.kernels.table import SCALE
+from localllm.kernels.table import KERNELS
 
 
 class Stage(NamedTuple):
@@ -104,7 +104,7 @@ def seconds_of_nothing(threads: int, stages: int = 2000) -> tuple[float, float]:
         tape, memory, buffer = Tape(), np.zeros(64, np.float32), [Buffer(0, 0)]
         for number in range(count):
             rows = {"count": np.zeros(1, np.int64), "x": memory, "y": memory, "stride": 64, "columns": 16}
-            rows |= {name: 1 for name in SCALE._fields if name not in rows}
+            rows |= {name: 1 for name in KERNELS["scale"].arguments._fields if name not in rows}
             tape.append(Step("scale", rows, threads, None, buffer if number else [], buffer))
         walkers = Threads(threads, library.addresses, tape.finish(library.addresses), keep=(library, tape))
         seconds = []

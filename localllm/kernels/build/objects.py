@@ -29,6 +29,8 @@ SOURCES = (
     "build/objects.py",
     "build/pipeline.py",
     "machine.py",
+    "declaration.py",
+    "formulas.py",
     "table.py",
 )  # in localllm.kernels
 FOLDER_NAME = re.compile("[0-9a-f]{20}(-[a-z0-9_-]+)?")  # a hash, and a system that scripts/wheels compiled for

@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from localllm.kernels.formats import FAMILIES
 from localllm.kernels.machine import Lane, this_lane
-from localllm.kernels.table import KERNELS, PAGE
+from localllm.kernels.table import FORMULAS, KERNELS, PAGE
 from localllm.quant.layouts import LAYOUTS
 
 
@@ -104,6 +104,8 @@ def kernel(name: str):
     """
     kind, _, format_name = name.partition("-")
     module = import_module(f"localllm.kernels.cpu.{KERNELS[kind].cpu}")
+    if kind in FORMULAS:
+        return module.make(kind)
     if not format_name:
         return getattr(module, kind)
     return getattr(module, f"make_{kind}" if hasattr(module, f"make_{kind}") else "make")(format_name)

@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping
 from importlib import import_module
 from typing import Any, NamedTuple
 
-from localllm.kernels.table import KERNELS
+from localllm.kernels.table import FORMULAS, KERNELS
 
 MOST_EXPERTS = 1024  # most experts of a router
 CHOOSING = 64  # blocks of threads that select keys at the same time; each has memory for the scores of a context
@@ -195,6 +195,8 @@ def kernel(name: str) -> Callable[..., None]:
     """
     kind, _, format_name = name.partition("-")
     module = import_module(f"localllm.kernels.cuda.{KERNELS[kind].cuda}")
+    if kind in FORMULAS:
+        return module.make(kind)
     return module.make(format_name) if format_name else getattr(module, kind)
 
 

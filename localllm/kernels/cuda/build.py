@@ -23,7 +23,7 @@ from localllm.system.files import cache_folder
 Progress = Callable[[int, int], None]  # (kernels compiled, kernels to compile)
 Capability = tuple[int, int]  # a GPU's compute capability, major and minor number
 SOURCES = (
-    "cuda/**/*.py", "build/objects.py", "formats/__init__.py", "table.py",
+    "cuda/**/*.py", "build/objects.py", "declaration.py", "formats/__init__.py", "formulas.py", "table.py",
 )  # in localllm.kernels  # fmt: skip
 COMPILERS = ("numba-cuda", "llvmlite", "cuda-core", "nvidia-nvjitlink-cu12", "nvidia-nvjitlink")
 ENTRY = re.compile(r"\.visible \.entry ([\w$]+)\(")

@@ -10,70 +10,24 @@ from numba import float32
 
 from localllm.kernels.cpu.signature import argument, argument_f32, device, kernel
 from localllm.kernels.simd import (
-    exp_f32x16,
-    fma_f32x16,
     load_f32,
     load_f32x16,
     load_f64,
     load_i64,
-    reciprocal_f32x16,
-    splat_f32x16,
     store_bf16x16,
     store_f32,
     store_f32x16,
     store_i64,
-    zero_f32x16,
 )
 from localllm.kernels.table import (
-    ADD,
     ANGLES,
     CONCAT_HEADS,
-    LERP,
     REPLACE_IDS,
     ROPE,
     ROUND_BF16,
     SELECT,
     SLICE_COLUMNS,
-    SWIGLU,
 )
-
-
-@kernel
-def add(a, part, parts, thread):
-    """Write x + z to y."""
-    stride, z_stride, columns = argument(a, ADD.stride), argument(a, ADD.z_stride), argument(a, ADD.columns)
-    tokens = load_i64(argument(a, ADD.count))
-    for t in range(tokens * part // parts, tokens * (part + 1) // parts):
-        x, z, y = argument(a, ADD.x) + t * stride, argument(a, ADD.z) + t * z_stride, argument(a, ADD.y) + t * stride
-        for i in range(0, columns * 4, 64):
-            store_f32x16(y + i, load_f32x16(x + i) + load_f32x16(z + i))
-
-
-@kernel
-def lerp(a, part, parts, thread):
-    """Write x + (z - x) * weight to y."""
-    stride, columns, weight = argument(a, LERP.stride), argument(a, LERP.columns), argument(a, LERP.weight)
-    tokens = load_i64(argument(a, LERP.count))
-    for t in range(tokens * part // parts, tokens * (part + 1) // parts):
-        x, z, y = argument(a, LERP.x) + t * stride, argument(a, LERP.z) + t * stride, argument(a, LERP.y) + t * stride
-        for i in range(0, columns * 4, 64):
-            number = load_f32x16(x + i)
-            store_f32x16(y + i, fma_f32x16(load_f32x16(z + i) - number, load_f32x16(weight + i), number))
-
-
-@kernel
-def swiglu(a, part, parts, thread):
-    """Write gate * sigmoid(gate) * up to y. The parts share the vectors of all tokens."""
-    tokens, width = load_i64(argument(a, SWIGLU.count)), (argument(a, SWIGLU.columns) + 15) // 16
-    first, last = tokens * width * part // parts, tokens * width * (part + 1) // parts
-    for t in range(first // width, (last + width - 1) // width):
-        row = t * argument(a, SWIGLU.stride)
-        for i in range(max(first - t * width, 0), min(last - t * width, width)):
-            at = row + i * 64
-            gate = load_f32x16(argument(a, SWIGLU.gate) + at)
-            one = splat_f32x16(1.0)
-            sigmoid = reciprocal_f32x16(one + exp_f32x16(zero_f32x16() - gate))
-            store_f32x16(argument(a, SWIGLU.y) + at, gate * sigmoid * load_f32x16(argument(a, SWIGLU.up) + at))
 
 
 @kernel

@@ -5,7 +5,7 @@ import math
 from numba import cuda
 
 from localllm.kernels.cuda.device import float32, load_4f32, load_f32, load_i64, store_4f32, store_f32, store_i64
-from localllm.kernels.cuda.elementwise.elementwise import first_column
+from localllm.kernels.cuda.elementwise.formulas import first_column
 from localllm.kernels.table import SEQUENCE
 
 INFINITY, ZERO = float32(math.inf), float32(0)

@@ -3,7 +3,7 @@
 from numba import cuda
 
 from localllm.kernels.cuda.device import float32, load_4f32, load_f32, load_i64, store_4f32, store_f32
-from localllm.kernels.cuda.elementwise.elementwise import first_column
+from localllm.kernels.cuda.elementwise.formulas import first_column
 
 ZERO, ONE = float32(0), float32(1)
 

@@ -6,7 +6,7 @@ That saves a launch each.
 from numba import cuda
 
 from localllm.kernels.cuda.device import device, f32_value, float32, lane, load_4f32, load_i64, store_4f32
-from localllm.kernels.cuda.elementwise.elementwise import swiglu_of
+from localllm.kernels.cuda.elementwise.formulas import swiglu_of
 from localllm.kernels.cuda.elementwise.norms import inverse_root
 from localllm.kernels.cuda.matmul.quantize import LANES, quantize_32
 from localllm.kernels.cuda.reductions import block_sum

@@ -6,7 +6,7 @@ The state is a window: the x of the last taps - 1 tokens before the run.
 from numba import cuda
 
 from localllm.kernels.cuda.device import device, load_f32, load_i64, store_f32
-from localllm.kernels.cuda.elementwise.elementwise import sigmoid_of
+from localllm.kernels.cuda.elementwise.formulas import sigmoid_of
 from localllm.kernels.cuda.recurrent.sequences import states_of, tokens_of
 
 TOKENS = 32  # consecutive tokens of a thread; at least as many as there are taps

@@ -28,9 +28,10 @@ from localllm.engine.operations.operation import MatrixOperation, Operation, Sta
 from localllm.engine.trace.split import layer_of
 from localllm.files.gguf.file import Tensor
 from localllm.kernels.cpu import FLOAT_SCRATCH
-from localllm.kernels.table import ADD
+from localllm.kernels.table import KERNELS
 from localllm.quant.formats import BY_NAME
 
+ADD = KERNELS["add"].arguments
 LINE = 64
 
 

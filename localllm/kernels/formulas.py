@@ -1,0 +1,182 @@
+"""The formulas of row-wise kernels: each stands once and is compiled for every target.
+
+A formula is a row of the table of kernels (localllm.kernels.table), and its arguments follow from its parameters. One
+without an annotation is an activation; `Strided` is one with its own stride, `Row` one row for all tokens, float32
+[columns], `Number` a float32. The result, y, has as many columns as the first activation, and may replace it.
+
+A formula computes with vectors of 16 columns on CPUs and with single numbers on GPUs. Besides + - * it may use the
+functions of WORDS in kernels/cpu/elementwise/formulas.py and kernels/cuda/elementwise/formulas.py. A formula that
+bounds its input uses `if_finite`: it would otherwise hide that broken weights have produced infinity or NaN.
+This module does not import Numba.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from types import FunctionType
+from typing import Annotated, Any, TypeAlias, cast
+
+from localllm.kernels.declaration import kernel
+
+Strided: TypeAlias = Annotated[Any, "strided"]
+Row: TypeAlias = Annotated[Any, "row"]
+Number: TypeAlias = Annotated[Any, "number"]
+FORMULAS: dict[str, FunctionType] = {}
+# Each target has these functions, which `bind` puts in place of the names.
+absolute = erf = exp = fma = if_finite = larger = log_one_plus_exp = number = cast(Any, None)
+reciprocal = smaller = sqrt = tanh = where_above_zero = cast(Any, None)
+SQRT_2_BY_PI, SQRT_HALF = 0.7978845608028654, 0.7071067811865476
+
+
+def rowwise(formula: Any) -> Any:
+    """Add a formula to the table of kernels."""
+    kinds = kinds_of(formula)
+    names = " ".join(f"{name} {name}_stride" if kind is Strided else name for name, kind in kinds.items())
+    inputs = " ".join(name for name, kind in kinds.items() if kind not in (Row, Number))
+    kernel(
+        formula.__name__, f"count {names} y stride columns", "elementwise.formulas", "by_four", inputs, in_place=True
+    )
+    FORMULAS[formula.__name__] = formula
+    return formula
+
+
+def kinds_of(formula: FunctionType) -> dict[str, Any]:
+    """Return the annotation of each parameter, None for activations without one."""
+    return {
+        name: formula.__annotations__.get(name) for name in formula.__code__.co_varnames[: formula.__code__.co_argcount]
+    }
+
+
+def bind(name: str, words: Mapping[str, Any], compiled: Callable[[Any], Any]) -> Any:
+    """Return a target's version of a formula; words: its functions; compiled: its decorator of functions."""
+    code = FORMULAS[name].__code__
+    inner = {other: bind(other, words, compiled) for other in code.co_names if other in FORMULAS}
+    return compiled(FunctionType(code, {**globals(), **words, **inner}, name))
+
+
+def tuple_of(functions: Sequence[Callable[..., Any]], compiled: Callable[[Any], Any]) -> Any:
+    """Make a function (a, b) of all functions' results, which Numba compiles to registers; compiled: see `bind`."""
+    if not functions:
+        return compiled(lambda a, b: ())
+    first, others = functions[0], tuple_of(functions[1:], compiled)
+    return compiled(lambda a, b: (first(a, b), *others(a, b)))
+
+
+@rowwise
+def add(x, z: Strided):
+    return x + z
+
+
+@rowwise
+def multiply(x, z):
+    return x * z
+
+
+@rowwise
+def scale(x, factor: Number):
+    return x * factor
+
+
+@rowwise
+def scale_columns(x, weight: Row):
+    return x * weight
+
+
+@rowwise
+def add_scalar(x, number: Number):
+    return x + number
+
+
+@rowwise
+def lerp(x, z, weight: Row):
+    return fma(z - x, weight, x)
+
+
+@rowwise
+def relu(x):
+    return if_finite(larger(number(0.0), x), x)
+
+
+@rowwise
+def reglu(gate, up):
+    return relu(gate) * up
+
+
+@rowwise
+def relu_squared(x):
+    above = relu(x)
+    return above * above
+
+
+@rowwise
+def clamp(x, limit: Number):
+    return if_finite(smaller(limit, larger(-limit, x)), x)
+
+
+@rowwise
+def exponential(x):
+    return if_finite(exp(x), x)
+
+
+@rowwise
+def sigmoid(x):
+    return if_finite(reciprocal(number(1.0) + exp(-x)), x)
+
+
+@rowwise
+def softplus(x, bias: Row):
+    """Compute log(1 + e^(x + bias))."""
+    return log_one_plus_exp(x + bias)
+
+
+@rowwise
+def softcap(x, cap: Number):
+    """Compute cap * tanh(x / cap)."""
+    inner = x * reciprocal(cap)
+    return if_finite(tanh(inner) * cap, inner)
+
+
+@rowwise
+def gelu(x):
+    """Compute x / 2 * (1 + tanh(sqrt(2 / pi) * (x + 0.044715 x^3)))."""
+    inner = fma(x * x * x, number(0.044715), x) * number(SQRT_2_BY_PI)
+    return x * number(0.5) * (number(1.0) + tanh(inner))
+
+
+@rowwise
+def gelu_erf(x):
+    """Compute x / 2 * (1 + erf(x / sqrt(2)))."""
+    return x * number(0.5) * (number(1.0) + erf(x * number(SQRT_HALF)))
+
+
+@rowwise
+def geglu(gate, up):
+    return gelu(gate) * up
+
+
+@rowwise
+def swiglu(gate, up):
+    """Compute gate * sigmoid(gate) * up."""
+    return gate * reciprocal(number(1.0) + exp(-gate)) * up
+
+
+@rowwise
+def swiglu_limited(gate, up, sharpness: Number, limit: Number):
+    """Compute gate * sigmoid(sharpness * gate) * (up + 1), gate up to `limit`, up between -limit and limit."""
+    gate = if_finite(smaller(limit, gate), gate)
+    return gate * reciprocal(number(1.0) + exp(gate * -sharpness)) * (clamp(up, limit) + number(1.0))
+
+
+@rowwise
+def signed_root(x, least: Number):
+    """Compute sqrt(max(|x|, least)) with the sign of x, 0 for 0."""
+    root = sqrt(larger(absolute(x), least))
+    return if_finite(where_above_zero(x, root, where_above_zero(-x, -root, x * number(0.0))), x)
+
+
+@rowwise
+def xielu(x, alpha_p: Number, alpha_n: Number, beta: Number, epsilon: Number):
+    """Compute alpha_p x^2 + beta x above 0, alpha_n (e^min(x, epsilon) - 1 - x) + beta x below.
+
+    The error is at most alpha_n * 2e-7.
+    """
+    below = exp(smaller(epsilon, x)) - number(1.0) - x
+    return fma(beta, x, where_above_zero(x, alpha_p * x * x, alpha_n * below))
