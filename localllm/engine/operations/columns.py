@@ -2,7 +2,6 @@
 
 import numpy as np
 
-from localllm.engine.lower.steps import Steps, Target, shape
 from localllm.engine.operations.activation import Activation
 from localllm.engine.operations.computing import Array, Computing
 from localllm.engine.operations.operation import Operation, operation
@@ -19,12 +18,9 @@ class SliceColumns(Operation):
     first: int
     groups: int
 
-    def lower(self, steps: Steps, target: Target) -> None:
-        (x,) = self.inputs
-        source, y = steps.buffers[x], steps.new(self.output)
-        arguments = {"x": source, "x_stride": source.stride, "first": self.first, "groups": self.groups}
-        arguments |= {"period": x.columns // self.groups} | shape(self.output, y)
-        steps.row_step("slice_columns", x.rows, arguments, [source], [y])
+    @property
+    def period(self) -> int:
+        return self.inputs[0].columns // self.groups
 
 
 @operation
@@ -36,13 +32,13 @@ class ConcatHeads(Operation):
     heads: int
     shared: bool
 
-    def lower(self, steps: Steps, target: Target) -> None:
-        (x, z), heads = self.inputs, self.heads
-        first, second, y = steps.buffers[x], steps.buffers[z], steps.new(self.output)
-        arguments: dict[str, object] = {"x": first, "x_stride": first.stride, "x_columns": x.columns // heads}
-        arguments |= {"z": second, "z_stride": second.stride, "z_columns": z.columns // (1 if self.shared else heads)}
-        arguments |= {"heads": heads, "shared": self.shared, "y": y, "stride": y.stride}
-        steps.row_step("concat_heads", x.rows, arguments, [first, second], [y])
+    @property
+    def x_columns(self) -> int:
+        return self.inputs[0].columns // self.heads
+
+    @property
+    def z_columns(self) -> int:
+        return self.inputs[1].columns // (1 if self.shared else self.heads)
 
 
 @operation
@@ -53,12 +49,9 @@ class HeadDots(Operation):
 
     heads: int
 
-    def lower(self, steps: Steps, target: Target) -> None:
-        x, z = self.inputs
-        first, second, y = steps.buffers[x], steps.buffers[z], steps.new(self.output)
-        arguments: dict[str, object] = {"x": first, "x_stride": first.stride, "z": second, "y": y, "stride": y.stride}
-        arguments |= {"heads": self.heads, "head_dim": x.columns // self.heads}
-        steps.row_step("head_dots", x.rows, arguments, [first, second], [y])
+    @property
+    def head_dim(self) -> int:
+        return self.inputs[0].columns // self.heads
 
 
 @operation
@@ -69,13 +62,9 @@ class MixStreams(Operation):
 
     streams: int
 
-    def lower(self, steps: Steps, target: Target) -> None:
-        x, weights = self.inputs
-        source, by, y = steps.buffers[x], steps.buffers[weights], steps.new(self.output)
-        arguments = {"x": source, "x_stride": source.stride, "streams": self.streams}
-        arguments |= {"width": x.columns // self.streams}
-        arguments |= {"weights": by, "weights_stride": by.stride} | shape(self.output, y)
-        steps.row_step("mix_streams", x.rows, arguments, [source, by], [y])
+    @property
+    def width(self) -> int:
+        return self.inputs[0].columns // self.streams
 
 
 class ColumnVerbs(Recording):

@@ -1,7 +1,7 @@
 """Operations on single rows that keep the number of columns.
 
-Most are a formula in localllm.arch.rowwise_verbs and a row in localllm.kernels.table that names their kernels; they
-need nothing here. The classes here are for the others, which have tensors of the file or sizes to check.
+Most are a formula in localllm.arch.rowwise_verbs, and one in localllm.kernels.formulas for their kernels; they need
+nothing here. The classes here are for the others, which have tensors of the file or sizes to check.
 """
 
 from collections.abc import Callable, Mapping
@@ -17,35 +17,10 @@ from localllm.engine.operations.computing import Array, Computing, softmax
 from localllm.engine.operations.operation import Operation, operation
 from localllm.engine.operations.recording import MISFIT, Recording, same_columns
 from localllm.errors import ModelError
-from localllm.kernels.table import KERNELS
-
-
-class Rowwise(Operation):
-    """An operation with a row in localllm.kernels.table; some may write over their input."""
-
-    def argument(self, name: str) -> float | np.ndarray:
-        """Return the kernel's argument of that name."""
-        value: float | np.ndarray = getattr(self, name)
-        return value
-
-    def lower(self, steps: Steps, target: Target) -> None:
-        if self.verb not in KERNELS:
-            super().lower(steps, target)
-        kernel, x = KERNELS[self.verb], self.inputs[0]
-        inputs = [steps.buffers[x] for x in self.inputs]
-        y = steps.alloc_or_reuse(self) if kernel.in_place else steps.new(self.output)
-        arguments: dict[str, object] = dict(zip(kernel.inputs, inputs, strict=True)) | shape(x, y)
-        for name in kernel.arguments._fields:
-            if name.endswith("_stride"):
-                arguments[name] = inputs[-1].stride
-            elif name != "count" and name not in arguments:
-                value = self.argument("vector" if name == "weight" else name)
-                arguments[name] = vector_of(value) if isinstance(value, np.ndarray) else value
-        steps.row_step(self.verb, x.rows, arguments, inputs, [y])
 
 
 @operation
-class Elementwise(Rowwise):
+class Elementwise(Operation):
     """An element-wise verb, which a formula defines; numbers: its scalar arguments by name."""
 
     function: str
@@ -60,7 +35,7 @@ class Elementwise(Rowwise):
 
 
 @operation
-class Norm(Rowwise):
+class Norm(Operation):
     """A norm of each `group` columns.
 
     Attributes:
@@ -88,14 +63,14 @@ class LayerNorm(Norm):
     bias: np.ndarray
 
 
-class SigmoidGate(Rowwise):
+class SigmoidGate(Operation):
     """x * sigmoid of the row's gate."""
 
     VERB = "sigmoid_gate"
 
 
 @operation
-class Scale(Rowwise):
+class Scale(Operation):
     """x * factor."""
 
     VERB = "scale"
@@ -104,7 +79,7 @@ class Scale(Rowwise):
 
 
 @operation
-class ScaleColumns(Rowwise):
+class ScaleColumns(Operation):
     """x * vector, float32 [columns]."""
 
     VERB = "scale_columns"
@@ -119,7 +94,7 @@ class Lerp(ScaleColumns):
 
 
 @operation
-class MultiplyHeads(Rowwise):
+class MultiplyHeads(Operation):
     """Each head's columns times its gate."""
 
     VERB = "multiply_heads"
@@ -127,14 +102,14 @@ class MultiplyHeads(Rowwise):
     heads: int
 
 
-class Softmax(Rowwise):
+class Softmax(Operation):
     """The softmax of each row."""
 
     VERB = "softmax"
 
 
 @operation
-class Sinkhorn(Rowwise):
+class Sinkhorn(Operation):
     """A matrix of `size` rows whose rows and columns add up to about 1."""
 
     VERB = "sinkhorn"
@@ -145,7 +120,7 @@ class Sinkhorn(Rowwise):
 
 
 @operation
-class Softplus(Rowwise):
+class Softplus(Operation):
     """log(1 + e^(x + bias)), bias float32 [columns]."""
 
     VERB = "softplus"

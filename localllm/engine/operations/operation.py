@@ -12,12 +12,18 @@ import numpy as np
 
 from localllm.arch.layer_state import State
 from localllm.arch.weights import Weight
-from localllm.engine.lower.steps import StepPlaces, Steps, Target
+from localllm.engine.lower.steps import StepPlaces, Steps, Target, shape, vector_of
 from localllm.engine.operations.activation import Activation
 from localllm.frozen import frozen
-from localllm.kernels.table import missing
+from localllm.kernels.table import KERNELS, missing
 
 T = TypeVar("T")
+OF_RUN = {
+    "ids": "ids",
+    "positions": "positions",
+    "sequences": "sequences",
+    "rows": "wanted",
+}  # by argument: the header's
 Crossing = Mapping[Activation, np.ndarray]  # activations that cross between targets, float32 [BATCH, row length]
 Forms = Mapping[str, bool]  # by the verb that converts: whether the form must be exact
 
@@ -50,9 +56,25 @@ class Operation:
     def lower(self, steps: Steps, target: Target) -> None:
         """Append the steps, for targets that do not lower this verb themselves (`Target.verbs`).
 
-        Raises NotImplementedError, which names the file that lacks the verb.
+        By default one step of the kernel that has the verb's name, whose arguments are the inputs, attributes of this
+        operation and numbers of the run. Raises NotImplementedError, which names the file that lacks the verb.
         """
-        raise NotImplementedError(missing(self.verb))
+        kernel = KERNELS.get(self.verb)
+        if kernel is None or kernel.inputs is None:
+            raise NotImplementedError(missing(self.verb))
+        inputs = [steps.buffers[x] for x in self.inputs]
+        named = dict(zip(kernel.inputs, inputs, strict=True))
+        y = steps.alloc_or_reuse(self) if kernel.in_place else steps.new(self.output)
+        values = named | {f"{name}_stride": buffer.stride for name, buffer in named.items()} | shape(self.output, y)
+        values |= {name: getattr(steps.header, place) for name, place in OF_RUN.items()}
+        names = [name for name in kernel.arguments._fields if name != "count"]
+        arguments = {name: values[name] if name in values else self.argument(name) for name in names}
+        steps.row_step(self.verb, self.output.rows, arguments, inputs, [y])
+
+    def argument(self, name: str) -> object:
+        """Return the kernel's argument of that name: an attribute, whose numbers are padded as kernels read them."""
+        value = getattr(self, "vector" if name == "weight" else name)
+        return vector_of(value) if isinstance(value, np.ndarray) else value
 
 
 @operation

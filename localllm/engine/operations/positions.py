@@ -4,7 +4,7 @@ import numpy as np
 
 from localllm.arch.rope import Rope
 from localllm.arch.weights import Weight
-from localllm.engine.lower.steps import Steps, Target, shape
+from localllm.engine.lower.steps import Steps, Target
 from localllm.engine.lower.tape import Buffer
 from localllm.engine.operations.activation import ALL, Activation, Rows
 from localllm.engine.operations.computing import Array, Computing
@@ -68,12 +68,6 @@ class ScaleByPosition(Operation):
     slope: float
     length: int
     offset: int
-
-    def lower(self, steps: Steps, target: Target) -> None:
-        (x,) = self.inputs
-        source, y = steps.buffers[x], steps.new(self.output)
-        arguments = {"x": source, "positions": steps.header.positions, "slope": self.slope, "length": self.length}
-        steps.row_step("scale_by_position", x.rows, arguments | {"offset": self.offset} | shape(x, y), [source], [y])
 
 
 class PositionVerbs(Recording):

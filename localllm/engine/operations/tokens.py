@@ -6,7 +6,7 @@ import numpy as np
 
 from localllm.arch.verbs import Hashing
 from localllm.arch.weights import Weight
-from localllm.engine.lower.steps import Steps, Target, shape
+from localllm.engine.lower.steps import Steps, Target
 from localllm.engine.lower.tape import Buffer
 from localllm.engine.operations.activation import WANTED, Activation, Rows
 from localllm.engine.operations.computing import Array, Computing
@@ -73,11 +73,6 @@ class AsColumn(Operation):
 
     VERB = "as_column"
 
-    def lower(self, steps: Steps, target: Target) -> None:
-        y = steps.new(self.output)
-        arguments = {"ids": steps.header.ids, "y": y, "stride": y.stride}
-        steps.row_step("as_column", self.output.rows, arguments, [], [y])
-
 
 @operation
 class EmbedHashed(GatherRows):
@@ -102,12 +97,6 @@ class Select(Operation):
 
     VERB = "select"
 
-    def lower(self, steps: Steps, target: Target) -> None:
-        (x,) = self.inputs
-        source, y = steps.buffers[x], steps.new(self.output)
-        arguments = {"x": source, "rows": steps.header.wanted} | shape(x, y)
-        steps.row_step("select", self.output.rows, arguments, [source], [y])
-
 
 @operation
 class Pool(Operation):
@@ -117,11 +106,8 @@ class Pool(Operation):
 
     kind: str
 
-    def lower(self, steps: Steps, target: Target) -> None:
-        (x,) = self.inputs
-        source, y = steps.buffers[x], steps.new(self.output)
-        arguments = {"sequences": steps.header.sequences, "kind": POOLINGS.index(self.kind), "x": source}
-        steps.row_step("pool", self.output.rows, arguments | shape(x, y), [source], [y])
+    def argument(self, name: str) -> int:
+        return POOLINGS.index(self.kind)
 
 
 class TokenVerbs(Recording):
