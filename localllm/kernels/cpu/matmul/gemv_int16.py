@@ -21,7 +21,7 @@ from localllm.kernels.cpu.matmul.gemv_quantized import (
     make_factors,
     make_fetch,
 )
-from localllm.kernels.cpu.matmul.row_shape import chunk_shape, group_shape
+from localllm.kernels.cpu.matmul.row_shape import Accumulator, chunk_shape, group_shape
 from localllm.kernels.cpu.signature import argument, device, inlined
 from localllm.kernels.formats import load_group_format
 from localllm.kernels.formats.words import READERS, WORDS, k_factors
@@ -134,7 +134,7 @@ def as_it_is(builder, value):
     return builder.asm(ir.FunctionType(value.type, [value.type]), "", "=x,0", [value], False)
 
 
-class Totals:
+class Totals(Accumulator):
     """The totals of `rows` rows and `tokens` tokens: for each pair, `chains` vectors.
 
     The sum of all their lanes is the result.
@@ -150,15 +150,6 @@ class Totals:
     def place(self, row, token, chain=0):
         """Return the index of a vector among the totals."""
         return (token * self.rows + row) * self.chains + chain % self.chains
-
-    def make_zero(self):
-        """Return an intrinsic () -> totals of zero."""
-
-        @operation(self.totals)
-        def zero(builder):
-            return as_tuple(builder, [ir.Constant(f32x8.llvm, None)] * self.totals.count)
-
-        return zero
 
     def make_add(self):
         @operation(self.totals, self.totals, int64, int64, self.factors, *[int64] * 4)

@@ -7,6 +7,7 @@ lanes for each run of 32 columns, would do, too, but decode of a 1.2 B model in 
 from llvmlite import ir
 from numba import types
 
+from localllm.kernels.cpu.matmul.row_shape import Accumulator
 from localllm.kernels.simd import (
     I32,
     I64,
@@ -28,7 +29,7 @@ from localllm.kernels.simd.half import constant_like
 int64 = types.int64
 
 
-class OneToken:
+class OneToken(Accumulator):
     """The totals of one token.
 
     With sub-blocks of 32 they are one vector, 8 lanes for each row; with sub-blocks of 16, a vector of 16 lanes per
@@ -42,15 +43,6 @@ class OneToken:
         self.together = rows * self.halves // self.count  # vectors of dot products per vector of totals
         self.totals = types.UniTuple(self.vector, self.count)
         self.factors = types.UniTuple(shape.of_row, shape.factors * rows)
-
-    def make_zero(self):
-        """Return an intrinsic () -> totals of zero."""
-
-        @operation(self.totals)
-        def zero(builder):
-            return as_tuple(builder, [ir.Constant(self.vector.llvm, None)] * self.count)
-
-        return zero
 
     def make_add(self):
         codes = types.UniTuple(u8x64, self.shape.vectors * self.rows)

@@ -3,6 +3,7 @@
 from llvmlite import ir
 from numba import types
 
+from localllm.kernels.cpu.matmul.row_shape import Accumulator
 from localllm.kernels.simd import (
     I64,
     as_tuple,
@@ -25,7 +26,7 @@ ODD_THEN_EVEN = [lane + 16 * (1 - lane % 2) for lane in range(16)]
 NEIGHBOURS = [lane ^ 1 for lane in range(16)]
 
 
-class RowTotals:
+class RowTotals(Accumulator):
     """The totals of a token. Two rows share a vector, one in the even lanes, one in the odd lanes.
 
     A row has a lane for each run of 32 columns. With sub-blocks of 16 columns, one vector is for the first halves of
@@ -110,16 +111,6 @@ class RowTotals:
             aligned_pairs = [(one, shuffled(builder, other, other, NEIGHBOURS)) for one, other in pairs_of(sums)]
             by_half.append([builder.add(*both) for both in aligned_pairs])
         return by_half
-
-    def make_clear(self):
-        """Return an intrinsic (address) that stores totals of zero."""
-
-        @operation(None, int64)
-        def clear(builder, address):
-            for i in range(self.count):
-                store_value(builder, builder.add(address, I64(64 * i)), ir.Constant(f32x16.llvm, None))
-
-        return clear
 
     def make_load(self):
         """Return an intrinsic (address) -> totals."""

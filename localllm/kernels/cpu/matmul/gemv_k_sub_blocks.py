@@ -15,7 +15,7 @@ from numba import types
 
 from localllm.kernels.cpu import ONE_TOKEN_BYTES
 from localllm.kernels.cpu.matmul.gemv_quantized import AHEAD, activations, make_fetch
-from localllm.kernels.cpu.matmul.row_shape import group_shape
+from localllm.kernels.cpu.matmul.row_shape import Accumulator, group_shape
 from localllm.kernels.cpu.signature import argument, device, inlined
 from localllm.kernels.formats.sub_blocks import LANES, READERS
 from localllm.kernels.machine import this_lane
@@ -89,21 +89,12 @@ def make_store_ordered(format):
     return store_ordered
 
 
-class OneTokenBySubBlock:
+class OneTokenBySubBlock(Accumulator):
     """The totals of one token: a vector for each of two rows, whose lanes are sub-blocks."""
 
     def __init__(self, format):
         self.reader, self.shape = READERS[format.name], group_shape(format)
         self.totals = types.UniTuple(f32x16, 2)
-
-    def make_zero(self):
-        """Return an intrinsic () -> totals of zero."""
-
-        @operation(self.totals)
-        def zero(builder):
-            return as_tuple(builder, [ir.Constant(f32x16.llvm, None)] * 2)
-
-        return zero
 
     def make_add(self):
         @operation(self.totals, self.totals, *[int64] * 3)

@@ -134,7 +134,8 @@ def make_row(format, rows, planes):
     steps, fetch = RowTotals(group_shape(format), rows, planes), make_fetch(format, rows)
     take_group = make_take(format, group_shape(format), make_group, rows, planes)
     take_chunk = make_take(format, chunk_shape(format), make_chunk, rows, planes) if format.chunk else None
-    clear, load, finish, size = steps.make_clear(), steps.make_load(), steps.make_finish(), steps.size
+    zero, load, store, finish = steps.make_zero(), steps.make_load(), steps.make_store(), steps.make_finish()
+    size = steps.size
     group_bytes, chunk_bytes = format.group_bytes, format.group_bytes // 4 if format.chunk else 0
     fetch_chunk, sums = make_ask_for(rows * chunk_bytes, 2), LINEAR.sums if planes == 2 else LINEAR.high_sums
 
@@ -142,7 +143,7 @@ def make_row(format, rows, planes):
     def row(a, w, step, y, first, tokens, scratch):
         columns, ahead = argument(a, LINEAR.columns), w + (rows - 1) * step + AHEAD
         for t in range(tokens):
-            clear(scratch + t * size)
+            store(scratch + t * size, zero())
         x, low, c, n = activations(a, sums, first)
         for _ in range(columns // 256):
             fetch(w, step, ahead)

@@ -1,11 +1,13 @@
-"""The shape and scaling of the columns that gemv_int8_1.py and gemv_int8_pairs.py multiply at a time."""
+"""The shape and scaling of the columns that decode multiplies at a time, and what its accumulators have in common."""
 
+from abc import ABC, abstractmethod
 from typing import NamedTuple
 
 from llvmlite import ir
+from numba import types
 
 from localllm.kernels.formats.group_format import GroupFormat
-from localllm.kernels.simd import F32, Vector, f32x8, f32x16, load_value, multiply_add, shuffled
+from localllm.kernels.simd import F32, Vector, as_tuple, f32x8, f32x16, load_value, multiply_add, operation, shuffled
 from localllm.kernels.simd.half import constant_like
 
 CHUNK_LANES = ir.VectorType(F32, 4)  # a token's scales or sums of a chunk: those of two runs, each twice
@@ -58,6 +60,33 @@ class RowShape(NamedTuple):
             scale, minimum = factors
             return multiply_add(builder, dot, builder.fmul(scale, c), multiply_add(builder, minimum, n, total))
         return multiply_add(builder, multiply_add(builder, dot, c, n), factors[0], total)
+
+
+class Accumulator(ABC):
+    """The totals of some rows and tokens, in registers: decode adds up products in them, group by group.
+
+    Attributes:
+        totals: their type.
+    """
+
+    totals: types.UniTuple
+
+    def make_zero(self):
+        """Return an intrinsic () -> totals of zero."""
+
+        @operation(self.totals)
+        def zero(builder):
+            return as_tuple(builder, [ir.Constant(self.totals.dtype.llvm, None)] * self.totals.count)
+
+        return zero
+
+    @abstractmethod
+    def make_add(self):
+        """Return an intrinsic (totals, what is multiplied) -> totals that adds the products of a group or a chunk."""
+
+    @abstractmethod
+    def make_finish(self):
+        """Return an intrinsic (totals, address) that stores the sum of each row's totals."""
 
 
 def group_shape(format: GroupFormat) -> RowShape:
