@@ -1,17 +1,18 @@
-"""Write docs/commands.md, docs/coming-from.md and the table of docs/sampling.md.
+"""Write docs/commands.md, docs/coming-from.md, and chain and table of docs/sampling.md.
 
 They are made of `localllm help` at 80 columns, of localllm/cli/compat.py, and of the declared options. Tests compare.
 """
 
 from collections.abc import Iterator, Mapping
 from pathlib import Path
+from textwrap import fill
 
 from localllm.cli import compat as llama_names
 from localllm.cli import compat_commands
 from localllm.cli.app import context_of
 from localllm.cli.parameters import NAMED
 from localllm.cli.registry import COMMANDS, params_of
-from localllm.generation.sampling.options import OPTIONS
+from localllm.generation.sampling.options import OPTIONS, ORDER
 
 WIDTH = 80
 DOCS = Path(__file__).resolve().parent.parent / "docs"
@@ -78,7 +79,7 @@ def coming_from() -> str:
 
 
 def sampling(page: str) -> str:
-    """Return the page about sampling with its table of options written anew."""
+    """Return the page about sampling with its chain of steps and its table of options written anew."""
     header = ("option", "flag", "default", "what it does", "key in a file", "source")
     rows = [
         (f"`{name}`", ", ".join(f"`{flag}`" for flag in option.flags.split()), option.default_text, option.help,
@@ -86,7 +87,10 @@ def sampling(page: str) -> str:
         for name, option in OPTIONS.items()
     ]  # fmt: skip
     before, _, rest = page.partition("| option |")
-    return before + "\n".join(table(header, rows)) + "\n\n" + rest.partition("\n\n")[2]
+    page = before + "\n".join(table(header, rows)) + "\n\n" + rest.partition("\n\n")[2]
+    before, _, rest = page.partition("    logit_bias -> ")
+    chain = fill(" -> ".join(("logit_bias", *ORDER, "draw")), 110, initial_indent="    ", subsequent_indent="        ")
+    return before + chain + "\n\n" + rest.partition("\n\n")[2]
 
 
 def commands(rows: tuple[compat_commands.CommandAlias, ...]) -> Iterator[str]:

@@ -8,7 +8,7 @@ import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields
 from functools import update_wrapper
-from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar
+from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar, cast
 
 import numpy as np
 
@@ -17,8 +17,7 @@ from localllm.compat.llama_grammar import LlamaGrammar
 from localllm.errors import UsageError
 from localllm.frozen import frozen
 from localllm.generation.arguments import AnswerArguments
-from localllm.generation.sampling.declaration import ABOVE_0
-from localllm.generation.sampling.options import ORDER
+from localllm.generation.sampling.options import DEFAULTS, OPTIONS
 from localllm.text.builtin_templates import BUILTIN_TEMPLATES
 from localllm.text.messages import Message
 
@@ -329,13 +328,14 @@ def sampling_options(arguments: CompletionArguments | ChatArguments, last_n: int
     A temperature below 0 samples from the model's own distribution; mirostat uses no temperature.
     """
     plain, is_greedy = arguments.temperature < 0, arguments.temperature == 0
-    bias = {int(token): float(value) for token, value in (arguments.logit_bias or {}).items()}
-    return {
+    numbers = {  # with those that turn their steps off
+        "top_k": (arguments.top_k, 0), "top_p": (arguments.top_p, 1.0), "min_p": (arguments.min_p, 0.0),
+        "typical": (arguments.typical_p, 1.0),
+    }  # fmt: skip
+    options = dict(DEFAULTS)
+    options |= {name: off if plain else OPTIONS[name].clamped(value) for name, (value, off) in numbers.items()}
+    options |= {
         "temperature": 1.0 if plain or (arguments.mirostat_mode and not is_greedy) else arguments.temperature,
-        "top_k": 0 if plain else max(arguments.top_k, 0),
-        "top_p": 1.0 if plain else min(max(arguments.top_p, ABOVE_0), 1.0),
-        "min_p": 0.0 if plain else min(max(arguments.min_p, 0.0), 1.0),
-        "typical": 1.0 if plain else min(max(arguments.typical_p, ABOVE_0), 1.0),
         "mirostat": 0 if plain or is_greedy else arguments.mirostat_mode,
         "mirostat_tau": arguments.mirostat_tau,
         "mirostat_eta": arguments.mirostat_eta,
@@ -343,8 +343,7 @@ def sampling_options(arguments: CompletionArguments | ChatArguments, last_n: int
         "repeat_penalty": arguments.repeat_penalty,
         "presence_penalty": arguments.presence_penalty,
         "frequency_penalty": arguments.frequency_penalty,
-        "xtc_probability": 0.0,
-        "samplers": ORDER,
-        "logit_bias": bias,
+        "logit_bias": {int(token): float(value) for token, value in (arguments.logit_bias or {}).items()},
         "seed": seed,
     }
+    return cast("AnswerArguments", options)

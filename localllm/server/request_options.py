@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, TypedDict
 
 from localllm.errors import UsageError
 from localllm.generation.generate import GenerationOptions
-from localllm.generation.sampling.declaration import Option, names_for
+from localllm.generation.sampling.declaration import names_for
 from localllm.generation.sampling.options import OPTIONS, SamplingOptions
 from localllm.server.fields import Body, type_name
 from localllm.text.messages import Message
@@ -61,18 +61,12 @@ def parse_sampling(body: Body) -> SamplingOptions:
     values = dict[str, Any]()  # SamplingOptions checks the types
     for field, name in SAMPLING_FIELDS.items():
         if (value := body.get(field)) is not None:
-            values[name] = clamped(OPTIONS[name], value)
+            # As in llama-server: top_k -1 keeps all tokens, top_p 0 the most likely one.
+            values[name] = OPTIONS[name].clamped(value) if OPTIONS[name].is_clamped else value
     seed = body.get_int("seed", -sys.maxsize)
     values["seed"] = None if seed in (None, -1) else seed % 2**64
     values["logit_bias"] = parse_biases(values.get("logit_bias"))
     return SamplingOptions(**values)
-
-
-def clamped(option: Option, value: object) -> object:
-    """Clamp a number to its range where llama-server does: top_k -1 keeps all tokens, top_p 0 the most likely one."""
-    if not option.is_clamped or option.range is None or not isinstance(value, int | float):
-        return value
-    return min(max(value, option.range.least), option.range.most)
 
 
 def parse_biases(value: object) -> dict[int, float] | None:

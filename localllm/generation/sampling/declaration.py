@@ -92,6 +92,12 @@ class Option:
         notes = "  [repeatable]" * self.is_repeatable + f"  [default: {self.default_text}]" * bool(self.default_text)
         return self.help + notes
 
+    def clamped(self, value: Any) -> Any:
+        """Return a number within the range; anything else unchanged."""
+        if self.range is None or not isinstance(value, int | float):
+            return value
+        return min(max(value, self.range.least), self.range.most)
+
 
 def option(default: object, *declared: Any, **further: Any) -> Any:
     """Declare a field whose value is None until it is chosen; the arguments are those of Option."""

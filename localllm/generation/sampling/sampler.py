@@ -1,7 +1,4 @@
-"""Sampling: from one row of logits to the next token, in llama.cpp's default order.
-
-    allowed -> logit bias -> penalties -> dry -> top_n_sigma -> top_k -> typical -> top_p -> min_p -> xtc -> temperature
-        -> adaptive_p -> draw
+"""Sampling: from one row of logits to the next token, in llama.cpp's default order, which docs/sampling.md shows.
 
 A step is a function from candidates to candidates, and the chain is a list of the steps that are on. After top_k, the
 steps have few candidates left to work on.

@@ -20,6 +20,7 @@ from localllm.cli.registry import COMMANDS, params_of
 from localllm.errors import UsageError
 from localllm.generation.constraints.constraint import constraint_of
 from localllm.generation.generate import GenerationOptions
+from localllm.generation.sampling.options import OPTIONS
 from localllm.quantizing import plan as quantize_plan
 from localllm.services import map as map_service
 from localllm.services import map_ray
@@ -57,7 +58,14 @@ def test_how_a_model_is_opened(name: str, tiny: str, monkeypatch):
 
 # ---- how an answer is made
 
-# Between them all options of an answer, no two of one line with the same value.
+# Every option of sampling that is a number, with one that is valid.
+NUMBERS_TOLD: Told = {
+    name: option.clamped(place + 3 if option.kind is int else (place + 30) / 100)
+    for place, (name, option) in enumerate(OPTIONS.items())
+    if option.range
+}
+NUMBERS = " ".join(f"{OPTIONS[name].flags.split()[-1]} {value}" for name, value in NUMBERS_TOLD.items())
+# Between them all options of an answer, no two of one line with the same value unless they are numbers of sampling.
 ANSWERS: dict[str, Told] = {
     "-n 7 -r a -r b --think off --think-budget 9 --template-var a=1 --template-var {\"b\":[2]}": {
         "max_tokens": 7, "stop": ["a", "b"], "think": "off", "think_budget": 9,
@@ -66,23 +74,12 @@ ANSWERS: dict[str, Told] = {
     r"-n -1 -e -r \t --ban x --ban \x41 --think-budget -1 -s -1 --dry-sequence-breaker none": {
         "stop": ["\t"], "ban": ["x", "A"], "dry_sequence_breakers": [],
     },
-    "-s 5 --temp 0.31 --top-k 9 --typical 0.4 --top-p 0.6 --min-p 0.2 --repeat-penalty 1.3 --presence-penalty 0.7 "
-    "--frequency-penalty 0.8 --repeat-last-n 11 --top-n-sigma 1.5 --xtc-probability 0.5 --xtc-threshold 0.3": {
-        "seed": 5, "temperature": 0.31, "top_k": 9, "typical": 0.4, "top_p": 0.6, "min_p": 0.2, "repeat_penalty": 1.3,
-        "presence_penalty": 0.7, "frequency_penalty": 0.8, "repeat_last_n": 11, "top_n_sigma": 1.5,
-        "xtc_probability": 0.5, "xtc_threshold": 0.3,
-    },
-    "--dynatemp-range 0.4 --dynatemp-exp 2 --dry-multiplier 0.9 --dry-base 1.5 --dry-allowed-length 4 "
-    "--dry-penalty-last-n 20 --dry-sequence-breaker x --dry-sequence-breaker y --adaptive-target 0.45 "
-    "--adaptive-decay 0.5 -l 3+1.5 -l 4-inf --ignore-eos --samplers top_k;temperature": {
-        "dynatemp_range": 0.4, "dynatemp_exponent": 2.0, "dry_multiplier": 0.9, "dry_base": 1.5,
-        "dry_allowed_length": 4, "dry_penalty_last_n": 20, "dry_sequence_breakers": ["x", "y"],
-        "adaptive_target": 0.45, "adaptive_decay": 0.5, "logit_bias": {3: 1.5, 4: -np.inf}, "ignore_eos": True,
+    NUMBERS: NUMBERS_TOLD,
+    "--dry-sequence-breaker x --dry-sequence-breaker y -l 3+1.5 -l 4-inf --ignore-eos --samplers top_k;temperature": {
+        "dry_sequence_breakers": ["x", "y"], "logit_bias": {3: 1.5, 4: -np.inf}, "ignore_eos": True,
         "samplers": ["top_k", "temperature"],
     },
-    "--mirostat 2 --mirostat-ent 3 --mirostat-lr 0.25 --sampling-seq pt": {
-        "mirostat": 2, "mirostat_tau": 3.0, "mirostat_eta": 0.25, "samplers": ["top_p", "temperature"],
-    },
+    "--mirostat 1 --sampling-seq pt": {"mirostat": 1, "samplers": ["top_p", "temperature"]},
 }  # fmt: skip
 ONE_ANSWER: dict[str, Told] = {
     "--speculate off --on-overflow shift --keep 5": {"speculate": "off", "on_overflow": "shift", "keep": 5},
