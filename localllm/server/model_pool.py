@@ -15,6 +15,7 @@ from localllm.frozen import frozen
 from localllm.generation.answer_defaults import AnswerDefaults
 from localllm.server.metrics import Metrics
 from localllm.server.worker import Worker
+from localllm.system.memory import return_free_memory
 
 if TYPE_CHECKING:
     from localllm.api import Model
@@ -243,7 +244,7 @@ class ModelPool:
         if worker:
             await asyncio.to_thread(close, worker)
             del worker
-            await asyncio.to_thread(gc.collect)  # a vocabulary is large, and Python would search for it late
+            await asyncio.to_thread(free_unused)
 
     def stop_responses(self) -> None:
         """Fail all running and new requests with StoppedError."""
@@ -275,3 +276,9 @@ class ModelPool:
 def close(worker: Worker) -> None:
     worker.close()
     worker.model.close()
+
+
+def free_unused() -> None:
+    """Free what an unloaded model leaves: its vocabulary, part of reference cycles, and what glibc keeps."""
+    gc.collect()
+    return_free_memory()
