@@ -27,7 +27,7 @@ class Checkpoint(TypedDict, total=False):
     # Tensors
     layer: str  # groups of a layer's tensors, by their names in convert/families/layers.py
     parts: Mapping[str, tuple[str, str]]  # groups if a size is not 0, by its name, or else; SIZE_N of layer N; < layers
-    tensors: Mapping[str, str]  # further tensors of a layer, by GGUF names without "blk.N." and ".weight"
+    tensors: Mapping[str, str]  # further ones, by GGUF names without "blk.N." and ".weight"; if named in `parts`, there
     whole: Mapping[str, str] | str  # tensors outside layers
     last_norm: str  # the last norm's name; "": it has no weights
     rotated: bool  # queries and keys rotate halves of a head, where GGUF rotates pairs

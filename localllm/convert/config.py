@@ -72,6 +72,14 @@ class Config:
             raise self.refusal(f"{name}: expected an object")
         return Config(content, self.path, self.warnings, self.asked, f"{self.prefix}{name}.")
 
+    def place(self, key: str) -> tuple["Config", str]:
+        """Return the section of a key like "attn_config.alibi", and the key within."""
+        *sections, name = key.split(".")
+        config = self
+        for section in sections:
+            config = config.section(section)
+        return config, name
+
     def refusal(self, problem: str) -> ModelError:
         return ModelError(f"{self.path}: {problem}")
 

@@ -114,3 +114,16 @@ def with_gelu(config: Config, name: str) -> Config:
     if config.get(name) == "gelu":
         config.warnings.append(APPROXIMATED)
     return config.updated(**{name: None, "hidden_act": config.get(name)})
+
+
+SLIDING = "sliding_attention"
+
+
+def windows_of(config: Config, layers: int, period: int = 5) -> list[bool]:
+    """Return for each layer whether it has a window: all but the last of every `period`, or by layer_types."""
+    types = config.get("layer_types")
+    if types is None:
+        return [(number + 1) % period != 0 for number in range(layers)]
+    if not isinstance(types, list) or len(types) != layers or not {*map(str, types)} <= {SLIDING, "full_attention"}:
+        raise config.refusal(f"layer_types should be {SLIDING} or full_attention for each of {layers} layers")
+    return [kind == SLIDING for kind in types]

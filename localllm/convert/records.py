@@ -83,13 +83,15 @@ def function(name: str) -> Any:
 
 def layers_of(record: Checkpoint) -> Callable[[Sizes, int], Layer]:
     """Return a function that lists a layer's tensors."""
-    own = tensors_of(record.get("tensors", {}))
+    own, parts = tensors_of(record.get("tensors", {})), record.get("parts", {})
+    conditional = {name for names in parts.values() for name in " ".join(names).split()}
+    always = {name: its for name, its in own.items() if name not in conditional}
 
     def layer(sizes: Sizes, number: int) -> Layer:
         names = [record.get("layer", "")]
-        for condition, (then, otherwise) in record.get("parts", {}).items():
+        for condition, (then, otherwise) in parts.items():
             names.append(then if holds(condition, sizes, number) else otherwise)
-        return exclude_empty({**groups(" ".join(names), sizes, number), **own}, sizes)
+        return exclude_empty({**groups(" ".join(names), sizes, number, own), **always}, sizes)
 
     return layer
 
@@ -101,12 +103,17 @@ def holds(condition: str, sizes: Sizes, number: int) -> bool:
     return bool(sizes[by_layer] if (by_layer := f"{condition}_{number}") in sizes else sizes[condition])
 
 
-def groups(names: str, sizes: Sizes, number: int) -> Layer:
-    """List the tensors of groups: "experts:mlp.experts" are stored alone or all together, under this prefix."""
+def groups(names: str, sizes: Sizes, number: int, own: Layer) -> Layer:
+    """List the tensors of groups, and those of a record that only some layers have.
+
+    "experts:mlp.experts" are stored alone or all together, under this prefix.
+    """
     result = dict[str, Dimensions | DerivedTensor]()
     for name in names.split():
         if name.startswith("@"):
             result |= function(name)(sizes, number)
+        elif name in own:
+            result[name] = own[name]
         elif name.startswith("experts:"):
             result |= experts_of(sizes, name.removeprefix("experts:"))
         else:
@@ -153,7 +160,7 @@ def reader_of(record: Checkpoint) -> Callable[[Config], CheckpointFacts]:
 def read(config: Config, record: Checkpoint) -> CheckpointFacts:
     """Read config.json as the record says. Raises ModelError."""
     for key, allowed in record.get("only", {}).items():
-        section, name = find(config, key)
+        section, name = config.place(key)
         section.only(name, *(allowed if isinstance(allowed, tuple) else (allowed,)))
     renamed = config.updated(**{key: renamed_value(config, its) for key, its in record.get("reads", {}).items()})
     partial = record.get("partial_rope", False)
@@ -191,17 +198,9 @@ def read(config: Config, record: Checkpoint) -> CheckpointFacts:
 ACTIVATIONS = {"silu": SILU, "gelu": GELU, "exact_gelu": ("gelu",)}
 
 
-def find(config: Config, key: str) -> tuple[Config, str]:
-    """Return the section of a key like "attn_config.alibi", and the key within."""
-    *path, name = key.split(".")
-    for section in path:
-        config = config.section(section)
-    return config, name
-
-
 def value(config: Config, key: str, gguf_key: str, *default: Any) -> Any:
     """Read a value of the kind that the GGUF key has; a default of None: it may be missing."""
-    section, name = find(config, key)
+    section, name = config.place(key)
     if default == (None,):
         if section.get(name) is None:
             return None
@@ -219,13 +218,13 @@ def renamed_value(config: Config, its: object) -> object:
         return its
     if re.search(r"[*+=]", its):
         return amount(config, {}, its)
-    section, name = find(config, first_key(config, its))
+    section, name = config.place(first_key(config, its))
     return section.get(name)
 
 
 def first_key(config: Config, keys: str) -> str:
     """Return the first of several keys that config.json has, or the last: "num_experts|num_local_experts"."""
-    named = [key for key in keys.split("|") if find(config, key)[0].get(key.rpartition(".")[2]) is not None]
+    named = [key for key in keys.split("|") if config.place(key)[0].get(key.rpartition(".")[2]) is not None]
     return named[0] if named else keys.rpartition("|")[2]
 
 
@@ -238,5 +237,5 @@ def factor(config: Config, sizes: Sizes, text: str) -> int:
     name, _, default = text.partition("=")
     if name.isdecimal() or name in sizes:
         return int(name) if name.isdecimal() else sizes[name]
-    section, key = find(config, name)
+    section, key = config.place(name)
     return section.count(key, *((int(default) if default.isdecimal() else sizes[default],) if default else ()))

@@ -14,7 +14,7 @@ from localllm.convert.config import Config
 from localllm.convert.families.bert import labels
 from localllm.convert.families.diffusion_lm import add_mask_token, of_mask
 from localllm.convert.families.gemma3n import deviations
-from localllm.convert.families.qwen_next import interleave_heads
+from localllm.convert.families.qwen35 import interleave_heads
 from localllm.convert.hyperparameters import CheckpointFacts
 from localllm.convert.modules import warn_unconverted
 from localllm.convert.registry import family_of

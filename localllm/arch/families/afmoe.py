@@ -57,3 +57,35 @@ def block(b: Builder, w: Weights, h: AFMoE, state: Paged, x: Activation) -> Acti
     y, beside = b.rms_norm(x, w.ffn_norm, h.epsilon), shared_expert if h.has_shared else None
     y = feed_forward_or_experts(b, w, h.routing, y, b.swiglu, beside)
     return b.add(x, b.rms_norm(y, w.post_ffw_norm, h.epsilon))
+
+
+CHECKPOINTS = {
+    "AfmoeForCausalLM": {
+        "layer": "attention head_norms norms norms_behind",
+        "parts": {"< leading_dense": ("gated", "experts shared_expert exp_probs_b.bias")},
+        "tensors": {"attn_gate": "queries width", "exp_probs_b.bias": "mlp.expert_bias: experts"},
+        "scalings": "yarn",
+        "windows": 4,
+        "only": {"route_norm": True, "score_func": "sigmoid", "global_attn_every_n_layers": 4},
+        "experts": "moe_intermediate_size",
+        "sizes": {"leading_dense": "num_dense_layers", "shared_hidden": "num_shared_experts * expert_hidden"},
+        "amounts": {
+            "vocab_size": "vocab",
+            "rope.dimension_count": "head_dim",
+            "leading_dense_block_count": "leading_dense",
+            "expert_shared_count": "num_shared_experts",
+            "expert_feed_forward_length": "expert_hidden",
+        },
+        "keys": {"sliding_window": "attention.sliding_window", "route_scale": ("expert_weights_scale", 1.0)},
+        "metadata": {"expert_gating_func": 2, "expert_weights_norm": True},
+        "read": "@afmoe.read",
+        "defaults": {
+            "rms_norm_eps": 1e-5,
+            "num_dense_layers": 1,
+            "sliding_window": 1024,
+            "head_dim": 128,
+            "max_position_embeddings": 16384,
+            "num_shared_experts": 2,
+        },
+    },
+}

@@ -51,3 +51,44 @@ def block(b: Builder, w: Weights, h: Baichuan, state: Paged, x: Activation) -> A
     slopes = () if h.rotated else alibi_slopes(h.attention.heads[state.layer], ALIBI_BIAS)
     x = b.add(x, b.linear(attend(b, h, state, q, k, v, slopes=slopes), w.attn_output))
     return b.add(x, gated_feed_forward(b, w, b.rms_norm(x, w.ffn_norm, h.epsilon), b.swiglu))
+
+
+CHECKPOINTS = {
+    "BaichuanForCausalLM BaiChuanForCausalLM": {
+        "layer": "gated norms",
+        "tensors": {
+            "attn_q": "stacked_q self_attn.W_pack.weight[fused_rows width]: queries width",
+            "attn_k": "stacked_k self_attn.W_pack.weight[fused_rows width]: keys width",
+            "attn_v": "stacked_v self_attn.W_pack.weight[fused_rows width]: keys width",
+            "attn_output": "width queries",
+        },
+        "reads": {"max_position_embeddings": "max_position_embeddings|model_max_length"},
+        "sizes": {"fused_rows": "queries + 2 * keys"},
+        "amounts": {"rope.dimension_count": "head_dim"},
+        "metadata": {"tensor_data_layout": "Meta AI original pth"},  # unused
+        "read": "@baichuan.read",
+    },
+    "GPTRefactForCausalLM": {
+        "arch": "refact",
+        "layer": "norms",
+        "tensors": {
+            "attn_q": "attn.q.weight: queries width",
+            "attn_k": "first_half attn.kv.weight[both_keys width]: keys width",
+            "attn_v": "second_half attn.kv.weight[both_keys width]: keys width",
+            "attn_output": "width queries",
+            "ffn_gate": "first_half mlp.gate_up_proj.weight[both_hidden width]: hidden width",
+            "ffn_up": "second_half mlp.gate_up_proj.weight[both_hidden width]: hidden width",
+            "ffn_down": "width hidden",
+        },
+        "only": {
+            "hidden_act": "silu",
+            "hidden_activation": "silu",
+            "activation_function": "silu",
+            "multi_query": True,
+            "scale_attn_weights": True,
+        },
+        "sizes": {"both_keys": "2 * head_dim", "both_hidden": "2 * hidden"},
+        "metadata": {"rope.freq_base": None},
+        "read": "@codeshell.refact",
+    },
+}

@@ -33,3 +33,24 @@ def block(b: Builder, w: Weights, h: Transformer, state: Paged, x: Activation) -
     y = b.rms_norm(x, w.ffn_norm, h.epsilon)
     y = b.rms_norm(b.swiglu(b.linear(y, w.ffn_gate), b.linear(y, w.ffn_up)), w.ffn_sub_norm, h.epsilon)
     return b.add(x, b.linear(y, w.ffn_down))
+
+
+CHECKPOINTS = {
+    "BitNetForCausalLM BitnetForCausalLM": {
+        "layer": "norms",
+        "tensors": {
+            "attn_q": "@bitnet.ternary self_attn.q_proj.weight: queries width",
+            "attn_k": "@bitnet.ternary self_attn.k_proj.weight: keys width",
+            "attn_v": "@bitnet.ternary self_attn.v_proj.weight: keys width",
+            "attn_output": "@bitnet.ternary self_attn.o_proj.weight: width queries",
+            "ffn_gate": "@bitnet.ternary mlp.gate_proj.weight: hidden width",
+            "ffn_up": "@bitnet.ternary mlp.up_proj.weight: hidden width",
+            "ffn_down": "@bitnet.ternary mlp.down_proj.weight: width hidden",
+            "attn_sub_norm": "width",
+            "ffn_sub_norm": "hidden",
+        },
+        "only": {"attention_bias": False},
+        "metadata": {"rope.scaling.type": "linear", "rope.scaling.factor": 1.0},
+        "defaults": {"rms_norm_eps": 1e-5, "rope_theta": 5e5, "hidden_act": "relu2"},
+    },
+}

@@ -13,3 +13,17 @@ def forward(b: Builder, w: Weights, h: Transformer) -> Activation:
     """Compute the logits of the requested tokens."""
     x = b.embed(w.get("token_embd") or w.require("output"), b.ids)
     return decoder(b, w, h, block, x, layer_norm_of(b, w, h))
+
+
+CHECKPOINTS = {
+    "CodeShellForCausalLM": {
+        "layer": "fused_attention feed_forward norms",
+        "biased": "fused_attention feed_forward norms output_norm",
+        "activations": "gelu",
+        "layer_norm": "layer_norm_epsilon",
+        "only": {"position_embedding_type": "rope", "group_query_attention": True, "scale_attn_weights": True},
+        "sizes": {"fused_rows": "queries + 2 * keys"},
+        "metadata": {"rope.scaling.type": "linear", "rope.scaling.factor": 1.0},
+        "read": "@codeshell.read",
+    },
+}

@@ -41,3 +41,69 @@ def block(
 def draft(b: Builder, w: Weights, h: Transformer, hidden: Activation) -> MtpOutput:
     """Apply the MTP layer."""
     return mtp_output(b, w, h, hidden, block)
+
+
+CHECKPOINTS = {
+    "Dots1ForCausalLM": {
+        "layer": "attention head_norms norms",
+        "parts": {"< leading_dense": ("gated", "experts shared_expert router_bias")},
+        "read": "@dots1.read",
+        "defaults": {"topk_method": "noaux_tc", "scoring_func": "sigmoid"},
+    },
+    "BailingMoeV2ForCausalLM": {
+        "arch": "bailingmoe2",
+        "layer": "norms",
+        "parts": {"< leading_dense": ("gated", "experts shared_expert exp_probs_b.bias")},
+        "tensors": {
+            "attn_qkv": "attention.query_key_value.weight: fused_rows width",
+            "attn_output": "attention.dense.weight: width queries",
+            "attn_q_norm": "attention.query_layernorm.weight: head_dim",
+            "attn_k_norm": "attention.key_layernorm.weight: head_dim",
+            "exp_probs_b.bias": "mlp.gate.expert_bias: experts",
+        },
+        "scalings": "yarn",
+        "partial_rope": True,
+        "only": {
+            "use_bias": False,
+            "use_qkv_bias": False,
+            "use_qk_norm": True,
+            "num_nextn_predict_layers": 0,
+            "score_function": ("sigmoid", "softmax"),
+        },
+        "experts": "moe_intermediate_size",
+        "sizes": {"fused_rows": "queries + 2 * keys", "leading_dense": "first_k_dense_replace=0"},
+        "amounts": {
+            "vocab_size": "vocab",
+            "leading_dense_block_count": "leading_dense",
+            "expert_feed_forward_length": "expert_hidden",
+            "expert_shared_count": "num_shared_experts",
+        },
+        "keys": {
+            "routed_scaling_factor": "expert_weights_scale",
+            "norm_topk_prob": ("expert_weights_norm", False),
+        },
+        "read": "@dots1.bailing2",
+    },
+    "HYV3ForCausalLM": {
+        "arch": "hy_v3",
+        "layer": "attention head_norms norms mtp",
+        "parts": {"< leading_dense": ("gated", "experts shared_expert exp_probs_b")},
+        "tensors": {"exp_probs_b": "mlp.expert_bias: experts"},
+        "bare": "exp_probs_b",
+        "named": "@dots1.with_shared_norm",
+        "named_as": "dots1",
+        "only": {"scoring_func": "sigmoid", "moe_router_use_sigmoid": True},
+        "experts": "moe_intermediate_size",
+        "read": "@dots1.hy_v3",
+        "keys": {
+            "router_scaling_factor": ("expert_weights_scale", 1.0),
+            "route_norm": ("expert_weights_norm", True),
+        },
+        "defaults": {
+            "rms_norm_eps": 1e-5,
+            "rope_theta": 11158840.0,
+            "head_dim": 128,
+            "router_scaling_factor": 2.826,
+        },
+    },
+}

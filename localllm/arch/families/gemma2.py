@@ -56,3 +56,29 @@ def block(b: Builder, w: Weights, h: Gemma2, state: Paged, x: Activation) -> Act
     x = b.add(x, b.rms_norm(y, w.post_attention_norm, h.epsilon))
     y = gated_feed_forward(b, w, b.rms_norm(x, w.ffn_norm, h.epsilon), b.geglu)
     return b.add(x, b.rms_norm(y, w.post_ffw_norm, h.epsilon))
+
+
+CHECKPOINTS = {
+    "Gemma2ForCausalLM": {
+        "layer": "attention gated norms norms_behind",
+        "offset_norms": True,
+        "activations": "gelu",
+        "windows": 2,
+        "only": {"use_bidirectional_attention": False, "tie_word_embeddings": True},
+        "keys": {
+            "attn_logit_softcapping": "attn_logit_softcapping",
+            "final_logit_softcapping": "final_logit_softcapping",
+            "sliding_window": "attention.sliding_window",
+        },
+        "read": "@gemma2.read",
+        "defaults": {
+            "tie_word_embeddings": True,
+            "head_dim": 256,
+            "max_position_embeddings": 8192,
+            "sliding_window": 4096,
+            "query_pre_attn_scalar": 256,
+            "attn_logit_softcapping": 50.0,
+            "final_logit_softcapping": 30.0,
+        },
+    },
+}

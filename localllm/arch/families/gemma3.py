@@ -61,3 +61,31 @@ def block(b: Builder, w: Weights, h: Gemma3, state: Paged, x: Activation) -> Act
     x = b.add(x, b.rms_norm(y, w.post_attention_norm, h.epsilon))
     y = gated_feed_forward(b, w, b.rms_norm(x, w.ffn_norm, h.epsilon), b.geglu)
     return b.add(x, b.rms_norm(y, w.post_ffw_norm, h.epsilon))
+
+
+CHECKPOINTS = {
+    "Gemma3ForCausalLM Gemma3ForConditionalGeneration": {
+        "layer": "attention head_norms gated norms norms_behind",
+        "offset_norms": True,
+        "sees": True,
+        "activations": "gelu",
+        "windows": 6,
+        "only": {"use_bidirectional_attention": False, "tie_word_embeddings": True, "sliding_window_pattern": 6},
+        "keys": {
+            "final_logit_softcapping": ("final_logit_softcapping", None),
+            "sliding_window": "attention.sliding_window",
+        },
+        "read": "@gemma3.read",
+        "defaults": {  # config.json says little more than its differences from these
+            "tie_word_embeddings": True,
+            "vocab_size": 262208,
+            "num_attention_heads": 8,
+            "num_key_value_heads": 4,
+            "head_dim": 256,
+            "query_pre_attn_scalar": 256,
+            "max_position_embeddings": 131072,
+            "sliding_window": 4096,
+            "rope_theta": 1e6,
+        },
+    },
+}

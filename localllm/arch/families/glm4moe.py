@@ -45,3 +45,31 @@ def block(b: Builder, w: Weights, h: Transformer, state: Paged, x: Activation) -
 def draft(b: Builder, w: Weights, h: Transformer, hidden: Activation) -> MtpOutput:
     """Apply the MTP layer."""
     return mtp_output(b, w, h, hidden, block)
+
+
+OF_ALL = {
+    "topk_method": "noaux_tc",
+    "scoring_func": "sigmoid",
+    "rms_norm_eps": 1e-5,
+    "norm_topk_prob": True,
+    "n_shared_experts": 1,
+}
+CHECKPOINTS = {
+    "Glm4MoeForCausalLM": {
+        "layer": "attention norms_around mtp",
+        "parts": {
+            "< leading_dense": ("gated", "experts shared_expert router_bias"),
+            "head_norms": ("head_norms", ""),
+        },
+        "partial_rope": True,
+        "read": "@glm4moe.read",
+        "defaults": {**OF_ALL, "first_k_dense_replace": 1, "partial_rotary_factor": 0.5},
+    },
+    "Glm4vMoeForConditionalGeneration": {"like": "Glm4MoeForCausalLM", "sees": True, "scalings": "mrope"},
+    "SolarOpenForCausalLM": {
+        "like": "Glm4MoeForCausalLM",
+        "only": {"first_k_dense_replace": 0},
+        "read": "@glm4moe.solar_open",
+        "defaults": {**OF_ALL, "rope_theta": 1e6, "head_dim": 128},
+    },
+}

@@ -29,3 +29,21 @@ def forward(b: Builder, w: Weights, h: GPT2) -> Activation:
     """Compute the logits of the requested tokens."""
     x = b.add(b.embed(w.token_embd, b.ids), b.embed_positions(w.position_embd, b.positions))
     return decoder(b, w, h, block, x, layer_norm_of(b, w, h))
+
+
+CHECKPOINTS = {
+    "GPT2LMHeadModel": {
+        "layer": "fused_attention feed_forward norms",
+        "whole": {"position_embd": "context width"},
+        "transposed": "attn_qkv attn_output ffn_up ffn_down",
+        "biased": "fused_attention feed_forward norms output_norm",
+        "read": "@gpt2.read",
+        "defaults": {"tie_word_embeddings": True, "n_positions": 1024},
+    },
+    "GPTBigCodeForCausalLM": {
+        "arch": "starcoder",
+        "like": "GPT2LMHeadModel",
+        "transposed": "",
+        "read": "@gpt2.starcoder",
+    },
+}

@@ -78,3 +78,31 @@ def lightning(b: Builder, w: Weights, h: MiniMax01, state: Recurrent, x: Activat
     q, k, v = (b.slice_columns(every, first * dim, (first + 1) * dim, 3 * dim) for first in range(3))
     y = b.lightning_attention(q, k, v, h.slopes(state.layer), state, 0)
     return b.multiply(b.rms_norm(y, w.attn_norm_2, h.epsilon), b.sigmoid(b.linear(x, w.attn_gate)))
+
+
+CHECKPOINTS = {
+    "MiniMaxText01ForCausalLM MiniMaxM1ForCausalLM": {
+        "layer": "norms experts",
+        "parts": {"attends": ("attention", "attn_qkv attn_gate attn_norm_2 attn_output")},
+        "tensors": {
+            "attn_qkv": "self_attn.qkv_proj.weight: fused_rows width",
+            "attn_gate": "self_attn.output_gate.weight: queries width",
+            "attn_norm_2": "self_attn.norm.weight: queries",
+            "attn_output": "self_attn.out_proj.weight: width queries",
+        },
+        "named_as": "minimax-m2",
+        "partial_rope": True,
+        "only": {
+            "layernorm_full_attention_beta": 1,
+            "layernorm_linear_attention_beta": 1,
+            "layernorm_mlp_beta": 1,
+            "postnorm": True,
+            "shared_intermediate_size": 0,
+        },
+        "experts": "intermediate_size num_local_experts",
+        "sizes": {"fused_rows": "3 * queries"},
+        "amounts": {"rope.dimension_count": "rotary_dim"},
+        "keys": {"layernorm_full_attention_alpha": ("residual_scale", 1.0)},
+        "read": "@minimax_01.read",
+    },
+}

@@ -63,3 +63,31 @@ def block(b: Builder, w: Weights, h: MuseGlimmer, state: Paged, x: Activation) -
     x = b.add(x, b.rms_norm(b.linear(attended, w.attn_output), w.post_attention_norm, BEHIND))
     y = gated_feed_forward(b, w, b.rms_norm(x, w.ffn_norm, h.epsilon), b.swiglu)
     return b.add(x, b.rms_norm(y, w.post_ffw_norm, BEHIND))
+
+
+CHECKPOINTS = {
+    "MuseGlimmerForConditionalGeneration": {
+        "layer": "attention gated",
+        "tensors": {
+            "attn_q_norm": "ones: head_dim",
+            "attn_k_norm": "ones: head_dim",
+            "attn_gate": "self_attn.gate_proj.weight: queries width",
+            "attn_norm": "offset input_layernorm.weight: width",
+            "post_attention_norm": "offset post_attention_layernorm.weight: width",
+            "ffn_norm": "offset pre_feedforward_layernorm.weight: width",
+            "post_ffw_norm": "offset post_feedforward_layernorm.weight: width",
+        },
+        "rotated": True,
+        "sees": True,
+        "named_as": "gemma3",
+        "unread": r"(model\.)?vision_(adapter|projection)\..*",
+        "only": {"attention_bias": False, "post_norm_eps": BEHIND},
+        "keys": {
+            "sliding_window": "attention.sliding_window",
+            "output_multiplier": "logit_scale",
+            "final_logit_softcapping": "final_logit_softcapping",
+        },
+        "read": "@muse_glimmer.read",
+        "defaults": {"rms_norm_eps": 1e-5, "sliding_window": 2048},
+    },
+}

@@ -14,3 +14,17 @@ __all__ = ["forward", "read"]
 def read(fields: Fields) -> Transformer:
     """Read the hyperparameters. Raises ModelError."""
     return Transformer(**Transformer.shared_fields(fields, interleaved=False))
+
+
+CHECKPOINTS = {
+    "Phi3ForCausalLM": {
+        "layer": "fused_attention fused_gated norms",
+        "scalings": "longrope su",
+        "partial_rope": True,
+        "window_ignored": True,
+        "sizes": {"fused_rows": "queries + 2 * keys", "both_hidden": "2 * hidden"},
+        "keys": {"sliding_window": ("attention.sliding_window", 0)},
+        "read": "@phi3.read",
+        "defaults": {"rms_norm_eps": 1e-5},
+    },
+}

@@ -38,3 +38,16 @@ def block(b: Builder, w: Weights, h: Transformer, state: Paged, x: Activation, f
     x = b.add(x, b.linear(attend(b, h, state, q, k, v, factors), w.attn_output))
     assert h.routing
     return b.add(x, mixture(b, w, h.routing, rms_norm_with_bias(b, h, x, w.ffn_norm), b.swiglu))
+
+
+CHECKPOINTS = {
+    "PhiMoEForCausalLM": {
+        "like": "Phi3ForCausalLM",
+        "layer": "attention norms experts",
+        "biased": "attention norms output_norm output",
+        "only": {"attention_bias": True, "lm_head_bias": True, "num_experts_per_tok": 2},
+        "experts": "intermediate_size num_local_experts",
+        "read": "@phi3.moe",
+        "defaults": {"rms_norm_eps": 1e-5, "rope_theta": 1e6, "attention_bias": False, "lm_head_bias": False},
+    },
+}

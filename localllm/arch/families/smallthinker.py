@@ -54,3 +54,16 @@ def block(b: Builder, w: Weights, h: SmallThinker, state: Paged, x: Activation) 
     x = b.add(x, b.linear(attend(b, h, state, q, k, v), w.attn_output))
     stacks = matrices(b, w, h.routing.experts)
     return b.add(x, apply_experts(b, stacks, choice, b.rms_norm(x, w.ffn_norm, h.epsilon), b.reglu))
+
+
+CHECKPOINTS = {
+    "SmallThinkerForCausalLM": {
+        "layer": "attention norms experts",
+        "tensors": {"ffn_gate_inp": "block_sparse_moe.primary_router.weight: experts width"},
+        "only": {"norm_topk_prob": True, "moe_enable_early_router": True, "moe_enable_secondary_experts": False},
+        "reads": {"intermediate_size": "1 * moe_ffn_hidden_size"},
+        "experts": "moe_ffn_hidden_size moe_num_primary_experts moe_num_active_primary_experts",
+        "amounts": {"expert_feed_forward_length": "expert_hidden"},
+        "read": "@smallthinker.read",
+    },
+}

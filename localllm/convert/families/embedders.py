@@ -19,10 +19,9 @@ from localllm.convert.families.bert import (
     labels,
     nomic_facts,
 )
-from localllm.convert.families.gemma import GEMMA3, refuse_other_scale
 from localllm.convert.family import DerivedTensor, Family, Layer, Sizes
 from localllm.convert.files import read_json, read_text, report_as_model_error
-from localllm.convert.hyperparameters import GELU, CheckpointFacts, decoder
+from localllm.convert.hyperparameters import CheckpointFacts, decoder
 from localllm.convert.layers import ATTENTION, FEED_FORWARD, GATED, NORMS_BEFORE
 from localllm.convert.records import family_named
 from localllm.convert.tensors import Shape, TensorSource, pick_rows, reshape, transpose
@@ -72,25 +71,6 @@ def nomic(config: Config) -> CheckpointFacts:
     h = encoder(config, config.count("max_position_embeddings", 2048), config.number("layer_norm_eps", 1e-12))
     base = rope.number("rope_theta", config.number("rope_theta", 1000.0))
     return h.updated({"fused_rows": 3 * h.sizes["width"]}, rope__freq_base=base)
-
-
-def gemma(config: Config) -> CheckpointFacts:
-    """Read EmbeddingGemma: windows reach as far ahead as back."""
-    if not config.flag("use_bidirectional_attention"):
-        raise config.refusal("a causal Gemma3TextModel is not supported: it makes neither text nor vectors")
-    config.only("tie_word_embeddings", True)
-    config.only("sliding_window_pattern", 6)
-    h = decoder(config, activations=GELU)
-    config.windows([number % 6 != 5 for number in range(h.sizes["layers"])])
-    refuse_other_scale(config, h, 0)
-    for name in ("attn_logit_softcapping", "final_logit_softcapping"):
-        if config.get(name) is not None:
-            raise config.refusal(f"{name} is not supported")
-    local = config.section("rope_parameters").section("sliding_attention")
-    return h.updated(
-        rope__freq_base_swa=local.number("rope_theta", config.number("rope_local_base_freq", 10000.0)),
-        attention__sliding_window=config.count("sliding_window"),
-    )
 
 
 def eurobert(config: Config) -> CheckpointFacts:
@@ -172,10 +152,6 @@ NOMIC_PLAIN = replace(NOMIC, read=nomic)
 NOMIC_MOE = replace(
     NOMIC, arch="nomic-bert-moe", layer=nomic_experts, unread=re.compile(rf"{UNREAD.pattern}|.*\.experts\.bias"),
     biased=(*NOMIC.biased, "attn_qkv", "attn_output", "ffn_up", "ffn_down"),
-)  # fmt: skip
-GEMMA_EMBEDDING = replace(
-    GEMMA3, arch="gemma-embedding", read=gemma, decodes=False, whole={"output_norm": ("width",)}, projects=True,
-    sees=False, prefixes=("model.",), unread=None,
 )  # fmt: skip
 EUROBERT = Family(
     "eurobert", {**ATTENTION, **GATED, **NORMS_BEFORE}, eurobert, decodes=False, whole={"output_norm": ("width",)},

@@ -8,9 +8,8 @@ from statistics import NormalDist
 import numpy as np
 
 from localllm.convert.config import Config
-from localllm.convert.families.gemma import TIED
 from localllm.convert.family import DerivedTensor, Family, Layer, Sizes
-from localllm.convert.hyperparameters import GELU, CheckpointFacts, decoder
+from localllm.convert.hyperparameters import GELU, CheckpointFacts, decoder, windows_of
 from localllm.convert.layers import ATTENTION, GATED, HEAD_NORMS, NORMS_BEFORE, NORMS_BEHIND, as_it_is
 from localllm.convert.tensors import Shape, TensorSource, pad_rows, stack
 
@@ -59,19 +58,6 @@ def same_everywhere(config: Config, hidden: object) -> object:
     if isinstance(hidden, list) and len({*map(str, hidden)}) != 1:
         raise config.refusal("intermediate_size should be the same for all layers")
     return hidden[0] if isinstance(hidden, list) else hidden
-
-
-def windows_of(config: Config, layers: int, period: int = 5) -> list[bool]:
-    """Return for each layer whether it has a window: all but the last of every `period`, or by layer_types."""
-    types = config.get("layer_types")
-    if types is None:
-        return [(number + 1) % period != 0 for number in range(layers)]
-    if not isinstance(types, list) or len(types) != layers or not {*map(str, types)} <= {SLIDING, "full_attention"}:
-        raise config.refusal(f"layer_types should be {SLIDING} or full_attention for each of {layers} layers")
-    return [kind == SLIDING for kind in types]
-
-
-SLIDING = "sliding_attention"
 
 
 def deviations(config: Config, layers: int) -> list[float] | None:
@@ -148,7 +134,7 @@ GEMMA3N = Family(
     sees=True,
     unread=re.compile(r"model\.(audio_tower|embed_audio|embed_vision)\..*"),
     defaults={
-        **TIED,
+        "tie_word_embeddings": True,
         "rope_theta": 1e6,
         "head_dim": 256,
         "num_attention_heads": 8,

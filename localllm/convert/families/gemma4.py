@@ -7,10 +7,8 @@ import numpy as np
 
 from localllm.convert.config import Config
 from localllm.convert.experts import with_experts
-from localllm.convert.families.gemma import TIED
-from localllm.convert.families.gemma3n import windows_of
 from localllm.convert.family import Family, Layer, Sizes
-from localllm.convert.hyperparameters import GELU, CheckpointFacts, decoder
+from localllm.convert.hyperparameters import GELU, CheckpointFacts, decoder, windows_of
 from localllm.convert.layers import EXPERTS, GATED, NORMS_BEFORE, NORMS_BEHIND, as_it_is
 
 UNROTATED = 1e30  # divides the frequencies of pairs that do not rotate
@@ -143,7 +141,7 @@ def whole(sizes: Sizes) -> Layer:
 
 
 DEFAULTS: dict[str, object] = {
-    **TIED,
+    "tie_word_embeddings": True,
     "hidden_size": 2304,
     "intermediate_size": 9216,
     "num_hidden_layers": 30,

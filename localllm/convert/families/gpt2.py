@@ -1,15 +1,13 @@
-"""GPT-2, StarCoder 1 and 2: layer norms, biases, and no gates."""
+"""GPT-2 and StarCoder 1."""
 
-from dataclasses import replace
+from collections.abc import Callable
 
 from localllm.arch.metadata import MOST_LAYERS
 from localllm.convert.config import Config
-from localllm.convert.family import Family
 from localllm.convert.hyperparameters import GELU, CheckpointFacts, refuse_other_activations
-from localllm.convert.layers import FEED_FORWARD, NORMS_BEFORE
 
 
-def gpt2(config: Config) -> CheckpointFacts:
+def read(config: Config, declared: Callable[[Config], CheckpointFacts]) -> CheckpointFacts:
     """Read GPT-2: its own names, a position table."""
     refuse_other_activations(config, GELU)
     config.only("scale_attn_weights", True)
@@ -38,26 +36,10 @@ def gpt2(config: Config) -> CheckpointFacts:
     return CheckpointFacts(sizes, metadata, {}, config.flag("tie_word_embeddings"))
 
 
-TIED = {"tie_word_embeddings": True}
-NORMS_AND_MATRICES = ("attn_norm", "ffn_norm", "output_norm", "attn_output", "ffn_up", "ffn_down")
-GPT2 = Family(
-    "gpt2",
-    {"attn_qkv": ("fused_rows", "width"), "attn_output": ("width", "queries"), **FEED_FORWARD, **NORMS_BEFORE},
-    gpt2,
-    whole={"position_embd": ("context", "width")},
-    transposed=("attn_qkv", "attn_output", "ffn_up", "ffn_down"),
-    biased=("attn_qkv", *NORMS_AND_MATRICES),
-    defaults=TIED | {"n_positions": 1024},
-)
-
-
-def starcoder(config: Config) -> CheckpointFacts:
+def starcoder(config: Config, declared: Callable[[Config], CheckpointFacts]) -> CheckpointFacts:
     """Read StarCoder 1: like GPT-2 with a single key head, and untransposed matrices."""
     config.only("multi_query", True)
-    h = gpt2(config)
+    h = read(config, declared)
     width, head_dim = h.sizes["width"], h.sizes["width"] // h.metadata["attention.head_count"]
     config.only("n_inner", 4 * width)
     return h.updated({"fused_rows": width + 2 * head_dim}, attention__head_count_kv=1)
-
-
-STARCODER = replace(GPT2, arch="starcoder", read=starcoder, transposed=())

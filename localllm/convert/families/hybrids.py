@@ -4,8 +4,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from localllm.convert.config import Config
-from localllm.convert.experts import with_experts
-from localllm.convert.families.deepseek import SIGMOID
+from localllm.convert.experts import SIGMOID, with_experts
 from localllm.convert.families.llama import GRANITEMOE, granite, granitemoe
 from localllm.convert.families.mamba import CONTEXT, MAMBA, decay, squeeze
 from localllm.convert.family import DerivedTensor, Family, Layer, Sizes

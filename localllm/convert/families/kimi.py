@@ -5,8 +5,8 @@ from collections.abc import Sequence
 import numpy as np
 
 from localllm.convert.config import Config
-from localllm.convert.experts import with_experts
-from localllm.convert.families.deepseek import SIGMOID, SOFTMAX, keys_of_latents, leading_dense, values_of_latents
+from localllm.convert.experts import SIGMOID, SOFTMAX, leading_dense, with_experts
+from localllm.convert.families.deepseek2 import keys_of_latents, values_of_latents
 from localllm.convert.family import Build, DerivedTensor, Family, Layer, Sizes
 from localllm.convert.hyperparameters import CheckpointFacts, decoder
 from localllm.convert.layers import EXPERTS, GATED, NORMS_BEFORE, SHARED_EXPERT, as_stored

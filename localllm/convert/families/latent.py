@@ -6,15 +6,8 @@ from dataclasses import replace
 
 from localllm.arch.families import minicpm3 as arch
 from localllm.convert.config import Config
-from localllm.convert.families.deepseek import (
-    DEEPSEEK2,
-    INDEXER,
-    OF_DEEPSEEK3,
-    SIGMOID,
-    deepseek2,
-    deepseek2_layer,
-    leading_dense,
-)
+from localllm.convert.experts import SIGMOID, leading_dense
+from localllm.convert.families.deepseek2 import DEEPSEEK2, INDEXER, OF_DEEPSEEK3, deepseek2, deepseek2_layer
 from localllm.convert.family import DerivedTensor, Family, Layer, Sizes
 from localllm.convert.hyperparameters import CheckpointFacts, decoder
 from localllm.convert.layers import GATED, NORMS_BEFORE, as_it_is, as_stored, experts_of

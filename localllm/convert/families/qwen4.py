@@ -9,7 +9,7 @@ import numpy as np
 
 from localllm.convert.config import Config
 from localllm.convert.families.mamba import squeeze
-from localllm.convert.families.qwen_next import (
+from localllm.convert.families.qwen35 import (
     ATTENDING,
     QWEN35MOE,
     RULE,

@@ -5,8 +5,8 @@ from collections.abc import Sequence
 
 from localllm.arch.families.gpt_oss import LIMIT, SHARPNESS
 from localllm.convert.config import Config
-from localllm.convert.experts import with_experts
-from localllm.convert.families.deepseek import INDEXER, SIGMOID, leading_dense
+from localllm.convert.experts import SIGMOID, leading_dense, with_experts
+from localllm.convert.families.deepseek2 import INDEXER
 from localllm.convert.families.kimi import latent, matrices, rates
 from localllm.convert.families.latent import in_full
 from localllm.convert.families.windowed import flags

@@ -4,7 +4,7 @@ import re
 from dataclasses import replace
 
 from localllm.convert.config import Config
-from localllm.convert.families import hybrids, qwen_next
+from localllm.convert.families import hybrids, qwen35
 from localllm.convert.family import Family
 from localllm.convert.records import family_named
 from localllm.files.gguf.header import printable
@@ -40,4 +40,4 @@ def select_text_family(config: Config) -> Family:
     return replace(family, sees=True, unread=LINE_END, defaults=defaults)
 
 
-MINICPMV4_6 = replace(qwen_next.QWEN35, unread=re.compile(r"(model\.)?merger\..*"))
+MINICPMV4_6 = replace(qwen35.QWEN35, unread=re.compile(r"(model\.)?merger\..*"))

@@ -5,12 +5,10 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from localllm.convert.config import Config
-from localllm.convert.experts import with_experts
-from localllm.convert.families.deepseek import SIGMOID, SOFTMAX, leading_dense
-from localllm.convert.families.gemma3n import SLIDING, windows_of
+from localllm.convert.experts import SIGMOID, SOFTMAX, leading_dense, with_experts
 from localllm.convert.families.llama import GRANITE, granite
 from localllm.convert.family import Family, Layer, Sizes
-from localllm.convert.hyperparameters import CheckpointFacts, decoder, rotary_dims
+from localllm.convert.hyperparameters import SLIDING, CheckpointFacts, decoder, rotary_dims, windows_of
 from localllm.convert.layers import (
     ATTENTION,
     EXPERTS,
