@@ -127,3 +127,20 @@ def windows_of(config: Config, layers: int, period: int = 5) -> list[bool]:
     if not isinstance(types, list) or len(types) != layers or not {*map(str, types)} <= {SLIDING, "full_attention"}:
         raise config.refusal(f"layer_types should be {SLIDING} or full_attention for each of {layers} layers")
     return [kind == SLIDING for kind in types]
+
+
+def flags(config: Config, name: str, layers: int) -> list[int]:
+    """Read a list of 0 or 1 per layer."""
+    values = config.get(name)
+    if (
+        not isinstance(values, list)
+        or len(values) != layers
+        or not all(type(value) is int and value in (0, 1) for value in values)
+    ):
+        raise config.refusal(f"{name} should be 0 or 1 for each of {layers} layers")
+    return values
+
+
+def by_layer(name: str, values: Sequence[int]) -> dict[str, int]:
+    """Name a size of each layer."""
+    return {f"{name}_{number}": int(value) for number, value in enumerate(values)}

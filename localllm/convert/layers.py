@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 from localllm.convert.family import DerivedTensor, Layer, Sizes
-from localllm.convert.tensors import Shape, TensorSource, take_strided, transpose
+from localllm.convert.tensors import Shape, TensorSource, take_strided, to_float32, transpose
 
 ATTENTION = {
     "attn_q": ("queries", "width"),
@@ -107,3 +107,12 @@ def as_stored(name: str, *dimensions: str, needed: bool = True) -> DerivedTensor
 def as_it_is(name: str, *dimensions: str) -> DerivedTensor:
     """Declare a layer's tensor by its full GGUF name."""
     return DerivedTensor(dimensions, {name: dimensions}, lambda sources, shape, sizes: sources[0])
+
+
+def in_full(name: str, *dimensions: str) -> DerivedTensor:
+    """Declare a matrix that is always F32."""
+
+    def build(sources: Sequence[TensorSource], shape: Shape, sizes: Sizes) -> TensorSource:
+        return to_float32(sources[0])
+
+    return DerivedTensor(dimensions, {name: dimensions}, build)

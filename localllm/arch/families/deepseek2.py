@@ -171,3 +171,35 @@ def to_keys(
     k = b.concat_heads(b.slice_columns(both, 0, h.key_dim, period), key, h.heads, shared=True)
     v = b.slice_columns(both, h.key_dim, period, period)
     return b.attend(b.concat_heads(plain, rotated, h.heads), k, v, state, Scores(h.heads, h.scale))
+
+
+OF_V3 = {
+    "topk_method": "noaux_tc",
+    "scoring_func": "sigmoid",
+    "norm_topk_prob": True,
+    "routed_scaling_factor": 2.5,
+    "n_shared_experts": 1,
+}
+CHECKPOINTS = {
+    "DeepseekV2ForCausalLM": {
+        "layer": "@deepseek2.layer",
+        "scalings": "yarn",
+        "only": {"rope_interleave": True, "moe_layer_freq": 1},
+        "amounts": {"vocab_size": "vocab"},
+        "read": "@deepseek2.read",
+        "defaults": {"topk_method": "greedy", "n_shared_experts": 2},
+    },
+    "DeepseekV3ForCausalLM": {
+        "like": "DeepseekV2ForCausalLM",
+        "defaults": {**OF_V3, "n_group": 8, "topk_group": 4, "first_k_dense_replace": 3},
+    },
+    "Glm4MoeLiteForCausalLM": {
+        "like": "DeepseekV2ForCausalLM",
+        "defaults": {**OF_V3, "routed_scaling_factor": 1.8, "rms_norm_eps": 1e-5},
+    },
+    "YoutuForCausalLM": {  # without experts
+        "like": "DeepseekV2ForCausalLM",
+        "read": "@deepseek2.youtu",
+        "defaults": {"tie_word_embeddings": True},
+    },
+}

@@ -144,3 +144,29 @@ def attention(
     plain, rotated, latent, key = project_from(b, w, h, b.linear(narrow, w.attn_q_b), x, key_norm=key_norm)
     q = b.concat_heads(b.head_linear(plain, w.attn_k_b), rotated, h.heads)
     return b.head_linear(b.attend(q, b.concat_heads(latent, key, 1), None, state, scores), w.attn_v_b)
+
+
+CHECKPOINTS = {
+    "DeepseekV32ForCausalLM": {
+        "like": "DeepseekV3ForCausalLM",
+        "layer": "@deepseek2.layer @deepseek2.indexer",
+        "named_as": "deepseek2",
+        "read": "@deepseek2.deepseek32",
+    },
+    "GlmMoeDsaForCausalLM": {
+        "arch": "glm-dsa",
+        "like": "DeepseekV32ForCausalLM",
+        "layer": "@deepseek2.layer @deepseek2.indexers",
+        "only": {"rope_interleave": True, "moe_layer_freq": 1, "attention_bias": False},
+        "read": "@deepseek2.glm_dsa",
+        "defaults": {
+            "topk_method": "noaux_tc",
+            "scoring_func": "sigmoid",
+            "norm_topk_prob": True,
+            "routed_scaling_factor": 2.5,
+            "n_shared_experts": 1,
+            "rms_norm_eps": 1e-5,
+            "first_k_dense_replace": 3,
+        },
+    },
+}

@@ -246,3 +246,23 @@ def feed_forward(b: Builder, w: Weights, h: Glm5Next, layer: int, x: Activation)
         return feed_forward_or_experts(b, w, None, x, of_others)
     w.require_biases("exp_probs_b")
     return b.add(feed_forward_or_experts(b, w, h.routing, x, of_experts), shared_expert(b, w, x, of_others))
+
+
+CHECKPOINTS = {
+    "Glm5NextForConditionalGeneration": {
+        "layer": "norms @glm5_next.layer",
+        "sees": True,
+        "named_as": "deepseek2",
+        "only": {
+            "mhc": True,
+            "mla_use_nope": True,
+            "qk_rope_head_dim": 0,
+            "attention_bias": False,
+            "index_kpool_always_select_tail": True,
+            "num_nextn_predict_layers": 0,
+        },
+        "amounts": {"vocab_size": "vocab"},
+        "read": "@glm5_next.read",
+        "defaults": {"rms_norm_eps": 1e-5},
+    },
+}

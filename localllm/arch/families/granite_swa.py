@@ -69,3 +69,40 @@ def shared_expert_in_halves(b: Builder, w: Weights, x: Activation, gate: Gate) -
     """Apply the shared expert."""
     of_gate, up = w.ffn_up_shexp.halves()
     return b.linear(gate(b.linear(x, of_gate), b.linear(x, up)), w.ffn_down_shexp)
+
+
+CHECKPOINTS = {
+    "GraniteSWAForCausalLM": {
+        "like": "GraniteForCausalLM",
+        "layer": "attention gated norms",
+        "tensors": {"attn_sinks.weight": "self_attn.sinks: heads"},
+        "named_as": "granite",
+        "only": {"attention_bias": False, "mlp_bias": False},
+        "read": "@granite_swa.read",
+        "defaults": {"rms_norm_eps": 1e-5, "sliding_window": 128},
+    },
+    "GraniteMoeSWAForCausalLM": {  # gate and up projections are fused
+        "like": "GraniteSWAForCausalLM",
+        "layer": "attention norms",
+        "tensors": {
+            "attn_sinks.weight": "self_attn.sinks: heads",
+            "ffn_gate_inp": "block_sparse_moe.router.weight: experts width",
+            "ffn_gate_up_exps": "block_sparse_moe.experts.gate_up_proj: experts both_hidden width",
+            "ffn_down_exps": "block_sparse_moe.experts.down_proj: experts width expert_hidden",
+            "ffn_up_shexp": "shared_mlp.input_linear.weight: both_shared width",
+            "ffn_down_shexp": "shared_mlp.output_linear.weight: width shared_hidden",
+        },
+        "experts": "intermediate_size num_local_experts",
+        "sizes": {
+            "both_hidden": "2 * expert_hidden",
+            "shared_hidden": "shared_intermediate_size=0",
+            "both_shared": "2 * shared_hidden",
+        },
+        "amounts": {
+            "vocab_size": "vocab",
+            "rope.dimension_count": "head_dim",
+            "expert_shared_feed_forward_length": "?shared_hidden",
+        },
+        "defaults": {"sliding_window": 128},
+    },
+}

@@ -139,3 +139,21 @@ def kimi_delta(
     q, k, v = qkv
     scaled_k = b.multiply_heads(k, strength)
     return b.wkv7(q, w, scaled_k, v, b.scale(b.multiply(k, w), -1.0), scaled_k, state, number)
+
+
+CHECKPOINTS = {
+    "KimiLinearForCausalLM KimiLinearModel": {
+        "layer": "@kimi_linear.layer",
+        "only": {
+            "moe_renormalize": True,
+            "num_expert_group": 1,
+            "topk_group": 1,
+            "mla_use_nope": True,
+            "q_lora_rank": (),
+            "moe_layer_freq": 1,
+        },
+        "amounts": {"vocab_size": "vocab"},
+        "read": "@kimi_linear.read",
+        "defaults": {"rms_norm_eps": 1e-5},
+    },
+}

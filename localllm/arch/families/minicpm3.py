@@ -39,3 +39,30 @@ def block(b: Builder, w: Weights, h: DeepSeek2, state: Paged, x: Activation, fac
     y = to_keys(b, w, h, state, b.rms_norm(x, w.attn_norm, h.epsilon), factors)
     x = b.add(x, b.scale(b.linear(y, w.attn_output), scale))
     return b.add(x, b.scale(gated_feed_forward(b, w, b.rms_norm(x, w.ffn_norm, h.epsilon), b.swiglu), scale))
+
+
+CHECKPOINTS = {
+    "MiniCPM3ForCausalLM": {
+        "layer": "norms gated",
+        "tensors": {
+            "attn_q_a": "narrow width",
+            "attn_q_a_norm": "narrow",
+            "attn_q_b": "queries narrow",
+            "attn_kv_a_mqa": "latent_and_key width",
+            "attn_kv_a_norm": "latent",
+            "attn_kv_b": "both_rows latent",
+            "attn_output": "width values",
+        },
+        "scalings": "longrope",
+        "only": {
+            "attention_bias": False,
+            "mlp_bias": False,
+            "scale_emb": EMBEDDING_SCALE,
+            "scale_depth": DEPTH_SCALE,
+            "dim_model_base": WIDTH,
+        },
+        "amounts": {"vocab_size": "vocab"},
+        "read": "@minicpm3.read",
+        "defaults": {"tie_word_embeddings": True, "rms_norm_eps": 1e-5},
+    },
+}

@@ -93,3 +93,44 @@ def choose(b: Builder, w: Weights, h: MiniMaxM3, index: Latent, x: Activation) -
         return b.rope(y, replace(h.attention.rope, head_dim=h.index_dim), b.positions)
 
     return b.select_key_blocks(heads("q"), heads("k"), index, h.blocks, h.block, h.local)
+
+
+AFTER = (  # with experts
+    "ffn_gate_shexp ffn_up_shexp ffn_down_shexp exp_probs_b.bias "
+    "indexer.q_proj.weight indexer.k_proj.weight indexer.q_norm.weight indexer.k_norm.weight"
+)
+CHECKPOINTS = {
+    "MiniMaxM3SparseForCausalLM MiniMaxM3SparseForConditionalGeneration": {
+        "layer": "attention head_norms norms",
+        "parts": {"< leading_dense": ("gated", f"experts {AFTER}")},
+        "tensors": {
+            "indexer.q_proj.weight": "full self_attn.index_q_proj.weight: index_queries width",
+            "indexer.k_proj.weight": "full self_attn.index_k_proj.weight: index_dim width",
+            "indexer.q_norm.weight": "offset self_attn.index_q_norm.weight: index_dim",
+            "indexer.k_norm.weight": "offset self_attn.index_k_norm.weight: index_dim",
+            "ffn_gate_shexp": "block_sparse_moe.shared_experts.gate_proj.weight: shared_hidden width",
+            "ffn_up_shexp": "block_sparse_moe.shared_experts.up_proj.weight: shared_hidden width",
+            "ffn_down_shexp": "block_sparse_moe.shared_experts.down_proj.weight: width shared_hidden",
+            "exp_probs_b.bias": "block_sparse_moe.e_score_correction.bias: experts",
+        },
+        "offset_norms": True,
+        "sees": True,
+        "named_as": "dots1",
+        "unread": r"patch_merge_mlp\..*",
+        "activations": "silu swigluoai",
+        "partial_rope": True,
+        "only": {
+            "use_gemma_norm": True,
+            "use_qk_norm": True,
+            "use_routing_bias": True,
+            "swiglu_alpha": SHARPNESS,
+            "swiglu_limit": LIMIT,
+            "scoring_func": "sigmoid",
+            "qk_norm_type": "per_head",
+        },
+        "keys": {"routed_scaling_factor": "expert_weights_scale"},
+        "metadata": {"expert_weights_norm": True, "expert_gating_func": 2},
+        "read": "@minimax_m3.read",
+        "defaults": {"rope_theta": 5e6},
+    },
+}

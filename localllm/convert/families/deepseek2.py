@@ -1,29 +1,26 @@
 """DeepSeek-V2 to V3.2, GLM with DeepSeek's attention, Youtu."""
 
-from collections.abc import Sequence
-from dataclasses import replace
+from collections.abc import Callable, Sequence
 
 from localllm.convert.config import Config
 from localllm.convert.experts import with_deepseek_experts
-from localllm.convert.family import DerivedTensor, Family, Layer, Sizes
-from localllm.convert.hyperparameters import CheckpointFacts, decoder
+from localllm.convert.family import DerivedTensor, Layer, Sizes
+from localllm.convert.hyperparameters import CheckpointFacts
 from localllm.convert.layers import EXPERTS, GATED, NORMS_BEFORE, SHARED_EXPERT, mtp_layer
 from localllm.convert.rope_scaling import rope_parameters
 from localllm.convert.tensors import Shape, TensorSource, take_strided, transpose
 
 
-def deepseek2(config: Config) -> CheckpointFacts:
+def read(config: Config, declared: Callable[[Config], CheckpointFacts]) -> CheckpointFacts:
     """Read MLA: one latent row for all heads' keys and values; the first layers have no experts.
 
     In GGUF the heads attend to that row, as if there were a single key head.
     """
-    config.only("rope_interleave", True)
-    config.only("moe_layer_freq", 1)
     heads = config.count("num_attention_heads")
     sizes = {"rotated": config.count("qk_rope_head_dim"), "latent": config.count("kv_lora_rank")}
     sizes |= {"key_dim": config.count("qk_nope_head_dim"), "value_dim": config.count("v_head_dim")}
     renamed = {"head_dim": sizes["rotated"], "num_key_value_heads": 1}
-    h = decoder(config.updated(**renamed), scalings=("yarn",))
+    h = declared(config.updated(**renamed))
     whole_key = sizes["key_dim"] + sizes["rotated"]
     sizes |= {
         "queries": heads * whole_key,
@@ -34,7 +31,6 @@ def deepseek2(config: Config) -> CheckpointFacts:
     }
     h = with_deepseek_experts(config, with_multiplier(config, h.updated(sizes)))
     return h.updated(
-        vocab_size=h.sizes["vocab"],
         attention__q_lora_rank=sizes["narrow"] or None,
         attention__kv_lora_rank=sizes["latent"],
         attention__key_length=sizes["latent_and_key"],
@@ -67,7 +63,7 @@ def values_of_latents(sources: Sequence[TensorSource], shape: Shape, sizes: Size
     return take_strided(sources[0], shape, sizes["key_dim"] + shape[-2], sizes["key_dim"])
 
 
-def deepseek2_layer(sizes: Sizes, number: int) -> Layer:
+def layer(sizes: Sizes, number: int) -> Layer:
     both = {"self_attn.kv_b_proj.weight": ("both_rows", "latent")}
     queries: Layer = {"attn_q": ("queries", "width")}
     if sizes["narrow"]:
@@ -88,22 +84,9 @@ def deepseek2_layer(sizes: Sizes, number: int) -> Layer:
     }
 
 
-DEEPSEEK2 = Family("deepseek2", deepseek2_layer, deepseek2, defaults={"topk_method": "greedy", "n_shared_experts": 2})
-OF_DEEPSEEK3 = {
-    "topk_method": "noaux_tc",
-    "scoring_func": "sigmoid",
-    "norm_topk_prob": True,
-    "routed_scaling_factor": 2.5,
-    "n_shared_experts": 1,
-}
-IN_GROUPS = {**OF_DEEPSEEK3, "n_group": 8, "topk_group": 4, "first_k_dense_replace": 3}
-DEEPSEEK3 = replace(DEEPSEEK2, defaults=IN_GROUPS)
-GLM4_LITE = replace(DEEPSEEK2, defaults={**OF_DEEPSEEK3, "routed_scaling_factor": 1.8, "rms_norm_eps": 1e-5})
-
-
-def deepseek32(config: Config) -> CheckpointFacts:
+def deepseek32(config: Config, declared: Callable[[Config], CheckpointFacts]) -> CheckpointFacts:
     """Read V3.2: an indexer in every layer."""
-    h = deepseek2(config)
+    h = read(config, declared)
     heads, dim = config.count("index_n_heads"), config.count("index_head_dim")
     return h.updated(
         {"index_heads": heads, "index_dim": dim, "index_queries": heads * dim},
@@ -127,19 +110,11 @@ INDEXER: Layer = {
     "indexer.k_norm.bias": of_indexer("k_norm.bias", "index_dim"),
     "indexer.proj.weight": of_indexer("weights_proj.weight", "index_heads", "width"),
 }
-DEEPSEEK32 = replace(
-    DEEPSEEK3,
-    arch="deepseek32",
-    layer=lambda sizes, number: {**deepseek2_layer(sizes, number), **INDEXER},
-    read=deepseek32,
-    named_as="deepseek2",
-)
 
 
-def glm_dsa(config: Config) -> CheckpointFacts:
+def glm_dsa(config: Config, declared: Callable[[Config], CheckpointFacts]) -> CheckpointFacts:
     """Read GLM: layers without an indexer attend to the keys that the last indexer selected."""
-    config.only("attention_bias", False)
-    h = deepseek32(config)
+    h = deepseek32(config, declared)
     types, layers = config.get("indexer_types", ["full"] * h.sizes["layers"]), h.sizes["layers"]
     if not isinstance(types, list) or len(types) != layers or not {*map(str, types)} <= {"full", "shared"}:
         raise config.refusal(f"indexer_types should be full or shared for each of {layers} layers")
@@ -149,26 +124,17 @@ def glm_dsa(config: Config) -> CheckpointFacts:
     return h.updated(flags, attention__indexer__types=full if config.get("indexer_types") is not None else None)
 
 
-def glm_dsa_layer(sizes: Sizes, number: int) -> Layer:
-    return {**deepseek2_layer(sizes, number), **(INDEXER if sizes[f"chooses_{number}"] else {})}
+def indexers(sizes: Sizes, number: int) -> Layer:
+    return INDEXER if sizes[f"chooses_{number}"] else {}
 
 
-GLM_DSA = replace(
-    DEEPSEEK32,
-    arch="glm-dsa",
-    layer=glm_dsa_layer,
-    read=glm_dsa,
-    named_as="deepseek2",
-    defaults={**OF_DEEPSEEK3, "rms_norm_eps": 1e-5, "first_k_dense_replace": 3},
-)
-
-
-def youtu(config: Config) -> CheckpointFacts:
+def youtu(config: Config, declared: Callable[[Config], CheckpointFacts]) -> CheckpointFacts:
     """Read Youtu: no experts, which GGUF states explicitly."""
     layers, hidden = config.count("num_hidden_layers"), config.count("intermediate_size")
     none = {"n_routed_experts": 1, "num_experts_per_tok": 1, "n_shared_experts": None, "moe_intermediate_size": hidden}
-    h = deepseek2(config.updated(**none, first_k_dense_replace=layers))
+    h = read(config.updated(**none, first_k_dense_replace=layers), declared)
     return h.updated(expert_count=None, expert_used_count=None, expert_weights_scale=None)
 
 
-YOUTU = replace(DEEPSEEK2, read=youtu, defaults={"tie_word_embeddings": True})
+def indexer(sizes: Sizes, number: int) -> Layer:
+    return INDEXER

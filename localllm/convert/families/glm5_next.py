@@ -1,116 +1,30 @@
-"""MiniMax M3 and GLM 5.3 Flash: sparse attention with an indexer."""
+"""GLM 5.3 Flash."""
 
-import re
-from collections.abc import Sequence
+from collections.abc import Callable
 
-from localllm.arch.families.gpt_oss import LIMIT, SHARPNESS
 from localllm.convert.config import Config
 from localllm.convert.experts import SIGMOID, leading_dense, with_experts
 from localllm.convert.families.deepseek2 import INDEXER
-from localllm.convert.families.kimi import latent, matrices, rates
-from localllm.convert.families.latent import in_full
-from localllm.convert.families.windowed import flags
-from localllm.convert.family import DerivedTensor, Family, Layer, Sizes
-from localllm.convert.hyperparameters import CheckpointFacts, decoder, rotary_dims
+from localllm.convert.families.kimi_linear import latent, matrices, rates
+from localllm.convert.family import DerivedTensor, Layer, Sizes
+from localllm.convert.hyperparameters import CheckpointFacts
 from localllm.convert.layers import (
-    ATTENTION,
     EXPERTS,
     GATED,
-    HEAD_NORMS,
     NORMS_BEFORE,
     SHARED_EXPERT,
     as_it_is,
-    as_stored,
-)
-from localllm.convert.tensors import Shape, TensorSource, map_values
-
-
-def minimax_m3(config: Config) -> CheckpointFacts:
-    """Read MiniMax M3: after the first layers, experts, and an indexer per key head."""
-    for name in ("use_gemma_norm", "use_qk_norm", "use_routing_bias"):
-        config.only(name, True)
-    for name, value in (("swiglu_alpha", SHARPNESS), ("swiglu_limit", LIMIT), ("scoring_func", "sigmoid")):
-        config.only(name, value)
-    config.only("qk_norm_type", "per_head")
-    dims, dense = config.count("rotary_dim"), config.count("dense_intermediate_size", config.get("intermediate_size"))
-    h = decoder(config.updated(intermediate_size=dense), activations=("silu", "swigluoai"), whole_heads=False)
-    if rotary_dims(config, h.sizes["head_dim"]) not in (dims, h.sizes["head_dim"]):
-        raise config.refusal(f"partial_rotary_factor does not fit rotary_dim {dims}")
-    h = with_experts(config, h, "intermediate_size", "num_local_experts")
-    layers, section = h.sizes["layers"], config.section("sparse_attention_config")
-    mixes, sparse = flags(config, "moe_layer_freq", layers), flags(section, "sparse_attention_freq", layers)
-    leading, shared = mixes.index(1) if 1 in mixes else layers, config.count("n_shared_experts")
-    if mixes != [int(number >= leading) for number in range(layers)] or sparse != mixes:
-        raise config.refusal("moe_layer_freq: only the first layers may lack experts and indexers")
-    hidden = shared * config.count("shared_intermediate_size", h.sizes["expert_hidden"])
-    heads, dim = section.count("sparse_num_index_heads"), section.count("sparse_index_dim")
-    return h.updated(
-        {"leading_dense": leading, "shared_hidden": hidden, "index_dim": dim, "index_queries": heads * dim},
-        rope__dimension_count=dims,
-        leading_dense_block_count=leading,
-        expert_feed_forward_length=h.sizes["expert_hidden"],
-        expert_shared_count=shared,
-        expert_weights_scale=config.number("routed_scaling_factor"),
-        expert_weights_norm=True,
-        expert_gating_func=SIGMOID,
-        attention__indexer__head_count=heads,
-        attention__indexer__key_length=dim,
-        attention__indexer__top_k=section.count("sparse_topk_blocks"),
-        attention__indexer__block_size=section.count("sparse_block_size"),
-        attention__indexer__local_blocks=section.count("sparse_local_block"),
-    )
-
-
-def with_offset(name: str) -> DerivedTensor:
-    """Declare an indexer's norm, which multiplies by 1 + weight."""
-
-    def build(sources: Sequence[TensorSource], shape: Shape, sizes: Sizes) -> TensorSource:
-        return map_values(sources[0], lambda numbers: numbers + 1)
-
-    return DerivedTensor(("index_dim",), {f"self_attn.{name}.weight": ("index_dim",)}, build)
-
-
-OF_BLOCKS: Layer = {
-    "indexer.q_proj.weight": in_full("self_attn.index_q_proj.weight", "index_queries", "width"),
-    "indexer.k_proj.weight": in_full("self_attn.index_k_proj.weight", "index_dim", "width"),
-    "indexer.q_norm.weight": with_offset("index_q_norm"),
-    "indexer.k_norm.weight": with_offset("index_k_norm"),
-}
-SHARED: Layer = {
-    name: as_stored(f"block_sparse_moe.shared_experts.{name[4:-6]}_proj", *shape)
-    for name, shape in SHARED_EXPERT.items()
-}
-
-
-def minimax_m3_layer(sizes: Sizes, number: int) -> Layer:
-    layer: Layer = {**ATTENTION, **HEAD_NORMS, **NORMS_BEFORE}
-    if number < sizes["leading_dense"]:
-        return {**layer, **GATED}
-    bias: Layer = {"exp_probs_b.bias": as_it_is("block_sparse_moe.e_score_correction.bias", "experts")}
-    return {**layer, **OF_BLOCKS, **EXPERTS, **SHARED, **bias}
-
-
-MINIMAX_M3 = Family(
-    "minimax-m3",
-    minimax_m3_layer,
-    minimax_m3,
-    offset_norms=True,
-    sees=True,
-    named_as="dots1",
-    unread=re.compile(r"patch_merge_mlp\..*"),
-    defaults={"rope_theta": 5e6},
+    in_full,
 )
 
+KINDS, LOWEST = {"linear_attention", "indexed_attention", "full_attention"}, -5.0
 
-def glm5_next(config: Config) -> CheckpointFacts:
+
+def read(config: Config, declared: Callable[[Config], CheckpointFacts]) -> CheckpointFacts:
     """Read GLM 5.3 Flash: delta-rule layers, and MLA layers that select pools of keys."""
-    for name, value in (("mhc", True), ("mla_use_nope", True), ("qk_rope_head_dim", 0), ("attention_bias", False)):
-        config.only(name, value)
-    config.only("index_kpool_always_select_tail", True)
-    config.only("num_nextn_predict_layers", 0)
     section, heads, narrow = config.section("linear_attn_config"), config.count("num_attention_heads"), "q_lora_rank"
     section.only("num_heads", heads)
-    h = decoder(config.updated(num_key_value_heads=1, head_dim=None))
+    h = declared(config.updated(num_key_value_heads=1, head_dim=None))
     h = with_experts(config, h, "moe_intermediate_size", "n_routed_experts")
     layers, kinds, types = h.sizes["layers"], config.get("layer_types"), config.get("indexer_types")
     if not isinstance(kinds, list) or len(kinds) != layers or not {*map(str, kinds)} <= KINDS:
@@ -134,7 +48,6 @@ def glm5_next(config: Config) -> CheckpointFacts:
     sizes |= {"narrow": config.count(narrow), "delta": heads * dim, "delta_dim": dim, "leading_dense": leading}
     return with_pools(config, h).updated(
         sizes | {"shared_hidden": shared * h.sizes["expert_hidden"]},
-        vocab_size=h.sizes["vocab"],
         attention__head_count_kv=[int(does) for does in attends],
         attention__layer_norm_epsilon=1e-6,
         attention__q_lora_rank=sizes["narrow"],
@@ -157,9 +70,6 @@ def glm5_next(config: Config) -> CheckpointFacts:
         swiglu_clamp_exp=[config.number("swiglu_limit")] * layers if limit else None,
         swiglu_clamp_shexp=[config.number("swiglu_limit")] * layers if limit else None,
     )
-
-
-KINDS, LOWEST = {"linear_attention", "indexed_attention", "full_attention"}, -5.0
 
 
 def with_pools(config: Config, h: CheckpointFacts) -> CheckpointFacts:
@@ -189,6 +99,8 @@ POOLS: Layer = {
     "indexer_compressor_gate.weight": in_full("self_attn.indexer.index_kpool_compress_gate", "index_dim", "width"),
     "indexer_compressor_ape.weight": in_full("self_attn.indexer.index_kpool_compress_ape", "pool", "index_dim"),
 }
+
+
 STREAMS: Layer = {
     name: build
     for part in ("attn", "ffn")
@@ -200,7 +112,10 @@ STREAMS: Layer = {
 }
 
 
-def glm5_next_layer(sizes: Sizes, number: int) -> Layer:
+QUERIES = ("queries", "narrow")
+
+
+def layer(sizes: Sizes, number: int) -> Layer:
     rate: Layer = {"ssm_a": DerivedTensor(("heads",), {"self_attn.A_log": ("heads",)}, rates)}
     mixer: Layer = {**matrices(sizes), **rate}
     if sizes[f"attends_{number}"]:
@@ -209,9 +124,3 @@ def glm5_next_layer(sizes: Sizes, number: int) -> Layer:
         mixer = {**mixer, **(POOLS if sizes[f"chooses_{number}"] else {})}
     feeds: Layer = {**EXPERTS, **SHARED_EXPERT, "exp_probs_b.bias": ("experts",)}
     return {**NORMS_BEFORE, **STREAMS, **mixer, **(GATED if number < sizes["leading_dense"] else feeds)}
-
-
-QUERIES = ("queries", "narrow")
-GLM5_NEXT = Family(
-    "glm5-next", glm5_next_layer, glm5_next, sees=True, named_as="deepseek2", defaults={"rms_norm_eps": 1e-5}
-)

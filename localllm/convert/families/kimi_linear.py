@@ -1,30 +1,26 @@
 """Kimi Linear: most layers have the gated delta rule, the others MLA."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 
 from localllm.convert.config import Config
 from localllm.convert.experts import SIGMOID, SOFTMAX, leading_dense, with_experts
 from localllm.convert.families.deepseek2 import keys_of_latents, values_of_latents
-from localllm.convert.family import Build, DerivedTensor, Family, Layer, Sizes
-from localllm.convert.hyperparameters import CheckpointFacts, decoder
+from localllm.convert.family import Build, DerivedTensor, Layer, Sizes
+from localllm.convert.hyperparameters import CheckpointFacts
 from localllm.convert.layers import EXPERTS, GATED, NORMS_BEFORE, SHARED_EXPERT, as_stored
 from localllm.convert.tensors import Shape, TensorSource, map_values, reshape
 
 
-def kimi_linear(config: Config) -> CheckpointFacts:
+def read(config: Config, declared: Callable[[Config], CheckpointFacts]) -> CheckpointFacts:
     """Read Kimi Linear: no RoPE. config.json counts layers from 1 where it lists those with attention."""
-    for name, value in (("moe_renormalize", True), ("num_expert_group", 1), ("topk_group", 1), ("mla_use_nope", True)):
-        config.only(name, value)
-    config.only("q_lora_rank")
-    config.only("moe_layer_freq", 1)
     section, heads = config.section("linear_attn_config"), config.count("num_attention_heads")
     section.only("num_heads", heads)
     rotated, latent = config.count("qk_rope_head_dim"), config.count("kv_lora_rank")
     context = config.get("max_position_embeddings", config.get("model_max_length"))
     renamed = {"max_position_embeddings": context, "num_key_value_heads": 1, "head_dim": rotated}
-    h = decoder(config.updated(**renamed))
+    h = declared(config.updated(**renamed))
     h = with_experts(config, h, "moe_intermediate_size", active_key=USED[config.get("num_experts_per_token") is None])
     attends = attending(section, h.sizes["layers"])
     key_dim, value_dim = config.count("qk_nope_head_dim"), config.count("v_head_dim")
@@ -52,7 +48,6 @@ def kimi_linear(config: Config) -> CheckpointFacts:
             "leading_dense": leading,
             "shared_hidden": shared * h.sizes["expert_hidden"],
         },
-        vocab_size=h.sizes["vocab"],
         attention__head_count_kv=[int(does) for does in attends],
         attention__kv_lora_rank=latent,
         attention__key_length=latent + rotated,
@@ -134,7 +129,7 @@ def latent(sizes: Sizes) -> Layer:
     }
 
 
-def kimi_linear_layer(sizes: Sizes, number: int) -> Layer:
+def layer(sizes: Sizes, number: int) -> Layer:
     mixer = latent(sizes) if sizes[f"attends_{number}"] else matrices(sizes)
     shared: Layer = {
         name: as_stored(f"block_sparse_moe.shared_experts.{name[4:-6]}_proj", *shape)
@@ -142,6 +137,3 @@ def kimi_linear_layer(sizes: Sizes, number: int) -> Layer:
     }
     mixture: Layer = {**EXPERTS, **shared, "exp_probs_b.bias": ("experts",)}
     return {**NORMS_BEFORE, **mixer, **(GATED if number < sizes["leading_dense"] else mixture)}
-
-
-KIMI_LINEAR = Family("kimi-linear", kimi_linear_layer, kimi_linear, defaults={"rms_norm_eps": 1e-5})

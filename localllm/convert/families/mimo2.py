@@ -1,0 +1,49 @@
+"""MiMo-V2."""
+
+from collections.abc import Callable
+
+from localllm.convert.config import Config
+from localllm.convert.family import Layer, Sizes
+from localllm.convert.hyperparameters import CheckpointFacts, by_layer, flags
+from localllm.convert.layers import (
+    as_it_is,
+)
+
+
+def read(config: Config, declared: Callable[[Config], CheckpointFacts]) -> CheckpointFacts:
+    """Read MiMo-V2: other key heads in layers with a window; values shorter than keys."""
+    for name in ("head_dim", "num_attention_heads", "v_head_dim"):
+        config.only(f"swa_{name}", config.get(name))
+    h = declared(config)
+    layers, dim = h.sizes["layers"], config.count("v_head_dim")
+    windows, mixes = (flags(config, name, layers) for name in ("hybrid_layer_pattern", "moe_layer_freq"))
+    local = config.count("swa_num_key_value_heads", h.sizes["kv_heads"])
+    kv_heads = [local if window else h.sizes["kv_heads"] for window in windows]
+    scale = config.get("attention_value_scale")
+    groups = ("n_group", "topk_group")
+    return h.updated(
+        {
+            **by_layer("keys", [n * h.sizes["head_dim"] for n in kv_heads]),
+            **by_layer("values", [n * dim for n in kv_heads]),
+            **by_layer("window", windows),
+            **by_layer("mixes", mixes),
+            "seen": h.sizes["heads"] * dim,
+        },
+        attention__head_count_kv=kv_heads,
+        attention__value_length=dim,
+        attention__value_scale=None if scale is None else config.number("attention_value_scale"),
+        attention__sliding_window_pattern=[*map(int, windows)],
+        expert_group_count=config.get(groups[0]) and config.count(groups[0]),
+        expert_group_used_count=config.get(groups[1]) and config.count(groups[1]),
+    )
+
+
+def layer(sizes: Sizes, number: int) -> Layer:
+    attention: Layer = {
+        "attn_q": ("queries", "width"),
+        "attn_k": (f"keys_{number}", "width"),
+        "attn_v": (f"values_{number}", "width"),
+        "attn_output": ("width", "seen"),
+    }
+    sinks: Layer = {"attn_sinks.weight": as_it_is("self_attn.attention_sink_bias", "heads")}
+    return {**attention, **(sinks if sizes[f"window_{number}"] else {})}

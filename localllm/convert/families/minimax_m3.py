@@ -1,0 +1,35 @@
+"""MiniMax M3."""
+
+from collections.abc import Callable
+
+from localllm.convert.config import Config
+from localllm.convert.experts import with_experts
+from localllm.convert.hyperparameters import CheckpointFacts, flags, rotary_dims
+
+
+def read(config: Config, declared: Callable[[Config], CheckpointFacts]) -> CheckpointFacts:
+    """Read MiniMax M3: after the first layers, experts, and an indexer per key head."""
+    dims, dense = config.count("rotary_dim"), config.count("dense_intermediate_size", config.get("intermediate_size"))
+    h = declared(config.updated(intermediate_size=dense))
+    if rotary_dims(config, h.sizes["head_dim"]) not in (dims, h.sizes["head_dim"]):
+        raise config.refusal(f"partial_rotary_factor does not fit rotary_dim {dims}")
+    h = with_experts(config, h, "intermediate_size", "num_local_experts")
+    layers, section = h.sizes["layers"], config.section("sparse_attention_config")
+    mixes, sparse = flags(config, "moe_layer_freq", layers), flags(section, "sparse_attention_freq", layers)
+    leading, shared = mixes.index(1) if 1 in mixes else layers, config.count("n_shared_experts")
+    if mixes != [int(number >= leading) for number in range(layers)] or sparse != mixes:
+        raise config.refusal("moe_layer_freq: only the first layers may lack experts and indexers")
+    hidden = shared * config.count("shared_intermediate_size", h.sizes["expert_hidden"])
+    heads, dim = section.count("sparse_num_index_heads"), section.count("sparse_index_dim")
+    return h.updated(
+        {"leading_dense": leading, "shared_hidden": hidden, "index_dim": dim, "index_queries": heads * dim},
+        rope__dimension_count=dims,
+        leading_dense_block_count=leading,
+        expert_feed_forward_length=h.sizes["expert_hidden"],
+        expert_shared_count=shared,
+        attention__indexer__head_count=heads,
+        attention__indexer__key_length=dim,
+        attention__indexer__top_k=section.count("sparse_topk_blocks"),
+        attention__indexer__block_size=section.count("sparse_block_size"),
+        attention__indexer__local_blocks=section.count("sparse_local_block"),
+    )
