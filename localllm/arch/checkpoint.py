@@ -12,6 +12,8 @@ A tensor is its shape by names of sizes ("queries width") if gguf's tables know 
 name, after the layer's number, and its shape ("mlp.expert_bias: experts"); [...] is the stored shape where it differs,
 and a word in front is a function of convert/tensor_functions.py ("reshape conv.weight[inner one taps]: inner taps");
 "?" marks a tensor that may be missing.
+
+"CLASS+METHOD" is the record of checkpoints whose quantized weights GGUF can hold unchanged.
 """
 
 from collections.abc import Mapping
@@ -22,6 +24,7 @@ class Checkpoint(TypedDict, total=False):
     """A kind of checkpoint. Every matrix of a layer may have a bias."""
 
     arch: str  # general.architecture, if the family's file has several
+    select: str  # function of config.json that names the record to take, e.g. "CLASS+experts"
     like: str  # a class of a similar checkpoint: what is not said here is said there, `arch` excepted
 
     # Tensors

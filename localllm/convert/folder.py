@@ -16,7 +16,7 @@ from localllm.convert.files import read_json
 from localllm.convert.layers import PACKED, TRANSPOSED
 from localllm.convert.modules import pooling_type, projections, prompts, warn_unconverted
 from localllm.convert.quantized import open_quantized
-from localllm.convert.registry import KEEP_BLOCKS, family_of
+from localllm.convert.registry import family_of, keeps_blocks
 from localllm.convert.sampling import sampling_metadata
 from localllm.convert.tensors import from_array
 from localllm.convert.unused_keys import warn_unused_config
@@ -64,7 +64,7 @@ def open_folder(path: str | os.PathLike[str]) -> Checkpoint:
         config.warnings.append("adapter_config.json: the adapter in this folder is not merged: only the model is read")
     family = family_of(config)
     config = config.text_config(family.defaults)
-    stored = open_weights(folder) if family in KEEP_BLOCKS.values() else open_quantized(open_weights(folder), config)
+    stored = open_weights(folder) if keeps_blocks(config) else open_quantized(open_weights(folder), config)
     h = family.read(config)
     if family.named:
         stored = {family.named(name, h.sizes["layers"]): tensor for name, tensor in stored.items()}

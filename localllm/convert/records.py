@@ -11,7 +11,7 @@ from localllm.arch import ARCHITECTURES
 from localllm.arch.checkpoint import Checkpoint
 from localllm.convert.config import Config
 from localllm.convert.experts import with_experts
-from localllm.convert.family import DerivedTensor, Dimensions, Family, Layer, Sizes
+from localllm.convert.family import BYTES, NUMBERS, DerivedTensor, Dimensions, Family, Layer, Sizes
 from localllm.convert.hyperparameters import (
     GELU,
     SILU,
@@ -55,7 +55,7 @@ def family_named(name: str) -> Family:
     content: Mapping[str, Any] = record
     more = {key: content[key] for key in COPIED if key in content}
     more |= {key: tuple(content.get(key, "").split()) for key in ("transposed", "bare", "prefixes")}
-    more |= {key: function(content[key]) for key in ("named", "of_tensors") if key in content}
+    more |= {key: function(content[key]) for key in ("named", "of_tensors") if content.get(key)}
     whole = record.get("whole", {})
     return Family(
         records()[name][0],
@@ -142,7 +142,8 @@ def tensor_of(text: str) -> Dimensions | DerivedTensor:
     named = words[0][0] if words and (words[0][0] in FUNCTIONS or words[0][0].startswith("@")) else "same"
     stored = {name: tuple(its.split()) or dimensions for name, its in words if name != named}
     build = FUNCTIONS[named] if named in FUNCTIONS else function(named)
-    return DerivedTensor(dimensions, stored, build, needed=not head.startswith("?"))
+    dtypes = BYTES if "mxfp4" in named else NUMBERS
+    return DerivedTensor(dimensions, stored, build, dtypes, needed=not head.startswith("?"))
 
 
 def reader_of(record: Checkpoint) -> Callable[[Config], CheckpointFacts]:

@@ -50,3 +50,21 @@ def block(b: Builder, w: Weights, h: FalconH1, paged: Paged, recurrent: Recurren
     attended = b.linear(attend(b, h, paged, *qkv(b, w, h, paged.layer, y)), w.attn_output)
     x = b.add(x, b.add(attended, mamba2_mixer(b, w, h.space, h.epsilon, recurrent, y)))
     return b.add(x, gated_feed_forward(b, w, b.rms_norm(x, w.exactly("ffn_norm"), h.epsilon), b.swiglu))
+
+
+CHECKPOINTS = {
+    "FalconH1ForCausalLM": {
+        "layer": "norms attention @falcon_h1.mixer gated",
+        "bare": "ffn_norm",
+        "only": {
+            "attention_bias": False,
+            "mlp_bias": False,
+            "projectors_bias": False,
+            "mamba_proj_bias": False,
+            "mamba_conv_bias": True,
+        },
+        "amounts": {"vocab_size": "vocab"},
+        "read": "@falcon_h1.read",
+        "defaults": {"rms_norm_eps": 1e-5},
+    },
+}

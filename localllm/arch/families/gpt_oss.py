@@ -41,3 +41,53 @@ def block(b: Builder, w: Weights, h: LocallyRotated, state: Paged, x: Activation
     x = b.add(x, b.linear(attend(b, h, state, q, k, v, sinks=w.attn_sinks), w.attn_output))
     gate = partial(b.swiglu_limited, sharpness=SHARPNESS, limit=LIMIT)
     return b.add(x, feed_forward_or_experts(b, w, h.routing, b.rms_norm(x, w.post_attention_norm, h.epsilon), gate))
+
+
+ALL = {
+    "attn_sinks": "heads",
+    "post_attention_norm": "width",
+    "ffn_gate_inp": "experts width",
+    "ffn_gate_exps.bias": "@gpt_oss.even_biases mlp.experts.gate_up_proj_bias[experts both_hidden]: "
+    "experts expert_hidden",
+    "ffn_up_exps.bias": "@gpt_oss.odd_biases mlp.experts.gate_up_proj_bias[experts both_hidden]: "
+    "experts expert_hidden",
+    "ffn_down_exps.bias": "mlp.experts.down_proj_bias: experts width",
+}
+BOTH_BLOCKS = (
+    "mlp.experts.gate_up_proj_blocks[experts both_hidden width_blocks block_bytes] "
+    "mlp.experts.gate_up_proj_scales[experts both_hidden width_blocks]"
+)
+CHECKPOINTS = {
+    "GptOssForCausalLM": {
+        "layer": "attn_norm attention",
+        "tensors": {
+            **ALL,
+            "ffn_gate_exps": "@gpt_oss.even_columns mlp.experts.gate_up_proj[experts width both_hidden]: "
+            "experts expert_hidden width",
+            "ffn_up_exps": "@gpt_oss.odd_columns mlp.experts.gate_up_proj[experts width both_hidden]: "
+            "experts expert_hidden width",
+            "ffn_down_exps": "transpose mlp.experts.down_proj[experts expert_hidden width]: "
+            "experts width expert_hidden",
+        },
+        "biased": "attention ffn_gate_inp",
+        "scalings": "yarn untruncated",
+        "windows": 2,
+        "only": {"swiglu_limit": 7.0},
+        "experts": "intermediate_size num_local_experts num_experts_per_tok|experts_per_token",
+        "amounts": {"expert_feed_forward_length": "expert_hidden"},
+        "keys": {"sliding_window": "attention.sliding_window"},
+        "read": "@gpt_oss.read",
+        "defaults": {"head_dim": 64, "rope_theta": 150000.0, "rms_norm_eps": 1e-5, "sliding_window": 128},
+    },
+    "GptOssForCausalLM+mxfp4": {  # quantized weights that GGUF can hold unchanged
+        "like": "GptOssForCausalLM",
+        "tensors": {
+            **ALL,
+            "ffn_gate_exps": f"@gpt_oss.even_mxfp4 {BOTH_BLOCKS}: experts expert_hidden width",
+            "ffn_up_exps": f"@gpt_oss.odd_mxfp4 {BOTH_BLOCKS}: experts expert_hidden width",
+            "ffn_down_exps": "@gpt_oss.mxfp4_blocks "
+            "mlp.experts.down_proj_blocks[experts width hidden_blocks block_bytes] "
+            "mlp.experts.down_proj_scales[experts width hidden_blocks]: experts width expert_hidden",
+        },
+    },
+}

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from localllm.arch.attention import RMS_EPSILON, attend, qkv, read_attention, rope_factors
 from localllm.arch.decoder import decoder
-from localllm.arch.families.granite import Granite, feed_forward, read_scales
+from localllm.arch.families.granite import HALVES, SHARED_HALVES, Granite, feed_forward, read_scales
 from localllm.arch.families.mamba2 import StateSpace, mamba2_mixer, read_state_space
 from localllm.arch.layer_state import Paged, Recurrent
 from localllm.arch.metadata import Fields
@@ -59,3 +59,26 @@ def block(
         q, k, v = qkv(b, w, h, state.layer, y)
         y = b.linear(attend(b, h, state, q, k, v, factors), w.attn_output)
     return feed_forward(b, w, h, b.add(x, b.scale(y, h.residual_scale)))
+
+
+# A shared network, next to experts or alone.
+ALONE = {name.removesuffix("_shexp"): its for name, its in SHARED_HALVES.items()}
+CHECKPOINTS = {
+    "GraniteMoeHybridForCausalLM": {
+        "like": "GraniteForCausalLM",
+        "layer": "norms @granitehybrid.mixer",
+        "parts": {"experts": ("experts " + " ".join({**HALVES, **SHARED_HALVES}), " ".join(ALONE))},
+        "tensors": {**HALVES, **SHARED_HALVES, **ALONE},
+        "only": {"position_embedding_type": "nope"},
+        "read": "@granitehybrid.read",
+    },
+    "BambaForCausalLM": {
+        "layer": "norms @granitehybrid.mixer gated",
+        "rotated": True,
+        "partial_rope": True,
+        "only": {"attention_bias": False, "mlp_bias": False},
+        "amounts": {"vocab_size": "vocab"},
+        "read": "@granitehybrid.bamba",
+        "defaults": {"rms_norm_eps": 1e-5, "partial_rotary_factor": 0.5},
+    },
+}

@@ -66,3 +66,27 @@ def block(b: Builder, w: Weights, h: HRMText, state: Paged, x: Activation) -> Ac
     attended = attend(b, h, state, *qkv(b, w, h, state.layer, y))
     x = b.add(x, b.linear(b.multiply(attended, b.sigmoid(b.linear(y, w.attn_gate))), w.attn_output))
     return b.add(x, gated_feed_forward(b, w, b.rms_norm(x, None, h.epsilon), b.swiglu))
+
+
+CHECKPOINTS = {
+    "HrmTextForCausalLM": {
+        "tensors": {
+            "attn_gate": "@hrm_text.gate attn.gqkv_proj.weight[all_queries width]: queries width",
+            "attn_q": "@hrm_text.queries attn.gqkv_proj.weight[all_queries width]: queries width",
+            "attn_k": "@hrm_text.keys attn.gqkv_proj.weight[all_queries width]: queries width",
+            "attn_v": "@hrm_text.values attn.gqkv_proj.weight[all_queries width]: queries width",
+            "attn_output": "attn.o_proj.weight: width queries",
+            "ffn_gate": "first_half mlp.gate_up_proj.weight[both_hidden width]: hidden width",
+            "ffn_up": "second_half mlp.gate_up_proj.weight[both_hidden width]: hidden width",
+            "ffn_down": "width hidden",
+        },
+        "whole": {"hrm.z_l_init": "model.z_L_init: width"},
+        "last_norm": "",
+        "named": "@hrm_text.in_one_stack",
+        "named_as": "llama",
+        "only": {"attention_bias": False, "mlp_bias": False},
+        "amounts": {"rope.dimension_count": "head_dim"},
+        "read": "@hrm_text.read",
+        "defaults": {"head_dim": 128},
+    },
+}

@@ -60,3 +60,27 @@ def block(b: Builder, w: Weights, h: Jamba, state: Paged | Recurrent, x: Activat
         y = b.linear(attend(b, h, state, *qkv(b, w, h, state.layer, y)), w.attn_output)
     x = b.add(x, y)
     return b.add(x, feed_forward_or_experts(b, w, h.routing, b.rms_norm(x, w.ffn_norm, h.epsilon), b.swiglu))
+
+
+MAMBA = {
+    "ssm_in": "both_inner width",
+    "ssm_conv1d": "reshape mamba.conv1d.weight[inner one kernel]: inner kernel",
+    "ssm_conv1d.bias": "inner",
+    "ssm_x": "rank_and_states inner",
+    "ssm_dt": "inner rank",
+    "ssm_a": "decay mamba.A_log: inner state",
+    "ssm_d": "inner",
+    "ssm_out": "width inner",
+    "ssm_dt_norm": "rank",
+    "ssm_b_norm": "state",
+    "ssm_c_norm": "state",
+}
+CHECKPOINTS = {
+    "JambaForCausalLM": {
+        "layer": "norms",
+        "parts": {"attends": ("attention", " ".join(MAMBA)), "mixes": ("experts", "gated")},
+        "tensors": MAMBA,
+        "only": {"mamba_conv_bias": True, "mamba_proj_bias": False},
+        "read": "@jamba.read",
+    },
+}

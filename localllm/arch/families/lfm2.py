@@ -71,3 +71,49 @@ def short_convolution(b: Builder, w: Weights, h: Lfm2, state: Recurrent, x: Acti
     gate_in, gate_out, inner = (b.linear(x, part) for part in into.split(h.width, h.width, h.width))
     y = b.convolve(b.multiply(gate_in, inner), taps, state, silu=False)
     return b.linear(b.multiply(gate_out, y), out)
+
+
+CONVOLUTION = {
+    "shortconv.in_proj.weight": "into_gates width",
+    "shortconv.conv.weight": "reshape conv.conv.weight[width one taps]: width taps",
+    "shortconv.out_proj.weight": "width width",
+}
+EXPERTS = {
+    "ffn_gate_exps": "feed_forward.experts.w1.weight: experts expert_hidden width",
+    "ffn_up_exps": "feed_forward.experts.w3.weight: experts expert_hidden width",
+    "ffn_down_exps": "feed_forward.experts.w2.weight: experts width expert_hidden",
+    "exp_probs_b.bias": "feed_forward.expert_bias: experts",
+}
+CHECKPOINTS = {
+    "Lfm2ForCausalLM LFM2ForCausalLM Lfm2VlForConditionalGeneration": {
+        "layer": "norms gated",
+        "parts": {"attends": ("attention head_norms", " ".join(CONVOLUTION))},
+        "tensors": CONVOLUTION,
+        "last_norm": "token_embd_norm.weight",
+        "renamed": {"model.embedding_norm": "token_embd_norm"},
+        "only": {"conv_bias": False},
+        "amounts": {"vocab_size": "vocab"},
+        "read": "@lfm2.read",
+        "defaults": {"tie_word_embeddings": True, "rope_theta": 1e6},
+    },
+    "Lfm2MoeForCausalLM": {
+        "arch": "lfm2moe",
+        "like": "Lfm2ForCausalLM",
+        "layer": "norms",
+        "parts": {
+            "attends": ("attention head_norms", " ".join(CONVOLUTION)),
+            "< leading_dense": ("gated", f"experts {' '.join(EXPERTS)}"),
+        },
+        "tensors": {**CONVOLUTION, **EXPERTS},
+        "only": {
+            "conv_bias": False,
+            "norm_topk_prob": True,
+            "use_expert_bias": True,
+            "routed_scaling_factor": 1.0,
+        },
+        "experts": "moe_intermediate_size",
+        "amounts": {"vocab_size": "vocab", "expert_feed_forward_length": "expert_hidden"},
+        "metadata": {"expert_gating_func": 2},
+        "read": "@lfm2.moe",
+    },
+}

@@ -82,3 +82,24 @@ def mamba_mixer(b: Builder, w: Weights, s: Selection, epsilon: float, state: Rec
     steps = b.softplus(b.linear(steps, w.ssm_dt))
     y = b.selective_scan(inner, steps, keys, queries, w.exactly("ssm_a"), w.exactly("ssm_d"), state)
     return b.linear(b.swiglu(gate, y), w.ssm_out)
+
+
+CHECKPOINTS = {
+    "MambaForCausalLM MambaLMHeadModel": {
+        "layer": "attn_norm",
+        "tensors": {
+            "ssm_in": "both_inner width",
+            "ssm_conv1d": "reshape mixer.conv1d.weight[inner one kernel]: inner kernel",
+            "ssm_conv1d.bias": "inner",
+            "ssm_x": "rank_and_states inner",
+            "ssm_dt": "inner rank",
+            "ssm_a": "decay mixer.A_log: inner state",
+            "ssm_d": "inner",
+            "ssm_out": "width inner",
+        },
+        "biased": "ssm_dt",
+        "read": "@mamba.read",
+        "defaults": {"tie_word_embeddings": True},
+    },
+    "FalconMambaForCausalLM": {"like": "MambaForCausalLM", "read": "@mamba.falcon_mamba"},
+}

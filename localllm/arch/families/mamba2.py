@@ -91,3 +91,12 @@ def mamba2_mixer(
         columns = space.inner // space.groups
         y = b.rms_norm(y, norm.shaped(space.groups, columns).flat(), epsilon, columns)
     return b.linear(y, w.ssm_out)
+
+
+CHECKPOINTS = {
+    "Mamba2ForCausalLM": {
+        "layer": "attn_norm @mamba2.mixer",
+        "read": "@mamba2.read",
+        "defaults": {"n_groups": 8, "num_heads": 128, "head_dim": 64, "state_size": 128, "conv_kernel": 4},
+    },
+}

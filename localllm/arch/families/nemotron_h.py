@@ -77,3 +77,49 @@ def experts(b: Builder, w: Weights, h: NemotronH, routing: Routing, x: Activatio
     y = b.scatter(b.expert_linear(y, w.ffn_down_exps, choice), choice)
     beside = b.linear(b.relu_squared(b.linear(x, w.ffn_up_shexp)), w.ffn_down_shexp)
     return b.add(b.linear(y, w.ffn_latent_up) if h.narrow else y, beside)
+
+
+PLAIN = {
+    "attention_bias": False,
+    "mlp_bias": False,
+    "use_bias": False,
+    "mamba_proj_bias": False,
+    "use_conv_bias": True,
+    "mlp_hidden_act": "relu2",
+    "mamba_hidden_act": "silu",
+    "moe_latent_size": (),
+}
+EXPERTS = {
+    "ffn_gate_inp": "experts width",
+    "ffn_up_exps": "mixer.experts.up_proj.weight: experts expert_hidden width",
+    "ffn_down_exps": "mixer.experts.down_proj.weight: experts width expert_hidden",
+    "ffn_up_shexp": "shared_hidden width",
+    "ffn_down_shexp": "width shared_hidden",
+    "exp_probs_b.bias": "mixer.gate.e_score_correction.bias: experts",
+}
+CHECKPOINTS = {
+    "NemotronHForCausalLM": {
+        "select": "@nemotron_h.select",
+        "layer": "attn_norm @nemotron_h.layer",
+        "parts": {"feeds": ("feed_forward", "")},
+        "rotated": True,  # as llama.cpp's converter writes them; no score changes
+        "only": PLAIN,
+        "amounts": {"vocab_size": "vocab"},
+        "read": "@nemotron_h.read",
+        "defaults": {
+            "n_groups": 8,
+            "ssm_state_size": 128,
+            "conv_kernel": 4,
+            "mamba_num_heads": 128,
+            "mamba_head_dim": 64,
+        },
+    },
+    "NemotronHForCausalLM+experts": {
+        "arch": "nemotron_h_moe",
+        "like": "NemotronHForCausalLM",
+        "parts": {"feeds": (" ".join(EXPERTS), "")},
+        "tensors": EXPERTS,
+        "only": {**PLAIN, "n_group": 1, "topk_group": 1, "n_shared_experts": 1},
+        "read": "@nemotron_h.moe",
+    },
+}

@@ -176,3 +176,20 @@ def choose(b: Builder, w: Weights, h: Qwen4, states: Sequence[State], x: Activat
     k = b.mean(k, last[0], 0) if last else k  # type: ignore[arg-type]
     k = b.rope(b.rms_norm(k, k_norm, h.epsilon), replace(rope, position_offset=size - 1), b.positions)
     return b.select_keys(b.rope(q, rope, b.positions), k, None, index, h.blocks.tokens // size, size)  # type: ignore[arg-type]
+
+
+CHECKPOINTS = {
+    "Qwen4ExpForCausalLM Qwen4ExpForConditionalGeneration": {
+        "like": "Qwen3_5MoeForCausalLM",
+        "layer": "@qwen4exp.layer",
+        "whole": "@qwen4exp.whole",
+        "last_norm": "",
+        "named": "",
+        "named_as": "qwen35moe",
+        "unread": r"(?:model\.)?mtp\..*"
+        r"|.*\.ple_embedding\.(?:layer_multipliers|ngram_heads_offsets|ngram_heads_vocab_sizes)",
+        "only": {"attention_bias": False, "mtp_num_hidden_layers": (0, 1), "indexer_kv_heads": 1},
+        "read": "@qwen4exp.read",
+        "of_tensors": "@qwen4exp.constants",
+    },
+}

@@ -168,3 +168,22 @@ def bucket_of(buckets: int, both_ways: bool) -> np.ndarray:
     steps = logarithms * np.float32(count - exact) / np.log(REACH / exact)
     large = np.minimum(np.floor((exact + steps).astype(np.float32)).astype(int), count - 1)
     return np.where(far < exact, far, large) + (count * (distance > 0) if both_ways else 0)
+
+
+CHECKPOINTS = {
+    "T5ForConditionalGeneration T5WithLMHeadModel MT5ForConditionalGeneration UMT5ForConditionalGeneration UMT5Model": {
+        "whole": "@t5.whole",
+        "last_norm": "dec.output_norm.weight",
+        "unread": r"(en|de)coder\.embed_tokens\.weight",
+        "read": "@t5.read",
+        "defaults": {"tie_word_embeddings": True},
+    },
+    "T5EncoderModel": {
+        "arch": "t5encoder",
+        "like": "T5ForConditionalGeneration",
+        "whole": "@t5.encoder_whole",
+        "last_norm": "",
+        "decodes": False,
+        "read": "@t5.encoder",
+    },
+}

@@ -1,29 +1,24 @@
 """Gemma 3n's language model: four residual streams, and an embedding of each token for each layer."""
 
-import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from math import inf
 from statistics import NormalDist
 
 import numpy as np
 
 from localllm.convert.config import Config
-from localllm.convert.family import DerivedTensor, Family, Layer, Sizes
-from localllm.convert.hyperparameters import GELU, CheckpointFacts, decoder, windows_of
+from localllm.convert.family import DerivedTensor, Layer, Sizes
+from localllm.convert.hyperparameters import CheckpointFacts, windows_of
 from localllm.convert.layers import ATTENTION, GATED, HEAD_NORMS, NORMS_BEFORE, NORMS_BEHIND, as_it_is
 from localllm.convert.tensors import Shape, TensorSource, pad_rows, stack
 
 STREAMS = 4
 
 
-def gemma3n(config: Config) -> CheckpointFacts:
+def read(config: Config, declared: Callable[[Config], CheckpointFacts]) -> CheckpointFacts:
     """Read Gemma 3n: layers with and without a window; the last layers share keys and values of earlier ones."""
-    for name, value in (("altup_num_inputs", STREAMS), ("altup_active_idx", 0), ("altup_correct_scale", True)):
-        config.only(name, value)
-    config.only("attention_bias", False)
-    config.only("tie_word_embeddings", True)
     hidden, layers = config.get("intermediate_size"), config.count("num_hidden_layers")
-    h = decoder(config.updated(intermediate_size=same_everywhere(config, hidden)), activations=GELU)
+    h = declared(config.updated(intermediate_size=same_everywhere(config, hidden)))
     shared, narrow = config.count("num_kv_shared_layers", 0), config.count("hidden_size_per_layer_input")
     if shared >= layers:
         raise config.refusal(f"num_kv_shared_layers should be below {layers}")
@@ -42,8 +37,6 @@ def gemma3n(config: Config) -> CheckpointFacts:
         },
         feed_forward_length=hidden,
         rope__freq_base_swa=local.number("rope_theta", config.number("rope_local_base_freq", 10000.0)),
-        final_logit_softcapping=config.number("final_logit_softcapping"),
-        attention__sliding_window=config.count("sliding_window"),
         attention__sliding_window_pattern=windows,
         attention__shared_kv_layers=shared,
         altup__active_idx=0,
@@ -80,6 +73,10 @@ def of_streams(name: str) -> DerivedTensor:
 def below(sources: Sequence[TensorSource], shape: Shape, sizes: Sizes) -> TensorSource:
     """Cut off the rows of image and audio tokens, which have no embeddings per layer."""
     return pad_rows(sources[0], shape[0])
+
+
+def whole(sizes: Sizes) -> Layer:
+    return WHOLE
 
 
 WHOLE: Layer = {
@@ -122,30 +119,5 @@ UNREAD_KEYS: Layer = {
 }
 
 
-def layer_of(sizes: Sizes, number: int) -> Layer:
+def layer(sizes: Sizes, number: int) -> Layer:
     return LAYER if number < sizes["own_keys"] else {**LAYER, **UNREAD_KEYS}
-
-
-GEMMA3N = Family(
-    "gemma3n",
-    layer_of,
-    gemma3n,
-    whole=WHOLE,
-    sees=True,
-    unread=re.compile(r"model\.(audio_tower|embed_audio|embed_vision)\..*"),
-    defaults={
-        "tie_word_embeddings": True,
-        "rope_theta": 1e6,
-        "head_dim": 256,
-        "num_attention_heads": 8,
-        "num_key_value_heads": 2,
-        "vocab_size": 262400,
-        "vocab_size_per_layer_input": 262144,
-        "hidden_size_per_layer_input": 256,
-        "laurel_rank": 64,
-        "sliding_window": 512,
-        "final_logit_softcapping": 30.0,
-        "num_kv_shared_layers": 15,
-        "max_position_embeddings": 32768,
-    },
-)

@@ -1,24 +1,21 @@
 """Gemma 4's language model: shorter heads in layers with a window; the last layers may share keys of earlier ones."""
 
-import re
+from collections.abc import Callable
 from dataclasses import replace
 
 import numpy as np
 
 from localllm.convert.config import Config
 from localllm.convert.experts import with_experts
-from localllm.convert.family import Family, Layer, Sizes
-from localllm.convert.hyperparameters import GELU, CheckpointFacts, decoder, windows_of
+from localllm.convert.family import Layer, Sizes
+from localllm.convert.hyperparameters import CheckpointFacts, windows_of
 from localllm.convert.layers import EXPERTS, GATED, NORMS_BEFORE, NORMS_BEHIND, as_it_is
 
 UNROTATED = 1e30  # divides the frequencies of pairs that do not rotate
 
 
-def gemma4(config: Config) -> CheckpointFacts:
+def read(config: Config, declared: Callable[[Config], CheckpointFacts]) -> CheckpointFacts:
     """Read Gemma 4. Sizes are those of layers with full attention; with "local_", those of layers with a window."""
-    for name, value in (("attention_bias", False), ("tie_word_embeddings", True)):
-        config.only(name, value)
-    config.only("use_bidirectional_attention", False, "vision")
     layers, shared = config.count("num_hidden_layers"), config.count("num_kv_shared_layers", 0)
     windows, dim, local = windows_of(config, layers, period=6), of_whole(config, "head_dim"), config.count("head_dim")
     if shared >= layers or windows[-1]:
@@ -31,7 +28,7 @@ def gemma4(config: Config) -> CheckpointFacts:
         "num_key_value_heads": few,
         "rope_parameters": {"rope_theta": rope.number("rope_theta", 1e6)},
     }
-    h = decoder(config.updated(**renamed), activations=GELU)
+    h = declared(config.updated(**renamed))
     narrow, hidden = config.count("hidden_size_per_layer_input", 0), h.sizes["hidden"]
     wide = [hidden * (1 + (number >= layers - shared)) for number in range(layers)]
     sizes = {
@@ -52,7 +49,6 @@ def gemma4(config: Config) -> CheckpointFacts:
         h = h.updated(expert_feed_forward_length=h.sizes["expert_hidden"])
     if narrow:
         config.only("vocab_size_per_layer_input", h.sizes["vocab"])
-    cap = config.get("final_logit_softcapping")
     return replace(h, tensors={"rope_freqs.weight": rope_factors(rope, dim)}).updated(
         sizes,
         feed_forward_length=wide if config.flag("use_double_wide_mlp") else hidden,
@@ -61,14 +57,12 @@ def gemma4(config: Config) -> CheckpointFacts:
         attention__value_length=dim,
         attention__key_length_swa=local,
         attention__value_length_swa=local,
-        attention__sliding_window=config.count("sliding_window"),
         attention__sliding_window_pattern=windows,
         attention__shared_kv_layers=shared,
         rope__freq_base_swa=of_windows.number("rope_theta", 10000.0),
         rope__dimension_count=dim,
         rope__dimension_count_swa=local,
         embedding_length_per_layer_input=narrow,
-        final_logit_softcapping=None if cap is None else config.number("final_logit_softcapping"),
     )
 
 
@@ -117,7 +111,7 @@ MIXTURE: Layer = {
 }
 
 
-def gemma4_layer(sizes: Sizes, number: int) -> Layer:
+def layer(sizes: Sizes, number: int) -> Layer:
     inputs: Layer = {"inp_gate": ("narrow", "width"), "proj": ("width", "narrow"), "post_norm": ("width",)}
     wide: Layer = {"ffn_gate": ("double", "width"), "ffn_up": ("double", "width"), "ffn_down": ("width", "double")}
     return {
@@ -138,28 +132,3 @@ def whole(sizes: Sizes) -> Layer:
         "per_layer_proj_norm": ("narrow",),
     }
     return tables if sizes["narrow"] else {}
-
-
-DEFAULTS: dict[str, object] = {
-    "tie_word_embeddings": True,
-    "hidden_size": 2304,
-    "intermediate_size": 9216,
-    "num_hidden_layers": 30,
-    "num_attention_heads": 8,
-    "num_key_value_heads": 4,
-    "head_dim": 256,
-    "vocab_size": 262144,
-    "hidden_size_per_layer_input": 256,
-    "sliding_window": 512,
-    "max_position_embeddings": 131072,
-}
-GEMMA4 = Family(
-    "gemma4",
-    gemma4_layer,
-    gemma4,
-    whole=whole,
-    sees=True,
-    unread=re.compile(r"model\.(audio_tower|embed_audio|embed_vision)\..*"),
-    defaults=DEFAULTS,
-    vocabulary="gemma4",
-)

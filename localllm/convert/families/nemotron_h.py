@@ -1,15 +1,14 @@
 """Nemotron H, with experts and without: every layer is attention, Mamba 2 or a feed-forward network."""
 
-from dataclasses import replace
+from collections.abc import Callable
 
 from localllm.convert.config import Config
 from localllm.convert.experts import with_experts
-from localllm.convert.families.hybrids import mamba2_of, norm_of
 from localllm.convert.families.mamba import CONTEXT
-from localllm.convert.families.mamba2 import states_of, with_states
-from localllm.convert.family import Family, Layer, Sizes
-from localllm.convert.hyperparameters import CheckpointFacts, decoder
-from localllm.convert.layers import ATTENTION, EXPERTS, FEED_FORWARD, ROTATED, SHARED_EXPERT, as_it_is
+from localllm.convert.families.mamba2 import mixer, states_of, with_states
+from localllm.convert.family import Layer, Sizes
+from localllm.convert.hyperparameters import CheckpointFacts
+from localllm.convert.layers import ATTENTION
 
 NAMES = {
     "heads": "mamba_num_heads",
@@ -24,23 +23,18 @@ KINDS |= {"attention": ATTENDS, "full_attention": ATTENDS, "mlp": FEEDS, "moe": 
 OF_EXPERTS = ("E", "moe")
 
 
-def nemotron_h(config: Config) -> CheckpointFacts:
+def read(config: Config, declared: Callable[[Config], CheckpointFacts]) -> CheckpointFacts:
     """Read Nemotron H, which has no RoPE."""
-    for name in ("attention_bias", "mlp_bias", "use_bias", "mamba_proj_bias"):
-        config.only(name, False)
-    for name, value in (("use_conv_bias", True), ("mlp_hidden_act", "relu2"), ("mamba_hidden_act", "silu")):
-        config.only(name, value)
-    config.only("moe_latent_size", None)
     kinds = kinds_of(config)
     renamed = {"num_hidden_layers": len(kinds), "rope_parameters": None, "rope_scaling": None}
-    h = decoder(config.updated(**renamed))
+    h = declared(config.updated(**renamed))
     inner = config.count("mamba_num_heads") * config.count("mamba_head_dim")
     h = with_states(h, states_of(config, h.sizes["width"], inner, "", NAMES))
     hidden = config.count("moe_intermediate_size") if has_experts(config) else h.sizes["hidden"]
     epsilon = config.number("layer_norm_epsilon", config.number("rms_norm_eps", config.number("norm_eps", 1e-5)))
     return h.updated(
-        {f"kind_{number}": kind for number, kind in enumerate(kinds)},
-        vocab_size=h.sizes["vocab"],
+        {f"kind_{number}": kind for number, kind in enumerate(kinds)}
+        | {f"feeds_{number}": int(kind == FEEDS) for number, kind in enumerate(kinds)},
         context_length=CONTEXT,
         feed_forward_length=[hidden if kind == FEEDS else 0 for kind in kinds],
         attention__head_count_kv=[h.sizes["kv_heads"] if kind == ATTENDS else 0 for kind in kinds],
@@ -77,12 +71,9 @@ def has_experts(config: Config) -> bool:
     return any(kind in OF_EXPERTS for kind in layer_kinds(config))
 
 
-def nemotron_h_moe(config: Config) -> CheckpointFacts:
+def moe(config: Config, declared: Callable[[Config], CheckpointFacts]) -> CheckpointFacts:
     """Read Nemotron H with ungated experts next to a shared one."""
-    config.only("n_group", 1)
-    config.only("topk_group", 1)
-    config.only("n_shared_experts", 1)
-    h = with_experts(config, nemotron_h(config), "moe_intermediate_size", "n_routed_experts")
+    h = with_experts(config, read(config, declared), "moe_intermediate_size", "n_routed_experts")
     shared = config.count("moe_shared_expert_intermediate_size")
     return h.updated(
         {"shared_hidden": shared},
@@ -96,33 +87,20 @@ def nemotron_h_moe(config: Config) -> CheckpointFacts:
     )
 
 
-OF_GGUF = {"ffn_up_exps": "up", "ffn_down_exps": "down"}
-MIXER: Layer = {**mamba2_of("mixer"), **norm_of("mixer")}
-MIXTURE: Layer = {
-    **{name: its for name, its in {**EXPERTS, **SHARED_EXPERT}.items() if "gate_" not in name or "inp" in name},
-    **{name: as_it_is(f"mixer.experts.{its}_proj.weight", *EXPERTS[name]) for name, its in OF_GGUF.items()},
-    "exp_probs_b.bias": as_it_is("mixer.gate.e_score_correction.bias", "experts"),
-}
 
 
-def layer_of(sizes: Sizes, number: int, feeds: Layer) -> Layer:
-    return {"attn_norm": ("width",), **(MIXER, ATTENTION, feeds)[sizes[f"kind_{number}"]]}
 
 
-NEMOTRON_H = Family(
-    "nemotron_h",
-    lambda sizes, number: layer_of(sizes, number, FEED_FORWARD),
-    nemotron_h,
-    rotated=ROTATED,  # as llama.cpp's converter writes them; no score changes
-    defaults={"n_groups": 8, "ssm_state_size": 128, "conv_kernel": 4, "mamba_num_heads": 128, "mamba_head_dim": 64},
-)
-NEMOTRON_H_MOE = replace(
-    NEMOTRON_H,
-    arch="nemotron_h_moe",
-    layer=lambda sizes, number: layer_of(sizes, number, MIXTURE),
-    read=nemotron_h_moe,
-)
 
 
-def select_nemotron_h(config: Config) -> Family:
-    return NEMOTRON_H_MOE if has_experts(config) else NEMOTRON_H
+
+
+def select(config: Config) -> str:
+    """Name the record of a model with experts, or without."""
+    return "NemotronHForCausalLM+experts" if has_experts(config) else "NemotronHForCausalLM"
+
+
+def layer(sizes: Sizes, number: int) -> Layer:
+    """List a layer's tensors without those of a feed-forward network."""
+    kind = sizes[f"kind_{number}"]
+    return ATTENTION if kind == ATTENDS else mixer(sizes, number) if kind == STATES else {}

@@ -8,11 +8,10 @@ import numpy as np
 
 from localllm.convert.config import Config
 from localllm.convert.experts import with_experts
-from localllm.convert.families.mamba import decay, squeeze
-from localllm.convert.family import DerivedTensor, Dimensions, Family, Layer, Sizes
-from localllm.convert.hyperparameters import CheckpointFacts, decoder, rotary_dims
-from localllm.convert.layers import ATTENTION, GATED, HEAD_NORMS, SHARED_EXPERT, experts_of, mtp_layer
-from localllm.convert.rope_scaling import SECTIONS
+from localllm.convert.family import DerivedTensor, Dimensions, Layer, Sizes
+from localllm.convert.hyperparameters import CheckpointFacts
+from localllm.convert.layers import ATTENTION, HEAD_NORMS, SHARED_EXPERT, experts_of, mtp_layer
+from localllm.convert.tensor_functions import FUNCTIONS
 from localllm.convert.tensors import (
     Shape,
     TensorSource,
@@ -28,11 +27,9 @@ from localllm.convert.tensors import (
 KINDS = {"linear_attention": False, "full_attention": True}
 
 
-def qwen_next(config: Config, scalings: tuple[str, ...] = ("linear", "yarn")) -> CheckpointFacts:
+def read(config: Config, declared: Callable[[Config], CheckpointFacts]) -> CheckpointFacts:
     """Read attention with gated queries, and the delta rule."""
-    config.only("attention_bias", False)
-    config.only("mtp_num_hidden_layers", 0, 1)
-    h = decoder(config, scalings=scalings, whole_heads=False)
+    h = declared(config)
     keys, values = config.count("linear_num_key_heads"), config.count("linear_num_value_heads")
     key_dim, value_dim = config.count("linear_key_head_dim"), config.count("linear_value_head_dim")
     kernel = config.count("linear_conv_kernel_dim", 4)
@@ -61,7 +58,6 @@ def qwen_next(config: Config, scalings: tuple[str, ...] = ("linear", "yarn")) ->
         attention__value_length=h.sizes["head_dim"],
         attention__recurrent_layers=None if config.get("layer_types") is None else [not does for does in attends],
         full_attention_interval=interval,
-        rope__dimension_count=rotary_dims(config, h.sizes["head_dim"]),
         ssm__conv_kernel=kernel,
         ssm__state_size=key_dim,
         ssm__group_count=keys,
@@ -80,18 +76,20 @@ def attending(config: Config, layers: int) -> tuple[list[bool], int]:
     return [KINDS[kind] for kind in kinds], interval
 
 
-def qwen3next(config: Config) -> CheckpointFacts:
+def qwen3next(config: Config, declared: Callable[[Config], CheckpointFacts]) -> CheckpointFacts:
     """Read Qwen3-Next: experts in every layer, next to a shared one."""
-    return with_qwen_experts(config, qwen_next(config))
+    return with_qwen_experts(config, read(config, declared))
 
 
-def qwen35(config: Config) -> CheckpointFacts:
+def qwen35(config: Config, declared: Callable[[Config], CheckpointFacts]) -> CheckpointFacts:
     """Read Qwen 3.5: M-RoPE."""
-    return qwen_next(with_sections(config), (SECTIONS,))
+    return read(with_sections(config), declared)
 
 
-def qwen35moe(config: Config) -> CheckpointFacts:
-    return with_qwen_experts(config, qwen35(config))
+
+
+def qwen35moe(config: Config, declared: Callable[[Config], CheckpointFacts]) -> CheckpointFacts:
+    return with_qwen_experts(config, qwen35(config, declared))
 
 
 def with_sections(config: Config) -> Config:
@@ -155,11 +153,11 @@ def interleave_columns(sources: Sequence[TensorSource], shape: Shape, sizes: Siz
 
 
 def rates(sources: Sequence[TensorSource], shape: Shape, sizes: Sizes) -> TensorSource:
-    return from_array(as_float32(decay(sources, shape, sizes).rows(0, 1), "F32").reshape(-1))
+    return from_array(as_float32(FUNCTIONS["decay"](sources, shape, sizes).rows(0, 1), "F32").reshape(-1))
 
 
 def interleave_rates(sources: Sequence[TensorSource], shape: Shape, sizes: Sizes) -> TensorSource:
-    numbers = as_float32(decay(sources, shape, sizes).rows(0, 1), "F32").reshape(-1)
+    numbers = as_float32(FUNCTIONS["decay"](sources, shape, sizes).rows(0, 1), "F32").reshape(-1)
     return from_array(numbers[interleave_heads(sizes, 1)])
 
 
@@ -175,7 +173,7 @@ RULE_OF_NEXT: Layer = {
     "attn_qkv": of_rule("in_proj_qkvz.weight", "convolved", "width", order=of_groups(slice(0, 3)), stored=WIDE),
     "attn_gate": of_rule("in_proj_qkvz.weight", "rule_values", "width", order=of_groups(slice(3, 4)), stored=WIDE),
     "ssm_ba": ("both_strengths", "width"),
-    "ssm_conv1d": DerivedTensor(("convolved", "kernel"), {"linear_attn.conv1d.weight": TAPS}, squeeze),
+    "ssm_conv1d": DerivedTensor(("convolved", "kernel"), {"linear_attn.conv1d.weight": TAPS}, FUNCTIONS["reshape"]),
     "ssm_dt.bias": DerivedTensor(HEADS, {"linear_attn.dt_bias": HEADS}, same),
     "ssm_a": DerivedTensor(HEADS, {"linear_attn.A_log": HEADS}, rates),
     "ssm_out": ("width", "rule_values"),
@@ -205,12 +203,6 @@ def mixture(sizes: Sizes) -> Layer:
     return {**experts_of(sizes, "mlp.experts"), **BESIDE}
 
 
-def layers_of(rule: Layer, feeds: Callable[[Sizes], Layer]) -> Callable[[Sizes, int], Layer]:
-    def layer(sizes: Sizes, number: int) -> Layer:
-        mixer = ATTENDING if sizes[f"attends_{number}"] else rule
-        return {**NORMS, **mixer, **feeds(sizes), **with_offsets(mtp_layer(sizes, number))}
-
-    return layer
 
 
 def with_offsets(layer: Layer) -> Layer:
@@ -235,25 +227,17 @@ def with_mtp(name: str, layers: int) -> str:
     return f"model.layers.{layers}.{IN_MTP.get(module, module)}.{kind}"
 
 
-SHARED: dict[str, object] = {
-    "linear_num_key_heads": 16,
-    "linear_num_value_heads": 32,
-    "linear_key_head_dim": 128,
-    "linear_value_head_dim": 128,
-    "head_dim": 256,
-    "partial_rotary_factor": 0.25,
-    "max_position_embeddings": 32768,
-}
-QWEN3NEXT = Family(
-    "qwen3next", layers_of(RULE_OF_NEXT, mixture), qwen3next, offset_norms=True, defaults=SHARED, named=with_mtp
-)
-QWEN35 = Family(
-    "qwen35",
-    layers_of(RULE, lambda sizes: GATED),
-    qwen35,
-    offset_norms=True,
-    defaults=SHARED,
-    sees=True,
-    named=with_mtp,
-)
-QWEN35MOE = replace(QWEN35, arch="qwen35moe", layer=layers_of(RULE, mixture), read=qwen35moe)
+def layer(sizes: Sizes, number: int) -> Layer:
+    """List the tensors of a layer of Qwen 3.5 without its feed-forward network."""
+    mixer = ATTENDING if sizes[f"attends_{number}"] else RULE
+    return {**NORMS, **mixer, **with_offsets(mtp_layer(sizes, number))}
+
+
+def layer_of_next(sizes: Sizes, number: int) -> Layer:
+    """List those of Qwen3-Next, which stores the delta rule's matrices in other orders."""
+    mixer = ATTENDING if sizes[f"attends_{number}"] else RULE_OF_NEXT
+    return {**NORMS, **mixer, **with_offsets(mtp_layer(sizes, number))}
+
+
+def experts(sizes: Sizes, number: int) -> Layer:
+    return mixture(sizes)

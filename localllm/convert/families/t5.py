@@ -1,13 +1,11 @@
 """T5, Flan-T5, mT5 and UMT5: an encoder and a decoder."""
 
-import re
-from collections.abc import Sequence
-from dataclasses import replace
+from collections.abc import Callable, Sequence
 
 from localllm.arch.families.t5 import REACH
 from localllm.arch.metadata import MOST_LAYERS
 from localllm.convert.config import Config
-from localllm.convert.family import DerivedTensor, Family, Layer, Sizes
+from localllm.convert.family import DerivedTensor, Layer, Sizes
 from localllm.convert.hyperparameters import CheckpointFacts
 from localllm.convert.tensors import Shape, TensorSource, map_values
 
@@ -18,7 +16,7 @@ NORMS = {"attn_norm": ("width",), "ffn_norm": ("width",)}
 LAST = "dec.output_norm.weight"
 
 
-def t5(config: Config) -> CheckpointFacts:
+def read(config: Config, declared: Callable[[Config], CheckpointFacts]) -> CheckpointFacts:
     """Read encoder and decoder. Raises ModelError."""
     config.only("relative_attention_max_distance", REACH)
     network = config.get("feed_forward_proj", "relu")
@@ -77,23 +75,11 @@ def scaled(sources: Sequence[TensorSource], shape: Shape, sizes: Sizes) -> Tenso
     return map_values(sources[0], lambda numbers: numbers * sizes["width"] ** -0.5)
 
 
-def encoder(config: Config) -> CheckpointFacts:
+def encoder(config: Config, declared: Callable[[Config], CheckpointFacts]) -> CheckpointFacts:
     """Read an encoder alone, an embedding model."""
-    h = t5(config.updated(num_decoder_layers=None))
+    h = read(config.updated(num_decoder_layers=None), declared)
     return h.updated({"decoder": 0}, decoder_block_count=None, decoder_start_token_id=None)
 
 
 def encoder_whole(sizes: Sizes) -> Layer:
     return {name: its for name, its in whole(sizes).items() if name.startswith("enc.")}
-
-
-T5 = Family(
-    "t5",
-    {},
-    t5,
-    whole=whole,
-    last_norm=LAST,
-    defaults={"tie_word_embeddings": True},
-    unread=re.compile(r"(en|de)coder\.embed_tokens\.weight"),
-)
-T5_ENCODER = replace(T5, arch="t5encoder", read=encoder, whole=encoder_whole, last_norm="", decodes=False)

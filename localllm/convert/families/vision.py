@@ -4,13 +4,12 @@ import re
 from dataclasses import replace
 
 from localllm.convert.config import Config
-from localllm.convert.families import hybrids, qwen35
 from localllm.convert.family import Family
 from localllm.convert.records import family_named
 from localllm.files.gguf.header import printable
 
 READERS = {
-    "lfm2": hybrids.LFM2,
+    "lfm2": family_named("Lfm2ForCausalLM"),
     "llama": family_named("LlamaForCausalLM"),
     "mistral": family_named("LlamaForCausalLM"),
     "qwen2": family_named("Qwen2ForCausalLM"),
@@ -38,6 +37,3 @@ def select_text_family(config: Config) -> Family:
         )
     defaults = {**family.defaults, **DEFAULTS.get(kind, {})}
     return replace(family, sees=True, unread=LINE_END, defaults=defaults)
-
-
-MINICPMV4_6 = replace(qwen35.QWEN35, unread=re.compile(r"(model\.)?merger\..*"))

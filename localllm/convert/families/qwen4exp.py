@@ -1,48 +1,35 @@
 """Qwen 4 (experimental): the delta rule, block-sparse attention, residual streams, n-gram embeddings."""
 
-import re
-from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Mapping, Sequence
 from math import isqrt
 
 import numpy as np
 
 from localllm.convert.config import Config
-from localllm.convert.families.mamba import squeeze
-from localllm.convert.families.qwen35 import (
-    ATTENDING,
-    QWEN35MOE,
-    RULE,
-    mixture,
-    qwen_next,
-    with_qwen_experts,
-    with_sections,
-)
+from localllm.convert.families import qwen35
 from localllm.convert.family import DerivedTensor, Layer, Sizes
 from localllm.convert.hyperparameters import CheckpointFacts
 from localllm.convert.layers import as_stored
-from localllm.convert.rope_scaling import SECTIONS
+from localllm.convert.tensor_functions import FUNCTIONS
 from localllm.convert.tensors import Shape, TensorSource, map_values, pick_rows, reshape, stack
 from localllm.convert.weights import Stored
 from localllm.errors import ModelError
 
 CONSTANTS = {"layer_multipliers": "layer_multipliers", "head_offsets": "ngram_heads_offsets",
              "head_vocab_sizes": "ngram_heads_vocab_sizes"}  # fmt: skip
-UNREAD = re.compile(rf"(?:model\.)?mtp\..*|.*\.ple_embedding\.(?:{'|'.join(CONSTANTS.values())})")
 
 
-def qwen4exp(config: Config) -> CheckpointFacts:
+def read(config: Config, declared: Callable[[Config], CheckpointFacts]) -> CheckpointFacts:
     """Read Qwen 4, starting from Qwen 3.5. Multi-token prediction is left out."""
     if config.get("output_gate_type") != "sigmoid":
         raise config.refusal("only sigmoid is supported as output_gate_type")
-    config.only("indexer_kv_heads", 1)
     kinds, hidden = config.get("layer_types"), config.count("moe_intermediate_size")
     if isinstance(kinds, list):  # the publisher's keys, not those that transformers saves
         kinds = ["full_attention" if kind == "indexed_attention" else kind for kind in kinds]
-    renamed = with_sections(config).updated(
+    renamed = qwen35.with_sections(config).updated(
         layer_types=kinds, intermediate_size=config.count("intermediate_size", hidden)
     )
-    h = with_qwen_experts(renamed, qwen_next(renamed, (SECTIONS,)))
+    h = qwen35.with_qwen_experts(renamed, qwen35.read(renamed, declared))
     if config.get("intermediate_size") is None:
         h = h.updated(feed_forward_length=None)
     heads, dim, size = (config.count(f"indexer_{name}") for name in ("n_heads", "head_dim", "compress_ratio"))
@@ -169,15 +156,15 @@ SEQUENCES: Layer = {
     "ple_value": as_stored("ple.value_proj", "width", "of_hashes"),
     **{f"ple_norm_{kind}": offset(f"ple.norm_{kind}", "all_streams") for kind in ("key", "query", "conv")},
     "ple_conv1d": DerivedTensor(
-        ("all_streams", "near"), {"ple.conv1d.weight": ("all_streams", "one", "near")}, squeeze
+        ("all_streams", "near"), {"ple.conv1d.weight": ("all_streams", "one", "near")}, FUNCTIONS["reshape"]
     ),
 }
 
 
 def layer(sizes: Sizes, number: int) -> Layer:
-    mixer = {**ATTENDING, **INDEXER} if sizes[f"attends_{number}"] else RULE
+    mixer = {**qwen35.ATTENDING, **INDEXER} if sizes[f"attends_{number}"] else qwen35.RULE
     ngrams = SEQUENCES if sizes["hashes"] and sizes["ngram_layer"] == number else {}
-    return {**STREAMS, **mixer, **mixture(sizes), **ngrams}
+    return {**STREAMS, **mixer, **qwen35.mixture(sizes), **ngrams}
 
 
 def whole(sizes: Sizes) -> Layer:
@@ -191,9 +178,3 @@ def whole(sizes: Sizes) -> Layer:
     place = f"blk.{sizes['ngram_layer']}.ple.ple_embedding.ngram_embedding.shard_{{}}.weight"
     parts = {place.format(number): ("part", "of_hash") for number in range(sizes["parts"])}
     return {**streams, "per_layer_token_embd": DerivedTensor(("rows", "of_hash"), parts, build)}
-
-
-QWEN4EXP = replace(
-    QWEN35MOE, arch="qwen4exp", layer=layer, whole=whole, read=qwen4exp, last_norm="", named=None, unread=UNREAD,
-    named_as="qwen35moe", of_tensors=constants,
-)  # fmt: skip
