@@ -6,9 +6,7 @@ from collections import defaultdict
 from pathlib import Path
 
 from localllm.arch import ARCHITECTURES
-from localllm.convert.families.embedders import NOMIC_MOE
 from localllm.convert.records import records
-from localllm.convert.registry import FAMILIES
 
 ROOT = Path(__file__).resolve().parent.parent
 FILE = ROOT / "docs" / "models.md"
@@ -26,9 +24,9 @@ What `general.architecture` may say in a GGUF file, the small file that computes
 def table() -> str:
     """Return the section, with its heading."""
     checkpoints = defaultdict[str, list[str]](list)
-    archs = {name: arch for name, (arch, _) in records().items()} | {name: its.arch for name, its in FAMILIES.items()}
-    for name, arch in [*sorted(archs.items(), key=lambda its: its[0].lower()), ("NomicBertModel", NOMIC_MOE.arch)]:
-        checkpoints[arch].append(name.partition("For")[0])
+    for name, (arch, _) in sorted(records().items(), key=lambda its: its[0].lower()):
+        if not name.startswith("vision+"):  # the language models of LLaVA and others
+            checkpoints[arch].append(name.partition("For")[0].partition("+")[0])
     rows = []
     for name, module in sorted(ARCHITECTURES.items()):
         converted = ", ".join(dict.fromkeys(checkpoints[name]))

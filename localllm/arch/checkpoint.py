@@ -13,7 +13,8 @@ name, after the layer's number, and its shape ("mlp.expert_bias: experts"); [...
 and a word in front is a function of convert/tensor_functions.py ("reshape conv.weight[inner one taps]: inner taps");
 "?" marks a tensor that may be missing.
 
-"CLASS+METHOD" is the record of checkpoints whose quantized weights GGUF can hold unchanged.
+"CLASS+mxfp4" is the record of checkpoints whose quantized weights GGUF can hold unchanged; another name with "+" is one
+that a function chooses.
 """
 
 from collections.abc import Mapping

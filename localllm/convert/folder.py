@@ -16,7 +16,7 @@ from localllm.convert.files import read_json
 from localllm.convert.layers import PACKED, TRANSPOSED
 from localllm.convert.modules import pooling_type, projections, prompts, warn_unconverted
 from localllm.convert.quantized import open_quantized
-from localllm.convert.registry import family_of, keeps_blocks
+from localllm.convert.records import family_of, keeps_blocks
 from localllm.convert.sampling import sampling_metadata
 from localllm.convert.tensors import from_array
 from localllm.convert.unused_keys import warn_unused_config

@@ -43,6 +43,7 @@ GROUPS: dict[str, Layer] = {
     "norms": NORMS_BEFORE,
     "norms_behind": NORMS_BEHIND,
     "norms_around": {"attn_norm": ("width",), "post_attention_norm": ("width",)},
+    "norms_of_encoder": {"attn_output_norm": ("width",), "layer_output_norm": ("width",)},
     "experts": EXPERTS,
     "shared_expert": SHARED_EXPERT,
     "router_bias": {"exp_probs_b.bias": ("experts",)},

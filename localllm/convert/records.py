@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Callable, Mapping
+from difflib import get_close_matches
 from functools import cache
 from importlib import import_module
 from math import prod
@@ -22,7 +23,9 @@ from localllm.convert.hyperparameters import (
     with_gelu,
 )
 from localllm.convert.layers import GROUPS, ROTATED, experts_of, mtp_layer
+from localllm.convert.quantized import find_method, quant_method
 from localllm.convert.tensor_functions import FUNCTIONS
+from localllm.files.gguf.header import printable
 
 COUNTS = re.compile(r".*(count|length|window|loops|layers|used|top_k|block_size|local_blocks|interval)")
 FLAGS = ("expert_weights_norm", "use_parallel_residual", "skip_loop_final_norm")
@@ -46,6 +49,33 @@ def whole_record(name: str) -> Checkpoint:
     """Return a class's record with what it does not say itself."""
     record = records()[name][1]
     return cast(Checkpoint, {**whole_record(record["like"]), **record}) if "like" in record else record
+
+
+def class_names() -> set[str]:
+    """Return the names in config.json of all architectures that can be converted."""
+    return {name for name in records() if "+" not in name}
+
+
+def keeps_blocks(config: Config) -> bool:
+    """Return whether GGUF can hold a checkpoint's quantized weights unchanged."""
+    return quant_method(config) == "mxfp4" and f"{config.architecture}+mxfp4" in records()
+
+
+def family_of(config: Config) -> Family:
+    """Find the family of a checkpoint. Raises ModelError if it, or how its weights are quantized, is not supported."""
+    name = config.architecture
+    if name not in (names := class_names()):
+        near = get_close_matches(name, names) or ["LlamaForCausalLM"]
+        supported = f"{', '.join(near)} and {len(names) - len(near)} others are"
+        if not name:
+            raise config.refusal('no "architectures", which names the model class, e.g. ["LlamaForCausalLM"]')
+        raise config.refusal(f"architecture {printable(name)} is not supported ({supported})")
+    if keeps_blocks(config):
+        return family_named(f"{name}+mxfp4")
+    select = records()[name][1].get("select")
+    family = family_named(function(select)(config) if select else name)
+    find_method(config)
+    return family
 
 
 @cache

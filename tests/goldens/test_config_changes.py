@@ -17,7 +17,7 @@ from localllm.convert.families.gemma3n import deviations
 from localllm.convert.families.qwen35 import interleave_heads
 from localllm.convert.hyperparameters import CheckpointFacts
 from localllm.convert.modules import warn_unconverted
-from localllm.convert.registry import family_of
+from localllm.convert.records import family_of
 from localllm.errors import ModelError
 from tests.unit.convert.families.test_families import facts, told_or_refused, written
 

@@ -15,7 +15,7 @@ from typing import Any
 from project import GOLDENS
 
 from localllm.convert.config import Config
-from localllm.convert.registry import family_of
+from localllm.convert.records import family_of
 from localllm.errors import ModelError
 
 PATH = GOLDENS / "config_changes.json"

@@ -42,3 +42,19 @@ def block(b: Builder, w: Weights, h: Encoder, state: Paged, x: Activation) -> Ac
     q, k, v = qkv(b, w, h, state.layer, b.rms_norm(x, w.attn_norm, h.epsilon))
     x = b.add(x, b.linear(attend(b, h, state, q, k, v), w.attn_output))
     return b.add(x, gated_feed_forward(b, w, b.rms_norm(x, w.ffn_norm, h.epsilon), b.swiglu))
+
+
+CHECKPOINTS = {
+    "EuroBertModel": {
+        "layer": "attention gated norms",
+        "whole": {"output_norm": "width"},
+        "decodes": False,
+        "prefixes": "model.",
+        "unread": r"(pooler|cls|lm_head|head|decoder)\..*|embeddings\.position_ids",
+        "scalings": "",
+        "only": {"attention_bias": False, "mlp_bias": False},
+        "metadata": {"attention.causal": False, "rope.scaling.type": "none"},
+        "read": "@eurobert.read",
+        "defaults": {"rms_norm_eps": 1e-5, "rope_theta": 250000.0},
+    },
+}

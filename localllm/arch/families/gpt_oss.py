@@ -49,8 +49,7 @@ ALL = {
     "ffn_gate_inp": "experts width",
     "ffn_gate_exps.bias": "@gpt_oss.even_biases mlp.experts.gate_up_proj_bias[experts both_hidden]: "
     "experts expert_hidden",
-    "ffn_up_exps.bias": "@gpt_oss.odd_biases mlp.experts.gate_up_proj_bias[experts both_hidden]: "
-    "experts expert_hidden",
+    "ffn_up_exps.bias": "@gpt_oss.odd_biases mlp.experts.gate_up_proj_bias[experts both_hidden]: experts expert_hidden",
     "ffn_down_exps.bias": "mlp.experts.down_proj_bias: experts width",
 }
 BOTH_BLOCKS = (

@@ -46,3 +46,19 @@ def feed_forward(b: Builder, w: Weights, x: Activation) -> Activation:
     if w.get("ffn_gate") is None and w.ffn_up.shape[0] == w.ffn_down.shape[-1]:
         return plain(b, w, x, b.gelu_erf)
     return gated_feed_forward(b, w, x, lambda gate, up: b.multiply(b.gelu_erf(gate), up))
+
+
+CHECKPOINTS = {
+    "JinaBertModel JinaBertForMaskedLM": {
+        "layer": "attention norms_of_encoder fused_gated",
+        # Models for code normalize queries and keys, and the attention's output twice.
+        "parts": {"norms_heads": ("attn_q_norm attn_k_norm attn_norm_2", "")},
+        "tensors": {"attn_q_norm": "width", "attn_k_norm": "width", "attn_norm_2": "width"},
+        "whole": {"token_types": "types width", "token_embd_norm": "width"},
+        "biased": "attention ffn_down attn_q_norm attn_k_norm attn_norm_2 token_embd_norm norms_of_encoder",
+        "decodes": False,
+        "prefixes": "bert. roberta. distilbert.",
+        "unread": r"(pooler|cls|lm_head|head|decoder)\..*|embeddings\.position_ids",
+        "read": "@jina_bert.read",
+    },
+}

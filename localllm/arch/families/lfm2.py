@@ -85,7 +85,7 @@ EXPERTS = {
     "exp_probs_b.bias": "feed_forward.expert_bias: experts",
 }
 CHECKPOINTS = {
-    "Lfm2ForCausalLM LFM2ForCausalLM Lfm2VlForConditionalGeneration": {
+    "Lfm2ForCausalLM LFM2ForCausalLM": {
         "layer": "norms gated",
         "parts": {"attends": ("attention head_norms", " ".join(CONVOLUTION))},
         "tensors": CONVOLUTION,
@@ -115,5 +115,11 @@ CHECKPOINTS = {
         "amounts": {"vocab_size": "vocab", "expert_feed_forward_length": "expert_hidden"},
         "metadata": {"expert_gating_func": 2},
         "read": "@lfm2.moe",
+    },
+    "Lfm2VlForConditionalGeneration": {"like": "Lfm2ForCausalLM", "select": "@vision.select"},
+    "vision+lfm2": {
+        "like": "Lfm2ForCausalLM",
+        "sees": True,
+        "unread": r"(model\.)?image_newline",
     },
 }

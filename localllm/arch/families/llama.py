@@ -32,9 +32,14 @@ def block(b: Builder, w: Weights, h: Transformer, state: Paged, x: Activation, f
     return b.add(x, feed_forward_or_experts(b, w, h.routing, b.rms_norm(x, w.ffn_norm, h.epsilon), b.swiglu))
 
 
+OF_TEXT_CONFIG = {  # transformers' defaults
+    "hidden_size": 4096,
+    "intermediate_size": 11008,
+    "num_hidden_layers": 32,
+    "num_attention_heads": 32,
+}
 CHECKPOINTS = {
-    "LLaMAForCausalLM LlamaForCausalLM LlamaModel MistralForCausalLM IQuestCoderForCausalLM VLlama3ForCausalLM "
-    "LlavaForConditionalGeneration LlavaNextForConditionalGeneration": {
+    "LLaMAForCausalLM LlamaForCausalLM LlamaModel MistralForCausalLM IQuestCoderForCausalLM VLlama3ForCausalLM": {
         "layer": "attention gated norms",
         "rotated": True,
         "scalings": "linear yarn llama3",
@@ -51,12 +56,7 @@ CHECKPOINTS = {
         "like": "LlamaForCausalLM",
         "sees": True,
         "unread": r"(model\.)?(aligner|vqmodel|generation_(embeddings|aligner|head))\..*",
-        "defaults": {
-            "hidden_size": 4096,
-            "intermediate_size": 11008,
-            "num_hidden_layers": 32,
-            "num_attention_heads": 32,
-        },
+        "defaults": OF_TEXT_CONFIG,
     },
     "VoxtralForConditionalGeneration": {
         "like": "LlamaForCausalLM",
@@ -82,5 +82,24 @@ CHECKPOINTS = {
         "rotated": True,
         "amounts": {"rope.dimension_count": "head_dim"},
         "metadata": {"tensor_data_layout": "Meta AI original pth"},  # unused
+    },
+    "LlavaForConditionalGeneration LlavaNextForConditionalGeneration": {
+        "like": "LlamaForCausalLM",
+        "select": "@vision.select",
+    },
+    "vision+llama": {
+        "like": "LlamaForCausalLM",
+        "sees": True,
+        "unread": r"(model\.)?image_newline",
+        "defaults": OF_TEXT_CONFIG,
+    },
+    "vision+mistral": {
+        "like": "vision+llama",
+        "defaults": {
+            **OF_TEXT_CONFIG,
+            "intermediate_size": 14336,
+            "num_key_value_heads": 8,
+            "max_position_embeddings": 1 << 17,
+        },
     },
 }

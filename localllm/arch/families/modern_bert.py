@@ -63,3 +63,30 @@ def block(b: Builder, w: Weights, h: ModernBERT, state: Paged, x: Activation) ->
     y = b.layer_norm(x, w.ffn_norm, h.epsilon)
     gate = b.swiglu if h.silu else lambda gate, up: b.multiply(b.gelu_erf(gate), up)
     return b.add(x, gated_feed_forward(b, w, y, gate))
+
+
+NORMS = {"token_embd_norm": "width", "output_norm": "width"}
+CHECKPOINTS = {
+    "ModernBertModel ModernBertForMaskedLM": {
+        "layer": "fused_attention fused_gated ffn_norm",
+        "parts": {"normed": ("attn_norm", "")},  # all but the first
+        "whole": NORMS,
+        "decodes": False,
+        "prefixes": "model.",
+        "unread": r"(pooler|cls|lm_head|head|decoder)\..*|embeddings\.position_ids",
+        "read": "@modern_bert.read",
+    },
+    "ModernBertForSequenceClassification": {
+        "like": "ModernBertModel",
+        "whole": {
+            **NORMS,
+            "cls.weight": "width width",
+            "cls.norm.weight": "width",
+            "cls.output.weight": "labels width",
+            "cls.output.bias": "labels",
+        },
+        "renamed": {"head.dense": "cls", "head.norm": "cls.norm", "classifier": "cls.output"},
+        "unread": "decoder.*",
+        "read": "@modern_bert.rank",
+    },
+}

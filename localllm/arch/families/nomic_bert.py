@@ -44,3 +44,32 @@ def mixture(b: Builder, w: Weights, routing: Routing, x: Activation) -> Activati
     choice = b.route(b.linear(x, w.ffn_gate_inp), routing)
     y = b.gelu_erf(b.expert_linear(b.gather(x, choice), w.ffn_up_exps, choice))
     return b.scatter(b.expert_linear(y, w.ffn_down_exps, choice), choice)
+
+
+OTHER_HEADS = r"(pooler|cls|lm_head|head|decoder)\..*|embeddings\.position_ids"  # for masked words and other tasks
+EXPERTS = {  # of every other layer, from the second one on
+    "ffn_gate_inp": "experts width",
+    "ffn_up_exps": "reshape mlp.experts.mlp.w1[stacked width]: experts hidden width",
+    "ffn_down_exps": "@nomic_bert.of_each_transposed mlp.experts.mlp.w2[stacked width]: experts width hidden",
+}
+CHECKPOINTS = {
+    "NomicBertModel": {
+        "select": "@nomic_bert.select",
+        "layer": "fused_attention gated norms_of_encoder",
+        "whole": {"token_types": "types width", "token_embd_norm": "width"},
+        "biased": "norms_of_encoder token_embd_norm",
+        "decodes": False,
+        "unread": OTHER_HEADS,
+        "read": "@nomic_bert.read",
+    },
+    "NomicBertModel+experts": {
+        "arch": "nomic-bert-moe",
+        "like": "NomicBertModel",
+        "layer": "fused_attention norms_of_encoder",
+        "parts": {"mixes": (" ".join(EXPERTS), "feed_forward")},
+        "tensors": EXPERTS,
+        "biased": "norms_of_encoder token_embd_norm fused_attention ffn_up ffn_down",
+        "unread": rf"{OTHER_HEADS}|.*\.experts\.bias",
+        "read": "@nomic_bert.nomic_facts",
+    },
+}

@@ -38,4 +38,9 @@ CHECKPOINTS = {
             "attention.value_length": "head_dim",
         },
     },
+    "vision+qwen2": {
+        "like": "Qwen2ForCausalLM",
+        "sees": True,
+        "unread": r"(model\.)?image_newline",
+    },
 }

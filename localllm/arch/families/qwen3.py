@@ -30,8 +30,24 @@ def block(b: Builder, w: Weights, h: Transformer, state: Paged, x: Activation, f
     return b.add(x, feed_forward_or_experts(b, w, h.routing, b.rms_norm(x, w.ffn_norm, h.epsilon), b.swiglu))
 
 
+# The template around a query and a document, as llama.cpp's converter writes it.
+RERANK = """<|im_start|>system
+Judge whether the Document meets the requirements based on the Query and the Instruct provided. Note that the answer \
+can only be "yes" or "no".<|im_end|>
+<|im_start|>user
+<Instruct>: Given a web search query, retrieve relevant passages that answer the query
+<Query>: {query}
+<Document>: {document}<|im_end|>
+<|im_start|>assistant
+<think>
+
+</think>
+
+"""
 CHECKPOINTS = {
-    "Qwen3ForCausalLM Qwen3Model InternVLForConditionalGeneration": {
+    "Qwen3Model": {"like": "Qwen3ForCausalLM"},
+    "Qwen3ForCausalLM": {
+        "select": "@qwen3.select",
         "layer": "attention head_norms gated norms",
         "scalings": "linear yarn llama3",
         "window_ignored": True,
@@ -44,5 +60,34 @@ CHECKPOINTS = {
         "experts": "moe_intermediate_size num_experts|num_local_experts",
         "amounts": {"expert_feed_forward_length": "expert_hidden"},
         "defaults": {"norm_topk_prob": False},
+    },
+    "Qwen3ForCausalLM+tied_ranker": {  # the head is two rows of the output matrix
+        "like": "Qwen3ForCausalLM",
+        "whole": {
+            "output_norm": "width",
+            "cls.output.weight": "@qwen3.rows_of_answers token_embd.weight[vocab width]: labels width",
+        },
+        "decodes": False,
+        "read": "@qwen3.ranker",
+        "more": {"tokenizer.chat_templates": ["rerank"], "tokenizer.chat_template.rerank": RERANK},
+    },
+    "Qwen3ForCausalLM+ranker": {
+        "like": "Qwen3ForCausalLM+tied_ranker",
+        "whole": {
+            "output_norm": "width",
+            "cls.output.weight": "@qwen3.rows_of_answers output.weight[vocab width]: labels width",
+        },
+    },
+    "Qwen3ForSequenceClassification": {  # a head of its own
+        "like": "Qwen3ForCausalLM+tied_ranker",
+        "whole": {"output_norm": "width", "cls.output.weight": "labels width"},
+        "renamed": {"score": "cls.output"},
+        "read": "@qwen3.classifier",
+    },
+    "InternVLForConditionalGeneration": {"like": "Qwen3ForCausalLM", "select": "@vision.select"},
+    "vision+qwen3": {
+        "like": "Qwen3ForCausalLM",
+        "sees": True,
+        "unread": r"(model\.)?image_newline",
     },
 }

@@ -16,9 +16,7 @@ def read(config: Config, declared: Callable[[Config], CheckpointFacts]) -> Check
     if width % 32 or hidden % 32:
         raise config.refusal(f"experts of {hidden} times {width} weights cannot be divided into blocks of 32")
     blocks = {"both_hidden": 2 * hidden, "block_bytes": 16, "width_blocks": width // 32, "hidden_blocks": hidden // 32}
-    return h.updated(
-        blocks
-    )
+    return h.updated(blocks)
 
 
 def half_of_blocks(start: int, sources: Sequence[TensorSource], shape: Shape, sizes: Sizes) -> TensorSource:

@@ -33,8 +33,6 @@ def read(config: Config, declared: Callable[[Config], CheckpointFacts]) -> Check
     )
 
 
-
-
 def in_one_stack(name: str, layers: int) -> str:
     """Rename a tensor as if there were a single stack."""
     match = LAYER.fullmatch(name)

@@ -48,12 +48,6 @@ def read(config: Config, declared: Callable[[Config], CheckpointFacts]) -> Check
     return CheckpointFacts(sizes, metadata, {}, config.flag("tie_word_embeddings"))
 
 
-
-
-
-
-
-
 def falcon_mamba(config: Config, declared: Callable[[Config], CheckpointFacts]) -> CheckpointFacts:
     """Read Falcon Mamba: norms of the scan's inputs."""
     h = read(config, declared)

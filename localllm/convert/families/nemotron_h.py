@@ -87,14 +87,6 @@ def moe(config: Config, declared: Callable[[Config], CheckpointFacts]) -> Checkp
     )
 
 
-
-
-
-
-
-
-
-
 def select(config: Config) -> str:
     """Name the record of a model with experts, or without."""
     return "NemotronHForCausalLM+experts" if has_experts(config) else "NemotronHForCausalLM"

@@ -86,8 +86,6 @@ def qwen35(config: Config, declared: Callable[[Config], CheckpointFacts]) -> Che
     return read(with_sections(config), declared)
 
 
-
-
 def qwen35moe(config: Config, declared: Callable[[Config], CheckpointFacts]) -> CheckpointFacts:
     return with_qwen_experts(config, qwen35(config, declared))
 
@@ -201,8 +199,6 @@ NORMS: Layer = {"attn_norm": ("width",), "post_attention_norm": ("width",)}
 
 def mixture(sizes: Sizes) -> Layer:
     return {**experts_of(sizes, "mlp.experts"), **BESIDE}
-
-
 
 
 def with_offsets(layer: Layer) -> Layer:

@@ -2,6 +2,7 @@
 
 import json
 import math
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -9,14 +10,16 @@ import numpy as np
 import pytest
 from checkpoint import write_safetensors
 
+from localllm.arch import ARCHITECTURES
+from localllm.arch.checkpoint import Checkpoint
 from localllm.convert import files, folder, modules, weights
 from localllm.convert.arrangement import CheckpointTensor
 from localllm.convert.config import Config
+from localllm.convert.families.cohere2moe import windows_behind
 from localllm.convert.families.exaone4 import windows_of
 from localllm.convert.families.stablelm import of_heads
-from localllm.convert.families.vision import select_text_family
-from localllm.convert.families.windowed import windows_behind
 from localllm.convert.pair_folder import words
+from localllm.convert.records import family_named, family_of, records
 from localllm.convert.rope_scaling import RopeScaling, llama3_factors, read_rope, rope_parameters, sections, yarn
 from localllm.convert.sentencepiece import message, varint
 from localllm.convert.tensors import from_array
@@ -438,9 +441,22 @@ def test_numbers_of_protobuf():
 def test_who_reads_for_a_model_that_sees():
     """As transformers takes what text_config does not say; the end of a line belongs to the projector."""
     for kind, hidden in ({}, 11008), ({"model_type": "mistral"}, 14336):
-        family = select_text_family(config(text_config=kind))
+        family = family_of(config(architectures=["LlavaForConditionalGeneration"], text_config=kind))
         assert family.sees and family.defaults["intermediate_size"] == hidden and family.unread
         ends = ("image_newline", "model.image_newline", "image_newlines", "model.norm.weight")
         assert [bool(family.unread.fullmatch(name)) for name in ends] == [True, True, False, False]
     with pytest.raises(ModelError, match="text_config: model_type x is not supported"):
-        select_text_family(config(text_config={"model_type": "x"}))
+        family_of(config(architectures=["LlavaForConditionalGeneration"], text_config={"model_type": "x"}))
+
+
+def test_records_have_known_fields_and_each_class_once():
+    names = [name for families in map(checkpoints_of, {*ARCHITECTURES.values()}) for name in families]
+    assert len(names) == len({*names}) == len(records())
+    for name, (arch, record) in records().items():
+        assert arch in ARCHITECTURES and record.keys() <= Checkpoint.__annotations__.keys(), name
+        assert family_named(name).arch == arch  # the functions and groups that it names exist
+
+
+def checkpoints_of(module: str) -> list[str]:
+    family = import_module(f"localllm.arch.families.{module}")
+    return [name for names in getattr(family, "CHECKPOINTS", {}) for name in names.split()]

@@ -27,7 +27,7 @@ from localllm.convert import Checkpoint, open_folder, tokens
 from localllm.convert.config import Config
 from localllm.convert.hyperparameters import CheckpointFacts
 from localllm.convert.pretokenizer_name import pretokenizer_name
-from localllm.convert.registry import family_of
+from localllm.convert.records import family_of
 from localllm.convert.tensors import as_float32
 from localllm.engine.embedding_runner import EmbeddingRunner
 from localllm.engine.options import EngineOptions
