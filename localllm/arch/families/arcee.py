@@ -25,10 +25,7 @@ def block(b: Builder, w: Weights, h: Transformer, state: Paged, x: Activation, f
 
 CHECKPOINTS = {
     "ArceeForCausalLM": {
-        "like": "LlamaForCausalLM",
-        "layer": "attention feed_forward norms",
-        "activations": "relu2",
-        "window_ignored": False,
-        "defaults": {"rms_norm_eps": 1e-5, "hidden_act": "relu2"},
+        "like": "LlamaForCausalLM", "layer": "attention feed_forward norms", "activations": "relu2",
+        "window_ignored": False, "defaults": {"rms_norm_eps": 1e-5, "hidden_act": "relu2"},
     },
-}
+}  # fmt: skip

@@ -50,5 +50,5 @@ CHECKPOINTS = {
         "only": {"use_residual": True, "parallel_attn_mlp_res": True, "moe_layer_frequency": 1},
         "experts": "intermediate_size num_local_experts",
         "amounts": {"vocab_size": "vocab", "rope.dimension_count": "head_dim"},
-    },
-}
+    }
+}  # fmt: skip

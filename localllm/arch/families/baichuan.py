@@ -69,26 +69,20 @@ CHECKPOINTS = {
         "read": "@baichuan.read",
     },
     "GPTRefactForCausalLM": {
-        "arch": "refact",
-        "layer": "norms",
+        "arch": "refact", "layer": "norms",
         "tensors": {
             "attn_q": "attn.q.weight: queries width",
             "attn_k": "first_half attn.kv.weight[both_keys width]: keys width",
-            "attn_v": "second_half attn.kv.weight[both_keys width]: keys width",
-            "attn_output": "width queries",
+            "attn_v": "second_half attn.kv.weight[both_keys width]: keys width", "attn_output": "width queries",
             "ffn_gate": "first_half mlp.gate_up_proj.weight[both_hidden width]: hidden width",
             "ffn_up": "second_half mlp.gate_up_proj.weight[both_hidden width]: hidden width",
             "ffn_down": "width hidden",
         },
         "only": {
-            "hidden_act": "silu",
-            "hidden_activation": "silu",
-            "activation_function": "silu",
-            "multi_query": True,
+            "hidden_act": "silu", "hidden_activation": "silu", "activation_function": "silu", "multi_query": True,
             "scale_attn_weights": True,
         },
-        "sizes": {"both_keys": "2 * head_dim", "both_hidden": "2 * hidden"},
-        "metadata": {"rope.freq_base": None},
+        "sizes": {"both_keys": "2 * head_dim", "both_hidden": "2 * hidden"}, "metadata": {"rope.freq_base": None},
         "read": "@codeshell.refact",
     },
-}
+}  # fmt: skip

@@ -48,10 +48,7 @@ def after_attention(b: Builder, w: Weights, h: Encoder, state: Paged, x: Activat
 
 OTHER_HEADS = r"(pooler|cls|lm_head|head|decoder)\..*|embeddings\.position_ids"  # for masked words and other tasks
 TABLES = {"token_types": "types width", "token_embd_norm": "width", "position_embd": "context width"}
-TABLES_BEHIND = {
-    **TABLES,
-    "position_embd": "@bert.behind_padding position_embd.weight[positions width]: context width",
-}
+TABLES_BEHIND = {**TABLES, "position_embd": "@bert.behind_padding position_embd.weight[positions width]: context width"}
 HEAD = {
     "cls.weight": "width width",
     "cls.bias": "width",
@@ -60,36 +57,24 @@ HEAD = {
 }
 CHECKPOINTS = {
     "BertModel BertForMaskedLM": {
-        "layer": "attention feed_forward norms_of_encoder",
-        "whole": TABLES,
-        "biased": "attention feed_forward norms_of_encoder token_embd_norm",
-        "decodes": False,
-        "prefixes": "bert. roberta. distilbert.",
-        "unread": OTHER_HEADS,
-        "read": "@bert.read",
+        "layer": "attention feed_forward norms_of_encoder", "whole": TABLES,
+        "biased": "attention feed_forward norms_of_encoder token_embd_norm", "decodes": False,
+        "prefixes": "bert. roberta. distilbert.", "unread": OTHER_HEADS, "read": "@bert.read",
     },
     "RobertaModel CamembertModel XLMRobertaModel": {
-        "like": "BertModel",
-        "whole": TABLES_BEHIND,
-        "read": "@bert.roberta",
+        "like": "BertModel", "whole": TABLES_BEHIND, "read": "@bert.roberta",
     },
     "DistilBertModel DistilBertForMaskedLM DistilBertForSequenceClassification": {
-        "like": "BertModel",
-        "whole": {"token_embd_norm": "width", "position_embd": "context width"},
-        "unread": rf"{OTHER_HEADS}|vocab_.*|(pre_)?classifier\..*",
-        "read": "@bert.distilbert",
+        "like": "BertModel", "whole": {"token_embd_norm": "width", "position_embd": "context width"},
+        "unread": rf"{OTHER_HEADS}|vocab_.*|(pre_)?classifier\..*", "read": "@bert.distilbert",
     },
     "BertForSequenceClassification": {
-        "like": "BertModel",
-        "whole": {**TABLES, **HEAD},
-        "renamed": {"pooler.dense": "cls", "classifier": "cls.output"},
-        "unread": r"embeddings\.position_ids",
+        "like": "BertModel", "whole": {**TABLES, **HEAD},
+        "renamed": {"pooler.dense": "cls", "classifier": "cls.output"}, "unread": r"embeddings\.position_ids",
         "read": "@bert.rank",
     },
     "RobertaForSequenceClassification XLMRobertaForSequenceClassification": {
-        "like": "RobertaModel",
-        "whole": {**TABLES_BEHIND, **HEAD},
-        "renamed": {"classifier.dense": "cls", "classifier.out_proj": "cls.output"},
-        "read": "@bert.roberta_rank",
+        "like": "RobertaModel", "whole": {**TABLES_BEHIND, **HEAD},
+        "renamed": {"classifier.dense": "cls", "classifier.out_proj": "cls.output"}, "read": "@bert.roberta_rank",
     },
-}
+}  # fmt: skip

@@ -45,12 +45,10 @@ CHECKPOINTS = {
             "attn_output": "@bitnet.ternary self_attn.o_proj.weight: width queries",
             "ffn_gate": "@bitnet.ternary mlp.gate_proj.weight: hidden width",
             "ffn_up": "@bitnet.ternary mlp.up_proj.weight: hidden width",
-            "ffn_down": "@bitnet.ternary mlp.down_proj.weight: width hidden",
-            "attn_sub_norm": "width",
+            "ffn_down": "@bitnet.ternary mlp.down_proj.weight: width hidden", "attn_sub_norm": "width",
             "ffn_sub_norm": "hidden",
         },
-        "only": {"attention_bias": False},
-        "metadata": {"rope.scaling.type": "linear", "rope.scaling.factor": 1.0},
+        "only": {"attention_bias": False}, "metadata": {"rope.scaling.type": "linear", "rope.scaling.factor": 1.0},
         "defaults": {"rms_norm_eps": 1e-5, "rope_theta": 5e5, "hidden_act": "relu2"},
     },
-}
+}  # fmt: skip

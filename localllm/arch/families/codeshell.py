@@ -17,13 +17,10 @@ def forward(b: Builder, w: Weights, h: Transformer) -> Activation:
 
 CHECKPOINTS = {
     "CodeShellForCausalLM": {
-        "layer": "fused_attention feed_forward norms",
-        "biased": "fused_attention feed_forward norms output_norm",
-        "activations": "gelu",
-        "layer_norm": "layer_norm_epsilon",
+        "layer": "fused_attention feed_forward norms", "biased": "fused_attention feed_forward norms output_norm",
+        "activations": "gelu", "layer_norm": "layer_norm_epsilon",
         "only": {"position_embedding_type": "rope", "group_query_attention": True, "scale_attn_weights": True},
         "sizes": {"fused_rows": "queries + 2 * keys"},
-        "metadata": {"rope.scaling.type": "linear", "rope.scaling.factor": 1.0},
-        "read": "@codeshell.read",
+        "metadata": {"rope.scaling.type": "linear", "rope.scaling.factor": 1.0}, "read": "@codeshell.read",
     },
-}
+}  # fmt: skip

@@ -69,29 +69,22 @@ def draft(b: Builder, w: Weights, h: Cohere2MoE, hidden: Activation) -> MtpOutpu
 
 CHECKPOINTS = {
     "Cohere2MoeForCausalLM": {
-        "layer": "attention attn_norm",
-        "parts": {"< leading_dense": ("gated", "experts shared_expert")},
+        "layer": "attention attn_norm", "parts": {"< leading_dense": ("gated", "experts shared_expert")},
         "named_as": "dots1",
         "only": {
-            "attention_bias": False,
-            "prefix_dense_sliding_window_pattern": 1,
-            "shared_expert_combination_strategy": "average",
-            "num_nextn_predict_layers": 0,
+            "attention_bias": False, "prefix_dense_sliding_window_pattern": 1,
+            "shared_expert_combination_strategy": "average", "num_nextn_predict_layers": 0,
             "expert_selection_fn": ("softmax", "sigmoid"),
         },
         "amounts": {"vocab_size": "vocab", "rope.dimension_count": "head_dim"},
         "keys": {
-            "logit_scale": "logit_scale",
-            "sliding_window": "attention.sliding_window",
+            "logit_scale": "logit_scale", "sliding_window": "attention.sliding_window",
             "norm_topk_prob": ("expert_weights_norm", True),
         },
         "read": "@cohere2moe.read",
         "defaults": {
-            "tie_word_embeddings": True,
-            "logit_scale": 0.0625,
-            "head_dim": 128,
-            "sliding_window": 4096,
+            "tie_word_embeddings": True, "logit_scale": 0.0625, "head_dim": 128, "sliding_window": 4096,
             "max_position_embeddings": 8192,
         },
     },
-}
+}  # fmt: skip

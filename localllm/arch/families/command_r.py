@@ -44,15 +44,10 @@ def block(b: Builder, w: Weights, h: Cohere, state: Paged, x: Activation) -> Act
 
 CHECKPOINTS = {
     "CohereForCausalLM": {
-        "layer": "attention gated attn_norm",
-        "parts": {"head_norms": ("norms_of_each_head", "")},
-        "only": {"attention_bias": False, "tie_word_embeddings": True},
-        "read": "@command_r.read",
+        "layer": "attention gated attn_norm", "parts": {"head_norms": ("norms_of_each_head", "")},
+        "only": {"attention_bias": False, "tie_word_embeddings": True}, "read": "@command_r.read",
         "defaults": {
-            "tie_word_embeddings": True,
-            "logit_scale": 0.0625,
-            "rope_theta": 5e5,
-            "max_position_embeddings": 8192,
+            "tie_word_embeddings": True, "logit_scale": 0.0625, "rope_theta": 5e5, "max_position_embeddings": 8192,
         },
     },
-}
+}  # fmt: skip

@@ -44,13 +44,9 @@ CHECKPOINTS = {
         },
         "only": {"ffn_config.moe_normalize_expert_weights": 1, "ffn_config.ffn_act_fn": {"name": "silu"}},
         "reads": {
-            "hidden_size": "1 * d_model",
-            "num_attention_heads": "1 * n_heads",
-            "num_hidden_layers": "1 * n_layers",
-            "num_key_value_heads": "attn_config.kv_n_heads=1",
-            "max_position_embeddings": "max_seq_len=2048",
-            "head_dim": None,
-            "intermediate_size": "1 * ffn_config.ffn_hidden_size",
+            "hidden_size": "1 * d_model", "num_attention_heads": "1 * n_heads", "num_hidden_layers": "1 * n_layers",
+            "num_key_value_heads": "attn_config.kv_n_heads=1", "max_position_embeddings": "max_seq_len=2048",
+            "head_dim": None, "intermediate_size": "1 * ffn_config.ffn_hidden_size",
             "rope_theta": "attn_config.rope_theta",
         },
         "experts": "ffn_config.ffn_hidden_size ffn_config.moe_num_experts ffn_config.moe_top_k",
@@ -58,4 +54,4 @@ CHECKPOINTS = {
         "keys": {"attn_config.clip_qkv": ("attention.clamp_kqv", None)},
         "metadata": {"attention.layer_norm_rms_epsilon": None, "attention.layer_norm_epsilon": 1e-5},
     },
-}
+}  # fmt: skip

@@ -182,11 +182,8 @@ OF_V3 = {
 }
 CHECKPOINTS = {
     "DeepseekV2ForCausalLM": {
-        "layer": "@deepseek2.layer",
-        "scalings": "yarn",
-        "only": {"rope_interleave": True, "moe_layer_freq": 1},
-        "amounts": {"vocab_size": "vocab"},
-        "read": "@deepseek2.read",
+        "layer": "@deepseek2.layer", "scalings": "yarn", "only": {"rope_interleave": True, "moe_layer_freq": 1},
+        "amounts": {"vocab_size": "vocab"}, "read": "@deepseek2.read",
         "defaults": {"topk_method": "greedy", "n_shared_experts": 2},
     },
     "DeepseekV3ForCausalLM": {
@@ -194,12 +191,11 @@ CHECKPOINTS = {
         "defaults": {**OF_V3, "n_group": 8, "topk_group": 4, "first_k_dense_replace": 3},
     },
     "Glm4MoeLiteForCausalLM": {
-        "like": "DeepseekV2ForCausalLM",
-        "defaults": {**OF_V3, "routed_scaling_factor": 1.8, "rms_norm_eps": 1e-5},
+        "like": "DeepseekV2ForCausalLM", "defaults": {**OF_V3, "routed_scaling_factor": 1.8, "rms_norm_eps": 1e-5},
     },
     "YoutuForCausalLM": {  # without experts
         "like": "DeepseekV2ForCausalLM",
         "read": "@deepseek2.youtu",
         "defaults": {"tie_word_embeddings": True},
     },
-}
+}  # fmt: skip

@@ -20,17 +20,11 @@ CHECKPOINTS = {
         "layer": "gated norms",
         "tensors": {
             "attn_q": "attn.attention.q_proj.weight: queries width",
-            "attn_k": "attn.attention.k_proj.weight: keys width",
-            "attn_v": "attn.attention.v_proj.weight: keys width",
+            "attn_k": "attn.attention.k_proj.weight: keys width", "attn_v": "attn.attention.v_proj.weight: keys width",
             "attn_output": "attn.attention.out_proj.weight: width queries",
         },
-        "scalings": "linear yarn llama3",
-        "partial_rope": True,
-        "reads": {
-            "num_hidden_layers": "num_layers|num_hidden_layers",
-            "rms_norm_eps": ("layer_norm_epsilon", 1e-5),
-        },
-        "read": "@exaone.read",
-        "defaults": {"activation_function": "silu"},
+        "scalings": "linear yarn llama3", "partial_rope": True,
+        "reads": {"num_hidden_layers": "num_layers|num_hidden_layers", "rms_norm_eps": ("layer_norm_epsilon", 1e-5)},
+        "read": "@exaone.read", "defaults": {"activation_function": "silu"},
     },
-}
+}  # fmt: skip

@@ -34,20 +34,14 @@ def block(b: Builder, w: Weights, h: Transformer, state: Paged, x: Activation) -
 
 CHECKPOINTS = {
     "FalconForCausalLM RWForCausalLM": {
-        "layer": "attn_norm feed_forward",
-        "parts": {"two_norms": ("second_norm", "")},
+        "layer": "attn_norm feed_forward", "parts": {"two_norms": ("second_norm", "")},
         "tensors": {
             "attn_qkv": "grouped self_attention.query_key_value.weight: fused_rows width",
             "attn_output": "width queries",
         },
-        "biased": "attn_norm second_norm output_norm",
-        "activations": "gelu exact_gelu",
-        "approximated": "activation",
-        "layer_norm": "layer_norm_epsilon",
-        "only": {"alibi": False, "bias": False, "parallel_attn": True},
-        "sizes": {"fused_rows": "queries + 2 * keys"},
-        "metadata": {"tensor_data_layout": "jploski"},
-        "read": "@falcon.read",
-        "defaults": {"activation": "gelu", "tie_word_embeddings": True},
+        "biased": "attn_norm second_norm output_norm", "activations": "gelu exact_gelu", "approximated": "activation",
+        "layer_norm": "layer_norm_epsilon", "only": {"alibi": False, "bias": False, "parallel_attn": True},
+        "sizes": {"fused_rows": "queries + 2 * keys"}, "metadata": {"tensor_data_layout": "jploski"},
+        "read": "@falcon.read", "defaults": {"activation": "gelu", "tie_word_embeddings": True},
     },
-}
+}  # fmt: skip

@@ -37,5 +37,5 @@ CHECKPOINTS = {
         "activations": "gelu exact_gelu",  # the first checkpoints say "gelu" and mean the tanh approximation
         "only": {"use_bidirectional_attention": False, "tie_word_embeddings": True},
         "defaults": {"tie_word_embeddings": True, "head_dim": 256, "max_position_embeddings": 8192},
-    },
-}
+    }
+}  # fmt: skip

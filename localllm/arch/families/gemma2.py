@@ -60,25 +60,16 @@ def block(b: Builder, w: Weights, h: Gemma2, state: Paged, x: Activation) -> Act
 
 CHECKPOINTS = {
     "Gemma2ForCausalLM": {
-        "layer": "attention gated norms norms_behind",
-        "offset_norms": True,
-        "activations": "gelu",
-        "windows": 2,
+        "layer": "attention gated norms norms_behind", "offset_norms": True, "activations": "gelu", "windows": 2,
         "only": {"use_bidirectional_attention": False, "tie_word_embeddings": True},
         "keys": {
-            "attn_logit_softcapping": "attn_logit_softcapping",
-            "final_logit_softcapping": "final_logit_softcapping",
+            "attn_logit_softcapping": "attn_logit_softcapping", "final_logit_softcapping": "final_logit_softcapping",
             "sliding_window": "attention.sliding_window",
         },
         "read": "@gemma2.read",
         "defaults": {
-            "tie_word_embeddings": True,
-            "head_dim": 256,
-            "max_position_embeddings": 8192,
-            "sliding_window": 4096,
-            "query_pre_attn_scalar": 256,
-            "attn_logit_softcapping": 50.0,
-            "final_logit_softcapping": 30.0,
+            "tie_word_embeddings": True, "head_dim": 256, "max_position_embeddings": 8192, "sliding_window": 4096,
+            "query_pre_attn_scalar": 256, "attn_logit_softcapping": 50.0, "final_logit_softcapping": 30.0,
         },
     },
-}
+}  # fmt: skip

@@ -87,5 +87,5 @@ CHECKPOINTS = {
             "sliding_window": 4096,
             "rope_theta": 1e6,
         },
-    },
-}
+    }
+}  # fmt: skip

@@ -49,30 +49,19 @@ def draft(b: Builder, w: Weights, h: Transformer, hidden: Activation) -> MtpOutp
 
 CHECKPOINTS = {
     "Glm4ForCausalLM": {
-        "layer": "attention fused_gated norms norms_behind",
-        "partial_rope": True,
+        "layer": "attention fused_gated norms norms_behind", "partial_rope": True,
         "sizes": {"both_hidden": "2 * hidden"},
-        "defaults": {
-            "rms_norm_eps": 1.5625e-07,
-            "partial_rotary_factor": 0.5,
-            "attention_bias": True,
-            "head_dim": 128,
-        },
+        "defaults": {"rms_norm_eps": 1.5625e-07, "partial_rotary_factor": 0.5, "attention_bias": True, "head_dim": 128},
     },
     # GLM-OCR's multi-token prediction layer is counted even where the checkpoint lacks it.
     "Glm4vForConditionalGeneration GlmOcrForConditionalGeneration": {
-        "layer": "attention fused_gated norms norms_behind mtp",
-        "parted": True,
-        "sees": True,
-        "partial_rope": True,
+        "layer": "attention fused_gated norms norms_behind mtp", "parted": True, "sees": True, "partial_rope": True,
         "scalings": "mrope",
         "sizes": {
-            "both_hidden": "2 * hidden",
-            "rotated_dims": "rotary_dims",
-            "mtp_layers": "num_nextn_predict_layers=0",
+            "both_hidden": "2 * hidden", "rotated_dims": "rotary_dims", "mtp_layers": "num_nextn_predict_layers=0",
             "both_inputs": "2 * width",
         },
         "amounts": {"block_count": "layers + mtp_layers", "nextn_predict_layers": "?mtp_layers"},
         "defaults": {"rms_norm_eps": 1e-5, "partial_rotary_factor": 1.0},
     },
-}
+}  # fmt: skip

@@ -68,14 +68,10 @@ CHECKPOINTS = {
             "ffn_down_exps": "transpose mlp.experts.down_proj[experts expert_hidden width]: "
             "experts width expert_hidden",
         },
-        "biased": "attention ffn_gate_inp",
-        "scalings": "yarn untruncated",
-        "windows": 2,
-        "only": {"swiglu_limit": 7.0},
+        "biased": "attention ffn_gate_inp", "scalings": "yarn untruncated", "windows": 2, "only": {"swiglu_limit": 7.0},
         "experts": "intermediate_size num_local_experts num_experts_per_tok|experts_per_token",
         "amounts": {"expert_feed_forward_length": "expert_hidden"},
-        "keys": {"sliding_window": "attention.sliding_window"},
-        "read": "@gpt_oss.read",
+        "keys": {"sliding_window": "attention.sliding_window"}, "read": "@gpt_oss.read",
         "defaults": {"head_dim": 64, "rope_theta": 150000.0, "rms_norm_eps": 1e-5, "sliding_window": 128},
     },
     "GptOssForCausalLM+mxfp4": {  # quantized weights that GGUF can hold unchanged
@@ -89,4 +85,4 @@ CHECKPOINTS = {
             "mlp.experts.down_proj_scales[experts width hidden_blocks]: experts width expert_hidden",
         },
     },
-}
+}  # fmt: skip

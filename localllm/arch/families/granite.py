@@ -40,9 +40,7 @@ def read(fields: Fields) -> Granite:
     """Read the hyperparameters. Raises ModelError."""
     common = Granite.shared_fields(fields, interleaved=True)
     return Granite(
-        **common,
-        logit_scale=fields.factor("logit_scale"),
-        **read_scales(fields, common["attention"].head_dim),
+        **common, logit_scale=fields.factor("logit_scale"), **read_scales(fields, common["attention"].head_dim)
     )
 
 
@@ -95,33 +93,23 @@ CHECKPOINTS = {
     "GraniteForCausalLM": {
         "like": "LlamaForCausalLM",
         "keys": {
-            "attention_multiplier": ("attention.scale", 1.0),
-            "embedding_multiplier": ("embedding_scale", 1.0),
-            "residual_multiplier": ("residual_scale", 1.0),
-            "logits_scaling": ("logit_scale", 1.0),
+            "attention_multiplier": ("attention.scale", 1.0), "embedding_multiplier": ("embedding_scale", 1.0),
+            "residual_multiplier": ("residual_scale", 1.0), "logits_scaling": ("logit_scale", 1.0),
         },
     },
     "GraniteMoeForCausalLM": {
-        "arch": "granitemoe",
-        "like": "GraniteForCausalLM",
-        "layer": "attention norms experts",
-        "tensors": HALVES,
-        "experts": "intermediate_size num_local_experts",
-        "sizes": {"both_hidden": "2 * expert_hidden"},
+        "arch": "granitemoe", "like": "GraniteForCausalLM", "layer": "attention norms experts", "tensors": HALVES,
+        "experts": "intermediate_size num_local_experts", "sizes": {"both_hidden": "2 * expert_hidden"},
     },
     "GraniteMoeSharedForCausalLM": {
-        "arch": "granitemoe",
-        "like": "GraniteMoeForCausalLM",
-        "tensors": {**HALVES, **SHARED_HALVES},
+        "arch": "granitemoe", "like": "GraniteMoeForCausalLM", "tensors": {**HALVES, **SHARED_HALVES},
         "sizes": {
-            "both_hidden": "2 * expert_hidden",
-            "shared_hidden": "shared_intermediate_size=0",
+            "both_hidden": "2 * expert_hidden", "shared_hidden": "shared_intermediate_size=0",
             "both_shared": "2 * shared_hidden",
         },
         "amounts": {
-            "vocab_size": "vocab",
-            "rope.dimension_count": "head_dim",
+            "vocab_size": "vocab", "rope.dimension_count": "head_dim",
             "expert_shared_feed_forward_length": "?shared_hidden",
         },
     },
-}
+}  # fmt: skip

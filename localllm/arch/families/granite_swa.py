@@ -73,12 +73,9 @@ def shared_expert_in_halves(b: Builder, w: Weights, x: Activation, gate: Gate) -
 
 CHECKPOINTS = {
     "GraniteSWAForCausalLM": {
-        "like": "GraniteForCausalLM",
-        "layer": "attention gated norms",
-        "tensors": {"attn_sinks.weight": "self_attn.sinks: heads"},
-        "named_as": "granite",
-        "only": {"attention_bias": False, "mlp_bias": False},
-        "read": "@granite_swa.read",
+        "like": "GraniteForCausalLM", "layer": "attention gated norms",
+        "tensors": {"attn_sinks.weight": "self_attn.sinks: heads"}, "named_as": "granite",
+        "only": {"attention_bias": False, "mlp_bias": False}, "read": "@granite_swa.read",
         "defaults": {"rms_norm_eps": 1e-5, "sliding_window": 128},
     },
     "GraniteMoeSWAForCausalLM": {  # gate and up projections are fused
@@ -105,4 +102,4 @@ CHECKPOINTS = {
         },
         "defaults": {"sliding_window": 128},
     },
-}
+}  # fmt: skip

@@ -80,13 +80,8 @@ CHECKPOINTS = {
             "ffn_up": "second_half mlp.gate_up_proj.weight[both_hidden width]: hidden width",
             "ffn_down": "width hidden",
         },
-        "whole": {"hrm.z_l_init": "model.z_L_init: width"},
-        "last_norm": "",
-        "named": "@hrm_text.in_one_stack",
-        "named_as": "llama",
-        "only": {"attention_bias": False, "mlp_bias": False},
-        "amounts": {"rope.dimension_count": "head_dim"},
-        "read": "@hrm_text.read",
-        "defaults": {"head_dim": 128},
+        "whole": {"hrm.z_l_init": "model.z_L_init: width"}, "last_norm": "", "named": "@hrm_text.in_one_stack",
+        "named_as": "llama", "only": {"attention_bias": False, "mlp_bias": False},
+        "amounts": {"rope.dimension_count": "head_dim"}, "read": "@hrm_text.read", "defaults": {"head_dim": 128},
     },
-}
+}  # fmt: skip

@@ -52,34 +52,25 @@ def block(b: Builder, w: Weights, h: Transformer, state: Paged, x: Activation, f
 
 CHECKPOINTS = {
     "MaincoderForCausalLM": {
-        "arch": "maincoder",
-        "layer": "attention head_norms gated norms",
-        "read": "@hunyuan.maincoder",
+        "arch": "maincoder", "layer": "attention head_norms gated norms", "read": "@hunyuan.maincoder",
     },
     "HunYuanDenseV1ForCausalLM": {
-        "arch": "hunyuan-dense",
-        "layer": "attention head_norms gated norms",
-        "read": "@hunyuan.read",
+        "arch": "hunyuan-dense", "layer": "attention head_norms gated norms", "read": "@hunyuan.read",
         "defaults": {"rms_norm_eps": 1e-5},
     },
     "HunYuanVLForConditionalGeneration": {
-        "arch": "hunyuan_vl",
-        "like": "HunYuanDenseV1ForCausalLM",
-        "sees": True,
-        "unread": r"(model\.)?vit\..*",
+        "arch": "hunyuan_vl", "like": "HunYuanDenseV1ForCausalLM", "sees": True, "unread": r"(model\.)?vit\..*",
         "read": "@hunyuan.vl",
     },
     "HunYuanMoEV1ForCausalLM": {
-        "arch": "hunyuan-moe",
-        "like": "HunYuanDenseV1ForCausalLM",
+        "arch": "hunyuan-moe", "like": "HunYuanDenseV1ForCausalLM",
         "layer": "attention head_norms norms experts shared_expert",
         "experts": "moe_intermediate_size num_experts moe_topk",
         "sizes": {"shared_hidden": "num_shared_expert=1 * intermediate_size"},
         "amounts": {
-            "expert_feed_forward_length": "expert_hidden",
-            "expert_shared_feed_forward_length": "shared_hidden",
+            "expert_feed_forward_length": "expert_hidden", "expert_shared_feed_forward_length": "shared_hidden",
             "expert_shared_count": "num_shared_expert=1",
         },
         "read": "@hunyuan.moe",
     },
-}
+}  # fmt: skip

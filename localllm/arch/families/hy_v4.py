@@ -93,30 +93,18 @@ def feed_forward(b: Builder, w: Weights, h: Hunyuan4, layer: int, x: Activation)
 
 CHECKPOINTS = {
     "HYV4ForCausalLM": {
-        "like": "DeepseekV2ForCausalLM",
-        "layer": "@hy_v4.layer",
+        "like": "DeepseekV2ForCausalLM", "layer": "@hy_v4.layer",
         "whole": {
             "output_hc_fn.weight": "full model.hc_head.hc_head_fn: streams all_streams",
             "output_hc_base.weight": "model.hc_head.hc_head_base: streams",
             "output_hc_scale.weight": "model.hc_head.hc_head_scale: one",
         },
-        "named_as": "deepseek2",
-        "unread": r"model\.mtp_layers\..*",
-        "only": {
-            "rope_interleave": True,
-            "moe_layer_freq": 1,
-            "attention_bias": False,
-            "enable_lm_head_fp32": False,
-        },
+        "named_as": "deepseek2", "unread": r"model\.mtp_layers\..*",
+        "only": {"rope_interleave": True, "moe_layer_freq": 1, "attention_bias": False, "enable_lm_head_fp32": False},
         "read": "@hy_v4.read",
         "defaults": {
-            "topk_method": "noaux_tc",
-            "scoring_func": "sigmoid",
-            "norm_topk_prob": True,
-            "n_shared_experts": 1,
-            "rms_norm_eps": 1e-5,
-            "routed_scaling_factor": 2.827,
-            "swiglu_limit": 10.0,
+            "topk_method": "noaux_tc", "scoring_func": "sigmoid", "norm_topk_prob": True, "n_shared_experts": 1,
+            "rms_norm_eps": 1e-5, "routed_scaling_factor": 2.827, "swiglu_limit": 10.0,
         },
     },
-}
+}  # fmt: skip

@@ -18,5 +18,5 @@ CHECKPOINTS = {
         "reads": {"head_dim": None},
         "sizes": {"fused_rows": "queries + 2 * keys"},
         "defaults": {"rms_norm_eps": 1e-6},
-    },
-}
+    }
+}  # fmt: skip

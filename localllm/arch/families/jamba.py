@@ -77,10 +77,7 @@ MAMBA = {
 }
 CHECKPOINTS = {
     "JambaForCausalLM": {
-        "layer": "norms",
-        "parts": {"attends": ("attention", " ".join(MAMBA)), "mixes": ("experts", "gated")},
-        "tensors": MAMBA,
-        "only": {"mamba_conv_bias": True, "mamba_proj_bias": False},
-        "read": "@jamba.read",
+        "layer": "norms", "parts": {"attends": ("attention", " ".join(MAMBA)), "mixes": ("experts", "gated")},
+        "tensors": MAMBA, "only": {"mamba_conv_bias": True, "mamba_proj_bias": False}, "read": "@jamba.read",
     },
-}
+}  # fmt: skip

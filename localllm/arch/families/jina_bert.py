@@ -60,5 +60,5 @@ CHECKPOINTS = {
         "prefixes": "bert. roberta. distilbert.",
         "unread": r"(pooler|cls|lm_head|head|decoder)\..*|embeddings\.position_ids",
         "read": "@jina_bert.read",
-    },
-}
+    }
+}  # fmt: skip

@@ -57,34 +57,27 @@ def block(b: Builder, w: Weights, h: LocallyRotated, state: Paged, x: Activation
 AFTER = "ffn_gate_shexp ffn_up_shexp ffn_down_shexp exp_probs_b.bias"  # with experts
 CHECKPOINTS = {
     "LagunaForCausalLM": {
-        "layer": "head_norms norms @laguna.attention",
-        "parts": {"< leading_dense": ("gated", f"experts {AFTER}")},
+        "layer": "head_norms norms @laguna.attention", "parts": {"< leading_dense": ("gated", f"experts {AFTER}")},
         "tensors": {
             "exp_probs_b.bias": "mlp.experts.e_score_correction.bias: experts",
             "ffn_gate_shexp": "mlp.shared_expert.gate_proj.weight: shared_hidden width",
             "ffn_up_shexp": "mlp.shared_expert.up_proj.weight: shared_hidden width",
             "ffn_down_shexp": "mlp.shared_expert.down_proj.weight: width shared_hidden",
         },
-        "named_as": "dots1",
-        "scalings": "yarn",
-        "partial_rope": True,
+        "named_as": "dots1", "scalings": "yarn", "partial_rope": True,
         "only": {
-            "attention_bias": False,
-            "moe_apply_router_weight_on_input": False,
-            "moe_router_logit_softcapping": 0.0,
+            "attention_bias": False, "moe_apply_router_weight_on_input": False, "moe_router_logit_softcapping": 0.0,
         },
         "experts": "moe_intermediate_size",
         "amounts": {"vocab_size": "vocab", "expert_feed_forward_length": "expert_hidden"},
         "keys": {"moe_routed_scaling_factor": ("expert_weights_scale", 1.0)},
-        "metadata": {"expert_weights_norm": True, "expert_gating_func": 2},
-        "read": "@laguna.read",
+        "metadata": {"expert_weights_norm": True, "expert_gating_func": 2}, "read": "@laguna.read",
         "defaults": {
-            "head_dim": 128,
-            "sliding_window": 512,
+            "head_dim": 128, "sliding_window": 512,
             "rope_parameters": {
                 "full_attention": {"rope_theta": 5e5, "partial_rotary_factor": 0.5},
                 "sliding_attention": {"rope_theta": 10000.0},
             },
         },
     },
-}
+}  # fmt: skip

@@ -40,41 +40,27 @@ OF_TEXT_CONFIG = {  # transformers' defaults
 }
 CHECKPOINTS = {
     "LLaMAForCausalLM LlamaForCausalLM LlamaModel MistralForCausalLM IQuestCoderForCausalLM VLlama3ForCausalLM": {
-        "layer": "attention gated norms",
-        "rotated": True,
-        "scalings": "linear yarn llama3",
-        "window_ignored": True,
+        "layer": "attention gated norms", "rotated": True, "scalings": "linear yarn llama3", "window_ignored": True,
         "amounts": {"vocab_size": "vocab", "rope.dimension_count": "head_dim"},
     },
     "InternLM3ForCausalLM": {"like": "LlamaForCausalLM", "scalings": "linear yarn llama3 dynamic"},
     "Idefics3ForConditionalGeneration SmolVLMForConditionalGeneration": {
-        "like": "LlamaForCausalLM",
-        "sees": True,
-        "defaults": {"num_attention_heads": 32},
+        "like": "LlamaForCausalLM", "sees": True, "defaults": {"num_attention_heads": 32},
     },
     "JanusForConditionalGeneration": {
-        "like": "LlamaForCausalLM",
-        "sees": True,
-        "unread": r"(model\.)?(aligner|vqmodel|generation_(embeddings|aligner|head))\..*",
-        "defaults": OF_TEXT_CONFIG,
+        "like": "LlamaForCausalLM", "sees": True,
+        "unread": r"(model\.)?(aligner|vqmodel|generation_(embeddings|aligner|head))\..*", "defaults": OF_TEXT_CONFIG,
     },
     "VoxtralForConditionalGeneration": {
-        "like": "LlamaForCausalLM",
-        "sees": True,
-        "unread": r"(model\.)?audio_tower\..*",
+        "like": "LlamaForCausalLM", "sees": True, "unread": r"(model\.)?audio_tower\..*",
     },
     "MixtralForCausalLM": {
-        "like": "LlamaForCausalLM",
-        "layer": "attention norms experts",
-        "experts": "intermediate_size num_local_experts",
-        "defaults": {"rms_norm_eps": 1e-5, "rope_theta": 1e6},
+        "like": "LlamaForCausalLM", "layer": "attention norms experts",
+        "experts": "intermediate_size num_local_experts", "defaults": {"rms_norm_eps": 1e-5, "rope_theta": 1e6},
     },
     "Ernie4_5ForCausalLM Ernie4_5_ForCausalLM": {
-        "arch": "ernie4_5",
-        "layer": "attention gated norms",
-        "scalings": "linear yarn llama3",
-        "only": {"use_bias": False},
-        "defaults": {"tie_word_embeddings": True, "rms_norm_eps": 1e-5, "rope_theta": 5e5},
+        "arch": "ernie4_5", "layer": "attention gated norms", "scalings": "linear yarn llama3",
+        "only": {"use_bias": False}, "defaults": {"tie_word_embeddings": True, "rms_norm_eps": 1e-5, "rope_theta": 5e5},
     },
     "XverseForCausalLM": {
         "arch": "xverse",
@@ -84,22 +70,15 @@ CHECKPOINTS = {
         "metadata": {"tensor_data_layout": "Meta AI original pth"},  # unused
     },
     "LlavaForConditionalGeneration LlavaNextForConditionalGeneration": {
-        "like": "LlamaForCausalLM",
-        "select": "@vision.select",
+        "like": "LlamaForCausalLM", "select": "@vision.select",
     },
     "vision+llama": {
-        "like": "LlamaForCausalLM",
-        "sees": True,
-        "unread": r"(model\.)?image_newline",
-        "defaults": OF_TEXT_CONFIG,
+        "like": "LlamaForCausalLM", "sees": True, "unread": r"(model\.)?image_newline", "defaults": OF_TEXT_CONFIG,
     },
     "vision+mistral": {
         "like": "vision+llama",
         "defaults": {
-            **OF_TEXT_CONFIG,
-            "intermediate_size": 14336,
-            "num_key_value_heads": 8,
-            "max_position_embeddings": 1 << 17,
+            **OF_TEXT_CONFIG, "intermediate_size": 14336, "num_key_value_heads": 8, "max_position_embeddings": 1 << 17,
         },
     },
-}
+}  # fmt: skip

@@ -83,25 +83,14 @@ def attention(
 
 CHECKPOINTS = {
     "Llama4ForCausalLM Llama4ForConditionalGeneration": {
-        "layer": "attention norms",
-        "parts": {"dense": ("gated", "experts:feed_forward.experts shared_expert")},
-        "sees": True,
-        "scalings": "linear yarn llama3",
+        "layer": "attention norms", "parts": {"dense": ("gated", "experts:feed_forward.experts shared_expert")},
+        "sees": True, "scalings": "linear yarn llama3",
         "only": {
-            "num_experts_per_tok": 1,
-            "no_rope_layer_interval": 4,
-            "attention_chunk_size": 8192,
-            "floor_scale": 8192,
+            "num_experts_per_tok": 1, "no_rope_layer_interval": 4, "attention_chunk_size": 8192, "floor_scale": 8192,
             "attn_scale": 0.1,
         },
-        "reads": {"intermediate_size": "1 * intermediate_size_mlp"},
-        "sizes": {"step": "interleave_moe_layer_step=1"},
-        "amounts": {
-            "vocab_size": "vocab",
-            "rope.dimension_count": "head_dim",
-            "interleave_moe_layer_step": "step",
-        },
-        "read": "@llama4.read",
-        "defaults": {"rms_norm_eps": 1e-5, "rope_theta": 5e5},
+        "reads": {"intermediate_size": "1 * intermediate_size_mlp"}, "sizes": {"step": "interleave_moe_layer_step=1"},
+        "amounts": {"vocab_size": "vocab", "rope.dimension_count": "head_dim", "interleave_moe_layer_step": "step"},
+        "read": "@llama4.read", "defaults": {"rms_norm_eps": 1e-5, "rope_theta": 5e5},
     },
-}
+}  # fmt: skip

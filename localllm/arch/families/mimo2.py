@@ -70,27 +70,16 @@ def block(b: Builder, w: Weights, h: MiMo2, state: Paged, x: Activation) -> Acti
 
 CHECKPOINTS = {
     "MiMoV2ForCausalLM MiMoV2FlashForCausalLM": {
-        "layer": "norms @mimo2.layer",
-        "parts": {"mixes": ("experts router_bias", "gated")},
-        "unread": r"model\.mtp\..*",
-        "partial_rope": True,
+        "layer": "norms @mimo2.layer", "parts": {"mixes": ("experts router_bias", "gated")},
+        "unread": r"model\.mtp\..*", "partial_rope": True,
         "only": {
-            "topk_method": "noaux_tc",
-            "scoring_func": "sigmoid",
-            "norm_topk_prob": True,
-            "add_swa_attention_sink_bias": True,
-            "add_full_attention_sink_bias": False,
-            "n_shared_experts": 0,
+            "topk_method": "noaux_tc", "scoring_func": "sigmoid", "norm_topk_prob": True,
+            "add_swa_attention_sink_bias": True, "add_full_attention_sink_bias": False, "n_shared_experts": 0,
             "routed_scaling_factor": 1.0,
         },
-        "reads": {"rms_norm_eps": ("layernorm_epsilon", 1e-5)},
-        "experts": "moe_intermediate_size n_routed_experts",
+        "reads": {"rms_norm_eps": ("layernorm_epsilon", 1e-5)}, "experts": "moe_intermediate_size n_routed_experts",
         "amounts": {"expert_feed_forward_length": "expert_hidden"},
-        "keys": {
-            "sliding_window": "attention.sliding_window",
-            "swa_rope_theta": ("rope.freq_base_swa", 10000.0),
-        },
-        "metadata": {"expert_gating_func": 2},
-        "read": "@mimo2.read",
+        "keys": {"sliding_window": "attention.sliding_window", "swa_rope_theta": ("rope.freq_base_swa", 10000.0)},
+        "metadata": {"expert_gating_func": 2}, "read": "@mimo2.read",
     },
-}
+}  # fmt: skip

@@ -45,24 +45,16 @@ CHECKPOINTS = {
     "MiniCPM3ForCausalLM": {
         "layer": "norms gated",
         "tensors": {
-            "attn_q_a": "narrow width",
-            "attn_q_a_norm": "narrow",
-            "attn_q_b": "queries narrow",
-            "attn_kv_a_mqa": "latent_and_key width",
-            "attn_kv_a_norm": "latent",
-            "attn_kv_b": "both_rows latent",
+            "attn_q_a": "narrow width", "attn_q_a_norm": "narrow", "attn_q_b": "queries narrow",
+            "attn_kv_a_mqa": "latent_and_key width", "attn_kv_a_norm": "latent", "attn_kv_b": "both_rows latent",
             "attn_output": "width values",
         },
         "scalings": "longrope",
         "only": {
-            "attention_bias": False,
-            "mlp_bias": False,
-            "scale_emb": EMBEDDING_SCALE,
-            "scale_depth": DEPTH_SCALE,
+            "attention_bias": False, "mlp_bias": False, "scale_emb": EMBEDDING_SCALE, "scale_depth": DEPTH_SCALE,
             "dim_model_base": WIDTH,
         },
-        "amounts": {"vocab_size": "vocab"},
-        "read": "@minicpm3.read",
+        "amounts": {"vocab_size": "vocab"}, "read": "@minicpm3.read",
         "defaults": {"tie_word_embeddings": True, "rms_norm_eps": 1e-5},
     },
-}
+}  # fmt: skip

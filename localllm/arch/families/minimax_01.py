@@ -82,27 +82,19 @@ def lightning(b: Builder, w: Weights, h: MiniMax01, state: Recurrent, x: Activat
 
 CHECKPOINTS = {
     "MiniMaxText01ForCausalLM MiniMaxM1ForCausalLM": {
-        "layer": "norms experts",
-        "parts": {"attends": ("attention", "attn_qkv attn_gate attn_norm_2 attn_output")},
+        "layer": "norms experts", "parts": {"attends": ("attention", "attn_qkv attn_gate attn_norm_2 attn_output")},
         "tensors": {
             "attn_qkv": "self_attn.qkv_proj.weight: fused_rows width",
-            "attn_gate": "self_attn.output_gate.weight: queries width",
-            "attn_norm_2": "self_attn.norm.weight: queries",
+            "attn_gate": "self_attn.output_gate.weight: queries width", "attn_norm_2": "self_attn.norm.weight: queries",
             "attn_output": "self_attn.out_proj.weight: width queries",
         },
-        "named_as": "minimax-m2",
-        "partial_rope": True,
+        "named_as": "minimax-m2", "partial_rope": True,
         "only": {
-            "layernorm_full_attention_beta": 1,
-            "layernorm_linear_attention_beta": 1,
-            "layernorm_mlp_beta": 1,
-            "postnorm": True,
-            "shared_intermediate_size": 0,
+            "layernorm_full_attention_beta": 1, "layernorm_linear_attention_beta": 1, "layernorm_mlp_beta": 1,
+            "postnorm": True, "shared_intermediate_size": 0,
         },
-        "experts": "intermediate_size num_local_experts",
-        "sizes": {"fused_rows": "3 * queries"},
+        "experts": "intermediate_size num_local_experts", "sizes": {"fused_rows": "3 * queries"},
         "amounts": {"rope.dimension_count": "rotary_dim"},
-        "keys": {"layernorm_full_attention_alpha": ("residual_scale", 1.0)},
-        "read": "@minimax_01.read",
+        "keys": {"layernorm_full_attention_alpha": ("residual_scale", 1.0)}, "read": "@minimax_01.read",
     },
-}
+}  # fmt: skip

@@ -36,12 +36,10 @@ def block(b: Builder, w: Weights, h: Transformer, state: Paged, x: Activation) -
 
 CHECKPOINTS = {
     "MiniMaxM2ForCausalLM": {
-        "layer": "attention whole_norms norms experts router_bias",
-        "partial_rope": True,
+        "layer": "attention whole_norms norms experts router_bias", "partial_rope": True,
         "only": {"use_qk_norm": True, "scoring_func": "sigmoid", "use_routing_bias": True},
         "experts": "intermediate_size num_local_experts",
         "amounts": {"expert_feed_forward_length": "expert_hidden", "rope.dimension_count": "rotary_dim=rotary_dims"},
-        "metadata": {"expert_gating_func": 2},
-        "defaults": {"rope_theta": 5e6, "scoring_func": "sigmoid"},
+        "metadata": {"expert_gating_func": 2}, "defaults": {"rope_theta": 5e6, "scoring_func": "sigmoid"},
     },
-}
+}  # fmt: skip

@@ -101,8 +101,7 @@ AFTER = (  # with experts
 )
 CHECKPOINTS = {
     "MiniMaxM3SparseForCausalLM MiniMaxM3SparseForConditionalGeneration": {
-        "layer": "attention head_norms norms",
-        "parts": {"< leading_dense": ("gated", f"experts {AFTER}")},
+        "layer": "attention head_norms norms", "parts": {"< leading_dense": ("gated", f"experts {AFTER}")},
         "tensors": {
             "indexer.q_proj.weight": "full self_attn.index_q_proj.weight: index_queries width",
             "indexer.k_proj.weight": "full self_attn.index_k_proj.weight: index_dim width",
@@ -113,24 +112,14 @@ CHECKPOINTS = {
             "ffn_down_shexp": "block_sparse_moe.shared_experts.down_proj.weight: width shared_hidden",
             "exp_probs_b.bias": "block_sparse_moe.e_score_correction.bias: experts",
         },
-        "offset_norms": True,
-        "sees": True,
-        "named_as": "dots1",
-        "unread": r"patch_merge_mlp\..*",
-        "activations": "silu swigluoai",
-        "partial_rope": True,
+        "offset_norms": True, "sees": True, "named_as": "dots1", "unread": r"patch_merge_mlp\..*",
+        "activations": "silu swigluoai", "partial_rope": True,
         "only": {
-            "use_gemma_norm": True,
-            "use_qk_norm": True,
-            "use_routing_bias": True,
-            "swiglu_alpha": SHARPNESS,
-            "swiglu_limit": LIMIT,
-            "scoring_func": "sigmoid",
-            "qk_norm_type": "per_head",
+            "use_gemma_norm": True, "use_qk_norm": True, "use_routing_bias": True, "swiglu_alpha": SHARPNESS,
+            "swiglu_limit": LIMIT, "scoring_func": "sigmoid", "qk_norm_type": "per_head",
         },
         "keys": {"routed_scaling_factor": "expert_weights_scale"},
-        "metadata": {"expert_weights_norm": True, "expert_gating_func": 2},
-        "read": "@minimax_m3.read",
+        "metadata": {"expert_weights_norm": True, "expert_gating_func": 2}, "read": "@minimax_m3.read",
         "defaults": {"rope_theta": 5e6},
     },
-}
+}  # fmt: skip

@@ -79,14 +79,10 @@ CHECKPOINTS = {
     "ModernBertForSequenceClassification": {
         "like": "ModernBertModel",
         "whole": {
-            **NORMS,
-            "cls.weight": "width width",
-            "cls.norm.weight": "width",
-            "cls.output.weight": "labels width",
+            **NORMS, "cls.weight": "width width", "cls.norm.weight": "width", "cls.output.weight": "labels width",
             "cls.output.bias": "labels",
         },
-        "renamed": {"head.dense": "cls", "head.norm": "cls.norm", "classifier": "cls.output"},
-        "unread": "decoder.*",
+        "renamed": {"head.dense": "cls", "head.norm": "cls.norm", "classifier": "cls.output"}, "unread": "decoder.*",
         "read": "@modern_bert.rank",
     },
-}
+}  # fmt: skip

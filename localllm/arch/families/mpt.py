@@ -67,29 +67,18 @@ def alibi_slopes(heads: int, bias: float) -> tuple[float, ...]:
 
 CHECKPOINTS = {
     "MPTForCausalLM MptForCausalLM": {
-        "layer": "fused_attention feed_forward norms",
-        "layer_norm": "layer_norm_epsilon",
+        "layer": "fused_attention feed_forward norms", "layer_norm": "layer_norm_epsilon",
         "only": {
-            "attn_config.alibi": True,
-            "attn_config.qk_ln": False,
-            "attn_config.prefix_lm": False,
-            "attn_config.softmax_scale": (),
-            "no_bias": True,
-            "logit_scale": (),
+            "attn_config.alibi": True, "attn_config.qk_ln": False, "attn_config.prefix_lm": False,
+            "attn_config.softmax_scale": (), "no_bias": True, "logit_scale": (),
         },
         "reads": {
-            "hidden_size": "1 * d_model",
-            "num_attention_heads": "1 * n_heads",
-            "num_key_value_heads": "n_heads",
-            "num_hidden_layers": "1 * n_layers",
-            "intermediate_size": "expansion_ratio=4 * d_model",
-            "max_position_embeddings": "max_seq_len=2048",
-            "head_dim": None,
+            "hidden_size": "1 * d_model", "num_attention_heads": "1 * n_heads", "num_key_value_heads": "n_heads",
+            "num_hidden_layers": "1 * n_layers", "intermediate_size": "expansion_ratio=4 * d_model",
+            "max_position_embeddings": "max_seq_len=2048", "head_dim": None,
         },
-        "sizes": {"fused_rows": "3 * width"},
-        "keys": {"attn_config.alibi_bias_max": ("attention.max_alibi_bias", 8.0)},
-        "metadata": {"rope.freq_base": None, "attention.head_count_kv": None},
-        "read": "@mpt.read",
+        "sizes": {"fused_rows": "3 * width"}, "keys": {"attn_config.alibi_bias_max": ("attention.max_alibi_bias", 8.0)},
+        "metadata": {"rope.freq_base": None, "attention.head_count_kv": None}, "read": "@mpt.read",
         "defaults": {"tie_word_embeddings": True},
     },
-}
+}  # fmt: skip

@@ -69,25 +69,19 @@ CHECKPOINTS = {
     "MuseGlimmerForConditionalGeneration": {
         "layer": "attention gated",
         "tensors": {
-            "attn_q_norm": "ones: head_dim",
-            "attn_k_norm": "ones: head_dim",
+            "attn_q_norm": "ones: head_dim", "attn_k_norm": "ones: head_dim",
             "attn_gate": "self_attn.gate_proj.weight: queries width",
             "attn_norm": "offset input_layernorm.weight: width",
             "post_attention_norm": "offset post_attention_layernorm.weight: width",
             "ffn_norm": "offset pre_feedforward_layernorm.weight: width",
             "post_ffw_norm": "offset post_feedforward_layernorm.weight: width",
         },
-        "rotated": True,
-        "sees": True,
-        "named_as": "gemma3",
-        "unread": r"(model\.)?vision_(adapter|projection)\..*",
+        "rotated": True, "sees": True, "named_as": "gemma3", "unread": r"(model\.)?vision_(adapter|projection)\..*",
         "only": {"attention_bias": False, "post_norm_eps": BEHIND},
         "keys": {
-            "sliding_window": "attention.sliding_window",
-            "output_multiplier": "logit_scale",
+            "sliding_window": "attention.sliding_window", "output_multiplier": "logit_scale",
             "final_logit_softcapping": "final_logit_softcapping",
         },
-        "read": "@muse_glimmer.read",
-        "defaults": {"rms_norm_eps": 1e-5, "sliding_window": 2048},
+        "read": "@muse_glimmer.read", "defaults": {"rms_norm_eps": 1e-5, "sliding_window": 2048},
     },
-}
+}  # fmt: skip

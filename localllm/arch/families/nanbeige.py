@@ -52,8 +52,7 @@ def forward(b: Builder, w: Weights, h: Nanbeige) -> Activation:
 
 CHECKPOINTS = {
     "NanbeigeForCausalLM": {
-        "like": "LlamaForCausalLM",
-        "named_as": "llama",
+        "like": "LlamaForCausalLM", "named_as": "llama",
         "keys": {"num_loops": ("num_loops", 1), "skip_loop_final_norm": ("skip_loop_final_norm", False)},
     },
-}
+}  # fmt: skip

@@ -34,25 +34,16 @@ def block(b: Builder, w: Weights, h: Transformer, state: Paged, x: Activation) -
 
 CHECKPOINTS = {
     "NemotronForCausalLM": {
-        "layer": "attention feed_forward norms",
-        "offset_norms": True,
-        "biased": "norms output_norm",
-        "activations": "relu2",
-        "scalings": "linear",
-        "partial_rope": True,
-        "only": {"attention_bias": False, "mlp_bias": False},
-        "amounts": {"vocab_size": "vocab"},
+        "layer": "attention feed_forward norms", "offset_norms": True, "biased": "norms output_norm",
+        "activations": "relu2", "scalings": "linear", "partial_rope": True,
+        "only": {"attention_bias": False, "mlp_bias": False}, "amounts": {"vocab_size": "vocab"},
         "read": "@nemotron.read",
         "defaults": {"hidden_act": "relu2", "partial_rotary_factor": 0.5, "max_position_embeddings": 4096},
     },
     "Jais2ForCausalLM": {
-        "arch": "jais2",
-        "layer": "attention feed_forward norms",
-        "biased": "attention feed_forward norms output_norm",
-        "activations": "relu2",
-        "layer_norm": "layer_norm_eps",
-        "only": {"attention_bias": True, "mlp_bias": True},
+        "arch": "jais2", "layer": "attention feed_forward norms", "biased": "attention feed_forward norms output_norm",
+        "activations": "relu2", "layer_norm": "layer_norm_eps", "only": {"attention_bias": True, "mlp_bias": True},
         "amounts": {"rope.dimension_count": "head_dim"},
         "defaults": {"hidden_act": "relu2", "max_position_embeddings": 8192},
     },
-}
+}  # fmt: skip

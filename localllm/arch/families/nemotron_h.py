@@ -115,11 +115,8 @@ CHECKPOINTS = {
         },
     },
     "NemotronHForCausalLM+experts": {
-        "arch": "nemotron_h_moe",
-        "like": "NemotronHForCausalLM",
-        "parts": {"feeds": (" ".join(EXPERTS), "")},
-        "tensors": EXPERTS,
-        "only": {**PLAIN, "n_group": 1, "topk_group": 1, "n_shared_experts": 1},
+        "arch": "nemotron_h_moe", "like": "NemotronHForCausalLM", "parts": {"feeds": (" ".join(EXPERTS), "")},
+        "tensors": EXPERTS, "only": {**PLAIN, "n_group": 1, "topk_group": 1, "n_shared_experts": 1},
         "read": "@nemotron_h.moe",
     },
-}
+}  # fmt: skip

@@ -54,22 +54,15 @@ EXPERTS = {  # of every other layer, from the second one on
 }
 CHECKPOINTS = {
     "NomicBertModel": {
-        "select": "@nomic_bert.select",
-        "layer": "fused_attention gated norms_of_encoder",
+        "select": "@nomic_bert.select", "layer": "fused_attention gated norms_of_encoder",
         "whole": {"token_types": "types width", "token_embd_norm": "width"},
-        "biased": "norms_of_encoder token_embd_norm",
-        "decodes": False,
-        "unread": OTHER_HEADS,
+        "biased": "norms_of_encoder token_embd_norm", "decodes": False, "unread": OTHER_HEADS,
         "read": "@nomic_bert.read",
     },
     "NomicBertModel+experts": {
-        "arch": "nomic-bert-moe",
-        "like": "NomicBertModel",
-        "layer": "fused_attention norms_of_encoder",
-        "parts": {"mixes": (" ".join(EXPERTS), "feed_forward")},
-        "tensors": EXPERTS,
+        "arch": "nomic-bert-moe", "like": "NomicBertModel", "layer": "fused_attention norms_of_encoder",
+        "parts": {"mixes": (" ".join(EXPERTS), "feed_forward")}, "tensors": EXPERTS,
         "biased": "norms_of_encoder token_embd_norm fused_attention ffn_up ffn_down",
-        "unread": rf"{OTHER_HEADS}|.*\.experts\.bias",
-        "read": "@nomic_bert.nomic_facts",
+        "unread": rf"{OTHER_HEADS}|.*\.experts\.bias", "read": "@nomic_bert.nomic_facts",
     },
-}
+}  # fmt: skip

@@ -41,11 +41,8 @@ def block(b: Builder, w: Weights, h: OLMo, state: Paged, x: Activation) -> Activ
 
 CHECKPOINTS = {
     "OlmoForCausalLM OLMoForCausalLM": {
-        "layer": "attention gated",
-        "last_norm": "",
-        "rotated": True,
-        "only": {"attention_bias": False},
+        "layer": "attention gated", "last_norm": "", "rotated": True, "only": {"attention_bias": False},
         "keys": {"clip_qkv": ("attention.clamp_kqv", None)},
         "metadata": {"attention.layer_norm_rms_epsilon": None, "attention.layer_norm_epsilon": 1e-5},
     },
-}
+}  # fmt: skip

@@ -48,13 +48,10 @@ def block(b: Builder, w: Weights, h: OLMo2, state: Paged, x: Activation) -> Acti
 
 CHECKPOINTS = {
     "Olmo2ForCausalLM": {
-        "layer": "attention whole_norms gated norms_behind",
-        "only": {"clip_qkv": ()},
-        "read": "@olmo2.read",
+        "layer": "attention whole_norms gated norms_behind", "only": {"clip_qkv": ()}, "read": "@olmo2.read",
         "defaults": {"rms_norm_eps": 1e-5},
     },
     "Olmo3ForCausalLM": {
-        "like": "Olmo2ForCausalLM",
-        "defaults": {"rms_norm_eps": 1e-5, "sliding_window": 4096, "rope_theta": 5e5},
+        "like": "Olmo2ForCausalLM", "defaults": {"rms_norm_eps": 1e-5, "sliding_window": 4096, "rope_theta": 5e5},
     },
-}
+}  # fmt: skip

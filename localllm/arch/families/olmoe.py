@@ -34,9 +34,7 @@ def block(b: Builder, w: Weights, h: Transformer, state: Paged, x: Activation) -
 
 CHECKPOINTS = {
     "OlmoeForCausalLM": {
-        "layer": "attention whole_norms norms experts",
-        "only": {"norm_topk_prob": False, "clip_qkv": ()},
-        "experts": "intermediate_size",
-        "defaults": {"rms_norm_eps": 1e-5},
+        "layer": "attention whole_norms norms experts", "only": {"norm_topk_prob": False, "clip_qkv": ()},
+        "experts": "intermediate_size", "defaults": {"rms_norm_eps": 1e-5},
     },
-}
+}  # fmt: skip

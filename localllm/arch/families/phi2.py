@@ -35,12 +35,9 @@ def block(b: Builder, w: Weights, h: Transformer, state: Paged, x: Activation) -
 
 CHECKPOINTS = {
     "PhiForCausalLM": {
-        "layer": "attention feed_forward attn_norm",
-        "biased": "attention feed_forward attn_norm output_norm output",
-        "activations": "gelu",
-        "partial_rope": True,
-        "layer_norm": "layer_norm_eps",
+        "layer": "attention feed_forward attn_norm", "biased": "attention feed_forward attn_norm output_norm output",
+        "activations": "gelu", "partial_rope": True, "layer_norm": "layer_norm_eps",
         "only": {"qk_layernorm": False, "tie_word_embeddings": False},
         "defaults": {"hidden_act": "gelu_new", "partial_rotary_factor": 0.5},
     },
-}
+}  # fmt: skip

@@ -50,29 +50,20 @@ CHECKPOINTS = {
     "PLMForCausalLM": {
         "layer": "norms feed_forward",
         "tensors": {
-            "attn_q": "queries width",
-            "attn_kv_a_mqa": "latent_and_key width",
-            "attn_kv_a_norm": "latent",
-            "attn_kv_b": "both_rows latent",
-            "attn_output": "width values",
+            "attn_q": "queries width", "attn_kv_a_mqa": "latent_and_key width", "attn_kv_a_norm": "latent",
+            "attn_kv_b": "both_rows latent", "attn_output": "width values",
         },
-        "activations": "relu2",
-        "only": {"q_lora_rank": ()},
-        "reads": {"head_dim": "1 * qk_rope_head_dim"},
+        "activations": "relu2", "only": {"q_lora_rank": ()}, "reads": {"head_dim": "1 * qk_rope_head_dim"},
         "sizes": {
-            "latent": "kv_lora_rank",
-            "latent_and_key": "kv_lora_rank + qk_rope_head_dim",
-            "values": "heads * v_head_dim",
-            "queries": "heads * qk_nope_head_dim + heads * qk_rope_head_dim",
+            "latent": "kv_lora_rank", "latent_and_key": "kv_lora_rank + qk_rope_head_dim",
+            "values": "heads * v_head_dim", "queries": "heads * qk_nope_head_dim + heads * qk_rope_head_dim",
             "both_rows": "heads * qk_nope_head_dim + heads * v_head_dim",
         },
         "amounts": {
-            "vocab_size": "vocab",
-            "attention.kv_lora_rank": "latent",
-            "attention.key_length": "qk_nope_head_dim + qk_rope_head_dim",
-            "attention.value_length": "v_head_dim",
+            "vocab_size": "vocab", "attention.kv_lora_rank": "latent",
+            "attention.key_length": "qk_nope_head_dim + qk_rope_head_dim", "attention.value_length": "v_head_dim",
             "rope.dimension_count": "qk_rope_head_dim",
         },
         "defaults": {"hidden_act": "relu2"},
     },
-}
+}  # fmt: skip

@@ -17,30 +17,18 @@ def read(fields: Fields) -> Transformer:
 
 CHECKPOINTS = {
     "Qwen2ForCausalLM Qwen2Model KORMoForCausalLM": {
-        "layer": "attention gated norms",
-        "biased": "attn_q attn_k attn_v",
-        "scalings": "linear yarn llama3",
+        "layer": "attention gated norms", "biased": "attn_q attn_k attn_v", "scalings": "linear yarn llama3",
         "window_ignored": True,
     },
     "Qwen2AudioForConditionalGeneration AudioFlamingo3ForConditionalGeneration": {
-        "like": "Qwen2ForCausalLM",
-        "sees": True,
-        "unread": r"(model\.)?audio_tower\..*",
+        "like": "Qwen2ForCausalLM", "sees": True, "unread": r"(model\.)?audio_tower\..*",
     },
     "PanguEmbeddedForCausalLM": {
-        "arch": "pangu-embedded",
-        "layer": "attention gated norms",
-        "biased": "attention",
+        "arch": "pangu-embedded", "layer": "attention gated norms", "biased": "attention",
         "amounts": {
-            "vocab_size": "vocab",
-            "rope.dimension_count": "head_dim",
-            "attention.key_length": "head_dim",
+            "vocab_size": "vocab", "rope.dimension_count": "head_dim", "attention.key_length": "head_dim",
             "attention.value_length": "head_dim",
         },
     },
-    "vision+qwen2": {
-        "like": "Qwen2ForCausalLM",
-        "sees": True,
-        "unread": r"(model\.)?image_newline",
-    },
-}
+    "vision+qwen2": {"like": "Qwen2ForCausalLM", "sees": True, "unread": r"(model\.)?image_newline"},
+}  # fmt: skip

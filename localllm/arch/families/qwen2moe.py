@@ -33,15 +33,13 @@ def block(b: Builder, w: Weights, h: Transformer, state: Paged, x: Activation) -
 
 CHECKPOINTS = {
     "Qwen2MoeForCausalLM": {
-        "like": "Qwen2ForCausalLM",
-        "layer": "attention norms experts shared_expert",
+        "like": "Qwen2ForCausalLM", "layer": "attention norms experts shared_expert",
         "tensors": {"ffn_gate_inp_shexp": "one width"},
         "only": {"norm_topk_prob": False, "decoder_sparse_step": 1, "mlp_only_layers": []},
         "experts": "moe_intermediate_size num_experts|num_local_experts",
         "sizes": {"shared_hidden": "shared_expert_intermediate_size", "one": "1"},
         "amounts": {
-            "expert_feed_forward_length": "expert_hidden",
-            "expert_shared_feed_forward_length": "shared_hidden",
+            "expert_feed_forward_length": "expert_hidden", "expert_shared_feed_forward_length": "shared_hidden",
         },
     },
-}
+}  # fmt: skip

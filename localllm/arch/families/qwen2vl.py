@@ -25,17 +25,12 @@ def read(fields: Fields) -> Transformer:
 
 CHECKPOINTS = {
     "Qwen2VLForConditionalGeneration Qwen2VLModel Qwen2_5_VLForConditionalGeneration": {
-        "like": "Qwen2ForCausalLM",
-        "sees": True,
-        "scalings": "mrope",
+        "like": "Qwen2ForCausalLM", "sees": True, "scalings": "mrope",
         "defaults": {"rope_theta": 1e6, "rms_norm_eps": 1e-5},
     },
     "PaddleOCRVLForConditionalGeneration": {
-        "arch": "paddleocr",
-        "like": "Ernie4_5ForCausalLM",
-        "sees": True,
-        "scalings": "mrope",
+        "arch": "paddleocr", "like": "Ernie4_5ForCausalLM", "sees": True, "scalings": "mrope",
         "unread": r"(mlp_AR|model\.projector)\..*",
         "defaults": {"tie_word_embeddings": True, "rms_norm_eps": 1e-5, "rope_theta": 5e5, "head_dim": 128},
     },
-}
+}  # fmt: skip

@@ -47,19 +47,14 @@ can only be "yes" or "no".<|im_end|>
 CHECKPOINTS = {
     "Qwen3Model": {"like": "Qwen3ForCausalLM"},
     "Qwen3ForCausalLM": {
-        "select": "@qwen3.select",
-        "layer": "attention head_norms gated norms",
-        "scalings": "linear yarn llama3",
+        "select": "@qwen3.select", "layer": "attention head_norms gated norms", "scalings": "linear yarn llama3",
         "window_ignored": True,
     },
     "Qwen3MoeForCausalLM": {
-        "arch": "qwen3moe",
-        "like": "Qwen3ForCausalLM",
-        "layer": "attention head_norms norms experts",
+        "arch": "qwen3moe", "like": "Qwen3ForCausalLM", "layer": "attention head_norms norms experts",
         "only": {"norm_topk_prob": True, "decoder_sparse_step": 1, "mlp_only_layers": []},
         "experts": "moe_intermediate_size num_experts|num_local_experts",
-        "amounts": {"expert_feed_forward_length": "expert_hidden"},
-        "defaults": {"norm_topk_prob": False},
+        "amounts": {"expert_feed_forward_length": "expert_hidden"}, "defaults": {"norm_topk_prob": False},
     },
     "Qwen3ForCausalLM+tied_ranker": {  # the head is two rows of the output matrix
         "like": "Qwen3ForCausalLM",
@@ -85,9 +80,5 @@ CHECKPOINTS = {
         "read": "@qwen3.classifier",
     },
     "InternVLForConditionalGeneration": {"like": "Qwen3ForCausalLM", "select": "@vision.select"},
-    "vision+qwen3": {
-        "like": "Qwen3ForCausalLM",
-        "sees": True,
-        "unread": r"(model\.)?image_newline",
-    },
-}
+    "vision+qwen3": {"like": "Qwen3ForCausalLM", "sees": True, "unread": r"(model\.)?image_newline"},
+}  # fmt: skip

@@ -54,19 +54,14 @@ def block(b: Builder, w: Weights, h: Qwen3VL, state: Paged, x: Activation, facto
 
 CHECKPOINTS = {
     "Qwen3VLForConditionalGeneration": {
-        "like": "Qwen3ForCausalLM",
-        "sees": True,
-        "scalings": "mrope",
-        "read": "@qwen3vl.read",
+        "like": "Qwen3ForCausalLM", "sees": True, "scalings": "mrope", "read": "@qwen3vl.read",
         "defaults": {"rope_theta": 5e5},
     },
     "Qwen3VLMoeForConditionalGeneration": {
-        "arch": "qwen3vlmoe",
-        "like": "Qwen3VLForConditionalGeneration",
+        "arch": "qwen3vlmoe", "like": "Qwen3VLForConditionalGeneration",
         "layer": "attention head_norms norms experts:mlp.experts",
         "only": {"norm_topk_prob": True, "decoder_sparse_step": 1, "mlp_only_layers": []},
-        "experts": "moe_intermediate_size num_experts|num_local_experts",
-        "sizes": {"both_hidden": "2 * expert_hidden"},
+        "experts": "moe_intermediate_size num_experts|num_local_experts", "sizes": {"both_hidden": "2 * expert_hidden"},
         "amounts": {"expert_feed_forward_length": "expert_hidden"},
     },
-}
+}  # fmt: skip

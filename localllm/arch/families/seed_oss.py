@@ -29,9 +29,7 @@ def block(b: Builder, w: Weights, h: Transformer, state: Paged, x: Activation) -
 
 CHECKPOINTS = {
     "SeedOssForCausalLM": {
-        "layer": "attention gated norms_around",
-        "biased": "attn_q attn_k attn_v",
-        "scalings": "linear yarn llama3",
+        "layer": "attention gated norms_around", "biased": "attn_q attn_k attn_v", "scalings": "linear yarn llama3",
         "only": {"attention_bias": True, "attention_out_bias": False, "mlp_bias": False},
     },
-}
+}  # fmt: skip

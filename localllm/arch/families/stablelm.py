@@ -40,10 +40,7 @@ CHECKPOINTS = {
     "StableLmForCausalLM StableLMEpochForCausalLM": {
         "layer": "attention gated attn_norm",
         "parts": {"parallel": ("", "ffn_norm"), "head_norms": ("@stablelm.head_norms", "")},
-        "biased": "norms output_norm",
-        "partial_rope": True,
-        "layer_norm": "layer_norm_eps",
-        "read": "@stablelm.read",
+        "biased": "norms output_norm", "partial_rope": True, "layer_norm": "layer_norm_eps", "read": "@stablelm.read",
         "defaults": {"partial_rotary_factor": 0.25, "max_position_embeddings": 4096},
     },
     "OrionForCausalLM": {
@@ -54,4 +51,4 @@ CHECKPOINTS = {
         "metadata": {"tensor_data_layout": "Meta AI original pth"},  # unused
         "read": "@stablelm.orion",
     },
-}
+}  # fmt: skip

@@ -31,12 +31,8 @@ def block(b: Builder, w: Weights, h: Transformer, state: Paged, x: Activation) -
 
 CHECKPOINTS = {
     "Starcoder2ForCausalLM": {
-        "layer": "attention feed_forward norms",
-        "biased": "attention feed_forward norms output_norm",
-        "activations": "gelu",
-        "window_ignored": True,
-        "only": {"use_bias": True},
-        "layer_norm": "norm_epsilon",
+        "layer": "attention feed_forward norms", "biased": "attention feed_forward norms output_norm",
+        "activations": "gelu", "window_ignored": True, "only": {"use_bias": True}, "layer_norm": "norm_epsilon",
         "defaults": {"tie_word_embeddings": True, "max_position_embeddings": 4096},
     },
-}
+}  # fmt: skip

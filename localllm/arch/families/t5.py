@@ -172,18 +172,11 @@ def bucket_of(buckets: int, both_ways: bool) -> np.ndarray:
 
 CHECKPOINTS = {
     "T5ForConditionalGeneration T5WithLMHeadModel MT5ForConditionalGeneration UMT5ForConditionalGeneration UMT5Model": {
-        "whole": "@t5.whole",
-        "last_norm": "dec.output_norm.weight",
-        "unread": r"(en|de)coder\.embed_tokens\.weight",
-        "read": "@t5.read",
-        "defaults": {"tie_word_embeddings": True},
+        "whole": "@t5.whole", "last_norm": "dec.output_norm.weight", "unread": r"(en|de)coder\.embed_tokens\.weight",
+        "read": "@t5.read", "defaults": {"tie_word_embeddings": True},
     },
     "T5EncoderModel": {
-        "arch": "t5encoder",
-        "like": "T5ForConditionalGeneration",
-        "whole": "@t5.encoder_whole",
-        "last_norm": "",
-        "decodes": False,
-        "read": "@t5.encoder",
+        "arch": "t5encoder", "like": "T5ForConditionalGeneration", "whole": "@t5.encoder_whole", "last_norm": "",
+        "decodes": False, "read": "@t5.encoder",
     },
-}
+}  # fmt: skip

@@ -8,14 +8,7 @@ from localllm.convert.families.deepseek2 import INDEXER
 from localllm.convert.families.kimi_linear import latent, matrices, rates
 from localllm.convert.family import DerivedTensor, Layer, Sizes
 from localllm.convert.hyperparameters import CheckpointFacts
-from localllm.convert.layers import (
-    EXPERTS,
-    GATED,
-    NORMS_BEFORE,
-    SHARED_EXPERT,
-    as_it_is,
-    in_full,
-)
+from localllm.convert.layers import EXPERTS, GATED, NORMS_BEFORE, SHARED_EXPERT, as_it_is, in_full
 
 KINDS, LOWEST = {"linear_attention", "indexed_attention", "full_attention"}, -5.0
 

@@ -3,9 +3,7 @@
 from collections.abc import Callable
 
 from localllm.convert.config import Config
-from localllm.convert.families.bert import (
-    encoder,
-)
+from localllm.convert.families.bert import encoder
 from localllm.convert.hyperparameters import CheckpointFacts
 
 OF_CODE = "qk-post-norm"  # in the name of the code that jina-embeddings-v2-base-code uses

@@ -7,10 +7,7 @@ from localllm.convert.experts import leading_dense
 from localllm.convert.families.mellum import local_rope
 from localllm.convert.family import Layer, Sizes
 from localllm.convert.hyperparameters import CheckpointFacts, by_layer, rotary_dims, windows_of
-from localllm.convert.layers import (
-    ATTENTION,
-    as_stored,
-)
+from localllm.convert.layers import ATTENTION, as_stored
 
 
 def read(config: Config, declared: Callable[[Config], CheckpointFacts]) -> CheckpointFacts:

@@ -34,7 +34,4 @@ def moe(config: Config, declared: Callable[[Config], CheckpointFacts]) -> Checkp
     """Read LFM2 with experts after the first layers."""
     h = read(config.updated(block_auto_adjust_ff_dim=False), declared)
     leading = config.count("num_dense_layers", 2)
-    return h.updated(
-        {"leading_dense": leading},
-        leading_dense_block_count=leading,
-    )
+    return h.updated({"leading_dense": leading}, leading_dense_block_count=leading)

@@ -5,9 +5,7 @@ from collections.abc import Callable
 from localllm.convert.config import Config
 from localllm.convert.family import Layer, Sizes
 from localllm.convert.hyperparameters import CheckpointFacts, by_layer, flags
-from localllm.convert.layers import (
-    as_it_is,
-)
+from localllm.convert.layers import as_it_is
 
 
 def read(config: Config, declared: Callable[[Config], CheckpointFacts]) -> CheckpointFacts:

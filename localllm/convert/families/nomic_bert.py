@@ -4,9 +4,7 @@ from collections.abc import Callable, Sequence
 
 from localllm.arch.metadata import MOST_LAYERS
 from localllm.convert.config import Config
-from localllm.convert.families.bert import (
-    encoder,
-)
+from localllm.convert.families.bert import encoder
 from localllm.convert.family import Sizes
 from localllm.convert.hyperparameters import CheckpointFacts
 from localllm.convert.tensors import Shape, TensorSource, reshape, transpose

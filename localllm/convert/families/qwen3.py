@@ -5,10 +5,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from localllm.convert.config import Config
-from localllm.convert.families.bert import (
-    RANK,
-    labels,
-)
+from localllm.convert.families.bert import RANK, labels
 from localllm.convert.family import Sizes
 from localllm.convert.files import read_json, read_text, report_as_model_error
 from localllm.convert.hyperparameters import CheckpointFacts
