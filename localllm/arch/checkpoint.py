@@ -4,9 +4,10 @@ CHECKPOINTS at the end of a family's file has a record for each kind, by the cla
 config.json may have. A record is plain data, so that it costs nothing where a GGUF file is opened; localllm/convert
 interprets it. What is computed is a function of localllm/convert/families, named as "@module.function".
 
-Sizes have names: vocab, layers, width, hidden, heads, kv_heads, head_dim, queries, keys, rotary_dims, experts,
+Sizes have names: vocab, layers, width, hidden, heads, kv_heads, head_dim, queries, keys, rotary_dims, context, experts,
 expert_hidden, and those of `sizes`. An amount is a sum of products of numbers, sizes and keys of config.json:
-"queries + 2 * keys", "n_shared_experts=0 * expert_hidden" (=0: where config.json does not say).
+"queries + 2 * keys", "n_shared_experts=0 * expert_hidden" (=0: where config.json does not say); "use_qk_norm?" is 1 for
+true. "?" before an amount of metadata leaves out 0.
 
 A tensor is its shape by names of sizes ("queries width") if gguf's tables know its name in checkpoints, or else that
 name, after the layer's number, and its shape ("mlp.expert_bias: experts"); [...] is the stored shape where it differs,
@@ -65,6 +66,7 @@ class Checkpoint(TypedDict, total=False):
     keys: Mapping[str, str | tuple[str, Any]]  # GGUF keys after "ARCH." of further values, and what is meant if unsaid
     amounts: Mapping[str, str]  # metadata that are amounts
     metadata: Mapping[str, object]  # metadata that are the same in all checkpoints; None: left out
+    unsaid: Mapping[str, object]  # metadata unless what is read says otherwise
     read: str  # function of config.json and of the reader that this record describes
     more: Mapping[str, object]  # metadata with full keys
     of_tensors: str  # function of the stored tensors that makes further metadata

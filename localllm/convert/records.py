@@ -210,10 +210,11 @@ def read(config: Config, record: Checkpoint) -> CheckpointFacts:
         h = with_experts(renamed, h, *(first_key(renamed, keys) for keys in record["experts"].split()))
     if period := record.get("windows"):
         config.windows([(number + 1) % period != 0 for number in range(h.sizes["layers"])])
-    dims = {"rotary_dims": rotary_dims(renamed, h.sizes["head_dim"])}
+    dims = {"rotary_dims": rotary_dims(renamed, h.sizes["head_dim"]), "context": h.metadata["context_length"]}
     for name, text in record.get("sizes", {}).items():
         h = h.updated({name: amount(renamed, {**h.sizes, **dims}, text)})
-    metadata: dict[str, Any] = {"rope.dimension_count": dims["rotary_dims"]} if partial else {}
+    metadata: dict[str, Any] = {key: its for key, its in record.get("unsaid", {}).items() if key not in h.metadata}
+    metadata |= {"rope.dimension_count": dims["rotary_dims"]} if partial else {}
     if "layer_norm" in record:
         metadata |= {"attention.layer_norm_rms_epsilon": None}
         metadata |= {"attention.layer_norm_epsilon": config.number(record["layer_norm"], 1e-5)}
@@ -268,5 +269,7 @@ def factor(config: Config, sizes: Sizes, text: str) -> int:
     name, _, default = text.partition("=")
     if name.isdecimal() or name in sizes:
         return int(name) if name.isdecimal() else sizes[name]
-    section, key = config.place(name)
+    section, key = config.place(name.removesuffix("?"))
+    if name.endswith("?"):
+        return int(section.flag(key))
     return section.count(key, *((int(default) if default.isdecimal() else sizes[default],) if default else ()))

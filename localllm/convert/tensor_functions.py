@@ -54,6 +54,11 @@ def of_groups(rows: np.ndarray, sizes: Sizes) -> np.ndarray:
     return rows.reshape(sizes["kv_heads"], -1, sizes["head_dim"])
 
 
+def turned(sources: Sequence[TensorSource], shape: Shape, sizes: Sizes) -> TensorSource:
+    """Transpose experts' matrices, stored one below the other, into a stack."""
+    return transpose(reshape(sources[0], (shape[0], shape[2], shape[1])))
+
+
 FUNCTIONS: dict[str, Build] = {
     "same": lambda sources, shape, sizes: sources[0],
     "reshape": lambda sources, shape, sizes: reshape(sources[0], shape),
@@ -62,6 +67,7 @@ FUNCTIONS: dict[str, Build] = {
     "full": lambda sources, shape, sizes: to_float32(sources[0]),  # a matrix that is always F32
     "offset": lambda sources, shape, sizes: map_values(sources[0], lambda numbers: numbers + 1),  # of a norm
     "ones": lambda sources, shape, sizes: from_array(np.ones(shape, np.float32)),
+    "turned": turned,
     "grouped": grouped,
     # Parts of it, queries and keys with pairs side by side.
     "grouped_q": fused(lambda rows, sizes: of_groups(rows, sizes)[:, :-2].ravel(), as_pairs=True),

@@ -32,8 +32,10 @@ CHECKPOINTS = {
             "attention_bias": False, "tie_word_embeddings": True, "use_qk_norm": False, "rotary_pct": 1.0,
             "sliding_window_pattern": 4,
         },
-        "amounts": {"vocab_size": "vocab", "rope.dimension_count": "head_dim"},
-        "keys": {"sliding_window": "attention.sliding_window"},
+        "amounts": {
+            "context_length": "model_max_length=context", "vocab_size": "vocab", "rope.dimension_count": "head_dim",
+        },
+        "keys": {"logit_scale": "logit_scale", "sliding_window": "attention.sliding_window"},
         "defaults": {
             "tie_word_embeddings": True, "logit_scale": 0.0625, "head_dim": 128, "sliding_window": 4096,
             "max_position_embeddings": 8192,

@@ -45,7 +45,9 @@ def block(b: Builder, w: Weights, h: Cohere, state: Paged, x: Activation) -> Act
 CHECKPOINTS = {
     "CohereForCausalLM": {
         "layer": "attention gated attn_norm", "parts": {"head_norms": ("norms_of_each_head", "")},
-        "only": {"attention_bias": False, "tie_word_embeddings": True}, "read": "@command_r.read",
+        "layer_norm": "layer_norm_eps", "only": {"attention_bias": False, "tie_word_embeddings": True},
+        "sizes": {"head_norms": "use_qk_norm?"}, "amounts": {"context_length": "model_max_length=context"},
+        "keys": {"logit_scale": "logit_scale"}, "unsaid": {"rope.scaling.type": "none"},
         "defaults": {
             "tie_word_embeddings": True, "logit_scale": 0.0625, "rope_theta": 5e5, "max_position_embeddings": 8192,
         },

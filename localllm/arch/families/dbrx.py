@@ -40,7 +40,7 @@ CHECKPOINTS = {
             "attn_output_norm": "width",
             "ffn_gate_exps": "reshape ffn.experts.mlp.w1[all_hidden width]: experts expert_hidden width",
             "ffn_up_exps": "reshape ffn.experts.mlp.v1[all_hidden width]: experts expert_hidden width",
-            "ffn_down_exps": "@dbrx.turned ffn.experts.mlp.w2[all_hidden width]: experts width expert_hidden",
+            "ffn_down_exps": "turned ffn.experts.mlp.w2[all_hidden width]: experts width expert_hidden",
         },
         "only": {"ffn_config.moe_normalize_expert_weights": 1, "ffn_config.ffn_act_fn": {"name": "silu"}},
         "reads": {

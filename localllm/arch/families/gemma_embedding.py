@@ -40,14 +40,8 @@ def forward(b: Builder, w: Weights, h: EmbeddingGemma) -> Activation:
 
 CHECKPOINTS = {
     "Gemma3TextModel": {
-        "layer": "attention head_norms gated norms norms_behind", "whole": {"output_norm": "width"},
-        "offset_norms": True, "decodes": False, "prefixes": "model.", "projects": True, "activations": "gelu",
-        "windows": 6, "only": {"tie_word_embeddings": True, "sliding_window_pattern": 6},
+        "like": "Gemma3ForCausalLM", "whole": {"output_norm": "width"}, "decodes": False, "prefixes": "model.",
+        "projects": True, "sees": False, "only": {"tie_word_embeddings": True, "sliding_window_pattern": 6},
         "keys": {"sliding_window": "attention.sliding_window"}, "read": "@gemma_embedding.read",
-        "defaults": {
-            "tie_word_embeddings": True, "vocab_size": 262208, "num_attention_heads": 8, "num_key_value_heads": 4,
-            "head_dim": 256, "query_pre_attn_scalar": 256, "max_position_embeddings": 131072, "sliding_window": 4096,
-            "rope_theta": 1e6,
-        },
     },
 }  # fmt: skip

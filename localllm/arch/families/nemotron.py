@@ -37,7 +37,8 @@ CHECKPOINTS = {
         "layer": "attention feed_forward norms", "offset_norms": True, "biased": "norms output_norm",
         "activations": "relu2", "scalings": "linear", "partial_rope": True,
         "only": {"attention_bias": False, "mlp_bias": False}, "amounts": {"vocab_size": "vocab"},
-        "read": "@nemotron.read",
+        "keys": {"norm_eps": ("attention.layer_norm_rms_epsilon", 1e-5)}, "unsaid": {"rope.scaling.type": "none"},
+        "layer_norm": "norm_eps",
         "defaults": {"hidden_act": "relu2", "partial_rotary_factor": 0.5, "max_position_embeddings": 4096},
     },
     "Jais2ForCausalLM": {

@@ -50,7 +50,7 @@ OTHER_HEADS = r"(pooler|cls|lm_head|head|decoder)\..*|embeddings\.position_ids" 
 EXPERTS = {  # of every other layer, from the second one on
     "ffn_gate_inp": "experts width",
     "ffn_up_exps": "reshape mlp.experts.mlp.w1[stacked width]: experts hidden width",
-    "ffn_down_exps": "@nomic_bert.of_each_transposed mlp.experts.mlp.w2[stacked width]: experts width hidden",
+    "ffn_down_exps": "turned mlp.experts.mlp.w2[stacked width]: experts width hidden",
 }
 CHECKPOINTS = {
     "NomicBertModel": {

@@ -1,13 +1,11 @@
 """Nomic Embed."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 from localllm.arch.metadata import MOST_LAYERS
 from localllm.convert.config import Config
 from localllm.convert.families.bert import encoder
-from localllm.convert.family import Sizes
 from localllm.convert.hyperparameters import CheckpointFacts
-from localllm.convert.tensors import Shape, TensorSource, reshape, transpose
 
 
 def nomic_facts(config: Config, declared: Callable[[Config], CheckpointFacts]) -> CheckpointFacts:
@@ -51,11 +49,6 @@ def read(config: Config, declared: Callable[[Config], CheckpointFacts]) -> Check
     h = encoder(config, config.count("max_position_embeddings", 2048), config.number("layer_norm_eps", 1e-12))
     base = rope.number("rope_theta", config.number("rope_theta", 1000.0))
     return h.updated({"fused_rows": 3 * h.sizes["width"]}, rope__freq_base=base)
-
-
-def of_each_transposed(sources: Sequence[TensorSource], shape: Shape, sizes: Sizes) -> TensorSource:
-    """Transpose experts' matrices, stored one below the other, into a stack."""
-    return transpose(reshape(sources[0], (shape[0], shape[2], shape[1])))
 
 
 def select(config: Config) -> str:
