@@ -35,7 +35,7 @@ class Family:
     """The checkpoints of a GGUF architecture. Every matrix may have a bias."""
 
     arch: str  # general.architecture
-    layer: Layer | Callable[[Sizes, int], Layer]  # a layer's tensors, by sizes and number where layers differ
+    layer: Callable[[Sizes, int], Layer]  # a layer's tensors, by sizes and number
     read: Callable[[Config], CheckpointFacts]
     whole: Layer | Callable[[Sizes], Layer] = field(default_factory=dict)  # further tensors outside layers
     last_norm: str = "output_norm"  # "": the norm has no weights

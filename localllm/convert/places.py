@@ -27,8 +27,7 @@ def places(family: Family, sizes: Sizes, tied: bool) -> dict[str, TensorPlace]:
     for name, dimensions in tensors.items():
         result |= model.places_of("", name, dimensions)
     for number in range(sizes["layers"]):
-        layer = family.layer(sizes, number) if callable(family.layer) else family.layer
-        for name, its in layer.items():
+        for name, its in family.layer(sizes, number).items():
             result |= model.places_of(f"blk.{number}.", name, its)
     if not family.decodes:
         return result
