@@ -20,7 +20,7 @@ from localllm.generation.constraints.constraint import constraint_of
 from localllm.generation.conversation import Conversation, PartialAnswer
 from localllm.generation.generate import GenerationOptions
 from localllm.generation.reasoning import ANSWER, REASONING
-from localllm.generation.sampling.options import SamplingOptions
+from localllm.generation.sampling.options import OPTIONS, SamplingOptions
 from localllm.generation.tools.tool_call import ToolCall
 from localllm.services import sessions
 from localllm.services.sessions import SessionModel
@@ -744,7 +744,7 @@ def test_what_tab_offers(talk: TerminalConversation, tmp_path: Path, monkeypatch
     assert (
         tab("/read none/") == []
         and tab("/stats o") == ["on", "off"]
-        and tab("/set top_") == ["top_k", "top_p", "top_n_sigma"]
+        and tab("/set top_") == [name for name in OPTIONS if name.startswith("top_")]
     )
     assert tab("/clear ") == []
 
