@@ -6,7 +6,6 @@ from typing import NamedTuple
 import numpy as np
 
 from localllm.arch.layer_state import Latent, Paged
-from localllm.arch.rowwise_verbs import RowwiseVerbs
 from localllm.arch.verbs import FULL_ATTENTION, Scores
 from localllm.engine.lower.steps import Steps, Target, cache_arguments, rotate, store_all
 from localllm.engine.lower.tape import Buffer
@@ -105,6 +104,53 @@ class Attend(StateOperation):
         results = Activation(rows, self.heads * state.value_dim)
         rotate(steps, results, state.rotations(steps.cache.kv_type)[1], attention.y, attention.y)
 
+    @staticmethod
+    def record(
+        recorder: Recording, q: Activation, k: Activation | None, v: Activation | None, state: Paged | Latent,
+        scores: Scores,
+    ) -> Activation:  # fmt: skip
+        heads, biases = scores.heads, scores.biases
+        expected = {"q": (q, heads * state.key_dim), "k": (k, state.kv_heads * state.key_dim)}
+        for name, (x, columns) in {**expected, "v": (v, state.kv_heads * state.value_dim)}.items():
+            if x is not None and x.columns != columns:
+                raise ModelError(f"layer {state.layer}: {name} should have {columns} columns, has {x.columns}")
+        sinks = recorder._vector(scores.sinks, heads) if scores.sinks else None
+        if biases is not None and (len(biases) != heads or biases.shape[1] % 2 == 0):
+            raise ModelError(f"layer {state.layer}: biases of the shape {biases.shape} for {heads} heads")
+        inputs, choices = tuple(x for x in (q, k, v, scores.chosen) if x is not None), 0
+        if scores.chosen:
+            choices = scores.chosen.columns // recorder._words
+            if choices not in (1, state.kv_heads):
+                raise ModelError(f"layer {state.layer}: {choices} key selections for {state.kv_heads} groups of heads")
+        output = Activation(q.rows, heads * (state.value_dim + scores.logs))
+        return recorder._add(
+            Attend(
+                inputs, output, state, heads, scores.scale, scores.softcap, scores.slopes, sinks, scores.lookahead,
+                biases, scores.cross_attention, scores.windowed, scores.logs, choices,
+            )
+        )  # fmt: skip
+
+    @staticmethod
+    def reference(
+        run: Computing, q: Array, k: Array | None, v: Array | None, state: Paged | Latent, scores: Scores
+    ) -> Array:
+        results = []
+        for span, rows in run._rows():
+            if k is not None:
+                new = (x[rows].reshape(len(span.ids), state.kv_heads, -1) for x in (k, v) if x is not None)
+                span.store.keep(state, span.position, *new)
+            keys, *cached_values = span.store.kept(state)
+            values = cached_values[0] if cached_values else keys[:, :, : state.value_dim]
+            queries = q[rows].reshape(len(span.ids), state.kv_heads, scores.heads // state.kv_heads, -1)
+            s = (queries.transpose(1, 2, 0, 3) @ keys.transpose(1, 2, 0)[:, None]).transpose(2, 0, 1, 3)  # [t, h, g, k]
+            s, sees = hide_keys(run, add_biases(run, s, rows, state, scores), span, rows, state, scores)
+            weights, logs = normalize_scores(s, sees, state, scores)
+            mixed = weights.transpose(1, 2, 0, 3) @ values.transpose(1, 0, 2)[:, None]
+            results.append(mixed.transpose(2, 0, 1, 3).reshape(len(span.ids), -1))
+            if scores.logs:
+                results[-1] = np.hstack((results[-1], logs.reshape(len(span.ids), -1)))
+        return np.concatenate(results).astype(np.float32)
+
 
 class WriteKV(StateOperation):
     """Writes keys and values to the cache, without attention."""
@@ -115,6 +161,17 @@ class WriteKV(StateOperation):
 
     def lower(self, steps: Steps, target: Target) -> None:
         store_all(steps, self.inputs, self.state)
+
+    @staticmethod
+    def record(recorder: Recording, k: Activation, v: Activation, state: Paged) -> None:
+        if (k.columns, v.columns) != (state.kv_heads * state.key_dim, state.kv_heads * state.value_dim):
+            raise ModelError(f"layer {state.layer}: keys and values of {k.columns} and {v.columns} columns")
+        recorder._add(WriteKV((k, v), Activation(k.rows, 0), state))
+
+    @staticmethod
+    def reference(run: Computing, k: Array, v: Array, state: Paged) -> None:
+        for span, rows in run._rows():
+            span.store.keep(state, span.position, *(x[rows].reshape(len(span.ids), state.kv_heads, -1) for x in (k, v)))
 
 
 def reach_of(biases: np.ndarray | None) -> int:
@@ -127,102 +184,6 @@ def pad_biases(biases: np.ndarray) -> np.ndarray:
     return np.ascontiguousarray(np.pad(biases.astype(np.float32), ((0, 0), (16, 16)), mode="edge"))
 
 
-class AttentionVerbs(Recording):
-    """The recorder's implementation of the verbs of attention."""
-
-    def attend(
-        self, q: Activation, k: Activation | None, v: Activation | None, state: Paged | Latent, scores: Scores
-    ) -> Activation:
-        heads, biases = scores.heads, scores.biases
-        expected = {"q": (q, heads * state.key_dim), "k": (k, state.kv_heads * state.key_dim)}
-        for name, (x, columns) in {**expected, "v": (v, state.kv_heads * state.value_dim)}.items():
-            if x is not None and x.columns != columns:
-                raise ModelError(f"layer {state.layer}: {name} should have {columns} columns, has {x.columns}")
-        sinks = self._vector(scores.sinks, heads) if scores.sinks else None
-        if biases is not None and (len(biases) != heads or biases.shape[1] % 2 == 0):
-            raise ModelError(f"layer {state.layer}: biases of the shape {biases.shape} for {heads} heads")
-        inputs, choices = tuple(x for x in (q, k, v, scores.chosen) if x is not None), 0
-        if scores.chosen:
-            choices = scores.chosen.columns // self._words
-            if choices not in (1, state.kv_heads):
-                raise ModelError(f"layer {state.layer}: {choices} key selections for {state.kv_heads} groups of heads")
-        output = Activation(q.rows, heads * (state.value_dim + scores.logs))
-        return self._add(
-            Attend(
-                inputs, output, state, heads, scores.scale, scores.softcap, scores.slopes, sinks, scores.lookahead,
-                biases, scores.cross_attention, scores.windowed, scores.logs, choices,
-            )
-        )  # fmt: skip
-
-    def write_kv(self, k: Activation, v: Activation, state: Paged) -> None:
-        if (k.columns, v.columns) != (state.kv_heads * state.key_dim, state.kv_heads * state.value_dim):
-            raise ModelError(f"layer {state.layer}: keys and values of {k.columns} and {v.columns} columns")
-        self._add(WriteKV((k, v), Activation(k.rows, 0), state))
-
-
-class AttentionReference(Computing, RowwiseVerbs):
-    """The NumPy reference of the verbs of attention."""
-
-    def attend(self, q: Array, k: Array | None, v: Array | None, state: Paged | Latent, scores: Scores) -> Array:
-        results = []
-        for span, rows in self._rows():
-            if k is not None:
-                new = (x[rows].reshape(len(span.ids), state.kv_heads, -1) for x in (k, v) if x is not None)
-                span.store.keep(state, span.position, *new)
-            keys, *cached_values = span.store.kept(state)
-            values = cached_values[0] if cached_values else keys[:, :, : state.value_dim]
-            queries = q[rows].reshape(len(span.ids), state.kv_heads, scores.heads // state.kv_heads, -1)
-            s = (queries.transpose(1, 2, 0, 3) @ keys.transpose(1, 2, 0)[:, None]).transpose(2, 0, 1, 3)  # [t, h, g, k]
-            s, sees = self._mask(self._add_bias(s, rows, state, scores), span, rows, state, scores)
-            weights, logs = normalize_scores(s, sees, state, scores)
-            mixed = weights.transpose(1, 2, 0, 3) @ values.transpose(1, 0, 2)[:, None]
-            results.append(mixed.transpose(2, 0, 1, 3).reshape(len(span.ids), -1))
-            if scores.logs:
-                results[-1] = np.hstack((results[-1], logs.reshape(len(span.ids), -1)))
-        return np.concatenate(results).astype(np.float32)
-
-    def _add_bias(self, s: Array, rows: slice, state: Paged | Latent, scores: Scores) -> Array:
-        """Scale scores, and add the terms that depend on distances."""
-        s *= np.float32(scores.scale)
-        s = self.softcap(s, scores.softcap) if scores.softcap else s
-        distance = self.positions[rows, None] - np.arange(s.shape[3])
-        if scores.slopes:
-            slopes = np.array(scores.slopes, np.float32).reshape(state.kv_heads, -1, 1)
-            s = s - slopes * np.abs(distance)[:, None, None]
-        if scores.biases is not None:
-            reach = scores.biases.shape[1] // 2
-            numbers = np.clip(-distance, -reach, reach) + reach
-            s = s + scores.biases[:, numbers].reshape(state.kv_heads, -1, *numbers.shape).transpose(2, 0, 1, 3)
-        return s
-
-    def _mask(
-        self, s: Array, span: Span, rows: slice, state: Paged | Latent, scores: Scores
-    ) -> tuple[Array, Array | np.bool]:
-        """Set the scores of hidden keys to -inf; also return whether a token sees any key, if keys were selected."""
-        keys, positions = s.shape[3], self.positions[rows, None]
-        distance = positions - np.arange(keys)
-        window = positions % state.window + 1 if state.chunked and state.window else state.window
-        ahead = FULL_ATTENTION if span.seen is not None and span.seen.is_whole else scores.lookahead
-        hidden = (distance < -ahead) | (distance >= (np.inf if window is None else window))
-        hidden |= (np.arange(keys) < span.encoded) != scores.cross_attention
-        hidden |= np.arange(1, keys + 1) % state.period != 0
-        if scores.windowed:
-            assert self.windows is not None
-            hidden |= self.windows[:, None] != self.windows
-        sees: Array | np.bool = np.True_
-        hidden = hidden[:, None, None]
-        if scores.chosen is not None:  # one selection for all heads, or one for each group
-            bits = unpack_bits(scores.chosen[rows].reshape(-1, -(-self._context // 32)), keys)
-            bits = bits.reshape(len(span.ids), -1, 1, keys)
-            hidden, sees = hidden | ~bits, bits.any(axis=-1, keepdims=True)
-        np.copyto(s, -np.inf, where=hidden)
-        return s, sees
-
-    def write_kv(self, k: Array, v: Array, state: Paged) -> None:
-        for span, rows in self._rows():
-            span.store.keep(state, span.position, *(x[rows].reshape(len(span.ids), state.kv_heads, -1) for x in (k, v)))
-
-
 def normalize_scores(s: Array, sees: Array | np.bool, state: Paged | Latent, scores: Scores) -> tuple[Array, Array]:
     """Compute the softmax of scores, and the logarithms of its sums (log-sum-exp)."""
     floor = -np.inf if scores.sinks is None else scores.sinks.vector().reshape(state.kv_heads, -1, 1)
@@ -233,3 +194,42 @@ def normalize_scores(s: Array, sees: Array | np.bool, state: Paged | Latent, sco
     total = np.where(sees, total, np.float32(np.nan))  # no key was selected because an indexer's score was NaN
     weights /= total
     return weights, np.log(total) + top if scores.logs else total
+
+
+def add_biases(run: Computing, s: Array, rows: slice, state: Paged | Latent, scores: Scores) -> Array:
+    """Scale scores, and add the terms that depend on distances."""
+    s *= np.float32(scores.scale)
+    s = run.softcap(s, scores.softcap) if scores.softcap else s
+    distance = run.positions[rows, None] - np.arange(s.shape[3])
+    if scores.slopes:
+        slopes = np.array(scores.slopes, np.float32).reshape(state.kv_heads, -1, 1)
+        s = s - slopes * np.abs(distance)[:, None, None]
+    if scores.biases is not None:
+        reach = scores.biases.shape[1] // 2
+        numbers = np.clip(-distance, -reach, reach) + reach
+        s = s + scores.biases[:, numbers].reshape(state.kv_heads, -1, *numbers.shape).transpose(2, 0, 1, 3)
+    return s
+
+
+def hide_keys(
+    run: Computing, s: Array, span: Span, rows: slice, state: Paged | Latent, scores: Scores
+) -> tuple[Array, Array | np.bool]:
+    """Set the scores of hidden keys to -inf; also return whether a token sees any key, if keys were selected."""
+    keys, positions = s.shape[3], run.positions[rows, None]
+    distance = positions - np.arange(keys)
+    window = positions % state.window + 1 if state.chunked and state.window else state.window
+    ahead = FULL_ATTENTION if span.seen is not None and span.seen.is_whole else scores.lookahead
+    hidden = (distance < -ahead) | (distance >= (np.inf if window is None else window))
+    hidden |= (np.arange(keys) < span.encoded) != scores.cross_attention
+    hidden |= np.arange(1, keys + 1) % state.period != 0
+    if scores.windowed:
+        assert run.windows is not None
+        hidden |= run.windows[:, None] != run.windows
+    sees: Array | np.bool = np.True_
+    hidden = hidden[:, None, None]
+    if scores.chosen is not None:  # one selection for all heads, or one for each group
+        bits = unpack_bits(scores.chosen[rows].reshape(-1, -(-run._context // 32)), keys)
+        bits = bits.reshape(len(span.ids), -1, 1, keys)
+        hidden, sees = hidden | ~bits, bits.any(axis=-1, keepdims=True)
+    np.copyto(s, -np.inf, where=hidden)
+    return s, sees

@@ -22,6 +22,20 @@ class SliceColumns(Operation):
     def period(self) -> int:
         return self.inputs[0].columns // self.groups
 
+    @staticmethod
+    def record(recorder: Recording, x: Activation, first: int, end: int, period: int | None = None) -> Activation:
+        period = period or x.columns
+        if not 0 <= first < end <= period or x.columns % period:
+            raise ModelError(f"{MISFIT}: columns {first} to {end} of {x.columns}")
+        groups = x.columns // period
+        return recorder._add(SliceColumns((x,), Activation(x.rows, groups * (end - first)), first, groups))
+
+    @staticmethod
+    def reference(run: Computing, x: Array, first: int, end: int, period: int | None = None) -> Array:
+        period = period or x.shape[1]
+        groups = x.shape[1] // period
+        return x.reshape(len(x), groups, period)[:, :, first:end].reshape(len(x), groups * (end - first))
+
 
 @operation
 class ConcatHeads(Operation):
@@ -40,6 +54,19 @@ class ConcatHeads(Operation):
     def z_columns(self) -> int:
         return self.inputs[1].columns // (1 if self.shared else self.heads)
 
+    @staticmethod
+    def record(recorder: Recording, x: Activation, y: Activation, heads: int, shared: bool = False) -> Activation:
+        if x.columns % heads or (y.columns % heads and not shared):
+            raise ModelError(f"{MISFIT}: {x.columns}, {y.columns} columns, {heads} heads")
+        columns = x.columns + y.columns * (heads if shared else 1)
+        return recorder._add(ConcatHeads((x, y), Activation(x.rows, columns), heads, shared))
+
+    @staticmethod
+    def reference(run: Computing, x: Array, y: Array, heads: int, shared: bool = False) -> Array:
+        rows, in_x, in_y = len(x), x.shape[1] // heads, y.shape[1] // (1 if shared else heads)
+        of_y = np.repeat(y[:, None], heads, axis=1) if shared else y.reshape(rows, heads, in_y)
+        return np.concatenate((x.reshape(rows, heads, in_x), of_y), axis=2).reshape(rows, heads * (in_x + in_y))
+
 
 @operation
 class HeadDots(Operation):
@@ -52,6 +79,17 @@ class HeadDots(Operation):
     @property
     def head_dim(self) -> int:
         return self.inputs[0].columns // self.heads
+
+    @staticmethod
+    def record(recorder: Recording, x: Activation, z: Activation, heads: int) -> Activation:
+        if same_columns(x, z) % heads:
+            raise ModelError(f"{MISFIT}: {x.columns} columns, {heads} heads")
+        return recorder._add(HeadDots((x, z), Activation(x.rows, heads), heads))
+
+    @staticmethod
+    def reference(run: Computing, x: Array, z: Array, heads: int) -> Array:
+        products = (x * z).reshape(len(x), heads, x.shape[1] // heads)
+        return products.sum(axis=2, dtype=np.float64).astype(np.float32)
 
 
 @operation
@@ -66,53 +104,15 @@ class MixStreams(Operation):
     def width(self) -> int:
         return self.inputs[0].columns // self.streams
 
-
-class ColumnVerbs(Recording):
-    """The recorder's implementation of the verbs of columns."""
-
-    def slice_columns(self, x: Activation, first: int, end: int, period: int | None = None) -> Activation:
-        period = period or x.columns
-        if not 0 <= first < end <= period or x.columns % period:
-            raise ModelError(f"{MISFIT}: columns {first} to {end} of {x.columns}")
-        groups = x.columns // period
-        return self._add(SliceColumns((x,), Activation(x.rows, groups * (end - first)), first, groups))
-
-    def concat_heads(self, x: Activation, y: Activation, heads: int, shared: bool = False) -> Activation:
-        if x.columns % heads or (y.columns % heads and not shared):
-            raise ModelError(f"{MISFIT}: {x.columns}, {y.columns} columns, {heads} heads")
-        columns = x.columns + y.columns * (heads if shared else 1)
-        return self._add(ConcatHeads((x, y), Activation(x.rows, columns), heads, shared))
-
-    def head_dots(self, x: Activation, z: Activation, heads: int) -> Activation:
-        if same_columns(x, z) % heads:
-            raise ModelError(f"{MISFIT}: {x.columns} columns, {heads} heads")
-        return self._add(HeadDots((x, z), Activation(x.rows, heads), heads))
-
-    def mix_streams(self, x: Activation, weights: Activation, streams: int) -> Activation:
+    @staticmethod
+    def record(recorder: Recording, x: Activation, weights: Activation, streams: int) -> Activation:
         if x.columns % streams or weights.columns % streams:
             raise ModelError(f"{MISFIT}: {x.columns} columns, {weights.columns} weights, {streams} streams")
         columns = x.columns // streams * (weights.columns // streams)
-        return self._add(MixStreams((x, weights), Activation(x.rows, columns), streams))
+        return recorder._add(MixStreams((x, weights), Activation(x.rows, columns), streams))
 
-
-class ColumnReference(Computing):
-    """The NumPy reference of the verbs of columns."""
-
-    def slice_columns(self, x: Array, first: int, end: int, period: int | None = None) -> Array:
-        period = period or x.shape[1]
-        groups = x.shape[1] // period
-        return x.reshape(len(x), groups, period)[:, :, first:end].reshape(len(x), groups * (end - first))
-
-    def concat_heads(self, x: Array, y: Array, heads: int, shared: bool = False) -> Array:
-        rows, in_x, in_y = len(x), x.shape[1] // heads, y.shape[1] // (1 if shared else heads)
-        of_y = np.repeat(y[:, None], heads, axis=1) if shared else y.reshape(rows, heads, in_y)
-        return np.concatenate((x.reshape(rows, heads, in_x), of_y), axis=2).reshape(rows, heads * (in_x + in_y))
-
-    def head_dots(self, x: Array, z: Array, heads: int) -> Array:
-        products = (x * z).reshape(len(x), heads, x.shape[1] // heads)
-        return products.sum(axis=2, dtype=np.float64).astype(np.float32)
-
-    def mix_streams(self, x: Array, weights: Array, streams: int) -> Array:
+    @staticmethod
+    def reference(run: Computing, x: Array, weights: Array, streams: int) -> Array:
         rows, outputs, width = len(x), weights.shape[1] // streams, x.shape[1] // streams
         of_made = weights.reshape(rows, outputs, streams)
         return np.einsum("tms,tsw->tmw", of_made, x.reshape(rows, streams, width)).reshape(rows, outputs * width)

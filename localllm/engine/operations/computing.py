@@ -1,7 +1,7 @@
 """Shared helpers of the NumPy reference: the spans of a run, and matrices in float32."""
 
 from collections.abc import Callable, Iterator, Sequence
-from typing import Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
@@ -22,7 +22,9 @@ class Observer(Protocol):
 
 
 class Computing:
-    """The base of the NumPy builder, without verbs. One for each run. Activations are float32 [tokens, columns].
+    """The base of the NumPy builder, one for each run; operations have its verbs, as `reference`.
+
+    Activations are float32 [tokens, columns].
 
     Attributes:
         windows: the number of each row's attention window, in a run that is an image.
@@ -46,6 +48,10 @@ class Computing:
         places = [np.arange(end - span.wanted, end) for span, end in zip(spans, self._ends, strict=True)]
         self.wanted = np.concatenate(places)
         self._spans, self._matrices, self._context, self._observer = spans, matrices, context, observer
+
+    if TYPE_CHECKING:
+
+        def __getattr__(self, verb: str) -> Any: ...  # the verbs, see localllm.engine.operations.registry
 
     def matrix(self, weight: Weight) -> np.ndarray:
         """Return a weight in float32, whatever its format."""

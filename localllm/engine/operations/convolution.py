@@ -36,6 +36,33 @@ class Convolve(ScanOperation):
         arguments["columns"] = self.output.columns
         self.scan(steps, "convolve", ("x",), -(-self.inputs[0].columns // 16), arguments)
 
+    @staticmethod
+    def record(
+        recorder: Recording, x: Activation, weight: Weight, state: Recurrent, number: int = 0, silu: bool = True,
+        dilation: int = 1,
+    ) -> Activation:  # fmt: skip
+        taps_before, columns = state.shapes[number]
+        require_columns(weight.name, x, columns)
+        taps = np.zeros((columns, taps_before + 1), np.float32)
+        taps[:, ::dilation] = recorder._numbers(weight, (columns, taps_before // dilation + 1))
+        bias = recorder._vector(weight.bias, columns) if weight.bias else None
+        return recorder._convolve(x, state, number, taps, bias, silu)
+
+    @staticmethod
+    def reference(
+        run: Computing, x: Array, weight: Weight, state: Recurrent, number: int = 0, silu: bool = True,
+        dilation: int = 1,
+    ) -> Array:  # fmt: skip
+        taps = weight.flat().vector().reshape(x.shape[1], -1)
+
+        def of_sequence(window: Array, x: Array) -> tuple[Array, Array]:
+            rows = np.concatenate((window, x))
+            y = sum(taps[:, tap] * rows[tap * dilation :][: len(x)] for tap in range(taps.shape[1]))
+            return rows[len(x) :], y + (weight.bias.vector() if weight.bias else 0)
+
+        y = run._by_sequence(state, number, of_sequence, x)
+        return y * run.sigmoid(y) if silu else y
+
 
 @operation
 class GatedMean(ScanOperation):
@@ -57,19 +84,42 @@ class GatedMean(ScanOperation):
         arguments |= {"x_stride": steps.buffers[x].stride, "stretches": self.stretches}
         self.scan(steps, "gated_mean", ("x",), -(-self.output.columns // 16), arguments)
 
+    @staticmethod
+    def record(
+        recorder: Recording, x: Activation, places: Weight, state: Recurrent, number: int = 0, stretches: int = 1
+    ) -> Activation:
+        taps_before, columns = state.shapes[number]
+        require_columns(places.name, x, columns)
+        numbers = recorder._dequantize(places, ((taps_before + 1) // stretches, columns // 2))
+        width = columns // (2 * stretches)
+        of_taps = numbers.reshape(-1, stretches, width).swapaxes(0, 1).reshape(taps_before + 1, width)
+        return recorder._add(GatedMean((x,), Activation(x.rows, width), state, number, of_taps, stretches))
+
+    @staticmethod
+    def reference(
+        run: Computing, x: Array, places: Weight, state: Recurrent, number: int = 0, stretches: int = 1
+    ) -> Array:
+        columns = x.shape[1] // (2 * stretches)
+        of_places = run.matrix(places).reshape(-1, stretches, columns).swapaxes(0, 1)  # [stretches, taps, columns]
+        taps, begins = of_places.shape[0] * of_places.shape[1], begins_of(run)
+
+        def of_sequence(window: Array, x: Array) -> tuple[Array, Array]:
+            stream = np.concatenate((window, x)).reshape(-1, 2, stretches, columns)
+            rows = np.stack([stream[tap : tap + len(x), :, tap * stretches // taps] for tap in range(taps)])
+            gates = rows[:, :, 1] + of_places.reshape(taps, 1, columns)
+            is_there = np.arange(taps)[:, None] + next(begins) + np.arange(len(x)) >= taps - 1
+            with np.errstate(invalid="ignore"):
+                flaws = gates - gates
+                gates = np.where(is_there[:, :, None], gates, -np.inf)
+                powers = np.exp(gates - gates.max(axis=0)) + np.where(is_there[:, :, None], flaws, 0)
+                means = (powers * rows[:, :, 0]).sum(axis=0) / powers.sum(axis=0)
+            return stream[len(x) :].reshape(taps - 1, 2 * stretches * columns), means
+
+        return run._by_sequence(state, number, of_sequence, x)
+
 
 class ConvolutionVerbs(Recording):
     """The recorder's implementation of the verbs of convolutions."""
-
-    def convolve(
-        self, x: Activation, weight: Weight, state: Recurrent, number: int = 0, silu: bool = True, dilation: int = 1
-    ) -> Activation:
-        taps_before, columns = state.shapes[number]
-        require_columns(weight.name, x, columns)
-        taps = np.zeros((columns, taps_before + 1), np.float32)
-        taps[:, ::dilation] = self._numbers(weight, (columns, taps_before // dilation + 1))
-        bias = self._vector(weight.bias, columns) if weight.bias else None
-        return self._convolve(x, state, number, taps, bias, silu)
 
     def previous(self, x: Activation, state: Recurrent, number: int) -> Activation:
         """Record a convolution with the taps 1 and 0: the row of the previous token."""
@@ -89,32 +139,9 @@ class ConvolutionVerbs(Recording):
         bias = np.zeros(x.columns, np.float32) if bias is None else bias
         return self._add(Convolve((x,), Activation(x.rows, x.columns), state, number, taps, bias, silu))
 
-    def gated_mean(
-        self, x: Activation, places: Weight, state: Recurrent, number: int = 0, stretches: int = 1
-    ) -> Activation:
-        taps_before, columns = state.shapes[number]
-        require_columns(places.name, x, columns)
-        numbers = self._dequantize(places, ((taps_before + 1) // stretches, columns // 2))
-        width = columns // (2 * stretches)
-        of_taps = numbers.reshape(-1, stretches, width).swapaxes(0, 1).reshape(taps_before + 1, width)
-        return self._add(GatedMean((x,), Activation(x.rows, width), state, number, of_taps, stretches))
-
 
 class ConvolutionReference(Computing, RowwiseVerbs):
     """The NumPy reference of the verbs of convolutions."""
-
-    def convolve(
-        self, x: Array, weight: Weight, state: Recurrent, number: int = 0, silu: bool = True, dilation: int = 1
-    ) -> Array:
-        taps = weight.flat().vector().reshape(x.shape[1], -1)
-
-        def of_sequence(window: Array, x: Array) -> tuple[Array, Array]:
-            rows = np.concatenate((window, x))
-            y = sum(taps[:, tap] * rows[tap * dilation :][: len(x)] for tap in range(taps.shape[1]))
-            return rows[len(x) :], y + (weight.bias.vector() if weight.bias else 0)
-
-        y = self._by_sequence(state, number, of_sequence, x)
-        return y * self.sigmoid(y) if silu else y
 
     def previous(self, x: Array, state: Recurrent, number: int) -> Array:
         def of_sequence(last: Array, x: Array) -> tuple[Array, Array]:
@@ -130,25 +157,7 @@ class ConvolutionReference(Computing, RowwiseVerbs):
 
         return self._by_sequence(state, number, of_sequence, x)
 
-    def gated_mean(self, x: Array, places: Weight, state: Recurrent, number: int = 0, stretches: int = 1) -> Array:
-        columns = x.shape[1] // (2 * stretches)
-        of_places = self.matrix(places).reshape(-1, stretches, columns).swapaxes(0, 1)  # [stretches, taps, columns]
-        taps, begins = of_places.shape[0] * of_places.shape[1], self._begins()
 
-        def of_sequence(window: Array, x: Array) -> tuple[Array, Array]:
-            stream = np.concatenate((window, x)).reshape(-1, 2, stretches, columns)
-            rows = np.stack([stream[tap : tap + len(x), :, tap * stretches // taps] for tap in range(taps)])
-            gates = rows[:, :, 1] + of_places.reshape(taps, 1, columns)
-            is_there = np.arange(taps)[:, None] + next(begins) + np.arange(len(x)) >= taps - 1
-            with np.errstate(invalid="ignore"):
-                flaws = gates - gates
-                gates = np.where(is_there[:, :, None], gates, -np.inf)
-                powers = np.exp(gates - gates.max(axis=0)) + np.where(is_there[:, :, None], flaws, 0)
-                means = (powers * rows[:, :, 0]).sum(axis=0) / powers.sum(axis=0)
-            return stream[len(x) :].reshape(taps - 1, 2 * stretches * columns), means
-
-        return self._by_sequence(state, number, of_sequence, x)
-
-    def _begins(self) -> Iterator[int]:
-        """Yield how many tokens each sequence has before the run."""
-        return iter([span.position for span in self._spans])
+def begins_of(run: Computing) -> Iterator[int]:
+    """Yield how many tokens each sequence has before the run."""
+    return iter([span.position for span in run._spans])

@@ -53,6 +53,19 @@ class RMSNorm(Norm):
 
     VERB = "rms_norm"
 
+    @staticmethod
+    def record(
+        recorder: Recording, x: Activation, weight: Weight | None, epsilon: float, group: int | None = None
+    ) -> Activation:
+        factors = norm_weights(recorder, weight, x.columns, group)
+        return recorder._add(RMSNorm((x,), like(x), factors, group or x.columns, epsilon, weight))
+
+    @staticmethod
+    def reference(run: Computing, x: Array, weight: Weight | None, epsilon: float, group: int | None = None) -> Array:
+        groups = in_groups(x, group)
+        y = multiply_by_weights(divide_by_rms(groups, (groups**2).mean(axis=2, keepdims=True) + epsilon), weight)
+        return y.astype(np.float32).reshape(x.shape)
+
 
 @operation
 class LayerNorm(Norm):
@@ -62,11 +75,37 @@ class LayerNorm(Norm):
 
     bias: np.ndarray
 
+    @staticmethod
+    def record(
+        recorder: Recording, x: Activation, weight: Weight | None, epsilon: float, group: int | None = None
+    ) -> Activation:
+        factors = norm_weights(recorder, weight, x.columns, group)
+        bias = recorder._vector(weight.bias, x.columns) if weight and weight.bias else np.zeros(x.columns, np.float32)
+        return recorder._add(LayerNorm((x,), like(x), factors, group or x.columns, epsilon, weight, bias))
+
+    @staticmethod
+    def reference(run: Computing, x: Array, weight: Weight | None, epsilon: float, group: int | None = None) -> Array:
+        groups = in_groups(x, group)
+        groups = groups - groups.mean(axis=2, keepdims=True)
+        y = multiply_by_weights(divide_by_rms(groups, (groups**2).mean(axis=2, keepdims=True) + epsilon), weight)
+        y = y.reshape(x.shape) + (weight.bias.vector() if weight and weight.bias else 0)
+        return y.astype(np.float32)
+
 
 class SigmoidGate(Operation):
     """x * sigmoid of the row's gate."""
 
     VERB = "sigmoid_gate"
+
+    @staticmethod
+    def record(recorder: Recording, x: Activation, gate: Activation) -> Activation:
+        if gate.columns != 1:
+            raise ModelError(f"{MISFIT}: a gate of {gate.columns} columns")
+        return recorder._add(SigmoidGate((x, gate), like(x)))
+
+    @staticmethod
+    def reference(run: Computing, x: Array, gate: Array) -> Array:
+        return x * run.sigmoid(gate)
 
 
 @operation
@@ -77,6 +116,17 @@ class Scale(Operation):
 
     factor: float
 
+    @staticmethod
+    def record(recorder: Recording, x: Activation, factor: float | Weight) -> Activation:
+        if isinstance(factor, Weight):
+            recorder._used.add(factor.name)
+            factor = factor.number()
+        return recorder._add(Scale((x,), like(x), float(factor)))
+
+    @staticmethod
+    def reference(run: Computing, x: Array, factor: float | Weight) -> Array:
+        return x * np.float32(factor if isinstance(factor, float | int) else factor.number())
+
 
 @operation
 class ScaleColumns(Operation):
@@ -86,11 +136,30 @@ class ScaleColumns(Operation):
 
     vector: np.ndarray
 
+    @staticmethod
+    def record(recorder: Recording, x: Activation, weight: Weight) -> Activation:
+        return recorder._add(ScaleColumns((x,), like(x), recorder._vector(weight.flat(), x.columns)))
 
-class Lerp(ScaleColumns):
-    """x + (z - x) * vector."""
+    @staticmethod
+    def reference(run: Computing, x: Array, weight: Weight) -> Array:
+        return x * weight.flat().vector()
+
+
+@operation
+class Lerp(Operation):
+    """x + (z - x) * vector, float32 [columns]."""
 
     VERB = "lerp"
+
+    vector: np.ndarray
+
+    @staticmethod
+    def record(recorder: Recording, x: Activation, z: Activation, weight: Weight) -> Activation:
+        return recorder._add(Lerp((x, z), like(x), recorder._vector(weight.flat(), same_columns(x, z))))
+
+    @staticmethod
+    def reference(run: Computing, x: Array, z: Array, weight: Weight) -> Array:
+        return x + (z - x) * weight.flat().vector()
 
 
 @operation
@@ -101,11 +170,30 @@ class MultiplyHeads(Operation):
 
     heads: int
 
+    @staticmethod
+    def record(recorder: Recording, x: Activation, gates: Activation) -> Activation:
+        if x.columns % gates.columns:
+            raise ModelError(f"{MISFIT}: {gates.columns} gates of {x.columns} columns")
+        return recorder._add(MultiplyHeads((x, gates), like(x), gates.columns))
+
+    @staticmethod
+    def reference(run: Computing, x: Array, gates: Array) -> Array:
+        return (x.reshape(*gates.shape, x.shape[1] // gates.shape[1]) * gates[:, :, None]).reshape(x.shape)
+
 
 class Softmax(Operation):
     """The softmax of each row."""
 
     VERB = "softmax"
+
+    @staticmethod
+    def record(recorder: Recording, x: Activation) -> Activation:
+        return recorder._add(Softmax((x,), like(x)))
+
+    @staticmethod
+    def reference(run: Computing, x: Array) -> Array:
+        with np.errstate(invalid="ignore"):
+            return softmax(x + (x - x)).astype(np.float32)
 
 
 @operation
@@ -118,6 +206,23 @@ class Sinkhorn(Operation):
     iterations: int
     epsilon: float
 
+    @staticmethod
+    def record(recorder: Recording, x: Activation, size: int, iterations: int, epsilon: float) -> Activation:
+        if x.columns != size * size:
+            raise ModelError(f"{MISFIT}: {x.columns} columns, {size} streams")
+        return recorder._add(Sinkhorn((x,), like(x), size, iterations, epsilon))
+
+    @staticmethod
+    def reference(run: Computing, x: Array, size: int, iterations: int, epsilon: float) -> Array:
+        with np.errstate(invalid="ignore"):
+            y = softmax((x + (x - x).sum(axis=1, keepdims=True)).reshape(len(x) * size, size)) + epsilon
+        y = y.reshape(len(x), size, size)
+        y = y / (y.sum(axis=1, keepdims=True) + epsilon)
+        for _ in range(iterations - 1):
+            y = y / (y.sum(axis=2, keepdims=True) + epsilon)
+            y = y / (y.sum(axis=1, keepdims=True) + epsilon)
+        return y.swapaxes(1, 2).reshape(x.shape).astype(np.float32)
+
 
 @operation
 class Softplus(Operation):
@@ -126,6 +231,17 @@ class Softplus(Operation):
     VERB = "softplus"
 
     bias: np.ndarray
+
+    @staticmethod
+    def record(recorder: Recording, x: Activation, bias: Weight | None = None) -> Activation:
+        numbers = recorder._vector(bias, x.columns) if bias else np.zeros(x.columns, np.float32)
+        return recorder._add(Softplus((x,), like(x), numbers))
+
+    @staticmethod
+    def reference(run: Computing, x: Array, bias: Weight | None = None) -> Array:
+        x = x + (bias.vector() if bias else 0)
+        with np.errstate(invalid="ignore"):
+            return if_finite(np.logaddexp(0, x).astype(np.float32), x)
 
 
 @operation
@@ -142,6 +258,17 @@ class AddVector(Operation):
         arguments = {"x": source, "z": vector_of(self.vector), "z_stride": 0} | shape(x, y)
         steps.row_step("add", x.rows, arguments, [source], [y])
 
+    @staticmethod
+    def record(recorder: Recording, x: Activation, vector: Weight | np.ndarray) -> Activation:
+        numbers = recorder._vector(vector, x.columns) if isinstance(vector, Weight) else vector.astype(np.float32)
+        if numbers.shape != (x.columns,):
+            raise ModelError(f"{MISFIT}: {numbers.size} numbers for {x.columns} columns")
+        return recorder._add(AddVector((x,), like(x), numbers))
+
+    @staticmethod
+    def reference(run: Computing, x: Array, vector: Weight | np.ndarray) -> Array:
+        return x + (vector if isinstance(vector, np.ndarray) else vector.vector())
+
 
 class ElementwiseVerbs(Recording, RowwiseVerbs):
     """The recorder's implementation of the verbs of element-wise operations."""
@@ -151,64 +278,6 @@ class ElementwiseVerbs(Recording, RowwiseVerbs):
             same_columns(inputs[0], x)
         rounded = {name: float(number) for name, number in numbers.items()}  # kernels get the bits of a float
         return self._add(Elementwise(inputs, Activation(inputs[-1].rows, inputs[0].columns), verb, rounded))
-
-    def rms_norm(self, x: Activation, weight: Weight | None, epsilon: float, group: int | None = None) -> Activation:
-        factors = self._factors(weight, x.columns, group)
-        return self._add(RMSNorm((x,), like(x), factors, group or x.columns, epsilon, weight))
-
-    def layer_norm(self, x: Activation, weight: Weight | None, epsilon: float, group: int | None = None) -> Activation:
-        factors = self._factors(weight, x.columns, group)
-        bias = self._vector(weight.bias, x.columns) if weight and weight.bias else np.zeros(x.columns, np.float32)
-        return self._add(LayerNorm((x,), like(x), factors, group or x.columns, epsilon, weight, bias))
-
-    def _factors(self, weight: Weight | None, columns: int, group: int | None) -> np.ndarray:
-        """Return a norm's weights, float32 [columns]; the tensor has the weights of a row or of a group."""
-        if columns % (group or columns):
-            raise ModelError(f"{columns} columns cannot be divided into groups of {group}")
-        if weight is None:
-            return np.ones(columns, np.float32)
-        width = columns if group is None or weight.shape == (columns,) else group
-        return np.tile(self._vector(weight, width), columns // width)
-
-    def sigmoid_gate(self, x: Activation, gate: Activation) -> Activation:
-        if gate.columns != 1:
-            raise ModelError(f"{MISFIT}: a gate of {gate.columns} columns")
-        return self._add(SigmoidGate((x, gate), like(x)))
-
-    def scale(self, x: Activation, factor: float | Weight) -> Activation:
-        if isinstance(factor, Weight):
-            self._used.add(factor.name)
-            factor = factor.number()
-        return self._add(Scale((x,), like(x), float(factor)))
-
-    def scale_columns(self, x: Activation, weight: Weight) -> Activation:
-        return self._add(ScaleColumns((x,), like(x), self._vector(weight.flat(), x.columns)))
-
-    def lerp(self, x: Activation, z: Activation, weight: Weight) -> Activation:
-        return self._add(Lerp((x, z), like(x), self._vector(weight.flat(), same_columns(x, z))))
-
-    def multiply_heads(self, x: Activation, gates: Activation) -> Activation:
-        if x.columns % gates.columns:
-            raise ModelError(f"{MISFIT}: {gates.columns} gates of {x.columns} columns")
-        return self._add(MultiplyHeads((x, gates), like(x), gates.columns))
-
-    def softmax(self, x: Activation) -> Activation:
-        return self._add(Softmax((x,), like(x)))
-
-    def sinkhorn(self, x: Activation, size: int, iterations: int, epsilon: float) -> Activation:
-        if x.columns != size * size:
-            raise ModelError(f"{MISFIT}: {x.columns} columns, {size} streams")
-        return self._add(Sinkhorn((x,), like(x), size, iterations, epsilon))
-
-    def softplus(self, x: Activation, bias: Weight | None = None) -> Activation:
-        numbers = self._vector(bias, x.columns) if bias else np.zeros(x.columns, np.float32)
-        return self._add(Softplus((x,), like(x), numbers))
-
-    def add_vector(self, x: Activation, vector: Weight | np.ndarray) -> Activation:
-        numbers = self._vector(vector, x.columns) if isinstance(vector, Weight) else vector.astype(np.float32)
-        if numbers.shape != (x.columns,):
-            raise ModelError(f"{MISFIT}: {numbers.size} numbers for {x.columns} columns")
-        return self._add(AddVector((x,), like(x), numbers))
 
 
 def like(x: Activation) -> Activation:
@@ -221,55 +290,6 @@ class ElementwiseReference(Computing, RowwiseVerbs):
 
     def rowwise(self, verb: str, formula: Callable[..., Array], *inputs: Array, **numbers: float) -> Array:
         return formula(*inputs, **numbers)
-
-    def rms_norm(self, x: Array, weight: Weight | None, epsilon: float, group: int | None = None) -> Array:
-        groups = in_groups(x, group)
-        y = multiply_by_weights(divide_by_rms(groups, (groups**2).mean(axis=2, keepdims=True) + epsilon), weight)
-        return y.astype(np.float32).reshape(x.shape)
-
-    def layer_norm(self, x: Array, weight: Weight | None, epsilon: float, group: int | None = None) -> Array:
-        groups = in_groups(x, group)
-        groups = groups - groups.mean(axis=2, keepdims=True)
-        y = multiply_by_weights(divide_by_rms(groups, (groups**2).mean(axis=2, keepdims=True) + epsilon), weight)
-        y = y.reshape(x.shape) + (weight.bias.vector() if weight and weight.bias else 0)
-        return y.astype(np.float32)
-
-    def sigmoid_gate(self, x: Array, gate: Array) -> Array:
-        return x * self.sigmoid(gate)
-
-    def scale(self, x: Array, factor: float | Weight) -> Array:
-        return x * np.float32(factor if isinstance(factor, float | int) else factor.number())
-
-    def scale_columns(self, x: Array, weight: Weight) -> Array:
-        return x * weight.flat().vector()
-
-    def lerp(self, x: Array, z: Array, weight: Weight) -> Array:
-        return x + (z - x) * weight.flat().vector()
-
-    def multiply_heads(self, x: Array, gates: Array) -> Array:
-        return (x.reshape(*gates.shape, x.shape[1] // gates.shape[1]) * gates[:, :, None]).reshape(x.shape)
-
-    def softmax(self, x: Array) -> Array:
-        with np.errstate(invalid="ignore"):
-            return softmax(x + (x - x)).astype(np.float32)
-
-    def sinkhorn(self, x: Array, size: int, iterations: int, epsilon: float) -> Array:
-        with np.errstate(invalid="ignore"):
-            y = softmax((x + (x - x).sum(axis=1, keepdims=True)).reshape(len(x) * size, size)) + epsilon
-        y = y.reshape(len(x), size, size)
-        y = y / (y.sum(axis=1, keepdims=True) + epsilon)
-        for _ in range(iterations - 1):
-            y = y / (y.sum(axis=2, keepdims=True) + epsilon)
-            y = y / (y.sum(axis=1, keepdims=True) + epsilon)
-        return y.swapaxes(1, 2).reshape(x.shape).astype(np.float32)
-
-    def softplus(self, x: Array, bias: Weight | None = None) -> Array:
-        x = x + (bias.vector() if bias else 0)
-        with np.errstate(invalid="ignore"):
-            return if_finite(np.logaddexp(0, x).astype(np.float32), x)
-
-    def add_vector(self, x: Array, vector: Weight | np.ndarray) -> Array:
-        return x + (vector if isinstance(vector, np.ndarray) else vector.vector())
 
 
 def in_groups(x: np.ndarray, group: int | None) -> np.ndarray:
@@ -290,3 +310,13 @@ def multiply_by_weights(groups: np.ndarray, weight: Weight | None) -> np.ndarray
         return groups
     vector = weight.vector()
     return groups * vector.reshape(-1 if len(vector) > groups.shape[2] else 1, groups.shape[2])
+
+
+def norm_weights(recorder: Recording, weight: Weight | None, columns: int, group: int | None) -> np.ndarray:
+    """Return a norm's weights, float32 [columns]; the tensor has the weights of a row or of a group."""
+    if columns % (group or columns):
+        raise ModelError(f"{columns} columns cannot be divided into groups of {group}")
+    if weight is None:
+        return np.ones(columns, np.float32)
+    width = columns if group is None or weight.shape == (columns,) else group
+    return np.tile(recorder._vector(weight, width), columns // width)

@@ -19,6 +19,14 @@ from localllm.kernels.table import EXPERT, PLAN_EXPERTS
 OF_ROUTING = ("experts", "used", "sigmoid", "rooted", "normalized", "scale", "groups", "groups_used", "together")
 
 
+class ChosenExperts(NamedTuple):
+    """The experts that tokens are routed to, int64 [tokens, used], and their weights, float32 [tokens, used]."""
+
+    experts: np.ndarray
+    weights: np.ndarray
+    routing: Routing
+
+
 class Planned(Operation):
     """An operation that routes tokens to experts, with the step that sorts a run's rows by expert."""
 
@@ -69,6 +77,39 @@ class Route(Planned):
         steps.row_step("route", logits.rows, arguments, [source], [selected, weights])
         self.plan_experts(steps, selected, weights)
 
+    @staticmethod
+    def record(
+        recorder: Recording, logits: Activation, routing: Routing, bias: Weight | None = None,
+        table: Weight | None = None,
+    ) -> RoutedActivation:  # fmt: skip
+        if logits.columns != routing.experts:
+            raise ModelError(f"a router with {logits.columns} columns for {routing.experts} experts")
+        vector = recorder._vector(bias, routing.experts) if bias else None
+        choice = RoutedActivation(logits.rows, routing.used, Routed("routed", routing, logits.rows))
+        recorder._add(
+            Route((logits,), choice, routing, vector, experts_by_id(recorder, table, routing) if table else None)
+        )
+        return choice
+
+    @staticmethod
+    def reference(
+        run: Computing, logits: Array, routing: Routing, bias: Weight | None = None, table: Weight | None = None
+    ) -> ChosenExperts:
+        scores = scores_of(logits, routing)
+        ranks = scores + (bias.vector() if bias else 0) if bias or routing.groups > 1 else logits
+        size = routing.experts // routing.groups
+        if routing.groups > 1:
+            best_two = np.sort(ranks.reshape(len(ranks), routing.groups, size))[:, :, -2:].sum(axis=2)
+            is_kept = np.zeros(best_two.shape, bool)
+            np.put_along_axis(is_kept, largest(best_two, routing.groups_used), True, axis=1)
+            ranks = np.where(np.repeat(is_kept, size, axis=1), ranks, -np.inf)
+        selected = largest(ranks, routing.used) // routing.together if table is None else table.whole()[run.ids]
+        weights = np.take_along_axis(scores, selected, axis=1)
+        if routing.normalized:
+            weights = weights / np.maximum(weights.sum(axis=1, keepdims=True), 2.0**-14)
+        weights[~np.isfinite(logits).all(axis=1)] = np.nan
+        return ChosenExperts(selected, (weights * routing.scale).astype(np.float32), routing)
+
 
 class EveryHead(Planned):
     """The routing of every token to all heads, for a matrix per head that is computed like an expert's."""
@@ -102,6 +143,15 @@ class Gather(ChoiceOperation):
         arguments |= {"weights": experts.weights if choice.routed.routing.weighs_inputs else 0, "part_bytes": 0}
         reads = [source, experts.pairs, experts.weights]
         steps.row_step("gather", output.rows, arguments | shape(output, y), reads, [y])
+
+    @staticmethod
+    def record(recorder: Recording, x: Activation, choice: RoutedActivation) -> Activation:
+        return recorder._add(Gather((x, choice), Activation(choice.routed, x.columns)))
+
+    @staticmethod
+    def reference(run: Computing, x: Array, choice: ChosenExperts) -> Array:
+        rows = np.repeat(x, choice.routing.used, axis=0)
+        return rows * choice.weights.reshape(-1, 1) if choice.routing.weighs_inputs else rows
 
 
 class ToHeads(ChoiceOperation):
@@ -143,6 +193,16 @@ class Scatter(ChoiceOperation):
         reads = [source, experts.rows, experts.weights]
         steps.row_step("scatter", self.output.rows, arguments, reads, [y])
 
+    @staticmethod
+    def record(recorder: Recording, x: Activation, choice: RoutedActivation) -> Activation:
+        return recorder._add(Scatter((x, choice), Activation(choice.rows, x.columns)))
+
+    @staticmethod
+    def reference(run: Computing, x: Array, choice: ChosenExperts) -> Array:
+        rows = x.reshape(*choice.weights.shape, -1)
+        weighted: Array = rows if choice.routing.weighs_inputs else rows * choice.weights[:, :, None]
+        return weighted.sum(axis=1)
+
 
 class ExpertLinear(Product, ChoiceOperation):
     """The product of each row with its expert's matrix; each target lowers it itself."""
@@ -159,6 +219,31 @@ class ExpertLinear(Product, ChoiceOperation):
         arguments["z_stride"] = vectors.strides[0]
         reads = [y, experts.pairs, experts.chosen] if isinstance(experts.chosen, Buffer) else [y, experts.pairs]
         steps.row_step("add_by_expert", x.rows, arguments | shape(x, y), reads, [y])
+
+    @staticmethod
+    def record(recorder: Recording, x: Activation, weight: Weight, choice: RoutedActivation) -> Activation:
+        recorder._used.add(weight.name)
+        expected = choice.routed.routing.matrices, x.columns
+        if len(weight.shape) != 3 or (weight.shape[0], weight.shape[2]) != expected:
+            raise ModelError(
+                f"tensor {weight.name} should have matrices of {expected[1]} columns for {expected[0]} experts,"
+                f" has the shape {list(weight.shape)}"
+            )
+        require_format(weight)
+        bias = recorder._vectors(weight.bias, expected[0], weight.shape[1]) if weight.bias else None
+        if weight.scale:
+            raise UnsupportedError(f"tensor {weight.scale.name}: scales of experts are not supported")
+        return recorder._add(ExpertLinear((x, choice), Activation(x.rows, weight.shape[1]), weight, bias))
+
+    @staticmethod
+    def reference(run: Computing, x: Array, weight: Weight, choice: ChosenExperts) -> Array:
+        matrices, experts = run.matrix(weight), choice.experts.reshape(-1)
+        if run._observer:
+            run._observer.add_experts(weight.name, x, experts, len(matrices))
+        y = np.empty((len(x), matrices.shape[1]), np.float32)
+        for expert in np.unique(experts):
+            y[experts == expert] = x[experts == expert] @ matrices[expert].T
+        return y + run.matrix(weight.bias)[experts] if weight.bias else y
 
 
 @operation
@@ -192,44 +277,6 @@ class ExpertVerbs(Recording):
         """The routing of heads with a matrix each, by their number and rows."""
         return {}
 
-    def route(
-        self, logits: Activation, routing: Routing, bias: Weight | None = None, table: Weight | None = None
-    ) -> RoutedActivation:
-        if logits.columns != routing.experts:
-            raise ModelError(f"a router with {logits.columns} columns for {routing.experts} experts")
-        vector = self._vector(bias, routing.experts) if bias else None
-        choice = RoutedActivation(logits.rows, routing.used, Routed("routed", routing, logits.rows))
-        self._add(Route((logits,), choice, routing, vector, self._experts(table, routing) if table else None))
-        return choice
-
-    def _experts(self, table: Weight, routing: Routing) -> np.ndarray:
-        """Return the table of experts by token id, int64 [vocab, used], and mark the tensor as used."""
-        self._used.add(table.name)
-        experts = table.shaped(self._vocab_size, routing.used).whole()
-        if experts.min() < 0 or experts.max() >= routing.experts:
-            raise ModelError(f"tensor {table.name} should have expert numbers below {routing.experts}")
-        return experts
-
-    def gather(self, x: Activation, choice: RoutedActivation) -> Activation:
-        return self._add(Gather((x, choice), Activation(choice.routed, x.columns)))
-
-    def expert_linear(self, x: Activation, weight: Weight, choice: RoutedActivation) -> Activation:
-        self._used.add(weight.name)
-        expected = choice.routed.routing.matrices, x.columns
-        if len(weight.shape) != 3 or (weight.shape[0], weight.shape[2]) != expected:
-            raise ModelError(
-                f"tensor {weight.name} should have matrices of {expected[1]} columns for {expected[0]} experts,"
-                f" has the shape {list(weight.shape)}"
-            )
-        require_format(weight)
-        bias = self._vectors(weight.bias, expected[0], weight.shape[1]) if weight.bias else None
-        if weight.scale:
-            raise UnsupportedError(f"tensor {weight.scale.name}: scales of experts are not supported")
-        return self._add(ExpertLinear((x, choice), Activation(x.rows, weight.shape[1]), weight, bias))
-
-    def scatter(self, x: Activation, choice: RoutedActivation) -> Activation:
-        return self._add(Scatter((x, choice), Activation(choice.rows, x.columns)))
-
     def head_linear(self, x: Activation, weight: Weight) -> Activation:
         """Record the product of each head's columns with the head's matrix; it is computed like an expert's product."""
         heads = weight.shape[0]
@@ -249,52 +296,8 @@ class ExpertVerbs(Recording):
         return self._heads[heads, rows]
 
 
-class ChosenExperts(NamedTuple):
-    """The experts that tokens are routed to, int64 [tokens, used], and their weights, float32 [tokens, used]."""
-
-    experts: np.ndarray
-    weights: np.ndarray
-    routing: Routing
-
-
 class ExpertReference(Computing):
     """The NumPy reference of the verbs of experts; rows for experts are sorted by token, not by expert."""
-
-    def route(
-        self, logits: Array, routing: Routing, bias: Weight | None = None, table: Weight | None = None
-    ) -> ChosenExperts:
-        scores = scores_of(logits, routing)
-        ranks = scores + (bias.vector() if bias else 0) if bias or routing.groups > 1 else logits
-        size = routing.experts // routing.groups
-        if routing.groups > 1:
-            best_two = np.sort(ranks.reshape(len(ranks), routing.groups, size))[:, :, -2:].sum(axis=2)
-            is_kept = np.zeros(best_two.shape, bool)
-            np.put_along_axis(is_kept, largest(best_two, routing.groups_used), True, axis=1)
-            ranks = np.where(np.repeat(is_kept, size, axis=1), ranks, -np.inf)
-        selected = largest(ranks, routing.used) // routing.together if table is None else table.whole()[self.ids]
-        weights = np.take_along_axis(scores, selected, axis=1)
-        if routing.normalized:
-            weights = weights / np.maximum(weights.sum(axis=1, keepdims=True), 2.0**-14)
-        weights[~np.isfinite(logits).all(axis=1)] = np.nan
-        return ChosenExperts(selected, (weights * routing.scale).astype(np.float32), routing)
-
-    def gather(self, x: Array, choice: ChosenExperts) -> Array:
-        rows = np.repeat(x, choice.routing.used, axis=0)
-        return rows * choice.weights.reshape(-1, 1) if choice.routing.weighs_inputs else rows
-
-    def expert_linear(self, x: Array, weight: Weight, choice: ChosenExperts) -> Array:
-        matrices, experts = self.matrix(weight), choice.experts.reshape(-1)
-        if self._observer:
-            self._observer.add_experts(weight.name, x, experts, len(matrices))
-        y = np.empty((len(x), matrices.shape[1]), np.float32)
-        for expert in np.unique(experts):
-            y[experts == expert] = x[experts == expert] @ matrices[expert].T
-        return y + self.matrix(weight.bias)[experts] if weight.bias else y
-
-    def scatter(self, x: Array, choice: ChosenExperts) -> Array:
-        rows = x.reshape(*choice.weights.shape, -1)
-        weighted: Array = rows if choice.routing.weighs_inputs else rows * choice.weights[:, :, None]
-        return weighted.sum(axis=1)
 
     def head_linear(self, x: Array, weight: Weight) -> Array:
         matrices = self.matrix(weight)
@@ -312,3 +315,12 @@ def scores_of(logits: np.ndarray, routing: Routing) -> np.ndarray:
         if routing.rooted:
             return np.sqrt(np.logaddexp(0, logits.astype(np.float64)))
         return 1 / (1 + np.exp(-logits.astype(np.float64))) if routing.sigmoid else softmax(logits)
+
+
+def experts_by_id(recorder: Recording, table: Weight, routing: Routing) -> np.ndarray:
+    """Return the table of experts by token id, int64 [vocab, used], and mark the tensor as used."""
+    recorder._used.add(table.name)
+    experts = table.shaped(recorder._vocab_size, routing.used).whole()
+    if experts.min() < 0 or experts.max() >= routing.experts:
+        raise ModelError(f"tensor {table.name} should have expert numbers below {routing.experts}")
+    return experts

@@ -8,9 +8,9 @@ import numpy as np
 
 from localllm.engine.lower.steps import Steps, Target, shape
 from localllm.engine.operations.activation import ALL, Activation
-from localllm.engine.operations.columns import ColumnVerbs
 from localllm.engine.operations.computing import Array, Computing
 from localllm.engine.operations.operation import Operation, operation
+from localllm.engine.operations.recording import Recording
 
 
 class HiddenStateTap(NamedTuple):
@@ -38,6 +38,11 @@ class ExternalInput(Operation):
         arguments = {"x": rows, "x_stride": rows.strides[0], "first": 0, "groups": 1, "period": x.columns}
         steps.row_step("slice_columns", x.rows, arguments | shape(x, y), [], [y])
 
+    @staticmethod
+    def record(recorder: Recording, rows: np.ndarray, columns: int) -> Activation:
+        """Record rows that the caller writes before the run: float32 [BATCH, columns or more]."""
+        return recorder._add(ExternalInput((), Activation(ALL, columns), rows))
+
 
 @operation
 class ExportHidden(Operation):
@@ -50,8 +55,19 @@ class ExportHidden(Operation):
     def lower(self, steps: Steps, target: Target) -> None:
         steps.export_activation(self.inputs[0], self.memory)
 
+    @staticmethod
+    def record(recorder: Recording, x: Activation) -> Activation:
+        assert recorder._tap
+        recorder._add(ExportHidden((x,), Activation(ALL, x.columns), recorder._tap.memory))
+        return x
 
-class HiddenStateVerbs(ColumnVerbs):
+    @staticmethod
+    def reference(run: "HiddenStateReference", x: Array) -> Array:
+        run.revealed = x
+        return x
+
+
+class HiddenStateVerbs(Recording):
     """The recorder's implementation of the verbs of hidden states.
 
     Attributes:
@@ -69,11 +85,6 @@ class HiddenStateVerbs(ColumnVerbs):
     def add_deepstack(self, x: Activation, part: int) -> Activation:
         return x
 
-    def export_hidden(self, x: Activation) -> Activation:
-        assert self._tap
-        self._add(ExportHidden((x,), Activation(ALL, x.columns), self._tap.memory))
-        return x
-
     def tap_layer_input(self, x: Activation, layer: int) -> Activation:
         if self._tap and layer in self._tap.layers:
             self._entered[layer] = x
@@ -86,10 +97,6 @@ class HiddenStateVerbs(ColumnVerbs):
         """Export hidden states from now on."""
         self._tap, self._entered = hidden_state_tap, dict[int, Activation]()
         self.reveals = hidden_state_tap is not None and not hidden_state_tap.layers
-
-    def external_input(self, rows: np.ndarray, columns: int) -> Activation:
-        """Record rows that the caller writes before the run: float32 [BATCH, columns or more]."""
-        return self._add(ExternalInput((), Activation(ALL, columns), rows))
 
 
 class HiddenStateReference(Computing):
@@ -112,10 +119,6 @@ class HiddenStateReference(Computing):
 
     def add_deepstack(self, x: Array, part: int) -> Array:
         return x if self._parts is None else x + self._parts[part]
-
-    def export_hidden(self, x: Array) -> Array:
-        self.revealed = x
-        return x
 
     def tap_layer_input(self, x: Array, layer: int) -> Array:
         if layer in self.entered:

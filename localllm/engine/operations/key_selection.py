@@ -59,6 +59,30 @@ class SelectKeys(StateOperation):
             return arguments | {"weights": weights[0], "weights_stride": weights[0].stride}, weights
         return arguments | {"weights": np.ones(self.heads, np.float32), "weights_stride": 0}, []
 
+    @staticmethod
+    def record(
+        recorder: Recording, q: Activation, k: Activation, weights: Activation | None, index: Latent, count: int,
+        block: int = 1,
+    ) -> Activation:  # fmt: skip
+        heads = indexer_heads(q, k, index)
+        if weights and weights.columns != heads:
+            raise ModelError(f"layer {index.layer}: indexer queries of {q.columns} columns, keys of {k.columns}")
+        inputs, output = (q, k, *([weights] if weights else [])), Activation(q.rows, recorder._words)
+        return recorder._add(SelectKeys(inputs, output, index, count, block, heads))
+
+    @staticmethod
+    def reference(
+        run: Computing, q: Array, k: Array, weights: Array | None, index: Latent, count: int, block: int = 1
+    ) -> Array:
+        def scores(q: Array, keys: Array, rows: slice) -> Array:
+            products = np.maximum(np.einsum("thd,kd->thk", q, keys, optimize=True), 0)
+            return (products.sum(1) if weights is None else np.einsum("thk,th->tk", products, weights[rows]))[:, None]
+
+        def of_blocks(scores: Array) -> Array:
+            return scores[:, block - 1 :: block]
+
+        return select_bits(run, q, k, index, scores, of_blocks, Selection(count, block))
+
 
 @operation
 class SelectKeyBlocks(SelectKeys):
@@ -73,25 +97,28 @@ class SelectKeyBlocks(SelectKeys):
         arguments: dict[str, object] = {"local": self.local, "heads": self.heads}
         return arguments | {"choice_stride": 4 * self.output.columns // self.heads}, []
 
-
-class KeySelectionVerbs(Recording):
-    """The recorder's implementation of the verbs of key selection."""
-
-    def select_keys(
-        self, q: Activation, k: Activation, weights: Activation | None, index: Latent, count: int, block: int = 1
-    ) -> Activation:
-        heads = indexer_heads(q, k, index)
-        if weights and weights.columns != heads:
-            raise ModelError(f"layer {index.layer}: indexer queries of {q.columns} columns, keys of {k.columns}")
-        inputs, output = (q, k, *([weights] if weights else [])), Activation(q.rows, self._words)
-        return self._add(SelectKeys(inputs, output, index, count, block, heads))
-
-    def select_key_blocks(
-        self, q: Activation, k: Activation, index: Latent, count: int, block: int, local: int
+    @staticmethod
+    def record(  # type: ignore[override]  # another verb
+        recorder: Recording, q: Activation, k: Activation, index: Latent, count: int, block: int, local: int
     ) -> Activation:
         groups = indexer_heads(q, k, index)
-        output = Activation(q.rows, groups * self._words)
-        return self._add(SelectKeyBlocks((q, k), output, index, count, block, groups, local))
+        output = Activation(q.rows, groups * recorder._words)
+        return recorder._add(SelectKeyBlocks((q, k), output, index, count, block, groups, local))
+
+    @staticmethod
+    def reference(  # type: ignore[override]  # another verb
+        run: Computing, q: Array, k: Array, index: Latent, count: int, block: int, local: int
+    ) -> Array:
+        def scores(q: Array, keys: Array, rows: slice) -> Array:
+            return np.einsum("thd,kd->thk", q, keys, optimize=True)
+
+        def of_blocks(scores: Array) -> Array:
+            numbers = np.where(np.isfinite(scores), scores, np.nan)
+            padded = np.pad(numbers, ((0, 0), (0, -scores.shape[1] % block)), constant_values=-np.inf)
+            return padded.reshape(len(scores), -1, block).max(axis=2)
+
+        selection = Selection(count, block, q.shape[1] // index.key_dim, local)
+        return select_bits(run, q, k, index, scores, of_blocks, selection)
 
 
 def indexer_heads(q: Activation, k: Activation, index: Latent) -> int:
@@ -111,60 +138,33 @@ class Selection(NamedTuple):
     local: int = 0
 
 
-class KeySelectionReference(Computing):
-    """The NumPy reference of the verbs of key selection."""
-
-    def select_keys(
-        self, q: Array, k: Array, weights: Array | None, index: Latent, count: int, block: int = 1
-    ) -> Array:
-        def scores(q: Array, keys: Array, rows: slice) -> Array:
-            products = np.maximum(np.einsum("thd,kd->thk", q, keys, optimize=True), 0)
-            return (products.sum(1) if weights is None else np.einsum("thk,th->tk", products, weights[rows]))[:, None]
-
-        def of_blocks(scores: Array) -> Array:
-            return scores[:, block - 1 :: block]
-
-        return self._select(q, k, index, scores, of_blocks, Selection(count, block))
-
-    def select_key_blocks(self, q: Array, k: Array, index: Latent, count: int, block: int, local: int) -> Array:
-        def scores(q: Array, keys: Array, rows: slice) -> Array:
-            return np.einsum("thd,kd->thk", q, keys, optimize=True)
-
-        def of_blocks(scores: Array) -> Array:
-            numbers = np.where(np.isfinite(scores), scores, np.nan)
-            padded = np.pad(numbers, ((0, 0), (0, -scores.shape[1] % block)), constant_values=-np.inf)
-            return padded.reshape(len(scores), -1, block).max(axis=2)
-
-        selection = Selection(count, block, q.shape[1] // index.key_dim, local)
-        return self._select(q, k, index, scores, of_blocks, selection)
-
-    def _select(
-        self, q: Array, k: Array, index: Latent, scores: Score, of_blocks: Callable[[Array], Array],
-        selection: Selection,
-    ) -> Array:  # fmt: skip
-        """Return a bit per key for each group, uint32 [tokens, words].
-
-        scores(queries, keys, rows of the run): [tokens, groups, keys]; of_blocks: reduces the scores of keys to scores
-        of blocks.
-        """
-        count, block, groups, local = selection
-        selected = np.zeros((len(q), groups, -(-self._context // 32) * 32), bool)
-        for span, rows in self._rows():
-            (keys,) = span.store.keep(index, span.position, k[rows, None])
-            key_scores = scores(q[rows].reshape(len(span.ids), -1, index.key_dim), keys[:, 0], rows)
-            for token, position in enumerate(self.positions[rows]):
-                visible = key_scores[token, :, : position + 1]
-                for group, best in enumerate(of_blocks(visible).copy()):
-                    if len(best) <= count:
-                        selected[rows][token, group, : position + 1] = True
-                    elif np.isfinite(best).all():
-                        best[len(best) - local :] = np.inf
-                        blocks = np.isin(np.arange(position + 1) // block, largest(best[None], count)[0])
-                        blocks |= np.arange(position + 1) // block >= len(best)
-                        selected[rows][token, group, : position + 1] = blocks
-        return np.packbits(selected.reshape(len(q), -1), axis=1, bitorder="little").view(np.uint32)
-
-
 def unpack_bits(words: np.ndarray, count: int) -> np.ndarray:
     """Return the first `count` bits of rows of words, bool [rows, count]."""
     return np.unpackbits(words.view(np.uint8), axis=1, bitorder="little")[:, :count].astype(bool)
+
+
+def select_bits(
+    run: Computing, q: Array, k: Array, index: Latent, scores: Score, of_blocks: Callable[[Array], Array],
+    selection: Selection,
+) -> Array:  # fmt: skip
+    """Return a bit per key for each group, uint32 [tokens, words].
+
+    scores(queries, keys, rows of the run): [tokens, groups, keys]; of_blocks: reduces the scores of keys to scores
+    of blocks.
+    """
+    count, block, groups, local = selection
+    selected = np.zeros((len(q), groups, -(-run._context // 32) * 32), bool)
+    for span, rows in run._rows():
+        (keys,) = span.store.keep(index, span.position, k[rows, None])
+        key_scores = scores(q[rows].reshape(len(span.ids), -1, index.key_dim), keys[:, 0], rows)
+        for token, position in enumerate(run.positions[rows]):
+            visible = key_scores[token, :, : position + 1]
+            for group, best in enumerate(of_blocks(visible).copy()):
+                if len(best) <= count:
+                    selected[rows][token, group, : position + 1] = True
+                elif np.isfinite(best).all():
+                    best[len(best) - local :] = np.inf
+                    blocks = np.isin(np.arange(position + 1) // block, largest(best[None], count)[0])
+                    blocks |= np.arange(position + 1) // block >= len(best)
+                    selected[rows][token, group, : position + 1] = blocks
+    return np.packbits(selected.reshape(len(q), -1), axis=1, bitorder="little").view(np.uint32)

@@ -6,8 +6,8 @@ from localllm.arch.weights import Weight
 from localllm.engine.lower.steps import Steps, Target
 from localllm.engine.operations.activation import Activation
 from localllm.engine.operations.computing import Array, Computing
-from localllm.engine.operations.elementwise import ElementwiseVerbs
 from localllm.engine.operations.operation import Operation, Product, operation
+from localllm.engine.operations.recording import Recording
 from localllm.errors import ModelError, UnsupportedError
 
 
@@ -15,6 +15,23 @@ class Linear(Product):
     """x W^T + bias."""
 
     VERB = "linear"
+
+    @staticmethod
+    def record(recorder: Recording, x: Activation, weight: Weight) -> Activation:
+        rows, columns = recorder._matrix(weight)
+        if columns != x.columns:
+            raise ModelError(f"tensor {weight.name} should have {x.columns} columns, has {columns}")
+        bias = recorder._vector(weight.bias, rows) if weight.bias else None
+        if weight.scale and weight.bias:
+            raise UnsupportedError(f"tensor {weight.name}: a scale and a bias together are not supported")
+        y = recorder._add(Linear((x,), Activation(x.rows, rows), weight, bias))
+        return recorder.scale(y, weight.scale) if weight.scale else y
+
+    @staticmethod
+    def reference(run: Computing, x: Array, weight: Weight) -> Array:
+        if run._observer and not weight.first_row:  # the input is observed once for all parts of a matrix
+            run._observer.add(weight.name, x)
+        return with_bias(x @ run.matrix(weight).T, weight)
 
 
 @operation
@@ -29,29 +46,6 @@ class AddSquares(Operation):
         (x,) = self.inputs
         parts = min(-(-x.columns // 64), 4 * target.threads)
         steps.split_step("add_squares", x, {"sums": self.sums}, parts)
-
-
-class LinearVerbs(ElementwiseVerbs):
-    """The recorder's implementation of the verb."""
-
-    def linear(self, x: Activation, weight: Weight) -> Activation:
-        rows, columns = self._matrix(weight)
-        if columns != x.columns:
-            raise ModelError(f"tensor {weight.name} should have {x.columns} columns, has {columns}")
-        bias = self._vector(weight.bias, rows) if weight.bias else None
-        if weight.scale and weight.bias:
-            raise UnsupportedError(f"tensor {weight.name}: a scale and a bias together are not supported")
-        y = self._add(Linear((x,), Activation(x.rows, rows), weight, bias))
-        return self.scale(y, weight.scale) if weight.scale else y
-
-
-class LinearReference(Computing):
-    """The NumPy reference of the verb."""
-
-    def linear(self, x: Array, weight: Weight) -> Array:
-        if self._observer and not weight.first_row:  # the input is observed once for all parts of a matrix
-            self._observer.add(weight.name, x)
-        return with_bias(x @ self.matrix(weight).T, weight)
 
 
 def with_bias(y: np.ndarray, weight: Weight) -> np.ndarray:

@@ -1,7 +1,7 @@
 """The base of all operations: a frozen record of one verb's arguments, with the code that lowers it to steps.
 
-Each family of operations has a file in this folder with its records and their lowering, the verbs that check shapes and
-record them, and a NumPy reference. localllm.engine.operations.registry lists them all.
+An operation also has its verb, twice: `record` checks shapes and records the operation, `reference` computes it in
+NumPy. Each family has a file in this folder; localllm.engine.operations.registry lists all operations.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence

@@ -58,6 +58,32 @@ class Rotate(Operation):
 
         return steps.memoize(("angles", rope, self.factors.name if self.factors else ""), make)
 
+    @staticmethod
+    def record(
+        recorder: Recording, x: Activation, rope: Rope, positions: Rows, factors: Weight | None = None
+    ) -> Activation:
+        if x.columns % rope.head_dim:
+            raise ModelError(f"{x.columns} columns cannot be divided into heads of {rope.head_dim}")
+        divisors = None if factors is None else recorder._vector(factors, rope.dims // 2)
+        if factors and divisors is not None:
+            require_divisors(factors.name, divisors)
+        table = recorder._angles(rope, divisors)
+        return recorder._add(Rotate((x,), Activation(positions, x.columns), rope, factors, divisors, table))
+
+    @staticmethod
+    def reference(run: Computing, x: Array, rope: Rope, positions: Array, factors: Weight | None = None) -> Array:
+        frequencies = rope.frequencies(factors.vector() if factors else None)
+        angles = (run._turns(rope, positions) - rope.position_offset)[:, None] * frequencies
+        cos, sin = np.cos(angles) * rope.magnitude, np.sin(angles) * rope.magnitude
+        y = x.reshape(len(x), -1, rope.head_dim).copy()
+        rotated, half = y[:, :, : rope.dims], rope.dims // 2
+        first, second = (
+            (np.s_[..., 0::2], np.s_[..., 1::2]) if rope.interleaved else (np.s_[..., :half], np.s_[..., half:])
+        )
+        u, v = rotated[first].copy(), rotated[second].copy()
+        rotated[first], rotated[second] = u * cos - v * sin, u * sin + v * cos
+        return y.reshape(x.shape)
+
 
 @operation
 class ScaleByPosition(Operation):
@@ -69,18 +95,19 @@ class ScaleByPosition(Operation):
     length: int
     offset: int
 
+    @staticmethod
+    def record(
+        recorder: Recording, x: Activation, positions: Rows, slope: float, length: int, offset: int = 0
+    ) -> Activation:
+        return recorder._add(ScaleByPosition((x,), Activation(positions, x.columns), slope, length, offset))
+
+    @staticmethod
+    def reference(run: Computing, x: Array, positions: Array, slope: float, length: int, offset: int = 0) -> Array:
+        return x * (1 + slope * np.log((positions + offset) // length + 1))[:, None].astype(np.float32)
+
 
 class PositionVerbs(Recording):
     """The recorder's implementation of the verbs of positions."""
-
-    def rope(self, x: Activation, rope: Rope, positions: Rows, factors: Weight | None = None) -> Activation:
-        if x.columns % rope.head_dim:
-            raise ModelError(f"{x.columns} columns cannot be divided into heads of {rope.head_dim}")
-        divisors = None if factors is None else self._vector(factors, rope.dims // 2)
-        if factors and divisors is not None:
-            require_divisors(factors.name, divisors)
-        table = self._angles(rope, divisors)
-        return self._add(Rotate((x,), Activation(positions, x.columns), rope, factors, divisors, table))
 
     def _angles(self, rope: Rope, divisors: np.ndarray | None) -> np.ndarray | None:
         """Return the table of angles for a Rotate: None here, an array in recorders of image rows."""
@@ -92,11 +119,6 @@ class PositionVerbs(Recording):
             require_divisors(weight.name, weight.vector())
         return long if self._context > original else short
 
-    def scale_by_position(
-        self, x: Activation, positions: Rows, slope: float, length: int, offset: int = 0
-    ) -> Activation:
-        return self._add(ScaleByPosition((x,), Activation(positions, x.columns), slope, length, offset))
-
 
 def require_divisors(name: str, divisors: np.ndarray) -> None:
     """Raise ModelError for divisors of RoPE frequencies that are too small or negative."""
@@ -107,19 +129,6 @@ def require_divisors(name: str, divisors: np.ndarray) -> None:
 class PositionReference(Computing):
     """The NumPy reference of the verbs of positions."""
 
-    def rope(self, x: Array, rope: Rope, positions: Array, factors: Weight | None = None) -> Array:
-        frequencies = rope.frequencies(factors.vector() if factors else None)
-        angles = (self._turns(rope, positions) - rope.position_offset)[:, None] * frequencies
-        cos, sin = np.cos(angles) * rope.magnitude, np.sin(angles) * rope.magnitude
-        y = x.reshape(len(x), -1, rope.head_dim).copy()
-        rotated, half = y[:, :, : rope.dims], rope.dims // 2
-        first, second = (
-            (np.s_[..., 0::2], np.s_[..., 1::2]) if rope.interleaved else (np.s_[..., :half], np.s_[..., half:])
-        )
-        u, v = rotated[first].copy(), rotated[second].copy()
-        rotated[first], rotated[second] = u * cos - v * sin, u * sin + v * cos
-        return y.reshape(x.shape)
-
     def _turns(self, rope: Rope, positions: Array) -> Array:
         """Return the position by which each pair rotates, [tokens, pairs or 1]."""
         if positions is not self.positions:
@@ -129,9 +138,6 @@ class PositionReference(Computing):
 
     def by_context(self, short: Weight, long: Weight, original: int) -> Weight:
         return long if self._context > original else short
-
-    def scale_by_position(self, x: Array, positions: Array, slope: float, length: int, offset: int = 0) -> Array:
-        return x * (1 + slope * np.log((positions + offset) // length + 1))[:, None].astype(np.float32)
 
 
 def positions_of(span: Span) -> np.ndarray:

@@ -1,6 +1,7 @@
 """Shared helpers of the recorder: the list of operations, and checks of tensors."""
 
 from math import prod
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -14,7 +15,7 @@ MISFIT = "the model's tensors do not fit together"
 
 
 class Recording:
-    """The base of the recording builder, without verbs.
+    """The base of the recording builder; operations have its verbs, as `record`.
 
     Attributes:
         operations: in the order in which they were recorded.
@@ -28,6 +29,10 @@ class Recording:
         self.operations = list[Operation]()
         self._vocab_size, self._width, self._context = vocab_size, width, context
         self._used: set[str] = set()
+
+    if TYPE_CHECKING:
+
+        def __getattr__(self, verb: str) -> Any: ...  # the verbs, see localllm.engine.operations.registry
 
     @property
     def _words(self) -> int:

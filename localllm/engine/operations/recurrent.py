@@ -50,6 +50,29 @@ class SelectiveScan(ScanOperation):
         arguments |= {"state_stride": steps.buffers[self.inputs[2]].stride, "columns": self.output.columns}
         self.scan(steps, "selective_scan", ("x", "dt", "b", "c"), blocks, arguments)
 
+    @staticmethod
+    def record(
+        recorder: Recording, x: Activation, dt: Activation, b: Activation, c: Activation, rates: Weight, skip: Weight,
+        state: Recurrent,
+    ) -> Activation:  # fmt: skip
+        state_size, columns = state.shapes[1]
+        require_inputs(columns, x=x, dt=dt)
+        require_inputs(state_size, b=b, c=c)
+        numbers = recorder._numbers(rates, (columns, state_size)), recorder._numbers(skip, (columns,))
+        return recorder._add(SelectiveScan((x, dt, b, c), Activation(x.rows, columns), state, 1, *numbers))
+
+    @staticmethod
+    def reference(
+        run: Computing, x: Array, dt: Array, b: Array, c: Array, rates: Weight, skip: Weight, state: Recurrent
+    ) -> Array:
+        of_columns, skips = rates.flat().vector().reshape(x.shape[1], -1).T, skip.flat().vector()
+
+        def token(h: Array, x: Array, dt: Array, b: Array, c: Array) -> tuple[Array, Array]:
+            h = np.exp(dt * of_columns) * h + b[:, None] * (dt * x)
+            return h, c @ h + skips * x
+
+        return scan_by_token(run, state, 1, token, x, dt, b, c)
+
 
 @operation
 class HeadScan(ScanOperation):
@@ -88,6 +111,25 @@ class StateSpace(HeadScan):
         arguments = {"strength": steps.buffers[self.inputs[1]], "skip": self.skip}
         self.scan_heads(steps, "plain", ("v", "dt", "k", "q"), arguments)
 
+    @staticmethod
+    def record(
+        recorder: Recording, x: Activation, dt: Activation, b: Activation, c: Activation, skip: Weight, heads: HeadState
+    ) -> Activation:
+        rates = decay_rates(recorder, heads, {"b": b, "c": c}, {"x": x}, {"dt": dt})
+        skips = recorder._numbers(skip, rates.shape)
+        output = Activation(x.rows, x.columns)
+        shared = heads.state, heads.number, rates, heads.key_heads, heads.repeat
+        return recorder._add(StateSpace((x, dt, b, c), output, *shared, skips))
+
+    @staticmethod
+    def reference(run: Computing, x: Array, dt: Array, b: Array, c: Array, skip: Weight, heads: HeadState) -> Array:
+        skips = skip.flat().vector()[:, None]
+
+        def token(h: Array, c: Array, b: Array, x: Array, dt: Array) -> tuple[Array, Array]:
+            return h + b[:, :, None] * (dt[:, None] * x)[:, None], skips * x
+
+        return scan_by_head(run, heads, token, c, b, x, dt)
+
 
 class DeltaRule(HeadScan):
     """The gated delta rule."""
@@ -96,6 +138,23 @@ class DeltaRule(HeadScan):
 
     def lower(self, steps: Steps, target: Target) -> None:
         self.scan_heads(steps, "delta", ("q", "k", "v", "dt", "strength"), {"skip": 0})
+
+    @staticmethod
+    def record(
+        recorder: Recording, q: Activation, k: Activation, v: Activation, dt: Activation, strength: Activation,
+        heads: HeadState,
+    ) -> Activation:  # fmt: skip
+        rates = decay_rates(recorder, heads, {"q": q, "k": k}, {"v": v}, {"dt": dt, "strength": strength})
+        shared = heads.state, heads.number, rates, heads.key_heads, heads.repeat
+        return recorder._add(DeltaRule((q, k, v, dt, strength), Activation(v.rows, v.columns), *shared))
+
+    @staticmethod
+    def reference(run: Computing, q: Array, k: Array, v: Array, dt: Array, strength: Array, heads: HeadState) -> Array:
+        def token(h: Array, q: Array, k: Array, v: Array, dt: Array, strength: Array) -> tuple[Array, Array | int]:
+            change = strength[:, None] * (v - np.einsum("hk,hkv->hv", k, h))
+            return h + k[:, :, None] * change[:, None], 0
+
+        return scan_by_head(run, heads, token, q, k, v, dt, strength)
 
 
 class LightningAttention(HeadScan):
@@ -108,6 +167,29 @@ class LightningAttention(HeadScan):
         ones = np.ones(heads, np.float32)
         constants = {"dt": ones, "strength": ones, "skip": np.zeros(heads, np.float32), "head_stride": 0}
         self.scan_heads(steps, "plain", ("q", "k", "v"), constants)
+
+    @staticmethod
+    def record(
+        recorder: Recording, q: Activation, k: Activation, v: Activation, slopes: Sequence[float], state: Recurrent,
+        number: int,
+    ) -> Activation:  # fmt: skip
+        require_heads(state.shapes[number], v, q=q, k=k)
+        heads, output = state.shapes[number][0], Activation(v.rows, v.columns)
+        return recorder._add(
+            LightningAttention((q, k, v), output, state, number, -np.array(slopes, np.float32), heads, 1)
+        )
+
+    @staticmethod
+    def reference(
+        run: Computing, q: Array, k: Array, v: Array, slopes: Sequence[float], state: Recurrent, number: int
+    ) -> Array:
+        decays = np.exp(-np.array(slopes, np.float32))[:, None, None]
+
+        def token(h: Array, q: Array, k: Array, v: Array) -> tuple[Array, Array]:
+            h = decays * h + k[:, :, None] * v[:, None]
+            return h, np.einsum("hk,hkv->hv", q, h)
+
+        return scan_by_row(run, state, number, token, q, k, v)
 
 
 class RowScan(ScanOperation):
@@ -129,6 +211,21 @@ class GatedLinearAttention(RowScan):
     def lower(self, steps: Steps, target: Target) -> None:
         self.scan_rows(steps, "gated", ("r", "k", "v", "w"), {"a": 0, "b": 0, "first": 0})
 
+    @staticmethod
+    def record(
+        recorder: Recording, q: Activation, k: Activation, v: Activation, w: Activation, state: Recurrent, number: int
+    ) -> Activation:
+        require_heads(state.shapes[number], v, q=q, k=k, w=w)
+        return recorder._add(GatedLinearAttention((q, k, v, w), Activation(v.rows, v.columns), state, number))
+
+    @staticmethod
+    def reference(run: Computing, q: Array, k: Array, v: Array, w: Array, state: Recurrent, number: int) -> Array:
+        def token(h: Array, q: Array, k: Array, v: Array, w: Array) -> tuple[Array, Array]:
+            h = w[:, :, None] * h + k[:, :, None] * v[:, None]
+            return h, np.einsum("hk,hkv->hv", q, h)
+
+        return scan_by_row(run, state, number, token, q, k, v, w)
+
 
 @operation
 class WKV6(RowScan):
@@ -141,6 +238,27 @@ class WKV6(RowScan):
     def lower(self, steps: Steps, target: Target) -> None:
         self.scan_rows(steps, "first", ("r", "k", "v", "w"), {"a": 0, "b": 0, "first": vector_of(self.first)})
 
+    @staticmethod
+    def record(
+        recorder: Recording, r: Activation, k: Activation, v: Activation, w: Activation, first: Weight,
+        state: Recurrent, number: int,
+    ) -> Activation:  # fmt: skip
+        require_heads(state.shapes[number], v, r=r, k=k, w=w)
+        numbers = recorder._numbers(first, state.shapes[number][:2]).reshape(-1)
+        return recorder._add(WKV6((r, k, v, w), Activation(v.rows, v.columns), state, number, numbers))
+
+    @staticmethod
+    def reference(
+        run: Computing, r: Array, k: Array, v: Array, w: Array, first: Weight, state: Recurrent, number: int
+    ) -> Array:
+        weights = first.flat().vector().reshape(*state.shapes[number][:2], 1)
+
+        def token(h: Array, r: Array, k: Array, v: Array, w: Array) -> tuple[Array, Array]:
+            new = k[:, :, None] * v[:, None]
+            return w[:, :, None] * h + new, np.einsum("hk,hkv->hv", r, h + weights * new)
+
+        return scan_by_row(run, state, number, token, r, k, v, w)
+
 
 class WKV7(RowScan):
     """RWKV-7's recurrence."""
@@ -150,72 +268,24 @@ class WKV7(RowScan):
     def lower(self, steps: Steps, target: Target) -> None:
         self.scan_rows(steps, "delta", ("r", "w", "k", "v", "a", "b"), {"first": 0})
 
-
-class RecurrentVerbs(Recording):
-    """The recorder's implementation of the verbs of recurrent layers."""
-
-    def selective_scan(
-        self, x: Activation, dt: Activation, b: Activation, c: Activation, rates: Weight, skip: Weight,
-        state: Recurrent,
-    ) -> Activation:  # fmt: skip
-        state_size, columns = state.shapes[1]
-        require_inputs(columns, x=x, dt=dt)
-        require_inputs(state_size, b=b, c=c)
-        numbers = self._numbers(rates, (columns, state_size)), self._numbers(skip, (columns,))
-        return self._add(SelectiveScan((x, dt, b, c), Activation(x.rows, columns), state, 1, *numbers))
-
-    def state_space(
-        self, x: Activation, dt: Activation, b: Activation, c: Activation, skip: Weight, heads: HeadState
-    ) -> Activation:
-        rates = self._rates(heads, {"b": b, "c": c}, {"x": x}, {"dt": dt})
-        skips = self._numbers(skip, rates.shape)
-        output = Activation(x.rows, x.columns)
-        shared = heads.state, heads.number, rates, heads.key_heads, heads.repeat
-        return self._add(StateSpace((x, dt, b, c), output, *shared, skips))
-
-    def delta_rule(
-        self, q: Activation, k: Activation, v: Activation, dt: Activation, strength: Activation, heads: HeadState
-    ) -> Activation:
-        rates = self._rates(heads, {"q": q, "k": k}, {"v": v}, {"dt": dt, "strength": strength})
-        shared = heads.state, heads.number, rates, heads.key_heads, heads.repeat
-        return self._add(DeltaRule((q, k, v, dt, strength), Activation(v.rows, v.columns), *shared))
-
-    def _rates(
-        self, scan: HeadState, keys: dict[str, Activation], values: dict[str, Activation], single: dict[str, Activation]
-    ) -> np.ndarray:
-        """Return the heads' decay rates; single: inputs that have a number for each head. Raises ModelError."""
-        heads, key_dim, value_dim = scan.state.shapes[scan.number]
-        require_inputs(scan.key_heads * key_dim, **keys)
-        require_inputs(heads * value_dim, **values)
-        require_inputs(heads, **single)
-        return self._numbers(scan.rates, (heads,))
-
-    def lightning_attention(
-        self, q: Activation, k: Activation, v: Activation, slopes: Sequence[float], state: Recurrent, number: int
-    ) -> Activation:
-        require_heads(state.shapes[number], v, q=q, k=k)
-        heads, output = state.shapes[number][0], Activation(v.rows, v.columns)
-        return self._add(LightningAttention((q, k, v), output, state, number, -np.array(slopes, np.float32), heads, 1))
-
-    def gated_linear_attention(
-        self, q: Activation, k: Activation, v: Activation, w: Activation, state: Recurrent, number: int
-    ) -> Activation:
-        require_heads(state.shapes[number], v, q=q, k=k, w=w)
-        return self._add(GatedLinearAttention((q, k, v, w), Activation(v.rows, v.columns), state, number))
-
-    def wkv6(
-        self, r: Activation, k: Activation, v: Activation, w: Activation, first: Weight, state: Recurrent, number: int
-    ) -> Activation:
-        require_heads(state.shapes[number], v, r=r, k=k, w=w)
-        numbers = self._numbers(first, state.shapes[number][:2]).reshape(-1)
-        return self._add(WKV6((r, k, v, w), Activation(v.rows, v.columns), state, number, numbers))
-
-    def wkv7(
-        self, r: Activation, w: Activation, k: Activation, v: Activation, a: Activation, b: Activation,
+    @staticmethod
+    def record(
+        recorder: Recording, r: Activation, w: Activation, k: Activation, v: Activation, a: Activation, b: Activation,
         state: Recurrent, number: int,
     ) -> Activation:  # fmt: skip
         require_heads(state.shapes[number], v, r=r, w=w, k=k, a=a, b=b)
-        return self._add(WKV7((r, w, k, v, a, b), Activation(v.rows, v.columns), state, number))
+        return recorder._add(WKV7((r, w, k, v, a, b), Activation(v.rows, v.columns), state, number))
+
+    @staticmethod
+    def reference(
+        run: Computing, r: Array, w: Array, k: Array, v: Array, a: Array, b: Array, state: Recurrent, number: int
+    ) -> Array:
+        def token(h: Array, r: Array, w: Array, k: Array, v: Array, a: Array, b: Array) -> tuple[Array, Array]:
+            read = np.einsum("hk,hkv->hv", a, h)
+            h = w[:, :, None] * h + b[:, :, None] * read[:, None] + k[:, :, None] * v[:, None]
+            return h, np.einsum("hk,hkv->hv", r, h)
+
+        return scan_by_row(run, state, number, token, r, w, k, v, a, b)
 
 
 def require_heads(shape: tuple[int, ...], v: Activation, **keys: Activation) -> None:
@@ -231,108 +301,60 @@ def require_inputs(columns: int, **inputs: Activation) -> None:
         require_columns(name, x, columns)
 
 
-class RecurrentReference(Computing):
-    """The NumPy reference of the verbs of recurrent layers, token by token."""
+def decay_rates(
+    recorder: Recording, scan: HeadState, keys: dict[str, Activation], values: dict[str, Activation],
+    single: dict[str, Activation],
+) -> np.ndarray:  # fmt: skip
+    """Return the heads' decay rates; single: inputs that have a number for each head. Raises ModelError."""
+    heads, key_dim, value_dim = scan.state.shapes[scan.number]
+    require_inputs(scan.key_heads * key_dim, **keys)
+    require_inputs(heads * value_dim, **values)
+    require_inputs(heads, **single)
+    return recorder._numbers(scan.rates, (heads,))
 
-    def selective_scan(
-        self, x: Array, dt: Array, b: Array, c: Array, rates: Weight, skip: Weight, state: Recurrent
-    ) -> Array:
-        of_columns, skips = rates.flat().vector().reshape(x.shape[1], -1).T, skip.flat().vector()
 
-        def token(h: Array, x: Array, dt: Array, b: Array, c: Array) -> tuple[Array, Array]:
-            h = np.exp(dt * of_columns) * h + b[:, None] * (dt * x)
-            return h, c @ h + skips * x
+def scan_by_head(
+    run: Computing, scan: HeadState, token: Callable[..., tuple[Array, Array | int]], *inputs: Array
+) -> Array:
+    """Scan all heads token by token; return q h + skipped for each token.
 
-        return self._by_token(state, 1, token, x, dt, b, c)
+    token(h, q, k, v, dt, ...) -> (new h, skipped) updates the heads' states, which have already decayed by dt.
+    """
+    heads, _, value_dim = scan.state.shapes[scan.number]
+    keys_of, rates = np.arange(heads) // scan.repeat % scan.key_heads, scan.rates.flat().vector()
 
-    def state_space(self, x: Array, dt: Array, b: Array, c: Array, skip: Weight, heads: HeadState) -> Array:
-        skips = skip.flat().vector()[:, None]
+    def of_heads(h: Array, q: Array, k: Array, v: Array, dt: Array, *strength: Array) -> tuple[Array, Array]:
+        q, k = (x.reshape(scan.key_heads, -1)[keys_of] for x in (q, k))
+        faded = np.exp(dt * rates)[:, None, None] * h
+        h, skipped = token(faded, q, k, v.reshape(heads, value_dim), dt, *strength)
+        return h, (np.einsum("hk,hkv->hv", q, h) + skipped).reshape(-1)
 
-        def token(h: Array, c: Array, b: Array, x: Array, dt: Array) -> tuple[Array, Array]:
-            return h + b[:, :, None] * (dt[:, None] * x)[:, None], skips * x
+    return scan_by_token(run, scan.state, scan.number, of_heads, *inputs)
 
-        return self._by_head(heads, token, c, b, x, dt)
 
-    def delta_rule(self, q: Array, k: Array, v: Array, dt: Array, strength: Array, heads: HeadState) -> Array:
-        def token(h: Array, q: Array, k: Array, v: Array, dt: Array, strength: Array) -> tuple[Array, Array | int]:
-            change = strength[:, None] * (v - np.einsum("hk,hkv->hv", k, h))
-            return h + k[:, :, None] * change[:, None], 0
+def scan_by_row(
+    run: Computing, state: Recurrent, number: int, token: Callable[..., tuple[Array, Array]], *inputs: Array
+) -> Array:
+    """Call `token` as _by_token does, with inputs and outputs divided into heads."""
+    heads = state.shapes[number][0]
 
-        return self._by_head(heads, token, q, k, v, dt, strength)
+    def of_heads(h: Array, *rows: Array) -> tuple[Array, Array]:
+        h, y = token(h, *(row.reshape(heads, -1) for row in rows))
+        return h, y.reshape(-1)
 
-    def _by_head(self, scan: HeadState, token: Callable[..., tuple[Array, Array | int]], *inputs: Array) -> Array:
-        """Scan all heads token by token; return q h + skipped for each token.
+    return scan_by_token(run, state, number, of_heads, *inputs)
 
-        token(h, q, k, v, dt, ...) -> (new h, skipped) updates the heads' states, which have already decayed by dt.
-        """
-        heads, _, value_dim = scan.state.shapes[scan.number]
-        keys_of, rates = np.arange(heads) // scan.repeat % scan.key_heads, scan.rates.flat().vector()
 
-        def of_heads(h: Array, q: Array, k: Array, v: Array, dt: Array, *strength: Array) -> tuple[Array, Array]:
-            q, k = (x.reshape(scan.key_heads, -1)[keys_of] for x in (q, k))
-            faded = np.exp(dt * rates)[:, None, None] * h
-            h, skipped = token(faded, q, k, v.reshape(heads, value_dim), dt, *strength)
-            return h, (np.einsum("hk,hkv->hv", q, h) + skipped).reshape(-1)
+def scan_by_token(
+    run: Computing, state: Recurrent, number: int, token: Callable[..., tuple[Array, Array]], *inputs: Array
+) -> Array:
+    """Call token(h, *rows) -> (new h, output) for one token after the other; return all outputs."""
 
-        return self._by_token(scan.state, scan.number, of_heads, *inputs)
+    def of_sequence(h: Array, *inputs: Array) -> tuple[Array, Array]:
+        outputs = []
+        for rows in zip(*inputs, strict=True):
+            h, y = token(h, *rows)
+            outputs.append(y)
+        return h, np.stack(outputs)
 
-    def lightning_attention(
-        self, q: Array, k: Array, v: Array, slopes: Sequence[float], state: Recurrent, number: int
-    ) -> Array:
-        decays = np.exp(-np.array(slopes, np.float32))[:, None, None]
-
-        def token(h: Array, q: Array, k: Array, v: Array) -> tuple[Array, Array]:
-            h = decays * h + k[:, :, None] * v[:, None]
-            return h, np.einsum("hk,hkv->hv", q, h)
-
-        return self._by_row(state, number, token, q, k, v)
-
-    def gated_linear_attention(self, q: Array, k: Array, v: Array, w: Array, state: Recurrent, number: int) -> Array:
-        def token(h: Array, q: Array, k: Array, v: Array, w: Array) -> tuple[Array, Array]:
-            h = w[:, :, None] * h + k[:, :, None] * v[:, None]
-            return h, np.einsum("hk,hkv->hv", q, h)
-
-        return self._by_row(state, number, token, q, k, v, w)
-
-    def wkv6(self, r: Array, k: Array, v: Array, w: Array, first: Weight, state: Recurrent, number: int) -> Array:
-        weights = first.flat().vector().reshape(*state.shapes[number][:2], 1)
-
-        def token(h: Array, r: Array, k: Array, v: Array, w: Array) -> tuple[Array, Array]:
-            new = k[:, :, None] * v[:, None]
-            return w[:, :, None] * h + new, np.einsum("hk,hkv->hv", r, h + weights * new)
-
-        return self._by_row(state, number, token, r, k, v, w)
-
-    def wkv7(self, r: Array, w: Array, k: Array, v: Array, a: Array, b: Array, state: Recurrent, number: int) -> Array:
-        def token(h: Array, r: Array, w: Array, k: Array, v: Array, a: Array, b: Array) -> tuple[Array, Array]:
-            read = np.einsum("hk,hkv->hv", a, h)
-            h = w[:, :, None] * h + b[:, :, None] * read[:, None] + k[:, :, None] * v[:, None]
-            return h, np.einsum("hk,hkv->hv", r, h)
-
-        return self._by_row(state, number, token, r, w, k, v, a, b)
-
-    def _by_row(
-        self, state: Recurrent, number: int, token: Callable[..., tuple[Array, Array]], *inputs: Array
-    ) -> Array:
-        """Call `token` as _by_token does, with inputs and outputs divided into heads."""
-        heads = state.shapes[number][0]
-
-        def of_heads(h: Array, *rows: Array) -> tuple[Array, Array]:
-            h, y = token(h, *(row.reshape(heads, -1) for row in rows))
-            return h, y.reshape(-1)
-
-        return self._by_token(state, number, of_heads, *inputs)
-
-    def _by_token(
-        self, state: Recurrent, number: int, token: Callable[..., tuple[Array, Array]], *inputs: Array
-    ) -> Array:
-        """Call token(h, *rows) -> (new h, output) for one token after the other; return all outputs."""
-
-        def of_sequence(h: Array, *inputs: Array) -> tuple[Array, Array]:
-            outputs = []
-            for rows in zip(*inputs, strict=True):
-                h, y = token(h, *rows)
-                outputs.append(y)
-            return h, np.stack(outputs)
-
-        return self._by_sequence(state, number, of_sequence, *inputs)
+    return run._by_sequence(state, number, of_sequence, *inputs)

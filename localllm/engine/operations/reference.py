@@ -7,25 +7,18 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from localllm.engine.operations.attention import AttentionReference
-from localllm.engine.operations.columns import ColumnReference
 from localllm.engine.operations.computing import Observer
 from localllm.engine.operations.convolution import ConvolutionReference
 from localllm.engine.operations.elementwise import ElementwiseReference
 from localllm.engine.operations.experts import ExpertReference
 from localllm.engine.operations.hidden_states import HiddenStateReference
-from localllm.engine.operations.key_selection import KeySelectionReference
-from localllm.engine.operations.linear import LinearReference
 from localllm.engine.operations.positions import PositionReference
-from localllm.engine.operations.recurrent import RecurrentReference
-from localllm.engine.operations.tokens import TokenReference
+from localllm.engine.operations.registry import with_verbs
 from localllm.engine.run import Span
 
 
-class Reference(
-    ElementwiseReference, LinearReference, AttentionReference, KeySelectionReference, ExpertReference,
-    ConvolutionReference, RecurrentReference, TokenReference, PositionReference, ColumnReference, HiddenStateReference,
-):  # fmt: skip
+@with_verbs("reference")
+class Reference(ElementwiseReference, ExpertReference, ConvolutionReference, PositionReference, HiddenStateReference):
     """A builder (localllm.arch.verbs) whose verbs compute. One for each run."""
 
     def __init__(

@@ -29,10 +29,9 @@ class GatherRows(MatrixOperation):
         steps.row_step(f"embed-{kind}", output.rows, arguments | {"ids": ids, "x": x, "stride": x.stride}, reads, [x])
 
 
-class Embed(GatherRows):
-    """The embedding rows of tokens."""
+class EmbedRows(GatherRows):
+    """Rows by numbers that a run has, or that an operation before it has made."""
 
-    VERB = "embed"
     NUMBERS: ClassVar[str] = "ids"  # the array of a run's header that has the numbers of rows
 
     def lower(self, steps: Steps, target: Target) -> None:
@@ -40,18 +39,59 @@ class Embed(GatherRows):
         self.gather_rows(steps, target, sources[0] if sources else getattr(steps.header, self.NUMBERS), sources)
 
 
-class EmbedPositions(Embed):
+class Embed(EmbedRows):
+    """The embedding rows of tokens."""
+
+    VERB = "embed"
+
+    @staticmethod
+    def record(recorder: Recording, weight: Weight, ids: Rows | Activation) -> Activation:
+        rows, columns = recorder._matrix(weight)
+        if rows != recorder._vocab_size:
+            raise ModelError(f"tensor {weight.name} has {rows} rows for {recorder._vocab_size} tokens")
+        inputs, of_tokens = ((ids,), ids.rows) if isinstance(ids, Activation) else ((), ids)
+        return recorder._add(Embed(inputs, Activation(of_tokens, columns), weight))
+
+    @staticmethod
+    def reference(run: Computing, weight: Weight, ids: Array) -> Array:
+        return run.matrix(weight)[ids]
+
+
+class EmbedPositions(EmbedRows):
     """The rows of a table of position embeddings."""
 
     VERB = "embed_positions"
     NUMBERS = "positions"
 
+    @staticmethod
+    def record(recorder: Recording, weight: Weight, positions: Rows) -> Activation:
+        rows, columns = recorder._matrix(weight)
+        if rows < recorder._context:
+            raise ModelError(f"the model has only {rows} positions, too few for a context of {recorder._context}")
+        if columns != recorder._width:
+            raise ModelError(f"tensor {weight.name} should have {recorder._width} columns, has {columns}")
+        return recorder._add(EmbedPositions((), Activation(positions, columns), weight))
 
-class EmbedKinds(Embed):
+    @staticmethod
+    def reference(run: Computing, weight: Weight, positions: Array) -> Array:
+        return run.matrix(weight)[positions]
+
+
+class EmbedKinds(EmbedRows):
     """The embeddings of token types."""
 
     VERB = "embed_kinds"
     NUMBERS = "kinds"
+
+    @staticmethod
+    def record(recorder: Recording, weight: Weight, kinds: Rows | Activation) -> Activation:
+        _, columns = recorder._matrix(weight)
+        inputs, of_tokens = ((kinds,), kinds.rows) if isinstance(kinds, Activation) else ((), kinds)
+        return recorder._add(EmbedKinds(inputs, Activation(of_tokens, columns), weight))
+
+    @staticmethod
+    def reference(run: Computing, weight: Weight, kinds: Array) -> Array:
+        return run.matrix(weight)[kinds]
 
 
 @operation
@@ -67,11 +107,31 @@ class ReplaceIds(Operation):
         arguments = {"ids": steps.header.ids, "table": self.table, "y": y}
         steps.row_step("replace_ids", self.output.rows, arguments, [], [y])
 
+    @staticmethod
+    def record(recorder: Recording, ids: Rows, table: np.ndarray) -> Activation:
+        if table.shape != (recorder._vocab_size,):
+            raise ModelError(f"the table has {table.size} ids, the vocabulary {recorder._vocab_size} tokens")
+        return recorder._add(ReplaceIds((), Activation(ids, 2), np.ascontiguousarray(table, np.int64)))
+
+    @staticmethod
+    def reference(run: Computing, ids: Array, table: np.ndarray) -> Array:
+        return table[ids]
+
 
 class AsColumn(Operation):
     """A column with each token's id plus 1, as float32."""
 
     VERB = "as_column"
+
+    @staticmethod
+    def record(recorder: Recording, ids: Rows) -> Activation:
+        if recorder._vocab_size >= MOST_EXACT:
+            raise UnsupportedError(f"n-gram hashes are not supported for a vocabulary of {recorder._vocab_size} tokens")
+        return recorder._add(AsColumn((), Activation(ids, 1)))
+
+    @staticmethod
+    def reference(run: Computing, ids: Array) -> Array:
+        return (ids[:, None] + 1).astype(np.float32)
 
 
 @operation
@@ -91,11 +151,37 @@ class EmbedHashed(GatherRows):
         steps.row_step("hash", x.rows, arguments, [source], [ids])
         self.gather_rows(steps, target, ids, [ids])
 
+    @staticmethod
+    def record(recorder: Recording, weight: Weight, tokens: Activation, hashing: Hashing) -> Activation:
+        rows, columns = recorder._matrix(weight)
+        if rows < hashing.first + hashing.size:
+            raise ModelError(f"tensor {weight.name} has {rows} rows; the hashes need {hashing.first + hashing.size}")
+        if tokens.columns < len(hashing.factors):
+            raise ModelError(f"hashes of {len(hashing.factors)} tokens, but only {tokens.columns} is known")
+        return recorder._add(EmbedHashed((tokens,), Activation(tokens.rows, columns), weight, hashing))
+
+    @staticmethod
+    def reference(run: Computing, weight: Weight, tokens: Array, hashing: Hashing) -> Array:
+        ids = tokens[:, : len(hashing.factors)].astype(np.int64) - 1
+        for place in range(1, ids.shape[1]):
+            is_cut = (ids[:, place] < 0) | ((ids[:, place - 1] == hashing.end) & (place > 1))
+            ids[is_cut, place] = hashing.end
+        mixed = np.bitwise_xor.reduce(ids * np.array(hashing.factors), axis=1)
+        return run.matrix(weight)[mixed % hashing.size + hashing.first]
+
 
 class Select(Operation):
     """The rows of tokens whose logits are requested."""
 
     VERB = "select"
+
+    @staticmethod
+    def record(recorder: Recording, x: Activation, rows: Rows) -> Activation:
+        return recorder._add(Select((x,), Activation(rows, x.columns)))
+
+    @staticmethod
+    def reference(run: Computing, x: Array, rows: Array) -> Array:
+        return x[rows]
 
 
 @operation
@@ -109,85 +195,12 @@ class Pool(Operation):
     def argument(self, name: str) -> int:
         return POOLINGS.index(self.kind)
 
+    @staticmethod
+    def record(recorder: Recording, x: Activation, kind: str) -> Activation:
+        return recorder._add(Pool((x,), Activation(WANTED, x.columns), kind))
 
-class TokenVerbs(Recording):
-    """The recorder's implementation of the verbs of tokens."""
-
-    def embed(self, weight: Weight, ids: Rows | Activation) -> Activation:
-        rows, columns = self._matrix(weight)
-        if rows != self._vocab_size:
-            raise ModelError(f"tensor {weight.name} has {rows} rows for {self._vocab_size} tokens")
-        inputs, of_tokens = ((ids,), ids.rows) if isinstance(ids, Activation) else ((), ids)
-        return self._add(Embed(inputs, Activation(of_tokens, columns), weight))
-
-    def replace_ids(self, ids: Rows, table: np.ndarray) -> Activation:
-        if table.shape != (self._vocab_size,):
-            raise ModelError(f"the table has {table.size} ids, the vocabulary {self._vocab_size} tokens")
-        return self._add(ReplaceIds((), Activation(ids, 2), np.ascontiguousarray(table, np.int64)))
-
-    def embed_positions(self, weight: Weight, positions: Rows) -> Activation:
-        rows, columns = self._matrix(weight)
-        if rows < self._context:
-            raise ModelError(f"the model has only {rows} positions, too few for a context of {self._context}")
-        if columns != self._width:
-            raise ModelError(f"tensor {weight.name} should have {self._width} columns, has {columns}")
-        return self._add(EmbedPositions((), Activation(positions, columns), weight))
-
-    def embed_kinds(self, weight: Weight, kinds: Rows | Activation) -> Activation:
-        _, columns = self._matrix(weight)
-        inputs, of_tokens = ((kinds,), kinds.rows) if isinstance(kinds, Activation) else ((), kinds)
-        return self._add(EmbedKinds(inputs, Activation(of_tokens, columns), weight))
-
-    def as_column(self, ids: Rows) -> Activation:
-        if self._vocab_size >= MOST_EXACT:
-            raise UnsupportedError(f"n-gram hashes are not supported for a vocabulary of {self._vocab_size} tokens")
-        return self._add(AsColumn((), Activation(ids, 1)))
-
-    def embed_hashed(self, weight: Weight, tokens: Activation, hashing: Hashing) -> Activation:
-        rows, columns = self._matrix(weight)
-        if rows < hashing.first + hashing.size:
-            raise ModelError(f"tensor {weight.name} has {rows} rows; the hashes need {hashing.first + hashing.size}")
-        if tokens.columns < len(hashing.factors):
-            raise ModelError(f"hashes of {len(hashing.factors)} tokens, but only {tokens.columns} is known")
-        return self._add(EmbedHashed((tokens,), Activation(tokens.rows, columns), weight, hashing))
-
-    def select(self, x: Activation, rows: Rows) -> Activation:
-        return self._add(Select((x,), Activation(rows, x.columns)))
-
-    def pool(self, x: Activation, kind: str) -> Activation:
-        return self._add(Pool((x,), Activation(WANTED, x.columns), kind))
-
-
-class TokenReference(Computing):
-    """The NumPy reference of the verbs of tokens."""
-
-    def embed(self, weight: Weight, ids: Array) -> Array:
-        return self.matrix(weight)[ids]
-
-    def replace_ids(self, ids: Array, table: np.ndarray) -> Array:
-        return table[ids]
-
-    def embed_positions(self, weight: Weight, positions: Array) -> Array:
-        return self.matrix(weight)[positions]
-
-    def embed_kinds(self, weight: Weight, kinds: Array) -> Array:
-        return self.matrix(weight)[kinds]
-
-    def as_column(self, ids: Array) -> Array:
-        return (ids[:, None] + 1).astype(np.float32)
-
-    def embed_hashed(self, weight: Weight, tokens: Array, hashing: Hashing) -> Array:
-        ids = tokens[:, : len(hashing.factors)].astype(np.int64) - 1
-        for place in range(1, ids.shape[1]):
-            is_cut = (ids[:, place] < 0) | ((ids[:, place - 1] == hashing.end) & (place > 1))
-            ids[is_cut, place] = hashing.end
-        mixed = np.bitwise_xor.reduce(ids * np.array(hashing.factors), axis=1)
-        return self.matrix(weight)[mixed % hashing.size + hashing.first]
-
-    def select(self, x: Array, rows: Array) -> Array:
-        return x[rows]
-
-    def pool(self, x: Array, kind: str) -> Array:
-        texts = [x[rows] for _, rows in self._rows()]
+    @staticmethod
+    def reference(run: Computing, x: Array, kind: str) -> Array:
+        texts = [x[rows] for _, rows in run._rows()]
         pooled = {"mean": lambda text: text.mean(axis=0, dtype=np.float64), "cls": lambda text: text[0]}
         return np.stack([pooled.get(kind, lambda text: text[-1])(text) for text in texts]).astype(np.float32)

@@ -13,6 +13,7 @@ from localllm.arch.verbs import FULL_ATTENTION, Scores
 from localllm.arch.weights import Weights
 from localllm.engine.lower.tape import row_bytes
 from localllm.engine.operations.activation import Activation
+from localllm.engine.operations.attention import Attend
 from localllm.engine.operations.operation import Operation
 from localllm.engine.run import BATCH
 from localllm.engine.trace.recorder import Recorder
@@ -75,7 +76,9 @@ class RowRecorder(TabulatedRecorder):
     def attend(
         self, q: Activation, k: Activation | None, v: Activation | None, state: Paged | Latent, scores: Scores
     ) -> Activation:
-        return super().attend(q, k, v, state, replace(scores, lookahead=FULL_ATTENTION) if self._is_whole else scores)
+        return Attend.record(
+            self, q, k, v, state, replace(scores, lookahead=FULL_ATTENTION) if self._is_whole else scores
+        )
 
 
 def numbers_of(divisors: np.ndarray | None) -> list[float]:

@@ -10,16 +10,13 @@ from typing import TYPE_CHECKING
 from localllm.arch.hyperparameters import Hyperparameters
 from localllm.arch.weights import Weights, without_other_parts
 from localllm.engine.operations.activation import Activation
-from localllm.engine.operations.attention import AttentionVerbs
 from localllm.engine.operations.convolution import ConvolutionVerbs
+from localllm.engine.operations.elementwise import ElementwiseVerbs
 from localllm.engine.operations.experts import ExpertVerbs
 from localllm.engine.operations.hidden_states import HiddenStateTap, HiddenStateVerbs
-from localllm.engine.operations.key_selection import KeySelectionVerbs
-from localllm.engine.operations.linear import LinearVerbs
 from localllm.engine.operations.operation import Operation
 from localllm.engine.operations.positions import PositionVerbs
-from localllm.engine.operations.recurrent import RecurrentVerbs
-from localllm.engine.operations.tokens import TokenVerbs
+from localllm.engine.operations.registry import with_verbs
 from localllm.errors import ModelError
 from localllm.files.gguf.file import GGUFFile
 from localllm.files.gguf.header import printable
@@ -32,10 +29,8 @@ if TYPE_CHECKING:
 HARMLESS = (".attn_rot_embd.weight", ".attn.rope_freqs")  # RoPE frequencies, which follow from the metadata
 
 
-class Recorder(
-    ExpertVerbs, LinearVerbs, AttentionVerbs, KeySelectionVerbs, ConvolutionVerbs, RecurrentVerbs, TokenVerbs,
-    PositionVerbs, HiddenStateVerbs,
-):  # fmt: skip
+@with_verbs("record")
+class Recorder(ElementwiseVerbs, ExpertVerbs, ConvolutionVerbs, PositionVerbs, HiddenStateVerbs):
     """A builder (localllm.arch.verbs) whose verbs record operations.
 
     Attributes:
