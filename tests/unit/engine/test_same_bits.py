@@ -27,7 +27,7 @@ def random_ids(engine: Engine, count: int) -> np.ndarray:
 
 
 @pytest.mark.slow
-@pytest.mark.sampled(every=5)
+@pytest.mark.sampled
 @pytest.mark.parametrize("name", [*DECLARATIONS, *QUANTIZED])
 def test_a_run_gives_the_same_bits_in_any_parts(model_path, name):
     """As answers, which are read one by one; as a prompt of 40 tokens, part of which may be cached."""
