@@ -34,12 +34,16 @@ def pytest_addoption(pluginmanager: pytest.PytestPluginManager) -> None:
 
 
 @pytest.fixture(autouse=True)
-def ctrl_c():
-    """It means something, here and in programs that tests start.
+def default_signals():
+    """Let signals mean what they usually do, here and in programs that tests start.
 
-    A shell lets its background jobs ignore it, and so does a program of ours whose exit code is decided.
+    A shell lets its background jobs ignore Ctrl-C, nohup lets a program ignore hang-ups, and so does a program of ours
+    whose exit code is decided.
     """
     signal.signal(signal.SIGINT, signal.default_int_handler)
+    for name in ("SIGHUP", "SIGQUIT"):
+        if hasattr(signal, name):
+            signal.signal(getattr(signal, name), signal.SIG_DFL)
 
 
 @pytest.fixture
