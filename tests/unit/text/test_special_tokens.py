@@ -265,7 +265,7 @@ def test_random_texts_are_encoded_as_plain_ones(role: str, content: str):
 HARMLESS = [
     "Hi",
     " <b>bold</b> a < b > c [1] [/x] |> ",
-    "<think>\nwhy\n</think>\n\n<answer>",
+    "<thinking>\nwhy\n</thinking>\n\n<answer>",
     "<tool_response>\n{}\n</tool_response>",
     "if (a<b && c>d) { x[0] = '<s'; } // /think",
 ]
