@@ -112,7 +112,6 @@ METADATA: dict[str, tuple[dict[str, Any], str]] = {
     "a byte that is none": (T("token_type", with_item(TYPES, 70, 6)), "token 70: expected a byte"),
     "fewer tokens": (T("tokens", PIECES[:-1]), "26"),
     "numbers as tokens": (T("tokens", np.arange(268)), "tokenizer.ggml.tokens"),
-    "a byte is missing": (T("tokens", [piece if piece != "!" else "!!" for piece in PIECES]), "the byte !"),
     "merge of one": (T("merges", [*MERGES, "he"]), "merges: entry 9"),
     "merge of three": (T("merges", [*MERGES, "h e l"]), "merges: entry 9"),
     "merge of nothing": (T("merges", [*MERGES, " h"]), "merges: entry 9"),

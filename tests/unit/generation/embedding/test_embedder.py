@@ -185,7 +185,7 @@ def test_wrong_input(made, ranker, model_path, tmp_path):
     cases = [
         (("embed", model_path("llama")), "a\n", 3, "set pooling to last to use it anyway"),
         (("embed", ranker), "a\n", 3, "use localllm rerank"),
-        (("rerank", made, "-q", "a"), "a\n", 3, "use localllm embed"),
+        (("rerank", made, "-q", "a"), "a\n", 3, "(localllm embed)"),
         (("rerank", made), "a\n", 2, "--query TEXT is missing"),
         (("embed", made), " ".join(WORDS), 4, "the model's context is 64"),
         (("embed", made, "--files", tmp_path / "none"), "", 2, "no such file or folder"),
