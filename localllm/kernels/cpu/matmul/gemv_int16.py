@@ -260,7 +260,12 @@ def make_factors_of(format, rows):
         first, second = k_factors(w), k_factors(w + step)
         return first[0], second[0], first[1], second[1]
 
-    return both
+    @inlined
+    def four(w, step):
+        a, b, c, d = k_factors(w), k_factors(w + step), k_factors(w + 2 * step), k_factors(w + 3 * step)
+        return a[0], b[0], c[0], d[0], a[1], b[1], c[1], d[1]
+
+    return both if rows == 2 else four
 
 
 def make_rows_in_words(format, rows, tokens=1):
