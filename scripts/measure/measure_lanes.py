@@ -67,7 +67,7 @@ class Product:
         """Return the median."""
         header, taken = self.header, []
         header.numbers[:] = tokens, 0, 1, BATCH if precise else 1, 0, 0
-        header.few_counts[:] = 0
+        header.kernel_tokens[:], header.few_counts[:] = tokens, 0
         for _ in range(rounds + 1):
             self._x[:tokens, : self.x.shape[1]] = self.x[:tokens]  # y may lie where it was
             start = time.perf_counter()
