@@ -1,28 +1,23 @@
-#!/usr/bin/env python
 """Write a model declared in tests/support/models at a realistic size, with random blocks, to measure its speed.
 
-    python scripts/measure/make_declared.py falcon_h1 model.gguf [--format Q4_K_M]
+    python scripts/measure make-declared falcon_h1 model.gguf [--format Q4_K_M]
 
 Matrices whose rows are no multiple of the format's block are Q8_0 or F32. Measure it with
-`scripts/measure/compare_llama_cpp.py`.
+`scripts/measure peers`.
 """
 
 import argparse
-import sys
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from models import DECLARATIONS, Model, write
+from models.declaration import dims_of, fields, shapes, values_of
+from models.numbers import Numbers
+from models.quantized import PLAIN, format_of
+from synthetic_blocks import random_matrix
 
-ROOT = Path(__file__).resolve().parents[2]
-sys.path[:0] = [str(ROOT), str(ROOT / "tests" / "support")]
-from models import DECLARATIONS, Model, write  # noqa: E402
-from models.declaration import dims_of, fields, shapes, values_of  # noqa: E402
-from models.numbers import Numbers  # noqa: E402
-from models.quantized import PLAIN, format_of  # noqa: E402
-from synthetic_blocks import random_matrix  # noqa: E402
-
-from localllm.quant.formats import BY_NAME, Format  # noqa: E402
+from localllm.quant.formats import BY_NAME, Format
 
 SMALL: dict[str, Any] = {"vocab": 32768, "context": 8192, "epsilon": 1e-5}
 MAMBA2 = {"state": 128, "rank": 48, "groups": 1, "inner": 3072}
@@ -79,7 +74,3 @@ def main() -> None:
     parser.add_argument("--format", default="Q4_K_M")
     options = parser.parse_args()
     write(made(options.name, options.format), options.path)
-
-
-if __name__ == "__main__":
-    main()

@@ -1,7 +1,6 @@
-#!/usr/bin/env python
 """Write a large and a small model that agree on a known share of tokens, to measure draft models.
 
-    python scripts/measure/make_draft_pair.py target.gguf draft.gguf --agreement 0.8
+    python scripts/measure make-draft-pair target.gguf draft.gguf --agreement 0.8
 
 The next token depends only on the last one: tokens follow each other in one circle through the whole vocabulary, so
 that no text repeats itself. The small model has wrong successors for some tokens, at random. All layers take their
@@ -86,7 +85,3 @@ def main() -> None:
     options = parser.parse_args()
     shape = SHAPES[options.shape]._replace(vocabulary=VOCABULARY, tied=False)
     write_pair(options.target, options.draft, options.agreement, shape, DRAFT, options.format)
-
-
-if __name__ == "__main__":
-    main()

@@ -1,7 +1,6 @@
-#!/usr/bin/env python
 """Write a model with random weights, of a named shape and format, in seconds, for tests and to measure speed.
 
-    python scripts/measure/make_synthetic.py model.gguf --shape 1.2b --format Q4_K_M
+    python scripts/measure make-synthetic model.gguf --shape 1.2b --format Q4_K_M
 
 Nothing is quantized: a block's codes are random bytes and its scales are set such that the weights have a mean near 0
 and a standard deviation of 1/sqrt(columns), so that activations keep their size and logits are finite and varied. The
@@ -305,7 +304,3 @@ def main() -> None:
     start = time.perf_counter()
     write_model(options.out, shape, options.format, options.seed, f"synthetic {options.shape} {options.format}")
     print(f"{options.out}: {options.out.stat().st_size / 1e6:.1f} MB in {time.perf_counter() - start:.1f} s")
-
-
-if __name__ == "__main__":
-    main()

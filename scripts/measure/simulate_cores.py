@@ -1,6 +1,6 @@
 """Predict how decode and prefill speed up on many cores, and on cores of two speeds.
 
-    .venv/bin/python scripts/measure/simulate_cores.py MODEL [--cores 2,4,8,16,32,8+16] [--bandwidth 80] [--slow 0.5]
+    python scripts/measure simulate-cores MODEL [--cores 2,4,8,16,32,8+16] [--bandwidth 80] [--slow 0.5]
 
 Times every stage of the model's tape on one thread of this computer, then plays the tape's rules (kernels/cpu/
 tape_runner.py) for other computers: threads claim parts of a step, and all parts of a stage are done before the next
@@ -10,7 +10,6 @@ sixteen of the speed --slow. "fixed": the same with equal shares given to the th
 with two threads of this computer, idle, and with a busy process beside one of them.
 """
 
-import argparse
 import heapq
 import multiprocessing
 import os
@@ -21,6 +20,7 @@ from typing import NamedTuple
 from unittest.mock import patch
 
 import numpy as np
+from common import make_parser
 
 from localllm.api import open_model
 from localllm.engine.cpu import backend, matmul, program
@@ -175,13 +175,11 @@ def measure_run(path: str, tokens: int, rounds: int) -> float:
 
 def main() -> None:
     """Print a table in Markdown."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("model")
+    parser = make_parser(__doc__, "model", rounds=7, threads=False)
     parser.add_argument("--cores", default="1,2,4,8,16,32,4+4,8+16")
     parser.add_argument("--bandwidth", type=float, default=80, help="of the other computers, GB/s")
     parser.add_argument("--slow", type=float, default=0.5, help="speed of the cores behind a plus")
     parser.add_argument("--prompt", type=int, default=128, help="tokens, at most 128: more are read in several runs")
-    parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--part", type=int, default=matmul.PART_BYTES, help="bytes of weights in a part")
     parser.add_argument("--check", action="store_true")
     options = parser.parse_args()
@@ -222,7 +220,3 @@ def check(path: str, costs: Costs, prompt: int, rounds: int, overhead: float) ->
             dynamic, fixed = (predict(stages, speeds, costs, 1e15, way) for way in (False, True))
             print(f"{tokens} tokens, cores {speeds}: predicted {1e3 * dynamic:.1f} ms, with fixed shares "
                   f"{1e3 * fixed:.1f}, measured {1e3 * measured:.1f}", flush=True)  # fmt: skip
-
-
-if __name__ == "__main__":
-    main()

@@ -1,9 +1,8 @@
-#!/usr/bin/env python
 """Simulate how much n-gram speculation could speed answers up.
 
-    python scripts/measure/simulate_speculation.py MODEL [--tokens 256]
+    python scripts/measure simulate-speculation MODEL [--tokens 256]
 
-The model answers the prompts of measure_speculation.py once, greedily and without guesses. Then steps are simulated, in
+The model answers the prompts of speculation.py once, greedily and without guesses. Then steps are simulated, in
 which one token costs 1 and each further one so much more, on which the machine has no influence:
 
     now      what generation.speculation chooses, of which every answer says what was right
@@ -15,7 +14,6 @@ Trees are chosen as well as their chances are known: what the first guess and ot
 answers. Numbers are tokens per time by those without guesses, geometric means by kind of prompt.
 """
 
-import argparse
 import heapq
 import math
 from collections import defaultdict
@@ -24,7 +22,8 @@ from itertools import islice
 from typing import NamedTuple
 
 import numpy as np
-from measure_speculation import EARLIER, PROMPTS, answer
+from common import make_parser
+from speculation import EARLIER, PROMPTS, answer
 
 from localllm import api
 from localllm.generation.speculation.acceptance import FIRST_CHANCES, GAIN, MOST, UNLIKELY, Guesses, StepCostModel
@@ -182,8 +181,7 @@ def trees(said: Answer, each: float, most: int, chances: Chances) -> float:
 
 def main() -> None:
     """Parse, record, print."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("model")
+    parser = make_parser(__doc__, "model", threads=False)
     parser.add_argument("--tokens", type=int, default=256)
     options = parser.parse_args()
     said, chances = recorded(options.model, options.tokens), Chances()
@@ -205,7 +203,3 @@ def main() -> None:
                 *(f"{math.exp(mean):.2f}" for mean in [*means, float(np.mean(means))]),
                 sep="  ",
             )
-
-
-if __name__ == "__main__":
-    main()

@@ -10,8 +10,6 @@ the tokens repeat or a choice is close.
 """
 
 import argparse
-import json
-import subprocess
 import sys
 import tempfile
 from pathlib import Path
@@ -19,11 +17,12 @@ from pathlib import Path
 import numpy as np
 
 ROOT = Path(__file__).resolve().parents[2]
-sys.path.insert(0, str(ROOT / "tests" / "support"))
+sys.path[:0] = [str(ROOT / "tests" / "support"), str(ROOT / "scripts" / "tools")]
 from models import ANSWERING, DECLARATIONS, ENCODERS, MASKED, PARTLY, QUANTIZED, Model, exact, model, write  # noqa: E402
 from models.answering import IN_BLOCKS, text_and_answer  # noqa: E402
 from models.encoders import ROWS_IN_BLOCKS, RowsGolden, texts  # noqa: E402
 from models.golden import FOLDER, STEPS, Golden, kept, prompt  # noqa: E402
+from peer import ask_for_arrays  # noqa: E402
 
 NAMES = [*DECLARATIONS, *PARTLY, *ANSWERING, *IN_BLOCKS, *ENCODERS, *ROWS_IN_BLOCKS, *MASKED, *QUANTIZED]
 
@@ -87,33 +86,20 @@ def record_rows(name: str, folder: Path, peer: str) -> bool:
 
 def rows_of(made: Model, read: list[np.ndarray], folder: Path, peer: str) -> np.ndarray | None:
     """llama.cpp's rows of texts."""
-    job: dict = {"model": str(write(made, folder / "model.gguf")), "read": [text.tolist() for text in read]}
+    job: dict = {"model": str(write(made, folder / "model.gguf")), "texts": [text.tolist() for text in read]}
     job["alone"] = made.arch in ("llama-embed", "t5encoder")  # which llama.cpp cuts in pieces among others
-    found = computed(job, folder, peer)
+    found = ask_for_arrays(peer, folder, job="rows", **job)
     return None if found is None else found["rows"]
 
 
 def logits(
     model, tokens: list[int], then: list[int] | int, folder: Path, peer: str, text: list[int] | None = None
 ) -> dict[str, np.ndarray] | None:
-    """llama.cpp's, from a process of its own, since it aborts where it does not understand a file.
-
-    text: what an encoder reads before.
-    """
+    """Return llama.cpp's logits; text: what an encoder reads before."""
     job = {"model": str(write(model, folder / "model.gguf")), "tokens": tokens, "then": then, "encode": text}
     is_sparse = model.metadata.get("minimax-m3.leading_dense_block_count") == 0
     job["flash"] = is_sparse  # without it MiniMax M3 sees all keys there
-    return computed(job, folder, peer)
-
-
-def computed(job: dict, folder: Path, peer: str) -> dict[str, np.ndarray] | None:
-    """Run a job of scripts/record/run_llama_cpp.py."""
-    job["out"] = str(folder / "logits.npz")
-    done = subprocess.run([peer, str(ROOT / "scripts/record/run_llama_cpp.py")], input=json.dumps(job), text=True)
-    if done.returncode:
-        return None
-    with np.load(job["out"]) as out:
-        return dict(out)
+    return ask_for_arrays(peer, folder, job="logits", **job)
 
 
 def nmse(got: np.ndarray, expected: np.ndarray) -> float:

@@ -3,13 +3,11 @@
 
     python scripts/record/record_guesses.py --peer-python PEER/bin/python
 
-PEER is a virtual environment with llama-cpp-python 0.3.36: scripts/record/guess_llama_cpp.py calls functions of its
-library that other versions may name otherwise.
+PEER is a virtual environment with llama-cpp-python 0.3.36: functions of its library are called that other versions may
+name otherwise.
 """
 
 import argparse
-import json
-import subprocess
 import sys
 import tempfile
 from pathlib import Path
@@ -17,10 +15,11 @@ from pathlib import Path
 import numpy as np
 
 ROOT = Path(__file__).resolve().parents[2]
-sys.path.insert(0, str(ROOT / "tests" / "support"))
+sys.path[:0] = [str(ROOT / "tests" / "support"), str(ROOT / "scripts" / "tools")]
 from models import write  # noqa: E402
 from models.golden import kept  # noqa: E402
 from models.guessing import GUESSES, HEADS, MADE, OWN, text, with_guess, with_head  # noqa: E402
+from peer import ask_for_arrays  # noqa: E402
 
 
 def main() -> None:
@@ -32,12 +31,9 @@ def main() -> None:
             made, of_head = with_head(name) if name in HEADS else (with_guess(name), None)
             path = str(write(made, Path(folder, f"{name}.gguf")))
             own = str(write(of_head, Path(folder, f"{name}-head.gguf"))) if of_head else None
-            out, digest = f"{folder}/{name}.npz", (of_head or made).digest()
-            job = {"model": path, "head": own, "tokens": text(), "out": out}
-            command = [options.peer_python, str(ROOT / "scripts" / "record" / "guess_llama_cpp.py")]
-            subprocess.run(command, input=json.dumps(job), text=True, check=True, stderr=subprocess.DEVNULL)
-            with np.load(out) as file:
-                found |= {name: kept(file["rows"]), f"{name} digest": digest}
+            job = {"job": "guesses", "model": path, "head": own, "tokens": text()}
+            arrays = ask_for_arrays(options.peer_python, Path(folder), **job) or sys.exit(f"{name} was not computed")
+            found |= {name: kept(arrays["rows"]), f"{name} digest": (of_head or made).digest()}
             print(f"{name}: logits of {found[name].std():.2f}")
     np.savez(GUESSES, **found)
 

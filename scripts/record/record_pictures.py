@@ -17,7 +17,7 @@ from pathlib import Path
 import numpy as np
 
 ROOT = Path(__file__).resolve().parents[2]
-sys.path.insert(0, str(ROOT / "tests" / "support"))
+sys.path[:0] = [str(ROOT / "tests" / "support"), str(ROOT / "scripts" / "tools")]
 from models import write  # noqa: E402
 from models.projectors import (  # noqa: E402
     PROJECTORS,
@@ -29,6 +29,7 @@ from models.projectors import (  # noqa: E402
     shown,
     write_projector,
 )
+from peer import ask_peer  # noqa: E402
 from PIL import Image  # noqa: E402
 
 from localllm.engine.options import EngineOptions  # noqa: E402
@@ -55,9 +56,8 @@ def main() -> None:
     names = options.names or list(PROJECTORS)
     with tempfile.TemporaryDirectory() as made:
         folders = {name: Path(made) / name for name in names}
-        run(options.peer_python, "run_mtmd.py", [in_mtmd(name, folder) for name, folder in folders.items()])
-        jobs = [in_transformers(name, folder) for name, folder in folders.items()]
-        run(options.torch_python, "run_transformers_vision.py", jobs)
+        ask_peer(options.peer_python, *(in_mtmd(name, folder) for name, folder in folders.items()))
+        run_transformers(options.torch_python, [in_transformers(name, folder) for name, folder in folders.items()])
         for name, folder in folders.items():
             with np.load(folder / "out.npz") as found, np.load(folder / "trained.npz") as trained:
                 some = PictureGolden.some
@@ -68,15 +68,16 @@ def main() -> None:
 
 
 def in_mtmd(name: str, folder: Path) -> dict:
-    """Return the job of scripts/record/run_mtmd.py: a prompt with two images."""
+    """Return the job for llama.cpp: a prompt with two images."""
     folder.mkdir()
     write(seeing(name), folder / "model.gguf")
     write_projector(projector(name), folder / "mmproj.gguf")
     images = shown(name)
     for number, image in enumerate(images):
         np.save(folder / f"{number}.npy", image)
-    job = {"model": str(folder / "model.gguf"), "mmproj": str(folder / "mmproj.gguf"), "text": MARKER.join(TEXT_AROUND)}
+    job = {"job": "pictures", "model": str(folder / "model.gguf"), "mmproj": str(folder / "mmproj.gguf")}
     return job | {
+        "text": MARKER.join(TEXT_AROUND),
         "images": [str(folder / f"{number}.npy") for number in range(len(images))],
         "out": str(folder / "out.npz"),
     }
@@ -122,12 +123,12 @@ def text_of(name: str, folder: Path, grids: list[list[int]]) -> dict:
     return {"text": text, **more}
 
 
-def run(python: str, script: str, jobs: list[dict]) -> None:
+def run_transformers(python: str, jobs: list[dict]) -> None:
     """Run all jobs in one process."""
-    command, lines = [python, str(ROOT / "scripts" / "record" / script)], "\n".join(map(json.dumps, jobs))
+    command, lines = [python, Path(__file__).with_name("run_transformers_vision.py")], "\n".join(map(json.dumps, jobs))
     done = subprocess.run(command, input=lines, text=True, capture_output=True, check=False)
     if done.returncode:
-        sys.exit(f"{script}: {done.stderr[-2000:]}")
+        sys.exit(f"transformers: {done.stderr[-2000:]}")
 
 
 if __name__ == "__main__":

@@ -20,9 +20,9 @@ from typing import Any
 import numpy as np
 
 ROOT = Path(__file__).resolve().parents[2]
-sys.path.insert(0, str(ROOT))
-sys.path.insert(0, str(ROOT / "scripts"))
+sys.path[:0] = [str(ROOT), str(ROOT / "scripts"), str(ROOT / "scripts" / "tools")]
 
+from peer import ask_for_arrays, ask_for_json  # noqa: E402
 from real_models import read_table  # noqa: E402
 
 from localllm.api import open_tokenizer  # noqa: E402
@@ -47,37 +47,23 @@ PROMPTS = [
 ]
 
 
-def ask_peer(python: str, jobs: list[dict[str, Any]]) -> None:
-    """Run jobs in llama.cpp. Raises CalledProcessError."""
-    lines = "".join(json.dumps(job) + "\n" for job in jobs)
-    subprocess.run(
-        [python, ROOT / "scripts" / "record" / "run_llama_cpp.py"],
-        input=lines,
-        text=True,
-        check=True,
-        stderr=subprocess.DEVNULL,
-    )
-
-
 def greedy(python: str, model: Path, prompts: list[list[int]], folder: Path) -> list[dict[str, list[Any]]]:
     """Return the most likely tokens behind each prompt, and their margins."""
     found = []
     for prompt in prompts:
-        job = {"model": str(model), "tokens": prompt, "then": TOKENS, "threads": 2, "out": str(folder / "out.npz")}
-        ask_peer(python, [job])
-        with np.load(folder / "out.npz") as made:
-            rows = np.concatenate([made["prefill"][-1:], made["decode"][:-1]])
-            best = np.partition(rows, -2)[:, -2:]
-            margins = (best[:, 1] - best[:, 0]).round(4).tolist()
-            found.append({"tokens": made["then"].tolist(), "margins": margins})
+        job = {"job": "logits", "model": str(model), "tokens": prompt, "then": TOKENS, "threads": 2}
+        made = ask_for_arrays(python, folder, **job) or sys.exit(f"{model} was not computed")
+        rows = np.concatenate([made["prefill"][-1:], made["decode"][:-1]])
+        best = np.partition(rows, -2)[:, -2:]
+        margins = (best[:, 1] - best[:, 0]).round(4).tolist()
+        found.append({"tokens": made["then"].tolist(), "margins": margins})
     return found
 
 
 def perplexity(python: str, model: Path, chunks: np.ndarray, read: list[list[int]], folder: Path) -> float:
     """Compute the perplexity of the second halves of all chunks."""
-    jobs = [{"model": str(model), "score": read, "targets": chunks.tolist(), "out": str(folder / "nll.json")}]
-    ask_peer(python, jobs)
-    return float(np.exp(np.mean(json.loads((folder / "nll.json").read_text()))))
+    job = {"job": "score", "model": str(model), "texts": read, "targets": chunks.tolist()}
+    return float(np.exp(np.mean(ask_for_json(python, folder, **job))))
 
 
 def record(name: str, python: str, folder: Path) -> dict[str, Any]:

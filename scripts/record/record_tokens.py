@@ -11,7 +11,6 @@ tokens are together.
 import argparse
 import json
 import re
-import subprocess
 import sys
 import tempfile
 from collections import Counter
@@ -20,9 +19,10 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parents[2]
-sys.path.insert(0, str(ROOT / "tests" / "support"))
+sys.path[:0] = [str(ROOT / "tests" / "support"), str(ROOT / "scripts" / "tools")]
 import vocabularies  # noqa: E402
 from models.numbers import Numbers  # noqa: E402
+from peer import ask_for_json  # noqa: E402
 from tiny_model import byte_pieces  # noqa: E402
 
 from localllm.text.pretokenizers import PRETOKENIZERS  # noqa: E402
@@ -102,11 +102,7 @@ def tokens(metadata: dict[str, Any], texts: list[str], peer: str) -> list | None
     """Return llama.cpp's tokens; None if it does not support the vocabulary."""
     with tempfile.TemporaryDirectory() as folder:
         path = vocabularies.write_vocabulary(metadata, Path(folder) / "vocabulary.gguf")
-        job = {"vocabulary": str(path), "texts": texts, "out": str(Path(folder) / "tokens.json")}
-        command = [peer, str(ROOT / "scripts/record/run_llama_cpp.py")]
-        if subprocess.run(command, input=json.dumps(job), text=True).returncode:
-            return None
-        return json.loads(Path(job["out"]).read_text())
+        return ask_for_json(peer, Path(folder), job="tokenize", model=str(path), texts=texts)
 
 
 def main() -> None:

@@ -18,6 +18,7 @@ from project import GOLDENS, ROOT, SUPPORT
 import localllm
 
 sys.path.insert(0, str(ROOT / "scripts"))
+sys.path.insert(0, str(ROOT / "scripts" / "measure"))
 from human_eval import answer_all, judge_all, read_tasks
 from json_tasks import is_right, read_json_tasks
 

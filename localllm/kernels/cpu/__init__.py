@@ -91,7 +91,7 @@ PEAK_CHAINS = 12 if this_lane().has_512_bits else 6
 PEAK_BYTES = 16384
 PEAK_PRODUCTS, PEAK_TILE_PRODUCTS = 64 * PEAK_CHAINS, 4 * 16 * 16 * 32
 # Number of tokens from which products use AMX tiles, by the format of the weights: where the times of
-# scripts/measure/measure_lanes.py cross on an Emerald Rapids (4096 x 2048, 2 threads; for quantized formats between 24
+# scripts/measure lanes cross on an Emerald Rapids (4096 x 2048, 2 threads; for quantized formats between 24
 # and 48, here one number).
 LEAST_IN_TILES = dict.fromkeys(sorted(PLAIN), 16) | dict.fromkeys(SUB_BLOCK, 32)
 SOME_IN_TILES, ALL_IN_TILES = min(LEAST_IN_TILES.values()), max(LEAST_IN_TILES.values())

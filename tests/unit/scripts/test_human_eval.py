@@ -8,6 +8,7 @@ import pytest
 from project import ROOT
 
 sys.path.insert(0, str(ROOT / "scripts"))
+sys.path.insert(0, str(ROOT / "scripts" / "measure"))
 from human_eval import Task, judge_all, read_tasks, text_of
 
 from localllm.services.graders import program_of

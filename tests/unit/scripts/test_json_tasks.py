@@ -7,6 +7,7 @@ import pytest
 from project import ROOT
 
 sys.path.insert(0, str(ROOT / "scripts"))
+sys.path.insert(0, str(ROOT / "scripts" / "measure"))
 from json_tasks import JsonTask, is_right, read_json_tasks
 
 from localllm.generation.constraints.constraint import Constraint

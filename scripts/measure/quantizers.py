@@ -1,9 +1,8 @@
-#!/usr/bin/env python3
 """Measure our quantizers and llama.cpp's on the same matrices, and print a Markdown table.
 
-    python scripts/measure/compare_quantizers.py --peer-python PEER/bin/python SmolLM2-F32.gguf
+    python scripts/measure quantizers --peer-python PEER SmolLM2-F32.gguf
 
-PEER is a virtual environment with llama-cpp-python; localllm is the one that runs this script. The file's ffn_down
+The file's ffn_down
 matrices serve as real weights (their rows are whole blocks of every format), beside a normal and a heavy-tailed random
 one (Student's t with 3 degrees of freedom).
 
@@ -12,7 +11,6 @@ factor per column, log-normal with a deviation of 1.5. A cell is our error by th
 Speeds are nanoseconds per weight of one thread's time, the best of three.
 """
 
-import argparse
 import subprocess
 import sys
 import tempfile
@@ -21,6 +19,7 @@ from pathlib import Path
 
 import gguf
 import numpy as np
+from common import make_parser, print_header, print_row
 
 from localllm.files.gguf.file import GGUFFile
 from localllm.quant.encode import ENCODERS, encode
@@ -93,8 +92,8 @@ def ratio(ours: float, theirs: float) -> str:
     return f"{ours / theirs:.3f}" if theirs else ("both 0" if ours == 0 else "theirs 0")
 
 
-def compare(name: str, folder: Path, peer_python: str) -> str:
-    """Return the table's row of a format."""
+def compare(name: str, folder: Path, peer_python: str) -> list[str]:
+    """Return the cells of a format's line."""
     format = BY_NAME[name]
     arguments = [name, str(format.id), str(format.bytes / format.block), str(folder)]
     subprocess.run([peer_python, "-c", THEIRS, *arguments], check=True)
@@ -111,14 +110,11 @@ def compare(name: str, folder: Path, peer_python: str) -> str:
             if file.name.startswith("1"):
                 speeds.append(f"{seconds / weights.size * 1e9:.1f} : {theirs['seconds'] / weights.size * 1e9:.1f}")
         cells.append(", ".join(ratios))
-    return "| " + " | ".join([name, *cells, *speeds]) + " |"
+    return [name, *cells, *speeds]
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--peer-python", required=True, help="the interpreter of an environment with llama-cpp-python")
-    parser.add_argument("model", help="a GGUF file with matrices in F32")
-    options = parser.parse_args()
+    options = make_parser(__doc__, "peer", "model", threads=False).parse_args()
     with tempfile.TemporaryDirectory() as temporary:
         folder, random = Path(temporary), np.random.default_rng(2)
         names = []
@@ -127,12 +123,7 @@ def main() -> None:
             np.save(folder / f"{number}.weights.npy", weights)
             np.save(folder / f"{number}.importance.npy", importance)
             names.append(label)
-        print("| type | " + " | ".join(names) + " | ns, ours : theirs | with importance |")
-        print("|---" * (len(names) + 3) + "|")
+        print_header(["type", *names, "ns, ours : theirs", "with importance"])
         for name in ENCODERS:
             if name != "F32":
-                print(compare(name, folder, options.peer_python), flush=True)
-
-
-if __name__ == "__main__":
-    main()
+                print_row(compare(name, folder, options.peer_python))

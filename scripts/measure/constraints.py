@@ -1,22 +1,18 @@
-#!/usr/bin/env python3
 """Measure constraints: microseconds per token mask, and milliseconds per token with the constraint and without.
 
-    scripts/measure/measure_constraints.py MODEL [--tokens 40] [--rounds 6]
+    python scripts/measure constraints MODEL [--tokens 40] [--rounds 6]
 
 Prints the least and the median time: other load on the computer only makes times longer.
 """
 
-import argparse
-import sys
 from pathlib import Path
 from statistics import median
 from time import perf_counter
 
-ROOT = Path(__file__).resolve().parents[2]
-sys.path.insert(0, str(ROOT))
+from common import make_parser
 
-import localllm  # noqa: E402
-from localllm.generation.constraints.constraint import constraint_of, matcher_of  # noqa: E402
+import localllm
+from localllm.generation.constraints.constraint import constraint_of, matcher_of
 
 TEXT = '{"text": "It was a bright cold day in April, and the clocks were striking thirteen; his chin nuzzled into"}'
 SCHEMA = {"type": "object", "properties": {"text": {"type": "string", "minLength": 2000}}, "required": ["text"]}
@@ -51,10 +47,8 @@ def masks(model: localllm.Model, kind: dict) -> tuple[float, list[float]]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("model", metavar="MODEL")
+    parser = make_parser(__doc__, "model", rounds=6, threads=False)
     parser.add_argument("--tokens", type=int, default=40)
-    parser.add_argument("--rounds", type=int, default=6)
     asked = parser.parse_args()
     with localllm.open(asked.model, cache=False, context=2048) as model:
         print(f"{Path(asked.model).name}, {model.tokenizer.vocab_size} tokens in the vocabulary")
@@ -73,7 +67,3 @@ def main() -> None:
                     steps[name].append(answer.decode_s / (len(answer.tokens) - 1))
         for name, times in steps.items():
             print(f"a token constrained by {name}, ms: {told(times, 1e3)}")
-
-
-if __name__ == "__main__":
-    main()

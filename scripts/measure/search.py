@@ -1,7 +1,7 @@
 """Measure how often `localllm search docs` finds the passage of an answer, on tests/goldens/docs_questions*.jsonl.
 
-    python scripts/measure/measure_search.py                     # by words alone
-    python scripts/measure/measure_search.py minilm.gguf [...]   # by words and these embedding models
+    python scripts/measure search                     # by words alone
+    python scripts/measure search minilm.gguf [...]   # by words and these embedding models
 
 A question counts if one of the five best passages has the words that the question's line names, or those that answer it
 elsewhere ("or"). Settings were chosen by the first file's questions; the second's were written later, and helped
@@ -12,13 +12,11 @@ import json
 import sys
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parent.parent.parent
-sys.path.insert(0, str(ROOT))
+from common import ROOT
 
-import localllm  # noqa: E402, F401  (its quantizers have their own folder here)
-from localllm.engine.options import EngineOptions  # noqa: E402
-from localllm.services.search.files import Filter  # noqa: E402
-from localllm.services.search.ranking import Models, Search  # noqa: E402
+from localllm.engine.options import EngineOptions
+from localllm.services.search.files import Filter
+from localllm.services.search.ranking import Models, Search
 
 TOP = 5
 FILES = ("docs_questions.jsonl", "docs_questions_second.jsonl")
@@ -52,7 +50,3 @@ def main() -> None:
                 failures = missed(search, asked)
                 print(f"{file}: {len(asked) - len(failures)} of {len(asked)}; not found:")
                 print("".join(f"    {question}\n" for question in failures), end="")
-
-
-if __name__ == "__main__":
-    main()

@@ -1,7 +1,6 @@
-#!/usr/bin/env python
 """Measure the speedup by speculation.
 
-    python scripts/measure/measure_speculation.py MODEL [--draft DRAFT]
+    python scripts/measure speculation MODEL [--draft DRAFT]
 
 Tokens per second of answers with guesses by those without, which take turns, so that the machine's moods meet both; of
 each the best round. Without --draft: guesses from the text, for prompts whose answers repeat much of them, and others;
@@ -10,13 +9,12 @@ With --draft, of a pair by make_draft_pair.py: what a draft model brings, and by
 so many right guesses in a row and what steps cost: the best length's (1 + a + ... + a^n) / (cost(n + 1) + n * draft).
 """
 
-import argparse
 import statistics
-import time
 from collections.abc import Callable
 from typing import Any
 
 import numpy as np
+from common import make_parser, time_of
 
 from localllm import api
 from localllm.generation.generate import Generation
@@ -140,12 +138,6 @@ def measure_earlier(model: api.Model, tokens: int, rounds: int) -> None:
     sequences.ngrams = None
 
 
-def seconds(work: Callable[[], object]) -> float:
-    start = time.perf_counter()
-    work()
-    return time.perf_counter() - start
-
-
 def step_seconds(model: api.Model, counts: range, depth: int = 64) -> dict[int, float]:
     """Of steps of so many tokens, medians."""
     sequence = model.sequence()
@@ -154,7 +146,7 @@ def step_seconds(model: api.Model, counts: range, depth: int = 64) -> dict[int, 
     for _ in range(9):
         for count in counts:
             ids = [200 + i for i in range(count)]
-            taken[count].append(seconds(lambda ids=ids: sequence.append(ids, "all")))
+            taken[count].append(time_of(lambda ids=ids: sequence.append(ids, "all")))
             sequence.truncate(depth)
     sequence.close()
     return {count: statistics.median(times[1:]) for count, times in taken.items()}
@@ -184,12 +176,9 @@ def measure_draft(model: api.Model, draft: api.Model, tokens: int, rounds: int) 
 
 def main() -> None:
     """Parse, measure, print."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("model")
+    parser = make_parser(__doc__, "model", rounds=3)
     parser.add_argument("--draft")
-    parser.add_argument("-t", "--threads", type=int, default=2)
     parser.add_argument("--tokens", type=int, default=256)
-    parser.add_argument("--rounds", type=int, default=3)
     options = parser.parse_args()
     with api.open_model(options.model, options.threads, 4096, cache=False) as model:
         if options.draft:
@@ -199,7 +188,3 @@ def main() -> None:
             for name, prompt in PROMPTS.items():
                 told(name, *in_turn(model, prompt, options.tokens, "ngram", options.rounds))
             measure_earlier(model, options.tokens, options.rounds)
-
-
-if __name__ == "__main__":
-    main()

@@ -1,14 +1,15 @@
-"""Ask forty questions about eight short texts, the text first and the question first: how many answers are right.
+"""Count right answers to forty questions about short texts, the text first and the question first.
 
-    python scripts/measure/measure_prompt_order.py MODEL.gguf
+    python scripts/measure prompt-order MODEL
 
 `localllm run` puts files and stdin before the prompt, so that a second question finds the text in the prefix cache;
 `--prompt-first` is the other way round. Greedy, 32 tokens at most; an answer is right if it has the expected words.
 """
 
-import argparse
 import re
 from math import comb
+
+from common import make_parser
 
 import localllm
 
@@ -71,9 +72,7 @@ TEXTS = [
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("model")
-    path = parser.parse_args().model
+    path = make_parser(__doc__, "model", threads=False).parse_args().model
     tasks = [(text, question, expected) for text, asked in TEXTS for question, expected in asked]
     orders = {"text first": "{text}\n\n{question}", "question first": "{question}\n\n{text}"}
     right = dict[str, list[bool]]()
@@ -98,7 +97,3 @@ def main() -> None:
     differing = sum(only)
     tail = sum(comb(differing, number) for number in range(min(only) + 1)) / 2**differing
     print(f"right only so: {only[0]} and {only[1]}; p = {min(1, 2 * tail):.2f} (McNemar, exact)")
-
-
-if __name__ == "__main__":
-    main()

@@ -1,9 +1,8 @@
-#!/usr/bin/env python3
 """Measure single-line infilling made from HumanEval: exact matches, and the time to the first token.
 
     python scripts/real_models.py human-eval qwen-0.5b
     localllm serve MODEL --port 8081                         # and llama-server -m MODEL --port 8082
-    python scripts/measure/measure_infill.py http://127.0.0.1:8081 http://127.0.0.1:8082
+    python scripts/measure infill http://127.0.0.1:8081 http://127.0.0.1:8082
 
 From each of 200 canonical solutions one line is left out, both drawn by a seed, and asked for by /infill, greedily, up
 to the end of a line. Then the same is asked with its first character typed, as an editor does, which a warm cache
@@ -13,7 +12,6 @@ machine meets all of them. A line for each server: the share of lines that are r
 both times; a last one tells of how many cases the answers agree.
 """
 
-import argparse
 import gzip
 import json
 import random
@@ -21,13 +19,10 @@ import statistics
 import sys
 import time
 import urllib.request
-from pathlib import Path
 from typing import NamedTuple
 
-ROOT = Path(__file__).resolve().parents[2]
-sys.path.insert(0, str(ROOT / "scripts"))
-
-from real_models import read_table  # noqa: E402
+from common import make_parser
+from real_models import read_table
 
 TOKENS = 64  # of a line at most
 
@@ -87,7 +82,7 @@ def ask(url: str, case: Case, typed: str, tokens: int) -> tuple[str, float]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = make_parser(__doc__, threads=False)
     parser.add_argument("urls", nargs="+", metavar="URL")
     parser.add_argument("--cases", type=int, default=200)
     parser.add_argument("--seed", type=int, default=47)
@@ -120,7 +115,3 @@ def summary(cases: list[Case], results: list[Result]) -> str:
     right = sum(one.text == case.line for one, case in zip(results, cases, strict=True))
     cold, warm = (1000 * statistics.median(times) for times in zip(*(one[1:] for one in results), strict=True))
     return f"{right} of {len(cases)} lines exact; first token {cold:.0f} ms, one more character {warm:.0f} ms"
-
-
-if __name__ == "__main__":
-    main()

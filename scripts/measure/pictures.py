@@ -1,15 +1,14 @@
-#!/usr/bin/env python3
 """Measure time and memory of a vision encoder, here and in llama.cpp (SigLIP-400M's shape, random weights).
 
-    python scripts/measure/measure_pictures.py --peer-python PEER/bin/python [--format F16] [--side 512] [--rounds 3]
+    python scripts/measure pictures --peer-python PEER [--format F16] [--side 512] [--rounds 3]
 
 One picture of so many pixels, both programs in turn with the same file and the same threads; the fastest round of each.
 Memory is the most that a process held (ru_maxrss): of `localllm run --image` with a tiny language model and one token
-of an answer, and of time_mtmd.py, which opens the same model and reads no token.
-PEER is a virtual environment with llama-cpp-python.
+of an answer, and of llama.cpp, which opens the same model and reads no token.
 """
 
 import argparse
+import json
 import subprocess
 import sys
 import tempfile
@@ -17,27 +16,23 @@ import time
 from pathlib import Path
 
 import numpy as np
+from common import localllm_command, make_parser
+from models import write
+from models.projectors import projector, seeing, write_projector
+from peer import PROGRAM, ask_for_json
 from PIL import Image
 
-ROOT = Path(__file__).resolve().parents[2]
-sys.path.insert(0, str(ROOT / "tests" / "support"))
-from models import write  # noqa: E402
-from models.projectors import projector, seeing, write_projector  # noqa: E402
-
-from localllm.engine.options import EngineOptions  # noqa: E402
-from localllm.engine.vision_encoder import VisionEncoder  # noqa: E402
-from localllm.files.gguf.file import GGUFFile  # noqa: E402
+from localllm.engine.options import EngineOptions
+from localllm.engine.vision_encoder import VisionEncoder
+from localllm.files.gguf.file import GGUFFile
 
 SIGLIP = {"layers": 27, "width": 1152, "hidden": 4304, "heads": 16, "patch": 16, "merge": 4}
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("--peer-python", required=True)
+    parser = make_parser(__doc__, "peer", rounds=3)
     parser.add_argument("--format", default="F16")
     parser.add_argument("--side", type=int, default=512, help="pixels")
-    parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--folder", type=Path, help="where the file is written, or is since an earlier run")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as made:
@@ -70,44 +65,35 @@ def measure(folder: Path, path: Path, options: argparse.Namespace) -> None:
         begin = time.perf_counter()
         reader.read(picture)
         ours.append(time.perf_counter() - begin)
-        theirs.append(peer_seconds(options, folder, path))
+        theirs.append(ask_for_json(options.peer_python, folder, **peer_job(options, folder, path)))
     reader.close()
     print(f"{options.format}: {min(ours):.2f} s, llama.cpp {min(theirs):.2f} s, ratio {min(theirs) / min(ours):.2f}")
 
 
-def peer_seconds(options: argparse.Namespace, folder: Path, path: Path) -> float:
-    """Of llama.cpp's second encoding in a process."""
-    done = subprocess.run(peer_command(options, folder, path), text=True, capture_output=True, check=False)
-    if done.returncode:
-        sys.exit(done.stderr[-2000:])
-    return float(done.stdout)
-
-
-def peer_command(options: argparse.Namespace, folder: Path, path: Path) -> list[str]:
-    files = [str(file) for file in (folder / "model.gguf", path, folder / "picture.npy")]
-    return [options.peer_python, str(ROOT / "scripts" / "measure" / "time_mtmd.py"), *files, str(options.threads)]
+def peer_job(options: argparse.Namespace, folder: Path, path: Path) -> dict:
+    """Return the job for llama.cpp: the seconds of its second encoding."""
+    job = {"job": "pictures", "model": str(folder / "model.gguf"), "mmproj": str(path), "text": "<__media__>"}
+    return job | {"images": [str(folder / "picture.npy")], "threads": options.threads, "seconds": True}
 
 
 def measure_memory(folder: Path, path: Path, options: argparse.Namespace) -> None:
     run = ["run", folder / "model.gguf", "-p", "?", "--image", folder / "picture.png", "--mmproj", path, "-n", 1]
-    ours = peak([sys.executable, "-m", "localllm", *map(str, run), "--no-cache", "-t", str(options.threads)])
-    theirs = peak(peer_command(options, folder, path))
+    ours = peak(localllm_command(*run, "--no-cache", "-t", options.threads))
+    job = peer_job(options, folder, path) | {"out": str(folder / "seconds.json")}
+    theirs = peak([options.peer_python, str(PROGRAM)], json.dumps(job))
     print(
         f"{options.format}: {ours / 1e6:.0f} MB, llama.cpp {theirs / 1e6:.0f} MB, file {path.stat().st_size / 1e6:.0f}"
     )
 
 
-def peak(command: list[str]) -> int:
+def peak(command: list[str], given: str = "") -> int:
     """Bytes that a process held at most; asked by a small one, as a child is counted with what its parent held."""
     asking = (
         "import resource, subprocess, sys; done = subprocess.run(sys.argv[1:], stdout=subprocess.DEVNULL); "
         "print(resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss * 1024); sys.exit(done.returncode)"
     )
-    done = subprocess.run([sys.executable, "-c", asking, *command], text=True, capture_output=True, check=False)
+    words = [sys.executable, "-c", asking, *command]
+    done = subprocess.run(words, input=given, text=True, capture_output=True, check=False)
     if done.returncode:
         sys.exit(done.stderr[-2000:])
     return int(done.stdout)
-
-
-if __name__ == "__main__":
-    main()

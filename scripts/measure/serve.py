@@ -1,7 +1,6 @@
-#!/usr/bin/env python3
 """Compare the server's throughput and latency with `map`.
 
-    python scripts/measure/measure_serve.py MODEL
+    python scripts/measure serve MODEL
 
 The same prompts of random tokens, answered greedily by Model.map and by callers of `localllm serve` in a process of its
 own: tokens a second of each, the time between two tokens of a stream, the first token of somebody who comes while the
@@ -12,11 +11,10 @@ import argparse
 import asyncio
 import json
 import subprocess
-import sys
 import time
-from pathlib import Path
 
 import numpy as np
+from common import ROOT, localllm_command, make_parser
 
 from localllm import api
 
@@ -74,10 +72,9 @@ def by_map(path: str, prompts: list[list[int]], tokens: int, threads: int, conte
 
 def by_server(arguments: argparse.Namespace, prompts: list[list[int]], context: int) -> None:
     """Send the prompts by HTTP, and print the measurements."""
-    command = [sys.executable, "-m", "localllm", "serve", arguments.model, "--port", str(PORT), "-c", str(context)]
-    command += ["-t", str(arguments.threads), "--no-cache"]
-    root = Path(__file__).resolve().parents[2]
-    with subprocess.Popen(command, cwd=root, stderr=subprocess.PIPE, text=True) as process:
+    options = ["--port", PORT, "-c", context, "-t", arguments.threads, "--no-cache"]
+    command = localllm_command("serve", arguments.model, *options)
+    with subprocess.Popen(command, cwd=ROOT, stderr=subprocess.PIPE, text=True) as process:
         try:
             assert process.stderr
             while "Ctrl-C stops the server" not in (line := process.stderr.readline()):
@@ -106,9 +103,7 @@ def tell_gaps(streams: list[Stream]) -> None:
 
 def main() -> None:
     """Parse, measure, print."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("model")
-    parser.add_argument("-t", "--threads", type=int, default=2)
+    parser = make_parser(__doc__, "model")
     parser.add_argument("--prompts", type=int, default=16)
     parser.add_argument("--length", type=int, default=100, help="tokens of a prompt")
     parser.add_argument("--tokens", type=int, default=64, help="of an answer")
@@ -120,7 +115,3 @@ def main() -> None:
     by_server(arguments, prompts, context)
     many, one = by_map(arguments.model, prompts, arguments.tokens, arguments.threads, context)
     print(f"map: {many:.2f} s, {len(prompts) * arguments.tokens / many:.1f} tokens/s; one Generation: {one:.2f} s")
-
-
-if __name__ == "__main__":
-    main()

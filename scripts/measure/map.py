@@ -1,18 +1,20 @@
-#!/usr/bin/env python3
 """Compare many prompts batched with the same prompts one after another.
 
-    python scripts/measure/measure_map.py MODEL
+    python scripts/measure map MODEL [--peer-python PEER]
 
 Prompts of random tokens, answered one after another (a part of them) and by continuous batching, greedily: seconds for
 each, how often that is the faster, the longest time between two tokens of an answer while others are read, and how many
-answers are the same. `--shared` tokens are the same in all prompts.
+answers are the same. `--shared` tokens are the same in all prompts. With a peer, the same work by llama.cpp.
 """
 
-import argparse
+import tempfile
 import time
 from contextlib import closing
+from pathlib import Path
 
 import numpy as np
+from common import make_parser
+from peer import ask_for_json
 
 from localllm import api
 from localllm.generation.generate import Generation, Task
@@ -62,9 +64,7 @@ def at_once(
 
 def main() -> None:
     """Parse, measure, print."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("model")
-    parser.add_argument("-t", "--threads", type=int, default=2)
+    parser = make_parser(__doc__, "model")
     parser.add_argument("--prompts", type=int, default=64)
     parser.add_argument("--length", type=int, default=200, help="tokens of a prompt")
     parser.add_argument("--shared", type=int, default=0, help="of them, the same in all")
@@ -72,6 +72,7 @@ def main() -> None:
     parser.add_argument("--single", type=int, default=16, help="prompts that are answered one after another")
     parser.add_argument("--parallel", type=int, default=16)
     parser.add_argument("--arithmetic", choices=["16", "8", "both"], default="both", help="bits of activations")
+    parser.add_argument("--peer-python", metavar="PEER", help="a Python that has llama-cpp-python")
     options = parser.parse_args()
     with api.open_model(options.model, options.threads, options.length + options.tokens + 1) as model:
         ids = np.random.default_rng(0).integers(0, model.tokenizer.vocab_size, (options.prompts, options.length))
@@ -89,7 +90,8 @@ def main() -> None:
                 same = sum(one == other for one, other in zip(expected, answers, strict=False))
                 told += f", {alone / seconds:.2f} times as fast, {same} of {options.single} answers the same"
             print(told, flush=True)
-
-
-if __name__ == "__main__":
-    main()
+    if options.peer_python:
+        job = {"model": options.model, "prompts": prompts, "tokens": options.tokens, "threads": options.threads}
+        with tempfile.TemporaryDirectory() as folder:
+            taken = ask_for_json(options.peer_python, Path(folder), job="batch", **job)
+        print(f"llama.cpp: {taken['all'] / len(prompts):.3f} s for each, {taken['read']:.2f} s in all for reading")

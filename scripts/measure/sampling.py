@@ -1,7 +1,6 @@
-#!/usr/bin/env python3
-"""Microseconds that a token takes to be chosen, by options, in a vocabulary of 128256 tokens.
+"""Measure the microseconds that it takes to choose a token of 128256, by options.
 
-    python scripts/measure/measure_sampling.py [NAME...]
+    python scripts/measure sampling [NAME...]
 
 Each figure is the least of 5 rounds of 200 tokens, of logits that are normally distributed, after a text of 8192
 tokens. Leave the machine idle. Options that the program does not know (of an earlier version) are left out.
@@ -52,13 +51,9 @@ def measured(options: SamplingOptions) -> float:
     return best / TOKENS * 1e6
 
 
-def main(names: list[str]) -> None:
-    for name in names or CASES:
+def main() -> None:
+    for name in sys.argv[1:] or CASES:
         try:
             print(f"{name:24}{measured(SamplingOptions(**CASES[name], seed=1)):8.0f}", flush=True)
         except (TypeError, UsageError) as error:
             print(f"{name:24}  {error}")
-
-
-if __name__ == "__main__":
-    main(sys.argv[1:])

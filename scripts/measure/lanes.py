@@ -1,7 +1,6 @@
-#!/usr/bin/env python3
 """Measure matrix products in each lane of this CPU, by format.
 
-    python scripts/measure/measure_lanes.py [FORMAT...]
+    python scripts/measure lanes [FORMAT...]
 
 For 9 to 512 tokens: milliseconds, billions of operations per second and the error (normalized, mean square) of one
 product with what its activations need first, as a tape runs it. Lanes: the kernels for any CPU, with activations in 16
@@ -9,7 +8,6 @@ bits and in 8, and BF16 tiles where there is AMX, in two planes and in one. At t
 win: the numbers for LEAST_IN_TILES in localllm/kernels/cpu/__init__.py. --emulated: anywhere, slowly.
 """
 
-import argparse
 import ctypes
 import statistics
 import time
@@ -17,6 +15,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
+from common import make_parser
 from synthetic_blocks import PLAIN, random_matrix
 
 from localllm.arch.layer_state import KVType
@@ -36,7 +35,6 @@ from localllm.kernels.build.library import Library
 from localllm.kernels.machine import has_tiles, lane_name
 from localllm.kernels.reference import dequantize
 from localllm.quant.formats import BY_NAME
-from localllm.system.cpu import usable_cores
 
 TOKENS = (9, 12, 16, 24, 32, 48, 64, 128, 512)
 LANES = {"16 bits": (False, True), "8 bits": (False, False), "2 planes": (True, True), "1 plane": (True, False)}
@@ -117,13 +115,11 @@ def measure(name: str, rows: int, columns: int, threads: int, rounds: int, lanes
 
 def main() -> None:
     """Parse, measure, suggest."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser = make_parser(__doc__, rounds=7)
     parser.add_argument("formats", nargs="*", default=["Q4_0", "Q8_0", "Q4_K", "Q6_K", "F16", "BF16"], metavar="FORMAT")
     parser.add_argument("--all", action="store_true", help="all formats")
     parser.add_argument("--rows", type=int, default=4096)
     parser.add_argument("--columns", type=int, default=2048)
-    parser.add_argument("-t", "--threads", type=int, default=usable_cores())
-    parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--emulated", action="store_true")
     options = parser.parse_args()
     lanes = [name for name, (in_tiles, _) in LANES.items() if not in_tiles or has_tiles() or options.emulated]
@@ -135,7 +131,3 @@ def main() -> None:
     least = {name: measure(name, *sizes, lanes) for name in (PLAIN if options.all else options.formats)}
     if len(lanes) == len(LANES):
         print("\nTiles win from so many tokens on:", ", ".join(f"{name}: {n}" for name, n in least.items()))
-
-
-if __name__ == "__main__":
-    main()

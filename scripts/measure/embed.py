@@ -1,9 +1,8 @@
-#!/usr/bin/env python3
 """Measure localllm embed, llama.cpp and sentence-transformers in turn on the same sentences.
 
-    python scripts/measure/measure_embed.py --peer-python PEER --torch-python TORCH CHECKPOINT MODEL.gguf...
+    python scripts/measure embed --peer-python PEER --torch-python TORCH CHECKPOINT MODEL.gguf...
 
-PEER is a Python that has llama-cpp-python, TORCH one that has sentence-transformers; CHECKPOINT is the folder that the
+TORCH is a Python that has sentence-transformers; CHECKPOINT is the folder that the
 files were made from. Whole processes, warm, of 2 threads each: 2000 sentences of 5 to 60 words become an array of
 vectors in a file. A round runs each program once, and the figures are medians of `--rounds`; llama.cpp's batch is the
 best of those that were tried before. Leave the machine idle. Also the first vector of a start, a query over a folder of
@@ -11,9 +10,6 @@ best of those that were tried before. Leave the machine idle. Also the first vec
 """
 
 import argparse
-import os
-import random
-import subprocess
 import sys
 import tempfile
 import time
@@ -21,9 +17,9 @@ from pathlib import Path
 from statistics import median
 
 import numpy as np
+from common import PROSE, draw_passages, localllm_command, make_parser, print_header, print_row, run_process
 
-ROOT = Path(__file__).resolve().parents[2]
-SENTENCES, WORDS, FILES = 2000, (5, 60), 1000
+SENTENCES, FILES = 2000, 1000
 BATCHES = [(512, 64), (256, 32), (2048, 64), (512, 1)]  # tokens and texts of a batch at most
 
 LLAMA_CPP = """
@@ -94,7 +90,7 @@ class Measured:
 
     def add(self, name: str, command: list[str]) -> None:
         """Run a command once."""
-        seconds, peak = whole_process(command)
+        seconds, peak, _ = run_process(command)
         self.seconds.setdefault(name, []).append(seconds)
         self.peaks.setdefault(name, []).append(peak)
 
@@ -106,40 +102,10 @@ class Measured:
         return [model, name, f"{median(taken):.2f}", speed, ratio, f"{median(self.peaks[name]):.0f}"]
 
 
-def whole_process(command: list[str]) -> tuple[float, float]:
-    """Wall time in seconds and peak memory in MB."""
-    start = time.perf_counter()
-    with tempfile.TemporaryFile() as told:
-        process = subprocess.Popen(command, cwd=ROOT, stdin=subprocess.DEVNULL, stdout=told, stderr=told)
-        _, status, usage = os.wait4(process.pid, 0)
-        seconds = time.perf_counter() - start
-        process.returncode = os.waitstatus_to_exitcode(status)
-        if process.returncode:
-            told.seek(0)
-            raise SystemExit(
-                f"{told.read().decode(errors='replace')}\nfailed: {[word for word in command if len(word) < 200]}"
-            )
-    return seconds, usage.ru_maxrss / 1024
-
-
-def sentences(path: str, count: int, seed: int) -> list[str]:
-    """Words of a text, so many at a time."""
-    words, chance, found = Path(path).read_text(encoding="utf-8").split(), random.Random(seed), []
-    for _ in range(count):
-        length = chance.randint(*WORDS)
-        start = chance.randrange(len(words) - length)
-        found.append(" ".join(words[start : start + length]))
-    return found
-
-
-def localllm(*words: object) -> list[str]:
-    return [sys.executable, "-m", "localllm", *map(str, words)]
-
-
 def best_batch(python: str, model: str, given: Path, out: Path, threads: int) -> tuple[int, int]:
     """Return the fastest of BATCHES."""
     taken = {
-        batch: whole_process([python, "-c", LLAMA_CPP, model, str(given), str(out), *map(str, (*batch, threads))])[0]
+        batch: run_process([python, "-c", LLAMA_CPP, model, str(given), str(out), *map(str, (*batch, threads))])[0]
         for batch in BATCHES
     }
     for batch, seconds in taken.items():
@@ -150,17 +116,17 @@ def best_batch(python: str, model: str, given: Path, out: Path, threads: int) ->
 def compared(options: argparse.Namespace, model: str, folder: Path) -> tuple[list[list[str]], list[str]]:
     """2000 sentences by every program: lines of the table, and what is said of the vectors."""
     given, threads, found = folder / "sentences.txt", str(options.threads), Measured()
-    given.write_text("".join(f"{line}\n" for line in sentences(options.text, SENTENCES, 0)))
+    given.write_text("".join(f"{line}\n" for line in draw_passages(PROSE.read_text("utf-8"), SENTENCES, 0)))
     outs = {name: folder / f"{name}.npy" for name in ("localllm", "llama.cpp", "sentence-transformers")}
     batch = best_batch(options.peer_python, model, given, outs["llama.cpp"], options.threads)
     commands = {
-        "localllm": localllm("embed", model, given, "-o", outs["localllm"], "-t", threads),
+        "localllm": localllm_command("embed", model, given, "-o", outs["localllm"], "-t", threads),
         "llama.cpp": [options.peer_python, "-c", LLAMA_CPP, model, str(given), str(outs["llama.cpp"]),
                       *map(str, batch), threads],
         "sentence-transformers": [options.torch_python, "-c", TORCH, options.checkpoint, str(given),
                                   str(outs["sentence-transformers"]), threads],
     }  # fmt: skip
-    whole_process(commands["localllm"])
+    run_process(commands["localllm"])
     for _ in range(options.rounds):
         for name, command in commands.items():
             found.add(name, command)
@@ -176,46 +142,35 @@ def starts(options: argparse.Namespace, model: str, folder: Path) -> list[str]:
     line, notes = folder / "line.txt", folder / "notes"
     line.write_text("When can I retire?\n")
     notes.mkdir(exist_ok=True)
-    for number, text in enumerate(sentences(options.text, FILES, time.time_ns())):  # no vectors are kept of these
+    for number, text in enumerate(
+        draw_passages(PROSE.read_text("utf-8"), FILES, time.time_ns())
+    ):  # no vectors are kept of these
         (notes / f"{number}.txt").write_text(text)
-    one, near = localllm("embed", model, line), localllm("embed", model, "--files", notes, "--near", "the old king")
-    whole_process(one)
-    first, _ = whole_process(near)
-    found = [[whole_process(one)[0], whole_process(near)[0]] for _ in range(options.rounds)]
+    one = localllm_command("embed", model, line)
+    near = localllm_command("embed", model, "--files", notes, "--near", "the old king")
+    run_process(one)
+    first = run_process(near)[0]
+    found = [[run_process(one)[0], run_process(near)[0]] for _ in range(options.rounds)]
     vector, second = (median(taken) for taken in zip(*found, strict=True))
     return [Path(model).stem, f"{vector:.3f}", f"{first:.2f}", f"{second:.3f}"]
 
 
-def show(header: list[str], rows: list[list[str]]) -> None:
-    """Print a Markdown table."""
-    for row in [header, ["---"] * len(header), *rows]:
-        print("| " + " | ".join(row) + " |")
-    print(flush=True)
-
-
 def main() -> None:
     """Parse, measure, print Markdown tables."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser = make_parser(__doc__, "peer", rounds=3)
+    parser.add_argument("--torch-python", required=True, help="a Python that has sentence-transformers")
     parser.add_argument("checkpoint", help="a folder that sentence-transformers opens")
     parser.add_argument("models", nargs="+")
-    parser.add_argument("--peer-python", required=True, help="an interpreter that has llama-cpp-python")
-    parser.add_argument("--torch-python", required=True, help="an interpreter that has sentence-transformers")
-    parser.add_argument(
-        "--text", default=str(ROOT / "tests" / "support" / "prose.txt"), help="where the sentences come from"
-    )
-    parser.add_argument("-t", "--threads", type=int, default=2)
-    parser.add_argument("--rounds", type=int, default=3)
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as name:
         folder, table, cosines = Path(name), list[list[str]](), list[str]()
         for model in options.models:
             rows, told = compared(options, model, folder)
             table, cosines = table + rows, cosines + told
-        show(["model", "program", "seconds", "sentences/s", "times as long", "peak MB"], table)
-        show(["model", "first vector, s", "--near, s", "--near again, s"],
-             [starts(options, model, folder) for model in options.models])  # fmt: skip
+        print_header(["model", "program", "seconds", "sentences/s", "times as long", "peak MB"])
+        for row in table:
+            print_row(row)
+        print_header(["model", "first vector, s", "--near, s", "--near again, s"])
+        for model in options.models:
+            print_row(starts(options, model, folder))
         print("Smallest cosine with sentence-transformers:\n" + "\n".join(cosines))
-
-
-if __name__ == "__main__":
-    main()

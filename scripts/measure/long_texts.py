@@ -1,24 +1,22 @@
 """Measure what `run --on-overflow relevant` (or chunks) finds in long texts: three faults in a log, facts in a book.
 
-    python scripts/measure/measure_long_texts.py MODEL log --lines 10000
-    python scripts/measure/measure_long_texts.py MODEL book --pages 300 --facts 20
-    python scripts/measure/measure_long_texts.py MODEL log --how chunks
-    python scripts/measure/measure_long_texts.py MODEL book --how ask [--embedder MODEL] [--prose FILE]
+    python scripts/measure long-texts MODEL log --lines 10000
+    python scripts/measure long-texts MODEL book --pages 300 --facts 20
+    python scripts/measure long-texts MODEL log --how chunks
+    python scripts/measure long-texts MODEL book --how ask [--embedder MODEL] [--prose FILE]
 
 Prints the answer, and which of the planted lines or facts it has. With chunks, it goes on after an interruption. "ask"
 asks a question for each fact of the book, by `localllm ask`, which gives the model eight passages of it. --prose: the
 text of the book, instead of sample texts that repeat themselves.
 """
 
-import argparse
 import random
-import subprocess
-import sys
 import tempfile
 from itertools import cycle, islice
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parent.parent.parent
+from common import ROOT, localllm_command, make_parser, run_process
+
 PAGE = 40  # lines
 FAULTS = {
     "db1 postgres: FATAL: no space left on device, cannot write WAL": "no space left",
@@ -72,16 +70,14 @@ def ask_each(model: str, path: Path, wanted: list[str], embedder: str | None) ->
     """Ask where each person was born; returns the answers, a line each."""
     answers = []
     for name, _, _ in (each.partition("|") for each in wanted):
-        command = [sys.executable, "-m", "localllm", "ask", str(path), f"Where was {name} born?", "-m", model]
-        command += ["--temp", "0", *(["--embedder", embedder] if embedder else [])]
-        done = subprocess.run(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, text=True, cwd=ROOT)
-        answers.append(f"{name}: {' '.join(done.stdout.split())}")
+        command = localllm_command("ask", path, f"Where was {name} born?", "-m", model, "--temp", 0)
+        _, _, answer = run_process([*command, *(["--embedder", embedder] if embedder else [])])
+        answers.append(f"{name}: {' '.join(answer.split())}")
     return "\n".join(answers)
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("model")
+    parser = make_parser(__doc__, "model", threads=False)
     parser.add_argument("text", choices=["log", "book"])
     parser.add_argument("--lines", type=int, default=10_000)
     parser.add_argument("--pages", type=int, default=300)
@@ -99,28 +95,9 @@ def main() -> None:
         if asked.how == "ask":
             answer = ask_each(asked.model, path, wanted, asked.embedder)
         else:
-            command = [sys.executable, "-m", "localllm", "run", asked.model, "-f", str(path), "--no-stdin"]
-            command += [
-                "-c",
-                str(asked.context),
-                "-n",
-                "400",
-                "--on-overflow",
-                asked.how,
-                "--temp",
-                "0",
-                "-p",
-                question,
-            ]
-            done = subprocess.run(command, stdout=subprocess.PIPE, text=True, cwd=ROOT)
-            if done.returncode:
-                sys.exit(done.returncode)
-            answer = done.stdout
+            command = localllm_command("run", asked.model, "-f", path, "--no-stdin", "-c", asked.context, "-n", 400)
+            _, _, answer = run_process([*command, "--on-overflow", asked.how, "--temp", "0", "-p", question])
     found = [each for each in wanted if has(answer, each)]
     missing = [each for each in wanted if each not in found]
     print(answer)
     print(f"found: {len(found)} of {len(wanted)}" + (f"; not {', '.join(missing)}" if missing else ""))
-
-
-if __name__ == "__main__":
-    main()

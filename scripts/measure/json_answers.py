@@ -1,28 +1,21 @@
-#!/usr/bin/env python3
 """Measure what a JSON schema costs a model's answers.
 
-    python scripts/measure_json.py MODEL [--peer-python PEER/bin/python]
+    python scripts/measure json-answers MODEL [--peer-python PEER]
 
 Forty questions with known answers (json_tasks.py), greedily, one after another: how many are right if the model may
 write white space between the parts of JSON (as it is), if it may not, and by llama.cpp with its own grammar of the same
-schemas. PEER is a virtual environment with llama-cpp-python. --list tells each wrong answer.
+schemas. --list tells each wrong answer.
 """
 
-import argparse
 import json
 import subprocess
-import sys
 from collections.abc import Iterator
-from pathlib import Path
 
-ROOT = Path(__file__).resolve().parent.parent
-sys.path.insert(0, str(ROOT))
-sys.path.insert(0, str(ROOT / "scripts"))
+from common import make_parser
+from json_tasks import JsonTask, is_right, read_json_tasks
 
-from json_tasks import JsonTask, is_right, read_json_tasks  # noqa: E402
-
-import localllm  # noqa: E402
-from localllm.generation.constraints.schemas import OPTIONS, WHITE_SPACE  # noqa: E402
+import localllm
+from localllm.generation.constraints.schemas import OPTIONS, WHITE_SPACE
 
 TOKENS = 200
 NO_SPACE = r"(?:)"
@@ -61,8 +54,7 @@ def their_answers(python: str, path: str, tasks: list[JsonTask]) -> list[str]:
 
 def main() -> None:
     """Parse, ask, print."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("model", metavar="MODEL")
+    parser = make_parser(__doc__, "model", threads=False)
     parser.add_argument("--peer-python", help="an interpreter that has llama-cpp-python")
     parser.add_argument("--list", action="store_true", help="also tell each wrong answer")
     options = parser.parse_args()
@@ -78,7 +70,3 @@ def main() -> None:
         if options.list:
             for task, text in wrong:
                 print(f"    {task.id}: {text!r}, not {json.dumps(task.expect, ensure_ascii=False)[:100]}")
-
-
-if __name__ == "__main__":
-    main()

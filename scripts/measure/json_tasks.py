@@ -9,7 +9,7 @@ import json
 from pathlib import Path
 from typing import Any, NamedTuple
 
-FILE = Path(__file__).resolve().parent.parent / "tests" / "goldens" / "json_tasks.jsonl"
+FILE = Path(__file__).resolve().parents[2] / "tests" / "goldens" / "json_tasks.jsonl"
 
 
 class JsonTask(NamedTuple):

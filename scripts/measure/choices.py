@@ -1,17 +1,18 @@
-"""Classify 200 lines with `choose_many`, and by generating with a regular expression: seconds, and tokens read.
+"""Measure how long 200 lines take to classify: by `choose_many`, and by generating with a regular expression.
 
-    python scripts/measure/measure_choices.py MODEL.gguf
+    python scripts/measure choices MODEL
 
 Both read each prompt once, and what all prompts begin with once: the table in docs/map.md shows how much of the time
 that takes.
 """
 
-import argparse
 import itertools
 import re
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+
+from common import make_parser
 
 import localllm
 
@@ -56,10 +57,7 @@ def measured(model: localllm.Model, what: str) -> Iterator[None]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("model")
-    parser.add_argument("--threads", type=int)
-    given = parser.parse_args()
+    given = make_parser(__doc__, "model").parse_args()
     every = itertools.cycle(f"{a} {b}, {c}." for a, b, c in itertools.product(SUBJECTS, VERBS, ENDS))
     lines = list(itertools.islice(every, 0, 200 * 5, 5))
     prompts = [[{"role": "user", "content": f"{INSTRUCTION}\n\nReview: {line}"}] for line in lines]
@@ -75,7 +73,3 @@ def main() -> None:
             for what, do in work:
                 with measured(model, f"{what}, {name}, {16 if precise else 8} bits"):
                     do(texts, precise)
-
-
-if __name__ == "__main__":
-    main()

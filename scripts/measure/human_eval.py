@@ -1,14 +1,13 @@
-#!/usr/bin/env python3
 """Run HumanEval with `localllm map` or a server.
 
-    python scripts/human_eval.py MODEL|URL [MAP'S OPTIONS]
+    python scripts/measure human-eval MODEL|URL [MAP'S OPTIONS]
 
     python scripts/real_models.py human-eval qwen-0.5b
-    python scripts/human_eval.py MODEL.gguf                       # greedy, 512 tokens at most: the share that is right
-    python scripts/human_eval.py MODEL.gguf --every 2             # each second task
-    python scripts/human_eval.py MODEL.gguf --in-json             # the same with the code as a text within JSON
-    python scripts/human_eval.py MODEL.gguf --answers FILE        # keep the answers; what is there is not asked again
-    python scripts/human_eval.py http://127.0.0.1:8080/v1 --callers 16   # ask a server: ours, llama-server, any
+    python scripts/measure human-eval MODEL.gguf           # greedy, 512 tokens at most: the share that is right
+    python scripts/measure human-eval MODEL.gguf --every 2 # each second task
+    python scripts/measure human-eval MODEL.gguf --in-json # the same with the code as a text within JSON
+    python scripts/measure human-eval MODEL.gguf --answers FILE   # keep them; what is there is not asked again
+    python scripts/measure human-eval http://127.0.0.1:8080/v1 --callers 16   # ask a server: ours, llama-server, any
 
 Other arguments go to `map`. Each answer's code runs with the task's tests, confined as by `localllm eval`'s grader
 `program`. One line says how many are right and how long the answers took; --list also shows which are wrong, and why.
@@ -27,13 +26,11 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, NamedTuple
 
-ROOT = Path(__file__).resolve().parent.parent
-sys.path[:0] = [str(ROOT), str(ROOT / "scripts")]
+from common import ROOT
+from real_models import read_table
 
-from real_models import read_table  # noqa: E402
-
-from localllm.services.graders import program_of  # noqa: E402
-from localllm.services.tools.confined_python import Outcome, reason_against, run_confined  # noqa: E402
+from localllm.services.graders import program_of
+from localllm.services.tools.confined_python import Outcome, reason_against, run_confined
 
 ASK = "Complete this Python function. Answer with the whole function in one block of code.\n\n```python\n{prompt}```"
 ASK_FOR_JSON = 'Complete this Python function. Answer with JSON, {"code": the function}.\n\n```python\n{prompt}```'
@@ -153,7 +150,3 @@ def main() -> None:
     if options.list:
         for name, outcome in outcomes.items():
             print(*([] if outcome.passed else [f"{name}: {outcome.reason[:100]}"]), sep="\n")
-
-
-if __name__ == "__main__":
-    main()

@@ -1,6 +1,6 @@
 """Judge the innermost blocks of prompt kernels by LLVM's model of other CPUs.
 
-    .venv/bin/python -m scripts.measure.measure_pipes [--formats Q4_K,Q8_0] [--cpus NAME,...] [--kernel linear_fast]
+    python scripts/measure pipes [--formats Q4_K,Q8_0] [--cpus NAME,...] [--kernel linear_fast]
 
 Compiles a kernel for each CPU, takes the basic block with most products, which is the body of its innermost
 loop, and asks llvm-mca (Debian's llvm-19) how
@@ -17,9 +17,9 @@ import sys
 from pathlib import Path
 from typing import NamedTuple
 
-from scripts.tools.wheels import V3, VNNI
+from common import ROOT
+from wheels import V3, VNNI
 
-ROOT = Path(__file__).resolve().parents[2]
 # (LLVM's name, features, system); znver5 has the model of znver4 in LLVM 19, apple-m4 that of all of Apple's.
 CPUS = {
     "haswell": (V3, "linux-x86_64"),
@@ -132,7 +132,3 @@ def main() -> None:
                 f"{len(block.lines)} | {block.products} | {block.on_stack} |",
                 flush=True,
             )
-
-
-if __name__ == "__main__":
-    main()

@@ -1,9 +1,8 @@
-#!/usr/bin/env python3
 """Measure localllm and llama.cpp in turn on the same files, and print the ratios.
 
-    python scripts/measure/compare_llama_cpp.py --peer-python PEER/bin/python MODEL.gguf...
+    python scripts/measure peers --peer-python PEER MODEL.gguf...
 
-PEER is a virtual environment with llama-cpp-python; localllm is the one that runs this script. Every figure is the
+Every figure is the
 median of `--rounds` rounds, each of which runs both programs, one after the other, in fresh processes. Leave the
 machine idle. The figures:
 
@@ -22,11 +21,10 @@ import argparse
 import json
 import os
 import statistics
-import subprocess
 import sys
-import tempfile
-import time
 from typing import Any
+
+from common import make_parser, print_header, print_row, run_process
 
 PROMPT = "Once upon a time there was a small computer that wanted to talk."
 
@@ -107,20 +105,8 @@ Figures = dict[str, float]
 
 def speeds(python: str, program: str, model: str, settings: dict[str, Any]) -> Figures:
     """Measure in a fresh process."""
-    command = [python, "-c", IDS + program + MEASURE, model, json.dumps(settings)]
-    return json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout.splitlines()[-1])
-
-
-def whole_process(command: list[str]) -> tuple[float, float]:
-    """Wall time in seconds and peak memory in MB."""
-    start = time.perf_counter()
-    with tempfile.TemporaryFile() as output:
-        process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.DEVNULL)
-        _, status, usage = os.wait4(process.pid, 0)
-        process.returncode = os.waitstatus_to_exitcode(status)
-    if process.returncode:
-        raise SystemExit(f"failed with {process.returncode}: {command}")
-    return time.perf_counter() - start, usage.ru_maxrss / 1024
+    _, _, printed = run_process([python, "-c", IDS + program + MEASURE, model, json.dumps(settings)])
+    return json.loads(printed.splitlines()[-1])
 
 
 def our_run(model: str, threads: int, tokens: int, context: int) -> list[str]:
@@ -164,15 +150,15 @@ def one_round(options: argparse.Namespace, model: str) -> tuple[Figures, Figures
     theirs = speeds(options.peer_python, THEIRS, model, settings | {"verify": False})
     for name, our_command, their_command in runs(options, model):
         for figures, command in ((ours, our_command), (theirs, their_command)):
-            figures[f"{name}, s"], figures[f"{name}, peak MB"] = whole_process(command)
+            figures[f"{name}, s"], figures[f"{name}, peak MB"], _ = run_process(command)
     return ours, theirs
 
 
 def rows(options: argparse.Namespace, model: str) -> list[list[str]]:
     """Return the table's lines for a model: medians."""
     for _, our_command, their_command in runs(options, model):  # so that all files are in memory
-        whole_process(our_command)
-        whole_process(their_command)
+        run_process(our_command)
+        run_process(their_command)
     results = [one_round(options, model) for _ in range(options.rounds)]
     lines = []
     for name in results[0][0]:
@@ -185,21 +171,13 @@ def rows(options: argparse.Namespace, model: str) -> list[list[str]]:
 
 def main() -> None:
     """Parse, measure, print a Markdown table."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("models", nargs="+")
-    parser.add_argument("--peer-python", required=True, help="an interpreter that has llama-cpp-python")
-    parser.add_argument("-t", "--threads", type=int, default=2)
-    parser.add_argument("--rounds", type=int, default=3)
+    parser = make_parser(__doc__, "peer", "models", rounds=3)
     parser.add_argument("--prefill-depth", type=int, default=0, metavar="D", help="also prefill after D tokens")
     parser.add_argument("--decode-depth", type=int, default=0, metavar="D", help="also decode after D tokens")
     parser.add_argument("--one-shot", action="store_true", help="also short answers with the defaults of both")
     parser.add_argument("--verify", action="store_true", help="also 4 tokens in one step against 1")
     options = parser.parse_args()
-    print("| model | figure | localllm | llama.cpp | ratio |\n|---|---|---|---|---|")
+    print_header(["model", "figure", "localllm", "llama.cpp", "ratio"])
     for model in options.models:
         for row in rows(options, model):
-            print("| " + " | ".join(row) + " |", flush=True)
-
-
-if __name__ == "__main__":
-    main()
+            print_row(row)
