@@ -1,10 +1,10 @@
 """Quantization: encoders of GGUF's block formats, GPTQ, and llama.cpp's recipes that give each tensor its format.
 
-- formats.py, layouts.py: the formats, and where a block's fields are; recipes.py, roles.py: which format a tensor gets
-- encode.py: the entry point. Encoders: affine.py, symmetric.py, iq.py with codebook.py, iq4.py, mxfp4.py, ternary.py,
-  q1_0.py, q8_0.py, floats.py
+- formats.py, layouts.py: the formats, and where a block's fields are; recipes.py: which format a tensor gets
+- encode.py: the entry point. Encoders: affine.py, symmetric.py, codebook.py, value_tables.py, ternary.py; blocks.py has
+  what they share
 - gptq.py, hessian.py: encoding with error feedback; block_codes.py: reads scales of blocks and replaces their codes
-- numba_cache.py, cache.py: machine code of the searches, cached on disk
+- numba_cache.py: machine code of the searches, cached on disk
 
 Words:
 

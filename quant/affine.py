@@ -16,9 +16,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from localllm.quant.bit_packing import put_group, putter
-from localllm.quant.block_scaling import load_block
-from localllm.quant.float16 import nearest_half, put_half
+from localllm.quant.blocks import load_block, nearest_half, put_group, put_half, putter
 from localllm.quant.formats import BY_NAME
 from localllm.quant.layouts import LAYOUTS
 from localllm.quant.numba_cache import compiled, compiled_encoder, inlined
@@ -58,7 +56,6 @@ class AffineSuperBlock(NamedTuple):
 
 @inlined
 def new_super_block(blocks, size):
-    """Allocate the state for `blocks` sub-blocks of `size` weights."""
     x, w, rows = np.zeros((blocks, size), f32), np.zeros((blocks, size), f32), np.zeros((12, blocks), f32)
     grid, factors = np.zeros((2, GRID), f32), np.zeros((2, FACTORS), f32)
     return AffineSuperBlock(
@@ -69,19 +66,18 @@ def new_super_block(blocks, size):
 
 @inlined
 def nearest_code(x, low, inverse, top):
-    """Return the code nearest x; inverse: 1 / scale."""
+    """Round to a code; inverse: 1 / scale."""
     return min(max(np.rint((x - low) * inverse), ZERO), top)
 
 
 @inlined
 def inverse_of(scale):
-    """Return 1 / scale; 0 if the scale is not positive."""
     return ONE / scale if scale > ZERO else ZERO
 
 
 @inlined
 def code_sums(x, weight, b, scale, low, top):
-    """Compute Σwl, Σwll and Σwlx over sub-block b, with the nearest codes l."""
+    """Compute Σwl, Σwll and Σwlx with the nearest codes l."""
     inverse = inverse_of(scale)
     wl, wll, wlx = ZERO, ZERO, ZERO
     for i in range(x.shape[1]):
@@ -95,7 +91,6 @@ def code_sums(x, weight, b, scale, low, top):
 
 @inlined
 def block_error(x, weight, b, scale, low, top):
-    """Compute the error of sub-block b, with the nearest codes."""
     inverse, error = inverse_of(scale), ZERO
     for i in range(x.shape[1]):
         distance = x[b, i] - low - scale * nearest_code(x[b, i], low, inverse, top)
@@ -105,10 +100,7 @@ def block_error(x, weight, b, scale, low, top):
 
 @inlined
 def fit(w, wx, wl, wll, wlx, highest):
-    """Compute the scale and the low with the least error; low is at most `highest`.
-
-    w, wx, wl, wll, wlx: the sums Σw, Σwx, Σwl, Σwll, Σwlx over the sub-block, l being its codes.
-    """
+    """Compute the scale and the low, at most `highest`, with the least error from the sums Σw, Σwx, Σwl, Σwll, Σwlx."""
     determinant = w * wll - wl * wl
     scale = (w * wlx - wx * wl) / determinant if determinant > TINY * w * wll else ZERO  # else one code for all
     low = (wx - scale * wl) / w
@@ -126,10 +118,7 @@ def predict_error(w, wx, wxx, wl, wll, wlx, scale, low):
 
 @inlined
 def half_of(value, unit):
-    """Round `value` so that value * unit is a float16; unit: a power of two.
-
-    The result is 0 only if `value` is not positive.
-    """
+    """Round `value` so that value * unit is a float16; 0 only if `value` is not positive."""
     return max(nearest_half(value * unit), f32(2.0**-24)) / unit if value > ZERO else ZERO
 
 
@@ -201,10 +190,7 @@ def first_factors(s, steps, unit):
 
 @inlined
 def round_block(s, b, top, steps, factor, low_factor):
-    """Choose the integers k and m of sub-block b near the present ones (stage 3).
-
-    Update its sums, and return the error.
-    """
+    """Choose k and m near the present ones, and update the sums; return the error (stage 3)."""
     w, wx, wxx = s.sum_w[b], s.sum_wx[b], s.sum_wxx[b]
     low_inverse = inverse_of(low_factor)
     start_k, start_low = s.k[b], -low_factor * s.m[b]
@@ -269,10 +255,7 @@ def search_super_block(s, top, steps, unit):
 
 @compiled
 def search_plain_block(s, top, unit):
-    """Find the scale and the low, both float16, of a block without sub-blocks (sub-block 0 of s).
-
-    The low may have any sign.
-    """
+    """Find the scale and the low, of any sign, both float16, of a block without sub-blocks (sub-block 0 of s)."""
     search_block(s, 0, top, HUGE)
     w, wx, wxx = s.sum_w[0], s.sum_wx[0], s.sum_wxx[0]
     scale, low, wl, wll, wlx = s.scale[0], s.low[0], s.sum_wl[0], s.sum_wll[0], s.sum_wlx[0]
@@ -316,7 +299,6 @@ def super_blocks(name):
     d, d_low = layout.d, layout.low
 
     def encode(weights, importance, out):
-        """Encode float32 [rows, columns] with importance float32 [columns] to uint8 [rows, bytes]."""
         s = new_super_block(blocks, size)
         for row in range(weights.shape[0]):
             for block in range(weights.shape[1] // 256):
@@ -344,7 +326,6 @@ def plain_blocks(name):
     put_code, d, d_low, top = putter(layout.codes, 32), layout.d, layout.low, f32((1 << layout.bits) - 1)
 
     def encode(weights, importance, out):
-        """Encode float32 [rows, columns] with importance float32 [columns] to uint8 [rows, bytes]."""
         s = new_super_block(1, 32)
         for row in range(weights.shape[0]):
             for block in range(weights.shape[1] // 32):
@@ -363,7 +344,6 @@ def plain_blocks(name):
 
 @inlined
 def put_codes(put, out, x, b, scale, low, top):
-    """Store the nearest codes of sub-block b to the bytes `out` of a block."""
     inverse = inverse_of(scale)
     for i in range(x.shape[1]):
         code = np.uint8(nearest_code(x[b, i], low, inverse, top))

@@ -36,7 +36,6 @@ class Codes(NamedTuple):
 
 @cache
 def format_codes(name: str) -> Codes:
-    """Return the codes of a format, one of OPENABLE."""
     layout = LAYOUTS[name]
     if layout.values:
         stored = np.argsort(np.array(layout.values), kind="stable").astype(np.uint8)
@@ -52,10 +51,7 @@ def format_codes(name: str) -> Codes:
 
 
 def read_scales(name: str, blocks: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Read the scales and offsets of blocks: float32 [blocks, groups] each.
-
-    blocks: uint8 [blocks, bytes].
-    """
+    """Read the scales and offsets of blocks, uint8 [blocks, bytes]: float32 [blocks, groups] each."""
     layout = LAYOUTS[name]
     groups = BY_NAME[name].block // layout.group
     d = np.ones((len(blocks), 1), np.float32) if layout.d is None else read_half(blocks, layout.d)
@@ -88,7 +84,6 @@ def put_codes(name: str, blocks: np.ndarray, codes: np.ndarray) -> None:
 
 
 def put_field(field: Field, blocks: np.ndarray, values: np.ndarray) -> None:
-    """Write numbers, uint8 [blocks, numbers], to a field of blocks."""
     byte, bit = np.array([field.place(i) for i in range(values.shape[1])]).T
     blocks[:, np.unique(byte)] = 0  # no other field shares the bytes of a field of codes
     for lowest in np.unique(bit):
@@ -106,7 +101,6 @@ def dequantize(name: str, rows: np.ndarray) -> np.ndarray:
 
 
 def dequantize_codes(name: str, rows: np.ndarray) -> np.ndarray:
-    """Dequantize rows of Q1_0 or Q2_0, uint8 [rows, bytes]: float32 [rows, columns]."""
     layout, blocks = LAYOUTS[name], rows.reshape(-1, BY_NAME[name].bytes)
     codes = numbers(blocks, layout.codes, BY_NAME[name].block)
     scales, _ = read_scales(name, blocks)

@@ -6,7 +6,8 @@ from concurrent.futures import ThreadPoolExecutor
 import numpy as np
 from numpy.typing import NDArray
 
-from localllm.quant import affine, floats, iq, iq4, mxfp4, q1_0, q8_0, symmetric, ternary
+from localllm.quant import affine, codebook, symmetric, ternary, value_tables
+from localllm.quant.blocks import narrow_to_bf16, narrow_to_half
 from localllm.quant.formats import BY_NAME
 
 # An encoder of rows: (weights float32 [rows, columns], importance float32 [columns] or None, out uint8 [rows, bytes]).
@@ -18,10 +19,7 @@ LEAST_IMPORTANCE = 1e-6  # times the mean, added to each column, so that columns
 
 
 def column_weights(importance: NDArray | None, columns: int) -> NDArray:
-    """Return the weights of errors by column, float32 [columns], with a mean of about 1.
-
-    importance: None if all columns count alike.
-    """
+    """Return the weights of errors by column, float32 [columns], with a mean of about 1; all 1 without importance."""
     mean = 0.0 if importance is None else float(np.mean(importance, dtype=np.float64))
     if importance is None or mean == 0:
         return np.ones(columns, np.float32)
@@ -29,37 +27,47 @@ def column_weights(importance: NDArray | None, columns: int) -> NDArray:
 
 
 def with_weights(search: Callable) -> Encoder:
-    """Make an encoder from a search that needs column weights, even if no importance is given."""
-
     def encoder(weights: NDArray, importance: NDArray | None, out: NDArray) -> None:
         search(weights, column_weights(importance, weights.shape[1]), out)
 
     return encoder
 
 
+def encode_f32(weights: NDArray, importance: NDArray | None, out: NDArray) -> None:
+    out[:] = weights.view(np.uint8)
+
+
+def encode_f16(weights: NDArray, importance: NDArray | None, out: NDArray) -> None:
+    narrow_to_half(weights.reshape(-1), out.reshape(-1).view(np.uint16))
+
+
+def encode_bf16(weights: NDArray, importance: NDArray | None, out: NDArray) -> None:
+    narrow_to_bf16(weights.reshape(-1), out.reshape(-1).view(np.uint16))
+
+
 ENCODERS: dict[str, Encoder] = {
-    "F32": floats.encode_f32,
-    "F16": floats.encode_f16,
-    "BF16": floats.encode_bf16,
-    "Q1_0": with_weights(q1_0.encode_q1_0),
+    "F32": encode_f32,
+    "F16": encode_f16,
+    "BF16": encode_bf16,
+    "Q1_0": with_weights(ternary.encode_q1_0),
     "Q2_0": with_weights(symmetric.plain_blocks("Q2_0", 24, f32(-0.7), f32(0.3))),
     "Q4_0": with_weights(symmetric.plain_blocks("Q4_0")),
     "Q4_1": with_weights(affine.plain_blocks("Q4_1")),
     "Q5_0": with_weights(symmetric.plain_blocks("Q5_0")),
     "Q5_1": with_weights(affine.plain_blocks("Q5_1")),
-    "Q8_0": with_weights(q8_0.encode_q8_0),
+    "Q8_0": with_weights(symmetric.encode_q8_0),
     "Q2_K": with_weights(affine.super_blocks("Q2_K")),
     "Q3_K": with_weights(symmetric.super_blocks("Q3_K", 12, f32(-0.6), f32(0.45), refits=2, rounds=4, reach=1)),
     "Q4_K": with_weights(affine.super_blocks("Q4_K")),
     "Q5_K": with_weights(affine.super_blocks("Q5_K")),
     # Integer scales lie so close together that trying many of them (reach=6) saves 5 % more error than a finer grid.
     "Q6_K": with_weights(symmetric.super_blocks("Q6_K", 8, f32(-0.6), f32(0.6), refits=1, rounds=2, reach=6)),
-    "IQ4_NL": with_weights(iq4.encode_iq4_nl),
-    "IQ4_XS": with_weights(iq4.encode_iq4_xs),
-    "MXFP4": with_weights(mxfp4.encode_mxfp4),
+    "IQ4_NL": with_weights(value_tables.encode_iq4_nl),
+    "IQ4_XS": with_weights(value_tables.encode_iq4_xs),
+    "MXFP4": with_weights(value_tables.encode_mxfp4),
     "TQ1_0": with_weights(ternary.encode_tq1_0),
     "TQ2_0": with_weights(ternary.encode_tq2_0),
-    **{name: with_weights(search) for name, search in iq.ENCODERS.items()},
+    **{name: with_weights(search) for name, search in codebook.ENCODERS.items()},
 }
 
 

@@ -16,7 +16,6 @@ class Format(NamedTuple):
     bytes: int  # bytes per block
 
     def row_bytes(self, columns: int) -> int:
-        """Return the bytes of a row of `columns` weights, a multiple of the block."""
         return columns // self.block * self.bytes
 
 

@@ -21,7 +21,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from localllm.quant.block_codes import OPENABLE, dequantize, format_codes, put_codes, read_scales
+from localllm.quant.block_codes import OPENABLE, Codes, dequantize, format_codes, put_codes, read_scales
 from localllm.quant.encode import encode
 from localllm.quant.formats import BY_NAME
 from localllm.quant.numba_cache import compiled, inlined
@@ -47,15 +47,11 @@ def shrink(moments: np.ndarray, damping: float) -> np.ndarray:
 
 
 def cost(errors: np.ndarray, moments: np.ndarray) -> float:
-    """Compute the mean squared error of a matrix's outputs.
-
-    errors: the errors of its weights, float32 [rows, columns].
-    """
+    """Compute the mean squared error of a matrix's outputs; errors: of its weights, float32 [rows, columns]."""
     return float(np.einsum("ij,ij->", errors @ moments.astype(np.float32, copy=False), errors, dtype=np.float64))
 
 
 def spans(columns: int) -> list[slice]:
-    """Divide the columns into spans of at most SPAN."""
     return [slice(first, min(first + SPAN, columns)) for first in range(0, columns, SPAN)]
 
 
@@ -113,7 +109,7 @@ class Feedback:
         self._hessian = hessian
 
     def encode(self, name: str, weights: np.ndarray) -> np.ndarray:
-        """Encode finite weights, float32 [rows, columns], to blocks, uint8 [rows, bytes of a row]."""
+        """Encode finite weights, float32 [rows, columns], to blocks, uint8 [rows, bytes]."""
         if self._is_plain:
             importance = self._importance if self._is_known else None
             return encode(name, weights, importance, self._threads)
@@ -127,17 +123,20 @@ class Feedback:
         return out
 
     def _encode(self, name: str, weights: np.ndarray, out: np.ndarray) -> None:
-        """Encode rows, float32 [rows, columns], to `out`, uint8 [rows, bytes]."""
         format, errors = BY_NAME[name], np.empty_like(weights)
         parts, codes = spans(weights.shape[1]), []
         for part in parts:
             before = slice(0, part.start)
             targets = weights[:, part] + errors[:, before] @ self._unit[before, part]
-            blocks = encode(name, targets, self._importance_of(name, part))
+            # With one code per weight, later columns of the same span compensate, too.
+            importance = (self._alone if name in OPENABLE else self._together)[part]
+            blocks = encode(name, targets, importance)
             out[:, format.row_bytes(part.start) : format.row_bytes(part.stop)] = blocks
             if name in OPENABLE:
-                codes.append(self._choose_codes(name, blocks, targets, weights[:, part], part))
-                errors[:, part] = codes[-1].lost
+                span = CodedSpan(name, blocks, weights[:, part])
+                span.choose(targets, self._unit[part, part], self._order[part] - part.start)
+                codes.append(span)
+                errors[:, part] = span.lost
             else:
                 errors[:, part] = weights[:, part] - dequantize(name, blocks)
         for _ in range(SWEEPS):
@@ -146,21 +145,6 @@ class Feedback:
                 errors[:, part] = span.lost
         for part, span in zip(parts, codes, strict=False):
             span.put(out[:, format.row_bytes(part.start) : format.row_bytes(part.stop)])
-
-    def _importance_of(self, name: str, part: slice) -> np.ndarray:
-        """Return the weights of errors in a span, float32 [columns of the span].
-
-        With one code per weight, later columns of the same span compensate, too; in codebook formats, later spans only.
-        """
-        return (self._alone if name in OPENABLE else self._together)[part]
-
-    def _choose_codes(
-        self, name: str, blocks: np.ndarray, targets: np.ndarray, weights: np.ndarray, part: slice
-    ) -> "CodedSpan":
-        """Choose the codes of a span with error feedback, keeping the scales of `blocks`."""
-        span = CodedSpan(name, blocks, weights)
-        span.choose(targets, self._unit[part, part], self._order[part] - part.start)
-        return span
 
 
 class CodedSpan:
@@ -171,10 +155,7 @@ class CodedSpan:
     """
 
     def __init__(self, name: str, blocks: np.ndarray, weights: np.ndarray):
-        """Read the scales of blocks, uint8 [rows, bytes].
-
-        weights: float32 [rows, columns].
-        """
+        """Read the scales of blocks, uint8 [rows, bytes], of weights, float32 [rows, columns]."""
         self._name, self._table = name, format_codes(name)
         self._weights = np.ascontiguousarray(weights)
         rows = len(weights)
@@ -188,14 +169,14 @@ class CodedSpan:
         targets: float32 [rows, columns]; unit: float32 [columns, columns], the share of a column's error that is added
         to each later target; order: int [columns].
         """
-        choose_codes(np.ascontiguousarray(unit), order, *self._grid_and_rows(targets))
+        choose_codes(np.ascontiguousarray(unit), order, *self._table_and_rows(targets))
 
     def improve(self, slopes: np.ndarray, hessian: np.ndarray) -> None:
         """Improve codes by coordinate descent.
 
         slopes: float32 [rows, columns], the errors of all columns @ moments; hessian: moments of this span's columns.
         """
-        improve_codes(np.ascontiguousarray(hessian), *self._grid_and_rows(slopes))
+        improve_codes(np.ascontiguousarray(hessian), *self._table_and_rows(slopes))
 
     def put(self, blocks: np.ndarray) -> None:
         """Write the codes to blocks, uint8 [rows, bytes]."""
@@ -203,18 +184,8 @@ class CodedSpan:
         put_codes(self._name, whole, self._table.stored[self._codes].reshape(len(whole), -1))
         blocks[:] = whole.reshape(blocks.shape)
 
-    def _grid_and_rows(self, moved: np.ndarray) -> tuple["CodeGrid", "RowsOfSpan"]:
-        """Return the arguments of choose_codes and improve_codes; moved: targets, or slopes."""
-        grid = CodeGrid(self._table.levels, self._table.is_even, self._table.group)
-        return grid, RowsOfSpan(moved, self._weights, self._scales, self._offsets, self._codes, self.lost)
-
-
-class CodeGrid(NamedTuple):
-    """The codes of a format, as compiled functions take them: see localllm.quant.block_codes.Codes."""
-
-    levels: np.ndarray
-    is_even: bool
-    group: int
+    def _table_and_rows(self, moved: np.ndarray) -> tuple[Codes, "RowsOfSpan"]:
+        return self._table, RowsOfSpan(moved, self._weights, self._scales, self._offsets, self._codes, self.lost)
 
 
 class RowsOfSpan(NamedTuple):
@@ -232,50 +203,50 @@ class RowsOfSpan(NamedTuple):
 
 
 @inlined
-def nearest(grid, x):
+def nearest(table, x):
     """Return the index of the level nearest to x."""
-    last = grid.levels.size - 1
-    if grid.is_even:
-        return int(min(max(np.rint(x - grid.levels[0]), np.float32(0)), np.float32(last)))
+    last = table.levels.size - 1
+    if table.is_even:
+        return int(min(max(np.rint(x - table.levels[0]), np.float32(0)), np.float32(last)))
     index = 0
     for k in range(last):
-        index += x > (grid.levels[k] + grid.levels[k + 1]) * np.float32(0.5)
+        index += x > (table.levels[k] + table.levels[k + 1]) * np.float32(0.5)
     return index
 
 
 @compiled
-def choose_codes(unit, order, grid, of):
+def choose_codes(unit, order, table, of):
     """Choose each row's codes in order, each nearest to its target, and add its error to the later targets."""
     columns = of.weights.shape[1]
     target = np.empty(columns, np.float32)
     for row in range(of.weights.shape[0]):
         target[:] = of.moved[row]
         for j in order:
-            scale, offset = of.scales[row, j // grid.group], of.offsets[row, j // grid.group]
+            scale, offset = of.scales[row, j // table.group], of.offsets[row, j // table.group]
             inverse = np.float32(1) / scale if scale != 0 else np.float32(0)
-            code = nearest(grid, (target[j] - offset) * inverse)
-            error = of.weights[row, j] - (grid.levels[code] * scale + offset)
+            code = nearest(table, (target[j] - offset) * inverse)
+            error = of.weights[row, j] - (table.levels[code] * scale + offset)
             of.codes[row, j], of.lost[row, j] = code, error
             for k in range(columns):
                 target[k] += error * unit[j, k]
 
 
 @compiled
-def improve_codes(hessian, grid, of):
+def improve_codes(hessian, table, of):
     """Replace each row's codes, one after another, by the code with the least cost while all others stay."""
     columns = of.weights.shape[1]
     slope = np.empty(columns, np.float32)
     for row in range(of.weights.shape[0]):
         slope[:] = of.moved[row]
         for j in range(columns):
-            scale, offset = of.scales[row, j // grid.group], of.offsets[row, j // grid.group]
+            scale, offset = of.scales[row, j // table.group], of.offsets[row, j // table.group]
             if scale == 0 or hessian[j, j] <= 0:
                 continue
             best = of.weights[row, j] - of.lost[row, j] + slope[j] / hessian[j, j]
-            code = nearest(grid, (best - offset) / scale)
+            code = nearest(table, (best - offset) / scale)
             if code == of.codes[row, j]:
                 continue
-            error = of.weights[row, j] - (grid.levels[code] * scale + offset)
+            error = of.weights[row, j] - (table.levels[code] * scale + offset)
             change = error - of.lost[row, j]
             of.codes[row, j], of.lost[row, j] = code, error
             for k in range(columns):

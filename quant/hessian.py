@@ -43,17 +43,11 @@ class Hessian:
         self._known: dict[tuple[int, float], Feedback] = {}  # encoders by (half, damping)
 
     def feedback(self, name: str, sample: np.ndarray) -> Feedback:
-        """Make the encoder of a matrix in a format, from both halves.
-
-        sample: sample rows of the matrix, float32 [rows, columns], with which the damping is chosen.
-        """
+        """Make the encoder of a matrix in a format; sample: rows, float32 [rows, columns], that choose the damping."""
         return self._feedback(2, self.damping(name, sample))
 
     def damping(self, name: str, sample: np.ndarray) -> float:
-        """Return the one of DAMPINGS with the least error when each half is validated on the other.
-
-        sample: sample rows.
-        """
+        """Return the one of DAMPINGS with the least error in sample rows when each half is validated on the other."""
         if min(self.counts) == 0:
             return DAMPINGS[-1]
 
@@ -74,7 +68,8 @@ class Hessian:
         """Make an encoder; half: from half 0, half 1, or both (2)."""
         if (half, damping) in self._known:
             return self._known[half, damping]
-        encoder = Feedback(self._whole() if half == 2 else self.halves[half], damping, self._threads)
+        moments = self.halves[half] if half < 2 else self._whole()
+        encoder = Feedback(moments, damping, self._threads)
         if self._is_small:
             self._known[half, damping] = encoder
         return encoder
@@ -118,10 +113,7 @@ def mean_moments(pieces: Sequence[np.ndarray], columns: int, threads: int = 1) -
 
 
 def outlier_shares(pieces: Sequence[np.ndarray]) -> list[np.ndarray | None]:
-    """Return the factor of each row's moments that scales outliers down.
-
-    For each piece float32 [rows, 1], or None if all factors are 1.
-    """
+    """Return, by piece, the factors of rows' moments that scale outliers down: float32 [rows, 1]; None: all are 1."""
     with np.errstate(over="ignore", invalid="ignore"):
         squares = [np.einsum("ij,ij->i", piece, piece) for piece in pieces]
     most = FAR * np.median(np.concatenate(squares)) if sum(map(len, squares)) else 0
@@ -131,9 +123,6 @@ def outlier_shares(pieces: Sequence[np.ndarray]) -> list[np.ndarray | None]:
 
 
 def limit_outliers(pieces: Sequence[np.ndarray]) -> Iterator[np.ndarray]:
-    """Yield each piece, float32 [rows, columns], with outliers scaled down.
-
-    Then each row's squared norm is at most FAR times the median.
-    """
+    """Yield each piece, float32 [rows, columns], with rows scaled to at most FAR times the median squared norm."""
     for piece, part in zip(pieces, outlier_shares(pieces), strict=True):
         yield piece if part is None else piece * np.sqrt(part)

@@ -60,7 +60,6 @@ class Places(NamedTuple):
     places: tuple[tuple[int, int], ...]  # (byte, lowest bit) of each number
 
     def place(self, i: int) -> tuple[int, int]:
-        """Return where number i is stored: (byte, lowest bit)."""
         return self.places[i]
 
 
@@ -95,12 +94,11 @@ class Layout(NamedTuple):
         return min(self.group, 32)
 
     def part(self, name: str) -> int:
-        """Return the first byte of a field of `parts`."""
         return dict(self.parts)[name]
 
 
 def in_order(at: int, count: int, shift: int) -> tuple[tuple[int, int], ...]:
-    """Return places for `count` numbers, one in each byte from `at` on, beginning at bit `shift`."""
+    """Return places for a number in each of `count` bytes, beginning at bit `shift`."""
     return tuple((at + i, shift) for i in range(count))
 
 

@@ -67,7 +67,6 @@ def compiled_encoder(name: str, encode: Callable) -> Callable:
 
 @cache
 def code_folder() -> Path:
-    """Return the folder of this computer's machine code, named by the hash."""
     key = hashlib.sha256()
     for source in sorted(Path(__file__).parent.glob("*.py")):
         key.update(source.name.encode() + b"\0" + source.read_bytes() + b"\0")
@@ -79,8 +78,6 @@ def code_folder() -> Path:
 
 
 class _Locator(UserProvidedCacheLocator):
-    """A locator that makes Numba's cache use our folder."""
-
     def __init__(self, function: FunctionType, source: str):
         super().__init__(function, source)
         self._cache_path = str(code_folder())
@@ -94,21 +91,18 @@ class _Locator(UserProvidedCacheLocator):
 
 
 class _Implementation(CompileResultCacheImpl):
-    """Numba's serialization of compiled functions, in our folder."""
-
     _locator_classes = [_Locator]  # noqa: RUF012
 
 
 class _Cache(FunctionCache):
-    """Numba's cache, in our folder. A function whose entry cannot be read is compiled again."""
+    """A function whose entry cannot be read is compiled again."""
 
     _impl_class = _Implementation
 
     def _index_key(self, signature, codegen):
-        """Return the key of a compiled function, without Numba's hash of its closure.
+        """Return the key without Numba's hash of the closure, which differs between processes where it has functions.
 
-        That hash differs between processes if the closure contains compiled functions. The function's name and the name
-        of the folder identify it instead.
+        The function's name and the name of the folder identify it instead.
         """
         return signature, codegen.magic_tuple()
 

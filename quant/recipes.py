@@ -15,20 +15,67 @@ from typing import NamedTuple
 import numpy as np
 
 from localllm.quant.formats import BY_NAME
-from localllm.quant.roles import (
-    ATTENTION_OUTPUT,
-    DOWN,
-    EMBEDDING,
-    GATE,
-    IN_8_BITS,
-    KEY,
-    OUTPUT,
-    QUERY,
-    UP,
-    VALUE,
-    is_quantized,
-    role_of,
+
+KEPT = re.compile(  # small or sensitive matrices, which are not quantized
+    r"""_norm\.weight | ffn_gate_inp\.weight | ffn_gate_tid2eid\.weight | altup | laurel | per_layer_model_proj
+    | ^position_embd\.weight$ | ^token_types\.weight$ | ssm_conv1d | shortconv\.conv\.weight
+    | indexer\.[kq]_proj\.weight | time_mix_(?:first|w[012]|v[012]|a[012]|g[12]|decay_w[12]|lerp_fused)\.weight
+    | attn_rel_b\.weight | \.position_embd | sam\.pos_embd | sam\.neck\. | sam\.net_ | \.rel_pos | \.patch_embd
+    | \.patch_merger | a\.rvq\.codebook | mm\.a\.code_embd""",
+    re.VERBOSE,
 )
+
+
+KEPT_OF_ARCH = {  # further matrices that are not quantized, by architecture
+    "clip": re.compile(r"^mm\.input_projection\.weight$"),  # Gemma 3's is transposed: llama-quantize breaks the file
+    "glm5-next": re.compile(
+        r"""hc_ | indexer\.(?:attn_q_b|attn_k|proj) | indexer_compressor | ssm_(?:[fg]_[ab]|beta)\.weight
+        | attn_kv_a_mqa\.weight | attn_[kv]_b\.weight""",
+        re.VERBOSE,
+    ),
+}
+IN_8_BITS = {"glm5-next": re.compile(r"attn_q_[ab]|nextn\.eh_proj")}  # matrices that get Q8_0 in every recipe
+
+
+def is_quantized(name: str, shape: tuple[int, ...], arch: str = "") -> bool:
+    """Return whether a tensor is quantized: matrices and stacks of matrices, whose rows have shape[-1] weights, are."""
+    of_arch = KEPT_OF_ARCH.get(arch)
+    is_kept = KEPT.search(name) or (of_arch and of_arch.search(name))
+    return max(shape[:-1], default=1) > 1 and name.endswith("weight") and not is_kept
+
+
+# ---- roles
+
+OUTPUT, EMBEDDING, QUERY, KEY, VALUE, ATTENTION_OUTPUT, UP, GATE, DOWN, OTHER = (
+    "output",
+    "embedding",
+    "query",
+    "key",
+    "value",  # also fused with query and key (attn_qkv), or expanded from MLA's latent cache (attn_kv_b)
+    "attention output",
+    "up",
+    "gate",
+    "down",
+    "other",
+)
+ROLES = [  # (role, substrings of names); the first match counts
+    (VALUE, ("attn_qkv.weight", "attn_kv_b.weight", "attn_v.weight")),
+    (KEY, ("attn_k.weight",)),
+    (QUERY, ("attn_q.weight",)),
+    (ATTENTION_OUTPUT, ("attn_output.weight",)),
+    (UP, ("ffn_up",)),
+    (GATE, ("ffn_gate",)),
+    (DOWN, ("ffn_down",)),
+]
+
+
+def role_of(name: str) -> str:
+    """Return the role of a tensor; OTHER if it has none of the roles above."""
+    if name == "output.weight":
+        return OUTPUT
+    if name in ("token_embd.weight", "per_layer_token_embd.weight"):
+        return EMBEDDING
+    return next((role for role, parts in ROLES if any(part in name for part in parts)), OTHER)
 
 
 class Recipe(NamedTuple):
@@ -102,10 +149,7 @@ class ModelFacts(NamedTuple):
 
     @classmethod
     def of(cls, metadata: Mapping[str, object], importance: bool) -> "ModelFacts":
-        """Read the properties from a model's metadata.
-
-        A missing or non-integer value counts as 0; a missing head_count_kv counts as head_count.
-        """
+        """Read the properties. A missing number counts as 0; a missing head_count_kv counts as head_count."""
         arch = str(metadata.get("general.architecture", ""))
 
         def number(key: str, default: int = 0) -> int:
@@ -136,12 +180,10 @@ class MatrixPlace(NamedTuple):
 
     @property
     def first_eighth(self) -> bool:
-        """Return whether the matrix is in the first eighth of the layers."""
         return self.layer < self.layers // 8
 
     @property
     def last_eighth(self) -> bool:
-        """Return whether the matrix is in the last eighth of the layers."""
         return self.layer >= 7 * self.layers // 8
 
     @property
@@ -161,7 +203,7 @@ SMALL = ("IQ2_S", "IQ2_M")
 
 
 def rules(*rows: tuple[str, Rule]) -> dict[str, Rule]:
-    """Make a table of rules by recipe; rows: (names of recipes, separated by spaces, and their rule)."""
+    """Make a table of rules by recipe; rows: (names separated by spaces, rule)."""
     return {name: rule for names, rule in rows for name in names.split()}
 
 
@@ -227,7 +269,6 @@ EMBEDDING_FORMATS = {
 
 
 def value_format(recipe: str, at: MatrixPlace) -> str:
-    """Choose the format of attn_v."""
     if recipe in TINY or recipe in SMALL:
         return VALUE_RULES[recipe](at)
     if at.model.experts == 8:  # attention is small compared with the experts
@@ -237,14 +278,12 @@ def value_format(recipe: str, at: MatrixPlace) -> str:
 
 
 def key_format(recipe: str, at: MatrixPlace) -> str:
-    """Choose the format of attn_k."""
     if at.model.experts == 8:
         return "Q4_K" if recipe in TINY or recipe in SMALL else "Q8_0"
     return QUERY_RULES.get(recipe, lambda at: "")(at)
 
 
 def attention_output_format(recipe: str, at: MatrixPlace) -> str:
-    """Choose the format of attn_output."""
     falcon, eight = at.model.arch == "falcon", at.model.experts == 8
     if falcon and recipe not in TINY and recipe not in SMALL:
         table = FALCON_ATTENTION_OUTPUT_RULES
@@ -303,7 +342,6 @@ class TypeChoice(NamedTuple):
 
     @property
     def is_fallback(self) -> bool:
-        """Return whether the tensor gets another format than the wanted one."""
         return self.format != self.wanted
 
 
@@ -342,7 +380,6 @@ class Planner:
         return name == "output.weight" or (name == "token_embd.weight" and self.tied)
 
     def by_pattern(self, name: str) -> str:
-        """Return the format that one of the user's patterns gives a tensor, or ""."""
         return next((format for pattern, format in self.options.patterns if pattern.search(name)), "")
 
     def by_rule(self, name: str, shape: tuple[int, ...], role: str) -> str:

@@ -1,4 +1,4 @@
-"""TQ1_0 and TQ2_0: weights of -d, 0 or d, with a d for 256 weights, for models trained that way.
+"""TQ1_0, TQ2_0: weights of -d, 0 or d, with a d for 256 weights; Q1_0: d or -d, for 128. For models trained that way.
 
 A byte of TQ1_0 holds 5 base-3 digits, each weight / d + 1, whose number is stored as a fraction: number / 243 * 256,
 rounded up. So 3 times the byte has the first digit above its lowest 8 bits, 3 times those 8 bits the second, and so on.
@@ -6,14 +6,12 @@ TQ2_0 stores the digits as codes of 2 bits.
 
 The search: weights larger than a border become d or -d, the others 0. Then the best d is Σw|x| / Σw over the larger
 ones, which reduces the error Σwx² by (Σw|x|)² / Σw. The best of BORDERS is refined: border = d / 2, and the best d for
-it, in turns.
+it, in turns. In Q1_0 the best signs are those of the weights, and the best d is Σw|x| / Σw over all.
 """
 
 import numpy as np
 
-from localllm.quant.bit_packing import putter
-from localllm.quant.block_scaling import normalize
-from localllm.quant.float16 import nearest_half, put_half
+from localllm.quant.blocks import nearest_half, normalize, put_half, putter
 from localllm.quant.formats import BY_NAME
 from localllm.quant.layouts import LAYOUTS, TRITS
 from localllm.quant.numba_cache import compiled, inlined
@@ -102,14 +100,12 @@ def pack_digits(codes, bytes, digits, out):
 
 @inlined
 def pack_tq1_0(codes, out):
-    """Pack the codes of 256 weights to the bytes of a block of TQ1_0."""
     for first, byte, bytes, digits in TRITS:
         pack_digits(codes[first:], bytes, digits, out[byte:])
 
 
 @inlined
 def pack_tq2_0(codes, out):
-    """Pack the codes of 256 weights to the bytes of a block of TQ2_0."""
     for first in range(0, 256, 32):
         for i in range(32):
             put_code(out, first, i, codes[first + i])
@@ -117,10 +113,6 @@ def pack_tq2_0(codes, out):
 
 @inlined
 def encode_rows(weights, importance, out, block_bytes, d_at, pack):
-    """Encode float32 [rows, columns] to uint8 [rows, bytes].
-
-    d_at: offset of d in a block; pack: packs the codes of a block.
-    """
     x, codes = np.empty(256, np.float32), np.empty(256, np.int32)
     for row in range(weights.shape[0]):
         for block in range(weights.shape[1] // 256):
@@ -133,11 +125,29 @@ def encode_rows(weights, importance, out, block_bytes, d_at, pack):
 
 @compiled
 def encode_tq1_0(weights, importance, out):
-    """Encode float32 [rows, columns] with importance float32 [columns] to uint8 [rows, bytes]."""
     encode_rows(weights, importance, out, TQ1_BYTES, TQ1_D, pack_tq1_0)
 
 
 @compiled
 def encode_tq2_0(weights, importance, out):
-    """Encode float32 [rows, columns] with importance float32 [columns] to uint8 [rows, bytes]."""
     encode_rows(weights, importance, out, TQ2_BYTES, TQ2_D, pack_tq2_0)
+
+
+Q1_BLOCK, Q1_BYTES, Q1_D = BY_NAME["Q1_0"].block, BY_NAME["Q1_0"].bytes, LAYOUTS["Q1_0"].d
+put_sign = putter(LAYOUTS["Q1_0"].codes, Q1_BLOCK)
+
+
+@compiled
+def encode_q1_0(weights, importance, out):
+    x = np.empty(Q1_BLOCK, np.float32)
+    for row in range(weights.shape[0]):
+        for block in range(weights.shape[1] // Q1_BLOCK):
+            into = out[row, block * Q1_BYTES : (block + 1) * Q1_BYTES]
+            into[:] = 0
+            unit = normalize(weights, row, block * Q1_BLOCK, Q1_BLOCK, x)
+            total, weight = np.float32(0), np.float32(0)
+            for i in range(Q1_BLOCK):
+                total += importance[block * Q1_BLOCK + i] * abs(x[i])
+                weight += importance[block * Q1_BLOCK + i]
+                put_sign(into, 0, i, np.uint8(x[i] >= 0))
+            put_half(into, Q1_D, nearest_half(total / weight * unit))

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 
 from localllm.errors import UsageError
 from localllm.quant.formats import BY_NAME
-from localllm.quant.roles import GATE, KEY, OTHER, QUERY, UP, role_of
+from localllm.quant.recipes import GATE, KEY, OTHER, QUERY, UP, role_of
 
 # Formats with codebooks decode more slowly, so none are offered.
 OF_SUPER_BLOCKS = ("Q2_K", "Q3_K", "IQ4_XS", "Q4_K", "Q5_K", "Q6_K")

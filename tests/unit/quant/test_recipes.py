@@ -21,10 +21,11 @@ from localllm.quant.recipes import (
     Planner,
     find_recipe,
     fit_format,
+    is_quantized,
     llama_order,
     needs_importance,
+    role_of,
 )
-from localllm.quant.roles import is_quantized, role_of
 
 CASES = json.loads((GOLDENS / "llama_quantize_plans.json").read_text())
 

@@ -36,7 +36,7 @@ from localllm.files.imatrix_file import (
     write_imatrix,
 )
 from localllm.files.text_file import read_text
-from localllm.quant.roles import is_quantized, role_of
+from localllm.quant.recipes import is_quantized, role_of
 from localllm.quantizing import imatrix
 from localllm.quantizing.imatrix import Collector, merge
 from localllm.services.chunks import split_chunks, with_bos

@@ -1,0 +1,166 @@
+"""What encoders of blocks share: 16-bit floats, units, and functions that pack numbers by a block's layout.
+
+Numbers are rounded to the nearest 16-bit float, ties to even, and never to infinity: one that is too large becomes the
+largest finite number of the type, because a somewhat wrong weight harms a model less than an infinite one. These
+functions have no branches, so that the compiler vectorizes loops over them.
+
+A search works on a block's weights divided by a power of two, their unit, so that no sum overflows or underflows.
+"""
+
+from collections.abc import Callable
+
+import numpy as np
+
+from localllm.quant.layouts import Field, Fields, Places
+from localllm.quant.numba_cache import compiled, inlined
+
+SMALLEST_HALF = np.float32(2.0**-24)
+LARGEST_BF16 = np.uint32(0x7F7F)
+
+
+@inlined
+def to_half(value):
+    """Convert a float32 to the bits of the nearest float16, uint16.
+
+    Half a unit of the last remaining bit is added to the bits as an integer; the carry may reach the exponent.
+    Subnormal results are multiples of 2 ** -24, as are floats from 1/2 to 1: adding 1/2 rounds to those.
+    """
+    bits = np.float32(value).view(np.uint32)
+    size = np.uint32(bits & np.uint32(0x7FFFFFFF))
+    sign = np.uint32((bits >> np.uint32(16)) & np.uint32(0x8000))
+    odd = np.uint32((size >> np.uint32(13)) & np.uint32(1))
+    normal = np.uint32((size - np.uint32(112 << 23) + np.uint32(0xFFF) + odd) >> np.uint32(13))
+    small = np.float32(size.view(np.float32) + np.float32(0.5)).view(np.uint32) - np.uint32(0x3F000000)
+    result = np.uint32(small) if size < np.uint32(113 << 23) else min(normal, np.uint32(0x7BFF))
+    return np.uint16(result | sign)
+
+
+@inlined
+def from_half(bits):
+    """Convert the bits of a finite float16 to float32.
+
+    At their positions in a float32, exponent and fraction give a number 2 ** 112 times too small, subnormal or not.
+    """
+    number = np.uint32((np.uint32(bits) & np.uint32(0x7FFF)) << np.uint32(13)).view(np.float32) * np.float32(2.0**112)
+    return -number if bits & np.uint16(0x8000) else number
+
+
+@inlined
+def nearest_half(value):
+    return from_half(to_half(value))
+
+
+@inlined
+def put_half(out, position, value):
+    """Store a float32 as a float16 in two bytes of `out`."""
+    bits = to_half(value)
+    out[position] = np.uint8(bits & np.uint16(0xFF))
+    out[position + 1] = np.uint8(bits >> np.uint16(8))
+
+
+@compiled
+def narrow_to_half(weights, out):
+    """Convert float32 [n] to float16 bits, uint16 [n]."""
+    for i in range(weights.size):
+        out[i] = to_half(weights[i])
+
+
+@compiled
+def narrow_to_bf16(weights, out):
+    """Convert float32 [n] to bfloat16 bits, uint16 [n]: the upper half of a float32."""
+    for i in range(weights.size):
+        bits = np.float32(weights[i]).view(np.uint32)
+        odd = np.uint32((bits >> np.uint32(16)) & np.uint32(1))
+        upper = np.uint32((bits & np.uint32(0x7FFFFFFF)) + np.uint32(0x7FFF) + odd) >> np.uint32(16)
+        out[i] = np.uint16(min(np.uint32(upper), LARGEST_BF16) | ((bits >> np.uint32(16)) & np.uint32(0x8000)))
+
+
+f32 = np.float32
+
+
+@inlined
+def largest_of(weights, row, start, count):
+    """Return the largest absolute value among some weights of a row."""
+    largest = f32(0)
+    for i in range(start, start + count):
+        largest = max(largest, abs(weights[row, i]))
+    return largest
+
+
+@inlined
+def unit_of(largest):
+    """Return the largest power of two that is at most `largest`; 0 if weights are so small that all become 0."""
+    if largest < f32(2.0**-25):
+        return f32(0)
+    return np.uint32(f32(largest).view(np.uint32) & np.uint32(0x7F800000)).view(f32)
+
+
+@inlined
+def normalize(weights, row, start, count, x):
+    """Copy weights, divided by their unit, to x; return the unit. If it is 0 (see unit_of), x becomes zeros."""
+    unit = unit_of(largest_of(weights, row, start, count))
+    inverse = f32(1) / unit if unit > 0 else f32(0)
+    for i in range(count):
+        x[i] = weights[row, start + i] * inverse
+    return unit
+
+
+@inlined
+def load_block(weights, importance, row, start, count, s):
+    """Copy weights, divided by their unit, to s.x, and their importance to s.weight; return the unit."""
+    flat = s.weight.reshape(-1)
+    for i in range(count):
+        flat[i] = importance[start + i]
+    return normalize(weights, row, start, count, s.x.reshape(-1))
+
+
+def putter(fields: Fields, together: int = 1) -> Callable:
+    """Make a function (out, first, i, number) that packs number first + i into the bytes of a block.
+
+    The bytes must be zero before. first: a multiple of `together`; i: less than `together`. Then the compiler
+    vectorizes loops over i. fields: the first holds the lowest bits of a number.
+    """
+    if len(fields) == 1:
+        return put_places(fields[0]) if isinstance(fields[0], Places) else put_field(fields[0], together)
+    low, high, bits = putter(fields[:1], together), putter(fields[1:], together), fields[0].bits
+
+    @inlined
+    def put(out, first, i, number):
+        low(out, first, i, number)
+        high(out, first, i, number >> bits)
+
+    return put
+
+
+def put_field(field: Field, together: int) -> Callable:
+    at, bits, run = field
+    each, mask, across = 8 // bits, (1 << bits) - 1, 8 // bits * run
+
+    @inlined
+    def anywhere(out, first, i, number):
+        n = first + i
+        out[at + n // across * run + n % run] |= (number & mask) << n // run % each * bits
+
+    @inlined
+    def of_runs(out, first, i, number):
+        start, shift = at + first // across * run + first % run, first // run % each * bits
+        out[start + i] |= (number & mask) << shift
+
+    return anywhere if run % together else of_runs
+
+
+def put_places(field: Places) -> Callable:
+    bytes_, shifts = np.array(field.places, np.int64).T.copy()
+    mask = (1 << field.bits) - 1
+
+    @inlined
+    def put(out, first, i, number):
+        out[bytes_[first + i]] |= (number & mask) << shifts[first + i]
+
+    return put
+
+
+def put_group(fields: Fields) -> Callable:
+    """Make a function (out, group, number) that packs a number stored per group."""
+    put = putter(fields)
+    return inlined(lambda out, group, number: put(out, group, 0, number))
