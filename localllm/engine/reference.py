@@ -13,7 +13,7 @@ from localllm.engine.run import Span
 from localllm.engine.trace.imatrix_collector import ImatrixCollector
 from localllm.engine.trace.rope_shift import RopeShift
 from localllm.errors import NOT_NUMBERS, ModelError
-from localllm.kernels.reference_cache import ReferenceCache
+from localllm.kernels.reference import ReferenceCache
 
 
 class ReferenceBackend:

@@ -1,8 +1,13 @@
-"""Dequantizes weights to float32 in plain NumPy. Tests compare the kernels with it."""
+"""The NumPy reference of the kernels: dequantizes weights, and rounds keys and values as the KV cache's types do."""
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
 
 import numpy as np
 
 from localllm.errors import ModelError
+from localllm.quant.layouts import IQ4_VALUES
 
 
 def dequantize(tensor) -> np.ndarray:
@@ -32,3 +37,219 @@ def dequantized_bits(data: np.ndarray, format: str) -> np.ndarray:
     scales = blocks[:, :2].copy().view(np.float16).astype(np.float32)
     bits = np.unpackbits(blocks[:, 2:], axis=-1, bitorder="little").astype(np.float32)
     return scales * (2 * bits - 1 if format == "Q1_0" else bits[:, 0::2] + 2 * bits[:, 1::2] - 1)
+
+
+class ReferenceCache:
+    """The KV cache and recurrent states of one sequence in the reference backend.
+
+    Attention layers: keys and values, each float32 [tokens, heads, head dimension]. Recurrent layers: the states after
+    `length` tokens, or none before the first run.
+    """
+
+    def __init__(
+        self, kv_type: tuple[str, str], layers: dict | None = None, states: dict | None = None, length: int = 0
+    ):
+        """Create a cache, empty by default.
+
+        kv_type: the types of keys and values; layers: by layer state, [keys, values]; states: recurrent states by
+        (layer, number), or None if no recurrent layer has run yet.
+        """
+        self._kv_type, self._layers = kv_type, dict(layers or {})
+        self._states, self._length = None if states is None else dict(states), length
+        self._rotations: dict[Any, tuple[int, int]] = {}  # by state, see localllm.arch.layer_state
+
+    def keep(self, state, position: int, *new) -> list[np.ndarray]:
+        """Store new keys and values after the first `position` tokens; return all keys and values of the layer.
+
+        state: the layer's entry. Anything stored after `position` is overwritten.
+        """
+        old = self._layers.get(state, [x[:0] for x in new])
+        missing = max(position - len(old[0]), 0)  # tokens of an encoder, which store nothing in this layer
+        old = [np.pad(x, ((0, missing), *[(0, 0)] * (x.ndim - 1))) for x in old] if missing else old
+        self._rotations[state] = rotations = state.rotations(self._kv_type)
+        rounded_new = [rounded(x, *how) for x, *how in zip(new, self._kv_type, rotations, strict=False)]
+        self._layers[state] = [np.concatenate((x[:position], y)) for x, y in zip(old, rounded_new, strict=True)]
+        return self._layers[state]
+
+    def kept(self, state) -> list[np.ndarray]:
+        """Return the keys and values of a layer's state."""
+        return self._layers[state]
+
+    def state(self, layer: int, number: int, shape: tuple[int, ...]) -> np.ndarray:
+        """Return one of a layer's recurrent states: zeros of the given shape before the first run."""
+        return (self._states or {}).get((layer, number), np.zeros(shape, np.float32))
+
+    def put_state(self, layer: int, number: int, state: np.ndarray) -> None:
+        """Store a recurrent layer's state after the run."""
+        self._states = {**(self._states or {}), (layer, number): state}
+
+    def prepare(self, length: int, count: int) -> None:
+        """Set the length to `length` + `count` before a run of `count` tokens."""
+        self._length = length + count
+
+    def fork(self, length: int) -> "ReferenceCache":
+        """Return a cache with the same content. Arrays are never changed in place, so both caches share them."""
+        copy = ReferenceCache(self._kv_type, self._layers, self._states, self._length)
+        copy._rotations = self._rotations
+        return copy
+
+    def truncate(self, length: int) -> int:
+        """Shorten the sequence; return its new length, which may be less than `length`.
+
+        Keys and values stay in the arrays until they are overwritten. Recurrent states exist only for the current
+        length, so a sequence with states restarts at 0 unless its length stays the same.
+        """
+        if self._states is None or length == self._length:
+            self._length = length
+            return length
+        self._states, self._length = {}, 0
+        return 0
+
+    def shift(self, keep: int, count: int) -> int:
+        """Drop `count` tokens after the first `keep` and move later ones down; return the new length."""
+        self._layers = {
+            layer: [np.concatenate((x[:keep], x[keep + count : self._length])) for x in sides]
+            for layer, sides in self._layers.items()
+        }
+        self._length -= count
+        return self._length
+
+    def append_from(self, source: "ReferenceCache", first: int, length: int, count: int) -> bool:
+        """Append `count` tokens of another cache to the first `length` tokens of this one.
+
+        first: position of the first copied token. Returns whether that was possible: here always True.
+        """
+        self._layers = {
+            layer: [
+                np.concatenate((x[:length], y[first : first + count]))
+                for x, y in zip(self._layers.get(layer, [y[:0] for y in sides]), sides, strict=True)
+            ]
+            for layer, sides in source._layers.items()
+        }
+        self._rotations, self._length = source._rotations, length + count
+        return True
+
+    def rotate_keys(self, state, turn, first: int, end: int, distance: int) -> None:
+        """Rotate the keys at positions [first, end) back by `distance` positions (RoPE), and round them again.
+
+        turn: the layer's RoPE frequencies and which two numbers of a head make a pair.
+        """
+        keys, *values = self._layers[state]
+        moving = np.flatnonzero(turn.frequencies)  # pairs of frequency 0 do not rotate, and some overlap other pairs
+        u, v = turn.step * moving, turn.step * moving + turn.apart
+        cos, sin = (f(-distance * turn.frequencies[moving]) for f in (np.cos, np.sin))
+        rotated = keys.copy()
+        rotated[first:end, :, u] = keys[first:end, :, u] * cos - keys[first:end, :, v] * sin
+        rotated[first:end, :, v] = keys[first:end, :, u] * sin + keys[first:end, :, v] * cos
+        rotated[first:end] = rounded(rotated[first:end], self._kv_type[0], self._rotations[state][0])
+        self._layers[state] = [rotated, *values]
+
+    def close(self) -> None:
+        """Drop all arrays."""
+        self._layers, self._states = {}, None
+
+
+def hadamard(x: np.ndarray, block: int) -> np.ndarray:
+    """Multiply each `block` consecutive numbers of the last dimension by the orthonormal Hadamard matrix.
+
+    The matrix is its own inverse, so applying this twice restores x.
+    """
+    matrix = np.ones((1, 1))
+    while len(matrix) < block:
+        matrix = np.block([[matrix, matrix], [matrix, -matrix]])
+    blocks = x.reshape(*x.shape[:-1], -1, block)
+    return (blocks @ (matrix * block**-0.5).astype(np.float32)).reshape(x.shape)
+
+
+def rounded(x: np.ndarray, kind: str, rotation: int) -> np.ndarray:
+    """Round heads, [..., head dimension], as a cache of type `kind` does: float32 of the same shape.
+
+    rotation: if above 1, the block size of a Hadamard rotation that is applied before rounding and undone afterwards.
+    """
+    if rotation > 1:
+        return hadamard(rounded(hadamard(x, rotation), kind, 1), rotation)
+    with np.errstate(over="ignore"):
+        return KEEP[kind](x).astype(np.float32)
+
+
+def by_blocks(make: Callable[[np.ndarray], np.ndarray], repeat: int = 1) -> Callable[[np.ndarray], np.ndarray]:
+    """Make a function of heads, [..., head dimension], from `make`, a function of blocks, [..., 32].
+
+    A head that does not end with a whole block is padded with the block's first number times `repeat` (0 or 1).
+    """
+
+    def over_heads(x: np.ndarray) -> np.ndarray:
+        *outer_shape, columns = x.shape
+        padding = repeat * np.repeat(x[..., columns // 32 * 32 :][..., :1], -columns % 32, axis=-1)
+        blocks = np.concatenate((x, padding), axis=-1).reshape(*outer_shape, -1, 32)
+        return make(blocks).reshape(*outer_shape, -1)[..., :columns]
+
+    return over_heads
+
+
+SMALLEST = np.float32(2**-24)  # the smallest float16 above zero
+
+
+def half(x: np.ndarray) -> np.ndarray:
+    """Round to float16, to infinity where x is too large, and convert back to float32."""
+    with np.errstate(over="ignore"):
+        return x.astype(np.float16).astype(np.float32)
+
+
+def rounded_to_q8_0(x: np.ndarray) -> np.ndarray:
+    """Round blocks, [..., 32], to Q8_0: a float16 scale times signed bytes."""
+    scales = half(np.abs(x).max(axis=-1, keepdims=True) / np.float32(127))
+    return np.clip(np.rint(x / np.maximum(scales, SMALLEST)), -127, 127) * scales
+
+
+def symmetric(x: np.ndarray, centre: int) -> np.ndarray:
+    """Round blocks, [..., 32], to a float16 scale times codes from -centre to centre - 1 (Q4_0, Q5_0).
+
+    The number of largest magnitude gets the code -centre, so the scale has the opposite sign of that number.
+    """
+    size, top = np.abs(x).max(axis=-1, keepdims=True), x.max(axis=-1, keepdims=True)
+    scales = half(size / np.where(top == size, np.float32(-centre), np.float32(centre)))
+    codes = np.clip(np.rint(x / np.copysign(np.maximum(np.abs(scales), SMALLEST), scales)), -centre, centre - 1)
+    return codes * scales
+
+
+def with_minimum(x: np.ndarray, most: int) -> np.ndarray:
+    """Round blocks, [..., 32], to a float16 scale times codes from 0 to `most`, plus a float16 minimum (Q4_1, Q5_1)."""
+    least, top = x.min(axis=-1, keepdims=True), x.max(axis=-1, keepdims=True)
+    scales, minimums = half((top - least) / np.float32(most)), half(least)
+    return np.clip(np.rint((x - minimums) / np.maximum(scales, SMALLEST)), 0, most) * scales + minimums
+
+
+def rounded_to_iq4_nl(x: np.ndarray) -> np.ndarray:
+    """Round blocks, [..., 32], to IQ4_NL: a float16 scale times one of IQ4_VALUES.
+
+    The nearest values are found for the scale that makes the number of largest magnitude -127. Then the scale is fitted
+    to them by least squares, weighted by the squares of x.
+    """
+    size, top = np.abs(x).max(axis=-1, keepdims=True), x.max(axis=-1, keepdims=True)
+    first = size / np.where(top == size, np.float32(-127), np.float32(127))
+    y = np.divide(x, first, out=np.zeros_like(x), where=size > 0)
+    values = np.array(IQ4_VALUES, np.float32)
+    nearest = values[np.searchsorted((values[1:] + values[:-1]) / 2, y, side="right")]
+    products, squares = (y * y * nearest * other for other in (y, nearest))
+    ratio = products.sum(axis=-1, keepdims=True) / np.maximum(squares.sum(axis=-1, keepdims=True), SMALLEST)
+    return nearest * half(first * ratio)
+
+
+def rounded_to_bf16(x: np.ndarray) -> np.ndarray:
+    """Round to the nearest bfloat16, ties to even, as float32. All numbers must be finite."""
+    bits = np.asarray(x, np.float32).view(np.uint32)
+    return ((bits + (bits >> 16 & 1) + np.uint32(0x7FFF)) & np.uint32(0xFFFF0000)).view(np.float32)
+
+
+KEEP: dict[str, Callable] = {
+    "f32": np.float32,
+    "f16": np.float16,
+    "bf16": rounded_to_bf16,
+    "q8_0": by_blocks(rounded_to_q8_0),
+    "q5_1": by_blocks(partial(with_minimum, most=31)),
+    "q5_0": by_blocks(partial(symmetric, centre=16)),
+    "q4_1": by_blocks(partial(with_minimum, most=15)),
+    "q4_0": by_blocks(partial(symmetric, centre=8)),
+    "iq4_nl": by_blocks(rounded_to_iq4_nl, repeat=0),
+}

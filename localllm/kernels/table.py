@@ -33,13 +33,13 @@ PAGE = 64  # positions in a page of the KV cache
 
 # y = x / sqrt(mean(x^2) + epsilon) * weight, the mean of each `group` columns.
 RMS_NORM = kernel(
-    "rms_norm", "count x weight y stride columns group epsilon", "elementwise.norms", "by_norm", "x", in_place=True
+    "rms_norm", "count x weight y stride columns group epsilon", "elementwise.rowwise", "by_norm", "x", in_place=True
 )
 # y = (x - mean) / sqrt(variance + epsilon) * weight + bias, for each `group` columns.
 LAYER_NORM = kernel(
     "layer_norm",
     "count x weight bias y stride columns group epsilon",
-    "elementwise.norms",
+    "elementwise.rowwise",
     "by_norm",
     "x",
     in_place=True,
@@ -77,28 +77,26 @@ MIX_STREAMS = kernel(
     "x weights",
 )
 # x[t] = row ids[t] of the embedding matrix, whose rows have `row_bytes` bytes each; ids int64.
-EMBED = kernel("embed", "count weights row_bytes columns ids x stride", "matmul.embed", "by_row")
+EMBED = kernel("embed", "count weights row_bytes columns ids x stride", "matmul.matmul_float", "matmul.weights by_row")
 # y[t] = table[ids[t]], all int64.
-REPLACE_IDS = kernel("replace_ids", "count ids table y", "elementwise.rowwise", "elementwise.moves by_token")
+REPLACE_IDS = kernel("replace_ids", "count ids table y", "elementwise.rowwise", "by_token")
 # y[t] = ids[t] + 1, float32 [tokens, 1]; ids int64.
-AS_COLUMN = kernel("as_column", "count ids y stride", "elementwise.hashing", "by_token", "")
+AS_COLUMN = kernel("as_column", "count ids y stride", "elementwise.rowwise", "by_token", "")
 # y[t] = first + (the exclusive or over i of factors[i] * ids[t, i]) % size. x f32 [tokens, length or more]: ids plus 1,
 # of the token and of those before it, the latest first; 0: no token. From the first predecessor that is missing or
 # `end` on, all count as `end`. factors int64 [length], y int64.
-HASH = kernel("hash", "count x stride factors length size first end y", "elementwise.hashing", "by_token")
+HASH = kernel("hash", "count x stride factors length size first end y", "elementwise.rowwise", "by_token")
 # y[i] = x[rows[i]]; rows int64.
-SELECT = kernel("select", "count x rows y stride columns", "elementwise.rowwise", "elementwise.moves by_four", "x")
+SELECT = kernel("select", "count x rows y stride columns", "elementwise.rowwise", "by_four", "x")
 # y[i] = one row for the rows of x of sequence i of the run: their mean (kind 0), the first (1) or the last (2).
-POOL = kernel(
-    "pool", "count sequences x y stride columns kind", "elementwise.collect", "elementwise.moves by_four", "x"
-)
+POOL = kernel("pool", "count sequences x y stride columns kind", "elementwise.rowwise", "by_four", "x")
 # y f32 [tokens, columns] = columns of x: columns / groups consecutive ones of each of `groups` periods of `period`
 # columns, beginning with number `first` of the period.
 SLICE_COLUMNS = kernel(
     "slice_columns",
     "count x x_stride first groups period y stride columns",
     "elementwise.rowwise",
-    "elementwise.moves by_entry",
+    "by_entry",
     "x",
 )
 # y f32 [tokens, heads, x_columns + z_columns] = each head's columns of x, then those of z. shared 1: z has no heads,
@@ -107,19 +105,19 @@ CONCAT_HEADS = kernel(
     "concat_heads",
     "count x x_stride x_columns z z_stride z_columns shared heads y stride",
     "elementwise.rowwise",
-    "elementwise.moves by_head",
+    "by_head",
     "x z",
 )
 # CUDA: total = x + z, y = RMS_NORM of whole rows of total; total may be x.
 ADD_RMS_NORM = kernel(
-    "add_rms_norm", "count x z weight total y stride columns epsilon", "", "elementwise.norms by_norm"
+    "add_rms_norm", "count x z weight total y stride columns epsilon", "", "elementwise.rowwise by_norm"
 )
 # CUDA: y = ROPE of RMS_NORM of each head of x; weight f32 [heads, head_dim]; y may be x.
 RMS_NORM_ROPE = kernel(
     "rms_norm_rope",
     "count x weight epsilon y stride heads head_dim table pairs step apart",
     "",
-    "elementwise.norms by_norm",
+    "elementwise.rowwise by_norm",
 )
 # y = x * (1 + slope * log(floor((position + offset) / length) + 1)); positions int64.
 SCALE_BY_POSITION = kernel(
@@ -137,7 +135,7 @@ ANGLES = kernel(
     "angles",
     "count positions before frequencies pairs table factor",
     "elementwise.rowwise",
-    "elementwise.rotations by_row",
+    "by_row",
 )
 # y [tokens, heads, head_dim] = x with `pairs` pairs of numbers of each head rotated. Pair k is numbers k * step and k *
 # step + apart: step 2 and apart 1 for interleaved pairs, step 1 and apart `pairs` for split halves. y may be x; table:
@@ -146,14 +144,14 @@ ROPE = kernel(
     "rope",
     "count x y stride heads head_dim table pairs step apart",
     "elementwise.rowwise",
-    "elementwise.rotations by_head",
+    "by_head",
 )
 # y = x without padding, float32 [tokens, columns]; the argument y is the address of y's address. flaws: address of an
 # int64 that is increased if a number is not finite.
-LOGITS = kernel("logits", "count x stride columns y flaws", "elementwise.logits", "elementwise.moves by_entry")
+LOGITS = kernel("logits", "count x stride columns y flaws", "elementwise.rowwise", "by_entry")
 # x as integers, see quantize.py:
 # - high, low int8 [tokens, columns]: the two planes; words int16 [tokens, columns] or 0: both planes in one number, for
-#   CPUs that multiply 16-bit words (avx2_dots.py)
+#   CPUs that multiply 16-bit words (gemm_int16.py)
 # - scales f32 [tokens, columns / 16], each twice, since 32 columns share one
 # - sums f32 [tokens, columns / 16] of both planes (sums_*) and of the high plane (high_sums_*); *_32: over 32 columns,
 #   each twice; *_16: over 16 columns
@@ -186,11 +184,11 @@ LINEAR_FLOAT = kernel(
     " kernel_tokens",
     "matmul.matmul_float",
 )
-# tiles = 32 rows of W, `columns` columns from number `column` on, as BF16 tiles (amx/slab.py). weights: address of the
+# tiles = 32 rows of W, `columns` columns from number `column` on, as BF16 tiles (amx/pack.py). weights: address of the
 # first row; last: number of the last row that exists, which also fills the rows after it; exact 1: write the low plane,
 # too; row: memory for one row in float32.
-UNPACK = kernel("unpack_groups", "weights row_bytes last column columns exact tiles row", "amx.groups")
-kernel("unpack_rows", UNPACK, "amx.rows")
+UNPACK = kernel("unpack_groups", "weights row_bytes last column columns exact tiles row", "amx.pack")
+kernel("unpack_rows", UNPACK, "amx.pack")
 # panels = x as BF16 tiles, in panels of 16 tokens (amx/pack.py); nothing is written if kernel_tokens are fewer than
 # `least`. most_exact: address of the number of kernel_tokens up to which the low plane is written, too. active, or 0:
 # address of the EXPERTs whose rows x has, each of which begins a new panel; active_count: address of their number.
@@ -211,18 +209,16 @@ LINEAR_TILES_FLOAT = kernel("linear_tiles_float", " ".join(LINEAR_FLOAT._fields)
 # an encoder has read; kernel_tokens: the number itself, for this sequence.
 SEQUENCE = arguments("first count length table state next_state encoded kernel_tokens")
 # y = x, each `block` columns (a power of 2) times an orthonormal Hadamard matrix; y may be x.
-HADAMARD = kernel(
-    "hadamard", "count x y stride columns block", "elementwise.hadamard", "elementwise.rotations by_matrix"
-)
+HADAMARD = kernel("hadamard", "count x y stride columns block", "elementwise.rowwise", "by_matrix")
 # Copy the heads of x, keys or values, to the cache slots of their tokens (store), or from there to x (recall). owners
 # int64 [tokens]: the number of each token's sequence; base: address of the cache's first slot.
 STORE = kernel(
     "store",
     "count positions owners sequences x stride base head_stride token_bytes heads head_dim",
-    "attention.cache_store",
+    "attention.cache",
     "by_head",
 )
-kernel("recall", STORE, "attention.cache_recall", "by_head")
+kernel("recall", STORE, "attention.cache", "by_head")
 # The work of attention in a run, made once for all layers of the same shape: UNITs, their number, and a SPLIT per
 # token. window: how many latest keys a token sees, 0 for all; chunked 1: instead, positions are divided into chunks of
 # `window` tokens, and a token sees its own chunk; lookahead: how many later keys it sees. cross_attention 1: tokens see
@@ -234,7 +230,7 @@ PLAN = kernel(
 )
 # A unit of attention: `rows` rows (row = token * group + query head in its group) and the keys from position `begin` to
 # `end`, except those before `lowest`. split: the number of the part, if a context is split; few 1: the rows read the
-# cache directly (attention/few.py).
+# cache directly (attention/products.py).
 UNIT = arguments("table kv_head first_row rows lowest begin end split few")
 # The number of parts that a token's context is split into, and the slot of its partial results.
 SPLIT = arguments("count slot")
@@ -300,7 +296,7 @@ SELECT_KEY_BLOCKS = kernel(
     "select_key_blocks",
     "count positions owners sequences q q_stride keys key_bytes key_dim heads most block local y y_stride choice_stride"
     " scratch scratch_bytes",
-    "attention.select_key_blocks",
+    "attention.select_keys",
     "some_tokens",
 )
 # Recurrent layers. offset: the layer's offset, in bytes, in the memory at SEQUENCE.state and SEQUENCE.next_state.
@@ -310,7 +306,7 @@ SELECT_KEY_BLOCKS = kernel(
 CONVOLVE = kernel(
     "convolve",
     "sequences sequence_count offset taps weights bias silu x y stride columns",
-    "recurrent.convolution",
+    "recurrent",
     "by_column_and_tokens",
 )
 # y[t] = the sum over taps of p[tap] * v[t - taps + 1 + tap], p being the softmax over the taps with tokens of gates[t -
@@ -320,7 +316,7 @@ CONVOLVE = kernel(
 GATED_MEAN = kernel(
     "gated_mean",
     "sequences sequence_count offset taps stretches places x x_stride y stride columns",
-    "recurrent.gated_mean",
+    "recurrent",
     "by_column_and_tokens",
 )
 # Mamba: for each column and token h = e^(dt * rates) * h + dt * x * b, y = h c + skip * x; state h and rates f32
@@ -328,7 +324,7 @@ GATED_MEAN = kernel(
 SELECTIVE_SCAN = kernel(
     "selective_scan",
     "sequences sequence_count offset x dt b c state_stride rates skip y stride columns state_size",
-    "recurrent.selective_scan",
+    "recurrent",
     "by_state",
 )
 # For each head and token h = e^(dt * rate) * h + k d, y = q h + skip * v, with d = v * strength (Mamba 2), or by the
@@ -338,7 +334,7 @@ HEAD_SCAN = kernel(
     "head_scan",
     "sequences sequence_count offset q k key_stride v y stride dt strength head_stride rates skip heads key_heads"
     " repeat key_dim value_dim",
-    "recurrent.head_scan",
+    "recurrent",
     "by_state",
 )
 # For each head and token h = diag(w) h + k v^T + b (a h), y = r h; r, w, k, a, b f32 [tokens, heads * key_dim].
@@ -347,17 +343,17 @@ HEAD_SCAN = kernel(
 WKV = kernel(
     "wkv",
     "sequences sequence_count offset r w k v a b first key_stride y stride heads key_dim value_dim",
-    "recurrent.wkv",
+    "recurrent",
     "by_state",
 )
 # sums f32 [columns padded to 16] += x^2 over the tokens.
-ADD_SQUARES = kernel("add_squares", "count x stride columns sums", "elementwise.collect", "by_column")
+ADD_SQUARES = kernel("add_squares", "count x stride columns sums", "elementwise.rowwise", "by_column")
 # For each expert that PLAN_EXPERTS lists: sums f32 [experts, columns padded to 16] += x^2 over its rows, counts int64
 # [experts] += the number of its rows; sums_stride: bytes from one expert's sums to the next.
 ADD_EXPERT_SQUARES = kernel(
     "add_expert_squares",
     "active active_count x stride columns sums sums_stride counts",
-    "elementwise.collect",
+    "elementwise.rowwise",
     "by_column",
 )
 # Mixture of experts: chosen int64 [tokens, used] = the experts of each token, weights f32 [tokens, used] = their
@@ -372,7 +368,7 @@ ROUTE = kernel(
     "route",
     "count logits stride experts used sigmoid rooted normalized scale groups groups_used together bias ids table chosen"
     " weights scratch scratch_bytes",
-    "matmul.routing",
+    "matmul.experts",
     "warp_by_row",
 )
 # An expert that has rows in this run: its number, its first row, and the number of its rows.
@@ -384,7 +380,7 @@ EXPERT = arguments("number first count")
 PLAN_EXPERTS = kernel(
     "plan_experts",
     "count chosen used experts next_rows active active_count rows pairs row_count",
-    "matmul.routing",
+    "matmul.experts",
     "once",
 )
 # y[row] = x[token] of the row's pair, times the pair's weight unless weights is 0. count: address of the number of
@@ -409,26 +405,24 @@ OF_EXPERTS = " linear by_row by_row_count active active_count expert_bytes slice
 EXPERTS_QUANTIZED = kernel("experts_quantized", " ".join(LINEAR_QUANTIZED._fields) + OF_EXPERTS, "matmul.experts")
 EXPERTS_FLOAT = kernel("experts_float", " ".join(LINEAR_FLOAT._fields) + OF_EXPERTS, "matmul.experts")
 EXPERTS_TILES_QUANTIZED = kernel(
-    "experts_tiles_quantized", " ".join(LINEAR_TILES_QUANTIZED._fields) + OF_EXPERTS, "amx.experts"
+    "experts_tiles_quantized", " ".join(LINEAR_TILES_QUANTIZED._fields) + OF_EXPERTS, "amx.linear"
 )
-EXPERTS_TILES_FLOAT = kernel("experts_tiles_float", " ".join(LINEAR_TILES_FLOAT._fields) + OF_EXPERTS, "amx.experts")
+EXPERTS_TILES_FLOAT = kernel("experts_tiles_float", " ".join(LINEAR_TILES_FLOAT._fields) + OF_EXPERTS, "amx.linear")
 # CUDA: convert quantized weights to planes, see cuda/matmul/planes.py. blocks: weights number `first` to `last` of a
 # matrix, whole blocks as in the file; planes: address of the whole converted matrix.
-TO_PLANES = kernel("to_planes", "blocks first last columns planes row_bytes", "", "matmul.to_planes by_unit")
+TO_PLANES = kernel("to_planes", "blocks first last columns planes row_bytes", "", "matmul.weights by_unit")
 # CUDA: x as integers, see cuda/matmul/quantize.py: codes int8 [tokens, 4, columns / 32, 16], scales f32 [tokens,
 # columns / 32], sums f32 [tokens, columns / 16].
 QUANTIZE_PLANES = kernel(
     "quantize_planes", "count x stride columns codes scales sums", "", "matmul.quantize by_activations"
 )
 # CUDA: RMS_NORM of whole rows, or SWIGLU, and then QUANTIZE_PLANES of y. y may be an input.
-NORM_QUANTIZE = kernel(
-    "norm_quantize", " ".join(RMS_NORM._fields) + " codes scales sums", "", "matmul.quantize_fused by_row"
-)
+NORM_QUANTIZE = kernel("norm_quantize", " ".join(RMS_NORM._fields) + " codes scales sums", "", "matmul.quantize by_row")
 SWIGLU_QUANTIZE = kernel(
     "swiglu_quantize",
     " ".join(KERNELS["swiglu"].arguments._fields) + " codes scales sums",
     "",
-    "matmul.quantize_fused by_activations",
+    "matmul.quantize by_activations",
 )
 # CUDA: y = W x, x as QUANTIZE_PLANES makes it. Unless active_count is 0, each expert that PLAN_EXPERTS lists is
 # multiplied with its rows of x; experts: the number of experts, whose matrices are expert_bytes apart.
@@ -436,29 +430,29 @@ LINEAR_PLANES = kernel(
     "linear_planes",
     "count weights row_bytes rows columns codes scales sums y y_stride active active_count expert_bytes experts",
     "",
-    "matmul.linear_planes by_two_rows",
+    "matmul.linear by_two_rows",
 )
 # CUDA: LINEAR_PLANES for weights in F32, F16 or BF16 and x in float32.
 LINEAR_PLAIN = kernel(
     "linear_plain",
     "count weights row_bytes rows columns x x_stride y y_stride active active_count expert_bytes experts",
     "",
-    "matmul.linear_plain by_warp",
+    "matmul.linear by_warp",
 )
 # CUDA: y f16 [rows, columns] = `rows` rows of W from number `first` on.
-UNPACK_MATRIX = kernel("unpack", "weights row_bytes columns first rows y", "", "matmul.unpack by_unpacked_unit")
+UNPACK_MATRIX = kernel("unpack", "weights row_bytes columns first rows y", "", "matmul.weights by_unpacked_unit")
 # Reads `size` bytes at `memory`; results: 64 bytes for each part, the exclusive or of all that it has read.
-STREAM = kernel("stream", "memory size results", "memory_bandwidth")
+STREAM = kernel("stream", "memory size results", "peak")
 # Multiplies in registers, `rounds` times; memory: PEAK_BYTES for each part.
-PEAK = kernel("multiply_peak", "memory rounds", "peak_products")
-kernel("multiply_peak_tiles", PEAK, "peak_products")
+PEAK = kernel("multiply_peak", "memory rounds", "peak")
+kernel("multiply_peak_tiles", PEAK, "peak")
 # CUDA: y = x / scale in float16, scales f32 [tokens]; and y = y * scale.
-HALVE = kernel("halve", "count x stride columns y y_stride scales", "", "matmul.halves by_row")
-SCALE_ROWS = kernel("scale_rows", "count y stride columns scales", "", "matmul.halves by_row")
+HALVE = kernel("halve", "count x stride columns y y_stride scales", "", "matmul.quantize by_row")
+SCALE_ROWS = kernel("scale_rows", "count y stride columns scales", "", "matmul.quantize by_row")
 # CUDA: x = high + low, both BF16.
-SPLIT_BF16 = kernel("split_bf16", "count x stride columns high low y_stride", "", "matmul.halves by_row")
+SPLIT_BF16 = kernel("split_bf16", "count x stride columns high low y_stride", "", "matmul.quantize by_row")
 # CUDA: copy `words` int64 from host memory to GPU memory.
-FETCH = kernel("fetch", "source target words", "", "fetch words")
+FETCH = kernel("fetch", "source target words", "", "elementwise.rowwise words")
 
 
 def in_order(kernel: str, values: Mapping[str, Any]) -> list[Any]:

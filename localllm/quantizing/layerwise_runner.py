@@ -18,7 +18,7 @@ from localllm.arch.weights import Weight
 from localllm.engine.operations.linear import with_bias
 from localllm.engine.operations.reference import Reference
 from localllm.engine.run import Span
-from localllm.kernels.reference_cache import ReferenceCache
+from localllm.kernels.reference import ReferenceCache
 from localllm.quantizing.liveness import LastReads
 
 KEPT_AS = KVType.of("f16")  # storage type of keys and values

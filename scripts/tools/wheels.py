@@ -23,7 +23,7 @@ from localllm.kernels.build.compilers import Compilers
 from localllm.kernels.build.objects import object_folder
 from localllm.kernels.build.shipped import source_hash
 from localllm.kernels.cpu import PLAIN, SUB_BLOCK
-from localllm.kernels.cpu.attention.cache_formats import STORAGE
+from localllm.kernels.cpu.attention.cache import STORAGE
 from localllm.kernels.cpu.matmul.kernel_variants import VARIANTS
 from localllm.kernels.machine import Lane
 from localllm.kernels.table import KERNELS

@@ -28,7 +28,7 @@ class StepPlaces(NamedTuple):
 
 @frozen
 class Experts:
-    """The buffers of a mixture's routing in a run, see localllm.kernels.cpu.matmul.routing."""
+    """The buffers of a mixture's routing in a run, see localllm.kernels.cpu.matmul.experts."""
 
     chosen: Buffer | np.ndarray
     weights: Buffer

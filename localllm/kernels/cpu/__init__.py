@@ -85,7 +85,7 @@ PANEL_BYTES = 4 * PANEL_TOKENS * TILE_SLAB
 TILE_REGISTERS = 8192 + 64  # bytes for emulated tile registers, and for their configuration
 ATTEND_TILES = TILE_REGISTERS + 2048 + 64 * ATTEND_ROWS  # further bytes for attention: with a tile, padding of q
 TILES_SCRATCH = TILE_REGISTERS + TILE_SLABS * 128 * (TILE_SLAB + TILE_TOKENS) + 4096  # slabs, sums, a tile, a row
-# For peak_products.py: sums of 64 bytes that fit in registers; bytes of memory per part; products of a round, of bytes
+# For peak.py: sums of 64 bytes that fit in registers; bytes of memory per part; products of a round, of bytes
 # and of tiles.
 PEAK_CHAINS = 12 if this_lane().has_512_bits else 6
 PEAK_BYTES = 16384

@@ -80,7 +80,7 @@ def by_column_and_tokens(arguments: Mapping[str, Any], rows: int) -> Grid:
 
 def by_state(arguments: Mapping[str, Any], rows: int) -> Grid:
     """Return a grid with a block for every ACROSS columns of recurrent states, rounded up to 16 columns per head."""
-    from localllm.kernels.cuda.recurrent.sequences import ACROSS  # imports Numba
+    from localllm.kernels.cuda.recurrent import ACROSS  # imports Numba
 
     heads, width = (
         (arguments[key] for key in ("heads", "value_dim")) if "heads" in arguments else (1, arguments["columns"])
@@ -197,7 +197,9 @@ def kernel(name: str) -> Callable[..., None]:
     module = import_module(f"localllm.kernels.cuda.{KERNELS[kind].cuda}")
     if kind in FORMULAS:
         return module.make(kind)
-    return module.make(format_name) if format_name else getattr(module, kind)
+    if not format_name:
+        return getattr(module, kind)
+    return getattr(module, f"make_{kind}" if hasattr(module, f"make_{kind}") else "make")(format_name)
 
 
 def grid(name: str, arguments: Mapping[str, Any], rows: int) -> Grid:

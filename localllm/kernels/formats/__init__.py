@@ -19,11 +19,9 @@ from localllm.quant.layouts import LAYOUTS
 FAMILIES = {
     **dict.fromkeys(("Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "IQ4_NL", "MXFP4"), "blocks_of_32"),
     **dict.fromkeys(("Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K", "IQ4_XS"), "k_quants"),
-    **dict.fromkeys(("TQ1_0", "TQ2_0"), "ternary"),
-    **dict.fromkeys(("Q1_0", "Q2_0"), "bits"),
+    **dict.fromkeys(("TQ1_0", "TQ2_0", "Q1_0", "Q2_0"), "low_bits"),
     "NVFP4": "nvfp4",
-    **dict.fromkeys(("IQ1_S", "IQ1_M"), "iq1"),
-    **dict.fromkeys(("IQ2_XXS", "IQ2_XS", "IQ2_S", "IQ3_XXS", "IQ3_S"), "iq2_iq3"),
+    **dict.fromkeys(("IQ1_S", "IQ1_M", "IQ2_XXS", "IQ2_XS", "IQ2_S", "IQ3_XXS", "IQ3_S"), "iq"),
 }
 
 

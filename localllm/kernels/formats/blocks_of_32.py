@@ -1,8 +1,9 @@
 """Formats of 32 weights to a block: Q4_0, Q4_1, Q5_0, Q5_1, Q8_0, IQ4_NL, MXFP4."""
 
 from localllm.kernels.cpu.signature import device
-from localllm.kernels.formats.group_format import ChunkFormat, GroupFormat
-from localllm.kernels.formats.striped import (
+from localllm.kernels.formats.group_format import (
+    ChunkFormat,
+    GroupFormat,
     even_in_turn,
     first_pairs,
     four_by_16,
@@ -16,7 +17,7 @@ from localllm.kernels.formats.striped import (
 from localllm.kernels.simd import (
     concatenate_u8x32,
     concatenate_u8x64,
-    constant_u8,
+    constant,
     load_f16,
     load_u8,
     load_u8x16,
@@ -101,7 +102,7 @@ def looked_up(values, codes_and_chunk):
 
 Q8_0_BYTES, Q8_0_CODES = BY_NAME["Q8_0"].bytes, LAYOUTS["Q8_0"].codes[0].at
 Q8_0_OFFSET = 0 if wants_signed_codes() else 128
-q8_0_offset = constant_u8(u8x64, Q8_0_OFFSET)
+q8_0_offset = constant(u8x64, Q8_0_OFFSET)
 
 
 @device
@@ -123,7 +124,7 @@ def q8_0_codes(address):
     """Load the codes of eight blocks as four striped vectors.
 
     Shuffles within 16 bytes come first, then shuffles of whole 16-byte quarters, because those are cheaper than one
-    general shuffle (see striped.py).
+    general shuffle (see group_format.py).
     """
     v0 = two_q8_0_blocks(address, address + 2 * Q8_0_BYTES)
     v1 = two_q8_0_blocks(address + Q8_0_BYTES, address + 3 * Q8_0_BYTES)

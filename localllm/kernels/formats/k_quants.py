@@ -6,8 +6,8 @@ or 64 positions apart, so one vector of bytes yields the codes of several runs o
 """
 
 from localllm.kernels.cpu.signature import device
-from localllm.kernels.formats.group_format import GroupFormat
-from localllm.kernels.formats.striped import (
+from localllm.kernels.formats.group_format import (
+    GroupFormat,
     multiplied,
     nibble,
     planes_0,
@@ -20,8 +20,7 @@ from localllm.kernels.formats.striped import (
 from localllm.kernels.simd import (
     bytes_of,
     concatenate_u8x16,
-    constant_f32,
-    constant_u8,
+    constant,
     f32x8,
     f32x16,
     float_i8x16,
@@ -81,8 +80,8 @@ def k_minimums(address):
 # Shuffles for vector q of the striped codes: octet q of each of four times 32 bytes, twice, because 32 bytes have two
 # runs of weights, one in the low nibbles and one in the high nibbles.
 runs_0, runs_1, runs_2, runs_3 = (make_quads(*[4 * run + q for run in range(4) for _ in (0, 1)]) for q in range(4))
-nibble_masks = constant_u8(u8x64, *[0x0F] * 8, *[0xF0] * 8)
-sixteenths = constant_f32(f32x8, 1, 1 / 16)
+nibble_masks = constant(u8x64, *[0x0F] * 8, *[0xF0] * 8)
+sixteenths = constant(f32x8, 1, 1 / 16)
 odd_down_4 = make_shift(u8x64, False, *[0] * 4, *[4] * 4)
 
 
@@ -136,9 +135,9 @@ q4_k = (  # with AVX2, one core reads 12 GB/s with small codes, 7 with the other
 )
 
 
-plane_masks = constant_u8(u8x64, *[m for m in (3, 12, 48, 192) for _ in range(8)])
-quarters = constant_f32(f32x16, *[4.0**-plane for plane in range(4) for _ in (0, 1)])
-low_half = constant_u8(u8x16, 15)
+plane_masks = constant(u8x64, *[m for m in (3, 12, 48, 192) for _ in range(8)])
+quarters = constant(f32x16, *[4.0**-plane for plane in range(4) for _ in (0, 1)])
+low_half = constant(u8x16, 15)
 upper_half = make_shift(u8x16, False, 4)
 
 
@@ -202,7 +201,7 @@ low_0, low_1, low_2, low_3 = (
 )
 q6_low_down = make_shift(u8x64, False, *[4 * (plane // 2) for plane in range(4) for _ in range(4)])
 q6_high_up = make_rotate(4, 2, 0, 62)  # moves the two bits of each of four planes to bits 4 and 5
-bits_4_and_5 = constant_u8(u8x64, 0x30)
+bits_4_and_5 = constant(u8x64, 0x30)
 
 
 @device

@@ -4,22 +4,22 @@ from llvmlite import ir
 from numba import types
 
 from localllm.kernels.cpu.signature import device
-from localllm.kernels.formats.group_format import GroupFormat
-from localllm.kernels.formats.striped import striped_nibbles
+from localllm.kernels.formats.group_format import GroupFormat, striped_nibbles
 from localllm.kernels.simd import (
     I8,
     I16,
     I32,
     I64,
     concatenate_u8x64,
+    constant_like,
     f32x16,
     load_u8x32,
     load_value,
     make_lookup,
     operation,
     u8x16,
+    widen_half,
 )
-from localllm.kernels.simd.half import constant_like, widen_half
 from localllm.quant.formats import BY_NAME
 from localllm.quant.layouts import LAYOUTS
 

@@ -20,6 +20,7 @@ from localllm.kernels.simd import (
     I32,
     I64,
     as_bytes,
+    constant_like,
     dot_vnni_512,
     f32x16,
     i32x16,
@@ -28,8 +29,8 @@ from localllm.kernels.simd import (
     picked_bytes,
     shuffled,
     u8x64,
+    widen_half,
 )
-from localllm.kernels.simd.half import constant_like, widen_half
 from localllm.quant.formats import BY_NAME
 from localllm.quant.layouts import LAYOUTS
 

@@ -23,6 +23,7 @@ from localllm.kernels.simd import (
     I32,
     I64,
     as_tuple,
+    constant_like,
     f32x8,
     llvm_call,
     load_value,
@@ -30,7 +31,6 @@ from localllm.kernels.simd import (
     shuffled,
     slice_of,
 )
-from localllm.kernels.simd.half import constant_like
 from localllm.quant.formats import BY_NAME
 from localllm.quant.layouts import LAYOUTS
 

@@ -15,8 +15,5 @@ uses plain instructions only and works on any CPU.
 
 from localllm.kernels.simd.arithmetic import *
 from localllm.kernels.simd.bytes import *
-from localllm.kernels.simd.dots import *
-from localllm.kernels.simd.functions import *
-from localllm.kernels.simd.memory import *
 from localllm.kernels.simd.threads import *
 from localllm.kernels.simd.vectors import *

@@ -1,4 +1,9 @@
-"""Vector types for Numba, and helpers that emit LLVM instructions on them."""
+"""Vector types for Numba, helpers that emit LLVM instructions on them, 16-bit floats, and memory by address.
+
+The 16 bits of a float are passed as integers. Most CPUs have instructions for float16; on the others LLVM would call
+functions that do not exist when kernels are loaded, so there are replacements. Loads, stores and prefetches take int64
+addresses of any alignment; nothing is checked.
+"""
 
 import math
 
@@ -152,3 +157,209 @@ def operation(result, *arguments):
         return intrinsic(scope["typing"])
 
     return decorate
+
+
+F16 = ir.HalfType()
+
+
+def like(value, element):
+    """Return the type of `value` with another element type: a vector of as many elements, or a scalar."""
+    return ir.VectorType(element, value.type.count) if isinstance(value.type, ir.VectorType) else element
+
+
+def constant_like(value, scalar):
+    """Return the constant `scalar` in the type of `value`, in every lane."""
+    return ir.Constant(value.type, [scalar] * value.type.count if isinstance(value.type, ir.VectorType) else scalar)
+
+
+def widen_bf16(builder, half):
+    """Convert bfloat16, which is the upper half of a float32, to float32."""
+    wide = builder.zext(half, like(half, I32))
+    return builder.bitcast(builder.shl(wide, constant_like(wide, 16)), like(half, F32))
+
+
+def narrow_bf16(builder, value):
+    """Round to the nearest bfloat16, ties to even; NaN stays NaN.
+
+    Half a unit of the last remaining bit is added as an integer, then the low bits are dropped.
+    """
+    bits = builder.bitcast(value, like(value, I32))
+    tie = builder.and_(builder.lshr(bits, constant_like(bits, 16)), constant_like(bits, 1))
+    rounded = builder.add(builder.add(bits, tie), constant_like(bits, 0x7FFF))
+    quiet = builder.or_(bits, constant_like(bits, 1 << 22))
+    rounded = builder.select(builder.fcmp_unordered("uno", value, value), quiet, rounded)
+    return builder.trunc(builder.lshr(rounded, constant_like(bits, 16)), like(value, I16))
+
+
+def widen_half(builder, bits):
+    """Convert float16 to float32."""
+    if this_lane().has_instructions("f16c"):
+        return builder.fpext(builder.bitcast(bits, like(bits, F16)), like(bits, F32))
+    return widen_half_anywhere(builder, bits)
+
+
+def widen_half_anywhere(builder, bits):
+    """Convert float16 to float32 without an instruction for it.
+
+    Moved to their positions in a float32, exponent and fraction give a number 2 ** 112 times too small, subnormal or
+    not. The largest exponent stands for infinity and NaN.
+    """
+    wide = builder.zext(bits, like(bits, I32))
+    size = builder.and_(wide, constant_like(wide, 0x7FFF))
+    number = builder.bitcast(builder.shl(size, constant_like(wide, 13)), like(bits, F32))
+    number = builder.bitcast(builder.fmul(number, constant_like(number, 2.0**112)), wide.type)
+    special = builder.sext(builder.icmp_signed(">", size, constant_like(wide, 0x7BFF)), wide.type)
+    number = builder.or_(number, builder.and_(special, constant_like(wide, 0x7F800000)))
+    sign = builder.shl(builder.xor(wide, size), constant_like(wide, 16))
+    return builder.bitcast(builder.or_(number, sign), like(bits, F32))
+
+
+def narrow_half(builder, value):
+    """Round to the nearest float16, ties to even."""
+    if this_lane().has_instructions("f16c"):
+        return builder.bitcast(builder.fptrunc(value, like(value, F16)), like(value, I16))
+    return narrow_half_anywhere(builder, value)
+
+
+def narrow_half_anywhere(builder, value):
+    """Round to float16 without an instruction for it.
+
+    Half a unit of the last remaining bit is added as an integer; the carry may reach the exponent. Subnormal results
+    are multiples of 2 ** -24, and so are floats from 1/2 to 1: adding 1/2 rounds to those.
+    """
+    bits = builder.bitcast(value, like(value, I32))
+
+    def constant(scalar):
+        return constant_like(bits, scalar)
+
+    size = builder.and_(bits, constant(0x7FFFFFFF))
+    tie = builder.and_(builder.lshr(size, constant(13)), constant(1))
+    rounded = builder.add(builder.add(size, tie), constant(0xFFF - (112 << 23)))
+    result = builder.lshr(rounded, constant(13))
+    shifted = builder.fadd(builder.bitcast(size, value.type), constant_like(value, 0.5))
+    subnormal = builder.sub(builder.bitcast(shifted, bits.type), constant(0x3F000000))
+    result = builder.select(builder.icmp_signed("<", size, constant(113 << 23)), subnormal, result)
+    result = builder.select(builder.icmp_signed(">=", size, constant(0x477FF000)), constant(0x7C00), result)  # 65520
+    result = builder.select(builder.icmp_signed(">", size, constant(0x7F800000)), constant(0x7E00), result)  # NaN
+    sign = builder.lshr(builder.xor(bits, size), constant(16))
+    return builder.trunc(builder.or_(result, sign), like(value, I16))
+
+
+def load_value(builder, address, llvm_type):
+    """Emit a load of an LLVM type from an address."""
+    value = builder.load(builder.inttoptr(address, llvm_type.as_pointer()), typ=llvm_type)
+    value.align = 1
+    return value
+
+
+def make_load(result, llvm_type, convert=lambda builder, value: value):
+    """Return an intrinsic (address) -> `result` that loads an LLVM type and converts it by the emitter `convert`."""
+    return operation(result, types.int64)(
+        lambda builder, address: convert(builder, load_value(builder, address, llvm_type))
+    )
+
+
+def store_value(builder, address, value):
+    """Emit a store of a value to an address."""
+    builder.store(value, builder.inttoptr(address, value.type.as_pointer())).align = 1
+
+
+def make_store(vector):
+    """Return an intrinsic (address, value) that stores a value of the given type."""
+    return operation(None, types.int64, vector)(store_value)
+
+
+load_u8 = make_load(types.int64, I8, lambda builder, value: builder.zext(value, I64))
+load_i8 = make_load(types.int64, I8, lambda builder, value: builder.sext(value, I64))
+load_u16 = make_load(types.int64, I16, lambda builder, value: builder.zext(value, I64))
+load_u32 = make_load(types.int64, I32, lambda builder, value: builder.zext(value, I64))
+load_i32 = make_load(types.int64, I32, lambda builder, value: builder.sext(value, I64))
+load_i64 = make_load(types.int64, I64)
+load_f16, load_bf16 = make_load(types.float32, I16, widen_half), make_load(types.float32, I16, widen_bf16)
+load_f32 = make_load(types.float32, F32)
+load_f64 = make_load(types.float64, ir.DoubleType())
+load_u8x8, load_u8x16 = make_load(u8x8, u8x8.llvm), make_load(u8x16, u8x16.llvm)
+load_u8x32, load_u8x64 = make_load(u8x32, u8x32.llvm), make_load(u8x64, u8x64.llvm)
+load_f32x8, load_f32x16 = make_load(f32x8, f32x8.llvm), make_load(f32x16, f32x16.llvm)
+load_f16x16 = make_load(f32x16, ir.VectorType(I16, 16), widen_half)
+load_bf16x16 = make_load(f32x16, ir.VectorType(I16, 16), widen_bf16)
+
+
+def splat_f16(lanes):
+    """Return an emitter (builder, bits) that converts a float16 to float32 in every lane of a vector.
+
+    It is spread over the lanes first: converting a scalar depends on the other lanes of a register, and waits for them.
+    Rows of Q4_K took three times as long.
+    """
+
+    def emit(builder, value):
+        return widen_half(builder, splat_value(builder, ir.VectorType(I16, lanes), value))
+
+    return emit
+
+
+load_splat_f16x8, load_splat_f16x16 = make_load(f32x8, I16, splat_f16(8)), make_load(f32x16, I16, splat_f16(16))
+load_splat_4 = make_load(
+    u8x64, I32, lambda builder, value: builder.bitcast(splat_value(builder, i32x16.llvm, value), u8x64.llvm)
+)
+store_f32, store_f32x16 = make_store(types.float32), make_store(f32x16)
+store_f32x2, store_f32x8 = make_store(f32x2), make_store(f32x8)
+load_splat_8 = make_load(
+    u8x64, I64, lambda builder, value: builder.bitcast(splat_value(builder, ir.VectorType(I64, 8), value), u8x64.llvm)
+)
+store_u8x64, store_u8x16 = make_store(u8x64), make_store(u8x16)
+store_u8x8 = make_store(u8x8)
+store_i32x16 = make_store(i32x16)
+store_i32 = operation(None, types.int64, types.int64)(
+    lambda builder, address, value: store_value(builder, address, builder.trunc(value, I32))
+)
+store_i64 = make_store(types.int64)
+
+
+def first_lanes(builder, count):
+    """Return a mask of the first `count` of 16 lanes."""
+    lanes = ir.Constant(i32x16.llvm, list(range(16)))
+    return builder.icmp_signed("<", lanes, splat_value(builder, i32x16.llvm, builder.trunc(count, I32)))
+
+
+@operation(f32x16, types.int64, types.int64)
+def load_lanes_f32x16(builder, address, count):
+    """Load `count` floats, followed by zeros. No memory after them is read."""
+    pointer, zeros = builder.inttoptr(address, f32x16.llvm.as_pointer()), ir.Constant(f32x16.llvm, None)
+    arguments = [pointer, I32(1), first_lanes(builder, count), zeros]
+    return llvm_call(builder, "llvm.masked.load.v16f32.p0", f32x16.llvm, arguments)
+
+
+@operation(None, types.int64, f32x16, types.int64)
+def store_lanes_f32x16(builder, address, value, count):
+    """Store the first `count` lanes. No memory after them is written."""
+    pointer = builder.inttoptr(address, f32x16.llvm.as_pointer())
+    arguments = [value, pointer, I32(1), first_lanes(builder, count)]
+    llvm_call(builder, "llvm.masked.store.v16f32.p0", ir.VoidType(), arguments)
+
+
+def make_narrow_store(vector, narrow):
+    """Return an intrinsic (address, value) that converts to 16 bits by the emitter `narrow`, and stores."""
+    return operation(None, types.int64, vector)(
+        lambda builder, address, value: store_value(builder, address, narrow(builder, value))
+    )
+
+
+store_f16, store_f16x16 = make_narrow_store(types.float32, narrow_half), make_narrow_store(f32x16, narrow_half)
+store_bf16x16 = make_narrow_store(f32x16, narrow_bf16)
+store_words_i32x16 = make_narrow_store(
+    i32x16, lambda builder, value: builder.trunc(value, ir.VectorType(I16, value.type.count))
+)
+
+
+def prefetch_line(builder, address, locality=3):
+    """Prefetch the cache line at an address, which may be invalid.
+
+    locality: 3 for all caches, 2 for the L2 cache and slower ones.
+    """
+    pointer = builder.inttoptr(address, I8.as_pointer())
+    llvm_call(builder, "llvm.prefetch.p0", ir.VoidType(), [pointer, I32(0), I32(locality), I32(1)])
+
+
+prefetch = operation(None, types.int64)(prefetch_line)
+prefetch_l2 = operation(None, types.int64)(lambda builder, address: prefetch_line(builder, address, 2))

@@ -35,7 +35,7 @@ from localllm.generation.arguments import gather_options
 from localllm.generation.speculation import speculator as leaps
 from localllm.generation.speculation.draft_model import account_of
 from localllm.generation.speculation.speculator import FEW
-from localllm.kernels.reference_cache import ReferenceCache
+from localllm.kernels.reference import ReferenceCache
 from tests.unit.generation.test_prefix_match import TakenLock
 
 USUAL = ("qwen35", "eagle3_own")  # of a model's own layer, and of a head in a file of its own

@@ -27,7 +27,7 @@ from localllm.engine.vision_encoder import VisionEncoder
 from localllm.errors import ModelError
 from localllm.files.gguf.file import GGUFFile
 from localllm.files.gguf.mapped_pages import map_of, release_pages
-from localllm.kernels.reference_cache import ReferenceCache
+from localllm.kernels.reference import ReferenceCache
 from tests.goldens.test_logits import nmse
 from tests.unit.generation.test_prefix_match import TakenLock
 

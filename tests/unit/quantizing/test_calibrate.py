@@ -33,8 +33,7 @@ from localllm.files.cache.array_log import ArrayLog
 from localllm.files.gguf.file import GGUFFile
 from localllm.files.gguf.mapped_pages import map_of
 from localllm.kernels.dequantize_rows import Widener
-from localllm.kernels.reference import dequantize
-from localllm.kernels.reference_cache import ReferenceCache
+from localllm.kernels.reference import ReferenceCache, dequantize
 from localllm.quant.activation_rounding import round_activations
 from localllm.quant.block_codes import OPENABLE, format_codes, put_codes, read_scales
 from localllm.quant.block_codes import dequantize as dequantize_blocks

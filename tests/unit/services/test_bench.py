@@ -35,7 +35,7 @@ from localllm.engine.run import Span
 from localllm.errors import UsageError
 from localllm.files.gguf.file import GGUFFile
 from localllm.kernels.cpu import PEAK_CHAINS, PEAK_PRODUCTS
-from localllm.kernels.reference_cache import ReferenceCache
+from localllm.kernels.reference import ReferenceCache
 from localllm.kernels.simd import dot_bytes, dot_variant
 from localllm.services import bench, bench_texts
 from localllm.services.bench import Bench, Result, SpeedTest, Test, plan

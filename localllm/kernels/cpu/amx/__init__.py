@@ -1,8 +1,7 @@
 """Kernels for CPUs with AMX, which multiplies BF16 matrices in tile registers of 16 rows of 64 bytes (tiles.py).
 
-- slab.py: the layout of weights, 32 rows of up to 256 columns; groups.py, rows.py: unpack weights to it
-- pack.py: activations, in panels of 16 tokens
-- linear.py, experts.py: the products of both; attention.py: the products of attention
+- pack.py: unpacks weights to slabs of 32 rows of up to 256 columns, and activations to panels of 16 tokens
+- linear.py: the products of both; attention.py: the products of attention
 
 "Left operand": the matrix whose rows are the rows of the result. "Right operand": the one whose columns are the columns
 of the result. "Exact": in both planes of BF16, the number and its rounding error.

@@ -1,6 +1,6 @@
 """The two products of attention for many rows, queries times keys and weights times values, in AMX tiles.
 
-See cpu/attention/many.py for what they compute. All numbers are in two planes of BF16: scores become exponents, and
+See cpu/attention/products.py for what they compute. All numbers are in two planes of BF16: scores become exponents, and
 with one plane, scores of 10 would make weights wrong by a percent. Queries and weights are left operands. Keys and
 values, the right operands, are packed once for all rows of a unit: keys are transposed, values are grouped in pairs of
 tokens. Rows, keys and dimensions are processed 32 at a time; results beyond their ends are not used.
@@ -115,7 +115,7 @@ def pack_weights(weights, rows, count):
 def make_many(load_key, load_value):
     """Make the functions `scores` and `add_values` for one type of keys and one of values.
 
-    load_key, load_value: load 16 dimensions of a head, see cache_formats.py.
+    load_key, load_value: load 16 dimensions of a head, see cache.py.
     """
     pack_keys, pack_values = make_pack_keys(load_key), make_pack_values(load_value)
 

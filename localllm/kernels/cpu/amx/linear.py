@@ -9,11 +9,11 @@ in the L2 cache from one range of columns to the next, 128 bytes per token and s
 transposed to rows of y.
 
 Runs of few tokens use the kernel that reads rows as decode does. This kernel is the same for all formats: only
-unpacking differs.
+unpacking differs. For the experts' matrices, the panels of each expert's rows begin where pack.py put them.
 """
 
 from localllm.kernels.cpu import PANEL_BYTES, PANEL_TOKENS, TILE_SLAB, TILE_SLABS, TILE_TOKENS
-from localllm.kernels.cpu.amx.slab import HALF_BYTES, PLANE_BYTES, ROWS, SLAB_BYTES
+from localllm.kernels.cpu.amx.pack import HALF_BYTES, PLANE_BYTES, ROWS, SLAB_BYTES
 from localllm.kernels.cpu.amx.tiles import (
     TILE,
     configure,
@@ -23,6 +23,7 @@ from localllm.kernels.cpu.amx.tiles import (
     make_zero,
     release,
 )
+from localllm.kernels.cpu.matmul.experts import ANY_NUMBER, EXPERT_BYTES, make_experts, put
 from localllm.kernels.cpu.signature import argument, device, kernel
 from localllm.kernels.simd import (
     call_kernel,
@@ -33,7 +34,34 @@ from localllm.kernels.simd import (
     store_i64,
     transpose_f32,
 )
-from localllm.kernels.table import LINEAR_TILES_FLOAT, LINEAR_TILES_QUANTIZED, UNPACK
+from localllm.kernels.table import (
+    EXPERT,
+    EXPERTS_TILES_FLOAT,
+    EXPERTS_TILES_QUANTIZED,
+    LINEAR_TILES_FLOAT,
+    LINEAR_TILES_QUANTIZED,
+    UNPACK,
+)
+
+
+def make_expert_finish(product, own):
+    """Make a function that sets the arguments of an expert's product that depend on the expert.
+
+    Those are the address of its panels, and whether the run has few enough tokens for both planes. product, own: the
+    declarations of the kernel for one matrix and of the kernel for all experts.
+    """
+
+    @device
+    def finish(a, call, expert, memory):
+        number = (expert - argument(a, own.active)) // EXPERT_BYTES
+        panel = number + argument(expert, EXPERT.first) // PANEL_TOKENS
+        put(call, product.panels, argument(a, own.panels) + panel * PANEL_BYTES)
+        is_exact = load_i64(argument(a, own.kernel_tokens)) <= load_i64(argument(a, own.most_exact))
+        store_i64(memory, ANY_NUMBER if is_exact else 0)
+        put(call, product.most_exact, memory)
+
+    return finish
+
 
 SUMS_BYTES = 2 * TILE * TILE_TOKENS // PANEL_TOKENS
 
@@ -206,8 +234,20 @@ def make_linear(product):
     return linear
 
 
+def make_experts_tiles(product, own, is_quantized):
+    return make_experts(product, own, is_quantized, make_expert_finish(product, own))
+
+
+MAKERS = {
+    "linear_tiles_quantized": lambda: make_linear(LINEAR_TILES_QUANTIZED),
+    "linear_tiles_float": lambda: make_linear(LINEAR_TILES_FLOAT),
+    "experts_tiles_quantized": lambda: make_experts_tiles(LINEAR_TILES_QUANTIZED, EXPERTS_TILES_QUANTIZED, True),
+    "experts_tiles_float": lambda: make_experts_tiles(LINEAR_TILES_FLOAT, EXPERTS_TILES_FLOAT, False),
+}
+
+
 def __getattr__(name):
-    """Make one of the two kernels when it is first requested."""
-    if name not in ("linear_tiles_quantized", "linear_tiles_float"):
+    """Make a kernel when it is first requested."""
+    if name not in MAKERS:
         raise AttributeError(name)
-    return make_linear(LINEAR_TILES_QUANTIZED if name == "linear_tiles_quantized" else LINEAR_TILES_FLOAT)
+    return MAKERS[name]()

@@ -22,7 +22,7 @@ Intel 64 and IA-32 Architectures Software Developer's Manual, volume 2, TDPBF16P
 from itertools import product
 
 from llvmlite import ir
-from numba import types
+from numba import int64
 
 from localllm.kernels.cpu.matmul.tiles_f32 import BFloat
 from localllm.kernels.cpu.signature import device, inlined
@@ -31,11 +31,13 @@ from localllm.kernels.simd import (
     I8,
     I16,
     I32,
+    constant_like,
     f32x16,
     fma_f32x16,
     llvm_call,
     load_f32x16,
     load_value,
+    narrow_bf16,
     operation,
     shuffled,
     slice_of,
@@ -43,14 +45,13 @@ from localllm.kernels.simd import (
     store_f32x16,
     store_i64,
     store_value,
+    widen_bf16,
     zero_f32x16,
 )
-from localllm.kernels.simd.half import constant_like, narrow_bf16, widen_bf16
 
 HAS_TILES = this_lane().has_tiles
 TILE = 1024  # bytes
 LEFT, RIGHT = 4, 6  # the first registers of operands
-int64 = types.int64
 
 
 def tile_call(builder, name, *arguments):

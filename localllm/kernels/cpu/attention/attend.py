@@ -6,7 +6,7 @@ A unit of work (plan.py) passes over its keys block by block: scores, then the r
 
 Exponentials are powers of 2, for which scores are multiplied by log2(e). A row's sum stays in 16 lanes until the end.
 
-Keys and values lie in pages (cache_formats.py has the bytes of a head). A block of keys is a page, so the result is the
+Keys and values lie in pages (cache.py has the bytes of a head). A block of keys is a page, so the result is the
 same wherever the pages are; longer blocks where pages are adjacent were not faster.
 """
 
@@ -17,39 +17,137 @@ from typing import NamedTuple
 from numba import float32
 
 from localllm.kernels.cpu import ATTEND_KEYS, ATTEND_ROWS, MOST_SPLITS
-from localllm.kernels.cpu.attention import few as attention_few
-from localllm.kernels.cpu.attention import many as attention_many
-from localllm.kernels.cpu.attention.cache_formats import STORAGE
+from localllm.kernels.cpu.attention.cache import STORAGE
 from localllm.kernels.cpu.attention.plan import SPLIT_BYTES, UNIT_BYTES, first_visible
-from localllm.kernels.cpu.attention.scores import (
-    LOG2_E,
-    add_biases,
-    cap_scores,
-    mask_between,
-    mask_outside,
-    mask_unselected,
-    subtract_distances,
-    update_softmax,
-)
+from localllm.kernels.cpu.attention.products import make_few, make_many
 from localllm.kernels.cpu.matmul.tiles_f32 import ROWS as TILE
 from localllm.kernels.cpu.signature import argument, argument_f32, device, kernel
 from localllm.kernels.simd import (
     NAN,
+    abs_f32x16,
+    any_above_f32x16,
+    constant,
     exp2_f32x16,
+    f32x16,
     fma_f32x16,
+    keep_lanes,
     largest_f32x16,
     load_f32,
     load_f32x16,
     load_i64,
     load_u16,
     max_f32x16,
+    skip_lanes,
     splat_f32x16,
     store_f32,
     store_f32x16,
     sum_f32x16,
+    tanh_f32x16,
     zero_f32x16,
 )
 from localllm.kernels.table import ATTEND, PAGE, SPLIT, UNIT
+
+MINUS_INFINITY, LOG2_E = float32(-math.inf), float32(math.log2(math.e))
+distances = constant(f32x16, *range(16))
+
+
+@device
+def cap_scores(scores, keys, softcap):
+    """Replace scores by softcap * tanh(score) * log2(e). They have been divided by softcap already."""
+    factor = splat_f32x16(softcap * LOG2_E)
+    for i in range(0, keys, 16):
+        store_f32x16(scores + i * 4, tanh_f32x16(load_f32x16(scores + i * 4)) * factor)
+
+
+@device
+def subtract_distances(scores, keys, slope, distance):
+    """Subtract slope * |distance| * log2(e) from each score (ALiBi).
+
+    distance: the query's position minus the first key's. It decreases by one from key to key.
+    """
+    lanes = distances()
+    for i in range(0, keys, 16):
+        away = abs_f32x16(splat_f32x16(float32(distance - i)) - lanes)
+        store_f32x16(scores + i * 4, fma_f32x16(away, splat_f32x16(-slope * LOG2_E), load_f32x16(scores + i * 4)))
+
+
+@device
+def add_biases(scores, keys, biases, reach, relative):
+    """Add a head's biases, times log2(e), to scores.
+
+    biases: by position of the key relative to the query, see ATTEND in table.py; relative: the first key's position
+    minus the query's.
+    """
+    factor = splat_f32x16(LOG2_E)
+    for i in range(0, keys, 16):
+        number = min(max(relative + i + reach, -16), 2 * reach + 1) + 16
+        bias = load_f32x16(biases + number * 4)
+        store_f32x16(scores + i * 4, fma_f32x16(bias, factor, load_f32x16(scores + i * 4)))
+
+
+@device
+def mask_outside(scores, keys, hidden, visible):
+    """Set all scores to minus infinity except those from number `hidden` up to number `visible`."""
+    for i in range(0, min(hidden, keys), 16):
+        store_f32x16(scores + i * 4, skip_lanes(load_f32x16(scores + i * 4), hidden - i, MINUS_INFINITY))
+    if visible < keys:
+        for i in range(0, keys, 16):
+            store_f32x16(scores + i * 4, keep_lanes(load_f32x16(scores + i * 4), visible - i, MINUS_INFINITY))
+
+
+@device
+def mask_unselected(scores, keys, bits):
+    """Set the scores of keys whose bits are not set to minus infinity; bits: address of the first key's bit."""
+    for i in range(0, keys, 16):
+        flags = load_u16(bits + i // 8)
+        if flags == 0:
+            store_f32x16(scores + i * 4, splat_f32x16(MINUS_INFINITY))
+        elif flags != 65535:
+            for lane in range(16):
+                if flags >> lane & 1 == 0:
+                    store_f32(scores + (i + lane) * 4, MINUS_INFINITY)
+
+
+@device
+def mask_between(scores, keys, start, period):
+    """Set all scores to minus infinity except that of the last key of every `period`.
+
+    start: position of the first key.
+    """
+    for i in range(keys):
+        if (start + i + 1) % period != 0:
+            store_f32(scores + i * 4, MINUS_INFINITY)
+
+
+@device
+def rescale(top, state, output, value_dim):
+    """Multiply a row's sum and output by 2 ** (old maximum - new maximum `top`), and store the new maximum."""
+    fade = exp2_f32x16(load_f32x16(state + 64) - top)
+    store_f32x16(state, load_f32x16(state) * fade)
+    store_f32x16(state + 64, top)
+    for i in range(0, value_dim, 16):
+        store_f32x16(output + i * 4, load_f32x16(output + i * 4) * fade)
+
+
+@device
+def update_softmax(scores, keys, state, output, value_dim):
+    """Turn `keys` scores of a row, a multiple of 16, into weights, and update the row's state and output.
+
+    A score of minus infinity gets the weight 0. state: f32 [32], the row's sum of weights in 16 lanes, then its maximum
+    in every lane.
+    """
+    largest = load_f32x16(state + 64)
+    for i in range(0, keys, 16):
+        largest = max_f32x16(largest, load_f32x16(scores + i * 4))
+    if any_above_f32x16(largest, load_f32x16(state + 64)):  # seldom, after the first blocks
+        rescale(splat_f32x16(largest_f32x16(largest)), state, output, value_dim)
+    total, top = load_f32x16(state), load_f32x16(state + 64)
+    for i in range(0, keys, 16):
+        weight = exp2_f32x16(load_f32x16(scores + i * 4) - top)
+        store_f32x16(scores + i * 4, weight)
+        total = total + weight
+    store_f32x16(state, total)
+
 
 LOWEST = float32(-1e30)
 
@@ -268,15 +366,15 @@ class ManyRows(NamedTuple):
     more: int  # bytes, see `places`
 
 
-IN_FLOAT32 = ManyRows(attention_many.make_many, load_many_queries, device(lambda tiles: None), device(lambda: None), 0)
+IN_FLOAT32 = ManyRows(make_many, load_many_queries, device(lambda tiles: None), device(lambda: None), 0)
 
 
 def make_unit(load_key, load_value, many):
     """Make the function that computes one unit of work.
 
-    load_key, load_value: load 16 dimensions of a head, see cache_formats.py; many: the products for many rows.
+    load_key, load_value: load 16 dimensions of a head, see cache.py; many: the products for many rows.
     """
-    few_scores, add_few_values = attention_few.make_few(load_key, load_value)
+    few_scores, add_few_values = make_few(load_key, load_value)
     many_scores, add_many_values = many.make(load_key, load_value)
     load_many, more = many.load_queries, many.more
 

@@ -14,7 +14,7 @@ from localllm.kernels.cpu.signature import argument, device, kernel
 from localllm.kernels.simd import store_i64
 from localllm.kernels.table import PAGE, PLAN, SEQUENCE, SPLIT, UNIT
 
-FEW_ROWS = 24  # up to so many rows, reading the cache directly (few.py) is faster
+FEW_ROWS = 24  # up to so many rows, reading the cache directly (products.py) is faster
 WHOLE = 1 << 40  # keys of a part, for a context that is not split
 UNIT_BYTES, SEQUENCE_BYTES, SPLIT_BYTES = 8 * len(UNIT), 8 * len(SEQUENCE), 8 * len(SPLIT)
 

@@ -4,13 +4,12 @@ Files, for quantized weights:
 
 - quantize.py: activations to int8 in two planes; matmul_quantized.py: the kernels, one variant for each range of token
   counts (kernel_variants.py)
-- gemv_quantized.py: reads rows once, in the file's layout, for few tokens. Its inner products: gemv_int8_1.py (one
-  token), gemv_int8_pairs.py (several), gemv_int16.py (AVX2), gemv_k_sub_blocks.py (Q2_K, Q3_K with AVX512-VNNI);
-  row_shape.py is what they share
-- gemm_int16.py, gemm_int8.py: unpack a tile of rows once for many tokens, in both planes or the high one; tiles.py,
-  tile_dots.py, avx2_dots.py, requantize_tile.py and slab.py are their parts
+- gemv_quantized.py: reads rows once, in the file's layout, for few tokens, in int8; gemv_int16.py does with AVX2,
+  gemv_k_sub_blocks.py for Q2_K and Q3_K with AVX512-VNNI
+- gemm_int16.py, gemm_int8.py: unpack a tile of rows once for many tokens, in both planes or the high one; tiles.py is
+  what they share
 
-For F32, F16, BF16: matmul_float.py, tiles_f32.py, gemm_f16_words.py. For mixtures of experts: routing.py, experts.py.
+For F32, F16, BF16: matmul_float.py, tiles_f32.py, gemm_f16_words.py. For mixtures of experts: experts.py.
 
 Local names mean the same in all these files:
 

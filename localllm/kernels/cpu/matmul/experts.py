@@ -1,21 +1,31 @@
-"""Products of the experts' matrices, and copies of rows between the tokens' order and the experts' order.
+"""Mixtures of experts: routing, products of the experts' matrices, and copies of rows between both orders.
 
-routing.py gives each pair of a token and an expert a row; the rows of an expert are contiguous. The kernel for one
-matrix multiplies them. It gets a copy of the arguments, whose addresses are those of the expert's matrix and rows. So
-an expert with few rows reads its matrix as decode does, and one with many unpacks each tile once.
+`route` chooses each token's experts. A pair is a token and one of its experts; `plan_experts` sorts the pairs by
+expert, those of an expert in the order of the tokens, and gives each pair a row. The rows of an expert are contiguous,
+padded to a multiple of EXPERT_ROWS. ROUTE and PLAN_EXPERTS in table.py list the options.
+
+The kernel for one matrix multiplies an expert's rows. It gets a copy of the arguments, whose addresses are those of the
+expert's matrix and rows. So an expert with few rows reads its matrix as decode does, and one with many unpacks each
+tile once.
 """
 
-from localllm.kernels.cpu import CALL_BYTES, PRECISE_TOKENS
+from math import exp, inf, log1p, sqrt
+
+from numba import float32
+
+from localllm.kernels.cpu import CALL_BYTES, EXPERT_ROWS, PRECISE_TOKENS
 from localllm.kernels.cpu.elementwise.rowwise import copy
-from localllm.kernels.cpu.matmul.routing import EXPERT_BYTES
-from localllm.kernels.cpu.signature import argument, device, kernel
+from localllm.kernels.cpu.signature import argument, argument_f32, device, kernel
 from localllm.kernels.simd import (
+    INFINITY,
+    NAN,
     call_kernel,
     fma_f32x16,
     load_f32,
     load_f32x16,
     load_i64,
     splat_f32x16,
+    store_f32,
     store_f32x16,
     store_i64,
     zero_f32x16,
@@ -29,8 +39,205 @@ from localllm.kernels.table import (
     GATHER,
     LINEAR_FLOAT,
     LINEAR_QUANTIZED,
+    PLAN_EXPERTS,
+    ROUTE,
     SCATTER,
 )
+
+EXPERT_BYTES = 8 * len(EXPERT)
+MINUS_INFINITY = float32(-inf)
+LEAST_SUM = float32(6.103515625e-5)  # the smallest divisor of weights, as in llama.cpp
+
+
+@device
+def score_all(a, logits, scores):
+    """Compute a token's scores: softmax, sigmoid, or square root of softplus. Return whether all logits are finite."""
+    experts, sigmoid, rooted = argument(a, ROUTE.experts), argument(a, ROUTE.sigmoid), argument(a, ROUTE.rooted)
+    top, total, finite = -inf, 0.0, True
+    for e in range(experts):
+        logit = load_f32(logits + e * 4)
+        finite = finite and abs(logit) < INFINITY
+        top = max(top, float(logit))
+    for e in range(experts):
+        logit = float(load_f32(logits + e * 4))
+        score = 1.0 / (1.0 + exp(-logit)) if sigmoid == 1 else exp(logit - top)
+        score = sqrt(max(logit, 0.0) + log1p(exp(-abs(logit)))) if rooted == 1 else score
+        store_f32(scores + e * 4, float32(score))
+        total += score
+    if sigmoid == 0 and rooted == 0:
+        for e in range(experts):
+            store_f32(scores + e * 4, float32(float(load_f32(scores + e * 4)) / total))
+    return finite
+
+
+@device
+def rank_all(a, logits, scores, ranks):
+    """Compute the ranks, by which experts are chosen.
+
+    They are scores plus bias if there is a bias, scores if there are groups, otherwise logits, which rank more finely:
+    the sigmoids of large logits are all 1.
+    """
+    bias, source = argument(a, ROUTE.bias), logits
+    if bias != 0 or argument(a, ROUTE.groups) > 1:
+        source = scores
+    for e in range(argument(a, ROUTE.experts)):
+        rank = load_f32(source + e * 4)
+        store_f32(ranks + e * 4, rank + load_f32(bias + e * 4) if bias != 0 else rank)
+
+
+@device
+def best_of(values, count):
+    """Return the index of the largest value, the first of equal ones. 0 if none is larger than minus infinity."""
+    best, largest = 0, MINUS_INFINITY
+    for i in range(count):
+        value = load_f32(values + i * 4)
+        if value > largest:
+            best, largest = i, value
+    return best
+
+
+@device
+def take_best(values, count):
+    """Return the index of the largest value, and set that value to minus infinity for the next call."""
+    best = best_of(values, count)
+    store_f32(values + best * 4, MINUS_INFINITY)
+    return best
+
+
+@device
+def value_of_group(ranks, size):
+    """Return the value of a group of experts: the sum of its two best ranks."""
+    best = best_of(ranks, size)
+    second = MINUS_INFINITY
+    for i in range(size):
+        if i != best:
+            second = max(second, load_f32(ranks + i * 4))
+    return load_f32(ranks + best * 4) + second
+
+
+@device
+def leave_out_groups(a, ranks, groups):
+    """Set the ranks of the experts of all but the best groups to minus infinity."""
+    count = argument(a, ROUTE.groups)
+    size = argument(a, ROUTE.experts) // count
+    for g in range(count):
+        store_f32(groups + g * 4, value_of_group(ranks + g * size * 4, size))
+    for _ in range(argument(a, ROUTE.groups_used)):
+        take_best(groups, count)
+    for e in range(size * count):
+        if load_f32(groups + e // size * 4) > MINUS_INFINITY:
+            store_f32(ranks + e * 4, MINUS_INFINITY)
+
+
+@device
+def choose(a, scores, ranks, given_experts, chosen, weights):
+    """Write a token's experts and their weights.
+
+    The experts are those with the best ranks, or, if `given_experts` is not 0, those listed at that address.
+    """
+    used, total, factor = argument(a, ROUTE.used), float32(0.0), argument_f32(a, ROUTE.scale)
+    for i in range(used):
+        if given_experts != 0:
+            expert = load_i64(given_experts + i * 8)
+        else:
+            expert = take_best(ranks, argument(a, ROUTE.experts)) // argument(a, ROUTE.together)
+        score = load_f32(scores + expert * 4)
+        total += score
+        store_i64(chosen + i * 8, expert)
+        store_f32(weights + i * 4, score)
+    if argument(a, ROUTE.normalized) == 1:
+        factor /= max(total, LEAST_SUM)
+    for i in range(used):
+        store_f32(weights + i * 4, load_f32(weights + i * 4) * factor)
+
+
+@device
+def choose_nothing(a, chosen, weights):
+    """Write NaN weights, and any experts, for a token with a logit that is not finite."""
+    for i in range(argument(a, ROUTE.used)):
+        store_i64(chosen + i * 8, i)
+        store_f32(weights + i * 4, NAN)
+
+
+@kernel
+def route(a, part, parts, thread):
+    """Choose the experts of each token. Scratch memory: scores, ranks, values of groups."""
+    tokens, used, experts = load_i64(argument(a, ROUTE.count)), argument(a, ROUTE.used), argument(a, ROUTE.experts)
+    scores = argument(a, ROUTE.scratch) + thread * argument(a, ROUTE.scratch_bytes)
+    ranks = scores + experts * 4
+    for t in range(tokens * part // parts, tokens * (part + 1) // parts):
+        chosen, weights = argument(a, ROUTE.chosen) + t * used * 8, argument(a, ROUTE.weights) + t * used * 4
+        logits = argument(a, ROUTE.logits) + t * argument(a, ROUTE.stride)
+        if not score_all(a, logits, scores):
+            choose_nothing(a, chosen, weights)
+            continue
+        rank_all(a, logits, scores, ranks)
+        if argument(a, ROUTE.groups) > 1:
+            leave_out_groups(a, ranks, ranks + experts * 4)
+        table = argument(a, ROUTE.table)
+        given_experts = table + load_i64(argument(a, ROUTE.ids) + t * 8) * used * 8 if table != 0 else 0
+        choose(a, scores, ranks, given_experts, chosen, weights)
+
+
+@device
+def count_rows(a, pairs):
+    """Count the pairs of each expert in next_rows."""
+    next_rows = argument(a, PLAN_EXPERTS.next_rows)
+    for e in range(argument(a, PLAN_EXPERTS.experts)):
+        store_i64(next_rows + e * 8, 0)
+    for pair in range(pairs):
+        expert = next_rows + load_i64(argument(a, PLAN_EXPERTS.chosen) + pair * 8) * 8
+        store_i64(expert, load_i64(expert) + 1)
+
+
+@device
+def rounded_up(count):
+    """Return the rows that products may write for an expert with `count` rows: padded, unless it is a single row."""
+    return count if count == 1 else (count + EXPERT_ROWS - 1) // EXPERT_ROWS * EXPERT_ROWS
+
+
+@device
+def place_experts(a):
+    """List the experts that have rows, and replace their counts in next_rows by the numbers of their first rows."""
+    active, first = argument(a, PLAN_EXPERTS.active), 0
+    for e in range(argument(a, PLAN_EXPERTS.experts)):
+        place = argument(a, PLAN_EXPERTS.next_rows) + e * 8
+        count = load_i64(place)
+        if count > 0:
+            store_i64(active + 8 * EXPERT.number, e)
+            store_i64(active + 8 * EXPERT.first, first)
+            store_i64(active + 8 * EXPERT.count, count)
+            store_i64(place, first)
+            active, first = active + EXPERT_BYTES, first + rounded_up(count)
+    store_i64(argument(a, PLAN_EXPERTS.row_count), first)
+    store_i64(argument(a, PLAN_EXPERTS.active_count), (active - argument(a, PLAN_EXPERTS.active)) // EXPERT_BYTES)
+
+
+@device
+def fill_between(a):
+    """Give padding rows between experts the pair of the row before, so that every row is initialized."""
+    pairs = argument(a, PLAN_EXPERTS.pairs)
+    for i in range(load_i64(argument(a, PLAN_EXPERTS.active_count))):
+        expert = argument(a, PLAN_EXPERTS.active) + i * EXPERT_BYTES
+        first, count = argument(expert, EXPERT.first), argument(expert, EXPERT.count)
+        for row in range(first + count, first + rounded_up(count)):
+            store_i64(pairs + row * 8, load_i64(pairs + (row - 1) * 8))
+
+
+@kernel
+def plan_experts(a, part, parts, thread):
+    """Give each pair a row, sorted by expert. A single part does all the work."""
+    pairs = load_i64(argument(a, PLAN_EXPERTS.count)) * argument(a, PLAN_EXPERTS.used)
+    count_rows(a, pairs)
+    place_experts(a)
+    for pair in range(pairs):
+        next_row = argument(a, PLAN_EXPERTS.next_rows) + load_i64(argument(a, PLAN_EXPERTS.chosen) + pair * 8) * 8
+        row = load_i64(next_row)
+        store_i64(argument(a, PLAN_EXPERTS.rows) + pair * 8, row)
+        store_i64(argument(a, PLAN_EXPERTS.pairs) + row * 8, pair)
+        store_i64(next_row, row + 1)
+    fill_between(a)
+
 
 ANY_NUMBER = 1 << 40  # of tokens: no limit
 

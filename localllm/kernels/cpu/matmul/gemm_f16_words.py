@@ -16,8 +16,6 @@ Scratch memory, in order:
 
 from numba import float32
 
-from localllm.kernels.cpu.matmul.slab import make_fetch_next
-from localllm.kernels.cpu.matmul.tile_dots import make_dots
 from localllm.kernels.cpu.matmul.tiles import (
     ROWS,
     TOKENS,
@@ -25,10 +23,14 @@ from localllm.kernels.cpu.matmul.tiles import (
     columns_at,
     floats,
     ints,
-    make_load_tile,
-    make_store_tile,
+    load_all,
+    load_first,
+    make_dots,
+    make_fetch_next,
     make_times,
     rows_at,
+    store_all,
+    store_first,
     transpose_words,
     zero_floats,
     zero_ints,
@@ -55,8 +57,6 @@ LARGEST = float32(8191)  # 32 * LARGEST**2 < 2**31
 SLAB = 384  # columns that are unpacked at a time: 24 KiB, which leaves room for some tokens in the L1 cache
 TOGETHER = 600  # most tokens per slab, so that their columns fit in the L2 cache (1024: 1.2 times as long)
 WORDS_BYTES = SLAB * 32  # bytes of a vector of 16 rows
-load_all, load_first = make_load_tile(VECTORS), make_load_tile(1)
-store_all, store_first = make_store_tile(VECTORS), make_store_tile(1)
 dots = make_dots(range(0, 64, 4), dot_words_vnni_512)
 add_run, times_rows = make_times(columns_at, ints), make_times(rows_at, floats)
 

@@ -11,17 +11,19 @@ A "unit" is one run of 32 columns, or a pair of runs, see formats/words.py.
 from functools import reduce
 
 from llvmlite import ir
-from numba import types
+from numba import int64, types
 
 from localllm.kernels.cpu.matmul.gemv_quantized import (
     AHEAD,
+    Accumulator,
     activations,
+    chunk_shape,
+    group_shape,
     make_ask_for,
     make_chunk,
     make_factors,
     make_fetch,
 )
-from localllm.kernels.cpu.matmul.row_shape import Accumulator, chunk_shape, group_shape
 from localllm.kernels.cpu.signature import argument, device, inlined
 from localllm.kernels.formats import load_group_format
 from localllm.kernels.formats.words import READERS, WORDS, k_factors
@@ -30,6 +32,7 @@ from localllm.kernels.simd import (
     I16,
     I64,
     as_tuple,
+    constant_like,
     elements,
     f32x8,
     load_value,
@@ -42,10 +45,8 @@ from localllm.kernels.simd import (
     slice_of,
     store_value,
 )
-from localllm.kernels.simd.half import constant_like
 from localllm.kernels.table import LINEAR_QUANTIZED as LINEAR
 
-int64 = types.int64
 CHAINS = 2  # independent sums of a row, because an addition waits for the previous one of its sum
 RUN = 64  # bytes of 32 activations as words
 

@@ -2,7 +2,7 @@
 
 A sub-block is 16 columns with one scale. Codes can be assigned to the lanes of vectors in two ways:
 
-- striped (gemv_int8_1.py): a sub-block has two lanes of two vectors, so its sums have to be shuffled together
+- striped (gemv_quantized.py): a sub-block has two lanes of two vectors, so its sums have to be shuffled together
 - here: a sub-block has one lane of all four vectors, so its sum is in the lane of its scale. Codes move only within 16
   bytes, as they lie in the file (formats/sub_blocks.py)
 
@@ -11,17 +11,17 @@ Each part of the step first puts the activations in the same order. From the L2 
 """
 
 from llvmlite import ir
-from numba import types
+from numba import int64, types
 
 from localllm.kernels.cpu import ONE_TOKEN_BYTES
-from localllm.kernels.cpu.matmul.gemv_quantized import AHEAD, activations, make_fetch
-from localllm.kernels.cpu.matmul.row_shape import Accumulator, group_shape
+from localllm.kernels.cpu.matmul.gemv_quantized import AHEAD, Accumulator, activations, group_shape, make_fetch
 from localllm.kernels.cpu.signature import argument, device, inlined
 from localllm.kernels.formats.sub_blocks import LANES, READERS
 from localllm.kernels.machine import this_lane
 from localllm.kernels.simd import (
     I64,
     as_tuple,
+    constant_like,
     dots_in_words,
     elements,
     f32x16,
@@ -33,10 +33,8 @@ from localllm.kernels.simd import (
     store_value,
     u8x64,
 )
-from localllm.kernels.simd.half import constant_like
 from localllm.kernels.table import LINEAR_QUANTIZED as LINEAR
 
-int64 = types.int64
 SCALES = 512  # offset of the scales, after both planes of 256 activations
 
 
@@ -125,7 +123,8 @@ class OneTokenBySubBlock(Accumulator):
         def finish(builder, totals, y):
             """Store the sum of each row's lanes to y [2].
 
-            They are added in the order of gemv_int8_1.py, so that a token gets the same result alone and among others.
+            They are added in the order of gemv_quantized.py, so that a token gets the same result alone and among
+            others.
             """
             sums, runs = elements(builder, totals), [self.reader.runs.index(run) for run in range(4)]
             for size in (8, 4):

@@ -5,22 +5,418 @@ memory is the limit. With weight = s * (code - offset) or s * code + m, and acti
 high one):
 
     y = the sum over sub-blocks of s * c * dot(code, q) + (m or -offset * s) * sum(activations)
+
+The inner products are intrinsics on tuples of vectors: of one or two rows with one token, in both planes (OneToken),
+and of pairs of rows with one of several tokens (RowTotals). The totals of RowTotals, with two lanes for each run of 32
+columns, would do for one token, too, but decode of a 1.2 B model in Q4_K is 4 % slower with them.
 """
 
-from numba import types
+from abc import ABC, abstractmethod
+from typing import NamedTuple
 
-from localllm.kernels.cpu.matmul.gemv_int8_1 import OneToken
-from localllm.kernels.cpu.matmul.gemv_int8_pairs import RowTotals
-from localllm.kernels.cpu.matmul.row_shape import chunk_shape, group_shape
+from llvmlite import ir
+from numba import int64, types
+
 from localllm.kernels.cpu.signature import argument, device, inlined
-from localllm.kernels.simd import I64, constant_f32, f32x8, four_times_f32x2, operation, prefetch_line
+from localllm.kernels.formats.group_format import GroupFormat
+from localllm.kernels.simd import (
+    F32,
+    I32,
+    I64,
+    Vector,
+    as_tuple,
+    constant,
+    constant_like,
+    dots_in_words,
+    elements,
+    f32x8,
+    f32x16,
+    four_times_f32x2,
+    i32x16,
+    load_value,
+    multiply_add,
+    operation,
+    prefetch_line,
+    shuffled,
+    slice_of,
+    store_value,
+    u8x64,
+)
 from localllm.kernels.table import LINEAR_QUANTIZED as LINEAR
+
+CHUNK_LANES = ir.VectorType(F32, 4)  # a token's scales or sums of a chunk: those of two runs, each twice
+
+
+class RowShape(NamedTuple):
+    """A group of 256 columns, or a chunk of 64, of a format."""
+
+    vectors: int  # of codes: 4 for a group, 1 for a chunk
+    halves: int  # sub-blocks of a run of 32 columns: 1 or 2
+    offset: int | None  # the code that stands for zero; None: the format has minimums
+    largest: int  # the largest code, see GroupFormat
+
+    @property
+    def of_row(self) -> Vector:
+        """The vector type of a row's scales, or of its minimums; those of a chunk are repeated four times."""
+        return f32x8 if self.halves == 1 else f32x16
+
+    @property
+    def factors(self) -> int:
+        """The number of such vectors per row: 1 for scales, 2 with minimums."""
+        return 1 if self.offset is not None else 2
+
+    def load(self, builder, address):
+        """Load a token's scales or sums, one for every 16 columns, as 16 lanes.
+
+        Those of a chunk are repeated four times.
+        """
+        if self.vectors == 4:
+            return load_value(builder, address, f32x16.llvm)
+        value = load_value(builder, address, CHUNK_LANES)
+        return shuffled(builder, value, value, [*range(4)] * 4)
+
+    def from_offset(self, builder, sums):
+        """Return the factor of a row's scales that accounts for the codes' offset: -offset * sums.
+
+        For a format with minimums return the sums, which `scaled` multiplies by the minimums.
+        """
+        if self.offset is None:
+            return sums
+        return builder.fmul(sums, constant_like(sums, -self.offset * self.vectors / 4))
+
+    def scaled(self, builder, total, dot, factors, c, n):
+        """Add scaled dot products to a total.
+
+        factors: the row's scales, and its minimums if the format has some; c: the token's scales; n: the result of
+        `from_offset`.
+        """
+        if self.offset is None:
+            scale, minimum = factors
+            return multiply_add(builder, dot, builder.fmul(scale, c), multiply_add(builder, minimum, n, total))
+        return multiply_add(builder, multiply_add(builder, dot, c, n), factors[0], total)
+
+
+class Accumulator(ABC):
+    """The totals of some rows and tokens, in registers: decode adds up products in them, group by group.
+
+    Attributes:
+        totals: their type.
+    """
+
+    totals: types.UniTuple
+
+    def make_zero(self):
+        """Return an intrinsic () -> totals of zero."""
+
+        @operation(self.totals)
+        def zero(builder):
+            return as_tuple(builder, [ir.Constant(self.totals.dtype.llvm, None)] * self.totals.count)
+
+        return zero
+
+    @abstractmethod
+    def make_add(self):
+        """Return an intrinsic (totals, what is multiplied) -> totals that adds the products of a group or a chunk."""
+
+    @abstractmethod
+    def make_finish(self):
+        """Return an intrinsic (totals, address) that stores the sum of each row's totals."""
+
+
+def group_shape(format: GroupFormat) -> RowShape:
+    """Return the shape of a group of 256 columns."""
+    return RowShape(4, 32 // format.sub_block, None if format.minimums else format.offset, format.largest)
+
+
+def chunk_shape(format: GroupFormat) -> RowShape:
+    """Return the shape of a chunk of 64 columns."""
+    return group_shape(format)._replace(vectors=1)
+
+
+class OneToken(Accumulator):
+    """The totals of one token.
+
+    With sub-blocks of 32 they are one vector, 8 lanes for each row; with sub-blocks of 16, a vector of 16 lanes per
+    row.
+    """
+
+    def __init__(self, shape, rows):
+        self.shape, self.rows, self.halves = shape, rows, shape.halves
+        self.vector = f32x16 if self.halves == 2 or rows == 2 else f32x8
+        self.count = rows if self.halves == 2 else 1
+        self.together = rows * self.halves // self.count  # vectors of dot products per vector of totals
+        self.totals = types.UniTuple(self.vector, self.count)
+        self.factors = types.UniTuple(shape.of_row, shape.factors * rows)
+
+    def make_add(self):
+        codes = types.UniTuple(u8x64, self.shape.vectors * self.rows)
+
+        @operation(self.totals, self.totals, codes, self.factors, *[int64] * 4)
+        def add(builder, totals, codes, factors, high, low, x_scales, x_sums):
+            """Return totals + x_scales * scales * dots + minimums * x_sums, for a group or a chunk."""
+            totals, dots = elements(builder, totals), self.dots(builder, elements(builder, codes), high, low)
+            factors = self.joined(builder, elements(builder, factors))
+            c, n = (self.shape.load(builder, address) for address in (x_scales, x_sums))
+            c, n = (self.in_lanes(builder, value) for value in (c, self.shape.from_offset(builder, n)))
+            for v in range(self.count):
+                pair = v * self.together
+                dot = self.by_sub_block(builder, dots[pair], dots[pair + self.together - 1])
+                totals[v] = self.shape.scaled(builder, totals[v], dot, factors[v :: self.count], c, n)
+            return as_tuple(builder, totals)
+
+        return add
+
+    def dots(self, builder, codes, high, low):
+        """Compute the dot products of all rows with the activations, 256 * high + low: i32x16, [row][half of the runs].
+
+        With few sums, each plane has sums of its own: when both planes were added to the same sums, groups of Q4_K or
+        Q4_0 in the L2 cache took 1.03 times as long, waiting for the previous addition.
+        """
+        nothing = [ir.Constant(i32x16.llvm, None)] * (self.rows * self.halves)
+        upper = self.with_dots(builder, nothing, codes, high)
+        upper = [builder.shl(value, constant_like(value, 8)) for value in upper]
+        if self.halves == 2:
+            return self.with_dots(builder, upper, codes, low)
+        lower = self.with_dots(builder, nothing, codes, low)
+        return [builder.add(*both) for both in zip(upper, lower, strict=True)]
+
+    def with_dots(self, builder, sums, codes, plane):
+        """Add one plane's dot products to the sums."""
+        sums, vectors = [*sums], self.shape.vectors
+        size = -(-vectors // self.halves)
+        numbers = [load_value(builder, builder.add(plane, I64(64 * q)), u8x64.llvm) for q in range(vectors)]
+        for row in range(self.rows):
+            for first in range(0, vectors, size):
+                i, part = row * self.halves + first // size, slice(first, first + size)
+                pairs = [*zip(codes[vectors * row : vectors * (row + 1)][part], numbers[part], strict=True)]
+                sums[i] = dots_in_words(builder, sums[i], pairs, self.shape.largest)
+        return sums
+
+    def joined(self, builder, factors):
+        """Join two rows' vectors of scales, and of minimums, where one vector holds the totals of both rows."""
+        if self.rows == self.count:
+            return factors
+        return [shuffled(builder, *pair, range(16)) for pair in zip(factors[::2], factors[1::2], strict=True)]
+
+    def by_sub_block(self, builder, x, y):
+        """Add neighbouring lanes of dot products, and convert to float.
+
+        Result: for two rows, the sums of x, then those of y; for two halves of runs, the sums of x and y alternately.
+        """
+        even = [lane // 2 * 2 + lane % 2 * 16 for lane in range(16)]
+        if self.halves == 1:
+            even = [2 * lane for lane in range(self.vector.lanes)]
+        sums = (shuffled(builder, x, y, [lane + odd for lane in even]) for odd in (0, 1))
+        return builder.sitofp(builder.add(*sums), self.vector.llvm)
+
+    def in_lanes(self, builder, values):
+        """Rearrange a token's scales or sums to the lanes of the totals."""
+        if self.halves == 2:
+            return values
+        return shuffled(builder, values, values, [lane % 8 * 2 for lane in range(self.vector.lanes)])
+
+    def make_finish(self):
+        @operation(None, self.totals, int64)
+        def finish(builder, totals, y):
+            """Store the sum of the lanes of each row's totals to y [rows]."""
+            totals = elements(builder, totals)
+            if self.vector is f32x16:
+                pairs = [halves_of(builder, value) for value in totals]
+                totals = [builder.fadd(*pair) for pair in pairs] if self.halves == 2 else list(pairs[0])
+            sums = sums_of_lanes(builder, totals)
+            for row in range(self.rows):
+                store_value(builder, builder.add(y, I64(4 * row)), builder.extract_element(sums, I32(row)))
+
+        return finish
+
+
+def halves_of(builder, value):
+    """Return the lower and the upper 8 of 16 lanes."""
+    return slice_of(builder, value, 0, 8), slice_of(builder, value, 8, 16)
+
+
+def sums_of_lanes(builder, vectors):
+    """Compute the sum of the lanes of each of 1 or 2 vectors of 8 floats, as lanes of one vector.
+
+    Neighbouring lanes are added first.
+    """
+    count = len(vectors)
+    if count == 2:
+        vectors = [builder.fadd(*(shuffled(builder, *vectors, range(odd, 16, 2)) for odd in (0, 1)))]
+    sums = vectors[0]
+    while sums.type.count > count:
+        sums = builder.fadd(*(slice_of(builder, sums, odd, sums.type.count, 2) for odd in (0, 1)))
+    return sums
+
+
+EVEN_THEN_ODD = [lane + 16 * (lane % 2) for lane in range(16)]  # even lanes of one vector, odd ones of another
+ODD_THEN_EVEN = [lane + 16 * (1 - lane % 2) for lane in range(16)]
+NEIGHBOURS = [lane ^ 1 for lane in range(16)]
+
+
+class RowTotals(Accumulator):
+    """The totals of a token. Two rows share a vector, one in the even lanes, one in the odd lanes.
+
+    A row has a lane for each run of 32 columns. With sub-blocks of 16 columns, one vector is for the first halves of
+    the runs, another one for the second halves. Codes are interleaved once (`mix`), so that dot products are in these
+    lanes.
+
+    Dot products and multiplications of 64 bytes share two of Zen 4's four execution units, one result per cycle each,
+    and these units are the bottleneck. A group of four rows, with one token in both planes, keeps them busy for 38
+    cycles in Q4_K, of which 32 are dot products, and for 41 in Q6_K; measured, with data in the caches: 39.5 and 44.
+    The work that all tokens share takes 50 to 90 cycles.
+    """
+
+    def __init__(self, shape, rows, planes):
+        self.shape, self.rows, self.planes = shape, rows, planes
+        self.halves, self.vectors = shape.halves, shape.vectors
+        self.count = rows // 2 * self.halves
+        self.size = 64 * self.count  # bytes
+        self.totals, self.codes = types.UniTuple(f32x16, self.count), types.UniTuple(u8x64, self.vectors * rows)
+        self.of_rows = types.UniTuple(shape.of_row, shape.factors * rows)
+        self.factors = types.UniTuple(f32x16, shape.factors * self.count)
+
+    def make_mix(self):
+        @operation(self.codes, self.codes)
+        def mix(builder, codes):
+            """Interleave the codes of each pair of rows, 4 bytes at a time.
+
+            Then dot products of the first row are in even lanes, those of the second in odd lanes.
+            """
+            words, mixed = [builder.bitcast(vector, i32x16.llvm) for vector in elements(builder, codes)], []
+            for first, other in pairs_of([*batched(words, self.vectors)]):
+                both = [*zip(first, other, strict=True)]
+                mixed += [shuffled(builder, *two, order) for order in (EVEN_THEN_ODD, ODD_THEN_EVEN) for two in both]
+            return as_tuple(builder, [builder.bitcast(vector, u8x64.llvm) for vector in mixed])
+
+        return mix
+
+    def make_spread(self):
+        @operation(self.factors, self.of_rows)
+        def spread(builder, factors):
+            """Copy the rows' scales and minimums to all lanes of the totals that they belong to."""
+            lanes = [[lane // 2 * self.halves + half for lane in range(16)] for half in range(self.halves)]
+            orders = [[at + lane % 2 * 8 * self.halves for lane, at in enumerate(order)] for order in lanes]
+            pairs = pairs_of(elements(builder, factors))
+            return as_tuple(builder, [shuffled(builder, *pair, order) for pair in pairs for order in orders])
+
+        return spread
+
+    def make_add(self):
+        @operation(self.totals, self.totals, self.codes, self.factors, *[int64] * 4)
+        def add(builder, totals, codes, factors, high, low, x_scales, x_sums):
+            """Return totals + x_scales * scales * dots + minimums * x_sums, for one token and a group or a chunk."""
+            totals, factors = elements(builder, totals), elements(builder, factors)
+            c, n = (self.shape.load(builder, address) for address in (x_scales, x_sums))
+            n = self.shape.from_offset(builder, n)
+            for half, dots in enumerate(self.dots(builder, elements(builder, codes), high, low)):
+                lanes = [lane // 2 * 2 + half for lane in range(16)]
+                n_half = n if self.halves == 1 else shuffled(builder, n, n, lanes)
+                for pair, dot in enumerate(dots):
+                    i, dot = pair * self.halves + half, builder.sitofp(dot, f32x16.llvm)
+                    totals[i] = self.shape.scaled(builder, totals[i], dot, factors[i :: self.count], c, n_half)
+            return as_tuple(builder, totals)
+
+        return add
+
+    def dots(self, builder, codes, high, low):
+        """Compute the dot products with the activations, 256 * high + low: [half][pair of rows].
+
+        They are in the lanes of the totals.
+        """
+        by_half, size = [], self.vectors // self.halves
+        for first in range(0, self.vectors, size):
+            sums = [ir.Constant(i32x16.llvm, None)] * self.rows
+            for plane in (high, low)[: self.planes]:
+                if plane is low:
+                    sums = [builder.shl(value, constant_like(value, 8)) for value in sums]
+                part = range(first, first + size)
+                numbers = [load_value(builder, builder.add(plane, I64(64 * q)), u8x64.llvm) for q in part]
+                for r, value in enumerate(sums):
+                    of_row = [codes[self.vectors * r + q] for q in part]
+                    pairs = [*zip(of_row, numbers, strict=True)]
+                    sums[r] = dots_in_words(builder, value, pairs, self.shape.largest)
+            aligned_pairs = [(one, shuffled(builder, other, other, NEIGHBOURS)) for one, other in pairs_of(sums)]
+            by_half.append([builder.add(*both) for both in aligned_pairs])
+        return by_half
+
+    def make_load(self):
+        """Return an intrinsic (address) -> totals."""
+
+        @operation(self.totals, int64)
+        def load(builder, address):
+            addresses = [builder.add(address, I64(64 * i)) for i in range(self.count)]
+            return as_tuple(builder, [load_value(builder, a, f32x16.llvm) for a in addresses])
+
+        return load
+
+    def make_store(self):
+        """Return an intrinsic (address, totals) that stores totals."""
+
+        @operation(None, int64, self.totals)
+        def store(builder, address, totals):
+            for i, value in enumerate(elements(builder, totals)):
+                store_value(builder, builder.add(address, I64(64 * i)), value)
+
+        return store
+
+    def make_finish(self):
+        @operation(None, self.totals, int64)
+        def finish(builder, totals, y):
+            """Store the sum of each row's totals to y [rows].
+
+            All rows are summed together: one by one, that took 4.5 ns a token, of 32 ns for four rows of 576 columns.
+            """
+            sums = sums_by_row(builder, [*self.by_run(builder, elements(builder, totals))])
+            if self.planes == 1:
+                sums = builder.fmul(sums, constant_like(sums, 256.0))
+            store_value(builder, y, sums)
+
+        return finish
+
+    def by_run(self, builder, totals):
+        """Return the totals of each pair of rows by run.
+
+        With sub-blocks of 16, the two halves of runs are added, and lanes that are 8 apart.
+        """
+        if self.halves == 1:
+            return totals
+        totals = [builder.fadd(*(slice_of(builder, value, at, at + 8) for at in (0, 8))) for value in totals]
+        return [builder.fadd(*halves) for halves in pairs_of(totals)]
+
+
+def sums_by_row(builder, totals):
+    """Compute the sums of 2 or 4 rows, as lanes of one vector.
+
+    totals: of pairs of rows, whose lanes alternate. Neighbouring runs are added first, as for one token, so that a
+    token gets the same result alone and among others.
+    """
+    size, rows = totals[0].type.count, 2 * len(totals)
+    starts = range(0, size * len(totals), size)
+    runs = [[start + lane + odd for start in starts for odd in (0, 1)] for lane in range(0, size, 2)]
+    first = [[lane for run in runs[odd::2] for lane in run] for odd in (0, 1)]
+    value = builder.fadd(*(shuffled(builder, totals[0], totals[-1], order) for order in first))
+    while value.type.count > rows:
+        lanes = [[i for i in range(value.type.count) if i // rows % 2 == odd] for odd in (0, 1)]
+        value = builder.fadd(*(shuffled(builder, value, value, order) for order in lanes))
+    return value
+
+
+def pairs_of(values):
+    """Pair neighbours: the first with the second, the third with the fourth, and so on."""
+    return zip(values[::2], values[1::2], strict=True)
+
+
+def batched(values, size):
+    """Split into batches of `size`."""
+    return (values[i : i + size] for i in range(0, len(values), size))
+
 
 # Distance, in bytes, of prefetches: AHEAD into the L2 cache, in the order of the file even if two rows are read side by
 # side, then NEAR into the L1 cache. One of two cores reads Q4_K at 22 GB/s in rows of 2048 or 8192 columns; with 4096
 # bytes ahead into the L1 cache only, that was 22 and 15, with 8192 ahead into the L2 cache only, 19 and 22.
 AHEAD, NEAR = 8192, 1024
-int64, quarter = types.int64, constant_f32(f32x8, 0.25)
+quarter = constant(f32x8, 0.25)
 
 
 def make_ask_for(size, locality):

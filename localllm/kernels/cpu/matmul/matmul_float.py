@@ -37,7 +37,9 @@ from localllm.kernels.simd import (
     store_f32x16,
     transpose_f32,
 )
+from localllm.kernels.table import EMBED
 from localllm.kernels.table import LINEAR_FLOAT as LINEAR
+from localllm.quant.formats import BY_NAME
 
 # Distance, in bytes, of prefetches into the L2 cache. One core reads F16 at 27 GB/s with them, at 21 without, and at 12
 # with prefetches into the L1 cache, which cannot have as many loads in flight.
@@ -80,7 +82,6 @@ def make_plain(width, load_one, load_16):
 def make_blocks(format_name):
     """Make a function (w, columns, out) that dequantizes a row of a block format to float32."""
     from localllm.kernels.formats.scalar import unpacker
-    from localllm.quant.formats import BY_NAME
 
     unpack, block, block_bytes = unpacker(format_name), BY_NAME[format_name].block, BY_NAME[format_name].bytes
 
@@ -223,7 +224,7 @@ def make_prefill(format_name, load_row, x_at, stride_at, product, pairs):
     whether numbers are multiplied as pairs of BF16.
     """
     unpack_slab, per_word = make_slab(2 if pairs else 0, load_row), 2 if pairs else 1
-    block, block_bytes = block_of(format_name)
+    block, block_bytes = BY_NAME[format_name].block, BY_NAME[format_name].bytes
 
     @device
     def prefill(a, first, last, tokens, scratch):
@@ -251,14 +252,7 @@ def make_prefill(format_name, load_row, x_at, stride_at, product, pairs):
     return prefill
 
 
-def block_of(format_name):
-    """Return the weights of a block, and its bytes."""
-    from localllm.quant.formats import BY_NAME
-
-    return BY_NAME[format_name].block, BY_NAME[format_name].bytes
-
-
-def make(format_name):
+def make_linear_float(format_name):
     """Make the kernel for one format."""
     load_row = make_plain(*PLAIN[format_name]) if format_name in PLAIN else make_blocks(format_name)
     few = make_few(format_name, load_row)
@@ -286,3 +280,17 @@ def make(format_name):
             prefill(a, first, last, tokens, scratch)
 
     return linear
+
+
+def make_embed(format_name):
+    """Make the kernel for one format."""
+    load_row = make_plain(*PLAIN[format_name]) if format_name in PLAIN else make_blocks(format_name)
+
+    @kernel
+    def embed(a, part, parts, thread):
+        tokens = load_i64(argument(a, EMBED.count))
+        for t in range(tokens * part // parts, tokens * (part + 1) // parts):
+            row = argument(a, EMBED.weights) + load_i64(argument(a, EMBED.ids) + t * 8) * argument(a, EMBED.row_bytes)
+            load_row(row, argument(a, EMBED.columns), argument(a, EMBED.x) + t * argument(a, EMBED.stride))
+
+    return embed

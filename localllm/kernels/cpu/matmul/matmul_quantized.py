@@ -13,9 +13,8 @@ with them. Sums wait in y from one slab to the next.
 """
 
 from localllm.kernels.cpu import SLAB
-from localllm.kernels.cpu.matmul.avx2_dots import HAS_AVX2_DOTS, MOST_IN_BYTES
 from localllm.kernels.cpu.matmul.gemm_int8 import make_fast_slab
-from localllm.kernels.cpu.matmul.gemm_int16 import make_assembly_slab, make_precise_slab
+from localllm.kernels.cpu.matmul.gemm_int16 import HAS_AVX2_DOTS, MOST_IN_BYTES, make_assembly_slab, make_precise_slab
 from localllm.kernels.cpu.matmul.gemv_int16 import (
     has_words,
     make_few_in_words,

@@ -13,7 +13,7 @@ their own scales.
 Results:
 
 - high, low: striped like the codes of weights (formats/group_format.py), in groups of 256 columns and chunks of 64
-- words, on CPUs that multiply them (avx2_dots.py): both planes in one 16-bit integer, striped in the same way, but of
+- words, on CPUs that multiply them (gemm_int16.py): both planes in one 16-bit integer, striped in the same way, but of
   every 4 columns the even ones come first
 - scales, and sums times the scale, of both planes and of the high one, over 32 and over 16 numbers. They are multiplied
   with minimums, and with the offsets of the weights' codes. There is a place for every 16 numbers, as in striped dot
@@ -25,8 +25,8 @@ Results:
 from llvmlite import ir
 from numba import float32, types
 
-from localllm.kernels.cpu.matmul.avx2_dots import HAS_AVX2_DOTS
-from localllm.kernels.cpu.matmul.requantize_tile import BYTE_OFFSET
+from localllm.kernels.cpu.matmul.gemm_int8 import BYTE_OFFSET
+from localllm.kernels.cpu.matmul.gemm_int16 import HAS_AVX2_DOTS
 from localllm.kernels.cpu.signature import argument, device, kernel
 from localllm.kernels.simd import (
     I16,

@@ -3,33 +3,49 @@
 The sums of a tile are one tuple of vectors, which LLVM keeps in registers: element t * VECTORS + v is for token t and
 rows 16 v to 16 v + 15. With 32 registers, 2 x 6 needs 8 loads for 12 dot products; 1 x 8 needs 9 for 8 and is bound by
 them.
+
+Most CPUs multiply a *word*, 4 columns of each of 16 rows in a vector, with 4 columns of a token in all lanes. An ARM
+with i8mm multiplies small matrices: 8 columns of 2 rows with 8 columns of 2 tokens, twice as many products per
+register. Their sums, [2 rows][2 tokens] in a register, become vectors of rows when a run of columns is finished.
+
+A slab is multiplied with all tokens while the next one is prefetched into the L2 cache. Its weights are pieces of many
+rows, which no hardware prefetcher predicts: unpacking without prefetches read 7 GB/s.
 """
 
 from llvmlite import ir
-from numba import float32, types
+from numba import float32, int64, types
 
-from localllm.kernels.cpu import INTEGER_TILE
-from localllm.kernels.cpu.signature import device
+from localllm.kernels.cpu import INTEGER_TILE, SLAB
+from localllm.kernels.cpu.signature import argument, device
 from localllm.kernels.machine import this_lane
 from localllm.kernels.simd import (
     F32,
+    I8,
     I32,
     I64,
     as_tuple,
+    dot_bytes,
+    dot_variant,
     elements,
     f32x16,
     i32x16,
+    llvm_call,
     load_value,
     multiply_add,
     operation,
+    prefetch_l2,
+    shuffled,
+    signed_dot_variant,
     splat_value,
     store_value,
     transpose_f32,
+    transpose_quads,
+    u8x64,
 )
+from localllm.kernels.table import LINEAR_QUANTIZED as LINEAR
 
 VECTORS, TOKENS = INTEGER_TILE
 ROWS = 16 * VECTORS
-int64 = types.int64
 ints, floats = types.UniTuple(i32x16, VECTORS * TOKENS), types.UniTuple(f32x16, VECTORS * TOKENS)
 GROUP_WORDS = [64 * q + 4 * word for q in range(4) for word in (0, 1)]  # offsets of a run's words in a striped group
 CHUNK_WORDS = [16 * q + 4 * word for q in range(4) for word in (0, 1)]  # in a striped chunk
@@ -275,3 +291,173 @@ def transpose_words(source, columns, target):
     stride = (columns + 15) // 16 * 64
     for i in range((columns + 15) // 16):
         transpose_f32(source + i * 64, stride, target + i * 1024)
+
+
+HAS_MATRICES = "i8mm" in this_lane().features
+u8x16, i32x4 = ir.VectorType(I8, 16), ir.VectorType(I32, 4)
+
+
+def make_code_dots(words, largest):
+    """Make the product for unsigned codes up to `largest`; see make_dots for the result."""
+    if HAS_MATRICES:
+        return make_matrix_dots(words, "llvm.aarch64.neon.usmmla.v4i32.v16i8")
+    dot = dot_variant(largest)
+
+    def dot_below_128(builder, accumulator, codes, columns):
+        """Add a dot product. The mask tells LLVM that the bytes are below 128, which saves instructions."""
+        return dot_bytes(builder, accumulator, builder.and_(codes, ir.Constant(u8x64.llvm, [0x7F] * 64)), columns)
+
+    return make_dots(words, dot_below_128 if dot is dot_bytes and largest < 128 else dot)
+
+
+def make_rescaled_dots(words):
+    """Make the product for the bytes that gemm_int8.py makes; see make_dots for the result."""
+    if HAS_MATRICES:
+        return make_matrix_dots(words, "llvm.aarch64.neon.smmla.v4i32.v16i8")
+    return make_dots(words, signed_dot_variant() or dot_variant())
+
+
+def make_dots(words, dot):
+    """Return an intrinsic that adds products to a tile's sums.
+
+    Its parameters: sums, w, bytes between vectors of w, x, bytes between tokens of x. words: the offsets in x of the
+    words to multiply; w has 64 bytes for each word, [16 rows][4 columns]. dot: emits one product.
+    """
+
+    @operation(ints, ints, int64, int64, int64, int64)
+    def dots(builder, sums, w, w_stride, x, x_stride):
+        sums = elements(builder, sums)
+        ws, xs = addresses(builder, w, w_stride, VECTORS), addresses(builder, x, x_stride, TOKENS)
+        for word in words:
+            weights = [load_value(builder, builder.add(address, I64(16 * word)), u8x64.llvm) for address in ws]
+            for t, address in enumerate(xs):
+                columns = columns_of(builder, address, word)
+                for v, rows in enumerate(weights):
+                    i = t * VECTORS + v
+                    sums[i] = dot(builder, sums[i], rows, columns)
+            sums = in_turn(builder, sums)
+        return as_tuple(builder, sums)
+
+    return dots
+
+
+def columns_of(builder, address, word):
+    """Load 4 columns of a token into all lanes.
+
+    An ARM can multiply by a lane of a register, so there two words are loaded at once.
+    """
+    if "neon" in this_lane().features:
+        two = load_value(builder, builder.add(address, I64(word // 8 * 8)), ir.VectorType(I32, 2))
+        columns = shuffled(builder, two, two, [word % 8 // 4] * 16)
+    else:
+        columns = splat_value(builder, i32x16.llvm, load_value(builder, builder.add(address, I64(word)), I32))
+    return builder.bitcast(columns, u8x64.llvm)
+
+
+def make_matrix_dots(words, multiply):
+    """Make the intrinsic of make_dots for an ARM with i8mm.
+
+    multiply: LLVM's name of the instruction, which multiplies bytes [2 rows][8] with [2 tokens][8] and adds to int32
+    [2][2]. Words come in pairs: w has their 8 columns row by row, 128 bytes.
+    """
+
+    @operation(ints, ints, int64, int64, int64, int64)
+    def dots(builder, sums, w, w_stride, x, x_stride):
+        ws, xs = addresses(builder, w, w_stride, VECTORS), addresses(builder, x, x_stride, TOKENS)
+        squares = [[ir.Constant(i32x4, None)] * (8 * VECTORS) for _ in range(TOKENS // 2)]
+        for word in words[::2]:
+            tokens = [pair_of_tokens(builder, *pair, word) for pair in zip(xs[::2], xs[1::2], strict=True)]
+            places = [builder.add(address, I64(16 * word + 16 * p)) for address in ws for p in range(8)]
+            for p, place in enumerate(places):
+                rows = load_value(builder, place, u8x16)
+                for t, columns in enumerate(tokens):
+                    squares[t][p] = llvm_call(builder, multiply, i32x4, [squares[t][p], rows, columns])
+        products = [rows_of(builder, squares[t // 2][8 * v : 8 * v + 8], t % 2) for t, v in PLACES]
+        return as_tuple(builder, [builder.add(*both) for both in zip(elements(builder, sums), products, strict=True)])
+
+    return dots
+
+
+def pair_of_tokens(builder, first, second, word):
+    """Load 8 columns of each of two tokens into one vector."""
+    pair = ir.Constant(ir.VectorType(I64, 2), ir.Undefined)
+    for lane, address in enumerate((first, second)):
+        columns = load_value(builder, builder.add(address, I64(word)), I64)
+        pair = builder.insert_element(pair, columns, I32(lane))
+    return builder.bitcast(pair, u8x16)
+
+
+def rows_of(builder, squares, token):
+    """Return the sums of 16 rows and one of two tokens as i32x16; squares: 8 registers with [2 rows][2 tokens]."""
+    order = [token, token + 2, token + 4, token + 6]
+    parts = [shuffled(builder, *pair, order) for pair in zip(squares[::2], squares[1::2], strict=True)]
+    halves = [shuffled(builder, *pair, range(8)) for pair in zip(parts[::2], parts[1::2], strict=True)]
+    return shuffled(builder, *halves, range(16))
+
+
+@device
+def transpose_pairs(source, columns, target):
+    """Transpose 4-byte words in pairs: [16 rows][columns] to [columns / 2][16 rows][2]."""
+    stride = (columns + 15) // 16 * 64
+    for i in range((columns + 15) // 16):
+        transpose_quads(source + i * 64, stride, target + i * 1024)
+
+
+transpose_codes = transpose_pairs if HAS_MATRICES else transpose_words
+
+
+def make_fetch_next(group_bytes, slab_columns=SLAB):
+    """Make a function (arguments, (tile, column), token, tokens) that prefetches a share of a slab's weights.
+
+    The shares of all tokens make up the slab at that tile and column. group_bytes: bytes of 256 columns. The arguments
+    may also be those of LINEAR_FLOAT, the first of which are the same.
+    """
+
+    @device
+    def fetch_next(a, slab, token, tokens):
+        row_bytes, (tile, column) = argument(a, LINEAR.row_bytes), slab
+        size = min(slab_columns, argument(a, LINEAR.columns) - column) // 64 * group_bytes // 4
+        first = argument(a, LINEAR.weights) + column * group_bytes // 256
+        share = (ROWS * TOKENS + tokens - 1) // tokens
+        row = tile * ROWS + token // TOKENS * share
+        for r in range(row, min(row + share, argument(a, LINEAR.rows), (tile + 1) * ROWS)):
+            for line in range(0, size, 64):
+                prefetch_l2(first + r * row_bytes + line)
+
+    return fetch_next
+
+
+load_all, load_first = make_load_tile(VECTORS), make_load_tile(1)
+store_all, store_first = make_store_tile(VECTORS), make_store_tile(1)
+
+
+def make_slab(format, unpack_tile, multiply):
+    """Make a function that multiplies a slab with all tokens.
+
+    Its parameters: arguments, tile, column, (tile, column) of the next slab, tokens, scratch.
+
+    unpack_tile(arguments, tile, column, columns, scratch): unpacks the slab to scratch memory. multiply(arguments,
+    totals, columns, first activation, tokens, scratch): adds the products of TOKENS tokens to their totals; only the
+    first `tokens` of these tokens exist.
+    """
+    fetch_next = make_fetch_next(format.group_bytes)
+
+    @device
+    def slab(a, tile, column, next_slab, tokens, scratch):
+        columns = min(SLAB, argument(a, LINEAR.columns) - column)
+        unpack_tile(a, tile, column, columns, scratch)
+        width, y_stride = argument(a, LINEAR.columns), argument(a, LINEAR.y_stride)
+        whole = argument(a, LINEAR.rows) - tile * ROWS > ROWS - 16
+        for t in range(0, tokens, TOKENS):  # with up to TOKENS - 1 tokens too many, whose results are not used
+            y = argument(a, LINEAR.y) + tile * ROWS * 4 + t * y_stride
+            fetch_next(a, next_slab, t, tokens)
+            totals = zero_floats()
+            if column:
+                totals = load_all(y, y_stride) if whole else load_first(y, y_stride)
+            totals = multiply(a, totals, columns, t * width + column, tokens - t, scratch)
+            if whole:
+                store_all(totals, y, y_stride)
+            else:
+                store_first(totals, y, y_stride)
+
+    return slab

@@ -6,7 +6,7 @@ along the dimension that is summed, the lanes of the tile are added up in the en
 """
 
 from llvmlite import ir
-from numba import types
+from numba import int64, types
 
 from localllm.kernels.cpu import FLOAT_TILE
 from localllm.kernels.simd import (
@@ -28,7 +28,6 @@ from localllm.kernels.simd import (
 # The largest tile that fits in the registers. With 32 registers of 64 bytes, 12 x 2 needs 14 loads for 24
 # multiplications and runs at the speed of these; 8 x 1 needs 9 for 8 and is bound by loads.
 COLUMNS, ROWS = FLOAT_TILE
-int64 = types.int64
 
 
 def vectors(count):

@@ -13,7 +13,7 @@ hide the memory's latency. With Q8_0 it holds 2 blocks.
 
 from numba import cuda, float32, int32, int64
 
-from localllm.kernels.cuda.attention.cache_loads import LOADS
+from localllm.kernels.cuda.attention.cache import LOADS
 from localllm.kernels.cuda.attention.shared import (
     LOG2_E,
     LOWEST,
@@ -26,8 +26,8 @@ from localllm.kernels.cuda.attention.shared import (
     larger,
     last_visible,
     make_over_lanes,
+    make_softmax,
 )
-from localllm.kernels.cuda.attention.softmax import make_softmax
 from localllm.kernels.cuda.device import (
     WARP,
     device,
@@ -38,10 +38,10 @@ from localllm.kernels.cuda.device import (
     load_i32,
     load_i64,
     log,
+    plus,
     store_f32,
     tanh,
 )
-from localllm.kernels.cuda.reductions import plus
 from localllm.kernels.cuda.unrolled import add_outer, make_products, scale_rows, unrolled, visit
 from localllm.kernels.table import PAGE, SEQUENCE
 

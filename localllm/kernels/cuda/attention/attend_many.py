@@ -14,9 +14,9 @@ blocks of 4 warps for compute capabilities 8.0 to 10.0, and 1 for 7.5, which has
 dimensions spill 170 bytes.
 """
 
-from numba import cuda, int32
+from numba import cuda, float32, int32
 
-from localllm.kernels.cuda.attention.cache_loads import LOADS
+from localllm.kernels.cuda.attention.cache import LOADS
 from localllm.kernels.cuda.attention.shared import (
     LOG2_E,
     LOWEST,
@@ -30,21 +30,20 @@ from localllm.kernels.cuda.attention.shared import (
     larger,
     last_visible,
     make_over_lanes,
+    make_softmax,
 )
-from localllm.kernels.cuda.attention.softmax import make_softmax
 from localllm.kernels.cuda.device import (
     WARP,
     device,
     f32_value,
-    float32,
     lane,
     load_4i32,
     load_f32,
     load_i64,
+    plus,
     store_f32,
     tanh,
 )
-from localllm.kernels.cuda.reductions import plus
 from localllm.kernels.cuda.tensor_cores import interleaved, make_multiply, packed
 from localllm.kernels.cuda.unrolled import folded, unrolled, visit
 from localllm.kernels.table import PAGE, SEQUENCE

@@ -1,11 +1,14 @@
-"""Functions and constants of both attention kernels: for few tokens (attend_few.py) and many (attend_many.py)."""
+"""Functions and constants of both attention kernels: for few tokens (attend_few.py) and many (attend_many.py).
+
+The online softmax (Milakov and Gimelshein 2018) is that of scores that a thread has in its registers.
+"""
 
 import math
 
 from numba import float32
 
-from localllm.kernels.cuda.device import BLOCK, WARP, device, from_lane_xor, load_i64
-from localllm.kernels.cuda.unrolled import unrolled
+from localllm.kernels.cuda.device import BLOCK, WARP, device, exp2, from_lane_xor, load_i64, plus
+from localllm.kernels.cuda.unrolled import folded, unrolled
 from localllm.kernels.table import SEQUENCE
 
 WARPS = min(4, BLOCK // WARP)  # warps of a block
@@ -56,3 +59,27 @@ def make_over_lanes(count, first, end, combine):
 def larger(x, y):
     """Return the larger number; x if one of them is NaN."""
     return y if y > x else x
+
+
+def make_softmax(scores, rows, row_of, over_lanes):
+    """Make a function (scores, maxima, sums) -> (new maxima, new sums, fades, weights), all float32 tuples.
+
+    Maxima and sums are those of each row before and after this piece of keys; fades: the factors of the rows' results
+    so far; weights: 2 ** (score - new maximum). row_of: the row of score i; over_lanes: reduces the rows' maxima over
+    the lanes that share these rows.
+    """
+    of_rows = tuple(tuple(i for i in range(scores) if row_of(i) == one) for one in range(rows))
+    row = device(row_of)
+    largest, total = folded(of_rows, lambda x, y: larger(x, y)), folded(of_rows, lambda x, y: plus(x, y))
+    larger_of_both = unrolled(rows, lambda i, x, y: larger(x, y))
+    fading = unrolled(rows, lambda i, before, after: exp2(before - after))
+    powers = unrolled(scores, lambda i, x, tops: exp2(x - tops[row(i)]))
+    with_more = unrolled(rows, lambda i, before, fade, more: before * fade + more)
+
+    @device
+    def softmax(x, tops, sums):
+        after = larger_of_both(tops, over_lanes(largest(x)))
+        fade, weights = fading(tops, after), powers(x, after)
+        return after, with_more(sums, fade, total(weights)), fade, weights
+
+    return softmax

@@ -5,13 +5,12 @@ A thread computes four columns of a row, so y may be an input.
 
 import math
 
-from numba import cuda
+from numba import cuda, float32
 
 from localllm.kernels.cuda.device import (
     device,
     exp,
     f32_value,
-    float32,
     load_4f32,
     load_f32,
     load_i64,

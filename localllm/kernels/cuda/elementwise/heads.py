@@ -1,9 +1,8 @@
 """Operations on equal parts of a row, which are heads or parallel residual streams: gates, sums, weighted sums."""
 
-from numba import cuda
+from numba import cuda, float32
 
-from localllm.kernels.cuda.device import device, exp, f32_value, float32, load_f32, load_i64, store_f32
-from localllm.kernels.cuda.reductions import block_sum
+from localllm.kernels.cuda.device import block_sum, device, exp, f32_value, load_f32, load_i64, store_f32
 
 LEAST = float32(-3e38)
 

@@ -1,10 +1,9 @@
 """Products of matrices on a GPU, y = W x, and the routing of experts.
 
-- planes.py: the layout of quantized weights on a GPU; to_planes.py converts a file's blocks to it, units.py reads it
-- quantize.py, quantize_fused.py: activations to int8 in two planes
-- linear_planes.py: quantized weights with few tokens; linear_plain.py: F32, F16 and BF16 weights with few tokens
-- unpack.py, halves.py: weights and activations as 16-bit floats, for many tokens, whose product cuBLAS computes
-- embed.py: rows of the embedding matrix; routing.py, experts.py: mixtures of experts
+- planes.py: the layout of quantized weights on a GPU; units.py reads it
+- weights.py: a file's blocks to planes, planes to float16 for cuBLAS, and rows of the embedding matrix
+- quantize.py: activations to int8 in two planes, and to 16-bit floats for cuBLAS
+- linear.py: products with few tokens; experts.py: mixtures of experts
 
 A unit is 32 weights of a row, or 32 columns of activations.
 """

@@ -1,11 +1,208 @@
-"""Copies of rows between the tokens' order and the experts' order, see routing.py."""
+"""Mixtures of experts, in parallel: routing as in cpu/matmul/experts.py, and copies of rows between both orders.
 
-from numba import cuda
+`route` has a warp for each token. `plan_experts` is a single block, each of whose threads looks for the pairs (token,
+one of its experts) of one expert, in the order of the tokens. So an expert's rows are the same each time.
+"""
 
-from localllm.kernels.cuda.device import float32, load_4f32, load_f32, load_i64, store_4f32, store_f32
+import math
+
+from numba import cuda, float32, int32, int64
+
+from localllm.kernels.cuda import MOST_EXPERTS
+from localllm.kernels.cuda.device import (
+    BLOCK,
+    WARP,
+    device,
+    exp,
+    f32_value,
+    from_lane_xor,
+    lane,
+    load_4f32,
+    load_f32,
+    load_i64,
+    log1p,
+    store_4f32,
+    store_f32,
+    store_i64,
+    synchronize_warp,
+    warp_max,
+    warp_sum,
+)
 from localllm.kernels.cuda.elementwise.formulas import first_column
+from localllm.kernels.table import EXPERT
 
-ZERO, ONE = float32(0), float32(1)
+ZERO, ONE, NAN = float32(0), float32(1), float32(math.nan)
+MINUS_INFINITY = float32(-math.inf)
+LEAST_SUM = float32(6.103515625e-5)  # the smallest divisor of weights, as in llama.cpp
+NUMBER, FIRST, COUNT, EXPERT_BYTES = 8 * EXPERT.number, 8 * EXPERT.first, 8 * EXPERT.count, 8 * len(EXPERT)
+
+
+@device
+def root_of_softplus(x):
+    """Compute sqrt(log(1 + e^x))."""
+    return float32(math.sqrt(max(x, ZERO) + log1p(exp(-abs(x)))))
+
+
+@device
+def score_all(logits, experts, is_sigmoid, is_rooted, scores):
+    """Compute a token's scores: softmax, sigmoid, or square root of softplus."""
+    top, total = MINUS_INFINITY, ZERO
+    for e in range(lane(), experts, WARP):
+        top = max(top, load_f32(logits + 4 * e))
+    top = warp_max(top)
+    for e in range(lane(), experts, WARP):
+        logit = load_f32(logits + 4 * e)
+        scores[e] = ONE / (ONE + exp(-logit)) if is_sigmoid == 1 else exp(logit - top)
+        scores[e] = root_of_softplus(logit) if is_rooted == 1 else scores[e]
+        total += scores[e]
+    if is_sigmoid == 0 and is_rooted == 0:
+        total = warp_sum(total)
+        for e in range(lane(), experts, WARP):
+            scores[e] /= total
+
+
+@device
+def rank_all(logits, experts, bias, groups, scores, ranks):
+    """Compute the ranks, by which experts are chosen.
+
+    They are scores plus bias if there is a bias, scores if there are groups, otherwise logits, which rank more finely:
+    the sigmoids of large logits are all 1.
+    """
+    for e in range(lane(), experts, WARP):
+        ranks[e] = scores[e] if bias != 0 or groups > 1 else load_f32(logits + 4 * e)
+        if bias != 0:
+            ranks[e] += load_f32(bias + 4 * e)
+
+
+@device
+def leave_out_groups(experts, groups, groups_used, ranks, values):
+    """Set the ranks of the experts of all but the best groups to minus infinity.
+
+    The value of a group is the sum of its two best ranks; values: temporary memory.
+    """
+    size = experts // groups
+    for g in range(lane(), groups, WARP):
+        best, second = MINUS_INFINITY, MINUS_INFINITY
+        for e in range(g * size, (g + 1) * size):
+            second = max(second, min(best, ranks[e]))
+            best = max(best, ranks[e])
+        values[g] = best + second
+    synchronize_warp()
+    for e in range(lane(), experts, WARP):
+        value, better = values[e // size], 0
+        for g in range(groups):
+            if values[g] > value or (values[g] == value and g < e // size):
+                better += 1
+        if better >= groups_used:
+            ranks[e] = MINUS_INFINITY
+
+
+@device
+def take_best(ranks, experts):
+    """Return the index of the largest rank, the first of equal ones, to all lanes; set it to minus infinity."""
+    largest, best = MINUS_INFINITY, int64(0)
+    for e in range(lane(), experts, WARP):
+        if ranks[e] > largest:
+            largest, best = ranks[e], int64(e)
+    mask = WARP // 2
+    while mask > 0:
+        other, place = from_lane_xor(largest, mask), int64(from_lane_xor(float32(best), mask))
+        if other > largest or (other == largest and place < best):
+            largest, best = other, place
+        mask //= 2
+    if best % WARP == lane():  # only this lane reads it
+        ranks[best] = MINUS_INFINITY
+    return best
+
+
+def route(
+    count, logits, stride, experts, used, sigmoid, rooted, normalized, scale, groups, groups_used, together, bias, ids,
+    table, chosen, weights, scratch, scratch_bytes,
+):  # fmt: skip
+    """Choose the experts of each token, and their weights. Weights are NaN if a logit is not finite.
+
+    The scratch memory is not used.
+    """
+    token = cuda.blockIdx.x
+    if token >= load_i64(count):
+        return
+    scores = cuda.shared.array(MOST_EXPERTS, float32)  # the simulator needs each on a line of its own
+    ranks = cuda.shared.array(MOST_EXPERTS, float32)
+    values = cuda.shared.array(MOST_EXPERTS, float32)
+    logits, chosen, weights = logits + token * stride, chosen + 8 * token * used, weights + 4 * token * used
+    zeros = ZERO
+    for e in range(lane(), experts, WARP):
+        zeros += load_f32(logits + 4 * e) * ZERO  # NaN if one is not finite
+    if warp_sum(zeros) != ZERO:
+        for i in range(lane(), used, WARP):
+            store_i64(chosen + 8 * i, i)
+            store_f32(weights + 4 * i, NAN)
+        return
+    score_all(logits, experts, sigmoid, rooted, scores)
+    rank_all(logits, experts, bias, groups, scores, ranks)
+    synchronize_warp()
+    if groups > 1:
+        leave_out_groups(experts, groups, groups_used, ranks, values)
+    total, factor = ZERO, f32_value(scale)
+    for i in range(used):
+        if table != 0:
+            expert = load_i64(table + 8 * (load_i64(ids + 8 * token) * used + i))
+        else:
+            expert = take_best(ranks, experts) // together
+        total += scores[expert]
+        if lane() == 0:
+            store_i64(chosen + 8 * i, expert)
+            store_f32(weights + 4 * i, scores[expert])
+    if normalized == 1:
+        factor /= max(total, LEAST_SUM)
+    if lane() == 0:
+        for i in range(used):
+            store_f32(weights + 4 * i, load_f32(weights + 4 * i) * factor)
+
+
+@device
+def fetch(chosen, first, total, numbers):
+    """Load the experts of the next pairs, from number `first` on, to shared memory; return their number."""
+    pair = first + cuda.threadIdx.x
+    cuda.syncthreads()  # the previous experts have been read
+    numbers[cuda.threadIdx.x] = int32(load_i64(chosen + 8 * pair)) if pair < total else int32(-1)
+    cuda.syncthreads()
+    return min(BLOCK, total - first)
+
+
+def plan_experts(count, chosen, used, experts, next_rows, active, active_count, rows, pairs, row_count):
+    """Give each pair a row, sorted by expert; a thread for each expert.
+
+    The memory next_rows is not used.
+    """
+    numbers = cuda.shared.array(BLOCK, int32)
+    total, next_row, next_place = load_i64(count) * used, int64(0), int64(0)
+    for base in range(0, experts, BLOCK):
+        expert, own_count = base + cuda.threadIdx.x, int32(0)
+        for start in range(0, total, BLOCK):
+            for i in range(fetch(chosen, start, total, numbers)):
+                own_count += int32(numbers[i] == expert)
+        cuda.syncthreads()
+        numbers[cuda.threadIdx.x] = own_count
+        cuda.syncthreads()
+        row, place = next_row, next_place
+        for i in range(BLOCK):
+            next_row, next_place = next_row + numbers[i], next_place + (numbers[i] > 0)
+            if i < cuda.threadIdx.x:
+                row, place = next_row, next_place
+        if own_count > 0:
+            store_i64(active + place * EXPERT_BYTES + NUMBER, expert)
+            store_i64(active + place * EXPERT_BYTES + FIRST, row)
+            store_i64(active + place * EXPERT_BYTES + COUNT, int64(own_count))
+        for start in range(0, total, BLOCK):
+            for i in range(fetch(chosen, start, total, numbers)):
+                if numbers[i] == expert:
+                    store_i64(rows + 8 * (start + i), row)
+                    store_i64(pairs + 8 * row, start + i)
+                    row += 1
+    if cuda.threadIdx.x == 0:
+        store_i64(row_count, next_row)
+        store_i64(active_count, next_place)
 
 
 def gather(count, pairs, used, x, x_stride, weights, part_bytes, y, stride, columns):

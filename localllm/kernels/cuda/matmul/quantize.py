@@ -1,30 +1,45 @@
 """Quantizes activations to 16-bit integers in two planes of bytes: x = scale * (256 * high + low).
 
-32 numbers share a scale. The bytes lie as the threads of linear_planes.py read them:
+32 numbers share a scale. The bytes lie as the threads of linear.py read them:
 
     codes   int8 [tokens, 4, columns / 32, 16]; of 32 columns, the 4 are: the first 16 of the high plane, the last 16,
             and the same of the low plane
     scales  f32 [tokens, columns / 32]
     sums    f32 [tokens, columns / 16], of the rounded x
 
-If one of 32 numbers is not finite, their scale is NaN, and so is every product.
+If one of 32 numbers is not finite, their scale is NaN, and so is every product. Operations that precede most products
+are fused with the quantization of their results, which saves a launch each.
+
+For products on tensor cores activations become float16, or BF16 in two planes. Float16 has 11 significant bits but a
+small range: each row is divided by a scale of its own first, and the row of the product is multiplied by it. BF16,
+which weights in BF16 need for their range, has 8 significant bits: the rounding error is a second plane, for a second
+product.
 """
 
 import math
 
-from numba import cuda
+from numba import cuda, float32
 
 from localllm.kernels.cuda.device import (
+    block_max,
+    block_sum,
     device,
-    float32,
+    f16_bits,
+    f32_bits,
+    f32_value,
     from_lane_xor,
     lane,
     load_4f32,
+    load_f32,
     load_i64,
     rounded,
+    store_4f32,
     store_f32,
     store_i32,
+    store_u16,
 )
+from localllm.kernels.cuda.elementwise.formulas import swiglu_of
+from localllm.kernels.cuda.elementwise.rowwise import inverse_root
 
 LANES = 4  # threads that share 32 numbers, 8 each
 LARGEST = float32(127 * 256)
@@ -100,3 +115,114 @@ def quantize_planes(count, x, stride, columns, codes, scales, sums):
         load_4f32(source), load_4f32(source + 16), number < total, units, place, unit, codes + token * 2 * columns,
         scales, sums,
     )  # fmt: skip
+
+
+@device
+def store_8(y, a, b):
+    """Store eight numbers."""
+    store_4f32(y, a[0], a[1], a[2], a[3])
+    store_4f32(y + 16, b[0], b[1], b[2], b[3])
+
+
+@device
+def scaled(x, scale, weight):
+    """Return four numbers of x times the scale and their weights."""
+    a, w = load_4f32(x), load_4f32(weight)
+    return a[0] * scale * w[0], a[1] * scale * w[1], a[2] * scale * w[2], a[3] * scale * w[3]
+
+
+def norm_quantize(count, x, weight, y, stride, columns, group, epsilon, codes, scales, sums):
+    """Apply rms_norm to whole rows (group = columns), and quantize them; a block of threads for each row."""
+    row = cuda.blockIdx.x
+    if row >= load_i64(count):
+        return
+    source, squares, column = x + row * stride, float32(0), 4 * cuda.threadIdx.x
+    while column < columns:
+        a = load_4f32(source + 4 * column)
+        squares += a[0] * a[0] + a[1] * a[1] + a[2] * a[2] + a[3] * a[3]
+        column += 4 * cuda.blockDim.x
+    scale = inverse_root(block_sum(squares) / float32(columns), f32_value(epsilon))
+    units, number, part = columns // 32, cuda.threadIdx.x // LANES, lane() & LANES - 1
+    while number - lane() // LANES < units:  # all threads of a warp continue together
+        unit = min(number, units - 1)
+        at = 128 * unit + 32 * part
+        a, b = scaled(source + at, scale, weight + at), scaled(source + at + 16, scale, weight + at + 16)
+        in_range = number < units
+        if in_range:
+            store_8(y + row * stride + at, a, b)
+        token = codes + row * 2 * columns
+        quantize_32(a, b, in_range, units, row * units + unit, unit, token, scales, sums)
+        number += cuda.blockDim.x // LANES
+
+
+@device
+def four_of_swiglu(gate, up):
+    """Compute four numbers of SwiGLU."""
+    g, u = load_4f32(gate), load_4f32(up)
+    return swiglu_of(g[0], u[0]), swiglu_of(g[1], u[1]), swiglu_of(g[2], u[2]), swiglu_of(g[3], u[3])
+
+
+def swiglu_quantize(count, gate, up, y, stride, columns, codes, scales, sums):
+    """Apply SwiGLU, and quantize the result; four threads for every 32 columns."""
+    units = columns // 32
+    total = load_i64(count) * units
+    if total == 0:
+        return
+    number = (cuda.blockIdx.x * cuda.blockDim.x + cuda.threadIdx.x) // LANES
+    place = min(number, total - 1)  # all threads of a warp continue, because quantize_32 needs them
+    row, unit = place // units, place % units
+    at = row * stride + 128 * unit + 32 * (lane() & LANES - 1)
+    a, b = four_of_swiglu(gate + at, up + at), four_of_swiglu(gate + at + 16, up + at + 16)
+    if number < total:
+        store_8(y + at, a, b)
+    quantize_32(a, b, number < total, units, place, unit, codes + row * 2 * columns, scales, sums)
+
+
+LARGEST_OF_ROW = float32(
+    1024.0
+)  # of a row: sums of 65536 products of it with weights up to 1 stay far from float32's limits
+
+
+def halve(count, x, stride, columns, y, y_stride, scales):
+    """Write x / scale to y in float16, with a scale for each row.
+
+    Columns up to a multiple of 8 are zero. scales: float32 [tokens].
+    """
+    row = cuda.blockIdx.x
+    if row >= load_i64(count):
+        return
+    source, target = x + row * stride, y + row * y_stride
+    largest = float32(0)
+    for column in range(cuda.threadIdx.x, columns, cuda.blockDim.x):
+        size = abs(load_f32(source + 4 * column))
+        largest = size if size > largest or size != size else largest
+    largest = block_max(largest)
+    scale = largest / LARGEST_OF_ROW if largest != float32(0) else float32(1)
+    for column in range(cuda.threadIdx.x, columns, cuda.blockDim.x):
+        store_u16(target + 2 * column, f16_bits(load_f32(source + 4 * column) / scale))
+    if cuda.threadIdx.x == 0:
+        store_f32(scales + 4 * row, scale)
+
+
+def scale_rows(count, y, stride, columns, scales):
+    """Multiply row i of y by scales[i]."""
+    row = cuda.blockIdx.x
+    if row >= load_i64(count):
+        return
+    scale = load_f32(scales + 4 * row)
+    for column in range(cuda.threadIdx.x, columns, cuda.blockDim.x):
+        place = y + row * stride + 4 * column
+        store_f32(place, load_f32(place) * scale)
+
+
+def split_bf16(count, x, stride, columns, high, low, y_stride):
+    """Write two planes of x in BF16, with x = high + low: 16 significant bits together."""
+    row = cuda.blockIdx.x
+    if row >= load_i64(count):
+        return
+    for column in range(cuda.threadIdx.x, columns, cuda.blockDim.x):
+        value = load_f32(x + row * stride + 4 * column)
+        upper = (f32_bits(value) >> 16) & 0xFFFF  # cut, not rounded: the rest has the same sign
+        store_u16(high + row * y_stride + 2 * column, upper)
+        rest = value - f32_value(upper << 16)
+        store_u16(low + row * y_stride + 2 * column, (f32_bits(rest) >> 16) & 0xFFFF)

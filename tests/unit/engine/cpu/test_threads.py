@@ -501,7 +501,7 @@ def test_the_key_is_of_what_machine_code_depends_on(tmp_path, monkeypatch):
     shutil.copytree(Path(objects.__file__).parents[1], kernels)
     monkeypatch.setattr(objects, "__file__", str(kernels / "build" / "objects.py"))
     changes, others = {}, ["reference.py", "widen.py", "build/compilers.py"]
-    for name in ("cpu/elementwise/rowwise.py", "simd/memory.py", "simd/half.py", "build/objects.py", *others):
+    for name in ("cpu/elementwise/rowwise.py", "simd/vectors.py", "simd/bytes.py", "build/objects.py", *others):
         before = object_folder.__wrapped__()
         with (kernels / name).open("a") as file:
             file.write("#")

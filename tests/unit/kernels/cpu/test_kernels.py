@@ -24,10 +24,10 @@ from kernel_calls import (
 )
 
 from localllm.kernels import cpu
-from localllm.kernels.cpu.matmul.avx2_dots import MOST_IN_BYTES
 from localllm.kernels.cpu.matmul.gemm_f16_words import SLAB
+from localllm.kernels.cpu.matmul.gemm_int8 import BYTE_OFFSET, span
+from localllm.kernels.cpu.matmul.gemm_int16 import MOST_IN_BYTES
 from localllm.kernels.cpu.matmul.kernel_variants import few_fast, few_tokens
-from localllm.kernels.cpu.matmul.requantize_tile import BYTE_OFFSET, span
 from localllm.kernels.formats import FAMILIES, load_group_format
 from localllm.kernels.machine import this_lane
 from localllm.kernels.table import QUANTIZE

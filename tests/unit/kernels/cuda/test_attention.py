@@ -249,7 +249,7 @@ def test_a_context_is_cut_so_that_the_card_is_full(kv_heads, group):
 
 def test_the_types_that_gpus_have():
     """The list is read before any kernel is imported."""
-    from localllm.kernels.cuda.attention import cache_formats, cache_loads
+    from localllm.kernels.cuda.attention import cache
 
-    assert {name.lower() for name in cache_formats.STORAGE} == set(ON_GPU)
-    assert cache_formats.STORAGE.keys() == cache_loads.LOADS.keys()
+    assert {name.lower() for name in cache.STORAGE} == set(ON_GPU)
+    assert cache.STORAGE.keys() == cache.LOADS.keys()

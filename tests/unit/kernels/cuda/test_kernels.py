@@ -11,7 +11,7 @@ from localllm.arch.layer_state import ON_GPU
 from localllm.engine.operations.reference import Reference
 from localllm.engine.run import NO_KINDS
 from localllm.kernels.cuda import kernel, parameters
-from localllm.kernels.reference_cache import hadamard
+from localllm.kernels.reference import hadamard
 from tests.unit.kernels.cpu.attention.test_attend import BLOCKS, Header, decoded, encoded
 
 COUNT = 3  # rows; there may be one more

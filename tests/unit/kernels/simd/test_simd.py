@@ -10,7 +10,7 @@ from numba import njit
 
 from localllm.kernels import simd
 from localllm.kernels.machine import Lane, this_lane
-from localllm.kernels.simd import arithmetic, dots, half, threads, vectors
+from localllm.kernels.simd import arithmetic, threads, vectors
 from localllm.kernels.simd import bytes as bytes_
 
 
@@ -128,7 +128,7 @@ def converted(kernel, source: np.ndarray, dtype) -> np.ndarray:
     return target
 
 
-@pytest.mark.parametrize("widen", [half.widen_half, half.widen_half_anywhere])
+@pytest.mark.parametrize("widen", [vectors.widen_half, vectors.widen_half_anywhere])
 def test_every_float16_to_float32(widen):
     load = simd.make_load(simd.f32x16, simd.ir.VectorType(simd.I16, 16), widen)
     got = converted(lambda out, x: simd.store_f32x16(out, load(x)), ALL_HALVES, np.float32)
@@ -146,7 +146,7 @@ def between(coarse: np.ndarray) -> np.ndarray:
     return np.resize(values, -(-values.size // 16) * 16)
 
 
-@pytest.mark.parametrize("narrow", [half.narrow_half, half.narrow_half_anywhere])
+@pytest.mark.parametrize("narrow", [vectors.narrow_half, vectors.narrow_half_anywhere])
 def test_float32_to_float16_rounds_to_nearest_even(narrow):
     values = between(ALL_HALVES.view(np.float16).astype(np.float32))
     store = simd.make_narrow_store(simd.f32x16, narrow)
@@ -233,10 +233,10 @@ def test_constants():
     floats = result(np.float32, 48, kernel, integers, 1.5)
     assert not integers.any()
     np.testing.assert_array_equal(floats, [0] * 24 + [1.5] * 24)
-    ramp = simd.constant_u8(simd.u8x64, 1, 2, 3, 255)
+    ramp = simd.constant(simd.u8x64, 1, 2, 3, 255)
     constant = result(np.uint8, 64, lambda out: simd.store_u8x64(out, ramp()))
     np.testing.assert_array_equal(constant, [1, 2, 3, 255] * 16)
-    halving = simd.constant_f32(simd.f32x8, 1.0, 0.5)
+    halving = simd.constant(simd.f32x8, 1.0, 0.5)
     constant = result(np.float32, 8, lambda out: simd.store_f32x8(out, halving()))
     np.testing.assert_array_equal(constant, [1.0, 0.5] * 4)
     two, three = np.float32(2), np.float32(3)
@@ -556,7 +556,7 @@ def pretend(features: set[str], monkeypatch) -> None:
     if not features <= this_lane().features:
         pytest.skip(f"needs {features}")
     other = Lane("", ",".join(f"+{feature}" for feature in sorted(features)))
-    for module in (arithmetic, bytes_, dots, half, threads, vectors):
+    for module in (arithmetic, bytes_, threads, vectors):
         monkeypatch.setattr(module, "this_lane", lambda: other)
 
 

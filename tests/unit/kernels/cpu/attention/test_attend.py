@@ -24,9 +24,9 @@ from localllm.arch import layer_state as storage
 from localllm.cli.registry import params_of
 from localllm.engine.cpu.attention import attention_scratch, most_units
 from localllm.errors import UsageError
-from localllm.kernels import reference_cache as remembered
+from localllm.kernels import reference as remembered
 from localllm.kernels.cpu import ATTEND_ROWS, MOST_SPLITS, SPLIT_TOKENS
-from localllm.kernels.cpu.attention import cache_formats
+from localllm.kernels.cpu.attention import cache
 from localllm.kernels.cpu.matmul.tiles_f32 import ROWS as TILE
 from localllm.kernels.table import PAGE, SEQUENCE, SPLIT, UNIT
 from localllm.quant.layouts import IQ4_VALUES
@@ -662,7 +662,7 @@ def test_what_is_not_a_number_stays_visible(call, side, softcap, tokens, length)
 
 def test_the_lists_of_formats_agree():
     """They are in several places, because some of these import neither NumPy nor Numba."""
-    assert list(cache_formats.STORAGE) == NAMES
+    assert list(cache.STORAGE) == NAMES
     lists = storage.STORAGE, remembered.KEEP, [name.lower() for name in NAMES]
     assert len({tuple(sorted(names)) for names in lists}) == 1
     help = next(option.help for option in params_of("run") if option.name == "kv_type")

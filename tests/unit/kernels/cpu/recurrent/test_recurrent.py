@@ -12,7 +12,7 @@ from localllm.arch.weights import Weight
 from localllm.engine.operations.reference import Reference
 from localllm.engine.run import Span
 from localllm.files.gguf.file import Tensor
-from localllm.kernels.reference_cache import ReferenceCache
+from localllm.kernels.reference import ReferenceCache
 from localllm.kernels.table import SEQUENCE
 from localllm.quant.formats import BY_NAME
 

@@ -1,33 +1,41 @@
-"""The types of the KV cache: how the head of a token is stored, byte for byte as in cpu/attention/cache_formats.py.
+"""The types of the KV cache: how the head of a token is stored, byte for byte as in cpu/attention/cache.py.
 
 Each type has two functions; head: the address of a head.
 
 - store(head, x, head_dim, warp, warps): stores the float32 numbers at x. The warps of a block divide a head among them,
   and all lanes of a warp must call it
 - load(head, d): returns number d as float32
+
+LOADS has, for attention, functions (head, d) that return a tuple of numbers d to d + 7, d being a multiple of 8.
+Kernels that store or recall heads have a block of threads for each token and head.
 """
 
 import math
 
-from numba import int32
+from numba import cuda, float32, int32
 
+from localllm.kernels.cuda.attention.shared import SEQUENCE_BYTES
 from localllm.kernels.cuda.device import (
     WARP,
     device,
     f16_bits,
+    f16_pair,
     f16_value,
-    float32,
     lane,
+    load_4f32,
+    load_4i32,
     load_f32,
     load_i8,
+    load_i64,
     load_u8,
     load_u16,
     rounded,
     store_f32,
     store_i8,
     store_u16,
+    warp_max,
 )
-from localllm.kernels.cuda.reductions import warp_max
+from localllm.kernels.table import PAGE, SEQUENCE
 
 SMALLEST_SCALE = float32(2.0**-24)  # the smallest float16 above zero
 HALF_LIMIT, INFINITY = float32(65520.0), float32(math.inf)  # from the limit on, float16 has infinity
@@ -183,3 +191,110 @@ STORAGE = {
     "Q4_0": (load_q4_0, store_q4_0),
     "Q4_1": (load_q4_1, store_q4_1),
 }
+
+
+@device
+def place_of(positions, owners, sequences, token):
+    """Return the cache slot of token number `token` of the run."""
+    table = load_i64(sequences + load_i64(owners + 8 * token) * SEQUENCE_BYTES + 8 * SEQUENCE.table)
+    position = load_i64(positions + 8 * token)
+    return load_i64(table + position // PAGE * 8) * PAGE + position % PAGE
+
+
+def make_pass(work):
+    """Make a kernel that calls `work` for all tokens of a run and all heads.
+
+    work(address of a head in the cache, address of the head in x, head dimension, number of the warp, number of warps).
+    """
+
+    def go(count, positions, owners, sequences, x, stride, base, head_stride, token_bytes, heads, head_dim):
+        token, number = cuda.blockIdx.x, cuda.blockIdx.y
+        if token < load_i64(count):
+            head = base + place_of(positions, owners, sequences, token) * token_bytes + number * head_stride
+            of_x = x + token * stride + 4 * number * head_dim
+            work(head, of_x, head_dim, cuda.threadIdx.x // WARP, cuda.blockDim.x // WARP)
+
+    return go
+
+
+def make_store(format_name):
+    """Make the kernel for one cache type."""
+    return make_pass(STORAGE[format_name][1])
+
+
+def make_recall(format_name):
+    """Make the kernel for one cache type."""
+    load = STORAGE[format_name][0]
+
+    @device
+    def recall(head, x, head_dim, warp, warps):
+        for d in range(WARP * warp + lane(), head_dim, WARP * warps):
+            store_f32(x + 4 * d, load(head, d))
+
+    return make_pass(recall)
+
+
+@device
+def load_f32_8(head, d):
+    return load_4f32(head + d * 4) + load_4f32(head + d * 4 + 16)
+
+
+@device
+def load_f16_8(head, d):
+    a, b, c, e = load_4i32(head + d * 2)
+    return f16_pair(a) + f16_pair(b) + f16_pair(c) + f16_pair(e)
+
+
+@device
+def signed_pair(two):
+    """Convert the two low bytes of an int32, which are signed, to float32."""
+    return (
+        float32(int32(((two & 255) ^ 128) - 128)),
+        float32(int32((((two >> 8) & 255) ^ 128) - 128)),
+    )
+
+
+@device
+def load_q8_0_8(head, d):
+    block = head + d // 32 * 34
+    scale, codes = f16_value(load_u16(block)), block + 2 + d % 32
+    a, b = signed_pair(load_u16(codes))
+    c, e = signed_pair(load_u16(codes + 2))
+    f, g = signed_pair(load_u16(codes + 4))
+    h, i = signed_pair(load_u16(codes + 6))
+    return a * scale, b * scale, c * scale, e * scale, f * scale, g * scale, h * scale, i * scale
+
+
+@device
+def code_pair(two, shift, scale, least):
+    """Return scale * code + least for two 4-bit codes.
+
+    two: their bytes; shift: 0 for the low halves, 4 for the high halves.
+    """
+    codes = two >> shift
+    return float32(int32(codes & 15)) * scale + least, float32(int32((codes >> 8) & 15)) * scale + least
+
+
+@device
+def eight_codes(codes, d, scale, least):
+    """Return scale * code + least for the eight 4-bit codes from number d on; codes: address of a block's 16 bytes."""
+    shift, at = d % 32 // 16 * 4, codes + d % 16
+    low = code_pair(load_u16(at), shift, scale, least) + code_pair(load_u16(at + 2), shift, scale, least)
+    high = code_pair(load_u16(at + 4), shift, scale, least) + code_pair(load_u16(at + 6), shift, scale, least)
+    return low + high
+
+
+@device
+def load_q4_0_8(head, d):
+    block = head + d // 32 * 18
+    scale = f16_value(load_u16(block))
+    return eight_codes(block + 2, d, scale, float32(-8) * scale)
+
+
+@device
+def load_q4_1_8(head, d):
+    block = head + d // 32 * 20
+    return eight_codes(block + 4, d, f16_value(load_u16(block)), f16_value(load_u16(block + 2)))
+
+
+LOADS = {"F32": load_f32_8, "F16": load_f16_8, "Q8_0": load_q8_0_8, "Q4_0": load_q4_0_8, "Q4_1": load_q4_1_8}

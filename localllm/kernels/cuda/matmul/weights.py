@@ -1,15 +1,34 @@
-"""Converts blocks in the file's layout, copied to the GPU, to planes (planes.py): a thread for every 32 weights.
+"""Converts weights: blocks of the file to planes, planes to float16, and rows of the embedding matrix to float32.
 
-localllm.quant.layouts says where a block's fields are.
+Blocks in the file's layout (localllm.quant.layouts), copied to the GPU, become planes (planes.py), with a thread for
+every 32 weights. For products with many tokens, planes are unpacked to float16: four threads read the same unit, and
+each writes 8 of its weights, so neighbouring threads write neighbouring weights. Of the embedding matrix a block of
+threads looks up a token's row.
 """
 
 from collections.abc import Callable
 from functools import reduce
 
-from numba import cuda
+from numba import cuda, float32
 
-from localllm.kernels.cuda.device import device, load_u8, load_u16, store_i8, store_i32
-from localllm.kernels.cuda.matmul.planes import PLANES, UNIT, offset, units_shift
+from localllm.kernels.cuda.device import (
+    device,
+    f16_bits,
+    f16_value,
+    f32_bits,
+    f32_value,
+    load_f32,
+    load_i64,
+    load_u8,
+    load_u16,
+    signed_byte,
+    store_4i32,
+    store_f32,
+    store_i8,
+    store_i32,
+)
+from localllm.kernels.cuda.matmul.planes import PLAIN, PLANES, UNIT, offset, units_shift
+from localllm.kernels.cuda.matmul.units import UNITS
 from localllm.quant.formats import BY_NAME
 from localllm.quant.layouts import LAYOUTS, Field, Layout
 
@@ -176,7 +195,7 @@ def both(first, second):
     return call_both
 
 
-def make(name):
+def make_to_planes(name):
     """Make the kernel for one format."""
     put = parts(name)
     place = reduce(both, [in_place(plane, offset(name, plane.name, 256), put[plane.name]) for plane in PLANES[name]])
@@ -191,3 +210,97 @@ def make(name):
         place(block, number % block_units, row, units, unit % units)
 
     return to_planes
+
+
+LANES = 4  # threads that share a unit
+
+
+@device
+def four(word, scale, minimum):
+    """Return the four weights of a word of codes."""
+    return (
+        scale * float32(signed_byte(word, 0)) + minimum,
+        scale * float32(signed_byte(word, 1)) + minimum,
+        scale * float32(signed_byte(word, 2)) + minimum,
+        scale * float32(signed_byte(word, 3)) + minimum,
+    )
+
+
+@device
+def eight(weights, part):
+    """Return weights 8 `part` to 8 `part` + 7 of a unit, as two tuples of four; weights: codes, scales, minimums."""
+    codes, scales, minimums = weights
+    a, b = (codes[0], codes[1]) if part == 0 else (codes[2], codes[3])
+    c, d = (codes[4], codes[5]) if part == 2 else (codes[6], codes[7])
+    a, b = (a, b) if part < 2 else (c, d)
+    scale, minimum = (scales[0], minimums[0]) if part < 2 else (scales[1], minimums[1])
+    return four(a, scale, minimum), four(b, scale, minimum)
+
+
+@device
+def two_f16(a, b):
+    """Convert two numbers to float16 in an int32."""
+    return f16_bits(a) | f16_bits(b) << 16
+
+
+def make_unpack(name):
+    """Make the kernel that unpacks rows of a format."""
+    read = UNITS[name].read
+
+    def unpack(weights, row_bytes, columns, first, rows, y):
+        number = cuda.blockIdx.x * cuda.blockDim.x + cuda.threadIdx.x
+        unit, part, units = number // LANES, number % LANES, columns // UNIT
+        if unit >= rows * units:
+            return
+        a, b = eight(read(weights + (first + unit // units) * row_bytes, units, unit % units), part)
+        store_4i32(y + 16 * number, two_f16(a[0], a[1]), two_f16(a[2], a[3]), two_f16(b[0], b[1]), two_f16(b[2], b[3]))
+
+    return unpack
+
+
+def make_embed(name):
+    """Make the kernel for one format."""
+    return make_plain(name) if name in PLAIN else make_planes(name)
+
+
+def make_planes(name):
+    """Make the kernel for a format in planes."""
+    read = UNITS[name].read
+
+    def embed(count, weights, row_bytes, columns, ids, x, stride):
+        token = cuda.blockIdx.x
+        if token >= load_i64(count):
+            return
+        row, units = weights + load_i64(ids + 8 * token) * row_bytes, columns // UNIT
+        number = cuda.threadIdx.x
+        while number < units * LANES:
+            a, b = eight(read(row, units, number // LANES), number % LANES)
+            target = x + token * stride + 32 * number
+            store_4i32(target, f32_bits(a[0]), f32_bits(a[1]), f32_bits(a[2]), f32_bits(a[3]))
+            store_4i32(target + 16, f32_bits(b[0]), f32_bits(b[1]), f32_bits(b[2]), f32_bits(b[3]))
+            number += cuda.blockDim.x
+
+    return embed
+
+
+def make_plain(name):
+    """Make the kernel for F32, F16 or BF16."""
+    size = 4 if name == "F32" else 2
+
+    def embed(count, weights, row_bytes, columns, ids, x, stride):
+        token = cuda.blockIdx.x
+        if token >= load_i64(count):
+            return
+        row, column = weights + load_i64(ids + 8 * token) * row_bytes, cuda.threadIdx.x
+        while column < columns:
+            place = row + size * column
+            if name == "F32":
+                weight = load_f32(place)
+            elif name == "F16":
+                weight = f16_value(load_u16(place))
+            else:
+                weight = f32_value(load_u16(place) << 16)
+            store_f32(x + token * stride + 4 * column, weight)
+            column += cuda.blockDim.x
+
+    return embed

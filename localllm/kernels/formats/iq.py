@@ -1,19 +1,32 @@
-"""The IQ2 and IQ3 formats: a grid of magnitudes, and signs that are stored apart.
+"""The i-quants: codes name 4 or 8 weights at once in a codebook, or grid.
 
-A sign takes one bit per weight, or 7 bits for 8 weights, where the eighth sign makes the number of minus signs even
-(`eight_signs`). Codes for the int8 kernels are offset + magnitude; a minus sign turns that into offset - magnitude.
+Eight weights of 2 bits have 65536 patterns, most of which rarely occur. A grid keeps the 256 to 2048 patterns that
+represent real weights best, so 8 to 11 bits name 8 weights. The grids are ggml's (ggml-common.h), read from the `gguf`
+package, which carries them packed. Numba embeds them in the machine code as constants.
+
+A block has 256 weights: 8 runs of 32, 32 octets of 8, or 64 quads of 4. Vector q of a group's codes holds octets 4 *
+run + q. For the int8 kernels, tables have each row of a grid ready: grid value + offset, one byte per weight. A group
+takes 32 or 64 loads from the table, which take most of the time.
+
+IQ1 has a grid of -1, 0 and 1, shifted by 1/8 up or down; the shift takes the place of a minimum. The int8 kernels read
+the shifted grid values in units of 1/8, plus IQ1_OFFSET. IQ2 and IQ3 have a grid of magnitudes, and signs that are
+stored apart. A sign takes one bit per weight, or 7 bits for 8 weights, where the eighth sign makes the number of minus
+signs even (`eight_signs`). Codes for the int8 kernels are offset + magnitude; a minus sign turns that into offset -
+magnitude.
 """
+
+from typing import Any
 
 import numpy as np
 from gguf import quants
 
-from localllm.kernels.cpu.signature import device
-from localllm.kernels.formats.grids import RUNS, STRIPES, codebook, for_octets, octets, packed, quads
+from localllm.kernels.cpu.signature import device, inlined
 from localllm.kernels.formats.group_format import GroupFormat
 from localllm.kernels.simd import (
     bytes_of,
     concatenate_u8x16,
-    constant_u8,
+    constant,
+    float_f16,
     float_i8x16,
     float_u8x8,
     load_f16,
@@ -21,6 +34,7 @@ from localllm.kernels.simd import (
     load_splat_f16x8,
     load_splat_f16x16,
     load_u8,
+    load_u8x16,
     load_u8x32,
     load_u8x64,
     load_u16,
@@ -29,6 +43,8 @@ from localllm.kernels.simd import (
     make_reflect,
     make_shift,
     make_shuffle,
+    make_where,
+    splat_f16x16,
     splat_f32x8,
     splat_f32x16,
     store_f32,
@@ -36,9 +52,206 @@ from localllm.kernels.simd import (
     u8x16,
     u8x32,
     u8x64,
+    u8x64_of_quads,
+    u8x64_of_words,
 )
 from localllm.quant.formats import BY_NAME
 from localllm.quant.layouts import LAYOUTS
+
+
+def codebook(format: Any) -> np.ndarray:
+    """Load the grid of a format: int8 [codes, weights per code].
+
+    format: a class of `gguf.quants`.
+    """
+    format.init_grid()
+    return format.grid.reshape(format.grid_shape).astype(np.int8)
+
+
+STRIPES, RUNS = range(4), range(8)
+
+
+def for_octets(source, order):
+    """Return a shuffle that gives each of eight octets one byte of `source`, repeated for all 8 weights.
+
+    order: the byte for each octet.
+    """
+    return make_shuffle(u8x64, source, [byte for byte in order for _ in range(8)])
+
+
+# ---- rows of weights ------------------------------------------------------------------------------------------------
+
+
+def packed(codes):
+    """Pack each row of a grid, [rows, 8 or 4] bytes, into one integer: int64 [rows] or int32 [rows]."""
+    return np.ascontiguousarray(codes, np.uint8).view("<i8" if codes.shape[1] == 8 else "<i4").reshape(-1)
+
+
+def octets(table, row):
+    """Make a function (address) that looks up a group's codes, eight weights at a time: four striped u8x64.
+
+    row(address, octet): the row of `table` for an octet of the group.
+    """
+
+    @inlined
+    def stripe(address, q):
+        return u8x64_of_quads(
+            table[row(address, q)], table[row(address, 4 + q)],
+            table[row(address, 8 + q)], table[row(address, 12 + q)],
+            table[row(address, 16 + q)], table[row(address, 20 + q)],
+            table[row(address, 24 + q)], table[row(address, 28 + q)],
+        )  # fmt: skip
+
+    return device(lambda address: (stripe(address, 0), stripe(address, 1), stripe(address, 2), stripe(address, 3)))
+
+
+def quads(table, row):
+    """Make a function (address) that looks up a group's codes, four weights at a time: four striped u8x64.
+
+    row(address, quad): the row of `table` for a quad of the group.
+    """
+
+    @inlined
+    def stripe(address, q):
+        i, j = 2 * q, 2 * q + 1
+        return u8x64_of_words(
+            table[row(address, i)], table[row(address, j)],
+            table[row(address, 8 + i)], table[row(address, 8 + j)],
+            table[row(address, 16 + i)], table[row(address, 16 + j)],
+            table[row(address, 24 + i)], table[row(address, 24 + j)],
+            table[row(address, 32 + i)], table[row(address, 32 + j)],
+            table[row(address, 40 + i)], table[row(address, 40 + j)],
+            table[row(address, 48 + i)], table[row(address, 48 + j)],
+            table[row(address, 56 + i)], table[row(address, 56 + j)],
+        )  # fmt: skip
+
+    return device(lambda address: (stripe(address, 0), stripe(address, 1), stripe(address, 2), stripe(address, 3)))
+
+
+IQ1_GRID = codebook(quants.IQ1_S)  # [2048, 8], values -1, 0, 1
+IQ1_SHIFT = np.float32(0.125)
+
+
+@device
+def store_shifted(code, scale, negative, out):
+    """Write the 8 weights of a code to `out`: scale * (grid value + 1/8), or - 1/8 if `negative` is not 0."""
+    shift = -IQ1_SHIFT if negative else IQ1_SHIFT
+    for i in range(8):
+        store_f32(out + 4 * i, scale * (np.float32(IQ1_GRID[code, i]) + shift))
+
+
+@device
+def iq1_m_scale(scales):
+    """Assemble the float16 d, which IQ1_M stores in the topmost 4 bits of each of the four 16-bit integers at `scales`.
+
+    The first integer has the lowest 4 bits.
+    """
+    bits = 0
+    for n in range(4):
+        bits |= (load_u16(scales + 2 * n) >> 12) << (4 * n)
+    return float_f16(bits)
+
+
+S, M = LAYOUTS["IQ1_S"], LAYOUTS["IQ1_M"]
+S_CODES, S_SCALES, M_CODES, M_HIGH, M_SCALES = (
+    S.part("codes"),
+    S.part("scales"),
+    M.part("codes"),
+    M.part("high"),
+    M.part("scales"),
+)
+
+
+@device
+def unpack_iq1_s(block, out):
+    for octet in range(32):
+        word = load_u16(block + S_SCALES + 2 * (octet // 4))
+        scale = load_f16(block) * np.float32(1 + 2 * (word >> 12 & 7))
+        store_shifted(iq1_s_row(block, octet), scale, word >> 15, out + 32 * octet)
+
+
+@device
+def unpack_iq1_m(block, out):
+    d = iq1_m_scale(block + M_SCALES)
+    for octet in range(32):
+        multiple = load_u16(block + M_SCALES + 2 * (octet // 8)) >> 3 * (octet // 2 % 4) & 7
+        is_down = load_u8(block + M_HIGH + octet // 2) >> 4 * (octet % 2) & 8
+        store_shifted(iq1_m_row(block, octet), d * np.float32(1 + 2 * multiple), is_down, out + 32 * octet)
+
+
+@device
+def iq1_s_row(block, octet):
+    high = load_u16(block + S_SCALES + 2 * (octet >> 2)) << 8 >> 3 * (octet & 3)
+    return load_u8(block + S_CODES + octet) | high & 0x700
+
+
+@device
+def iq1_m_row(block, octet):
+    return load_u8(block + M_CODES + octet) | (load_u8(block + M_HIGH + (octet >> 1)) << (8 - 4 * (octet & 1))) & 0x700
+
+
+IQ1_OFFSET = 9
+IQ1_TABLE = packed(IQ1_GRID * 8 + 1 + IQ1_OFFSET)  # shifted up by 1/8; those shifted down are 2 smaller
+shift_down_at_3, shift_down_at_7 = (make_where([1 << bit] * 64, -2) for bit in (3, 7))
+iq1_s_shifts = for_octets(u8x16, [2 * run + 1 for run in RUNS])
+iq1_s_scale_bits, upper_bytes = constant(u8x16, 0x70), make_shuffle(u8x8, u8x16, range(1, 16, 2))
+
+
+iq1_s_octets = octets(IQ1_TABLE, iq1_s_row)
+
+
+@device
+def iq1_s_codes(address):
+    (c0, c1, c2, c3), bits = iq1_s_octets(address), iq1_s_shifts(load_u8x16(address + S_SCALES))
+    return shift_down_at_7(c0, bits), shift_down_at_7(c1, bits), shift_down_at_7(c2, bits), shift_down_at_7(c3, bits)
+
+
+@device
+def iq1_s_scales(address):
+    """Compute the 8 scales of a group in IQ1_S, d / 8 * (1 + 2 * scale): f32x8.
+
+    A stored scale has 3 bits, bits 4 to 6 of a byte. They are read as 16 * scale, and the result is divided by 16.
+    """
+    scales = float_u8x8(upper_bytes(load_u8x16(address + S_SCALES) & iq1_s_scale_bits()))
+    return (scales + splat_f32x8(8.0)) * (load_splat_f16x8(address) * splat_f32x8(1 / 64))
+
+
+iq1_m_shifts_01, iq1_m_shifts_23 = (for_octets(u8x16, [2 * run + pair for run in RUNS]) for pair in (0, 1))
+alternate_pairs = make_shuffle(
+    u8x16, u8x16, [8 * half + 2 * n + i for n in range(4) for half in (0, 1) for i in (0, 1)]
+)
+
+
+iq1_m_octets = octets(IQ1_TABLE, iq1_m_row)
+
+
+@device
+def iq1_m_codes(address):
+    (c0, c1, c2, c3), bits = iq1_m_octets(address), load_u8x16(address + M_HIGH)
+    first, last = iq1_m_shifts_01(bits), iq1_m_shifts_23(bits)
+    return shift_down_at_3(c0, first), shift_down_at_7(c1, first), shift_down_at_3(c2, last), shift_down_at_7(c3, last)
+
+
+@device
+def iq1_m_scales(address):
+    """Compute the 16 scales of a group in IQ1_M, d / 8 * (1 + 2 * scale): f32x16.
+
+    Stored in four 16-bit integers, each with four scales of 3 bits and, in the topmost bits, 4 bits of d.
+    """
+    words = load_i64(address + M_SCALES)
+    first = (words & 0x0007000700070007) | ((words & 0x0038003800380038) << 5)
+    second = ((words >> 6) & 0x0007000700070007) | ((words & 0x0E000E000E000E00) >> 1)
+    d = ((words >> 12) & 0xF) | ((words >> 24) & 0xF0) | ((words >> 36) & 0xF00) | ((words >> 48) & 0xF000)
+    scales = float_i8x16(alternate_pairs(concatenate_u8x16(bytes_of(first), bytes_of(second))))
+    return (scales + splat_f32x16(0.5)) * (splat_f16x16(d) * splat_f32x16(0.25))
+
+
+IQ1_GROUPS = {
+    "IQ1_S": GroupFormat("IQ1_S", 32, 50, iq1_s_codes, IQ1_OFFSET, 2 * IQ1_OFFSET, iq1_s_scales),
+    "IQ1_M": GroupFormat("IQ1_M", 16, 56, iq1_m_codes, IQ1_OFFSET, 2 * IQ1_OFFSET, iq1_m_scales),
+}
+IQ1_UNPACK = {"IQ1_S": unpack_iq1_s, "IQ1_M": unpack_iq1_m}
+
 
 IQ2_XXS_GRID = codebook(quants.IQ2_XXS)  # [256, 8], values 8, 25, 43
 IQ2_XS_GRID = codebook(quants.IQ2_XS)  # [512, 8], the same values
@@ -119,7 +332,7 @@ signs_0, signs_1, signs_2, signs_3 = (for_octets(u8x32, [4 * run + q for run in 
 def signed(name, grid, row, signs, scales):
     """Return the GroupFormat of a format with magnitudes in a grid.
 
-    row: the grid's row for each octet or quad (grids.py); signs(address): u8x32, one byte of signs per octet; scales:
+    row: the grid's row for each octet or quad; signs(address): u8x32, one byte of signs per octet; scales:
     see GroupFormat.
     """
     offset = int(grid.max())
@@ -140,7 +353,7 @@ def signed(name, grid, row, signs, scales):
 
 
 up_1, up_2, up_4 = (make_shift(u8x32, True, bits) for bits in (1, 2, 4))
-topmost_bit = constant_u8(u8x32, 128)
+topmost_bit = constant(u8x32, 128)
 
 
 @device
@@ -155,7 +368,7 @@ def evened(signs):
 
 
 four_sevens = make_fields(7)
-upper_nibbles = constant_u8(u8x32, 0xF0)
+upper_nibbles = constant(u8x32, 0xF0)
 topmost_bytes = make_shuffle(u8x8, u8x32, range(3, 32, 4))
 
 
@@ -211,7 +424,7 @@ def iq2_xxs_scales(address):
 
 odd_bytes = make_shuffle(u8x32, u8x64, range(1, 64, 2))
 down_1 = make_shift(u8x32, False, 1)
-seven_bits = constant_u8(u8x32, 127)
+seven_bits = constant(u8x32, 127)
 
 
 @device
@@ -281,7 +494,7 @@ def iq3_s_scales(address):
     return (float_u8x8(bytes_of(nibbles)) + splat_f32x8(0.5)) * (load_splat_f16x8(address) * splat_f32x8(2.0))
 
 
-GROUPS = {
+GROUPS = IQ1_GROUPS | {
     format.name: format
     for format in (
         signed("IQ2_XXS", IQ2_XXS_GRID, iq2_xxs_row, iq2_xxs_signs, iq2_xxs_scales),
@@ -302,7 +515,7 @@ s3_scale = device(lambda block, group: load_f16(block) * np.float32(1 + 2 * nibb
 xs2_octet_signs = device(lambda block, octet: eight_signs(load_u16(block + CODES + 2 * octet) >> 9))
 s2_octet_signs = device(lambda block, octet: load_u8(block + S2_SIGNS + octet))
 s3_octet_signs = device(lambda block, octet: load_u8(block + S3_SIGNS + octet))
-UNPACK = {
+UNPACK = IQ1_UNPACK | {
     "IQ2_XXS": unpacker(IQ2_XXS_GRID, 32, iq2_xxs_row, word_signs(XXS2_SCALES, 8), word_scales(XXS2_SCALES, 8, 0.25)),
     "IQ2_XS": unpacker(IQ2_XS_GRID, 16, iq2_xs_row, xs2_octet_signs, xs2_scale),
     "IQ2_S": unpacker(IQ2_S_GRID, 16, iq2_s_row, s2_octet_signs, s2_scale),

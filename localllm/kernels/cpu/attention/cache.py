@@ -25,7 +25,7 @@ import itertools
 
 from numba import float32
 
-from localllm.kernels.cpu.signature import device
+from localllm.kernels.cpu.signature import argument, device, kernel
 from localllm.kernels.simd import (
     INFINITY,
     NAN,
@@ -44,6 +44,7 @@ from localllm.kernels.simd import (
     load_f16x16,
     load_f32,
     load_f32x16,
+    load_i64,
     load_splat_f16x16,
     load_u8x16,
     load_u16,
@@ -60,11 +61,13 @@ from localllm.kernels.simd import (
     store_f16x16,
     store_f32x16,
     store_i32,
+    store_lanes_f32x16,
     store_nibbles,
     store_u8x16,
     sum_f32x16,
     zero_f32x16,
 )
+from localllm.kernels.table import PAGE, SEQUENCE, STORE
 from localllm.quant.layouts import IQ4_VALUES
 
 SMALLEST_SCALE = float32(2.0**-24)  # the smallest float16 above zero
@@ -265,3 +268,50 @@ STORAGE = {
     "Q4_0": (load_q4_0, make_symmetric(18, 8, store_nibbles)),
     "IQ4_NL": (load_iq4_nl, store_iq4_nl),
 }
+
+
+@device
+def place_of(a, token):
+    """Return the cache slot of token number `token` of the run."""
+    sequence = argument(a, STORE.sequences) + load_i64(argument(a, STORE.owners) + token * 8) * 8 * len(SEQUENCE)
+    position = load_i64(argument(a, STORE.positions) + token * 8)
+    return load_i64(argument(sequence, SEQUENCE.table) + position // PAGE * 8) * PAGE + position % PAGE
+
+
+def make_pass(work):
+    """Make a kernel that calls `work` for all tokens of a run and all heads.
+
+    work(address of a head in the cache, address of the head in x, head dimension).
+    """
+
+    @kernel
+    def go(a, part, parts, thread):
+        heads, head_dim, tokens = (
+            argument(a, STORE.heads),
+            argument(a, STORE.head_dim),
+            load_i64(argument(a, STORE.count)),
+        )
+        for t in range(tokens * part // parts, tokens * (part + 1) // parts):
+            row = argument(a, STORE.base) + place_of(a, t) * argument(a, STORE.token_bytes)
+            for head in range(heads):
+                x = argument(a, STORE.x) + t * argument(a, STORE.stride) + head * head_dim * 4
+                work(row + head * argument(a, STORE.head_stride), x, head_dim)
+
+    return go
+
+
+def make_store(format_name):
+    """Make the kernel for one cache type."""
+    return make_pass(STORAGE[format_name][1])
+
+
+def make_recall(format_name):
+    """Make the kernel for one cache type."""
+    load, _ = STORAGE[format_name]
+
+    @device
+    def recall(head, x, head_dim):
+        for d in range(0, head_dim, 16):
+            store_lanes_f32x16(x + d * 4, load(head, d), head_dim - d)
+
+    return make_pass(recall)

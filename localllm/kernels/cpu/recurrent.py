@@ -1,0 +1,476 @@
+"""CPU kernels of recurrent layers: convolutions and the recurrences of Mamba, Mamba 2, delta rule and RWKV.
+
+Each sequence of a run has a state, which the engine keeps between runs: SEQUENCE.state before the run, next_state after
+it; both may be the same memory. A state of columns lies as [columns / 16][...][16], so that a vector holds one number
+of 16 columns. Formulas and arguments are in localllm/kernels/table.py.
+"""
+
+from numba import float32
+
+from localllm.kernels.cpu.signature import argument, device, kernel
+from localllm.kernels.simd import (
+    exp_f32x16,
+    fma_f32x16,
+    load_f32,
+    load_f32x16,
+    load_i64,
+    load_lanes_f32x16,
+    max_f32x16,
+    reciprocal_f32x16,
+    sigmoid_f32x16,
+    splat_f32x16,
+    store_f32x16,
+    store_lanes_f32x16,
+    zero_f32x16,
+)
+from localllm.kernels.table import CONVOLVE, GATED_MEAN, HEAD_SCAN, SELECTIVE_SCAN, SEQUENCE, WKV
+
+SEQUENCE_BYTES = 8 * len(SEQUENCE)
+
+
+@device
+def tokens_of(sequence):
+    """Return the number of a sequence's first token in the run, and the number of its tokens there."""
+    return argument(sequence, SEQUENCE.first), argument(sequence, SEQUENCE.count)
+
+
+@device
+def states_of(sequence, offset):
+    """Return the addresses of a part of the state, `offset` bytes from its beginning: before the run, and after it."""
+    return argument(sequence, SEQUENCE.state) + offset, argument(sequence, SEQUENCE.next_state) + offset
+
+
+# ---- causal convolution, separately for each column (depthwise). The state is a window: the x of the last taps - 1
+# tokens before the run.
+
+
+@device
+def row_of(x, stride, window, row_bytes, taps, t):
+    """Return the address of the x of token t, counted from the sequence's first token in the run.
+
+    A negative t is a token before the run, which is in the window.
+    """
+    return x + t * stride if t >= 0 else window + (t + taps - 1) * row_bytes
+
+
+@device
+def convolve_token(a, x, window, t, y, first, last):
+    """Compute y for token t; first, last: offsets in bytes of the columns to compute."""
+    taps, weights, stride = argument(a, CONVOLVE.taps), argument(a, CONVOLVE.weights), argument(a, CONVOLVE.stride)
+    row_bytes, silu = (argument(a, CONVOLVE.columns) + 15) // 16 * 64, argument(a, CONVOLVE.silu)
+    for i in range(first, last, 64):
+        total = load_f32x16(argument(a, CONVOLVE.bias) + i)
+        for tap in range(taps):
+            row = row_of(x, stride, window, row_bytes, taps, t - taps + 1 + tap)
+            total = fma_f32x16(load_f32x16(weights + tap * row_bytes + i), load_f32x16(row + i), total)
+        store_f32x16(y + i, total * sigmoid_f32x16(total) if silu == 1 else total)
+
+
+@device
+def slide(a, x, count, window, target, first, last):
+    """Write the window after `count` more tokens to `target`.
+
+    Rows are written in order, so `target` may be the old window. first, last: offsets in bytes of the columns.
+    """
+    taps, row_bytes = argument(a, CONVOLVE.taps), (argument(a, CONVOLVE.columns) + 15) // 16 * 64
+    for row in range(taps - 1):
+        source = row_of(x, argument(a, CONVOLVE.stride), window, row_bytes, taps, count - taps + 1 + row)
+        for i in range(first, last, 64):
+            store_f32x16(target + row * row_bytes + i, load_f32x16(source + i))
+
+
+@kernel
+def convolve(a, part, parts, thread):
+    """Convolve all tokens. The parts share the columns."""
+    width, stride = (argument(a, CONVOLVE.columns) + 15) // 16, argument(a, CONVOLVE.stride)
+    first, last = width * part // parts * 64, width * (part + 1) // parts * 64
+    for s in range(load_i64(argument(a, CONVOLVE.sequence_count))):
+        sequence = argument(a, CONVOLVE.sequences) + s * SEQUENCE_BYTES
+        token, count = tokens_of(sequence)
+        window, target = states_of(sequence, argument(a, CONVOLVE.offset))
+        x, y = argument(a, CONVOLVE.x) + token * stride, argument(a, CONVOLVE.y) + token * stride
+        for t in range(count):
+            convolve_token(a, x, window, t, y + t * stride, first, last)
+        slide(a, x, count, window, target, first, last)
+
+
+# ---- the mean of the last few tokens, weighted by the softmax of their gates, separately for each column. The state is
+# a window, too, of values and gates. GATED_MEAN in table.py explains taps, stretches and places.
+
+LOWEST = float32(-3e38)
+
+
+@device
+def gate_of(a, row, tap, i, lanes):
+    """Return the gates of `lanes` columns from number i on, for a tap: those of the token plus the tap's own.
+
+    row: address of the token's row in x, from the columns of the tap's stretch on.
+    """
+    columns, places = argument(a, GATED_MEAN.columns), argument(a, GATED_MEAN.places)
+    of_place = places + tap * ((columns + 15) // 16 * 64) + i * 4
+    gates = row + argument(a, GATED_MEAN.stretches) * columns * 4
+    return load_lanes_f32x16(gates + i * 4, lanes) + load_lanes_f32x16(of_place, lanes)
+
+
+@device
+def row_of_tap(a, x, window, row_bytes, t, tap):
+    """Return the address of the columns that a tap averages for token t."""
+    taps, stride = argument(a, GATED_MEAN.taps), argument(a, GATED_MEAN.x_stride)
+    row = row_of(x, stride, window, row_bytes, taps, t - taps + 1 + tap)
+    return row + tap * argument(a, GATED_MEAN.stretches) // taps * argument(a, GATED_MEAN.columns) * 4
+
+
+@device
+def mean_of_token(a, x, window, row_bytes, t, position, y, first, last):
+    """Compute y for token t, columns `first` to `last`. Taps before the beginning of the sequence do not count.
+
+    position: of the token in its sequence.
+    """
+    taps = argument(a, GATED_MEAN.taps)
+    for i in range(first, last, 16):
+        lanes, top = min(16, last - i), splat_f32x16(LOWEST)
+        for tap in range(max(taps - 1 - position, 0), taps):
+            top = max_f32x16(top, gate_of(a, row_of_tap(a, x, window, row_bytes, t, tap), tap, i, lanes))
+        total, mean = zero_f32x16(), zero_f32x16()
+        for tap in range(max(taps - 1 - position, 0), taps):
+            row = row_of_tap(a, x, window, row_bytes, t, tap)
+            gate = gate_of(a, row, tap, i, lanes)
+            weight = exp_f32x16(gate - top) + (gate - gate)  # NaN if the gate is not finite
+            total, mean = total + weight, fma_f32x16(weight, load_lanes_f32x16(row + i * 4, lanes), mean)
+        store_lanes_f32x16(y + i * 4, mean * reciprocal_f32x16(total), lanes)
+
+
+@device
+def slide_gates(a, x, count, window, target, row_bytes, first, last):
+    """Write the window after `count` more tokens to `target`: columns `first` to `last`, their values and gates."""
+    taps, stride, columns, sides = (
+        argument(a, GATED_MEAN.taps),
+        argument(a, GATED_MEAN.x_stride),
+        argument(a, GATED_MEAN.columns),
+        2 * argument(a, GATED_MEAN.stretches),
+    )
+    for row in range(taps - 1):
+        source = row_of(x, stride, window, row_bytes, taps, count - taps + 1 + row)
+        for i in range(first, last, 16):
+            lanes = min(16, last - i)
+            for side in range(sides):
+                at = (side * columns + i) * 4
+                store_lanes_f32x16(target + row * row_bytes + at, load_lanes_f32x16(source + at, lanes), lanes)
+
+
+@kernel
+def gated_mean(a, part, parts, thread):
+    """Average all tokens. The parts share the columns."""
+    columns, stride = argument(a, GATED_MEAN.columns), argument(a, GATED_MEAN.stride)
+    blocks, row_bytes = (columns + 15) // 16, (2 * argument(a, GATED_MEAN.stretches) * columns + 15) // 16 * 64
+    first, last = blocks * part // parts * 16, min(blocks * (part + 1) // parts * 16, columns)
+    for s in range(load_i64(argument(a, GATED_MEAN.sequence_count))):
+        sequence = argument(a, GATED_MEAN.sequences) + s * SEQUENCE_BYTES
+        token, count = tokens_of(sequence)
+        window, target = states_of(sequence, argument(a, GATED_MEAN.offset))
+        x = argument(a, GATED_MEAN.x) + token * argument(a, GATED_MEAN.x_stride)
+        start = argument(sequence, SEQUENCE.length) - count
+        for t in range(count):
+            y = argument(a, GATED_MEAN.y) + (token + t) * stride
+            mean_of_token(a, x, window, row_bytes, t, start + t, y, first, last)
+        slide_gates(a, x, count, window, target, row_bytes, first, last)
+
+
+# ---- the recurrence of Mamba (Gu and Dao 2023): every column has its own state, [state_size], and decay rates. 16
+# columns make a vector. Their states, 1 KB for a state_size of 16, stay in the L1 cache for all tokens.
+
+
+@device
+def advance_columns(source, target, rates, dt, input, b, c, y, state_size):
+    """Apply a token to the states of 16 columns, from source to target; return y plus their product with c.
+
+    input: dt * x.
+    """
+    for n in range(state_size):
+        decayed = exp_f32x16(dt * load_f32x16(rates + n * 64)) * load_f32x16(source + n * 64)
+        state = fma_f32x16(input, splat_f32x16(load_f32(b + n * 4)), decayed)
+        store_f32x16(target + n * 64, state)
+        y = fma_f32x16(state, splat_f32x16(load_f32(c + n * 4)), y)
+    return y
+
+
+@device
+def scan_columns(a, sequence, column):
+    """Process all tokens of a sequence for 16 columns from number `column` on."""
+    first, count = tokens_of(sequence)
+    stride, state_size = argument(a, SELECTIVE_SCAN.stride), argument(a, SELECTIVE_SCAN.state_size)
+    state = column * state_size * 4
+    source, target = states_of(sequence, argument(a, SELECTIVE_SCAN.offset) + state)
+    skip = load_f32x16(argument(a, SELECTIVE_SCAN.skip) + column * 4)
+    for t in range(first, first + count):
+        at, of_state = t * stride + column * 4, t * argument(a, SELECTIVE_SCAN.state_stride)
+        x, dt = load_f32x16(argument(a, SELECTIVE_SCAN.x) + at), load_f32x16(argument(a, SELECTIVE_SCAN.dt) + at)
+        b, c = argument(a, SELECTIVE_SCAN.b) + of_state, argument(a, SELECTIVE_SCAN.c) + of_state
+        rates = argument(a, SELECTIVE_SCAN.rates) + state
+        y = advance_columns(source, target, rates, dt, dt * x, b, c, skip * x, state_size)
+        store_f32x16(argument(a, SELECTIVE_SCAN.y) + at, y)
+        source = target
+
+
+@kernel
+def selective_scan(a, part, parts, thread):
+    """Process all tokens. The parts share the columns."""
+    width = (argument(a, SELECTIVE_SCAN.columns) + 15) // 16
+    for i in range(width * part // parts, width * (part + 1) // parts):
+        for s in range(load_i64(argument(a, SELECTIVE_SCAN.sequence_count))):
+            scan_columns(a, argument(a, SELECTIVE_SCAN.sequences) + s * SEQUENCE_BYTES, i * 16)
+
+
+# ---- recurrences whose state is a matrix for each head, [key_dim, value_dim]: keys write to it, queries read from it.
+#
+# Mamba 2 (Dao and Gu 2024) adds key times value; the gated delta rule (Yang et al. 2024) first subtracts what the key
+# would read. The columns of a state are independent of each other. 16 of them are a block, [key_dim][16], 8 KB for 128
+# dimensions, which stays in the L1 cache for all tokens of a run. A token reads and writes a block once, by the delta
+# rule, too: what the next key will read is summed up in the same pass.
+#
+# This takes 3 or 4 multiplications for each number of the state and token. The chunked form of the same papers, matrix
+# products over 64 tokens, takes 2.5 or 4.5, so it would gain nothing on a processor without matrix units.
+
+
+@device
+def splat_at(address):
+    """Load the float32 at an address into all lanes."""
+    return splat_f32x16(load_f32(address))
+
+
+@device
+def read(block, k, key_dim):
+    """Multiply a key with a block of the state: f32x16, what the key reads of its 16 columns."""
+    even, odd = zero_f32x16(), zero_f32x16()
+    for i in range(0, key_dim - 1, 2):
+        even = fma_f32x16(load_f32x16(block + i * 64), splat_at(k + i * 4), even)
+        odd = fma_f32x16(load_f32x16(block + i * 64 + 64), splat_at(k + i * 4 + 4), odd)
+    if key_dim % 2 == 1:
+        even = fma_f32x16(load_f32x16(block + (key_dim - 1) * 64), splat_at(k + (key_dim - 1) * 4), even)
+    return even + odd
+
+
+@device
+def write(source, target, i, decay, d, k):
+    """Update row i of a block, from source to target: row * decay + k[i] * d. Return the new row."""
+    row = fma_f32x16(splat_at(k + i * 4), d, load_f32x16(source + i * 64) * decay)
+    store_f32x16(target + i * 64, row)
+    return row
+
+
+@device
+def advance(source, target, decay, d, k, q, key_dim):
+    """Update a block of the state for one token, from `source` to `target`; return the query times the new block."""
+    even, odd = zero_f32x16(), zero_f32x16()
+    for i in range(0, key_dim - 1, 2):
+        even = fma_f32x16(write(source, target, i, decay, d, k), splat_at(q + i * 4), even)
+        odd = fma_f32x16(write(source, target, i + 1, decay, d, k), splat_at(q + i * 4 + 4), odd)
+    if key_dim % 2 == 1:
+        i = key_dim - 1
+        even = fma_f32x16(write(source, target, i, decay, d, k), splat_at(q + i * 4), even)
+    return even + odd
+
+
+@device
+def advance_and_read(source, target, decay, d, k, q, next_k, key_dim):
+    """Update a block of the state for one token, from `source` to `target`.
+
+    Return the products of the query, and of the next token's key, with the new block.
+    """
+    even, odd, even_next, odd_next = zero_f32x16(), zero_f32x16(), zero_f32x16(), zero_f32x16()
+    for i in range(0, key_dim - 1, 2):
+        row, other = write(source, target, i, decay, d, k), write(source, target, i + 1, decay, d, k)
+        even, odd = fma_f32x16(row, splat_at(q + i * 4), even), fma_f32x16(other, splat_at(q + i * 4 + 4), odd)
+        even_next = fma_f32x16(row, splat_at(next_k + i * 4), even_next)
+        odd_next = fma_f32x16(other, splat_at(next_k + i * 4 + 4), odd_next)
+    if key_dim % 2 == 1:
+        i = key_dim - 1
+        row = write(source, target, i, decay, d, k)
+        even, even_next = (
+            fma_f32x16(row, splat_at(q + i * 4), even),
+            fma_f32x16(row, splat_at(next_k + i * 4), even_next),
+        )
+    return even + odd, even_next + odd_next
+
+
+@device
+def scan_plain(a, first, count, source, target, head, key, value, lanes):
+    """Process all tokens of a sequence for a block, without the delta rule.
+
+    key, value: offsets in bytes of the head's keys and of the block's values in the tokens' rows; lanes: columns of the
+    block that exist.
+    """
+    key_dim = argument(a, HEAD_SCAN.key_dim)
+    rate, skip = splat_at(argument(a, HEAD_SCAN.rates) + head * 4), splat_at(argument(a, HEAD_SCAN.skip) + head * 4)
+    for t in range(first, first + count):
+        at, of_head = t * argument(a, HEAD_SCAN.stride) + value, t * argument(a, HEAD_SCAN.head_stride) + head * 4
+        of_key = t * argument(a, HEAD_SCAN.key_stride) + key
+        q, k = argument(a, HEAD_SCAN.q) + of_key, argument(a, HEAD_SCAN.k) + of_key
+        v = load_lanes_f32x16(argument(a, HEAD_SCAN.v) + at, lanes)
+        decay = exp_f32x16(rate * splat_at(argument(a, HEAD_SCAN.dt) + of_head))
+        d = v * splat_at(argument(a, HEAD_SCAN.strength) + of_head)
+        y = advance(source, target, decay, d, k, q, key_dim)
+        store_lanes_f32x16(argument(a, HEAD_SCAN.y) + at, fma_f32x16(skip, v, y), lanes)
+        source = target
+
+
+@device
+def scan_delta(a, first, count, source, target, head, key, value, lanes):
+    """Process all tokens of a sequence for a block by the delta rule. Parameters as in scan_plain."""
+    key_dim, key_stride = argument(a, HEAD_SCAN.key_dim), argument(a, HEAD_SCAN.key_stride)
+    rate = splat_at(argument(a, HEAD_SCAN.rates) + head * 4)
+    key_reads = read(source, argument(a, HEAD_SCAN.k) + first * key_stride + key, key_dim)
+    for t in range(first, first + count):
+        at, of_head = t * argument(a, HEAD_SCAN.stride) + value, t * argument(a, HEAD_SCAN.head_stride) + head * 4
+        q, k = argument(a, HEAD_SCAN.q) + t * key_stride + key, argument(a, HEAD_SCAN.k) + t * key_stride + key
+        next_k = k + key_stride if t + 1 < first + count else k
+        v = load_lanes_f32x16(argument(a, HEAD_SCAN.v) + at, lanes)
+        decay = exp_f32x16(rate * splat_at(argument(a, HEAD_SCAN.dt) + of_head))
+        d = (v - decay * key_reads) * splat_at(argument(a, HEAD_SCAN.strength) + of_head)
+        y, key_reads = advance_and_read(source, target, decay, d, k, q, next_k, key_dim)
+        store_lanes_f32x16(argument(a, HEAD_SCAN.y) + at, y, lanes)
+        source = target
+
+
+def make_head_scan(rule):
+    """Make the kernel; rule: "plain" (Mamba 2) or "delta"."""
+    scan = {"plain": scan_plain, "delta": scan_delta}[rule]
+
+    @kernel
+    def head_scan(a, part, parts, thread):
+        """Process all tokens. The parts share the blocks of all heads."""
+        key_dim, value_dim = argument(a, HEAD_SCAN.key_dim), argument(a, HEAD_SCAN.value_dim)
+        blocks = (value_dim + 15) // 16
+        total = argument(a, HEAD_SCAN.heads) * blocks
+        for i in range(total * part // parts, total * (part + 1) // parts):
+            head, column = i // blocks, i % blocks * 16
+            key = head // argument(a, HEAD_SCAN.repeat) % argument(a, HEAD_SCAN.key_heads) * key_dim * 4
+            value, lanes = (head * value_dim + column) * 4, min(16, value_dim - column)
+            for s in range(load_i64(argument(a, HEAD_SCAN.sequence_count))):
+                sequence = argument(a, HEAD_SCAN.sequences) + s * SEQUENCE_BYTES
+                first, count = tokens_of(sequence)
+                source, target = states_of(sequence, argument(a, HEAD_SCAN.offset) + i * key_dim * 64)
+                scan(a, first, count, source, target, head, key, value, lanes)
+
+    return head_scan
+
+
+# ---- the same with a decay for each row of a head's state, which depends on the token. Three rules: "gated", linear
+# attention with such gates (Yang et al. 2023); "first", RWKV-6 (Peng et al. 2024), in which a token's own key and value
+# have extra weights in its output; "delta", RWKV-7 (Peng et al. 2025), whose state also gets b times its product with
+# another vector, a. The delta rule of Kimi (2025) is a special case of RWKV-7's. The formulas are at WKV in table.py.
+
+
+@device
+def update_gated(source, target, of_token, v, state_product, y, read_next):
+    """Update one row of a block for one token, by the rule "gated".
+
+    of_token: addresses of the token's numbers for this row in r, w, k, and in two more vectors that other rules use.
+    Return y plus r times the new row, and read_next unchanged.
+    """
+    r, w, k, _, _ = of_token
+    row = fma_f32x16(load_f32x16(source), splat_at(w), splat_at(k) * v)
+    store_f32x16(target, row)
+    return fma_f32x16(row, splat_at(r), y), read_next
+
+
+@device
+def update_first(source, target, of_token, v, state_product, y, read_next):
+    """Update one row of a block for one token, by the rule "first": y uses the old row, and k v with an extra weight.
+
+    Parameters and results as in `update_gated`.
+    """
+    r, w, k, weight, _ = of_token
+    old, new = load_f32x16(source), splat_at(k) * v
+    store_f32x16(target, fma_f32x16(old, splat_at(w), new))
+    return fma_f32x16(fma_f32x16(splat_at(weight), new, old), splat_at(r), y), read_next
+
+
+@device
+def update_delta(source, target, of_token, v, state_product, y, read_next):
+    """Update one row of a block for one token, by the rule "delta".
+
+    state_product: the product of a with the old state; b times it is added to the row. Return y plus r times the new
+    row, and read_next plus the next token's a times the new row.
+    """
+    r, w, k, b, next_a = of_token
+    row = fma_f32x16(splat_at(b), state_product, fma_f32x16(load_f32x16(source), splat_at(w), splat_at(k) * v))
+    store_f32x16(target, row)
+    return fma_f32x16(row, splat_at(r), y), fma_f32x16(row, splat_at(next_a), read_next)
+
+
+@device
+def moved(of_token, by):
+    """Return the addresses `by` bytes further."""
+    r, w, k, b, next_a = of_token
+    return r + by, w + by, k + by, b + by, next_a + by
+
+
+def scan_by(rule):
+    """Make a function that processes all tokens of a sequence for a block; rule: one of those above."""
+
+    @device
+    def advance(source, target, of_token, v, state_product, key_dim):
+        """Apply a token to a block of the state, from source to target.
+
+        Return the products of r, and of the next token's a, with the new block.
+        """
+        even, odd, even_next, odd_next = zero_f32x16(), zero_f32x16(), zero_f32x16(), zero_f32x16()
+        for i in range(0, key_dim - 1, 2):
+            at = i * 64
+            even, even_next = rule(source + at, target + at, moved(of_token, i * 4), v, state_product, even, even_next)
+            at, rows = at + 64, moved(of_token, i * 4 + 4)
+            odd, odd_next = rule(source + at, target + at, rows, v, state_product, odd, odd_next)
+        if key_dim % 2 == 1:
+            at, rows = (key_dim - 1) * 64, moved(of_token, (key_dim - 1) * 4)
+            even, even_next = rule(source + at, target + at, rows, v, state_product, even, even_next)
+        return even + odd, even_next + odd_next
+
+    @device
+    def scan(a, start, count, source, target, key, value, lanes):
+        """Process all tokens of a sequence for a block.
+
+        key, value: offsets in bytes of the head's keys and of the block's values in the tokens' rows; lanes: columns of
+        the block that exist.
+        """
+        key_dim, key_stride = argument(a, WKV.key_dim), argument(a, WKV.key_stride)
+        state_product = zero_f32x16()
+        if rule is update_delta:
+            state_product = read(source, argument(a, WKV.a) + start * key_stride + key, key_dim)
+        for t in range(start, start + count):
+            of_key, at = t * key_stride + key, t * argument(a, WKV.stride) + value
+            r, w, k = argument(a, WKV.r) + of_key, argument(a, WKV.w) + of_key, argument(a, WKV.k) + of_key
+            other, next_a = k, k
+            if rule is update_delta:
+                of_next = of_key + key_stride if t + 1 < start + count else of_key
+                other, next_a = argument(a, WKV.b) + of_key, argument(a, WKV.a) + of_next
+            if rule is update_first:
+                other = argument(a, WKV.first) + key
+            v = load_lanes_f32x16(argument(a, WKV.v) + at, lanes)
+            y, state_product = advance(source, target, (r, w, k, other, next_a), v, state_product, key_dim)
+            store_lanes_f32x16(argument(a, WKV.y) + at, y, lanes)
+            source = target
+
+    return scan
+
+
+def make_wkv(rule):
+    """Make the kernel; rule: "gated", "first" or "delta"."""
+    scan = scan_by({"gated": update_gated, "first": update_first, "delta": update_delta}[rule])
+
+    @kernel
+    def wkv(a, part, parts, thread):
+        """Process all tokens. The parts share the blocks of all heads."""
+        key_dim, value_dim = argument(a, WKV.key_dim), argument(a, WKV.value_dim)
+        blocks = (value_dim + 15) // 16
+        total = argument(a, WKV.heads) * blocks
+        for i in range(total * part // parts, total * (part + 1) // parts):
+            head, column = i // blocks, i % blocks * 16
+            value, lanes = (head * value_dim + column) * 4, min(16, value_dim - column)
+            for s in range(load_i64(argument(a, WKV.sequence_count))):
+                sequence = argument(a, WKV.sequences) + s * SEQUENCE_BYTES
+                start, count = tokens_of(sequence)
+                source, target = states_of(sequence, argument(a, WKV.offset) + i * key_dim * 64)
+                scan(a, start, count, source, target, head * key_dim * 4, value, lanes)
+
+    return wkv
