@@ -16,12 +16,8 @@ from localllm.quant.formats import BY_NAME
 from localllm.quant.layouts import LAYOUTS, TRITS
 from localllm.quant.numba_cache import compiled, inlined
 
-TQ1_BYTES, TQ2_BYTES, TQ1_D, TQ2_D = (
-    BY_NAME["TQ1_0"].bytes,
-    BY_NAME["TQ2_0"].bytes,
-    LAYOUTS["TQ1_0"].d,
-    LAYOUTS["TQ2_0"].d,
-)
+TQ1_BYTES, TQ2_BYTES, TQ1_D = BY_NAME["TQ1_0"].bytes, BY_NAME["TQ2_0"].bytes, LAYOUTS["TQ1_0"].d
+TQ2_D = LAYOUTS["TQ2_0"].d
 put_code = putter(LAYOUTS["TQ2_0"].codes, 32)
 
 # Borders tried first, in units of the root mean square: 0.6 is best for a normal distribution, more for heavy tails and

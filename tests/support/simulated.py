@@ -18,11 +18,11 @@ from numba.cuda.simulator import kernel as simulator
 from numba.cuda.simulator.kernelapi import Dim3, FakeCUDAModule, FakeCUDAShared
 from numba.np.numpy_support import as_dtype
 
-from localllm.kernels.cuda import device
+from localllm.kernels.cuda import gpu
 
 WARP = int(os.environ.get("SIMULATED_WARP", "4"))
 BLOCK = 2 * WARP
-device.WARP, device.BLOCK = WARP, BLOCK
+gpu.WARP, gpu.BLOCK = WARP, BLOCK
 
 from localllm.engine.cuda.card import CHUNK, Launch, LibraryProduct, Work  # noqa: E402
 from localllm.errors import MemoryLimitError  # noqa: E402
@@ -58,7 +58,7 @@ class Lane(greenlet):
         self.parent.switch()
 
     def exchange(self, value: Any) -> list[Any]:
-        """See localllm.kernels.cuda.device.warp_exchange."""
+        """See localllm.kernels.cuda.gpu.warp_exchange."""
         self.said[self.place.x % WARP] = value
         self.wait("warp")
         said = self.said.copy()

@@ -12,45 +12,25 @@ CPUs without a dot product of bytes (AVX2), pairs of products are added in 16 bi
 from llvmlite import ir
 from numba import int64, types
 
+from localllm.kernels import simd
 from localllm.kernels.cpu import PEAK_BYTES, PEAK_CHAINS
 from localllm.kernels.cpu.amx.tiles import configure, make_multiply, make_store, make_zero, release
 from localllm.kernels.cpu.signature import argument, device, kernel
-from localllm.kernels.simd import (
-    I16,
-    I64,
-    MULTIPLY_BYTES,
-    as_tuple,
-    constant,
-    dot_bytes,
-    dot_variant,
-    elements,
-    i32x16,
-    in_parts,
-    llvm_call,
-    load_u8x64,
-    load_value,
-    operation,
-    prefetch,
-    store_u8x64,
-    store_value,
-    u8x64,
-    widest,
-)
 from localllm.kernels.table import PEAK, STREAM
 
 STREAMS = 4
 STEP = 256  # bytes of a stream at a time
 UNIT = STREAMS * STEP  # the size of the memory is a multiple of this
 
-nothing = constant(u8x64, 0)
+nothing = simd.constant(simd.u8x64, 0)
 
 
 @device
 def read_step(at):
     """Return the exclusive or of four cache lines, and prefetch the next four."""
     for line in range(0, STEP, 64):
-        prefetch(at + STEP + line)
-    return (load_u8x64(at) ^ load_u8x64(at + 64)) ^ (load_u8x64(at + 128) ^ load_u8x64(at + 192))
+        simd.prefetch(at + STEP + line)
+    return (simd.load_u8x64(at) ^ simd.load_u8x64(at + 64)) ^ (simd.load_u8x64(at + 128) ^ simd.load_u8x64(at + 192))
 
 
 @kernel
@@ -69,60 +49,62 @@ def stream(a, part, parts, thread):
         x2 = x2 ^ read_step(at + 2 * length)
         x3 = x3 ^ read_step(at + 3 * length)
         at += STEP
-    store_u8x64(argument(a, STREAM.results) + part * 64, (x0 ^ x1) ^ (x2 ^ x3))
+    simd.store_u8x64(argument(a, STREAM.results) + part * 64, (x0 ^ x1) ^ (x2 ^ x3))
 
 
-sums = types.UniTuple(i32x16, PEAK_CHAINS)
+sums = types.UniTuple(simd.i32x16, PEAK_CHAINS)
 
 
 def add_words(builder, accumulator, unsigned, signed):
     """Multiply bytes below 128 by signed bytes, and add pairs of products to sums of 16 bits."""
-    _, parts, name = widest(MULTIPLY_BYTES)
-    words = ir.VectorType(I16, 32 // parts)
+    _, parts, name = simd.widest(simd.MULTIPLY_BYTES)
+    words = ir.VectorType(simd.I16, 32 // parts)
 
     def add_part(builder, accumulator, unsigned, signed):
-        products = llvm_call(builder, name, words, [unsigned, signed])
+        products = simd.llvm_call(builder, name, words, [unsigned, signed])
         return builder.bitcast(builder.add(builder.bitcast(accumulator, words), products), accumulator.type)
 
-    return in_parts(builder, add_part, parts, [accumulator, unsigned, signed])
+    return simd.in_parts(builder, add_part, parts, [accumulator, unsigned, signed])
 
 
-@operation(sums, sums, int64, u8x64, u8x64)
+@simd.operation(sums, sums, int64, simd.u8x64, simd.u8x64)
 def add_to_all(builder, chains, address, unsigned, signed):
     """Add a product to each sum, by the instructions that prefill uses.
 
     Where sums have 16 bits, the compiler would compute the products only once, before the loop. To prevent that, each
     sum loads bytes of its own, in every round.
     """
-    chains = elements(builder, chains)
-    if dot_variant() is not dot_bytes:
-        return as_tuple(builder, [dot_variant(127)(builder, chain, unsigned, signed) for chain in chains])
+    chains = simd.elements(builder, chains)
+    if simd.dot_variant() is not simd.dot_bytes:
+        return simd.as_tuple(builder, [simd.dot_variant(127)(builder, chain, unsigned, signed) for chain in chains])
     builder.asm(ir.FunctionType(ir.VoidType(), []), "", "~{memory}", [], True)
-    codes = [load_value(builder, place, u8x64.llvm) for place in places(builder, address)]
-    return as_tuple(builder, [add_words(builder, *each, signed) for each in zip(chains, codes, strict=True)])
+    codes = [simd.load_value(builder, place, simd.u8x64.llvm) for place in places(builder, address)]
+    return simd.as_tuple(builder, [add_words(builder, *each, signed) for each in zip(chains, codes, strict=True)])
 
 
 def places(builder, address):
     """Return the addresses of the sums in memory."""
-    return [builder.add(address, I64(64 * chain)) for chain in range(PEAK_CHAINS)]
+    return [builder.add(address, simd.I64(64 * chain)) for chain in range(PEAK_CHAINS)]
 
 
-@operation(sums, int64)
+@simd.operation(sums, int64)
 def load_sums(builder, address):
-    return as_tuple(builder, [load_value(builder, place, i32x16.llvm) for place in places(builder, address)])
+    return simd.as_tuple(
+        builder, [simd.load_value(builder, place, simd.i32x16.llvm) for place in places(builder, address)]
+    )
 
 
-@operation(None, sums, int64)
+@simd.operation(None, sums, int64)
 def store_sums(builder, chains, address):
-    for chain, place in zip(elements(builder, chains), places(builder, address), strict=True):
-        store_value(builder, place, chain)
+    for chain, place in zip(simd.elements(builder, chains), places(builder, address), strict=True):
+        simd.store_value(builder, place, chain)
 
 
 @kernel
 def multiply_peak(a, part, parts, thread):
     """Multiply bytes for some rounds. The sums are stored, so that the compiler cannot omit the work."""
     memory = argument(a, PEAK.memory) + part * PEAK_BYTES
-    unsigned, signed, chains = load_u8x64(memory), load_u8x64(memory + 64), load_sums(memory + 128)
+    unsigned, signed, chains = simd.load_u8x64(memory), simd.load_u8x64(memory + 64), load_sums(memory + 128)
     for _ in range(argument(a, PEAK.rounds)):
         chains = add_to_all(chains, memory + 128, unsigned, signed)
     store_sums(chains, memory + 128)

@@ -7,22 +7,8 @@ of 16 columns. Formulas and arguments are in localllm/kernels/table.py.
 
 from numba import float32
 
+from localllm.kernels import simd
 from localllm.kernels.cpu.signature import argument, device, kernel
-from localllm.kernels.simd import (
-    exp_f32x16,
-    fma_f32x16,
-    load_f32,
-    load_f32x16,
-    load_i64,
-    load_lanes_f32x16,
-    max_f32x16,
-    reciprocal_f32x16,
-    sigmoid_f32x16,
-    splat_f32x16,
-    store_f32x16,
-    store_lanes_f32x16,
-    zero_f32x16,
-)
 from localllm.kernels.table import CONVOLVE, GATED_MEAN, HEAD_SCAN, SELECTIVE_SCAN, SEQUENCE, WKV
 
 SEQUENCE_BYTES = 8 * len(SEQUENCE)
@@ -59,11 +45,11 @@ def convolve_token(a, x, window, t, y, first, last):
     taps, weights, stride = argument(a, CONVOLVE.taps), argument(a, CONVOLVE.weights), argument(a, CONVOLVE.stride)
     row_bytes, silu = (argument(a, CONVOLVE.columns) + 15) // 16 * 64, argument(a, CONVOLVE.silu)
     for i in range(first, last, 64):
-        total = load_f32x16(argument(a, CONVOLVE.bias) + i)
+        total = simd.load_f32x16(argument(a, CONVOLVE.bias) + i)
         for tap in range(taps):
             row = row_of(x, stride, window, row_bytes, taps, t - taps + 1 + tap)
-            total = fma_f32x16(load_f32x16(weights + tap * row_bytes + i), load_f32x16(row + i), total)
-        store_f32x16(y + i, total * sigmoid_f32x16(total) if silu == 1 else total)
+            total = simd.fma_f32x16(simd.load_f32x16(weights + tap * row_bytes + i), simd.load_f32x16(row + i), total)
+        simd.store_f32x16(y + i, total * simd.sigmoid_f32x16(total) if silu == 1 else total)
 
 
 @device
@@ -76,7 +62,7 @@ def slide(a, x, count, window, target, first, last):
     for row in range(taps - 1):
         source = row_of(x, argument(a, CONVOLVE.stride), window, row_bytes, taps, count - taps + 1 + row)
         for i in range(first, last, 64):
-            store_f32x16(target + row * row_bytes + i, load_f32x16(source + i))
+            simd.store_f32x16(target + row * row_bytes + i, simd.load_f32x16(source + i))
 
 
 @kernel
@@ -84,7 +70,7 @@ def convolve(a, part, parts, thread):
     """Convolve all tokens. The parts share the columns."""
     width, stride = (argument(a, CONVOLVE.columns) + 15) // 16, argument(a, CONVOLVE.stride)
     first, last = width * part // parts * 64, width * (part + 1) // parts * 64
-    for s in range(load_i64(argument(a, CONVOLVE.sequence_count))):
+    for s in range(simd.load_i64(argument(a, CONVOLVE.sequence_count))):
         sequence = argument(a, CONVOLVE.sequences) + s * SEQUENCE_BYTES
         token, count = tokens_of(sequence)
         window, target = states_of(sequence, argument(a, CONVOLVE.offset))
@@ -109,7 +95,7 @@ def gate_of(a, row, tap, i, lanes):
     columns, places = argument(a, GATED_MEAN.columns), argument(a, GATED_MEAN.places)
     of_place = places + tap * ((columns + 15) // 16 * 64) + i * 4
     gates = row + argument(a, GATED_MEAN.stretches) * columns * 4
-    return load_lanes_f32x16(gates + i * 4, lanes) + load_lanes_f32x16(of_place, lanes)
+    return simd.load_lanes_f32x16(gates + i * 4, lanes) + simd.load_lanes_f32x16(of_place, lanes)
 
 
 @device
@@ -128,34 +114,32 @@ def mean_of_token(a, x, window, row_bytes, t, position, y, first, last):
     """
     taps = argument(a, GATED_MEAN.taps)
     for i in range(first, last, 16):
-        lanes, top = min(16, last - i), splat_f32x16(LOWEST)
+        lanes, top = min(16, last - i), simd.splat_f32x16(LOWEST)
         for tap in range(max(taps - 1 - position, 0), taps):
-            top = max_f32x16(top, gate_of(a, row_of_tap(a, x, window, row_bytes, t, tap), tap, i, lanes))
-        total, mean = zero_f32x16(), zero_f32x16()
+            top = simd.max_f32x16(top, gate_of(a, row_of_tap(a, x, window, row_bytes, t, tap), tap, i, lanes))
+        total, mean = simd.zero_f32x16(), simd.zero_f32x16()
         for tap in range(max(taps - 1 - position, 0), taps):
             row = row_of_tap(a, x, window, row_bytes, t, tap)
             gate = gate_of(a, row, tap, i, lanes)
-            weight = exp_f32x16(gate - top) + (gate - gate)  # NaN if the gate is not finite
-            total, mean = total + weight, fma_f32x16(weight, load_lanes_f32x16(row + i * 4, lanes), mean)
-        store_lanes_f32x16(y + i * 4, mean * reciprocal_f32x16(total), lanes)
+            weight = simd.exp_f32x16(gate - top) + (gate - gate)  # NaN if the gate is not finite
+            total, mean = total + weight, simd.fma_f32x16(weight, simd.load_lanes_f32x16(row + i * 4, lanes), mean)
+        simd.store_lanes_f32x16(y + i * 4, mean * simd.reciprocal_f32x16(total), lanes)
 
 
 @device
 def slide_gates(a, x, count, window, target, row_bytes, first, last):
     """Write the window after `count` more tokens to `target`: columns `first` to `last`, their values and gates."""
-    taps, stride, columns, sides = (
-        argument(a, GATED_MEAN.taps),
-        argument(a, GATED_MEAN.x_stride),
-        argument(a, GATED_MEAN.columns),
-        2 * argument(a, GATED_MEAN.stretches),
-    )
+    taps, stride = argument(a, GATED_MEAN.taps), argument(a, GATED_MEAN.x_stride)
+    columns, sides = argument(a, GATED_MEAN.columns), 2 * argument(a, GATED_MEAN.stretches)
     for row in range(taps - 1):
         source = row_of(x, stride, window, row_bytes, taps, count - taps + 1 + row)
         for i in range(first, last, 16):
             lanes = min(16, last - i)
             for side in range(sides):
                 at = (side * columns + i) * 4
-                store_lanes_f32x16(target + row * row_bytes + at, load_lanes_f32x16(source + at, lanes), lanes)
+                simd.store_lanes_f32x16(
+                    target + row * row_bytes + at, simd.load_lanes_f32x16(source + at, lanes), lanes
+                )
 
 
 @kernel
@@ -164,7 +148,7 @@ def gated_mean(a, part, parts, thread):
     columns, stride = argument(a, GATED_MEAN.columns), argument(a, GATED_MEAN.stride)
     blocks, row_bytes = (columns + 15) // 16, (2 * argument(a, GATED_MEAN.stretches) * columns + 15) // 16 * 64
     first, last = blocks * part // parts * 16, min(blocks * (part + 1) // parts * 16, columns)
-    for s in range(load_i64(argument(a, GATED_MEAN.sequence_count))):
+    for s in range(simd.load_i64(argument(a, GATED_MEAN.sequence_count))):
         sequence = argument(a, GATED_MEAN.sequences) + s * SEQUENCE_BYTES
         token, count = tokens_of(sequence)
         window, target = states_of(sequence, argument(a, GATED_MEAN.offset))
@@ -187,10 +171,10 @@ def advance_columns(source, target, rates, dt, input, b, c, y, state_size):
     input: dt * x.
     """
     for n in range(state_size):
-        decayed = exp_f32x16(dt * load_f32x16(rates + n * 64)) * load_f32x16(source + n * 64)
-        state = fma_f32x16(input, splat_f32x16(load_f32(b + n * 4)), decayed)
-        store_f32x16(target + n * 64, state)
-        y = fma_f32x16(state, splat_f32x16(load_f32(c + n * 4)), y)
+        decayed = simd.exp_f32x16(dt * simd.load_f32x16(rates + n * 64)) * simd.load_f32x16(source + n * 64)
+        state = simd.fma_f32x16(input, simd.splat_f32x16(simd.load_f32(b + n * 4)), decayed)
+        simd.store_f32x16(target + n * 64, state)
+        y = simd.fma_f32x16(state, simd.splat_f32x16(simd.load_f32(c + n * 4)), y)
     return y
 
 
@@ -201,14 +185,15 @@ def scan_columns(a, sequence, column):
     stride, state_size = argument(a, SELECTIVE_SCAN.stride), argument(a, SELECTIVE_SCAN.state_size)
     state = column * state_size * 4
     source, target = states_of(sequence, argument(a, SELECTIVE_SCAN.offset) + state)
-    skip = load_f32x16(argument(a, SELECTIVE_SCAN.skip) + column * 4)
+    skip = simd.load_f32x16(argument(a, SELECTIVE_SCAN.skip) + column * 4)
     for t in range(first, first + count):
         at, of_state = t * stride + column * 4, t * argument(a, SELECTIVE_SCAN.state_stride)
-        x, dt = load_f32x16(argument(a, SELECTIVE_SCAN.x) + at), load_f32x16(argument(a, SELECTIVE_SCAN.dt) + at)
+        x = simd.load_f32x16(argument(a, SELECTIVE_SCAN.x) + at)
+        dt = simd.load_f32x16(argument(a, SELECTIVE_SCAN.dt) + at)
         b, c = argument(a, SELECTIVE_SCAN.b) + of_state, argument(a, SELECTIVE_SCAN.c) + of_state
         rates = argument(a, SELECTIVE_SCAN.rates) + state
         y = advance_columns(source, target, rates, dt, dt * x, b, c, skip * x, state_size)
-        store_f32x16(argument(a, SELECTIVE_SCAN.y) + at, y)
+        simd.store_f32x16(argument(a, SELECTIVE_SCAN.y) + at, y)
         source = target
 
 
@@ -217,7 +202,7 @@ def selective_scan(a, part, parts, thread):
     """Process all tokens. The parts share the columns."""
     width = (argument(a, SELECTIVE_SCAN.columns) + 15) // 16
     for i in range(width * part // parts, width * (part + 1) // parts):
-        for s in range(load_i64(argument(a, SELECTIVE_SCAN.sequence_count))):
+        for s in range(simd.load_i64(argument(a, SELECTIVE_SCAN.sequence_count))):
             scan_columns(a, argument(a, SELECTIVE_SCAN.sequences) + s * SEQUENCE_BYTES, i * 16)
 
 
@@ -235,39 +220,39 @@ def selective_scan(a, part, parts, thread):
 @device
 def splat_at(address):
     """Load the float32 at an address into all lanes."""
-    return splat_f32x16(load_f32(address))
+    return simd.splat_f32x16(simd.load_f32(address))
 
 
 @device
 def read(block, k, key_dim):
     """Multiply a key with a block of the state: f32x16, what the key reads of its 16 columns."""
-    even, odd = zero_f32x16(), zero_f32x16()
+    even, odd = simd.zero_f32x16(), simd.zero_f32x16()
     for i in range(0, key_dim - 1, 2):
-        even = fma_f32x16(load_f32x16(block + i * 64), splat_at(k + i * 4), even)
-        odd = fma_f32x16(load_f32x16(block + i * 64 + 64), splat_at(k + i * 4 + 4), odd)
+        even = simd.fma_f32x16(simd.load_f32x16(block + i * 64), splat_at(k + i * 4), even)
+        odd = simd.fma_f32x16(simd.load_f32x16(block + i * 64 + 64), splat_at(k + i * 4 + 4), odd)
     if key_dim % 2 == 1:
-        even = fma_f32x16(load_f32x16(block + (key_dim - 1) * 64), splat_at(k + (key_dim - 1) * 4), even)
+        even = simd.fma_f32x16(simd.load_f32x16(block + (key_dim - 1) * 64), splat_at(k + (key_dim - 1) * 4), even)
     return even + odd
 
 
 @device
 def write(source, target, i, decay, d, k):
     """Update row i of a block, from source to target: row * decay + k[i] * d. Return the new row."""
-    row = fma_f32x16(splat_at(k + i * 4), d, load_f32x16(source + i * 64) * decay)
-    store_f32x16(target + i * 64, row)
+    row = simd.fma_f32x16(splat_at(k + i * 4), d, simd.load_f32x16(source + i * 64) * decay)
+    simd.store_f32x16(target + i * 64, row)
     return row
 
 
 @device
 def advance(source, target, decay, d, k, q, key_dim):
     """Update a block of the state for one token, from `source` to `target`; return the query times the new block."""
-    even, odd = zero_f32x16(), zero_f32x16()
+    even, odd = simd.zero_f32x16(), simd.zero_f32x16()
     for i in range(0, key_dim - 1, 2):
-        even = fma_f32x16(write(source, target, i, decay, d, k), splat_at(q + i * 4), even)
-        odd = fma_f32x16(write(source, target, i + 1, decay, d, k), splat_at(q + i * 4 + 4), odd)
+        even = simd.fma_f32x16(write(source, target, i, decay, d, k), splat_at(q + i * 4), even)
+        odd = simd.fma_f32x16(write(source, target, i + 1, decay, d, k), splat_at(q + i * 4 + 4), odd)
     if key_dim % 2 == 1:
         i = key_dim - 1
-        even = fma_f32x16(write(source, target, i, decay, d, k), splat_at(q + i * 4), even)
+        even = simd.fma_f32x16(write(source, target, i, decay, d, k), splat_at(q + i * 4), even)
     return even + odd
 
 
@@ -277,19 +262,18 @@ def advance_and_read(source, target, decay, d, k, q, next_k, key_dim):
 
     Return the products of the query, and of the next token's key, with the new block.
     """
-    even, odd, even_next, odd_next = zero_f32x16(), zero_f32x16(), zero_f32x16(), zero_f32x16()
+    even, odd, even_next, odd_next = simd.zero_f32x16(), simd.zero_f32x16(), simd.zero_f32x16(), simd.zero_f32x16()
     for i in range(0, key_dim - 1, 2):
         row, other = write(source, target, i, decay, d, k), write(source, target, i + 1, decay, d, k)
-        even, odd = fma_f32x16(row, splat_at(q + i * 4), even), fma_f32x16(other, splat_at(q + i * 4 + 4), odd)
-        even_next = fma_f32x16(row, splat_at(next_k + i * 4), even_next)
-        odd_next = fma_f32x16(other, splat_at(next_k + i * 4 + 4), odd_next)
+        even = simd.fma_f32x16(row, splat_at(q + i * 4), even)
+        odd = simd.fma_f32x16(other, splat_at(q + i * 4 + 4), odd)
+        even_next = simd.fma_f32x16(row, splat_at(next_k + i * 4), even_next)
+        odd_next = simd.fma_f32x16(other, splat_at(next_k + i * 4 + 4), odd_next)
     if key_dim % 2 == 1:
         i = key_dim - 1
         row = write(source, target, i, decay, d, k)
-        even, even_next = (
-            fma_f32x16(row, splat_at(q + i * 4), even),
-            fma_f32x16(row, splat_at(next_k + i * 4), even_next),
-        )
+        even = simd.fma_f32x16(row, splat_at(q + i * 4), even)
+        even_next = simd.fma_f32x16(row, splat_at(next_k + i * 4), even_next)
     return even + odd, even_next + odd_next
 
 
@@ -306,11 +290,11 @@ def scan_plain(a, first, count, source, target, head, key, value, lanes):
         at, of_head = t * argument(a, HEAD_SCAN.stride) + value, t * argument(a, HEAD_SCAN.head_stride) + head * 4
         of_key = t * argument(a, HEAD_SCAN.key_stride) + key
         q, k = argument(a, HEAD_SCAN.q) + of_key, argument(a, HEAD_SCAN.k) + of_key
-        v = load_lanes_f32x16(argument(a, HEAD_SCAN.v) + at, lanes)
-        decay = exp_f32x16(rate * splat_at(argument(a, HEAD_SCAN.dt) + of_head))
+        v = simd.load_lanes_f32x16(argument(a, HEAD_SCAN.v) + at, lanes)
+        decay = simd.exp_f32x16(rate * splat_at(argument(a, HEAD_SCAN.dt) + of_head))
         d = v * splat_at(argument(a, HEAD_SCAN.strength) + of_head)
         y = advance(source, target, decay, d, k, q, key_dim)
-        store_lanes_f32x16(argument(a, HEAD_SCAN.y) + at, fma_f32x16(skip, v, y), lanes)
+        simd.store_lanes_f32x16(argument(a, HEAD_SCAN.y) + at, simd.fma_f32x16(skip, v, y), lanes)
         source = target
 
 
@@ -324,11 +308,11 @@ def scan_delta(a, first, count, source, target, head, key, value, lanes):
         at, of_head = t * argument(a, HEAD_SCAN.stride) + value, t * argument(a, HEAD_SCAN.head_stride) + head * 4
         q, k = argument(a, HEAD_SCAN.q) + t * key_stride + key, argument(a, HEAD_SCAN.k) + t * key_stride + key
         next_k = k + key_stride if t + 1 < first + count else k
-        v = load_lanes_f32x16(argument(a, HEAD_SCAN.v) + at, lanes)
-        decay = exp_f32x16(rate * splat_at(argument(a, HEAD_SCAN.dt) + of_head))
+        v = simd.load_lanes_f32x16(argument(a, HEAD_SCAN.v) + at, lanes)
+        decay = simd.exp_f32x16(rate * splat_at(argument(a, HEAD_SCAN.dt) + of_head))
         d = (v - decay * key_reads) * splat_at(argument(a, HEAD_SCAN.strength) + of_head)
         y, key_reads = advance_and_read(source, target, decay, d, k, q, next_k, key_dim)
-        store_lanes_f32x16(argument(a, HEAD_SCAN.y) + at, y, lanes)
+        simd.store_lanes_f32x16(argument(a, HEAD_SCAN.y) + at, y, lanes)
         source = target
 
 
@@ -346,7 +330,7 @@ def make_head_scan(rule):
             head, column = i // blocks, i % blocks * 16
             key = head // argument(a, HEAD_SCAN.repeat) % argument(a, HEAD_SCAN.key_heads) * key_dim * 4
             value, lanes = (head * value_dim + column) * 4, min(16, value_dim - column)
-            for s in range(load_i64(argument(a, HEAD_SCAN.sequence_count))):
+            for s in range(simd.load_i64(argument(a, HEAD_SCAN.sequence_count))):
                 sequence = argument(a, HEAD_SCAN.sequences) + s * SEQUENCE_BYTES
                 first, count = tokens_of(sequence)
                 source, target = states_of(sequence, argument(a, HEAD_SCAN.offset) + i * key_dim * 64)
@@ -369,9 +353,9 @@ def update_gated(source, target, of_token, v, state_product, y, read_next):
     Return y plus r times the new row, and read_next unchanged.
     """
     r, w, k, _, _ = of_token
-    row = fma_f32x16(load_f32x16(source), splat_at(w), splat_at(k) * v)
-    store_f32x16(target, row)
-    return fma_f32x16(row, splat_at(r), y), read_next
+    row = simd.fma_f32x16(simd.load_f32x16(source), splat_at(w), splat_at(k) * v)
+    simd.store_f32x16(target, row)
+    return simd.fma_f32x16(row, splat_at(r), y), read_next
 
 
 @device
@@ -381,9 +365,9 @@ def update_first(source, target, of_token, v, state_product, y, read_next):
     Parameters and results as in `update_gated`.
     """
     r, w, k, weight, _ = of_token
-    old, new = load_f32x16(source), splat_at(k) * v
-    store_f32x16(target, fma_f32x16(old, splat_at(w), new))
-    return fma_f32x16(fma_f32x16(splat_at(weight), new, old), splat_at(r), y), read_next
+    old, new = simd.load_f32x16(source), splat_at(k) * v
+    simd.store_f32x16(target, simd.fma_f32x16(old, splat_at(w), new))
+    return simd.fma_f32x16(simd.fma_f32x16(splat_at(weight), new, old), splat_at(r), y), read_next
 
 
 @device
@@ -394,9 +378,11 @@ def update_delta(source, target, of_token, v, state_product, y, read_next):
     row, and read_next plus the next token's a times the new row.
     """
     r, w, k, b, next_a = of_token
-    row = fma_f32x16(splat_at(b), state_product, fma_f32x16(load_f32x16(source), splat_at(w), splat_at(k) * v))
-    store_f32x16(target, row)
-    return fma_f32x16(row, splat_at(r), y), fma_f32x16(row, splat_at(next_a), read_next)
+    row = simd.fma_f32x16(
+        splat_at(b), state_product, simd.fma_f32x16(simd.load_f32x16(source), splat_at(w), splat_at(k) * v)
+    )
+    simd.store_f32x16(target, row)
+    return simd.fma_f32x16(row, splat_at(r), y), simd.fma_f32x16(row, splat_at(next_a), read_next)
 
 
 @device
@@ -415,7 +401,7 @@ def scan_by(rule):
 
         Return the products of r, and of the next token's a, with the new block.
         """
-        even, odd, even_next, odd_next = zero_f32x16(), zero_f32x16(), zero_f32x16(), zero_f32x16()
+        even, odd, even_next, odd_next = simd.zero_f32x16(), simd.zero_f32x16(), simd.zero_f32x16(), simd.zero_f32x16()
         for i in range(0, key_dim - 1, 2):
             at = i * 64
             even, even_next = rule(source + at, target + at, moved(of_token, i * 4), v, state_product, even, even_next)
@@ -434,7 +420,7 @@ def scan_by(rule):
         the block that exist.
         """
         key_dim, key_stride = argument(a, WKV.key_dim), argument(a, WKV.key_stride)
-        state_product = zero_f32x16()
+        state_product = simd.zero_f32x16()
         if rule is update_delta:
             state_product = read(source, argument(a, WKV.a) + start * key_stride + key, key_dim)
         for t in range(start, start + count):
@@ -446,9 +432,9 @@ def scan_by(rule):
                 other, next_a = argument(a, WKV.b) + of_key, argument(a, WKV.a) + of_next
             if rule is update_first:
                 other = argument(a, WKV.first) + key
-            v = load_lanes_f32x16(argument(a, WKV.v) + at, lanes)
+            v = simd.load_lanes_f32x16(argument(a, WKV.v) + at, lanes)
             y, state_product = advance(source, target, (r, w, k, other, next_a), v, state_product, key_dim)
-            store_lanes_f32x16(argument(a, WKV.y) + at, y, lanes)
+            simd.store_lanes_f32x16(argument(a, WKV.y) + at, y, lanes)
             source = target
 
     return scan
@@ -467,7 +453,7 @@ def make_wkv(rule):
         for i in range(total * part // parts, total * (part + 1) // parts):
             head, column = i // blocks, i % blocks * 16
             value, lanes = (head * value_dim + column) * 4, min(16, value_dim - column)
-            for s in range(load_i64(argument(a, WKV.sequence_count))):
+            for s in range(simd.load_i64(argument(a, WKV.sequence_count))):
                 sequence = argument(a, WKV.sequences) + s * SEQUENCE_BYTES
                 start, count = tokens_of(sequence)
                 source, target = states_of(sequence, argument(a, WKV.offset) + i * key_dim * 64)

@@ -16,20 +16,9 @@ the thread must not wait for parts that it has computed from them.
 A run is one call from Python, from the first part to the last. No exception can interrupt it, not even Ctrl-C.
 """
 
+from localllm.kernels import simd
 from localllm.kernels.cpu.shared_job import JOB, STEP
 from localllm.kernels.cpu.signature import argument, device, kernel
-from localllm.kernels.simd import (
-    atomic_add,
-    atomic_load,
-    atomic_replace,
-    atomic_store,
-    call_address,
-    call_kernel,
-    cpu_pause,
-    cycles,
-    load_i64,
-    slice_cycles,
-)
 from localllm.system.cpu import LINE
 
 STEP_BYTES = 8 * len(STEP)
@@ -46,7 +35,7 @@ def at(job, place):
 @device
 def yield_cpu(job):
     """Yield the processor to other threads."""
-    call_address(argument(job, JOB.offer))
+    simd.call_address(argument(job, JOB.offer))
 
 
 @device
@@ -57,25 +46,25 @@ def call(job, function, x, y):
 
     Windows' wait function takes all four: the last two are the timeout (-1: none) and how the mutex is held.
     """
-    call_kernel(argument(job, function), x, y, -1, 0)
+    simd.call_kernel(argument(job, function), x, y, -1, 0)
 
 
 @device
 def claim(cell, run, parts):
     """Claim the next part of a step; return its number, -1 if none is left, or -2 if this run is over."""
     while True:
-        packed = atomic_load(cell)
+        packed = simd.atomic_load(cell)
         ahead = ((packed >> 32) - run) << 32  # of 64 bits only the sign counts
         if ahead > 0:
             return -2
         if ahead < 0:
-            if atomic_replace(cell, packed, (run << 32) | (parts << 16) | 1):
+            if simd.atomic_replace(cell, packed, (run << 32) | (parts << 16) | 1):
                 return 0
         else:
             part = packed & 0xFFFF
             if part >= (packed >> 16) & 0xFFFF:
                 return -1
-            if atomic_replace(cell, packed, packed + 1):
+            if simd.atomic_replace(cell, packed, packed + 1):
                 return part
 
 
@@ -83,15 +72,15 @@ def claim(cell, run, parts):
 def wait_for_parts(job, run, parts):
     """Wait until `parts` parts of this run are done; return False if the run is over before."""
     spins = 0
-    while atomic_load(at(job, JOB.done)) < parts:
-        if atomic_load(at(job, JOB.run)) != run:
+    while simd.atomic_load(at(job, JOB.done)) < parts:
+        if simd.atomic_load(at(job, JOB.run)) != run:
             return False
         spins += 1
         if spins < SPINS:
-            cpu_pause()
+            simd.cpu_pause()
         else:
             yield_cpu(job)
-    return atomic_load(at(job, JOB.run)) == run
+    return simd.atomic_load(at(job, JOB.run)) == run
 
 
 @device
@@ -102,7 +91,7 @@ def parts_of(step):
     """
     parts, count = argument(step, STEP.parts), argument(step, STEP.count)
     if count != 0:
-        parts = max(min(parts, load_i64(count)), 1)
+        parts = max(min(parts, simd.load_i64(count)), 1)
     return parts
 
 
@@ -110,7 +99,7 @@ def parts_of(step):
 def walk(job, run, thread):
     """Compute a thread's share of run number `run`: claim and call parts, step by step."""
     tape, steps, cells = argument(job, JOB.tape), argument(job, JOB.steps), argument(job, JOB.cells)
-    before_stage, before_step, since = 0, 0, cycles()
+    before_stage, before_step, since = 0, 0, simd.cycles()
     for i in range(steps):
         step = tape + i * STEP_BYTES
         if argument(step, STEP.stage) == 1:
@@ -125,11 +114,11 @@ def walk(job, run, thread):
                 return
             if part < 0:
                 break
-            call_kernel(argument(step, STEP.kernel), argument(step, STEP.arguments), part, parts, thread)
-            atomic_add(at(job, JOB.done), 1)
-            if cycles() - since > slice_cycles():
+            simd.call_kernel(argument(step, STEP.kernel), argument(step, STEP.arguments), part, parts, thread)
+            simd.atomic_add(at(job, JOB.done), 1)
+            if simd.cycles() - since > simd.slice_cycles():
                 yield_cpu(job)
-                since = cycles()
+                since = simd.cycles()
     wait_for_parts(job, run, before_step)
 
 
@@ -137,10 +126,10 @@ def walk(job, run, thread):
 def sleep(job, number):
     """Sleep until the number of the run is no longer `number`, or until threads must end."""
     call(job, JOB.lock, at(job, JOB.sleep_mutex), 0)
-    atomic_add(at(job, JOB.sleepers), 1)
-    while atomic_load(at(job, JOB.run)) == number and atomic_load(at(job, JOB.stop)) == 0:
+    simd.atomic_add(at(job, JOB.sleepers), 1)
+    while simd.atomic_load(at(job, JOB.run)) == number and simd.atomic_load(at(job, JOB.stop)) == 0:
         call(job, JOB.wait, at(job, JOB.wake_condition), at(job, JOB.sleep_mutex))
-    atomic_add(at(job, JOB.sleepers), -1)
+    simd.atomic_add(at(job, JOB.sleepers), -1)
     call(job, JOB.unlock, at(job, JOB.sleep_mutex), 0)
 
 
@@ -150,7 +139,7 @@ def wake_sleepers(job):
 
     A thread that is about to sleep checks these fields once more, and sees the change.
     """
-    if atomic_load(at(job, JOB.sleepers)) > 0:
+    if simd.atomic_load(at(job, JOB.sleepers)) > 0:
         call(job, JOB.lock, at(job, JOB.sleep_mutex), 0)
         call(job, JOB.wake, at(job, JOB.wake_condition), 0)
         call(job, JOB.unlock, at(job, JOB.sleep_mutex), 0)
@@ -164,15 +153,15 @@ def run(job, stop, _, __):
     """
     call(job, JOB.lock, at(job, JOB.run_mutex), 0)
     if stop == 1:
-        atomic_store(at(job, JOB.stop), 1)
+        simd.atomic_store(at(job, JOB.stop), 1)
         wake_sleepers(job)
     else:
-        number = atomic_load(at(job, JOB.run)) + 1
-        atomic_store(at(job, JOB.done), 0)
-        atomic_store(at(job, JOB.run), number)
+        number = simd.atomic_load(at(job, JOB.run)) + 1
+        simd.atomic_store(at(job, JOB.done), 0)
+        simd.atomic_store(at(job, JOB.run), number)
         wake_sleepers(job)
         walk(job, number, 0)
-        atomic_store(at(job, JOB.run), number + 1)
+        simd.atomic_store(at(job, JOB.run), number + 1)
     call(job, JOB.unlock, at(job, JOB.run_mutex), 0)
 
 
@@ -183,13 +172,13 @@ def work(job, thread, _, __):
     Sleep when there has been no run for a while.
     """
     idle, last = 0, 0
-    while atomic_load(at(job, JOB.stop)) == 0:
-        number = atomic_load(at(job, JOB.run))
+    while simd.atomic_load(at(job, JOB.stop)) == 0:
+        number = simd.atomic_load(at(job, JOB.run))
         if number != last and number & 1:
             walk(job, number, thread)
             last, idle = number, 0
         elif idle < SPINS:
-            cpu_pause()
+            simd.cpu_pause()
         elif idle < SPINS + IDLE_YIELDS:
             yield_cpu(job)
         else:

@@ -168,14 +168,14 @@ def by_warp(arguments: Mapping[str, Any], rows: int) -> Grid:
 
 def block_threads() -> int:
     """Return the usual number of threads of a block."""
-    from localllm.kernels.cuda.device import BLOCK  # imports Numba
+    from localllm.kernels.cuda.gpu import BLOCK  # imports Numba
 
     return BLOCK
 
 
 def warp_lanes() -> int:
     """Return the number of threads of a warp."""
-    from localllm.kernels.cuda.device import WARP  # imports Numba
+    from localllm.kernels.cuda.gpu import WARP  # imports Numba
 
     return WARP
 

@@ -10,8 +10,8 @@ summed up while the previous token changes the state.
 
 from numba import cuda, float32
 
-from localllm.kernels.cuda.device import BLOCK, device, exp, load_f32, load_i64, store_f32
 from localllm.kernels.cuda.elementwise.formulas import sigmoid_of
+from localllm.kernels.cuda.gpu import BLOCK, device, exp, load_f32, load_i64, store_f32
 from localllm.kernels.table import SEQUENCE
 
 ACROSS = min(16, BLOCK // 2)

@@ -15,10 +15,10 @@ registers.
 
 import numpy as np
 
-from localllm.kernels.cuda.device import SIMULATED
+from localllm.kernels.cuda.gpu import SIMULATED
 
 if SIMULATED:
-    from localllm.kernels.cuda.device import lane, warp_exchange
+    from localllm.kernels.cuda.gpu import lane, warp_exchange
 
     def packed(x):
         """Convert float32 numbers to float16, two in an int32."""

@@ -9,7 +9,7 @@ from functools import reduce
 
 import numpy as np
 
-from localllm.kernels.cuda.device import SIMULATED
+from localllm.kernels.cuda.gpu import SIMULATED
 
 if SIMULATED:
 

@@ -1,5 +1,6 @@
 """Formats of 32 weights to a block: Q4_0, Q4_1, Q5_0, Q5_1, Q8_0, IQ4_NL, MXFP4."""
 
+from localllm.kernels import simd
 from localllm.kernels.cpu.signature import device
 from localllm.kernels.formats.group_format import (
     ChunkFormat,
@@ -14,33 +15,12 @@ from localllm.kernels.formats.group_format import (
     second_pairs,
     stripe_chunk,
 )
-from localllm.kernels.simd import (
-    concatenate_u8x32,
-    concatenate_u8x64,
-    constant,
-    load_f16,
-    load_u8,
-    load_u8x16,
-    load_u8x32,
-    load_u32,
-    make_flags,
-    make_gather_f16,
-    make_gather_planes,
-    make_gather_powers,
-    make_lookup,
-    make_shift,
-    make_shuffle,
-    pair_f32x2,
-    u8x32,
-    u8x64,
-    wants_signed_codes,
-)
 from localllm.quant.formats import BY_NAME
 from localllm.quant.layouts import LAYOUTS, halved_e8m0
 
-each_twice = make_shuffle(u8x64, u8x32, [*range(16)] * 2 + [*range(16, 32)] * 2)
-upper_nibble_per_16 = make_shift(u8x64, False, *[0] * 8, *[4] * 8)
-flags_16 = make_flags(16)
+each_twice = simd.make_shuffle(simd.u8x64, simd.u8x32, [*range(16)] * 2 + [*range(16, 32)] * 2)
+upper_nibble_per_16 = simd.make_shift(simd.u8x64, False, *[0] * 8, *[4] * 8)
+flags_16 = simd.make_flags(16)
 
 
 def nibbles(at, block_bytes):
@@ -56,7 +36,7 @@ def nibbles(at, block_bytes):
 
     @device
     def chunk(address):
-        pair = concatenate_u8x32(load_u8x16(address + at), load_u8x16(address + at + block_bytes))
+        pair = simd.concatenate_u8x32(simd.load_u8x16(address + at), simd.load_u8x16(address + at + block_bytes))
         return stripe_chunk(upper_nibble_per_16(each_twice(pair)) & nibble())
 
     return codes, chunk
@@ -68,7 +48,7 @@ def fifth_bits(at, block_bytes, codes_and_chunk):
     at: where the fifth bits begin in a block.
     """
     nibble_codes, nibble_chunk = codes_and_chunk
-    planes = make_gather_planes(block_bytes)
+    planes = simd.make_gather_planes(block_bytes)
 
     @device
     def codes(address):
@@ -78,7 +58,7 @@ def fifth_bits(at, block_bytes, codes_and_chunk):
 
     @device
     def chunk(address):
-        bits = load_u32(address + at) | (load_u32(address + at + block_bytes) << 32)
+        bits = simd.load_u32(address + at) | (simd.load_u32(address + at + block_bytes) << 32)
         return nibble_chunk(address) | stripe_chunk(flags_16(bits))
 
     return codes, chunk
@@ -90,7 +70,7 @@ def looked_up(values, codes_and_chunk):
     values: the table, 16 integers; codes_and_chunk: the functions that read the codes.
     """
     nibble_codes, nibble_chunk = codes_and_chunk
-    value = make_lookup(*(int(value) - int(min(values)) for value in values))
+    value = simd.make_lookup(*(int(value) - int(min(values)) for value in values))
 
     @device
     def codes(address):
@@ -101,8 +81,8 @@ def looked_up(values, codes_and_chunk):
 
 
 Q8_0_BYTES, Q8_0_CODES = BY_NAME["Q8_0"].bytes, LAYOUTS["Q8_0"].codes[0].at
-Q8_0_OFFSET = 0 if wants_signed_codes() else 128
-q8_0_offset = constant(u8x64, Q8_0_OFFSET)
+Q8_0_OFFSET = 0 if simd.wants_signed_codes() else 128
+q8_0_offset = simd.constant(simd.u8x64, Q8_0_OFFSET)
 
 
 @device
@@ -111,7 +91,10 @@ def two_q8_0_blocks(first, second):
 
     Where codes must be unsigned, 128 is added by flipping their sign bits.
     """
-    return concatenate_u8x64(load_u8x32(first + Q8_0_CODES), load_u8x32(second + Q8_0_CODES)) ^ q8_0_offset()
+    return (
+        simd.concatenate_u8x64(simd.load_u8x32(first + Q8_0_CODES), simd.load_u8x32(second + Q8_0_CODES))
+        ^ q8_0_offset()
+    )
 
 
 @device
@@ -154,10 +137,10 @@ def codes_of(layout, block_bytes):
 
 def floats_of(at, block_bytes):
     """Make functions (address) that load the float16 at byte `at` of eight blocks (f32x8) and of two (f32x2)."""
-    gather = make_gather_f16(block_bytes)
+    gather = simd.make_gather_f16(block_bytes)
     return (
         device(lambda address: gather(address + at)),
-        device(lambda address: pair_f32x2(load_f16(address + at), load_f16(address + block_bytes + at))),
+        device(lambda address: simd.pair_f32x2(simd.load_f16(address + at), simd.load_f16(address + block_bytes + at))),
     )
 
 
@@ -166,11 +149,11 @@ def exponents_of(at, block_bytes):
 
     at: the scale's byte in a block.
     """
-    gather, table = make_gather_powers(block_bytes, 128), halved_e8m0()
+    gather, table = simd.make_gather_powers(block_bytes, 128), halved_e8m0()
 
     @device
     def two(address):
-        return pair_f32x2(table[load_u8(address + at)], table[load_u8(address + block_bytes + at)])
+        return simd.pair_f32x2(table[simd.load_u8(address + at)], table[simd.load_u8(address + block_bytes + at)])
 
     return device(lambda address: gather(address + at)), two
 

@@ -27,19 +27,8 @@ shuffles as 64-bit numbers.
 from collections.abc import Callable
 from typing import NamedTuple
 
+from localllm.kernels import simd
 from localllm.kernels.cpu.signature import device
-from localllm.kernels.simd import (
-    concatenate_u8x32,
-    concatenate_u8x64,
-    constant,
-    load_u8x16,
-    load_u8x64,
-    make_quads,
-    make_shift,
-    make_shuffle,
-    u8x64,
-    wants_signed_codes,
-)
 
 
 class GroupFormat(NamedTuple):
@@ -67,23 +56,27 @@ class ChunkFormat(NamedTuple):
     minimums: Callable | None  # the same
 
 
-nibble, sign_bits = constant(u8x64, 15), constant(u8x64, 128)
-down_4 = make_shift(u8x64, False, 4)
+nibble, sign_bits = simd.constant(simd.u8x64, 15), simd.constant(simd.u8x64, 128)
+down_4 = simd.make_shift(simd.u8x64, False, 4)
 # Shuffles of the octets of two vectors. even_in_turn, odd_in_turn: the even, or the odd, octets of both, alternately;
 # first_pairs, second_pairs: every other pair of octets. On a Zen 4 that computes dot products at the same time, a
 # shuffle within 16 bytes costs a tenth of a dot product, one of whole 16-byte quarters a third, any order of octets
 # 0.85.
-even_in_turn, odd_in_turn = make_quads(0, 8, 2, 10, 4, 12, 6, 14), make_quads(1, 9, 3, 11, 5, 13, 7, 15)
-first_pairs, second_pairs = make_quads(0, 1, 4, 5, 8, 9, 12, 13), make_quads(2, 3, 6, 7, 10, 11, 14, 15)
-two_bits = constant(u8x64, 3)
-stripe_chunk = make_shuffle(u8x64, u8x64, [32 * run + 8 * q + i for q in range(4) for run in (0, 1) for i in range(8)])
+even_in_turn, odd_in_turn = simd.make_quads(0, 8, 2, 10, 4, 12, 6, 14), simd.make_quads(1, 9, 3, 11, 5, 13, 7, 15)
+first_pairs, second_pairs = simd.make_quads(0, 1, 4, 5, 8, 9, 12, 13), simd.make_quads(2, 3, 6, 7, 10, 11, 14, 15)
+two_bits = simd.constant(simd.u8x64, 3)
+stripe_chunk = simd.make_shuffle(
+    simd.u8x64, simd.u8x64, [32 * run + 8 * q + i for q in range(4) for run in (0, 1) for i in range(8)]
+)
 
 
 @device
 def four_by_16(address, step):
     """Load 16 bytes from each of four addresses, `step` bytes apart, as one u8x64."""
-    low = concatenate_u8x32(load_u8x16(address), load_u8x16(address + step))
-    return concatenate_u8x64(low, concatenate_u8x32(load_u8x16(address + 2 * step), load_u8x16(address + 3 * step)))
+    low = simd.concatenate_u8x32(simd.load_u8x16(address), simd.load_u8x16(address + step))
+    return simd.concatenate_u8x64(
+        low, simd.concatenate_u8x32(simd.load_u8x16(address + 2 * step), simd.load_u8x16(address + 3 * step))
+    )
 
 
 @device
@@ -109,10 +102,12 @@ def nibbles_in_turn(even, odd):
 # Shuffles for 2-bit codes: octet q of the first 32 bytes four times, for the runs 0 to 3 in their bits, and of the
 # second 32 bytes, for the runs 4 to 7.
 planes_0, planes_1, planes_2, planes_3 = (
-    make_shuffle(u8x64, u8x64, [32 * half + 8 * q + i for half in (0, 1) for _ in range(4) for i in range(8)])
+    simd.make_shuffle(
+        simd.u8x64, simd.u8x64, [32 * half + 8 * q + i for half in (0, 1) for _ in range(4) for i in range(8)]
+    )
     for q in range(4)
 )
-down_plane = make_shift(u8x64, False, *[2 * plane for plane in range(4) for _ in range(4)])
+down_plane = simd.make_shift(simd.u8x64, False, *[2 * plane for plane in range(4) for _ in range(4)])
 
 
 def two_bit_codes(at):
@@ -123,7 +118,7 @@ def two_bit_codes(at):
 
     @device
     def codes(address):
-        v = load_u8x64(address + at)
+        v = simd.load_u8x64(address + at)
         return (
             down_plane(planes_0(v)) & two_bits(), down_plane(planes_1(v)) & two_bits(),
             down_plane(planes_2(v)) & two_bits(), down_plane(planes_3(v)) & two_bits(),
@@ -137,7 +132,7 @@ def multiplied(format):
 
     If it multiplies signed bytes, codes above 127 become signed ones: 128 is subtracted from them and from the offset.
     """
-    if format.largest < 128 or format.minimums or not wants_signed_codes():
+    if format.largest < 128 or format.minimums or not simd.wants_signed_codes():
         return format
     codes_of, chunk = format.codes, format.chunk
 

@@ -20,41 +20,9 @@ from typing import Any
 import numpy as np
 from gguf import quants
 
+from localllm.kernels import simd
 from localllm.kernels.cpu.signature import device, inlined
 from localllm.kernels.formats.group_format import GroupFormat
-from localllm.kernels.simd import (
-    bytes_of,
-    concatenate_u8x16,
-    constant,
-    float_f16,
-    float_i8x16,
-    float_u8x8,
-    load_f16,
-    load_i64,
-    load_splat_f16x8,
-    load_splat_f16x16,
-    load_u8,
-    load_u8x16,
-    load_u8x32,
-    load_u8x64,
-    load_u16,
-    load_u32,
-    make_fields,
-    make_reflect,
-    make_shift,
-    make_shuffle,
-    make_where,
-    splat_f16x16,
-    splat_f32x8,
-    splat_f32x16,
-    store_f32,
-    u8x8,
-    u8x16,
-    u8x32,
-    u8x64,
-    u8x64_of_quads,
-    u8x64_of_words,
-)
 from localllm.quant.formats import BY_NAME
 from localllm.quant.layouts import LAYOUTS
 
@@ -76,7 +44,7 @@ def for_octets(source, order):
 
     order: the byte for each octet.
     """
-    return make_shuffle(u8x64, source, [byte for byte in order for _ in range(8)])
+    return simd.make_shuffle(simd.u8x64, source, [byte for byte in order for _ in range(8)])
 
 
 # ---- rows of weights ------------------------------------------------------------------------------------------------
@@ -95,7 +63,7 @@ def octets(table, row):
 
     @inlined
     def stripe(address, q):
-        return u8x64_of_quads(
+        return simd.u8x64_of_quads(
             table[row(address, q)], table[row(address, 4 + q)],
             table[row(address, 8 + q)], table[row(address, 12 + q)],
             table[row(address, 16 + q)], table[row(address, 20 + q)],
@@ -114,7 +82,7 @@ def quads(table, row):
     @inlined
     def stripe(address, q):
         i, j = 2 * q, 2 * q + 1
-        return u8x64_of_words(
+        return simd.u8x64_of_words(
             table[row(address, i)], table[row(address, j)],
             table[row(address, 8 + i)], table[row(address, 8 + j)],
             table[row(address, 16 + i)], table[row(address, 16 + j)],
@@ -137,7 +105,7 @@ def store_shifted(code, scale, negative, out):
     """Write the 8 weights of a code to `out`: scale * (grid value + 1/8), or - 1/8 if `negative` is not 0."""
     shift = -IQ1_SHIFT if negative else IQ1_SHIFT
     for i in range(8):
-        store_f32(out + 4 * i, scale * (np.float32(IQ1_GRID[code, i]) + shift))
+        simd.store_f32(out + 4 * i, scale * (np.float32(IQ1_GRID[code, i]) + shift))
 
 
 @device
@@ -148,25 +116,20 @@ def iq1_m_scale(scales):
     """
     bits = 0
     for n in range(4):
-        bits |= (load_u16(scales + 2 * n) >> 12) << (4 * n)
-    return float_f16(bits)
+        bits |= (simd.load_u16(scales + 2 * n) >> 12) << (4 * n)
+    return simd.float_f16(bits)
 
 
 S, M = LAYOUTS["IQ1_S"], LAYOUTS["IQ1_M"]
-S_CODES, S_SCALES, M_CODES, M_HIGH, M_SCALES = (
-    S.part("codes"),
-    S.part("scales"),
-    M.part("codes"),
-    M.part("high"),
-    M.part("scales"),
-)
+S_CODES, S_SCALES, M_CODES, M_HIGH = S.part("codes"), S.part("scales"), M.part("codes"), M.part("high")
+M_SCALES = M.part("scales")
 
 
 @device
 def unpack_iq1_s(block, out):
     for octet in range(32):
-        word = load_u16(block + S_SCALES + 2 * (octet // 4))
-        scale = load_f16(block) * np.float32(1 + 2 * (word >> 12 & 7))
+        word = simd.load_u16(block + S_SCALES + 2 * (octet // 4))
+        scale = simd.load_f16(block) * np.float32(1 + 2 * (word >> 12 & 7))
         store_shifted(iq1_s_row(block, octet), scale, word >> 15, out + 32 * octet)
 
 
@@ -174,27 +137,31 @@ def unpack_iq1_s(block, out):
 def unpack_iq1_m(block, out):
     d = iq1_m_scale(block + M_SCALES)
     for octet in range(32):
-        multiple = load_u16(block + M_SCALES + 2 * (octet // 8)) >> 3 * (octet // 2 % 4) & 7
-        is_down = load_u8(block + M_HIGH + octet // 2) >> 4 * (octet % 2) & 8
+        multiple = simd.load_u16(block + M_SCALES + 2 * (octet // 8)) >> 3 * (octet // 2 % 4) & 7
+        is_down = simd.load_u8(block + M_HIGH + octet // 2) >> 4 * (octet % 2) & 8
         store_shifted(iq1_m_row(block, octet), d * np.float32(1 + 2 * multiple), is_down, out + 32 * octet)
 
 
 @device
 def iq1_s_row(block, octet):
-    high = load_u16(block + S_SCALES + 2 * (octet >> 2)) << 8 >> 3 * (octet & 3)
-    return load_u8(block + S_CODES + octet) | high & 0x700
+    high = simd.load_u16(block + S_SCALES + 2 * (octet >> 2)) << 8 >> 3 * (octet & 3)
+    return simd.load_u8(block + S_CODES + octet) | high & 0x700
 
 
 @device
 def iq1_m_row(block, octet):
-    return load_u8(block + M_CODES + octet) | (load_u8(block + M_HIGH + (octet >> 1)) << (8 - 4 * (octet & 1))) & 0x700
+    return (
+        simd.load_u8(block + M_CODES + octet)
+        | (simd.load_u8(block + M_HIGH + (octet >> 1)) << (8 - 4 * (octet & 1))) & 0x700
+    )
 
 
 IQ1_OFFSET = 9
 IQ1_TABLE = packed(IQ1_GRID * 8 + 1 + IQ1_OFFSET)  # shifted up by 1/8; those shifted down are 2 smaller
-shift_down_at_3, shift_down_at_7 = (make_where([1 << bit] * 64, -2) for bit in (3, 7))
-iq1_s_shifts = for_octets(u8x16, [2 * run + 1 for run in RUNS])
-iq1_s_scale_bits, upper_bytes = constant(u8x16, 0x70), make_shuffle(u8x8, u8x16, range(1, 16, 2))
+shift_down_at_3, shift_down_at_7 = (simd.make_where([1 << bit] * 64, -2) for bit in (3, 7))
+iq1_s_shifts = for_octets(simd.u8x16, [2 * run + 1 for run in RUNS])
+iq1_s_scale_bits = simd.constant(simd.u8x16, 0x70)
+upper_bytes = simd.make_shuffle(simd.u8x8, simd.u8x16, range(1, 16, 2))
 
 
 iq1_s_octets = octets(IQ1_TABLE, iq1_s_row)
@@ -202,7 +169,7 @@ iq1_s_octets = octets(IQ1_TABLE, iq1_s_row)
 
 @device
 def iq1_s_codes(address):
-    (c0, c1, c2, c3), bits = iq1_s_octets(address), iq1_s_shifts(load_u8x16(address + S_SCALES))
+    (c0, c1, c2, c3), bits = iq1_s_octets(address), iq1_s_shifts(simd.load_u8x16(address + S_SCALES))
     return shift_down_at_7(c0, bits), shift_down_at_7(c1, bits), shift_down_at_7(c2, bits), shift_down_at_7(c3, bits)
 
 
@@ -212,13 +179,13 @@ def iq1_s_scales(address):
 
     A stored scale has 3 bits, bits 4 to 6 of a byte. They are read as 16 * scale, and the result is divided by 16.
     """
-    scales = float_u8x8(upper_bytes(load_u8x16(address + S_SCALES) & iq1_s_scale_bits()))
-    return (scales + splat_f32x8(8.0)) * (load_splat_f16x8(address) * splat_f32x8(1 / 64))
+    scales = simd.float_u8x8(upper_bytes(simd.load_u8x16(address + S_SCALES) & iq1_s_scale_bits()))
+    return (scales + simd.splat_f32x8(8.0)) * (simd.load_splat_f16x8(address) * simd.splat_f32x8(1 / 64))
 
 
-iq1_m_shifts_01, iq1_m_shifts_23 = (for_octets(u8x16, [2 * run + pair for run in RUNS]) for pair in (0, 1))
-alternate_pairs = make_shuffle(
-    u8x16, u8x16, [8 * half + 2 * n + i for n in range(4) for half in (0, 1) for i in (0, 1)]
+iq1_m_shifts_01, iq1_m_shifts_23 = (for_octets(simd.u8x16, [2 * run + pair for run in RUNS]) for pair in (0, 1))
+alternate_pairs = simd.make_shuffle(
+    simd.u8x16, simd.u8x16, [8 * half + 2 * n + i for n in range(4) for half in (0, 1) for i in (0, 1)]
 )
 
 
@@ -227,7 +194,7 @@ iq1_m_octets = octets(IQ1_TABLE, iq1_m_row)
 
 @device
 def iq1_m_codes(address):
-    (c0, c1, c2, c3), bits = iq1_m_octets(address), load_u8x16(address + M_HIGH)
+    (c0, c1, c2, c3), bits = iq1_m_octets(address), simd.load_u8x16(address + M_HIGH)
     first, last = iq1_m_shifts_01(bits), iq1_m_shifts_23(bits)
     return shift_down_at_3(c0, first), shift_down_at_7(c1, first), shift_down_at_3(c2, last), shift_down_at_7(c3, last)
 
@@ -238,12 +205,12 @@ def iq1_m_scales(address):
 
     Stored in four 16-bit integers, each with four scales of 3 bits and, in the topmost bits, 4 bits of d.
     """
-    words = load_i64(address + M_SCALES)
+    words = simd.load_i64(address + M_SCALES)
     first = (words & 0x0007000700070007) | ((words & 0x0038003800380038) << 5)
     second = ((words >> 6) & 0x0007000700070007) | ((words & 0x0E000E000E000E00) >> 1)
     d = ((words >> 12) & 0xF) | ((words >> 24) & 0xF0) | ((words >> 36) & 0xF00) | ((words >> 48) & 0xF000)
-    scales = float_i8x16(alternate_pairs(concatenate_u8x16(bytes_of(first), bytes_of(second))))
-    return (scales + splat_f32x16(0.5)) * (splat_f16x16(d) * splat_f32x16(0.25))
+    scales = simd.float_i8x16(alternate_pairs(simd.concatenate_u8x16(simd.bytes_of(first), simd.bytes_of(second))))
+    return (scales + simd.splat_f32x16(0.5)) * (simd.splat_f16x16(d) * simd.splat_f32x16(0.25))
 
 
 IQ1_GROUPS = {
@@ -277,7 +244,7 @@ def store_signed(magnitudes, code, scale, signs, out):
     """
     for i in range(magnitudes.shape[1]):
         sign = 1 - 2 * ((signs >> i) & 1)
-        store_f32(out + 4 * i, scale * np.float32(magnitudes[code, i] * sign))
+        simd.store_f32(out + 4 * i, scale * np.float32(magnitudes[code, i] * sign))
 
 
 def unpacker(grid, group, row, signs, scale):
@@ -304,7 +271,7 @@ def word_signs(at, apart):
     at: the byte of the first word; apart: bytes from word to word.
     """
     return device(
-        lambda block, octet: eight_signs(load_u32(block + at + apart * (octet >> 2)) >> 7 * (octet & 3) & 127)
+        lambda block, octet: eight_signs(simd.load_u32(block + at + apart * (octet >> 2)) >> 7 * (octet & 3) & 127)
     )
 
 
@@ -316,17 +283,19 @@ def word_scales(at, apart, factor):
     """
     half, by = np.float32(0.5), np.float32(factor)
     return device(
-        lambda block, run: load_f16(block) * (half + np.float32(load_u32(block + at + apart * run) >> 28)) * by
+        lambda block, run: (
+            simd.load_f16(block) * (half + np.float32(simd.load_u32(block + at + apart * run) >> 28)) * by
+        )
     )
 
 
 @device
 def nibble_at(address, i):
     """Return number i of the 4-bit numbers at an address, two in a byte, the low half first."""
-    return load_u8(address + i // 2) >> 4 * (i % 2) & 15
+    return simd.load_u8(address + i // 2) >> 4 * (i % 2) & 15
 
 
-signs_0, signs_1, signs_2, signs_3 = (for_octets(u8x32, [4 * run + q for run in RUNS]) for q in STRIPES)
+signs_0, signs_1, signs_2, signs_3 = (for_octets(simd.u8x32, [4 * run + q for run in RUNS]) for q in STRIPES)
 
 
 def signed(name, grid, row, signs, scales):
@@ -337,7 +306,8 @@ def signed(name, grid, row, signs, scales):
     """
     offset = int(grid.max())
     lookup = octets if grid.shape[1] == 8 else quads
-    magnitudes, reflect = lookup(packed(offset + grid), row), make_reflect([1 << i for i in range(8)] * 8, 2 * offset)
+    magnitudes = lookup(packed(offset + grid), row)
+    reflect = simd.make_reflect([1 << i for i in range(8)] * 8, 2 * offset)
 
     @device
     def codes(address):
@@ -352,8 +322,8 @@ def signed(name, grid, row, signs, scales):
     return GroupFormat(name, LAYOUTS[name].sub_block, BY_NAME[name].bytes, codes, offset, 2 * offset, scales)
 
 
-up_1, up_2, up_4 = (make_shift(u8x32, True, bits) for bits in (1, 2, 4))
-topmost_bit = constant(u8x32, 128)
+up_1, up_2, up_4 = (simd.make_shift(simd.u8x32, True, bits) for bits in (1, 2, 4))
+topmost_bit = simd.constant(simd.u8x32, 128)
 
 
 @device
@@ -367,9 +337,9 @@ def evened(signs):
     return signs | ((fours ^ up_4(fours)) & topmost_bit())
 
 
-four_sevens = make_fields(7)
-upper_nibbles = constant(u8x32, 0xF0)
-topmost_bytes = make_shuffle(u8x8, u8x32, range(3, 32, 4))
+four_sevens = simd.make_fields(7)
+upper_nibbles = simd.constant(simd.u8x32, 0xF0)
+topmost_bytes = simd.make_shuffle(simd.u8x8, simd.u8x32, range(3, 32, 4))
 
 
 @device
@@ -384,7 +354,9 @@ def scales_of_words(words, d):
 
     The 4 bits are read as the high half of a byte, 16 * scale; the result is divided by 16.
     """
-    return (float_u8x8(topmost_bytes(words & upper_nibbles())) + splat_f32x8(8.0)) * (d * splat_f32x8(1 / 16))
+    return (simd.float_u8x8(topmost_bytes(words & upper_nibbles())) + simd.splat_f32x8(8.0)) * (
+        d * simd.splat_f32x8(1 / 16)
+    )
 
 
 NIBBLES = 0x0F0F0F0F0F0F0F0F
@@ -392,106 +364,114 @@ XXS2, XS2, S2, XXS3, S3 = (LAYOUTS[name] for name in ("IQ2_XXS", "IQ2_XS", "IQ2_
 CODES = XXS2.part("codes")  # the same for all
 XXS2_SCALES, XS2_SCALES, S2_SCALES, XXS3_SCALES, S3_SCALES = (f.part("scales") for f in (XXS2, XS2, S2, XXS3, S3))
 S2_SIGNS, S2_HIGH, S3_SIGNS, S3_HIGH = S2.part("signs"), S2.part("high"), S3.part("signs"), S3.part("high")
-alternate = make_shuffle(u8x16, u8x16, [8 * half + i for i in range(8) for half in (0, 1)])
+alternate = simd.make_shuffle(simd.u8x16, simd.u8x16, [8 * half + i for i in range(8) for half in (0, 1)])
 
 
 @device
 def scales_of_nibbles(address, d):
     """Compute d * (scale + 1/2) for 16 scales of 4 bits each, 8 bytes at an address: f32x16."""
-    nibbles = load_i64(address)
-    scales = alternate(concatenate_u8x16(bytes_of(nibbles & NIBBLES), bytes_of((nibbles >> 4) & NIBBLES)))
-    return (float_i8x16(scales) + splat_f32x16(0.5)) * d
+    nibbles = simd.load_i64(address)
+    scales = alternate(
+        simd.concatenate_u8x16(simd.bytes_of(nibbles & NIBBLES), simd.bytes_of((nibbles >> 4) & NIBBLES))
+    )
+    return (simd.float_i8x16(scales) + simd.splat_f32x16(0.5)) * d
 
 
-second_words = make_shuffle(u8x32, u8x64, [8 * run + i for run in RUNS for i in range(4, 8)])
+second_words = simd.make_shuffle(simd.u8x32, simd.u8x64, [8 * run + i for run in RUNS for i in range(4, 8)])
 
 
 @device
 def iq2_xxs_row(address, octet):
-    return load_u8(address + CODES + 8 * (octet >> 2) + (octet & 3))
+    return simd.load_u8(address + CODES + 8 * (octet >> 2) + (octet & 3))
 
 
 @device
 def iq2_xxs_signs(address):
-    return signs_of_words(second_words(load_u8x64(address + CODES)))
+    return signs_of_words(second_words(simd.load_u8x64(address + CODES)))
 
 
 @device
 def iq2_xxs_scales(address):
-    d = load_splat_f16x8(address) * splat_f32x8(0.25)
-    return scales_of_words(second_words(load_u8x64(address + CODES)), d)
+    d = simd.load_splat_f16x8(address) * simd.splat_f32x8(0.25)
+    return scales_of_words(second_words(simd.load_u8x64(address + CODES)), d)
 
 
-odd_bytes = make_shuffle(u8x32, u8x64, range(1, 64, 2))
-down_1 = make_shift(u8x32, False, 1)
-seven_bits = constant(u8x32, 127)
+odd_bytes = simd.make_shuffle(simd.u8x32, simd.u8x64, range(1, 64, 2))
+down_1 = simd.make_shift(simd.u8x32, False, 1)
+seven_bits = simd.constant(simd.u8x32, 127)
 
 
 @device
 def iq2_xs_row(address, octet):
-    return load_u16(address + CODES + 2 * octet) & 511
+    return simd.load_u16(address + CODES + 2 * octet) & 511
 
 
 @device
 def iq2_xs_signs(address):
-    return evened(down_1(odd_bytes(load_u8x64(address + CODES))) & seven_bits())
+    return evened(down_1(odd_bytes(simd.load_u8x64(address + CODES))) & seven_bits())
 
 
 @device
 def iq2_xs_scales(address):
-    return scales_of_nibbles(address + XS2_SCALES, load_splat_f16x16(address) * splat_f32x16(0.25))
+    return scales_of_nibbles(address + XS2_SCALES, simd.load_splat_f16x16(address) * simd.splat_f32x16(0.25))
 
 
 @device
 def iq2_s_row(address, octet):
-    return load_u8(address + CODES + octet) | (
-        (load_u8(address + S2_HIGH + (octet >> 2)) << (8 - 2 * (octet & 3))) & 0x300
+    return simd.load_u8(address + CODES + octet) | (
+        (simd.load_u8(address + S2_HIGH + (octet >> 2)) << (8 - 2 * (octet & 3))) & 0x300
     )
 
 
 @device
 def iq2_s_signs(address):
-    return load_u8x32(address + S2_SIGNS)
+    return simd.load_u8x32(address + S2_SIGNS)
 
 
 @device
 def iq2_s_scales(address):
-    return scales_of_nibbles(address + S2_SCALES, load_splat_f16x16(address) * splat_f32x16(0.25))
+    return scales_of_nibbles(address + S2_SCALES, simd.load_splat_f16x16(address) * simd.splat_f32x16(0.25))
 
 
 @device
 def iq3_xxs_row(address, quad):
-    return load_u8(address + CODES + quad)
+    return simd.load_u8(address + CODES + quad)
 
 
 @device
 def iq3_xxs_signs(address):
-    return signs_of_words(load_u8x32(address + XXS3_SCALES))
+    return signs_of_words(simd.load_u8x32(address + XXS3_SCALES))
 
 
 @device
 def iq3_xxs_scales(address):
-    return scales_of_words(load_u8x32(address + XXS3_SCALES), load_splat_f16x8(address) * splat_f32x8(0.5))
+    return scales_of_words(
+        simd.load_u8x32(address + XXS3_SCALES), simd.load_splat_f16x8(address) * simd.splat_f32x8(0.5)
+    )
 
 
 @device
 def iq3_s_row(address, quad):
-    return load_u8(address + CODES + quad) | ((load_u8(address + S3_HIGH + (quad >> 3)) << (8 - (quad & 7))) & 0x100)
+    return simd.load_u8(address + CODES + quad) | (
+        (simd.load_u8(address + S3_HIGH + (quad >> 3)) << (8 - (quad & 7))) & 0x100
+    )
 
 
 @device
 def iq3_s_signs(address):
-    return load_u8x32(address + S3_SIGNS)
+    return simd.load_u8x32(address + S3_SIGNS)
 
 
 @device
 def iq3_s_scales(address):
     """Compute the 8 scales of a group in IQ3_S, d * (1 + 2 * scale), stored in 4 bits each: f32x8."""
-    nibbles = load_u32(address + S3_SCALES)
+    nibbles = simd.load_u32(address + S3_SCALES)
     nibbles = (nibbles | nibbles << 16) & 0x0000FFFF0000FFFF
     nibbles = (nibbles | nibbles << 8) & 0x00FF00FF00FF00FF
     nibbles = (nibbles | nibbles << 4) & NIBBLES
-    return (float_u8x8(bytes_of(nibbles)) + splat_f32x8(0.5)) * (load_splat_f16x8(address) * splat_f32x8(2.0))
+    return (simd.float_u8x8(simd.bytes_of(nibbles)) + simd.splat_f32x8(0.5)) * (
+        simd.load_splat_f16x8(address) * simd.splat_f32x8(2.0)
+    )
 
 
 GROUPS = IQ1_GROUPS | {
@@ -506,15 +486,15 @@ GROUPS = IQ1_GROUPS | {
 }
 HALF, QUARTER = np.float32(0.5), np.float32(0.25)
 xs2_scale = device(
-    lambda block, group: load_f16(block) * (HALF + np.float32(nibble_at(block + XS2_SCALES, group))) * QUARTER
+    lambda block, group: simd.load_f16(block) * (HALF + np.float32(nibble_at(block + XS2_SCALES, group))) * QUARTER
 )
 s2_scale = device(
-    lambda block, group: load_f16(block) * (HALF + np.float32(nibble_at(block + S2_SCALES, group))) * QUARTER
+    lambda block, group: simd.load_f16(block) * (HALF + np.float32(nibble_at(block + S2_SCALES, group))) * QUARTER
 )
-s3_scale = device(lambda block, group: load_f16(block) * np.float32(1 + 2 * nibble_at(block + S3_SCALES, group)))
-xs2_octet_signs = device(lambda block, octet: eight_signs(load_u16(block + CODES + 2 * octet) >> 9))
-s2_octet_signs = device(lambda block, octet: load_u8(block + S2_SIGNS + octet))
-s3_octet_signs = device(lambda block, octet: load_u8(block + S3_SIGNS + octet))
+s3_scale = device(lambda block, group: simd.load_f16(block) * np.float32(1 + 2 * nibble_at(block + S3_SCALES, group)))
+xs2_octet_signs = device(lambda block, octet: eight_signs(simd.load_u16(block + CODES + 2 * octet) >> 9))
+s2_octet_signs = device(lambda block, octet: simd.load_u8(block + S2_SIGNS + octet))
+s3_octet_signs = device(lambda block, octet: simd.load_u8(block + S3_SIGNS + octet))
 UNPACK = IQ1_UNPACK | {
     "IQ2_XXS": unpacker(IQ2_XXS_GRID, 32, iq2_xxs_row, word_signs(XXS2_SCALES, 8), word_scales(XXS2_SCALES, 8, 0.25)),
     "IQ2_XS": unpacker(IQ2_XS_GRID, 16, iq2_xs_row, xs2_octet_signs, xs2_scale),

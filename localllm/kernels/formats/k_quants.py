@@ -5,6 +5,7 @@ one float16 factor d for all of them. Codes of fewer than 8 bits lie in bit plan
 or 64 positions apart, so one vector of bytes yields the codes of several runs of 32.
 """
 
+from localllm.kernels import simd
 from localllm.kernels.cpu.signature import device
 from localllm.kernels.formats.group_format import (
     GroupFormat,
@@ -16,34 +17,6 @@ from localllm.kernels.formats.group_format import (
     planes_3,
     striped_nibbles,
     two_bit_codes,
-)
-from localllm.kernels.simd import (
-    bytes_of,
-    concatenate_u8x16,
-    constant,
-    f32x8,
-    f32x16,
-    float_i8x16,
-    float_u8x8,
-    load_splat_8,
-    load_splat_f16x8,
-    load_splat_f16x16,
-    load_u8x16,
-    load_u8x64,
-    load_u16,
-    load_u32,
-    make_lookup,
-    make_quads,
-    make_rotate,
-    make_shift,
-    make_terms,
-    make_where,
-    splat_f32x8,
-    splat_f32x16,
-    splits_dot,
-    twice_i8x16,
-    u8x16,
-    u8x64,
 )
 from localllm.quant.layouts import LAYOUTS
 
@@ -59,30 +32,30 @@ Q3_SCALES, Q6_SCALES, IQ4_LOW, IQ4_HIGH = (fields.place(0)[0] for fields in (Q3.
 @device
 def packed_scales(address):
     """Unpack the eight 6-bit scales of Q4_K and Q5_K from the 12 bytes at an address, as f32x8."""
-    low, high = load_u32(address), load_u32(address + 8)
+    low, high = simd.load_u32(address), simd.load_u32(address + 8)
     upper = (high & 0x0F0F0F0F) | (((low >> 6) & 0x03030303) << 4)
-    return float_u8x8(bytes_of((low & 0x3F3F3F3F) | (upper << 32)))
+    return simd.float_u8x8(simd.bytes_of((low & 0x3F3F3F3F) | (upper << 32)))
 
 
 @device
 def packed_minimums(address):
     """Unpack the eight 6-bit minimums of Q4_K and Q5_K from the 12 bytes at an address, as f32x8."""
-    low, high = load_u32(address + 4), load_u32(address + 8)
+    low, high = simd.load_u32(address + 4), simd.load_u32(address + 8)
     upper = ((high >> 4) & 0x0F0F0F0F) | (((low >> 6) & 0x03030303) << 4)
-    return float_u8x8(bytes_of((low & 0x3F3F3F3F) | (upper << 32)))
+    return simd.float_u8x8(simd.bytes_of((low & 0x3F3F3F3F) | (upper << 32)))
 
 
 @device
 def k_minimums(address):
-    return -packed_minimums(address + K_FACTORS) * load_splat_f16x8(address + Q4_LOW)
+    return -packed_minimums(address + K_FACTORS) * simd.load_splat_f16x8(address + Q4_LOW)
 
 
 # Shuffles for vector q of the striped codes: octet q of each of four times 32 bytes, twice, because 32 bytes have two
 # runs of weights, one in the low nibbles and one in the high nibbles.
-runs_0, runs_1, runs_2, runs_3 = (make_quads(*[4 * run + q for run in range(4) for _ in (0, 1)]) for q in range(4))
-nibble_masks = constant(u8x64, *[0x0F] * 8, *[0xF0] * 8)
-sixteenths = constant(f32x8, 1, 1 / 16)
-odd_down_4 = make_shift(u8x64, False, *[0] * 4, *[4] * 4)
+runs_0, runs_1, runs_2, runs_3 = (simd.make_quads(*[4 * run + q for run in range(4) for _ in (0, 1)]) for q in range(4))
+nibble_masks = simd.constant(simd.u8x64, *[0x0F] * 8, *[0xF0] * 8)
+sixteenths = simd.constant(simd.f32x8, 1, 1 / 16)
+odd_down_4 = simd.make_shift(simd.u8x64, False, *[0] * 4, *[4] * 4)
 
 
 @device
@@ -91,54 +64,54 @@ def q4_k_codes(address):
 
     Those from high nibbles are 16 * code, with a sixteenth of the scale.
     """
-    v, w, mask = load_u8x64(address + Q4_CODES), load_u8x64(address + Q4_CODES + 64), nibble_masks()
+    v, w, mask = simd.load_u8x64(address + Q4_CODES), simd.load_u8x64(address + Q4_CODES + 64), nibble_masks()
     return runs_0(v, w) & mask, runs_1(v, w) & mask, runs_2(v, w) & mask, runs_3(v, w) & mask
 
 
 @device
 def q4_k_scales(address):
-    return packed_scales(address + K_FACTORS) * (load_splat_f16x8(address) * sixteenths())
+    return packed_scales(address + K_FACTORS) * (simd.load_splat_f16x8(address) * sixteenths())
 
 
 @device
 def q4_k_small_codes(address):
     """Read the codes of a group in Q4_K, four striped u8x64, all shifted down to 0 to 15."""
-    v, w, mask = load_u8x64(address + Q4_CODES), load_u8x64(address + Q4_CODES + 64), nibble()
+    v, w, mask = simd.load_u8x64(address + Q4_CODES), simd.load_u8x64(address + Q4_CODES + 64), nibble()
     return (
         odd_down_4(runs_0(v, w)) & mask, odd_down_4(runs_1(v, w)) & mask,
         odd_down_4(runs_2(v, w)) & mask, odd_down_4(runs_3(v, w)) & mask,
     )  # fmt: skip
 
 
-add_fifth_bit = make_where([1 << run for run in range(8) for _ in range(8)], 16)
+add_fifth_bit = simd.make_where([1 << run for run in range(8) for _ in range(8)], 16)
 
 
 @device
 def q5_k_codes(address):
-    v, w, bits = load_u8x64(address + Q5_CODES), load_u8x64(address + Q5_CODES + 64), address + Q5_BITS
+    v, w, bits = simd.load_u8x64(address + Q5_CODES), simd.load_u8x64(address + Q5_CODES + 64), address + Q5_BITS
     return (
-        add_fifth_bit(odd_down_4(runs_0(v, w)) & nibble(), load_splat_8(bits)),
-        add_fifth_bit(odd_down_4(runs_1(v, w)) & nibble(), load_splat_8(bits + 8)),
-        add_fifth_bit(odd_down_4(runs_2(v, w)) & nibble(), load_splat_8(bits + 16)),
-        add_fifth_bit(odd_down_4(runs_3(v, w)) & nibble(), load_splat_8(bits + 24)),
+        add_fifth_bit(odd_down_4(runs_0(v, w)) & nibble(), simd.load_splat_8(bits)),
+        add_fifth_bit(odd_down_4(runs_1(v, w)) & nibble(), simd.load_splat_8(bits + 8)),
+        add_fifth_bit(odd_down_4(runs_2(v, w)) & nibble(), simd.load_splat_8(bits + 16)),
+        add_fifth_bit(odd_down_4(runs_3(v, w)) & nibble(), simd.load_splat_8(bits + 24)),
     )
 
 
 @device
 def q5_k_scales(address):
-    return packed_scales(address + K_FACTORS) * load_splat_f16x8(address)
+    return packed_scales(address + K_FACTORS) * simd.load_splat_f16x8(address)
 
 
 q4_k_small = GroupFormat("Q4_K", 32, 144, q4_k_small_codes, 0, 15, q5_k_scales, k_minimums)
 q4_k = (  # with AVX2, one core reads 12 GB/s with small codes, 7 with the others
-    q4_k_small if splits_dot() else GroupFormat("Q4_K", 32, 144, q4_k_codes, 0, 240, q4_k_scales, k_minimums)
+    q4_k_small if simd.splits_dot() else GroupFormat("Q4_K", 32, 144, q4_k_codes, 0, 240, q4_k_scales, k_minimums)
 )
 
 
-plane_masks = constant(u8x64, *[m for m in (3, 12, 48, 192) for _ in range(8)])
-quarters = constant(f32x16, *[4.0**-plane for plane in range(4) for _ in (0, 1)])
-low_half = constant(u8x16, 15)
-upper_half = make_shift(u8x16, False, 4)
+plane_masks = simd.constant(simd.u8x64, *[m for m in (3, 12, 48, 192) for _ in range(8)])
+quarters = simd.constant(simd.f32x16, *[4.0**-plane for plane in range(4) for _ in (0, 1)])
+low_half = simd.constant(simd.u8x16, 15)
+upper_half = simd.make_shift(simd.u8x16, False, 4)
 
 
 @device
@@ -147,13 +120,13 @@ def q2_k_codes(address):
 
     Codes are multiplied by 1, 4, 16 or 64, by run; q2_k_scales divides the scales by the same.
     """
-    v, mask = load_u8x64(address + Q2_CODES), plane_masks()
+    v, mask = simd.load_u8x64(address + Q2_CODES), plane_masks()
     return planes_0(v) & mask, planes_1(v) & mask, planes_2(v) & mask, planes_3(v) & mask
 
 
 @device
 def q2_k_small_scales(address):
-    return float_i8x16(load_u8x16(address) & low_half()) * load_splat_f16x16(address + Q2_D)
+    return simd.float_i8x16(simd.load_u8x16(address) & low_half()) * simd.load_splat_f16x16(address + Q2_D)
 
 
 @device
@@ -163,21 +136,23 @@ def q2_k_scales(address):
 
 @device
 def q2_k_minimums(address):
-    return -float_i8x16(upper_half(load_u8x16(address)) & low_half()) * load_splat_f16x16(address + Q2_LOW)
+    return -simd.float_i8x16(upper_half(simd.load_u8x16(address)) & low_half()) * simd.load_splat_f16x16(
+        address + Q2_LOW
+    )
 
 
 q3_k_low_codes = two_bit_codes(Q3.codes[0].at)
-add_third_bit = make_where([1 << run for run in range(8) for _ in range(8)], 4)
+add_third_bit = simd.make_where([1 << run for run in range(8) for _ in range(8)], 4)
 
 
 @device
 def q3_k_codes(address):
     c0, c1, c2, c3 = q3_k_low_codes(address)
     return (
-        add_third_bit(c0, load_splat_8(address + Q3_BITS)),
-        add_third_bit(c1, load_splat_8(address + Q3_BITS + 8)),
-        add_third_bit(c2, load_splat_8(address + Q3_BITS + 16)),
-        add_third_bit(c3, load_splat_8(address + Q3_BITS + 24)),
+        add_third_bit(c0, simd.load_splat_8(address + Q3_BITS)),
+        add_third_bit(c1, simd.load_splat_8(address + Q3_BITS + 8)),
+        add_third_bit(c2, simd.load_splat_8(address + Q3_BITS + 16)),
+        add_third_bit(c3, simd.load_splat_8(address + Q3_BITS + 24)),
     )
 
 
@@ -187,26 +162,27 @@ def q3_k_scales(address):
 
     Layout: 8 bytes with the low 4 bits of two scales each, then 4 bytes with the high 2 bits of four scales each.
     """
-    low = load_u32(address + Q3_SCALES) | (load_u32(address + Q3_SCALES + 4) << 32)
-    high = load_u32(address + Q3_SCALES + 8)
+    low = simd.load_u32(address + Q3_SCALES) | (simd.load_u32(address + Q3_SCALES + 4) << 32)
+    high = simd.load_u32(address + Q3_SCALES + 8)
     high_first, high_second = high | (high >> 2) << 32, (high >> 4) | (high >> 6) << 32
     first = (low & 0x0F0F0F0F0F0F0F0F) | ((high_first & 0x0303030303030303) << 4)
     second = ((low >> 4) & 0x0F0F0F0F0F0F0F0F) | ((high_second & 0x0303030303030303) << 4)
-    codes = float_i8x16(concatenate_u8x16(bytes_of(first), bytes_of(second)))
-    return (codes - splat_f32x16(32.0)) * load_splat_f16x16(address + Q3_D)
+    codes = simd.float_i8x16(simd.concatenate_u8x16(simd.bytes_of(first), simd.bytes_of(second)))
+    return (codes - simd.splat_f32x16(32.0)) * simd.load_splat_f16x16(address + Q3_D)
 
 
 low_0, low_1, low_2, low_3 = (
-    make_quads(*[8 * half + 4 * (plane % 2) + q for half in (0, 1) for plane in range(4)]) for q in range(4)
+    simd.make_quads(*[8 * half + 4 * (plane % 2) + q for half in (0, 1) for plane in range(4)]) for q in range(4)
 )
-q6_low_down = make_shift(u8x64, False, *[4 * (plane // 2) for plane in range(4) for _ in range(4)])
-q6_high_up = make_rotate(4, 2, 0, 62)  # moves the two bits of each of four planes to bits 4 and 5
-bits_4_and_5 = constant(u8x64, 0x30)
+q6_low_down = simd.make_shift(simd.u8x64, False, *[4 * (plane // 2) for plane in range(4) for _ in range(4)])
+q6_high_up = simd.make_rotate(4, 2, 0, 62)  # moves the two bits of each of four planes to bits 4 and 5
+bits_4_and_5 = simd.constant(simd.u8x64, 0x30)
 
 
 @device
 def q6_k_codes(address):
-    v, w, high = load_u8x64(address + Q6_CODES), load_u8x64(address + Q6_CODES + 64), load_u8x64(address + Q6_BITS)
+    v, w = simd.load_u8x64(address + Q6_CODES), simd.load_u8x64(address + Q6_CODES + 64)
+    high = simd.load_u8x64(address + Q6_BITS)
     return (
         (q6_low_down(low_0(v, w)) & nibble()) | (q6_high_up(planes_0(high)) & bits_4_and_5()),
         (q6_low_down(low_1(v, w)) & nibble()) | (q6_high_up(planes_1(high)) & bits_4_and_5()),
@@ -217,28 +193,28 @@ def q6_k_codes(address):
 
 @device
 def q6_k_scales(address):
-    return float_i8x16(load_u8x16(address + Q6_SCALES)) * load_splat_f16x16(address + Q6_D)
+    return simd.float_i8x16(simd.load_u8x16(address + Q6_SCALES)) * simd.load_splat_f16x16(address + Q6_D)
 
 
-q6_k_terms = make_terms(Q6.centre)
+q6_k_terms = simd.make_terms(Q6.centre)
 
 
 @device
 def q6_k_integer_scales(address):
-    return twice_i8x16(load_u8x16(address + Q6_SCALES))
+    return simd.twice_i8x16(simd.load_u8x16(address + Q6_SCALES))
 
 
 @device
 def q6_k_integer_terms(address):
-    return q6_k_terms(load_u8x16(address + Q6_SCALES), load_splat_f16x16(address + Q6_D))
+    return q6_k_terms(simd.load_u8x16(address + Q6_SCALES), simd.load_splat_f16x16(address + Q6_D))
 
 
-iq4_value = make_lookup(*(value + 127 for value in IQ4.values))
+iq4_value = simd.make_lookup(*(value + 127 for value in IQ4.values))
 
 
 @device
 def iq4_xs_codes(address):
-    c0, c1, c2, c3 = striped_nibbles(load_u8x64(address + IQ4_CODES), load_u8x64(address + IQ4_CODES + 64))
+    c0, c1, c2, c3 = striped_nibbles(simd.load_u8x64(address + IQ4_CODES), simd.load_u8x64(address + IQ4_CODES + 64))
     return iq4_value(c0), iq4_value(c1), iq4_value(c2), iq4_value(c3)
 
 
@@ -248,14 +224,14 @@ def iq4_xs_scales(address):
 
     The low 4 bits lie in 4 bytes, the high 2 bits in 2 bytes; both are spread over eight bytes.
     """
-    low, high = load_u32(address + IQ4_LOW), load_u16(address + IQ4_HIGH)
+    low, high = simd.load_u32(address + IQ4_LOW), simd.load_u16(address + IQ4_HIGH)
     low = (low | low << 16) & 0x0000FFFF0000FFFF
     low = (low | low << 8) & 0x00FF00FF00FF00FF
     low = (low | low << 4) & 0x0F0F0F0F0F0F0F0F
     high = (high | high << 24) & 0x000000FF000000FF
     high = (high | high << 12) & 0x000F000F000F000F
     high = (high | high << 6) & 0x0303030303030303
-    return (float_u8x8(bytes_of(low | high << 4)) - splat_f32x8(32.0)) * load_splat_f16x8(address)
+    return (simd.float_u8x8(simd.bytes_of(low | high << 4)) - simd.splat_f32x8(32.0)) * simd.load_splat_f16x8(address)
 
 
 GROUPS = {

@@ -6,28 +6,9 @@ Q2_0 the lowest bits of a byte are first.
 
 import numpy as np
 
+from localllm.kernels import simd
 from localllm.kernels.cpu.signature import device
 from localllm.kernels.formats.group_format import ChunkFormat, GroupFormat, four_by_16, two_bit_codes
-from localllm.kernels.simd import (
-    concatenate_u8x32,
-    concatenate_u8x64,
-    constant,
-    load_f16,
-    load_splat_f16x8,
-    load_u8,
-    load_u8x16,
-    load_u8x32,
-    make_flags,
-    make_gather_f16,
-    make_shift,
-    make_shuffle,
-    make_trits,
-    pair_f32x2,
-    planes_of,
-    store_f32,
-    u8x16,
-    u8x64,
-)
 from localllm.quant.formats import BY_NAME
 from localllm.quant.layouts import LAYOUTS, TRITS
 
@@ -38,11 +19,15 @@ RUNS, STRIPES = range(8), range(4)
 Q2_BYTES, Q2_CODES = BY_NAME["Q2_0"].bytes, LAYOUTS["Q2_0"].codes[0].at
 # A byte of a block has the codes of four weights. A shuffle copies it to the bytes of all four; then even weights take
 # bits 0 and 1 or 4 and 5 of their copy, odd weights bits 2 and 3 or 6 and 7.
-q2_stripes = [make_shuffle(u8x64, u8x64, [8 * r + 2 * q + i // 4 for r in RUNS for i in range(8)]) for q in STRIPES]
+q2_stripes = [
+    simd.make_shuffle(simd.u8x64, simd.u8x64, [8 * r + 2 * q + i // 4 for r in RUNS for i in range(8)]) for q in STRIPES
+]
 stripe_0, stripe_1, stripe_2, stripe_3 = q2_stripes
-stripe_chunk = make_shuffle(u8x64, u8x16, [8 * r + 2 * q + i // 4 for q in STRIPES for r in (0, 1) for i in range(8)])
-even_down, odd_down = make_shift(u8x64, False, 0, 4), make_shift(u8x64, False, 2, 6)
-even_codes, odd_codes = constant(u8x64, 3, 0), constant(u8x64, 0, 3)
+stripe_chunk = simd.make_shuffle(
+    simd.u8x64, simd.u8x16, [8 * r + 2 * q + i // 4 for q in STRIPES for r in (0, 1) for i in range(8)]
+)
+even_down, odd_down = simd.make_shift(simd.u8x64, False, 0, 4), simd.make_shift(simd.u8x64, False, 2, 6)
+even_codes, odd_codes = simd.constant(simd.u8x64, 3, 0), simd.constant(simd.u8x64, 0, 3)
 
 
 @device
@@ -58,20 +43,20 @@ def q2_codes(address):
 
 @device
 def q2_chunk(address):
-    return two_bits_of(stripe_chunk(load_u8x16(address + Q2_CODES)))
+    return two_bits_of(stripe_chunk(simd.load_u8x16(address + Q2_CODES)))
 
 
 @device
 def q2_chunk_scales(address):
-    return pair_f32x2(load_f16(address), load_f16(address))
+    return simd.pair_f32x2(simd.load_f16(address), simd.load_f16(address))
 
 
-q2_scales = make_gather_f16(Q2_BYTES, 2)
+q2_scales = simd.make_gather_f16(Q2_BYTES, 2)
 
 # ---- Q1_0 -----------------------------------------------------------------------------------------------------------
 
 Q1_BYTES, Q1_CODES = BY_NAME["Q1_0"].bytes, LAYOUTS["Q1_0"].codes[0].at
-flags = make_flags(LAYOUTS["Q1_0"].step)
+flags = simd.make_flags(LAYOUTS["Q1_0"].step)
 
 
 @device
@@ -80,12 +65,12 @@ def q1_codes(address):
 
     The four bytes of each run of 32 weights go to one vector each, which makes the vectors striped.
     """
-    bytes_ = concatenate_u8x32(load_u8x16(address + Q1_CODES), load_u8x16(address + Q1_BYTES + Q1_CODES))
-    b0, b1, b2, b3 = planes_of(bytes_)
+    bytes_ = simd.concatenate_u8x32(simd.load_u8x16(address + Q1_CODES), simd.load_u8x16(address + Q1_BYTES + Q1_CODES))
+    b0, b1, b2, b3 = simd.planes_of(bytes_)
     return flags(b0), flags(b1), flags(b2), flags(b3)
 
 
-q1_scales = make_gather_f16(Q1_BYTES, 4)
+q1_scales = simd.make_gather_f16(Q1_BYTES, 4)
 BIT_GROUPS = {
     "Q1_0": GroupFormat(
         "Q1_0", 32, 2 * Q1_BYTES, q1_codes, LAYOUTS["Q1_0"].centre, 2, device(lambda address: q1_scales(address))
@@ -111,16 +96,16 @@ def unpack_trits(codes, count, trits, scale, out):
     Digits 0, 1 and 2 stand for -scale, 0 and scale.
     """
     for i in range(count):
-        fraction = load_u8(codes + i)
+        fraction = simd.load_u8(codes + i)
         for n in range(trits):
             tripled = 3 * fraction
-            store_f32(out + 4 * (n * count + i), scale * np.float32((tripled >> 8) - 1))
+            simd.store_f32(out + 4 * (n * count + i), scale * np.float32((tripled >> 8) - 1))
             fraction = tripled & 255
 
 
 @device
 def unpack_tq1_0(block, out):
-    scale = load_f16(block + TQ1_D)
+    scale = simd.load_f16(block + TQ1_D)
     for first, byte, count, digits in TRITS:
         unpack_trits(block + byte, count, digits, scale, out + 4 * first)
 
@@ -138,7 +123,7 @@ def tq1_0_stripe(q):
     """
     places = [tq1_0_place(32 * run + 8 * q + i) for run in RUNS for i in range(8)]
     order = [byte if byte < 32 else byte + 10 for byte, _ in places]
-    return make_shuffle(u8x64, u8x64, order), make_trits(*(digit for _, digit in places))
+    return simd.make_shuffle(simd.u8x64, simd.u8x64, order), simd.make_trits(*(digit for _, digit in places))
 
 
 (bytes_0, trits_0), (bytes_1, trits_1), (bytes_2, trits_2), (bytes_3, trits_3) = (tq1_0_stripe(q) for q in STRIPES)
@@ -146,18 +131,18 @@ def tq1_0_stripe(q):
 
 @device
 def tq1_0_codes(address):
-    v = concatenate_u8x64(load_u8x32(address), load_u8x32(address + 22))  # a group has 54 bytes
+    v = simd.concatenate_u8x64(simd.load_u8x32(address), simd.load_u8x32(address + 22))  # a group has 54 bytes
     return trits_0(bytes_0(v)), trits_1(bytes_1(v)), trits_2(bytes_2(v)), trits_3(bytes_3(v))
 
 
 @device
 def tq1_0_scales(address):
-    return load_splat_f16x8(address + TQ1_D)
+    return simd.load_splat_f16x8(address + TQ1_D)
 
 
 @device
 def tq2_0_scales(address):
-    return load_splat_f16x8(address + TQ2_D)
+    return simd.load_splat_f16x8(address + TQ2_D)
 
 
 GROUPS = BIT_GROUPS | {

@@ -3,34 +3,20 @@
 from llvmlite import ir
 from numba import types
 
+from localllm.kernels import simd
 from localllm.kernels.cpu.signature import device
 from localllm.kernels.formats.group_format import GroupFormat, striped_nibbles
-from localllm.kernels.simd import (
-    I8,
-    I16,
-    I32,
-    I64,
-    concatenate_u8x64,
-    constant_like,
-    f32x16,
-    load_u8x32,
-    load_value,
-    make_lookup,
-    operation,
-    u8x16,
-    widen_half,
-)
 from localllm.quant.formats import BY_NAME
 from localllm.quant.layouts import LAYOUTS
 
 BYTES, LAYOUT = BY_NAME["NVFP4"].bytes, LAYOUTS["NVFP4"]
 CODES, OFFSET = LAYOUT.codes[0].at, -min(LAYOUT.values)
-value = make_lookup(*(number + OFFSET for number in LAYOUT.values))
+value = simd.make_lookup(*(number + OFFSET for number in LAYOUT.values))
 
 
 @device
 def two_blocks(address):
-    return concatenate_u8x64(load_u8x32(address + CODES), load_u8x32(address + BYTES + CODES))
+    return simd.concatenate_u8x64(simd.load_u8x32(address + CODES), simd.load_u8x32(address + BYTES + CODES))
 
 
 @device
@@ -43,24 +29,24 @@ def codes(address):
     return value(c0), value(c1), value(c2), value(c3)
 
 
-@operation(f32x16, types.int64)
+@simd.operation(simd.f32x16, types.int64)
 def scales(builder, address):
     """Return half of the 16 scales of a group, UE4M3 in the first 4 bytes of each of four blocks: f32x16.
 
     The topmost bit is ignored, and 127 (not a number) counts as zero. Moved to a float16's position, the other bits
     give a number 2 ** 8 times too small, subnormal or not.
     """
-    words = ir.Constant(ir.VectorType(I32, 4), None)
+    words = ir.Constant(ir.VectorType(simd.I32, 4), None)
     for block in range(4):
-        word = load_value(builder, builder.add(address, I64(block * BYTES)), I32)
-        words = builder.insert_element(words, word, I32(block))
-    bytes_ = builder.bitcast(words, u8x16.llvm)
-    is_nan = builder.icmp_unsigned("==", bytes_, constant_like(bytes_, 127))
-    bytes_ = builder.select(is_nan, ir.Constant(ir.VectorType(I8, 16), None), bytes_)
-    bytes_ = builder.and_(bytes_, constant_like(bytes_, 127))
-    halves = builder.zext(bytes_, ir.VectorType(I16, 16))
-    numbers = widen_half(builder, builder.shl(halves, constant_like(halves, 7)))
-    return builder.fmul(numbers, constant_like(numbers, 128.0))
+        word = simd.load_value(builder, builder.add(address, simd.I64(block * BYTES)), simd.I32)
+        words = builder.insert_element(words, word, simd.I32(block))
+    bytes_ = builder.bitcast(words, simd.u8x16.llvm)
+    is_nan = builder.icmp_unsigned("==", bytes_, simd.constant_like(bytes_, 127))
+    bytes_ = builder.select(is_nan, ir.Constant(ir.VectorType(simd.I8, 16), None), bytes_)
+    bytes_ = builder.and_(bytes_, simd.constant_like(bytes_, 127))
+    halves = builder.zext(bytes_, ir.VectorType(simd.I16, 16))
+    numbers = simd.widen_half(builder, builder.shl(halves, simd.constant_like(halves, 7)))
+    return builder.fmul(numbers, simd.constant_like(numbers, 128.0))
 
 
 GROUPS = {

@@ -14,28 +14,12 @@ from typing import Any, NamedTuple
 
 from llvmlite import ir
 
-from localllm.kernels.simd import (
-    I8,
-    I16,
-    I32,
-    I64,
-    as_bytes,
-    constant_like,
-    dot_vnni_512,
-    f32x16,
-    i32x16,
-    load_value,
-    lookup_bytes,
-    picked_bytes,
-    shuffled,
-    u8x64,
-    widen_half,
-)
+from localllm.kernels import simd
 from localllm.quant.formats import BY_NAME
 from localllm.quant.layouts import LAYOUTS
 
 LANES = [(part, half, i) for part in (0, 1) for half in (0, 1) for i in range(4)]
-BLOCK, RUN = ir.VectorType(I8, 16), ir.VectorType(I64, 4)
+BLOCK, RUN = ir.VectorType(simd.I8, 16), ir.VectorType(simd.I64, 4)
 Q2, Q3 = LAYOUTS["Q2_K"], LAYOUTS["Q3_K"]
 Q3_LOW, Q3_HIGH = (fields.place(0)[0] for fields in Q3.scales)
 Q3_LAST = BY_NAME["Q3_K"].bytes - 16  # offset of the last 16 bytes, which include all scales
@@ -64,18 +48,20 @@ class SubBlocks(NamedTuple):
 
 def load_words(builder, address, at):
     """Load 64 bytes from offset `at` as sixteen 32-bit words."""
-    return load_value(builder, builder.add(address, I64(at)), i32x16.llvm)
+    return simd.load_value(builder, builder.add(address, simd.I64(at)), simd.i32x16.llvm)
 
 
 def masked(builder, words, masks):
     """Mask each byte of a vector of 4-byte words; masks: an 8-bit mask for each word."""
-    return as_bytes(builder, builder.and_(words, ir.Constant(i32x16.llvm, [mask * 0x01010101 for mask in masks])))
+    return simd.as_bytes(
+        builder, builder.and_(words, ir.Constant(simd.i32x16.llvm, [mask * 0x01010101 for mask in masks]))
+    )
 
 
 def spread(builder, address, order):
     """Pick 64 bytes from the 16 at an address; order: their indices, None for a zero byte."""
-    block = load_value(builder, address, BLOCK)
-    return picked_bytes(builder, shuffled(builder, block, block, [*range(16)] * 4), order)
+    block = simd.load_value(builder, address, BLOCK)
+    return simd.picked_bytes(builder, simd.shuffled(builder, block, block, [*range(16)] * 4), order)
 
 
 def halves_of(builder, addresses, at, count):
@@ -83,13 +69,13 @@ def halves_of(builder, addresses, at, count):
 
     Returned as [row][number].
     """
-    bits = ir.Constant(ir.VectorType(I16 if count == 1 else I32, 8 // count), None)
+    bits = ir.Constant(ir.VectorType(simd.I16 if count == 1 else simd.I32, 8 // count), None)
     for row, address in enumerate(addresses):
-        number = load_value(builder, builder.add(address, I64(at)), bits.type.element)
-        bits = builder.insert_element(bits, number, I32(row))
-    bits = builder.bitcast(bits, ir.VectorType(I16, 8))
-    numbers = widen_half(builder, shuffled(builder, bits, bits, range(4)))
-    splats = [shuffled(builder, numbers, numbers, [i] * 16) for i in range(count * len(addresses))]
+        number = simd.load_value(builder, builder.add(address, simd.I64(at)), bits.type.element)
+        bits = builder.insert_element(bits, number, simd.I32(row))
+    bits = builder.bitcast(bits, ir.VectorType(simd.I16, 8))
+    numbers = simd.widen_half(builder, simd.shuffled(builder, bits, bits, range(4)))
+    splats = [simd.shuffled(builder, numbers, numbers, [i] * 16) for i in range(count * len(addresses))]
     return [splats[i : i + count] for i in range(0, len(splats), count)]
 
 
@@ -99,15 +85,15 @@ def halves_of(builder, addresses, at, count):
 def q2_k_codes(builder, address):
     words, masks = load_words(builder, address, Q2.codes[0].at), [3 << 2 * i for _, _, i in LANES]
     orders = ([lane // 4 * 4 + (v + lane) % 4 for lane in range(16)] for v in range(4))
-    return [masked(builder, shuffled(builder, words, words, order), masks) for order in orders]
+    return [masked(builder, simd.shuffled(builder, words, words, order), masks) for order in orders]
 
 
 def q2_k_factors(builder, addresses):
     order, factors = [place for number in Q2_K.numbers() for place in (number, None, None, None)], []
     for address, halves in zip(addresses, halves_of(builder, addresses, Q2.d, 2), strict=True):
-        codes = builder.bitcast(spread(builder, address, order), i32x16.llvm)
-        both = builder.and_(codes, constant_like(codes, 15)), builder.lshr(codes, constant_like(codes, 4))
-        floats = (builder.sitofp(value, f32x16.llvm) for value in both)
+        codes = builder.bitcast(spread(builder, address, order), simd.i32x16.llvm)
+        both = builder.and_(codes, simd.constant_like(codes, 15)), builder.lshr(codes, simd.constant_like(codes, 4))
+        floats = (builder.sitofp(value, simd.f32x16.llvm) for value in both)
         factors.append([builder.fmul(*pair) for pair in zip(floats, halves, strict=True)])
     return factors
 
@@ -118,16 +104,16 @@ Q2_K = SubBlocks((0, 1, 2, 3), 1, q2_k_codes, q2_k_factors, [4.0**-i for _, _, i
 
 
 def q3_k_codes(builder, address):
-    low, high = load_words(builder, address, Q3.codes[0].at), load_value(builder, address, RUN)
-    high = shuffled(builder, high, high, [*range(4)] * 2)
-    high = builder.bitcast(builder.lshr(high, ir.Constant(high.type, [0] * 4 + [4] * 4)), i32x16.llvm)
+    low, high = load_words(builder, address, Q3.codes[0].at), simd.load_value(builder, address, RUN)
+    high = simd.shuffled(builder, high, high, [*range(4)] * 2)
+    high = builder.bitcast(builder.lshr(high, ir.Constant(high.type, [0] * 4 + [4] * 4)), simd.i32x16.llvm)
     high, pairs = masked(builder, high, [15] * 16), []
-    for run, words in enumerate((low, builder.lshr(low, constant_like(low, 2)))):
-        bits = lookup_bytes(builder, [4 * (n >> run & 1) + 64 * (n >> run + 2 & 1) for n in range(16)], high)
-        pairs.append(builder.bitcast(builder.or_(masked(builder, words, [0x33] * 16), bits), i32x16.llvm))
+    for run, words in enumerate((low, builder.lshr(low, simd.constant_like(low, 2)))):
+        bits = simd.lookup_bytes(builder, [4 * (n >> run & 1) + 64 * (n >> run + 2 & 1) for n in range(16)], high)
+        pairs.append(builder.bitcast(builder.or_(masked(builder, words, [0x33] * 16), bits), simd.i32x16.llvm))
     masks = [0x70 if i % 2 else 0x07 for _, _, i in LANES]
     orders = ([lane // 4 * 4 + v + (16 if lane % 4 >= 2 else 0) for lane in range(16)] for v in range(4))
-    return [masked(builder, shuffled(builder, *pairs, order), masks) for order in orders]
+    return [masked(builder, simd.shuffled(builder, *pairs, order), masks) for order in orders]
 
 
 def q3_k_factors(builder, addresses):
@@ -142,13 +128,13 @@ def q3_k_factors(builder, addresses):
         order += [Q3_LOW - Q3_LAST + number % 8, Q3_HIGH - Q3_LAST + number % 4, None, None]
         masks += [240 if part else 15, 3 << up, 0, 0]
         weights += [1 if part else 4, (256 if part else 64) >> up, 0, 0]
-    start = ir.Constant(i32x16.llvm, [-Q3.scale_centre * times for times in Q3_TIMES])
+    start = ir.Constant(simd.i32x16.llvm, [-Q3.scale_centre * times for times in Q3_TIMES])
     factors = []
     for address, (d,) in zip(addresses, halves_of(builder, addresses, Q3.d, 1), strict=True):
-        pieces = spread(builder, builder.add(address, I64(Q3_LAST)), order)
-        pieces = builder.and_(pieces, ir.Constant(u8x64.llvm, masks))
-        scales = dot_vnni_512(builder, start, pieces, ir.Constant(u8x64.llvm, weights))
-        factors.append([builder.fmul(builder.sitofp(scales, f32x16.llvm), d)])
+        pieces = spread(builder, builder.add(address, simd.I64(Q3_LAST)), order)
+        pieces = builder.and_(pieces, ir.Constant(simd.u8x64.llvm, masks))
+        scales = simd.dot_vnni_512(builder, start, pieces, ir.Constant(simd.u8x64.llvm, weights))
+        factors.append([builder.fmul(builder.sitofp(scales, simd.f32x16.llvm), d)])
     return factors
 
 

@@ -16,28 +16,14 @@ from typing import Any, NamedTuple
 from llvmlite import ir
 from numba import types
 
-from localllm.kernels.simd import (
-    F32,
-    I8,
-    I16,
-    I32,
-    I64,
-    as_tuple,
-    constant_like,
-    f32x8,
-    llvm_call,
-    load_value,
-    operation,
-    shuffled,
-    slice_of,
-)
+from localllm.kernels import simd
 from localllm.quant.formats import BY_NAME
 from localllm.quant.layouts import LAYOUTS
 
-WORDS, FOUR = ir.VectorType(I16, 16), ir.VectorType(I32, 4)
-HALF = ir.VectorType(I8, 16)
+WORDS, FOUR = ir.VectorType(simd.I16, 16), ir.VectorType(simd.I32, 4)
+HALF = ir.VectorType(simd.I8, 16)
 Q2, Q3, Q4, Q5, Q6 = (LAYOUTS[f"Q{bits}_K"] for bits in range(2, 7))
-BYTES = ir.VectorType(I8, 32)
+BYTES = ir.VectorType(simd.I8, 32)
 Codes = list[Any]  # vectors of sixteen 16-bit words
 
 
@@ -51,18 +37,22 @@ class Reader(NamedTuple):
 
 
 def load_words(builder, address, offset):
-    return load_value(builder, builder.add(address, I64(offset)), WORDS)
+    return simd.load_value(builder, builder.add(address, simd.I64(offset)), WORDS)
 
 
 def moved(builder, words, by):
     """Shift each word left by `by` bits, or right by -by."""
     if by == 0:
         return words
-    return builder.shl(words, constant_like(words, by)) if by > 0 else builder.lshr(words, constant_like(words, -by))
+    return (
+        builder.shl(words, simd.constant_like(words, by))
+        if by > 0
+        else builder.lshr(words, simd.constant_like(words, -by))
+    )
 
 
 def masked(builder, words, mask):
-    return builder.and_(words, constant_like(words, mask))
+    return builder.and_(words, simd.constant_like(words, mask))
 
 
 def split(builder, words) -> Codes:
@@ -145,13 +135,13 @@ def q6_k(builder, address, _) -> Iterator[Codes]:
 
 def load_two(builder, address, distance):
     """Load 16 bytes at an address and 16 that are `distance` bytes later, as one register."""
-    two = (load_value(builder, builder.add(address, I64(at)), HALF) for at in (0, distance))
-    return shuffled(builder, *two, range(32))
+    two = (simd.load_value(builder, builder.add(address, simd.I64(at)), HALF) for at in (0, distance))
+    return simd.shuffled(builder, *two, range(32))
 
 
 def signed_bytes(builder, words) -> Codes:
     """Split words into their even and odd bytes, sign-extended to words."""
-    eight = constant_like(words, 8)
+    eight = simd.constant_like(words, 8)
     return [builder.ashr(builder.shl(words, eight), eight), builder.ashr(words, eight)]
 
 
@@ -165,15 +155,15 @@ def with_fifth_bits(builder, nibbles, address, distance):
 
     The fifth bits of two runs are 4 bytes at an address and 4 that are `distance` bytes later.
     """
-    words = (load_value(builder, builder.add(address, I64(at)), I32) for at in (0, distance))
-    bits = ir.Constant(ir.VectorType(I32, 8), ir.Undefined)
+    words = (simd.load_value(builder, builder.add(address, simd.I64(at)), simd.I32) for at in (0, distance))
+    bits = ir.Constant(ir.VectorType(simd.I32, 8), ir.Undefined)
     for lane, word in zip((0, 4), words, strict=True):
-        bits = builder.insert_element(bits, word, I32(lane))
+        bits = builder.insert_element(bits, word, simd.I32(lane))
     bits = builder.bitcast(bits, BYTES)
     flags = ir.Constant(BYTES, [1, 2, 4, 8, 16, 32, 64, -128] * 4)
     for part, codes in enumerate(nibbles):
         places = [16 * half + 2 * part + i // 8 for half in (0, 1) for i in range(16)]
-        own_bits = builder.and_(shuffled(builder, bits, bits, places), flags)
+        own_bits = builder.and_(simd.shuffled(builder, bits, bits, places), flags)
         is_set = builder.sext(builder.icmp_signed("==", own_bits, flags), BYTES)
         yield builder.or_(codes, masked(builder, is_set, 16))
 
@@ -184,18 +174,18 @@ def make_codes(layout, distance):
     table = layout.values and ir.Constant(BYTES, [value - min(layout.values) for value in layout.values] * 2)
 
     def codes(builder, address) -> Codes:
-        place = builder.add(address, I64(low.at))
+        place = builder.add(address, simd.I64(low.at))
         if layout.bits == 8:
-            halves = (load_two(builder, builder.add(place, I64(at)), distance) for at in (0, 16))
+            halves = (load_two(builder, builder.add(place, simd.I64(at)), distance) for at in (0, 16))
             return [word for half in halves for word in signed_bytes(builder, builder.bitcast(half, WORDS))]
         packed = load_two(builder, place, distance)
         if not (high or table):
             return nibbles_of(builder, builder.bitcast(packed, WORDS))
         parts = low_and_high(builder, packed)
         if table:
-            parts = [llvm_call(builder, "llvm.x86.avx2.pshuf.b", BYTES, [table, part]) for part in parts]
+            parts = [simd.llvm_call(builder, "llvm.x86.avx2.pshuf.b", BYTES, [table, part]) for part in parts]
         else:
-            parts = [*with_fifth_bits(builder, parts, builder.add(address, I64(high[0].at)), distance)]
+            parts = [*with_fifth_bits(builder, parts, builder.add(address, simd.I64(high[0].at)), distance)]
         return [word for part in parts for word in split(builder, builder.bitcast(part, WORDS))]
 
     return codes
@@ -208,38 +198,40 @@ def runs_in_pairs(name, run_bytes):
     def units(builder, address, runs) -> Iterator[Codes]:
         codes = make_codes(layout, runs // 2 * run_bytes)
         for run in range(runs // 2):
-            yield codes(builder, builder.add(address, I64(run * run_bytes)))
+            yield codes(builder, builder.add(address, simd.I64(run * run_bytes)))
 
     offset = -min(layout.values) if layout.values else 0 if layout.bits == 8 else layout.centre
     return Reader(units, True, offset)
 
 
-@operation(types.UniTuple(f32x8, 2), types.int64)
+@simd.operation(types.UniTuple(simd.f32x8, 2), types.int64)
 def k_factors(builder, address):
     """Return the eight scales and eight minimums of Q4_K or Q5_K, with their float16 factors multiplied: two f32x8.
 
     They are unpacked in one register: 12 bytes with 6-bit numbers follow the two float16 factors.
     """
-    block = load_value(builder, address, ir.VectorType(I8, 16))
+    block = simd.load_value(builder, address, ir.VectorType(simd.I8, 16))
     nothing = ir.Constant(block.type, None)
     first = [*range(4, 8), *range(12, 16), *range(8, 12), *range(12, 16)]
-    words = builder.bitcast(shuffled(builder, block, block, first), FOUR)
+    words = builder.bitcast(simd.shuffled(builder, block, block, first), FOUR)
     words = builder.lshr(words, ir.Constant(FOUR, [0, 0, 0, 4]))
     words = builder.and_(words, ir.Constant(FOUR, [0x3F3F3F3F, 0x0F0F0F0F] * 2))
     upper = [*[16] * 4, *range(4, 8), *[16] * 4, *range(8, 12)]
-    upper = builder.lshr(builder.bitcast(shuffled(builder, block, nothing, upper), FOUR), ir.Constant(FOUR, [2] * 4))
+    upper = builder.lshr(
+        builder.bitcast(simd.shuffled(builder, block, nothing, upper), FOUR), ir.Constant(FOUR, [2] * 4)
+    )
     words = builder.or_(words, builder.and_(upper, ir.Constant(FOUR, [0x30303030] * 4)))
     codes = builder.bitcast(words, block.type)
-    halves = builder.bitcast(slice_of(builder, block, 0, 8), ir.VectorType(ir.HalfType(), 4))
-    factors = builder.fpext(halves, ir.VectorType(F32, 4))
+    halves = builder.bitcast(simd.slice_of(builder, block, 0, 8), ir.VectorType(ir.HalfType(), 4))
+    factors = builder.fpext(halves, ir.VectorType(simd.F32, 4))
     scales, minimums = (
         builder.fmul(
-            builder.uitofp(slice_of(builder, codes, 8 * i, 8 * i + 8), f32x8.llvm),
-            shuffled(builder, factors, factors, [i] * 8),
+            builder.uitofp(simd.slice_of(builder, codes, 8 * i, 8 * i + 8), simd.f32x8.llvm),
+            simd.shuffled(builder, factors, factors, [i] * 8),
         )
         for i in (0, 1)
     )
-    return as_tuple(builder, [scales, builder.fneg(minimums)])
+    return simd.as_tuple(builder, [scales, builder.fneg(minimums)])
 
 
 BLOCKS_OF_32 = "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "IQ4_NL", "MXFP4"

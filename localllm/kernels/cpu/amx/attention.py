@@ -6,6 +6,7 @@ values, the right operands, are packed once for all rows of a unit: keys are tra
 tokens. Rows, keys and dimensions are processed 32 at a time; results beyond their ends are not used.
 """
 
+from localllm.kernels import simd
 from localllm.kernels.cpu import ATTEND_KEYS as KEYS
 from localllm.kernels.cpu import ATTEND_TILES, TILE_REGISTERS
 from localllm.kernels.cpu.amx.tiles import (
@@ -22,13 +23,6 @@ from localllm.kernels.cpu.amx.tiles import (
 from localllm.kernels.cpu.attention import attend as attention
 from localllm.kernels.cpu.attention.attend import ManyRows, query_scale, row_at
 from localllm.kernels.cpu.signature import argument, device
-from localllm.kernels.simd import (
-    load_f32x16,
-    load_lanes_f32x16,
-    splat_f32x16,
-    transpose_f32,
-    zero_f32x16,
-)
 from localllm.kernels.table import ATTEND
 
 STRIDE = KEYS * 4  # bytes from one row of scores to the next
@@ -43,14 +37,14 @@ def load_queries(a, first, rows, group, kv_head, key_dim, q):
 
     Layout: [rows / 16][plane][dimensions / 32][16 rows][32].
     """
-    head_dim, scale = argument(a, ATTEND.key_dim), splat_f32x16(query_scale(a))
+    head_dim, scale = argument(a, ATTEND.key_dim), simd.splat_f32x16(query_scale(a))
     low = (key_dim + 31) // 32 * TILE
     for r in range(rows):
         source = row_at(argument(a, ATTEND.q), argument(a, ATTEND.q_stride), first + r, group, kv_head, head_dim)
         target = q + r // 16 * 2 * low + r % 16 * 64
         for d in range(0, head_dim, 32):
-            x = load_lanes_f32x16(source + d * 4, head_dim - d) * scale
-            y = load_lanes_f32x16(source + d * 4 + 64, head_dim - d - 16) * scale
+            x = simd.load_lanes_f32x16(source + d * 4, head_dim - d) * scale
+            y = simd.load_lanes_f32x16(source + d * 4 + 64, head_dim - d - 16) * scale
             store_planes(target + d // 32 * TILE, low, x, y)
 
 
@@ -67,11 +61,11 @@ def make_pack_keys(load):
             for d in range(0, padded, 32):
                 for t in range(16):
                     key = keys + (i + t) * token_bytes
-                    y = load(key, d + 16) if d + 16 < padded else zero_f32x16()
+                    y = load(key, d + 16) if d + 16 < padded else simd.zero_f32x16()
                     store_planes(transposed + t * 64, TILE, load(key, d), y)
                 target = tiles + i // 16 * 2 * low + d // 32 * TILE
-                transpose_f32(transposed, 64, target)
-                transpose_f32(transposed + TILE, 64, target + low)
+                simd.transpose_f32(transposed, 64, target)
+                simd.transpose_f32(transposed + TILE, 64, target + low)
 
     return pack_keys
 
@@ -87,7 +81,7 @@ def make_pack_values(load):
         for i in range(0, (count + 31) // 32 * 32, 2):
             value, place = values + i * token_bytes, tiles + i // 32 * TILE + i % 32 * 32
             for d in range(0, padded, 16):
-                x, y = zero_f32x16(), zero_f32x16()
+                x, y = simd.zero_f32x16(), simd.zero_f32x16()
                 if i < count:
                     x = load(value, d)
                 if i + 1 < count:
@@ -106,8 +100,8 @@ def pack_weights(weights, rows, count):
     count = (count + 15) // 16 * 16
     for r in range(rows):
         row = weights + r * STRIDE
-        w0, w1 = load_f32x16(row), load_lanes_f32x16(row + 64, count - 16)
-        w2, w3 = load_lanes_f32x16(row + 128, count - 32), load_lanes_f32x16(row + 192, count - 48)
+        w0, w1 = simd.load_f32x16(row), simd.load_lanes_f32x16(row + 64, count - 16)
+        w2, w3 = simd.load_lanes_f32x16(row + 128, count - 32), simd.load_lanes_f32x16(row + 192, count - 48)
         store_planes(row, 2 * KEYS, w0, w1)
         store_planes(row + 64, 2 * KEYS, w2, w3)
 

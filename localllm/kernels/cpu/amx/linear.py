@@ -12,6 +12,7 @@ Runs of few tokens use the kernel that reads rows as decode does. This kernel is
 unpacking differs. For the experts' matrices, the panels of each expert's rows begin where pack.py put them.
 """
 
+from localllm.kernels import simd
 from localllm.kernels.cpu import PANEL_BYTES, PANEL_TOKENS, TILE_SLAB, TILE_SLABS, TILE_TOKENS
 from localllm.kernels.cpu.amx.pack import HALF_BYTES, PLANE_BYTES, ROWS, SLAB_BYTES
 from localllm.kernels.cpu.amx.tiles import (
@@ -25,15 +26,6 @@ from localllm.kernels.cpu.amx.tiles import (
 )
 from localllm.kernels.cpu.matmul.experts import ANY_NUMBER, EXPERT_BYTES, make_experts, put
 from localllm.kernels.cpu.signature import argument, device, kernel
-from localllm.kernels.simd import (
-    call_kernel,
-    load_f32x16,
-    load_i64,
-    prefetch_l2,
-    store_f32x16,
-    store_i64,
-    transpose_f32,
-)
 from localllm.kernels.table import (
     EXPERT,
     EXPERTS_TILES_FLOAT,
@@ -56,8 +48,8 @@ def make_expert_finish(product, own):
         number = (expert - argument(a, own.active)) // EXPERT_BYTES
         panel = number + argument(expert, EXPERT.first) // PANEL_TOKENS
         put(call, product.panels, argument(a, own.panels) + panel * PANEL_BYTES)
-        is_exact = load_i64(argument(a, own.kernel_tokens)) <= load_i64(argument(a, own.most_exact))
-        store_i64(memory, ANY_NUMBER if is_exact else 0)
+        is_exact = simd.load_i64(argument(a, own.kernel_tokens)) <= simd.load_i64(argument(a, own.most_exact))
+        simd.store_i64(memory, ANY_NUMBER if is_exact else 0)
         put(call, product.most_exact, memory)
 
     return finish
@@ -121,7 +113,7 @@ def multiply(registers, weights, x, columns, is_first, sums, panels, exact):
 def prefetch_range(address, size):
     """Prefetch `size` bytes into the L2 cache."""
     for line in range(0, size, 64):
-        prefetch_l2(address + line)
+        simd.prefetch_l2(address + line)
 
 
 def make_unpack(product):
@@ -131,15 +123,15 @@ def make_unpack(product):
     def unpack(a, row, column, width, exact, weights, scratch):
         _, _, _, call, numbers, _ = places(scratch)
         row_bytes = argument(a, product.row_bytes)
-        store_i64(call + 8 * UNPACK.weights, argument(a, product.weights) + row * row_bytes)
-        store_i64(call + 8 * UNPACK.row_bytes, row_bytes)
-        store_i64(call + 8 * UNPACK.last, argument(a, product.rows) - row - 1)
-        store_i64(call + 8 * UNPACK.column, column)
-        store_i64(call + 8 * UNPACK.columns, width)
-        store_i64(call + 8 * UNPACK.exact, 1 if exact else 0)
-        store_i64(call + 8 * UNPACK.tiles, weights)
-        store_i64(call + 8 * UNPACK.row, numbers)
-        call_kernel(argument(a, product.unpack), call, 0, 1, 0)
+        simd.store_i64(call + 8 * UNPACK.weights, argument(a, product.weights) + row * row_bytes)
+        simd.store_i64(call + 8 * UNPACK.row_bytes, row_bytes)
+        simd.store_i64(call + 8 * UNPACK.last, argument(a, product.rows) - row - 1)
+        simd.store_i64(call + 8 * UNPACK.column, column)
+        simd.store_i64(call + 8 * UNPACK.columns, width)
+        simd.store_i64(call + 8 * UNPACK.exact, 1 if exact else 0)
+        simd.store_i64(call + 8 * UNPACK.tiles, weights)
+        simd.store_i64(call + 8 * UNPACK.row, numbers)
+        simd.call_kernel(argument(a, product.unpack), call, 0, 1, 0)
 
     return unpack
 
@@ -172,10 +164,10 @@ def make_finish(product):
         y_stride, rows = argument(a, product.y_stride), argument(a, product.rows) - row
         for t in range(0, tokens, PANEL_TOKENS):
             for half in range(2 if rows > 16 else 1):
-                transpose_f32(sums + (t // PANEL_TOKENS * 2 + half) * TILE, 64, transposed)
+                simd.transpose_f32(sums + (t // PANEL_TOKENS * 2 + half) * TILE, 64, transposed)
                 y = argument(a, product.y) + (first + t) * y_stride + (row + 16 * half) * 4
                 for i in range(min(PANEL_TOKENS, tokens - t)):
-                    store_f32x16(y + i * y_stride, load_f32x16(transposed + i * 64))
+                    simd.store_f32x16(y + i * y_stride, simd.load_f32x16(transposed + i * 64))
 
     return finish
 
@@ -215,13 +207,13 @@ def make_linear(product):
 
     @kernel
     def linear(a, part, parts, thread):
-        tokens, rows = load_i64(argument(a, product.count)), argument(a, product.rows)
-        kernel_tokens = load_i64(argument(a, product.kernel_tokens))
+        tokens, rows = simd.load_i64(argument(a, product.count)), argument(a, product.rows)
+        kernel_tokens = simd.load_i64(argument(a, product.kernel_tokens))
         if kernel_tokens < argument(a, product.least):
-            call_kernel(argument(a, product.few), a, part, parts, thread)
+            simd.call_kernel(argument(a, product.few), a, part, parts, thread)
             return
         scratch = argument(a, product.scratch) + thread * argument(a, product.scratch_bytes)
-        exact, tiles = kernel_tokens <= load_i64(argument(a, product.most_exact)), (rows + ROWS - 1) // ROWS
+        exact, tiles = kernel_tokens <= simd.load_i64(argument(a, product.most_exact)), (rows + ROWS - 1) // ROWS
         _, _, _, _, _, registers = places(scratch)
         configure(registers)
         end = tiles * (part + 1) // parts

@@ -19,29 +19,12 @@ any row: the i-th expert that has rows begins at panel i + first row // 16, whic
 from llvmlite import ir
 from numba import int64, types
 
+from localllm.kernels import simd
 from localllm.kernels.cpu import PANEL_BYTES, PANEL_TOKENS, PRECISE_TOKENS, TILE_SLAB
 from localllm.kernels.cpu.amx.tiles import TILE, left_over, narrow_pair, store_high, store_planes
 from localllm.kernels.cpu.matmul.matmul_float import PLAIN, make_blocks, make_plain
 from localllm.kernels.cpu.signature import argument, device, kernel
 from localllm.kernels.formats import load_group_format
-from localllm.kernels.simd import (
-    I64,
-    constant_like,
-    elements,
-    f32x2,
-    f32x8,
-    f32x16,
-    load_f32x16,
-    load_i64,
-    load_lanes_f32x16,
-    multiply_add,
-    operation,
-    shuffled,
-    slice_of,
-    store_value,
-    transpose_f32,
-    u8x64,
-)
 from localllm.kernels.table import EXPERT, PACK, UNPACK
 from localllm.quant.formats import BY_NAME
 
@@ -55,8 +38,8 @@ SLAB_BYTES = 2 * HALF_BYTES
 def two(row, k, columns):
     """Load numbers k to k + 31 of a float32 row as two f32x16, with zeros after its end."""
     if k + 32 <= columns:
-        return load_f32x16(row + k * 4), load_f32x16(row + k * 4 + 64)
-    return load_lanes_f32x16(row + k * 4, columns - k), load_lanes_f32x16(row + k * 4 + 64, columns - k - 16)
+        return simd.load_f32x16(row + k * 4), simd.load_f32x16(row + k * 4 + 64)
+    return simd.load_lanes_f32x16(row + k * 4, columns - k), simd.load_lanes_f32x16(row + k * 4 + 64, columns - k - 16)
 
 
 def make_unpack_rows(format_name):
@@ -84,13 +67,15 @@ def make_unpack_rows(format_name):
 def spread(builder, values, run, octet):
     """Spread the scales of octet `octet` of runs `run` and run + 1 over 16 lanes, 8 weights each."""
     each = values.type.count // 8 if values.type.count > 2 else 1  # scales per run
-    return shuffled(builder, values, values, [(run + i) * each + octet * each // 4 for i in (0, 1) for _ in range(8)])
+    return simd.shuffled(
+        builder, values, values, [(run + i) * each + octet * each // 4 for i in (0, 1) for _ in range(8)]
+    )
 
 
 def sixteen(builder, codes, run, octet):
     """Convert the codes of octet `octet` of runs `run` and run + 1 to 16 floats."""
     vector, first = (codes[octet], 8 * run) if len(codes) == 4 else (codes[0], 16 * octet)
-    return builder.uitofp(slice_of(builder, vector, first, first + 16), f32x16.llvm)
+    return builder.uitofp(simd.slice_of(builder, vector, first, first + 16), simd.f32x16.llvm)
 
 
 def store_runs(builder, octets, place, low):
@@ -104,12 +89,12 @@ def store_runs(builder, octets, place, low):
     parts = [(pairs, place)]
     if low:
         rests = [left_over(builder, pair, *octets[i : i + 2]) for i, pair in zip((0, 2), pairs, strict=True)]
-        parts.append((rests, builder.add(place, I64(PLANE_BYTES))))
+        parts.append((rests, builder.add(place, simd.I64(PLANE_BYTES))))
     for (x, y), address in parts:
-        x, y = (builder.bitcast(value, ir.VectorType(I64, 8)) for value in (x, y))
+        x, y = (builder.bitcast(value, ir.VectorType(simd.I64, 8)) for value in (x, y))
         for i in (0, 1):
-            row = shuffled(builder, x, y, [2 * i + half + 4 * part for part in range(4) for half in (0, 1)])
-            store_value(builder, builder.add(address, I64(i * TILE)), row)
+            row = simd.shuffled(builder, x, y, [2 * i + half + 4 * part for part in range(4) for half in (0, 1)])
+            simd.store_value(builder, builder.add(address, simd.I64(i * TILE)), row)
 
 
 def make_store(format, vectors, scales_type, low):
@@ -119,17 +104,17 @@ def make_store(format, vectors, scales_type, low):
     """
     runs = 8 if vectors == 4 else 2
 
-    @operation(None, types.UniTuple(u8x64, vectors), scales_type, scales_type, int64)
+    @simd.operation(None, types.UniTuple(simd.u8x64, vectors), scales_type, scales_type, int64)
     def store(builder, codes, scales, minimums, place):
-        codes = elements(builder, codes)
+        codes = simd.elements(builder, codes)
         if format.minimums is None:
-            minimums = builder.fmul(scales, constant_like(scales, -float(format.offset)))
+            minimums = builder.fmul(scales, simd.constant_like(scales, -float(format.offset)))
         for run in range(0, runs, 2):
             octets = []
             for octet in range(4):
                 factors = (spread(builder, values, run, octet) for values in (scales, minimums))
-                octets.append(multiply_add(builder, sixteen(builder, codes, run, octet), *factors))
-            store_runs(builder, octets, builder.add(place, I64(run * TILE)), low)
+                octets.append(simd.multiply_add(builder, sixteen(builder, codes, run, octet), *factors))
+            store_runs(builder, octets, builder.add(place, simd.I64(run * TILE)), low)
 
     return store
 
@@ -137,7 +122,7 @@ def make_store(format, vectors, scales_type, low):
 def make_group(format, low):
     """Make a function (address of a group, place) that stores its 256 weights as rows of tiles."""
     codes, scales, minimums = format.codes, format.scales, format.minimums or format.scales
-    store = make_store(format, 4, f32x8 if format.sub_block == 32 else f32x16, low)
+    store = make_store(format, 4, simd.f32x8 if format.sub_block == 32 else simd.f32x16, low)
 
     @device
     def group(w, place):
@@ -149,7 +134,7 @@ def make_group(format, low):
 def make_chunk(format, low):
     """Make a function (address of a chunk, place) that stores its 64 weights as rows of tiles."""
     codes, scales = format.chunk.codes, format.chunk.scales
-    minimums, store = format.chunk.minimums or scales, make_store(format, 1, f32x2, low)
+    minimums, store = format.chunk.minimums or scales, make_store(format, 1, simd.f32x2, low)
     return device(lambda w, place: store((codes(w),), scales(w), minimums(w), place))
 
 
@@ -205,9 +190,9 @@ def pack_panel(a, first, count, panel, exact, scratch):
                 store_high(scratch + i * 64, 0, x, y)
         place = argument(a, PACK.panels) + k // TILE_SLAB * argument(a, PACK.slab_bytes) + panel * PANEL_BYTES
         place += k % TILE_SLAB // 32 * TILE
-        transpose_f32(scratch, 64, place)
+        simd.transpose_f32(scratch, 64, place)
         if exact:
-            transpose_f32(scratch + TILE, 64, place + PLANE_BYTES)
+            simd.transpose_f32(scratch + TILE, 64, place + PLANE_BYTES)
 
 
 @device
@@ -222,17 +207,17 @@ def pack_rows(a, first, count, panel, part, parts, exact, scratch):
 @kernel
 def pack(a, part, parts, thread):
     """Pack all tokens, or the rows of all experts, as panels; the parts share the panels, or the experts."""
-    tokens, active = load_i64(argument(a, PACK.count)), argument(a, PACK.active)
+    tokens, active = simd.load_i64(argument(a, PACK.count)), argument(a, PACK.active)
     scratch = argument(a, PACK.scratch) + thread * argument(a, PACK.scratch_bytes)
-    kernel_tokens = load_i64(argument(a, PACK.kernel_tokens))
-    exact = kernel_tokens <= load_i64(argument(a, PACK.most_exact))
+    kernel_tokens = simd.load_i64(argument(a, PACK.kernel_tokens))
+    exact = kernel_tokens <= simd.load_i64(argument(a, PACK.most_exact))
     if active == 0:
         if kernel_tokens >= argument(a, PACK.least):
             pack_rows(a, 0, tokens, 0, part, parts, exact, scratch)
         return
     if kernel_tokens <= PRECISE_TOKENS:  # experts read rows then, see matmul/experts.py
         return
-    experts = load_i64(argument(a, PACK.active_count))
+    experts = simd.load_i64(argument(a, PACK.active_count))
     for i in range(experts * part // parts, experts * (part + 1) // parts):
         expert = active + i * EXPERT_BYTES
         first, count = argument(expert, EXPERT.first), argument(expert, EXPERT.count)

@@ -24,30 +24,10 @@ from itertools import product
 from llvmlite import ir
 from numba import int64
 
+from localllm.kernels import simd
 from localllm.kernels.cpu.matmul.tiles_f32 import BFloat
 from localllm.kernels.cpu.signature import device, inlined
 from localllm.kernels.machine import this_lane
-from localllm.kernels.simd import (
-    I8,
-    I16,
-    I32,
-    constant_like,
-    f32x16,
-    fma_f32x16,
-    llvm_call,
-    load_f32x16,
-    load_value,
-    narrow_bf16,
-    operation,
-    shuffled,
-    slice_of,
-    splat_value,
-    store_f32x16,
-    store_i64,
-    store_value,
-    widen_bf16,
-    zero_f32x16,
-)
 
 HAS_TILES = this_lane().has_tiles
 TILE = 1024  # bytes
@@ -56,15 +36,15 @@ LEFT, RIGHT = 4, 6  # the first registers of operands
 
 def tile_call(builder, name, *arguments):
     """Emit an instruction on tile registers; arguments: numbers of registers, which are constants, and addresses."""
-    llvm_call(builder, f"llvm.x86.{name}", ir.VoidType(), list(arguments))
+    simd.llvm_call(builder, f"llvm.x86.{name}", ir.VoidType(), list(arguments))
 
 
 def pointer(builder, address):
     """Convert an address to a pointer."""
-    return builder.inttoptr(address, I8.as_pointer())
+    return builder.inttoptr(address, simd.I8.as_pointer())
 
 
-@operation(None, int64)
+@simd.operation(None, int64)
 def load_configuration(builder, address):
     """Load the configuration of the tile registers from 64 bytes at an address."""
     if HAS_TILES:
@@ -80,15 +60,15 @@ def configure(registers):
     """
     at = registers + 8 * TILE
     for word in range(8):
-        store_i64(at + word * 8, 0)
-    store_i64(at, 1)  # the only palette
+        simd.store_i64(at + word * 8, 0)
+    simd.store_i64(at, 1)  # the only palette
     for word in range(2):
-        store_i64(at + 16 + word * 8, 0x0040004000400040)
-    store_i64(at + 48, 0x1010101010101010)
+        simd.store_i64(at + 16 + word * 8, 0x0040004000400040)
+    simd.store_i64(at + 48, 0x1010101010101010)
     load_configuration(at)
 
 
-@operation(None)
+@simd.operation(None)
 def release(builder):
     """Release the tile registers."""
     if HAS_TILES:
@@ -99,10 +79,10 @@ def make_zero(numbers):
     """Make a function (registers) that sets the tile registers `numbers` to zero."""
     if HAS_TILES:
 
-        @operation(None, int64)
+        @simd.operation(None, int64)
         def zero(builder, registers):
             for number in numbers:
-                tile_call(builder, "tilezero", I8(number))
+                tile_call(builder, "tilezero", simd.I8(number))
 
         return zero
 
@@ -110,7 +90,7 @@ def make_zero(numbers):
     def emulated(registers):
         for number in numbers:
             for row in range(16):
-                store_f32x16(registers + number * TILE + row * 64, zero_f32x16())
+                simd.store_f32x16(registers + number * TILE + row * 64, simd.zero_f32x16())
 
     return emulated
 
@@ -127,7 +107,7 @@ def make_load(numbers):
     def emulated(registers, address, apart, stride):
         for number in numbers:
             for row in range(16):
-                store_f32x16(registers + number * TILE + row * 64, load_f32x16(address + row * stride))
+                simd.store_f32x16(registers + number * TILE + row * 64, simd.load_f32x16(address + row * stride))
             address += apart
 
     return emulated
@@ -142,7 +122,7 @@ def make_store(numbers):
     def emulated(registers, address, apart, stride):
         for number in numbers:
             for row in range(16):
-                store_f32x16(address + row * stride, load_f32x16(registers + number * TILE + row * 64))
+                simd.store_f32x16(address + row * stride, simd.load_f32x16(registers + number * TILE + row * 64))
             address += apart
 
     return emulated
@@ -151,10 +131,10 @@ def make_store(numbers):
 def make_move(name, numbers):
     """Make the intrinsic that loads or stores tile registers; name: LLVM's name of the instruction."""
 
-    @operation(None, int64, int64, int64, int64)
+    @simd.operation(None, int64, int64, int64, int64)
     def move(builder, registers, address, apart, stride):
         for number in numbers:
-            tile_call(builder, name, I8(number), pointer(builder, address), stride)
+            tile_call(builder, name, simd.I8(number), pointer(builder, address), stride)
             address = builder.add(address, apart)
 
     return move
@@ -167,10 +147,10 @@ def make_multiply(left, right):
     """
     if HAS_TILES:
 
-        @operation(None, int64)
+        @simd.operation(None, int64)
         def multiply(builder, registers):
             for i, j in product(range(left), range(right)):
-                tile_call(builder, "tdpbf16ps", I8(i + 2 * j), I8(LEFT + i), I8(RIGHT + j))
+                tile_call(builder, "tdpbf16ps", simd.I8(i + 2 * j), simd.I8(LEFT + i), simd.I8(RIGHT + j))
 
         return multiply
 
@@ -184,24 +164,26 @@ def make_multiply(left, right):
     return emulated
 
 
-@operation(f32x16, int64)
+@simd.operation(simd.f32x16, int64)
 def first_of_pair(builder, address):
     """Load the BF16 number at an address, as float32 in every lane."""
-    return splat_value(builder, f32x16.llvm, widen_bf16(builder, load_value(builder, address, I16)))
+    return simd.splat_value(
+        builder, simd.f32x16.llvm, simd.widen_bf16(builder, simd.load_value(builder, address, simd.I16))
+    )
 
 
-@operation(f32x16, f32x16)
+@simd.operation(simd.f32x16, simd.f32x16)
 def firsts(builder, pairs):
     """Return the first BF16 number of each pair in a vector of 16 pairs, as float32."""
-    bits = builder.bitcast(pairs, ir.VectorType(I32, 16))
-    return builder.bitcast(builder.shl(bits, constant_like(bits, 16)), f32x16.llvm)
+    bits = builder.bitcast(pairs, ir.VectorType(simd.I32, 16))
+    return builder.bitcast(builder.shl(bits, simd.constant_like(bits, 16)), simd.f32x16.llvm)
 
 
-@operation(f32x16, f32x16)
+@simd.operation(simd.f32x16, simd.f32x16)
 def seconds(builder, pairs):
     """Return the second BF16 number of each pair in a vector of 16 pairs, as float32."""
-    bits = builder.bitcast(pairs, ir.VectorType(I32, 16))
-    return builder.bitcast(builder.and_(bits, constant_like(bits, 0xFFFF0000)), f32x16.llvm)
+    bits = builder.bitcast(pairs, ir.VectorType(simd.I32, 16))
+    return builder.bitcast(builder.and_(bits, simd.constant_like(bits, 0xFFFF0000)), simd.f32x16.llvm)
 
 
 @device
@@ -211,12 +193,12 @@ def emulated_product(c, x, y):
     As in the instruction, first and second numbers of pairs have separate sums, which are added in the end.
     """
     for row in range(16):
-        even, odd = zero_f32x16(), zero_f32x16()
+        even, odd = simd.zero_f32x16(), simd.zero_f32x16()
         for pair in range(16):
-            at, right = x + row * 64 + pair * 4, load_f32x16(y + pair * 64)
-            even = fma_f32x16(first_of_pair(at), firsts(right), even)
-            odd = fma_f32x16(first_of_pair(at + 2), seconds(right), odd)
-        store_f32x16(c + row * 64, load_f32x16(c + row * 64) + (even + odd))
+            at, right = x + row * 64 + pair * 4, simd.load_f32x16(y + pair * 64)
+            even = simd.fma_f32x16(first_of_pair(at), firsts(right), even)
+            odd = simd.fma_f32x16(first_of_pair(at + 2), seconds(right), odd)
+        simd.store_f32x16(c + row * 64, simd.load_f32x16(c + row * 64) + (even + odd))
 
 
 def make_products(left, right, exact):
@@ -248,20 +230,20 @@ def make_products(left, right, exact):
 
 # ---- rounding -------------------------------------------------------------------------------------------------------
 
-PAIR = ir.VectorType(I16, 32)
+PAIR = ir.VectorType(simd.I16, 32)
 
 
 def narrow_pair(builder, x, y):
     """Convert the numbers of x, then those of y, to BF16: i16x32."""
     if "avx512bf16" in this_lane().features:
         name, result = "llvm.x86.avx512bf16.cvtne2ps2bf16.512", ir.VectorType(BFloat(), 32)
-        return builder.bitcast(llvm_call(builder, name, result, [y, x]), PAIR)
-    return shuffled(builder, narrow_bf16(builder, x), narrow_bf16(builder, y), [*range(32)])
+        return builder.bitcast(simd.llvm_call(builder, name, result, [y, x]), PAIR)
+    return simd.shuffled(builder, simd.narrow_bf16(builder, x), simd.narrow_bf16(builder, y), [*range(32)])
 
 
 def left_over(builder, rounded_pair, x, y):
     """Compute the rounding errors of x and y, in BF16; rounded_pair: x and y, rounded to BF16."""
-    halves = (widen_bf16(builder, slice_of(builder, rounded_pair, 16 * i, 16 * i + 16)) for i in (0, 1))
+    halves = (simd.widen_bf16(builder, simd.slice_of(builder, rounded_pair, 16 * i, 16 * i + 16)) for i in (0, 1))
     return narrow_pair(builder, *(builder.fsub(value, half) for value, half in zip((x, y), halves, strict=True)))
 
 
@@ -271,13 +253,13 @@ def make_store_pair(has_low, order):
     has_low: whether the low plane is stored, too; order: the order of the 32 numbers.
     """
 
-    @operation(None, int64, int64, f32x16, f32x16)
+    @simd.operation(None, int64, int64, simd.f32x16, simd.f32x16)
     def store_pair(builder, address, low, x, y):
         high = narrow_pair(builder, x, y)
-        store_value(builder, address, shuffled(builder, high, high, order))
+        simd.store_value(builder, address, simd.shuffled(builder, high, high, order))
         if has_low:
             rest = left_over(builder, high, x, y)
-            store_value(builder, builder.add(address, low), shuffled(builder, rest, rest, order))
+            simd.store_value(builder, builder.add(address, low), simd.shuffled(builder, rest, rest, order))
 
     return store_pair
 

@@ -16,47 +16,25 @@ from typing import NamedTuple
 
 from numba import float32
 
+from localllm.kernels import simd
 from localllm.kernels.cpu import ATTEND_KEYS, ATTEND_ROWS, MOST_SPLITS
 from localllm.kernels.cpu.attention.cache import STORAGE
 from localllm.kernels.cpu.attention.plan import SPLIT_BYTES, UNIT_BYTES, first_visible
 from localllm.kernels.cpu.attention.products import make_few, make_many
 from localllm.kernels.cpu.matmul.tiles_f32 import ROWS as TILE
 from localllm.kernels.cpu.signature import argument, argument_f32, device, kernel
-from localllm.kernels.simd import (
-    NAN,
-    abs_f32x16,
-    any_above_f32x16,
-    constant,
-    exp2_f32x16,
-    f32x16,
-    fma_f32x16,
-    keep_lanes,
-    largest_f32x16,
-    load_f32,
-    load_f32x16,
-    load_i64,
-    load_u16,
-    max_f32x16,
-    skip_lanes,
-    splat_f32x16,
-    store_f32,
-    store_f32x16,
-    sum_f32x16,
-    tanh_f32x16,
-    zero_f32x16,
-)
 from localllm.kernels.table import ATTEND, PAGE, SPLIT, UNIT
 
 MINUS_INFINITY, LOG2_E = float32(-math.inf), float32(math.log2(math.e))
-distances = constant(f32x16, *range(16))
+distances = simd.constant(simd.f32x16, *range(16))
 
 
 @device
 def cap_scores(scores, keys, softcap):
     """Replace scores by softcap * tanh(score) * log2(e). They have been divided by softcap already."""
-    factor = splat_f32x16(softcap * LOG2_E)
+    factor = simd.splat_f32x16(softcap * LOG2_E)
     for i in range(0, keys, 16):
-        store_f32x16(scores + i * 4, tanh_f32x16(load_f32x16(scores + i * 4)) * factor)
+        simd.store_f32x16(scores + i * 4, simd.tanh_f32x16(simd.load_f32x16(scores + i * 4)) * factor)
 
 
 @device
@@ -67,8 +45,10 @@ def subtract_distances(scores, keys, slope, distance):
     """
     lanes = distances()
     for i in range(0, keys, 16):
-        away = abs_f32x16(splat_f32x16(float32(distance - i)) - lanes)
-        store_f32x16(scores + i * 4, fma_f32x16(away, splat_f32x16(-slope * LOG2_E), load_f32x16(scores + i * 4)))
+        away = simd.abs_f32x16(simd.splat_f32x16(float32(distance - i)) - lanes)
+        simd.store_f32x16(
+            scores + i * 4, simd.fma_f32x16(away, simd.splat_f32x16(-slope * LOG2_E), simd.load_f32x16(scores + i * 4))
+        )
 
 
 @device
@@ -78,34 +58,36 @@ def add_biases(scores, keys, biases, reach, relative):
     biases: by position of the key relative to the query, see ATTEND in table.py; relative: the first key's position
     minus the query's.
     """
-    factor = splat_f32x16(LOG2_E)
+    factor = simd.splat_f32x16(LOG2_E)
     for i in range(0, keys, 16):
         number = min(max(relative + i + reach, -16), 2 * reach + 1) + 16
-        bias = load_f32x16(biases + number * 4)
-        store_f32x16(scores + i * 4, fma_f32x16(bias, factor, load_f32x16(scores + i * 4)))
+        bias = simd.load_f32x16(biases + number * 4)
+        simd.store_f32x16(scores + i * 4, simd.fma_f32x16(bias, factor, simd.load_f32x16(scores + i * 4)))
 
 
 @device
 def mask_outside(scores, keys, hidden, visible):
     """Set all scores to minus infinity except those from number `hidden` up to number `visible`."""
     for i in range(0, min(hidden, keys), 16):
-        store_f32x16(scores + i * 4, skip_lanes(load_f32x16(scores + i * 4), hidden - i, MINUS_INFINITY))
+        simd.store_f32x16(scores + i * 4, simd.skip_lanes(simd.load_f32x16(scores + i * 4), hidden - i, MINUS_INFINITY))
     if visible < keys:
         for i in range(0, keys, 16):
-            store_f32x16(scores + i * 4, keep_lanes(load_f32x16(scores + i * 4), visible - i, MINUS_INFINITY))
+            simd.store_f32x16(
+                scores + i * 4, simd.keep_lanes(simd.load_f32x16(scores + i * 4), visible - i, MINUS_INFINITY)
+            )
 
 
 @device
 def mask_unselected(scores, keys, bits):
     """Set the scores of keys whose bits are not set to minus infinity; bits: address of the first key's bit."""
     for i in range(0, keys, 16):
-        flags = load_u16(bits + i // 8)
+        flags = simd.load_u16(bits + i // 8)
         if flags == 0:
-            store_f32x16(scores + i * 4, splat_f32x16(MINUS_INFINITY))
+            simd.store_f32x16(scores + i * 4, simd.splat_f32x16(MINUS_INFINITY))
         elif flags != 65535:
             for lane in range(16):
                 if flags >> lane & 1 == 0:
-                    store_f32(scores + (i + lane) * 4, MINUS_INFINITY)
+                    simd.store_f32(scores + (i + lane) * 4, MINUS_INFINITY)
 
 
 @device
@@ -116,17 +98,17 @@ def mask_between(scores, keys, start, period):
     """
     for i in range(keys):
         if (start + i + 1) % period != 0:
-            store_f32(scores + i * 4, MINUS_INFINITY)
+            simd.store_f32(scores + i * 4, MINUS_INFINITY)
 
 
 @device
 def rescale(top, state, output, value_dim):
     """Multiply a row's sum and output by 2 ** (old maximum - new maximum `top`), and store the new maximum."""
-    fade = exp2_f32x16(load_f32x16(state + 64) - top)
-    store_f32x16(state, load_f32x16(state) * fade)
-    store_f32x16(state + 64, top)
+    fade = simd.exp2_f32x16(simd.load_f32x16(state + 64) - top)
+    simd.store_f32x16(state, simd.load_f32x16(state) * fade)
+    simd.store_f32x16(state + 64, top)
     for i in range(0, value_dim, 16):
-        store_f32x16(output + i * 4, load_f32x16(output + i * 4) * fade)
+        simd.store_f32x16(output + i * 4, simd.load_f32x16(output + i * 4) * fade)
 
 
 @device
@@ -136,17 +118,17 @@ def update_softmax(scores, keys, state, output, value_dim):
     A score of minus infinity gets the weight 0. state: f32 [32], the row's sum of weights in 16 lanes, then its maximum
     in every lane.
     """
-    largest = load_f32x16(state + 64)
+    largest = simd.load_f32x16(state + 64)
     for i in range(0, keys, 16):
-        largest = max_f32x16(largest, load_f32x16(scores + i * 4))
-    if any_above_f32x16(largest, load_f32x16(state + 64)):  # seldom, after the first blocks
-        rescale(splat_f32x16(largest_f32x16(largest)), state, output, value_dim)
-    total, top = load_f32x16(state), load_f32x16(state + 64)
+        largest = simd.max_f32x16(largest, simd.load_f32x16(scores + i * 4))
+    if simd.any_above_f32x16(largest, simd.load_f32x16(state + 64)):  # seldom, after the first blocks
+        rescale(simd.splat_f32x16(simd.largest_f32x16(largest)), state, output, value_dim)
+    total, top = simd.load_f32x16(state), simd.load_f32x16(state + 64)
     for i in range(0, keys, 16):
-        weight = exp2_f32x16(load_f32x16(scores + i * 4) - top)
-        store_f32x16(scores + i * 4, weight)
+        weight = simd.exp2_f32x16(simd.load_f32x16(scores + i * 4) - top)
+        simd.store_f32x16(scores + i * 4, weight)
         total = total + weight
-    store_f32x16(state, total)
+    simd.store_f32x16(state, total)
 
 
 LOWEST = float32(-1e30)
@@ -156,7 +138,7 @@ LOWEST = float32(-1e30)
 def fill(address, count, value):
     """Set `count` floats, a multiple of 16, to a value."""
     for i in range(0, count, 16):
-        store_f32x16(address + i * 4, splat_f32x16(value))
+        simd.store_f32x16(address + i * 4, simd.splat_f32x16(value))
 
 
 @device
@@ -208,9 +190,9 @@ def sees_none(a, token, kv_head):
     """Return whether selection is on but selected no key for a token. That happens if scores are NaN."""
     if argument(a, ATTEND.chosen) == 0:
         return False
-    bits, position = bits_of(a, token, kv_head), load_i64(argument(a, ATTEND.positions) + token * 8)
+    bits, position = bits_of(a, token, kv_head), simd.load_i64(argument(a, ATTEND.positions) + token * 8)
     key = 0
-    while key <= position and load_u16(bits + key // 8) == 0:
+    while key <= position and simd.load_u16(bits + key // 8) == 0:
         key += 16
     return key > position
 
@@ -222,8 +204,8 @@ def start_with_sinks(a, first, rows, group, kv_head, states):
     A token for which no key was selected gets NaN as its sum.
     """
     for r in range(rows):
-        sink = load_f32(argument(a, ATTEND.sinks) + (kv_head * group + (first + r) % group) * 4)
-        store_f32(states + r * 128, NAN if sees_none(a, (first + r) // group, kv_head) else float32(1.0))
+        sink = simd.load_f32(argument(a, ATTEND.sinks) + (kv_head * group + (first + r) % group) * 4)
+        simd.store_f32(states + r * 128, simd.NAN if sees_none(a, (first + r) // group, kv_head) else float32(1.0))
         fill(states + r * 128 + 64, 16, sink * LOG2_E)
 
 
@@ -252,7 +234,7 @@ def make_load_queries(few):
             source = row_at(argument(a, ATTEND.q), argument(a, ATTEND.q_stride), first + r, group, kv_head, head_dim)
             target = q + (r - r % tile) * key_dim * 4 + r % tile * down
             for d in range(head_dim):
-                store_f32(target + d * along, load_f32(source + d * 4) * scale)
+                simd.store_f32(target + d * along, simd.load_f32(source + d * 4) * scale)
 
     return load_queries
 
@@ -274,7 +256,7 @@ def is_chosen(a, first, rows, group, kv_head, key, count):
     for token in range(first // group, (first + rows - 1) // group + 1):
         bits = bits_of(a, token, kv_head) + key // 8
         for i in range(0, count, 16):
-            if load_u16(bits + i // 8) != 0:
+            if simd.load_u16(bits + i // 8) != 0:
                 return True
     return False
 
@@ -285,15 +267,15 @@ def write_row(a, row, group, kv_head, output, total, top):
 
     total: the sum in 16 lanes; top: the row's maximum, a logarithm to base 2.
     """
-    weight, head_dim = sum_f32x16(total), argument(a, ATTEND.value_dim)
+    weight, head_dim = simd.sum_f32x16(total), argument(a, ATTEND.value_dim)
     factor = float32(1.0) / weight
     if argument(a, ATTEND.logs) == 1:
         heads, head = argument(a, ATTEND.heads), kv_head * group + row % group
         place = argument(a, ATTEND.y) + row // group * argument(a, ATTEND.y_stride) + (heads * head_dim + head) * 4
-        store_f32(place, float32(math.log(weight)) + top / LOG2_E)
+        simd.store_f32(place, float32(math.log(weight)) + top / LOG2_E)
     target = row_at(argument(a, ATTEND.y), argument(a, ATTEND.y_stride), row, group, kv_head, head_dim)
     for d in range(head_dim):
-        store_f32(target + d * 4, load_f32(output + d * 4) * factor)
+        simd.store_f32(target + d * 4, simd.load_f32(output + d * 4) * factor)
 
 
 @device
@@ -315,9 +297,9 @@ def write_partial(a, row, group, kv_head, split, value_dim, output, state):
     slot, head = split_of(a, row // group, SPLIT.slot), kv_head * group + row % group
     target = partial_at(a, slot, head, split, value_dim)
     for i in range(0, 32, 16):
-        store_f32x16(target + i * 4, load_f32x16(state + i * 4))
+        simd.store_f32x16(target + i * 4, simd.load_f32x16(state + i * 4))
     for d in range(0, value_dim, 16):
-        store_f32x16(target + 128 + d * 4, load_f32x16(output + d * 4))
+        simd.store_f32x16(target + 128 + d * 4, simd.load_f32x16(output + d * 4))
 
 
 @device
@@ -332,11 +314,11 @@ def update_rows(a, first, rows, group, kv_head, lowest, start, count, scores, st
     period = argument(a, ATTEND.period)
     for r in range(rows):
         token, row = (first + r) // group, scores + r * stride
-        position = load_i64(argument(a, ATTEND.positions) + token * 8)
+        position = simd.load_i64(argument(a, ATTEND.positions) + token * 8)
         if softcap > 0:
             cap_scores(row, keys, softcap)
         if slopes != 0:
-            slope = load_f32(slopes + (kv_head * group + (first + r) % group) * 4)
+            slope = simd.load_f32(slopes + (kv_head * group + (first + r) % group) * 4)
             subtract_distances(row, keys, slope, position - start)
         if biases != 0:
             of_head = biases + (kv_head * group + (first + r) % group) * (2 * reach + 33) * 4
@@ -353,7 +335,7 @@ def update_rows(a, first, rows, group, kv_head, lowest, start, count, scores, st
 @device
 def place_of(table, key):
     """Return the cache slot of the key at a position; table: address of the page table."""
-    return load_i64(table + key // PAGE * 8) * PAGE + key % PAGE
+    return simd.load_i64(table + key // PAGE * 8) * PAGE + key % PAGE
 
 
 class ManyRows(NamedTuple):
@@ -434,7 +416,7 @@ def make(format_name, many=IN_FLOAT32):
         scratch = argument(a, ATTEND.scratch) + thread * argument(a, ATTEND.scratch_bytes)
         _, tiles, _, output, states = places(scratch, key_dim, value_dim, more)
         start(tiles)
-        units = load_i64(argument(a, ATTEND.unit_count))
+        units = simd.load_i64(argument(a, ATTEND.unit_count))
         for i in range(units * part // parts, units * (part + 1) // parts):
             u = argument(a, ATTEND.units) + i * UNIT_BYTES
             kv_head, first, rows = argument(u, UNIT.kv_head), argument(u, UNIT.first_row), argument(u, UNIT.rows)
@@ -447,7 +429,7 @@ def make(format_name, many=IN_FLOAT32):
                 if is_split:
                     write_partial(a, first + r, group, kv_head, split, value_dim, row, state)
                 else:
-                    write_row(a, first + r, group, kv_head, row, load_f32x16(state), load_f32(state + 64))
+                    write_row(a, first + r, group, kv_head, row, simd.load_f32x16(state), simd.load_f32(state + 64))
         finish()
 
     return attend
@@ -456,24 +438,26 @@ def make(format_name, many=IN_FLOAT32):
 @device
 def merge_head(a, token, head, group, value_dim, output):
     """Combine the partial results of a token's head, and write it to y."""
-    top, total = splat_f32x16(LOWEST), zero_f32x16()
+    top, total = simd.splat_f32x16(LOWEST), simd.zero_f32x16()
     slot, splits = split_of(a, token, SPLIT.slot), split_of(a, token, SPLIT.count)
     for split in range(splits):
-        top = max_f32x16(top, load_f32x16(partial_at(a, slot, head, split, value_dim) + 64))
+        top = simd.max_f32x16(top, simd.load_f32x16(partial_at(a, slot, head, split, value_dim) + 64))
     fill(output, value_dim, float32(0.0))
     for split in range(splits):
         source = partial_at(a, slot, head, split, value_dim)
-        weight = exp2_f32x16(load_f32x16(source + 64) - top)
-        total = fma_f32x16(weight, load_f32x16(source), total)
+        weight = simd.exp2_f32x16(simd.load_f32x16(source + 64) - top)
+        total = simd.fma_f32x16(weight, simd.load_f32x16(source), total)
         for d in range(0, value_dim * 4, 64):
-            store_f32x16(output + d, fma_f32x16(weight, load_f32x16(source + 128 + d), load_f32x16(output + d)))
-    write_row(a, token * group + head % group, group, head // group, output, total, largest_f32x16(top))
+            simd.store_f32x16(
+                output + d, simd.fma_f32x16(weight, simd.load_f32x16(source + 128 + d), simd.load_f32x16(output + d))
+            )
+    write_row(a, token * group + head % group, group, head // group, output, total, simd.largest_f32x16(top))
 
 
 @kernel
 def merge(a, part, parts, thread):
     """Combine the partial results of split contexts. The arguments are those of `attend`."""
-    tokens, heads = load_i64(argument(a, ATTEND.count)), argument(a, ATTEND.heads)
+    tokens, heads = simd.load_i64(argument(a, ATTEND.count)), argument(a, ATTEND.heads)
     group, value_dim = heads // argument(a, ATTEND.kv_heads), padded(argument(a, ATTEND.value_dim))
     output = argument(a, ATTEND.scratch) + thread * argument(a, ATTEND.scratch_bytes)
     for i in range(tokens * heads * part // parts, tokens * heads * (part + 1) // parts):

@@ -25,48 +25,8 @@ import itertools
 
 from numba import float32
 
+from localllm.kernels import simd
 from localllm.kernels.cpu.signature import argument, device, kernel
-from localllm.kernels.simd import (
-    INFINITY,
-    NAN,
-    abs_f32x16,
-    bytes_i32x16,
-    copy_sign,
-    fifth_bits_i32x16,
-    five_bits_f32x16,
-    float_i8x16,
-    int_f32x16,
-    keep_below_f32x16,
-    keep_lanes,
-    largest_f32x16,
-    largest_size_f32x16,
-    load_bf16x16,
-    load_f16x16,
-    load_f32,
-    load_f32x16,
-    load_i64,
-    load_splat_f16x16,
-    load_u8x16,
-    load_u16,
-    make_nibble_values,
-    make_staircase,
-    max_f32x16,
-    min_f32x16,
-    nibbles_f32x16,
-    reciprocal_f32x16,
-    round_f32x16,
-    splat_f32x16,
-    store_bf16x16,
-    store_f16,
-    store_f16x16,
-    store_f32x16,
-    store_i32,
-    store_lanes_f32x16,
-    store_nibbles,
-    store_u8x16,
-    sum_f32x16,
-    zero_f32x16,
-)
 from localllm.kernels.table import PAGE, SEQUENCE, STORE
 from localllm.quant.layouts import IQ4_VALUES
 
@@ -90,8 +50,8 @@ def make_plain(width, load_16, store_16, limit):
     @device
     def store(head, x, head_dim):
         for d in range(0, head_dim, 16):
-            numbers = keep_lanes(load_f32x16(x + d * 4), head_dim - d, float32(0.0))
-            store_16(head + d * width, keep_below_f32x16(numbers, limit))
+            numbers = simd.keep_lanes(simd.load_f32x16(x + d * 4), head_dim - d, float32(0.0))
+            store_16(head + d * width, simd.keep_below_f32x16(numbers, limit))
 
     return load, store
 
@@ -99,22 +59,22 @@ def make_plain(width, load_16, store_16, limit):
 @device
 def load_q8_0(head, d):
     block = head + d // 32 * 34
-    return float_i8x16(load_u8x16(block + 2 + d % 32)) * load_splat_f16x16(block)
+    return simd.float_i8x16(simd.load_u8x16(block + 2 + d % 32)) * simd.load_splat_f16x16(block)
 
 
 @device
 def block_of_32(x, d, head_dim, padding):
     """Load numbers d to d + 31 of a head as two f32x16, with `padding` past its end."""
-    low, high = load_f32x16(x + d * 4), load_f32x16(x + d * 4 + 64)
-    return keep_lanes(low, head_dim - d, padding), keep_lanes(high, head_dim - d - 16, padding)
+    low, high = simd.load_f32x16(x + d * 4), simd.load_f32x16(x + d * 4 + 64)
+    return simd.keep_lanes(low, head_dim - d, padding), simd.keep_lanes(high, head_dim - d - 16, padding)
 
 
 @device
 def store_bytes(address, x, inverse):
     """Store x * inverse as 16 signed bytes, rounded and clamped to -127 to 127."""
-    whole = round_f32x16(x * inverse)
-    whole = max_f32x16(min_f32x16(whole, splat_f32x16(127.0)), splat_f32x16(-127.0))
-    store_u8x16(address, bytes_i32x16(int_f32x16(whole)))
+    whole = simd.round_f32x16(x * inverse)
+    whole = simd.max_f32x16(simd.min_f32x16(whole, simd.splat_f32x16(127.0)), simd.splat_f32x16(-127.0))
+    simd.store_u8x16(address, simd.bytes_i32x16(simd.int_f32x16(whole)))
 
 
 @device
@@ -126,9 +86,11 @@ def store_q8_0(head, x, head_dim):
     for d in range(0, head_dim, 32):
         block = head + d // 32 * 34
         low, high = block_of_32(x, d, head_dim, float32(0.0))
-        scale = largest_size_f32x16(low, high) / float32(127.0)
-        store_f16(block, scale if scale < HALF_LIMIT else NAN)
-        inverse = reciprocal_f32x16(max_f32x16(load_splat_f16x16(block), splat_f32x16(SMALLEST_SCALE)))
+        scale = simd.largest_size_f32x16(low, high) / float32(127.0)
+        simd.store_f16(block, scale if scale < HALF_LIMIT else simd.NAN)
+        inverse = simd.reciprocal_f32x16(
+            simd.max_f32x16(simd.load_splat_f16x16(block), simd.splat_f32x16(SMALLEST_SCALE))
+        )
         store_bytes(block + 2, low, inverse)
         store_bytes(block + 18, high, inverse)
 
@@ -136,43 +98,45 @@ def store_q8_0(head, x, head_dim):
 @device
 def load_q4_0(head, d):
     block = head + d // 32 * 18
-    scale = load_splat_f16x16(block)
-    return nibbles_f32x16(load_u8x16(block + 2), d % 32 // 16 * 4, scale, scale * splat_f32x16(-8.0))
+    scale = simd.load_splat_f16x16(block)
+    return simd.nibbles_f32x16(simd.load_u8x16(block + 2), d % 32 // 16 * 4, scale, scale * simd.splat_f32x16(-8.0))
 
 
 @device
 def load_q4_1(head, d):
     block = head + d // 32 * 20
-    return nibbles_f32x16(
-        load_u8x16(block + 4), d % 32 // 16 * 4, load_splat_f16x16(block), load_splat_f16x16(block + 2)
+    return simd.nibbles_f32x16(
+        simd.load_u8x16(block + 4), d % 32 // 16 * 4, simd.load_splat_f16x16(block), simd.load_splat_f16x16(block + 2)
     )
 
 
 @device
 def load_q5_0(head, d):
     block, half = head + d // 32 * 22, d % 32 // 16
-    scale, fifth = load_splat_f16x16(block), load_u16(block + 2 + 2 * half)
-    return five_bits_f32x16(load_u8x16(block + 6), 4 * half, fifth, scale, scale * splat_f32x16(-16.0))
+    scale, fifth = simd.load_splat_f16x16(block), simd.load_u16(block + 2 + 2 * half)
+    return simd.five_bits_f32x16(simd.load_u8x16(block + 6), 4 * half, fifth, scale, scale * simd.splat_f32x16(-16.0))
 
 
 @device
 def load_q5_1(head, d):
     block, half = head + d // 32 * 24, d % 32 // 16
-    scale, minimum = load_splat_f16x16(block), load_splat_f16x16(block + 2)
-    return five_bits_f32x16(load_u8x16(block + 8), 4 * half, load_u16(block + 4 + 2 * half), scale, minimum)
+    scale, minimum = simd.load_splat_f16x16(block), simd.load_splat_f16x16(block + 2)
+    return simd.five_bits_f32x16(
+        simd.load_u8x16(block + 8), 4 * half, simd.load_u16(block + 4 + 2 * half), scale, minimum
+    )
 
 
 @device
 def store_five_bits(address, low, high):
     """Store 32 codes of 5 bits: their fifth bits, 4 bytes, then their low 4 bits, 16 bytes."""
-    store_i32(address, fifth_bits_i32x16(low) | fifth_bits_i32x16(high) << 16)
-    store_nibbles(address + 4, low, high)
+    simd.store_i32(address, simd.fifth_bits_i32x16(low) | simd.fifth_bits_i32x16(high) << 16)
+    simd.store_nibbles(address + 4, low, high)
 
 
 @device
 def clamped(codes, top):
     """Clamp whole numbers to the range from 0 to `top`; return them as integers."""
-    return int_f32x16(max_f32x16(min_f32x16(codes, splat_f32x16(top)), zero_f32x16()))
+    return simd.int_f32x16(simd.max_f32x16(simd.min_f32x16(codes, simd.splat_f32x16(top)), simd.zero_f32x16()))
 
 
 def make_symmetric(block_bytes, centre, store_codes):
@@ -187,13 +151,15 @@ def make_symmetric(block_bytes, centre, store_codes):
         for d in range(0, head_dim, 32):
             block = head + d // 32 * block_bytes
             low, high = block_of_32(x, d, head_dim, float32(0.0))
-            size = largest_size_f32x16(low, high)
-            scale = size / (-centre if largest_f32x16(max_f32x16(low, high)) == size else centre)
-            store_f16(block, scale if abs(scale) < HALF_LIMIT else NAN)
-            stored_scale, middle = load_splat_f16x16(block), splat_f32x16(centre)
-            inverse = reciprocal_f32x16(max_f32x16(abs_f32x16(stored_scale), splat_f32x16(SMALLEST_SCALE)))
-            inverse = copy_sign(inverse, stored_scale)
-            low, high = round_f32x16(low * inverse) + middle, round_f32x16(high * inverse) + middle
+            size = simd.largest_size_f32x16(low, high)
+            scale = size / (-centre if simd.largest_f32x16(simd.max_f32x16(low, high)) == size else centre)
+            simd.store_f16(block, scale if abs(scale) < HALF_LIMIT else simd.NAN)
+            stored_scale, middle = simd.load_splat_f16x16(block), simd.splat_f32x16(centre)
+            inverse = simd.reciprocal_f32x16(
+                simd.max_f32x16(simd.abs_f32x16(stored_scale), simd.splat_f32x16(SMALLEST_SCALE))
+            )
+            inverse = simd.copy_sign(inverse, stored_scale)
+            low, high = simd.round_f32x16(low * inverse) + middle, simd.round_f32x16(high * inverse) + middle
             store_codes(block + 2, clamped(low, top), clamped(high, top))
 
     return store
@@ -210,29 +176,33 @@ def make_with_minimum(block_bytes, top, store_codes):
     def store(head, x, head_dim):
         for d in range(0, head_dim, 32):
             block = head + d // 32 * block_bytes
-            low, high = block_of_32(x, d, head_dim, load_f32(x + d * 4))
-            is_lost = not (largest_size_f32x16(low, high) < HALF_LIMIT)
-            lowest = -largest_f32x16(-min_f32x16(low, high))
-            scale = (largest_f32x16(max_f32x16(low, high)) - lowest) / top
-            store_f16(block, NAN if is_lost else scale)
-            store_f16(block + 2, NAN if is_lost else lowest)
-            inverse = reciprocal_f32x16(max_f32x16(load_splat_f16x16(block), splat_f32x16(SMALLEST_SCALE)))
-            minimum = load_splat_f16x16(block + 2)
-            low, high = round_f32x16((low - minimum) * inverse), round_f32x16((high - minimum) * inverse)
+            low, high = block_of_32(x, d, head_dim, simd.load_f32(x + d * 4))
+            is_lost = not (simd.largest_size_f32x16(low, high) < HALF_LIMIT)
+            lowest = -simd.largest_f32x16(-simd.min_f32x16(low, high))
+            scale = (simd.largest_f32x16(simd.max_f32x16(low, high)) - lowest) / top
+            simd.store_f16(block, simd.NAN if is_lost else scale)
+            simd.store_f16(block + 2, simd.NAN if is_lost else lowest)
+            inverse = simd.reciprocal_f32x16(
+                simd.max_f32x16(simd.load_splat_f16x16(block), simd.splat_f32x16(SMALLEST_SCALE))
+            )
+            minimum = simd.load_splat_f16x16(block + 2)
+            low, high = simd.round_f32x16((low - minimum) * inverse), simd.round_f32x16((high - minimum) * inverse)
             store_codes(block + 4, clamped(low, top), clamped(high, top))
 
     return store
 
 
-named_values = make_nibble_values(IQ4_VALUES)
-nearest_code = make_staircase(0, MIDDLES, [1] * 15)
-nearest_value = make_staircase(IQ4_VALUES[0], MIDDLES, [high - low for low, high in itertools.pairwise(IQ4_VALUES)])
+named_values = simd.make_nibble_values(IQ4_VALUES)
+nearest_code = simd.make_staircase(0, MIDDLES, [1] * 15)
+nearest_value = simd.make_staircase(
+    IQ4_VALUES[0], MIDDLES, [high - low for low, high in itertools.pairwise(IQ4_VALUES)]
+)
 
 
 @device
 def load_iq4_nl(head, d):
     block = head + d // 32 * 18
-    return named_values(load_u8x16(block + 2), d % 32 // 16 * 4) * load_splat_f16x16(block)
+    return named_values(simd.load_u8x16(block + 2), d % 32 // 16 * 4) * simd.load_splat_f16x16(block)
 
 
 @device
@@ -245,27 +215,27 @@ def store_iq4_nl(head, x, head_dim):
     for d in range(0, head_dim, 32):
         block = head + d // 32 * 18
         low, high = block_of_32(x, d, head_dim, float32(0.0))
-        size = largest_size_f32x16(low, high)
-        first = size / float32(-127.0 if largest_f32x16(max_f32x16(low, high)) == size else 127.0)
+        size = simd.largest_size_f32x16(low, high)
+        first = size / float32(-127.0 if simd.largest_f32x16(simd.max_f32x16(low, high)) == size else 127.0)
         inverse = float32(1.0) / first if abs(first) > TINY else float32(0.0)
-        low, high = low * splat_f32x16(inverse), high * splat_f32x16(inverse)
+        low, high = low * simd.splat_f32x16(inverse), high * simd.splat_f32x16(inverse)
         near_low, near_high = nearest_value(low), nearest_value(high)
-        products = sum_f32x16(low * low * low * near_low + high * high * high * near_high)
-        squares = sum_f32x16(low * low * near_low * near_low + high * high * near_high * near_high)
+        products = simd.sum_f32x16(low * low * low * near_low + high * high * high * near_high)
+        squares = simd.sum_f32x16(low * low * near_low * near_low + high * high * near_high * near_high)
         scale = first * (products / squares) if squares > 0 else float32(0.0) * size
-        store_f16(block, scale if abs(scale) < HALF_LIMIT else NAN)
-        store_nibbles(block + 2, int_f32x16(nearest_code(low)), int_f32x16(nearest_code(high)))
+        simd.store_f16(block, scale if abs(scale) < HALF_LIMIT else simd.NAN)
+        simd.store_nibbles(block + 2, simd.int_f32x16(nearest_code(low)), simd.int_f32x16(nearest_code(high)))
 
 
 STORAGE = {
-    "F32": make_plain(4, load_f32x16, store_f32x16, INFINITY),
-    "F16": make_plain(2, load_f16x16, store_f16x16, HALF_LIMIT),
-    "BF16": make_plain(2, load_bf16x16, store_bf16x16, BF16_LIMIT),
+    "F32": make_plain(4, simd.load_f32x16, simd.store_f32x16, simd.INFINITY),
+    "F16": make_plain(2, simd.load_f16x16, simd.store_f16x16, HALF_LIMIT),
+    "BF16": make_plain(2, simd.load_bf16x16, simd.store_bf16x16, BF16_LIMIT),
     "Q8_0": (load_q8_0, store_q8_0),
     "Q5_1": (load_q5_1, make_with_minimum(24, 31, store_five_bits)),
     "Q5_0": (load_q5_0, make_symmetric(22, 16, store_five_bits)),
-    "Q4_1": (load_q4_1, make_with_minimum(20, 15, store_nibbles)),
-    "Q4_0": (load_q4_0, make_symmetric(18, 8, store_nibbles)),
+    "Q4_1": (load_q4_1, make_with_minimum(20, 15, simd.store_nibbles)),
+    "Q4_0": (load_q4_0, make_symmetric(18, 8, simd.store_nibbles)),
     "IQ4_NL": (load_iq4_nl, store_iq4_nl),
 }
 
@@ -273,9 +243,9 @@ STORAGE = {
 @device
 def place_of(a, token):
     """Return the cache slot of token number `token` of the run."""
-    sequence = argument(a, STORE.sequences) + load_i64(argument(a, STORE.owners) + token * 8) * 8 * len(SEQUENCE)
-    position = load_i64(argument(a, STORE.positions) + token * 8)
-    return load_i64(argument(sequence, SEQUENCE.table) + position // PAGE * 8) * PAGE + position % PAGE
+    sequence = argument(a, STORE.sequences) + simd.load_i64(argument(a, STORE.owners) + token * 8) * 8 * len(SEQUENCE)
+    position = simd.load_i64(argument(a, STORE.positions) + token * 8)
+    return simd.load_i64(argument(sequence, SEQUENCE.table) + position // PAGE * 8) * PAGE + position % PAGE
 
 
 def make_pass(work):
@@ -286,11 +256,8 @@ def make_pass(work):
 
     @kernel
     def go(a, part, parts, thread):
-        heads, head_dim, tokens = (
-            argument(a, STORE.heads),
-            argument(a, STORE.head_dim),
-            load_i64(argument(a, STORE.count)),
-        )
+        heads, head_dim = argument(a, STORE.heads), argument(a, STORE.head_dim)
+        tokens = simd.load_i64(argument(a, STORE.count))
         for t in range(tokens * part // parts, tokens * (part + 1) // parts):
             row = argument(a, STORE.base) + place_of(a, t) * argument(a, STORE.token_bytes)
             for head in range(heads):
@@ -312,6 +279,6 @@ def make_recall(format_name):
     @device
     def recall(head, x, head_dim):
         for d in range(0, head_dim, 16):
-            store_lanes_f32x16(x + d * 4, load(head, d), head_dim - d)
+            simd.store_lanes_f32x16(x + d * 4, load(head, d), head_dim - d)
 
     return make_pass(recall)

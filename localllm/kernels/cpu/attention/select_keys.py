@@ -11,23 +11,10 @@ Selection of key blocks for each head by their best keys: MiniMax M3, 2026.
 
 from numba import float32
 
+from localllm.kernels import simd
 from localllm.kernels.cpu.attention.attend import fill, padded
 from localllm.kernels.cpu.attention.cache import STORAGE
 from localllm.kernels.cpu.signature import argument, device, kernel
-from localllm.kernels.simd import (
-    INFINITY,
-    fma_f32x16,
-    load_f32,
-    load_f32x16,
-    load_i64,
-    load_u32,
-    store_f32,
-    store_f32x16,
-    store_i32,
-    store_i64,
-    sum_f32x16,
-    zero_f32x16,
-)
 from localllm.kernels.table import PAGE, SELECT_KEY_BLOCKS, SELECT_KEYS, SEQUENCE
 
 DIGITS = 256
@@ -37,7 +24,7 @@ ONES, SIGN = 0xFFFFFFFF, 0x80000000
 @device
 def ordered(address):
     """Load a float32 as a 32-bit integer that sorts in the same order."""
-    word = load_u32(address)
+    word = simd.load_u32(address)
     return word ^ (ONES if word >= SIGN else SIGN)
 
 
@@ -50,15 +37,15 @@ def least_chosen(scores, count, most, digits):
     prefix, left = 0, most
     for shift in range(24, -8, -8):
         for digit in range(DIGITS):
-            store_i64(digits + digit * 8, 0)
+            simd.store_i64(digits + digit * 8, 0)
         for i in range(count):
             number = ordered(scores + i * 4)
             if number >> shift >> 8 == prefix:
                 place = digits + (number >> shift & 255) * 8
-                store_i64(place, load_i64(place) + 1)
+                simd.store_i64(place, simd.load_i64(place) + 1)
         digit = DIGITS - 1
-        while left > load_i64(digits + digit * 8):
-            left -= load_i64(digits + digit * 8)
+        while left > simd.load_i64(digits + digit * 8):
+            left -= simd.load_i64(digits + digit * 8)
             digit -= 1
         prefix = prefix << 8 | digit
     return prefix, left
@@ -80,14 +67,14 @@ def write_bits(scores, blocks, block, count, least, left, y):
                 is_selected = i // block >= blocks or number > least or (number == least and left > 0)
                 left -= 1 if number == least else 0
             word |= 1 << (i - first) if is_selected else 0
-        store_i32(y + first // 8, word)
+        simd.store_i32(y + first // 8, word)
 
 
 @device
 def write_all(count, word, y):
     """Write the same 32 bits, `word`, for all keys."""
     for first in range(0, count, 32):
-        store_i32(y + first // 8, word)
+        simd.store_i32(y + first // 8, word)
 
 
 @device
@@ -96,7 +83,7 @@ def load_queries(source, heads, key_dim, columns, q):
     fill(q, heads * columns, float32(0.0))
     for head in range(heads):
         for d in range(key_dim):
-            store_f32(q + (head * columns + d) * 4, load_f32(source + (head * key_dim + d) * 4))
+            simd.store_f32(q + (head * columns + d) * 4, simd.load_f32(source + (head * key_dim + d) * 4))
 
 
 def make_select_keys(format_name):
@@ -107,15 +94,15 @@ def make_select_keys(format_name):
     def score(a, q, key, row, weights, columns):
         """Compute the score of a key: the sum over heads of weight * max(q k, 0)."""
         for d in range(0, columns, 16):
-            store_f32x16(row + d * 4, load_key(key, d))
+            simd.store_f32x16(row + d * 4, load_key(key, d))
         total = float32(0.0)
         for head in range(argument(a, SELECT_KEYS.heads)):
-            products, x = zero_f32x16(), q + head * columns * 4
+            products, x = simd.zero_f32x16(), q + head * columns * 4
             for d in range(0, columns * 4, 64):
-                products = fma_f32x16(load_f32x16(x + d), load_f32x16(row + d), products)
-            product = sum_f32x16(products)
+                products = simd.fma_f32x16(simd.load_f32x16(x + d), simd.load_f32x16(row + d), products)
+            product = simd.sum_f32x16(products)
             positive = float32(0.0) if product < 0 else product  # NaN stays
-            total += load_f32(weights + head * 4) * positive
+            total += simd.load_f32(weights + head * 4) * positive
         return total
 
     @device
@@ -125,20 +112,20 @@ def make_select_keys(format_name):
         key_bytes, block = argument(a, SELECT_KEYS.key_bytes), argument(a, SELECT_KEYS.block)
         for i in range(blocks):
             key = i * block + block - 1
-            place = load_i64(table + key // PAGE * 8) * PAGE + key % PAGE
+            place = simd.load_i64(table + key // PAGE * 8) * PAGE + key % PAGE
             x = score(a, q, argument(a, SELECT_KEYS.keys) + place * key_bytes, row, weights, columns)
-            finite = finite and abs(x) < INFINITY
-            store_f32(scores + i * 4, x)
+            finite = finite and abs(x) < simd.INFINITY
+            simd.store_f32(scores + i * 4, x)
         return finite
 
     @kernel
     def select_keys(a, part, parts, thread):
-        tokens, columns = load_i64(argument(a, SELECT_KEYS.count)), padded(argument(a, SELECT_KEYS.key_dim))
+        tokens, columns = simd.load_i64(argument(a, SELECT_KEYS.count)), padded(argument(a, SELECT_KEYS.key_dim))
         q = argument(a, SELECT_KEYS.scratch) + thread * argument(a, SELECT_KEYS.scratch_bytes)
         digits = q + (argument(a, SELECT_KEYS.heads) + 1) * columns * 4
         scores = digits + 8 * DIGITS
         for token in range(tokens * part // parts, tokens * (part + 1) // parts):
-            count = load_i64(argument(a, SELECT_KEYS.positions) + token * 8) + 1
+            count = simd.load_i64(argument(a, SELECT_KEYS.positions) + token * 8) + 1
             y = argument(a, SELECT_KEYS.y) + token * argument(a, SELECT_KEYS.y_stride)
             blocks = count // argument(a, SELECT_KEYS.block)
             if blocks <= argument(a, SELECT_KEYS.most):
@@ -146,7 +133,7 @@ def make_select_keys(format_name):
                 continue
             source = argument(a, SELECT_KEYS.q) + token * argument(a, SELECT_KEYS.q_stride)
             load_queries(source, argument(a, SELECT_KEYS.heads), argument(a, SELECT_KEYS.key_dim), columns, q)
-            owner = load_i64(argument(a, SELECT_KEYS.owners) + token * 8)
+            owner = simd.load_i64(argument(a, SELECT_KEYS.owners) + token * 8)
             table = argument(argument(a, SELECT_KEYS.sequences) + owner * 8 * len(SEQUENCE), SEQUENCE.table)
             weights = argument(a, SELECT_KEYS.weights) + token * argument(a, SELECT_KEYS.weights_stride)
             if score_all(a, table, q, weights, columns, blocks, scores):
@@ -161,10 +148,10 @@ def make_select_keys(format_name):
 @device
 def product(q, row, columns):
     """Compute q k over `columns` columns, a multiple of 16."""
-    products = zero_f32x16()
+    products = simd.zero_f32x16()
     for d in range(0, columns * 4, 64):
-        products = fma_f32x16(load_f32x16(q + d), load_f32x16(row + d), products)
-    return sum_f32x16(products)
+        products = simd.fma_f32x16(simd.load_f32x16(q + d), simd.load_f32x16(row + d), products)
+    return simd.sum_f32x16(products)
 
 
 def make_score_all(load_key):
@@ -174,22 +161,19 @@ def make_score_all(load_key):
     def score_all(a, table, q, columns, count, scores):
         """Store the largest product of each head with each block's keys; return whether all products are finite."""
         heads, block, finite = argument(a, SELECT_KEY_BLOCKS.heads), argument(a, SELECT_KEY_BLOCKS.block), True
-        row, blocks, key_bytes = (
-            q + heads * columns * 4,
-            (count + block - 1) // block,
-            argument(a, SELECT_KEY_BLOCKS.key_bytes),
-        )
+        row, blocks = q + heads * columns * 4, (count + block - 1) // block
+        key_bytes = argument(a, SELECT_KEY_BLOCKS.key_bytes)
         for i in range(heads * blocks):
-            store_f32(scores + i * 4, -INFINITY)
+            simd.store_f32(scores + i * 4, -simd.INFINITY)
         for key in range(count):
-            place = load_i64(table + key // PAGE * 8) * PAGE + key % PAGE
+            place = simd.load_i64(table + key // PAGE * 8) * PAGE + key % PAGE
             for d in range(0, columns, 16):
-                store_f32x16(row + d * 4, load_key(argument(a, SELECT_KEY_BLOCKS.keys) + place * key_bytes, d))
+                simd.store_f32x16(row + d * 4, load_key(argument(a, SELECT_KEY_BLOCKS.keys) + place * key_bytes, d))
             for head in range(heads):
                 x, best = product(q + head * columns * 4, row, columns), scores + (head * blocks + key // block) * 4
-                finite = finite and abs(x) < INFINITY
-                if x > load_f32(best):
-                    store_f32(best, x)
+                finite = finite and abs(x) < simd.INFINITY
+                if x > simd.load_f32(best):
+                    simd.store_f32(best, x)
         return finite
 
     return score_all
@@ -201,25 +185,20 @@ def make_choose_some(score_all):
     @device
     def choose_some(a, token, count, q, columns, table, y):
         """Write the bits of the keys that are chosen for a token, for each head."""
-        heads, block, most = (
-            argument(a, SELECT_KEY_BLOCKS.heads),
-            argument(a, SELECT_KEY_BLOCKS.block),
-            argument(a, SELECT_KEY_BLOCKS.most),
-        )
+        heads, block = argument(a, SELECT_KEY_BLOCKS.heads), argument(a, SELECT_KEY_BLOCKS.block)
+        most = argument(a, SELECT_KEY_BLOCKS.most)
         source = argument(a, SELECT_KEY_BLOCKS.q) + token * argument(a, SELECT_KEY_BLOCKS.q_stride)
         load_queries(source, heads, argument(a, SELECT_KEY_BLOCKS.key_dim), columns, q)
         digits, blocks = q + (heads + 1) * columns * 4, (count + block - 1) // block
         finite = score_all(a, table, q, columns, count, digits + 8 * DIGITS)
         for head in range(heads):
-            scores, bits = (
-                digits + 8 * DIGITS + head * blocks * 4,
-                y + head * argument(a, SELECT_KEY_BLOCKS.choice_stride),
-            )
+            scores = digits + 8 * DIGITS + head * blocks * 4
+            bits = y + head * argument(a, SELECT_KEY_BLOCKS.choice_stride)
             if not finite:
                 write_all(count, 0, bits)
                 continue
             for i in range(max(blocks - argument(a, SELECT_KEY_BLOCKS.local), 0), blocks):
-                store_f32(scores + i * 4, INFINITY)
+                simd.store_f32(scores + i * 4, simd.INFINITY)
             least, left = least_chosen(scores, blocks, most, digits)
             write_bits(scores, blocks, block, count, least, left, bits)
 
@@ -232,16 +211,17 @@ def make_select_key_blocks(format_name):
 
     @kernel
     def select_key_blocks(a, part, parts, thread):
-        tokens, columns = load_i64(argument(a, SELECT_KEY_BLOCKS.count)), padded(argument(a, SELECT_KEY_BLOCKS.key_dim))
+        tokens = simd.load_i64(argument(a, SELECT_KEY_BLOCKS.count))
+        columns = padded(argument(a, SELECT_KEY_BLOCKS.key_dim))
         q = argument(a, SELECT_KEY_BLOCKS.scratch) + thread * argument(a, SELECT_KEY_BLOCKS.scratch_bytes)
         for token in range(tokens * part // parts, tokens * (part + 1) // parts):
-            count = load_i64(argument(a, SELECT_KEY_BLOCKS.positions) + token * 8) + 1
+            count = simd.load_i64(argument(a, SELECT_KEY_BLOCKS.positions) + token * 8) + 1
             y = argument(a, SELECT_KEY_BLOCKS.y) + token * argument(a, SELECT_KEY_BLOCKS.y_stride)
             if count <= argument(a, SELECT_KEY_BLOCKS.most) * argument(a, SELECT_KEY_BLOCKS.block):
                 for head in range(argument(a, SELECT_KEY_BLOCKS.heads)):
                     write_all(count, ONES, y + head * argument(a, SELECT_KEY_BLOCKS.choice_stride))
                 continue
-            owner = load_i64(argument(a, SELECT_KEY_BLOCKS.owners) + token * 8)
+            owner = simd.load_i64(argument(a, SELECT_KEY_BLOCKS.owners) + token * 8)
             table = argument(argument(a, SELECT_KEY_BLOCKS.sequences) + owner * 8 * len(SEQUENCE), SEQUENCE.table)
             choose_some(a, token, count, q, columns, table, y)
 

@@ -4,42 +4,23 @@ from math import exp, log
 
 from numba import float32
 
+from localllm.kernels import simd
 from localllm.kernels.cpu.signature import argument, argument_f32, inlined, kernel
 from localllm.kernels.formulas import FORMULAS, Number, Row, Strided, bind, kinds_of, tuple_of
-from localllm.kernels.simd import (
-    abs_f32x16,
-    erf_f32x16,
-    exp_f32x16,
-    f32x16,
-    fma_f32x16,
-    if_finite_f32x16,
-    load_f32,
-    load_f32x16,
-    load_i64,
-    max_f32x16,
-    min_f32x16,
-    operation,
-    reciprocal_f32x16,
-    softplus_f32x16,
-    splat_f32x16,
-    sqrt_f32x16,
-    store_f32x16,
-    tanh_f32x16,
-)
 from localllm.kernels.table import KERNELS, SCALE_BY_POSITION, SIGMOID_GATE
 
 
-@operation(f32x16, f32x16, f32x16, f32x16)
+@simd.operation(simd.f32x16, simd.f32x16, simd.f32x16, simd.f32x16)
 def where_above_zero(builder, x, y, z):
     """Return y where x is above 0, else z; z also where x is NaN."""
-    return builder.select(builder.fcmp_ordered(">", x, f32x16.llvm(None)), y, z)
+    return builder.select(builder.fcmp_ordered(">", x, simd.f32x16.llvm(None)), y, z)
 
 
 WORDS = {
-    "absolute": abs_f32x16, "erf": erf_f32x16, "exp": exp_f32x16, "fma": fma_f32x16, "if_finite": if_finite_f32x16,
-    "larger": max_f32x16, "log_one_plus_exp": softplus_f32x16, "number": splat_f32x16,
-    "reciprocal": reciprocal_f32x16, "smaller": min_f32x16, "sqrt": sqrt_f32x16, "tanh": tanh_f32x16,
-    "where_above_zero": where_above_zero,
+    "absolute": simd.abs_f32x16, "erf": simd.erf_f32x16, "exp": simd.exp_f32x16, "fma": simd.fma_f32x16,
+    "if_finite": simd.if_finite_f32x16, "larger": simd.max_f32x16, "log_one_plus_exp": simd.softplus_f32x16,
+    "number": simd.splat_f32x16, "reciprocal": simd.reciprocal_f32x16, "smaller": simd.min_f32x16,
+    "sqrt": simd.sqrt_f32x16, "tanh": simd.tanh_f32x16, "where_above_zero": where_above_zero,
 }  # fmt: skip
 
 
@@ -54,15 +35,12 @@ def make(name):
 
     @kernel
     def of_rows(a, part, parts, thread):
-        stride, size, tokens = (
-            argument(a, declaration.stride),
-            argument(a, declaration.columns) * 4,
-            load_i64(argument(a, declaration.count)),
-        )
+        stride, size = argument(a, declaration.stride), argument(a, declaration.columns) * 4
+        tokens = simd.load_i64(argument(a, declaration.count))
         for t in range(tokens * part // parts, tokens * (part + 1) // parts):
             rows, y, numbers = rows_of(a, t), argument(a, declaration.y) + t * stride, numbers_of(a, t)
             for i in range(0, size, 64):
-                store_f32x16(y + i, compute(*(loads(rows, i) + numbers)))
+                simd.store_f32x16(y + i, compute(*(loads(rows, i) + numbers)))
 
     return of_rows
 
@@ -76,11 +54,11 @@ def make_source(declaration, index, kind):
 
 
 def make_number(index):
-    return inlined(lambda a, token: splat_f32x16(argument_f32(a, index)))
+    return inlined(lambda a, token: simd.splat_f32x16(argument_f32(a, index)))
 
 
 def make_load(place):
-    return lambda rows, i: load_f32x16(rows[place] + i)
+    return lambda rows, i: simd.load_f32x16(rows[place] + i)
 
 
 def scaled_by(declaration, factor_of):
@@ -88,19 +66,13 @@ def scaled_by(declaration, factor_of):
 
     @kernel
     def rows(a, part, parts, thread):
-        stride, size, tokens = (
-            argument(a, declaration.stride),
-            argument(a, declaration.columns) * 4,
-            load_i64(argument(a, declaration.count)),
-        )
+        stride, size = argument(a, declaration.stride), argument(a, declaration.columns) * 4
+        tokens = simd.load_i64(argument(a, declaration.count))
         for t in range(tokens * part // parts, tokens * (part + 1) // parts):
-            x, y, factor = (
-                argument(a, declaration.x) + t * stride,
-                argument(a, declaration.y) + t * stride,
-                factor_of(a, t),
-            )
+            x, y = argument(a, declaration.x) + t * stride, argument(a, declaration.y) + t * stride
+            factor = factor_of(a, t)
             for i in range(0, size, 64):
-                store_f32x16(y + i, load_f32x16(x + i) * splat_f32x16(factor))
+                simd.store_f32x16(y + i, simd.load_f32x16(x + i) * simd.splat_f32x16(factor))
 
     return rows
 
@@ -108,7 +80,9 @@ def scaled_by(declaration, factor_of):
 @inlined
 def temperature(a, token):
     """Compute a token's attention temperature, 1 + slope * log(floor((position + offset) / length) + 1)."""
-    position = load_i64(argument(a, SCALE_BY_POSITION.positions) + token * 8) + argument(a, SCALE_BY_POSITION.offset)
+    position = simd.load_i64(argument(a, SCALE_BY_POSITION.positions) + token * 8) + argument(
+        a, SCALE_BY_POSITION.offset
+    )
     return float32(
         1.0
         + argument_f32(a, SCALE_BY_POSITION.slope) * log(float(position // argument(a, SCALE_BY_POSITION.length) + 1))
@@ -118,11 +92,9 @@ def temperature(a, token):
 @inlined
 def sigmoid_of_gate(a, token):
     """Compute the sigmoid of a row's gate; NaN if the gate is not finite."""
-    gate = load_f32(argument(a, SIGMOID_GATE.gate) + token * argument(a, SIGMOID_GATE.gate_stride))
+    gate = simd.load_f32(argument(a, SIGMOID_GATE.gate) + token * argument(a, SIGMOID_GATE.gate_stride))
     return float32(1.0 / (1.0 + exp(-float(gate)))) + float32(0.0) * gate
 
 
-scale_by_position, sigmoid_gate = (
-    scaled_by(SCALE_BY_POSITION, temperature),
-    scaled_by(SIGMOID_GATE, sigmoid_of_gate),
-)
+scale_by_position = scaled_by(SCALE_BY_POSITION, temperature)
+sigmoid_gate = scaled_by(SIGMOID_GATE, sigmoid_of_gate)

@@ -5,20 +5,8 @@ A part need not have a multiple of 16 columns.
 
 from numba import float32
 
+from localllm.kernels import simd
 from localllm.kernels.cpu.signature import argument, argument_f32, device, kernel
-from localllm.kernels.simd import (
-    exp_f32x16,
-    fma_f32x16,
-    load_f32,
-    load_f32x16,
-    load_i64,
-    load_lanes_f32x16,
-    splat_f32x16,
-    store_f32,
-    store_lanes_f32x16,
-    sum_f32x16,
-    zero_f32x16,
-)
 from localllm.kernels.table import HEAD_DOTS, MIX_STREAMS, MULTIPLY_HEADS, SINKHORN, SOFTMAX
 
 
@@ -26,16 +14,16 @@ from localllm.kernels.table import HEAD_DOTS, MIX_STREAMS, MULTIPLY_HEADS, SINKH
 def multiply_heads(a, part, parts, thread):
     """Multiply each head's columns of x by the head's gate. The parts of the step share the heads of all tokens."""
     heads, columns = argument(a, MULTIPLY_HEADS.heads), argument(a, MULTIPLY_HEADS.columns)
-    head_dim, total = columns // heads, load_i64(argument(a, MULTIPLY_HEADS.count)) * heads
+    head_dim, total = columns // heads, simd.load_i64(argument(a, MULTIPLY_HEADS.count)) * heads
     for i in range(total * part // parts, total * (part + 1) // parts):
         t, head = i // heads, i % heads
         at = t * argument(a, MULTIPLY_HEADS.stride) + head * head_dim * 4
         x, y = argument(a, MULTIPLY_HEADS.x) + at, argument(a, MULTIPLY_HEADS.y) + at
         gates = argument(a, MULTIPLY_HEADS.gates) + t * argument(a, MULTIPLY_HEADS.gates_stride)
-        gate = splat_f32x16(load_f32(gates + head * 4))
+        gate = simd.splat_f32x16(simd.load_f32(gates + head * 4))
         for k in range(0, head_dim, 16):
             lanes = min(16, head_dim - k)
-            store_lanes_f32x16(y + k * 4, load_lanes_f32x16(x + k * 4, lanes) * gate, lanes)
+            simd.store_lanes_f32x16(y + k * 4, simd.load_lanes_f32x16(x + k * 4, lanes) * gate, lanes)
 
 
 @device
@@ -43,21 +31,23 @@ def softmax_of_numbers(x, y, size, epsilon):
     """Write the softmax of `size` consecutive numbers of x, plus epsilon, to y; NaN if a number is not finite."""
     top, total = float32(-3e38), float32(0.0)
     for j in range(size):
-        number = load_f32(x + j * 4)
+        number = simd.load_f32(x + j * 4)
         top, total = max(top, number), total + (number - number)
     for j in range(0, size, 16):
         lanes = min(16, size - j)
-        store_lanes_f32x16(y + j * 4, exp_f32x16(load_lanes_f32x16(x + j * 4, lanes) - splat_f32x16(top)), lanes)
+        simd.store_lanes_f32x16(
+            y + j * 4, simd.exp_f32x16(simd.load_lanes_f32x16(x + j * 4, lanes) - simd.splat_f32x16(top)), lanes
+        )
     for j in range(size):
-        total += load_f32(y + j * 4)
+        total += simd.load_f32(y + j * 4)
     for j in range(size):
-        store_f32(y + j * 4, load_f32(y + j * 4) / total + epsilon)
+        simd.store_f32(y + j * 4, simd.load_f32(y + j * 4) / total + epsilon)
 
 
 @kernel
 def softmax(a, part, parts, thread):
     """Write the softmax of each row of x to y."""
-    columns, count = argument(a, SOFTMAX.columns), load_i64(argument(a, SOFTMAX.count))
+    columns, count = argument(a, SOFTMAX.columns), simd.load_i64(argument(a, SOFTMAX.count))
     for t in range(count * part // parts, count * (part + 1) // parts):
         at = t * argument(a, SOFTMAX.stride)
         softmax_of_numbers(argument(a, SOFTMAX.x) + at, argument(a, SOFTMAX.y) + at, columns, float32(0.0))
@@ -72,10 +62,10 @@ def divide_by_sums(y, size, across, along, epsilon):
     for i in range(size):
         total = epsilon
         for j in range(size):
-            total += load_f32(y + i * across + j * along)
+            total += simd.load_f32(y + i * across + j * along)
         for j in range(size):
             place = y + i * across + j * along
-            store_f32(place, load_f32(place) / total)
+            simd.store_f32(place, simd.load_f32(place) / total)
 
 
 @kernel
@@ -84,7 +74,7 @@ def sinkhorn(a, part, parts, thread):
 
     y is the result, transposed.
     """
-    size, count = argument(a, SINKHORN.size), load_i64(argument(a, SINKHORN.count))
+    size, count = argument(a, SINKHORN.size), simd.load_i64(argument(a, SINKHORN.count))
     epsilon, stride = argument_f32(a, SINKHORN.epsilon), argument(a, SINKHORN.stride)
     for t in range(count * part // parts, count * (part + 1) // parts):
         x, y = argument(a, SINKHORN.x) + t * stride, argument(a, SINKHORN.y) + t * stride
@@ -97,20 +87,20 @@ def sinkhorn(a, part, parts, thread):
         for i in range(size):
             for j in range(i):
                 upper, lower = y + (i * size + j) * 4, y + (j * size + i) * 4
-                number = load_f32(upper)
-                store_f32(upper, load_f32(lower))
-                store_f32(lower, number)
+                number = simd.load_f32(upper)
+                simd.store_f32(upper, simd.load_f32(lower))
+                simd.store_f32(lower, number)
 
 
 @device
 def dot(x, z, count):
     """Compute the dot product of `count` float32 numbers."""
-    sums, whole = zero_f32x16(), count // 16 * 16
+    sums, whole = simd.zero_f32x16(), count // 16 * 16
     for i in range(0, whole, 16):
-        sums = fma_f32x16(load_f32x16(x + i * 4), load_f32x16(z + i * 4), sums)
-    total = sum_f32x16(sums)
+        sums = simd.fma_f32x16(simd.load_f32x16(x + i * 4), simd.load_f32x16(z + i * 4), sums)
+    total = simd.sum_f32x16(sums)
     for i in range(whole, count):
-        total += load_f32(x + i * 4) * load_f32(z + i * 4)
+        total += simd.load_f32(x + i * 4) * simd.load_f32(z + i * 4)
     return total
 
 
@@ -118,12 +108,12 @@ def dot(x, z, count):
 def head_dots(a, part, parts, thread):
     """Write the sum of x * z over each head's columns to y. The parts of the step share the heads of all tokens."""
     heads, head_dim = argument(a, HEAD_DOTS.heads), argument(a, HEAD_DOTS.head_dim)
-    total = load_i64(argument(a, HEAD_DOTS.count)) * heads
+    total = simd.load_i64(argument(a, HEAD_DOTS.count)) * heads
     for i in range(total * part // parts, total * (part + 1) // parts):
         t, head = i // heads, i % heads
         at = t * argument(a, HEAD_DOTS.x_stride) + head * head_dim * 4
         y = argument(a, HEAD_DOTS.y) + t * argument(a, HEAD_DOTS.stride) + head * 4
-        store_f32(y, float32(dot(argument(a, HEAD_DOTS.x) + at, argument(a, HEAD_DOTS.z) + at, head_dim)))
+        simd.store_f32(y, float32(dot(argument(a, HEAD_DOTS.x) + at, argument(a, HEAD_DOTS.z) + at, head_dim)))
 
 
 @kernel
@@ -134,15 +124,15 @@ def mix_streams(a, part, parts, thread):
     """
     streams, width = argument(a, MIX_STREAMS.streams), argument(a, MIX_STREAMS.width)
     outputs = argument(a, MIX_STREAMS.columns) // width
-    total = load_i64(argument(a, MIX_STREAMS.count)) * outputs
+    total = simd.load_i64(argument(a, MIX_STREAMS.count)) * outputs
     for i in range(total * part // parts, total * (part + 1) // parts):
         t, stream = i // outputs, i % outputs
         x = argument(a, MIX_STREAMS.x) + t * argument(a, MIX_STREAMS.x_stride)
         y = argument(a, MIX_STREAMS.y) + t * argument(a, MIX_STREAMS.stride) + stream * width * 4
         weights = argument(a, MIX_STREAMS.weights) + t * argument(a, MIX_STREAMS.weights_stride) + stream * streams * 4
         for k in range(0, width, 16):
-            lanes, sums = min(16, width - k), zero_f32x16()
+            lanes, sums = min(16, width - k), simd.zero_f32x16()
             for j in range(streams):
-                number = load_lanes_f32x16(x + (j * width + k) * 4, lanes)
-                sums = fma_f32x16(number, splat_f32x16(load_f32(weights + j * 4)), sums)
-            store_lanes_f32x16(y + k * 4, sums, lanes)
+                number = simd.load_lanes_f32x16(x + (j * width + k) * 4, lanes)
+                sums = simd.fma_f32x16(number, simd.splat_f32x16(simd.load_f32(weights + j * 4)), sums)
+            simd.store_lanes_f32x16(y + k * 4, sums, lanes)

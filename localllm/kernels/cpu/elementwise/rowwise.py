@@ -9,25 +9,8 @@ from math import cos, sin, sqrt
 
 from numba import float32
 
+from localllm.kernels import simd
 from localllm.kernels.cpu.signature import argument, argument_f32, device, kernel
-from localllm.kernels.simd import (
-    INFINITY,
-    NAN,
-    atomic_add,
-    fma_f32x16,
-    load_f32,
-    load_f32x16,
-    load_f64,
-    load_i64,
-    make_butterfly,
-    splat_f32x16,
-    store_bf16x16,
-    store_f32,
-    store_f32x16,
-    store_i64,
-    sum_f32x16,
-    zero_f32x16,
-)
 from localllm.kernels.table import (
     ADD_EXPERT_SQUARES,
     ADD_SQUARES,
@@ -54,47 +37,47 @@ from localllm.kernels.table import (
 def round_bf16(a, part, parts, thread):
     """Write x, rounded to BF16, to y."""
     stride, y_stride = argument(a, ROUND_BF16.stride), argument(a, ROUND_BF16.y_stride)
-    tokens, columns = load_i64(argument(a, ROUND_BF16.count)), argument(a, ROUND_BF16.columns)
+    tokens, columns = simd.load_i64(argument(a, ROUND_BF16.count)), argument(a, ROUND_BF16.columns)
     for t in range(tokens * part // parts, tokens * (part + 1) // parts):
         x, y = argument(a, ROUND_BF16.x) + t * stride, argument(a, ROUND_BF16.y) + t * y_stride
         for i in range(0, columns, 16):
-            store_bf16x16(y + i * 2, load_f32x16(x + i * 4))
+            simd.store_bf16x16(y + i * 2, simd.load_f32x16(x + i * 4))
 
 
 @kernel
 def select(a, part, parts, thread):
     """Copy row rows[i] of x to row i of y."""
     stride, columns = argument(a, SELECT.stride), argument(a, SELECT.columns)
-    count = load_i64(argument(a, SELECT.count))
+    count = simd.load_i64(argument(a, SELECT.count))
     for t in range(count * part // parts, count * (part + 1) // parts):
-        row = load_i64(argument(a, SELECT.rows) + t * 8)
+        row = simd.load_i64(argument(a, SELECT.rows) + t * 8)
         x, y = argument(a, SELECT.x) + row * stride, argument(a, SELECT.y) + t * stride
         for i in range(0, columns * 4, 64):
-            store_f32x16(y + i, load_f32x16(x + i))
+            simd.store_f32x16(y + i, simd.load_f32x16(x + i))
 
 
 @kernel
 def replace_ids(a, part, parts, thread):
     """Write table[ids[t]] to y[t]."""
     table, ids, count = argument(a, REPLACE_IDS.table), argument(a, REPLACE_IDS.ids), argument(a, REPLACE_IDS.count)
-    tokens = load_i64(count)
+    tokens = simd.load_i64(count)
     for t in range(tokens * part // parts, tokens * (part + 1) // parts):
-        store_i64(argument(a, REPLACE_IDS.y) + t * 8, load_i64(table + load_i64(ids + t * 8) * 8))
+        simd.store_i64(argument(a, REPLACE_IDS.y) + t * 8, simd.load_i64(table + simd.load_i64(ids + t * 8) * 8))
 
 
 @device
 def copy(x, y, columns):
     """Copy exactly `columns` numbers, without their padding."""
     for i in range(0, columns - 15, 16):
-        store_f32x16(y + i * 4, load_f32x16(x + i * 4))
+        simd.store_f32x16(y + i * 4, simd.load_f32x16(x + i * 4))
     for i in range(columns // 16 * 16, columns):
-        store_f32(y + i * 4, load_f32(x + i * 4))
+        simd.store_f32(y + i * 4, simd.load_f32(x + i * 4))
 
 
 @kernel
 def slice_columns(a, part, parts, thread):
     """Copy some columns of every period of x to y, see SLICE_COLUMNS in table.py."""
-    tokens, groups = load_i64(argument(a, SLICE_COLUMNS.count)), argument(a, SLICE_COLUMNS.groups)
+    tokens, groups = simd.load_i64(argument(a, SLICE_COLUMNS.count)), argument(a, SLICE_COLUMNS.groups)
     count = argument(a, SLICE_COLUMNS.columns) // groups
     for t in range(tokens * part // parts, tokens * (part + 1) // parts):
         x = (
@@ -110,11 +93,8 @@ def slice_columns(a, part, parts, thread):
 @kernel
 def concat_heads(a, part, parts, thread):
     """Write to y, for each head, its columns of x and then its columns of z."""
-    tokens, heads, shared = (
-        load_i64(argument(a, CONCAT_HEADS.count)),
-        argument(a, CONCAT_HEADS.heads),
-        argument(a, CONCAT_HEADS.shared),
-    )
+    tokens, heads = simd.load_i64(argument(a, CONCAT_HEADS.count)), argument(a, CONCAT_HEADS.heads)
+    shared = argument(a, CONCAT_HEADS.shared)
     x_columns, z_columns = argument(a, CONCAT_HEADS.x_columns), argument(a, CONCAT_HEADS.z_columns)
     for i in range(tokens * heads * part // parts, tokens * heads * (part + 1) // parts):
         t, head = i // heads, i % heads
@@ -133,22 +113,22 @@ def concat_heads(a, part, parts, thread):
 def angles(a, part, parts, thread):
     """Write the cosine and the sine of every position's rotation angles to the table."""
     pairs, factor = argument(a, ANGLES.pairs), argument_f32(a, ANGLES.factor)
-    tokens = load_i64(argument(a, ANGLES.count))
+    tokens = simd.load_i64(argument(a, ANGLES.count))
     for t in range(tokens * part // parts, tokens * (part + 1) // parts):
-        position = float(load_i64(argument(a, ANGLES.positions) + t * 8) - argument(a, ANGLES.before))
+        position = float(simd.load_i64(argument(a, ANGLES.positions) + t * 8) - argument(a, ANGLES.before))
         table = argument(a, ANGLES.table) + t * pairs * 8
         for i in range(pairs):
-            angle = position * load_f64(argument(a, ANGLES.frequencies) + i * 8)
-            store_f32(table + i * 4, float32(cos(angle)) * factor)
-            store_f32(table + (pairs + i) * 4, float32(sin(angle)) * factor)
+            angle = position * simd.load_f64(argument(a, ANGLES.frequencies) + i * 8)
+            simd.store_f32(table + i * 4, float32(cos(angle)) * factor)
+            simd.store_f32(table + (pairs + i) * 4, float32(sin(angle)) * factor)
 
 
 @device
 def rotate(x, y, cosine, sine):
     """Rotate the pair of numbers at addresses x and y by an angle, given by its cosine and sine."""
-    u, v = load_f32(x), load_f32(y)
-    store_f32(x, u * cosine - v * sine)
-    store_f32(y, u * sine + v * cosine)
+    u, v = simd.load_f32(x), simd.load_f32(y)
+    simd.store_f32(x, u * cosine - v * sine)
+    simd.store_f32(y, u * sine + v * cosine)
 
 
 @kernel
@@ -156,7 +136,7 @@ def rope(a, part, parts, thread):
     """Write x with its pairs rotated to y (rotary position embedding)."""
     heads, head_dim, pairs = argument(a, ROPE.heads), argument(a, ROPE.head_dim), argument(a, ROPE.pairs)
     step, apart = argument(a, ROPE.step) * 4, argument(a, ROPE.apart) * 4
-    total = load_i64(argument(a, ROPE.count)) * heads
+    total = simd.load_i64(argument(a, ROPE.count)) * heads
     for i in range(total * part // parts, total * (part + 1) // parts):
         table = argument(a, ROPE.table) + i // heads * pairs * 8
         head = i // heads * argument(a, ROPE.stride) + i % heads * head_dim * 4
@@ -165,31 +145,31 @@ def rope(a, part, parts, thread):
             copy(x, y, head_dim)
         for k in range(pairs):
             first = y + k * step
-            rotate(first, first + apart, load_f32(table + k * 4), load_f32(table + (pairs + k) * 4))
+            rotate(first, first + apart, simd.load_f32(table + k * 4), simd.load_f32(table + (pairs + k) * 4))
 
 
 @device
 def sum_of(x, count):
     """Compute the sum of `count` numbers."""
-    sums, whole = zero_f32x16(), count // 16 * 16
+    sums, whole = simd.zero_f32x16(), count // 16 * 16
     for i in range(0, whole, 16):
-        sums = sums + load_f32x16(x + i * 4)
-    total = sum_f32x16(sums)
+        sums = sums + simd.load_f32x16(x + i * 4)
+    total = simd.sum_f32x16(sums)
     for i in range(whole, count):
-        total += load_f32(x + i * 4)
+        total += simd.load_f32(x + i * 4)
     return total
 
 
 @device
 def sum_of_squares(x, count, center):
     """Compute the sum of (x - center)^2."""
-    squares, whole = zero_f32x16(), count // 16 * 16
+    squares, whole = simd.zero_f32x16(), count // 16 * 16
     for i in range(0, whole, 16):
-        v = load_f32x16(x + i * 4) - splat_f32x16(center)
-        squares = fma_f32x16(v, v, squares)
-    total = sum_f32x16(squares)
+        v = simd.load_f32x16(x + i * 4) - simd.splat_f32x16(center)
+        squares = simd.fma_f32x16(v, v, squares)
+    total = simd.sum_f32x16(squares)
     for i in range(whole, count):
-        v = load_f32(x + i * 4) - center
+        v = simd.load_f32(x + i * 4) - center
         total += v * v
     return total
 
@@ -197,7 +177,7 @@ def sum_of_squares(x, count, center):
 @device
 def inverse_root(mean, epsilon):
     """Compute 1 / sqrt(mean + epsilon); NaN if the sum of squares has exceeded float32."""
-    return float32(1.0) / float32(sqrt(mean + epsilon)) if mean < INFINITY else NAN
+    return float32(1.0) / float32(sqrt(mean + epsilon)) if mean < simd.INFINITY else simd.NAN
 
 
 @kernel
@@ -205,15 +185,15 @@ def rms_norm(a, part, parts, thread):
     """Write x / sqrt(mean(x^2) + epsilon) * weight to y, with a mean for each group of columns."""
     stride, columns, group = argument(a, RMS_NORM.stride), argument(a, RMS_NORM.columns), argument(a, RMS_NORM.group)
     groups, epsilon = columns // group, argument_f32(a, RMS_NORM.epsilon)
-    total, whole = load_i64(argument(a, RMS_NORM.count)) * groups, group // 16 * 16
+    total, whole = simd.load_i64(argument(a, RMS_NORM.count)) * groups, group // 16 * 16
     for i in range(total * part // parts, total * (part + 1) // parts):
         at, first = i // groups * stride + i % groups * group * 4, i % groups * group * 4
         x, y, weight = argument(a, RMS_NORM.x) + at, argument(a, RMS_NORM.y) + at, argument(a, RMS_NORM.weight) + first
         scale = inverse_root(sum_of_squares(x, group, float32(0.0)) / float32(group), epsilon)
         for k in range(0, whole * 4, 64):
-            store_f32x16(y + k, load_f32x16(x + k) * splat_f32x16(scale) * load_f32x16(weight + k))
+            simd.store_f32x16(y + k, simd.load_f32x16(x + k) * simd.splat_f32x16(scale) * simd.load_f32x16(weight + k))
         for k in range(whole * 4, group * 4, 4):
-            store_f32(y + k, load_f32(x + k) * scale * load_f32(weight + k))
+            simd.store_f32(y + k, simd.load_f32(x + k) * scale * simd.load_f32(weight + k))
 
 
 @kernel
@@ -221,28 +201,27 @@ def layer_norm(a, part, parts, thread):
     """Write (x - mean) / sqrt(variance + epsilon) * weight + bias to y, for each group of columns."""
     stride, group = argument(a, LAYER_NORM.stride), argument(a, LAYER_NORM.group)
     groups, epsilon = argument(a, LAYER_NORM.columns) // group, argument_f32(a, LAYER_NORM.epsilon)
-    total, whole = load_i64(argument(a, LAYER_NORM.count)) * groups, group // 16 * 16
+    total, whole = simd.load_i64(argument(a, LAYER_NORM.count)) * groups, group // 16 * 16
     for i in range(total * part // parts, total * (part + 1) // parts):
         first = i % groups * group * 4
         at, weight = i // groups * stride + first, argument(a, LAYER_NORM.weight) + first
-        x, y, bias = (
-            argument(a, LAYER_NORM.x) + at,
-            argument(a, LAYER_NORM.y) + at,
-            argument(a, LAYER_NORM.bias) + first,
-        )
+        x, y = argument(a, LAYER_NORM.x) + at, argument(a, LAYER_NORM.y) + at
+        bias = argument(a, LAYER_NORM.bias) + first
         mean = sum_of(x, group) / float32(group)
         scale = inverse_root(sum_of_squares(x, group, mean) / float32(group), epsilon)
         for k in range(0, whole * 4, 64):
-            v = (load_f32x16(x + k) - splat_f32x16(mean)) * splat_f32x16(scale)
-            store_f32x16(y + k, fma_f32x16(v, load_f32x16(weight + k), load_f32x16(bias + k)))
+            v = (simd.load_f32x16(x + k) - simd.splat_f32x16(mean)) * simd.splat_f32x16(scale)
+            simd.store_f32x16(y + k, simd.fma_f32x16(v, simd.load_f32x16(weight + k), simd.load_f32x16(bias + k)))
         for k in range(whole * 4, group * 4, 4):
-            store_f32(y + k, (load_f32(x + k) - mean) * scale * load_f32(weight + k) + load_f32(bias + k))
+            simd.store_f32(
+                y + k, (simd.load_f32(x + k) - mean) * scale * simd.load_f32(weight + k) + simd.load_f32(bias + k)
+            )
 
 
 # ---- orthonormal Hadamard matrices, by the fast Walsh-Hadamard transform. Its butterflies replace two numbers 1, 2, 4,
 # ... apart by their sum and difference. The matrix is its own inverse.
 
-butterfly_1, butterfly_2, butterfly_4, butterfly_8 = map(make_butterfly, (1, 2, 4, 8))
+butterfly_1, butterfly_2, butterfly_4, butterfly_8 = map(simd.make_butterfly, (1, 2, 4, 8))
 
 
 @device
@@ -252,14 +231,14 @@ def within_vectors(x, y, columns, block, factor):
     y may be x.
     """
     for i in range(0, columns * 4, 64):
-        lanes = butterfly_1(load_f32x16(x + i) * splat_f32x16(factor))
+        lanes = butterfly_1(simd.load_f32x16(x + i) * simd.splat_f32x16(factor))
         if block > 2:
             lanes = butterfly_2(lanes)
         if block > 4:
             lanes = butterfly_4(lanes)
         if block > 8:
             lanes = butterfly_8(lanes)
-        store_f32x16(y + i, lanes)
+        simd.store_f32x16(y + i, lanes)
 
 
 @device
@@ -267,16 +246,16 @@ def across_vectors(y, columns, distance):
     """Compute the butterflies of numbers that are `distance` apart, a multiple of 16, in place."""
     for first in range(0, columns, 2 * distance):
         for i in range(first * 4, (first + distance) * 4, 64):
-            u, v = load_f32x16(y + i), load_f32x16(y + i + distance * 4)
-            store_f32x16(y + i, u + v)
-            store_f32x16(y + i + distance * 4, u - v)
+            u, v = simd.load_f32x16(y + i), simd.load_f32x16(y + i + distance * 4)
+            simd.store_f32x16(y + i, u + v)
+            simd.store_f32x16(y + i + distance * 4, u - v)
 
 
 @kernel
 def hadamard(a, part, parts, thread):
     """Write x to y, with each `block` columns multiplied by a Hadamard matrix."""
     columns, block = argument(a, HADAMARD.columns), argument(a, HADAMARD.block)
-    factor, tokens = float32(1.0 / sqrt(block)), load_i64(argument(a, HADAMARD.count))
+    factor, tokens = float32(1.0 / sqrt(block)), simd.load_i64(argument(a, HADAMARD.count))
     for t in range(tokens * part // parts, tokens * (part + 1) // parts):
         x = argument(a, HADAMARD.x) + t * argument(a, HADAMARD.stride)
         y = argument(a, HADAMARD.y) + t * argument(a, HADAMARD.stride)
@@ -290,9 +269,11 @@ def hadamard(a, part, parts, thread):
 @kernel
 def as_column(a, part, parts, thread):
     """Write ids[t] + 1 to y[t] as float32; 0 then stands for "no token"."""
-    ids, tokens = argument(a, AS_COLUMN.ids), load_i64(argument(a, AS_COLUMN.count))
+    ids, tokens = argument(a, AS_COLUMN.ids), simd.load_i64(argument(a, AS_COLUMN.count))
     for t in range(tokens * part // parts, tokens * (part + 1) // parts):
-        store_f32(argument(a, AS_COLUMN.y) + t * argument(a, AS_COLUMN.stride), float32(load_i64(ids + t * 8) + 1))
+        simd.store_f32(
+            argument(a, AS_COLUMN.y) + t * argument(a, AS_COLUMN.stride), float32(simd.load_i64(ids + t * 8) + 1)
+        )
 
 
 @kernel
@@ -301,14 +282,14 @@ def hash(a, part, parts, thread):
 
     From the first predecessor that is missing or `end` on, all count as `end`.
     """
-    end, factors, tokens = argument(a, HASH.end), argument(a, HASH.factors), load_i64(argument(a, HASH.count))
+    end, factors, tokens = argument(a, HASH.end), argument(a, HASH.factors), simd.load_i64(argument(a, HASH.count))
     for t in range(tokens * part // parts, tokens * (part + 1) // parts):
         row, hashed, is_cut = argument(a, HASH.x) + t * argument(a, HASH.stride), 0, False
         for i in range(argument(a, HASH.length)):
-            token = int(load_f32(row + i * 4)) - 1
+            token = int(simd.load_f32(row + i * 4)) - 1
             is_cut = is_cut or (i > 0 and (token < 0 or token == end))
-            hashed ^= (end if is_cut else token) * load_i64(factors + i * 8)
-        store_i64(argument(a, HASH.y) + t * 8, hashed % argument(a, HASH.size) + argument(a, HASH.first))
+            hashed ^= (end if is_cut else token) * simd.load_i64(factors + i * 8)
+        simd.store_i64(argument(a, HASH.y) + t * 8, hashed % argument(a, HASH.size) + argument(a, HASH.first))
 
 
 @device
@@ -318,54 +299,55 @@ def copy_logits(x, y, columns):
     0 * number is added up, which is NaN for infinity and NaN. Python would do this after the run, in one thread, when
     the numbers are no longer in the cores' caches: 49152 logits took 0.2 ms, this takes 0.02.
     """
-    zeros = zero_f32x16()
+    zeros = simd.zero_f32x16()
     for i in range(0, columns - 15, 16):
-        numbers = load_f32x16(x + i * 4)
-        store_f32x16(y + i * 4, numbers)
-        zeros = fma_f32x16(numbers, zero_f32x16(), zeros)
-    zero = sum_f32x16(zeros)
+        numbers = simd.load_f32x16(x + i * 4)
+        simd.store_f32x16(y + i * 4, numbers)
+        zeros = simd.fma_f32x16(numbers, simd.zero_f32x16(), zeros)
+    zero = simd.sum_f32x16(zeros)
     for i in range(columns // 16 * 16, columns):
-        store_f32(y + i * 4, load_f32(x + i * 4))
-        zero += load_f32(x + i * 4) * 0
+        simd.store_f32(y + i * 4, simd.load_f32(x + i * 4))
+        zero += simd.load_f32(x + i * 4) * 0
     return zero
 
 
 @kernel
 def logits(a, part, parts, thread):
     """Copy x to y, and count a flaw if a number is not finite. The parts share the columns."""
-    columns, target = argument(a, LOGITS.columns), load_i64(argument(a, LOGITS.y))
+    columns, target = argument(a, LOGITS.columns), simd.load_i64(argument(a, LOGITS.y))
     first, last = columns * part // parts, columns * (part + 1) // parts
-    for t in range(load_i64(argument(a, LOGITS.count))):
+    for t in range(simd.load_i64(argument(a, LOGITS.count))):
         x, y = argument(a, LOGITS.x) + t * argument(a, LOGITS.stride), target + t * columns * 4
         if copy_logits(x + first * 4, y + first * 4, last - first) != 0:
-            atomic_add(argument(a, LOGITS.flaws), 1)
+            simd.atomic_add(argument(a, LOGITS.flaws), 1)
 
 
 @device
 def add_four(x, stride, tokens, sums):
     """Add x^2 over the tokens to the sums of 64 columns. Four independent sums hide the latency of each."""
-    s0, s1 = load_f32x16(sums), load_f32x16(sums + 64)
-    s2, s3 = load_f32x16(sums + 128), load_f32x16(sums + 192)
+    s0, s1 = simd.load_f32x16(sums), simd.load_f32x16(sums + 64)
+    s2, s3 = simd.load_f32x16(sums + 128), simd.load_f32x16(sums + 192)
     for _ in range(tokens):
-        v0, v1, v2, v3 = load_f32x16(x), load_f32x16(x + 64), load_f32x16(x + 128), load_f32x16(x + 192)
-        s0, s1 = fma_f32x16(v0, v0, s0), fma_f32x16(v1, v1, s1)
-        s2, s3 = fma_f32x16(v2, v2, s2), fma_f32x16(v3, v3, s3)
+        v0, v1, v2 = simd.load_f32x16(x), simd.load_f32x16(x + 64), simd.load_f32x16(x + 128)
+        v3 = simd.load_f32x16(x + 192)
+        s0, s1 = simd.fma_f32x16(v0, v0, s0), simd.fma_f32x16(v1, v1, s1)
+        s2, s3 = simd.fma_f32x16(v2, v2, s2), simd.fma_f32x16(v3, v3, s3)
         x += stride
-    store_f32x16(sums, s0)
-    store_f32x16(sums + 64, s1)
-    store_f32x16(sums + 128, s2)
-    store_f32x16(sums + 192, s3)
+    simd.store_f32x16(sums, s0)
+    simd.store_f32x16(sums + 64, s1)
+    simd.store_f32x16(sums + 128, s2)
+    simd.store_f32x16(sums + 192, s3)
 
 
 @device
 def add_one(x, stride, tokens, sums):
     """Add x^2 over the tokens to the sums of 16 columns."""
-    total = load_f32x16(sums)
+    total = simd.load_f32x16(sums)
     for _ in range(tokens):
-        v = load_f32x16(x)
-        total = fma_f32x16(v, v, total)
+        v = simd.load_f32x16(x)
+        total = simd.fma_f32x16(v, v, total)
         x += stride
-    store_f32x16(sums, total)
+    simd.store_f32x16(sums, total)
 
 
 @device
@@ -386,7 +368,7 @@ def add_squares(a, part, parts, thread):
 
     The parts share the columns, so the result does not depend on the number of parts.
     """
-    tokens, stride = load_i64(argument(a, ADD_SQUARES.count)), argument(a, ADD_SQUARES.stride)
+    tokens, stride = simd.load_i64(argument(a, ADD_SQUARES.count)), argument(a, ADD_SQUARES.stride)
     x, sums = argument(a, ADD_SQUARES.x), argument(a, ADD_SQUARES.sums)
     add_columns(x, stride, tokens, argument(a, ADD_SQUARES.columns), sums, part, parts)
 
@@ -396,36 +378,36 @@ def add_expert_squares(a, part, parts, thread):
     """Add x^2 over each expert's rows to the expert's sums, and the number of these rows to its count."""
     x, stride = argument(a, ADD_EXPERT_SQUARES.x), argument(a, ADD_EXPERT_SQUARES.stride)
     columns, sums = argument(a, ADD_EXPERT_SQUARES.columns), argument(a, ADD_EXPERT_SQUARES.sums)
-    for i in range(load_i64(argument(a, ADD_EXPERT_SQUARES.active_count))):
+    for i in range(simd.load_i64(argument(a, ADD_EXPERT_SQUARES.active_count))):
         expert = argument(a, ADD_EXPERT_SQUARES.active) + i * 8 * len(EXPERT)
         number, rows = argument(expert, EXPERT.number), argument(expert, EXPERT.count)
         expert_sums = sums + number * argument(a, ADD_EXPERT_SQUARES.sums_stride)
         add_columns(x + argument(expert, EXPERT.first) * stride, stride, rows, columns, expert_sums, part, parts)
         if part == 0:
             place = argument(a, ADD_EXPERT_SQUARES.counts) + number * 8
-            store_i64(place, load_i64(place) + rows)
+            simd.store_i64(place, simd.load_i64(place) + rows)
 
 
 @device
 def add_rows(x, stride, columns, rows, y):
     """Store the sum of `rows` rows at y, float32 [columns padded to 16]."""
     for i in range(0, columns * 4, 64):
-        total = load_f32x16(x + i)
+        total = simd.load_f32x16(x + i)
         for r in range(1, rows):
-            total = total + load_f32x16(x + r * stride + i)
-        store_f32x16(y + i, total)
+            total = total + simd.load_f32x16(x + r * stride + i)
+        simd.store_f32x16(y + i, total)
 
 
 @kernel
 def pool(a, part, parts, thread):
     """Pool the rows of each sequence to one row: their mean, the first or the last."""
-    count, stride, columns = load_i64(argument(a, POOL.count)), argument(a, POOL.stride), argument(a, POOL.columns)
+    count, stride, columns = simd.load_i64(argument(a, POOL.count)), argument(a, POOL.stride), argument(a, POOL.columns)
     for i in range(count * part // parts, count * (part + 1) // parts):
         sequence, y = argument(a, POOL.sequences) + i * 8 * len(SEQUENCE), argument(a, POOL.y) + i * stride
         first, rows = argument(sequence, SEQUENCE.first), argument(sequence, SEQUENCE.count)
         if argument(a, POOL.kind) != 0:
             first, rows = first + (rows - 1 if argument(a, POOL.kind) == 2 else 0), 1
         add_rows(argument(a, POOL.x) + first * stride, stride, columns, rows, y)
-        scale = splat_f32x16(float32(1.0) / float32(rows))
+        scale = simd.splat_f32x16(float32(1.0) / float32(rows))
         for k in range(0, columns * 4, 64):
-            store_f32x16(y + k, load_f32x16(y + k) * scale)
+            simd.store_f32x16(y + k, simd.load_f32x16(y + k) * scale)

@@ -13,23 +13,10 @@ from math import exp, inf, log1p, sqrt
 
 from numba import float32
 
+from localllm.kernels import simd
 from localllm.kernels.cpu import CALL_BYTES, EXPERT_ROWS, PRECISE_TOKENS
 from localllm.kernels.cpu.elementwise.rowwise import copy
 from localllm.kernels.cpu.signature import argument, argument_f32, device, kernel
-from localllm.kernels.simd import (
-    INFINITY,
-    NAN,
-    call_kernel,
-    fma_f32x16,
-    load_f32,
-    load_f32x16,
-    load_i64,
-    splat_f32x16,
-    store_f32,
-    store_f32x16,
-    store_i64,
-    zero_f32x16,
-)
 from localllm.kernels.table import (
     ADD_BY_EXPERT,
     EXPERT,
@@ -55,18 +42,18 @@ def score_all(a, logits, scores):
     experts, sigmoid, rooted = argument(a, ROUTE.experts), argument(a, ROUTE.sigmoid), argument(a, ROUTE.rooted)
     top, total, finite = -inf, 0.0, True
     for e in range(experts):
-        logit = load_f32(logits + e * 4)
-        finite = finite and abs(logit) < INFINITY
+        logit = simd.load_f32(logits + e * 4)
+        finite = finite and abs(logit) < simd.INFINITY
         top = max(top, float(logit))
     for e in range(experts):
-        logit = float(load_f32(logits + e * 4))
+        logit = float(simd.load_f32(logits + e * 4))
         score = 1.0 / (1.0 + exp(-logit)) if sigmoid == 1 else exp(logit - top)
         score = sqrt(max(logit, 0.0) + log1p(exp(-abs(logit)))) if rooted == 1 else score
-        store_f32(scores + e * 4, float32(score))
+        simd.store_f32(scores + e * 4, float32(score))
         total += score
     if sigmoid == 0 and rooted == 0:
         for e in range(experts):
-            store_f32(scores + e * 4, float32(float(load_f32(scores + e * 4)) / total))
+            simd.store_f32(scores + e * 4, float32(float(simd.load_f32(scores + e * 4)) / total))
     return finite
 
 
@@ -81,8 +68,8 @@ def rank_all(a, logits, scores, ranks):
     if bias != 0 or argument(a, ROUTE.groups) > 1:
         source = scores
     for e in range(argument(a, ROUTE.experts)):
-        rank = load_f32(source + e * 4)
-        store_f32(ranks + e * 4, rank + load_f32(bias + e * 4) if bias != 0 else rank)
+        rank = simd.load_f32(source + e * 4)
+        simd.store_f32(ranks + e * 4, rank + simd.load_f32(bias + e * 4) if bias != 0 else rank)
 
 
 @device
@@ -90,7 +77,7 @@ def best_of(values, count):
     """Return the index of the largest value, the first of equal ones. 0 if none is larger than minus infinity."""
     best, largest = 0, MINUS_INFINITY
     for i in range(count):
-        value = load_f32(values + i * 4)
+        value = simd.load_f32(values + i * 4)
         if value > largest:
             best, largest = i, value
     return best
@@ -100,7 +87,7 @@ def best_of(values, count):
 def take_best(values, count):
     """Return the index of the largest value, and set that value to minus infinity for the next call."""
     best = best_of(values, count)
-    store_f32(values + best * 4, MINUS_INFINITY)
+    simd.store_f32(values + best * 4, MINUS_INFINITY)
     return best
 
 
@@ -111,8 +98,8 @@ def value_of_group(ranks, size):
     second = MINUS_INFINITY
     for i in range(size):
         if i != best:
-            second = max(second, load_f32(ranks + i * 4))
-    return load_f32(ranks + best * 4) + second
+            second = max(second, simd.load_f32(ranks + i * 4))
+    return simd.load_f32(ranks + best * 4) + second
 
 
 @device
@@ -121,12 +108,12 @@ def leave_out_groups(a, ranks, groups):
     count = argument(a, ROUTE.groups)
     size = argument(a, ROUTE.experts) // count
     for g in range(count):
-        store_f32(groups + g * 4, value_of_group(ranks + g * size * 4, size))
+        simd.store_f32(groups + g * 4, value_of_group(ranks + g * size * 4, size))
     for _ in range(argument(a, ROUTE.groups_used)):
         take_best(groups, count)
     for e in range(size * count):
-        if load_f32(groups + e // size * 4) > MINUS_INFINITY:
-            store_f32(ranks + e * 4, MINUS_INFINITY)
+        if simd.load_f32(groups + e // size * 4) > MINUS_INFINITY:
+            simd.store_f32(ranks + e * 4, MINUS_INFINITY)
 
 
 @device
@@ -138,31 +125,31 @@ def choose(a, scores, ranks, given_experts, chosen, weights):
     used, total, factor = argument(a, ROUTE.used), float32(0.0), argument_f32(a, ROUTE.scale)
     for i in range(used):
         if given_experts != 0:
-            expert = load_i64(given_experts + i * 8)
+            expert = simd.load_i64(given_experts + i * 8)
         else:
             expert = take_best(ranks, argument(a, ROUTE.experts)) // argument(a, ROUTE.together)
-        score = load_f32(scores + expert * 4)
+        score = simd.load_f32(scores + expert * 4)
         total += score
-        store_i64(chosen + i * 8, expert)
-        store_f32(weights + i * 4, score)
+        simd.store_i64(chosen + i * 8, expert)
+        simd.store_f32(weights + i * 4, score)
     if argument(a, ROUTE.normalized) == 1:
         factor /= max(total, LEAST_SUM)
     for i in range(used):
-        store_f32(weights + i * 4, load_f32(weights + i * 4) * factor)
+        simd.store_f32(weights + i * 4, simd.load_f32(weights + i * 4) * factor)
 
 
 @device
 def choose_nothing(a, chosen, weights):
     """Write NaN weights, and any experts, for a token with a logit that is not finite."""
     for i in range(argument(a, ROUTE.used)):
-        store_i64(chosen + i * 8, i)
-        store_f32(weights + i * 4, NAN)
+        simd.store_i64(chosen + i * 8, i)
+        simd.store_f32(weights + i * 4, simd.NAN)
 
 
 @kernel
 def route(a, part, parts, thread):
     """Choose the experts of each token. Scratch memory: scores, ranks, values of groups."""
-    tokens, used, experts = load_i64(argument(a, ROUTE.count)), argument(a, ROUTE.used), argument(a, ROUTE.experts)
+    tokens, used, experts = simd.load_i64(argument(a, ROUTE.count)), argument(a, ROUTE.used), argument(a, ROUTE.experts)
     scores = argument(a, ROUTE.scratch) + thread * argument(a, ROUTE.scratch_bytes)
     ranks = scores + experts * 4
     for t in range(tokens * part // parts, tokens * (part + 1) // parts):
@@ -175,7 +162,7 @@ def route(a, part, parts, thread):
         if argument(a, ROUTE.groups) > 1:
             leave_out_groups(a, ranks, ranks + experts * 4)
         table = argument(a, ROUTE.table)
-        given_experts = table + load_i64(argument(a, ROUTE.ids) + t * 8) * used * 8 if table != 0 else 0
+        given_experts = table + simd.load_i64(argument(a, ROUTE.ids) + t * 8) * used * 8 if table != 0 else 0
         choose(a, scores, ranks, given_experts, chosen, weights)
 
 
@@ -184,10 +171,10 @@ def count_rows(a, pairs):
     """Count the pairs of each expert in next_rows."""
     next_rows = argument(a, PLAN_EXPERTS.next_rows)
     for e in range(argument(a, PLAN_EXPERTS.experts)):
-        store_i64(next_rows + e * 8, 0)
+        simd.store_i64(next_rows + e * 8, 0)
     for pair in range(pairs):
-        expert = next_rows + load_i64(argument(a, PLAN_EXPERTS.chosen) + pair * 8) * 8
-        store_i64(expert, load_i64(expert) + 1)
+        expert = next_rows + simd.load_i64(argument(a, PLAN_EXPERTS.chosen) + pair * 8) * 8
+        simd.store_i64(expert, simd.load_i64(expert) + 1)
 
 
 @device
@@ -202,40 +189,40 @@ def place_experts(a):
     active, first = argument(a, PLAN_EXPERTS.active), 0
     for e in range(argument(a, PLAN_EXPERTS.experts)):
         place = argument(a, PLAN_EXPERTS.next_rows) + e * 8
-        count = load_i64(place)
+        count = simd.load_i64(place)
         if count > 0:
-            store_i64(active + 8 * EXPERT.number, e)
-            store_i64(active + 8 * EXPERT.first, first)
-            store_i64(active + 8 * EXPERT.count, count)
-            store_i64(place, first)
+            simd.store_i64(active + 8 * EXPERT.number, e)
+            simd.store_i64(active + 8 * EXPERT.first, first)
+            simd.store_i64(active + 8 * EXPERT.count, count)
+            simd.store_i64(place, first)
             active, first = active + EXPERT_BYTES, first + rounded_up(count)
-    store_i64(argument(a, PLAN_EXPERTS.row_count), first)
-    store_i64(argument(a, PLAN_EXPERTS.active_count), (active - argument(a, PLAN_EXPERTS.active)) // EXPERT_BYTES)
+    simd.store_i64(argument(a, PLAN_EXPERTS.row_count), first)
+    simd.store_i64(argument(a, PLAN_EXPERTS.active_count), (active - argument(a, PLAN_EXPERTS.active)) // EXPERT_BYTES)
 
 
 @device
 def fill_between(a):
     """Give padding rows between experts the pair of the row before, so that every row is initialized."""
     pairs = argument(a, PLAN_EXPERTS.pairs)
-    for i in range(load_i64(argument(a, PLAN_EXPERTS.active_count))):
+    for i in range(simd.load_i64(argument(a, PLAN_EXPERTS.active_count))):
         expert = argument(a, PLAN_EXPERTS.active) + i * EXPERT_BYTES
         first, count = argument(expert, EXPERT.first), argument(expert, EXPERT.count)
         for row in range(first + count, first + rounded_up(count)):
-            store_i64(pairs + row * 8, load_i64(pairs + (row - 1) * 8))
+            simd.store_i64(pairs + row * 8, simd.load_i64(pairs + (row - 1) * 8))
 
 
 @kernel
 def plan_experts(a, part, parts, thread):
     """Give each pair a row, sorted by expert. A single part does all the work."""
-    pairs = load_i64(argument(a, PLAN_EXPERTS.count)) * argument(a, PLAN_EXPERTS.used)
+    pairs = simd.load_i64(argument(a, PLAN_EXPERTS.count)) * argument(a, PLAN_EXPERTS.used)
     count_rows(a, pairs)
     place_experts(a)
     for pair in range(pairs):
-        next_row = argument(a, PLAN_EXPERTS.next_rows) + load_i64(argument(a, PLAN_EXPERTS.chosen) + pair * 8) * 8
-        row = load_i64(next_row)
-        store_i64(argument(a, PLAN_EXPERTS.rows) + pair * 8, row)
-        store_i64(argument(a, PLAN_EXPERTS.pairs) + row * 8, pair)
-        store_i64(next_row, row + 1)
+        next_row = argument(a, PLAN_EXPERTS.next_rows) + simd.load_i64(argument(a, PLAN_EXPERTS.chosen) + pair * 8) * 8
+        row = simd.load_i64(next_row)
+        simd.store_i64(argument(a, PLAN_EXPERTS.rows) + pair * 8, row)
+        simd.store_i64(argument(a, PLAN_EXPERTS.pairs) + row * 8, pair)
+        simd.store_i64(next_row, row + 1)
     fill_between(a)
 
 
@@ -245,7 +232,7 @@ ANY_NUMBER = 1 << 40  # of tokens: no limit
 @device
 def put(arguments, place, value):
     """Set argument number `place` in an argument array."""
-    store_i64(arguments + place * 8, value)
+    simd.store_i64(arguments + place * 8, value)
 
 
 def make_experts(product, own, most_is_address, finish=None):
@@ -264,14 +251,14 @@ def make_experts(product, own, most_is_address, finish=None):
             put(call, i, argument(a, i))
         for i in range(argument(a, own.by_row_count)):
             place, row_bytes = argument(a, own.by_row) + i * 16, argument(a, own.by_row) + i * 16 + 8
-            moved = argument(call, load_i64(place)) + argument(expert, EXPERT.first) * load_i64(row_bytes)
-            put(call, load_i64(place), moved)
+            moved = argument(call, simd.load_i64(place)) + argument(expert, EXPERT.first) * simd.load_i64(row_bytes)
+            put(call, simd.load_i64(place), moved)
         distance = argument(expert, EXPERT.number) * argument(a, own.expert_bytes)
         put(call, product.weights, argument(a, own.weights) + distance)
         put(call, product.count, expert + 8 * EXPERT.count)
         put(call, product.scratch, argument(a, own.scratch) + CALL_BYTES)
-        most = load_i64(argument(a, own.most_precise)) if most_is_address else argument(a, own.most_precise)
-        kernel_tokens = load_i64(argument(a, own.kernel_tokens))
+        most = simd.load_i64(argument(a, own.most_precise)) if most_is_address else argument(a, own.most_precise)
+        kernel_tokens = simd.load_i64(argument(a, own.kernel_tokens))
         most = ANY_NUMBER if kernel_tokens <= most else 0
         if most_is_address:
             put(call, words, most)
@@ -286,11 +273,11 @@ def make_experts(product, own, most_is_address, finish=None):
     @kernel
     def experts(a, part, parts, thread):
         slices = argument(a, own.slices)
-        units = load_i64(argument(a, own.active_count)) * slices
+        units = simd.load_i64(argument(a, own.active_count)) * slices
         call = argument(a, own.scratch) + thread * argument(a, own.scratch_bytes)
         for unit in range(units * part // parts, units * (part + 1) // parts):
             prepare(a, call, argument(a, own.active) + unit // slices * EXPERT_BYTES)
-            call_kernel(argument(a, own.linear), call, unit % slices, slices, thread)
+            simd.call_kernel(argument(a, own.linear), call, unit % slices, slices, thread)
 
     return experts
 
@@ -302,25 +289,25 @@ experts_float = make_experts(LINEAR_FLOAT, EXPERTS_FLOAT, False)
 @kernel
 def gather(a, part, parts, thread):
     """Copy the rows of tokens to the order of the experts, times the pairs' weights if there are some."""
-    rows, weights = load_i64(argument(a, GATHER.count)), argument(a, GATHER.weights)
+    rows, weights = simd.load_i64(argument(a, GATHER.count)), argument(a, GATHER.weights)
     for row in range(rows * part // parts, rows * (part + 1) // parts):
-        pair = load_i64(argument(a, GATHER.pairs) + row * 8)
+        pair = simd.load_i64(argument(a, GATHER.pairs) + row * 8)
         token, place = pair // argument(a, GATHER.used), pair % argument(a, GATHER.used)
         x = argument(a, GATHER.x) + token * argument(a, GATHER.x_stride) + place * argument(a, GATHER.part_bytes)
-        y, weight = argument(a, GATHER.y) + row * argument(a, GATHER.stride), splat_f32x16(1.0)
+        y, weight = argument(a, GATHER.y) + row * argument(a, GATHER.stride), simd.splat_f32x16(1.0)
         if weights != 0:
-            weight = splat_f32x16(load_f32(weights + pair * 4))
+            weight = simd.splat_f32x16(simd.load_f32(weights + pair * 4))
         for i in range(0, argument(a, GATHER.columns) * 4, 64):
-            store_f32x16(y + i, load_f32x16(x + i) * weight)
+            simd.store_f32x16(y + i, simd.load_f32x16(x + i) * weight)
 
 
 @kernel
 def from_heads(a, part, parts, thread):
     """Copy the results of a token's experts to the token's row, one after the other."""
     used, columns = argument(a, FROM_HEADS.used), argument(a, FROM_HEADS.columns)
-    pairs = load_i64(argument(a, FROM_HEADS.count)) * used
+    pairs = simd.load_i64(argument(a, FROM_HEADS.count)) * used
     for pair in range(pairs * part // parts, pairs * (part + 1) // parts):
-        x = argument(a, FROM_HEADS.x) + load_i64(argument(a, FROM_HEADS.rows) + pair * 8) * argument(
+        x = argument(a, FROM_HEADS.x) + simd.load_i64(argument(a, FROM_HEADS.rows) + pair * 8) * argument(
             a, FROM_HEADS.x_stride
         )
         y = argument(a, FROM_HEADS.y) + pair // used * argument(a, FROM_HEADS.stride) + pair % used * columns * 4
@@ -330,34 +317,31 @@ def from_heads(a, part, parts, thread):
 @kernel
 def scatter(a, part, parts, thread):
     """Add up the results of a token's experts, times their weights, in the order in which the experts were selected."""
-    tokens, used, weights = (
-        load_i64(argument(a, SCATTER.count)),
-        argument(a, SCATTER.used),
-        argument(a, SCATTER.weights),
-    )
+    tokens, used = simd.load_i64(argument(a, SCATTER.count)), argument(a, SCATTER.used)
+    weights = argument(a, SCATTER.weights)
     for t in range(tokens * part // parts, tokens * (part + 1) // parts):
         y = argument(a, SCATTER.y) + t * argument(a, SCATTER.stride)
         for i in range(0, argument(a, SCATTER.columns) * 4, 64):
-            total = zero_f32x16()
+            total = simd.zero_f32x16()
             for pair in range(t * used, (t + 1) * used):
-                x = argument(a, SCATTER.x) + load_i64(argument(a, SCATTER.rows) + pair * 8) * argument(
+                x = argument(a, SCATTER.x) + simd.load_i64(argument(a, SCATTER.rows) + pair * 8) * argument(
                     a, SCATTER.x_stride
                 )
-                weight = splat_f32x16(1.0)
+                weight = simd.splat_f32x16(1.0)
                 if weights != 0:
-                    weight = splat_f32x16(load_f32(weights + pair * 4))
-                total = fma_f32x16(weight, load_f32x16(x + i), total)
-            store_f32x16(y + i, total)
+                    weight = simd.splat_f32x16(simd.load_f32(weights + pair * 4))
+                total = simd.fma_f32x16(weight, simd.load_f32x16(x + i), total)
+            simd.store_f32x16(y + i, total)
 
 
 @kernel
 def add_by_expert(a, part, parts, thread):
     """Add to every row the vector (bias) of its expert."""
-    rows, stride = load_i64(argument(a, ADD_BY_EXPERT.count)), argument(a, ADD_BY_EXPERT.stride)
+    rows, stride = simd.load_i64(argument(a, ADD_BY_EXPERT.count)), argument(a, ADD_BY_EXPERT.stride)
     for row in range(rows * part // parts, rows * (part + 1) // parts):
-        pair = load_i64(argument(a, ADD_BY_EXPERT.pairs) + row * 8)
-        expert = load_i64(argument(a, ADD_BY_EXPERT.chosen) + pair * 8)
+        pair = simd.load_i64(argument(a, ADD_BY_EXPERT.pairs) + row * 8)
+        expert = simd.load_i64(argument(a, ADD_BY_EXPERT.chosen) + pair * 8)
         x, y = argument(a, ADD_BY_EXPERT.x) + row * stride, argument(a, ADD_BY_EXPERT.y) + row * stride
         z = argument(a, ADD_BY_EXPERT.z) + expert * argument(a, ADD_BY_EXPERT.z_stride)
         for i in range(0, argument(a, ADD_BY_EXPERT.columns) * 4, 64):
-            store_f32x16(y + i, load_f32x16(x + i) + load_f32x16(z + i))
+            simd.store_f32x16(y + i, simd.load_f32x16(x + i) + simd.load_f32x16(z + i))

@@ -16,40 +16,9 @@ Scratch memory, in order:
 
 from numba import float32
 
-from localllm.kernels.cpu.matmul.tiles import (
-    ROWS,
-    TOKENS,
-    VECTORS,
-    columns_at,
-    floats,
-    ints,
-    load_all,
-    load_first,
-    make_dots,
-    make_fetch_next,
-    make_times,
-    rows_at,
-    store_all,
-    store_first,
-    transpose_words,
-    zero_floats,
-    zero_ints,
-)
+from localllm.kernels import simd
+from localllm.kernels.cpu.matmul import tiles
 from localllm.kernels.cpu.signature import argument, device, kernel
-from localllm.kernels.simd import (
-    INFINITY,
-    NAN,
-    dot_words_vnni_512,
-    int_f32x16,
-    largest_size_f32x16,
-    load_f32x16,
-    load_i64,
-    round_f32x16,
-    splat_f32x16,
-    store_f32,
-    store_words_i32x16,
-    zero_f32x16,
-)
 from localllm.kernels.table import LINEAR_FLOAT as LINEAR
 from localllm.kernels.table import QUANTIZE_WORDS
 
@@ -57,8 +26,8 @@ LARGEST = float32(8191)  # 32 * LARGEST**2 < 2**31
 SLAB = 384  # columns that are unpacked at a time: 24 KiB, which leaves room for some tokens in the L1 cache
 TOGETHER = 600  # most tokens per slab, so that their columns fit in the L2 cache (1024: 1.2 times as long)
 WORDS_BYTES = SLAB * 32  # bytes of a vector of 16 rows
-dots = make_dots(range(0, 64, 4), dot_words_vnni_512)
-add_run, times_rows = make_times(columns_at, ints), make_times(rows_at, floats)
+dots = tiles.make_dots(range(0, 64, 4), simd.dot_words_vnni_512)
+add_run, times_rows = tiles.make_times(tiles.columns_at, tiles.ints), tiles.make_times(tiles.rows_at, tiles.floats)
 
 
 @device
@@ -79,31 +48,31 @@ def make_to_words(load_16, width):
         largest, is_finite = float32(0), True
         for i in range(0, columns, 32):
             other = min(i + 16, columns - 16)
-            size = largest_size_f32x16(load_16(x + i * width), load_16(x + other * width))
-            largest, is_finite = max(largest, size), is_finite and size < INFINITY
+            size = simd.largest_size_f32x16(load_16(x + i * width), load_16(x + other * width))
+            largest, is_finite = max(largest, size), is_finite and size < simd.INFINITY
         step, inverse = largest / LARGEST, LARGEST / largest if largest > 0 else float32(0)
         for i in range(0, columns, 16):
-            codes = int_f32x16(round_f32x16(load_16(x + i * width) * splat_f32x16(inverse)))
-            store_words_i32x16(words + i * 2, codes)
+            codes = simd.int_f32x16(simd.round_f32x16(load_16(x + i * width) * simd.splat_f32x16(inverse)))
+            simd.store_words_i32x16(words + i * 2, codes)
         if columns % 32:
-            store_words_i32x16(words + columns * 2, int_f32x16(zero_f32x16()))
-        return step if is_finite else NAN
+            simd.store_words_i32x16(words + columns * 2, simd.int_f32x16(simd.zero_f32x16()))
+        return step if is_finite else simd.NAN
 
     return to_words
 
 
-run_to_words = make_to_words(load_f32x16, 4)
+run_to_words = make_to_words(simd.load_f32x16, 4)
 
 
 @kernel
 def quantize_words(a, part, parts, thread):
     """Convert activations to 16-bit integers, with a scale for every 32 columns."""
-    columns, tokens = argument(a, QUANTIZE_WORDS.columns), load_i64(argument(a, QUANTIZE_WORDS.count))
+    columns, tokens = argument(a, QUANTIZE_WORDS.columns), simd.load_i64(argument(a, QUANTIZE_WORDS.count))
     stride, y_stride = argument(a, QUANTIZE_WORDS.stride), argument(a, QUANTIZE_WORDS.y_stride)
     for token in range(tokens * part // parts, tokens * (part + 1) // parts):
         x, y = argument(a, QUANTIZE_WORDS.x) + token * stride, argument(a, QUANTIZE_WORDS.y) + token * y_stride
         for i in range(0, columns, 32):
-            store_f32(y + in_runs(columns) * 2 + i // 8, run_to_words(x + i * 4, min(32, columns - i), y + i * 2))
+            simd.store_f32(y + in_runs(columns) * 2 + i // 8, run_to_words(x + i * 4, min(32, columns - i), y + i * 2))
 
 
 def make_unpack_tile(load_16):
@@ -112,14 +81,14 @@ def make_unpack_tile(load_16):
 
     @device
     def unpack_tile(a, row, column, columns, scratch):
-        scales, last = scratch + VECTORS * WORDS_BYTES, argument(a, LINEAR.rows) - 1
-        as_rows, row_bytes = scales + ROWS * 4, in_runs(columns) * 2
-        for v in range(VECTORS):
+        scales, last = scratch + tiles.VECTORS * WORDS_BYTES, argument(a, LINEAR.rows) - 1
+        as_rows, row_bytes = scales + tiles.ROWS * 4, in_runs(columns) * 2
+        for v in range(tiles.VECTORS):
             for i in range(16):
                 number = min(row + v * 16 + i, last)
                 w = argument(a, LINEAR.weights) + number * argument(a, LINEAR.row_bytes) + column * 2
-                store_f32(scales + (v * 16 + i) * 4, row_to_words(w, columns, as_rows + i * row_bytes))
-            transpose_words(as_rows, row_bytes // 4, scratch + v * WORDS_BYTES)
+                simd.store_f32(scales + (v * 16 + i) * 4, row_to_words(w, columns, as_rows + i * row_bytes))
+            tiles.transpose_words(as_rows, row_bytes // 4, scratch + v * WORDS_BYTES)
 
     return unpack_tile
 
@@ -130,9 +99,9 @@ def product(columns, w, x, c, stride):
 
     The results still have to be multiplied by the rows' scales.
     """
-    totals = zero_floats()
+    totals = tiles.zero_floats()
     for run in range((columns + 31) // 32):
-        sums = dots(zero_ints(), w + run * 1024, WORDS_BYTES, x + run * 64, stride)
+        sums = dots(tiles.zero_ints(), w + run * 1024, WORDS_BYTES, x + run * 64, stride)
         totals = add_run(totals, sums, c + run * 4, stride)
     return totals
 
@@ -142,36 +111,40 @@ def make_prefill_words(load_16):
 
     load_16: loads 16 weights, of 2 bytes each.
     """
-    unpack_tile, fetch_next = make_unpack_tile(load_16), make_fetch_next(512, SLAB)
+    unpack_tile, fetch_next = make_unpack_tile(load_16), tiles.make_fetch_next(512, SLAB)
 
     @device
     def read(a, first, last, begin, end, scratch):
         rows, columns = argument(a, LINEAR.rows), argument(a, LINEAR.columns)
         stride, y_stride = argument(a, LINEAR.halves_stride), argument(a, LINEAR.y_stride)
-        for row in range(first * ROWS, last * ROWS, ROWS):
-            whole = rows - row > ROWS - 16
+        for row in range(first * tiles.ROWS, last * tiles.ROWS, tiles.ROWS):
+            whole = rows - row > tiles.ROWS - 16
             for column in range(0, columns, SLAB):
                 width = min(SLAB, columns - column)
                 unpack_tile(a, row, column, width, scratch)
-                following = (row // ROWS, column + SLAB) if column + SLAB < columns else (row // ROWS + 1, 0)
-                for t in range(begin, end, TOKENS):  # with up to TOKENS - 1 tokens too many, whose results are not used
+                following = (
+                    (row // tiles.ROWS, column + SLAB) if column + SLAB < columns else (row // tiles.ROWS + 1, 0)
+                )
+                for t in range(
+                    begin, end, tiles.TOKENS
+                ):  # with up to TOKENS - 1 tokens too many, whose results are not used
                     y, x = argument(a, LINEAR.y) + t * y_stride + row * 4, argument(a, LINEAR.halves) + t * stride
                     scales = x + in_runs(columns) * 2
-                    tile = zero_floats()
+                    tile = tiles.zero_floats()
                     if column:
-                        tile = load_all(y, y_stride) if whole else load_first(y, y_stride)
+                        tile = tiles.load_all(y, y_stride) if whole else tiles.load_first(y, y_stride)
                     fetch_next(a, following, t - begin, end - begin)
                     products = product(width, scratch, x + column * 2, scales + column // 8, stride)
-                    tile = times_rows(tile, products, scratch + VECTORS * WORDS_BYTES, 64)
+                    tile = times_rows(tile, products, scratch + tiles.VECTORS * WORDS_BYTES, 64)
                     if whole:
-                        store_all(tile, y, y_stride)
+                        tiles.store_all(tile, y, y_stride)
                     else:
-                        store_first(tile, y, y_stride)
+                        tiles.store_first(tile, y, y_stride)
 
     @device
     def prefill(a, first, last, tokens, scratch):
         batches = (tokens + TOGETHER - 1) // TOGETHER
-        size = (tokens + batches * TOKENS - 1) // (batches * TOKENS) * TOKENS
+        size = (tokens + batches * tiles.TOKENS - 1) // (batches * tiles.TOKENS) * tiles.TOKENS
         for begin in range(0, tokens, size):
             read(a, first, last, begin, min(begin + size, tokens), scratch)
 

@@ -31,45 +31,17 @@ sub-blocks. Names in braces stand for operands: addresses, the tokens' x0 to x3,
 from llvmlite import binding, ir
 from numba import float32, int64
 
+from localllm.kernels import simd
 from localllm.kernels.cpu import SLAB
-from localllm.kernels.cpu.matmul.tiles import (
-    CHUNK_WORDS,
-    GROUP_WORDS,
-    ROWS,
-    TOKENS,
-    VECTORS,
-    add_least,
-    make_code_dots,
-    make_fetch_next,
-    make_slab,
-    scaled,
-    settled,
-    times_256,
-    transpose_codes,
-    transpose_words,
-    zero_ints,
-)
+from localllm.kernels.cpu.matmul import tiles
 from localllm.kernels.cpu.signature import argument, device, inlined
 from localllm.kernels.machine import this_lane
-from localllm.kernels.simd import (
-    F32,
-    I8,
-    I16,
-    I64,
-    load_f32x16,
-    operation,
-    splat_f32x16,
-    store_f32x2,
-    store_f32x8,
-    store_f32x16,
-    store_u8x64,
-)
 from localllm.kernels.table import LINEAR_QUANTIZED as LINEAR
 
 HAS_AVX2_DOTS = this_lane().has_avx2_only
 MOST_IN_BYTES = 63  # the largest code that goes by bytes: two results of VPMADDUBSW fit into 16 bits
 W0, W1, X, PRODUCT, ODD0, ODD1, LAST, LAST2 = (f"%ymm{i}" for i in range(8, 16))
-vector = ir.VectorType(F32, 8)
+vector = ir.VectorType(simd.F32, 8)
 if HAS_AVX2_DOTS:
     binding.initialize_native_asmparser()  # LLVM reads assembly only then
 
@@ -81,7 +53,7 @@ def byte_products(words, largest):
     """
     at_once = 32767 // (2 * 127 * largest)
     groups = [words[i : i + at_once] for i in range(0, len(words), at_once)]
-    tokens = TOKENS if len(groups) == 1 else 2  # more groups than one need registers for sums of 32 bits, too
+    tokens = tiles.TOKENS if len(groups) == 1 else 2  # more groups than one need registers for sums of 32 bits, too
     sums = halves(0, tokens)
     narrow = sums if len(groups) == 1 else halves(2 * tokens, tokens)
 
@@ -133,7 +105,7 @@ def load_codes(word, registers):
 
 def word_products(words):
     """Make products for x in words of 16 bits, of every 4 columns the even ones first (see quantize.py)."""
-    sums = halves(0, TOKENS)
+    sums = halves(0, tiles.TOKENS)
 
     def emit(first):
         lines = []
@@ -147,7 +119,7 @@ def word_products(words):
                     lines += add_both("vpmaddwd", "vpaddd", both, rows, i == part == 0)
         return lines, sums
 
-    return emit, TOKENS
+    return emit, tiles.TOKENS
 
 
 def scaled_products(words, minimums_after):
@@ -156,7 +128,7 @@ def scaled_products(words, minimums_after):
     s: int16 [2 sub-blocks][16 rows][2], each scale twice; `minimums_after` bytes later factors of the tokens' sums of
     both sub-blocks, int16 [16 rows][2].
     """
-    sums, codes = halves(0, TOKENS), ((W0, W1), (X, PRODUCT))
+    sums, codes = halves(0, tiles.TOKENS), ((W0, W1), (X, PRODUCT))
     products = ((ODD0, ODD1), (LAST, LAST2))  # [word][half]; the second half's begins as the token's columns
     lines = [f"vmovdqu {minimums_after + 32 * half}({{s}}), {codes[0][half]}" for half in (0, 1)]
     for t, rows in enumerate(sums):
@@ -225,7 +197,7 @@ def run_lines(format, words, is_exact, minimums_after):
     for i, part in enumerate([words] if format.sub_block == 32 else [words[:4], words[4:]]):
         emit, tokens = word_products(part) if is_exact else byte_products(part, format.largest)
         minimums = minimums_after + 64 * i if format.minimums else None
-        for first in range(0, TOKENS, tokens):
+        for first in range(0, tiles.TOKENS, tokens):
             products, sums = emit(first)
             lines += [*products, *add_to_totals(sums, first, 64 * i, minimums)]
     return lines
@@ -268,13 +240,13 @@ def make_add_runs(format, words, is_exact, minimums_after):
     asked = ["=&r"] * len(changed) + ["r"] * 2 + ["x"] * len(constants)
     constraints = ",".join([*asked, *tied, *clobbered, "~{memory}", "~{flags}"])
 
-    @operation(None, *[int64] * 8)
+    @simd.operation(None, *[int64] * 8)
     def add_runs(builder, totals, w, x, s, c, n, stride, runs):
         values = [totals, stride, *constants, w, s]
         for near, scale in zip((x, c, n), step.strides.values(), strict=True):
-            values += [near, builder.add(near, builder.mul(stride, I64(2 * scale)))]
+            values += [near, builder.add(near, builder.mul(stride, simd.I64(2 * scale)))]
         values.append(runs)
-        kind = ir.FunctionType(ir.LiteralStructType([I64] * len(changed)), [value.type for value in values])
+        kind = ir.FunctionType(ir.LiteralStructType([simd.I64] * len(changed)), [value.type for value in values])
         builder.asm(kind, text, constraints, values, True)
 
     return add_runs
@@ -282,12 +254,12 @@ def make_add_runs(format, words, is_exact, minimums_after):
 
 def ones():
     """Return 16 words of 1: VPMADDWD with them adds neighbours."""
-    return ir.Constant(ir.VectorType(I16, 16), [1] * 16)
+    return ir.Constant(ir.VectorType(simd.I16, 16), [1] * 16)
 
 
 def byte_mask():
     """Return a mask that keeps the even bytes."""
-    return ir.Constant(ir.VectorType(I8, 32), [255, 0] * 16)
+    return ir.Constant(ir.VectorType(simd.I8, 32), [255, 0] * 16)
 
 
 def loop(lines, words, step):
@@ -309,27 +281,27 @@ def make_unpack(format):
     It writes codes u8 [columns], and scales and minimums f32 [columns / sub-block].
     """
     codes_of, scales, minimums = format.codes, format.scales, format.minimums
-    store, skip = (store_f32x8, 32) if format.sub_block == 32 else (store_f32x16, 64)
+    store, skip = (simd.store_f32x8, 32) if format.sub_block == 32 else (simd.store_f32x16, 64)
     group_bytes, (chunk_codes, chunk_scales, chunk_minimums) = format.group_bytes, format.chunk or (None, None, None)
 
     @device
     def unpack(w, columns, codes, s_out, m_out):
         for _ in range(columns // 256):
             c0, c1, c2, c3 = codes_of(w)
-            store_u8x64(codes, c0)
-            store_u8x64(codes + 64, c1)
-            store_u8x64(codes + 128, c2)
-            store_u8x64(codes + 192, c3)
+            simd.store_u8x64(codes, c0)
+            simd.store_u8x64(codes + 64, c1)
+            simd.store_u8x64(codes + 128, c2)
+            simd.store_u8x64(codes + 192, c3)
             store(s_out, scales(w))
             if minimums is not None:
                 store(m_out, minimums(w))
             w, codes, s_out, m_out = w + group_bytes, codes + 256, s_out + skip, m_out + skip
         if chunk_codes is not None:
             for _ in range(columns % 256 // 64):
-                store_u8x64(codes, chunk_codes(w))
-                store_f32x2(s_out, chunk_scales(w))
+                simd.store_u8x64(codes, chunk_codes(w))
+                simd.store_f32x2(s_out, chunk_scales(w))
                 if chunk_minimums is not None:
-                    store_f32x2(m_out, chunk_minimums(w))
+                    simd.store_f32x2(m_out, chunk_minimums(w))
                 w, codes, s_out, m_out = w + group_bytes // 4, codes + 64, s_out + 8, m_out + 8
 
     return unpack
@@ -342,20 +314,20 @@ def make_unpack_tile(format):
 
     @device
     def unpack_tile(a, tile, column, columns, scratch):
-        s, m = scratch + VECTORS * 16 * SLAB, scratch + VECTORS * (16 * SLAB + scale_bytes)
-        codes_rows = m + VECTORS * scale_bytes
+        s, m = scratch + tiles.VECTORS * 16 * SLAB, scratch + tiles.VECTORS * (16 * SLAB + scale_bytes)
+        codes_rows = m + tiles.VECTORS * scale_bytes
         s_rows, m_rows = codes_rows + 16 * SLAB, codes_rows + 16 * SLAB + scale_bytes
         count, row_bytes, last = columns // sub_block, argument(a, LINEAR.row_bytes), argument(a, LINEAR.rows) - 1
         first_row = argument(a, LINEAR.weights) + column // 256 * group_bytes
         stride = (count + 15) // 16 * 64
-        for v in range(VECTORS):
+        for v in range(tiles.VECTORS):
             for i in range(16):
-                row = first_row + min(tile * ROWS + v * 16 + i, last) * row_bytes
+                row = first_row + min(tile * tiles.ROWS + v * 16 + i, last) * row_bytes
                 unpack(row, columns, codes_rows + i * columns, s_rows + i * stride, m_rows + i * stride)
-            transpose_codes(codes_rows, columns // 4, scratch + v * 16 * SLAB)
-            transpose_words(s_rows, count, s + v * scale_bytes)
+            tiles.transpose_codes(codes_rows, columns // 4, scratch + v * 16 * SLAB)
+            tiles.transpose_words(s_rows, count, s + v * scale_bytes)
             if has_minimum:
-                transpose_words(m_rows, count, m + v * scale_bytes)
+                tiles.transpose_words(m_rows, count, m + v * scale_bytes)
 
     return unpack_tile
 
@@ -367,13 +339,13 @@ def make_sub_block(format, words):
     """
     has_minimum = bool(format.minimums)
     factor = float32(1.0 if has_minimum else -format.offset)
-    dots = make_code_dots(words, format.largest)
+    dots = tiles.make_code_dots(words, format.largest)
 
     @inlined
     def sub_block(totals, w, x, low, x_stride, s, m, s_stride, c, n, stride):
-        totals = settled(add_least(totals, factor, m if has_minimum else s, s_stride, n, stride))
-        sums = dots(times_256(dots(zero_ints(), w, 16 * SLAB, x, x_stride)), w, 16 * SLAB, low, x_stride)
-        return scaled(totals, sums, s, s_stride, c, stride)
+        totals = tiles.settled(tiles.add_least(totals, factor, m if has_minimum else s, s_stride, n, stride))
+        sums = dots(tiles.times_256(dots(tiles.zero_ints(), w, 16 * SLAB, x, x_stride)), w, 16 * SLAB, low, x_stride)
+        return tiles.scaled(totals, sums, s, s_stride, c, stride)
 
     return sub_block
 
@@ -381,9 +353,9 @@ def make_sub_block(format, words):
 def make_tile(format):
     """Make a function that multiplies ROWS rows by TOKENS tokens, in both planes, over the columns of a slab."""
     half, apart = format.sub_block == 16, format.sub_block // 4
-    run = make_sub_block(format, GROUP_WORDS[:4] if half else GROUP_WORDS)
-    second_half = make_sub_block(format, GROUP_WORDS[4:])
-    chunk_run = make_sub_block(format, CHUNK_WORDS)
+    run = make_sub_block(format, tiles.GROUP_WORDS[:4] if half else tiles.GROUP_WORDS)
+    second_half = make_sub_block(format, tiles.GROUP_WORDS[4:])
+    chunk_run = make_sub_block(format, tiles.CHUNK_WORDS)
     has_chunks = format.chunk is not None
 
     @inlined
@@ -419,12 +391,12 @@ def make_precise_slab(format):
 
     @inlined
     def multiply(a, totals, columns, place, tokens, scratch):
-        s, m = scratch + VECTORS * 16 * SLAB, scratch + VECTORS * (16 * SLAB + scale_bytes)
+        s, m = scratch + tiles.VECTORS * 16 * SLAB, scratch + tiles.VECTORS * (16 * SLAB + scale_bytes)
         x, low, width = argument(a, LINEAR.high) + place, argument(a, LINEAR.low) + place, argument(a, LINEAR.columns)
         c, n = argument(a, LINEAR.scales) + place // 4, argument(a, LINEAR.sums) + place // 4
         return product(totals, columns, scratch, s, m, scale_bytes, x, low, width, c, n, width // 4)
 
-    return make_slab(format, make_unpack_tile(format), multiply)
+    return tiles.make_slab(format, make_unpack_tile(format), multiply)
 
 
 def make_assembly_slab(format, is_exact):
@@ -434,7 +406,7 @@ def make_assembly_slab(format, is_exact):
     multiplied with the same tokens, one after the other, so activations, which come from the L2 or L3 cache, are read
     half as often (1.04 times as fast).
     """
-    unpack_tile, fetch_next = make_unpack_tile(format), make_fetch_next(format.group_bytes)
+    unpack_tile, fetch_next = make_unpack_tile(format), tiles.make_fetch_next(format.group_bytes)
     add_products = make_assembly_product(format, is_exact)
 
     @device
@@ -442,9 +414,9 @@ def make_assembly_slab(format, is_exact):
         columns = min(SLAB, argument(a, LINEAR.columns) - column)
         unpack_tile(a, tile, column, columns, scratch)
         width, y_stride = argument(a, LINEAR.columns), argument(a, LINEAR.y_stride)
-        vectors = min(VECTORS, (argument(a, LINEAR.rows) - tile * ROWS + 15) // 16)
-        for t in range(0, tokens, TOKENS):  # with up to TOKENS - 1 tokens too many, whose results are not used
-            y = argument(a, LINEAR.y) + tile * ROWS * 4 + t * y_stride
+        vectors = min(tiles.VECTORS, (argument(a, LINEAR.rows) - tile * tiles.ROWS + 15) // 16)
+        for t in range(0, tokens, tiles.TOKENS):  # with up to TOKENS - 1 tokens too many, whose results are not used
+            y = argument(a, LINEAR.y) + tile * tiles.ROWS * 4 + t * y_stride
             fetch_next(a, next_slab, t, tokens)
             for v in range(vectors):
                 add_products(a, y + 64 * v, y_stride, v, columns, t * width + column, column == 0, scratch)
@@ -456,7 +428,8 @@ def make_assembly_product(format, is_exact):
     """Make a function that adds the products of 16 rows and TOKENS tokens to y, or stores them there if is_first."""
     scale_bytes, has_chunks = 64 * SLAB // format.sub_block, format.chunk is not None
     add_groups, add_chunks = (
-        make_add_runs(format, words, is_exact, VECTORS * scale_bytes) for words in (GROUP_WORDS, CHUNK_WORDS)
+        make_add_runs(format, words, is_exact, tiles.VECTORS * scale_bytes)
+        for words in (tiles.GROUP_WORDS, tiles.CHUNK_WORDS)
     )
     activations, size = (LINEAR.words, 2) if is_exact else (LINEAR.high, 1)
     sums, unit = (LINEAR.sums, float32(1.0)) if is_exact else (LINEAR.high_sums, float32(256.0))
@@ -466,26 +439,23 @@ def make_assembly_product(format, is_exact):
 
     @inlined
     def add_products(a, y, y_stride, v, columns, place, is_first, scratch):
-        w, s = scratch + v * 16 * SLAB, scratch + VECTORS * 16 * SLAB + v * scale_bytes
-        totals = scratch + VECTORS * (16 * SLAB + 2 * scale_bytes)  # replaces the rows before they were transposed
+        w, s = scratch + v * 16 * SLAB, scratch + tiles.VECTORS * 16 * SLAB + v * scale_bytes
+        totals = scratch + tiles.VECTORS * (
+            16 * SLAB + 2 * scale_bytes
+        )  # replaces the rows before they were transposed
         x, run = argument(a, activations) + size * place, place // 32
         c, n, groups = argument(a, LINEAR.scales) + 8 * run, argument(a, sums) + sum_bytes * run, columns // 256
         stride = argument(a, LINEAR.columns) // 32 * sum_bytes
-        for i in range(TOKENS):
-            store_f32x16(totals + 64 * i, splat_f32x16(float32(0.0)))
+        for i in range(tiles.TOKENS):
+            simd.store_f32x16(totals + 64 * i, simd.splat_f32x16(float32(0.0)))
         if groups:
             add_groups(totals, w, x, s, c, n, stride, 8 * groups)
         if has_chunks and columns % 256:
-            w, x, s, c, n = (
-                w + 4096 * groups,
-                x + 256 * size * groups,
-                s + 512 * groups,
-                c + 64 * groups,
-                n + 64 * groups,
-            )
+            w, x, s, c = w + 4096 * groups, x + 256 * size * groups, s + 512 * groups, c + 64 * groups
+            n = n + 64 * groups
             add_chunks(totals, w, x, s, c, n, stride, columns % 256 // 32)
-        for i in range(TOKENS):
-            products, place_in_y = load_f32x16(totals + 64 * i) * splat_f32x16(unit), y + i * y_stride
-            store_f32x16(place_in_y, products if is_first else products + load_f32x16(place_in_y))
+        for i in range(tiles.TOKENS):
+            products, place_in_y = simd.load_f32x16(totals + 64 * i) * simd.splat_f32x16(unit), y + i * y_stride
+            simd.store_f32x16(place_in_y, products if is_first else products + simd.load_f32x16(place_in_y))
 
     return add_products

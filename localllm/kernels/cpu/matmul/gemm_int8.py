@@ -20,61 +20,22 @@ Scratch memory, in order (a "word" is 4 columns; span: columns that share a scal
 from llvmlite import ir
 from numba import types
 
+from localllm.kernels import simd
 from localllm.kernels.cpu import SLAB
-from localllm.kernels.cpu.matmul.tiles import (
-    CHUNK_WORDS,
-    GROUP_WORDS,
-    ROWS,
-    VECTORS,
-    add_alone,
-    columns_at,
-    continued,
-    floats,
-    ints,
-    make_rescaled_dots,
-    make_slab,
-    make_start_second,
-    make_times,
-    rows_at,
-    scaled,
-    scaled_alone,
-    share_scales,
-    start,
-    start_of_both,
-    transpose_codes,
-    transpose_words,
-    zero_ints,
-)
+from localllm.kernels.cpu.matmul import tiles
 from localllm.kernels.cpu.signature import argument, device, inlined
-from localllm.kernels.simd import (
-    I16,
-    I32,
-    I64,
-    constant_like,
-    elements,
-    f32x2,
-    f32x8,
-    f32x16,
-    larger_size,
-    llvm_call,
-    operation,
-    shuffled,
-    signed_dot_variant,
-    store_value,
-    u8x64,
-)
 from localllm.kernels.table import LINEAR_QUANTIZED as LINEAR
 
-BYTE_OFFSET = 0 if signed_dot_variant() else 128
+BYTE_OFFSET = 0 if simd.signed_dot_variant() else 128
 TOP = 126.0  # the byte that the largest weight becomes, so that rounding never exceeds 127
 POINT = 5  # fraction bits
 PLANE = 256.0  # the unit of the activations' high plane
-words = ir.VectorType(I16, 32)
+words = ir.VectorType(simd.I16, 32)
 
 
 def magnitude(builder, value):
     """Return the absolute value of each float."""
-    return llvm_call(builder, f"llvm.fabs.v{value.type.count}f32", value.type, [value])
+    return simd.llvm_call(builder, f"llvm.fabs.v{value.type.count}f32", value.type, [value])
 
 
 def span(format):
@@ -99,32 +60,32 @@ def size_of(format):
 def bounds(builder, format, scales, minimums):
     """Return the largest magnitude that weights of each sub-block can have, from its scale and minimum."""
     if minimums is None:
-        return builder.fmul(magnitude(builder, scales), constant_like(scales, float(size_of(format))))
-    highest = builder.fadd(builder.fmul(scales, constant_like(scales, float(format.largest))), minimums)
-    return larger_size(builder, magnitude(builder, highest), magnitude(builder, minimums))
+        return builder.fmul(magnitude(builder, scales), simd.constant_like(scales, float(size_of(format))))
+    highest = builder.fadd(builder.fmul(scales, simd.constant_like(scales, float(format.largest))), minimums)
+    return simd.larger_size(builder, magnitude(builder, highest), magnitude(builder, minimums))
 
 
 def largest_of_neighbours(builder, value, count):
     """Return in each lane the largest of its group of `count` lanes, 2 or 4; NaN if one of them is NaN."""
     for distance in (1, 2)[: count // 2]:
-        other = shuffled(builder, value, value, [lane ^ distance for lane in range(value.type.count)])
-        value = larger_size(builder, value, other)
+        other = simd.shuffled(builder, value, value, [lane ^ distance for lane in range(value.type.count)])
+        value = simd.larger_size(builder, value, other)
     return value
 
 
 def as_words(builder, value):
     """Round floats to the nearest 16-bit integers."""
-    integers = ir.VectorType(I32, value.type.count)
-    rounding = constant_like(value, 1.5 * 2**23)  # floats of this size are whole numbers
+    integers = ir.VectorType(simd.I32, value.type.count)
+    rounding = simd.constant_like(value, 1.5 * 2**23)  # floats of this size are whole numbers
     nearest = builder.fsub(builder.fadd(value, rounding), rounding)
-    return builder.trunc(builder.fptosi(nearest, integers), ir.VectorType(I16, value.type.count))
+    return builder.trunc(builder.fptosi(nearest, integers), ir.VectorType(simd.I16, value.type.count))
 
 
 def high_half(builder, x, y):
     """Multiply signed 16-bit words; return the upper 16 bits of the products."""
-    wide = ir.VectorType(I32, 32)
+    wide = ir.VectorType(simd.I32, 32)
     product = builder.mul(builder.sext(x, wide), builder.sext(y, wide))
-    return builder.trunc(builder.ashr(product, constant_like(product, 16)), words)
+    return builder.trunc(builder.ashr(product, simd.constant_like(product, 16)), words)
 
 
 def rescaled(builder, format, codes, factors, lows):
@@ -134,15 +95,15 @@ def rescaled(builder, format, codes, factors, lows):
     """
     shift = room(format)
     value = builder.bitcast(codes, words)
-    value = builder.shl(value, constant_like(value, shift))
-    centre = ir.Constant(u8x64.llvm, [format.offset << shift] * 64)
-    value = builder.bitcast(builder.sub(builder.bitcast(value, u8x64.llvm), centre), words)
-    even, odd = builder.shl(value, constant_like(value, 8)), builder.and_(value, constant_like(value, 0xFF00))
+    value = builder.shl(value, simd.constant_like(value, shift))
+    centre = ir.Constant(simd.u8x64.llvm, [format.offset << shift] * 64)
+    value = builder.bitcast(builder.sub(builder.bitcast(value, simd.u8x64.llvm), centre), words)
+    even, odd = builder.shl(value, simd.constant_like(value, 8)), builder.and_(value, simd.constant_like(value, 0xFF00))
     even, odd = (builder.add(high_half(builder, part, factors), lows) for part in (even, odd))
-    even = builder.and_(builder.lshr(even, constant_like(even, POINT)), constant_like(even, 0xFF))
-    odd = builder.and_(builder.shl(odd, constant_like(odd, 8 - POINT)), constant_like(odd, 0xFF00))
-    result = builder.bitcast(builder.or_(even, odd), u8x64.llvm)
-    return builder.xor(result, ir.Constant(u8x64.llvm, [BYTE_OFFSET] * 64))
+    even = builder.and_(builder.lshr(even, simd.constant_like(even, POINT)), simd.constant_like(even, 0xFF))
+    odd = builder.and_(builder.shl(odd, simd.constant_like(odd, 8 - POINT)), simd.constant_like(odd, 0xFF00))
+    result = builder.bitcast(builder.or_(even, odd), simd.u8x64.llvm)
+    return builder.xor(result, ir.Constant(simd.u8x64.llvm, [BYTE_OFFSET] * 64))
 
 
 def spread(builder, values, runs, part, parts):
@@ -150,7 +111,7 @@ def spread(builder, values, runs, part, parts):
 
     The vector has `runs` runs of 32 columns, and sub-block `part` of the `parts` sub-blocks of each run.
     """
-    return shuffled(builder, values, values, [parts * (i // 4 % runs) + part for i in range(32)])
+    return simd.shuffled(builder, values, values, [parts * (i // 4 % runs) + part for i in range(32)])
 
 
 def make_rescale(format, vector, codes_type, runs):
@@ -163,29 +124,33 @@ def make_rescale(format, vector, codes_type, runs):
         return make_keep(format, vector, codes_type)
     count = 32 // format.sub_block  # sub-blocks of a run
 
-    @operation(None, codes_type, vector, vector, types.int64, types.int64)
+    @simd.operation(None, codes_type, vector, vector, types.int64, types.int64)
     def rescale(builder, codes, scales, minimums, codes_out, scales_out):
         minimums = minimums if format.minimums else None
         bound = largest_of_neighbours(builder, bounds(builder, format, scales, minimums), 2 * count)
-        zero = constant_like(bound, 0.0)
-        inverse = builder.fdiv(constant_like(bound, TOP), bound)
+        zero = simd.constant_like(bound, 0.0)
+        inverse = builder.fdiv(simd.constant_like(bound, TOP), bound)
         inverse = builder.select(builder.fcmp_ordered(">", bound, zero), inverse, zero)
-        result = builder.fmul(bound, constant_like(bound, PLANE / TOP))
-        store_value(builder, scales_out, shuffled(builder, result, result, [*range(0, result.type.count, 2 * count)]))
+        result = builder.fmul(bound, simd.constant_like(bound, PLANE / TOP))
+        simd.store_value(
+            builder, scales_out, simd.shuffled(builder, result, result, [*range(0, result.type.count, 2 * count)])
+        )
         factors = builder.fmul(
-            builder.fmul(scales, inverse), constant_like(bound, float(1 << (8 + POINT - room(format))))
+            builder.fmul(scales, inverse), simd.constant_like(bound, float(1 << (8 + POINT - room(format))))
         )
         # With a half they are rounded, the middle upwards, which makes up for what the products lose by being cut off.
         factors, half = as_words(builder, factors), float(1 << (POINT - 1))
-        lows = constant_like(bound, half)
+        lows = simd.constant_like(bound, half)
         if minimums is not None:
-            lows = builder.fmul(builder.fmul(minimums, inverse), constant_like(bound, 2 * half))
-            lows = builder.fadd(lows, constant_like(bound, half))
+            lows = builder.fmul(builder.fmul(minimums, inverse), simd.constant_like(bound, 2 * half))
+            lows = builder.fadd(lows, simd.constant_like(bound, half))
         lows = as_words(builder, lows)
-        for q, value in enumerate(elements(builder, codes)):
+        for q, value in enumerate(simd.elements(builder, codes)):
             part = q * count // codes.type.count
             spreads = (spread(builder, vector, runs, part, count) for vector in (factors, lows))
-            store_value(builder, builder.add(codes_out, I64(64 * q)), rescaled(builder, format, value, *spreads))
+            simd.store_value(
+                builder, builder.add(codes_out, simd.I64(64 * q)), rescaled(builder, format, value, *spreads)
+            )
 
     return rescale
 
@@ -193,25 +158,26 @@ def make_rescale(format, vector, codes_type, runs):
 def make_keep(format, vector, codes_type):
     """Return the intrinsic of make_rescale for formats whose weights keep their codes and scales."""
 
-    @operation(None, codes_type, vector, vector, types.int64, types.int64)
+    @simd.operation(None, codes_type, vector, vector, types.int64, types.int64)
     def keep(builder, codes, scales, minimums, codes_out, scales_out):
-        distance = ir.Constant(u8x64.llvm, [(BYTE_OFFSET - format.offset) % 256] * 64)
-        for q, value in enumerate(elements(builder, codes)):
-            store_value(builder, builder.add(codes_out, I64(64 * q)), builder.add(value, distance))
-        store_value(builder, scales_out, builder.fmul(scales, constant_like(scales, PLANE)))
+        distance = ir.Constant(simd.u8x64.llvm, [(BYTE_OFFSET - format.offset) % 256] * 64)
+        for q, value in enumerate(simd.elements(builder, codes)):
+            simd.store_value(builder, builder.add(codes_out, simd.I64(64 * q)), builder.add(value, distance))
+        simd.store_value(builder, scales_out, builder.fmul(scales, simd.constant_like(scales, PLANE)))
 
     return keep
 
 
 PAIR = 64  # columns of a token that usually share a scale with so many tokens, see quantize.py
-first, more, of_token = make_times(rows_at, ints, True), make_times(rows_at, ints), make_times(columns_at, floats)
+first, more = tiles.make_times(tiles.rows_at, tiles.ints, True), tiles.make_times(tiles.rows_at, tiles.ints)
+of_token = tiles.make_times(tiles.columns_at, tiles.floats)
 
 
 def make_unpack(format):
     """Make a function (w, columns, codes, s) that unpacks a row to bytes [columns] and scales f32 [columns / span]."""
     codes_of, scales, minimums = format.codes, format.scales, format.minimums or format.scales
-    vector = f32x8 if format.sub_block == 32 else f32x16
-    rescale = make_rescale(format, vector, types.UniTuple(u8x64, 4), 8)
+    vector = simd.f32x8 if format.sub_block == 32 else simd.f32x16
+    rescale = make_rescale(format, vector, types.UniTuple(simd.u8x64, 4), 8)
     group_bytes, skip, has_chunks = format.group_bytes, 1024 // span(format), format.chunk is not None
     unpack_chunk = make_unpack_chunk(format) if has_chunks else None
 
@@ -232,7 +198,7 @@ def make_unpack_chunk(format):
     """Make a function (w, codes, s) that unpacks a chunk of 64 columns to bytes and scales."""
     codes_of, scales = format.chunk.codes, format.chunk.scales
     minimums = format.chunk.minimums or scales
-    rescale = make_rescale(format, f32x2, types.UniTuple(u8x64, 1), 2)
+    rescale = make_rescale(format, simd.f32x2, types.UniTuple(simd.u8x64, 1), 2)
 
     @device
     def unpack_chunk(w, codes, s):
@@ -248,18 +214,18 @@ def make_unpack_tile(format):
 
     @device
     def unpack_tile(a, tile, column, columns, scratch):
-        s = scratch + VECTORS * 16 * SLAB
-        codes_rows = s + VECTORS * scale_bytes
+        s = scratch + tiles.VECTORS * 16 * SLAB
+        codes_rows = s + tiles.VECTORS * scale_bytes
         s_rows, row_bytes, last = codes_rows + 16 * SLAB, argument(a, LINEAR.row_bytes), argument(a, LINEAR.rows) - 1
         first_row = argument(a, LINEAR.weights) + column // 256 * group_bytes
         count = columns // columns_per_scale
         stride = (count + 15) // 16 * 64
-        for v in range(VECTORS):
+        for v in range(tiles.VECTORS):
             for i in range(16):
-                row = first_row + min(tile * ROWS + v * 16 + i, last) * row_bytes
+                row = first_row + min(tile * tiles.ROWS + v * 16 + i, last) * row_bytes
                 unpack(row, columns, codes_rows + i * columns, s_rows + i * stride)
-            transpose_codes(codes_rows, columns // 4, scratch + v * 16 * SLAB)
-            transpose_words(s_rows, count, s + v * scale_bytes)
+            tiles.transpose_codes(codes_rows, columns // 4, scratch + v * 16 * SLAB)
+            tiles.transpose_words(s_rows, count, s + v * scale_bytes)
 
     return unpack_tile
 
@@ -276,19 +242,21 @@ def make_pair(format, words):
         weights have one scale for 64 columns: 216, but 228 if tokens have two scales
         weights have two scales: 228, but 240 if tokens have two scales
     """
-    of_run, of_both = make_rescaled_dots(words), make_rescaled_dots([*words, *(word + 8 for word in words)])
+    of_run, of_both = tiles.make_rescaled_dots(words), tiles.make_rescaled_dots([*words, *(word + 8 for word in words)])
     s_bytes, is_signed, has_one = 64 * SLAB // span(format), BYTE_OFFSET == 0, span(format) == PAIR
-    start_second = make_start_second(not is_signed)
+    start_second = tiles.make_start_second(not is_signed)
 
     @inlined
     def run(w, x, x_stride, n, stride):
-        return of_run(zero_ints() if is_signed else start(n, stride), w, 16 * SLAB, x, x_stride)
+        return of_run(tiles.zero_ints() if is_signed else tiles.start(n, stride), w, 16 * SLAB, x, x_stride)
 
     @inlined
     def together(totals, w, s, x, x_stride, c, n, stride):
         if has_one:
-            sums = of_both(zero_ints() if is_signed else start_of_both(n, stride), w, 16 * SLAB, x, x_stride)
-            return scaled(totals, sums, s, s_bytes, c, 2 * stride)
+            sums = of_both(
+                tiles.zero_ints() if is_signed else tiles.start_of_both(n, stride), w, 16 * SLAB, x, x_stride
+            )
+            return tiles.scaled(totals, sums, s, s_bytes, c, 2 * stride)
         products = first(totals, run(w, x, x_stride, n, stride), s, s_bytes)
         products = more(products, run(w + 16 * 8, x + 8, x_stride, n + 4, stride), s + 64, s_bytes)
         return of_token(totals, products, c, 2 * stride)
@@ -297,17 +265,17 @@ def make_pair(format, words):
     def apart(totals, w, s, x, x_stride, c, n, stride):
         sums, w2, x2, n2, c2 = run(w, x, x_stride, n, stride), w + 16 * 8, x + 8, n + 4, c + 8
         if has_one:
-            totals = scaled_alone(totals, sums, s, s_bytes, c, 2 * stride)
+            totals = tiles.scaled_alone(totals, sums, s, s_bytes, c, 2 * stride)
             both = of_run(start_second(sums, n2, stride, c, 2 * stride), w2, 16 * SLAB, x2, x_stride)
-            return scaled(totals, both, s, s_bytes, c2, 2 * stride)
+            return tiles.scaled(totals, both, s, s_bytes, c2, 2 * stride)
         products = first(totals, sums, s, s_bytes)
-        totals = add_alone(totals, products, c, 2 * stride)
-        products = continued(products, run(w2, x2, x_stride, n2, stride), s + 64, s_bytes, c, 2 * stride)
+        totals = tiles.add_alone(totals, products, c, 2 * stride)
+        products = tiles.continued(products, run(w2, x2, x_stride, n2, stride), s + 64, s_bytes, c, 2 * stride)
         return of_token(totals, products, c2, 2 * stride)
 
     @inlined
     def pair(totals, w, s, x, x_stride, c, n, stride):
-        if share_scales(c, 2 * stride):
+        if tiles.share_scales(c, 2 * stride):
             return together(totals, w, s, x, x_stride, c, n, stride)
         return apart(totals, w, s, x, x_stride, c, n, stride)
 
@@ -316,7 +284,8 @@ def make_pair(format, words):
 
 def make_tile(format):
     """Make a function that multiplies ROWS rows by TOKENS tokens over the columns of a slab."""
-    group, chunk, s_step = make_pair(format, GROUP_WORDS), make_pair(format, CHUNK_WORDS), 64 * PAIR // span(format)
+    group, chunk = make_pair(format, tiles.GROUP_WORDS), make_pair(format, tiles.CHUNK_WORDS)
+    s_step = 64 * PAIR // span(format)
     has_chunks = format.chunk is not None
 
     @inlined
@@ -342,9 +311,9 @@ def make_fast_slab(format):
 
     @inlined
     def multiply(a, totals, columns, place, tokens, scratch):
-        s, width = scratch + VECTORS * 16 * SLAB, argument(a, LINEAR.columns)
+        s, width = scratch + tiles.VECTORS * 16 * SLAB, argument(a, LINEAR.columns)
         x, c = argument(a, LINEAR.high) + place, argument(a, LINEAR.scales) + place // 4
         n = argument(a, LINEAR.excess) + place // 8
         return product(totals, columns, scratch, s, x, width, c, n, width // 8)
 
-    return make_slab(format, make_unpack_tile(format), multiply)
+    return tiles.make_slab(format, make_unpack_tile(format), multiply)

@@ -13,6 +13,7 @@ from functools import reduce
 from llvmlite import ir
 from numba import int64, types
 
+from localllm.kernels import simd
 from localllm.kernels.cpu.matmul.gemv_quantized import (
     AHEAD,
     Accumulator,
@@ -27,24 +28,6 @@ from localllm.kernels.cpu.matmul.gemv_quantized import (
 from localllm.kernels.cpu.signature import argument, device, inlined
 from localllm.kernels.formats import load_group_format
 from localllm.kernels.formats.words import READERS, WORDS, k_factors
-from localllm.kernels.simd import (
-    I8,
-    I16,
-    I64,
-    as_tuple,
-    constant_like,
-    elements,
-    f32x8,
-    load_value,
-    multiplies_words,
-    multiply_add,
-    multiply_pairs,
-    operation,
-    reduce_add,
-    shuffled,
-    slice_of,
-    store_value,
-)
 from localllm.kernels.table import LINEAR_QUANTIZED as LINEAR
 
 CHAINS = 2  # independent sums of a row, because an addition waits for the previous one of its sum
@@ -57,7 +40,7 @@ def has_words(name, tokens=1):
     Exception: Q3_K with several tokens. Its codes, up to 7, times bytes are added in 16 bits so often that 8 tokens
     take 0.83 of the time as bytes; Q2_K, which has minimums, takes 1.6.
     """
-    return name in READERS and multiplies_words() and (tokens == 1 or name != "Q3_K")
+    return name in READERS and simd.multiplies_words() and (tokens == 1 or name != "Q3_K")
 
 
 def words_of_run(builder, high, low, distance):
@@ -67,11 +50,11 @@ def words_of_run(builder, high, low, distance):
     """
     stripes = []
     for i in range(4):
-        places = (builder.add(at, builder.mul(distance, I64(i))) for at in (high, low))
-        planes = (load_value(builder, place, ir.VectorType(I8, 8)) for place in places)
-        upper, lower = (builder.sext(plane, ir.VectorType(I16, 8)) for plane in planes)
-        stripes.append(builder.add(builder.shl(upper, constant_like(upper, 8)), lower))
-    return [shuffled(builder, *stripes[i : i + 2], range(16)) for i in (0, 2)]
+        places = (builder.add(at, builder.mul(distance, simd.I64(i))) for at in (high, low))
+        planes = (simd.load_value(builder, place, ir.VectorType(simd.I8, 8)) for place in places)
+        upper, lower = (builder.sext(plane, ir.VectorType(simd.I16, 8)) for plane in planes)
+        stripes.append(builder.add(builder.shl(upper, simd.constant_like(upper, 8)), lower))
+    return [simd.shuffled(builder, *stripes[i : i + 2], range(16)) for i in (0, 2)]
 
 
 def make_store_unit(in_pairs):
@@ -81,15 +64,15 @@ def make_store_unit(in_pairs):
     runs.
     """
 
-    @operation(None, *[int64] * 5)
+    @simd.operation(None, *[int64] * 5)
     def store_unit(builder, high, low, distance, apart, words):
         parts = [words_of_run(builder, high, low, distance)]
         if in_pairs:
             other = words_of_run(builder, builder.add(high, apart), builder.add(low, apart), distance)
             parts = [*zip(*parts, other, strict=True)]
-        stored = [shuffled(builder, *part, range(odd, 32, 2)) for part in parts for odd in (0, 1)]
+        stored = [simd.shuffled(builder, *part, range(odd, 32, 2)) for part in parts for odd in (0, 1)]
         for i, value in enumerate(stored):
-            store_value(builder, builder.add(words, I64(32 * i)), value)
+            simd.store_value(builder, builder.add(words, simd.I64(32 * i)), value)
 
     return store_unit
 
@@ -145,7 +128,7 @@ class Totals(Accumulator):
         self.reader, self.rows, self.tokens = READERS[format.name], rows, tokens
         self.is_halved, self.chains = format.sub_block == 16, CHAINS if tokens == 1 else 1
         self.shape = shape if format.minimums else shape._replace(offset=self.reader.offset)
-        self.totals = types.UniTuple(f32x8, self.chains * rows * tokens)
+        self.totals = types.UniTuple(simd.f32x8, self.chains * rows * tokens)
         self.factors = types.UniTuple(shape.of_row, rows * shape.factors)
 
     def place(self, row, token, chain=0):
@@ -153,27 +136,29 @@ class Totals(Accumulator):
         return (token * self.rows + row) * self.chains + chain % self.chains
 
     def make_add(self):
-        @operation(self.totals, self.totals, int64, int64, self.factors, *[int64] * 4)
+        @simd.operation(self.totals, self.totals, int64, int64, self.factors, *[int64] * 4)
         def add(builder, totals, w, step, factors, words, c, n, columns):
             """Add the products of a group of 256 columns, or of a chunk of 64, to the totals.
 
             words, c, n: addresses for the first token; columns: of a row, from which the distances to the next token
             follow.
             """
-            totals, factors = elements(builder, totals), elements(builder, factors)
-            scales = self.scales(builder, totals, factors, c, n, builder.lshr(columns, I64(2)))
-            rows = [builder.add(w, builder.mul(step, I64(r))) for r in range(self.rows)]
+            totals, factors = simd.elements(builder, totals), simd.elements(builder, factors)
+            scales = self.scales(builder, totals, factors, c, n, builder.lshr(columns, simd.I64(2)))
+            rows = [builder.add(w, builder.mul(step, simd.I64(r))) for r in range(self.rows)]
             units = [self.reader.units(builder, row, 2 * self.shape.vectors) for row in rows]
-            of_tokens = [builder.add(words, builder.mul(columns, I64(2 * token))) for token in range(self.tokens)]
+            of_tokens = [builder.add(words, builder.mul(columns, simd.I64(2 * token))) for token in range(self.tokens)]
             for unit, codes in enumerate(zip(*units, strict=True)):
                 for row in range(self.rows):
                     for token, first in enumerate(of_tokens):
                         if self.tokens * self.rows > 1:
                             keep_order(builder)
                         i, scale = self.place(row, token, unit), self.scale_of(builder, scales[token][row], unit)
-                        dot = self.dot(builder, codes[row], builder.add(first, I64(RUN // 2 * len(codes[row]) * unit)))
-                        totals[i] = multiply_add(builder, dot, scale, totals[i])
-            return as_tuple(builder, totals)
+                        dot = self.dot(
+                            builder, codes[row], builder.add(first, simd.I64(RUN // 2 * len(codes[row]) * unit))
+                        )
+                        totals[i] = simd.multiply_add(builder, dot, scale, totals[i])
+            return simd.as_tuple(builder, totals)
 
         return add
 
@@ -181,9 +166,9 @@ class Totals(Accumulator):
         """Multiply a unit's codes by the activations at an address: f32x8, whose lanes belong to the unit's scales."""
         products = []
         for i, code in enumerate(codes):
-            x = load_value(builder, builder.add(words, I64(RUN // 2 * i)), WORDS)
-            products.append(multiply_pairs(builder, code, x))
-        return builder.sitofp(reduce(builder.add, products), f32x8.llvm)
+            x = simd.load_value(builder, builder.add(words, simd.I64(RUN // 2 * i)), WORDS)
+            products.append(simd.multiply_pairs(builder, code, x))
+        return builder.sitofp(reduce(builder.add, products), simd.f32x8.llvm)
 
     def scales(self, builder, totals, factors, c, n, distance):
         """Return the scales of rows times those of tokens, [token][row].
@@ -193,7 +178,8 @@ class Totals(Accumulator):
         scales = []
         for token in range(self.tokens):
             of_token, sums = (
-                self.of_lanes(builder, builder.add(address, builder.mul(distance, I64(token)))) for address in (c, n)
+                self.of_lanes(builder, builder.add(address, builder.mul(distance, simd.I64(token))))
+                for address in (c, n)
             )
             if self.reader.factors:
                 of_token = builder.fmul(of_token, ir.Constant(of_token.type, [1 / f for f in self.reader.factors]))
@@ -207,7 +193,7 @@ class Totals(Accumulator):
     def of_lanes(self, builder, address):
         """Load a token's scales or sums, one for every 16 columns, in the order of the rows' scales."""
         value = self.shape.load(builder, address)
-        return value if self.is_halved else slice_of(builder, value, 0, 16, 2)
+        return value if self.is_halved else simd.slice_of(builder, value, 0, 16, 2)
 
     def in_lanes(self, builder, scales):
         """Rearrange scales as `scale_of` needs them: each half of a register gets those of four units.
@@ -218,33 +204,33 @@ class Totals(Accumulator):
             return [scales]
         quarter = [0, 2, 4, 6, 1, 3, 5, 7] if self.is_halved else [*range(4)] * 2
         distance = 8 if self.is_halved else 4
-        parts = (shuffled(builder, scales, scales, [i + at for i in quarter]) for at in (0, distance))
+        parts = (simd.shuffled(builder, scales, scales, [i + at for i in quarter]) for at in (0, distance))
         return [as_it_is(builder, part) for part in parts]
 
     def scale_of(self, builder, scales, unit):
         """Return a unit's scales, in the lanes of its dot products."""
         distance = self.shape.vectors if self.reader.in_pairs else 4
         first = unit if self.reader.in_pairs else unit % 4
-        return shuffled(builder, *[scales[unit // 4]] * 2, [first] * 4 + [first + distance] * 4)
+        return simd.shuffled(builder, *[scales[unit // 4]] * 2, [first] * 4 + [first + distance] * 4)
 
     def add_sums(self, builder, totals, row, token, factor, sums):
         """Add the term for the codes' offset, or for the minimums, of a row and a token to the totals."""
         for i in range(0, self.shape.of_row.lanes, 8):
             at = self.place(row, token, i // 8)
-            parts = (slice_of(builder, value, i, i + 8) for value in (factor, sums))
-            totals[at] = multiply_add(builder, *parts, totals[at])
+            parts = (simd.slice_of(builder, value, i, i + 8) for value in (factor, sums))
+            totals[at] = simd.multiply_add(builder, *parts, totals[at])
 
     def make_finish(self):
-        @operation(None, self.totals, int64, int64)
+        @simd.operation(None, self.totals, int64, int64)
         def finish(builder, totals, y, y_stride):
             """Store the sum of the lanes of each row's totals to y [tokens, rows]."""
-            totals = elements(builder, totals)
+            totals = simd.elements(builder, totals)
             for token in range(self.tokens):
-                of_token = builder.add(y, builder.mul(y_stride, I64(token)))
+                of_token = builder.add(y, builder.mul(y_stride, simd.I64(token)))
                 for row in range(self.rows):
                     at = self.place(row, token)
                     total = reduce(builder.fadd, totals[at : at + self.chains])
-                    store_value(builder, builder.add(of_token, I64(4 * row)), reduce_add(builder, total))
+                    simd.store_value(builder, builder.add(of_token, simd.I64(4 * row)), simd.reduce_add(builder, total))
 
         return finish
 

@@ -13,26 +13,12 @@ Each part of the step first puts the activations in the same order. From the L2 
 from llvmlite import ir
 from numba import int64, types
 
+from localllm.kernels import simd
 from localllm.kernels.cpu import ONE_TOKEN_BYTES
 from localllm.kernels.cpu.matmul.gemv_quantized import AHEAD, Accumulator, activations, group_shape, make_fetch
 from localllm.kernels.cpu.signature import argument, device, inlined
 from localllm.kernels.formats.sub_blocks import LANES, READERS
 from localllm.kernels.machine import this_lane
-from localllm.kernels.simd import (
-    I64,
-    as_tuple,
-    constant_like,
-    dots_in_words,
-    elements,
-    f32x16,
-    i32x16,
-    load_value,
-    operation,
-    shuffled,
-    slice_of,
-    store_value,
-    u8x64,
-)
 from localllm.kernels.table import LINEAR_QUANTIZED as LINEAR
 
 SCALES = 512  # offset of the scales, after both planes of 256 activations
@@ -55,20 +41,22 @@ def make_store(reader):
         orders.append([16 * (quad // 2) + 2 * run + quad % 2 for quad, run in quads])
     of_halves = [lane + 16 * half for lane, (_, half, _) in enumerate(LANES)]
 
-    @operation(None, *[int64] * 5)
+    @simd.operation(None, *[int64] * 5)
     def store(builder, high, low, scales, sums, target):
         values = []
         for plane in (high, low):
-            stripes = [load_value(builder, builder.add(plane, I64(64 * q)), i32x16.llvm) for q in range(4)]
+            stripes = [
+                simd.load_value(builder, builder.add(plane, simd.I64(64 * q)), simd.i32x16.llvm) for q in range(4)
+            ]
             for order in orders:
-                halves = (shuffled(builder, *stripes[i : i + 2], order) for i in (0, 2))
-                values.append(shuffled(builder, *halves, of_halves))
+                halves = (simd.shuffled(builder, *stripes[i : i + 2], order) for i in (0, 2))
+                values.append(simd.shuffled(builder, *halves, of_halves))
         for source, factors in ((scales, reader.of_scales), (sums, reader.of_sums)):
-            value = load_value(builder, source, f32x16.llvm)
-            value = shuffled(builder, value, value, reader.numbers())
-            values.append(builder.fmul(value, ir.Constant(f32x16.llvm, factors)))
+            value = simd.load_value(builder, source, simd.f32x16.llvm)
+            value = simd.shuffled(builder, value, value, reader.numbers())
+            values.append(builder.fmul(value, ir.Constant(simd.f32x16.llvm, factors)))
         for i, value in enumerate(values):
-            store_value(builder, builder.add(target, I64(64 * i)), value)
+            simd.store_value(builder, builder.add(target, simd.I64(64 * i)), value)
 
     return store
 
@@ -92,47 +80,49 @@ class OneTokenBySubBlock(Accumulator):
 
     def __init__(self, format):
         self.reader, self.shape = READERS[format.name], group_shape(format)
-        self.totals = types.UniTuple(f32x16, 2)
+        self.totals = types.UniTuple(simd.f32x16, 2)
 
     def make_add(self):
-        @operation(self.totals, self.totals, *[int64] * 3)
+        @simd.operation(self.totals, self.totals, *[int64] * 3)
         def add(builder, totals, w, step, x):
             """Add the products of a group of 256 columns to the totals; x: address of the ordered activations."""
             rows = [w, builder.add(w, step)]
             codes, factors = [self.reader.codes(builder, row) for row in rows], self.reader.factors(builder, rows)
-            high, low = (self.dots(builder, codes, builder.add(x, I64(at))) for at in (0, 256))
-            c, n = (load_value(builder, builder.add(x, I64(at)), f32x16.llvm) for at in (SCALES, SCALES + 64))
+            high, low = (self.dots(builder, codes, builder.add(x, simd.I64(at))) for at in (0, 256))
+            c, n = (
+                simd.load_value(builder, builder.add(x, simd.I64(at)), simd.f32x16.llvm) for at in (SCALES, SCALES + 64)
+            )
             results = []
-            for total, upper, lower, of_row in zip(elements(builder, totals), high, low, factors, strict=True):
-                dot = builder.add(builder.shl(upper, constant_like(upper, 8)), lower)
-                dot = builder.sitofp(dot, f32x16.llvm)
+            for total, upper, lower, of_row in zip(simd.elements(builder, totals), high, low, factors, strict=True):
+                dot = builder.add(builder.shl(upper, simd.constant_like(upper, 8)), lower)
+                dot = builder.sitofp(dot, simd.f32x16.llvm)
                 results.append(self.shape.scaled(builder, total, dot, of_row, c, n))
-            return as_tuple(builder, results)
+            return simd.as_tuple(builder, results)
 
         return add
 
     def dots(self, builder, codes, plane):
         """Compute the dot products of both rows with one plane of the activations."""
-        numbers = [load_value(builder, builder.add(plane, I64(64 * v)), u8x64.llvm) for v in range(4)]
-        nothing = ir.Constant(i32x16.llvm, None)
+        numbers = [simd.load_value(builder, builder.add(plane, simd.I64(64 * v)), simd.u8x64.llvm) for v in range(4)]
+        nothing = ir.Constant(simd.i32x16.llvm, None)
         pairs = ([*zip(of_row, numbers, strict=True)] for of_row in codes)
-        return [dots_in_words(builder, nothing, of_row, self.shape.largest) for of_row in pairs]
+        return [simd.dots_in_words(builder, nothing, of_row, self.shape.largest) for of_row in pairs]
 
     def make_finish(self):
-        @operation(None, self.totals, int64)
+        @simd.operation(None, self.totals, int64)
         def finish(builder, totals, y):
             """Store the sum of each row's lanes to y [2].
 
             They are added in the order of gemv_quantized.py, so that a token gets the same result alone and among
             others.
             """
-            sums, runs = elements(builder, totals), [self.reader.runs.index(run) for run in range(4)]
+            sums, runs = simd.elements(builder, totals), [self.reader.runs.index(run) for run in range(4)]
             for size in (8, 4):
-                sums = [builder.fadd(*(slice_of(builder, v, at, at + size) for at in (0, size))) for v in sums]
-            both = shuffled(builder, *sums, [lane + 4 * row for row in (0, 1) for lane in runs])
+                sums = [builder.fadd(*(simd.slice_of(builder, v, at, at + size) for at in (0, size))) for v in sums]
+            both = simd.shuffled(builder, *sums, [lane + 4 * row for row in (0, 1) for lane in runs])
             while both.type.count > 2:
-                both = builder.fadd(*(slice_of(builder, both, odd, both.type.count, 2) for odd in (0, 1)))
-            store_value(builder, y, both)
+                both = builder.fadd(*(simd.slice_of(builder, both, odd, both.type.count, 2) for odd in (0, 1)))
+            simd.store_value(builder, y, both)
 
         return finish
 

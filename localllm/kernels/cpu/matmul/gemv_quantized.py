@@ -17,34 +17,12 @@ from typing import NamedTuple
 from llvmlite import ir
 from numba import int64, types
 
+from localllm.kernels import simd
 from localllm.kernels.cpu.signature import argument, device, inlined
 from localllm.kernels.formats.group_format import GroupFormat
-from localllm.kernels.simd import (
-    F32,
-    I32,
-    I64,
-    Vector,
-    as_tuple,
-    constant,
-    constant_like,
-    dots_in_words,
-    elements,
-    f32x8,
-    f32x16,
-    four_times_f32x2,
-    i32x16,
-    load_value,
-    multiply_add,
-    operation,
-    prefetch_line,
-    shuffled,
-    slice_of,
-    store_value,
-    u8x64,
-)
 from localllm.kernels.table import LINEAR_QUANTIZED as LINEAR
 
-CHUNK_LANES = ir.VectorType(F32, 4)  # a token's scales or sums of a chunk: those of two runs, each twice
+CHUNK_LANES = ir.VectorType(simd.F32, 4)  # a token's scales or sums of a chunk: those of two runs, each twice
 
 
 class RowShape(NamedTuple):
@@ -56,9 +34,9 @@ class RowShape(NamedTuple):
     largest: int  # the largest code, see GroupFormat
 
     @property
-    def of_row(self) -> Vector:
+    def of_row(self) -> simd.Vector:
         """The vector type of a row's scales, or of its minimums; those of a chunk are repeated four times."""
-        return f32x8 if self.halves == 1 else f32x16
+        return simd.f32x8 if self.halves == 1 else simd.f32x16
 
     @property
     def factors(self) -> int:
@@ -71,9 +49,9 @@ class RowShape(NamedTuple):
         Those of a chunk are repeated four times.
         """
         if self.vectors == 4:
-            return load_value(builder, address, f32x16.llvm)
-        value = load_value(builder, address, CHUNK_LANES)
-        return shuffled(builder, value, value, [*range(4)] * 4)
+            return simd.load_value(builder, address, simd.f32x16.llvm)
+        value = simd.load_value(builder, address, CHUNK_LANES)
+        return simd.shuffled(builder, value, value, [*range(4)] * 4)
 
     def from_offset(self, builder, sums):
         """Return the factor of a row's scales that accounts for the codes' offset: -offset * sums.
@@ -82,7 +60,7 @@ class RowShape(NamedTuple):
         """
         if self.offset is None:
             return sums
-        return builder.fmul(sums, constant_like(sums, -self.offset * self.vectors / 4))
+        return builder.fmul(sums, simd.constant_like(sums, -self.offset * self.vectors / 4))
 
     def scaled(self, builder, total, dot, factors, c, n):
         """Add scaled dot products to a total.
@@ -92,8 +70,10 @@ class RowShape(NamedTuple):
         """
         if self.offset is None:
             scale, minimum = factors
-            return multiply_add(builder, dot, builder.fmul(scale, c), multiply_add(builder, minimum, n, total))
-        return multiply_add(builder, multiply_add(builder, dot, c, n), factors[0], total)
+            return simd.multiply_add(
+                builder, dot, builder.fmul(scale, c), simd.multiply_add(builder, minimum, n, total)
+            )
+        return simd.multiply_add(builder, simd.multiply_add(builder, dot, c, n), factors[0], total)
 
 
 class Accumulator(ABC):
@@ -108,9 +88,9 @@ class Accumulator(ABC):
     def make_zero(self):
         """Return an intrinsic () -> totals of zero."""
 
-        @operation(self.totals)
+        @simd.operation(self.totals)
         def zero(builder):
-            return as_tuple(builder, [ir.Constant(self.totals.dtype.llvm, None)] * self.totals.count)
+            return simd.as_tuple(builder, [ir.Constant(self.totals.dtype.llvm, None)] * self.totals.count)
 
         return zero
 
@@ -142,27 +122,27 @@ class OneToken(Accumulator):
 
     def __init__(self, shape, rows):
         self.shape, self.rows, self.halves = shape, rows, shape.halves
-        self.vector = f32x16 if self.halves == 2 or rows == 2 else f32x8
+        self.vector = simd.f32x16 if self.halves == 2 or rows == 2 else simd.f32x8
         self.count = rows if self.halves == 2 else 1
         self.together = rows * self.halves // self.count  # vectors of dot products per vector of totals
         self.totals = types.UniTuple(self.vector, self.count)
         self.factors = types.UniTuple(shape.of_row, shape.factors * rows)
 
     def make_add(self):
-        codes = types.UniTuple(u8x64, self.shape.vectors * self.rows)
+        codes = types.UniTuple(simd.u8x64, self.shape.vectors * self.rows)
 
-        @operation(self.totals, self.totals, codes, self.factors, *[int64] * 4)
+        @simd.operation(self.totals, self.totals, codes, self.factors, *[int64] * 4)
         def add(builder, totals, codes, factors, high, low, x_scales, x_sums):
             """Return totals + x_scales * scales * dots + minimums * x_sums, for a group or a chunk."""
-            totals, dots = elements(builder, totals), self.dots(builder, elements(builder, codes), high, low)
-            factors = self.joined(builder, elements(builder, factors))
+            totals, dots = simd.elements(builder, totals), self.dots(builder, simd.elements(builder, codes), high, low)
+            factors = self.joined(builder, simd.elements(builder, factors))
             c, n = (self.shape.load(builder, address) for address in (x_scales, x_sums))
             c, n = (self.in_lanes(builder, value) for value in (c, self.shape.from_offset(builder, n)))
             for v in range(self.count):
                 pair = v * self.together
                 dot = self.by_sub_block(builder, dots[pair], dots[pair + self.together - 1])
                 totals[v] = self.shape.scaled(builder, totals[v], dot, factors[v :: self.count], c, n)
-            return as_tuple(builder, totals)
+            return simd.as_tuple(builder, totals)
 
         return add
 
@@ -172,9 +152,9 @@ class OneToken(Accumulator):
         With few sums, each plane has sums of its own: when both planes were added to the same sums, groups of Q4_K or
         Q4_0 in the L2 cache took 1.03 times as long, waiting for the previous addition.
         """
-        nothing = [ir.Constant(i32x16.llvm, None)] * (self.rows * self.halves)
+        nothing = [ir.Constant(simd.i32x16.llvm, None)] * (self.rows * self.halves)
         upper = self.with_dots(builder, nothing, codes, high)
-        upper = [builder.shl(value, constant_like(value, 8)) for value in upper]
+        upper = [builder.shl(value, simd.constant_like(value, 8)) for value in upper]
         if self.halves == 2:
             return self.with_dots(builder, upper, codes, low)
         lower = self.with_dots(builder, nothing, codes, low)
@@ -184,19 +164,21 @@ class OneToken(Accumulator):
         """Add one plane's dot products to the sums."""
         sums, vectors = [*sums], self.shape.vectors
         size = -(-vectors // self.halves)
-        numbers = [load_value(builder, builder.add(plane, I64(64 * q)), u8x64.llvm) for q in range(vectors)]
+        numbers = [
+            simd.load_value(builder, builder.add(plane, simd.I64(64 * q)), simd.u8x64.llvm) for q in range(vectors)
+        ]
         for row in range(self.rows):
             for first in range(0, vectors, size):
                 i, part = row * self.halves + first // size, slice(first, first + size)
                 pairs = [*zip(codes[vectors * row : vectors * (row + 1)][part], numbers[part], strict=True)]
-                sums[i] = dots_in_words(builder, sums[i], pairs, self.shape.largest)
+                sums[i] = simd.dots_in_words(builder, sums[i], pairs, self.shape.largest)
         return sums
 
     def joined(self, builder, factors):
         """Join two rows' vectors of scales, and of minimums, where one vector holds the totals of both rows."""
         if self.rows == self.count:
             return factors
-        return [shuffled(builder, *pair, range(16)) for pair in zip(factors[::2], factors[1::2], strict=True)]
+        return [simd.shuffled(builder, *pair, range(16)) for pair in zip(factors[::2], factors[1::2], strict=True)]
 
     def by_sub_block(self, builder, x, y):
         """Add neighbouring lanes of dot products, and convert to float.
@@ -206,33 +188,35 @@ class OneToken(Accumulator):
         even = [lane // 2 * 2 + lane % 2 * 16 for lane in range(16)]
         if self.halves == 1:
             even = [2 * lane for lane in range(self.vector.lanes)]
-        sums = (shuffled(builder, x, y, [lane + odd for lane in even]) for odd in (0, 1))
+        sums = (simd.shuffled(builder, x, y, [lane + odd for lane in even]) for odd in (0, 1))
         return builder.sitofp(builder.add(*sums), self.vector.llvm)
 
     def in_lanes(self, builder, values):
         """Rearrange a token's scales or sums to the lanes of the totals."""
         if self.halves == 2:
             return values
-        return shuffled(builder, values, values, [lane % 8 * 2 for lane in range(self.vector.lanes)])
+        return simd.shuffled(builder, values, values, [lane % 8 * 2 for lane in range(self.vector.lanes)])
 
     def make_finish(self):
-        @operation(None, self.totals, int64)
+        @simd.operation(None, self.totals, int64)
         def finish(builder, totals, y):
             """Store the sum of the lanes of each row's totals to y [rows]."""
-            totals = elements(builder, totals)
-            if self.vector is f32x16:
+            totals = simd.elements(builder, totals)
+            if self.vector is simd.f32x16:
                 pairs = [halves_of(builder, value) for value in totals]
                 totals = [builder.fadd(*pair) for pair in pairs] if self.halves == 2 else list(pairs[0])
             sums = sums_of_lanes(builder, totals)
             for row in range(self.rows):
-                store_value(builder, builder.add(y, I64(4 * row)), builder.extract_element(sums, I32(row)))
+                simd.store_value(
+                    builder, builder.add(y, simd.I64(4 * row)), builder.extract_element(sums, simd.I32(row))
+                )
 
         return finish
 
 
 def halves_of(builder, value):
     """Return the lower and the upper 8 of 16 lanes."""
-    return slice_of(builder, value, 0, 8), slice_of(builder, value, 8, 16)
+    return simd.slice_of(builder, value, 0, 8), simd.slice_of(builder, value, 8, 16)
 
 
 def sums_of_lanes(builder, vectors):
@@ -242,10 +226,10 @@ def sums_of_lanes(builder, vectors):
     """
     count = len(vectors)
     if count == 2:
-        vectors = [builder.fadd(*(shuffled(builder, *vectors, range(odd, 16, 2)) for odd in (0, 1)))]
+        vectors = [builder.fadd(*(simd.shuffled(builder, *vectors, range(odd, 16, 2)) for odd in (0, 1)))]
     sums = vectors[0]
     while sums.type.count > count:
-        sums = builder.fadd(*(slice_of(builder, sums, odd, sums.type.count, 2) for odd in (0, 1)))
+        sums = builder.fadd(*(simd.slice_of(builder, sums, odd, sums.type.count, 2) for odd in (0, 1)))
     return sums
 
 
@@ -272,50 +256,55 @@ class RowTotals(Accumulator):
         self.halves, self.vectors = shape.halves, shape.vectors
         self.count = rows // 2 * self.halves
         self.size = 64 * self.count  # bytes
-        self.totals, self.codes = types.UniTuple(f32x16, self.count), types.UniTuple(u8x64, self.vectors * rows)
+        self.totals, self.codes = (
+            types.UniTuple(simd.f32x16, self.count),
+            types.UniTuple(simd.u8x64, self.vectors * rows),
+        )
         self.of_rows = types.UniTuple(shape.of_row, shape.factors * rows)
-        self.factors = types.UniTuple(f32x16, shape.factors * self.count)
+        self.factors = types.UniTuple(simd.f32x16, shape.factors * self.count)
 
     def make_mix(self):
-        @operation(self.codes, self.codes)
+        @simd.operation(self.codes, self.codes)
         def mix(builder, codes):
             """Interleave the codes of each pair of rows, 4 bytes at a time.
 
             Then dot products of the first row are in even lanes, those of the second in odd lanes.
             """
-            words, mixed = [builder.bitcast(vector, i32x16.llvm) for vector in elements(builder, codes)], []
+            words, mixed = [builder.bitcast(vector, simd.i32x16.llvm) for vector in simd.elements(builder, codes)], []
             for first, other in pairs_of([*batched(words, self.vectors)]):
                 both = [*zip(first, other, strict=True)]
-                mixed += [shuffled(builder, *two, order) for order in (EVEN_THEN_ODD, ODD_THEN_EVEN) for two in both]
-            return as_tuple(builder, [builder.bitcast(vector, u8x64.llvm) for vector in mixed])
+                mixed += [
+                    simd.shuffled(builder, *two, order) for order in (EVEN_THEN_ODD, ODD_THEN_EVEN) for two in both
+                ]
+            return simd.as_tuple(builder, [builder.bitcast(vector, simd.u8x64.llvm) for vector in mixed])
 
         return mix
 
     def make_spread(self):
-        @operation(self.factors, self.of_rows)
+        @simd.operation(self.factors, self.of_rows)
         def spread(builder, factors):
             """Copy the rows' scales and minimums to all lanes of the totals that they belong to."""
             lanes = [[lane // 2 * self.halves + half for lane in range(16)] for half in range(self.halves)]
             orders = [[at + lane % 2 * 8 * self.halves for lane, at in enumerate(order)] for order in lanes]
-            pairs = pairs_of(elements(builder, factors))
-            return as_tuple(builder, [shuffled(builder, *pair, order) for pair in pairs for order in orders])
+            pairs = pairs_of(simd.elements(builder, factors))
+            return simd.as_tuple(builder, [simd.shuffled(builder, *pair, order) for pair in pairs for order in orders])
 
         return spread
 
     def make_add(self):
-        @operation(self.totals, self.totals, self.codes, self.factors, *[int64] * 4)
+        @simd.operation(self.totals, self.totals, self.codes, self.factors, *[int64] * 4)
         def add(builder, totals, codes, factors, high, low, x_scales, x_sums):
             """Return totals + x_scales * scales * dots + minimums * x_sums, for one token and a group or a chunk."""
-            totals, factors = elements(builder, totals), elements(builder, factors)
+            totals, factors = simd.elements(builder, totals), simd.elements(builder, factors)
             c, n = (self.shape.load(builder, address) for address in (x_scales, x_sums))
             n = self.shape.from_offset(builder, n)
-            for half, dots in enumerate(self.dots(builder, elements(builder, codes), high, low)):
+            for half, dots in enumerate(self.dots(builder, simd.elements(builder, codes), high, low)):
                 lanes = [lane // 2 * 2 + half for lane in range(16)]
-                n_half = n if self.halves == 1 else shuffled(builder, n, n, lanes)
+                n_half = n if self.halves == 1 else simd.shuffled(builder, n, n, lanes)
                 for pair, dot in enumerate(dots):
-                    i, dot = pair * self.halves + half, builder.sitofp(dot, f32x16.llvm)
+                    i, dot = pair * self.halves + half, builder.sitofp(dot, simd.f32x16.llvm)
                     totals[i] = self.shape.scaled(builder, totals[i], dot, factors[i :: self.count], c, n_half)
-            return as_tuple(builder, totals)
+            return simd.as_tuple(builder, totals)
 
         return add
 
@@ -326,51 +315,53 @@ class RowTotals(Accumulator):
         """
         by_half, size = [], self.vectors // self.halves
         for first in range(0, self.vectors, size):
-            sums = [ir.Constant(i32x16.llvm, None)] * self.rows
+            sums = [ir.Constant(simd.i32x16.llvm, None)] * self.rows
             for plane in (high, low)[: self.planes]:
                 if plane is low:
-                    sums = [builder.shl(value, constant_like(value, 8)) for value in sums]
+                    sums = [builder.shl(value, simd.constant_like(value, 8)) for value in sums]
                 part = range(first, first + size)
-                numbers = [load_value(builder, builder.add(plane, I64(64 * q)), u8x64.llvm) for q in part]
+                numbers = [
+                    simd.load_value(builder, builder.add(plane, simd.I64(64 * q)), simd.u8x64.llvm) for q in part
+                ]
                 for r, value in enumerate(sums):
                     of_row = [codes[self.vectors * r + q] for q in part]
                     pairs = [*zip(of_row, numbers, strict=True)]
-                    sums[r] = dots_in_words(builder, value, pairs, self.shape.largest)
-            aligned_pairs = [(one, shuffled(builder, other, other, NEIGHBOURS)) for one, other in pairs_of(sums)]
+                    sums[r] = simd.dots_in_words(builder, value, pairs, self.shape.largest)
+            aligned_pairs = [(one, simd.shuffled(builder, other, other, NEIGHBOURS)) for one, other in pairs_of(sums)]
             by_half.append([builder.add(*both) for both in aligned_pairs])
         return by_half
 
     def make_load(self):
         """Return an intrinsic (address) -> totals."""
 
-        @operation(self.totals, int64)
+        @simd.operation(self.totals, int64)
         def load(builder, address):
-            addresses = [builder.add(address, I64(64 * i)) for i in range(self.count)]
-            return as_tuple(builder, [load_value(builder, a, f32x16.llvm) for a in addresses])
+            addresses = [builder.add(address, simd.I64(64 * i)) for i in range(self.count)]
+            return simd.as_tuple(builder, [simd.load_value(builder, a, simd.f32x16.llvm) for a in addresses])
 
         return load
 
     def make_store(self):
         """Return an intrinsic (address, totals) that stores totals."""
 
-        @operation(None, int64, self.totals)
+        @simd.operation(None, int64, self.totals)
         def store(builder, address, totals):
-            for i, value in enumerate(elements(builder, totals)):
-                store_value(builder, builder.add(address, I64(64 * i)), value)
+            for i, value in enumerate(simd.elements(builder, totals)):
+                simd.store_value(builder, builder.add(address, simd.I64(64 * i)), value)
 
         return store
 
     def make_finish(self):
-        @operation(None, self.totals, int64)
+        @simd.operation(None, self.totals, int64)
         def finish(builder, totals, y):
             """Store the sum of each row's totals to y [rows].
 
             All rows are summed together: one by one, that took 4.5 ns a token, of 32 ns for four rows of 576 columns.
             """
-            sums = sums_by_row(builder, [*self.by_run(builder, elements(builder, totals))])
+            sums = sums_by_row(builder, [*self.by_run(builder, simd.elements(builder, totals))])
             if self.planes == 1:
-                sums = builder.fmul(sums, constant_like(sums, 256.0))
-            store_value(builder, y, sums)
+                sums = builder.fmul(sums, simd.constant_like(sums, 256.0))
+            simd.store_value(builder, y, sums)
 
         return finish
 
@@ -381,7 +372,7 @@ class RowTotals(Accumulator):
         """
         if self.halves == 1:
             return totals
-        totals = [builder.fadd(*(slice_of(builder, value, at, at + 8) for at in (0, 8))) for value in totals]
+        totals = [builder.fadd(*(simd.slice_of(builder, value, at, at + 8) for at in (0, 8))) for value in totals]
         return [builder.fadd(*halves) for halves in pairs_of(totals)]
 
 
@@ -395,10 +386,10 @@ def sums_by_row(builder, totals):
     starts = range(0, size * len(totals), size)
     runs = [[start + lane + odd for start in starts for odd in (0, 1)] for lane in range(0, size, 2)]
     first = [[lane for run in runs[odd::2] for lane in run] for odd in (0, 1)]
-    value = builder.fadd(*(shuffled(builder, totals[0], totals[-1], order) for order in first))
+    value = builder.fadd(*(simd.shuffled(builder, totals[0], totals[-1], order) for order in first))
     while value.type.count > rows:
         lanes = [[i for i in range(value.type.count) if i // rows % 2 == odd] for odd in (0, 1)]
-        value = builder.fadd(*(shuffled(builder, value, value, order) for order in lanes))
+        value = builder.fadd(*(simd.shuffled(builder, value, value, order) for order in lanes))
     return value
 
 
@@ -416,16 +407,16 @@ def batched(values, size):
 # side, then NEAR into the L1 cache. One of two cores reads Q4_K at 22 GB/s in rows of 2048 or 8192 columns; with 4096
 # bytes ahead into the L1 cache only, that was 22 and 15, with 8192 ahead into the L2 cache only, 19 and 22.
 AHEAD, NEAR = 8192, 1024
-quarter = constant(f32x8, 0.25)
+quarter = simd.constant(simd.f32x8, 0.25)
 
 
 def make_ask_for(size, locality):
     """Return an intrinsic (address) that prefetches `size` bytes; locality: see prefetch_line."""
 
-    @operation(None, int64)
+    @simd.operation(None, int64)
     def ask_for(builder, address):
         for line in range(0, size, 64):
-            prefetch_line(builder, builder.add(address, I64(line)), locality)
+            simd.prefetch_line(builder, builder.add(address, simd.I64(line)), locality)
 
     return ask_for
 
@@ -479,8 +470,8 @@ def make_chunk(format, rows):
     The two scales of a chunk are repeated as row_shape.py expects.
     """
     codes, scales_of, minimums_of = format.chunk
-    scales = device(lambda w: four_times_f32x2(scales_of(w)))
-    minimums = device(lambda w: four_times_f32x2(minimums_of(w)) * quarter()) if minimums_of else None
+    scales = device(lambda w: simd.four_times_f32x2(scales_of(w)))
+    minimums = device(lambda w: simd.four_times_f32x2(minimums_of(w)) * quarter()) if minimums_of else None
     return make_each(codes, rows), make_factors(scales, minimums, rows)
 
 

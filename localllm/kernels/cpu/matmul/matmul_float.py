@@ -9,6 +9,7 @@
   speed), and F16 weights as in gemm_f16_words.py
 """
 
+from localllm.kernels import simd
 from localllm.kernels.cpu import FEW_IN_FLOAT32, FLOAT_SLAB, HALVES
 from localllm.kernels.cpu.matmul.gemm_f16_words import make_prefill_words
 from localllm.kernels.cpu.matmul.tiles_f32 import (
@@ -24,19 +25,6 @@ from localllm.kernels.cpu.matmul.tiles_f32 import (
     make_zeros,
 )
 from localllm.kernels.cpu.signature import argument, device, inlined, kernel
-from localllm.kernels.simd import (
-    load_bf16,
-    load_bf16x16,
-    load_f16,
-    load_f16x16,
-    load_f32,
-    load_f32x16,
-    load_i64,
-    prefetch_l2,
-    store_f32,
-    store_f32x16,
-    transpose_f32,
-)
 from localllm.kernels.table import EMBED
 from localllm.kernels.table import LINEAR_FLOAT as LINEAR
 from localllm.quant.formats import BY_NAME
@@ -51,9 +39,9 @@ AHEAD = 2048
 TOGETHER = 4
 
 PLAIN = {
-    "F32": (4, load_f32, load_f32x16),
-    "F16": (2, load_f16, load_f16x16),
-    "BF16": (2, load_bf16, load_bf16x16),
+    "F32": (4, simd.load_f32, simd.load_f32x16),
+    "F16": (2, simd.load_f16, simd.load_f16x16),
+    "BF16": (2, simd.load_bf16, simd.load_bf16x16),
 }
 
 outer, load_tile, zero_tile = make_outer(ROWS, COLUMNS), make_load(ROWS, COLUMNS), make_zeros(ROWS * COLUMNS)
@@ -72,9 +60,9 @@ def make_plain(width, load_one, load_16):
     @device
     def load_row(w, columns, out):
         for i in range(0, columns - 15, 16):
-            store_f32x16(out + i * 4, load_16(w + i * width))
+            simd.store_f32x16(out + i * 4, load_16(w + i * width))
         for i in range(columns // 16 * 16, columns):
-            store_f32(out + i * 4, load_one(w + i * width))
+            simd.store_f32(out + i * 4, load_one(w + i * width))
 
     return load_row
 
@@ -104,15 +92,15 @@ def make_dot(tokens, width, load_one, load_16):
         for i in range(0, columns - 31, 32):
             v, k = w + i * width, x + i * 4
             for line in range(0, 32 * width, 64):
-                prefetch_l2(v + AHEAD + line)
+                simd.prefetch_l2(v + AHEAD + line)
             even = multiply(even, load_x(k, x_stride, 0), (load_16(v),))
             odd = multiply(odd, load_x(k + 64, x_stride, 0), (load_16(v + 16 * width),))
         store_sums(even, odd, y, y_stride)
         for t in range(tokens):
-            rest = load_f32(y + t * y_stride)
+            rest = simd.load_f32(y + t * y_stride)
             for i in range(columns // 32 * 32, columns):
-                rest += load_one(w + i * width) * load_f32(x + t * x_stride + i * 4)
-            store_f32(y + t * y_stride, rest)
+                rest += load_one(w + i * width) * simd.load_f32(x + t * x_stride + i * 4)
+            simd.store_f32(y + t * y_stride, rest)
 
     return dot
 
@@ -131,15 +119,15 @@ def make_side_by_side(width, load_one, load_16):
         for i in range(0, columns - 31, 32):
             v, k = w + i * width, x + i * 4
             for line in range(0, TOGETHER * 32 * width, 64):
-                prefetch_l2(ahead + i * TOGETHER * width + line)
+                simd.prefetch_l2(ahead + i * TOGETHER * width + line)
             even = multiply(even, load_x(k, 0, 0), load_rows(v, row_bytes))
             odd = multiply(odd, load_x(k + 64, 0, 0), load_rows(v + 16 * width, row_bytes))
         store_sums(even, odd, y, 4)
         for r in range(TOGETHER):
-            rest = load_f32(y + r * 4)
+            rest = simd.load_f32(y + r * 4)
             for i in range(columns // 32 * 32, columns):
-                rest += load_one(w + r * row_bytes + i * width) * load_f32(x + i * 4)
-            store_f32(y + r * 4, rest)
+                rest += load_one(w + r * row_bytes + i * width) * simd.load_f32(x + i * 4)
+            simd.store_f32(y + r * 4, rest)
 
     return side_by_side
 
@@ -212,7 +200,7 @@ def make_slab(width, load_row):
                 w = argument(a, LINEAR.weights) + min(row + 16 * v + i, last) * row_bytes + column_bytes
                 load_row(w, words, as_rows + i * 4 * FLOAT_SLAB)
             for k in range(0, words, 16):
-                transpose_f32(as_rows + k * 4, 4 * FLOAT_SLAB, scratch + v * 64 * FLOAT_SLAB + k * 64)
+                simd.transpose_f32(as_rows + k * 4, 4 * FLOAT_SLAB, scratch + v * 64 * FLOAT_SLAB + k * 64)
 
     return unpack_slab
 
@@ -260,13 +248,13 @@ def make_linear_float(format_name):
     has_bf16, has_words = (format_name == name and name in HALVES for name in ("BF16", "F16"))
     as_words = make_plain(*PLAIN["F32"])
     bf16 = format_name, as_words, LINEAR.halves, LINEAR.halves_stride, outer_bf16, True
-    prefill_halves = make_prefill(*bf16) if has_bf16 else make_prefill_words(load_f16x16) if has_words else prefill
+    prefill_halves = make_prefill(*bf16) if has_bf16 else make_prefill_words(simd.load_f16x16) if has_words else prefill
     has_halves = has_bf16 or has_words
 
     @kernel
     def linear(a, part, parts, thread):
-        tokens, rows = load_i64(argument(a, LINEAR.count)), argument(a, LINEAR.rows)
-        kernel_tokens = load_i64(argument(a, LINEAR.kernel_tokens))
+        tokens, rows = simd.load_i64(argument(a, LINEAR.count)), argument(a, LINEAR.rows)
+        kernel_tokens = simd.load_i64(argument(a, LINEAR.kernel_tokens))
         scratch = argument(a, LINEAR.scratch) + thread * argument(a, LINEAR.scratch_bytes)
         if kernel_tokens <= FEW_IN_FLOAT32:
             if tokens > 0:
@@ -288,9 +276,11 @@ def make_embed(format_name):
 
     @kernel
     def embed(a, part, parts, thread):
-        tokens = load_i64(argument(a, EMBED.count))
+        tokens = simd.load_i64(argument(a, EMBED.count))
         for t in range(tokens * part // parts, tokens * (part + 1) // parts):
-            row = argument(a, EMBED.weights) + load_i64(argument(a, EMBED.ids) + t * 8) * argument(a, EMBED.row_bytes)
+            row = argument(a, EMBED.weights) + simd.load_i64(argument(a, EMBED.ids) + t * 8) * argument(
+                a, EMBED.row_bytes
+            )
             load_row(row, argument(a, EMBED.columns), argument(a, EMBED.x) + t * argument(a, EMBED.stride))
 
     return embed

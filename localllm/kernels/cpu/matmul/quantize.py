@@ -25,51 +25,27 @@ Results:
 from llvmlite import ir
 from numba import float32, types
 
+from localllm.kernels import simd
 from localllm.kernels.cpu.matmul.gemm_int8 import BYTE_OFFSET
 from localllm.kernels.cpu.matmul.gemm_int16 import HAS_AVX2_DOTS
 from localllm.kernels.cpu.signature import argument, device, kernel
-from localllm.kernels.simd import (
-    I16,
-    I64,
-    INFINITY,
-    NAN,
-    bytes_i32x16,
-    i32x16,
-    int_f32x16,
-    largest_size_f32x16,
-    load_f32x16,
-    load_i64,
-    make_shift_i32,
-    make_shuffle,
-    operation,
-    round_f32x16,
-    shuffled,
-    splat_f32x16,
-    splat_i32x16,
-    store_f32,
-    store_i32,
-    store_u8x8,
-    store_value,
-    sum_i32x16,
-    u8x8,
-    u8x16,
-)
 from localllm.kernels.table import QUANTIZE
 
 LARGEST = float32(127 * 256)
 ALIKE = float32(2)  # the factor by which scales that are merged may differ
-down_8, up_8 = make_shift_i32(False, 8), make_shift_i32(True, 8)
+down_8, up_8 = simd.make_shift_i32(False, 8), simd.make_shift_i32(True, 8)
 EVEN_FIRST = [4 * quad + i for quad in range(4) for i in (0, 2, 1, 3)]
-first_8, last_8 = make_shuffle(u8x8, u8x16, range(8)), make_shuffle(u8x8, u8x16, range(8, 16))
+first_8 = simd.make_shuffle(simd.u8x8, simd.u8x16, range(8))
+last_8 = simd.make_shuffle(simd.u8x8, simd.u8x16, range(8, 16))
 
 
-@operation(None, i32x16, types.int64, types.int64)
+@simd.operation(None, simd.i32x16, types.int64, types.int64)
 def store_as_words(builder, codes, words, stripe):
     """Store 16 integers as 16-bit words, of every 4 the even ones first; the last 8 go to the next stripe."""
-    codes = builder.trunc(codes, ir.VectorType(I16, 16))
+    codes = builder.trunc(codes, ir.VectorType(simd.I16, 16))
     for half in (0, 8):
-        place = builder.add(words, builder.mul(stripe, I64(half // 4)))
-        store_value(builder, place, shuffled(builder, codes, codes, EVEN_FIRST[half : half + 8]))
+        place = builder.add(words, builder.mul(stripe, simd.I64(half // 4)))
+        simd.store_value(builder, place, simd.shuffled(builder, codes, codes, EVEN_FIRST[half : half + 8]))
 
 
 @device
@@ -78,26 +54,26 @@ def quantize_16(x, inverse, step, high, low, words, stripe, sums, high_sums):
 
     high, low, words: addresses of the first stripe; stripe: bytes to the next stripe.
     """
-    codes = int_f32x16(round_f32x16(load_f32x16(x) * splat_f32x16(inverse)))
-    upper = down_8(codes + splat_i32x16(128))
-    upper_bytes, lower_bytes = bytes_i32x16(upper), bytes_i32x16(codes - up_8(upper))
-    store_u8x8(high, first_8(upper_bytes))
-    store_u8x8(high + stripe, last_8(upper_bytes))
-    store_u8x8(low, first_8(lower_bytes))
-    store_u8x8(low + stripe, last_8(lower_bytes))
+    codes = simd.int_f32x16(simd.round_f32x16(simd.load_f32x16(x) * simd.splat_f32x16(inverse)))
+    upper = down_8(codes + simd.splat_i32x16(128))
+    upper_bytes, lower_bytes = simd.bytes_i32x16(upper), simd.bytes_i32x16(codes - up_8(upper))
+    simd.store_u8x8(high, first_8(upper_bytes))
+    simd.store_u8x8(high + stripe, last_8(upper_bytes))
+    simd.store_u8x8(low, first_8(lower_bytes))
+    simd.store_u8x8(low + stripe, last_8(lower_bytes))
     if HAS_AVX2_DOTS:
         store_as_words(codes, words, stripe)
-    total, upper_total = sum_i32x16(codes), sum_i32x16(upper)
-    store_f32(sums, float32(total) * step)
-    store_f32(high_sums, float32(upper_total) * step)
+    total, upper_total = simd.sum_i32x16(codes), simd.sum_i32x16(upper)
+    simd.store_f32(sums, float32(total) * step)
+    simd.store_f32(high_sums, float32(upper_total) * step)
     return total, upper_total
 
 
 @device
 def store_twice(address, value):
     """Store a float32 in two consecutive places."""
-    store_f32(address, value)
-    store_f32(address + 4, value)
+    simd.store_f32(address, value)
+    simd.store_f32(address + 4, value)
 
 
 @device
@@ -120,8 +96,8 @@ def quantize_run(x, largest, a, token, run, whole):
     columns = argument(a, QUANTIZE.columns)
     i = token * (columns // 32) + run
     step, inverse = largest / LARGEST, LARGEST / largest if largest > 0 else float32(0.0)
-    if not largest < INFINITY:
-        step = NAN
+    if not largest < simd.INFINITY:
+        step = simd.NAN
     place, stripe = striped_place(run, whole)
     place += token * columns
     high, low = argument(a, QUANTIZE.high) + place, argument(a, QUANTIZE.low) + place
@@ -134,21 +110,21 @@ def quantize_run(x, largest, a, token, run, whole):
     store_twice(argument(a, QUANTIZE.sums_32) + i * 8, float32(first + second) * step)
     store_twice(argument(a, QUANTIZE.high_sums_32) + i * 8, float32(first_high + second_high) * step)
     excess = first_high & 0xFFFF | second_high << 16 if HAS_AVX2_DOTS else (first_high + second_high) * -BYTE_OFFSET
-    store_i32(argument(a, QUANTIZE.excess) + i * 4, excess)
+    simd.store_i32(argument(a, QUANTIZE.excess) + i * 4, excess)
 
 
 @device
 def largest_of(x):
     """Return the largest magnitude of 32 numbers; NaN if one of them is NaN."""
-    return largest_size_f32x16(load_f32x16(x), load_f32x16(x + 64))
+    return simd.largest_size_f32x16(simd.load_f32x16(x), simd.load_f32x16(x + 64))
 
 
 @kernel
 def quantize(a, part, parts, thread):
     """Quantize all tokens. The parts share the tokens."""
     columns, stride = argument(a, QUANTIZE.columns), argument(a, QUANTIZE.stride)
-    whole, tokens = columns // 256 * 8, load_i64(argument(a, QUANTIZE.count))
-    in_pairs = load_i64(argument(a, QUANTIZE.kernel_tokens)) > load_i64(argument(a, QUANTIZE.most_precise))
+    whole, tokens = columns // 256 * 8, simd.load_i64(argument(a, QUANTIZE.count))
+    in_pairs = simd.load_i64(argument(a, QUANTIZE.kernel_tokens)) > simd.load_i64(argument(a, QUANTIZE.most_precise))
     for token in range(tokens * part // parts, tokens * (part + 1) // parts):
         row = argument(a, QUANTIZE.x) + token * stride
         for run in range(0, columns // 32, 2):

@@ -8,22 +8,8 @@ along the dimension that is summed, the lanes of the tile are added up in the en
 from llvmlite import ir
 from numba import int64, types
 
+from localllm.kernels import simd
 from localllm.kernels.cpu import FLOAT_TILE
-from localllm.kernels.simd import (
-    F32,
-    I32,
-    I64,
-    as_tuple,
-    elements,
-    f32x16,
-    llvm_call,
-    load_value,
-    multiply_add,
-    operation,
-    reduce_add,
-    splat_value,
-    store_value,
-)
 
 # The largest tile that fits in the registers. With 32 registers of 64 bytes, 12 x 2 needs 14 loads for 24
 # multiplications and runs at the speed of these; 8 x 1 needs 9 for 8 and is bound by loads.
@@ -32,25 +18,27 @@ COLUMNS, ROWS = FLOAT_TILE
 
 def vectors(count):
     """Return the Numba type of a tuple of `count` f32x16."""
-    return types.UniTuple(f32x16, count)
+    return types.UniTuple(simd.f32x16, count)
 
 
 def make_zeros(count):
     """Return an intrinsic () -> `count` vectors of zeros."""
-    return operation(vectors(count))(lambda builder: as_tuple(builder, [ir.Constant(f32x16.llvm, None)] * count))
+    return simd.operation(vectors(count))(
+        lambda builder: simd.as_tuple(builder, [ir.Constant(simd.f32x16.llvm, None)] * count)
+    )
 
 
 def make_outer(rows, columns):
     """Return an intrinsic (tile, x, w) -> tile + the products of every x with every w."""
 
-    @operation(vectors(rows * columns), vectors(rows * columns), vectors(rows), vectors(columns))
+    @simd.operation(vectors(rows * columns), vectors(rows * columns), vectors(rows), vectors(columns))
     def outer(builder, tile, x, w):
-        tile, w = elements(builder, tile), elements(builder, w)
-        for r, value in enumerate(elements(builder, x)):
+        tile, w = simd.elements(builder, tile), simd.elements(builder, w)
+        for r, value in enumerate(simd.elements(builder, x)):
             for c in range(columns):
                 i = r * columns + c
-                tile[i] = multiply_add(builder, value, w[c], tile[i])
-        return as_tuple(builder, tile)
+                tile[i] = simd.multiply_add(builder, value, w[c], tile[i])
+        return simd.as_tuple(builder, tile)
 
     return outer
 
@@ -61,27 +49,27 @@ def make_splats(count, stride):
     in all lanes of each.
     """
 
-    @operation(vectors(count), int64)
+    @simd.operation(vectors(count), int64)
     def splats(builder, address):
-        values = [load_value(builder, builder.add(address, I64(i * stride)), F32) for i in range(count)]
-        return as_tuple(builder, [splat_value(builder, f32x16.llvm, value) for value in values])
+        values = [simd.load_value(builder, builder.add(address, simd.I64(i * stride)), simd.F32) for i in range(count)]
+        return simd.as_tuple(builder, [simd.splat_value(builder, simd.f32x16.llvm, value) for value in values])
 
     return splats
 
 
 def places(builder, address, rows, row_stride, columns, column_stride):
     """Return the addresses of a tile's vectors."""
-    starts = [builder.add(address, builder.mul(row_stride, I64(r))) for r in range(rows)]
-    return [builder.add(start, builder.mul(column_stride, I64(c))) for start in starts for c in range(columns)]
+    starts = [builder.add(address, builder.mul(row_stride, simd.I64(r))) for r in range(rows)]
+    return [builder.add(start, builder.mul(column_stride, simd.I64(c))) for start in starts for c in range(columns)]
 
 
 def make_load(rows, columns):
     """Return an intrinsic (address, bytes between rows, bytes between columns) -> tile."""
 
-    @operation(vectors(rows * columns), int64, int64, int64)
+    @simd.operation(vectors(rows * columns), int64, int64, int64)
     def load(builder, address, row_stride, column_stride):
         addresses = places(builder, address, rows, row_stride, columns, column_stride)
-        return as_tuple(builder, [load_value(builder, place, f32x16.llvm) for place in addresses])
+        return simd.as_tuple(builder, [simd.load_value(builder, place, simd.f32x16.llvm) for place in addresses])
 
     return load
 
@@ -89,11 +77,11 @@ def make_load(rows, columns):
 def make_store(rows, columns):
     """Return an intrinsic (tile, address, bytes between rows, bytes between columns) that stores a tile."""
 
-    @operation(None, vectors(rows * columns), int64, int64, int64)
+    @simd.operation(None, vectors(rows * columns), int64, int64, int64)
     def store(builder, tile, address, row_stride, column_stride):
         addresses = places(builder, address, rows, row_stride, columns, column_stride)
-        for place, value in zip(addresses, elements(builder, tile), strict=True):
-            store_value(builder, place, value)
+        for place, value in zip(addresses, simd.elements(builder, tile), strict=True):
+            simd.store_value(builder, place, value)
 
     return store
 
@@ -107,24 +95,26 @@ def add_neighbours(builder, values, order, distance):
 
     Lane i is the sum of lane order[i] and the one `distance` further.
     """
-    first, second = (ir.Constant(ir.VectorType(I32, 16), [lane + i for lane in order]) for i in (0, distance))
+    first, second = (ir.Constant(ir.VectorType(simd.I32, 16), [lane + i for lane in order]) for i in (0, distance))
     pairs = [(values[i], values[i + 1]) for i in range(0, len(values), 2)]
     return [builder.fadd(builder.shuffle_vector(x, y, first), builder.shuffle_vector(x, y, second)) for x, y in pairs]
 
 
-@operation(None, *[vectors(4)] * 4, int64, int64)
+@simd.operation(None, *[vectors(4)] * 4, int64, int64)
 def store_sums_4x4(builder, x0, x1, x2, x3, address, row_stride):
     """Add up the lanes of 16 vectors, and store the sums: float32 [4][4], one column from each tuple.
 
     Neighbouring lanes are added in four rounds; most shuffles stay within 128 bits.
     """
-    values = [value for row in zip(*(elements(builder, x) for x in (x0, x1, x2, x3)), strict=True) for value in row]
+    values = [
+        value for row in zip(*(simd.elements(builder, x) for x in (x0, x1, x2, x3)), strict=True) for value in row
+    ]
     for order, distance in ((PAIRS, 1), (PAIRS, 1), (FOURS, 4), (FOURS, 4)):
         values = add_neighbours(builder, values, order, distance)
     for r in range(4):
-        row = ir.Constant(ir.VectorType(I32, 4), [*range(4 * r, 4 * r + 4)])
-        place = builder.add(address, builder.mul(row_stride, I64(r)))
-        store_value(builder, place, builder.shuffle_vector(values[0], values[0], row))
+        row = ir.Constant(ir.VectorType(simd.I32, 4), [*range(4 * r, 4 * r + 4)])
+        place = builder.add(address, builder.mul(row_stride, simd.I64(r)))
+        simd.store_value(builder, place, builder.shuffle_vector(values[0], values[0], row))
 
 
 class BFloat(ir.Type):
@@ -137,17 +127,17 @@ class BFloat(ir.Type):
 def make_outer_bf16(rows, columns):
     """Return the intrinsic of make_outer for vectors of pairs of BF16. Every lane adds two products."""
 
-    @operation(vectors(rows * columns), vectors(rows * columns), vectors(rows), vectors(columns))
+    @simd.operation(vectors(rows * columns), vectors(rows * columns), vectors(rows), vectors(columns))
     def outer(builder, tile, x, w):
         pairs = ir.VectorType(BFloat(), 32)
-        tile = elements(builder, tile)
-        x, w = ([builder.bitcast(value, pairs) for value in elements(builder, values)] for values in (x, w))
+        tile = simd.elements(builder, tile)
+        x, w = ([builder.bitcast(value, pairs) for value in simd.elements(builder, values)] for values in (x, w))
         for r, value in enumerate(x):
             for c in range(columns):
                 i = r * columns + c
                 name = "llvm.x86.avx512bf16.dpbf16ps.512"
-                tile[i] = llvm_call(builder, name, f32x16.llvm, [tile[i], value, w[c]])
-        return as_tuple(builder, tile)
+                tile[i] = simd.llvm_call(builder, name, simd.f32x16.llvm, [tile[i], value, w[c]])
+        return simd.as_tuple(builder, tile)
 
     return outer
 
@@ -155,10 +145,13 @@ def make_outer_bf16(rows, columns):
 def make_splats_apart(count):
     """Return an intrinsic (address, stride) -> `count` vectors, as make_splats for a stride known at run time."""
 
-    @operation(vectors(count), int64, int64)
+    @simd.operation(vectors(count), int64, int64)
     def splats(builder, address, stride):
-        numbers = [builder.add(address, builder.mul(stride, I64(i))) for i in range(count)]
-        return as_tuple(builder, [splat_value(builder, f32x16.llvm, load_value(builder, n, F32)) for n in numbers])
+        numbers = [builder.add(address, builder.mul(stride, simd.I64(i))) for i in range(count)]
+        return simd.as_tuple(
+            builder,
+            [simd.splat_value(builder, simd.f32x16.llvm, simd.load_value(builder, n, simd.F32)) for n in numbers],
+        )
 
     return splats
 
@@ -166,12 +159,15 @@ def make_splats_apart(count):
 def make_load_some(rows, columns, loaded):
     """Return the intrinsic of make_load for the first `loaded` columns of a tile; the others are zero."""
 
-    @operation(vectors(rows * columns), int64, int64, int64)
+    @simd.operation(vectors(rows * columns), int64, int64, int64)
     def load(builder, address, row_stride, column_stride):
-        zero = ir.Constant(f32x16.llvm, None)
+        zero = ir.Constant(simd.f32x16.llvm, None)
         addresses = places(builder, address, rows, row_stride, columns, column_stride)
-        tile = [load_value(builder, a, f32x16.llvm) if i % columns < loaded else zero for i, a in enumerate(addresses)]
-        return as_tuple(builder, tile)
+        tile = [
+            simd.load_value(builder, a, simd.f32x16.llvm) if i % columns < loaded else zero
+            for i, a in enumerate(addresses)
+        ]
+        return simd.as_tuple(builder, tile)
 
     return load
 
@@ -179,12 +175,12 @@ def make_load_some(rows, columns, loaded):
 def make_store_some(rows, columns, stored):
     """Return the intrinsic of make_store for the first `stored` columns of a tile."""
 
-    @operation(None, vectors(rows * columns), int64, int64, int64)
+    @simd.operation(None, vectors(rows * columns), int64, int64, int64)
     def store(builder, tile, address, row_stride, column_stride):
         addresses = places(builder, address, rows, row_stride, columns, column_stride)
-        for i, (place, value) in enumerate(zip(addresses, elements(builder, tile), strict=True)):
+        for i, (place, value) in enumerate(zip(addresses, simd.elements(builder, tile), strict=True)):
             if i % columns < stored:
-                store_value(builder, place, value)
+                simd.store_value(builder, place, value)
 
     return store
 
@@ -192,10 +188,10 @@ def make_store_some(rows, columns, stored):
 def make_store_sums(count):
     """Return an intrinsic (x, y, address, stride) that stores, for each i, the sum of all lanes of x[i] and y[i]."""
 
-    @operation(None, vectors(count), vectors(count), int64, int64)
+    @simd.operation(None, vectors(count), vectors(count), int64, int64)
     def store(builder, x, y, address, stride):
-        for i, (u, v) in enumerate(zip(elements(builder, x), elements(builder, y), strict=True)):
-            place = builder.add(address, builder.mul(stride, I64(i)))
-            store_value(builder, place, reduce_add(builder, builder.fadd(u, v)))
+        for i, (u, v) in enumerate(zip(simd.elements(builder, x), simd.elements(builder, y), strict=True)):
+            place = builder.add(address, builder.mul(stride, simd.I64(i)))
+            simd.store_value(builder, place, simd.reduce_add(builder, builder.fadd(u, v)))
 
     return store

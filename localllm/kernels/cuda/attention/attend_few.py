@@ -13,6 +13,7 @@ hide the memory's latency. With Q8_0 it holds 2 blocks.
 
 from numba import cuda, float32, int32, int64
 
+from localllm.kernels.cuda import gpu
 from localllm.kernels.cuda.attention.cache import LOADS
 from localllm.kernels.cuda.attention.shared import (
     LOG2_E,
@@ -28,20 +29,6 @@ from localllm.kernels.cuda.attention.shared import (
     make_over_lanes,
     make_softmax,
 )
-from localllm.kernels.cuda.device import (
-    WARP,
-    device,
-    exp2,
-    f32_value,
-    lane,
-    load_f32,
-    load_i32,
-    load_i64,
-    log,
-    plus,
-    store_f32,
-    tanh,
-)
 from localllm.kernels.cuda.unrolled import add_outer, make_products, scale_rows, unrolled, visit
 from localllm.kernels.table import PAGE, SEQUENCE
 
@@ -49,7 +36,7 @@ SPAN = 128  # keys: the length of a part is a multiple of this, except the last 
 STATE = 16  # bytes of a partial result before its values
 
 
-@device
+@gpu.device
 def cut(first, last, parts):
     """Split the keys from position `first` to `last` into at most `parts` parts of equal length.
 
@@ -60,10 +47,10 @@ def cut(first, last, parts):
     return lowest, (each + SPAN - 1) // SPAN * SPAN
 
 
-@device
+@gpu.device
 def sequence_of(owners, sequences, token):
     """Return the address of a token's SEQUENCE."""
-    return sequences + load_i64(owners + token * 8) * SEQUENCE_BYTES
+    return sequences + gpu.load_i64(owners + token * 8) * SEQUENCE_BYTES
 
 
 def lanes_for(*dims):
@@ -72,7 +59,7 @@ def lanes_for(*dims):
     dims: the dimensions of keys and of values.
     """
     lanes = 2
-    while lanes < WARP and 8 * lanes < max(dims):
+    while lanes < gpu.WARP and 8 * lanes < max(dims):
         lanes *= 2
     return lanes
 
@@ -84,7 +71,7 @@ def make_pieces(load, pieces, apart, dim):
     """
     last = (dim + 15) // 16 * 16 - 8
 
-    @device
+    @gpu.device
     def one(head, d):
         return load(head, min(d, last))
 
@@ -92,7 +79,7 @@ def make_pieces(load, pieces, apart, dim):
         return one
     more = make_pieces(load, pieces - 1, apart, dim)
 
-    @device
+    @gpu.device
     def some(head, d):
         return one(head, d) + more(head, d + apart)
 
@@ -106,7 +93,7 @@ def make_rows(load, rows, apart):
     per token; d: see make_pieces.
     """
 
-    @device
+    @gpu.device
     def one(base, number, low, high, row_bytes, d):
         return load(base + min(max(number, low), high - 1) * row_bytes, d)
 
@@ -114,7 +101,7 @@ def make_rows(load, rows, apart):
         return one
     more = make_rows(load, rows - 1, apart)
 
-    @device
+    @gpu.device
     def some(base, number, low, high, row_bytes, d):
         return one(base, number, low, high, row_bytes, d) + more(base, number + apart, low, high, row_bytes, d)
 
@@ -131,7 +118,7 @@ def make_scores(bundle, rows, groups, has_chosen):
     """
 
     def capped(i, x, softcap):
-        return tanh(x) * (softcap * LOG2_E)
+        return gpu.tanh(x) * (softcap * LOG2_E)
 
     def sloped(i, x, by, distance):
         return x - by[i % bundle] * abs(float32(int32(distance - i // bundle * groups)))
@@ -142,16 +129,16 @@ def make_scores(bundle, rows, groups, has_chosen):
 
     def chosen_only(i, x, row, key, last):
         at = min(key + i // bundle * groups, last)
-        return x if int64(load_i32(row + at // 32 * 4)) >> at % 32 & 1 != 0 else MINUS_INFINITY
+        return x if int64(gpu.load_i32(row + at // 32 * 4)) >> at % 32 & 1 != 0 else MINUS_INFINITY
 
     def at_ends(i, x, key, period):
         return x if (key + i // bundle * groups + 1) % period == 0 else MINUS_INFINITY
 
     cap_all, slope_all, hide = (unrolled(rows * bundle, function) for function in (capped, sloped, visible))
     hide_between = unrolled(rows * bundle, at_ends)
-    hide_others = unrolled(rows * bundle, chosen_only) if has_chosen else device(lambda x, row, key, last: x)
+    hide_others = unrolled(rows * bundle, chosen_only) if has_chosen else gpu.device(lambda x, row, key, last: x)
 
-    @device
+    @gpu.device
     def scores(x, cap, slopes, slope, position, key, low, high, period, row):
         if cap > ZERO:
             x = cap_all(x, cap)
@@ -172,16 +159,16 @@ def make_combine(bundle, value_columns, lanes, value_dim):
     """
     apart, padded = 8 * lanes, (value_dim + 7) // 8 * 8
     states, results = WARPS * bundle, bundle * padded
-    largest_of_groups = make_over_lanes(bundle, lanes, WARP, larger)
-    sum_of_groups = make_over_lanes(bundle, lanes, WARP, plus)
-    values_of_groups = make_over_lanes(bundle * value_columns, lanes, WARP, plus)
-    fading = unrolled(bundle, lambda i, before, after: exp2(before - after))
+    largest_of_groups = make_over_lanes(bundle, lanes, gpu.WARP, larger)
+    sum_of_groups = make_over_lanes(bundle, lanes, gpu.WARP, gpu.plus)
+    values_of_groups = make_over_lanes(bundle * value_columns, lanes, gpu.WARP, gpu.plus)
+    fading = unrolled(bundle, lambda i, before, after: gpu.exp2(before - after))
     times = unrolled(bundle, lambda i, x, y: x * y)
 
     def keep(i, x, place, warp):
         place[warp * bundle + i] = x
 
-    @device
+    @gpu.device
     def largest_kept(i, place):
         x = place[i]
         for warp in range(1, WARPS):
@@ -196,13 +183,13 @@ def make_combine(bundle, value_columns, lanes, value_dim):
     keep_all, largest_of_warps = visit(bundle, keep), unrolled(bundle, lambda i, place: largest_kept(i, place))
     add_values = visit(bundle * value_columns, add_to)
 
-    @device
+    @gpu.device
     def combine(tops, sums, values, group, d, target, target_stride, heads):
         kept_tops = cuda.shared.array(states, float32)
         kept_sums = cuda.shared.array(states, float32)
         kept_values = cuda.shared.array(results, float32)
         thread, threads = cuda.threadIdx.x, cuda.blockDim.x
-        warp = thread // WARP
+        warp = thread // gpu.WARP
         keep_all(largest_of_groups(tops), kept_tops, warp)
         for i in range(thread, results, threads):
             kept_values[i] = ZERO
@@ -216,13 +203,13 @@ def make_combine(bundle, value_columns, lanes, value_dim):
                 add_values(values, kept_values, d)
             cuda.syncthreads()
         for i in range(thread, heads * padded, threads):
-            store_f32(target + i // padded * target_stride + STATE + i % padded * 4, kept_values[i])
+            gpu.store_f32(target + i // padded * target_stride + STATE + i % padded * 4, kept_values[i])
         if thread < heads:
             weight = ZERO
             for turn in range(WARPS):
                 weight += kept_sums[turn * bundle + thread]
-            store_f32(target + thread * target_stride, largest_kept(thread, kept_tops))
-            store_f32(target + thread * target_stride + 4, weight)
+            gpu.store_f32(target + thread * target_stride, largest_kept(thread, kept_tops))
+            gpu.store_f32(target + thread * target_stride + 4, weight)
 
     return combine
 
@@ -235,31 +222,31 @@ def make_load_queries(bundle, columns, key_dim, apart):
 
     def query(i, source, heads, d, scale):
         head, at = i // columns, d + i % columns // 8 * apart + i % 8
-        return load_f32(source + (head * key_dim + at) * 4) * scale if head < heads and at < key_dim else ZERO
+        return gpu.load_f32(source + (head * key_dim + at) * 4) * scale if head < heads and at < key_dim else ZERO
 
     return unrolled(bundle * columns, query)
 
 
 def slope_of(i, slopes, heads):
     """Return head i's slope times log2(e); 0 if there are no slopes or no such head."""
-    return load_f32(slopes + i * 4) * LOG2_E if slopes != 0 and i < heads else ZERO
+    return gpu.load_f32(slopes + i * 4) * LOG2_E if slopes != 0 and i < heads else ZERO
 
 
 def make_kernel(of_keys, of_values, bundle, key_dim, value_dim, has_chosen):
     """Make the kernel; the parameters are explained at `make`."""
     lanes = lanes_for(key_dim, value_dim)
-    apart, groups = 8 * lanes, WARP // lanes
+    apart, groups = 8 * lanes, gpu.WARP // lanes
     columns, value_columns = 8 * -(-key_dim // apart), 8 * -(-value_dim // apart)
     rows = 4 if bundle * (columns + value_columns) <= 64 else 2  # keys that a group of lanes processes at a time
     tile = rows * groups
     load_keys = make_rows(make_pieces(LOADS[of_keys], columns // 8, apart, key_dim), rows, groups)
     load_values = make_rows(make_pieces(LOADS[of_values], value_columns // 8, apart, value_dim), rows, groups)
-    sums_of_head = make_over_lanes(rows * bundle, 1, lanes, plus)
+    sums_of_head = make_over_lanes(rows * bundle, 1, lanes, gpu.plus)
     scores = make_scores(bundle, rows, groups, has_chosen)
     combine = make_combine(bundle, value_columns, lanes, value_dim)
     queries = make_load_queries(bundle, columns, key_dim, apart)
     slopes_of, products = unrolled(bundle, slope_of), make_products(columns)
-    softmax = make_softmax(rows * bundle, bundle, lambda i: i % bundle, device(lambda largest: largest))
+    softmax = make_softmax(rows * bundle, bundle, lambda i: i % bundle, gpu.device(lambda largest: largest))
     lowest_of_all = unrolled(bundle, lambda i, nothing: LOWEST)
     nothing_yet = unrolled(bundle, lambda i, nothing: ZERO)
     no_values = unrolled(bundle * value_columns, lambda i, nothing: ZERO)
@@ -270,9 +257,9 @@ def make_kernel(of_keys, of_values, bundle, key_dim, value_dim, has_chosen):
         choice_stride, bundles, parts, partial, partial_bytes,
     ):  # fmt: skip
         token, part, kv_head = cuda.blockIdx.x, cuda.blockIdx.y % parts, cuda.blockIdx.y // parts // bundles
-        if token >= load_i64(count):
+        if token >= gpu.load_i64(count):
             return
-        position = load_i64(positions + token * 8)
+        position = gpu.load_i64(positions + token * 8)
         sequence = sequence_of(owners, sequences, token)
         first, last = first_visible(position, window, chunked), last_visible(position, lookahead, sequence)
         lowest, each = cut(first, last, parts)
@@ -281,19 +268,19 @@ def make_kernel(of_keys, of_values, bundle, key_dim, value_dim, has_chosen):
             return
         group, in_group = heads // kv_heads, cuda.blockIdx.y // parts % bundles * bundle
         head, heads_here = kv_head * group + in_group, min(group - in_group, bundle)
-        number, d = lane() // lanes, lane() % lanes * 8
-        cap, by = f32_value(softcap), f32_value(scale)
+        number, d = gpu.lane() // lanes, gpu.lane() % lanes * 8
+        cap, by = gpu.f32_value(softcap), gpu.f32_value(scale)
         by = by / cap if cap > ZERO else by * LOG2_E
         rows_of_q = queries(q + token * q_stride + head * key_dim * 4, heads_here, d, by)
         slope = slopes_of(slopes + head * 4 if slopes != 0 else slopes, heads_here)
         keys, values = keys + kv_head * key_head_stride, values + kv_head * value_head_stride
-        table = load_i64(sequence + 8 * SEQUENCE.table)
+        table = gpu.load_i64(sequence + 8 * SEQUENCE.table)
         bits = chosen + token * chosen_stride + kv_head * choice_stride
         tops, sums, output = lowest_of_all(0), nothing_yet(0), no_values(0)
-        for key in range(begin + cuda.threadIdx.x // WARP * tile, end, WARPS * tile):
+        for key in range(begin + cuda.threadIdx.x // gpu.WARP * tile, end, WARPS * tile):
             if (key + tile) // period == key // period:  # none of these keys is the last of a period
                 continue
-            place = load_i64(table + key // PAGE * 8) * PAGE + key % PAGE
+            place = gpu.load_i64(table + key // PAGE * 8) * PAGE + key % PAGE
             low, high = max(first - key, 0), min(end - key, tile)
             k = load_keys(keys + place * key_bytes, number, low, high, key_bytes, d)
             v = load_values(values + place * value_bytes, number, low, high, value_bytes, d)
@@ -320,11 +307,11 @@ def make(format_name):
     return make_kernel(of_keys, of_values, bundle, key_dim, value_dim, has_chosen)
 
 
-@device
+@gpu.device
 def sees_none(bits, position):
     """Return whether no key was selected for the token at a position. That happens if scores are NaN."""
     key = 0
-    while key <= position and load_i32(bits + key // 8) == 0:
+    while key <= position and gpu.load_i32(bits + key // 8) == 0:
         key += 32
     return key > position
 
@@ -335,28 +322,28 @@ def merge_few(
 ):  # fmt: skip
     """Merge the partial results of contexts, and apply sinks; a block for each head of a token."""
     token, head = cuda.blockIdx.x, cuda.blockIdx.y
-    if token >= load_i64(count):
+    if token >= gpu.load_i64(count):
         return
-    position = load_i64(positions + token * 8)
+    position = gpu.load_i64(positions + token * 8)
     last = last_visible(position, lookahead, sequence_of(owners, sequences, token))
     lowest, each = cut(first_visible(position, window, chunked), last, parts)
     source = partial + (token * heads + head) * parts * partial_bytes
     end = source + (last - lowest) // each * partial_bytes + partial_bytes
-    sink = load_f32(sinks + head * 4) * LOG2_E if sinks != 0 else LOWEST
+    sink = gpu.load_f32(sinks + head * 4) * LOG2_E if sinks != 0 else LOWEST
     top = sink
     for part in range(source, end, partial_bytes):
-        top = larger(top, load_f32(part))
-    weight = exp2(sink - top) if sinks != 0 else ZERO
+        top = larger(top, gpu.load_f32(part))
+    weight = gpu.exp2(sink - top) if sinks != 0 else ZERO
     for part in range(source, end, partial_bytes):
-        weight += exp2(load_f32(part) - top) * load_f32(part + 4)
+        weight += gpu.exp2(gpu.load_f32(part) - top) * gpu.load_f32(part + 4)
     if chosen != 0 and sees_none(
         chosen + token * chosen_stride + head // (heads // kv_heads) * choice_stride, position
     ):
         weight = NAN
     if logs == 1 and cuda.threadIdx.x == 0:
-        store_f32(y + token * y_stride + (heads * value_dim + head) * 4, log(weight) + top / LOG2_E)
+        gpu.store_f32(y + token * y_stride + (heads * value_dim + head) * 4, gpu.log(weight) + top / LOG2_E)
     for d in range(cuda.threadIdx.x, value_dim, cuda.blockDim.x):
         value = ZERO
         for part in range(source, end, partial_bytes):
-            value += exp2(load_f32(part) - top) * load_f32(part + STATE + d * 4)
-        store_f32(y + token * y_stride + (head * value_dim + d) * 4, value / weight)
+            value += gpu.exp2(gpu.load_f32(part) - top) * gpu.load_f32(part + STATE + d * 4)
+        gpu.store_f32(y + token * y_stride + (head * value_dim + d) * 4, value / weight)

@@ -16,6 +16,7 @@ dimensions spill 170 bytes.
 
 from numba import cuda, float32, int32
 
+from localllm.kernels.cuda import gpu
 from localllm.kernels.cuda.attention.cache import LOADS
 from localllm.kernels.cuda.attention.shared import (
     LOG2_E,
@@ -32,18 +33,6 @@ from localllm.kernels.cuda.attention.shared import (
     make_over_lanes,
     make_softmax,
 )
-from localllm.kernels.cuda.device import (
-    WARP,
-    device,
-    f32_value,
-    lane,
-    load_4i32,
-    load_f32,
-    load_i64,
-    plus,
-    store_f32,
-    tanh,
-)
 from localllm.kernels.cuda.tensor_cores import interleaved, make_multiply, packed
 from localllm.kernels.cuda.unrolled import folded, unrolled, visit
 from localllm.kernels.table import PAGE, SEQUENCE
@@ -54,15 +43,15 @@ SMALLEST = float32(1e-30)  # smallest divisor of a row of queries
 NOTHING = int32(0)
 
 
-@device
+@gpu.device
 def find(sequences, sequence_count, group, unit):
     """Return the address of the SEQUENCE that a unit belongs to, and the unit's first row there.
 
     Return 0, 0 if there are not so many units.
     """
-    for i in range(load_i64(sequence_count)):
+    for i in range(gpu.load_i64(sequence_count)):
         sequence = sequences + i * SEQUENCE_BYTES
-        units = (load_i64(sequence + 8 * SEQUENCE.count) * group + ROWS - 1) // ROWS
+        units = (gpu.load_i64(sequence + 8 * SEQUENCE.count) * group + ROWS - 1) // ROWS
         if unit < units:
             return sequence, unit * ROWS
         unit -= units
@@ -75,9 +64,9 @@ def make_words(kind):
     kind: the cache type.
     """
     if kind == "F16":
-        return device(lambda head, d: load_4i32(head + d * 2))
+        return gpu.device(lambda head, d: gpu.load_4i32(head + d * 2))
     load = LOADS[kind]
-    return device(lambda head, d: packed(load(head, d)))
+    return gpu.device(lambda head, d: packed(load(head, d)))
 
 
 def make_fill_keys(kind, keys, pieces, stride):
@@ -92,7 +81,7 @@ def make_fill_keys(kind, keys, pieces, stride):
 
     put_all = visit(4, put)
 
-    @device
+    @gpu.device
     def fill(place, base, row_bytes):
         for i in range(cuda.threadIdx.x, keys * pieces, THREADS):
             key, piece = i // pieces, i % pieces
@@ -113,7 +102,7 @@ def make_fill_values(kind, keys, pieces, stride):
 
     put_all, keep_if = visit(8, put), unrolled(4, lambda i, word, inside: word if inside else NOTHING, "int32")
 
-    @device
+    @gpu.device
     def fill(place, base, row_bytes, count):
         for i in range(cuda.threadIdx.x, pairs * pieces, THREADS):
             key, piece = i % pairs * 2, i // pairs
@@ -155,14 +144,14 @@ def make_load_queries(key_dim, steps):
 
     def query(i, sources, t):
         d = i // 8 * 16 + i % 8 // 4 * 8 + 2 * t + i % 2
-        return load_f32(sources[i // 2 % 2] + d * 4) if d < key_dim else ZERO
+        return gpu.load_f32(sources[i // 2 % 2] + d * 4) if d < key_dim else ZERO
 
     queries, scaled = unrolled(8 * steps, query), make_times_row(8 * steps)
     sizes = unrolled(8 * steps, lambda i, x: abs(x))
     largest = folded(of_rows(8 * steps), lambda x, y: larger(x, y))
     at_least, times = unrolled(2, lambda i, x, least: larger(least, x)), unrolled(2, lambda i, x, y: x * y)
 
-    @device
+    @gpu.device
     def load_queries(sources, t, factor):
         rows = queries(sources, t)
         size = at_least(LARGEST_OF_LANES(largest(sizes(rows))), SMALLEST)
@@ -180,7 +169,7 @@ def make_finish_scores(tiles):
     """
 
     def capped(i, x, softcap):
-        return tanh(x) * (softcap * LOG2_E)
+        return gpu.tanh(x) * (softcap * LOG2_E)
 
     def sloped(i, x, slopes, places):
         return x - slopes[i // 2 % 2] * abs(float32(int32(places[i // 2 % 2] - int32(i // 4 * 8 + i % 2))))
@@ -192,7 +181,7 @@ def make_finish_scores(tiles):
     cap_all, slope_all, hide = (unrolled(4 * tiles, function) for function in (capped, sloped, visible))
     by_row, minus = make_times_row(4 * tiles), unrolled(2, lambda i, x, y: int32(x - y), "int32")
 
-    @device
+    @gpu.device
     def finish_scores(x, factors, softcap, slopes, slope, key, places, lows, highs):
         low, high = minus(lows, int32(key)), minus(highs, int32(key))
         x = by_row(x, factors)
@@ -207,28 +196,28 @@ def make_finish_scores(tiles):
 
 def make_write(value_tiles, value_dim):
     """Make a function that divides two rows of results by their sums, and writes those whose address is not 0."""
-    sum_of_lanes = make_over_lanes(2, 1, 4, plus)
+    sum_of_lanes = make_over_lanes(2, 1, 4, gpu.plus)
 
     def put(i, x, by, targets, t):
         d = i // 4 * 8 + 2 * t + i % 2
         if d < value_dim and targets[i // 2 % 2] != 0:
-            store_f32(targets[i // 2 % 2] + d * 4, x * by[i // 2 % 2])
+            gpu.store_f32(targets[i // 2 % 2] + d * 4, x * by[i // 2 % 2])
 
     put_all = visit(4 * value_tiles, put)
 
-    @device
+    @gpu.device
     def write(output, sums, targets, t):
         put_all(output, INVERSES(sum_of_lanes(sums)), targets, t)
 
     return write
 
 
-@device
+@gpu.device
 def of_heads(numbers, first, second, nothing):
     """Load the numbers of two heads, times log2(e); `nothing` twice if the address `numbers` is 0."""
     if numbers == 0:
         return nothing, nothing
-    return load_f32(numbers + first * 4) * LOG2_E, load_f32(numbers + second * 4) * LOG2_E
+    return gpu.load_f32(numbers + first * 4) * LOG2_E, gpu.load_f32(numbers + second * 4) * LOG2_E
 
 
 def make_unit(of_keys, of_values, key_dim, value_dim, depth):
@@ -248,18 +237,18 @@ def make_unit(of_keys, of_values, key_dim, value_dim, depth):
     no_scores = unrolled(4 * tiles, lambda i, nothing: ZERO)
     no_values = unrolled(4 * value_tiles, lambda i, nothing: ZERO)
 
-    @device
+    @gpu.device
     def unit(
         sequence, first_row, group, kv_head, q, q_stride, y, y_stride, keys, values, key_bytes, value_bytes, factor,
         softcap, window, chunked, lookahead, slopes, sinks,
     ):  # fmt: skip
         in_keys = cuda.shared.array(key_words, int32)
         in_values = cuda.shared.array(value_words, int32)
-        g, t = lane() // 4, lane() % 4
-        first, count = load_i64(sequence + 8 * SEQUENCE.first), load_i64(sequence + 8 * SEQUENCE.count)
-        start = load_i64(sequence + 8 * SEQUENCE.length) - count
-        table, last_row = load_i64(sequence + 8 * SEQUENCE.table), count * group - 1
-        row = first_row + cuda.threadIdx.x // WARP * 16 + g
+        g, t = gpu.lane() // 4, gpu.lane() % 4
+        first, count = gpu.load_i64(sequence + 8 * SEQUENCE.first), gpu.load_i64(sequence + 8 * SEQUENCE.count)
+        start = gpu.load_i64(sequence + 8 * SEQUENCE.length) - count
+        table, last_row = gpu.load_i64(sequence + 8 * SEQUENCE.table), count * group - 1
+        row = first_row + cuda.threadIdx.x // gpu.WARP * 16 + g
         above, below = min(row, last_row), min(row + 8, last_row)
         heads = kv_head * group + above % group, kv_head * group + below % group
         tokens = first + above // group, first + below // group
@@ -279,7 +268,7 @@ def make_unit(of_keys, of_values, key_dim, value_dim, depth):
         begin = first_visible(start + first_row // group, window, chunked) // block * block
         end = last_visible(start + min(first_row + ROWS - 1, last_row) // group, lookahead, sequence) + 1
         for key in range(begin, end, block):
-            place = load_i64(table + key // PAGE * 8) * PAGE + key % PAGE
+            place = gpu.load_i64(table + key // PAGE * 8) * PAGE + key % PAGE
             cuda.syncthreads()
             fill_keys(in_keys, keys + place * key_bytes, key_bytes)
             fill_values(in_values, values + place * value_bytes, value_bytes, end - key)
@@ -307,7 +296,7 @@ def make(format_name):
         key_bytes, value_bytes, heads, kv_heads, scale, softcap, window, chunked, lookahead, slopes, sinks,
     ):  # fmt: skip
         kv_head, group, number = cuda.blockIdx.y, heads // kv_heads, cuda.blockIdx.x
-        cap, factor = f32_value(softcap), f32_value(scale)
+        cap, factor = gpu.f32_value(softcap), gpu.f32_value(scale)
         factor = factor / cap if cap > ZERO else factor * LOG2_E
         keys, values = keys + kv_head * key_head_stride, values + kv_head * value_head_stride
         sequence, first_row = find(sequences, sequence_count, group, number)

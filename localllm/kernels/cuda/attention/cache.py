@@ -14,27 +14,8 @@ import math
 
 from numba import cuda, float32, int32
 
+from localllm.kernels.cuda import gpu
 from localllm.kernels.cuda.attention.shared import SEQUENCE_BYTES
-from localllm.kernels.cuda.device import (
-    WARP,
-    device,
-    f16_bits,
-    f16_pair,
-    f16_value,
-    lane,
-    load_4f32,
-    load_4i32,
-    load_f32,
-    load_i8,
-    load_i64,
-    load_u8,
-    load_u16,
-    rounded,
-    store_f32,
-    store_i8,
-    store_u16,
-    warp_max,
-)
 from localllm.kernels.table import PAGE, SEQUENCE
 
 SMALLEST_SCALE = float32(2.0**-24)  # the smallest float16 above zero
@@ -43,32 +24,32 @@ NAN, HALF_NAN = float32(math.nan), int32(0x7E00)
 ZERO, ONE = float32(0), float32(1)
 
 
-@device
+@gpu.device
 def finite_half(x):
     """Return the bits of x as a float16; NaN if x is not finite as a float16."""
-    return f16_bits(x) if abs(x) < HALF_LIMIT else HALF_NAN
+    return gpu.f16_bits(x) if abs(x) < HALF_LIMIT else HALF_NAN
 
 
-@device
+@gpu.device
 def inverse_of(scale):
     """Compute 1 / scale; scales below SMALLEST_SCALE, and NaN, count as SMALLEST_SCALE."""
     return float32(ONE / (scale if scale > SMALLEST_SCALE else SMALLEST_SCALE))
 
 
-@device
+@gpu.device
 def code(x, low, high):
     """Round x to the nearest integer and clamp it to [low, high]; NaN gives `high`."""
     below = x if x < high else high
-    return rounded(below if below > low else low)
+    return gpu.rounded(below if below > low else low)
 
 
-@device
+@gpu.device
 def number_at(x, d, head_dim, padding):
     """Return number d of a head, or `padding` after its end."""
-    return float32(load_f32(x + 4 * d)) if d < head_dim else padding
+    return float32(gpu.load_f32(x + 4 * d)) if d < head_dim else padding
 
 
-@device
+@gpu.device
 def largest_of(x, first, head_dim, padding, sign):
     """Return the largest of a block of 32 numbers, from number `first` on, to all lanes of the warp.
 
@@ -76,57 +57,57 @@ def largest_of(x, first, head_dim, padding, sign):
     numbers is NaN.
     """
     largest = -INFINITY
-    for d in range(first + lane(), first + 32, WARP):
+    for d in range(first + gpu.lane(), first + 32, gpu.WARP):
         number = number_at(x, d, head_dim, padding)
         number = abs(number) if sign == 0 else number * float32(sign)
         largest = number if number > largest or number != number else largest
-    return float32(warp_max(largest))
+    return float32(gpu.warp_max(largest))
 
 
-@device
+@gpu.device
 def store_f32_head(head, x, head_dim, warp, warps):
-    for d in range(WARP * warp + lane(), (head_dim + 15) // 16 * 16, WARP * warps):
+    for d in range(gpu.WARP * warp + gpu.lane(), (head_dim + 15) // 16 * 16, gpu.WARP * warps):
         number = number_at(x, d, head_dim, ZERO)
-        store_f32(head + 4 * d, number if abs(number) < INFINITY else NAN)
+        gpu.store_f32(head + 4 * d, number if abs(number) < INFINITY else NAN)
 
 
-@device
+@gpu.device
 def load_f32_head(head, d):
-    return load_f32(head + 4 * d)
+    return gpu.load_f32(head + 4 * d)
 
 
-@device
+@gpu.device
 def store_f16_head(head, x, head_dim, warp, warps):
-    for d in range(WARP * warp + lane(), (head_dim + 15) // 16 * 16, WARP * warps):
-        store_u16(head + 2 * d, finite_half(number_at(x, d, head_dim, ZERO)))
+    for d in range(gpu.WARP * warp + gpu.lane(), (head_dim + 15) // 16 * 16, gpu.WARP * warps):
+        gpu.store_u16(head + 2 * d, finite_half(number_at(x, d, head_dim, ZERO)))
 
 
-@device
+@gpu.device
 def load_f16_head(head, d):
-    return f16_value(load_u16(head + 2 * d))
+    return gpu.f16_value(gpu.load_u16(head + 2 * d))
 
 
-@device
+@gpu.device
 def store_q8_0(head, x, head_dim, warp, warps):
     """Store a head in Q8_0, a block per warp. The scale is rounded to float16 before the bytes are computed with it."""
     for first in range(32 * warp, head_dim, 32 * warps):
         block = head + first // 32 * 34
         bits = finite_half(float32(largest_of(x, first, head_dim, ZERO, 0) / float32(127)))
-        if lane() == 0:
-            store_u16(block, bits)
-        inverse = inverse_of(f16_value(bits))
-        for i in range(lane(), 32, WARP):
+        if gpu.lane() == 0:
+            gpu.store_u16(block, bits)
+        inverse = inverse_of(gpu.f16_value(bits))
+        for i in range(gpu.lane(), 32, gpu.WARP):
             scaled = float32(number_at(x, first + i, head_dim, ZERO) * inverse)
-            store_i8(block + 2 + i, code(scaled, float32(-127), float32(127)))
+            gpu.store_i8(block + 2 + i, code(scaled, float32(-127), float32(127)))
 
 
-@device
+@gpu.device
 def load_q8_0(head, d):
     block = head + d // 32 * 34
-    return f16_value(load_u16(block)) * float32(load_i8(block + 2 + d % 32))
+    return gpu.f16_value(gpu.load_u16(block)) * float32(gpu.load_i8(block + 2 + d % 32))
 
 
-@device
+@gpu.device
 def store_q4_0(head, x, head_dim, warp, warps):
     """Store a head in Q4_0, a block per warp. The number of largest magnitude gets code 0.
 
@@ -136,52 +117,52 @@ def store_q4_0(head, x, head_dim, warp, warps):
         block = head + first // 32 * 18
         size, largest = largest_of(x, first, head_dim, ZERO, 0), largest_of(x, first, head_dim, ZERO, 1)
         bits = finite_half(float32(size / (float32(-8) if largest == size else float32(8))))
-        if lane() == 0:
-            store_u16(block, bits)
-        inverse = inverse_of(abs(f16_value(bits)))
+        if gpu.lane() == 0:
+            gpu.store_u16(block, bits)
+        inverse = inverse_of(abs(gpu.f16_value(bits)))
         if bits & 0x8000 != 0:
             inverse = -inverse
-        for i in range(lane(), 16, WARP):
+        for i in range(gpu.lane(), 16, gpu.WARP):
             low = float32(number_at(x, first + i, head_dim, ZERO) * inverse)
             high = float32(number_at(x, first + i + 16, head_dim, ZERO) * inverse)
             low_code, high_code = code(low, float32(-8), float32(7)) + 8, code(high, float32(-8), float32(7)) + 8
-            store_i8(block + 2 + i, int32(low_code | high_code << 4))
+            gpu.store_i8(block + 2 + i, int32(low_code | high_code << 4))
 
 
-@device
+@gpu.device
 def load_q4_0(head, d):
     block, bit = head + d // 32 * 18, d % 32 // 16 * 4
-    return f16_value(load_u16(block)) * float32((load_u8(block + 2 + d % 16) >> bit & 15) - 8)
+    return gpu.f16_value(gpu.load_u16(block)) * float32((gpu.load_u8(block + 2 + d % 16) >> bit & 15) - 8)
 
 
-@device
+@gpu.device
 def store_q4_1(head, x, head_dim, warp, warps):
     """Store a head in Q4_1, a block per warp: the smallest number gets code 0, the largest gets 15.
 
     The padding repeats the first number of the block, so that it changes neither.
     """
     for first in range(32 * warp, head_dim, 32 * warps):
-        block, padding = head + first // 32 * 20, float32(load_f32(x + 4 * first))
+        block, padding = head + first // 32 * 20, float32(gpu.load_f32(x + 4 * first))
         largest, least = largest_of(x, first, head_dim, padding, 1), -largest_of(x, first, head_dim, padding, -1)
-        scale, minimum = f16_bits(float32((largest - least) / float32(15))), f16_bits(least)
+        scale, minimum = gpu.f16_bits(float32((largest - least) / float32(15))), gpu.f16_bits(least)
         if not (abs(largest) < HALF_LIMIT and abs(least) < HALF_LIMIT):
             scale, minimum = HALF_NAN, HALF_NAN
-        if lane() == 0:
-            store_u16(block, scale)
-            store_u16(block + 2, minimum)
-        inverse, lowest = inverse_of(f16_value(scale)), f16_value(minimum)
-        for i in range(lane(), 16, WARP):
+        if gpu.lane() == 0:
+            gpu.store_u16(block, scale)
+            gpu.store_u16(block + 2, minimum)
+        inverse, lowest = inverse_of(gpu.f16_value(scale)), gpu.f16_value(minimum)
+        for i in range(gpu.lane(), 16, gpu.WARP):
             low = float32(float32(number_at(x, first + i, head_dim, padding) - lowest) * inverse)
             high = float32(float32(number_at(x, first + i + 16, head_dim, padding) - lowest) * inverse)
             low_code, high_code = code(low, ZERO, float32(15)), code(high, ZERO, float32(15))
-            store_i8(block + 4 + i, int32(low_code | high_code << 4))
+            gpu.store_i8(block + 4 + i, int32(low_code | high_code << 4))
 
 
-@device
+@gpu.device
 def load_q4_1(head, d):
     block, bit = head + d // 32 * 20, d % 32 // 16 * 4
-    scale, minimum = f16_value(load_u16(block)), f16_value(load_u16(block + 2))
-    return scale * float32(load_u8(block + 4 + d % 16) >> bit & 15) + minimum
+    scale, minimum = gpu.f16_value(gpu.load_u16(block)), gpu.f16_value(gpu.load_u16(block + 2))
+    return scale * float32(gpu.load_u8(block + 4 + d % 16) >> bit & 15) + minimum
 
 
 STORAGE = {
@@ -193,12 +174,12 @@ STORAGE = {
 }
 
 
-@device
+@gpu.device
 def place_of(positions, owners, sequences, token):
     """Return the cache slot of token number `token` of the run."""
-    table = load_i64(sequences + load_i64(owners + 8 * token) * SEQUENCE_BYTES + 8 * SEQUENCE.table)
-    position = load_i64(positions + 8 * token)
-    return load_i64(table + position // PAGE * 8) * PAGE + position % PAGE
+    table = gpu.load_i64(sequences + gpu.load_i64(owners + 8 * token) * SEQUENCE_BYTES + 8 * SEQUENCE.table)
+    position = gpu.load_i64(positions + 8 * token)
+    return gpu.load_i64(table + position // PAGE * 8) * PAGE + position % PAGE
 
 
 def make_pass(work):
@@ -209,10 +190,10 @@ def make_pass(work):
 
     def go(count, positions, owners, sequences, x, stride, base, head_stride, token_bytes, heads, head_dim):
         token, number = cuda.blockIdx.x, cuda.blockIdx.y
-        if token < load_i64(count):
+        if token < gpu.load_i64(count):
             head = base + place_of(positions, owners, sequences, token) * token_bytes + number * head_stride
             of_x = x + token * stride + 4 * number * head_dim
-            work(head, of_x, head_dim, cuda.threadIdx.x // WARP, cuda.blockDim.x // WARP)
+            work(head, of_x, head_dim, cuda.threadIdx.x // gpu.WARP, cuda.blockDim.x // gpu.WARP)
 
     return go
 
@@ -226,26 +207,26 @@ def make_recall(format_name):
     """Make the kernel for one cache type."""
     load = STORAGE[format_name][0]
 
-    @device
+    @gpu.device
     def recall(head, x, head_dim, warp, warps):
-        for d in range(WARP * warp + lane(), head_dim, WARP * warps):
-            store_f32(x + 4 * d, load(head, d))
+        for d in range(gpu.WARP * warp + gpu.lane(), head_dim, gpu.WARP * warps):
+            gpu.store_f32(x + 4 * d, load(head, d))
 
     return make_pass(recall)
 
 
-@device
+@gpu.device
 def load_f32_8(head, d):
-    return load_4f32(head + d * 4) + load_4f32(head + d * 4 + 16)
+    return gpu.load_4f32(head + d * 4) + gpu.load_4f32(head + d * 4 + 16)
 
 
-@device
+@gpu.device
 def load_f16_8(head, d):
-    a, b, c, e = load_4i32(head + d * 2)
-    return f16_pair(a) + f16_pair(b) + f16_pair(c) + f16_pair(e)
+    a, b, c, e = gpu.load_4i32(head + d * 2)
+    return gpu.f16_pair(a) + gpu.f16_pair(b) + gpu.f16_pair(c) + gpu.f16_pair(e)
 
 
-@device
+@gpu.device
 def signed_pair(two):
     """Convert the two low bytes of an int32, which are signed, to float32."""
     return (
@@ -254,18 +235,18 @@ def signed_pair(two):
     )
 
 
-@device
+@gpu.device
 def load_q8_0_8(head, d):
     block = head + d // 32 * 34
-    scale, codes = f16_value(load_u16(block)), block + 2 + d % 32
-    a, b = signed_pair(load_u16(codes))
-    c, e = signed_pair(load_u16(codes + 2))
-    f, g = signed_pair(load_u16(codes + 4))
-    h, i = signed_pair(load_u16(codes + 6))
+    scale, codes = gpu.f16_value(gpu.load_u16(block)), block + 2 + d % 32
+    a, b = signed_pair(gpu.load_u16(codes))
+    c, e = signed_pair(gpu.load_u16(codes + 2))
+    f, g = signed_pair(gpu.load_u16(codes + 4))
+    h, i = signed_pair(gpu.load_u16(codes + 6))
     return a * scale, b * scale, c * scale, e * scale, f * scale, g * scale, h * scale, i * scale
 
 
-@device
+@gpu.device
 def code_pair(two, shift, scale, least):
     """Return scale * code + least for two 4-bit codes.
 
@@ -275,26 +256,26 @@ def code_pair(two, shift, scale, least):
     return float32(int32(codes & 15)) * scale + least, float32(int32((codes >> 8) & 15)) * scale + least
 
 
-@device
+@gpu.device
 def eight_codes(codes, d, scale, least):
     """Return scale * code + least for the eight 4-bit codes from number d on; codes: address of a block's 16 bytes."""
     shift, at = d % 32 // 16 * 4, codes + d % 16
-    low = code_pair(load_u16(at), shift, scale, least) + code_pair(load_u16(at + 2), shift, scale, least)
-    high = code_pair(load_u16(at + 4), shift, scale, least) + code_pair(load_u16(at + 6), shift, scale, least)
+    low = code_pair(gpu.load_u16(at), shift, scale, least) + code_pair(gpu.load_u16(at + 2), shift, scale, least)
+    high = code_pair(gpu.load_u16(at + 4), shift, scale, least) + code_pair(gpu.load_u16(at + 6), shift, scale, least)
     return low + high
 
 
-@device
+@gpu.device
 def load_q4_0_8(head, d):
     block = head + d // 32 * 18
-    scale = f16_value(load_u16(block))
+    scale = gpu.f16_value(gpu.load_u16(block))
     return eight_codes(block + 2, d, scale, float32(-8) * scale)
 
 
-@device
+@gpu.device
 def load_q4_1_8(head, d):
     block = head + d // 32 * 20
-    return eight_codes(block + 4, d, f16_value(load_u16(block)), f16_value(load_u16(block + 2)))
+    return eight_codes(block + 4, d, gpu.f16_value(gpu.load_u16(block)), gpu.f16_value(gpu.load_u16(block + 2)))
 
 
 LOADS = {"F32": load_f32_8, "F16": load_f16_8, "Q8_0": load_q8_0_8, "Q4_0": load_q4_0_8, "Q4_1": load_q4_1_8}

@@ -8,7 +8,7 @@ from numba import cuda, float32, int64
 
 from localllm.kernels.cuda.attention.cache import LOADS
 from localllm.kernels.cuda.attention.shared import MINUS_INFINITY, ONE, SEQUENCE_BYTES, ZERO
-from localllm.kernels.cuda.device import block_sum, device, f32_bits, load_f32, load_i64, store_f32, store_i32
+from localllm.kernels.cuda.gpu import block_sum, device, f32_bits, load_f32, load_i64, store_f32, store_i32
 from localllm.kernels.table import PAGE, SEQUENCE
 
 BITS = 32
@@ -109,10 +109,8 @@ def make_select_keys(format_name):
             if blocks <= most:
                 write_all(visible, -1, target)
                 continue
-            table, flaws = (
-                load_i64(sequences + load_i64(owners + token * 8) * SEQUENCE_BYTES + 8 * SEQUENCE.table),
-                ZERO,
-            )
+            table = load_i64(sequences + load_i64(owners + token * 8) * SEQUENCE_BYTES + 8 * SEQUENCE.table)
+            flaws = ZERO
             for i in range(cuda.threadIdx.x, blocks, cuda.blockDim.x):
                 key = i * block + block - 1
                 place = load_i64(table + key // PAGE * 8) * PAGE + key % PAGE

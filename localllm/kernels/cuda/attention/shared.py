@@ -7,7 +7,7 @@ import math
 
 from numba import float32
 
-from localllm.kernels.cuda.device import BLOCK, WARP, device, exp2, from_lane_xor, load_i64, plus
+from localllm.kernels.cuda.gpu import BLOCK, WARP, device, exp2, from_lane_xor, load_i64, plus
 from localllm.kernels.cuda.unrolled import folded, unrolled
 from localllm.kernels.table import SEQUENCE
 

@@ -7,18 +7,7 @@ import math
 
 from numba import cuda, float32
 
-from localllm.kernels.cuda.device import (
-    device,
-    exp,
-    f32_value,
-    load_4f32,
-    load_f32,
-    load_i64,
-    log,
-    log1p,
-    store_4f32,
-    tanh,
-)
+from localllm.kernels.cuda import gpu
 from localllm.kernels.formulas import FORMULAS, Number, Row, Strided, bind, kinds_of, tuple_of
 from localllm.kernels.table import KERNELS
 
@@ -28,13 +17,13 @@ P, A, B = float32(0.3275911), float32(0.254829592), float32(-0.284496736)
 C, D, E = float32(1.421413741), float32(-1.453152027), float32(1.061405429)
 
 
-@device
+@gpu.device
 def first_column():
     """Return the first of the four columns of this thread."""
     return 4 * (cuda.blockIdx.y * cuda.blockDim.x + cuda.threadIdx.x)
 
 
-@device
+@gpu.device
 def if_finite(y, x):
     """Return y, but NaN where x is not finite.
 
@@ -43,54 +32,55 @@ def if_finite(y, x):
     return y + ZERO * x
 
 
-@device
+@gpu.device
 def erf_of(x):
     """Compute erf x with an error of at most 3e-7 (Abramowitz and Stegun 1964, 7.1.26)."""
     size = abs(x)
     t = ONE / (ONE + P * size)
-    y = ONE - ((((E * t + D) * t + C) * t + B) * t + A) * t * exp(-x * x)
+    y = ONE - ((((E * t + D) * t + C) * t + B) * t + A) * t * gpu.exp(-x * x)
     return -y if x < ZERO else y
 
 
-@device
+@gpu.device
 def softplus_of(x):
     """Compute log(1 + e^x) = max(x, 0) + log(1 + e^-|x|); infinity gives NaN."""
-    return if_finite((x if x > ZERO else ZERO) + log1p(exp(-abs(x))), x)
+    return if_finite((x if x > ZERO else ZERO) + gpu.log1p(gpu.exp(-abs(x))), x)
 
 
-@device
+@gpu.device
 def where_above_zero(x, y, z):
     """Return y where x is above 0, else z; z also where x is NaN."""
     return y if x > ZERO else z
 
 
 WORDS = {
-    "absolute": device(lambda x: abs(x)), "erf": erf_of, "exp": exp, "fma": device(lambda x, y, z: x * y + z),
-    "if_finite": if_finite, "larger": device(lambda x, y: x if x > y else y), "log_one_plus_exp": softplus_of,
-    "number": float32, "reciprocal": device(lambda x: ONE / x), "smaller": device(lambda x, y: x if x < y else y),
-    "sqrt": math.sqrt, "tanh": tanh, "where_above_zero": where_above_zero,
+    "absolute": gpu.device(lambda x: abs(x)), "erf": erf_of, "exp": gpu.exp,
+    "fma": gpu.device(lambda x, y, z: x * y + z), "if_finite": if_finite,
+    "larger": gpu.device(lambda x, y: x if x > y else y), "log_one_plus_exp": softplus_of, "number": float32,
+    "reciprocal": gpu.device(lambda x: ONE / x), "smaller": gpu.device(lambda x, y: x if x < y else y),
+    "sqrt": math.sqrt, "tanh": gpu.tanh, "where_above_zero": where_above_zero,
 }  # fmt: skip
-sigmoid_of, swiglu_of = bind("sigmoid", WORDS, device), bind("swiglu", WORDS, device)
+sigmoid_of, swiglu_of = bind("sigmoid", WORDS, gpu.device), bind("swiglu", WORDS, gpu.device)
 
 
 def make(name):
     """Make the kernel of a formula."""
-    declaration, compute, kinds = KERNELS[name].arguments, bind(name, WORDS, device), kinds_of(FORMULAS[name])
+    declaration, compute, kinds = KERNELS[name].arguments, bind(name, WORDS, gpu.device), kinds_of(FORMULAS[name])
     indices = [(getattr(declaration, each), kind) for each, kind in kinds.items()]
     sources = [make_source(declaration, index, kind) for index, kind in indices if kind is not Number]
-    rows_of = tuple_of(sources, device)
-    numbers_of = tuple_of([make_number(index) for index, kind in indices if kind is Number], device)
+    rows_of = tuple_of(sources, gpu.device)
+    numbers_of = tuple_of([make_number(index) for index, kind in indices if kind is Number], gpu.device)
     one, two, three, four = (
-        tuple_of([make_column(place, column) for place in range(len(sources))], device) for column in range(4)
+        tuple_of([make_column(place, column) for place in range(len(sources))], gpu.device) for column in range(4)
     )
     count, y, stride, columns = declaration.count, declaration.y, declaration.stride, declaration.columns
 
-    @device
+    @gpu.device
     def of_rows(a):
         row, column = cuda.blockIdx.x, first_column()
-        if row < load_i64(a[count]) and column < a[columns]:
+        if row < gpu.load_i64(a[count]) and column < a[columns]:
             rows, numbers = rows_of(a, 0), numbers_of(a, 0)
-            store_4f32(
+            gpu.store_4f32(
                 a[y] + row * a[stride] + 4 * column,
                 compute(*(one(rows, 0) + numbers)),
                 compute(*(two(rows, 0) + numbers)),
@@ -113,36 +103,36 @@ def make_source(declaration, index, kind):
     stride = index + 1 if kind is Strided else declaration.stride
 
     def of_token(a, _):
-        return load_4f32(a[index] + cuda.blockIdx.x * a[stride] + 4 * first_column())
+        return gpu.load_4f32(a[index] + cuda.blockIdx.x * a[stride] + 4 * first_column())
 
     def of_all(a, _):
-        return load_4f32(a[index] + 4 * first_column())
+        return gpu.load_4f32(a[index] + 4 * first_column())
 
-    return device(of_all if kind is Row else of_token)
+    return gpu.device(of_all if kind is Row else of_token)
 
 
 def make_number(index):
-    return device(lambda a, _: f32_value(a[index]))
+    return gpu.device(lambda a, _: gpu.f32_value(a[index]))
 
 
 def make_column(place, column):
-    return device(lambda rows, _: rows[place][column])
+    return gpu.device(lambda rows, _: rows[place][column])
 
 
 def scale_by_position(count, x, positions, slope, length, offset, y, stride, columns):
     """Write x * (1 + slope * log(floor((position + offset) / length) + 1)) to y."""
     row, column = cuda.blockIdx.x, first_column()
-    if row < load_i64(count) and column < columns:
-        at, position = row * stride + 4 * column, load_i64(positions + 8 * row) + offset
-        factor = ONE + f32_value(slope) * log(float32(position // length + 1))
-        a, b, c, d = load_4f32(x + at)
-        store_4f32(y + at, a * factor, b * factor, c * factor, d * factor)
+    if row < gpu.load_i64(count) and column < columns:
+        at, position = row * stride + 4 * column, gpu.load_i64(positions + 8 * row) + offset
+        factor = ONE + gpu.f32_value(slope) * gpu.log(float32(position // length + 1))
+        a, b, c, d = gpu.load_4f32(x + at)
+        gpu.store_4f32(y + at, a * factor, b * factor, c * factor, d * factor)
 
 
 def sigmoid_gate(count, x, gate, gate_stride, y, stride, columns):
     """Write x * sigmoid(gate) to y, with one gate per row."""
     row, column = cuda.blockIdx.x, first_column()
-    if row < load_i64(count) and column < columns:
-        at, factor = row * stride + 4 * column, sigmoid_of(load_f32(gate + row * gate_stride))
-        a, b, c, d = load_4f32(x + at)
-        store_4f32(y + at, a * factor, b * factor, c * factor, d * factor)
+    if row < gpu.load_i64(count) and column < columns:
+        at, factor = row * stride + 4 * column, sigmoid_of(gpu.load_f32(gate + row * gate_stride))
+        a, b, c, d = gpu.load_4f32(x + at)
+        gpu.store_4f32(y + at, a * factor, b * factor, c * factor, d * factor)

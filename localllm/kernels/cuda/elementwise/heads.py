@@ -2,7 +2,7 @@
 
 from numba import cuda, float32
 
-from localllm.kernels.cuda.device import block_sum, device, exp, f32_value, load_f32, load_i64, store_f32
+from localllm.kernels.cuda.gpu import block_sum, device, exp, f32_value, load_f32, load_i64, store_f32
 
 LEAST = float32(-3e38)
 

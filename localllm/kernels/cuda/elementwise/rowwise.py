@@ -8,80 +8,67 @@ import math
 
 from numba import cuda, float32, float64, int64
 
-from localllm.kernels.cuda.device import (
-    block_sum,
-    cosine_of_turns,
-    device,
-    f32_value,
-    load_4f32,
-    load_f32,
-    load_f64,
-    load_i64,
-    sine_of_turns,
-    store_4f32,
-    store_f32,
-    store_i64,
-)
+from localllm.kernels.cuda import gpu
 from localllm.kernels.cuda.elementwise.formulas import first_column
 from localllm.kernels.table import EXPERT, SEQUENCE
 
 ZERO, NAN, INFINITY = float32(0), float32(math.nan), float32(math.inf)
 
 
-@device
+@gpu.device
 def inverse_root(mean, epsilon):
     """Compute 1 / sqrt(mean + epsilon); NaN if the sum of squares has exceeded float32."""
     return float32(1) / math.sqrt(mean + epsilon) if mean < INFINITY else NAN
 
 
-@device
+@gpu.device
 def squares(x, columns, center):
     """Return this thread's share of the sum of (x - center)^2 over the columns."""
     total = ZERO
     for column in range(cuda.threadIdx.x, columns, cuda.blockDim.x):
-        total += (load_f32(x + 4 * column) - center) ** 2
+        total += (gpu.load_f32(x + 4 * column) - center) ** 2
     return total
 
 
 def rms_norm(count, x, weight, y, stride, columns, group, epsilon):
     """Write x / sqrt(mean(x^2) + epsilon) * weight to y, with a mean for each `group` columns."""
     row, first = cuda.blockIdx.x, 4 * cuda.blockIdx.y * group
-    if row >= load_i64(count):
+    if row >= gpu.load_i64(count):
         return
     source, target = x + row * stride + first, y + row * stride + first
-    scale = inverse_root(block_sum(squares(source, group, ZERO)) / float32(group), f32_value(epsilon))
+    scale = inverse_root(gpu.block_sum(squares(source, group, ZERO)) / float32(group), gpu.f32_value(epsilon))
     for column in range(cuda.threadIdx.x, group, cuda.blockDim.x):
-        number = load_f32(source + 4 * column) * scale
-        store_f32(target + 4 * column, number * load_f32(weight + first + 4 * column))
+        number = gpu.load_f32(source + 4 * column) * scale
+        gpu.store_f32(target + 4 * column, number * gpu.load_f32(weight + first + 4 * column))
 
 
 def layer_norm(count, x, weight, bias, y, stride, columns, group, epsilon):
     """Write (x - mean) / sqrt(variance + epsilon) * weight + bias to y, for each `group` columns."""
     row, first, total = cuda.blockIdx.x, 4 * cuda.blockIdx.y * group, ZERO
-    if row >= load_i64(count):
+    if row >= gpu.load_i64(count):
         return
     source, target = x + row * stride + first, y + row * stride + first
     for column in range(cuda.threadIdx.x, group, cuda.blockDim.x):
-        total += load_f32(source + 4 * column)
-    mean = block_sum(total) / float32(group)
-    scale = inverse_root(block_sum(squares(source, group, mean)) / float32(group), f32_value(epsilon))
+        total += gpu.load_f32(source + 4 * column)
+    mean = gpu.block_sum(total) / float32(group)
+    scale = inverse_root(gpu.block_sum(squares(source, group, mean)) / float32(group), gpu.f32_value(epsilon))
     for column in range(cuda.threadIdx.x, group, cuda.blockDim.x):
-        number = (load_f32(source + 4 * column) - mean) * scale * load_f32(weight + first + 4 * column)
-        store_f32(target + 4 * column, number + load_f32(bias + first + 4 * column))
+        number = (gpu.load_f32(source + 4 * column) - mean) * scale * gpu.load_f32(weight + first + 4 * column)
+        gpu.store_f32(target + 4 * column, number + gpu.load_f32(bias + first + 4 * column))
 
 
 def add_rms_norm(count, x, z, weight, total, y, stride, columns, epsilon):
     """Write total = x + z, and the RMS norm of total to y: the residual stream, and the input of the next sublayer."""
     row, at = cuda.blockIdx.x, cuda.blockIdx.x * stride
-    if row >= load_i64(count):
+    if row >= gpu.load_i64(count):
         return
     for column in range(cuda.threadIdx.x, columns, cuda.blockDim.x):
-        store_f32(total + at + 4 * column, load_f32(x + at + 4 * column) + load_f32(z + at + 4 * column))
+        gpu.store_f32(total + at + 4 * column, gpu.load_f32(x + at + 4 * column) + gpu.load_f32(z + at + 4 * column))
     own_squares = squares(total + at, columns, ZERO)  # each thread reads the columns that it has written
-    scale = inverse_root(block_sum(own_squares) / float32(columns), f32_value(epsilon))
+    scale = inverse_root(gpu.block_sum(own_squares) / float32(columns), gpu.f32_value(epsilon))
     for column in range(cuda.threadIdx.x, columns, cuda.blockDim.x):
-        number = load_f32(total + at + 4 * column) * scale
-        store_f32(y + at + 4 * column, number * load_f32(weight + 4 * column))
+        number = gpu.load_f32(total + at + 4 * column) * scale
+        gpu.store_f32(y + at + 4 * column, number * gpu.load_f32(weight + 4 * column))
 
 
 def rms_norm_rope(count, x, weight, epsilon, y, stride, heads, head_dim, table, pairs, step, apart):
@@ -90,23 +77,21 @@ def rms_norm_rope(count, x, weight, epsilon, y, stride, heads, head_dim, table, 
     Models with normalized queries and keys apply this before attention.
     """
     row, first = cuda.blockIdx.x, 4 * cuda.blockIdx.y * head_dim
-    if row >= load_i64(count):
+    if row >= gpu.load_i64(count):
         return
     source, target, cosines = x + row * stride + first, y + row * stride + first, table + 8 * row * pairs
-    total, factors = block_sum(squares(source, head_dim, ZERO)), weight + first
-    scale = inverse_root(total / float32(head_dim), f32_value(epsilon))
+    total, factors = gpu.block_sum(squares(source, head_dim, ZERO)), weight + first
+    scale = inverse_root(total / float32(head_dim), gpu.f32_value(epsilon))
     for pair in range(cuda.threadIdx.x, pairs, cuda.blockDim.x):
         i, k = 4 * pair * step, 4 * (pair * step + apart)
-        u, v = (
-            load_f32(source + i) * scale * load_f32(factors + i),
-            load_f32(source + k) * scale * load_f32(factors + k),
-        )
-        cosine, sine = load_f32(cosines + 4 * pair), load_f32(cosines + 4 * (pairs + pair))
-        store_f32(target + i, u * cosine - v * sine)
-        store_f32(target + k, u * sine + v * cosine)
+        u = gpu.load_f32(source + i) * scale * gpu.load_f32(factors + i)
+        v = gpu.load_f32(source + k) * scale * gpu.load_f32(factors + k)
+        cosine, sine = gpu.load_f32(cosines + 4 * pair), gpu.load_f32(cosines + 4 * (pairs + pair))
+        gpu.store_f32(target + i, u * cosine - v * sine)
+        gpu.store_f32(target + k, u * sine + v * cosine)
     for number in range(2 * pairs + cuda.threadIdx.x, head_dim, cuda.blockDim.x):
         at = 4 * number
-        store_f32(target + at, load_f32(source + at) * scale * load_f32(factors + at))
+        gpu.store_f32(target + at, gpu.load_f32(source + at) * scale * gpu.load_f32(factors + at))
 
 
 SEQUENCE_BYTES = 8 * len(SEQUENCE)
@@ -115,54 +100,54 @@ SEQUENCE_BYTES = 8 * len(SEQUENCE)
 def select(count, x, rows, y, stride, columns):
     """Copy row rows[i] of x to row i of y; a thread for four columns."""
     row, column = cuda.blockIdx.x, first_column()
-    if row < load_i64(count) and column < columns:
-        a, b, c, d = load_4f32(x + load_i64(rows + 8 * row) * stride + 4 * column)
-        store_4f32(y + row * stride + 4 * column, a, b, c, d)
+    if row < gpu.load_i64(count) and column < columns:
+        a, b, c, d = gpu.load_4f32(x + gpu.load_i64(rows + 8 * row) * stride + 4 * column)
+        gpu.store_4f32(y + row * stride + 4 * column, a, b, c, d)
 
 
 def replace_ids(count, ids, table, y):
     """Write table[ids[t]] to y[t]; a thread for each token."""
     token = cuda.blockIdx.x * cuda.blockDim.x + cuda.threadIdx.x
-    if token < load_i64(count):
-        store_i64(y + 8 * token, load_i64(table + 8 * load_i64(ids + 8 * token)))
+    if token < gpu.load_i64(count):
+        gpu.store_i64(y + 8 * token, gpu.load_i64(table + 8 * gpu.load_i64(ids + 8 * token)))
 
 
 def pool(count, sequences, x, y, stride, columns, kind):
     """Pool the rows of each sequence to one row: their mean, the first or the last; a thread for four columns."""
     row, column = cuda.blockIdx.x, first_column()
-    if row < load_i64(count) and column < columns:
+    if row < gpu.load_i64(count) and column < columns:
         sequence = sequences + row * SEQUENCE_BYTES
-        first, rows = load_i64(sequence + 8 * SEQUENCE.first), load_i64(sequence + 8 * SEQUENCE.count)
+        first, rows = gpu.load_i64(sequence + 8 * SEQUENCE.first), gpu.load_i64(sequence + 8 * SEQUENCE.count)
         if kind != 0:
             first, rows = first + (rows - 1 if kind == 2 else 0), 1
         a, b, c, d = ZERO, ZERO, ZERO, ZERO
         for r in range(first, first + rows):
-            e, f, g, h = load_4f32(x + r * stride + 4 * column)
+            e, f, g, h = gpu.load_4f32(x + r * stride + 4 * column)
             a, b, c, d = a + e, b + f, c + g, d + h
         scale = float32(1.0) / float32(rows)
-        store_4f32(y + row * stride + 4 * column, a * scale, b * scale, c * scale, d * scale)
+        gpu.store_4f32(y + row * stride + 4 * column, a * scale, b * scale, c * scale, d * scale)
 
 
 def slice_columns(count, x, x_stride, first, groups, period, y, stride, columns):
     """Copy some columns of every period of x to y, see SLICE_COLUMNS in table.py; a thread for each column of y."""
     row, column = cuda.blockIdx.x, cuda.blockIdx.y * cuda.blockDim.x + cuda.threadIdx.x
-    if row < load_i64(count) and column < columns:
+    if row < gpu.load_i64(count) and column < columns:
         width = columns // groups
-        number = load_f32(x + row * x_stride + 4 * (first + column // width * period + column % width))
-        store_f32(y + row * stride + 4 * column, number)
+        number = gpu.load_f32(x + row * x_stride + 4 * (first + column // width * period + column % width))
+        gpu.store_f32(y + row * stride + 4 * column, number)
 
 
 def concat_heads(count, x, x_stride, x_columns, z, z_stride, z_columns, shared, heads, y, stride):
     """Write to y, for each head, its columns of x and then its columns of z; a block for each row and head."""
     row, head, width = cuda.blockIdx.x, cuda.blockIdx.y, x_columns + z_columns
-    if row >= load_i64(count):
+    if row >= gpu.load_i64(count):
         return
     first = x + row * x_stride + 4 * head * x_columns
     second = z + row * z_stride + (0 if shared == 1 else 4 * head * z_columns)
     target = y + row * stride + 4 * head * width
     for column in range(cuda.threadIdx.x, width, cuda.blockDim.x):
         source = first + 4 * column if column < x_columns else second + 4 * (column - x_columns)
-        store_f32(target + 4 * column, load_f32(source))
+        gpu.store_f32(target + 4 * column, gpu.load_f32(source))
 
 
 def logits(count, x, stride, columns, y, flaws):
@@ -171,11 +156,11 @@ def logits(count, x, stride, columns, y, flaws):
     `flaws` is increased if a number is not finite. Threads that increase it at the same time may count as one.
     """
     row, column = cuda.blockIdx.x, cuda.blockIdx.y * cuda.blockDim.x + cuda.threadIdx.x
-    if row < load_i64(count) and column < columns:
-        number = load_f32(x + row * stride + 4 * column)
-        store_f32(load_i64(y) + 4 * (row * columns + column), number)
+    if row < gpu.load_i64(count) and column < columns:
+        number = gpu.load_f32(x + row * stride + 4 * column)
+        gpu.store_f32(gpu.load_i64(y) + 4 * (row * columns + column), number)
         if not abs(number) < INFINITY:
-            store_i64(flaws, load_i64(flaws) + 1)
+            gpu.store_i64(flaws, gpu.load_i64(flaws) + 1)
 
 
 TURNS = 0.5 / math.pi  # turns per radian
@@ -187,29 +172,29 @@ def angles(count, positions, before, frequencies, pairs, table, factor):
     Angles are computed in turns, in float64, and whole turns are dropped: after a million turns 20 bits of 53 are lost.
     """
     row = cuda.blockIdx.x
-    if row >= load_i64(count):
+    if row >= gpu.load_i64(count):
         return
-    position, target = float64(load_i64(positions + 8 * row) - before), table + 8 * row * pairs
+    position, target = float64(gpu.load_i64(positions + 8 * row) - before), table + 8 * row * pairs
     for pair in range(cuda.threadIdx.x, pairs, cuda.blockDim.x):
-        turns = position * load_f64(frequencies + 8 * pair) * TURNS
-        store_f32(target + 4 * pair, float32(cosine_of_turns(turns)) * f32_value(factor))
-        store_f32(target + 4 * (pairs + pair), float32(sine_of_turns(turns)) * f32_value(factor))
+        turns = position * gpu.load_f64(frequencies + 8 * pair) * TURNS
+        gpu.store_f32(target + 4 * pair, float32(gpu.cosine_of_turns(turns)) * gpu.f32_value(factor))
+        gpu.store_f32(target + 4 * (pairs + pair), float32(gpu.sine_of_turns(turns)) * gpu.f32_value(factor))
 
 
 def rope(count, x, y, stride, heads, head_dim, table, pairs, step, apart):
     """Write x with its pairs rotated to y; pairs are the first numbers of a head. A block for each row and head."""
     row, at = cuda.blockIdx.x, cuda.blockIdx.x * stride + 4 * cuda.blockIdx.y * head_dim
-    if row >= load_i64(count):
+    if row >= gpu.load_i64(count):
         return
     cosines = table + 8 * row * pairs
     for pair in range(cuda.threadIdx.x, pairs, cuda.blockDim.x):
-        cosine, sine = load_f32(cosines + 4 * pair), load_f32(cosines + 4 * (pairs + pair))
+        cosine, sine = gpu.load_f32(cosines + 4 * pair), gpu.load_f32(cosines + 4 * (pairs + pair))
         first, second = at + 4 * pair * step, at + 4 * (pair * step + apart)
-        u, v = load_f32(x + first), load_f32(x + second)
-        store_f32(y + first, u * cosine - v * sine)
-        store_f32(y + second, u * sine + v * cosine)
+        u, v = gpu.load_f32(x + first), gpu.load_f32(x + second)
+        gpu.store_f32(y + first, u * cosine - v * sine)
+        gpu.store_f32(y + second, u * sine + v * cosine)
     for number in range(2 * pairs + cuda.threadIdx.x, head_dim, cuda.blockDim.x):
-        store_f32(y + at + 4 * number, load_f32(x + at + 4 * number))
+        gpu.store_f32(y + at + 4 * number, gpu.load_f32(x + at + 4 * number))
 
 
 def hadamard(count, x, y, stride, columns, block):
@@ -218,26 +203,26 @@ def hadamard(count, x, y, stride, columns, block):
     By the fast Walsh-Hadamard transform: numbers 1, 2, 4, ... apart are replaced by their sum and difference.
     """
     row, at = cuda.blockIdx.x, cuda.blockIdx.x * stride + 4 * cuda.blockIdx.y * block
-    if row >= load_i64(count):
+    if row >= gpu.load_i64(count):
         return
     factor, distance = float32(1) / math.sqrt(float32(block)), 1
     for number in range(cuda.threadIdx.x, block, cuda.blockDim.x):
-        store_f32(y + at + 4 * number, load_f32(x + at + 4 * number) * factor)
+        gpu.store_f32(y + at + 4 * number, gpu.load_f32(x + at + 4 * number) * factor)
     while distance < block:
         cuda.syncthreads()
         for pair in range(cuda.threadIdx.x, block // 2, cuda.blockDim.x):
             first = y + at + 4 * (2 * pair - (pair & (distance - 1)))
-            u, v = load_f32(first), load_f32(first + 4 * distance)
-            store_f32(first, u + v)
-            store_f32(first + 4 * distance, u - v)
+            u, v = gpu.load_f32(first), gpu.load_f32(first + 4 * distance)
+            gpu.store_f32(first, u + v)
+            gpu.store_f32(first + 4 * distance, u - v)
         distance *= 2
 
 
 def as_column(count, ids, y, stride):
     """Write ids[t] + 1 to y[t] as float32; 0 then stands for "no token"."""
     token = cuda.blockIdx.x * cuda.blockDim.x + cuda.threadIdx.x
-    if token < load_i64(count):
-        store_f32(y + token * stride, float32(load_i64(ids + 8 * token) + 1))
+    if token < gpu.load_i64(count):
+        gpu.store_f32(y + token * stride, float32(gpu.load_i64(ids + 8 * token) + 1))
 
 
 def hash(count, x, stride, factors, length, size, first, end, y):
@@ -246,14 +231,14 @@ def hash(count, x, stride, factors, length, size, first, end, y):
     From the first predecessor that is missing or `end` on, all count as `end`.
     """
     row = cuda.blockIdx.x * cuda.blockDim.x + cuda.threadIdx.x
-    if row >= load_i64(count):
+    if row >= gpu.load_i64(count):
         return
     hashed, is_cut = int64(0), False
     for i in range(length):
-        token = int64(load_f32(x + row * stride + 4 * i)) - 1
+        token = int64(gpu.load_f32(x + row * stride + 4 * i)) - 1
         is_cut = is_cut or (i > 0 and (token < 0 or token == end))
-        hashed ^= (end if is_cut else token) * load_i64(factors + 8 * i)
-    store_i64(y + 8 * row, hashed % size + first)
+        hashed ^= (end if is_cut else token) * gpu.load_i64(factors + 8 * i)
+    gpu.store_i64(y + 8 * row, hashed % size + first)
 
 
 EXPERT_BYTES = 8 * len(EXPERT)
@@ -265,10 +250,10 @@ def add_squares(count, x, stride, columns, sums):
     column = cuda.blockIdx.x * cuda.blockDim.x + cuda.threadIdx.x
     if column >= columns:
         return
-    total = load_f32(sums + 4 * column)
-    for row in range(load_i64(count)):
-        total += load_f32(x + row * stride + 4 * column) ** 2
-    store_f32(sums + 4 * column, total)
+    total = gpu.load_f32(sums + 4 * column)
+    for row in range(gpu.load_i64(count)):
+        total += gpu.load_f32(x + row * stride + 4 * column) ** 2
+    gpu.store_f32(sums + 4 * column, total)
 
 
 def add_expert_squares(active, active_count, x, stride, columns, sums, sums_stride, counts):
@@ -279,20 +264,20 @@ def add_expert_squares(active, active_count, x, stride, columns, sums, sums_stri
     column = cuda.blockIdx.x * cuda.blockDim.x + cuda.threadIdx.x
     if column >= columns:
         return
-    for i in range(load_i64(active_count)):
+    for i in range(gpu.load_i64(active_count)):
         expert = active + i * EXPERT_BYTES
-        number, first, rows = load_i64(expert + NUMBER), load_i64(expert + FIRST), load_i64(expert + COUNT)
+        number, first, rows = gpu.load_i64(expert + NUMBER), gpu.load_i64(expert + FIRST), gpu.load_i64(expert + COUNT)
         place = sums + number * sums_stride + 4 * column
-        total = load_f32(place)
+        total = gpu.load_f32(place)
         for row in range(first, first + rows):
-            total += load_f32(x + row * stride + 4 * column) ** 2
-        store_f32(place, total)
+            total += gpu.load_f32(x + row * stride + 4 * column) ** 2
+        gpu.store_f32(place, total)
         if column == 0:
-            store_i64(counts + 8 * number, load_i64(counts + 8 * number) + rows)
+            gpu.store_i64(counts + 8 * number, gpu.load_i64(counts + 8 * number) + rows)
 
 
 def fetch(source, target, words):
     """Copy int64 words; the threads of the grid copy one word each at a time."""
     step = cuda.gridDim.x * cuda.blockDim.x
     for word in range(cuda.blockIdx.x * cuda.blockDim.x + cuda.threadIdx.x, words, step):
-        store_i64(target + 8 * word, load_i64(source + 8 * word))
+        gpu.store_i64(target + 8 * word, gpu.load_i64(source + 8 * word))

@@ -8,26 +8,7 @@ import math
 
 from numba import cuda, float32, int32, int64
 
-from localllm.kernels.cuda import MOST_EXPERTS
-from localllm.kernels.cuda.device import (
-    BLOCK,
-    WARP,
-    device,
-    exp,
-    f32_value,
-    from_lane_xor,
-    lane,
-    load_4f32,
-    load_f32,
-    load_i64,
-    log1p,
-    store_4f32,
-    store_f32,
-    store_i64,
-    synchronize_warp,
-    warp_max,
-    warp_sum,
-)
+from localllm.kernels.cuda import MOST_EXPERTS, gpu
 from localllm.kernels.cuda.elementwise.formulas import first_column
 from localllm.kernels.table import EXPERT
 
@@ -37,58 +18,58 @@ LEAST_SUM = float32(6.103515625e-5)  # the smallest divisor of weights, as in ll
 NUMBER, FIRST, COUNT, EXPERT_BYTES = 8 * EXPERT.number, 8 * EXPERT.first, 8 * EXPERT.count, 8 * len(EXPERT)
 
 
-@device
+@gpu.device
 def root_of_softplus(x):
     """Compute sqrt(log(1 + e^x))."""
-    return float32(math.sqrt(max(x, ZERO) + log1p(exp(-abs(x)))))
+    return float32(math.sqrt(max(x, ZERO) + gpu.log1p(gpu.exp(-abs(x)))))
 
 
-@device
+@gpu.device
 def score_all(logits, experts, is_sigmoid, is_rooted, scores):
     """Compute a token's scores: softmax, sigmoid, or square root of softplus."""
     top, total = MINUS_INFINITY, ZERO
-    for e in range(lane(), experts, WARP):
-        top = max(top, load_f32(logits + 4 * e))
-    top = warp_max(top)
-    for e in range(lane(), experts, WARP):
-        logit = load_f32(logits + 4 * e)
-        scores[e] = ONE / (ONE + exp(-logit)) if is_sigmoid == 1 else exp(logit - top)
+    for e in range(gpu.lane(), experts, gpu.WARP):
+        top = max(top, gpu.load_f32(logits + 4 * e))
+    top = gpu.warp_max(top)
+    for e in range(gpu.lane(), experts, gpu.WARP):
+        logit = gpu.load_f32(logits + 4 * e)
+        scores[e] = ONE / (ONE + gpu.exp(-logit)) if is_sigmoid == 1 else gpu.exp(logit - top)
         scores[e] = root_of_softplus(logit) if is_rooted == 1 else scores[e]
         total += scores[e]
     if is_sigmoid == 0 and is_rooted == 0:
-        total = warp_sum(total)
-        for e in range(lane(), experts, WARP):
+        total = gpu.warp_sum(total)
+        for e in range(gpu.lane(), experts, gpu.WARP):
             scores[e] /= total
 
 
-@device
+@gpu.device
 def rank_all(logits, experts, bias, groups, scores, ranks):
     """Compute the ranks, by which experts are chosen.
 
     They are scores plus bias if there is a bias, scores if there are groups, otherwise logits, which rank more finely:
     the sigmoids of large logits are all 1.
     """
-    for e in range(lane(), experts, WARP):
-        ranks[e] = scores[e] if bias != 0 or groups > 1 else load_f32(logits + 4 * e)
+    for e in range(gpu.lane(), experts, gpu.WARP):
+        ranks[e] = scores[e] if bias != 0 or groups > 1 else gpu.load_f32(logits + 4 * e)
         if bias != 0:
-            ranks[e] += load_f32(bias + 4 * e)
+            ranks[e] += gpu.load_f32(bias + 4 * e)
 
 
-@device
+@gpu.device
 def leave_out_groups(experts, groups, groups_used, ranks, values):
     """Set the ranks of the experts of all but the best groups to minus infinity.
 
     The value of a group is the sum of its two best ranks; values: temporary memory.
     """
     size = experts // groups
-    for g in range(lane(), groups, WARP):
+    for g in range(gpu.lane(), groups, gpu.WARP):
         best, second = MINUS_INFINITY, MINUS_INFINITY
         for e in range(g * size, (g + 1) * size):
             second = max(second, min(best, ranks[e]))
             best = max(best, ranks[e])
         values[g] = best + second
-    synchronize_warp()
-    for e in range(lane(), experts, WARP):
+    gpu.synchronize_warp()
+    for e in range(gpu.lane(), experts, gpu.WARP):
         value, better = values[e // size], 0
         for g in range(groups):
             if values[g] > value or (values[g] == value and g < e // size):
@@ -97,20 +78,20 @@ def leave_out_groups(experts, groups, groups_used, ranks, values):
             ranks[e] = MINUS_INFINITY
 
 
-@device
+@gpu.device
 def take_best(ranks, experts):
     """Return the index of the largest rank, the first of equal ones, to all lanes; set it to minus infinity."""
     largest, best = MINUS_INFINITY, int64(0)
-    for e in range(lane(), experts, WARP):
+    for e in range(gpu.lane(), experts, gpu.WARP):
         if ranks[e] > largest:
             largest, best = ranks[e], int64(e)
-    mask = WARP // 2
+    mask = gpu.WARP // 2
     while mask > 0:
-        other, place = from_lane_xor(largest, mask), int64(from_lane_xor(float32(best), mask))
+        other, place = gpu.from_lane_xor(largest, mask), int64(gpu.from_lane_xor(float32(best), mask))
         if other > largest or (other == largest and place < best):
             largest, best = other, place
         mask //= 2
-    if best % WARP == lane():  # only this lane reads it
+    if best % gpu.WARP == gpu.lane():  # only this lane reads it
         ranks[best] = MINUS_INFINITY
     return best
 
@@ -124,50 +105,50 @@ def route(
     The scratch memory is not used.
     """
     token = cuda.blockIdx.x
-    if token >= load_i64(count):
+    if token >= gpu.load_i64(count):
         return
     scores = cuda.shared.array(MOST_EXPERTS, float32)  # the simulator needs each on a line of its own
     ranks = cuda.shared.array(MOST_EXPERTS, float32)
     values = cuda.shared.array(MOST_EXPERTS, float32)
     logits, chosen, weights = logits + token * stride, chosen + 8 * token * used, weights + 4 * token * used
     zeros = ZERO
-    for e in range(lane(), experts, WARP):
-        zeros += load_f32(logits + 4 * e) * ZERO  # NaN if one is not finite
-    if warp_sum(zeros) != ZERO:
-        for i in range(lane(), used, WARP):
-            store_i64(chosen + 8 * i, i)
-            store_f32(weights + 4 * i, NAN)
+    for e in range(gpu.lane(), experts, gpu.WARP):
+        zeros += gpu.load_f32(logits + 4 * e) * ZERO  # NaN if one is not finite
+    if gpu.warp_sum(zeros) != ZERO:
+        for i in range(gpu.lane(), used, gpu.WARP):
+            gpu.store_i64(chosen + 8 * i, i)
+            gpu.store_f32(weights + 4 * i, NAN)
         return
     score_all(logits, experts, sigmoid, rooted, scores)
     rank_all(logits, experts, bias, groups, scores, ranks)
-    synchronize_warp()
+    gpu.synchronize_warp()
     if groups > 1:
         leave_out_groups(experts, groups, groups_used, ranks, values)
-    total, factor = ZERO, f32_value(scale)
+    total, factor = ZERO, gpu.f32_value(scale)
     for i in range(used):
         if table != 0:
-            expert = load_i64(table + 8 * (load_i64(ids + 8 * token) * used + i))
+            expert = gpu.load_i64(table + 8 * (gpu.load_i64(ids + 8 * token) * used + i))
         else:
             expert = take_best(ranks, experts) // together
         total += scores[expert]
-        if lane() == 0:
-            store_i64(chosen + 8 * i, expert)
-            store_f32(weights + 4 * i, scores[expert])
+        if gpu.lane() == 0:
+            gpu.store_i64(chosen + 8 * i, expert)
+            gpu.store_f32(weights + 4 * i, scores[expert])
     if normalized == 1:
         factor /= max(total, LEAST_SUM)
-    if lane() == 0:
+    if gpu.lane() == 0:
         for i in range(used):
-            store_f32(weights + 4 * i, load_f32(weights + 4 * i) * factor)
+            gpu.store_f32(weights + 4 * i, gpu.load_f32(weights + 4 * i) * factor)
 
 
-@device
+@gpu.device
 def fetch(chosen, first, total, numbers):
     """Load the experts of the next pairs, from number `first` on, to shared memory; return their number."""
     pair = first + cuda.threadIdx.x
     cuda.syncthreads()  # the previous experts have been read
-    numbers[cuda.threadIdx.x] = int32(load_i64(chosen + 8 * pair)) if pair < total else int32(-1)
+    numbers[cuda.threadIdx.x] = int32(gpu.load_i64(chosen + 8 * pair)) if pair < total else int32(-1)
     cuda.syncthreads()
-    return min(BLOCK, total - first)
+    return min(gpu.BLOCK, total - first)
 
 
 def plan_experts(count, chosen, used, experts, next_rows, active, active_count, rows, pairs, row_count):
@@ -175,34 +156,34 @@ def plan_experts(count, chosen, used, experts, next_rows, active, active_count, 
 
     The memory next_rows is not used.
     """
-    numbers = cuda.shared.array(BLOCK, int32)
-    total, next_row, next_place = load_i64(count) * used, int64(0), int64(0)
-    for base in range(0, experts, BLOCK):
+    numbers = cuda.shared.array(gpu.BLOCK, int32)
+    total, next_row, next_place = gpu.load_i64(count) * used, int64(0), int64(0)
+    for base in range(0, experts, gpu.BLOCK):
         expert, own_count = base + cuda.threadIdx.x, int32(0)
-        for start in range(0, total, BLOCK):
+        for start in range(0, total, gpu.BLOCK):
             for i in range(fetch(chosen, start, total, numbers)):
                 own_count += int32(numbers[i] == expert)
         cuda.syncthreads()
         numbers[cuda.threadIdx.x] = own_count
         cuda.syncthreads()
         row, place = next_row, next_place
-        for i in range(BLOCK):
+        for i in range(gpu.BLOCK):
             next_row, next_place = next_row + numbers[i], next_place + (numbers[i] > 0)
             if i < cuda.threadIdx.x:
                 row, place = next_row, next_place
         if own_count > 0:
-            store_i64(active + place * EXPERT_BYTES + NUMBER, expert)
-            store_i64(active + place * EXPERT_BYTES + FIRST, row)
-            store_i64(active + place * EXPERT_BYTES + COUNT, int64(own_count))
-        for start in range(0, total, BLOCK):
+            gpu.store_i64(active + place * EXPERT_BYTES + NUMBER, expert)
+            gpu.store_i64(active + place * EXPERT_BYTES + FIRST, row)
+            gpu.store_i64(active + place * EXPERT_BYTES + COUNT, int64(own_count))
+        for start in range(0, total, gpu.BLOCK):
             for i in range(fetch(chosen, start, total, numbers)):
                 if numbers[i] == expert:
-                    store_i64(rows + 8 * (start + i), row)
-                    store_i64(pairs + 8 * row, start + i)
+                    gpu.store_i64(rows + 8 * (start + i), row)
+                    gpu.store_i64(pairs + 8 * row, start + i)
                     row += 1
     if cuda.threadIdx.x == 0:
-        store_i64(row_count, next_row)
-        store_i64(active_count, next_place)
+        gpu.store_i64(row_count, next_row)
+        gpu.store_i64(active_count, next_place)
 
 
 def gather(count, pairs, used, x, x_stride, weights, part_bytes, y, stride, columns):
@@ -211,11 +192,11 @@ def gather(count, pairs, used, x, x_stride, weights, part_bytes, y, stride, colu
     A thread for each number.
     """
     row, column = cuda.blockIdx.x, cuda.blockIdx.y * cuda.blockDim.x + cuda.threadIdx.x
-    if row < load_i64(count) and column < columns:
-        pair = load_i64(pairs + 8 * row)
+    if row < gpu.load_i64(count) and column < columns:
+        pair = gpu.load_i64(pairs + 8 * row)
         source = x + pair // used * x_stride + pair % used * part_bytes
-        weight = load_f32(weights + 4 * pair) if weights != 0 else ONE
-        store_f32(y + row * stride + 4 * column, load_f32(source + 4 * column) * weight)
+        weight = gpu.load_f32(weights + 4 * pair) if weights != 0 else ONE
+        gpu.store_f32(y + row * stride + 4 * column, gpu.load_f32(source + 4 * column) * weight)
 
 
 def from_heads(count, rows, used, x, x_stride, y, stride, columns):
@@ -224,12 +205,12 @@ def from_heads(count, rows, used, x, x_stride, y, stride, columns):
     A block of threads for each pair.
     """
     token, place = cuda.blockIdx.x, cuda.blockIdx.y
-    if token >= load_i64(count):
+    if token >= gpu.load_i64(count):
         return
-    source = x + load_i64(rows + 8 * (token * used + place)) * x_stride
+    source = x + gpu.load_i64(rows + 8 * (token * used + place)) * x_stride
     target = y + token * stride + 4 * place * columns
     for column in range(cuda.threadIdx.x, columns, cuda.blockDim.x):
-        store_f32(target + 4 * column, load_f32(source + 4 * column))
+        gpu.store_f32(target + 4 * column, gpu.load_f32(source + 4 * column))
 
 
 def scatter(count, rows, used, x, x_stride, weights, y, stride, columns):
@@ -238,20 +219,20 @@ def scatter(count, rows, used, x, x_stride, weights, y, stride, columns):
     A thread for four columns.
     """
     token, column = cuda.blockIdx.x, first_column()
-    if token < load_i64(count) and column < columns:
+    if token < gpu.load_i64(count) and column < columns:
         a, b, c, d = ZERO, ZERO, ZERO, ZERO
         for pair in range(token * used, (token + 1) * used):
-            weight = load_f32(weights + 4 * pair) if weights != 0 else ONE
-            e, f, g, h = load_4f32(x + load_i64(rows + 8 * pair) * x_stride + 4 * column)
+            weight = gpu.load_f32(weights + 4 * pair) if weights != 0 else ONE
+            e, f, g, h = gpu.load_4f32(x + gpu.load_i64(rows + 8 * pair) * x_stride + 4 * column)
             a, b, c, d = a + e * weight, b + f * weight, c + g * weight, d + h * weight
-        store_4f32(y + token * stride + 4 * column, a, b, c, d)
+        gpu.store_4f32(y + token * stride + 4 * column, a, b, c, d)
 
 
 def add_by_expert(count, pairs, chosen, x, z, z_stride, y, stride, columns):
     """Add to every row the vector (bias) of its expert; a thread for four columns."""
     row, column = cuda.blockIdx.x, first_column()
-    if row < load_i64(count) and column < columns:
-        expert, at = load_i64(chosen + 8 * load_i64(pairs + 8 * row)), row * stride + 4 * column
-        a, b, c, d = load_4f32(x + at)
-        e, f, g, h = load_4f32(z + expert * z_stride + 4 * column)
-        store_4f32(y + at, a + e, b + f, c + g, d + h)
+    if row < gpu.load_i64(count) and column < columns:
+        expert, at = gpu.load_i64(chosen + 8 * gpu.load_i64(pairs + 8 * row)), row * stride + 4 * column
+        a, b, c, d = gpu.load_4f32(x + at)
+        e, f, g, h = gpu.load_4f32(z + expert * z_stride + 4 * column)
+        gpu.store_4f32(y + at, a + e, b + f, c + g, d + h)

@@ -9,24 +9,7 @@ of Q4_0).
 
 from numba import cuda, float32, int32
 
-from localllm.kernels.cuda.device import (
-    WARP,
-    bits,
-    device,
-    dot4,
-    f16_value,
-    f32_value,
-    lane,
-    load_2f32,
-    load_4f32,
-    load_4i32,
-    load_f32,
-    load_i64,
-    load_u16,
-    store_f32,
-    stream_4i32,
-    warp_sum,
-)
+from localllm.kernels.cuda import gpu
 from localllm.kernels.cuda.matmul.planes import UNIT
 from localllm.kernels.cuda.matmul.units import UNITS
 
@@ -35,16 +18,16 @@ WARPS = 4  # most warps of a block
 NOTHING = float32(0)
 
 
-@device
+@gpu.device
 def work_of_block(count, active, active_count, expert_bytes):
     """Return the byte offset of this block's matrix, and the first and the end of its rows of activations."""
     if active_count == 0:
-        return 0, 0, load_i64(count)
-    if cuda.blockIdx.y >= load_i64(active_count):
+        return 0, 0, gpu.load_i64(count)
+    if cuda.blockIdx.y >= gpu.load_i64(active_count):
         return 0, 0, 0
     expert = active + 24 * cuda.blockIdx.y
-    first = load_i64(expert + 8)
-    return load_i64(expert) * expert_bytes, first, first + load_i64(expert + 16)
+    first = gpu.load_i64(expert + 8)
+    return gpu.load_i64(expert) * expert_bytes, first, first + gpu.load_i64(expert + 16)
 
 
 def each_token(tokens, step):
@@ -57,7 +40,7 @@ def each_token(tokens, step):
         return step
     others = each_token(tokens - 1, step)
 
-    @device
+    @gpu.device
     def apply_to_all(totals, token, work):
         return step(totals[0], token, work), others(totals[1], token + 1, work)
 
@@ -69,19 +52,19 @@ def nested(tokens, total):
     return total if tokens == 1 else (total, nested(tokens - 1, total))
 
 
-@device
+@gpu.device
 def share_sums(total, token, work):
     """Store this warp's sums of a token's two rows to shared memory, float32 [warps, tokens, ROWS]."""
     shared, first, tokens = work
-    upper, lower = warp_sum(total[0]), warp_sum(total[1])
-    if lane() == 0:
-        place = (cuda.threadIdx.x // WARP * tokens + token - first) * ROWS
+    upper, lower = gpu.warp_sum(total[0]), gpu.warp_sum(total[1])
+    if gpu.lane() == 0:
+        place = (cuda.threadIdx.x // gpu.WARP * tokens + token - first) * ROWS
         shared[place] = upper
         shared[place + 1] = lower
     return total
 
 
-@device
+@gpu.device
 def store_sums(shared, size, row, rows, first, end, y, y_stride):
     """Add up the sums of all warps, `size` numbers each, and store them to y. All threads of the block must call it."""
     cuda.syncthreads()
@@ -90,14 +73,14 @@ def store_sums(shared, size, row, rows, first, end, y, y_stride):
         token, result_row = first + i // ROWS, row + i % ROWS
         if token < end and result_row < rows:
             total = float32(0)
-            for warp in range(cuda.blockDim.x // WARP):
+            for warp in range(cuda.blockDim.x // gpu.WARP):
                 total += shared[warp * size + i]
-            store_f32(y + token * y_stride + 4 * result_row, total)
+            gpu.store_f32(y + token * y_stride + 4 * result_row, total)
         i += cuda.blockDim.x
     cuda.syncthreads()
 
 
-@device
+@gpu.device
 def dot_16(codes, half, high, low):
     """Multiply 16 codes with both planes of 16 activations; return the sum, an integer in units of the low plane.
 
@@ -105,8 +88,8 @@ def dot_16(codes, half, high, low):
     """
     upper, lower = 0, 0
     for i in range(4):
-        upper = dot4(codes[4 * half + i], high[i], upper)
-        lower = dot4(codes[4 * half + i], low[i], lower)
+        upper = gpu.dot4(codes[4 * half + i], high[i], upper)
+        lower = gpu.dot4(codes[4 * half + i], low[i], lower)
     return int32(256 * upper + lower)
 
 
@@ -116,7 +99,7 @@ def make_product(two_scales, minimums):
     two_scales: whether each 16 weights have a scale; minimums: whether there are minimums.
     """
 
-    @device
+    @gpu.device
     def product(weights, high, last_high, low, last_low, scale, sums):
         codes, scales, lows = weights
         first, second = dot_16(codes, 0, high, low), dot_16(codes, 1, last_high, last_low)
@@ -136,17 +119,17 @@ def make_product(two_scales, minimums):
 def make_step(minimums, product):
     """Make a function (total, token, work) that multiplies two rows' units with a token and adds to its totals."""
 
-    @device
+    @gpu.device
     def step(total, token, work):
         upper, lower, columns, unit, codes, scales, sums, end = work
         if token >= end:
             return total
         units = columns // UNIT
         x, place = codes + token * 2 * columns + 16 * unit, token * units + unit
-        high, last_high = load_4i32(x), load_4i32(x + 16 * units)
-        low, last_low = load_4i32(x + 32 * units), load_4i32(x + 48 * units)
-        scale = load_f32(scales + 4 * place)
-        halves = load_2f32(sums + 8 * place) if minimums else (NOTHING, NOTHING)
+        high, last_high = gpu.load_4i32(x), gpu.load_4i32(x + 16 * units)
+        low, last_low = gpu.load_4i32(x + 32 * units), gpu.load_4i32(x + 48 * units)
+        scale = gpu.load_f32(scales + 4 * place)
+        halves = gpu.load_2f32(sums + 8 * place) if minimums else (NOTHING, NOTHING)
         return (
             total[0] + product(upper, high, last_high, low, last_low, scale, halves),
             total[1] + product(lower, high, last_high, low, last_low, scale, halves),
@@ -186,68 +169,68 @@ def make_linear_planes(name):
     return linear_planes
 
 
-@device
+@gpu.device
 def two_f16(word):
     """Convert two float16 in an int32 to float32."""
-    return f16_value(word & 0xFFFF), f16_value(bits(word, 16, 0xFFFF))
+    return gpu.f16_value(word & 0xFFFF), gpu.f16_value(gpu.bits(word, 16, 0xFFFF))
 
 
-@device
+@gpu.device
 def two_bf16(word):
     """Convert two BF16 in an int32 to float32."""
-    return f32_value(bits(word, -16, 0xFFFF0000)), f32_value(bits(word, 0, 0xFFFF0000))
+    return gpu.f32_value(gpu.bits(word, -16, 0xFFFF0000)), gpu.f32_value(gpu.bits(word, 0, 0xFFFF0000))
 
 
-@device
+@gpu.device
 def eight_f32(place):
     """Load 8 float32 numbers."""
-    a, b = load_4i32(place), load_4i32(place + 16)
+    a, b = gpu.load_4i32(place), gpu.load_4i32(place + 16)
     return (
-        f32_value(a[0]), f32_value(a[1]), f32_value(a[2]), f32_value(a[3]),
-        f32_value(b[0]), f32_value(b[1]), f32_value(b[2]), f32_value(b[3]),
+        gpu.f32_value(a[0]), gpu.f32_value(a[1]), gpu.f32_value(a[2]), gpu.f32_value(a[3]),
+        gpu.f32_value(b[0]), gpu.f32_value(b[1]), gpu.f32_value(b[2]), gpu.f32_value(b[3]),
     )  # fmt: skip
 
 
 def make_eight(two):
     """Make a function that loads 8 numbers of 2 bytes each; two: converts two of them in an int32 to float32."""
 
-    @device
+    @gpu.device
     def eight(place):
-        q = stream_4i32(place)
+        q = gpu.stream_4i32(place)
         a, b, c, d = two(q[0]), two(q[1]), two(q[2]), two(q[3])
         return a[0], a[1], b[0], b[1], c[0], c[1], d[0], d[1]
 
     return eight
 
 
-@device
+@gpu.device
 def one_f16(place):
     """Load a float16 as float32."""
-    return f16_value(load_u16(place))
+    return gpu.f16_value(gpu.load_u16(place))
 
 
-@device
+@gpu.device
 def one_bf16(place):
     """Load a BF16 as float32."""
-    return f32_value(load_u16(place) << 16)
+    return gpu.f32_value(gpu.load_u16(place) << 16)
 
 
 READ = {
-    "F32": (eight_f32, load_f32, 4),
+    "F32": (eight_f32, gpu.load_f32, 4),
     "F16": (make_eight(two_f16), one_f16, 2),
     "BF16": (make_eight(two_bf16), one_bf16, 2),
 }
 
 
-@device
+@gpu.device
 def dot_8(w, x):
     """Return the dot product of 8 weights and 8 activations at an address."""
-    a, b = load_4f32(x), load_4f32(x + 16)
+    a, b = gpu.load_4f32(x), gpu.load_4f32(x + 16)
     total = w[0] * a[0] + w[1] * a[1] + w[2] * a[2] + w[3] * a[3]
     return total + w[4] * b[0] + w[5] * b[1] + w[6] * b[2] + w[7] * b[3]
 
 
-@device
+@gpu.device
 def add_8(total, token, work):
     """Add the products of 8 columns of a row and a token to the total.
 
@@ -257,23 +240,23 @@ def add_8(total, token, work):
     return total + dot_8(weights, x + token * stride) if token < end else total
 
 
-@device
+@gpu.device
 def add_1(total, token, work):
     """Add the product of one column of a row and a token to the total.
 
     work: weight, address of x, stride, end of the tokens.
     """
     weight, x, stride, end = work
-    return total + weight * load_f32(x + token * stride) if token < end else total
+    return total + weight * gpu.load_f32(x + token * stride) if token < end else total
 
 
-@device
+@gpu.device
 def store_sum(total, token, work):
     """Store the sum of a total over the warp to y; work: address of y, stride, end of the tokens."""
     y, stride, end = work
-    total = warp_sum(total)
-    if lane() == 0 and token < end:
-        store_f32(y + token * stride, total)
+    total = gpu.warp_sum(total)
+    if gpu.lane() == 0 and token < end:
+        gpu.store_f32(y + token * stride, total)
     return total
 
 
@@ -289,21 +272,21 @@ def make_linear_plain(name):
         count, weights, row_bytes, rows, columns, x, x_stride, y, y_stride, active, active_count, expert_bytes, experts
     ):
         start, first, end = work_of_block(count, active, active_count, expert_bytes)
-        row = (cuda.blockIdx.x * cuda.blockDim.x + cuda.threadIdx.x) // WARP
+        row = (cuda.blockIdx.x * cuda.blockDim.x + cuda.threadIdx.x) // gpu.WARP
         if row >= rows:
             return
         weights += start + row * row_bytes
         while first < end:
-            totals, column = nothing, 8 * lane()
+            totals, column = nothing, 8 * gpu.lane()
             while column + 8 <= columns:
                 w = read(weights + size * column)
                 totals = add_eight(totals, first, (w, x + 4 * column, x_stride, end))
-                column += 8 * WARP
-            column = (columns & -8) + lane()
+                column += 8 * gpu.WARP
+            column = (columns & -8) + gpu.lane()
             while column < columns:
                 w = read_one(weights + size * column)
                 totals = add_one(totals, first, (w, x + 4 * column, x_stride, end))
-                column += WARP
+                column += gpu.WARP
             store(totals, first, (y + 4 * row, y_stride, end))
             first += tokens
 

@@ -20,24 +20,7 @@ import math
 
 from numba import cuda, float32
 
-from localllm.kernels.cuda.device import (
-    block_max,
-    block_sum,
-    device,
-    f16_bits,
-    f32_bits,
-    f32_value,
-    from_lane_xor,
-    lane,
-    load_4f32,
-    load_f32,
-    load_i64,
-    rounded,
-    store_4f32,
-    store_f32,
-    store_i32,
-    store_u16,
-)
+from localllm.kernels.cuda import gpu
 from localllm.kernels.cuda.elementwise.formulas import swiglu_of
 from localllm.kernels.cuda.elementwise.rowwise import inverse_root
 
@@ -47,44 +30,44 @@ TINY = float32(1e-30)  # 32 numbers that are all smaller become zeros
 NAN, INFINITY = float32(math.nan), float32(math.inf)
 
 
-@device
+@gpu.device
 def largest_of(a, b):
     """Return the larger number; NaN if one of them is NaN."""
     return b if b > a or b != b else a
 
 
-@device
+@gpu.device
 def largest_of_4(x):
     """Return the largest magnitude of four numbers; NaN if one of them is NaN."""
     return largest_of(largest_of(abs(x[0]), abs(x[1])), largest_of(abs(x[2]), abs(x[3])))
 
 
-@device
+@gpu.device
 def put_4(x, inverse, high, low):
     """Quantize four numbers, and store them in both planes; return the sum of their integers."""
     upper, lower, total = 0, 0, 0
     for i in range(4):
-        code = rounded(x[i] * inverse)
+        code = gpu.rounded(x[i] * inverse)
         above = code + 128 >> 8
         upper |= (above & 0xFF) << 8 * i
         lower |= (code & 0xFF) << 8 * i
         total += code
-    store_i32(high, upper)
-    store_i32(low, lower)
+    gpu.store_i32(high, upper)
+    gpu.store_i32(low, lower)
     return total
 
 
-@device
+@gpu.device
 def quantize_32(a, b, in_range, units, place, unit, codes, scales, sums):
     """Quantize 32 numbers together with three neighbouring lanes: a and b are the 8 of this lane.
 
     All lanes of the warp must call it; in_range: whether this lane stores its results. units: units of a row; unit:
     which one; place: index of the unit's scale among all tokens; codes: address of the token's codes.
     """
-    part = lane() & LANES - 1
+    part = gpu.lane() & LANES - 1
     largest = largest_of(largest_of_4(a), largest_of_4(b))
-    largest = largest_of(largest, from_lane_xor(largest, 1))
-    largest = largest_of(largest, from_lane_xor(largest, 2))
+    largest = largest_of(largest, gpu.from_lane_xor(largest, 1))
+    largest = largest_of(largest, gpu.from_lane_xor(largest, 2))
     finite = largest < INFINITY
     inverse = LARGEST / largest if finite and largest > TINY else float32(0)
     step = largest / LARGEST if finite else NAN
@@ -94,56 +77,56 @@ def quantize_32(a, b, in_range, units, place, unit, codes, scales, sums):
         low = high + 32 * units
         total = put_4(a, inverse, high, low) + put_4(b, inverse, high + 4, low + 4)
     total = float32(total)
-    total += from_lane_xor(total, 1)
+    total += gpu.from_lane_xor(total, 1)
     if in_range and part & 1 == 0:
-        store_f32(sums + 8 * place + 2 * part, total * step)
+        gpu.store_f32(sums + 8 * place + 2 * part, total * step)
         if part == 0:
-            store_f32(scales + 4 * place, step)
+            gpu.store_f32(scales + 4 * place, step)
 
 
 def quantize_planes(count, x, stride, columns, codes, scales, sums):
     """Quantize all tokens; four threads for every 32 columns."""
     units = columns // 32
-    total = load_i64(count) * units
+    total = gpu.load_i64(count) * units
     number = (cuda.blockIdx.x * cuda.blockDim.x + cuda.threadIdx.x) // LANES
     place = min(number, total - 1)  # all threads of a warp continue, because quantize_32 needs them
     if total == 0:
         return
     token, unit = place // units, place % units
-    source = x + token * stride + 128 * unit + 32 * (lane() & LANES - 1)
+    source = x + token * stride + 128 * unit + 32 * (gpu.lane() & LANES - 1)
     quantize_32(
-        load_4f32(source), load_4f32(source + 16), number < total, units, place, unit, codes + token * 2 * columns,
-        scales, sums,
+        gpu.load_4f32(source), gpu.load_4f32(source + 16), number < total, units, place, unit,
+        codes + token * 2 * columns, scales, sums,
     )  # fmt: skip
 
 
-@device
+@gpu.device
 def store_8(y, a, b):
     """Store eight numbers."""
-    store_4f32(y, a[0], a[1], a[2], a[3])
-    store_4f32(y + 16, b[0], b[1], b[2], b[3])
+    gpu.store_4f32(y, a[0], a[1], a[2], a[3])
+    gpu.store_4f32(y + 16, b[0], b[1], b[2], b[3])
 
 
-@device
+@gpu.device
 def scaled(x, scale, weight):
     """Return four numbers of x times the scale and their weights."""
-    a, w = load_4f32(x), load_4f32(weight)
+    a, w = gpu.load_4f32(x), gpu.load_4f32(weight)
     return a[0] * scale * w[0], a[1] * scale * w[1], a[2] * scale * w[2], a[3] * scale * w[3]
 
 
 def norm_quantize(count, x, weight, y, stride, columns, group, epsilon, codes, scales, sums):
     """Apply rms_norm to whole rows (group = columns), and quantize them; a block of threads for each row."""
     row = cuda.blockIdx.x
-    if row >= load_i64(count):
+    if row >= gpu.load_i64(count):
         return
     source, squares, column = x + row * stride, float32(0), 4 * cuda.threadIdx.x
     while column < columns:
-        a = load_4f32(source + 4 * column)
+        a = gpu.load_4f32(source + 4 * column)
         squares += a[0] * a[0] + a[1] * a[1] + a[2] * a[2] + a[3] * a[3]
         column += 4 * cuda.blockDim.x
-    scale = inverse_root(block_sum(squares) / float32(columns), f32_value(epsilon))
-    units, number, part = columns // 32, cuda.threadIdx.x // LANES, lane() & LANES - 1
-    while number - lane() // LANES < units:  # all threads of a warp continue together
+    scale = inverse_root(gpu.block_sum(squares) / float32(columns), gpu.f32_value(epsilon))
+    units, number, part = columns // 32, cuda.threadIdx.x // LANES, gpu.lane() & LANES - 1
+    while number - gpu.lane() // LANES < units:  # all threads of a warp continue together
         unit = min(number, units - 1)
         at = 128 * unit + 32 * part
         a, b = scaled(source + at, scale, weight + at), scaled(source + at + 16, scale, weight + at + 16)
@@ -155,23 +138,23 @@ def norm_quantize(count, x, weight, y, stride, columns, group, epsilon, codes, s
         number += cuda.blockDim.x // LANES
 
 
-@device
+@gpu.device
 def four_of_swiglu(gate, up):
     """Compute four numbers of SwiGLU."""
-    g, u = load_4f32(gate), load_4f32(up)
+    g, u = gpu.load_4f32(gate), gpu.load_4f32(up)
     return swiglu_of(g[0], u[0]), swiglu_of(g[1], u[1]), swiglu_of(g[2], u[2]), swiglu_of(g[3], u[3])
 
 
 def swiglu_quantize(count, gate, up, y, stride, columns, codes, scales, sums):
     """Apply SwiGLU, and quantize the result; four threads for every 32 columns."""
     units = columns // 32
-    total = load_i64(count) * units
+    total = gpu.load_i64(count) * units
     if total == 0:
         return
     number = (cuda.blockIdx.x * cuda.blockDim.x + cuda.threadIdx.x) // LANES
     place = min(number, total - 1)  # all threads of a warp continue, because quantize_32 needs them
     row, unit = place // units, place % units
-    at = row * stride + 128 * unit + 32 * (lane() & LANES - 1)
+    at = row * stride + 128 * unit + 32 * (gpu.lane() & LANES - 1)
     a, b = four_of_swiglu(gate + at, up + at), four_of_swiglu(gate + at + 16, up + at + 16)
     if number < total:
         store_8(y + at, a, b)
@@ -189,40 +172,40 @@ def halve(count, x, stride, columns, y, y_stride, scales):
     Columns up to a multiple of 8 are zero. scales: float32 [tokens].
     """
     row = cuda.blockIdx.x
-    if row >= load_i64(count):
+    if row >= gpu.load_i64(count):
         return
     source, target = x + row * stride, y + row * y_stride
     largest = float32(0)
     for column in range(cuda.threadIdx.x, columns, cuda.blockDim.x):
-        size = abs(load_f32(source + 4 * column))
+        size = abs(gpu.load_f32(source + 4 * column))
         largest = size if size > largest or size != size else largest
-    largest = block_max(largest)
+    largest = gpu.block_max(largest)
     scale = largest / LARGEST_OF_ROW if largest != float32(0) else float32(1)
     for column in range(cuda.threadIdx.x, columns, cuda.blockDim.x):
-        store_u16(target + 2 * column, f16_bits(load_f32(source + 4 * column) / scale))
+        gpu.store_u16(target + 2 * column, gpu.f16_bits(gpu.load_f32(source + 4 * column) / scale))
     if cuda.threadIdx.x == 0:
-        store_f32(scales + 4 * row, scale)
+        gpu.store_f32(scales + 4 * row, scale)
 
 
 def scale_rows(count, y, stride, columns, scales):
     """Multiply row i of y by scales[i]."""
     row = cuda.blockIdx.x
-    if row >= load_i64(count):
+    if row >= gpu.load_i64(count):
         return
-    scale = load_f32(scales + 4 * row)
+    scale = gpu.load_f32(scales + 4 * row)
     for column in range(cuda.threadIdx.x, columns, cuda.blockDim.x):
         place = y + row * stride + 4 * column
-        store_f32(place, load_f32(place) * scale)
+        gpu.store_f32(place, gpu.load_f32(place) * scale)
 
 
 def split_bf16(count, x, stride, columns, high, low, y_stride):
     """Write two planes of x in BF16, with x = high + low: 16 significant bits together."""
     row = cuda.blockIdx.x
-    if row >= load_i64(count):
+    if row >= gpu.load_i64(count):
         return
     for column in range(cuda.threadIdx.x, columns, cuda.blockDim.x):
-        value = load_f32(x + row * stride + 4 * column)
-        upper = (f32_bits(value) >> 16) & 0xFFFF  # cut, not rounded: the rest has the same sign
-        store_u16(high + row * y_stride + 2 * column, upper)
-        rest = value - f32_value(upper << 16)
-        store_u16(low + row * y_stride + 2 * column, (f32_bits(rest) >> 16) & 0xFFFF)
+        value = gpu.load_f32(x + row * stride + 4 * column)
+        upper = (gpu.f32_bits(value) >> 16) & 0xFFFF  # cut, not rounded: the rest has the same sign
+        gpu.store_u16(high + row * y_stride + 2 * column, upper)
+        rest = value - gpu.f32_value(upper << 16)
+        gpu.store_u16(low + row * y_stride + 2 * column, (gpu.f32_bits(rest) >> 16) & 0xFFFF)

@@ -15,21 +15,7 @@ from typing import NamedTuple
 
 from numba import float32, int32
 
-from localllm.kernels.cuda.device import (
-    bits,
-    device,
-    f16_value,
-    f32_value,
-    load_2i32,
-    load_4i32,
-    load_i32,
-    load_u8,
-    load_u16,
-    permute,
-    signed_byte,
-    stream_2i32,
-    stream_4i32,
-)
+from localllm.kernels.cuda import gpu
 from localllm.kernels.cuda.matmul.planes import PLANES, offset, units_shift
 from localllm.quant.layouts import LAYOUTS
 
@@ -38,7 +24,7 @@ SIGNS = 0x80808080
 QUARTER, THIRTY_SECOND, HUNDRED_AND_28 = (float32(n) for n in (1 / 4, 1 / 32, 128))
 
 
-@device
+@gpu.device
 def number_of(integer):
     """Convert an integer to float32, by way of int32.
 
@@ -47,7 +33,7 @@ def number_of(integer):
     return float32(int32(integer))
 
 
-@device
+@gpu.device
 def nibbles(q, shift, mask, flipped):
     """Split 4 words into 8: the low halves of their bytes, then the high halves.
 
@@ -56,18 +42,18 @@ def nibbles(q, shift, mask, flipped):
     """
     low = shift - 4
     return (
-        bits(q[0], low, mask) ^ flipped,
-        bits(q[1], low, mask) ^ flipped,
-        bits(q[2], low, mask) ^ flipped,
-        bits(q[3], low, mask) ^ flipped,
-        bits(q[0], shift, mask) ^ flipped,
-        bits(q[1], shift, mask) ^ flipped,
-        bits(q[2], shift, mask) ^ flipped,
-        bits(q[3], shift, mask) ^ flipped,
+        gpu.bits(q[0], low, mask) ^ flipped,
+        gpu.bits(q[1], low, mask) ^ flipped,
+        gpu.bits(q[2], low, mask) ^ flipped,
+        gpu.bits(q[3], low, mask) ^ flipped,
+        gpu.bits(q[0], shift, mask) ^ flipped,
+        gpu.bits(q[1], shift, mask) ^ flipped,
+        gpu.bits(q[2], shift, mask) ^ flipped,
+        gpu.bits(q[3], shift, mask) ^ flipped,
     )
 
 
-@device
+@gpu.device
 def pairs(q, place, flipped):
     """Split 2 words into 8, each with two bits of every byte.
 
@@ -75,34 +61,34 @@ def pairs(q, place, flipped):
     """
     mask = 0x03030303 << place
     return (
-        bits(q[0], -place, mask) ^ flipped,
-        bits(q[0], 2 - place, mask) ^ flipped,
-        bits(q[0], 4 - place, mask) ^ flipped,
-        bits(q[0], 6 - place, mask) ^ flipped,
-        bits(q[1], -place, mask) ^ flipped,
-        bits(q[1], 2 - place, mask) ^ flipped,
-        bits(q[1], 4 - place, mask) ^ flipped,
-        bits(q[1], 6 - place, mask) ^ flipped,
+        gpu.bits(q[0], -place, mask) ^ flipped,
+        gpu.bits(q[0], 2 - place, mask) ^ flipped,
+        gpu.bits(q[0], 4 - place, mask) ^ flipped,
+        gpu.bits(q[0], 6 - place, mask) ^ flipped,
+        gpu.bits(q[1], -place, mask) ^ flipped,
+        gpu.bits(q[1], 2 - place, mask) ^ flipped,
+        gpu.bits(q[1], 4 - place, mask) ^ flipped,
+        gpu.bits(q[1], 6 - place, mask) ^ flipped,
     )
 
 
-@device
+@gpu.device
 def with_bits(codes, q, place):
     """Xor each code with its bit in the word q, moved to bit `place`; codes: 8 words."""
     mask = 0x01010101 << place
     return (
-        codes[0] ^ bits(q, -place, mask),
-        codes[1] ^ bits(q, 1 - place, mask),
-        codes[2] ^ bits(q, 2 - place, mask),
-        codes[3] ^ bits(q, 3 - place, mask),
-        codes[4] ^ bits(q, 4 - place, mask),
-        codes[5] ^ bits(q, 5 - place, mask),
-        codes[6] ^ bits(q, 6 - place, mask),
-        codes[7] ^ bits(q, 7 - place, mask),
+        codes[0] ^ gpu.bits(q, -place, mask),
+        codes[1] ^ gpu.bits(q, 1 - place, mask),
+        codes[2] ^ gpu.bits(q, 2 - place, mask),
+        codes[3] ^ gpu.bits(q, 3 - place, mask),
+        codes[4] ^ gpu.bits(q, 4 - place, mask),
+        codes[5] ^ gpu.bits(q, 5 - place, mask),
+        codes[6] ^ gpu.bits(q, 6 - place, mask),
+        codes[7] ^ gpu.bits(q, 7 - place, mask),
     )
 
 
-@device
+@gpu.device
 def joined(a, b):
     """Xor the 8 words of a with those of b."""
     return a[0] ^ b[0], a[1] ^ b[1], a[2] ^ b[2], a[3] ^ b[3], a[4] ^ b[4], a[5] ^ b[5], a[6] ^ b[6], a[7] ^ b[7]
@@ -113,30 +99,30 @@ def looked_up(values):
     data = [int.from_bytes(bytes(value & 0xFF for value in values[i : i + 4]), "little") for i in range(0, 16, 4)]
     a, b, c, d = data
 
-    @device
+    @gpu.device
     def four(codes, upper):
         """Look up 4 codes.
 
         codes: their low 3 bits in nibbles; upper: a byte selector for the lower or upper half of the table.
         """
-        return permute(permute(a, b, codes), permute(c, d, codes), upper)
+        return gpu.permute(gpu.permute(a, b, codes), gpu.permute(c, d, codes), upper)
 
-    @device
+    @gpu.device
     def table(q):
         """Look up the 32 codes of a plane "table"."""
-        p, r = bits(q[0], 0, 0x77777777), bits(q[0], 1, 0x44444444) | 0x32103210
-        s, t = bits(q[1], 0, 0x77777777), bits(q[1], 1, 0x44444444) | 0x32103210
-        v, w = bits(q[2], 0, 0x77777777), bits(q[2], 1, 0x44444444) | 0x32103210
-        x, y = bits(q[3], 0, 0x77777777), bits(q[3], 1, 0x44444444) | 0x32103210
+        p, r = gpu.bits(q[0], 0, 0x77777777), gpu.bits(q[0], 1, 0x44444444) | 0x32103210
+        s, t = gpu.bits(q[1], 0, 0x77777777), gpu.bits(q[1], 1, 0x44444444) | 0x32103210
+        v, w = gpu.bits(q[2], 0, 0x77777777), gpu.bits(q[2], 1, 0x44444444) | 0x32103210
+        x, y = gpu.bits(q[3], 0, 0x77777777), gpu.bits(q[3], 1, 0x44444444) | 0x32103210
         return (
             four(p, r),
             four(s, t),
             four(v, w),
             four(x, y),
-            four(bits(p, 16, 0xFFFF), bits(r, 16, 0xFFFF)),
-            four(bits(s, 16, 0xFFFF), bits(t, 16, 0xFFFF)),
-            four(bits(v, 16, 0xFFFF), bits(w, 16, 0xFFFF)),
-            four(bits(x, 16, 0xFFFF), bits(y, 16, 0xFFFF)),
+            four(gpu.bits(p, 16, 0xFFFF), gpu.bits(r, 16, 0xFFFF)),
+            four(gpu.bits(s, 16, 0xFFFF), gpu.bits(t, 16, 0xFFFF)),
+            four(gpu.bits(v, 16, 0xFFFF), gpu.bits(w, 16, 0xFFFF)),
+            four(gpu.bits(x, 16, 0xFFFF), gpu.bits(y, 16, 0xFFFF)),
         )
 
     return table
@@ -147,7 +133,7 @@ def finder(name, plane):
     start, field_plane = offset(name, plane, 256), next(field for field in PLANES[name] if field.name == plane)
     size, shift = field_plane.bytes, units_shift(field_plane)
 
-    @device
+    @gpu.device
     def find(row, units, unit):
         return row + (units * start >> 3) + size * (unit >> shift)
 
@@ -158,9 +144,9 @@ def float_of(name):
     """Make a function (row, units, unit) that loads d."""
     find = finder(name, "d")
 
-    @device
+    @gpu.device
     def value(row, units, unit):
-        return f16_value(load_u16(find(row, units, unit)))
+        return gpu.f16_value(gpu.load_u16(find(row, units, unit)))
 
     return value
 
@@ -169,10 +155,10 @@ def floats_of(name):
     """Make a function (row, units, unit) that loads d and low."""
     find = finder(name, "d_low")
 
-    @device
+    @gpu.device
     def values(row, units, unit):
-        both = load_i32(find(row, units, unit))
-        return f16_value(both & 0xFFFF), f16_value(bits(both, 16, 0xFFFF))
+        both = gpu.load_i32(find(row, units, unit))
+        return gpu.f16_value(both & 0xFFFF), gpu.f16_value(gpu.bits(both, 16, 0xFFFF))
 
     return values
 
@@ -196,19 +182,21 @@ def make_codes(name, place, flipped):
         return make_bytes(name)
     if names[0] == "table":
         table = looked_up(layout.values)
-        return device(lambda row, units, unit: table(stream_4i32(row + 16 * unit)))
+        return gpu.device(lambda row, units, unit: table(gpu.stream_4i32(row + 16 * unit)))
     if names[0] == "nibbles":
         mask = 0x0F0F0F0F << place
-        first = device(lambda row, units, unit: nibbles(stream_4i32(row + 16 * unit), 4 - place, mask, flipped))
+        first = gpu.device(lambda row, units, unit: nibbles(gpu.stream_4i32(row + 16 * unit), 4 - place, mask, flipped))
     elif names[0] == "pairs":
-        first = device(lambda row, units, unit: pairs(stream_2i32(row + 8 * unit), place, flipped))
+        first = gpu.device(lambda row, units, unit: pairs(gpu.stream_2i32(row + 8 * unit), place, flipped))
     if "bits" not in names:
         return first
     find, at = finder(name, "bits"), place + layout.bits - 1
-    return device(lambda row, units, unit: with_bits(first(row, units, unit), load_i32(find(row, units, unit)), at))
+    return gpu.device(
+        lambda row, units, unit: with_bits(first(row, units, unit), gpu.load_i32(find(row, units, unit)), at)
+    )
 
 
-@device
+@gpu.device
 def nothing_but_bits(row, units, unit):
     """Return 8 words of zero: the first codes of a format whose codes are in the plane "bits" alone."""
     return 0, 0, 0, 0, 0, 0, 0, 0
@@ -218,27 +206,27 @@ def make_bytes(name):
     """Make a function (row, units, unit) that reads codes of 8 bits."""
     last = finder(name, "last_bytes")
 
-    @device
+    @gpu.device
     def codes(row, units, unit):
-        a, b = stream_4i32(row + 16 * unit), stream_4i32(last(row, units, unit))
+        a, b = gpu.stream_4i32(row + 16 * unit), gpu.stream_4i32(last(row, units, unit))
         return a[0], a[1], a[2], a[3], b[0], b[1], b[2], b[3]
 
     return codes
 
 
-@device
+@gpu.device
 def half_of_e8m0(exponent):
     """Decode half of an E8M0 scale."""
-    return f32_value(exponent - 1 << 23 if exponent > 1 else 0x200000 << exponent)  # 2^(exponent - 128)
+    return gpu.f32_value(exponent - 1 << 23 if exponent > 1 else 0x200000 << exponent)  # 2^(exponent - 128)
 
 
-@device
+@gpu.device
 def half_of_ue4m3(byte):
     """Decode half of a UE4M3 scale; 127 (not a number) counts as zero.
 
     Shifted left by 7, its exponent and mantissa are those of a float16 that is 2^8 times too small, subnormal or not.
     """
-    return f16_value((byte & 127) << 7) * HUNDRED_AND_28 if byte != 127 else NOTHING
+    return gpu.f16_value((byte & 127) << 7) * HUNDRED_AND_28 if byte != 127 else NOTHING
 
 
 SCALES = {"e8m0": half_of_e8m0, "ue4m3": half_of_ue4m3}
@@ -253,7 +241,7 @@ def make_factors(name, factor, centre):
     if layout.low is not None:
         both_of = floats_of(name)
 
-        @device
+        @gpu.device
         def both(row, units, unit):
             scale, minimum = both_of(row, units, unit)
             return (scale, scale), (minimum, minimum)
@@ -262,15 +250,15 @@ def make_factors(name, factor, centre):
     if layout.scales:
         find, value, apart = finder(name, "scales"), SCALES[layout.scale_type], 1 if layout.group == 16 else 0
 
-        @device
+        @gpu.device
         def scales(row, units, unit):
             at = find(row, units, unit)
-            return (value(load_u8(at)), value(load_u8(at + apart))), (NOTHING, NOTHING)
+            return (value(gpu.load_u8(at)), value(gpu.load_u8(at + apart))), (NOTHING, NOTHING)
 
         return scales
     d_of, scale_factor, minimum_factor = float_of(name), float32(factor), float32(-centre)
 
-    @device
+    @gpu.device
     def factors(row, units, unit):
         d = d_of(row, units, unit)
         scale, minimum = d * scale_factor, d * minimum_factor if centre else NOTHING
@@ -291,7 +279,7 @@ def derived(name):
     centre = 0 if is_centred else layout.centre
     factors = make_factors(name, layout.step / (1 << place), centre)
 
-    @device
+    @gpu.device
     def read(row, units, unit):
         scales, minimums = factors(row, units, unit)
         return codes(row, units, unit), scales, minimums
@@ -302,12 +290,12 @@ def derived(name):
 q2_k_d, q2_k_scales = floats_of("Q2_K"), finder("Q2_K", "scales")
 
 
-@device
+@gpu.device
 def q2_k(row, units, unit):
     """Read a unit of Q2_K."""
-    codes = pairs(stream_2i32(row + 8 * unit), 0, 0)
+    codes = pairs(gpu.stream_2i32(row + 8 * unit), 0, 0)
     d, dmin = q2_k_d(row, units, unit)
-    packed = load_u16(q2_k_scales(row, units, unit))
+    packed = gpu.load_u16(q2_k_scales(row, units, unit))
     scales = d * number_of(packed & 15), d * number_of(packed >> 8 & 15)
     return codes, scales, (-dmin * number_of(packed >> 4 & 15), -dmin * number_of(packed >> 12))
 
@@ -316,24 +304,25 @@ q3_k_bits, q3_k_high = finder("Q3_K", "bits"), finder("Q3_K", "high")
 q3_k_d, q3_k_scales = float_of("Q3_K"), finder("Q3_K", "scales")
 
 
-@device
+@gpu.device
 def q3_k(row, units, unit):
     """Read a unit of Q3_K."""
-    codes = pairs(stream_2i32(row + 8 * unit), 5, SIGNS)
-    codes = with_bits(codes, load_i32(q3_k_bits(row, units, unit)), 7)
-    low, high = load_u8(q3_k_scales(row, units, unit)), bits(load_i32(q3_k_high(row, units, unit)), (unit & 7) << 2, 15)
+    codes = pairs(gpu.stream_2i32(row + 8 * unit), 5, SIGNS)
+    codes = with_bits(codes, gpu.load_i32(q3_k_bits(row, units, unit)), 7)
+    low = gpu.load_u8(q3_k_scales(row, units, unit))
+    high = gpu.bits(gpu.load_i32(q3_k_high(row, units, unit)), (unit & 7) << 2, 15)
     d = q3_k_d(row, units, unit) * THIRTY_SECOND
     first, second = low & 15 | (high & 3) << 4, low >> 4 | high >> 2 << 4
     return codes, (d * number_of(first - 32), d * number_of(second - 32)), (NOTHING, NOTHING)
 
 
-@device
+@gpu.device
 def k_factors(header, unit):
     """Return the scale and the minimum of a unit; header: address of the header of its block of Q4_K or Q5_K."""
-    h, number = load_4i32(header), unit & 7
-    scale = bits(h[1], number << 2, 15) | bits(h[3], number << 1, 3) << 4
-    minimum = bits(h[2], number << 2, 15) | bits(h[3], (number << 1) + 16, 3) << 4
-    d, dmin = f16_value(h[0] & 0xFFFF), f16_value(bits(h[0], 16, 0xFFFF))
+    h, number = gpu.load_4i32(header), unit & 7
+    scale = gpu.bits(h[1], number << 2, 15) | gpu.bits(h[3], number << 1, 3) << 4
+    minimum = gpu.bits(h[2], number << 2, 15) | gpu.bits(h[3], (number << 1) + 16, 3) << 4
+    d, dmin = gpu.f16_value(h[0] & 0xFFFF), gpu.f16_value(gpu.bits(h[0], 16, 0xFFFF))
     return d * number_of(scale), -dmin * number_of(minimum)
 
 
@@ -341,46 +330,46 @@ q4_k_header, q5_k_header = finder("Q4_K", "header"), finder("Q5_K", "header")
 q5_k_bits = finder("Q5_K", "bits")
 
 
-@device
+@gpu.device
 def q4_k(row, units, unit):
     """Read a unit of Q4_K."""
-    codes = nibbles(stream_4i32(row + 16 * unit), 4, 0x0F0F0F0F, 0)
+    codes = nibbles(gpu.stream_4i32(row + 16 * unit), 4, 0x0F0F0F0F, 0)
     scale, minimum = k_factors(q4_k_header(row, units, unit), unit)
     return codes, (scale, scale), (minimum, minimum)
 
 
-@device
+@gpu.device
 def q5_k(row, units, unit):
     """Read a unit of Q5_K."""
-    codes = nibbles(stream_4i32(row + 16 * unit), 4, 0x0F0F0F0F, 0)
+    codes = nibbles(gpu.stream_4i32(row + 16 * unit), 4, 0x0F0F0F0F, 0)
     scale, minimum = k_factors(q5_k_header(row, units, unit), unit)
-    return with_bits(codes, load_i32(q5_k_bits(row, units, unit)), 4), (scale, scale), (minimum, minimum)
+    return with_bits(codes, gpu.load_i32(q5_k_bits(row, units, unit)), 4), (scale, scale), (minimum, minimum)
 
 
 q6_k_pairs, q6_k_scales = finder("Q6_K", "pairs"), finder("Q6_K", "scales")
 q6_k_d = float_of("Q6_K")
 
 
-@device
+@gpu.device
 def q6_k(row, units, unit):
     """Read a unit of Q6_K."""
-    low = nibbles(stream_4i32(row + 16 * unit), 2, 0x3C3C3C3C, SIGNS)
-    codes = joined(low, pairs(stream_2i32(q6_k_pairs(row, units, unit)), 6, 0))
-    packed, d = load_u16(q6_k_scales(row, units, unit)), q6_k_d(row, units, unit) * QUARTER
-    scales = d * float32(signed_byte(packed, 0)), d * float32(signed_byte(packed, 1))
+    low = nibbles(gpu.stream_4i32(row + 16 * unit), 2, 0x3C3C3C3C, SIGNS)
+    codes = joined(low, pairs(gpu.stream_2i32(q6_k_pairs(row, units, unit)), 6, 0))
+    packed, d = gpu.load_u16(q6_k_scales(row, units, unit)), q6_k_d(row, units, unit) * QUARTER
+    scales = d * float32(gpu.signed_byte(packed, 0)), d * float32(gpu.signed_byte(packed, 1))
     return codes, scales, (NOTHING, NOTHING)
 
 
 iq4_table, iq4_xs_header = looked_up(LAYOUTS["IQ4_XS"].values), finder("IQ4_XS", "header")
 
 
-@device
+@gpu.device
 def iq4_xs(row, units, unit):
     """Read a unit of IQ4_XS."""
-    header, number = load_2i32(iq4_xs_header(row, units, unit)), unit & 7
-    scale = bits(header[1], number << 2, 15) | bits(header[0], (number << 1) + 16, 3) << 4
-    scale = f16_value(header[0] & 0xFFFF) * number_of(scale - 32)
-    return iq4_table(stream_4i32(row + 16 * unit)), (scale, scale), (NOTHING, NOTHING)
+    header, number = gpu.load_2i32(iq4_xs_header(row, units, unit)), unit & 7
+    scale = gpu.bits(header[1], number << 2, 15) | gpu.bits(header[0], (number << 1) + 16, 3) << 4
+    scale = gpu.f16_value(header[0] & 0xFFFF) * number_of(scale - 32)
+    return iq4_table(gpu.stream_4i32(row + 16 * unit)), (scale, scale), (NOTHING, NOTHING)
 
 
 OF_THEIR_OWN = {

@@ -11,22 +11,7 @@ from functools import reduce
 
 from numba import cuda, float32
 
-from localllm.kernels.cuda.device import (
-    device,
-    f16_bits,
-    f16_value,
-    f32_bits,
-    f32_value,
-    load_f32,
-    load_i64,
-    load_u8,
-    load_u16,
-    signed_byte,
-    store_4i32,
-    store_f32,
-    store_i8,
-    store_i32,
-)
+from localllm.kernels.cuda import gpu
 from localllm.kernels.cuda.matmul.planes import PLAIN, PLANES, UNIT, offset, units_shift
 from localllm.kernels.cuda.matmul.units import UNITS
 from localllm.quant.formats import BY_NAME
@@ -41,7 +26,7 @@ def code_of(fields: tuple[Field, ...]) -> Callable:
     if len(fields) == 2:
         low, high, places = code_of(fields[:1]), code_of(fields[1:]), fields[0].bits
 
-        @device
+        @gpu.device
         def longer(block, i):
             return low(block, i) | high(block, i) << places
 
@@ -50,9 +35,9 @@ def code_of(fields: tuple[Field, ...]) -> Callable:
     mask, each = (1 << bits) - 1, 8 // bits
     of_run, across = run.bit_length() - 1, (run * each).bit_length() - 1
 
-    @device
+    @gpu.device
     def code(block, i):
-        byte = load_u8(block + at + (i >> across) * run + (i & run - 1))
+        byte = gpu.load_u8(block + at + (i >> across) * run + (i & run - 1))
         return byte >> (i >> of_run & each - 1) * bits & mask
 
     return code
@@ -67,16 +52,16 @@ def put_words(code, words, shift, mask, place):
     words: number of words; shift, mask: which bits of a code; place(word, j): the weight of the unit that is number j
     in a word, and its lowest bit there.
     """
-    place = device(place)
+    place = gpu.device(place)
 
-    @device
+    @gpu.device
     def put(block, number, target):
         for w in range(words):
             word = 0
             for j in range(UNIT // words):
                 i, bit = place(w, j)
                 word |= (code(block, UNIT * number + i) >> shift & mask) << bit
-            store_i32(target + 4 * w, word)
+            gpu.store_i32(target + 4 * w, word)
 
     return put
 
@@ -104,45 +89,45 @@ def put_bits(code, shift):
 def put_bytes(start, count):
     """Make a function that copies `count` bytes for each unit or block, from byte `start` of the block on."""
 
-    @device
+    @gpu.device
     def put(block, number, target):
         for i in range(count):
-            store_i8(target + i, load_u8(block + start + count * number + i))
+            gpu.store_i8(target + i, gpu.load_u8(block + start + count * number + i))
 
     return put
 
 
-@device
+@gpu.device
 def put_k_header(block, number, target):
     """Write the header of a block of Q4_K or Q5_K; number: 0."""
     scales, minimums, high = 0, 0, 0
     for group in range(4):
-        scale, minimum = load_u8(block + 4 + group), load_u8(block + 8 + group)
-        both = load_u8(block + 12 + group)  # the low 4 bits of those of groups 4 to 7
+        scale, minimum = gpu.load_u8(block + 4 + group), gpu.load_u8(block + 8 + group)
+        both = gpu.load_u8(block + 12 + group)  # the low 4 bits of those of groups 4 to 7
         scales |= (scale & 15) << 4 * group | (both & 15) << 4 * group + 16
         minimums |= (minimum & 15) << 4 * group | both >> 4 << 4 * group + 16
         high |= (scale >> 4 & 3) << 2 * group | (scale >> 6) << 2 * group + 8
         high |= (minimum >> 4 & 3) << 2 * group + 16 | (minimum >> 6) << 2 * group + 24
-    store_i32(target, load_u16(block) | load_u16(block + 2) << 16)
-    store_i32(target + 4, scales)
-    store_i32(target + 8, minimums)
-    store_i32(target + 12, high)
+    gpu.store_i32(target, gpu.load_u16(block) | gpu.load_u16(block + 2) << 16)
+    gpu.store_i32(target + 4, scales)
+    gpu.store_i32(target + 8, minimums)
+    gpu.store_i32(target + 12, high)
 
 
-@device
+@gpu.device
 def put_q3_k_scales(block, number, target):
     """Write the low 4 bits of the two scales of a unit of Q3_K."""
     source, shift = block + 96 + (2 * number & 7), number >> 2 << 2
-    store_i8(target, load_u8(source) >> shift & 15 | (load_u8(source + 1) >> shift & 15) << 4)
+    gpu.store_i8(target, gpu.load_u8(source) >> shift & 15 | (gpu.load_u8(source + 1) >> shift & 15) << 4)
 
 
-@device
+@gpu.device
 def put_q3_k_high(block, number, target):
     """Write the high 2 bits of all 16 scales of a block of Q3_K, in order; number: 0."""
     word = 0
     for group in range(16):
-        word |= (load_u8(block + 104 + (group & 3)) >> (group >> 2 << 1) & 3) << 2 * group
-    store_i32(target, word)
+        word |= (gpu.load_u8(block + 104 + (group & 3)) >> (group >> 2 << 1) & 3) << 2 * group
+    gpu.store_i32(target, word)
 
 
 def parts(name: str) -> dict[str, Callable]:
@@ -173,7 +158,7 @@ def in_place(plane, start, put):
     """
     size, shift = plane.bytes, units_shift(plane)
 
-    @device
+    @gpu.device
     def placed(block, number, row, units, unit):
         target = row + (units * start >> 3)
         if shift == 0:
@@ -187,7 +172,7 @@ def in_place(plane, start, put):
 def both(first, second):
     """Make a function that calls two functions of in_place."""
 
-    @device
+    @gpu.device
     def call_both(block, number, row, units, unit):
         first(block, number, row, units, unit)
         second(block, number, row, units, unit)
@@ -215,18 +200,18 @@ def make_to_planes(name):
 LANES = 4  # threads that share a unit
 
 
-@device
+@gpu.device
 def four(word, scale, minimum):
     """Return the four weights of a word of codes."""
     return (
-        scale * float32(signed_byte(word, 0)) + minimum,
-        scale * float32(signed_byte(word, 1)) + minimum,
-        scale * float32(signed_byte(word, 2)) + minimum,
-        scale * float32(signed_byte(word, 3)) + minimum,
+        scale * float32(gpu.signed_byte(word, 0)) + minimum,
+        scale * float32(gpu.signed_byte(word, 1)) + minimum,
+        scale * float32(gpu.signed_byte(word, 2)) + minimum,
+        scale * float32(gpu.signed_byte(word, 3)) + minimum,
     )
 
 
-@device
+@gpu.device
 def eight(weights, part):
     """Return weights 8 `part` to 8 `part` + 7 of a unit, as two tuples of four; weights: codes, scales, minimums."""
     codes, scales, minimums = weights
@@ -237,10 +222,10 @@ def eight(weights, part):
     return four(a, scale, minimum), four(b, scale, minimum)
 
 
-@device
+@gpu.device
 def two_f16(a, b):
     """Convert two numbers to float16 in an int32."""
-    return f16_bits(a) | f16_bits(b) << 16
+    return gpu.f16_bits(a) | gpu.f16_bits(b) << 16
 
 
 def make_unpack(name):
@@ -253,7 +238,9 @@ def make_unpack(name):
         if unit >= rows * units:
             return
         a, b = eight(read(weights + (first + unit // units) * row_bytes, units, unit % units), part)
-        store_4i32(y + 16 * number, two_f16(a[0], a[1]), two_f16(a[2], a[3]), two_f16(b[0], b[1]), two_f16(b[2], b[3]))
+        gpu.store_4i32(
+            y + 16 * number, two_f16(a[0], a[1]), two_f16(a[2], a[3]), two_f16(b[0], b[1]), two_f16(b[2], b[3])
+        )
 
     return unpack
 
@@ -269,15 +256,15 @@ def make_planes(name):
 
     def embed(count, weights, row_bytes, columns, ids, x, stride):
         token = cuda.blockIdx.x
-        if token >= load_i64(count):
+        if token >= gpu.load_i64(count):
             return
-        row, units = weights + load_i64(ids + 8 * token) * row_bytes, columns // UNIT
+        row, units = weights + gpu.load_i64(ids + 8 * token) * row_bytes, columns // UNIT
         number = cuda.threadIdx.x
         while number < units * LANES:
             a, b = eight(read(row, units, number // LANES), number % LANES)
             target = x + token * stride + 32 * number
-            store_4i32(target, f32_bits(a[0]), f32_bits(a[1]), f32_bits(a[2]), f32_bits(a[3]))
-            store_4i32(target + 16, f32_bits(b[0]), f32_bits(b[1]), f32_bits(b[2]), f32_bits(b[3]))
+            gpu.store_4i32(target, gpu.f32_bits(a[0]), gpu.f32_bits(a[1]), gpu.f32_bits(a[2]), gpu.f32_bits(a[3]))
+            gpu.store_4i32(target + 16, gpu.f32_bits(b[0]), gpu.f32_bits(b[1]), gpu.f32_bits(b[2]), gpu.f32_bits(b[3]))
             number += cuda.blockDim.x
 
     return embed
@@ -289,18 +276,18 @@ def make_plain(name):
 
     def embed(count, weights, row_bytes, columns, ids, x, stride):
         token = cuda.blockIdx.x
-        if token >= load_i64(count):
+        if token >= gpu.load_i64(count):
             return
-        row, column = weights + load_i64(ids + 8 * token) * row_bytes, cuda.threadIdx.x
+        row, column = weights + gpu.load_i64(ids + 8 * token) * row_bytes, cuda.threadIdx.x
         while column < columns:
             place = row + size * column
             if name == "F32":
-                weight = load_f32(place)
+                weight = gpu.load_f32(place)
             elif name == "F16":
-                weight = f16_value(load_u16(place))
+                weight = gpu.f16_value(gpu.load_u16(place))
             else:
-                weight = f32_value(load_u16(place) << 16)
-            store_f32(x + token * stride + 4 * column, weight)
+                weight = gpu.f32_value(gpu.load_u16(place) << 16)
+            gpu.store_f32(x + token * stride + 4 * column, weight)
             column += cuda.blockDim.x
 
     return embed
