@@ -29,7 +29,7 @@ class Kernel(NamedTuple):
     Attributes:
         arguments: the indices of the kernel's arguments.
         cpu, cuda: its module in localllm.kernels.cpu and in localllm.kernels.cuda; empty: it has none.
-        grid: the function of localllm.kernels.cuda that makes its grid.
+        grid: its row in GRIDS of localllm.kernels.cuda.
         inputs: the names of the arguments that are activations, in the order of the operation's inputs; None: the
             operation says its steps itself.
         in_place: whether it may write its result over its first input.

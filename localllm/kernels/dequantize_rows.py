@@ -37,7 +37,7 @@ class Widener:
         }
 
     def widen(self, format: Format, rows: np.ndarray, columns: int) -> np.ndarray:
-        """Dequantize rows as stored in a file, uint8 [rows, bytes of a row], to float32 [rows, columns].
+        """Dequantize rows as stored in a file, uint8 [rows, bytes], to float32 [rows, columns].
 
         The result may be a view of `rows`. It is valid until the same thread calls this method again.
         """
@@ -60,10 +60,7 @@ class Widener:
         return weights
 
     def _buffer(self, size: int) -> np.ndarray:
-        """Return this thread's buffer, float32 [size].
-
-        It is reused: allocating memory for every call would take longer than the conversion.
-        """
+        """Return this thread's buffer, float32 [size]; allocating for every call takes longer than the conversion."""
         if getattr(self._local, "buffer", np.empty(0)).size < size:
             self._local.buffer = np.empty(size, np.float32)
         return self._local.buffer[:size]

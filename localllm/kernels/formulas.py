@@ -123,13 +123,11 @@ def sigmoid(x):
 
 @rowwise
 def softplus(x, bias: Row):
-    """Compute log(1 + e^(x + bias))."""
     return log_one_plus_exp(x + bias)
 
 
 @rowwise
 def softcap(x, cap: Number):
-    """Compute cap * tanh(x / cap)."""
     inner = x * reciprocal(cap)
     return if_finite(tanh(inner) * cap, inner)
 
@@ -154,7 +152,6 @@ def geglu(gate, up):
 
 @rowwise
 def swiglu(gate, up):
-    """Compute gate * sigmoid(gate) * up."""
     return gate * reciprocal(number(1.0) + exp(-gate)) * up
 
 

@@ -45,7 +45,6 @@ class Lane:
 
     @property
     def has_512_bits(self) -> bool:
-        """Return whether there are 32 vector registers of 512 bits: AVX-512."""
         return "avx512f" in self.features
 
     @property
@@ -67,10 +66,9 @@ class Lane:
         return {"amx-tile", "amx-bf16"} <= self.features
 
     def has_instructions(self, x86_feature: str) -> bool:
-        """Return whether the CPU has the instructions of an x86 feature: f16c, fma (multiply-add) or sse4.1 (rounding).
+        """Return whether the CPU has the instructions of f16c, fma (multiply-add) or sse4.1 (rounding), as any ARM has.
 
-        Every 64-bit ARM has equivalent instructions. Where they are missing, LLVM would call a library function, which
-        is slow and may not exist.
+        Where they are missing, LLVM would call a library function, which is slow and may not exist.
         """
         return not self.features.isdisjoint((x86_feature, "neon"))
 
@@ -83,10 +81,7 @@ def this_lane() -> Lane:
 
 
 def lane_name() -> str:
-    """Name the instruction set that this process multiplies matrices with in prefill.
-
-    One of amx-bf16, avx512-vnni, avx-vnni, avx2, ssse3 and portable.
-    """
+    """Name the instruction set of prefill: amx-bf16, avx512-vnni, avx-vnni, avx2, ssse3 or portable."""
     if has_tiles():
         return "amx-bf16"
     if this_lane().has_vnni:
@@ -124,7 +119,6 @@ def processor() -> tuple[str, str]:
 
 
 def processor_by_llvm() -> tuple[str, str]:
-    """Ask LLVM for the name and the feature list of this computer's CPU."""
     import llvmlite.binding as llvm
 
     features = llvm.get_host_cpu_features().flatten()
@@ -133,10 +127,7 @@ def processor_by_llvm() -> tuple[str, str]:
 
 
 def version_file(package: str) -> bytes:
-    """Read the file in which a package, Numba or llvmlite, states its version.
-
-    This avoids importing Numba (300 ms) or importlib.metadata (12 ms).
-    """
+    """Read the file with the version of Numba or llvmlite: importing Numba takes 300 ms, importlib.metadata 12."""
     spec = find_spec(package)
     assert spec is not None and spec.origin is not None, "Numba and llvmlite are dependencies"
     return Path(spec.origin).with_name("_version.py").read_bytes()

@@ -11,10 +11,7 @@ from localllm.quant.layouts import IQ4_VALUES
 
 
 def dequantize(tensor) -> np.ndarray:
-    """Dequantize a tensor, a tensor of a model file, to float32 in its shape.
-
-    Raises ModelError for an unsupported format.
-    """
+    """Dequantize a tensor to float32 in its shape. Raises ModelError for an unsupported format."""
     import gguf
 
     data = np.asarray(tensor.data)
@@ -28,10 +25,9 @@ def dequantize(tensor) -> np.ndarray:
 
 
 def dequantized_bits(data: np.ndarray, format: str) -> np.ndarray:
-    """Dequantize blocks of Q1_0 or Q2_0, which are 18 bytes each.
+    """Dequantize blocks of Q1_0 or Q2_0: a float16 d, then 16 bytes of codes, the lowest bits of a byte first.
 
-    Layout: a float16 d, then 16 bytes of codes, the lowest bits of a byte first. Q1_0 has 128 codes of one bit, weight
-    = d * (2 * code - 1); Q2_0 has 64 codes of two bits, weight = d * (code - 1).
+    Q1_0 has 128 codes of one bit, weight = d * (2 * code - 1); Q2_0 has 64 codes of two bits, weight = d * (code - 1).
     """
     blocks = data.reshape(-1, 18)
     scales = blocks[:, :2].copy().view(np.float16).astype(np.float32)
@@ -49,20 +45,13 @@ class ReferenceCache:
     def __init__(
         self, kv_type: tuple[str, str], layers: dict | None = None, states: dict | None = None, length: int = 0
     ):
-        """Create a cache, empty by default.
-
-        kv_type: the types of keys and values; layers: by layer state, [keys, values]; states: recurrent states by
-        (layer, number), or None if no recurrent layer has run yet.
-        """
+        """Create a cache; layers: by layer state, [keys, values]; states: by (layer, number), or None."""
         self._kv_type, self._layers = kv_type, dict(layers or {})
         self._states, self._length = None if states is None else dict(states), length
         self._rotations: dict[Any, tuple[int, int]] = {}  # by state, see localllm.arch.layer_state
 
     def keep(self, state, position: int, *new) -> list[np.ndarray]:
-        """Store new keys and values after the first `position` tokens; return all keys and values of the layer.
-
-        state: the layer's entry. Anything stored after `position` is overwritten.
-        """
+        """Store new keys and values of a layer from `position` on; return all of them."""
         old = self._layers.get(state, [x[:0] for x in new])
         missing = max(position - len(old[0]), 0)  # tokens of an encoder, which store nothing in this layer
         old = [np.pad(x, ((0, missing), *[(0, 0)] * (x.ndim - 1))) for x in old] if missing else old
@@ -72,7 +61,6 @@ class ReferenceCache:
         return self._layers[state]
 
     def kept(self, state) -> list[np.ndarray]:
-        """Return the keys and values of a layer's state."""
         return self._layers[state]
 
     def state(self, layer: int, number: int, shape: tuple[int, ...]) -> np.ndarray:
@@ -80,11 +68,9 @@ class ReferenceCache:
         return (self._states or {}).get((layer, number), np.zeros(shape, np.float32))
 
     def put_state(self, layer: int, number: int, state: np.ndarray) -> None:
-        """Store a recurrent layer's state after the run."""
         self._states = {**(self._states or {}), (layer, number): state}
 
     def prepare(self, length: int, count: int) -> None:
-        """Set the length to `length` + `count` before a run of `count` tokens."""
         self._length = length + count
 
     def fork(self, length: int) -> "ReferenceCache":
@@ -94,10 +80,10 @@ class ReferenceCache:
         return copy
 
     def truncate(self, length: int) -> int:
-        """Shorten the sequence; return its new length, which may be less than `length`.
+        """Shorten the sequence; return its new length.
 
-        Keys and values stay in the arrays until they are overwritten. Recurrent states exist only for the current
-        length, so a sequence with states restarts at 0 unless its length stays the same.
+        Recurrent states exist only for the current length, so a sequence with states restarts at 0 unless its length
+        stays the same.
         """
         if self._states is None or length == self._length:
             self._length = length
@@ -115,10 +101,7 @@ class ReferenceCache:
         return self._length
 
     def append_from(self, source: "ReferenceCache", first: int, length: int, count: int) -> bool:
-        """Append `count` tokens of another cache to the first `length` tokens of this one.
-
-        first: position of the first copied token. Returns whether that was possible: here always True.
-        """
+        """Append tokens of another cache, from `first` on, to the first `length` of this one; return True."""
         self._layers = {
             layer: [
                 np.concatenate((x[:length], y[first : first + count]))
@@ -130,10 +113,7 @@ class ReferenceCache:
         return True
 
     def rotate_keys(self, state, turn, first: int, end: int, distance: int) -> None:
-        """Rotate the keys at positions [first, end) back by `distance` positions (RoPE), and round them again.
-
-        turn: the layer's RoPE frequencies and which two numbers of a head make a pair.
-        """
+        """Rotate the keys at positions [first, end) back by `distance` positions (RoPE), and round them again."""
         keys, *values = self._layers[state]
         moving = np.flatnonzero(turn.frequencies)  # pairs of frequency 0 do not rotate, and some overlap other pairs
         u, v = turn.step * moving, turn.step * moving + turn.apart
@@ -145,15 +125,11 @@ class ReferenceCache:
         self._layers[state] = [rotated, *values]
 
     def close(self) -> None:
-        """Drop all arrays."""
         self._layers, self._states = {}, None
 
 
 def hadamard(x: np.ndarray, block: int) -> np.ndarray:
-    """Multiply each `block` consecutive numbers of the last dimension by the orthonormal Hadamard matrix.
-
-    The matrix is its own inverse, so applying this twice restores x.
-    """
+    """Multiply each `block` consecutive numbers by the orthonormal Hadamard matrix, which is its own inverse."""
     matrix = np.ones((1, 1))
     while len(matrix) < block:
         matrix = np.block([[matrix, matrix], [matrix, -matrix]])
@@ -162,7 +138,7 @@ def hadamard(x: np.ndarray, block: int) -> np.ndarray:
 
 
 def rounded(x: np.ndarray, kind: str, rotation: int) -> np.ndarray:
-    """Round heads, [..., head dimension], as a cache of type `kind` does: float32 of the same shape.
+    """Round heads, [..., head dimension], as a cache of type `kind` does.
 
     rotation: if above 1, the block size of a Hadamard rotation that is applied before rounding and undone afterwards.
     """

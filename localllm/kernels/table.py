@@ -456,11 +456,7 @@ FETCH = kernel("fetch", "source target words", "", "elementwise.rowwise words")
 
 
 def in_order(kernel: str, values: Mapping[str, Any]) -> list[Any]:
-    """Return the values in the order of a kernel's arguments.
-
-    kernel: its name, which may end with a format, as in embed-Q8_0; values: by argument name. Raises TypeError if a
-    name is missing or unknown.
-    """
+    """Return the values in the order of a kernel's arguments. Raises TypeError if a name is missing or unknown."""
     names = KERNELS[kernel.partition("-")[0]].arguments._fields
     if len(names) != len(values):
         raise TypeError(f"{kernel}: expected {', '.join(names)}; found {', '.join(values)}")

@@ -27,10 +27,6 @@ define void @{entry}(i64 %a, i64 %b, i64 %c, i64 %d) {{
 
 
 def object_code(name: str, triple: str | None = None) -> bytes:
-    """Compile a kernel to an object file for the target CPU, with one visible symbol.
-
-    triple: see `linked`.
-    """
     module, machine = linked(name, triple)
     return machine.emit_object(module)
 
@@ -78,17 +74,13 @@ def optimize(module: llvm.ModuleRef, machine: llvm.TargetMachine) -> None:
 
 
 def remove_unused(module: llvm.ModuleRef, machine: llvm.TargetMachine) -> None:
-    """Remove functions and variables that the entry does not reach."""
     passes = llvm.create_new_module_pass_manager()
     passes.add_global_dead_code_eliminate_pass()
     passes.run(module, llvm.create_pass_builder(machine, llvm.create_pipeline_tuning_options()))
 
 
 def refuse_numba_runtime(name: str, module: llvm.ModuleRef) -> None:
-    """Exit with an error if a kernel needs Python or Numba at run time.
-
-    That is the case if its source has an exception or an array.
-    """
+    """Exit with an error if a kernel's source has an exception or an array, so that it needs Python or Numba."""
     needed = [f.name for f in module.functions if f.is_declaration and f.name.startswith(("Py", "NRT", "numba"))]
     if needed:
         raise SystemExit(f"kernel {name} needs {', '.join(needed)}")

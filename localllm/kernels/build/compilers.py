@@ -31,11 +31,7 @@ class Compiler:
     """A process that compiles kernels one after another. It ends when this process ends, even if this one is killed."""
 
     def __init__(self, *command: str, lane: Lane | None = None) -> None:
-        """Start the process.
-
-        command: a module that calls `serve`, and its arguments; lane: the CPU to compile for, by default this
-        computer's.
-        """
+        """Start `command`, a module that calls `serve`, and its arguments."""
         # Compile these sources, not those of another localllm that the current folder may contain.
         root = str(Path(__file__).parents[3])
         environment = {name: value for name, value in os.environ.items() if not FOREIGN_SETTINGS.match(name)}
@@ -77,11 +73,9 @@ class Compiler:
         return LocalllmError(f"cannot compile the kernels for this computer: {reason}")
 
     def give_way(self) -> None:
-        """Lower the priority of the process."""
         lower_priority(self.process)
 
     def close(self) -> None:
-        """Kill the process."""
         self.process.kill()
         self._errors.thread.join()
         with suppress(BrokenPipeError), self.process:
@@ -89,11 +83,7 @@ class Compiler:
 
 
 def serve(code_of: Callable[[str], bytes]) -> None:
-    """Run the loop of a compiling process: read kernel names from stdin, write machine code to stdout.
-
-    Each result is the size of the code (8 bytes, little-endian), then the code. The next name is read after that.
-    code_of: compiles the kernel of a name.
-    """
+    """Read kernel names from stdin; write the size of their machine code (8 bytes, little-endian) and the code."""
     results = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)  # anything that prints goes to stderr
     for name in wanted():
@@ -103,10 +93,7 @@ def serve(code_of: Callable[[str], bytes]) -> None:
 
 
 def wanted() -> Iterator[str]:
-    """Yield kernel names from stdin, one per line.
-
-    When stdin ends, the process exits at once, because the process that started it is gone.
-    """
+    """Yield kernel names from stdin; exit at once when it ends, because the process that started this one is gone."""
     names = SimpleQueue[str]()
 
     def listen() -> None:
@@ -120,13 +107,10 @@ def wanted() -> Iterator[str]:
 
 
 class Work:
-    """A queue of kernels to compile, shared by threads that each drive one compiler.
+    """A queue of kernels to compile, shared by threads that each drive one compiler; `changed` is held to access it.
 
-    Attributes:
-        left: kernels that no thread has taken yet, in order.
-        codes: object files of compiled kernels, by name.
-        error: why a kernel could not be compiled, or None.
-        changed: a condition, held to access the other attributes and notified of their changes.
+    Attributes: left: kernels that no thread has taken yet, in order. codes: object files by name. error: why a kernel
+    could not be compiled, or None.
     """
 
     def __init__(self, names: Iterable[str], finished: Callable[[str, bytes], None]):
@@ -135,7 +119,6 @@ class Work:
         self.changed, self._finished = Condition(), finished
 
     def share(self, compiler: Compiler) -> None:
-        """Compile kernels of the queue with one compiler until the queue is empty or an error occurs."""
         try:
             while (name := self._next()) is not None:
                 code = compiler.compile(name)
@@ -150,7 +133,6 @@ class Work:
         compiler.close()
 
     def _next(self) -> str | None:
-        """Remove the next kernel from the queue and return it; None if the queue is empty."""
         with self.changed:
             return self.left.popleft() if self.left else None
 
@@ -183,10 +165,7 @@ class Compilers:
             threads.append(thread)
 
     def wait(self, names: list[str], progress: Progress) -> dict[str, bytes]:
-        """Compile some of the kernels before all others; return their object files, by name.
-
-        Raises LocalllmError.
-        """
+        """Compile some of the kernels before all others; return their object files, by name. Raises LocalllmError."""
         work, done = self._work, -1
         work.prefer(names)
         while done < len(names):
@@ -200,12 +179,10 @@ class Compilers:
         return {name: work.codes.pop(name) for name in names}
 
     def give_way(self) -> None:
-        """Lower the priority of all processes."""
         for compiler in self._compilers:
             compiler.give_way()
 
     def _ready(self, names: list[str]) -> int:
-        """Return how many of these kernels are compiled."""
         return sum(name in self._work.codes for name in names)
 
 
@@ -215,10 +192,7 @@ def processes() -> int:
 
 
 def stop(work: Work, compilers: list[Compiler], threads: list[Thread], process: int) -> None:
-    """Kill the compilers and wait for their threads.
-
-    process: the id of the process that started them. In another, forked process this does nothing.
-    """
+    """Kill the compilers and wait for their threads, unless in a forked process: `process` started them."""
     if os.getpid() != process:
         return
     with work.changed:
@@ -232,10 +206,7 @@ def stop(work: Work, compilers: list[Compiler], threads: list[Thread], process: 
 def compile_kernels(
     names: list[str], finished: Callable[[str, bytes], None], progress: Progress, *command: str
 ) -> dict[str, bytes]:
-    """Compile kernels and return their object files, by name.
-
-    Parameters as those of Compilers. Raises LocalllmError.
-    """
+    """Compile kernels, with the parameters of Compilers; return their object files, by name. Raises LocalllmError."""
     compilers = Compilers(names, finished, *command)
     try:
         return compilers.wait(names, progress)

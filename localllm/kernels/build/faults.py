@@ -52,10 +52,7 @@ def end_on_bus_error(path: str) -> None:
 
 
 def handler() -> bytes:
-    """Return the object file of the handler, compiled once per computer like kernels.
-
-    Compiling it takes 9 MB of memory.
-    """
+    """Return the object file of the handler, compiled once per computer like kernels, which takes 9 MB of memory."""
     source = handler_source(BAD_PAGE_HANDLER)
     path = object_file(handler_name(source))
     if code := read_checksummed(path):
@@ -77,7 +74,6 @@ def handler_source(functions: str) -> str:
 
 
 def handler_name(source: str) -> str:
-    """Return the name of the object file for a handler's source, with a checksum of it."""
     return f"handle_bus_error_{zlib.crc32(source.encode()):08x}"
 
 

@@ -57,10 +57,7 @@ class Library:
             raise
 
     def load(self, names: Iterable[str], progress: Progress | None = None) -> None:
-        """Load further kernels into `addresses`, compiling them if needed.
-
-        Parameters and errors as in the constructor.
-        """
+        """Load further kernels into `addresses`; see the constructor."""
         names = sorted({name for name in names if name not in self.addresses})
         if not names:
             return
@@ -73,7 +70,6 @@ class Library:
         self.addresses |= {name: self._codes[-1].addresses[symbol(name)] for name in names}
 
     def _shipped(self, names: list[str]) -> dict[str, bytes]:
-        """Return the object files that the installed wheel has, and copy them to the cache if possible."""
         from localllm.kernels.build.shipped import shipped_objects  # needed once per kernel
 
         objects = shipped_objects(names, self._lane)
@@ -82,7 +78,6 @@ class Library:
         return objects
 
     def _compiled(self, names: list[str], progress: Progress) -> dict[str, bytes]:
-        """Compile kernels; return their object files, and write them to the cache if possible."""
         if self._compilers is None or not self._compilers.names.issuperset(names):
             self.close()
             self._compilers = self._compile(names)
@@ -106,7 +101,6 @@ class Library:
         return Compilers([*names, *absent], self._keep, lane=self._lane)
 
     def _keep(self, name: str, code: bytes) -> None:
-        """Write an object file to the cache; set `warning` if that fails."""
         path = object_file(name, self._lane)
         try:
             write_checksummed(path, code)

@@ -51,10 +51,7 @@ def object_folder(lane: Lane | None = None) -> Path:
 
 
 def add_sources(key: "hashlib._Hash", patterns: Iterable[str]) -> None:
-    """Add the names and contents of kernels' source files to a hash.
-
-    Those are the files that match `patterns` in localllm.kernels, and the tables of formats.
-    """
+    """Add the names and contents of files that match `patterns` in localllm.kernels, and of the tables of formats."""
     kernels = Path(__file__).parents[1]
     paths = {path.relative_to(kernels).as_posix(): path for pattern in patterns for path in kernels.glob(pattern)}
     paths |= {f"quant/{Path(name).name}": Path(name) for name in (formats.__file__, layouts.__file__)}
@@ -64,20 +61,15 @@ def add_sources(key: "hashlib._Hash", patterns: Iterable[str]) -> None:
 
 
 def object_file(name: str, lane: Lane | None = None) -> Path:
-    """Return the path of a kernel's object file."""
     return object_folder(lane) / f"{name}.o"
 
 
 def symbol(name: str) -> str:
-    """Return the name of a kernel's symbol in its object file."""
     return f"localllm_{name}"
 
 
 def mark_used(folder: Path | None = None) -> None:
-    """Update a folder's modification time, at most once a day, to record that it is in use.
-
-    folder: None for the folder of this computer's object files.
-    """
+    """Update the modification time of a folder, or of this computer's, at most once a day, to record its use."""
     folder = folder or object_folder()
     with suppress(OSError):
         if folder.stat().st_mtime < time.time() - DAY:

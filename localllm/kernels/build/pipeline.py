@@ -31,9 +31,7 @@ from localllm.kernels.machine import this_lane
 
 
 class Linkable(CPUCodeLibrary):
-    """LLVM IR of a function with all that it calls, not yet optimized.
-
-    A kernel is optimized once, as a whole (compile.py).
+    """LLVM IR of a function with all that it calls; a kernel is optimized once, as a whole (compile.py).
 
     Numba would optimize every function together with all that it calls, so inner functions would be optimized again for
     each function that calls them: a third of the compile time of a large kernel.
@@ -62,8 +60,6 @@ class Aligned(Lower):
 
 @register_pass(mutates_CFG=True, analysis_only=False)
 class Lowering(BaseNativeLowering):
-    """A compiler pass that lowers Numba's IR to LLVM's, for a function and all functions that it calls."""
-
     _name = "localllm_lowering"  # type: ignore[assignment]
     lowering_class = Aligned
 
@@ -89,8 +85,6 @@ STAGES = (TranslateByteCode, FixupArgs, IRProcessing, DeadBranchPrune, Reconstru
 
 
 class Pipeline(CompilerBase):
-    """The compiler passes in order, for njit(pipeline_class=...)."""
-
     def define_pipelines(self) -> list[PassManager]:
         manager = PassManager("kernel")
         for stage in STAGES:

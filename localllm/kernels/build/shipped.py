@@ -20,15 +20,12 @@ FOLDER = Path(__file__).parents[2] / "data" / "kernels"
 
 
 class Archive(TypedDict):
-    """An archive's entry in lanes.json."""
-
     cpu: str
     features: str  # in LLVM's notation: +avx2,+fma
     sha256: str
 
 
 def source_hash() -> str:
-    """Return the hash of the sources of all kernels, which lanes.json has, too."""
     key = hashlib.sha256()
     add_sources(key, SOURCES)
     return key.hexdigest()
@@ -41,10 +38,7 @@ def serves(made_for: Lane, lane: Lane) -> bool:
 
 @cache
 def archive_of(lane: Lane, folder: Path = FOLDER) -> Path | None:
-    """Return the path of the archive for a lane.
-
-    Return None if there is none, if it is damaged, or if it was made from other sources.
-    """
+    """Return the archive for a lane; None if there is none, if it is damaged, or if it was made from other sources."""
     try:
         manifest = json.loads((folder / "lanes.json").read_bytes())
         if manifest["sources"] != source_hash():
@@ -60,10 +54,7 @@ def archive_of(lane: Lane, folder: Path = FOLDER) -> Path | None:
 
 
 def shipped_objects(names: Iterable[str], lane: Lane | None = None, folder: Path = FOLDER) -> dict[str, bytes]:
-    """Return, by name, the object files of those kernels that the archive for a lane contains.
-
-    lane: by default this computer's.
-    """
+    """Return, by name, the object files of those kernels that the archive for a lane contains."""
     if (path := archive_of(lane or this_lane(), folder)) is None:
         return {}
     from zipfile import ZipFile  # seldom needed
@@ -74,7 +65,6 @@ def shipped_objects(names: Iterable[str], lane: Lane | None = None, folder: Path
 
 
 def shipped_names(lane: Lane | None = None, folder: Path = FOLDER) -> frozenset[str]:
-    """Return the names of all kernels in the archive for a lane, by default this computer's."""
     if (path := archive_of(lane or this_lane(), folder)) is None:
         return frozenset()
     from zipfile import ZipFile  # seldom needed

@@ -16,10 +16,7 @@ from localllm.quant.layouts import LAYOUTS
 
 
 def register_tiles(of: Lane) -> tuple[tuple[int, int], tuple[int, int]]:
-    """Return the sizes of register tiles on a lane: (vectors of 16 rows, tokens), for int8 and for float32.
-
-    See matmul/tiles.py and matmul/tiles_f32.py.
-    """
+    """Return a lane's register tiles, (vectors of 16 rows, tokens): matmul/tiles.py's, and matmul/tiles_f32.py's."""
     if of.has_512_bits:
         return (2, 6), (2, 12)
     return (2, 4) if of.has_avx2_only else (1, 4), (1, 4)
@@ -34,15 +31,11 @@ class AsWords(NamedTuple):
     shared: int  # bytes of a scale
 
     def bytes(self, columns: int) -> int:
-        """Return the bytes of a token with `columns` columns."""
         return -(-columns // self.run) * (2 * self.run + self.shared)
 
 
 def halves(of: Lane) -> dict[str, AsWords]:
-    """Return, by the format of the weights, the conversion of activations to 16-bit numbers for large batches.
-
-    Only formats for which the lane has instructions that multiply such numbers are included.
-    """
+    """Return, by the format of the weights, the conversion for large batches, if the lane multiplies such numbers."""
     words = {"BF16": AsWords("round_bf16", 2, 2, 0)} if "avx512bf16" in of.features else {}
     return words | ({"F16": AsWords("quantize_words", 16, 32, 4)} if of.has_vnni else {})
 
@@ -98,10 +91,7 @@ SOME_IN_TILES, ALL_IN_TILES = min(LEAST_IN_TILES.values()), max(LEAST_IN_TILES.v
 
 
 def kernel(name: str):
-    """Return the kernel of a name, which may end with a format after a hyphen, as in embed-Q8_0.
-
-    Attention has the format of the keys, and that of the values if it differs, as in attend-Q8_0-Q4_0.
-    """
+    """Return the kernel of a name: embed-Q8_0 is made for a format, attend-Q8_0-Q4_0 for types of keys and values."""
     kind, _, format_name = name.partition("-")
     module = import_module(f"localllm.kernels.cpu.{KERNELS[kind].cpu}")
     if kind in FORMULAS:

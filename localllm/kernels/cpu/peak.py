@@ -27,7 +27,6 @@ nothing = simd.constant(simd.u8x64, 0)
 
 @device
 def read_step(at):
-    """Return the exclusive or of four cache lines, and prefetch the next four."""
     for line in range(0, STEP, 64):
         simd.prefetch(at + STEP + line)
     return (simd.load_u8x64(at) ^ simd.load_u8x64(at + 64)) ^ (simd.load_u8x64(at + 128) ^ simd.load_u8x64(at + 192))
@@ -35,10 +34,7 @@ def read_step(at):
 
 @kernel
 def stream(a, part, parts, thread):
-    """Read a part of the memory, and store the exclusive or of all its 64-byte words.
-
-    Without a result, the compiler would omit the loads.
-    """
+    """Read a part of the memory; the result keeps the compiler from omitting the loads."""
     units = argument(a, STREAM.size) // UNIT
     first, last = units * part // parts, units * (part + 1) // parts
     at, length = argument(a, STREAM.memory) + first * UNIT, (last - first) * STEP
@@ -83,7 +79,6 @@ def add_to_all(builder, chains, address, unsigned, signed):
 
 
 def places(builder, address):
-    """Return the addresses of the sums in memory."""
     return [builder.add(address, simd.I64(64 * chain)) for chain in range(PEAK_CHAINS)]
 
 
@@ -115,7 +110,6 @@ zero_tiles, multiply_all, store_tile = make_zero(range(8)), make_multiply(2, 2),
 
 @kernel
 def multiply_peak_tiles(a, part, parts, thread):
-    """Multiply AMX tiles of zeros in BF16 for some rounds."""
     registers = argument(a, PEAK.memory) + part * PEAK_BYTES
     configure(registers)
     zero_tiles(registers)

@@ -16,13 +16,13 @@ SEQUENCE_BYTES = 8 * len(SEQUENCE)
 
 @device
 def tokens_of(sequence):
-    """Return the number of a sequence's first token in the run, and the number of its tokens there."""
+    """Return a sequence's first token in the run, and the number of its tokens there."""
     return argument(sequence, SEQUENCE.first), argument(sequence, SEQUENCE.count)
 
 
 @device
 def states_of(sequence, offset):
-    """Return the addresses of a part of the state, `offset` bytes from its beginning: before the run, and after it."""
+    """Return the addresses of a part of the state, before the run and after it."""
     return argument(sequence, SEQUENCE.state) + offset, argument(sequence, SEQUENCE.next_state) + offset
 
 
@@ -32,10 +32,7 @@ def states_of(sequence, offset):
 
 @device
 def row_of(x, stride, window, row_bytes, taps, t):
-    """Return the address of the x of token t, counted from the sequence's first token in the run.
-
-    A negative t is a token before the run, which is in the window.
-    """
+    """Return the address of the x of token t of the run; tokens before the run are in the window."""
     return x + t * stride if t >= 0 else window + (t + taps - 1) * row_bytes
 
 
@@ -54,10 +51,7 @@ def convolve_token(a, x, window, t, y, first, last):
 
 @device
 def slide(a, x, count, window, target, first, last):
-    """Write the window after `count` more tokens to `target`.
-
-    Rows are written in order, so `target` may be the old window. first, last: offsets in bytes of the columns.
-    """
+    """Write the window after `count` more tokens, in order, so that `target` may be the old one; first, last: bytes."""
     taps, row_bytes = argument(a, CONVOLVE.taps), (argument(a, CONVOLVE.columns) + 15) // 16 * 64
     for row in range(taps - 1):
         source = row_of(x, argument(a, CONVOLVE.stride), window, row_bytes, taps, count - taps + 1 + row)
@@ -67,7 +61,6 @@ def slide(a, x, count, window, target, first, last):
 
 @kernel
 def convolve(a, part, parts, thread):
-    """Convolve all tokens. The parts share the columns."""
     width, stride = (argument(a, CONVOLVE.columns) + 15) // 16, argument(a, CONVOLVE.stride)
     first, last = width * part // parts * 64, width * (part + 1) // parts * 64
     for s in range(simd.load_i64(argument(a, CONVOLVE.sequence_count))):
@@ -88,10 +81,7 @@ LOWEST = float32(-3e38)
 
 @device
 def gate_of(a, row, tap, i, lanes):
-    """Return the gates of `lanes` columns from number i on, for a tap: those of the token plus the tap's own.
-
-    row: address of the token's row in x, from the columns of the tap's stretch on.
-    """
+    """Return a tap's gates of `lanes` columns, those of the token's row plus the tap's own."""
     columns, places = argument(a, GATED_MEAN.columns), argument(a, GATED_MEAN.places)
     of_place = places + tap * ((columns + 15) // 16 * 64) + i * 4
     gates = row + argument(a, GATED_MEAN.stretches) * columns * 4
@@ -100,7 +90,6 @@ def gate_of(a, row, tap, i, lanes):
 
 @device
 def row_of_tap(a, x, window, row_bytes, t, tap):
-    """Return the address of the columns that a tap averages for token t."""
     taps, stride = argument(a, GATED_MEAN.taps), argument(a, GATED_MEAN.x_stride)
     row = row_of(x, stride, window, row_bytes, taps, t - taps + 1 + tap)
     return row + tap * argument(a, GATED_MEAN.stretches) // taps * argument(a, GATED_MEAN.columns) * 4
@@ -108,10 +97,7 @@ def row_of_tap(a, x, window, row_bytes, t, tap):
 
 @device
 def mean_of_token(a, x, window, row_bytes, t, position, y, first, last):
-    """Compute y for token t, columns `first` to `last`. Taps before the beginning of the sequence do not count.
-
-    position: of the token in its sequence.
-    """
+    """Compute y for token t at `position`. Taps before the beginning of the sequence do not count."""
     taps = argument(a, GATED_MEAN.taps)
     for i in range(first, last, 16):
         lanes, top = min(16, last - i), simd.splat_f32x16(LOWEST)
@@ -128,7 +114,6 @@ def mean_of_token(a, x, window, row_bytes, t, position, y, first, last):
 
 @device
 def slide_gates(a, x, count, window, target, row_bytes, first, last):
-    """Write the window after `count` more tokens to `target`: columns `first` to `last`, their values and gates."""
     taps, stride = argument(a, GATED_MEAN.taps), argument(a, GATED_MEAN.x_stride)
     columns, sides = argument(a, GATED_MEAN.columns), 2 * argument(a, GATED_MEAN.stretches)
     for row in range(taps - 1):
@@ -144,7 +129,6 @@ def slide_gates(a, x, count, window, target, row_bytes, first, last):
 
 @kernel
 def gated_mean(a, part, parts, thread):
-    """Average all tokens. The parts share the columns."""
     columns, stride = argument(a, GATED_MEAN.columns), argument(a, GATED_MEAN.stride)
     blocks, row_bytes = (columns + 15) // 16, (2 * argument(a, GATED_MEAN.stretches) * columns + 15) // 16 * 64
     first, last = blocks * part // parts * 16, min(blocks * (part + 1) // parts * 16, columns)
@@ -166,10 +150,7 @@ def gated_mean(a, part, parts, thread):
 
 @device
 def advance_columns(source, target, rates, dt, input, b, c, y, state_size):
-    """Apply a token to the states of 16 columns, from source to target; return y plus their product with c.
-
-    input: dt * x.
-    """
+    """Apply a token to the states of 16 columns; return y plus their product with c; input: dt * x."""
     for n in range(state_size):
         decayed = simd.exp_f32x16(dt * simd.load_f32x16(rates + n * 64)) * simd.load_f32x16(source + n * 64)
         state = simd.fma_f32x16(input, simd.splat_f32x16(simd.load_f32(b + n * 4)), decayed)
@@ -180,7 +161,6 @@ def advance_columns(source, target, rates, dt, input, b, c, y, state_size):
 
 @device
 def scan_columns(a, sequence, column):
-    """Process all tokens of a sequence for 16 columns from number `column` on."""
     first, count = tokens_of(sequence)
     stride, state_size = argument(a, SELECTIVE_SCAN.stride), argument(a, SELECTIVE_SCAN.state_size)
     state = column * state_size * 4
@@ -199,7 +179,6 @@ def scan_columns(a, sequence, column):
 
 @kernel
 def selective_scan(a, part, parts, thread):
-    """Process all tokens. The parts share the columns."""
     width = (argument(a, SELECTIVE_SCAN.columns) + 15) // 16
     for i in range(width * part // parts, width * (part + 1) // parts):
         for s in range(simd.load_i64(argument(a, SELECTIVE_SCAN.sequence_count))):
@@ -219,13 +198,12 @@ def selective_scan(a, part, parts, thread):
 
 @device
 def splat_at(address):
-    """Load the float32 at an address into all lanes."""
     return simd.splat_f32x16(simd.load_f32(address))
 
 
 @device
 def read(block, k, key_dim):
-    """Multiply a key with a block of the state: f32x16, what the key reads of its 16 columns."""
+    """Multiply a key with a block of the state: f32x16."""
     even, odd = simd.zero_f32x16(), simd.zero_f32x16()
     for i in range(0, key_dim - 1, 2):
         even = simd.fma_f32x16(simd.load_f32x16(block + i * 64), splat_at(k + i * 4), even)
@@ -237,7 +215,7 @@ def read(block, k, key_dim):
 
 @device
 def write(source, target, i, decay, d, k):
-    """Update row i of a block, from source to target: row * decay + k[i] * d. Return the new row."""
+    """Update row i of a block: row * decay + k[i] * d; return the new row."""
     row = simd.fma_f32x16(splat_at(k + i * 4), d, simd.load_f32x16(source + i * 64) * decay)
     simd.store_f32x16(target + i * 64, row)
     return row
@@ -245,7 +223,7 @@ def write(source, target, i, decay, d, k):
 
 @device
 def advance(source, target, decay, d, k, q, key_dim):
-    """Update a block of the state for one token, from `source` to `target`; return the query times the new block."""
+    """Update a block of the state for one token; return the query times the new block."""
     even, odd = simd.zero_f32x16(), simd.zero_f32x16()
     for i in range(0, key_dim - 1, 2):
         even = simd.fma_f32x16(write(source, target, i, decay, d, k), splat_at(q + i * 4), even)
@@ -258,10 +236,7 @@ def advance(source, target, decay, d, k, q, key_dim):
 
 @device
 def advance_and_read(source, target, decay, d, k, q, next_k, key_dim):
-    """Update a block of the state for one token, from `source` to `target`.
-
-    Return the products of the query, and of the next token's key, with the new block.
-    """
+    """Do the same; return the products of the query, and of the next token's key, with the new block."""
     even, odd, even_next, odd_next = simd.zero_f32x16(), simd.zero_f32x16(), simd.zero_f32x16(), simd.zero_f32x16()
     for i in range(0, key_dim - 1, 2):
         row, other = write(source, target, i, decay, d, k), write(source, target, i + 1, decay, d, k)
@@ -281,8 +256,7 @@ def advance_and_read(source, target, decay, d, k, q, next_k, key_dim):
 def scan_plain(a, first, count, source, target, head, key, value, lanes):
     """Process all tokens of a sequence for a block, without the delta rule.
 
-    key, value: offsets in bytes of the head's keys and of the block's values in the tokens' rows; lanes: columns of the
-    block that exist.
+    key, value: offsets in bytes in the tokens' rows; lanes: columns of the block that exist.
     """
     key_dim = argument(a, HEAD_SCAN.key_dim)
     rate, skip = splat_at(argument(a, HEAD_SCAN.rates) + head * 4), splat_at(argument(a, HEAD_SCAN.skip) + head * 4)
@@ -300,7 +274,6 @@ def scan_plain(a, first, count, source, target, head, key, value, lanes):
 
 @device
 def scan_delta(a, first, count, source, target, head, key, value, lanes):
-    """Process all tokens of a sequence for a block by the delta rule. Parameters as in scan_plain."""
     key_dim, key_stride = argument(a, HEAD_SCAN.key_dim), argument(a, HEAD_SCAN.key_stride)
     rate = splat_at(argument(a, HEAD_SCAN.rates) + head * 4)
     key_reads = read(source, argument(a, HEAD_SCAN.k) + first * key_stride + key, key_dim)
@@ -317,12 +290,10 @@ def scan_delta(a, first, count, source, target, head, key, value, lanes):
 
 
 def make_head_scan(rule):
-    """Make the kernel; rule: "plain" (Mamba 2) or "delta"."""
     scan = {"plain": scan_plain, "delta": scan_delta}[rule]
 
     @kernel
     def head_scan(a, part, parts, thread):
-        """Process all tokens. The parts share the blocks of all heads."""
         key_dim, value_dim = argument(a, HEAD_SCAN.key_dim), argument(a, HEAD_SCAN.value_dim)
         blocks = (value_dim + 15) // 16
         total = argument(a, HEAD_SCAN.heads) * blocks
@@ -347,7 +318,7 @@ def make_head_scan(rule):
 
 @device
 def update_gated(source, target, of_token, v, state_product, y, read_next):
-    """Update one row of a block for one token, by the rule "gated".
+    """Update one row of a block for one token.
 
     of_token: addresses of the token's numbers for this row in r, w, k, and in two more vectors that other rules use.
     Return y plus r times the new row, and read_next unchanged.
@@ -360,10 +331,7 @@ def update_gated(source, target, of_token, v, state_product, y, read_next):
 
 @device
 def update_first(source, target, of_token, v, state_product, y, read_next):
-    """Update one row of a block for one token, by the rule "first": y uses the old row, and k v with an extra weight.
-
-    Parameters and results as in `update_gated`.
-    """
+    """Let y use the old row, and k v with an extra weight; see update_gated."""
     r, w, k, weight, _ = of_token
     old, new = simd.load_f32x16(source), splat_at(k) * v
     simd.store_f32x16(target, simd.fma_f32x16(old, splat_at(w), new))
@@ -372,10 +340,9 @@ def update_first(source, target, of_token, v, state_product, y, read_next):
 
 @device
 def update_delta(source, target, of_token, v, state_product, y, read_next):
-    """Update one row of a block for one token, by the rule "delta".
+    """Add b times state_product, the product of a with the old state; see update_gated.
 
-    state_product: the product of a with the old state; b times it is added to the row. Return y plus r times the new
-    row, and read_next plus the next token's a times the new row.
+    Return y plus r times the new row, and read_next plus the next token's a times the new row.
     """
     r, w, k, b, next_a = of_token
     row = simd.fma_f32x16(
@@ -387,20 +354,14 @@ def update_delta(source, target, of_token, v, state_product, y, read_next):
 
 @device
 def moved(of_token, by):
-    """Return the addresses `by` bytes further."""
     r, w, k, b, next_a = of_token
     return r + by, w + by, k + by, b + by, next_a + by
 
 
 def scan_by(rule):
-    """Make a function that processes all tokens of a sequence for a block; rule: one of those above."""
-
     @device
     def advance(source, target, of_token, v, state_product, key_dim):
-        """Apply a token to a block of the state, from source to target.
-
-        Return the products of r, and of the next token's a, with the new block.
-        """
+        """Apply a token to a block; return the products of r, and of the next token's a, with the new block."""
         even, odd, even_next, odd_next = simd.zero_f32x16(), simd.zero_f32x16(), simd.zero_f32x16(), simd.zero_f32x16()
         for i in range(0, key_dim - 1, 2):
             at = i * 64
@@ -414,11 +375,6 @@ def scan_by(rule):
 
     @device
     def scan(a, start, count, source, target, key, value, lanes):
-        """Process all tokens of a sequence for a block.
-
-        key, value: offsets in bytes of the head's keys and of the block's values in the tokens' rows; lanes: columns of
-        the block that exist.
-        """
         key_dim, key_stride = argument(a, WKV.key_dim), argument(a, WKV.key_stride)
         state_product = simd.zero_f32x16()
         if rule is update_delta:
@@ -441,12 +397,10 @@ def scan_by(rule):
 
 
 def make_wkv(rule):
-    """Make the kernel; rule: "gated", "first" or "delta"."""
     scan = scan_by({"gated": update_gated, "first": update_first, "delta": update_delta}[rule])
 
     @kernel
     def wkv(a, part, parts, thread):
-        """Process all tokens. The parts share the blocks of all heads."""
         key_dim, value_dim = argument(a, WKV.key_dim), argument(a, WKV.value_dim)
         blocks = (value_dim + 15) // 16
         total = argument(a, WKV.heads) * blocks

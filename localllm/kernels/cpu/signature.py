@@ -33,5 +33,4 @@ def argument(arguments, index):
 
 @device
 def argument_f32(arguments, index):
-    """Read a float32 argument; index: such as RMS_NORM.epsilon."""
     return load_f32(arguments + index * 8)

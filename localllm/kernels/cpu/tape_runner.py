@@ -28,21 +28,17 @@ IDLE_YIELDS = 2000  # yields before a thread without work goes to sleep: about 1
 
 @device
 def at(job, place):
-    """Return the address of a field of the job that threads change."""
     return job + place * 8
 
 
 @device
 def yield_cpu(job):
-    """Yield the processor to other threads."""
     simd.call_address(argument(job, JOB.offer))
 
 
 @device
 def call(job, function, x, y):
-    """Call a function of the operating system with arguments x, y, -1, 0.
-
-    A function ignores those that it does not have.
+    """Call a function of the operating system with arguments x, y, -1, 0; it ignores those that it does not have.
 
     Windows' wait function takes all four: the last two are the timeout (-1: none) and how the mutex is held.
     """
@@ -85,10 +81,7 @@ def wait_for_parts(job, run, parts):
 
 @device
 def parts_of(step):
-    """Return how many parts a step has in this run.
-
-    It is at least 1, because every run has to write its number to the step's claim cell.
-    """
+    """Return how many parts a step has: at least 1, because every run writes its number to the step's claim cell."""
     parts, count = argument(step, STEP.parts), argument(step, STEP.count)
     if count != 0:
         parts = max(min(parts, simd.load_i64(count)), 1)
@@ -135,10 +128,7 @@ def sleep(job, number):
 
 @device
 def wake_sleepers(job):
-    """Wake sleeping threads after a change of `run` or `stop`.
-
-    A thread that is about to sleep checks these fields once more, and sees the change.
-    """
+    """Wake sleeping threads after a change of `run` or `stop`, which a thread about to sleep checks once more."""
     if simd.atomic_load(at(job, JOB.sleepers)) > 0:
         call(job, JOB.lock, at(job, JOB.sleep_mutex), 0)
         call(job, JOB.wake, at(job, JOB.wake_condition), 0)
@@ -147,7 +137,7 @@ def wake_sleepers(job):
 
 @kernel
 def run(job, stop, _, __):
-    """Start the next run, take part as thread 0, and return when it is done; or, if `stop` is 1, end the other threads.
+    """Start the next run, take part as thread 0, and return when it is done; stop 1: end the other threads.
 
     Several callers take turns.
     """
@@ -167,10 +157,7 @@ def run(job, stop, _, __):
 
 @kernel
 def work(job, thread, _, __):
-    """Take part in every run as thread number `thread` until the job stops.
-
-    Sleep when there has been no run for a while.
-    """
+    """Take part in every run until the job stops; sleep when there has been no run for a while."""
     idle, last = 0, 0
     while simd.atomic_load(at(job, JOB.stop)) == 0:
         number = simd.atomic_load(at(job, JOB.run))

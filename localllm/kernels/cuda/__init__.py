@@ -26,144 +26,7 @@ class Grid(NamedTuple):
     threads: int
 
 
-def by_row(arguments: Mapping[str, Any], rows: int) -> Grid:
-    """Return a grid with a block for each row."""
-    return Grid(rows, 1, block_threads())
-
-
-def by_norm(arguments: Mapping[str, Any], rows: int) -> Grid:
-    """Return a grid with a block for each group of columns of a row, and a thread for every four columns of it."""
-    warp, columns = warp_lanes(), arguments.get("columns") or arguments["heads"] * arguments["head_dim"]
-    group = arguments.get("group") or arguments.get("head_dim") or columns
-    return Grid(rows, columns // group, min(-(-group // (4 * warp)) * warp, 4 * block_threads()))
-
-
-def by_four(arguments: Mapping[str, Any], rows: int) -> Grid:
-    """Return a grid with a thread for every four columns of a row."""
-    return Grid(rows, -(-arguments["columns"] // (4 * block_threads())), block_threads())
-
-
-def by_entry(arguments: Mapping[str, Any], rows: int) -> Grid:
-    """Return a grid with a thread for each column of a row."""
-    return Grid(rows, -(-arguments["columns"] // block_threads()), block_threads())
-
-
-def by_head(arguments: Mapping[str, Any], rows: int) -> Grid:
-    """Return a grid with a small block for each head of a row."""
-    return Grid(rows, arguments["heads"], min(64, block_threads()))
-
-
-def by_matrix(arguments: Mapping[str, Any], rows: int) -> Grid:
-    """Return a grid with a small block for every `block` columns of a row."""
-    return Grid(rows, arguments["columns"] // arguments["block"], min(64, block_threads()))
-
-
-def by_column(arguments: Mapping[str, Any], rows: int) -> Grid:
-    """Return a grid with a thread for each column, which processes all rows."""
-    return Grid(-(-arguments["columns"] // block_threads()), 1, block_threads())
-
-
-def by_pair(arguments: Mapping[str, Any], rows: int) -> Grid:
-    """Return a grid with a block for each pair of a token and one of its experts."""
-    return Grid(rows, arguments["used"], block_threads())
-
-
-def warp_by_row(arguments: Mapping[str, Any], rows: int) -> Grid:
-    """Return a grid with a warp for each row."""
-    return Grid(rows, 1, warp_lanes())
-
-
-def by_column_and_tokens(arguments: Mapping[str, Any], rows: int) -> Grid:
-    """Return a grid with four threads for each column, which share the tokens."""
-    return Grid(-(-arguments["columns"] // block_threads()), 4, block_threads())
-
-
-def by_state(arguments: Mapping[str, Any], rows: int) -> Grid:
-    """Return a grid with a block for every ACROSS columns of recurrent states, rounded up to 16 columns per head."""
-    from localllm.kernels.cuda.recurrent import ACROSS  # imports Numba
-
-    heads, width = (
-        (arguments[key] for key in ("heads", "value_dim")) if "heads" in arguments else (1, arguments["columns"])
-    )
-    return Grid(heads * -(-width // 16) * 16 // ACROSS, 1, block_threads())
-
-
-def once(arguments: Mapping[str, Any], rows: int) -> Grid:
-    """Return a grid with a single block."""
-    return Grid(1, 1, block_threads())
-
-
-def attend_few(arguments: Mapping[str, Any], rows: int) -> Grid:
-    """Return a grid with a block for each token, bundle of query heads, and part of a context."""
-    from localllm.kernels.cuda.attention.shared import THREADS
-
-    return Grid(rows, arguments["kv_heads"] * arguments["bundles"] * arguments["parts"], THREADS)
-
-
-def attend_many(arguments: Mapping[str, Any], rows: int) -> Grid:
-    """Return a grid with a block for every ROWS rows of a key-value head.
-
-    The number of blocks is limited: with many short sequences, a block processes several units of rows.
-    """
-    from localllm.kernels.cuda.attention.attend_many import ROWS
-    from localllm.kernels.cuda.attention.shared import THREADS
-
-    heads, kv_heads = arguments["heads"], arguments["kv_heads"]
-    return Grid(-(-rows * (heads // kv_heads) // ROWS) + min(rows, 16), kv_heads, THREADS)
-
-
-def by_token(arguments: Mapping[str, Any], rows: int) -> Grid:
-    """Return a grid with a thread for each token."""
-    return by_number(rows)
-
-
-def some_tokens(arguments: Mapping[str, Any], rows: int) -> Grid:
-    """Return a grid with a block for each token, at most CHOOSING; with more tokens, each block processes several."""
-    return Grid(min(rows, CHOOSING), 1, block_threads())
-
-
-def words(arguments: Mapping[str, Any], rows: int) -> Grid:
-    """Return a grid with a thread for every few int64 words, at most 64 blocks."""
-    return Grid(min(-(-arguments["words"] // block_threads()), 64), 1, block_threads())
-
-
-def by_number(count: int) -> Grid:
-    """Return a grid with a thread for each of `count` items."""
-    return Grid(-(-count // block_threads()), 1, block_threads())
-
-
-def by_unit(arguments: Mapping[str, Any], rows: int) -> Grid:
-    """Return a grid with a thread for every 32 weights of a range of a matrix."""
-    return by_number((arguments["last"] - arguments["first"]) // 32)
-
-
-def by_unpacked_unit(arguments: Mapping[str, Any], rows: int) -> Grid:
-    """Return a grid with four threads for every 32 weights of some rows."""
-    return by_number(arguments["rows"] * arguments["columns"] // 8)
-
-
-def by_activations(arguments: Mapping[str, Any], rows: int) -> Grid:
-    """Return a grid with four threads for every 32 activations."""
-    return by_number(rows * arguments["columns"] // 8)
-
-
-def busy_experts(arguments: Mapping[str, Any], rows: int) -> int:
-    """Return the most experts that can have rows in a run."""
-    return min(arguments["experts"], rows)
-
-
-def by_two_rows(arguments: Mapping[str, Any], rows: int) -> Grid:
-    """Return a grid with a block for every two rows of the matrix and each expert that can have rows.
-
-    A block has up to 4 warps, fewer for short rows.
-    """
-    warp, units = warp_lanes(), arguments["columns"] // 32
-    return Grid(-(-arguments["rows"] // 2), busy_experts(arguments, rows), warp * min(4, -(-units // warp)))
-
-
-def by_warp(arguments: Mapping[str, Any], rows: int) -> Grid:
-    """Return a grid with a warp for each row of the matrix and each expert that can have rows."""
-    return Grid(-(-arguments["rows"] * warp_lanes() // block_threads()), busy_experts(arguments, rows), block_threads())
+Arguments = Mapping[str, Any]  # of a launch, by name
 
 
 def block_threads() -> int:
@@ -178,6 +41,90 @@ def warp_lanes() -> int:
     from localllm.kernels.cuda.gpu import WARP  # imports Numba
 
     return WARP
+
+
+def rows_by(size: int) -> Callable[[Arguments, int], Grid]:
+    """Make a grid with a thread for every `size` columns of a row."""
+    return lambda a, rows: Grid(rows, -(-a["columns"] // (size * block_threads())), block_threads())
+
+
+def by_number(count: int) -> Grid:
+    """Return a grid with a thread for each of `count` items."""
+    return Grid(-(-count // block_threads()), 1, block_threads())
+
+
+def by_norm(a: Arguments, rows: int) -> Grid:
+    """Return a grid with a block for each group of columns of a row, and a thread for every four columns of it."""
+    warp, columns = warp_lanes(), a.get("columns") or a["heads"] * a["head_dim"]
+    group = a.get("group") or a.get("head_dim") or columns
+    return Grid(rows, columns // group, min(-(-group // (4 * warp)) * warp, 4 * block_threads()))
+
+
+def by_state(a: Arguments, rows: int) -> Grid:
+    """Return a grid with a block for every ACROSS columns of recurrent states, rounded up to 16 columns per head."""
+    from localllm.kernels.cuda.recurrent import ACROSS  # imports Numba
+
+    heads, width = (a["heads"], a["value_dim"]) if "heads" in a else (1, a["columns"])
+    return Grid(heads * -(-width // 16) * 16 // ACROSS, 1, block_threads())
+
+
+def attend_few(a: Arguments, rows: int) -> Grid:
+    """Return a grid with a block for each token, bundle of query heads, and part of a context."""
+    from localllm.kernels.cuda.attention.shared import THREADS
+
+    return Grid(rows, a["kv_heads"] * a["bundles"] * a["parts"], THREADS)
+
+
+def attend_many(a: Arguments, rows: int) -> Grid:
+    """Return a grid with a block for every ROWS rows of a key-value head.
+
+    The number of blocks is limited: with many short sequences, a block processes several units of rows.
+    """
+    from localllm.kernels.cuda.attention.attend_many import ROWS
+    from localllm.kernels.cuda.attention.shared import THREADS
+
+    heads, kv_heads = a["heads"], a["kv_heads"]
+    return Grid(-(-rows * (heads // kv_heads) // ROWS) + min(rows, 16), kv_heads, THREADS)
+
+
+def by_two_rows(a: Arguments, rows: int) -> Grid:
+    """Return a grid with a block, of up to 4 warps, for every two rows of the matrix and each expert with rows."""
+    warp, units = warp_lanes(), a["columns"] // 32
+    return Grid(-(-a["rows"] // 2), min(a["experts"], rows), warp * min(4, -(-units // warp)))
+
+
+GRIDS: dict[str, Callable[[Arguments, int], Grid]] = {
+    "by_row": lambda a, rows: Grid(rows, 1, block_threads()),
+    "by_norm": by_norm,
+    "by_four": rows_by(4),
+    "by_entry": rows_by(1),
+    # small blocks: for each head of a row, and for every `block` columns of it
+    "by_head": lambda a, rows: Grid(rows, a["heads"], min(64, block_threads())),
+    "by_matrix": lambda a, rows: Grid(rows, a["columns"] // a["block"], min(64, block_threads())),
+    # a thread for each column, which processes all rows, or four threads, which share the tokens
+    "by_column": lambda a, rows: by_number(a["columns"]),
+    "by_column_and_tokens": lambda a, rows: Grid(-(-a["columns"] // block_threads()), 4, block_threads()),
+    # a block for each pair of a token and one of its experts
+    "by_pair": lambda a, rows: Grid(rows, a["used"], block_threads()),
+    "warp_by_row": lambda a, rows: Grid(rows, 1, warp_lanes()),
+    "by_state": by_state,
+    "once": lambda a, rows: Grid(1, 1, block_threads()),
+    "attend_few": attend_few,
+    "attend_many": attend_many,
+    "by_token": lambda a, rows: by_number(rows),
+    # a block for each token; with more than CHOOSING, each block processes several
+    "some_tokens": lambda a, rows: Grid(min(rows, CHOOSING), 1, block_threads()),
+    "words": lambda a, rows: Grid(min(-(-a["words"] // block_threads()), 64), 1, block_threads()),
+    # a thread for every 32 weights of a range, four threads for every 32 weights, or for every 32 activations
+    "by_unit": lambda a, rows: by_number((a["last"] - a["first"]) // 32),
+    "by_unpacked_unit": lambda a, rows: by_number(a["rows"] * a["columns"] // 8),
+    "by_activations": lambda a, rows: by_number(rows * a["columns"] // 8),
+    "by_two_rows": by_two_rows,
+    # a warp for each row of the matrix and each expert that can have rows
+    "by_warp": lambda a, rows: Grid(
+        -(-a["rows"] * warp_lanes() // block_threads()), min(a["experts"], rows), block_threads()
+    ),
+}
 
 
 def at_a_time(tokens: int) -> int:
@@ -202,13 +149,11 @@ def kernel(name: str) -> Callable[..., None]:
     return getattr(module, f"make_{kind}" if hasattr(module, f"make_{kind}") else "make")(format_name)
 
 
-def grid(name: str, arguments: Mapping[str, Any], rows: int) -> Grid:
-    """Return the launch grid of a kernel; arguments: by name; rows: the most rows."""
-    grid_of: Callable[[Mapping[str, Any], int], Grid] = globals()[KERNELS[name.partition("-")[0]].grid]
-    return grid_of(arguments, rows)
+def grid(name: str, arguments: Arguments, rows: int) -> Grid:
+    """Return the launch grid of a kernel; rows: the most rows."""
+    return GRIDS[KERNELS[name.partition("-")[0]].grid](arguments, rows)
 
 
 def parameters(name: str) -> tuple[str, ...]:
-    """Return the names of a kernel's parameters."""
     names: tuple[str, ...] = KERNELS[name.partition("-")[0]].arguments._fields
     return names

@@ -35,9 +35,8 @@ def machine_code(
 ) -> dict[str, tuple[bytes, str]]:  # fmt: skip
     """Return, by name, each kernel's machine code (a cubin) and the name of its entry.
 
-    Kernels that are not cached are compiled, in as many processes as there are cores, and cached. progress: called
-    while compiling; warn: called with one line if machine code cannot be cached. Raises LocalllmError if a kernel
-    cannot be compiled.
+    Kernels that are not cached are compiled, on all cores, and cached. warn: called with one line if machine code
+    cannot be cached. Raises LocalllmError if a kernel cannot be compiled.
     """
     names, folder = sorted(set(names)), code_folder(capability)
     codes = {name: code for name in names if (code := read_checksummed(folder / f"{name}.cubin"))}
@@ -50,7 +49,6 @@ def machine_code(
 def compiled(
     names: list[str], capability: Capability, progress: Progress, warn: Callable[[str], None]
 ) -> dict[str, bytes]:
-    """Compile kernels to machine code, and cache it if possible."""
     from localllm.kernels.build.compilers import compile_kernels  # seldom needed, and slow to import
 
     problems: dict[str, None] = {}
@@ -71,7 +69,6 @@ def compiled(
 
 @cache
 def code_folder(capability: Capability) -> Path:
-    """Return the folder of machine code for a compute capability, named by the hash."""
     key = hashlib.sha256()
     add_sources(key, SOURCES)
     versions = [f"{package} {version_of(package)}" for package in COMPILERS]
@@ -81,7 +78,6 @@ def code_folder(capability: Capability) -> Path:
 
 
 def version_of(package: str) -> str:
-    """Return the version of an installed package; an empty string if it is not installed."""
     try:
         return version(package)
     except PackageNotFoundError:  # only the packages of CUDA 12 or those of CUDA 13 are installed
@@ -94,7 +90,6 @@ def entry(name: str) -> str:
 
 
 def ptx(name: str, capability: Capability) -> str:
-    """Compile a kernel to PTX, NVIDIA's assembly language."""
     from numba import cuda, int64, void
 
     from localllm.kernels.cuda import kernel, parameters
@@ -108,7 +103,6 @@ def ptx(name: str, capability: Capability) -> str:
 
 
 def cubin(name: str, capability: Capability) -> bytes:
-    """Compile a kernel to machine code."""
     from cuda.core import Linker, LinkerOptions, ObjectCode
 
     options = LinkerOptions(arch=f"sm_{capability[0]}{capability[1]}")
@@ -116,10 +110,7 @@ def cubin(name: str, capability: Capability) -> bytes:
 
 
 def assembler() -> Path:
-    """Find NVIDIA's ptxas, which reports how many registers kernels use. Only measurements need it.
-
-    Raises FileNotFoundError.
-    """
+    """Find NVIDIA's ptxas, which measurements ask how many registers kernels use. Raises FileNotFoundError."""
     package = find_spec("nvidia")
     for folder in package.submodule_search_locations or () if package else ():
         for path in sorted(Path(folder).glob("*/bin/ptxas*")):  # in the wheels for CUDA 12 or for CUDA 13

@@ -92,7 +92,6 @@ if SIMULATED:
         return math.cos(2 * math.pi * (x % 1))
 
     def sine_of_turns(x):
-        """Return the sine of 2 pi x; x: an angle in turns, float64."""
         return math.sin(2 * math.pi * (x % 1))
 
     def bits(word, shift, mask):
@@ -115,7 +114,6 @@ if SIMULATED:
         return int(c) + int(np.dot(*words))
 
     def f16_value(bits):
-        """Convert the bits of a float16 to float32."""
         return float(np.array([int(bits) & 0xFFFF], np.uint16).view(np.float16)[0])
 
     def f16_pair(bits):
@@ -128,7 +126,6 @@ if SIMULATED:
             return float(np.exp2(np.float32(x)))
 
     def f16_bits(x):
-        """Round x to float16; return its bits."""
         with np.errstate(over="ignore"):
             return int(np.array([x], np.float32).astype(np.float16).view(np.uint16)[0])
 
@@ -171,11 +168,7 @@ else:
     GLOBAL = 1  # address space
 
     def make_shared_memory_internal(module):
-        """Give shared memory internal linkage.
-
-        Each function that calls another is linked with a copy of it, which would define the memory several times
-        otherwise.
-        """
+        """Give shared memory internal linkage: each function that calls another is linked with a copy of it."""
         for name, variable in module.globals.items():
             if name.startswith("_cudapy_smem"):
                 variable.linkage = "internal"
@@ -199,14 +192,10 @@ else:
         return DeviceFunction(function, {"device": True})
 
     def pointer(builder, address, kind):
-        """Convert an address to a pointer to global memory."""
         return builder.inttoptr(address, ir.PointerType(kind, GLOBAL))
 
     def loader(kind, result, widen=None):
-        """Make an intrinsic (address) that loads a number.
-
-        kind: its LLVM type, widen: the instruction that converts it.
-        """
+        """Make an intrinsic (address) that loads a number of an LLVM type; widen: the instruction that converts it."""
 
         @intrinsic
         def load(typing_context, address):
@@ -219,10 +208,7 @@ else:
         return load
 
     def storer(kind, accepted, narrow=None):
-        """Make an intrinsic (address, value) that stores a number.
-
-        kind: its LLVM type, narrow: the instruction that converts it.
-        """
+        """Make an intrinsic (address, value) that stores a number as an LLVM type; narrow: the conversion."""
 
         @intrinsic
         def store(typing_context, address, value):
@@ -395,13 +381,11 @@ else:
 
 @device
 def lane():
-    """Return the number of this thread in its warp."""
     return cuda.threadIdx.x & (WARP - 1)
 
 
 @device
 def plus(x, y):
-    """Return x + y."""
     return x + y
 
 
@@ -412,10 +396,7 @@ def larger_or_nan(x, y):
 
 
 def make_over_warp(two):
-    """Make a function that reduces a float32 x of each lane of a warp to one number, which all lanes get.
-
-    two: combines two numbers.
-    """
+    """Make a function that reduces a float32 of each lane of a warp to one number, which all lanes get, by `two`."""
 
     @device
     def over_warp(x):
@@ -429,10 +410,7 @@ def make_over_warp(two):
 
 
 def make_over_block(two):
-    """Make a function that reduces a float32 x of each thread of a block to one number, which all threads get.
-
-    two: combines two numbers. All threads of the block must call the function.
-    """
+    """Make a function that reduces a float32 of each thread of a block, all of which must call it, by `two`."""
     over_warp = make_over_warp(two)
 
     @device

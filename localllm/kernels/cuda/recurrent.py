@@ -22,21 +22,20 @@ ZERO = float32(0)
 
 @device
 def tokens_of(sequences, number):
-    """Return the number of a sequence's first token in the run, and the number of its tokens there."""
+    """Return a sequence's first token in the run, and the number of its tokens there."""
     sequence = sequences + number * SEQUENCE_BYTES
     return load_i64(sequence + 8 * SEQUENCE.first), load_i64(sequence + 8 * SEQUENCE.count)
 
 
 @device
 def states_of(sequences, number, offset):
-    """Return the addresses of a part of the state, `offset` bytes from its beginning: before the run, and after it."""
+    """Return the addresses of a part of the state, before the run and after it."""
     sequence = sequences + number * SEQUENCE_BYTES
     return load_i64(sequence + 8 * SEQUENCE.state) + offset, load_i64(sequence + 8 * SEQUENCE.next_state) + offset
 
 
 @device
 def column_in_block():
-    """Return the number of this thread's column within the block."""
     return cuda.threadIdx.x % ACROSS
 
 
@@ -48,10 +47,7 @@ def part_of_column():
 
 @device
 def sum_of_column(x):
-    """Return the sum of x, a float32, over the threads of this thread's column.
-
-    All threads of the block must call it.
-    """
+    """Return the sum of x over the threads of this thread's column. All threads of the block must call it."""
     numbers = cuda.shared.array(BLOCK, float32)
     cuda.syncthreads()  # the previous sums have been read
     numbers[cuda.threadIdx.x] = x
@@ -67,10 +63,7 @@ TOKENS = 32  # consecutive tokens of a thread; at least as many as there are tap
 
 @device
 def row_of(x, stride, window, row_bytes, taps, t):
-    """Return the address of the x of token t, counted from the sequence's first token in the run.
-
-    A negative t is a token before the run, which is in the window.
-    """
+    """Return the address of the x of token t of the run; tokens before the run are in the window."""
     return x + t * stride if t >= 0 else window + (t + taps - 1) * row_bytes
 
 
@@ -105,11 +98,7 @@ LOWEST = float32(-3e38)
 
 
 def gated_mean(sequences, sequence_count, offset, taps, stretches, places, x, x_stride, y, stride, columns):
-    """Write y[t] = the sum of p[tap] * x[t - taps + 1 + tap] over the taps that have tokens, and the new window.
-
-    A thread processes one column and some tokens. Only the thread with a sequence's first tokens reads the old window,
-    and afterwards writes the new one, row by row in order.
-    """
+    """Process one column and some tokens in a thread, as `convolve` does."""
     column = 4 * (cuda.blockIdx.x * cuda.blockDim.x + cuda.threadIdx.x)
     row_bytes, bytes_per_token = (2 * stretches * columns + 15) // 16 * 64, (columns + 15) // 16 * 64
     tokens, gates = max(TOKENS, taps), 4 * stretches * columns
@@ -142,10 +131,7 @@ def gated_mean(sequences, sequence_count, offset, taps, stretches, places, x, x_
 
 @device
 def advance_column(source, target, rates, dt, x, b, c, state_size):
-    """Update the state of a column at `source` for one token, and store it at `target`.
-
-    Return this thread's share of the product of c with the new state.
-    """
+    """Update the state of a column for one token; return this thread's share of the product of c with the new state."""
     read = ZERO
     for n in range(part_of_column(), state_size, PARTS):
         state = exp(dt * load_f32(rates + 64 * n)) * load_f32(source + 64 * n) + dt * x * load_f32(b + 4 * n)
@@ -157,7 +143,6 @@ def advance_column(source, target, rates, dt, x, b, c, state_size):
 def selective_scan(
     sequences, sequence_count, offset, x, dt, b, c, state_stride, rates, skip, y, stride, columns, state_size
 ):
-    """Process all tokens; a block of threads for ACROSS columns. The formula is at SELECTIVE_SCAN in table.py."""
     column = cuda.blockIdx.x * ACROSS + column_in_block()
     state, factor = (column // 16 * state_size * 16 + column % 16) * 4, load_f32(skip + 4 * column)
     for s in range(load_i64(sequence_count)):
@@ -184,7 +169,7 @@ def read(state, k, key_dim):
 
 @device
 def advance(source, target, decay, d, k, q, next_k, key_dim):
-    """Update a column of the state at `source` for one token, and store it at `target`.
+    """Update a column of the state for one token.
 
     Return this thread's shares of the products of the query, and of the next token's key, with the new column.
     """
@@ -198,7 +183,6 @@ def advance(source, target, decay, d, k, q, next_k, key_dim):
 
 
 def make_head_scan(rule):
-    """Make the kernel; rule: "plain" (Mamba 2) or "delta"."""
     is_delta = rule == "delta"
 
     def head_scan(
@@ -236,10 +220,7 @@ def make_head_scan(rule):
 
 @device
 def update_gated(source, target, r, w, k, number, key_dim):
-    """Update a column of the state at `source` by the rule "gated" for one token, and store it at `target`.
-
-    Return this thread's share of the product of r with the new column. number: an element of the token's v.
-    """
+    """Update a column of the state for one token; return this thread's share of the product of r with it."""
     total = ZERO
     for i in range(part_of_column(), key_dim, PARTS):
         new = load_f32(source + 64 * i) * load_f32(w + 4 * i) + load_f32(k + 4 * i) * number
@@ -250,12 +231,7 @@ def update_gated(source, target, r, w, k, number, key_dim):
 
 @device
 def update_first(source, target, r, w, k, weight, number, key_dim):
-    """Update a column of the state at `source` by the rule "first" for one token, and store it at `target`.
-
-    The result uses the old column, and k v with a weight.
-
-    Parameters and result as in `update_gated`.
-    """
+    """Do the same, with a result that uses the old column, and k v with a weight."""
     total = ZERO
     for i in range(part_of_column(), key_dim, PARTS):
         old, new = load_f32(source + 64 * i), load_f32(k + 4 * i) * number
@@ -266,10 +242,9 @@ def update_first(source, target, r, w, k, weight, number, key_dim):
 
 @device
 def update_delta(source, target, r, w, k, b, next_a, number, state_product, key_dim):
-    """Update a column of the state at `source` by the rule "delta" for one token, and store it at `target`.
+    """Do the same, adding b times state_product, the product of a with the old column.
 
-    state_product: the product of a with the old column; b times it is added. Return this thread's shares of the
-    products of r, and of the next token's a, with the new column.
+    Return this thread's shares of the products of r, and of the next token's a, with the new column.
     """
     of_query, of_next = ZERO, ZERO
     for i in range(part_of_column(), key_dim, PARTS):
@@ -282,7 +257,6 @@ def update_delta(source, target, r, w, k, b, next_a, number, state_product, key_
 
 
 def make_wkv(rule):
-    """Make the kernel; rule: "gated", "first" or "delta"."""
     is_delta, is_first = rule == "delta", rule == "first"
 
     def wkv(

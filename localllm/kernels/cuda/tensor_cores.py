@@ -26,18 +26,14 @@ if SIMULATED:
             return tuple(np.array(x, np.float32).astype(np.float16).view(np.int32).tolist())
 
     def interleaved(a, b):
-        """Interleave the float16 numbers of a and b: number by number, the one of a with the one of b.
-
-        a, b: tuples of int32 with two numbers each.
-        """
+        """Interleave the float16 numbers of a and b, two in an int32."""
         pairs = np.array([a, b], np.int32).view(np.uint16).T.copy()
         return tuple(pairs.view(np.int32).reshape(-1).tolist())
 
     def make_multiply(tiles, steps, stride, depth):
-        """Return a function (c, a, words, at) -> c + a b^T. b lies in shared memory: the array `words`.
+        """Return a function (c, a, words, at) -> c + a b^T, with b in shared memory, read by this lane from `at` on.
 
-        at: index of the word from which this lane reads; depth: of the instruction, 16, or 8 for compute capability
-        7.5.
+        depth: of the instruction, 16, or 8 for compute capability 7.5.
         """
         places = [
             tile * 8 * stride + step * 8 + 4 * r for tile in range(tiles) for step in range(steps) for r in (0, 1)
@@ -70,7 +66,6 @@ else:
     }
 
     def pair(builder, low, high):
-        """Pack two float16 numbers in an int32."""
         vector = ir.Constant(ir.VectorType(F16, 2), ir.Undefined)
         vector = builder.insert_element(vector, low, I32(0))
         return builder.bitcast(builder.insert_element(vector, high, I32(1)), I32)

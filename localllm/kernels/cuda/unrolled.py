@@ -31,10 +31,7 @@ if SIMULATED:
         return unrolled(count, function)
 
     def folded(groups, function):
-        """Return a function (x) -> one number for each group.
-
-        groups: indices of x; the numbers of a group are combined by `function`, two at a time.
-        """
+        """Return a function (x) -> the numbers of each group of indices, combined by `function`, two at a time."""
         return lambda x: tuple(reduce(function, (x[place] for place in group)) for group in groups)
 
     def make_products(columns):
@@ -70,10 +67,7 @@ else:
         return calls(count, function, types.none)
 
     def calls(count, function, result):
-        """Make the intrinsic of `unrolled`, or of `visit` if `result` is the type none."""
-
         def typed(*arguments):
-            """Return the signature of the intrinsic for arguments of these types, and its code."""
             is_item = [isinstance(kind, types.UniTuple) and kind.count == count for kind in arguments]
             argument_types = [kind.dtype if item else kind for kind, item in zip(arguments, is_item, strict=True)]
 
@@ -122,7 +116,6 @@ else:
         return word
 
     def items(builder, value):
-        """Return the members of a tuple."""
         return [builder.extract_value(value, i) for i in range(value.type.count)]
 
     def make_products(columns):

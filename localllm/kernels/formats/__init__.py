@@ -26,25 +26,17 @@ FAMILIES = {
 
 
 def family(name: str) -> Any:
-    """Import the module of a format's family."""
     return import_module(f"localllm.kernels.formats.{FAMILIES[name]}")
 
 
 def supports_int8(name: str, columns: int) -> bool:
-    """Return whether the int8 kernels multiply rows of `columns` weights in this format.
-
-    Rows must be whole groups of 256 weights; formats with blocks of at most 64 weights may end with chunks of 64.
-    """
+    """Return whether the int8 kernels multiply rows of `columns` weights: groups of 256, or for some chunks of 64."""
     has_chunks = name in FAMILIES and BY_NAME[name].block <= 64 and LAYOUTS[name].sub_block == 32
     return name in FAMILIES and columns % (64 if has_chunks else 256) == 0
 
 
 def load_group_format(name: str, small_codes: bool = False, integer_scales: bool = False) -> Any:
-    """Return a format's GroupFormat.
-
-    small_codes: one whose codes are not multiplied by powers of two, so that they are as small as possible;
-    integer_scales: one with integer scales if there is one, see GroupFormat.has_integer_scales.
-    """
+    """Return a format's GroupFormat, with codes as small as possible, or with integer scales if there are some."""
     module = family(name)
     integers = getattr(module, "INTEGER_SCALE_GROUPS", {}) if integer_scales else {}
     small = getattr(module, "SMALL_CODE_GROUPS", {}) if small_codes else {}

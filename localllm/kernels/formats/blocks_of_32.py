@@ -24,10 +24,7 @@ flags_16 = simd.make_flags(16)
 
 
 def nibbles(at, block_bytes):
-    """Make functions (address) that read 4-bit codes, 16 bytes for each block of 32: of eight blocks, and of two.
-
-    at: where the codes begin in a block. The results are striped: four u8x64, and one.
-    """
+    """Make functions (address) that read 4-bit codes from byte `at` of blocks on: of eight, striped, and of two."""
 
     @device
     def codes(address):
@@ -43,10 +40,7 @@ def nibbles(at, block_bytes):
 
 
 def fifth_bits(at, block_bytes, codes_and_chunk):
-    """Make functions that read 5-bit codes: nibbles by `codes_and_chunk`, and fifth bits, 4 bytes per block.
-
-    at: where the fifth bits begin in a block.
-    """
+    """Make functions that read 5-bit codes: nibbles by `codes_and_chunk`, and fifth bits from byte `at` of blocks."""
     nibble_codes, nibble_chunk = codes_and_chunk
     planes = simd.make_gather_planes(block_bytes)
 
@@ -65,10 +59,7 @@ def fifth_bits(at, block_bytes, codes_and_chunk):
 
 
 def looked_up(values, codes_and_chunk):
-    """Make functions that read 4-bit codes and replace each by its entry of a table, minus the table's smallest value.
-
-    values: the table, 16 integers; codes_and_chunk: the functions that read the codes.
-    """
+    """Make functions that read 4-bit codes and replace each by its entry of a table, minus the smallest value."""
     nibble_codes, nibble_chunk = codes_and_chunk
     value = simd.make_lookup(*(int(value) - int(min(values)) for value in values))
 
@@ -87,10 +78,7 @@ q8_0_offset = simd.constant(simd.u8x64, Q8_0_OFFSET)
 
 @device
 def two_q8_0_blocks(first, second):
-    """Load the codes of two blocks of Q8_0, 64 bytes.
-
-    Where codes must be unsigned, 128 is added by flipping their sign bits.
-    """
+    """Load the codes of two blocks of Q8_0; 128 is added where codes must be unsigned, by flipping their sign bits."""
     return (
         simd.concatenate_u8x64(simd.load_u8x32(first + Q8_0_CODES), simd.load_u8x32(second + Q8_0_CODES))
         ^ q8_0_offset()
@@ -119,11 +107,7 @@ def q8_0_codes(address):
 
 
 def codes_of(layout, block_bytes):
-    """Choose how to read a format's codes.
-
-    Return the pair of functions that read the codes of eight blocks and of two, the offset of the codes, and the
-    largest code.
-    """
+    """Return the functions that read the codes of eight blocks and of two, the codes' offset, and the largest code."""
     if layout.bits == 8:
         return (q8_0_codes, q8_0_chunk), Q8_0_OFFSET, Q8_0_OFFSET + 127
     low, *high = layout.codes
@@ -145,10 +129,7 @@ def floats_of(at, block_bytes):
 
 
 def exponents_of(at, block_bytes):
-    """Make functions (address) that load scales stored as E8M0, halved: f32x8 for eight blocks, f32x2 for two.
-
-    at: the scale's byte in a block.
-    """
+    """Make functions (address) that load the E8M0 scales at byte `at`, halved: f32x8 of eight blocks, f32x2 of two."""
     gather, table = simd.make_gather_powers(block_bytes, 128), halved_e8m0()
 
     @device
@@ -159,7 +140,6 @@ def exponents_of(at, block_bytes):
 
 
 def blocks_of_32(name):
-    """Return the GroupFormat of a format with blocks of 32 weights."""
     layout, block_bytes = LAYOUTS[name], BY_NAME[name].bytes
     (codes, chunk), offset, largest = codes_of(layout, block_bytes)
     scales = floats_of(layout.d, block_bytes) if layout.d is not None else exponents_of(0, block_bytes)

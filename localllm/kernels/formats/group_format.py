@@ -72,7 +72,6 @@ stripe_chunk = simd.make_shuffle(
 
 @device
 def four_by_16(address, step):
-    """Load 16 bytes from each of four addresses, `step` bytes apart, as one u8x64."""
     low = simd.concatenate_u8x32(simd.load_u8x16(address), simd.load_u8x16(address + step))
     return simd.concatenate_u8x64(
         low, simd.concatenate_u8x32(simd.load_u8x16(address + 2 * step), simd.load_u8x16(address + 3 * step))
@@ -81,20 +80,16 @@ def four_by_16(address, step):
 
 @device
 def striped_nibbles(first, second):
-    """Split nibbles into four striped u8x64.
+    """Split nibbles into four striped u8x64; first, second: 16 bytes for each of runs 0 to 3, and of runs 4 to 7.
 
-    first, second: u8x64 with 16 bytes for each of runs 0 to 3, and of runs 4 to 7. Weights 0 to 15 of a run are the low
-    nibbles of its bytes, weights 16 to 31 the high nibbles.
+    Weights 0 to 15 of a run are the low nibbles of its bytes, weights 16 to 31 the high nibbles.
     """
     return nibbles_in_turn(first_pairs(first, second), second_pairs(first, second))
 
 
 @device
 def nibbles_in_turn(even, odd):
-    """Split nibbles into four striped u8x64.
-
-    even, odd: u8x64 with 16 bytes for each of runs 0, 2, 4, 6, and for each of runs 1, 3, 5, 7.
-    """
+    """Do the same; even, odd: 16 bytes for each of runs 0, 2, 4, 6, and for each of runs 1, 3, 5, 7."""
     low, high = even_in_turn(even, odd), odd_in_turn(even, odd)
     return low & nibble(), high & nibble(), down_4(low) & nibble(), down_4(high) & nibble()
 
@@ -111,10 +106,7 @@ down_plane = simd.make_shift(simd.u8x64, False, *[2 * plane for plane in range(4
 
 
 def two_bit_codes(at):
-    """Make a function (address) that reads a group's 2-bit codes as four striped u8x64.
-
-    at: offset of the 64 bytes with the codes.
-    """
+    """Make a function (address) that reads a group's 2-bit codes, 64 bytes from `at` on, as four striped u8x64."""
 
     @device
     def codes(address):
@@ -128,10 +120,7 @@ def two_bit_codes(at):
 
 
 def multiplied(format):
-    """Return a format with the codes that the dot product of this CPU takes.
-
-    If it multiplies signed bytes, codes above 127 become signed ones: 128 is subtracted from them and from the offset.
-    """
+    """Return a format with codes for this CPU: where it multiplies signed bytes, codes above 127 less 128."""
     if format.largest < 128 or format.minimums or not simd.wants_signed_codes():
         return format
     codes_of, chunk = format.codes, format.chunk

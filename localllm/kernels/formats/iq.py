@@ -28,10 +28,7 @@ from localllm.quant.layouts import LAYOUTS
 
 
 def codebook(format: Any) -> np.ndarray:
-    """Load the grid of a format: int8 [codes, weights per code].
-
-    format: a class of `gguf.quants`.
-    """
+    """Load the grid of a class of `gguf.quants`: int8 [codes, weights per code]."""
     format.init_grid()
     return format.grid.reshape(format.grid_shape).astype(np.int8)
 
@@ -40,10 +37,7 @@ STRIPES, RUNS = range(4), range(8)
 
 
 def for_octets(source, order):
-    """Return a shuffle that gives each of eight octets one byte of `source`, repeated for all 8 weights.
-
-    order: the byte for each octet.
-    """
+    """Return a shuffle that gives each of eight octets the byte `order` of `source`, repeated for all 8 weights."""
     return simd.make_shuffle(simd.u8x64, source, [byte for byte in order for _ in range(8)])
 
 
@@ -74,10 +68,7 @@ def octets(table, row):
 
 
 def quads(table, row):
-    """Make a function (address) that looks up a group's codes, four weights at a time: four striped u8x64.
-
-    row(address, quad): the row of `table` for a quad of the group.
-    """
+    """Make the same for four weights at a time; row(address, quad): the row of `table`."""
 
     @inlined
     def stripe(address, q):
@@ -110,10 +101,7 @@ def store_shifted(code, scale, negative, out):
 
 @device
 def iq1_m_scale(scales):
-    """Assemble the float16 d, which IQ1_M stores in the topmost 4 bits of each of the four 16-bit integers at `scales`.
-
-    The first integer has the lowest 4 bits.
-    """
+    """Assemble the float16 d from the topmost 4 bits of each of four 16-bit integers, the lowest first."""
     bits = 0
     for n in range(4):
         bits |= (simd.load_u16(scales + 2 * n) >> 12) << (4 * n)
@@ -238,10 +226,7 @@ def eight_signs(code):
 
 @device
 def store_signed(magnitudes, code, scale, signs, out):
-    """Write the weights of row `code` of the grid `magnitudes` to `out`, times `scale`.
-
-    Weight i is negated if bit i of `signs` is set.
-    """
+    """Write the weights of row `code` to `out`, times `scale`; weight i is negated if bit i of `signs` is set."""
     for i in range(magnitudes.shape[1]):
         sign = 1 - 2 * ((signs >> i) & 1)
         simd.store_f32(out + 4 * i, scale * np.float32(magnitudes[code, i] * sign))
@@ -266,21 +251,14 @@ def unpacker(grid, group, row, signs, scale):
 
 
 def word_signs(at, apart):
-    """Make a function (block, octet) that reads the signs of an octet from a 32-bit word with four 7-bit sign codes.
-
-    at: the byte of the first word; apart: bytes from word to word.
-    """
+    """Make a function (block, octet) that reads signs from 32-bit words, `apart` bytes apart, of four sign codes."""
     return device(
         lambda block, octet: eight_signs(simd.load_u32(block + at + apart * (octet >> 2)) >> 7 * (octet & 3) & 127)
     )
 
 
 def word_scales(at, apart, factor):
-    """Make a function (block, run) that computes a run's scale, d * (scale + 1/2) * factor.
-
-    The stored scale is the topmost 4 bits of a 32-bit word; at: the byte of the first word; apart: bytes from word to
-    word.
-    """
+    """Make a function (block, run): d * (scale + 1/2) * factor, the scale in the topmost 4 bits of a 32-bit word."""
     half, by = np.float32(0.5), np.float32(factor)
     return device(
         lambda block, run: (
@@ -291,7 +269,6 @@ def word_scales(at, apart, factor):
 
 @device
 def nibble_at(address, i):
-    """Return number i of the 4-bit numbers at an address, two in a byte, the low half first."""
     return simd.load_u8(address + i // 2) >> 4 * (i % 2) & 15
 
 
@@ -299,11 +276,7 @@ signs_0, signs_1, signs_2, signs_3 = (for_octets(simd.u8x32, [4 * run + q for ru
 
 
 def signed(name, grid, row, signs, scales):
-    """Return the GroupFormat of a format with magnitudes in a grid.
-
-    row: the grid's row for each octet or quad; signs(address): u8x32, one byte of signs per octet; scales:
-    see GroupFormat.
-    """
+    """Return the GroupFormat of a format with magnitudes in a grid; signs(address): u8x32, one byte per octet."""
     offset = int(grid.max())
     lookup = octets if grid.shape[1] == 8 else quads
     magnitudes = lookup(packed(offset + grid), row)
@@ -344,7 +317,6 @@ topmost_bytes = simd.make_shuffle(simd.u8x8, simd.u8x32, range(3, 32, 4))
 
 @device
 def signs_of_words(words):
-    """Return the signs of a group from eight 32-bit words, each with four 7-bit sign codes: u8x32, a byte per octet."""
     return evened(four_sevens(words))
 
 

@@ -39,7 +39,6 @@ def packed_scales(address):
 
 @device
 def packed_minimums(address):
-    """Unpack the eight 6-bit minimums of Q4_K and Q5_K from the 12 bytes at an address, as f32x8."""
     low, high = simd.load_u32(address + 4), simd.load_u32(address + 8)
     upper = ((high >> 4) & 0x0F0F0F0F) | (((low >> 6) & 0x03030303) << 4)
     return simd.float_u8x8(simd.bytes_of((low & 0x3F3F3F3F) | (upper << 32)))
@@ -60,10 +59,7 @@ odd_down_4 = simd.make_shift(simd.u8x64, False, *[0] * 4, *[4] * 4)
 
 @device
 def q4_k_codes(address):
-    """Read the codes of a group in Q4_K, four striped u8x64.
-
-    Those from high nibbles are 16 * code, with a sixteenth of the scale.
-    """
+    """Read the codes of Q4_K; those from high nibbles are 16 * code, with a sixteenth of the scale."""
     v, w, mask = simd.load_u8x64(address + Q4_CODES), simd.load_u8x64(address + Q4_CODES + 64), nibble_masks()
     return runs_0(v, w) & mask, runs_1(v, w) & mask, runs_2(v, w) & mask, runs_3(v, w) & mask
 
@@ -75,7 +71,7 @@ def q4_k_scales(address):
 
 @device
 def q4_k_small_codes(address):
-    """Read the codes of a group in Q4_K, four striped u8x64, all shifted down to 0 to 15."""
+    """Read the codes of Q4_K, all shifted down to 0 to 15."""
     v, w, mask = simd.load_u8x64(address + Q4_CODES), simd.load_u8x64(address + Q4_CODES + 64), nibble()
     return (
         odd_down_4(runs_0(v, w)) & mask, odd_down_4(runs_1(v, w)) & mask,
@@ -116,10 +112,7 @@ upper_half = simd.make_shift(simd.u8x16, False, 4)
 
 @device
 def q2_k_codes(address):
-    """Read the codes of a group in Q2_K where they lie in their bytes: four striped u8x64.
-
-    Codes are multiplied by 1, 4, 16 or 64, by run; q2_k_scales divides the scales by the same.
-    """
+    """Read the codes of Q2_K where they lie in their bytes: times 1, 4, 16 or 64, by which scales are divided."""
     v, mask = simd.load_u8x64(address + Q2_CODES), plane_masks()
     return planes_0(v) & mask, planes_1(v) & mask, planes_2(v) & mask, planes_3(v) & mask
 

@@ -61,7 +61,7 @@ flags = simd.make_flags(LAYOUTS["Q1_0"].step)
 
 @device
 def q1_codes(address):
-    """Read the codes of a group, 256 bits in two blocks, as four vectors of 64 bytes: 2 where a bit is set, else 0.
+    """Read 256 bits in two blocks as four vectors of 64 bytes: 2 where a bit is set, else 0.
 
     The four bytes of each run of 32 weights go to one vector each, which makes the vectors striped.
     """
@@ -88,9 +88,7 @@ TQ1_D, TQ2_D = LAYOUTS["TQ1_0"].d, TQ2.d
 
 @device
 def unpack_trits(codes, count, trits, scale, out):
-    """Unpack `trits` base-3 digits of each of `count` bytes to weights at `out`.
-
-    Order: digit 0 of all bytes, then digit 1 of all bytes, and so on.
+    """Unpack `trits` base-3 digits of each of `count` bytes: digit 0 of all bytes, then digit 1, and so on.
 
     A byte is a fraction in base three, byte / 256: multiplying it by 3 moves its next digit in front of the point.
     Digits 0, 1 and 2 stand for -scale, 0 and scale.
@@ -111,16 +109,12 @@ def unpack_tq1_0(block, out):
 
 
 def tq1_0_place(weight):
-    """Return where TQ1_0 stores weight number `weight` of a block: (byte, digit)."""
     first, byte, count, _ = next(part for part in reversed(TRITS) if weight >= part[0])
     return byte + (weight - first) % count, (weight - first) // count
 
 
 def tq1_0_stripe(q):
-    """Return two intrinsics for vector q of a group's codes: one shuffles bytes, one extracts their digits.
-
-    The shuffle's source has bytes 0 to 31 of a block, then bytes 22 to 53.
-    """
+    """Return a shuffle of bytes 0 to 31 and 22 to 53 of a block, and what extracts digits, for vector q of codes."""
     places = [tq1_0_place(32 * run + 8 * q + i) for run in RUNS for i in range(8)]
     order = [byte if byte < 32 else byte + 10 for byte, _ in places]
     return simd.make_shuffle(simd.u8x64, simd.u8x64, order), simd.make_trits(*(digit for _, digit in places))

@@ -21,7 +21,7 @@ def two_blocks(address):
 
 @device
 def codes(address):
-    """Read the codes of a group, four blocks, as four striped u8x64: entries of the value table plus OFFSET.
+    """Read the codes of four blocks as four striped u8x64: entries of the value table plus OFFSET.
 
     In a block, the low nibbles of 8 bytes are the first 8 of 16 weights, the high nibbles the last 8.
     """

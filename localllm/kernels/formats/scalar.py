@@ -46,10 +46,7 @@ def make_unpack(layout: Layout, count: int) -> Callable:
 
 
 def make_number(fields: Fields, signed: bool = False) -> Callable:
-    """Make a function (block, first, i) that reads number first + i, an int64, from fields with its low and high bits.
-
-    first: a multiple of STEP; i: less than STEP.
-    """
+    """Make a function (block, first, i) that reads number first + i; first: a multiple of STEP; i: less than STEP."""
     if len(fields) == 2:
         low, high, bits = make_number(fields[:1]), make_number(fields[1:]), fields[0].bits
         return device(lambda block, first, i: low(block, first, i) | high(block, first, i) << bits)
@@ -81,7 +78,6 @@ def make_scattered(field) -> Callable:
 
 
 def make_value(layout: Layout) -> Callable:
-    """Make a function (code) that returns the value that a code stands for, float32."""
     if layout.values:
         table = np.array(layout.values, np.int8)
         return device(lambda code: np.float32(table[code]))
@@ -96,7 +92,6 @@ def make_group_number(fields: Fields, signed: bool = False) -> Callable:
 
 
 def make_scale(layout: Layout) -> Callable:
-    """Make a function (block, group) that returns the scale of a group, float32."""
     at, centre = layout.d, layout.scale_centre
     if not layout.scales:
         return device(lambda block, group: load_f16(block + at))
@@ -108,10 +103,7 @@ def make_scale(layout: Layout) -> Callable:
 
 
 def make_minimum(layout: Layout) -> Callable | None:
-    """Make a function (block, group) that returns the number to add to a group's weights, float32.
-
-    Return None for a format without minimums.
-    """
+    """Make a function (block, group) that returns the number to add; None for a format without minimums."""
     at = layout.low
     if at is None:
         return None

@@ -47,28 +47,22 @@ class SubBlocks(NamedTuple):
 
 
 def load_words(builder, address, at):
-    """Load 64 bytes from offset `at` as sixteen 32-bit words."""
     return simd.load_value(builder, builder.add(address, simd.I64(at)), simd.i32x16.llvm)
 
 
 def masked(builder, words, masks):
-    """Mask each byte of a vector of 4-byte words; masks: an 8-bit mask for each word."""
     return simd.as_bytes(
         builder, builder.and_(words, ir.Constant(simd.i32x16.llvm, [mask * 0x01010101 for mask in masks]))
     )
 
 
 def spread(builder, address, order):
-    """Pick 64 bytes from the 16 at an address; order: their indices, None for a zero byte."""
     block = simd.load_value(builder, address, BLOCK)
     return simd.picked_bytes(builder, simd.shuffled(builder, block, block, [*range(16)] * 4), order)
 
 
 def halves_of(builder, addresses, at, count):
-    """Load `count` (1 or 2) consecutive float16 from offset `at` of every row, each in all lanes of an f32x16.
-
-    Returned as [row][number].
-    """
+    """Load `count` (1 or 2) float16 from offset `at` of every row, each in all lanes: [row][number]."""
     bits = ir.Constant(ir.VectorType(simd.I16 if count == 1 else simd.I32, 8 // count), None)
     for row, address in enumerate(addresses):
         number = simd.load_value(builder, builder.add(address, simd.I64(at)), bits.type.element)

@@ -41,7 +41,6 @@ def load_words(builder, address, offset):
 
 
 def moved(builder, words, by):
-    """Shift each word left by `by` bits, or right by -by."""
     if by == 0:
         return words
     return (
@@ -56,7 +55,6 @@ def masked(builder, words, mask):
 
 
 def split(builder, words) -> Codes:
-    """Split words into their even (low) and odd (high) bytes, each as words."""
     return [masked(builder, words, 255), moved(builder, words, -8)]
 
 
@@ -72,10 +70,7 @@ def pairs_of_bits(builder, words, run):
 
 
 def q2_k(builder, address, _) -> Iterator[Codes]:
-    """Yield the codes of a group in Q2_K, run by run. 32 bytes have the 2-bit codes of four runs.
-
-    Codes are not shifted down: those of the four runs are multiplied by 1, 4, 16 and 64.
-    """
+    """Yield the codes of a group in Q2_K, run by run, times 1, 4, 16 and 64. 32 bytes have the codes of four runs."""
     for half in (0, 1):
         even = load_words(builder, address, Q2.codes[0].at + 32 * half)
         odd = moved(builder, even, -8)
@@ -84,10 +79,7 @@ def q2_k(builder, address, _) -> Iterator[Codes]:
 
 
 def q3_k(builder, address, _) -> Iterator[Codes]:
-    """Yield the codes of a group in Q3_K, run by run: two low bits as in Q2_K, but shifted down, and a third bit.
-
-    Bit `run` of 32 bytes is the third bit of that run's weights.
-    """
+    """Yield the codes of Q3_K: two low bits as in Q2_K, shifted down, and bit `run` of 32 bytes."""
     bits = load_words(builder, address, Q3.codes[1].at)
     for run in range(8):
         words = load_words(builder, address, Q3.codes[0].at + run // 4 * 32)
@@ -96,10 +88,7 @@ def q3_k(builder, address, _) -> Iterator[Codes]:
 
 
 def q4_k(builder, address, _) -> Iterator[Codes]:
-    """Yield the codes of a group in Q4_K, run by run.
-
-    Of 32 bytes, the low nibbles are one run, the high nibbles the next.
-    """
+    """Yield the codes of Q4_K: of 32 bytes, the low nibbles are one run, the high nibbles the next."""
     for place in range(Q4.codes[0].at, Q4.codes[0].at + 128, 32):
         words = load_words(builder, address, place)
         nibbles = nibbles_of(builder, words)
@@ -108,10 +97,7 @@ def q4_k(builder, address, _) -> Iterator[Codes]:
 
 
 def q5_k(builder, address, _) -> Iterator[Codes]:
-    """Yield the codes of a group in Q5_K, run by run: nibbles as in Q4_K, and a fifth bit.
-
-    Bit `run` of 32 bytes is the fifth bit of that run's weights.
-    """
+    """Yield the codes of Q5_K: nibbles as in Q4_K, and bit `run` of 32 bytes."""
     bits = load_words(builder, address, Q5.codes[1].at)
     for run in range(8):
         words = load_words(builder, address, Q5.codes[0].at + run // 2 * 32)
@@ -120,10 +106,9 @@ def q5_k(builder, address, _) -> Iterator[Codes]:
 
 
 def q6_k(builder, address, _) -> Iterator[Codes]:
-    """Yield the codes of a group in Q6_K, run by run.
+    """Yield the codes of Q6_K: each half of the group has 4 runs.
 
-    Each half of the group has 4 runs: 64 bytes with their low 4 bits, two runs in every 32 bytes, and 32 bytes with the
-    high 2 bits of all four.
+    64 bytes have their low 4 bits, two runs in every 32 bytes, and 32 bytes the high 2 bits of all four.
     """
     for half in (0, 1):
         bits = load_words(builder, address, Q6.codes[1].at + 32 * half)
@@ -140,21 +125,16 @@ def load_two(builder, address, distance):
 
 
 def signed_bytes(builder, words) -> Codes:
-    """Split words into their even and odd bytes, sign-extended to words."""
     eight = simd.constant_like(words, 8)
     return [builder.ashr(builder.shl(words, eight), eight), builder.ashr(words, eight)]
 
 
 def low_and_high(builder, packed):
-    """Split bytes into their low and high nibbles, each as bytes."""
     return [masked(builder, packed, 15), moved(builder, packed, -4)]
 
 
 def with_fifth_bits(builder, nibbles, address, distance):
-    """Yield the vectors `nibbles` with 16 added to every code whose fifth bit is set.
-
-    The fifth bits of two runs are 4 bytes at an address and 4 that are `distance` bytes later.
-    """
+    """Yield `nibbles` plus 16 where the fifth bit is set: 4 bytes at an address and 4 `distance` later."""
     words = (simd.load_value(builder, builder.add(address, simd.I64(at)), simd.I32) for at in (0, distance))
     bits = ir.Constant(ir.VectorType(simd.I32, 8), ir.Undefined)
     for lane, word in zip((0, 4), words, strict=True):
@@ -169,7 +149,6 @@ def with_fifth_bits(builder, nibbles, address, distance):
 
 
 def make_codes(layout, distance):
-    """Make a function (builder, address) that reads the codes of two runs of a format, `distance` bytes apart."""
     low, *high = layout.codes
     table = layout.values and ir.Constant(BYTES, [value - min(layout.values) for value in layout.values] * 2)
 
@@ -206,10 +185,7 @@ def runs_in_pairs(name, run_bytes):
 
 @simd.operation(types.UniTuple(simd.f32x8, 2), types.int64)
 def k_factors(builder, address):
-    """Return the eight scales and eight minimums of Q4_K or Q5_K, with their float16 factors multiplied: two f32x8.
-
-    They are unpacked in one register: 12 bytes with 6-bit numbers follow the two float16 factors.
-    """
+    """Return the scales and minimums of Q4_K or Q5_K, times their float16 factors: two f32x8, unpacked together."""
     block = simd.load_value(builder, address, ir.VectorType(simd.I8, 16))
     nothing = ir.Constant(block.type, None)
     first = [*range(4, 8), *range(12, 16), *range(8, 12), *range(12, 16)]

@@ -34,7 +34,6 @@ from localllm.kernels.simd.vectors import (
 
 
 def make_elementwise(vector, instruction):
-    """Return an intrinsic (x, y) -> vector that applies an LLVM instruction."""
     return operation(vector, vector, vector)(lambda builder, x, y: getattr(builder, instruction)(x, y))
 
 
@@ -68,7 +67,6 @@ def negate(x):
 
 
 def constant(vector, *values):
-    """Return an intrinsic () -> vector that repeats `values`."""
     return operation(vector)(lambda builder: ir.Constant(vector.llvm, list(values) * (vector.lanes // len(values))))
 
 
@@ -92,7 +90,6 @@ def splat_f32x8(builder, scalar):
 
 @operation(f32x16, types.int64)
 def splat_f16x16(builder, bits):
-    """Convert a float16 to float32, in all lanes; bits: an integer whose low 16 bits are the float16."""
     return splat_f16(16)(builder, builder.trunc(bits, I16))
 
 
@@ -121,7 +118,7 @@ def max_f32x16(builder, x, y):
 
 @operation(f32x16, f32x16, f32x16)
 def min_f32x16(builder, x, y):
-    """Return the smaller number in each lane; y where either is NaN, as x86's instruction does."""
+    """Return the smaller number in each lane, as max_f32x16 does the larger one."""
     return builder.select(builder.fcmp_ordered("<", x, y), x, y)
 
 
@@ -136,10 +133,7 @@ def sqrt_f32x16(builder, x):
 
 
 def larger_size(builder, x, y):
-    """Return the larger of two non-negative floats in each lane; NaN where either is NaN.
-
-    They are compared as integers, among which NaN is larger than infinity.
-    """
+    """Return the larger of two non-negative floats, as integers, among which NaN is larger than infinity."""
     integers = ir.VectorType(I32, x.type.count)
     above = builder.icmp_signed(">", builder.bitcast(x, integers), builder.bitcast(y, integers))
     return builder.select(above, x, y)
@@ -196,7 +190,6 @@ def largest_f32x16(builder, value):
 
 @operation(types.boolean, f32x16, f32x16)
 def any_above_f32x16(builder, x, y):
-    """Return whether x is larger than y in any lane."""
     above = builder.fcmp_ordered(">", x, y)
     if "neon" in this_lane().features:  # NEON has no masks with one bit per lane
         return llvm_call(builder, "llvm.vector.reduce.or.v16i1", ir.IntType(1), [above])
@@ -231,7 +224,6 @@ def make_shift_i32(left, amount):
 
 @operation(u8x16, i32x16)
 def bytes_i32x16(builder, value):
-    """Truncate each lane to its low byte."""
     return builder.trunc(value, u8x16.llvm)
 
 
@@ -242,7 +234,6 @@ def float_u8x8(builder, value):
 
 @operation(f32x16, u8x16)
 def float_i8x16(builder, value):
-    """Convert signed bytes to floats."""
     return builder.sitofp(value, f32x16.llvm)
 
 
@@ -253,10 +244,7 @@ def twice_i8x16(builder, value):
 
 
 def as_pairs(builder, low, high):
-    """Combine two integer vectors: a lane gets the low 16 bits of `low`, then those of `high`.
-
-    The lanes have the type float.
-    """
+    """Combine integer vectors to floats: a lane gets the low 16 bits of `low`, then those of `high`."""
     low = builder.and_(low, constant_like(low, 0xFFFF))
     return builder.bitcast(builder.or_(low, builder.shl(high, constant_like(high, 16))), f32x16.llvm)
 
@@ -264,8 +252,7 @@ def as_pairs(builder, low, high):
 def make_terms(offset):
     """Return an intrinsic (bytes, scale) that computes the terms of a format with integer scales, see GroupFormat.
 
-    The result has 16 lanes. Lane 2 i: -offset * byte 2 i and -offset * byte 2 i + 1, 16 bits each. Lane 2 i + 1: that
-    lane of `scale`.
+    Lane 2 i: -offset * byte 2 i and -offset * byte 2 i + 1, 16 bits each. Lane 2 i + 1: that lane of `scale`.
     """
 
     @operation(f32x16, u8x16, f32x16)
@@ -295,10 +282,7 @@ def nibbles_f32x16(builder, codes, bit, scale, minimum):
 
 @operation(f32x16, u8x16, types.int64, types.int64, f32x16, f32x16)
 def five_bits_f32x16(builder, codes, bit, fifth, scale, minimum):
-    """Compute scale * code + minimum, rounded once, for 5-bit codes.
-
-    codes: their low 4 bits, from bit `bit` of each byte; fifth: an integer whose bit i is the fifth bit of code i.
-    """
+    """Compute scale * code + minimum, rounded once, for 5-bit codes: 4 bits as above, and a bit of `fifth`."""
     codes = builder.zext(codes, i32x16.llvm)
     codes = builder.lshr(codes, splat_value(builder, i32x16.llvm, builder.trunc(bit, I32)))
     codes = builder.and_(codes, constant_like(codes, 15))
@@ -310,7 +294,6 @@ def five_bits_f32x16(builder, codes, bit, fifth, scale, minimum):
 
 @operation(types.int64, i32x16)
 def fifth_bits_i32x16(builder, codes):
-    """Collect the fifth bits of 16 codes in an integer: bit i is that of lane i."""
     sixteen = constant_like(codes, 16)
     lanes = ir.Constant(i32x16.llvm, [1 << lane for lane in range(16)])
     is_set = builder.icmp_signed("==", builder.and_(codes, sixteen), sixteen)
@@ -319,10 +302,7 @@ def fifth_bits_i32x16(builder, codes):
 
 
 def make_staircase(first, edges, steps):
-    """Return an intrinsic that evaluates a step function: `first` plus the steps of all edges that are at most x.
-
-    NaN gives `first`.
-    """
+    """Return an intrinsic: `first` (also for NaN) plus the steps of all edges that are at most x."""
 
     def climb(builder, x):
         zero, result = constant_like(x, 0.0), constant_like(x, float(first))
@@ -343,10 +323,7 @@ def store_nibbles(builder, address, low, high):
 
 
 def make_butterfly(distance):
-    """Return an intrinsic (f32x16) -> sums and differences of lanes that are `distance` apart.
-
-    Of each two such lanes, the first becomes their sum, the second their difference.
-    """
+    """Return an intrinsic that replaces two lanes that are `distance` apart by their sum and their difference."""
     lanes = range(16)
     signs = [-1.0 if lane & distance else 1.0 for lane in lanes]
 
@@ -359,10 +336,7 @@ def make_butterfly(distance):
 
 @operation(f32x16, f32x16)
 def two_to_the(builder, value):
-    """Compute 2 ** value by writing exponent bits, for whole numbers from -126 to 127.
-
-    -127 gives 0, and 128 infinity.
-    """
+    """Compute 2 ** value, for whole numbers from -126 to 127, by exponent bits; -127 gives 0, and 128 infinity."""
     whole = builder.fptosi(value, i32x16.llvm)
     biased = builder.add(whole, ir.Constant(i32x16.llvm, [127] * 16))
     return builder.bitcast(builder.shl(biased, ir.Constant(i32x16.llvm, [23] * 16)), f32x16.llvm)
@@ -370,7 +344,6 @@ def two_to_the(builder, value):
 
 @operation(f32x16, f32x16)
 def reciprocal_f32x16(builder, value):
-    """Compute 1 / x, correctly rounded."""
     return builder.fdiv(ir.Constant(f32x16.llvm, [1.0] * 16), value)
 
 
@@ -385,9 +358,7 @@ def clamp_f32x16(x, low, high):
 
 @_device
 def exp_f32x16(x):
-    """Compute e ** x within 2 units in the last place for x from -87 to 88.
-
-    Below -87.7 the result is 0, above 88.4 infinity; NaN gives NaN.
+    """Compute e ** x within 2 units in the last place for x from -87 to 88; 0 below -87.7, infinity above 88.4.
 
     x = n ln 2 + r with |r| <= ln 2 / 2 (ln 2 in two parts, so that r is exact); e ** r by its series to r ** 7 / 7!.
     """
@@ -408,9 +379,7 @@ def exp_f32x16(x):
 
 @_device
 def exp2_f32x16(x):
-    """Compute 2 ** x to a relative error of 2e-7 for x from -126 to 127.5.
-
-    Below -126.5 the result is 0, above 127.5 infinity; NaN gives NaN.
+    """Compute 2 ** x to a relative error of 2e-7 for x from -126 to 127.5; 0 below -126.5, infinity above.
 
     x = n + r with |r| <= 1/2; 2 ** r by the polynomial that interpolates it at the 6 Chebyshev nodes, with an error of
     at most 1e-7.

@@ -51,8 +51,6 @@ MOST_WINDOWS = 3  # 64-byte loads to gather from at most: Q8_0 would need four, 
 
 
 def make_shuffle(result, source, order):
-    """Return an intrinsic (source) -> result whose lane i is lane order[i] of the source."""
-
     def shuffle(builder, value):
         return builder.shuffle_vector(value, value, ir.Constant(ir.VectorType(I32, len(order)), list(order)))
 
@@ -60,7 +58,7 @@ def make_shuffle(result, source, order):
 
 
 def make_shift(vector, left, *amounts):
-    """Return an intrinsic that shifts pairs of bytes, as 16-bit words, left or right, by `amounts`, which repeat.
+    """Return an intrinsic that shifts 16-bit words left or right by `amounts`, which repeat.
 
     Bits that leave a byte enter its neighbour: mask them before or after. Shifting single bytes takes seven
     instructions.
@@ -76,7 +74,6 @@ def make_shift(vector, left, *amounts):
 
 
 def make_concatenate(result, part):
-    """Return an intrinsic (low, high) -> one vector with the lanes of both."""
     order = ir.Constant(ir.VectorType(I32, result.lanes), list(range(result.lanes)))
     return operation(result, part, part)(lambda builder, low, high: builder.shuffle_vector(low, high, order))
 
@@ -89,15 +86,11 @@ twice_u8x32 = make_shuffle(u8x64, u8x32, [*range(32)] * 2)
 
 @operation(u8x8, types.int64)
 def bytes_of(builder, value):
-    """Return the 8 bytes of an int64 as a vector, lowest first."""
     return builder.bitcast(value, u8x8.llvm)
 
 
 def make_gather_f16(stride, times=1):
-    """Return an intrinsic (address) -> f32x8 that loads 8 / times float16 numbers, `stride` bytes apart.
-
-    Each number fills `times` neighbouring lanes.
-    """
+    """Return an intrinsic (address) -> f32x8: float16 numbers, `stride` bytes apart, each in `times` lanes."""
 
     def gather(builder, address):
         halves = gathered(builder, address, stride, 1, 8 // times)
@@ -107,10 +100,7 @@ def make_gather_f16(stride, times=1):
 
 
 def make_gather_planes(stride):
-    """Return an intrinsic (address) -> four int64 that gathers eight 4-byte numbers, `stride` bytes apart.
-
-    Integer q has byte q of each number, the first number's lowest.
-    """
+    """Return an intrinsic (address) -> four int64: integer q has byte q of each of eight 4-byte numbers."""
 
     def gather(builder, address):
         return planes(builder, builder.bitcast(gathered(builder, address, stride, 2, 8), u8x32.llvm))
@@ -137,10 +127,7 @@ def gathered(builder, address, stride, size, count):
 
 
 def windows(stride, size, count, end):
-    """Choose 64-byte loads that cover all words to gather: {offset of a load: indices of the wanted words in it}.
-
-    No load goes beyond offset `end`. Parameters as in `gathered`.
-    """
+    """Choose 64-byte loads, none beyond offset `end`: {offset of a load: indices of the wanted words in it}."""
     by_start, at_once = {}, (64 - 2 * size) // stride + 1
     for first in range(0, count, at_once):
         start = min(first * stride, end - 64)
@@ -150,7 +137,7 @@ def windows(stride, size, count, end):
 
 
 def from_windows(builder, address, windows):
-    """Load 64-byte windows, at least two, and shuffle the wanted words together; windows: as `windows` returns them."""
+    """Load at least two windows of 64 bytes, and shuffle the wanted words together."""
     (start, order), *others = windows.items()
     value = load_value(builder, builder.add(address, I64(start)), WINDOW)
     for start, words in others:
@@ -171,10 +158,7 @@ planes_of = operation(types.UniTuple(types.int64, 4), u8x32)(planes)
 
 
 def make_gather_powers(stride, bias):
-    """Return an intrinsic (address) -> f32x8: 2 ** (byte - bias) for eight bytes, `stride` bytes apart.
-
-    Each is a product of two powers, because 2 ** -128 is subnormal.
-    """
+    """Return an intrinsic (address) -> f32x8: 2 ** (byte - bias), a product of two, as 2 ** -128 is subnormal."""
 
     def gather(builder, address):
         codes = ir.Constant(ir.VectorType(I8, 8), None)
@@ -197,7 +181,6 @@ def make_gather_powers(stride, bias):
 
 @operation(f32x2, types.float32, types.float32)
 def pair_f32x2(builder, x, y):
-    """Return two floats as a vector."""
     pair = builder.insert_element(ir.Constant(f32x2.llvm, ir.Undefined), x, I32(0))
     return builder.insert_element(pair, y, I32(1))
 
@@ -206,10 +189,7 @@ four_times_f32x2 = make_shuffle(f32x8, f32x2, [0, 1] * 4)
 
 
 def make_quads(*order):
-    """Return an intrinsic (x, y) -> u8x64 that picks 8-byte lanes.
-
-    order: their indices, 0 to 7 in x and 8 to 15 in y.
-    """
+    """Return an intrinsic (x, y) -> u8x64 with the 8-byte lanes `order`, 0 to 7 of x and 8 to 15 of y."""
 
     def permute(builder, x, y):
         quads = ir.VectorType(I64, 8)
@@ -221,10 +201,7 @@ def make_quads(*order):
 
 
 def make_rotate(*amounts):
-    """Return an intrinsic that rotates 8-byte lanes to the left.
-
-    amounts: by how many bits, for the first lanes; they repeat.
-    """
+    """Return an intrinsic that rotates 8-byte lanes to the left by `amounts` bits, which repeat."""
 
     def rotate(builder, value):
         quads = ir.VectorType(I64, 8)
@@ -257,10 +234,7 @@ def make_reflect(masks, total):
 
 
 def make_fields(width):
-    """Return an intrinsic (u8x32) that moves the four lowest fields of each 4-byte word to its bytes.
-
-    width: in bits.
-    """
+    """Return an intrinsic (u8x32) that moves the four lowest fields, of `width` bits, of each word to its bytes."""
 
     def fields(builder, value):
         words = ir.VectorType(I32, 8)
@@ -275,9 +249,7 @@ def make_fields(width):
 
 
 def make_trits(*digits):
-    """Return an intrinsic (u8x64) that extracts one base-3 digit of each byte.
-
-    digits: the digit's number for each byte.
+    """Return an intrinsic (u8x64) that extracts one base-3 digit of each byte, by its number.
 
     A byte is a fraction in base three, byte / 256. Multiplying it by 3 moves a digit in front of the point and drops
     it, so 3 ** n leaves digit n in front: 1 from 86 on, 2 from 171 on.
@@ -295,10 +267,7 @@ def make_trits(*digits):
 
 
 def u8x64_of(scalar, element):
-    """Return an intrinsic (integers) -> u8x64 with their bytes, the first integer lowest.
-
-    scalar, element: Numba's and LLVM's type.
-    """
+    """Return an intrinsic (integers) -> u8x64 with their bytes; scalar, element: Numba's and LLVM's type."""
     lanes = 512 // element.width
 
     def of(builder, *values):
@@ -331,11 +300,10 @@ def make_flags(value):
 
 
 def make_transpose(row):
-    """Return an intrinsic (source, stride, target) that transposes 16 rows of 64 bytes.
+    """Return an intrinsic (source, stride, target) that transposes 16 rows of 64 bytes, 16 elements or 8 each.
 
-    The rows at `source` are `stride` bytes apart; the columns at `target` have no gaps. row: LLVM's vector type of a
-    row, with 16 elements or 8. Four rounds of pairwise interleaving (the butterfly of a matrix transpose), all in
-    registers.
+    The columns at `target` have no gaps. row: LLVM's vector type of a row. Four rounds of pairwise interleaving (the
+    butterfly of a matrix transpose), all in registers.
     """
     half = row.count // 2
     low = ir.Constant(ir.VectorType(I32, row.count), [lane // 2 + lane % 2 * row.count for lane in range(row.count)])
@@ -394,12 +362,10 @@ def picked_bytes(builder, value, order):
 
 
 def as_bytes(builder, value):
-    """Reinterpret a vector of 64 bytes as u8x64."""
     return builder.bitcast(value, u8x64.llvm)
 
 
 def make_lookup(*table):
-    """Return an intrinsic (u8x64) that replaces codes 0 to 15 by the bytes of a table."""
     return operation(u8x64, u8x64)(lambda builder, codes: lookup_bytes(builder, list(table), codes))
 
 
@@ -415,7 +381,6 @@ def make_nibble_values(values):
 
 
 def dot_vnni_512(builder, accumulator, unsigned, signed):
-    """Add 4 products of an unsigned and a signed byte to each lane, by AVX512-VNNI."""
     return llvm_call(builder, "llvm.x86.avx512.vpdpbusd.512", i32x16.llvm, [accumulator, unsigned, signed])
 
 
@@ -426,7 +391,6 @@ def dot_words_vnni_512(builder, accumulator, x, y):
 
 
 def dot_vnni_256(builder, accumulator, unsigned, signed):
-    """Add 4 products of an unsigned and a signed byte to each lane, by AVX-VNNI."""
     variant = "avxvnni", 2, "llvm.x86.avx512.vpdpbusd.256"  # LLVM's name for AVX-VNNI's instruction, too
     return call_in_parts(builder, variant, i32x16.llvm, [accumulator, unsigned, signed])
 
@@ -463,7 +427,7 @@ def dots_in_words(builder, accumulator, pairs, largest):
 def dot_signed_bytes(builder, accumulator, x, y):
     """Add 4 products of signed bytes to each lane, with half the instructions of `dot_bytes`; y must be above -128.
 
-    x| is multiplied by y with the sign of x.
+    |x| is multiplied by y with the sign of x.
     """
     sizes = llvm_call(builder, "llvm.abs.v64i8", u8x64.llvm, [x, ir.IntType(1)(0)])
     y = call_in_parts(builder, widest(SIGN_BYTES), u8x64.llvm, [y, x])
@@ -482,12 +446,10 @@ def dot_generic(builder, accumulator, unsigned, signed):
 
 
 def dot_neon_mixed(builder, accumulator, unsigned, signed):
-    """Add 4 products of an unsigned and a signed byte to each lane, on an ARM with i8mm."""
     return call_in_parts(builder, MIXED_DOT, i32x16.llvm, [accumulator, unsigned, signed])
 
 
 def dot_neon_signed(builder, accumulator, x, y):
-    """Add 4 products of signed bytes to each lane, on an ARM."""
     if "dotprod" in this_lane().features:
         return call_in_parts(builder, SIGNED_DOT, i32x16.llvm, [accumulator, x, y])
     return in_parts(builder, dot_neon_16, 4, [accumulator, x, y])
@@ -504,10 +466,9 @@ def dot_neon_16(builder, accumulator, x, y):
 
 
 def dot_neon_unsigned(builder, accumulator, unsigned, signed):
-    """Add 4 products of an unsigned and a signed byte to each lane, on an ARM that multiplies signed bytes only.
+    """Multiply signed bytes only, on an ARM: 128 less of the unsigned ones, plus 128 times the sum of the signed.
 
-    128 is subtracted from the unsigned bytes, and 128 times the sum of the signed bytes is added. Many rows share that
-    sum.
+    Many rows share that sum.
     """
     centred = builder.xor(unsigned, constant_like(unsigned, 128))
     sums = dot_neon_signed(builder, constant_like(accumulator, 0), constant_like(signed, 1), signed)
@@ -537,10 +498,7 @@ def multiplies_words():
 
 
 def dot_variant(largest=255):
-    """Choose the emitter of the dot product for this CPU.
-
-    largest: the largest unsigned byte, which may allow a faster one.
-    """
+    """Choose the emitter of the dot product for this CPU and unsigned bytes up to `largest`."""
     features = this_lane().features
     if "neon" in features:
         return dot_neon_mixed if "i8mm" in features else dot_neon_signed if largest < 128 else dot_neon_unsigned
@@ -562,18 +520,12 @@ def wants_signed_codes():
 
 
 def signed_dot_variant():
-    """Choose the emitter of the dot product of signed bytes for this CPU. The second operand must be above -128.
-
-    Return None if `dot_variant` is as fast.
-    """
+    """Choose the emitter of the dot product of signed bytes, the second above -128; None: `dot_variant` is as fast."""
     if "neon" in this_lane().features:
         return dot_neon_signed
     return dot_signed_bytes if splits_dot() else None
 
 
 def make_dot(largest):
-    """Return an intrinsic (accumulator, x, y) that adds 4 products of bytes to each lane.
-
-    x: unsigned, at most `largest`; y: signed.
-    """
+    """Return an intrinsic (accumulator, x, y); x: unsigned bytes, at most `largest`; y: signed."""
     return operation(i32x16, i32x16, u8x64, u8x64)(dot_variant(largest))

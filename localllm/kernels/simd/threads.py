@@ -10,13 +10,11 @@ from localllm.kernels.simd.vectors import I32, I64, llvm_call, operation
 
 @operation(types.int64, types.int64)
 def atomic_load(builder, address):
-    """Load an int64 atomically."""
     return builder.load_atomic(builder.inttoptr(address, I64.as_pointer()), "seq_cst", 8, typ=I64)
 
 
 @operation(None, types.int64, types.int64)
 def atomic_store(builder, address, value):
-    """Store an int64 atomically."""
     builder.store_atomic(value, builder.inttoptr(address, I64.as_pointer()), "seq_cst", 8)
 
 
@@ -35,10 +33,7 @@ def atomic_replace(builder, address, expected, value):
 
 @operation(None)
 def cpu_pause(builder):
-    """Tell the CPU that this is a spin loop.
-
-    On ARM this is a barrier instruction, because the hint instruction does not pause there.
-    """
+    """Tell the CPU that this is a spin loop, on ARM by a barrier, because the hint instruction does not pause there."""
     if "sse2" in this_lane().features:
         llvm_call(builder, "llvm.x86.sse2.pause", ir.VoidType(), [])
     if "neon" in this_lane().features:
@@ -47,17 +42,13 @@ def cpu_pause(builder):
 
 @operation(types.int64)
 def cycles(builder):
-    """Read a clock that runs at a constant rate: the time stamp counter, or the timer of an ARM.
-
-    Return 0 where a program may not read one.
-    """
+    """Read a time stamp counter, or the timer of an ARM; 0 where a program may not read one."""
     if "sse2" in this_lane().features:
         return llvm_call(builder, "llvm.readcyclecounter", I64, [])
     return read_register(builder, "cntvct_el0") if "neon" in this_lane().features else I64(0)
 
 
 def read_register(builder, name):
-    """Read a system register of an ARM."""
     function_type = ir.FunctionType(I64, [ir.MetaDataType()])
     read = cgutils.get_or_insert_function(builder.module, function_type, "llvm.read_volatile_register.i64")
     return builder.call(read, [builder.module.add_metadata([name])])

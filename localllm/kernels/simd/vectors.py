@@ -38,8 +38,6 @@ class Vector(types.Type):
 
 @register_model(Vector)
 class VectorModel(models.PrimitiveModel):
-    """Numba's representation of a vector: one LLVM value."""
-
     def __init__(self, manager, vector):
         super().__init__(manager, vector, vector.llvm)
 
@@ -50,19 +48,16 @@ f32x2, f32x8, f32x16 = (Vector(f"f32x{lanes}", F32, lanes) for lanes in (2, 8, 1
 
 
 def llvm_call(builder, name, result, arguments):
-    """Emit a call of the LLVM intrinsic or C function `name`; result: its LLVM type."""
     function_type = ir.FunctionType(result, [argument.type for argument in arguments])
     return builder.call(cgutils.get_or_insert_function(builder.module, function_type, name), arguments)
 
 
 def splat_value(builder, vector_type, scalar):
-    """Return a vector with `scalar` in every lane."""
     one = builder.insert_element(ir.Constant(vector_type, ir.Undefined), scalar, I32(0))
     return builder.shuffle_vector(one, one, ir.Constant(ir.VectorType(I32, vector_type.count), None))
 
 
 def slice_of(builder, value, start, stop, step=1):
-    """Return the lanes value[start:stop:step] of a vector."""
     lanes = [*range(start, stop, step)]
     return builder.shuffle_vector(value, value, ir.Constant(ir.VectorType(I32, len(lanes)), lanes))
 
@@ -96,15 +91,11 @@ SIGNED_DOT = "dotprod", 4, "llvm.aarch64.neon.sdot.v4i32.v16i8"
 
 
 def widest(variants):
-    """Return the first of `variants` that the CPU has; None if it has none."""
     return next((variant for variant in variants if variant[0] in this_lane().features), None)
 
 
 def call_in_parts(builder, variant, result, arguments):
-    """Call a variant of an instruction on vectors of 64 bytes, part by part.
-
-    variant: see MULTIPLY_BYTES; result: LLVM's type of the whole result.
-    """
+    """Call a variant (MULTIPLY_BYTES) of an instruction on vectors of 64 bytes, part by part."""
     _, parts, name = variant
     part = ir.VectorType(result.element, result.count // parts)
     return in_parts(builder, lambda builder, *values: llvm_call(builder, name, part, values), parts, arguments)
@@ -126,12 +117,10 @@ def in_parts(builder, emit, parts, arguments):
 
 
 def elements(builder, value):
-    """Return the members of a tuple whose members have one type."""
     return [builder.extract_value(value, i) for i in range(value.type.count)]
 
 
 def as_tuple(builder, values):
-    """Make a tuple of values of one type."""
     result = ir.Constant(ir.ArrayType(values[0].type, len(values)), ir.Undefined)
     for i, value in enumerate(values):
         result = builder.insert_value(result, value, i)
@@ -139,10 +128,7 @@ def as_tuple(builder, values):
 
 
 def operation(result, *arguments):
-    """Decorate an emitter, emit(builder, *values) -> value, to make it an intrinsic.
-
-    result, arguments: its Numba types; None: no result.
-    """
+    """Decorate an emitter, emit(builder, *values) -> value, to make it an intrinsic; None: no result."""
 
     def decorate(emit):
         def codegen(context, builder, signature, values):
@@ -163,17 +149,14 @@ F16 = ir.HalfType()
 
 
 def like(value, element):
-    """Return the type of `value` with another element type: a vector of as many elements, or a scalar."""
     return ir.VectorType(element, value.type.count) if isinstance(value.type, ir.VectorType) else element
 
 
 def constant_like(value, scalar):
-    """Return the constant `scalar` in the type of `value`, in every lane."""
     return ir.Constant(value.type, [scalar] * value.type.count if isinstance(value.type, ir.VectorType) else scalar)
 
 
 def widen_bf16(builder, half):
-    """Convert bfloat16, which is the upper half of a float32, to float32."""
     wide = builder.zext(half, like(half, I32))
     return builder.bitcast(builder.shl(wide, constant_like(wide, 16)), like(half, F32))
 
@@ -192,7 +175,6 @@ def narrow_bf16(builder, value):
 
 
 def widen_half(builder, bits):
-    """Convert float16 to float32."""
     if this_lane().has_instructions("f16c"):
         return builder.fpext(builder.bitcast(bits, like(bits, F16)), like(bits, F32))
     return widen_half_anywhere(builder, bits)
@@ -201,8 +183,8 @@ def widen_half(builder, bits):
 def widen_half_anywhere(builder, bits):
     """Convert float16 to float32 without an instruction for it.
 
-    Moved to their positions in a float32, exponent and fraction give a number 2 ** 112 times too small, subnormal or
-    not. The largest exponent stands for infinity and NaN.
+    At their positions in a float32, exponent and fraction give a number 2 ** 112 times too small, subnormal or not. The
+    largest exponent stands for infinity and NaN.
     """
     wide = builder.zext(bits, like(bits, I32))
     size = builder.and_(wide, constant_like(wide, 0x7FFF))
@@ -246,7 +228,6 @@ def narrow_half_anywhere(builder, value):
 
 
 def load_value(builder, address, llvm_type):
-    """Emit a load of an LLVM type from an address."""
     value = builder.load(builder.inttoptr(address, llvm_type.as_pointer()), typ=llvm_type)
     value.align = 1
     return value
@@ -260,12 +241,10 @@ def make_load(result, llvm_type, convert=lambda builder, value: value):
 
 
 def store_value(builder, address, value):
-    """Emit a store of a value to an address."""
     builder.store(value, builder.inttoptr(address, value.type.as_pointer())).align = 1
 
 
 def make_store(vector):
-    """Return an intrinsic (address, value) that stores a value of the given type."""
     return operation(None, types.int64, vector)(store_value)
 
 
@@ -317,7 +296,6 @@ store_i64 = make_store(types.int64)
 
 
 def first_lanes(builder, count):
-    """Return a mask of the first `count` of 16 lanes."""
     lanes = ir.Constant(i32x16.llvm, list(range(16)))
     return builder.icmp_signed("<", lanes, splat_value(builder, i32x16.llvm, builder.trunc(count, I32)))
 
@@ -339,7 +317,6 @@ def store_lanes_f32x16(builder, address, value, count):
 
 
 def make_narrow_store(vector, narrow):
-    """Return an intrinsic (address, value) that converts to 16 bits by the emitter `narrow`, and stores."""
     return operation(None, types.int64, vector)(
         lambda builder, address, value: store_value(builder, address, narrow(builder, value))
     )
@@ -353,10 +330,7 @@ store_words_i32x16 = make_narrow_store(
 
 
 def prefetch_line(builder, address, locality=3):
-    """Prefetch the cache line at an address, which may be invalid.
-
-    locality: 3 for all caches, 2 for the L2 cache and slower ones.
-    """
+    """Prefetch the cache line at an address, which may be invalid; locality: 3 for all caches, 2 from the L2 on."""
     pointer = builder.inttoptr(address, I8.as_pointer())
     llvm_call(builder, "llvm.prefetch.p0", ir.VoidType(), [pointer, I32(0), I32(locality), I32(1)])
 

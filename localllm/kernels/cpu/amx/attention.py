@@ -33,10 +33,7 @@ store_left, store_right = make_store((0, 1)), make_store((2, 3))  # sums with th
 
 @device
 def load_queries(a, first, rows, group, kv_head, key_dim, q):
-    """Load the unit's rows of q, scaled, as left operands.
-
-    Layout: [rows / 16][plane][dimensions / 32][16 rows][32].
-    """
+    """Load the unit's rows of q, scaled, as left operands [rows / 16][plane][dimensions / 32][16 rows][32]."""
     head_dim, scale = argument(a, ATTEND.key_dim), simd.splat_f32x16(query_scale(a))
     low = (key_dim + 31) // 32 * TILE
     for r in range(rows):
@@ -49,10 +46,7 @@ def load_queries(a, first, rows, group, kv_head, key_dim, q):
 
 
 def make_pack_keys(load):
-    """Make a function that packs keys as right operands.
-
-    Layout: [keys / 16][plane][dimensions / 32][16 pairs][16 keys][2].
-    """
+    """Make a function that packs keys as right operands [keys / 16][plane][dimensions / 32][16 pairs][16 keys][2]."""
 
     @device
     def pack_keys(keys, count, token_bytes, padded, transposed, tiles):
@@ -71,10 +65,7 @@ def make_pack_keys(load):
 
 
 def make_pack_values(load):
-    """Make a function that packs the values of 64 keys as right operands.
-
-    Layout: [dimensions / 16][plane][2][16 pairs of keys][16][2].
-    """
+    """Make a function that packs 64 values as right operands [dimensions / 16][plane][2][16 pairs of keys][16][2]."""
 
     @device
     def pack_values(values, count, token_bytes, padded, tiles):
@@ -93,10 +84,7 @@ def make_pack_values(load):
 
 @device
 def pack_weights(weights, rows, count):
-    """Pack rows of weights in place as left operands: [rows][plane][64].
-
-    The weights after the first `count` become zero.
-    """
+    """Pack rows of weights in place as left operands [rows][plane][64]; those after the first `count` become zero."""
     count = (count + 15) // 16 * 16
     for r in range(rows):
         row = weights + r * STRIDE
@@ -107,10 +95,6 @@ def pack_weights(weights, rows, count):
 
 
 def make_many(load_key, load_value):
-    """Make the functions `scores` and `add_values` for one type of keys and one of values.
-
-    load_key, load_value: load 16 dimensions of a head, see cache.py.
-    """
     pack_keys, pack_values = make_pack_keys(load_key), make_pack_values(load_value)
 
     @device
@@ -129,7 +113,6 @@ def make_many(load_key, load_value):
 
     @device
     def add_values(weights, rows, values, count, token_bytes, padded, tiles, output):
-        """Add weights f32 [rows][KEYS] times values to output f32 [rows][padded]."""
         registers, apart, steps = tiles - TILE_REGISTERS, 16 * padded * 4, (count + 31) // 32
         pack_weights(weights, rows, count)
         pack_values(values, count, token_bytes, padded, tiles)
@@ -156,7 +139,6 @@ def start(tiles):
 
 @device
 def finish():
-    """Release the tile registers."""
     release()
 
 
@@ -164,8 +146,4 @@ IN_TILES = ManyRows(make_many, load_queries, start, finish, ATTEND_TILES)
 
 
 def make(format_name):
-    """Make the attention kernel.
-
-    format_name: the cache type of keys and values, or both types, as in Q8_0-Q4_0.
-    """
     return attention.make(format_name, IN_TILES)

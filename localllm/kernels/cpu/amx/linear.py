@@ -37,10 +37,9 @@ from localllm.kernels.table import (
 
 
 def make_expert_finish(product, own):
-    """Make a function that sets the arguments of an expert's product that depend on the expert.
+    """Make a function that sets the address of an expert's panels, and whether the run is small enough for both planes.
 
-    Those are the address of its panels, and whether the run has few enough tokens for both planes. product, own: the
-    declarations of the kernel for one matrix and of the kernel for all experts.
+    product, own: the declarations of the kernel for one matrix and of the kernel for all experts.
     """
 
     @device
@@ -60,20 +59,13 @@ SUMS_BYTES = 2 * TILE * TILE_TOKENS // PANEL_TOKENS
 
 @device
 def places(scratch):
-    """Return the addresses of a thread's buffers in scratch memory.
-
-    In order: slabs of weights, sums, a transposed tile, the arguments of UNPACK, one row, tile registers.
-    """
+    """Return a thread's buffers: slabs, sums, a transposed tile, the arguments of UNPACK, one row, tile registers."""
     sums = scratch + TILE_SLABS * SLAB_BYTES
     transposed = sums + TILE_SLABS * SUMS_BYTES
     return scratch, sums, transposed, transposed + TILE, transposed + TILE + 64, transposed + 2 * TILE + 64
 
 
 def make_multiply(panels, exact):
-    """Make a function that multiplies a slab with `panels` panels (1 or 2) of tokens, and adds to their sums.
-
-    exact: in both planes.
-    """
     numbers = (0, 1, 2, 3)[: 2 * panels]
     zero, load, store = make_zero(numbers), make_load(numbers), make_store(numbers)
     products = make_products(2, panels, exact)
@@ -111,14 +103,11 @@ def multiply(registers, weights, x, columns, is_first, sums, panels, exact):
 
 @device
 def prefetch_range(address, size):
-    """Prefetch `size` bytes into the L2 cache."""
     for line in range(0, size, 64):
         simd.prefetch_l2(address + line)
 
 
 def make_unpack(product):
-    """Make a function that unpacks a slab of weights by the kernel in the argument `unpack`."""
-
     @device
     def unpack(a, row, column, width, exact, weights, scratch):
         _, _, _, call, numbers, _ = places(scratch)
@@ -137,9 +126,9 @@ def make_unpack(product):
 
 
 def make_fetch(product):
-    """Make a function that prefetches a share of the next slabs' weights. It is called once for every two panels.
+    """Make a function, called once for every two panels, that prefetches a share of the next slabs' weights.
 
-    These weights are pieces of many rows, which no hardware prefetcher predicts.
+    These are pieces of many rows, which no hardware prefetcher predicts.
     """
 
     @device
@@ -157,8 +146,6 @@ def make_fetch(product):
 
 
 def make_finish(product):
-    """Make a function that writes the sums of `tokens` tokens, from number `first` on, to y."""
-
     @device
     def finish(a, row, first, tokens, sums, transposed):
         y_stride, rows = argument(a, product.y_stride), argument(a, product.rows) - row
@@ -173,10 +160,7 @@ def make_finish(product):
 
 
 def make_tile(product):
-    """Make a function that multiplies some slabs of rows with at most TILE_TOKENS tokens, over all columns.
-
-    Its parameters: row: the first row; slabs: of 32 rows each; first, tokens: which tokens.
-    """
+    """Make a function that multiplies `slabs` slabs, from `row` on, with at most TILE_TOKENS tokens."""
     unpack, fetch, finish = make_unpack(product), make_fetch(product), make_finish(product)
 
     @device
@@ -202,7 +186,6 @@ def make_tile(product):
 
 
 def make_linear(product):
-    """Make the kernel; product: the declaration of its arguments."""
     tile = make_tile(product)
 
     @kernel

@@ -73,15 +73,12 @@ def spread(builder, values, run, octet):
 
 
 def sixteen(builder, codes, run, octet):
-    """Convert the codes of octet `octet` of runs `run` and run + 1 to 16 floats."""
     vector, first = (codes[octet], 8 * run) if len(codes) == 4 else (codes[0], 16 * octet)
     return builder.uitofp(simd.slice_of(builder, vector, first, first + 16), simd.f32x16.llvm)
 
 
 def store_runs(builder, octets, place, low):
-    """Store two runs in BF16 at `place`, each as a row of a tile.
-
-    low: whether to store their rounding errors in the low plane, too.
+    """Store two runs in BF16, each as a row of a tile; low: their rounding errors, too, in the low plane.
 
     octets: four vectors with 8 numbers of each run.
     """
@@ -98,9 +95,9 @@ def store_runs(builder, octets, place, low):
 
 
 def make_store(format, vectors, scales_type, low):
-    """Return an intrinsic (codes, scales, minimums, place) that stores a group or a chunk as rows of tiles.
+    """Return an intrinsic (codes, scales, minimums, place) that stores a group (4 vectors of codes) or a chunk (1).
 
-    vectors: 4 for a group, 1 for a chunk. A format without minimums gets its scales twice.
+    A format without minimums gets its scales twice.
     """
     runs = 8 if vectors == 4 else 2
 
@@ -120,7 +117,6 @@ def make_store(format, vectors, scales_type, low):
 
 
 def make_group(format, low):
-    """Make a function (address of a group, place) that stores its 256 weights as rows of tiles."""
     codes, scales, minimums = format.codes, format.scales, format.minimums or format.scales
     store = make_store(format, 4, simd.f32x8 if format.sub_block == 32 else simd.f32x16, low)
 
@@ -132,14 +128,12 @@ def make_group(format, low):
 
 
 def make_chunk(format, low):
-    """Make a function (address of a chunk, place) that stores its 64 weights as rows of tiles."""
     codes, scales = format.chunk.codes, format.chunk.scales
     minimums, store = format.chunk.minimums or scales, make_store(format, 1, simd.f32x2, low)
     return device(lambda w, place: store((codes(w),), scales(w), minimums(w), place))
 
 
 def make_row(format, low):
-    """Make a function (address, columns, place) that stores a row's columns of a slab."""
     group, has_chunks, chunk_bytes = make_group(format, low), format.chunk is not None, format.group_bytes // 4
     chunk = make_chunk(format, low) if has_chunks else None
 
@@ -155,7 +149,6 @@ def make_row(format, low):
 
 
 def make_unpack_groups(format_name):
-    """Make the kernel that unpacks a slab of a format of group_format.py."""
     format = load_group_format(format_name)
     high, planes, group_bytes = make_row(format, False), make_row(format, True), format.group_bytes
 
@@ -179,7 +172,7 @@ EXPERT_BYTES = 8 * len(EXPERT)
 
 @device
 def pack_panel(a, first, count, panel, exact, scratch):
-    """Pack 16 rows from number `first` on as panel number `panel`. The first `count` of them exist."""
+    """Pack 16 rows, the first `count` of which exist, as panel number `panel`."""
     columns, stride = argument(a, PACK.columns), argument(a, PACK.stride)
     for k in range(0, columns, 32):
         for i in range(PANEL_TOKENS):
@@ -197,7 +190,6 @@ def pack_panel(a, first, count, panel, exact, scratch):
 
 @device
 def pack_rows(a, first, count, panel, part, parts, exact, scratch):
-    """Pack a part's share of `count` rows, from number `first` on; panel: number of their first panel."""
     panels = (count + PANEL_TOKENS - 1) // PANEL_TOKENS
     for i in range(panels * part // parts, panels * (part + 1) // parts):
         at = i * PANEL_TOKENS
@@ -206,7 +198,7 @@ def pack_rows(a, first, count, panel, part, parts, exact, scratch):
 
 @kernel
 def pack(a, part, parts, thread):
-    """Pack all tokens, or the rows of all experts, as panels; the parts share the panels, or the experts."""
+    """Pack all tokens, or the rows of all experts; the parts share the panels, or the experts."""
     tokens, active = simd.load_i64(argument(a, PACK.count)), argument(a, PACK.active)
     scratch = argument(a, PACK.scratch) + thread * argument(a, PACK.scratch_bytes)
     kernel_tokens = simd.load_i64(argument(a, PACK.kernel_tokens))

@@ -40,23 +40,21 @@ def tile_call(builder, name, *arguments):
 
 
 def pointer(builder, address):
-    """Convert an address to a pointer."""
     return builder.inttoptr(address, simd.I8.as_pointer())
 
 
 @simd.operation(None, int64)
 def load_configuration(builder, address):
-    """Load the configuration of the tile registers from 64 bytes at an address."""
     if HAS_TILES:
         tile_call(builder, "ldtilecfg", pointer(builder, address))
 
 
 @device
 def configure(registers):
-    """Configure all tile registers as 16 rows of 64 bytes.
+    """Configure all tile registers as 16 rows of 64 bytes; the last 64 of `registers` hold the configuration.
 
-    registers: TILE_REGISTERS bytes; the last 64 hold the configuration. The caller releases the registers within the
-    same part of a step, because the operating system has to save registers in use when a thread waits.
+    The caller releases the registers within the same part of a step, because the operating system has to save registers
+    in use when a thread waits.
     """
     at = registers + 8 * TILE
     for word in range(8):
@@ -70,13 +68,11 @@ def configure(registers):
 
 @simd.operation(None)
 def release(builder):
-    """Release the tile registers."""
     if HAS_TILES:
         tile_call(builder, "tilerelease")
 
 
 def make_zero(numbers):
-    """Make a function (registers) that sets the tile registers `numbers` to zero."""
     if HAS_TILES:
 
         @simd.operation(None, int64)
@@ -96,10 +92,7 @@ def make_zero(numbers):
 
 
 def make_load(numbers):
-    """Make a function that loads the tile registers `numbers`.
-
-    Its parameters: registers, address, bytes from tile to tile, bytes from row to row.
-    """
+    """Make a function (registers, address, bytes from tile to tile, from row to row) that loads the tile registers."""
     if HAS_TILES:
         return make_move("tileloadd64", numbers)
 
@@ -114,7 +107,6 @@ def make_load(numbers):
 
 
 def make_store(numbers):
-    """Make a function that stores the tile registers `numbers`, with the parameters of make_load's."""
     if HAS_TILES:
         return make_move("tilestored64", numbers)
 
@@ -129,8 +121,6 @@ def make_store(numbers):
 
 
 def make_move(name, numbers):
-    """Make the intrinsic that loads or stores tile registers; name: LLVM's name of the instruction."""
-
     @simd.operation(None, int64, int64, int64, int64)
     def move(builder, registers, address, apart, stride):
         for number in numbers:
@@ -141,10 +131,7 @@ def make_move(name, numbers):
 
 
 def make_multiply(left, right):
-    """Make a function (registers) that adds the products of all left with all right operands to their sums.
-
-    left, right: the numbers of operands, 1 or 2.
-    """
+    """Make a function (registers) that adds the products of 1 or 2 left with 1 or 2 right operands to their sums."""
     if HAS_TILES:
 
         @simd.operation(None, int64)
@@ -166,7 +153,6 @@ def make_multiply(left, right):
 
 @simd.operation(simd.f32x16, int64)
 def first_of_pair(builder, address):
-    """Load the BF16 number at an address, as float32 in every lane."""
     return simd.splat_value(
         builder, simd.f32x16.llvm, simd.widen_bf16(builder, simd.load_value(builder, address, simd.I16))
     )
@@ -174,14 +160,13 @@ def first_of_pair(builder, address):
 
 @simd.operation(simd.f32x16, simd.f32x16)
 def firsts(builder, pairs):
-    """Return the first BF16 number of each pair in a vector of 16 pairs, as float32."""
+    """Return the first BF16 number of each of 16 pairs, as float32."""
     bits = builder.bitcast(pairs, ir.VectorType(simd.I32, 16))
     return builder.bitcast(builder.shl(bits, simd.constant_like(bits, 16)), simd.f32x16.llvm)
 
 
 @simd.operation(simd.f32x16, simd.f32x16)
 def seconds(builder, pairs):
-    """Return the second BF16 number of each pair in a vector of 16 pairs, as float32."""
     bits = builder.bitcast(pairs, ir.VectorType(simd.I32, 16))
     return builder.bitcast(builder.and_(bits, simd.constant_like(bits, 0xFFFF0000)), simd.f32x16.llvm)
 
@@ -190,7 +175,7 @@ def seconds(builder, pairs):
 def emulated_product(c, x, y):
     """Emulate the product of two tiles: c f32 [16][16] += x bf16 [16][16 pairs][2] times y bf16 [16 pairs][16][2].
 
-    As in the instruction, first and second numbers of pairs have separate sums, which are added in the end.
+    First and second numbers of pairs have separate sums, which are added in the end.
     """
     for row in range(16):
         even, odd = simd.zero_f32x16(), simd.zero_f32x16()
@@ -242,7 +227,6 @@ def narrow_pair(builder, x, y):
 
 
 def left_over(builder, rounded_pair, x, y):
-    """Compute the rounding errors of x and y, in BF16; rounded_pair: x and y, rounded to BF16."""
     halves = (simd.widen_bf16(builder, simd.slice_of(builder, rounded_pair, 16 * i, 16 * i + 16)) for i in (0, 1))
     return narrow_pair(builder, *(builder.fsub(value, half) for value, half in zip((x, y), halves, strict=True)))
 

@@ -39,9 +39,10 @@ def cap_scores(scores, keys, softcap):
 
 @device
 def subtract_distances(scores, keys, slope, distance):
-    """Subtract slope * |distance| * log2(e) from each score (ALiBi).
+    """Subtract slope *.
 
-    distance: the query's position minus the first key's. It decreases by one from key to key.
+    distance
+    * log2(e) from each score (ALiBi); the distance to the query falls by one from key to key.
     """
     lanes = distances()
     for i in range(0, keys, 16):
@@ -53,11 +54,7 @@ def subtract_distances(scores, keys, slope, distance):
 
 @device
 def add_biases(scores, keys, biases, reach, relative):
-    """Add a head's biases, times log2(e), to scores.
-
-    biases: by position of the key relative to the query, see ATTEND in table.py; relative: the first key's position
-    minus the query's.
-    """
+    """Add a head's biases (ATTEND in table.py), times log2(e); relative: the first key's position minus the query's."""
     factor = simd.splat_f32x16(LOG2_E)
     for i in range(0, keys, 16):
         number = min(max(relative + i + reach, -16), 2 * reach + 1) + 16
@@ -79,7 +76,6 @@ def mask_outside(scores, keys, hidden, visible):
 
 @device
 def mask_unselected(scores, keys, bits):
-    """Set the scores of keys whose bits are not set to minus infinity; bits: address of the first key's bit."""
     for i in range(0, keys, 16):
         flags = simd.load_u16(bits + i // 8)
         if flags == 0:
@@ -92,10 +88,7 @@ def mask_unselected(scores, keys, bits):
 
 @device
 def mask_between(scores, keys, start, period):
-    """Set all scores to minus infinity except that of the last key of every `period`.
-
-    start: position of the first key.
-    """
+    """Set all scores to minus infinity except that of the last key of every `period`; start: of the first key."""
     for i in range(keys):
         if (start + i + 1) % period != 0:
             simd.store_f32(scores + i * 4, MINUS_INFINITY)
@@ -143,16 +136,14 @@ def fill(address, count, value):
 
 @device
 def padded(numbers):
-    """Round up to a multiple of 16."""
     return (numbers + 15) // 16 * 16
 
 
 @device
 def places(scratch, key_dim, value_dim, extra_bytes):
-    """Return the addresses of a unit's buffers in scratch memory.
+    """Return a unit's buffers: q, a block of keys and values as the products need them, scores, output, states of rows.
 
-    In order: q, keys and values of a block as the products need them ("tiles"), scores, output, and the states of rows.
-    extra_bytes: bytes before the tiles that the products of many rows need.
+    extra_bytes: bytes before the block ("tiles") that the products of many rows need.
     """
     tiles = scratch + ATTEND_ROWS * key_dim * 4 + extra_bytes
     scores = tiles + 2 * ATTEND_KEYS * max(key_dim, value_dim) * 4
@@ -162,10 +153,7 @@ def places(scratch, key_dim, value_dim, extra_bytes):
 
 @device
 def row_at(first_token, stride, row, group, kv_head, head_dim):
-    """Return the address of a row's head in q or in the output.
-
-    first_token: address of the first token; stride: bytes from token to token.
-    """
+    """Return the address of a row's head in q or in the output, from that of the first token."""
     return first_token + row // group * stride + (kv_head * group + row % group) * head_dim * 4
 
 
@@ -180,7 +168,7 @@ def start_rows(rows, value_dim, output, states):
 
 @device
 def bits_of(a, token, kv_head):
-    """Return the address of the bits that say which keys are selected for a token and a key-value head."""
+    """Return the address of the bits of the keys that are selected for a token and a key-value head."""
     of_token = argument(a, ATTEND.chosen) + token * argument(a, ATTEND.chosen_stride)
     return of_token + kv_head * argument(a, ATTEND.choice_stride)
 
@@ -199,10 +187,7 @@ def sees_none(a, token, kv_head):
 
 @device
 def start_with_sinks(a, first, rows, group, kv_head, states):
-    """Reset the states of rows to the heads' sinks: the score of an extra key whose value is zero.
-
-    A token for which no key was selected gets NaN as its sum.
-    """
+    """Reset the states of rows to the heads' sinks, or a token's sum to NaN if no key was selected for it."""
     for r in range(rows):
         sink = simd.load_f32(argument(a, ATTEND.sinks) + (kv_head * group + (first + r) % group) * 4)
         simd.store_f32(states + r * 128, simd.NAN if sees_none(a, (first + r) // group, kv_head) else float32(1.0))
@@ -211,19 +196,13 @@ def start_with_sinks(a, first, rows, group, kv_head, states):
 
 @device
 def query_scale(a):
-    """Compute the factor of q k^T.
-
-    With a softcap it is scale / softcap, otherwise scale * log2(e), so that scores are exponents of 2.
-    """
+    """Compute the factor of q k^T: scale / softcap, or scale * log2(e), so that scores are exponents of 2."""
     softcap = argument_f32(a, ATTEND.softcap)
     return argument_f32(a, ATTEND.scale) * (float32(1.0) / softcap if softcap > 0 else LOG2_E)
 
 
 def make_load_queries(few):
-    """Make a function that loads a unit's rows of q, scaled and padded with zeros.
-
-    Layout: [rows][padded] for few rows, [rows / TILE][padded][TILE] for many.
-    """
+    """Make a function that loads a unit's rows of q, scaled: [rows][padded], or many [rows / TILE][padded][TILE]."""
     tile, down, along = (1, 0, 4) if few else (TILE, 4, TILE * 4)
 
     @device
@@ -244,10 +223,7 @@ load_few_queries, load_many_queries = make_load_queries(True), make_load_queries
 
 @device
 def is_chosen(a, first, rows, group, kv_head, key, count):
-    """Return whether any of the tokens of `rows` rows sees any of `count` keys from number `key` on.
-
-    Only selection and `period` are considered, not windows.
-    """
+    """Return whether any of the rows sees any of `count` keys, by selection and `period`, not by windows."""
     period = argument(a, ATTEND.period)
     if (key + count) // period == key // period:
         return False
@@ -263,10 +239,7 @@ def is_chosen(a, first, rows, group, kv_head, key, count):
 
 @device
 def write_row(a, row, group, kv_head, output, total, top):
-    """Divide a finished row by its sum of weights, and write it to y.
-
-    total: the sum in 16 lanes; top: the row's maximum, a logarithm to base 2.
-    """
+    """Divide a finished row by its sum of weights, in 16 lanes, and write it to y; top: its maximum, base 2."""
     weight, head_dim = simd.sum_f32x16(total), argument(a, ATTEND.value_dim)
     factor = float32(1.0) / weight
     if argument(a, ATTEND.logs) == 1:
@@ -287,7 +260,6 @@ def partial_at(a, slot, head, split, value_dim):
 
 @device
 def split_of(a, token, field):
-    """Return a field of the token's SPLIT."""
     return argument(argument(a, ATTEND.splits) + token * SPLIT_BYTES, field)
 
 
@@ -306,7 +278,7 @@ def write_partial(a, row, group, kv_head, split, value_dim, output, state):
 def update_rows(a, first, rows, group, kv_head, lowest, start, count, scores, stride, states, output, value_dim):
     """Turn `count` scores of each row into weights, and update the row's state and output.
 
-    start: position of the first key; keys before `lowest` are hidden; stride: bytes from one row of scores to the next.
+    start: position of the first key; keys before `lowest` are hidden; stride: bytes from row to row of scores.
     """
     softcap, window, keys = argument_f32(a, ATTEND.softcap), argument(a, ATTEND.window), padded(count)
     slopes, chunked, chosen = argument(a, ATTEND.slopes), argument(a, ATTEND.chunked), argument(a, ATTEND.chosen)
@@ -334,7 +306,6 @@ def update_rows(a, first, rows, group, kv_head, lowest, start, count, scores, st
 
 @device
 def place_of(table, key):
-    """Return the cache slot of the key at a position; table: address of the page table."""
     return simd.load_i64(table + key // PAGE * 8) * PAGE + key % PAGE
 
 
@@ -352,20 +323,14 @@ IN_FLOAT32 = ManyRows(make_many, load_many_queries, device(lambda tiles: None), 
 
 
 def make_unit(load_key, load_value, many):
-    """Make the function that computes one unit of work.
-
-    load_key, load_value: load 16 dimensions of a head, see cache.py; many: the products for many rows.
-    """
+    """Make the function that computes one unit of work; load_key, load_value: see cache.py."""
     few_scores, add_few_values = make_few(load_key, load_value)
     many_scores, add_many_values = many.make(load_key, load_value)
     load_many, more = many.load_queries, many.more
 
     @device
     def unit(a, group, table, kv_head, first, rows, lowest, begin, end, split, few, scratch, key_dim, value_dim):
-        """Compute the attention of rows `first` to first + rows over the keys at positions begin to end.
-
-        split: the number of the part, if the context is split; few: whether the rows read the cache directly.
-        """
+        """Compute the attention of rows over the keys at positions begin to end; few: they read the cache directly."""
         key_bytes, value_bytes = argument(a, ATTEND.key_bytes), argument(a, ATTEND.value_bytes)
         q, tiles, scores, output, states = places(scratch, key_dim, value_dim, more)
         start_rows(rows, value_dim, output, states)
@@ -401,10 +366,7 @@ def make_unit(load_key, load_value, many):
 
 
 def make(format_name, many=IN_FLOAT32):
-    """Make the attention kernel.
-
-    format_name: the cache type of keys and values, or both types, as in Q8_0-Q4_0; many: the products for many rows.
-    """
+    """Make the attention kernel; format_name: the type of keys and values, or both types, as in Q8_0-Q4_0."""
     of_keys, _, of_values = format_name.partition("-")
     (load_key, _), (load_value, _) = STORAGE[of_keys], STORAGE[of_values or of_keys]
     unit, start, finish, more = make_unit(load_key, load_value, many), many.start, many.finish, many.more
@@ -437,7 +399,6 @@ def make(format_name, many=IN_FLOAT32):
 
 @device
 def merge_head(a, token, head, group, value_dim, output):
-    """Combine the partial results of a token's head, and write it to y."""
     top, total = simd.splat_f32x16(LOWEST), simd.zero_f32x16()
     slot, splits = split_of(a, token, SPLIT.slot), split_of(a, token, SPLIT.count)
     for split in range(splits):
@@ -456,7 +417,6 @@ def merge_head(a, token, head, group, value_dim, output):
 
 @kernel
 def merge(a, part, parts, thread):
-    """Combine the partial results of split contexts. The arguments are those of `attend`."""
     tokens, heads = simd.load_i64(argument(a, ATTEND.count)), argument(a, ATTEND.heads)
     group, value_dim = heads // argument(a, ATTEND.kv_heads), padded(argument(a, ATTEND.value_dim))
     output = argument(a, ATTEND.scratch) + thread * argument(a, ATTEND.scratch_bytes)

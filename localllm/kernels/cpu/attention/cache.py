@@ -38,10 +38,7 @@ MIDDLES = [(low + high) / 2 for low, high in itertools.pairwise(IQ4_VALUES)]
 
 
 def make_plain(width, load_16, store_16, limit):
-    """Make `load` and `store` for numbers of `width` bytes.
-
-    load_16, store_16: load and store 16 of them; limit: numbers with larger magnitudes become NaN.
-    """
+    """Make `load` and `store` for numbers of `width` bytes; numbers with magnitudes above `limit` become NaN."""
 
     @device
     def load(head, d):
@@ -79,10 +76,7 @@ def store_bytes(address, x, inverse):
 
 @device
 def store_q8_0(head, x, head_dim):
-    """Store a head in Q8_0.
-
-    The scale is rounded to float16 first, and the bytes are computed with the rounded scale.
-    """
+    """Store a head in Q8_0; the bytes are computed with the scale rounded to float16."""
     for d in range(0, head_dim, 32):
         block = head + d // 32 * 34
         low, high = block_of_32(x, d, head_dim, float32(0.0))
@@ -135,15 +129,11 @@ def store_five_bits(address, low, high):
 
 @device
 def clamped(codes, top):
-    """Clamp whole numbers to the range from 0 to `top`; return them as integers."""
     return simd.int_f32x16(simd.max_f32x16(simd.min_f32x16(codes, simd.splat_f32x16(top)), simd.zero_f32x16()))
 
 
 def make_symmetric(block_bytes, centre, store_codes):
-    """Make `store` for Q4_0 or Q5_0. The number of largest magnitude gets code 0.
-
-    Codes minus the centre go from -centre to centre - 1, so the scale has the opposite sign of that number.
-    """
+    """Make `store` for Q4_0 or Q5_0. The number of largest magnitude gets code 0: the scale has the opposite sign."""
     centre, top = float32(centre), float32(2 * centre - 1)
 
     @device
@@ -207,10 +197,9 @@ def load_iq4_nl(head, d):
 
 @device
 def store_iq4_nl(head, x, head_dim):
-    """Store a head in IQ4_NL, as GGML does.
+    """Store a head in IQ4_NL, as GGML does: codes for the scale that makes the number of largest magnitude -127.
 
-    The codes are those for the scale that makes the number of largest magnitude -127. The stored scale fits them by
-    least squares, weighted by the squares of the numbers.
+    The stored scale fits them by least squares, weighted by the squares of the numbers.
     """
     for d in range(0, head_dim, 32):
         block = head + d // 32 * 18
@@ -249,10 +238,7 @@ def place_of(a, token):
 
 
 def make_pass(work):
-    """Make a kernel that calls `work` for all tokens of a run and all heads.
-
-    work(address of a head in the cache, address of the head in x, head dimension).
-    """
+    """Make a kernel that calls work(head in the cache, head in x, head dimension) for all heads of all tokens."""
 
     @kernel
     def go(a, part, parts, thread):
@@ -268,12 +254,10 @@ def make_pass(work):
 
 
 def make_store(format_name):
-    """Make the kernel for one cache type."""
     return make_pass(STORAGE[format_name][1])
 
 
 def make_recall(format_name):
-    """Make the kernel for one cache type."""
     load, _ = STORAGE[format_name]
 
     @device

@@ -35,10 +35,7 @@ def lowest_seen(a, sequence):
 
 @device
 def end_seen(a, sequence):
-    """Return the end of the positions that tokens of a sequence see.
-
-    In cross-attention it is the end of the encoder's tokens.
-    """
+    """Return the end of the positions that a sequence's tokens see: in cross-attention that of the encoder's."""
     return argument(sequence, SEQUENCE.encoded if argument(a, PLAN.cross_attention) == 1 else SEQUENCE.length)
 
 
@@ -51,7 +48,6 @@ def first_key(a, sequence, position):
 
 @device
 def add_unit(unit, table, kv_head, first_row, rows, lowest, begin, end, split, few):
-    """Write a unit; return the address after it."""
     store_i64(unit + 8 * UNIT.table, table)
     store_i64(unit + 8 * UNIT.kv_head, kv_head)
     store_i64(unit + 8 * UNIT.first_row, first_row)
@@ -66,7 +62,7 @@ def add_unit(unit, table, kv_head, first_row, rows, lowest, begin, end, split, f
 
 @device
 def rows_at_once(count, group):
-    """Return the largest number of rows of a unit; count: kernel_tokens; group: query heads per key-value head.
+    """Return the most rows of a unit; count: kernel_tokens; group: query heads per key-value head.
 
     For few tokens that is a number of whole tokens, so that each token uses the kernel that it would use alone.
     """
@@ -86,7 +82,7 @@ def span_at(a, sequence, position):
 
 @device
 def add_tokens(a, sequence, unit, first, count, start, splits, span):
-    """Write the units of `count` tokens of a sequence; return the address after them.
+    """Write the units of tokens of a sequence; return the address after them.
 
     first: the first token's index in the run; start: its position; splits: parts of the context; span: keys of a part.
     """

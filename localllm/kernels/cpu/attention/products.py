@@ -29,17 +29,14 @@ from localllm.kernels.simd import prefetch_l2, store_f32x16, transpose_f32
 
 
 def make_few(load_key, load_value):
-    """Make the functions `scores` and `add_values` for one type of keys and one of values.
-
-    load_key, load_value: load 16 dimensions of a head, see cache.py.
-    """
+    """Make `scores` and `add_values` for one type of keys and one of values; load_key, load_value: see cache.py."""
     zeros, outer, splats = make_zeros(4), make_outer(4, 1), make_splats(4, KEYS * 4)
     load_rows, store_rows = make_load(4, 1), make_store(4, 1)
     outer_pairs, load_pairs, store_pairs = make_outer(4, 2), make_load(4, 2), make_store(4, 2)
 
     @inlined
     def products(q, padded, key):
-        """Multiply a key with four rows of q. Return the products in 16 lanes per row, whose sums are the scores."""
+        """Multiply a key with four rows of q: 16 lanes per row, whose sums are the scores."""
         tile = zeros()
         for d in range(0, padded - 16, 32):
             tile = outer(tile, load_rows(q + d * 4, padded * 4, 0), (load_key(key, d),))
@@ -51,10 +48,7 @@ def make_few(load_key, load_value):
 
     @device
     def scores(q, rows, keys, count, token_bytes, padded, scores, ahead):
-        """Compute scores f32 [rows][KEYS] from q f32 [rows][padded].
-
-        Up to 3 keys beyond `count` are read, too; ahead: the address to prefetch from.
-        """
+        """Compute scores f32 [rows][KEYS] from q f32 [rows][padded]; up to 3 keys beyond `count` are read, too."""
         for i in range(0, count, 4):
             key = keys + i * token_bytes
             for line in range(i * token_bytes, (i + 4) * token_bytes, 64):
@@ -67,10 +61,7 @@ def make_few(load_key, load_value):
 
     @device
     def add_values(weights, rows, values, count, token_bytes, padded, output, ahead):
-        """Add weights f32 [rows][KEYS] times values to output f32 [rows][padded].
-
-        ahead: the address to prefetch from.
-        """
+        """Add weights f32 [rows][KEYS] times values to output f32 [rows][padded]; ahead: where to prefetch from."""
         step = token_bytes * 32 // padded
         for r in range(0, rows, 4):
             line = ahead
@@ -98,8 +89,6 @@ WIDTH = 16 * COLUMNS
 
 
 def make_convert(load):
-    """Make a function that converts the keys or values of a block to float32 [count][padded]."""
-
     @device
     def convert(source, count, token_bytes, padded, target):
         for i in range(count):
@@ -110,10 +99,6 @@ def make_convert(load):
 
 
 def make_many(load_key, load_value):
-    """Make the functions `scores` and `add_values` for one type of keys and one of values.
-
-    load_key, load_value: load 16 dimensions of a head, see cache.py.
-    """
     zeros, outer, outer_one = make_zeros(ROWS * COLUMNS), make_outer(ROWS, COLUMNS), make_outer(ROWS, 1)
     load_tile, store_tile = make_load(ROWS, COLUMNS), make_store(ROWS, COLUMNS)
     load_one, store_one = make_load(ROWS, 1), make_store(ROWS, 1)
@@ -123,9 +108,9 @@ def make_many(load_key, load_value):
 
     @device
     def scores(q, rows, keys, count, token_bytes, padded, tiles, scores):
-        """Compute scores f32 [rows][KEYS] from q f32 [rows / ROWS][padded][ROWS].
+        """Compute scores f32 [rows][KEYS] from q f32 [rows / ROWS][padded][ROWS]; up to 15 more keys are read, too.
 
-        Up to 15 keys beyond `count` are read, too; tiles: temporary memory, f32 [2][KEYS][padded].
+        tiles: temporary memory, f32 [2][KEYS][padded].
         """
         by_dimension = tiles + KEYS * padded * 4  # [KEYS / 16][padded][16]
         convert_keys(keys, (count + 15) // 16 * 16, token_bytes, padded, tiles)
@@ -141,7 +126,6 @@ def make_many(load_key, load_value):
 
     @device
     def add_values(weights, rows, values, count, token_bytes, padded, tiles, output):
-        """Add weights f32 [rows][KEYS] times values to output f32 [rows][padded]."""
         convert_values(values, count, token_bytes, padded, tiles)
         for d in range(0, padded - WIDTH + 1, WIDTH):
             for r in range(0, rows, ROWS):

@@ -30,10 +30,7 @@ def ordered(address):
 
 @device
 def least_chosen(scores, count, most, digits):
-    """Return the smallest of the `most` largest scores, and how many scores equal to it are among them.
-
-    The score is returned as `ordered` represents it; digits: temporary memory, int64 [256].
-    """
+    """Return the smallest of the `most` largest scores, `ordered`, and how many equal to it are among them."""
     prefix, left = 0, most
     for shift in range(24, -8, -8):
         for digit in range(DIGITS):
@@ -53,10 +50,9 @@ def least_chosen(scores, count, most, digits):
 
 @device
 def write_bits(scores, blocks, block, count, least, left, y):
-    """Write a bit for each of `count` keys: set if the score of its block is larger than `least`.
+    """Write a bit for each of `count` keys: set if its block's score is larger than `least`, or after the last block.
 
-    Of the blocks whose score equals `least`, the first `left` are selected, too. Keys after the last block are always
-    selected.
+    Of the blocks whose score equals `least`, the first `left` are selected, too.
     """
     is_selected = True
     for first in range(0, count, 32):
@@ -72,7 +68,6 @@ def write_bits(scores, blocks, block, count, least, left, y):
 
 @device
 def write_all(count, word, y):
-    """Write the same 32 bits, `word`, for all keys."""
     for first in range(0, count, 32):
         simd.store_i32(y + first // 8, word)
 
@@ -87,7 +82,6 @@ def load_queries(source, heads, key_dim, columns, q):
 
 
 def make_select_keys(format_name):
-    """Make the kernel for one cache type."""
     load_key, _ = STORAGE[format_name]
 
     @device
@@ -147,7 +141,6 @@ def make_select_keys(format_name):
 
 @device
 def product(q, row, columns):
-    """Compute q k over `columns` columns, a multiple of 16."""
     products = simd.zero_f32x16()
     for d in range(0, columns * 4, 64):
         products = simd.fma_f32x16(simd.load_f32x16(q + d), simd.load_f32x16(row + d), products)
@@ -155,8 +148,6 @@ def product(q, row, columns):
 
 
 def make_score_all(load_key):
-    """Make a function that scores the key blocks of a context, for one cache type."""
-
     @device
     def score_all(a, table, q, columns, count, scores):
         """Store the largest product of each head with each block's keys; return whether all products are finite."""
@@ -180,11 +171,9 @@ def make_score_all(load_key):
 
 
 def make_choose_some(score_all):
-    """Make a function that chooses key blocks for a token that does not see all of them."""
-
     @device
     def choose_some(a, token, count, q, columns, table, y):
-        """Write the bits of the keys that are chosen for a token, for each head."""
+        """Write, for each head, the bits of the keys of a token that does not see all blocks."""
         heads, block = argument(a, SELECT_KEY_BLOCKS.heads), argument(a, SELECT_KEY_BLOCKS.block)
         most = argument(a, SELECT_KEY_BLOCKS.most)
         source = argument(a, SELECT_KEY_BLOCKS.q) + token * argument(a, SELECT_KEY_BLOCKS.q_stride)
@@ -206,7 +195,6 @@ def make_choose_some(score_all):
 
 
 def make_select_key_blocks(format_name):
-    """Make the kernel for one cache type."""
     choose_some = make_choose_some(make_score_all(STORAGE[format_name][0]))
 
     @kernel

@@ -25,7 +25,6 @@ WORDS = {
 
 
 def make(name):
-    """Make the kernel of a formula."""
     declaration, compute, kinds = KERNELS[name].arguments, bind(name, WORDS, inlined), kinds_of(FORMULAS[name])
     indices = [(getattr(declaration, each), kind) for each, kind in kinds.items()]
     rows = [make_source(declaration, index, kind) for index, kind in indices if kind is not Number]
@@ -46,7 +45,6 @@ def make(name):
 
 
 def make_source(declaration, index, kind):
-    """Make a function (a, token) that returns the address of a token's row."""
     if kind is Row:
         return inlined(lambda a, token: argument(a, index))
     stride = index + 1 if kind is Strided else declaration.stride
@@ -62,8 +60,6 @@ def make_load(place):
 
 
 def scaled_by(declaration, factor_of):
-    """Make a kernel that computes y = x * factor_of(a, token)."""
-
     @kernel
     def rows(a, part, parts, thread):
         stride, size = argument(a, declaration.stride), argument(a, declaration.columns) * 4

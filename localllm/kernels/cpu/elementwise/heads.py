@@ -12,7 +12,6 @@ from localllm.kernels.table import HEAD_DOTS, MIX_STREAMS, MULTIPLY_HEADS, SINKH
 
 @kernel
 def multiply_heads(a, part, parts, thread):
-    """Multiply each head's columns of x by the head's gate. The parts of the step share the heads of all tokens."""
     heads, columns = argument(a, MULTIPLY_HEADS.heads), argument(a, MULTIPLY_HEADS.columns)
     head_dim, total = columns // heads, simd.load_i64(argument(a, MULTIPLY_HEADS.count)) * heads
     for i in range(total * part // parts, total * (part + 1) // parts):
@@ -28,7 +27,7 @@ def multiply_heads(a, part, parts, thread):
 
 @device
 def softmax_of_numbers(x, y, size, epsilon):
-    """Write the softmax of `size` consecutive numbers of x, plus epsilon, to y; NaN if a number is not finite."""
+    """Write the softmax of `size` numbers, plus epsilon, to y; NaN if a number is not finite."""
     top, total = float32(-3e38), float32(0.0)
     for j in range(size):
         number = simd.load_f32(x + j * 4)
@@ -46,7 +45,6 @@ def softmax_of_numbers(x, y, size, epsilon):
 
 @kernel
 def softmax(a, part, parts, thread):
-    """Write the softmax of each row of x to y."""
     columns, count = argument(a, SOFTMAX.columns), simd.load_i64(argument(a, SOFTMAX.count))
     for t in range(count * part // parts, count * (part + 1) // parts):
         at = t * argument(a, SOFTMAX.stride)
@@ -70,10 +68,7 @@ def divide_by_sums(y, size, across, along, epsilon):
 
 @kernel
 def sinkhorn(a, part, parts, thread):
-    """Scale the matrix [size, size] in each row of x so that its rows and columns add up to 1 (Sinkhorn).
-
-    y is the result, transposed.
-    """
+    """Scale each row's matrix [size, size] so that rows and columns add up to 1 (Sinkhorn), and transpose it."""
     size, count = argument(a, SINKHORN.size), simd.load_i64(argument(a, SINKHORN.count))
     epsilon, stride = argument_f32(a, SINKHORN.epsilon), argument(a, SINKHORN.stride)
     for t in range(count * part // parts, count * (part + 1) // parts):
@@ -94,7 +89,6 @@ def sinkhorn(a, part, parts, thread):
 
 @device
 def dot(x, z, count):
-    """Compute the dot product of `count` float32 numbers."""
     sums, whole = simd.zero_f32x16(), count // 16 * 16
     for i in range(0, whole, 16):
         sums = simd.fma_f32x16(simd.load_f32x16(x + i * 4), simd.load_f32x16(z + i * 4), sums)
@@ -106,7 +100,6 @@ def dot(x, z, count):
 
 @kernel
 def head_dots(a, part, parts, thread):
-    """Write the sum of x * z over each head's columns to y. The parts of the step share the heads of all tokens."""
     heads, head_dim = argument(a, HEAD_DOTS.heads), argument(a, HEAD_DOTS.head_dim)
     total = simd.load_i64(argument(a, HEAD_DOTS.count)) * heads
     for i in range(total * part // parts, total * (part + 1) // parts):
@@ -118,10 +111,6 @@ def head_dots(a, part, parts, thread):
 
 @kernel
 def mix_streams(a, part, parts, thread):
-    """Write output stream i = the sum over j of weights[i, j] * input stream j.
-
-    The parts share the output streams of all tokens.
-    """
     streams, width = argument(a, MIX_STREAMS.streams), argument(a, MIX_STREAMS.width)
     outputs = argument(a, MIX_STREAMS.columns) // width
     total = simd.load_i64(argument(a, MIX_STREAMS.count)) * outputs

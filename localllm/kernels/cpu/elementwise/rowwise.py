@@ -35,7 +35,6 @@ from localllm.kernels.table import (
 
 @kernel
 def round_bf16(a, part, parts, thread):
-    """Write x, rounded to BF16, to y."""
     stride, y_stride = argument(a, ROUND_BF16.stride), argument(a, ROUND_BF16.y_stride)
     tokens, columns = simd.load_i64(argument(a, ROUND_BF16.count)), argument(a, ROUND_BF16.columns)
     for t in range(tokens * part // parts, tokens * (part + 1) // parts):
@@ -46,7 +45,6 @@ def round_bf16(a, part, parts, thread):
 
 @kernel
 def select(a, part, parts, thread):
-    """Copy row rows[i] of x to row i of y."""
     stride, columns = argument(a, SELECT.stride), argument(a, SELECT.columns)
     count = simd.load_i64(argument(a, SELECT.count))
     for t in range(count * part // parts, count * (part + 1) // parts):
@@ -58,7 +56,6 @@ def select(a, part, parts, thread):
 
 @kernel
 def replace_ids(a, part, parts, thread):
-    """Write table[ids[t]] to y[t]."""
     table, ids, count = argument(a, REPLACE_IDS.table), argument(a, REPLACE_IDS.ids), argument(a, REPLACE_IDS.count)
     tokens = simd.load_i64(count)
     for t in range(tokens * part // parts, tokens * (part + 1) // parts):
@@ -76,7 +73,6 @@ def copy(x, y, columns):
 
 @kernel
 def slice_columns(a, part, parts, thread):
-    """Copy some columns of every period of x to y, see SLICE_COLUMNS in table.py."""
     tokens, groups = simd.load_i64(argument(a, SLICE_COLUMNS.count)), argument(a, SLICE_COLUMNS.groups)
     count = argument(a, SLICE_COLUMNS.columns) // groups
     for t in range(tokens * part // parts, tokens * (part + 1) // parts):
@@ -92,7 +88,6 @@ def slice_columns(a, part, parts, thread):
 
 @kernel
 def concat_heads(a, part, parts, thread):
-    """Write to y, for each head, its columns of x and then its columns of z."""
     tokens, heads = simd.load_i64(argument(a, CONCAT_HEADS.count)), argument(a, CONCAT_HEADS.heads)
     shared = argument(a, CONCAT_HEADS.shared)
     x_columns, z_columns = argument(a, CONCAT_HEADS.x_columns), argument(a, CONCAT_HEADS.z_columns)
@@ -111,7 +106,6 @@ def concat_heads(a, part, parts, thread):
 
 @kernel
 def angles(a, part, parts, thread):
-    """Write the cosine and the sine of every position's rotation angles to the table."""
     pairs, factor = argument(a, ANGLES.pairs), argument_f32(a, ANGLES.factor)
     tokens = simd.load_i64(argument(a, ANGLES.count))
     for t in range(tokens * part // parts, tokens * (part + 1) // parts):
@@ -125,7 +119,6 @@ def angles(a, part, parts, thread):
 
 @device
 def rotate(x, y, cosine, sine):
-    """Rotate the pair of numbers at addresses x and y by an angle, given by its cosine and sine."""
     u, v = simd.load_f32(x), simd.load_f32(y)
     simd.store_f32(x, u * cosine - v * sine)
     simd.store_f32(y, u * sine + v * cosine)
@@ -133,7 +126,6 @@ def rotate(x, y, cosine, sine):
 
 @kernel
 def rope(a, part, parts, thread):
-    """Write x with its pairs rotated to y (rotary position embedding)."""
     heads, head_dim, pairs = argument(a, ROPE.heads), argument(a, ROPE.head_dim), argument(a, ROPE.pairs)
     step, apart = argument(a, ROPE.step) * 4, argument(a, ROPE.apart) * 4
     total = simd.load_i64(argument(a, ROPE.count)) * heads
@@ -150,7 +142,6 @@ def rope(a, part, parts, thread):
 
 @device
 def sum_of(x, count):
-    """Compute the sum of `count` numbers."""
     sums, whole = simd.zero_f32x16(), count // 16 * 16
     for i in range(0, whole, 16):
         sums = sums + simd.load_f32x16(x + i * 4)
@@ -162,7 +153,6 @@ def sum_of(x, count):
 
 @device
 def sum_of_squares(x, count, center):
-    """Compute the sum of (x - center)^2."""
     squares, whole = simd.zero_f32x16(), count // 16 * 16
     for i in range(0, whole, 16):
         v = simd.load_f32x16(x + i * 4) - simd.splat_f32x16(center)
@@ -182,7 +172,6 @@ def inverse_root(mean, epsilon):
 
 @kernel
 def rms_norm(a, part, parts, thread):
-    """Write x / sqrt(mean(x^2) + epsilon) * weight to y, with a mean for each group of columns."""
     stride, columns, group = argument(a, RMS_NORM.stride), argument(a, RMS_NORM.columns), argument(a, RMS_NORM.group)
     groups, epsilon = columns // group, argument_f32(a, RMS_NORM.epsilon)
     total, whole = simd.load_i64(argument(a, RMS_NORM.count)) * groups, group // 16 * 16
@@ -198,7 +187,6 @@ def rms_norm(a, part, parts, thread):
 
 @kernel
 def layer_norm(a, part, parts, thread):
-    """Write (x - mean) / sqrt(variance + epsilon) * weight + bias to y, for each group of columns."""
     stride, group = argument(a, LAYER_NORM.stride), argument(a, LAYER_NORM.group)
     groups, epsilon = argument(a, LAYER_NORM.columns) // group, argument_f32(a, LAYER_NORM.epsilon)
     total, whole = simd.load_i64(argument(a, LAYER_NORM.count)) * groups, group // 16 * 16
@@ -226,10 +214,7 @@ butterfly_1, butterfly_2, butterfly_4, butterfly_8 = map(simd.make_butterfly, (1
 
 @device
 def within_vectors(x, y, columns, block, factor):
-    """Write x times `factor` to y, with the butterflies of numbers up to 8 apart, which are in the same vector.
-
-    y may be x.
-    """
+    """Write x times `factor` to y, which may be x, with the butterflies of numbers up to 8 apart, in one vector."""
     for i in range(0, columns * 4, 64):
         lanes = butterfly_1(simd.load_f32x16(x + i) * simd.splat_f32x16(factor))
         if block > 2:
@@ -253,7 +238,6 @@ def across_vectors(y, columns, distance):
 
 @kernel
 def hadamard(a, part, parts, thread):
-    """Write x to y, with each `block` columns multiplied by a Hadamard matrix."""
     columns, block = argument(a, HADAMARD.columns), argument(a, HADAMARD.block)
     factor, tokens = float32(1.0 / sqrt(block)), simd.load_i64(argument(a, HADAMARD.count))
     for t in range(tokens * part // parts, tokens * (part + 1) // parts):
@@ -268,7 +252,6 @@ def hadamard(a, part, parts, thread):
 
 @kernel
 def as_column(a, part, parts, thread):
-    """Write ids[t] + 1 to y[t] as float32; 0 then stands for "no token"."""
     ids, tokens = argument(a, AS_COLUMN.ids), simd.load_i64(argument(a, AS_COLUMN.count))
     for t in range(tokens * part // parts, tokens * (part + 1) // parts):
         simd.store_f32(
@@ -278,10 +261,6 @@ def as_column(a, part, parts, thread):
 
 @kernel
 def hash(a, part, parts, thread):
-    """Write first + (the exclusive or of a token's and its predecessors' ids, each times its factor) % size to y[t].
-
-    From the first predecessor that is missing or `end` on, all count as `end`.
-    """
     end, factors, tokens = argument(a, HASH.end), argument(a, HASH.factors), simd.load_i64(argument(a, HASH.count))
     for t in range(tokens * part // parts, tokens * (part + 1) // parts):
         row, hashed, is_cut = argument(a, HASH.x) + t * argument(a, HASH.stride), 0, False
@@ -294,10 +273,10 @@ def hash(a, part, parts, thread):
 
 @device
 def copy_logits(x, y, columns):
-    """Copy x to y; return 0 if all numbers are finite, else NaN.
+    """Copy x to y; return 0 if all numbers are finite, else NaN, as the sum of 0 * number is.
 
-    0 * number is added up, which is NaN for infinity and NaN. Python would do this after the run, in one thread, when
-    the numbers are no longer in the cores' caches: 49152 logits took 0.2 ms, this takes 0.02.
+    Python would do this after the run, in one thread, when the numbers are no longer in the cores' caches: 49152 logits
+    took 0.2 ms, this takes 0.02.
     """
     zeros = simd.zero_f32x16()
     for i in range(0, columns - 15, 16):
@@ -341,7 +320,6 @@ def add_four(x, stride, tokens, sums):
 
 @device
 def add_one(x, stride, tokens, sums):
-    """Add x^2 over the tokens to the sums of 16 columns."""
     total = simd.load_f32x16(sums)
     for _ in range(tokens):
         v = simd.load_f32x16(x)
@@ -352,7 +330,6 @@ def add_one(x, stride, tokens, sums):
 
 @device
 def add_columns(x, stride, tokens, columns, sums, part, parts):
-    """Add x^2 over the tokens to the sums of those columns that this part is responsible for."""
     vectors = (columns + 15) // 16
     first, last = vectors * part // parts, vectors * (part + 1) // parts
     rest = last - (last - first) % 4
@@ -364,10 +341,7 @@ def add_columns(x, stride, tokens, columns, sums, part, parts):
 
 @kernel
 def add_squares(a, part, parts, thread):
-    """Add x^2 over the tokens to the sums.
-
-    The parts share the columns, so the result does not depend on the number of parts.
-    """
+    """Add x^2 over the tokens to the sums. The parts share the columns, so their number does not change the result."""
     tokens, stride = simd.load_i64(argument(a, ADD_SQUARES.count)), argument(a, ADD_SQUARES.stride)
     x, sums = argument(a, ADD_SQUARES.x), argument(a, ADD_SQUARES.sums)
     add_columns(x, stride, tokens, argument(a, ADD_SQUARES.columns), sums, part, parts)
@@ -375,7 +349,6 @@ def add_squares(a, part, parts, thread):
 
 @kernel
 def add_expert_squares(a, part, parts, thread):
-    """Add x^2 over each expert's rows to the expert's sums, and the number of these rows to its count."""
     x, stride = argument(a, ADD_EXPERT_SQUARES.x), argument(a, ADD_EXPERT_SQUARES.stride)
     columns, sums = argument(a, ADD_EXPERT_SQUARES.columns), argument(a, ADD_EXPERT_SQUARES.sums)
     for i in range(simd.load_i64(argument(a, ADD_EXPERT_SQUARES.active_count))):
@@ -390,7 +363,6 @@ def add_expert_squares(a, part, parts, thread):
 
 @device
 def add_rows(x, stride, columns, rows, y):
-    """Store the sum of `rows` rows at y, float32 [columns padded to 16]."""
     for i in range(0, columns * 4, 64):
         total = simd.load_f32x16(x + i)
         for r in range(1, rows):
@@ -400,7 +372,6 @@ def add_rows(x, stride, columns, rows, y):
 
 @kernel
 def pool(a, part, parts, thread):
-    """Pool the rows of each sequence to one row: their mean, the first or the last."""
     count, stride, columns = simd.load_i64(argument(a, POOL.count)), argument(a, POOL.stride), argument(a, POOL.columns)
     for i in range(count * part // parts, count * (part + 1) // parts):
         sequence, y = argument(a, POOL.sequences) + i * 8 * len(SEQUENCE), argument(a, POOL.y) + i * stride

@@ -59,10 +59,9 @@ def score_all(a, logits, scores):
 
 @device
 def rank_all(a, logits, scores, ranks):
-    """Compute the ranks, by which experts are chosen.
+    """Compute the ranks, by which experts are chosen: scores plus bias if there is a bias, scores if there are groups.
 
-    They are scores plus bias if there is a bias, scores if there are groups, otherwise logits, which rank more finely:
-    the sigmoids of large logits are all 1.
+    Otherwise they are the logits, which rank more finely: the sigmoids of large logits are all 1.
     """
     bias, source = argument(a, ROUTE.bias), logits
     if bias != 0 or argument(a, ROUTE.groups) > 1:
@@ -118,10 +117,7 @@ def leave_out_groups(a, ranks, groups):
 
 @device
 def choose(a, scores, ranks, given_experts, chosen, weights):
-    """Write a token's experts and their weights.
-
-    The experts are those with the best ranks, or, if `given_experts` is not 0, those listed at that address.
-    """
+    """Write a token's experts and their weights: those of the best ranks, or those listed at `given_experts`."""
     used, total, factor = argument(a, ROUTE.used), float32(0.0), argument_f32(a, ROUTE.scale)
     for i in range(used):
         if given_experts != 0:
@@ -168,7 +164,6 @@ def route(a, part, parts, thread):
 
 @device
 def count_rows(a, pairs):
-    """Count the pairs of each expert in next_rows."""
     next_rows = argument(a, PLAN_EXPERTS.next_rows)
     for e in range(argument(a, PLAN_EXPERTS.experts)):
         simd.store_i64(next_rows + e * 8, 0)
@@ -231,22 +226,19 @@ ANY_NUMBER = 1 << 40  # of tokens: no limit
 
 @device
 def put(arguments, place, value):
-    """Set argument number `place` in an argument array."""
     simd.store_i64(arguments + place * 8, value)
 
 
 def make_experts(product, own, most_is_address, finish=None):
-    """Make the kernel for all experts from the kernel for one matrix.
+    """Make the kernel for all experts from the kernel for one matrix; product, own: the declarations of both.
 
-    product, own: the declarations of that kernel and of this one; most_is_address: whether the argument `most_precise`
-    of `product` is an address; finish(arguments, call, expert, memory): sets further arguments in `call`, and may use
-    `memory`, the scratch memory after them.
+    most_is_address: whether the argument `most_precise` of `product` is an address; finish(arguments, call, expert,
+    memory): sets further arguments in `call`, and may use `memory`, the scratch memory after them.
     """
     words = len(product)
 
     @device
     def prepare(a, call, expert):
-        """Write the arguments of an expert's product to `call`, an array at the beginning of the scratch memory."""
         for i in range(words):
             put(call, i, argument(a, i))
         for i in range(argument(a, own.by_row_count)):
@@ -288,7 +280,6 @@ experts_float = make_experts(LINEAR_FLOAT, EXPERTS_FLOAT, False)
 
 @kernel
 def gather(a, part, parts, thread):
-    """Copy the rows of tokens to the order of the experts, times the pairs' weights if there are some."""
     rows, weights = simd.load_i64(argument(a, GATHER.count)), argument(a, GATHER.weights)
     for row in range(rows * part // parts, rows * (part + 1) // parts):
         pair = simd.load_i64(argument(a, GATHER.pairs) + row * 8)
@@ -303,7 +294,6 @@ def gather(a, part, parts, thread):
 
 @kernel
 def from_heads(a, part, parts, thread):
-    """Copy the results of a token's experts to the token's row, one after the other."""
     used, columns = argument(a, FROM_HEADS.used), argument(a, FROM_HEADS.columns)
     pairs = simd.load_i64(argument(a, FROM_HEADS.count)) * used
     for pair in range(pairs * part // parts, pairs * (part + 1) // parts):
@@ -316,7 +306,6 @@ def from_heads(a, part, parts, thread):
 
 @kernel
 def scatter(a, part, parts, thread):
-    """Add up the results of a token's experts, times their weights, in the order in which the experts were selected."""
     tokens, used = simd.load_i64(argument(a, SCATTER.count)), argument(a, SCATTER.used)
     weights = argument(a, SCATTER.weights)
     for t in range(tokens * part // parts, tokens * (part + 1) // parts):
@@ -336,7 +325,6 @@ def scatter(a, part, parts, thread):
 
 @kernel
 def add_by_expert(a, part, parts, thread):
-    """Add to every row the vector (bias) of its expert."""
     rows, stride = simd.load_i64(argument(a, ADD_BY_EXPERT.count)), argument(a, ADD_BY_EXPERT.stride)
     for row in range(rows * part // parts, rows * (part + 1) // parts):
         pair = simd.load_i64(argument(a, ADD_BY_EXPERT.pairs) + row * 8)

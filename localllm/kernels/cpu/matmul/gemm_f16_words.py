@@ -37,10 +37,10 @@ def in_runs(columns):
 
 
 def make_to_words(load_16, width):
-    """Make a function (address, columns, target) -> scale that converts numbers to 16-bit integers with one scale.
+    """Make a function (address, columns, target) -> scale that converts numbers of `width` bytes to 16-bit integers.
 
-    load_16: loads 16 numbers; width: bytes of a number. The number of columns is a multiple of 16; target is padded to
-    whole runs of 32. The scale is NaN if a number is not finite.
+    The number of columns is a multiple of 16; target is padded to whole runs of 32. The scale is NaN if a number is not
+    finite.
     """
 
     @device
@@ -66,7 +66,6 @@ run_to_words = make_to_words(simd.load_f32x16, 4)
 
 @kernel
 def quantize_words(a, part, parts, thread):
-    """Convert activations to 16-bit integers, with a scale for every 32 columns."""
     columns, tokens = argument(a, QUANTIZE_WORDS.columns), simd.load_i64(argument(a, QUANTIZE_WORDS.count))
     stride, y_stride = argument(a, QUANTIZE_WORDS.stride), argument(a, QUANTIZE_WORDS.y_stride)
     for token in range(tokens * part // parts, tokens * (part + 1) // parts):
@@ -76,7 +75,6 @@ def quantize_words(a, part, parts, thread):
 
 
 def make_unpack_tile(load_16):
-    """Make a function that converts a slab of ROWS rows of weights to 16-bit integers in scratch memory."""
     row_to_words = make_to_words(load_16, 2)
 
     @device
@@ -95,10 +93,7 @@ def make_unpack_tile(load_16):
 
 @device
 def product(columns, w, x, c, stride):
-    """Multiply ROWS rows by TOKENS tokens over a slab's columns.
-
-    The results still have to be multiplied by the rows' scales.
-    """
+    """Multiply ROWS rows by TOKENS tokens over a slab's columns, without the rows' scales."""
     totals = tiles.zero_floats()
     for run in range((columns + 31) // 32):
         sums = dots(tiles.zero_ints(), w + run * 1024, WORDS_BYTES, x + run * 64, stride)
@@ -107,10 +102,7 @@ def product(columns, w, x, c, stride):
 
 
 def make_prefill_words(load_16):
-    """Make a function (arguments, first tile, last tile + 1, tokens, scratch) that multiplies tiles with all tokens.
-
-    load_16: loads 16 weights, of 2 bytes each.
-    """
+    """Make a function (arguments, first tile, last tile + 1, tokens, scratch) that multiplies tiles with all tokens."""
     unpack_tile, fetch_next = make_unpack_tile(load_16), tiles.make_fetch_next(512, SLAB)
 
     @device

@@ -70,7 +70,6 @@ def byte_products(words, largest):
 
 
 def halves(first, tokens):
-    """Return registers [token][half] from number `first` on."""
     return [[f"%ymm{first + 2 * t + half}" for half in (0, 1)] for t in range(tokens)]
 
 
@@ -79,7 +78,6 @@ def flat(rows):
 
 
 def add_bytes(words, sums, first):
-    """Emit the sums of the products of these words, in 16 bits."""
     for i, word in enumerate(words):
         yield from load_codes(word, (W0, W1))
         for t, rows in enumerate(sums):
@@ -99,7 +97,6 @@ def add_both(multiply, add, weights, sums, is_first):
 
 
 def load_codes(word, registers):
-    """Emit the loads of a word's codes, 8 rows to a register."""
     return [f"vmovdqu {16 * word + 32 * half}({{w}}), {register}" for half, register in enumerate(registers)]
 
 
@@ -163,9 +160,8 @@ def add_scaled_to_totals(sums, scales):
 def add_to_totals(sums, first, scales, minimums):
     """Emit totals + scale of the row * scale of the token * sum + the term for the sum of the token's columns.
 
-    That term is minimum of the row * sum of the columns, or factor * scale of the row * sum of the columns.
-
-    scales, minimums: bytes from s to them; no minimums: None.
+    That term is minimum of the row, or factor * scale of the row, * sum of the columns. scales, minimums: bytes from s
+    to them; no minimums: None.
     """
     columns_sum = scales // 16  # bytes from n
     yield from (f"vmovups {scales}({{s}}), {W0}", f"vmovups {scales + 32}({{s}}), {W1}")
@@ -189,7 +185,6 @@ def add_to_totals(sums, first, scales, minimums):
 
 
 def run_lines(format, words, is_exact, minimums_after):
-    """Return the instructions of a run of 32 columns, see make_add_runs."""
     if format.has_integer_scales:
         lines, sums = scaled_products(words, minimums_after)
         return [*lines, *add_scaled_to_totals(sums, minimums_after + 64)]
@@ -214,9 +209,7 @@ class Step:
 
 
 def make_add_runs(format, words, is_exact, minimums_after):
-    """Return an intrinsic (totals, w, x, s, c, n, stride, runs).
-
-    It adds `runs` runs of 32 columns to totals f32 [TOKENS][16] in memory.
+    """Return an intrinsic (totals, w, x, s, c, n, stride, runs) that adds runs to totals f32 [TOKENS][16].
 
     words: where the words of a run lie in its group of 64 or 256 columns (CHUNK_WORDS or GROUP_WORDS). is_exact: x is
     in words. s: scales of the rows, f32 [sub-blocks][16], and `minimums_after` bytes later their minimums, or both as a
@@ -258,7 +251,6 @@ def ones():
 
 
 def byte_mask():
-    """Return a mask that keeps the even bytes."""
     return ir.Constant(ir.VectorType(simd.I8, 32), [255, 0] * 16)
 
 
@@ -276,10 +268,7 @@ def loop(lines, words, step):
 
 
 def make_unpack(format):
-    """Make a function (w, columns, codes, s_out, m_out) that unpacks a row of weights.
-
-    It writes codes u8 [columns], and scales and minimums f32 [columns / sub-block].
-    """
+    """Make a function that unpacks a row to codes u8 [columns], scales and minimums f32 [columns / sub-block]."""
     codes_of, scales, minimums = format.codes, format.scales, format.minimums
     store, skip = (simd.store_f32x8, 32) if format.sub_block == 32 else (simd.store_f32x16, 64)
     group_bytes, (chunk_codes, chunk_scales, chunk_minimums) = format.group_bytes, format.chunk or (None, None, None)
@@ -308,7 +297,6 @@ def make_unpack(format):
 
 
 def make_unpack_tile(format):
-    """Make a function that unpacks a slab of ROWS rows to scratch memory."""
     unpack, sub_block, group_bytes = make_unpack(format), format.sub_block, format.group_bytes
     has_minimum, scale_bytes = format.minimums is not None, 64 * SLAB // sub_block
 
@@ -333,10 +321,7 @@ def make_unpack_tile(format):
 
 
 def make_sub_block(format, words):
-    """Make a function that multiplies one sub-block of a tile in both planes and adds to the tile's totals.
-
-    words: the offsets of the sub-block's words in x.
-    """
+    """Make a function that multiplies one sub-block of a tile in both planes; words: its words' offsets in x."""
     has_minimum = bool(format.minimums)
     factor = float32(1.0 if has_minimum else -format.offset)
     dots = tiles.make_code_dots(words, format.largest)
@@ -351,7 +336,6 @@ def make_sub_block(format, words):
 
 
 def make_tile(format):
-    """Make a function that multiplies ROWS rows by TOKENS tokens, in both planes, over the columns of a slab."""
     half, apart = format.sub_block == 16, format.sub_block // 4
     run = make_sub_block(format, tiles.GROUP_WORDS[:4] if half else tiles.GROUP_WORDS)
     second_half = make_sub_block(format, tiles.GROUP_WORDS[4:])
@@ -381,10 +365,7 @@ def make_tile(format):
 
 
 def make_precise_slab(format):
-    """Make a function (arguments, tile, column, (tile, column) of the next slab, tokens, scratch) for both planes.
-
-    It unpacks a slab and multiplies it with all tokens.
-    """
+    """Make a function that unpacks a slab and multiplies it with all tokens in both planes; see make_slab."""
     if HAS_AVX2_DOTS:
         return make_assembly_slab(format, True)
     product, scale_bytes = make_tile(format), 64 * SLAB // format.sub_block
@@ -400,11 +381,10 @@ def make_precise_slab(format):
 
 
 def make_assembly_slab(format, is_exact):
-    """Make the function of make_precise_slab for CPUs with AVX2 only.
+    """Make the function of make_precise_slab for CPUs with AVX2 only; is_exact: in both planes, as 16-bit words.
 
-    is_exact: multiply both planes, as 16-bit words; otherwise the high plane, as bytes. Two vectors of 16 rows are
-    multiplied with the same tokens, one after the other, so activations, which come from the L2 or L3 cache, are read
-    half as often (1.04 times as fast).
+    Two vectors of 16 rows are multiplied with the same tokens, one after the other, so activations, which come from the
+    L2 or L3 cache, are read half as often (1.04 times as fast).
     """
     unpack_tile, fetch_next = make_unpack_tile(format), tiles.make_fetch_next(format.group_bytes)
     add_products = make_assembly_product(format, is_exact)

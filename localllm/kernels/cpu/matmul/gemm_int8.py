@@ -34,7 +34,6 @@ words = ir.VectorType(simd.I16, 32)
 
 
 def magnitude(builder, value):
-    """Return the absolute value of each float."""
     return simd.llvm_call(builder, f"llvm.fabs.v{value.type.count}f32", value.type, [value])
 
 
@@ -44,21 +43,17 @@ def span(format):
 
 
 def room(format):
-    """Return by how many bits codes can be shifted left and still fit in a byte.
-
-    After the offset is subtracted they must fit in a signed byte.
-    """
+    """Return by how many bits codes can be shifted left and still fit in a byte, a signed one after the offset."""
     offset, largest = format.offset, format.largest
     return max(s for s in range(8) if max(largest << s, 2 * (largest - offset) << s, (2 * offset << s) - 1) < 256)
 
 
 def size_of(format):
-    """Return the largest magnitude of code - offset, for a format without minimums."""
     return max(format.offset, format.largest - format.offset)
 
 
 def bounds(builder, format, scales, minimums):
-    """Return the largest magnitude that weights of each sub-block can have, from its scale and minimum."""
+    """Return the largest magnitude that weights of each sub-block can have."""
     if minimums is None:
         return builder.fmul(magnitude(builder, scales), simd.constant_like(scales, float(size_of(format))))
     highest = builder.fadd(builder.fmul(scales, simd.constant_like(scales, float(format.largest))), minimums)
@@ -74,7 +69,6 @@ def largest_of_neighbours(builder, value, count):
 
 
 def as_words(builder, value):
-    """Round floats to the nearest 16-bit integers."""
     integers = ir.VectorType(simd.I32, value.type.count)
     rounding = simd.constant_like(value, 1.5 * 2**23)  # floats of this size are whole numbers
     nearest = builder.fsub(builder.fadd(value, rounding), rounding)
@@ -89,10 +83,7 @@ def high_half(builder, x, y):
 
 
 def rescaled(builder, format, codes, factors, lows):
-    """Requantize 64 codes to bytes; factors, least: 32 words, the factor and the minimum for each pair of codes.
-
-    Both bytes of a word are computed separately.
-    """
+    """Requantize 64 codes to bytes; factors, lows: 32 words, the factor and the minimum for each pair of codes."""
     shift = room(format)
     value = builder.bitcast(codes, words)
     value = builder.shl(value, simd.constant_like(value, shift))
@@ -107,18 +98,14 @@ def rescaled(builder, format, codes, factors, lows):
 
 
 def spread(builder, values, runs, part, parts):
-    """Copy a word for each sub-block to all words of a vector of codes.
-
-    The vector has `runs` runs of 32 columns, and sub-block `part` of the `parts` sub-blocks of each run.
-    """
+    """Copy a word for sub-block `part` of `parts` of each of `runs` runs to all words of a vector of codes."""
     return simd.shuffled(builder, values, values, [parts * (i // 4 % runs) + part for i in range(32)])
 
 
 def make_rescale(format, vector, codes_type, runs):
-    """Return an intrinsic that requantizes `runs` runs of 32 columns, and stores them.
+    """Return an intrinsic (codes, scales, minimums, code address, scale address) that requantizes `runs` runs.
 
-    Its parameters: codes, scales, minimums, code address, scale address. A format without minimums gets its scales
-    twice. vector, codes_type: the types of scales and codes.
+    A format without minimums gets its scales twice. vector, codes_type: the types of scales and codes.
     """
     if span(format) == 32:
         return make_keep(format, vector, codes_type)
@@ -195,7 +182,6 @@ def make_unpack(format):
 
 
 def make_unpack_chunk(format):
-    """Make a function (w, codes, s) that unpacks a chunk of 64 columns to bytes and scales."""
     codes_of, scales = format.chunk.codes, format.chunk.scales
     minimums = format.chunk.minimums or scales
     rescale = make_rescale(format, simd.f32x2, types.UniTuple(simd.u8x64, 1), 2)
@@ -208,7 +194,6 @@ def make_unpack_chunk(format):
 
 
 def make_unpack_tile(format):
-    """Make a function that unpacks a slab of ROWS rows to scratch memory."""
     unpack, group_bytes, columns_per_scale = make_unpack(format), format.group_bytes, span(format)
     scale_bytes = 64 * SLAB // columns_per_scale
 
@@ -283,7 +268,6 @@ def make_pair(format, words):
 
 
 def make_tile(format):
-    """Make a function that multiplies ROWS rows by TOKENS tokens over the columns of a slab."""
     group, chunk = make_pair(format, tiles.GROUP_WORDS), make_pair(format, tiles.CHUNK_WORDS)
     s_step = 64 * PAIR // span(format)
     has_chunks = format.chunk is not None
@@ -303,10 +287,7 @@ def make_tile(format):
 
 
 def make_fast_slab(format):
-    """Make a function (arguments, tile, column, (tile, column) of the next slab, tokens, scratch) for the high plane.
-
-    It unpacks a slab and multiplies it with all tokens.
-    """
+    """Make a function that unpacks a slab and multiplies it with all tokens in the high plane; see make_slab."""
     product = make_tile(format)
 
     @inlined

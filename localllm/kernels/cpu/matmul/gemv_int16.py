@@ -44,10 +44,7 @@ def has_words(name, tokens=1):
 
 
 def words_of_run(builder, high, low, distance):
-    """Combine both planes of a run of 32 activations to words: the first 16, and the last 16.
-
-    high, low: addresses of the run's first stripe of 8; distance: bytes from stripe to stripe.
-    """
+    """Combine both planes of a run, with stripes of 8 `distance` bytes apart, to words: the first 16, the last 16."""
     stripes = []
     for i in range(4):
         places = (builder.add(at, builder.mul(distance, simd.I64(i))) for at in (high, low))
@@ -58,10 +55,9 @@ def words_of_run(builder, high, low, distance):
 
 
 def make_store_unit(in_pairs):
-    """Return an intrinsic that combines both planes of a unit's activations to words, and stores them.
+    """Return an intrinsic (high, low, bytes between stripes, between runs, words) that stores a unit's words.
 
-    Its parameters: high, low, bytes between stripes, bytes between runs, words. in_pairs: whether a unit is a pair of
-    runs.
+    in_pairs: whether a unit is a pair of runs.
     """
 
     @simd.operation(None, *[int64] * 5)
@@ -119,10 +115,7 @@ def as_it_is(builder, value):
 
 
 class Totals(Accumulator):
-    """The totals of `rows` rows and `tokens` tokens: for each pair, `chains` vectors.
-
-    The sum of all their lanes is the result.
-    """
+    """The totals of rows and tokens: for each pair, `chains` vectors, the sum of whose lanes is the result."""
 
     def __init__(self, format, rows, tokens, shape):
         self.reader, self.rows, self.tokens = READERS[format.name], rows, tokens
@@ -132,13 +125,12 @@ class Totals(Accumulator):
         self.factors = types.UniTuple(shape.of_row, rows * shape.factors)
 
     def place(self, row, token, chain=0):
-        """Return the index of a vector among the totals."""
         return (token * self.rows + row) * self.chains + chain % self.chains
 
     def make_add(self):
         @simd.operation(self.totals, self.totals, int64, int64, self.factors, *[int64] * 4)
         def add(builder, totals, w, step, factors, words, c, n, columns):
-            """Add the products of a group of 256 columns, or of a chunk of 64, to the totals.
+            """Add the products of a group of 256 columns, or of a chunk of 64.
 
             words, c, n: addresses for the first token; columns: of a row, from which the distances to the next token
             follow.
@@ -171,10 +163,7 @@ class Totals(Accumulator):
         return builder.sitofp(reduce(builder.add, products), simd.f32x8.llvm)
 
     def scales(self, builder, totals, factors, c, n, distance):
-        """Return the scales of rows times those of tokens, [token][row].
-
-        The terms for offsets or minimums are added to `totals`.
-        """
+        """Return the scales of rows times those of tokens, [token][row]; add the offsets' or minimums' terms."""
         scales = []
         for token in range(self.tokens):
             of_token, sums = (
@@ -196,7 +185,7 @@ class Totals(Accumulator):
         return value if self.is_halved else simd.slice_of(builder, value, 0, 16, 2)
 
     def in_lanes(self, builder, scales):
-        """Rearrange scales as `scale_of` needs them: each half of a register gets those of four units.
+        """Rearrange scales so that each half of a register gets those of four units.
 
         Taking a scale from the other half of a register takes three instructions of Zen 3 instead of one.
         """
@@ -208,13 +197,11 @@ class Totals(Accumulator):
         return [as_it_is(builder, part) for part in parts]
 
     def scale_of(self, builder, scales, unit):
-        """Return a unit's scales, in the lanes of its dot products."""
         distance = self.shape.vectors if self.reader.in_pairs else 4
         first = unit if self.reader.in_pairs else unit % 4
         return simd.shuffled(builder, *[scales[unit // 4]] * 2, [first] * 4 + [first + distance] * 4)
 
     def add_sums(self, builder, totals, row, token, factor, sums):
-        """Add the term for the codes' offset, or for the minimums, of a row and a token to the totals."""
         for i in range(0, self.shape.of_row.lanes, 8):
             at = self.place(row, token, i // 8)
             parts = (simd.slice_of(builder, value, i, i + 8) for value in (factor, sums))
@@ -223,7 +210,6 @@ class Totals(Accumulator):
     def make_finish(self):
         @simd.operation(None, self.totals, int64, int64)
         def finish(builder, totals, y, y_stride):
-            """Store the sum of the lanes of each row's totals to y [tokens, rows]."""
             totals = simd.elements(builder, totals)
             for token in range(self.tokens):
                 of_token = builder.add(y, builder.mul(y_stride, simd.I64(token)))
@@ -236,7 +222,6 @@ class Totals(Accumulator):
 
 
 def make_factors_of(format, rows):
-    """Make a function (w, step) that loads the scales, and the minimums if the format has some, of `rows` rows."""
     if format.name not in ("Q4_K", "Q5_K"):
         return make_factors(format.scales, format.minimums, rows)
     if rows == 1:
@@ -256,10 +241,7 @@ def make_factors_of(format, rows):
 
 
 def make_rows_in_words(format, rows, tokens=1):
-    """Make a function (arguments, w, step, y, words, first token) for `rows` rows and `tokens` tokens.
-
-    w: address of the first row; y, words: addresses for the first token.
-    """
+    """Make a function (arguments, w, step, y, words, first token); y, words: addresses for the first token."""
     format = load_group_format(format.name, small_codes=True)  # the readers of words need plain scales
     totals = Totals(format, rows, tokens, group_shape(format))
     fetch, factors, group_bytes = make_fetch(format, rows), make_factors_of(format, rows), format.group_bytes
@@ -292,20 +274,14 @@ def make_rows_in_words(format, rows, tokens=1):
 
 
 def make_one_in_words(format, rows):
-    """Return two functions for one token.
-
-    (arguments, words) stores its activations as words; (arguments, w, step, y, words) multiplies `rows` rows.
-    """
+    """Return (arguments, words), which stores a token's words, and (arguments, w, step, y, words), for rows."""
     store, product = make_store_words(format), make_rows_in_words(format, rows)
     prepare = device(lambda a, words: store(a, words, 0, 1))
     return prepare, inlined(lambda a, w, step, y, words: product(a, w, step, y, words, 0))
 
 
 def make_few_in_words(format, rows):
-    """Make a function (arguments, w, step, y, first, tokens, words) that multiplies `rows` rows with some tokens.
-
-    Weights are unpacked once for every four tokens.
-    """
+    """Make a function (arguments, w, step, y, first, tokens, words); weights are unpacked for four tokens at a time."""
     four, three, two, one = (make_rows_in_words(format, rows, tokens) for tokens in (4, 3, 2, 1))
 
     @inlined

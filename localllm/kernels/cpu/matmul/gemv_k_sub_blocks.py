@@ -25,15 +25,13 @@ SCALES = 512  # offset of the scales, after both planes of 256 activations
 
 
 def has_sub_blocks(name):
-    """Return whether this CPU multiplies rows of a format by sub-blocks."""
     return name in READERS and this_lane().has_vnni
 
 
 def make_store(reader):
-    """Return an intrinsic that stores 256 activations in the order of a format's codes.
+    """Return an intrinsic (high, low, scales, sums, target) that stores 256 activations in a format's order.
 
-    Its parameters: high, low, scales, sums, target. It stores, in order: the high plane, the low plane, then scales and
-    sums, f32x16 each.
+    In order: the high plane, the low plane, then scales and sums, f32x16 each.
     """
     orders = []
     for v in range(4):
@@ -62,7 +60,6 @@ def make_store(reader):
 
 
 def make_store_ordered(format):
-    """Make a function (arguments, memory) that stores all activations of the token in the order of the codes."""
     store = make_store(READERS[format.name])
 
     @device
@@ -102,7 +99,6 @@ class OneTokenBySubBlock(Accumulator):
         return add
 
     def dots(self, builder, codes, plane):
-        """Compute the dot products of both rows with one plane of the activations."""
         numbers = [simd.load_value(builder, builder.add(plane, simd.I64(64 * v)), simd.u8x64.llvm) for v in range(4)]
         nothing = ir.Constant(simd.i32x16.llvm, None)
         pairs = ([*zip(of_row, numbers, strict=True)] for of_row in codes)
@@ -111,11 +107,7 @@ class OneTokenBySubBlock(Accumulator):
     def make_finish(self):
         @simd.operation(None, self.totals, int64)
         def finish(builder, totals, y):
-            """Store the sum of each row's lanes to y [2].
-
-            They are added in the order of gemv_quantized.py, so that a token gets the same result alone and among
-            others.
-            """
+            """Store the sum of each row's lanes to y [2], added in gemv_quantized.py's order, for the same bits."""
             sums, runs = simd.elements(builder, totals), [self.reader.runs.index(run) for run in range(4)]
             for size in (8, 4):
                 sums = [builder.fadd(*(simd.slice_of(builder, v, at, at + size) for at in (0, size))) for v in sums]
@@ -128,7 +120,6 @@ class OneTokenBySubBlock(Accumulator):
 
 
 def make_one_by_sub_block(format):
-    """Make a function (arguments, w, step, y, ordered activations) that multiplies two rows with one token."""
     steps, fetch, group_bytes = OneTokenBySubBlock(format), make_fetch(format, 2), format.group_bytes
     zero, add, finish = steps.make_zero(), steps.make_add(), steps.make_finish()
 

@@ -44,30 +44,20 @@ class RowShape(NamedTuple):
         return 1 if self.offset is not None else 2
 
     def load(self, builder, address):
-        """Load a token's scales or sums, one for every 16 columns, as 16 lanes.
-
-        Those of a chunk are repeated four times.
-        """
+        """Load a token's scales or sums, one for every 16 columns; those of a chunk are repeated four times."""
         if self.vectors == 4:
             return simd.load_value(builder, address, simd.f32x16.llvm)
         value = simd.load_value(builder, address, CHUNK_LANES)
         return simd.shuffled(builder, value, value, [*range(4)] * 4)
 
     def from_offset(self, builder, sums):
-        """Return the factor of a row's scales that accounts for the codes' offset: -offset * sums.
-
-        For a format with minimums return the sums, which `scaled` multiplies by the minimums.
-        """
+        """Return -offset * sums, for the row's scales, or in a format with minimums the sums, for the minimums."""
         if self.offset is None:
             return sums
         return builder.fmul(sums, simd.constant_like(sums, -self.offset * self.vectors / 4))
 
     def scaled(self, builder, total, dot, factors, c, n):
-        """Add scaled dot products to a total.
-
-        factors: the row's scales, and its minimums if the format has some; c: the token's scales; n: the result of
-        `from_offset`.
-        """
+        """Add scaled dot products to a total; c: the token's scales; n: the result of `from_offset`."""
         if self.offset is None:
             scale, minimum = factors
             return simd.multiply_add(
@@ -77,17 +67,11 @@ class RowShape(NamedTuple):
 
 
 class Accumulator(ABC):
-    """The totals of some rows and tokens, in registers: decode adds up products in them, group by group.
-
-    Attributes:
-        totals: their type.
-    """
+    """The totals of some rows and tokens, in registers: decode adds up products in them, group by group."""
 
     totals: types.UniTuple
 
     def make_zero(self):
-        """Return an intrinsic () -> totals of zero."""
-
         @simd.operation(self.totals)
         def zero(builder):
             return simd.as_tuple(builder, [ir.Constant(self.totals.dtype.llvm, None)] * self.totals.count)
@@ -104,21 +88,15 @@ class Accumulator(ABC):
 
 
 def group_shape(format: GroupFormat) -> RowShape:
-    """Return the shape of a group of 256 columns."""
     return RowShape(4, 32 // format.sub_block, None if format.minimums else format.offset, format.largest)
 
 
 def chunk_shape(format: GroupFormat) -> RowShape:
-    """Return the shape of a chunk of 64 columns."""
     return group_shape(format)._replace(vectors=1)
 
 
 class OneToken(Accumulator):
-    """The totals of one token.
-
-    With sub-blocks of 32 they are one vector, 8 lanes for each row; with sub-blocks of 16, a vector of 16 lanes per
-    row.
-    """
+    """The totals of one token: a vector, 8 lanes for each row; with sub-blocks of 16, 16 lanes per row."""
 
     def __init__(self, shape, rows):
         self.shape, self.rows, self.halves = shape, rows, shape.halves
@@ -161,7 +139,6 @@ class OneToken(Accumulator):
         return [builder.add(*both) for both in zip(upper, lower, strict=True)]
 
     def with_dots(self, builder, sums, codes, plane):
-        """Add one plane's dot products to the sums."""
         sums, vectors = [*sums], self.shape.vectors
         size = -(-vectors // self.halves)
         numbers = [
@@ -181,9 +158,9 @@ class OneToken(Accumulator):
         return [simd.shuffled(builder, *pair, range(16)) for pair in zip(factors[::2], factors[1::2], strict=True)]
 
     def by_sub_block(self, builder, x, y):
-        """Add neighbouring lanes of dot products, and convert to float.
+        """Add neighbouring lanes of dot products, and convert to float: for two rows the sums of x, then those of y.
 
-        Result: for two rows, the sums of x, then those of y; for two halves of runs, the sums of x and y alternately.
+        For two halves of runs, the sums of x and y alternately.
         """
         even = [lane // 2 * 2 + lane % 2 * 16 for lane in range(16)]
         if self.halves == 1:
@@ -192,7 +169,6 @@ class OneToken(Accumulator):
         return builder.sitofp(builder.add(*sums), self.vector.llvm)
 
     def in_lanes(self, builder, values):
-        """Rearrange a token's scales or sums to the lanes of the totals."""
         if self.halves == 2:
             return values
         return simd.shuffled(builder, values, values, [lane % 8 * 2 for lane in range(self.vector.lanes)])
@@ -200,7 +176,6 @@ class OneToken(Accumulator):
     def make_finish(self):
         @simd.operation(None, self.totals, int64)
         def finish(builder, totals, y):
-            """Store the sum of the lanes of each row's totals to y [rows]."""
             totals = simd.elements(builder, totals)
             if self.vector is simd.f32x16:
                 pairs = [halves_of(builder, value) for value in totals]
@@ -215,15 +190,11 @@ class OneToken(Accumulator):
 
 
 def halves_of(builder, value):
-    """Return the lower and the upper 8 of 16 lanes."""
     return simd.slice_of(builder, value, 0, 8), simd.slice_of(builder, value, 8, 16)
 
 
 def sums_of_lanes(builder, vectors):
-    """Compute the sum of the lanes of each of 1 or 2 vectors of 8 floats, as lanes of one vector.
-
-    Neighbouring lanes are added first.
-    """
+    """Compute the sum of the lanes of each of 1 or 2 vectors of 8 floats; neighbouring lanes are added first."""
     count = len(vectors)
     if count == 2:
         vectors = [builder.fadd(*(simd.shuffled(builder, *vectors, range(odd, 16, 2)) for odd in (0, 1)))]
@@ -266,10 +237,7 @@ class RowTotals(Accumulator):
     def make_mix(self):
         @simd.operation(self.codes, self.codes)
         def mix(builder, codes):
-            """Interleave the codes of each pair of rows, 4 bytes at a time.
-
-            Then dot products of the first row are in even lanes, those of the second in odd lanes.
-            """
+            """Interleave the codes of two rows, 4 bytes at a time: dot products of the first are in even lanes."""
             words, mixed = [builder.bitcast(vector, simd.i32x16.llvm) for vector in simd.elements(builder, codes)], []
             for first, other in pairs_of([*batched(words, self.vectors)]):
                 both = [*zip(first, other, strict=True)]
@@ -283,7 +251,6 @@ class RowTotals(Accumulator):
     def make_spread(self):
         @simd.operation(self.factors, self.of_rows)
         def spread(builder, factors):
-            """Copy the rows' scales and minimums to all lanes of the totals that they belong to."""
             lanes = [[lane // 2 * self.halves + half for lane in range(16)] for half in range(self.halves)]
             orders = [[at + lane % 2 * 8 * self.halves for lane, at in enumerate(order)] for order in lanes]
             pairs = pairs_of(simd.elements(builder, factors))
@@ -309,10 +276,7 @@ class RowTotals(Accumulator):
         return add
 
     def dots(self, builder, codes, high, low):
-        """Compute the dot products with the activations, 256 * high + low: [half][pair of rows].
-
-        They are in the lanes of the totals.
-        """
+        """Compute the dot products, 256 * high + low, in the lanes of the totals: [half][pair of rows]."""
         by_half, size = [], self.vectors // self.halves
         for first in range(0, self.vectors, size):
             sums = [ir.Constant(simd.i32x16.llvm, None)] * self.rows
@@ -332,8 +296,6 @@ class RowTotals(Accumulator):
         return by_half
 
     def make_load(self):
-        """Return an intrinsic (address) -> totals."""
-
         @simd.operation(self.totals, int64)
         def load(builder, address):
             addresses = [builder.add(address, simd.I64(64 * i)) for i in range(self.count)]
@@ -342,8 +304,6 @@ class RowTotals(Accumulator):
         return load
 
     def make_store(self):
-        """Return an intrinsic (address, totals) that stores totals."""
-
         @simd.operation(None, int64, self.totals)
         def store(builder, address, totals):
             for i, value in enumerate(simd.elements(builder, totals)):
@@ -366,10 +326,7 @@ class RowTotals(Accumulator):
         return finish
 
     def by_run(self, builder, totals):
-        """Return the totals of each pair of rows by run.
-
-        With sub-blocks of 16, the two halves of runs are added, and lanes that are 8 apart.
-        """
+        """Return the totals of each pair of rows by run; with sub-blocks of 16, both halves are added."""
         if self.halves == 1:
             return totals
         totals = [builder.fadd(*(simd.slice_of(builder, value, at, at + 8) for at in (0, 8))) for value in totals]
@@ -377,10 +334,9 @@ class RowTotals(Accumulator):
 
 
 def sums_by_row(builder, totals):
-    """Compute the sums of 2 or 4 rows, as lanes of one vector.
+    """Compute the sums of 2 or 4 rows, whose lanes alternate, as lanes of one vector.
 
-    totals: of pairs of rows, whose lanes alternate. Neighbouring runs are added first, as for one token, so that a
-    token gets the same result alone and among others.
+    Neighbouring runs are added first, as for one token, so that a token gets the same result alone and among others.
     """
     size, rows = totals[0].type.count, 2 * len(totals)
     starts = range(0, size * len(totals), size)
@@ -394,12 +350,10 @@ def sums_by_row(builder, totals):
 
 
 def pairs_of(values):
-    """Pair neighbours: the first with the second, the third with the fourth, and so on."""
     return zip(values[::2], values[1::2], strict=True)
 
 
 def batched(values, size):
-    """Split into batches of `size`."""
     return (values[i : i + size] for i in range(0, len(values), size))
 
 
@@ -411,8 +365,6 @@ quarter = simd.constant(simd.f32x8, 0.25)
 
 
 def make_ask_for(size, locality):
-    """Return an intrinsic (address) that prefetches `size` bytes; locality: see prefetch_line."""
-
     @simd.operation(None, int64)
     def ask_for(builder, address):
         for line in range(0, size, 64):
@@ -423,22 +375,17 @@ def make_ask_for(size, locality):
 
 @inlined
 def activations(a, sums, token=0):
-    """Return the addresses of a token's high plane, low plane, scales and sums.
-
-    sums: the argument with the sums.
-    """
+    """Return the addresses of a token's high plane, low plane, scales and sums (the argument `sums`)."""
     x, n = token * argument(a, LINEAR.columns), token * argument(a, LINEAR.columns) // 4
     high, low = argument(a, LINEAR.high) + x, argument(a, LINEAR.low) + x
     return high, low, argument(a, LINEAR.scales) + n, argument(a, sums) + n
 
 
 def make_each(function, rows):
-    """Make a function (w, step) that returns the results of `function` at `rows` rows as a tuple."""
     return make_joined(inlined(lambda w, step: (function(w),)), rows)
 
 
 def make_joined(function, rows):
-    """Make a function (w, step) that joins the tuples that `function` returns at `rows` rows."""
     if rows == 1:
         return inlined(lambda w, step: function(w, step))
     half, distance = make_joined(function, rows // 2), rows // 2
@@ -446,12 +393,10 @@ def make_joined(function, rows):
 
 
 def make_codes(codes, rows):
-    """Make a function (w, step) that reads the codes of a group of `rows` rows."""
     return make_joined(inlined(lambda w, step: codes(w)), rows)
 
 
 def make_factors(scales, minimums, rows):
-    """Make a function (w, step) that reads the scales, and the minimums if there are some, of `rows` rows."""
     scales = make_each(scales, rows)
     if minimums is None:
         return scales
@@ -465,10 +410,7 @@ def make_group(format, rows):
 
 
 def make_chunk(format, rows):
-    """Return two functions (w, step) for a chunk of `rows` rows: one reads the codes, one the scales and minimums.
-
-    The two scales of a chunk are repeated as row_shape.py expects.
-    """
+    """Return the functions of make_group for a chunk, whose two scales are repeated as RowShape expects."""
     codes, scales_of, minimums_of = format.chunk
     scales = device(lambda w: simd.four_times_f32x2(scales_of(w)))
     minimums = device(lambda w: simd.four_times_f32x2(minimums_of(w)) * quarter()) if minimums_of else None
@@ -493,10 +435,9 @@ def make_fetch(format, rows):
 
 
 def make_take(format, shape, read, rows, planes):
-    """Make a function that adds the products of a group or a chunk of `rows` rows to the totals of all tokens.
+    """Make a function that adds the products of a group or a chunk of `rows` rows to all tokens' totals.
 
-    Its parameters: w, step, high, low, scales, sums, columns, tokens, scratch. read: make_group or make_chunk. Totals
-    are in scratch memory.
+    Its parameters: w, step, high, low, scales, sums, columns, tokens, scratch. read: make_group or make_chunk.
     """
     steps, (codes, factors) = RowTotals(shape, rows, planes), read(format, rows)
     mix, spread, add, size = steps.make_mix(), steps.make_spread(), steps.make_add(), steps.size
@@ -515,8 +456,7 @@ def make_take(format, shape, read, rows, planes):
 def make_row(format, rows, planes):
     """Make a function (arguments, w, step, y, first, tokens, scratch) that multiplies `rows` rows with a few tokens.
 
-    y: address of the first token's results; first: the first token; planes: 2, or 1 for the high plane. Totals are kept
-    in scratch memory.
+    y: address of the first token's results; planes: 2, or 1 for the high plane. Totals are in scratch memory.
     """
     steps, fetch = RowTotals(group_shape(format), rows, planes), make_fetch(format, rows)
     take_group = make_take(format, group_shape(format), make_group, rows, planes)

@@ -26,10 +26,7 @@ FEW_IN_ONE_PLANE = {32: 48, 16: 30}
 
 
 def few_tokens(format_name: str, columns: int, of: Lane | None = None) -> int:
-    """Return the largest number of tokens for which rows of `columns` weights are read as in decode, in both planes.
-
-    of: the lane, by default this computer's.
-    """
+    """Return the most tokens for which rows of `columns` weights are read as in decode, in both planes."""
     lane = of or this_lane()
     if lane.has_avx2_only:
         return MOST_IN_WORDS
@@ -39,7 +36,7 @@ def few_tokens(format_name: str, columns: int, of: Lane | None = None) -> int:
 
 
 def few_fast(format_name: str, columns: int, of: Lane | None = None) -> int:
-    """Return the largest number of tokens for which rows are read as in decode, in the high plane; see few_tokens."""
+    """Return the same number for the high plane."""
     lane = of or this_lane()
     few = few_tokens(format_name, columns, lane)
     return min(few, FEW_IN_ONE_PLANE[SUB_BLOCK[format_name]]) if lane.has_512_bits else few

@@ -52,10 +52,7 @@ store_tile, store_first = make_store_some(ROWS, COLUMNS, COLUMNS), make_store_so
 
 
 def make_plain(width, load_one, load_16):
-    """Make a function (w, columns, out) that converts a row of numbers to float32.
-
-    width: bytes of a number; load_one, load_16: load one number, or 16.
-    """
+    """Make a function (w, columns, out) that converts a row of numbers of `width` bytes to float32."""
 
     @device
     def load_row(w, columns, out):
@@ -106,10 +103,7 @@ def make_dot(tokens, width, load_one, load_16):
 
 
 def make_side_by_side(width, load_one, load_16):
-    """Make a function that writes the dot products of TOGETHER rows with one token to y.
-
-    Each row is summed in the same order as by make_dot. Parameters as in make_plain.
-    """
+    """Make a function that writes the dot products of TOGETHER rows with one token to y, summed as by make_dot."""
     multiply, load_x, zeros = make_outer(1, TOGETHER), make_load(1, 1), make_zeros(TOGETHER)
     store_sums, load_rows = make_store_sums(TOGETHER), make_load_rows(TOGETHER, load_16)
 
@@ -141,10 +135,7 @@ def make_load_rows(count, load_16):
 
 
 def make_one_token(format_name):
-    """Make a function (arguments, first, last) that multiplies rows first to last with one token, TOGETHER at a time.
-
-    It returns the number of the first row that is left over.
-    """
+    """Make a function (arguments, first, last) that multiplies rows with one token; return the first row left over."""
     side_by_side = make_side_by_side(*PLAIN[format_name])
 
     @device
@@ -159,7 +150,6 @@ def make_one_token(format_name):
 
 
 def make_few(format_name, load_row):
-    """Make a function that multiplies rows with tokens row by row, 4 tokens at a time."""
     plain = format_name in PLAIN
     one_token = make_one_token(format_name) if plain else None
     dot_1, dot_4 = (make_dot(tokens, *PLAIN[format_name if plain else "F32"]) for tokens in (1, 4))
@@ -208,8 +198,7 @@ def make_slab(width, load_row):
 def make_prefill(format_name, load_row, x_at, stride_at, product, pairs):
     """Make a function (arguments, first, last, tokens, scratch) that multiplies slabs first to last with all tokens.
 
-    x_at, stride_at: the arguments that are the tokens' address and stride; product: multiplies a register tile; pairs:
-    whether numbers are multiplied as pairs of BF16.
+    x_at, stride_at: the arguments that are the tokens' address and stride; pairs: multiply pairs of BF16.
     """
     unpack_slab, per_word = make_slab(2 if pairs else 0, load_row), 2 if pairs else 1
     block, block_bytes = BY_NAME[format_name].block, BY_NAME[format_name].bytes
@@ -241,7 +230,6 @@ def make_prefill(format_name, load_row, x_at, stride_at, product, pairs):
 
 
 def make_linear_float(format_name):
-    """Make the kernel for one format."""
     load_row = make_plain(*PLAIN[format_name]) if format_name in PLAIN else make_blocks(format_name)
     few = make_few(format_name, load_row)
     prefill = make_prefill(format_name, load_row, LINEAR.x, LINEAR.x_stride, outer, False)
@@ -271,7 +259,6 @@ def make_linear_float(format_name):
 
 
 def make_embed(format_name):
-    """Make the kernel for one format."""
     load_row = make_plain(*PLAIN[format_name]) if format_name in PLAIN else make_blocks(format_name)
 
     @kernel

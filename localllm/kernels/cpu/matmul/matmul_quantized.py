@@ -61,15 +61,11 @@ def make_one_token(format):
 
 
 def without_words(one):
-    """Add an unused parameter `scratch` to a function (arguments, w, step, y)."""
     return inlined(lambda a, w, step, y, scratch: one(a, w, step, y))
 
 
 def make_few(format, together, planes):
-    """Make a function that multiplies rows first to last with a few tokens, `together` rows at a time.
-
-    planes: 2, or 1 for the high plane.
-    """
+    """Make a function that multiplies rows first to last with a few tokens, in 2 planes or the high one."""
     prepare, row = device(lambda a, scratch, first, tokens: None), make_row(format, together, planes)
     if planes == 2 and has_words(format.name, tokens=2):
         prepare, row = make_store_words(format), make_few_in_words(format, together)
@@ -97,10 +93,7 @@ def make_few(format, together, planes):
 
 @device
 def following(tile, group, end, column, columns):
-    """Return the tile and the column of the slab that is multiplied next.
-
-    The tiles from `group` to `end` take turns, slab by slab.
-    """
+    """Return the tile and the column of the next slab: the tiles from `group` to `end` take turns."""
     if tile + 1 < end:
         return tile + 1, column
     if column + SLAB < columns:
@@ -109,10 +102,7 @@ def following(tile, group, end, column, columns):
 
 
 def make_rows(multiply):
-    """Make a kernel that multiplies its share of the rows.
-
-    multiply(arguments, first row, last row + 1, tokens, scratch) multiplies these rows with all tokens.
-    """
+    """Make a kernel that calls multiply(arguments, first row, last row + 1, tokens, scratch) for each part."""
 
     @kernel
     def rows(a, part, parts, thread):
@@ -126,8 +116,6 @@ def make_rows(multiply):
 
 
 def make_tiles(slab):
-    """Make a kernel that multiplies its share of the tiles by `slab`, one slab after the other."""
-
     @kernel
     def tiles(a, part, parts, thread):
         scratch = argument(a, LINEAR.scratch) + thread * argument(a, LINEAR.scratch_bytes)
@@ -145,30 +133,23 @@ def make_tiles(slab):
 
 
 def make_linear_one(format_name):
-    """Make the kernel for one token."""
     return make_rows(make_one_token(load_group_format(format_name)))
 
 
 def make_linear_few(format_name):
-    """Make the kernel for a few tokens, in both planes."""
     return make_rows(make_few(load_group_format(format_name), TOGETHER, 2))
 
 
 def make_linear_few_fast(format_name):
-    """Make the kernel for a few tokens, in the high plane."""
     return make_rows(make_few(load_group_format(format_name), TOGETHER, 1))
 
 
 def make_linear_precise(format_name):
-    """Make the kernel for many tokens, in both planes."""
     return make_tiles(make_precise_slab(load_group_format(format_name, small_codes=True)))
 
 
 def make_linear_fast(format_name):
-    """Make the kernel for many tokens, in the high plane.
-
-    With AVX2 only, formats with large codes use both planes, as 16-bit words, because that takes no longer.
-    """
+    """With AVX2 only, formats with large codes use both planes, as 16-bit words, because that takes no longer."""
     format = load_group_format(format_name, small_codes=True, integer_scales=HAS_AVX2_DOTS)
     if HAS_AVX2_DOTS:
         return make_tiles(make_assembly_slab(format, format.largest > MOST_IN_BYTES))
@@ -180,7 +161,6 @@ choose = device(variant_for)
 
 @kernel
 def linear_quantized(a, part, parts, thread):
-    """Call the kernel variant that the number of tokens and kernel_tokens choose."""
     tokens, kernel_tokens = load_i64(argument(a, LINEAR.count)), load_i64(argument(a, LINEAR.kernel_tokens))
     if tokens > 0:
         few, fast = argument(a, LINEAR.few_tokens), argument(a, LINEAR.few_fast)

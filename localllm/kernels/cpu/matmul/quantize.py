@@ -50,7 +50,7 @@ def store_as_words(builder, codes, words, stripe):
 
 @device
 def quantize_16(x, inverse, step, high, low, words, stripe, sums, high_sums):
-    """Quantize half a run, 16 numbers, and store them; return their integer sums, of both planes and of the high one.
+    """Quantize half a run and store it; return its integer sums, of both planes and of the high one.
 
     high, low, words: addresses of the first stripe; stripe: bytes to the next stripe.
     """
@@ -71,17 +71,13 @@ def quantize_16(x, inverse, step, high, low, words, stripe, sums, high_sums):
 
 @device
 def store_twice(address, value):
-    """Store a float32 in two consecutive places."""
     simd.store_f32(address, value)
     simd.store_f32(address + 4, value)
 
 
 @device
 def striped_place(run, whole):
-    """Return where a run of a row is stored: the offset of its first stripe, and the distance of its stripes.
-
-    whole: runs in whole groups of 256 columns.
-    """
+    """Return the offset of a run's first stripe, and the distance of its stripes; whole: runs in whole groups."""
     if run < whole:
         return run // 8 * 256 + run % 8 * 8, 64
     return run // 2 * 64 + run % 2 * 8, 16
@@ -89,10 +85,7 @@ def striped_place(run, whole):
 
 @device
 def quantize_run(x, largest, a, token, run, whole):
-    """Quantize run number `run` of a token, 32 numbers at address x.
-
-    largest: the largest magnitude among the numbers that share the scale; whole: runs in whole groups of 256 columns.
-    """
+    """Quantize a run of a token; largest: the largest magnitude of the numbers that share the scale."""
     columns = argument(a, QUANTIZE.columns)
     i = token * (columns // 32) + run
     step, inverse = largest / LARGEST, LARGEST / largest if largest > 0 else float32(0.0)
@@ -121,7 +114,6 @@ def largest_of(x):
 
 @kernel
 def quantize(a, part, parts, thread):
-    """Quantize all tokens. The parts share the tokens."""
     columns, stride = argument(a, QUANTIZE.columns), argument(a, QUANTIZE.stride)
     whole, tokens = columns // 256 * 8, simd.load_i64(argument(a, QUANTIZE.count))
     in_pairs = simd.load_i64(argument(a, QUANTIZE.kernel_tokens)) > simd.load_i64(argument(a, QUANTIZE.most_precise))

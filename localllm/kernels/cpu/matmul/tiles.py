@@ -53,12 +53,10 @@ PLACES = [(t, v) for t in range(TOKENS) for v in range(VECTORS)]
 
 
 def addresses(builder, first, stride, count):
-    """Return `count` addresses: first, first + stride, ..."""
     return [builder.add(first, builder.mul(stride, I64(i))) for i in range(count)]
 
 
 def loads(builder, first, stride, count, llvm_type):
-    """Load `count` values at first, first + stride, ..."""
     return [load_value(builder, address, llvm_type) for address in addresses(builder, first, stride, count)]
 
 
@@ -104,7 +102,6 @@ def settled(builder, totals):
 
 
 def started(builder, values):
-    """Return initial sums of a tile: in each lane the integer of the token."""
     values = [splat_value(builder, i32x16.llvm, value) for value in values]
     return as_tuple(builder, [values[t] for t, _ in PLACES])
 
@@ -124,10 +121,7 @@ def start_of_both(builder, excess, stride):
 
 @operation(types.boolean, int64, int64)
 def share_scales(builder, c, stride):
-    """Return whether each token has the same scale for two consecutive runs.
-
-    c: address of the first token's scales, each stored twice; stride: bytes between tokens.
-    """
+    """Return whether each token has the same scale, stored twice at c, for two consecutive runs."""
     different = I64(0)
     for both in loads(builder, builder.add(c, I64(4)), stride, TOKENS, I64):
         swapped = builder.or_(builder.shl(both, I64(32)), builder.lshr(both, I64(32)))
@@ -178,7 +172,6 @@ def add_alone(builder, totals, products, c, c_stride):
 
 
 def added_alone(builder, totals, products, c, c_stride):
-    """Emit `add_alone` for lists of vectors."""
     columns, are_one = columns_at(builder, c, c_stride), have_one_scale(builder, c, c_stride)
     sums = [multiply_add(builder, *each) for each in zip(products, columns, totals, strict=True)]
     return [builder.select(*each) for each in zip(are_one, totals, sums, strict=True)]
@@ -206,19 +199,13 @@ def scaled(builder, totals, sums, s, s_stride, c, c_stride):
 
 
 def rows_at(builder, s, stride):
-    """Load the scales of rows, as one vector for each vector of a tile.
-
-    s: their address, stride: bytes between vectors.
-    """
+    """Load the scales of rows, `stride` bytes between vectors, as one vector for each vector of a tile."""
     scales = loads(builder, s, stride, VECTORS, f32x16.llvm)
     return [scales[v] for _, v in PLACES]
 
 
 def columns_at(builder, c, stride):
-    """Load the scales of tokens, as one vector for each vector of a tile.
-
-    c: their address, stride: bytes between tokens.
-    """
+    """Load the scales of tokens, `stride` bytes between them, as one vector for each vector of a tile."""
     scales = [splat_value(builder, f32x16.llvm, value) for value in loads(builder, c, stride, TOKENS, F32)]
     return [scales[t] for t, _ in PLACES]
 
@@ -255,10 +242,7 @@ def add_least(builder, totals, factor, m, m_stride, x_sums, sums_stride):
 
 
 def make_load_tile(vectors):
-    """Return an intrinsic (y, bytes between tokens) that loads totals.
-
-    vectors: how many vectors of rows to load; the others are zero.
-    """
+    """Return an intrinsic (y, bytes between tokens) that loads `vectors` vectors of rows; the others are zero."""
 
     @operation(floats, int64, int64)
     def load_tile(builder, y, y_stride):
@@ -284,10 +268,7 @@ def make_store_tile(vectors):
 
 @device
 def transpose_words(source, columns, target):
-    """Transpose 4-byte words: [16 rows][columns] to [columns, rounded up to 16][16 rows].
-
-    The source rows are `columns`, rounded up to 16, words apart.
-    """
+    """Transpose 4-byte words: [16 rows][columns] to [columns][16 rows], columns rounded up to 16."""
     stride = (columns + 15) // 16 * 64
     for i in range((columns + 15) // 16):
         transpose_f32(source + i * 64, stride, target + i * 1024)
@@ -298,7 +279,7 @@ u8x16, i32x4 = ir.VectorType(I8, 16), ir.VectorType(I32, 4)
 
 
 def make_code_dots(words, largest):
-    """Make the product for unsigned codes up to `largest`; see make_dots for the result."""
+    """Make the product for unsigned codes up to `largest`."""
     if HAS_MATRICES:
         return make_matrix_dots(words, "llvm.aarch64.neon.usmmla.v4i32.v16i8")
     dot = dot_variant(largest)
@@ -311,17 +292,17 @@ def make_code_dots(words, largest):
 
 
 def make_rescaled_dots(words):
-    """Make the product for the bytes that gemm_int8.py makes; see make_dots for the result."""
+    """Make the product for the bytes that gemm_int8.py makes."""
     if HAS_MATRICES:
         return make_matrix_dots(words, "llvm.aarch64.neon.smmla.v4i32.v16i8")
     return make_dots(words, signed_dot_variant() or dot_variant())
 
 
 def make_dots(words, dot):
-    """Return an intrinsic that adds products to a tile's sums.
+    """Return an intrinsic (sums, w, bytes between vectors of w, x, bytes between tokens) that adds products.
 
-    Its parameters: sums, w, bytes between vectors of w, x, bytes between tokens of x. words: the offsets in x of the
-    words to multiply; w has 64 bytes for each word, [16 rows][4 columns]. dot: emits one product.
+    words: the offsets in x of the words to multiply; w has 64 bytes for each word, [16 rows][4 columns]. dot: emits one
+    product.
     """
 
     @operation(ints, ints, int64, int64, int64, int64)
@@ -342,10 +323,7 @@ def make_dots(words, dot):
 
 
 def columns_of(builder, address, word):
-    """Load 4 columns of a token into all lanes.
-
-    An ARM can multiply by a lane of a register, so there two words are loaded at once.
-    """
+    """Load 4 columns of a token into all lanes. An ARM can multiply by a lane: there two words are loaded at once."""
     if "neon" in this_lane().features:
         two = load_value(builder, builder.add(address, I64(word // 8 * 8)), ir.VectorType(I32, 2))
         columns = shuffled(builder, two, two, [word % 8 // 4] * 16)
@@ -379,7 +357,6 @@ def make_matrix_dots(words, multiply):
 
 
 def pair_of_tokens(builder, first, second, word):
-    """Load 8 columns of each of two tokens into one vector."""
     pair = ir.Constant(ir.VectorType(I64, 2), ir.Undefined)
     for lane, address in enumerate((first, second)):
         columns = load_value(builder, builder.add(address, I64(word)), I64)
@@ -409,8 +386,8 @@ transpose_codes = transpose_pairs if HAS_MATRICES else transpose_words
 def make_fetch_next(group_bytes, slab_columns=SLAB):
     """Make a function (arguments, (tile, column), token, tokens) that prefetches a share of a slab's weights.
 
-    The shares of all tokens make up the slab at that tile and column. group_bytes: bytes of 256 columns. The arguments
-    may also be those of LINEAR_FLOAT, the first of which are the same.
+    The shares of all tokens make up the slab. group_bytes: bytes of 256 columns. The arguments may also be those of
+    LINEAR_FLOAT, the first of which are the same.
     """
 
     @device
@@ -432,13 +409,11 @@ store_all, store_first = make_store_tile(VECTORS), make_store_tile(1)
 
 
 def make_slab(format, unpack_tile, multiply):
-    """Make a function that multiplies a slab with all tokens.
+    """Make a function (arguments, tile, column, (tile, column) of the next slab, tokens, scratch).
 
-    Its parameters: arguments, tile, column, (tile, column) of the next slab, tokens, scratch.
-
-    unpack_tile(arguments, tile, column, columns, scratch): unpacks the slab to scratch memory. multiply(arguments,
-    totals, columns, first activation, tokens, scratch): adds the products of TOKENS tokens to their totals; only the
-    first `tokens` of these tokens exist.
+    It multiplies a slab with all tokens. unpack_tile(arguments, tile, column, columns, scratch): unpacks it to scratch
+    memory. multiply(arguments, totals, columns, first activation, tokens, scratch): adds the products of TOKENS tokens
+    to their totals; only the first `tokens` of these tokens exist.
     """
     fetch_next = make_fetch_next(format.group_bytes)
 

@@ -17,12 +17,10 @@ COLUMNS, ROWS = FLOAT_TILE
 
 
 def vectors(count):
-    """Return the Numba type of a tuple of `count` f32x16."""
     return types.UniTuple(simd.f32x16, count)
 
 
 def make_zeros(count):
-    """Return an intrinsic () -> `count` vectors of zeros."""
     return simd.operation(vectors(count))(
         lambda builder: simd.as_tuple(builder, [ir.Constant(simd.f32x16.llvm, None)] * count)
     )
@@ -44,10 +42,7 @@ def make_outer(rows, columns):
 
 
 def make_splats(count, stride):
-    """Return an intrinsic (address) -> `count` vectors: the float at address, address + stride, ...
-
-    in all lanes of each.
-    """
+    """Return an intrinsic (address) -> the floats at address, address + stride, ..., each in all lanes of a vector."""
 
     @simd.operation(vectors(count), int64)
     def splats(builder, address):
@@ -58,7 +53,6 @@ def make_splats(count, stride):
 
 
 def places(builder, address, rows, row_stride, columns, column_stride):
-    """Return the addresses of a tile's vectors."""
     starts = [builder.add(address, builder.mul(row_stride, simd.I64(r))) for r in range(rows)]
     return [builder.add(start, builder.mul(column_stride, simd.I64(c))) for start in starts for c in range(columns)]
 
@@ -91,10 +85,7 @@ FOURS = [lane + i for lane in (0, 8, 16, 24) for i in range(4)]  # every second 
 
 
 def add_neighbours(builder, values, order, distance):
-    """Combine each two vectors to one, whose lanes are sums of two lanes.
-
-    Lane i is the sum of lane order[i] and the one `distance` further.
-    """
+    """Combine each two vectors to one: lane i is the sum of lane order[i] and the one `distance` further."""
     first, second = (ir.Constant(ir.VectorType(simd.I32, 16), [lane + i for lane in order]) for i in (0, distance))
     pairs = [(values[i], values[i + 1]) for i in range(0, len(values), 2)]
     return [builder.fadd(builder.shuffle_vector(x, y, first), builder.shuffle_vector(x, y, second)) for x, y in pairs]
@@ -102,7 +93,7 @@ def add_neighbours(builder, values, order, distance):
 
 @simd.operation(None, *[vectors(4)] * 4, int64, int64)
 def store_sums_4x4(builder, x0, x1, x2, x3, address, row_stride):
-    """Add up the lanes of 16 vectors, and store the sums: float32 [4][4], one column from each tuple.
+    """Store the sums of the lanes of 16 vectors: float32 [4][4], one column from each tuple.
 
     Neighbouring lanes are added in four rounds; most shuffles stay within 128 bits.
     """
@@ -118,8 +109,6 @@ def store_sums_4x4(builder, x0, x1, x2, x3, address, row_stride):
 
 
 class BFloat(ir.Type):
-    """LLVM's type bfloat, which llvmlite does not have."""
-
     def _to_string(self) -> str:
         return "bfloat"
 

@@ -38,9 +38,9 @@ STATE = 16  # bytes of a partial result before its values
 
 @gpu.device
 def cut(first, last, parts):
-    """Split the keys from position `first` to `last` into at most `parts` parts of equal length.
+    """Split the keys from `first` to `last` into at most `parts` equal parts; return their beginning and length.
 
-    Return the first key of the first part, `first` rounded down to a multiple of PAGE, and the keys of each part.
+    The beginning is `first` rounded down to a multiple of PAGE.
     """
     lowest = first // PAGE * PAGE
     each = (last - lowest) // parts + 1
@@ -49,15 +49,11 @@ def cut(first, last, parts):
 
 @gpu.device
 def sequence_of(owners, sequences, token):
-    """Return the address of a token's SEQUENCE."""
     return sequences + gpu.load_i64(owners + token * 8) * SEQUENCE_BYTES
 
 
 def lanes_for(*dims):
-    """Return how many lanes share a head: a power of two, with 8 numbers or more for each lane.
-
-    dims: the dimensions of keys and of values.
-    """
+    """Return how many lanes share a head: a power of two, with 8 of its numbers or more for each lane."""
     lanes = 2
     while lanes < gpu.WARP and 8 * lanes < max(dims):
         lanes *= 2
@@ -65,10 +61,7 @@ def lanes_for(*dims):
 
 
 def make_pieces(load, pieces, apart, dim):
-    """Make a function (head, d) that loads `pieces` times 8 numbers of a head.
-
-    They begin at numbers d, d + apart, d + 2 apart, ...
-    """
+    """Make a function (head, d) that loads 8 numbers of a head from each of d, d + apart, d + 2 apart, ..."""
     last = (dim + 15) // 16 * 16 - 8
 
     @gpu.device
@@ -155,7 +148,7 @@ def make_scores(bundle, rows, groups, has_chosen):
 def make_combine(bundle, value_columns, lanes, value_dim):
     """Make a function that merges the results of a block's groups of lanes to the partial results of its heads.
 
-    bundle: heads of a block; value_columns: numbers of a head that a lane holds; lanes: how many lanes share a head.
+    bundle: heads of a block; value_columns: numbers of a head that a lane holds.
     """
     apart, padded = 8 * lanes, (value_dim + 7) // 8 * 8
     states, results = WARPS * bundle, bundle * padded
@@ -233,7 +226,6 @@ def slope_of(i, slopes, heads):
 
 
 def make_kernel(of_keys, of_values, bundle, key_dim, value_dim, has_chosen):
-    """Make the kernel; the parameters are explained at `make`."""
     lanes = lanes_for(key_dim, value_dim)
     apart, groups = 8 * lanes, gpu.WARP // lanes
     columns, value_columns = 8 * -(-key_dim // apart), 8 * -(-value_dim // apart)
@@ -296,10 +288,10 @@ def make_kernel(of_keys, of_values, bundle, key_dim, value_dim, has_chosen):
 
 
 def make(format_name):
-    """Make the kernel.
+    """Make the kernel of a name such as F16-F16-4-128-128.
 
-    format_name: the cache types of keys and values, the query heads of a bundle, and the dimensions of keys and values,
-    as F16-F16-4-128-128. With -chosen after it, only keys whose bits are set count.
+    The name has the cache types of keys and values, the query heads of a bundle, and the dimensions of keys and values.
+    With -chosen after it, only keys whose bits are set count.
     """
     format_name, has_chosen, _ = format_name.partition("-chosen")
     of_keys, of_values, *numbers = format_name.split("-")

@@ -45,10 +45,7 @@ NOTHING = int32(0)
 
 @gpu.device
 def find(sequences, sequence_count, group, unit):
-    """Return the address of the SEQUENCE that a unit belongs to, and the unit's first row there.
-
-    Return 0, 0 if there are not so many units.
-    """
+    """Return the SEQUENCE that a unit belongs to, and the unit's first row there; 0, 0 if there is no such unit."""
     for i in range(gpu.load_i64(sequence_count)):
         sequence = sequences + i * SEQUENCE_BYTES
         units = (gpu.load_i64(sequence + 8 * SEQUENCE.count) * group + ROWS - 1) // ROWS
@@ -59,10 +56,7 @@ def find(sequences, sequence_count, group, unit):
 
 
 def make_words(kind):
-    """Make a function (head, d) that loads numbers d to d + 7 of a head as four int32 with two float16 each.
-
-    kind: the cache type.
-    """
+    """Make a function (head, d) that loads numbers d to d + 7 as four int32 with two float16 each."""
     if kind == "F16":
         return gpu.device(lambda head, d: gpu.load_4i32(head + d * 2))
     load = LOADS[kind]
@@ -70,10 +64,7 @@ def make_words(kind):
 
 
 def make_fill_keys(kind, keys, pieces, stride):
-    """Make a function that copies keys to shared memory, [keys][stride words].
-
-    kind: the cache type; pieces: 8 numbers each, of a head.
-    """
+    """Make a function that copies keys, `pieces` times 8 numbers, to shared memory, [keys][stride words]."""
     words = make_words(kind)
 
     def put(i, word, place, at):
@@ -93,7 +84,7 @@ def make_fill_keys(kind, keys, pieces, stride):
 def make_fill_values(kind, keys, pieces, stride):
     """Make a function that copies values to shared memory, [dimensions][stride words], two keys per word.
 
-    Keys from number `count` on become zeros. kind: the cache type; pieces: 8 numbers each, of a head.
+    Keys from number `count` on become zeros.
     """
     words, pairs = make_words(kind), keys // 2
 
@@ -123,12 +114,10 @@ def row_of(i):
 
 
 def of_rows(count):
-    """Return the indices of each row's numbers among `count`: a tuple for each of the two rows."""
     return tuple(tuple(i for i in range(count) if row_of(i) == row) for row in (0, 1))
 
 
 def make_times_row(count):
-    """Make a function that multiplies each of `count` numbers by the factor of its row."""
     return unrolled(count, lambda i, x, by: x * by[i // 2 % 2])
 
 
@@ -221,7 +210,6 @@ def of_heads(numbers, first, second, nothing):
 
 
 def make_unit(of_keys, of_values, key_dim, value_dim, depth):
-    """Make the function that computes a unit, ROWS rows of one sequence; the parameters are explained at `make`."""
     steps, value_tiles = -(-key_dim // 16), -(-value_dim // 8)
     key_stride = 8 * steps + 4
     block = PAGE if 4 * PAGE * key_stride + 32 * value_tiles * (PAGE // 2 + 4) <= SHARED else PAGE // 2  # keys
@@ -283,10 +271,10 @@ def make_unit(of_keys, of_values, key_dim, value_dim, depth):
 
 
 def make(format_name):
-    """Make the kernel.
+    """Make the kernel of a name such as F16-F16-128-128-16.
 
-    format_name: the cache types of keys and values, their dimensions, and the depth of the tensor core instruction (16,
-    or 8 for compute capability 7.5), as F16-F16-128-128-16.
+    The name has the cache types of keys and values, their dimensions, and the depth of the tensor core instruction (16,
+    or 8 for compute capability 7.5).
     """
     of_keys, of_values, *numbers = format_name.split("-")
     unit = make_unit(of_keys, of_values, *map(int, numbers))

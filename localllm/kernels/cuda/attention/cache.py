@@ -53,8 +53,7 @@ def number_at(x, d, head_dim, padding):
 def largest_of(x, first, head_dim, padding, sign):
     """Return the largest of a block of 32 numbers, from number `first` on, to all lanes of the warp.
 
-    sign: 1 for the largest number, -1 for the negative of the smallest, 0 for the largest magnitude. NaN if one of the
-    numbers is NaN.
+    sign: 1 for the largest number, -1 for the negative of the smallest, 0 for the largest magnitude; NaN stays.
     """
     largest = -INFINITY
     for d in range(first + gpu.lane(), first + 32, gpu.WARP):
@@ -109,10 +108,7 @@ def load_q8_0(head, d):
 
 @gpu.device
 def store_q4_0(head, x, head_dim, warp, warps):
-    """Store a head in Q4_0, a block per warp. The number of largest magnitude gets code 0.
-
-    Codes minus 8 go from -8 to 7, so the scale has the opposite sign of that number.
-    """
+    """Store a head in Q4_0, a block per warp. The number of largest magnitude, of the opposite sign, is code 0."""
     for first in range(32 * warp, head_dim, 32 * warps):
         block = head + first // 32 * 18
         size, largest = largest_of(x, first, head_dim, ZERO, 0), largest_of(x, first, head_dim, ZERO, 1)
@@ -183,10 +179,7 @@ def place_of(positions, owners, sequences, token):
 
 
 def make_pass(work):
-    """Make a kernel that calls `work` for all tokens of a run and all heads.
-
-    work(address of a head in the cache, address of the head in x, head dimension, number of the warp, number of warps).
-    """
+    """Make a kernel that calls work(head in the cache, head in x, head dimension, warp, warps) for all heads."""
 
     def go(count, positions, owners, sequences, x, stride, base, head_stride, token_bytes, heads, head_dim):
         token, number = cuda.blockIdx.x, cuda.blockIdx.y
@@ -199,12 +192,10 @@ def make_pass(work):
 
 
 def make_store(format_name):
-    """Make the kernel for one cache type."""
     return make_pass(STORAGE[format_name][1])
 
 
 def make_recall(format_name):
-    """Make the kernel for one cache type."""
     load = STORAGE[format_name][0]
 
     @gpu.device
@@ -248,10 +239,7 @@ def load_q8_0_8(head, d):
 
 @gpu.device
 def code_pair(two, shift, scale, least):
-    """Return scale * code + least for two 4-bit codes.
-
-    two: their bytes; shift: 0 for the low halves, 4 for the high halves.
-    """
+    """Return scale * code + least for the 4-bit codes of two bytes; shift: 0 for the low halves, 4 for the high."""
     codes = two >> shift
     return float32(int32(codes & 15)) * scale + least, float32(int32((codes >> 8) & 15)) * scale + least
 

@@ -41,10 +41,7 @@ def count_equal(scores, count, number):
 
 @device
 def least_chosen(scores, count, most):
-    """Return the smallest of the `most` largest scores, and the index of the last score equal to it among them.
-
-    The score is returned as `ordered` represents it.
-    """
+    """Return the smallest of the `most` largest scores, `ordered`, and the index of the last equal one among them."""
     least, last = int64(0), int64(0)
     for bit in range(BITS):
         more = least + (int64(1) << (BITS - 1 - bit))
@@ -60,16 +57,15 @@ def least_chosen(scores, count, most):
 
 @device
 def write_all(count, word, y):
-    """Write the same 32 bits, `word`, for all keys."""
     for i in range(cuda.threadIdx.x, (count + 31) // 32, cuda.blockDim.x):
         store_i32(y + i * 4, word)
 
 
 @device
 def write_bits(scores, blocks, block, count, least, last, y):
-    """Write a bit for each of `count` keys: set if the score of its block is larger than `least`.
+    """Write a bit for each of `count` keys: set if its block's score is larger than `least`, or after the last block.
 
-    Blocks whose score equals `least` are selected up to number `last`. Keys after the last block are always selected.
+    Blocks whose score equals `least` are selected up to number `last`.
     """
     for first in range(32 * cuda.threadIdx.x, count, 32 * cuda.blockDim.x):
         word = int64(0)
@@ -82,7 +78,6 @@ def write_bits(scores, blocks, block, count, least, last, y):
 
 
 def make_select_keys(format_name):
-    """Make the kernel for one cache type."""
     load = LOADS[format_name]
 
     @device
@@ -133,12 +128,10 @@ INFINITY = float32(float("inf"))
 
 
 def make_select_key_blocks(format_name):
-    """Make the kernel for one cache type."""
     load = LOADS[format_name]
 
     @device
     def product(q, key, key_dim):
-        """Compute q k over `key_dim` numbers."""
         total = ZERO
         for d in range(0, key_dim, 8):
             numbers = load(key, d)
@@ -148,7 +141,7 @@ def make_select_key_blocks(format_name):
 
     @device
     def score_all(table, q, keys, key_bytes, key_dim, block, count, local, scores):
-        """Store the largest product of a head with the keys of each key block; infinity for the last `local` blocks.
+        """Store the largest product of a head with each key block; infinity for the last `local` blocks.
 
         Return 0, or NaN if a product is not finite.
         """

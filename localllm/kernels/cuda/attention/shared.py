@@ -29,10 +29,7 @@ def first_visible(position, window, chunked):
 
 @device
 def last_visible(position, lookahead, sequence):
-    """Return the position of the last key that a token sees, at most `lookahead` after its own.
-
-    sequence: address of a SEQUENCE.
-    """
+    """Return the position of the last key that a token sees, at most `lookahead` after its own, in its SEQUENCE."""
     if lookahead == 0:
         return position
     return min(position + lookahead, load_i64(sequence + 8 * SEQUENCE.length) - 1)
@@ -41,8 +38,7 @@ def last_visible(position, lookahead, sequence):
 def make_over_lanes(count, first, end, combine):
     """Make a function that reduces each of `count` numbers over some lanes of a warp, by `combine`.
 
-    first, end: powers of two; lanes take part together if their numbers differ in bits `first` up to `end`,
-    exclusively.
+    first, end: powers of two; lanes take part together if their numbers differ in bits `first` to before `end`.
     """
 
     def over(i, x):

@@ -19,7 +19,6 @@ C, D, E = float32(1.421413741), float32(-1.453152027), float32(1.061405429)
 
 @gpu.device
 def first_column():
-    """Return the first of the four columns of this thread."""
     return 4 * (cuda.blockIdx.y * cuda.blockDim.x + cuda.threadIdx.x)
 
 
@@ -64,7 +63,6 @@ sigmoid_of, swiglu_of = bind("sigmoid", WORDS, gpu.device), bind("swiglu", WORDS
 
 
 def make(name):
-    """Make the kernel of a formula."""
     declaration, compute, kinds = KERNELS[name].arguments, bind(name, WORDS, gpu.device), kinds_of(FORMULAS[name])
     indices = [(getattr(declaration, each), kind) for each, kind in kinds.items()]
     sources = [make_source(declaration, index, kind) for index, kind in indices if kind is not Number]
@@ -99,7 +97,6 @@ def with_parameters(function, names):
 
 
 def make_source(declaration, index, kind):
-    """Make a function (a, _) that returns four columns of the thread's row."""
     stride = index + 1 if kind is Strided else declaration.stride
 
     def of_token(a, _):
@@ -120,7 +117,6 @@ def make_column(place, column):
 
 
 def scale_by_position(count, x, positions, slope, length, offset, y, stride, columns):
-    """Write x * (1 + slope * log(floor((position + offset) / length) + 1)) to y."""
     row, column = cuda.blockIdx.x, first_column()
     if row < gpu.load_i64(count) and column < columns:
         at, position = row * stride + 4 * column, gpu.load_i64(positions + 8 * row) + offset
@@ -130,7 +126,6 @@ def scale_by_position(count, x, positions, slope, length, offset, y, stride, col
 
 
 def sigmoid_gate(count, x, gate, gate_stride, y, stride, columns):
-    """Write x * sigmoid(gate) to y, with one gate per row."""
     row, column = cuda.blockIdx.x, first_column()
     if row < gpu.load_i64(count) and column < columns:
         at, factor = row * stride + 4 * column, sigmoid_of(gpu.load_f32(gate + row * gate_stride))

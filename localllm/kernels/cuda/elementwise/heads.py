@@ -8,7 +8,6 @@ LEAST = float32(-3e38)
 
 
 def multiply_heads(count, x, gates, gates_stride, heads, y, stride, columns):
-    """Multiply each head's columns of x by the head's gate; a thread for each column."""
     row, column = cuda.blockIdx.x, cuda.blockIdx.y * cuda.blockDim.x + cuda.threadIdx.x
     if row < load_i64(count) and column < columns:
         at, gate = row * stride + 4 * column, load_f32(gates + row * gates_stride + 4 * (column // (columns // heads)))
@@ -17,7 +16,7 @@ def multiply_heads(count, x, gates, gates_stride, heads, y, stride, columns):
 
 @device
 def softmax_of_numbers(x, y, size, epsilon):
-    """Write the softmax of `size` consecutive numbers of x, plus epsilon, to y; NaN if a number is not finite."""
+    """Write the softmax of `size` numbers, plus epsilon, to y; NaN if a number is not finite."""
     top, total = LEAST, float32(0)
     for i in range(size):
         number = load_f32(x + 4 * i)
@@ -53,10 +52,7 @@ def divide_by_sums(y, size, across, along, epsilon):
 
 
 def sinkhorn(count, x, size, iterations, epsilon, y, stride, columns):
-    """Scale the matrix [size, size] in each row of x so that its rows and columns add up to 1 (Sinkhorn).
-
-    y is the result, transposed; a thread for each row of x.
-    """
+    """Scale each row's matrix so that rows and columns add up to 1 (Sinkhorn), and transpose it; a row per thread."""
     row = cuda.blockIdx.x * cuda.blockDim.x + cuda.threadIdx.x
     if row >= load_i64(count):
         return
@@ -76,7 +72,6 @@ def sinkhorn(count, x, size, iterations, epsilon, y, stride, columns):
 
 
 def head_dots(count, x, x_stride, z, heads, head_dim, y, stride):
-    """Write the sum of x * z over each head's columns to y; a block for each row and head."""
     row, head, total = cuda.blockIdx.x, cuda.blockIdx.y, float32(0)
     if row >= load_i64(count):
         return
@@ -89,7 +84,6 @@ def head_dots(count, x, x_stride, z, heads, head_dim, y, stride):
 
 
 def mix_streams(count, x, x_stride, streams, width, weights, weights_stride, y, stride, columns):
-    """Write output stream i = the sum over j of weights[i, j] * input stream j; a thread for each column."""
     row, column, total = cuda.blockIdx.x, cuda.blockIdx.y * cuda.blockDim.x + cuda.threadIdx.x, float32(0)
     if row < load_i64(count) and column < columns:
         source, by = x + row * x_stride + 4 * (column % width), weights + row * weights_stride

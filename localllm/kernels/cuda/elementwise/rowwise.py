@@ -31,7 +31,6 @@ def squares(x, columns, center):
 
 
 def rms_norm(count, x, weight, y, stride, columns, group, epsilon):
-    """Write x / sqrt(mean(x^2) + epsilon) * weight to y, with a mean for each `group` columns."""
     row, first = cuda.blockIdx.x, 4 * cuda.blockIdx.y * group
     if row >= gpu.load_i64(count):
         return
@@ -43,7 +42,6 @@ def rms_norm(count, x, weight, y, stride, columns, group, epsilon):
 
 
 def layer_norm(count, x, weight, bias, y, stride, columns, group, epsilon):
-    """Write (x - mean) / sqrt(variance + epsilon) * weight + bias to y, for each `group` columns."""
     row, first, total = cuda.blockIdx.x, 4 * cuda.blockIdx.y * group, ZERO
     if row >= gpu.load_i64(count):
         return
@@ -72,10 +70,7 @@ def add_rms_norm(count, x, z, weight, total, y, stride, columns, epsilon):
 
 
 def rms_norm_rope(count, x, weight, epsilon, y, stride, heads, head_dim, table, pairs, step, apart):
-    """Write the RMS norm of each head of x, with its pairs rotated, to y.
-
-    Models with normalized queries and keys apply this before attention.
-    """
+    """Write the RMS norm of each head of x, with its pairs rotated, to y: normalized queries and keys."""
     row, first = cuda.blockIdx.x, 4 * cuda.blockIdx.y * head_dim
     if row >= gpu.load_i64(count):
         return
@@ -98,7 +93,6 @@ SEQUENCE_BYTES = 8 * len(SEQUENCE)
 
 
 def select(count, x, rows, y, stride, columns):
-    """Copy row rows[i] of x to row i of y; a thread for four columns."""
     row, column = cuda.blockIdx.x, first_column()
     if row < gpu.load_i64(count) and column < columns:
         a, b, c, d = gpu.load_4f32(x + gpu.load_i64(rows + 8 * row) * stride + 4 * column)
@@ -106,14 +100,12 @@ def select(count, x, rows, y, stride, columns):
 
 
 def replace_ids(count, ids, table, y):
-    """Write table[ids[t]] to y[t]; a thread for each token."""
     token = cuda.blockIdx.x * cuda.blockDim.x + cuda.threadIdx.x
     if token < gpu.load_i64(count):
         gpu.store_i64(y + 8 * token, gpu.load_i64(table + 8 * gpu.load_i64(ids + 8 * token)))
 
 
 def pool(count, sequences, x, y, stride, columns, kind):
-    """Pool the rows of each sequence to one row: their mean, the first or the last; a thread for four columns."""
     row, column = cuda.blockIdx.x, first_column()
     if row < gpu.load_i64(count) and column < columns:
         sequence = sequences + row * SEQUENCE_BYTES
@@ -129,7 +121,6 @@ def pool(count, sequences, x, y, stride, columns, kind):
 
 
 def slice_columns(count, x, x_stride, first, groups, period, y, stride, columns):
-    """Copy some columns of every period of x to y, see SLICE_COLUMNS in table.py; a thread for each column of y."""
     row, column = cuda.blockIdx.x, cuda.blockIdx.y * cuda.blockDim.x + cuda.threadIdx.x
     if row < gpu.load_i64(count) and column < columns:
         width = columns // groups
@@ -138,7 +129,6 @@ def slice_columns(count, x, x_stride, first, groups, period, y, stride, columns)
 
 
 def concat_heads(count, x, x_stride, x_columns, z, z_stride, z_columns, shared, heads, y, stride):
-    """Write to y, for each head, its columns of x and then its columns of z; a block for each row and head."""
     row, head, width = cuda.blockIdx.x, cuda.blockIdx.y, x_columns + z_columns
     if row >= gpu.load_i64(count):
         return
@@ -151,7 +141,7 @@ def concat_heads(count, x, x_stride, x_columns, z, z_stride, z_columns, shared, 
 
 
 def logits(count, x, stride, columns, y, flaws):
-    """Copy x without padding to the array whose address is at y; a thread for each number.
+    """Copy x without padding to the array whose address is at y.
 
     `flaws` is increased if a number is not finite. Threads that increase it at the same time may count as one.
     """
@@ -167,10 +157,7 @@ TURNS = 0.5 / math.pi  # turns per radian
 
 
 def angles(count, positions, before, frequencies, pairs, table, factor):
-    """Write the cosine and the sine of every position's rotation angles to the table; a block for each position.
-
-    Angles are computed in turns, in float64, and whole turns are dropped: after a million turns 20 bits of 53 are lost.
-    """
+    """Compute angles in turns, in float64, and drop whole turns: after a million turns 20 bits of 53 are lost."""
     row = cuda.blockIdx.x
     if row >= gpu.load_i64(count):
         return
@@ -182,7 +169,6 @@ def angles(count, positions, before, frequencies, pairs, table, factor):
 
 
 def rope(count, x, y, stride, heads, head_dim, table, pairs, step, apart):
-    """Write x with its pairs rotated to y; pairs are the first numbers of a head. A block for each row and head."""
     row, at = cuda.blockIdx.x, cuda.blockIdx.x * stride + 4 * cuda.blockIdx.y * head_dim
     if row >= gpu.load_i64(count):
         return
@@ -198,10 +184,7 @@ def rope(count, x, y, stride, heads, head_dim, table, pairs, step, apart):
 
 
 def hadamard(count, x, y, stride, columns, block):
-    """Write x to y, each `block` columns multiplied by an orthonormal Hadamard matrix; a block of threads for each.
-
-    By the fast Walsh-Hadamard transform: numbers 1, 2, 4, ... apart are replaced by their sum and difference.
-    """
+    """Replace numbers 1, 2, 4, ... apart by their sum and difference (fast Walsh-Hadamard transform)."""
     row, at = cuda.blockIdx.x, cuda.blockIdx.x * stride + 4 * cuda.blockIdx.y * block
     if row >= gpu.load_i64(count):
         return
@@ -219,17 +202,12 @@ def hadamard(count, x, y, stride, columns, block):
 
 
 def as_column(count, ids, y, stride):
-    """Write ids[t] + 1 to y[t] as float32; 0 then stands for "no token"."""
     token = cuda.blockIdx.x * cuda.blockDim.x + cuda.threadIdx.x
     if token < gpu.load_i64(count):
         gpu.store_f32(y + token * stride, float32(gpu.load_i64(ids + 8 * token) + 1))
 
 
 def hash(count, x, stride, factors, length, size, first, end, y):
-    """Write first + (the exclusive or of a token's and its predecessors' ids, each times its factor) % size to y[t].
-
-    From the first predecessor that is missing or `end` on, all count as `end`.
-    """
     row = cuda.blockIdx.x * cuda.blockDim.x + cuda.threadIdx.x
     if row >= gpu.load_i64(count):
         return
@@ -246,7 +224,6 @@ NUMBER, FIRST, COUNT = 8 * EXPERT.number, 8 * EXPERT.first, 8 * EXPERT.count
 
 
 def add_squares(count, x, stride, columns, sums):
-    """Add x^2 over the tokens to the sums, in the order of the tokens; a thread for each column."""
     column = cuda.blockIdx.x * cuda.blockDim.x + cuda.threadIdx.x
     if column >= columns:
         return
@@ -257,10 +234,7 @@ def add_squares(count, x, stride, columns, sums):
 
 
 def add_expert_squares(active, active_count, x, stride, columns, sums, sums_stride, counts):
-    """Add x^2 over each expert's rows to the expert's sums; a thread for each column.
-
-    The first thread also adds the numbers of rows to the experts' counts.
-    """
+    """Add x^2 over each expert's rows to its sums; the first thread also adds the numbers of rows to the counts."""
     column = cuda.blockIdx.x * cuda.blockDim.x + cuda.threadIdx.x
     if column >= columns:
         return
@@ -277,7 +251,6 @@ def add_expert_squares(active, active_count, x, stride, columns, sums, sums_stri
 
 
 def fetch(source, target, words):
-    """Copy int64 words; the threads of the grid copy one word each at a time."""
     step = cuda.gridDim.x * cuda.blockDim.x
     for word in range(cuda.blockIdx.x * cuda.blockDim.x + cuda.threadIdx.x, words, step):
         gpu.store_i64(target + 8 * word, gpu.load_i64(source + 8 * word))

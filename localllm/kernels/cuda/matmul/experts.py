@@ -20,7 +20,6 @@ NUMBER, FIRST, COUNT, EXPERT_BYTES = 8 * EXPERT.number, 8 * EXPERT.first, 8 * EX
 
 @gpu.device
 def root_of_softplus(x):
-    """Compute sqrt(log(1 + e^x))."""
     return float32(math.sqrt(max(x, ZERO) + gpu.log1p(gpu.exp(-abs(x)))))
 
 
@@ -44,11 +43,7 @@ def score_all(logits, experts, is_sigmoid, is_rooted, scores):
 
 @gpu.device
 def rank_all(logits, experts, bias, groups, scores, ranks):
-    """Compute the ranks, by which experts are chosen.
-
-    They are scores plus bias if there is a bias, scores if there are groups, otherwise logits, which rank more finely:
-    the sigmoids of large logits are all 1.
-    """
+    """Compute the ranks: scores plus bias if there is a bias, scores if there are groups, otherwise logits."""
     for e in range(gpu.lane(), experts, gpu.WARP):
         ranks[e] = scores[e] if bias != 0 or groups > 1 else gpu.load_f32(logits + 4 * e)
         if bias != 0:
@@ -57,10 +52,7 @@ def rank_all(logits, experts, bias, groups, scores, ranks):
 
 @gpu.device
 def leave_out_groups(experts, groups, groups_used, ranks, values):
-    """Set the ranks of the experts of all but the best groups to minus infinity.
-
-    The value of a group is the sum of its two best ranks; values: temporary memory.
-    """
+    """Set the ranks of experts of all but the best groups, by the sum of their two best ranks, to minus infinity."""
     size = experts // groups
     for g in range(gpu.lane(), groups, gpu.WARP):
         best, second = MINUS_INFINITY, MINUS_INFINITY
@@ -100,10 +92,7 @@ def route(
     count, logits, stride, experts, used, sigmoid, rooted, normalized, scale, groups, groups_used, together, bias, ids,
     table, chosen, weights, scratch, scratch_bytes,
 ):  # fmt: skip
-    """Choose the experts of each token, and their weights. Weights are NaN if a logit is not finite.
-
-    The scratch memory is not used.
-    """
+    """Choose the experts of each token, and their weights, which are NaN if a logit is not finite."""
     token = cuda.blockIdx.x
     if token >= gpu.load_i64(count):
         return
@@ -152,10 +141,7 @@ def fetch(chosen, first, total, numbers):
 
 
 def plan_experts(count, chosen, used, experts, next_rows, active, active_count, rows, pairs, row_count):
-    """Give each pair a row, sorted by expert; a thread for each expert.
-
-    The memory next_rows is not used.
-    """
+    """Give each pair a row, sorted by expert; a thread for each expert."""
     numbers = cuda.shared.array(gpu.BLOCK, int32)
     total, next_row, next_place = gpu.load_i64(count) * used, int64(0), int64(0)
     for base in range(0, experts, gpu.BLOCK):
@@ -187,10 +173,6 @@ def plan_experts(count, chosen, used, experts, next_rows, active, active_count, 
 
 
 def gather(count, pairs, used, x, x_stride, weights, part_bytes, y, stride, columns):
-    """Copy the rows of tokens to the order of the experts, times the pairs' weights if there are some.
-
-    A thread for each number.
-    """
     row, column = cuda.blockIdx.x, cuda.blockIdx.y * cuda.blockDim.x + cuda.threadIdx.x
     if row < gpu.load_i64(count) and column < columns:
         pair = gpu.load_i64(pairs + 8 * row)
@@ -200,10 +182,6 @@ def gather(count, pairs, used, x, x_stride, weights, part_bytes, y, stride, colu
 
 
 def from_heads(count, rows, used, x, x_stride, y, stride, columns):
-    """Copy the results of a token's experts to the token's row, one after the other.
-
-    A block of threads for each pair.
-    """
     token, place = cuda.blockIdx.x, cuda.blockIdx.y
     if token >= gpu.load_i64(count):
         return
@@ -214,10 +192,6 @@ def from_heads(count, rows, used, x, x_stride, y, stride, columns):
 
 
 def scatter(count, rows, used, x, x_stride, weights, y, stride, columns):
-    """Add up the results of a token's experts, times their weights, in the order in which the experts were selected.
-
-    A thread for four columns.
-    """
     token, column = cuda.blockIdx.x, first_column()
     if token < gpu.load_i64(count) and column < columns:
         a, b, c, d = ZERO, ZERO, ZERO, ZERO
@@ -229,7 +203,6 @@ def scatter(count, rows, used, x, x_stride, weights, y, stride, columns):
 
 
 def add_by_expert(count, pairs, chosen, x, z, z_stride, y, stride, columns):
-    """Add to every row the vector (bias) of its expert; a thread for four columns."""
     row, column = cuda.blockIdx.x, first_column()
     if row < gpu.load_i64(count) and column < columns:
         expert, at = gpu.load_i64(chosen + 8 * gpu.load_i64(pairs + 8 * row)), row * stride + 4 * column

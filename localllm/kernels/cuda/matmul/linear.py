@@ -33,8 +33,7 @@ def work_of_block(count, active, active_count, expert_bytes):
 def each_token(tokens, step):
     """Make a function that applies step(total, token, work) -> total to `tokens` tokens, unrolled.
 
-    Unrolling keeps the totals in registers. They are nested pairs: (total of the first token, (total of the second,
-    ...)).
+    Unrolling keeps the totals in registers: nested pairs (total of the first token, (total of the second, ...)).
     """
     if tokens == 1:
         return step
@@ -48,7 +47,6 @@ def each_token(tokens, step):
 
 
 def nested(tokens, total):
-    """Return `tokens` copies of a total as nested pairs, see each_token."""
     return total if tokens == 1 else (total, nested(tokens - 1, total))
 
 
@@ -82,10 +80,7 @@ def store_sums(shared, size, row, rows, first, end, y, y_stride):
 
 @gpu.device
 def dot_16(codes, half, high, low):
-    """Multiply 16 codes with both planes of 16 activations; return the sum, an integer in units of the low plane.
-
-    half: 0 for the unit's first 16 codes, 1 for the last.
-    """
+    """Multiply the first (half 0) or last 16 codes with both planes; return an integer in the low plane's units."""
     upper, lower = 0, 0
     for i in range(4):
         upper = gpu.dot4(codes[4 * half + i], high[i], upper)
@@ -94,11 +89,6 @@ def dot_16(codes, half, high, low):
 
 
 def make_product(two_scales, minimums):
-    """Make a function that multiplies a unit with a token's activations.
-
-    two_scales: whether each 16 weights have a scale; minimums: whether there are minimums.
-    """
-
     @gpu.device
     def product(weights, high, last_high, low, last_low, scale, sums):
         codes, scales, lows = weights
@@ -117,8 +107,6 @@ def make_product(two_scales, minimums):
 
 
 def make_step(minimums, product):
-    """Make a function (total, token, work) that multiplies two rows' units with a token and adds to its totals."""
-
     @gpu.device
     def step(total, token, work):
         upper, lower, columns, unit, codes, scales, sums, end = work
@@ -171,19 +159,16 @@ def make_linear_planes(name):
 
 @gpu.device
 def two_f16(word):
-    """Convert two float16 in an int32 to float32."""
     return gpu.f16_value(word & 0xFFFF), gpu.f16_value(gpu.bits(word, 16, 0xFFFF))
 
 
 @gpu.device
 def two_bf16(word):
-    """Convert two BF16 in an int32 to float32."""
     return gpu.f32_value(gpu.bits(word, -16, 0xFFFF0000)), gpu.f32_value(gpu.bits(word, 0, 0xFFFF0000))
 
 
 @gpu.device
 def eight_f32(place):
-    """Load 8 float32 numbers."""
     a, b = gpu.load_4i32(place), gpu.load_4i32(place + 16)
     return (
         gpu.f32_value(a[0]), gpu.f32_value(a[1]), gpu.f32_value(a[2]), gpu.f32_value(a[3]),
@@ -205,13 +190,11 @@ def make_eight(two):
 
 @gpu.device
 def one_f16(place):
-    """Load a float16 as float32."""
     return gpu.f16_value(gpu.load_u16(place))
 
 
 @gpu.device
 def one_bf16(place):
-    """Load a BF16 as float32."""
     return gpu.f32_value(gpu.load_u16(place) << 16)
 
 
@@ -224,7 +207,6 @@ READ = {
 
 @gpu.device
 def dot_8(w, x):
-    """Return the dot product of 8 weights and 8 activations at an address."""
     a, b = gpu.load_4f32(x), gpu.load_4f32(x + 16)
     total = w[0] * a[0] + w[1] * a[1] + w[2] * a[2] + w[3] * a[3]
     return total + w[4] * b[0] + w[5] * b[1] + w[6] * b[2] + w[7] * b[3]
@@ -232,20 +214,14 @@ def dot_8(w, x):
 
 @gpu.device
 def add_8(total, token, work):
-    """Add the products of 8 columns of a row and a token to the total.
-
-    work: weights, address of x, stride, end of the tokens.
-    """
+    """Add the products of 8 columns to the total; work: weights, address of x, stride, end of the tokens."""
     weights, x, stride, end = work
     return total + dot_8(weights, x + token * stride) if token < end else total
 
 
 @gpu.device
 def add_1(total, token, work):
-    """Add the product of one column of a row and a token to the total.
-
-    work: weight, address of x, stride, end of the tokens.
-    """
+    """Add the product of one column to the total; work: as in add_8."""
     weight, x, stride, end = work
     return total + weight * gpu.load_f32(x + token * stride) if token < end else total
 

@@ -52,7 +52,6 @@ OF_THEIR_OWN: dict[str, tuple[Plane, ...]] = {
 
 
 def code_planes(layout: Layout) -> list[Plane]:
-    """Return the planes of a format's codes, from the layout of its blocks."""
     if layout.bits == 8:
         return [Plane("bytes", 16), Plane("last_bytes", 16)]
     if layout.values:
@@ -62,10 +61,7 @@ def code_planes(layout: Layout) -> list[Plane]:
 
 
 def planes_of(name: str) -> tuple[Plane, ...]:
-    """Return all planes of a format.
-
-    For formats with integer scales they are listed above; those of the others follow from the layout of their blocks.
-    """
+    """Return all planes of a format: those above, or those that follow from the layout of its blocks."""
     if name in OF_THEIR_OWN:
         return OF_THEIR_OWN[name]
     layout, block = LAYOUTS[name], BY_NAME[name].block

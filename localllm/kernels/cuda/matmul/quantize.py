@@ -61,8 +61,8 @@ def put_4(x, inverse, high, low):
 def quantize_32(a, b, in_range, units, place, unit, codes, scales, sums):
     """Quantize 32 numbers together with three neighbouring lanes: a and b are the 8 of this lane.
 
-    All lanes of the warp must call it; in_range: whether this lane stores its results. units: units of a row; unit:
-    which one; place: index of the unit's scale among all tokens; codes: address of the token's codes.
+    All lanes of the warp must call it; in_range: whether this lane stores its results. units: of a row; unit: which
+    one; place: index of the unit's scale among all tokens; codes: address of the token's codes.
     """
     part = gpu.lane() & LANES - 1
     largest = largest_of(largest_of_4(a), largest_of_4(b))
@@ -85,7 +85,6 @@ def quantize_32(a, b, in_range, units, place, unit, codes, scales, sums):
 
 
 def quantize_planes(count, x, stride, columns, codes, scales, sums):
-    """Quantize all tokens; four threads for every 32 columns."""
     units = columns // 32
     total = gpu.load_i64(count) * units
     number = (cuda.blockIdx.x * cuda.blockDim.x + cuda.threadIdx.x) // LANES
@@ -102,14 +101,12 @@ def quantize_planes(count, x, stride, columns, codes, scales, sums):
 
 @gpu.device
 def store_8(y, a, b):
-    """Store eight numbers."""
     gpu.store_4f32(y, a[0], a[1], a[2], a[3])
     gpu.store_4f32(y + 16, b[0], b[1], b[2], b[3])
 
 
 @gpu.device
 def scaled(x, scale, weight):
-    """Return four numbers of x times the scale and their weights."""
     a, w = gpu.load_4f32(x), gpu.load_4f32(weight)
     return a[0] * scale * w[0], a[1] * scale * w[1], a[2] * scale * w[2], a[3] * scale * w[3]
 
@@ -140,13 +137,11 @@ def norm_quantize(count, x, weight, y, stride, columns, group, epsilon, codes, s
 
 @gpu.device
 def four_of_swiglu(gate, up):
-    """Compute four numbers of SwiGLU."""
     g, u = gpu.load_4f32(gate), gpu.load_4f32(up)
     return swiglu_of(g[0], u[0]), swiglu_of(g[1], u[1]), swiglu_of(g[2], u[2]), swiglu_of(g[3], u[3])
 
 
 def swiglu_quantize(count, gate, up, y, stride, columns, codes, scales, sums):
-    """Apply SwiGLU, and quantize the result; four threads for every 32 columns."""
     units = columns // 32
     total = gpu.load_i64(count) * units
     if total == 0:
@@ -167,10 +162,7 @@ LARGEST_OF_ROW = float32(
 
 
 def halve(count, x, stride, columns, y, y_stride, scales):
-    """Write x / scale to y in float16, with a scale for each row.
-
-    Columns up to a multiple of 8 are zero. scales: float32 [tokens].
-    """
+    """Write x / scale to y in float16, with zeros up to a multiple of 8 columns; scales: float32 [tokens]."""
     row = cuda.blockIdx.x
     if row >= gpu.load_i64(count):
         return
@@ -188,7 +180,6 @@ def halve(count, x, stride, columns, y, y_stride, scales):
 
 
 def scale_rows(count, y, stride, columns, scales):
-    """Multiply row i of y by scales[i]."""
     row = cuda.blockIdx.x
     if row >= gpu.load_i64(count):
         return

@@ -26,10 +26,7 @@ QUARTER, THIRTY_SECOND, HUNDRED_AND_28 = (float32(n) for n in (1 / 4, 1 / 32, 12
 
 @gpu.device
 def number_of(integer):
-    """Convert an integer to float32, by way of int32.
-
-    Numba makes all integers int64, from which the conversion takes several instructions.
-    """
+    """Convert an integer to float32 by way of int32: from int64, as Numba has it, that takes several instructions."""
     return float32(int32(integer))
 
 
@@ -37,8 +34,8 @@ def number_of(integer):
 def nibbles(q, shift, mask, flipped):
     """Split 4 words into 8: the low halves of their bytes, then the high halves.
 
-    Bits are shifted right by `shift` for high halves, by shift - 4 for low halves (left if negative), masked, and xored
-    with `flipped`.
+    High halves are shifted right by `shift`, low halves by shift - 4 (left if negative), masked, and xored with
+    `flipped`.
     """
     low = shift - 4
     return (
@@ -55,10 +52,7 @@ def nibbles(q, shift, mask, flipped):
 
 @gpu.device
 def pairs(q, place, flipped):
-    """Split 2 words into 8, each with two bits of every byte.
-
-    The bits are moved to bit `place` (0 to 6) and the next, and xored with `flipped`.
-    """
+    """Split 2 words into 8, each with two bits of every byte, at bits `place` (0 to 6) and the next; xor `flipped`."""
     mask = 0x03030303 << place
     return (
         gpu.bits(q[0], -place, mask) ^ flipped,
@@ -90,26 +84,21 @@ def with_bits(codes, q, place):
 
 @gpu.device
 def joined(a, b):
-    """Xor the 8 words of a with those of b."""
     return a[0] ^ b[0], a[1] ^ b[1], a[2] ^ b[2], a[3] ^ b[3], a[4] ^ b[4], a[5] ^ b[5], a[6] ^ b[6], a[7] ^ b[7]
 
 
 def looked_up(values):
-    """Make a function (4 words) -> 8 words that looks up 4-bit codes in a table; values: its 16 signed bytes."""
+    """Make a function (4 words) -> 8 words that looks up 4-bit codes in a table of 16 signed bytes."""
     data = [int.from_bytes(bytes(value & 0xFF for value in values[i : i + 4]), "little") for i in range(0, 16, 4)]
     a, b, c, d = data
 
     @gpu.device
     def four(codes, upper):
-        """Look up 4 codes.
-
-        codes: their low 3 bits in nibbles; upper: a byte selector for the lower or upper half of the table.
-        """
+        """Look up 4 codes by their low 3 bits; upper: a byte selector for the lower or upper half of the table."""
         return gpu.permute(gpu.permute(a, b, codes), gpu.permute(c, d, codes), upper)
 
     @gpu.device
     def table(q):
-        """Look up the 32 codes of a plane "table"."""
         p, r = gpu.bits(q[0], 0, 0x77777777), gpu.bits(q[0], 1, 0x44444444) | 0x32103210
         s, t = gpu.bits(q[1], 0, 0x77777777), gpu.bits(q[1], 1, 0x44444444) | 0x32103210
         v, w = gpu.bits(q[2], 0, 0x77777777), gpu.bits(q[2], 1, 0x44444444) | 0x32103210
@@ -129,7 +118,6 @@ def looked_up(values):
 
 
 def finder(name, plane):
-    """Make a function (row, units, unit) that returns the address of a unit's part of a plane."""
     start, field_plane = offset(name, plane, 256), next(field for field in PLANES[name] if field.name == plane)
     size, shift = field_plane.bytes, units_shift(field_plane)
 
@@ -141,7 +129,6 @@ def finder(name, plane):
 
 
 def float_of(name):
-    """Make a function (row, units, unit) that loads d."""
     find = finder(name, "d")
 
     @gpu.device
@@ -152,7 +139,6 @@ def float_of(name):
 
 
 def floats_of(name):
-    """Make a function (row, units, unit) that loads d and low."""
     find = finder(name, "d_low")
 
     @gpu.device
@@ -172,10 +158,7 @@ class Unit(NamedTuple):
 
 
 def make_codes(name, place, flipped):
-    """Make a function (row, units, unit) that reads a unit's codes, moved left by `place` bits in their bytes.
-
-    flipped: xored with every word.
-    """
+    """Make a function (row, units, unit) that reads codes, moved left by `place` bits and xored with `flipped`."""
     layout, names = LAYOUTS[name], [plane.name for plane in PLANES[name]]
     first = nothing_but_bits
     if names[0] == "bytes":
@@ -203,7 +186,6 @@ def nothing_but_bits(row, units, unit):
 
 
 def make_bytes(name):
-    """Make a function (row, units, unit) that reads codes of 8 bits."""
     last = finder(name, "last_bytes")
 
     @gpu.device
@@ -216,7 +198,6 @@ def make_bytes(name):
 
 @gpu.device
 def half_of_e8m0(exponent):
-    """Decode half of an E8M0 scale."""
     return gpu.f32_value(exponent - 1 << 23 if exponent > 1 else 0x200000 << exponent)  # 2^(exponent - 128)
 
 
@@ -233,10 +214,7 @@ SCALES = {"e8m0": half_of_e8m0, "ue4m3": half_of_ue4m3}
 
 
 def make_factors(name, factor, centre):
-    """Make a function (row, units, unit) that reads a unit's scales and minimums.
-
-    factor: multiplies scales; centre: the code that stands for zero, which becomes a minimum of -centre * d.
-    """
+    """Make a function (row, units, unit) that reads scales, times `factor`, and minimums; centre: the code for zero."""
     layout = LAYOUTS[name]
     if layout.low is not None:
         both_of = floats_of(name)
@@ -268,10 +246,7 @@ def make_factors(name, factor, centre):
 
 
 def derived(name):
-    """Return the Unit of a format, from the layout of its blocks.
-
-    If the code for zero is in the middle of all codes, they are centred on it.
-    """
+    """Return the Unit of a format, whose codes are centred on zero if the code for zero is in the middle."""
     layout = LAYOUTS[name]
     is_centred = layout.centre > 0 and layout.centre == 1 << layout.bits - 1 and layout.step == 1
     place = 8 - layout.bits if is_centred else 0
@@ -292,7 +267,6 @@ q2_k_d, q2_k_scales = floats_of("Q2_K"), finder("Q2_K", "scales")
 
 @gpu.device
 def q2_k(row, units, unit):
-    """Read a unit of Q2_K."""
     codes = pairs(gpu.stream_2i32(row + 8 * unit), 0, 0)
     d, dmin = q2_k_d(row, units, unit)
     packed = gpu.load_u16(q2_k_scales(row, units, unit))
@@ -306,7 +280,6 @@ q3_k_d, q3_k_scales = float_of("Q3_K"), finder("Q3_K", "scales")
 
 @gpu.device
 def q3_k(row, units, unit):
-    """Read a unit of Q3_K."""
     codes = pairs(gpu.stream_2i32(row + 8 * unit), 5, SIGNS)
     codes = with_bits(codes, gpu.load_i32(q3_k_bits(row, units, unit)), 7)
     low = gpu.load_u8(q3_k_scales(row, units, unit))
@@ -318,7 +291,7 @@ def q3_k(row, units, unit):
 
 @gpu.device
 def k_factors(header, unit):
-    """Return the scale and the minimum of a unit; header: address of the header of its block of Q4_K or Q5_K."""
+    """Return the scale and the minimum of a unit from the header of its block of Q4_K or Q5_K."""
     h, number = gpu.load_4i32(header), unit & 7
     scale = gpu.bits(h[1], number << 2, 15) | gpu.bits(h[3], number << 1, 3) << 4
     minimum = gpu.bits(h[2], number << 2, 15) | gpu.bits(h[3], (number << 1) + 16, 3) << 4
@@ -332,7 +305,6 @@ q5_k_bits = finder("Q5_K", "bits")
 
 @gpu.device
 def q4_k(row, units, unit):
-    """Read a unit of Q4_K."""
     codes = nibbles(gpu.stream_4i32(row + 16 * unit), 4, 0x0F0F0F0F, 0)
     scale, minimum = k_factors(q4_k_header(row, units, unit), unit)
     return codes, (scale, scale), (minimum, minimum)
@@ -340,7 +312,6 @@ def q4_k(row, units, unit):
 
 @gpu.device
 def q5_k(row, units, unit):
-    """Read a unit of Q5_K."""
     codes = nibbles(gpu.stream_4i32(row + 16 * unit), 4, 0x0F0F0F0F, 0)
     scale, minimum = k_factors(q5_k_header(row, units, unit), unit)
     return with_bits(codes, gpu.load_i32(q5_k_bits(row, units, unit)), 4), (scale, scale), (minimum, minimum)
@@ -352,7 +323,6 @@ q6_k_d = float_of("Q6_K")
 
 @gpu.device
 def q6_k(row, units, unit):
-    """Read a unit of Q6_K."""
     low = nibbles(gpu.stream_4i32(row + 16 * unit), 2, 0x3C3C3C3C, SIGNS)
     codes = joined(low, pairs(gpu.stream_2i32(q6_k_pairs(row, units, unit)), 6, 0))
     packed, d = gpu.load_u16(q6_k_scales(row, units, unit)), q6_k_d(row, units, unit) * QUARTER
@@ -365,7 +335,6 @@ iq4_table, iq4_xs_header = looked_up(LAYOUTS["IQ4_XS"].values), finder("IQ4_XS",
 
 @gpu.device
 def iq4_xs(row, units, unit):
-    """Read a unit of IQ4_XS."""
     header, number = gpu.load_2i32(iq4_xs_header(row, units, unit)), unit & 7
     scale = gpu.bits(header[1], number << 2, 15) | gpu.bits(header[0], (number << 1) + 16, 3) << 4
     scale = gpu.f16_value(header[0] & 0xFFFF) * number_of(scale - 32)

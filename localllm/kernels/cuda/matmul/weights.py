@@ -19,10 +19,6 @@ from localllm.quant.layouts import LAYOUTS, Field, Layout
 
 
 def code_of(fields: tuple[Field, ...]) -> Callable:
-    """Make a function (block, i) that returns the code of weight i.
-
-    fields: one, or two with the low and the high bits of codes.
-    """
     if len(fields) == 2:
         low, high, places = code_of(fields[:1]), code_of(fields[1:]), fields[0].bits
 
@@ -47,10 +43,9 @@ def code_of(fields: tuple[Field, ...]) -> Callable:
 
 
 def put_words(code, words, shift, mask, place):
-    """Make a function that writes a unit's words of a plane: some bits of each code.
+    """Make a function that writes a unit's words of a plane: the bits `mask`, after a shift, of each code.
 
-    words: number of words; shift, mask: which bits of a code; place(word, j): the weight of the unit that is number j
-    in a word, and its lowest bit there.
+    place(word, j): the weight of the unit that is number j in a word, and its lowest bit there.
     """
     place = gpu.device(place)
 
@@ -67,12 +62,10 @@ def put_words(code, words, shift, mask, place):
 
 
 def put_nibbles(code):
-    """Make `put` for the plane "nibbles"."""
     return put_words(code, 4, 0, 15, lambda w, j: (4 * w + j % 4 + j // 4 * 16, 8 * (j % 4) + j // 4 * 4))
 
 
 def put_table(code):
-    """Make `put` for the plane "table"."""
     return put_words(code, 4, 0, 15, lambda w, j: (4 * w + j % 4 + j // 4 * 16, 4 * (j % 4) + j // 4 * 16))
 
 
@@ -82,7 +75,6 @@ def put_pairs(code, shift):
 
 
 def put_bits(code, shift):
-    """Make `put` for the plane "bits", of bit `shift`."""
     return put_words(code, 1, shift, 1, lambda w, j: (j, 8 * (j % 4) + j // 4))
 
 
@@ -116,7 +108,6 @@ def put_k_header(block, number, target):
 
 @gpu.device
 def put_q3_k_scales(block, number, target):
-    """Write the low 4 bits of the two scales of a unit of Q3_K."""
     source, shift = block + 96 + (2 * number & 7), number >> 2 << 2
     gpu.store_i8(target, gpu.load_u8(source) >> shift & 15 | (gpu.load_u8(source + 1) >> shift & 15) << 4)
 
@@ -131,7 +122,6 @@ def put_q3_k_high(block, number, target):
 
 
 def parts(name: str) -> dict[str, Callable]:
-    """Return the function `put` for each plane of a format, by name."""
     layout = LAYOUTS[name]
     code, low_bits = code_of(layout.codes), layout.bits & 4
     return {
@@ -150,11 +140,10 @@ def bytes_of_scales(layout: Layout) -> int:
 
 
 def in_place(plane, start, put):
-    """Make a function that writes a unit's part of a plane.
+    """Make a function (block, number, row of planes, units, unit) that writes a unit's part of a plane.
 
-    Its parameters: block, the unit's number in it, row of planes, units of the row, the unit's number in it. start:
-    offset of the plane in a row of 256 columns; put: the function that writes it. An element that several units share
-    is written for the first of them.
+    number, unit: of the unit in its block, and in its row; start: offset of the plane in a row of 256 columns. An
+    element that several units share is written for the first of them.
     """
     size, shift = plane.bytes, units_shift(plane)
 
@@ -170,8 +159,6 @@ def in_place(plane, start, put):
 
 
 def both(first, second):
-    """Make a function that calls two functions of in_place."""
-
     @gpu.device
     def call_both(block, number, row, units, unit):
         first(block, number, row, units, unit)
@@ -181,7 +168,6 @@ def both(first, second):
 
 
 def make_to_planes(name):
-    """Make the kernel for one format."""
     put = parts(name)
     place = reduce(both, [in_place(plane, offset(name, plane.name, 256), put[plane.name]) for plane in PLANES[name]])
     block_bytes, block_units = BY_NAME[name].bytes, BY_NAME[name].block // UNIT
@@ -202,7 +188,6 @@ LANES = 4  # threads that share a unit
 
 @gpu.device
 def four(word, scale, minimum):
-    """Return the four weights of a word of codes."""
     return (
         scale * float32(gpu.signed_byte(word, 0)) + minimum,
         scale * float32(gpu.signed_byte(word, 1)) + minimum,
@@ -224,12 +209,10 @@ def eight(weights, part):
 
 @gpu.device
 def two_f16(a, b):
-    """Convert two numbers to float16 in an int32."""
     return gpu.f16_bits(a) | gpu.f16_bits(b) << 16
 
 
 def make_unpack(name):
-    """Make the kernel that unpacks rows of a format."""
     read = UNITS[name].read
 
     def unpack(weights, row_bytes, columns, first, rows, y):
@@ -246,12 +229,10 @@ def make_unpack(name):
 
 
 def make_embed(name):
-    """Make the kernel for one format."""
     return make_plain(name) if name in PLAIN else make_planes(name)
 
 
 def make_planes(name):
-    """Make the kernel for a format in planes."""
     read = UNITS[name].read
 
     def embed(count, weights, row_bytes, columns, ids, x, stride):
@@ -271,7 +252,6 @@ def make_planes(name):
 
 
 def make_plain(name):
-    """Make the kernel for F32, F16 or BF16."""
     size = 4 if name == "F32" else 2
 
     def embed(count, weights, row_bytes, columns, ids, x, stride):
