@@ -1,6 +1,6 @@
 """Quantization: encoders of GGUF's block formats, GPTQ, and llama.cpp's recipes that give each tensor its format.
 
-- formats.py, layouts.py: the formats, and where a block's fields are; recipes.py: which format a tensor gets
+- formats.py: the formats, where a block's fields are, and the file types; recipes.py: which format a tensor gets
 - encode.py: the entry point. Encoders: affine.py, symmetric.py, codebook.py, value_tables.py, ternary.py; blocks.py has
   what they share
 - gptq.py, hessian.py: encoding with error feedback; block_codes.py: reads scales of blocks and replaces their codes

@@ -17,8 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from localllm.quant.blocks import load_block, nearest_half, put_group, put_half, putter
-from localllm.quant.formats import BY_NAME
-from localllm.quant.layouts import LAYOUTS
+from localllm.quant.formats import BY_NAME, LAYOUTS
 from localllm.quant.numba_cache import compiled, compiled_encoder, inlined
 
 f32 = np.float32

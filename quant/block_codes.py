@@ -9,13 +9,40 @@ from typing import NamedTuple
 
 import numpy as np
 
-from localllm.quant.formats import BY_NAME
-from localllm.quant.layouts import LAYOUTS, Field, halved_e8m0, numbers
+from localllm.quant.formats import BY_NAME, FORMATS, LAYOUTS, Field, Fields
 
-OPENABLE = (
-    "Q1_0", "Q2_0", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K", "IQ4_NL", "IQ4_XS",
-    "MXFP4",
-)  # fmt: skip
+OPENABLE = tuple(format.name for format in FORMATS.values() if format.feedback)
+
+
+def numbers(blocks: np.ndarray, fields: Fields, count: int) -> np.ndarray:
+    """Read the first `count` numbers of a field from blocks: int64 [blocks, count].
+
+    blocks: uint8 [blocks, bytes]; fields: the field, or two with the low and the high bits.
+    """
+    total, above = np.zeros((len(blocks), count), np.int64), 0
+    for field in fields:
+        byte, bit = np.array([field.place(i) for i in range(count)]).T
+        total |= (blocks[:, byte].astype(np.int64) >> bit & (1 << field.bits) - 1) << above
+        above += field.bits
+    return total
+
+
+def halved_e8m0() -> np.ndarray:
+    """Return half the value of each E8M0 byte e, 2 ** (e - 127) / 2: float32 [256]."""
+    return np.ldexp(np.float32(1), np.arange(256) - 128)
+
+
+def halved_ue4m3() -> np.ndarray:
+    """Return half the value of each UE4M3 byte (4 bits exponent with bias 7, 3 bits mantissa): float32 [256].
+
+    As in ggml, the topmost bit is ignored, and 0x7f (not a number) counts as zero.
+    """
+    code = np.arange(256)
+    exponent, mantissa = code >> 3 & 15, code & 7
+    subnormal = exponent == 0
+    value = np.ldexp(np.where(subnormal, mantissa, 8 + mantissa), np.where(subnormal, 1, exponent) - 10)
+    value[0x7F] = 0
+    return (value / 2).astype(np.float32)
 
 
 class Codes(NamedTuple):

@@ -11,7 +11,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from localllm.quant.layouts import Field, Fields, Places
+from localllm.quant.formats import Field, Fields, Places
 from localllm.quant.numba_cache import compiled, inlined
 
 SMALLEST_HALF = np.float32(2.0**-24)

@@ -24,8 +24,7 @@ import numpy as np
 from gguf import quants
 
 from localllm.quant.blocks import SMALLEST_HALF, nearest_half, normalize
-from localllm.quant.formats import BY_NAME
-from localllm.quant.layouts import LAYOUTS
+from localllm.quant.formats import BY_NAME, LAYOUTS
 from localllm.quant.numba_cache import compiled, inlined
 
 NEIGHBOURS = 16

@@ -7,14 +7,12 @@ Source: llama.cpp's src/llama-quant.cpp; tests compare with its dry runs.
 """
 
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from numbers import Integral
 from types import MappingProxyType
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
-import numpy as np
-
-from localllm.quant.formats import BY_NAME
+from localllm.quant.formats import BY_NAME, RECIPES, Recipe
 
 KEPT = re.compile(  # small or sensitive matrices, which are not quantized
     r"""_norm\.weight | ffn_gate_inp\.weight | ffn_gate_tid2eid\.weight | altup | laurel | per_layer_model_proj
@@ -78,54 +76,6 @@ def role_of(name: str) -> str:
     return next((role for role, parts in ROLES if any(part in name for part in parts)), OTHER)
 
 
-class Recipe(NamedTuple):
-    """A file type of llama.cpp, such as Q4_K_M."""
-
-    number: int  # general.file_type
-    name: str
-    base: str  # the format of most matrices
-
-
-RECIPES: dict[str, Recipe] = {
-    row[1]: Recipe(*row)
-    for row in [
-        (0, "F32", "F32"),
-        (1, "F16", "F16"),
-        (32, "BF16", "BF16"),
-        (7, "Q8_0", "Q8_0"),
-        (18, "Q6_K", "Q6_K"),
-        (8, "Q5_0", "Q5_0"),
-        (9, "Q5_1", "Q5_1"),
-        (16, "Q5_K_S", "Q5_K"),
-        (17, "Q5_K_M", "Q5_K"),
-        (2, "Q4_0", "Q4_0"),
-        (3, "Q4_1", "Q4_1"),
-        (14, "Q4_K_S", "Q4_K"),
-        (15, "Q4_K_M", "Q4_K"),
-        (25, "IQ4_NL", "IQ4_NL"),
-        (30, "IQ4_XS", "IQ4_XS"),
-        (38, "MXFP4", "MXFP4"),
-        (11, "Q3_K_S", "Q3_K"),
-        (12, "Q3_K_M", "Q3_K"),
-        (13, "Q3_K_L", "Q3_K"),
-        (26, "IQ3_S", "IQ3_S"),
-        (27, "IQ3_M", "IQ3_S"),
-        (22, "IQ3_XS", "IQ3_S"),
-        (23, "IQ3_XXS", "IQ3_XXS"),
-        (10, "Q2_K", "Q2_K"),
-        (21, "Q2_K_S", "Q2_K"),
-        (28, "IQ2_S", "IQ2_XS"),
-        (29, "IQ2_M", "IQ2_S"),
-        (20, "IQ2_XS", "IQ2_XS"),
-        (19, "IQ2_XXS", "IQ2_XXS"),
-        (41, "Q2_0", "Q2_0"),
-        (40, "Q1_0", "Q1_0"),
-        (37, "TQ2_0", "TQ2_0"),
-        (36, "TQ1_0", "TQ1_0"),
-        (31, "IQ1_M", "IQ1_M"),
-        (24, "IQ1_S", "IQ1_S"),
-    ]
-}
 ALIASES = {"Q3_K": "Q3_K_M", "Q4_K": "Q4_K_M", "Q5_K": "Q5_K_M", "MXFP4_MOE": "MXFP4"}
 
 
@@ -148,13 +98,13 @@ class ModelFacts(NamedTuple):
     importance: bool  # an importance matrix is used
 
     @classmethod
-    def of(cls, metadata: Mapping[str, object], importance: bool) -> "ModelFacts":
+    def of(cls, metadata: Mapping[str, Any], importance: bool) -> "ModelFacts":
         """Read the properties. A missing number counts as 0; a missing head_count_kv counts as head_count."""
         arch = str(metadata.get("general.architecture", ""))
 
         def number(key: str, default: int = 0) -> int:
             value = metadata.get(f"{arch}.{key}", default)
-            if isinstance(value, Sequence | np.ndarray):  # one per layer
+            if hasattr(value, "__len__"):  # one per layer
                 value = value[0] if len(value) else default
             return int(value) if isinstance(value, Integral) else default
 

@@ -23,8 +23,7 @@ from localllm.quant.blocks import (
     putter,
     unit_of,
 )
-from localllm.quant.formats import BY_NAME
-from localllm.quant.layouts import LAYOUTS
+from localllm.quant.formats import BY_NAME, LAYOUTS
 from localllm.quant.numba_cache import compiled, compiled_encoder, inlined
 
 f32 = np.float32

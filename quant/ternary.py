@@ -12,8 +12,7 @@ it, in turns. In Q1_0 the best signs are those of the weights, and the best d is
 import numpy as np
 
 from localllm.quant.blocks import nearest_half, normalize, put_half, putter
-from localllm.quant.formats import BY_NAME
-from localllm.quant.layouts import LAYOUTS, TRITS
+from localllm.quant.formats import BY_NAME, LAYOUTS, TRITS
 from localllm.quant.numba_cache import compiled, inlined
 
 TQ1_BYTES, TQ2_BYTES, TQ1_D = BY_NAME["TQ1_0"].bytes, BY_NAME["TQ2_0"].bytes, LAYOUTS["TQ1_0"].d

@@ -18,8 +18,7 @@ import math
 import numpy as np
 
 from localllm.quant.blocks import SMALLEST_HALF, nearest_half, normalize, put_group, put_half
-from localllm.quant.formats import BY_NAME
-from localllm.quant.layouts import DOUBLED_E2M1, IQ4_VALUES, LAYOUTS
+from localllm.quant.formats import BY_NAME, DOUBLED_E2M1, IQ4_VALUES, LAYOUTS
 from localllm.quant.numba_cache import compiled, inlined
 
 NL, XS, NL_BYTES, XS_BYTES = LAYOUTS["IQ4_NL"], LAYOUTS["IQ4_XS"], BY_NAME["IQ4_NL"].bytes, BY_NAME["IQ4_XS"].bytes

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from localllm.errors import ModelError
-from localllm.quant.layouts import IQ4_VALUES
+from localllm.quant.formats import IQ4_VALUES
 
 
 def dequantize(tensor) -> np.ndarray:

@@ -23,7 +23,7 @@ from localllm.files.safe_file import ExclusiveWriter
 from localllm.frozen import frozen
 from localllm.kernels.dequantize_rows import Widener, can_widen
 from localllm.quant.encode import encode
-from localllm.quant.recipes import Recipe
+from localllm.quant.formats import BY_NAME, RECIPES, Recipe
 from localllm.quantizing.clamped_weights import ClampedWeights
 from localllm.quantizing.ladder_files import STATE, PartFile, State, Written
 from localllm.quantizing.plan import OnProgress, QuantizePlan, TensorJob
@@ -32,11 +32,9 @@ from localllm.quantizing.rewrite import check_files
 from localllm.quantizing.source_guard import SourceGuard
 from localllm.services.finite_check import dequantize_finite
 
-TYPES = (
-    "Q8_0", "Q6_K", "Q5_K_M", "Q5_K_S", "Q4_K_M", "Q4_K_S", "IQ4_NL", "IQ4_XS", "Q3_K_L", "Q3_K_M", "Q3_K_S", "IQ3_M",
-    "Q2_K",
-)  # fmt: skip
-WITH_IMPORTANCE = ("IQ3_XS", "IQ3_XXS", "IQ2_M")  # types that --ladder adds with an importance matrix
+BY_SIZE = sorted(RECIPES.values(), key=lambda recipe: -BY_NAME[recipe.base].bytes / BY_NAME[recipe.base].block)
+TYPES = [recipe.name for recipe in BY_SIZE if recipe.ladder == "always"]
+WITH_IMPORTANCE = [recipe.name for recipe in BY_SIZE if recipe.ladder == "imatrix"]
 NAME = "{type}"  # placeholder for the type in an output's name
 SAVE_EVERY = 5  # seconds
 VERSION = 1  # of the procedure; part of the key by which interrupted work is found

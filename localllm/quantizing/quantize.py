@@ -28,9 +28,9 @@ from localllm.files.safe_file import ExclusiveWriter, SafeFile
 from localllm.kernels.build.objects import Progress
 from localllm.kernels.dequantize_rows import Widener, can_widen
 from localllm.quant.encode import encode
-from localllm.quant.formats import BY_NAME
+from localllm.quant.formats import BY_NAME, RECIPES, Recipe
 from localllm.quant.numba_cache import problems
-from localllm.quant.recipes import RECIPES, Recipe, find_recipe
+from localllm.quant.recipes import find_recipe
 from localllm.quantizing.clamped_weights import ClampedWeights
 from localllm.quantizing.metadata_edits import NO_EDITS, MetadataEdits, plain_values, require_settable
 from localllm.quantizing.plan import COPY, OnProgress, OnStage, QuantizePlan, QuantizeRequest, TensorJob, make_plan

@@ -17,6 +17,7 @@ from localllm.files.gguf.tensor_source import GGUFTensor, Source, SourceTensor, 
 from localllm.frozen import frozen
 from localllm.kernels.build.library import Progress
 from localllm.kernels.dequantize_rows import Widener, can_widen
+from localllm.quant.formats import BY_NAME
 from localllm.quant.recipes import find_recipe
 from localllm.services.quantization_info import SCALED
 from localllm.services.validate import check_validity
@@ -26,9 +27,6 @@ GROUP = 32  # weights of a group whose mean square is compared with other groups
 FAR = 1e4  # times the median of a tensor's groups: the scale of a damaged block
 LARGE = 1e5  # larger than the weights of any real model
 WORSE = 4.0  # times the median error of a format: a badly encoded tensor
-# Relative errors above which a tensor is badly encoded: three times those of normally distributed weights.
-LIMITS = {"F32": 1e-6, "F16": 2e-3, "BF16": 1e-2, "Q8_0": 0.02, "Q6_K": 0.06, "Q5_K": 0.12, "Q5_1": 0.12, "Q5_0": 0.15,
-          "Q4_K": 0.25, "Q4_1": 0.25, "Q4_0": 0.3, "IQ4_NL": 0.25, "IQ4_XS": 0.25}  # fmt: skip
 
 OnTensor = Callable[[int, int, str], None]  # (tensors done, all, name)
 
@@ -202,7 +200,7 @@ def bad_errors(reports: Sequence[TensorReport]) -> Iterator[str]:
     for report in compared:
         errors = [each.error for each in compared if each.format == report.format and each.error is not None]
         usual, error = float(np.median(errors)), report.error or 0.0
-        limit = LIMITS.get(report.format, 1.0)
+        limit = BY_NAME[report.format].limit
         if error > limit or (len(errors) > 3 and error > WORSE * usual and error > limit / 3):
             than = f"; {usual:.2g} is usual for {report.format} here" if error > WORSE * usual else ""
             yield f"tensor {printable(report.name)}: the error is {error:.2g} of the weights{than}"

@@ -13,8 +13,7 @@ import numpy as np
 from gguf.constants import GGMLQuantizationType
 
 from localllm.kernels.reference import dequantized_bits
-from localllm.quant.formats import Format
-from localllm.quant.layouts import LAYOUTS, floats_at
+from localllm.quant.formats import LAYOUTS, Format, floats_at
 
 CHUNK = 16 << 20  # bytes made at a time
 

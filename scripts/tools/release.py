@@ -21,7 +21,7 @@ VERSION = re.compile(r"(0|[1-9]\d*)\.(0|[1-9]\d*)\.(0|[1-9]\d*)")
 UNRELEASED = "## [Unreleased]"
 WHEEL_HAS = [
     "localllm/cli/main.py",
-    "localllm/quant/layouts.py",
+    "localllm/quant/formats.py",
     "localllm/data/models.toml",
     "localllm/data/guide.gguf",
 ]

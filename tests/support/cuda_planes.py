@@ -3,7 +3,8 @@
 import numpy as np
 
 from localllm.kernels.cuda.matmul.planes import PLANES, UNIT, offset
-from localllm.quant.layouts import DOUBLED_E2M1, IQ4_VALUES, halved_e8m0, halved_ue4m3
+from localllm.quant.block_codes import halved_e8m0, halved_ue4m3
+from localllm.quant.formats import DOUBLED_E2M1, IQ4_VALUES
 
 CENTRES = {"Q4_0": 8, "Q5_0": 16, "Q3_K": 4, "Q6_K": 32, "Q1_0": 1, "Q2_0": 1, "TQ2_0": 1}
 STEPS = {"Q1_0": 2}

@@ -22,6 +22,7 @@ from localllm.cli.terminal.output import ProgressLine, exit_on_signals, say, wri
 from localllm.cli.terminal.quantize_progress import BY_SENSITIVITY, CALIBRATED, ENCODING, SIZED, Progress
 from localllm.cli.terminal.render import count, one_line, size, table
 from localllm.errors import UsageError
+from localllm.quant.formats import RECIPES
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -82,13 +83,7 @@ def quantize(
     in upper or lower case. Without OUT, the output file is named after IN and TYPE.
 
     \b
-    32 to 16 bits  F32, F16, BF16
-    8 to 5 bits    Q8_0, Q6_K, Q5_K_M, Q5_K_S, Q5_1, Q5_0
-    4 bits         Q4_K_M, Q4_K_S, Q4_1, Q4_0, IQ4_NL, IQ4_XS, MXFP4
-    3 and 2 bits   Q3_K_L, Q3_K_M, Q3_K_S, Q2_K, Q2_K_S
-    with --imatrix IQ3_M, IQ3_S, IQ3_XS, IQ3_XXS, IQ2_M, IQ2_S, IQ2_XS, IQ2_XXS, IQ1_M, IQ1_S
-    ternary        TQ2_0, TQ1_0
-    simple         Q2_0, Q1_0
+    TYPES
     COPY           no quantization
 
     OUT is written to a temporary file and renamed when it is complete. With --types or --ladder, which replace TYPE,
@@ -163,6 +158,17 @@ def quantize(
         write(format_plan(plan, target))
     else:
         execute(plan, target, request, threads, progress)
+
+
+def type_lines() -> str:
+    """Return the lines of the help that list the types, those of a group in one."""
+    groups: dict[str, list[str]] = {}
+    for recipe in RECIPES.values():
+        groups.setdefault(recipe.group, []).append(recipe.name)
+    return "\n    ".join(f"{group:<14} {', '.join(names)}" for group, names in groups.items())
+
+
+quantize.__doc__ = (quantize.__doc__ or "").replace("TYPES\n", f"{type_lines()}\n", 1)
 
 
 def read_arguments(
@@ -273,8 +279,6 @@ def with_texts(arguments: tuple[str, ...]) -> tuple[tuple[str, ...], tuple[str, 
 
 def suggest_type(text: str) -> str:
     """Ask "did you mean ...?" with the most similar type, "" if none is similar."""
-    from localllm.quant.recipes import RECIPES
-
     squeezed = {name.replace("_", ""): name for name in RECIPES}
     match = squeezed.get(re.sub("[^A-Z0-9]", "", text.upper()))
     return f"did you mean {match}?" if match else did_you_mean(text.upper(), [*RECIPES])

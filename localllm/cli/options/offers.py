@@ -61,7 +61,7 @@ def offer_prompts(incomplete: str) -> list[str]:
 
 def offer_formats(incomplete: str) -> list[str]:
     """Offer the types of quantize, once a first letter was typed; before that, the shell offers files."""
-    from localllm.quant.recipes import RECIPES
+    from localllm.quant.formats import RECIPES
 
     return [*RECIPES] if incomplete else []
 

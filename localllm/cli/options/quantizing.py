@@ -9,7 +9,8 @@ from localllm.cli.parameters import group
 from localllm.errors import UsageError
 
 if TYPE_CHECKING:
-    from localllm.quant.recipes import Options, Recipe
+    from localllm.quant.formats import Recipe
+    from localllm.quant.recipes import Options
 
 
 def several(name: str, metavar: str, help: str) -> object:

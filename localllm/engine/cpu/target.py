@@ -13,7 +13,7 @@ from localllm.engine.run import BATCH
 from localllm.errors import UnsupportedError
 from localllm.frozen import frozen
 from localllm.kernels.cpu import EXPERT_ROWS, PLAIN, TOKENS_AT_ONCE
-from localllm.quant.layouts import LAYOUTS
+from localllm.quant.formats import LAYOUTS
 
 
 @frozen

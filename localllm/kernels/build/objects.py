@@ -15,7 +15,7 @@ from pathlib import Path
 
 from localllm.files.safe_file import remove_abandoned
 from localllm.kernels.machine import Lane, this_lane, version_file
-from localllm.quant import formats, layouts
+from localllm.quant import formats
 from localllm.system import cpu
 from localllm.system.files import cache_folder
 
@@ -54,7 +54,7 @@ def add_sources(key: "hashlib._Hash", patterns: Iterable[str]) -> None:
     """Add the names and contents of files that match `patterns` in localllm.kernels, and of the tables of formats."""
     kernels = Path(__file__).parents[1]
     paths = {path.relative_to(kernels).as_posix(): path for pattern in patterns for path in kernels.glob(pattern)}
-    paths |= {f"quant/{Path(name).name}": Path(name) for name in (formats.__file__, layouts.__file__)}
+    paths |= {f"quant/{name}": Path(formats.__file__).with_name(name) for name in ("formats.py", "block_codes.py")}
     paths["system/cpu.py"] = Path(cpu.__file__)
     for name, path in sorted(paths.items()):
         key.update(name.encode() + b"\0" + path.read_bytes() + b"\0")

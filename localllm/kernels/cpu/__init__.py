@@ -12,7 +12,7 @@ from typing import NamedTuple
 from localllm.kernels.formats import FAMILIES
 from localllm.kernels.machine import Lane, this_lane
 from localllm.kernels.table import FORMULAS, KERNELS, PAGE
-from localllm.quant.layouts import LAYOUTS
+from localllm.quant.formats import LAYOUTS
 
 
 def register_tiles(of: Lane) -> tuple[tuple[int, int], tuple[int, int]]:

@@ -5,7 +5,7 @@ A family's file has
 - GROUPS: by name, its formats as the int8 kernels read them, in groups of 256 weights (group_format.py explains group,
   chunk, sub-block and striped)
 - SMALL_CODE_GROUPS, INTEGER_SCALE_GROUPS: other readers of the same formats, which unpack tiles of rows for prefill
-- UNPACK: functions like those of scalar.py, for formats whose layout (quant/layouts.py) does not list all codes
+- UNPACK: functions like those of scalar.py, for formats whose layout (quant/formats.py) does not list all codes
 
 Importing this module does not import Numba.
 """
@@ -13,16 +13,9 @@ Importing this module does not import Numba.
 from importlib import import_module
 from typing import Any
 
-from localllm.quant.formats import BY_NAME
-from localllm.quant.layouts import LAYOUTS
+from localllm.quant.formats import BY_NAME, FORMATS, LAYOUTS
 
-FAMILIES = {
-    **dict.fromkeys(("Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "IQ4_NL", "MXFP4"), "blocks_of_32"),
-    **dict.fromkeys(("Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K", "IQ4_XS"), "k_quants"),
-    **dict.fromkeys(("TQ1_0", "TQ2_0", "Q1_0", "Q2_0"), "low_bits"),
-    "NVFP4": "nvfp4",
-    **dict.fromkeys(("IQ1_S", "IQ1_M", "IQ2_XXS", "IQ2_XS", "IQ2_S", "IQ3_XXS", "IQ3_S"), "iq"),
-}
+FAMILIES = {format.name: format.family for format in FORMATS.values() if format.family}
 
 
 def family(name: str) -> Any:

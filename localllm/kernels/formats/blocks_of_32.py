@@ -15,8 +15,8 @@ from localllm.kernels.formats.group_format import (
     second_pairs,
     stripe_chunk,
 )
-from localllm.quant.formats import BY_NAME
-from localllm.quant.layouts import LAYOUTS, halved_e8m0
+from localllm.quant.block_codes import halved_e8m0
+from localllm.quant.formats import BY_NAME, LAYOUTS
 
 each_twice = simd.make_shuffle(simd.u8x64, simd.u8x32, [*range(16)] * 2 + [*range(16, 32)] * 2)
 upper_nibble_per_16 = simd.make_shift(simd.u8x64, False, *[0] * 8, *[4] * 8)
@@ -150,4 +150,4 @@ def blocks_of_32(name):
     )
 
 
-GROUPS = {name: blocks_of_32(name) for name in ("Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "IQ4_NL", "MXFP4")}
+GROUPS = {name: blocks_of_32(name) for name, each in BY_NAME.items() if each.family == "blocks_of_32"}

@@ -23,8 +23,7 @@ from gguf import quants
 from localllm.kernels import simd
 from localllm.kernels.cpu.signature import device, inlined
 from localllm.kernels.formats.group_format import GroupFormat
-from localllm.quant.formats import BY_NAME
-from localllm.quant.layouts import LAYOUTS
+from localllm.quant.formats import BY_NAME, LAYOUTS
 
 
 def codebook(format: Any) -> np.ndarray:

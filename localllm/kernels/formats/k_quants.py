@@ -18,7 +18,7 @@ from localllm.kernels.formats.group_format import (
     striped_nibbles,
     two_bit_codes,
 )
-from localllm.quant.layouts import LAYOUTS
+from localllm.quant.formats import LAYOUTS
 
 Q2, Q3, Q4, Q5, Q6, IQ4 = (LAYOUTS[name] for name in ("Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K", "IQ4_XS"))
 Q2_D, Q2_LOW, Q3_D, Q4_LOW, Q6_D = Q2.d, Q2.low, Q3.d, Q4.low, Q6.d

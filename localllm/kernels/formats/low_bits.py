@@ -9,8 +9,7 @@ import numpy as np
 from localllm.kernels import simd
 from localllm.kernels.cpu.signature import device
 from localllm.kernels.formats.group_format import ChunkFormat, GroupFormat, four_by_16, two_bit_codes
-from localllm.quant.formats import BY_NAME
-from localllm.quant.layouts import LAYOUTS, TRITS
+from localllm.quant.formats import BY_NAME, LAYOUTS, TRITS
 
 RUNS, STRIPES = range(8), range(4)
 

@@ -6,8 +6,7 @@ from numba import types
 from localllm.kernels import simd
 from localllm.kernels.cpu.signature import device
 from localllm.kernels.formats.group_format import GroupFormat, striped_nibbles
-from localllm.quant.formats import BY_NAME
-from localllm.quant.layouts import LAYOUTS
+from localllm.quant.formats import BY_NAME, LAYOUTS
 
 BYTES, LAYOUT = BY_NAME["NVFP4"].bytes, LAYOUTS["NVFP4"]
 CODES, OFFSET = LAYOUT.codes[0].at, -min(LAYOUT.values)

@@ -13,8 +13,8 @@ import numpy as np
 from localllm.kernels.cpu.signature import device
 from localllm.kernels.formats import family
 from localllm.kernels.simd import load_f16, load_i8, load_u8, store_f32
-from localllm.quant.formats import BY_NAME
-from localllm.quant.layouts import LAYOUTS, Field, Fields, Layout, halved_e8m0, halved_ue4m3
+from localllm.quant.block_codes import halved_e8m0, halved_ue4m3
+from localllm.quant.formats import BY_NAME, LAYOUTS, Field, Fields, Layout
 
 STEP = 8  # consecutive weights that a loop processes alike: no field changes its order of bits within them
 FLOATS = {"e8m0": halved_e8m0(), "ue4m3": halved_ue4m3()}
@@ -71,7 +71,7 @@ def make_number(fields: Fields, signed: bool = False) -> Callable:
 
 
 def make_scattered(field) -> Callable:
-    """Make the function of `make_number` for a field that lists the place of each number (layouts.Places)."""
+    """Make the function of `make_number` for a field that lists the place of each number (formats.Places)."""
     bytes_, shifts = np.array(field.places, np.int64).T.copy()
     mask = (1 << field.bits) - 1
     return device(lambda block, first, i: load_u8(block + bytes_[first + i]) >> shifts[first + i] & mask)

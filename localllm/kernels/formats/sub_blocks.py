@@ -15,8 +15,7 @@ from typing import Any, NamedTuple
 from llvmlite import ir
 
 from localllm.kernels import simd
-from localllm.quant.formats import BY_NAME
-from localllm.quant.layouts import LAYOUTS
+from localllm.quant.formats import BY_NAME, LAYOUTS
 
 LANES = [(part, half, i) for part in (0, 1) for half in (0, 1) for i in range(4)]
 BLOCK, RUN = ir.VectorType(simd.I8, 16), ir.VectorType(simd.I64, 4)

@@ -17,8 +17,7 @@ from llvmlite import ir
 from numba import types
 
 from localllm.kernels import simd
-from localllm.quant.formats import BY_NAME
-from localllm.quant.layouts import LAYOUTS
+from localllm.quant.formats import BY_NAME, LAYOUTS
 
 WORDS, FOUR = ir.VectorType(simd.I16, 16), ir.VectorType(simd.I32, 4)
 HALF = ir.VectorType(simd.I8, 16)
@@ -210,7 +209,6 @@ def k_factors(builder, address):
     return simd.as_tuple(builder, [scales, builder.fneg(minimums)])
 
 
-BLOCKS_OF_32 = "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "IQ4_NL", "MXFP4"
 READERS = {
     "Q2_K": Reader(q2_k, factors=(1, 1, 4, 4, 16, 16, 64, 64) * 2),
     "Q3_K": Reader(q3_k, offset=4),
@@ -218,5 +216,5 @@ READERS = {
     "Q5_K": Reader(q5_k),
     "Q6_K": Reader(q6_k, offset=32),
     "IQ4_XS": runs_in_pairs("IQ4_XS", 16),
-    **{name: runs_in_pairs(name, BY_NAME[name].bytes) for name in BLOCKS_OF_32},
+    **{name: runs_in_pairs(name, each.bytes) for name, each in BY_NAME.items() if each.family == "blocks_of_32"},
 }

@@ -13,12 +13,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from localllm.errors import UsageError
-from localllm.quant.formats import BY_NAME
+from localllm.quant.formats import BY_NAME, FORMATS
 from localllm.quant.recipes import GATE, KEY, OTHER, QUERY, UP, role_of
 
-# Formats with codebooks decode more slowly, so none are offered.
-OF_SUPER_BLOCKS = ("Q2_K", "Q3_K", "IQ4_XS", "Q4_K", "Q5_K", "Q6_K")
-OF_BLOCKS = ("Q4_0", "IQ4_NL", "Q4_1", "Q5_0", "Q5_1", "Q8_0")  # for row lengths that are multiples of 32
+# Those with super-blocks first, each kind by size.
+OFFERED = sorted(
+    (format for format in FORMATS.values() if format.offered), key=lambda each: (-each.block, each.bytes, each.id)
+)
 TOGETHER = {KEY: QUERY, UP: GATE}  # roles whose harm is measured with that of another role
 
 
@@ -47,8 +48,7 @@ class Sensitivity:
 
 def candidates(columns: int) -> Sequence[str]:
     """List the formats that fit rows of `columns` weights, the smallest first."""
-    names = (*OF_SUPER_BLOCKS, *OF_BLOCKS)
-    return [name for name in names if columns % BY_NAME[name].block == 0]
+    return [format.name for format in OFFERED if columns % format.block == 0]
 
 
 def group_of(name: str) -> str:

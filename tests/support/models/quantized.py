@@ -8,8 +8,7 @@ import numpy as np
 
 from localllm.files.gguf.file import Tensor
 from localllm.kernels.reference import dequantize
-from localllm.quant.formats import BY_NAME, Format
-from localllm.quant.layouts import floats_at
+from localllm.quant.formats import BY_NAME, Format, floats_at
 
 from .declaration import Model
 from .numbers import Numbers

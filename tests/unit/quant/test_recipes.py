@@ -12,10 +12,9 @@ import re
 import pytest
 from project import GOLDENS
 
-from localllm.quant.formats import BY_NAME
+from localllm.quant.formats import BY_NAME, RECIPES
 from localllm.quant.recipes import (
     ALIASES,
-    RECIPES,
     ModelFacts,
     Options,
     Planner,

@@ -38,11 +38,9 @@ from localllm.quant.activation_rounding import round_activations
 from localllm.quant.block_codes import OPENABLE, format_codes, put_codes, read_scales
 from localllm.quant.block_codes import dequantize as dequantize_blocks
 from localllm.quant.encode import encode
-from localllm.quant.formats import BY_NAME
+from localllm.quant.formats import BY_NAME, RECIPES, floats_at
 from localllm.quant.gptq import Feedback, cost, factor, shrink
 from localllm.quant.hessian import DAMPINGS, FAR, Hessian, mean_moments, outlier_shares
-from localllm.quant.layouts import floats_at
-from localllm.quant.recipes import RECIPES
 from localllm.quantizing import calibration_texts
 from localllm.quantizing import layerwise_runner as sequential
 from localllm.quantizing import scale_folding as folding

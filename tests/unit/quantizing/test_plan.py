@@ -12,8 +12,8 @@ import pytest
 from localllm.errors import ModelError, UsageError
 from localllm.files.gguf.writer import Packed, pack_value
 from localllm.files.imatrix_file import ImportanceMatrix, Squares
-from localllm.quant.formats import BY_NAME
-from localllm.quant.recipes import RECIPES, Options
+from localllm.quant.formats import BY_NAME, RECIPES
+from localllm.quant.recipes import Options
 from localllm.quantizing import calibrate, quantize
 from localllm.quantizing import plan as quantize_plan
 from localllm.quantizing import scale_folding as folding

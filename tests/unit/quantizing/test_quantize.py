@@ -42,8 +42,8 @@ from localllm.files.gguf.writer import OutputTensor, write_gguf
 from localllm.files.safe_file import SafeFile
 from localllm.kernels.dequantize_rows import Widener, can_widen
 from localllm.quant.encode import ENCODERS, encode
-from localllm.quant.formats import BY_NAME, FORMATS
-from localllm.quant.recipes import RECIPES, Options
+from localllm.quant.formats import BY_NAME, FORMATS, RECIPES
+from localllm.quant.recipes import Options
 from localllm.quantizing import plan as quantize_plan
 from localllm.quantizing import quantize as service
 from localllm.quantizing import scale_folding as folding

@@ -21,8 +21,7 @@ from localllm.files.cache.array_log import ArrayLog
 from localllm.files.gguf.file import GGUFFile, Tensor
 from localllm.kernels.dequantize_rows import Widener
 from localllm.quant.activation_rounding import round_activations
-from localllm.quant.formats import BY_NAME
-from localllm.quant.recipes import RECIPES
+from localllm.quant.formats import BY_NAME, RECIPES
 from localllm.quantizing import scale_folding as folding
 from localllm.quantizing.calibrate import Calibration
 from localllm.quantizing.folded_source import FoldedSource

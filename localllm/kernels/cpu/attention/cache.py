@@ -28,7 +28,7 @@ from numba import float32
 from localllm.kernels import simd
 from localllm.kernels.cpu.signature import argument, device, kernel
 from localllm.kernels.table import PAGE, SEQUENCE, STORE
-from localllm.quant.layouts import IQ4_VALUES
+from localllm.quant.formats import IQ4_VALUES
 
 SMALLEST_SCALE = float32(2.0**-24)  # the smallest float16 above zero
 HALF_LIMIT = float32(65520.0)  # float16 has infinity from here on

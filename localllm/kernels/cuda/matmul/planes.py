@@ -26,8 +26,7 @@ Scales, minimums and d lie in planes as in the file, except
 from typing import NamedTuple
 
 from localllm.kernels.formats import FAMILIES
-from localllm.quant.formats import BY_NAME
-from localllm.quant.layouts import LAYOUTS, Layout
+from localllm.quant.formats import BY_NAME, LAYOUTS, Layout
 
 UNIT = 32  # weights
 ALIGNMENT = 16  # rows are padded to a multiple of this, in bytes

@@ -17,7 +17,7 @@ from numba import float32, int32
 
 from localllm.kernels.cuda import gpu
 from localllm.kernels.cuda.matmul.planes import PLANES, offset, units_shift
-from localllm.quant.layouts import LAYOUTS
+from localllm.quant.formats import LAYOUTS
 
 NOTHING = float32(0)
 SIGNS = 0x80808080

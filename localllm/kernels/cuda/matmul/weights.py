@@ -1,6 +1,6 @@
 """Converts weights: blocks of the file to planes, planes to float16, and rows of the embedding matrix to float32.
 
-Blocks in the file's layout (localllm.quant.layouts), copied to the GPU, become planes (planes.py), with a thread for
+Blocks in the file's layout (localllm.quant.formats), copied to the GPU, become planes (planes.py), with a thread for
 every 32 weights. For products with many tokens, planes are unpacked to float16: four threads read the same unit, and
 each writes 8 of its weights, so neighbouring threads write neighbouring weights. Of the embedding matrix a block of
 threads looks up a token's row.
@@ -14,8 +14,7 @@ from numba import cuda, float32
 from localllm.kernels.cuda import gpu
 from localllm.kernels.cuda.matmul.planes import PLAIN, PLANES, UNIT, offset, units_shift
 from localllm.kernels.cuda.matmul.units import UNITS
-from localllm.quant.formats import BY_NAME
-from localllm.quant.layouts import LAYOUTS, Field, Layout
+from localllm.quant.formats import BY_NAME, LAYOUTS, Field, Layout
 
 
 def code_of(fields: tuple[Field, ...]) -> Callable:

@@ -32,8 +32,7 @@ from localllm.kernels.formats import FAMILIES, load_group_format
 from localllm.kernels.machine import this_lane
 from localllm.kernels.table import QUANTIZE
 from localllm.quant.encode import ENCODERS, encode
-from localllm.quant.formats import BY_NAME
-from localllm.quant.layouts import floats_at
+from localllm.quant.formats import BY_NAME, floats_at
 
 QUANTIZED = {name: load_group_format(name) for name in FAMILIES}
 LANE = this_lane()  # that the kernels are compiled for

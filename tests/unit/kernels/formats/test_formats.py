@@ -16,8 +16,7 @@ from project import ROOT
 from localllm.kernels.cpu.signature import device
 from localllm.kernels.formats.scalar import unpacker
 from localllm.kernels.simd import load_u8, store_f32
-from localllm.quant.formats import BY_NAME, FORMATS
-from localllm.quant.layouts import LAYOUTS, floats_at
+from localllm.quant.formats import BY_NAME, FORMATS, LAYOUTS, floats_at
 
 BLOCKS = 16
 

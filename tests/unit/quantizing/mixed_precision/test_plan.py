@@ -8,8 +8,7 @@ import numpy as np
 import pytest
 
 from localllm.errors import UsageError
-from localllm.quant.formats import BY_NAME
-from localllm.quant.recipes import RECIPES
+from localllm.quant.formats import BY_NAME, RECIPES
 from localllm.quantizing.calibrate import Calibration
 from localllm.quantizing.mixed_precision import plan as by_need
 from localllm.quantizing.mixed_precision import refine as corrected

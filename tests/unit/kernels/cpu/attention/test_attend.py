@@ -29,7 +29,7 @@ from localllm.kernels.cpu import ATTEND_ROWS, MOST_SPLITS, SPLIT_TOKENS
 from localllm.kernels.cpu.attention import cache
 from localllm.kernels.cpu.matmul.tiles_f32 import ROWS as TILE
 from localllm.kernels.table import PAGE, SEQUENCE, SPLIT, UNIT
-from localllm.quant.layouts import IQ4_VALUES
+from localllm.quant.formats import IQ4_VALUES
 
 NAMES = ["F32", "F16", "BF16", "Q8_0", "Q5_1", "Q5_0", "Q4_1", "Q4_0", "IQ4_NL"]
 BLOCKS = NAMES[3:]

@@ -8,8 +8,7 @@ from simulated import launch
 
 from localllm.kernels.cuda import grid
 from localllm.kernels.cuda.matmul.planes import PLAIN, PLANES, offset, row_bytes, stored_as
-from localllm.quant.formats import BY_NAME, FORMATS
-from localllm.quant.layouts import floats_at
+from localllm.quant.formats import BY_NAME, FORMATS, floats_at
 
 random = np.random.default_rng(0)
 
