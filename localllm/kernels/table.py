@@ -93,11 +93,7 @@ POOL = kernel("pool", "count sequences x y stride columns kind", "elementwise.ro
 # y f32 [tokens, columns] = columns of x: columns / groups consecutive ones of each of `groups` periods of `period`
 # columns, beginning with number `first` of the period.
 SLICE_COLUMNS = kernel(
-    "slice_columns",
-    "count x x_stride first groups period y stride columns",
-    "elementwise.rowwise",
-    "by_entry",
-    "x",
+    "slice_columns", "count x x_stride first groups period y stride columns", "elementwise.rowwise", "by_entry", "x"
 )
 # y f32 [tokens, heads, x_columns + z_columns] = each head's columns of x, then those of z. shared 1: z has no heads,
 # and every head of y gets the same z_columns.
@@ -131,21 +127,11 @@ SCALE_BY_POSITION = kernel(
 ROUND_BF16 = kernel("round_bf16", "count x stride y y_stride columns", "elementwise.rowwise")
 # table f32 [tokens, 2, pairs]: `factor` times cosine and sine of (position - before) * frequencies (f64 [pairs]);
 # positions int64.
-ANGLES = kernel(
-    "angles",
-    "count positions before frequencies pairs table factor",
-    "elementwise.rowwise",
-    "by_row",
-)
+ANGLES = kernel("angles", "count positions before frequencies pairs table factor", "elementwise.rowwise", "by_row")
 # y [tokens, heads, head_dim] = x with `pairs` pairs of numbers of each head rotated. Pair k is numbers k * step and k *
 # step + apart: step 2 and apart 1 for interleaved pairs, step 1 and apart `pairs` for split halves. y may be x; table:
 # the result of ANGLES.
-ROPE = kernel(
-    "rope",
-    "count x y stride heads head_dim table pairs step apart",
-    "elementwise.rowwise",
-    "by_head",
-)
+ROPE = kernel("rope", "count x y stride heads head_dim table pairs step apart", "elementwise.rowwise", "by_head")
 # y = x without padding, float32 [tokens, columns]; the argument y is the address of y's address. flaws: address of an
 # int64 that is increased if a number is not finite.
 LOGITS = kernel("logits", "count x stride columns y flaws", "elementwise.rowwise", "by_entry")

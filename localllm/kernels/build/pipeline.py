@@ -19,13 +19,7 @@ from numba.core.typed_passes import (
     NopythonTypeInference,
     PreLowerStripPhis,
 )
-from numba.core.untyped_passes import (
-    DeadBranchPrune,
-    FixupArgs,
-    IRProcessing,
-    ReconstructSSA,
-    TranslateByteCode,
-)
+from numba.core.untyped_passes import DeadBranchPrune, FixupArgs, IRProcessing, ReconstructSSA, TranslateByteCode
 
 from localllm.kernels.machine import this_lane
 

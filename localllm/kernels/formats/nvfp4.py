@@ -51,5 +51,5 @@ def scales(builder, address):
 GROUPS = {
     "NVFP4": GroupFormat(
         "NVFP4", 16, 4 * BYTES, codes, OFFSET, OFFSET + max(LAYOUT.values), device(lambda address: scales(address))
-    ),
+    )
 }

@@ -15,15 +15,7 @@ unpacking differs. For the experts' matrices, the panels of each expert's rows b
 from localllm.kernels import simd
 from localllm.kernels.cpu import PANEL_BYTES, PANEL_TOKENS, TILE_SLAB, TILE_SLABS, TILE_TOKENS
 from localllm.kernels.cpu.amx.pack import HALF_BYTES, PLANE_BYTES, ROWS, SLAB_BYTES
-from localllm.kernels.cpu.amx.tiles import (
-    TILE,
-    configure,
-    make_load,
-    make_products,
-    make_store,
-    make_zero,
-    release,
-)
+from localllm.kernels.cpu.amx.tiles import TILE, configure, make_load, make_products, make_store, make_zero, release
 from localllm.kernels.cpu.matmul.experts import ANY_NUMBER, EXPERT_BYTES, make_experts, put
 from localllm.kernels.cpu.signature import argument, device, kernel
 from localllm.kernels.table import (

@@ -15,12 +15,7 @@ with them. Sums wait in y from one slab to the next.
 from localllm.kernels.cpu import SLAB
 from localllm.kernels.cpu.matmul.gemm_int8 import make_fast_slab
 from localllm.kernels.cpu.matmul.gemm_int16 import HAS_AVX2_DOTS, MOST_IN_BYTES, make_assembly_slab, make_precise_slab
-from localllm.kernels.cpu.matmul.gemv_int16 import (
-    has_words,
-    make_few_in_words,
-    make_one_in_words,
-    make_store_words,
-)
+from localllm.kernels.cpu.matmul.gemv_int16 import has_words, make_few_in_words, make_one_in_words, make_store_words
 from localllm.kernels.cpu.matmul.gemv_k_sub_blocks import has_sub_blocks, make_one_by_sub_block, make_store_ordered
 from localllm.kernels.cpu.matmul.gemv_quantized import make_one, make_row
 from localllm.kernels.cpu.matmul.kernel_variants import TOGETHER, variant_for

@@ -220,10 +220,7 @@ def load_f16_8(head, d):
 @gpu.device
 def signed_pair(two):
     """Convert the two low bytes of an int32, which are signed, to float32."""
-    return (
-        float32(int32(((two & 255) ^ 128) - 128)),
-        float32(int32((((two >> 8) & 255) ^ 128) - 128)),
-    )
+    return (float32(int32(((two & 255) ^ 128) - 128)), float32(int32((((two >> 8) & 255) ^ 128) - 128)))
 
 
 @gpu.device

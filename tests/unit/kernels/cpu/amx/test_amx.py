@@ -272,18 +272,7 @@ def test_goldens_in_tiles(model_path, name):
 
 @at_length
 @pytest.mark.usefixtures("in_tiles")
-@pytest.mark.parametrize(
-    "name",
-    [
-        "llama",
-        "gemma2",
-        "lfm2",
-        "llama_moe",
-        "gpt_oss",
-        "deepseek2_lite",
-        "phi3_longrope",
-    ],
-)
+@pytest.mark.parametrize("name", ["llama", "gemma2", "lfm2", "llama_moe", "gpt_oss", "deepseek2_lite", "phi3_longrope"])
 def test_architectures_in_tiles(model_path, name):
     """Measured: 1.03e-9 of deepseek2_lite."""
     test_goldens.check_architecture(name, model_path(name), 3e-9)
