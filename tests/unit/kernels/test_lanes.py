@@ -16,8 +16,8 @@ from localllm.kernels.build.library import Library
 from localllm.kernels.build.objects import object_file
 from localllm.kernels.machine import Lane, this_lane
 from tests.unit.kernels.cpu import test_kernels
+from tests.unit.kernels.cpu import test_recurrent as test_recurrent_kernels
 from tests.unit.kernels.cpu.attention import test_attend as test_attention
-from tests.unit.kernels.cpu.recurrent import test_recurrent as test_recurrent_kernels
 
 BASE = "+64bit,+cmov,+cx8,+fxsr,+mmx,+sse,+sse2"
 SSSE3 = BASE + ",+sse3,+ssse3"

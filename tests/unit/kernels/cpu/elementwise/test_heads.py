@@ -11,7 +11,7 @@ from simulated import launch
 from localllm.arch.verbs import Hashing
 from localllm.engine.operations.reference import Reference
 from localllm.engine.run import Span
-from tests.unit.kernels.cpu.recurrent.test_recurrent import weight
+from tests.unit.kernels.cpu.test_recurrent import weight
 
 KERNELS = [
     "scale_columns", "lerp", "multiply_heads", "head_dots", "mix_streams", "softmax", "sinkhorn", "replace_ids",

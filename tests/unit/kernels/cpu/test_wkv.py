@@ -6,7 +6,7 @@ from kernel_calls import caller, normal, padded, vector
 from simulated import launch
 
 from localllm.engine.operations.reference import Reference
-from tests.unit.kernels.cpu.recurrent.test_recurrent import Run, check, in_blocks, weight
+from tests.unit.kernels.cpu.test_recurrent import Run, check, in_blocks, weight
 from tests.unit.kernels.cuda.test_recurrent import check as check_on_a_card
 
 RULES = ["gated", "first", "delta"]
