@@ -23,6 +23,7 @@ localllm/kernels/__init__.py.
 """
 
 from collections.abc import Mapping
+from importlib import import_module
 from typing import Any
 
 from localllm.kernels.declaration import KERNELS, arguments, kernel
@@ -439,6 +440,20 @@ SCALE_ROWS = kernel("scale_rows", "count y stride columns scales", "", "matmul.q
 SPLIT_BF16 = kernel("split_bf16", "count x stride columns high low y_stride", "", "matmul.quantize by_row")
 # CUDA: copy `words` int64 from host memory to GPU memory.
 FETCH = kernel("fetch", "source target words", "", "elementwise.rowwise words")
+
+
+def load_kernel(target: str, name: str) -> Any:
+    """Return the function of a kernel for a target, "cpu" or "cuda"; one that is made may have a format after a hyphen.
+
+    embed-Q8_0 is made for a format, attend-Q8_0-Q4_0 for a type of keys and one of values.
+    """
+    kind, _, format_name = name.partition("-")
+    module = import_module(f"localllm.kernels.{target}.{getattr(KERNELS[kind], target)}")
+    if kind in FORMULAS:
+        return module.make(kind)
+    if not format_name:
+        return getattr(module, kind)
+    return getattr(module, f"make_{kind}" if hasattr(module, f"make_{kind}") else "make")(format_name)
 
 
 def in_order(kernel: str, values: Mapping[str, Any]) -> list[Any]:

@@ -5,13 +5,12 @@ All kernels have the signature in signature.py. The folders: matmul/ (products o
 they share (part, tile, slab, plane, ...) are defined in localllm/kernels/__init__.py.
 """
 
-from importlib import import_module
 from math import lcm
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from localllm.kernels.formats import FAMILIES
 from localllm.kernels.machine import Lane, this_lane
-from localllm.kernels.table import FORMULAS, KERNELS, PAGE
+from localllm.kernels.table import PAGE, load_kernel
 from localllm.quant.formats import LAYOUTS
 
 
@@ -90,12 +89,6 @@ LEAST_IN_TILES = dict.fromkeys(sorted(PLAIN), 16) | dict.fromkeys(SUB_BLOCK, 32)
 SOME_IN_TILES, ALL_IN_TILES = min(LEAST_IN_TILES.values()), max(LEAST_IN_TILES.values())
 
 
-def kernel(name: str):
-    """Return the kernel of a name: embed-Q8_0 is made for a format, attend-Q8_0-Q4_0 for types of keys and values."""
-    kind, _, format_name = name.partition("-")
-    module = import_module(f"localllm.kernels.cpu.{KERNELS[kind].cpu}")
-    if kind in FORMULAS:
-        return module.make(kind)
-    if not format_name:
-        return getattr(module, kind)
-    return getattr(module, f"make_{kind}" if hasattr(module, f"make_{kind}") else "make")(format_name)
+def kernel(name: str) -> Any:
+    """Return the kernel of a name."""
+    return load_kernel("cpu", name)

@@ -9,10 +9,9 @@ Words: a block is a block of threads unless it is "of weights", a warp is 32 thr
 """
 
 from collections.abc import Callable, Mapping
-from importlib import import_module
 from typing import Any, NamedTuple
 
-from localllm.kernels.table import FORMULAS, KERNELS
+from localllm.kernels.table import KERNELS, load_kernel
 
 MOST_EXPERTS = 1024  # most experts of a router
 CHOOSING = 64  # blocks of threads that select keys at the same time; each has memory for the scores of a context
@@ -136,17 +135,8 @@ def at_a_time(tokens: int) -> int:
 
 
 def kernel(name: str) -> Callable[..., None]:
-    """Return the Python function of a kernel, for Numba to compile.
-
-    name: the kernel's, as "route"; one that is made per format has the format after a hyphen, as "embed-Q4_K".
-    """
-    kind, _, format_name = name.partition("-")
-    module = import_module(f"localllm.kernels.cuda.{KERNELS[kind].cuda}")
-    if kind in FORMULAS:
-        return module.make(kind)
-    if not format_name:
-        return getattr(module, kind)
-    return getattr(module, f"make_{kind}" if hasattr(module, f"make_{kind}") else "make")(format_name)
+    """Return the Python function of a kernel, for Numba to compile."""
+    return load_kernel("cuda", name)
 
 
 def grid(name: str, arguments: Arguments, rows: int) -> Grid:
