@@ -219,7 +219,7 @@ class Recipe(NamedTuple):
     number: int  # general.file_type
     name: str
     base: str  # the format of most matrices
-    group: str  # its line in the help of `quantize`
+    group: str = ""  # its line in the help of `quantize`
     ladder: str = ""  # whether --ladder makes it: "always", with "imatrix" only, or ""
 
 

@@ -250,7 +250,8 @@ def encode_iq4_xs(weights, importance, out):
             store_super_block(x, unit, d, best_multiples, out[row, XS_BYTES * block : XS_BYTES * (block + 1)])
 
 
-MX_BYTES, MX_CODES, MX_SCALE = BY_NAME["MXFP4"].bytes, LAYOUTS["MXFP4"].codes[0].at, LAYOUTS["MXFP4"].scales[0].at
+MX_BYTES, MX_CODES = BY_NAME["MXFP4"].bytes, LAYOUTS["MXFP4"].codes[0].at
+MX_SCALE = LAYOUTS["MXFP4"].scales[0].place(0)[0]
 SIZES = np.array(DOUBLED_E2M1[:8], dtype=np.float32) / 2
 SIZE_BORDERS = (SIZES[1:] + SIZES[:-1]) / 2
 SIZE_STEPS = SIZES[1:] - SIZES[:-1]

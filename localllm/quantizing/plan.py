@@ -19,8 +19,8 @@ from localllm.frozen import frozen
 from localllm.kernels.dequantize_rows import can_widen
 from localllm.quant.encode import ENCODERS
 from localllm.quant.formats import BY_NAME, Format
+from localllm.quant.formats import Recipe as Recipe
 from localllm.quant.recipes import ModelFacts, Options, Planner, is_quantized, llama_order, needs_importance, role_of
-from localllm.quant.recipes import Recipe as Recipe
 from localllm.quantizing.metadata_edits import NO_EDITS, MetadataEdits, plain_values
 from localllm.quantizing.pruned_source import PrunedSource, RenamedTensor
 from localllm.quantizing.source_guard import SourceGuard
