@@ -41,7 +41,7 @@ if not os.path.isdir(os.path.join(__path__[0], "quant")):
     __path__.append(os.path.dirname(__path__[0]))
 
 _LAZY = {
-    "open": "localllm.services.open_by_name:open_model",
+    "open": "localllm.services.hub.open_by_name:open_model",
     "Model": "localllm.api:Model",
     "Tokenizer": "localllm.text.tokenizer:Tokenizer",
 }

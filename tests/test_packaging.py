@@ -65,7 +65,7 @@ def test_there_are_no_links():
 def answers(python: str, folder: Path, **environment: str) -> None:
     """A Python that has localllm, in whatever way, has all of it."""
     program = (
-        "import localllm, localllm.quant.formats, localllm.services.catalogue as c\n"
+        "import localllm, localllm.quant.formats, localllm.services.hub.catalogue as c\n"
         "assert len(c.registry_models()) >= 40 and localllm.builtin_model().exists(), c.registry()\n"
         "print(localllm.__path__[0], sep='')"
     )

@@ -12,7 +12,7 @@ from localllm.errors import UsageError
 
 if TYPE_CHECKING:
     from localllm.arch.rope_scaling import RopeScaling
-    from localllm.services.choice_scores import ChoiceScore
+    from localllm.services.evaluation.choice_scores import ChoiceScore
 
 NAMES = {"hellaswag": "HellaSwag", "winogrande": "Winogrande", "multiple-choice": "multiple choice"}
 
@@ -28,7 +28,7 @@ def score_file(
     from localllm.api import open_model
     from localllm.files.choice_tasks import PARSERS
     from localllm.kernels.build.faults import end_on_bus_error
-    from localllm.services.choice_scores import ChoiceScore, score_tasks, select_tasks
+    from localllm.services.evaluation.choice_scores import ChoiceScore, score_tasks, select_tasks
 
     kind, maximum = selection
     if path is None:

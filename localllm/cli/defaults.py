@@ -93,7 +93,7 @@ def entries(settings: Settings, command: str, model: str | None, is_remote: bool
 
 def name_entries(settings: Settings, model: str, is_remote: bool) -> Iterator[Entry]:
     """Yield the entries of a model's name, the most specific last. Raises ModelError for a damaged layer of a store."""
-    from localllm.services.name_settings import settings_of, stored_model
+    from localllm.services.hub.name_settings import settings_of, stored_model
 
     for each in settings_of(settings, model, None if is_remote else stored_model(model)):
         if each.table:

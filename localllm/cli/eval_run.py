@@ -10,12 +10,12 @@ from localllm.cli.terminal.output import say
 from localllm.cli.terminal.render import count_noun
 from localllm.errors import RecordsError
 from localllm.files.jsonl_file import JsonlFile
-from localllm.services.map import MapJob, result_filter, select_unfinished
+from localllm.services.records.map import MapJob, result_filter, select_unfinished
 
 if TYPE_CHECKING:
     from localllm.cli.options.shared import EngineGroup
-    from localllm.services.map import Result
-    from localllm.services.records import Record
+    from localllm.services.records.lines import Record
+    from localllm.services.records.map import Result
 
 
 class Collector(Writer):

@@ -146,8 +146,8 @@ def open_base(path: str, source: "Source") -> "LogitsFile":
 def measure(results: "Sequence[Result]", base: "LogitsFile", threads: int | None) -> "dict[str, Divergence]":
     """Measure the divergence of each file from the base logits, by type. Raises the errors of ChunkReader."""
     from localllm.quantizing.ladder_report import Divergence
-    from localllm.services.perplexity import ChunkReader
-    from localllm.services.scores import mean
+    from localllm.services.evaluation.perplexity import ChunkReader
+    from localllm.services.evaluation.scores import mean
 
     line, divergences = ProgressLine(), dict[str, Divergence]()
     try:

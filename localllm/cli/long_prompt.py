@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from localllm.cli.terminal.output import ProgressLine, say
 from localllm.errors import UsageError
-from localllm.services.long_prompt import CHUNKS, RELEVANT, PartAnswers, Room, condense, cut
+from localllm.services.long_text.long_prompt import CHUNKS, RELEVANT, PartAnswers, Room, condense, cut
 from localllm.system.files import cache_folder
 
 SUMMARIZE = "Summarize this."
@@ -75,7 +75,7 @@ class LongPrompt:
 
 def pick(model: "Model", material: str, question: str, room: Room) -> tuple[str, str]:
     """Return the lines of a text that are relevant to a question, and a note like `cut`'s. Raises ContextError."""
-    from localllm.services.relevant_lines import find_lines, lines_of
+    from localllm.services.long_text.relevant_lines import find_lines, lines_of
 
     line, lines = ProgressLine(), lines_of(material)
     say(f"localllm: the prompt exceeds the context: scoring its {len(lines)} lines")

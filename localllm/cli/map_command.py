@@ -22,13 +22,13 @@ from localllm.cli.terminal.output import say
 from localllm.cli.terminal.render import count_noun
 from localllm.errors import UsageError
 from localllm.files.jsonl_file import JsonlFile
-from localllm.services.record_stream import RecordStream
-from localllm.services.tables import kind_of
+from localllm.services.records.stream import RecordStream
+from localllm.services.records.tables import kind_of
 
 if TYPE_CHECKING:
     from localllm.generation.generate import GenerationOptions
-    from localllm.services.map import MapJob
-    from localllm.services.records import Prompts, Record
+    from localllm.services.records.lines import Prompts, Record
+    from localllm.services.records.map import MapJob
     from localllm.services.remote.model import RemoteModel
 
     Left = list[Record] | RecordStream
@@ -104,8 +104,8 @@ class MapCommand:
 
     def make_job(self, template: str | None, generation: "GenerationOptions") -> "MapJob":
         """Return the job. Raises UsageError, ModelError."""
-        from localllm.services.map import MapJob
-        from localllm.services.records import Prompts, require_line
+        from localllm.services.records.lines import Prompts, require_line
+        from localllm.services.records.map import MapJob
 
         ask, output, table, records = self.ask, self.output, self.given.table, self.given.records
         if isinstance(records, list):
@@ -125,7 +125,7 @@ class MapCommand:
     def require_files(self, job: "MapJob") -> str | None:
         """Return the file to which answers are appended, None for stdout. Raises UsageError, ModelError."""
         from localllm.files.gguf.file import open_part
-        from localllm.services.table_output import answers_path, require_table
+        from localllm.services.records.tables import answers_path, require_table
 
         output = self.output.output
         if not self.given.size and self.place is None:
@@ -145,7 +145,7 @@ class MapCommand:
 
     def open_output(self, target: str | None) -> AbstractContextManager[JsonlFile | None]:
         """Open the file of answers, keeping those to these records. Raises UsageError."""
-        from localllm.services.map import result_filter
+        from localllm.services.records.map import result_filter
 
         records = self.given.records
         other_ids = result_filter(None if isinstance(records, RecordStream) else records, self.output.output or "")
@@ -154,7 +154,7 @@ class MapCommand:
 
     def select_records(self, prompts: "Prompts", out: JsonlFile | None) -> "Left":
         """Return the records that the output does not answer yet."""
-        from localllm.services.map import select_unfinished, shortest_first
+        from localllm.services.records.map import select_unfinished, shortest_first
 
         records, output = self.given.records, self.output
         if isinstance(records, RecordStream):
@@ -172,7 +172,7 @@ class MapCommand:
 
     def write_table(self, out: JsonlFile, stack: ExitStack) -> None:
         """Write the answers as a table at the end, if the output is one."""
-        from localllm.services.table_output import table_writer
+        from localllm.services.records.tables import table_writer
 
         output, records = self.output.output, self.given.records
         if output and self.is_table and isinstance(records, list):

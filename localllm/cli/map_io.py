@@ -15,9 +15,9 @@ from localllm.cli.terminal.output import ProgressLine, dim, is_terminal, say, st
 from localllm.cli.terminal.render import count_noun
 from localllm.errors import RecordsError, UsageError
 from localllm.files.jsonl_file import JsonlFile, json_line
-from localllm.services.record_stream import RecordStream
-from localllm.services.records import Record, read_records
-from localllm.services.tables import (
+from localllm.services.records.lines import Record, read_records
+from localllm.services.records.stream import RecordStream
+from localllm.services.records.tables import (
     ERROR,
     OUTPUT,
     PROBABILITY,
@@ -31,8 +31,8 @@ from localllm.services.tables import (
 
 if TYPE_CHECKING:
     from localllm.cli.options.shared import Answers
-    from localllm.services.map import ChoiceMapping, Mapping, Result
-    from localllm.services.map_ray import RayMapping
+    from localllm.services.records.map import ChoiceMapping, Mapping, Result
+    from localllm.services.records.map_ray import RayMapping
     from localllm.services.remote.mapping import RemoteMapping
 
 

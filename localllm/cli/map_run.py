@@ -14,10 +14,10 @@ from localllm.cli.terminal.output import is_terminal
 
 if TYPE_CHECKING:
     from localllm.cli.map_io import Progress, Writer
-    from localllm.services.map import ChoiceMapping, MapJob, Mapping
-    from localllm.services.map_ray import RayMapping
-    from localllm.services.record_stream import RecordStream
-    from localllm.services.records import Record
+    from localllm.services.records.lines import Record
+    from localllm.services.records.map import ChoiceMapping, MapJob, Mapping
+    from localllm.services.records.map_ray import RayMapping
+    from localllm.services.records.stream import RecordStream
     from localllm.services.remote.mapping import RemoteMapping
     from localllm.services.remote.model import RemoteModel
 
@@ -67,12 +67,12 @@ def open_mapping(
         yield RemoteMapping(remote, job.prompts, job.options, records, job.n, job.json_as_text)
         return
     if ray is not None:
-        from localllm.services.map_ray import RayMapping
+        from localllm.services.records.map_ray import RayMapping
 
         assert isinstance(records, list)
         yield RayMapping(job, records, ray)
         return
-    from localllm.services.map import ChoiceMapping, Mapping
+    from localllm.services.records.map import ChoiceMapping, Mapping
 
     with opening.open_model(job.path, engine, job.chat_template, mmproj=job.mmproj, name=name) as model:
         if warns:
@@ -91,7 +91,7 @@ def answer(
     as_finished: bool,
 ) -> None:
     """Write results as they come, or in the records' order."""
-    from localllm.services.map import in_order
+    from localllm.services.records.map import in_order
 
     order = records if isinstance(records, list) else records.pending
     with finishing(mapping.stop), progress:

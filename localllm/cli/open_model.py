@@ -31,7 +31,7 @@ def warn_builtin_model(model: str | None) -> None:
 
 def first_messages(model: str | None, is_remote: bool) -> "list[Message]":
     """Return the messages that conversations with a model of this name begin with. Raises ModelError."""
-    from localllm.services.name_settings import messages_of
+    from localllm.services.hub.name_settings import messages_of
 
     return [] if model is None or is_remote else messages_of(model)
 
@@ -101,7 +101,7 @@ def warn_of_memory(path: str, device: str) -> None:
 def warn_of_name(name: str, model: "Model", chat_template: str | None) -> None:
     """Print what belongs to a model's name and is not used."""
     if not os.path.lexists(name):
-        from localllm.services.name_settings import unused_parts
+        from localllm.services.hub.name_settings import unused_parts
 
         warn(unused_parts(name, model.path, model.tokenizer.chat_template, chat_template is not None))
 

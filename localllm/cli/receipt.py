@@ -22,9 +22,9 @@ def prepare_options(
     that is not a receipt.
     """
     from localllm.files.safe_file import resolve_target
+    from localllm.services import remote_receipts as remote
     from localllm.services.outputs import is_receipt, require_kind
     from localllm.services.receipts import fully_specified, plain_options
-    from localllm.services.remote import receipts as remote
 
     resolve_target(path, (*(model.files if model.file else ()), *(name for name in inputs if name is not None)))
     require_kind(path, is_receipt, "a receipt", force)
@@ -43,7 +43,7 @@ def keep(
 ) -> None:
     """Write the receipt; choices: n, beams, speculate and chat_template."""
     from localllm.services import receipts
-    from localllm.services.remote import receipts as remote
+    from localllm.services import remote_receipts as remote
 
     if model.file is None:
         remote_model: object = model

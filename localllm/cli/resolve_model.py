@@ -10,7 +10,7 @@ from localllm.cli.terminal.render import one_line, size
 from localllm.system.terminal import usual_keys
 
 if TYPE_CHECKING:
-    from localllm.services.catalogue import HubReference, MissingError
+    from localllm.services.hub.catalogue import HubReference, MissingError
 
 LEAST = 0.1  # seconds between two updates of the progress line
 
@@ -18,12 +18,12 @@ LEAST = 0.1  # seconds between two updates of the progress line
 def resolve_model_path(model: str) -> str:
     """Return the file of a MODEL: an existing path, or the file of a known name.
 
-    On a terminal, offers to pull a missing model. Raises the errors of services.catalogue.resolve and
-    services.pull.pull.
+    On a terminal, offers to pull a missing model. Raises the errors of catalogue.resolve and
+    pull.pull.
     """
     if os.path.lexists(model):
         return model
-    from localllm.services.catalogue import MissingError, resolve
+    from localllm.services.hub.catalogue import MissingError, resolve
 
     try:
         return resolve(model)
@@ -51,7 +51,7 @@ def confirm(question: str) -> bool:
 
 def pull_shown(reference: "HubReference") -> str:
     """Pull a model, with a progress line; return the path of its file."""
-    from localllm.services.pull import Watcher, pull
+    from localllm.services.hub.pull import Watcher, pull
 
     class Shown(Watcher):
         """Shows the progress of a pull on one line."""

@@ -32,7 +32,7 @@ from localllm.compat.llama_grammar import LlamaGrammar
 from localllm.compat.llama_low_level import *
 from localllm.compat.llama_low_level import Context
 from localllm.errors import UsageError
-from localllm.services.catalogue import resolve
+from localllm.services.hub.catalogue import resolve
 
 if TYPE_CHECKING:
     from localllm.engine.sequence import Sequence as TokenSequence

@@ -27,8 +27,8 @@ EMBEDDER = re.compile(r"embed|bge-|minilm|(^|[-/])(e5|gte)-", re.IGNORECASE)  # 
 
 def model_names() -> list[str]:
     """Return the names of local models, those of other programs included, and of models that can be pulled."""
-    from localllm.services.catalogue import registry_models
-    from localllm.services.fit_all import names_here
+    from localllm.services.hub.catalogue import registry_models
+    from localllm.services.inspection.fit import names_here
 
     return [*dict.fromkeys([*names_here(), *registry_models()])]
 
@@ -36,7 +36,7 @@ def model_names() -> list[str]:
 @cache
 def open_once(name: str) -> "Model":
     """Open a model and keep it open in this process. Raises LocalllmError."""
-    from localllm.services.open_by_name import open_model
+    from localllm.services.hub.open_by_name import open_model
 
     return open_model(name)
 

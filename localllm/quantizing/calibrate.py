@@ -49,7 +49,7 @@ from localllm.quantizing.layerwise_runner import (
 from localllm.quantizing.liveness import LastReads
 from localllm.quantizing.original_weights import OriginalWeights
 from localllm.quantizing.plan import OnProgress, QuantizePlan, TensorJob
-from localllm.services.quantization_info import calibration
+from localllm.services.inspection.inspect import calibration
 from localllm.system.memory import return_freed_from
 from localllm.text.tokenizer import Tokenizer
 

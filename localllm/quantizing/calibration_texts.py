@@ -8,7 +8,7 @@ import numpy as np
 
 from localllm.errors import ModelError, UsageError
 from localllm.files.text_file import read_text
-from localllm.services.chunks import split_chunks, with_bos
+from localllm.services.evaluation.scores import split_chunks, with_bos
 from localllm.text.templates import ChatTemplate
 from localllm.text.tokenizer import Tokenizer
 

@@ -10,7 +10,7 @@ from localllm.files.gguf.tensor_source import Source, SourceTensor, row_count
 from localllm.files.gguf.writer import pack_value
 from localllm.kernels.dequantize_rows import Widener
 from localllm.quant.formats import BY_NAME
-from localllm.services.quantization_info import SCALED
+from localllm.services.inspection.inspect import SCALED
 
 
 class FoldedTensor:

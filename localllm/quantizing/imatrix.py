@@ -28,8 +28,8 @@ from localllm.files.safe_file import resolve_target
 from localllm.files.text_file import read_text
 from localllm.kernels.build.objects import Progress
 from localllm.quant.recipes import EMBEDDING, KEPT, OUTPUT, role_of
-from localllm.services.bench_texts import makes_no_text
-from localllm.services.chunks import split_chunks, with_bos
+from localllm.services.bench import makes_no_text
+from localllm.services.evaluation.scores import split_chunks, with_bos
 from localllm.text.tokenizer import Tokenizer
 
 SAVE_EVERY = 10  # seconds

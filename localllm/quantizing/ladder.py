@@ -30,7 +30,7 @@ from localllm.quantizing.plan import OnProgress, QuantizePlan, TensorJob
 from localllm.quantizing.quantize import default_output, find_type, mean_squares, with_path
 from localllm.quantizing.rewrite import check_files
 from localllm.quantizing.source_guard import SourceGuard
-from localllm.services.finite_check import dequantize_finite
+from localllm.services.inspection.validate import dequantize_finite
 
 BY_SIZE = sorted(RECIPES.values(), key=lambda recipe: -BY_NAME[recipe.base].bytes / BY_NAME[recipe.base].block)
 TYPES = [recipe.name for recipe in BY_SIZE if recipe.ladder == "always"]

@@ -12,7 +12,7 @@ from localllm.files.gguf.tensor_source import SourceTensor
 from localllm.kernels.dequantize_rows import Widener
 from localllm.quantizing.layerwise_runner import Inputs, MatrixRows
 from localllm.quantizing.plan import TensorJob
-from localllm.services.finite_check import dequantize_finite
+from localllm.services.inspection.validate import dequantize_finite
 
 AT_ONCE = 1 << 24  # weights of a matrix that are encoded at once: 64 MB each for weights, errors and targets
 

@@ -37,8 +37,7 @@ from localllm.quantizing.plan import COPY, OnProgress, OnStage, QuantizePlan, Qu
 from localllm.quantizing.pruned_source import PrunedSource, parse_layers
 from localllm.quantizing.rewrite import check_files, finish
 from localllm.quantizing.splitting import SplitLimits
-from localllm.services.finite_check import dequantize_finite
-from localllm.services.validate import require_valid
+from localllm.services.inspection.validate import dequantize_finite, require_valid
 from localllm.system.memory import address_room, describe_limit
 
 TYPE_IN_NAME = re.compile(rf"[-._](?:{'|'.join([*RECIPES, *BY_NAME])})$", re.IGNORECASE)

@@ -19,8 +19,8 @@ from localllm.kernels.build.library import Progress
 from localllm.kernels.dequantize_rows import Widener, can_widen
 from localllm.quant.formats import BY_NAME
 from localllm.quant.recipes import find_recipe
-from localllm.services.quantization_info import SCALED
-from localllm.services.validate import check_validity
+from localllm.services.inspection.inspect import SCALED
+from localllm.services.inspection.validate import check_validity
 
 CHUNK = 1 << 20  # weights that are checked at once
 GROUP = 32  # weights of a group whose mean square is compared with other groups'

@@ -20,7 +20,7 @@ from localllm.system.memory import return_free_memory
 if TYPE_CHECKING:
     from localllm.api import Model
 
-OVERHEAD_BYTES = 300_000_000  # bytes besides weights and KV cache, see services.fit
+OVERHEAD_BYTES = 300_000_000  # bytes besides weights and KV cache, see services.inspection.fit
 
 
 class UnknownModelError(LocalllmError):

@@ -7,28 +7,33 @@ holds 4096 tokens before. Tokens are random and always the same; nothing is samp
 
 import os
 from collections.abc import Callable, Iterator, Sequence
-from statistics import mean, stdev
+from statistics import fmean, mean, stdev
 from time import perf_counter
 from typing import TYPE_CHECKING, TypedDict
 
 import numpy as np
 
 from localllm.api import Model, open_model
+from localllm.arch import architecture
 from localllm.engine.cpu.bandwidth import read_bandwidth
 from localllm.engine.cpu.peak import peak_operations
+from localllm.engine.embedding_runner import EmbeddingRunner
+from localllm.engine.options import EngineOptions
 from localllm.engine.run import BATCH
 from localllm.engine.sequence import Sequence as AnySequence
 from localllm.errors import UsageError
+from localllm.files.gguf.file import GGUFFile
 from localllm.frozen import frozen
 from localllm.kernels.build.objects import Progress
 from localllm.kernels.machine import lane_name, this_lane
-from localllm.services.token_costs import MatrixCosts
+from localllm.services.inspection.inspect import MatrixCosts, is_reader
 from localllm.system.cpu import processor_name, usable_cores
 
 if TYPE_CHECKING:
     from localllm.arch.rope_scaling import RopeScaling
 
 OnStep = Callable[[str], None]  # called with a description of the step
+TOKENS = 8192  # of the texts of a repetition, which are at least one
 
 
 @frozen
@@ -260,3 +265,47 @@ def facts(model: Model) -> ModelFacts:
 def processor() -> str:
     """Return the processor's name and the compiler's name for it."""
     return f"{processor_name()} ({this_lane().cpu})"
+
+
+# ---- models that only make embeddings or scores
+
+
+def makes_no_text(path: str) -> bool:
+    """Return whether a model only makes embeddings or scores. Raises ModelError."""
+    with GGUFFile.open(path) as file:
+        return is_reader(architecture(file)[1])
+
+
+def measure(
+    path: str, lengths: Sequence[int], threads: int | None, repetitions: int, on_step: Callable[[str], object],
+    progress: Progress | None = None, device: str = "auto",
+) -> list[dict[str, float]]:  # fmt: skip
+    """Measure the speed for each length (at most the model's context): mean, and deviation of tokens per second.
+
+    lengths: in tokens.  on_step: called before each test. Raises ModelError, MemoryLimitError, UsageError.
+    """
+    file = GGUFFile.open(path)
+    _, hyperparameters = architecture(file)
+    reader = EmbeddingRunner(
+        file, str(hyperparameters.pooling), EngineOptions(threads, backend=device, progress=progress)
+    )
+    reader.prepare_all()
+    results = []
+    for length in dict.fromkeys(min(length, reader.context) for length in lengths if length):
+        on_step(f"texts of {length} tokens")
+        count = max(TOKENS // length, 1)
+        texts = np.random.default_rng(0).integers(0, reader.vocab_size, (count, length))
+        reader.read(list(texts[:8]))
+        speeds = [count * length / time_once(reader, texts) for _ in range(max(repetitions, 1))]
+        spread = stdev(speeds) if len(speeds) > 1 else 0.0
+        speed = {"tokens_per_second": fmean(speeds), "deviation": spread, "texts_per_second": fmean(speeds) / length}
+        results.append({"length": length, "texts": count, **speed})
+    reader.close()
+    return results
+
+
+def time_once(reader: EmbeddingRunner, texts: np.ndarray) -> float:
+    """Process the texts, int [texts, tokens], once; return the time in seconds."""
+    start = perf_counter()
+    reader.read(list(texts))
+    return perf_counter() - start

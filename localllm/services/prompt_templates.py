@@ -18,7 +18,7 @@ from pathlib import Path
 
 from localllm.errors import UsageError
 from localllm.frozen import frozen
-from localllm.services.records import BRACES
+from localllm.services.records.lines import BRACES
 from localllm.system.files import folder_of
 
 NAME = re.compile(r"\w[\w.-]*")

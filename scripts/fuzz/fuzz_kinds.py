@@ -31,8 +31,8 @@ from localllm.files.imatrix_file import load_imatrix
 from localllm.files.logits_file import MAGIC, LogitsFile, count_scored_tokens, row_width
 from localllm.files.settings import parse as parse_settings
 from localllm.services import sessions
-from localllm.services.records import Prompts, read_records
-from localllm.services.validate import check_validity, require_numbers
+from localllm.services.inspection.validate import check_validity, require_numbers
+from localllm.services.records.lines import Prompts, read_records
 from localllm.text.sandbox import compile_template, render_template
 from localllm.text.tokenizer import Tokenizer
 

@@ -29,7 +29,7 @@ from typing import Any, NamedTuple
 from common import ROOT
 from real_models import read_table
 
-from localllm.services.graders import program_of
+from localllm.services.evaluation.questions import program_of
 from localllm.services.tools.confined_python import Outcome, reason_against, run_confined
 
 ASK = "Complete this Python function. Answer with the whole function in one block of code.\n\n```python\n{prompt}```"

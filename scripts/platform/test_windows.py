@@ -83,8 +83,8 @@ TESTS = (
     *(
         (f"tests/{name}.py", "-m", "not slow", "-k", f"not ({' or '.join(LEFT_OUT)})")
         for name in (
-            "unit/services/test_map",
-            "unit/services/test_pull",
+            "unit/services/records/test_map",
+            "unit/services/hub/test_pull",
             "integration/test_serve",
             "unit/engine/memory/test_prefix_store",
             "unit/services/test_sessions",

@@ -26,7 +26,7 @@ from peer import ask_for_arrays, ask_for_json  # noqa: E402
 from real_models import read_table  # noqa: E402
 
 from localllm.api import open_tokenizer  # noqa: E402
-from localllm.services.chunks import split_chunks, with_bos  # noqa: E402
+from localllm.services.evaluation.scores import split_chunks, with_bos  # noqa: E402
 
 MODELS = ["qwen-0.5b", "gemma-270m"]
 TOKENS, CONTEXT, CHUNKS = 48, 512, 4

@@ -47,7 +47,7 @@ PARTS = (
     "images",
     "system",
 )
-ELSEWHERE = {"localllm/services/map_ray.py"}  # scripts/platform/test_ray tests it
+ELSEWHERE = {"localllm/services/records/map_ray.py"}  # scripts/platform/test_ray tests it
 MOST_TESTS, FEW = 400, 5
 FILES_BY_IMPORT = 3
 SITE = "import sys\nsys.path.append({scripts!r})\nimport call_tracer\ncall_tracer.begin()\nsys.path.pop()\n"

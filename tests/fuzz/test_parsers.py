@@ -18,8 +18,8 @@ from localllm.files.gguf.file import GGUFFile
 from localllm.files.imatrix_file import ImportanceMatrix, Squares, read_imatrix, write_imatrix
 from localllm.files.logits_file import MAGIC, LogitsFile, count_scored_tokens, row_width
 from localllm.quantizing.quantize import parse_override
-from localllm.services.records import Prompts, read_records
-from localllm.services.validate import require_valid
+from localllm.services.inspection.validate import require_valid
+from localllm.services.records.lines import Prompts, read_records
 from localllm.text import templates
 from localllm.text.templates import ChatTemplate
 from localllm.text.tokenizer import Tokenizer

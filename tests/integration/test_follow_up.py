@@ -8,7 +8,7 @@ import pytest
 
 from localllm import builtin_model
 from localllm.services import sessions
-from localllm.services.code_blocks import BlockReader, code_blocks, extract_code
+from localllm.services.search.code_blocks import BlockReader, code_blocks, extract_code
 
 TEXT = "Hi\n```python\na = `1`\n\n  b\n``\n```\nthen\n  ~~~~ x\n  c\n    d\n~~~\n  ~~~~\n```\nopen"
 SAID = "Sure:\n```sh\nls -l | wc -l\n\n# lines\n```\nOr:\n~~~\nfind\n~~~\n"

@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 
 from localllm import builtin_model
-from localllm.services.record_stream import RecordStream
-from localllm.services.records import lines_of_document, read_records
+from localllm.services.records.lines import lines_of_document, read_records
+from localllm.services.records.stream import RecordStream
 
 GUIDE = builtin_model()
 SHORT = "--temp", 0, "-n", 3

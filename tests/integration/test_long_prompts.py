@@ -10,9 +10,9 @@ import pytest
 
 import localllm
 from localllm.errors import ContextError
-from localllm.services import relevant_lines
-from localllm.services.long_prompt import NOTHING, PartAnswers, Room, condense, cut, parts_of
-from localllm.services.relevant_lines import (
+from localllm.services.long_text import relevant_lines
+from localllm.services.long_text.long_prompt import NOTHING, PartAnswers, Room, condense, cut, parts_of
+from localllm.services.long_text.relevant_lines import (
     LONG,
     Part,
     contrasts,

@@ -15,10 +15,10 @@ from project import ROOT
 from localllm import builtin_model
 from localllm.errors import UsageError
 from localllm.files.text_file import decode_with_replacement
-from localllm.services import tables
-from localllm.services.record_stream import RecordStream
-from localllm.services.records import Prompts, Record
-from localllm.services.tables import encode_table, read_table
+from localllm.services.records import tables
+from localllm.services.records.lines import Prompts, Record
+from localllm.services.records.stream import RecordStream
+from localllm.services.records.tables import encode_table, read_table
 
 GUIDE = builtin_model()
 SHORT = "--temp", 0, "-n", 5

@@ -28,7 +28,7 @@ from localllm.errors import ContextError, ModelError, UsageError
 from localllm.files import text_file
 from localllm.files.safe_file import ExclusiveWriter
 from localllm.kernels.build import faults
-from localllm.services.records import read_records
+from localllm.services.records.lines import read_records
 from localllm.text.messages import validate_messages
 
 PROGRAM = [sys.executable, "-m", "localllm"]

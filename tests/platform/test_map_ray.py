@@ -11,8 +11,8 @@ from project import ROOT
 
 from localllm import builtin_model
 from localllm.errors import LocalllmError
-from localllm.services.map import MapJob, Mapping
-from localllm.services.records import Prompts, Record
+from localllm.services.records.lines import Prompts, Record
+from localllm.services.records.map import MapJob, Mapping
 
 ray = pytest.importorskip("ray", reason="needs Ray: scripts/platform/test_ray")
 pytestmark = pytest.mark.slow
@@ -46,7 +46,7 @@ def cluster(monkeypatch):
 
 def test_a_lost_node_loses_nothing(cluster):
     from localllm import open as open_model
-    from localllm.services.map_ray import RayMapping
+    from localllm.services.records.map_ray import RayMapping
 
     told, (lost, _) = cluster
     results = {}
@@ -66,7 +66,7 @@ def test_a_lost_node_loses_nothing(cluster):
 
 
 def test_a_model_that_is_not_there_is_one_line(cluster):
-    from localllm.services.map_ray import RayMapping
+    from localllm.services.records.map_ray import RayMapping
 
     with pytest.raises(LocalllmError, match=r"nowhere\.gguf") as error:
         list(RayMapping(job("/nowhere.gguf"), RECORDS[:3], cluster[0].address))

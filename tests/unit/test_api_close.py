@@ -17,7 +17,7 @@ from localllm.engine.options import EngineOptions
 from localllm.files.cache import prefix_files
 from localllm.files.cache.prefix_files import PrefixAbout, open_prefix, write_prefix
 from localllm.quantizing.imatrix import Collector
-from localllm.services.perplexity import ChunkReader
+from localllm.services.evaluation.perplexity import ChunkReader
 
 SIZE = 16  # tokens of a chunk
 

@@ -32,7 +32,7 @@ from localllm.files.logits_file import LogitsWriter, count_scored_tokens, row_wi
 from localllm.generation.reasoning import overlap
 from localllm.quantizing import quantize
 from localllm.services import bench, receipts
-from localllm.services.scores import Comparison, from_logarithm, mean, statistics
+from localllm.services.evaluation.scores import Comparison, from_logarithm, mean, statistics
 from localllm.system import cpu
 
 

@@ -107,7 +107,7 @@ def bench(
         raise UsageError("give either --md or --json, not both")
     from localllm.kernels.build.faults import end_on_bus_error
     from localllm.services import bench as service
-    from localllm.services.bench_texts import makes_no_text
+    from localllm.services.bench import makes_no_text
 
     tests, line = service.plan(prompt, generate, combined or (), depth), ProgressLine()
     results: list[Result] = []
@@ -135,7 +135,7 @@ def show_texts(
     path: str, lengths: Sequence[int], threads: int | None, repetitions: int, device: str, as_json: bool
 ) -> None:
     """Measure an embedding model on texts of these lengths in tokens; 512 stands for the default lengths."""
-    from localllm.services.bench_texts import measure
+    from localllm.services.bench import measure
 
     line = ProgressLine()
     lengths = (16, 64, 512) if lengths == (512,) else lengths

@@ -17,8 +17,8 @@ from localllm.errors import ContextError, RecordsError, UsageError
 
 if TYPE_CHECKING:
     from localllm.generation.embedding.embedder import EmbedOptions, ShownImage
-    from localllm.services.embed import AnyEmbedder, EmbedJob
-    from localllm.services.records import Record
+    from localllm.services.records.lines import Record
+    from localllm.services.search.embed import AnyEmbedder, EmbedJob
 
 
 class Reading(Protocol):
@@ -139,7 +139,7 @@ def embed(
     """
     from localllm.engine.options import EngineOptions
     from localllm.generation.embedding.embedder import EmbedOptions
-    from localllm.services.embed import EmbedJob, is_image
+    from localllm.services.search.embed import EmbedJob, is_image
 
     makes_vectors = output is not None or format is not None
     validate_combination(duplicates, near is not None, makes_vectors, raw)
@@ -195,8 +195,8 @@ def records_of(input: str | None, files: list[str] | None, images: list[str] | N
     """Read the records to embed. Raises UsageError."""
     from localllm.cli.map_io import read
     from localllm.generation.embedding.embedder import ShownImage
-    from localllm.services.embed import file_text, files_below
-    from localllm.services.records import Record, read_records
+    from localllm.services.records.lines import Record, read_records
+    from localllm.services.search.embed import file_text, files_below
 
     image_records = [Record(path, ShownImage(path)) for path in images or ()]
     if input is not None and (images or " " in input.strip()) and not os.path.lexists(input):
@@ -219,7 +219,7 @@ def texts(records: "list[Record]", field: str, by_name: bool) -> "list[tuple[str
 
     by_name: files that cannot be read are skipped with a note. Raises UsageError for other records without a text.
     """
-    from localllm.services.embed import text_of
+    from localllm.services.search.embed import text_of
 
     if by_name:
         for record in records:
@@ -253,8 +253,8 @@ def vectors(
     """
     from localllm.cli.terminal.vector_output import output_of
     from localllm.generation.embedding.embedder import ShownImage
-    from localllm.services.embed import embedder, text_of
-    from localllm.services.records import Record
+    from localllm.services.records.lines import Record
+    from localllm.services.search.embed import embedder, text_of
 
     failed = 0
     with opened(embedder(job), line) as model, output_of(kind, output, job.path, records) as out:
@@ -310,7 +310,7 @@ def show_nearest(
     """
     from dataclasses import replace
 
-    from localllm.services.embed import VectorCache, embedder, key_of, nearest
+    from localllm.services.search.embed import VectorCache, embedder, key_of, nearest
 
     if not job.options.normalize:
         raise UsageError("--near needs vectors of length 1: leave out --no-normalize")
@@ -341,7 +341,7 @@ def passages(files: list[str], images: list[str] | None, context: int) -> "list[
     Files that cannot be read are skipped with a note.  context: the model's, in tokens.
     """
     from localllm.generation.embedding.embedder import ShownImage
-    from localllm.services.embed import file_passages, files_below
+    from localllm.services.search.embed import file_passages, files_below
     from localllm.services.search.passages import passage_size
 
     items: list[tuple[str, str | ShownImage]] = [(path, ShownImage(path)) for path in images or ()]
@@ -362,7 +362,7 @@ def show_duplicates(
 
     by_name: the texts are files; one that is too long is skipped with a note.
     """
-    from localllm.services.embed import embedder, groups_of
+    from localllm.services.search.embed import embedder, groups_of
 
     with opened(embedder(job), line) as model:
         if by_name:

@@ -18,7 +18,7 @@ from localllm.cli.terminal.render import count_noun, one_line, table
 from localllm.errors import RecordsError, UsageError
 
 if TYPE_CHECKING:
-    from localllm.services.evaluation import Comparison, Evaluation
+    from localllm.services.evaluation.questions import Comparison, Evaluation
 
 
 @group
@@ -90,9 +90,9 @@ def eval(
     from localllm.cli.eval_run import answer_questions
     from localllm.cli.map_io import content
     from localllm.files.text_file import decode_text
-    from localllm.services.evaluation import Evaluation, Questions, compare, template_warning
-    from localllm.services.map import MapJob
-    from localllm.services.records import Prompts, read_records
+    from localllm.services.evaluation.questions import Evaluation, Questions, compare, template_warning
+    from localllm.services.records.lines import Prompts, read_records
+    from localllm.services.records.map import MapJob
 
     if len(paths) < 2:
         raise UsageError("give MODEL and QUESTIONS: localllm eval MODEL QUESTIONS.jsonl")

@@ -15,8 +15,7 @@ from localllm.errors import MemoryLimitError, UsageError
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from localllm.services.fit import MemoryFit, ModelFit
-    from localllm.services.fit_all import FitRanking, FitRow
+    from localllm.services.inspection.fit import FitRanking, FitRow, MemoryFit, ModelFit
 
 
 def fit(
@@ -70,7 +69,7 @@ def fit(
       localllm fit --all --sort speed
       localllm fit --json model.gguf | jq .longest
     """
-    from localllm.services.fit import fit as facts_of
+    from localllm.services.inspection.fit import fit as facts_of
 
     if every or order:
         rank(model, every, order or "size", context, kv_type, as_json)
@@ -93,7 +92,7 @@ def fit(
 def rank(model: str | None, every: bool, order: str, context: int | None, kv_type: str | None, as_json: bool) -> None:
     """Print the ranking of --all. Raises UsageError."""
     from localllm.arch.layer_state import KVType
-    from localllm.services.fit_all import CONTEXT, ORDERS, fit_all
+    from localllm.services.inspection.fit import CONTEXT, ORDERS, fit_all
 
     if model is not None:
         raise UsageError("give either MODEL or --all, not both")

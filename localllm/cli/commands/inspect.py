@@ -12,7 +12,7 @@ from localllm.cli.terminal.output import say, write
 from localllm.cli.terminal.render import count, fact_lines, one_line, size, table
 
 if TYPE_CHECKING:
-    from localllm.services.inspect import MemoryRow, ProjectorFile
+    from localllm.services.inspection.inspect import MemoryRow, ProjectorFile
 
 
 def inspect(
@@ -32,7 +32,7 @@ def inspect(
       localllm inspect downloaded.gguf --check
     """
     from localllm.errors import ModelError
-    from localllm.services.inspect import inspect_model
+    from localllm.services.inspection.inspect import inspect_model
 
     path = resolve_model_path(model)
     if template:

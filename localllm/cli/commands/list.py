@@ -12,8 +12,8 @@ from localllm.cli.terminal.render import columns, one_line, size, terminal_width
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from localllm.services.catalogue import Known, OnDisk
-    from localllm.services.found_models import FoundModel
+    from localllm.services.hub.catalogue import Known, OnDisk
+    from localllm.services.hub.found_models import FoundModel
 
 
 def list(
@@ -39,7 +39,7 @@ def list(
       localllm list --json | jq -r ".models[].name"
     """
     from localllm.files.models_folder import list_readable, models_folder
-    from localllm.services.catalogue import models_on_disk, registry_models
+    from localllm.services.hub.catalogue import models_on_disk, registry_models
 
     on_this_disk = models_on_disk()
     for folder, reason in list_readable(models_folder())[1].items():
@@ -77,8 +77,8 @@ def on_disk(models: "Sequence[OnDisk]") -> str:
 
 def models_elsewhere() -> "Sequence[FoundModel]":
     """Return the models of other programs."""
-    from localllm.services.catalogue import shortest_name
-    from localllm.services.found_models import find_models
+    from localllm.services.hub.catalogue import shortest_name
+    from localllm.services.hub.found_models import find_models
 
     return find_models(shortest_name)
 

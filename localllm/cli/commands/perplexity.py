@@ -19,8 +19,8 @@ from localllm.cli.terminal.render import one_line, table
 from localllm.errors import UsageError
 
 if TYPE_CHECKING:
-    from localllm.services.perplexity import ChunkReader
-    from localllm.services.scores import Prediction
+    from localllm.services.evaluation.perplexity import ChunkReader
+    from localllm.services.evaluation.scores import Prediction
 
 PERCENTILES = ("99.9", "99", "95", "90", "75", "50", "25", "10", "5", "1", "0.1")
 
@@ -92,9 +92,9 @@ def perplexity(
     from localllm.files.safe_file import resolve_target
     from localllm.files.text_file import read_text
     from localllm.kernels.build.faults import end_on_bus_error
-    from localllm.services.chunks import split_chunks
+    from localllm.services.evaluation.perplexity import ChunkReader
+    from localllm.services.evaluation.scores import split_chunks
     from localllm.services.outputs import are_logits, require_kind
-    from localllm.services.perplexity import ChunkReader
 
     if save_logits is not None:
         resolve_target(save_logits, tuple(name for name in (model, text) if name is not None))

@@ -42,7 +42,7 @@ def pull(
 
 def pull_file(name: str) -> str:
     """Pull a model and return the path of its file."""
-    from localllm.services.catalogue import parse_reference, registry_models, resolve_alias, unknown_name
+    from localllm.services.hub.catalogue import parse_reference, registry_models, resolve_alias, unknown_name
 
     resolved = resolve_alias(name)
     reference = parse_reference(resolved)

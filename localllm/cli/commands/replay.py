@@ -46,7 +46,7 @@ def replay(
       localllm replay color.json -m elsewhere/model.gguf
     """
     from localllm.services import receipts
-    from localllm.services.remote import receipts as remote
+    from localllm.services import remote_receipts as remote
 
     record = receipts.read(receipt)
     generation, line = receipts.options_of(record), ProgressLine()
@@ -86,13 +86,13 @@ def rope_of(opening_options: dict[str, object]) -> options.Rope:
 
 def again_there(record: "Receipt", generation: "GenerationOptions", model: str | None) -> "Receipt":
     """Send the request again to the receipt's server, and return the response. Raises EndpointError."""
-    from localllm.services.remote import receipts
+    from localllm.services import remote_receipts
     from localllm.services.remote.http import Endpoint
     from localllm.services.remote.model import RemoteModel
 
     place = Endpoint.of(record["model"]["endpoint"], os.environ.get(KEY) or None)
-    remote_model = RemoteModel(place, model or record["model"]["name"], receipts.form_of(record))
-    return receipts.regenerate(remote_model, record, generation)
+    remote_model = RemoteModel(place, model or record["model"]["name"], remote_receipts.form_of(record))
+    return remote_receipts.regenerate(remote_model, record, generation)
 
 
 def tell(place: str | None) -> None:

@@ -51,8 +51,7 @@ def rerank(
     from time import perf_counter
 
     from localllm.engine.options import EngineOptions
-    from localllm.services.embed import text_of
-    from localllm.services.rerank import reranker
+    from localllm.services.search.embed import reranker, text_of
 
     if query is None:
         raise UsageError("--query TEXT is missing: give the query to rank the texts by")

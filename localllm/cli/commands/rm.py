@@ -31,7 +31,7 @@ def rm(
       localllm rm --force qwen3-4b:Q8_0
     """
     from localllm.files.models_folder import remove_empty_folders
-    from localllm.services.catalogue import find_removable
+    from localllm.services.hub.catalogue import find_removable
 
     removable = find_removable(name)
     if not force:

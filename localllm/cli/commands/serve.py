@@ -22,7 +22,7 @@ from localllm.cli.terminal.output import say
 from localllm.cli.terminal.render import file_stem
 from localllm.errors import LocalllmError, UsageError
 from localllm.frozen import frozen
-from localllm.services.name_settings import split_served, stored_model
+from localllm.services.hub.name_settings import split_served, stored_model
 
 if TYPE_CHECKING:
     from localllm.api import Model
@@ -302,7 +302,7 @@ def on_disk() -> list[ServedModel]:
     """Return all local models, also by their aliases that have settings of their own; or else the built-in one."""
     import localllm
     from localllm.files.settings import load_settings
-    from localllm.services.catalogue import models_on_disk
+    from localllm.services.hub.catalogue import models_on_disk
 
     models = [ServedModel(each.name, str(each.path), each.name) for each in models_on_disk() if each.is_whole]
     paths, settings = {each.name: each.path for each in models}, load_settings()
@@ -335,7 +335,7 @@ def own_options(served: ServedModel, cache_reuse: int | None, openers: "dict[str
     """
     from localllm.generation.answer_defaults import AnswerDefaults
     from localllm.server.model_pool import NameOptions
-    from localllm.services.name_values import values_of
+    from localllm.services.hub.name_values import values_of
 
     named, usual, stored = values_for(served.text), CURRENT.get().params, stored_model(served.text)
     own, values = {name: value for name, value in named.items() if value != usual[name]}, values_of(served.text)

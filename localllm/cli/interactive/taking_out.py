@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from localllm.cli.terminal.output import dim, is_terminal
 from localllm.errors import UsageError
-from localllm.services.code_blocks import extract_code
+from localllm.services.search.code_blocks import extract_code
 
 if TYPE_CHECKING:
     from localllm.cli.interactive.conversation import TerminalConversation

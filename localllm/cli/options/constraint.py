@@ -119,7 +119,7 @@ class Thoughts:
         """Return the fields of GenerationOptions. Raises UsageError."""
         variables = dict[str, object]()
         if self.template_var:
-            from localllm.services.name_values import variables_of  # seldom needed
+            from localllm.services.hub.name_values import variables_of  # seldom needed
 
             for text in self.template_var:
                 variables |= variables_of(text)

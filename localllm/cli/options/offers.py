@@ -20,7 +20,7 @@ def offer_models(incomplete: str) -> Words:
     Names with a colon are left out, since bash begins a new word at it.
     """
     from localllm.files.settings import load_settings
-    from localllm.services.catalogue import models_on_disk
+    from localllm.services.hub.catalogue import models_on_disk
 
     names = {model.name: str(model.path) for model in models_on_disk() if ":" not in model.name}
     return sorted((names | dict(load_settings().aliases)).items())
@@ -28,7 +28,7 @@ def offer_models(incomplete: str) -> Words:
 
 def offer_known_models(incomplete: str) -> Words:
     """Offer the names of models that can be pulled, too."""
-    from localllm.services.catalogue import registry_models
+    from localllm.services.hub.catalogue import registry_models
 
     return sorted(
         ({name: model.description for name, model in registry_models().items()} | dict(offer_models(""))).items()

@@ -4,7 +4,7 @@ from typing import TYPE_CHECKING
 
 from localllm.cli.terminal.output import say
 from localllm.cli.terminal.stream_renderer import Page, page
-from localllm.services.code_blocks import BlockReader, extract_code
+from localllm.services.search.code_blocks import BlockReader, extract_code
 
 if TYPE_CHECKING:
     from localllm.generation.generate import Generation

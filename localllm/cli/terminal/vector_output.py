@@ -11,7 +11,7 @@ from localllm.errors import UsageError
 if TYPE_CHECKING:
     import numpy as np
 
-    from localllm.services.records import Record
+    from localllm.services.records.lines import Record
 
 
 class Writer(Protocol):

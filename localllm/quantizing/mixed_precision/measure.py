@@ -20,8 +20,8 @@ from localllm.quantizing.layerwise_runner import BatchedActivations, Inputs, Mat
 from localllm.quantizing.mixed_precision.sensitivity import Sensitivity, candidates, group_of
 from localllm.quantizing.original_weights import OriginalWeights
 from localllm.quantizing.plan import TensorJob
-from localllm.services.scores import divergence as of_token
-from localllm.services.scores import log_sum_exp
+from localllm.services.evaluation.scores import divergence as of_token
+from localllm.services.evaluation.scores import log_sum_exp
 
 SAMPLE = 96  # rows of a matrix whose errors are measured
 EXPERTS = 3  # matrices of a stack that are measured

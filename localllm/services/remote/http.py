@@ -10,7 +10,7 @@ from urllib.parse import urlsplit
 
 from localllm.errors import ContextError, LocalllmError, UsageError
 from localllm.frozen import frozen
-from localllm.services.proxies import http_proxy_for
+from localllm.services.hub.proxies import http_proxy_for
 
 CONNECT, READ = 20.0, 600.0  # timeouts in seconds: for a connection, and for the next byte of a response
 MOST = 64 << 20  # bytes of a response, or of one line of a stream

@@ -6,9 +6,9 @@ from typing import TypeVar
 
 from localllm.errors import CutError, LocalllmError
 from localllm.generation.generate import GenerationOptions
-from localllm.services.map import Result, failure, output_of
-from localllm.services.record_stream import RecordStream
-from localllm.services.records import Prompts, Record
+from localllm.services.records.lines import Prompts, Record
+from localllm.services.records.map import Result, failure, output_of
+from localllm.services.records.stream import RecordStream
 from localllm.services.remote.answer import RemoteAnswer
 from localllm.services.remote.http import json_count
 from localllm.services.remote.model import RemoteModel
@@ -80,7 +80,7 @@ class RemoteMapping:
 
 
 def success(record: Record, answers: list[RemoteAnswer], parsed: Callable[[str], object] = str) -> Result:
-    """Build the result of a record, as services.map does; token counts cover all answers together.
+    """Build the result of a record, as records.map does; token counts cover all answers together.
 
     parsed: converts an answer's text to the output.
     """

@@ -7,7 +7,7 @@ from itertools import pairwise
 from math import ceil
 
 from localllm.frozen import frozen
-from localllm.services.code_blocks import FENCE
+from localllm.services.search.code_blocks import FENCE
 
 SIZE = 600  # characters of a passage, about 150 tokens
 WHOLE = 1.5  # a section of up to this many sizes stays in one passage

@@ -16,7 +16,7 @@ from localllm.system.files import cache_folder
 if TYPE_CHECKING:
     from localllm.engine.options import EngineOptions
     from localllm.generation.embedding.embedder import EmbedOptions
-    from localllm.services.embed import AnyEmbedder
+    from localllm.services.search.embed import AnyEmbedder
 
 RANK = 20  # k of reciprocal rank fusion (Cormack et al. 2009 take 60, for longer lists)
 WORDS = 0.5  # weight of BM25 ranks next to embedding ranks (51 of 60 questions right; with 1.0, 47)
@@ -110,7 +110,7 @@ class Search:
     def _open(self, path: str, stack: ExitStack) -> tuple[int, str]:
         """Open the embedding model; return the characters of a passage and the model's fingerprint."""
         from localllm.generation.embedding.embedder import EmbedOptions
-        from localllm.services.embed import EmbedJob, embedder, fingerprint
+        from localllm.services.search.embed import EmbedJob, embedder, fingerprint
 
         job = EmbedJob(path, EmbedOptions(role="document", overflow="cut"), self._models.engine)
         self._embedder = stack.enter_context(embedder(job))
@@ -160,7 +160,7 @@ class Search:
 
     def _reranked(self, question: str, ids: Sequence[int]) -> dict[int, float]:
         """Return the reranker's scores by passage."""
-        from localllm.services.rerank import reranker
+        from localllm.services.search.embed import reranker
 
         assert self._models.reranker is not None
         with reranker(self._models.reranker, self._models.engine) as model:

@@ -79,11 +79,12 @@ from localllm.generation.tools.tool_call import ToolCall
 from localllm.quant.formats import RECIPES
 from localllm.quantizing.mixed_precision.plan import parse_bits, parse_size, read_formats, with_formats, write_formats
 from localllm.quantizing.plan import QuantizeRequest
-from localllm.services import outputs, pull
-from localllm.services.catalogue import HubReference
-from localllm.services.name_values import variables_of
-from localllm.services.pull import Pulled
-from localllm.services.records import Record
+from localllm.services import outputs
+from localllm.services.hub import pull
+from localllm.services.hub.catalogue import HubReference
+from localllm.services.hub.name_values import variables_of
+from localllm.services.hub.pull import Pulled
+from localllm.services.records.lines import Record
 from localllm.services.remote.dialect import Form
 from localllm.services.tools.box import Outcome
 
@@ -413,7 +414,7 @@ def test_durations(seconds: float, text: str):
 def test_a_missing_model_is_offered_where_somebody_can_say_so(
     tmp_path: Path, on_terminal: None, monkeypatch: pytest.MonkeyPatch
 ):
-    from localllm.services.catalogue import MissingError
+    from localllm.services.hub.catalogue import MissingError
 
     there = tmp_path / "m.gguf"
     there.write_bytes(b"")

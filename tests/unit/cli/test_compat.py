@@ -24,9 +24,9 @@ from localllm.files.gguf.file import describe
 from localllm.generation.beam_search import Answer, best
 from localllm.generation.constraints.constraint import Constraint, in_ascii
 from localllm.generation.generate import GenerationOptions
-from localllm.services.catalogue import normalize_name
-from localllm.services.hub import describe_failure
-from localllm.services.records import Prompts, Record
+from localllm.services.hub.catalogue import normalize_name
+from localllm.services.hub.huggingface import describe_failure
+from localllm.services.records.lines import Prompts, Record
 from tests.unit.cli.test_command import parsed
 
 SHORT = ("-n", "3", "--temp", "0")

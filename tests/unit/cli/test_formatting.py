@@ -33,7 +33,8 @@ from localllm.cli.terminal.history import FileHistory
 from localllm.errors import ContextError, UsageError
 from localllm.generation.generate import GenerationOptions
 from localllm.generation.reasoning import ANSWER, REASONING
-from localllm.services import name_values, sessions
+from localllm.services import sessions
+from localllm.services.hub import name_values
 
 
 @pytest.fixture

@@ -22,8 +22,8 @@ from localllm.generation.constraints.constraint import constraint_of
 from localllm.generation.generate import GenerationOptions
 from localllm.generation.sampling.options import OPTIONS
 from localllm.quantizing import plan as quantize_plan
-from localllm.services import map as map_service
-from localllm.services import map_ray
+from localllm.services.records import map as map_service
+from localllm.services.records import map_ray
 from localllm.services.remote import mapping
 
 # ---- how a model is opened
@@ -375,7 +375,7 @@ def test_a_server_is_asked_again_with_its_key(key: str | None, given: str | None
     kept = {"model": {"endpoint": "http://x", "name": "m"}}
     monkeypatch.setattr(receipts, "read", lambda path: kept)
     monkeypatch.setattr(receipts, "options_of", lambda kept: GenerationOptions())
-    monkeypatch.setattr("localllm.services.remote.receipts.is_remote", lambda kept: True)
+    monkeypatch.setattr("localllm.services.remote_receipts.is_remote", lambda kept: True)
     monkeypatch.delenv("LOCALLLM_API_KEY", raising=False)
     if key is not None:
         monkeypatch.setenv("LOCALLLM_API_KEY", key)

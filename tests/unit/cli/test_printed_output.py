@@ -30,14 +30,14 @@ from localllm.generation.embedding.embedder import EmbedOptions
 from localllm.generation.generate import GenerationOptions
 from localllm.quantizing import imatrix as imatrix_service
 from localllm.services import bench as bench_service
-from localllm.services import bench_texts, sessions
-from localllm.services import embed as embed_service
-from localllm.services import perplexity as perplexity_service
-from localllm.services import rerank as rerank_service
+from localllm.services import sessions
 from localllm.services.bench import Result, Test
-from localllm.services.catalogue import HubReference, MissingError
-from localllm.services.scores import Comparison, Prediction
-from localllm.services.token_costs import MatrixCosts
+from localllm.services.evaluation import perplexity as perplexity_service
+from localllm.services.evaluation.scores import Comparison, Prediction
+from localllm.services.hub.catalogue import HubReference, MissingError
+from localllm.services.inspection.inspect import MatrixCosts
+from localllm.services.search import embed as embed_service
+from localllm.services.search import embed as rerank_service
 from localllm.services.tools import confined
 
 Test.__test__ = False  # type: ignore[attr-defined]  # no test case
@@ -161,8 +161,8 @@ def test_bench_of_models_that_make_vectors(line: str, told: tuple, tiny: str, mo
         heard.append((lengths, threads, repetitions, device))
         return TEXTS
 
-    monkeypatch.setattr(bench_texts, "measure", measured)
-    monkeypatch.setattr(bench_texts, "makes_no_text", lambda path: True)
+    monkeypatch.setattr(bench_service, "measure", measured)
+    monkeypatch.setattr(bench_service, "makes_no_text", lambda path: True)
     invoke("bench", tiny, *line.split())
     assert heard == [told]
     assert capsys.readouterr() == (

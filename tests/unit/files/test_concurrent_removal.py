@@ -27,7 +27,8 @@ from localllm.files.provenance import (
 )
 from localllm.files.safe_file import SafeFile
 from localllm.quantizing.imatrix import Collector
-from localllm.services import catalogue, sessions
+from localllm.services import sessions
+from localllm.services.hub import catalogue
 from localllm.services.sessions import SavedChat, SessionFile
 
 

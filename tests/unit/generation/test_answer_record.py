@@ -17,7 +17,7 @@ import localllm
 from localllm.engine.options import EngineOptions
 from localllm.errors import ContextError, ModelError, UsageError
 from localllm.generation.answer_record import KEPT, AnswerRecord
-from localllm.services.catalogue import HubReference, MissingError
+from localllm.services.hub.catalogue import HubReference, MissingError
 from localllm.text.tokenizer import Tokenizer
 
 ASKED = [{"role": "user", "content": "hi there"}]

@@ -61,7 +61,7 @@ from localllm.quantizing.mixed_precision.refine import correct_harm
 from localllm.quantizing.mixed_precision.sensitivity import Sensitivity, candidates, cheapest_within, predict, total
 from localllm.quantizing.plan import QuantizeRequest, make_plan
 from localllm.quantizing.quantize import MATRICES, SCALES, WRITING, open_source, run, widener_of
-from localllm.services.quantization_info import calibration, describe_quantization
+from localllm.services.inspection.inspect import calibration, describe_quantization
 from localllm.text.tokenizer import Tokenizer
 
 

@@ -39,7 +39,7 @@ from localllm.files.text_file import read_text
 from localllm.quant.recipes import is_quantized, role_of
 from localllm.quantizing import imatrix
 from localllm.quantizing.imatrix import Collector, merge
-from localllm.services.chunks import split_chunks, with_bos
+from localllm.services.evaluation.scores import split_chunks, with_bos
 from localllm.text.tokenizer import Tokenizer
 
 TEXT = " ".join(f"hello world {number}, wor rld" for number in range(60))

@@ -51,7 +51,7 @@ from localllm.quantizing.clamped_weights import ClampedWeights
 from localllm.quantizing.mixed_precision import plan as by_need
 from localllm.quantizing.plan import CHUNK, COPY, QuantizeRequest, make_plan
 from localllm.quantizing.quantize import default_output, open_source, parse_override, run
-from localllm.services import finite_check as finite
+from localllm.services.inspection import validate as finite
 from tests.integration.test_cli import posix
 
 MADE = {

@@ -30,7 +30,7 @@ from localllm.quantizing.original_weights import OriginalWeights
 from localllm.quantizing.plan import QuantizeRequest, TensorJob, make_plan
 from localllm.quantizing.quantize import open_source
 from localllm.quantizing.scale_folding import FoldMeasurer, FoldReader, mean_squares, power_scales, search_scales
-from localllm.services.quantization_info import SCALED
+from localllm.services.inspection.inspect import SCALED
 
 TEXT = "hello world, " * 60
 # Of a tied embedding, experts, a latent of attention, recurrent layers, norms of heads and behind blocks, biases, fused

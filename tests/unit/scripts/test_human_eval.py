@@ -11,7 +11,7 @@ sys.path.insert(0, str(ROOT / "scripts"))
 sys.path.insert(0, str(ROOT / "scripts" / "measure"))
 from human_eval import Task, judge_all, read_tasks, text_of
 
-from localllm.services.graders import program_of
+from localllm.services.evaluation.questions import program_of
 from localllm.services.tools.confined_python import reason_against
 
 PROMPT = 'import math\n\ndef helper(x):\n    return math.sqrt(x)\n\ndef root(x):\n    """The root."""\n'

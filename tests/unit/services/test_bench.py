@@ -37,9 +37,9 @@ from localllm.files.gguf.file import GGUFFile
 from localllm.kernels.cpu import PEAK_CHAINS, PEAK_PRODUCTS
 from localllm.kernels.reference import ReferenceCache
 from localllm.kernels.simd import dot_bytes, dot_variant
-from localllm.services import bench, bench_texts
+from localllm.services import bench
 from localllm.services.bench import Bench, Result, SpeedTest, Test, plan
-from localllm.services.token_costs import MatrixCosts
+from localllm.services.inspection.inspect import MatrixCosts
 from tests.integration.test_cli import ENVIRONMENT, PROGRAM, posix
 
 Test.__test__ = False  # type: ignore[attr-defined]  # no test case
@@ -271,10 +271,10 @@ def test_what_a_report_says(monkeypatch):
 def test_which_models_make_no_text(lookahead: bool, fills: bool, no_text: bool, monkeypatch):
     closed: list[bool] = []
     file = SimpleNamespace(close=lambda: closed.append(True))
-    monkeypatch.setattr(bench_texts, "GGUFFile", SimpleNamespace(open=lambda path: closing(file)))
+    monkeypatch.setattr(bench, "GGUFFile", SimpleNamespace(open=lambda path: closing(file)))
     read = SimpleNamespace(bidirectional=lookahead, fills=fills)
-    monkeypatch.setattr(bench_texts, "architecture", lambda given: (None, read) if given is file else None)
-    assert bench_texts.makes_no_text("x") is no_text and closed == [True]
+    monkeypatch.setattr(bench, "architecture", lambda given: (None, read) if given is file else None)
+    assert bench.makes_no_text("x") is no_text and closed == [True]
 
 
 class FakeReader:
@@ -307,11 +307,11 @@ class FakeReader:
 def test_texts_of_each_length_are_timed(monkeypatch):
     """8192 tokens at a time, after some that are not timed; of long texts one, no longer than the model reads."""
     h, told = SimpleNamespace(pooling="mean"), []
-    monkeypatch.setattr(bench_texts, "GGUFFile", SimpleNamespace(open=lambda path: path))
-    monkeypatch.setattr(bench_texts, "architecture", lambda file: (None, h))
-    monkeypatch.setattr(bench_texts, "EmbeddingRunner", FakeReader)
-    monkeypatch.setattr(bench_texts, "perf_counter", lambda: FakeReader.heard[-1].now)
-    found = bench_texts.measure("m", [16, 0, 512, 64, 3], 5, 2, told.append, print, "cpu")
+    monkeypatch.setattr(bench, "GGUFFile", SimpleNamespace(open=lambda path: path))
+    monkeypatch.setattr(bench, "architecture", lambda file: (None, h))
+    monkeypatch.setattr(bench, "EmbeddingRunner", FakeReader)
+    monkeypatch.setattr(bench, "perf_counter", lambda: FakeReader.heard[-1].now)
+    found = bench.measure("m", [16, 0, 512, 64, 3], 5, 2, told.append, print, "cpu")
     *made, reader = FakeReader.heard
     assert made == ["m", "mean", EngineOptions(5, backend="cpu", progress=print)]
     assert told == ["texts of 16 tokens", "texts of 64 tokens", "texts of 3 tokens"]
@@ -324,7 +324,7 @@ def test_texts_of_each_length_are_timed(monkeypatch):
         assert one["tokens_per_second"] == pytest.approx(750) and one["deviation"] == pytest.approx(stdev(both))
         assert one["texts_per_second"] == pytest.approx(750 / one["length"])
     monkeypatch.setattr(FakeReader, "context", 10_000)
-    (found,) = bench_texts.measure("m", [10_000], None, 0, told.append)
+    (found,) = bench.measure("m", [10_000], None, 0, told.append)
     assert (found["texts"], found["deviation"], found["length"]) == (1, 0.0, 10_000)
     assert FakeReader.heard[2] == EngineOptions(None, backend="auto", progress=None)
     assert FakeReader.heard[-1].events == ["prepared", (1, 10_000), (1, 10_000), "closed"]

@@ -45,7 +45,7 @@ NAMES = re.compile(
 PLACES = re.compile(r"/proc/|/sys/|/dev/(fd|shm|tty)|XDG_|APPDATA|Library/")
 # By the beginning of a module's name: what it may name, and why.
 EXCEPTIONS: dict[str, tuple[str, str]] = {
-    "localllm.services.found_models": ("XDG_CACHE_HOME", "huggingface_hub reads it on every system"),
+    "localllm.services.hub.found_models": ("XDG_CACHE_HOME", "huggingface_hub reads it on every system"),
     "localllm.server.listener": (r"os\.umask", "a Unix socket is made with the permissions of its user alone"),
     "localllm.services.tools.commands": ("APPDATA", "a variable that a command keeps"),
     "localllm.services.tools.confined": (".", "a script for Linux alone, which imports nothing"),

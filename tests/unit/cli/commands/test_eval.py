@@ -7,9 +7,9 @@ import pytest
 from project import ROOT
 from tiny_model import write_tiny_model
 
-from localllm.services.evaluation import Questions
-from localllm.services.intervals import mcnemar, wilson_interval
-from localllm.services.records import read_records
+from localllm.services.evaluation.questions import Questions
+from localllm.services.evaluation.scores import mcnemar, wilson_interval
+from localllm.services.records.lines import read_records
 from localllm.services.tools.confined_python import reason_against
 
 SHORT = ("-n", 3)

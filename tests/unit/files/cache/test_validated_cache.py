@@ -14,7 +14,7 @@ from localllm.errors import ModelError
 from localllm.files.cache import checksummed_cache as known
 from localllm.files.gguf.file import GGUFFile
 from localllm.files.gguf.metadata import Metadata
-from localllm.services.validate import require_vocabulary
+from localllm.services.inspection.validate import require_vocabulary
 from localllm.text.tokenizer import Tokenizer
 
 

@@ -21,7 +21,7 @@ from localllm.files.gguf.file import GGUFFile
 from localllm.generation.embedding import clip_embedder as pair_embedding
 from localllm.generation.embedding.clip_embedder import PairEmbedder
 from localllm.generation.embedding.embedder import EmbedOptions, ShownImage
-from localllm.services.validate import check_validity
+from localllm.services.inspection.validate import check_validity
 from localllm.text.clip_words import END, START, ClipWords, derive_merges
 
 

@@ -26,9 +26,9 @@ from localllm.generation.embedding.clip_embedder import PairEmbedder
 from localllm.generation.embedding.embedder import Embedder, EmbedOptions, average_pieces, prompt_of, unit_vectors
 from localllm.generation.embedding.reranker import Reranker
 from localllm.kernels.machine import this_lane
-from localllm.services import embed as embed_service
-from localllm.services import rerank as rerank_service
-from localllm.services.records import Record
+from localllm.services.records.lines import Record
+from localllm.services.search import embed as embed_service
+from localllm.services.search import embed as rerank_service
 from localllm.services.warmup import warmup
 from localllm.system.files import cache_folder
 from tests.unit.text.test_wordpiece import PIECES, WORDS, metadata

@@ -10,8 +10,8 @@ from models import model, write
 import localllm
 from localllm.engine.options import EngineOptions
 from localllm.generation.embedding.embedder import EmbedOptions, layer_norm, normalizes_before_cut
-from localllm.services.embed import EmbedJob, fingerprint
-from localllm.services.inspect import inspect_model
+from localllm.services.inspection.inspect import inspect_model
+from localllm.services.search.embed import EmbedJob, fingerprint
 from tests.unit.text.test_wordpiece import PIECES, metadata
 
 MISSING = "dense_2.weight and dense_3.weight are missing: vectors of this file are not those of the model"

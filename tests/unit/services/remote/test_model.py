@@ -14,7 +14,7 @@ from localllm.generation.generate import GenerationOptions
 from localllm.generation.reasoning import ANSWER, REASONING
 from localllm.generation.sampling.options import SamplingOptions
 from localllm.generation.tools.tool_grammar import Tool, ToolUse
-from localllm.services.records import Prompts, Record
+from localllm.services.records.lines import Prompts, Record
 from localllm.services.remote import http
 from localllm.services.remote import model as remote_model
 from localllm.services.remote.answer import RemoteAnswer, Streaming

@@ -1,0 +1,159 @@
+"""Measures a model's perplexity on a text, and its divergence from another model. Implements `localllm perplexity`.
+
+Chunks and scores are those of llama-perplexity: a text is split into chunks of the context's size, and the second half
+of each is scored, so that every scored token has context.
+"""
+
+import os
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import nullcontext
+from typing import TYPE_CHECKING, Self
+
+import numpy as np
+
+from localllm.api import open_model
+from localllm.engine.run import PRECISE_TOKENS
+from localllm.errors import ModelError, UsageError
+from localllm.files.logits_file import LogitsFile, LogitsWriter, pack, row_width, unpack
+from localllm.files.safe_file import resolve_target
+from localllm.kernels.build.objects import Progress
+from localllm.services.evaluation.scores import Comparison, Prediction, divergence, log_sum_exp, with_bos
+from localllm.services.inspection.inspect import describe_quantization
+from localllm.system.cpu import usable_cores
+
+if TYPE_CHECKING:
+    from localllm.arch.rope_scaling import RopeScaling
+
+# Tokens per run: few enough to keep activations in 16 bits, so that the file is measured and not the rounding of larger
+# batches. The logits of a run are 66 MB with a vocabulary of 128k.
+PIECE = PRECISE_TOKENS
+
+# (row, logits float32 [vocab], scratch float32 [2, vocab]) -> the scores of a token.
+Score = Callable[[int, np.ndarray, np.ndarray], tuple[float, ...]]
+
+
+class ChunkReader:
+    """A model that predicts chunks of `size` tokens; a context manager.
+
+    Attributes:
+        tokenizer: its Tokenizer.  made_with: how the file was quantized, or None.
+        warnings: lines to show to the user.
+    """
+
+    def __init__(
+        self,
+        path: str | os.PathLike[str],
+        size: int,
+        threads: int | None,
+        progress: Progress | None = None,
+        kv_type: str = "f16",
+        rope: "RopeScaling | None" = None,
+    ):
+        """Open the model.
+
+        progress(done, total): called while kernels compile. rope: see open_model. Raises the errors of api.open_model.
+        """
+        self._model = open_model(path, threads, size, kv_type, progress=progress, rope=rope)
+        self.path, self.tokenizer = self._model.path, self._model.tokenizer
+        self.made_with = describe_quantization(self._model.file.metadata)
+        self._sequence, self.warnings = self._model.sequence(), self._model.warnings
+        self._threads = usable_cores() if threads is None else threads
+        self._pool = ThreadPoolExecutor(self._threads)
+
+    def predict(self, chunks: np.ndarray, save: str | os.PathLike[str] | None = None) -> Iterator[Prediction]:
+        """Yield the scores of all chunks so far after each of the chunks, int32 [chunks, size].
+
+        save: a file for the logits, written when all chunks are done. Raises the errors of LogitsWriter, and UsageError
+        if it is one of the model's files.
+        """
+        total, vocab_size = Prediction(), self._sequence.vocab_size
+        if save:
+            resolve_target(save, tuple(self._model.files))
+        with LogitsWriter(save, chunks, vocab_size) if save else nullcontext() as writer:
+            for chunk in chunks:
+                scores = []
+                for place, logits in self._logits(chunk):
+                    rows = np.zeros((len(logits), row_width(vocab_size)), "<u2") if writer else None
+                    scores.append(self._each(logits, make_scorer(chunk[place + 1 :], rows)))
+                    if writer and rows is not None:
+                        writer.write(rows)
+                total = total.plus(nll=np.concatenate(scores)[:, 0])
+                yield total
+
+    def compare(self, base: LogitsFile, limit: int | None = None) -> Iterator[Comparison]:
+        """Yield the comparison of all chunks so far after each chunk of a base, at most `limit` chunks.
+
+        Raises UsageError if its vocabulary differs.
+        """
+        if base.vocab_size != self._sequence.vocab_size:
+            sizes = f"{base.vocab_size} and {self._sequence.vocab_size} tokens"
+            raise UsageError(f"the base and the model have different vocabularies, {sizes}")
+        total = Comparison()
+        for chunk, rows in zip(base.chunks[:limit], base.rows, strict=False):
+            scores = []
+            for place, logits in self._logits(chunk):
+                scores.append(self._each(logits, make_comparer(chunk[place + 1 :], rows[place - len(chunk) // 2 :])))
+            nll, base_nll, kld, same_top = np.concatenate(scores).T
+            change = np.exp(-nll) - np.exp(-base_nll)
+            total = total.plus(nll=nll, base_nll=base_nll, kld=kld, change=change, same_top=same_top)
+            yield total
+
+    def _logits(self, chunk: np.ndarray) -> Iterator[tuple[int, np.ndarray]]:
+        """Yield blocks of the logits of a chunk's second half, float32 [tokens, vocab], with their first position."""
+        ids, first, last = with_bos(chunk, self.tokenizer), len(chunk) // 2, len(chunk) - 1
+        self._sequence.truncate(0)
+        for start in range(0, first, PIECE):
+            self._sequence.append(ids[start : min(start + PIECE, first)], "none")
+        for start in range(first, last, PIECE):
+            yield start, self._sequence.append(ids[start : min(start + PIECE, last)], "all")
+
+    def _each(self, logits: np.ndarray, score: Score) -> np.ndarray:
+        """Score all rows of logits, float32 [rows, vocab], in all threads: float64 [rows, scores]."""
+        bounds = [len(logits) * i // self._threads for i in range(self._threads + 1)]
+
+        def some(first: int, last: int) -> list[tuple[float, ...]]:
+            work = np.empty((2, logits.shape[1]), np.float32)
+            return [score(row, logits[row], work) for row in range(first, last)]
+
+        parts = list(self._pool.map(some, bounds[:-1], bounds[1:]))
+        scores = np.array([numbers for part in parts for numbers in part])
+        if not np.isfinite(scores).all():
+            raise ModelError(f"{self.path}: the model's logits are not finite")
+        return scores
+
+    def close(self) -> None:
+        """End the threads."""
+        self._pool.shutdown()
+        self._model.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
+
+
+def make_scorer(targets: np.ndarray, rows: np.ndarray | None) -> Score:
+    """Return a function that scores `targets`, the next tokens; it packs the logits into `rows` unless that is None."""
+
+    def score(row: int, logits: np.ndarray, work: np.ndarray) -> tuple[float, ...]:
+        log_sum = log_sum_exp(logits, work[0])
+        if rows is not None:
+            pack(logits, log_sum, rows[row], work[0])
+        return (log_sum - float(logits[targets[row]]),)
+
+    return score
+
+
+def make_comparer(targets: np.ndarray, rows: np.ndarray) -> Score:
+    """Return a function that scores `targets`, the next tokens, and compares with a base's logits, packed in `rows`."""
+
+    def score(row: int, logits: np.ndarray, work: np.ndarray) -> tuple[float, ...]:
+        log_sum = log_sum_exp(logits, work[0])
+        base = unpack(rows[row], work[1])
+        base_nll, same_top = -float(base[targets[row]]), logits.argmax() == base.argmax()
+        kld = divergence(base, logits, log_sum, work[0])
+        return log_sum - float(logits[targets[row]]), base_nll, kld, float(same_top)
+
+    return score

@@ -1,0 +1,314 @@
+"""Evaluates models on questions with known answers. Implements `localllm eval`.
+
+`map` answers the questions and graders grade the answers. Accuracies have Wilson intervals; two models on the same
+questions are compared by McNemar's test.
+
+A grader takes a question's record and the answer's text, and returns "" for a right answer, or why it is wrong. The
+fields of a record, by grader:
+
+    exact    answer: the right text, or a list of right texts; ignore_case
+    number   answer: the right number, compared with the last number of the text; tolerance: absolute
+    choice   answer: the right one of choices (by default A, B, C, D); the text must name only this one
+    regex    answer: a regular expression that must match somewhere in the text
+    json     schema: JSON schema of the text, or of its only code block; answer: the right value
+    program  test: Python code that is run after the program in the text, and fails if that is wrong; entry_point and
+             prompt: a function's name and its beginning, as in HumanEval, whose tests define `check(function)`
+"""
+
+import json
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from itertools import combinations
+from typing import Any
+
+from localllm.arch import architecture
+from localllm.errors import UsageError
+from localllm.files.gguf.file import GGUFFile
+from localllm.frozen import frozen
+from localllm.services.evaluation.scores import mcnemar, wilson_interval
+from localllm.services.records.lines import Record
+from localllm.services.records.map import Result
+from localllm.services.tools import confined_python
+from localllm.services.tools.confined_python import run_confined
+
+Fields = dict[str, Any]
+Grader = Callable[[Fields, str], str]
+NUMBER = re.compile(r"-?\d[\d,]*(?:\.\d+)?(?:[eE][-+]?\d+)?")
+BLOCK = re.compile(r"```[a-zA-Z0-9]*\n(.*?)(?:\n```|\Z)", re.DOTALL)
+LETTERS = "A", "B", "C", "D"
+SHOWN = 60  # characters of a quoted text
+_SHOWN = 300  # characters of an answer that was cut
+AT_ONCE = 2  # answers graded concurrently: the grader `program` starts processes
+
+
+class Questions:
+    """Records with their graders.
+
+    Attributes:
+        graders: the names of graders by the record's id.
+    """
+
+    def __init__(self, records: Sequence[Record], usual: str, name: str):
+        """Check the records. Raises UsageError, which names the record.
+
+        usual: the grader of records that name none.  name: the file's name.
+        """
+        self.records, self.graders = records, dict[str | int, str]()
+        for record in records:
+            if record.error:
+                raise UsageError(f"{name}: {record.error}")
+            if not isinstance(record.input, dict):
+                raise UsageError(f'{name}: record {record.id} is not a JSON object with a "prompt" and an "answer"')
+            try:
+                self.graders[record.id] = require_gradable(record.input, usual)
+            except UsageError as error:
+                raise UsageError(f"{name}: record {record.id!r}: {error}") from None
+        if not records:
+            raise UsageError(f"{name}: there are no questions in this file")
+        if "program" in self.graders.values() and (reason := confined_python.reason_against()):
+            raise UsageError(f"the grader program cannot run here: {reason}")
+
+    def grade(self, results: Iterable[Result]) -> dict[str | int, str]:
+        """Return, by id, "" for each right answer, or why it is wrong."""
+        with ThreadPoolExecutor(AT_ONCE) as pool:
+            return dict(pool.map(self._grade, results))
+
+    def _grade(self, result: Result) -> tuple[str | int, str]:
+        id, record = result["id"], result["input"]
+        assert isinstance(id, str | int) and isinstance(record, dict)  # as __init__ has checked
+        if "error" in result:
+            return id, str(result["error"]) + (f": {str(result['output'])[:_SHOWN]!r}" if "output" in result else "")
+        output = result["output"]
+        text = output if isinstance(output, str) else json.dumps(output, ensure_ascii=False)
+        return id, GRADERS[self.graders[id]](record, text)
+
+
+@frozen
+class Evaluation:
+    """A model's answers, graded.
+
+    Attributes:
+        model: the name that the user gave.  reasons: by the question's id, "" for a right answer.
+        warnings: lines about the model that explain wrong answers.
+    """
+
+    model: str
+    reasons: Mapping[str | int, str]
+    warnings: Sequence[str] = ()
+
+    @property
+    def correct(self) -> int:
+        return sum(not reason for reason in self.reasons.values())
+
+    @property
+    def total(self) -> int:
+        return len(self.reasons)
+
+    @property
+    def interval(self) -> tuple[float, float]:
+        """Return the accuracy's 95 % confidence interval (Wilson)."""
+        return wilson_interval(self.correct, self.total)
+
+    def facts(self) -> dict[str, object]:
+        """Return the figures for JSON; shares are from 0 to 1."""
+        return {
+            "model": self.model, "correct": self.correct, "total": self.total,
+            "accuracy": self.correct / self.total if self.total else None, "interval": self.interval,
+            "warnings": [*self.warnings],
+            "wrong": {str(id): reason for id, reason in self.reasons.items() if reason},
+        }  # fmt: skip
+
+
+def template_warning(path: str, choice: str | None) -> str | None:
+    """Return a warning if a model that chats has no chat template; choice: the user's, or None. Raises ModelError."""
+    from localllm.text.templates import ChatTemplate
+    from localllm.text.tokenizer import Tokenizer
+
+    with GGUFFile.open(path) as file:
+        if architecture(file)[1].start_token is not None:
+            return None
+        return ChatTemplate.of(Tokenizer.from_metadata(file.metadata), choice).warning
+
+
+@frozen
+class Comparison:
+    """Two models on the questions that both answered.
+
+    Attributes:
+        only_first, only_second: questions that only this model got right.  p: the p-value of McNemar's test.
+    """
+
+    first: str
+    second: str
+    only_first: int
+    only_second: int
+    p: float
+
+
+def compare(evaluations: Sequence[Evaluation]) -> list[Comparison]:
+    """Compare each pair of models."""
+    compared = []
+    for this, against in combinations(evaluations, 2):
+        both = [(this.reasons[id], against.reasons[id]) for id in this.reasons if id in against.reasons]
+        only_first = sum(not first and bool(second) for first, second in both)
+        only_second = sum(bool(first) and not second for first, second in both)
+        compared.append(
+            Comparison(this.model, against.model, only_first, only_second, mcnemar(only_first, only_second))
+        )
+    return compared
+
+
+# ---- graders
+
+
+def grade_exact(record: Fields, text: str) -> str:
+    """Compare the text with the answers, without white space at both ends."""
+    answers = record["answer"] if isinstance(record["answer"], list) else [record["answer"]]
+    folded: Callable[[str], str] = str.casefold if record.get("ignore_case") else str
+    if folded(text.strip()) in (folded(answer.strip()) for answer in answers):
+        return ""
+    return f"{text.strip()[:SHOWN]!r} instead of {answers[0][:SHOWN]!r}"
+
+
+def grade_number(record: Fields, text: str) -> str:
+    """Compare the last number in the text with the answer; commas are ignored."""
+    numbers = NUMBER.findall(text)
+    if not numbers:
+        return "no number"
+    value = float(numbers[-1].replace(",", ""))
+    expected = number_of(record)
+    tolerance = record.get("tolerance", 1e-9 * abs(expected))
+    return "" if abs(value - expected) <= tolerance else f"{value:g} instead of {expected:g}"
+
+
+def number_of(record: Fields) -> float:
+    """Return the answer of a record as a number. Raises UsageError."""
+    answer = record["answer"]
+    try:
+        return float(answer.replace(",", "") if isinstance(answer, str) else answer)
+    except (TypeError, ValueError):
+        raise UsageError(f'"answer" should be a number, not {answer!r}') from None
+
+
+def grade_choice(record: Fields, text: str) -> str:
+    """Compare the answer with the choice that the text equals, or the only one that it has as a whole word."""
+    choices, bare = record.get("choices", LETTERS), text.strip().strip(".*()\"'").casefold()
+    named = [choice for choice in choices if choice.casefold() == bare]
+    if not named:
+        flags = {choice: re.NOFLAG if len(choice) == 1 else re.IGNORECASE for choice in choices}
+        named = [each for each in choices if re.search(rf"(?<!\w){re.escape(each)}(?!\w)", text, flags[each])]
+    if len(named) != 1:
+        return "several choices" if named else "none of the choices"
+    return "" if named[0] == record["answer"] else f"{named[0]!r} instead of {record['answer']!r}"
+
+
+def grade_regex(record: Fields, text: str) -> str:
+    """Search the text for the regular expression."""
+    return "" if re.search(record["answer"], text) else f"no match in {text.strip()[:SHOWN]!r}"
+
+
+def grade_json(record: Fields, text: str) -> str:
+    """Parse the text, or its only code block, as JSON; check the schema and the value."""
+    blocks = BLOCK.findall(text)
+    try:
+        value = json.loads(blocks[0] if len(blocks) == 1 else text)
+    except (ValueError, RecursionError):
+        return f"no JSON: {text.strip()[:SHOWN]!r}"
+    if "schema" in record and (reason := schema_error(record["schema"], value)):
+        return reason
+    if "answer" in record and value != record["answer"]:
+        return f"{json.dumps(value)[:SHOWN]} instead of {json.dumps(record['answer'])[:SHOWN]}"
+    return ""
+
+
+def schema_error(schema: object, value: object) -> str:
+    """Return why a value does not match a schema, or "". Raises UsageError for an invalid schema."""
+    try:
+        import jsonschema
+    except ImportError:
+        raise UsageError(
+            "checking a schema needs a package: pip install 'localllm[eval]', or pip install jsonschema"
+        ) from None
+    try:
+        jsonschema.validate(value, schema)
+    except jsonschema.ValidationError as error:
+        return str(error.message)[:200]
+    except jsonschema.SchemaError as error:
+        raise UsageError(f'"schema" is not a JSON schema: {error.message}') from None
+    return ""
+
+
+def grade_program(record: Fields, text: str) -> str:
+    """Run the program in a sandbox. Raises RuntimeError if there is none on this computer."""
+    outcome = run_confined(program_of(record, text))
+    return "" if outcome.passed else outcome.reason or "it fails"
+
+
+def program_of(record: Fields, text: str) -> str:
+    """Return the program of an answer followed by its test.
+
+    With an entry_point, it is the code block that defines that function, or else the prompt and the first block.
+    """
+    blocks = BLOCK.findall(text) or [text]
+    if not (entry_point := record.get("entry_point")):
+        return f"{blocks[0]}\n\n{record['test']}\n"
+    head, prompt = f"def {entry_point}(", record["prompt"]
+    complete = [block for block in blocks if head in block]
+    preamble = prompt.partition(head)[0]  # imports, and functions that this one uses
+    code = f"{preamble}\n{complete[0]}" if complete else prompt + blocks[0]
+    return f"{code}\n\n{record['test']}\n\ncheck({entry_point})\n"
+
+
+GRADERS: dict[str, Grader] = {
+    "exact": grade_exact,
+    "number": grade_number,
+    "choice": grade_choice,
+    "regex": grade_regex,
+    "json": grade_json,
+    "program": grade_program,
+}
+
+
+def require_gradable(record: Fields, usual: str) -> str:
+    """Return the name of a record's grader, `usual` by default. Raises UsageError for missing or invalid fields."""
+    name = record.get("grader", usual)
+    if not isinstance(name, str) or name not in GRADERS:
+        raise UsageError(f'"grader" should be {", ".join([*GRADERS][:-1])} or program, not {name!r}')
+    alternatives = {"json": ("schema", "answer"), "program": ("test",)}.get(name, ("answer",))
+    if not any(field in record for field in alternatives):
+        raise UsageError(f"the grader {name} needs the field {' or '.join(map(repr, alternatives))}")
+    if name in CHECKS:
+        CHECKS[name](record)
+    if name == "program" and record.get("entry_point") and not isinstance(record.get("prompt"), str):
+        raise UsageError('"entry_point" needs the field "prompt", with the code that the function begins with')
+    return name
+
+
+def require_texts(record: Fields) -> None:
+    answers = record["answer"] if isinstance(record["answer"], list) else [record["answer"]]
+    if not answers or not all(isinstance(answer, str) for answer in answers):
+        raise UsageError(f'"answer" should be a text or a list of texts, not {record["answer"]!r}')
+
+
+def require_choice(record: Fields) -> None:
+    choices = record.get("choices", LETTERS)
+    if not isinstance(choices, list | tuple) or not all(isinstance(choice, str) and choice for choice in choices):
+        raise UsageError('"choices" should be a list of texts')
+    if record["answer"] not in choices:
+        raise UsageError(f'"answer" should be one of the choices, not {record["answer"]!r}')
+
+
+def require_regex(record: Fields) -> None:
+    try:
+        re.compile(record["answer"])
+    except (re.error, TypeError) as error:
+        raise UsageError(f'"answer" should be a regular expression: {error}') from None
+
+
+CHECKS: dict[str, Callable[[Fields], object]] = {
+    "exact": require_texts,
+    "number": number_of,
+    "choice": require_choice,
+    "regex": require_regex,
+}

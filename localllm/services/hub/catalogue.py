@@ -1,0 +1,464 @@
+"""Resolves model names: known models (models.toml), the Hugging Face hub, and files on disk.
+
+    qwen3-4b                      a known model in its default quantization
+    qwen3-4b:Q8_0                 in another quantization
+    hf:OWNER/REPOSITORY           any model of the hub; :QUANTIZATION if it has several, or /FILE.gguf
+    hf:OWNER/REPOSITORY@REVISION  at a branch, a tag or a commit
+    OWNER/REPOSITORY              the same as hf:OWNER/REPOSITORY; also hf.co/OWNER/REPOSITORY and the page's URL
+    gemma3:4b                     a known model by Ollama's name
+    NAME                          a file in the models folder, as `localllm list` shows it
+    ollama:NAME:TAG               a model in Ollama's store; those in Hugging Face's cache and LM Studio are hf:...
+
+Most commands use this module, so it imports no slow ones.
+"""
+
+import os
+import re
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from difflib import get_close_matches
+from fnmatch import fnmatchcase
+from functools import cache
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
+from urllib.parse import quote, unquote
+
+from localllm.errors import ModelError, UsageError
+from localllm.files.download import find_partials
+from localllm.files.gguf.projectors import is_projector
+from localllm.files.models_folder import (
+    PARTIAL,
+    ModelFile,
+    list_own_files,
+    model_files,
+    models_folder,
+    normalize_quantization,
+    size_of,
+)
+from localllm.files.settings import load_settings
+from localllm.frozen import frozen
+
+if TYPE_CHECKING:
+    from localllm.services.hub.ollama_store import StoredModel
+
+DATA = Path(__file__).resolve().parents[2] / "data"
+USUAL = "Q4_K_M"  # default quantization
+HUB = "hf:"
+LATEST = ":latest"  # the tag of Ollama's names without one
+# The end of the name of an incomplete download.
+ON_ITS_WAY = re.compile(rf"\.[0-9a-f]+{re.escape(PARTIAL)}$")
+REPOSITORY = re.compile(
+    r"(?P<repository>[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*(?:@[\w.%+-]+)?)"
+    r"(?:/(?P<file>.+)|:(?P<quantization>[\w-]+))?"
+)
+REVISION = re.compile(
+    r"/(?:resolve|blob|raw|tree|commit)/(?P<revision>refs/[^/]+/[^/]+|[^/]+)(?P<file>/.*)?"
+)  # in an address
+MAIN = "main"
+ADDRESS = re.compile(
+    r"(?:https?://)?(?:www\.)?(?:huggingface\.co|hf\.co)/(?P<repository>[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*)"
+    r"(?P<rest>[/:][^?#]*)?(?:[?#].*)?"
+)
+# Of names as Ollama writes them: FAMILY:TAG, such as qwen2.5-coder:1.5b-instruct-q4_K_M. The tag has the size, words
+# and the quantization; without a tag, or with "latest", a family means one of its sizes.
+REGISTRY = re.compile(r"^(?:registry\.ollama\.ai/)?(?:library/)?(?=[^/]+$)")
+SIZE = re.compile(r"e?\d+(?:\.\d+)?[bm]|\d+x\d+(?:\.\d+)?b")
+QUANTIZATION = re.compile(r"(?:iq|q|tq)\d\w*|b?f(?:p)?(?:16|32)|mxfp4")
+ACTIVE = re.compile(r"a\d+(?:\.\d+)?[bm]")  # weights that a mixture of experts uses for a token
+USUAL_WORDS = ("latest", "instruct", "it", "chat")  # of a tag: the models that are known are these
+MOST_NAMES = 8  # that a message lists
+
+
+@frozen
+class Known:
+    """An entry of models.toml, which documents the fields."""
+
+    name: str
+    description: str
+    architecture: str
+    parameters: str
+    file: str
+    megabytes: int
+    context: int
+    license: str
+    repository: str = ""
+    quantization: str = ""
+    ollama: Sequence[str] = ()
+
+    @property
+    def is_embedder(self) -> bool:
+        """Return whether it is an embedding model."""
+        return self.description.startswith("Embeddings")
+
+
+@frozen
+class HubReference:
+    """A reference to a model on the Hugging Face hub.
+
+    Attributes:
+        text: what the user wrote.  repository: OWNER/REPOSITORY, with @REVISION if that is not main.
+        pattern: glob of the file's name.  quantization: the requested one, "" for the default.  usual: the default.
+        megabytes: approximate, 0 if unknown.
+    """
+
+    text: str
+    repository: str
+    pattern: str = "*"
+    quantization: str = ""
+    usual: str = USUAL
+    megabytes: int = 0
+
+    @property
+    def size(self) -> str:
+        """Return the approximate size of the file as text, "" if unknown."""
+        if not self.megabytes:
+            return ""
+        return f"about {self.megabytes / 1000:.1f} GB" if self.megabytes >= 1000 else f"about {self.megabytes} MB"
+
+
+class MissingError(ModelError):
+    """A model that is not on this computer, but could be pulled."""
+
+    def __init__(self, reference: HubReference):
+        self.reference = reference
+        size = f" ({reference.size})" if reference.size else ""
+        super().__init__(f"{reference.text}: not on this computer; `localllm pull {reference.text}` gets it{size}")
+
+    def __reduce__(self) -> tuple[type["MissingError"], tuple[HubReference]]:
+        return MissingError, (self.reference,)
+
+
+def registry_path() -> Path:
+    """Return the path of models.toml, installed with the other data or at the repository's top."""
+    installed = DATA / "models.toml"
+    return installed if installed.exists() else DATA.parents[1] / "models.toml"
+
+
+@cache
+def registry_models() -> dict[str, Known]:
+    """Return the models of models.toml by name."""
+    import tomllib
+
+    with open(registry_path(), "rb") as file:
+        return {entry["name"]: Known(**entry) for entry in tomllib.load(file)["model"]}
+
+
+@frozen
+class Located:
+    """The file of a model's name; stored: what Ollama's store has of that name besides."""
+
+    path: str
+    stored: "StoredModel | None" = None
+
+
+def resolve(model: str | os.PathLike[str]) -> str:
+    """Return the path of a model: an existing path itself, or the file that a name refers to.
+
+    Raises MissingError for a model that can be pulled, ModelError for an unknown name, UsageError.
+    """
+    return locate(model).path
+
+
+def locate(model: str | os.PathLike[str]) -> Located:
+    """Find a model, and what else its name means. Raises the errors of `resolve`."""
+    path = os.fspath(model)
+    if os.path.lexists(path):
+        return Located(path)
+    name = resolve_alias(path)
+    if os.path.lexists(name):
+        return Located(name)
+    if (registered := registry_models().get(name.lower())) and not registered.repository:
+        return Located(str(DATA / registered.file))
+    reference = parse_reference(name)
+    if reference and (paths := find_on_disk(reference)):
+        return Located(str(paths[0]))
+    try:
+        if reference and name.startswith(HUB):
+            raise MissingError(reference)
+        return Located(find_in_folder(name))
+    except ModelError as error:
+        from localllm.services.hub.found_models import find_elsewhere  # seldom needed
+
+        hub_reference = reference or HubReference(name, "")
+        elsewhere = find_elsewhere(name, hub_reference.repository, lambda names: select_files(names, hub_reference))
+        if elsewhere is None:
+            raise (MissingError(reference) if reference else error) from None
+        located = Located(*elsewhere)
+        if located.stored:
+            located.stored.require_supported()
+        return located
+
+
+def resolve_alias(name: str) -> str:
+    """Resolve an alias of the user's settings, or return the name itself. Raises UsageError."""
+    return load_settings().aliases.get(name, name)
+
+
+def parse_reference(text: str) -> HubReference | None:
+    """Parse a reference to a hub model; return None for other names.
+
+    Raises UsageError for a malformed hf:... reference.
+    """
+    text = normalize_name(text)
+    if text.startswith(HUB):
+        match = REPOSITORY.fullmatch(text.removeprefix(HUB))
+        if not match:
+            raise UsageError(
+                f"{text!r}: expected hf:OWNER/REPOSITORY, optionally followed by :QUANTIZATION or /FILE.gguf"
+            )
+        file = re.sub(r"([*?[])", r"[\1]", match["file"] or "")
+        return HubReference(text, match["repository"], file or "*", match["quantization"] or "")
+    name, _, quantization = text.partition(":")
+    if registered := registry_models().get(name.lower()):
+        if not registered.repository:
+            return None
+        usual = registered.quantization
+        megabytes = registered.megabytes if quantization.upper() in ("", usual) else 0
+        return HubReference(text, registered.repository, registered.file, quantization, usual, megabytes)
+    return None
+
+
+def normalize_name(text: str) -> str:
+    """Convert hub URLs, OWNER/REPOSITORY and Ollama's names of known models to the names above."""
+    if address := ADDRESS.fullmatch(text):
+        path, revision = address["rest"] or "", ""
+        if match := REVISION.fullmatch(path.rstrip("/")):
+            path = "" if path.startswith(("/tree/", "/commit/")) else match["file"] or ""
+            revision = quote(unquote(match["revision"]), safe="")
+        at = f"@{revision}" if revision not in ("", MAIN) else ""
+        return HUB + address["repository"] + at + path.rstrip("/")
+    text = REGISTRY.sub("", text).removesuffix(LATEST)
+    if REPOSITORY.fullmatch(text) and not text.endswith(".gguf") and text.partition(":")[0].count("/") == 1:
+        return HUB + text
+    name, _, tag = text.lower().partition(":")
+    if name in registry_models() and not SIZE.match(tag):  # the tag is a quantization
+        return text
+    return find_registered(text, registry_models().values()) or text
+
+
+def select_files(names: Iterable[str], reference: HubReference) -> tuple[str, ...]:
+    """Select the files of a repository that a reference refers to.
+
+    Raises ModelError, which lists the available ones.
+    """
+    pattern, whose = reference.pattern.lower(), f"{reference.text}: {reference.repository}"
+    models = [
+        model
+        for model in model_files(names)
+        if any(fnmatchcase(name.lower(), pattern) for name in (*model.files, f"{model.name}.gguf"))
+    ]
+    if not models:
+        raise ModelError(f"{whose} has no matching GGUF file")
+    quantization = normalize_quantization(reference.quantization or reference.usual)
+    exact = [model for model in models if quantization in model.tags]
+    near = [model for model in models if model.quantization in (f"UD-{quantization}", f"{quantization}_MOE")]
+    selected = exact or near or ([] if reference.quantization else models)
+    if len({model.name for model in selected}) != 1:  # a model may be there as one file, and split into several
+        problem = (
+            "several files" if exact or near else f"no {quantization}" if not selected else "several quantizations"
+        )
+        raise ModelError(f"{whose} has {problem}; available: {list_models(models)}")
+    if not selected[0].is_whole:
+        raise ModelError(f"{whose} lacks parts of {selected[0].name}")
+    return selected[0].files
+
+
+def list_models(models: Iterable[ModelFile]) -> str:
+    """List the models of a repository: by quantization if that is unique, else by file name."""
+    models = list(models)
+    kinds = [model.quantization for model in models]
+    return ", ".join(
+        kind if kind and kinds.count(kind) == 1 else f"{model.name}.gguf"
+        for kind, model in zip(kinds, models, strict=True)
+    )
+
+
+def find_on_disk(reference: HubReference) -> list[Path]:
+    """Return the files of a pulled model in order, [] if it is absent or incomplete."""
+    folder = models_folder() / reference.repository
+    names = list_own_files(folder)
+    if not names:
+        return []
+    try:
+        return [folder / name for name in select_files(names, reference)]
+    except ModelError:
+        return []
+
+
+def find_in_folder(name: str) -> str:
+    """Find a model in the folder of models by its listed name. Raises ModelError."""
+    names = (name, name.removesuffix(LATEST))
+    for model in models_on_disk():
+        if model.name in names and model.is_whole:
+            return str(model.path)
+    raise unknown_name(name)
+
+
+def unknown_name(name: str) -> ModelError:
+    """Build the error for an unknown model name."""
+    return ModelError(
+        f"{name}: no such file{suggestion(name, registry_models(), [each.name for each in models_on_disk()])}"
+    )
+
+
+@frozen
+class OnDisk:
+    """A model in the folder of models; sizes in bytes.
+
+    Attributes:
+        name: name for commands.  path: path of the first file.  files: all of them.  is_whole: false for an incomplete
+        pull.
+    """
+
+    name: str
+    path: Path
+    files: tuple[Path, ...]
+    size: int
+    quantization: str
+    is_whole: bool
+
+    def facts(self) -> dict[str, object]:
+        """Return the model for JSON."""
+        return {
+            "name": self.name,
+            "path": str(self.path),
+            "bytes": self.size,
+            "quantization": self.quantization or None,
+            "files": [str(path) for path in self.files],
+            "complete": self.is_whole,
+        }
+
+
+def models_on_disk() -> list[OnDisk]:
+    """List the models in the folder by name, incomplete pulls included."""
+    folder = models_folder()
+    repositories: dict[str, list[str]] = {}
+    for name in list_own_files(folder):
+        parts = name.split("/")
+        repository = "/".join(parts[:2]) if len(parts) > 2 else ""
+        # NAME.gguf.CHECKSUM.partial is an incomplete NAME.gguf
+        name = name.removesuffix(PARTIAL).rpartition(".")[0] if name.endswith(PARTIAL) else name
+        repositories.setdefault(repository, []).append(name.removeprefix(f"{repository}/"))
+    models = [
+        model for repository, names in repositories.items() for model in iter_repository(folder, repository, names)
+    ]
+    return sorted(models, key=lambda model: model.name)
+
+
+def iter_repository(folder: Path, repository: str, names: list[str]) -> Iterator[OnDisk]:
+    """Yield the models among the files of one repository; "" for files outside of repositories."""
+
+    models = model_files(set(names))
+    for model in models:
+        targets = tuple(folder / repository / file for file in model.files)
+        partial_files = [path for target in targets for path in find_partials(target)]
+        files = tuple(target for target in targets if target.is_file())
+        size = sum(map(size_of, (*files, *partial_files)))
+        is_complete = model.is_whole and len(files) == len(targets)
+        name = shortest_name(repository, model, [each.quantization for each in models])
+        yield OnDisk(name, targets[0], (*files, *partial_files), size, model.quantization, is_complete)
+
+
+def shortest_name(repository: str, model: ModelFile, quantizations: list[str]) -> str:
+    """Return the shortest name that identifies a model in the folder."""
+    if not repository:
+        return model.name
+    for registered in registry_models().values():
+        if registered.repository == repository and fnmatchcase(f"{model.name}.gguf".lower(), registered.file.lower()):
+            return (
+                registered.name
+                if model.quantization == registered.quantization
+                else f"{registered.name}:{model.quantization}"
+            )
+    if model.quantization and quantizations.count(model.quantization) == 1:
+        return f"{HUB}{repository}:{model.quantization}"
+    return f"{HUB}{repository}/{model.files[0]}"
+
+
+def find_removable(name: str) -> OnDisk:
+    """Find the model that `localllm rm NAME` removes. Raises ModelError if there is none."""
+    models, lower_name = models_on_disk(), resolve_alias(name).lower()
+    for model in models:
+        if model.name.lower() == lower_name:
+            return add_projectors(model, models)
+    try:
+        path = Path(resolve(name)).absolute()
+    except ModelError:
+        path = Path(name).absolute()
+    for model in models:
+        if path in model.files:
+            return add_projectors(model, models)
+    raise ModelError(f"{name}: not in the folder of models, {models_folder()}")
+
+
+def add_projectors(model: OnDisk, models: list[OnDisk]) -> OnDisk:
+    """Add a repository's projectors, incomplete ones included, to its last model."""
+    folder = model.path.parent
+    if len(folder.relative_to(models_folder()).parts) < 2 or [each.path.parent for each in models].count(folder) != 1:
+        return model
+    projectors = tuple(path for path in folder.iterdir() if is_projector(ON_ITS_WAY.sub("", path.name)))
+    return replace(model, files=(*model.files, *projectors), size=model.size + sum(map(size_of, projectors)))
+
+
+# ---- names as Ollama writes them, and suggestions for unknown names
+
+
+class NameParts(NamedTuple):
+    """The parts of a name that say which model it is, without what separates them, and the quantization, "" for none.
+
+    Models of one family differ in their sizes; words of a tag belong to the family.
+    """
+
+    family: str
+    size: str
+    quantization: str = ""
+
+
+def parse_name(text: str) -> NameParts:
+    """Split a name, of Ollama or of models.toml, into its parts."""
+    words = [word for word in re.split("[-:]", REGISTRY.sub("", text.lower())) if word not in ("", *USUAL_WORDS)]
+    quantization = words.pop() if len(words) > 1 and QUANTIZATION.fullmatch(words[-1]) else ""
+    size = next((word for word in words[1:] if SIZE.fullmatch(word)), "")
+    family = "".join(word for word in words if word != size and not ACTIVE.fullmatch(word))
+    return NameParts(re.sub("[^a-z0-9./]", "", family), size, quantization.replace("fp", "f").upper())
+
+
+def find_registered(text: str, models: Iterable[Known]) -> str | None:
+    """Return the name in models.toml of the model that Ollama calls so, with the quantization; None without one."""
+    wanted = parse_name(text)
+    for model in models:
+        if any(parse_name(each)[:2] == wanted[:2] for each in (model.name, *model.ollama)):
+            return f"{model.name}:{wanted.quantization}" if wanted.quantization else model.name
+    return None
+
+
+def suggestion(name: str, registered: Mapping[str, Known], on_disk: Collection[str]) -> str:
+    """Return the end of the error about an unknown name: similar names, never of another size than the one asked for.
+
+    registered: the models of models.toml.  on_disk: names of models in the folder.
+    """
+    if os.path.dirname(REGISTRY.sub("", name)) or name.endswith(".gguf") or not name.strip():
+        return ""
+    if " " in name:
+        return "; a text to answer stands behind the model, or behind -p"
+    end = " (`localllm list --all` shows the known ones)"
+    asked, base = parse_name(name), REGISTRY.sub("", name).partition(":")[0].lower()
+    relatives = relatives_of(parse_name(base).family, registered) if len(base) > 2 else []
+    close = relatives or get_close_matches(base, {*registered, *on_disk}, len(registered), cutoff=0.7)
+    fitting = [each for each in close if asked.size in ("", parse_name(each).size)]
+    if fitting:
+        listed = fitting[: MOST_NAMES if relatives else 3]
+        return f" and no model of that name; did you mean {' or '.join(listed)}?{end}"
+    if relatives:
+        return (
+            f" and no model of that name in the size {asked.size}; there are {', '.join(relatives[:MOST_NAMES])}{end}"
+        )
+    return f" and no model of that name{end}"
+
+
+def relatives_of(family: str, registered: Iterable[str]) -> list[str]:
+    """Return the models of a family and of its later versions; without one, those whose names begin so."""
+    families = {each: parse_name(each).family for each in registered}
+    version = re.compile(rf"{re.escape(family)}(\.\d+)?")
+    relatives = [each for each, name in families.items() if version.fullmatch(name)]
+    return relatives or [each for each, name in families.items() if name.startswith(family)]

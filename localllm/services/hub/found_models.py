@@ -1,0 +1,134 @@
+"""Finds models that other programs have downloaded, and only reads them.
+
+    hf:OWNER/REPOSITORY:Q4_K_M   in Hugging Face's cache or LM Studio's folder
+    ollama:llama3.2:3b           in Ollama's store; "ollama:" may be omitted
+
+Sources: huggingface_hub's guide to its cache; Ollama's manifests, as its registry serves them.
+"""
+
+import os
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+
+from localllm.errors import ModelError
+from localllm.files.models_folder import ModelFile, list_files, model_files, size_of
+from localllm.frozen import frozen
+from localllm.services.hub.ollama_store import StoredModel, find_stored, iter_stored
+
+NameOf = Callable[[str, ModelFile, list[str]], str]  # (repository, model, all quantizations there): a name
+HUGGING_FACE, LM_STUDIO, OLLAMA = "Hugging Face", "LM Studio", "Ollama"
+
+LM_STUDIO_SETTINGS = Path(".lmstudio", ".internal", "user-concrete-model-default-config")  # in the user's home
+
+
+@frozen
+class FoundModel:
+    """A model of another program.
+
+    Attributes:
+        name: name for commands.  program: the one that downloaded it.  path: path of the first file.  size: size of
+        all, in bytes.
+    """
+
+    name: str
+    program: str
+    path: Path
+    size: int
+    quantization: str = ""
+
+    def facts(self) -> dict[str, object]:
+        """Return the model for JSON."""
+        return {
+            "name": self.name,
+            "program": self.program,
+            "path": str(self.path),
+            "bytes": self.size,
+            "quantization": self.quantization or None,
+        }
+
+
+def find_models(name_of: NameOf) -> list[FoundModel]:
+    """List the models of all programs, by program and name; name_of: see catalogue.shortest_name."""
+    hub = [model for folder in repository_folders() for model in iter_repository(*folder, name_of)]
+    ollama = [FoundModel(model.shown_name, OLLAMA, model.path, size_of(model.path)) for model in iter_stored()]
+    by_name = {(model.program, model.name): model for model in reversed([*hub, *ollama])}  # the main snapshot wins
+    return [by_name[key] for key in sorted(by_name)]
+
+
+def find_elsewhere(
+    name: str, repository: str, select: Callable[[list[str]], Sequence[str]]
+) -> tuple[str, StoredModel | None] | None:
+    """Return a model that another program has downloaded: its path, and what Ollama stores of it; None without one.
+
+    repository: the hub repository that the name refers to, "" for none.  select: returns the model's files among those
+    of the repository, or raises ModelError.
+    """
+    for _, each, folder in repository_folders() if repository else ():
+        if each.lower() == repository.lower():
+            try:
+                return str(folder / select(list_files(folder))[0]), None
+            except ModelError:
+                continue
+    stored = find_stored(name)
+    return (str(stored.path), stored) if stored else None
+
+
+def unused_files(path: str, template: str | None) -> Iterator[str]:
+    """Yield a line for each file that says how to use a model and is not used.
+
+    path: the model's file, in a repository's folder.  template: its chat template, None if another one was chosen.
+    """
+    folder = Path(path).parent
+    jinja = folder / "chat_template.jinja"
+    if template is not None and jinja.is_file() and jinja.read_text(encoding="utf-8").strip() != template.strip():
+        yield f"{jinja} differs from the file's chat template and is not used; --chat-template-file {jinja} uses it"
+    others = [folder / name for name in ("template", "system", "params")]  # of Ollama, in repositories of the hub
+    *_, owner, repository = folder.parts
+    others.append(Path.home() / LM_STUDIO_SETTINGS / owner / repository / f"{Path(path).name}.json")
+    yield from (f"{each} is not used" for each in others if each.is_file())
+
+
+def repository_folders() -> Iterator[tuple[str, str, Path]]:
+    """Yield (program, repository's name, folder of its files)."""
+    for folder in sorted_folders(hub_cache()):
+        kind, _, name = folder.name.partition("--")
+        if kind == "models" and name.count("--") == 1:
+            yield from ((HUGGING_FACE, name.replace("--", "/"), snapshot) for snapshot in snapshots(folder))
+    for parent in (Path.home() / ".lmstudio" / "models", Path.home() / ".cache" / "lm-studio" / "models"):
+        for owner in sorted_folders(parent):
+            yield from ((LM_STUDIO, f"{owner.name}/{folder.name}", folder) for folder in sorted_folders(owner))
+
+
+def hub_cache() -> Path:
+    """Return Hugging Face's cache, as huggingface_hub finds it."""
+    home = os.environ.get("HF_HOME") or os.path.join(
+        os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache"), "huggingface"
+    )
+    return Path(os.path.expanduser(os.environ.get("HF_HUB_CACHE") or os.path.join(home, "hub")))
+
+
+def snapshots(folder: Path) -> list[Path]:
+    """Return the folders of a repository's snapshots, the main branch's first."""
+    try:
+        main = (folder / "refs" / "main").read_text(encoding="utf-8").strip()
+    except (OSError, UnicodeDecodeError):
+        main = ""
+    return sorted(sorted_folders(folder / "snapshots"), key=lambda snapshot: snapshot.name != main)
+
+
+def iter_repository(program: str, repository: str, folder: Path, name_of: NameOf) -> Iterator[FoundModel]:
+    """Yield the complete models of a folder."""
+    models = model_files(name for name in list_files(folder) if (folder / name).is_file())
+    for model in models:
+        if model.is_whole:
+            name = name_of(repository, model, [each.quantization for each in models])
+            paths = [folder / file for file in model.files]
+            yield FoundModel(name, program, paths[0], sum(map(size_of, paths)), model.quantization)
+
+
+def sorted_folders(folder: Path) -> list[Path]:
+    """Return the folders in a folder, by name; none if it cannot be read."""
+    try:
+        return sorted(each for each in folder.iterdir() if each.is_dir())
+    except OSError:
+        return []

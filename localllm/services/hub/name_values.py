@@ -1,0 +1,118 @@
+"""The settings of a model's name as values: for the server and for Python, which parse no options."""
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+from localllm.errors import UsageError
+from localllm.files.settings import load_settings
+from localllm.files.text_file import read_template_choice, read_text
+from localllm.frozen import frozen
+from localllm.generation.answer_defaults import UNSET, AnswerDefaults
+from localllm.generation.options import OPTIONS, GenerationOptions
+from localllm.generation.sampling.options import DEFAULTS, SamplingOptions, steps_lettered
+from localllm.generation.sampling.options import OPTIONS as SAMPLING
+from localllm.services.hub.name_settings import settings_of, stored_model
+
+# Names of options whose values have other names here; "-" stands for "_".
+RENAMED = {
+    **{other: name for name, option in {**OPTIONS, **SAMPLING}.items() for other in option.names},
+    "sampler_seq": "sampling_seq", "system_prompt": "system",
+    "chat_template_kwargs": "template_var", "ctx_size": "context", "n_gpu_layers": "gpu_layers", "device": "backend",
+    "chat_template_file": "chat_template",
+}  # fmt: skip
+TEXTS = ("stop", "ban", "dry_sequence_breakers", "template_var")  # a list of texts, or one
+WHOLE = ("max_tokens", "think_budget", "context", "threads", "seed")  # of these, -1 is the default
+OPENING = ("context", "threads", "backend", "gpu_layers", "chat_template", "mmproj", "kv_type")  # of open_model
+# Options that change answers, but only in the commands that have them.
+NOT_APPLIED = (
+    "json_schema", "json_schema_file", "grammar", "grammar_file", "regex", "logit_bias", "rope_scaling", "rope_scale",
+    "rope_freq_base", "rope_freq_scale", "yarn_orig_ctx",
+)  # fmt: skip
+
+
+@frozen
+class NameValues:
+    """The settings of a name.
+
+    Attributes:
+        defaults: of answers.  opening: arguments of open_model.  warnings: lines about settings that are not applied.
+    """
+
+    defaults: AnswerDefaults
+    opening: Mapping[str, Any]
+    warnings: tuple[str, ...] = ()
+
+
+def values_of(model: str) -> NameValues:
+    """Return the settings of a name. Raises UsageError for invalid ones, ModelError for damaged layers of a store."""
+    settings, stored = load_settings(), stored_model(model)
+    values, ignored = dict[str, Any](), list[str]()
+    for setting in settings_of(settings, model, stored):
+        name = RENAMED.get(plain_name := setting.key.replace("-", "_"), plain_name)
+        try:
+            values |= converted(name, setting.value)
+        except UsageError as error:
+            raise UsageError(f"{setting.source}: {setting.written}: {error}") from None
+        if name in NOT_APPLIED:
+            ignored.append(f"{setting.source}: {setting.written} is only used by commands that have this option")
+    sampling = SamplingOptions(**{name: values[name] for name in values.keys() & DEFAULTS.keys()})
+    answer = {name: values[name] for name in UNSET if name in values}
+    options = GenerationOptions(sampling=sampling, template_variables=values.get("template_var", {}), **answer)
+    defaults = AnswerDefaults(values.get("system"), stored.messages() if stored else (), options)
+    opening = {name: values[name] for name in (*OPENING, "cache") if name in values}
+    if types := {part: values[key] for part, key in (("k", "cache_type_k"), ("v", "cache_type_v")) if key in values}:
+        usual = values.get("kv_type", "f16")
+        opening["kv_type"] = f"k={types.get('k', usual)},v={types.get('v', usual)}"
+    return NameValues(defaults, opening, tuple(ignored))
+
+
+def converted(name: str, value: Any) -> dict[str, Any]:
+    """Convert the value of an option to those that it stands for, by name. Raises UsageError."""
+    if name in WHOLE and value in (-1, "-1", 0 if name == "context" else -1):
+        return {name: None}
+    if name in TEXTS:
+        value = tuple(map(str, value)) if isinstance(value, list) else (str(value),)
+    if name == "template_var":
+        return {name: {key: each for text in value for key, each in variables_of(text).items()}}
+    if name == "sampling_seq":
+        return {"samplers": steps_lettered(str(value))}
+    if name in ("system_prompt_file", "chat_template"):
+        return {"system": read_text(value)} if name == "system_prompt_file" else {name: read_template_choice(value)}
+    if name == "no_cache":
+        return {"cache": not value}
+    if name in WHOLE or name in DEFAULTS:
+        value = number_of(value)
+    if name in DEFAULTS and name != "logit_bias":
+        return {name: getattr(SamplingOptions(**{name: value}), name)}
+    if name in UNSET:
+        return {name: getattr(GenerationOptions(**{name: value}), name)}
+    return {name: value} if name in (*OPENING, "cache_type_k", "cache_type_v", "system") else {}
+
+
+def number_of(value: object) -> object:
+    """Return the number that a text is; anything else unchanged."""
+    if isinstance(value, str):
+        try:
+            number = float(value)
+        except ValueError:
+            return value
+        return int(number) if number.is_integer() else number
+    return value
+
+
+def variables_of(text: str) -> dict[str, object]:
+    """Parse NAME=VALUE, or a JSON object of several variables of a chat template. Raises UsageError."""
+    if text.lstrip().startswith("{"):
+        try:
+            result: dict[str, object] = json.loads(text)
+            return result
+        except ValueError as error:
+            raise UsageError(f"template_var should be NAME=VALUE or a JSON object: {error}") from None
+    name, equals, value = text.partition("=")
+    if not equals or not name.isidentifier():
+        raise UsageError(f"template_var should be NAME=VALUE or a JSON object, not {text!r}")
+    try:
+        return {name: json.loads(value)}
+    except ValueError:
+        return {name: value}

@@ -1,0 +1,54 @@
+"""Opens a model by its name, as commands do; `localllm.open`."""
+
+import functools
+import inspect
+import os
+import sys
+import warnings
+from functools import partial
+from typing import Any
+
+from localllm import api
+from localllm.services.hub.catalogue import resolve
+from localllm.services.hub.name_settings import unused_parts
+from localllm.services.hub.name_values import values_of
+
+
+@functools.wraps(api.open_model)
+def open_model(path: str | os.PathLike[str], *arguments: Any, **options: Any) -> api.Model:
+    """Open a model by path, known name, alias, or hf:OWNER/REPOSITORY, if it is on this computer.
+
+    Settings of the name in config.toml and in Ollama's store apply where no argument is given.
+    """
+    if "uploading" in options:  # its name before 0.3
+        warnings.warn("the argument uploading is named on_upload now", DeprecationWarning, stacklevel=2)
+        options["on_upload"] = options.pop("uploading")
+    if not isinstance(path, str):
+        model = api.open_model(path, *arguments, **options)
+    else:
+        resolved, values = resolve(path), values_of(path)
+        explicit = {*options, *list(inspect.signature(api.open_model).parameters)[1 : 1 + len(arguments)]}
+        options |= {name: value for name, value in values.opening.items() if name not in explicit}
+        model = api.open_model(resolved, *arguments, **options)
+        model.session.defaults = values.defaults.over(model.session.defaults)
+        is_chosen = bool(options.get("chat_template"))
+        model.warnings += [
+            *values.warnings,
+            *unused_parts(path, resolved, model.tokenizer.chat_template, is_chosen),
+        ]
+    for warning in model.warnings:
+        warnings.warn(warning, stacklevel=2)
+    model.session.on_warning = partial(tell, model)
+    return model
+
+
+def tell(model: api.Model, warning: str) -> None:
+    """Add a warning to a model that is open, and give it to Python's `warnings` at the caller's line."""
+    model.warnings.append(warning)
+    frame, level = sys._getframe(1), 2
+    while frame.f_back and frame.f_globals.get("__name__", "").partition(".")[0] in ("localllm", "functools"):
+        frame, level = frame.f_back, level + 1
+    warnings.warn(warning, stacklevel=level)
+
+
+open_model.__name__ = open_model.__qualname__ = "open"  # as localllm has it

@@ -1,0 +1,297 @@
+"""Estimates from a model's header whether it fits into memory, and its speed. Implements `localllm fit`.
+
+For a model on the Hugging Face hub, only the header (some megabytes) is fetched, and nothing is stored. The ranking of
+all models fetches nothing: models.toml has the size and weights of models that can be pulled, but not their KV cache.
+"""
+
+import re
+from collections.abc import Callable, Iterator, Sequence
+from typing import Required, TypedDict
+
+from localllm.arch import architecture
+from localllm.arch.hyperparameters import Hyperparameters
+from localllm.arch.layer_state import KVType, cache_bytes
+from localllm.errors import LocalllmError, ModelError, UsageError
+from localllm.files.gguf.file import GGUFFile
+from localllm.files.gguf.projectors import projector_bytes
+from localllm.services.hub.catalogue import (
+    HubReference,
+    Known,
+    MissingError,
+    models_on_disk,
+    registry_models,
+    resolve,
+    shortest_name,
+)
+from localllm.services.hub.found_models import find_models
+from localllm.services.inspection.inspect import MatrixCosts, MemoryRow, is_reader, memory
+from localllm.system.memory import available_memory
+
+TYPES = ("f16", "q8_0", "q4_0")  # KV cache types that are shown by default
+# What a process needs in addition to weights and KV cache. Models of 0.1 to 1.3 billion weights took 0.05 to 0.19 GB
+# during a prefill of 1024 tokens; wider ones have larger buffers.
+WORKING = 300_000_000  # bytes
+# The share of the memory bandwidth that decode reaches: 0.64 to 0.87, by format and processor (docs/models.md).
+SHARE = 0.7
+
+
+class MemoryFit(TypedDict):
+    """A context length and a type of KV cache: the memory that they need, in bytes, and the expected speed."""
+
+    kv_type: str
+    context: int
+    cache_bytes: int
+    total_bytes: int
+    needed_bytes: int
+    fits: bool
+    tokens_per_s: float | None
+
+
+class FileFit(TypedDict):
+    """A model file and how it fits; longest: the longest context that fits, by type of KV cache."""
+
+    architecture: str
+    parameters: int
+    weight_bytes: int
+    projector_bytes: int
+    weight_bytes_per_token: int
+    context: int
+    working_bytes: int
+    available_bytes: int
+    bandwidth_gbs: float
+    longest: dict[str, int]
+    rows: list[MemoryFit]
+
+
+class ModelFit(FileFit):
+    """A model by its name and how it fits; fetched_bytes: downloaded to find out."""
+
+    model: str
+    path: str
+    fetched_bytes: int
+
+
+class FitRow(TypedDict, total=False):
+    """A model and how it fits; sizes in bytes. A file that cannot be read has a problem and no figures."""
+
+    name: Required[str]
+    here: Required[bool]
+    problem: str
+    parameters: int
+    weight_bytes: int
+    context: int
+    needed_bytes: int
+    cache_bytes: int | None
+    fits: bool
+    tokens_per_s: float | None
+
+
+class FitRanking(TypedDict):
+    """All models and how they fit, for JSON."""
+
+    order: str
+    context: int
+    kv_type: str
+    available_bytes: int
+    bandwidth_gbs: float
+    models: list[FitRow]
+
+
+CONTEXT = 4096  # tokens for which memory and speed are estimated, unless another number is asked for
+ORDERS: dict[str, Callable[[FitRow], float]] = {
+    "size": lambda row: -row["parameters"],
+    "speed": lambda row: -(row["tokens_per_s"] or 0),
+    "memory": lambda row: row["needed_bytes"],
+}
+UNITS = {"K": 1e3, "M": 1e6, "B": 1e9, "T": 1e12}
+
+
+def fit(
+    model: str,
+    on_read: Callable[[str], None] = lambda what: None,
+    context: int | None = None,
+    kv_type: str | None = None,
+) -> ModelFit:
+    """Describe how a model fits this computer, for JSON; sizes in bytes.
+
+    The rows give, for each context length and type of KV cache, the memory that is needed, whether it is available, and
+    the expected tokens per second with a full context. on_read: called with a description of each step.  context,
+    kv_type: None for several. Raises ModelError, UsageError, and LocalllmError if the hub cannot be reached.
+    """
+    kinds = TYPES if kv_type is None else (kv_type,)
+    try:
+        path = resolve(model)
+    except MissingError as error:
+        return describe_remote(error.reference, on_read, context, kinds)
+    with GGUFFile.open(path, needed=()) as file:
+        facts = describe_file(file, on_read, context, projector_bytes(path), kinds)
+        return {"model": model, "path": path, "fetched_bytes": 0, **facts}
+
+
+def fit_all(
+    order: str = "size",
+    context: int = CONTEXT,
+    kv_type: str = "f16",
+    on_read: Callable[[str], None] = lambda what: None,
+) -> FitRanking:
+    """Describe every model for JSON, those that fit first; order: a key of ORDERS. Sizes in bytes.
+
+    Files that cannot be read come last.
+    """
+    on_read("measuring the memory's bandwidth")
+    bandwidth, available = measure_bandwidth(), available_memory()
+    rows = [describe_model_file(name, context, kv_type, bandwidth, on_read) for name in names_here()]
+    local = {row["name"] for row in rows}
+    rows += [
+        describe_registry_model(model, bandwidth, available)
+        for model in registry_models().values()
+        if model.name not in local
+    ]
+    key = ORDERS[order]
+    rows.sort(key=lambda row: ("problem" in row, not row.get("fits"), 0 if "problem" in row else key(row)))
+    return {
+        "order": order, "context": context, "kv_type": kv_type, "available_bytes": available,
+        "bandwidth_gbs": bandwidth / 1e9, "models": rows,
+    }  # fmt: skip
+
+
+def describe_remote(
+    reference: HubReference, on_read: Callable[[str], None], context: int | None, kinds: Sequence[str] = TYPES
+) -> ModelFit:
+    """Describe a model of the hub by its header."""
+    from localllm.services.hub.huggingface import Repository
+    from localllm.services.hub.pull import files_of, projectors_of, remote_model
+
+    on_read(f"reading the header of {reference.text}")
+    repository = Repository(reference.repository)
+    files = files_of(repository, reference)
+    with remote_model(repository, files) as (model, fetched):
+        projectors = sum(file.size for file in projectors_of(repository, files))
+        facts = describe_file(model, on_read, context, projectors, kinds)
+        return {"model": reference.text, "path": model.path, "fetched_bytes": fetched, **facts}
+
+
+def describe_file(
+    file: GGUFFile,
+    on_read: Callable[[str], None],
+    context: int | None,
+    projector: int = 0,
+    kinds: Sequence[str] = TYPES,
+    bandwidth: float | None = None,
+) -> FileFit:
+    """Describe a model file.
+
+    projector: bytes of its vision projector.  kinds: types of the KV cache.  bandwidth: bandwidth of the memory, in
+    bytes per second; None: measure it. Raises ModelError, UsageError.
+    """
+    _, h = architecture(file)
+    if not file.tensors:
+        raise ModelError(f"{file.path}: the file only contains a vocabulary")
+    costs = MatrixCosts.of_file(file)
+    if context is not None and not 1 <= context <= h.context:
+        raise UsageError(f"context should be from 1 to {h.context}, the model's training context, not {context}")
+    nbytes = file.nbytes + projector
+    available = available_memory(mapped=nbytes)
+    if bandwidth is None:
+        on_read("measuring the memory's bandwidth")
+        bandwidth = measure_bandwidth()
+    kinds = kinds[:1] if is_reader(h) else kinds  # embedding models keep no KV cache
+    rows = [
+        estimate(row, kind, costs, available, None if is_reader(h) else bandwidth)
+        for kind in kinds
+        for row in memory(h, nbytes, KVType.of(kind), h.context if is_reader(h) else context)
+    ]
+    return {
+        "architecture": h.arch,
+        "parameters": file.parameters,
+        "weight_bytes": file.nbytes,
+        "projector_bytes": projector,
+        "weight_bytes_per_token": costs.weight_bytes,
+        "context": h.context,
+        "working_bytes": WORKING,
+        "available_bytes": available,
+        "bandwidth_gbs": bandwidth / 1e9,
+        "longest": {kind: longest_context(h, nbytes, KVType.of(kind), available) for kind in kinds},
+        "rows": rows,
+    }
+
+
+def estimate(row: MemoryRow, kv_type: str, costs: MatrixCosts, available: int, bandwidth: float | None) -> MemoryFit:
+    """Add to a row of `memory` whether it fits, and the speed: each token reads all weights and the KV cache.
+
+    bandwidth: in bytes per second, None for a model that generates no text.
+    """
+    needed_bytes = row["total_bytes"] + WORKING
+    speed = bandwidth and SHARE * bandwidth / (costs.weight_bytes + row["cache_bytes"])
+    return {
+        **row,
+        "kv_type": kv_type,
+        "needed_bytes": needed_bytes,
+        "fits": needed_bytes <= available,
+        "tokens_per_s": speed,
+    }
+
+
+def longest_context(h: Hyperparameters, weight_bytes: int, kv_type: KVType, available: int) -> int:
+    """Return the longest context that fits, up to the trained one; 0 if none does."""
+    room = available - weight_bytes - WORKING
+    lowest, highest = 0, h.context
+    while lowest < highest:
+        tokens = (lowest + highest + 1) // 2
+        lowest, highest = (
+            (tokens, highest) if cache_bytes(h.states(), tokens, kv_type) <= room else (lowest, tokens - 1)
+        )
+    return lowest
+
+
+def measure_bandwidth() -> float:
+    """Measure the memory bandwidth in bytes per second with the default number of threads."""
+    from localllm.engine.cpu.bandwidth import read_bandwidth
+    from localllm.system.cpu import usable_cores
+
+    return read_bandwidth(usable_cores())
+
+
+def names_here() -> Iterator[str]:
+    """Yield the names of local models, the built-in one and those of other programs included."""
+    built_in = [model.name for model in registry_models().values() if not model.repository]
+    on_disk = [model.name for model in models_on_disk() if model.is_whole]
+    yield from dict.fromkeys([*built_in, *on_disk, *(model.name for model in find_models(shortest_name))])
+
+
+def describe_model_file(
+    name: str, context: int, kv_type: str, bandwidth: float, on_read: Callable[[str], None]
+) -> FitRow:
+    """Describe a model by its file, for a context of `context` tokens, or the trained one if that is shorter."""
+    on_read(f"reading the header of {name}")
+    try:
+        path = resolve(name)
+        with GGUFFile.open(path, needed=()) as file:
+            length = min(context, architecture(file)[1].context)
+            facts = describe_file(file, on_read, length, projector_bytes(path), (kv_type,), bandwidth)
+    except (LocalllmError, OSError) as error:
+        return {"name": name, "here": True, "problem": str(error)}
+    row = facts["rows"][-1]
+    return {
+        "name": name, "here": True, "parameters": facts["parameters"], "weight_bytes": facts["weight_bytes"],
+        "context": row["context"], "needed_bytes": row["needed_bytes"], "cache_bytes": row["cache_bytes"],
+        "fits": row["fits"], "tokens_per_s": row["tokens_per_s"],
+    }  # fmt: skip
+
+
+def describe_registry_model(model: Known, bandwidth: float, available: int) -> FitRow:
+    """Describe a model that can be pulled, with the memory and speed of an empty KV cache."""
+    total, active = parameters_of(model.parameters)
+    weights = model.megabytes * 1_000_000
+    needed_bytes = weights + WORKING
+    speed = None if model.is_embedder else SHARE * bandwidth / (weights * active / total)
+    return {
+        "name": model.name, "here": False, "parameters": int(total), "weight_bytes": weights, "context": model.context,
+        "needed_bytes": needed_bytes, "cache_bytes": None, "fits": needed_bytes <= available, "tokens_per_s": speed,
+    }  # fmt: skip
+
+
+def parameters_of(text: str) -> tuple[float, float]:
+    """Return the number of weights in a text such as "30.5B (A 3.3B)", and of those that a token uses."""
+    numbers = [float(number) * UNITS[unit] for number, unit in re.findall(r"([\d.]+)([KMBT])", text)]
+    return numbers[0], numbers[-1]

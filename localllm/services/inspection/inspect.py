@@ -1,0 +1,264 @@
+"""Describes a model file without running it. Implements `localllm inspect`."""
+
+import math
+import os
+from collections.abc import Mapping, Sequence
+from math import prod
+from typing import Any, TypedDict
+
+import numpy as np
+
+from localllm.arch import architecture
+from localllm.arch.attention import Transformer
+from localllm.arch.family import DraftingFamily
+from localllm.arch.hyperparameters import RANK, Hyperparameters
+from localllm.arch.layer_state import KVType, cache_bytes
+from localllm.arch.metadata import Fields
+from localllm.arch.mtp import has_mtp_layer
+from localllm.arch.pooling import NONE, read_pooling
+from localllm.arch.vision.hyperparameters import Vision
+from localllm.arch.weights import Weights
+from localllm.errors import ModelError, UsageError
+from localllm.files.gguf.file import GGUFFile, Tensor
+from localllm.files.gguf.metadata_reader import number_of_strings
+from localllm.files.gguf.projectors import find_projector
+from localllm.frozen import frozen
+from localllm.generation.sampling.recommended import read_recommended
+from localllm.services.inspection.validate import Validity, check_validity, require_numbers
+
+NAMES = {"mean": "mean of all tokens", "cls": "first token", "last": "last token"}
+SHORTEST = 2048  # tokens: the shortest context in the table of memory
+# Keys of a file's metadata that record how it was quantized.
+TEXTS, TOKENS, VERSION = "localllm.quantize.texts", "localllm.quantize.tokens", "localllm.quantize.version"
+SCALED = "localllm.quantize.scaled"
+OURS = "localllm's mixture"  # name of the default calibration texts
+
+
+class ProjectorFile(TypedDict):
+    """A vision projector next to a model; bytes: its size."""
+
+    path: str
+    bytes: int
+
+
+class MemoryRow(TypedDict):
+    """The memory of a context length, in bytes."""
+
+    context: int
+    cache_bytes: int
+    total_bytes: int
+
+
+@frozen
+class MatrixCosts:
+    """Costs of a model's matrix products, by matrix; norms and attention are not counted."""
+
+    weight_bytes: int  # read for one token of decode
+    per_token: int  # multiply-adds of all matrices but the output matrix
+    per_logits: int  # multiply-adds of the output matrix, for a token whose logits are made
+
+    @classmethod
+    def of(cls, tensors: Mapping[str, Tensor], experts_used: int = 0) -> "MatrixCosts":
+        """Sum the costs of tensors; experts_used: experts per token. Raises ModelError.
+
+        The embedding matrix is not counted, since only one row is read, unless it is the output matrix, too.
+        """
+        weights = Weights(tensors)
+        output = (weights.get("output") or weights.token_embd).tensor
+        ends = {"token_embd.weight", output.name}
+        experts = [tensor for tensor in tensors.values() if "_exps." in tensor.name and len(tensor.shape) == 3]
+        matrices = [tensor for tensor in tensors.values() if len(tensor.shape) > 1 and tensor.name not in ends]
+        layers = [tensor for tensor in matrices if tensor not in experts]
+        return cls(
+            output.nbytes
+            + sum(tensor.nbytes for tensor in layers)
+            + sum(tensor.nbytes // tensor.shape[0] * experts_used for tensor in experts),
+            sum(prod(tensor.shape) for tensor in layers)
+            + sum(prod(tensor.shape[1:]) * experts_used for tensor in experts),
+            prod(output.shape),
+        )
+
+    @classmethod
+    def of_file(cls, file: GGUFFile) -> "MatrixCosts":
+        """Sum the costs of a model file. Raises ModelError."""
+        arch = file.metadata.get("general.architecture")
+        used_experts = file.metadata.get(f"{arch}.expert_used_count", 0)
+        return cls.of(file.tensors, used_experts if isinstance(used_experts, int) else 0)
+
+
+def inspect_model(path: str | os.PathLike[str], check: bool = False, with_metadata: bool = False) -> dict[str, Any]:
+    """Describe a GGUF file for JSON; None for unknown facts. Sizes are in bytes.
+
+    Works for any readable file: `supported` says whether localllm can run it, `reason` why not; `valid` is false if the
+    file is damaged. check: also read every weight and compile the chat template.  with_metadata: add all metadata.
+    Raises ModelError for an unreadable file.
+    """
+    with GGUFFile.open(path, needed=()) as file:
+        validity = check_validity(file)
+        if check and validity.is_valid:
+            validity = check_thoroughly(file, validity)
+        h, reason, metadata = validity.hyperparameters, reason_of(file, validity), file.metadata
+        sized = h or validity.vision
+        return {
+            "path": file.path,
+            "name": text(metadata.get("general.name")),
+            "architecture": text(metadata.get("general.architecture")) or "unknown",
+            "supported": reason is None,
+            "reason": reason,
+            "valid": validity.is_valid,
+            "warnings": file.oddities.lines() if validity.is_valid else [],
+            "parameters": file.parameters,
+            "weight_bytes": file.nbytes,
+            "bits_per_weight": 8 * file.nbytes / file.parameters if file.parameters else 0.0,
+            "layers": sized and sized.layers,
+            "width": sized and sized.width,
+            "heads": count_heads(h, "heads"),
+            "kv_heads": count_heads(h, "kv_heads"),
+            "context": h and h.context,
+            "vocabulary": vocabulary(metadata),
+            "reads": describe_reader(file, h),
+            "sees": describe_projector(validity.vision),
+            "projector": describe_projector_of(file.path) if h else None,
+            "guessing": describe_mtp(file, h),
+            "chat_template": isinstance(metadata.get("tokenizer.chat_template"), str),
+            "sampling": read_recommended(metadata)[0].explicit,
+            "made_with": describe_quantization(metadata),
+            "formats": formats(file),
+            "memory": memory(h, file.nbytes, KVType()) if h and not is_reader(h) else [],
+            **({"metadata": {key: to_json(metadata[key]) for key in metadata}} if with_metadata else {}),
+            "tensors": [
+                {"name": t.name, "format": t.format.name, "shape": list(t.shape), "bytes": t.nbytes}
+                for t in file.tensors.values()
+            ],
+        }
+
+
+def to_json(value: object) -> object:
+    """Convert metadata to JSON values; NaN and infinity become strings."""
+    if isinstance(value, np.ndarray | list | tuple):
+        return [to_json(each) for each in value]
+    value = value.item() if isinstance(value, np.generic) else value
+    return str(value) if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def check_thoroughly(file: GGUFFile, validity: Validity) -> Validity:
+    """Check also every weight and the chat template of a valid file."""
+    try:
+        require_numbers(file)
+        require_template(file)
+    except ModelError as error:
+        return Validity(validity.hyperparameters, error)
+    return validity
+
+
+def require_template(file: GGUFFile) -> None:
+    """Raise ModelError for a chat template that does not compile."""
+    if isinstance(source := file.metadata.get("tokenizer.chat_template"), str):
+        from localllm.text.templates import ChatTemplate  # seldom needed, and slow to import
+
+        ChatTemplate(source)
+
+
+def reason_of(file: GGUFFile, validity: Validity) -> str | None:
+    """Return why a file cannot run, None if it can."""
+    if validity.problem:
+        return str(validity.problem).removeprefix(f"{file.path}: ")
+    return None if file.tensors else "the file only contains a vocabulary"
+
+
+def count_heads(h: Hyperparameters | None, name: str) -> int | None:
+    """Return the largest number of heads of a layer, None for models without attention."""
+    return max(getattr(h.attention, name)) if isinstance(h, Transformer) else None
+
+
+def is_reader(h: Hyperparameters) -> bool:
+    """Return whether a model only makes embeddings or scores."""
+    return h.bidirectional and not h.fills
+
+
+def describe_reader(file: GGUFFile, h: Hyperparameters | None) -> str | None:
+    """Describe the output of an embedding model or reranker, such as "scores"; None for other models."""
+    if h is None:
+        return None
+    kind = h.pooling if is_reader(h) else read_pooling(Fields.of(file))
+    return None if kind in (None, NONE) else "scores" if kind == RANK else f"vectors by the {NAMES[kind]}"
+
+
+def describe_projector(vision: Vision | None) -> dict[str, object] | None:
+    """Describe a vision projector: sides of image and patch in pixels, width of the output; None for other files."""
+    if vision is None:
+        return None
+    return {"type": vision.kind, "side": vision.side, "patch": vision.patch, "width": vision.out}
+
+
+def describe_projector_of(path: str) -> ProjectorFile | None:
+    """Describe the projector file next to a model, None if there is none."""
+    try:
+        projector = find_projector(path)
+        return {"path": projector, "bytes": os.stat(projector).st_size}
+    except (UsageError, OSError):
+        return None
+
+
+def describe_mtp(file: GGUFFile, h: Hyperparameters | None) -> dict[str, object]:
+    """Describe the multi-token prediction layers: number, bytes, and whether the first is used."""
+    weights = Weights(file.tensors)
+    blocks = [weights.block(layer).all() for layer in range(h.layers, h.layers + h.mtp_layers)] if h else []
+    mtp = [[weight.tensor for weight in block] for block in blocks if block]
+    has_layer = bool(mtp) and h is not None and has_mtp_layer(weights, h)
+    is_used = has_layer and isinstance(architecture(file)[0], DraftingFamily)
+    return {"layers": len(mtp), "bytes": sum(tensor.nbytes for block in mtp for tensor in block), "used": is_used}
+
+
+def vocabulary(metadata: Mapping[str, object]) -> dict[str, object]:
+    """Describe the tokenizer and its number of tokens."""
+    kinds = [text(metadata.get(f"tokenizer.ggml.{key}")) for key in ("model", "pre")]
+    return {
+        "size": number_of_strings(metadata, "tokenizer.ggml.tokens") or 0,
+        "kind": ", ".join(kind for kind in kinds if kind),
+    }
+
+
+def formats(file: GGUFFile) -> dict[str, dict[str, int]]:
+    """Count tensors, weights and bytes by format, largest first."""
+    rows: dict[str, dict[str, int]] = {}
+    for tensor in file.tensors.values():
+        row = rows.setdefault(tensor.format.name, {"tensors": 0, "parameters": 0, "bytes": 0})
+        row["tensors"] += 1
+        row["parameters"] += prod(tensor.shape)
+        row["bytes"] += tensor.nbytes
+    return dict(sorted(rows.items(), key=lambda item: -item[1]["bytes"]))
+
+
+def memory(h: Hyperparameters, weight_bytes: int, kv_type: KVType, context: int | None = None) -> list[MemoryRow]:
+    """List the memory of weights and KV cache by context length.
+
+    context: the only length; None for lengths that double up to the trained context.
+    """
+    lengths = [context] if context else [SHORTEST << n for n in range(24) if SHORTEST << n < h.context] + [h.context]
+    caches = [(n, cache_bytes(h.states(), n, kv_type)) for n in lengths]
+    return [{"context": n, "cache_bytes": cache, "total_bytes": weight_bytes + cache} for n, cache in caches]
+
+
+def text(value: object) -> str | None:
+    return value if isinstance(value, str) else None
+
+
+def calibration(texts: Sequence[str], tokens: int, version: str) -> dict[str, object]:
+    """Build the metadata of a calibrated file; texts: names of text files.  tokens: how many tokens were used."""
+    return {TEXTS: list(texts) or [OURS], TOKENS: tokens, VERSION: version}
+
+
+def describe_quantization(metadata: Mapping[str, object]) -> str | None:
+    """Describe the calibration in one line; None if there is no record of it."""
+    texts, tokens, version = (metadata.get(name) for name in (TEXTS, TOKENS, VERSION))
+    if isinstance(texts, list) and all(isinstance(each, str) for each in texts):
+        size = f", {tokens} tokens" if isinstance(tokens, int) else ""
+        scaled = metadata.get(SCALED)
+        size += f", {scaled} scalings folded away" if isinstance(scaled, int) else ""
+        by = f" (localllm {version})" if isinstance(version, str) else ""
+        return f"calibrated on {', '.join(texts)}{size}{by}"
+    matrix, text = (metadata.get(f"quantize.imatrix.{name}") for name in ("file", "dataset"))
+    if isinstance(matrix, str):
+        return f"importance matrix {matrix}" + (f" of {text}" if isinstance(text, str) else "")
+    return None

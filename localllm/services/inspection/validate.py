@@ -1,0 +1,147 @@
+"""Checks that a model file is consistent without running it.
+
+GGUFFile.open has checked counts, lengths and offsets. Here the hyperparameters, the tensors that they require, and the
+vocabulary are checked. `require_numbers` also reads every weight.
+"""
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from localllm.arch import architecture
+from localllm.arch.hyperparameters import Hyperparameters
+from localllm.arch.vision import CLIP, projector
+from localllm.arch.vision.clip import is_pair, read_pair
+from localllm.arch.vision.hyperparameters import Vision
+from localllm.arch.weights import Weights
+from localllm.engine.clip_encoder import trace_parts as trace_pair
+from localllm.engine.trace.recorder import trace_model
+from localllm.engine.vision_encoder import trace_parts
+from localllm.errors import ModelError, UnsupportedError
+from localllm.files.cache.checksummed_cache import is_known, remember
+from localllm.files.gguf.file import GGUFFile
+from localllm.files.gguf.header import printable
+from localllm.files.gguf.tensor_source import SourceTensor
+from localllm.frozen import frozen
+
+if TYPE_CHECKING:
+    from localllm.kernels.dequantize_rows import Widener
+
+VOCABULARY = "tokenizer.ggml."
+CHUNK = 1 << 20  # weights that are checked at a time
+
+
+@frozen
+class Validity:
+    """The result of a check.
+
+    Attributes:
+        hyperparameters: None if they cannot be read, or if the file is no language model.  vision: of a projector.
+        problem: why the file cannot run, None if it can.  is_valid: false if the file itself is damaged.
+    """
+
+    hyperparameters: Hyperparameters | None
+    problem: ModelError | None
+    vision: Vision | None = None
+
+    @property
+    def is_valid(self) -> bool:
+        return self.problem is None or isinstance(self.problem, UnsupportedError)
+
+
+def check_validity(file: GGUFFile) -> Validity:
+    """Check everything but the values of weights. A file without vocabulary or without tensors is valid."""
+    hyperparameters = None
+    arch = file.metadata.get("general.architecture")
+    if isinstance(arch, str) and arch == CLIP:
+        return check_projector(file)
+    try:
+        if any(key.startswith(VOCABULARY) for key in file.metadata):
+            require_vocabulary(file)
+        module, hyperparameters = architecture(file)
+        if file.tensors:
+            trace_model(file, module.forward, Weights(file.tensors), hyperparameters, hyperparameters.context)
+    except ModelError as error:
+        return Validity(hyperparameters, error)
+    return Validity(hyperparameters, None)
+
+
+def check_projector(file: GGUFFile) -> Validity:
+    """Check a vision projector."""
+    vision = None
+    try:
+        if is_pair(file):
+            return check_pair(file)
+        family, vision = projector(file)
+        trace_parts(file, family, vision)
+    except ModelError as error:
+        return Validity(None, error, vision)
+    return Validity(None, None, vision)
+
+
+def check_pair(file: GGUFFile) -> Validity:
+    """Check a CLIP model of images and texts. Raises ModelError."""
+    from localllm.text.clip_words import ClipWords  # seldom needed
+
+    ClipWords(file.metadata, file.path)
+    pair = read_pair(file)
+    trace_pair(file, pair)
+    return Validity(None, None, pair.vision)
+
+
+def require_valid(file: GGUFFile) -> None:
+    """Raise ModelError for an invalid file; an unsupported one passes."""
+    validity = check_validity(file)
+    if validity.problem and not validity.is_valid:
+        raise validity.problem
+
+
+def require_vocabulary(file: GGUFFile) -> None:
+    """Raise ModelError for an invalid vocabulary; valid metadata is cached."""
+    mark, known_oddities = file.metadata.fingerprint(*file.metadata), len(file.oddities)
+    if mark and is_known("vocabulary", mark):
+        return
+    from localllm.text.tokenizer import Tokenizer  # slow to import
+
+    try:
+        Tokenizer.from_metadata(file.metadata, file.oddities)
+    except ModelError as error:
+        raise type(error)(f"{file.path}: {error}") from None
+    if mark and len(file.oddities) == known_oddities:  # warnings are repeated each time
+        remember("vocabulary", mark)
+
+
+def require_numbers(file: GGUFFile) -> None:
+    """Read every weight. Raises ModelError, with its position, for one that is not finite."""
+    from localllm.files.gguf.tensor_source import GGUFTensor, row_count
+    from localllm.kernels.dequantize_rows import Widener, can_widen
+
+    tensors = [GGUFTensor(tensor) for tensor in file.tensors.values() if can_widen(tensor.format)]
+    widener = Widener({tensor.format for tensor in tensors})
+    try:
+        for tensor in tensors:
+            rows, step = row_count(tensor.shape), max(1, CHUNK // tensor.shape[-1])
+            for first in range(0, rows, step):
+                dequantize_finite(widener, tensor, first, min(first + step, rows))
+                tensor.release_rows(first, min(first + step, rows))
+    except ModelError as error:
+        raise ModelError(f"{file.path}: {error}") from None
+
+
+def dequantize_finite(widener: "Widener", tensor: SourceTensor, first: int, last: int) -> np.ndarray:
+    """Dequantize rows [first, last) to float32 [rows, columns]. Raises ModelError for a weight that is not finite."""
+    weights = widener.widen(tensor.format, tensor.rows(first, last), tensor.shape[-1])
+    if not (np.isfinite(weights.max()) and np.isfinite(weights.min())):
+        check_finite(tensor, weights, first)
+    return weights
+
+
+def check_finite(tensor: SourceTensor, weights: np.ndarray, first: int) -> None:
+    """Raise ModelError for the first weight that is NaN or infinite; first: the number of weights' first row."""
+    positions = np.argwhere(~np.isfinite(weights))
+    if len(positions):
+        row, column = positions[0]
+        value = weights[row, column]
+        raise ModelError(
+            f"tensor {printable(tensor.name)}: the weight in row {first + row}, column {column} is {value}"
+        )

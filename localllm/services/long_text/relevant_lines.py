@@ -1,0 +1,357 @@
+"""Finds the lines of a long text that are relevant to a question, in one prefill.
+
+The prompt asks the model to write after each line whether it belongs to the answer, and "no" is put after every line. A
+line's score is how much likelier "yes" is there than after the lines around it. Nothing is generated: a line costs its
+own tokens and about four more. Figures: docs/decisions/relevant-lines.md.
+
+Lines that differ only in times, ids and numbers, as in logs, are grouped, so that only a few of each group are read.
+Log parsers (Drain: He et al., ICWS 2017) mask words, too; here words are kept, since a word may be the fault. Numbers
+are kept if they have few values, are outliers, or are in the question.
+"""
+
+import re
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, closing
+from itertools import pairwise
+from math import log1p
+from statistics import median, quantiles
+from typing import TYPE_CHECKING, NamedTuple
+
+from localllm.errors import ContextError
+from localllm.generation.arguments import gather_options
+
+if TYPE_CHECKING:
+    import numpy as np
+
+    from localllm.api import Model
+    from localllm.engine.engine import Engine
+    from localllm.engine.sequence import Sequence as Tokens
+
+ASK = "{question}\n\nGo through the text line by line. After each line say whether it belongs to the answer: yes or no."
+YES, NO = " => yes\n", " => no\n"
+LONG = 400  # characters; longer lines are split
+SHORT = 60  # characters; shorter sentences are joined with the next one
+WIDTHS = 40, 120  # least and most characters of a line of wrapped prose
+WRAPPED = 0.95  # least share of its line breaks at which the next word would not have fit
+PART = 2048  # most tokens of a part: limits the influence of earlier "no"s and the cost of attention
+LINES, WARM = 112, 16  # most lines of a part; unscored lines before them, without which the first ones score too high
+LANES = 8  # parts that are read concurrently, a line of each in a run
+AROUND = 16  # lines before and after one with whose median it is compared
+SHARE = 0.4  # least score of a picked line, as a share of the best
+PICKED = 1024  # most tokens of the picked lines
+CLEAR = 0.8  # least score, as a share of the best, of a sampled line for which all lines of its template are read
+REREAD = 1000  # most lines that are read for that reason
+LIKE_IT = "  [and {} more like this]"
+SENTENCE = re.compile(r"(?<=[.!?;])\s+")
+MONTHS = "(?:Jan|Feb|Mar|Apr|May|Jun|Jul|Aug|Sep|Oct|Nov|Dec)"
+VARIABLE = re.compile(
+    r"(?P<id>\b(?:[0-9a-f]{8}-(?:[0-9a-f]{4}-){3}[0-9a-f]{12}|0x[0-9a-f]+|(?:[0-9a-f]{2}:){5}[0-9a-f]{2}"
+    r"|(?=[a-f]*\d)(?=\d*[a-f])[0-9a-f]{6,}|\d{1,3}(?:\.\d{1,3}){3})\b)"
+    r"|(?P<time>\b\d{4}-\d\d-\d\d(?:[T ]\d\d:\d\d(?::\d\d(?:[.,]\d+)?)?)?(?:Z|[+-]\d\d:?\d\d)?"
+    rf"|\b{MONTHS} +\d{{1,2}}\b(?: +\d{{4}}\b)?(?: \d\d:\d\d:\d\d)?"
+    rf"|\b\d{{1,2}}/{MONTHS}/\d{{4}}:\d\d:\d\d:\d\d(?: [+-]\d{{4}})?"
+    r"|\b\d{1,2}:\d\d(?::\d\d(?:[.,]\d+)?)?)"
+    r"|(?P<number>\d+(?:\.\d+)?)",
+    re.IGNORECASE,
+)
+HAS_DIGIT = re.compile(r"[\w.:/-]*\d[\w.:/-]*\w|\d")
+FEW = 8  # a number with at most this many different values is kept
+FENCE = 3.0  # interquartile ranges beyond the quartiles: Tukey's "far out"
+EXTREME = 8  # most outliers of a number on each side
+MANY = 8  # in templates of at least this many lines, those with the smallest and largest numbers are samples
+
+
+class Template(NamedTuple):
+    """Lines that are equal except for times, ids and numbers.
+
+    Attributes:
+        lines: their line numbers.  samples: the line numbers of those that represent them, the first among them.
+    """
+
+    lines: list[int]
+    samples: list[int]
+
+
+class Part(NamedTuple):
+    """Lines that are read one after the other.
+
+    Attributes:
+        before: numbers of lines that are only context.  own: numbers of the lines to score.
+    """
+
+    before: range
+    own: range
+
+
+class Verdicts(NamedTuple):
+    """The tokens of the two verdicts, one of which follows each line.
+
+    Attributes:
+        common: leading tokens of both.  yes, no: the first token that differs.  rest: tokens of "no" after `common`.
+    """
+
+    common: list[int]
+    yes: int
+    no: int
+    rest: list[int]
+
+    @classmethod
+    def of(cls, yes: list[int], no: list[int]) -> "Verdicts":
+        """Compare the token ids of the two."""
+        common = next(
+            at for at, (yes_token, no_token) in enumerate(zip(yes, no, strict=False)) if yes_token != no_token
+        )
+        return cls(no[:common], yes[common], no[common], no[common:])
+
+
+def no_progress(done: int, count: int) -> None:
+    """Show nothing."""
+
+
+def lines_of(text: str) -> list[str]:
+    """Split a text into lines that are not blank; wrapped prose and long lines are split into sentences."""
+    lines = list[str]()
+    for line in unwrap(text.splitlines()):
+        for piece in [line] if len(line) <= LONG else SENTENCE.split(line):
+            lines += [piece[start : start + LONG] for start in range(0, len(piece), LONG)]
+    return [line for line in lines if line.strip()]
+
+
+def unwrap(lines: Sequence[str]) -> Sequence[str]:
+    """Return the sentences if the text is wrapped at a column, else the lines."""
+    lengths = sorted(len(line) for line in lines if line.strip())
+    width = lengths[len(lengths) * 99 // 100] if lengths else 0
+    if not WIDTHS[0] <= width <= WIDTHS[1] or len(lengths) == len(lines):  # no paragraphs
+        return lines
+    pairs = [(one, following) for one, following in pairwise(lines) if one.strip() and following.strip()]
+    full = sum(is_full(one, following, width) for one, following in pairs)
+    in_sentences = sum(following.lstrip()[0].islower() for _, following in pairs)
+    if full < WRAPPED * len(pairs) or 2 * in_sentences < len(pairs) or not pairs:
+        return lines
+    paragraphs = list[list[str]]([[lines[0]]])
+    for one, following in pairwise(lines):
+        if one.strip() and following.strip() and is_full(one, following, width):
+            paragraphs[-1].append(following.strip())
+        else:
+            paragraphs.append([following])
+    return [piece for each in paragraphs for piece in sentences_of(" ".join(each))]
+
+
+def is_full(line: str, following: str, width: int) -> bool:
+    """Return whether the first word of the following line would not fit at the end of `line`."""
+    return len(line) + 1 + len(following.split(maxsplit=1)[0]) > width
+
+
+def sentences_of(paragraph: str) -> list[str]:
+    """Split a paragraph into sentences; short ones are joined with the next."""
+    pieces = [""]
+    for sentence in SENTENCE.split(paragraph):
+        if len(pieces[-1]) < SHORT:
+            pieces[-1] = f"{pieces[-1]} {sentence}".strip()
+        else:
+            pieces.append(sentence)
+    return pieces
+
+
+def score_lines(
+    model: "Model", question: str, lines: Sequence[str], show: Callable[[int, int], object] = no_progress
+) -> list[float]:
+    """Score how relevant each line is compared to those around it, as a difference of log-odds.
+
+    show: called with the number of lines read, and of all. Raises ContextError, MemoryLimitError.
+    """
+    encode, engine = model.tokenizer.encode, model.engine
+    verdicts = Verdicts.of(encode(YES, bos=False), encode(NO, bos=False))
+    ids = [[*encode(line, bos=False), *verdicts.common] for line in lines]
+    messages = [{"role": "user", "content": ASK.format(question=question)}]
+    prompt_ids = model.session.encode_chat(messages, gather_options(None, (), {"think": "off"}))
+    room = min(PART, model.context - len(prompt_ids) - len(verdicts.rest))
+    parts = [*parts_of([len(line) + len(verdicts.rest) for line in ids], room)]
+    odds = [0.0] * len(lines)
+    with closing(engine.sequence()) as prompt:
+        prompt.append(prompt_ids)
+        for first in range(0, len(parts), LANES):
+            some = parts[first : first + LANES]
+            with ExitStack() as stack:
+                lanes = [stack.enter_context(closing(prompt.fork())) for _ in some]
+                for number, row in read_parts(engine, lanes, some, ids, verdicts):
+                    odds[number] = float(row[verdicts.yes] - row[verdicts.no])
+            show(some[-1].own.stop, len(lines))
+    return contrasts(odds)
+
+
+def parts_of(lengths: Sequence[int], room: int) -> Iterator[Part]:
+    """Group lines into parts.
+
+    lengths: tokens of each line.  room: tokens of a part. Raises ContextError for a line that does not fit.
+    """
+    start = 0
+    while start < len(lengths):
+        warm_lines = range(max(0, start - WARM), start) if start else range(min(WARM, len(lengths)))
+        while warm_lines and sum(lengths[at] for at in warm_lines) > room // 4:
+            warm_lines = warm_lines[1:]
+        remaining = room - sum(lengths[at] for at in warm_lines)
+        end = start
+        while end < min(len(lengths), start + LINES) and lengths[end] <= remaining:
+            remaining -= lengths[end]
+            end += 1
+        if end == start:
+            raise ContextError(f"a line of {lengths[start]} tokens does not fit: use a larger context with -c N")
+        yield Part(warm_lines, range(start, end))
+        start = end
+
+
+def read_parts(
+    engine: "Engine", lanes: "Sequence[Tokens]", parts: Sequence[Part], ids: Sequence[list[int]], verdicts: Verdicts
+) -> Iterator[tuple[int, "np.ndarray"]]:
+    """Read parts concurrently; yield the number of each scored line with the logits after it, float32 [vocab].
+
+    lanes: a sequence for each part.  ids: the token ids of all lines.
+    """
+    orders = [[*part.before, *part.own] for part in parts]
+    for step in range(max(map(len, orders))):
+        running = [number for number, order in enumerate(orders) if step < len(order)]
+        answer_ids = verdicts.rest if step else []
+        inputs = [(lanes[number], [*answer_ids, *ids[orders[number][step]]]) for number in running]
+        for number, rows in zip(running, engine.run(inputs, "last", False), strict=True):
+            if step >= len(parts[number].before):
+                yield orders[number][step], rows[-1]
+
+
+def contrasts(odds: Sequence[float]) -> list[float]:
+    """Subtract from each number the median of those around it."""
+    around = ([*odds[max(0, at - AROUND) : at], *odds[at + 1 : at + 1 + AROUND]] for at in range(len(odds)))
+    return [value - median(neighbours or [value]) for value, neighbours in zip(odds, around, strict=True)]
+
+
+def find_lines(
+    model: "Model", question: str, lines: Sequence[str], room: int, show: Callable[[int, int], object] = no_progress
+) -> tuple[list[str], int]:
+    """Return the lines that are most relevant to a question, in order, and how many were read.
+
+    Lines that differ only in times, ids and numbers (a template) are sampled; all of them are read if the samples'
+    scores differ. A line that represents others is followed by their number. room: in tokens. Raises ContextError,
+    MemoryLimitError.
+    """
+    templates = templates_of(lines, question)
+    numbers = sorted(number for each in templates for number in each.samples)
+    scores = scores_of(model, question, lines, numbers, show)
+    mixed = mixed_templates(templates, scores)
+    if mixed:
+        numbers = sorted({*numbers, *(number for each in mixed for number in each.lines)})
+        scores = scores_of(model, question, lines, numbers, show)
+    unread = {each.lines[0]: len(each.lines) - len(each.samples) for each in templates if each not in mixed}
+    texts = [lines[at] + (LIKE_IT.format(unread[at]) if unread.get(at) else "") for at in numbers]
+    picked = pick_lines(texts, [scores[number] for number in numbers], room, model.session.count)
+    return [texts[at] for at in picked], len(numbers)
+
+
+def scores_of(
+    model: "Model", question: str, lines: Sequence[str], numbers: Sequence[int], show: Callable[[int, int], object]
+) -> dict[int, float]:
+    """Return the scores of the chosen lines by their numbers, see score_lines."""
+    texts = [without_time(lines[number]) for number in numbers]
+    return dict(zip(numbers, score_lines(model, question, texts, show), strict=True))
+
+
+def mixed_templates(templates: Sequence[Template], scores: Mapping[int, float]) -> list[Template]:
+    """Return templates with both a relevant and an irrelevant sample, of at most REREAD lines together."""
+    best, remaining, mixed = max(scores.values(), default=0.0), REREAD, list[Template]()
+    for each in sorted(templates, key=lambda each: -max(scores[at] for at in each.samples)):
+        some = [scores[at] for at in each.samples]
+        if max(some) >= CLEAR * best and min(some) < SHARE / 2 * best and len(each.lines) <= remaining:
+            mixed.append(each)
+            remaining -= len(each.lines)
+    return mixed
+
+
+def pick_lines(lines: Sequence[str], scores: Sequence[float], room: int, count: Callable[[str], int]) -> list[int]:
+    """Return the numbers of the best lines that fit, in order; room: in tokens.  count: counts a text's tokens."""
+    remaining, picked, least = min(room, PICKED), list[int](), SHARE * max(scores)
+    for number in sorted(range(len(lines)), key=lambda number: -scores[number]):
+        tokens = count(lines[number]) + 1
+        if scores[number] < least or tokens > remaining:
+            break
+        picked.append(number)
+        remaining -= tokens
+    return sorted(picked)
+
+
+# ---- templates: lines that differ only in times, ids and numbers
+
+
+def templates_of(lines: Sequence[str], question: str = "") -> list[Template]:
+    """Group lines by template; times, ids and numbers that are in the question are not masked."""
+    named = {*HAS_DIGIT.findall(question)}
+    shapes = defaultdict[str, list[tuple[int, tuple[str, ...]]]](list)
+    for number, line in enumerate(lines):
+        shape, values = mask(line, named)
+        shapes[shape].append((number, values))
+    templates = [each for shape, members in shapes.items() for each in split_by_numbers(members)]
+    return sorted(templates, key=lambda template: template.lines[0])
+
+
+def mask(line: str, named: set[str]) -> tuple[str, tuple[str, ...]]:
+    """Mask a line's times, ids and numbers; return it and the numbers. A line without words is not masked."""
+    numbers = list[str]()
+
+    def replaced(match: re.Match[str]) -> str:
+        if match[0] in named:
+            return match[0]
+        if match.lastgroup == "number":
+            numbers.append(match[0])
+        return f"\0{match.lastgroup}\0"
+
+    shape = VARIABLE.sub(replaced, line)
+    has_words = any(letter.isalpha() for part in shape.split("\0")[::2] for letter in part)
+    return (shape, tuple(numbers)) if has_words else (line, ())
+
+
+def split_by_numbers(members: Sequence[tuple[int, tuple[str, ...]]]) -> Iterator[Template]:
+    """Split lines that differ only in numbers into templates, by the numbers that `values_to_keep` returns."""
+    fields = [*zip(*(values for _, values in members), strict=True)]
+    kept_values = [values_to_keep(field) for field in fields]
+    groups = defaultdict[tuple[str | None, ...], list[tuple[int, tuple[str, ...]]]](list)
+    for number, values in members:
+        key = tuple(value if value in some else None for value, some in zip(values, kept_values, strict=True))
+        groups[key].append((number, values))
+    for key, some in groups.items():
+        samples = {some[0][0]}
+        for at in [at for at, value in enumerate(key) if value is None and len(some) >= MANY]:
+            samples |= {best(some, key=lambda member: float(member[1][at]))[0] for best in (min, max)}
+        yield Template([number for number, _ in some], sorted(samples))
+
+
+def values_to_keep(field: Sequence[str]) -> set[str]:
+    """Return which values of a number are not masked: all if they are at most FEW, else only the outliers.
+
+    field: the number's value in each line.
+    """
+    counts = Counter(field)
+    if len(counts) <= FEW:
+        return {*counts}
+    below, above = outlier_tests([float(value) for value in field], float)
+    low, high = outlier_tests([log1p(float(value)) for value in field], lambda value: log1p(float(value)))
+    ordered = sorted(counts, key=float)
+    smallest = [value for value in ordered if below(value) and low(value)][:EXTREME]
+    largest = [value for value in ordered if above(value) and high(value)][-EXTREME:]
+    return {*smallest, *largest}
+
+
+def outlier_tests(numbers: Sequence[float], scale: Callable[[str], float]) -> tuple[Callable[[str], bool], ...]:
+    """Return two predicates of a value: far below, and far above the quartiles of some numbers.
+
+    scale: converts a value to a number. Callers test on a linear and a logarithmic scale, and count a value that is an
+    outlier on both: evenly spread amounts are skewed as logarithms, durations are skewed without.
+    """
+    low, _, high = quantiles(numbers, n=4)
+    reach = FENCE * (high - low)
+    return lambda value: scale(value) < low - reach, lambda value: scale(value) > high + reach
+
+
+def without_time(line: str) -> str:
+    """Return a line without a leading time, which is many tokens and does not help to score it."""
+    match = VARIABLE.match(line)
+    remaining = line[match.end() :].lstrip() if match and match.lastgroup == "time" else ""
+    return remaining if any(letter.isalpha() for letter in remaining) else line

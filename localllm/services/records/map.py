@@ -1,0 +1,303 @@
+"""Answers many prompts with a model: records in, results out. Implements `localllm map`."""
+
+import json
+import os
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import closing, suppress
+from dataclasses import replace
+from typing import TYPE_CHECKING, TypeVar
+
+from localllm.errors import CutError, LocalllmError, UsageError
+from localllm.files.provenance import BEGINNING, digest
+from localllm.frozen import frozen
+from localllm.services.records.lines import Asked, Prompts, Record
+from localllm.services.records.stream import RecordStream
+
+if TYPE_CHECKING:
+    from localllm.api import Model
+    from localllm.generation.choices import Choice
+    from localllm.generation.generate import GenerationOptions
+    from localllm.generation.request import Completion, Request
+    from localllm.generation.scheduler import Scheduler
+
+Result = dict[str, object]  # a line of the output
+T = TypeVar("T")
+
+
+@frozen
+class MapJob:
+    """A job: the model, how to open it (see api.open_model), and the requests' options.
+
+    Attributes:
+        choices: each record gets the likeliest of these answers; () to generate one.
+        json_as_text: whether answers with a schema stay text instead of parsed JSON.
+        n: answers per record.  precise: see Model.map.  mmproj: the vision projector, None for one next to the model.
+    """
+
+    path: str
+    prompts: Prompts
+    options: "GenerationOptions"
+    n: int = 1
+    precise: bool = True
+    context: int | None = None
+    threads: int | None = None
+    kv_type: str = "f16"
+    chat_template: str | None = None
+    mmproj: str | None = None
+    choices: Sequence[str] = ()
+    json_as_text: bool = False
+
+    def __post_init__(self) -> None:
+        """Raise UsageError for invalid options."""
+        if self.n < 1:
+            raise UsageError(f"n should be 1 or above, not {self.n}")
+
+    def digests(self, model: str) -> dict[str, str]:
+        """Return hashes, by name, of everything that answers depend on; model: a file's path or a server's URL.
+
+        A file is identified by its name, size and first bytes.
+        """
+        beginning, size = b"", 0
+        if os.path.isfile(model):
+            with open(model, "rb") as file:
+                beginning, size = file.read(BEGINNING), os.fstat(file.fileno()).st_size
+        options = replace(self.options, on_progress=None, speculate="auto")  # they do not change answers
+        parts = {
+            "model": (os.path.basename(model), size, digest(beginning), self.chat_template, self.mmproj),
+            "prompt": (self.prompts, self.choices),
+            "set of options": (options, self.n, self.precise, *(["text"] if self.json_as_text else [])),
+        }
+        return {name: digest(repr(part).encode()) for name, part in parts.items()}
+
+
+class Mapping:
+    """Answers records with a model; iterate over it for the results in order of completion.
+
+    Attributes:
+        written: tokens generated so far.  done: number of finished records.
+    """
+
+    def __init__(
+        self, model: "Model", job: MapJob, records: Iterable[Record], on_turn: Callable[[], None] | None = None
+    ):
+        """Prepare the requests; model: the job's, opened.  on_turn: called after every step."""
+        self._model, self._job, self._records, self._on_turn = model, job, records, on_turn or (lambda: None)
+        self._failed: list[tuple[Record, LocalllmError]] = []
+        self.done = 0
+        model.session.validate_combination(job.options)
+        requests = filter(None, map(self._request, records))  # not a generator, since records may stop and resume
+        self._batch: Scheduler = model.batch(requests, precise=job.precise)
+        if isinstance(records, RecordStream):
+            records.may_wait = lambda: not (self._batch.running or self._failed)
+
+    @property
+    def written(self) -> int:
+        return self._batch.written
+
+    def _request(self, record: Record) -> "Request | None":
+        """Convert a record to a request; return None if that fails."""
+        job = self._job
+        try:
+            return self._model.session.request(job.prompts(record), job.options, job.n, record)
+        except LocalllmError as error:
+            self._failed.append((record, error))
+            return None
+
+    def __iter__(self) -> Iterator[tuple[Record, Result]]:
+        with closing(self._batch):
+            while True:
+                for finished in self._batch:
+                    results = self._results(finished)
+                    self.done += len(results)
+                    self._on_turn()
+                    yield from results
+                yield from self._results([])
+                if not (isinstance(self._records, RecordStream) and self._records.is_open):
+                    return
+
+    def _results(self, finished: "list[Request]") -> list[tuple[Record, Result]]:
+        """Return the results of finished requests, and of records that failed before they became requests."""
+        failed, self._failed = self._failed, []
+        results = [(request.key, result(request, self._job.json_as_text)) for request in finished]
+        return results + [(record, failure(record, error)) for record, error in failed]
+
+    def stop(self) -> None:
+        """Start no new requests; running ones complete."""
+        self._batch.stop()
+        if isinstance(self._records, RecordStream):
+            self._records.stop()
+
+
+class ChoiceMapping:
+    """Answers records with the likeliest of the job's choices, several in a batch.
+
+    Attributes:
+        written: 0, no tokens are generated.  done: number of finished records.
+    """
+
+    written = 0
+
+    def __init__(
+        self, model: "Model", job: MapJob, records: Iterable[Record], on_turn: Callable[[], None] | None = None
+    ):
+        """Prepare the records; parameters as in Mapping."""
+        self._model, self._job, self._records, self._on_turn = model, job, records, on_turn or (lambda: None)
+        self._is_stopped, self.done = False, 0
+        self._asked, self._failed = deque[Record](), deque[tuple[Record, LocalllmError]]()
+
+    def __iter__(self) -> Iterator[tuple[Record, Result]]:
+        answers = self._model.choose_many(self._prompts(), self._job.choices, self._job.precise)
+        while (choices := next(answers, None)) is not None:
+            while self._failed:
+                yield self._report(*self._failed.popleft())
+            yield self._report(self._asked.popleft(), choices)
+        while self._failed:
+            yield self._report(*self._failed.popleft())
+
+    def _prompts(self) -> Iterator[Asked]:
+        for record in self._records:
+            if self._is_stopped:
+                return
+            try:
+                prompt = self._job.prompts(record)
+            except LocalllmError as error:
+                self._failed.append((record, error))
+            else:
+                self._asked.append(record)
+                yield prompt
+
+    def _report(self, record: Record, choices: "list[Choice] | LocalllmError") -> tuple[Record, Result]:
+        self.done += 1
+        self._on_turn()
+        return record, failure(record, choices) if isinstance(choices, LocalllmError) else choice_result(
+            record, choices
+        )
+
+    def stop(self) -> None:
+        """Start no new records."""
+        self._is_stopped = True
+
+
+def choice_result(record: Record, choices: "list[Choice]") -> Result:
+    """Build the result of a record with its likeliest choice, and the probabilities of all."""
+    return {
+        "id": record.id,
+        "output": choices[0].text,
+        "probabilities": {choice.text: choice.probability for choice in choices},
+        "logprobs": {choice.text: choice.logprob for choice in choices},
+        "input": record.input,
+    }
+
+
+def result(request: "Request", json_as_text: bool = False) -> Result:
+    """Build the result of an answered record: an error if the answer was cut off within its required format.
+
+    An error has the texts as far as they are written.  json_as_text: do not parse an answer with a schema.
+    """
+    constraint, texts = request.task.options.constraint, [answer.text for answer in request.answers]
+    if request.error:
+        return failure(request.key, request.error, texts)
+    if constraint and any(answer.finish_reason == "length" for answer in request.answers):
+        problem = f"the answer was cut off before it was {constraint.promise}; raise -n or the context"
+        return failure(request.key, CutError(problem), texts)
+    return success(request, json_as_text)
+
+
+def output_of(text: str, options: "GenerationOptions", json_as_text: bool) -> object:
+    """Return an answer with a schema as parsed JSON, unless json_as_text, and any other answer as text."""
+    if json_as_text or options.constraint is None or options.constraint.kind != "schema":
+        return text
+    with suppress(ValueError, RecursionError):
+        return json.loads(text)
+    return text
+
+
+def success(request: "Request", json_as_text: bool = False) -> Result:
+    """Build the result of a record; its values are lists, best first, if there are several answers."""
+
+    def per_answer(value: "Callable[[Completion], T]") -> T | list[T]:
+        values = [value(answer) for answer in request.answers]
+        return values if request.n > 1 else values[0]
+
+    return {
+        "id": request.key.id,
+        "output": per_answer(lambda answer: output_of(answer.text, request.task.options, json_as_text)),
+        **(
+            {"thinking": per_answer(lambda answer: answer.thinking)}
+            if any(each.thinking for each in request.answers)
+            else {}
+        ),
+        "finish_reason": per_answer(lambda answer: answer.finish_reason),
+        "prompt_tokens": len(request.prompt),
+        "completion_tokens": per_answer(lambda answer: len(answer.tokens)),
+        "input": request.key.input,
+    }
+
+
+def failure(record: Record, error: LocalllmError, texts: Sequence[str] = ()) -> Result:
+    """Build the result of a record without an answer, or with the texts of answers that are not whole."""
+    output = {"output": texts[0] if len(texts) == 1 else [*texts]} if any(texts) else {}
+    return {"id": record.id, "error": str(error), **output, "input": record.input}
+
+
+def in_order(
+    results: Iterable[tuple[Record, Result]], records: "Sequence[Record] | deque[Record]"
+) -> Iterator[tuple[Record, Result]]:
+    """Yield results in the order of the records: each waits until those of all earlier records were yielded.
+
+    When an exception interrupts this, the waiting results are yielded before it is raised again.
+    records: a deque is emptied on the way, and may be extended meanwhile.
+    """
+    waiting: dict[int, tuple[Record, Result]] = {}
+    order = records if isinstance(records, deque) else deque(records)
+    try:
+        for record, result in results:
+            waiting[id(record)] = record, result
+            while order and id(order[0]) in waiting:
+                yield waiting.pop(id(order.popleft()))
+    except (Exception, KeyboardInterrupt):
+        yield from waiting.values()
+        raise
+    yield from waiting.values()
+
+
+def result_filter(records: list[Record] | None, name: str) -> Callable[[Result], bool]:
+    """Return a predicate for results of an existing output: whether to keep one; errors are tried again.
+
+    records: None if they are not known yet.  name: the output's. The predicate raises UsageError for a result that
+    belongs to no record: the output was made from another input, and must not be overwritten.
+    """
+    inputs = {record.id: record.input for record in records or ()}
+
+    def is_kept(result: Result) -> bool:
+        if records is None:
+            return "error" not in result
+        if result["id"] not in inputs:
+            raise UsageError(f"{name}: the record {result['id']!r} is not in this input; give another output file")
+        if inputs[result["id"]] != result.get("input"):
+            raise UsageError(f"{name}: the record {result['id']!r} has another input now; give another output file")
+        return "error" not in result
+
+    return is_kept
+
+
+def select_unfinished(records: list[Record], results: Iterable[Result]) -> list[Record]:
+    """Select the records without a result."""
+    finished = {result["id"] for result in results}
+    return [record for record in records if record.error or record.id not in finished]
+
+
+def shortest_first(records: list[Record], prompts: Prompts) -> list[Record]:
+    """Sort records by the length of their prompts; those without a valid prompt come first."""
+
+    def length(record: Record) -> int:
+        try:
+            prompt = prompts(record)
+        except LocalllmError:
+            return -1
+        return (
+            len(prompt) if isinstance(prompt, str) else sum(len(str(message.get("content", ""))) for message in prompt)
+        )
+
+    return sorted(records, key=length)

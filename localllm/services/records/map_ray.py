@@ -1,0 +1,120 @@
+"""Runs `localllm map` on a cluster: Ray Data distributes records to actors, one per node.
+
+Ray starts the actors, repeats the work of lost nodes, and collects the results. The model file must have the same path
+on every node, and localllm must be installed there. The file is mapped, so actors on one node share its memory.
+"""
+
+import json
+import logging
+import os
+from collections.abc import Iterable, Iterator
+from dataclasses import asdict
+from typing import TYPE_CHECKING
+
+from localllm.errors import LocalllmError, UsageError
+from localllm.services.records.lines import Record
+from localllm.services.records.map import MapJob, Mapping, Result
+
+if TYPE_CHECKING:
+    import numpy as np
+
+MOST = 64  # most records of a batch for an actor; a lost node loses the batch it works on
+LEAST = 16  # fewest, except at the end
+
+
+class Actor:
+    """A worker that answers records on one node."""
+
+    def __init__(self, job: MapJob):
+        from localllm.api import open_model
+
+        self._job = job
+        self._model = open_model(
+            job.path, job.threads, job.context, job.kv_type, chat_template=job.chat_template, mmproj=job.mmproj
+        )
+
+    def __call__(self, batch: "dict[str, np.ndarray]") -> dict[str, list[int] | list[str]]:
+        """Answer a batch: columns "number" and "record" (JSON); return the columns "number" and "result" (JSON)."""
+        records = [Record(**json.loads(text)) for text in batch["record"]]
+        numbers = {id(record): number for record, number in zip(records, batch["number"].tolist(), strict=True)}
+        results = list(Mapping(self._model, self._job, records))
+        return {
+            "number": [numbers[id(record)] for record, _ in results],
+            "result": [json.dumps(result) for _, result in results],
+        }
+
+
+class RayMapping:
+    """Answers records on a Ray cluster; iterate over it for the results.
+
+    Attributes:
+        written: tokens generated so far.  done: number of finished records.
+    """
+
+    def __init__(self, job: MapJob, records: list[Record], address: str = ""):
+        """Connect to a cluster; address "": a running one, or a new one on this computer.
+
+        Raises UsageError if Ray is not installed, LocalllmError if there is no cluster.
+        """
+        os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # unless the user wants to send usage statistics
+        try:
+            import ray
+            from ray.data import DataContext
+        except ImportError:
+            raise UsageError("Ray is not installed: pip install 'localllm[ray]'") from None
+        logging.getLogger("ray.data").setLevel(logging.WARNING)
+        DataContext.get_current().enable_progress_bars = False
+        self.written = self.done = 0
+        self._job, self._records, self._ray, self._stopped = job, records, ray, False
+        if not ray.is_initialized():
+            try:
+                ray.init(address or None, log_to_driver=False, logging_level="error")
+            except (ConnectionError, RuntimeError, ValueError) as error:
+                raise LocalllmError(f"no Ray cluster: {one_line(error)}") from None
+
+    def __iter__(self) -> Iterator[tuple[Record, Result]]:
+        for number, text in self._rows():
+            result = json.loads(text)
+            self.done += 1
+            self.written += sum_of(result.get("completion_tokens", 0))
+            yield self._records[number], result
+            if self._stopped:
+                return
+
+    def _rows(self) -> Iterator[tuple[int, str]]:
+        """Yield the numbers of records with their results in JSON. Raises LocalllmError.
+
+        Ray Data spreads actors over the nodes, restarts lost ones and repeats their work.
+        """
+        from ray.data import ActorPoolStrategy, from_items
+        from ray.exceptions import RayError
+
+        nodes = sum(node["Alive"] and node["Resources"].get("CPU", 0) >= 1 for node in self._ray.nodes())
+        size = max(LEAST, min(MOST, -(-len(self._records) // (4 * nodes))))
+        items = [{"number": n, "record": json.dumps(asdict(record))} for n, record in enumerate(self._records)]
+        results = from_items(items, override_num_blocks=-(-len(items) // size)).map_batches(
+            Actor,
+            fn_constructor_args=(self._job,),
+            batch_size=None,
+            compute=ActorPoolStrategy(size=nodes, max_tasks_in_flight_per_actor=1),
+            num_cpus=1,  # so that a lost node's actor fits on another
+        )
+        try:
+            for row in results.iter_rows():
+                yield row["number"], row["result"]
+        except RayError as error:
+            raise LocalllmError(f"the Ray job failed: {one_line(error)}") from None
+
+    def stop(self) -> None:
+        """Stop after the next result."""
+        self._stopped = True
+
+
+def sum_of(count: int | Iterable[int]) -> int:
+    """Sum the token counts of one answer or several."""
+    return count if isinstance(count, int) else sum(count)
+
+
+def one_line(error: Exception) -> str:
+    """Return the last line of a Ray error, which is the original exception."""
+    return (str(error).strip().splitlines() or [type(error).__name__])[-1][:300]

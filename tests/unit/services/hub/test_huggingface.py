@@ -1,0 +1,291 @@
+"""What the hub answers and what becomes of it: refusals, other tries, and bytes that come each once, in order."""
+
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import SimpleNamespace
+from typing import Any
+
+import huggingface_hub
+import pytest
+from huggingface_hub import constants, errors, utils
+
+from localllm.errors import LocalllmError, ModelError
+from localllm.services.hub import huggingface
+from localllm.services.hub.huggingface import BrokenError, RemoteFile, Repository, parse_first_byte
+
+SHA = "0123456789abcdef" * 4
+DATA = bytes(range(100))
+FILE = RemoteFile("folder/a model.gguf", len(DATA), SHA)
+
+
+@pytest.fixture
+def repository(monkeypatch) -> Repository:
+    """One whose list nobody has asked for; it tells why it waits, and how long, and does not wait."""
+    made = Repository.__new__(Repository)
+    made.name, made._commit, made.told, made.waits = "tiny/Tiny", "c0ffee", [], []
+    made._on_break = made.told.append
+    monkeypatch.setattr(huggingface.time, "sleep", made.waits.append)
+    return made
+
+
+def refused(status: int, kind: type[Exception] = errors.HfHubHTTPError) -> Exception:
+    """What the client raises for an answer."""
+    return kind("it said so", response=SimpleNamespace(status_code=status, headers={}, request=None))
+
+
+class Asked:
+    """An action that fails in some ways and then works; counts how often it was tried."""
+
+    def __init__(self, *failures: Exception):
+        self.failures, self.tries = [*failures], 0
+
+    def __call__(self) -> str:
+        self.tries += 1
+        if self.failures:
+            raise self.failures.pop(0)
+        return "done"
+
+
+# ---- refusals
+
+
+PRIVATE = "the hub has no such repository, or it is private: set HF_TOKEN to a token that may read it"
+
+
+@pytest.mark.parametrize(
+    ("error", "told"),
+    [
+        (refused(403, errors.GatedRepoError), "gated: accept its conditions on https://huggingface.co/tiny/Tiny, and"
+         " set HF_TOKEN to a token of yours"),
+        (refused(404, errors.RemoteEntryNotFoundError), "the hub has lost a file that it lists; try again"),
+        (refused(404, errors.RepositoryNotFoundError), "the hub has no such repository"),
+        (refused(404), "the hub has no such repository"),
+        (refused(401, errors.RepositoryNotFoundError), PRIVATE),
+        (refused(403, errors.RepositoryNotFoundError), PRIVATE),
+        (refused(401), PRIVATE),
+        (refused(403), "the hub refuses: your HF_TOKEN may not read this"),
+        (refused(418), "the hub responds with HTTP status 418"),
+        (errors.HFValidationError("a//b"), "invalid repository name"),
+    ],
+    ids=lambda value: None if isinstance(value, str) else repr(value),
+)  # fmt: skip
+def test_refusals_are_told_at_once(repository: Any, error: Exception, told: str):
+    action = Asked(error)
+    with pytest.raises(ModelError) as failure:
+        repository._patiently(action)
+    assert (str(failure.value), action.tries) == (f"tiny/Tiny: {told}", 1)
+
+
+def test_who_wants_no_network_waits_for_none(repository: Any):
+    action = Asked(errors.OfflineModeIsEnabled("offline"))
+    with pytest.raises(LocalllmError, match="tiny/Tiny: HF_HUB_OFFLINE is set; unset it to download") as failure:
+        repository._patiently(action)
+    assert (type(failure.value), action.tries, repository.waits) == (LocalllmError, 1, [])
+
+
+@pytest.mark.parametrize("status", [408, 425, 429, 500, 502, 503, 504])
+def test_what_may_pass_is_tried_again(repository: Any, status: int):
+    """By RFC 9110 (6585 and 8470 for 429 and 425) these are of the moment. Three tries, with longer waits between."""
+    action = Asked(refused(status), refused(status))
+    assert (repository._patiently(action), action.tries) == ("done", 3)
+    assert repository.told == [f"the hub responds with HTTP status {status}"] * 2
+    assert repository.waits == [1, 2]
+    action = Asked(*[refused(status)] * 3)
+    with pytest.raises(LocalllmError, match=f"tiny/Tiny: the hub responds with HTTP status {status}") as failure:
+        repository._patiently(action)
+    assert type(failure.value) is LocalllmError and (action.tries, repository.waits) == (3, [1, 2, 1, 2])
+
+
+@pytest.mark.parametrize("status", [400, 402, 405, 410, 416, 451, 501, 505])
+def test_what_stays_as_it_is_is_not_tried_again(repository: Any, status: int):
+    action = Asked(refused(status))
+    with pytest.raises(ModelError, match=f"status {status}"):
+        repository._patiently(action)
+    assert (action.tries, repository.waits) == (1, [])
+
+
+def test_a_network_that_fails(repository: Any):
+    action = Asked(errors.HTTPError("[Errno 111] Connection refused"))
+    assert repository._patiently(action) == "done"
+    assert repository.told == ["the hub cannot be reached: Connection refused"]
+    action = Asked(*[errors.HTTPError("[Errno -2] Name or service not known")] * 3)
+    with pytest.raises(LocalllmError, match=r"cannot be reached: there is no network, or no computer of its name$"):
+        repository._patiently(action)
+
+
+# ---- what is listed
+
+
+def entry(name: str, size: int | None, checksum: str = SHA) -> Any:
+    large = None if size is None else SimpleNamespace(size=size, sha256=checksum)
+    return SimpleNamespace(rfilename=name, lfs=large)
+
+
+@pytest.mark.parametrize(
+    ("told", "commit", "names"),
+    [
+        (SimpleNamespace(sha="c0", siblings=[entry("a", 1), entry("README.md", None), entry("../b", 1), entry("c", 2)]),
+         "c0", ["a", "c"]),
+        (SimpleNamespace(sha=None, siblings=None), "main", []),
+    ],
+)  # fmt: skip
+def test_large_files_of_a_repository(monkeypatch, told: Any, commit: str, names: list[str]):
+    """With sizes and checksums, which have to be asked for, and patience that the user can set."""
+    asked = []
+    monkeypatch.setattr(constants, "HF_HUB_DOWNLOAD_TIMEOUT", 12)
+    api = SimpleNamespace(model_info=lambda *given, **named: asked.append((given, named)) or told)
+    monkeypatch.setattr(huggingface_hub, "HfApi", lambda: api)
+    found = Repository("tiny/Tiny")
+    assert (found._commit, [*found.files]) == (commit, names)
+    assert [file.name for file in found.files.values()] == names
+    Repository("tiny/Tiny@refs%2Fpr%2F1")
+    assert asked == [
+        (("tiny/Tiny",), {"revision": revision, "files_metadata": True, "timeout": 12})
+        for revision in (None, "refs/pr/1")
+    ]
+
+
+@pytest.mark.parametrize("error", [ValueError, TypeError, KeyError, AttributeError])
+def test_what_is_no_hub(monkeypatch, error: type[Exception]):
+    def model_info(*given: object, **named: object) -> None:
+        raise error("x")
+
+    monkeypatch.setattr(huggingface_hub, "HfApi", lambda: SimpleNamespace(model_info=model_info))
+    monkeypatch.setattr(constants, "ENDPOINT", "http://else")
+    with pytest.raises(LocalllmError, match=r"^tiny/Tiny: http://else does not respond like the Hugging Face hub$"):
+        Repository("tiny/Tiny")
+
+
+@pytest.mark.parametrize(
+    ("name", "size", "checksum"),
+    [
+        ("../x.gguf", 1, SHA), ("a/../x.gguf", 1, SHA), ("/x.gguf", 1, SHA), ("a//x.gguf", 1, SHA),
+        ("./x.gguf", 1, SHA),
+        ("a\\x.gguf", 1, SHA), ("x\n.gguf", 1, SHA), ("x\x1b.gguf", 1, SHA), ("", 1, SHA), ("x.gguf", 0, SHA),
+        ("x.gguf", -1, SHA), ("x.gguf", 1, SHA[1:]), ("x.gguf", 1, SHA + "0"), ("x.gguf", 1, SHA.upper()),
+        ("x.gguf", 1, "../" + SHA[3:]),
+    ],
+)  # fmt: skip
+def test_files_that_no_repository_should_have(name: str, size: int, checksum: str):
+    assert not RemoteFile(name, size, checksum).is_plain
+    assert RemoteFile("a.b/..x/ä x..gguf", 1, SHA).is_plain
+
+
+# ---- bytes
+
+
+@pytest.mark.parametrize(
+    ("status", "headers", "first"),
+    [
+        (206, {"Content-Range": "bytes 5-99/100"}, 5),
+        (206, {"Content-Range": "bytes 0-9/*"}, 0),
+        (206, {"Content-Range": "bytes 70-99/*", "Content-Length": "30"}, 70),
+        (200, {"Content-Length": "100"}, 0),
+        (200, {}, 0),
+        (200, {"Content-Range": "bytes 5-99/100", "Content-Length": "100"}, 0),
+        (206, {"Content-Range": "bytes 5-99/101"}, 101),
+        (200, {"Content-Length": "99"}, 99),
+    ],
+)
+def test_where_an_answer_begins(status: int, headers: dict[str, str], first: int):
+    """As RFC 9110 has it, 14.4; what tells another size is another file."""
+    answer = SimpleNamespace(status_code=status, headers=headers)
+    if first >= 99:
+        told = f"folder/a model.gguf: the hub sent a file of {first} bytes instead of 100"
+        with pytest.raises(ModelError, match=told):
+            parse_first_byte(answer, FILE)
+    else:
+        assert parse_first_byte(answer, FILE) == first
+
+
+class Server:
+    """A session of the client, whose answers break off after so many bytes, one number for each."""
+
+    def __init__(self, *cuts: int, piece: int = 7, has_ranges: bool = True):
+        self.cuts, self.piece, self.has_ranges, self.asked, self.open = [*cuts], piece, has_ranges, list[Any](), 0
+
+    @contextmanager
+    def stream(self, method: str, url: str, headers: dict[str, str], timeout: float) -> Iterator[Any]:
+        self.asked.append((method, url, headers["Range"], headers["Accept-Encoding"], timeout))
+        first, last = re.fullmatch(r"bytes=(\d+)-(\d*)", headers["Range"]).groups()
+        begin, end = (int(first), int(last or 99) + 1) if self.has_ranges else (0, 100)
+        told = {"Content-Range": f"bytes {begin}-{end - 1}/100"} if self.has_ranges else {"Content-Length": "100"}
+        body, cut = DATA[begin:end], self.cuts.pop(0) if self.cuts else 100
+
+        def raw() -> Iterator[bytes]:
+            for start in range(0, min(cut, len(body)), self.piece):
+                yield body[start : min(start + self.piece, cut)]
+            if 0 <= cut < len(body):
+                raise errors.HTTPError("it hung up")
+
+        self.open += 1
+        yield SimpleNamespace(status_code=206 if self.has_ranges else 200, headers=told, iter_raw=raw)
+        self.open -= 1
+
+
+@pytest.fixture
+def serve(monkeypatch):
+    """Puts a server in the place of the hub's."""
+    monkeypatch.setattr(utils, "hf_raise_for_status", lambda answer: None)
+    monkeypatch.setattr(constants, "HF_HUB_DOWNLOAD_TIMEOUT", 12)
+    monkeypatch.setattr(constants, "HUGGINGFACE_CO_URL_TEMPLATE", "https://hub/{repo_id}/resolve/{revision}/{filename}")
+
+    def put(server: Server) -> Server:
+        monkeypatch.setattr(utils, "get_session", lambda: server)
+        return server
+
+    return put
+
+
+@pytest.mark.parametrize("has_ranges", [True, False])
+@pytest.mark.parametrize(("start", "end"), [(0, 100), (0, 1), (99, 100), (7, 14), (13, 50), (40, 100), (5, 5)])
+def test_just_these_bytes(repository: Any, serve, start: int, end: int, has_ranges: bool):
+    server = serve(Server(has_ranges=has_ranges))
+    assert repository.read(FILE, start, end) == DATA[start:end]
+    last = "" if end == 100 else str(end - 1)
+    url = "https://hub/tiny/Tiny/resolve/c0ffee/folder/a%20model.gguf"
+    assert server.asked == ([("GET", url, f"bytes={start}-{last}", "identity", 12)] if start < end else [])
+    assert (server.open, repository.waits) == (0, [])
+
+
+def test_it_goes_on_where_it_was(repository: Any, serve):
+    """Any number of breaks, as long as bytes come; each comes once."""
+    server = serve(Server(10, 0, 1, 20, 3, 0, 0, 5, piece=4))
+    assert repository.read(FILE, 20, 90) == DATA[20:90]
+    assert [asked[2] for asked in server.asked] == [
+        f"bytes={start}-89" for start in (20, 30, 30, 31, 51, 54, 54, 54, 59)
+    ]
+    assert repository.told == ["the hub cannot be reached: it hung up"] * 8
+    assert repository.waits == [0.5, 1, 0.5, 0.5, 0.5, 1, 2, 0.5], "a new byte begins the waits anew"
+
+
+def test_six_tries_without_a_byte_are_enough(repository: Any, serve):
+    server, received = serve(Server(3, *[0] * 6)), []
+    with pytest.raises(LocalllmError) as failure:
+        repository.receive(FILE, 0, 100, received.append)
+    assert str(failure.value) == (
+        "tiny/Tiny: folder/a model.gguf: the hub cannot be reached: it hung up; run the same command again to resume"
+    )
+    assert (b"".join(received), len(server.asked), server.cuts) == (DATA[:3], 7, [])
+    assert repository.waits == [0.5, 1, 2, 4, 8, 16]
+
+
+def test_less_than_was_promised(repository: Any, monkeypatch):
+    """An answer that ends as if it were whole."""
+    parts = [DATA[:30], b"", DATA[30:]]
+    monkeypatch.setattr(repository, "_pieces", lambda file, start, end: iter([parts.pop(0)]))
+    assert repository.read(FILE, 0, 100) == DATA
+    assert repository.told == ["the hub sent less than it announced"] * 2
+
+
+def test_who_takes_the_bytes_may_refuse_them(repository: Any, serve):
+    """As a disk does that is full: that is no break, and nothing is asked again."""
+    server = serve(Server())
+
+    def full(piece: bytes) -> None:
+        raise LocalllmError("full")
+
+    with pytest.raises(LocalllmError, match=r"^full$"):
+        repository.receive(FILE, 0, 100, full)
+    assert len(server.asked) == 1 and issubclass(BrokenError, Exception)

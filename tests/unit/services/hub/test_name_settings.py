@@ -1,0 +1,256 @@
+"""Settings of a model's name: on the command line, in the server and in Python."""
+
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from invoked import Reached, invoke
+from served import scripted, serving
+from tiny_model import write_tiny_model
+
+import localllm
+from localllm import api
+from localllm.cli.interactive.named_models import NameSettings, opener
+from localllm.cli.registry import params_of
+from localllm.errors import UsageError
+from localllm.generation.answer_defaults import AnswerDefaults
+from localllm.generation.generate import GenerationOptions
+from localllm.generation.sampling.options import SamplingOptions
+from localllm.server import run as server
+from localllm.server.model_pool import NameOptions
+from localllm.services.hub.name_values import NOT_APPLIED, RENAMED, converted, values_of
+from tests.unit.cli.test_command import parsed
+
+
+@pytest.fixture
+def named(tmp_path: Path, monkeypatch, tiny: str) -> Path:
+    """A model `base` in the folder of models, and two aliases of it with settings of their own."""
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
+    monkeypatch.setenv("LOCALLLM_MODELS", str(tmp_path / "models"))
+    (tmp_path / "localllm").mkdir()
+    (tmp_path / "models").mkdir()
+    (tmp_path / "models" / "base.gguf").symlink_to(tiny)
+    (tmp_path / "localllm" / "config.toml").write_text(
+        '[aliases]\nmario = "base"\nluigi = "base"\n'
+        '[model.mario]\nsystem-prompt = "You are Mario."\ncontext = 64\nn-predict = 3\nstop = "!"\n'
+        '[model.luigi]\nsystem = "In French."\ntemp = 0\nthink = "off"\n'
+        "[model.base]\ntop-k = 7\n"
+    )
+    return tmp_path
+
+
+@pytest.mark.parametrize("command", ["run", "chat", "map"])
+def test_an_alias_has_its_own_settings_and_those_of_its_target(named: Path, command: str):
+    rows = {name: parsed(command, name) for name in ("base", "mario", "luigi")}
+    assert [row["context"] for row in rows.values()] == [None, 64, None]
+    assert [row["temperature"] for row in rows.values()] == [None, None, 0.0]
+    assert [row["top_k"] for row in rows.values()] == [7, 7, 7]
+    assert [row.get("system") for row in rows.values() if "system" in row] in (
+        [None, "You are Mario.", "In French."], [],
+    )  # fmt: skip
+
+
+def test_a_path_has_none_of_the_settings_of_its_aliases(named: Path):
+    assert parsed("run", f"{named}/models/base.gguf")["top_k"] is None
+
+
+def test_config_names_the_line_of_the_name_that_is_asked_for(named: Path, cli):
+    lines = {name: cli("config", "run", name)[1] for name in ("base", "mario", "luigi")}
+    assert "You are Mario." not in lines["base"] + lines["luigi"] and "In French." not in lines["base"]
+    assert "config.toml, line 5" in next(line for line in lines["mario"].splitlines() if line.startswith("--system "))
+
+
+def test_eval_gives_each_model_its_own_settings(named: Path, monkeypatch, cli):
+    from localllm.cli import eval_run
+
+    jobs = list[Any]()
+    monkeypatch.setattr(eval_run, "answer_questions", lambda model, job, *rest: jobs.append(job) or [])
+    (named / "q.jsonl").write_text('{"prompt": "1?", "answer": "1"}\n')
+    cli("eval", "base", "mario", "luigi", named / "q.jsonl")
+    assert [job.context for job in jobs] == [None, 64, None]
+    assert [job.options.max_tokens for job in jobs] == [None, 3, None]
+    assert [job.options.think for job in jobs] == ["auto", "auto", "off"]
+    systems = [[message["content"] for message in job.prompts._head] for job in jobs]
+    assert systems == [[], ["You are Mario."], ["In French."]]
+
+
+def setup_of(*words: object) -> server.Setup:
+    heard = list[server.Setup]()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(server, "run", lambda setup, *rest: heard.append(setup))
+        invoke("serve", *words)
+    return heard[0]
+
+
+def test_serve_applies_the_settings_of_each_name(named: Path, tiny: str):
+    setup = setup_of("base", "mario", "luigi", f"bob={tiny}")
+    assert setup.names.keys() == {"base", "mario", "luigi"}
+    assert setup.names["mario"].defaults.system == "You are Mario."
+    assert setup.names["mario"].defaults.options.max_tokens == 3
+    assert setup.names["luigi"].defaults.options.sampling.explicit == {"temperature": 0.0, "top_k": 7}
+    assert setup.names["base"].defaults.system is None
+    assert [setup.names[name].open_model is None for name in ("base", "mario", "luigi")] == [True, False, True]
+
+
+def test_a_server_of_all_models_has_their_aliases_with_settings(named: Path):
+    with (named / "localllm" / "config.toml").open("a") as file:
+        file.write("[model.elsewhere]\ntemp = 1\n")
+    setup = setup_of()
+    assert setup.paths.keys() == {"base", "mario", "luigi"}
+    assert setup.names["mario"].defaults.system == "You are Mario."
+
+
+class Talk:
+    """The part of a conversation that a change of its model concerns."""
+
+    def __init__(self, options: GenerationOptions, system: str | None):
+        self.options, self.model = options, SimpleNamespace(session=SimpleNamespace(system=system))
+
+    def set(self, options: GenerationOptions) -> None:
+        self.options = options
+
+    def set_system(self, text: str | None) -> None:
+        self.model.session.system = text
+
+
+@pytest.mark.parametrize("typed", [[], ["--temp", "0.5"]])
+def test_a_chat_that_switches_its_model_has_the_settings_of_the_new_name(named: Path, monkeypatch, typed: list[str]):
+    heard = list[Any]()
+
+    def stand_in(conversation: Any, name: str, open_model: Any) -> None:
+        opened = list[Any]()
+        first = NameSettings.of(name)
+        talk: Any = Talk(first.generation, first.system)
+        switch = opener(talk, name, lambda name, engine, template: opened.append((name, engine.context)))
+        for other in ("mario", "luigi", "base"):
+            switch(other)
+            heard.append(
+                (*opened[-1], talk.model.session.system, talk.options.max_tokens, talk.options.sampling.explicit)
+            )
+        talk.set_system("My own.")
+        switch("mario")
+        heard.append(talk.model.session.system)
+
+    temperature = {"temperature": 0.5} if typed else {}
+    invoke_chat(monkeypatch, stand_in, "base", *typed)
+    assert heard == [
+        ("mario", 64, "You are Mario.", 3, {"top_k": 7, **temperature}),
+        ("luigi", None, "In French.", None, {"top_k": 7, "temperature": 0.5 if typed else 0.0}),
+        ("base", None, None, None, {"top_k": 7, **temperature}),
+        "My own.",
+    ]
+
+
+def invoke_chat(monkeypatch: pytest.MonkeyPatch, at_start: Any, *words: str) -> None:
+    """Run `chat` up to where it begins to read questions."""
+    from localllm.cli.commands import chat
+
+    def begin(path: str, **how: Any) -> Any:
+        at_start(None, path, None)
+        raise Reached
+
+    monkeypatch.setattr(chat, "open_for_chat", begin)
+    monkeypatch.setattr(chat, "is_terminal", lambda file: True)
+    monkeypatch.setattr(chat, "exit_on_signals", lambda: None)
+    with pytest.raises(Reached):
+        invoke("chat", *words)
+
+
+def test_serve_applies_the_table_of_the_name_that_it_gives_to_a_model(named: Path, tiny: str):
+    assert setup_of(f"mario={tiny}").names["mario"].defaults.system == "You are Mario."
+    both = setup_of("peach=luigi").names["peach"].defaults
+    assert (both.system, both.options.think) == ("In French.", "off")
+
+
+def test_requests_get_the_defaults_of_their_models_name(tmp_path: Path):
+    path = str(write_tiny_model(tmp_path / "tiny.gguf"))
+    defaults = AnswerDefaults("You are Mario.", [], GenerationOptions(2, sampling=SamplingOptions(temperature=0)))
+    make = lambda: scripted(path, {"hi": "one two three four five"})  # noqa: E731
+    question = {"role": "user", "content": "hi"}
+    with serving({"base": make, "mario": make}, names={"mario": NameOptions(defaults)}) as served:
+
+        def prompt(model: str, *messages: dict[str, str]) -> str:
+            text: str = served.post("/apply-template", {"model": model, "messages": messages}).json["prompt"]
+            return text
+
+        def reason(**fields: Any) -> str:
+            text: str = served.chat("hi", **fields).json["choices"][0]["finish_reason"]
+            return text
+
+        assert "Mario" in prompt("mario", question) and "Mario" not in prompt("base", question)
+        assert "Mario" not in prompt("mario", {"role": "system", "content": "Own."}, question)
+        assert [reason(model="base"), reason(model="mario"), reason(model="mario", max_tokens=99)] == [
+            "stop", "length", "stop",
+        ]  # fmt: skip
+        counted = [
+            served.post("/v1/messages/count_tokens", {"model": name, "messages": [question]}).json["input_tokens"]
+            for name in ("base", "mario")
+        ]
+        assert counted[0] < counted[1]
+
+
+def test_names_of_one_file_share_it_unless_they_open_it_otherwise(tiny: str):
+    opened = list[str]()
+
+    def other(path: str) -> api.Model:
+        opened.append(path)
+        return scripted(tiny, {}, context=64)
+
+    names = {"small": NameOptions(open_model=other), "tiny": NameOptions(open_model=other)}
+    models = dict.fromkeys(("base", "same", "small", "tiny"), tiny)
+    with serving(models, names=names) as served:
+        entries = served.service.pool.entries
+        assert [entries[name].shared.name for name in models] == ["base", "base", "small", "small"]
+        for name in ("small", "tiny"):
+            assert served.chat("hi", model=name).status == 200
+        assert opened == [tiny] and served.model("tiny").context == 64
+
+
+def test_python_applies_the_settings_of_a_name(named: Path):
+    with localllm.open("mario") as mario, localllm.open("base") as base:
+        assert (mario.context, base.context > 64) == (64, True)
+        assert mario.session.defaults.system == "You are Mario." and base.session.defaults.system is None
+        assert "Mario" in mario.detokenize(mario.chat([{"role": "user", "content": "Hi"}]).prompt)
+        assert len(list(mario.generate("Once", ignore_eos=True))) <= 3
+        assert mario.session.with_defaults(GenerationOptions()).sampling.top_k == 7
+        (answer,) = mario.map(["Once"], ignore_eos=True, max_tokens=5)
+        assert answer.completion_tokens == 5
+    with localllm.open("mario", context=32) as model:
+        assert model.context == 32
+
+
+OF_THE_TERMINAL = {"escape", "json-whitespace", "additional-properties"}
+
+
+@pytest.mark.parametrize("param", [each for each in params_of("map") if each.keys], ids=lambda each: each.keys[0])
+def test_python_and_serve_know_every_option_that_changes_answers(param: Any):
+    """All spellings of those in the groups of sampling, generation and reasoning are converted, or named in a line."""
+    panel = param.rich_help_panel or ""
+    if not panel.startswith(("Sampling", "More sampling", "Generation", "Thinking", "Constrained")):
+        return
+    samples: dict[str, Any] = {
+        "think": "on", "template_var": ["a=1"], "samplers": "top_k", "letters": "k", "ignore_eos": True,
+        "stop": ["x"], "ban": ["x"], "dry_sequence_breakers": ["x"], "dry_base": 2,
+    }  # fmt: skip
+    for key in set(param.keys) - OF_THE_TERMINAL:
+        name = RENAMED.get(plain := key.replace("-", "_"), plain)
+        assert name in NOT_APPLIED or converted(name, samples.get(param.name, 0.5 if param.kind is float else 1)), key
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ("temp = 'cold'", "line 4: temp: temperature should be a number"),
+        ("think = 'so'", "line 4: think: think should be"),
+    ],
+)
+def test_an_invalid_setting_of_a_name_is_told_with_its_line(named: Path, line: str, message: str):
+    (named / "localllm" / "config.toml").write_text(f'[aliases]\nmario = "base"\n[model.mario]\n{line}\n')
+    with pytest.raises(UsageError, match=message):
+        values_of("mario")
+
+
+def test_a_setting_that_only_commands_apply_is_told(named: Path):
+    (named / "localllm" / "config.toml").write_text('[model.base]\nregex = "a+"\n')
+    assert values_of("base").warnings == ("config.toml, line 2: regex is only used by commands that have this option",)

@@ -1,0 +1,88 @@
+"""Names as Ollama writes them, and suggestions for names that are unknown."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+from localllm.errors import ModelError
+from localllm.services.hub.catalogue import MissingError, find_registered, parse_name, registry_models, resolve
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """An empty folder of models, and no store of Ollama's."""
+    monkeypatch.setenv("LOCALLLM_MODELS", str(tmp_path))
+    monkeypatch.setenv("OLLAMA_MODELS", str(tmp_path / "none"))
+    return tmp_path
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [
+        ("qwen2.5-coder:1.5b-instruct-q4_K_M", "qwen2.5-coder-1.5b:Q4_K_M"), ("qwen2.5-coder", "qwen2.5-coder-7b"),
+        ("llama3.2:latest", "llama-3.2-3b"), ("llama3.2", "llama-3.2-3b"), ("llama3.2:1b", "llama-3.2-1b"),
+        ("registry.ollama.ai/library/llama3.1:8b-instruct-fp16", "llama-3.1-8b:F16"), ("library/qwen3", "qwen3-8b"),
+        ("qwen3:4b-q8_0", "qwen3-4b:Q8_0"), ("qwen3:30b-a3b-q4_K_M", "qwen3-30b-a3b:Q4_K_M"),
+        ("qwen3:4b-instruct-2507-q4_K_M", "qwen3-4b-2507:Q4_K_M"), ("qwen3-4b:latest", "qwen3-4b"),
+        ("gemma3:4b-it-q4_K_M", "gemma-3-4b:Q4_K_M"), ("gemma3n:e2b", "gemma-3n-e2b"), ("gemma3:270m", "gemma-3-270m"),
+        ("embeddinggemma", "embeddinggemma-300m"), ("embeddinggemma:300m-bf16", "embeddinggemma-300m:BF16"),
+        ("nomic-embed-text:v1.5", "nomic-embed-text-1.5"), ("bge-m3:567m-fp16", "bge-m3:F16"),
+        ("phi3.5:3.8b-mini-instruct-q4_K_M", "phi-3.5-mini:Q4_K_M"), ("phi4:latest", "phi-4"),
+        ("mistral:7b-instruct-v0.3-q4_0", "mistral-7b:Q4_0"), ("mistral-small3.2:24b", "mistral-small-3.2-24b"),
+        ("deepseek-r1:7b-qwen-distill-q4_K_M", "deepseek-r1-7b:Q4_K_M"), ("gpt-oss:20b", "gpt-oss-20b"),
+        ("granite4:350m-h", "granite-4.0-h-350m"), ("smollm2:135m-instruct-q4_1", "smollm2-135m:Q4_1"),
+    ],
+)  # fmt: skip
+def test_a_full_tag_means_the_model_and_its_format(name: str, expected: str):
+    with pytest.raises(MissingError) as missing:
+        resolve(name)
+    assert f"`localllm pull {expected}`" in str(missing.value)
+
+
+def test_every_known_model_is_found_by_its_names_of_ollama():
+    models = registry_models().values()
+    for model in models:
+        assert find_registered(model.name, models) == model.name
+        for name in model.ollama:
+            assert find_registered(name, models) == model.name, name
+
+
+def test_no_two_models_have_the_same_name_of_ollama():
+    names = [parse_name(name)[:2] for model in registry_models().values() for name in (model.name, *model.ollama)]
+    assert len(names) == len(set(names))
+
+
+@pytest.mark.parametrize(
+    "name", ["qwen:34b", "gemma3:4b-it-qat", "qwen2.5-coder:1.5b-base", "llama3.2:3b-text", "mixtral"]
+)
+def test_other_models_are_not_taken_for_known_ones(name: str):
+    assert find_registered(name, registry_models().values()) is None
+
+
+def test_a_local_file_is_found_with_the_tag_latest(folder: Path):
+    (folder / "qwen.gguf").touch()
+    assert resolve("qwen:latest") == resolve("qwen") == str(folder / "qwen.gguf")
+
+
+@pytest.mark.parametrize(
+    ("name", "end"),
+    [
+        ("qwen2.5-coder:0.5b", "in the size 0.5b; there are qwen2.5-coder-1.5b, qwen2.5-coder-7b, qwen2.5-coder-14b,"),
+        ("qwen2.5-coder-0.5b", "in the size 0.5b; there are qwen2.5-coder-1.5b,"),
+        ("deepseek-r1:8b", "in the size 8b; there are deepseek-r1-1.5b, deepseek-r1-7b,"),
+        ("deepseek-r1", "did you mean deepseek-r1-1.5b or deepseek-r1-7b or"),
+        ("llama3:8b", "did you mean llama-3.1-8b?"),
+        ("llama3", "did you mean llama-3.2-1b or llama-3.2-3b or llama-3.1-8b or llama-3.3-70b?"),
+        ("phi3", "did you mean phi-3.5-mini?"), ("gemma3:4b-it-qat", "did you mean gemma-3-4b?"),
+        ("qwen2.5-coder:1.5b-base", "did you mean qwen2.5-coder-1.5b?"), ("codellama:7b", "no model of that name (`"),
+        ("qwen3-4", "did you mean qwen3-4b"), ("qwen4:4b", "did you mean qwen3-4b"),
+    ],
+)  # fmt: skip
+def test_a_suggestion_has_the_size_that_was_asked_for(name: str, end: str):
+    with pytest.raises(ModelError) as unknown:
+        resolve(name)
+    assert end in str(unknown.value)
+    suggested = re.findall(r"[a-z]+[\w.]*-[\w.-]+", str(unknown.value).partition("did you mean")[2])
+    size = parse_name(name).size
+    assert all(size in ("", parse_name(each).size) for each in suggested if each in registry_models())

@@ -1,0 +1,250 @@
+"""A name in Ollama's store is more than its file."""
+
+import hashlib
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+import localllm
+from localllm.errors import ModelError
+from localllm.services.hub.catalogue import locate, resolve
+from localllm.services.hub.name_settings import messages_of
+from localllm.services.hub.ollama_store import find_stored
+
+Put = Callable[..., None]
+PARAMETERS = {
+    "temperature": 0, "top_k": 9, "stop": ["X"], "num_predict": 4, "num_ctx": 64, "num_batch": 2, "tfs_z": 1.0,
+    "seed": 5, "repeat_penalty": 1.5, "num_gpu": 0, "mirostat_tau": 3.0,
+}  # fmt: skip
+MESSAGES = [{"role": "user", "content": "ping"}, {"role": "assistant", "content": "pong"}]
+
+
+@pytest.fixture
+def put(tmp_path: Path, monkeypatch, tiny: str) -> Put:
+    """Writes a name of Ollama's store, with layers besides the tiny model's."""
+    monkeypatch.setenv("OLLAMA_MODELS", str(tmp_path))
+    monkeypatch.setenv("LOCALLLM_MODELS", str(tmp_path / "none"))
+    (tmp_path / "blobs").mkdir()
+
+    def write(name: str, **layers: object) -> None:
+        parts = {"model": Path(tiny).read_bytes(), **{kind: as_bytes(value) for kind, value in layers.items()}}
+        listed = []
+        for kind, content in parts.items():
+            digest = hashlib.sha256(content).hexdigest()
+            (tmp_path / "blobs" / f"sha256-{digest}").write_bytes(content)
+            listed.append({"mediaType": f"application/vnd.ollama.image.{kind}", "digest": f"sha256:{digest}"})
+        model, _, tag = name.partition(":")
+        manifest = tmp_path / "manifests" / "registry.ollama.ai" / "library" / model / (tag or "latest")
+        manifest.parent.mkdir(parents=True, exist_ok=True)
+        manifest.write_text(json.dumps({"layers": listed}))
+
+    return write
+
+
+def as_bytes(value: object) -> bytes:
+    return value if isinstance(value, bytes) else (value if isinstance(value, str) else json.dumps(value)).encode()
+
+
+@pytest.mark.parametrize("name", ["lora", "lora:latest", "ollama:lora", "registry.ollama.ai/library/lora:latest"])
+def test_a_name_with_an_adapter_is_refused(put: Put, cli, name: str):
+    put("lora", adapter="x")
+    code, out, err = cli("run", name, "-p", "Hi")
+    assert (code, out, err.count("\n")) == (3, "", 1)
+    assert "ollama:lora:latest has an adapter" in err and "adapters of Ollama's store are not supported yet" in err
+    with pytest.raises(ModelError, match="has an adapter"):
+        localllm.open(name)
+    assert cli("list", "--found")[0] == 0
+
+
+def test_parameters_and_system_text_are_defaults_of_options(put: Put, cli):
+    put("tuned", params=PARAMETERS, system="Answer in French.")
+    rows = {line.split(" ")[0]: line for line in cli("config", "run", "tuned")[1].splitlines()}
+    expected = {
+        "--system": "Answer in French.",
+        "--context": " 64 ",
+        "--max-tokens": " 4 ",
+        "--stop": "X",
+        "--temp": "0",
+    }
+    for option, value in expected.items():
+        assert value in rows[option] and rows[option].endswith("ollama:tuned:latest in Ollama's store")
+    code, out, err = cli("run", "tuned", "-p", "Hi", "--json")
+    answer = json.loads(out)
+    assert (code, answer["seed"]) == (0, 5) and answer["completion_tokens"] <= 4
+    assert "parameters that are not supported are ignored: tfs_z\n" in err
+    assert json.loads(cli("run", "tuned", "-p", "Hi", "--json", "-s", "6", "-n", "2")[1])["seed"] == 6
+
+
+def test_a_prompt_has_the_system_text_and_the_messages_of_its_name(put: Put, cli, tmp_path: Path):
+    put("tuned", system="Answer in French.", messages=MESSAGES)
+    put("bare")
+    counts = {}
+    for name in ("bare", "tuned"):
+        counts[name] = [json.loads(cli("run", name, "-p", "Hi", "-n", "1", "--json")[1])["prompt_tokens"]]
+        counts[name] += [json.loads(cli("map", name, "-p", "{line}", "-n", "1", stdin=b"Hi\n")[1])["prompt_tokens"]]
+        with localllm.open(name) as model:
+            counts[name].append(model.count_tokens([{"role": "user", "content": "Hi"}]))
+    assert len(set(counts["bare"])) == len(set(counts["tuned"])) == 1 and counts["bare"] < counts["tuned"]
+    raw = [
+        json.loads(cli("run", name, "-p", "Hi", "-n", "1", "--json", "--raw")[1])["prompt_tokens"] for name in counts
+    ]
+    assert raw[0] == raw[1]
+    with localllm.open("tuned") as model:
+        prompt = model.detokenize(model.chat([{"role": "user", "content": "Hi"}], max_tokens=1).prompt)
+        assert [prompt.index(text) for text in ("French", "ping", "pong", "Hi")] == sorted(
+            prompt.index(text) for text in ("French", "ping", "pong", "Hi")
+        )
+
+
+def test_config_toml_wins_over_the_store(put: Put, tmp_path: Path, monkeypatch, cli):
+    put("tuned", params={"temperature": 0.5, "top_k": 3})
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
+    (tmp_path / "localllm").mkdir()
+    (tmp_path / "localllm" / "config.toml").write_text("[defaults]\ntop-k = 4\n[model.tuned]\ntemp = 0.1\n")
+    for name in ("tuned", "tuned:latest", "ollama:tuned"):
+        rows = {line.split(" ")[0]: line for line in cli("config", "run", name)[1].splitlines()}
+        assert "config.toml, line 4" in rows["--temp"] and "Ollama's store" in rows["--top-k"]
+
+
+@pytest.mark.parametrize(
+    ("template", "source", "differs"),
+    [
+        ("<|im_start|>user\n{{ .Prompt }}<|im_end|>", "<|im_start|>{{ role }}<|im_end|>", False),
+        (
+            "{{- range .Messages }}<|im_start|>{{ .Role }}\n{{ .Content }}<|im_end|>{{ end }}",
+            "<|im_start|><|im_end|>",
+            False,
+        ),
+        ("[INST] {{ .Prompt }} [/INST]", "<|im_start|><|im_end|>", True),
+        ("### Instruction:\n{{ .Prompt }}\n### Response:", "<|im_start|>", True),
+        ("USER: {{ .Prompt }} ASSISTANT:", "USER: ASSISTANT:", False),
+        ("{{ .Prompt }}", "<|im_start|>", True),
+        ("<|im_start|>{{ .Prompt }}", None, True),
+    ],
+)
+def test_a_template_of_other_marks_is_told(put: Put, template: str, source: str | None, differs: bool):
+    put("other", template=template)
+    stored = find_stored("other")
+    assert stored is not None
+    assert [("its own template differs" in line) for line in stored.unused(source, False)] == [True] * differs
+    assert stored.unused(source, True) == []
+
+
+@pytest.mark.parametrize(
+    ("kind", "content"), [("params", b"{"), ("params", b"[]"), ("messages", b"[1]"), ("system", b"\xff")]
+)
+def test_a_damaged_layer_is_refused_by_name(put: Put, cli, kind: str, content: bytes):
+    put("torn", **{kind: content})
+    code, _, err = cli("run", "torn", "-p", "Hi")
+    assert code == 3 and f"ollama:torn:latest: its {kind} layer in Ollama's store is damaged or missing" in err
+
+
+def test_other_names_have_no_messages(put: Put, tiny: str):
+    put("tuned", messages=MESSAGES)
+    assert (messages_of("tuned"), messages_of(tiny), messages_of("no such name")) == (MESSAGES, [], [])
+    stored = locate("tuned").stored
+    assert stored is not None and str(stored.path) == resolve("tuned")
+
+
+def test_files_beside_a_model_that_are_not_used_are_told(put: Put, tmp_path: Path, monkeypatch, tiny: str, cli):
+    monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path))
+    snapshot = tmp_path / "models--Ann--Tiny-GGUF" / "snapshots" / "1"
+    snapshot.mkdir(parents=True)
+    (snapshot / "Tiny-Q8_0.gguf").symlink_to(tiny)
+    (snapshot / "chat_template.jinja").write_text("{{ messages }}")
+    (snapshot / "params").write_text("{}")
+    err = cli("run", "hf:Ann/Tiny-GGUF", "-p", "Hi", "-n", "1")[2]
+    assert f"{snapshot}/chat_template.jinja differs from the file's chat template and is not used" in err
+    assert f"{snapshot}/params is not used" in err
+    with pytest.warns(UserWarning, match="chat_template.jinja differs"), localllm.open("hf:Ann/Tiny-GGUF") as model:
+        assert len(model.warnings) == 2
+
+
+COMMIT, OLD = "b" * 40, "a" * 40
+
+
+@pytest.fixture
+def home(tmp_path: Path, monkeypatch, tiny: str) -> Path:
+    """A home with a cache of Hugging Face, LM Studio's folder and Ollama's store, each with the tiny model."""
+    for name in ("HF_HOME", "HF_HUB_CACHE", "XDG_CACHE_HOME", "OLLAMA_MODELS"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setenv("USERPROFILE", str(tmp_path))
+    monkeypatch.setenv("LOCALLLM_MODELS", str(tmp_path / "own"))
+    data = Path(tiny).read_bytes()
+
+    def write(name: str, content: bytes = data) -> Path:
+        path = tmp_path / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(content)
+        return path
+
+    hub = ".cache/huggingface/hub/models--Ann--Tiny-GGUF"
+    write(f"{hub}/refs/main", COMMIT.encode())
+    write(f"{hub}/snapshots/{OLD}/Tiny-Q8_0.gguf")
+    write(f"{hub}/snapshots/{COMMIT}/Tiny-Q8_0.gguf")
+    write(f"{hub}/snapshots/{COMMIT}/mmproj-Tiny-F16.gguf")
+    write(".lmstudio/models/bob/Other-GGUF/Other-Q4_K_M.gguf")
+    write(".ollama/models/blobs/sha256-11")
+    for manifest, layers in {
+        "registry.ollama.ai/library/small/1b": [("projector", "22"), ("model", "11")],
+        "registry.ollama.ai/ann/mine/latest": [("model", "11")],
+        "hf.co/Ann/Tiny-GGUF/Q8_0": [("model", "11")],
+        "registry.ollama.ai/library/gone/latest": [("model", "33")],
+        "registry.ollama.ai/library/bad/latest": [("model", "../../secret")],
+    }.items():
+        kinds = [(f"application/vnd.ollama.image.{kind}", f"sha256:{digest}") for kind, digest in layers]
+        told = [{"mediaType": kind, "digest": digest} for kind, digest in kinds]
+        write(f".ollama/models/manifests/{manifest}", json.dumps({"layers": told}).encode())
+    write(".ollama/models/manifests/registry.ollama.ai/library/torn/latest", b'{"layers": [')
+    return tmp_path
+
+
+@pytest.mark.parametrize(
+    ("name", "path"),
+    [
+        ("hf:Ann/Tiny-GGUF", f".cache/huggingface/hub/models--Ann--Tiny-GGUF/snapshots/{COMMIT}/Tiny-Q8_0.gguf"),
+        ("ann/tiny-gguf:q8_0", f".cache/huggingface/hub/models--Ann--Tiny-GGUF/snapshots/{COMMIT}/Tiny-Q8_0.gguf"),
+        ("hf:bob/Other-GGUF:Q4_K_M", ".lmstudio/models/bob/Other-GGUF/Other-Q4_K_M.gguf"),
+        ("ollama:small:1b", ".ollama/models/blobs/sha256-11"),
+        ("small:1b", ".ollama/models/blobs/sha256-11"),
+        ("ann/mine", ".ollama/models/blobs/sha256-11"),
+    ],
+)
+def test_a_name_finds_what_is_there(home: Path, name: str, path: str):
+    assert resolve(name) == str(home / path)
+
+
+@pytest.mark.parametrize("name", ["small", "ollama:gone", "ollama:bad", "ollama:torn", "hf:Ann/Tiny-GGUF:Q2_K"])
+def test_what_is_not_there_is_not_found(home: Path, name: str):
+    with pytest.raises(ModelError):
+        resolve(name)
+
+
+def test_list_found(home: Path, cli):
+    theirs = [home / ".cache" / "huggingface", home / ".lmstudio", home / ".ollama"]
+    before = [sorted(folder.rglob("*")) for folder in theirs]
+    code, out, err = cli("list", "--found", "--json")
+    assert code == 0, err
+    told = [(model["name"], model["program"]) for model in json.loads(out)["found"]]
+    assert told == [
+        ("hf:Ann/Tiny-GGUF:Q8_0", "Hugging Face"),
+        ("hf:bob/Other-GGUF:Q4_K_M", "LM Studio"),
+        ("ollama:ann/mine:latest", "Ollama"),
+        ("ollama:hf.co/Ann/Tiny-GGUF:Q8_0", "Ollama"),
+        ("ollama:small:1b", "Ollama"),
+    ]
+    code, out, _ = cli("list", "--found")
+    assert code == 0 and "LM Studio" in out and "ollama:small:1b" in out
+    assert "LM Studio" not in cli("list")[1]
+    assert cli("run", "small:1b", "-p", "Hi", "-n", "1", "--raw", "--temp", "0")[0] == 0
+    assert [sorted(folder.rglob("*")) for folder in theirs] == before
+
+
+def test_the_folder_that_the_environment_names(home: Path, monkeypatch, cli):
+    monkeypatch.setenv("OLLAMA_MODELS", str(home / "nowhere"))
+    monkeypatch.setenv("HF_HUB_CACHE", str(home / "nothing"))
+    found = json.loads(cli("list", "--found", "--json")[1])["found"]
+    assert [model["program"] for model in found] == ["LM Studio"]

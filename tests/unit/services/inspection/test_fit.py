@@ -1,0 +1,261 @@
+"""What a model costs: bytes that a token reads, multiplications, the longest context; by hand, without a model."""
+
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from localllm.arch.layer_state import KVType, Paged, cache_bytes
+from localllm.errors import ModelError, UsageError
+from localllm.files.gguf.file import GGUFFile, Tensor
+from localllm.quant.formats import BY_NAME
+from localllm.services.hub import huggingface, pull
+from localllm.services.hub.catalogue import MissingError, registry_models
+from localllm.services.inspection import fit
+from localllm.services.inspection import fit as ranking
+from localllm.services.inspection.fit import SHARE, WORKING, describe_file, estimate, longest_context
+from localllm.services.inspection.inspect import MatrixCosts
+
+
+def tensors(*given: tuple[str, tuple[int, ...]]) -> dict[str, Tensor]:
+    made = {}
+    for name, shape in given:
+        data = np.zeros((*shape[:-1], BY_NAME["Q8_0"].row_bytes(shape[-1])), np.uint8)
+        made[name] = Tensor(name, BY_NAME["Q8_0"], shape, data)
+    return made
+
+
+EMBEDDING, OUTPUT = ("token_embd.weight", (100, 64)), ("output.weight", (100, 64))
+LAYER = ("blk.0.attn_q.weight", (64, 64)), ("blk.0.attn_norm.weight", (64,))
+EXPERTS = ("blk.0.ffn_up_exps.weight", (8, 32, 64))
+
+
+def nbytes(*shape: int) -> int:
+    return int(np.prod(shape)) // 32 * 34
+
+
+def test_what_a_token_reads():
+    apart = MatrixCosts.of(tensors(EMBEDDING, OUTPUT, *LAYER))
+    assert apart == MatrixCosts(nbytes(100, 64) + nbytes(64, 64), 64 * 64, 6400)  # of the embedding one row
+    assert MatrixCosts.of(tensors(EMBEDDING, *LAYER)) == apart  # which is the output matrix, too
+    routed = MatrixCosts.of(tensors(EMBEDDING, OUTPUT, *LAYER, EXPERTS), 2)
+    assert routed.weight_bytes == apart.weight_bytes + 2 * nbytes(32, 64)
+    assert (routed.per_token, routed.per_logits) == (64 * 64 + 2 * 32 * 64, 6400)
+    shared = MatrixCosts.of(tensors(EMBEDDING, OUTPUT, *LAYER, ("blk.0.ffn_up_shexp.weight", (32, 64))), 2)
+    assert shared.per_token == 64 * 64 + 32 * 64  # all tokens go there
+
+
+def test_what_is_no_stack_of_experts():
+    """Matrices that are named like one, and stacks that are named otherwise, meet every token."""
+    usual = MatrixCosts.of(tensors(EMBEDDING, OUTPUT))
+    named, stack = ("blk.0.ffn_up_exps.weight", (32, 64)), ("blk.0.ffn_up.weight", (2, 32, 64))
+    for tensor in (named, stack):
+        costs = MatrixCosts.of(tensors(EMBEDDING, OUTPUT, tensor), 2)
+        assert costs.weight_bytes == usual.weight_bytes + nbytes(*tensor[1])
+        assert (costs.per_token, costs.per_logits) == (np.prod(tensor[1]), 6400)
+    assert MatrixCosts.of(tensors(EMBEDDING, OUTPUT, EXPERTS)) == usual
+
+
+def test_how_many_experts_a_file_says():
+    file: Any = SimpleNamespace(
+        tensors=tensors(EMBEDDING, OUTPUT, EXPERTS), metadata={"general.architecture": "x", "x.expert_used_count": 3}
+    )
+    assert MatrixCosts.of_file(file) == MatrixCosts.of(file.tensors, 3)
+    file.metadata = {"general.architecture": "y"}
+    assert MatrixCosts.of_file(file).per_token == 0
+
+
+def test_what_fits_and_how_fast():
+    costs, row = MatrixCosts(1000, 1, 1), {"total_bytes": 5000, "cache_bytes": 400}
+    found = estimate(row, "f16", costs, 5000 + WORKING, 7e6)
+    assert found == {
+        **row,
+        "kv_type": "f16",
+        "needed_bytes": 5000 + WORKING,
+        "fits": True,
+        "tokens_per_s": pytest.approx(SHARE * 7e6 / 1400),
+    }
+    assert (
+        not estimate(row, "f16", costs, 4999 + WORKING, 7e6)["fits"]
+        and estimate(row, "f16", costs, 0, None)["tokens_per_s"] is None
+    )
+
+
+def test_the_longest_context():
+    states, kind = [Paged(0, 2, 16, 16)], KVType.of("f16")
+    h: Any = SimpleNamespace(context=1000, states=lambda: states)
+    for tokens in (0, 1, 63, 64, 65, 500, 999, 1000):
+        room = cache_bytes(states, tokens, kind)
+        most = max(n for n in range(1001) if cache_bytes(states, n, kind) <= room)
+        assert longest_context(h, 10, kind, 10 + WORKING + room) == most >= tokens
+    assert longest_context(h, 10, kind, WORKING) == 0 and longest_context(h, 0, kind, 10**12) == 1000
+
+
+def test_the_facts_of_a_file(model_path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(fit, "measure_bandwidth", lambda: 5e9)
+    monkeypatch.setattr(fit, "available_memory", lambda mapped: 10**9)
+    told = list[str]()
+    with GGUFFile.open(model_path("llama")) as file:
+        facts = describe_file(file, told.append, None, 7)
+        assert (
+            told == ["measuring the memory's bandwidth"]
+            and facts["bandwidth_gbs"] == 5.0
+            and facts["projector_bytes"] == 7
+        )
+        assert (
+            [*facts["longest"]]
+            == ["f16", "q8_0", "q4_0"]
+            == list(dict.fromkeys(row["kv_type"] for row in facts["rows"]))
+        )
+        least, most = (
+            [row["cache_bytes"] for row in describe_file(file, told.append, 64, 0, kinds)["rows"]]
+            for kinds in (("iq4_nl",), ("k=q5_1,v=bf16",))
+        )
+        assert least[0] * (24 / 32 + 2) == most[0] * 2 * 18 / 32
+        assert facts["longest"]["f16"] == facts["context"] and facts["available_bytes"] == 10**9
+        alone = describe_file(file, told.append, 16)
+        assert [row["context"] for row in alone["rows"]] == [16] * 3 and alone["projector_bytes"] == 0
+        assert facts["rows"][0]["total_bytes"] - facts["rows"][0]["cache_bytes"] >= file.nbytes + 7
+        assert (
+            describe_file(file, told.append, facts["context"])["rows"] and describe_file(file, told.append, 1)["rows"]
+        )
+        for odd in (0, facts["context"] + 1):
+            with pytest.raises(UsageError, match=f"context should be from 1 to {facts['context']}"):
+                describe_file(file, told.append, odd)
+
+
+def test_a_model_that_makes_vectors(model_path, monkeypatch: pytest.MonkeyPatch):
+    """It keeps nothing of a text but one layer's keys: one type, its longest text only, and no tokens a second."""
+    monkeypatch.setattr(fit, "measure_bandwidth", lambda: 5e9)
+    monkeypatch.setattr(fit, "available_memory", lambda mapped: 10**9)
+    with GGUFFile.open(model_path("bert")) as file:
+        for context in (None, 5):
+            facts = describe_file(file, lambda what: None, context)
+            assert [(row["context"], row["kv_type"], row["tokens_per_s"]) for row in facts["rows"]] == [
+                (facts["context"], "f16", None)
+            ]
+            assert [*facts["longest"]] == ["f16"] and facts["projector_bytes"] == 0
+        file.tensors.clear()
+        with pytest.raises(ModelError, match=f"^{file.path}: the file only contains a vocabulary$"):
+            describe_file(file, lambda what: None, None)
+
+
+def test_the_memory_is_read_by_all_cores(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr("localllm.engine.cpu.bandwidth.read_bandwidth", lambda threads: threads * 1e9)
+    monkeypatch.setattr("localllm.system.cpu.usable_cores", lambda: 3)
+    assert fit.measure_bandwidth() == 3e9
+
+
+def test_a_file_on_this_computer(model_path, monkeypatch: pytest.MonkeyPatch):
+    """Nothing is fetched; a projector beside it counts."""
+    path, told = str(model_path("llama")), []
+    monkeypatch.setattr(fit, "resolve", lambda model: path)
+    monkeypatch.setattr(fit, "projector_bytes", lambda given: 7 if given == path else 0)
+    monkeypatch.setattr(fit, "describe_file", lambda file, *more: told.append((file.path, *more)) or {"rows": []})
+    hears = told.append
+    assert fit.fit("name", hears, 9) == {"model": "name", "path": path, "fetched_bytes": 0, "rows": []}
+    assert fit.fit("name")["rows"] == [] and told[0] == (path, hears, 9, 7, fit.TYPES)
+    assert told[1][2:] == (None, 7, fit.TYPES)
+    fit.fit("name", kv_type="k=q5_1,v=iq4_nl")
+    assert told[2][4] == ("k=q5_1,v=iq4_nl",)
+    assert (WORKING, SHARE, fit.TYPES) == (300_000_000, 0.7, ("f16", "q8_0", "q4_0"))
+
+
+def test_a_model_of_the_hub(monkeypatch: pytest.MonkeyPatch):
+    """Its header alone is fetched; a projector that would come along counts."""
+    reference: Any = SimpleNamespace(repository="tiny/T", text="hf:tiny/T:x", size="")
+
+    def missing(model: str) -> str:
+        raise MissingError(reference)
+
+    @contextmanager
+    def remote_model(repository: Any, files: Any) -> Iterator[tuple[Any, int]]:
+        yield SimpleNamespace(path=f"hf:{repository}/{files[0].name}"), 77
+
+    monkeypatch.setattr(fit, "resolve", missing)
+    monkeypatch.setattr(huggingface, "Repository", lambda name: name)
+    monkeypatch.setattr(pull, "files_of", lambda repository, given: [SimpleNamespace(name="a.gguf", size=100)])
+    monkeypatch.setattr(
+        pull, "projectors_of", lambda repository, own: [SimpleNamespace(size=3), SimpleNamespace(size=4)]
+    )
+    monkeypatch.setattr(pull, "remote_model", remote_model)
+    told, heard = list[Any](), list[str]()
+    monkeypatch.setattr(fit, "describe_file", lambda *given: told.append(given) or {"rows": []})
+    found = fit.fit("name", heard.append, 9)
+    assert found == {"model": "hf:tiny/T:x", "path": "hf:tiny/T/a.gguf", "fetched_bytes": 77, "rows": []}
+    assert heard == ["reading the header of hf:tiny/T:x"] and told[0][1:] == (heard.append, 9, 7, fit.TYPES)
+
+
+@pytest.mark.parametrize(("available", "context", "code"), [(10**12, (), 0), (10, (), 5), (10, ("-c", "7"), 5)])
+def test_fit_ends_with_a_code_of_its_own_for_a_model_that_does_not_fit(
+    model_path, monkeypatch: pytest.MonkeyPatch, cli, available: int, context: tuple[str, ...], code: int
+):
+    monkeypatch.setattr(fit, "measure_bandwidth", lambda: 5e9)
+    monkeypatch.setattr(fit, "available_memory", lambda mapped: available)
+    for form in ((), ("--json",)):
+        assert cli("fit", model_path("llama"), *context, *form)[0] == code
+
+
+@pytest.fixture
+def here(tiny: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder with a model and a file that is none; a memory of 5 GB, read at 10 GB a second."""
+    shutil.copy(tiny, tmp_path / "small.gguf")
+    (tmp_path / "broken.gguf").write_bytes(b"GGUF")
+    monkeypatch.setenv("LOCALLLM_MODELS", str(tmp_path))
+    monkeypatch.setattr(ranking, "find_models", lambda name_of: [])
+    monkeypatch.setattr(ranking, "measure_bandwidth", lambda: 10e9)
+    monkeypatch.setattr(ranking, "available_memory", lambda mapped=0: 5_000_000_000)
+    monkeypatch.setattr("localllm.services.inspection.fit.available_memory", lambda mapped=0: 5_000_000_000)
+    return tmp_path
+
+
+def test_every_model_has_a_line(here: Path):
+    facts = ranking.fit_all(context=32)
+    rows = {row["name"]: row for row in facts["models"]}
+    assert rows.keys() == {*registry_models(), "small", "broken"} and "problem" in facts["models"][-1]
+    assert rows["small"]["here"] and rows["small"]["context"] == 32 and rows["small"]["cache_bytes"] > 0
+    known = registry_models()["qwen3-30b-a3b"]
+    absent, nbytes = rows["qwen3-30b-a3b"], known.megabytes * 10**6
+    assert absent["needed_bytes"] == nbytes + WORKING and not absent["fits"] and absent["cache_bytes"] is None
+    assert absent["tokens_per_s"] == pytest.approx(SHARE * 10e9 / (nbytes * 3.3 / 30.5))
+    assert rows["nomic-embed-text-1.5"]["tokens_per_s"] is None
+
+
+@pytest.mark.parametrize(
+    ("order", "key"),
+    [
+        ("size", lambda row: -row["parameters"]),
+        ("speed", lambda row: -(row["tokens_per_s"] or 0)),
+        ("memory", lambda row: row["needed_bytes"]),
+    ],
+)
+def test_orders(here: Path, order: str, key):
+    """Models that fit come first; both groups are in order."""
+    rows = [row for row in ranking.fit_all(order)["models"] if "problem" not in row]
+    fits = [row["fits"] for row in rows]
+    assert fits == sorted(fits, reverse=True) and 0 < sum(fits) < len(fits)
+    for part in (rows[: sum(fits)], rows[sum(fits) :]):
+        assert [*map(key, part)] == sorted(map(key, part))
+
+
+def test_the_command(here: Path, cli):
+    code, out, err = cli("fit", "--all", "--sort", "speed", "-c", 64)
+    lines = out.splitlines()
+    assert (code, err) == (0, "") and lines[0].split()[:3] == ["name", "memory", "tokens/s"]
+    assert (
+        any(line.startswith("small ") for line in lines) and "cannot run" in out and "with 64 tokens (f16)" in lines[-1]
+    )
+    for words, told in (
+        (("fit",), "give a MODEL, or --all for all of them"),
+        (("fit", "small", "--all"), "give either MODEL or --all, not both"),
+        (("fit", "--sort", "size"), "--sort needs --all"),
+        (("fit", "--all", "--sort", "x"), "--sort should be size, speed, memory, not x"),
+        (("fit", "--all", "--kv-type", "q9"), "unknown type of KV cache"),
+    ):
+        code, out, err = cli(*words)
+        assert (code, out) == (2, "") and told in err

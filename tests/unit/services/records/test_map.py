@@ -1,0 +1,612 @@
+"""localllm map: what goes in and comes out, goes on after an end of any kind, and fails by the line."""
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from contextlib import suppress
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from project import ROOT, complaints
+from signals import apart, ctrl_c, keyboard
+from system_calls import SAFE, SystemCalls
+from tiny_model import write_tiny_model
+
+from localllm import builtin_model
+from localllm.cli.map_run import finishing
+from localllm.cli.terminal.output import ProgressLine
+from localllm.errors import LocalllmError, UsageError
+from localllm.files.jsonl_file import JsonlFile, json_line
+from localllm.services.records.lines import Prompts, Record, read_records
+from localllm.services.records.map import MapJob, Mapping, in_order, result_filter, select_unfinished, shortest_first
+from localllm.services.records.map import result as result_of
+from localllm.text import sandbox
+
+GUIDE = builtin_model()
+QUESTIONS = ["What is a GGUF file?", "How do I stop an answer?", "Which commands are there?", "What is Q4_K_M?"]
+
+
+def lines(text: str) -> list[dict]:
+    return [json.loads(line) for line in text.splitlines()]
+
+
+@pytest.fixture
+def questions(tmp_path: Path) -> Path:
+    """A file with a question in every line."""
+    file = tmp_path / "questions.txt"
+    file.write_text("\n".join(QUESTIONS) + "\n")
+    return file
+
+
+# The whole command, with the built-in model.
+
+
+def test_answers_are_those_of_run(cli, questions: Path):
+    code, out, err = cli("map", GUIDE, questions, "--temp", 0, "-n", 12)
+    assert (code, err) == (0, "")
+    for number, (result, question) in enumerate(zip(lines(out), QUESTIONS, strict=True), 1):
+        told = json.loads(cli("run", GUIDE, "-p", question, "--temp", 0, "-n", 12, "--json", stdin=b"")[1])
+        assert result == {
+            "id": number,
+            "output": told["text"],
+            "finish_reason": told["finish_reason"],
+            "prompt_tokens": told["prompt_tokens"],
+            "completion_tokens": told["completion_tokens"],
+            "input": question,
+        }
+
+
+def test_who_continues_texts_is_told_of_no_template(cli, tmp_path: Path, questions: Path):
+    bare = str(write_tiny_model(tmp_path / "bare.gguf", chat_template=None))
+    for raw in (False, True):
+        code, _, err = cli("map", bare, questions, "-n", 1, "--temp", 0, *["--raw"] * raw)
+        assert code == 0 and ("no chat template" in err) == (not raw), err
+
+
+def test_how_far_it_is(cli, monkeypatch, questions: Path):
+    """After every step: how many are answered, and what is left at that rate."""
+    shown: list[str] = []
+    monkeypatch.setattr(ProgressLine, "show", lambda line, text: shown.append(text))
+    assert cli("map", GUIDE, questions, "--temp", 0, "-n", 3)[0] == 0
+    counts = [int(re.fullmatch(r"(\d) of 4 answered, .* tokens/s(, \S.* left)?", text)[1]) for text in shown]
+    assert counts == sorted(counts) and counts[-1] == 4 and shown[-1].endswith(", 0 s left")
+    assert all(bool(count) == text.endswith(" left") for count, text in zip(counts, shown, strict=True))
+
+
+def test_ctrl_c_means_again_what_it_meant():
+    def before(number: int, frame: object) -> None: ...
+
+    meant = signal.signal(signal.SIGINT, before)
+    try:
+        for error in (None, ValueError):
+            with suppress(ValueError), finishing(lambda: None):
+                assert signal.getsignal(signal.SIGINT) is not before
+                if error:
+                    raise error
+            assert signal.getsignal(signal.SIGINT) is before
+    finally:
+        signal.signal(signal.SIGINT, meant)
+
+
+def test_a_seed_gives_the_answers_of_run(cli):
+    sampling = "--temp", 1.5, "-n", 9, "--seed", 3
+    _, out, _ = cli("map", GUIDE, *sampling, "--n", 3, stdin=QUESTIONS[0].encode())
+    [result] = lines(out)
+    told = json.loads(cli("run", GUIDE, "-p", QUESTIONS[0], *sampling, "--n", 3, "--json")[1])
+    assert result["output"] == [answer["text"] for answer in told["answers"]]
+    assert result["finish_reason"] == [answer["finish_reason"] for answer in told["answers"]]
+    assert result["completion_tokens"] == [len(answer["tokens"]) for answer in told["answers"]]
+
+
+def test_templates_messages_and_raw_prompts_ask_the_same(cli, tmp_path: Path):
+    template = tmp_path / "prompt.jinja"
+    template.write_text("What is {% if article %}{{ article }} {% endif %}{{ thing | trim }}?")
+    record = {"thing": "GGUF file", "article": "a", "messages": [{"role": "user", "content": "What is a GGUF file?"}]}
+    source = json.dumps({"id": "x", **record}).encode() + b"\n"
+    asked = [
+        ["-p", "What is {article} {thing}?"],
+        ["-f", template],
+        [],
+        ["-p", "<|user|>What is a GGUF file?{nothing}", "--raw"],
+    ]
+    results = [cli("map", GUIDE, "--temp", 0, "-n", 9, *how, stdin=source) for how in asked]
+    outputs = [lines(out)[0].get("output") for _, out, _ in results[:3]]
+    assert outputs[0] and outputs == [outputs[0]] * 3
+    assert lines(results[3][1]) == [{"id": "x", "error": "there is no field 'nothing'", "input": {"id": "x", **record}}]
+    assert results[3][0] == 6
+
+
+def test_lines_that_fail_do_not_stop_the_others(cli, tmp_path: Path):
+    source = b'{"id": "a", "prompt": "Hi"}\n{torn\n[1]\n{"id": "a", "prompt": "Hi"}\n{"id": [], "prompt": "Hi"}\n\n'
+    source += b'{"text": "Hi"}\n{"id": "long", "prompt": "' + b"word " * 700 + b'"}\n{"id": "b", "prompt": "Ho"}\n'
+    code, out, err = cli("map", GUIDE, "--temp", 0, "-n", 3, "-c", 256, stdin=source)
+    assert code == 6
+    assert err == "localllm: error: 6 of 8 records failed; see the error field of their output lines\n"
+    found = [(result["id"], result.get("error")) for result in lines(out)]
+    assert found[0] == ("a", None) and found[-1] == ("b", None)
+    assert [number for number, _ in found[1:-1]] == [2, 3, "a", 5, 7, "long"]
+    expected = "not JSON", "not a JSON object", "the id 'a' is that of line 1", "an id should be", "no field", "tokens"
+    assert all(part in error for part, (_, error) in zip(expected, found[1:-1], strict=True))
+
+
+def test_a_second_start_does_what_is_missing(cli, questions: Path, tmp_path: Path):
+    output = tmp_path / "answers.jsonl"
+    command = "map", GUIDE, questions, "-o", output, "--temp", 0, "-n", 5
+    assert cli(*command) == (0, "", "")
+    whole = output.read_text()
+    first, second, third, fourth = whole.splitlines(keepends=True)
+    failed = json.dumps({"id": 3, "error": "no memory", "input": QUESTIONS[2]}) + "\n"
+    for left in (first + second, first + second + third[:30], first + third + failed, fourth + second + '{"i'):
+        output.write_text(left)
+        assert cli(*command) == (0, "", f"localllm: {output} answers 2 of 4 records already\n")
+        assert sorted(output.read_text().splitlines()) == sorted(whole.splitlines())
+    inode = output.stat().st_ino
+    assert cli(*command) == (0, "", f"localllm: {output} answers 4 of 4 records already\n")
+    assert output.stat().st_ino == inode, "nothing to do"
+
+
+@pytest.mark.parametrize(
+    ("more", "differs"),
+    [
+        (["-p", "Translate: {line}"], "another prompt"),
+        (["-sys", "Be brief."], "another prompt"),
+        (["-n", 4], "another set of options"),
+        (["--json-schema", '{"type": "integer"}', "-p", "{line}"], "another prompt and another set of options"),
+    ],
+)
+def test_answers_by_something_else_are_told_and_made_again_if_asked(cli, questions, tmp_path, more, differs):
+    output = tmp_path / "answers.jsonl"
+    command = "map", GUIDE, questions, "-o", output, "--temp", 0, "-n", 5
+    assert cli(*command)[0] == 0
+    before = output.read_bytes()
+    code, _, err = cli(*command, *more)
+    assert code == 2 and f"has answers by {differs}; --redo replaces them" in err
+    assert output.read_bytes() == before
+    code, _, err = cli(*command, *more, "--redo")
+    assert code in (0, 6) and "already" not in err and output.read_bytes() != before
+    assert cli(*command, *more)[0] in (0, 6), "now they are the same"
+
+
+def test_only_errors_are_answered_again_by_other_options(cli, questions: Path, tmp_path: Path):
+    output = tmp_path / "answers.jsonl"
+    command = "map", GUIDE, questions, "-o", output, "--temp", 0
+    assert cli(*command, "--regex", "(ab){9}|x", "-n", 1)[0] == 6
+    lines = [json.loads(line) for line in output.read_text().splitlines()]
+    good = {"id": 2, "output": "mine", "input": QUESTIONS[1]}
+    output.write_text("".join(json.dumps(each if each["id"] != 2 else good) + "\n" for each in lines))
+    assert cli(*command, "--regex", "(ab){9}|x", "-n", 60)[0] == 2, "another set of options"
+    code, _, err = cli(*command, "--regex", "(ab){9}|x", "-n", 60, "--redo-errors")
+    assert (code, err) == (0, f"localllm: {output} answers 1 of 4 records already\n")
+    answers = {each["id"]: each for each in map(json.loads, output.read_text().splitlines())}
+    assert [answers[id]["input"] for id in range(1, 5)] == QUESTIONS and answers.pop(2) == good
+    assert all(each["output"] in ("ab" * 9, "x") for each in answers.values())
+    assert "4 of 4" in cli(*command, "--regex", "(ab){9}|x", "-n", 60)[2], "now they are by these options"
+    code, _, err = cli(*command, "--redo", "--redo-errors")
+    assert code == 2 and "either --redo or --redo-errors" in err
+    code, _, err = cli(*command[:3], "--redo-errors")
+    assert code == 2 and "--redo-errors is about the answers in the output file: give -o FILE" in err
+
+
+def test_answers_by_another_model(cli, questions: Path, tmp_path: Path):
+    output, copy = tmp_path / "answers.jsonl", tmp_path / "other.gguf"
+    copy.write_bytes(Path(GUIDE).read_bytes())
+    assert cli("map", GUIDE, questions, "-o", output, "--temp", 0, "-n", 2)[0] == 0
+    code, _, err = cli("map", copy, questions, "-o", output, "--temp", 0, "-n", 2)
+    assert code == 2 and "another model" in err
+    assert cli("map", GUIDE, questions, "-o", output, "--temp", 0, "-n", 2, "-t", 1)[0] == 0
+
+
+def test_a_failing_redo_loses_nothing(cli, questions: Path, tmp_path: Path):
+    output = tmp_path / "answers.jsonl"
+    assert cli("map", GUIDE, questions, "-o", output, "--temp", 0, "-n", 2)[0] == 0
+    before = output.read_bytes()
+    assert cli("map", questions, questions, "-o", output, "--redo")[0] in (2, 3)
+    assert output.read_bytes() == before
+    code, _, err = cli("map", GUIDE, questions, "--redo")
+    assert code == 2 and "--redo is about the answers in the output file: give -o FILE" in err
+
+
+def test_a_template_is_one_language_in_an_argument_and_in_a_file(cli, questions: Path, tmp_path: Path):
+    plain, jinja = tmp_path / "plain.txt", tmp_path / "jinja.txt"
+    plain.write_text("Say: {line}\n")
+    jinja.write_text("Say: {{ line }}\n")
+    ways = [("-f", plain), ("-f", jinja), ("-p", "Say: {line}"), ("-p", "Say: {{ line }}")]
+    told = [cli("map", GUIDE, questions, "--temp", 0, "-n", 3, *way) for way in ways]
+    assert all(code == 0 for code, _, _ in told)
+    assert len({json.loads(out.splitlines()[0])["prompt_tokens"] for _, out, _ in told}) == 1
+    plain.write_text("Say something.\n")
+    code, _, err = cli("map", GUIDE, questions, "-f", plain)
+    assert code == 2 and "names no field" in err
+
+
+def test_a_model_that_is_none_is_told_without_records(cli, questions: Path, tmp_path: Path):
+    empty = tmp_path / "empty.txt"
+    empty.touch()
+    assert cli("map", questions, empty)[0] == 3
+    assert cli("map", GUIDE, empty) == (0, "", "")
+
+
+def test_what_would_be_lost_is_refused(cli, questions: Path, tmp_path: Path):
+    before = questions.read_bytes()
+    for output in (questions, GUIDE):
+        code, _, err = cli("map", GUIDE, questions, "-o", output)
+        assert code == 2 and "the output is an input" in err
+    notes = tmp_path / "notes.txt"
+    notes.write_text("my notes")
+    code, _, err = cli("map", GUIDE, questions, "-o", notes)
+    assert code == 2 and "line 1 is not a record" in err
+    output = tmp_path / "answers.jsonl"
+    output.write_text(json.dumps({"id": 1, "output": "", "input": "another question"}) + "\n")
+    code, _, err = cli("map", GUIDE, questions, "-o", output)
+    assert code == 2 and "another input" in err
+    assert (questions.read_bytes(), notes.read_text()) == (before, "my notes")
+
+
+def test_a_start_that_fails_leaves_no_file(cli, questions: Path, tmp_path: Path):
+    assert cli("map", tmp_path / "none.gguf", questions, "-o", tmp_path / "out.jsonl")[0] == 3
+    assert not (tmp_path / "out.jsonl").exists()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["-p", "Summarize"], "names no field"),
+        (["-p", "{line}", "-f", "README.md"], "not both"),
+        (["-f", "nowhere.jinja"], "cannot read nowhere.jinja"),
+        (["--raw", "-sys", "Be brief."], "system message"),
+        (["--n", "0"], "n should be 1 or above"),
+    ],
+)
+def test_senseless_arguments(cli, arguments: list[str], message: str):
+    code, out, err = cli("map", GUIDE, *arguments, stdin=b"Hi\n")
+    assert (code, out) == (2, "")
+    assert message in err and err.count("\n") == 1
+
+
+def start(*arguments: object, **options) -> subprocess.Popen:
+    command = [sys.executable, "-m", "localllm", "map", *map(str, arguments)]
+    return subprocess.Popen(command, cwd=ROOT, stderr=subprocess.PIPE, **options)
+
+
+def wait_for(output: Path, count: int) -> None:
+    end = time.monotonic() + 60
+    while not output.exists() or output.read_bytes().count(b"\n") < count:
+        assert time.monotonic() < end
+        time.sleep(0.002)
+
+
+@pytest.fixture
+def many(tmp_path: Path) -> Path:
+    """A file with 3000 questions."""
+    file = tmp_path / "many.txt"
+    file.write_text("".join(f"Question {number}: {QUESTIONS[number % 4]}\n" for number in range(3000)))
+    return file
+
+
+def test_ctrl_c_finishes_what_has_begun(many: Path, tmp_path: Path):
+    output = tmp_path / "answers.jsonl"
+    process = start(GUIDE, many, "-o", output, "-n", "8", "--temp", "0", **apart())
+    wait_for(output, 20)
+    ctrl_c(process)
+    _, err = process.communicate(timeout=60)
+    assert process.returncode == 130
+    assert err.decode().splitlines() == ["localllm: finishing what has begun; Ctrl-C again leaves at once"]
+    results = lines(output.read_text())
+    assert [result["id"] for result in results] == list(range(1, len(results) + 1))
+    assert 20 <= len(results) < 3000
+
+
+def test_a_second_ctrl_c_leaves_at_once(many: Path, tmp_path: Path):
+    output = tmp_path / "answers.jsonl"
+    process = start(GUIDE, many, "-o", output, "-n", "400", "--temp", "0", "--as-finished", **apart())
+    with keyboard(process) as press:
+        wait_for(output, 1)
+        press()
+        assert process.stderr is not None
+        assert b"finishing" in process.stderr.readline()
+        press()
+    process.communicate(timeout=60)
+    assert process.returncode == 130
+    assert all("output" in result for result in lines(output.read_text()))
+
+
+@pytest.mark.slow
+def test_killed_and_started_again(many: Path, tmp_path: Path):
+    output, few = tmp_path / "answers.jsonl", tmp_path / "few.txt"
+    few.write_text("".join(many.read_text().splitlines(keepends=True)[:200]))
+    command = GUIDE, few, "-o", output, "-n", "4", "--temp", "0"
+    process = start(*command)
+    wait_for(output, 30)
+    process.kill()
+    process.communicate()
+    assert start(*command).wait(120) == 0
+    assert [result["id"] for result in lines(output.read_text())] == list(range(1, 201))
+
+
+def test_a_reader_that_goes_away_is_no_error(many: Path):
+    process = start(GUIDE, many, "-n", "4", stdout=subprocess.PIPE)
+    assert process.stdout is not None
+    assert process.stdout.readline().startswith(b'{"id": 1')
+    process.stdout.close()
+    assert (complaints(process.stderr.read() if process.stderr else b""), process.wait(60)) == ("", 0)
+
+
+# Records and prompts.
+
+
+def test_what_is_jsonl():
+    assert [record.input for record in read_records(b'{"a": 1}\r\n\n{"b": 2}')] == [{"a": 1}, {"b": 2}]
+    assert [record.id for record in read_records(b"\xef\xbb\xbfone\n \n{two}\n")] == [1, 3]
+    assert [record.input for record in read_records(b"\xef\xbb\xbfone\n{two}\n")] == ["one", "{two}"]
+    assert read_records(b"{not json}\n") == [Record(1, "{not json}")]
+    assert read_records(b"{not json}\n", "in.jsonl")[0].error.startswith("line 1 is not JSON")
+    assert read_records(b"") == []
+
+
+@pytest.mark.parametrize(
+    "line", [b'{"a": NaN}', b'{"a": 1e999}', b'{"a": "\xff"}', b"[" * 100_000, b'{"a": 1' + b"0" * 5000]
+)
+def test_strange_json_is_an_error_of_its_line(line: bytes):
+    [good, bad] = read_records(b'{"prompt": "Hi"}\n' + line)
+    assert not good.error
+    assert bad.error.startswith("line 2 is not JSON")
+    json.loads(json_line({"id": bad.id, "input": bad.input}))
+
+
+def test_fields_that_are_no_text_are_told_in_json():
+    ask = Prompts(prompt='Say {"a": 1} and {x-y}, {list}', raw=True)
+    assert ask(Record(1, {"x-y": 3, "list": ["é"]})) == 'Say {"a": 1} and 3, ["é"]'
+
+
+def test_a_system_message_goes_first():
+    system = {"role": "system", "content": "Be brief."}
+    ask = Prompts(system="Be brief.")
+    assert ask(Record(1, "Hi")) == [system, {"role": "user", "content": "Hi"}]
+    assert ask(Record(1, {"messages": [{"role": "user", "content": "Hi"}]})) == [
+        system,
+        {"role": "user", "content": "Hi"},
+    ]
+
+
+def test_a_template_knows_no_missing_field_and_no_way_out():
+    with pytest.raises(UsageError, match="template is invalid"):
+        Prompts(template="{% if %}")
+    for source in ("{{ missing }}", "{{ ''.__class__.__mro__ }}"):
+        with pytest.raises(Exception, match="template fails"):
+            Prompts(template=source)(Record(1, {"text": ""}))
+
+
+def test_why_a_template_fails(monkeypatch):
+    """In a line that is not too long; an error without words by its name."""
+    for said, reason in (("a\n b", "a b"), ("", "KeyError"), ("x" * 200, "x" * 200), ("x" * 201, "x" * 200)):
+
+        def fail(*given: object, said: str = said, **named: object) -> None:
+            raise ValueError(said) if said else KeyError
+
+        with monkeypatch.context() as patch:
+            patch.setattr(sandbox, "compile_template", fail)
+            with pytest.raises(UsageError) as invalid:
+                Prompts(template="{{ x }}")
+        with monkeypatch.context() as patch, pytest.raises(LocalllmError) as failed:
+            patch.setattr(sandbox, "render_template", fail)
+            Prompts(template="{{ x }}")(Record(1, {"x": 1}))
+        assert str(invalid.value) == f"the prompt's template is invalid: {reason}"
+        assert str(failed.value) == f"the prompt's template fails: {reason}"
+
+
+# Order, and what is there.
+
+
+def test_results_in_the_order_of_records():
+    records = [Record(number, "") for number in range(5)]
+    results = [(records[number], {"id": number}) for number in (3, 0, 1, 4, 2)]
+    assert [result["id"] for _, result in in_order(results, records)] == [0, 1, 2, 3, 4]
+
+    def interrupted():
+        yield from results[:3]
+        raise KeyboardInterrupt
+
+    left = in_order(interrupted(), records)
+    assert [next(left)[1]["id"] for _ in range(3)] == [0, 1, 3], "nothing that is finished is lost"
+    with pytest.raises(KeyboardInterrupt):
+        next(left)
+
+
+def test_short_ones_first():
+    """An empty one behind those that fail; a conversation by all that is said in it."""
+    records = [Record(1, "long question"), Record(2, "short"), Record(4, ""), Record(3, {"none": 0})]
+    assert [record.id for record in shortest_first(records, Prompts())] == [3, 4, 2, 1]
+    assert [record.id for record in shortest_first(records, Prompts(raw=True))] == [3, 4, 2, 1]
+    talks = [Record(n, {"messages": [{"role": "user", "content": "x" * size}] * n}) for n, size in ((1, 8), (3, 2))]
+    assert [record.id for record in shortest_first(talks, Prompts())] == [3, 1]
+
+
+# A mapping, without a model.
+
+
+def request_of(key: Record, *answers: tuple[str, str, str], constraint: object = None, error: object = None) -> Any:
+    """One of so many answers, each with its text, thoughts and reason."""
+    made = [SimpleNamespace(text=text, thinking=hm, finish_reason=why, tokens=[1, 2]) for text, hm, why in answers]
+    task = SimpleNamespace(options=SimpleNamespace(constraint=constraint))
+    return SimpleNamespace(key=key, n=len(made), answers=made, task=task, error=error, prompt=[1, 2, 3])
+
+
+KEY = Record(7, "Hi")
+TOLD = {"id": 7, "finish_reason": "stop", "prompt_tokens": 3, "completion_tokens": 2, "input": "Hi"}
+BOTH = {**TOLD, "finish_reason": ["stop", "length"], "completion_tokens": [2, 2]}
+CUT = {"id": 7, "error": "the answer was cut off before it was JSON; raise -n or the context", "input": "Hi"}
+BANNED = UsageError("only a banned text could follow here")
+
+
+@pytest.mark.parametrize(
+    ("answers", "constraint", "told"),
+    [
+        ([("a", "", "stop")], None, {**TOLD, "output": "a"}),
+        ([("a", "hm", "stop")], None, {**TOLD, "output": "a", "thinking": "hm"}),
+        ([("a", "", "stop"), ("b", "", "length")], None, {**BOTH, "output": ["a", "b"]}),
+        ([("a", "", "stop"), ("b", "hm", "length")], None, {**BOTH, "output": ["a", "b"], "thinking": ["", "hm"]}),
+        ([("a", "", "stop")], "JSON", {**TOLD, "output": "a"}), ([("a", "", "length")], "JSON", {**CUT, "output": "a"}),
+        ([("", "", "length")], "JSON", CUT),
+        ([("a", "", "stop"), ("b", "", "length")], "JSON", {**CUT, "output": ["a", "b"]}),
+        ([("a", "", "length")], None, {**TOLD, "output": "a", "finish_reason": "length"}),
+    ],
+)  # fmt: skip
+def test_what_is_told_of_a_record(answers: list[tuple[str, str, str]], constraint: str | None, told: dict[str, Any]):
+    promise = constraint and SimpleNamespace(promise=constraint, kind="regex")
+    assert result_of(request_of(KEY, *answers, constraint=promise)) == told
+
+
+def test_an_error_in_the_middle_of_an_answer_keeps_its_text():
+    request = request_of(KEY, ("a", "", ""), error=BANNED)
+    assert result_of(request) == {"id": 7, "error": str(BANNED), "output": "a", "input": "Hi"}
+
+
+class Batch:
+    """Takes two requests and finishes one after the other."""
+
+    written = 5
+
+    def __init__(self, requests: Any, precise: bool):
+        self.requests, self.precise, self.ended = requests, precise, list[str]()
+
+    def __iter__(self):
+        for each in self.requests:
+            yield [each] if each.answers or each.error else []
+
+    def stop(self) -> None:
+        self.ended.append("stopped")
+
+    def close(self) -> None:
+        self.ended.append("closed")
+
+
+def mapping_of(records: list[Record], **choices: Any) -> Any:
+    """A mapping of a model that answers "waits" a turn later, refuses "long" and fails with "bad"."""
+    heard = list[Any]()
+
+    def request(asked: Any, options: Any, n: int, key: Record) -> Any:
+        heard.append((asked[-1]["content"], options, n))
+        if key.input == "bad":
+            raise LocalllmError("it is bad")
+        if key.input == "long":
+            return request_of(key, error=LocalllmError("too long"))
+        return request_of(key, *[("A", "", "stop")] * (key.input != "waits"))
+
+    session = SimpleNamespace(request=request, validate_combination=lambda options: heard.append(options))
+    model: Any = SimpleNamespace(session=session, batch=Batch)
+    options: Any = "options"
+    turns = list[int]()
+    made = Mapping(model, MapJob("m", Prompts(), options, **choices), records, lambda: turns.append(made.done))
+    return made, heard, turns
+
+
+def test_a_mapping_tells_all_results_and_closes_what_it_opened():
+    records = [Record(number, text) for number, text in enumerate(["a", "bad", "waits", "long", "b", "bad"])]
+    made, heard, turns = mapping_of(records, n=2, precise=False)
+    assert heard == ["options"] and made._batch.precise is False and made.written == 5
+    found = [(record.id, told.get("output") or told["error"]) for record, told in made]
+    assert found == [(0, "A"), (1, "it is bad"), (3, "too long"), (4, "A"), (5, "it is bad")]
+    assert turns == [1, 2, 3, 4] and made.done == 4 and made._batch.ended == ["closed"]
+    assert heard[1:] == [(text, "options", 2) for text in ("a", "bad", "waits", "long", "b", "bad")]
+    made.stop()
+    assert made._batch.ended == ["closed", "stopped"]
+
+
+def test_who_stops_reading_closes_a_mapping():
+    made, _, _ = mapping_of([Record(1, "a"), Record(2, "b")])
+    results = iter(made)
+    next(results)
+    results.close()
+    assert made._batch.ended == ["closed"]
+
+
+@pytest.mark.parametrize("n", [0, -1])
+def test_no_answers_are_none(n: int):
+    with pytest.raises(UsageError, match=f"^n should be 1 or above, not {n}$"):
+        MapJob("m", Prompts(), None, n)  # type: ignore[arg-type]
+    usual = MapJob("m", Prompts(), None)  # type: ignore[arg-type]
+    assert (usual.n, usual.precise, usual.context, usual.threads, usual.kv_type) == (1, True, None, None, "f16")
+
+
+def test_results_of_another_input_are_not_touched():
+    stays = result_filter([Record(1, "a"), Record(2, "b")], "out")
+    assert stays({"id": 1, "input": "a", "output": "x"}) and not stays({"id": 2, "input": "b", "error": "x"})
+    for told, reason in (
+        ({"id": 3, "input": "a"}, "3 is not in this input"),
+        ({"id": "1", "input": "a"}, "'1' is not in"),
+        ({"id": 2, "input": "a"}, "2 has another input now"), ({"id": 1}, "1 has another input"),
+    ):  # fmt: skip
+        with pytest.raises(UsageError, match=f"^out: the record {reason}.*; give another output file$"):
+            stays(told)
+
+
+def test_a_record_that_failed_is_not_finished():
+    """Even if an earlier one of its name is."""
+    records = [Record(1, "a"), Record(2, "b", "wrong line"), Record(3, "c")]
+    assert select_unfinished(records, [{"id": 1}, {"id": 2}]) == records[1:]
+
+
+def test_an_id_is_known_by_its_type():
+    records = [Record(1, "a"), Record("1", "b")]
+    assert select_unfinished(records, [{"id": "1", "input": "b"}]) == [records[0]]
+
+
+def test_two_processes_cannot_write_the_same_file(tmp_path: Path):
+    with JsonlFile(tmp_path / "out.jsonl") as first:
+        first.write(json_line({"id": 1}))
+        with pytest.raises(UsageError, match="another process"), JsonlFile(tmp_path / "out.jsonl"):
+            pass
+    assert (tmp_path / "out.jsonl").read_bytes() == b'{"id": 1}\n'
+
+
+def test_what_was_written_is_on_the_disk_in_the_end(tmp_path: Path, monkeypatch):
+    calls = SystemCalls(monkeypatch)
+    with JsonlFile(tmp_path / "out.jsonl") as out:
+        out.write(json_line({"id": 1}))
+        out.write(json_line({"id": 2}))
+    assert calls.of(tmp_path / "out.jsonl") == ["write", "fsync"]
+
+
+def test_lines_that_go_take_the_others_along_safely(tmp_path: Path, monkeypatch):
+    """And the lock goes to the new file."""
+    (tmp_path / "out.jsonl").write_bytes(b'{"id": 1}\n{"id": 2, "error": "x"}\n{"id": 3')
+    calls = SystemCalls(monkeypatch)
+    with JsonlFile(tmp_path / "out.jsonl", keep=lambda record: "error" not in record) as out:
+        assert calls.of(tmp_path / "out.jsonl") == SAFE
+        assert out.records == [{"id": 1}]
+        out.write(json_line({"id": 4}))
+        with pytest.raises(UsageError, match="another process"), JsonlFile(tmp_path / "out.jsonl"):
+            pass
+    assert (tmp_path / "out.jsonl").read_bytes() == b'{"id": 1}\n{"id": 4}\n'
+
+
+@pytest.mark.parametrize("begun", [b"", b'{"id": 1}\n'])
+def test_a_file_in_which_nothing_came_to_be_is_gone(tmp_path: Path, begun: bytes):
+    """If something failed; what was there stays."""
+    path = tmp_path / "out.jsonl"
+    path.write_bytes(begun)
+    with pytest.raises(KeyboardInterrupt), JsonlFile(path):
+        raise KeyboardInterrupt
+    assert path.exists() == bool(begun)
+    with JsonlFile(path):
+        pass
+    assert path.read_bytes() == begun
+
+
+def test_text_that_is_no_utf_8_survives():
+    assert json.loads(json_line({"id": 1, "input": "\ud800"})) == {"id": 1, "input": "\ud800"}
+
+
+def test_a_full_disk_is_told(tmp_path: Path):
+    if not os.path.exists("/dev/full"):
+        pytest.skip("no /dev/full here")
+    with JsonlFile(tmp_path / "out.jsonl") as out:
+        os.dup2(os.open("/dev/full", os.O_WRONLY), out._descriptor)
+        with pytest.raises(Exception, match="No space left"):
+            out.write(b"{}\n")

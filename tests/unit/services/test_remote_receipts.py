@@ -1,0 +1,76 @@
+"""Receipts of a server's answers: what is written down is asked again, and nothing else."""
+
+import json
+from dataclasses import replace
+from hashlib import sha256
+from typing import Any
+
+import pytest
+
+from localllm.generation.constraints.constraint import constraint_of
+from localllm.generation.generate import GenerationOptions
+from localllm.generation.sampling.options import SamplingOptions
+from localllm.services import remote_receipts
+from localllm.services.receipts import answers_of, difference, options_of
+from localllm.services.remote.dialect import Form
+from tests.unit.services.remote.test_model import answered, model, said
+
+CHAT = [{"role": "user", "content": "Hi"}]
+OPTIONS = GenerationOptions(7, ("x",), SamplingOptions(temperature=0.5, seed=3))
+
+
+def made(asked: Any, n: int, result: dict[str, Any], form: Form | None = None) -> dict[str, Any]:
+    """A receipt, as it comes out of its file."""
+    asking = model(name="m", owner="localllm", form=form)
+    return json.loads(json.dumps(remote_receipts.make(asking, asked, OPTIONS, n, result)))
+
+
+def test_what_a_receipt_of_a_server_has():
+    receipt = made(CHAT, 2, {"text": "a", "model": "left out"}, Form(regex="a+"))
+    assert receipt["model"] == {"endpoint": "http://a/v1", "name": "m", "server": "localllm"}
+    assert receipt["prompt"] == {"asked": CHAT, "sha256": sha256(json.dumps(CHAT).encode()).hexdigest()}
+    options = receipt["options"]
+    assert (options["n"], options["beams"], options["speculate"], options["max_tokens"]) == (2, 0, "off", 7)
+    assert receipt["result"] == {"text": "a"} and remote_receipts.is_remote(receipt)
+    assert remote_receipts.form_of(receipt) == Form(None, None, "a+")
+    assert remote_receipts.form_of(made(CHAT, 1, {}, Form({"type": "null"}, "g"))) == Form({"type": "null"}, "g", None)
+    again = options_of(receipt)
+    assert (again.max_tokens, again.stop, again.sampling.temperature, again.sampling.seed) == (7, ["x"], 0.5, 3)
+
+
+def test_a_form_is_written_down_as_it_was_given():
+    """Not as what this program makes of it, which is for models here."""
+    asking = model(name="m", form=Form(regex="a+"))
+    options = replace(OPTIONS, stop=(), constraint=constraint_of(regex="a+"))
+    receipt = remote_receipts.make(asking, CHAT, options, 1, {})
+    assert receipt["options"]["constraint"] is None and receipt["options"]["form"]["regex"] == "a+"
+
+
+def test_a_seed_that_nobody_has_chosen_is_drawn():
+    """One that a server takes; everything else stays the server's choice."""
+    assert remote_receipts.fully_specified(OPTIONS) is OPTIONS
+    drawn = [remote_receipts.fully_specified(GenerationOptions(7)) for _ in range(20)]
+    seeds = [options.sampling.seed for options in drawn]
+    assert all(0 <= seed < 2**32 for seed in seeds) and len(set(seeds)) > 1
+    assert replace(drawn[0], sampling=replace(drawn[0].sampling, seed=None)) == GenerationOptions(7)
+
+
+@pytest.mark.parametrize("asked", ["Once", CHAT])
+@pytest.mark.parametrize("n", [1, 2])
+def test_the_same_is_asked_again(asked: Any, n: int):
+    """One answer as it comes, several at once."""
+    whole = {"choices": [answered(text) for text in "ab"]}
+    asking = model(whole if n > 1 else said("a", "b"))
+    result = remote_receipts.regenerate(asking, made(asked, n, {}), OPTIONS)
+    assert [answer["text"] for answer in answers_of(result)] == ([*"ab"] if n > 1 else ["ab"])
+    ((path, body),) = asking.endpoint.asked
+    assert path == ("/completions" if asked == "Once" else "/chat/completions")
+    assert body["prompt" if asked == "Once" else "messages"] == asked
+    assert (body["max_tokens"], body["stop"], body["seed"], body["temperature"]) == (7, ["x"], 3, 0.5)
+    assert (body.get("n"), body.get("stream")) == ((2, None) if n > 1 else (None, True))
+    assert difference(result, result) is None
+    other = {"answers": [*answers_of(result)[:-1], {"text": "z", "tokens": []}]}
+    assert difference(result, other) == (
+        "answer 2, token 1, character 1: it was 'b' and is 'z'" if n > 1 else
+        "token 1, character 1: it was 'ab' and is 'z'"
+    )  # fmt: skip
