@@ -1,11 +1,12 @@
 """Anthropic's interface: /v1/messages and /v1/messages/count_tokens.
 
-Source: https://docs.anthropic.com/en/api/messages
+Sources: https://docs.anthropic.com/en/api/messages, and for tools that clients run without describing them, because
+Anthropic's models know them, https://docs.anthropic.com/en/docs/agents-and-tools/tool-use
 """
 
 import asyncio
-from collections.abc import AsyncGenerator
-from json import loads
+from collections.abc import AsyncGenerator, Mapping, Sequence
+from json import dumps, loads
 from typing import TYPE_CHECKING
 
 from starlette.requests import Request
@@ -15,10 +16,9 @@ from localllm.errors import UsageError
 from localllm.generation.generate import GenerationOptions
 from localllm.generation.reasoning import REASONING
 from localllm.generation.tools.tool_call_parser import CALL
-from localllm.server.anthropic_blocks import parse_messages
-from localllm.server.anthropic_tools import find_client_tool
+from localllm.server.attachments import IMAGE_TYPES, decode_text
 from localllm.server.content_blocks import CLOSE, DELTA, OPEN, Block, Blocks, Change, collect_blocks
-from localllm.server.fields import Body
+from localllm.server.fields import Body, type_name
 from localllm.server.http import (
     EventStream,
     anthropic_error,
@@ -28,7 +28,14 @@ from localllm.server.http import (
     read_json,
     respond_when_done,
 )
-from localllm.server.messages import parse_text
+from localllm.server.messages import (
+    TEXTS,
+    name_tool_results,
+    normalize_arguments,
+    parse_content,
+    parse_result,
+    parse_text,
+)
 from localllm.server.openai_chat import extension_headers
 from localllm.server.request_options import (
     EFFORTS,
@@ -50,13 +57,36 @@ if TYPE_CHECKING:
 CHANGING = ("x-anthropic-billing-header:",)
 IGNORED_FIELDS = ("metadata", "service_tier", "container", "inference_geo", "diagnostics", "cache_control", "speed",
                "user_profile_id", "workspace_id", "betas", "context_management")  # fmt: skip
-
-
 PING = format_event({"type": "ping"}, "ping")  # keep-alive during prefill
+THOUGHTS = ("thinking", "redacted_thinking")
+TOOL_USE, TOOL_RESULT = "tool_use", "tool_result"  # suffixes of types: server_tool_use is a call, too
+ROLES = ("user", "assistant", "system")
+TEXT, LINE = {"type": "string"}, {"type": "integer", "minimum": 0}
+RANGE = {"type": "array", "items": {"type": "integer"}, "minItems": 2, "maxItems": 2}
+EDITING = {"path": TEXT, "file_text": TEXT, "old_str": TEXT, "new_str": TEXT, "insert_line": LINE, "insert_text": TEXT,
+           "view_range": RANGE}  # fmt: skip
+EDITS = ("view", "create", "str_replace", "insert")
+# By the prefix of the type, which a date follows.
+DESCRIPTIONS = {
+    "bash_": "Run a command in a shell that keeps its state; restart begins a new one.",
+    "text_editor_": "View and edit files: view (view_range), create (file_text), str_replace (old_str, new_str), "
+    "insert (insert_line, insert_text).",
+    "memory_": "Keep notes in files below /memories: view, create, str_replace, insert, delete, rename "
+    "(old_path, new_path).",
+}
+SCHEMAS: dict[str, dict[str, object]] = {
+    "bash_": {"properties": {"command": TEXT, "restart": {"type": "boolean"}}},
+    "text_editor_": {"properties": {"command": {"enum": [*EDITS]}, **EDITING}, "required": ["command", "path"]},
+    "memory_": {
+        "properties": {
+            "command": {"enum": [*EDITS, "delete", "rename"]}, **EDITING, "old_path": TEXT, "new_path": TEXT,
+        },
+        "required": ["command"],
+    },
+}  # fmt: skip
 
 
 async def create_message(service: Service, request: Request) -> Response:
-    """Answer a conversation."""
     body = Body(await read_json(request, service.limits))
     is_streaming = body.get_bool("stream")
     generate_request = await asyncio.to_thread(parse_request, body, body.get_limit("max_tokens"))
@@ -70,14 +100,12 @@ async def create_message(service: Service, request: Request) -> Response:
 
 
 async def count_tokens(service: Service, request: Request) -> Response:
-    """Count the tokens of a conversation."""
     body = Body(await read_json(request, service.limits))
     count = await service.count(await asyncio.to_thread(parse_request, body, None))
     return json_response({"input_tokens": count}, headers=extension_headers(body))
 
 
 def parse_request(body: Body, max_tokens: int | None) -> GenerateRequest:
-    """Parse the request. Raises UsageError."""
     for name in IGNORED_FIELDS:
         body.get(name)
     stops = body.get_texts("stop_sequences")
@@ -143,15 +171,21 @@ def parse_tools(body: Body) -> "ToolUse | None":
 
 
 def parse_tool(tool: Body) -> "Tool":
-    """Parse one tool. Raises UsageError."""
     from localllm.generation.tools.tool_grammar import NOTHING, Tool
 
     schema, about = tool.get_mapping("input_schema"), tool.get_text("description") or ""
     return Tool(tool.require_text("name"), about, dict(schema or NOTHING), tool.get_bool("strict"))
 
 
+def find_client_tool(kind: str, name: str) -> "Tool | None":
+    """Return the tool of a type such as bash_20250124; None for other types, such as tools of Anthropic's servers."""
+    from localllm.generation.tools.tool_grammar import Tool
+
+    begin = next((begin for begin in SCHEMAS if kind.startswith(begin)), None)
+    return None if begin is None else Tool(name, DESCRIPTIONS[begin], {"type": "object", **SCHEMAS[begin]})
+
+
 async def complete_response(stream: ResponseStream, generate_request: GenerateRequest) -> dict[str, object]:
-    """Collect the complete response."""
     blocks, reason = await collect_blocks(stream)
     stop, sequence = find_stop_reason(stream, generate_request, blocks, reason)
     return {
@@ -166,7 +200,6 @@ async def complete_response(stream: ResponseStream, generate_request: GenerateRe
 
 
 async def stream_events(stream: ResponseStream, generate_request: GenerateRequest) -> AsyncGenerator[bytes]:
-    """Yield the response as server-sent events."""
     blocks, reason = Blocks(), ""
     try:
         yield typed_event({"type": "message_start", "message": {
@@ -201,7 +234,6 @@ def response_head(stream: ResponseStream) -> dict[str, object]:
 
 
 def format_change(change: Change) -> dict[str, object]:
-    """Format a change of a block as an event."""
     action, block, text = change
     if action == OPEN:
         return {"type": "content_block_start", "index": block.index, "content_block": format_block(block)}
@@ -244,3 +276,132 @@ def format_usage(usage: Usage) -> dict[str, object]:
         "cache_read_input_tokens": usage.cached,
         "output_tokens": usage.written,
     }
+
+
+# ---- messages: blocks of many types
+
+
+def parse_messages(messages: Sequence[object]) -> list[Message]:
+    """Parse the messages. Raises UsageError."""
+    if not messages:
+        raise UsageError("messages should not be empty; send at least one message")
+    parsed = list[Message]()
+    for number, message in enumerate(messages):
+        name = f"messages[{number}]"
+        if not isinstance(message, dict) or message.get("role") not in ROLES:
+            raise UsageError(f"{name}.role should be user, assistant or system")
+        content = "" if message.get("content") is None else message["content"]
+        if not isinstance(content, str | list):
+            raise UsageError(f"{name}.content should be a string or an array of blocks, not {type_name(content)}")
+        blocks = [{"type": "text", "text": content}] if isinstance(content, str) else content
+        if not all(isinstance(block, dict) and isinstance(block.get("type"), str) for block in blocks):
+            raise UsageError(f"{name}.content: a block should be an object with a type")
+        name += ".content"
+        parsed += (
+            parse_assistant_blocks(blocks, name)
+            if message["role"] == "assistant"
+            else parse_user_blocks(blocks, name, message["role"])
+        )
+    return name_tool_results(parsed)
+
+
+def parse_user_blocks(blocks: Sequence[Message], name: str, role: str) -> list[Message]:
+    """Parse a user's blocks: each tool result becomes a message, before that of the other blocks."""
+    results = [block for block in blocks if block["type"].endswith(TOOL_RESULT)]
+    parsed = [parse_tool_result(block, name) for block in results]
+    if (other_blocks := [block for block in blocks if not block["type"].endswith(TOOL_RESULT)]) or not results:
+        parse = parse_content if role == "user" else parse_text
+        parsed.append({"role": role, "content": parse(readable(other_blocks, name), name)})
+    return parsed
+
+
+def parse_assistant_blocks(blocks: Sequence[Message], name: str) -> list[Message]:
+    """Parse an assistant's blocks into messages with text, reasoning and tool calls.
+
+    Each result of a tool that Anthropic's servers have run ends the assistant's message and becomes a tool's message.
+    """
+    parsed, part = list[Message](), list[Message]()
+    for block in blocks:
+        if block["type"].endswith(TOOL_RESULT):
+            parsed += [assistant_message(part, name)] if part else []
+            parsed.append(parse_tool_result(block, name))
+            part = []
+        else:
+            part.append(block)
+    return [*parsed, assistant_message(part, name)] if part or not parsed else parsed
+
+
+def assistant_message(blocks: Sequence[Message], name: str) -> Message:
+    """Parse blocks without results into one message."""
+    texts = [block for block in blocks if block["type"] not in THOUGHTS and not block["type"].endswith(TOOL_USE)]
+    message: Message = {"role": "assistant", "content": parse_content(readable(texts, name), name) or ""}
+    if reasoning := [str(block.get("thinking") or "") for block in blocks if block["type"] == "thinking"]:
+        message["reasoning_content"] = "\n".join(reasoning)
+    calls = []
+    for block in blocks:
+        if block["type"].endswith(TOOL_USE):
+            if not isinstance(block.get("name"), str):
+                raise UsageError(f"{name}: a {block['type']} block should have a name and an input")
+            function = {"name": block["name"], "arguments": normalize_arguments(block.get("input"))}
+            calls.append({"id": str(block.get("id")), "type": "function", "function": function})
+    return {**message, "tool_calls": calls} if calls else message
+
+
+def parse_tool_result(block: Mapping[str, object], name: str) -> Message:
+    """Parse the result of a tool: a string, blocks, or one object, as tools of Anthropic's servers return."""
+    content = block.get("content")
+    parts = [content] if isinstance(content, dict) else content
+    result = parse_result(readable(parts, name, is_result=True) if isinstance(parts, list) else parts, name)
+    if block.get("is_error"):
+        result = [text_part("Error:"), *result] if isinstance(result, list) else f"Error: {result}"
+    return {"role": "tool", "tool_call_id": str(block.get("tool_use_id")), "content": result}
+
+
+def readable(blocks: Sequence[object], name: str, is_result: bool = False) -> list[object]:
+    """Convert blocks to parts of type text and image; is_result: blocks of unknown types become JSON texts.
+
+    Other blocks are left for parse_parts to check. Raises UsageError for a document that cannot become text.
+    """
+    parts = list[object]()
+    for block in blocks:
+        kind = block.get("type") if isinstance(block, Mapping) else None
+        if not isinstance(block, Mapping) or kind in TEXTS or kind in IMAGE_TYPES or not isinstance(kind, str):
+            parts.append(block)
+        elif kind == "document":
+            parts += parse_document(Body(block, f"{name}: document"))
+        elif kind == "search_result":
+            head = [str(block[field]) for field in ("title", "source") if block.get(field)]
+            parts += [text_part("\n".join(head)), *readable(block.get("content") or (), name, is_result)]
+        elif kind == "tool_reference":
+            parts.append(text_part(str(block.get("tool_name"))))
+        elif kind == "compaction":
+            parts.append(text_part(str(block.get("content") or "")))
+        elif is_result:
+            fields = {key: value for key, value in block.items() if key != "type" and not key.startswith("encrypted_")}
+            parts.append(text_part(dumps(fields, ensure_ascii=False)))
+        else:
+            parts.append(block)
+    return parts
+
+
+def parse_document(document: Body) -> list[object]:
+    """Return a document as parts: its title, its context and its text. Raises UsageError."""
+    source = document.get_object("source") or Body({}, document.qualify("source"))
+    kind, media = source.get_text("type"), source.get_text("media_type") or "text/plain"
+    if kind == "content":
+        content = source.get("content")
+        parts: list[object] = (
+            [text_part(content)] if isinstance(content, str) else [*(source.get_list("content") or ())]
+        )
+    elif kind == "text":
+        parts = [text_part(source.require_text("data"))]
+    elif kind == "base64":
+        parts = [text_part(decode_text(source.require_text("data"), media, document.qualify("source")))]
+    else:
+        raise UsageError(f"{source.qualify('type')}: {kind} is not supported; send its text")
+    head = [text for field in ("title", "context") if (text := document.get_text(field))]
+    return [*map(text_part, head), *parts]
+
+
+def text_part(text: str) -> dict[str, str]:
+    return {"type": "text", "text": text}

@@ -1,19 +1,22 @@
-"""All routes of the server, as one ASGI application."""
+"""All routes of the server, as one ASGI application, with request ids and an optional log."""
 
 import asyncio
-from collections.abc import Awaitable, Callable
+import re
+import secrets
+from collections.abc import Awaitable, Callable, Collection
+from datetime import UTC, datetime
+from difflib import get_close_matches
 from functools import partial
+from time import perf_counter
 
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response
 from starlette.routing import Route
-from starlette.types import ASGIApp
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from localllm.errors import LocalllmError
-from localllm.server.access_log import AccessLog
-from localllm.server.addresses import describe_unknown, matches_route, normalize_path
 from localllm.server.anthropic_messages import count_tokens, create_message
 from localllm.server.embeddings import embeddings, rerank
 from localllm.server.guard import Guard, Rules
@@ -44,6 +47,12 @@ from localllm.server.service import Service
 from localllm.server.tokens import apply_template, detokenize, tokenize
 from localllm.server.worker import STOPPING, StoppedError
 
+REQUEST_ID = "X-Request-Id"
+_ID = re.compile(r"[\w.:+/=-]{1,128}", re.ASCII)
+MAX_PATH = 200  # characters of an address in a line
+ALIASES = {"/reranking": "/rerank", "/v1/reranking": "/v1/rerank", "/v2/rerank": "/v1/rerank"}
+PREFIX = "/v1"
+OUTER = ("/api", "/openai")  # prefixes of /v1 at other providers
 Endpoint = Callable[[Service, Request], Awaitable[Response]]
 
 
@@ -62,21 +71,16 @@ async def props(service: Service, request: Request) -> Response:
         facts = {"name": entry.name, "open": model is not None}
         if model:
             facts |= {
-                "architecture": model.arch,
-                "format": model.format,
-                "context": model.context,
-                "trained_context": model.trained_context,
-                "device": model.engine.device,
-                "modalities": {"vision": model.vision.nbytes > 0},
-                "chat_template": model.session.template.source,
-            }
+                "architecture": model.arch, "format": model.format, "context": model.context,
+                "trained_context": model.trained_context, "device": model.engine.device,
+                "modalities": {"vision": model.vision.nbytes > 0}, "chat_template": model.session.template.source,
+            }  # fmt: skip
         descriptions.append(facts)
     first = next(iter(service.pool.entries.values())).model
     return json_response({"models": descriptions, "n_ctx": first and first.context})
 
 
 async def metrics(service: Service, request: Request) -> Response:
-    """Return metrics in Prometheus' text format."""
     running, waiting = service.pool.count_requests()
     text = service.metrics.text(running, waiting, await service.pool.measure_memory())
     return PlainTextResponse(text, media_type="text/plain; version=0.0.4; charset=utf-8")
@@ -115,8 +119,6 @@ ADDRESSES: tuple[tuple[str, str, Endpoint], ...] = (
     ("POST", "/api/pull", pull_model),
     *((method, f"/api/{name}", refuse_change) for method, name in REFUSED),
 )
-
-
 PATHS = tuple(dict.fromkeys(path for _, path, _ in ADDRESSES))
 
 
@@ -132,7 +134,6 @@ def application(service: Service, rules: Rules, log: Callable[[str], None] | Non
 
 
 async def call_endpoint(service: Service, path: str, endpoint: Endpoint, request: Request) -> Response:
-    """Call an endpoint, format its errors for the client, and count the response."""
     try:
         response = await endpoint(service, request)
     except LocalllmError as error:
@@ -149,7 +150,6 @@ async def call_endpoint(service: Service, path: str, endpoint: Endpoint, request
 
 
 async def respond_not_found(service: Service, request: Request, error: Exception) -> Response:
-    """Respond to an unknown address or method."""
     status, path = error.status_code if isinstance(error, HTTPException) else 500, request.url.path
     service.metrics.responses["other", status] += 1
     methods = ", ".join(method for method, route, _ in ADDRESSES if matches_route(path, route))
@@ -161,3 +161,76 @@ async def respond_not_found(service: Service, request: Request, error: Exception
     if status == 405:
         response.headers["Allow"] = methods
     return response
+
+
+class AccessLog:
+    """ASGI middleware that adds X-Request-Id (the client's own if it sends one) and logs each response.
+
+    A line has time, client, method, path without query, status, bytes, seconds and id, but no prompts or answers.
+    """
+
+    def __init__(self, app: ASGIApp, write: Callable[[str], None] | None = None):
+        """Wrap an app; write: called with each line, None for no log."""
+        self._app, self._write = app, write
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        header_id = dict(scope["headers"]).get(REQUEST_ID.lower().encode(), b"").decode("latin-1")
+        request_id = header_id if _ID.fullmatch(header_id) else secrets.token_hex(8)
+        # 499: nginx' status for a client that disconnects before the response.
+        begin, status, size = perf_counter(), 499, 0
+
+        async def send_with_id(message: Message) -> None:
+            nonlocal status, size
+            if message["type"] == "http.response.start":
+                status = message["status"]
+                header = (REQUEST_ID.lower().encode(), request_id.encode())
+                message = {**message, "headers": [*message.get("headers", []), header]}
+            else:
+                size += len(message.get("body", b""))
+            await send(message)
+
+        try:
+            await self._app(scope, receive, send_with_id)
+        finally:
+            if self._write:
+                client = (scope.get("client") or ("-",))[0] or "-"
+                path = scope.get("raw_path", b"").decode("ascii", "replace").partition("?")[0][:MAX_PATH]
+                timestamp = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+                seconds = perf_counter() - begin
+                self._write(
+                    f"{timestamp} {client} {scope['method']} {path} {status} {size} bytes {seconds:.3f} s {request_id}"
+                )
+
+
+# ---- paths: extra slashes, a missing or doubled /v1, and other servers' names
+
+
+def normalize_path(path: str, routes: Collection[str]) -> str:
+    """Return the known route for a path, or the path without extra slashes.
+
+    routes: of the app; {name} or {name:path} is a parameter.
+    """
+    path = re.sub("/{2,}", "/", path)
+    path = re.sub(rf"^(?:{'|'.join(OUTER)})+(?={PREFIX}(/|$))", "", path)
+    path = re.sub(rf"^(?:{PREFIX})+(?={PREFIX}(/|$))", "", path).rstrip("/") or "/"
+    path = ALIASES.get(path, path)
+    for candidate in (path, PREFIX + path, path.removeprefix(PREFIX)):
+        if any(matches_route(candidate, route) for route in routes):
+            return candidate
+    return path
+
+
+def matches_route(path: str, route: str) -> bool:
+    """Return whether a route matches a path."""
+    begin, name, _ = route.partition("{")
+    return path.startswith(begin) and len(path) > len(begin) if name else path == route
+
+
+def describe_unknown(path: str, routes: Collection[str]) -> str:
+    """Describe an unknown address, with the closest known one."""
+    similar = get_close_matches(path, routes, n=1, cutoff=0.75)
+    suggestion = f"did you mean {similar[0]}? " if similar else ""
+    return f"unknown address {path[:100]!r}; {suggestion}available: {', '.join(routes)}"

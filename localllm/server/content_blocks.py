@@ -46,8 +46,6 @@ class Change(NamedTuple):
 
 
 class Blocks:
-    """The blocks of a response that is being generated."""
-
     def __init__(self) -> None:
         self.all = list[Block]()
         self._is_open = False
@@ -65,14 +63,12 @@ class Blocks:
             yield Change(DELTA, self.all[-1], part.text)
 
     def end(self) -> Iterator[Change]:
-        """Close the last block, if one is open."""
         if self._is_open:
             self._is_open = False
             yield Change(CLOSE, self.all[-1])
 
     @property
     def has_calls(self) -> bool:
-        """Return whether there are tool calls."""
         return any(block.kind == CALL for block in self.all)
 
 

@@ -28,7 +28,6 @@ _COMPUTE_LOCK = threading.Lock()  # one request at a time: each uses all cores
 
 
 async def embeddings(service: Service, request: Request) -> Response:
-    """Return an embedding of each input text."""
     body = Body(await read_json(request, service.limits))
     texts, dims, role = parse_inputs(body.get("input")), body.get_int("dimensions", 1), body.get_text("role")
     limit = body.get_int("truncate_prompt_tokens", -1)  # vLLM's; -1: as many as the model reads
@@ -39,10 +38,10 @@ async def embeddings(service: Service, request: Request) -> Response:
     model = body.get_text("model")
     use = service.pool.use(model, parse_keep_alive(body))
     vectors, count = await embed_texts(use, request, texts, overflow=overflow, dims=dims, role=role, token_limit=limit)
-    data = [
-        {"object": "embedding", "index": index, "embedding": encode_vector(vector, is_base64)}
-        for index, vector in enumerate(vectors)
+    shown = [
+        base64.b64encode(each.astype("<f4").tobytes()).decode() if is_base64 else each.tolist() for each in vectors
     ]
+    data = [{"object": "embedding", "index": index, "embedding": each} for index, each in enumerate(shown)]
     usage = {"prompt_tokens": count, "total_tokens": count}
     answer = {"object": "list", "data": data, "model": service.pool.resolve(model).name, "usage": usage}
     return json_response(answer, headers=extension_headers(body))
@@ -125,7 +124,6 @@ async def run_exclusively(work: Callable[[], T], field: str) -> T:
 
 
 def parse_texts(value: object, name: str) -> list[str]:
-    """Parse a string or a list of strings. Raises UsageError."""
     texts = [value] if isinstance(value, str) else value
     if isinstance(texts, list) and not texts:
         raise UsageError(f"{name} should not be empty")
@@ -150,8 +148,3 @@ def parse_inputs(value: object) -> list[str] | list[list[int]]:
 
 def count_tokens(text: str | list[int], tokenizer: Tokenizer) -> int:
     return len(tokenizer.encode(text, bos=True, eos=True)) if isinstance(text, str) else len(text)
-
-
-def encode_vector(vector: np.ndarray, is_base64: bool) -> object:
-    """Return a vector as numbers, or as base64 of its float32 bytes."""
-    return base64.b64encode(vector.astype("<f4").tobytes()).decode() if is_base64 else vector.tolist()

@@ -32,7 +32,6 @@ class Body:
         return f"{self._name}.{field}" if self._name else field
 
     def get(self, field: str) -> object:
-        """Return the raw value."""
         self._read_names.add(field)
         return self._value.get(field)
 
@@ -51,11 +50,9 @@ class Body:
         return require(self.get_text(field), self.qualify(field))
 
     def get_bool(self, field: str) -> bool:
-        """Return a boolean; False if absent."""
         return bool(self._get_typed(field, bool, "a boolean"))
 
     def get_optional_bool(self, field: str) -> bool | None:
-        """Return a boolean; None if absent."""
         return None if self.get(field) is None else self.get_bool(field)
 
     def get_int(self, field: str, minimum: int = 0, maximum: int | None = None) -> int | None:
@@ -95,7 +92,6 @@ class Body:
         return value
 
     def get_texts(self, field: str) -> tuple[str, ...]:
-        """Return a string or an array of strings as a tuple, without empty and null ones."""
         value = self.get(field)
         values = [value] if isinstance(value, str) else [] if value is None else value
         if not isinstance(values, list | tuple) or not all(isinstance(item, str | None) for item in values):
@@ -108,7 +104,6 @@ class Body:
             raise UsageError(f"{self.qualify(field)} is not supported: {reason}")
 
     def ignore(self, part: str) -> None:
-        """Record that a part of the request has no effect."""
         self._ignored[part] = None
 
     @property
@@ -126,11 +121,6 @@ def require(value: T | None, name: str) -> T:
 def type_name(value: object) -> str:
     """Return the JSON type of a value with its article."""
     names = {
-        str: "a string",
-        bool: "a boolean",
-        int: "an integer",
-        float: "a number",
-        list: "an array",
-        dict: "an object",
-    }
+        str: "a string", bool: "a boolean", int: "an integer", float: "a number", list: "an array", dict: "an object",
+    }  # fmt: skip
     return names.get(type(value), "null")

@@ -27,13 +27,8 @@ DEFAULT_PORTS = {"http": "80", "https": "443"}
 STANDARD_HEADERS = ("authorization", "content-type", "x-api-key", "anthropic-version")
 MAX_HEADERS = 64  # custom ones, per preflight request
 EXPOSED_HEADERS = (
-    "X-Localllm-Ignored",
-    "X-Localllm-Dropped-Turns",
-    "Request-Id",
-    "X-Request-Id",
-    "Retry-After",
-    "Date",
-)
+    "X-Localllm-Ignored", "X-Localllm-Dropped-Turns", "Request-Id", "X-Request-Id", "Retry-After", "Date",
+)  # fmt: skip
 HEADERS = {
     "X-Content-Type-Options": "nosniff",
     "X-Frame-Options": "DENY",
@@ -118,7 +113,8 @@ class Guard:
             await send(message)
 
         try:
-            require_single_host(scope)
+            if sum(name == b"host" for name, _ in scope["headers"]) > 1:  # programs differ in which one they use
+                raise RejectedRequestError(400, "the request has more than one Host header; send one")
             address = (scope.get("server") or ("",))[0] or ""
             self._rules.require(
                 scope["method"], scope["path"], headers, address.removeprefix("::ffff:"), scope.get("scheme", "http")
@@ -172,12 +168,3 @@ def normalize_origin(text: str) -> str:
         raise UsageError(f"an origin should be a scheme and a host like https://example.com, not {text!r}")
     port = match["port"] if match["port"] != DEFAULT_PORTS.get(match["scheme"]) else None
     return f"{match['scheme']}://{match['host']}" + (f":{port}" if port else "")
-
-
-def require_single_host(scope: Scope) -> None:
-    """Reject a request with several Host headers: programs differ in which one they use.
-
-    Raises RejectedRequestError.
-    """
-    if sum(name == b"host" for name, _ in scope["headers"]) > 1:
-        raise RejectedRequestError(400, "the request has more than one Host header; send one")

@@ -4,8 +4,11 @@ import asyncio
 import json
 import re
 import secrets
+import sys
+import zlib
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
-from typing import TypeVar
+from functools import cache
+from typing import Protocol, TypeVar
 
 from starlette.requests import Request
 from starlette.responses import Response
@@ -13,15 +16,19 @@ from starlette.types import Receive, Scope, Send
 
 from localllm.errors import ContextError, LocalllmError, MemoryLimitError, ModelError, UsageError
 from localllm.frozen import frozen
-from localllm.server.content_encoding import CodingError, decode, parse_codings
 from localllm.server.model_pool import UnknownModelError
 from localllm.server.worker import StoppedError
 
 T = TypeVar("T")
+Lines = AsyncIterator[bytes]
+Closing = Callable[[], Awaitable[None]]
 _FIELD = re.compile(r"([a-z_]+[\w.\[\]]*) (?:should|is missing|is not)")  # the start of messages about a field
 KEEP_ALIVE_SECONDS = 10.0  # seconds without an event after which a keep-alive line is sent
 COMMENT = b": still here\n"  # without an empty line, which would end an event: simple clients would count an event
 JSON = "application/json"
+MAX_CODINGS = 2  # codings of a body
+_TEXT = re.compile(rb'"[^"\\]*(?:\\.[^"\\]*)*"', re.DOTALL)
+_BRACKETS = re.compile(rb"[^][{}]+")
 
 
 @frozen
@@ -61,24 +68,29 @@ class RejectedRequestError(LocalllmError):
         super().__init__(message)
 
 
+class CodingError(LocalllmError):
+    """A body that cannot be decoded; status: that of its response."""
+
+    def __init__(self, status: int, message: str):
+        self.status = status
+        super().__init__(message)
+
+
+class ClientDisconnectedError(Exception):
+    """The client disconnected."""
+
+
 def status_of(error: BaseException) -> int:
-    """Return the HTTP status code of an error."""
     if isinstance(error, RejectedRequestError | CodingError):
         return error.status
     kinds: tuple[tuple[type[BaseException], int], ...] = (
-        (UnknownModelError, 404),
-        (RequestTimeoutError, 504),
-        (StoppedError, 503),
-        (MemoryLimitError, 503),
-        (UsageError, 400),
-        (ContextError, 400),
-        (ModelError, 400),
-    )
+        (UnknownModelError, 404), (RequestTimeoutError, 504), (StoppedError, 503), (MemoryLimitError, 503),
+        (UsageError, 400), (ContextError, 400), (ModelError, 400),
+    )  # fmt: skip
     return next((status for kind, status in kinds if isinstance(error, kind)), 500)
 
 
 def openai_error(error: BaseException) -> dict[str, object]:
-    """Format an error for OpenAI's clients."""
     return {"error": error_fields(error)}
 
 
@@ -129,7 +141,6 @@ ErrorFormat = Callable[[BaseException], dict[str, object]]
 
 
 def error_format_of(path: str) -> ErrorFormat:
-    """Select the error format of an address."""
     if path.startswith("/v1/messages"):
         return anthropic_error
     return ollama_error if path.startswith("/api/") else openai_error
@@ -145,7 +156,6 @@ def encode_json(value: object) -> bytes:
 
 
 def error_response(error: BaseException, error_format: ErrorFormat) -> Response:
-    """Build the response for an error."""
     headers = {"Retry-After": "5"} if status_of(error) == 503 else None
     return json_response(error_format(error), status_of(error), headers)
 
@@ -193,7 +203,6 @@ def _no_number(name: str) -> float:
 
 
 def nesting_depth(body: bytes) -> int:
-    """Return how deep brackets are nested."""
     deepest = depth = 0
     for byte in _BRACKETS.sub(b"", _TEXT.sub(b"", body)):
         depth += 1 if byte in b"[{" else -1
@@ -201,18 +210,9 @@ def nesting_depth(body: bytes) -> int:
     return deepest
 
 
-_TEXT = re.compile(rb'"[^"\\]*(?:\\.[^"\\]*)*"', re.DOTALL)
-_BRACKETS = re.compile(rb"[^][{}]+")
-
-
 def format_event(value: object, name: str | None = None) -> bytes:
-    """Format a server-sent event."""
     head = f"event: {name}\n".encode() if name else b""
     return head + b"data: " + encode_json(value) + b"\n\n"
-
-
-Lines = AsyncIterator[bytes]
-Closing = Callable[[], Awaitable[None]]
 
 
 class EventStream(Response):
@@ -269,8 +269,6 @@ class EventStream(Response):
 
 
 class JsonLines(EventStream):
-    """A response of one JSON object per line, without keep-alive lines."""
-
     media_type = "application/x-ndjson"
 
     def __init__(self, chunks: Lines, limits: Limits, headers: dict[str, str], close: Closing | None = None):
@@ -289,10 +287,6 @@ async def respond_when_done(
         return json_response(await run_until_disconnect(request.receive, work), headers=headers)
     finally:
         await close()
-
-
-class ClientDisconnectedError(Exception):
-    """The client disconnected."""
 
 
 async def run_until_disconnect(receive: Receive, work: Awaitable[T]) -> T:
@@ -314,7 +308,6 @@ async def run_until_disconnect(receive: Receive, work: Awaitable[T]) -> T:
 
 
 async def wait_for_disconnect(receive: Receive) -> None:
-    """Wait until the client disconnects."""
     while (await receive())["type"] != "http.disconnect":
         pass
 
@@ -322,3 +315,74 @@ async def wait_for_disconnect(receive: Receive) -> None:
 def new_id(prefix: str) -> str:
     """Return the prefix followed by 24 random hexadecimal digits."""
     return f"{prefix}{secrets.token_hex(12)}"
+
+
+# ---- bodies that clients compress: gzip and zstd, Python's own from 3.14 on, and before that its author's backport
+
+
+class Decompressor(Protocol):
+    """A stream as zlib, bz2 and zstd decompress it."""
+
+    @property
+    def eof(self) -> bool: ...
+    @property
+    def unused_data(self) -> bytes: ...
+    def decompress(self, data: bytes, max_length: int, /) -> bytes: ...
+
+
+@cache
+def decompressors() -> dict[str, tuple[Callable[[], Decompressor], type[Exception]]]:
+    """Return how to begin a stream of each coding, and the error of a broken one."""
+    supported: dict[str, tuple[Callable[[], Decompressor], type[Exception]]] = {
+        "gzip": (lambda: zlib.decompressobj(wbits=31), zlib.error)
+    }
+    try:
+        if sys.version_info >= (3, 14):
+            from compression import zstd
+        else:
+            from backports import zstd
+    except ImportError:  # an installation without the extra, or a Python without the library
+        return supported
+    supported["zstd"] = zstd.ZstdDecompressor, zstd.ZstdError
+    return supported
+
+
+def parse_codings(value: str) -> list[str]:
+    """Return the codings of a Content-Encoding header in their order. Raises CodingError."""
+    names = [name for part in value.split(",") if (name := part.strip().lower())]
+    codings = [name.removeprefix("x-") for name in names if name != "identity"]
+    supported = [*decompressors(), "identity"]
+    for name in codings:
+        if name not in supported:
+            expected = f"{', '.join(supported[:-1])} or {supported[-1]}"
+            raise CodingError(415, f"the Content-Encoding must be {expected}, found {name[:60]!r}")
+    if len(codings) > MAX_CODINGS:
+        raise CodingError(415, f"the Content-Encoding must name at most {MAX_CODINGS} codings, found {len(codings)}")
+    return codings
+
+
+def decode(body: bytes, codings: list[str], limit: int) -> bytes:
+    """Decode a body; call it outside of the event loop. Raises CodingError for more than `limit` bytes."""
+    for name in reversed(codings):
+        body = decode_one(body, name, limit)
+    return body
+
+
+def decode_one(data: bytes, name: str, limit: int) -> bytes:
+    """Undo one coding, of one stream or several in a row."""
+    begin, broken = decompressors()[name]
+    decoded = bytearray()
+    try:
+        while data:
+            stream = begin()
+            while not stream.eof:
+                chunk = stream.decompress(data, limit + 1 - len(decoded))
+                decoded += chunk
+                if len(decoded) > limit:
+                    raise CodingError(413, f"the decoded body is larger than the limit of {limit} bytes")
+                if not chunk and not stream.eof:
+                    raise CodingError(400, f"the body ends within its {name} stream (Content-Encoding)")
+                data = b"" if not stream.eof else stream.unused_data
+    except broken:
+        raise CodingError(400, f"the body is not a valid {name} stream (Content-Encoding)") from None
+    return bytes(decoded)

@@ -47,7 +47,6 @@ async def infill(service: Service, request: Request) -> Response:
 
 
 def parse_request(body: Body, suffix_first: bool = False) -> GenerateRequest:
-    """Parse the request; suffix_first: see Infill. Raises UsageError."""
     name = next((name for name in ("max_tokens", "max_completion_tokens") if body.get(name) is not None), "n_predict")
     chunks = [Body.of(chunk, "input_extra") for chunk in body.get_list("input_extra") or ()]
     files = [(chunk.get_text("filename") or "tmp", chunk.require_text("text")) for chunk in chunks]
@@ -58,7 +57,6 @@ def parse_request(body: Body, suffix_first: bool = False) -> GenerateRequest:
 
 
 def parse_ending(body: Body) -> Ending:
-    """Parse the conditions that end the text. Raises UsageError."""
     milliseconds = body.get_int("t_max_predict_ms", -1)
     seconds = milliseconds / 1000 if milliseconds is not None and milliseconds > 0 else None
     return Ending(body.get_int("n_indent") or 0, seconds, body.get_texts("response_fields"))
@@ -107,7 +105,6 @@ class Middle:
         return False
 
     def response(self) -> dict[str, object]:
-        """Return the complete response."""
         completion, context = self.stream.completion(), self.stream.model.context
         read, predicted, cached = completion.prompt_tokens, completion.completion_tokens, completion.cached_tokens
         response = {
@@ -133,7 +130,6 @@ class Middle:
 
 
 def format_rate(name: str, count: int, seconds: float) -> dict[str, object]:
-    """Format a number of tokens and their time in llama-server's fields."""
     return {
         f"{name}_n": count,
         f"{name}_ms": 1000 * seconds,
@@ -155,7 +151,6 @@ def select_fields(response: dict[str, object], paths: tuple[str, ...]) -> dict[s
 
 
 async def complete(middle: Middle) -> dict[str, object]:
-    """Return the complete response."""
     async for _ in middle.parts():
         pass
     return middle.response()

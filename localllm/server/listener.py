@@ -9,7 +9,7 @@ import socket
 import ssl
 import stat
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from types import FrameType
 from typing import Any
@@ -28,6 +28,9 @@ from localllm.system.processes import can_handle_in_loop, ending_signals, may_re
 LINGER_SECONDS = 1.0
 HEAD_BYTES = 64 << 10  # of a request line and headers
 REPORT_SECONDS = 0.5  # seconds to tell clients that their responses are cut short
+FIRST = 3  # the first descriptor after stdin, stdout and stderr
+LOOPBACK = ("127.", "::1", "::ffff:127.")
+
 logging.getLogger("uvicorn.error").addHandler(logging.NullHandler())  # its tracebacks and warnings are not for users
 
 
@@ -157,7 +160,6 @@ class Listener(uvicorn.Server):
         self.stop()
 
     def stop(self) -> None:
-        """Shut down, from any thread or a signal handler."""
         self.should_exit = True
         if self._loop is not None:
             self._loop.call_soon_threadsafe(self._signal.set)
@@ -228,7 +230,6 @@ def create_listener(app: ASGIApp, limits: Limits, ending: Ending, tls: Tls | Non
 
 
 def bind_tcp(host: str, port: int) -> socket.socket:
-    """Bind a TCP socket. Raises LocalllmError."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     # asyncio sets TCP_NODELAY only if IPPROTO_TCP is given; without it a kept-alive request waits 44 ms for an ACK.
     listening = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
@@ -291,3 +292,44 @@ def require_unused(path: str) -> None:
         except OSError:
             return
     raise LocalllmError(f"{path}: another server is listening on it; give another path")
+
+
+# ---- sockets that systemd or the like has opened (freedesktop.org, sd_listen_fds): LISTEN_FDS and LISTEN_PID
+
+
+def inherited_sockets() -> list[socket.socket]:
+    """Return the sockets that this process was started with, [] if there are none; its children do not inherit them.
+
+    Raises UsageError for descriptors that are not listening sockets.
+    """
+    count, owner = os.environ.pop("LISTEN_FDS", ""), os.environ.pop("LISTEN_PID", "")
+    if not count.isdecimal() or owner != str(os.getpid()):
+        return []
+    sockets = []
+    for descriptor in range(FIRST, FIRST + int(count)):
+        try:
+            listening = socket.socket(fileno=descriptor)
+        except OSError as error:
+            raise UsageError(f"LISTEN_FDS is {count}, but descriptor {descriptor} is not a socket: {error}") from None
+        if listening.type != socket.SOCK_STREAM:
+            raise UsageError(f"LISTEN_FDS: socket {descriptor} is not a stream socket; use ListenStream=")
+        listening.set_inheritable(False)
+        sockets.append(listening)
+    return sockets
+
+
+def require_keys(sockets: Sequence[socket.socket], keys: Sequence[str]) -> None:
+    """Raise UsageError if other computers could use the server without a key."""
+    for listening in sockets:
+        is_open = isinstance(name := listening.getsockname(), tuple) and not str(name[0]).startswith(LOOPBACK)
+        if is_open and not keys:
+            raise UsageError(f"{address_of(listening)} lets other computers connect: give --api-key-file FILE")
+
+
+def address_of(listening: socket.socket, scheme: str = "http") -> str:
+    """Return the URL of a TCP socket, or the path of a Unix socket."""
+    name = listening.getsockname()
+    if not isinstance(name, tuple):
+        return name if isinstance(name, str) else name.decode(errors="replace")
+    host = f"[{name[0]}]" if ":" in name[0] else name[0]
+    return f"{scheme}://{host}:{name[1]}"

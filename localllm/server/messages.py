@@ -4,10 +4,8 @@ from collections.abc import Mapping, Sequence
 from json import dumps
 
 from localllm.errors import UsageError
+from localllm.server.attachments import FILE_TYPES, IMAGE_TYPES, file_part, image_part
 from localllm.server.fields import type_name
-from localllm.server.images import TYPES, image_part
-from localllm.server.text_files import TYPES as FILE_TYPES
-from localllm.server.text_files import file_part
 from localllm.text.messages import ROLES, Message, modernize
 
 THOUGHTS = ("thinking", "reasoning", "redacted_thinking")  # types of parts that are reasoning
@@ -17,14 +15,12 @@ Content = str | list[dict[str, str]] | None  # of a message: a string, or parts 
 
 
 def parse_messages(messages: Sequence[object]) -> list[Message]:
-    """Parse OpenAI's messages. Raises UsageError."""
     if not messages:
         raise UsageError("messages should not be empty")
     return name_tool_results([_parse_message(message, number) for number, message in enumerate(messages)])
 
 
 def _parse_message(message: object, number: int) -> Message:
-    """Parse one message: its role, content, reasoning and tool calls."""
     if not isinstance(message, dict):
         raise UsageError(f"messages[{number}] should be an object, not {type_name(message)}")
     if str(message.get("role")) not in ROLES:
@@ -56,13 +52,11 @@ def thoughts_in(content: object) -> list[dict[str, object]]:
 
 
 def reasoning_of(thoughts: Sequence[Mapping[str, object]]) -> str | None:
-    """Join the texts of reasoning parts; None if there are none."""
     texts = [part.get("thinking") or part.get("text") or part.get("reasoning") for part in thoughts]
     return "\n".join(text for text in texts if isinstance(text, str)) or None
 
 
 def parse_tool_calls(calls: object, name: str) -> list[dict[str, object]]:
-    """Parse the tool calls of an assistant message. Raises UsageError."""
     if not isinstance(calls, list):
         raise UsageError(f"{name} should be an array, not {type_name(calls)}")
     parsed = list[dict[str, object]]()
@@ -124,14 +118,13 @@ def parse_content(content: object, name: str) -> Content:
 
 def parse_result(content: object, name: str) -> Content:
     """Parse the result of a call: a string, parts, or another JSON value, which becomes its text."""
-    is_parts = isinstance(content, list) and all(isinstance(part, str) or is_part(part) for part in content)
+    kinds = *TEXTS, *IMAGE_TYPES, *FILE_TYPES
+    is_parts = isinstance(content, list) and all(
+        isinstance(part, str) or (isinstance(part, dict) and part.get("type") in kinds) for part in content
+    )
     if content is None or isinstance(content, str) or is_parts:
         return parse_content(content, name) or ""
     return dumps(content, ensure_ascii=False)
-
-
-def is_part(value: object) -> bool:
-    return isinstance(value, dict) and value.get("type") in (*TEXTS, *TYPES, *FILE_TYPES)
 
 
 def parse_parts(content: object, name: str) -> Content:
@@ -144,7 +137,6 @@ def parse_parts(content: object, name: str) -> Content:
 
 
 def _parse_part(part: object, name: str) -> dict[str, str]:
-    """Parse one content part. Raises UsageError."""
     if isinstance(part, str):
         return {"type": "text", "text": part}
     if isinstance(part, dict) and part.get("type") is None and "text" in part:
@@ -152,7 +144,7 @@ def _parse_part(part: object, name: str) -> dict[str, str]:
     if not isinstance(part, dict) or not isinstance(part.get("type"), str):
         raise UsageError(f"{name}: a part should be an object with a type")
     kind = part["type"]
-    if kind in TYPES:
+    if kind in IMAGE_TYPES:
         return image_part(part, name)
     if kind in FILE_TYPES:
         return file_part(part, name)

@@ -53,7 +53,6 @@ class Metrics:
         self._count(request)
 
     def record_cancelled(self, request: Request) -> None:
-        """Count a request whose client disconnected."""
         self._cancelled += 1
         self._count(request)
 

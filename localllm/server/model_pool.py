@@ -201,7 +201,6 @@ class ModelPool:
                 await self._unload(entry)
 
     async def _notify_waiting(self) -> None:
-        """Wake requests that wait for memory."""
         async with self._changing:
             self._changing.notify_all()
 
@@ -247,7 +246,6 @@ class ModelPool:
             await asyncio.to_thread(free_unused)
 
     def stop_responses(self) -> None:
-        """Fail all running and new requests with StoppedError."""
         for entry in self.entries.values():
             if entry.worker:
                 entry.worker.stop()
@@ -261,14 +259,12 @@ class ModelPool:
                 await self._unload(entry)
 
     async def measure_memory(self) -> dict[str, float]:
-        """Return gauges: number of open models, and memory held and allowed."""
         open_entries = [entry for entry in self.entries.values() if entry.worker]
         held_bytes = await asyncio.to_thread(self._held_bytes)
         allowed = {} if self.memory is None else {"memory_allowed_bytes": float(self.memory)}
         return {"models_open": float(len(open_entries)), "memory_held_bytes": float(held_bytes), **allowed}
 
     def count_requests(self) -> tuple[int, int]:
-        """Return the numbers of running completions and waiting requests of all models."""
         workers = [entry.worker for entry in self.entries.values() if entry.worker]
         return sum(worker.running for worker in workers), sum(worker.waiting for worker in workers)
 

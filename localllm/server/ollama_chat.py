@@ -23,8 +23,8 @@ from localllm.server.http import JsonLines, encode_json, json_response, ollama_e
 from localllm.server.messages import parse_messages
 from localllm.server.openai_chat import Choice, extension_headers, format_logprobs
 from localllm.server.request_options import MAX_LOGPROBS, parse_keep_alive, parse_options, parse_tools
-from localllm.server.response_stream import TokenEvent
 from localllm.server.service import GenerateRequest, Prompt, ResponseStream, Service
+from localllm.server.worker import TokenEvent
 
 if TYPE_CHECKING:
     from localllm.generation.constraints.constraint import Constraint
@@ -95,13 +95,10 @@ def openai_message(message: object) -> object:
     if images := message.get("images"):
         if not isinstance(images, list) or not all(isinstance(image, str) for image in images):
             raise UsageError("images should be an array of strings in base64")
-        parts = [{"type": "image_url", "image_url": {"url": data_url(image)}} for image in images]
+        urls = (image if image.startswith("data:") else f"data:image/png;base64,{image}" for image in images)
+        parts = [{"type": "image_url", "image_url": {"url": url}} for url in urls]
         converted["content"] = [*parts, {"type": "text", "text": message.get("content") or ""}]
     return converted
-
-
-def data_url(image: str) -> str:
-    return image if image.startswith("data:") else f"data:image/png;base64,{image}"
 
 
 def parse_request(body: Body, prompts: Sequence[Prompt | Infill]) -> GenerateRequest:
@@ -121,7 +118,6 @@ def parse_request(body: Body, prompts: Sequence[Prompt | Infill]) -> GenerateReq
 
 
 def parse_think(value: object) -> str | None:
-    """Parse `think`: a boolean or an effort. Raises UsageError."""
     if isinstance(value, bool):
         return "on" if value else "off"
     if value is not None and not isinstance(value, str):
@@ -160,7 +156,6 @@ async def respond(
     form: Form,
     started: float,
 ) -> Response:
-    """Respond line by line, or in one object where `stream` is false. started: by `perf_counter`."""
     is_streaming = body.get_optional_bool("stream") is not False
     query = await asyncio.to_thread(parse_request, body, prompts)
     stream = await service.start(query, parse_keep_alive(body))
@@ -199,7 +194,6 @@ class Answer:
         yield self._last("", "", ())
 
     def whole(self) -> dict[str, object]:
-        """Return the complete answer in one response."""
         choice = self._choice
         last = self._last("".join(choice.text), "".join(choice.thinking), self._whole_calls())
         return last | self._logprobs(choice.logprobs)
@@ -250,7 +244,6 @@ def nanoseconds(seconds: float) -> int:
 
 
 def chat_part(text: str, thinking: str, calls: Sequence[ToolCall]) -> dict[str, object]:
-    """Return the field of /api/chat for a piece of an answer: a message."""
     message: dict[str, object] = {"role": "assistant", "content": text}
     if thinking:
         message["thinking"] = thinking
@@ -263,7 +256,6 @@ def chat_part(text: str, thinking: str, calls: Sequence[ToolCall]) -> dict[str, 
 
 
 def generate_part(text: str, thinking: str, calls: Sequence[ToolCall]) -> dict[str, object]:
-    """Return the fields of /api/generate for a piece of an answer."""
     return {"response": text, **({"thinking": thinking} if thinking else {})}
 
 

@@ -78,16 +78,11 @@ def read_facts(path: str, mtime_ns: int, size: int) -> Facts:
         name = str(metadata.get("general.architecture", "unknown"))
         context = metadata.get(f"{name}.context_length")
         return Facts(
-            name,
-            file.parameters,
-            file.type_name,
-            context if isinstance(context, int) else None,
-            size,
-            digest,
+            name, file.parameters, file.type_name, context if isinstance(context, int) else None, size, digest,
             template if isinstance(template, str) else "",
             capabilities(file, template if isinstance(template, str) else ""),
             {key: plain_array(value) if is_brief(value) else [] for key, value in metadata.items()},
-        )
+        )  # fmt: skip
 
 
 def is_brief(value: object) -> bool:
@@ -119,12 +114,9 @@ def capabilities(file: GGUFFile, template: str) -> tuple[str, ...]:
     if h.bidirectional and not h.fills:
         return ("embedding",)
     supported = {
-        "completion": True,
-        "tools": "tools" in template,
-        "thinking": "think" in template,
-        "insert": has_infill_tokens(file.metadata),
-        "vision": projector_bytes(file.path) > 0,
-    }
+        "completion": True, "tools": "tools" in template, "thinking": "think" in template,
+        "insert": has_infill_tokens(file.metadata), "vision": projector_bytes(file.path) > 0,
+    }  # fmt: skip
     return tuple(name for name, has in supported.items() if has)
 
 
@@ -140,13 +132,9 @@ def has_infill_tokens(metadata: Mapping[str, object]) -> bool:
 def details(facts: Facts) -> dict[str, object]:
     """Format the details that all of Ollama's responses about a model have."""
     return {
-        "parent_model": "",
-        "format": "gguf",
-        "family": facts.architecture,
-        "families": [facts.architecture],
-        "parameter_size": human_count(facts.parameters),
-        "quantization_level": facts.format,
-    }
+        "parent_model": "", "format": "gguf", "family": facts.architecture, "families": [facts.architecture],
+        "parameter_size": human_count(facts.parameters), "quantization_level": facts.format,
+    }  # fmt: skip
 
 
 def human_count(number: int) -> str:
@@ -160,12 +148,9 @@ def human_count(number: int) -> str:
 def describe(entry: ModelEntry, facts: Facts) -> dict[str, object]:
     """Format a model for a list."""
     return {
-        "name": entry.name,
-        "model": entry.name,
-        "size": facts.size,
-        "digest": facts.digest,
+        "name": entry.name, "model": entry.name, "size": facts.size, "digest": facts.digest,
         "details": details(facts),
-    }
+    }  # fmt: skip
 
 
 async def list_tags(service: Service, request: Request) -> Response:

@@ -37,8 +37,8 @@ from localllm.server.request_options import (
     parse_options,
     parse_tools,
 )
-from localllm.server.response_stream import TokenEvent
 from localllm.server.service import GenerateRequest, ResponseStream, Service, Usage
+from localllm.server.worker import TokenEvent
 from localllm.text.tokenizer import Tokenizer
 
 CHAT_KIND = "chatcmpl", "chat.completion"
@@ -59,7 +59,6 @@ class Choice:
     finish_reason: str = ""
 
     def take(self, token_event: TokenEvent) -> None:
-        """Append the text, reasoning or tool calls of an event."""
         for part in token_event.parts:
             if not append_part(self.calls, part):
                 (self.thinking if part.kind == REASONING else self.text).append(part.text)
@@ -68,7 +67,6 @@ class Choice:
         self.finish_reason = token_event.finish_reason or self.finish_reason
 
     def message(self) -> dict[str, object]:
-        """Return it as an assistant message."""
         reasoning: dict[str, object] = {"reasoning_content": "".join(self.thinking)} if self.thinking else {}
         if self.calls:
             reasoning["tool_calls"] = [call.to_message() for call in self.calls]
@@ -82,7 +80,6 @@ class Choice:
 
 
 async def chat_completions(service: Service, request: Request) -> Response:
-    """Answer a conversation."""
     body = Body(await read_json(request, service.limits))
     is_streaming, options = body.get_bool("stream"), body.get_object("stream_options")
     wants_usage = options is not None and options.get_bool("include_usage")
@@ -102,7 +99,6 @@ async def chat_completions(service: Service, request: Request) -> Response:
 
 
 def parse_request(body: Body) -> GenerateRequest:
-    """Parse the request. Raises UsageError."""
     for name, reason in (("functions", "use tools"), ("audio", "only text output is supported")):
         body.reject(name, reason)
     top_logprobs = body.get_int("top_logprobs", 0, MAX_LOGPROBS)
@@ -119,7 +115,6 @@ def parse_request(body: Body) -> GenerateRequest:
 
 
 def extension_headers(body: Body, stream: ResponseStream | None = None) -> dict[str, str]:
-    """Return headers that report unknown fields and the number of dropped turns."""
     names = [name[:40] for name in body.ignored if name.isascii() and name.isprintable() and "," not in name]
     headers = {IGNORED_HEADER: ", ".join(names[:20])} if names else {}
     return {**headers, DROPPED_HEADER: str(stream.dropped)} if stream and stream.dropped else headers
@@ -149,7 +144,6 @@ async def complete_response(
 
 
 async def stream_chunks(stream: ResponseStream, query: GenerateRequest, wants_usage: bool) -> AsyncGenerator[bytes]:
-    """Yield the response as server-sent chunks."""
     base = response_head(stream, "chatcmpl", "chat.completion.chunk")
     usage: dict[str, object] = {"usage": None} if wants_usage else {}
 
@@ -196,14 +190,10 @@ def format_delta(part: TextPart, choice: Choice) -> dict[str, object]:
 
 
 def response_head(stream: ResponseStream, prefix: str, kind: str) -> dict[str, object]:
-    """Return the fields with which each object of a response begins."""
     return {
-        "id": new_id(f"{prefix}-"),
-        "object": kind,
-        "created": int(time()),
-        "model": stream.name,
+        "id": new_id(f"{prefix}-"), "object": kind, "created": int(time()), "model": stream.name,
         "system_fingerprint": None,
-    }
+    }  # fmt: skip
 
 
 def format_usage(usage: Usage) -> dict[str, object]:
@@ -249,7 +239,6 @@ def finite_logprob(token: TokenLogprob) -> float:
 
 
 async def list_models(service: Service, request: Request) -> Response:
-    """List the models, for Anthropic's clients in their format."""
     service.pool.refresh()
     entries = service.pool.entries.values()
     if VERSION_HEADER in request.headers:
@@ -260,7 +249,6 @@ async def list_models(service: Service, request: Request) -> Response:
 
 
 async def retrieve_model(service: Service, request: Request) -> Response:
-    """Return one model."""
     entry = service.pool.get(request.path_params["name"])
     return json_response((anthropic_model if VERSION_HEADER in request.headers else openai_model)(entry))
 

@@ -41,7 +41,6 @@ MAX_PROMPTS = 64
 
 
 async def completions(service: Service, request: Request) -> Response:
-    """Complete one or more prompts."""
     body = Body(await read_json(request, service.limits))
     is_streaming, options = body.get_bool("stream"), body.get_object("stream_options")
     wants_usage = options is not None and options.get_bool("include_usage")
@@ -101,8 +100,6 @@ class Logprobs(TypedDict):
 
 
 class TextChoice(TypedDict):
-    """One choice of a response."""
-
     index: int
     text: str
     logprobs: Logprobs | None
@@ -110,7 +107,6 @@ class TextChoice(TypedDict):
 
 
 async def complete(stream: ResponseStream, query: GenerateRequest, has_echo: bool) -> dict[str, object]:
-    """Return the complete response."""
     prompts = await echo_prompts(stream, query.top_logprobs) if has_echo else []
 
     def format_choice(index: int, choice: Choice) -> TextChoice:
@@ -148,7 +144,6 @@ def add_prompt(choice: TextChoice, prompt: EchoedPrompt, stream: ResponseStream,
 
 
 def parse_request(body: Body) -> GenerateRequest:
-    """Parse the request. Raises UsageError."""
     n = body.get_int("n", 1, MAX_CHOICES) or 1
     if (best := body.get_int("best_of")) not in (None, n):
         raise UsageError(f"best_of should be equal to n, {n}, not {best}")
@@ -200,7 +195,6 @@ def is_token(value: object) -> bool:
 async def stream_chunks(
     stream: ResponseStream, query: GenerateRequest, wants_usage: bool, has_echo: bool = False
 ) -> AsyncGenerator[bytes]:
-    """Yield the response as server-sent chunks."""
     base, usage = response_head(stream, *TEXT), {"usage": None} if wants_usage else {}
     unfinished = dict.fromkeys(range(query.n * len(query.prompts)))
     lengths, has_text = Counter[int](), set[int]()

@@ -1,21 +1,28 @@
 """OpenAI's interface /v1/responses, stateless: a request has the whole conversation.
 
-Source: https://platform.openai.com/docs/api-reference/responses
+Besides messages and function calls, its input has calls of many other types, as Codex sends them. They become calls of
+a tool with the type's name, so that the model sees what was done. Tools are functions, also in namespaces, and custom
+tools, whose only argument is a string; the model gets a flat list of functions, and its calls are reported with the
+client's names. Source: https://platform.openai.com/docs/api-reference/responses
 """
 
 import asyncio
 from collections.abc import AsyncGenerator, Iterator, Mapping
 from contextlib import aclosing
+from json import dumps, loads
 from time import time
+from typing import TYPE_CHECKING
 
 from starlette.requests import Request
 from starlette.responses import Response
 
+from localllm.errors import UsageError
+from localllm.frozen import frozen
 from localllm.generation.generate import GenerationOptions
 from localllm.generation.reasoning import REASONING, TextPart
 from localllm.generation.tools.tool_call_parser import CALL
 from localllm.server.content_blocks import CLOSE, OPEN, Block, Blocks, Change
-from localllm.server.fields import Body
+from localllm.server.fields import Body, type_name
 from localllm.server.http import (
     EventStream,
     error_fields,
@@ -25,29 +32,58 @@ from localllm.server.http import (
     read_json,
     respond_when_done,
 )
+from localllm.server.messages import (
+    IMAGE_ROLES,
+    name_tool_results,
+    normalize_arguments,
+    parse_content,
+    parse_result,
+    parse_text,
+)
 from localllm.server.openai_chat import extension_headers
 from localllm.server.request_options import (
     EFFORTS,
+    flat_name,
     parse_banned,
+    parse_call_options,
+    parse_function,
     parse_json_options,
     parse_keep_alive,
     parse_sampling,
     parse_schema,
+    parse_tool_choice,
 )
-from localllm.server.response_items import parse_input
-from localllm.server.response_tools import Origin, format_call, input_text, parse_tools, tool_origins
 from localllm.server.service import GenerateRequest, ResponseStream, Service, Usage
+from localllm.text.messages import ROLES, Message
+
+if TYPE_CHECKING:
+    from localllm.generation.tools.tool_grammar import Tool, ToolUse
 
 IGNORED_FIELDS = ("user", "metadata", "store", "service_tier", "safety_identifier", "prompt_cache_key", "include",
                "truncation", "prompt_cache_retention", "client_metadata", "stream_options", "background")  # fmt: skip
+CALL_SUFFIX, OUTPUT_SUFFIX = "_call", "_output"  # suffixes of item types
+RESULTS = ("output", "outputs", "results", "result", "error")  # fields of a call with its result
+ABOUT = ("type", "id", "status", "call_id", "name", "namespace", *RESULTS)  # fields that are not arguments
+INPUT = "input"  # the parameter of a custom tool
+TEXT = {"type": "object", "properties": {INPUT: {"type": "string"}}, "required": [INPUT]}
 Event = dict[str, object]
+
+
+@frozen
+class Origin:
+    """A tool as the client declared it; is_custom: whether it is a custom tool."""
+
+    name: str
+    namespace: str | None = None
+    is_custom: bool = False
+
+
 Origins = Mapping[str, Origin]  # the client's tools, by the names that the model calls
 
 
 async def create_response(service: Service, request: Request) -> Response:
-    """Answer a conversation."""
     body = Body(await read_json(request, service.limits))
-    is_streaming, origins = body.get_bool("stream"), tool_origins(body)
+    is_streaming, origins = body.get_bool("stream"), {tool.name: origin for tool, origin in client_tools(body)}
     generate_request = await asyncio.to_thread(parse_request, body)
     settings, headers = echo_settings(body), extension_headers(body)
     if generate_request is None:  # a client checks the connection
@@ -123,7 +159,6 @@ class ResponseBuilder:
         self._blocks, self._names, self._items = Blocks(), list[str](), list[object]()
 
     def begin(self) -> Iterator[Event]:
-        """Yield the events of a response that begins."""
         for event_type in ("response.created", "response.in_progress"):
             yield {"type": event_type, "response": self._format("in_progress")}
 
@@ -140,7 +175,6 @@ class ResponseBuilder:
         yield {"type": f"response.{status}", "response": self._format(status, usage)}
 
     def fail(self, error: Exception) -> Event:
-        """Return the event of a failure."""
         fields = error_fields(error)
         failed = self._format("failed") | {"error": {**fields, "code": fields["code"] or "server_error"}}
         return {"type": "response.failed", "response": failed}
@@ -206,12 +240,10 @@ async def response_events(stream: ResponseStream, builder: ResponseBuilder) -> A
 
 
 async def complete_response(stream: ResponseStream, builder: ResponseBuilder) -> object:
-    """Return the complete response."""
     return [event async for event in response_events(stream, builder)][-1]["response"]
 
 
 async def stream_events(stream: ResponseStream, builder: ResponseBuilder) -> AsyncGenerator[bytes]:
-    """Yield the response as server-sent events."""
     number = 0
     async with aclosing(response_events(stream, builder)) as events:
         try:
@@ -281,3 +313,153 @@ def format_usage(usage: Usage) -> dict[str, object]:
         "output_tokens_details": {"reasoning_tokens": usage.thought},
         "total_tokens": usage.prompt + usage.written,
     }
+
+
+# ---- input items: messages and calls of many types
+
+
+def parse_input(body: Body) -> list[Message]:
+    items = body.get("input")
+    if isinstance(items, str):
+        return [{"role": "user", "content": items}] if items else []
+    if items is not None and not isinstance(items, list):
+        raise UsageError(f"input should be a string or an array of items, not {type_name(items)}")
+    messages = list[Message]()
+    for number, item in enumerate(items or ()):
+        if not isinstance(item, dict):
+            raise UsageError(f"input[{number}] should be an object, not {type_name(item)}")
+        if not add_item(messages, item, f"input[{number}]"):
+            body.ignore(f"input[{number}]:{item['type']}")
+    return name_tool_results(messages)
+
+
+def add_item(messages: list[Message], item: dict[str, object], name: str) -> bool:
+    """Add one input item to the messages; return False if its type is unknown. Raises UsageError."""
+    kind = str(item.get("type") or "message")
+    if kind == "message":
+        add_message(messages, item, name)
+    elif kind == "reasoning":
+        if texts := reasoning_texts(item.get("content")) or reasoning_texts(item.get("summary")):
+            messages.append({"role": "assistant", "content": "", "reasoning_content": "\n".join(texts)})
+    elif kind.endswith(CALL_SUFFIX):
+        add_call(messages, item, kind)
+    elif kind.endswith(OUTPUT_SUFFIX):
+        id = str(item.get("call_id") or item.get("id"))
+        messages.append(
+            {"role": "tool", "tool_call_id": id, "content": parse_result(item.get("output"), f"{name}.output")}
+        )
+    elif kind == "item_reference":
+        raise UsageError(f"{name}: item_reference is not supported: items are not stored; send the item")
+    else:
+        return False
+    return True
+
+
+def add_message(messages: list[Message], item: dict[str, object], name: str) -> None:
+    role = ROLES.get(str(item.get("role")))
+    if role is None:
+        raise UsageError(f"{name}.role should be one of {', '.join(ROLES)}")
+    text = (parse_content if role in IMAGE_ROLES else parse_text)(item.get("content"), f"{name}.content") or ""
+    if role == "assistant" and messages and messages[-1]["role"] == "assistant" and not messages[-1]["content"]:
+        messages[-1]["content"] = text
+    else:
+        messages.append({"role": role, "content": text})
+
+
+def add_call(messages: list[Message], item: dict[str, object], kind: str) -> None:
+    """Add a call of any type, and its result if a server ran it, so that it has no call_id."""
+    if kind == "function_call":
+        arguments = normalize_arguments(item.get("arguments"))
+    elif isinstance(given_arguments := item.get("arguments"), str | dict):
+        arguments = normalize_arguments(given_arguments)
+    else:
+        arguments = dumps({key: value for key, value in item.items() if key not in ABOUT}, ensure_ascii=False)
+    namespace = item.get("namespace")
+    called = flat_name(
+        namespace if isinstance(namespace, str) else None, str(item.get("name") or kind[: -len(CALL_SUFFIX)])
+    )
+    id = str(item.get("call_id") or item.get("id") or kind)
+    call = {"id": id, "type": "function", "function": {"name": called, "arguments": arguments}}
+    if not messages or messages[-1]["role"] != "assistant":
+        messages.append({"role": "assistant", "content": ""})
+    messages[-1].setdefault("tool_calls", []).append(call)
+    if kind != "function_call" and item.get("call_id") is None:
+        results = [parse_result(item[field], field) for field in RESULTS if item.get(field)]
+        content = "\n".join(text for text in results if isinstance(text, str)) or str(item.get("status") or "completed")
+        messages.append({"role": "tool", "tool_call_id": id, "content": content})
+
+
+def reasoning_texts(value: object) -> list[str]:
+    """Return the texts of reasoning: a string, or a list of strings and parts with a text."""
+    parts = value if isinstance(value, list) else [value]
+    texts = [part.get("text") if isinstance(part, Mapping) else part for part in parts]
+    return [text for text in texts if isinstance(text, str) and text]
+
+
+# ---- tools
+
+
+def parse_tools(body: Body) -> "ToolUse | None":
+    """Parse the tools; those that OpenAI's servers would run are ignored. Raises UsageError."""
+    from localllm.generation.tools.tool_grammar import ToolUse
+
+    choice, parallel = body.get("tool_choice"), body.get("parallel_tool_calls") is not False
+    options, tools = parse_call_options(body), [tool for tool, _ in client_tools(body)]
+    if not tools:
+        return None
+    if isinstance(choice, dict) and choice.get("type") not in ("function", "custom", "allowed_tools"):
+        choice = None
+    mode, allowed = parse_tool_choice(choice)
+    return ToolUse(tools, mode, parallel, allowed=allowed, **options)
+
+
+def client_tools(body: Body) -> Iterator[tuple["Tool", Origin]]:
+    """Yield the tools that the client runs. Raises UsageError."""
+    for number, value in enumerate(body.get_list("tools") or ()):
+        tool = Body.of(value, "tools")
+        kind = tool.get_text("type") or "function"
+        if kind == "function":
+            yield as_function(tool)
+        elif kind == "custom":
+            yield as_text_function(tool)
+        elif kind == "namespace":
+            space = tool.require_text("name")
+            for inner in tool.require_list("tools"):
+                function = Body.of(inner, "tools.tools")
+                yield (as_text_function if function.get("type") == "custom" else as_function)(function, space)
+        else:
+            body.ignore(f"tools[{number}]:{kind}")
+
+
+def as_function(tool: Body, namespace: str | None = None) -> tuple["Tool", Origin]:
+    parsed = parse_function(tool, namespace)
+    return parsed, Origin(tool.require_text("name"), namespace)
+
+
+def as_text_function(tool: Body, namespace: str | None = None) -> tuple["Tool", Origin]:
+    """Parse a custom tool as a function with one parameter. Raises UsageError."""
+    from localllm.generation.tools.tool_grammar import Tool
+
+    name, about = tool.require_text("name"), tool.get_text("description") or ""
+    format = tool.get_object("format")
+    if format and (grammar := format.get_text("definition")):
+        about += f"\n\nThe input is of this grammar ({format.get_text('syntax') or 'lark'}):\n{grammar}"
+    return Tool(flat_name(namespace, name), about, TEXT), Origin(name, namespace, is_custom=True)
+
+
+def input_text(arguments: str) -> str:
+    """Return the string argument of a custom tool's call; incomplete arguments are returned unchanged."""
+    try:
+        return str(loads(arguments)[INPUT])
+    except (ValueError, TypeError, KeyError):
+        return arguments
+
+
+def format_call(origin: Origin, id: str, call_id: str, arguments: str, status: str) -> dict[str, object]:
+    """Format a call as an output item."""
+    namespace = {"namespace": origin.namespace} if origin.namespace else {}
+    call_input = {"input": input_text(arguments)} if origin.is_custom else {"arguments": arguments}
+    kind = "custom_tool_call" if origin.is_custom else "function_call"
+    return {
+        "type": kind, "id": id, "call_id": call_id, "name": origin.name, **namespace, **call_input, "status": status,
+    }  # fmt: skip

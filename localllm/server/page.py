@@ -52,14 +52,12 @@ def load_page() -> tuple[bytes, str]:
 
 
 async def serve_page(service: Service, request: Request) -> Response:
-    """Serve the web page."""
     data, policy = load_page()
     headers = {"Content-Security-Policy": policy, "Cache-Control": "no-cache"}
     return Response(data, 200, headers, "text/html; charset=utf-8")
 
 
 async def list_sessions(service: Service, request: Request) -> Response:
-    """List the names of all stored conversations, most recent first."""
     return json_response({"sessions": [{"name": name} for name in sessions.names()]})
 
 
@@ -178,7 +176,6 @@ def keep_stored_details(old: list[sessions.Line], new: list[sessions.Line]) -> l
 
 
 def parse_message(message: object) -> dict[str, object]:
-    """Parse one message of a session. Raises UsageError."""
     body = Body.of(message, "messages[]")
     role = body.get_choice("role", sessions.ROLES)
     if role is None:

@@ -109,7 +109,6 @@ def parse_options(
 
 
 def parse_banned(body: Body) -> tuple[str, ...]:
-    """Parse banned_strings, KoboldCpp's name. Raises UsageError."""
     texts = body.get_texts("banned_strings")
     if len(texts) > MAX_BANNED:
         raise UsageError(f"banned_strings should be at most {MAX_BANNED} strings, not {len(texts)}")
@@ -150,20 +149,15 @@ def parse_constraint(body: Body) -> "Constraint | None":
 
 
 class JsonOptions(TypedDict):
-    """Options of JSON in answers and in arguments of tool calls."""
-
     json_whitespace: bool
     additional_properties: bool
 
 
 class CallOptions(JsonOptions):
-    """Options for tool calls."""
-
     json_calls: bool
 
 
 def parse_json_options(body: Body) -> JsonOptions:
-    """Parse our own fields for JSON. Raises UsageError."""
     return {
         "json_whitespace": body.get_bool("json_whitespace"),
         "additional_properties": body.get_bool("additional_properties"),
@@ -171,7 +165,6 @@ def parse_json_options(body: Body) -> JsonOptions:
 
 
 def parse_call_options(body: Body) -> CallOptions:
-    """Parse our own fields for tool calls. Raises UsageError."""
     return {"json_calls": body.get("json_calls") is not False, **parse_json_options(body)}
 
 
@@ -210,7 +203,6 @@ def parse_tools(body: Body) -> "ToolUse | None":
 
 
 def parse_function(tool: Body, namespace: str | None = None) -> "Tool":
-    """Parse one function. Raises UsageError."""
     from localllm.generation.tools.tool_grammar import NOTHING, Tool
 
     function = tool.get_object("function") or tool  # /v1/responses has the fields here

@@ -15,11 +15,21 @@ from localllm.frozen import frozen
 from localllm.server.app import application
 from localllm.server.guard import Rules
 from localllm.server.http import Limits
-from localllm.server.listener import Ending, Listener, Tls, bind_ipv6_loopback, bind_tcp, bind_unix, create_listener
+from localllm.server.listener import (
+    Ending,
+    Listener,
+    Tls,
+    address_of,
+    bind_ipv6_loopback,
+    bind_tcp,
+    bind_unix,
+    create_listener,
+    inherited_sockets,
+    require_keys,
+)
 from localllm.server.metrics import Metrics
 from localllm.server.model_pool import Find, ModelPool, NameOptions
 from localllm.server.service import Service
-from localllm.server.socket_activation import address_of, inherited_sockets, require_keys
 from localllm.system.memory import available_memory
 
 if TYPE_CHECKING:
@@ -158,7 +168,6 @@ def local_host_names() -> list[str]:
 
 
 def exit_now(server: Listener | None, stack: ExitStack) -> NoReturn:
-    """End the process, even while a thread prefills a long prompt or opens a model."""
     with suppress(Exception):
         stack.close()
     os._exit(130 if server and server.stopped_by == signal.SIGINT else 0)

@@ -14,14 +14,12 @@ from localllm.generation.generate import GenerationOptions
 from localllm.generation.infill import Infill
 from localllm.generation.request import Completion, Request
 from localllm.images.parts import images_of, texts_of
+from localllm.server.attachments import resolve_images
 from localllm.server.http import Limits, RequestTimeoutError
-from localllm.server.images import resolve_images
 from localllm.server.metrics import Metrics
 from localllm.server.model_pool import ModelPool
-from localllm.server.response_stream import Subscriber, TokenEvent
-from localllm.server.worker import Worker
+from localllm.server.worker import Subscriber, TokenEvent, Worker
 from localllm.text.messages import Message
-from localllm.text.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
     from localllm.api import Model
@@ -60,7 +58,6 @@ class Usage:
     thought: int = 0
 
     def count(self, request: Request) -> None:
-        """Add the tokens of one prompt and its completions."""
         self.prompt += len(request.prompt)
         self.cached += request.cached
         self.written += sum(len(completion.tokens) for completion in request.answers)
@@ -92,7 +89,6 @@ class ResponseStream:
         self._subscribers = list[Subscriber]()
 
     async def begin(self) -> None:
-        """Submit all prompts. Raises LocalllmError for an invalid request."""
         if self._defaults:
             options = self._defaults.complete(self._generate_request.options)
             self._generate_request = replace(self._generate_request, options=options)
@@ -127,7 +123,9 @@ class ResponseStream:
             return generate_request
         reuse = self._cache_reuse
         if reuse is None:
-            reuse = INFILL_REUSE if any(is_cut_gap(prompt) for prompt in generate_request.prompts) else 0
+            # Editors send prompts of /infill after every key.
+            is_cut = any(isinstance(prompt, Infill) and prompt.is_cut for prompt in generate_request.prompts)
+            reuse = INFILL_REUSE if is_cut else 0
         reuse = reuse if reuse and self.model.engine.can_shift else 0
         return replace(generate_request, options=replace(generate_request.options, cache_reuse=reuse))
 
@@ -146,8 +144,9 @@ class ResponseStream:
         if context := require_known_tokens(self._generate_request.context, vocab, "context"):
             ids = request.prompt[request.prompt[:1] == [self.model.tokenizer.bos_id] :]
             request.task = replace(request.task, prompt=[*context, *ids])
-        if not request.prompt and (start := document_start(self.model.tokenizer)) is not None:
-            request.prompt.append(start)
+        if not request.prompt:  # as in OpenAI's interface, it becomes the start of a document
+            bos, eos = self.model.tokenizer.bos_id, self.model.tokenizer.eos_id
+            request.prompt.extend([each for each in (bos, eos) if each is not None][:1])
         return request
 
     def _build_fitting(self, prompt: Prompt) -> Request:
@@ -194,14 +193,12 @@ class ResponseStream:
         return [(prompt, each.request.prompt) for prompt, each in zip(prompts_here, self._subscribers, strict=True)]
 
     def current_usage(self) -> Usage:
-        """Return the usage so far."""
         usage = Usage()
         for subscriber in self._subscribers:
             usage.count(subscriber.request)
         return usage
 
     def completion(self) -> Completion:
-        """Return the first choice."""
         return self._subscribers[0].request.answers[0]
 
     def stop_string(self) -> str:
@@ -238,7 +235,6 @@ class Service:
         return stream
 
     async def count(self, generate_request: GenerateRequest) -> int:
-        """Count the prompts' tokens. Raises LocalllmError."""
         defaults = self.pool.resolve(generate_request.model).options.defaults
         async with self.pool.use(generate_request.model) as worker:
             model, options = worker.model, defaults.complete(generate_request.options)
@@ -248,11 +244,6 @@ class Service:
                     for prompt in resolve_prompt_images(encode_gaps(generate_request, model), self.limits.folders)
                 )
             )
-
-
-def is_cut_gap(prompt: Prompt | Infill) -> bool:
-    """Return whether this is a prompt of /infill, which editors send after every key."""
-    return isinstance(prompt, Infill) and prompt.is_cut
 
 
 def within_vocabulary(generate_request: GenerateRequest, vocab: int) -> GenerateRequest:
@@ -294,11 +285,6 @@ def require_size(size: int, model: "Model") -> None:
     if size > (limit := model.tokenizer.most_bytes(model.context)):
         fitting = f"at most {limit} fit in a context of {model.context} tokens"
         raise ContextError(f"the prompt has {size} bytes, but {fitting}; shorten it")
-
-
-def document_start(tokenizer: Tokenizer) -> int | None:
-    """Return the token that replaces an empty prompt, as in OpenAI's interface: the start of a document."""
-    return tokenizer.eos_id if tokenizer.bos_id is None else tokenizer.bos_id
 
 
 def count_bytes(prompt: str | list[Message]) -> int:

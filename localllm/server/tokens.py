@@ -36,7 +36,6 @@ async def tokenize(service: Service, request: Request) -> Response:
 
 
 async def detokenize(service: Service, request: Request) -> Response:
-    """Decode `tokens`, control tokens included."""
     body = Body(await read_json(request, service.limits))
     tokens = require_token_ids(body.require_list("tokens"), "tokens")
     async with service.pool.use(body.get_text("model")) as worker:

@@ -1,19 +1,20 @@
 """The thread that runs one model: a live batch, which requests join and leave between steps."""
 
+import asyncio
 import threading
 from collections import deque
+from collections.abc import AsyncIterator, Callable
 from functools import partial
 from time import monotonic
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
 from localllm.errors import ConstraintError, LocalllmError, MemoryLimitError, UsageError
-from localllm.generation.logprobs import token_logprobs
+from localllm.generation.logprobs import LikelyToken, token_logprobs
 from localllm.generation.reasoning import ANSWER, TextPart
 from localllm.generation.request import Completion, Request
 from localllm.server.metrics import Metrics
-from localllm.server.response_stream import Subscriber, TokenEvent
 
 if TYPE_CHECKING:
     from localllm.api import Model
@@ -25,6 +26,60 @@ _SHOWN = 300  # last characters of an answer in an error
 
 class StoppedError(LocalllmError):
     """The server is shutting down, or its queue is full."""
+
+
+class TokenEvent(NamedTuple):
+    """A token was generated.
+
+    Attributes:
+        number: index of the choice.  parts: text that became complete with this token.
+        logprob: log probability of the token, if requested and if it is part of the response's text.
+        finish_reason: "stop" or "length" if it is the last, else "".
+    """
+
+    number: int
+    parts: tuple[TextPart, ...]
+    logprob: LikelyToken | None
+    finish_reason: str
+
+
+class Subscriber:
+    """The client of one request, in an event loop.
+
+    Attributes:
+        request: the request.  begin: when it was received, by the event loop's clock.
+    """
+
+    def __init__(self, request: Request, top_logprobs: int | None, cancel: Callable[["Subscriber"], None]):
+        """Subscribe to a request.
+
+        top_logprobs: alternatives to report for each token, None for no log probabilities.
+        """
+        self.request, self.top_logprobs, self._cancel = request, top_logprobs, cancel
+        self.loop = asyncio.get_running_loop()
+        self.begin = self.loop.time()
+        self._events: asyncio.Queue[TokenEvent | LocalllmError | None] = asyncio.Queue()
+
+    def publish(self, event: TokenEvent | LocalllmError | None) -> None:
+        """Add an event, called in the event loop; None: all completions have ended."""
+        self._events.put_nowait(event)
+
+    async def events(self) -> AsyncIterator[TokenEvent]:
+        """Yield events until all completions have ended; leaving early cancels them.
+
+        Raises LocalllmError.
+        """
+        is_done = False
+        try:
+            while (event := await self._events.get()) is not None:
+                if isinstance(event, LocalllmError):
+                    is_done = True
+                    raise event
+                yield event
+            is_done = True
+        finally:
+            if not is_done:
+                self._cancel(self)
 
 
 class Worker:
@@ -96,7 +151,6 @@ class Worker:
 
     @property
     def running(self) -> int:
-        """Number of completions being generated."""
         return len(self._batch.running)
 
     def stop(self) -> None:
@@ -108,7 +162,6 @@ class Worker:
         deliver([(subscriber, StoppedError(STOPPING)) for subscriber in subscribers])
 
     def close(self) -> None:
-        """Stop, wait for the thread, and close the batch."""
         self.stop()
         self._thread.join()
         self._batch.close()
@@ -173,7 +226,6 @@ class Worker:
         deliver(events)
 
     def _fail(self, error: Exception) -> None:
-        """Fail all requests with this error and open a new batch."""
         reported = error if isinstance(error, LocalllmError) else hide_details(error)
         with self._condition:
             subscribers, self._subscribers = [*self._subscribers.values()], {}

@@ -6,8 +6,7 @@ import pytest
 from served import Served, scripted, serving
 from tiny_model import write_tiny_model
 
-from localllm.server.addresses import normalize_path
-from localllm.server.app import PATHS
+from localllm.server.app import PATHS, normalize_path
 from localllm.server.guard import Rules
 
 HI = [{"role": "user", "content": "Hi"}]

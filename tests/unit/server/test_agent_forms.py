@@ -10,10 +10,10 @@ from served import Served, prompt_of_latest, scripted, serving
 from tiny_model import write_tiny_model
 
 from localllm.errors import UsageError
-from localllm.server import anthropic_blocks
+from localllm.server import anthropic_messages
 from localllm.server.fields import Body
+from localllm.server.openai_responses import parse_input
 from localllm.server.request_options import parse_keep_alive, parse_sampling, parse_tool_choice
-from localllm.server.response_items import parse_input
 from tests.unit.generation.embedding.test_embedder import with_words
 from tests.unit.generation.tools.test_tool_grammar import QWEN
 
@@ -169,7 +169,7 @@ def test_items_that_say_nothing_are_told(told: Served):
 
 
 def claude(*messages: dict[str, Any]) -> list[dict[str, Any]]:
-    return anthropic_blocks.parse_messages(list(messages))
+    return anthropic_messages.parse_messages(list(messages))
 
 
 def document(**source: Any) -> dict[str, Any]:

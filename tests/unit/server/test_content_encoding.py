@@ -13,9 +13,8 @@ pytest.importorskip("starlette", reason="needs the extra localllm[serve]")
 from served import Served, scripted, serving
 from tiny_model import write_tiny_model
 
-from localllm.server import content_encoding
-from localllm.server.content_encoding import CodingError, decode, decompressors, parse_codings
-from localllm.server.http import Limits
+from localllm.server import http
+from localllm.server.http import CodingError, Limits, decode, decompressors, parse_codings
 
 LIMIT = 100_000
 BODY = json.dumps({"messages": [{"role": "user", "content": "hello"}]}).encode()
@@ -94,7 +93,7 @@ def test_too_many_codings_are_refused():
 
 def test_zstd_is_refused_by_name_where_it_is_missing(monkeypatch: pytest.MonkeyPatch):
     known = {"gzip": decompressors()["gzip"]}
-    monkeypatch.setattr(content_encoding, "decompressors", lambda: known)
+    monkeypatch.setattr(http, "decompressors", lambda: known)
     with pytest.raises(CodingError, match="must be gzip or identity, found 'zstd'") as failure:
         parse_codings("zstd")
     assert failure.value.status == 415

@@ -14,7 +14,7 @@ from localllm.generation.reasoning import ANSWER, TextPart
 from localllm.server.fields import Body
 from localllm.server.infill import Ending, Middle, parse_ending, parse_request
 from localllm.server.openai_chat import IGNORED_HEADER
-from localllm.server.response_stream import TokenEvent
+from localllm.server.worker import TokenEvent
 from tests.unit.generation.test_infill import write_fim_model
 
 GAP = {"input_prefix": "hello", "input_suffix": "world"}

@@ -8,12 +8,11 @@ from served import Served, scripted, serving
 from tiny_model import write_tiny_model
 
 from localllm.errors import UsageError
-from localllm.server import anthropic_blocks
-from localllm.server.addresses import normalize_path
-from localllm.server.app import PATHS
+from localllm.server import anthropic_messages
+from localllm.server.app import PATHS, normalize_path
 from localllm.server.fields import Body
 from localllm.server.messages import parse_messages
-from localllm.server.response_items import parse_input
+from localllm.server.openai_responses import parse_input
 from tests.unit.generation.tools.test_tool_grammar import QWEN
 from tests.unit.server.test_agent_forms import call
 
@@ -72,7 +71,7 @@ def test_results_of_any_form_are_shown(content: Any, text: str):
     )
     if not isinstance(content, dict):  # one block
         result = {"type": "tool_result", "tool_use_id": "t", "content": content}
-        assert anthropic_blocks.parse_messages([{"role": "user", "content": [result]}])[0]["content"] == text
+        assert anthropic_messages.parse_messages([{"role": "user", "content": [result]}])[0]["content"] == text
 
 
 def body_of(item: dict[str, Any]) -> Body:
@@ -94,7 +93,7 @@ def test_calls_of_custom_tools():
 
 def test_a_summary_of_anthropics_is_text():
     blocks = [{"type": "compaction", "content": "summary"}]
-    assert anthropic_blocks.parse_messages([{"role": "assistant", "content": blocks}])[0]["content"] == "summary"
+    assert anthropic_messages.parse_messages([{"role": "assistant", "content": blocks}])[0]["content"] == "summary"
 
 
 @pytest.mark.parametrize(

@@ -32,9 +32,10 @@ from localllm.generation.tools.tool_call_parser import ARGUMENTS, CALL
 from localllm.server import http as wire
 from localllm.server import model_pool as model_pool
 from localllm.server import page, service, worker
-from localllm.server.anthropic_blocks import parse_messages as conversation_of_anthropic
+from localllm.server.anthropic_messages import parse_messages as conversation_of_anthropic
 from localllm.server.anthropic_messages import parse_request
 from localllm.server.anthropic_messages import stream_events as streamed_message
+from localllm.server.attachments import MAX_IMAGES, image_part, resolve_file, resolve_images
 from localllm.server.content_blocks import CLOSE, DELTA, OPEN, Blocks
 from localllm.server.embeddings import MAX_TEXTS, parse_texts, run_exclusively
 from localllm.server.fields import Body
@@ -55,7 +56,6 @@ from localllm.server.http import (
     run_until_disconnect,
     status_of,
 )
-from localllm.server.images import MAX_IMAGES, image_part, resolve_file, resolve_images
 from localllm.server.listener import Ending, IdleTimeoutProtocol, bind_tcp, bind_unix, create_listener
 from localllm.server.messages import parse_messages
 from localllm.server.metrics import Histogram, Metrics
@@ -66,8 +66,9 @@ from localllm.server.openai_chat import stream_chunks as streamed_chat
 from localllm.server.openai_completions import MAX_PROMPTS, parse_prompts
 from localllm.server.openai_completions import parse_request as parse_completion_request
 from localllm.server.openai_completions import stream_chunks as streamed_texts
-from localllm.server.openai_responses import ResponseBuilder
+from localllm.server.openai_responses import ResponseBuilder, parse_input
 from localllm.server.openai_responses import parse_request as question_of_responses
+from localllm.server.openai_responses import parse_tools as tools_of_responses
 from localllm.server.openai_responses import stream_events as streamed_response
 from localllm.server.page import keep_stored_details
 from localllm.server.request_options import (
@@ -80,8 +81,6 @@ from localllm.server.request_options import (
     parse_tool_choice,
     parse_tools,
 )
-from localllm.server.response_items import parse_input
-from localllm.server.response_tools import parse_tools as tools_of_responses
 from localllm.server.service import merge, next_before
 from localllm.server.worker import StoppedError, Worker
 

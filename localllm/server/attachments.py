@@ -1,4 +1,8 @@
-"""Images in requests: data URLs, or files in folders that the user allows. Nothing is fetched."""
+"""Images and text files in requests; nothing is fetched.
+
+Images are data URLs, or files in folders that the user allows. Text files are base64: parts of type file and
+input_file, and Anthropic's documents.
+"""
 
 import os
 from collections.abc import Mapping, Sequence
@@ -6,20 +10,27 @@ from pathlib import Path
 from urllib.request import url2pathname
 
 from localllm.errors import UsageError
-from localllm.images.data_urls import is_bare_base64, is_data_url
+from localllm.images.data_urls import decode_base64, is_bare_base64, is_data_url
 from localllm.images.parts import images_of
 from localllm.server.fields import Body
 from localllm.text.messages import Message
 
-TYPES = ("image_url", "input_image", "image")  # types of parts: Chat Completions, Responses, Anthropic
+IMAGE_TYPES = ("image_url", "input_image", "image")  # types of parts: Chat Completions, Responses, Anthropic
 MAX_IMAGES = 64  # per request
 NOT_FETCHED = (
     "image_url: URLs are not fetched; send the image as data:image/...;base64,... or as file:// in an allowed folder"
 )
+FILE_TYPES = ("file", "input_file")  # types of parts: Chat Completions, Responses
+TEXT_TYPES = (
+    "text/",
+    "application/json",
+    "application/xml",
+    "application/x-",
+)  # prefixes
 
 
 def image_part(part: Mapping[str, object], name: str) -> dict[str, str]:
-    """Convert a part of one of the TYPES to {"type": "image_url", "image_url": URL}.
+    """Convert a part of one of the IMAGE_TYPES to {"type": "image_url", "image_url": URL}.
 
     Raises UsageError.
     """
@@ -80,3 +91,27 @@ def resolve_file(url_path: str, folders: Sequence[str]) -> str:
     raise UsageError(
         "image_url: this file is outside of the folders that the server allows; send it as data:image/...;base64,..."
     )
+
+
+def file_part(part: Mapping[str, object], name: str) -> dict[str, str]:
+    """Convert a part of FILE_TYPES to a text part with the file's name. Raises UsageError for other files."""
+    outer = Body(part, name)
+    file = outer.get_object("file") or outer
+    url = file.get_text("file_data")
+    if url is None:
+        raise UsageError(f"{name}: files are not stored or fetched; send the text, or file_data with a text file")
+    head, _, data = url.rpartition(",")
+    media = head.strip().lower().removeprefix("data:").partition(";")[0]
+    text = decode_text(data, media or "text/plain", name)
+    title = file.get_text("filename")
+    return {"type": "text", "text": f"{title}\n{text}" if title else text}
+
+
+def decode_text(data: str, media: str, name: str) -> str:
+    """Decode a text in base64. Raises UsageError if it is invalid, or its media type is not one of TEXT_TYPES."""
+    if not media.startswith(TEXT_TYPES):
+        raise UsageError(f"{name}: {media[:60]} is not supported; send its text")
+    try:
+        return decode_base64(data).decode()
+    except (UsageError, UnicodeDecodeError):
+        raise UsageError(f"{name}: the data should be a text in UTF-8, as base64") from None
