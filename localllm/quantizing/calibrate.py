@@ -7,12 +7,14 @@ encoded matrix is written to a file next to the output, so that an interrupted r
 
 import hashlib
 import os
+import tomllib
 from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
 from copy import copy
 from dataclasses import replace
 from importlib.metadata import version
 from math import prod
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -23,22 +25,22 @@ from localllm.engine.operations.attention import Attend
 from localllm.engine.operations.operation import Operation
 from localllm.engine.trace.recorder import trace_model
 from localllm.engine.trace.scale_folding import ScaleFold, folds
-from localllm.errors import ModelError
+from localllm.errors import ModelError, UsageError
 from localllm.files.cache.array_log import ArrayLog
 from localllm.files.gguf.file import GGUFFile, Tensor
 from localllm.files.gguf.header import printable
 from localllm.files.gguf.metadata import Metadata, Oddities
 from localllm.files.gguf.tensor_source import GGUFSource, Source, SourceTensor, row_count
 from localllm.files.gguf.writer import pack_value
+from localllm.files.text_file import read_text
 from localllm.kernels.dequantize_rows import Widener
 from localllm.quant.block_codes import dequantize
 from localllm.quant.encode import encode
 from localllm.quant.hessian import SAMPLE, Hessian
-from localllm.quantizing.calibration_texts import load_chunks
-from localllm.quantizing.folded_source import FoldedSource
 from localllm.quantizing.layerwise_runner import (
     BatchedActivations,
     Inputs,
+    LastReads,
     LayerwiseRunner,
     Matrices,
     MatrixRows,
@@ -46,11 +48,13 @@ from localllm.quantizing.layerwise_runner import (
     StopCalibrationError,
     plan_reuse,
 )
-from localllm.quantizing.liveness import LastReads
 from localllm.quantizing.original_weights import OriginalWeights
 from localllm.quantizing.plan import OnProgress, QuantizePlan, TensorJob
+from localllm.quantizing.sources import FoldedSource
+from localllm.services.evaluation.scores import split_chunks, with_bos
 from localllm.services.inspection.inspect import calibration
 from localllm.system.memory import return_freed_from
+from localllm.text.templates import ChatTemplate
 from localllm.text.tokenizer import Tokenizer
 
 SUFFIX = ".calibration"
@@ -58,6 +62,13 @@ EMBEDDING = "token_embd.weight"
 LOGITS = ("output.weight", EMBEDDING)  # names of a possible output matrix
 LARGE = 4 << 20  # bytes of an activation: glibc would keep 1.7 GB of them between layers of a model with 1.2b weights
 VERSION = 6  # of the procedure; part of the key by which interrupted work is found
+CHUNK, CHUNKS = 512, 64  # tokens per chunk; the most chunks that are used
+DATA = Path(__file__).resolve().parent.parent / "data" / "calibration"
+# Ordered so that each half has prose, code and something else: see localllm.quant.hessian.
+KINDS = (
+    "prose.txt", "code.txt", "mathematics.txt", "languages.txt", "documentation.txt", "python.txt", "encyclopedia.txt",
+    "chat.toml",
+)  # fmt: skip
 
 
 def as_file(source: Source) -> GGUFFile:
@@ -80,7 +91,6 @@ def as_file(source: Source) -> GGUFFile:
 
 
 def as_vector(tensor: SourceTensor) -> Tensor:
-    """Load a vector's numbers."""
     return Tensor(tensor.name, tensor.format, tensor.shape, tensor.rows(0, 1).reshape(-1))
 
 
@@ -260,3 +270,41 @@ class CalibratedMatrices(OriginalWeights):
 def is_calibrated(job: TensorJob) -> bool:
     """Return whether a matrix is encoded by its inputs: its format changes to a block format."""
     return not job.is_copied and job.format.block > 1
+
+
+# ---- texts
+
+
+def load_chunks(tokenizer: Tokenizer, texts: Sequence[str], context: int) -> list[np.ndarray]:
+    """Tokenize files, or the built-in mixture if `texts` is empty, in chunks of at most `context` tokens.
+
+    If there are more than CHUNKS chunks, evenly spaced ones are used. Raises UsageError.
+    """
+    size = min(CHUNK, context)
+    chunks: list[np.ndarray] = []
+    for name in texts or KINDS:
+        tokens = tokenizer.encode(read_text(name), bos=True) if texts else tokenize_sample(name, tokenizer)
+        try:
+            chunks.extend(np.array(with_bos(chunk, tokenizer)) for chunk in split_chunks(tokens, size))
+        except UsageError as error:
+            if texts:
+                raise UsageError(f"{name}: {error}") from None
+    if not chunks:
+        raise UsageError(f"every text has fewer than {size} tokens")
+    places = np.unique(np.linspace(0, len(chunks) - 1, min(len(chunks), CHUNKS)).round().astype(int))
+    return [chunks[place] for place in places]
+
+
+def tokenize_sample(name: str, tokenizer: Tokenizer) -> list[int]:
+    text = (DATA / name).read_text(encoding="utf-8")
+    if not name.endswith(".toml"):
+        return tokenizer.encode(text, bos=True)
+    tokens: list[int] = []
+    for conversation in tomllib.loads(text)["conversations"]:
+        try:
+            template = ChatTemplate.of(tokenizer)
+            rendered = tokenizer.markers.render(template, conversation["messages"], add_generation_prompt=False)
+        except ModelError:  # a template may refuse a conversation or be broken; the others suffice
+            continue
+        tokens += tokenizer.encode_rendered(rendered)
+    return tokens

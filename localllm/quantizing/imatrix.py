@@ -108,7 +108,6 @@ class EncoderReader:
         self.warnings = [warning for warning in (*self.tokenizer.warnings, self._runners[0].warning) if warning]
 
     def read(self, ids: Sequence[int], makes_logits: bool) -> dict[str, Squares]:
-        """Read a chunk, and return the sums of its matrices' inputs."""
         squares = dict[str, Squares]()
         for runner, observer in zip(self._runners, self._observers.values(), strict=True):
             discard(observer)
@@ -122,7 +121,6 @@ class EncoderReader:
 
 
 def discard(observer: Observer) -> None:
-    """Drop the sums of an interrupted chunk."""
     observer.take(), observer.take_counts()
 
 
@@ -231,7 +229,6 @@ class Collector:
         self._part.unlink(missing_ok=True)
 
     def close(self) -> None:
-        """End the model's threads."""
         self._model.close()
 
     def __enter__(self) -> Self:

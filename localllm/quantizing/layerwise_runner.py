@@ -5,7 +5,7 @@ A builder of verbs (localllm.arch.verbs) that runs each verb for all texts befor
 and memory holds the activations of one layer only. It works for every architecture.
 """
 
-from collections.abc import Callable, Collection, Container, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Container, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -15,16 +15,24 @@ import numpy as np
 
 from localllm.arch.layer_state import KVType
 from localllm.arch.weights import Weight
+from localllm.engine.operations.activation import Activation
 from localllm.engine.operations.linear import with_bias
 from localllm.engine.operations.reference import Reference
 from localllm.engine.run import Span
 from localllm.kernels.reference import ReferenceCache
-from localllm.quantizing.liveness import LastReads
 
 KEPT_AS = KVType.of("f16")  # storage type of keys and values
 AT_ONCE = 3 << 17  # weights that are dequantized and multiplied together: 1.5 MB
 SHARES = 4  # row ranges into which a small matrix is divided
 TOGETHER = 512  # tokens up to which short texts are concatenated for a product
+WITHOUT = (
+    "embed_inputs",
+    "add_deepstack",
+    "tap_layer_input",
+    "ignore",
+    "by_context",
+)  # verbs that return no new activation
+PRODUCTS = ("linear", "head_linear", "expert_linear")
 
 
 class BatchedActivations(list[Any]):
@@ -39,8 +47,6 @@ class StopCalibrationError(Exception):
 
 
 class Matrices(Protocol):
-    """The matrices of a layerwise run."""
-
     def rows(self, weight: Weight, ids: np.ndarray) -> np.ndarray:
         """Return rows of an embedding matrix, float32 [ids, columns]."""
 
@@ -66,7 +72,6 @@ class MatrixRows(NamedTuple):
         return ((n, first, min(first + step, rows)) for n in range(stack) for first in range(0, rows, step))
 
     def load(self, pool: ThreadPoolExecutor) -> np.ndarray:
-        """Dequantize everything into one array."""
         out = np.empty(self.shape, np.float32)
         by_matrix = out.reshape((-1, *self.shape[-2:]))
 
@@ -87,6 +92,63 @@ class Inputs:
     def __init__(self, of: Callable[[int], Iterator[np.ndarray]], shared: BatchedActivations | None = None):
         """Wrap the inputs; shared: the activation, if every matrix it is passed to reads all of it."""
         self.of, self.shared = of, shared
+
+
+class LastReads:
+    """A builder that counts verbs and forwards them to a recorder, to find when each activation can be freed.
+
+    Attributes:
+        verbs: names of the verbs that return an activation, in order.  multiplied: names of the weights that
+            activations are multiplied with.
+    """
+
+    def __init__(self) -> None:
+        self.verbs, self.multiplied = list[str](), set[str]()
+        self._last = dict[Activation, tuple[int, object]]()  # number of the last verb that reads it, and the argument
+        self._producers = dict[Activation, list[int]]()  # numbers of the verbs that return it
+        self._met = dict[str, int]()  # number of the first verb per weight
+
+    def record(self, forward: Callable[..., Activation]) -> Callable[..., Activation]:
+        """Wrap an architecture's `forward` so that its verbs are counted."""
+
+        def watched(recorder: object, *arguments: object) -> Activation:
+            self._recorder = recorder
+            return forward(self, *arguments)
+
+        return watched
+
+    def __getattr__(self, name: str) -> object:
+        attribute = getattr(self._recorder, name)
+        return partial(self._record_verb, name, attribute) if callable(attribute) and name not in WITHOUT else attribute
+
+    def _record_verb(self, name: str, verb: Callable[..., object], *arguments: object, **named: object) -> object:
+        for place, x in (*enumerate(arguments), *named.items()):
+            for read in (x, getattr(x, "chosen", None)):  # the selected keys of Scores
+                if isinstance(read, Activation):
+                    self._last[read] = len(self.verbs), place if read is x else None
+            if isinstance(x, Weight):
+                self._met.setdefault(x.name, len(self.verbs))
+                self.multiplied.update([x.name] if name in PRODUCTS else [])
+        self.verbs.append(name)
+        result = verb(*arguments, **named)
+        if isinstance(result, Activation):
+            self._producers.setdefault(result, []).append(len(self.verbs) - 1)  # some verbs return their argument
+        return result
+
+    def last_read_arguments(self) -> list[set[object]]:
+        """Return per verb the arguments (numbers or names) that it is the last to read."""
+        arguments_read: list[set[object]] = [set() for _ in self.verbs]
+        for number, place in self._last.values():
+            arguments_read[number].add(place)
+        return arguments_read
+
+    def first_verb_with(self, names: Iterable[str]) -> int:
+        return min(self._met[name] for name in names)
+
+    def read_from(self, number: int) -> set[int]:
+        """Return the verbs before `number` whose results it or a later verb reads."""
+        read = [activation for activation, (last, _) in self._last.items() if last >= number]
+        return {verb for activation in read for verb in self._producers.get(activation, ()) if verb < number}
 
 
 @dataclass
@@ -133,8 +195,6 @@ class StreamingKvStore(ReferenceCache):
 
 
 class LayerwiseRunner:
-    """A builder that runs verbs for all texts."""
-
     reveals = False
 
     def __init__(
@@ -281,12 +341,10 @@ class LayerwiseRunner:
             del self._loaded[key]
 
     def close(self) -> None:
-        """End the threads."""
         self._pool.shutdown()
 
 
 def text_part(x: Any, n: int) -> Any:
-    """Select text n's part of an argument."""
     if isinstance(x, BatchedActivations):
         return x[n]
     selected = getattr(x, "chosen", None)  # the selected keys of Scores

@@ -213,7 +213,6 @@ def plain_values(edits: MetadataEdits) -> dict[str, object]:
 
 
 def format_packed(packed: bytes | np.ndarray) -> str:
-    """Format a packed value for a line."""
     value = unpack(bytes(packed))
     return "an array of arrays" if value is None else show(value)
 

@@ -18,8 +18,6 @@ AT_ONCE = 1 << 24  # weights of a matrix that are encoded at once: 64 MB each fo
 
 
 class OriginalWeights:
-    """The source's matrices."""
-
     def __init__(self, jobs: Mapping[str, TensorJob], widener: Widener):
         self.jobs, self._widener = jobs, widener
 

@@ -22,8 +22,7 @@ from localllm.quant.formats import BY_NAME, Format
 from localllm.quant.formats import Recipe as Recipe
 from localllm.quant.recipes import ModelFacts, Options, Planner, is_quantized, llama_order, needs_importance, role_of
 from localllm.quantizing.metadata_edits import NO_EDITS, MetadataEdits, plain_values
-from localllm.quantizing.pruned_source import PrunedSource, RenamedTensor
-from localllm.quantizing.source_guard import SourceGuard
+from localllm.quantizing.sources import PrunedSource, RenamedTensor, SourceGuard
 from localllm.quantizing.splitting import (
     ORDER_OF_SPLIT,
     SPLIT_KEYS,
@@ -46,8 +45,6 @@ OnStage = Callable[[str, int, int, str], None]  # (stage, steps done so far, all
 
 @frozen
 class QuantizeRequest:
-    """The user's choices."""
-
     recipe: Recipe
     options: Options = field(default_factory=Options)
     imatrix: str | None = None  # path of an importance matrix
@@ -308,7 +305,6 @@ def fallbacks(jobs: Sequence[TensorJob]) -> list[str]:
 
 
 def plan_warnings(jobs: Sequence[TensorJob], request: QuantizeRequest) -> list[str]:
-    """List the warnings of a plan."""
     lines = [f"fallback format: {line}" for line in fallbacks(jobs)]
     blind = [job for job in jobs if not job.is_copied and job.format.block > 1 and job.importance is None]
     poor = [job for job in blind if needs_importance(request.recipe, job.tensor.name, job.format.name)]

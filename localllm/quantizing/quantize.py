@@ -15,6 +15,7 @@ from dataclasses import replace
 from functools import partial
 from itertools import islice
 from math import prod
+from threading import Lock
 
 import numpy as np
 
@@ -27,24 +28,26 @@ from localllm.files.gguf.writer import pack_value, write_body
 from localllm.files.safe_file import ExclusiveWriter, SafeFile
 from localllm.kernels.build.objects import Progress
 from localllm.kernels.dequantize_rows import Widener, can_widen
+from localllm.quant.block_codes import dequantize
 from localllm.quant.encode import encode
-from localllm.quant.formats import BY_NAME, RECIPES, Recipe
+from localllm.quant.formats import BY_NAME, RECIPES, Format, Recipe
 from localllm.quant.numba_cache import problems
 from localllm.quant.recipes import find_recipe
-from localllm.quantizing.clamped_weights import ClampedWeights
 from localllm.quantizing.metadata_edits import NO_EDITS, MetadataEdits, plain_values, require_settable
 from localllm.quantizing.plan import COPY, OnProgress, OnStage, QuantizePlan, QuantizeRequest, TensorJob, make_plan
-from localllm.quantizing.pruned_source import PrunedSource, parse_layers
 from localllm.quantizing.rewrite import check_files, finish
+from localllm.quantizing.sources import PrunedSource, parse_layers
 from localllm.quantizing.splitting import SplitLimits
 from localllm.services.inspection.validate import dequantize_finite, require_valid
 from localllm.system.memory import address_room, describe_limit
 
 TYPE_IN_NAME = re.compile(rf"[-._](?:{'|'.join([*RECIPES, *BY_NAME])})$", re.IGNORECASE)
-
 SCALES, MATRICES, WRITING = ("measuring scales:", "calibrating", "writing")  # stages
 COMPILING, THREAD = 288 << 20, 16 << 20  # bytes of address space: for compiling the searches, and for each thread
 SAMPLES, SAMPLE_ROWS = 256, 16  # samples of a matrix from which column importance is computed, and rows of a sample
+LARGEST = 65504.0  # the largest float16; scales of most blocks are float16, too
+BEYOND = {"F16": 65520.0, "BF16": 3.3961775e38}  # the least magnitude that rounds to infinity
+MOST_LOST = 0.25  # of the largest weight: a larger loss is no rounding error
 
 
 def open_source(path: str, projector: bool = False) -> Source:
@@ -167,13 +170,9 @@ def parse_override(text: str) -> tuple[str, object]:
     try:
         if match:
             key, kind, value = match.groups()
-            bools = {"true": True, "false": False}
             convert: dict[str, Callable[[str], object]] = {
-                "int": int,
-                "float": float,
-                "str": str,
-                "bool": bools.__getitem__,
-            }
+                "int": int, "float": float, "str": str, "bool": {"true": True, "false": False}.__getitem__
+            }  # fmt: skip
             converted = convert[kind](value)
             pack_value(converted)  # raises if no file can hold it
             require_settable(key, converted, "--override-kv")
@@ -181,6 +180,56 @@ def parse_override(text: str) -> tuple[str, object]:
     except (KeyError, ValueError, OverflowError):
         pass
     raise UsageError(f"--override-kv {printable(text)}: expected KEY=TYPE:VALUE, TYPE one of int, float, bool and str")
+
+
+# ---- clamped weights
+
+
+class ClampedWeights:
+    """The weights that are too large for their new format and are clamped to its largest number, by tensor.
+
+    Several threads add to them.
+    """
+
+    def __init__(self, is_strict: bool = False):
+        """Start empty; is_strict: the first clamped weight is an error."""
+        self._is_strict, self._lock = is_strict, Lock()
+        # By (tensor, format): number of clamped weights, the largest weight.
+        self._counts = dict[tuple[str, str], tuple[int, float]]()
+
+    def check(self, name: str, format: Format, weights: np.ndarray, rows: np.ndarray) -> None:
+        """Compare a tensor's weights, float32 [rows, columns], with their blocks, uint8 [rows, bytes].
+
+        Raises ModelError for a clamped weight if `is_strict`.
+        """
+        largest = max(float(weights.max()), -float(weights.min()))
+        if largest <= LARGEST or not (count := count_clamped(format, weights, rows, largest)):
+            return
+        with self._lock:
+            count_before, largest_before = self._counts.get((name, format.name), (0, 0.0))
+            self._counts[name, format.name] = count_before + count, max(largest_before, largest)
+        if self._is_strict:
+            raise ModelError(f"--strict: {self.lines()[0]}")
+
+    def lines(self) -> list[str]:
+        return [
+            f"tensor {printable(name)}: {count} weight{'s are' if count > 1 else ' is'} too large for {format} and "
+            f"became its largest number (the largest is {largest:.6g}): use BF16 or F32 for this tensor"
+            for (name, format), (count, largest) in sorted(self._counts.items())
+        ]
+
+
+def count_clamped(format: Format, weights: np.ndarray, rows: np.ndarray, largest: float) -> int:
+    """Count the clamped weights; largest: the largest magnitude of all weights."""
+    if format.name == "F32":
+        return 0
+    if format.name in BEYOND:
+        return int((np.abs(weights) >= BEYOND[format.name]).sum())
+    largest_code = float(np.abs(dequantize(format.name, rows)).max())
+    return int((np.abs(weights) > largest_code).sum()) if largest_code < (1 - MOST_LOST) * largest else 0
+
+
+# ---- writing
 
 
 def check_output(plan: QuantizePlan, path: str, request: QuantizeRequest) -> list[str]:
@@ -262,7 +311,6 @@ def widener_of(plan: QuantizePlan, compiling: Progress | None, formats: Iterable
 
 
 def with_path(error: ModelError, path: str) -> ModelError:
-    """Prefix the error with the path."""
     return error if str(error).startswith(path) else type(error)(f"{path}: {error}")
 
 

@@ -16,7 +16,7 @@ from localllm.files.gguf.writer import OutputTensor, Packed, alignment_of, build
 from localllm.files.safe_file import ExclusiveWriter, SafeFile, resolve_target
 from localllm.frozen import frozen
 from localllm.quantizing.metadata_edits import MetadataEdits
-from localllm.quantizing.source_guard import SourceGuard
+from localllm.quantizing.sources import SourceGuard
 from localllm.quantizing.splitting import (
     ORDER_OF_SPLIT,
     SPLIT_KEYS,
@@ -43,13 +43,11 @@ class NewFile:
     names: Sequence[str]
 
     def nbytes(self, source: GGUFFile) -> int:
-        """Return the size of the file in bytes."""
         tensors, step = outputs(source, self.names), alignment_of(self.metadata)
         return len(build_header(self.metadata, tensors, step)) + sum(-(-t.nbytes // step) * step for t in tensors)
 
 
 def outputs(source: GGUFFile, names: Sequence[str]) -> list[OutputTensor]:
-    """Describe tensors as they will be written."""
     tensors = [source.tensors[name] for name in names]
     return [OutputTensor(tensor.name, tensor.format, tensor.shape) for tensor in tensors]
 
@@ -65,7 +63,6 @@ def split_files(source: GGUFFile, out: str, limits: SplitLimits) -> tuple[list[N
 
 
 def merged_file(source: GGUFFile, out: str) -> NewFile:
-    """Put all tensors of a split model in one file."""
     return NewFile(out, merged_metadata(packed_of(source)), list(source.tensors))
 
 
@@ -206,7 +203,6 @@ def replace_header(path: str, header: bytes) -> str:
 
 
 def header_copies(path: str) -> Iterator[str]:
-    """Yield names for a copy of a file's header."""
     yield f"{path}.header"
     for number in count(2):
         yield f"{path}.header.{number}"

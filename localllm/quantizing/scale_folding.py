@@ -33,10 +33,10 @@ from localllm.quant.encode import encode
 from localllm.quant.formats import BY_NAME
 from localllm.quant.hessian import limit_outliers
 from localllm.quantizing.calibrate import LOGITS, Calibration, is_calibrated
-from localllm.quantizing.folded_source import FoldedSource
 from localllm.quantizing.layerwise_runner import Inputs, MatrixRows, StopCalibrationError
 from localllm.quantizing.original_weights import OriginalWeights
 from localllm.quantizing.plan import QuantizeRequest, TensorJob, make_plan
+from localllm.quantizing.sources import FoldedSource
 
 READ, TOKENS = 12, 256  # chunks, and tokens of each
 SAMPLE = 64  # rows of a matrix for measuring errors

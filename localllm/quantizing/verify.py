@@ -85,18 +85,12 @@ class Verification:
             tensors = [tensor for tensor in self.tensors if tensor.format == name]
             compared = [tensor for tensor in tensors if tensor.error is not None]
             errors = [tensor.error for tensor in compared]
-            row: FormatSummary = {
-                "format": name,
-                "tensors": len(tensors),
-                "weights": sum(prod(t.shape) for t in tensors),
-            }
+            weights = sum(prod(tensor.shape) for tensor in tensors)
+            row: FormatSummary = {"format": name, "tensors": len(tensors), "weights": weights}
             if errors:
                 worst = max(compared, key=lambda tensor: tensor.error or 0.0)
-                row |= {
-                    "error": float(np.median(np.array(errors, float))),
-                    "worst": worst.error,
-                    "worst_tensor": worst.name,
-                }
+                median = float(np.median(np.array(errors, float)))
+                row |= {"error": median, "worst": worst.error, "worst_tensor": worst.name}
             rows.append(row)
         return rows
 
@@ -239,13 +233,14 @@ def others(names: Collection[str]) -> str:
 
 
 def checksum(path: str) -> FileChecksum:
-    """Hash a file. Raises LocalllmError."""
+    size, sha256 = size_and_sha256(path)
+    return {"path": path, "size": size, "sha256": sha256}
+
+
+def size_and_sha256(path: str) -> tuple[int, str]:
+    """Return a file's size in bytes and its SHA-256 in hexadecimal digits. Raises LocalllmError."""
     try:
         with open(path, "rb") as file:
-            return {
-                "path": path,
-                "size": os.path.getsize(path),
-                "sha256": hashlib.file_digest(file, "sha256").hexdigest(),
-            }
+            return os.path.getsize(path), hashlib.file_digest(file, "sha256").hexdigest()
     except OSError as error:
         raise LocalllmError(f"{path}: cannot be read: {error.strerror or error}") from None

@@ -27,7 +27,7 @@ from tiny_model import write_tiny_model  # noqa: E402
 from localllm.cli import main as program  # noqa: E402
 from localllm.cli.commands import quantize, run  # noqa: E402, F401  what the children need
 from localllm.files.cache.array_log import DIGEST, LENGTHS, MAGIC  # noqa: E402
-from localllm.quantizing import ladder  # noqa: E402
+from localllm.quantizing import quantize_set  # noqa: E402
 from localllm.system.files import cache_folder  # noqa: E402
 
 
@@ -149,7 +149,7 @@ def kill_ladder(folder: Path, times: int) -> int:
     model, out = write_tiny_model(folder / "ladder.gguf"), folder / "ladder"
     out.mkdir()
     command = ["quantize", model, out / "{type}.gguf", "--types", "Q8_0,Q5_0,Q4_0", "--pure", "--force"]
-    saved, ladder.SAVE_EVERY = ladder.SAVE_EVERY, 0.0
+    saved, quantize_set.SAVE_EVERY = quantize_set.SAVE_EVERY, 0.0
     took = min(seconds_left(writing(out, *command)) for _ in range(2))
     new = {path.name: path.read_bytes() for path in out.iterdir()}
     hit = went_on = 0
@@ -162,7 +162,7 @@ def kill_ladder(folder: Path, times: int) -> int:
             require(path.read_bytes() == new[path.name], f"kill {number}: {path.name} is not whole")
         went_on += is_begun
     seconds(*command)
-    ladder.SAVE_EVERY = saved
+    quantize_set.SAVE_EVERY = saved
     require({path.name: path.read_bytes() for path in out.iterdir()} == new, "other files after all")
     print(f"{went_on} found what another one had begun")
     return hit

@@ -91,7 +91,6 @@ class ActivationCollector(OriginalWeights):
             return list(pool.map(of, several))
 
     def encode_matrix(self, job: TensorJob, inputs: Inputs, format: str) -> MatrixBlocks:
-        """Encode all rows of a tensor."""
         shape, pieces = job.tensor.shape, []
         for n in range(row_count(shape) // (1, *shape)[-2]):
             feedback = self.feedback_for(inputs, n, job.tensor.name)

@@ -58,7 +58,6 @@ def group_of(name: str) -> str:
 
 
 def layer_of(name: str) -> int | None:
-    """Parse the layer number of a tensor."""
     layer = re.match(r"blk\.(\d+)\.", name)
     return int(layer[1]) if layer else None
 
@@ -117,7 +116,6 @@ def spend_rest(needs: Sequence[Sensitivity], formats: dict[str, str], budget: in
 
 
 def total(needs: Sequence[Sensitivity], formats: Mapping[str, str]) -> int:
-    """Sum the bytes."""
     return sum(need.bytes(formats[need.name]) for need in needs)
 
 

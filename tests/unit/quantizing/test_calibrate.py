@@ -41,14 +41,22 @@ from localllm.quant.encode import encode
 from localllm.quant.formats import BY_NAME, RECIPES, floats_at
 from localllm.quant.gptq import Feedback, cost, factor, shrink
 from localllm.quant.hessian import DAMPINGS, FAR, Hessian, mean_moments, outlier_shares
-from localllm.quantizing import calibration_texts
+from localllm.quantizing import calibrate
 from localllm.quantizing import layerwise_runner as sequential
 from localllm.quantizing import scale_folding as folding
-from localllm.quantizing.calibrate import LARGE, CalibratedMatrices, Calibration, shared_states
-from localllm.quantizing.calibration_texts import CHUNKS, DATA, KINDS, load_chunks, tokenize_sample
-from localllm.quantizing.layerwise_runner import BatchedActivations, LayerwiseRunner, MatrixRows
-from localllm.quantizing.liveness import LastReads
-from localllm.quantizing.mixed_precision import refine as corrected
+from localllm.quantizing.calibrate import (
+    CHUNKS,
+    DATA,
+    KINDS,
+    LARGE,
+    CalibratedMatrices,
+    Calibration,
+    load_chunks,
+    shared_states,
+    tokenize_sample,
+)
+from localllm.quantizing.layerwise_runner import BatchedActivations, LastReads, LayerwiseRunner, MatrixRows
+from localllm.quantizing.mixed_precision import plan as corrected
 from localllm.quantizing.mixed_precision.measure import (
     CoarseWeights,
     MatrixBlocks,
@@ -56,8 +64,7 @@ from localllm.quantizing.mixed_precision.measure import (
     is_adjustable,
     rounding_cost,
 )
-from localllm.quantizing.mixed_precision.plan import fit_to_size, parse_bits, parse_size
-from localllm.quantizing.mixed_precision.refine import correct_harm
+from localllm.quantizing.mixed_precision.plan import correct_harm, fit_to_size, parse_bits, parse_size
 from localllm.quantizing.mixed_precision.sensitivity import Sensitivity, candidates, cheapest_within, predict, total
 from localllm.quantizing.plan import QuantizeRequest, make_plan
 from localllm.quantizing.quantize import MATRICES, SCALES, WRITING, open_source, run, widener_of
@@ -232,7 +239,7 @@ def model(tmp_path_factory) -> Path:
 @pytest.fixture
 def text(tmp_path: Path, monkeypatch) -> Path:
     """A text, of which little is read."""
-    monkeypatch.setattr(calibration_texts, "CHUNKS", 6)
+    monkeypatch.setattr(calibrate, "CHUNKS", 6)
     path = tmp_path / "text.txt"
     path.write_text(TEXT)
     return path
@@ -555,8 +562,8 @@ def test_the_mixture_is_read_without_a_text_chats_in_the_models_template(model: 
 @pytest.fixture
 def numbering(monkeypatch: pytest.MonkeyPatch) -> Any:
     """A tokenizer that makes so many tokens of a text, which is their number, each the number of the one before + 1."""
-    monkeypatch.setattr(calibration_texts, "read_text", lambda name: name)
-    monkeypatch.setattr(calibration_texts, "tokenize_sample", lambda name, tokenizer: [*range(tokenizer.usual)])
+    monkeypatch.setattr(calibrate, "read_text", lambda name: name)
+    monkeypatch.setattr(calibrate, "tokenize_sample", lambda name, tokenizer: [*range(tokenizer.usual)])
     made = SimpleNamespace(adds_bos=False, bos_id=None, usual=5, heard=[])
     made.encode = lambda text, bos: made.heard.append(bos) or [*range(int(text))]
     return made
@@ -845,7 +852,7 @@ def test_other_architectures_come_nearer_to_what_they_were(
     shared: Path, kind: str, text: Path, tmp_path: Path, monkeypatch
 ):
     """Experts, recurrent layers, attention of other kinds, a matrix that is embedding and output."""
-    monkeypatch.setattr(calibration_texts, "CHUNK", 64)
+    monkeypatch.setattr(calibrate, "CHUNK", 64)
     path = shared / f"goldens/arch/{kind}.gguf"
     request = QuantizeRequest(RECIPES["Q4_0"], allow_requantize=True)
     known = dict[str, GGUFFile]()

@@ -11,7 +11,7 @@ from localllm.files.gguf.file import GGUFFile
 from localllm.kernels.reference import dequantize
 from localllm.quant.encode import encode
 from localllm.quant.formats import BY_NAME
-from localllm.quantizing.clamped_weights import ClampedWeights
+from localllm.quantizing.quantize import ClampedWeights
 
 NAME = "blk.1.ffn_up.weight"
 

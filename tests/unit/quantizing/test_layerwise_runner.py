@@ -13,8 +13,7 @@ from localllm.engine.trace.recorder import trace_model
 from localllm.files.gguf.file import GGUFFile
 from localllm.kernels.reference import dequantize
 from localllm.quantizing.calibrate import shared_states
-from localllm.quantizing.layerwise_runner import LayerwiseRunner, MatrixRows, plan_reuse
-from localllm.quantizing.liveness import LastReads
+from localllm.quantizing.layerwise_runner import LastReads, LayerwiseRunner, MatrixRows, plan_reuse
 
 # Experts, recurrent layers, shared keys and values, latent ones, what the first layer makes for all others.
 FAMILIES = [

@@ -17,10 +17,10 @@ from localllm.quant.formats import BY_NAME
 from localllm.quantizing import calibrate
 from localllm.quantizing import original_weights as originals
 from localllm.quantizing.calibrate import CalibratedMatrices, Calibration, as_file
-from localllm.quantizing.folded_source import FoldedSource
 from localllm.quantizing.layerwise_runner import Inputs, StopCalibrationError
 from localllm.quantizing.original_weights import OriginalWeights
 from localllm.quantizing.plan import QuantizePlan, TensorJob
+from localllm.quantizing.sources import FoldedSource
 
 
 class Numbered:

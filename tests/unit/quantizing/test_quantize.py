@@ -47,10 +47,9 @@ from localllm.quant.recipes import Options
 from localllm.quantizing import plan as quantize_plan
 from localllm.quantizing import quantize as service
 from localllm.quantizing import scale_folding as folding
-from localllm.quantizing.clamped_weights import ClampedWeights
 from localllm.quantizing.mixed_precision import plan as by_need
 from localllm.quantizing.plan import CHUNK, COPY, QuantizeRequest, make_plan
-from localllm.quantizing.quantize import default_output, open_source, parse_override, run
+from localllm.quantizing.quantize import ClampedWeights, default_output, open_source, parse_override, run
 from localllm.services.inspection import validate as finite
 from tests.integration.test_cli import posix
 

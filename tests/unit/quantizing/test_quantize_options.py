@@ -237,7 +237,7 @@ def test_pruned_layers_have_their_own_importance(model: Path, cli):
 
 
 def test_numbers_for_each_layer_are_pruned(tmp_path: Path):
-    from localllm.quantizing.pruned_source import PrunedSource
+    from localllm.quantizing.sources import PrunedSource
 
     names = ["blk.0.x", "blk.1.x", "blk.2.x", "y"]
     metadata = {"general.architecture": "a", "a.block_count": 3, "a.head_count": [1, 2, 3], "a.other": [1, 2],

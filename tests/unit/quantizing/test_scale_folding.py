@@ -24,12 +24,12 @@ from localllm.quant.activation_rounding import round_activations
 from localllm.quant.formats import BY_NAME, RECIPES
 from localllm.quantizing import scale_folding as folding
 from localllm.quantizing.calibrate import Calibration
-from localllm.quantizing.folded_source import FoldedSource
 from localllm.quantizing.layerwise_runner import Inputs, StopCalibrationError
 from localllm.quantizing.original_weights import OriginalWeights
 from localllm.quantizing.plan import QuantizeRequest, TensorJob, make_plan
 from localllm.quantizing.quantize import open_source
 from localllm.quantizing.scale_folding import FoldMeasurer, FoldReader, mean_squares, power_scales, search_scales
+from localllm.quantizing.sources import FoldedSource
 from localllm.services.inspection.inspect import SCALED
 
 TEXT = "hello world, " * 60

@@ -11,9 +11,9 @@ from localllm.errors import UsageError
 from localllm.quant.formats import BY_NAME, RECIPES
 from localllm.quantizing.calibrate import Calibration
 from localllm.quantizing.mixed_precision import plan as by_need
-from localllm.quantizing.mixed_precision import refine as corrected
+from localllm.quantizing.mixed_precision import plan as corrected
 from localllm.quantizing.mixed_precision.measure import READ, MatrixBlocks
-from localllm.quantizing.mixed_precision.refine import held_out_texts
+from localllm.quantizing.mixed_precision.plan import held_out_texts
 from localllm.quantizing.mixed_precision.sensitivity import (
     Sensitivity,
     candidates,

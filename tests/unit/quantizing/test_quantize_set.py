@@ -20,10 +20,10 @@ from localllm.files.gguf.writer import OutputTensor, write_gguf
 from localllm.files.imatrix_file import ImportanceMatrix, Squares, write_imatrix
 from localllm.files.logits_file import LogitsWriter, row_width
 from localllm.kernels.dequantize_rows import Widener
-from localllm.quantizing import ladder, ladder_files
-from localllm.quantizing.ladder import TYPES, WITH_IMPORTANCE, Ladder, Rung, output_for, parse_types
+from localllm.quantizing import quantize_set
 from localllm.quantizing.plan import QuantizeRequest, make_plan
 from localllm.quantizing.quantize import open_source
+from localllm.quantizing.quantize_set import TYPES, WITH_IMPORTANCE, Member, QuantizeSet, output_for, parse_types
 
 posix = pytest.mark.skipif(sys.platform == "win32", reason="signals of POSIX")
 KINDS = ("Q8_0", "Q5_0", "Q4_0", "F16")
@@ -122,13 +122,13 @@ def test_divergences_are_those_of_perplexity(model: Path, cli, tmp_path: Path):
 def test_searches_are_shared(model: Path, cli, monkeypatch):
     """Rows are encoded once for each format, however many types have it."""
     encoded = []
-    encode = ladder.encode
+    encode = quantize_set.encode
 
     def counting(name, weights, importance):
         encoded.append((name, weights.shape, weights.tobytes()))
         return encode(name, weights, importance)
 
-    monkeypatch.setattr(ladder, "encode", counting)
+    monkeypatch.setattr(quantize_set, "encode", counting)
     assert cli("quantize", model, model.parent / "{type}.gguf", "--types", "Q3_K_S,Q2_K,Q4_0,Q5_K_S,Q5_1")[0] == 0
     assert len({*encoded}) == len(encoded) and {name for name, _, _ in encoded} >= {"Q4_0", "Q5_1", "Q8_0"}
 
@@ -184,10 +184,10 @@ def test_files_that_are_there(model: Path, cli):
     assert code == 2 and "larger than the old one" in err
 
 
-def rungs(model: Path, folder: Path, names: str = "Q8_0,Q4_0") -> list[Rung]:
+def members(model: Path, folder: Path, names: str = "Q8_0,Q4_0") -> list[Member]:
     source = open_source(str(model))
     plans = [(recipe, make_plan(source, QuantizeRequest(recipe))) for recipe in parse_types(names, False)]
-    return [Rung(recipe, plan, [str(folder / f"{recipe.name}.gguf")]) for recipe, plan in plans]
+    return [Member(recipe, plan, [str(folder / f"{recipe.name}.gguf")]) for recipe, plan in plans]
 
 
 def write_made(path: Path, weights: dict[str, np.ndarray]) -> Path:
@@ -211,19 +211,19 @@ def stopped(model: Path, folder: Path, at: int, monkeypatch=None) -> None:
         if calls == at:
             raise StopError
 
-    made = rungs(model, folder)
+    made = members(model, folder)
     with pytest.raises(StopError):
-        Ladder(made, [], 1, on_progress).run(Widener({job.tensor.format for job in made[0].plan.jobs}))
+        QuantizeSet(made, [], 1, on_progress).run(Widener({job.tensor.format for job in made[0].plan.jobs}))
 
 
-def test_an_interrupted_ladder_goes_on(model: Path, tmp_path: Path, monkeypatch):
+def test_an_interrupted_set_goes_on(model: Path, tmp_path: Path, monkeypatch):
     """At every tensor: without half files, without encoding again what is on the disk, to the same bytes."""
-    monkeypatch.setattr(ladder, "SAVE_EVERY", -1)
+    monkeypatch.setattr(quantize_set, "SAVE_EVERY", -1)
     whole = tmp_path / "whole"
     whole.mkdir()
-    made_of = rungs(model, whole)
+    made_of = members(model, whole)
     widener = Widener({job.tensor.format for job in made_of[0].plan.jobs})
-    Ladder(made_of, [], 1, lambda done, name: None).run(widener)
+    QuantizeSet(made_of, [], 1, lambda done, name: None).run(widener)
     expected = {path.name: path.read_bytes() for path in whole.iterdir()}
     assert len(expected) == 2
     for at in range(1, 21, 3):
@@ -231,7 +231,7 @@ def test_an_interrupted_ladder_goes_on(model: Path, tmp_path: Path, monkeypatch)
         folder.mkdir()
         stopped(model, folder, at)
         assert not list(folder.glob("*.gguf"))
-        again = Ladder(rungs(model, folder), [], 1, lambda done, name: None)
+        again = QuantizeSet(members(model, folder), [], 1, lambda done, name: None)
         assert again.resumes is (at > 1)
         seen: list[str] = []
         again._on_progress = lambda done, name, seen=seen: seen.append(name)
@@ -240,31 +240,31 @@ def test_an_interrupted_ladder_goes_on(model: Path, tmp_path: Path, monkeypatch)
         assert len(seen) <= 21 - at + 1 and {path.name: path.read_bytes() for path in folder.iterdir()} == expected
 
 
-def test_another_ladder_begins_anew(model: Path, tmp_path: Path, monkeypatch):
-    monkeypatch.setattr(ladder, "SAVE_EVERY", -1)
+def test_another_set_begins_anew(model: Path, tmp_path: Path, monkeypatch):
+    monkeypatch.setattr(quantize_set, "SAVE_EVERY", -1)
     stopped(model, tmp_path, 9)
-    assert Ladder(rungs(model, tmp_path), [], 1, print).resumes
-    assert not Ladder(rungs(model, tmp_path, "Q8_0,Q5_0"), [], 1, print).resumes
+    assert QuantizeSet(members(model, tmp_path), [], 1, print).resumes
+    assert not QuantizeSet(members(model, tmp_path, "Q8_0,Q5_0"), [], 1, print).resumes
     os.truncate(tmp_path / "Q4_0.gguf.part", 100)
-    assert not Ladder(rungs(model, tmp_path), [], 1, print).resumes
+    assert not QuantizeSet(members(model, tmp_path), [], 1, print).resumes
     os.utime(model, ns=(1, 1))
-    assert not Ladder(rungs(model, tmp_path), [], 1, print).resumes
+    assert not QuantizeSet(members(model, tmp_path), [], 1, print).resumes
 
 
 def test_between_two_names(model: Path, tmp_path: Path, monkeypatch):
     """All bytes are there, and one of two files has its name."""
-    kept = ladder_files.replace
-    monkeypatch.setattr(ladder_files, "replace", lambda old, new: kept(old, new) if "Q8_0" in new else stop())
+    kept = quantize_set.replace
+    monkeypatch.setattr(quantize_set, "replace", lambda old, new: kept(old, new) if "Q8_0" in new else stop())
 
     def stop() -> None:
         raise StopError
 
-    made_of = rungs(model, tmp_path)
+    made_of = members(model, tmp_path)
     widener = Widener({job.tensor.format for job in made_of[0].plan.jobs})
     with pytest.raises(StopError):
-        Ladder(made_of, [], 1, lambda done, name: None).run(widener)
-    monkeypatch.setattr(ladder_files, "replace", kept)
-    again = Ladder(rungs(model, tmp_path), [], 1, lambda done, name: None)
+        QuantizeSet(made_of, [], 1, lambda done, name: None).run(widener)
+    monkeypatch.setattr(quantize_set, "replace", kept)
+    again = QuantizeSet(members(model, tmp_path), [], 1, lambda done, name: None)
     again.check()
     results = again.run(widener)
     for result in results:
@@ -274,13 +274,13 @@ def test_between_two_names(model: Path, tmp_path: Path, monkeypatch):
 
 
 def test_a_source_that_changes(model: Path, tmp_path: Path):
-    made_of = rungs(model, tmp_path)
+    made_of = members(model, tmp_path)
 
     def change(done: int, name: str) -> None:
         os.utime(model, ns=(5, 5))
 
     with pytest.raises(ModelError, match="changed while it was read"):
-        Ladder(made_of, [], 1, change).run(Widener({job.tensor.format for job in made_of[0].plan.jobs}))
+        QuantizeSet(made_of, [], 1, change).run(Widener({job.tensor.format for job in made_of[0].plan.jobs}))
     assert [path.name for path in tmp_path.iterdir()] == ["model.gguf"]
 
 
@@ -296,7 +296,7 @@ def test_a_weight_that_is_not_finite(tmp_path: Path, cli):
 @posix
 @pytest.mark.slow
 @pytest.mark.sampled
-def test_killed_ladders():
+def test_killed_sets():
     """At random moments: no file has its name before all are whole, and the next run ends with the same bytes."""
     command = [sys.executable, ROOT / "scripts" / "fuzz" / "kill_test.py", "ladder", "--times", "4"]
     done = subprocess.run(command, capture_output=True, text=True, check=False)

@@ -14,20 +14,17 @@ from localllm.errors import UsageError
 from localllm.frozen import frozen
 
 if TYPE_CHECKING:
-    from localllm.cli.options.quantizing import LadderGroup
+    from localllm.cli.options.quantizing import SetGroup
     from localllm.files.gguf.tensor_source import Source
     from localllm.files.logits_file import LogitsFile
-    from localllm.quantizing.ladder import Result, Rung
-    from localllm.quantizing.ladder_report import Divergence
     from localllm.quantizing.plan import QuantizeRequest
+    from localllm.quantizing.quantize_set import Divergence, Member, Result
 
 ADDED = 1.02  # a file may exceed the input by this factor, since metadata may grow
 
 
 @frozen
-class LadderOptions:
-    """The files to make and the options for them."""
-
+class SetOptions:
     path: str  # of the input
     mmproj: bool
     threads: int | None
@@ -35,94 +32,94 @@ class LadderOptions:
     dry_run: bool
 
 
-def make_ladder(
+def make_files(
     source: "Source",
     requests: "Sequence[QuantizeRequest]",
     out: str | None,
-    group: "LadderGroup",
-    ladder_options: LadderOptions,
+    group: "SetGroup",
+    options: SetOptions,
 ) -> None:
     """Make a file for each request, and print a table of them. Raises UsageError, ModelError, LocalllmError."""
-    from localllm.quantizing.ladder import Rung, output_for
     from localllm.quantizing.plan import make_plan
+    from localllm.quantizing.quantize_set import Member, output_for
     from localllm.services.outputs import is_model, require_kind
 
     base = None if group.base is None else open_base(group.base, source)
-    rungs, warnings = list[Rung](), dict[str, None]()
+    members, warnings = list[Member](), dict[str, None]()
     for request in requests:
         plan, name = make_plan(source, request), request.recipe.name
         warnings |= {line if line in source.warnings else f"{name}: {line}": None for line in plan.warnings}
-        rungs.append(
-            Rung(
+        members.append(
+            Member(
                 request.recipe,
                 plan,
-                plan.paths(output_for(ladder_options.path, out, request.recipe, ladder_options.mmproj)),
+                plan.paths(output_for(options.path, out, request.recipe, options.mmproj)),
             )
         )
     for line in warnings:
         say(f"localllm: warning: {line}")
-    for path in (path for rung in rungs for path in rung.paths):
-        require_kind(path, is_model, "a model", ladder_options.force)
-    if not ladder_options.force and not os.path.isdir(ladder_options.path):
-        require_smaller(rungs, rungs[0].plan.nbytes_before)
-    if ladder_options.dry_run:
-        write(planned(rungs))
+    for path in (path for member in members for path in member.paths):
+        require_kind(path, is_model, "a model", options.force)
+    if not options.force and not os.path.isdir(options.path):
+        require_smaller(members, members[0].plan.nbytes_before)
+    if options.dry_run:
+        write(planned(members))
         return
-    start, is_named = perf_counter(), out is not None or ladder_options.force
+    start, is_named = perf_counter(), out is not None or options.force
     make = one_by_one if requests[0].texts is not None else together
-    results = make(rungs, requests, ladder_options, is_named)
+    results = make(members, requests, options, is_named)
     seconds = perf_counter() - start
-    write_paths(report(results, seconds, group, measure(results, base, ladder_options.threads) if base else {}))
+    write_paths(report(results, seconds, group, measure(results, base, options.threads) if base else {}))
 
 
 def together(
-    rungs: "Sequence[Rung]", requests: "Sequence[QuantizeRequest]", ladder_options: LadderOptions, is_named: bool
+    members: "Sequence[Member]", requests: "Sequence[QuantizeRequest]", options: SetOptions, is_named: bool
 ) -> "list[Result]":
     """Make all files in one pass; is_named: the user named them, so existing files may be replaced."""
     from localllm.kernels.build.faults import end_on_bus_error
     from localllm.kernels.dequantize_rows import Widener
-    from localllm.quantizing.ladder import Ladder
     from localllm.quantizing.quantize import require_absent
+    from localllm.quantizing.quantize_set import QuantizeSet
     from localllm.system.cpu import usable_cores
 
-    plan, imatrix, line = rungs[0].plan, requests[0].imatrix, ProgressLine()
+    plan, imatrix, line = members[0].plan, requests[0].imatrix, ProgressLine()
     inputs = [*plan.source.files, *([imatrix] if imatrix else [])]
     end_on_bus_error(plan.source.path)
     try:
         with progress_of(plan.weights, line) as on_progress:
-            ladder = Ladder(rungs, inputs, ladder_options.threads or usable_cores(), on_progress, requests[0].strict)
-            if not is_named and not ladder.resumes:
-                require_absent([path for rung in rungs for path in rung.paths])
-            ladder.check()
-            results = ladder.run(Widener({job.tensor.format for job in plan.jobs}, opening.compiling(line)))
+            files = QuantizeSet(members, inputs, options.threads or usable_cores(), on_progress, requests[0].strict)
+            if not is_named and not files.resumes:
+                require_absent([path for member in members for path in member.paths])
+            files.check()
+            results = files.run(Widener({job.tensor.format for job in plan.jobs}, opening.compiling(line)))
     finally:
         line.clear()
-    opening.warn(ladder.warnings)
+    opening.warn(files.warnings)
     return results
 
 
 def one_by_one(
-    rungs: "Sequence[Rung]", requests: "Sequence[QuantizeRequest]", ladder_options: LadderOptions, is_named: bool
+    members: "Sequence[Member]", requests: "Sequence[QuantizeRequest]", options: SetOptions, is_named: bool
 ) -> "list[Result]":
     """Calibrate and make each file that no earlier run has finished."""
-    from localllm.quantizing.ladder import Rung, Sequel
     from localllm.quantizing.quantize import require_absent, run
+    from localllm.quantizing.quantize_set import Member, Sequel
     from localllm.system.cpu import usable_cores
 
     by_name, line = {request.recipe.name: request for request in requests}, ProgressLine()
 
-    def make(rung: Rung) -> None:
+    def make(member: Member) -> None:
         warnings = list[str]()
         if not is_named:
-            require_absent(rung.paths)
-        say(f"localllm: {rung.recipe.name}: calibrating")
+            require_absent(member.paths)
+        say(f"localllm: {member.recipe.name}: calibrating")
         with Progress(CALIBRATED, line) as show:
-            threads, compiling = ladder_options.threads or usable_cores(), opening.compiling(line)
-            run(rung.plan, rung.paths[0], by_name[rung.recipe.name], threads, ignore, compiling, warnings, show)
+            threads, compiling = options.threads or usable_cores(), opening.compiling(line)
+            run(member.plan, member.paths[0], by_name[member.recipe.name], threads, ignore, compiling, warnings, show)
         opening.warn(warnings)
 
     try:
-        return Sequel(rungs, requests[0].texts or ()).run(make)
+        return Sequel(members, requests[0].texts or ()).run(make)
     finally:
         line.clear()
 
@@ -132,7 +129,6 @@ def ignore(done: int, name: str) -> None:
 
 
 def open_base(path: str, source: "Source") -> "LogitsFile":
-    """Open the logits that files are compared with. Raises ModelError, and UsageError for another vocabulary."""
     from localllm.files.logits_file import LogitsFile
 
     base, shapes = LogitsFile.open(path), {tensor.name: tensor.shape for tensor in source.tensors}
@@ -145,7 +141,7 @@ def open_base(path: str, source: "Source") -> "LogitsFile":
 
 def measure(results: "Sequence[Result]", base: "LogitsFile", threads: int | None) -> "dict[str, Divergence]":
     """Measure the divergence of each file from the base logits, by type. Raises the errors of ChunkReader."""
-    from localllm.quantizing.ladder_report import Divergence
+    from localllm.quantizing.quantize_set import Divergence
     from localllm.services.evaluation.perplexity import ChunkReader
     from localllm.services.evaluation.scores import mean
 
@@ -163,21 +159,18 @@ def measure(results: "Sequence[Result]", base: "LogitsFile", threads: int | None
     return divergences
 
 
-def planned(rungs: "Sequence[Rung]") -> str:
-    """Format the plan of --dry-run."""
+def planned(members: "Sequence[Member]") -> str:
     rows = []
-    for rung in rungs:
-        names = ", ".join(map(one_line, rung.paths))
-        rows.append((rung.recipe.name, size(rung.plan.nbytes), f"{rung.plan.bits_per_weight:.2f}", names))
+    for member in members:
+        names = ", ".join(map(one_line, member.paths))
+        rows.append((member.recipe.name, size(member.plan.nbytes), f"{member.plan.bits_per_weight:.2f}", names))
     lines = columns(("type", "size", "bits per weight", "files"), rows, "<>><")
-    return "\n".join([*lines, "", f"total  {size(sum(rung.plan.nbytes for rung in rungs))}"]) + "\n"
+    return "\n".join([*lines, "", f"total  {size(sum(member.plan.nbytes for member in members))}"]) + "\n"
 
 
-def report(
-    results: "Sequence[Result]", seconds: float, group: "LadderGroup", measured: "Mapping[str, Divergence]"
-) -> str:
+def report(results: "Sequence[Result]", seconds: float, group: "SetGroup", measured: "Mapping[str, Divergence]") -> str:
     """Format the table of files as text with lines of sha256sum, JSON or Markdown; measured: divergences by type."""
-    from localllm.quantizing.ladder_report import markdown, report_rows
+    from localllm.quantizing.quantize_set import markdown, report_rows
 
     if group.as_json:
         rows = report_rows(results, measured)
@@ -189,7 +182,6 @@ def report(
 
 
 def text_table(results: "Sequence[Result]", measured: "Mapping[str, Divergence]") -> list[str]:
-    """Format the lines of the table, with columns for the divergence where it was measured."""
     titles: tuple[str, ...] = ("type", "size", "bits per weight", "time")
     rows = list[tuple[str, ...]]()
     for result in results:
@@ -201,10 +193,10 @@ def text_table(results: "Sequence[Result]", measured: "Mapping[str, Divergence]"
     return columns(titles, rows, "<" + ">" * (len(titles) - 1))
 
 
-def require_smaller(rungs: "Sequence[Rung]", nbytes_before: int) -> None:
+def require_smaller(members: "Sequence[Member]", nbytes_before: int) -> None:
     """Raise UsageError for a type whose file would be larger than the input's `nbytes_before` bytes."""
-    for rung in rungs:
-        if rung.plan.nbytes > ADDED * nbytes_before:
-            sizes = f"{size(rung.plan.nbytes)}, from {size(nbytes_before)}"
+    for member in members:
+        if member.plan.nbytes > ADDED * nbytes_before:
+            sizes = f"{size(member.plan.nbytes)}, from {size(nbytes_before)}"
             problem = f"the new file would be larger than the old one: {sizes}; --force writes it anyway"
-            raise UsageError(f"{rung.recipe.name}: {problem}")
+            raise UsageError(f"{member.recipe.name}: {problem}")

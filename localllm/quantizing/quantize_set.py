@@ -1,0 +1,489 @@
+"""Quantize a model to several types in one pass: each tensor is read once, and encoded once for each format.
+
+All files are written tensor by tensor, as NAME.part, and renamed when all of them are complete. The number of tensors
+on the disk is recorded every few seconds, so that an interrupted command can resume.
+"""
+
+import hashlib
+import json
+import os
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import ExitStack, suppress
+from functools import partial
+from itertools import islice
+from time import monotonic, perf_counter
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+
+from localllm.errors import LocalllmError, ModelError, UsageError
+from localllm.files.gguf.writer import alignment_of, build_header
+from localllm.files.safe_file import ExclusiveWriter, SafeFile
+from localllm.frozen import frozen
+from localllm.kernels.dequantize_rows import Widener, can_widen
+from localllm.quant.encode import encode
+from localllm.quant.formats import BY_NAME, RECIPES, Recipe
+from localllm.quantizing.plan import OnProgress, QuantizePlan, TensorJob
+from localllm.quantizing.quantize import ClampedWeights, default_output, find_type, mean_squares, with_path
+from localllm.quantizing.rewrite import check_files
+from localllm.quantizing.sources import SourceGuard
+from localllm.quantizing.verify import size_and_sha256
+from localllm.services.inspection.validate import dequantize_finite
+from localllm.system.files import open_own, replace, sync
+
+if TYPE_CHECKING:
+    import numpy as np
+
+BY_SIZE = sorted(RECIPES.values(), key=lambda recipe: -BY_NAME[recipe.base].bytes / BY_NAME[recipe.base].block)
+TYPES = [recipe.name for recipe in BY_SIZE if recipe.ladder == "always"]
+WITH_IMPORTANCE = [recipe.name for recipe in BY_SIZE if recipe.ladder == "imatrix"]
+NAME = "{type}"  # placeholder for the type in an output's name
+SAVE_EVERY = 5  # seconds
+VERSION = 1  # of the procedure; part of the key by which interrupted work is found
+PART, STATE = ".part", ".ladder"  # suffixes of unfinished files and of the record
+
+
+class Written(NamedTuple):
+    path: str
+    nbytes: int
+    sha256: str
+
+
+@frozen
+class Member:
+    """One type of a set: its plan and the paths of its files."""
+
+    recipe: Recipe
+    plan: QuantizePlan
+    paths: Sequence[str]
+
+
+@frozen
+class Result:
+    """The result of one type.
+
+    Attributes:
+        seconds: its share of the encoding time; a search shared by several types counts in equal parts.
+    """
+
+    recipe: Recipe
+    plan: QuantizePlan
+    files: Sequence[Written]
+    seconds: float
+
+
+def parse_types(text: str | None, has_importance: bool) -> list[Recipe]:
+    """Parse a comma-separated list of types; None: the default ones. Raises UsageError."""
+    names = [*TYPES, *(WITH_IMPORTANCE if has_importance else ())] if text is None else text.split(",")
+    recipes: dict[str, Recipe] = {}
+    for name in filter(None, (name.strip() for name in names)):
+        recipe = find_type(name)
+        if recipe is None:
+            raise UsageError(f"--types: {name[:40]} is not a type; localllm quantize --help lists them")
+        recipes[recipe.name] = recipe
+    if not recipes:
+        raise UsageError("--types: expected types separated by commas, e.g. Q8_0,Q4_K_M")
+    return [*recipes.values()]
+
+
+def output_for(path: str, out: str | None, recipe: Recipe, projector: bool = False) -> str:
+    """Return the path of the file for one of several types. Raises UsageError.
+
+    out: a path that contains {type}, or an existing folder; None: next to the input.
+    """
+    usual = default_output(path, recipe, projector)
+    if out is None:
+        return usual
+    if NAME in out:
+        return out.replace(NAME, "copy" if recipe.base == "" else recipe.name)
+    if os.path.isdir(out):
+        return os.path.join(out, os.path.basename(usual))
+    raise UsageError(f"{out}: expected a folder, or a name with {NAME} in it, for several types")
+
+
+# ---- files
+
+
+class PartFile:
+    """A file that is written under another name, and renamed when it is complete."""
+
+    def __init__(self, path: str, metadata: Mapping[str, object], tensors: Sequence[TensorJob]):
+        self.target, self._alignment = os.path.realpath(path), alignment_of(metadata)
+        self.path = self.target + PART
+        self._header = build_header(metadata, [job.output for job in tensors], self._alignment)
+        self._sizes = {job.tensor.name: job.output.nbytes for job in tensors}
+        self.nbytes = len(self._header) + sum(map(self._padded, self._sizes.values()))
+        self._digest, self._descriptor, self._position, self.is_named = hashlib.sha256(), -1, 0, False
+
+    def _padded(self, nbytes: int) -> int:
+        return -(-nbytes // self._alignment) * self._alignment
+
+    def length(self, names: Sequence[str]) -> int:
+        """Return the length of the file after the header and these tensors."""
+        return len(self._header) + sum(self._padded(self._sizes[name]) for name in names if name in self._sizes)
+
+    def open(self, kept_bytes: int) -> None:
+        """Open the file with the first `kept_bytes` bytes of an earlier run, 0 to begin. Raises LocalllmError."""
+        self.is_named = kept_bytes == self.nbytes and not os.path.lexists(self.path)  # an earlier run had renamed it
+        try:
+            path, flags = (self.target, os.O_RDONLY) if self.is_named else (self.path, os.O_RDWR | os.O_CREAT)
+            self._descriptor = open_own(path, flags)
+            if not self.is_named:
+                os.ftruncate(self._descriptor, kept_bytes)
+            while self._position < kept_bytes:
+                data = os.read(self._descriptor, min(kept_bytes - self._position, 1 << 24))
+                self._digest.update(data)
+                self._position += len(data)
+        except OSError as error:
+            raise self._failure(error) from None
+        if not kept_bytes:
+            self.write(self._header)
+
+    def has(self, kept_bytes: int) -> bool:
+        """Return whether an earlier run has written that many bytes."""
+        if kept_bytes == self.nbytes and not os.path.lexists(self.path):
+            return os.path.isfile(self.target) and os.path.getsize(self.target) == kept_bytes
+        try:
+            return os.stat(self.path, follow_symlinks=False).st_size >= kept_bytes
+        except OSError:
+            return False
+
+    def write(self, data: "bytes | np.ndarray") -> None:
+        """Append the bytes of a buffer. Raises LocalllmError."""
+        remaining = memoryview(data if isinstance(data, bytes) else data.data).cast("B")
+        self._digest.update(remaining)
+        try:
+            while remaining.nbytes:
+                count = os.write(self._descriptor, remaining)
+                self._position += count
+                remaining = remaining[count:]
+        except OSError as error:
+            raise self._failure(error) from None
+
+    def pad(self) -> None:
+        self.write(bytes(self._padded(self._position) - self._position))
+
+    def sync(self) -> None:
+        if self.is_named:
+            return
+        try:
+            sync(self._descriptor)
+        except OSError as error:
+            raise self._failure(error) from None
+
+    def finish(self) -> Written:
+        try:
+            if not self.is_named:
+                replace(self.path, self.target)
+        except OSError as error:
+            raise self._failure(error) from None
+        return Written(self.target, self.nbytes, self._digest.hexdigest())
+
+    def close(self) -> None:
+        if self._descriptor >= 0:
+            os.close(self._descriptor)
+            self._descriptor = -1
+
+    def discard(self) -> None:
+        self.close()
+        with suppress(FileNotFoundError):
+            os.unlink(self.path)
+
+    def _failure(self, error: OSError) -> LocalllmError:
+        return LocalllmError(f"{self.target}: cannot be written: {error.strerror or error}")
+
+
+class State:
+    """A record on the disk of how many tensors all files have."""
+
+    def __init__(self, path: str, key: str):
+        self.path, self._key = path, key
+        self.done, self.seconds = 0, dict[str, float]()
+        try:
+            with open(path, "rb") as file:
+                state = json.loads(file.read(1 << 20))
+            if state["key"] == key:
+                self.done, self.seconds = int(state["done"]), {name: float(n) for name, n in state["seconds"].items()}
+        except (OSError, ValueError, TypeError, KeyError, AttributeError):
+            pass
+
+    def save(self) -> None:
+        """Store it. Raises LocalllmError."""
+        with SafeFile(self.path) as file:
+            file.write(json.dumps({"key": self._key, "done": self.done, "seconds": self.seconds}).encode())
+
+    def remove(self) -> None:
+        with suppress(FileNotFoundError):
+            os.unlink(self.path)
+
+
+# ---- types in one pass
+
+
+class QuantizeSet:
+    """Files of several types that are written together: NAME.part, and a record of their progress next to them."""
+
+    def __init__(
+        self,
+        members: Sequence[Member],
+        inputs: Sequence[str],
+        threads: int,
+        on_progress: OnProgress,
+        is_strict: bool = False,
+    ):
+        """Prepare the files; is_strict: clamped weights are an error. Raises UsageError for equal names."""
+        self._members, self._threads, self._on_progress = members, threads, on_progress
+        self._source = members[0].plan.source
+        self._clamped = ClampedWeights(is_strict)
+        paths = [path for member in members for path in member.paths]
+        if len({*paths}) < len(paths):
+            raise UsageError("two types would go to the same file")
+        self._files = [
+            [PartFile(path, metadata, jobs) for path, (metadata, jobs) in zip(each.paths, each.plan.files, strict=True)]
+            for each in members
+        ]
+        self._jobs = [member.plan.jobs for member in members]
+        self._names = [job.tensor.name for job in self._jobs[0]]
+        self._guard = members[0].plan.guard
+        self._state = State(os.path.realpath(members[0].paths[0]) + STATE, self._key())
+        self._inputs = inputs
+
+    @property
+    def resumes(self) -> bool:
+        """Return whether an earlier run left its files."""
+        names = self._names[: self._state.done]
+        return self._state.done > 0 and all(file.has(file.length(names)) for group in self._files for file in group)
+
+    @property
+    def warnings(self) -> list[str]:
+        return self._clamped.lines()
+
+    def check(self) -> None:
+        """Check the output paths. Raises UsageError if they must not be written, LocalllmError for a full disk."""
+        files = [file for group in self._files for file in group]
+        need = sum(file.nbytes - (os.path.getsize(file.path) if os.path.isfile(file.path) else 0) for file in files)
+        for number, member in enumerate(self._members):
+            is_named = self.resumes and self._state.done == len(self._names)
+            check_files([member.paths[0]] if is_named else member.paths, self._inputs, need if number == 0 else 0)
+
+    def _key(self) -> str:
+        """Return the key of the work: its source, its types, and the importance matrix."""
+        key = hashlib.sha256(repr((VERSION, self._guard.identity)).encode())
+        for member, files in zip(self._members, self._files, strict=True):
+            for path, file in zip(member.paths, files, strict=True):
+                key.update(f"{os.path.realpath(path)}\0{file.nbytes}\0".encode())
+            for metadata, jobs in member.plan.files:
+                key.update(build_header(metadata, [job.output for job in jobs], alignment_of(metadata)))
+                for job in jobs:
+                    key.update(b"" if job.importance is None else job.importance.tobytes())
+        return key.hexdigest()
+
+    def run(self, widener: Widener) -> list[Result]:
+        """Write all files. Raises ModelError for a weight that is not finite, LocalllmError."""
+        files = [file for group in self._files for file in group]
+        with ExitStack() as stack:
+            for file in files:
+                stack.enter_context(ExclusiveWriter(file.target))
+                stack.callback(file.close)
+            finished = self._state.done if self.resumes else 0
+            self._state.done = finished
+            for file in files:
+                file.open(file.length(self._names[:finished]) if finished else 0)
+            try:
+                self._write(widener, finished)
+                self._guard.check()
+            except ModelError as error:
+                for file in files:
+                    file.discard()
+                self._state.remove()
+                raise with_path(error, self._source.path) from None
+            self._save()
+            results = [
+                Result(each.recipe, each.plan, [file.finish() for file in group], self._state.seconds[each.recipe.name])
+                for each, group in zip(self._members, self._files, strict=True)
+            ]
+        self._state.remove()
+        return results
+
+    def _save(self) -> None:
+        for file in (file for group in self._files for file in group):
+            file.sync()
+        self._state.save()
+
+    def _write(self, widener: Widener, finished: int) -> None:
+        """Write the tensors, beginning with number `finished`."""
+        count = sum(int(np.prod(job.tensor.shape)) for job in self._jobs[0][:finished])
+        saved = monotonic()
+        places = [places_of(group, member) for group, member in zip(self._files, self._members, strict=True)]
+        with ThreadPoolExecutor(self._threads, "quantize") as executor:
+            tasks = self._tasks(widener, finished)
+            queue: deque[Future[Encoded]] = deque()
+            try:
+                for number in range(finished, len(self._names)):
+                    name, jobs = self._names[number], [member[number] for member in self._jobs]
+                    for first, last in jobs[0].ranges():
+                        queue.extend(map(executor.submit, islice(tasks, self._threads + 2 - len(queue))))
+                        encoded = queue.popleft().result()
+                        for job, place in zip(jobs, places, strict=True):
+                            place[name].write(encoded.rows[job.format.name])
+                        self._account(encoded, jobs)
+                        count += (last - first) * jobs[0].tensor.shape[-1]
+                        self._on_progress(count, name)
+                        jobs[0].tensor.release_rows(first, last)
+                    for place in places:
+                        place[name].pad()
+                    self._state.done = number + 1
+                    if monotonic() - saved > SAVE_EVERY:
+                        self._save()
+                        saved = monotonic()
+            finally:
+                executor.shutdown(wait=True, cancel_futures=True)
+
+    def _account(self, encoded: "Encoded", jobs: Sequence[TensorJob]) -> None:
+        """Add the seconds of the searches to those of the types that use them, in equal parts."""
+        names = [job.format.name for job in jobs]
+        for member, name in zip(self._members, names, strict=True):
+            seconds = self._state.seconds.get(member.recipe.name, 0.0)
+            share = encoded.seconds[name] / names.count(name) / self._threads  # threads that search at the same time
+            self._state.seconds[member.recipe.name] = seconds + share
+
+    def _tasks(self, widener: Widener, finished: int) -> Iterator[Callable[[], "Encoded"]]:
+        for number in range(finished, len(self._names)):
+            jobs = {member[number].format.name: member[number] for member in self._jobs}
+            importance = importance_for([*jobs.values()], widener)
+            for first, last in next(iter(jobs.values())).ranges():
+                yield partial(encode_rows, widener, jobs, importance, self._clamped, first, last)
+
+
+def places_of(files: Sequence[PartFile], member: Member) -> dict[str, PartFile]:
+    """Map the names of a type's tensors to the files that they go to."""
+    parts = zip(files, member.plan.files, strict=True)
+    return {job.tensor.name: file for file, (_, jobs) in parts for job in jobs}
+
+
+def importance_for(jobs: Sequence[TensorJob], widener: Widener) -> np.ndarray | None:
+    """Return the importance of a tensor's columns, the same for all formats: float32 [matrices, columns]."""
+    for job in jobs:
+        if job.importance is not None:
+            return job.importance
+        if job.makes_logits and not job.is_copied:
+            return mean_squares(widener, job.tensor)
+    return None
+
+
+class Encoded(NamedTuple):
+    """Rows of a tensor in several formats, uint8 [rows, bytes], and the seconds that each took."""
+
+    rows: Mapping[str, np.ndarray]
+    seconds: Mapping[str, float]
+
+
+def encode_rows(
+    widener: Widener,
+    jobs: Mapping[str, TensorJob],
+    importance: np.ndarray | None,
+    clamped: ClampedWeights,
+    first: int,
+    last: int,
+) -> Encoded:
+    """Encode rows of a tensor in all its formats. Raises ModelError for a weight that is not finite."""
+    tensor = next(iter(jobs.values())).tensor
+    rows, seconds = dict[str, np.ndarray](), dict[str, float]()
+    weights = dequantize_finite(widener, tensor, first, last) if can_widen(tensor.format) else None
+    weight = None if importance is None else importance[first // tensor.shape[-2]]
+    for name, job in jobs.items():
+        start = perf_counter()
+        if job.is_copied:
+            rows[name] = np.ascontiguousarray(tensor.rows(first, last))
+        else:
+            assert weights is not None
+            rows[name] = encode(name, weights, weight if job.format.block > 1 else None)
+            clamped.check(tensor.name, job.format, weights, rows[name])
+        seconds[name] = perf_counter() - start
+    return Encoded(rows, seconds)
+
+
+# ---- types one after the other
+
+
+class Sequel:
+    """Types that are quantized one after the other; an interrupted command resumes with the first missing one."""
+
+    def __init__(self, members: Sequence[Member], texts: Sequence[str]):
+        """Load the state of an interrupted run; texts: files besides the source that the result depends on."""
+        self._members, guard = members, SourceGuard([*members[0].plan.source.files, *texts])
+        names = [(member.recipe.name, *map(os.path.realpath, member.paths)) for member in members]
+        state_key = (VERSION, guard.identity, names)
+        self._state = State(
+            os.path.realpath(members[0].paths[0]) + STATE, hashlib.sha256(repr(state_key).encode()).hexdigest()
+        )
+
+    def run(self, make: Callable[[Member], None]) -> list[Result]:
+        """Quantize all types, each by `make`."""
+        state, results = self._state, []
+        for number, member in enumerate(self._members):
+            if number >= state.done or not all(map(os.path.isfile, member.paths)):
+                start = perf_counter()
+                make(member)
+                state.seconds[member.recipe.name], state.done = perf_counter() - start, number + 1
+                state.save()
+            files = [Written(path, *size_and_sha256(path)) for path in member.paths]
+            results.append(Result(member.recipe, member.plan, files, state.seconds[member.recipe.name]))
+        state.remove()
+        return results
+
+
+# ---- tables
+
+
+class Divergence(NamedTuple):
+    """The divergence of a file's predictions from those of the original.
+
+    Attributes:
+        mean: Kullback-Leibler divergence, in nats.  error: its standard error. same_top: share of tokens with the same
+        likeliest token, 0 to 1.
+    """
+
+    mean: float
+    error: float
+    same_top: float
+
+    @property
+    def cells(self) -> tuple[str, str]:
+        """Format the divergence and the share of tokens with the same most likely prediction."""
+        return f"{self.mean:.4f} ± {self.error:.4f}", f"{100 * self.same_top:.1f} %"
+
+
+def report_rows(results: Sequence[Result], measured: Mapping[str, Divergence]) -> list[dict[str, object]]:
+    """Describe each type: name, size, bits per weight, seconds, divergence if measured, files with their SHA-256."""
+    return [
+        {
+            "type": result.recipe.name,
+            "size": sum(file.nbytes for file in result.files),
+            "bits_per_weight": round(result.plan.bits_per_weight, 4),
+            "seconds": round(result.seconds, 2),
+            **({"divergence": measured[result.recipe.name]._asdict()} if measured else {}),
+            "files": [{"name": os.path.basename(f.path), "size": f.nbytes, "sha256": f.sha256} for f in result.files],
+        }
+        for result in results
+    ]
+
+
+def markdown(results: Sequence[Result], measured: Mapping[str, Divergence]) -> str:
+    """Format a table for a model card."""
+    titles = ["file", "type", "size", "bits per weight", *(["KL divergence", "same top token"] if measured else [])]
+    lines = [table_line([*titles, "SHA-256"]), f"|---|---|{'--:|' * (len(titles) - 2)}---|"]
+    for result in results:
+        of_model = measured[result.recipe.name].cells if measured else ()
+        for file in result.files:
+            name, size = os.path.basename(file.path), f"{file.nbytes / 1e9:.2f} GB"
+            size = size if file.nbytes >= 1e9 else f"{file.nbytes / 1e6:.1f} MB"
+            bits = f"{result.plan.bits_per_weight:.2f}"
+            lines.append(table_line([name, result.recipe.name, size, bits, *of_model, f"`{file.sha256}`"]))
+    return "\n".join(lines) + "\n"
+
+
+def table_line(cells: Sequence[str]) -> str:
+    return f"| {' | '.join(cells)} |"

@@ -1,0 +1,179 @@
+"""Sources with changed tensors: scales folded into them, or layers left out; and whether files changed meanwhile."""
+
+import os
+import re
+from collections.abc import Mapping, Sequence
+from math import prod
+
+import numpy as np
+
+from localllm.engine.trace.scale_folding import ScaleFold
+from localllm.errors import ModelError, UsageError
+from localllm.files.gguf.header import ARRAY, SCALARS, printable
+from localllm.files.gguf.tensor_source import Source, SourceTensor, row_count
+from localllm.files.gguf.writer import Packed, pack_value
+from localllm.kernels.dequantize_rows import Widener
+from localllm.quant.formats import BY_NAME
+from localllm.services.inspection.inspect import SCALED
+
+LAYER = re.compile(r"blk\.([0-9]+)\.")
+
+
+class FoldedTensor:
+    """A SourceTensor with scaled columns or rows, float32."""
+
+    format = BY_NAME["F32"]
+
+    def __init__(self, tensor: SourceTensor, widener: Widener):
+        self._tensor, self._widener = tensor, widener
+        self.name, self.shape = tensor.name, tensor.shape
+        self._of_columns = np.ones(self.shape[-1], np.float32)
+        self._of_rows = np.ones((row_count(self.shape), 1), np.float32)
+
+    def multiply(self, scales: np.ndarray) -> None:
+        self._of_columns = self._of_columns * scales
+
+    def divide(self, scales: np.ndarray, first: int) -> None:
+        """Divide rows from `first` on, of each matrix of a stack, or elements of a vector."""
+        places = slice(first, first + len(scales))
+        if len(self.shape) == 1:
+            self._of_columns[places] /= scales
+        else:
+            self._of_rows.reshape(prod(self.shape[:-2]), -1)[:, places] /= scales
+
+    def rows(self, first: int, last: int) -> np.ndarray:
+        weights = self._widener.widen(self._tensor.format, self._tensor.rows(first, last), self.shape[-1])
+        return (weights * self._of_columns * self._of_rows[first:last]).view(np.uint8)
+
+    def release_rows(self, first: int, last: int) -> None:
+        self._tensor.release_rows(first, last)
+
+
+class FoldedSource:
+    """A Source with scales folded into its tensors; the model's outputs stay the same (engine.trace.scale_folding).
+
+    Attributes:
+        inner: the original source.  folded: the tensors that changed, by name.
+    """
+
+    def __init__(self, inner: Source, scales: Sequence[tuple[ScaleFold, np.ndarray]], widener: Widener):
+        """Fold scales, float32 [width], all positive, into the tensors of `inner`."""
+        tensors = {tensor.name: tensor for tensor in inner.tensors}
+        self.folded = dict[str, FoldedTensor]()
+        for fold, numbers in scales:
+            for name, first in fold.divided:
+                self.folded.setdefault(name, FoldedTensor(tensors[name], widener)).divide(numbers, first)
+            for name in fold.multiplied:
+                self.folded.setdefault(name, FoldedTensor(tensors[name], widener)).multiply(fold.read(numbers))
+        self.inner, self.path, self.files = inner, inner.path, inner.files
+        self.parts, self.warnings, self.ignored = inner.parts, inner.warnings, inner.ignored
+        self.tensors: list[SourceTensor] = [self.folded.get(name, tensor) for name, tensor in tensors.items()]
+        says: dict[str, object] = {SCALED: len(scales)} if scales else {}
+        self.metadata: Mapping[str, object] = {**inner.metadata, **says}
+        packed = {name: pack_value(value) for name, value in says.items()}
+        self.packed: Mapping[str, object] = {**inner.packed, **packed}
+
+
+# ---- layers left out
+
+
+def parse_layers(text: str) -> tuple[int, ...]:
+    """Parse numbers of layers, separated by commas. Raises UsageError."""
+    if not re.fullmatch(r"[0-9]{1,6}(,[0-9]{1,6})*", text):
+        raise UsageError(f"--prune-layers {printable(text)}: expected layer numbers separated by commas, e.g. 20,21,22")
+    return tuple(sorted(set(map(int, text.split(",")))))
+
+
+class RenamedTensor:
+    def __init__(self, tensor: SourceTensor, name: str):
+        self._tensor, self.name, self.name_before = tensor, name, tensor.name
+        self.format, self.shape = tensor.format, tensor.shape
+
+    def rows(self, first: int, last: int) -> np.ndarray:
+        return self._tensor.rows(first, last)
+
+    def release_rows(self, first: int, last: int) -> None:
+        self._tensor.release_rows(first, last)
+
+
+class PrunedSource:
+    """A Source without some layers, the others renumbered, as by llama-quantize --prune-layers.
+
+    Attributes:
+        inner: the original source.  layers: how many are left.
+    """
+
+    def __init__(self, inner: Source, pruned: Sequence[int]):
+        """Leave out layers. Raises UsageError for a layer that does not exist, and if none is left."""
+        numbers = {int(match[1]) for tensor in inner.tensors if (match := LAYER.match(tensor.name))}
+        if missing := sorted(set(pruned) - numbers):
+            raise UsageError(f"--prune-layers: there is no layer {missing[0]}; the model has {len(numbers)}")
+        kept_layers = sorted(numbers - set(pruned))
+        if not kept_layers:
+            raise UsageError("--prune-layers: no layer is left")
+        new = {number: place for place, number in enumerate(kept_layers)}
+        names = {tensor.name: renumbered(tensor.name, new) for tensor in inner.tensors}
+        self.inner, self.layers = inner, len(kept_layers)
+        self.path, self.files, self.warnings, self.ignored = inner.path, inner.files, inner.warnings, inner.ignored
+        self.tensors: list[SourceTensor] = [
+            RenamedTensor(tensor, name) for tensor in inner.tensors if (name := names[tensor.name]) is not None
+        ]
+        parts = [[name for old in part if (name := names[old]) is not None] for part in inner.parts]
+        self.parts = [part for part in parts if part] if any(parts) else parts
+        arch, total = str(inner.metadata.get("general.architecture", "")), max(numbers) + 1
+        self.count_key = f"{arch}.block_count"
+        shorter = {
+            key: [values[number] for number in kept_layers]
+            for key, values in inner.metadata.items()
+            if key.startswith(f"{arch}.") and isinstance(values, list | np.ndarray) and len(values) == total
+        }
+        self.metadata: Mapping[str, object] = {**inner.metadata, **shorter, self.count_key: self.layers}
+        packed = {key: pack_like(inner.packed[key], values) for key, values in shorter.items()}
+        self.packed: Mapping[str, object] = {**inner.packed, **packed}
+
+
+def renumbered(name: str, new: Mapping[int, int]) -> str | None:
+    """Return a tensor's name with its layer's new number, None if its layer is left out."""
+    match = LAYER.match(name)
+    if not match:
+        return name
+    return f"blk.{new[int(match[1])]}.{name[match.end() :]}" if int(match[1]) in new else None
+
+
+def pack_like(old: object, values: Sequence[object]) -> Packed:
+    """Pack an array of numbers in its old type."""
+    packed = pack_value(old)
+    kind = int.from_bytes(packed[4:8], "little")
+    if int.from_bytes(packed[:4], "little") == ARRAY and kind in SCALARS:
+        return pack_value(np.array(values, np.dtype(SCALARS[kind].format)))
+    return pack_value(list(values))
+
+
+# ---- changed files
+
+
+class SourceGuard:
+    """The sizes and times of files when reading began.
+
+    Attributes:
+        identity: for each file (path, bytes, time of the last change in ns), None for a missing file.
+    """
+
+    def __init__(self, files: Sequence[str]):
+        self._files = [*files]
+        self.identity = [identity_of(path) for path in files]
+
+    def check(self) -> None:
+        """Raise ModelError if a file has changed."""
+        for path, identity in zip(self._files, self.identity, strict=True):
+            if identity != identity_of(path):
+                raise ModelError(f"{path}: this file changed while it was read; nothing was written")
+
+
+def identity_of(path: str) -> tuple[str, int, int] | None:
+    """Return a file's identity, which changes with its content; None if the file is gone."""
+    try:
+        status = os.stat(path)
+    except OSError:
+        return None
+    return os.path.abspath(path), status.st_size, status.st_mtime_ns
