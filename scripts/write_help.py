@@ -7,8 +7,8 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from textwrap import fill
 
+from localllm.cli import compat
 from localllm.cli import compat as llama_names
-from localllm.cli import compat_commands
 from localllm.cli.app import context_of
 from localllm.cli.parameters import NAMED
 from localllm.cli.registry import COMMANDS, params_of
@@ -52,9 +52,9 @@ def coming_from() -> str:
     parts = [
         COMING_BEGINNING,
         "## Commands of llama.cpp\n",
-        *commands(compat_commands.LLAMA_CPP),
+        *commands(compat.LLAMA_CPP),
         "\n## Commands of Ollama\n",
-        *commands(compat_commands.OLLAMA),
+        *commands(compat.OLLAMA),
         "\n## Options with other names here\n",
         "What stands in the first column works, too.\n",
         *table(("llama.cpp", "localllm"), other_names()),
@@ -93,7 +93,7 @@ def sampling(page: str) -> str:
     return before + chain + "\n\n" + rest.partition("\n\n")[2]
 
 
-def commands(rows: tuple[compat_commands.CommandAlias, ...]) -> Iterator[str]:
+def commands(rows: tuple[compat.CommandAlias, ...]) -> Iterator[str]:
     return table(
         ("there", "here", "what differs"),
         [(f"`{row.there}`", f"`{row.here}`" if row.here else "", row.differs) for row in rows],

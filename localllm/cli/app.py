@@ -82,8 +82,7 @@ app = typer.Typer(
 
 @app.callback()
 def begin(
-    context: typer.Context,
-    version: Annotated[bool, typer.Option("-V", "--version", help="Show the version.")] = False,
+    context: typer.Context, version: Annotated[bool, typer.Option("-V", "--version", help="Show the version.")] = False
 ) -> None:
     """Large language models from GGUF files, on your own computer.
 

@@ -8,7 +8,7 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from localllm.cli.compat import SAME, SAME_VALUES, IgnoredOption, find_ignored, is_foreign, is_switch, refusal
+from localllm.cli.compat import SAME, SAME_VALUES, find_ignored, is_foreign, is_switch, refusal
 from localllm.cli.parameters import Argument, Chosen, Parameter, own_name
 from localllm.errors import UsageError
 
@@ -70,7 +70,9 @@ def read_words(words: Sequence[str], params: Sequence[Parameter], command: str) 
             if param.is_switch:
                 parsed.take_option(param, name, name in param.opts)
             else:
-                option_value = value if equals else next_value(name, remaining) if needs_value(param, remaining) else ""
+                is_optional = (param.metavar or "").startswith("[")
+                takes_next = not is_optional or (bool(remaining) and not remaining[0].startswith("-"))
+                option_value = value if equals else next_value(name, remaining) if takes_next else ""
                 parsed.take_option(param, name, SAME_VALUES.get(param.name, {}).get(option_value, option_value))
         elif (equivalent := SAME.get(name)) and equivalent[0] in by_name:
             remaining[:0] = [
@@ -78,7 +80,8 @@ def read_words(words: Sequence[str], params: Sequence[Parameter], command: str) 
             ]
         elif foreign := find_ignored(name, command):
             parsed.ignored.append((name, foreign.reason))
-            if not equals and takes_word(foreign, remaining):
+            takes_next = foreign.values == 1 or (foreign.values < 0 and bool(remaining) and is_switch(remaining[0]))
+            if not equals and takes_next:
                 skip_value(name, remaining)
         elif is_foreign(name) or (letters := split_short_options(word, by_name)) is None:
             raise UsageError(no_such_option(name, [*by_name], command))
@@ -119,28 +122,13 @@ def assign_arguments(values: list[str], params: Sequence[Parameter], parsed: Par
         parsed.words += ["--", *assigned]
 
 
-def needs_value(param: Parameter, following: Sequence[str]) -> bool:
-    """Return whether the next word is the option's value.
-
-    It is not if the value is optional and the next word is an option.
-    """
-    return not (param.metavar or "").startswith("[") or (bool(following) and not following[0].startswith("-"))
-
-
-def takes_word(foreign: IgnoredOption, following: Sequence[str]) -> bool:
-    """Return whether the next word is the value of an ignored option."""
-    return foreign.values == 1 or (foreign.values < 0 and bool(following) and is_switch(following[0]))
-
-
 def next_value(name: str, following: list[str]) -> str:
-    """Take the value of an option, the next word, even if it begins with a dash."""
     if not following:
         raise UsageError(f"{name} needs a value")
     return following.pop(0)
 
 
 def skip_value(name: str, following: list[str]) -> None:
-    """Remove the value of an ignored option. Raises UsageError if an option follows instead."""
     if not following or (following[0].startswith("-") and not is_number(following[0])):
         hint = "; to follow up on the last answer, use --continue" if name == "-C" else ""
         raise UsageError(f"{name} needs a value{hint}")

@@ -1,6 +1,7 @@
 """A command, parsed and documented by Typer after llama.cpp's spellings were replaced."""
 
 import os
+import re
 from collections.abc import Mapping
 from contextvars import ContextVar
 from typing import Any
@@ -31,6 +32,7 @@ from localllm.errors import UsageError
 CURRENT: ContextVar[Any] = ContextVar("CURRENT")  # the Context of the running command
 CONFIGURED = "localllm.configured"  # key of Context.meta: the values of config.toml, as Chosen
 ESCAPED = {"prompt", "words", "system", "stop", "ban", "dry_sequence_breakers"}  # parameters to which -e applies
+MEANINGS = {"n": "\n", "r": "\r", "t": "\t", "'": "'", '"': '"', "\\": "\\"}
 
 
 def prompt_as_model(typed: ParsedArgs, params: list[Parameter]) -> str | None:
@@ -164,10 +166,22 @@ def is_expected(param: object, ctx: typer.Context) -> bool:
 
 def unescape(values: dict[str, object]) -> None:
     """Replace the escape sequences in texts."""
-    from localllm.cli.terminal.escapes import unescape_text
 
     for name in ESCAPED & values.keys():
         if isinstance(value := values[name], str):
             values[name] = unescape_text(value)
         elif isinstance(value, list):
             values[name] = [*map(unescape_text, value)]
+
+
+def unescape_text(text: str) -> str:
+    r"""Replace \n, \r, \t, \', \", \\ and \xNN, a byte of UTF-8, by their characters; other sequences are kept."""
+    unescaped = re.sub(r"\\(?:x([0-9a-fA-F]{2})|([nrt'\"\\]))", _meaning, text)
+    return unescaped.encode(errors="surrogateescape").decode(errors="surrogateescape")
+
+
+def _meaning(match: re.Match[str]) -> str:
+    """Replace escape sequences; consecutive bytes above 0x7F (as surrogates meanwhile) are decoded as UTF-8."""
+    if match[1]:
+        return bytes([int(match[1], 16)]).decode(errors="surrogateescape")
+    return MEANINGS[match[2]]

@@ -32,7 +32,6 @@ _CACHE = "long prompts are kept on disk by themselves; see `localllm cache`"
 _SAME = "the model that guesses has the options of the one that answers"
 _SILENT = "the prompt is never shown, and stdout is the answer only"
 _COMPACT = "the cache is always compact"
-
 # Options that change no answer: they are ignored, with a note. FLAGS have no value, SWITCHES may have one
 # (on, off, auto ...), VALUED have one.
 FLAGS = {
@@ -117,7 +116,6 @@ VALUED = {
     "--spec-draft-device --spec-draft-ngl",
     "this command computes on the processor": "-ngl --gpu-layers --n-gpu-layers -dev --device",
 }  # fmt: skip
-
 # Options that are ignored in some commands only.
 IN_COMMAND = {
     "chat": {
@@ -131,25 +129,16 @@ IN_COMMAND = {
     "imatrix": {"every chunk fits the context": "--context-shift --no-context-shift"},
     "perplexity": {"every chunk fits the context": "--context-shift --no-context-shift"},
 }
-
 # Options with another name here; {} is the value.
 SAME = {
-    "-hf": ("-m", "hf:{}"),
-    "-hfr": ("-m", "hf:{}"),
-    "--hf-repo": ("-m", "hf:{}"),
-    "--context-shift": ("--on-overflow", "shift"),
-    "--no-context-shift": ("--on-overflow", "error"),
-    "-md": ("--speculate", "draft:{}"),
-    "--model-draft": ("--speculate", "draft:{}"),
-    "--spec-draft-model": ("--speculate", "draft:{}"),
-    "--no-cache-prompt": ("--no-cache",),
-    "--ssl-cert-file": ("--ssl-certfile", "{}"),
-    "--ssl-key-file": ("--ssl-keyfile", "{}"),
-    "--sleep-idle-seconds": ("--idle", "{}"),
-    "--reasoning-effort": ("--template-var", "reasoning_effort={}"),
+    "-hf": ("-m", "hf:{}"), "-hfr": ("-m", "hf:{}"), "--hf-repo": ("-m", "hf:{}"),
+    "--context-shift": ("--on-overflow", "shift"), "--no-context-shift": ("--on-overflow", "error"),
+    "-md": ("--speculate", "draft:{}"), "--model-draft": ("--speculate", "draft:{}"),
+    "--spec-draft-model": ("--speculate", "draft:{}"), "--no-cache-prompt": ("--no-cache",),
+    "--ssl-cert-file": ("--ssl-certfile", "{}"), "--ssl-key-file": ("--ssl-keyfile", "{}"),
+    "--sleep-idle-seconds": ("--idle", "{}"), "--reasoning-effort": ("--template-var", "reasoning_effort={}"),
     "--usage": ("--help",),
-}
-
+}  # fmt: skip
 # Options that would change the answer, but are not supported.
 REFUSED = {
     _POSITIONS: "--rope-scaling --rope-scale --rope-freq-base --rope-freq-scale --yarn-orig-ctx",
@@ -215,7 +204,6 @@ REFUSED = {
     "`localllm imatrix` computes no perplexity: `localllm perplexity` does": "--ppl",
     "`localllm run` gives one answer": "-st --single-turn -no-cnv --no-cnv --no-conversation",
 }  # fmt: skip
-
 # Options that are not supported in one command.
 REFUSED_IN = {
     "bench": {"--json prints JSON, --md a table in Markdown": "-o --output -oe --output-err"},
@@ -235,19 +223,14 @@ REFUSED_IN = {
         "the file says how its vectors are pooled": "--pooling",
         "the server guesses by repeated text and the model's own MTP layer": "-md --model-draft --spec-draft-model",
     },
-    "tokenize": {
-        "tokens are those of `run --raw`": "--no-bos --no-parse-special",
-        "use --count": "--show-count",
-    },
+    "tokenize": {"tokens are those of `run --raw`": "--no-bos --no-parse-special", "use --count": "--show-count"},
 }
-
 # Values of llama.cpp and Ollama with another spelling here, by the parameter.
 SAME_VALUES = {
     "device": {"none": "cpu"} | {f"CUDA{number}": f"cuda:{number}" for number in range(16)},
     "think": {"true": "on", "false": "off"},
     "max_tokens": {"-2": "-1"},  # until the context is full, where every answer ends
 }
-
 # Options of llm, mods, aichat, fabric and grep, by the command.
 SHELL_TOOLS = {
     "run": {
@@ -262,14 +245,12 @@ SHELL_TOOLS = {
         "words are found in all their forms; for patterns there is grep": "-E -F -P -w --word-regexp --invert-match",
     },
 }
-
 # The option that was probably meant where an option takes a number here, by command and option.
 MEANT_BY_TEXT = {
     "run -s": "-s is the seed, -sys TEXT a system message",
     "run -t": "-t is the number of threads, --template NAME a named prompt",
     "run -c": "-c is the length of the context; --continue follows up on the last answer",
 }
-
 SWITCH_VALUES = {"on", "off", "auto", "0", "1", "true", "false", "enabled", "disabled"}
 
 
@@ -315,3 +296,99 @@ def ignored_option_warning(options: Sequence[tuple[str, str]]) -> str:
     if len(options) == 1:
         return f"{options[0][0]} is left out: {options[0][1]}"
     return f"left out, because they mean nothing here: {', '.join(name for name, _ in options)}"
+
+
+# ---- commands of llama.cpp and Ollama with their counterparts here, and synonyms of commands
+
+
+class CommandAlias(NamedTuple):
+    """A command of another program: its spelling there and here, and what differs."""
+
+    there: str
+    here: str
+    differs: str = ""
+
+
+LLAMA_CPP = (
+    CommandAlias("llama-cli -m FILE", "localllm chat FILE", "a conversation; commands begin with a slash: /help"),
+    CommandAlias("llama-cli -m FILE -p TEXT -st", "localllm run FILE -p TEXT", "stdout is the answer only"),
+    CommandAlias("llama-completion -m FILE -p TEXT", "localllm run FILE -p TEXT --raw", "without the chat template"),
+    CommandAlias(
+        "llama-cli -hf OWNER/REPO:TYPE", "localllm chat hf:OWNER/REPO:TYPE", "`localllm pull` fetches it before"
+    ),
+    CommandAlias("llama-quantize IN OUT TYPE", "localllm quantize IN OUT TYPE", "also from a checkpoint's folder"),
+    CommandAlias(
+        "llama-imatrix -m FILE -f TEXT -o OUT", "localllm imatrix FILE TEXT -o OUT", "goes on where it stopped"
+    ),
+    CommandAlias("llama-perplexity -m FILE -f TEXT", "localllm perplexity FILE TEXT", "the same figures"),
+    CommandAlias("llama-bench -m FILE", "localllm bench FILE", "the same tests"),
+    CommandAlias("llama-tokenize -m FILE -p TEXT", "localllm tokenize FILE TEXT", "--ids prints numbers only"),
+    CommandAlias("llama-gguf-split --split IN OUT", "localllm split IN OUT", "the same files"),
+    CommandAlias("llama-gguf-split --merge IN OUT", "localllm merge IN OUT", "the same file"),
+    CommandAlias("gguf-dump FILE", "localllm inspect FILE --json"),
+    CommandAlias("gguf-set-metadata FILE KEY VALUE", "localllm edit FILE --set-metadata KEY=VALUE", "arrays, too"),
+    CommandAlias("llama-server -m FILE", "localllm serve FILE", "port 11435; needs `pip install localllm[serve]`"),
+)
+OLLAMA = (
+    CommandAlias("ollama run MODEL", "localllm chat MODEL", "so does `localllm run MODEL` on a terminal"),
+    CommandAlias("ollama run MODEL TEXT", "localllm run MODEL TEXT", "stdout is the answer only"),
+    CommandAlias("ollama pull MODEL", "localllm pull MODEL", "from the Hugging Face hub; gemma3:4b is gemma-3-4b"),
+    CommandAlias("ollama list", "localllm list"),
+    CommandAlias("ollama show MODEL", "localllm inspect MODEL"),
+    CommandAlias("ollama rm MODEL", "localllm rm MODEL"),
+    CommandAlias(
+        "ollama create", "[aliases] and [model.NAME] in config.toml", "defaults of a model; `localllm config`"
+    ),
+    CommandAlias("ollama ps", "", "nothing runs in the background"),
+    CommandAlias("ollama serve", "localllm serve", "OpenAI's, Anthropic's and Ollama's interfaces, port 11435"),
+)
+# Synonyms of commands that users may try.
+MEANT = {
+    "rm": "remove delete del uninstall erase",
+    "pull": "download get fetch install add",
+    "search": "grep rg semgrep sgrep ck similar",
+    "ask": "question rag qa answer",
+    "embed": "embed-multi vectors embeddings",
+    "templates": "patterns fabric snippets",
+    "inspect": "show info dump gguf-dump metadata view",
+    "list": "ls models find catalogue",
+    "run": "generate complete prompt llama-cli main simple query exec",
+    "chat": "talk interactive conversation repl cli",
+    "quantize": "convert quant llama-quantize quantise convert-hf-to-gguf",
+    "tokenize": "tokens llama-tokenize encode tokenise",
+    "perplexity": "ppl llama-perplexity",
+    "eval": "evaluate lm-eval lm_eval grade score",
+    "bench": "benchmark llama-bench speed",
+    "imatrix": "llama-imatrix importance",
+    "split": "gguf-split llama-gguf-split shard",
+    "merge": "join concat",
+    "verify": "check validate checksum gguf-hash",
+    "edit": "set-metadata gguf-set-metadata gguf-new-metadata",
+    "config": "settings configure options set env",
+    "sessions": "history conversations",
+    "serve": "server llama-server api start listen",
+    "map": "batch parallel llama-batched",
+    "fit": "memory size estimate",
+    "warmup": "compile",
+}
+NO_COMMAND = {
+    "ps stop top": "nothing runs in the background: a model is there as long as its command",
+    "push cp copy login signin signout": "models are files: copy them as others, and share them on the Hugging Face "
+    "hub with its own program",
+    "create": "a model's defaults stand in config.toml: see `localllm config --help`",
+    "update upgrade": "pip install --upgrade localllm",
+    "version": "localllm --version",
+    "log logs last": "`localllm run --continue` goes on after the last answer, `localllm sessions` lists conversations",
+    "summarize summarise explain commit review translate": "these are prompts: localllm run MODEL --template NAME; "
+    "`localllm templates` lists them",
+}
+
+
+def suggest_command(word: str) -> str:
+    """Return the command for a synonym, "" if there is none."""
+    return next((name for name, words in MEANT.items() if word.lower() in words.split()), "")
+
+
+def no_command(word: str) -> str:
+    """Return what replaces another program's command, "" for an unknown command."""
+    return next((reason for words, reason in NO_COMMAND.items() if word.lower() in words.split()), "")

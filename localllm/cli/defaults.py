@@ -170,7 +170,6 @@ def unknown_settings(command: str, params: Sequence[Parameter], model: str | Non
 
 
 def all_entries(settings: Settings) -> Iterator[Entry]:
-    """Yield every entry of the file that sets an option."""
     yield from (Entry(("defaults",), key, value) for key, value in settings.defaults.items())
     for table, inner in (("command", settings.command), ("model", settings.model)):
         yield from (Entry((table, name), key, value) for name, keys in inner.items() for key, value in keys.items())
@@ -189,28 +188,17 @@ def check(entry: Entry, settings: Settings, command: str) -> None:
 
 
 def all_params() -> "Iterator[Parameter]":
-    """Yield the parameters of all commands."""
     return (param for name in COMMANDS for param in params_of(name))
 
 
 def conflicting_options(name: str) -> tuple[str, ...]:
     """Return the parameters that conflict with a typed one, so that their defaults are ignored."""
+    from localllm.cli.options.conflicts import ALTERNATIVES, SILENCED_BY_RAW
+
     if name == "beams":
         from localllm.generation.sampling.options import OPTIONS
 
         return (*OPTIONS, "letters")
-    return {
-        "system": ("system_file",),
-        "system_file": ("system",),
-        "raw": ("system", "system_file", "chat_template", "think", "think_budget", "template_var"),
-        "json_schema": ("grammar", "regex"),
-        "grammar": ("json_schema", "regex"),
-        "regex": ("json_schema", "grammar"),
-        "samplers": ("letters",),
-        "letters": ("samplers",),
-        "kv_type": ("keys", "values"),
-        "keys": ("kv_type",),
-        "values": ("kv_type",),
-        "as_json": ("as_markdown",),
-        "as_markdown": ("as_json",),
-    }.get(name, ())
+    if name == "raw":
+        return SILENCED_BY_RAW
+    return tuple(other for names in ALTERNATIVES if name in names for other in names if other != name)

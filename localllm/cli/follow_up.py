@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from localllm.text.messages import Message
 
 
-class Thread:
+class FollowUp:
     """The conversation that `run` continues; a context manager, which locks a session."""
 
     def __init__(self, session: str | None):
@@ -27,7 +27,7 @@ class Thread:
         if self._file and self._file.lost:
             warn([f"an incomplete turn at the end of {self._name} was removed"])
 
-    def __enter__(self) -> "Thread":
+    def __enter__(self) -> "FollowUp":
         return self
 
     def __exit__(self, *error: object) -> None:
@@ -36,7 +36,6 @@ class Thread:
 
     @property
     def has_messages(self) -> bool:
-        """Return whether it continues a conversation, and does not begin one."""
         return bool(self._chat.messages)
 
     @property

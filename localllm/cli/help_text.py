@@ -21,7 +21,6 @@ def columns() -> int:
 
 
 def colour_help(text: str) -> str:
-    """Add colours to the text if stdout is a terminal."""
     return coloured(text) if is_terminal(sys.stdout) else text
 
 
@@ -43,13 +42,15 @@ def command_help(usage: str, doc: str, params: Iterable[Parameter], commands: li
     sections: dict[str, list[tuple[str, str]]] = {"Arguments": [], "Options": []}
     for param in params:
         if isinstance(param, Argument):
-            sections["Arguments"].append(argument_row(param))
+            also = param.also.names if param.also else ()
+            sections["Arguments"].append((param.metavar or "", with_names(param.help or "", also)))
         elif not param.name.endswith(NAMED):
             sections.setdefault(param.rich_help_panel or "Options", []).append(option_row(param))
     if len(sections["Options"]) == 1:  # --help alone
         sections["Options"] = sections.pop("Options")
     text, examples = doc.partition("\n\nExamples:\n")[::2]
-    lines = [*usage_lines(usage, width), "", *paragraphs(text, width)]
+    usage_lines = wrap(f"Usage: {usage}", width, subsequent_indent="       ", break_on_hyphens=False)
+    lines = [*usage_lines, "", *paragraphs(text, width)]
     indent = indentation([row for rows in sections.values() for row in rows], width)
     for title, rows in sections.items():
         if rows:
@@ -59,14 +60,6 @@ def command_help(usage: str, doc: str, params: Iterable[Parameter], commands: li
     if examples:
         lines += ["", "Examples:", *(line for row in examples.splitlines() for line in command_line(row, width))]
     return "\n".join(lines)
-
-
-def usage_lines(usage: str, width: int) -> list[str]:
-    return wrap(f"Usage: {usage}", width, subsequent_indent="       ", break_on_hyphens=False)
-
-
-def argument_row(param: Argument) -> tuple[str, str]:
-    return param.metavar or "", with_names(param.help or "", param.also.names if param.also else ())
 
 
 def option_row(param: Parameter) -> tuple[str, str]:

@@ -7,17 +7,25 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from localllm.cli import open_model as opening
-from localllm.cli.map_io import Given, Progress, Writer, content, properties_of, records_of
-from localllm.cli.map_run import answer, of_input, open_mapping
+from localllm.cli.map_run import (
+    Given,
+    Progress,
+    Writer,
+    answer,
+    content,
+    of_input,
+    open_mapping,
+    properties_of,
+    records_of,
+)
+from localllm.cli.open_model import resolve_model_path
 from localllm.cli.options import shared as options
 from localllm.cli.options.choices import texts_of
 from localllm.cli.options.conflicts import FORM, THOUGHTS, require_combination
 from localllm.cli.options.endpoint import EndpointGroup, open_remote
-from localllm.cli.options.mapping import AnswersGroup, RecordsGroup
-from localllm.cli.options.tables import TableGroup
+from localllm.cli.options.mapping import AnswersGroup, RecordsGroup, TableGroup
 from localllm.cli.parameters import explicit_options
 from localllm.cli.prompt_input import text_of
-from localllm.cli.resolve_model import resolve_model_path
 from localllm.cli.terminal.output import say
 from localllm.cli.terminal.render import count_noun
 from localllm.errors import UsageError
@@ -57,7 +65,9 @@ class MapCommand:
         with self.of_input(job, target) as remember, self.open_output(target) as out, ExitStack() as stack:
             remaining = self.select_records(job.prompts, out)
             progress = Progress(remaining, self.given.size - len(remaining) if isinstance(remaining, list) else 0)
-            self.tell_answered(progress.before)
+            if progress.before:
+                of_all = f"{progress.before} of {count_noun(self.given.size, 'record')}"
+                say(f"localllm: {self.output.output} answers {of_all} already")
             if out is not None:
                 self.write_table(out, stack)
             if not isinstance(remaining, list) or remaining:
@@ -68,8 +78,7 @@ class MapCommand:
         """Return the prompt template of -f, and the options of answers. Raises UsageError."""
         from localllm.files.text_file import require_encoding
 
-        ask = self.ask
-        output = self.output
+        ask, output = self.ask, self.output
         require_combination({
             "--raw": ask.raw, "--chat-template": ask.chat_template is not None,
             THOUGHTS: explicit_options(self.choices.thoughts), FORM: self.choices.shape.forms,
@@ -92,7 +101,6 @@ class MapCommand:
 
     @property
     def is_table(self) -> bool:
-        """Return whether the output is a table, by its name."""
         return bool(kind_of(self.output.output))
 
     def read(self) -> Given:
@@ -103,7 +111,6 @@ class MapCommand:
         return records_of(self.input, self.ask.encoding, self.tables.as_csv, streams, output.output)
 
     def make_job(self, template: str | None, generation: "GenerationOptions") -> "MapJob":
-        """Return the job. Raises UsageError, ModelError."""
         from localllm.services.records.lines import Prompts, require_line
         from localllm.services.records.map import MapJob
 
@@ -164,11 +171,6 @@ class MapCommand:
             return records
         remaining = records if out is None or output.redo else select_unfinished(records, out.records)
         return shortest_first(remaining, prompts) if output.shortest_first else remaining
-
-    def tell_answered(self, count: int) -> None:
-        """Print how many records are answered already."""
-        if count:
-            say(f"localllm: {self.output.output} answers {count} of {count_noun(self.given.size, 'record')} already")
 
     def write_table(self, out: JsonlFile, stack: ExitStack) -> None:
         """Write the answers as a table at the end, if the output is one."""

@@ -1,25 +1,246 @@
-"""Runs a job of `localllm map` or `eval`: checks the output's provenance, writes answers, handles Ctrl-C."""
+"""Runs a job of `localllm map` or `eval`: records, provenance, answers, progress, Ctrl-C."""
 
+import io
+import json
 import os
 import signal
 import sys
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext, suppress
+from pathlib import Path
+from time import perf_counter
+from typing import IO, TYPE_CHECKING, NamedTuple
 
 from localllm.cli import open_model as opening
 from localllm.cli.options import shared as options
-from localllm.cli.prompt_input import warn_of_template
-from localllm.cli.terminal.output import is_terminal
+from localllm.cli.prompt_input import text_of, warn_of_template
+from localllm.cli.terminal.output import ProgressLine, dim, is_terminal, say, stdin, write
+from localllm.cli.terminal.render import count_noun, duration
+from localllm.errors import RecordsError, UsageError
+from localllm.files.jsonl_file import JsonlFile, json_line
+from localllm.services.records.lines import Record, read_records
+from localllm.services.records.map import MapJob, result_filter, select_unfinished
+from localllm.services.records.stream import RecordStream
+from localllm.services.records.tables import (
+    ERROR,
+    OUTPUT,
+    PROBABILITY,
+    Table,
+    free_name,
+    kind_of,
+    read_table,
+    text_rows,
+    value_at,
+)
 
 if TYPE_CHECKING:
-    from localllm.cli.map_io import Progress, Writer
+    from localllm.cli.options.shared import Answers, EngineGroup
     from localllm.services.records.lines import Record
-    from localllm.services.records.map import ChoiceMapping, MapJob, Mapping
+    from localllm.services.records.map import ChoiceMapping, MapJob, Mapping, Result
     from localllm.services.records.map_ray import RayMapping
     from localllm.services.records.stream import RecordStream
     from localllm.services.remote.mapping import RemoteMapping
     from localllm.services.remote.model import RemoteModel
+
+
+# ---- input
+
+
+class Given(NamedTuple):
+    """The input.
+
+    Attributes:
+        records: all of them, or a stream.  table: the table that has them as rows; None for lines.
+        data, name: the file's bytes and its name, "" for stdin.
+    """
+
+    records: "list[Record] | RecordStream"
+    table: Table | None = None
+    data: bytes = b""
+    name: str = ""
+
+    @property
+    def size(self) -> int:
+        return self.records.count if isinstance(self.records, RecordStream) else len(self.records)
+
+
+def records_of(
+    input: str | None, encoding: str | None, as_csv: bool, streams: bool, output: str | None = None
+) -> Given:
+    """Read the records of a file, a folder or stdin.
+
+    streams: whether stdin may be read while records are answered.  output: a file that may be in the folder; it is not
+    a record. Raises UsageError.
+    """
+    if input is not None and os.path.isdir(input):
+        return folder_records(input, output)
+    kind = kind_of(input) or ("csv" if as_csv else "")
+    if streams and not kind and input in (None, "-"):
+        require_stdin(input)
+        return Given(RecordStream(own_stdin()))
+    data, name = read(input)
+    if kind in ("parquet", "xlsx"):
+        table = read_table(data, "", kind, name)
+        return Given([*table.records], table, data, name)
+    text = text_of(data, name or "stdin", encoding, whole=True)
+    if kind:
+        table = read_table(data, text.removeprefix("\ufeff"), kind, name or "stdin")
+        return Given([*table.records], table, data, name)
+    data = text.encode()
+    return Given(read_records(data, name), None, data, name)
+
+
+def folder_records(folder: str, output: str | None) -> Given:
+    """Return the text files of a folder as records, with the fields "file" and "text". Raises UsageError."""
+    from localllm.services.search.files import Filter, read_text, text_files
+
+    output_path = output and os.path.realpath(output)
+    paths = [path for path in text_files([folder], Filter()) if os.path.realpath(path) != output_path]
+    texts = [(path, text) for path in paths if (text := read_text(path)) is not None]
+    if not texts:
+        raise UsageError(f"{folder}: there is no text file in this folder")
+    records = [Record(path, {"file": path, "text": text}) for path, text in texts]
+    return Given(records, None, json.dumps(texts).encode(), folder)
+
+
+def own_stdin() -> IO[bytes]:
+    """Return a duplicate of stdin: a thread may still read from it when the program ends, unlike from sys.stdin."""
+    source = stdin()
+    try:
+        return os.fdopen(os.dup(source.fileno()), "rb")
+    except (OSError, io.UnsupportedOperation):
+        return source
+
+
+def content(path: str) -> bytes:
+    try:
+        return Path(path).read_bytes()
+    except OSError as error:
+        raise UsageError(f"cannot read {path}: {error.strerror}") from None
+
+
+def read(path: str | None) -> tuple[bytes, str]:
+    """Read the input and return it with its name, "" for stdin. Raises UsageError if there is none."""
+    if path not in (None, "-"):
+        assert path is not None
+        return content(path), path
+    require_stdin(path)
+    return stdin().read(), ""
+
+
+def require_stdin(path: str | None) -> None:
+    """Raise UsageError if stdin has no records."""
+    if sys.stdin is None or (path is None and is_terminal(sys.stdin)):
+        raise UsageError("INPUT is missing: give a file, or pipe records to stdin")
+
+
+# ---- output
+
+
+def properties_of(choices: "Answers") -> list[str]:
+    """Return the names of the properties in --json-schema, in order. Raises UsageError."""
+    schema = choices.shape.form().schema
+    properties = schema.get("properties") if isinstance(schema, dict) else None
+    return [*properties] if isinstance(properties, dict) else []
+
+
+class Writer:
+    """Writes results, a line for each."""
+
+    def __init__(self, out: JsonlFile | None, format: str, table: Table | None, properties: Sequence[str]):
+        """Write results to `out`, None for stdout, in this format; table, properties: see table_output."""
+        self._out, self._format, self._table, self._properties = out, format, table, properties
+        self._columns: dict[str, tuple[str, ...]] | None = None
+
+    def __call__(self, result: "Result") -> None:
+        if self._out:
+            self._out.write(json_line(result))
+        elif self._format == "jsonl":
+            write(json_line(result).decode())
+        elif ERROR in result:
+            say(f"localllm: record {result['id']}: {result[ERROR]}")
+        elif self._format == "text":
+            output = result[OUTPUT]
+            write(f"{output if isinstance(output, str) else json.dumps(output, ensure_ascii=False)}\n")
+        else:
+            self._write_row(result)
+
+    def _write_row(self, result: "Result") -> None:
+        """Write a row, after the header if it is the first."""
+        row = result["input"] if isinstance(result["input"], dict) else {"line": result["input"]}
+        is_first = self._columns is None
+        if self._columns is None:
+            names = [*row] if self._table is None else [*self._table.columns]
+            new: dict[str, tuple[str, ...]] = {name: (OUTPUT, name) for name in self._properties}
+            new = new or {OUTPUT: (OUTPUT,)}
+            new |= {PROBABILITY: ("probabilities",)} if "probabilities" in result else {}
+            self._columns = {name: (name,) for name in names}
+            self._columns |= {free_name(name, {*names}): (*path, "") for name, path in new.items()}
+        row = {
+            name: value_at(result, path[:-1]) if path[-1] == "" else row.get(name)
+            for name, path in self._columns.items()
+        }
+        delimiter = "\t" if self._format == "tsv" else self._table.delimiter if self._table else ","
+        write("".join(text_rows([*self._columns], [row], delimiter, is_first)))
+
+
+class Progress:
+    """Show progress and the final statistics on stderr."""
+
+    def __init__(self, remaining: "list[Record] | RecordStream", finished: int):
+        """Start counting; remaining: records to answer.  finished: number of records that an earlier run answered."""
+        self._line, self._left, self.before = ProgressLine(), remaining, finished
+        self._written = self._failed = self._tokens = 0
+        self._start = perf_counter()
+
+    def __enter__(self) -> None:
+        self._start = perf_counter()
+
+    def __exit__(self, *error: object) -> None:
+        self._line.clear()
+
+    @property
+    def _total(self) -> int:
+        return self._left.count if isinstance(self._left, RecordStream) else len(self._left)
+
+    def count(self, result: "Result") -> None:
+        self._line.clear()
+        self._written += 1
+        self._failed += ERROR in result
+
+    def show(self, mapping: "Mapping | ChoiceMapping | RayMapping | RemoteMapping") -> None:
+        """Update the progress line, after every step."""
+        self._tokens, seconds = mapping.written, perf_counter() - self._start
+        text = f"{self.before + mapping.done} of {self.before + self._total} answered, {self._speed(seconds)}"
+        if mapping.done:
+            text += f", {duration(seconds / mapping.done * (self._total - mapping.done))} left"
+        self._line.show(text)
+
+    def _speed(self, seconds: float) -> str:
+        return f"{self._tokens / max(seconds, 1e-9):.1f} tokens/s"
+
+    def end(self, stats: bool) -> None:
+        """Print the statistics, on a terminal or with `stats`.
+
+        Raises KeyboardInterrupt if something was left undone, and RecordsError if something failed.
+        """
+        seconds = perf_counter() - self._start
+        if isinstance(self._left, RecordStream) and self._left.warning:
+            say(f"localllm: warning: {self._left.warning}; set another encoding with --encoding NAME")
+        records, tokens = count_noun(self._written, "record"), count_noun(self._tokens, "token")
+        tokens_written = f"{tokens} written, " if stats else ""
+        (say if stats else dim)(
+            f"{records} in {duration(seconds)}, {tokens_written}{self._speed(seconds)}, {self._failed} failed"
+        )
+        if self._written < self._total or (isinstance(self._left, RecordStream) and self._left.is_stopped):
+            raise KeyboardInterrupt
+        if self._failed:
+            raise RecordsError(
+                f"{self._failed} of {self._total} records failed; see the error field of their output lines"
+            )
+
+
+# ---- running a job
 
 
 @contextmanager
@@ -119,3 +340,52 @@ def finishing(stop: Callable[[], None]) -> Iterator[None]:
         yield
     finally:
         signal.signal(signal.SIGINT, previous)
+
+
+class Collector(Writer):
+    """Collects results, and writes them to a file if there is one."""
+
+    def __init__(self, out: JsonlFile | None):
+        super().__init__(out, "jsonl", None, ())
+        self.results: list[Result] = [] if out is None else [*out.records]
+
+    def __call__(self, result: "Result") -> None:
+        self.results.append(result)
+        if self._out:
+            super().__call__(result)
+
+
+def answer_questions(
+    model: str,
+    job: MapJob,
+    engine: "EngineGroup",
+    records: "Sequence[Record]",
+    input: tuple[bytes, str],
+    output: str | None,
+    redo: bool,
+) -> "list[Result]":
+    """Return a model's results for all records, failed ones included, in the records' order.
+
+    input: the file's bytes and its name.  output: a file that keeps answers, and may have some, or None. Raises
+    KeyboardInterrupt if some are left after Ctrl-C, and UsageError as `map` does.
+    """
+    all_records, (data, name) = list(records), input
+    inputs = (job.path, name)
+    keep = bool if redo else result_filter(all_records, output or "")
+    writer = JsonlFile(output, inputs, keep=keep) if output else nullcontext()
+    with of_input(output, data, name, job.digests(job.path), redo) as remember, writer as out:
+        if redo and out is not None:
+            out.clear()
+        collector = Collector(out)
+        remaining = select_unfinished(all_records, collector.results)
+        progress = Progress(remaining, len(all_records) - len(remaining))
+        if progress.before:
+            say(f"localllm: {output} answers {progress.before} of {count_noun(len(all_records), 'question')} already")
+        if remaining:
+            with open_mapping(job, engine, remaining, None, progress, warns=False, name=model) as mapping:
+                remember()
+                answer(mapping, remaining, collector, progress, as_finished=False)
+            with suppress(RecordsError):  # the caller counts them
+                progress.end(stats=False)
+    order: dict[object, int] = {record.id: index for index, record in enumerate(all_records)}
+    return sorted(collector.results, key=lambda result: order[result["id"]])

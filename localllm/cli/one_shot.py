@@ -1,5 +1,6 @@
 """Implements `localllm run`: from its options to the answer on stdout."""
 
+from collections.abc import Iterable
 from contextlib import ExitStack
 from dataclasses import dataclass
 from time import perf_counter
@@ -9,7 +10,6 @@ from localllm.cli import open_model as opening
 from localllm.cli.options import shared as options
 from localllm.cli.options.choices import choose, texts_of
 from localllm.cli.options.conflicts import DIFFUSION, FORM, STEPS, THOUGHTS, require_combination
-from localllm.cli.options.constraint import require_whole
 from localllm.cli.options.diffusion import Diffusion, fill
 from localllm.cli.options.endpoint import EndpointGroup
 from localllm.cli.options.images import ImageGroup
@@ -21,17 +21,18 @@ from localllm.cli.options.one_shot import (
     TemplateGroup,
     encode_infill,
 )
+from localllm.cli.options.shared import require_whole
 from localllm.cli.options.tools import ToolGroup
 from localllm.cli.parameters import explicit_options
 from localllm.cli.prompt_input import Given, begin, naming_ways, read_prompt, request, sort_arguments
-from localllm.cli.receipt import keep, prepare_options
+from localllm.cli.terminal import output as terminal
 from localllm.cli.terminal.output import ProgressLine, write
 from localllm.cli.terminal.render import require_answers, stream
 from localllm.errors import UsageError
 
 if TYPE_CHECKING:
     from localllm.api import Model
-    from localllm.cli.follow_up import Thread
+    from localllm.cli.follow_up import FollowUp
     from localllm.cli.long_prompt import LongPrompt
     from localllm.cli.terminal.tool_calls import ToolCalls
     from localllm.generation.beam_search import Answer
@@ -77,7 +78,7 @@ class OneShot:
         self.started, self.line = perf_counter(), ProgressLine()
         self.place = self.endpoint.place()
         require_combination(self.flags)
-        thread = self.open_thread()
+        earlier = self.open_conversation()
         inputs = self.read()
         longer = self.long_prompt()
         suffix = self.infill.text(self.prompt.encoding, self.most_bytes)
@@ -87,8 +88,8 @@ class OneShot:
         if self.place is None:
             opening.warn_builtin_model(self.model)
         with ExitStack() as stack:
-            if thread is not None:
-                stack.enter_context(thread)
+            if earlier is not None:
+                stack.enter_context(earlier)
             calls = self.tools.open_tools(stack)
             model = self.open(self.place, stack)
             generation = opening.with_draft_model(model, generation, self.generation.speculate)
@@ -100,13 +101,16 @@ class OneShot:
             text = inputs.text
             if longer is not None:
                 text = longer.fit(model, inputs.material, inputs.question, system, generation)
-            first = [] if thread and thread.has_messages else opening.first_messages(self.model, self.place is not None)
+            first = (
+                [] if earlier and earlier.has_messages else opening.first_messages(self.model, self.place is not None)
+            )
             prompt = self.images.with_images(request(model, text, system, self.continues, first))
-            prompt = prompt if thread is None else thread.with_question(prompt)
+            prompt = prompt if earlier is None else earlier.with_question(prompt)
             if texts:
                 return choose(model, prompt, texts, self.output.as_json)
             if model.is_diffusion or self.has_steps:
-                return self.denoise(model, prompt)
+                require_combination(self.flags | {DIFFUSION: True})
+                return fill(model, prompt, self.generation, self.diffusion, self.line)
             if calls:
                 generation = calls.begin(model, generation, stack)
                 answered = self.answer_with_tools(model, prompt, generation, calls)
@@ -116,7 +120,7 @@ class OneShot:
                 )
             self.report(model, prompt, generation, answered, load_s)
             if not (self.is_search or self.continues):
-                remember(model, thread, prompt, answered, self.prompt.no_cache)
+                remember(model, earlier, prompt, answered, self.prompt.no_cache)
             if answered.interrupted:
                 raise KeyboardInterrupt
             opening.finish_writes(model)
@@ -137,29 +141,27 @@ class OneShot:
 
     @property
     def is_search(self) -> bool:
-        """Return whether several answers are generated."""
         return self.output.n > 1 or self.output.beams > 0
 
     @property
     def extracts(self) -> bool:
-        """Return whether only a code block of the answer is printed."""
         return self.follow.extract or self.follow.extract_last
 
-    def open_thread(self) -> "Thread | None":
+    def open_conversation(self) -> "FollowUp | None":
         """Open the conversation of --continue or --session; use its model if none is given. Raises UsageError."""
-        thread = None
+        earlier = None
         if self.follow.latest or self.follow.session is not None:
-            from localllm.cli.follow_up import Thread
+            from localllm.cli.follow_up import FollowUp
 
-            thread = Thread(self.follow.session)
-            self.model = thread.model if self.model is None and self.place is None else self.model
+            earlier = FollowUp(self.follow.session)
+            self.model = earlier.model if self.model is None and self.place is None else self.model
         ask = self.prompt
         inputs = (self.model, self.words, ask.prompt, ask.file, ask.binary_file, self.place)
         if all(each is None for each in inputs) and self.named.template is not None:
             raise UsageError(f"MODEL is missing: localllm run MODEL --template {self.named.template}")
         if all(each is None for each in inputs):
             raise UsageError("there is neither a model nor a question: give both, as in `localllm run MODEL -p TEXT`")
-        return thread
+        return earlier
 
     def most_bytes(self) -> int:
         """Return how many bytes of UTF-8 the prompt may have at most."""
@@ -231,15 +233,9 @@ class OneShot:
         files = (*self.files, self.prompt.binary_file)
         return prepare_options(self.output.receipt, generation, model, files, self.output.force)
 
-    def denoise(self, model: "Model", prompt: "str | list[Message]") -> None:
-        """Let a diffusion model answer. Raises UsageError for options that such models do not have."""
-        require_combination(self.flags | {DIFFUSION: True})
-        fill(model, prompt, self.generation, self.diffusion, self.line)
-
     def answer_with_tools(
         self, model: "Model", prompt: "str | list[Message]", generation: "GenerationOptions", calls: "ToolCalls"
     ) -> Answered:
-        """Run the model's tool calls, and print the answer."""
         from localllm.cli.terminal.tool_calls import answer_with_tools
 
         assert not isinstance(prompt, str)
@@ -255,18 +251,21 @@ class OneShot:
         """Print an answer as it is generated; of several, all at the end."""
         output, last = self.output, self.follow.extract_last
         if self.is_search:
-            answers = sample_n(model, prompt, options_here, output.n, output.beams, self.line)
+            try:
+                answers = model.session.candidates(prompt, options_here, output.n, output.beams)
+            finally:
+                self.line.clear()
             if not output.as_json:
                 texts = [answer.text for answer in answers]
                 if self.extracts:
-                    from localllm.cli.terminal.extracted import code_or_all
+                    from localllm.cli.terminal.stream_renderer import code_or_all
 
                     texts = [code_or_all(each, last) for each in texts]
                 write("\n\n".join(texts) + "\n")
             return Answered(answers, [], False)
         generation, out = begin(model, prompt, options_here), None
         if self.extracts:
-            from localllm.cli.terminal.extracted import make_code_page
+            from localllm.cli.terminal.stream_renderer import make_code_page
 
             out = make_code_page(generation, last)
         thoughts = not output.hide_thinking
@@ -293,17 +292,13 @@ class OneShot:
         if output.stats:
             tell(result)
         if output.receipt is not None:
-            choices: Choices = {
-                "n": output.n,
-                "beams": output.beams,
-                "speculate": self.generation.speculate,
-                "chat_template": self.prompt.chat_template,
-            }
+            choices: Choices = {"n": output.n, "beams": output.beams, "speculate": self.generation.speculate,
+                                "chat_template": self.prompt.chat_template}  # fmt: skip
             keep(output.receipt, model, prompt, generation, choices, result)
 
 
 def remember(
-    model: "Model", thread: "Thread | None", prompt: "str | list[Message]", answered: Answered, no_cache: bool
+    model: "Model", earlier: "FollowUp | None", prompt: "str | list[Message]", answered: Answered, no_cache: bool
 ) -> None:
     """Save a question and its only answer in the session, and for --continue unless --no-cache is given."""
     answer = cast("Generation", answered.answers[0])
@@ -314,8 +309,8 @@ def remember(
     messages = last_answer.with_answer(prompt, answered.messages[:-1], answer)
     if not no_cache and (warning := last_answer.save(model, messages)):
         opening.warn([warning])
-    if thread is not None:
-        thread.save(model, messages)
+    if earlier is not None:
+        earlier.save(model, messages)
 
 
 def with_template(named: TemplateGroup, inputs: Given) -> Given:
@@ -342,16 +337,44 @@ def validate_combination(n: int, beams: int, choices: options.GenerationGroup) -
         raise UsageError(f"{next(iter(drawing))} cannot be combined with --beams: beam search does not sample")
 
 
-def sample_n(
+def prepare_options(
+    path: str, options: "GenerationOptions", model: "Model", inputs: Iterable[str | None], force: bool
+) -> "GenerationOptions":
+    """Return options that reproduce the answer. Raises UsageError for a receipt that cannot be written.
+
+    inputs: files with the prompt; the receipt must not replace them, nor a model's file, nor, unless forced, any file
+    that is not a receipt.
+    """
+    from localllm.files.safe_file import resolve_target
+    from localllm.services import remote_receipts as remote
+    from localllm.services.outputs import is_receipt, require_kind
+    from localllm.services.receipts import fully_specified, plain_options
+
+    resolve_target(path, (*(model.files if model.file else ()), *(name for name in inputs if name is not None)))
+    require_kind(path, is_receipt, "a receipt", force)
+    options = fully_specified(model, options) if model.file else remote.fully_specified(options)
+    plain_options(options)
+    return options
+
+
+def keep(
+    path: str,
     model: "Model",
-    prompt: "str | list[int] | list[Message]",
-    chosen: "GenerationOptions",
-    n: int,
-    beams: int,
-    line: ProgressLine,
-) -> "list[Answer]":
-    """Return the answers, most likely first, when all are finished."""
+    prompt: "str | list[Message]",
+    options: "GenerationOptions",
+    choices: "Choices",
+    result: dict[str, object],
+) -> None:
+    """Write the receipt; choices: n, beams, speculate and chat_template."""
+    from localllm.services import receipts
+    from localllm.services import remote_receipts as remote
+
+    if model.file is None:
+        remote_model: object = model
+        return receipts.write(path, remote.make(remote_model, prompt, options, choices["n"], result))
+    terminal.end_output()  # hashing the model may take a while
+    line = ProgressLine()
     try:
-        return model.session.candidates(prompt, chosen, n, beams)
+        receipts.write(path, receipts.make(model, prompt, options, choices, result, opening.hashing(line)))
     finally:
         line.clear()

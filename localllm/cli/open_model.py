@@ -1,25 +1,115 @@
-"""Opens a model for a command, with progress and warnings on stderr."""
+"""Finds the MODEL of a command, or pulls it, and opens it, with progress and warnings on stderr."""
 
 import os
 import sys
 from collections.abc import Callable, Iterable
+from time import monotonic
 from typing import TYPE_CHECKING
 
 import localllm
 from localllm.cli.options.shared import DRAFT, EngineGroup, is_draft_model
-from localllm.cli.resolve_model import resolve_model_path
 from localllm.cli.terminal import output as terminal
-from localllm.cli.terminal.output import ProgressLine, say
+from localllm.cli.terminal.output import ProgressLine, broken, dim, is_terminal, say
+from localllm.cli.terminal.render import one_line, size
 from localllm.errors import UsageError
+from localllm.system.terminal import usual_keys
 
 if TYPE_CHECKING:
     from localllm.api import Model
     from localllm.generation.generate import GenerationOptions
+    from localllm.services.hub.catalogue import HubReference, MissingError
     from localllm.text.messages import Message
+
+LEAST = 0.1  # seconds between two updates of the progress line
+
+
+# ---- its file
+
+
+def resolve_model_path(model: str) -> str:
+    """Return the file of a MODEL: an existing path, or the file of a known name.
+
+    On a terminal, offers to pull a missing model. Raises the errors of catalogue.resolve and
+    pull.pull.
+    """
+    if os.path.lexists(model):
+        return model
+    from localllm.services.hub.catalogue import MissingError, resolve
+
+    try:
+        return resolve(model)
+    except MissingError as error:
+        if not (is_terminal(sys.stdin) and is_terminal(sys.stderr)):
+            raise
+        return offer_pull(error)
+
+
+def offer_pull(missing: "MissingError") -> str:
+    """Offer to pull a missing model and return its file. Raises MissingError if the user declines."""
+    reference = missing.reference
+    size_note = f" ({reference.size})" if reference.size else ""
+    if not confirm(f"{reference.text} is not on this computer. Pull it{size_note}?"):
+        raise missing
+    return pull_shown(reference)
+
+
+def confirm(question: str) -> bool:
+    """Ask a yes-or-no question on the terminal; the end of input is a no."""
+    with usual_keys():
+        print(f"{broken(f'{one_line(question)} [y/N]', sys.stderr)} ", end="", file=sys.stderr, flush=True)
+        return sys.stdin.readline().strip().lower() in ("y", "yes")
+
+
+def pull_shown(reference: "HubReference") -> str:
+    from localllm.services.hub.pull import Watcher, pull
+
+    class Shown(Watcher):
+        """Shows the progress of a pull on one line."""
+
+        def __init__(self) -> None:
+            self.line, self.start, self.last, self.first = ProgressLine(), monotonic(), 0.0, -1
+
+        def show(self, text: str, last: bool = False) -> None:
+            if last or monotonic() - self.last >= LEAST:
+                self.last = monotonic()
+                self.line.show(one_line(text))
+
+        def looking(self, subject: str) -> None:
+            self.show(f"{reference.text}: looking at {subject}", last=True)
+
+        def checking(self, file: str, done: int, total: int) -> None:
+            self.show(f"checking {size(done)} of {size(total)}: {file}", last=done == total)
+
+        def receiving(self, file: str, done: int, total: int) -> None:
+            if self.first < 0:
+                self.first, self.start = done, monotonic()
+            speed = (done - self.first) / max(1e-3, monotonic() - self.start)
+            rate = f", {size(int(speed))}/s, {duration((total - done) / speed)} to go" if speed else ""
+            self.show(f"{size(done)} of {size(total)}{rate}: {file}", last=done == total)
+
+        def interrupted(self, reason: str) -> None:
+            self.show(f"trying again: {reason}", last=True)
+
+    display = Shown()
+    try:
+        pulled = pull(reference, display)
+    except KeyboardInterrupt:
+        display.line.clear()
+        dim("what was downloaded is kept; run the same command again to resume")
+        raise
+    finally:
+        display.line.clear()
+    dim(f"{reference.text}: {size(pulled.size)}" + ("" if pulled.received else ", already downloaded and verified"))
+    return str(pulled.path)
+
+
+def duration(seconds: float) -> str:
+    minutes, seconds_left = divmod(round(min(seconds, 359_999)), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02d}:{seconds_left:02d}" if hours else f"{minutes}:{seconds_left:02d}"
 
 
 def model_or_builtin(model: str | None) -> str:
-    """Return the given model, or the path of the built-in one."""
     return str(localllm.builtin_model()) if model is None else model
 
 
@@ -53,6 +143,9 @@ def most_bytes(model: str, engine: EngineGroup, on_overflow: str | None) -> int:
 def unknown() -> int:
     """Return sys.maxsize, in place of most_bytes where the limit is unknown."""
     return sys.maxsize
+
+
+# ---- opening it
 
 
 def open_model(
@@ -153,7 +246,6 @@ def finish_writes(model: "Model") -> None:
 
 
 def warn(warnings: Iterable[str]) -> None:
-    """Print warnings."""
     for warning in warnings:
         say(f"localllm: warning: {warning}")
 
@@ -196,3 +288,8 @@ def reading(line: ProgressLine) -> Callable[[int, int], None]:
             line.show(f"reading the prompt: {done} of {total} tokens")
 
     return show
+
+
+def hashing(line: ProgressLine) -> Callable[[int, int], None]:
+    """Make a callback that shows the progress of hashing the model's files on the line."""
+    return lambda done, total: line.show(f"hashing the model, once: {100 * done // total} %")

@@ -24,7 +24,7 @@ from typing import (
 
 import typer
 from typer.core import TyperArgument, TyperOption
-from typer.models import ArgumentInfo
+from typer.models import ArgumentInfo, OptionInfo
 
 from localllm.errors import UsageError
 
@@ -66,7 +66,6 @@ class Converting:
 
     @property
     def many(self) -> bool:
-        """Return whether its value is a list."""
         return self.multiple or self.nargs == -1
 
     @property
@@ -122,10 +121,7 @@ class Converting:
             name = self.metavar if self.is_argument else f"{self.opts[0]} {self.metavar}"
             raise UsageError(f"{name} is missing: {self.help}")
         source = getattr(ctx.get_parameter_source(self.name), "name", "")
-        if value is not None and source in (
-            "COMMANDLINE",
-            "ENVIRONMENT",
-        ):  # config.toml is converted already
+        if value is not None and source in ("COMMANDLINE", "ENVIRONMENT"):  # config.toml is converted already
             try:
                 value = self.convert(value)
             except ValueError as error:
@@ -185,7 +181,6 @@ def own_name(param: Converting) -> str:
 
 
 def whole_number(text: str) -> int:
-    """Parse a whole number. Raises ValueError."""
     try:
         return int(text)
     except ValueError:
@@ -193,7 +188,6 @@ def whole_number(text: str) -> int:
 
 
 def number(text: str) -> float:
-    """Parse a number. Raises ValueError."""
     try:
         return float(text)
     except ValueError:
@@ -207,20 +201,56 @@ def number_or_default(default: str) -> Callable[[str], int | None]:
 
 PREFIX = "LOCALLLM_"
 NAMED = "_named"  # suffix of the name of the option by which an argument can be given
-TYPED_ONLY = object()  # in Annotated: config.toml and the environment do not set it
+REQUIRED = inspect.Parameter.empty
 T = TypeVar("T")
 
 
-class Also(tuple[str, ...]):
-    """Names of the option that can replace an argument; stands in the argument's Annotated."""
+def option(
+    names: str, help: str, metavar: str | None = None, *, default: object = None, typed_only: bool = False, **more: Any
+) -> Any:
+    """Declare an option: as the default of a command's parameter or of a group's field, or in an Annotated.
 
-    def __new__(cls, *names: str) -> "Also":
-        return super().__new__(cls, names)
+    names: with spaces between.  default: a switch is off by default.  typed_only: config.toml and the environment do
+    not set it.  more: parser, autocompletion.
+    """
+    info: Any = typer.Option(*names.split(), metavar=metavar, help=help, **more)
+    info.usual, info.typed_only = default, typed_only
+    return info
+
+
+def argument(
+    metavar: str,
+    help: str,
+    autocompletion: Callable[..., Any] | None = None,
+    *,
+    also: Sequence[str] = (),
+    typed_only: bool = False,
+) -> Any:
+    """Declare an argument, like an option; it is required unless it may be None.  also: names of an option for it."""
+    info: Any = typer.Argument(metavar=metavar, help=help, autocompletion=autocompletion)
+    info.also, info.typed_only = also, typed_only
+    return info
+
+
+def resolve(hint: Any, default: object) -> tuple[Any, object]:
+    """Return the annotation and the default of a parameter or field that may be declared by its default."""
+    if not isinstance(default, OptionInfo | ArgumentInfo):
+        return hint, default
+    usual = vars(default).get("usual")
+    if hint is bool and usual is None:
+        usual = False
+    if isinstance(default, ArgumentInfo) and type(None) not in get_args(hint):
+        usual = REQUIRED
+    return Annotated[hint, default], usual
 
 
 @dataclass_transform(kw_only_default=True)
 def group(kind: type[T]) -> type[T]:
     """Make a class an option group: a dataclass without __eq__ and __repr__, each of which takes 0.1 ms to generate."""
+    for name, hint in kind.__annotations__.items():
+        if name in vars(kind):
+            kind.__annotations__[name], default = resolve(hint, vars(kind)[name])
+            setattr(kind, name, default)
     return dataclass(kw_only=True, repr=False, eq=False)(kind)
 
 
@@ -263,7 +293,7 @@ def flatten(function: Callable[..., None]) -> Callable[..., None]:
     def command(**values: object) -> None:
         function(**{each.name: build_value(each.name, each.annotation, values) for each in declared})
 
-    leaves = [leaf for each in declared for leaf in flat(each.name, each.annotation, each.default, None)]
+    leaves = [leaf for each in declared for leaf in flat(each.name, *resolve(each.annotation, each.default), None)]
     command.__name__, command.__doc__, command.__module__ = function.__name__, function.__doc__, function.__module__
     command.__annotations__ = {}
     command.__signature__ = inspect.Signature(leaves)  # type: ignore[attr-defined]
@@ -277,19 +307,17 @@ def flat(name: str, kind: object, default: object, panel: str | None) -> Iterato
         return
     panel = " ".join((kind.__doc__ or "").partition(".")[0].split())
     for each in fields_of(kind):
-        yield from flat(
-            each.name, each.type, inspect.Parameter.empty if each.default is MISSING else each.default, panel
-        )
+        yield from flat(each.name, each.type, REQUIRED if each.default is MISSING else each.default, panel)
 
 
 def leaf(name: str, kind: object, default: object, panel: str | None) -> Iterator[inspect.Parameter]:
     """Yield the parameter of an option, or those of an argument and of the option that may replace it."""
-    hint, declared, *marks = get_args(kind)
-    info, typed_only = copy(declared), TYPED_ONLY in marks
+    hint, declared = get_args(kind)
+    info, typed_only = copy(declared), vars(declared).get("typed_only", False)
     info.rich_help_panel = panel
     if isinstance(info, ArgumentInfo):
         info.envvar = [f"{PREFIX}MODEL"] if name == "model" and not typed_only else None
-        for also in (mark for mark in marks if isinstance(mark, Also)):
+        if also := vars(info).get("also"):
             named = typer.Option(*also, metavar=(info.metavar or "").strip("[]."), help=info.help)
             named.autocompletion = info.autocompletion
             yield keyword(f"{name}{NAMED}", hint | None, named, None)

@@ -6,8 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Annotated, BinaryIO, NamedTuple
 
-import typer
-
+from localllm.cli.parameters import option
 from localllm.cli.terminal.output import is_terminal, say, stdin
 from localllm.errors import ContextError, UsageError
 
@@ -18,14 +17,14 @@ if TYPE_CHECKING:
 
 Encoding = Annotated[
     str | None,
-    typer.Option(
+    option(
         "--encoding",
-        metavar="NAME",
-        help="Text encoding of files and stdin.  [default: UTF-8 with invalid bytes replaced, or UTF-16 with a byte "
+        "Text encoding of files and stdin.  [default: UTF-8 with invalid bytes replaced, or UTF-16 with a byte "
         "order mark]",
+        "NAME",
     ),
 ]
-Prompt = Annotated[list[str] | None, typer.Option("-p", "--prompt", metavar="TEXT", help="Prompt.  [repeatable]")]
+Prompt = Annotated[list[str] | None, option("-p --prompt", "Prompt.  [repeatable]", "TEXT")]
 ALWAYS = 1 << 20  # bytes of a prompt that are read without computing how many fit the context
 
 

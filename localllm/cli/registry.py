@@ -9,7 +9,7 @@ import typer
 from typer.core import TyperCommand
 
 from localllm.cli.argv import did_you_mean
-from localllm.cli.compat_commands import no_command, suggest_command
+from localllm.cli.compat import no_command, suggest_command
 from localllm.cli.parameters import Parameter, convert_parameters, flatten
 from localllm.errors import UsageError
 
@@ -29,7 +29,6 @@ def function(name: str) -> Callable[..., None]:
 
 
 def summary(name: str) -> str:
-    """Return the first line of a command's docstring."""
     return (function(name).__doc__ or "").partition("\n")[0]
 
 
@@ -42,14 +41,12 @@ def build(function: Callable[..., None], kind: type[C]) -> C:
 
 @cache
 def params_of(name: str) -> list[Parameter]:
-    """Return a command's parameters. Raises UsageError for an unknown command."""
     require_command(name)
     command = build(function(name), TyperCommand)
     return convert_parameters(command.get_params(typer.Context(command, help_option_names=HELP_NAMES)))
 
 
 def require_command(name: str) -> None:
-    """Raise UsageError, with a suggestion, for an unknown command."""
     if name in COMMANDS:
         return
     if name.endswith(".gguf"):

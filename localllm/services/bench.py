@@ -46,13 +46,11 @@ class Test:
 
     @property
     def name(self) -> str:
-        """Return the test's name, as in llama-bench."""
         parts = [f"{kind}{count}" for kind, count in (("pp", self.prompt), ("tg", self.generated)) if count]
         return "+".join(parts) + (f" @ d{self.depth}" if self.depth else "")
 
     @property
     def tokens(self) -> int:
-        """Return the number of timed tokens."""
         return self.prompt + self.generated
 
     @property
@@ -99,7 +97,6 @@ class Result:
 
     @property
     def deviation(self) -> float:
-        """Return the standard deviation of the samples in tokens per second; 0 for a single one."""
         return stdev(self.samples) if len(self.samples) > 1 else 0.0
 
     @property
@@ -128,7 +125,6 @@ class Result:
         return self.gops * 1e9 / self.peak if self.gops and self.peak else None
 
     def facts(self) -> dict[str, object]:
-        """Return the result for JSON."""
         numbers = {"tokens_per_s": self.speed, "deviation": self.deviation, "samples": list(self.samples)}
         derived = {"gb_per_s": self.gb_per_s, "share": self.share, "gops": self.gops}
         derived |= {"share_of_peak": self.share_of_peak} if self.peak else {}
@@ -239,11 +235,9 @@ class Bench:
 
     @property
     def lane(self) -> str:
-        """Return the name of the instructions that prefill uses."""
         return lane_name() if self.model.get("device", "CPU") == "CPU" else "cuBLAS"
 
     def report(self, results: Sequence[Result]) -> dict[str, object]:
-        """Return the report for JSON; the machine's bandwidth is the highest measured one, in GB per second."""
         measured = [result.bandwidth / 1e9 for result in results if result.bandwidth]
         machine = {
             "cpu": processor(),
@@ -255,7 +249,6 @@ class Bench:
 
 
 def facts(model: Model) -> ModelFacts:
-    """Describe a model for the report."""
     return {
         "path": model.path, "arch": model.arch, "format": model.format, "device": model.engine.device,
         "size": model.file.nbytes, "parameters": model.file.parameters,
@@ -263,7 +256,6 @@ def facts(model: Model) -> ModelFacts:
 
 
 def processor() -> str:
-    """Return the processor's name and the compiler's name for it."""
     return f"{processor_name()} ({this_lane().cpu})"
 
 

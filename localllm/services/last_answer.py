@@ -74,7 +74,6 @@ def with_answer(
 
 
 def with_paths(message: "Message") -> "Message":
-    """Return a message with absolute paths of images."""
     images = message.get("images")
     if not isinstance(images, Sequence):
         return message

@@ -44,7 +44,6 @@ class PromptTemplate:
 
     @property
     def is_own(self) -> bool:
-        """Return whether it is in the user's folder."""
         return self.path.parent == own_folder()
 
     def words(self, excluded: Container[str] = ()) -> list[str]:
@@ -107,7 +106,6 @@ def builtin_folder() -> Path:
 
 
 def names() -> list[str]:
-    """Return the names of all templates, sorted."""
     stems = set[str]()
     for folder in (own_folder(), builtin_folder()):
         if folder.is_dir():
@@ -155,7 +153,6 @@ def parse(name: str, path: Path, text: str) -> PromptTemplate:
 
 
 def unquote(value: str) -> str:
-    """Remove the quotes around a value."""
     return value[1:-1] if len(value) > 1 and value[0] == value[-1] and value[0] in "'\"" else value
 
 

@@ -123,7 +123,6 @@ def make(
 
 
 def identify_files(model: "Model", on_progress: OnProgress | None = None) -> list[ReceiptFile]:
-    """Describe the model's files: path, size, hash. Raises OSError."""
     paths = [os.path.realpath(path) for path in model.file.parts]
     return [{"path": path, "size": os.stat(path).st_size, "sha256": sha256_of(path, on_progress)} for path in paths]
 
@@ -143,14 +142,10 @@ def open_arguments(model: "Model", chat_template: str | None) -> dict[str, objec
 def describe_environment(model: "Model") -> dict[str, object]:
     """Describe the environment; in equal environments, responses are equal."""
     return {
-        **{name: version(name) for name in PACKAGES},
-        "python": sys.version.split()[0],
-        "system": system_name(),
-        "processor": processor(),
-        "device": model.engine.device,
-        "instructions": " ".join(sorted(INSTRUCTIONS & this_lane().features)),
-        "kernels": object_folder().name,
-    }
+        **{name: version(name) for name in PACKAGES}, "python": sys.version.split()[0], "system": system_name(),
+        "processor": processor(), "device": model.engine.device,
+        "instructions": " ".join(sorted(INSTRUCTIONS & this_lane().features)), "kernels": object_folder().name,
+    }  # fmt: skip
 
 
 def plain_options(options: GenerationOptions) -> dict[str, object]:
@@ -286,11 +281,9 @@ def difference(old_result: Receipt, new_result: Receipt) -> str | None:
 
 
 def answers_of(result: Receipt) -> list[Receipt]:
-    """Return the responses of a result."""
     answers: list[Receipt] = result.get("answers", [result])
     return answers
 
 
 def common_length(first: Sequence[object], second: Sequence[object]) -> int:
-    """Return the length of the common prefix."""
     return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(first, second, strict=False)))

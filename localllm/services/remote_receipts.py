@@ -15,7 +15,6 @@ from localllm.services.remote.model import RemoteModel
 
 
 def is_remote(receipt: Receipt) -> bool:
-    """Return whether a receipt is of a server's response."""
     return has_shape(receipt, REMOTE)
 
 
@@ -43,7 +42,6 @@ def make(
 
 
 def form_of(receipt: Receipt) -> Form:
-    """Restore the output format of a receipt."""
     return Form(**{name: receipt["options"]["form"].get(name) for name in ("schema", "grammar", "regex")})
 
 

@@ -68,7 +68,6 @@ class SavedChat:
     trunk: str = ""
 
     def lines(self) -> bytes:
-        """Encode the whole file."""
         header = {"session": VERSION, "created": self.created, "model": asdict(self.model), "settings": self.settings}
         trunk = {"trunk": self.trunk} if self.trunk else {}
         return b"".join(json_line(line) for line in ({**header, **trunk}, *self.messages))
@@ -89,7 +88,6 @@ def folder() -> Path:
 
 
 def path_of(name: str) -> Path:
-    """Return the path of a session. Raises UsageError for an invalid name."""
     if not NAME.fullmatch(name):
         raise UsageError(f"{name[:80]!r} is not a valid session name; use up to 60 letters, digits, spaces and . _ -")
     if problem := name_problem(name + ENDING):
@@ -235,7 +233,6 @@ class SessionFile:
         self.is_written = True
 
     def close(self) -> None:
-        """Release the lock."""
         self._only.__exit__()
 
     def __enter__(self) -> "SessionFile":
@@ -335,7 +332,6 @@ def visible_fields(messages: Sequence[Line]) -> list[Line]:
 
 
 def format_message(message: Line) -> str:
-    """Format a message with its tool calls as text."""
     functions = [call["function"] for call in message.get("tool_calls") or ()]
     calls = [f"{function['name']} {function['arguments']}" for function in functions]
     return f"{message['role']}: " + "\n".join(filter(None, [message["content"], *calls]))

@@ -261,7 +261,7 @@ def test_what_is_typed_while_the_model_loads_is_not_shown_and_waits(tiny: str, t
 def test_a_question_is_asked_as_usual_while_keys_are_held_back():
     script = (
         "import sys, termios\n"
-        "from localllm.cli.resolve_model import confirm\n"
+        "from localllm.cli.open_model import confirm\n"
         "from localllm.cli.terminal.type_ahead import type_ahead\n"
         "def echoes(): return bool(termios.tcgetattr(0)[3] & termios.ECHO)\n"
         "with type_ahead(), type_ahead():\n"

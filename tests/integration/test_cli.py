@@ -21,12 +21,12 @@ from vocabularies import metadata, write_vocabulary
 import localllm
 from localllm.arch import ARCHITECTURES
 from localllm.cli import main
+from localllm.cli import open_model as pulling
 from localllm.cli import registry as commands
-from localllm.cli import resolve_model as pulling
 from localllm.cli.commands import rm
 from localllm.cli.prompt_input import read_prompt
-from localllm.cli.terminal import eta as remaining
 from localllm.cli.terminal import output as terminal
+from localllm.cli.terminal import render as remaining
 from localllm.cli.terminal.render import size
 from localllm.errors import UsageError
 from localllm.files.cache import ngram_cache_file as written_file

@@ -74,15 +74,16 @@ def test_without_a_block_all_is_printed_with_a_note(cli, more: list[str]):
 
 def test_the_note_comes_after_the_line_that_it_is_about(cli, monkeypatch):
     """On a terminal both are seen: the answer's line ends first."""
-    from localllm.cli.terminal import extracted
+    from localllm.cli.terminal import stream_renderer
 
     order = list[str]()
-    monkeypatch.setattr(extracted, "page", lambda: SimpleNamespace(push=order.append, end=lambda: order.append("\n")))
-    monkeypatch.setattr(extracted, "say", order.append)
-    block = extracted.FirstBlock(SimpleNamespace(finish_reason="stop"))
+    page = SimpleNamespace(push=order.append, end=lambda: order.append("\n"))
+    monkeypatch.setattr(stream_renderer, "page", lambda: page)
+    monkeypatch.setattr(stream_renderer, "say", order.append)
+    block = stream_renderer.FirstBlock(SimpleNamespace(finish_reason="stop"))
     block.push("ls -l")
     block.end()
-    assert order == ["ls -l", "\n", extracted.NO_BLOCK]
+    assert order == ["ls -l", "\n", stream_renderer.NO_BLOCK]
 
 
 def test_extract_reports_a_block_that_is_cut_off(cli):

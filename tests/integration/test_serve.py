@@ -30,7 +30,7 @@ from localllm.generation.sampling.options import SamplingOptions
 from localllm.generation.sampling.sampler import Sampler
 from localllm.generation.scheduler import Scheduler
 from localllm.generation.speculation.acceptance import Guesses
-from localllm.server.response_stream import Subscriber
+from localllm.server.worker import Subscriber
 
 GUIDE = str(builtin_model())
 QUESTIONS = ["What is a GGUF file?", "How do I stop an answer?", "Which commands are there?", "What is Q4_K_M?"]

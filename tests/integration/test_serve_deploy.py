@@ -20,9 +20,8 @@ from served import serving
 
 import localllm
 from localllm.errors import UsageError
-from localllm.server.access_log import AccessLog
-from localllm.server.listener import Tls
-from localllm.server.socket_activation import address_of, inherited_sockets, require_keys
+from localllm.server.app import AccessLog
+from localllm.server.listener import Tls, address_of, inherited_sockets, require_keys
 
 GUIDE = str(localllm.builtin_model())
 
@@ -146,7 +145,7 @@ def test_inherited_sockets_of_another_process_are_left_alone(monkeypatch: pytest
 def test_a_descriptor_that_is_no_socket(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("LISTEN_FDS", "1")
     monkeypatch.setenv("LISTEN_PID", str(os.getpid()))
-    monkeypatch.setattr("localllm.server.socket_activation.FIRST", 99_999)
+    monkeypatch.setattr("localllm.server.listener.FIRST", 99_999)
     with pytest.raises(UsageError, match="descriptor 99999 is not a socket"):
         inherited_sockets()
 

@@ -16,8 +16,8 @@ import pytest
 
 from localllm.arch.families import mamba2
 from localllm.arch.metadata import Fields
+from localllm.cli import compat
 from localllm.cli import compat as llama_names
-from localllm.cli import compat_commands
 from localllm.cli import open_model as opening
 from localllm.cli.commands import config
 from localllm.convert import rope_scaling
@@ -372,10 +372,10 @@ def test_magnitudes_of_stretched_contexts(tmp_path, given, magnitude):
 
 
 def test_other_words_for_commands():
-    for name, words in compat_commands.MEANT.items():
+    for name, words in compat.MEANT.items():
         for word in words.split():
-            assert compat_commands.suggest_command(word) == compat_commands.suggest_command(word.upper()) == name
-    assert [compat_commands.suggest_command(word) for word in ("", "nothing", "remov", "remove delete")] == [""] * 4
+            assert compat.suggest_command(word) == compat.suggest_command(word.upper()) == name
+    assert [compat.suggest_command(word) for word in ("", "nothing", "remov", "remove delete")] == [""] * 4
 
 
 def test_every_warning_is_a_line(capsys):

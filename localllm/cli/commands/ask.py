@@ -1,13 +1,10 @@
 """localllm ask: an answer from files, with the places that it is from."""
 
-from typing import Annotated
-
-import typer
-
 from localllm.cli import open_model as opening
 from localllm.cli.options import shared as options
 from localllm.cli.options.offers import offer_models
-from localllm.cli.options.searching import FileFilter, Places, Searching, Threshold
+from localllm.cli.options.search import FileFilter, Places, Searching, Threshold
+from localllm.cli.parameters import option
 from localllm.cli.terminal.output import ProgressLine, say, write
 from localllm.errors import UsageError
 
@@ -15,17 +12,9 @@ from localllm.errors import UsageError
 def ask(
     paths: Places = None,
     *,
-    model: Annotated[
-        str | None,
-        typer.Option("-m", "--model", metavar="MODEL", autocompletion=offer_models, help="Model that answers."),
-    ] = None,
-    query: Annotated[
-        str | None,
-        typer.Option("-p", "--prompt", metavar="TEXT", help="Question; all arguments are then files or folders."),
-    ] = None,
-    top: Annotated[
-        int, typer.Option("-k", "--top", metavar="N", help="Number of passages to answer from.  [default: 8]")
-    ] = 8,
+    model: str | None = option("-m --model", "Model that answers.", "MODEL", autocompletion=offer_models),
+    query: str | None = option("-p --prompt", "Question; all arguments are then files or folders.", "TEXT"),
+    top: int = option("-k --top", "Number of passages to answer from.  [default: 8]", "N", default=8),
     threshold: Threshold = None,
     system: options.System = None,
     files: FileFilter,
@@ -43,7 +32,7 @@ def ask(
       localllm ask docs "how do I resume a map?" -m qwen3-4b
       localllm ask src "where are passwords checked?" -m qwen3-4b --embedder minilm.gguf
     """
-    from localllm.cli.searching import opened_search, places_and_question
+    from localllm.cli.options.search import opened_search, places_and_question
     from localllm.cli.terminal.render import require_answers, stream
     from localllm.services.search.answers import cited_places, prompt_of
 

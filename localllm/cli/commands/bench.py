@@ -4,13 +4,12 @@ import json
 import re
 import sys
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Annotated, Any
-
-import typer
+from typing import TYPE_CHECKING, Any
 
 from localllm.cli import open_model as opening
+from localllm.cli.open_model import resolve_model_path
 from localllm.cli.options import shared as options
-from localllm.cli.resolve_model import resolve_model_path
+from localllm.cli.parameters import option
 from localllm.cli.terminal.output import ProgressLine, is_terminal, write
 from localllm.cli.terminal.render import count, file_stem, hanging, one_line, size, table, terminal_width
 from localllm.errors import UsageError
@@ -29,7 +28,6 @@ class Numbers:
         self._least, self._length = least, length
 
     def __call__(self, text: str) -> tuple[int, ...]:
-        """Parse the numbers. Raises ValueError."""
         match = re.fullmatch("[0-9]{1,7}(,[0-9]{1,7})*", text)
         numbers = tuple(map(int, text.split(","))) if match else ()
         if not numbers or min(numbers) < self._least or len(numbers) != (self._length or len(numbers)):
@@ -38,56 +36,38 @@ class Numbers:
         return numbers
 
 
-def numbers(*names: str, least: int = 0, help: str) -> object:
+PAIR = Numbers(1, 2)
+
+
+def numbers(names: str, help: str, default: Sequence[int] | None = None, least: int = 0) -> Any:
     """Declare an option with a list of numbers."""
-    return typer.Option(*names, parser=Numbers(least), metavar="N[,N...]", help=help)
+    return option(names, help, "N[,N...]", default=default, parser=Numbers(least))
 
 
 def bench(
     model: options.ModelName,
     *,
-    prompt: Annotated[
-        Sequence[int],
-        numbers(
-            "-p", "--n-prompt", "--prompt", help="Prompt length of the prefill test (pp); 0: no test.  [default: 512]"
-        ),
-    ] = (512,),
-    generate: Annotated[
-        Sequence[int],
-        numbers("-n", "--n-gen", "--generate", help="Tokens of the generation test (tg); 0: no test.  [default: 128]"),
-    ] = (128,),
-    combined: Annotated[
-        list[Any] | None,
-        typer.Option(
-            "-pg",
-            parser=Numbers(1, 2),
-            metavar="P,N",
-            help="Combined test: prefill P tokens, then generate N.  [repeatable]",
-        ),
-    ] = None,
-    depth: Annotated[
-        Sequence[int],
-        numbers("-d", "--depth", "--n-depth", help="Tokens in the KV cache before each test.  [default: 0]"),
-    ] = (0,),
-    repetitions: Annotated[
-        int, typer.Option("-r", "--repetitions", metavar="N", help="Repetitions of each test.  [default: 5]")
-    ] = 5,
-    threads: Annotated[
-        Sequence[int] | None,
-        numbers(
-            "-t",
-            "--threads",
-            least=1,
-            help="Number of CPU threads.  [default: the physical cores that this process may use]",
-        ),
-    ] = None,
+    prompt: Sequence[int] = numbers(
+        "-p --n-prompt --prompt", "Prompt length of the prefill test (pp); 0: no test.  [default: 512]", (512,)
+    ),
+    generate: Sequence[int] = numbers(
+        "-n --n-gen --generate", "Tokens of the generation test (tg); 0: no test.  [default: 128]", (128,)
+    ),
+    combined: list[Any] | None = option(
+        "-pg", "Combined test: prefill P tokens, then generate N.  [repeatable]", "P,N", parser=PAIR
+    ),
+    depth: Sequence[int] = numbers(
+        "-d --depth --n-depth", "Tokens in the KV cache before each test.  [default: 0]", (0,)
+    ),
+    repetitions: int = option("-r --repetitions", "Repetitions of each test.  [default: 5]", "N", default=5),
+    threads: Sequence[int] | None = numbers(
+        "-t --threads", "Number of CPU threads.  [default: the physical cores that this process may use]", least=1
+    ),
     device: options.Device = "auto",
     gpu_layers: options.GpuLayers = "auto",
     cache: options.Cache,
     rope: options.Rope,
-    as_markdown: Annotated[
-        bool, typer.Option("--md", help="Print a Markdown table (the default if stdout is not a terminal).")
-    ] = False,
+    as_markdown: bool = option("--md", "Print a Markdown table (the default if stdout is not a terminal)."),
     as_json: options.AsJson = False,
 ) -> None:
     """Measure how fast a model is, as llama-bench does.
@@ -185,7 +165,6 @@ def show(model: "ModelFacts", results: Sequence["Result"], lane: str, pretty: bo
 
 
 def cells(result: "Result") -> tuple[str, ...]:
-    """Format one row of the table."""
     read = ""
     if result.gb_per_s and result.bandwidth and result.share:
         read = f"{result.gb_per_s:.1f} of {result.bandwidth / 1e9:.1f} GB/s, {result.share:.0%}"

@@ -1,9 +1,8 @@
 """localllm cache: list or clear the prefix cache and the n-gram files."""
 
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Literal
 
-import typer
-
+from localllm.cli.parameters import argument
 from localllm.cli.terminal.output import dim, write
 from localllm.cli.terminal.render import one_line, size, table
 
@@ -11,9 +10,7 @@ if TYPE_CHECKING:
     from localllm.files.cache.prefix_files import PrefixEntry
 
 
-def cache(
-    action: Annotated[Literal["clear"] | None, typer.Argument(metavar="[clear]", help="Remove all entries.")] = None,
-) -> None:
+def cache(action: Literal["clear"] | None = argument("[clear]", "Remove all entries.")) -> None:
     """List or clear the prefix cache and the n-gram files.
 
     The prefix cache saves the KV cache of long prompts: a prompt that starts like an earlier one skips that part of
@@ -57,7 +54,6 @@ def prompts(entries: "list[PrefixEntry]") -> list[tuple[str, str, str, str]]:
 
 
 def moment(seconds: float) -> str:
-    """Format a time in seconds since 1970 as local time."""
     from datetime import datetime
 
     return datetime.fromtimestamp(seconds).strftime("%Y-%m-%d %H:%M")

@@ -4,30 +4,22 @@ import sys
 from collections.abc import Callable
 from contextlib import ExitStack
 from functools import partial
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING
 
 import typer
 
 from localllm.cli import open_model as opening
 from localllm.cli.options import shared as options
-from localllm.cli.options.constraint import require_whole
 from localllm.cli.options.endpoint import EndpointGroup, open_remote
 from localllm.cli.options.images import ImageGroup
+from localllm.cli.options.shared import require_whole
 from localllm.cli.options.tools import ToolGroup
-from localllm.cli.prompt_input import (
-    Encoding,
-    Prompt,
-    begin,
-    read_prompt,
-    request,
-    require_decodable,
-    warn_of_template,
-)
+from localllm.cli.parameters import group, option
+from localllm.cli.prompt_input import Encoding, Prompt, begin, read_prompt, request, require_decodable, warn_of_template
 from localllm.cli.terminal.output import ProgressLine, dim, exit_on_signals, is_terminal, say
 from localllm.cli.terminal.render import file_stem, require_answers, stream
 from localllm.cli.terminal.type_ahead import type_ahead
 from localllm.errors import LocalllmError, UsageError
-from localllm.frozen import frozen
 
 if TYPE_CHECKING:
     from localllm.api import Model
@@ -38,23 +30,16 @@ if TYPE_CHECKING:
     from localllm.text.messages import Message
 
 
-@frozen
+@group
 class ChatView:
     """Session and display."""
 
-    session: Annotated[
-        str | None,
-        typer.Option(
-            "--session",
-            metavar="NAME",
-            help="Resume this session, or start it; it is saved after every answer.",
-        ),
-    ] = None
-    latest: Annotated[bool, typer.Option("--continue", help="Resume the session that was used last.")] = False
-    markdown: Annotated[bool, typer.Option("--markdown", help="Render Markdown: headings, lists and code.")] = False
-    stats: Annotated[
-        bool, typer.Option("--stats", help="After every answer, print tokens per second and context in use.")
-    ] = False
+    session: str | None = option(
+        "--session", "Resume this session, or start it; it is saved after every answer.", "NAME"
+    )
+    latest: bool = option("--continue", "Resume the session that was used last.")
+    markdown: bool = option("--markdown", "Render Markdown: headings, lists and code.")
+    stats: bool = option("--stats", "After every answer, print tokens per second and context in use.")
 
 
 def chat(
@@ -88,10 +73,10 @@ def chat(
       localllm chat --endpoint http://127.0.0.1:8000
       localllm chat model.gguf -c 8192 -ctk q8_0 -ctv q8_0
     """
-    from localllm.cli.interactive.conversation import TerminalConversation
-    from localllm.cli.interactive.named_models import opener
-    from localllm.cli.interactive.session_choice import (  # here, because `localllm --help` imports chat
+    from localllm.cli.interactive.conversation import (  # here, because `localllm --help` imports chat
+        TerminalConversation,
         model_of,
+        opener,
         session_name,
         start,
     )

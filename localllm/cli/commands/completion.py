@@ -7,13 +7,13 @@ each other line is a word, a tab, and what the word means.
 
 import os
 from collections.abc import Sequence
-from typing import Annotated, Literal
+from typing import Literal
 
 import typer
 
 from localllm.cli.command import Command
 from localllm.cli.options.shared import DRAFT
-from localllm.cli.parameters import Parameter
+from localllm.cli.parameters import Parameter, argument
 from localllm.cli.registry import COMMANDS, COMPLETE, HELP_NAMES, build, function, require_command, summary
 from localllm.cli.terminal.output import write
 
@@ -103,10 +103,7 @@ SCRIPTS = {"bash": BASH, "zsh": ZSH, "fish": FISH, "powershell": POWERSHELL}
 
 
 def completion(
-    shell: Annotated[
-        Literal["bash", "zsh", "fish", "powershell"],
-        typer.Argument(metavar="SHELL", help="bash, zsh, fish or powershell."),
-    ],
+    shell: Literal["bash", "zsh", "fish", "powershell"] = argument("SHELL", "bash, zsh, fish or powershell."),
 ) -> None:
     """Print a shell completion script.
 

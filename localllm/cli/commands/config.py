@@ -2,14 +2,11 @@
 
 import os
 from collections.abc import Iterator
-from typing import Annotated
-
-import typer
 
 from localllm.cli.defaults import load_defaults
 from localllm.cli.options import shared as options
 from localllm.cli.options.offers import offer_models, offer_what_to_show
-from localllm.cli.parameters import TYPED_ONLY, Also, Chosen, Parameter
+from localllm.cli.parameters import Chosen, Parameter, argument
 from localllm.cli.terminal.output import write
 from localllm.cli.terminal.render import columns, one_line, size, terminal_width
 from localllm.files.settings import CACHE_SIZE, Settings, config_path, load_settings
@@ -18,20 +15,12 @@ Row = tuple[str, str, str]
 
 
 def config(
-    command: Annotated[
-        str | None,
-        typer.Argument(
-            metavar="[COMMAND]",
-            autocompletion=offer_what_to_show,
-            help="Show all options of this command; `path` prints the path of config.toml.",
-        ),
-    ] = None,
-    model: Annotated[
-        str | None,
-        typer.Argument(metavar="[MODEL]", help="Show the options for this model.", autocompletion=offer_models),
-        Also(*options.NAMED),
-        TYPED_ONLY,
-    ] = None,
+    command: str | None = argument(
+        "[COMMAND]", "Show all options of this command; `path` prints the path of config.toml.", offer_what_to_show
+    ),
+    model: str | None = argument(
+        "[MODEL]", "Show the options for this model.", offer_models, also=options.NAMED, typed_only=True
+    ),
 ) -> None:
     """Show the defaults of options and where they come from.
 
@@ -65,7 +54,6 @@ def config(
 
 
 def general(settings: Settings) -> Iterator[Row]:
-    """Yield rows for the files, the cache and the aliases."""
     from localllm.files.cache import prefix_files
     from localllm.files.models_folder import find_models_folder
 
@@ -87,7 +75,6 @@ def place(settings: Settings, *keys: str) -> str:
 
 
 def of_command(command: str, model: str | None) -> Iterator[Row]:
-    """Return all options of a command."""
     from localllm.cli.registry import params_of
 
     params = params_of(command)
@@ -100,7 +87,6 @@ def of_command(command: str, model: str | None) -> Iterator[Row]:
 
 
 def of_all(settings: Settings) -> Iterator[Row]:
-    """Yield rows for everything that is set, for any command and any model."""
     from localllm.cli.registry import COMMANDS, params_of
 
     for command in settings.command:

@@ -1,33 +1,24 @@
 """localllm edit: change the metadata of a model file."""
 
-from typing import Annotated
-
-import typer
-
+from localllm.cli.open_model import resolve_model_path
 from localllm.cli.options import shared as options
-from localllm.cli.options.metadata import MetadataGroup
 from localllm.cli.options.offers import offer_models
-from localllm.cli.resolve_model import resolve_model_path
-from localllm.cli.terminal.copying import copy_files
+from localllm.cli.options.quantizing import MetadataGroup
+from localllm.cli.parameters import argument, option
 from localllm.cli.terminal.output import ProgressLine, exit_on_signals, say, write
+from localllm.cli.terminal.quantize_progress import copy_files
 from localllm.cli.terminal.render import one_line
 from localllm.errors import UsageError
 
 
 def edit(
-    model: Annotated[
-        str, typer.Argument(metavar="MODEL", help="GGUF file or model name.", autocompletion=offer_models)
-    ],
-    out: Annotated[str | None, typer.Argument(metavar="[OUT]", help="Output file.  [default: MODEL itself]")] = None,
+    model: str = argument("MODEL", "GGUF file or model name.", offer_models),
+    out: str | None = argument("[OUT]", "Output file.  [default: MODEL itself]"),
     *,
     changes: MetadataGroup,
-    restore: Annotated[
-        str | None, typer.Option("--restore", metavar="FILE", help="Write a stored header back to MODEL.")
-    ] = None,
-    strict: Annotated[
-        bool, typer.Option("--strict", help="Fail if a removed key is missing or the template is broken.")
-    ] = False,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the changes without writing anything.")] = False,
+    restore: str | None = option("--restore", "Write a stored header back to MODEL.", "FILE"),
+    strict: bool = option("--strict", "Fail if a removed key is missing or the template is broken."),
+    dry_run: bool = option("--dry-run", "Print the changes without writing anything."),
     force: options.Force = False,
 ) -> None:
     """Change the metadata of a GGUF file.

@@ -1,21 +1,22 @@
 """localllm embed: embed texts, or find those nearest to a query."""
 
 import os
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from time import perf_counter
 from typing import TYPE_CHECKING, Annotated, Literal, Protocol, TypeVar
 
-import typer
-
 from localllm.cli import open_model as opening
+from localllm.cli.open_model import resolve_model_path
 from localllm.cli.options import shared as options
-from localllm.cli.options.sampling import number
-from localllm.cli.resolve_model import resolve_model_path
-from localllm.cli.terminal.output import ProgressLine, say, write
+from localllm.cli.parameters import argument, option
+from localllm.cli.terminal.output import ProgressLine, is_terminal, say, write
 from localllm.errors import ContextError, RecordsError, UsageError
 
 if TYPE_CHECKING:
+    import numpy as np
+
     from localllm.generation.embedding.embedder import EmbedOptions, ShownImage
     from localllm.services.records.lines import Record
     from localllm.services.search.embed import AnyEmbedder, EmbedJob
@@ -30,90 +31,50 @@ class Reading(Protocol):
 
 E = TypeVar("E", bound=Reading)
 Context = Annotated[
-    int | None,
-    number("-c", "--context", "--ctx-size", help="Maximum tokens per text.  [default: the model's context]"),
+    int | None, option("-c --context --ctx-size", "Maximum tokens per text.  [default: the model's context]", "N")
 ]
-Field = Annotated[
-    str, typer.Option("--field", metavar="NAME", help="Field of a JSON object that holds the text.  [default: text]")
-]
+Field = Annotated[str, option("--field", "Field of a JSON object that holds the text.  [default: text]", "NAME")]
 
 
 def embed(
     model: options.ModelName,
-    input: Annotated[
-        list[str] | None,
-        typer.Argument(
-            metavar="[INPUT]",
-            help="File of records, one per line; after --files, any number of further paths.  [default: stdin]",
-        ),
-    ] = None,
+    input: list[str] | None = argument(
+        "[INPUT]", "File of records, one per line; after --files, any number of further paths.  [default: stdin]"
+    ),
     *,
-    files: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--files",
-            metavar="PATH...",
-            help="Files, or folders of files, each embedded as one text; --near searches their passages.",
-        ),
-    ] = None,
-    output: Annotated[
-        str | None,
-        typer.Option(
-            "-o", "--output", metavar="FILE", help="Output file; records that a JSONL file already has are skipped."
-        ),
-    ] = None,
-    format: Annotated[
-        Literal["jsonl", "npy", "plain"] | None,
-        typer.Option(
-            "--format",
-            metavar="FORMAT",
-            help="Output format: jsonl, npy or plain.  [default: npy for -o FILE.npy, else jsonl]",
-        ),
-    ] = None,
-    dims: Annotated[int | None, number("--dims", help="Truncate vectors to N dimensions (Matryoshka models).")] = None,
-    role: Annotated[
-        Literal["query", "document"] | None,
-        typer.Option(
-            "--as",
-            metavar="ROLE",
-            help="query or document: put the prompt for it before each text.  [default: none; --near uses both]",
-        ),
-    ] = None,
-    overflow: Annotated[
-        Literal["refuse", "cut", "split"],
-        typer.Option(
-            "--overflow",
-            metavar="HOW",
-            help="Texts longer than the context: refuse, cut, or split (and average the vectors).  [default: refuse]",
-        ),
-    ] = "refuse",
-    raw: Annotated[bool, typer.Option("--no-normalize", help="Do not scale vectors to length 1.")] = False,
-    pooling: Annotated[
-        Literal["mean", "cls", "last"] | None,
-        typer.Option(
-            "--pooling", metavar="HOW", help="Pooling of token vectors: mean, cls or last.  [default: the model's]"
-        ),
-    ] = None,
-    near: Annotated[
-        str | None, typer.Option("--near", metavar="QUERY", help="Print the texts nearest to QUERY instead of vectors.")
-    ] = None,
-    duplicates: Annotated[
-        float | None,
-        typer.Option(
-            "--duplicates",
-            metavar="N",
-            help="Print groups of texts with at least this cosine similarity, up to 1, instead of vectors.",
-        ),
-    ] = None,
-    top: Annotated[int, number("--top", help="Number of texts that --near prints.  [default: 5]")] = 5,
-    images: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--image", metavar="FILE", help="Image to embed, with a model of images and texts (CLIP).  [repeatable]"
-        ),
-    ] = None,
+    files: list[str] | None = option(
+        "--files", "Files, or folders of files, each embedded as one text; --near searches their passages.", "PATH..."
+    ),
+    output: str | None = option(
+        "-o --output", "Output file; records that a JSONL file already has are skipped.", "FILE"
+    ),
+    format: Literal["jsonl", "npy", "plain"] | None = option(
+        "--format", "Output format: jsonl, npy or plain.  [default: npy for -o FILE.npy, else jsonl]", "FORMAT"
+    ),
+    dims: int | None = option("--dims", "Truncate vectors to N dimensions (Matryoshka models).", "N"),
+    role: Literal["query", "document"] | None = option(
+        "--as", "query or document: put the prompt for it before each text.  [default: none; --near uses both]", "ROLE"
+    ),
+    overflow: Literal["refuse", "cut", "split"] = option(
+        "--overflow",
+        "Texts longer than the context: refuse, cut, or split (and average the vectors).  [default: refuse]",
+        "HOW",
+        default="refuse",
+    ),
+    raw: bool = option("--no-normalize", "Do not scale vectors to length 1."),
+    pooling: Literal["mean", "cls", "last"] | None = option(
+        "--pooling", "Pooling of token vectors: mean, cls or last.  [default: the model's]", "HOW"
+    ),
+    near: str | None = option("--near", "Print the texts nearest to QUERY instead of vectors.", "QUERY"),
+    duplicates: float | None = option(
+        "--duplicates", "Print groups of texts with at least this cosine similarity, up to 1, instead of vectors.", "N"
+    ),
+    top: int = option("--top", "Number of texts that --near prints.  [default: 5]", "N", default=5),
+    images: list[str] | None = option(
+        "--image", "Image to embed, with a model of images and texts (CLIP).  [repeatable]", "FILE"
+    ),
     field: Field = "text",
-    stats: Annotated[bool, typer.Option("--stats", help="Print counts and speed to stderr.")] = False,
+    stats: bool = option("--stats", "Print counts and speed to stderr."),
     context: Context = None,
     threads: options.Threads = None,
     device: options.Device = "auto",
@@ -187,13 +148,12 @@ def sort_inputs(arguments: list[str], files: list[str] | None) -> tuple[str | No
 
 
 def kind_of(format: str | None, output: str | None) -> str:
-    """Return the output format of vectors."""
     return format or ("npy" if output and output.endswith(".npy") else "jsonl")
 
 
 def records_of(input: str | None, files: list[str] | None, images: list[str] | None = None) -> "list[Record]":
     """Read the records to embed. Raises UsageError."""
-    from localllm.cli.map_io import read
+    from localllm.cli.map_run import read
     from localllm.generation.embedding.embedder import ShownImage
     from localllm.services.records.lines import Record, read_records
     from localllm.services.search.embed import file_text, files_below
@@ -251,7 +211,6 @@ def vectors(
 
     by_name: the records are files; one that is too long is an error of this file only.
     """
-    from localllm.cli.terminal.vector_output import output_of
     from localllm.generation.embedding.embedder import ShownImage
     from localllm.services.records.lines import Record
     from localllm.services.search.embed import embedder, text_of
@@ -288,7 +247,6 @@ def vectors(
 
 @contextmanager
 def opened(manager: AbstractContextManager[E], line: ProgressLine) -> Iterator[E]:
-    """Open an embedder or a reranker, and print its warnings."""
     with manager as model:
         line.clear()
         opening.warn(model.warnings)
@@ -390,5 +348,129 @@ def too_long(model: "AnyEmbedder", items: "list[tuple[str, str | ShownImage]]", 
 
 
 def tell(model: Reading, seconds: float) -> None:
-    """Print the lines of --stats."""
     say(f"{model.tokens} tokens in {seconds:.2f} s, {model.tokens / max(seconds, 1e-9):.0f} tokens/s")
+
+
+# ---- outputs of vectors
+
+
+class Writer(Protocol):
+    def write(self, data: bytes, /) -> object: ...
+
+
+class VectorOutput(Protocol):
+    """An output of vectors, in the order of their records."""
+
+    def left(self, records: "list[Record]") -> "list[Record]":
+        """Return the records without a vector yet."""
+        ...
+
+    def put(self, records: "list[Record]", rows: "np.ndarray") -> None:
+        """Store the records and their vectors, float32 [records, numbers]."""
+        ...
+
+    def fail(self, record: "Record", error: Exception) -> None:
+        """Record a record's error."""
+        ...
+
+
+@contextmanager
+def output_of(kind: str, path: str | None, model: str, records: "list[Record]") -> "Iterator[VectorOutput]":
+    """Open the output of a format: jsonl, plain or npy. Raises UsageError."""
+    if kind == "npy":
+        yield from npy(path, model)
+    elif kind == "jsonl" and path is not None:
+        from localllm.files.jsonl_file import JsonlFile
+
+        ids = {record.id for record in records}
+
+        def belongs(result: dict[str, object]) -> bool:
+            if result["id"] not in ids:
+                raise UsageError(f"{path}: the record {result['id']!r} is not in this input; give another output file")
+            return "error" not in result
+
+        with JsonlFile(path, (model,), keep=belongs) as file:
+            yield Lines(file, plain=False)
+    elif path is not None:
+        from localllm.files.safe_file import SafeFile, resolve_target
+
+        with SafeFile(resolve_target(path, (model,))) as safe_file:
+            yield Lines(safe_file, plain=True)
+    else:
+        yield Lines(None, plain=kind == "plain")
+
+
+class Lines:
+    """A line for each vector."""
+
+    def __init__(self, file: Writer | None, plain: bool):
+        """Store the output: a JsonlFile, another file, or None for stdout."""
+        self._file, self._plain = file, plain
+
+    def left(self, records: "list[Record]") -> "list[Record]":
+        finished = {result["id"] for result in getattr(self._file, "records", ())}
+        return [record for record in records if record.error or record.id not in finished]
+
+    def put(self, records: "list[Record]", rows: "np.ndarray") -> None:
+        import json
+
+        numbers = ", ".join(["%.9g"] * rows.shape[1])
+        plain = numbers.replace(",", "")
+        lines = [
+            plain % tuple(row)
+            if self._plain
+            else f'{{"id": {json.dumps(record.id, ensure_ascii=False)}, "embedding": [{numbers % tuple(row)}]}}'
+            for record, row in zip(records, rows.tolist(), strict=True)
+        ]
+        self._write("".join(f"{line}\n" for line in lines))
+
+    def fail(self, record: "Record", error: Exception) -> None:
+        import json
+
+        if self._plain:
+            raise UsageError(f"{error}; the plain format cannot record errors, use --format jsonl")
+        self._write(json.dumps({"id": record.id, "error": str(error)}, ensure_ascii=False) + "\n")
+
+    def _write(self, text: str) -> None:
+        if self._file is None:
+            write(text)
+        elif text:
+            self._file.write(text.encode(errors="replace"))
+
+
+class AllRows:
+    """All vectors as one array."""
+
+    def __init__(self) -> None:
+        self.all: list[np.ndarray] = []
+
+    def left(self, records: "list[Record]") -> "list[Record]":
+        return records
+
+    def put(self, records: "list[Record]", rows: "np.ndarray") -> None:
+        self.all.append(rows)
+
+    def fail(self, record: "Record", error: Exception) -> None:
+        raise UsageError(f"{error}; an .npy file cannot record errors, use --format jsonl")
+
+
+def npy(path: str | None, model: str) -> "Iterator[VectorOutput]":
+    """Write a NumPy file, which appears when it is complete. Raises UsageError."""
+    from io import BytesIO
+
+    import numpy as np
+
+    from localllm.files.safe_file import SafeFile, resolve_target
+
+    if path is None and is_terminal(sys.stdout):
+        raise UsageError("a NumPy file cannot be printed to a terminal: give -o FILE.npy, or pipe the output")
+    rows = AllRows()
+    yield rows
+    data = BytesIO()
+    np.save(data, np.concatenate(rows.all) if rows.all else np.zeros((0, 0), np.float32))
+    if path is None:
+        sys.stdout.buffer.write(data.getbuffer())
+        sys.stdout.buffer.flush()
+    else:
+        with SafeFile(resolve_target(path, (model,))) as file:
+            file.write(data.getbuffer())

@@ -3,16 +3,14 @@
 import json
 import os
 from dataclasses import asdict
-from typing import TYPE_CHECKING, Annotated, Literal
-
-import typer
+from typing import TYPE_CHECKING, Literal
 
 from localllm.cli import open_model as opening
 from localllm.cli.command import values_for
+from localllm.cli.open_model import resolve_model_path
 from localllm.cli.options import shared as options
 from localllm.cli.options.offers import offer_models
-from localllm.cli.parameters import build_group, group
-from localllm.cli.resolve_model import resolve_model_path
+from localllm.cli.parameters import argument, build_group, group, option
 from localllm.cli.terminal.output import say, write
 from localllm.cli.terminal.render import count_noun, one_line, table
 from localllm.errors import RecordsError, UsageError
@@ -25,50 +23,31 @@ if TYPE_CHECKING:
 class PromptGroup:
     """Prompts."""
 
-    prompt: Annotated[
-        str | None,
-        typer.Option(
-            "-p",
-            "--prompt",
-            metavar="TEXT",
-            help='Prompt template, as in `map`: {question} is the field "question".  [default: the record\'s prompt]',
-        ),
-    ] = None
+    prompt: str | None = option(
+        "-p --prompt",
+        'Prompt template, as in `map`: {question} is the field "question".  [default: the record\'s prompt]',
+        "TEXT",
+    )
     system: options.System = None
     system_file: options.SystemFile = None
     chat_template: options.ChatTemplate = None
 
 
 def eval(
-    paths: Annotated[
-        list[str],
-        typer.Argument(
-            metavar="MODEL... QUESTIONS",
-            autocompletion=offer_models,
-            help="One or more models, and a file of questions: JSONL, an object per line.",
-        ),
-    ],
+    paths: list[str] = argument(
+        "MODEL... QUESTIONS", "One or more models, and a file of questions: JSONL, an object per line.", offer_models
+    ),
     *,
-    grader: Annotated[
-        Literal["exact", "number", "choice", "regex", "json", "program"],
-        typer.Option("--grader", metavar="NAME", help="Grader of questions that name none.  [default: exact]"),
-    ] = "exact",
-    output: Annotated[
-        str | None,
-        typer.Option(
-            "-o",
-            "--output",
-            metavar="FILE",
-            help="JSONL file for the answers; questions that it already answers are skipped. With several models, each "
-            "has its own: FILE a.jsonl becomes a-MODEL.jsonl.",
-        ),
-    ] = None,
-    redo: Annotated[
-        bool,
-        typer.Option(
-            "--redo", help="Answer again the questions that FILE already answers, and replace the old answers."
-        ),
-    ] = False,
+    grader: Literal["exact", "number", "choice", "regex", "json", "program"] = option(
+        "--grader", "Grader of questions that name none.  [default: exact]", "NAME", default="exact"
+    ),
+    output: str | None = option(
+        "-o --output",
+        "JSONL file for the answers; questions that it already answers are skipped. With several models, each "
+        "has its own: FILE a.jsonl becomes a-MODEL.jsonl.",
+        "FILE",
+    ),
+    redo: bool = option("--redo", "Answer again the questions that FILE already answers, and replace the old answers."),
     prompts: PromptGroup,
     engine: options.EngineGroup,
     choices: options.Answers,
@@ -87,8 +66,7 @@ def eval(
       localllm eval big.gguf small.gguf questions.jsonl -o answers.jsonl --json
       localllm eval model.gguf HumanEval.jsonl --grader program -n 512 -p "Complete this function: {prompt}"
     """
-    from localllm.cli.eval_run import answer_questions
-    from localllm.cli.map_io import content
+    from localllm.cli.map_run import answer_questions, content
     from localllm.files.text_file import decode_text
     from localllm.services.evaluation.questions import Evaluation, Questions, compare, template_warning
     from localllm.services.records.lines import Prompts, read_records
@@ -126,7 +104,6 @@ def eval(
 
 
 def output_names(output: str | None, models: list[str]) -> list[str | None]:
-    """Return the output file of each model. Raises UsageError if two models would have the same."""
     if output is None or len(models) == 1:
         return [output] * len(models)
     start, end = os.path.splitext(output)
@@ -137,7 +114,6 @@ def output_names(output: str | None, models: list[str]) -> list[str | None]:
 
 
 def report(evaluations: "list[Evaluation]", comparisons: "list[Comparison]", as_json: bool) -> None:
-    """Print the table, or JSON."""
     if as_json:
         facts = {
             "models": [evaluation.facts() for evaluation in evaluations],

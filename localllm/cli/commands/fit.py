@@ -2,12 +2,13 @@
 
 import json
 import sys
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING
 
 import typer
 
 from localllm.cli.options import shared as options
-from localllm.cli.options.sampling import number
+from localllm.cli.options.offers import one_of
+from localllm.cli.parameters import option
 from localllm.cli.terminal.output import ProgressLine, broken, write
 from localllm.cli.terminal.render import count, fact_lines, one_line, size, table
 from localllm.errors import MemoryLimitError, UsageError
@@ -21,32 +22,22 @@ if TYPE_CHECKING:
 def fit(
     model: options.KnownModelOrNone = None,
     *,
-    every: Annotated[
-        bool,
-        typer.Option("--all", help="Rank the models on this computer and those that can be pulled, instead of MODEL."),
-    ] = False,
-    order: Annotated[
-        str | None,
-        typer.Option(
-            "--sort",
-            metavar="ORDER",
-            autocompletion=options.one_of(("size", "speed", "memory")),
-            help="With --all: size (largest first), speed (fastest first) or memory (least first).  [default: size]",
-        ),
-    ] = None,
-    context: Annotated[
-        int | None,
-        number("-c", "--context", "--ctx-size", help="Context length, in tokens.  [default: several lengths]"),
-    ] = None,
-    kv_type: Annotated[
-        str | None,
-        typer.Option(
-            "--kv-type",
-            metavar="TYPE",
-            autocompletion=options.one_of(options.KV_TYPES),
-            help="Show only this type of KV cache; see `run --kv-type`.  [default: f16, q8_0 and q4_0]",
-        ),
-    ] = None,
+    every: bool = option("--all", "Rank the models on this computer and those that can be pulled, instead of MODEL."),
+    order: str | None = option(
+        "--sort",
+        "With --all: size (largest first), speed (fastest first) or memory (least first).  [default: size]",
+        "ORDER",
+        autocompletion=one_of(("size", "speed", "memory")),
+    ),
+    context: int | None = option(
+        "-c --context --ctx-size", "Context length, in tokens.  [default: several lengths]", "N"
+    ),
+    kv_type: str | None = option(
+        "--kv-type",
+        "Show only this type of KV cache; see `run --kv-type`.  [default: f16, q8_0 and q4_0]",
+        "TYPE",
+        autocompletion=one_of(options.KV_TYPES),
+    ),
     as_json: options.AsJson = False,
 ) -> None:
     """Estimate the memory that a model needs, and its speed.
@@ -122,7 +113,6 @@ def ranking(facts: "FitRanking") -> "Sequence[str]":
 
 
 def line_of(row: "FitRow") -> tuple[str, ...]:
-    """Format a model's line of --all."""
     if "problem" in row:
         return (one_line(row["name"]), "", "", "cannot run", "", "", "yes")
     plus = "" if row["here"] else "+"
@@ -159,7 +149,6 @@ def needs(facts: "ModelFit") -> "Sequence[str]":
 
 
 def makes_text(facts: "ModelFit") -> bool:
-    """Return whether the model generates text, not only embeddings or scores."""
     return all(row["tokens_per_s"] is not None for row in facts["rows"])
 
 

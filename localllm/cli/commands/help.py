@@ -1,19 +1,13 @@
 """localllm help: show the help of the program or of a command."""
 
-from typing import Annotated
-
 import typer
 
 from localllm.cli.options.offers import offer_commands
+from localllm.cli.parameters import argument
 
 
 def help(
-    command: Annotated[
-        str | None,
-        typer.Argument(
-            metavar="[COMMAND]", autocompletion=offer_commands, help="Command to explain.  [default: list all commands]"
-        ),
-    ] = None,
+    command: str | None = argument("[COMMAND]", "Command to explain.  [default: list all commands]", offer_commands),
 ) -> None:
     """Show the help of a command.
 

@@ -1,17 +1,14 @@
 """localllm imatrix: make an importance matrix for quantize."""
 
-from typing import TYPE_CHECKING, Annotated
-
-import typer
+from typing import TYPE_CHECKING
 
 from localllm.cli import open_model as opening
+from localllm.cli.open_model import resolve_model_path
 from localllm.cli.options import shared as options
 from localllm.cli.options.offers import offer_models
-from localllm.cli.options.sampling import number
-from localllm.cli.parameters import Also
-from localllm.cli.resolve_model import resolve_model_path
-from localllm.cli.terminal.eta import Remaining
+from localllm.cli.parameters import REQUIRED, argument, option
 from localllm.cli.terminal.output import ProgressLine, dim
+from localllm.cli.terminal.render import Remaining
 from localllm.errors import UsageError
 
 if TYPE_CHECKING:
@@ -19,34 +16,17 @@ if TYPE_CHECKING:
 
 
 def imatrix(
-    model: Annotated[
-        str | None,
-        typer.Argument(
-            metavar="[MODEL]", help="GGUF file or model name (see `localllm list`).", autocompletion=offer_models
-        ),
-        Also(*options.NAMED),
-    ] = None,
-    texts: Annotated[
-        list[str] | None,
-        typer.Argument(metavar="[TEXT...]", help="Text files to run the model on."),
-        Also("-f", "--file"),
-    ] = None,
+    model: str | None = argument(
+        "[MODEL]", "GGUF file or model name (see `localllm list`).", offer_models, also=options.NAMED
+    ),
+    texts: list[str] | None = argument("[TEXT...]", "Text files to run the model on.", also=("-f", "--file")),
     *,
-    output: Annotated[str, typer.Option("-o", "--output", metavar="FILE", help="Output file.")],
-    in_files: Annotated[
-        list[str] | None,
-        typer.Option("--in-file", metavar="FILE", help="Merge an existing importance matrix.  [repeatable]"),
-    ] = None,
-    context: Annotated[
-        int | None, number("-c", "--context", "--ctx-size", help="Tokens per chunk.  [default: 512]")
-    ] = None,
-    chunks: Annotated[int | None, number("--chunks", help="Maximum number of chunks.  [default: all]")] = None,
-    parse_special: Annotated[
-        bool, typer.Option("--parse-special", help="Parse special tokens like <|im_end|> in the text.")
-    ] = False,
-    process_output: Annotated[
-        bool, typer.Option("--process-output", help="Also collect data for the output tensor.")
-    ] = False,
+    output: str = option("-o --output", "Output file.", "FILE", default=REQUIRED),
+    in_files: list[str] | None = option("--in-file", "Merge an existing importance matrix.  [repeatable]", "FILE"),
+    context: int | None = option("-c --context --ctx-size", "Tokens per chunk.  [default: 512]", "N"),
+    chunks: int | None = option("--chunks", "Maximum number of chunks.  [default: all]", "N"),
+    parse_special: bool = option("--parse-special", "Parse special tokens like <|im_end|> in the text."),
+    process_output: bool = option("--process-output", "Also collect data for the output tensor."),
     threads: options.Threads = None,
     force: options.Force = False,
 ) -> None:
@@ -96,7 +76,6 @@ def imatrix(
 
 
 def read(collector: "Collector", line: ProgressLine) -> None:
-    """Read all chunks, with progress."""
     remaining = Remaining(collector.total, collector.done)
     line.show(f"reading: {remaining.at_first()}")
     try:

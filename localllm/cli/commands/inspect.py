@@ -1,13 +1,12 @@
 """localllm inspect: show what is in a model file, and the memory that it needs."""
 
 import json
-from typing import TYPE_CHECKING, Annotated, Any
-
-import typer
+from typing import TYPE_CHECKING, Any
 
 from localllm.cli import open_model as opening
+from localllm.cli.open_model import resolve_model_path
 from localllm.cli.options import shared as options
-from localllm.cli.resolve_model import resolve_model_path
+from localllm.cli.parameters import option
 from localllm.cli.terminal.output import say, write
 from localllm.cli.terminal.render import count, fact_lines, one_line, size, table
 
@@ -18,8 +17,8 @@ if TYPE_CHECKING:
 def inspect(
     model: options.ModelName,
     as_json: options.AsJson = False,
-    check: Annotated[bool, typer.Option("--check", help="Also check every weight and the chat template.")] = False,
-    template: Annotated[bool, typer.Option("--template", help="Print only the chat template.")] = False,
+    check: bool = option("--check", "Also check every weight and the chat template."),
+    template: bool = option("--template", "Print only the chat template."),
 ) -> None:
     """Show what is in a model file.
 
@@ -55,7 +54,6 @@ def inspect(
 
 
 def chat_template(path: str) -> str:
-    """Return a file's chat template. Raises ModelError if it has none."""
     from localllm.errors import ModelError
     from localllm.files.gguf.file import GGUFFile
 
@@ -117,12 +115,10 @@ SHAPE = [("layers", "layers"), ("width", "wide"), ("heads", "heads"), ("kv_heads
 
 
 def formats(rows: dict[str, dict[str, int]]) -> list[str]:
-    """Build a table of the formats, the largest share first."""
     cells = [(name, str(row["tensors"]), count(row["parameters"]), size(row["bytes"])) for name, row in rows.items()]
     return table(("format", "tensors", "weights", "size"), cells)
 
 
 def memory(rows: "list[MemoryRow]") -> list[str]:
-    """Build a table of the memory by context length; [] if there are no rows."""
     cells = [(str(row["context"]), size(row["cache_bytes"]), size(row["total_bytes"])) for row in rows]
     return ["", *table(("context", "cache (f16)", "with weights"), cells)] if cells else []

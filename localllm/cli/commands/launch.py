@@ -3,12 +3,10 @@
 import os
 import shlex
 import shutil
-from typing import Annotated
-
-import typer
 
 from localllm.cli.options.endpoint import KEY, key_of
 from localllm.cli.options.offers import one_of
+from localllm.cli.parameters import argument, option
 from localllm.cli.terminal.output import say
 from localllm.errors import LocalllmError, UsageError
 from localllm.services.agents import AGENTS, NO_KEY, Settings, find_provider
@@ -16,25 +14,15 @@ from localllm.system.processes import replace_process
 
 
 def launch(
-    agent: Annotated[
-        str,
-        typer.Argument(metavar="AGENT", help=f"One of {', '.join(AGENTS)}.", autocompletion=one_of(tuple(AGENTS))),
-    ],
-    arguments: Annotated[
-        list[str] | None, typer.Argument(metavar="[-- ARGUMENT...]", help="Arguments for the agent itself.")
-    ] = None,
+    agent: str = argument("AGENT", f"One of {', '.join(AGENTS)}.", one_of(tuple(AGENTS))),
+    arguments: list[str] | None = argument("[-- ARGUMENT...]", "Arguments for the agent itself."),
     *,
-    model: Annotated[
-        str | None, typer.Option("--model", metavar="NAME", help="Model to use.  [default: the server's first]")
-    ] = None,
-    url: Annotated[
-        str, typer.Option("--url", metavar="URL", help="Address of the server.  [default: http://127.0.0.1:11435]")
-    ] = "http://127.0.0.1:11435",
-    api_key_file: Annotated[
-        str | None,
-        typer.Option("--api-key-file", metavar="FILE", help=f"File with the server's API key.  [default: ${KEY}]"),
-    ] = None,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only show the settings; do not start the agent.")] = False,
+    model: str | None = option("--model", "Model to use.  [default: the server's first]", "NAME"),
+    url: str = option(
+        "--url", "Address of the server.  [default: http://127.0.0.1:11435]", "URL", default="http://127.0.0.1:11435"
+    ),
+    api_key_file: str | None = option("--api-key-file", f"File with the server's API key.  [default: ${KEY}]", "FILE"),
+    dry_run: bool = option("--dry-run", "Only show the settings; do not start the agent."),
 ) -> None:
     """Start a coding agent that uses a model of `localllm serve`.
 

@@ -1,11 +1,10 @@
 """localllm list: list local models, and known ones."""
 
 import json
-from typing import TYPE_CHECKING, Annotated
-
-import typer
+from typing import TYPE_CHECKING
 
 from localllm.cli.options import shared as options
+from localllm.cli.parameters import option
 from localllm.cli.terminal.output import dim, say, write
 from localllm.cli.terminal.render import columns, one_line, size, terminal_width
 
@@ -17,13 +16,10 @@ if TYPE_CHECKING:
 
 
 def list(
-    all: Annotated[bool, typer.Option("--all", help="Also list models that can be pulled.")] = False,
-    found: Annotated[
-        bool,
-        typer.Option(
-            "--found", help="Also list models that Hugging Face's tools, LM Studio and Ollama have downloaded."
-        ),
-    ] = False,
+    all: bool = option("--all", "Also list models that can be pulled."),
+    found: bool = option(
+        "--found", "Also list models that Hugging Face's tools, LM Studio and Ollama have downloaded."
+    ),
     as_json: options.AsJson = False,
 ) -> None:
     """List the models on this computer.
@@ -62,7 +58,6 @@ def list(
 
 
 def on_disk(models: "Sequence[OnDisk]") -> str:
-    """Build a table of the models in the folder, "" if there are none."""
     rows = [
         (
             one_line(model.name),
@@ -76,7 +71,6 @@ def on_disk(models: "Sequence[OnDisk]") -> str:
 
 
 def models_elsewhere() -> "Sequence[FoundModel]":
-    """Return the models of other programs."""
     from localllm.services.hub.catalogue import shortest_name
     from localllm.services.hub.found_models import find_models
 
@@ -84,7 +78,6 @@ def models_elsewhere() -> "Sequence[FoundModel]":
 
 
 def format_found_models(models: "Sequence[FoundModel]") -> str:
-    """Build a table of the models of other programs, "" if there are none."""
     rows = [
         (one_line(model.name), size(model.size), model.quantization, model.program, one_line(str(model.path)))
         for model in models
@@ -94,7 +87,6 @@ def format_found_models(models: "Sequence[FoundModel]") -> str:
 
 
 def format_known_models(models: "Sequence[Known]") -> str:
-    """Build a table of the models that can be pulled."""
     rows = [
         (
             model.name,

@@ -2,24 +2,16 @@
 
 from typing import Annotated
 
-import typer
-
 from localllm.cli.options import shared as options
 from localllm.cli.options.endpoint import EndpointGroup
-from localllm.cli.options.mapping import AnswersGroup, RecordsGroup
+from localllm.cli.options.mapping import AnswersGroup, RecordsGroup, TableGroup
 from localllm.cli.options.offers import offer_models
-from localllm.cli.options.tables import TableGroup
-from localllm.cli.parameters import Also
+from localllm.cli.parameters import argument
 
-Model = Annotated[
-    str | None, typer.Argument(metavar="MODEL", autocompletion=offer_models, help=options.A_MODEL), Also(*options.NAMED)
-]
+Model = Annotated[str | None, argument("MODEL", options.A_MODEL, offer_models, also=options.NAMED)]
 Input = Annotated[
     str | None,
-    typer.Argument(
-        metavar="[INPUT]",
-        help="File of records, one per line, or folder with one record per file.  [default: stdin]",
-    ),
+    argument("[INPUT]", "File of records, one per line, or folder with one record per file.  [default: stdin]"),
 ]
 
 

@@ -1,23 +1,16 @@
 """localllm merge: join the files of a split model."""
 
-from typing import Annotated
-
-import typer
-
+from localllm.cli.open_model import resolve_model_path
 from localllm.cli.options import shared as options
 from localllm.cli.options.offers import offer_models
-from localllm.cli.resolve_model import resolve_model_path
-from localllm.cli.terminal.copying import copy_files
+from localllm.cli.parameters import argument
+from localllm.cli.terminal.quantize_progress import copy_files
 from localllm.errors import UsageError
 
 
 def merge(
-    model: Annotated[
-        str, typer.Argument(metavar="MODEL", help="A file of the split model.", autocompletion=offer_models)
-    ],
-    out: Annotated[
-        str | None, typer.Argument(metavar="[OUT]", help="Output file.  [default: MODEL without -NNNNN-of-NNNNN]")
-    ] = None,
+    model: str = argument("MODEL", "A file of the split model.", offer_models),
+    out: str | None = argument("[OUT]", "Output file.  [default: MODEL without -NNNNN-of-NNNNN]"),
     *,
     force: options.Force = False,
 ) -> None:

@@ -2,60 +2,78 @@
 
 import json
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Annotated, Any
-
-import typer
+from typing import TYPE_CHECKING, Any
 
 from localllm.cli import open_model as opening
-from localllm.cli.choice_scores import score_file
+from localllm.cli.open_model import resolve_model_path
 from localllm.cli.options import shared as options
-from localllm.cli.options.choice_tasks import ChoiceTaskGroup
-from localllm.cli.options.sampling import number
-from localllm.cli.parameters import Also
-from localllm.cli.resolve_model import resolve_model_path
-from localllm.cli.terminal.eta import Remaining
+from localllm.cli.parameters import argument, group, option
 from localllm.cli.terminal.output import ProgressLine, write
-from localllm.cli.terminal.render import one_line, table
+from localllm.cli.terminal.render import Remaining, count_noun, one_line, table
 from localllm.errors import UsageError
 
 if TYPE_CHECKING:
+    from localllm.arch.rope_scaling import RopeScaling
+    from localllm.services.evaluation.choice_scores import ChoiceScore
     from localllm.services.evaluation.perplexity import ChunkReader
     from localllm.services.evaluation.scores import Prediction
 
 PERCENTILES = ("99.9", "99", "95", "90", "75", "50", "25", "10", "5", "1", "0.1")
+NAMES = {"hellaswag": "HellaSwag", "winogrande": "Winogrande", "multiple-choice": "multiple choice"}
+
+
+@group
+class ChoiceTaskGroup:
+    """Multiple-choice tasks instead of perplexity."""
+
+    hellaswag: bool = option("--hellaswag", "Score the HellaSwag tasks in TEXT: 6 lines each, as in llama.cpp.")
+    hellaswag_tasks: int | None = option(
+        "--hellaswag-tasks", "Number of tasks, drawn at random; 0: all.  [default: 400]", "N"
+    )
+    winogrande: bool = option("--winogrande", "Score the Winogrande tasks in TEXT: CSV, as in llama.cpp.")
+    winogrande_tasks: int | None = option(
+        "--winogrande-tasks", "Number of tasks, drawn at random.  [default: all]", "N"
+    )
+    multiple_choice: bool = option(
+        "--multiple-choice", "Score the multiple-choice tasks in TEXT, llama.cpp's binary file (ARC, MMLU, TruthfulQA)."
+    )
+    multiple_choice_tasks: int | None = option(
+        "--multiple-choice-tasks", "Number of tasks, drawn at random.  [default: all]", "N"
+    )
+
+    def select(self) -> tuple[str, int] | None:
+        """Return the kind of tasks and how many (0: all), None for perplexity. Raises UsageError."""
+        switches = {
+            "hellaswag": (self.hellaswag, self.hellaswag_tasks, 400),
+            "winogrande": (self.winogrande, self.winogrande_tasks, 0),
+            "multiple-choice": (self.multiple_choice, self.multiple_choice_tasks, 0),
+        }
+        kinds = [kind for kind, (is_on, _, _) in switches.items() if is_on]
+        if len(kinds) > 1:
+            raise UsageError(f"give either {' or '.join(f'--{kind}' for kind in kinds)}, not both")
+        for kind, (is_on, count, _) in switches.items():
+            if count is not None and not is_on:
+                raise UsageError(f"--{kind}-tasks needs --{kind}")
+            if count is not None and count < 0:
+                raise UsageError(f"--{kind}-tasks should be 0 or greater, not {count}")
+        return next(((k, usual if n is None else n) for k, (is_on, n, usual) in switches.items() if is_on), None)
 
 
 def perplexity(
     model: options.ModelName,
-    text: Annotated[
-        str | None, typer.Argument(metavar="[TEXT]", help="Text file."), Also("-f", "--file", "-bf", "--binary-file")
-    ] = None,
+    text: str | None = argument("[TEXT]", "Text file.", also=("-f", "--file", "-bf", "--binary-file")),
     *,
-    context: Annotated[
-        int | None,
-        number(
-            "-c",
-            "--context",
-            "--ctx-size",
-            help="Tokens per chunk; the second half of each chunk is scored.  [default: 512]",
-        ),
-    ] = None,
-    chunks: Annotated[int | None, number("--chunks", help="Maximum number of chunks.  [default: all]")] = None,
-    save_logits: Annotated[
-        str | None,
-        typer.Option(
-            "--save-logits", "--save-all-logits", metavar="FILE", help="Save the logits to FILE, for --kl-divergence."
-        ),
-    ] = None,
-    kl_divergence: Annotated[
-        bool, typer.Option("--kl-divergence", help="Compare with the logits of --base instead of scoring TEXT.")
-    ] = False,
-    base: Annotated[
-        str | None,
-        typer.Option(
-            "--base", "--kl-divergence-base", metavar="FILE", help="Logits saved by another model with --save-logits."
-        ),
-    ] = None,
+    context: int | None = option(
+        "-c --context --ctx-size", "Tokens per chunk; the second half of each chunk is scored.  [default: 512]", "N"
+    ),
+    chunks: int | None = option("--chunks", "Maximum number of chunks.  [default: all]", "N"),
+    save_logits: str | None = option(
+        "--save-logits --save-all-logits", "Save the logits to FILE, for --kl-divergence.", "FILE"
+    ),
+    kl_divergence: bool = option("--kl-divergence", "Compare with the logits of --base instead of scoring TEXT."),
+    base: str | None = option(
+        "--base --kl-divergence-base", "Logits saved by another model with --save-logits.", "FILE"
+    ),
     threads: options.Threads = None,
     tasks: ChoiceTaskGroup,
     cache: options.Cache,
@@ -132,7 +150,6 @@ def perplexity(
 
 
 def facts_of(reader: "ChunkReader", size: int) -> dict[str, object]:
-    """Describe the measurement for --json."""
     origin = {"made_with": reader.made_with} if reader.made_with else {}
     return {"model": reader.path, "context": size} | origin
 
@@ -140,7 +157,6 @@ def facts_of(reader: "ChunkReader", size: int) -> dict[str, object]:
 def check(
     text: str | None, context: int | None, save_logits: str | None, kl_divergence: bool, base: str | None
 ) -> None:
-    """Raise UsageError for invalid combinations of options."""
     if kl_divergence != (base is not None):
         raise UsageError("give --kl-divergence and --base FILE together; --save-logits FILE writes that file")
     if base is None and text is None:
@@ -172,3 +188,63 @@ def comparison(facts: dict[str, Any]) -> list[str]:
         "",
         *table(("", "KL divergence", "change of p"), rows),
     ]
+
+
+# ---- multiple-choice tasks
+
+
+def score_file(
+    model: str, path: str | None, selection: tuple[str, int], *, context: int | None, threads: int | None, kv_type: str,
+    rope: "RopeScaling | None", as_json: bool,
+) -> None:  # fmt: skip
+    """Print a model's accuracy on the tasks of a file; on Ctrl-C, on the tasks so far. Raises UsageError.
+
+    selection: the kind of tasks, and the maximum number of them.
+    """
+    from localllm.api import open_model
+    from localllm.files.choice_tasks import PARSERS
+    from localllm.kernels.build.faults import end_on_bus_error
+    from localllm.services.evaluation.choice_scores import ChoiceScore, score_tasks, select_tasks
+
+    kind, maximum = selection
+    if path is None:
+        raise UsageError(f"TEXT is missing: give a file of {NAMES[kind]} tasks")
+    tasks = select_tasks(kind, PARSERS[kind](read_bytes(path), path), maximum)
+    line, model_path, score = ProgressLine(), resolve_model_path(model), ChoiceScore(kind)
+    compiling = opening.compiling(line)
+    with open_model(model_path, threads, context, kv_type, progress=compiling, cache=False, rope=rope) as model_opened:
+        line.clear()
+        end_on_bus_error(model_path)
+        opening.warn(model_opened.warnings)
+        try:
+            remaining = Remaining(len(tasks))
+            line.show(remaining.at_first())
+            for result in score_tasks(model_opened, tasks):
+                score = ChoiceScore(kind, (*score.results, result))
+                line.show(f"{remaining.after(score.tasks)}: {100 * score.accuracy:.2f}%")
+        finally:
+            line.clear()
+            if score.tasks and as_json:
+                write(json.dumps({"model": model_opened.path} | score.facts(), ensure_ascii=False) + "\n")
+            elif score.tasks:
+                write("".join(f"{row}\n" for row in score_lines(score)))
+
+
+def read_bytes(path: str) -> bytes:
+    try:
+        with open(path, "rb") as file:
+            return file.read()
+    except (OSError, ValueError) as error:  # a name with a NUL in it is a ValueError
+        raise UsageError(f"{path}: cannot be read: {getattr(error, 'strerror', None) or error}") from None
+
+
+def score_lines(score: "ChoiceScore") -> list[str]:
+    """Format a score as llama-perplexity rounds it."""
+    percent, tasks = 100 * score.accuracy, count_noun(score.tasks, "task")
+    if score.kind == "hellaswag":
+        low, high = score.interval
+        return [f"HellaSwag = {percent:.8f}% [{100 * low:.4f}%, {100 * high:.4f}%] ({tasks})"]
+    lines = [f"{NAMES[score.kind]} = {percent:.4f} ± {100 * score.error(score.accuracy):.4f} ({tasks})"]
+    if score.kind == "multiple-choice":
+        lines.append(f"random chance = {100 * score.chance:.4f} ± {100 * score.error(score.chance):.4f}")
+    return lines

@@ -1,27 +1,21 @@
 """localllm pull: download a model from the Hugging Face hub."""
 
 import os
-from typing import Annotated
 
-import typer
-
+from localllm.cli.open_model import pull_shown
 from localllm.cli.options.offers import offer_known_models
-from localllm.cli.parameters import Also
-from localllm.cli.resolve_model import pull_shown
+from localllm.cli.parameters import argument
 from localllm.cli.terminal.output import dim, write
 from localllm.errors import UsageError
 
 
 def pull(
-    names: Annotated[
-        list[str],
-        typer.Argument(
-            metavar="MODEL...",
-            autocompletion=offer_known_models,
-            help="Names from `localllm list --all`, or hf:OWNER/REPOSITORY.",
-        ),
-        Also("-m", "--model"),
-    ],
+    names: list[str] = argument(
+        "MODEL...",
+        "Names from `localllm list --all`, or hf:OWNER/REPOSITORY.",
+        offer_known_models,
+        also=("-m", "--model"),
+    ),
 ) -> None:
     """Download models from the Hugging Face Hub and print their paths.
 

@@ -5,19 +5,23 @@ import re
 from dataclasses import replace
 from functools import partial
 from time import perf_counter
-from typing import TYPE_CHECKING, Annotated
-
-import typer
+from typing import TYPE_CHECKING
 
 from localllm.cli import open_model as opening
 from localllm.cli.argv import did_you_mean
-from localllm.cli.ladder import ADDED, LadderOptions, make_ladder
+from localllm.cli.open_model import resolve_model_path
 from localllm.cli.options import shared as options
-from localllm.cli.options.metadata import MetadataGroup
 from localllm.cli.options.offers import offer_formats
-from localllm.cli.options.quantizing import CalibrationGroup, FormatGroup, ImportanceGroup, LadderGroup, several
-from localllm.cli.options.splits import SplitGroup
-from localllm.cli.resolve_model import resolve_model_path
+from localllm.cli.options.quantizing import (
+    CalibrationGroup,
+    FormatGroup,
+    ImportanceGroup,
+    MetadataGroup,
+    SetGroup,
+    SplitGroup,
+)
+from localllm.cli.parameters import argument, option
+from localllm.cli.quantize_set import ADDED, SetOptions, make_files
 from localllm.cli.terminal.output import ProgressLine, exit_on_signals, say, write
 from localllm.cli.terminal.quantize_progress import BY_SENSITIVITY, CALIBRATED, ENCODING, SIZED, Progress
 from localllm.cli.terminal.render import count, one_line, size, table
@@ -32,50 +36,33 @@ if TYPE_CHECKING:
 
 
 def quantize(
-    arguments: Annotated[
-        list[str],
-        typer.Argument(
-            metavar="IN [OUT] TYPE [TEXT...]",
-            autocompletion=offer_formats,
-            help="Input, output and quantization type; with --calibrate, text files to calibrate on.",
-        ),
-    ],
+    arguments: list[str] = argument(
+        "IN [OUT] TYPE [TEXT...]",
+        "Input, output and quantization type; with --calibrate, text files to calibrate on.",
+        offer_formats,
+    ),
     *,
     formats: FormatGroup,
     importance: ImportanceGroup,
     calibration: CalibrationGroup,
-    several_types: LadderGroup,
+    several_types: SetGroup,
     split: SplitGroup,
     changes: MetadataGroup,
-    override_kv: Annotated[
-        list[str] | None,
-        several("--override-kv", "KEY=TYPE:VALUE", "Override metadata; TYPE is int, float, bool or str."),
-    ] = None,
-    keep_split: Annotated[
-        bool, typer.Option("--keep-split", help="Write the same number of split files as the input has.")
-    ] = False,
-    mmproj: Annotated[
-        bool, typer.Option("--mmproj", help="Convert the vision projector (mmproj) instead of the language model.")
-    ] = False,
-    allow_requantize: Annotated[
-        bool,
-        typer.Option(
-            "--allow-requantize", help="Allow quantizing tensors that are quantized already; this loses quality."
-        ),
-    ] = False,
-    strict: Annotated[
-        bool,
-        typer.Option(
-            "--strict",
-            help="Fail on a fallback format, weights too large for their format, or an option that matches no tensor.",
-        ),
-    ] = False,
-    force: Annotated[
-        bool,
-        typer.Option("--force", help="Overwrite any existing file, and allow an output larger than IN."),
-    ] = False,
+    override_kv: list[str] | None = option(
+        "--override-kv", "Override metadata; TYPE is int, float, bool or str.  [repeatable]", "KEY=TYPE:VALUE"
+    ),
+    keep_split: bool = option("--keep-split", "Write the same number of split files as the input has."),
+    mmproj: bool = option("--mmproj", "Convert the vision projector (mmproj) instead of the language model."),
+    allow_requantize: bool = option(
+        "--allow-requantize", "Allow quantizing tensors that are quantized already; this loses quality."
+    ),
+    strict: bool = option(
+        "--strict",
+        "Fail on a fallback format, weights too large for their format, or an option that matches no tensor.",
+    ),
+    force: bool = option("--force", "Overwrite any existing file, and allow an output larger than IN."),
     threads: options.Threads = None,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the plan without writing anything.")] = False,
+    dry_run: bool = option("--dry-run", "Print the plan without writing anything."),
 ) -> None:
     """Quantize a model, or convert a Hugging Face checkpoint to GGUF.
 
@@ -117,23 +104,14 @@ def quantize(
     if formats.prune_layers is not None:
         source = service.prune(source, formats.prune_layers)
     request = QuantizeRequest(
-        recipe,
-        formats.to_options(),
-        importance.imatrix,
-        tuple(importance.include_weights or ()),
-        tuple(importance.exclude_weights or ()),
-        overrides,
-        edits,
-        keep_split,
-        limits,
-        allow_requantize,
-        strict,
+        recipe, formats.to_options(), importance.imatrix, tuple(importance.include_weights or ()),
+        tuple(importance.exclude_weights or ()), overrides, edits, keep_split, limits, allow_requantize, strict,
         texts,
-    )
+    )  # fmt: skip
     service.require_parts(source, keep_split, limits)
     if several_types.are_several:
-        make_ladder(source, [replace(request, recipe=each) for each in recipes], target, several_types,
-                    LadderOptions(path, mmproj, threads, force, dry_run))  # fmt: skip
+        make_files(source, [replace(request, recipe=each) for each in recipes], target, several_types,
+                    SetOptions(path, mmproj, threads, force, dry_run))  # fmt: skip
         return
     formats_file = calibration.formats_file
     is_by_need, is_named = calibration.has_size, target is not None or force
@@ -172,7 +150,7 @@ quantize.__doc__ = (quantize.__doc__ or "").replace("TYPES\n", f"{type_lines()}\
 
 
 def read_arguments(
-    arguments: tuple[str, ...], importance: ImportanceGroup, calibration: CalibrationGroup, several_types: LadderGroup
+    arguments: tuple[str, ...], importance: ImportanceGroup, calibration: CalibrationGroup, several_types: SetGroup
 ) -> "tuple[str, str | None, list[Recipe], tuple[str, ...] | None, int | None]":
     """Return IN, OUT, the types, the texts to calibrate on, and the threads. Raises UsageError."""
     if several_types.are_several:
@@ -354,7 +332,6 @@ def show_weights(show: "OnStage", total: int, done: int, name: str) -> None:
 
 
 def summary(plan: "QuantizePlan") -> str:
-    """Format the size before and after."""
     original = f"before: {size(plan.nbytes_before)}, {plan.bits_per_weight_before:.2f}"
     return f"{size(plan.nbytes)}, {plan.bits_per_weight:.2f} bits per weight ({original})"
 

@@ -1,7 +1,7 @@
 """localllm replay: check whether an answer can be reproduced."""
 
 import os
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING
 
 import typer
 
@@ -9,8 +9,7 @@ from localllm.cli import open_model as opening
 from localllm.cli.options import shared as options
 from localllm.cli.options.endpoint import KEY
 from localllm.cli.options.offers import offer_models
-from localllm.cli.parameters import TYPED_ONLY
-from localllm.cli.receipt import hashing
+from localllm.cli.parameters import argument, option
 from localllm.cli.terminal.output import ProgressLine, say, write
 from localllm.errors import UsageError
 
@@ -22,18 +21,10 @@ if TYPE_CHECKING:
 
 
 def replay(
-    receipt: Annotated[str, typer.Argument(metavar="FILE", help="Receipt written by `run --receipt FILE`.")],
-    model: Annotated[
-        str | None,
-        typer.Option(
-            "-m",
-            "--model",
-            metavar="MODEL",
-            autocompletion=offer_models,
-            help="Model to use.  [default: the receipt's]",
-        ),
-        TYPED_ONLY,
-    ] = None,
+    receipt: str = argument("FILE", "Receipt written by `run --receipt FILE`."),
+    model: str | None = option(
+        "-m --model", "Model to use.  [default: the receipt's]", "MODEL", autocompletion=offer_models, typed_only=True
+    ),
 ) -> None:
     """Generate an answer again from its receipt, and compare the texts.
 
@@ -67,7 +58,7 @@ def replay(
             result = receipts.regenerate(
                 model_opened, record, generation, lambda count: line.show(f"answering again: {count} tokens")
             )
-            changed = receipts.changes(record, model_opened, hashing(line))
+            changed = receipts.changes(record, model_opened, opening.hashing(line))
         finally:
             line.clear()
     for change in changed:

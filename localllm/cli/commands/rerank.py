@@ -1,39 +1,30 @@
 """localllm rerank: sort lines by relevance to a query."""
 
 import json
-from typing import Annotated, Literal
-
-import typer
+from typing import Literal
 
 from localllm.cli import open_model as opening
 from localllm.cli.commands.embed import Context, Field, opened, records_of, tell
+from localllm.cli.open_model import resolve_model_path
 from localllm.cli.options import shared as options
-from localllm.cli.options.sampling import number
-from localllm.cli.resolve_model import resolve_model_path
+from localllm.cli.parameters import argument, option
 from localllm.cli.terminal.output import ProgressLine, write
 from localllm.errors import UsageError
 
 
 def rerank(
     model: options.ModelName,
-    input: Annotated[
-        str | None, typer.Argument(metavar="[INPUT]", help="File of records, one per line.  [default: stdin]")
-    ] = None,
+    input: str | None = argument("[INPUT]", "File of records, one per line.  [default: stdin]"),
     *,
-    query: Annotated[
-        str | None, typer.Option("-q", "--query", metavar="TEXT", help="Query to rank the texts by.")
-    ] = None,
-    top: Annotated[int | None, number("--top", help="Print only the N best lines.  [default: all]")] = None,
-    scores: Annotated[bool, typer.Option("--scores", help="Print the score before each line.")] = False,
-    overflow: Annotated[
-        Literal["refuse", "cut"],
-        typer.Option(
-            "--overflow", metavar="HOW", help="Texts longer than the context: refuse or cut.  [default: refuse]"
-        ),
-    ] = "refuse",
+    query: str | None = option("-q --query", "Query to rank the texts by.", "TEXT"),
+    top: int | None = option("--top", "Print only the N best lines.  [default: all]", "N"),
+    scores: bool = option("--scores", "Print the score before each line."),
+    overflow: Literal["refuse", "cut"] = option(
+        "--overflow", "Texts longer than the context: refuse or cut.  [default: refuse]", "HOW", default="refuse"
+    ),
     field: Field = "text",
     as_json: options.AsJson = False,
-    stats: Annotated[bool, typer.Option("--stats", help="Print the speed to stderr.")] = False,
+    stats: bool = option("--stats", "Print the speed to stderr."),
     context: Context = None,
     threads: options.Threads = None,
     device: options.Device = "auto",

@@ -1,26 +1,19 @@
 """localllm rm: remove a pulled model."""
 
 import sys
-from typing import Annotated
 
-import typer
-
+from localllm.cli.open_model import confirm
 from localllm.cli.options.offers import offer_models
-from localllm.cli.resolve_model import confirm
+from localllm.cli.parameters import argument, option
 from localllm.cli.terminal.output import dim, is_terminal
 from localllm.cli.terminal.render import size
 from localllm.errors import LocalllmError, UsageError
 
 
 def rm(
-    name: Annotated[
-        str,
-        typer.Argument(
-            metavar="MODEL", autocompletion=offer_models, help="Model name, as `localllm list` shows it, or path."
-        ),
-    ],
+    name: str = argument("MODEL", "Model name, as `localllm list` shows it, or path.", offer_models),
     *,
-    force: Annotated[bool, typer.Option("--force", help="Do not ask for confirmation.")] = False,
+    force: bool = option("--force", "Do not ask for confirmation."),
 ) -> None:
     """Remove a model from the models folder.
 

@@ -1,9 +1,6 @@
 """localllm run: answer one prompt."""
 
 import sys
-from typing import Annotated
-
-import typer
 
 from localllm.cli.one_shot import OneShot
 from localllm.cli.options import shared as options
@@ -12,7 +9,7 @@ from localllm.cli.options.endpoint import EndpointGroup
 from localllm.cli.options.images import ImageGroup
 from localllm.cli.options.one_shot import FollowUpGroup, InfillGroup, OutputGroup, PromptGroup, TemplateGroup
 from localllm.cli.options.tools import ToolGroup
-from localllm.cli.parameters import explicit_options
+from localllm.cli.parameters import argument, explicit_options
 from localllm.cli.terminal.output import is_terminal
 
 OF_CONVERSATIONS = "system", "system_file", "chat_template", "encoding", "no_cache"  # options of prompts
@@ -20,7 +17,7 @@ OF_CONVERSATIONS = "system", "system_file", "chat_template", "encoding", "no_cac
 
 def run(
     model: options.OptionalModelName = None,
-    words: Annotated[list[str] | None, typer.Argument(metavar="[TEXT]", help="Prompt, in quotes.")] = None,
+    words: list[str] | None = argument("[TEXT]", "Prompt, in quotes."),
     *,
     prompt: PromptGroup,
     output: OutputGroup,
@@ -67,7 +64,7 @@ def run(
 
     chat(
         model, system=prompt.system, system_file=prompt.system_file, chat_template=prompt.chat_template,
-        encoding=prompt.encoding, look=ChatView(follow.session, stats=output.stats), engine=engine,
+        encoding=prompt.encoding, look=ChatView(session=follow.session, stats=output.stats), engine=engine,
         no_cache=prompt.no_cache, choices=generation, tools=tools, images=images, endpoint=endpoint,
     )  # fmt: skip
 

@@ -3,14 +3,14 @@
 import json
 import sys
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING
 
 import typer
 
 from localllm.cli.options import shared as options
 from localllm.cli.options.offers import offer_models
-from localllm.cli.options.searching import FileFilter, Places, Searching, Threshold, Top
-from localllm.cli.parameters import TYPED_ONLY
+from localllm.cli.options.search import FileFilter, Places, Searching, Threshold, Top
+from localllm.cli.parameters import option
 from localllm.cli.terminal.output import coloured, dim, is_terminal, say, write
 from localllm.errors import UsageError
 
@@ -21,52 +21,27 @@ if TYPE_CHECKING:
 def search(
     paths: Places = None,
     *,
-    query: Annotated[
-        str | None,
-        typer.Option("-e", "--query", metavar="TEXT", help="Question; all arguments are then files or folders."),
-    ] = None,
+    query: str | None = option("-e --query", "Question; all arguments are then files or folders.", "TEXT"),
     top: Top = 5,
     threshold: Threshold = None,
-    by_line: Annotated[
-        bool, typer.Option("-n", "--line-number", help="Print FILE:LINE: before every line, as grep does.")
-    ] = False,
-    around: Annotated[
-        int,
-        typer.Option("-C", "--context", metavar="N", help="Print N lines before and after each passage.  [default: 0]"),
-        TYPED_ONLY,  # config.toml may set --context of other commands, a number of tokens
-    ] = 0,
-    before: Annotated[
-        int, typer.Option("-B", metavar="N", help="Print N lines before each passage.  [default: 0]"), TYPED_ONLY
-    ] = 0,
-    after: Annotated[
-        int, typer.Option("-A", metavar="N", help="Print N lines after each passage.  [default: 0]"), TYPED_ONLY
-    ] = 0,
-    habits: Annotated[
-        bool,
-        typer.Option(
-            "-r",
-            "-R",
-            "-i",
-            "--recursive",
-            "--ignore-case",
-            help="Accepted for users of grep, without effect: `search` always does this.",
-        ),
-        TYPED_ONLY,
-    ] = False,
-    only_names: Annotated[
-        bool, typer.Option("-l", "--files-with-matches", help="Print only the names of files, the best first.")
-    ] = False,
+    by_line: bool = option("-n --line-number", "Print FILE:LINE: before every line, as grep does."),
+    # Not set by config.toml, which may set --context of other commands, a number of tokens.
+    around: int = option(
+        "-C --context", "Print N lines before and after each passage.  [default: 0]", "N", typed_only=True, default=0
+    ),
+    before: int = option("-B", "Print N lines before each passage.  [default: 0]", "N", typed_only=True, default=0),
+    after: int = option("-A", "Print N lines after each passage.  [default: 0]", "N", typed_only=True, default=0),
+    habits: bool = option(
+        "-r -R -i --recursive --ignore-case",
+        "Accepted for users of grep, without effect: `search` always does this.",
+        typed_only=True,
+    ),
+    only_names: bool = option("-l --files-with-matches", "Print only the names of files, the best first."),
     as_json: options.AsJson = False,
-    mcp: Annotated[
-        bool,
-        typer.Option("--mcp", help="Run as an MCP server on stdin and stdout, with one tool, `search`."),
-        TYPED_ONLY,
-    ] = False,
-    model: Annotated[
-        str | None,
-        typer.Option("-m", "--model", metavar="MODEL", autocompletion=offer_models, help="The same as --embedder."),
-        TYPED_ONLY,
-    ] = None,
+    mcp: bool = option("--mcp", "Run as an MCP server on stdin and stdout, with one tool, `search`.", typed_only=True),
+    model: str | None = option(
+        "-m --model", "The same as --embedder.", "MODEL", autocompletion=offer_models, typed_only=True
+    ),
     files: FileFilter,
     models: Searching,
     threads: options.Threads = None,
@@ -86,7 +61,7 @@ def search(
       localllm search docs --mcp -m minilm.gguf
       localllm search docs "exit codes" | localllm run model.gguf -p "What is 7?"
     """
-    from localllm.cli.searching import opened_search, piped_lines, places_and_question, require_places
+    from localllm.cli.options.search import opened_search, piped_lines, places_and_question, require_places
 
     models.embedder = model or models.embedder
     if mcp:
@@ -117,7 +92,6 @@ def search(
 
 
 def require_counts(**counts: tuple[int, int]) -> None:
-    """Raise UsageError for a number that is too small; counts: (number, minimum) by name."""
     for name, (value, least) in counts.items():
         if value < least:
             raise UsageError(f"{name} should be {least} or above")
@@ -142,7 +116,6 @@ def render_hits(hits: "Sequence[Hit]", layout: str, before: int, after: int) -> 
 
 
 def as_object(hit: "Hit") -> dict[str, object]:
-    """Convert a hit to JSON."""
     each = hit.passage
     fields = {"file": each.path, "line": each.first, "last_line": each.last, "heading": each.heading, "text": each.text}
     return {**fields, "score": hit.score, **({} if hit.cosine is None else {"cosine": hit.cosine})}

@@ -6,18 +6,15 @@ from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
-
-import typer
+from typing import TYPE_CHECKING, Any, Literal
 
 from localllm.cli import open_model as opening
 from localllm.cli.command import CURRENT, values_for
-from localllm.cli.ollama_host import tell_ollama_host
+from localllm.cli.open_model import resolve_model_path
 from localllm.cli.options import shared as options
 from localllm.cli.options.images import Projector
 from localllm.cli.options.offers import offer_models
-from localllm.cli.parameters import Also, build_group, group
-from localllm.cli.resolve_model import resolve_model_path
+from localllm.cli.parameters import argument, build_group, group, option
 from localllm.cli.terminal.output import say
 from localllm.cli.terminal.render import file_stem
 from localllm.errors import LocalllmError, UsageError
@@ -33,6 +30,8 @@ if TYPE_CHECKING:
 
 PORT = 11435
 UNITS = {"": 1, "K": 10**3, "M": 10**6, "G": 10**9}
+OLLAMA_PORT = 11434
+LOCAL = ("127.0.0.1", "localhost", "::1")
 
 
 def amount(text: str) -> int:
@@ -47,162 +46,90 @@ def amount(text: str) -> int:
 class Place:
     """Address and access."""
 
-    port: Annotated[int, typer.Option("--port", metavar="N", help="TCP port.  [default: 11435]")] = PORT
-    socket: Annotated[
-        str | None,
-        typer.Option(
-            "--socket",
-            "--unix-socket",
-            metavar="PATH",
-            help="Listen on a Unix socket, which only you can open, instead of a port.",
-        ),
-    ] = None
-    host: Annotated[
-        str | None,
-        typer.Option(
-            "--host",
-            metavar="ADDRESS",
-            help="Address to listen on, to let other computers connect; needs --api-key-file.  [default: 127.0.0.1]",
-        ),
-    ] = None
-    api_key_file: Annotated[
-        str | None,
-        typer.Option(
-            "--api-key-file",
-            metavar="FILE",
-            help="File of API keys, one per line (# starts a comment); every request needs one of them.",
-        ),
-    ] = None
-    ssl_certfile: Annotated[
-        str | None,
-        typer.Option("--ssl-certfile", metavar="FILE", help="Serve HTTPS with this certificate chain, in PEM."),
-    ] = None
-    ssl_keyfile: Annotated[
-        str | None,
-        typer.Option(
-            "--ssl-keyfile",
-            metavar="FILE",
-            help="Private key of the certificate.  [default: in the certificate's file]",
-        ),
-    ] = None
-    access_log: Annotated[bool, typer.Option("--access-log", help="Log each request to stderr, without its text.")] = (
-        False
+    port: int = option("--port", "TCP port.  [default: 11435]", "N", default=PORT)
+    socket: str | None = option(
+        "--socket --unix-socket", "Listen on a Unix socket, which only you can open, instead of a port.", "PATH"
     )
-    allow_host: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--allow-host",
-            metavar="NAME",
-            help="Accept requests to http://NAME, another name of this computer.  [repeatable]",
-        ),
-    ] = None
-    allow_origin: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--allow-origin",
-            metavar="ORIGIN",
-            help="Allow requests from web pages of this origin, https://... (CORS).  [repeatable]",
-        ),
-    ] = None
+    host: str | None = option(
+        "--host",
+        "Address to listen on, to let other computers connect; needs --api-key-file.  [default: 127.0.0.1]",
+        "ADDRESS",
+    )
+    api_key_file: str | None = option(
+        "--api-key-file",
+        "File of API keys, one per line (# starts a comment); every request needs one of them.",
+        "FILE",
+    )
+    ssl_certfile: str | None = option("--ssl-certfile", "Serve HTTPS with this certificate chain, in PEM.", "FILE")
+    ssl_keyfile: str | None = option(
+        "--ssl-keyfile", "Private key of the certificate.  [default: in the certificate's file]", "FILE"
+    )
+    access_log: bool = option("--access-log", "Log each request to stderr, without its text.")
+    allow_host: list[str] | None = option(
+        "--allow-host", "Accept requests to http://NAME, another name of this computer.  [repeatable]", "NAME"
+    )
+    allow_origin: list[str] | None = option(
+        "--allow-origin", "Allow requests from web pages of this origin, https://... (CORS).  [repeatable]", "ORIGIN"
+    )
 
-    strict_model_names: Annotated[
-        bool,
-        typer.Option(
-            "--strict-model-names",
-            help="With one model: refuse requests for any other model name instead of answering them.",
-        ),
-    ] = False
+    strict_model_names: bool = option(
+        "--strict-model-names", "With one model: refuse requests for any other model name instead of answering them."
+    )
 
 
 @group
 class Share:
     """Limits."""
 
-    memory: Annotated[
-        int | None,
-        typer.Option(
-            "--memory",
-            metavar="SIZE",
-            parser=amount,
-            help="Maximum memory for all loaded models, e.g. 8G.  [default: what is free at startup]",
-        ),
-    ] = None
-    parallel: Annotated[
-        int | None,
-        typer.Option("-np", "--parallel", metavar="N", help="Maximum concurrent requests per model.  [default: 16]"),
-    ] = None
-    idle: Annotated[
-        float | None,
-        typer.Option(
-            "--idle", metavar="SECONDS", help="Unload a model after this time without a request.  [default: never]"
-        ),
-    ] = None
-    max_body: Annotated[
-        int,
-        typer.Option(
-            "--max-body",
-            metavar="SIZE",
-            parser=amount,
-            help="Maximum size of a request body, e.g. 32M.  [default: 32M]",
-        ),
-    ] = 32_000_000
-    max_connections: Annotated[
-        int, typer.Option("--max-connections", metavar="N", help="Maximum concurrent connections.  [default: 128]")
-    ] = 128
-    timeout: Annotated[
-        float | None,
-        typer.Option("--timeout", metavar="SECONDS", help="Maximum time for one answer.  [default: no limit]"),
-    ] = None
-    on_overflow: Annotated[
-        Literal["error", "drop-turns"] | None,
-        typer.Option(
-            "--on-overflow",
-            help="When a conversation exceeds the context: refuse it, or drop its oldest turns.  [default: error]",
-        ),
-    ] = None
-    media_path: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--media-path",
-            metavar="DIR",
-            help="Folder of images that requests may refer to by file:// URLs.  [repeatable]",
-        ),
-    ] = None
-    cache_reuse: Annotated[
-        int | None,
-        typer.Option(
-            "--cache-reuse",
-            metavar="N",
-            help="Reuse chunks of N or more tokens from earlier prompts even at other positions; answers may differ. "
-            "0: never.  [default: 64 in /infill, else never]",
-        ),
-    ] = None
-    spm_infill: Annotated[
-        bool,
-        typer.Option(
-            "--spm-infill", help="In /infill, put the suffix before the prefix, for models that prefer that order."
-        ),
-    ] = False
-    grace: Annotated[
-        float,
-        typer.Option(
-            "--grace",
-            metavar="SECONDS",
-            help="At shutdown, time for running answers to finish.  [default: 30; 0: none]",
-        ),
-    ] = 30.0
+    memory: int | None = option(
+        "--memory",
+        "Maximum memory for all loaded models, e.g. 8G.  [default: what is free at startup]",
+        "SIZE",
+        parser=amount,
+    )
+    parallel: int | None = option("-np --parallel", "Maximum concurrent requests per model.  [default: 16]", "N")
+    idle: float | None = option(
+        "--idle", "Unload a model after this time without a request.  [default: never]", "SECONDS"
+    )
+    max_body: int = option(
+        "--max-body",
+        "Maximum size of a request body, e.g. 32M.  [default: 32M]",
+        "SIZE",
+        parser=amount,
+        default=32_000_000,
+    )
+    max_connections: int = option(
+        "--max-connections", "Maximum concurrent connections.  [default: 128]", "N", default=128
+    )
+    timeout: float | None = option("--timeout", "Maximum time for one answer.  [default: no limit]", "SECONDS")
+    on_overflow: Literal["error", "drop-turns"] | None = option(
+        "--on-overflow",
+        "When a conversation exceeds the context: refuse it, or drop its oldest turns.  [default: error]",
+    )
+    media_path: list[str] | None = option(
+        "--media-path", "Folder of images that requests may refer to by file:// URLs.  [repeatable]", "DIR"
+    )
+    cache_reuse: int | None = option(
+        "--cache-reuse",
+        "Reuse chunks of N or more tokens from earlier prompts even at other positions; answers may differ. "
+        "0: never.  [default: 64 in /infill, else never]",
+        "N",
+    )
+    spm_infill: bool = option(
+        "--spm-infill", "In /infill, put the suffix before the prefix, for models that prefer that order."
+    )
+    grace: float = option(
+        "--grace", "At shutdown, time for running answers to finish.  [default: 30; 0: none]", "SECONDS", default=30.0
+    )
 
 
 def serve(
-    models: Annotated[
-        list[str] | None,
-        typer.Argument(
-            metavar="[MODEL...]",
-            autocompletion=offer_models,
-            help="GGUF files or model names; NAME=MODEL serves one as NAME.  [default: all of `localllm list`]",
-        ),
-        Also(*options.NAMED),
-    ] = None,
+    models: list[str] | None = argument(
+        "[MODEL...]",
+        "GGUF files or model names; NAME=MODEL serves one as NAME.  [default: all of `localllm list`]",
+        offer_models,
+        also=options.NAMED,
+    ),
     *,
     place: Place,
     share: Share,
@@ -264,7 +191,6 @@ def serve(
 
 
 def require_extra() -> None:
-    """Raise LocalllmError, which says what to install, if a package is missing."""
     from importlib.util import find_spec
 
     if missing := [name for name in ("starlette", "uvicorn") if find_spec(name) is None]:
@@ -299,7 +225,6 @@ def map_names(models: list[str]) -> list[ServedModel]:
 
 
 def on_disk() -> list[ServedModel]:
-    """Return all local models, also by their aliases that have settings of their own; or else the built-in one."""
     import localllm
     from localllm.files.settings import load_settings
     from localllm.services.hub.catalogue import models_on_disk
@@ -347,8 +272,6 @@ def own_options(served: ServedModel, cache_reuse: int | None, openers: "dict[str
 
 
 def opener(values: "Mapping[str, Any]", cache_reuse: int | None, name: str | None = None) -> "Opener":
-    """Return a function that opens a model's file with the values of the command's parameters."""
-
     def opened(path: str) -> "Model":
         engine = build_group(options.EngineGroup, values)
         model = opening.open_model(
@@ -373,3 +296,35 @@ def keys_of(file: str | None) -> tuple[str, ...]:
     if Path(file).stat().st_mode & 0o077:
         say(f"localllm: warning: other users of this computer can read {file}; run chmod 600 {file}")
     return keys
+
+
+# ---- OLLAMA_HOST, where users of Ollama say at which address it listens
+
+
+def tell_ollama_host(port_here: int, is_chosen: bool = False) -> None:
+    """Say that OLLAMA_HOST is not used, and what to give instead, unless it names this server's address.
+
+    Ollama itself may run there, and an address of the network needs keys. Programs that use a server read the same
+    variable, so it may name this one (https://docs.ollama.com/faq). is_chosen: whether the user has chosen the port.
+    """
+    address = os.environ.get("OLLAMA_HOST", "").strip().strip("\"'")
+    host, port = split_ollama_host(address)
+    port = port_here if is_chosen else port
+    if not address or (host in LOCAL and port == port_here):
+        return
+    if host in LOCAL:
+        say(f"localllm: OLLAMA_HOST={address} is not used; give --port {port} to listen there")
+    else:
+        say(
+            f"localllm: OLLAMA_HOST={address} is not used; give --host {host} --port {port} --api-key-file FILE to let "
+            "other computers connect"
+        )
+
+
+def split_ollama_host(address: str) -> tuple[str, int]:
+    """Return the host and port that Ollama reads from its variable, [SCHEME://][HOST][:PORT]."""
+    scheme, separator, rest = address.rpartition("://")
+    usual = {"http": 80, "https": 443}.get(scheme, OLLAMA_PORT) if separator else OLLAMA_PORT
+    match = re.fullmatch(r"(\[[^\]]*\]|[^:/]*)(?::(\d{1,5}))?", rest.partition("/")[0])
+    host, port = (match[1], match[2]) if match else (rest, None)
+    return host.strip("[]") or ("0.0.0.0" if port else "127.0.0.1"), int(port) if port else usual

@@ -1,23 +1,19 @@
 """localllm sessions: list, show or remove saved conversations."""
 
-from typing import Annotated, Literal
-
-import typer
+from typing import Literal
 
 from localllm.cli.options.offers import offer_sessions
+from localllm.cli.parameters import argument
 from localllm.cli.terminal.output import dim, write
-from localllm.cli.terminal.session_list import session_lines
+from localllm.cli.terminal.render import session_lines
 from localllm.errors import UsageError
 
 
 def sessions(
-    action: Annotated[
-        Literal["list", "show", "rm"] | None,
-        typer.Argument(metavar="[list|show|rm]", help="List all sessions, show one, or remove one.  [default: list]"),
-    ] = None,
-    name: Annotated[
-        str | None, typer.Argument(metavar="[NAME]", autocompletion=offer_sessions, help="Session to show or remove.")
-    ] = None,
+    action: Literal["list", "show", "rm"] | None = argument(
+        "[list|show|rm]", "List all sessions, show one, or remove one.  [default: list]"
+    ),
+    name: str | None = argument("[NAME]", "Session to show or remove.", offer_sessions),
 ) -> None:
     """List, show or remove the saved sessions of `chat`.
 

@@ -1,26 +1,19 @@
 """localllm split: split a model file into several."""
 
-from typing import Annotated
-
-import typer
-
+from localllm.cli.open_model import resolve_model_path
 from localllm.cli.options.offers import offer_models
-from localllm.cli.options.splits import SplitGroup
-from localllm.cli.resolve_model import resolve_model_path
-from localllm.cli.terminal.copying import copy_files, describe_plan
+from localllm.cli.options.quantizing import SplitGroup
+from localllm.cli.parameters import argument, option
 from localllm.cli.terminal.output import say, write
+from localllm.cli.terminal.quantize_progress import copy_files, describe_plan
 
 
 def split(
-    model: Annotated[
-        str, typer.Argument(metavar="MODEL", help="GGUF file or model name.", autocompletion=offer_models)
-    ],
-    out: Annotated[
-        str | None, typer.Argument(metavar="[OUT]", help="Prefix of the new files' names.  [default: MODEL's]")
-    ] = None,
+    model: str = argument("MODEL", "GGUF file or model name.", offer_models),
+    out: str | None = argument("[OUT]", "Prefix of the new files' names.  [default: MODEL's]"),
     *,
     limits: SplitGroup,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the plan without writing anything.")] = False,
+    dry_run: bool = option("--dry-run", "Print the plan without writing anything."),
 ) -> None:
     """Split a GGUF file into several, as llama-gguf-split does.
 

@@ -3,11 +3,10 @@
 import os
 import shlex
 import subprocess
-from typing import Annotated, Literal
-
-import typer
+from typing import Literal
 
 from localllm.cli.options.offers import offer_prompts
+from localllm.cli.parameters import argument
 from localllm.cli.terminal.output import dim, write
 from localllm.errors import LocalllmError, UsageError
 
@@ -15,16 +14,11 @@ NEW = "---\ndescription: {name}\ntemp: 0.2\n---\nWhat to do with the text that i
 
 
 def templates(
-    action: Annotated[
-        Literal["list", "show", "edit", "path"] | None,
-        typer.Argument(
-            metavar="[list|show|edit|path]",
-            help="List all, show one, edit one in $EDITOR, or print the path of one or of the folder.  [default: list]",
-        ),
-    ] = None,
-    name: Annotated[
-        str | None, typer.Argument(metavar="[NAME]", autocompletion=offer_prompts, help="Template to show or edit.")
-    ] = None,
+    action: Literal["list", "show", "edit", "path"] | None = argument(
+        "[list|show|edit|path]",
+        "List all, show one, edit one in $EDITOR, or print the path of one or of the folder.  [default: list]",
+    ),
+    name: str | None = argument("[NAME]", "Template to show or edit.", offer_prompts),
 ) -> None:
     """List, show or edit the named prompts of `run --template`.
 

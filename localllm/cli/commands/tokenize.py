@@ -2,30 +2,25 @@
 
 import json
 import sys
-from typing import Annotated
-
-import typer
 
 from localllm.cli import open_model as opening
+from localllm.cli.open_model import resolve_model_path
 from localllm.cli.options import shared as options
-from localllm.cli.parameters import Also
+from localllm.cli.parameters import argument, option
 from localllm.cli.prompt_input import Encoding, content, require_decodable, text_of
-from localllm.cli.resolve_model import resolve_model_path
 from localllm.cli.terminal.output import is_terminal, stdin, write
 from localllm.errors import UsageError
 
 
 def tokenize(
     model: options.ModelName,
-    text: Annotated[
-        str | None, typer.Argument(metavar="[TEXT]", help="Text to tokenize.  [default: stdin]"), Also("-p", "--prompt")
-    ] = None,
+    text: str | None = argument("[TEXT]", "Text to tokenize.  [default: stdin]", also=("-p", "--prompt")),
     *,
-    file: Annotated[str | None, typer.Option("-f", "--file", metavar="FILE", help="File with the text.")] = None,
-    ids: Annotated[bool, typer.Option("--ids", help="Print only the token ids, as a JSON list.")] = False,
-    count: Annotated[bool, typer.Option("--count", help="Print only the number of tokens.")] = False,
+    file: str | None = option("-f --file", "File with the text.", "FILE"),
+    ids: bool = option("--ids", "Print only the token ids, as a JSON list."),
+    count: bool = option("--count", "Print only the number of tokens."),
     encoding: Encoding = None,
-    as_json: Annotated[bool, typer.Option("--json", help='Print a JSON list of {"id", "piece"}.')] = False,
+    as_json: bool = option("--json", 'Print a JSON list of {"id", "piece"}.'),
 ) -> None:
     """Show the tokens of a text.
 

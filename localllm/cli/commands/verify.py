@@ -1,14 +1,13 @@
 """localllm verify: check a model file's weights and checksums."""
 
 import json
-from typing import TYPE_CHECKING, Annotated
-
-import typer
+from typing import TYPE_CHECKING
 
 from localllm.cli import open_model as opening
+from localllm.cli.open_model import resolve_model_path
 from localllm.cli.options import shared as options
 from localllm.cli.options.offers import offer_models
-from localllm.cli.resolve_model import resolve_model_path
+from localllm.cli.parameters import argument, option
 from localllm.cli.terminal.output import ProgressLine, say, write, write_paths
 from localllm.cli.terminal.render import checksum_line, columns, count, one_line
 from localllm.errors import ModelError
@@ -20,17 +19,10 @@ if TYPE_CHECKING:
 
 
 def verify(
-    model: Annotated[
-        str, typer.Argument(metavar="MODEL", help="GGUF file or model name.", autocompletion=offer_models)
-    ],
-    against: Annotated[
-        str | None,
-        typer.Option(
-            "--against",
-            metavar="SOURCE",
-            help="GGUF file or checkpoint folder that the model was made from, to compare with.",
-        ),
-    ] = None,
+    model: str = argument("MODEL", "GGUF file or model name.", offer_models),
+    against: str | None = option(
+        "--against", "GGUF file or checkpoint folder that the model was made from, to compare with.", "SOURCE"
+    ),
     threads: options.Threads = None,
     as_json: options.AsJson = False,
 ) -> None:
@@ -98,7 +90,6 @@ def as_text(verification: "Verification") -> str:
 
 
 def as_facts(verification: "Verification") -> str:
-    """Format everything as JSON."""
     tensors = [
         {
             "name": tensor.name,
@@ -111,11 +102,7 @@ def as_facts(verification: "Verification") -> str:
         for tensor in verification.tensors
     ]
     facts = {
-        "valid": not verification.problems,
-        "problems": list(verification.problems),
-        "odd": list(verification.odd),
-        "formats": verification.by_format(),
-        "files": list(verification.files),
-        "tensors": tensors,
-    }
+        "valid": not verification.problems, "problems": list(verification.problems), "odd": list(verification.odd),
+        "formats": verification.by_format(), "files": list(verification.files), "tensors": tensors,
+    }  # fmt: skip
     return json.dumps(facts, ensure_ascii=False) + "\n"

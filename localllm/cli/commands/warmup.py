@@ -2,8 +2,8 @@
 
 import localllm
 from localllm.cli import open_model as opening
+from localllm.cli.open_model import resolve_model_path
 from localllm.cli.options import shared as options
-from localllm.cli.resolve_model import resolve_model_path
 from localllm.cli.terminal.output import ProgressLine, dim
 
 

@@ -1,20 +1,26 @@
 """A conversation in the terminal: reads questions, prints answers, and saves both in a session."""
 
 import os
+import sys
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
+from localllm.cli.command import values_for
 from localllm.cli.interactive.settings import changed_settings, with_settings
-from localllm.cli.options.constraint import tell_cut
-from localllm.cli.terminal.output import ProgressLine, dim, say
+from localllm.cli.options import shared as options
+from localllm.cli.options.shared import tell_cut
+from localllm.cli.parameters import build_group
+from localllm.cli.terminal.output import ProgressLine, dim, is_terminal, say
 from localllm.cli.terminal.render import EMPTY, count_noun, is_only_reasoning, tell_overflow
 from localllm.cli.terminal.stream_renderer import page
 from localllm.cli.terminal.type_ahead import type_ahead
 from localllm.errors import LocalllmError, UsageError
+from localllm.generation.answer_defaults import UNSET
 from localllm.services import sessions
 from localllm.services.last_answer import AT_ENDPOINT
 from localllm.services.sessions import Line, SessionFile, SessionModel
+from localllm.text.messages import Message
 
 if TYPE_CHECKING:
     from localllm.api import Model
@@ -178,7 +184,6 @@ class TerminalConversation:
         return answer, lines
 
     def _show(self, answer: "Generation") -> None:
-        """Show the answer as it streams; Ctrl-C also stops the server's generation."""
         from localllm.generation.reasoning import ANSWER, REASONING
 
         page_shown, interrupted = page(self.markdown), False
@@ -217,7 +222,6 @@ class TerminalConversation:
     # ---- messages ----
 
     def undo(self) -> str | None:
-        """Remove the last question and its answer; return the question, None if there is none."""
         question = self.model.session.undo()
         if question is not None:
             place = max(number for number, line in enumerate(self.lines) if line["role"] == "user")
@@ -236,14 +240,12 @@ class TerminalConversation:
         return bool(self.lines) and self.lines[0]["role"] == "system"
 
     def set_system(self, text: str | None) -> None:
-        """Set the system message, or remove it."""
         self.model.session.system = text
         front = [] if text is None else [{"role": "system", "content": text}]
         self.lines = [*front, *self.lines[self._has_system :]]
         self.keep()
 
     def set(self, options: "GenerationOptions") -> None:
-        """Set the options of the next answers."""
         self.options = options
         if self.file:
             self.file.chat.settings = changed_settings(options)
@@ -280,7 +282,6 @@ class TerminalConversation:
         self.model.session.earlier = self.used
 
     def switch(self, model: "Model") -> None:
-        """Switch to another model."""
         previous, self.model = self.model, model
         model.session.messages = sessions.visible_fields(self.lines)
         if self.file:
@@ -291,7 +292,6 @@ class TerminalConversation:
     # ---- sessions ----
 
     def keep(self) -> None:
-        """Write the conversation to its session file, if it has one."""
         if self.file:
             file = self.file
             self._written(lambda: file.write(self.lines))
@@ -374,7 +374,6 @@ class TerminalConversation:
 
 
 def about(model: "Model") -> SessionModel:
-    """Describe the model for a session file."""
     if model.file is None:  # a server's
         return SessionModel(model.name, model.path, f"{AT_ENDPOINT}{model.name}")
     return sessions.describe_model(model.file)
@@ -391,3 +390,97 @@ def statistics(answer: "Generation", context: int) -> str:
 
 def tokens(count: int) -> str:
     return count_noun(count, "token")
+
+
+def session_name(session: str | None, latest: bool) -> str | None:
+    """Return the session that --session or --continue names, None if neither is given. Raises UsageError."""
+    if session is not None and latest:
+        raise UsageError("give either --session or --continue, not both")
+    name = sessions.latest_name() if latest else session
+    if name is not None:
+        sessions.path_of(name)
+        if not is_terminal(sys.stdin):
+            raise UsageError("sessions need a terminal; leave out --session and --continue for piped input")
+    return name
+
+
+def model_of(session: str) -> str | None:
+    """Return the path of a session's model, None for a new session. Raises UsageError if the file is gone."""
+    if not sessions.exists(session):
+        return None
+    about = sessions.read(session).model
+    if about.fingerprint.startswith(AT_ENDPOINT):
+        raise UsageError(f"the session {session!r} was started with a server; resume it with --endpoint {about.path}")
+    if about.path and not os.path.exists(about.path):
+        raise UsageError(f"the model of the session {session!r} is gone: {about.path}; give another MODEL")
+    return about.path or None
+
+
+def start(
+    conversation: TerminalConversation, session: str | None, system: str | None, first: Sequence[Message] = ()
+) -> None:
+    """Resume or start the session; a system message from the command line replaces the session's.
+
+    first: messages that a new conversation begins with.
+    """
+    if session is not None and sessions.exists(session):
+        conversation.load(session)
+        dim(f"session {session} · {len(conversation.lines)} messages")
+    else:
+        if first:
+            conversation.begin_with(first)
+        if session is not None:
+            conversation.save(session)
+    if system is not None:
+        conversation.set_system(system)
+
+
+# Options of answers that a name may set.
+OF_NAMES = ("sampling", *UNSET, "template_variables")
+
+
+class NameSettings(NamedTuple):
+    """What belongs to a model's name in a chat, with the options of the command line."""
+
+    engine: options.EngineGroup
+    template: str | None
+    system: str | None
+    generation: "GenerationOptions"
+
+    @classmethod
+    def of(cls, name: str) -> "NameSettings":
+        """Return the settings of a name. Raises UsageError, ModelError."""
+        values = values_for(name)
+        generation = options.generation_options(None, build_group(options.GenerationGroup, values))
+        system = options.system_message(values["system"], values["system_file"])
+        return cls(build_group(options.EngineGroup, values), values["chat_template"], system, generation)
+
+
+def opener(
+    conversation: "TerminalConversation", name: str, open_model: "Callable[..., Model]"
+) -> "Callable[[str], Model]":
+    """Return a function that opens a model by its name for a conversation, whose settings become those of that name.
+
+    What the user has changed in the conversation stays. name: of the conversation's model.  open_model: opens a name
+    with an engine and a template.
+    """
+    current = NameSettings.of(name)
+
+    def open_named(name: str) -> "Model":
+        nonlocal current
+        new = NameSettings.of(name)
+        model = open_model(name, engine=new.engine, template=new.template)
+        old, chosen = current.generation, conversation.options
+        changes = {
+            name: value
+            for name in OF_NAMES
+            if getattr(chosen, name) == getattr(old, name) != (value := getattr(new.generation, name))
+        }
+        if changes:
+            conversation.set(replace(chosen, **changes))
+        if conversation.model.session.system == current.system != new.system:
+            conversation.set_system(new.system)
+        current = new
+        return model
+
+    return open_named

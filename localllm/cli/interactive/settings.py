@@ -24,7 +24,6 @@ COUNTERPARTS = {  # of Ollama's /set
 
 
 def names(options: "GenerationOptions") -> list[str]:
-    """List the names of all options that can be set."""
     return [*OF_ANSWERS, *SAMPLING]
 
 
@@ -61,7 +60,6 @@ def change_option(options: "GenerationOptions", name: str, text: str) -> "Genera
 
 
 def kind_of(option: Option) -> type:
-    """Return the type of an option's values."""
     return type(option.default) if isinstance(option.default, tuple | dict) else option.kind
 
 

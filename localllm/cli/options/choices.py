@@ -4,8 +4,7 @@ import csv
 import json
 from typing import TYPE_CHECKING, Annotated
 
-import typer
-
+from localllm.cli.parameters import option
 from localllm.cli.terminal.output import write
 
 if TYPE_CHECKING:
@@ -14,10 +13,8 @@ if TYPE_CHECKING:
 
 Choices = Annotated[
     str | None,
-    typer.Option(
-        "--choices",
-        metavar="A,B,...",
-        help="Answer with the most likely of these texts; JSON output has the probabilities of all.",
+    option(
+        "--choices", "Answer with the most likely of these texts; JSON output has the probabilities of all.", "A,B,..."
     ),
 ]
 

@@ -1,4 +1,4 @@
-"""Which options of `run` and `map` exclude each other: one table, checked when all options are parsed."""
+"""Tables of options that exclude each other: with an error when both are given, and without the defaults of others."""
 
 from collections.abc import Mapping
 from typing import NamedTuple
@@ -36,6 +36,10 @@ CONFLICTS = (
     Conflict(DIFFUSION, ("--n", "--beams", "--json", "--stats", "--receipt", "--tools"), _PLAIN),
     Conflict("--redo-errors", ("--redo",), _EITHER),
 )
+# Parameters of which a typed one silences the defaults of the others.
+ALTERNATIVES = (("system", "system_file"), ("json_schema", "grammar", "regex"), ("samplers", "letters"),
+                ("kv_type", "keys"), ("kv_type", "values"), ("as_json", "as_markdown"))  # fmt: skip
+SILENCED_BY_RAW = ("system", "system_file", "chat_template", "think", "think_budget", "template_var")
 
 
 def require_combination(flags: Mapping[str, object]) -> None:

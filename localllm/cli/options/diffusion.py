@@ -1,12 +1,9 @@
 """Options of `localllm run` for diffusion models, with llama.cpp's names, and their answers."""
 
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Any
 
-import typer
-
-from localllm.cli.options.sampling import number
 from localllm.cli.options.shared import GenerationGroup
-from localllm.cli.parameters import explicit_options, group
+from localllm.cli.parameters import explicit_options, group, option
 from localllm.cli.terminal.output import ProgressLine, say
 from localllm.cli.terminal.render import page_of_stdout
 from localllm.errors import UsageError
@@ -25,38 +22,22 @@ PLACES, EPSILON = 128, 1e-3  # defaults: tokens of the answer, smallest timestep
 class Diffusion:
     """Diffusion language models."""
 
-    steps: Annotated[int | None, number("--diffusion-steps", help="Number of denoising steps.  [default: 128]")] = None
-    epsilon: Annotated[
-        float | None, number("--diffusion-eps", help="Timestep schedule: smallest timestep.  [default: 0.001]")
-    ] = None
-    block_length: Annotated[
-        int | None,
-        number(
-            "--diffusion-block-length",
-            help="Block schedule instead: unmask blocks of N tokens in turn.  [default: 0, off]",
-        ),
-    ] = None
-    algorithm: Annotated[
-        int | None,
-        number(
-            "--diffusion-algorithm",
-            help="How to choose the positions to unmask: 0 origin, 1 entropy, 2 margin, 3 random, 4 confidence."
-            "  [default: 4]",
-        ),
-    ] = None
-    algorithm_temperature: Annotated[
-        float | None,
-        number("--diffusion-alg-temp", help="Temperature for choosing which positions to unmask.  [default: 0, off]"),
-    ] = None
-    guidance: Annotated[
-        float | None, number("--diffusion-cfg-scale", help="Classifier-free guidance scale.  [default: 0, off]")
-    ] = None
-    has_noise: Annotated[
-        bool, typer.Option("--diffusion-add-gumbel-noise", help="Add Gumbel noise to the logits if --temp is above 0.")
-    ] = False
-    visual: Annotated[bool, typer.Option("--diffusion-visual", help="Print the text after each step to stderr.")] = (
-        False
+    steps: int | None = option("--diffusion-steps", "Number of denoising steps.  [default: 128]", "N")
+    epsilon: float | None = option("--diffusion-eps", "Timestep schedule: smallest timestep.  [default: 0.001]", "N")
+    block_length: int | None = option(
+        "--diffusion-block-length", "Block schedule instead: unmask blocks of N tokens in turn.  [default: 0, off]", "N"
     )
+    algorithm: int | None = option(
+        "--diffusion-algorithm",
+        "How to choose the positions to unmask: 0 origin, 1 entropy, 2 margin, 3 random, 4 confidence.  [default: 4]",
+        "N",
+    )
+    algorithm_temperature: float | None = option(
+        "--diffusion-alg-temp", "Temperature for choosing which positions to unmask.  [default: 0, off]", "N"
+    )
+    guidance: float | None = option("--diffusion-cfg-scale", "Classifier-free guidance scale.  [default: 0, off]", "N")
+    has_noise: bool = option("--diffusion-add-gumbel-noise", "Add Gumbel noise to the logits if --temp is above 0.")
+    visual: bool = option("--diffusion-visual", "Print the text after each step to stderr.")
 
     def as_fields(self) -> dict[str, Any]:
         """Return the given options by field of DiffusionOptions."""

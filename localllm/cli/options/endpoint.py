@@ -1,11 +1,9 @@
 """Options for a server in place of a local model."""
 
 import os
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Any
 
-import typer
-
-from localllm.cli.parameters import group
+from localllm.cli.parameters import group, option
 from localllm.cli.terminal.output import say
 from localllm.errors import UsageError
 
@@ -20,21 +18,12 @@ KEY = "LOCALLLM_API_KEY"
 class EndpointGroup:
     """Remote server instead of a local model."""
 
-    endpoint: Annotated[
-        str | None,
-        typer.Option(
-            "--endpoint",
-            metavar="URL",
-            help="OpenAI-compatible server, e.g. http://127.0.0.1:8000; MODEL is then one of its models.",
-        ),
-    ] = None
-    api_key_file: Annotated[
-        str | None,
-        typer.Option("--api-key-file", metavar="FILE", help=f"File with the server's API key.  [default: ${KEY}]"),
-    ] = None
+    endpoint: str | None = option(
+        "--endpoint", "OpenAI-compatible server, e.g. http://127.0.0.1:8000; MODEL is then one of its models.", "URL"
+    )
+    api_key_file: str | None = option("--api-key-file", f"File with the server's API key.  [default: ${KEY}]", "FILE")
 
     def place(self) -> "Endpoint | None":
-        """Return the endpoint, None if none is given. Raises UsageError."""
         if self.endpoint is None:
             if self.api_key_file is not None:
                 raise UsageError("api_key_file needs --endpoint URL")

@@ -3,9 +3,7 @@
 import sys
 from typing import TYPE_CHECKING, Annotated
 
-import typer
-
-from localllm.cli.parameters import group
+from localllm.cli.parameters import group, option
 from localllm.cli.terminal.output import stdin
 from localllm.errors import UsageError
 
@@ -13,10 +11,7 @@ if TYPE_CHECKING:
     from localllm.text.messages import Message
 
 Projector = Annotated[
-    str | None,
-    typer.Option(
-        "-mm", "--mmproj", metavar="FILE", help="Vision projector.  [default: mmproj-*.gguf in the model's folder]"
-    ),
+    str | None, option("-mm --mmproj", "Vision projector.  [default: mmproj-*.gguf in the model's folder]", "FILE")
 ]
 
 
@@ -24,17 +19,13 @@ Projector = Annotated[
 class ImageGroup:
     """Images, for vision models."""
 
-    image_files: Annotated[
-        list[str] | None,
-        typer.Option("--image", metavar="FILE", help="Image to send with the prompt; - is stdin.  [repeatable]"),
-    ] = None
+    image_files: list[str] | None = option(
+        "--image", "Image to send with the prompt; - is stdin.  [repeatable]", "FILE"
+    )
     mmproj: Projector = None
-    pan_and_scan: Annotated[
-        bool,
-        typer.Option(
-            "--pan-and-scan", help="Gemma 3: also encode crops of elongated images; takes up to five times the tokens."
-        ),
-    ] = False
+    pan_and_scan: bool = option(
+        "--pan-and-scan", "Gemma 3: also encode crops of elongated images; takes up to five times the tokens."
+    )
 
     @property
     def takes_stdin(self) -> bool:

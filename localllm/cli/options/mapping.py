@@ -1,13 +1,11 @@
 """The options of map that say what is asked of each record, and where the answers go."""
 
-from typing import Annotated
-
-import typer
+from typing import Literal
 
 from localllm.cli.options import shared
 from localllm.cli.options.choices import Choices
 from localllm.cli.options.images import Projector
-from localllm.cli.parameters import group
+from localllm.cli.parameters import group, option
 from localllm.cli.prompt_input import Encoding
 from localllm.errors import UsageError
 
@@ -16,24 +14,16 @@ from localllm.errors import UsageError
 class RecordsGroup:
     """Records and prompts."""
 
-    prompt: Annotated[
-        str | None,
-        typer.Option(
-            "-p",
-            "--prompt",
-            metavar="TEXT",
-            help='Prompt template: {text} is the field "text", {line} a plain-text record; or Jinja: {{ text }}.',
-        ),
-    ] = None
-    file: Annotated[
-        str | None, typer.Option("-f", "--file", metavar="FILE", help="File with the prompt template; see -p.")
-    ] = None
+    prompt: str | None = option(
+        "-p --prompt",
+        'Prompt template: {text} is the field "text", {line} a plain-text record; or Jinja: {{ text }}.',
+        "TEXT",
+    )
+    file: str | None = option("-f --file", "File with the prompt template; see -p.", "FILE")
     system: shared.System = None
     system_file: shared.SystemFile = None
     chat_template: shared.ChatTemplate = None
-    raw: Annotated[
-        bool, typer.Option("--raw", help="Continue the prompts as plain text, without the chat template.")
-    ] = False
+    raw: bool = option("--raw", "Continue the prompts as plain text, without the chat template.")
     encoding: Encoding = None
     mmproj: Projector = None
 
@@ -42,57 +32,49 @@ class RecordsGroup:
 class AnswersGroup:
     """Answers and output."""
 
-    output: Annotated[
-        str | None,
-        typer.Option(
-            "-o",
-            "--output",
-            metavar="FILE",
-            help="Output file: JSONL, or a table if named .csv, .tsv, .parquet or .xlsx; records that it already "
-            "answers are skipped.",
-        ),
-    ] = None
-    redo: Annotated[
-        bool,
-        typer.Option(
-            "--redo", help="Answer again the records that OUTPUT already answers, and replace the old answers."
-        ),
-    ] = False
-    redo_errors: Annotated[
-        bool,
-        typer.Option(
-            "--redo-errors",
-            help="Retry the records that failed, also with another model, prompt or set of options, "
-            "and keep the other answers.",
-        ),
-    ] = False
-    n: Annotated[
-        int,
-        typer.Option(
-            "--n",
-            metavar="N",
-            help="Sample N answers for each record, most likely first; -n is the length in tokens.  [default: 1]",
-        ),
-    ] = 1
+    output: str | None = option(
+        "-o --output",
+        "Output file: JSONL, or a table if named .csv, .tsv, .parquet or .xlsx; records that it already "
+        "answers are skipped.",
+        "FILE",
+    )
+    redo: bool = option("--redo", "Answer again the records that OUTPUT already answers, and replace the old answers.")
+    redo_errors: bool = option(
+        "--redo-errors",
+        "Retry the records that failed, also with another model, prompt or set of options, and keep the other answers.",
+    )
+    n: int = option(
+        "--n",
+        "Sample N answers for each record, most likely first; -n is the length in tokens.  [default: 1]",
+        "N",
+        default=1,
+    )
     choices_given: Choices = None
-    as_finished: Annotated[
-        bool, typer.Option("--as-finished", help="Write answers as they finish, not in input order.")
-    ] = False
-    shortest_first: Annotated[bool, typer.Option("--shortest-first", help="Answer short prompts first.")] = False
-    fast: Annotated[
-        bool,
-        typer.Option("--fast", help="Faster prefill with 8-bit activations; answers may differ from those of `run`."),
-    ] = False
-    stats: Annotated[bool, typer.Option("--stats", help="Print counts, time and speed to stderr.")] = False
-    ray: Annotated[
-        str | None,
-        typer.Option(
-            "--ray", metavar="[ADDRESS]", help="Run on the Ray cluster at ADDRESS; without ADDRESS, start one here."
-        ),
-    ] = None
+    as_finished: bool = option("--as-finished", "Write answers as they finish, not in input order.")
+    shortest_first: bool = option("--shortest-first", "Answer short prompts first.")
+    fast: bool = option("--fast", "Faster prefill with 8-bit activations; answers may differ from those of `run`.")
+    stats: bool = option("--stats", "Print counts, time and speed to stderr.")
+    ray: str | None = option(
+        "--ray", "Run on the Ray cluster at ADDRESS; without ADDRESS, start one here.", "[ADDRESS]"
+    )
 
     def validate_combination(self) -> None:
         """Raise UsageError for options that do not go together."""
         if (self.redo or self.redo_errors) and self.output is None:
             option = "--redo" if self.redo else "--redo-errors"
             raise UsageError(f"{option} is about the answers in the output file: give -o FILE")
+
+
+@group
+class TableGroup:
+    """Tables and output formats."""
+
+    as_csv: bool = option("--csv", "INPUT is CSV, whatever its name is; without -o the output is CSV, too.")
+    format: Literal["jsonl", "csv", "tsv", "text"] | None = option(
+        "--format", "Output format without -o: jsonl, csv, tsv, or text (answers only).  [default: jsonl]", "FORMAT"
+    )
+    json_as_text: bool = option("--json-as-text", 'With --json-schema, write "output" as a string, not as JSON.')
+
+    @property
+    def format_of_stdout(self) -> str:
+        return self.format or ("csv" if self.as_csv else "jsonl")

@@ -1,57 +1,37 @@
 """Options of quantize, in groups."""
 
 import os
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING
 
-import typer
-
-from localllm.cli.parameters import group
+from localllm.cli.parameters import group, option
 from localllm.errors import UsageError
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from localllm.quant.formats import Recipe
     from localllm.quant.recipes import Options
-
-
-def several(name: str, metavar: str, help: str) -> object:
-    """Declare a repeatable option."""
-    return typer.Option(name, metavar=metavar, help=f"{help}  [repeatable]")
+    from localllm.quantizing.metadata_edits import MetadataEdits
+    from localllm.quantizing.splitting import SplitLimits
 
 
 @group
 class FormatGroup:
     """Tensor formats."""
 
-    pure: Annotated[bool, typer.Option("--pure", help="Use the same format for all tensors, without a mixture.")] = (
-        False
+    pure: bool = option("--pure", "Use the same format for all tensors, without a mixture.")
+    tensor_type: list[str] | None = option(
+        "--tensor-type", "Format for tensors whose name matches REGEX.  [repeatable]", "REGEX=FORMAT"
     )
-    tensor_type: Annotated[
-        list[str] | None,
-        several("--tensor-type", "REGEX=FORMAT", "Format for tensors whose name matches REGEX."),
-    ] = None
-    tensor_type_file: Annotated[
-        str | None,
-        typer.Option(
-            "--tensor-type-file", metavar="FILE", help="File of REGEX=FORMAT pairs, separated by white space."
-        ),
-    ] = None
-    output: Annotated[
-        str | None, typer.Option("--output-tensor-type", metavar="FORMAT", help="Format of the output tensor.")
-    ] = None
-    embedding: Annotated[
-        str | None,
-        typer.Option("--token-embedding-type", metavar="FORMAT", help="Format of the token embedding tensor."),
-    ] = None
-    leave_output_tensor: Annotated[
-        bool, typer.Option("--leave-output-tensor", help="Do not quantize the output tensor.")
-    ] = False
-    prune_layers: Annotated[
-        str | None,
-        typer.Option("--prune-layers", metavar="N,N,...", help="Leave out these layers; the others are renumbered."),
-    ] = None
+    tensor_type_file: str | None = option(
+        "--tensor-type-file", "File of REGEX=FORMAT pairs, separated by white space.", "FILE"
+    )
+    output: str | None = option("--output-tensor-type", "Format of the output tensor.", "FORMAT")
+    embedding: str | None = option("--token-embedding-type", "Format of the token embedding tensor.", "FORMAT")
+    leave_output_tensor: bool = option("--leave-output-tensor", "Do not quantize the output tensor.")
+    prune_layers: str | None = option("--prune-layers", "Leave out these layers; the others are renumbered.", "N,N,...")
 
     def to_options(self) -> "Options":
-        """Return the formats that the user chose. Raises UsageError."""
         from localllm.files.text_file import read_text
         from localllm.quant.recipes import Options
         from localllm.quantizing.quantize import parse_format, parse_patterns
@@ -72,50 +52,38 @@ class FormatGroup:
 class ImportanceGroup:
     """Importance matrix."""
 
-    imatrix: Annotated[
-        str | None,
-        typer.Option(
-            "--imatrix", metavar="FILE", help="Importance matrix, as `localllm imatrix` or llama-imatrix writes it."
-        ),
-    ] = None
-    include_weights: Annotated[
-        list[str] | None,
-        several("--include-weights", "TEXT", "Use the importance matrix only for tensors whose name contains TEXT."),
-    ] = None
-    exclude_weights: Annotated[
-        list[str] | None,
-        several("--exclude-weights", "TEXT", "Do not use the importance matrix for tensors whose name contains TEXT."),
-    ] = None
+    imatrix: str | None = option(
+        "--imatrix", "Importance matrix, as `localllm imatrix` or llama-imatrix writes it.", "FILE"
+    )
+    include_weights: list[str] | None = option(
+        "--include-weights",
+        "Use the importance matrix only for tensors whose name contains TEXT.  [repeatable]",
+        "TEXT",
+    )
+    exclude_weights: list[str] | None = option(
+        "--exclude-weights",
+        "Do not use the importance matrix for tensors whose name contains TEXT.  [repeatable]",
+        "TEXT",
+    )
 
 
 @group
 class CalibrationGroup:
     """Calibration."""
 
-    calibrate: Annotated[
-        bool,
-        typer.Option(
-            "--calibrate",
-            help="Run the model on the TEXT files, or on a built-in mixture, and minimize its matrices' output error.",
-        ),
-    ] = False
-    file_size: Annotated[
-        str | None,
-        typer.Option(
-            "--size",
-            metavar="SIZE",
-            help="With --calibrate: choose formats by measured sensitivity for this size, as 3.5GB; own: TYPE's size.",
-        ),
-    ] = None
-    bits: Annotated[
-        float | None, typer.Option("--bpw", metavar="BITS", help="Like --size, but in bits per weight.")
-    ] = None
-    formats_file: Annotated[
-        str | None,
-        typer.Option(
-            "--plan", metavar="FILE", help="File of tensor formats to use; with --size or --bpw, file to write them to."
-        ),
-    ] = None
+    calibrate: bool = option(
+        "--calibrate",
+        "Run the model on the TEXT files, or on a built-in mixture, and minimize its matrices' output error.",
+    )
+    file_size: str | None = option(
+        "--size",
+        "With --calibrate: choose formats by measured sensitivity for this size, as 3.5GB; own: TYPE's size.",
+        "SIZE",
+    )
+    bits: float | None = option("--bpw", "Like --size, but in bits per weight.", "BITS")
+    formats_file: str | None = option(
+        "--plan", "File of tensor formats to use; with --size or --bpw, file to write them to.", "FILE"
+    )
 
     @property
     def has_size(self) -> bool:
@@ -123,27 +91,18 @@ class CalibrationGroup:
 
 
 @group
-class LadderGroup:
+class SetGroup:
     """Several types."""
 
-    types: Annotated[
-        str | None,
-        typer.Option("--types", metavar="TYPE,...", help="Make files of these types, reading the input once."),
-    ] = None
-    ladder: Annotated[
-        bool, typer.Option("--ladder", help="Make the usual types, from Q8_0 to Q2_K; with --imatrix down to IQ2_M.")
-    ] = False
-    as_json: Annotated[bool, typer.Option("--json", help="Print the table of files as JSON.")] = False
-    as_markdown: Annotated[bool, typer.Option("--md", help="Print the table in Markdown, for a model card.")] = False
-    base: Annotated[
-        str | None,
-        typer.Option(
-            "--base",
-            "--kl-divergence-base",
-            metavar="FILE",
-            help="Measure each file's KL divergence from the logits that `perplexity --save-logits` saved.",
-        ),
-    ] = None
+    types: str | None = option("--types", "Make files of these types, reading the input once.", "TYPE,...")
+    ladder: bool = option("--ladder", "Make the usual types, from Q8_0 to Q2_K; with --imatrix down to IQ2_M.")
+    as_json: bool = option("--json", "Print the table of files as JSON.")
+    as_markdown: bool = option("--md", "Print the table in Markdown, for a model card.")
+    base: str | None = option(
+        "--base --kl-divergence-base",
+        "Measure each file's KL divergence from the logits that `perplexity --save-logits` saved.",
+        "FILE",
+    )
 
     @property
     def are_several(self) -> bool:
@@ -160,8 +119,7 @@ class LadderGroup:
         return are_several
 
     def recipes(self, has_importance: bool) -> "list[Recipe]":
-        """Return the types, each once. Raises UsageError."""
-        from localllm.quantizing.ladder import parse_types
+        from localllm.quantizing.quantize_set import parse_types
 
         return parse_types(self.types, has_importance)
 
@@ -169,8 +127,8 @@ class LadderGroup:
         self, words: tuple[str, ...], calibration: CalibrationGroup
     ) -> tuple[tuple[str, str | None], tuple[str, ...] | None]:
         """Return IN and OUT, which may be left out, and texts to calibrate on. Raises UsageError."""
-        from localllm.quantizing.ladder import NAME
         from localllm.quantizing.quantize import find_type
+        from localllm.quantizing.quantize_set import NAME
 
         if calibration.has_size or calibration.formats_file is not None:
             raise UsageError("--size, --bpw and --plan choose the formats of one file: give one TYPE")
@@ -185,3 +143,57 @@ class LadderGroup:
         if after_source and not calibration.calibrate:
             raise UsageError("expected IN [OUT], with --types or --ladder")
         return (source, out), tuple(after_source) if calibration.calibrate else None
+
+
+@group
+class MetadataGroup:
+    """Metadata."""
+
+    set_metadata: list[str] | None = option(
+        "--set-metadata",
+        'Set a key, as text, number, bool or array: general.tags=\'["chat", "code"]\'. KEY=TYPE:VALUE names '
+        "the type: u32, f32, bool, str, ..., str[].  [repeatable]",
+        "KEY=VALUE",
+    )
+    remove_metadata: list[str] | None = option(
+        "--remove-metadata", "Remove a key, or all keys that match a pattern with *.  [repeatable]", "KEY"
+    )
+    chat_template_file: str | None = option(
+        "--chat-template-file", "Chat template (Jinja) to write to the model.", "FILE"
+    )
+
+    def edits(self, packed: "Mapping[str, object]") -> "MetadataEdits":
+        """Return the changes to this metadata. Raises UsageError, LocalllmError."""
+        from localllm.quantizing.metadata_edits import resolve_edits
+
+        return resolve_edits(self.set_metadata or (), self.remove_metadata or (), self.chat_template_file, packed)
+
+    @property
+    def is_empty(self) -> bool:
+        return not (self.set_metadata or self.remove_metadata or self.chat_template_file)
+
+
+@group
+class SplitGroup:
+    """Split files."""
+
+    split_max_size: str | None = option(
+        "--split-max-size", "Maximum size of a file's tensors, e.g. 45G or 800M.", "SIZE"
+    )
+    split_max_tensors: int | None = option("--split-max-tensors", "Maximum number of tensors in a file.", "N")
+    no_tensor_first_split: bool = option("--no-tensor-first-split", "Write only metadata to the first file.")
+
+    def limits(self) -> "SplitLimits | None":
+        """Return the limits, None if there are none. Raises UsageError."""
+        from localllm.quantizing.splitting import TENSORS, SplitLimits, parse_bytes
+
+        tensors, nbytes = self.split_max_tensors, self.split_max_size
+        if tensors is not None and nbytes is not None:
+            raise UsageError("give either --split-max-size or --split-max-tensors, not both")
+        if tensors is not None and tensors < 1:
+            raise UsageError(f"--split-max-tensors should be 1 or above, not {tensors}")
+        if nbytes is not None:
+            return SplitLimits(0, parse_bytes(nbytes, "--split-max-size"), self.no_tensor_first_split)
+        if tensors is None and not self.no_tensor_first_split:
+            return None
+        return SplitLimits(TENSORS if tensors is None else tensors, 0, self.no_tensor_first_split)

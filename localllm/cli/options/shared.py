@@ -1,45 +1,52 @@
-"""Arguments and options that several commands share, and the GenerationOptions that are built from them."""
+"""Arguments and options that several commands share, and the GenerationOptions that are built from them.
 
+Those of sampling have llama.cpp's names; docs/sampling.md explains those that few people need.
+"""
+
+import json
+import math
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-import typer
-
-from localllm.cli.options.constraint import Shape, Thoughts
 from localllm.cli.options.offers import offer_known_models, offer_models, offer_templates, one_of
-from localllm.cli.options.sampling import ExactSampling, Sampling, flags_of
-from localllm.cli.parameters import Also, explicit_options, group, number_or_default
+from localllm.cli.parameters import (
+    DeclaredGroup,
+    GroupField,
+    argument,
+    explicit_options,
+    group,
+    number_or_default,
+    option,
+)
 from localllm.cli.terminal.output import say
-from localllm.errors import UsageError
+from localllm.errors import CutError, UsageError
 from localllm.generation.options import OPTIONS, GenerationOptions
-from localllm.generation.sampling.options import SamplingOptions
+from localllm.generation.sampling.declaration import Option
+from localllm.generation.sampling.options import LETTERS, ORDER, SamplingOptions, steps_lettered
+from localllm.generation.sampling.options import OPTIONS as SAMPLING
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
     from localllm.arch.rope_scaling import RopeScaling
     from localllm.engine.options import EngineOptions
+    from localllm.generation.constraints.constraint import Constraint
+    from localllm.generation.options import GenerationOptions
     from localllm.kernels.build.objects import Progress
+    from localllm.services.remote.dialect import Form
 
 DRAFT, NAMED = "draft:", ("-m", "--model")
 CUTS = "head", "tail", "middle", "relevant", "chunks"  # of --on-overflow: what `run` does itself
 KV_TYPES = ("f16", "f32", "bf16", "q8_0", "q5_1", "q5_0", "q4_1", "q4_0", "iq4_nl")
 A_MODEL = "GGUF file or model name (see `localllm list`)."
-ModelName = Annotated[str, typer.Argument(metavar="MODEL", help=A_MODEL, autocompletion=offer_models), Also(*NAMED)]
-KnownModelOrNone = Annotated[
-    str | None, typer.Argument(metavar="[MODEL]", help=A_MODEL, autocompletion=offer_known_models), Also(*NAMED)
-]
+ModelName = Annotated[str, argument("MODEL", A_MODEL, offer_models, also=NAMED)]
+KnownModelOrNone = Annotated[str | None, argument("[MODEL]", A_MODEL, offer_known_models, also=NAMED)]
 OptionalModelName = Annotated[
-    str | None,
-    typer.Argument(metavar="[MODEL]", help=f"{A_MODEL}  [default: the built-in model]", autocompletion=offer_models),
-    Also(*NAMED),
+    str | None, argument("[MODEL]", f"{A_MODEL}  [default: the built-in model]", offer_models, also=NAMED)
 ]
-System = Annotated[
-    str | None,
-    typer.Option("-sys", "--system", "--system-prompt", metavar="TEXT", help="System message."),
-]
-SystemFile = Annotated[
-    str | None, typer.Option("-sysf", "--system-prompt-file", metavar="FILE", help="File with the system message.")
-]
+System = Annotated[str | None, option("-sys --system --system-prompt", "System message.", "TEXT")]
+SystemFile = Annotated[str | None, option("-sysf --system-prompt-file", "File with the system message.", "FILE")]
 
 
 def template_text(choice: str) -> str:
@@ -51,41 +58,33 @@ def template_text(choice: str) -> str:
 
 ChatTemplate = Annotated[
     str | None,
-    typer.Option(
-        "--chat-template",
-        "--chat-template-file",
-        metavar="NAME|FILE",
+    option(
+        "--chat-template --chat-template-file",
+        "Chat template: a llama.cpp name, a Jinja file, or Jinja text.  [default: the model's]",
+        "NAME|FILE",
         autocompletion=offer_templates,
         parser=template_text,
-        help="Chat template: a llama.cpp name, a Jinja file, or Jinja text.  [default: the model's]",
     ),
 ]
-AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+AsJson = Annotated[bool, option("--json", "Print JSON.")]
 Threads = Annotated[
     int | None,
-    typer.Option(
-        "-t",
-        "--threads",
-        metavar="N",
+    option(
+        "-t --threads",
+        "Number of CPU threads.  [default: the physical cores that this process may use]",
+        "N",
         parser=number_or_default("-1"),
-        help="Number of CPU threads.  [default: the physical cores that this process may use]",
     ),
 ]
-NoCache = Annotated[
-    bool,
-    typer.Option("--no-cache", help="Neither use nor update the prefix cache (see `localllm cache`)."),
-]
-
-
-Force = Annotated[bool, typer.Option("--force", help="Overwrite the output even if it is a file of another kind.")]
+NoCache = Annotated[bool, option("--no-cache", "Neither use nor update the prefix cache (see `localllm cache`).")]
+Force = Annotated[bool, option("--force", "Overwrite the output even if it is a file of another kind.")]
 Device = Annotated[
     str,
-    typer.Option(
-        "-dev",
-        "--device",
-        metavar="NAME",
+    option(
+        "-dev --device",
+        "Where to compute: cpu, cuda, cuda:N, or auto (a GPU if one is usable).  [default: auto]",
+        "NAME",
         autocompletion=one_of(("auto", "cpu", "cuda", "cuda:0", "cuda:1")),
-        help="Where to compute: cpu, cuda, cuda:N, or auto (a GPU if one is usable).  [default: auto]",
     ),
 ]
 
@@ -104,63 +103,39 @@ def layer_count(text: str) -> int | str:
 
 GpuLayers = Annotated[
     str,
-    typer.Option(
-        "-ngl",
-        "--gpu-layers",
-        "--n-gpu-layers",
-        metavar="N",
+    option(
+        "-ngl --gpu-layers --n-gpu-layers",
+        "Layers to run on the GPU: a number, all, or auto (as many as fit).  [default: auto]",
+        "N",
         parser=parse_layers,
-        help="Layers to run on the GPU: a number, all, or auto (as many as fit).  [default: auto]",
     ),
 ]
-
-
-def parse_speculate(text: str) -> str:
-    """Parse auto, mtp, ngram, off or draft:MODEL. Raises ValueError."""
-    if text in ("auto", "mtp", "ngram", "off") or (text.startswith("draft:") and text != "draft:"):
-        return text
-    raise ValueError(f"{text!r} is not auto, mtp, ngram, off or draft:MODEL")
-
-
-def is_draft_model(speculate: str) -> bool:
-    """Return whether --speculate names a draft model."""
-    return speculate.startswith(DRAFT)
 
 
 @group
 class Cache:
     """KV cache."""
 
-    kv_type: Annotated[
-        str,
-        typer.Option(
-            "--kv-type",
-            metavar="TYPE",
-            autocompletion=one_of(KV_TYPES),
-            help="Type of the KV cache: f16, f32, bf16, q8_0, q5_1, q5_0, q4_1, q4_0, iq4_nl, or one each: "
-            "k=q8_0,v=q4_0.  [default: f16]",
-        ),
-    ] = "f16"
-    keys: Annotated[
-        str | None,
-        typer.Option(
-            "-ctk",
-            "--cache-type-k",
-            metavar="TYPE",
-            autocompletion=one_of(KV_TYPES),
-            help="Type of the keys only.  [default: as --kv-type]",
-        ),
-    ] = None
-    values: Annotated[
-        str | None,
-        typer.Option(
-            "-ctv",
-            "--cache-type-v",
-            metavar="TYPE",
-            autocompletion=one_of(KV_TYPES),
-            help="Type of the values only.  [default: as --kv-type]",
-        ),
-    ] = None
+    kv_type: str = option(
+        "--kv-type",
+        "Type of the KV cache: f16, f32, bf16, q8_0, q5_1, q5_0, q4_1, q4_0, iq4_nl, or one each: "
+        "k=q8_0,v=q4_0.  [default: f16]",
+        "TYPE",
+        autocompletion=one_of(KV_TYPES),
+        default="f16",
+    )
+    keys: str | None = option(
+        "-ctk --cache-type-k",
+        "Type of the keys only.  [default: as --kv-type]",
+        "TYPE",
+        autocompletion=one_of(KV_TYPES),
+    )
+    values: str | None = option(
+        "-ctv --cache-type-v",
+        "Type of the values only.  [default: as --kv-type]",
+        "TYPE",
+        autocompletion=one_of(KV_TYPES),
+    )
 
     def types(self) -> str:
         """Return the types of keys and values in the notation of --kv-type. Raises UsageError."""
@@ -175,36 +150,19 @@ class Cache:
 class Rope:
     """Rotary positions (RoPE)."""
 
-    rope_scaling: Annotated[
-        Literal["none", "linear", "yarn"] | None,
-        typer.Option(
-            "--rope-scaling",
-            metavar="TYPE",
-            help="Scaling for contexts beyond the trained one: none, linear or yarn.  [default: the model's]",
-        ),
-    ] = None
-    rope_scale: Annotated[
-        float | None,
-        typer.Option(
-            "--rope-scale", metavar="N", help="Make the context N times as long.  [default: the model's factor]"
-        ),
-    ] = None
-    rope_freq_base: Annotated[
-        float | None,
-        typer.Option("--rope-freq-base", metavar="N", help="Base of the frequencies.  [default: the model's]"),
-    ] = None
-    rope_freq_scale: Annotated[
-        float | None,
-        typer.Option("--rope-freq-scale", metavar="N", help="The same as --rope-scale 1/N."),
-    ] = None
-    yarn_orig_ctx: Annotated[
-        int | None,
-        typer.Option(
-            "--yarn-orig-ctx",
-            metavar="N",
-            help="YaRN: trained context before the scaling, in tokens.  [default: the model's]",
-        ),
-    ] = None
+    rope_scaling: Literal["none", "linear", "yarn"] | None = option(
+        "--rope-scaling",
+        "Scaling for contexts beyond the trained one: none, linear or yarn.  [default: the model's]",
+        "TYPE",
+    )
+    rope_scale: float | None = option(
+        "--rope-scale", "Make the context N times as long.  [default: the model's factor]", "N"
+    )
+    rope_freq_base: float | None = option("--rope-freq-base", "Base of the frequencies.  [default: the model's]", "N")
+    rope_freq_scale: float | None = option("--rope-freq-scale", "The same as --rope-scale 1/N.", "N")
+    yarn_orig_ctx: int | None = option(
+        "--yarn-orig-ctx", "YaRN: trained context before the scaling, in tokens.  [default: the model's]", "N"
+    )
 
     def scaling(self) -> "RopeScaling | None":
         """Return the RopeScaling, None if no option is given. Raises UsageError.
@@ -229,17 +187,12 @@ class Rope:
 class EngineGroup:
     """Model and hardware."""
 
-    context: Annotated[
-        int | None,
-        typer.Option(
-            "-c",
-            "--context",
-            "--ctx-size",
-            metavar="N",
-            parser=number_or_default("0"),
-            help="Context length, in tokens.  [default: the model's training context]",
-        ),
-    ] = None
+    context: int | None = option(
+        "-c --context --ctx-size",
+        "Context length, in tokens.  [default: the model's training context]",
+        "N",
+        parser=number_or_default("0"),
+    )
     threads: Threads = None
     device: Device = "auto"
     gpu_layers: GpuLayers = "auto"
@@ -247,7 +200,6 @@ class EngineGroup:
     rope: Rope
 
     def options(self, progress: "Progress", on_upload: "Progress") -> "EngineOptions":
-        """Return the EngineOptions. Raises UsageError."""
         from localllm.engine.options import EngineOptions, layers_of  # not needed for --help
 
         layers = layers_of(layer_count(self.gpu_layers))
@@ -256,16 +208,178 @@ class EngineGroup:
         return EngineOptions(self.threads, context, types, self.device, layers, progress, on_upload, rope=scaling)
 
 
+# ---- options of answers
+
+
+def flags_of(
+    declared: Option, parser: Callable[[str], object] | None = None, offers: Callable[..., list[str]] | None = None,
+    default: object = None,
+) -> Any:  # fmt: skip
+    """Return the command line's declaration of an option of generation."""
+    metavar = None if declared.kind is bool else declared.metavar
+    return option(declared.flags, declared.full_help, metavar, default=default, parser=parser, autocompletion=offers)
+
+
+def token_bias(text: str) -> tuple[int, float]:
+    """Parse a token id and its bias, as in 15043+1.5 or 15043-inf. Raises ValueError."""
+    token, sign, bias = text.partition("+") if "+" in text else text.partition("-")
+    try:
+        if not token.isdecimal() or not bias[:1].isalnum() or math.isnan(amount := float(bias)):
+            raise ValueError
+    except ValueError:
+        raise ValueError(f"{text!r} is not a token id and a bias such as 15043+1.5 or 15043-inf") from None
+    return int(token), -amount if sign == "-" else amount
+
+
+PARSERS = {"seed": number_or_default("-1"), "logit_bias": token_bias}
+
+
+def declared(is_usual: bool) -> Iterator[GroupField]:
+    """Yield the usual options of sampling, or the others."""
+    for name, each in SAMPLING.items():
+        if each.is_usual == is_usual:
+            hint: Any = list[str] if each.is_repeatable else each.kind
+            flags = flags_of(each, PARSERS.get(name))
+            is_switch = hint is bool
+            yield GroupField(name, Annotated[hint if is_switch else hint | None, flags], False if is_switch else None)
+
+
+class Sampling(DeclaredGroup):
+    """Sampling."""
+
+    options = tuple(declared(is_usual=True))
+
+
+Letters = Annotated[
+    str | None,
+    option(
+        "--sampling-seq --sampler-seq",
+        f"Like --samplers, with one letter for each sampler.  [default: {''.join(map(LETTERS.get, ORDER))}]",
+        "LETTERS",
+    ),
+]
+
+
+class ExactSampling(DeclaredGroup):
+    """More sampling options."""
+
+    options = (*declared(is_usual=False), GroupField("letters", Letters, None))
+
+    def as_fields(self) -> dict[str, Any]:
+        """Return the given options by field of SamplingOptions. Raises UsageError."""
+        fields = explicit_options(self)
+        if breakers := fields.get("dry_sequence_breakers"):
+            fields["dry_sequence_breakers"] = tuple(text for text in breakers if text != "none")
+        if biases := fields.get("logit_bias"):
+            fields["logit_bias"] = dict(biases)
+        if "letters" in fields:
+            if "samplers" in fields:
+                raise UsageError("give either --samplers or --sampling-seq, not both")
+            fields["samplers"] = steps_lettered(fields.pop("letters"))
+        return fields
+
+
+HideThinking = Annotated[
+    bool, option("--hide-thinking --hidethinking", "Do not show the model's thinking on the terminal.")
+]
+
+
+@group
+class Shape:
+    """Constrained output. Thinking is not constrained."""
+
+    json_schema: str | None = option(
+        "-j --json-schema -jf --json-schema-file", "Constrain the answer to JSON that matches this schema.", "FILE|TEXT"
+    )
+    grammar: str | None = option("--grammar --grammar-file", "Constrain the answer to this GBNF grammar.", "FILE|TEXT")
+    regex: str | None = option("--regex", "Constrain the answer to this regular expression.", "TEXT")
+
+    json_whitespace: bool = option("--json-whitespace", "Allow spaces and line breaks between the parts of JSON.")
+    additional_properties: bool = option(
+        "--additional-properties", "Allow properties that the schema does not list, unless it forbids them."
+    )
+
+    @property
+    def forms(self) -> list[str]:
+        """Return which forms are given; an answer can have one."""
+        return [name for name in ("json_schema", "grammar", "regex") if getattr(self, name) is not None]
+
+    def constraint(self) -> "Constraint | None":
+        if not self.forms:
+            return None
+        from localllm.generation.constraints.constraint import constraint_of
+
+        if len(self.forms) > 1:
+            names = (f"--{name.replace('_', '-')}" for name in self.forms)
+            raise UsageError(f"{' and '.join(names)} cannot be combined")
+        schema, grammar = text_of("json_schema", self.json_schema, "{"), text_of("grammar", self.grammar, "::=")
+        return constraint_of(schema, grammar, self.regex, self.json_whitespace, self.additional_properties)
+
+    def form(self) -> "Form":
+        """Return the output format for a server. Raises UsageError."""
+        from localllm.services.remote.dialect import Form
+
+        schema = text_of("json_schema", self.json_schema, "{")
+        grammar = text_of("grammar", self.grammar, "::=")
+        parsed = None if schema is None else json.loads(schema)
+        return Form(parsed, grammar, self.regex, self.additional_properties)
+
+
+def text_of(name: str, argument: str | None, sign: str) -> str | None:
+    """Return an option's text if it contains the sign, else the text of the file that it names. Raises UsageError."""
+    if argument is None or sign in argument:
+        return argument
+    if not argument.strip():
+        raise UsageError(f"{name} is empty: give a text or a file name")
+    try:
+        return Path(argument).read_text(encoding="utf-8-sig")
+    except (OSError, ValueError) as error:
+        reason = getattr(error, "strerror", None) or "it is not UTF-8"
+        raise UsageError(f"cannot read {argument}: {reason}") from None
+
+
+@group
+class Thoughts:
+    """Thinking and chat template variables."""
+
+    think: Literal["auto", "on", "off", "low", "medium", "high"] = flags_of(OPTIONS["think"], default="auto")
+    think_budget: int | None = flags_of(OPTIONS["think_budget"], number_or_default("-1"))
+    template_var: list[str] | None = option(
+        "--template-var --chat-template-kwargs",
+        "Set a chat template variable; VALUE may be JSON. A JSON object sets several.  [repeatable]",
+        "NAME=VALUE",
+    )
+
+    def as_fields(self) -> dict[str, Any]:
+        variables = dict[str, object]()
+        if self.template_var:
+            from localllm.services.hub.name_values import variables_of  # seldom needed
+
+            for text in self.template_var:
+                variables |= variables_of(text)
+        return {"think": self.think, "think_budget": self.think_budget, "template_variables": variables}
+
+
+def parse_speculate(text: str) -> str:
+    """Parse auto, mtp, ngram, off or draft:MODEL. Raises ValueError."""
+    if text in ("auto", "mtp", "ngram", "off") or (text.startswith("draft:") and text != "draft:"):
+        return text
+    raise ValueError(f"{text!r} is not auto, mtp, ngram, off or draft:MODEL")
+
+
+def is_draft_model(speculate: str) -> bool:
+    """Return whether --speculate names a draft model."""
+    return speculate.startswith(DRAFT)
+
+
 @group
 class Answers:
     """Generation."""
 
-    max_tokens: Annotated[int | None, flags_of(OPTIONS["max_tokens"])] = None
-    stop: Annotated[list[str] | None, flags_of(OPTIONS["stop"])] = None
-    ban: Annotated[list[str] | None, flags_of(OPTIONS["ban"])] = None
-    escape: Annotated[
-        bool, typer.Option("-e/--no-escape", "--escape", help=r"Process escape sequences in TEXT: \n, \t, \xNN, ...")
-    ] = False
+    max_tokens: int | None = flags_of(OPTIONS["max_tokens"])
+    stop: list[str] | None = flags_of(OPTIONS["stop"])
+    ban: list[str] | None = flags_of(OPTIONS["ban"])
+    escape: bool = option("-e/--no-escape --escape", r"Process escape sequences in TEXT: \n, \t, \xNN, ...")
     sampling: Sampling
     steps: ExactSampling
     shape: Shape
@@ -280,17 +394,13 @@ class Answers:
 class GenerationGroup(Answers):
     """Generation."""
 
-    speculate: Annotated[
-        str,
-        flags_of(
-            OPTIONS["speculate"], parser=parse_speculate, offers=one_of(("auto", "mtp", "ngram", "off", "draft:"))
-        ),
-    ] = "auto"
-    on_overflow: Annotated[
-        Literal["error", "drop-turns", "shift", "head", "tail", "middle", "relevant", "chunks"] | None,
-        flags_of(OPTIONS["on_overflow"]),
-    ] = None
-    keep: Annotated[int | None, flags_of(OPTIONS["keep"])] = None
+    speculate: str = flags_of(
+        OPTIONS["speculate"], parse_speculate, one_of(("auto", "mtp", "ngram", "off", "draft:")), default="auto"
+    )
+    on_overflow: Literal["error", "drop-turns", "shift", "head", "tail", "middle", "relevant", "chunks"] | None = (
+        flags_of(OPTIONS["on_overflow"])
+    )
+    keep: int | None = flags_of(OPTIONS["keep"])
 
 
 def generation_options(on_progress: "Callable[[int, int], None] | None", choices: Answers) -> GenerationOptions:
@@ -338,3 +448,17 @@ def system_message(text: str | None, file: str | None) -> str | None:
     from localllm.files.text_file import read_text
 
     return read_text(file)
+
+
+def require_whole(options: "GenerationOptions", finish_reasons: Iterable[str]) -> None:
+    """Raise CutError if an answer was cut off before it matched its constraint."""
+    if options.constraint and "length" in finish_reasons:
+        raise CutError(f"the answer was cut off before it was {options.constraint.promise}; raise -n or the context")
+
+
+def tell_cut(options: "GenerationOptions", finish_reasons: Iterable[str]) -> None:
+    """Warn if an answer was cut off before it matched its constraint."""
+    try:
+        require_whole(options, finish_reasons)
+    except CutError as error:
+        say(f"localllm: warning: {error}")

@@ -1,12 +1,10 @@
 """Options for tools that a model may use, and the tools that they offer it."""
 
 from contextlib import ExitStack
-from typing import TYPE_CHECKING, Annotated
-
-import typer
+from typing import TYPE_CHECKING
 
 from localllm.cli.options.offers import one_of
-from localllm.cli.parameters import TYPED_ONLY, group
+from localllm.cli.parameters import group, option
 from localllm.cli.terminal.output import say
 from localllm.errors import UsageError
 
@@ -20,54 +18,29 @@ BUILT_IN = ("read_file", "list", "search", "run")
 class ToolGroup:
     """Tools that the model may call, each time with your consent."""
 
-    tools: Annotated[
-        str | None,
-        typer.Option(
-            "--tools",
-            metavar="NAMES",
-            autocompletion=one_of(BUILT_IN),
-            help="Built-in tools to offer, separated by commas: read_file,list,search,run.",
-        ),
-    ] = None
-    allow: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--allow",
-            metavar="DIR",
-            help="Folder that the built-in tools may access; nothing outside is visible.  [repeatable]",
-        ),
-    ] = None
-    mcp: Annotated[
-        str | None,
-        typer.Option(
-            "--mcp",
-            metavar="FILE",
-            help='JSON file of MCP servers: {"mcpServers": {NAME: {"command": ..., "args": []}}}.',
-        ),
-    ] = None
-    yes: Annotated[
-        str | None,
-        typer.Option("--yes", metavar="NAMES", help="Tools to run without asking, separated by commas."),
-        TYPED_ONLY,
-    ] = None
-    max_steps: Annotated[
-        int,
-        typer.Option("--max-steps", metavar="N", help="Maximum number of tool calls for one answer.  [default: 20]"),
-    ] = 20
-    no_json_calls: Annotated[
-        bool,
-        typer.Option(
-            "--no-json-calls", help="Recognize only the chat template's own form of tool calls; other JSON is text."
-        ),
-    ] = False
-    transcript: Annotated[
-        str | None,
-        typer.Option("--transcript", metavar="FILE", help="Log tool calls and their results to FILE, as JSON lines."),
-    ] = None
+    tools: str | None = option(
+        "--tools",
+        "Built-in tools to offer, separated by commas: read_file,list,search,run.",
+        "NAMES",
+        autocompletion=one_of(BUILT_IN),
+    )
+    allow: list[str] | None = option(
+        "--allow", "Folder that the built-in tools may access; nothing outside is visible.  [repeatable]", "DIR"
+    )
+    mcp: str | None = option(
+        "--mcp", 'JSON file of MCP servers: {"mcpServers": {NAME: {"command": ..., "args": []}}}.', "FILE"
+    )
+    yes: str | None = option("--yes", "Tools to run without asking, separated by commas.", "NAMES", typed_only=True)
+    max_steps: int = option(
+        "--max-steps", "Maximum number of tool calls for one answer.  [default: 20]", "N", default=20
+    )
+    no_json_calls: bool = option(
+        "--no-json-calls", "Recognize only the chat template's own form of tool calls; other JSON is text."
+    )
+    transcript: str | None = option("--transcript", "Log tool calls and their results to FILE, as JSON lines.", "FILE")
 
     @property
     def are_enabled(self) -> bool:
-        """Return whether any tools are offered."""
         return self.tools is not None or self.mcp is not None
 
     def open_tools(self, stack: ExitStack) -> "ToolCalls | None":
@@ -83,7 +56,7 @@ class ToolGroup:
         if self.max_steps < 1:
             raise UsageError(f"max_steps should be 1 or above, not {self.max_steps}")
         from localllm.cli.terminal.tool_calls import ToolCalls
-        from localllm.services.tools.offers import toolbox
+        from localllm.services.tools.built_in import toolbox
         from localllm.services.tools.transcript import require_transcript
 
         if self.transcript is not None:
@@ -103,5 +76,4 @@ def tell_of_commands() -> None:
 
 
 def names_in(text: str | None) -> list[str]:
-    """Split names at commas."""
     return [name.strip() for name in (text or "").split(",") if name.strip()]

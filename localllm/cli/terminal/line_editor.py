@@ -1,9 +1,16 @@
 """The line editor of `localllm chat`, with history and multi-line texts; on stderr, since stdout is for answers."""
 
 import asyncio
+import codecs
+import json
+import os
+import re
 import sys
 from collections.abc import Callable, Iterable
+from contextlib import suppress
+from pathlib import Path
 from typing import TextIO
+from unicodedata import category
 
 from prompt_toolkit import PromptSession
 from prompt_toolkit.buffer import Buffer
@@ -11,17 +18,29 @@ from prompt_toolkit.completion import CompleteEvent, Completer, Completion, get_
 from prompt_toolkit.document import Document
 from prompt_toolkit.filters import is_searching
 from prompt_toolkit.formatted_text import AnyFormattedText
+from prompt_toolkit.history import History
 from prompt_toolkit.key_binding import KeyBindings, KeyPressEvent
 from prompt_toolkit.key_binding.bindings.search import accept_search_and_accept_input
 from prompt_toolkit.output import DummyOutput, Output, create_output
 
-from localllm.cli.terminal.dumb_editor import DumbLines, without_controls
-from localllm.cli.terminal.history import FileHistory
-from localllm.cli.terminal.output import exit_on_signals, has_colour, is_dumb, is_terminal
+from localllm.cli.terminal.output import exit_on_signals, has_colour, is_dumb, is_terminal, printable
+from localllm.cli.terminal.stream_renderer import cells
+from localllm.errors import LocalllmError
+from localllm.files.folders import make_private, state_folder
+from localllm.files.safe_file import SafeFile
+from localllm.system.files import open_file
 from localllm.system.processes import can_handle_in_loop, fatal_signals
+from localllm.system.terminal import is_silent, raw_keys, shows_keys
 
 QUOTES = '"""'
 Complete = Callable[[str], Iterable[tuple[str, int]]]  # line up to the cursor -> (completion, its start in the line)
+ENDS, ERASE, ERASE_LINE, ERASE_WORD, LEAVE, ESCAPE = "\r\n", "\x7f\b", "\x15", "\x17", "\x04", "\x1b"  # keys
+BYTES = 65536  # that are read at once
+PASTE_GAP = 0.05  # seconds without a key after which a line break was typed, and an escape key is no sequence
+LONGEST = 4096  # characters of an escape sequence
+# Keys with escape sequences: control sequences, function keys, strings up to BEL or ST, and Alt with a key (ECMA-48).
+SEQUENCE = re.compile("\x1b(?:\\[[0-?]*[ -/]*[@-~]|O.|[]PX^_].*?(?:\x07|\x1b\\\\)|[^][OPX^_])", re.DOTALL)
+MOST_BYTES, MOST_TEXT = 1_000_000, 50_000  # of the file, whose older half is removed then; of a text
 
 
 class LineEditor:
@@ -33,17 +52,10 @@ class LineEditor:
 
     def __init__(self, complete: Complete = lambda line: ()) -> None:
         self._session: PromptSession[str] = PromptSession(
-            prompt(),
-            multiline=True,
-            prompt_continuation="  ",
-            key_bindings=key_bindings(),
-            history=FileHistory(),
-            completer=Completions(complete),
-            complete_while_typing=False,
-            enable_open_in_editor=True,
-            enable_suspend=True,
-            output=screen(),
-        )
+            prompt(), multiline=True, prompt_continuation="  ", key_bindings=key_bindings(), history=FileHistory(),
+            completer=Completions(complete), complete_while_typing=False, enable_open_in_editor=True,
+            enable_suspend=True, output=screen(),
+        )  # fmt: skip
         self._signal = 0  # that has asked to end
 
     def read(self, text: str = "") -> str:
@@ -77,8 +89,6 @@ class LineEditor:
 
 
 class Completions(Completer):
-    """Completions for prompt_toolkit."""
-
     def __init__(self, complete: Complete):
         self._complete = complete
 
@@ -110,7 +120,6 @@ class DumbEditor:
 
 
 def editor(complete: Complete) -> LineEditor | DumbEditor:
-    """Make the editor that suits the terminal."""
     return DumbEditor() if is_dumb() else LineEditor(complete)
 
 
@@ -132,13 +141,11 @@ def without_quotes(text: str) -> str:
 
 
 def screen() -> Output:
-    """Return the terminal on which the prompt can be shown, or a dummy output."""
     terminal: TextIO | None = next((stream for stream in (sys.stderr, sys.stdout) if is_terminal(stream)), None)
     return DummyOutput() if terminal is None else create_output(terminal)
 
 
 def key_bindings() -> KeyBindings:
-    """Return key bindings: Enter sends the text, where prompt_toolkit would begin a new line."""
     bindings = KeyBindings()
 
     @bindings.add("escape", "enter")
@@ -178,3 +185,169 @@ def enter(buffer: Buffer) -> None:
         buffer.insert_text("\n")
     else:
         buffer.validate_and_handle()
+
+
+# ---- a terminal without escape sequences
+
+
+class DumbLines:
+    """A line editor like the terminal's own, without its limit of 4095 bytes per line.
+
+    Lines that arrive at once, as pasted text does, are one text. Those typed before the prompt stay lines of their own.
+    """
+
+    def __init__(self) -> None:
+        self._decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
+        self._waiting, self._last = "", ""  # keys typed after the line, and the last key
+        self._sequence, self._typed_ahead = "", False  # an incomplete escape sequence; whether keys came before
+
+    def read(self, prompt: str) -> str:
+        """Read one text with its line break; "" at the end of input. Raises KeyboardInterrupt."""
+        typed: list[str] = []
+        echoes = shows_keys(sys.stdin)
+
+        def show() -> None:
+            print(prompt + (display_line("".join(typed)) if echoes else ""), end="", file=sys.stderr, flush=True)
+
+        with raw_keys(sys.stdin, come_back=show) as can:
+            self._typed_ahead = can and (bool(self._waiting) or not is_silent(sys.stdin, 0))
+            if self._typed_ahead:
+                self._more()
+            show()
+            if not can:
+                return sys.stdin.readline()
+            try:
+                return self._edit(typed, write if echoes else lambda text: None)
+            except KeyboardInterrupt:
+                write("\n")
+                raise
+
+    def _edit(self, typed: list[str], echo: Callable[[str], None]) -> str:
+        """Read keys until the text ends and return it; `typed` always has the keys so far."""
+        while self._more():
+            keys, self._waiting = self._waiting, ""
+            for place, key in enumerate(keys):
+                previous_key, self._last = self._last, key
+                if self._is_in_sequence(key):
+                    continue
+                if key in ENDS:
+                    if key == "\n" and previous_key == "\r":
+                        continue
+                    echo("\n")
+                    rest = keys[place + 1 :].removeprefix("\n" if key == "\r" else "")
+                    if self._typed_ahead or not (rest or not is_silent(sys.stdin, PASTE_GAP)):
+                        self._waiting = keys[place + 1 :]
+                        return "".join(typed) + "\n"
+                    typed.append("\n")
+                elif key in ERASE or key in (ERASE_LINE, ERASE_WORD):
+                    kept_length = length_after_erasing("".join(typed), key)
+                    echo("\b \b" * sum(cells(display_line(each)) for each in typed[kept_length:] if each != "\n"))
+                    del typed[kept_length:]
+                elif key == LEAVE and not typed:
+                    self._waiting = keys[place + 1 :]
+                    return ""
+                elif category(key) != "Cc" or key == "\t":
+                    typed.append(key)
+                    echo(display_line(key))
+            self._typed_ahead = False
+        return "".join(typed)
+
+    def _is_in_sequence(self, key: str) -> bool:
+        """Return whether a key belongs to an escape sequence, such as that of an arrow key."""
+        if self._sequence == ESCAPE and key in ENDS + ERASE:
+            self._sequence = ""
+        if not self._sequence and key != ESCAPE:
+            return False
+        self._sequence += key
+        if SEQUENCE.fullmatch(self._sequence) or len(self._sequence) > LONGEST:
+            self._sequence = ""
+        return True
+
+    def _more(self) -> bool:
+        """Wait for keys; return whether there are any."""
+        if self._sequence and not self._waiting and is_silent(sys.stdin, PASTE_GAP):
+            self._sequence = ""  # the escape key alone
+        while not self._waiting:
+            try:
+                data = os.read(sys.stdin.fileno(), BYTES)
+            except OSError:  # the terminal is gone
+                return False
+            if not data:
+                return False
+            self._waiting = self._decoder.decode(data)
+        return True
+
+
+def without_controls(text: str) -> str:
+    """Return a text without escape sequences and control characters, except tab and newline."""
+    return "".join(each for each in SEQUENCE.sub("", text) if category(each) != "Cc" or each in "\n\t")
+
+
+def length_after_erasing(text: str, key: str) -> int:
+    """Return how many characters remain after an erase key."""
+    if key == ERASE_LINE:
+        return text.rfind("\n") + 1
+    if key == ERASE_WORD:
+        return len(text.rstrip()) and len(text.rstrip().rpartition(" ")[0]) + (" " in text.rstrip())
+    return max(0, len(text) - 1)
+
+
+def display_line(text: str) -> str:
+    """Return the text as it is printed, on one line."""
+    return printable(text.replace("\t", " "))
+
+
+def write(text: str) -> None:
+    print(text, end="", file=sys.stderr, flush=True)
+
+
+# ---- history
+
+
+class FileHistory(History):
+    """History for prompt_toolkit. If the file cannot be used, texts are kept until the program ends."""
+
+    def __init__(self, path: Path | None = None):
+        super().__init__()
+        self.path = path or state_folder() / "history"
+
+    def load_history_strings(self) -> Iterable[str]:
+        """Yield the texts, latest first; skip invalid lines."""
+        for line in reversed(self._lines()):
+            with suppress(ValueError, RecursionError):
+                text = json.loads(line)
+                if isinstance(text, str):
+                    yield text
+
+    def _lines(self) -> list[bytes]:
+        try:
+            return self.path.read_bytes().splitlines(keepends=True)
+        except OSError:
+            return []
+
+    def store_string(self, string: str) -> None:
+        """Append a text; several programs may do so at once."""
+        line = json.dumps(string).encode() + b"\n"
+        if len(line) > MOST_TEXT:
+            return
+        with suppress(OSError, LocalllmError):
+            make_private(self.path.parent)
+            descriptor = open_file(self.path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
+            try:
+                os.write(descriptor, line)
+                size = os.fstat(descriptor).st_size
+            finally:
+                os.close(descriptor)
+            if size > MOST_BYTES:
+                self._shorten()
+
+    def _shorten(self) -> None:
+        lines, size = list[bytes](), 0
+        for line in reversed(self._lines()):
+            size += len(line)
+            if size > MOST_BYTES // 2:
+                break
+            lines.append(line)
+        with SafeFile(self.path) as file:
+            file.write(b"".join(reversed(lines)))
+        self.path.chmod(0o600)

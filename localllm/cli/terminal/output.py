@@ -39,7 +39,6 @@ def on_one_line(text: str) -> str:
 
 
 def is_terminal(stream: TextIO | None) -> bool:
-    """Return whether a standard stream is open and a terminal."""
     try:
         return stream is not None and stream.isatty() and is_console(stream)
     except ValueError:  # closed
@@ -76,7 +75,6 @@ def end_output() -> None:
 
 
 def discard_output() -> None:
-    """Discard all further output to stdout, including what is still buffered."""
     if sys.stdout is not None:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
@@ -101,7 +99,6 @@ def broken(line: str, stream: TextIO | None) -> str:
 
 
 def is_dumb() -> bool:
-    """Return whether the terminal supports no escape sequences."""
     return os.environ.get("TERM") in ("dumb", "unknown") or not understands_escapes(sys.stdout, sys.stderr)
 
 
@@ -121,18 +118,15 @@ def heading(name: str) -> str:
 
 
 def dim(line: str) -> None:
-    """Print a dim line, only on a terminal, wrapped between words."""
     dim_text(broken(on_one_line(line), sys.stderr))
 
 
 def dim_text(text: str) -> None:
-    """Print dim text, only on a terminal, with its lines and columns unchanged."""
     if is_terminal(sys.stderr):
         print(coloured(printable(text), "2"), file=sys.stderr, flush=True)
 
 
 def size_of(stream: TextIO | None) -> tuple[int, int]:
-    """Return the columns and lines of a terminal; 80 and 24 if they are unknown."""
     try:
         size = os.get_terminal_size(stream.fileno() if stream else -1)
     except (OSError, ValueError, AttributeError):
@@ -141,7 +135,6 @@ def size_of(stream: TextIO | None) -> tuple[int, int]:
 
 
 def width_of(stream: TextIO | None) -> int:
-    """Return the columns of a terminal; 80 if they are unknown."""
     return size_of(stream)[0]
 
 

@@ -1,19 +1,21 @@
 """Show the progress of quantizing: a bar on a terminal, elsewhere a plain line every 30 s."""
 
+import os
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from time import monotonic
+from time import monotonic, perf_counter
 from typing import TYPE_CHECKING
 
-from localllm.cli.terminal.eta import duration
-from localllm.cli.terminal.output import ProgressLine, is_dumb, is_terminal, say
-from localllm.cli.terminal.render import one_line
+from localllm.cli.terminal.output import ProgressLine, exit_on_signals, is_dumb, is_terminal, say, write
+from localllm.cli.terminal.render import duration, one_line, size
 
 if TYPE_CHECKING:
     from rich.progress import Progress as Rich
 
+    from localllm.files.gguf.file import GGUFFile
     from localllm.quantizing.plan import OnProgress, OnStage
+    from localllm.quantizing.rewrite import NewFile
 
 EVERY = 30.0  # seconds between two plain lines
 # Shares of the time, as measured with EmbeddingGemma: (with --calibrate, with --size as well).
@@ -89,7 +91,6 @@ class Progress:
         return self.show
 
     def show(self, stage: str, done: int, total: int, name: str) -> None:
-        """Show a stage's tensor."""
         self._stages.update(stage, done, total)
         seconds_left = self._stages.left
         time_left = "" if seconds_left is None else f"about {duration(seconds_left)} left"
@@ -153,3 +154,31 @@ class _Bar:
         if self._progress is not None:
             self._progress.stop()
             self._progress = None
+
+
+# ---- commands that copy tensors
+
+
+def copy_files(source: "GGUFFile", files: "Sequence[NewFile]", force: bool) -> None:
+    """Write the files, with a progress line, and print their names and sizes. Raises UsageError, LocalllmError."""
+    from localllm.kernels.build.faults import end_on_bus_error
+    from localllm.quantizing.rewrite import write_files
+    from localllm.services.outputs import is_model, require_kind
+
+    exit_on_signals()
+    for file in files:
+        require_kind(file.path, is_model, "a model", force)
+    start, line, total = perf_counter(), ProgressLine(), sum(file.nbytes(source) for file in files)
+    end_on_bus_error(source.path)
+    try:
+        write_files(source, files, lambda done, name: line.show(f"copying: {100 * done // total} %, {one_line(name)}"))
+    finally:
+        line.clear()
+    more_files = f" and {len(files) - 1} more" if len(files) > 1 else ""
+    write(f"{one_line(files[0].path)}{more_files}: {size(total)}, {perf_counter() - start:.1f} s\n")
+
+
+def describe_plan(source: "GGUFFile", files: "Sequence[NewFile]") -> str:
+    return "".join(
+        f"{one_line(os.fspath(file.path))}: {len(file.names)} tensors, {size(file.nbytes(source))}\n" for file in files
+    )

@@ -2,6 +2,7 @@
 
 import sys
 from collections.abc import Iterable, Sequence
+from time import perf_counter
 from typing import TYPE_CHECKING
 
 from localllm.cli.terminal.output import (
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
 NARROWEST = 10  # columns of a cell that is cut
 EMPTY = "localllm: the answer is empty: the model wrote only reasoning"
 LABEL = 14  # columns of what stands in front of a fact
+TITLE = 40  # characters of the first question
 
 
 def stream(
@@ -97,7 +99,6 @@ def tell_overflow(answer: "Generation") -> None:
 
 
 def table(header: tuple[str, ...], rows: Sequence[tuple[str, ...]]) -> list[str]:
-    """Format a table, text left and numbers right aligned, with as many columns as fit the terminal."""
     return columns(header, rows, "<" + ">" * (len(header) - 1), terminal_width())
 
 
@@ -167,7 +168,6 @@ def checksum_line(checksum: str, path: str) -> str:
 
 
 def count(number: int) -> str:
-    """Format a count: 12345678 as "12.3 M"."""
     for unit, name in ((1e9, "B"), (1e6, "M"), (1e3, "k")):
         if number >= unit:
             return f"{number / unit:.1f} {name}"
@@ -175,7 +175,6 @@ def count(number: int) -> str:
 
 
 def size(number: int) -> str:
-    """Format bytes in readable units."""
     for unit, name in ((1e9, "GB"), (1e6, "MB"), (1e3, "kB")):
         if number >= unit:
             return f"{number / unit:.1f} {name}"
@@ -185,3 +184,46 @@ def size(number: int) -> str:
 def file_stem(path: str) -> str:
     """Return a name for a model whose file has none."""
     return path.replace("\\", "/").rpartition("/")[2].removesuffix(".gguf")
+
+
+class Remaining:
+    """Estimate the remaining time of a job in equal steps; the clock starts now."""
+
+    def __init__(self, total: int, done: int = 0):
+        """Start the clock; done: steps finished by an earlier run."""
+        self._total, self._before, self._start = total, done, perf_counter()
+
+    def at_first(self) -> str:
+        return f"chunk {self._before + 1} of {self._total}"
+
+    def after(self, done: int) -> str:
+        """Describe the state after `done` steps: "chunk 3 of 40, 2 min 10 s left"."""
+        per_step = (perf_counter() - self._start) / max(done - self._before, 1)
+        return f"chunk {done} of {self._total}, {duration(per_step * (self._total - done))} left"
+
+
+def duration(seconds: float) -> str:
+    total = round(seconds)
+    if total >= 3600:
+        return f"{total // 3600} h {total % 3600 // 60} min"
+    return f"{total // 60} min {total % 60} s" if total >= 60 else f"{total} s"
+
+
+def session_lines() -> list[str]:
+    """Format the sessions below a header, the latest first; empty if there are none."""
+    from time import localtime, strftime
+
+    from localllm.services import sessions
+
+    rows: list[tuple[str, ...]] = []
+    for listed in sessions.list_sessions():
+        messages = listed.chat.messages
+        question = next((message["content"] for message in messages if message["role"] == "user"), "")
+        title = one_line(question)
+        title = title if len(title) <= TITLE else f"{title[: TITLE - 1]}…"
+        when = strftime("%Y-%m-%d %H:%M", localtime(listed.used))
+        name = listed.chat.model.name or listed.chat.model.path
+        about = (title, one_line(name)) if not listed.damage else ("damaged", "")
+        rows.append((listed.name, when, str(len(messages)), *about))
+    header = ("session", "last used", "messages", "first question", "model")
+    return columns(header, rows, "<<><<", terminal_width()) if rows else []

@@ -28,31 +28,20 @@ def report_one(model: "Model", answer: "Generation", load_s: float, total_s: flo
     """Report an answer. Times are in seconds; ttft_s: from the end of loading to the first token."""
     read, completion = answer.prompt_tokens - answer.cached_tokens - answer.skipped, answer.completion_tokens
     times = {
-        "load_s": load_s,
-        "prefill_s": answer.prefill_s,
-        "ttft_s": answer.ttft_s,
-        "decode_s": answer.decode_s,
-        "total_s": total_s,
-        "prefill_tps": read / answer.prefill_s if answer.prefill_s else 0.0,
+        "load_s": load_s, "prefill_s": answer.prefill_s, "ttft_s": answer.ttft_s, "decode_s": answer.decode_s,
+        "total_s": total_s, "prefill_tps": read / answer.prefill_s if answer.prefill_s else 0.0,
         "decode_tps": (completion - 1) / answer.decode_s if answer.decode_s else 0.0,
-    }
+    }  # fmt: skip
     return {
-        "text": answer.text,
-        "thinking": answer.thinking,
-        **tokens_of(answer),
-        "finish_reason": answer.finish_reason,
-        "prompt_tokens": answer.prompt_tokens,
-        "cached_tokens": answer.cached_tokens,
-        "completion_tokens": completion,
-        "dropped_tokens": answer.dropped,
-        "seed": answer.seed,
+        "text": answer.text, "thinking": answer.thinking, **tokens_of(answer), "finish_reason": answer.finish_reason,
+        "prompt_tokens": answer.prompt_tokens, "cached_tokens": answer.cached_tokens, "completion_tokens": completion,
+        "dropped_tokens": answer.dropped, "seed": answer.seed,
         "speculation": {"drafted": answer.drafted, "accepted": answer.accepted, "steps_saved": answer.accepted},
         **circumstances(model, times),
-    }
+    }  # fmt: skip
 
 
 def tokens_of(answer: object) -> dict[str, object]:
-    """Return an answer's token ids, which servers do not report."""
     return {"tokens": answer.tokens} if hasattr(answer, "tokens") else {}
 
 

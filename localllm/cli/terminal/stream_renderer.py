@@ -1,12 +1,12 @@
 """Rendering of an answer on a terminal while it is generated.
 
-Words stay whole at the end of a line, Markdown is rendered.
+Words stay whole at the end of a line, Markdown is rendered; or only a code block is shown.
 """
 
 import sys
 from collections.abc import Callable
 from time import monotonic
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from localllm.cli.terminal.output import (
     coloured,
@@ -15,16 +15,22 @@ from localllm.cli.terminal.output import (
     is_dumb,
     is_terminal,
     printable,
+    say,
     size_of,
     width_of,
     write,
 )
+
+if TYPE_CHECKING:
+    from localllm.generation.generate import Generation
 
 # Characters that must not begin a line, in scripts that are written without spaces.
 NEVER_FIRST = frozenset("、。，．！？：；）」』】〕》〉”’…・ー々ぁぃぅぇぉっゃゅょァィゥェォッャュョ")
 UNBREAKABLE = frozenset("\xa0\u2007\u202f")  # spaces that hold two words together
 JOINER, TONES, FLAGS = "\u200d", ("\U0001f3fb", "\U0001f3ff"), ("\U0001f1e6", "\U0001f1ff")
 FRAME = 0.05  # seconds between two pictures of the same block
+CUT_OFF = "localllm: the code block is cut off, for the answer ended in it; raise -n or the context"
+NO_BLOCK = "localllm: the answer has no code block; this is all of it"
 
 
 class Page(Protocol):
@@ -45,13 +51,10 @@ def page(markdown: bool = False) -> Page:
 
 
 def columns() -> int:
-    """Return the terminal's current width."""
     return width_of(sys.stdout)
 
 
 class Plain:
-    """Writes the answer unchanged to a file or a pipe, without the reasoning."""
-
     def push(self, text: str, is_thought: bool = False) -> None:
         if not is_thought:
             write(text)
@@ -124,7 +127,6 @@ class Wrapper:
         return output
 
     def flush(self) -> str:
-        """Return the rest."""
         return self._place()
 
     def _take(self, cluster: str) -> str:
@@ -251,7 +253,6 @@ class Markdown:
         self._text = ""
 
     def _end_thoughts(self) -> None:
-        """End the reasoning, after which an answer begins."""
         if self._has_thought:
             self._has_thought = False
             self._thoughts.end()
@@ -294,3 +295,71 @@ def blocks(text: str) -> list[str]:
         if not line.strip() and not is_last and not in_code:
             texts.append("")
     return texts
+
+
+# ---- only a code block
+
+
+class FirstBlock:
+    """A Page that shows the first code block, and ends the answer after it."""
+
+    def __init__(self, answer: "Generation"):
+        from localllm.services.search.code_blocks import BlockReader  # seldom needed
+
+        self._answer, self._page, self._reader = answer, page(), BlockReader()
+        self._text, self._held = "", ""
+
+    def push(self, text: str, is_thought: bool = False) -> None:
+        if is_thought or self._reader.is_done:
+            return
+        self._text += text
+        self._show(self._reader.push(text))
+        if self._reader.is_done:
+            self._answer.stop()
+
+    def _show(self, code: str) -> None:
+        """Show all but the last line break, which `end` writes."""
+        code = self._held + code
+        self._held = "\n" if code.endswith("\n") else ""
+        if shown_code := code.removesuffix("\n"):
+            self._page.push(shown_code)
+
+    def end(self) -> None:
+        is_done = self._reader.is_done
+        self._show(self._reader.end())
+        if not self._reader.is_open:
+            self._page.push(self._text)
+        self._page.end()
+        if not self._reader.is_open:
+            say(NO_BLOCK)
+        if self._reader.is_open and not is_done and self._answer.finish_reason == "length":
+            say(CUT_OFF)
+
+
+class LastBlock:
+    """A Page that shows the last code block when the answer has ended."""
+
+    def __init__(self) -> None:
+        self._page, self._text = page(), ""
+
+    def push(self, text: str, is_thought: bool = False) -> None:
+        self._text += "" if is_thought else text
+
+    def end(self) -> None:
+        self._page.push(code_or_all(self._text, last=True))
+        self._page.end()
+
+
+def make_code_page(answer: "Generation", last: bool) -> Page:
+    """Make the renderer of --extract, or of --extract-last."""
+    return LastBlock() if last else FirstBlock(answer)
+
+
+def code_or_all(text: str, last: bool) -> str:
+    """Return an answer's first or last code block; without one, the whole answer, with a note on stderr."""
+    from localllm.services.search.code_blocks import extract_code  # seldom needed
+
+    code = extract_code(text, last)
+    if code is None:
+        say(NO_BLOCK)
+    return text if code is None else code

@@ -60,7 +60,6 @@ class ToolCalls:
         return cls(box, yes, most_steps, keyboard, transcript)
 
     def begin(self, model: "Model", options: "GenerationOptions", stack: ExitStack) -> "GenerationOptions":
-        """Return a model's options with the tools added. Raises UsageError."""
         self.box.most = min(self.box.most, max(1000, model.context or self.box.most))
         if self._path is not None and self._transcript is None:
             self._transcript = stack.enter_context(ToolTranscript(self._path, model.name or str(model.path)))
@@ -72,7 +71,6 @@ class ToolCalls:
         return replace(options, tools=self.box.use)
 
     def note(self, message: "Message", **fields: object) -> None:
-        """Write a line to the transcript."""
         if self._transcript:
             self._transcript.add({**message, **fields})
 
@@ -141,7 +139,6 @@ class Keyboard:
             return cls(keys, screen)
 
     def ask(self, question: str) -> str:
-        """Ask the user; "n" for Ctrl-C or Ctrl-D. What was typed before the question is ignored."""
         with usual_keys():
             discard_input(self._keys)
             self._screen.write(printable(question))

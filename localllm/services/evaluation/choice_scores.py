@@ -187,11 +187,9 @@ class ChoiceScore:
         return self.tasks / sum(len(result.scores) for result in self.results)
 
     def error(self, share: float) -> float:
-        """Return the standard error of a share."""
         return sqrt(share * (1 - share) / max(self.tasks - 1, 1))
 
     def facts(self) -> dict[str, object]:
-        """Return the scores for JSON; shares are from 0 to 1."""
         return {
             "benchmark": self.kind, "tasks": self.tasks, "correct": self.correct, "accuracy": self.accuracy,
             "error": self.error(self.accuracy), "interval": self.interval, "chance": self.chance,

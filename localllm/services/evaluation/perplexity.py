@@ -123,7 +123,6 @@ class ChunkReader:
         return scores
 
     def close(self) -> None:
-        """End the threads."""
         self._pool.shutdown()
         self._model.close()
 

@@ -111,7 +111,6 @@ class Evaluation:
         return wilson_interval(self.correct, self.total)
 
     def facts(self) -> dict[str, object]:
-        """Return the figures for JSON; shares are from 0 to 1."""
         return {
             "model": self.model, "correct": self.correct, "total": self.total,
             "accuracy": self.correct / self.total if self.total else None, "interval": self.interval,
@@ -147,7 +146,6 @@ class Comparison:
 
 
 def compare(evaluations: Sequence[Evaluation]) -> list[Comparison]:
-    """Compare each pair of models."""
     compared = []
     for this, against in combinations(evaluations, 2):
         both = [(this.reasons[id], against.reasons[id]) for id in this.reasons if id in against.reasons]
@@ -183,7 +181,6 @@ def grade_number(record: Fields, text: str) -> str:
 
 
 def number_of(record: Fields) -> float:
-    """Return the answer of a record as a number. Raises UsageError."""
     answer = record["answer"]
     try:
         return float(answer.replace(",", "") if isinstance(answer, str) else answer)
@@ -204,7 +201,6 @@ def grade_choice(record: Fields, text: str) -> str:
 
 
 def grade_regex(record: Fields, text: str) -> str:
-    """Search the text for the regular expression."""
     return "" if re.search(record["answer"], text) else f"no match in {text.strip()[:SHOWN]!r}"
 
 
@@ -261,13 +257,9 @@ def program_of(record: Fields, text: str) -> str:
 
 
 GRADERS: dict[str, Grader] = {
-    "exact": grade_exact,
-    "number": grade_number,
-    "choice": grade_choice,
-    "regex": grade_regex,
-    "json": grade_json,
+    "exact": grade_exact, "number": grade_number, "choice": grade_choice, "regex": grade_regex, "json": grade_json,
     "program": grade_program,
-}
+}  # fmt: skip
 
 
 def require_gradable(record: Fields, usual: str) -> str:

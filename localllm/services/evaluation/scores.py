@@ -86,7 +86,6 @@ class Prediction:
         return type(self)(self.chunks + 1, **arrays)
 
     def facts(self) -> dict[str, object]:
-        """Return the scores for JSON."""
         value, error = self.perplexity
         return {"chunks": self.chunks, "tokens": len(self.nll), "perplexity": value, "error": error}
 
@@ -117,7 +116,6 @@ class Comparison(Prediction):
         return sqrt(square), error / (2 * sqrt(square)) if square else 0.0
 
     def facts(self) -> dict[str, object]:
-        """Return the scores for JSON; probabilities are from 0 to 1."""
         return super().facts() | {
             "base": name_error(*self.base_perplexity, "perplexity"),
             "ratio": name_error(*self.ratio),
@@ -128,7 +126,6 @@ class Comparison(Prediction):
 
 
 def mean(values: np.ndarray) -> tuple[float, float]:
-    """Return the mean and its standard error."""
     return float(np.mean(values)), sqrt(float(np.var(values)) / max(len(values) - 1, 1))
 
 

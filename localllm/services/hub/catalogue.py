@@ -87,7 +87,6 @@ class Known:
 
     @property
     def is_embedder(self) -> bool:
-        """Return whether it is an embedding model."""
         return self.description.startswith("Embeddings")
 
 
@@ -129,14 +128,12 @@ class MissingError(ModelError):
 
 
 def registry_path() -> Path:
-    """Return the path of models.toml, installed with the other data or at the repository's top."""
     installed = DATA / "models.toml"
     return installed if installed.exists() else DATA.parents[1] / "models.toml"
 
 
 @cache
 def registry_models() -> dict[str, Known]:
-    """Return the models of models.toml by name."""
     import tomllib
 
     with open(registry_path(), "rb") as file:
@@ -190,7 +187,6 @@ def locate(model: str | os.PathLike[str]) -> Located:
 
 
 def resolve_alias(name: str) -> str:
-    """Resolve an alias of the user's settings, or return the name itself. Raises UsageError."""
     return load_settings().aliases.get(name, name)
 
 
@@ -295,7 +291,6 @@ def find_in_folder(name: str) -> str:
 
 
 def unknown_name(name: str) -> ModelError:
-    """Build the error for an unknown model name."""
     return ModelError(
         f"{name}: no such file{suggestion(name, registry_models(), [each.name for each in models_on_disk()])}"
     )
@@ -318,15 +313,10 @@ class OnDisk:
     is_whole: bool
 
     def facts(self) -> dict[str, object]:
-        """Return the model for JSON."""
         return {
-            "name": self.name,
-            "path": str(self.path),
-            "bytes": self.size,
-            "quantization": self.quantization or None,
-            "files": [str(path) for path in self.files],
-            "complete": self.is_whole,
-        }
+            "name": self.name, "path": str(self.path), "bytes": self.size, "quantization": self.quantization or None,
+            "files": [str(path) for path in self.files], "complete": self.is_whole,
+        }  # fmt: skip
 
 
 def models_on_disk() -> list[OnDisk]:

@@ -37,14 +37,10 @@ class FoundModel:
     quantization: str = ""
 
     def facts(self) -> dict[str, object]:
-        """Return the model for JSON."""
         return {
-            "name": self.name,
-            "program": self.program,
-            "path": str(self.path),
-            "bytes": self.size,
+            "name": self.name, "program": self.program, "path": str(self.path), "bytes": self.size,
             "quantization": self.quantization or None,
-        }
+        }  # fmt: skip
 
 
 def find_models(name_of: NameOf) -> list[FoundModel]:
@@ -127,7 +123,6 @@ def iter_repository(program: str, repository: str, folder: Path, name_of: NameOf
 
 
 def sorted_folders(folder: Path) -> list[Path]:
-    """Return the folders in a folder, by name; none if it cannot be read."""
     try:
         return sorted(each for each in folder.iterdir() if each.is_dir())
     except OSError:

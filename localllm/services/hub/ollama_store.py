@@ -54,7 +54,6 @@ class StoredModel:
 
     @property
     def shown_name(self) -> str:
-        """Return its name for commands."""
         return f"{PREFIX}{self.name}"
 
     def require_supported(self) -> None:

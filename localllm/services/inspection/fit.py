@@ -202,18 +202,11 @@ def describe_file(
         for row in memory(h, nbytes, KVType.of(kind), h.context if is_reader(h) else context)
     ]
     return {
-        "architecture": h.arch,
-        "parameters": file.parameters,
-        "weight_bytes": file.nbytes,
-        "projector_bytes": projector,
-        "weight_bytes_per_token": costs.weight_bytes,
-        "context": h.context,
-        "working_bytes": WORKING,
-        "available_bytes": available,
-        "bandwidth_gbs": bandwidth / 1e9,
-        "longest": {kind: longest_context(h, nbytes, KVType.of(kind), available) for kind in kinds},
-        "rows": rows,
-    }
+        "architecture": h.arch, "parameters": file.parameters, "weight_bytes": file.nbytes,
+        "projector_bytes": projector, "weight_bytes_per_token": costs.weight_bytes, "context": h.context,
+        "working_bytes": WORKING, "available_bytes": available, "bandwidth_gbs": bandwidth / 1e9,
+        "longest": {kind: longest_context(h, nbytes, KVType.of(kind), available) for kind in kinds}, "rows": rows,
+    }  # fmt: skip
 
 
 def estimate(row: MemoryRow, kv_type: str, costs: MatrixCosts, available: int, bandwidth: float | None) -> MemoryFit:
@@ -224,12 +217,9 @@ def estimate(row: MemoryRow, kv_type: str, costs: MatrixCosts, available: int, b
     needed_bytes = row["total_bytes"] + WORKING
     speed = bandwidth and SHARE * bandwidth / (costs.weight_bytes + row["cache_bytes"])
     return {
-        **row,
-        "kv_type": kv_type,
-        "needed_bytes": needed_bytes,
-        "fits": needed_bytes <= available,
+        **row, "kv_type": kv_type, "needed_bytes": needed_bytes, "fits": needed_bytes <= available,
         "tokens_per_s": speed,
-    }
+    }  # fmt: skip
 
 
 def longest_context(h: Hyperparameters, weight_bytes: int, kv_type: KVType, available: int) -> int:

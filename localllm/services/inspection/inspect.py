@@ -134,7 +134,6 @@ def inspect_model(path: str | os.PathLike[str], check: bool = False, with_metada
 
 
 def to_json(value: object) -> object:
-    """Convert metadata to JSON values; NaN and infinity become strings."""
     if isinstance(value, np.ndarray | list | tuple):
         return [to_json(each) for each in value]
     value = value.item() if isinstance(value, np.generic) else value
@@ -152,7 +151,6 @@ def check_thoroughly(file: GGUFFile, validity: Validity) -> Validity:
 
 
 def require_template(file: GGUFFile) -> None:
-    """Raise ModelError for a chat template that does not compile."""
     if isinstance(source := file.metadata.get("tokenizer.chat_template"), str):
         from localllm.text.templates import ChatTemplate  # seldom needed, and slow to import
 

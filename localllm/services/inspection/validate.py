@@ -67,7 +67,6 @@ def check_validity(file: GGUFFile) -> Validity:
 
 
 def check_projector(file: GGUFFile) -> Validity:
-    """Check a vision projector."""
     vision = None
     try:
         if is_pair(file):

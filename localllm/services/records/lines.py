@@ -6,7 +6,7 @@ An input is plain lines or JSON Lines, with an object in every line. It is JSON 
 
 import json
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 
 from localllm.errors import LocalllmError, UsageError
 from localllm.files.text_file import UTF16_MARKS, decode_text
@@ -50,7 +50,9 @@ def read_records(data: bytes, name: str = "") -> list[Record]:
         return read_records(document, ".jsonl")
     is_jsonl = name.endswith((".jsonl", ".ndjson")) or bool(lines and is_json_line(lines[0][1]))
     records = [parse_json_line(number, line) if is_jsonl else parse_plain_line(number, line) for number, line in lines]
-    return list(without_duplicates(records, [number for number, _ in lines]))
+    first_lines = dict[str | int, int]()
+    numbered = zip(records, (number for number, _ in lines), strict=True)
+    return [record if record.error else with_own_id(record, number, first_lines) for record, number in numbered]
 
 
 def lines_of_document(data: bytes) -> bytes | None:
@@ -88,7 +90,6 @@ def is_json_line(line: bytes) -> bool:
 
 
 def parse_plain_line(number: int, line: bytes) -> Record:
-    """Convert a plain line to a record."""
     try:
         return Record(number, line.decode())
     except UnicodeDecodeError as error:
@@ -96,7 +97,6 @@ def parse_plain_line(number: int, line: bytes) -> Record:
 
 
 def parse_json_line(number: int, line: bytes) -> Record:
-    """Parse a line of JSON to a record."""
     try:
         value = json.loads(line)
         json.dumps(value, allow_nan=False)
@@ -110,21 +110,14 @@ def parse_json_line(number: int, line: bytes) -> Record:
     return Record(record_id, value)
 
 
-def without_duplicates(records: list[Record], lines: list[int]) -> Iterator[Record]:
-    """Yield the records; those with the id of an earlier one get an error. lines: their line numbers."""
-    first_lines = dict[str | int, int]()
-    for record, line in zip(records, lines, strict=True):
-        if record.error:
-            yield record
-            continue
-        first = first_lines.setdefault(record.id, line)
-        error = "" if first == line else f"line {line}: the id {record.id!r} is that of line {first}"
-        yield Record(record.id, record.input, error)
+def with_own_id(record: Record, number: int, first_lines: dict[str | int, int]) -> Record:
+    """Return a record, with an error if an earlier line has its id; first_lines: the numbers of lines by id."""
+    first = first_lines.setdefault(record.id, number)
+    error = "" if first == number else f"line {number}: the id {record.id!r} is that of line {first}"
+    return Record(record.id, record.input, error)
 
 
 class Prompts:
-    """Builds prompts from records."""
-
     def __init__(
         self,
         prompt: str | None = None,
@@ -186,7 +179,12 @@ class Prompts:
             return self._chat(self._render(fields), images_of(fields))
         if self._prompt is not None:
             images = [] if IMAGE in FIELD.findall(self._prompt) else images_of(fields)
-            return self._chat(BRACES.sub(lambda match: fill_field(fields, match), self._prompt), images)
+
+            def fill(match: "re.Match[str]") -> str:
+                is_field = match[1] in fields or FIELD.fullmatch(match[0])
+                return text_of(fields, match[1]) if is_field else match[0]
+
+            return self._chat(BRACES.sub(fill, self._prompt), images)
         if "messages" in fields and not self._raw:
             if images_of(fields):
                 raise UsageError('"image" needs a prompt; in "messages", put images into the content')
@@ -219,13 +217,7 @@ def require_line(text: str | None, records: Sequence[Record]) -> None:
 
 
 def in_braces(columns: Sequence[str]) -> str:
-    """Format column names as fields of a prompt."""
     return ", ".join(f"{{{name}}}" for name in columns)
-
-
-def fill_field(fields: dict[str, object], match: "re.Match[str]") -> str:
-    """Return the value of a {field} in a prompt. Raises UsageError for a field that does not exist."""
-    return text_of(fields, match[1]) if match[1] in fields or FIELD.fullmatch(match[0]) else match[0]
 
 
 def images_of(fields: dict[str, object]) -> list[str]:

@@ -175,7 +175,6 @@ class ChoiceMapping:
         )
 
     def stop(self) -> None:
-        """Start no new records."""
         self._is_stopped = True
 
 
@@ -283,7 +282,6 @@ def result_filter(records: list[Record] | None, name: str) -> Callable[[Result],
 
 
 def select_unfinished(records: list[Record], results: Iterable[Result]) -> list[Record]:
-    """Select the records without a result."""
     finished = {result["id"] for result in results}
     return [record for record in records if record.error or record.id not in finished]
 

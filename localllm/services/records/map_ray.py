@@ -7,7 +7,7 @@ on every node, and localllm must be installed there. The file is mapped, so acto
 import json
 import logging
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import asdict
 from typing import TYPE_CHECKING
 
@@ -76,7 +76,8 @@ class RayMapping:
         for number, text in self._rows():
             result = json.loads(text)
             self.done += 1
-            self.written += sum_of(result.get("completion_tokens", 0))
+            tokens = result.get("completion_tokens", 0)  # of one answer or several
+            self.written += tokens if isinstance(tokens, int) else sum(tokens)
             yield self._records[number], result
             if self._stopped:
                 return
@@ -108,11 +109,6 @@ class RayMapping:
     def stop(self) -> None:
         """Stop after the next result."""
         self._stopped = True
-
-
-def sum_of(count: int | Iterable[int]) -> int:
-    """Sum the token counts of one answer or several."""
-    return count if isinstance(count, int) else sum(count)
 
 
 def one_line(error: Exception) -> str:

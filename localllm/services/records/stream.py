@@ -17,6 +17,7 @@ from localllm.services.records.lines import (
     lines_of_document,
     parse_json_line,
     parse_plain_line,
+    with_own_id,
 )
 
 AHEAD = 256  # lines that the thread reads ahead
@@ -66,7 +67,6 @@ class RecordStream:
 
     @property
     def is_open(self) -> bool:
-        """Return whether more records may come."""
         return not (self._ended or self.is_stopped)
 
     @property
@@ -75,7 +75,6 @@ class RecordStream:
         return replacement_warning(self._invalid, self._replaced) if self._replaced else ""
 
     def stop(self) -> None:
-        """Yield no more records."""
         self.is_stopped = True
 
     def skip(self, results: Iterable[Mapping[str, object]], output: str) -> None:
@@ -125,8 +124,7 @@ class RecordStream:
         record = (parse_json_line if self._is_jsonl else parse_plain_line)(number, line)
         if record.error or not self._is_jsonl:
             return record
-        first = self._first_numbers.setdefault(record.id, number)
-        return record if first == number else Record(record.id, record.input, same_id(record.id, number, first))
+        return with_own_id(record, number, self._first_numbers)
 
     def _is_done(self, record: Record) -> bool:
         """Return whether the output has the record's result. Raises UsageError if that is of another input."""
@@ -152,8 +150,3 @@ class RecordStream:
         text, count = replace_invalid(line)
         self._invalid, self._replaced = self._invalid or problem, self._replaced + count
         return text
-
-
-def same_id(id: str | int, number: int, first: int) -> str:
-    """Return the error of a record with the id of an earlier one."""
-    return f"line {number}: the id {id!r} is that of line {first}"

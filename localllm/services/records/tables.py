@@ -101,7 +101,6 @@ def extra(module: str, feature: str) -> ModuleType:
 
 
 def read_parquet(data: bytes, name: str) -> tuple[list[str], list[Row]]:
-    """Read a Parquet file. Raises UsageError."""
     arrow, parquet = extra("pyarrow", "Parquet"), extra("pyarrow.parquet", "Parquet")
     try:
         table = parquet.read_table(arrow.BufferReader(data))

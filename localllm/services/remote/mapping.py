@@ -9,9 +9,8 @@ from localllm.generation.generate import GenerationOptions
 from localllm.services.records.lines import Prompts, Record
 from localllm.services.records.map import Result, failure, output_of
 from localllm.services.records.stream import RecordStream
-from localllm.services.remote.answer import RemoteAnswer
 from localllm.services.remote.http import json_count
-from localllm.services.remote.model import RemoteModel
+from localllm.services.remote.model import RemoteAnswer, RemoteModel
 
 AT_ONCE = 16  # concurrent requests
 T = TypeVar("T")

@@ -91,7 +91,6 @@ def embedder(job: EmbedJob) -> "Iterator[AnyEmbedder]":
 
 @contextmanager
 def reranker(path: str, options: EngineOptions) -> Iterator[Reranker]:
-    """Open the model. Raises ModelError, MemoryLimitError, UsageError."""
     file = GGUFFile.open(path)
     result = Reranker(file, Tokenizer.from_metadata(file.metadata, file.oddities), options)
     try:
@@ -237,7 +236,6 @@ class VectorCache:
 
 
 def digest(text: str) -> bytes:
-    """Hash a text."""
     return hashlib.blake2b(text.encode(errors="replace"), digest_size=KEY).digest()
 
 

@@ -127,7 +127,6 @@ class Index:
 
     @property
     def count(self) -> int:
-        """Return the number of passages."""
         return int(self._sql.execute("SELECT count(*) FROM passages").fetchone()[0])
 
     def passage(self, id: int) -> Passage:
@@ -154,7 +153,6 @@ class Index:
 
 
 def open_database(path: Path | None) -> sqlite3.Connection:
-    """Open a database; a damaged one is replaced by a new one, or one in memory if the path is not writable."""
     if path is not None:
         with suppress(OSError, LocalllmError, sqlite3.Error):
             make_private(path.parent)
@@ -166,7 +164,6 @@ def open_database(path: Path | None) -> sqlite3.Connection:
 
 
 def create_tables(path: Path | str) -> sqlite3.Connection:
-    """Open a database, and create its tables if it has none. Raises sqlite3.Error."""
     sql = sqlite3.connect(path, timeout=60)
     try:
         sql.executescript(TABLES)

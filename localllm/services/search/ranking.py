@@ -125,7 +125,6 @@ class Search:
 
     @property
     def warnings(self) -> Sequence[str]:
-        """Return warnings for the user, a line each."""
         return () if self._embedder is None else self._embedder.warnings
 
     def __enter__(self) -> "Search":

@@ -86,7 +86,6 @@ class Toolbox:
         return [*self._offered]
 
     def perform(self, call: ToolCall) -> Outcome:
-        """Run a call and return its result; Ctrl-C interrupts it."""
         offered, arguments = self._offered.get(call.name), call.arguments
         if offered is None:
             return Outcome(f"error: there is no tool {call.name[:60]!r}", True)
@@ -110,7 +109,6 @@ class Toolbox:
 
 
 def text_in(arguments: dict[str, object], name: str, usual: str | None = None) -> str:
-    """Return a string argument. Raises ToolError."""
     value = arguments.get(name, usual)
     if not isinstance(value, str):
         raise ToolError(f"{name} should be a string")
@@ -118,7 +116,6 @@ def text_in(arguments: dict[str, object], name: str, usual: str | None = None) -
 
 
 def number_in(arguments: dict[str, object], name: str, usual: int) -> int:
-    """Return a positive integer argument. Raises ToolError."""
     value = arguments.get(name, usual)
     if not isinstance(value, int) or isinstance(value, bool) or value < 1:
         raise ToolError(f"{name} should be an integer, 1 or greater")

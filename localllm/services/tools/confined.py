@@ -28,7 +28,6 @@ class PathBeneath(ctypes.Structure):
 
 
 def version() -> int:
-    """Return Landlock's version, 0 if unavailable."""
     if sys.platform != "linux":
         return 0
     result: int = max(0, ctypes.CDLL(None).syscall(CREATE, None, ctypes.c_size_t(0), ctypes.c_uint32(1)))
@@ -36,7 +35,6 @@ def version() -> int:
 
 
 def confine(folders: list[str]) -> None:
-    """Confine this process from now on. Raises OSError."""
     library, landlock = ctypes.CDLL(None, use_errno=True), version()
     all_rights = (1 << RIGHTS.get(landlock, 15 if landlock < 5 else 16)) - 1
     rules = Ruleset(all_rights)

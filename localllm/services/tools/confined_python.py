@@ -49,8 +49,6 @@ class Outcome(NamedTuple):
 
 
 class FilterProgram(ctypes.Structure):
-    """struct sock_fprog."""
-
     _fields_ = (("length", ctypes.c_ushort), ("instructions", ctypes.c_char_p))
 
 
@@ -97,7 +95,6 @@ def run_confined(program: str, seconds: float = SECONDS, memory: int = BYTES) ->
 
 
 def end_group(process: subprocess.Popen[bytes]) -> None:
-    """Kill a process and its process group."""
     with suppress(ProcessLookupError):
         os.killpg(process.pid, 9)
     process.kill()

@@ -66,7 +66,6 @@ class McpServers:
             raise
 
     def _start(self, name: str, server: ServerSettings) -> None:
-        """Start one server and list its tools."""
         source, target = os.pipe()
         errors = PipeReader(os.fdopen(source, "rb"), MOST_LOG, keeps_end=True)
         self._stack.callback(errors.thread.join, 1)
@@ -88,7 +87,6 @@ class McpServers:
             raise LocalllmError(f"the MCP server {name!r} does not answer: {reason}") from None
 
     def _list_tools(self, name: str) -> None:
-        """Ask a server for its tools."""
         session = self._sessions[name]
         self._changed.discard(name)  # before it is asked: it may change them again
         self._tools[name] = [self._offer(name, session, tool) for tool in self._wait(tools_of, session, seconds=START)]
@@ -108,7 +106,6 @@ class McpServers:
         return any(tool.startswith(f"{safe_name(name)}__") for name in self._changing)
 
     def _offer(self, server: str, session: "ClientSession", tool: dict[str, object]) -> OfferedTool:
-        """Wrap a server's tool."""
         name = safe_name(f"{server}__{tool['name']}")[:64]
 
         def perform(arguments: dict[str, object]) -> str:
@@ -139,7 +136,6 @@ class McpServers:
 
 
 def safe_name(name: str) -> str:
-    """Replace what a tool's name may not contain."""
     return re.sub(r"[^A-Za-z0-9_-]", "_", name)
 
 
@@ -158,7 +154,6 @@ def servers_of(path: str) -> dict[str, ServerSettings]:
 
 
 def is_off(server: object) -> bool:
-    """Return whether a server is disabled in its file."""
     return isinstance(server, dict) and server.get("disabled") is True
 
 
@@ -224,7 +219,6 @@ async def open_session(server: ServerSettings, log: TextIO, listen: Any) -> "Asy
 
 
 async def tools_of(session: "ClientSession") -> list[dict[str, object]]:
-    """List all tools of a server."""
     from mcp.types import PaginatedRequestParams
 
     tools, cursor = list[dict[str, object]](), None
@@ -242,7 +236,6 @@ async def call_tool(session: "ClientSession", name: str, arguments: dict[str, ob
 
 
 def to_json(value: "BaseModel") -> dict[str, object]:
-    """Convert a message of the protocol to JSON."""
     return value.model_dump(mode="json", by_alias=True, exclude_none=True)
 
 

@@ -32,7 +32,6 @@ class ToolTranscript:
         self.add({"transcript": LAYOUT, "made": datetime.now(UTC).isoformat(timespec="seconds"), "model": model})
 
     def add(self, line: dict[str, object]) -> None:
-        """Append a line. Raises LocalllmError."""
         remaining = memoryview(json_line(line))
         try:
             while remaining:
@@ -51,7 +50,6 @@ class ToolTranscript:
 
 
 def require_transcript(path: str) -> None:
-    """Raise UsageError for an existing file that is not a transcript."""
     try:
         with open(path, "rb") as file:
             first = file.readline(1 << 16)

@@ -24,16 +24,14 @@ from localllm.cli import compat as llama_names
 from localllm.cli import open_model as opening
 from localllm.cli.app import app, context_of, program
 from localllm.cli.argv import read_words, split_short_options
-from localllm.cli.command import Command
+from localllm.cli.command import Command, unescape_text
 from localllm.cli.commands.completion import possible
 from localllm.cli.defaults import conflicting_options
 from localllm.cli.help_text import columns, command_help
-from localllm.cli.options.sampling import token_bias
-from localllm.cli.options.shared import Cache, EngineGroup, Rope
-from localllm.cli.parameters import NAMED, Also
+from localllm.cli.options.shared import Cache, EngineGroup, Rope, token_bias
+from localllm.cli.parameters import NAMED, argument
 from localllm.cli.prompt_input import read_prompt
 from localllm.cli.registry import COMMANDS, build, params_of, require_command
-from localllm.cli.terminal.escapes import unescape_text
 from localllm.errors import UsageError
 from localllm.files.settings import load_settings
 from tests.integration.test_cli import posix
@@ -665,7 +663,7 @@ class Within:
 
 
 def explained(
-    a: Annotated[str, typer.Argument(metavar="NAME", help="Whose it is, as long as it may be."), Also("-m", "--name")],
+    a: Annotated[str, argument("NAME", "Whose it is, as long as it may be.", also=("-m", "--name"))],
     *,
     n: Annotated[
         int, typer.Option("-n", "--max", "--maximum", metavar="N", help="How many at most.  [default: 1]")

@@ -16,11 +16,12 @@ import numpy as np
 import pytest
 
 from localllm.arch.families.apertus import read_by_layer
-from localllm.cli import map_io as map_command
+from localllm.cli import map_run as map_command
 from localllm.cli import open_model as opening
-from localllm.cli import resolve_model as pulling
+from localllm.cli import open_model as pulling
 from localllm.cli.commands import embed, fit, inspect, serve
 from localllm.cli.commands import pull as pull_command
+from localllm.cli.commands.embed import output_of
 from localllm.cli.commands.quantize import (
     CalibrationGroup,
     Spent,
@@ -36,7 +37,6 @@ from localllm.cli.options import endpoint
 from localllm.cli.options import shared as options
 from localllm.cli.options import tools as tool_options
 from localllm.cli.options.conflicts import CONFLICTS, Conflict, require_combination
-from localllm.cli.options.constraint import Shape, Thoughts, text_of
 from localllm.cli.options.diffusion import (
     EPSILON,
     PLACES,
@@ -46,24 +46,27 @@ from localllm.cli.options.diffusion import (
 )
 from localllm.cli.options.endpoint import EndpointGroup
 from localllm.cli.options.images import ImageGroup
-from localllm.cli.options.sampling import ExactSampling, Sampling
-from localllm.cli.options.shared import Rope, parse_layers, system_message
+from localllm.cli.options.shared import (
+    ExactSampling,
+    Rope,
+    Sampling,
+    Shape,
+    Thoughts,
+    parse_layers,
+    system_message,
+    text_of,
+)
 from localllm.cli.parameters import explicit_options, fields_of
 from localllm.cli.terminal import (
     output as terminal,
 )
+from localllm.cli.terminal import render, tool_calls
 from localllm.cli.terminal import (
     result_report as report,
 )
 from localllm.cli.terminal import (
-    session_list,
-    tool_calls,
-    vector_output,
-)
-from localllm.cli.terminal import (
     stream_renderer as drawing,
 )
-from localllm.cli.terminal.vector_output import output_of
 from localllm.convert.config import Config
 from localllm.convert.projectors.internvl import one_side
 from localllm.errors import LocalllmError, ModelError, RecordsError, UsageError
@@ -927,7 +930,7 @@ def test_the_table_of_chats_commands():
 
 
 def test_titles_of_sessions():
-    assert session_list.TITLE == 40
+    assert render.TITLE == 40
     assert json.dumps(sorted(chat_commands.KEYS))  # every key has a line of help
 
 
@@ -1083,18 +1086,18 @@ def vectors_of(*numbers: float) -> np.ndarray:
 
 def test_vectors_as_lines(capsysbinary: pytest.CaptureFixture[bytes]):
     records = [Record(1, "a"), Record("ü", "b")]
-    lines = vector_output.Lines(None, plain=False)
+    lines = embed.Lines(None, plain=False)
     lines.put(records, vectors_of(0.1, -2.0, 1 / 3, 1e-20))
     lines.fail(Record("ü", ""), UsageError("no text"))
     out = capsysbinary.readouterr().out.decode().splitlines()
     assert out[0] == '{"id": 1, "embedding": [0.100000001, -2]}' and out[2] == '{"id": "ü", "error": "no text"}'
     assert out[1] == '{"id": "ü", "embedding": [0.333333343, 9.99999968e-21]}'
-    plain = vector_output.Lines(None, plain=True)
+    plain = embed.Lines(None, plain=True)
     plain.put(records, vectors_of(0.1, -2.0, 3.0, 4.0))
     assert capsysbinary.readouterr().out == b"0.100000001 -2\n3 4\n"
     with pytest.raises(UsageError, match=r"^no text; the plain format cannot record errors, use --format jsonl$"):
         plain.fail(records[0], UsageError("no text"))
-    rows = vector_output.AllRows()
+    rows = embed.AllRows()
     assert rows.left(records) is records
     with pytest.raises(UsageError, match=r"^no text; an .npy file cannot record errors, use --format jsonl$"):
         rows.fail(records[0], UsageError("no text"))
@@ -1136,7 +1139,7 @@ def test_an_array_for_a_terminal_or_a_pipe(monkeypatch: pytest.MonkeyPatch, caps
     with output_of("npy", None, "m", []):
         pass
     assert np.load(io.BytesIO(capsysbinary.readouterr().out)).shape == (0, 0)
-    monkeypatch.setattr(vector_output, "is_terminal", lambda stream: True)
+    monkeypatch.setattr(embed, "is_terminal", lambda stream: True)
     problem = r"a NumPy file cannot be printed to a terminal"
     with pytest.raises(UsageError, match=problem), output_of("npy", None, "m", []):
         pass

@@ -11,7 +11,7 @@ import localllm
 from localllm.cli.argv import did_you_mean
 from localllm.cli.commands.completion import possible
 from localllm.cli.commands.config import config
-from localllm.cli.compat_commands import MEANT, NO_COMMAND
+from localllm.cli.compat import MEANT, NO_COMMAND
 from localllm.cli.interactive.settings import change_option
 from localllm.cli.interactive.slash_commands import ExitChat, execute
 from localllm.cli.map_run import of_input

@@ -10,18 +10,15 @@ from types import SimpleNamespace
 
 import pytest
 
-from localllm.cli import resolve_model as pulling
+from localllm.cli import open_model as pulling
 from localllm.cli.commands import fit, inspect
 from localllm.cli.commands import list as list_command
 from localllm.cli.interactive import settings as chat_options
-from localllm.cli.options import constraint as shape
+from localllm.cli.options import shared as shape
 from localllm.cli.prompt_input import read_bounded
+from localllm.cli.terminal import line_editor, render
 from localllm.cli.terminal import (
     output as terminal,
-)
-from localllm.cli.terminal import (
-    render,
-    session_list,
 )
 from localllm.cli.terminal import (
     result_report as report,
@@ -29,7 +26,7 @@ from localllm.cli.terminal import (
 from localllm.cli.terminal import (
     stream_renderer as drawing,
 )
-from localllm.cli.terminal.history import FileHistory
+from localllm.cli.terminal.line_editor import FileHistory
 from localllm.errors import ContextError, UsageError
 from localllm.generation.generate import GenerationOptions
 from localllm.generation.reasoning import ANSWER, REASONING
@@ -343,14 +340,14 @@ def test_sessions_show_the_first_question(monkeypatch, length: int, title: str):
         {"role": "user", "content": "no"},
     ]  # fmt: skip
     monkeypatch.setattr(sessions, "list_sessions", lambda: [sessions.Listed("trip", 1e9, chat)])
-    header, row = session_list.session_lines()
+    header, row = render.session_lines()
     assert header.split() == ["session", "last", "used", "messages", "first", "question", "model"]
     assert row.split()[0] == "trip" and row.split()[3] == "3"
     assert row.split()[4:] == ([title] if title else [])
     monkeypatch.setattr(sessions, "list_sessions", lambda: [sessions.Listed("trip", 1e9, chat, "torn")])
-    assert session_list.session_lines()[1].endswith("damaged")
+    assert render.session_lines()[1].endswith("damaged")
     monkeypatch.setattr(sessions, "list_sessions", list)
-    assert session_list.session_lines() == []
+    assert render.session_lines() == []
 
 
 FACTS = {"context": 100, "longest": {"f16": 100, "q8_0": 100}}
@@ -464,10 +461,9 @@ def test_more_than_could_fit_is_not_read(size: int, most: int, encoding: str | N
 
 
 def test_the_history_is_private_and_bounded(tmp_path: Path, monkeypatch):
-    from localllm.cli.terminal import history
 
-    monkeypatch.setattr(history, "MOST_BYTES", 100)
-    monkeypatch.setattr(history, "MOST_TEXT", 30)
+    monkeypatch.setattr(line_editor, "MOST_BYTES", 100)
+    monkeypatch.setattr(line_editor, "MOST_TEXT", 30)
     kept = FileHistory(tmp_path / "state" / "history")
     for text in ("x" * 27, "x" * 28, "é\n"):
         kept.store_string(text)

@@ -2,7 +2,7 @@
 
 import pytest
 
-from localllm.cli.ollama_host import split_ollama_host, tell_ollama_host
+from localllm.cli.commands.serve import split_ollama_host, tell_ollama_host
 
 
 @pytest.mark.parametrize(("address", "host", "port"), [

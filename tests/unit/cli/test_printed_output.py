@@ -14,11 +14,11 @@ from invoked import Opened, Told, invoke
 from tiny_model import write_tiny_model
 
 from localllm.cli import open_model as opening
-from localllm.cli import resolve_model as pulling
+from localllm.cli import open_model as pulling
 from localllm.cli.commands import chat, rm, serve, tokenize
 from localllm.cli.commands import list as list_command
-from localllm.cli.interactive import session_choice as chat_session
-from localllm.cli.options import constraint as shape
+from localllm.cli.interactive import conversation as chat_session
+from localllm.cli.options import shared as shape
 from localllm.cli.options import tools as tool_options
 from localllm.cli.options.shared import Cache, EngineGroup, Rope
 from localllm.cli.terminal import render

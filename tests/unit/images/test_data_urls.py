@@ -16,7 +16,7 @@ from localllm.errors import UsageError  # noqa: E402
 from localllm.images.data_urls import decode_base64, decode_data_url, is_bare_base64, is_data_url  # noqa: E402
 from localllm.images.opened import load_image  # noqa: E402
 from localllm.images.parts import extract_images  # noqa: E402
-from localllm.server.images import image_part, resolve_images  # noqa: E402
+from localllm.server.attachments import image_part, resolve_images  # noqa: E402
 
 
 def written(kind: str, seed: int = 1) -> bytes:

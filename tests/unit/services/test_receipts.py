@@ -18,7 +18,7 @@ from signals import apart, ctrl_c
 from tiny_model import write_tiny_model
 
 import localllm
-from localllm.cli import receipt as cli_receipt
+from localllm.cli import one_shot as cli_receipt
 from localllm.errors import UsageError
 from localllm.files.cache import file_hash
 from localllm.generation.generate import GenerationOptions

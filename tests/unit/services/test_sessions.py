@@ -21,7 +21,7 @@ from wcwidth import wcswidth
 
 from localllm.cli.interactive import settings as chat_options
 from localllm.cli.interactive.slash_commands import COMMANDS
-from localllm.cli.terminal import history
+from localllm.cli.terminal import line_editor
 from localllm.cli.terminal.line_editor import LineEditor, is_open, without_quotes
 from localllm.cli.terminal.stream_renderer import Wrapper, blocks, clusters
 from localllm.errors import LocalllmError, UsageError
@@ -439,12 +439,12 @@ VECTOR = Tensor("z", BY_NAME["F32"], (4,), np.zeros(16, np.uint8))
 
 
 def test_the_history_is_bounded(monkeypatch):
-    monkeypatch.setattr(history, "MOST_BYTES", 1000)
-    kept = history.FileHistory()
+    monkeypatch.setattr(line_editor, "MOST_BYTES", 1000)
+    kept = line_editor.FileHistory()
     for number in range(200):
         kept.store_string(f"line {number}\nwith a break")
-    kept.store_string("x" * (history.MOST_TEXT + 1))
-    texts = list(history.FileHistory().load_history_strings())
+    kept.store_string("x" * (line_editor.MOST_TEXT + 1))
+    texts = list(line_editor.FileHistory().load_history_strings())
     assert texts[0] == "line 199\nwith a break" and 10 < len(texts) < 40
     assert kept.path.stat().st_size <= 1000 and (os.name != "posix" or kept.path.stat().st_mode & 0o777 == 0o600)
     with kept.path.open("ab") as file:
@@ -454,7 +454,7 @@ def test_the_history_is_bounded(monkeypatch):
 
 def test_a_history_that_cannot_be_written(monkeypatch, tmp_path: Path):
     (tmp_path / "file").write_text("")
-    kept = history.FileHistory(tmp_path / "file" / "history")
+    kept = line_editor.FileHistory(tmp_path / "file" / "history")
     kept.append_string("text")
     assert kept.get_strings() == ["text"]
 

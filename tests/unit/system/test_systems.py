@@ -47,7 +47,7 @@ PLACES = re.compile(r"/proc/|/sys/|/dev/(fd|shm|tty)|XDG_|APPDATA|Library/")
 EXCEPTIONS: dict[str, tuple[str, str]] = {
     "localllm.services.hub.found_models": ("XDG_CACHE_HOME", "huggingface_hub reads it on every system"),
     "localllm.server.listener": (r"os\.umask", "a Unix socket is made with the permissions of its user alone"),
-    "localllm.services.tools.commands": ("APPDATA", "a variable that a command keeps"),
+    "localllm.services.tools.built_in": ("APPDATA", "a variable that a command keeps"),
     "localllm.services.tools.confined": (".", "a script for Linux alone, which imports nothing"),
     "localllm.services.tools.confined_python": (".", "the same for Python; elsewhere it says why it cannot run"),
     "localllm.text.template_probe": (r"signal\.SIGKILL", "it ends the child that it has forked"),

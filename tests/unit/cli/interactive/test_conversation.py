@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from localllm.cli.interactive import conversation, taking_out
+from localllm.cli.interactive import conversation
 from localllm.cli.interactive import slash_commands as chat_commands
 from localllm.cli.interactive.conversation import TerminalConversation, statistics
 from localllm.cli.interactive.slash_commands import ExitChat, Tools, complete_line, execute
@@ -279,7 +279,7 @@ def test_an_answer_is_copied(talk: TerminalConversation, say: Say, tmp_path: Pat
     monkeypatch.delenv("DISPLAY")
     assert "there is no clipboard here" in refused(say, "/copy")
     assert "/copy copies the last answer" in refused(say, "/copy all")
-    monkeypatch.setattr(taking_out, "is_terminal", lambda stream: True)
+    monkeypatch.setattr(chat_commands, "is_terminal", lambda stream: True)
     assert "\x1b]52;c;bHM=\x07" in say("/copy code")  # ls in base64
 
 

@@ -17,7 +17,6 @@ from models import model, write
 import localllm
 from localllm import api
 from localllm.cli.commands import embed as embed_command
-from localllm.cli.terminal import vector_output
 from localllm.cli.terminal.output import ProgressLine
 from localllm.errors import ContextError, ModelError, UnsupportedError, UsageError
 from localllm.generation.embedding import embedder as embedding
@@ -466,7 +465,7 @@ def test_one_that_cannot_be_read_is_known_only_where_each_is_read_alone(monkeypa
     )
     monkeypatch.setattr(embed_service, "embedder", lambda job: nullcontext(made))
     monkeypatch.setattr(embed_command, "opened", lambda made, line: made)
-    monkeypatch.setattr(vector_output, "output_of", lambda *given: nullcontext(out))
+    monkeypatch.setattr(embed_command, "output_of", lambda *given: nullcontext(out))
     job = SimpleNamespace(path="x", options=SimpleNamespace(overflow="error"))
     records = [Record(number, text) for number, text in enumerate(["good", "bad", "fine"])]
     call = lambda: embed_command.vectors(job, records, "text", None, "jsonl", False, ProgressLine())  # noqa: E731

@@ -17,7 +17,7 @@ from tiny_model import damage, exact, write_tiny_model
 from localllm import api
 from localllm.arch.rope_scaling import RopeScaling
 from localllm.cli import main
-from localllm.cli.terminal.eta import duration
+from localllm.cli.terminal.render import duration
 from localllm.errors import LocalllmError, ModelError, UsageError
 from localllm.files import logits_file
 from localllm.files.gguf.file import GGUFFile

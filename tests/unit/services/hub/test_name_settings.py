@@ -11,7 +11,8 @@ from tiny_model import write_tiny_model
 
 import localllm
 from localllm import api
-from localllm.cli.interactive.named_models import NameSettings, opener
+from localllm.cli import map_run
+from localllm.cli.interactive.conversation import NameSettings, opener
 from localllm.cli.registry import params_of
 from localllm.errors import UsageError
 from localllm.generation.answer_defaults import AnswerDefaults
@@ -62,10 +63,9 @@ def test_config_names_the_line_of_the_name_that_is_asked_for(named: Path, cli):
 
 
 def test_eval_gives_each_model_its_own_settings(named: Path, monkeypatch, cli):
-    from localllm.cli import eval_run
 
     jobs = list[Any]()
-    monkeypatch.setattr(eval_run, "answer_questions", lambda model, job, *rest: jobs.append(job) or [])
+    monkeypatch.setattr(map_run, "answer_questions", lambda model, job, *rest: jobs.append(job) or [])
     (named / "q.jsonl").write_text('{"prompt": "1?", "answer": "1"}\n')
     cli("eval", "base", "mario", "luigi", named / "q.jsonl")
     assert [job.context for job in jobs] == [None, 64, None]

@@ -21,7 +21,7 @@ from selection import everything
 from system_calls import SAFE, SystemCalls
 from tiny_model import write_tiny_model
 
-from localllm.cli import resolve_model as pulling
+from localllm.cli import open_model as pulling
 from localllm.cli.commands import rm
 from localllm.cli.terminal import output as terminal
 from localllm.cli.terminal.render import size

@@ -17,11 +17,10 @@ from localllm.generation.tools.tool_grammar import Tool, ToolUse
 from localllm.services.records.lines import Prompts, Record
 from localllm.services.remote import http
 from localllm.services.remote import model as remote_model
-from localllm.services.remote.answer import RemoteAnswer, Streaming
 from localllm.services.remote.dialect import DIALECTS, OTHER, Dialect, Form, request_of
 from localllm.services.remote.http import Endpoint, EndpointError
 from localllm.services.remote.mapping import AT_ONCE, RemoteMapping, success
-from localllm.services.remote.model import RemoteModel, context_of
+from localllm.services.remote.model import RemoteAnswer, RemoteModel, Streaming, context_of
 from tests.integration.test_endpoint import reacting, replying
 
 OURS, LLAMA, VLLM = (DIALECTS[name] for name in ("localllm", "llamacpp", "vllm"))

@@ -17,10 +17,9 @@ import pytest
 from localllm.errors import LocalllmError, UsageError
 from localllm.generation.tools.tool_call import ToolCall
 from localllm.generation.tools.tool_grammar import Tool
-from localllm.services.tools import commands, files, folders, mcp
+from localllm.services.tools import built_in, mcp
 from localllm.services.tools.box import OfferedTool, Toolbox, ToolError
-from localllm.services.tools.folders import Folders
-from localllm.services.tools.offers import toolbox
+from localllm.services.tools.built_in import Folders, toolbox
 from localllm.services.tools.transcript import ToolTranscript, require_transcript
 from tests.unit.services.tools.test_tools import ALL, home, perform
 
@@ -65,7 +64,7 @@ def test_what_is_no_text(box: Toolbox, home: Path, monkeypatch: pytest.MonkeyPat
     for place, is_text in ((8191, False), (8192, True)):
         (home / "nul").write_bytes(b"x" * place + b"\0")
         assert perform(box, "read_file", path="nul").failed != is_text
-    monkeypatch.setattr(files, "LARGEST", 8)
+    monkeypatch.setattr(built_in, "LARGEST", 8)
     for length, fits in ((8, True), (9, False)):
         (home / "large").write_bytes(b"x" * length)
         assert perform(box, "read_file", path="large").failed != fits
@@ -77,7 +76,7 @@ def test_a_list_is_cut(box: Toolbox, home: Path, monkeypatch: pytest.MonkeyPatch
     assert perform(box, "list", path="deep/none").text == "[nothing]"
     assert perform(box, "list", path="deep").text == ".hidden/\nmore.md  15\nnone/"
     for most, cut in ((4, ""), (3, "\n[cut: these are the first 3 of 4]")):
-        monkeypatch.setattr(files, "ENTRIES", most)
+        monkeypatch.setattr(built_in, "ENTRIES", most)
         lines = ["data.bin  5", "deep/", "evil.txt  60", "notes.txt  27"][:most]
         assert perform(box, "list").text == "\n".join(lines) + cut
 
@@ -117,7 +116,7 @@ def test_a_search_is_cut(box: Toolbox, home: Path, monkeypatch: pytest.MonkeyPat
     def searched(**limits: float) -> list[str]:
         with monkeypatch.context() as patch:
             for name, value in limits.items():
-                patch.setattr(files, name, value)
+                patch.setattr(built_in, name, value)
             return perform(box, "search", text="a", path="deep", files="*.txt").text.split("\n")
 
     assert searched() == searched(MATCHES=6) == searched(FILES=3) == found
@@ -129,8 +128,9 @@ def test_a_search_is_cut(box: Toolbox, home: Path, monkeypatch: pytest.MonkeyPat
 
 def test_limits_are_what_a_model_can_read():
     """A model is offered much, and never more than it has room for."""
-    assert (files.ENTRIES, files.MATCHES, files.FILES, files.SECONDS) == (1000, 100, 20_000, 20.0)
-    assert (files.LARGEST, commands.MOST, commands.SECONDS, Toolbox([]).most) == (4 << 20, 1 << 20, 120.0, 30_000)
+    assert (built_in.ENTRIES, built_in.MATCHES, built_in.FILES, built_in.SECONDS) == (1000, 100, 20_000, 20.0)
+    assert (built_in.LARGEST, built_in.MOST, Toolbox([]).most) == (4 << 20, 1 << 20, 30_000)
+    assert built_in.COMMAND_SECONDS == 120.0
     assert (mcp.START, mcp.SECONDS) == (30.0, 120.0)
 
 
@@ -159,7 +159,7 @@ def test_a_file_that_is_moved_while_it_is_opened(home: Path, monkeypatch: pytest
         opened.append(os.open(home.parent / "secret.txt", flags))
         return opened[-1]
 
-    monkeypatch.setattr(folders, "open_own", another)
+    monkeypatch.setattr(built_in, "open_own", another)
     with pytest.raises(ToolError, match="is outside of the allowed folders"):
         Folders([str(home)]).open("notes.txt")
     with pytest.raises(OSError):
@@ -173,7 +173,7 @@ def test_no_file_stays_open(home: Path, monkeypatch: pytest.MonkeyPatch):
         opened.append(os.open(path, flags))
         return opened[-1]
 
-    monkeypatch.setattr(folders, "open_own", noted)
+    monkeypatch.setattr(built_in, "open_own", noted)
     if sys.platform != "win32":  # where a folder cannot be opened
         with pytest.raises(ToolError, match="deep is not a file"):
             Folders([str(home)]).open("deep")
@@ -280,7 +280,7 @@ def test_another_drive_is_no_folder_of_this_one(monkeypatch: pytest.MonkeyPatch)
         raise ValueError("Paths don't have the same drive")
 
     monkeypatch.setattr(os.path, "commonpath", other)
-    assert folders.is_within("d:/a", "c:/a") is False
+    assert built_in.is_within("d:/a", "c:/a") is False
 
 
 def test_entries_that_go_away_while_they_are_listed():
@@ -288,11 +288,11 @@ def test_entries_that_go_away_while_they_are_listed():
         raise FileNotFoundError
 
     entry: Any = SimpleNamespace(name="a", is_dir=lambda: False, stat=gone)
-    assert files.describe_entry(entry) == "a"
+    assert built_in.describe_entry(entry) == "a"
     entry.stat = lambda follow_symlinks: SimpleNamespace(st_size=5 if follow_symlinks is False else 9)
-    assert files.describe_entry(entry) == "a  5"
+    assert built_in.describe_entry(entry) == "a  5"
     entry.is_dir = lambda: True
-    assert files.describe_entry(entry) == "a/"
+    assert built_in.describe_entry(entry) == "a/"
 
 
 def test_a_file_of_servers_that_is_not_there(tmp_path: Path):
@@ -326,7 +326,7 @@ def test_what_a_model_is_told_of_tools(home: Path):
 
 
 def ran(command: str, home: Path) -> str:
-    return commands.run_command({"command": command}, [str(home)])
+    return built_in.run_command({"command": command}, [str(home)])
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="a shell of POSIX")
@@ -342,7 +342,7 @@ def test_what_a_command_knows(home: Path, monkeypatch: pytest.MonkeyPatch):
 
 @pytest.mark.skipif(sys.platform == "win32", reason="a shell of POSIX")
 def test_what_a_command_says_is_cut(home: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(commands, "MOST", 4)
+    monkeypatch.setattr(built_in, "MOST", 4)
     assert ran("printf abcd", home) == "abcd\n[exit code 0]"
     assert ran("printf abcde", home) == "abcd\n[cut: of 5 bytes]\n[exit code 0]"
 

@@ -22,9 +22,7 @@ from localllm.errors import UsageError
 from localllm.generation.tools.tool_call import ToolCall
 from localllm.services.tools import confined
 from localllm.services.tools.box import ToolError
-from localllm.services.tools.commands import run_command
-from localllm.services.tools.folders import Folders
-from localllm.services.tools.offers import toolbox
+from localllm.services.tools.built_in import Folders, run_command, toolbox
 
 PROGRAM = [sys.executable, str(SUPPORT / "tool_talker.py")]
 MISSING = ctypes.FormatError(2) if sys.platform == "win32" else "No such file or directory"
@@ -199,7 +197,7 @@ def test_a_server_of_the_official_package(tmp_path: Path, monkeypatch: pytest.Mo
 
 def test_a_server_that_announces_a_change_is_asked_again_before_the_next_step(tmp_path: Path):
     pytest.importorskip("mcp", reason="needs the extra localllm[mcp]")
-    from localllm.services.tools.offers import toolbox
+    from localllm.services.tools.built_in import toolbox
 
     log = tmp_path / "log"
     server = {"command": sys.executable, "args": [str(SUPPORT / "mcp_changing.py"), str(log)]}

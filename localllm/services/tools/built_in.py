@@ -1,25 +1,88 @@
-"""Tools that read a file, list a folder, and search for text."""
+"""The built-in tools, which read files, list folders, search for text and run commands, in the allowed folders only."""
 
 import fnmatch
 import os
+import stat
+import subprocess
+import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from time import monotonic
+from typing import BinaryIO
 
+from localllm.errors import UsageError
 from localllm.generation.tools.tool_grammar import Tool
-from localllm.services.tools.box import OfferedTool, ToolError, number_in, text_in
-from localllm.services.tools.folders import Folders
+from localllm.services.tools import confined
+from localllm.services.tools.box import OfferedTool, Toolbox, ToolError, number_in, text_in
+from localllm.system.files import open_own
+from localllm.system.pipes import PipeReader
+from localllm.system.processes import kill_with_children, shell
 
 LARGEST = 4 << 20  # bytes of a file; larger ones are not read
 ENTRIES = 1000  # of a folder that are listed
 MATCHES, FILES, SECONDS = 100, 20_000, 20.0  # most lines found, files read, and time of a search
 PASSAGES = 5  # that a search returns if no line has the text
 WIDEST = 300  # characters of a found line that are shown
+COMMAND_SECONDS = 120.0
+MOST = 1 << 20  # bytes of output that are kept
+# Environment variables that the command gets: none with keys or passwords.
+KEPT = {"HOME", "LANG", "LOGNAME", "PATH", "SHELL", "SYSTEMROOT", "TEMP", "TMP", "TMPDIR", "USER", "USERPROFILE",
+        "PATHEXT", "COMSPEC", "APPDATA"}  # fmt: skip
+
+
+class Folders:
+    """The folders that the user allows; symbolic links are resolved first.
+
+    Attributes:
+        roots: absolute paths without symbolic links; relative names are relative to the first one.
+    """
+
+    def __init__(self, paths: Sequence[str]):
+        """Resolve the folders. Raises UsageError for one that does not exist."""
+        self.roots = [os.path.realpath(os.path.expanduser(folder)) for folder in paths]
+        for folder, root in zip(paths, self.roots, strict=True):
+            if not os.path.isdir(root):
+                raise UsageError(f"allow: {folder} is not a folder")
+
+    def resolve_path(self, path: str) -> str:
+        """Resolve a path. Raises ToolError if it is outside of the allowed folders."""
+        if "\0" in path:
+            raise ToolError("a path cannot contain NUL")
+        real = os.path.realpath(os.path.join(self.roots[0], path))
+        if not any(is_within(real, root) for root in self.roots):
+            raise ToolError(f"{path} is outside of the allowed folders: {', '.join(self.roots)}")
+        return real
+
+    def open(self, path: str) -> BinaryIO:
+        real = self.resolve_path(path)
+        file = open_own(real, os.O_RDONLY)
+        try:
+            status = os.fstat(file)
+            if not stat.S_ISREG(status.st_mode):
+                raise ToolError(f"{path} is not a file")
+            if not os.path.samestat(status, os.stat(self.resolve_path(path))):  # replaced between resolving and opening
+                raise ToolError(f"{path} is outside of the allowed folders: {', '.join(self.roots)}")
+            return os.fdopen(file, "rb")
+        except BaseException:
+            os.close(file)
+            raise
+
+    def relative_path(self, path: str) -> str:
+        """Format a path for the model: relative to the first folder, or absolute."""
+        return os.path.relpath(path, self.roots[0]) if is_within(path, self.roots[0]) else path
+
+
+def is_within(path: str, root: str) -> bool:
+    try:
+        return os.path.commonpath([os.path.normcase(path), os.path.normcase(root)]) == os.path.normcase(root)
+    except ValueError:  # on another drive
+        return False
+
+
+# ---- files
 
 
 def read_file(folders: Folders) -> OfferedTool:
-    """Create the tool that reads a text file or some of its lines."""
-
     def perform(arguments: dict[str, object]) -> str:
         path, first = text_in(arguments, "path"), number_in(arguments, "first", 1)
         lines = text_of(folders, path).splitlines(keepends=True)
@@ -43,8 +106,6 @@ def read_file(folders: Folders) -> OfferedTool:
 
 
 def list_folder(folders: Folders) -> OfferedTool:
-    """Create the tool that lists a folder."""
-
     def perform(arguments: dict[str, object]) -> str:
         real = folders.resolve_path(text_in(arguments, "path", "."))
         with os.scandir(real) as scan:
@@ -59,8 +120,6 @@ def list_folder(folders: Folders) -> OfferedTool:
 
 
 def search(folders: Folders) -> OfferedTool:
-    """Create the tool that searches files for a text."""
-
     def perform(arguments: dict[str, object]) -> str:
         text, pattern = text_in(arguments, "text"), text_in(arguments, "files", "*")
         if not text:
@@ -118,7 +177,6 @@ def tool(
 
 
 def text_of(folders: Folders, path: str) -> str:
-    """Read a text file. Raises ToolError if it is not text, OSError."""
     with folders.open(path) as file:
         data = file.read(LARGEST + 1)
     if len(data) > LARGEST:
@@ -162,3 +220,82 @@ def find_lines(folders: Folders, path: str, text: str, limit: int) -> list[str]:
             if len(matches) == limit:
                 break
     return matches
+
+
+# ---- commands
+
+
+def run(folders: Folders) -> OfferedTool:
+    """Create the tool that runs shell commands, and ends all of their processes afterwards.
+
+    On Linux a command can write only in the allowed folders, and read only these and installed programs.
+    """
+    about = (
+        f"Run a command of the shell in {folders.roots[0]}, at most {COMMAND_SECONDS:.0f} seconds. It gets no input. "
+        "What it writes comes back, and its exit code."
+    )
+    parameters = {"command": {"type": "string"}}
+    return tool("run", about, parameters, ["command"], lambda arguments: run_command(arguments, folders.roots))
+
+
+def run_command(arguments: dict[str, object], folders: Sequence[str], seconds: float = COMMAND_SECONDS) -> str:
+    """Run a command; return its output and exit status. Raises ToolError on timeout."""
+    command = text_in(arguments, "command")
+    if "\0" in command:
+        raise ToolError("a command cannot contain NUL")
+    words = shell(command)
+    if confined.version() and not isinstance(words, str):
+        words = [sys.executable, "-I", "-S", str(confined.__file__), *folders, "--", *words]
+    environment = {name: value for name, value in os.environ.items() if name.upper() in KEPT or name[:3] == "LC_"}
+    process = subprocess.Popen(
+        words, cwd=folders[0], env={**environment, "TERM": "dumb"}, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT, start_new_session=True,
+    )  # fmt: skip
+    assert process.stdout
+    output = PipeReader(process.stdout, MOST)
+    try:
+        process.wait(seconds)
+    except subprocess.TimeoutExpired:
+        raise ToolError(f"timed out after {seconds:.0f} seconds; output so far:\n{output.text()}") from None
+    finally:
+        kill_with_children(process)
+        output.thread.join(1)
+        text = output.text()
+    return f"{text}{chr(10) * bool(text and not text.endswith(chr(10)))}[exit code {process.returncode}]"
+
+
+# ---- the toolbox
+
+
+BUILT_IN = {"read_file": read_file, "list": list_folder, "search": search, "run": run}
+
+
+def toolbox(
+    names: Sequence[str], allowed: Sequence[str], mcp: str | None, stack: ExitStack, json_calls: bool = True
+) -> Toolbox:
+    """Make a toolbox of the named built-in tools and of those of MCP servers, which run until `stack` is closed.
+
+    allowed: folders that built-in tools may access.  mcp: path of a file of MCP servers. Raises UsageError, and as
+    McpServers.
+    """
+    if unknown := [name for name in names if name not in BUILT_IN]:
+        raise UsageError(f"unknown tool {unknown[0]!r}; available tools: {', '.join(BUILT_IN)}")
+    if names and not allowed:
+        raise UsageError("allow is missing: give the folders that the tools may access, as --allow .")
+    if allowed and not names:
+        raise UsageError("allow applies to built-in tools only: give --tools")
+    offered = [BUILT_IN[name](Folders(allowed)) for name in dict.fromkeys(names)]
+    if mcp is None:
+        box = Toolbox(offered, json_calls=json_calls)
+    else:
+        from localllm.services.tools.mcp import McpServers
+
+        servers = stack.enter_context(McpServers(mcp))
+
+        def current() -> list[OfferedTool]:
+            return [*offered, *servers.offered]
+
+        box = Toolbox(current(), json_calls=json_calls, current=current, may_offer=servers.may_offer)
+    if not box.names:
+        raise UsageError("no tools: --tools is empty, and the servers of --mcp offer none")
+    return box

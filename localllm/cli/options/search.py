@@ -1,20 +1,68 @@
-"""Arguments and the search itself, for `search` and `ask`."""
+"""The options of search and ask."""
 
 import os
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
 
 from localllm.cli import open_model as opening
-from localllm.cli.resolve_model import resolve_model_path
+from localllm.cli.open_model import resolve_model_path
+from localllm.cli.options.offers import offer_models
+from localllm.cli.parameters import argument, group, option
 from localllm.cli.terminal.output import ProgressLine, is_terminal, stdin
 from localllm.errors import UsageError
 
 if TYPE_CHECKING:
-    from localllm.cli.options.searching import FileFilter, Searching
+    from localllm.services.search.files import Filter
     from localllm.services.search.ranking import Search
 
+
+@group
+class FileFilter:
+    """Options that select the files to search."""
+
+    include: list[str] | None = option(
+        "-g --include", "Search only files with this name or path, e.g. *.md.  [repeatable]", "GLOB"
+    )
+    exclude: list[str] | None = option(
+        "--exclude", "Skip files and folders with this name or path.  [repeatable]", "GLOB"
+    )
+    hidden: bool = option("--hidden", "Also search files and folders whose names begin with a dot.")
+    no_ignore: bool = option("--no-ignore", "Also search files that .gitignore or .ignore exclude.")
+
+    def filter(self) -> "Filter":
+        """Return the filter; a pattern of --include that begins with ! excludes, as in ripgrep."""
+        from localllm.services.search.files import Filter
+
+        patterns = self.include or []
+        excluded = [*(self.exclude or ()), *(each[1:] for each in patterns if each.startswith("!"))]
+        return Filter([each for each in patterns if not each.startswith("!")], excluded, self.hidden, self.no_ignore)
+
+
+@group
+class Searching:
+    """Search models."""
+
+    embedder: str | None = option(
+        "--embedder",
+        "Embedding model, to search by meaning as well as by words.  [default: words only]",
+        "MODEL",
+        autocompletion=offer_models,
+    )
+    reranker: str | None = option(
+        "--reranker", "Reranker, to sort the best passages.", "MODEL", autocompletion=offer_models
+    )
+
+
+Top = Annotated[int, option("-k --top", "Number of passages.  [default: 5]", "N")]
+Threshold = Annotated[
+    float | None, option("--threshold", "Show only passages with at least this cosine similarity, up to 1.", "N")
+]
+Places = Annotated[
+    list[str] | None,
+    argument("[PATH]... QUESTION", "Files and folders, then the question in quotes; - reads lines from stdin."),
+]
 PIPE = "-"
 
 
