@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Draw the tables of docs/measured.md as SVG in docs/assets. A test compares the files with what this writes.
+"""Draw the tables of docs/decisions/measurements.md as SVG in docs/assets. A test compares the files with what this writes.
 
 The numbers are read from the page itself, so that a new measurement is written once. The pictures load nothing and
 follow the reader's light or dark theme.
@@ -13,7 +13,7 @@ from html import escape
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
-PAGE, ASSETS = ROOT / "docs" / "measured.md", ROOT / "docs" / "assets"
+PAGE, ASSETS = ROOT / "docs" / "decisions" / "measurements.md", ROOT / "docs" / "assets"
 WIDTH, HEIGHT = 880, 330
 LEFT, RIGHT, TOP, BOTTOM = 64, 16, 58, 48
 STYLE = """\
@@ -44,7 +44,7 @@ def table(after: str) -> list[list[str]]:
     """Return the rows of the first table after a text of the page, without markup. Raises ValueError."""
     found = re.search(rf"{re.escape(after)}(?:.*\n)+?((?:\|.*\n)+)", PAGE.read_text("utf-8"))
     if not found:
-        raise ValueError(f"docs/measured.md: no table after {after!r}")
+        raise ValueError(f"docs/decisions/measurements.md: no table after {after!r}")
     rows = [[cell.strip(" `") for cell in line.strip().strip("|").split("|")] for line in found[1].splitlines()]
     return [row for row in rows if set("".join(row)) - set("-: ")]
 

@@ -18,7 +18,7 @@ pytestmark = pytest.mark.skipif(shutil.which("bash") is None, reason="needs bash
 BLOCKS = {
     match["title"]: (match["language"], match["code"])
     for match in re.finditer(
-        r"\*\*(?P<title>[^*]+)\.\*\*(?:(?!```|\*\*).)*```(?P<language>bash|make)\n(?P<code>.*?)```",
+        r"### (?P<title>[^\n]+)\n(?:(?!```|### ).)*```(?P<language>bash|make)\n(?P<code>.*?)```",
         (ROOT / "docs" / "shell.md").read_text(encoding="utf-8"),
         re.DOTALL,
     )
