@@ -1,4 +1,4 @@
-"""Write docs/commands.md, docs/coming-from.md, and chain and table of docs/sampling.md.
+"""Write docs/commands.md, docs/commands/, docs/coming-from.md, and chain and table of docs/sampling.md.
 
 They are made of `localllm help` at 80 columns, of localllm/cli/compat.py, and of the declared options. Tests compare.
 """
@@ -16,11 +16,11 @@ from localllm.generation.sampling.options import OPTIONS, ORDER
 
 WIDTH = 80
 DOCS = Path(__file__).resolve().parent.parent / "docs"
-FILE, COMING, SAMPLING = DOCS / "commands.md", DOCS / "coming-from.md", DOCS / "sampling.md"
+COMING, SAMPLING = DOCS / "coming-from.md", DOCS / "sampling.md"
 BEGINNING = """\
 # All commands
 
-What `localllm help` and `localllm help COMMAND` show; scripts/write_help.py writes this file.
+What `localllm help` shows; each page has what `localllm help COMMAND` shows. scripts/write_help.py writes them.
 """
 COMING_BEGINNING = """\
 # Coming from llama.cpp or Ollama
@@ -36,14 +36,17 @@ address of a page of the Hugging Face hub, `gemma3:4b` as in Ollama. Nothing is 
 """
 
 
-def document() -> str:
-    """Return the whole of docs/commands.md."""
-    parts = [BEGINNING]
-    for name in (None, *COMMANDS):
-        context = context_of(name)
-        title = f"localllm {name}" if name else "localllm"
-        parts.append(f"## {title}\n\n```text\n{context.command.plain_help(context, WIDTH)}\n```\n")
-    return "\n".join(parts)
+def documents() -> dict[Path, str]:
+    """Return the pages about commands by their paths: the index, and a page for each."""
+    pages = {DOCS / "commands" / f"{name}.md": f"# localllm {name}\n\n{help_block(name)}" for name in COMMANDS}
+    rows = [(f"[{name}](commands/{name}.md)", context_of(name).command.get_short_help_str(100)) for name in COMMANDS]
+    index = f"{BEGINNING}\n" + "\n".join(table(("command", "what it does"), rows)) + f"\n\n{help_block(None)}"
+    return {DOCS / "commands.md": index, **pages}
+
+
+def help_block(name: str | None) -> str:
+    context = context_of(name)
+    return f"```text\n{context.command.plain_help(context, WIDTH)}\n```\n"
 
 
 def coming_from() -> str:
@@ -124,6 +127,8 @@ def table(header: tuple[str, ...], rows: "Iterator[tuple[str, ...]] | list[tuple
 
 
 if __name__ == "__main__":
-    FILE.write_text(document(), encoding="utf-8")
+    (DOCS / "commands").mkdir(exist_ok=True)
+    for path, text in documents().items():
+        path.write_text(text, encoding="utf-8")
     COMING.write_text(coming_from(), encoding="utf-8")
     SAMPLING.write_text(sampling(SAMPLING.read_text(encoding="utf-8")), encoding="utf-8")

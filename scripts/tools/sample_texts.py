@@ -47,9 +47,10 @@ def signature(node: ast.AST) -> str:
 
 
 def help_texts() -> Iterator[str]:
-    """Yield each paragraph and option of docs/commands.md, once."""
+    """Yield each paragraph and option of docs/commands/, once."""
     found = dict[str, None]()
-    for block in re.findall(r"```text\n(.*?)```", (ROOT / "docs/commands.md").read_text(encoding="utf-8"), re.DOTALL):
+    pages = "".join(path.read_text(encoding="utf-8") for path in sorted((ROOT / "docs/commands").glob("*.md")))
+    for block in re.findall(r"```text\n(.*?)```", pages, re.DOTALL):
         usage = " ".join(block.split("\n")[0].split()[1:3])
         for part in re.split(r"\n\n|\n  (?=\S)", block.partition("\n\n")[2].partition("\n\nExamples:")[0]):
             text = " ".join(part.split())

@@ -38,7 +38,7 @@ from tests.integration.test_cli import posix
 from tests.unit.generation.embedding.test_embedder import with_words
 
 sys.path.insert(0, str(ROOT / "scripts"))
-from write_help import COMING, FILE, coming_from, document
+from write_help import COMING, coming_from, documents
 
 OVERFLOW = ["error", "drop-turns", "shift", "head", "tail", "middle", "relevant", "chunks"]
 WIDTHS = [40, 60, 80, 120]
@@ -703,7 +703,8 @@ def test_how_wide_help_is(monkeypatch, told: str, wide: int):
 
 
 def test_docs_show_the_help():
-    assert FILE.read_text(encoding="utf-8") == document(), "scripts/write_help.py writes it anew"
+    for path, page in documents().items():
+        assert path.read_text(encoding="utf-8") == page, f"{path.name}: scripts/write_help.py writes it anew"
     assert COMING.read_text(encoding="utf-8") == coming_from(), "scripts/write_help.py writes it anew"
 
 
