@@ -26,17 +26,8 @@ from localllm.engine.operations.experts import Route
 from localllm.engine.operations.hidden_states import ExportHidden
 from localllm.engine.options import EngineOptions
 from localllm.engine.run import BATCH, EXACT, FIRST, LATER, NO_KINDS, WHOLE, Runs, Span
-from localllm.engine.sequence import (
-    NOTHING,
-    Reading,
-    Sequence,
-    batches,
-    exact_head,
-    exact_tail,
-    missing_tokens,
-    require_room,
-    selected_kernels,
-)
+from localllm.engine.run_plan import Reading, missing_tokens, plan_runs
+from localllm.engine.sequence import Sequence, require_room
 from localllm.engine.trace.image_rows import row_operations
 from localllm.engine.trace.recorder import trace_model
 from localllm.engine.trace.rope_shift import rotations
@@ -45,7 +36,6 @@ from localllm.files.gguf.file import GGUFFile
 from localllm.kernels.table import PAGE
 
 Request = tuple[Sequence, Ids[int]]
-REREAD = 16  # most tokens that are recomputed together with new ones; more get a run of their own, whose end is cached
 
 
 class Engine:
@@ -171,20 +161,10 @@ class Engine:
             if self._start is not None:
                 pairs = zip(requests, tokens, strict=True)
                 tokens = [self._encode_first(sequence, ids, precise) for (sequence, _), ids in pairs]
-            wanted = [{"all": len(ids), "last": 1, "none": 0}[logits] for ids in tokens]
-            late = [missing_tokens(sequence) for sequence, _ in requests]
-            if long := [reading for reading in late if len(reading.ids) > REREAD]:
-                self._read(long, precise)
-                late = [missing_tokens(sequence) for sequence, _ in requests]
-            kernels = selected_kernels(tokens, kernel_tokens, logits)
-            ends = [0 if by else exact_tail(ids, self.runs) for ids, (by, _) in zip(tokens, kernels, strict=True)]
-            if precise and logits == "last" and any(ends):
-                heads = [ids[: len(ids) - end] if end else NOTHING for ids, end in zip(tokens, ends, strict=True)]
-                self._read([reading.with_tokens(ids, 0) for reading, ids in zip(late, heads, strict=True)], precise)
-                tokens = [ids[len(head) :] for ids, head in zip(tokens, heads, strict=True)]
-                late = [missing_tokens(sequence) for sequence, _ in requests]
-            new = zip(late, tokens, wanted, kernels, strict=True)
-            rows = self._read([reading.with_tokens(ids, count, *by) for reading, ids, count, by in new], precise)
+            missing = [missing_tokens(number, sequence) for number, (sequence, _) in enumerate(requests)]
+            rows: list[list[np.ndarray]] = [[] for _ in requests]
+            for readings in plan_runs(missing, tokens, logits, precise, kernel_tokens, self.runs):
+                self._run_batch(requests, readings, precise, rows)
         return [some[0] if len(some) == 1 else np.concatenate(some) for some in rows]
 
     def attach_draft_head(self, sequence: Sequence) -> DraftSequence:
@@ -285,18 +265,6 @@ class Engine:
             return False
         return True
 
-    def _read(self, readings: Ids[Reading], precise: bool) -> list[list[np.ndarray]]:
-        """Run readings; return the logits of each as a list of parts, float32 [wanted, vocab]."""
-        rows: list[list[np.ndarray]] = [[] for _ in readings]
-        if precise and any(starts := [exact_head(reading, self.runs) for reading in readings]):
-            heads = [reading.head(start) for reading, start in zip(readings, starts, strict=True)]
-            readings = [reading.tail(start) for reading, start in zip(readings, starts, strict=True)]
-            for batch in batches([reading.ids for reading in heads]):
-                self._run_batch(heads, batch, precise, rows)
-        for batch in batches([reading.ids for reading in readings]):
-            self._run_batch(readings, batch, precise, rows)
-        return rows
-
     def _require_tokens(self, ids: Ids[int]) -> np.ndarray:
         """Convert token ids to an array. Raises UsageError."""
         try:
@@ -355,16 +323,15 @@ class Engine:
         return ids[starts[0] :]
 
     def _run_batch(
-        self, readings: Ids[Reading], batch: list[tuple[int, int, int]], precise: bool, rows: list[list[np.ndarray]]
+        self, requests: Ids[Request], readings: Ids[Reading], precise: bool, rows: list[list[np.ndarray]]
     ) -> None:
-        """Run tokens (reading, first, last + 1) and add their logits to the requests' rows."""
+        """Run tokens of requests and add their logits to the requests' rows."""
         spans = []
-        for number, first, end in batch:
-            sequence, begin, ids, wanted, *kernels = readings[number]
-            some = max(0, end - max(first, len(ids) - wanted))
-            image = image_of(self._images, int(ids[first]))
-            offset = image_tokens.position_offset(sequence.images, begin + first)
-            part = sequence.store, begin + first, ids[first:end], some
+        for number, begin, ids, wanted, *kernels in readings:
+            sequence = requests[number][0]
+            image = image_of(self._images, int(ids[0]))
+            offset = image_tokens.position_offset(sequence.images, begin)
+            part = sequence.store, begin, ids, wanted
             spans.append(Span(*part, NO_KINDS, sequence.encoded, image, offset, *kernels))
         try:
             for span in spans:
@@ -377,8 +344,8 @@ class Engine:
                 raise ModelError(f"{self._path}: {error}") from None
             raise
         row = 0
-        for (number, _, _), span in zip(batch, spans, strict=True):
-            sequence = readings[number].sequence
+        for (number, *_), span in zip(readings, spans, strict=True):
+            sequence = requests[number][0]
             sequence.commit_tokens(span.position, span.ids, span.seen)
             if self._tap and self._head_source:
                 states, row = self._tap.memory[row : row + len(span.ids)], row + len(span.ids)

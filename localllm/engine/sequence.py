@@ -2,13 +2,12 @@
 
 import sys
 import weakref
-from collections.abc import Iterator
 from collections.abc import Sequence as Ids
-from typing import TYPE_CHECKING, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 
-from localllm.engine.image_tokens import ImageEmbedding, last_end, passages, row_of
+from localllm.engine.image_tokens import ImageEmbedding, last_end, row_of
 from localllm.engine.memory.sequence_state import SequenceState
 from localllm.engine.run import BATCH, Runs
 from localllm.errors import ContextError, LocalllmError, UsageError
@@ -17,9 +16,6 @@ if TYPE_CHECKING:
     import threading
 
     from localllm.engine.forks import Refusal
-
-
-NOTHING = np.zeros(0, np.int64)
 
 
 class Reader(Protocol):
@@ -246,84 +242,6 @@ class Sequence:
                 self._hold(0)
                 if self.listener:
                     self.listener.close()
-
-
-class Reading(NamedTuple):
-    """The tokens that a request has to read: those that its state lacks, from position `begin` on, and new ones."""
-
-    sequence: Sequence
-    begin: int
-    ids: np.ndarray  # int64
-    wanted: int  # number of last tokens whose logits are returned
-    kernel_tokens: int = 0  # see localllm.engine.run; 0: by the number of tokens
-    kernel_wanted: int = 1
-
-    def with_tokens(self, ids: np.ndarray, wanted: int, kernel_tokens: int = 0, kernel_wanted: int = 1) -> "Reading":
-        """Append new tokens."""
-        ids = np.concatenate((self.ids, ids)) if len(self.ids) else ids
-        return Reading(self.sequence, self.begin, ids, wanted, kernel_tokens, kernel_wanted)
-
-    def head(self, place: int) -> "Reading":
-        wanted = max(0, self.wanted - (len(self.ids) - place))
-        return self._replace(ids=self.ids[:place], wanted=wanted)
-
-    def tail(self, place: int) -> "Reading":
-        ids = self.ids[place:]
-        return self._replace(begin=self.begin + place, ids=ids, wanted=min(self.wanted, len(ids)))
-
-
-def missing_tokens(sequence: Sequence) -> Reading:
-    """Return the tokens of a sequence that its state lacks; usually none."""
-    begin, length = sequence.store.truncate(len(sequence.tokens)), len(sequence.tokens)
-    return Reading(sequence, begin, NOTHING if begin == length else np.array(sequence.tokens[begin:], np.int64), 0)
-
-
-def exact_tail(ids: np.ndarray, runs: Runs) -> int:
-    """Return the number of tokens at the end that get a run of their own, with 16-bit activations, for logits."""
-    if len(ids) == 1:  # a decode step
-        return 0
-    *_, last = passages(ids)
-    return 0 if last.key is not None else runs.exact_tokens((last.end - last.first - 1) % BATCH + 1)
-
-
-def exact_head(reading: Reading, runs: Runs) -> int:
-    """Return the number of tokens at the beginning that get a run of their own, with 16-bit activations."""
-    first = next(passages(reading.ids))
-    return (
-        0
-        if reading.begin or reading.kernel_tokens or first.key is not None
-        else runs.exact_tokens(min(first.end, BATCH))
-    )
-
-
-def selected_kernels(tokens: Ids[np.ndarray], kernel_tokens: Ids[int], logits: str) -> list[tuple[int, int]]:
-    """Return the kernel_tokens and kernel_wanted of each request, see localllm.engine.run."""
-    selected = [*kernel_tokens] or [0] * len(tokens)
-    is_all = logits == "all"
-    return [(by, (by or len(ids)) if is_all else 1) for ids, by in zip(tokens, selected, strict=True)]
-
-
-def batches(tokens: Ids[np.ndarray]) -> Iterator[list[tuple[int, int, int]]]:
-    """Divide the tokens of several requests into runs of at most BATCH: lists of (request, first, last + 1).
-
-    Image rows and text never share a run.
-    """
-    batch, room = list[tuple[int, int, int]](), BATCH
-    for number, ids in enumerate(tokens):
-        for first, last, key in passages(ids):
-            while first < last:
-                if key is not None and batch:
-                    yield batch
-                    batch, room = [], BATCH
-                end = min(last, first + room)
-                batch.append((number, first, end))
-                room -= end - first
-                first = end
-                if not room or key is not None:
-                    yield batch
-                    batch, room = [], BATCH
-    if batch:
-        yield batch
 
 
 def require_room(engine: Reader, requests: Ids[tuple[Sequence, Ids[int]]], tokens: Ids[np.ndarray]) -> None:

@@ -23,7 +23,7 @@ from localllm.engine.run import LONG, PRECISE_TOKENS
 from localllm.generation.chunked_prefill import PrefillSegments
 from localllm.generation.context_overflow import ShiftedSequence, rolling
 from localllm.generation.prefix_match import PrefixMatch, ReuseCandidate, TurnBoundary, longest_match, match
-from localllm.generation.step_batcher import StepBatcher
+from localllm.generation.run_queue import RunQueue
 
 if TYPE_CHECKING:
     from localllm.engine.engine import Engine
@@ -80,7 +80,7 @@ class PrefixCache:
     Attributes:
         engine: runs the model.  context: the most tokens of a sequence.
         store: the files of the prefix cache, or None.  written: earlier texts as a source of drafts, or None.
-        steps: joins the steps of concurrent answers into common runs of the model.
+        runs: joins the steps of concurrent answers into common runs of the model.
         is_shared: whether it belongs to a batch, whose prompts are prefilled in chunks. Then no files are written,
             because prompts of batches are not read in whole runs.
         is_live: whether requests arrive while others are answered.
@@ -96,7 +96,7 @@ class PrefixCache:
         is_live: bool = False,
     ):
         self.engine, self.context, self.store, self.ngrams = engine, engine.context, store, ngrams
-        self.is_shared, self.is_live, self.steps = is_shared, is_live, StepBatcher()
+        self.is_shared, self.is_live, self.runs = is_shared, is_live, RunQueue()
         self.idle: deque[Sequence | ShiftedSequence] = deque()
         self._busy: WeakSet[Sequence | ShiftedSequence] = WeakSet()
         self._parked: deque[Sequence | ShiftedSequence] = deque()  # conversations to resume
@@ -371,7 +371,7 @@ class PrefixCache:
         """Empty the queue of released sequences. The caller holds the lock."""
         while self._released:
             sequence = self._released.popleft()
-            self.steps.withdraw(sequence)
+            self.runs.withdraw(sequence)
             if sequence.closed or sequence in self.idle:  # collected with its answer, or put back twice after Ctrl-C
                 continue
             self._busy.discard(sequence)

@@ -20,8 +20,8 @@ from localllm.generation.chunked_prefill import LIVE_CHUNK, chunk_size, end_of_r
 from localllm.generation.prefix_cache import PrefixCache
 from localllm.generation.prefix_match import ReuseCandidate, longest_match
 from localllm.generation.request import Completion, Output, Request
+from localllm.generation.run_queue import Step
 from localllm.generation.speculation.speculator import FEW, AnswerSpan, Speculator, logits_for, span_of
-from localllm.generation.step_batcher import BatchMember
 from localllm.kernels.table import PAGE
 from localllm.text.tokenizer import Tokenizer
 
@@ -69,7 +69,9 @@ class Scheduler:
         self._stopping, self._cache = False, cache or PrefixCache(engine, is_shared=True)
         self._resources = ExitStack()  # resources of drafters, such as a draft model's sequence
         self._speculator = Speculator(engine, self._cache.ngrams, None if self._cache.is_shared else self._resources)
-        self._runs, self._submitted = BatchMember(self._cache.steps), list[AnswerSpan]()
+        self._queue = self._cache.runs
+        self._step: Step | None = None  # the step that runs or was submitted early, and its spans
+        self._submitted = list[AnswerSpan]()
         self._refused: tuple[Completion, list[tuple[Completion, int]], int] | None = None  # see `_may_join`
 
     def __iter__(self) -> Iterator[list[Request]]:
@@ -97,7 +99,7 @@ class Scheduler:
                 self.drop(answer.request)
             elif answer.known is not None:
                 row, answer.known = answer.known[-1:], None
-                yield from self._emit(self._begin(answer, row))
+                yield from self._begin(answer, row)
         prefill: list[AnswerSpan] = []
         if not self._precise:
             writing = self._writing()
@@ -115,7 +117,7 @@ class Scheduler:
             ):
                 yield from self._run(prefill, precise)
                 prefill = []
-        yield from self._run(self._submitted or [*prefill, *self._writing(with_drafts=not prefill)], precise=True)
+        yield from self._run(self._submitted or [*prefill, *self._writing(with_drafts=not prefill)])
 
     def stop(self) -> None:
         """Start no new requests; the running ones are finished. A signal handler may call this."""
@@ -124,7 +126,7 @@ class Scheduler:
     def close(self) -> None:
         """Cancel all answers. Takes no lock: the finalizer of a generator may call it anywhere."""
         self._resources.close()
-        self._runs.leave()
+        self._queue.leave(self)
         self._cache.abandon(self.running)
         self.running = []
         self.waiting.clear()
@@ -231,39 +233,48 @@ class Scheduler:
         writing = [each for each in self.running if each.has_begun and not each.pending_tokens and not each.is_stopped]
         if not with_drafts or len(writing) < len(self.running):
             return [AnswerSpan(answer, answer.ids[-1:]) for answer in writing]
-        drafts = self._speculator.drafts(writing, self._runs.others)
+        drafts = self._speculator.drafts(writing, self._queue.count_others(self))
         return [AnswerSpan(each, [each.ids[-1], *draft], draft) for each, draft in zip(writing, drafts, strict=True)]
 
-    def _run(self, work: list[AnswerSpan], precise: bool) -> Iterator[Output]:
-        """Read spans in one run, and yield the next tokens of the answers that are read completely."""
-        read = self._read(work, precise)
-        self._submitted = []
-        if read:
-            yield from self._emit(self._outputs(read))
+    def _run(self, work: list[AnswerSpan], precise: bool = True) -> Iterator[Output]:
+        """Read spans in one run, and yield the next tokens of the answers that are read completely.
 
-    def _read(self, work: list[AnswerSpan], precise: bool) -> "list[tuple[AnswerSpan, np.ndarray]]":
-        """Run the model; return the spans that end their answers, with their logits, float32 [wanted, vocab].
-
-        If memory does not suffice, drafts are dropped first; then the youngest answers are preempted.
+        If memory does not suffice, drafts are dropped first; then the youngest answers are preempted. If other
+        schedulers use the engine, the next step is submitted before the tokens are yielded, so that they wait neither
+        for the consumer of the text nor for that step.
         """
         while work := [span for span in work if span.answering.sequence]:
             try:
-                if not self._submitted:
-                    self._submit(work, precise)
-                rows = self._runs.result()
+                step = self._step = self._step or self._make_step(work, precise)
+                self._submitted = work
+                is_shared = self._queue.enter(self) or step.is_submitted
+                rows = self._queue.run(step) if is_shared else step.run()
+                break
             except MemoryLimitError as error:
-                self._submitted = []
+                self._submitted, self._step = [], None
                 if not any(span.draft for span in work):
                     self._make_room(error)
                 work = [span._replace(ids=span.ids[: len(span.ids) - len(span.draft)], draft=()) for span in work]
-            else:
-                if len(work) <= FEW and work[0].answering.has_begun:
-                    self._speculator.learn_cost(self._runs.tokens, self._runs.seconds)
-                return [(span, logits) for span, logits in zip(work, rows, strict=True) if span.is_end]
-        return []
+        self._submitted, self._step = [], None
+        if not work:
+            return
+        if len(work) <= FEW and work[0].answering.has_begun:
+            self._speculator.learn_cost(step.tokens, step.seconds)
+        read = [(span, logits) for span, logits in zip(work, rows, strict=True) if span.is_end]
+        if not read:
+            return
+        outputs = self._outputs(read)
+        if self._queue.count_others(self):
+            outputs = iter([*outputs])
+            writing = [] if any(answer.pending_tokens for answer in self.running) else self._writing(with_drafts=True)
+            if writing:
+                self._submitted, self._step = writing, self._make_step(writing, precise=True)
+                self._queue.submit(self._step)
+        self._queue.settle(self)
+        yield from outputs
 
-    def _submit(self, work: list[AnswerSpan], precise: bool) -> None:
-        """Submit spans for the next run. Raises MemoryLimitError if `places` do not suffice."""
+    def _make_step(self, work: list[AnswerSpan], precise: bool) -> Step:
+        """Make the step that reads spans. Raises MemoryLimitError if `places` do not suffice."""
         if self._places < sys.maxsize:
             cached = [each.answering.computed_tokens for each in work]
             pages = sum(-n // PAGE - (-n - len(each.ids)) // PAGE for n, each in zip(cached, work, strict=True))
@@ -271,18 +282,7 @@ class Scheduler:
                 raise MemoryLimitError("there is not enough memory for this prompt and its answer")
         spans = [(each.answering.sequence, each.ids) for each in work if each.answering.sequence]
         kernel_tokens = [each.kernel_tokens for each in work if each.answering.sequence] if self._precise else []
-        self._runs.submit(spans, logits_for(work), precise, kernel_tokens)
-        self._submitted = work
-
-    def _emit(self, outputs: Iterator[Output]) -> Iterator[Output]:
-        """Yield outputs; if other schedulers use the engine, first submit the next tokens for a shared run."""
-        if self._runs.others:  # so that they wait neither for the consumer of the text nor for the next step
-            outputs = iter([*outputs])
-            writing = [] if any(answer.pending_tokens for answer in self.running) else self._writing(with_drafts=True)
-            if writing:
-                self._submit(writing, precise=True)
-        self._runs.settle()
-        yield from outputs
+        return Step(self, spans, logits_for(work), precise, kernel_tokens)
 
     def _outputs(self, read: "list[tuple[AnswerSpan, np.ndarray]]") -> Iterator[Output]:
         """Sample the next token of each answer that is read completely."""

@@ -35,14 +35,13 @@ class RunCounter:
         self.seconds = 0.0
         self._run, model.engine._run_batch = model.engine._run_batch, self._counted  # type: ignore[method-assign]
 
-    def _counted(self, readings: list, batch: list, precise: bool, rows: list) -> None:
+    def _counted(self, requests: list, readings: list, precise: bool, rows: list) -> None:
         began = time.perf_counter()
-        self._run(readings, batch, precise, rows)
+        self._run(requests, readings, precise, rows)
         self.seconds += time.perf_counter() - began
         self.runs += 1
-        self.tokens += sum(end - first for _, first, end in batch)
-        wanted = ((end, max(first, len(readings[n].ids) - readings[n].wanted)) for n, first, end in batch)
-        self.rows += sum(max(0, end - first) for end, first in wanted)
+        self.tokens += sum(len(reading.ids) for reading in readings)
+        self.rows += sum(reading.wanted for reading in readings)
 
 
 @contextmanager

@@ -117,8 +117,8 @@ def engine() -> Bare:
 
 @pytest.fixture
 def runs_of_4(monkeypatch) -> None:
-    for name in ("localllm.engine.engine", "localllm.engine.sequence"):
-        monkeypatch.setattr(f"{name}.BATCH", 4)
+    for name in ("engine", "run_plan", "sequence"):
+        monkeypatch.setattr(f"localllm.engine.{name}.BATCH", 4)
 
 
 def test_requests_share_runs(engine, runs_of_4):

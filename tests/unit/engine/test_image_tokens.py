@@ -23,7 +23,7 @@ from localllm.engine.image_tokens import (
     without_images,
 )
 from localllm.engine.run import Runs
-from localllm.engine.sequence import batches
+from localllm.engine.run_plan import Reading, split_runs
 from localllm.errors import UsageError
 from tests.goldens.test_logits import nmse
 
@@ -190,7 +190,9 @@ def test_pieces():
     assert [(first, end, key is None) for first, end, key in passages(np.array(ids))] == [
         (0, 1, True), (1, 4, False), (4, 7, False), (7, 8, True), (8, 608, False),
     ]  # fmt: skip
-    assert list(batches([np.array(ids), np.arange(4)])) == [
+    readings = [Reading(0, 0, np.array(ids)), Reading(1, 0, np.arange(4))]
+    runs = split_runs(readings)
+    assert [[(part.request, part.begin, part.begin + len(part.ids)) for part in run] for run in runs] == [
         [(0, 0, 1)], [(0, 1, 4)], [(0, 4, 7)], [(0, 7, 8)], [(0, 8, 520)], [(0, 520, 608)], [(1, 0, 4)],
     ]  # fmt: skip
     assert [end_outside_images(ids, end) for end in (0, 1, 2, 4, 5, 7, 100, 608)] == [0, 1, 4, 4, 7, 7, 608, 608]

@@ -12,7 +12,7 @@ import localllm
 from localllm import api
 from localllm.errors import LocalllmError, MemoryLimitError
 from localllm.generation.context_overflow import ShiftedSequence
-from localllm.generation.step_batcher import BatchMember, StepBatcher
+from localllm.generation.run_queue import RunQueue, Step
 
 QUESTIONS = [[{"role": "user", "content": f"What is question {number}?"}] for number in range(8)]
 SECONDS = 30
@@ -148,22 +148,24 @@ class Gated(Lasting):
         assert self.allowed_mask.wait(SECONDS)
 
 
-def members(batcher: StepBatcher, engine: FakeSequences, count: int) -> list[tuple[BatchMember, Any]]:
-    return [(BatchMember(batcher), engine.sequence()) for _ in range(count)]
+def submit(queue: RunQueue, engine: FakeSequences, *sizes: int) -> list[Step]:
+    """Submit a step of a new sequence for each number of tokens, of as many schedulers."""
+    steps = [step_of(engine.sequence(), size) for size in sizes]
+    for step in steps:
+        queue.submit(step)
+    return steps
 
 
-def hand_in(some: list[tuple[BatchMember, Any]], *sizes: int, logits: str = "last") -> None:
-    for (member, sequence), size in zip(some, sizes, strict=True):
-        member.submit([(sequence, [1] * size)], logits)
+def step_of(sequence: Any, size: int, logits: str = "last") -> Step:
+    return Step(object(), [(sequence, [1] * size)], logits)
 
 
-def test_one_run_for_all_that_was_handed_in():
-    batcher, engine = StepBatcher(), Lasting(9, row)
-    some = members(batcher, engine, 3)
-    hand_in(some, 1, 5, 1)
-    assert [member.result()[0][0, 0] for member, _ in some] == [1, 5, 1]
+def test_submitted_steps_share_one_run():
+    queue, engine = RunQueue(), Lasting(9, row)
+    steps = submit(queue, engine, 1, 5, 1)
+    assert [queue.run(step)[0][0, 0] for step in steps] == [1, 5, 1]
     assert (engine.steps, engine.read) == ([3], [])
-    assert [member.others for member, _ in some] == [2, 2, 2] and some[0][0].tokens == 7
+    assert [queue.count_others(step.scheduler) for step in steps] == [2, 2, 2] and steps[0].tokens == 7
 
 
 @pytest.mark.parametrize(("sizes", "runs"), [
@@ -171,87 +173,107 @@ def test_one_run_for_all_that_was_handed_in():
 ])  # fmt: skip
 def test_a_run_keeps_its_arithmetic(sizes: tuple[int, ...], runs: list[int]):
     """Of up to 128 tokens, which keep 16 bits; a longer piece has its own."""
-    batcher, engine, made = StepBatcher(), Lasting(9, row), []
-    some = members(batcher, engine, len(sizes))
-    engine.run = lambda work, *how: made.append(len(work)) or Lasting.run(engine, work, *how)
-    hand_in(some, *sizes)
-    assert [member.result()[0][0, 0] for member, _ in some] == [*sizes]
-    assert made == runs
+    queue, engine, counts = RunQueue(), Lasting(9, row), list[int]()
+    steps = submit(queue, engine, *sizes)
+    engine.run = lambda work, *how: counts.append(len(work)) or Lasting.run(engine, work, *how)
+    assert [queue.run(step)[0][0, 0] for step in steps] == [*sizes]
+    assert counts == runs
 
 
-def test_what_has_a_run_of_its_own():
-    batcher, engine = StepBatcher(), Lasting(9, row)
-    rolling, plain, middle, drafted = members(batcher, engine, 4)
-    rolling[0].submit([(ShiftedSequence(rolling[1], 4), [1])])
-    middle[0].submit([(middle[1], [1, 1])], "none")
-    drafted[0].submit([(drafted[1], [1, 1])], "all")
-    plain[0].submit([(plain[1], [1])])
-    assert [len(member.result()[0]) for member, _ in (rolling, plain, middle, drafted)] == [1, 1, 0, 2]
+def test_shifted_and_drafted_steps_share_no_run():
+    queue, engine = RunQueue(), Lasting(9, row)
+    shifted = step_of(ShiftedSequence(engine.sequence(), 4), 1)  # type: ignore[arg-type]
+    unread, drafted = step_of(engine.sequence(), 2, "none"), step_of(engine.sequence(), 2, "all")
+    steps = [shifted, step_of(engine.sequence(), 1), unread, drafted]
+    for step in (shifted, unread, drafted, steps[1]):
+        queue.submit(step)
+    assert [len(queue.run(step)[0]) for step in steps] == [1, 1, 0, 2]
     assert (engine.steps, engine.read) == ([2], [1, 2])
 
 
-def test_who_fails_fails_alone():
-    batcher, engine = StepBatcher(), Lasting(9, row)
-    some = members(batcher, engine, 3)
-    hand_in(some, 1, 1, 1)
+def test_a_failing_step_fails_alone():
+    queue, engine = RunQueue(), Lasting(9, row)
+    steps = submit(queue, engine, 1, 1, 1)
 
     def refuse(work: Any, *how: Any) -> Any:
-        if any(sequence is some[1][1] for sequence, _ in work):
+        if any(sequence is steps[1].spans[0][0] for sequence, _ in work):
             raise MemoryLimitError("full")
         return Lasting.run(engine, work, *how)
 
     engine.run = refuse
-    assert some[0][0].result()[0][0, 0] == 1
+    assert queue.run(steps[0])[0][0, 0] == 1
     with pytest.raises(MemoryLimitError, match="full"):
-        some[1][0].result()
-    assert some[2][0].result()[0][0, 0] == 1
-    assert [len(sequence.tokens) for _, sequence in some] == [1, 0, 1]
+        queue.run(steps[1])
+    assert queue.run(steps[2])[0][0, 0] == 1
+    assert lengths(steps) == [1, 0, 1]
 
 
-def test_an_interrupted_run_is_made_again():
-    """By whoever else waits for its part of it."""
-    batcher, engine = StepBatcher(), Lasting(9, row)
-    some = members(batcher, engine, 2)
-    hand_in(some, 2, 1)
+def lengths(steps: list[Step]) -> list[int]:
+    return [len(step.spans[0][0].tokens) for step in steps]
+
+
+def test_a_step_that_fails_after_some_tokens_drops_them():
+    """Otherwise a scheduler that has freed memory would read them a second time."""
+    engine = Lasting(9, row)
+    step = step_of(engine.sequence(), 5)
+
+    def fail(work: Any, *how: Any) -> Any:
+        Lasting.run(engine, [(sequence, ids[:2]) for sequence, ids in work], *how)
+        raise MemoryLimitError("full")
+
+    engine.run = fail
+    with pytest.raises(MemoryLimitError, match="full"):
+        step.run()
+    assert lengths([step]) == [0]
+
+
+def test_another_scheduler_runs_an_interrupted_step_again():
+    queue, engine = RunQueue(), Lasting(9, row)
+    steps = submit(queue, engine, 2, 1)
     engine.interrupt_at = engine.moments + 2  # after the tokens were read
     with pytest.raises(KeyboardInterrupt):
-        some[0][0].result()
-    some[0][0].leave()
-    assert some[1][0].result()[0][0, 0] == 1
-    assert [len(sequence.tokens) for _, sequence in some] == [0, 1]
+        queue.run(steps[0])
+    queue.leave(steps[0].scheduler)
+    assert queue.run(steps[1])[0][0, 0] == 1
+    assert lengths(steps) == [0, 1]
 
 
-def test_nobody_waits_long_for_one_that_does_not_come_back(monkeypatch):
-    monkeypatch.setattr("localllm.generation.step_batcher.PATIENCE", 0.01)
-    batcher, engine = StepBatcher(), Lasting(9, row)
-    (gone, first), (stays, second) = members(batcher, engine, 2)
-    gone.read([(first, [1])], "last")
-    assert stays.read([(second, [1, 1])], "last")[0][0, 0] == 2
+def test_a_run_waits_briefly_for_a_scheduler_that_does_not_return(monkeypatch):
+    monkeypatch.setattr("localllm.generation.run_queue.PATIENCE", 0.01)
+    queue, engine = RunQueue(), Lasting(9, row)
+    queue.run(step_of(engine.sequence(), 1))
+    assert queue.run(step_of(engine.sequence(), 2))[0][0, 0] == 2
 
 
-def test_what_is_withdrawn_is_not_read():
-    batcher, engine = StepBatcher(), Lasting(9, row)
-    (left, first), (forgotten, second), (stays, third) = members(batcher, engine, 3)
-    hand_in([(left, first), (forgotten, second), (stays, third)], 1, 1, 1)
-    left.leave()
-    batcher.withdraw(second)
-    assert stays.result()[0][0, 0] == 1 and stays.others == 0
-    assert [len(sequence.tokens) for sequence in (first, second, third)] == [0, 0, 1]
+def test_a_lone_scheduler_shares_no_runs_and_stays_alone_when_others_leave():
+    queue, first, second = RunQueue(), object(), object()
+    assert [queue.enter(first), queue.enter(first), queue.enter(second)] == [False, False, True]
+    queue.leave(second)
+    assert not queue.enter(first)
 
 
-def test_what_is_being_read_is_waited_for():
-    batcher, engine = StepBatcher(), Gated()
-    (member, sequence), order = members(batcher, engine, 1)[0], list[str]()
+def test_steps_of_schedulers_that_left_and_withdrawn_ones_are_not_run():
+    queue, engine = RunQueue(), Lasting(9, row)
+    steps = submit(queue, engine, 1, 1, 1)
+    queue.leave(steps[0].scheduler)
+    queue.withdraw(steps[1].spans[0][0])
+    assert queue.run(steps[2])[0][0, 0] == 1 and queue.count_others(steps[2].scheduler) == 0
+    assert lengths(steps) == [0, 0, 1]
+
+
+def test_withdrawing_waits_for_the_run_of_a_step():
+    queue, engine = RunQueue(), Gated()
+    sequence, order = engine.sequence(), list[str]()
     engine.moments = 98
 
     def read() -> None:
-        member.read([(sequence, [1])], "last")
+        queue.run(step_of(sequence, 1))
         order.append("read")
 
     def withdraw() -> None:
         assert engine.entered.wait(SECONDS)
         threading.Timer(0.05, engine.allowed_mask.set).start()
-        batcher.withdraw(sequence)
+        queue.withdraw(sequence)  # type: ignore[arg-type]
         order.append(f"withdrawn with {len(sequence.tokens)}")
 
     assert at_once(read, withdraw) == [None, None]
@@ -261,8 +283,7 @@ def test_what_is_being_read_is_waited_for():
 def test_a_forked_process_is_refused(monkeypatch):
     from localllm.engine.forks import Refusal
 
-    batcher, engine = StepBatcher(), Lasting(9, row)
-    ((member, sequence),) = members(batcher, engine, 1)
-    monkeypatch.setattr(batcher, "lock", Refusal())
+    queue, engine = RunQueue(), Lasting(9, row)
+    monkeypatch.setattr(queue, "lock", Refusal())
     with pytest.raises(LocalllmError, match="forked"):
-        member.read([(sequence, [1])], "last")
+        queue.run(step_of(engine.sequence(), 1))
