@@ -14,26 +14,26 @@ import numpy as np
 from localllm.arch import architecture
 from localllm.arch.weights import Weights
 from localllm.engine.forks import was_forked
-from localllm.engine.run import PRECISE_TOKENS
+from localllm.engine.runs import PRECISE_TOKENS
 from localllm.errors import ModelError, UnsupportedError, UsageError
 from localllm.files.gguf.file import GGUFFile
 from localllm.generation.answer_defaults import AnswerDefaults
-from localllm.generation.generate import GenerationOptions
-from localllm.generation.mixin import GenerationMixin
+from localllm.generation.model_methods import GenerationMixin
+from localllm.generation.options import GenerationOptions
 from localllm.generation.prefix_cache import PrefixCache
 from localllm.generation.sampling.recommended import read_recommended
 from localllm.generation.session import Session
 from localllm.generation.speculation.draft_model import ModelDrafter, attach_draft_head
-from localllm.generation.speculation.ngram_cache import NgramCache
-from localllm.generation.vision.adapter import VisionAdapter
+from localllm.generation.speculation.ngram import NgramCache
+from localllm.generation.vision_adapter import VisionAdapter
 from localllm.text.tokenizer import Tokenizer
 from localllm.values import require_several, require_text, token_ids, whole_number
 
 if TYPE_CHECKING:
     from localllm.arch.rope_scaling import RopeScaling
     from localllm.engine.engine import Engine
-    from localllm.engine.memory.prefix_store import PrefixStore
     from localllm.engine.options import EngineOptions
+    from localllm.engine.prefix_store import PrefixStore
     from localllm.engine.sequence import Sequence
     from localllm.engine.trace.imatrix_collector import ImatrixCollector
     from localllm.generation.embedding.embedder import Embedder
@@ -344,13 +344,13 @@ def open_with_options(
 
         choose_template(chat_template)
     if hyperparameters.bidirectional and not hyperparameters.fills:
-        from localllm.engine.embedding_only import EmbeddingOnlyEngine  # seldom needed
+        from localllm.engine.embedding_runner import EmbeddingOnlyEngine  # seldom needed
 
         silent: Any = EmbeddingOnlyEngine(file.path, hyperparameters, options)
         return Model(file, tokenizer, silent, chat_template, options.threads)
     engine, prefixes, ngrams = Engine(file, options, (family, hyperparameters)), None, None
     if cache and options.backend != "reference" and not options.observer:
-        from localllm.engine.memory.prefix_store import PrefixStore
+        from localllm.engine.prefix_store import PrefixStore
 
         prefixes = PrefixStore(engine, file) if not hyperparameters.encode and engine.device == "CPU" else None
         ngrams = NgramCache(engine.vocab_size, tokenizer.pieces)

@@ -33,7 +33,7 @@ from localllm import api  # noqa: E402
 from localllm.cli import main  # noqa: E402
 from localllm.cli.terminal import output  # noqa: E402
 from localllm.errors import LocalllmError  # noqa: E402
-from localllm.generation.generate import GenerationOptions  # noqa: E402
+from localllm.generation.options import GenerationOptions  # noqa: E402
 from localllm.generation.sampling.options import SamplingOptions  # noqa: E402
 
 SMOL = ROOT.parent / "shared" / "models" / "smollm2-135m-instruct-q4_1.gguf"

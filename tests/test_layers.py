@@ -1,6 +1,7 @@
 """The rooms of the house: imports go only downward, only the command line prints, and starting it stays light."""
 
 import ast
+import graphlib
 import importlib.util
 import re
 import subprocess
@@ -89,6 +90,54 @@ def test_the_table_names_every_room():
 
 def test_imports_go_downward():
     assert [line for module, source in SOURCES.items() for line in upward(module, source)] == []
+
+
+# Packages whose subfolders neither import each other in a circle nor a module beside them that imports them.
+LAYERED = ("arch", "convert", "engine", "files", "generation", "kernels.cpu", "kernels.cuda", "quantizing")
+
+
+def rooms_within(package: str, sources: dict[str, str]) -> dict[str, set[str]]:
+    """The subfolders and modules of a package, and which others each imports when it runs."""
+    beginning, graph = f"localllm.{package}.", dict[str, set[str]]()
+    for module, source in sources.items():
+        if module.startswith(beginning):
+            names = imported(module, without_type_checking(source))
+            others = {name.removeprefix(beginning).split(".")[0] for name in names if name.startswith(beginning)}
+            room = module.removeprefix(beginning).split(".")[0]
+            graph[room] = graph.get(room, set()) | others - {room}
+    return graph
+
+
+def without_type_checking(source: str) -> str:
+    tree = ast.parse(source)
+    blocks = (node for node in tree.body if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING")
+    lines = source.splitlines()
+    for block in blocks:
+        lines[block.lineno - 1 : block.end_lineno] = [""] * (block.end_lineno - block.lineno + 1)  # type: ignore[operator]
+    return "\n".join(lines)
+
+
+@pytest.mark.parametrize("package", LAYERED)
+def test_subfolders_import_in_no_circle(package: str):
+    graph = rooms_within(package, SOURCES)
+    assert graph
+    graphlib.TopologicalSorter(graph).prepare()  # CycleError names a circle
+
+
+@pytest.mark.parametrize(
+    "sources",
+    [
+        {"engine.cpu.a": "from localllm.engine.cuda import b", "engine.cuda.b": "import localllm.engine.cpu.a"},
+        {
+            "engine.cpu.a": "from localllm.engine.engine import Engine",
+            "engine.engine": "from localllm.engine.cpu.a import x",
+        },
+    ],
+)
+def test_a_circle_of_subfolders_is_seen(sources: dict[str, str]):
+    with pytest.raises(graphlib.CycleError):
+        graph = rooms_within("engine", {f"localllm.{module}": source for module, source in sources.items()})
+        graphlib.TopologicalSorter(graph).prepare()
 
 
 def test_nothing_is_called_quant():

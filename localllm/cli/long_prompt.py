@@ -13,7 +13,7 @@ SUMMARIZE = "Summarize this."
 
 if TYPE_CHECKING:
     from localllm.api import Model
-    from localllm.generation.generate import GenerationOptions
+    from localllm.generation.options import GenerationOptions
 
 
 class LongPrompt:

@@ -34,7 +34,7 @@ from localllm.services.records.stream import RecordStream
 from localllm.services.records.tables import kind_of
 
 if TYPE_CHECKING:
-    from localllm.generation.generate import GenerationOptions
+    from localllm.generation.options import GenerationOptions
     from localllm.services.records.lines import Prompts, Record
     from localllm.services.records.map import MapJob
     from localllm.services.remote.model import RemoteModel

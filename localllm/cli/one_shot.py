@@ -36,7 +36,8 @@ if TYPE_CHECKING:
     from localllm.cli.long_prompt import LongPrompt
     from localllm.cli.terminal.tool_calls import ToolCalls
     from localllm.generation.beam_search import Answer
-    from localllm.generation.generate import Generation, GenerationOptions
+    from localllm.generation.options import GenerationOptions
+    from localllm.generation.scheduler import Generation
     from localllm.services.receipts import Choices
     from localllm.services.remote.http import Endpoint
     from localllm.text.messages import Message

@@ -16,7 +16,7 @@ from localllm.system.terminal import usual_keys
 
 if TYPE_CHECKING:
     from localllm.api import Model
-    from localllm.generation.generate import GenerationOptions
+    from localllm.generation.options import GenerationOptions
     from localllm.services.hub.catalogue import HubReference, MissingError
     from localllm.text.messages import Message
 

@@ -12,7 +12,8 @@ from localllm.errors import ContextError, UsageError
 
 if TYPE_CHECKING:
     from localllm.api import Model
-    from localllm.generation.generate import Generation, GenerationOptions
+    from localllm.generation.options import GenerationOptions
+    from localllm.generation.scheduler import Generation
     from localllm.text.messages import Message
 
 Encoding = Annotated[

@@ -7,11 +7,10 @@ from localllm.compat.llama_arguments import ChatArguments, answer_options, lengt
 from localllm.compat.llama_completion import head, usage_of
 from localllm.compat.llama_logprobs import chat_logprobs
 from localllm.errors import UsageError
-from localllm.generation.arguments import alternatives
 from localllm.generation.logprobs import LikelyToken
+from localllm.generation.model_methods import alternatives
 from localllm.generation.reasoning import REASONING, TextPart
-from localllm.generation.tools.tool_call import ToolCall, append_part
-from localllm.generation.tools.tool_call_parser import ARGUMENTS, CALL
+from localllm.generation.tools.tool_call_parser import ARGUMENTS, CALL, ToolCall, append_part
 
 if TYPE_CHECKING:
     from localllm.api import Model

@@ -1,15 +1,29 @@
-"""The interface between an engine and a backend."""
+"""The interface between an engine and a backend; select a backend for a traced model by the options, and build it."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from collections.abc import Sequence as Ids
-from typing import Protocol
+from functools import partial
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 import numpy as np
 
+from localllm.arch.hyperparameters import Hyperparameters
 from localllm.arch.layer_state import State
+from localllm.arch.verbs import Activation
+from localllm.arch.weights import Weights
+from localllm.engine.cpu.backend import CpuBackend
+from localllm.engine.lower.header import Span
 from localllm.engine.memory.sequence_state import SequenceState
-from localllm.engine.run import Span
+from localllm.engine.operations.operation import Operation
+from localllm.engine.options import EngineOptions
+from localllm.engine.trace.image_rows import RowOperations
 from localllm.engine.trace.rope_shift import RopeShift
+from localllm.errors import LocalllmError, UnsupportedError
+from localllm.files.gguf.file import GGUFFile
+from localllm.system.processes import has_driver
+
+if TYPE_CHECKING:
+    from localllm.engine.cuda.devices import GpuPlacement
 
 
 class Backend(Protocol):
@@ -21,12 +35,10 @@ class Backend(Protocol):
 
     @property
     def kernel_limits(self) -> Ids[int]:
-        """Numbers of tokens, ascending, above which a matrix product uses other kernels: see localllm.engine.run."""
+        """Numbers of tokens, ascending, above which a matrix product uses other kernels: see localllm.engine.runs."""
         ...
 
-    def store(self) -> SequenceState:
-        """Create the state of a new sequence."""
-        ...
+    def store(self) -> SequenceState: ...
 
     def cache_usage(self) -> tuple[int, int]:
         """Return how many token slots of the cache are in use and how many there are, in whole pages."""
@@ -60,3 +72,119 @@ class Backend(Protocol):
         ...
 
     def close(self) -> None: ...
+
+
+class TracedModel(NamedTuple):
+    """A model's operations, and what is needed to trace it again.
+
+    Attributes:
+        forward: the architecture's function, which takes any builder.  context: the most tokens of a sequence.
+        encoding: the encoder's operations, if there is one.
+        rows: traces the model for image rows (localllm.engine.trace.image_rows), given whether they have bidirectional
+            attention.
+    """
+
+    file: GGUFFile
+    operations: list[Operation]
+    forward: Callable[..., Activation]
+    hyperparameters: Hyperparameters
+    context: int
+    encoding: Sequence[Operation] = ()
+    rows: Callable[[bool], RowOperations | None] | None = None
+
+    @property
+    def states(self) -> list[State]:
+        return list(self.hyperparameters.states())
+
+
+class SelectedBackend(NamedTuple):
+    """A backend, its description for users, and a warning, in one line.
+
+    limits: memory bytes per second and operations per second of a GPU that has all layers; None otherwise.
+    """
+
+    backend: Backend
+    device: str = "CPU"
+    note: str | None = None
+    limits: tuple[float, float] | None = None
+
+
+class BackendChoice(NamedTuple):
+    """The backend to try: cpu, reference or card; note: why the CPU was chosen, if that may surprise the user."""
+
+    kind: str
+    note: str | None = None
+
+
+def choose_backend(options: EngineOptions, has_driver: Callable[[], bool]) -> BackendChoice:
+    """Choose the backend to try by the options; has_driver is called only for the device auto."""
+    if options.backend in ("cpu", "reference"):
+        return BackendChoice(options.backend)
+    if options.backend == "auto" and not has_driver():
+        is_surprise = options.gpu_layers not in ("auto", 0)
+        return BackendChoice("cpu", "the CPU computes: no NVIDIA driver found" if is_surprise else None)
+    return BackendChoice("card")
+
+
+def build_backend(traced: TracedModel, options: EngineOptions) -> SelectedBackend:
+    """Build the backend of a model. Raises LocalllmError."""
+    kind, note = choose_backend(options, has_driver)
+    if kind == "reference":
+        return SelectedBackend(reference(traced, options))
+    if kind == "card":
+        choice = build_on_card(traced, options)
+        if isinstance(choice, SelectedBackend):
+            return choice
+        note = choice
+    operations = options.observer.watch(traced.operations) if options.observer else traced.operations
+    backend = CpuBackend(operations, traced.states, traced.context, options, traced.encoding, traced.rows)
+    return SelectedBackend(backend, note=note)
+
+
+def reference(traced: TracedModel, options: EngineOptions) -> Backend:
+    from localllm.engine.reference import ReferenceBackend  # rarely needed
+
+    forward = partial(traced.forward, w=Weights(traced.file.tensors), h=traced.hyperparameters)
+    encode = traced.hyperparameters.encode
+    encoding = encode and partial(encode, w=Weights(traced.file.tensors), h=traced.hyperparameters)
+    return ReferenceBackend(forward, options.kv_cache_type, traced.context, options.observer, encoding)
+
+
+def build_on_card(traced: TracedModel, options: EngineOptions) -> SelectedBackend | str | None:
+    """Build a backend with a GPU; if it gets no layers, return the reason, None if none is expected.
+
+    Raises LocalllmError.
+    """
+    if traced.encoding:
+        if options.backend != "auto":
+            raise UnsupportedError("encoder models run on the CPU only: use --device cpu")
+        return "the CPU computes: encoders do not run on GPUs"
+    from localllm.engine.cuda.devices import place_layers
+    from localllm.engine.cuda.program import buffer_bytes
+
+    layers, buffers = traced.hyperparameters.layers, partial(buffer_bytes, traced.operations)
+    placement = place_layers(options, traced.file, traced.states, layers, traced.context, buffers)
+    if placement.card is None or not placement.layers:
+        return placement.warning
+    try:
+        backend = card_backend(traced, options, placement)
+    except LocalllmError as error:
+        placement.card.close()
+        if options.backend != "auto":
+            raise
+        return f"the CPU computes: {error}"
+    limits = (placement.card.bandwidth, placement.card.peak) if placement.layers == layers else None
+    return SelectedBackend(
+        backend, f"{placement.card.name}, {placement.layers} of {layers} layers", placement.warning, limits
+    )
+
+
+def card_backend(traced: TracedModel, options: EngineOptions, placement: "GpuPlacement") -> Backend:
+    """Build the GPU backend. Raises MemoryLimitError, UnsupportedError, LocalllmError."""
+    from localllm.engine.cuda.backend import CudaBackend
+
+    assert placement.card
+    on_cpu = traced.hyperparameters.layers - placement.layers
+    return CudaBackend(
+        placement.card, traced.operations, traced.states, traced.context, options, on_cpu, placement.spare
+    )

@@ -50,7 +50,7 @@ class ClipEncoder:
         """Embed a text's tokens, up to `context` of them, float32 [width]. Raises ModelError as `picture`."""
         t = self._weights.part("t.")
         tokens, places = np.asarray(ids, np.int64), np.arange(len(ids))
-        rows = rows_of(t.token_embd, tokens) + rows_of(t.position_embd, places)
+        rows = dequantize_rows(t.token_embd, tokens) + dequantize_rows(t.position_embd, places)
         with self.lock:
             return self._run(3, self._run(2, rows)[-1:])[0]
 
@@ -65,7 +65,6 @@ class ClipEncoder:
             raise ModelError(f"{self._path}: {error}") from None
 
     def close(self) -> None:
-        """End the threads; idempotent."""
         with self.lock:
             for program in self._programs.values():
                 program.close()
@@ -96,7 +95,7 @@ def trace_parts(file: GGUFFile, pair: clip.Towers) -> list[TracedPart]:
     return traced
 
 
-def rows_of(table: Weight, numbers: np.ndarray) -> np.ndarray:
+def dequantize_rows(table: Weight, numbers: np.ndarray) -> np.ndarray:
     """Dequantize the rows of a matrix with these numbers: float32 [numbers, columns]."""
     tensor = table.tensor
     data = tensor.data.reshape(tensor.shape[0], -1)[numbers]

@@ -7,21 +7,23 @@ from bisect import bisect_left
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
+from typing import NoReturn
 
 import numpy as np
 
 from localllm.arch import architecture
+from localllm.arch.hyperparameters import Hyperparameters
 from localllm.arch.layer_state import Latent, Paged
 from localllm.arch.weights import Weights
-from localllm.engine.backend_selection import choose_backend
-from localllm.engine.cpu.program import compile_program
+from localllm.engine.backend import choose_backend
+from localllm.engine.cpu.program import RunCache, compile_program
 from localllm.engine.forks import lock_for
+from localllm.engine.lower.header import LEAST_OF_TEXTS, Header, Span, TextSpan
 from localllm.engine.lower.steps import StepPlaces
-from localllm.engine.memory.run_cache import RunCache
 from localllm.engine.operations.operation import Operation, Product
 from localllm.engine.operations.tokens import EmbedKinds
 from localllm.engine.options import EngineOptions
-from localllm.engine.run import BATCH, LEAST_OF_TEXTS, PRECISE_TOKENS, Header, Span, TextSpan
+from localllm.engine.runs import BATCH, PRECISE_TOKENS, Runs
 from localllm.engine.trace.recorder import trace_model
 from localllm.errors import ContextError, LocalllmError, ModelError, UnsupportedError, UsageError
 from localllm.files.gguf.file import GGUFFile
@@ -71,7 +73,7 @@ class EmbeddingRunner:
         on_card = self._on_card(recorder.operations, paged, options) if kind == "card" else None
         if kind == "reference":
             forward = partial(model.forward, w=weights, h=self.hyperparameters)
-            self._read = by_reference(forward, options, self.context)
+            self._read = build_reference_reader(forward, options, self.context)
         else:
             self._read = on_card or self._compile(recorder.operations, paged, options)
 
@@ -79,7 +81,7 @@ class EmbeddingRunner:
         self, operations: list[Operation], states: Sequence[Paged | Latent], options: EngineOptions
     ) -> Read | None:
         """Build the GPU runner; None, with a warning, if there is no usable GPU and none is required."""
-        from localllm.engine.cuda.embedding_runner import CudaEmbeddingRunner
+        from localllm.engine.cuda.backend import CudaEmbeddingRunner
 
         try:
             card = CudaEmbeddingRunner(operations, states, self.context, options)
@@ -111,11 +113,9 @@ class EmbeddingRunner:
         return lambda texts: program.read(texts, table, precise or max(len(text.ids) for text in texts) <= SHORT)
 
     def read(
-        self,
-        texts: Sequence[Ids],
-        seconds: Sequence[int] | None = None,
+        self, texts: Sequence[Ids], seconds: Sequence[int] | None = None,
         progress: Callable[[int], object] | None = None,
-    ) -> np.ndarray:
+    ) -> np.ndarray:  # fmt: skip
         """Compute a row for each text's token ids: float32 [texts, width].
 
         seconds: for each pair of texts, the index of the second text's first token, whose type differs; progress:
@@ -147,12 +147,11 @@ class EmbeddingRunner:
         return ids
 
     def close(self) -> None:
-        """End the threads; idempotent."""
         with self.lock:
             self._close()
 
 
-def by_reference(forward: Callable[..., np.ndarray], options: EngineOptions, context: int) -> Read:
+def build_reference_reader(forward: Callable[..., np.ndarray], options: EngineOptions, context: int) -> Read:
     """Build the NumPy runner."""
     from localllm.engine.reference import ReferenceBackend  # rarely needed
 
@@ -181,3 +180,31 @@ def runs(lengths: Sequence[int], kernel_limits: Sequence[int] = (SHORT,)) -> Ite
         tokens += length
     if len(order):
         yield order[first:]
+
+
+class EmbeddingOnlyEngine:
+    """An engine of a model that cannot generate text: every run raises. Attributes: see Engine."""
+
+    device, warning, bytes_per_token, runs, draft_head_path = "CPU", None, 0, Runs(), None
+
+    def __init__(self, path: str, hyperparameters: Hyperparameters, options: EngineOptions):
+        self._path, self.hyperparameters = path, hyperparameters
+        self.context, self.vocab_size = options.context or hyperparameters.context, hyperparameters.vocab_size
+        self.thread_count, self.kv_type, self.lock = options.thread_count, options.kv_cache_type, lock_for(self)
+
+    def cache_usage(self) -> tuple[int, int]:
+        """Return zeros: there is no cache."""
+        return 0, 0
+
+    def sequence(self) -> NoReturn:
+        """Raise UnsupportedError."""
+        kind = f"{self.hyperparameters.arch} models make embeddings and cannot generate text"
+        raise UnsupportedError(f"{self._path}: {kind}: use localllm embed or localllm rerank")
+
+    def step(self, *requests: object) -> NoReturn:
+        """Raise UnsupportedError."""
+        self.sequence()
+
+    def prepare_all(self) -> None: ...
+
+    def close(self) -> None: ...

@@ -13,20 +13,19 @@ from localllm.arch.hyperparameters import Hyperparameters
 from localllm.arch.mtp import has_mtp_layer
 from localllm.arch.weights import Weights
 from localllm.engine import image_tokens
-from localllm.engine.backend import Backend
-from localllm.engine.backend_selection import TracedModel, build_backend
+from localllm.engine.backend import Backend, TracedModel, build_backend
 from localllm.engine.cpu.backend import CpuBackend
-from localllm.engine.cpu.matmul import rounds_activations
-from localllm.engine.draft_head import DraftHead, DraftSequence, hidden_state_tap
-from localllm.engine.draft_head_source import DraftHeadSource, head, own_layer
+from localllm.engine.cpu.lowering import rounds_activations
+from localllm.engine.draft_head import DraftHead, DraftHeadSource, DraftSequence, head, hidden_state_tap, own_layer
 from localllm.engine.forks import lock_for, was_forked
 from localllm.engine.image_tokens import ImageEmbedding, image_of, images_between, is_within, passages
+from localllm.engine.lower.header import NO_KINDS, Span
 from localllm.engine.memory.sequence_state import SequenceState
 from localllm.engine.operations.experts import Route
 from localllm.engine.operations.hidden_states import ExportHidden
 from localllm.engine.options import EngineOptions
-from localllm.engine.run import BATCH, EXACT, FIRST, LATER, NO_KINDS, WHOLE, Runs, Span
 from localllm.engine.run_plan import Reading, missing_tokens, plan_runs
+from localllm.engine.runs import BATCH, EXACT, FIRST, LATER, WHOLE, Runs
 from localllm.engine.sequence import Sequence, require_room
 from localllm.engine.trace.image_rows import row_operations
 from localllm.engine.trace.recorder import trace_model
@@ -148,7 +147,7 @@ class Engine:
     def run(self, requests: Ids[Request], logits: str, precise: bool, kernel_tokens: Ids[int] = ()) -> list[np.ndarray]:
         """Read all requests' tokens, BATCH at a time; return the requested logits of each, float32 [wanted, vocab].
 
-        kernel_tokens: of each request, see localllm.engine.run; 0, or no number: by how many tokens it has.
+        kernel_tokens: of each request, see localllm.engine.runs; 0, or no number: by how many tokens it has.
         Raises the errors of Sequence.append, before anything has changed. After a later failure (memory, NaN) each
         sequence holds the tokens of the runs that succeeded.
         """
@@ -255,6 +254,30 @@ class Engine:
                 store.truncate(keep)
                 raise
             sequence.drop_range(keep, count)
+
+    def append_from(self, sequence: Sequence, source: Sequence, first: int, count: int) -> bool:
+        """Append `count` tokens from position `first` of another sequence: copy their keys and values, rotate the keys.
+
+        The copies still depend on the text that precedes them in the source: keys and values of deeper layers were
+        computed with it. Return False and change nothing if either sequence's state is incomplete or has images. Raises
+        UsageError if the model's keys cannot be moved; MemoryLimitError.
+        """
+        with self.lock:
+            self.prepare_shift()
+            place = len(sequence.tokens)
+            is_whole = all(each.store.truncate(len(each.tokens)) == len(each.tokens) for each in (sequence, source))
+            if not is_whole or sequence.images or source.images or place + count > self.context:
+                return False
+            try:
+                if not sequence.store.append_from(source.store, first, place, count):
+                    return False
+                if first != place:
+                    self.backend.rotate_keys(sequence.store, place, place + count, first - place)
+            except BaseException:
+                sequence.store.truncate(place)
+                raise
+            sequence.commit_copies(source.tokens[first : first + count])
+            return True
 
     @property
     def can_shift(self) -> bool:

@@ -35,7 +35,6 @@ def lock_for(owner: Locked) -> "threading.Lock | Refusal":
 
 
 def was_forked(owner: Locked) -> bool:
-    """Return whether the owner was created in the process that this one was forked from."""
     return isinstance(owner.lock, Refusal)
 
 

@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from localllm.engine.run import LONG, PRECISE_TOKENS, Runs
+from localllm.engine.runs import LONG, PRECISE_TOKENS, Runs
 from localllm.errors import UsageError
 
 ROW_BITS = 15  # bits of an id for the row number
@@ -81,7 +81,6 @@ def position_offset(images: Ids[tuple[int, ImageEmbedding]], place: int) -> int:
 
 
 def images_between(images: Ids[tuple[int, ImageEmbedding]], first: int, end: int) -> list[tuple[int, ImageEmbedding]]:
-    """Select the images that begin in [first, end)."""
     return [(begin, image) for begin, image in images if first <= begin < end]
 
 
@@ -90,12 +89,10 @@ def has_images(tokens: Ids[int]) -> bool:
 
 
 def without_images(tokens: Ids[int]) -> Ids[int]:
-    """Return the tokens without image rows."""
     return [token for token in tokens if token >= 0] if has_images(tokens) else tokens
 
 
 def end_outside_images(tokens: Ids[int], end: int) -> int:
-    """Move an end that is within an image to the end of that image."""
     while is_within(tokens, end):
         end += 1
     return end

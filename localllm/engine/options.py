@@ -59,7 +59,6 @@ class EngineOptions:
         return count
 
     def require_valid(self) -> None:
-        """Raise UsageError for invalid options."""
         _ = self.kv_cache_type
         if self.context is not None and self.context < 1:
             raise UsageError(f"context should be at least 1 token, not {self.context}")

@@ -7,9 +7,9 @@ from collections.abc import Sequence as Ids
 import numpy as np
 
 from localllm.arch.layer_state import KVType, State
+from localllm.engine.lower.header import Span
 from localllm.engine.memory.sequence_state import SequenceState
-from localllm.engine.operations.reference import Reference
-from localllm.engine.run import Span
+from localllm.engine.operations.registry import Reference
 from localllm.engine.trace.imatrix_collector import ImatrixCollector
 from localllm.engine.trace.rope_shift import RopeShift
 from localllm.errors import NOT_NUMBERS, ModelError
@@ -24,21 +24,12 @@ class ReferenceBackend:
     rotates_keys, kernel_limits = True, ()
 
     def __init__(
-        self,
-        forward: Callable[[Reference], np.ndarray],
-        kv_type: KVType,
-        context: int,
-        observer: ImatrixCollector | None,
-        encoding: Callable[[Reference], object] | None = None,
-    ):
+        self, forward: Callable[[Reference], np.ndarray], kv_type: KVType, context: int,
+        observer: ImatrixCollector | None, encoding: Callable[[Reference], object] | None = None,
+    ):  # fmt: skip
         """Store the model; forward, encoding: call the architecture's verbs on a builder; context: the most tokens."""
-        self._forward, self._encoding, self._kv_type, self._context, self._observer = (
-            forward,
-            encoding,
-            kv_type,
-            context,
-            observer,
-        )
+        self._forward, self._encoding, self._kv_type = forward, encoding, kv_type
+        self._context, self._observer = context, observer
         self._matrices: dict[tuple[str, int], np.ndarray] = {}
 
     def store(self) -> ReferenceCache:
@@ -61,7 +52,6 @@ class ReferenceBackend:
     def prepare_all(self) -> None: ...
 
     def prepare_shift(self, turns: Mapping[State, RopeShift]) -> None:
-        """Store how each layer's keys rotate."""
         self._turns = turns
 
     def rotate_keys(self, store: SequenceState, first: int, end: int, distance: int) -> None:
@@ -69,5 +59,4 @@ class ReferenceBackend:
         for state, turn in self._turns.items():
             store.rotate_keys(state, turn, first, end, distance)
 
-    def close(self) -> None:
-        """Do nothing."""
+    def close(self) -> None: ...

@@ -7,7 +7,7 @@ from typing import NamedTuple
 import numpy as np
 
 from localllm.engine.image_tokens import passages
-from localllm.engine.run import BATCH, Runs
+from localllm.engine.runs import BATCH, Runs
 from localllm.engine.sequence import Sequence
 
 REREAD = 16  # most tokens that are recomputed together with new ones; more get a run of their own, whose end is cached
@@ -21,7 +21,7 @@ class Reading(NamedTuple):
     begin: int  # position of the first token
     ids: np.ndarray  # int64
     wanted: int = 0  # number of last tokens whose logits are returned
-    kernel_tokens: int = 0  # see localllm.engine.run; 0: by the number of tokens
+    kernel_tokens: int = 0  # see localllm.engine.runs; 0: by the number of tokens
     kernel_wanted: int = 1
 
     def part(self, first: int, end: int) -> "Reading":

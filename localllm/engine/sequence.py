@@ -9,7 +9,7 @@ import numpy as np
 
 from localllm.engine.image_tokens import ImageEmbedding, last_end, row_of
 from localllm.engine.memory.sequence_state import SequenceState
-from localllm.engine.run import BATCH, Runs
+from localllm.engine.runs import BATCH, Runs
 from localllm.errors import ContextError, LocalllmError, UsageError
 
 if TYPE_CHECKING:
@@ -70,7 +70,7 @@ class Sequence:
     Attributes:
         tokens: the ids that it has read.  engine: its engine.
         aligned: length of the prefix whose state any sequence with the same tokens would have, to the bit: it was read
-            in whole runs (localllm.engine.run) or up to the end of an image.
+            in whole runs (localllm.engine.runs) or up to the end of an image.
         listener: receives the tokens that the sequence reads; None: no listener.
         encoded: number of tokens at the beginning that an encoder has read; without tokens after them, the sequence is
         empty.
@@ -113,7 +113,7 @@ class Sequence:
         """Read tokens; returns the requested logits, float32 [tokens, vocab].
 
         logits: after the "last" token, after "all" or "none". precise: keep activations in 16 bits in small batches;
-        otherwise in 8, and a few tokens cost little more than one. kernel_tokens: see localllm.engine.run; 0: by the
+        otherwise in 8, and a few tokens cost little more than one. kernel_tokens: see localllm.engine.runs; 0: by the
         number of tokens. Raises UsageError for an id outside of the vocabulary, ContextError if the tokens do not fit,
         MemoryLimitError, and ModelError for NaN or infinite logits.
         """
@@ -153,7 +153,6 @@ class Sequence:
             return kept_length
 
     def detach_listener(self) -> None:
-        """Detach the listener."""
         listener, self.listener = self.listener, None
         if listener:
             listener.close()
@@ -163,7 +162,6 @@ class Sequence:
         return length if length > self.encoded else 0
 
     def _hold(self, length: int) -> None:
-        """Drop all but the first `length` tokens."""
         self.aligned = min(self.aligned, self._last_end(length))
         del self.tokens[length:]
         self.exact = self.exact if self.exact < length else sys.maxsize

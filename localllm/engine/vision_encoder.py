@@ -15,14 +15,13 @@ from localllm.arch.verbs import Activation
 from localllm.arch.vision import projector
 from localllm.arch.vision.hyperparameters import Vision
 from localllm.arch.weights import Weights
-from localllm.engine.cpu.program import compile_program
+from localllm.engine.cpu.program import RunCache, compile_program
 from localllm.engine.forks import lock_for
+from localllm.engine.lower.header import Header
 from localllm.engine.lower.steps import StepPlaces
 from localllm.engine.lower.tape import row_bytes
-from localllm.engine.memory.run_cache import RunCache
 from localllm.engine.operations.operation import Operation
 from localllm.engine.options import EngineOptions
-from localllm.engine.run import Header
 from localllm.engine.trace.image_rows import TabulatedRecorder
 from localllm.errors import ModelError
 from localllm.files.gguf.file import GGUFFile
@@ -64,7 +63,6 @@ class VisionEncoder:
 
     @property
     def operations(self) -> list[Operation]:
-        """Return all operations for an image."""
         return [operation for part in self._parts for operation in part.recorder.operations]
 
     def read(self, picture: "Picture") -> np.ndarray:
@@ -79,7 +77,7 @@ class VisionEncoder:
             tower, project = self._programs
             try:
                 encoded = tower.run(h.rows(picture, self._weights), h.rotary_positions(grid), h.windows(grid))
-                encoded = self._gather(encoded, grid)
+                encoded = self.family.gather(h, encoded, grid)
                 return h.with_breaks(project.run(encoded), grid, self._weights)
             except ModelError as error:
                 raise ModelError(f"{h.path}: {error}") from None
@@ -88,11 +86,7 @@ class VisionEncoder:
         """Encode all crops of an image of that size, and combine them as the family does. Raises ModelError."""
         return self.hyperparameters.arrange([self.read(picture) for picture in pictures], size, self._weights)
 
-    def _gather(self, rows: np.ndarray, grid: tuple[int, int]) -> np.ndarray:
-        return self.family.gather(self.hyperparameters, rows, grid)
-
     def close(self) -> None:
-        """End the threads; idempotent."""
         with self.lock:
             for program in self._programs:
                 program.close()

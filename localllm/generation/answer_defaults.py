@@ -32,7 +32,6 @@ class AnswerDefaults:
         return [*(system or default), *self.messages]
 
     def conversation(self, messages: Sequence[Message]) -> list[Message]:
-        """Return a conversation with the defaults before its first turn."""
         first = sum(map(is_instruction, messages[:1]))
         return [*self.head(messages[:first]), *messages[first:]]
 
@@ -41,7 +40,6 @@ class AnswerDefaults:
         return replace(self, options=defaults.complete(self.options))
 
     def complete(self, options: GenerationOptions | None) -> GenerationOptions:
-        """Return options with these defaults."""
         if options is None:
             return self.options
         changes = {
@@ -53,5 +51,4 @@ class AnswerDefaults:
 
 
 def is_instruction(message: Message) -> bool:
-    """Return whether a message is a system message."""
     return isinstance(message, dict) and message.get("role") in INSTRUCTION

@@ -1,15 +1,17 @@
-"""Answers as plain data: what pickle and deepcopy keep of them."""
+"""The base of answers that are iterated over, and answers as plain data: what pickle and deepcopy keep of them."""
 
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
+from inspect import GEN_CREATED, getgeneratorstate
 from typing import TYPE_CHECKING, Any, Self
 
 from localllm.errors import UsageError
+from localllm.generation.reasoning import ANSWER, TextPart
 from localllm.text.messages import Message
 
 if TYPE_CHECKING:
     from localllm.generation.logprobs import LikelyToken
     from localllm.generation.options import GenerationOptions
-    from localllm.generation.tools.tool_call import ToolCall
+    from localllm.generation.tools.tool_call_parser import ToolCall
 
 # Attributes of answers that are kept, besides those from which `parsed` is made.
 KEPT = (
@@ -76,7 +78,6 @@ class Recordable:
         return parsed(self.text, self.finish_reason, has_schema(self.options), self.options.result_type)
 
     def __reduce__(self) -> tuple[type[AnswerRecord], tuple[dict[str, Any]]]:
-        """Pickle and deepcopy as plain data."""
         return record_of(self)
 
     def __copy__(self) -> Self:
@@ -86,12 +87,10 @@ class Recordable:
 
 
 def has_schema(options: "GenerationOptions") -> bool:
-    """Return whether an answer has a JSON schema."""
     return options.constraint is not None and options.constraint.kind == "schema"
 
 
 def record_of(answer: Any) -> tuple[type[AnswerRecord], tuple[dict[str, Any]]]:
-    """Return how to make an answer's record, for pickle; answer: a Completion."""
     values = {name: getattr(answer, name) for name in KEPT}
     values |= {"has_schema": has_schema(answer.options), "result_type": answer.options.result_type}
     return AnswerRecord, (values,)
@@ -101,7 +100,7 @@ def parsed(text: str, finish_reason: str, has_schema: bool, result_type: object)
     """Parse the text of an answer with a schema. Raises UsageError without one, and as parse_answer."""
     if not has_schema:
         raise UsageError("the answer has no schema by which it could be parsed")
-    from localllm.generation.constraints.python_types import parse_answer
+    from localllm.generation.constraints.json_text import parse_answer
 
     return parse_answer(text, finish_reason, result_type)
 
@@ -112,3 +111,24 @@ def as_message(answer: Any) -> Message:
     if answer.calls:
         reasoning["tool_calls"] = [call.to_message() for call in answer.calls]
     return {"role": "assistant", "content": answer.text, **reasoning}
+
+
+class TextIterator:
+    """Iterates over the pieces of an answer's text; parts: iterates over all parts, such as reasoning and calls."""
+
+    parts: Generator[TextPart, None, None]
+
+    def __iter__(self) -> Self:
+        return self
+
+    def finish_unread(self) -> None:
+        """Generate the whole answer if nobody has begun to iterate over it. Raises the errors of iterating."""
+        if getgeneratorstate(self.parts) == GEN_CREATED:
+            for _ in self.parts:
+                pass
+
+    def __next__(self) -> str:
+        for kind, text in self.parts:
+            if kind == ANSWER:
+                return text
+        raise StopIteration

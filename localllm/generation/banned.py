@@ -13,7 +13,7 @@ import numpy as np
 from localllm.errors import UsageError
 
 if TYPE_CHECKING:
-    from localllm.generation.constraints.token_mask import AnswerState
+    from localllm.generation.answer_state import AnswerState
     from localllm.generation.reasoning import TextPart
     from localllm.generation.sampling.sampler import Sampler
     from localllm.text.tokenizer import Tokenizer
@@ -85,7 +85,6 @@ class BannedStrings:
         self._barred: dict[int, set[int]] = {}  # by the number of tokens held before the place
 
     def copy(self) -> "BannedStrings":
-        """Return an independent copy."""
         twin = BannedStrings(self._strings, self._tokenizer)
         twin.held, twin._barred = [*self.held], {place: {*tokens} for place, tokens in self._barred.items()}
         return twin

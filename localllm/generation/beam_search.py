@@ -16,12 +16,11 @@ from localllm.errors import UsageError
 from localllm.frozen import frozen
 from localllm.generation.options import CALLABLES
 from localllm.generation.prefix_cache import PrefixCache
-from localllm.generation.request import Completion, Request
+from localllm.generation.request import Completion, Request, Task
 from localllm.generation.sampling.candidates import Candidates
 from localllm.generation.sampling.sampler import log_total
 from localllm.generation.sampling.steps import only, top_k
 from localllm.generation.scheduler import Scheduler
-from localllm.generation.task import Task
 from localllm.text.tokenizer import Tokenizer
 from localllm.values import whole_number
 
@@ -50,7 +49,6 @@ Found = TypeVar("Found", bound=Answer | Completion)
 
 
 def require_counts(n: int, beams: int) -> None:
-    """Raise UsageError for invalid numbers of answers and beams."""
     whole_number("n", n, 1)
     whole_number("beams", beams)
     if beams and n > beams:
@@ -118,7 +116,6 @@ class BeamSearch:
         return []
 
     def _add(self, answers: list[Completion]) -> None:
-        """Add finished answers to the results."""
         for answer in answers:
             answer.finish()
         self.results = best([*self.results, *answers], self._beams)
@@ -136,15 +133,13 @@ class BeamSearch:
         for rank, (logprob, token, parent) in enumerate(continuations(answers, rows, count)):
             child = parent.extend(token, logprob)
             if not child.has_ended:
-                going.setdefault(self._text_bytes(child), (child, parent))
+                text = b"".join(self._tokenizer.token_bytes(each, True) for each in child.tokens)
+                going.setdefault(text, (child, parent))
             elif rank < self._beams:
                 finished.append(child)
             if len(going) == self._beams:
                 break
         return [*going.values()], finished
-
-    def _text_bytes(self, answer: Completion) -> bytes:
-        return b"".join(self._tokenizer.token_bytes(token, True) for token in answer.tokens)
 
 
 def best(answers: Sequence[Found], count: int) -> list[Found]:

@@ -51,7 +51,6 @@ class ChatFormat:
 
     @cached_property
     def calls(self) -> "ToolCallFormat":
-        """The format of the model's tool calls."""
         from localllm.generation.tools.tool_messages import format_of_template
 
         return format_of_template(self.template, self._tokenizer)

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Generic, NamedTuple, TypeVar
 
 import numpy as np
 
-from localllm.engine.run import PRECISE_TOKENS
+from localllm.engine.runs import PRECISE_TOKENS
 from localllm.errors import ContextError, LocalllmError, UsageError
 from localllm.generation.logprobs import TokenLogprob
 from localllm.generation.prefix_cache import PrefixCache
@@ -52,7 +52,7 @@ class Score(NamedTuple):
     tokens: list[TokenLogprob]
 
 
-def choices_of(texts: Sequence[str], tokens: Sequence[Sequence[TokenLogprob]]) -> list[Choice]:
+def rank_choices(texts: Sequence[str], tokens: Sequence[Sequence[TokenLogprob]]) -> list[Choice]:
     """Return texts with probabilities that add up to 1, the likeliest first; tokens: log probabilities of each."""
     logprobs = [math.fsum(token.logprob for token in of_text) for of_text in tokens]
     highest = max(logprobs)
@@ -90,7 +90,8 @@ class TextTree:
     def logprobs(self, path: Path, row: np.ndarray) -> dict[int, float]:
         """Return log probabilities of the tokens that may follow a path; row: logits after it, float32 [vocab]."""
         following = self._following.get(path)
-        return logprobs_of(row, following) if following else {}
+        total = log_total(row) if following else 0
+        return {token: float(row[token]) - total for token in following or () if token < len(row)}
 
     def require_fit(self, request: Request, engine: "Engine") -> None:
         """Raise ContextError for a prompt whose texts do not fit, and UsageError."""
@@ -276,12 +277,6 @@ def maximal(paths: Collection[Path]) -> list[Path]:
     return [
         path for path, following_path in zip(ordered, following, strict=False) if following_path[: len(path)] != path
     ]
-
-
-def logprobs_of(row: np.ndarray, tokens: Collection[int]) -> dict[int, float]:
-    """Return log probabilities by token; row: logits, float32 [vocab]."""
-    total = log_total(row)
-    return {token: float(row[token]) - total for token in tokens if token < len(row)}
 
 
 def score_tokens(

@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from localllm.engine.copied_chunk import append_from
 from localllm.errors import MemoryLimitError
 
 if TYPE_CHECKING:
@@ -73,7 +72,6 @@ def extend(ours: np.ndarray, cached_ids: np.ndarray, chunk: Chunk, free: int) ->
 
 
 def same(ours: np.ndarray, cached_ids: np.ndarray) -> int:
-    """Return the length of the common prefix of two arrays of equal length."""
     differences = np.flatnonzero(ours != cached_ids)
     return int(differences[0]) if len(differences) else len(ours)
 
@@ -98,7 +96,7 @@ class ChunkReuse:
             _, first, count = chunk = self._chunks.pop(0)
             try:
                 if chunk.place == len(sequence.tokens):
-                    append_from(self._engine, sequence, self._source, first, count)
+                    self._engine.append_from(sequence, self._source, first, count)
             except MemoryLimitError:
                 self._chunks = []
         if not self._chunks:

@@ -1,6 +1,6 @@
 """Chunked prefill: split a prompt into chunks so that a batch computes the same logits as a single Generation.
 
-A Generation reads its prompt in runs (localllm.engine.run). A run of up to PRECISE_TOKENS tokens has activations in 16
+A Generation reads its prompt in runs (localllm.engine.runs). A run of up to PRECISE_TOKENS tokens has activations in 16
 bits, a longer one in 8 bits except for a few tokens at both ends of the prompt. In a batch, each chunk is read with the
 precision and the kernels that its tokens have in these runs. In 8 bits, chunks begin at a page.
 """
@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from localllm.engine.image_tokens import end_outside_images, has_images, passages
-from localllm.engine.run import BATCH, PRECISE_TOKENS, Runs
+from localllm.engine.runs import BATCH, PRECISE_TOKENS, Runs
 from localllm.kernels.machine import has_tiles
 from localllm.kernels.table import PAGE
 
@@ -38,7 +38,7 @@ class PrefillSegment(NamedTuple):
     Attributes:
         begin, end: positions in the prompt.  precise: whether activations have 16 bits.
         is_image: whether they are the rows of an image, which may attend to each other and are read in one chunk.
-        kernel_tokens: the number of tokens that selects kernels, see localllm.engine.run; 0: that of the chunk.
+        kernel_tokens: the number of tokens that selects kernels, see localllm.engine.runs; 0: that of the chunk.
     """
 
     begin: int
@@ -101,9 +101,7 @@ def end_of_run(prompt: Ids[int], start: int, runs: Runs) -> int:
 
 
 def read_prompt(
-    sequence: "Sequence | ShiftedSequence",
-    prompt: list[int],
-    on_progress: Callable[[int, int], None] | None,
+    sequence: "Sequence | ShiftedSequence", prompt: list[int], on_progress: Callable[[int, int], None] | None
 ) -> np.ndarray:
     """Read the tokens of a prompt that the sequence does not hold; return the logits after it, float32 [1, vocab]."""
     begin, progress = len(sequence.tokens), on_progress or (lambda done, total: None)

@@ -129,7 +129,6 @@ class ShiftedSequence:
         return length_left
 
     def fork(self) -> "ShiftedSequence":
-        """Return a fork."""
         twin = ShiftedSequence(self._sequence.fork(), self.keep)
         twin._gap, twin.tokens = self._gap, [*self.tokens]
         return twin
@@ -144,7 +143,6 @@ class ShiftedSequence:
         self._sequence.release()
 
     def close(self) -> None:
-        """Free the memory."""
         self._sequence.close()
 
 

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from typing import Generic, NamedTuple, NoReturn, Protocol, TypeVar
 
 from localllm.errors import UsageError
-from localllm.generation.generate import GenerationOptions
+from localllm.generation.options import GenerationOptions
 from localllm.images.parts import texts_of
 from localllm.text.messages import Message
 
@@ -164,7 +164,6 @@ class Conversation(Generic[A]):
 
 
 def is_conversation(prompt: "str | list[int] | Sequence[Message]") -> bool:
-    """Return whether a prompt is messages."""
     return isinstance(prompt, Sequence) and any(isinstance(item, dict) for item in prompt)
 
 

@@ -49,7 +49,6 @@ class DiffusionOptions:
     has_noise: bool = False
 
     def require_valid(self) -> None:
-        """Raise UsageError for invalid options."""
         if not ORIGIN <= self.algorithm <= CONFIDENCE:
             raise UsageError(f"algorithm should be a number from 0 to 4, not {self.algorithm}")
         if self.length < 1 or not 1 <= self.steps <= MOST_STEPS:
@@ -120,13 +119,9 @@ def logits_for(model: DiffusionModel, tokens: np.ndarray, first: int, options: D
 
 
 def fill(
-    tokens: np.ndarray,
-    places: np.ndarray,
-    rows: np.ndarray,
-    count: int,
-    options: DiffusionOptions,
+    tokens: np.ndarray, places: np.ndarray, rows: np.ndarray, count: int, options: DiffusionOptions,
     random: np.random.Generator,
-) -> None:
+) -> None:  # fmt: skip
     """Sample tokens for `count` of the masked positions `places`, and write them to `tokens`.
 
     rows: logits at these positions, float64 [places, vocab].

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from localllm.engine.run import PRECISE_TOKENS
+from localllm.engine.runs import PRECISE_TOKENS
 from localllm.generation.sampling.sampler import log_total
 
 if TYPE_CHECKING:

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     import numpy as np
 
     from localllm.generation.constraints.constraint import Constraint
-    from localllm.generation.speculation.drafter import Drafter
+    from localllm.generation.speculation.acceptance import Drafter
     from localllm.generation.tools.tool_grammar import ToolUse
 
 CALLABLES = ("logits_processor", "stopping_criteria")  # options that are functions, only for Python programs
@@ -100,7 +100,6 @@ class GenerationOptions:
     result_type: object = None  # the Python type that was given as the schema, or None
 
     def __post_init__(self) -> None:
-        """Raise UsageError for invalid values."""
         if self.max_tokens is not None:
             whole_number("max_tokens", self.max_tokens)
         if self.cache_reuse is not None:

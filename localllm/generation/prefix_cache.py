@@ -1,10 +1,14 @@
 """The prefix cache: sequences of earlier prompts, reused for prompts with the same prefix.
 
 The longest prefix that a prompt shares with a sequence in memory or in a file is not prefilled again, so a new turn of
-a conversation costs its own tokens only. generation.prefix_match decides how much of it can be reused without changing
-a bit of the answer.
+a conversation costs its own tokens only. Single answers share the cache of their model; each batch, whose prompts are
+prefilled in chunks, has its own.
 
-Single answers share the cache of their model; each batch, whose prompts are prefilled in chunks, has its own.
+Reuse changes no bit of the answer. A cached prefix can be reused up to the end of a whole run (localllm.engine.runs) or
+an image, because the rest of the prompt is then read in the same runs as without the cache. A conversation can also
+continue at the end of each of its turns. Prompts of up to PRECISE_TOKENS tokens are read with 16-bit activations, so
+prefixes of any length can be reused between them if they select the same kernels. In a batch, a prefix can be reused as
+long as both prompts are read with the same arithmetic (localllm.generation.chunked_prefill).
 """
 
 import sys
@@ -19,20 +23,108 @@ import numpy as np
 from localllm.engine.forks import lock_for
 from localllm.engine.image_tokens import has_images, is_worth_caching, last_end
 from localllm.engine.memory.sequence_state import StoredPrefix
-from localllm.engine.run import LONG, PRECISE_TOKENS
-from localllm.generation.chunked_prefill import PrefillSegments
+from localllm.engine.runs import LONG, PRECISE_TOKENS, Runs
+from localllm.generation.chunked_prefill import PrefillSegments, reusable_prefix
 from localllm.generation.context_overflow import ShiftedSequence, rolling
-from localllm.generation.prefix_match import PrefixMatch, ReuseCandidate, TurnBoundary, longest_match, match
 from localllm.generation.run_queue import RunQueue
 
 if TYPE_CHECKING:
     from localllm.engine.engine import Engine
-    from localllm.engine.memory.prefix_store import PrefixStore
+    from localllm.engine.memory.sequence_state import StoredPrefix
+    from localllm.engine.prefix_store import PrefixStore
     from localllm.engine.sequence import Sequence
     from localllm.generation.chunk_reuse import ChunkReuse
-    from localllm.generation.prefix_match import Source
+    from localllm.generation.context_overflow import ShiftedSequence
     from localllm.generation.request import Completion
-    from localllm.generation.speculation.ngram_cache import NgramCache
+    from localllm.generation.speculation.ngram import NgramCache
+
+    Source = Sequence | ShiftedSequence | StoredPrefix
+
+
+class TurnBoundary(NamedTuple):
+    """The lengths of a sequence, in tokens, after a turn's prompt and after its answer (None: not ended yet)."""
+
+    prompt: int
+    end: int | None = None
+
+
+class ReuseCandidate(NamedTuple):
+    """A sequence or file whose prefix a prompt may reuse.
+
+    Attributes:
+        source: the sequence or file, None if only the length matters.  tokens: the cached tokens.  turns: the ends of
+        the conversation's turns.
+        aligned: number of first tokens that were read in whole runs and images; None if any prefix can be reused.
+        has_logits: whether the logits after the last token are known: the same prompt needs no prefill.
+        segments: segments of the prompt at the beginning of the tokens, if it was prefilled in a batch.
+    """
+
+    source: "Source | None"
+    tokens: Ids[int]
+    turns: Ids[TurnBoundary] = ()
+    aligned: int | None = None
+    has_logits: bool = False
+    segments: PrefillSegments | None = None
+
+
+class PrefixMatch(NamedTuple):
+    """The length of the prefix that a source shares with a prompt.
+
+    Attributes:
+        is_run: whether it ends where a whole run or an image ends, so that the rest is read as without a cache.
+    """
+
+    source: "Source | None"
+    length: int
+    is_run: bool = False
+
+
+NOTHING = PrefixMatch(None, 0)
+
+
+def longest_match(
+    candidates: Iterable[ReuseCandidate], ids: Ids[int], runs: Runs, segments: PrefillSegments | None = None
+) -> PrefixMatch:
+    """Return the longest reusable prefix, the first of equal ones; NOTHING if there is none.
+
+    segments: segments of the prompt, if it is prefilled in a batch.
+    """
+    matches = (match(candidate, ids, runs, segments) for candidate in candidates)
+    best = max(matches, key=lambda match_here: match_here.length, default=NOTHING)
+    return best if best.length else NOTHING
+
+
+def match(candidate: ReuseCandidate, ids: Ids[int], runs: Runs, segments: PrefillSegments | None = None) -> PrefixMatch:
+    """Return how much of a candidate's prefix a prompt can reuse; the length may be 0."""
+    source, tokens, turns, aligned, has_logits, read_in = candidate
+    common_length = common(tokens, ids)
+    if read_in and segments:
+        return PrefixMatch(source, reusable_prefix(common_length, segments, read_in) if common_length else 0)
+    if has_logits and len(tokens) == len(ids) == common_length + 1 and tokens[-1] == ids[-1]:
+        return PrefixMatch(source, len(ids))
+    if aligned is None:
+        return PrefixMatch(source, common_length)
+    ended = max(
+        (common_length if end is None else min(end, common_length) for prompt, end in turns if prompt <= common_length),
+        default=0,
+    )
+    length = max(ended, last_end(ids, min(common_length, aligned), runs))
+    left = next((turn.prompt for turn in turns if turn.prompt > common_length), 0)  # the prompt that differs
+    if left and max(len(ids), left) <= PRECISE_TOKENS and runs.compute_alike(len(ids), left):
+        length = common_length
+    is_run = length < common_length and length == last_end(ids, min(length, aligned), runs)
+    return PrefixMatch(source, length, is_run)
+
+
+def common(tokens: Ids[int], ids: Ids[int]) -> int:
+    """Return the length of the common prefix, at most len(ids) - 1."""
+    count = 0
+    for ours, cached in zip(tokens, ids[:-1], strict=False):
+        if ours != cached:
+            break
+        count += 1
+    return count
+
 
 PARKED = 4  # conversations besides the latest that are kept for being resumed
 LIVE_IDLE = 16  # idle conversations of a live batch that are kept for their next turn
@@ -88,13 +180,9 @@ class PrefixCache:
     """
 
     def __init__(
-        self,
-        engine: "Engine",
-        store: "PrefixStore | None" = None,
-        ngrams: "NgramCache | None" = None,
-        is_shared: bool = False,
-        is_live: bool = False,
-    ):
+        self, engine: "Engine", store: "PrefixStore | None" = None, ngrams: "NgramCache | None" = None,
+        is_shared: bool = False, is_live: bool = False,
+    ):  # fmt: skip
         self.engine, self.context, self.store, self.ngrams = engine, engine.context, store, ngrams
         self.is_shared, self.is_live, self.runs = is_shared, is_live, RunQueue()
         self.idle: deque[Sequence | ShiftedSequence] = deque()
@@ -135,7 +223,6 @@ class PrefixCache:
             return find_reuse(self.engine, sequence, query.ids, plain, query.reuse)
 
     def longest_match(self, answer: "Completion") -> PrefixMatch:
-        """Return the longest cached prefix of an answer in memory."""
         with self.lock:
             return self._longest_match(self._query(answer)._replace(most=0))
 
@@ -257,7 +344,7 @@ class PrefixCache:
     def record_prefill(self, sequence: "Sequence | ShiftedSequence", begin: int, logits: np.ndarray) -> None:
         """Keep a fork of a sequence that has just prefilled a long prompt from position `begin` on.
 
-        Do nothing unless the prompt was divided into runs (engine.run) as a prefill of all its tokens divides it.
+        Do nothing unless the prompt was divided into runs (engine.runs) as a prefill of all its tokens divides it.
         logits: float32 [1, vocab], after the prompt.
         """
         tokens, runs = sequence.tokens, self.engine.runs
@@ -328,7 +415,6 @@ class PrefixCache:
             self.ngrams.collect()
 
     def touch(self, source: "Source | None") -> None:
-        """Mark an idle sequence as recently used."""
         if source and not isinstance(source, StoredPrefix) and source in self.idle:
             self.idle.remove(source)
             self.idle.append(source)

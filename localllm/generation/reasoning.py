@@ -202,7 +202,6 @@ def _is_in(format: ThinkingFormat, template: str) -> bool:
 
 
 def _are_tokens(format: ThinkingFormat, tokenizer: "Tokenizer") -> bool:
-    """Return whether all of the format's marks are tokens."""
     return all(tokenizer.special_id(mark) is not None for mark in format.marks)
 
 
@@ -285,7 +284,6 @@ class ReasoningParser:
         return self.kind is None and not self._buffer
 
     def copy(self) -> "ReasoningParser":
-        """Return an independent copy."""
         return copy(self)
 
     def push(self, text: str) -> list[TextPart]:
@@ -342,7 +340,6 @@ class ReasoningParser:
         return place if place >= 0 and (ESCAPE in self.call or line.endswith("\n")) else None
 
     def _add(self, parts: list[TextPart], kind: str, text: str) -> None:
-        """Add a part; white space after a mark is dropped."""
         if self._trims:
             text = text.lstrip()
             self._trims = not text

@@ -1,33 +1,108 @@
-"""A request, which is a prompt to be answered n times, and its answers in progress."""
+"""A task (a prompt, and how to answer it), a request to answer it n times, and its answers in progress."""
 
+import sys
 from collections.abc import Callable, Iterator
 from collections.abc import Sequence as Ids
 from copy import copy
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from time import perf_counter
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import numpy as np
 
-from localllm.engine.run import PRECISE_TOKENS
-from localllm.errors import LocalllmError
+from localllm.engine.image_tokens import end_outside_images
+from localllm.engine.runs import PRECISE_TOKENS
+from localllm.errors import ContextError, LocalllmError, UsageError
+from localllm.frozen import frozen
 from localllm.generation.answer_record import Recordable
+from localllm.generation.answer_state import AnswerState
 from localllm.generation.chunked_prefill import PrefillSegment, PrefillSegments
-from localllm.generation.constraints.token_mask import AnswerState
+from localllm.generation.context_overflow import SINK_TOKENS, require_shift
 from localllm.generation.logprobs import LikelyToken, token_logprobs
-from localllm.generation.reasoning import ANSWER, REASONING, TextPart
+from localllm.generation.options import GenerationOptions
+from localllm.generation.reasoning import ANSWER, REASONING, TextPart, Thinking
 from localllm.generation.sampling.sampler import Sampler, log_total, make_samplers
-from localllm.generation.task import Task
-from localllm.text.tokenizer import Tokenizer
+from localllm.generation.transcript import Transcript
+from localllm.text.tokenizer import StreamDecoder, Tokenizer
 
 if TYPE_CHECKING:
     from localllm.engine.engine import Engine
-    from localllm.engine.run import Runs
+    from localllm.engine.image_tokens import ImageEmbedding
+    from localllm.engine.runs import Runs
     from localllm.engine.sequence import Sequence
     from localllm.generation.banned import AnswerSnapshot, BannedStrings
     from localllm.generation.chunk_reuse import ChunkReuse
     from localllm.generation.speculation.acceptance import Guesses
-    from localllm.generation.tools.tool_call import ToolCall
+    from localllm.generation.tools.tool_call_parser import ToolCall
+    from localllm.generation.tools.tool_grammar import ToolGrammar
+
+
+@frozen
+class Task:
+    """A prompt, as token ids, and how to answer it.
+
+    Attributes:
+        decoder: converts the answer's tokens to text.  thinking: the marks of reasoning.
+        earlier: length, in tokens, of the stored conversation that the prompt continues; 0 if it continues none.
+        calls: the grammar of tool calls, or None.  seen: the images of the prompt's image tokens.
+        begun: the part of the answer that the prompt already contains.
+    """
+
+    prompt: list[int]
+    decoder: StreamDecoder
+    options: GenerationOptions = field(default_factory=GenerationOptions)
+    thinking: Thinking = field(default_factory=Thinking)
+    earlier: int = 0
+    calls: "ToolGrammar | None" = None
+    seen: "Ids[ImageEmbedding]" = ()
+    begun: str = ""
+
+    def require_room(self, context: int) -> None:
+        """Raise UsageError for an empty prompt and ContextError for one that leaves no room for an answer."""
+        if not self.prompt:
+            raise UsageError("the prompt is empty")
+        if len(self.prompt) >= context:
+            length = len(self.prompt)
+            message = f"the prompt has {length} tokens, but the context holds only {context} with the answer"
+            raise ContextError(message, length - context + 1)
+
+    def resolve_keep(self, context: int) -> int | None:
+        """Return the number of first tokens to keep when the context is full; None without context shift.
+
+        Raises ContextError for a context that is too small to shift, and errors as `require_room`.
+        """
+        if self.options.on_overflow != "shift":
+            self.require_room(context)
+            return None
+        count = end_outside_images(self.prompt, SINK_TOKENS if self.options.keep is None else self.options.keep)
+        require_shift(count, context)
+        self.require_room(sys.maxsize)
+        return count
+
+    def guide(self, tokenizer: Tokenizer, vocab: int) -> AnswerState:
+        """Make the state of an answer before its first token; vocab: vocabulary size. Raises UsageError."""
+        matcher, calls = None, self.calls
+        if self.options.constraint:
+            from localllm.generation.constraints.constraint import matcher_of  # imports llguidance if it is needed
+
+            matcher = matcher_of(self.options.constraint, tokenizer, vocab)
+        form = self.options.constraint
+        transcript = Transcript(self.decoder, () if form else self.options.stop, self.thinking, calls, form)
+        if self.begun and matcher and (advanced := matcher.copy()).accept_text(self.begun):
+            matcher = advanced  # otherwise the beginning does not match, and the constraint starts after it
+            transcript.go_on_from(self.begun)
+        if calls is None:
+            if matcher and matcher.names_any(self.thinking.shown):  # a grammar that covers the reasoning, too
+                return AnswerState(transcript, replace(self.thinking, budget=None), matcher, is_whole=True)
+            return AnswerState(transcript, self.thinking, matcher)
+        if calls.must:
+            return AnswerState(transcript, self.thinking, calls.matcher(vocab), is_whole=calls.wraps_whole_message)
+        if matcher is None or calls.wraps_whole_message:  # the grammar of calls covers whole messages
+            return AnswerState(transcript, self.thinking, matcher, calls.matcher(vocab))
+        from localllm.generation.answer_state import UnionMatcher
+
+        return AnswerState(transcript, self.thinking, UnionMatcher(matcher, calls.matcher(vocab, whole=True)))
+
 
 # Called for each token with the answer, the token (None for one that ended it), the parts of text that it completes,
 # and the logits that it was drawn from, float32 [vocab], valid only during the call.
@@ -141,14 +216,9 @@ class Completion(Recordable):
     """
 
     def __init__(
-        self,
-        request: Request,
-        sampler: Sampler,
-        guide: AnswerState,
-        context: int,
-        segments: PrefillSegments,
+        self, request: Request, sampler: Sampler, guide: AnswerState, context: int, segments: PrefillSegments,
         number: int = 0,
-    ):
+    ):  # fmt: skip
         self.request, self.prompt, self.ids = request, request.prompt, list(request.prompt)
         self.seed, self.number, self.options, self.seen = sampler.seed, number, request.task.options, request.task.seen
         self.finish_reason, self.logprob = "", 0.0
@@ -186,7 +256,7 @@ class Completion(Recordable):
 
     @property
     def calls(self) -> "list[ToolCall]":
-        from localllm.generation.tools.tool_call import complete_calls
+        from localllm.generation.tools.tool_call_parser import complete_calls
 
         return complete_calls(self.guide.transcript.calls) if self.guide.transcript.calls else []
 

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 from localllm.engine.forks import lock_for
 from localllm.engine.image_tokens import has_images
-from localllm.engine.run import PRECISE_TOKENS
+from localllm.engine.runs import PRECISE_TOKENS
 from localllm.generation.context_overflow import ShiftedSequence
 
 if TYPE_CHECKING:
@@ -32,7 +32,7 @@ class Step:
     """Spans that a scheduler wants to run together, and the results.
 
     Attributes:
-        scheduler: whose it is.  kernel_tokens: of each span, see localllm.engine.run.  size: its number of tokens.
+        scheduler: whose it is.  kernel_tokens: of each span, see localllm.engine.runs.  size: its number of tokens.
         rows: logits of each span, float32 [wanted, vocab]; None until it has run.  error: error of its run.
         is_submitted: whether it was queued.  is_awaited: whether its scheduler waits for the result.
         tokens, seconds: number of tokens and duration of the run that it was part of.
@@ -57,7 +57,6 @@ class Step:
 
     @property
     def wants_more(self) -> bool:
-        """Return whether a span has more than one token."""
         return self.size > len(self.spans)
 
     @cached_property

@@ -7,28 +7,34 @@ generated here: a Generation is a Scheduler of one request.
 
 import sys
 from collections import Counter, deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Generator, Iterable, Iterator
 from collections.abc import Sequence as Ids
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from copy import copy
 from time import perf_counter
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from localllm.engine.run import BATCH, PRECISE_TOKENS
+from localllm.engine.runs import BATCH, PRECISE_TOKENS
 from localllm.errors import LocalllmError, MemoryLimitError
+from localllm.generation.answer_record import AnswerRecord, TextIterator, as_message, record_of
 from localllm.generation.chunked_prefill import LIVE_CHUNK, chunk_size, end_of_run
-from localllm.generation.prefix_cache import PrefixCache
-from localllm.generation.prefix_match import ReuseCandidate, longest_match
-from localllm.generation.request import Completion, Output, Request
+from localllm.generation.prefix_cache import PrefixCache, ReuseCandidate, longest_match
+from localllm.generation.reasoning import TextPart
+from localllm.generation.request import Completion, Output, Request, Task
 from localllm.generation.run_queue import Step
+from localllm.generation.speculation.acceptance import Drafter
 from localllm.generation.speculation.speculator import FEW, AnswerSpan, Speculator, logits_for, span_of
 from localllm.kernels.table import PAGE
+from localllm.text.messages import Message
 from localllm.text.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
     import numpy as np
 
     from localllm.engine.engine import Engine
+    from localllm.engine.image_tokens import ImageEmbedding
+    from localllm.generation.logprobs import LikelyToken
+    from localllm.generation.tools.tool_call_parser import ToolCall
 
 PARALLEL = 16  # most answers at once: with more, tokens per second hardly grow, and each answer gets slower
 
@@ -43,16 +49,9 @@ class Scheduler:
     """
 
     def __init__(
-        self,
-        engine: "Engine",
-        tokenizer: Tokenizer,
-        requests: Iterable[Request],
-        parallel: int = PARALLEL,
-        chunk: int = BATCH,
-        places: int = sys.maxsize,
-        precise: bool = True,
-        cache: PrefixCache | None = None,
-    ):
+        self, engine: "Engine", tokenizer: Tokenizer, requests: Iterable[Request], parallel: int = PARALLEL,
+        chunk: int = BATCH, places: int = sys.maxsize, precise: bool = True, cache: PrefixCache | None = None,
+    ):  # fmt: skip
         """Set up a scheduler.
 
         parallel: most concurrent answers; all n answers to one prompt run at once even if they are more.
@@ -133,9 +132,9 @@ class Scheduler:
 
     def drop(self, request: Request) -> None:
         """Cancel a request; not during a step."""
-        for answering in request.answers:
-            if answering in self.running and (answering.computed_tokens > PAGE or not self._cache.is_shared):
-                self._cache.give_back(answering)
+        for completion in request.answers:
+            if completion in self.running and (completion.computed_tokens > PAGE or not self._cache.is_shared):
+                self._cache.give_back(completion)
         self._remove(request)
 
     def _next(self) -> Completion | None:
@@ -156,44 +155,44 @@ class Scheduler:
     def _readers(self) -> Iterator[Completion]:
         """Yield the answers with pending prefill, the oldest first; then those that can join."""
         yield from [answer for answer in self.running if answer.pending_tokens]
-        while (answering := self._next()) and self._may_join(answering):
+        while (completion := self._next()) and self._may_join(completion):
             self.waiting.popleft()
-            self._join(answering)
-            yield answering
+            self._join(completion)
+            yield completion
 
-    def _may_join(self, answering: Completion) -> bool:
+    def _may_join(self, completion: Completion) -> bool:
         """Return whether an answer may start: there is memory, and no running answer is prefilling its prefix.
 
         A refused answer is looked up again when an answer has joined, read or left, or memory is free that was not.
         """
         if not self.running:
             return True
-        if sum(answer.width for answer in self.running) + answering.width > self._parallel:
+        if sum(answer.width for answer in self.running) + completion.width > self._parallel:
             return False
         progress = [(answer, answer.pending_tokens) for answer in self.running]
-        if self._refused and self._refused[:2] == (answering, progress) and self._free_places() <= self._refused[2]:
+        if self._refused and self._refused[:2] == (completion, progress) and self._free_places() <= self._refused[2]:
             return False
-        best = self._cache.longest_match(answering)
+        best = self._cache.longest_match(completion)
         prefilling = [answer for answer in self.running if answer.pending_tokens]
         unread = [ReuseCandidate(None, answer.ids, segments=answer.segments) for answer in prefilling]
-        soon = longest_match(unread, answering.ids, self._engine.runs, answering.segments)
+        soon = longest_match(unread, completion.ids, self._engine.runs, completion.segments)
         if soon.length >= best.length + PAGE:
-            self._refused = (answering, progress, self._free_places())
+            self._refused = (completion, progress, self._free_places())
             return False
-        needed_places = len(answering.ids) - best.length + sum(answer.pending_tokens for answer in prefilling)
-        needed_places += PAGE * (answering.width + len(self.running))
+        needed_places = len(completion.ids) - best.length + sum(answer.pending_tokens for answer in prefilling)
+        needed_places += PAGE * (completion.width + len(self.running))
         self._cache.touch(best.source)
         while needed_places > self._free_places() and self._cache.evict(spare=1):
             pass
-        self._refused = (answering, progress, self._free_places())
+        self._refused = (completion, progress, self._free_places())
         return needed_places <= self._refused[2]
 
-    def _join(self, answering: Completion) -> None:
-        self.running.append(answering)
-        if answering.sequence is None:
-            self._cache.acquire(answering)
-        if self._precise and answering.remaining_tokens > 1:
-            self._speculator.listen(answering, len(self.running) - 1)
+    def _join(self, completion: Completion) -> None:
+        self.running.append(completion)
+        if completion.sequence is None:
+            self._cache.acquire(completion)
+        if self._precise and completion.remaining_tokens > 1:
+            self._speculator.listen(completion, len(self.running) - 1)
 
     def _reading(self, room: int, precise_room: int) -> tuple[list[AnswerSpan], bool]:
         """Return the prompt tokens to read next, at most `room`, and whether they are read with 16-bit activations.
@@ -202,16 +201,16 @@ class Scheduler:
         and the engine chooses their precision.
         """
         work, exact, kernels = list[AnswerSpan](), False, 0
-        for answering in self._readers():
-            answering.prepare_prefill()
-            cached = answering.computed_tokens
+        for completion in self._readers():
+            completion.prepare_prefill()
+            cached = completion.computed_tokens
             if not self._cache.is_shared:
-                end = min(end_of_run(answering.prompt, cached, self._engine.runs), cached + answering.pending_tokens)
-                is_read = cached == end or answering.is_stopped
-                kernel_tokens = answering.segments.kernel_tokens(cached, end)
-                return [] if is_read else [span_of(answering, end - cached, kernel_tokens)], True
-            segment = answering.next_segment()
-            end, precise = min(segment.end, cached + answering.pending_tokens), segment.precise and self._precise
+                end = min(end_of_run(completion.prompt, cached, self._engine.runs), cached + completion.pending_tokens)
+                is_read = cached == end or completion.is_stopped
+                kernel_tokens = completion.segments.kernel_tokens(cached, end)
+                return [] if is_read else [span_of(completion, end - cached, kernel_tokens)], True
+            segment = completion.next_segment()
+            end, precise = min(segment.end, cached + completion.pending_tokens), segment.precise and self._precise
             kernel_tokens = segment.kernel_tokens if self._precise else 0
             if not work:
                 exact, room = precise, min(room, precise_room) if precise else room
@@ -222,7 +221,7 @@ class Scheduler:
                 count = end - cached  # an image, or less than two pages, which are read at once
             if not count:
                 break
-            work.append(span_of(answering, count, kernel_tokens))
+            work.append(span_of(completion, count, kernel_tokens))
             room -= count
             if room <= 0:
                 break
@@ -243,7 +242,7 @@ class Scheduler:
         schedulers use the engine, the next step is submitted before the tokens are yielded, so that they wait neither
         for the consumer of the text nor for that step.
         """
-        while work := [span for span in work if span.answering.sequence]:
+        while work := [span for span in work if span.completion.sequence]:
             try:
                 step = self._step = self._step or self._make_step(work, precise)
                 self._submitted = work
@@ -258,7 +257,7 @@ class Scheduler:
         self._submitted, self._step = [], None
         if not work:
             return
-        if len(work) <= FEW and work[0].answering.has_begun:
+        if len(work) <= FEW and work[0].completion.has_begun:
             self._speculator.learn_cost(step.tokens, step.seconds)
         read = [(span, logits) for span, logits in zip(work, rows, strict=True) if span.is_end]
         if not read:
@@ -276,26 +275,26 @@ class Scheduler:
     def _make_step(self, work: list[AnswerSpan], precise: bool) -> Step:
         """Make the step that reads spans. Raises MemoryLimitError if `places` do not suffice."""
         if self._places < sys.maxsize:
-            cached = [each.answering.computed_tokens for each in work]
+            cached = [each.completion.computed_tokens for each in work]
             pages = sum(-n // PAGE - (-n - len(each.ids)) // PAGE for n, each in zip(cached, work, strict=True))
             if pages and PAGE * pages > self._free_places():
                 raise MemoryLimitError("there is not enough memory for this prompt and its answer")
-        spans = [(each.answering.sequence, each.ids) for each in work if each.answering.sequence]
-        kernel_tokens = [each.kernel_tokens for each in work if each.answering.sequence] if self._precise else []
+        spans = [(each.completion.sequence, each.ids) for each in work if each.completion.sequence]
+        kernel_tokens = [each.kernel_tokens for each in work if each.completion.sequence] if self._precise else []
         return Step(self, spans, logits_for(work), precise, kernel_tokens)
 
     def _outputs(self, read: "list[tuple[AnswerSpan, np.ndarray]]") -> Iterator[Output]:
         """Sample the next token of each answer that is read completely."""
         searched: dict[Request, list[tuple[Completion, np.ndarray]]] = {}
-        for (answering, _, draft, *_), rows in read:
-            if answering.request.search and answering.has_begun:
-                searched.setdefault(answering.request, []).append((answering, rows[-1]))
-            elif answering.has_begun:
-                answering.steps += 1
-                yield from self._accept(answering, draft, rows[-1 - len(draft) :])
-            elif answering.sequence:
-                self._cache.record_prefill(answering.sequence, answering.cached_tokens, rows)
-                yield from self._begin(answering, rows[-1:])
+        for (completion, _, draft, *_), rows in read:
+            if completion.request.search and completion.has_begun:
+                searched.setdefault(completion.request, []).append((completion, rows[-1]))
+            elif completion.has_begun:
+                completion.steps += 1
+                yield from self._accept(completion, draft, rows[-1 - len(draft) :])
+            elif completion.sequence:
+                self._cache.record_prefill(completion.sequence, completion.cached_tokens, rows)
+                yield from self._begin(completion, rows[-1:])
         for request, group in searched.items():
             self._expand(request, group)
 
@@ -306,12 +305,12 @@ class Scheduler:
         if request.search and not first.is_complete:
             self._begin_search(first, row)
             return
-        for answering in request.answers:
-            if answering is not first:
-                self.running.insert(place, answering)
-                answering.sequence = first.sequence.fork() if first.sequence else None
-        for answering in [*request.answers]:
-            yield from self._accept(answering, [], row)
+        for completion in request.answers:
+            if completion is not first:
+                self.running.insert(place, completion)
+                completion.sequence = first.sequence.fork() if first.sequence else None
+        for completion in [*request.answers]:
+            yield from self._accept(completion, [], row)
 
     def _begin_search(self, first: Completion, row: "np.ndarray") -> None:
         """Start a search in a fork of the prompt's sequence; the sequence goes back to the cache."""
@@ -326,7 +325,7 @@ class Scheduler:
     def _expand(self, request: Request, group: "list[tuple[Completion, np.ndarray]]") -> None:
         """Extend a search: the last continuation of an answer takes its sequence, the others get forks."""
         assert request.search
-        parents = [answering for answering, _ in group]
+        parents = [completion for completion, _ in group]
         children = request.search.expand(parents, [row[: self._vocab] for _, row in group])
         users = Counter(id(parent) for _, parent in children)
         for parent in parents:
@@ -344,22 +343,22 @@ class Scheduler:
         if not children:
             self._finished.append(request)
 
-    def _accept(self, answering: Completion, draft: Ids[int], rows: "np.ndarray") -> Iterator[Output]:
+    def _accept(self, completion: Completion, draft: Ids[int], rows: "np.ndarray") -> Iterator[Output]:
         """Yield the next token of an answer, or several if its draft is accepted. rows: see accept_draft."""
-        request = answering.request
+        request = completion.request
         if request.error:
             return
         try:
-            if answering.is_complete:  # max_tokens is 0
-                answering.finish()
-                self._leave(answering)
+            if completion.is_complete:  # max_tokens is 0
+                completion.finish()
+                self._leave(completion)
                 return
-            for output in answering.accept_draft(draft, rows[:, : self._vocab]):
+            for output in completion.accept_draft(draft, rows[:, : self._vocab]):
                 self.written += output.token is not None
                 if request.listener:
                     request.listener(*output)
-                if answering.finish_reason:
-                    self._leave(answering)
+                if completion.finish_reason:
+                    self._leave(completion)
                 yield output
         except LocalllmError as error:
             self._fail(request, error)
@@ -368,11 +367,11 @@ class Scheduler:
                 raise
             self._fail(request, LocalllmError(f"internal error: {type(error).__name__}"))
 
-    def _leave(self, answering: Completion) -> None:
+    def _leave(self, completion: Completion) -> None:
         """Remove a finished answer; the request is finished with its last one."""
-        request = answering.request
-        self._cache.give_back(answering)
-        self.running.remove(answering)
+        request = completion.request
+        self._cache.give_back(completion)
+        self.running.remove(completion)
         if request.finished:
             request.answers.sort(key=lambda answer: -answer.score)
             self._finished.append(request)
@@ -399,7 +398,131 @@ class Scheduler:
         self._finished.append(request)
 
     def _remove(self, request: Request) -> None:
-        for answering in request.answers:
-            self._cache.discard(answering)
+        for completion in request.answers:
+            self._cache.discard(completion)
         self.running = [answer for answer in self.running if answer.request is not request]
         self.waiting = deque(answer for answer in self.waiting if answer.request is not request)
+
+
+def text_parts(scheduler: Scheduler, cache: PrefixCache, answer: Completion) -> Generator[TextPart]:
+    """Yield the text of an answer as its tokens are drawn.
+
+    This function has no reference to the Generation, so that an abandoned answer releases its sequence immediately, and
+    not when Python collects cycles. The garbage collector may close it anywhere, so the cleanup takes no lock.
+    """
+    request, answer.started = answer.request, perf_counter()
+    try:
+        while scheduler.has_work:
+            for output in scheduler.step():
+                yield from output.parts
+    finally:
+        scheduler.close()
+        request.answers = []  # breaks the reference cycle
+    cache.collect()
+    if isinstance(drafter := answer.options.speculate, Drafter):
+        drafter.collect()
+    if request.error:
+        raise request.error
+
+
+# Attributes of a Generation that are there before its first step.
+KNOWN_BEFORE = frozenset(("prompt", "seen", "prompt_tokens", "seed", "kept"))
+
+
+class Generation(TextIterator):
+    """An answer that is being generated: an iterator of pieces of text, with attributes about the answer.
+
+    Reading an attribute of the result, such as its text, generates the whole answer if iterating has not begun; during
+    the iteration, and after it was left, attributes are those of the answer so far.
+
+    Attributes:
+        parts: an iterator over (kind, text) that includes the reasoning, see generation.reasoning.
+        prompt: the prompt's token ids.  seen: the images of image tokens.
+        tokens: the answer's token ids so far, without the token that ended it.
+        text: the text so far.  thinking: the reasoning before it, "" if there is none.
+        calls: the complete tool calls.  prompt_tokens, completion_tokens: numbers of tokens.
+        finish_reason: "stop" (the model ended, or a stop string), "length" (max_tokens, or the context is full);
+            "interrupted" before.
+        logprobs: log probability of each token, with alternatives, if logprobs or top_logprobs was given.
+        seed: reproduces the answer.
+        cached_tokens: number of the prompt's tokens that were in the prefix cache.
+        prefill_s, ttft_s, decode_s: seconds for the prompt, until the first token, and from the first to the last.
+        dropped: number of tokens dropped from the context, with on_overflow "shift".  kept: first tokens that stay.
+        skipped: number of dropped tokens that were never read, because the prompt alone exceeds the context.
+        is_full: whether the answer ended because the context was full.
+        steps: decode steps.  drafted, accepted: numbers of draft tokens and of accepted ones, each of which saves a
+            step.
+    """
+
+    prompt: list[int]
+    seen: "Ids[ImageEmbedding]"
+    tokens: list[int]
+    text: str
+    thinking: str
+    calls: "list[ToolCall]"
+    logprobs: "list[LikelyToken]"
+    prompt_tokens: int
+    completion_tokens: int
+    seed: int
+    cached_tokens: int
+    prefill_s: float
+    ttft_s: float
+    decode_s: float
+    dropped: int
+    skipped: int
+    kept: int | None
+    is_full: bool
+    steps: int
+    drafted: int
+    accepted: int
+
+    def __init__(self, cache: PrefixCache, tokenizer: Tokenizer, task: Task):
+        """Check the prompt. Raises UsageError if it is empty and ContextError if it leaves no room for an answer."""
+        request = Request(task)
+        (self._answer,) = request.begin(cache.engine, tokenizer)
+        scheduler = Scheduler(cache.engine, tokenizer, [request], cache=cache)
+        self._cache, self.parts = cache, text_parts(scheduler, cache, self._answer)
+
+    if not TYPE_CHECKING:  # type checkers see the attributes above, and report every other name
+
+        def __getattr__(self, name: str) -> object:
+            if name not in Generation.__annotations__:
+                raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}", name=name, obj=self)
+            if name not in KNOWN_BEFORE:
+                self.finish_unread()
+            return getattr(self._answer, name)
+
+    @property
+    def finish_reason(self) -> str:
+        self.finish_unread()
+        return self._answer.finish_reason or "interrupted"
+
+    @property
+    def parsed(self) -> Any:
+        """The complete answer as an object of its schema's type, or as plain JSON values; generates the rest first.
+
+        Raises UsageError without a schema, and CutError for an answer that was cut.
+        """
+        for _ in self:
+            pass
+        return self._answer.parsed
+
+    def message(self) -> Message:
+        """Return the answer as a message, with reasoning and tool calls if there are any."""
+        return as_message(self)
+
+    def __reduce__(self) -> tuple[type[AnswerRecord], tuple[dict[str, Any]]]:
+        """Pickle and deepcopy as plain data, generated first if nobody has begun to iterate."""
+        self.finish_unread()
+        return record_of(self._answer)
+
+    def stop(self) -> None:
+        """End the answer before the model's next step. Any thread may call it; the iterator then ends."""
+        self._answer.is_stopped = True
+
+    def close(self) -> None:
+        """Stop, and return the sequence to the cache. If another thread iterates, it stops at its next step."""
+        self._answer.is_stopped = True
+        with suppress(ValueError):  # a generator that is executing: its own thread ends it
+            self.parts.close()
+            self._cache.collect()

@@ -1,4 +1,4 @@
-"""A conversation with a local model: tasks of its answers, and the policy for a history that is too long."""
+"""A conversation with a local model: how it becomes tasks, their answers, and the policy for a long history."""
 
 from bisect import bisect_left
 from collections.abc import Callable, Iterable, Sequence
@@ -11,11 +11,12 @@ from localllm.generation.answer_defaults import AnswerDefaults, is_instruction
 from localllm.generation.chat_format import ChatFormat, find_partial_answer, naming_long_prompts, render_up_to
 from localllm.generation.context_overflow import SINK_TOKENS
 from localllm.generation.conversation import Conversation, PartialAnswer, blind, has_calls, is_conversation
-from localllm.generation.generate import Generation, GenerationOptions, Task
-from localllm.generation.prefix_cache import PrefixCache
-from localllm.generation.prefix_match import common
+from localllm.generation.options import GenerationOptions
+from localllm.generation.prefix_cache import PrefixCache, common
 from localllm.generation.reasoning import Tags, Thinking, template_variables
+from localllm.generation.request import Request, Task
 from localllm.generation.sampling.sampler import Sampler
+from localllm.generation.scheduler import Generation
 from localllm.images.parts import extract_images
 from localllm.text.messages import Message, validate_messages
 from localllm.text.tokenizer import StreamDecoder, Tokenizer
@@ -25,10 +26,9 @@ if TYPE_CHECKING:
     from localllm.engine.image_tokens import ImageEmbedding
     from localllm.generation.beam_search import Answer
     from localllm.generation.choices import TextTree
+    from localllm.generation.image_encoder import EncodedImage
     from localllm.generation.reasoning import ThinkingFormat
-    from localllm.generation.request import Request
-    from localllm.generation.tools.tool_run import Permission, ToolRun
-    from localllm.generation.vision.image_encoder import EncodedImage
+    from localllm.generation.tool_run import Permission, ToolRun
     from localllm.text.templates import ChatTemplate
 
 
@@ -47,12 +47,9 @@ class Session(Conversation[Generation]):
     """One conversation with a model. Not thread-safe."""
 
     def __init__(
-        self,
-        cache: PrefixCache,
-        tokenizer: Tokenizer,
-        chat_template: str | None = None,
+        self, cache: PrefixCache, tokenizer: Tokenizer, chat_template: str | None = None,
         defaults: AnswerDefaults | None = None,
-    ):
+    ):  # fmt: skip
         """Set up a session.
 
         chat_template: choice of the template, see ChatTemplate.of.  defaults: apply where a request has none.
@@ -119,16 +116,12 @@ class Session(Conversation[Generation]):
         return self._start_answer(messages[:first], messages[first:], options, is_own=False)[1]
 
     def run_tools(
-        self,
-        text: str,
-        tools: Sequence[Callable[..., object]],
-        options: GenerationOptions | None = None,
-        max_turns: int = 8,
-        permission: "Permission | None" = None,
-    ) -> "ToolRun":
+        self, text: str, tools: Sequence[Callable[..., object]], options: GenerationOptions | None = None,
+        max_turns: int = 8, permission: "Permission | None" = None,
+    ) -> "ToolRun":  # fmt: skip
         """Ask a question in this conversation with tools, see GenerationMixin.run_tools."""
+        from localllm.generation.tool_run import ToolRun
         from localllm.generation.tools.python_tools import tool_use
-        from localllm.generation.tools.tool_run import ToolRun
 
         generation = replace(options or GenerationOptions(), tools=tool_use(tools))
 
@@ -144,27 +137,19 @@ class Session(Conversation[Generation]):
         return Generation(self.cache, self.tokenizer, task)
 
     def candidates(
-        self,
-        prompt: "str | list[int] | Sequence[Message]",
-        options: GenerationOptions | None = None,
-        n: int = 1,
+        self, prompt: "str | list[int] | Sequence[Message]", options: GenerationOptions | None = None, n: int = 1,
         beams: int = 0,
-    ) -> "list[Answer]":
+    ) -> "list[Answer]":  # fmt: skip
         """Return the n best of several answers to a conversation, or continuations of a text."""
         from localllm.generation.beam_search import answers
 
         return answers(self.cache, self.tokenizer, self._prepare_task(prompt, options), n, beams)
 
     def request(
-        self,
-        prompt: "str | list[int] | Sequence[Message]",
-        options: GenerationOptions | None = None,
-        n: int = 1,
+        self, prompt: "str | list[int] | Sequence[Message]", options: GenerationOptions | None = None, n: int = 1,
         key: object = None,
-    ) -> "Request":
+    ) -> Request:  # fmt: skip
         """Make a request for a Scheduler; key: the caller's name for it."""
-        from localllm.generation.request import Request
-
         return Request(self._prepare_task(prompt, options), n, key)
 
     def tree(self, texts: Sequence[str], is_chat: bool, with_end: bool) -> "TextTree":
@@ -207,11 +192,11 @@ class Session(Conversation[Generation]):
         messages = validate_messages(messages)
         if not (use and use.tools) and not any(has_calls(message) for message in messages):
             return self._encode(messages, images, options)
-        from localllm.generation.tools.tool_messages import as_data, in_format
+        from localllm.generation.tools.tool_messages import convert_calls, parse_arguments
 
         format = self._format(options)
-        converted = in_format(as_data(messages, format.result_marks), format.calls, use)
-        # `in_format` may have turned calls into text.
+        converted = convert_calls(parse_arguments(messages, format.result_marks), format.calls, use)
+        # `convert_calls` may have turned calls into text.
         if find_partial_answer(messages, options.continue_final, None) is None:
             options = replace(options, continue_final=False)
         if format.calls.is_known and use and use.callable:
@@ -229,9 +214,9 @@ class Session(Conversation[Generation]):
             thinking = Thinking() if partial_text else thinking.inside()
         calls, use = None, options.tools
         if use and use.callable:
-            from localllm.generation.tools.tool_messages import with_calls
+            from localllm.generation.tools.tool_messages import prepare_calls
 
-            calls, thinking = with_calls(use, self._format(options).calls, self.tokenizer, thinking)
+            calls, thinking = prepare_calls(use, self._format(options).calls, self.tokenizer, thinking)
         return Task(ids, decoder, self._stopping(options), thinking, earlier_tokens, calls, prompt.seen, partial_text)
 
     def _ids(self, prompt: str | Sequence[int]) -> list[int]:
@@ -280,12 +265,9 @@ class Session(Conversation[Generation]):
         return Prompt([*ids, *rest_ids], embeddings, answer if answer and any(answer) else None)
 
     def _render_partial(
-        self,
-        render: Callable[..., str],
-        messages: Sequence[Message],
-        answer: PartialAnswer,
+        self, render: Callable[..., str], messages: Sequence[Message], answer: PartialAnswer,
         format: "ThinkingFormat | None",
-    ) -> tuple[str, Sequence[int]]:
+    ) -> tuple[str, Sequence[int]]:  # fmt: skip
         """Return the text of a conversation up to where its last answer continues, and tokens to append.
 
         The tokens repeat reasoning that the template drops from answers: they follow the generation prompt.
@@ -336,7 +318,6 @@ class Session(Conversation[Generation]):
         return plain, ChatFormat(type(self.template).of(tokenizer, TOOL_USE), tokenizer)
 
     def _format(self, options: GenerationOptions) -> ChatFormat:
-        """Return the chat format for a conversation with such options."""
         return self._formats[bool(options.tools and options.tools.callable)]
 
     def _start_answer(

@@ -13,7 +13,7 @@ from localllm.text.tokenizer import StreamDecoder
 
 if TYPE_CHECKING:
     from localllm.generation.constraints.constraint import Constraint
-    from localllm.generation.tools.tool_call import ToolCall
+    from localllm.generation.tools.tool_call_parser import ToolCall
     from localllm.generation.tools.tool_grammar import ToolGrammar
 
 
@@ -38,7 +38,6 @@ class StopFilter:
         return output
 
     def flush(self) -> str:
-        """Return the rest at the end."""
         text, self._buffer = self._buffer, ""
         return text
 
@@ -53,13 +52,9 @@ class Transcript:
     """
 
     def __init__(
-        self,
-        decoder: StreamDecoder,
-        stops: Sequence[str] = (),
-        thinking: Thinking | None = None,
-        calls: "ToolGrammar | None" = None,
-        form: "Constraint | None" = None,
-    ):
+        self, decoder: StreamDecoder, stops: Sequence[str] = (), thinking: Thinking | None = None,
+        calls: "ToolGrammar | None" = None, form: "Constraint | None" = None,
+    ):  # fmt: skip
         """Start an empty transcript.
 
         decoder: a new decoder, which is copied.  calls: the grammar of tool calls, if there are tools.
@@ -83,7 +78,6 @@ class Transcript:
         self.calls: list[ToolCall] = []
 
     def copy(self) -> "Transcript":
-        """Return a copy that continues independently."""
         twin = copy(self)
         twin.reader, twin.calls = self.reader and self.reader.copy(), deepcopy(self.calls)
         twin._json_reader = copy(self._json_reader)
@@ -128,7 +122,6 @@ class Transcript:
             self._answer_json.push(text)
 
     def push(self, token: int) -> list[TextPart]:
-        """Return the parts that are complete with this token."""
         text = self._decoder.push(token)
         return self._cut_at_stop(self._splitter.push(self._token_texts.get(token, text)))
 
@@ -182,13 +175,12 @@ class Transcript:
         return output
 
     def _record(self, kind: str, text: str) -> list[TextPart]:
-        """Append a text to the transcript; return it as a part, [] if it is empty."""
         if kind == REASONING:
             self.thinking += text
         elif kind == ANSWER:
             self.text += text
         elif text:
-            from localllm.generation.tools.tool_call import append_part  # seldom needed
+            from localllm.generation.tools.tool_call_parser import append_part  # seldom needed
 
             if kind == CALL:
                 self._call_json = self._call_json and JsonCompactor()

@@ -15,7 +15,7 @@ Names that mean the same in every row:
 - scratch, scratch_bytes: temporary memory; each thread has scratch_bytes
 - an argument "or 0" is an address that may be 0, for none
 - kernel_tokens: the address of the number of tokens by which a kernel chooses how it computes, an int64; it may differ
-  from the number of tokens in the run, see localllm/engine/run.py
+  from the number of tokens in the run, see localllm/engine/runs.py
 
 A comment of the form "y = ..." says what the kernel of that row computes. The rows of formulas are in
 localllm/kernels/formulas.py. The words are defined in

@@ -15,10 +15,10 @@ import numpy as np
 
 from localllm.arch.layer_state import KVType
 from localllm.arch.weights import Weight
-from localllm.engine.operations.activation import Activation
-from localllm.engine.operations.linear import with_bias
-from localllm.engine.operations.reference import Reference
-from localllm.engine.run import Span
+from localllm.engine.lower.activation import Activation
+from localllm.engine.lower.header import Span
+from localllm.engine.operations.linear import add_scale_and_bias
+from localllm.engine.operations.registry import Reference
 from localllm.kernels.reference import ReferenceCache
 
 KEPT_AS = KVType.of("f16")  # storage type of keys and values
@@ -309,7 +309,7 @@ class LayerwiseRunner:
         list(self._pool.map(multiply, met.row_ranges()))
         for each in ended:
             each[:] = [None] * len(lengths)
-        with_biases = [with_bias(y, weight) for y in outputs]
+        with_biases = [add_scale_and_bias(y, weight) for y in outputs]
         return BatchedActivations(
             np.split(with_biases[0], np.cumsum(lengths)[:-1]) if len(with_biases) < len(lengths) else with_biases
         )

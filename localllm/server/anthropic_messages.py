@@ -13,7 +13,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from localllm.errors import UsageError
-from localllm.generation.generate import GenerationOptions
+from localllm.generation.options import GenerationOptions
 from localllm.generation.reasoning import REASONING
 from localllm.generation.tools.tool_call_parser import CALL
 from localllm.server.attachments import IMAGE_TYPES, decode_text

@@ -5,8 +5,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from localllm.generation.reasoning import TextPart
-from localllm.generation.tools.tool_call import ToolCall, call_id
-from localllm.generation.tools.tool_call_parser import ARGUMENTS, CALL
+from localllm.generation.tools.tool_call_parser import ARGUMENTS, CALL, ToolCall, call_id
 from localllm.server.service import ResponseStream
 
 OPEN, DELTA, CLOSE = "open", "delta", "close"

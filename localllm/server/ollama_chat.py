@@ -17,7 +17,7 @@ from localllm.errors import UsageError
 from localllm.frozen import frozen
 from localllm.generation.infill import Infill
 from localllm.generation.logprobs import LikelyToken
-from localllm.generation.tools.tool_call import ToolCall
+from localllm.generation.tools.tool_call_parser import ToolCall
 from localllm.server.fields import Body, type_name
 from localllm.server.http import JsonLines, encode_json, json_response, ollama_error, read_json, respond_when_done
 from localllm.server.messages import parse_messages

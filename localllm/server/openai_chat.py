@@ -14,8 +14,7 @@ from starlette.responses import Response
 
 from localllm.generation.logprobs import LikelyToken, TokenLogprob
 from localllm.generation.reasoning import REASONING, TextPart
-from localllm.generation.tools.tool_call import ToolCall, append_part
-from localllm.generation.tools.tool_call_parser import ARGUMENTS, CALL
+from localllm.generation.tools.tool_call_parser import ARGUMENTS, CALL, ToolCall, append_part
 from localllm.server.fields import Body
 from localllm.server.http import (
     EventStream,

@@ -18,7 +18,7 @@ from starlette.responses import Response
 
 from localllm.errors import UsageError
 from localllm.frozen import frozen
-from localllm.generation.generate import GenerationOptions
+from localllm.generation.options import GenerationOptions
 from localllm.generation.reasoning import REASONING, TextPart
 from localllm.generation.tools.tool_call_parser import CALL
 from localllm.server.content_blocks import CLOSE, OPEN, Block, Blocks, Change

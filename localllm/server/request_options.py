@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any, TypedDict
 
 from localllm.errors import UsageError
-from localllm.generation.generate import GenerationOptions
+from localllm.generation.options import GenerationOptions
 from localllm.generation.sampling.declaration import names_for
 from localllm.generation.sampling.options import OPTIONS, SamplingOptions
 from localllm.server.fields import Body, type_name

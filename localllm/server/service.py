@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, TypeGuard, TypeVar
 from localllm.errors import ContextError, UsageError
 from localllm.frozen import frozen
 from localllm.generation.answer_defaults import AnswerDefaults
-from localllm.generation.generate import GenerationOptions
 from localllm.generation.infill import Infill
+from localllm.generation.options import GenerationOptions
 from localllm.generation.request import Completion, Request
 from localllm.images.parts import images_of, texts_of
 from localllm.server.attachments import resolve_images

@@ -15,11 +15,10 @@ import numpy as np
 
 from localllm.api import Model, open_model
 from localllm.arch import architecture
-from localllm.engine.cpu.bandwidth import read_bandwidth
-from localllm.engine.cpu.peak import peak_operations
+from localllm.engine.cpu.limits import peak_operations, read_bandwidth
 from localllm.engine.embedding_runner import EmbeddingRunner
 from localllm.engine.options import EngineOptions
-from localllm.engine.run import BATCH
+from localllm.engine.runs import BATCH
 from localllm.engine.sequence import Sequence as AnySequence
 from localllm.errors import UsageError
 from localllm.files.gguf.file import GGUFFile

@@ -17,7 +17,7 @@ from localllm.system.files import replace
 
 if TYPE_CHECKING:
     from localllm.api import Model
-    from localllm.generation.generate import Generation
+    from localllm.generation.scheduler import Generation
     from localllm.services.remote.model import RemoteGeneration, RemoteModel
     from localllm.text.messages import Message
 

@@ -25,10 +25,9 @@ from localllm.errors import UsageError
 from localllm.files.cache.file_hash import OnProgress, sha256_of
 from localllm.files.gguf.header import printable
 from localllm.files.safe_file import SafeFile
-from localllm.generation.generate import GenerationOptions
-from localllm.generation.options import CALLABLES
+from localllm.generation.options import CALLABLES, GenerationOptions
 from localllm.generation.sampling.options import DEFAULTS, SamplingOptions
-from localllm.generation.speculation.drafter import Drafter
+from localllm.generation.speculation.acceptance import Drafter
 from localllm.kernels.build.objects import object_folder
 from localllm.kernels.machine import this_lane
 from localllm.services.bench import processor

@@ -8,7 +8,7 @@ from datetime import UTC, datetime
 from hashlib import sha256
 from importlib.metadata import version
 
-from localllm.generation.generate import GenerationOptions
+from localllm.generation.options import GenerationOptions
 from localllm.services.receipts import LAYOUT, REMOTE, SEEDS, Asked, Receipt, has_shape, plain_options
 from localllm.services.remote.dialect import Form
 from localllm.services.remote.model import RemoteModel

@@ -348,7 +348,7 @@ def fingerprint(file: "GGUFFile") -> str:
     """Hash a model's tensors: shapes, formats and samples of the data. Returns 16 hexadecimal digits."""
     import hashlib
 
-    from localllm.engine.memory.fingerprint import sample
+    from localllm.engine.prefix_store import sample
 
     key = hashlib.blake2b(digest_size=8)
     for name, tensor in file.tensors.items():

@@ -28,7 +28,7 @@ sys.path.insert(0, str(ROOT))
 
 import localllm  # noqa: E402
 from localllm.generation.constraints.constraint import Constraint  # noqa: E402
-from localllm.generation.generate import GenerationOptions  # noqa: E402
+from localllm.generation.options import GenerationOptions  # noqa: E402
 from localllm.generation.sampling.sampler import SamplingOptions  # noqa: E402
 
 Schema = dict[str, Any]

@@ -23,9 +23,9 @@ sys.path[:0] = [str(ROOT), str(ROOT / "tests" / "support")]
 
 import numpy as np  # noqa: E402
 
-from localllm.engine import run  # noqa: E402
+from localllm.engine import runs  # noqa: E402
 
-run.BATCH = 8  # tokens of a run, before others take it over: buffers are no larger than their guard pages allow
+runs.BATCH = 8  # tokens of a run, before others take it over: buffers are no larger than their guard pages allow
 
 from fuzz_kinds import KINDS, Kind, read_model  # noqa: E402
 

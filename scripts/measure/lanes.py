@@ -19,18 +19,18 @@ from common import make_parser
 from synthetic_blocks import PLAIN, random_matrix
 
 from localllm.arch.layer_state import KVType
-from localllm.engine.cpu import matmul
+from localllm.engine.cpu import lowering
 from localllm.engine.cpu.kernel_variants import Loader
-from localllm.engine.cpu.lowering import VERBS, optimize_graph
-from localllm.engine.cpu.target import CpuTarget
+from localllm.engine.cpu.lowering import VERBS, CpuTarget, optimize_graph
 from localllm.engine.cpu.threads import Threads
+from localllm.engine.lower.activation import ALL, Activation
+from localllm.engine.lower.header import Header
 from localllm.engine.lower.steps import StepPlaces, Steps
 from localllm.engine.lower.tape import Tape
 from localllm.engine.memory.cache import KVCache
-from localllm.engine.operations.activation import ALL, Activation
 from localllm.engine.operations.linear import Linear
 from localllm.engine.operations.operation import lower
-from localllm.engine.run import BATCH, PRECISE_TOKENS, Header
+from localllm.engine.runs import BATCH, PRECISE_TOKENS
 from localllm.kernels.build.library import Library
 from localllm.kernels.machine import has_tiles, lane_name
 from localllm.kernels.reference import dequantize
@@ -124,9 +124,9 @@ def main() -> None:
     options = parser.parse_args()
     lanes = [name for name, (in_tiles, _) in LANES.items() if not in_tiles or has_tiles() or options.emulated]
     print(f"{lane_name()}, {options.threads} threads")
-    for name in matmul.LEAST_IN_TILES:  # so that tiles are tried with any number
-        matmul.LEAST_IN_TILES[name] = 1
-    matmul.SOME_IN_TILES = 1
+    for name in lowering.LEAST_IN_TILES:  # so that tiles are tried with any number
+        lowering.LEAST_IN_TILES[name] = 1
+    lowering.SOME_IN_TILES = 1
     sizes = options.rows, options.columns, options.threads, options.rounds
     least = {name: measure(name, *sizes, lanes) for name in (PLAIN if options.all else options.formats)}
     if len(lanes) == len(LANES):

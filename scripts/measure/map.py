@@ -17,10 +17,11 @@ from common import make_parser
 from peer import ask_for_json
 
 from localllm import api
-from localllm.generation.generate import Generation, Task
 from localllm.generation.options import GenerationOptions
 from localllm.generation.prefix_cache import PrefixCache
+from localllm.generation.request import Task
 from localllm.generation.sampling.options import SamplingOptions
+from localllm.generation.scheduler import Generation
 
 
 def one_after_another(model: api.Model, prompts: list[list[int]], tokens: int) -> tuple[float, list[list[int]]]:

@@ -23,7 +23,7 @@ import numpy as np
 from common import make_parser
 
 from localllm.api import open_model
-from localllm.engine.cpu import backend, matmul, program
+from localllm.engine.cpu import backend, lowering, program
 from localllm.engine.cpu.threads import Threads
 from localllm.engine.lower.tape import Buffer, Step, Tape
 from localllm.kernels.build.library import Library
@@ -180,7 +180,7 @@ def main() -> None:
     parser.add_argument("--bandwidth", type=float, default=80, help="of the other computers, GB/s")
     parser.add_argument("--slow", type=float, default=0.5, help="speed of the cores behind a plus")
     parser.add_argument("--prompt", type=int, default=128, help="tokens, at most 128: more are read in several runs")
-    parser.add_argument("--part", type=int, default=matmul.PART_BYTES, help="bytes of weights in a part")
+    parser.add_argument("--part", type=int, default=lowering.PART_BYTES, help="bytes of weights in a part")
     parser.add_argument("--check", action="store_true")
     options = parser.parse_args()
     overhead, one = seconds_of_nothing(1)
@@ -193,7 +193,7 @@ def main() -> None:
     for name in options.cores.split(","):
         speeds, cells = speeds_of(name, options.slow), []
         for tokens, alone in timed.items():
-            matmul.PART_BYTES = options.part
+            lowering.PART_BYTES = options.part
             shapes = stages_of(options.model, len(speeds), tokens, overhead, 1)
             stages = [Stage(a.seconds, b.parts, a.nbytes) for a, b in zip(alone, shapes, strict=True)]
             taken = [predict(stages, speeds, costs, options.bandwidth * 1e9, fixed) for fixed in (False, True)]

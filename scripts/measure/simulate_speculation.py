@@ -27,8 +27,7 @@ from speculation import EARLIER, PROMPTS, answer
 
 from localllm import api
 from localllm.generation.speculation.acceptance import FIRST_CHANCES, GAIN, MOST, UNLIKELY, Guesses, StepCostModel
-from localllm.generation.speculation.ngram import Copies, NGrams, copy_after, from_text
-from localllm.generation.speculation.ngram_cache import NgramCache
+from localllm.generation.speculation.ngram import Copies, NgramCache, NGrams, copy_after, text_proposers
 
 COSTS = (0.32, 0.26, 0.2, 0.15, 0.1, 0.05)  # of a further token in a step
 WAYS = 4
@@ -50,7 +49,7 @@ class Answer(NamedTuple):
         written = NgramCache(1 << 30, None)
         if self.before:
             written.add(self.before)
-        return from_text(self.text, written)
+        return text_proposers(self.text, written)
 
 
 def recorded(path: str, tokens: int) -> list[Answer]:

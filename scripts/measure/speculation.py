@@ -17,8 +17,8 @@ import numpy as np
 from common import make_parser, time_of
 
 from localllm import api
-from localllm.generation.generate import Generation
-from localllm.generation.speculation.ngram_cache import NgramCache
+from localllm.generation.scheduler import Generation
+from localllm.generation.speculation.ngram import NgramCache
 
 LETTER = """Dear Mrs. Miller,
 thank you for your letter of 3 March. We have looked at the roof of the garden house, and we agree that it has to be \

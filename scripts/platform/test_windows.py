@@ -86,7 +86,7 @@ TESTS = (
             "unit/services/records/test_map",
             "unit/services/hub/test_pull",
             "integration/test_serve",
-            "unit/engine/memory/test_prefix_store",
+            "unit/engine/test_prefix_store",
             "unit/services/test_sessions",
         )
     ),

@@ -29,8 +29,8 @@ from torch.nn import functional
 from localllm import api
 from localllm.files.gguf.file import GGUFFile
 from localllm.files.gguf.writer import OutputTensor, Packed, write_gguf
-from localllm.generation.arguments import gather_options
-from localllm.generation.prefix_match import NOTHING
+from localllm.generation.model_methods import gather_options
+from localllm.generation.prefix_cache import NOTHING
 from localllm.quant.encode import encode
 from localllm.quant.formats import BY_NAME
 

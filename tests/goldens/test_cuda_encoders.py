@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 from simulated import SimulatedCard
 
+from localllm.engine.cuda import backend as card_texts
 from localllm.engine.cuda import devices
-from localllm.engine.cuda import embedding_runner as card_texts
 from localllm.engine.options import EngineOptions
 from localllm.kernels.table import PAGE
 from tests.goldens.test_encoders import nmse, opened

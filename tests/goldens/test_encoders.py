@@ -15,14 +15,14 @@ from models.golden import check_digest
 from localllm.arch import rowwise_verbs
 from localllm.arch.pooling import KINDS
 from localllm.engine import embedding_runner as engine_texts
-from localllm.engine.embedding_runner import EmbeddingRunner, by_reference, runs
+from localllm.engine.embedding_runner import EmbeddingRunner, build_reference_reader, runs
+from localllm.engine.lower.header import TextSpan
 from localllm.engine.operations.linear import Linear
 from localllm.engine.options import EngineOptions
-from localllm.engine.run import TextSpan
 from localllm.errors import ContextError, LocalllmError, ModelError, UnsupportedError, UsageError
 from localllm.files.gguf.file import GGUFFile
 from tests.goldens.test_logits import looked_up, nmse
-from tests.unit.generation.test_prefix_match import TakenLock
+from tests.unit.generation.test_prefix_cache import TakenLock
 
 
 def opened(path: Path, name: str, backend: str, **options) -> EmbeddingRunner:
@@ -228,9 +228,7 @@ def test_who_computes_texts(monkeypatch):
     """A card, if one is asked for; if one may, and cannot, the CPU, and why."""
     closed = list[int]()
     card = SimpleNamespace(close=lambda: closed.append(1), warning="slow", name="a card", read="read")
-    monkeypatch.setattr(
-        "localllm.engine.cuda.embedding_runner.CudaEmbeddingRunner", lambda *given: made.append(given) or card
-    )
+    monkeypatch.setattr("localllm.engine.cuda.backend.CudaEmbeddingRunner", lambda *given: made.append(given) or card)
     reader, made = Bare(), list[tuple]()
     options = EngineOptions(backend="cuda")
     assert reader._on_card(["operations"], ["states"], options) == "read"
@@ -242,7 +240,7 @@ def test_who_computes_texts(monkeypatch):
     def broken(*given):
         raise LocalllmError("it is on fire")
 
-    monkeypatch.setattr("localllm.engine.cuda.embedding_runner.CudaEmbeddingRunner", broken)
+    monkeypatch.setattr("localllm.engine.cuda.backend.CudaEmbeddingRunner", broken)
     with pytest.raises(LocalllmError, match=r"^it is on fire$"):
         Bare()._on_card([], [], options)
     reader = Bare()
@@ -289,7 +287,7 @@ def test_the_reference_is_told_of_kinds(monkeypatch):
     backend = SimpleNamespace(store=lambda: "store", run=lambda *given: ran.append(given))
     monkeypatch.setattr("localllm.engine.reference.ReferenceBackend", lambda *given: ran.append(given) or backend)
     options = EngineOptions()
-    by_reference("forward", options, 64)([TextSpan(np.array([5, 6, 7]), 2), TextSpan(np.array([8]), 1)])
+    build_reference_reader("forward", options, 64)([TextSpan(np.array([5, 6, 7]), 2), TextSpan(np.array([8]), 1)])
     made, (spans, precise) = ran
     assert (made, precise) == (("forward", options.kv_cache_type, 64, None), True)
     found = [(one.store, one.position, one.ids.tolist(), one.wanted, one.kinds.tolist()) for one in spans]

@@ -20,7 +20,7 @@ from tool_talker import QWEN, ToolTalker
 from localllm import api
 from localllm.errors import ContextError, UsageError
 from localllm.files.gguf.file import GGUFFile
-from localllm.generation.generate import GenerationOptions
+from localllm.generation.options import GenerationOptions
 from localllm.generation.sampling.options import SamplingOptions
 from localllm.server.guard import Rules
 from localllm.services.remote.dialect import DIALECTS, OTHER, Form, request_of

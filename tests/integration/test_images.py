@@ -19,7 +19,7 @@ from pooled import acquire
 
 import localllm
 from localllm.engine.image_tokens import is_within, last_end
-from localllm.engine.run import Runs
+from localllm.engine.runs import Runs
 from localllm.errors import ContextError, LocalllmError, ModelError, UsageError
 from localllm.files.gguf.projectors import find_projector
 from localllm.generation.chunked_prefill import around_images, read_prompt
@@ -109,7 +109,7 @@ def test_a_conversation_reads_an_image_once(models, opened):
 
 def test_as_read_anew(models, opened):
     """A conversation that goes on says what one says that reads all of it."""
-    from localllm.generation.generate import GenerationOptions
+    from localllm.generation.options import GenerationOptions
     from localllm.generation.sampling.options import SamplingOptions
 
     greedy = GenerationOptions(10, sampling=SamplingOptions(temperature=0))
@@ -235,9 +235,9 @@ def test_many_records(models, said, tmp_path, monkeypatch):
 
 def test_who_waits_keeps_its_images(models, opened, monkeypatch):
     """Images are forgotten when others have come, but not those of a prompt that was not read yet."""
-    from localllm.generation.generate import GenerationOptions
+    from localllm.generation import image_encoder as eye
+    from localllm.generation.options import GenerationOptions
     from localllm.generation.sampling.options import SamplingOptions
-    from localllm.generation.vision import image_encoder as eye
 
     monkeypatch.setattr(eye, "LEAST", 0)
     monkeypatch.setattr(eye, "MOST_BYTES", 0)
@@ -264,7 +264,7 @@ def test_who_waits_keeps_its_images(models, opened, monkeypatch):
 )
 def test_which_images_are_forgotten(count: int, mega: float, left: int):
     """64 stay at least, and as many as take 256 MB: the latest."""
-    from localllm.generation.vision.image_encoder import EncodedImage, ImageEncoder
+    from localllm.generation.image_encoder import EncodedImage, ImageEncoder
 
     eye, half = ImageEncoder.__new__(ImageEncoder), SimpleNamespace(rows=SimpleNamespace(nbytes=int(mega * 2**19)))
     eye._cache = OrderedDict((number, EncodedImage([], [half, half])) for number in range(count))
@@ -278,7 +278,7 @@ def test_pieces_do_not_cut_images(tmp_path, name, precise):
     """Logits behind 8 prompts with and without images, read in pieces of 64 tokens, are those of each read alone, of
     every family: Gemma's images have 144 rows here, which see each other and are read at once."""
     from localllm.generation.chunked_prefill import read_prompt
-    from localllm.generation.generate import GenerationOptions
+    from localllm.generation.options import GenerationOptions
     from localllm.generation.scheduler import Scheduler
 
     write(seeing(name, context=4096), tmp_path / "tiny.gguf")
@@ -394,7 +394,7 @@ def test_images_in_a_chat(models, opened, monkeypatch, tmp_path, capfd):
     from localllm.cli.interactive.conversation import TerminalConversation
     from localllm.cli.interactive.slash_commands import Tools, execute
     from localllm.cli.terminal.output import ProgressLine
-    from localllm.generation.generate import GenerationOptions
+    from localllm.generation.options import GenerationOptions
     from localllm.services import sessions
 
     monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path))

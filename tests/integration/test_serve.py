@@ -601,7 +601,7 @@ def test_an_answer_whose_client_is_gone_at_once_ends(told: Served):
     """Before the head of the stream could be sent: nothing is left running, and no model is held."""
     import asyncio
 
-    from localllm.generation.generate import GenerationOptions
+    from localllm.generation.options import GenerationOptions
     from localllm.server.http import EventStream
     from localllm.server.openai_chat import stream_chunks
     from localllm.server.service import GenerateRequest

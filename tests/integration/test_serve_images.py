@@ -19,7 +19,7 @@ from localllm import api
 from localllm.cli.interactive.conversation import TerminalConversation
 from localllm.cli.terminal.output import ProgressLine
 from localllm.errors import UsageError
-from localllm.generation.generate import GenerationOptions
+from localllm.generation.options import GenerationOptions
 from localllm.generation.sampling.options import SamplingOptions
 from localllm.server.http import Limits
 from localllm.services.remote.http import Endpoint

@@ -20,7 +20,7 @@ STORE = 100 * 2**20  # bytes of a node's object store
 
 
 def job(path: str | os.PathLike[str]) -> MapJob:
-    from localllm.generation.generate import GenerationOptions
+    from localllm.generation.options import GenerationOptions
     from localllm.generation.sampling.sampler import SamplingOptions
 
     options = GenerationOptions(40, sampling=SamplingOptions(temperature=0))

@@ -6,7 +6,7 @@ from types import SimpleNamespace
 
 import numpy as np
 
-from localllm.engine.run import Runs
+from localllm.engine.runs import Runs
 from localllm.errors import LocalllmError
 from localllm.kernels.table import PAGE
 from localllm.text.tokenizer import Tokenizer

@@ -6,7 +6,7 @@ from typing import Self
 
 import numpy as np
 
-from localllm.engine.run import Runs
+from localllm.engine.runs import Runs
 
 
 class FakeSequences:

@@ -14,11 +14,11 @@ from types import SimpleNamespace
 import gguf
 import numpy as np
 
-from localllm.engine import run as engine_run
+from localllm.engine import runs
 from localllm.files.gguf.metadata import Oddities
 
 if __name__ == "__main__":
-    engine_run.BATCH = int(sys.argv[2])  # before others take it over
+    runs.BATCH = int(sys.argv[2])  # before others take it over
 
 from localllm.engine.engine import Engine
 from localllm.engine.lower import steps, tape
@@ -114,12 +114,12 @@ def encoded(values: np.ndarray, format: str) -> np.ndarray:
 
 def run(shape: tuple[int, ...], format: str) -> None:
     """Precise and not, one sequence and two, with F32 in every type of cache; without experts, with few, with many."""
-    runs = {"f16": (0, 40), "f32": (3,), "q8_0": (0,)} if format == "F32" else {"f16": (0, 3, 40)}
-    for kv_type, experts in ((kv_type, experts) for kv_type, counts in runs.items() for experts in counts):
+    cases = {"f16": (0, 40), "f32": (3,), "q8_0": (0,)} if format == "F32" else {"f16": (0, 3, 40)}
+    for kv_type, experts in ((kv_type, experts) for kv_type, counts in cases.items() for experts in counts):
         file = model(shape, format, kv_type == "f16" and experts != 3, experts)
         engine = Engine(file, EngineOptions(2, 512, kv_type))
         for precise in (True, False):
-            ids = np.random.default_rng(0).integers(0, shape[-1], engine_run.BATCH).tolist()
+            ids = np.random.default_rng(0).integers(0, shape[-1], runs.BATCH).tolist()
             first, second = engine.sequence(), engine.sequence()
             assert np.isfinite(first.append(ids, "all", precise)).all()
             engine.step([(first, ids[: len(ids) // 2 + 1]), (second, ids[: len(ids) // 2])][: len(ids)], precise)

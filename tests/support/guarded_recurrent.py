@@ -9,10 +9,10 @@ import sys
 
 import numpy as np
 
-from localllm.engine import run as engine_run
+from localllm.engine import runs
 
 if __name__ == "__main__":
-    engine_run.BATCH = int(sys.argv[1])  # before others take it over
+    runs.BATCH = int(sys.argv[1])  # before others take it over
 
 from guarded import guarded_copy, keep, place_buffers
 from recurrent_models import MODELS, VOCABULARY, file_of
@@ -34,7 +34,7 @@ def run(name: str) -> None:
     layout = engine.backend.room.layout
     if layout:
         layout.zeros = guarded_copy(layout.zeros)
-    ids = np.random.default_rng(0).integers(0, VOCABULARY, engine_run.BATCH).tolist()
+    ids = np.random.default_rng(0).integers(0, VOCABULARY, runs.BATCH).tolist()
     first, second = engine.sequence(), engine.sequence()
     assert np.isfinite(first.append(ids, "all")).all()
     assert np.isfinite(first.append(ids[:1])).all()

@@ -12,11 +12,11 @@ from types import SimpleNamespace
 
 import numpy as np
 
-from localllm.engine import run as engine_run
+from localllm.engine import runs
 from localllm.files.gguf.metadata import Oddities
 
 if __name__ == "__main__":
-    engine_run.BATCH = int(sys.argv[1])  # before others take it over
+    runs.BATCH = int(sys.argv[1])  # before others take it over
 
 from guarded import guarded_copy, keep, place_buffers
 from models import ENCODERS, model, write
@@ -34,7 +34,7 @@ ODD = {"bert": {"width": 80, "heads": 5, "hidden": 56}, "jina_bert": {"width": 4
 
 def run(name: str, folder: str, **sizes: int) -> None:
     """One text as long as a run, several short ones, and pairs."""
-    made, most = model(name, **sizes), engine_run.BATCH
+    made, most = model(name, **sizes), runs.BATCH
     with GGUFFile.open(write(made, Path(folder) / "model.gguf")) as file:
         tensors = {key: Tensor(key, it.format, it.shape, guarded_copy(it.data)) for key, it in file.tensors.items()}
         copy = SimpleNamespace(path="guarded", metadata=file.metadata, tensors=tensors, oddities=Oddities())

@@ -4,7 +4,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
-from localllm.engine.memory.prefix_store import CachedPrefix, PrefixStore
+from localllm.engine.prefix_store import CachedPrefix, PrefixStore
 from localllm.generation.prefix_cache import CachedSequence, PrefixCache, PrefixQuery
 
 

@@ -16,7 +16,7 @@ from project import ROOT
 
 import localllm
 from localllm import api
-from localllm.generation.arguments import AnswerArguments, ChatArguments, SamplingArguments, gather_options
+from localllm.generation.model_methods import AnswerArguments, ChatArguments, SamplingArguments, gather_options
 from localllm.generation.options import GenerationOptions
 from localllm.generation.sampling.options import SamplingOptions
 

@@ -22,7 +22,7 @@ from localllm.cli import open_model as opening
 from localllm.cli.commands import config
 from localllm.convert import rope_scaling
 from localllm.convert.config import Config
-from localllm.engine.run import DEEP, FIRST, Runs
+from localllm.engine.runs import DEEP, FIRST, Runs
 from localllm.errors import LocalllmError, MemoryLimitError, ModelError
 from localllm.files import logits_file
 from localllm.files.cache import checksummed_cache as known
@@ -296,8 +296,7 @@ def test_a_run_ends_where_the_next_begins(later: int):
 def test_two_caches_are_as_one():
     """Of the computer and of a card: each gets its part of what is kept, and no more or less is taken."""
     from localllm.arch.layer_state import KVType, Paged
-    from localllm.engine.memory.cache import KVCache
-    from localllm.engine.memory.joint_cache import JointCache
+    from localllm.engine.memory.cache import JointCache, KVCache
 
     parts = [KVCache([Paged(layer, 1, dim, dim, window=window)], 128, KVType.of("f32"), (1,))
              for layer, dim, window in ((0, 16, None), (1, 32, 40))]  # fmt: skip

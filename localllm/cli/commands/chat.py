@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from localllm.api import Model
     from localllm.cli.interactive.conversation import TerminalConversation
     from localllm.cli.terminal.tool_calls import ToolCalls
-    from localllm.generation.generate import GenerationOptions
+    from localllm.generation.options import GenerationOptions
     from localllm.services.remote.http import Endpoint
     from localllm.text.messages import Message
 

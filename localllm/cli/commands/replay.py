@@ -16,7 +16,7 @@ from localllm.errors import UsageError
 ROPE = {"kind": str, "factor": int | float, "base": int | float, "original_context": int}  # a receipt's, or null
 
 if TYPE_CHECKING:
-    from localllm.generation.generate import GenerationOptions
+    from localllm.generation.options import GenerationOptions
     from localllm.services.receipts import Receipt
 
 

@@ -25,7 +25,8 @@ from localllm.text.messages import Message
 if TYPE_CHECKING:
     from localllm.api import Model
     from localllm.cli.terminal.tool_calls import ToolCalls
-    from localllm.generation.generate import Generation, GenerationOptions
+    from localllm.generation.options import GenerationOptions
+    from localllm.generation.scheduler import Generation
 
 
 class TerminalConversation:

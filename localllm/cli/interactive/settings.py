@@ -12,7 +12,7 @@ from localllm.generation.sampling.declaration import Option, names_for
 from localllm.generation.sampling.options import OPTIONS as SAMPLING
 
 if TYPE_CHECKING:
-    from localllm.generation.generate import GenerationOptions
+    from localllm.generation.options import GenerationOptions
 
 OF_ANSWERS = names_for("chat", OPTIONS)  # of GenerationOptions itself
 OTHER_NAMES = {other: name for name, option in {**OPTIONS, **SAMPLING}.items() for other in option.names}

@@ -55,7 +55,7 @@ def fill(
 
     Raises UsageError for other models, ContextError.
     """
-    from localllm.engine.run import BATCH
+    from localllm.engine.runs import BATCH
     from localllm.generation.diffusion import denoise, diffusion_model, require_room
 
     model, options = (

@@ -20,7 +20,7 @@ from localllm.errors import CutError
 if TYPE_CHECKING:
     from localllm.cli.terminal.stream_renderer import Page
     from localllm.generation.beam_search import Answer
-    from localllm.generation.generate import Generation
+    from localllm.generation.scheduler import Generation
 
 NARROWEST = 10  # columns of a cell that is cut
 EMPTY = "localllm: the answer is empty: the model wrote only reasoning"

@@ -8,7 +8,7 @@ from localllm.cli.terminal.output import say
 if TYPE_CHECKING:
     from localllm.api import Model
     from localllm.generation.beam_search import Answer
-    from localllm.generation.generate import Generation
+    from localllm.generation.scheduler import Generation
 
 
 def report(

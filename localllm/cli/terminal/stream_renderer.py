@@ -22,7 +22,7 @@ from localllm.cli.terminal.output import (
 )
 
 if TYPE_CHECKING:
-    from localllm.generation.generate import Generation
+    from localllm.generation.scheduler import Generation
 
 # Characters that must not begin a line, in scripts that are written without spaces.
 NEVER_FIRST = frozenset("、。，．！？：；）」』】〕》〉”’…・ー々ぁぃぅぇぉっゃゅょァィゥェォッャュョ")

@@ -18,8 +18,9 @@ from localllm.system.terminal import KEYS, SCREEN, discard_input, usual_keys
 
 if TYPE_CHECKING:
     from localllm.api import Model
-    from localllm.generation.generate import Generation, GenerationOptions
-    from localllm.generation.tools.tool_call import ToolCall
+    from localllm.generation.options import GenerationOptions
+    from localllm.generation.scheduler import Generation
+    from localllm.generation.tools.tool_call_parser import ToolCall
     from localllm.text.messages import Message
 
 REFUSED = "error: the user does not allow this call"

@@ -1,22 +1,27 @@
-"""The CPU backend."""
+"""The CPU backend, its program for rows of images, and the rotation of cached keys."""
 
 from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 
-from localllm.arch.layer_state import Recurrent, State
+from localllm.arch.layer_state import Latent, Paged, Recurrent, State
+from localllm.engine.cpu.lowering import CpuTarget
 from localllm.engine.cpu.program import Program, compile_program
-from localllm.engine.cpu.rows import RowProgram
-from localllm.engine.lower.steps import StepPlaces
+from localllm.engine.cpu.threads import Threads
+from localllm.engine.lower.header import Header, Span
+from localllm.engine.lower.steps import StepPlaces, stream_arguments
+from localllm.engine.lower.tape import Buffer, Step, Tape, row_bytes
 from localllm.engine.memory.cache import KVCache
 from localllm.engine.memory.page_table import CachePool
 from localllm.engine.memory.recurrent import StateLayout
+from localllm.engine.memory.sequence_state import SequenceState
 from localllm.engine.operations.operation import Operation
 from localllm.engine.options import EngineOptions
-from localllm.engine.run import BATCH, Header, Span
+from localllm.engine.runs import BATCH
 from localllm.engine.trace.image_rows import RowOperations
 from localllm.engine.trace.rope_shift import RopeShift
 from localllm.errors import UnsupportedError
+from localllm.kernels.build.library import Library
 
 
 class CpuBackend:
@@ -38,11 +43,8 @@ class CpuBackend:
         layout = StateLayout(recurrent) if recurrent else None
         self.room, places = CachePool(self._cache, layout), StepPlaces(self._cache, layout, Header())
         program = compile_program(operations, places, options.thread_count, options.progress)
-        self.store, self.cache_usage, self.bytes_per_token = (
-            self.room.store,
-            self.room.cache_usage,
-            self.room.bytes_per_token,
-        )
+        self.store, self.cache_usage = self.room.store, self.room.cache_usage
+        self.bytes_per_token = self.room.bytes_per_token
         self._run, self.warning, self._programs = program.run, program.warning, [program]
         self.kernel_limits = program.kernel_limits
         self._rows, self._places, self._options = rows, places, options
@@ -58,7 +60,7 @@ class CpuBackend:
         (span,) = spans
         return self._row_program(image.is_whole).run(span, precise)
 
-    def _row_program(self, is_whole: bool) -> RowProgram:
+    def _row_program(self, is_whole: bool) -> "RowProgram":
         """Return the program for image rows, built when the first image is read."""
         if is_whole not in self._row_programs:
             operations = self._rows(is_whole) if self._rows else None
@@ -93,6 +95,76 @@ class CpuBackend:
             of_rows.close()
 
     def prepare_shift(self, turns: Mapping[State, RopeShift]) -> None:
-        from localllm.engine.cpu.rope_shift import KeyRotator  # rarely needed
-
         self.rotate_keys = KeyRotator(self._cache, self._states, turns).rotate_keys
+
+
+class RowProgram:
+    """A model's program that reads image rows in place of tokens."""
+
+    def __init__(self, operations: RowOperations, places: StepPlaces, options: EngineOptions):
+        """Compile the program; places: the model's, whose header is replaced. Raises ModelError, LocalllmError."""
+        self._operations = operations
+        places = places._replace(header=Header())
+        self._program = compile_program(operations.operations, places, options.thread_count, options.progress)
+
+    def run(self, span: Span, precise: bool) -> np.ndarray:
+        assert span.seen is not None
+        count, rows = len(span.ids), span.seen.rows_of(span.ids)
+        self._operations.rows[:count, : rows.shape[1]] = rows
+        turns = span.seen.mrope_positions(span.ids, span.position - span.ahead)
+        for angles in self._operations.angles:
+            angles.fill(turns)
+        return self._program.run([span], precise)
+
+    def close(self) -> None:
+        self._program.close()
+
+
+IDS = np.zeros(BATCH, np.int64)  # any ids: only their number matters
+BUFFER_ROWS = CpuTarget(1, False, {}).buffer_rows
+NO_LOGITS = np.zeros((0, 0), np.float32)
+
+
+class KeyRotator:
+    """Rotates the cached keys of sequences, on one thread."""
+
+    def __init__(self, cache: KVCache, states: Sequence[Paged | Latent], turns: Mapping[State, RopeShift]):
+        self._header, self._tape = Header(), Tape()
+        self._distances = np.zeros(BATCH, np.int64)
+        for state in states:
+            if state in turns:
+                self._add(cache, state, turns[state])
+        library = Library({step.kernel for step in self._tape.steps} | {"run", "work"})
+        tape = self._tape.finish(library.addresses)
+        self._walker = Threads(1, library.addresses, tape, keep=(library, self._header, self._tape.memory, cache))
+
+    def _add(self, cache: KVCache, state: Paged | Latent, turn: RopeShift) -> None:
+        side, block = cache.sides(state)[0], state.rotations(cache.kv_type)[0]
+        columns = side.heads * state.key_dim
+        x = Buffer(BUFFER_ROWS, row_bytes(columns))
+        heads = {"x": x, "stride": x.stride, "head_dim": state.key_dim}
+        in_cache = heads | stream_arguments(cache, side, self._header)
+        hadamard = {"x": x, "y": x, "stride": x.stride, "columns": columns, "block": block}
+        pairs, table = len(turn.frequencies), Buffer(BATCH, len(turn.frequencies) * 8)
+        angles = {"positions": self._distances, "before": 0, "frequencies": turn.frequencies, "pairs": pairs}
+        rope = heads | {"y": x, "heads": side.heads, "table": table, "pairs": pairs}
+        self._step(f"recall-{side.kind.upper()}", in_cache, [], [x])
+        if block > 1:
+            self._step("hadamard", hadamard, [x], [x])
+        self._step("angles", angles | {"table": table, "factor": 1.0}, [], [table])
+        self._step("rope", rope | {"step": turn.step, "apart": turn.apart}, [x, table], [x])
+        if block > 1:
+            self._step("hadamard", dict(hadamard), [x], [x])
+        self._step(f"store-{side.kind.upper()}", dict(in_cache), [x], [])
+
+    def _step(self, kernel: str, arguments: dict[str, object], reads: list[Buffer], writes: list[Buffer]) -> None:
+        count = self._header.token_count
+        self._tape.append(Step(kernel, {"count": count, **arguments}, 1, None, reads, writes))
+
+    def rotate_keys(self, store: SequenceState, first: int, end: int, distance: int) -> None:
+        """Rotate the keys at positions [first, end), which were cached for positions `distance` later."""
+        self._distances[:] = -distance
+        for position in range(first, end, BATCH):
+            count = min(BATCH, end - position)
+            self._header.fill([Span(store, position, IDS[:count], 0)], True, NO_LOGITS)
+            self._walker.run()

@@ -5,7 +5,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from localllm.engine.operations.activation import ALL, Routed, Rows
+from localllm.engine.lower.activation import ALL, Routed, Rows
 from localllm.kernels.build.library import Library
 from localllm.kernels.build.objects import Progress
 from localllm.kernels.cpu import PRECISE_TOKENS
@@ -15,11 +15,11 @@ EVERY = 1 << 40  # tokens
 
 
 class RunShape(NamedTuple):
-    """What selects the kernels of a run.
+    """The numbers that select the kernels of a run.
 
     Attributes:
         tokens, wanted: numbers of tokens, and of requested logits.
-        kernel_tokens, kernel_wanted: see localllm.engine.run.
+        kernel_tokens, kernel_wanted: see localllm.engine.runs.
         most_precise: the most kernel_tokens whose activations keep 16 bits.
     """
 
@@ -96,7 +96,6 @@ class VariantTable:
         return {limit for product in self._products for limit in (product.few, product.few_fast)}
 
     def fill(self, addresses: dict[str, int]) -> None:
-        """Store the variants' addresses."""
         for format, table in self._tables.items():
             table[:] = [addresses.get(f"{piece}-{format}", 0) for piece in VARIANTS]
 

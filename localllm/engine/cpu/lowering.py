@@ -1,28 +1,443 @@
-"""The CPU target: its graph pass, and the table of the verbs that it lowers in its own way."""
+"""The CPU target: its choices, its graph pass, and the verbs that it lowers in its own way.
 
-from collections.abc import Callable, Sequence
-from dataclasses import replace
+These are matrix products (with integer activations, with float32 ones, and per expert), attention, whose layers of the
+same shape share a plan of work units, and the selection of keys. On CPUs with AMX, products of many tokens run in BF16
+tiles, which need further arguments; the other kernels serve a few tokens, and their input buffers hold no more. In
+tiles, activations are one BF16 plane, with an error of 5.5e-6, or two (precise runs, keys and values, float32 weights).
+"""
 
-from localllm.engine.cpu.attention import attend, select_keys
-from localllm.engine.cpu.matmul import (
-    expert_linear,
-    halves,
-    halves_of,
-    has_integers,
-    linear,
-    needs_both_planes,
-    pack,
-    quantize,
-)
-from localllm.engine.cpu.target import CpuTarget
-from localllm.engine.operations.activation import Activation
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import field, replace
+from typing import ClassVar
+
+import numpy as np
+
+from localllm.arch.layer_state import Latent, Paged
+from localllm.arch.weights import Weight
+from localllm.engine.cpu.kernel_variants import VariantTable
+from localllm.engine.lower.activation import ALL, WANTED, Activation, Routed, Rows
+from localllm.engine.lower.steps import Steps
+from localllm.engine.lower.tape import SCRATCH_BYTES, Address, Buffer, Scratch, row_bytes
 from localllm.engine.operations.attention import Attend, WriteKV
+from localllm.engine.operations.experts import ExpertLinear
 from localllm.engine.operations.key_selection import SelectKeys
 from localllm.engine.operations.linear import Linear
-from localllm.engine.operations.operation import Operation, Product, insert_activation_forms
-from localllm.engine.run import BATCH
-from localllm.kernels.cpu import HALVES
-from localllm.kernels.machine import has_tiles
+from localllm.engine.operations.operation import ActivationForm, Operation, Product, insert_activation_forms
+from localllm.engine.runs import BATCH, PRECISE_TOKENS
+from localllm.errors import UnsupportedError
+from localllm.frozen import frozen
+from localllm.kernels.cpu import (
+    ATTEND_KEYS,
+    ATTEND_ROWS,
+    ATTEND_TILES,
+    CALL_BYTES,
+    EXPERT_ROWS,
+    FEW_TOKENS,
+    FLOAT_SCRATCH,
+    HALVES,
+    LEAST_IN_TILES,
+    MOST_SPLITS,
+    PANEL_BYTES,
+    PANEL_TOKENS,
+    PLAIN,
+    SOME_IN_TILES,
+    SPLIT_TOKENS,
+    SUB_BLOCK,
+    TILE_SLAB,
+    TILES_SCRATCH,
+    TOKENS_AT_ONCE,
+    linear_scratch,
+)
+from localllm.kernels.formats import supports_int8
+from localllm.kernels.machine import has_tiles, this_lane
+from localllm.kernels.table import (
+    LINEAR_FLOAT,
+    LINEAR_QUANTIZED,
+    LINEAR_TILES_FLOAT,
+    LINEAR_TILES_QUANTIZED,
+    SPLIT,
+    UNIT,
+)
+from localllm.quant.formats import LAYOUTS
+
+
+@frozen
+class CpuTarget:
+    """A localllm.engine.lower.steps.Target.
+
+    Attributes:
+        in_tiles: whether attention, and products of more than a few tokens, use BF16 tiles.
+        variants: kernel variants of quantized products, which are loaded on demand.
+        keeps: whether later runs read the keys and values of a run; float weights then compute them in float32.
+            Quantized weights always use 16-bit activations for them: MiniLM in Q8_0 loses 2.6e-4 of its vectors'
+            cosine with these, 4.3e-4 without.
+    """
+
+    threads: int
+    in_tiles: bool
+    verbs: Mapping[str, Callable[..., None]]
+    variants: VariantTable = field(default_factory=VariantTable)
+    tokens: int = BATCH
+    keeps: bool = True
+    expert_rows: ClassVar[int] = EXPERT_ROWS
+
+    @property
+    def buffer_rows(self) -> int:
+        """Rows of an activation's buffer: rounded up to the tokens that kernels process at once."""
+        return max(-(-self.tokens // at_once) * at_once for at_once in TOKENS_AT_ONCE)
+
+    @property
+    def wanted_rows(self) -> int:
+        return self.buffer_rows
+
+    def matrix(self, weight: Weight) -> np.ndarray:
+        name = weight.tensor.format.name
+        if name not in PLAIN and name not in LAYOUTS:
+            raise UnsupportedError(f"tensor {weight.name}: format {name} is not supported")
+        return weight.tensor.data
+
+    def layout_of(self, weight: Weight) -> tuple[str, int]:
+        """Return the file's layout: the CPU reads weights as they are in the file."""
+        return weight.tensor.format.name, weight.tensor.format.row_bytes(weight.shape[-1])
+
+    def scratch(self, size: int) -> dict[str, object]:
+        return {"scratch": Scratch(size), "scratch_bytes": SCRATCH_BYTES}
+
+    def share(self, rows: int, count: np.ndarray) -> tuple[int, np.ndarray | None]:
+        """Return 4 parts per thread."""
+        return 4 * self.threads, count
+
+    def parts(self, wanted: int, rows: int) -> int:
+        return wanted
+
+
+# Bytes of weights in a part. A part costs a thread about a microsecond: to claim it, and to wait for its first weights,
+# which were not prefetched. Threads with equally many parts finish together. Matrices of 0.2 to 0.6 MB (SmolLM2, 2
+# threads) took 1.02 to 1.08 times as long in parts of 64 KB, whatever their number.
+PART_BYTES, LEAST_BYTES = 1 << 17, 1 << 15
+SLICE_BYTES = 1 << 16  # the same for experts
+# Arguments of a matrix product that are addresses of rows, which an expert's call moves to its first row.
+BY_ROW = {
+    "linear_quantized": ("high", "low", "words", "scales", "sums", "high_sums", "excess", "y"),
+    "linear_float": ("x", "halves", "y"),
+}
+LINEAR = {"linear_quantized": LINEAR_QUANTIZED, "linear_float": LINEAR_FLOAT}
+# Products in tiles advance alike; their panels are located separately.
+BY_ROW |= {name.replace("linear", "linear_tiles"): places for name, places in BY_ROW.items()}
+LINEAR |= {"linear_tiles_quantized": LINEAR_TILES_QUANTIZED, "linear_tiles_float": LINEAR_TILES_FLOAT}
+
+
+@frozen
+class Quantized:
+    """Integer activations, see localllm.kernels.cpu.matmul.quantize."""
+
+    high: Buffer
+    low: Buffer
+    words: Buffer | None  # 16-bit codes, on CPUs with AVX2 only
+    scales: Buffer
+    sums: dict[int, Buffer]  # by sub-block: 32 and 16
+    high_sums: dict[int, Buffer]
+    excess: Buffer
+
+    @property
+    def buffers(self) -> list[Buffer]:
+        words = [] if self.words is None else [self.words]
+        return [self.high, self.low, *words, self.scales, *self.sums.values(), *self.high_sums.values(), self.excess]
+
+
+@frozen
+class Call:
+    """A kernel call: its arguments, the buffers that it reads, its output y, and its scratch bytes per thread."""
+
+    kernel: str
+    arguments: dict[str, object]
+    reads: list[Buffer]
+    y: Buffer
+    scratch: int
+
+
+def has_integers(weight: Weight) -> bool:
+    return supports_int8(weight.tensor.format.name, weight.shape[-1])
+
+
+def rounds_activations(operations: Sequence[Operation]) -> bool:
+    """Return whether some matrices are multiplied with 8-bit activations in long runs."""
+    return any(isinstance(operation, Product) and has_integers(operation.weight) for operation in operations)
+
+
+def halves_verb(weight: Weight) -> str | None:
+    """Return the verb that converts activations to the 16-bit format of a float matrix; None without one."""
+    kind = HALVES.get(weight.tensor.format.name)
+    return None if kind is None or has_integers(weight) or weight.shape[-1] % kind.multiple else kind.kernel
+
+
+def linear(steps: Steps, operation: Linear, target: CpuTarget) -> None:
+    """Append the product with one matrix."""
+    weight, bias = operation.weight, operation.bias
+    product = make_product(steps, operation, target)
+    parts = count_parts(weight.tensor.nbytes, target.threads)
+    arguments = product.arguments | target.scratch(product.scratch)
+    steps.append(product.kernel, arguments, parts, product.reads, [product.y])
+    if bias is not None:
+        steps.add_vector(operation.output, bias)
+
+
+def count_parts(nbytes: int, threads: int) -> int:
+    """Return how many parts a matrix of `nbytes` is divided into: if it is large enough, equally many per thread."""
+    if nbytes < LEAST_BYTES * threads:
+        return max(nbytes // LEAST_BYTES, 1)
+    return min(-(-nbytes // (PART_BYTES * threads)), 8) * threads
+
+
+def expert_linear(steps: Steps, operation: ExpertLinear, target: CpuTarget) -> None:
+    """Append the product with each expert's matrix, by the kernel for one matrix."""
+    choice, weight = operation.choice, operation.weight
+    experts, data, columns = steps.experts[choice.routed], weight.tensor.data, operation.inputs[0].columns
+    product = make_product(steps, operation, target)
+    arguments, name = product.arguments, product.kernel.partition("-")[0]
+    buffers = {at: buffer for at in BY_ROW[name] if isinstance(buffer := arguments[at], Buffer)}
+    strides = [(getattr(LINEAR[name], at), buffer.stride) for at, buffer in buffers.items()]
+    of_one = linear_scratch(columns) if name.endswith("quantized") else float_scratch(columns)
+    # A dense matrix of that size gets this number of slices, too: prefetched weights are lost at the end of a part.
+    slices = min(max(data[0].nbytes // SLICE_BYTES, 1), max(8 * target.threads // choice.columns, 1))
+    arguments |= {"linear": Address(product.kernel), "by_row": np.array(strides, np.int64)}
+    arguments |= {"by_row_count": len(strides), "slices": slices}
+    arguments |= {"active": experts.active, "active_count": experts.active_count, "expert_bytes": data.strides[0]}
+    arguments |= target.scratch(max(product.scratch, CALL_BYTES + of_one))
+    reads = [*product.reads, experts.active]
+    steps.append(name.replace("linear", "experts"), arguments, 16 * target.threads, reads, [product.y])
+    operation.add_bias(steps)
+
+
+def make_product(steps: Steps, operation: Product, target: CpuTarget) -> Call:
+    """Return the kernel call of a matrix product; the caller adds the scratch memory to its arguments."""
+    x, weight, is_stored = operation.inputs[0], operation.weight, operation.is_stored
+    y, format = steps.new(operation.output), weight.tensor.format
+    arguments = {"count": steps.counts[x.rows], "weights": target.matrix(weight), "columns": x.columns}
+    arguments |= {"row_bytes": format.row_bytes(x.columns), "rows": operation.output.columns}
+    arguments |= {"y": y, "y_stride": y.stride, "kernel_tokens": kernel_tokens(steps, x.rows)}
+    if has_integers(weight):
+        quantized = steps.form_of(operation, Quantized)
+        arguments |= integer_arguments(steps, x, format.name, quantized, is_stored)
+        # the most kernel_tokens for which products are computed in rows
+        most_tokens = LEAST_IN_TILES[format.name] - 1 if target.in_tiles else target.tokens
+        arguments |= target.variants.arguments(format.name, x.columns, x.rows, most_tokens, is_stored)
+        product = Call("linear_quantized", arguments, quantized.buffers, y, linear_scratch(x.columns))
+    else:
+        forms = (steps.forms.get(x) for x in operation.inputs if not target.in_tiles)
+        halves = next((form for form in forms if isinstance(form, Buffer)), None)
+        arguments |= float_arguments(steps, x, halves, is_stored and target.keeps)
+        reads = [steps.buffers[x], halves] if halves else [steps.buffers[x]]
+        product = Call(f"linear_float-{format.name}", arguments, reads, y, float_scratch(x.columns))
+    if not target.in_tiles:
+        return product
+    kernel, tile_arguments, panels = in_tiles(
+        steps, product.kernel, format.name, steps.form_of(operation, Panels), is_stored
+    )
+    scratch = max(product.scratch, CALL_BYTES + TILES_SCRATCH)
+    return Call(kernel, arguments | tile_arguments, [*product.reads, panels], y, scratch)
+
+
+def integer_arguments(steps: Steps, x: Activation, format: str, q: Quantized, is_stored: bool) -> dict[str, object]:
+    """Return the further arguments of a product of quantized weights with integer activations."""
+    sub_block, header = SUB_BLOCK[format], steps.header
+    arguments: dict[str, object] = {"high": q.high, "low": q.low, "words": q.words or 0}
+    arguments |= {"scales": q.scales, "excess": q.excess}
+    arguments |= {"sums": q.sums[sub_block], "high_sums": q.high_sums[sub_block]}
+    return arguments | {"most_precise": header.most_precise_stored if is_stored else header.most_precise}
+
+
+def float_arguments(steps: Steps, x: Activation, halves: Buffer | None, is_stored: bool) -> dict[str, object]:
+    """Return the further arguments of a product of float weights; halves: x in 16 bits, for many tokens."""
+    source = steps.buffers[x]
+    arguments = {"x": source, "x_stride": source.stride, "halves": halves or 0}
+    arguments["halves_stride"] = halves.stride if halves else 0
+    return arguments | {"most_precise": steps.target.tokens if is_stored else PRECISE_TOKENS}
+
+
+def float_scratch(columns: int) -> int:
+    """Return the scratch bytes of a thread for products of float weights."""
+    return max(FLOAT_SCRATCH, 4 * columns)
+
+
+def quantize(steps: Steps, operation: ActivationForm, target: CpuTarget) -> None:
+    """Append the conversion of x to integers; on CPUs with tiles only if there are few tokens."""
+    (x,) = operation.inputs
+    source, scale = steps.buffers[x], x.columns // 16 * 4  # bytes per token
+    sizes = (x.columns, x.columns, scale, scale, scale, scale, scale, scale // 2)
+    high, low, scales, *sums, excess = (Buffer(steps.max_rows(x.rows), size) for size in sizes)
+    words = Buffer(steps.max_rows(x.rows), 2 * x.columns) if this_lane().has_avx2_only else None
+    q = Quantized(high, low, words, scales, {32: sums[0], 16: sums[1]}, {32: sums[2], 16: sums[3]}, excess)
+    arguments = {"x": source, "stride": source.stride, "columns": x.columns, "high": high, "low": low}
+    arguments |= {
+        "words": words or 0,
+        "scales": scales,
+        "sums_32": sums[0],
+        "sums_16": sums[1],
+        "high_sums_32": sums[2],
+    }
+    arguments |= {"high_sums_16": sums[3], "excess": excess, "count": steps.counts[x.rows]}
+    arguments |= {"most_precise": steps.header.most_precise, "kernel_tokens": kernel_tokens(steps, x.rows)}
+    if target.in_tiles:
+        arguments["count"] = few_count(steps, x.rows)
+    parts, limit = target.share(steps.max_rows(x.rows), steps.counts[x.rows])
+    steps.append("quantize", arguments, parts, [source], q.buffers, limit)
+    steps.forms[operation.output] = q
+
+
+def halves(steps: Steps, operation: ActivationForm, target: CpuTarget) -> None:
+    """Append the conversion of x to 16 bits; the kernel is named like the verb."""
+    (x,) = operation.inputs
+    kind, source = next(kind for kind in HALVES.values() if kind.kernel == operation.verb), steps.buffers[x]
+    y = Buffer(steps.max_rows(x.rows), row_bytes(-(-kind.bytes(x.columns) // 4)))
+    arguments = {"x": source, "stride": source.stride, "y": y, "y_stride": y.stride, "columns": x.columns}
+    steps.row_step(operation.verb, x.rows, arguments, [source], [y])
+    steps.forms[operation.output] = y
+
+
+UNPACK = {"linear_quantized": "unpack_groups", "linear_float": "unpack_rows"}
+
+
+@frozen
+class Panels:
+    """Activations as panels of tokens, see localllm.kernels.cpu.amx.pack."""
+
+    buffer: Buffer
+    slab_bytes: int
+
+
+def in_tiles(
+    steps: Steps, kernel: str, format: str, panels: Panels, is_stored: bool
+) -> tuple[str, dict[str, object], Buffer]:
+    """Return the tile kernel that replaces `kernel`, its further arguments, and the panels that it reads."""
+    kind, header = kernel.partition("-")[0], steps.header
+    is_exact = needs_both_planes(format, is_stored)
+    arguments: dict[str, object] = {"few": Address(kernel), "unpack": Address(f"{UNPACK[kind]}-{format}")}
+    arguments |= {"panels": panels.buffer, "slab_bytes": panels.slab_bytes, "least": LEAST_IN_TILES[format]}
+    arguments["most_exact"] = header.most_precise_stored if is_exact else header.most_precise
+    return kind.replace("linear", "linear_tiles"), arguments, panels.buffer
+
+
+def needs_both_planes(format: str, is_stored: bool) -> bool:
+    """Return whether a product always uses both BF16 planes of its panels."""
+    return is_stored or format == "F32"
+
+
+def pack(steps: Steps, operation: ActivationForm, target: CpuTarget) -> None:
+    """Append the conversion of x to BF16 panels of tokens."""
+    (x,) = operation.inputs
+    source, rows, header = steps.buffers[x], x.rows, steps.header
+    slabs, panels = -(-x.columns // TILE_SLAB), -(-steps.max_rows(rows) // PANEL_TOKENS)
+    arguments: dict[str, object] = {"active": 0, "active_count": 0}
+    reads, tokens = [source], rows
+    if isinstance(rows, Routed):  # each expert begins with a panel of its own
+        experts, tokens = steps.experts[rows], rows.of
+        arguments = {"active": experts.active, "active_count": experts.active_count}
+        panels += experts.active.rows
+        reads.append(experts.active)
+    y = Buffer(slabs * panels, PANEL_BYTES)
+    arguments |= {"count": steps.counts[tokens], "x": source, "stride": source.stride, "columns": x.columns}
+    arguments |= {"panels": y, "slab_bytes": panels * PANEL_BYTES, "least": SOME_IN_TILES}
+    arguments["most_exact"] = header.most_precise_stored if operation.exact else header.most_precise
+    arguments["kernel_tokens"] = kernel_tokens(steps, rows)
+    parts, limit = target.share(steps.max_rows(rows), steps.counts[rows])
+    steps.append("pack", arguments | target.scratch(TILES_SCRATCH), parts, reads, [y], limit)
+    steps.forms[operation.output] = Panels(y, panels * PANEL_BYTES)
+
+
+def few_count(steps: Steps, rows: Rows) -> np.ndarray:
+    """Return the number of rows, int64 [1]. Except for experts, it is 0 in runs whose products are in tiles."""
+    return steps.counts[rows] if isinstance(rows, Routed) else pick_count(steps.header.few_counts, rows)
+
+
+def kernel_tokens(steps: Steps, rows: Rows) -> np.ndarray:
+    """Return the number of tokens that selects the kernels for some rows, int64 [1]; for experts that of the run."""
+    return pick_count(steps.header.kernel_tokens, rows.of if isinstance(rows, Routed) else rows)
+
+
+def pick_count(numbers: np.ndarray, rows: Rows) -> np.ndarray:
+    """Return the number of two, int64 [2], that is for all tokens or for requested logits."""
+    place = {ALL: 0, WANTED: 1}[rows]
+    return numbers[place : place + 1]
+
+
+@frozen
+class AttentionPlan:
+    """The work of attention in a run, see localllm.kernels.cpu.attention.plan."""
+
+    units: np.ndarray
+    unit_count: np.ndarray
+    splits: np.ndarray
+    made: Buffer  # represents the plan in the reads and writes of steps
+
+
+def attend(steps: Steps, operation: Attend, target: CpuTarget) -> None:
+    """Append the steps that compute attention unit by unit, and that merge partial results over a context."""
+    attention = operation.prepare(steps)
+    state, sides, heads, arguments, reads, y = attention
+    plan = plan_attention(steps, operation, state)
+    key_dim, value_dim = -(-state.key_dim // 16) * 16, -(-state.value_dim // 16) * 16
+    partial = Buffer(SPLIT_TOKENS * heads * MOST_SPLITS, (value_dim + 32) * 4)
+    arguments |= {"units": plan.units, "unit_count": plan.unit_count, "splits": plan.splits, "partial": partial}
+    arguments |= {"count": steps.counts[ALL], "positions": steps.header.positions}
+    arguments |= {"key_dim": state.key_dim, "value_dim": state.value_dim}
+    kernel, tile_bytes = ("attend_tiles", ATTEND_TILES) if target.in_tiles else ("attend", 0)
+    arguments |= target.scratch(attention_scratch(key_dim, value_dim) + tile_bytes)
+    kinds = "-".join(dict.fromkeys(side.kind.upper() for side in sides))
+    reads, count = [*reads, plan.made], plan.unit_count
+    steps.append(f"{kernel}-{kinds}", arguments, 8 * target.threads, reads, [y, partial], count)
+    steps.append("merge", arguments, 2 * target.threads, [partial, plan.made], [y])
+    operation.finish(steps, attention)
+
+
+def select_keys(steps: Steps, operation: SelectKeys, target: CpuTarget) -> None:
+    """Append the step that selects keys, token by token."""
+    arguments, reads, y, kernel = operation.prepare(steps)
+    context = 32 * operation.output.columns  # bits: the context for each head that selects
+    arguments |= target.scratch(select_scratch(operation.heads, operation.state.key_dim, context))
+    steps.row_step(kernel, operation.inputs[0].rows, arguments, reads, [y])
+
+
+def select_scratch(heads: int, key_dim: int, context: int) -> int:
+    """Return the scratch bytes of a thread that selects keys, see localllm.kernels.cpu.attention.select_keys."""
+    return 4 * (heads + 1) * -(-key_dim // 16) * 16 + 8 * 256 + 4 * context
+
+
+def plan_attention(steps: Steps, operation: Attend, state: Paged | Latent) -> AttentionPlan:
+    """Append the step that plans attention, once for all layers of the same shape."""
+    heads, windowed = operation.heads, operation.windowed
+    alike = {"heads": heads, "kv_heads": state.kv_heads, "window": state.window or 0, "chunked": state.chunked}
+    alike |= {"lookahead": operation.lookahead, "cross_attention": operation.cross_attention}
+    sequences = steps.header.windows if windowed else steps.header.sequences
+    count = steps.header.window_count if windowed else steps.header.sequence_count
+
+    def make() -> AttentionPlan:
+        tokens = steps.target.tokens
+        units = np.empty((most_units(tokens, heads, state.kv_heads), len(UNIT)), np.int64)
+        plan = AttentionPlan(units, np.zeros(1, np.int64), np.empty((tokens, len(SPLIT)), np.int64), Buffer(0, 0))
+        arguments: dict[str, object] = {"units": units, "unit_count": plan.unit_count, "splits": plan.splits}
+        arguments |= {"sequences": sequences, "sequence_count": count}
+        steps.append("plan", alike | arguments, 1, [], [plan.made])
+        return plan
+
+    return steps.memoize(("plan", windowed, *alike.values()), make)
+
+
+def attention_scratch(key_dim: int, value_dim: int) -> int:
+    """Return the scratch bytes of a thread that computes attention; the dimensions are padded."""
+    tiles = 2 * ATTEND_KEYS * max(key_dim, value_dim)
+    return 4 * (ATTEND_ROWS * (key_dim + value_dim + ATTEND_KEYS + 32) + tiles)
+
+
+def most_units(tokens: int, heads: int, kv_heads: int) -> int:
+    """Return the most work units of a run: tiles of rows, and one per part of the context if there are few tokens.
+
+    tokens: the most of a run.
+    """
+    group = heads // kv_heads
+    unsplit, split = tokens * group // ATTEND_ROWS + tokens, FEW_TOKENS * group // ATTEND_ROWS + 1
+    return kv_heads * (unsplit + split * SPLIT_TOKENS * MOST_SPLITS)
+
 
 VERBS: dict[str, Callable[..., None]] = {
     "linear": linear, "expert_linear": expert_linear, "attend": attend,
@@ -44,7 +459,12 @@ def optimize_graph(operations: Sequence[Operation], target: CpuTarget) -> list[O
     become keys and values.
     """
     producers = kv_producers(operations)
-    marked = [mark_kv_producers(each, isinstance(each, Linear) and each.output in producers) for each in operations]
+    marked = [
+        replace(each, is_stored=isinstance(each, Linear) and each.output in producers)
+        if isinstance(each, Product)
+        else each
+        for each in operations
+    ]
     exact = {
         operation.inputs[0]
         for operation in marked
@@ -56,7 +476,7 @@ def optimize_graph(operations: Sequence[Operation], target: CpuTarget) -> list[O
         if not isinstance(operation, Product):
             return {}
         weight = operation.weight
-        verb = "quantize" if has_integers(weight) else None if target.in_tiles else halves_of(weight)
+        verb = "quantize" if has_integers(weight) else None if target.in_tiles else halves_verb(weight)
         forms = {verb: False} if verb else {}
         return forms | ({"pack": operation.inputs[0] in exact} if target.in_tiles else {})
 
@@ -72,10 +492,3 @@ def kv_producers(operations: Sequence[Operation]) -> set[Activation]:
         elif isinstance(operation, WriteKV) or (operation.output in stored and not isinstance(operation, Product)):
             stored |= set(operation.inputs)
     return stored
-
-
-def mark_kv_producers(operation: Operation, is_stored: bool) -> Operation:
-    """Return the operation with `is_stored` set if it is a matrix product."""
-    if not isinstance(operation, Product):
-        return operation
-    return replace(operation, is_stored=is_stored)

@@ -42,7 +42,6 @@ class WorkerGroup:
         self.job[JOB.tape], self.job[JOB.steps] = tape[first:].ctypes.data, end - first
 
     def start(self, count: int) -> None:
-        """Start all threads except the caller's."""
         for i in range(1, count):
             thread = threading.Thread(target=self.live, args=(i,), daemon=True)
             thread.start()
@@ -60,7 +59,6 @@ class WorkerGroup:
             self.run(self.job.ctypes.data, 1, 0, 0)
 
     def join(self) -> None:
-        """Wait until the threads have ended."""
         if os.getpid() == self.process:
             for thread in self.threads:
                 thread.join()
@@ -78,7 +76,6 @@ class Threads:
         self._team.start(count)
 
     def close(self) -> None:
-        """End the threads and wait for them."""
         self._end()
         self._team.join()
 

@@ -6,22 +6,23 @@ import numpy as np
 
 from localllm.arch.layer_state import Recurrent, State
 from localllm.engine.cpu.program import Program, compile_program
-from localllm.engine.cuda.cache import CudaCache
+from localllm.engine.cuda import devices
+from localllm.engine.cuda.cache import CardLayout, CudaCache
 from localllm.engine.cuda.card import Card
+from localllm.engine.cuda.devices import split_at_layer
 from localllm.engine.cuda.program import MOST_SEQUENCES, CudaProgram
-from localllm.engine.cuda.recurrent import CardLayout
+from localllm.engine.lower.header import Header, Span, TextSpan
 from localllm.engine.lower.steps import StepPlaces
 from localllm.engine.lower.tape import row_bytes
-from localllm.engine.memory.cache import KVCache
-from localllm.engine.memory.joint_cache import JointCache
+from localllm.engine.memory.cache import JointCache, KVCache
 from localllm.engine.memory.page_table import CachePool
 from localllm.engine.memory.sequence_state import SequenceState
 from localllm.engine.operations.operation import Crossing, Operation
 from localllm.engine.options import EngineOptions
-from localllm.engine.run import BATCH, Header, Span
+from localllm.engine.runs import BATCH
 from localllm.engine.trace.rope_shift import RopeShift
-from localllm.engine.trace.split import split_at_layer
 from localllm.errors import UnsupportedError
+from localllm.kernels.table import PAGE
 
 
 class CudaBackend:
@@ -51,7 +52,8 @@ class CudaBackend:
                     "a model with recurrent layers cannot be split between GPU and CPU: use -ngl all or -ngl 0"
                 )
             halves = split_at_layer(operations, on_cpu)
-            crossing = {x: allocate_pinned_rows(card, row_bytes(x.columns)) for x in halves.crossing}
+            pinned = {x: card.allocate_pinned(BATCH * row_bytes(x.columns)) for x in halves.crossing}
+            crossing = {x: memory.view(np.float32).reshape(BATCH, -1) for x, memory in pinned.items()}
             first = KVCache([state for state in paged if state.layer < on_cpu], context, kv_type, cache.sequences)
             both, places = JointCache(first, cache), StepPlaces(first, None, Header())
             self._front = compile_program(halves.before, places, options.thread_count, options.progress, crossing)
@@ -73,7 +75,7 @@ class CudaBackend:
         return self._program.run(spans, precise)
 
     def encode(self, spans: Sequence[Span], precise: bool) -> None:
-        """Raise: encoders run on the CPU (localllm.engine.backend_selection)."""
+        """Raise: encoders run on the CPU (localllm.engine.backend)."""
         raise AssertionError
 
     def prepare_all(self) -> None:
@@ -93,6 +95,31 @@ class CudaBackend:
         self._card.close()
 
 
-def allocate_pinned_rows(card: Card, size: int) -> np.ndarray:
-    """Allocate pinned host memory for an activation, float32 [BATCH, size / 4]."""
-    return card.allocate_pinned(BATCH * size).view(np.float32).reshape(BATCH, -1)
+class CudaEmbeddingRunner:
+    """A model on a GPU that computes a row per text.
+
+    Attributes:
+        name, warning: the GPU's, see Card.
+    """
+
+    def __init__(self, operations: list[Operation], states: Sequence[State], context: int, options: EngineOptions):
+        """Upload the model; context: the most tokens of a text.
+
+        Raises NoCardError, MemoryLimitError, UnsupportedError.
+        """
+        self._card = card = devices.open_card(int(options.backend.partition(":")[2] or 0))
+        try:
+            self._pages = np.arange(-(-max(BATCH, context) // PAGE) + MOST_SEQUENCES)
+            cache = CudaCache(card, states, len(self._pages) * PAGE, options.kv_cache_type, 0)
+            self._program = CudaProgram(card, operations, cache, None, context, options, {})
+        except BaseException:
+            card.close()
+            raise
+        self.name, self.warning = card.name, card.warning
+
+    def read(self, texts: Sequence[TextSpan]) -> np.ndarray:
+        groups = [texts[i : i + MOST_SEQUENCES] for i in range(0, len(texts), MOST_SEQUENCES)]
+        return np.concatenate([self._program.read(group, self._pages) for group in groups])
+
+    def close(self) -> None:
+        self._card.close()

@@ -1,13 +1,14 @@
-"""The KV cache in GPU memory: laid out as on the CPU, but allocated at once."""
+"""The KV cache and recurrent states in GPU memory: laid out as on the CPU, but allocated at once."""
 
 from collections.abc import Iterable, Sequence
 
 import numpy as np
 
-from localllm.arch.layer_state import KVType, State
+from localllm.arch.layer_state import KVType, Recurrent, State
 from localllm.engine.cuda.card import Card
-from localllm.engine.cuda.placement import state_bytes
+from localllm.engine.cuda.devices import state_bytes
 from localllm.engine.memory.cache import KVCache, Streams
+from localllm.engine.memory.recurrent import StateLayout
 from localllm.kernels.table import PAGE
 
 SEQUENCES = (2, 1)  # contexts to allocate: two if there is memory, so that two conversations fit
@@ -21,13 +22,10 @@ class CardMemory:
     """
 
     def __init__(self, card: Card, size: int):
-        """Allocate. Raises MemoryLimitError."""
         self.address = card.allocate(size)
 
 
 class CudaCache(KVCache):
-    """A KVCache in GPU memory."""
-
     def __init__(self, card: Card, states: Sequence[State], context: int, kv_type: KVType, spare: int):
         """Allocate; spare: bytes that a second context may take. Raises MemoryLimitError, ModelError."""
         self._card = card
@@ -68,9 +66,44 @@ class CudaCache(KVCache):
     def _place(self, side: Streams, head: int, page: int) -> int:
         return self._memory.address + side.start + head * self.head_stride(side) + page * PAGE * side.token_bytes
 
-    def use(self, pages: Iterable[int]) -> None:
-        """Do nothing: the memory is allocated."""
+    def use(self, pages: Iterable[int]) -> None: ...
 
     # localllm.engine.memory.cache returns memory to the system; here it stays allocated.
-    def give_back(self, pages: Iterable[int], local: bool = False) -> None:
-        """Do nothing: the memory stays allocated."""
+    def give_back(self, pages: Iterable[int], local: bool = False) -> None: ...
+
+
+class CardStates:
+    """The states of all layers, freed with the last reference."""
+
+    def __init__(self, card: Card, size: int):
+        self._card, self.address = card, card.allocate(size)
+
+    def __del__(self) -> None:
+        if hasattr(self, "address"):
+            self._card.release(self.address)
+
+
+class CardLayout(StateLayout):
+    """A StateLayout on a GPU."""
+
+    def __init__(self, card: Card, states: Sequence[Recurrent]):
+        super().__init__(states)
+        self._card = card
+        self.zeros = self.from_bytes(np.zeros(self.nbytes, np.uint8))
+
+    def new(self) -> CardStates:
+        return CardStates(self._card, self.nbytes)
+
+    def address(self, memory: object) -> int:
+        assert isinstance(memory, CardStates)
+        return memory.address
+
+    def content(self, memory: object) -> np.ndarray:
+        return self._card.download(self.address(memory), self.nbytes)
+
+    def from_bytes(self, content: np.ndarray) -> CardStates:
+        if content.nbytes != self.nbytes:
+            raise ValueError(f"{content.nbytes} bytes for {self.nbytes}")
+        memory = self.new()
+        self._card.upload(memory.address, content)
+        return memory

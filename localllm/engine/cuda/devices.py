@@ -1,16 +1,129 @@
-"""Open the GPU, and decide how many of a model's layers it gets."""
+"""Open the GPU, decide how many of a model's layers fit it, and split the operations between it and the CPU."""
 
-from collections.abc import Callable, Sequence
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from math import prod
 from typing import NamedTuple
 
-from localllm.arch.layer_state import ON_GPU, KVType, State
-from localllm.engine.cuda.card import Card
-from localllm.engine.cuda.device import NoCardError
-from localllm.engine.cuda.device import open_card as open_card  # callers import it from here
-from localllm.engine.cuda.placement import Sizes, layers_that_fit, require_room, sizes, spare
+from localllm.arch.layer_state import ON_GPU, KVType, Recurrent, State
+from localllm.engine.cuda.card import Card, NoCardError
+from localllm.engine.cuda.card import open_card as open_card  # callers import it from here
+from localllm.engine.lower.activation import ALL, Activation, RoutedActivation
+from localllm.engine.memory.recurrent import SNAPSHOTS
+from localllm.engine.operations.operation import MatrixOperation, Operation, StateOperation
 from localllm.engine.options import EngineOptions
 from localllm.errors import MemoryLimitError, UnsupportedError
-from localllm.files.gguf.file import GGUFFile
+from localllm.files.gguf.file import GGUFFile, Tensor
+from localllm.kernels.cuda.matmul.planes import row_bytes, stored_as
+from localllm.kernels.table import PAGE
+
+# Bytes of GPU memory for kernels, graphs, the driver, and a little for other programs.
+MARGIN = 400 << 20
+
+
+class Sizes(NamedTuple):
+    """Bytes on the GPU."""
+
+    layers: list[int]  # weights and cache of each layer
+    rest: int  # embedding and output matrices, buffers
+
+
+def sizes(
+    tensors: Mapping[str, Tensor], states: Sequence[State], layers: int, context: int, kv_type: KVType, buffers: int
+) -> Sizes:
+    """Compute the bytes of each layer, with a cache for `context` tokens."""
+    by_layer, other_bytes = [0] * layers, buffers
+    for name, tensor in tensors.items():
+        layer, size = LAYER.match(name), card_bytes(tensor)
+        if layer and int(layer[1]) < layers:
+            by_layer[int(layer[1])] += size
+        else:
+            other_bytes += size
+    for state in states:
+        by_layer[state.layer] += state_bytes(state, context, kv_type)
+    return Sizes(by_layer, other_bytes)
+
+
+def card_bytes(tensor: Tensor) -> int:
+    """Compute a tensor's bytes on the GPU: more than in the file if its format has no GPU kernels."""
+    return prod(tensor.shape[:-1]) * row_bytes(stored_as(tensor.format.name), tensor.shape[-1])
+
+
+def state_bytes(state: State, context: int, kv_type: KVType) -> int:
+    """Compute the bytes of a layer's state: of all tokens, even with a window; or of all recurrent snapshots."""
+    if isinstance(state, Recurrent):
+        return (SNAPSHOTS + 3) * state.bytes(context, kv_type)  # before a run and after it, and the initial states
+    state = replace(state, window=None)
+    return state.bytes(context + 2 * PAGE, kv_type)  # the cache rounds up to an odd number of whole pages
+
+
+def spare(needed_sizes: Sizes, count: int, free: int) -> int:
+    """Return the bytes that stay free with the last `count` layers on the GPU."""
+    return free - MARGIN - needed_sizes.rest - sum(needed_sizes.layers[len(needed_sizes.layers) - count :])
+
+
+def layers_that_fit(needed_sizes: Sizes, free: int) -> int:
+    """Return how many of the last layers fit together with the rest; 0 for none."""
+    room, count = free - MARGIN - needed_sizes.rest, 0
+    for size in reversed(needed_sizes.layers):
+        room -= size
+        if room < 0:
+            break
+        count += 1
+    return count
+
+
+def require_room(needed_sizes: Sizes, count: int, free: int) -> None:
+    """Raise MemoryLimitError unless the last `count` layers fit."""
+    if count and layers_that_fit(needed_sizes, free) < min(count, len(needed_sizes.layers)):
+        size = needed_sizes.rest + sum(needed_sizes.layers[len(needed_sizes.layers) - count :])
+        raise MemoryLimitError(
+            f"{count} layers need {size / 1e9:.1f} GB of GPU memory; {free / 1e9:.1f} GB are free: use -ngl auto, a"
+            " shorter context, or a smaller --kv-type"
+        )
+
+
+LAYER = re.compile(r"blk\.(\d+)\.")
+
+
+class Halves(NamedTuple):
+    """Operations before the cut and after it, and the activations that cross it."""
+
+    before: list[Operation]
+    behind: list[Operation]
+    crossing: list[Activation]
+
+
+def split_at_layer(operations: list[Operation], layer: int) -> Halves:
+    """Cut before a layer, where the fewest columns cross. Raises UnsupportedError if the layers cannot be separated."""
+    layers = [layer_of(operation) for operation in operations]
+    first = next((i for i, number in enumerate(layers) if number is not None and number >= layer), len(operations))
+    last = max((i for i, number in enumerate(layers) if number is not None and number < layer), default=-1)
+    cuts = [(crossing, at) for at in range(last + 1, first + 1) if can_cross(crossing := live(operations, at))]
+    if not cuts:
+        raise UnsupportedError(f"the model cannot be split before layer {layer}")
+    crossing, at = min(cuts, key=lambda candidate: (sum(x.columns for x in candidate[0]), candidate[1]))
+    return Halves(operations[:at], operations[at:], crossing)
+
+
+def layer_of(operation: Operation) -> int | None:
+    """Return the layer of an operation's weight or state; None if it has neither."""
+    if isinstance(operation, StateOperation):
+        return operation.state.layer
+    match = LAYER.match(operation.weight.name) if isinstance(operation, MatrixOperation) else None
+    return int(match[1]) if match else None
+
+
+def live(operations: list[Operation], at: int) -> list[Activation]:
+    """List the activations that operations before number `at` make and later ones read."""
+    outputs = dict.fromkeys(operation.output for operation in operations[:at])
+    inputs = {x for operation in operations[at:] for x in operation.inputs}
+    return [x for x in outputs if x in inputs]
+
+
+def can_cross(activations: list[Activation]) -> bool:
+    return all(x.rows is ALL and not isinstance(x, RoutedActivation) for x in activations)
 
 
 class GpuPlacement(NamedTuple):

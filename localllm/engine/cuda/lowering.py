@@ -3,31 +3,460 @@
 A program is lowered for a maximum number of tokens, a power of two: grids are fixed, so that the whole program can be
 recorded as one graph and replayed without Python between its kernels. For up to FEW_TOKENS, kernels multiply packed
 weights, because memory bandwidth bounds decode; for more, weights are unpacked to float16 for tensor cores.
+
+For one token, launching a kernel takes as long as the work of most steps, so steps are fused: a sum before a norm
+becomes `add_rms_norm`, a norm of heads before RoPE `rms_norm_rope`, and the norm or activation function before a
+quantization also quantizes.
 """
 
-from collections.abc import Callable, Sequence
-from typing import SupportsInt
+from collections.abc import Callable, Mapping, Sequence
+from typing import ClassVar, NamedTuple, SupportsInt
 
 import numpy as np
 
-from localllm.engine.cuda import matmul as products
-from localllm.engine.cuda.attention import attend, select_keys
+from localllm.arch.weights import Weight
 from localllm.engine.cuda.card import Launch, LibraryProduct, Work
-from localllm.engine.cuda.fusion import fuse, with_integers
-from localllm.engine.cuda.matmul import BufferSlice
-from localllm.engine.cuda.target import CudaTarget
 from localllm.engine.cuda.weights import CardWeights
-from localllm.engine.lower.steps import StepPlaces
+from localllm.engine.lower.activation import ALL, WANTED, Activation
+from localllm.engine.lower.steps import StepPlaces, Steps
 from localllm.engine.lower.tape import Buffer, Step
-from localllm.engine.operations.activation import WANTED
-from localllm.engine.operations.operation import Crossing, Operation, Product, insert_activation_forms, lower_operations
-from localllm.kernels.cuda import grid, parameters
+from localllm.engine.operations.attention import Attend, AttentionSteps, reach_of
+from localllm.engine.operations.experts import ExpertLinear, Route
+from localllm.engine.operations.key_selection import SelectKeys
+from localllm.engine.operations.linear import Linear
+from localllm.engine.operations.operation import (
+    ActivationForm,
+    Crossing,
+    Operation,
+    Product,
+    insert_activation_forms,
+    lower_operations,
+)
+from localllm.errors import UnsupportedError
+from localllm.frozen import frozen
+from localllm.kernels.cuda import CHOOSING, MOST_EXPERTS, at_a_time, grid, parameters
+from localllm.kernels.cuda.matmul.planes import PLAIN
+
+
+@frozen
+class CudaTarget:
+    """A localllm.engine.lower.steps.Target for a program of at most `tokens` tokens and `wanted_rows` logits."""
+
+    tokens: int
+    wanted_rows: int
+    weights: CardWeights
+    verbs: Mapping[str, Callable[..., None]]
+    expert_rows: ClassVar[int] = 1
+    threads: ClassVar[int] = 1
+
+    @property
+    def buffer_rows(self) -> int:
+        return self.tokens
+
+    @property
+    def depth(self) -> int:
+        """Depth of a tensor core product: 16, or 8 with compute capability 7.5."""
+        return 16 if self.weights.capability >= (8, 0) else 8
+
+    def matrix(self, weight: Weight) -> int:
+        return self.weights.address(weight)
+
+    def layout_of(self, weight: Weight) -> tuple[str, int]:
+        return CardWeights.format(weight), CardWeights.row_bytes(weight)
+
+    def scratch(self, size: int) -> dict[str, object]:
+        """Return no arguments: kernels have scratch memory of their own."""
+        return {"scratch": 0, "scratch_bytes": 0}
+
+    def share(self, rows: int, count: np.ndarray) -> tuple[int, np.ndarray | None]:
+        """Return parts for the most rows: only the GPU knows the actual number."""
+        return rows, None
+
+    def parts(self, wanted: int, rows: int) -> int:
+        return rows
+
+
+FEW_TOKENS = 8  # most tokens that are multiplied with packed weights
+UNPACKED = 64 << 20  # bytes of a matrix that are unpacked at a time
+DENSE: dict[str, object] = {
+    "active": 0,
+    "active_count": 0,
+    "expert_bytes": 0,
+    "experts": 1,
+}  # a matrix outside mixtures
+
+
+class BufferSlice(NamedTuple):
+    """The rest of a buffer from an offset on."""
+
+    buffer: Buffer
+    offset: int  # bytes
+
+
+class Planes(NamedTuple):
+    """Activations as integer codes of 2 bytes, with a scale per 32 and a sum per 16 of them."""
+
+    codes: Buffer
+    scales: Buffer
+    sums: Buffer
+
+
+class Halved(NamedTuple):
+    """Activations in float16, with a float32 scale per row."""
+
+    halves: Buffer
+    scales: Buffer
+
+
+class SplitBF16(NamedTuple):
+    """Activations as sums of two BF16 numbers."""
+
+    high: Buffer
+    low: Buffer
+
+
+class Factor(NamedTuple):
+    """A matrix of a tensor core product: its buffer or address, and the numbers from row to row."""
+
+    place: Buffer | int
+    stride: int
+
+
+def form_of(operation: Product, rows: int) -> str | None:
+    """Return the verb that converts a product's input from float32; None without one; rows: most rows of the input."""
+    kind = CardWeights.format(operation.weight)
+    if isinstance(operation, ExpertLinear) or rows <= FEW_TOKENS:
+        return None if kind in PLAIN else "quantize_planes"
+    return {"F32": None, "BF16": "split_bf16"}.get(kind, "halve")
+
+
+def linear(steps: Steps, operation: Linear, target: CudaTarget) -> None:
+    """Append the steps that multiply with one matrix."""
+    bias = operation.bias
+    steps.new(operation.output)
+    if steps.max_rows(operation.inputs[0].rows) <= FEW_TOKENS:
+        multiply_few(steps, operation, target, DENSE, [])
+    else:
+        multiply_many(steps, operation, target)
+    if bias is not None:
+        steps.add_vector(operation.output, bias)
+
+
+def expert_linear(steps: Steps, operation: ExpertLinear, target: CudaTarget) -> None:
+    """Append the steps that multiply each expert's rows with its matrix, some rows at a time."""
+    weight, experts = operation.weight, steps.experts[operation.choice.routed]
+    steps.new(operation.output)
+    of_experts: dict[str, object] = {
+        "active": experts.active,
+        "active_count": experts.active_count,
+        "experts": weight.shape[0],
+    }
+    of_experts["expert_bytes"] = weight.shape[1] * CardWeights.row_bytes(weight)
+    multiply_few(steps, operation, target, of_experts, [experts.active])
+    operation.add_bias(steps)
+
+
+def route(steps: Steps, operation: Route, target: CudaTarget) -> None:
+    """Append the steps of routing. Raises UnsupportedError for more than MOST_EXPERTS experts."""
+    experts = operation.routing.experts
+    if experts > MOST_EXPERTS:
+        raise UnsupportedError(f"{experts} experts are too many for a GPU; the limit is {MOST_EXPERTS}")
+    operation.lower(steps, target)
+
+
+def multiply_few(
+    steps: Steps, operation: Product, target: CudaTarget, of_experts: dict[str, object], reads: list[Buffer]
+) -> None:
+    """Append the step that multiplies with packed weights."""
+    x, weight, y = operation.inputs[0], operation.weight, steps.buffers[operation.output]
+    kind, most_rows = CardWeights.format(weight), steps.max_rows(x.rows)
+    kernel = f"{at_a_time(min(most_rows, target.tokens))}-{kind}"  # no expert has more rows than there are tokens
+    arguments = {"count": steps.counts[x.rows], "weights": target.matrix(weight), "rows": weight.shape[-2]}
+    arguments |= {"row_bytes": CardWeights.row_bytes(weight), "columns": x.columns, "y": y, "y_stride": y.stride}
+    if kind in PLAIN:
+        source = steps.buffers[x]
+        arguments |= {"x": source, "x_stride": source.stride}
+        steps.append(f"linear_plain-{kernel}", arguments | of_experts, most_rows, [source, *reads], [y])
+    else:
+        integers = steps.form_of(operation, Planes)
+        arguments |= integers._asdict()
+        steps.append(f"linear_planes-{kernel}", arguments | of_experts, most_rows, [*integers, *reads], [y])
+
+
+def multiply_many(steps: Steps, operation: Product, target: CudaTarget) -> None:
+    """Append the steps that multiply on tensor cores."""
+    x, weight, y = operation.inputs[0], operation.weight, steps.buffers[operation.output]
+    kind, width, rows = CardWeights.format(weight), CardWeights.row_bytes(weight), weight.shape[0]
+    if kind == "F32":
+        matrix, source = Factor(target.matrix(weight), width // 4), steps.buffers[x]
+        multiply(steps, "f32", matrix, Factor(source, source.stride // 4), x, y, rows)
+    elif kind == "BF16":
+        high, low = steps.form_of(operation, SplitBF16)
+        for part in (high, low):
+            matrix = Factor(target.matrix(weight), width // 2)
+            multiply(steps, "bf16", matrix, Factor(part, part.stride // 2), x, y, rows, adds=part is low)
+    else:
+        multiply_halves(steps, operation, target, kind)
+
+
+def multiply_halves(steps: Steps, operation: Product, target: CudaTarget, kind: str) -> None:
+    """Append the steps that multiply in float16; weights are unpacked some rows at a time."""
+    x, weight, y = operation.inputs[0], operation.weight, steps.buffers[operation.output]
+    halves, scales = steps.form_of(operation, Halved)
+    rows, columns = weight.shape
+    step = rows if kind == "F16" else max(UNPACKED // (2 * columns), 1)
+    for first in range(0, rows, step):
+        count = min(step, rows - first)
+        if kind == "F16":
+            matrix = Factor(target.matrix(weight), CardWeights.row_bytes(weight) // 2)
+        else:
+            matrix = Factor(append_unpacking(steps, weight, target, first, count), columns)
+        target_rows = BufferSlice(y, 4 * first)
+        multiply(steps, "f16", matrix, Factor(halves, halves.stride // 2), x, target_rows, count)
+    arguments = {"y": y, "stride": y.stride, "columns": rows, "scales": scales}
+    steps.row_step("scale_rows", x.rows, arguments, [y, scales], [y])
+
+
+def append_unpacking(steps: Steps, weight: Weight, target: CudaTarget, first: int, count: int) -> Buffer:
+    """Append the step that unpacks some rows of a matrix to float16; return their buffer."""
+    columns, (kind, row_bytes) = weight.shape[-1], target.layout_of(weight)
+    y = Buffer(count, 2 * columns)
+    arguments = {"weights": target.matrix(weight), "row_bytes": row_bytes, "columns": columns}
+    steps.append(f"unpack-{kind}", arguments | {"first": first, "rows": count, "y": y}, count, [], [y])
+    return y
+
+
+def multiply(
+    steps: Steps, kind: str, matrix: Factor, source: Factor, x: Activation, y: Buffer | BufferSlice, rows: int,
+    adds: bool = False,
+) -> None:  # fmt: skip
+    """Append the step that computes y = source matrix^T, or y += source matrix^T if `adds`.
+
+    y: a buffer, or its columns from an offset on.
+    """
+    place = y if isinstance(y, BufferSlice) else BufferSlice(y, 0)
+    arguments: dict[str, object] = {"kind": kind, "a": matrix.place, "b": source.place, "c": place, "m": rows}
+    arguments |= {"n": steps.max_rows(x.rows), "k": x.columns, "a_stride": matrix.stride, "b_stride": source.stride}
+    arguments |= {"c_stride": place.buffer.stride // 4, "adds": adds}
+    reads = [factor.place for factor in (source, matrix) if isinstance(factor.place, Buffer)]
+    steps.append("product", arguments, 0, reads, [place.buffer])
+
+
+# ---- forms of activations ----
+
+
+def quantize_planes(steps: Steps, operation: ActivationForm, target: CudaTarget) -> None:
+    """Append the step that converts x to codes, scales and sums."""
+    (x,) = operation.inputs
+    most_rows, source = steps.max_rows(x.rows), steps.buffers[x]
+    sizes = 2 * x.columns, x.columns // 32 * 4, x.columns // 16 * 4  # bytes per token
+    integers = Planes(*(Buffer(most_rows, size) for size in sizes))
+    arguments = {"x": source, "stride": source.stride, "columns": x.columns} | integers._asdict()
+    steps.row_step("quantize_planes", x.rows, arguments, [source], [*integers])
+    steps.forms[operation.output] = integers
+
+
+def halve(steps: Steps, operation: ActivationForm, target: CudaTarget) -> None:
+    """Append the step that converts x to float16 with a scale per row."""
+    (x,) = operation.inputs
+    most_rows, source = steps.max_rows(x.rows), steps.buffers[x]
+    y, scales = steps.forms[operation.output] = Halved(Buffer(most_rows, source.stride // 2), Buffer(most_rows, 4))
+    arguments = {"x": source, "stride": source.stride, "columns": x.columns, "y": y}
+    arguments |= {"y_stride": y.stride, "scales": scales}
+    steps.row_step("halve", x.rows, arguments, [source], [y, scales])
+
+
+def split_bf16(steps: Steps, operation: ActivationForm, target: CudaTarget) -> None:
+    """Append the step that converts x to the sum of two BF16 numbers."""
+    (x,) = operation.inputs
+    most_rows, source = steps.max_rows(x.rows), steps.buffers[x]
+    high, low = steps.forms[operation.output] = SplitBF16(*(Buffer(most_rows, source.stride // 2) for _ in range(2)))
+    arguments = {"x": source, "stride": source.stride, "columns": x.columns}
+    arguments |= {"high": high, "low": low, "y_stride": high.stride}
+    steps.row_step("split_bf16", x.rows, arguments, [source], [high, low])
+
+
+BLOCKS = 264  # blocks that fill a GPU of 132 multiprocessors, two each
+DECODE = 8  # up to this many tokens, each one's context is divided as if it were alone, and gives the same bits
+FEW_IN_FLOAT32 = 16  # most tokens of a run without tensor cores
+MOST_DIM = 256  # largest head on tensor cores; larger ones need too many registers
+LANES, NUMBERS = 32, 8  # most lanes that share a head, and numbers of it that each lane reads at once
+MOST_HEADS, MOST_NUMBERS = 8, 128  # most query heads of a bundle, and most numbers of queries and results in registers
+
+
+@frozen
+class FewTokenAttention:
+    """The division of attend_few's work (localllm.kernels.cuda.attention) for heads of these dimensions."""
+
+    key_dim: int
+    value_dim: int
+    group: int  # query heads that share a key-value head
+
+    @property
+    def bundle(self) -> int:
+        """Return how many query heads a block computes together: equal parts of the group that fit the registers."""
+        numbers = NUMBERS * sum(-(-dim // (NUMBERS * LANES)) for dim in (self.key_dim, self.value_dim))
+        most_heads = min(max(MOST_NUMBERS // numbers, 1), MOST_HEADS)
+        return -(-self.group // -(-self.group // most_heads))
+
+    @property
+    def bundles(self) -> int:
+        return -(-self.group // self.bundle)
+
+    @property
+    def partial_bytes(self) -> int:
+        """Bytes of a head's partial result."""
+        return 4 * (4 + -(-self.value_dim // 8) * 8)
+
+    def parts(self, tokens: int, kv_heads: int) -> int:
+        """Return into how many parts a context is divided at most."""
+        return -(-BLOCKS // (kv_heads * self.bundles * (tokens if tokens > DECODE else 1)))
+
+
+def attend(steps: Steps, operation: Attend, target: CudaTarget) -> None:
+    """Append the steps of attention: in float32 for few tokens, on tensor cores for many."""
+    attention = operation.prepare(steps)
+    if operation.cross_attention or reach_of(operation.biases):
+        raise UnsupportedError("encoder models run on the CPU only: use --device cpu")
+    for name in ("cross_attention", "reach", "biases"):
+        del attention.arguments[name]
+    attention.arguments["sequences"] = steps.header.sequences
+    needs_few = any(attention.arguments[name] for name in ("chosen", "logs")) or attention.state.period > 1
+    append = attend_few if needs_few or are_few(attention, target) else attend_many
+    append(steps, attention, target)
+    operation.finish(steps, attention)
+
+
+def are_few(attention: AttentionSteps, target: CudaTarget) -> bool:
+    """Return whether attention is computed in float32: for few tokens, a float32 cache, or very long heads."""
+    state, is_exact = attention.state, any(side.kind == "f32" for side in attention.sides)
+    return target.tokens <= FEW_IN_FLOAT32 or is_exact or max(state.key_dim, state.value_dim) > MOST_DIM
+
+
+def attend_few(steps: Steps, attention: AttentionSteps, target: CudaTarget) -> None:
+    """Append the steps that compute attention token by token, each context divided into parts."""
+    state, sides, heads, arguments, reads, y = attention
+    header = steps.header
+    few = FewTokenAttention(state.key_dim, state.value_dim, heads // state.kv_heads)
+    parts = few.parts(target.tokens, state.kv_heads)
+    partial = Buffer(target.tokens * heads * parts, few.partial_bytes)
+    arguments = arguments | {"count": steps.counts[ALL], "positions": header.positions, "owners": header.owners}
+    arguments |= {"parts": parts, "partial": partial, "partial_bytes": few.partial_bytes}
+    merged = {name: arguments.pop(name) for name in ("sinks", "logs", "y", "y_stride")}
+    shared = ("count", "positions", "owners", "sequences", "heads", "window", "chunked", "lookahead", "parts",
+              "partial", "partial_bytes", "chosen", "chosen_stride", "choice_stride", "kv_heads")  # fmt: skip
+    merged |= {name: arguments[name] for name in shared} | {"value_dim": state.value_dim}
+    kinds = "-".join(side.kind.upper() for side in sides)
+    kernel = f"attend_few-{kinds}-{few.bundle}-{few.key_dim}-{few.value_dim}"
+    kernel += "-chosen" if arguments["chosen"] else ""
+    steps.append(kernel, arguments | {"bundles": few.bundles}, target.tokens, reads, [partial])
+    steps.append("merge_few", merged, target.tokens, [partial], [y])
+
+
+def select_keys(steps: Steps, operation: SelectKeys, target: CudaTarget) -> None:
+    arguments, reads, y, kernel = operation.prepare(steps)
+    scores = Buffer(min(target.tokens, CHOOSING), 4 * 32 * operation.output.columns)
+    arguments |= {"count": steps.counts[ALL], "scratch": scores, "scratch_bytes": scores.stride}
+    steps.append(kernel, arguments, target.tokens, reads, [y, scores])
+
+
+def attend_many(steps: Steps, attention: AttentionSteps, target: CudaTarget) -> None:
+    """Append the step that computes attention for all tokens of a sequence together, on tensor cores."""
+    state, sides, _, arguments, reads, y = attention
+    kinds = "-".join(side.kind.upper() for side in sides)
+    kernel = f"attend_many-{kinds}-{state.key_dim}-{state.value_dim}-{target.depth}"
+    excluded = ("chosen", "chosen_stride", "choice_stride", "logs", "period")
+    arguments = {name: value for name, value in arguments.items() if name not in excluded}
+    arguments |= {"sequence_count": steps.header.sequence_count}
+    steps.append(kernel, arguments, target.tokens, reads, [y])
+
+
+WITH_INTEGERS = {"rms_norm": "norm_quantize", "swiglu": "swiglu_quantize"}  # kernels that also quantize
+
+
+def merge_quantizations(steps: list[Step]) -> list[Step]:
+    """Merge each quantization into the step that makes its input, if that step's kernel can quantize."""
+    result: list[Step] = []
+    for step in steps:
+        place = maker(result, step) if step.kernel == "quantize_planes" else None
+        if place is None:
+            result.append(step)
+        else:
+            step_before, integers = result[place], {name: step.arguments[name] for name in ("codes", "scales", "sums")}
+            writes = [*step_before.writes, *step.writes]
+            kernel = WITH_INTEGERS[step_before.kernel]
+            result[place] = Step(
+                kernel,
+                step_before.arguments | integers,
+                step_before.parts,
+                step_before.count,
+                step_before.reads,
+                writes,
+            )
+    return result
+
+
+def maker(earlier_steps: list[Step], step: Step) -> int | None:
+    """Return the index of the earlier step that makes the input of quantization `step`, if it can quantize itself."""
+    x, columns = step.arguments["x"], step.arguments["columns"]
+    place = next((place for place in reversed(range(len(earlier_steps))) if x in earlier_steps[place].writes), None)
+    if place is None or earlier_steps[place].kernel not in WITH_INTEGERS:
+        return None
+    return place if earlier_steps[place].arguments.get("group", columns) == columns else None
+
+
+def fuse(steps: list[Step]) -> list[Step]:
+    """Fuse sums with norms, and norms with RoPE."""
+    result: list[Step] = []
+    for step in steps:
+        place = fusion_place(result, step)
+        if place is not None:
+            step = fuse_steps(result.pop(place), step)
+        result.append(step)
+    return result
+
+
+def fusion_place(earlier_steps: list[Step], step: Step) -> int | None:
+    """Return the index of the earlier step that `step` can be fused with; None if there is none."""
+    x = step.arguments.get("x")
+    if not isinstance(x, Buffer):
+        return None
+    for place in reversed(range(len(earlier_steps))):
+        if x in earlier_steps[place].reads + earlier_steps[place].writes:  # no step between touches x
+            return place if can_fuse(earlier_steps[place], step, earlier_steps[place + 1 :]) else None
+    return None
+
+
+def can_fuse(first: Step, step: Step, between: list[Step]) -> bool:
+    """Return whether `first` can be fused into `step`, which reads its output, across the steps between them."""
+    a, b = first.arguments, step.arguments
+    if a.get("count") is not b.get("count") or a.get("y") is not b["x"]:
+        return False
+    if (first.kernel, step.kernel) == ("add", "rms_norm"):
+        return not between and a["z_stride"] == a["stride"] and b["group"] == b["columns"]
+    if (first.kernel, step.kernel) == ("rms_norm", "rope"):
+        is_by_head = a["group"] == b["head_dim"] and b["y"] is b["x"]
+        return is_by_head and not any(a["x"] in between_step.writes for between_step in between)
+    return False
+
+
+def fuse_steps(first: Step, step: Step) -> Step:
+    """Return one step that does the work of both."""
+    a, b = first.arguments, step.arguments
+    if step.kernel == "rms_norm":
+        arguments = {"count": a["count"], "x": a["x"], "z": a["z"], "total": a["y"]}
+        arguments |= {name: b[name] for name in ("weight", "y", "stride", "columns", "epsilon")}
+        return Step("add_rms_norm", arguments, step.parts, step.count, first.reads, [*first.writes, *step.writes])
+    reads: list[Buffer] = [*first.reads, *(buffer for buffer in step.reads if buffer is not b["x"])]
+    arguments = b | {"x": a["x"], "weight": a["weight"], "epsilon": a["epsilon"]}
+    return Step("rms_norm_rope", arguments, step.parts, step.count, reads, step.writes)
+
 
 VERBS: dict[str, Callable[..., None]] = {
-    "linear": products.linear, "expert_linear": products.expert_linear, "route": products.route, "attend": attend,
+    "linear": linear, "expert_linear": expert_linear, "route": route, "attend": attend,
     "select_keys": select_keys,
     "select_key_blocks": select_keys,
-    "quantize_planes": products.quantize_planes, "halve": products.halve, "split_bf16": products.split_bf16,
+    "quantize_planes": quantize_planes, "halve": halve, "split_bf16": split_bf16,
 }  # fmt: skip
 
 
@@ -43,15 +472,14 @@ def card_steps(
     def forms_of(operation: Operation) -> dict[str, bool]:
         if not isinstance(operation, Product):
             return {}
-        form = products.form_of(operation, size[1] if operation.inputs[0].rows is WANTED else size[0])
+        form = form_of(operation, size[1] if operation.inputs[0].rows is WANTED else size[0])
         return {form: False} if form else {}
 
     steps = lower_operations(insert_activation_forms(operations, forms_of), target, places, crossing)
-    return fuse(with_integers(steps.all))
+    return fuse(merge_quantizations(steps.all))
 
 
 def kernels_of(steps: Sequence[Step]) -> set[str]:
-    """List the names of all kernels."""
     return {step.kernel for step in steps if step.kernel != "product"}
 
 

@@ -10,13 +10,14 @@ from localllm.arch.weights import Weight
 from localllm.engine.cuda.card import CHUNK, Card, Launch
 from localllm.engine.cuda.lowering import card_steps, kernels_of, work_of
 from localllm.engine.cuda.weights import CardWeights
+from localllm.engine.lower.header import Header, Span, TextSpan, int64_zeros
 from localllm.engine.lower.steps import StepPlaces
 from localllm.engine.lower.tape import assign_stages, offsets
 from localllm.engine.memory.cache import KVCache
 from localllm.engine.memory.recurrent import StateLayout
 from localllm.engine.operations.operation import Crossing, MatrixOperation, Operation
 from localllm.engine.options import EngineOptions
-from localllm.engine.run import BATCH, Header, Span, TextSpan, int64_zeros
+from localllm.engine.runs import BATCH
 from localllm.errors import NOT_NUMBERS, ModelError
 from localllm.kernels.build.objects import Progress
 from localllm.kernels.cuda import grid
@@ -171,12 +172,10 @@ class CudaProgram:
             self._programs[size] = SizedProgram(self._model, size, options.progress)
 
     def run(self, spans: Sequence[Span], precise: bool) -> np.ndarray:
-        """Run at most MOST_SEQUENCES spans, as Program.run."""
         tokens, wanted = sum(len(span.ids) for span in spans), sum(span.wanted for span in spans)
         return self._run(tokens, wanted, lambda header, logits: header.fill(spans, precise, logits))
 
     def read(self, texts: Sequence[TextSpan], pages: np.ndarray) -> np.ndarray:
-        """Read at most MOST_SEQUENCES texts, as Program.read."""
         tokens = sum(len(text.ids) for text in texts)
         return self._run(tokens, len(texts), lambda header, rows: header.fill_texts(texts, pages, rows, False))
 

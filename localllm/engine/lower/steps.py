@@ -8,11 +8,11 @@ import numpy as np
 from localllm.arch.layer_state import Latent, Paged, State
 from localllm.arch.routing import Routing
 from localllm.arch.weights import Weight
+from localllm.engine.lower.activation import ALL, WANTED, Activation, Node, Routed, Rows
+from localllm.engine.lower.header import Header
 from localllm.engine.lower.tape import Buffer, Step, pad_columns, row_bytes
 from localllm.engine.memory.cache import KVCache, Streams
 from localllm.engine.memory.recurrent import StateLayout
-from localllm.engine.operations.activation import ALL, WANTED, Activation, Node, Routed, Rows
-from localllm.engine.run import Header
 from localllm.frozen import frozen
 
 T = TypeVar("T")

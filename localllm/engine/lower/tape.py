@@ -84,7 +84,6 @@ class Tape:
 
     @property
     def kernels(self) -> set[str]:
-        """Names of all kernels."""
         named = {value.kernel for value in self._values() if isinstance(value, Address)}
         return named | {step.kernel for step in self.steps}
 
@@ -185,7 +184,6 @@ def row_bytes(columns: int) -> int:
 
 
 def address_of(array: np.ndarray) -> int:
-    """Return the address of an array's data."""
     return array.__array_interface__["data"][0]  # array.ctypes.data takes five times as long
 
 

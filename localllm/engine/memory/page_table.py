@@ -9,8 +9,7 @@ from collections.abc import Iterable, Mapping
 import numpy as np
 
 from localllm.arch.layer_state import SLACK
-from localllm.engine.memory.cache import KVCache
-from localllm.engine.memory.joint_cache import JointCache
+from localllm.engine.memory.cache import JointCache, KVCache
 from localllm.engine.memory.recurrent import RecurrentState, StateLayout
 from localllm.engine.memory.sequence_state import SequenceState
 from localllm.errors import MemoryLimitError
@@ -77,13 +76,9 @@ class PageTable:
     addresses: tuple[int, int, int]
 
     def __init__(
-        self,
-        cache: KVCache | JointCache,
-        pages: Pages,
-        table: np.ndarray | None = None,
-        length: int = 0,
+        self, cache: KVCache | JointCache, pages: Pages, table: np.ndarray | None = None, length: int = 0,
         dropped: int = 0,
-    ):
+    ):  # fmt: skip
         """Wrap pages; length: tokens in them; dropped: number of first pages that layers with a window have dropped."""
         self._cache, self._pages, self._length, self._dropped = cache, pages, length, dropped
         self._returned = dropped  # how many dropped pages have returned their memory to the system
@@ -124,7 +119,6 @@ class PageTable:
         self._pages.release([shared])
 
     def _take(self, count: int, after: int | None) -> list[int]:
-        """Take `count` new pages, all or none."""
         pages: list[int] = []
         try:
             while len(pages) < count:
@@ -221,7 +215,6 @@ class PageTable:
         return self.table[positions // PAGE] * PAGE + positions % PAGE
 
     def close(self) -> None:
-        """Release all pages."""
         self.truncate(0)
 
 
@@ -292,7 +285,6 @@ class CachePool:
         self.bytes_per_token = cache.bytes_per_token
 
     def store(self) -> SequenceState:
-        """Create the state of a new sequence."""
         pages = PageTable(self._cache, self.pages)
         return HybridState(pages, RecurrentState(self.layout)) if self.layout else pages
 

@@ -38,7 +38,6 @@ class StateLayout:
         self.zeros = self._aligned(np.zeros(end + LINE, np.float32))
 
     def offset(self, layer: int, number: int) -> int:
-        """Return the byte offset of one of a layer's states."""
         return self._offsets[layer, number]
 
     def new(self) -> object:
@@ -52,7 +51,6 @@ class StateLayout:
             raise MemoryLimitError(f"no memory for the {self.nbytes / 1e6:.0f} MB of a sequence's states") from None
 
     def address(self, memory: object) -> int:
-        """Return the address of a block."""
         assert isinstance(memory, np.ndarray)
         return int(memory.ctypes.data)
 
@@ -135,7 +133,6 @@ class RecurrentState:
         return None if block is None else self._layout.content(block)
 
     def knows(self, length: int) -> bool:
-        """Return whether the states after `length` tokens are known."""
         return length in (self._position, *(snapshot.position for snapshot in self._snapshots))
 
     def put(self, length: int, states: np.ndarray) -> None:

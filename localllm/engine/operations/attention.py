@@ -7,15 +7,15 @@ import numpy as np
 
 from localllm.arch.layer_state import Latent, Paged
 from localllm.arch.verbs import FULL_ATTENTION, Scores
+from localllm.engine.lower.activation import Activation
+from localllm.engine.lower.header import Span
 from localllm.engine.lower.steps import Steps, Target, cache_arguments, rotate, store_all
 from localllm.engine.lower.tape import Buffer
 from localllm.engine.memory.cache import Streams
-from localllm.engine.operations.activation import Activation
 from localllm.engine.operations.computing import Array, Computing
 from localllm.engine.operations.key_selection import unpack_bits
 from localllm.engine.operations.operation import StateOperation, operation
 from localllm.engine.operations.recording import Recording
-from localllm.engine.run import Span
 from localllm.errors import ModelError
 
 
@@ -86,10 +86,10 @@ class Attend(StateOperation):
         arguments |= {"q": source, "q_stride": source.stride, "y": y, "y_stride": y.stride}
         arguments |= {"window": state.window or 0, "chunked": state.chunked, "period": state.period}
         arguments["slopes"] = np.array(self.slopes, np.float32) if self.slopes else 0
-        arguments |= {
-            "biases": 0 if self.biases is None else pad_biases(self.biases),
-            "reach": reach_of(self.biases),
-        }
+        arguments |= {"biases": 0, "reach": reach_of(self.biases)}
+        if self.biases is not None:  # the first and the last 16 times more: kernels read 16 numbers at once
+            padded = np.pad(self.biases.astype(np.float32), ((0, 0), (16, 16)), mode="edge")
+            arguments["biases"] = np.ascontiguousarray(padded)
         arguments["sinks"] = 0 if self.sinks is None else self.sinks
         arguments |= {"chosen": selected or 0, "chosen_stride": selected.stride if selected else 0}
         arguments["choice_stride"] = 4 * self.inputs[-1].columns // self.choices if self.choices > 1 else 0
@@ -177,11 +177,6 @@ class WriteKV(StateOperation):
 def reach_of(biases: np.ndarray | None) -> int:
     """Return the largest distance that has a bias of its own; 0 without biases."""
     return 0 if biases is None else biases.shape[1] // 2
-
-
-def pad_biases(biases: np.ndarray) -> np.ndarray:
-    """Repeat the first and the last bias 16 times, so that kernels can read 16 numbers at once: float32."""
-    return np.ascontiguousarray(np.pad(biases.astype(np.float32), ((0, 0), (16, 16)), mode="edge"))
 
 
 def normalize_scores(s: Array, sees: Array | np.bool, state: Paged | Latent, scores: Scores) -> tuple[Array, Array]:

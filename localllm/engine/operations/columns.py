@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from localllm.engine.operations.activation import Activation
+from localllm.engine.lower.activation import Activation
 from localllm.engine.operations.computing import Array, Computing
 from localllm.engine.operations.operation import Operation, operation
 from localllm.engine.operations.recording import MISFIT, Recording, same_columns

@@ -7,7 +7,7 @@ import numpy as np
 
 from localllm.arch.layer_state import Recurrent
 from localllm.arch.weights import Weight
-from localllm.engine.run import Span
+from localllm.engine.lower.header import Span
 from localllm.kernels.reference import dequantize
 
 Array = np.ndarray
@@ -64,18 +64,17 @@ class Computing:
         """Do nothing: only the recorder checks which tensors are used."""
 
     def _rows(self) -> Iterator[tuple[Span, slice]]:
-        """Yield each span with the rows of its tokens."""
         for span, end in zip(self._spans, self._ends, strict=True):
             yield span, slice(end - len(span.ids), end)
 
     def _by_sequence(
-        self, state: Recurrent, number: int, of_sequence: Callable[..., tuple[Array, Array]], *inputs: Array
+        self, state: Recurrent, number: int, run_sequence: Callable[..., tuple[Array, Array]], *inputs: Array
     ) -> Array:
-        """Call of_sequence(state, *inputs) -> (new state, outputs) for each sequence's rows; return all outputs."""
+        """Call run_sequence(state, *inputs) -> (new state, outputs) for each sequence's rows; return all outputs."""
         results = []
         for span, rows in self._rows():
             old = span.store.state(state.layer, number, state.shapes[number])
-            new, outputs = of_sequence(old, *(x[rows] for x in inputs))
+            new, outputs = run_sequence(old, *(x[rows] for x in inputs))
             span.store.put_state(state.layer, number, new.astype(np.float32))
             results.append(outputs)
         return np.concatenate(results).astype(np.float32)

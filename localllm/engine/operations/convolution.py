@@ -1,14 +1,12 @@
 """Operations over the last tokens of a sequence: convolutions and means. Their state is the rows of those tokens."""
 
-from collections.abc import Iterator
-
 import numpy as np
 
 from localllm.arch.layer_state import Recurrent
 from localllm.arch.rowwise_verbs import RowwiseVerbs
 from localllm.arch.weights import Weight
+from localllm.engine.lower.activation import Activation
 from localllm.engine.lower.steps import Steps, Target, vector_of
-from localllm.engine.operations.activation import Activation
 from localllm.engine.operations.computing import Array, Computing
 from localllm.engine.operations.operation import operation
 from localllm.engine.operations.recording import Recording, require_columns
@@ -55,12 +53,12 @@ class Convolve(ScanOperation):
     ) -> Array:  # fmt: skip
         taps = weight.flat().vector().reshape(x.shape[1], -1)
 
-        def of_sequence(window: Array, x: Array) -> tuple[Array, Array]:
+        def run_sequence(window: Array, x: Array) -> tuple[Array, Array]:
             rows = np.concatenate((window, x))
             y = sum(taps[:, tap] * rows[tap * dilation :][: len(x)] for tap in range(taps.shape[1]))
             return rows[len(x) :], y + (weight.bias.vector() if weight.bias else 0)
 
-        y = run._by_sequence(state, number, of_sequence, x)
+        y = run._by_sequence(state, number, run_sequence, x)
         return y * run.sigmoid(y) if silu else y
 
 
@@ -101,9 +99,9 @@ class GatedMean(ScanOperation):
     ) -> Array:
         columns = x.shape[1] // (2 * stretches)
         of_places = run.matrix(places).reshape(-1, stretches, columns).swapaxes(0, 1)  # [stretches, taps, columns]
-        taps, begins = of_places.shape[0] * of_places.shape[1], begins_of(run)
+        taps, begins = of_places.shape[0] * of_places.shape[1], iter([span.position for span in run._spans])
 
-        def of_sequence(window: Array, x: Array) -> tuple[Array, Array]:
+        def run_sequence(window: Array, x: Array) -> tuple[Array, Array]:
             stream = np.concatenate((window, x)).reshape(-1, 2, stretches, columns)
             rows = np.stack([stream[tap : tap + len(x), :, tap * stretches // taps] for tap in range(taps)])
             gates = rows[:, :, 1] + of_places.reshape(taps, 1, columns)
@@ -115,7 +113,7 @@ class GatedMean(ScanOperation):
                 means = (powers * rows[:, :, 0]).sum(axis=0) / powers.sum(axis=0)
             return stream[len(x) :].reshape(taps - 1, 2 * stretches * columns), means
 
-        return run._by_sequence(state, number, of_sequence, x)
+        return run._by_sequence(state, number, run_sequence, x)
 
 
 class ConvolutionVerbs(Recording):
@@ -144,20 +142,15 @@ class ConvolutionReference(Computing, RowwiseVerbs):
     """The NumPy reference of the verbs of convolutions."""
 
     def previous(self, x: Array, state: Recurrent, number: int) -> Array:
-        def of_sequence(last: Array, x: Array) -> tuple[Array, Array]:
+        def run_sequence(last: Array, x: Array) -> tuple[Array, Array]:
             return x[-1:], np.concatenate((last, x[:-1]))
 
-        return self._by_sequence(state, number, of_sequence, x)
+        return self._by_sequence(state, number, run_sequence, x)
 
     def mean(self, x: Array, state: Recurrent, number: int) -> Array:
-        def of_sequence(window: Array, x: Array) -> tuple[Array, Array]:
+        def run_sequence(window: Array, x: Array) -> tuple[Array, Array]:
             rows, taps = np.concatenate((window, x)), len(window) + 1
             total: Array = np.add.reduce([rows[tap : tap + len(x)] for tap in range(taps)])
             return rows[len(x) :], total / np.float32(taps)
 
-        return self._by_sequence(state, number, of_sequence, x)
-
-
-def begins_of(run: Computing) -> Iterator[int]:
-    """Yield how many tokens each sequence has before the run."""
-    return iter([span.position for span in run._spans])
+        return self._by_sequence(state, number, run_sequence, x)

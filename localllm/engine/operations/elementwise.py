@@ -11,8 +11,8 @@ import numpy as np
 from localllm.arch.elementwise_reference import if_finite
 from localllm.arch.rowwise_verbs import RowwiseVerbs
 from localllm.arch.weights import Weight
+from localllm.engine.lower.activation import Activation
 from localllm.engine.lower.steps import Steps, Target, shape, vector_of
-from localllm.engine.operations.activation import Activation
 from localllm.engine.operations.computing import Array, Computing, softmax
 from localllm.engine.operations.operation import Operation, operation
 from localllm.engine.operations.recording import MISFIT, Recording, same_columns
@@ -62,7 +62,7 @@ class RMSNorm(Norm):
 
     @staticmethod
     def reference(run: Computing, x: Array, weight: Weight | None, epsilon: float, group: int | None = None) -> Array:
-        groups = in_groups(x, group)
+        groups = split_groups(x, group)
         y = multiply_by_weights(divide_by_rms(groups, (groups**2).mean(axis=2, keepdims=True) + epsilon), weight)
         return y.astype(np.float32).reshape(x.shape)
 
@@ -85,7 +85,7 @@ class LayerNorm(Norm):
 
     @staticmethod
     def reference(run: Computing, x: Array, weight: Weight | None, epsilon: float, group: int | None = None) -> Array:
-        groups = in_groups(x, group)
+        groups = split_groups(x, group)
         groups = groups - groups.mean(axis=2, keepdims=True)
         y = multiply_by_weights(divide_by_rms(groups, (groups**2).mean(axis=2, keepdims=True) + epsilon), weight)
         y = y.reshape(x.shape) + (weight.bias.vector() if weight and weight.bias else 0)
@@ -292,14 +292,13 @@ class ElementwiseReference(Computing, RowwiseVerbs):
         return formula(*inputs, **numbers)
 
 
-def in_groups(x: np.ndarray, group: int | None) -> np.ndarray:
+def split_groups(x: np.ndarray, group: int | None) -> np.ndarray:
     """Cut rows into groups of `group` columns, float64 [tokens, groups, columns of a group]; None: one per row."""
     columns = group or x.shape[1]
     return x.reshape(len(x), x.shape[1] // columns, columns).astype(np.float64)
 
 
 def divide_by_rms(groups: np.ndarray, squares: np.ndarray) -> np.ndarray:
-    """Divide groups by the square roots of their mean squares."""
     with np.errstate(invalid="ignore"):
         return groups / np.sqrt(squares)
 

@@ -7,9 +7,9 @@ import numpy as np
 
 from localllm.arch.routing import Routing
 from localllm.arch.weights import Weight
+from localllm.engine.lower.activation import Activation, Routed, RoutedActivation, Rows
 from localllm.engine.lower.steps import Experts, Steps, Target, shape, vector_of
 from localllm.engine.lower.tape import Buffer
-from localllm.engine.operations.activation import Activation, Routed, RoutedActivation, Rows
 from localllm.engine.operations.computing import Array, Computing, largest, softmax
 from localllm.engine.operations.operation import Operation, Product, operation
 from localllm.engine.operations.recording import Recording, require_format

@@ -6,8 +6,8 @@ from typing import NamedTuple
 
 import numpy as np
 
+from localllm.engine.lower.activation import ALL, Activation
 from localllm.engine.lower.steps import Steps, Target, shape
-from localllm.engine.operations.activation import ALL, Activation
 from localllm.engine.operations.computing import Array, Computing
 from localllm.engine.operations.operation import Operation, operation
 from localllm.engine.operations.recording import Recording
@@ -94,7 +94,6 @@ class HiddenStateVerbs(Recording):
         return x
 
     def tap(self, hidden_state_tap: HiddenStateTap | None) -> None:
-        """Export hidden states from now on."""
         self._tap, self._entered = hidden_state_tap, dict[int, Activation]()
         self.reveals = hidden_state_tap is not None and not hidden_state_tap.layers
 

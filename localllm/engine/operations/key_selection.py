@@ -6,9 +6,9 @@ from typing import NamedTuple
 import numpy as np
 
 from localllm.arch.layer_state import Latent
+from localllm.engine.lower.activation import Activation
 from localllm.engine.lower.steps import Steps, rotate, store
 from localllm.engine.lower.tape import Buffer
-from localllm.engine.operations.activation import Activation
 from localllm.engine.operations.computing import Array, Computing, largest
 from localllm.engine.operations.operation import StateOperation, operation
 from localllm.engine.operations.recording import Recording
@@ -78,10 +78,10 @@ class SelectKeys(StateOperation):
             products = np.maximum(np.einsum("thd,kd->thk", q, keys, optimize=True), 0)
             return (products.sum(1) if weights is None else np.einsum("thk,th->tk", products, weights[rows]))[:, None]
 
-        def of_blocks(scores: Array) -> Array:
+        def score_blocks(scores: Array) -> Array:
             return scores[:, block - 1 :: block]
 
-        return select_bits(run, q, k, index, scores, of_blocks, Selection(count, block))
+        return select_bits(run, q, k, index, scores, score_blocks, Selection(count, block))
 
 
 @operation
@@ -112,13 +112,13 @@ class SelectKeyBlocks(SelectKeys):
         def scores(q: Array, keys: Array, rows: slice) -> Array:
             return np.einsum("thd,kd->thk", q, keys, optimize=True)
 
-        def of_blocks(scores: Array) -> Array:
+        def score_blocks(scores: Array) -> Array:
             numbers = np.where(np.isfinite(scores), scores, np.nan)
             padded = np.pad(numbers, ((0, 0), (0, -scores.shape[1] % block)), constant_values=-np.inf)
             return padded.reshape(len(scores), -1, block).max(axis=2)
 
         selection = Selection(count, block, q.shape[1] // index.key_dim, local)
-        return select_bits(run, q, k, index, scores, of_blocks, selection)
+        return select_bits(run, q, k, index, scores, score_blocks, selection)
 
 
 def indexer_heads(q: Activation, k: Activation, index: Latent) -> int:
@@ -144,12 +144,12 @@ def unpack_bits(words: np.ndarray, count: int) -> np.ndarray:
 
 
 def select_bits(
-    run: Computing, q: Array, k: Array, index: Latent, scores: Score, of_blocks: Callable[[Array], Array],
+    run: Computing, q: Array, k: Array, index: Latent, scores: Score, score_blocks: Callable[[Array], Array],
     selection: Selection,
 ) -> Array:  # fmt: skip
     """Return a bit per key for each group, uint32 [tokens, words].
 
-    scores(queries, keys, rows of the run): [tokens, groups, keys]; of_blocks: reduces the scores of keys to scores
+    scores(queries, keys, rows of the run): [tokens, groups, keys]; score_blocks: reduces the scores of keys to scores
     of blocks.
     """
     count, block, groups, local = selection
@@ -159,7 +159,7 @@ def select_bits(
         key_scores = scores(q[rows].reshape(len(span.ids), -1, index.key_dim), keys[:, 0], rows)
         for token, position in enumerate(run.positions[rows]):
             visible = key_scores[token, :, : position + 1]
-            for group, best in enumerate(of_blocks(visible).copy()):
+            for group, best in enumerate(score_blocks(visible).copy()):
                 if len(best) <= count:
                     selected[rows][token, group, : position + 1] = True
                 elif np.isfinite(best).all():

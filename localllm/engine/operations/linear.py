@@ -1,10 +1,10 @@
-"""The product with one matrix; each target has its own steps (localllm.engine.cpu.matmul, .cuda.matmul)."""
+"""The product with one matrix; each target has its own steps (localllm.engine.cpu.lowering, .cuda.matmul)."""
 
 import numpy as np
 
 from localllm.arch.weights import Weight
+from localllm.engine.lower.activation import Activation
 from localllm.engine.lower.steps import Steps, Target
-from localllm.engine.operations.activation import Activation
 from localllm.engine.operations.computing import Array, Computing
 from localllm.engine.operations.operation import Operation, Product, operation
 from localllm.engine.operations.recording import Recording
@@ -31,7 +31,7 @@ class Linear(Product):
     def reference(run: Computing, x: Array, weight: Weight) -> Array:
         if run._observer and not weight.first_row:  # the input is observed once for all parts of a matrix
             run._observer.add(weight.name, x)
-        return with_bias(x @ run.matrix(weight).T, weight)
+        return add_scale_and_bias(x @ run.matrix(weight).T, weight)
 
 
 @operation
@@ -48,7 +48,7 @@ class AddSquares(Operation):
         steps.split_step("add_squares", x, {"sums": self.sums}, parts)
 
 
-def with_bias(y: np.ndarray, weight: Weight) -> np.ndarray:
+def add_scale_and_bias(y: np.ndarray, weight: Weight) -> np.ndarray:
     """Apply a matrix's scale and bias, if it has them, to the product's rows."""
     y = y * np.float32(weight.scale.number()) if weight.scale else y
     return y + weight.bias.vector() if weight.bias else y

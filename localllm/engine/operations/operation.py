@@ -12,8 +12,8 @@ import numpy as np
 
 from localllm.arch.layer_state import State
 from localllm.arch.weights import Weight
+from localllm.engine.lower.activation import Activation
 from localllm.engine.lower.steps import StepPlaces, Steps, Target, shape, vector_of
-from localllm.engine.operations.activation import Activation
 from localllm.frozen import frozen
 from localllm.kernels.table import KERNELS, missing
 

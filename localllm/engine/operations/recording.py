@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from localllm.arch.weights import Weight
-from localllm.engine.operations.activation import ALL, WANTED, Activation
+from localllm.engine.lower.activation import ALL, WANTED, Activation
 from localllm.engine.operations.operation import Operation
 from localllm.errors import ModelError
 

@@ -10,8 +10,8 @@ import numpy as np
 from localllm.arch.layer_state import Recurrent
 from localllm.arch.recurrent_verbs import HeadState
 from localllm.arch.weights import Weight
+from localllm.engine.lower.activation import Activation
 from localllm.engine.lower.steps import Steps, Target, vector_of
-from localllm.engine.operations.activation import Activation
 from localllm.engine.operations.computing import Array, Computing
 from localllm.engine.operations.operation import StateOperation, operation
 from localllm.engine.operations.recording import Recording, require_columns
@@ -323,13 +323,13 @@ def scan_by_head(
     heads, _, value_dim = scan.state.shapes[scan.number]
     keys_of, rates = np.arange(heads) // scan.repeat % scan.key_heads, scan.rates.flat().vector()
 
-    def of_heads(h: Array, q: Array, k: Array, v: Array, dt: Array, *strength: Array) -> tuple[Array, Array]:
+    def run_heads(h: Array, q: Array, k: Array, v: Array, dt: Array, *strength: Array) -> tuple[Array, Array]:
         q, k = (x.reshape(scan.key_heads, -1)[keys_of] for x in (q, k))
         faded = np.exp(dt * rates)[:, None, None] * h
         h, skipped = token(faded, q, k, v.reshape(heads, value_dim), dt, *strength)
         return h, (np.einsum("hk,hkv->hv", q, h) + skipped).reshape(-1)
 
-    return scan_by_token(run, scan.state, scan.number, of_heads, *inputs)
+    return scan_by_token(run, scan.state, scan.number, run_heads, *inputs)
 
 
 def scan_by_row(
@@ -338,11 +338,11 @@ def scan_by_row(
     """Call `token` as _by_token does, with inputs and outputs divided into heads."""
     heads = state.shapes[number][0]
 
-    def of_heads(h: Array, *rows: Array) -> tuple[Array, Array]:
+    def run_heads(h: Array, *rows: Array) -> tuple[Array, Array]:
         h, y = token(h, *(row.reshape(heads, -1) for row in rows))
         return h, y.reshape(-1)
 
-    return scan_by_token(run, state, number, of_heads, *inputs)
+    return scan_by_token(run, state, number, run_heads, *inputs)
 
 
 def scan_by_token(
@@ -350,11 +350,11 @@ def scan_by_token(
 ) -> Array:
     """Call token(h, *rows) -> (new h, output) for one token after the other; return all outputs."""
 
-    def of_sequence(h: Array, *inputs: Array) -> tuple[Array, Array]:
+    def run_sequence(h: Array, *inputs: Array) -> tuple[Array, Array]:
         outputs = []
         for rows in zip(*inputs, strict=True):
             h, y = token(h, *rows)
             outputs.append(y)
         return h, np.stack(outputs)
 
-    return run._by_sequence(state, number, of_sequence, *inputs)
+    return run._by_sequence(state, number, run_sequence, *inputs)

@@ -1,9 +1,12 @@
-"""A registry of all operations, by verb: one row for each family of them."""
+"""A registry of all operations, by verb: one row for each family of them; and the builder whose verbs compute."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from types import ModuleType
 from typing import TypeVar
 
+import numpy as np
+
+from localllm.engine.lower.header import Span
 from localllm.engine.operations import (
     attention,
     columns,
@@ -17,7 +20,13 @@ from localllm.engine.operations import (
     recurrent,
     tokens,
 )
+from localllm.engine.operations.computing import Observer
+from localllm.engine.operations.convolution import ConvolutionReference
+from localllm.engine.operations.elementwise import ElementwiseReference
+from localllm.engine.operations.experts import ExpertReference
+from localllm.engine.operations.hidden_states import HiddenStateReference
 from localllm.engine.operations.operation import Operation
+from localllm.engine.operations.positions import PositionReference
 
 T = TypeVar("T")
 FAMILIES: tuple[ModuleType, ...] = (
@@ -42,3 +51,18 @@ def with_verbs(method: str) -> Callable[[type[T]], type[T]]:
         return builder
 
     return decorate
+
+
+@with_verbs("reference")
+class Reference(ElementwiseReference, ExpertReference, ConvolutionReference, PositionReference, HiddenStateReference):
+    """A builder (localllm.arch.verbs) whose verbs compute, in plain NumPy. One for each run.
+
+    It is the oracle that the fast kernels are tested against. Activations are float32 [tokens, columns].
+    """
+
+    def __init__(
+        self, spans: Sequence[Span], matrices: dict[tuple[str, int], np.ndarray], context: int,
+        observer: Observer | None = None,
+    ):  # fmt: skip
+        super().__init__(spans, matrices, context, observer)
+        self.entered = {}

@@ -6,9 +6,9 @@ import numpy as np
 
 from localllm.arch.verbs import Hashing
 from localllm.arch.weights import Weight
+from localllm.engine.lower.activation import WANTED, Activation, Rows
 from localllm.engine.lower.steps import Steps, Target
 from localllm.engine.lower.tape import Buffer
-from localllm.engine.operations.activation import WANTED, Activation, Rows
 from localllm.engine.operations.computing import Array, Computing
 from localllm.engine.operations.operation import MatrixOperation, Operation, operation
 from localllm.engine.operations.recording import Recording

@@ -11,11 +11,11 @@ from localllm.arch.layer_state import Latent, Paged
 from localllm.arch.rope import Rope
 from localllm.arch.verbs import FULL_ATTENTION, Scores
 from localllm.arch.weights import Weights
+from localllm.engine.lower.activation import Activation
 from localllm.engine.lower.tape import row_bytes
-from localllm.engine.operations.activation import Activation
 from localllm.engine.operations.attention import Attend
 from localllm.engine.operations.operation import Operation
-from localllm.engine.run import BATCH
+from localllm.engine.runs import BATCH
 from localllm.engine.trace.recorder import Recorder
 
 if TYPE_CHECKING:

@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from localllm.engine.operations.activation import Activation
+from localllm.engine.lower.activation import Activation
 from localllm.engine.operations.experts import AddExpertSquares, ExpertLinear
 from localllm.engine.operations.linear import AddSquares, Linear
 from localllm.engine.operations.operation import Operation

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from localllm.arch.hyperparameters import Hyperparameters
 from localllm.arch.weights import Weights, without_other_parts
-from localllm.engine.operations.activation import Activation
+from localllm.engine.lower.activation import Activation
 from localllm.engine.operations.convolution import ConvolutionVerbs
 from localllm.engine.operations.elementwise import ElementwiseVerbs
 from localllm.engine.operations.experts import ExpertVerbs
@@ -63,13 +63,9 @@ class Recorder(ElementwiseVerbs, ExpertVerbs, ConvolutionVerbs, PositionVerbs, H
 
 
 def trace_model(
-    file: GGUFFile,
-    forward: Callable[..., Activation],
-    weights: Weights,
-    hyperparameters: Hyperparameters,
-    context: int,
-    hidden_state_tap: HiddenStateTap | None = None,
-) -> Recorder:
+    file: GGUFFile, forward: Callable[..., Activation], weights: Weights, hyperparameters: Hyperparameters,
+    context: int, hidden_state_tap: HiddenStateTap | None = None,
+) -> Recorder:  # fmt: skip
     """Trace an architecture for a file; hidden_state_tap: see Recorder.
 
     Raises ModelError, which names the file, for tensors that do not fit or are not used.

@@ -12,7 +12,7 @@ import numpy as np
 
 from localllm.arch.layer_state import Latent, Paged, Recurrent, State
 from localllm.arch.rope import Rope
-from localllm.engine.operations.activation import Activation
+from localllm.engine.lower.activation import Activation
 from localllm.engine.operations.attention import Attend
 from localllm.engine.operations.columns import ConcatHeads
 from localllm.engine.operations.elementwise import RMSNorm, Scale

@@ -13,7 +13,7 @@ from typing import NamedTuple
 import numpy as np
 
 from localllm.arch.weights import Weight
-from localllm.engine.operations.activation import Activation
+from localllm.engine.lower.activation import Activation
 from localllm.engine.operations.attention import Attend, WriteKV
 from localllm.engine.operations.elementwise import Norm
 from localllm.engine.operations.experts import ExpertLinear
@@ -99,7 +99,7 @@ class Finder:
         users = [read.operation for read in reads]
         names = tuple(dict.fromkeys(read.weight.name for read in reads))
         shapes = {(read.heads, read.times) for read in reads}
-        if len(shapes) > 1 or not all(self._is_only_for(name, users) for name in names):
+        if len(shapes) > 1 or any(use not in users for name in names for use in self._uses[name]):
             return None
         if not all(self._is_whole(read) for read in reads):
             return None
@@ -131,9 +131,6 @@ class Finder:
             and part.first_row < each.first_row + (each.shape[-2] if len(each.shape) > 1 else each.shape[0])
             for each in weights_of(use)
         )
-
-    def _is_only_for(self, name: str, users: Sequence[Operation]) -> bool:
-        return all(use in users for use in self._uses[name])
 
     def _is_whole(self, read: Reached) -> bool:
         """Return whether a matrix has all columns of its tensor."""

@@ -2,7 +2,7 @@
 
     count      of tokens, 4 bytes, little-endian
     tokens     int32 each
-    places     int32 each, the index; see localllm.generation.speculation.ngram_cache
+    places     int32 each, the index; see localllm.generation.speculation.ngram
 
 The files are written atomically, begin with a checksum, and can be read by the user only.
 """

@@ -10,7 +10,7 @@ because llguidance's lexer always takes the longest match.
 import json
 import re
 import threading
-from collections.abc import Container, Mapping
+from collections.abc import Container, Hashable, Mapping
 from copy import copy
 from functools import lru_cache
 from itertools import takewhile
@@ -21,16 +21,20 @@ import numpy as np
 
 from localllm.errors import ConstraintError, UsageError
 from localllm.frozen import frozen
-from localllm.generation.constraints.distinct_items import has_distinct, without_distinct
+from localllm.generation.constraints.distinct_items import drop_unique_items, has_distinct
 from localllm.generation.constraints.grammar_matcher import GrammarMatcher
 from localllm.generation.constraints.grammar_network import build_network
 from localllm.generation.constraints.json_matcher import JsonMatcher
-from localllm.generation.constraints.json_pointers import Schema
+from localllm.generation.constraints.json_text import is_type, schema_of
 from localllm.generation.constraints.long_work import yielding
-from localllm.generation.constraints.matcher_cache import MatcherCache
-from localllm.generation.constraints.python_types import is_type, schema_of
-from localllm.generation.constraints.schemas import OPTIONS, exact, in_order
-from localllm.generation.constraints.spelling_vocabulary import JSON_MARK
+from localllm.generation.constraints.schemas import OPTIONS, Schema, exact, order_properties
+from localllm.generation.constraints.vocabulary import (
+    JSON_MARK,
+    SpellingVocabulary,
+    TokenTrie,
+    build_trie,
+    convert_vocabulary,
+)
 from localllm.generation.reasoning import REASONING, Thinking
 from localllm.system.processes import after_fork
 
@@ -43,6 +47,7 @@ _SHOWN = 300  # characters of an error
 GRAMMAR = "grammar"  # kind of a grammar in GBNF, which does not use llguidance
 TOOLS = "tools"  # kind of a grammar of tool calls, with token ids of one vocabulary
 _KEPT = 64  # cached schemas
+_MATCHERS = 64  # cached matchers of a tokenizer
 
 
 @frozen
@@ -107,7 +112,7 @@ class Constraint:
         try:
             prepared = exact(_schema_of(schema), additional_properties and not is_type(schema))
             distinct = json.dumps(prepared) if has_distinct(prepared) else ""
-            prepared = without_distinct(prepared)
+            prepared = drop_unique_items(prepared)
             grammar = LLMatcher.grammar_from_json_schema(prepared, overrides=options)  # type: ignore[arg-type]
             return cls("schema", grammar, not whitespace, distinct)
         except ValueError as error:
@@ -130,13 +135,13 @@ class Constraint:
 
         if not isinstance(regex, str):
             raise UsageError(f"a regular expression should be a text, not {regex!r}")
-        return cls("regex", LLMatcher.grammar_from_regex(in_ascii(regex)))
+        return cls("regex", LLMatcher.grammar_from_regex(restrict_to_ascii(regex)))
 
 
 _CLASSES = {"d": "0-9", "w": "0-9A-Za-z_", "s": r" \t\n\r\f\v"}
 
 
-def in_ascii(regex: str) -> str:
+def restrict_to_ascii(regex: str) -> str:
     r"""Restrict \d, \w, \s and their complements to ASCII, unless the regex begins with (?u)."""
     if regex.startswith("(?u)"):
         return regex.removeprefix("(?u)")
@@ -155,12 +160,9 @@ def in_ascii(regex: str) -> str:
 
 
 def constraint_of(
-    schema: object = None,
-    grammar: str | None = None,
-    regex: str | None = None,
-    json_whitespace: bool = False,
+    schema: object = None, grammar: str | None = None, regex: str | None = None, json_whitespace: bool = False,
     additional_properties: bool = False,
-) -> Constraint | None:
+) -> Constraint | None:  # fmt: skip
     """Build the constraint for one of schema, grammar and regex; None without any. Raises UsageError.
 
     json_whitespace, additional_properties: see Constraint.of_schema.
@@ -192,7 +194,7 @@ def fits(text: str, schema: Schema) -> bool:
     from llguidance import LLMatcher
 
     try:
-        data = json.dumps(in_order(json.loads(text), schema, schema), ensure_ascii=False).encode()
+        data = json.dumps(order_properties(json.loads(text), schema, schema), ensure_ascii=False).encode()
         data = data.replace(b"\x7f", b"\\u007f")  # which llguidance expects
     except (ValueError, RecursionError):
         return False
@@ -260,7 +262,6 @@ class Matcher:
         self._require_sound()
 
     def copy(self) -> "Matcher":
-        """Return an independent copy."""
         twin = copy(self)
         twin._matcher = self._matcher.deep_copy()
         return twin
@@ -285,7 +286,6 @@ class Matcher:
         return self._matcher.try_consume_tokens(tokens) == len(tokens)
 
     def names_any(self, tokens: Container[int]) -> bool:
-        """Return whether a GBNF grammar names one of these tokens."""
         return isinstance(self._matcher, GrammarMatcher) and self._matcher.names_any(tokens)
 
     def unfinished_mask(self, thinking: Thinking) -> np.ndarray:
@@ -318,6 +318,46 @@ class Matcher:
     def _require_sound(self) -> None:
         if self._matcher.is_error():
             raise ConstraintError(f"the answer cannot be constrained any further: {_reason(self._matcher.get_error())}")
+
+
+_WHOLE = ""  # the vocabulary without slices
+
+
+class MatcherCache:
+    """The vocabularies and matchers of one tokenizer, to which they have no reference, so that both can be freed."""
+
+    def __init__(self) -> None:
+        self.lock = threading.Lock()
+        self.vocabularies: dict[str, SpellingVocabulary] = {}
+        self.beginnings: dict[Hashable, LLMatcher | GrammarMatcher | JsonMatcher] = {}
+        self.trie: TokenTrie | None = None
+        self.gates: dict[Hashable, threading.Lock] = {}  # of constraints that are being compiled
+
+    def gate(self, constraint: Hashable) -> threading.Lock:
+        """Return the lock of the thread that compiles a constraint, for which others wait."""
+        with self.lock:
+            return self.gates.setdefault(constraint, threading.Lock())
+
+    def vocabulary(self, kind: str, tokenizer: "Tokenizer", size: int) -> SpellingVocabulary:
+        """Return the vocabulary for llguidance, sliced for constraints of a kind."""
+        with self.lock:
+            if kind not in self.vocabularies:
+                whole = self.vocabularies.get(_WHOLE) or convert_vocabulary(tokenizer, size)
+                self.vocabularies |= {_WHOLE: whole, kind: whole.sliced(is_json=kind == "schema")}
+            return self.vocabularies[kind]
+
+    def find_trie(self, tokenizer: "Tokenizer", size: int) -> TokenTrie:
+        with self.lock:
+            self.trie = self.trie or build_trie(tokenizer, size)
+            return self.trie
+
+    def keep(self, constraint: Hashable, beginning: "LLMatcher | GrammarMatcher | JsonMatcher") -> None:
+        """Cache the matcher at the start of an answer; the oldest is dropped."""
+        with self.lock:
+            if len(self.beginnings) >= _MATCHERS:
+                del self.beginnings[next(iter(self.beginnings))]
+            self.beginnings[constraint] = beginning
+            self.gates.pop(constraint, None)
 
 
 _CACHES: "WeakKeyDictionary[Tokenizer, MatcherCache]" = WeakKeyDictionary()

@@ -10,8 +10,7 @@ from copy import deepcopy
 from dataclasses import dataclass, field
 from decimal import Decimal
 
-from localllm.generation.constraints.json_pointers import Schema
-from localllm.generation.constraints.schemas import alternatives
+from localllm.generation.constraints.schemas import Schema, alternatives
 
 
 def has_distinct(schema: object) -> bool:
@@ -23,15 +22,14 @@ def has_distinct(schema: object) -> bool:
     return schema.get("uniqueItems") is True or any(map(has_distinct, schema.values()))
 
 
-def without_distinct(schema: Schema) -> dict[str, object]:
-    """Return the schema without uniqueItems."""
+def drop_unique_items(schema: Schema) -> dict[str, object]:
     return {word: _part_without(value) for word, value in schema.items() if word != "uniqueItems" or value is not True}
 
 
 def _part_without(value: object) -> object:
     if isinstance(value, list):
         return [_part_without(part) for part in value]
-    return without_distinct(value) if isinstance(value, Mapping) else value
+    return drop_unique_items(value) if isinstance(value, Mapping) else value
 
 
 @dataclass
@@ -64,7 +62,6 @@ class DistinctItems:
     _string: str = ""
 
     def copy(self) -> "DistinctItems":
-        """Return an independent copy."""
         schema, self.schema = self.schema, {}
         twin = deepcopy(self)
         self.schema = twin.schema = schema
@@ -104,7 +101,6 @@ class DistinctItems:
         self._output[-1] += character
 
     def _open(self, bracket: str) -> None:
-        """Begin an object or an array."""
         schemas = [part for schema in self._next() for part in alternatives(schema, self.schema)]
         is_distinct = bracket == "[" and any(part.get("uniqueItems") is True for part in schemas)
         self._output[-1] += bracket

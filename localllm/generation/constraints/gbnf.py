@@ -50,8 +50,6 @@ class VocabularyToken:
 
 @frozen
 class RuleReference:
-    """A reference to a rule."""
-
     rule: str
 
 
@@ -104,7 +102,6 @@ def parse_grammar(text: str) -> Mapping[str, Expression]:
 
 
 def grammar_error(line: int, problem: str) -> UsageError:
-    """Make the error for a line of a grammar."""
     return UsageError(f"the grammar is invalid in line {line}: {problem}")
 
 

@@ -1,9 +1,10 @@
 """Grammars as recursive transition networks, one for each rule (W. Woods, Transition network grammars, 1970).
 
 States have arcs that read a character or token, or enter a rule. Arcs that no finished text uses are removed.
+Characters are matched byte by byte in UTF-8.
 """
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from enum import Enum, auto
 from functools import cache, lru_cache
 from time import perf_counter
@@ -21,7 +22,68 @@ from localllm.generation.constraints.gbnf import (
     parse_grammar,
 )
 from localllm.generation.constraints.long_work import yielding
-from localllm.generation.constraints.utf8_automaton import DEAD, Utf8Automata
+
+Ranges = tuple[tuple[int, int], ...]
+DEAD, READ = 0, 1  # states: no character of the set matches, or one is complete
+_LENGTHS = ((0, 0x7F, 0x00), (0x80, 0x7FF, 0xC0), (0x800, 0xFFFF, 0xE0), (0x10000, 0x10FFFF, 0xF0))
+_SURROGATES = (0xD800, 0xDFFF)
+
+
+class Utf8Automata:
+    """The states of all sets of characters; `steps[state]` maps a byte to the next state, unless that is DEAD."""
+
+    def __init__(self) -> None:
+        self.steps: list[dict[int, int]] = [{}, {}]
+        self._states: dict[tuple[int, Ranges], int] = {}
+        self.start_of = cache(self._add_start)  # of ranges
+
+    def _add_start(self, ranges: Ranges) -> int:
+        """Make the start state of a set of ranges; DEAD for an empty set."""
+        steps: dict[int, int] = {}
+        merged = _normalize(ranges)
+        for continuations, (low, high, lead) in enumerate(_LENGTHS):
+            inside = _intersect(merged, low, high)
+            steps |= self._split_range(inside, continuations, lead)
+        return self._add(steps)
+
+    def _split_range(self, ranges: Ranges, continuations: int, lead: int) -> dict[int, int]:
+        """Map the first byte (`lead` plus the highest bits) of characters of 1 + `continuations` bytes to states."""
+        size, steps = 64**continuations, dict[int, int]()
+        for block in {block for first, last in ranges for block in range(first // size, last // size + 1)}:
+            remainders = tuple((a - block * size, b - block * size)
+                         for a, b in _intersect(ranges, block * size, (block + 1) * size - 1))  # fmt: skip
+            steps[lead + block] = self._add_rest(continuations, remainders)
+        return steps
+
+    def _add_rest(self, continuations: int, ranges: Ranges) -> int:
+        """Make the state that expects this many continuation bytes."""
+        if continuations == 0:
+            return READ
+        if (continuations, ranges) not in self._states:
+            self._states[continuations, ranges] = self._add(self._split_range(ranges, continuations - 1, 0x80))
+        return self._states[continuations, ranges]
+
+    def _add(self, steps: dict[int, int]) -> int:
+        if not steps:
+            return DEAD
+        self.steps.append(steps)
+        return len(self.steps) - 1
+
+
+def _intersect(ranges: Iterable[tuple[int, int]], low: int, high: int) -> Ranges:
+    return tuple((max(a, low), min(b, high)) for a, b in ranges if a <= high and b >= low)
+
+
+def _normalize(ranges: Ranges) -> Ranges:
+    """Sort and merge ranges, and remove surrogates, which UTF-8 cannot encode."""
+    merged: list[tuple[int, int]] = []
+    for first, last in sorted(ranges):
+        if merged and first <= merged[-1][1] + 1:
+            merged[-1] = merged[-1][0], max(merged[-1][1], last)
+        else:
+            merged.append((first, last))
+    return _intersect(merged, 0, _SURROGATES[0] - 1) + _intersect(merged, _SURROGATES[1] + 1, 0x10FFFF)
+
 
 MOST_STATES = 200_000  # take 0.5 s and 100 MB; the grammar of JSON has 60
 MOST_SECONDS = 30.0  # for each of three steps of building

@@ -1,7 +1,15 @@
-"""Remove white space from JSON while it is streamed, and points from whole numbers."""
+"""JSON of answers: without white space while it is streamed, without points in whole numbers, as Python's types."""
 
 import json
 import re
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from localllm.errors import CutError, UsageError
+
+if TYPE_CHECKING:
+    from pydantic import TypeAdapter
+
 
 _SPACE = re.compile(r"[ \t\r\n]+")
 _PLAIN = re.compile(r'[^"\\]+')  # within a string
@@ -39,7 +47,7 @@ class JsonCompactor:
         return "".join(parts)
 
 
-def with_whole_numbers(text: str) -> str:
+def normalize_whole_numbers(text: str) -> str:
     """Return JSON whose whole numbers have no point and no exponent: 5.0 is 5. Invalid JSON is returned as it is."""
     try:
         return json.dumps(json.loads(text, parse_float=_read_number), ensure_ascii=False)
@@ -50,3 +58,48 @@ def with_whole_numbers(text: str) -> str:
 def _read_number(text: str) -> int | float:
     number = float(text)
     return int(number) if number.is_integer() else number
+
+
+_DATA = (Mapping, str, bytes, bool, int, float, list, tuple, type(None))
+
+
+def is_type(schema: object) -> bool:
+    """Return whether a schema is a type rather than JSON: a class, list[int], Literal["a", "b"], a TypeAdapter."""
+    return not isinstance(schema, _DATA)
+
+
+def adapter_of(kind: Any) -> "TypeAdapter[object]":
+    """Return pydantic's adapter of a type. Raises UsageError for a type that pydantic does not support."""
+    from pydantic import TypeAdapter
+    from pydantic.errors import PydanticUserError
+
+    if isinstance(kind, TypeAdapter):
+        return kind
+    try:
+        return TypeAdapter(kind)
+    except (PydanticUserError, TypeError) as error:
+        raise UsageError(f"the schema cannot be used: {str(error).splitlines()[0]}") from None
+
+
+def schema_of(kind: object) -> dict[str, Any]:
+    """Return the JSON schema of a type. Raises UsageError."""
+    from pydantic.errors import PydanticUserError
+
+    if hasattr(kind, "model_json_schema"):
+        schema: dict[str, Any] = kind.model_json_schema()
+        return schema
+    try:
+        return adapter_of(kind).json_schema()
+    except PydanticUserError as error:
+        raise UsageError(f"the schema cannot be used: {str(error).splitlines()[0]}") from None
+
+
+def parse_answer(text: str, finish_reason: str, kind: object) -> Any:
+    """Return an answer's JSON as an object of a type, or as plain values without one.
+
+    Raises CutError for an answer that has not ended, and pydantic's ValidationError where the type validates more than
+    its schema.
+    """
+    if finish_reason != "stop":
+        raise CutError(f"the answer is not complete ({finish_reason or 'interrupted'}), so it cannot be parsed")
+    return json.loads(text) if kind is None else adapter_of(kind).validate_json(text)

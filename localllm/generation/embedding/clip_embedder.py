@@ -55,7 +55,7 @@ class PairEmbedder:
         rows = []
         for number, item in enumerate(inputs):
             rows.append(
-                self._picture(item)
+                self.reader.picture(load_image(item.source))
                 if isinstance(item, ShownImage)
                 else self._text(item, embed_options, f"text {number + 1}")
             )
@@ -63,9 +63,6 @@ class PairEmbedder:
                 progress(len(rows))
         vectors = np.array(rows, np.float32).reshape(-1, self.width)[:, : embed_options.dims]
         return unit_vectors(vectors) if embed_options.normalize else np.ascontiguousarray(vectors)
-
-    def _picture(self, image: ShownImage) -> np.ndarray:
-        return self.reader.picture(load_image(image.source))
 
     def _text(self, text: str, options: EmbedOptions, name: str) -> np.ndarray:
         """Embed a text: the average of its chunks' vectors, weighted by token counts."""
@@ -96,5 +93,4 @@ class PairEmbedder:
         return None
 
     def close(self) -> None:
-        """Free the model and its threads."""
         self.reader.close()

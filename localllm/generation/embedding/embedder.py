@@ -45,7 +45,6 @@ class EmbedOptions:
     max_tokens: int | None = None
 
     def require_valid(self) -> None:
-        """Raise UsageError for invalid options."""
         if self.dims is not None:
             whole_number("dims", self.dims, 1)
         if self.max_tokens is not None:
@@ -159,7 +158,6 @@ class Embedder:
         return role
 
     def close(self) -> None:
-        """Free the model and its threads."""
         self.reader.close()
 
 

@@ -116,7 +116,6 @@ class Reranker:
         return ids[:room]
 
     def close(self) -> None:
-        """Free the model and its threads."""
         self.reader.close()
 
 

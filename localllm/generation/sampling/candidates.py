@@ -1,4 +1,4 @@
-"""What a sampling step takes: the candidates for the next token, which it returns, and the state of the sampler."""
+"""Arguments of sampling steps: the candidates for the next token, which a step returns, and the sampler's state."""
 
 import copy
 import math
@@ -79,7 +79,6 @@ class Candidates(NamedTuple):
         return result
 
     def probability(self, token: int) -> float:
-        """Return the probability of one token."""
         return float(self.probabilities()[np.flatnonzero(self.ids == token)[0]])
 
 
@@ -95,7 +94,6 @@ class History:
         self._tokens = np.empty(FIRST_ROOM if capacity else 0, np.int64)
 
     def append(self, token: int) -> None:
-        """Append a token."""
         if self.most == 0:
             return
         if self._count == len(self._tokens):
@@ -111,7 +109,6 @@ class History:
         return self._tokens[0 if count < 0 else max(0, self._count - count) : self._count]
 
     def copy(self) -> "History":
-        """Return an independent copy."""
         twin = copy.copy(self)
         twin._tokens = self._tokens[: self._count].copy()
         return twin
@@ -127,7 +124,6 @@ class Breakers:
         self._tail, self.since = b"", 0  # the last bytes of the text; tokens since one of the texts ended
 
     def push(self, token: int) -> None:
-        """Append a token."""
         data, old_tail = self._tail + self._bytes(token), len(self._tail)
         ended = any(data.find(text, max(0, old_tail - len(text) + 1)) >= 0 for text in self._texts)
         self.since = 0 if ended else self.since + 1
@@ -143,7 +139,6 @@ class Breakers:
         return self._tokenizer.token_bytes(token, special=True) if self._tokenizer and self._texts else b""
 
     def copy(self) -> "Breakers":
-        """Return an independent copy."""
         return copy.copy(self)
 
 
@@ -202,7 +197,6 @@ class State:
         return cls(random, vocab, history, breakers, 2 * options.mirostat_tau, options.adaptive_target, speller)
 
     def copy(self) -> "State":
-        """Return an independent copy."""
         twin = copy.copy(self)
         twin.random, twin.history, twin.breakers = copy.copy(self.random), self.history.copy(), self.breakers.copy()
         return twin

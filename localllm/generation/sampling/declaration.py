@@ -1,4 +1,4 @@
-"""How an option is declared: once, with all that command line, Python, servers and docs say of it."""
+"""Declarations of options: each once, with all that command line, Python, servers and docs say of it."""
 
 import math
 import sys
@@ -88,7 +88,6 @@ class Option:
 
     @property
     def full_help(self) -> str:
-        """Return the help with the default."""
         notes = "  [repeatable]" * self.is_repeatable + f"  [default: {self.default_text}]" * bool(self.default_text)
         return self.help + notes
 
@@ -110,7 +109,6 @@ def setting(default: object, *declared: Any, **further: Any) -> Any:
 
 
 def declared_in(kind: type) -> dict[str, Option]:
-    """Return the declared options of a class by name."""
     return {each.name: each.metadata["option"] for each in fields(kind) if "option" in each.metadata}
 
 

@@ -170,7 +170,6 @@ class Declared(Generic[Missing]):
     # fmt: on
 
     def __post_init__(self) -> None:
-        """Raise UsageError for invalid values."""
         for name, declared in OPTIONS.items():
             if (value := getattr(self, name)) is not None:
                 object.__setattr__(self, name, convert_value(name, declared.range, value))

@@ -6,10 +6,18 @@ estimates from measured costs and acceptance rates which draft, and how much of 
 """
 
 import math
+from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
 from itertools import pairwise
 from time import perf_counter
-from typing import NamedTuple, Protocol
+from typing import TYPE_CHECKING, NamedTuple, Protocol
+
+from localllm.generation.sampling.sampler import Sampler
+
+if TYPE_CHECKING:
+    from localllm.generation.answer_state import AnswerState
+
 
 MOST = 15  # tokens of a draft
 # Initial cost of a step by its number of tokens, relative to one token (Zen 4, 1.2 B model, 2 threads).
@@ -62,19 +70,19 @@ class StepCostModel:
         self._seconds_of_one = math.inf
 
     def record(self, tokens: int, seconds: float) -> None:
-        """Record the time of a step."""
         if tokens <= MOST + 1:
             self._seconds[tokens] = smooth(self._seconds.get(tokens), seconds)
             self._seconds_of_one = self._time_of_one()
             self._relative.clear()
 
     def relative(self, tokens: int) -> float:
-        self._relative = self._relative or self._interpolate()
+        if not self._relative:  # interpolated linearly between known numbers of tokens
+            known = {tokens: seconds / self._seconds_of_one for tokens, seconds in self._seconds.items()}
+            self._relative = interpolate(USUAL_COSTS | known)
         return self._relative[tokens]
 
     @property
     def are_known(self) -> bool:
-        """Return whether a step was measured."""
         return bool(self._seconds)
 
     def of_time(self, seconds: float) -> float:
@@ -92,12 +100,6 @@ class StepCostModel:
         """
         return expected
 
-    def _interpolate(self) -> list[float]:
-        """Interpolate costs linearly between known numbers of tokens."""
-        return interpolate(
-            USUAL_COSTS | {tokens: seconds / self._seconds_of_one for tokens, seconds in self._seconds.items()}
-        )
-
     def _time_of_one(self) -> float:
         """Return the seconds of a step of one token; if none was measured, estimated with USUAL_COSTS."""
         if seconds_of_one := self._seconds.get(1):
@@ -110,11 +112,8 @@ class BatchedStepCost:
     """The cost of a step shared with other answers, by this answer's tokens in it; with one token it costs 1."""
 
     def __init__(self, costs: StepCostModel, other_sequences: int):
-        self._costs, self._other_sequences, self._cost_of_one = (
-            costs,
-            other_sequences,
-            costs.relative(other_sequences + 1),
-        )
+        self._costs, self._other_sequences = costs, other_sequences
+        self._cost_of_one = costs.relative(other_sequences + 1)
 
     def relative(self, tokens: int) -> float:
         return self._costs.relative(tokens + self._other_sequences) / self._cost_of_one
@@ -322,3 +321,17 @@ class Guesses:
         """Drop the last `count` tokens of the text, which were undone."""
         for source in self._sources:
             source.rewind(count)
+
+
+class Drafter(ABC):
+    """A source of drafts for many answers, such as a draft model."""
+
+    @abstractmethod
+    def proposer(
+        self, tokens: Sequence[int], sampler: Sampler, end_ids: frozenset[int], guide: "AnswerState | None" = None
+    ) -> AbstractContextManager[Proposer]:
+        """Open a proposer of drafts for an answer; tokens: tokens of the prompt and the answer so far."""
+
+    @abstractmethod
+    def collect(self) -> None:
+        """Take back the sequences of finished answers."""

@@ -14,19 +14,18 @@ from weakref import WeakKeyDictionary
 
 import numpy as np
 
-from localllm.engine.draft_head_source import is_head
+from localllm.engine.draft_head import is_head
 from localllm.errors import ConstraintError, ModelError, UsageError
 from localllm.files.gguf.file import GGUFFile
 from localllm.generation.chunked_prefill import read_prompt
 from localllm.generation.prefix_cache import PrefixCache, PrefixQuery
 from localllm.generation.sampling.sampler import Sampler
-from localllm.generation.speculation.acceptance import SURE, Guess, SpeculationBudget
-from localllm.generation.speculation.drafter import Drafter
+from localllm.generation.speculation.acceptance import SURE, Drafter, Guess, SpeculationBudget
 from localllm.text.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
     from localllm.engine.sequence import Sequence as Tokens
-    from localllm.generation.constraints.token_mask import AnswerState
+    from localllm.generation.answer_state import AnswerState
     from localllm.generation.context_overflow import ShiftedSequence
 
 
@@ -76,15 +75,9 @@ class DraftModel:
     """A proposer (see acceptance): drafts the tokens that a model would generate."""
 
     def __init__(
-        self,
-        sequence: "Tokens | ShiftedSequence",
-        tokens: Sequence[int],
-        sampler: Sampler,
-        vocab: int,
-        end_ids: frozenset[int],
-        guide: "AnswerState | None" = None,
-        account: SpeculationBudget | None = None,
-    ):
+        self, sequence: "Tokens | ShiftedSequence", tokens: Sequence[int], sampler: Sampler, vocab: int,
+        end_ids: frozenset[int], guide: "AnswerState | None" = None, account: SpeculationBudget | None = None,
+    ):  # fmt: skip
         """Set up the draft model.
 
         sequence: sequence of the draft model, holds some of the tokens.  sampler, guide: of the target model, after

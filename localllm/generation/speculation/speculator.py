@@ -4,22 +4,21 @@ A step for few answers is limited by memory bandwidth, so draft tokens cost litt
 would slow down the other answers.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from typing import TYPE_CHECKING, NamedTuple
 
 from localllm.engine.image_tokens import has_images, without_images
-from localllm.generation.constraints.token_mask import ForcedTokensProposer
+from localllm.generation.answer_state import AnswerState
 from localllm.generation.context_overflow import ShiftedSequence
 from localllm.generation.request import Completion
-from localllm.generation.speculation.acceptance import Guesses, Proposer, StepCostModel
+from localllm.generation.speculation.acceptance import SURE, Drafter, Guess, Guesses, Proposer, StepCostModel
 from localllm.generation.speculation.draft_model import DraftModel, account_of
-from localllm.generation.speculation.drafter import Drafter
-from localllm.generation.speculation.ngram import from_text
+from localllm.generation.speculation.ngram import text_proposers
 
 if TYPE_CHECKING:
     from localllm.engine.engine import Engine
-    from localllm.generation.speculation.ngram_cache import NgramCache
+    from localllm.generation.speculation.ngram import NgramCache
 
 FEW = 4  # most answers and draft tokens beside an answer that gets a draft
 
@@ -29,20 +28,20 @@ class AnswerSpan(NamedTuple):
 
     Attributes:
         is_end: whether the answer's tokens are all read then, so that the next one can be drawn.
-        kernel_tokens: see localllm.engine.run.
+        kernel_tokens: see localllm.engine.runs.
     """
 
-    answering: Completion
+    completion: Completion
     ids: list[int]
     draft: Sequence[int] = ()
     is_end: bool = True
     kernel_tokens: int = 1
 
 
-def span_of(answering: Completion, count: int, kernel_tokens: int) -> AnswerSpan:
+def span_of(completion: Completion, count: int, kernel_tokens: int) -> AnswerSpan:
     """Return the next `count` unread tokens of an answer and its prompt."""
-    cached, ids = answering.computed_tokens, answering.ids
-    return AnswerSpan(answering, ids[cached : cached + count], (), cached + count == len(ids), kernel_tokens)
+    cached, ids = completion.computed_tokens, completion.ids
+    return AnswerSpan(completion, ids[cached : cached + count], (), cached + count == len(ids), kernel_tokens)
 
 
 def logits_for(work: list[AnswerSpan]) -> str:
@@ -56,6 +55,24 @@ def logits_for(work: list[AnswerSpan]) -> str:
     return requested
 
 
+class ForcedTokensProposer:
+    """A proposer: drafts the tokens that a constraint or the budget of reasoning forces."""
+
+    account = None
+
+    def __init__(self, guide: AnswerState):
+        self._guide = guide
+
+    def push(self, tokens: Sequence[int]) -> None:
+        """Do nothing: the mask already knows the tokens."""
+
+    def rewind(self, count: int) -> None:
+        """Do nothing: the mask already knows."""
+
+    def propose(self) -> Iterator[Guess]:
+        return (Guess(token, SURE) for token in self._guide.expected_tokens())
+
+
 class Speculator:
     """Makes the drafts for the answers of one scheduler, which share the measured costs of steps."""
 
@@ -63,17 +80,17 @@ class Speculator:
         """Set up; resources: keeps the resources of a single answer's drafter, such as a sequence; None in a batch."""
         self._engine, self._ngrams, self._resources, self._costs = engine, ngrams, resources, StepCostModel()
 
-    def listen(self, answering: Completion, other_sequences: int = 0) -> None:
+    def listen(self, completion: Completion, other_sequences: int = 0) -> None:
         """Let the draft head follow an answer's tokens from now on, if that may pay with this number of other answers.
 
         The head is an MTP layer of the model, or comes from another file. Raises UsageError for a single answer that
         requests "mtp" without one.
         """
-        sequence, speculate = answering.sequence, answering.options.speculate
+        sequence, speculate = completion.sequence, completion.options.speculate
         if (
             sequence is None
             or isinstance(sequence, ShiftedSequence)
-            or has_images(answering.ids)
+            or has_images(completion.ids)
             or other_sequences >= FEW
         ):
             return
@@ -84,7 +101,6 @@ class Speculator:
             sequence.detach_listener()
 
     def learn_cost(self, tokens: int, seconds: float) -> None:
-        """Record the time of a step."""
         self._costs.record(tokens, seconds)
 
     def drafts(self, answers: list[Completion], other_sequences: int = 0) -> list[list[int]]:
@@ -92,38 +108,38 @@ class Speculator:
         drafts: list[list[int]] = []
         other_sequences += len(answers) - 1
         if other_sequences >= FEW:
-            for answering in answers:
-                answering.guesses = None
+            for completion in answers:
+                completion.guesses = None
             return [[] for _ in answers]
-        for answering in answers:
+        for completion in answers:
             draft: list[int] = []
-            if answering.options.speculate != "off":
-                answering.guesses = answering.guesses or self._start(answering)
-                draft = answering.guesses.draft(most_guessed(answering), other_sequences)
+            if completion.options.speculate != "off":
+                completion.guesses = completion.guesses or self._start(completion)
+                draft = completion.guesses.draft(most_guessed(completion), other_sequences)
             drafts.append(draft)
             other_sequences += len(draft)
         return drafts
 
-    def _start(self, answering: Completion) -> Guesses:
+    def _start(self, completion: Completion) -> Guesses:
         """Choose the proposers of an answer, those without cost first."""
-        guide, sampler, tokens = answering.guide, answering.sampler, without_images(answering.ids)
+        guide, sampler, tokens = completion.guide, completion.sampler, without_images(completion.ids)
         proposers: list[Proposer] = [ForcedTokensProposer(guide)] if guide.is_needed else []
-        proposers += from_text(tokens, self._ngrams)
-        speculate, end_ids = answering.options.speculate, answering.end_ids
+        proposers += text_proposers(tokens, self._ngrams)
+        speculate, end_ids = completion.options.speculate, completion.end_ids
         if isinstance(speculate, Drafter) and self._resources:
             proposers.append(self._resources.enter_context(speculate.proposer(tokens, sampler, end_ids, guide)))
         if (
-            not self._resources or answering.number
+            not self._resources or completion.number
         ):  # a batch that has become small: the head may not follow this answer yet
-            self.listen(answering)
-        sequence = None if has_images(answering.ids) else answering.sequence
+            self.listen(completion)
+        sequence = None if has_images(completion.ids) else completion.sequence
         if sequence and (follower := sequence.listener):
             tokens_known, account = tokens[follower.begin :], account_of(self._engine)  # type: ignore[attr-defined]
             proposers.append(DraftModel(follower, tokens_known, sampler, sampler.vocab, end_ids, guide, account))  # type: ignore[arg-type]
         return Guesses(proposers, self._costs)
 
 
-def most_guessed(answering: Completion) -> int:
+def most_guessed(completion: Completion) -> int:
     """Return the longest draft allowed: a full context must be shifted at the same token as without a draft."""
-    remaining, sequence = answering.remaining_tokens - 1, answering.sequence
+    remaining, sequence = completion.remaining_tokens - 1, completion.sequence
     return min(remaining, max(0, sequence.room - 1)) if isinstance(sequence, ShiftedSequence) else remaining

@@ -14,7 +14,7 @@ import re
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
-from localllm.generation.constraints.json_text import with_whole_numbers
+from localllm.generation.constraints.json_text import normalize_whole_numbers
 from localllm.generation.reasoning import ANSWER, TextPart
 from localllm.generation.tools.tool_call_parser import ARGUMENTS, CALL, JsonScan
 
@@ -171,7 +171,7 @@ class JsonToolCallParser:
         if call is None or call[0] not in self._names:
             return None
         name, arguments = call
-        for written in (arguments, with_whole_numbers(arguments)):
+        for written in (arguments, normalize_whole_numbers(arguments)):
             if self._fits(name, written):
                 return WrittenCall(name, written, end)
         return None
@@ -245,7 +245,6 @@ def _read_members(text: str) -> dict[str, str]:
 
 
 def _skip(text: str, place: int) -> int:
-    """Skip white space."""
     space = _SPACE.match(text, place)
     assert space
     return space.end()

@@ -6,8 +6,8 @@ import re
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 
 from localllm.errors import UsageError
-from localllm.generation.constraints.json_pointers import Schema
-from localllm.generation.tools.tool_call import ToolCall
+from localllm.generation.constraints.schemas import Schema
+from localllm.generation.tools.tool_call_parser import ToolCall
 from localllm.generation.tools.tool_grammar import CHOICES, Tool, ToolUse
 
 _SECTION = re.compile(r"^(Args|Arguments|Parameters|Returns|Raises|Yields|Examples?|Notes?):?\s*$", re.MULTILINE)
@@ -31,7 +31,6 @@ def tool_of(function_or_tool: object) -> Tool:
 
 
 def name_of(tool: object) -> str:
-    """Return the name by which a tool is called."""
     return str(getattr(tool, "name", None) or getattr(tool, "__name__", type(tool).__name__))
 
 
@@ -40,7 +39,7 @@ def parameters_of(function: Callable[..., object], text: str) -> Schema:
 
     Raises UsageError.
     """
-    from localllm.generation.constraints.python_types import schema_of
+    from localllm.generation.constraints.json_text import schema_of
 
     kinds = {parameter.kind for parameter in inspect.signature(function).parameters.values()}
     if kinds - {inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY}:
@@ -73,13 +72,9 @@ def read_argument_docs(text: str) -> dict[str, str]:
 
 
 def tool_use(
-    tools: Sequence[object],
-    choice: object = "auto",
-    parallel: bool = True,
-    json_calls: bool = True,
-    json_whitespace: bool = False,
-    additional_properties: bool = False,
-) -> ToolUse:
+    tools: Sequence[object], choice: object = "auto", parallel: bool = True, json_calls: bool = True,
+    json_whitespace: bool = False, additional_properties: bool = False,
+) -> ToolUse:  # fmt: skip
     """Make the ToolUse of functions or descriptions in OpenAI's form.
 
     choice: "auto", "required", "none", or the tool to call, by its name or as the function. Raises UsageError.

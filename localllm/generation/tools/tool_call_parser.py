@@ -2,13 +2,68 @@
 
 import json
 import re
-from collections.abc import Callable, Mapping
+import secrets
+import string
+from collections.abc import Callable, Iterable, Mapping
 from copy import copy
+from dataclasses import dataclass, field
 
-from localllm.generation.constraints.json_pointers import Schema
+from localllm.generation.constraints.schemas import Schema
 from localllm.generation.reasoning import ANSWER, ESCAPE, TextPart, overlap
-from localllm.generation.tools.parameter_forms import PYTHON, ParameterForm, form_of, form_of_others
-from localllm.generation.tools.tool_call_format import HARMONY, ID, ToolCallFormat
+from localllm.generation.tools.tool_call_format import (
+    HARMONY,
+    ID,
+    PYTHON,
+    ParameterForm,
+    ToolCallFormat,
+    form_of,
+    form_of_others,
+)
+
+
+def call_id() -> str:
+    """Make the id of a call: nine letters and digits, which some templates demand."""
+    return "".join(secrets.choice(string.ascii_letters + string.digits) for _ in range(9))
+
+
+@dataclass
+class ToolCall:
+    """A tool call, as far as it is generated; `pieces`, joined, are its arguments as JSON."""
+
+    name: str
+    pieces: list[str] = field(default_factory=list)
+    id: str = field(default_factory=call_id)
+
+    @property
+    def text(self) -> str:
+        """The arguments as JSON, which may be incomplete."""
+        return "".join(self.pieces)
+
+    @property
+    def arguments(self) -> dict[str, object] | None:
+        """The call's arguments; None if their JSON is incomplete or no object."""
+        try:
+            parsed = json.loads(self.text)
+        except (ValueError, RecursionError):
+            return None
+        return parsed if isinstance(parsed, dict) else None
+
+    def to_message(self) -> dict[str, object]:
+        return {"id": self.id, "type": "function", "function": {"name": self.name, "arguments": self.text}}
+
+
+def append_part(calls: list[ToolCall], part: TextPart) -> bool:
+    """Add a part of type CALL or ARGUMENTS to the calls; return whether it is one."""
+    if part.kind == CALL:
+        calls.append(ToolCall(part.text))
+    elif part.kind == ARGUMENTS:
+        calls[-1].pieces.append(part.text)
+    return part.kind in (CALL, ARGUMENTS)
+
+
+def complete_calls(calls: Iterable[ToolCall]) -> list[ToolCall]:
+    return [call for call in calls if call.arguments is not None]
+
 
 CALL, ARGUMENTS = "call", "arguments"  # kinds of parts: a call's name, and a piece of its arguments
 _ID = "[A-Za-z0-9_-]+"
@@ -53,7 +108,6 @@ class ToolCallParser:
         return self._is_token or self._is_tag
 
     def copy(self) -> "ToolCallParser":
-        """Return a copy that continues independently."""
         twin = copy(self)
         twin._scan, twin._open = copy(self._scan), self._open and self._open.copy()
         twin._state = getattr(twin, self._state.__name__)
@@ -230,7 +284,6 @@ class ToolCallParser:
         return (value, end.end()) if end and value_end < len(self._buffer) else None
 
     def _passes(self, piece: str, then: Callable[[list[TextPart]], bool]) -> bool:
-        """Consume a mark and go to the next state, if the mark is complete."""
         match = self._pattern(piece).match(self._buffer)
         if not match:
             return False
@@ -238,7 +291,6 @@ class ToolCallParser:
         return True
 
     def _pattern(self, piece: str) -> re.Pattern[str]:
-        """Return the regular expression of a mark."""
         if piece not in self._patterns:
             self._patterns[piece] = re.compile(pattern(piece, self._marks))
         return self._patterns[piece]
@@ -298,7 +350,6 @@ class OpenParameter:
         self._scan = JsonScan()
 
     def copy(self) -> "OpenParameter":
-        """Return an independent copy."""
         twin = copy(self)
         twin._scan = copy(self._scan)
         return twin

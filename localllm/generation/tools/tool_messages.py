@@ -42,11 +42,11 @@ def format_of_template(template: ChatTemplate, tokenizer: Tokenizer) -> ToolCall
     return call_format(template.source, render, [tokenizer.pieces[token] for token in tokenizer.end_ids])
 
 
-def in_format(messages: Sequence[Message], format: ToolCallFormat, use: ToolUse | None) -> list[Message]:
+def convert_calls(messages: Sequence[Message], format: ToolCallFormat, use: ToolUse | None) -> list[Message]:
     """Convert calls and results to the template's format, or to text if it has none. Raises UsageError."""
-    converted = [with_arguments(message, format.as_text) for message in show_cut_calls(messages)]
+    converted = [convert_arguments(message, format.as_text) for message in show_cut_calls(messages)]
     if format.marks is None and format == GENERIC:
-        converted = [as_text(message) for message in converted]
+        converted = [write_as_text(message) for message in converted]
     if format.is_known or use is None or not use.callable:
         return converted
     text = generic_tool_prompt(use)
@@ -79,7 +79,7 @@ def marks_of_results(template: ChatTemplate, tokenizer: Tokenizer) -> tuple[str,
     return ()
 
 
-def as_data(messages: Sequence[Message], marks: Sequence[str]) -> list[Message]:
+def parse_arguments(messages: Sequence[Message], marks: Sequence[str]) -> list[Message]:
     """Return the messages with the template's tags escaped in tool results, so that a result cannot pretend to end."""
 
     def escape(text: str) -> str:
@@ -103,15 +103,15 @@ def show_cut_calls(messages: Sequence[Message]) -> list[Message]:
         if message["role"] != "tool":
             messages_shown, late, cut_names = messages_shown + late, [], {}
         if message["role"] == "assistant":
-            message, cut_names = without_cut_calls(message)
+            message, cut_names = drop_cut_calls(message)
         if (id := str(message.get("tool_call_id"))) in cut_names and message["role"] == "tool":
-            late.append(as_text({"name": cut_names[id], **message}))
+            late.append(write_as_text({"name": cut_names[id], **message}))
         else:
             messages_shown.append(message)
     return messages_shown + late
 
 
-def without_cut_calls(message: Message) -> tuple[Message, dict[str, str]]:
+def drop_cut_calls(message: Message) -> tuple[Message, dict[str, str]]:
     """Move the incomplete calls of an answer into its text; return it, and their names by id. Raises UsageError."""
     whole_calls, cut_calls = list[ToolCallMessage](), list[ToolCallMessage]()
     for call in message.get("tool_calls") or ():
@@ -128,7 +128,6 @@ def without_cut_calls(message: Message) -> tuple[Message, dict[str, str]]:
 
 
 def name_and_arguments(call: ToolCallMessage) -> tuple[str, str]:
-    """Return a call's name and its arguments as generated."""
     arguments = call["function"]["arguments"]
     return call["function"]["name"], arguments if isinstance(arguments, str) else json.dumps(arguments)
 
@@ -154,7 +153,7 @@ def arguments_of(call: ToolCallMessage) -> dict[str, object] | None:
     return {} if arguments is None else arguments if isinstance(arguments, dict) else None
 
 
-def with_arguments(message: Message, as_text: bool) -> Message:
+def convert_arguments(message: Message, as_text: bool) -> Message:
     """Return a message with the arguments of its calls, which are complete, as objects or as JSON texts."""
     if not message.get("tool_calls"):
         return message
@@ -166,8 +165,7 @@ def with_arguments(message: Message, as_text: bool) -> Message:
     return {**message, "tool_calls": calls}
 
 
-def as_text(message: Message) -> Message:
-    """Convert a message with calls, or a result, to a message of text."""
+def write_as_text(message: Message) -> Message:
     if message["role"] == "tool":
         # As JSON, in which the result cannot pretend to end.
         result = json.dumps(message["content"], ensure_ascii=False)
@@ -179,7 +177,7 @@ def as_text(message: Message) -> Message:
     return message
 
 
-def with_calls(
+def prepare_calls(
     use: ToolUse, format: ToolCallFormat, tokenizer: Tokenizer, thinking: Thinking
 ) -> tuple[ToolGrammar, Thinking]:
     """Make the tool grammar of an answer, and a reasoning format that ends where a call begins."""

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Self
 import numpy as np
 
 from localllm.api import open_model
-from localllm.engine.run import PRECISE_TOKENS
+from localllm.engine.runs import PRECISE_TOKENS
 from localllm.errors import ModelError, UsageError
 from localllm.files.logits_file import LogitsFile, LogitsWriter, pack, row_width, unpack
 from localllm.files.safe_file import resolve_target

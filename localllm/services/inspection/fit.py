@@ -236,7 +236,7 @@ def longest_context(h: Hyperparameters, weight_bytes: int, kv_type: KVType, avai
 
 def measure_bandwidth() -> float:
     """Measure the memory bandwidth in bytes per second with the default number of threads."""
-    from localllm.engine.cpu.bandwidth import read_bandwidth
+    from localllm.engine.cpu.limits import read_bandwidth
     from localllm.system.cpu import usable_cores
 
     return read_bandwidth(usable_cores())

@@ -14,7 +14,7 @@ from localllm.services.records.lines import Prompts, Record
 
 if TYPE_CHECKING:
     from localllm.api import Model
-    from localllm.generation.generate import GenerationOptions
+    from localllm.generation.options import GenerationOptions
 
 CUTS = ("head", "tail", "middle")
 CHUNKS = "chunks"

@@ -19,7 +19,7 @@ from statistics import median, quantiles
 from typing import TYPE_CHECKING, NamedTuple
 
 from localllm.errors import ContextError
-from localllm.generation.arguments import gather_options
+from localllm.generation.model_methods import gather_options
 
 if TYPE_CHECKING:
     import numpy as np

@@ -17,7 +17,7 @@ from localllm.services.records.stream import RecordStream
 if TYPE_CHECKING:
     from localllm.api import Model
     from localllm.generation.choices import Choice
-    from localllm.generation.generate import GenerationOptions
+    from localllm.generation.options import GenerationOptions
     from localllm.generation.request import Completion, Request
     from localllm.generation.scheduler import Scheduler
 

@@ -4,9 +4,8 @@ from collections.abc import Mapping
 
 from localllm.errors import UsageError
 from localllm.frozen import frozen
-from localllm.generation.constraints.closed_schemas import close_objects
-from localllm.generation.generate import GenerationOptions
-from localllm.generation.options import CALLABLES, EFFORTS
+from localllm.generation.constraints.schemas import close_objects
+from localllm.generation.options import CALLABLES, EFFORTS, GenerationOptions
 from localllm.generation.sampling.declaration import names_for
 from localllm.generation.sampling.options import OPTIONS
 

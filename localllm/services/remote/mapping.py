@@ -5,7 +5,7 @@ from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from typing import TypeVar
 
 from localllm.errors import CutError, LocalllmError
-from localllm.generation.generate import GenerationOptions
+from localllm.generation.options import GenerationOptions
 from localllm.services.records.lines import Prompts, Record
 from localllm.services.records.map import Result, failure, output_of
 from localllm.services.records.stream import RecordStream

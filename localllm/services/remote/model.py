@@ -11,9 +11,9 @@ from localllm.errors import ContextError, LocalllmError, UsageError
 from localllm.frozen import frozen
 from localllm.generation.constraints.json_text import JsonCompactor
 from localllm.generation.conversation import Conversation
-from localllm.generation.generate import GenerationOptions
+from localllm.generation.options import GenerationOptions
 from localllm.generation.reasoning import ANSWER, REASONING, TextPart
-from localllm.generation.tools.tool_call import ToolCall, complete_calls
+from localllm.generation.tools.tool_call_parser import ToolCall, complete_calls
 from localllm.images.urls import to_data_urls
 from localllm.services.remote.dialect import DIALECTS, OTHER, UNLIMITED, Form, request_of
 from localllm.services.remote.http import Endpoint, EndpointError, json_count, json_object, json_objects

@@ -5,7 +5,7 @@ from typing import NamedTuple
 
 from localllm.errors import LocalllmError, UsageError
 from localllm.frozen import frozen
-from localllm.generation.tools.tool_call import ToolCall
+from localllm.generation.tools.tool_call_parser import ToolCall
 from localllm.generation.tools.tool_grammar import Tool, ToolUse
 from localllm.text.special_tokens import without_surrogates
 

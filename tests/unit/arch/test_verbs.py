@@ -11,11 +11,10 @@ from localllm.arch import verbs
 from localllm.arch.rowwise_verbs import RowwiseVerbs
 from localllm.engine.cpu.lowering import VERBS as OF_CPU
 from localllm.engine.cuda.lowering import VERBS as OF_CARDS
-from localllm.engine.operations.activation import ALL, Activation
+from localllm.engine.lower.activation import ALL, Activation
 from localllm.engine.operations.elementwise import Elementwise
 from localllm.engine.operations.operation import Operation, lower
-from localllm.engine.operations.reference import Reference
-from localllm.engine.operations.registry import OPERATIONS
+from localllm.engine.operations.registry import OPERATIONS, Reference
 from localllm.engine.trace.recorder import Recorder
 from localllm.kernels import cuda
 from localllm.kernels.table import FORMULAS, KERNELS

@@ -77,8 +77,8 @@ from localllm.files.gguf.header import HeaderReader
 from localllm.files.gguf.metadata_reader import Checked
 from localllm.files.gguf.projectors import choose_projector
 from localllm.files.gguf.writer import OutputTensor, write_gguf
-from localllm.generation.generate import GenerationOptions
-from localllm.generation.tools.tool_call import ToolCall
+from localllm.generation.options import GenerationOptions
+from localllm.generation.tools.tool_call_parser import ToolCall
 from localllm.quant.formats import RECIPES
 from localllm.quantizing.mixed_precision.plan import parse_bits, parse_size, read_formats, with_formats, write_formats
 from localllm.quantizing.plan import QuantizeRequest

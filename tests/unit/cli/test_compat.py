@@ -22,8 +22,8 @@ from localllm.cli.terminal.render import columns
 from localllm.errors import UsageError
 from localllm.files.gguf.file import describe
 from localllm.generation.beam_search import Answer, best
-from localllm.generation.constraints.constraint import Constraint, in_ascii
-from localllm.generation.generate import GenerationOptions
+from localllm.generation.constraints.constraint import Constraint, restrict_to_ascii
+from localllm.generation.options import GenerationOptions
 from localllm.services.hub.catalogue import normalize_name
 from localllm.services.hub.huggingface import describe_failure
 from localllm.services.records.lines import Prompts, Record
@@ -67,8 +67,8 @@ def test_a_receipt_has_its_own_model(tiny: str, cli, configure, monkeypatch, tmp
 
 
 def test_digits_are_those_of_ascii():
-    assert in_ascii(r"\d{3}-[\w.]\S\\d\[\d") == r"[0-9]{3}-[0-9A-Za-z_.][^ \t\n\r\f\v]\\d\[[0-9]"
-    assert in_ascii(r"(?u)\d") == r"\d"
+    assert restrict_to_ascii(r"\d{3}-[\w.]\S\\d\[\d") == r"[0-9]{3}-[0-9A-Za-z_.][^ \t\n\r\f\v]\\d\[[0-9]"
+    assert restrict_to_ascii(r"(?u)\d") == r"\d"
     assert Constraint.of_regex(r"[^\d]\W[\s\D]").kind == "regex"
 
 

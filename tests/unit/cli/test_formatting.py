@@ -28,7 +28,7 @@ from localllm.cli.terminal import (
 )
 from localllm.cli.terminal.line_editor import FileHistory
 from localllm.errors import ContextError, UsageError
-from localllm.generation.generate import GenerationOptions
+from localllm.generation.options import GenerationOptions
 from localllm.generation.reasoning import ANSWER, REASONING
 from localllm.services import sessions
 from localllm.services.hub import name_values

@@ -19,7 +19,7 @@ from localllm.cli.options import endpoint
 from localllm.cli.registry import COMMANDS, params_of
 from localllm.errors import UsageError
 from localllm.generation.constraints.constraint import constraint_of
-from localllm.generation.generate import GenerationOptions
+from localllm.generation.options import GenerationOptions
 from localllm.generation.sampling.options import OPTIONS
 from localllm.quantizing import plan as quantize_plan
 from localllm.services.records import map as map_service

@@ -27,7 +27,7 @@ from localllm.errors import LocalllmError, ModelError, RecordsError, UsageError
 from localllm.files.imatrix_file import ImportanceMatrix, Squares, read_imatrix
 from localllm.generation.constraints.constraint import constraint_of
 from localllm.generation.embedding.embedder import EmbedOptions
-from localllm.generation.generate import GenerationOptions
+from localllm.generation.options import GenerationOptions
 from localllm.quantizing import imatrix as imatrix_service
 from localllm.services import bench as bench_service
 from localllm.services import sessions

@@ -14,17 +14,25 @@ from localllm.api import Model
 from localllm.arch.layer_state import KVType, Paged, Recurrent
 from localllm.arch.rope import Rope
 from localllm.arch.verbs import FULL_ATTENTION, Scores
-from localllm.engine import backend_selection as opening
+from localllm.engine import backend as opening
 from localllm.engine import forks
-from localllm.engine.backend_selection import BackendChoice, SelectedBackend, TracedModel, build_backend, choose_backend
+from localllm.engine.backend import BackendChoice, SelectedBackend, TracedModel, build_backend, choose_backend
 from localllm.engine.cpu.lowering import kv_producers
 from localllm.engine.cuda import devices
-from localllm.engine.cuda.device import NoCardError
-from localllm.engine.cuda.devices import GpuPlacement, layers_on
-from localllm.engine.cuda.placement import MARGIN, Sizes, sizes, spare, state_bytes
-from localllm.engine.embedding_only import EmbeddingOnlyEngine
+from localllm.engine.cuda.card import NoCardError
+from localllm.engine.cuda.devices import (
+    MARGIN,
+    GpuPlacement,
+    Sizes,
+    layers_on,
+    sizes,
+    spare,
+    split_at_layer,
+    state_bytes,
+)
+from localllm.engine.embedding_runner import EmbeddingOnlyEngine
 from localllm.engine.forks import Refusal, lock_for, was_forked
-from localllm.engine.operations.activation import ALL, WANTED, Activation
+from localllm.engine.lower.activation import ALL, WANTED, Activation
 from localllm.engine.operations.attention import Attend, WriteKV
 from localllm.engine.operations.elementwise import Elementwise, Scale
 from localllm.engine.operations.key_selection import SelectKeyBlocks, SelectKeys
@@ -37,15 +45,14 @@ from localllm.engine.operations.operation import (
     operation,
 )
 from localllm.engine.options import EngineOptions, layers_of
-from localllm.engine.run import PRECISE_TOKENS, Runs
+from localllm.engine.runs import PRECISE_TOKENS, Runs
 from localllm.engine.trace.image_rows import Angles, RowRecorder, TabulatedRecorder, row_operations
 from localllm.engine.trace.imatrix_collector import ImatrixCollector
-from localllm.engine.trace.split import split_at_layer
 from localllm.errors import ContextError, LocalllmError, MemoryLimitError, UnsupportedError, UsageError
 from localllm.generation import chunked_prefill as reading
 from localllm.generation import scheduler as batch
 from localllm.generation.embedding.embedder import EmbedOptions
-from localllm.generation.generate import GenerationOptions
+from localllm.generation.options import GenerationOptions
 from localllm.kernels.table import PAGE
 from localllm.system import memory as system_memory
 from localllm.system import processes
@@ -623,7 +630,7 @@ def test_how_a_model_is_opened(monkeypatch, given: dict, device: str, two_parts:
     monkeypatch.setattr(api, "NgramCache", lambda *given: given)
     monkeypatch.setattr(api, "Model", lambda *given: given)
     monkeypatch.setattr("localllm.engine.engine.Engine", lambda *given: told.append(given[1]) or engine)
-    monkeypatch.setattr("localllm.engine.memory.prefix_store.PrefixStore", lambda *given: given)
+    monkeypatch.setattr("localllm.engine.prefix_store.PrefixStore", lambda *given: given)
     monkeypatch.setattr("localllm.files.gguf.mapped_pages.prefault", told.append)
     made: Any = api.open_model("p", **given)
     assert made[5:] == ((engine, file) if keeps else None, (9, "pieces") if guesses else None)

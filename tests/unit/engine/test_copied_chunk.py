@@ -8,7 +8,6 @@ import tiny_model
 from tiny_hybrid import write_tiny_hybrid
 from tiny_model import write_tiny_model
 
-from localllm.engine.copied_chunk import append_from
 from localllm.engine.engine import Engine
 from localllm.engine.options import EngineOptions
 from localllm.errors import UsageError
@@ -53,7 +52,7 @@ def test_one_layer_is_as_if_it_had_been_read(opened, one_layer, backend, kv_type
     source.append(TOKENS[:300], "none")
     if begin:
         got.append(TOKENS[100 : 100 + begin], "none")
-    assert append_from(engine, got, source, first, count)
+    assert engine.append_from(got, source, first, count)
     assert (got.exact, got.tokens[begin:]) == (begin, TOKENS[first : first + count])
     alone.append(got.tokens, "none")
     bound = {"f32": 1e-10, "f16": 1e-6, "q8_0": 1e-4}.get(kv_type, 2e-2)  # keys are rounded twice
@@ -68,7 +67,7 @@ def test_how_far_it_is_exact(opened, one_layer):
     source, got = engine.sequence(), engine.sequence()
     source.append(TOKENS[:300], "none")
     got.append(TOKENS[:80], "none")
-    append_from(engine, got, source, 100, 50)
+    engine.append_from(got, source, 100, 50)
     fork = got.fork()
     assert fork.exact == got.exact == 80
     fork.truncate(80)
@@ -82,9 +81,9 @@ def test_what_windows_have_lost(opened, model_path):
     for _ in range(2):
         source.append(TOKENS * 2, "none")
     got.append(TOKENS[:10], "none")
-    assert not append_from(engine, got, source, 0, 64)
+    assert not engine.append_from(got, source, 0, 64)
     assert len(got.tokens) == 10 and got.append([7]).shape[0] == 1
-    assert append_from(engine, got, source, 1500, 64)
+    assert engine.append_from(got, source, 1500, 64)
 
 
 def test_keys_that_cannot_be_moved(opened, tmp_path):
@@ -93,4 +92,4 @@ def test_keys_that_cannot_be_moved(opened, tmp_path):
     source.append(TOKENS[:100], "none")
     assert not engine.can_shift
     with pytest.raises(UsageError, match="recurrent layers"):
-        append_from(engine, got, source, 10, 64)
+        engine.append_from(got, source, 10, 64)

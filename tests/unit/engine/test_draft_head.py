@@ -23,20 +23,20 @@ from localllm.arch.layer_state import KVType
 from localllm.arch.mtp import MtpOutput, has_mtp_layer, mtp_state
 from localllm.arch.weights import Weights
 from localllm.engine import draft_head as guess_head
-from localllm.engine.draft_head import DraftHead
-from localllm.engine.draft_head_source import DraftHeadSource, head, own_layer
+from localllm.engine.draft_head import DraftHead, DraftHeadSource, head, own_layer
 from localllm.engine.engine import Engine
-from localllm.engine.operations.reference import Reference
+from localllm.engine.lower.header import Span
+from localllm.engine.operations.registry import Reference
 from localllm.engine.options import EngineOptions
-from localllm.engine.run import LATER, Runs, Span
+from localllm.engine.runs import LATER, Runs
 from localllm.errors import ModelError, UsageError
 from localllm.files.gguf.file import GGUFFile
-from localllm.generation.arguments import gather_options
+from localllm.generation.model_methods import gather_options
 from localllm.generation.speculation import speculator as leaps
 from localllm.generation.speculation.draft_model import account_of
 from localllm.generation.speculation.speculator import FEW
 from localllm.kernels.reference import ReferenceCache
-from tests.unit.generation.test_prefix_match import TakenLock
+from tests.unit.generation.test_prefix_cache import TakenLock
 
 USUAL = ("qwen35", "eagle3_own")  # of a model's own layer, and of a head in a file of its own
 NAMES = [*OWN, *MADE, *HEADS]

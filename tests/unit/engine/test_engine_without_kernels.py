@@ -13,14 +13,14 @@ from localllm.engine.draft_head import DraftSequence
 from localllm.engine.engine import Engine
 from localllm.engine.forks import Refusal
 from localllm.engine.image_tokens import ImageEmbedding
-from localllm.engine.operations.activation import ALL, Activation
+from localllm.engine.lower.activation import ALL, Activation
 from localllm.engine.operations.hidden_states import ExportHidden
 from localllm.engine.operations.operation import Operation
-from localllm.engine.run import Runs
+from localllm.engine.runs import Runs
 from localllm.engine.sequence import Sequence
 from localllm.errors import ContextError, LocalllmError, ModelError, UnsupportedError, UsageError
 from localllm.kernels.table import PAGE
-from tests.unit.generation.test_prefix_match import TakenLock
+from tests.unit.generation.test_prefix_cache import TakenLock
 
 KNOWN = 20  # a store goes back to multiples of it, or stays where it is
 
@@ -476,7 +476,6 @@ def test_a_fork_goes_its_own_way(engine):
 
 def test_images_in_runs(engine, runs_of_4, monkeypatch):
     """An image, and each whole run of it, ends as one does; what is behind a part of one does not."""
-    monkeypatch.setattr("localllm.engine.sequence.BATCH", 4)
     engine.runs = Runs(4, 4)
     seen = ImageEmbedding(b"x", np.zeros((6, 2), np.float32))
     engine.register_image(seen)

@@ -22,8 +22,8 @@ from localllm.engine.image_tokens import (
     row_of,
     without_images,
 )
-from localllm.engine.run import Runs
 from localllm.engine.run_plan import Reading, split_runs
+from localllm.engine.runs import Runs
 from localllm.errors import UsageError
 from tests.goldens.test_logits import nmse
 

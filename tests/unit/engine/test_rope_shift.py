@@ -14,8 +14,8 @@ from tiny_model import write_tiny_model
 from localllm.arch.layer_state import Paged
 from localllm.arch.rope import Rope
 from localllm.engine.engine import Engine
+from localllm.engine.lower.activation import ALL, Activation
 from localllm.engine.memory import page_table
-from localllm.engine.operations.activation import ALL, Activation
 from localllm.engine.operations.elementwise import Elementwise
 from localllm.engine.operations.registry import OPERATIONS
 from localllm.engine.options import EngineOptions

@@ -8,14 +8,15 @@ import pytest
 from localllm.arch.layer_state import KVType, Latent, Paged, Recurrent
 from localllm.engine import draft_head as guess_head
 from localllm.engine.cuda.backend import CudaBackend
-from localllm.engine.cuda.fusion import with_integers
+from localllm.engine.cuda.lowering import merge_quantizations
 from localllm.engine.cuda.program import Arena
 from localllm.engine.draft_head import DraftHead
+from localllm.engine.lower.header import LEAST_OF_TEXTS, Header, Span, TextSpan
 from localllm.engine.lower.tape import Buffer, Step
 from localllm.engine.memory import cache as cache_module
 from localllm.engine.memory.cache import KVCache, Reserved
 from localllm.engine.options import EngineOptions
-from localllm.engine.run import LEAST_OF_TEXTS, Header, Runs, Span, TextSpan
+from localllm.engine.runs import Runs
 from localllm.errors import MemoryLimitError, ModelError
 from localllm.kernels.cpu import ALL_IN_TILES
 from localllm.kernels.table import PAGE
@@ -194,7 +195,7 @@ def test_integers_are_made_on_the_way(maker, group, between, kernels):
     codes = [Buffer(1, size) for size in (1, 2, 3)]
     given = dict(zip(("codes", "scales", "sums"), codes, strict=True))
     quantize = Step("quantize_planes", given | {"x": made, "columns": 16}, 7, None, [made], codes)
-    found = with_integers([*done, quantize])
+    found = merge_quantizations([*done, quantize])
     assert " ".join(step.kernel for step in found) == kernels
     if "_quantize" in kernels:
         assert found[0].arguments == done[0].arguments | given and found[0].writes == [made, *codes]

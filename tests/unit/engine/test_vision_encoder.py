@@ -18,18 +18,18 @@ from localllm.arch.vision.anyres import Anyres, arrange_rows
 from localllm.arch.vision.position_tables import by_areas, by_corners
 from localllm.arch.vision.tiling import most_used
 from localllm.arch.weights import Weights
-from localllm.engine.cpu import streaming_run as passing
+from localllm.engine.cpu import program as passing
 from localllm.engine.image_tokens import ImageEmbedding
-from localllm.engine.operations.reference import Reference
+from localllm.engine.lower.header import Span
+from localllm.engine.operations.registry import Reference
 from localllm.engine.options import EngineOptions
-from localllm.engine.run import Span
 from localllm.engine.vision_encoder import VisionEncoder
 from localllm.errors import ModelError
 from localllm.files.gguf.file import GGUFFile
 from localllm.files.gguf.mapped_pages import map_of, release_pages
 from localllm.kernels.reference import ReferenceCache
 from tests.goldens.test_logits import nmse
-from tests.unit.generation.test_prefix_match import TakenLock
+from tests.unit.generation.test_prefix_cache import TakenLock
 
 SIZES = (131, 90), (33, 200)
 

@@ -9,11 +9,11 @@ import pytest
 from localllm.arch.vision import clip
 from localllm.engine import clip_encoder as pairs
 from localllm.engine import vision_encoder as pictures
-from localllm.engine.clip_encoder import ClipEncoder, rows_of
+from localllm.engine.clip_encoder import ClipEncoder, dequantize_rows
 from localllm.engine.vision_encoder import VisionEncoder, VisionProgram, trace_part, trace_parts
 from localllm.errors import ModelError
 from tests.unit.engine.trace.test_recorder import tensor, w
-from tests.unit.generation.test_prefix_match import TakenLock
+from tests.unit.generation.test_prefix_cache import TakenLock
 
 H = SimpleNamespace(
     path="mmproj.gguf", vocab_size=9, width=4, most_patches=6, input_width=20, most_grid=(2, 3), row_width=5,
@@ -209,7 +209,7 @@ def test_pairs(programs, monkeypatch):
     for call in (lambda: reader.picture("P"), lambda: reader.text([1]), reader.close):
         with pytest.raises(BlockingIOError):
             call()
-    assert rows_of(w(5, 2), np.array([4, 0])).tolist() == [[9, 10], [1, 2]]
+    assert dequantize_rows(w(5, 2), np.array([4, 0])).tolist() == [[9, 10], [1, 2]]
 
 
 def test_both_encoders_of_a_pair(monkeypatch):

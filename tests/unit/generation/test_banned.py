@@ -16,8 +16,8 @@ from tiny_hybrid import write_tiny_hybrid
 import localllm
 from localllm.errors import LocalllmError, UsageError
 from localllm.generation.banned import BannedStrings, match_at, spellings
-from localllm.generation.generate import GenerationOptions, Task
-from localllm.generation.request import Request
+from localllm.generation.options import GenerationOptions
+from localllm.generation.request import Request, Task
 from localllm.generation.sampling.sampler import Sampler, SamplingOptions
 from localllm.generation.scheduler import Scheduler
 from localllm.generation.speculation import speculator

@@ -16,9 +16,11 @@ from hypothesis import strategies as st
 from localllm.errors import ContextError, LocalllmError, UsageError
 from localllm.generation import beam_search, scheduler
 from localllm.generation.beam_search import Answer, answers, best, log_total
-from localllm.generation.generate import Generation, GenerationOptions, Task
+from localllm.generation.options import GenerationOptions
 from localllm.generation.prefix_cache import PrefixCache
+from localllm.generation.request import Task
 from localllm.generation.sampling.sampler import SamplingOptions
+from localllm.generation.scheduler import Generation
 from localllm.text.tokenizer import StreamDecoder
 
 Row = Callable[[tuple[int, ...]], np.ndarray]

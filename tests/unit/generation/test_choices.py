@@ -154,9 +154,9 @@ def test_what_is_read_to_choose(model: localllm.Model, monkeypatch: pytest.Monke
     read = list[int]()
     run = model.engine._run_batch
 
-    def counted(readings, batch, *rest):
-        read.append(sum(end - first for _, first, end in batch))
-        return run(readings, batch, *rest)
+    def counted(requests, readings, *rest):
+        read.append(sum(len(reading.ids) for reading in readings))
+        return run(requests, readings, *rest)
 
     monkeypatch.setattr(model.engine, "_run_batch", counted)
     tokens = []

@@ -15,7 +15,7 @@ import localllm
 from localllm.errors import ContextError, UsageError
 from localllm.generation import context_overflow as overflow
 from localllm.generation.context_overflow import ShiftedSequence, count_droppable, rolling
-from localllm.generation.generate import GenerationOptions
+from localllm.generation.options import GenerationOptions
 from localllm.generation.prefix_cache import PrefixCache
 from localllm.generation.sampling.sampler import SamplingOptions
 from localllm.generation.session import Session

@@ -11,12 +11,12 @@ from tiny_hybrid import write_tiny_hybrid
 from tiny_model import CHATML, write_tiny_model
 
 import localllm
-from localllm.engine.run import PRECISE_TOKENS
+from localllm.engine.runs import PRECISE_TOKENS
 from localllm.errors import UsageError
 from localllm.files.cache import prefix_files
 from localllm.generation import prefix_cache as waiting
 from localllm.generation.constraints.constraint import constraint_of
-from localllm.generation.generate import GenerationOptions
+from localllm.generation.options import GenerationOptions
 from localllm.generation.prefix_cache import PrefixCache
 from localllm.generation.sampling.sampler import SamplingOptions
 from localllm.generation.session import Session

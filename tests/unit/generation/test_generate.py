@@ -11,14 +11,15 @@ from tiny_model import write_tiny_model
 
 from localllm.errors import ContextError, LocalllmError, UsageError
 from localllm.generation.context_overflow import ShiftedSequence
-from localllm.generation.generate import Generation, GenerationOptions, Task
-from localllm.generation.prefix_cache import PrefixCache
-from localllm.generation.prefix_match import common
+from localllm.generation.options import GenerationOptions
+from localllm.generation.prefix_cache import PrefixCache, common
 from localllm.generation.reasoning import ANSWER, TextPart
+from localllm.generation.request import Task
 from localllm.generation.sampling.sampler import SamplingOptions
+from localllm.generation.scheduler import Generation
 from localllm.generation.speculation import speculator as leaps
+from localllm.generation.speculation.acceptance import Drafter
 from localllm.generation.speculation.draft_model import account_of
-from localllm.generation.speculation.drafter import Drafter
 from localllm.generation.speculation.speculator import Speculator
 from localllm.generation.tools.tool_grammar import ToolUse
 from localllm.generation.transcript import StopFilter, Transcript
@@ -394,7 +395,7 @@ class Drafting(Drafter):
 @pytest.mark.parametrize("is_alone", [False, True])
 def test_who_guesses(speculate, begin: int | None, is_guided: bool, is_alone: bool, monkeypatch):
     """Whose guesses are free comes first; a draft model guesses for an only answer."""
-    for name in ("DraftModel", "from_text", "ForcedTokensProposer"):
+    for name in ("DraftModel", "text_proposers", "ForcedTokensProposer"):
         monkeypatch.setattr(leaps, name, lambda *told, name=name: (name, *told))
     monkeypatch.setattr(leaps, "Guesses", lambda proposers, costs: proposers)
     monkeypatch.setattr(leaps, "has_images", lambda ids: False)
@@ -405,7 +406,7 @@ def test_who_guesses(speculate, begin: int | None, is_guided: bool, is_alone: bo
     with ExitStack() as held:
         found = Speculator(engine, "written", held if is_alone else None)._start(asking)
     tokens, told = [5, 6, 7], (asking.sampler, "ends", guide)
-    expected = [("ForcedTokensProposer", guide)] * is_guided + ["from_text", tokens, "written"]
+    expected = [("ForcedTokensProposer", guide)] * is_guided + ["text_proposers", tokens, "written"]
     if isinstance(speculate, Drafter) and is_alone:
         expected.append(("drafter", tokens, *told))
     if begin is not None:

@@ -18,8 +18,8 @@ from tiny_model import write_tiny_model
 
 from localllm.cli.terminal.output import printable
 from localllm.errors import UsageError
-from localllm.generation.constraints.token_mask import AnswerState
-from localllm.generation.generate import Generation, GenerationOptions
+from localllm.generation.answer_state import AnswerState
+from localllm.generation.options import GenerationOptions
 from localllm.generation.prefix_cache import PrefixCache
 from localllm.generation.reasoning import (
     ANSWER,
@@ -34,6 +34,7 @@ from localllm.generation.reasoning import (
     template_variables,
 )
 from localllm.generation.sampling.sampler import SamplingOptions
+from localllm.generation.scheduler import Generation
 from localllm.generation.session import Session
 from localllm.generation.transcript import StopFilter, Transcript
 from localllm.text.templates import ChatTemplate

@@ -15,10 +15,10 @@ from hypothesis import strategies as st
 from step_costs import Free
 
 from localllm.engine.image_tokens import ImageEmbedding
-from localllm.engine.memory.prefix_store import CachedPrefix
 from localllm.engine.memory.sequence_state import StoredPrefix
-from localllm.engine.run import FIRST as CHUNK
-from localllm.engine.run import Runs
+from localllm.engine.prefix_store import CachedPrefix
+from localllm.engine.runs import FIRST as CHUNK
+from localllm.engine.runs import Runs
 from localllm.errors import ContextError, MemoryLimitError, UsageError
 from localllm.generation.beam_search import answers
 from localllm.generation.chunked_prefill import (
@@ -28,11 +28,11 @@ from localllm.generation.chunked_prefill import (
     most_between_steps,
     reusable_prefix,
 )
-from localllm.generation.generate import Generation, GenerationOptions, Task
+from localllm.generation.options import GenerationOptions
 from localllm.generation.prefix_cache import PrefixCache
-from localllm.generation.request import Completion, Request
+from localllm.generation.request import Completion, Request, Task
 from localllm.generation.sampling.sampler import Sampler, SamplingOptions
-from localllm.generation.scheduler import Scheduler
+from localllm.generation.scheduler import Generation, Scheduler
 from localllm.generation.speculation import speculator as leaps
 from localllm.kernels.table import PAGE
 from tests.unit.generation.test_beam_search import VOCAB, Letters, table

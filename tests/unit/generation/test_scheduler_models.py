@@ -9,7 +9,7 @@ import pytest
 from localllm import api, builtin_model
 from localllm.errors import ContextError, MemoryLimitError
 from localllm.generation.chunked_prefill import read_prompt
-from localllm.generation.generate import GenerationOptions
+from localllm.generation.options import GenerationOptions
 from localllm.generation.sampling.sampler import SamplingOptions
 from localllm.generation.scheduler import Scheduler
 from localllm.kernels.table import PAGE

@@ -17,17 +17,18 @@ import localllm
 from localllm.engine.image_tokens import ImageEmbedding
 from localllm.engine.options import EngineOptions
 from localllm.errors import ContextError, LocalllmError, ModelError, UsageError
+from localllm.generation import image_encoder as eye
 from localllm.generation.answer_defaults import AnswerDefaults
 from localllm.generation.beam_search import Answer
 from localllm.generation.constraints.constraint import Constraint
 from localllm.generation.conversation import Conversation, PartialAnswer, has_calls
-from localllm.generation.generate import Generation, GenerationOptions
+from localllm.generation.image_encoder import ImageEncoder
+from localllm.generation.options import GenerationOptions
 from localllm.generation.prefix_cache import PrefixCache
 from localllm.generation.sampling.sampler import SamplingOptions
+from localllm.generation.scheduler import Generation
 from localllm.generation.session import Prompt, Session, blind
-from localllm.generation.vision import image_encoder as eye
-from localllm.generation.vision.adapter import VisionAdapter
-from localllm.generation.vision.image_encoder import ImageEncoder
+from localllm.generation.vision_adapter import VisionAdapter
 from localllm.text import sandbox, template_limits
 from localllm.text.tokenizer import Tokenizer
 
@@ -443,7 +444,7 @@ def test_who_sees(monkeypatch):
         made[-1].close = lambda eye=made[-1]: setattr(eye, "closed", eye.closed + 1)
         return made[-1]
 
-    monkeypatch.setattr("localllm.generation.vision.image_encoder.ImageEncoder", opening)
+    monkeypatch.setattr("localllm.generation.image_encoder.ImageEncoder", opening)
     monkeypatch.setattr("localllm.files.gguf.projectors.find_projector", lambda path: f"beside {path}")
     monkeypatch.setattr("localllm.files.gguf.projectors.projector_bytes", lambda path: len(path))
     sight = VisionAdapter("m.gguf", "engine", "tokenizer", 3, True)

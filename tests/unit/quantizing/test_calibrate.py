@@ -23,9 +23,9 @@ from localllm.arch.layer_state import KVType
 from localllm.arch.weights import Weights
 from localllm.cli.main import main
 from localllm.engine.engine import Engine
-from localllm.engine.operations.reference import Reference
+from localllm.engine.lower.header import Span
+from localllm.engine.operations.registry import Reference
 from localllm.engine.options import EngineOptions
-from localllm.engine.run import Span
 from localllm.engine.trace.imatrix_collector import ImatrixCollector
 from localllm.engine.trace.recorder import trace_model
 from localllm.errors import LocalllmError, ModelError, UsageError

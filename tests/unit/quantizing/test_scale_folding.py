@@ -13,7 +13,7 @@ from localllm.arch.layer_state import Latent, Paged
 from localllm.arch.routing import Routing
 from localllm.arch.verbs import Scores
 from localllm.arch.weights import Weight, Weights
-from localllm.engine.operations.activation import ALL, Activation
+from localllm.engine.lower.activation import ALL, Activation
 from localllm.engine.trace.recorder import Recorder, trace_model
 from localllm.engine.trace.scale_folding import ScaleFold, folds
 from localllm.errors import ModelError

@@ -9,7 +9,7 @@ pytest.importorskip("starlette", reason="needs the extra localllm[serve]")
 
 from localllm.errors import UsageError
 from localllm.generation.constraints.constraint import constraint_of
-from localllm.generation.generate import GenerationOptions
+from localllm.generation.options import GenerationOptions
 from localllm.server import anthropic_messages, openai_responses
 from localllm.server.fields import Body
 from localllm.server.openai_chat import parse_request as parse_chat_request

@@ -26,12 +26,11 @@ from localllm.arch.layer_state import KVType
 from localllm.arch.weights import Weights
 from localllm.cli.commands import bench as bench_command
 from localllm.cli.commands.bench import NARROW, Numbers, cells
-from localllm.engine.cpu import bandwidth, peak
-from localllm.engine.cpu.bandwidth import MemoryReader, read_bandwidth
-from localllm.engine.cpu.peak import peak_operations
-from localllm.engine.operations.reference import Reference
+from localllm.engine.cpu import limits
+from localllm.engine.cpu.limits import MemoryReader, peak_operations, read_bandwidth
+from localllm.engine.lower.header import Span
+from localllm.engine.operations.registry import Reference
 from localllm.engine.options import EngineOptions
-from localllm.engine.run import Span
 from localllm.errors import UsageError
 from localllm.files.gguf.file import GGUFFile
 from localllm.kernels.cpu import PEAK_CHAINS, PEAK_PRODUCTS
@@ -348,7 +347,7 @@ def test_the_memory_is_read_completely(threads: int, size: int):
 def test_the_bandwidth_is_bytes_per_second(monkeypatch):
     reader = MemoryReader(1, 1 << 20)
     clock = iter([10.0, 12.0])
-    monkeypatch.setattr(bandwidth, "perf_counter", lambda: next(clock))
+    monkeypatch.setattr(limits, "perf_counter", lambda: next(clock))
     assert reader.run() == 1 << 19
     reader.close()
 
@@ -365,9 +364,9 @@ def test_the_memory_is_given_back():
 
 def test_peak_operations_are_those_of_the_fastest_pass(monkeypatch):
     """Seven rounds of bytes that are 1, which the sums begin with, too."""
-    monkeypatch.setattr(peak, "ROUNDS", 7)
+    monkeypatch.setattr(limits, "ROUNDS", 7)
     seconds, memories = iter([4.0, 2.0, *[8.0] * 8]), []
-    made = peak.np.ones
+    made = limits.np.ones
 
     def ones(*shape):
         memories.append(made(*shape))
@@ -379,14 +378,14 @@ def test_peak_operations_are_those_of_the_fastest_pass(monkeypatch):
             walkers.run()
         return taken
 
-    monkeypatch.setattr(peak, "timed", timed)
-    monkeypatch.setattr(peak.np, "ones", ones)
-    monkeypatch.setattr(peak, "has_tiles", lambda: False)
+    monkeypatch.setattr(limits, "timed", timed)
+    monkeypatch.setattr(limits.np, "ones", ones)
+    monkeypatch.setattr(limits, "has_tiles", lambda: False)
     assert peak_operations(2) == 2 * 8 * 7 * PEAK_PRODUCTS / 2
     sums = memories[0].reshape(8, -1)[:, 128 : 128 + 64 * PEAK_CHAINS]
     in_words = dot_variant() is dot_bytes  # two products each, otherwise four in a number of 32 bits
     assert {*sums.view(np.int16 if in_words else np.int32).flat} == {0x0101 + 7 * 2 if in_words else 0x01010101 + 7 * 4}
-    monkeypatch.setattr(peak, "lane_name", lambda: "portable")
+    monkeypatch.setattr(limits, "lane_name", lambda: "portable")
     assert peak_operations(2) is None
 
 
@@ -406,13 +405,13 @@ def test_the_best_pass_is_the_bandwidth(monkeypatch):
             FakeReader.closed += 1
 
     rooms = iter([1 << 40, 400_000_000])
-    monkeypatch.setattr(bandwidth, "available_memory", lambda: next(rooms))
-    monkeypatch.setattr(bandwidth, "MemoryReader", FakeReader)
+    monkeypatch.setattr(limits, "available_memory", lambda: next(rooms))
+    monkeypatch.setattr(limits, "MemoryReader", FakeReader)
     assert read_bandwidth(2) == 9.0
     with pytest.raises(RuntimeError):  # nothing left to read
         read_bandwidth(2)
     assert FakeReader.closed == 2
-    assert FakeReader.sizes[0] == bandwidth.SIZE and 99_000_000 < FakeReader.sizes[1] <= 100_000_000
+    assert FakeReader.sizes[0] == limits.SIZE and 99_000_000 < FakeReader.sizes[1] <= 100_000_000
 
 
 # The command.

@@ -21,8 +21,7 @@ import localllm
 from localllm.cli import one_shot as cli_receipt
 from localllm.errors import UsageError
 from localllm.files.cache import file_hash
-from localllm.generation.generate import GenerationOptions
-from localllm.generation.options import CALLABLES
+from localllm.generation.options import CALLABLES, GenerationOptions
 from localllm.generation.sampling.options import SamplingOptions
 from localllm.generation.speculation.draft_model import ModelDrafter
 from localllm.kernels.machine import Lane

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from localllm.generation.constraints.constraint import constraint_of
-from localllm.generation.generate import GenerationOptions
+from localllm.generation.options import GenerationOptions
 from localllm.generation.sampling.options import SamplingOptions
 from localllm.services import remote_receipts
 from localllm.services.receipts import answers_of, difference, options_of

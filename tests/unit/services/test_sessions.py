@@ -26,7 +26,7 @@ from localllm.cli.terminal.line_editor import LineEditor, is_open, without_quote
 from localllm.cli.terminal.stream_renderer import Wrapper, blocks, clusters
 from localllm.errors import LocalllmError, UsageError
 from localllm.files.gguf.file import Tensor
-from localllm.generation.generate import GenerationOptions
+from localllm.generation.options import GenerationOptions
 from localllm.quant.formats import BY_NAME
 from localllm.services import sessions
 from localllm.services.sessions import SessionFile

@@ -12,7 +12,7 @@ from tiny_model import write_tiny_model
 
 from localllm import api
 from localllm.errors import ModelError, UsageError
-from localllm.generation.generate import GenerationOptions
+from localllm.generation.options import GenerationOptions
 from localllm.generation.tools.tool_grammar import Tool, ToolUse
 from localllm.text.messages import (
     arrangements,

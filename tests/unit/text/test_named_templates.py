@@ -10,7 +10,7 @@ from tiny_model import write_tiny_model
 import localllm
 from localllm import api
 from localllm.errors import ModelError, UsageError
-from localllm.generation.generate import GenerationOptions
+from localllm.generation.options import GenerationOptions
 from localllm.generation.tools.tool_grammar import ToolUse
 from tests.unit.text.test_messages import OPENAI_TOOLS, TOOL, answer, user
 

@@ -14,7 +14,7 @@ from localllm.arch import ARCHITECTURES, architecture
 from localllm.arch.metadata import Fields
 from localllm.arch.weights import Weights
 from localllm.engine.engine import Engine
-from localllm.engine.operations.activation import ALL, Activation
+from localllm.engine.lower.activation import ALL, Activation
 from localllm.engine.options import EngineOptions
 from localllm.engine.trace.recorder import trace_model
 from localllm.errors import ModelError

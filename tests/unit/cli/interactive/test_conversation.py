@@ -18,10 +18,10 @@ from localllm.cli.terminal.output import ProgressLine
 from localllm.errors import LocalllmError, UsageError
 from localllm.generation.constraints.constraint import constraint_of
 from localllm.generation.conversation import Conversation, PartialAnswer
-from localllm.generation.generate import GenerationOptions
+from localllm.generation.options import GenerationOptions
 from localllm.generation.reasoning import ANSWER, REASONING
 from localllm.generation.sampling.options import OPTIONS, SamplingOptions
-from localllm.generation.tools.tool_call import ToolCall
+from localllm.generation.tools.tool_call_parser import ToolCall
 from localllm.services import sessions
 from localllm.services.sessions import SessionModel
 

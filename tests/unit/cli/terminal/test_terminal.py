@@ -28,7 +28,7 @@ from localllm.errors import (
     UsageError,
 )
 from localllm.generation.constraints.constraint import constraint_of
-from localllm.generation.generate import GenerationOptions
+from localllm.generation.options import GenerationOptions
 
 # ---- how it ends
 

@@ -14,7 +14,7 @@ from project import ROOT
 
 from localllm.engine.cpu import lowering
 from localllm.engine.cpu.kernel_variants import EVERY, RunShape, VariantTable
-from localllm.engine.operations.activation import ALL, WANTED, Routed, Rows
+from localllm.engine.lower.activation import ALL, WANTED, Routed, Rows
 from localllm.kernels.build import objects
 from localllm.kernels.build.library import Library, Progress
 from localllm.kernels.cpu.matmul.kernel_variants import VARIANTS, few_fast, few_tokens, variant_for

@@ -14,18 +14,26 @@ from localllm.arch.layer_state import KVType
 from localllm.arch.routing import Routing
 from localllm.arch.verbs import Scores
 from localllm.arch.weights import Weight
-from localllm.engine.cpu import attention, lowering
-from localllm.engine.cpu import matmul as products
-from localllm.engine.cpu.attention import attention_scratch, most_units, select_scratch
-from localllm.engine.cpu.lowering import VERBS, optimize_graph, target_for_this_cpu
-from localllm.engine.cpu.matmul import few_count, float_scratch, parts_of
-from localllm.engine.cpu.target import CpuTarget
+from localllm.engine.cpu import lowering
+from localllm.engine.cpu.lowering import (
+    VERBS,
+    CpuTarget,
+    attention_scratch,
+    count_parts,
+    few_count,
+    float_scratch,
+    most_units,
+    optimize_graph,
+    select_scratch,
+    target_for_this_cpu,
+)
+from localllm.engine.lower.activation import ALL, WANTED
+from localllm.engine.lower.header import Header
 from localllm.engine.lower.steps import StepPlaces
 from localllm.engine.lower.tape import SCRATCH_BYTES, Scratch
 from localllm.engine.memory.cache import KVCache
-from localllm.engine.operations.activation import ALL, WANTED
 from localllm.engine.operations.operation import lower_operations
-from localllm.engine.run import BATCH, Header
+from localllm.engine.runs import BATCH
 from localllm.engine.trace.recorder import Recorder
 from localllm.errors import UnsupportedError
 from localllm.files.gguf.file import Tensor
@@ -68,7 +76,7 @@ class Target(CpuTarget):
 
 def target_of(in_tiles: bool, keeps: bool = True) -> Target:
     variants: Any = SimpleNamespace(arguments=lambda *given: {"variants": given})
-    verbs = VERBS | {words.kernel: products.halves for words in WORDS.values()}  # which this CPU may lack
+    verbs = VERBS | {words.kernel: lowering.halves for words in WORDS.values()}  # which this CPU may lack
     return Target(3, in_tiles, verbs, variants, 7, keeps)
 
 
@@ -144,10 +152,9 @@ def steps_of(in_tiles: bool, say: Any, states: Any = (), kv_type: str = "f32", k
 
 def make_the_same_everywhere(patch: pytest.MonkeyPatch) -> None:
     """Words of 16 bits, and memory that nobody has written to."""
-    for module in (products, lowering):
-        patch.setattr(module, "HALVES", WORDS)
-    patch.setattr(products, "this_lane", lambda: Lane("haswell", "+avx2,+fma,+f16c"))
-    patch.setattr(attention, "np", SimpleNamespace(**vars(np) | {"empty": np.zeros}))
+    patch.setattr(lowering, "HALVES", WORDS)
+    patch.setattr(lowering, "this_lane", lambda: Lane("haswell", "+avx2,+fma,+f16c"))
+    patch.setattr(lowering, "np", SimpleNamespace(**vars(np) | {"empty": np.zeros}))
 
 
 def said() -> dict[str, list[str]]:
@@ -202,7 +209,7 @@ def test_targets_for_this_cpu():
 
 def test_in_how_many_parts_a_matrix_is():
     """As many for each thread, if there is enough for all, and never more than eight."""
-    found = [parts_of(nbytes, 3) for nbytes in (0, 65535, 65536, 98303, 98304, 393216, 393217, 3 << 20, 1 << 40)]
+    found = [count_parts(nbytes, 3) for nbytes in (0, 65535, 65536, 98303, 98304, 393216, 393217, 3 << 20, 1 << 40)]
     assert found == [1, 1, 2, 2, 3, 3, 6, 24, 24]
 
 

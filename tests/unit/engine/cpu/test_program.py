@@ -7,23 +7,22 @@ import pytest
 
 from localllm.arch.layer_state import Latent, Paged, Recurrent
 from localllm.engine import vision_encoder as pictures
-from localllm.engine.cpu import backend, bandwidth, rows, threads
+from localllm.engine.cpu import backend, threads
+from localllm.engine.cpu import backend as shift
 from localllm.engine.cpu import kernel_variants as variants_module
+from localllm.engine.cpu import limits as bandwidth
+from localllm.engine.cpu import program as passing
 from localllm.engine.cpu import program as program_module
-from localllm.engine.cpu import rope_shift as shift
-from localllm.engine.cpu import streaming_run as passing
-from localllm.engine.cpu.backend import CpuBackend
-from localllm.engine.cpu.bandwidth import MemoryReader, read_bandwidth
+from localllm.engine.cpu.backend import CpuBackend, KeyRotator, RowProgram
 from localllm.engine.cpu.kernel_variants import Loader, RunShape, VariantProduct, VariantTable
-from localllm.engine.cpu.program import Program
-from localllm.engine.cpu.rope_shift import KeyRotator
-from localllm.engine.cpu.rows import RowProgram
-from localllm.engine.cpu.streaming_run import StreamingRunner, TapeSlice, pieces_of
+from localllm.engine.cpu.limits import MemoryReader, read_bandwidth
+from localllm.engine.cpu.program import Program, StreamingRunner, TapeSlice, slice_steps
 from localllm.engine.cpu.threads import Threads, WorkerGroup
+from localllm.engine.lower.activation import ALL, WANTED, Routed
+from localllm.engine.lower.header import Header, Span, TextSpan
 from localllm.engine.memory.cache import Reserved
-from localllm.engine.operations.activation import ALL, WANTED, Routed
 from localllm.engine.options import EngineOptions
-from localllm.engine.run import BATCH, Header, Span, TextSpan
+from localllm.engine.runs import BATCH
 from localllm.engine.vision_encoder import VisionEncoder
 from localllm.errors import ModelError, UnsupportedError
 from localllm.kernels.cpu.shared_job import JOB, JOB_WORDS, LINE
@@ -39,14 +38,14 @@ def test_a_tape_in_pieces(monkeypatch):
     steps = [SimpleNamespace(stage=stage, arguments={"weights": some} if number else {"weights": some, "x": 1})
              for number, ((stage, _), some) in enumerate(zip(sizes, weights, strict=True))]  # fmt: skip
     steps[7].arguments = {}
-    found = pieces_of(steps)
+    found = slice_steps(steps)
     where = {id(some): number for number, some in enumerate(weights)}
     assert [(end, [where[id(some)] for some in held]) for end, held in found] == [
         (2, [0, 1]), (5, [3, 4]), (8, [5, 6]), (9, [8]),
     ]  # fmt: skip
-    assert pieces_of([]) == [TapeSlice(0, [])]
+    assert slice_steps([]) == [TapeSlice(0, [])]
     full = [SimpleNamespace(stage=stage, arguments={"weights": np.zeros(5, np.uint8)}) for stage in range(3)]
-    assert [end for end, _ in pieces_of(full)] == [2, 3]
+    assert [end for end, _ in slice_steps(full)] == [2, 3]
     done = []
     monkeypatch.setattr(passing, "release_pages", lambda some: done.append(where[id(some)]))
     StreamingRunner(SimpleNamespace(run_steps=lambda *steps: done.append(steps)), steps).run()
@@ -397,7 +396,7 @@ def test_rows_of_an_image(monkeypatch):
     """As wide as they are; places are ahead of the positions by which keys turn."""
     made, done = [], []
     program = SimpleNamespace(run=lambda *given: done.append(given) or "logits", close=lambda: done.append("close"))
-    monkeypatch.setattr(rows, "compile_program", lambda *given: made.append(given) or program)
+    monkeypatch.setattr(backend, "compile_program", lambda *given: made.append(given) or program)
     said = SimpleNamespace(operations="operations", rows=np.full((4, 5), 9.0),
                            angles=[SimpleNamespace(fill=lambda turns: done.append(turns))] * 2)  # fmt: skip
     places = shift_places()

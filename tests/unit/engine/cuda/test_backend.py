@@ -11,14 +11,13 @@ from simulated import SimulatedCard
 
 from localllm.arch.layer_state import KVType, Paged
 from localllm.arch.weights import Weight
-from localllm.engine import backend_selection as opening
-from localllm.engine.cuda import attention as cuda_attention
+from localllm.engine import backend as opening
 from localllm.engine.cuda import backend as cuda_backend
 from localllm.engine.cuda import devices
+from localllm.engine.cuda import lowering as cuda_attention
 from localllm.engine.cuda.cache import CudaCache
-from localllm.engine.cuda.device import NoCardError, limits
-from localllm.engine.cuda.matmul import BufferSlice, Factor, multiply
-from localllm.engine.cuda.placement import (
+from localllm.engine.cuda.card import NoCardError, limits
+from localllm.engine.cuda.devices import (
     MARGIN,
     Sizes,
     card_bytes,
@@ -28,11 +27,11 @@ from localllm.engine.cuda.placement import (
     spare,
     state_bytes,
 )
-from localllm.engine.cuda.target import CudaTarget
+from localllm.engine.cuda.lowering import BufferSlice, CudaTarget, Factor, multiply
 from localllm.engine.cuda.weights import CardWeights
+from localllm.engine.lower.header import Span
 from localllm.engine.lower.tape import Buffer
 from localllm.engine.options import EngineOptions
-from localllm.engine.run import Span
 from localllm.errors import MemoryLimitError, UsageError
 from localllm.files.gguf.file import Tensor
 from localllm.quant.formats import BY_NAME
@@ -188,7 +187,7 @@ def test_a_card_without_room(monkeypatch):
         engine("cuda", gpu_layers="all")
     with pytest.raises(MemoryLimitError, match="too little for one layer"):
         engine("cuda")
-    monkeypatch.setattr("localllm.engine.backend_selection.has_driver", lambda: True)
+    monkeypatch.setattr("localllm.engine.backend.has_driver", lambda: True)
     model = engine("auto")
     assert model.device == "CPU" and "the CPU computes: Numba's simulator has 0.4 GB free" in model.warning
     model.close()
@@ -199,7 +198,7 @@ def test_a_card_that_does_not_work(monkeypatch):
         raise NoCardError("GPU 0 cannot be used: it is on fire")
 
     monkeypatch.setattr(devices, "open_card", broken)
-    monkeypatch.setattr("localllm.engine.backend_selection.has_driver", lambda: True)
+    monkeypatch.setattr("localllm.engine.backend.has_driver", lambda: True)
     model = engine("auto")
     assert model.warning == "the CPU computes: GPU 0 cannot be used: it is on fire"
     model.close()
@@ -209,7 +208,7 @@ def test_a_card_that_does_not_work(monkeypatch):
 
 def test_nothing_is_asked_where_there_is_no_driver(monkeypatch):
     """Not even a module is imported."""
-    monkeypatch.setattr("localllm.engine.backend_selection.has_driver", lambda: False)
+    monkeypatch.setattr("localllm.engine.backend.has_driver", lambda: False)
     monkeypatch.delitem(sys.modules, "localllm.engine.cuda.devices")
     model = engine("auto")
     assert model.device == "CPU" and model.warning is None

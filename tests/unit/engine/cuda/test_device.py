@@ -7,11 +7,9 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from localllm.engine.cuda import device as cuda_device
-from localllm.engine.cuda.card import Grid, Launch, LibraryProduct
-from localllm.engine.cuda.device import CudaCard, NoCardError
-from localllm.engine.cuda.lowering import encode_argument, kernels_of
-from localllm.engine.cuda.matmul import BufferSlice
+from localllm.engine.cuda import card as cuda_device
+from localllm.engine.cuda.card import CudaCard, Grid, Launch, LibraryProduct, NoCardError
+from localllm.engine.cuda.lowering import BufferSlice, encode_argument, kernels_of
 from localllm.engine.lower.tape import Buffer
 from localllm.errors import LocalllmError, MemoryLimitError
 

@@ -4,7 +4,7 @@ from typing import Any
 
 import numpy as np
 
-from localllm.engine.cuda.fusion import fuse
+from localllm.engine.cuda.lowering import fuse
 from localllm.engine.lower.tape import Buffer, Step
 from localllm.kernels.table import KERNELS
 

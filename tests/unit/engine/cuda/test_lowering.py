@@ -12,15 +12,19 @@ from localllm.arch.layer_state import KVType, Latent, Paged
 from localllm.arch.rope import Rope
 from localllm.arch.routing import Routing
 from localllm.arch.verbs import Scores
-from localllm.engine.cuda.attention import FewTokenAttention
-from localllm.engine.cuda.lowering import card_steps, encode_argument, kernels_of
-from localllm.engine.cuda.matmul import BufferSlice
-from localllm.engine.cuda.target import CudaTarget
+from localllm.engine.cuda.lowering import (
+    BufferSlice,
+    CudaTarget,
+    FewTokenAttention,
+    card_steps,
+    encode_argument,
+    kernels_of,
+)
+from localllm.engine.lower.activation import WANTED
+from localllm.engine.lower.header import Header
 from localllm.engine.lower.steps import StepPlaces
 from localllm.engine.lower.tape import Buffer
 from localllm.engine.memory.cache import KVCache
-from localllm.engine.operations.activation import WANTED
-from localllm.engine.run import Header
 from localllm.engine.trace.recorder import Recorder
 from localllm.errors import UnsupportedError
 from localllm.kernels.cuda import MOST_EXPERTS

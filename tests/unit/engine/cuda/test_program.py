@@ -10,10 +10,10 @@ from localllm.arch.layer_state import KVType, Latent, Paged, Recurrent
 from localllm.arch.routing import Routing
 from localllm.arch.verbs import Scores
 from localllm.arch.weights import Weight
-from localllm.engine.cuda import matmul as products
+from localllm.engine.cuda import lowering as products
 from localllm.engine.cuda import program as card_program
 from localllm.engine.cuda import weights as card_weights
-from localllm.engine.cuda.cache import CudaCache
+from localllm.engine.cuda.cache import CardLayout, CudaCache
 from localllm.engine.cuda.card import Launch, LibraryProduct
 from localllm.engine.cuda.lowering import card_steps, work_of
 from localllm.engine.cuda.program import (
@@ -24,15 +24,14 @@ from localllm.engine.cuda.program import (
     program_size,
     words_of_header,
 )
-from localllm.engine.cuda.recurrent import CardLayout
 from localllm.engine.cuda.weights import CardWeights, pieces
+from localllm.engine.lower.activation import ALL, WANTED, Activation
+from localllm.engine.lower.header import Header, Span, TextSpan
 from localllm.engine.lower.steps import StepPlaces
 from localllm.engine.lower.tape import Step
 from localllm.engine.memory.cache import KVCache
 from localllm.engine.memory.recurrent import StateLayout
-from localllm.engine.operations.activation import ALL, WANTED, Activation
 from localllm.engine.operations.operation import MatrixOperation, Operation
-from localllm.engine.run import Header, Span, TextSpan
 from localllm.engine.trace.recorder import Recorder
 from localllm.errors import ModelError, UnsupportedError
 from localllm.files.gguf.file import Tensor

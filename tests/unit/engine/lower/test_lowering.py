@@ -17,17 +17,17 @@ from localllm.arch.rope import Rope
 from localllm.arch.routing import Routing
 from localllm.arch.verbs import Hashing, Scores
 from localllm.arch.weights import Weight
+from localllm.engine.lower.activation import ALL, WANTED, Activation
+from localllm.engine.lower.header import Header
 from localllm.engine.lower.steps import StepPlaces, Steps
 from localllm.engine.lower.tape import Buffer
 from localllm.engine.memory.cache import KVCache
 from localllm.engine.memory.recurrent import StateLayout
-from localllm.engine.operations.activation import ALL, WANTED, Activation
 from localllm.engine.operations.attention import Attend
 from localllm.engine.operations.experts import ExpertLinear
 from localllm.engine.operations.key_selection import SelectKeys
 from localllm.engine.operations.linear import AddSquares
 from localllm.engine.operations.operation import lower_operations
-from localllm.engine.run import Header
 from localllm.engine.trace.recorder import Recorder
 from localllm.kernels.table import PAGE
 from tests.unit.engine.trace.test_recorder import LATENT, ROPE, tensor, w

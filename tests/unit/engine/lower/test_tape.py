@@ -9,8 +9,10 @@ import numpy as np
 import pytest
 
 from localllm.arch.weights import Weight
-from localllm.engine.cpu.matmul import float_scratch
+from localllm.engine.cpu.lowering import float_scratch
+from localllm.engine.cuda.devices import layer_of
 from localllm.engine.lower import tape as tape_module
+from localllm.engine.lower.activation import Activation, Rows
 from localllm.engine.lower.tape import (
     SCRATCH_BYTES,
     Address,
@@ -23,9 +25,7 @@ from localllm.engine.lower.tape import (
     pad_columns,
     row_bytes,
 )
-from localllm.engine.operations.activation import Activation, Rows
 from localllm.engine.operations.operation import MatrixOperation, Operation, StateOperation
-from localllm.engine.trace.split import layer_of
 from localllm.files.gguf.file import Tensor
 from localllm.kernels.cpu import FLOAT_SCRATCH
 from localllm.kernels.table import KERNELS

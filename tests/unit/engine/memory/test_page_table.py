@@ -7,12 +7,11 @@ import numpy as np
 import pytest
 
 from localllm.arch.layer_state import KVType, Latent, Paged, Recurrent
+from localllm.engine.cpu.program import RunCache
 from localllm.engine.memory import page_table
-from localllm.engine.memory.cache import KVCache, ranges
-from localllm.engine.memory.joint_cache import JointCache
+from localllm.engine.memory.cache import JointCache, KVCache, ranges
 from localllm.engine.memory.page_table import CachePool, HybridState, Pages, PageTable
 from localllm.engine.memory.recurrent import RecurrentState, StateLayout
-from localllm.engine.memory.run_cache import RunCache
 from localllm.engine.operations.attention import Attend
 from localllm.engine.operations.operation import Operation
 from localllm.errors import MemoryLimitError

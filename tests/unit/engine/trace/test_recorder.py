@@ -12,11 +12,11 @@ from localllm.arch.rope import Rope
 from localllm.arch.routing import Routing
 from localllm.arch.verbs import Hashing, Scores
 from localllm.arch.weights import Weight
-from localllm.engine.memory.fingerprint import describe_operations
-from localllm.engine.operations.activation import ALL, WANTED, Activation
+from localllm.engine.lower.activation import ALL, WANTED, Activation
 from localllm.engine.operations.elementwise import Elementwise
 from localllm.engine.operations.hidden_states import HiddenStateTap
 from localllm.engine.operations.operation import Operation
+from localllm.engine.prefix_store import describe_operations
 from localllm.engine.trace.recorder import Recorder, trace_model
 from localllm.errors import LocalllmError, ModelError
 from localllm.files.gguf.file import Tensor

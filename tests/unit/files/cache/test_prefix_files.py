@@ -12,14 +12,14 @@ import pytest
 from pooled import restored
 
 from localllm.arch.layer_state import Paged, Recurrent
-from localllm.engine.memory import prefix_store as prefixes
-from localllm.engine.memory.prefix_store import PendingWrite, PrefixStore, paged_store
+from localllm.engine import prefix_store as prefixes
 from localllm.engine.memory.sequence_state import PagedStore
-from localllm.engine.run import Runs
+from localllm.engine.prefix_store import PendingWrite, PrefixStore, paged_store
+from localllm.engine.runs import Runs
 from localllm.errors import LocalllmError, MemoryLimitError
 from localllm.files.cache import prefix_files
 from localllm.files.cache.prefix_files import MOMENT, PrefixAbout
-from tests.unit.generation.test_prefix_match import TakenLock
+from tests.unit.generation.test_prefix_cache import TakenLock
 
 
 @pytest.fixture

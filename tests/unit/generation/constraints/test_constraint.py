@@ -18,12 +18,12 @@ from tiny_model import write_tiny_model
 
 import localllm
 from localllm.errors import ConstraintError, UsageError
+from localllm.generation.answer_state import AnswerState
 from localllm.generation.constraints import constraint as constraints
 from localllm.generation.constraints import schemas
 from localllm.generation.constraints.constraint import Constraint, Matcher, constraint_of, matcher_of
 from localllm.generation.constraints.schemas import exact
-from localllm.generation.constraints.token_mask import AnswerState
-from localllm.generation.generate import GenerationOptions
+from localllm.generation.options import GenerationOptions
 from localllm.generation.prefix_cache import PrefixCache
 from localllm.generation.reasoning import ANSWER, FORMATS, Thinking
 from localllm.generation.sampling.sampler import SamplingOptions

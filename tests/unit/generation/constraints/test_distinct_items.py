@@ -10,7 +10,7 @@ from served import scripted, serving
 from tiny_model import write_tiny_model
 
 import localllm
-from localllm.generation.constraints.distinct_items import DistinctItems, has_distinct, without_distinct
+from localllm.generation.constraints.distinct_items import DistinctItems, drop_unique_items, has_distinct
 from tests.unit.generation.tools.test_tool_grammar import QWEN
 
 SET = {"type": "array", "items": {"type": "string"}, "uniqueItems": True}
@@ -54,7 +54,7 @@ def test_what_was_there_before_is_left_out(schema: dict, value: object, expected
 
 
 def test_who_asks_for_it():
-    assert has_distinct(DEEP) and not has_distinct(without_distinct(DEEP)) and not has_distinct({"uniqueItems": False})
+    assert has_distinct(DEEP) and not has_distinct(drop_unique_items(DEEP)) and not has_distinct({"uniqueItems": False})
 
 
 TWICE = '["red", "blue", "red"]'

@@ -12,10 +12,10 @@ from gbnf_oracle import Chart, Grammar
 from tiny_model import write_tiny_model
 
 from localllm.errors import ConstraintError, UsageError
-from localllm.generation.constraints import grammar_automaton
+from localllm.generation.constraints import grammar_matcher
 from localllm.generation.constraints import grammar_network as network
 from localllm.generation.constraints.constraint import Constraint, Matcher, matcher_of
-from localllm.generation.generate import GenerationOptions
+from localllm.generation.options import GenerationOptions
 from localllm.generation.prefix_cache import PrefixCache
 from localllm.generation.sampling.sampler import SamplingOptions
 from localllm.generation.session import Session
@@ -285,9 +285,9 @@ def test_what_leads_nowhere_is_not_begun():
 def test_long_answers(grammar: str, text: str, monkeypatch):
     """Also where what was worked out is forgotten on the way."""
     vocabulary = Vocabulary([text[:30]])
-    monkeypatch.setattr(grammar_automaton, "_ROWS", 500)
-    monkeypatch.setattr(grammar_automaton, "_MASKS", 7)
-    monkeypatch.setattr(grammar_automaton, "_WALKS", 3)
+    monkeypatch.setattr(grammar_matcher, "_ROWS", 500)
+    monkeypatch.setattr(grammar_matcher, "_MASKS", 7)
+    monkeypatch.setattr(grammar_matcher, "_WALKS", 3)
     matcher = begin(grammar, vocabulary)
     for place, token in enumerate(vocabulary.encode_inside(text)):
         assert matcher.allowed_mask()[token], place

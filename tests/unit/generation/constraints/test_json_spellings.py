@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 from vocabularies import GIVEN, byte_level
 
 from localllm.generation.constraints.constraint import Constraint, Matcher, fits, matcher_of
-from localllm.generation.constraints.json_spellings import is_whole_escape, read_escape
-from localllm.generation.constraints.json_text import with_whole_numbers
+from localllm.generation.constraints.json_matcher import is_whole_escape, read_escape
+from localllm.generation.constraints.json_text import normalize_whole_numbers
 from localllm.generation.tools.tool_call_format import ParameterMarks, ToolCallFormat
 from localllm.generation.tools.tool_grammar import Tool, ToolGrammar, ToolUse
 from localllm.text.tokenizer import Tokenizer
@@ -183,7 +183,7 @@ def test_no_allowed_token_leads_into_a_spelling_that_cannot_be_finished(schema: 
         assert len(data) < 400
         matcher.accept(token)
     checked = {**schema, "additionalProperties": False} if "properties" in schema else schema
-    assert fits(with_whole_numbers(data.decode()), checked), data
+    assert fits(normalize_whole_numbers(data.decode()), checked), data
 
 
 def test_surrogates_are_read_in_pairs_only():

@@ -10,9 +10,9 @@ from tiny_model import write_tiny_model
 
 import localllm
 from localllm import api
-from localllm.generation.arguments import gather_options
 from localllm.generation.constraints.constraint import Constraint, matcher_of
 from localllm.generation.constraints.json_text import JsonCompactor
+from localllm.generation.model_methods import gather_options
 from localllm.generation.request import Request
 from tests.unit.generation.tools.test_tool_grammar import QWEN
 

@@ -8,16 +8,17 @@ from tiny_model import write_tiny_model
 
 from localllm import api
 from localllm.files.cache import ngram_cache_file as written_file
-from localllm.generation.speculation import ngram_cache as written
+from localllm.generation.speculation import ngram as written
 from localllm.generation.speculation.acceptance import SURE
-from localllm.generation.speculation.ngram import NGrams, from_text
-from localllm.generation.speculation.ngram_cache import (
+from localllm.generation.speculation.ngram import (
     GAP,
     GRAM,
     LEAST,
     NOTHING,
     NgramCache,
+    NGrams,
     TokenCorpus,
+    text_proposers,
     vocabulary_name,
 )
 
@@ -93,7 +94,7 @@ def test_an_earlier_text_is_guessed_from():
     """Also behind a change, and nothing behind its end."""
     text, before = numbers(1, 60), NgramCache(1000, None)
     before.add(text)
-    grams, copies = from_text(text[:20], before)
+    grams, copies = text_proposers(text[:20], before)
     assert [guess.token for guess in grams.propose()] == text[20:]
     for proposer in (grams, copies):
         proposer.push(text[20:25])
@@ -125,7 +126,7 @@ def alone(tokens: list[int]) -> int:
 
 def test_what_nobody_reads_does_not_pile_up(monkeypatch):
     """With many callers nobody guesses, so that texts only wait."""
-    monkeypatch.setattr("localllm.generation.speculation.ngram_cache.MOST", 1000)
+    monkeypatch.setattr("localllm.generation.speculation.ngram.MOST", 1000)
     before = NgramCache(5000, "v")
     for seed in range(40):
         before.add(numbers(seed, 100), is_kept=True)

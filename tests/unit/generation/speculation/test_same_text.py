@@ -8,7 +8,7 @@ from models import write_model
 from step_costs import Free
 
 from localllm import api
-from localllm.generation.arguments import gather_options
+from localllm.generation.model_methods import gather_options
 from localllm.generation.speculation import acceptance as speculation
 from localllm.generation.speculation import speculator as leaps
 from localllm.generation.speculation.acceptance import MOST

@@ -17,7 +17,7 @@ from tiny_model import write_tiny_model
 
 import localllm
 from localllm.errors import ModelError, UsageError
-from localllm.generation.generate import GenerationOptions
+from localllm.generation.options import GenerationOptions
 from localllm.generation.prefix_cache import PrefixCache
 from localllm.generation.sampling.sampler import Sampler, SamplingOptions
 from localllm.generation.speculation import acceptance as speculation
@@ -36,7 +36,7 @@ from localllm.generation.speculation.acceptance import (
     StepCostModel,
 )
 from localllm.generation.speculation.draft_model import PADDING, ModelDrafter
-from localllm.generation.speculation.ngram import NGrams, from_text
+from localllm.generation.speculation.ngram import NGrams, text_proposers
 
 # ---- from the text --------------------------------------------------------------------------------------------------
 
@@ -77,7 +77,7 @@ def test_ngrams_prefer_what_was_last():
 
 def test_a_new_text_has_no_guesses():
     assert first(NGrams(), 5) == []
-    assert first(from_text([4, 5, 6])[0], 5) == []
+    assert first(text_proposers([4, 5, 6])[0], 5) == []
 
 
 ORIGINAL = list(range(100, 120))
@@ -96,7 +96,7 @@ ORIGINAL = list(range(100, 120))
     ids=str,
 )
 def test_copies_go_on_behind_a_change(answer, expected):
-    grams, copies = from_text([*ORIGINAL, 1])
+    grams, copies = text_proposers([*ORIGINAL, 1])
     for token in answer:
         for proposer in (grams, copies):
             proposer.push([token])
@@ -107,7 +107,7 @@ def test_how_often_copies_are_right():
     """Of a text that is copied three times with changes: how many next tokens each proposer guesses, and how sure."""
     random = np.random.default_rng(5)
     original = random.integers(0, 60, 80).tolist()
-    grams, copies = from_text([*original, 99])
+    grams, copies = text_proposers([*original, 99])
     right, trust, asked = [0, 0], [0, 0], 0
     for _ in range(3):
         at = 0
@@ -127,7 +127,7 @@ def test_how_often_copies_are_right():
 def test_copies_that_were_left_are_taken_up_again():
     """Of the latest few; of one token alone there was no copy."""
     original = list(range(100, 200))
-    grams, copies = from_text([*original, 1])
+    grams, copies = text_proposers([*original, 1])
 
     def say(*tokens: int) -> tuple[int, int]:
         for token in tokens:
@@ -148,7 +148,7 @@ def test_copies_that_were_left_are_taken_up_again():
 
 @given(st.lists(st.integers(0, 2), max_size=30), st.lists(st.lists(st.integers(0, 2), min_size=1, max_size=5)))
 def test_copies_guess_what_is_in_the_text(prompt, pushes):
-    grams, copies = from_text(prompt)
+    grams, copies = text_proposers(prompt)
     for tokens in pushes:
         for proposer in (grams, copies):
             proposer.push(tokens)

@@ -16,7 +16,7 @@ from localllm import api
 from localllm.errors import LocalllmError, UsageError
 from localllm.files.gguf.file import GGUFFile
 from localllm.generation.tools.python_tools import perform, tool_of, tool_use
-from localllm.generation.tools.tool_call import ToolCall
+from localllm.generation.tools.tool_call_parser import ToolCall
 
 
 @dataclasses.dataclass

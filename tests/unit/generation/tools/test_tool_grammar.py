@@ -15,13 +15,10 @@ from vocabularies import GIVEN, USER_DEFINED, byte_level, with_prefix
 
 from localllm import api, builtin_model
 from localllm.errors import UsageError
-from localllm.generation.constraints.token_mask import AnswerState
-from localllm.generation.constraints.union_matcher import UnionMatcher
+from localllm.generation.answer_state import AnswerState, UnionMatcher
 from localllm.generation.reasoning import ANSWER, ESCAPE, Tags, TextPart, Thinking
 from localllm.generation.tools import tool_call_parser
 from localllm.generation.tools.json_tool_calls import JsonToolCallParser
-from localllm.generation.tools.parameter_forms import anything, form_of
-from localllm.generation.tools.parameter_grammar import regex
 from localllm.generation.tools.tool_call_format import (
     GENERIC,
     HARMONY,
@@ -30,12 +27,20 @@ from localllm.generation.tools.tool_call_format import (
     NOT_RENDERED,
     ParameterMarks,
     ToolCallFormat,
+    anything,
     call_format,
     common_form,
+    form_of,
 )
 from localllm.generation.tools.tool_call_parser import ARGUMENTS, CALL, JsonScan, ToolCallParser
-from localllm.generation.tools.tool_grammar import Tool, ToolGrammar, ToolUse
-from localllm.generation.tools.tool_messages import PROBE, as_data, in_format, marks_of_results, with_arguments
+from localllm.generation.tools.tool_grammar import Tool, ToolGrammar, ToolUse, regex
+from localllm.generation.tools.tool_messages import (
+    PROBE,
+    convert_arguments,
+    convert_calls,
+    marks_of_results,
+    parse_arguments,
+)
 from localllm.generation.transcript import Transcript
 from localllm.text.templates import ChatTemplate
 from localllm.text.tokenizer import Tokenizer
@@ -113,7 +118,7 @@ def test_every_template(shared: Path, name: str):
             {"id": f"callAaa0{number}", "type": "function", "function": {"name": name, "arguments": arguments}}
             for number, (name, arguments) in enumerate(given[:count])
         ]
-        message = with_arguments({"role": "assistant", "content": "", "tool_calls": calls}, format.as_text)
+        message = convert_arguments({"role": "assistant", "content": "", "tool_calls": calls}, format.as_text)
         text = template.render(
             [{"role": "user", "content": "Hi"}, message], add_generation_prompt=False,
             tools=[WEATHER.to_json_schema(), TIME.to_json_schema()],
@@ -142,7 +147,7 @@ def test_only_what_tools_return_is_broken():
     """What users and the model write stays, with the tags that it speaks of."""
     text = "<end> and [DONE] twice: <end>"
     said = [{"role": role, "content": text} for role in ("system", "user", "assistant", "tool")]
-    *others, result = as_data(said, ("<end>", "[DONE]"))
+    *others, result = parse_arguments(said, ("<end>", "[DONE]"))
     assert others == said[:-1]
     assert result == {"role": "tool", "content": "< end> and [ DONE] twice: < end>"}
 
@@ -193,7 +198,8 @@ def test_a_model_that_knows_nothing_of_it_makes_valid_calls(guide, request, name
     if format is None:
         folder = request.getfixturevalue("shared") / "templates"
         format = format_of((folder / f"{FILES[name]}.jinja").read_text(encoding="utf-8"))[1]
-    from localllm.generation.generate import GenerationOptions, Task
+    from localllm.generation.options import GenerationOptions
+    from localllm.generation.request import Task
     from localllm.generation.sampling.options import SamplingOptions
 
     tools = {tool.name: tool for tool in (WEATHER, TIME)}
@@ -644,12 +650,12 @@ PLAINLY = GENERICALLY + 'nothing but JSON: {"name": its name, "arguments": its a
 def test_who_tells_a_model_of_its_tools(format: ToolCallFormat, use: ToolUse | None, instruction: str | None):
     """The template, or else an instruction, behind the one that there is."""
     system = [] if instruction is None else [{"role": "system", "content": instruction}]
-    assert in_format([ASKED], format, use) == [*system, ASKED]
-    assert in_format([], format, use) == system
+    assert convert_calls([ASKED], format, use) == [*system, ASKED]
+    assert convert_calls([], format, use) == system
     both = f"Be brief.\n\n{instruction}" if instruction else "Be brief."
-    assert in_format([SYSTEM, ASKED], format, use) == [{"role": "system", "content": both}, ASKED]
+    assert convert_calls([SYSTEM, ASKED], format, use) == [{"role": "system", "content": both}, ASKED]
     call = {"id": "1", "type": "function", "function": {"name": "f", "arguments": '{"a": 1}'}}
-    (told,) = in_format([{"role": "assistant", "content": "So:", "tool_calls": [call]}], format, None)
+    (told,) = convert_calls([{"role": "assistant", "content": "So:", "tool_calls": [call]}], format, None)
     given = {"name": "f", "arguments": {"a": 1}}
     words = {"role": "assistant", "content": f"So:\n{json.dumps(given)}"}
     assert told == words if format == GENERIC else told["tool_calls"] == [{**call, "function": given}]

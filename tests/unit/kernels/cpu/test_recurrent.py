@@ -9,8 +9,8 @@ from kernel_calls import at_end_of_page, caller, count, for_any_parts, normal, o
 from localllm.arch.layer_state import Recurrent
 from localllm.arch.recurrent_verbs import HeadState
 from localllm.arch.weights import Weight
-from localllm.engine.operations.reference import Reference
-from localllm.engine.run import Span
+from localllm.engine.lower.header import Span
+from localllm.engine.operations.registry import Reference
 from localllm.files.gguf.file import Tensor
 from localllm.kernels.reference import ReferenceCache
 from localllm.kernels.table import SEQUENCE

@@ -5,7 +5,7 @@ import pytest
 from kernel_calls import caller, normal, padded, vector
 from simulated import launch
 
-from localllm.engine.operations.reference import Reference
+from localllm.engine.operations.registry import Reference
 from tests.unit.kernels.cpu.test_recurrent import Run, check, in_blocks, weight
 from tests.unit.kernels.cuda.test_recurrent import check as check_on_a_card
 

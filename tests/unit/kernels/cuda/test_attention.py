@@ -12,7 +12,7 @@ import pytest
 from simulated import launch
 
 from localllm.arch.layer_state import ON_GPU
-from localllm.engine.cuda.attention import FewTokenAttention
+from localllm.engine.cuda.lowering import FewTokenAttention
 from localllm.kernels.table import PAGE, SEQUENCE
 
 NOWHERE = 1000.0  # in places of the cache that nobody may read

@@ -8,8 +8,8 @@ from kernel_calls import GUARD, count, normal, output, padded, vector, written
 from simulated import launch
 
 from localllm.arch.layer_state import ON_GPU
-from localllm.engine.operations.reference import Reference
-from localllm.engine.run import NO_KINDS
+from localllm.engine.lower.header import NO_KINDS
+from localllm.engine.operations.registry import Reference
 from localllm.kernels.cuda import kernel, parameters
 from localllm.kernels.reference import hadamard
 from tests.unit.kernels.cpu.attention.test_attend import BLOCKS, Header, decoded, encoded

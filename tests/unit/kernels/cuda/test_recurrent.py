@@ -7,7 +7,7 @@ from simulated import launch
 
 from localllm.arch.layer_state import Recurrent
 from localllm.arch.recurrent_verbs import HeadState
-from localllm.engine.operations.reference import Reference
+from localllm.engine.operations.registry import Reference
 from tests.unit.kernels.cpu.test_recurrent import Run, in_blocks, in_columns, moved, weight
 
 COUNTS = [3, 1]  # tokens of each sequence

@@ -146,7 +146,7 @@ def test_a_model_that_makes_vectors(model_path, monkeypatch: pytest.MonkeyPatch)
 
 
 def test_the_memory_is_read_by_all_cores(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr("localllm.engine.cpu.bandwidth.read_bandwidth", lambda threads: threads * 1e9)
+    monkeypatch.setattr("localllm.engine.cpu.limits.read_bandwidth", lambda threads: threads * 1e9)
     monkeypatch.setattr("localllm.system.cpu.usable_cores", lambda: 3)
     assert fit.measure_bandwidth() == 3e9
 

@@ -10,7 +10,7 @@ import pytest
 
 from localllm.errors import ContextError, UsageError
 from localllm.generation.constraints.constraint import constraint_of
-from localllm.generation.generate import GenerationOptions
+from localllm.generation.options import GenerationOptions
 from localllm.generation.reasoning import ANSWER, REASONING
 from localllm.generation.sampling.options import SamplingOptions
 from localllm.generation.tools.tool_grammar import Tool, ToolUse

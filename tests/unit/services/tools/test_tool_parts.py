@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from localllm.errors import LocalllmError, UsageError
-from localllm.generation.tools.tool_call import ToolCall
+from localllm.generation.tools.tool_call_parser import ToolCall
 from localllm.generation.tools.tool_grammar import Tool
 from localllm.services.tools import built_in, mcp
 from localllm.services.tools.box import OfferedTool, Toolbox, ToolError

@@ -19,7 +19,7 @@ from tiny_model import write_tiny_model
 from tool_talker import QWEN
 
 from localllm.errors import UsageError
-from localllm.generation.tools.tool_call import ToolCall
+from localllm.generation.tools.tool_call_parser import ToolCall
 from localllm.services.tools import confined
 from localllm.services.tools.box import ToolError
 from localllm.services.tools.built_in import Folders, run_command, toolbox
@@ -217,7 +217,7 @@ def test_a_server_that_announces_a_change_is_asked_again_before_the_next_step(tm
 def test_a_tool_that_comes_later_can_be_allowed_before(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     """Without a terminal, only what --yes names is offered, also later."""
     from localllm.cli.terminal.tool_calls import Keyboard, ToolCalls
-    from localllm.generation.generate import GenerationOptions
+    from localllm.generation.options import GenerationOptions
     from localllm.generation.tools.tool_grammar import Tool
     from localllm.services.tools.box import OfferedTool, Toolbox
 

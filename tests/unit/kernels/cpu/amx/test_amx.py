@@ -31,12 +31,12 @@ from kernel_calls import (
 from project import ROOT, SUPPORT
 from selection import everything
 
-from localllm.engine import run as engine_run
 from localllm.engine.cpu import lowering as engine_cpu
-from localllm.engine.cpu import matmul as engine_tiles
-from localllm.engine.cpu.attention import attention_scratch
+from localllm.engine.cpu import lowering as engine_tiles
+from localllm.engine.cpu.lowering import attention_scratch
+from localllm.engine.lower import header
+from localllm.engine.lower.header import Header, Span
 from localllm.engine.lower.tape import Buffer
-from localllm.engine.run import Header, Span
 from localllm.files.gguf.file import GGUFFile
 from localllm.kernels import cpu, machine
 from localllm.kernels.build.library import Library
@@ -256,7 +256,7 @@ def in_tiles(monkeypatch):
     for format in cpu.LEAST_IN_TILES:
         monkeypatch.setitem(cpu.LEAST_IN_TILES, format, 9)
     monkeypatch.setattr(engine_tiles, "SOME_IN_TILES", 9)
-    monkeypatch.setattr(engine_run, "ALL_IN_TILES", 9)
+    monkeypatch.setattr(header, "ALL_IN_TILES", 9)
 
 
 @at_length

@@ -22,7 +22,7 @@ from kernel_calls import (
 
 from localllm.arch import layer_state as storage
 from localllm.cli.registry import params_of
-from localllm.engine.cpu.attention import attention_scratch, most_units
+from localllm.engine.cpu.lowering import attention_scratch, most_units
 from localllm.errors import UsageError
 from localllm.kernels import reference as remembered
 from localllm.kernels.cpu import ATTEND_ROWS, MOST_SPLITS, SPLIT_TOKENS

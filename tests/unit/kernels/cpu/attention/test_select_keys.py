@@ -8,7 +8,7 @@ from kernel_calls import Scratch, caller, count, for_any_parts
 from models import model, write
 from simulated import launch
 
-from localllm.engine.cpu.attention import select_scratch
+from localllm.engine.cpu.lowering import select_scratch
 from localllm.engine.engine import Engine
 from localllm.engine.operations.computing import largest
 from localllm.engine.operations.key_selection import unpack_bits

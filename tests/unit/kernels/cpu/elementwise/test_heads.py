@@ -9,8 +9,8 @@ from kernel_calls import caller, count, for_any_parts, normal, output, padded, v
 from simulated import launch
 
 from localllm.arch.verbs import Hashing
-from localllm.engine.operations.reference import Reference
-from localllm.engine.run import Span
+from localllm.engine.lower.header import Span
+from localllm.engine.operations.registry import Reference
 from tests.unit.kernels.cpu.test_recurrent import weight
 
 KERNELS = [

@@ -25,7 +25,7 @@ from localllm.arch.elementwise_reference import swiglu_limited
 from localllm.arch.routing import Routing
 from localllm.engine.engine import Engine
 from localllm.engine.operations.experts import ChosenExperts
-from localllm.engine.operations.reference import Reference
+from localllm.engine.operations.registry import Reference
 from localllm.engine.options import EngineOptions
 from localllm.errors import ModelError
 from localllm.files.gguf.file import Tensor

@@ -13,8 +13,8 @@ from types import ModuleType
 import numpy as np
 
 from localllm.arch.layer_state import KVType
-from localllm.engine.memory.fingerprint import fingerprint
 from localllm.engine.operations.operation import Operation
+from localllm.engine.prefix_store import fingerprint
 from localllm.errors import LocalllmError
 from localllm.files.cache.prefix_files import (
     PrefixAbout,
@@ -55,7 +55,7 @@ class EncodedImageCache:
 
     def find(self, digest: bytes) -> list[np.ndarray] | None:
         """Load the rows of each part of an image, float32 [rows, width]; None if they are not cached."""
-        file, key = open_prefix(key_of(digest)) if size_limit() else None, key_of(digest)
+        file, key = open_prefix(file_key(digest)) if size_limit() else None, file_key(digest)
         if file is None:
             return None
         try:
@@ -79,10 +79,10 @@ class EncodedImageCache:
             ROWS: np.concatenate(rows).astype(np.float32).reshape(-1).view(np.uint8),
         }
         with suppress(OSError, LocalllmError):
-            write_prefix(key_of(digest), PrefixAbout(self._name, int(counts.sum()), ""), parts)
+            write_prefix(file_key(digest), PrefixAbout(self._name, int(counts.sum()), ""), parts)
             prune()
 
 
-def key_of(digest: bytes) -> str:
+def file_key(digest: bytes) -> str:
     """Return the name of an image's file."""
     return hashlib.blake2b(digest, digest_size=16, person=b"image").hexdigest()

@@ -1,4 +1,4 @@
-"""Measure the memory read bandwidth, which bounds decode."""
+"""Measure the memory read bandwidth, which bounds decode, and the peak operations per second, which bound prefill."""
 
 from time import perf_counter
 
@@ -7,6 +7,8 @@ import numpy as np
 from localllm.engine.cpu.threads import Threads
 from localllm.engine.lower.tape import Buffer, Step, Tape
 from localllm.kernels.build.library import Library
+from localllm.kernels.cpu import PEAK_BYTES, PEAK_PRODUCTS, PEAK_TILE_PRODUCTS
+from localllm.kernels.machine import has_tiles, lane_name
 from localllm.system.memory import available_memory
 
 # Bytes to read, much more than a CPU cache holds. With a power of two the kernel's four streams would share memory
@@ -35,7 +37,6 @@ class MemoryReader:
         self._threads = Threads(threads, library.addresses, steps, keep=(library, tape))
 
     def run(self) -> float:
-        """Read everything once; returns bytes per second."""
         start = perf_counter()
         self._threads.run()
         return self.words.nbytes / (perf_counter() - start)
@@ -52,3 +53,32 @@ def read_bandwidth(threads: int) -> float:
         return max(reader.run() for _ in range(PASSES))
     finally:
         reader.close()
+
+
+ROUNDS = 20_000  # of a part: about a millisecond
+PEAK_PARTS = 4  # per thread
+
+
+def peak_operations(threads: int) -> float | None:
+    """Measure multiplications plus additions per second, the best of PASSES passes.
+
+    None if the CPU has no instruction that multiplies bytes.
+    """
+    if lane_name() == "portable":
+        return None
+    name, rounds = ("multiply_peak_tiles", ROUNDS // 100) if has_tiles() else ("multiply_peak", ROUNDS)
+    library, tape, parts = Library({name, "run", "work"}), Tape(), PEAK_PARTS * threads
+    memory = np.ones(parts * PEAK_BYTES, np.uint8)
+    tape.append(Step(name, {"memory": memory, "rounds": rounds}, parts, None, [], [Buffer(0, 0)]))
+    walkers = Threads(threads, library.addresses, tape.finish(library.addresses), keep=(library, tape))
+    try:
+        seconds = min(timed(walkers) for _ in range(PASSES))
+    finally:
+        walkers.close()
+    return 2 * parts * rounds * (PEAK_TILE_PRODUCTS if has_tiles() else PEAK_PRODUCTS) / seconds
+
+
+def timed(walkers: Threads) -> float:
+    start = perf_counter()
+    walkers.run()
+    return perf_counter() - start

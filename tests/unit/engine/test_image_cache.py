@@ -15,20 +15,20 @@ from pooled import acquire
 import localllm
 from localllm import images
 from localllm.arch import vision
+from localllm.engine import image_cache as seen_rows
+from localllm.engine import prefix_store as fingerprints
+from localllm.engine.image_cache import EncodedImageCache, file_key
 from localllm.engine.image_tokens import chunk_ends, is_worth_caching, last_end
-from localllm.engine.memory import fingerprint as fingerprints
-from localllm.engine.memory import image_cache as seen_rows
-from localllm.engine.memory.image_cache import EncodedImageCache, key_of
-from localllm.engine.operations.activation import ALL, Activation
+from localllm.engine.lower.activation import ALL, Activation
 from localllm.engine.operations.operation import Operation
-from localllm.engine.run import Runs
+from localllm.engine.runs import Runs
 from localllm.errors import LocalllmError, UsageError
 from localllm.files.cache import prefix_files
+from localllm.generation import image_encoder as eye
 from localllm.generation.chunked_prefill import read_prompt
-from localllm.generation.generate import GenerationOptions
+from localllm.generation.image_encoder import ImageEncoder
+from localllm.generation.options import GenerationOptions
 from localllm.generation.sampling.options import SamplingOptions
-from localllm.generation.vision import image_encoder as eye
-from localllm.generation.vision.image_encoder import ImageEncoder
 from tests.unit.engine.test_vision_encoder import picture
 
 GREEDY = GenerationOptions(8, sampling=SamplingOptions(temperature=0))
@@ -300,7 +300,7 @@ def test_rows_that_are_kept(folder, monkeypatch):
     )
     assert kept.find(b"a") is None
     kept.keep(b"a", lots)
-    file = folder / key_of(b"a")
+    file = folder / file_key(b"a")
     os.utime(file, (0, 0))
     opened, opens = [], seen_rows.open_prefix
     with monkeypatch.context() as watched:
@@ -316,12 +316,12 @@ def test_rows_that_are_kept(folder, monkeypatch):
     assert kept.find(b"b") is None
     monkeypatch.setenv(prefix_files.SIZE_VARIABLE, "0")
     kept.keep(b"b", lots)
-    assert kept.find(b"a") is None and not (folder / key_of(b"b")).exists()
+    assert kept.find(b"a") is None and not (folder / file_key(b"b")).exists()
     monkeypatch.delenv(prefix_files.SIZE_VARIABLE)
     counts, about = np.array([4, -1]), prefix_files.PrefixAbout("name", 3, "")
     parts = {"counts": counts.view(np.uint8), "rows": np.zeros(9, np.float32).view(np.uint8)}
-    prefix_files.write_prefix(key_of(b"c"), about, parts)
-    assert kept.find(b"c") is None and not (folder / key_of(b"c")).exists()
+    prefix_files.write_prefix(file_key(b"c"), about, parts)
+    assert kept.find(b"c") is None and not (folder / file_key(b"c")).exists()
     assert EncodedImageCache("name", 4).find(b"a") is None and not file.exists()
     for failure in (OSError(), LocalllmError()):
         full = Mock(side_effect=failure)

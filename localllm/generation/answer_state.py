@@ -1,23 +1,82 @@
-"""Masks of the next token, from the constraint and the budget of reasoning.
+"""The state of an answer: its text, and masks of the next token from the constraint and the budget of reasoning.
 
 Reasoning is not constrained, the answer after it is; no end token is allowed until the answer is complete.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from copy import copy
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, Protocol, cast
 
 import numpy as np
 
-from localllm.generation.constraints.union_matcher import UnionMatcher
 from localllm.generation.reasoning import ANSWER, REASONING, TextPart, Thinking
-from localllm.generation.speculation.acceptance import SURE, Guess
 from localllm.generation.tools.tool_call_parser import CALL
 from localllm.generation.transcript import Transcript
 
 if TYPE_CHECKING:
     from localllm.generation.constraints.constraint import Matcher
-    from localllm.generation.constraints.union_matcher import TokenMatcher
+    from localllm.generation.reasoning import Thinking
+
+
+class TokenMatcher(Protocol):
+    """The part of a matcher that AnswerState uses."""
+
+    def copy(self) -> "TokenMatcher": ...
+    def allowed_mask(self) -> np.ndarray: ...
+    def accept(self, token: int) -> None: ...
+    def unfinished_mask(self, thinking: "Thinking") -> np.ndarray: ...
+    @property
+    def is_complete(self) -> bool: ...
+    def expected_tokens(self) -> list[int]: ...
+
+
+class UnionMatcher:
+    """Advances two matchers while both allow the answer's tokens, then the remaining one.
+
+    Attributes:
+        form: the constraint; None once only calls are possible.  calls: None once no call is possible.
+    """
+
+    def __init__(self, form: "Matcher", calls: "Matcher"):
+        """Set up; both matchers are at the beginning of the answer."""
+        self.form: Matcher | None = form
+        self.calls: Matcher | None = calls
+        self._first = form
+
+    @property
+    def _both(self) -> "list[Matcher]":
+        return [matcher for matcher in (self.form, self.calls) if matcher]
+
+    def copy(self) -> "UnionMatcher":
+        twin = copy(self)
+        twin.form, twin.calls = self.form and self.form.copy(), self.calls and self.calls.copy()
+        return twin
+
+    def allowed_mask(self) -> np.ndarray:
+        """Compute the mask of tokens that either matcher allows, bool [vocab]. Raises ConstraintError."""
+        first, *rest = self._both
+        return first.allowed_mask() | rest[0].allowed_mask() if rest else first.allowed_mask()
+
+    def accept(self, token: int) -> None:
+        if self.form and self.calls:
+            self.form, self.calls = (
+                matcher if matcher.allowed_mask()[token] else None for matcher in (self.form, self.calls)
+            )
+        for matcher in self._both:
+            matcher.accept(token)
+
+    def unfinished_mask(self, thinking: "Thinking") -> np.ndarray:
+        """Compute the mask of tokens within reasoning, see Matcher."""
+        return self._first.unfinished_mask(thinking)
+
+    @property
+    def is_complete(self) -> bool:
+        return all(matcher.is_complete for matcher in self._both)
+
+    def expected_tokens(self) -> list[int]:
+        """Return the forced tokens; none while both matchers are possible."""
+        first, *rest = self._both
+        return [] if rest else first.expected_tokens()
 
 
 class AnswerState:
@@ -28,13 +87,9 @@ class AnswerState:
     """
 
     def __init__(
-        self,
-        transcript: Transcript,
-        thinking: Thinking,
-        matcher: "TokenMatcher | None" = None,
-        calls: "Matcher | None" = None,
-        is_whole: bool = False,
-    ):
+        self, transcript: Transcript, thinking: Thinking, matcher: "TokenMatcher | None" = None,
+        calls: "Matcher | None" = None, is_whole: bool = False,
+    ):  # fmt: skip
         """Start at the beginning of an answer.
 
         matcher: of the constraint, or None.  calls: the matcher of tool calls, which starts at a call's trigger.
@@ -60,7 +115,6 @@ class AnswerState:
         return self._thinking.format is not None and self._thinking.format.repeats
 
     def copy(self) -> "AnswerState":
-        """Return an independent copy."""
         twin = copy(self)
         twin.transcript = self.transcript.copy()
         twin._matcher = self._matcher and self._matcher.copy()
@@ -79,7 +133,6 @@ class AnswerState:
 
     @property
     def is_needed(self) -> bool:
-        """Return whether there is a mask or a budget at all."""
         return self._matcher is not None or self._calls is not None or self._thinking.budget is not None
 
     def allowed_mask(self, vocab: int) -> np.ndarray | None:
@@ -161,24 +214,6 @@ class AnswerState:
         budget = self._thinking.budget
         if budget is not None and self.thoughts >= budget and self.transcript.kind == REASONING and not self._forced:
             self._forced = self._thinking.closing
-
-
-class ForcedTokensProposer:
-    """A proposer (see speculation.acceptance): drafts the tokens that the mask forces."""
-
-    account = None
-
-    def __init__(self, guide: AnswerState):
-        self._guide = guide
-
-    def push(self, tokens: Sequence[int]) -> None:
-        """Do nothing: the mask already knows the tokens."""
-
-    def rewind(self, count: int) -> None:
-        """Do nothing: the mask already knows."""
-
-    def propose(self) -> Iterator[Guess]:
-        return (Guess(token, SURE) for token in self._guide.expected_tokens())
 
 
 def _only(tokens: Sequence[int], vocab: int) -> np.ndarray:

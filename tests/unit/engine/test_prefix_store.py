@@ -24,13 +24,12 @@ from tiny_model import write_tiny_model
 
 import localllm
 from localllm.arch.layer_state import SLACK, KVType
-from localllm.engine.memory import fingerprint
-from localllm.engine.memory import prefix_store as prefixes
-from localllm.engine.memory.fingerprint import describe_operations, plain, sample
-from localllm.engine.memory.prefix_store import PrefixStore
-from localllm.engine.operations.activation import ALL, WANTED, Activation
+from localllm.engine import prefix_store
+from localllm.engine import prefix_store as prefixes
+from localllm.engine.lower.activation import ALL, WANTED, Activation
 from localllm.engine.operations.elementwise import Elementwise
-from localllm.engine.run import BATCH, DEEP, FIRST, Runs
+from localllm.engine.prefix_store import PrefixStore, describe_operations, plain, sample
+from localllm.engine.runs import BATCH, DEEP, FIRST, Runs
 from localllm.errors import LocalllmError
 from localllm.files.cache import ngram_cache_file as written_file
 from localllm.files.cache import prefix_files
@@ -237,15 +236,15 @@ def test_the_samples_see_another_model(tiny: Path, model_path):
         with open_model(path, cache=False) as model:
             f16 = KVType.of("f16")
             for kv_type in (f16, KVType.of("k=f16,v=q8_0")):
-                prints.add(fingerprint.fingerprint(model.file, [], model.engine.operations, kv_type))
-            same = [fingerprint.fingerprint(model.file, [], model.engine.operations, f16) for _ in range(2)]
+                prints.add(prefix_store.fingerprint(model.file, [], model.engine.operations, kv_type))
+            same = [prefix_store.fingerprint(model.file, [], model.engine.operations, f16) for _ in range(2)]
             assert same[0] == same[1]
-            prints.add(fingerprint.fingerprint(model.file, [], model.engine.operations[:-1], f16))
+            prints.add(prefix_store.fingerprint(model.file, [], model.engine.operations[:-1], f16))
             tensor = next(iter(model.file.tensors.values()))
             changed = tensor.data.copy()
             changed.reshape(-1)[-1] ^= 1
             object.__setattr__(tensor, "data", changed)
-            prints.add(fingerprint.fingerprint(model.file, [], model.engine.operations, f16))
+            prints.add(prefix_store.fingerprint(model.file, [], model.engine.operations, f16))
     assert len(prints) == 12
 
 

@@ -3,15 +3,14 @@
 import hashlib
 import os
 from collections import OrderedDict
-from collections.abc import Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
 from localllm import images
 from localllm.arch import vision
+from localllm.engine.image_cache import EncodedImageCache, projector_fingerprint
 from localllm.engine.image_tokens import ImageEmbedding
-from localllm.engine.memory.image_cache import EncodedImageCache, projector_fingerprint
 from localllm.engine.options import EngineOptions
 from localllm.engine.vision_encoder import VisionEncoder
 from localllm.errors import ModelError, UsageError
@@ -43,14 +42,9 @@ class ImageEncoder:
     """
 
     def __init__(
-        self,
-        path: str,
-        engine: "Engine",
-        tokenizer: "Tokenizer",
-        options: EngineOptions,
-        keeps: bool = False,
+        self, path: str, engine: "Engine", tokenizer: "Tokenizer", options: EngineOptions, keeps: bool = False,
         pan_and_scan: bool = False,
-    ):
+    ):  # fmt: skip
         """Load the projector.
 
         keeps: also cache encoded images on disk.  pan_and_scan: also encode crops of long images. Raises ModelError
@@ -101,7 +95,6 @@ class ImageEncoder:
             return self.path.encode()
 
     def _encode_image(self, image: "Image.Image", digest: bytes) -> EncodedImage:
-        """Encode an image that is not cached in memory."""
         h = self._reader.hyperparameters
         prepared = self._prepared(h, image)
         rows = self._files.find(digest) if self._files else None
@@ -119,14 +112,12 @@ class ImageEncoder:
             )
             for number, some in enumerate(rows)
         ]
-        ids = [token for part in prepared.parts for token in self._ids_of(part, embeddings)]
+        ids = list[int]()
+        for part in prepared.parts:
+            ids += self._tokenizer.encode(part, special=True) if isinstance(part, str) else embeddings[part].ids
         return EncodedImage(ids, embeddings)
 
-    def _ids_of(self, part: str | int, embeddings: Sequence[ImageEmbedding]) -> list[int]:
-        return self._tokenizer.encode(part, special=True) if isinstance(part, str) else embeddings[part].ids
-
     def _forget(self) -> None:
-        """Drop the least recently used images from the cache."""
         while len(self._cache) > LEAST and sum(map(size_of, self._cache.values())) > MOST_BYTES:
             self._cache.popitem(last=False)
 
@@ -135,5 +126,4 @@ class ImageEncoder:
 
 
 def size_of(look: EncodedImage) -> int:
-    """Return the bytes of an encoded image."""
     return sum(embedding.rows.nbytes for embedding in look.seen)

@@ -8,7 +8,7 @@ from localllm.engine.options import EngineOptions
 
 if TYPE_CHECKING:
     from localllm.engine.engine import Engine
-    from localllm.generation.vision.image_encoder import EncodedImage, ImageEncoder
+    from localllm.generation.image_encoder import EncodedImage, ImageEncoder
     from localllm.text.tokenizer import Tokenizer
 
 
@@ -27,7 +27,7 @@ class VisionAdapter:
         Raises the errors of ImageEncoder, and UsageError if there is no projector.
         """
         from localllm.files.gguf.projectors import find_projector
-        from localllm.generation.vision.image_encoder import ImageEncoder
+        from localllm.generation.image_encoder import ImageEncoder
 
         path = find_projector(self._path) if projector is None else os.fsdecode(projector)
         encoder = ImageEncoder(

@@ -10,10 +10,18 @@ from fake_sequences import FakeSequences
 from pooled import acquire
 
 from localllm.engine.memory.sequence_state import StoredPrefix
-from localllm.engine.run import FIRST, PRECISE_TOKENS, Runs
+from localllm.engine.runs import FIRST, PRECISE_TOKENS, Runs
 from localllm.generation.context_overflow import ShiftedSequence
-from localllm.generation.prefix_cache import PARKED, CachedSequence, PrefixCache
-from localllm.generation.prefix_match import NOTHING, PrefixMatch, ReuseCandidate, TurnBoundary, longest_match
+from localllm.generation.prefix_cache import (
+    NOTHING,
+    PARKED,
+    CachedSequence,
+    PrefixCache,
+    PrefixMatch,
+    ReuseCandidate,
+    TurnBoundary,
+    longest_match,
+)
 
 RUNS = Runs()
 LONG = list(range(2 * FIRST + 100))

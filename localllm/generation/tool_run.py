@@ -7,16 +7,16 @@ from typing import TYPE_CHECKING, Any
 
 from localllm.errors import LocalllmError, UsageError
 from localllm.frozen import frozen
+from localllm.generation.answer_record import TextIterator
 from localllm.generation.reasoning import TextPart
-from localllm.generation.text_iterator import TextIterator
 from localllm.generation.tools.python_tools import name_of, perform, run_alone, wait_for
-from localllm.generation.tools.tool_call import ToolCall
+from localllm.generation.tools.tool_call_parser import ToolCall
 from localllm.text.messages import Message
 from localllm.values import whole_number
 
 if TYPE_CHECKING:
     from localllm.generation.answer_record import AnswerRecord
-    from localllm.generation.generate import Generation
+    from localllm.generation.scheduler import Generation
 
 RESULT = "result"  # the kind of a part with the result of a call
 Permission = Callable[[ToolCall], bool]
@@ -50,13 +50,9 @@ class ToolRun(TextIterator):
     """
 
     def __init__(
-        self,
-        begin: Callable[[list[Message]], "Generation"],
-        tools: Sequence[object],
-        max_turns: int = 8,
-        permission: Permission | None = None,
-        loop: asyncio.AbstractEventLoop | None = None,
-    ):
+        self, begin: Callable[[list[Message]], "Generation"], tools: Sequence[object], max_turns: int = 8,
+        permission: Permission | None = None, loop: asyncio.AbstractEventLoop | None = None,
+    ):  # fmt: skip
         """Set up a run. Raises UsageError if a tool is no function.
 
         begin: starts the model's next answer, after the messages so far.  max_turns: most answers with calls.

@@ -1,0 +1,474 @@
+"""A model's methods that generate, choose or score texts, their keyword arguments, and answers for event loops."""
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import closing
+from functools import cache
+from typing import TYPE_CHECKING, Any, Generic, Literal, Self, TypeVar, Unpack, cast, overload
+
+from localllm.errors import LocalllmError, UsageError
+from localllm.generation.conversation import is_conversation
+from localllm.generation.options import GenerationOptions
+from localllm.generation.request import Completion, Request
+from localllm.generation.sampling.options import SamplingArguments, SamplingOptions
+from localllm.generation.scheduler import Generation
+from localllm.generation.session import Session
+from localllm.text.messages import Message
+from localllm.values import plain, require_several, require_text, whole_number
+
+if TYPE_CHECKING:
+    import numpy as np
+
+    from localllm.generation.beam_search import Answer
+    from localllm.generation.choices import Choice, Score, TextTree
+    from localllm.generation.scheduler import Scheduler
+    from localllm.generation.speculation.acceptance import Drafter
+    from localllm.generation.tool_run import ToolRun
+    from localllm.generation.tools.tool_call_parser import ToolCall
+
+
+class AnswerArguments(SamplingArguments, total=False):
+    """Options of an answer other than sampling.
+
+    on_overflow, keep: policy for a full context.  think: "on", "off", "auto", "low", "medium" or "high".
+    think_budget: most tokens of reasoning.  template_variables: for the chat template.  continue_final: whether to
+    continue the last message; None: if it is an assistant's without tool calls.  schema, grammar (GBNF), regex: one
+    constraint of the answer; json_whitespace and additional_properties loosen a schema.  logprobs: whether to return
+    log probabilities, or, like top_logprobs, with how many alternatives to each token.  logits_processor: called before
+    each token is drawn with all token ids and a copy of the logits, float32 [vocab]; returns the logits to draw from.
+    stopping_criteria: called in the same way; returns whether the answer ends.  ban: texts that must not occur in the
+    answer, in upper or lower case; their tokens are undone and drawn again.
+    """
+
+    on_overflow: str | None
+    keep: int | None
+    think: str
+    think_budget: int | None
+    template_variables: Mapping[str, object]
+    continue_final: bool | None
+    schema: object
+    grammar: str | None
+    regex: str | None
+    json_whitespace: bool
+    additional_properties: bool
+    logprobs: bool | int | None
+    top_logprobs: int | None
+    logits_processor: Callable[[list[int], "np.ndarray"], "np.ndarray"] | None
+    stopping_criteria: Callable[[list[int], "np.ndarray"], bool] | None
+    ban: Sequence[str]
+
+
+class CallArguments(AnswerArguments, total=False):
+    """Options of tool calls.
+
+    tool_choice: "auto", "required", "none", or the tool to call.  parallel_tool_calls: whether several calls are
+    allowed.  json_calls: whether JSON text that names a tool counts as a call.
+    """
+
+    tool_choice: object
+    parallel_tool_calls: bool
+    json_calls: bool
+
+
+class ChatArguments(CallArguments, total=False):
+    """Arguments of a chat; tools: functions that the model may call, or descriptions in OpenAI's format."""
+
+    tools: Sequence[object]
+
+
+_CONSTRAINTS = ("schema", "grammar", "regex")
+_JSON = ("json_whitespace", "additional_properties")
+_TRUTHS = {*_JSON, "continue_final", "parallel_tool_calls", "json_calls"}
+_TOOLS = {"tool_choice": "choice", "parallel_tool_calls": "parallel", "json_calls": "json_calls"}
+
+
+def _no_option(name: str) -> str:
+    from difflib import get_close_matches  # seldom needed
+
+    close = get_close_matches(name.lower(), sorted(ChatArguments.__annotations__), n=1)
+    return f"there is no option {name!r}" + (f"; did you mean {close[0]!r}?" if close else "")
+
+
+def alternatives(logprobs: object, top_logprobs: object) -> int | None:
+    """Return how many alternatives to each token to report, None for no log probabilities.
+
+    logprobs: True or False as in OpenAI's chat, or a number as in its completions.  top_logprobs: a number, or None.
+    Raises UsageError.
+    """
+    if logprobs is None or isinstance(logprobs, bool):
+        is_asked, count = bool(logprobs), None
+    else:
+        is_asked, count = True, whole_number("logprobs", logprobs)
+    if top_logprobs is None:
+        return (count or 0) if is_asked else None
+    top = whole_number("top_logprobs", top_logprobs)
+    if count not in (None, top):
+        raise UsageError(f"logprobs and top_logprobs should not differ: {count} and {top}")
+    return top
+
+
+def gather_options(
+    max_tokens: int | None, stop: Sequence[str], arguments: AnswerArguments, speculate: "str | Drafter" = "auto"
+) -> GenerationOptions:
+    """Convert a method's keyword arguments to options. Raises UsageError for an unknown name."""
+    remaining = {name: plain(value) for name, value in cast("dict[str, Any]", arguments).items()}
+    sampling = {name: remaining.pop(name) for name in SamplingArguments.__annotations__ if name in remaining}
+    constraint = {name: remaining.pop(name) for name in _CONSTRAINTS if remaining.get(name) is not None}
+    style = {name: remaining.pop(name) for name in _JSON if name in remaining}
+    use = {name: remaining.pop(argument) for argument, name in _TOOLS.items() if argument in remaining}
+    for name in _TRUTHS & arguments.keys():
+        if not isinstance(value := plain(cast("dict[str, Any]", arguments)[name]), bool | None):
+            raise UsageError(f"{name} should be True or False, not {value!r:.60}")
+    if unknown := remaining.keys() - ChatArguments.__annotations__.keys():
+        raise UsageError(_no_option(sorted(unknown)[0]))
+    answer_options = {name: value for name, value in remaining.items() if name not in _CONSTRAINTS}
+    if answer_options.get("tools"):
+        from localllm.generation.tools.python_tools import tool_use  # seldom needed
+
+        answer_options["tools"] = tool_use(answer_options["tools"], **use, **style)
+    answer_options["top_logprobs"] = alternatives(
+        answer_options.pop("logprobs", None), answer_options.get("top_logprobs")
+    )
+    if constraint:
+        from localllm.generation.constraints.constraint import constraint_of  # llguidance takes 30 ms to import
+        from localllm.generation.constraints.json_text import is_type
+
+        answer_options["constraint"] = constraint_of(**constraint, **style)
+        answer_options["result_type"] = schema if is_type(schema := constraint.get("schema")) else None
+    return GenerationOptions(plain(max_tokens), stop, SamplingOptions(**sampling), None, speculate, **answer_options)
+
+
+Prompt = str | list[int] | list[Message]  # a text, its token ids, or messages
+
+
+class GenerationMixin:
+    """The methods of a Model that generate; session: its conversation."""
+
+    session: Session
+
+    def drafter(self, speculate: Any) -> "str | Drafter":
+        """Return the value of GenerationOptions.speculate for an argument."""
+        raise NotImplementedError
+
+    def batch(self, requests: Iterable[Request], parallel: int | None = None, precise: bool = True) -> "Scheduler":
+        """Return a scheduler for many requests."""
+        raise NotImplementedError
+
+    def generate(
+        self, prompt: str | list[int], max_tokens: int | None = None, stop: Sequence[str] = (),
+        speculate: "str | GenerationMixin" = "auto", **options: Unpack[AnswerArguments],
+    ) -> Generation:  # fmt: skip
+        """Continue a text without a chat template: an iterator of pieces of text (see Generation for its attributes).
+
+        stop: strings that end the text.  speculate: source of drafts: "auto", "mtp", "ngram", "off", "draft:PATH" or an
+        open Model.  options: sampling, such as temperature=0 or seed=1; on_overflow and keep, the policy for a full
+        context; one constraint, which the answer matches if its finish_reason is "stop": schema, a JSON schema (a dict,
+        its text, or a type such as a pydantic class, a dataclass or list[int]; see Generation.parsed), grammar in GBNF,
+        or regex. Raises ContextError, UsageError.
+        """
+        return self.session.complete(prompt, gather_options(max_tokens, stop, options, self.drafter(speculate)))
+
+    def infill(
+        self, prefix: str, suffix: str, max_tokens: int | None = None, stop: Sequence[str] = (),
+        speculate: "str | GenerationMixin" = "auto", files: Sequence[tuple[str, str]] = (),
+        **options: Unpack[AnswerArguments],
+    ) -> Generation:  # fmt: skip
+        """Generate the text between two parts, with a model that is trained for it (fill in the middle).
+
+        files: (name, text) of other files of the repository, the most important last. Other arguments and errors as in
+        `generate`; also raises UsageError for a model without fill-in-the-middle tokens.
+        """
+        from localllm.generation.infill import Infill
+
+        generation = gather_options(max_tokens, stop, options, self.drafter(speculate))
+        return self.session.complete(Infill(prefix, suffix, files or None).encode(self.session.tokenizer), generation)
+
+    def chat(
+        self, messages: Sequence[Message], max_tokens: int | None = None, stop: Sequence[str] = (),
+        speculate: "str | GenerationMixin" = "auto", **options: Unpack[ChatArguments],
+    ) -> Generation:  # fmt: skip
+        """Answer a conversation, [{"role": "user", "content": "Hi"}, ...], as `generate` continues a text.
+
+        options: as in `generate`, and: think, "on", "off", "auto", or an effort, "low", "medium" or "high";
+        think_budget, the most tokens of reasoning, which is not part of the text (see Generation.parts and .thinking);
+        template_variables, a dict for the chat template; continue_final, whether to continue the last message (None: if
+        it is an assistant's without tool calls); tools, functions that the model may call, described by signatures and
+        docstrings (see Generation.calls, and `run_tools`, which calls them), with tool_choice.
+        """
+        return self.session.chat(messages, gather_options(max_tokens, stop, options, self.drafter(speculate)))
+
+    def achat(
+        self, messages: Sequence[Message], max_tokens: int | None = None, stop: Sequence[str] = (),
+        speculate: "str | GenerationMixin" = "auto", **options: Unpack[ChatArguments],
+    ) -> "AsyncGeneration[Generation]":  # fmt: skip
+        """Answer a conversation like `chat`, for `async for`; leaving the loop or cancelling the task ends it."""
+
+        return AsyncGeneration(lambda: self.chat(messages, max_tokens, stop, speculate, **options))
+
+    async def acomplete(
+        self, prompt: Prompt, max_tokens: int | None = None, stop: Sequence[str] = (),
+        speculate: "str | GenerationMixin" = "auto", **options: Unpack[ChatArguments],
+    ) -> Generation:  # fmt: skip
+        """Return the complete answer to messages, as `chat`, or continuation of a text or ids, as `generate`."""
+
+        def begin() -> Generation:
+            generation = gather_options(max_tokens, stop, options, self.drafter(speculate))
+            if is_conversation(prompt):
+                return self.session.chat(cast("list[Message]", prompt), generation)
+            return self.session.complete(cast("str | list[int]", prompt), generation)
+
+        return await AsyncGeneration(begin).complete()
+
+    def run_tools(
+        self, messages: Sequence[Message], tools: Sequence[Callable[..., object]], max_turns: int = 8,
+        permission: Callable[["ToolCall"], bool] | None = None, max_tokens: int | None = None,
+        **options: Unpack[CallArguments],
+    ) -> "ToolRun":  # fmt: skip
+        """Answer a conversation with tools: call functions and return their results until the model makes no call.
+
+        permission: returns whether a call may be performed. Exceptions of functions are reported to the model;
+        asynchronous functions run in a new event loop. A tool_choice that requires a call holds for the first answer.
+        Iterating raises LocalllmError after max_turns answers with calls.
+        """
+        from localllm.generation.tool_run import ToolRun
+
+        return ToolRun(self._turns(messages, tools, max_tokens, options), tools, max_turns, permission)
+
+    def arun_tools(
+        self, messages: Sequence[Message], tools: Sequence[Callable[..., object]], max_turns: int = 8,
+        permission: Callable[["ToolCall"], bool] | None = None, max_tokens: int | None = None,
+        **options: Unpack[CallArguments],
+    ) -> "AsyncGeneration[ToolRun]":  # fmt: skip
+        """Run tools like `run_tools`, for `async for`.
+
+        Asynchronous functions run in the caller's event loop, others in threads. Leaving the loop or cancelling the
+        task ends the answer, and cancels a running asynchronous function.
+        """
+        import asyncio  # 17 ms
+
+        from localllm.generation.tool_run import ToolRun
+
+        loop, begin = asyncio.get_running_loop(), self._turns(messages, tools, max_tokens, options)
+        return AsyncGeneration(lambda: ToolRun(begin, tools, max_turns, permission, loop))
+
+    def _turns(
+        self, messages: Sequence[Message], tools: Sequence[Callable[..., object]], max_tokens: int | None,
+        options: CallArguments,
+    ) -> "Callable[[Sequence[Message]], Generation]":  # fmt: skip
+        """Return a function that starts the next answer, given the messages after the conversation."""
+        arguments: ChatArguments = {**options, "tools": tools}
+        freely: ChatArguments = {**arguments, "tool_choice": "auto"}
+        first, later = gather_options(max_tokens, (), arguments), gather_options(max_tokens, (), freely)
+        return lambda new: self.session.chat([*messages, *new], later if new else first)
+
+    def candidates(
+        self, prompt: Prompt, n: int = 1, beams: int = 0, max_tokens: int | None = None, stop: Sequence[str] = (),
+        **options: Unpack[ChatArguments],
+    ) -> "list[Answer]":  # fmt: skip
+        """Return n answers, best first: sampled ones, or, with `beams`, the likeliest of a beam search.
+
+        prompt: a text to continue, its token ids, or messages to answer. Raises the errors of `generate`.
+        """
+        return self.session.candidates(prompt, gather_options(max_tokens, stop, options), n, beams)
+
+    @overload
+    def map(
+        self, prompts: Iterable[Prompt], max_tokens: int | None = None, stop: Sequence[str] = (),
+        parallel: int | None = None, precise: bool = True, errors: Literal["raise"] = "raise",
+        **options: Unpack[ChatArguments],
+    ) -> Iterator[Completion]: ...  # fmt: skip
+
+    @overload
+    def map(
+        self, prompts: Iterable[Prompt], max_tokens: int | None = None, stop: Sequence[str] = (),
+        parallel: int | None = None, precise: bool = True, *, errors: Literal["return"],
+        **options: Unpack[ChatArguments],
+    ) -> Iterator[Completion | LocalllmError]: ...  # fmt: skip
+
+    def map(
+        self, prompts: Iterable[Prompt], max_tokens: int | None = None, stop: Sequence[str] = (),
+        parallel: int | None = None, precise: bool = True, errors: str = "raise", **options: Unpack[ChatArguments],
+    ) -> Iterator[Completion | LocalllmError]:  # fmt: skip
+        """Answer many prompts in a batch, each as `generate` or `chat` would, in the order of the prompts.
+
+        Answers have a text, tokens and a finish_reason. parallel: most at once (None: 16).  precise: compute each
+        answer as if it were alone, to the bit (exceptions: docs/map.md); False is faster, but some tokens differ.
+        errors: "raise" the first one, or "return" each in place of its answer.
+        """
+        generation = gather_options(max_tokens, stop, options)
+        if errors not in ("raise", "return"):
+            raise UsageError(f"errors should be raise or return, not {errors!r}")
+        parallel = None if parallel is None else whole_number("parallel", parallel, 1)
+        return self._map(require_several("prompts", prompts), generation, parallel, precise, errors == "return")
+
+    def _map(
+        self, prompts: Iterable[Prompt], options: GenerationOptions, parallel: int | None, precise: bool, returns: bool
+    ) -> Iterator[Completion | LocalllmError]:
+        results = dict[int, Completion | LocalllmError]()
+        next_number = 0
+        with closing(self.batch(self._requests(prompts, options, results, returns), parallel, precise)) as batch:
+            for finished in batch:
+                results |= {request.key: request.error or request.answers[0] for request in finished}
+                while (answer := results.pop(next_number, None)) is not None:
+                    if isinstance(answer, LocalllmError) and not returns:
+                        raise answer
+                    yield answer
+                    next_number += 1
+        yield from (results[number] for number in sorted(results))
+
+    def _requests(
+        self, prompts: Iterable[Prompt], options: GenerationOptions, failed: dict[int, Completion | LocalllmError],
+        returns: bool,
+    ) -> Iterator[Request]:  # fmt: skip
+        """Yield a request for each prompt; failed: receives the errors of invalid prompts if `returns`."""
+        for number, prompt in enumerate(prompts):
+            try:
+                yield self.session.request(prompt, options, key=number)
+            except LocalllmError as error:
+                if not returns:
+                    raise
+                failed[number] = error
+
+    def choose(
+        self, prompt: Prompt, choices: Sequence[str], precise: bool = True, **options: Unpack[AnswerArguments]
+    ) -> "list[Choice]":
+        """Return texts with their exact probabilities as answers to a prompt, the likeliest first.
+
+        Messages are answered without reasoning; a text, or token ids, are continued. A text's probability is the
+        product of its tokens' probabilities. After messages, if one of the texts is a prefix of another, the end of the
+        answer counts, too. precise: measure with 16-bit activations; otherwise a long prompt is read with 8 bits, as
+        for an answer. Raises ContextError, UsageError.
+        """
+        from localllm.generation.choices import rank_choices, require_texts, text_logprobs
+
+        request, tree = self._to_choose(require_texts(choices), options)(prompt)
+        return rank_choices(choices, text_logprobs(self.session.cache, self.session.tokenizer, request, tree, precise))
+
+    def choose_many(
+        self, prompts: Iterable[Prompt], choices: Sequence[str], precise: bool = True,
+        **options: Unpack[AnswerArguments],
+    ) -> "Iterator[list[Choice] | LocalllmError]":  # fmt: skip
+        """Choose like `choose` for many prompts in a batch; yield the choices, or an error, of each, in order.
+
+        precise: see `choose`.
+        """
+        from localllm.generation.choices import PARALLEL, ManyScores, rank_choices, require_texts
+
+        scores = ManyScores(self.session.cache.engine, self._to_choose(require_texts(choices), options), precise)
+        with closing(self.batch(scores.requests(prompts), PARALLEL, precise)) as batch:
+            for result in scores.results(batch):
+                yield result if isinstance(result, LocalllmError) else rank_choices(choices, result)
+
+    def _to_choose(
+        self, texts: Sequence[str], options: AnswerArguments
+    ) -> "Callable[[Prompt], tuple[Request, TextTree]]":
+        """Return a function from a prompt to the request and the texts to score."""
+        arguments: AnswerArguments = {"think": "off", **options}
+        generation = gather_options(None, (), arguments)
+        with_end = any(text.startswith(longer) for text in texts for longer in texts if text is not longer)
+
+        @cache
+        def tree(is_chat: bool) -> "TextTree":
+            return self.session.tree(texts, is_chat, with_end)
+
+        return lambda prompt: (self.session.request(prompt, generation), tree(is_conversation(prompt)))
+
+    def score(self, prompt: Prompt, text: str, precise: bool = True, **options: Unpack[AnswerArguments]) -> "Score":
+        """Return the log probability of a text after a prompt, and of each of its tokens.
+
+        After messages, the end of the answer counts as one more token. precise: see `choose`.
+        """
+        from localllm.generation.choices import Score, text_logprobs
+
+        arguments: AnswerArguments = {"think": "off", **options}
+        request = self.session.request(prompt, gather_options(None, (), arguments))
+        tree = self.session.tree([require_text("text", text)], is_conversation(prompt), with_end=True)
+        (tokens,) = text_logprobs(self.session.cache, self.session.tokenizer, request, tree, precise)
+        return Score(sum(token.logprob for token in tokens), tokens)
+
+    def count_tokens(self, prompt: Prompt, **options: Unpack[ChatArguments]) -> int:
+        """Count the tokens of a text, or of a conversation including those that the chat template adds."""
+        return len(self.session.request(prompt, gather_options(None, (), options)).prompt)
+
+
+Iterated = TypeVar("Iterated", bound="Generation | ToolRun")
+
+
+class AsyncGeneration(Generic[Iterated]):
+    """An answer that is being generated: `async for` over it for pieces of text; attributes are those of the answer.
+
+    Leaving the loop or cancelling the task ends the answer: it stops before the model's next step.
+    """
+
+    def __init__(self, begin: Callable[[], Iterated]):
+        """Store `begin`, which starts the answer; it runs in a thread, since templates and vocabularies take time."""
+        self._begin: Callable[[], Iterated] | None = begin
+        self._generation: Iterated | None = None
+
+    @property
+    def generation(self) -> Iterated | None:
+        """The answer, None before the first piece was requested."""
+        return self._generation
+
+    def __getattr__(self, name: str) -> object:
+        if name.startswith("_"):
+            raise AttributeError(name)
+        if self._generation is None:
+            advice = "iterate over it with `async for`, or await complete()"
+            raise AttributeError(f"the answer has no {name!r} before generation starts: {advice}", name=name, obj=self)
+        return getattr(self._generation, name)
+
+    def __aiter__(self) -> Self:
+        return self
+
+    async def __anext__(self) -> str:
+        """Return the next part. Raises the errors of Generation, and StopAsyncIteration at the end."""
+        import asyncio  # 17 ms
+
+        try:
+            piece = await asyncio.to_thread(self._next)
+        except asyncio.CancelledError:
+            self.stop()
+            raise
+        if piece is None:
+            raise StopAsyncIteration
+        return piece
+
+    def _next(self) -> str | None:
+        """Return the next piece of text, None at the end; in a thread."""
+        if self._begin:
+            begin, self._begin = self._begin, None
+            self._generation = begin()
+        return next(self._generation, None) if self._generation else None
+
+    async def complete(self) -> Iterated:
+        """Run to the end and return the finished answer."""
+        async for _ in self:
+            pass
+        assert self._generation
+        return self._generation
+
+    def stop(self) -> None:
+        """End the answer before the model's next step."""
+        self._begin = None
+        if self._generation:
+            self._generation.stop()
+
+    async def aclose(self) -> None:
+        """Stop the answer, and release its sequence for other answers."""
+        import asyncio  # 17 ms
+
+        self.stop()
+        if self._generation:
+            await asyncio.to_thread(self._generation.close)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Pickle and deepcopy the answer so far as plain data. Raises TypeError before generation starts."""
+        if self._generation is None:
+            raise TypeError("an answer that has not begun cannot be copied or pickled: await complete() first")
+        return self._generation.__reduce__()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *error: object) -> None:
+        await self.aclose()
