@@ -793,7 +793,7 @@ def test_help_has_colours_on_a_terminal_only(cli):
         (["run", "--raw"], "sm", "models", ["small"]),
         (["run", "x", "y"], "sm", "files", []),
         (["quantize"], "", "files", []),
-        (["quantize", "x"], "Q4_K", "files", ["Q4_K_S", "Q4_K_M"]),
+        (["quantize", "x"], "Q4_K", "files", ["Q4_K_M", "Q4_K_S"]),
         (["config"], "pa", "nothing", ["path"]),
         (["config"], "pu", "nothing", ["pull"]),
         (["config", "run"], "sm", "models", ["small"]),
