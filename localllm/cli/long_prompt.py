@@ -80,10 +80,8 @@ def pick(model: "Model", material: str, question: str, room: Room) -> tuple[str,
     line, lines = ProgressLine(), lines_of(material)
     say(f"localllm: the prompt exceeds the context: scoring its {len(lines)} lines")
     show = lambda done, count: line.show(f"{done} of {count} lines scored")  # noqa: E731
-    try:
+    with line:
         picked, read = find_lines(model, question, lines, room.tokens, show)
-    finally:
-        line.clear()
     alike = "" if read == len(lines) else f"; {len(lines) - read} are like others"
     return "\n".join(picked), f"reads {len(picked)} of {len(lines)} lines{alike}"
 

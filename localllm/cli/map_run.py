@@ -18,20 +18,10 @@ from localllm.cli.terminal.output import ProgressLine, dim, is_terminal, say, st
 from localllm.cli.terminal.render import count_noun, duration
 from localllm.errors import RecordsError, UsageError
 from localllm.files.jsonl_file import JsonlFile, json_line
+from localllm.services.records import tables
 from localllm.services.records.lines import Record, read_records
 from localllm.services.records.map import MapJob, result_filter, select_unfinished
 from localllm.services.records.stream import RecordStream
-from localllm.services.records.tables import (
-    ERROR,
-    OUTPUT,
-    PROBABILITY,
-    Table,
-    free_name,
-    kind_of,
-    read_table,
-    text_rows,
-    value_at,
-)
 
 if TYPE_CHECKING:
     from localllm.cli.options.shared import Answers, EngineGroup
@@ -55,7 +45,7 @@ class Given(NamedTuple):
     """
 
     records: "list[Record] | RecordStream"
-    table: Table | None = None
+    table: tables.Table | None = None
     data: bytes = b""
     name: str = ""
 
@@ -74,17 +64,17 @@ def records_of(
     """
     if input is not None and os.path.isdir(input):
         return folder_records(input, output)
-    kind = kind_of(input) or ("csv" if as_csv else "")
+    kind = tables.kind_of(input) or ("csv" if as_csv else "")
     if streams and not kind and input in (None, "-"):
         require_stdin(input)
         return Given(RecordStream(own_stdin()))
     data, name = read(input)
     if kind in ("parquet", "xlsx"):
-        table = read_table(data, "", kind, name)
+        table = tables.read_table(data, "", kind, name)
         return Given([*table.records], table, data, name)
     text = text_of(data, name or "stdin", encoding, whole=True)
     if kind:
-        table = read_table(data, text.removeprefix("\ufeff"), kind, name or "stdin")
+        table = tables.read_table(data, text.removeprefix("\ufeff"), kind, name or "stdin")
         return Given([*table.records], table, data, name)
     data = text.encode()
     return Given(read_records(data, name), None, data, name)
@@ -147,7 +137,7 @@ def properties_of(choices: "Answers") -> list[str]:
 class Writer:
     """Writes results, a line for each."""
 
-    def __init__(self, out: JsonlFile | None, format: str, table: Table | None, properties: Sequence[str]):
+    def __init__(self, out: JsonlFile | None, format: str, table: tables.Table | None, properties: Sequence[str]):
         """Write results to `out`, None for stdout, in this format; table, properties: see table_output."""
         self._out, self._format, self._table, self._properties = out, format, table, properties
         self._columns: dict[str, tuple[str, ...]] | None = None
@@ -157,10 +147,10 @@ class Writer:
             self._out.write(json_line(result))
         elif self._format == "jsonl":
             write(json_line(result).decode())
-        elif ERROR in result:
-            say(f"localllm: record {result['id']}: {result[ERROR]}")
+        elif tables.ERROR in result:
+            say(f"localllm: record {result['id']}: {result[tables.ERROR]}")
         elif self._format == "text":
-            output = result[OUTPUT]
+            output = result[tables.OUTPUT]
             write(f"{output if isinstance(output, str) else json.dumps(output, ensure_ascii=False)}\n")
         else:
             self._write_row(result)
@@ -171,17 +161,17 @@ class Writer:
         is_first = self._columns is None
         if self._columns is None:
             names = [*row] if self._table is None else [*self._table.columns]
-            new: dict[str, tuple[str, ...]] = {name: (OUTPUT, name) for name in self._properties}
-            new = new or {OUTPUT: (OUTPUT,)}
-            new |= {PROBABILITY: ("probabilities",)} if "probabilities" in result else {}
+            new: dict[str, tuple[str, ...]] = {name: (tables.OUTPUT, name) for name in self._properties}
+            new = new or {tables.OUTPUT: (tables.OUTPUT,)}
+            new |= {tables.PROBABILITY: ("probabilities",)} if "probabilities" in result else {}
             self._columns = {name: (name,) for name in names}
-            self._columns |= {free_name(name, {*names}): (*path, "") for name, path in new.items()}
+            self._columns |= {tables.free_name(name, {*names}): (*path, "") for name, path in new.items()}
         row = {
-            name: value_at(result, path[:-1]) if path[-1] == "" else row.get(name)
+            name: tables.value_at(result, path[:-1]) if path[-1] == "" else row.get(name)
             for name, path in self._columns.items()
         }
         delimiter = "\t" if self._format == "tsv" else self._table.delimiter if self._table else ","
-        write("".join(text_rows([*self._columns], [row], delimiter, is_first)))
+        write("".join(tables.text_rows([*self._columns], [row], delimiter, is_first)))
 
 
 class Progress:
@@ -206,7 +196,7 @@ class Progress:
     def count(self, result: "Result") -> None:
         self._line.clear()
         self._written += 1
-        self._failed += ERROR in result
+        self._failed += tables.ERROR in result
 
     def show(self, mapping: "Mapping | ChoiceMapping | RayMapping | RemoteMapping") -> None:
         """Update the progress line, after every step."""

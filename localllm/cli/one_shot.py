@@ -26,7 +26,7 @@ from localllm.cli.options.tools import ToolGroup
 from localllm.cli.parameters import explicit_options
 from localllm.cli.prompt_input import Given, begin, naming_ways, read_prompt, request, sort_arguments
 from localllm.cli.terminal import output as terminal
-from localllm.cli.terminal.output import ProgressLine, write
+from localllm.cli.terminal.output import ProgressLine, as_line, write
 from localllm.cli.terminal.render import require_answers, stream
 from localllm.errors import UsageError
 
@@ -252,10 +252,8 @@ class OneShot:
         """Print an answer as it is generated; of several, all at the end."""
         output, last = self.output, self.follow.extract_last
         if self.is_search:
-            try:
+            with self.line:
                 answers = model.session.candidates(prompt, options_here, output.n, output.beams)
-            finally:
-                self.line.clear()
             if not output.as_json:
                 texts = [answer.text for answer in answers]
                 if self.extracts:
@@ -285,7 +283,7 @@ class OneShot:
         output = self.output
         if not (output.as_json or output.stats or output.receipt is not None):
             return
-        from localllm.cli.terminal.result_report import as_line, report, tell  # seldom needed
+        from localllm.cli.terminal.result_report import report, tell  # seldom needed
 
         result = report(model, answered.answers, self.is_search, load_s, perf_counter() - self.started)
         if output.as_json:
@@ -374,8 +372,5 @@ def keep(
         remote_model: object = model
         return receipts.write(path, remote.make(remote_model, prompt, options, choices["n"], result))
     terminal.end_output()  # hashing the model may take a while
-    line = ProgressLine()
-    try:
+    with ProgressLine() as line:
         receipts.write(path, receipts.make(model, prompt, options, choices, result, opening.hashing(line)))
-    finally:
-        line.clear()

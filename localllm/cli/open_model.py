@@ -166,11 +166,9 @@ def open_model(
 
     line = ProgressLine()
     warn_of_memory(path, engine.device)
-    try:
+    with line:
         options = engine.options(compiling(line), uploading(line))
         opened = open_with_options(path, options, chat_template, not no_cache, mmproj, pan_and_scan)
-    finally:
-        line.clear()
     from localllm.kernels.build.faults import end_on_bus_error
 
     end_on_bus_error(path)
@@ -210,12 +208,9 @@ def with_draft_model(model: "Model", options: "GenerationOptions", speculate: st
         raise UsageError("speculate: a draft model cannot be used with --endpoint")
     from dataclasses import replace
 
-    line = ProgressLine()
-    try:
+    with ProgressLine() as line:
         draft = resolve_model_path(speculate.removeprefix(DRAFT))
         return replace(options, speculate=model.drafter(f"{DRAFT}{draft}", compiling(line)))
-    finally:
-        line.clear()
 
 
 def can_choose_thinking(model: "Model", think: str) -> bool:

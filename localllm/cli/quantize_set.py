@@ -1,13 +1,12 @@
 """Implements quantize --types and --ladder: makes files of several types, and prints a table of them."""
 
-import json
 import os
 from collections.abc import Mapping, Sequence
 from time import perf_counter
 from typing import TYPE_CHECKING
 
 from localllm.cli import open_model as opening
-from localllm.cli.terminal.output import ProgressLine, say, write, write_paths
+from localllm.cli.terminal.output import ProgressLine, as_line, say, write, write_paths
 from localllm.cli.terminal.quantize_progress import CALIBRATED, Progress, progress_of
 from localllm.cli.terminal.render import checksum_line, columns, one_line, size
 from localllm.errors import UsageError
@@ -33,11 +32,7 @@ class SetOptions:
 
 
 def make_files(
-    source: "Source",
-    requests: "Sequence[QuantizeRequest]",
-    out: str | None,
-    group: "SetGroup",
-    options: SetOptions,
+    source: "Source", requests: "Sequence[QuantizeRequest]", out: str | None, group: "SetGroup", options: SetOptions
 ) -> None:
     """Make a file for each request, and print a table of them. Raises UsageError, ModelError, LocalllmError."""
     from localllm.quantizing.plan import make_plan
@@ -50,11 +45,7 @@ def make_files(
         plan, name = make_plan(source, request), request.recipe.name
         warnings |= {line if line in source.warnings else f"{name}: {line}": None for line in plan.warnings}
         members.append(
-            Member(
-                request.recipe,
-                plan,
-                plan.paths(output_for(options.path, out, request.recipe, options.mmproj)),
-            )
+            Member(request.recipe, plan, plan.paths(output_for(options.path, out, request.recipe, options.mmproj)))
         )
     for line in warnings:
         say(f"localllm: warning: {line}")
@@ -85,15 +76,12 @@ def together(
     plan, imatrix, line = members[0].plan, requests[0].imatrix, ProgressLine()
     inputs = [*plan.source.files, *([imatrix] if imatrix else [])]
     end_on_bus_error(plan.source.path)
-    try:
-        with progress_of(plan.weights, line) as on_progress:
-            files = QuantizeSet(members, inputs, options.threads or usable_cores(), on_progress, requests[0].strict)
-            if not is_named and not files.resumes:
-                require_absent([path for member in members for path in member.paths])
-            files.check()
-            results = files.run(Widener({job.tensor.format for job in plan.jobs}, opening.compiling(line)))
-    finally:
-        line.clear()
+    with line, progress_of(plan.weights, line) as on_progress:
+        files = QuantizeSet(members, inputs, options.threads or usable_cores(), on_progress, requests[0].strict)
+        if not is_named and not files.resumes:
+            require_absent([path for member in members for path in member.paths])
+        files.check()
+        results = files.run(Widener({job.tensor.format for job in plan.jobs}, opening.compiling(line)))
     opening.warn(files.warnings)
     return results
 
@@ -118,10 +106,8 @@ def one_by_one(
             run(member.plan, member.paths[0], by_name[member.recipe.name], threads, ignore, compiling, warnings, show)
         opening.warn(warnings)
 
-    try:
+    with line:
         return Sequel(members, requests[0].texts or ()).run(make)
-    finally:
-        line.clear()
 
 
 def ignore(done: int, name: str) -> None:
@@ -146,7 +132,7 @@ def measure(results: "Sequence[Result]", base: "LogitsFile", threads: int | None
     from localllm.services.evaluation.scores import mean
 
     line, divergences = ProgressLine(), dict[str, Divergence]()
-    try:
+    with line:
         for result in results:
             name, (count, size) = result.recipe.name, base.chunks.shape
             with ChunkReader(result.files[0].path, size, threads, opening.compiling(line)) as reader:
@@ -154,8 +140,6 @@ def measure(results: "Sequence[Result]", base: "LogitsFile", threads: int | None
                     line.show(f"{name}: measuring the divergence, {comparison.chunks} of {count} chunks")
             kld, error = mean(comparison.kld)
             divergences[name] = Divergence(kld, error, mean(comparison.same_top)[0])
-    finally:
-        line.clear()
     return divergences
 
 
@@ -174,7 +158,7 @@ def report(results: "Sequence[Result]", seconds: float, group: "SetGroup", measu
 
     if group.as_json:
         rows = report_rows(results, measured)
-        return json.dumps({"seconds": round(seconds, 2), "types": rows}, ensure_ascii=False) + "\n"
+        return as_line({"seconds": round(seconds, 2), "types": rows})
     if group.as_markdown:
         return markdown(results, measured)
     sums = [checksum_line(file.sha256, file.path) for result in results for file in result.files]

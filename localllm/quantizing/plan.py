@@ -21,17 +21,9 @@ from localllm.quant.encode import ENCODERS
 from localllm.quant.formats import BY_NAME, Format
 from localllm.quant.formats import Recipe as Recipe
 from localllm.quant.recipes import ModelFacts, Options, Planner, is_quantized, llama_order, needs_importance, role_of
+from localllm.quantizing import splitting
 from localllm.quantizing.metadata_edits import NO_EDITS, MetadataEdits, plain_values
 from localllm.quantizing.sources import PrunedSource, RenamedTensor, SourceGuard
-from localllm.quantizing.splitting import (
-    ORDER_OF_SPLIT,
-    SPLIT_KEYS,
-    SplitLimits,
-    divide_tensors,
-    oversized,
-    split_metadata,
-    split_paths,
-)
 
 # Architectures without logits: their embedding is only looked up, so all of its columns have the same importance.
 ENCODERS_ONLY = ("bert", "eurobert", "gemma-embedding", "jina-bert-v2", "jina-bert-v3", "llama-embed", "modern-bert",
@@ -53,7 +45,7 @@ class QuantizeRequest:
     overrides: Sequence[tuple[str, object]] = ()  # metadata keys and values
     edits: MetadataEdits = NO_EDITS  # further changes, applied after `overrides`
     keep_split: bool = False
-    split: SplitLimits | None = None
+    split: splitting.SplitLimits | None = None
     allow_requantize: bool = False
     strict: bool = False
     texts: Sequence[str] | None = (
@@ -140,7 +132,7 @@ class QuantizePlan:
 
     def paths(self, path: str) -> list[str]:
         """Name the files for an output path: split ones are numbered."""
-        return split_paths(path, len(self.files))
+        return splitting.split_paths(path, len(self.files))
 
 
 def make_plan(source: Source, request: QuantizeRequest, guard: SourceGuard | None = None) -> QuantizePlan:
@@ -157,10 +149,10 @@ def make_plan(source: Source, request: QuantizeRequest, guard: SourceGuard | Non
     parts = source.parts if request.keep_split else [llama_order(tensors)]
     planner = Planner(request.recipe, facts, tensors, request.options)
     jobs = [[job_for(tensors[name], planner, request, imatrix) for name in names] for names in parts]
-    flat, order = [job for part in jobs for job in part], SPLIT_KEYS
+    flat, order = [job for part in jobs for job in part], splitting.SPLIT_KEYS
     sizes = {job.tensor.name: job.output.nbytes for job in flat}
     if request.split:
-        jobs, order = divide_jobs(flat, sizes, request.split), ORDER_OF_SPLIT
+        jobs, order = divide_jobs(flat, sizes, request.split), splitting.ORDER_OF_SPLIT
     if request.strict and any(job.is_fallback for job in flat):
         raise ModelError(f"--strict: {'; '.join(fallbacks(flat))}")
     idle = [*idle_options(flat, planner, request), *request.edits.warnings]
@@ -169,16 +161,18 @@ def make_plan(source: Source, request: QuantizeRequest, guard: SourceGuard | Non
     metadata = new_metadata(source, request, imatrix)
     return QuantizePlan(
         source,
-        [*zip(split_metadata(metadata, [len(part) for part in jobs], order), jobs, strict=True)],
-        [*source.warnings, *idle, *plan_warnings(flat, request), *oversized(sizes, request.split)],
+        [*zip(splitting.split_metadata(metadata, [len(part) for part in jobs], order), jobs, strict=True)],
+        [*source.warnings, *idle, *plan_warnings(flat, request), *splitting.oversized(sizes, request.split)],
         guard or SourceGuard(source.files),
     )
 
 
-def divide_jobs(jobs: Sequence[TensorJob], sizes: Mapping[str, int], limits: SplitLimits) -> list[list[TensorJob]]:
+def divide_jobs(
+    jobs: Sequence[TensorJob], sizes: Mapping[str, int], limits: splitting.SplitLimits
+) -> list[list[TensorJob]]:
     """Divide the tensors among files of limited size. Raises UsageError."""
     by_name = {job.tensor.name: job for job in jobs}
-    return [[by_name[name] for name in names] for names in divide_tensors(sizes, limits)]
+    return [[by_name[name] for name in names] for names in splitting.divide_tensors(sizes, limits)]
 
 
 def idle_options(jobs: Sequence[TensorJob], planner: Planner, request: QuantizeRequest) -> list[str]:
@@ -321,7 +315,7 @@ def plan_warnings(jobs: Sequence[TensorJob], request: QuantizeRequest) -> list[s
 
 def new_metadata(source: Source, request: QuantizeRequest, imatrix: ImportanceMatrix | None) -> dict[str, object]:
     """Build the metadata: the source's, and the keys that llama-quantize adds, in its order."""
-    left_out = {*SPLIT_KEYS, *source.ignored}
+    left_out = {*splitting.SPLIT_KEYS, *source.ignored}
     metadata = {key: value for key, value in source.packed.items() if key not in left_out}
     kind = source.packed.get("general.file_type") if request.recipe == COPY else request.recipe.number
     additions: list[tuple[str, object]] = [("general.quantization_version", QUANTIZATION_VERSION)]

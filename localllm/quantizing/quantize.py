@@ -393,12 +393,7 @@ def read_stored_rows(log: ArrayLog, job: TensorJob, first: int, last: int) -> np
 
 
 def new_rows(
-    widener: Widener,
-    job: TensorJob,
-    importance: np.ndarray | None,
-    clamped: ClampedWeights,
-    first: int,
-    last: int,
+    widener: Widener, job: TensorJob, importance: np.ndarray | None, clamped: ClampedWeights, first: int, last: int
 ) -> np.ndarray:
     """Encode rows of the new tensor, uint8; importance: float32 [matrices, columns].
 

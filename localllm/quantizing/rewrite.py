@@ -15,18 +15,9 @@ from localllm.files.gguf.tensor_source import GGUFTensor, row_count
 from localllm.files.gguf.writer import OutputTensor, Packed, alignment_of, build_header, pack_value, write_body
 from localllm.files.safe_file import ExclusiveWriter, SafeFile, resolve_target
 from localllm.frozen import frozen
+from localllm.quantizing import splitting
 from localllm.quantizing.metadata_edits import MetadataEdits
 from localllm.quantizing.sources import SourceGuard
-from localllm.quantizing.splitting import (
-    ORDER_OF_SPLIT,
-    SPLIT_KEYS,
-    SplitLimits,
-    divide_tensors,
-    merged_metadata,
-    oversized,
-    split_metadata,
-    split_paths,
-)
 from localllm.system.files import sync
 
 CHUNK = 8 << 20  # bytes that are copied at once
@@ -52,18 +43,20 @@ def outputs(source: GGUFFile, names: Sequence[str]) -> list[OutputTensor]:
     return [OutputTensor(tensor.name, tensor.format, tensor.shape) for tensor in tensors]
 
 
-def split_files(source: GGUFFile, out: str, limits: SplitLimits) -> tuple[list[NewFile], list[str]]:
+def split_files(source: GGUFFile, out: str, limits: splitting.SplitLimits) -> tuple[list[NewFile], list[str]]:
     """Divide a model among files, named as gguf-split does; also returns warnings. Raises UsageError."""
     sizes = {tensor.name: tensor.nbytes for tensor in source.tensors.values()}
-    parts = divide_tensors(sizes, limits)
-    metadata = split_metadata(packed_of(source), [len(part) for part in parts], ORDER_OF_SPLIT, always=True)
-    paths = split_paths(out, len(parts), always=True)
+    parts = splitting.divide_tensors(sizes, limits)
+    metadata = splitting.split_metadata(
+        packed_of(source), [len(part) for part in parts], splitting.ORDER_OF_SPLIT, always=True
+    )
+    paths = splitting.split_paths(out, len(parts), always=True)
     files = [NewFile(*each) for each in zip(paths, metadata, parts, strict=True)]
-    return files, oversized(sizes, limits)
+    return files, splitting.oversized(sizes, limits)
 
 
 def merged_file(source: GGUFFile, out: str) -> NewFile:
-    return NewFile(out, merged_metadata(packed_of(source)), list(source.tensors))
+    return NewFile(out, splitting.merged_metadata(packed_of(source)), list(source.tensors))
 
 
 def check_files(paths: Sequence[str], inputs: Sequence[str], nbytes: int) -> list[str]:
@@ -145,10 +138,10 @@ def edited_files(source: GGUFFile, out: str, edits: MetadataEdits) -> list[NewFi
     """Describe the model with other metadata, in as many files as it has. Raises UsageError."""
     names = list(source.parts.values())
     first: dict[str, object] = edits.apply(packed_of(source))
-    other_parts = [{key: value for key, value in first.items() if key in SPLIT_KEYS} for _ in names[1:]]
+    other_parts = [{key: value for key, value in first.items() if key in splitting.SPLIT_KEYS} for _ in names[1:]]
     for number, metadata in enumerate(other_parts):
         metadata["split.no"] = pack_value(np.uint16(number + 1))
-    paths = split_paths(out, len(names))
+    paths = splitting.split_paths(out, len(names))
     return [NewFile(*each) for each in zip(paths, [first, *other_parts], names, strict=True)]
 
 

@@ -16,18 +16,10 @@ from localllm.errors import UsageError
 from localllm.generation.options import GenerationOptions
 from localllm.generation.reasoning import REASONING
 from localllm.generation.tools.tool_call_parser import CALL
+from localllm.server import http, request_options
 from localllm.server.attachments import IMAGE_TYPES, decode_text
 from localllm.server.content_blocks import CLOSE, DELTA, OPEN, Block, Blocks, Change, collect_blocks
 from localllm.server.fields import Body, type_name
-from localllm.server.http import (
-    EventStream,
-    anthropic_error,
-    format_event,
-    json_response,
-    new_id,
-    read_json,
-    respond_when_done,
-)
 from localllm.server.messages import (
     TEXTS,
     name_tool_results,
@@ -37,15 +29,6 @@ from localllm.server.messages import (
     parse_text,
 )
 from localllm.server.openai_chat import extension_headers
-from localllm.server.request_options import (
-    EFFORTS,
-    MAX_STOPS,
-    parse_banned,
-    parse_call_options,
-    parse_json_options,
-    parse_keep_alive,
-    parse_sampling,
-)
 from localllm.server.service import GenerateRequest, ResponseStream, Service, Usage
 from localllm.text.messages import Message
 
@@ -57,7 +40,7 @@ if TYPE_CHECKING:
 CHANGING = ("x-anthropic-billing-header:",)
 IGNORED_FIELDS = ("metadata", "service_tier", "container", "inference_geo", "diagnostics", "cache_control", "speed",
                "user_profile_id", "workspace_id", "betas", "context_management")  # fmt: skip
-PING = format_event({"type": "ping"}, "ping")  # keep-alive during prefill
+PING = http.format_event({"type": "ping"}, "ping")  # keep-alive during prefill
 THOUGHTS = ("thinking", "redacted_thinking")
 TOOL_USE, TOOL_RESULT = "tool_use", "tool_result"  # suffixes of types: server_tool_use is a call, too
 ROLES = ("user", "assistant", "system")
@@ -87,43 +70,43 @@ SCHEMAS: dict[str, dict[str, object]] = {
 
 
 async def create_message(service: Service, request: Request) -> Response:
-    body = Body(await read_json(request, service.limits))
+    body = Body(await http.read_json(request, service.limits))
     is_streaming = body.get_bool("stream")
     generate_request = await asyncio.to_thread(parse_request, body, body.get_limit("max_tokens"))
     if body.get("max_tokens") is None:
         raise UsageError("max_tokens is missing")
-    stream = await service.start(generate_request, parse_keep_alive(body))
-    headers = {"request-id": new_id("req_"), **extension_headers(body, stream)}
+    stream = await service.start(generate_request, request_options.parse_keep_alive(body))
+    headers = {"request-id": http.new_id("req_"), **extension_headers(body, stream)}
     if is_streaming:
-        return EventStream(stream_events(stream, generate_request), service.limits, headers, stream.close, PING)
-    return await respond_when_done(request, complete_response(stream, generate_request), headers, stream.close)
+        return http.EventStream(stream_events(stream, generate_request), service.limits, headers, stream.close, PING)
+    return await http.respond_when_done(request, complete_response(stream, generate_request), headers, stream.close)
 
 
 async def count_tokens(service: Service, request: Request) -> Response:
-    body = Body(await read_json(request, service.limits))
+    body = Body(await http.read_json(request, service.limits))
     count = await service.count(await asyncio.to_thread(parse_request, body, None))
-    return json_response({"input_tokens": count}, headers=extension_headers(body))
+    return http.json_response({"input_tokens": count}, headers=extension_headers(body))
 
 
 def parse_request(body: Body, max_tokens: int | None) -> GenerateRequest:
     for name in IGNORED_FIELDS:
         body.get(name)
     stops = body.get_texts("stop_sequences")
-    if len(stops) > MAX_STOPS:
-        raise UsageError(f"stop_sequences should be at most {MAX_STOPS} strings, not {len(stops)}")
+    if len(stops) > request_options.MAX_STOPS:
+        raise UsageError(f"stop_sequences should be at most {request_options.MAX_STOPS} strings, not {len(stops)}")
     think, budget = parse_thinking(body.get_object("thinking"))
     output = body.get_object("output_config")
     constraint = None
     if output:
-        effort = output.get_choice("effort", tuple(EFFORTS))
-        think = EFFORTS[effort] if effort and think == "auto" else think
+        effort = output.get_choice("effort", tuple(request_options.EFFORTS))
+        think = request_options.EFFORTS[effort] if effort and think == "auto" else think
         if format := output.get_object("format"):
             from localllm.generation.constraints.constraint import constraint_of
 
-            constraint = constraint_of(format.get_mapping("schema"), **parse_json_options(body))
+            constraint = constraint_of(format.get_mapping("schema"), **request_options.parse_json_options(body))
     options = GenerationOptions(
-        max_tokens, stops, parse_sampling(body), constraint=constraint, tools=parse_tools(body), think=think,
-        think_budget=budget, ban=parse_banned(body),
+        max_tokens, stops, request_options.parse_sampling(body), constraint=constraint, tools=parse_tools(body),
+        think=think, think_budget=budget, ban=request_options.parse_banned(body),
     )  # fmt: skip
     system = parse_system(body.get("system"))
     return GenerateRequest(body.get_text("model"), [system + parse_messages(body.require_list("messages"))], options)
@@ -162,7 +145,7 @@ def parse_tools(body: Body) -> "ToolUse | None":
             body.ignore(f"tools[{number}]:{kind}")
     if not tools:
         return None
-    options = parse_call_options(body)
+    options = request_options.parse_call_options(body)
     if choice is None:
         return ToolUse(tools, **options)
     kind = choice.get_choice("type", ("auto", "any", "tool", "none")) or "auto"
@@ -220,17 +203,17 @@ async def stream_events(stream: ResponseStream, generate_request: GenerateReques
         )
         yield typed_event({"type": "message_stop"})
     except Exception as error:
-        yield typed_event(anthropic_error(error))
+        yield typed_event(http.anthropic_error(error))
     finally:
         await stream.close()
 
 
 def typed_event(value: dict[str, object]) -> bytes:
-    return format_event(value, str(value["type"]))
+    return http.format_event(value, str(value["type"]))
 
 
 def response_head(stream: ResponseStream) -> dict[str, object]:
-    return {"id": new_id("msg_"), "type": "message", "role": "assistant", "model": stream.name}
+    return {"id": http.new_id("msg_"), "type": "message", "role": "assistant", "model": stream.name}
 
 
 def format_change(change: Change) -> dict[str, object]:

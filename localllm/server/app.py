@@ -17,28 +17,12 @@ from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from localllm.errors import LocalllmError
+from localllm.server import http, ollama_models
 from localllm.server.anthropic_messages import count_tokens, create_message
 from localllm.server.embeddings import embeddings, rerank
 from localllm.server.guard import Guard, Rules
-from localllm.server.http import (
-    ClientDisconnectedError,
-    RejectedRequestError,
-    error_format_of,
-    error_response,
-    json_response,
-)
 from localllm.server.infill import infill
 from localllm.server.ollama_chat import chat, generate
-from localllm.server.ollama_models import (
-    embed,
-    embed_prompt,
-    list_running,
-    list_tags,
-    pull_model,
-    refuse_change,
-    show_model,
-    version,
-)
 from localllm.server.openai_chat import chat_completions, list_models, retrieve_model
 from localllm.server.openai_completions import completions
 from localllm.server.openai_responses import create_response
@@ -59,7 +43,7 @@ Endpoint = Callable[[Service, Request], Awaitable[Response]]
 async def health(service: Service, request: Request) -> Response:
     """Report that the server is up, and its load."""
     running, waiting = service.pool.count_requests()
-    return json_response({"status": "ok", "running": running, "waiting": waiting})
+    return http.json_response({"status": "ok", "running": running, "waiting": waiting})
 
 
 async def props(service: Service, request: Request) -> Response:
@@ -77,7 +61,7 @@ async def props(service: Service, request: Request) -> Response:
             }  # fmt: skip
         descriptions.append(facts)
     first = next(iter(service.pool.entries.values())).model
-    return json_response({"models": descriptions, "n_ctx": first and first.context})
+    return http.json_response({"models": descriptions, "n_ctx": first and first.context})
 
 
 async def metrics(service: Service, request: Request) -> Response:
@@ -110,14 +94,14 @@ ADDRESSES: tuple[tuple[str, str, Endpoint], ...] = (
     ("POST", "/apply-template", apply_template),
     ("POST", "/api/chat", chat),
     ("POST", "/api/generate", generate),
-    ("POST", "/api/embed", embed),
-    ("POST", "/api/embeddings", embed_prompt),
-    ("GET", "/api/tags", list_tags),
-    ("POST", "/api/show", show_model),
-    ("GET", "/api/ps", list_running),
-    ("GET", "/api/version", version),
-    ("POST", "/api/pull", pull_model),
-    *((method, f"/api/{name}", refuse_change) for method, name in REFUSED),
+    ("POST", "/api/embed", ollama_models.embed),
+    ("POST", "/api/embeddings", ollama_models.embed_prompt),
+    ("GET", "/api/tags", ollama_models.list_tags),
+    ("POST", "/api/show", ollama_models.show_model),
+    ("GET", "/api/ps", ollama_models.list_running),
+    ("GET", "/api/version", ollama_models.version),
+    ("POST", "/api/pull", ollama_models.pull_model),
+    *((method, f"/api/{name}", ollama_models.refuse_change) for method, name in REFUSED),
 )
 PATHS = tuple(dict.fromkeys(path for _, path, _ in ADDRESSES))
 
@@ -137,14 +121,14 @@ async def call_endpoint(service: Service, path: str, endpoint: Endpoint, request
     try:
         response = await endpoint(service, request)
     except LocalllmError as error:
-        response = error_response(error, error_format_of(path))
-    except ClientDisconnectedError:
+        response = http.error_response(error, http.error_format_of(path))
+    except http.ClientDisconnectedError:
         service.metrics.responses[path, 499] += 1
         raise
     except asyncio.CancelledError:  # by the listener at shutdown
-        response = error_response(StoppedError(STOPPING), error_format_of(path))
+        response = http.error_response(StoppedError(STOPPING), http.error_format_of(path))
     except Exception as error:
-        response = error_response(error, error_format_of(path))
+        response = http.error_response(error, http.error_format_of(path))
     service.metrics.responses[path, response.status_code] += 1
     return response
 
@@ -154,10 +138,12 @@ async def respond_not_found(service: Service, request: Request, error: Exception
     service.metrics.responses["other", status] += 1
     methods = ", ".join(method for method, route, _ in ADDRESSES if matches_route(path, route))
     error = {
-        404: RejectedRequestError(404, describe_unknown(path, PATHS), "unknown_url"),
-        405: RejectedRequestError(405, f"method not allowed at this address; use {methods}", "method_not_supported"),
-    }.get(status) or RejectedRequestError(status, "the request was rejected")
-    response = error_response(error, error_format_of(path))
+        404: http.RejectedRequestError(404, describe_unknown(path, PATHS), "unknown_url"),
+        405: http.RejectedRequestError(
+            405, f"method not allowed at this address; use {methods}", "method_not_supported"
+        ),
+    }.get(status) or http.RejectedRequestError(status, "the request was rejected")
+    response = http.error_response(error, http.error_format_of(path))
     if status == 405:
         response.headers["Allow"] = methods
     return response

@@ -21,19 +21,11 @@ NOT_FETCHED = (
     "image_url: URLs are not fetched; send the image as data:image/...;base64,... or as file:// in an allowed folder"
 )
 FILE_TYPES = ("file", "input_file")  # types of parts: Chat Completions, Responses
-TEXT_TYPES = (
-    "text/",
-    "application/json",
-    "application/xml",
-    "application/x-",
-)  # prefixes
+TEXT_TYPES = ("text/", "application/json", "application/xml", "application/x-")  # prefixes
 
 
 def image_part(part: Mapping[str, object], name: str) -> dict[str, str]:
-    """Convert a part of one of the IMAGE_TYPES to {"type": "image_url", "image_url": URL}.
-
-    Raises UsageError.
-    """
+    """Convert a part of one of the IMAGE_TYPES to {"type": "image_url", "image_url": URL}. Raises UsageError."""
     body = Body(part, name)
     source = body.get_object("source")
     if body.get("file_id") or (source and source.get("file_id")):

@@ -16,10 +16,7 @@ class Body:
     """
 
     def __init__(self, value: Mapping[str, object], name: str = ""):
-        """Wrap an object.
-
-        name: name of the object within the request, "" for the request itself.
-        """
+        """Wrap an object. name: name of the object within the request, "" for the request itself."""
         self._value, self._name, self._read_names, self._ignored = value, name, set[str](), dict[str, None]()
 
     @classmethod

@@ -90,10 +90,7 @@ class Guard:
     """ASGI middleware that applies the rules, adds security headers, and handles disconnects."""
 
     def __init__(self, app: ASGIApp, rules: Rules, canonical: Callable[[str], str]):
-        """Wrap an app.
-
-        canonical: normalizes a path, for the rules and the app alike.
-        """
+        """Wrap an app. canonical: normalizes a path, for the rules and the app alike."""
         self._app, self._rules, self._canonical = app, rules, canonical
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:

@@ -95,10 +95,7 @@ def openai_error(error: BaseException) -> dict[str, object]:
 
 
 def error_fields(error: BaseException) -> dict[str, str | None]:
-    """Return the fields of OpenAI's error object.
-
-    Source: https://platform.openai.com/docs/guides/error-codes
-    """
+    """Return the fields of OpenAI's error object. Source: https://platform.openai.com/docs/guides/error-codes."""
     status = status_of(error)
     kind = {401: "authentication_error", 403: "permission_error", 404: "not_found_error", 503: "overloaded_error"}
     code = {401: "invalid_api_key", 404: "model_not_found", 503: "overloaded"}.get(status)
@@ -113,10 +110,7 @@ def error_fields(error: BaseException) -> dict[str, str | None]:
 
 
 def anthropic_error(error: BaseException) -> dict[str, object]:
-    """Format an error for Anthropic's clients.
-
-    Source: https://docs.anthropic.com/en/api/errors
-    """
+    """Format an error for Anthropic's clients. Source: https://docs.anthropic.com/en/api/errors."""
     status = status_of(error)
     kinds = {401: "authentication_error", 403: "permission_error", 404: "not_found_error", 413: "request_too_large",
              503: "overloaded_error"}  # fmt: skip
@@ -130,10 +124,7 @@ def public_message(error: BaseException) -> str:
 
 
 def ollama_error(error: BaseException) -> dict[str, object]:
-    """Format an error for Ollama's clients.
-
-    Source: https://github.com/ollama/ollama/blob/main/docs/api.md
-    """
+    """Format an error for Ollama's clients. Source: https://github.com/ollama/ollama/blob/main/docs/api.md."""
     return {"error": public_message(error)}
 
 
@@ -290,10 +281,7 @@ async def respond_when_done(
 
 
 async def run_until_disconnect(receive: Receive, work: Awaitable[T]) -> T:
-    """Await `work`, but cancel it when the client disconnects.
-
-    Raises ClientDisconnectedError then.
-    """
+    """Await `work`, but cancel it when the client disconnects. Raises ClientDisconnectedError then."""
     working = asyncio.ensure_future(work)
     watching = asyncio.ensure_future(wait_for_disconnect(receive))
     try:

@@ -256,10 +256,7 @@ def bind_ipv6_loopback(first: socket.socket) -> socket.socket | None:
 
 @contextmanager
 def bind_unix(path: str) -> Iterator[socket.socket]:
-    """Bind a Unix socket that only the user can open, and remove it at the end.
-
-    Raises UsageError.
-    """
+    """Bind a Unix socket that only the user can open, and remove it at the end. Raises UsageError."""
     if not hasattr(socket, "AF_UNIX"):
         raise UsageError("this system has no Unix sockets; use --port")
     with suppress(FileNotFoundError):

@@ -1,7 +1,4 @@
-"""Server metrics in Prometheus' text format.
-
-Source: https://prometheus.io/docs/instrumenting/exposition_formats/
-"""
+"""Server metrics in Prometheus' text format. Source: https://prometheus.io/docs/instrumenting/exposition_formats/."""
 
 from bisect import bisect_left
 from collections import Counter

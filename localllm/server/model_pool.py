@@ -205,10 +205,7 @@ class ModelPool:
             self._changing.notify_all()
 
     async def _make_room(self, entry: ModelEntry) -> None:
-        """Unload idle models, least recently used first, until this one fits.
-
-        Raises MemoryLimitError.
-        """
+        """Unload idle models, least recently used first, until this one fits. Raises MemoryLimitError."""
         if self.memory is None:
             return
         nbytes = await asyncio.to_thread(lambda: entry.needed_bytes)

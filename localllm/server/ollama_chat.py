@@ -149,12 +149,7 @@ async def load_model(service: Service, body: Body, form: Form) -> Response:
 
 
 async def respond(
-    service: Service,
-    request: Request,
-    body: Body,
-    prompts: Sequence[Prompt | Infill],
-    form: Form,
-    started: float,
+    service: Service, request: Request, body: Body, prompts: Sequence[Prompt | Infill], form: Form, started: float
 ) -> Response:
     is_streaming = body.get_optional_bool("stream") is not False
     query = await asyncio.to_thread(parse_request, body, prompts)

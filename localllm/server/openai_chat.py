@@ -1,7 +1,4 @@
-"""OpenAI's interface: /v1/chat/completions and /v1/models.
-
-Source: https://platform.openai.com/docs/api-reference
-"""
+"""OpenAI's interface: /v1/chat/completions and /v1/models. Source: https://platform.openai.com/docs/api-reference."""
 
 import asyncio
 from collections.abc import AsyncGenerator, Callable, Mapping
@@ -15,27 +12,10 @@ from starlette.responses import Response
 from localllm.generation.logprobs import LikelyToken, TokenLogprob
 from localllm.generation.reasoning import REASONING, TextPart
 from localllm.generation.tools.tool_call_parser import ARGUMENTS, CALL, ToolCall, append_part
+from localllm.server import http, request_options
 from localllm.server.fields import Body
-from localllm.server.http import (
-    EventStream,
-    format_event,
-    json_response,
-    new_id,
-    openai_error,
-    read_json,
-    respond_when_done,
-)
 from localllm.server.messages import parse_messages
 from localllm.server.model_pool import ModelEntry
-from localllm.server.request_options import (
-    MAX_CHOICES,
-    MAX_LOGPROBS,
-    apply_continuation,
-    parse_constraint,
-    parse_keep_alive,
-    parse_options,
-    parse_tools,
-)
 from localllm.server.service import GenerateRequest, ResponseStream, Service, Usage
 from localllm.server.worker import TokenEvent
 from localllm.text.tokenizer import Tokenizer
@@ -79,11 +59,11 @@ class Choice:
 
 
 async def chat_completions(service: Service, request: Request) -> Response:
-    body = Body(await read_json(request, service.limits))
+    body = Body(await http.read_json(request, service.limits))
     is_streaming, options = body.get_bool("stream"), body.get_object("stream_options")
     wants_usage = options is not None and options.get_bool("include_usage")
     query = await asyncio.to_thread(parse_request, body)
-    stream = await service.start(query, parse_keep_alive(body))
+    stream = await service.start(query, request_options.parse_keep_alive(body))
     headers = extension_headers(body, stream)
 
     def format_choice(index: int, choice: Choice) -> dict[str, object]:
@@ -91,8 +71,8 @@ async def chat_completions(service: Service, request: Request) -> Response:
         return {"index": index, "message": choice.message(), "logprobs": logprobs, "finish_reason": choice.reason}
 
     if is_streaming:
-        return EventStream(stream_chunks(stream, query, wants_usage), service.limits, headers, stream.close)
-    return await respond_when_done(
+        return http.EventStream(stream_chunks(stream, query, wants_usage), service.limits, headers, stream.close)
+    return await http.respond_when_done(
         request, complete_response(stream, query, CHAT_KIND, format_choice), headers, stream.close
     )
 
@@ -100,14 +80,18 @@ async def chat_completions(service: Service, request: Request) -> Response:
 def parse_request(body: Body) -> GenerateRequest:
     for name, reason in (("functions", "use tools"), ("audio", "only text output is supported")):
         body.reject(name, reason)
-    top_logprobs = body.get_int("top_logprobs", 0, MAX_LOGPROBS)
+    top_logprobs = body.get_int("top_logprobs", 0, request_options.MAX_LOGPROBS)
     has_logprobs = body.get_bool("logprobs") or bool(top_logprobs)
     name = "max_tokens" if body.get("max_completion_tokens") is None else "max_completion_tokens"
     messages = parse_messages(body.require_list("messages"))
-    options = apply_continuation(
-        body, parse_options(body, body.get_limit(name), parse_constraint(body), parse_tools(body)), messages
+    options = request_options.apply_continuation(
+        body,
+        request_options.parse_options(
+            body, body.get_limit(name), request_options.parse_constraint(body), request_options.parse_tools(body)
+        ),
+        messages,
     )
-    n = body.get_int("n", 1, MAX_CHOICES) or 1
+    n = body.get_int("n", 1, request_options.MAX_CHOICES) or 1
     return GenerateRequest(
         body.get_text("model"), [messages], options, n, (top_logprobs or 0) if has_logprobs else None
     )
@@ -148,7 +132,7 @@ async def stream_chunks(stream: ResponseStream, query: GenerateRequest, wants_us
 
     def chunk(index: int, delta: dict[str, object], finish_reason: str | None = None, logprobs: object = None) -> bytes:
         choice = {"index": index, "delta": delta, "logprobs": logprobs, "finish_reason": finish_reason}
-        return format_event({**base, "choices": [choice], **usage})
+        return http.format_event({**base, "choices": [choice], **usage})
 
     choices = dict[int, Choice]()
     try:
@@ -169,10 +153,10 @@ async def stream_chunks(stream: ResponseStream, query: GenerateRequest, wants_us
             if number not in choices:  # nothing was asked for
                 yield chunk(number, {"role": "assistant", "content": ""}, "length")
         if wants_usage:
-            yield format_event({**base, "choices": [], "usage": format_usage(stream.usage)})
+            yield http.format_event({**base, "choices": [], "usage": format_usage(stream.usage)})
         yield DONE
     except Exception as error:
-        yield format_event(openai_error(error))
+        yield http.format_event(http.openai_error(error))
     finally:
         await stream.close()
 
@@ -190,7 +174,7 @@ def format_delta(part: TextPart, choice: Choice) -> dict[str, object]:
 
 def response_head(stream: ResponseStream, prefix: str, kind: str) -> dict[str, object]:
     return {
-        "id": new_id(f"{prefix}-"), "object": kind, "created": int(time()), "model": stream.name,
+        "id": http.new_id(f"{prefix}-"), "object": kind, "created": int(time()), "model": stream.name,
         "system_fingerprint": None,
     }  # fmt: skip
 
@@ -243,13 +227,13 @@ async def list_models(service: Service, request: Request) -> Response:
     if VERSION_HEADER in request.headers:
         data = [anthropic_model(entry) for entry in entries]
         page = {"first_id": data[0]["id"], "last_id": data[-1]["id"], "has_more": False} if data else {}
-        return json_response({"data": data, **page})
-    return json_response({"object": "list", "data": [openai_model(entry) for entry in entries]})
+        return http.json_response({"data": data, **page})
+    return http.json_response({"object": "list", "data": [openai_model(entry) for entry in entries]})
 
 
 async def retrieve_model(service: Service, request: Request) -> Response:
     entry = service.pool.get(request.path_params["name"])
-    return json_response((anthropic_model if VERSION_HEADER in request.headers else openai_model)(entry))
+    return http.json_response((anthropic_model if VERSION_HEADER in request.headers else openai_model)(entry))
 
 
 def openai_model(entry: ModelEntry) -> dict[str, object]:

@@ -16,18 +16,9 @@ from localllm.errors import UsageError
 from localllm.frozen import frozen
 from localllm.generation.infill import Infill
 from localllm.generation.logprobs import LikelyToken, TokenLogprob, prompt_logprobs, token_logprobs
+from localllm.server import openai_chat
 from localllm.server.fields import Body
 from localllm.server.http import EventStream, format_event, openai_error, read_json, respond_when_done
-from localllm.server.openai_chat import (
-    DONE,
-    Choice,
-    complete_response,
-    extension_headers,
-    finite_logprob,
-    format_usage,
-    response_head,
-    token_bytes,
-)
 from localllm.server.request_options import MAX_CHOICES, MAX_LOGPROBS, parse_constraint, parse_keep_alive, parse_options
 from localllm.server.service import GenerateRequest, Prompt, ResponseStream, Service
 
@@ -46,7 +37,7 @@ async def completions(service: Service, request: Request) -> Response:
     wants_usage = options is not None and options.get_bool("include_usage")
     query, has_echo = await asyncio.to_thread(parse_request, body), body.get_bool("echo")
     stream = await service.start(query, parse_keep_alive(body))
-    headers = extension_headers(body)
+    headers = openai_chat.extension_headers(body)
     if is_streaming:
         return EventStream(stream_chunks(stream, query, wants_usage, has_echo), service.limits, headers, stream.close)
     return await respond_when_done(request, complete(stream, query, has_echo), headers, stream.close)
@@ -109,7 +100,7 @@ class TextChoice(TypedDict):
 async def complete(stream: ResponseStream, query: GenerateRequest, has_echo: bool) -> dict[str, object]:
     prompts = await echo_prompts(stream, query.top_logprobs) if has_echo else []
 
-    def format_choice(index: int, choice: Choice) -> TextChoice:
+    def format_choice(index: int, choice: openai_chat.Choice) -> TextChoice:
         formatted: TextChoice = {
             "index": index,
             "text": "".join(choice.text),
@@ -120,7 +111,7 @@ async def complete(stream: ResponseStream, query: GenerateRequest, has_echo: boo
             add_prompt(formatted, prompts[index // query.n], stream, query)
         return formatted
 
-    return await complete_response(stream, query, TEXT, format_choice)
+    return await openai_chat.complete_response(stream, query, TEXT, format_choice)
 
 
 def add_prompt(choice: TextChoice, prompt: EchoedPrompt, stream: ResponseStream, query: GenerateRequest) -> None:
@@ -195,7 +186,7 @@ def is_token(value: object) -> bool:
 async def stream_chunks(
     stream: ResponseStream, query: GenerateRequest, wants_usage: bool, has_echo: bool = False
 ) -> AsyncGenerator[bytes]:
-    base, usage = response_head(stream, *TEXT), {"usage": None} if wants_usage else {}
+    base, usage = openai_chat.response_head(stream, *TEXT), {"usage": None} if wants_usage else {}
     unfinished = dict.fromkeys(range(query.n * len(query.prompts)))
     lengths, has_text = Counter[int](), set[int]()
 
@@ -227,8 +218,8 @@ async def stream_chunks(
         for index in unfinished:  # nothing was asked for
             yield chunk(index, "", [], "length")
         if wants_usage:
-            yield format_event({**base, "choices": [], "usage": format_usage(stream.usage)})
-        yield DONE
+            yield format_event({**base, "choices": [], "usage": openai_chat.format_usage(stream.usage)})
+        yield openai_chat.DONE
     except Exception as error:
         yield format_event(openai_error(error))
     finally:
@@ -245,16 +236,18 @@ def format_logprobs(
     if query.top_logprobs is None:
         return None
     tokenizer, offsets = stream.model.tokenizer, list[int]()
-    texts = [token_bytes(token.chosen.token, tokenizer).decode(errors="replace") for token in tokens]
+    texts = [openai_chat.token_bytes(token.chosen.token, tokenizer).decode(errors="replace") for token in tokens]
     for text in texts:
         offsets.append(offset)
         offset += len(text)
     return {
         "tokens": texts,
-        "token_logprobs": [finite_logprob(token.chosen) for token in tokens],
+        "token_logprobs": [openai_chat.finite_logprob(token.chosen) for token in tokens],
         "top_logprobs": [
             {
-                token_bytes(alternative.token, tokenizer).decode(errors="replace"): finite_logprob(alternative)
+                openai_chat.token_bytes(alternative.token, tokenizer).decode(
+                    errors="replace"
+                ): openai_chat.finite_logprob(alternative)
                 for alternative in token.likeliest
             }
             for token in tokens

@@ -21,17 +21,9 @@ from localllm.frozen import frozen
 from localllm.generation.options import GenerationOptions
 from localllm.generation.reasoning import REASONING, TextPart
 from localllm.generation.tools.tool_call_parser import CALL
+from localllm.server import http, request_options
 from localllm.server.content_blocks import CLOSE, OPEN, Block, Blocks, Change
 from localllm.server.fields import Body, type_name
-from localllm.server.http import (
-    EventStream,
-    error_fields,
-    format_event,
-    json_response,
-    new_id,
-    read_json,
-    respond_when_done,
-)
 from localllm.server.messages import (
     IMAGE_ROLES,
     name_tool_results,
@@ -41,18 +33,6 @@ from localllm.server.messages import (
     parse_text,
 )
 from localllm.server.openai_chat import extension_headers
-from localllm.server.request_options import (
-    EFFORTS,
-    flat_name,
-    parse_banned,
-    parse_call_options,
-    parse_function,
-    parse_json_options,
-    parse_keep_alive,
-    parse_sampling,
-    parse_schema,
-    parse_tool_choice,
-)
 from localllm.server.service import GenerateRequest, ResponseStream, Service, Usage
 from localllm.text.messages import ROLES, Message
 
@@ -82,18 +62,18 @@ Origins = Mapping[str, Origin]  # the client's tools, by the names that the mode
 
 
 async def create_response(service: Service, request: Request) -> Response:
-    body = Body(await read_json(request, service.limits))
+    body = Body(await http.read_json(request, service.limits))
     is_streaming, origins = body.get_bool("stream"), {tool.name: origin for tool, origin in client_tools(body)}
     generate_request = await asyncio.to_thread(parse_request, body)
     settings, headers = echo_settings(body), extension_headers(body)
     if generate_request is None:  # a client checks the connection
         builder = ResponseBuilder(service.pool.resolve(body.get_text("model")).name, settings, origins)
         return empty_response(builder, service, is_streaming, headers)
-    stream = await service.start(generate_request, parse_keep_alive(body))
+    stream = await service.start(generate_request, request_options.parse_keep_alive(body))
     builder, headers = ResponseBuilder(stream.name, settings, origins), extension_headers(body, stream)
     if is_streaming:
-        return EventStream(stream_events(stream, builder), service.limits, headers, stream.close)
-    return await respond_when_done(request, complete_response(stream, builder), headers, stream.close)
+        return http.EventStream(stream_events(stream, builder), service.limits, headers, stream.close)
+    return await http.respond_when_done(request, complete_response(stream, builder), headers, stream.close)
 
 
 def parse_request(body: Body) -> GenerateRequest | None:
@@ -103,14 +83,15 @@ def parse_request(body: Body) -> GenerateRequest | None:
     for name in ("previous_response_id", "conversation"):
         body.reject(name, "conversations are not stored; send all messages as input")
     text, reasoning = body.get_object("text"), body.get_object("reasoning")
-    schema = parse_schema(text.get_object("format")) if text else None
-    effort = reasoning.get_choice("effort", tuple(EFFORTS)) if reasoning else None
+    schema = request_options.parse_schema(text.get_object("format")) if text else None
+    effort = reasoning.get_choice("effort", tuple(request_options.EFFORTS)) if reasoning else None
     from localllm.generation.constraints.constraint import constraint_of
 
-    constraint = constraint_of(schema, **parse_json_options(body))
+    constraint = constraint_of(schema, **request_options.parse_json_options(body))
     options = GenerationOptions(
-        body.get_limit("max_output_tokens"), (), parse_sampling(body), constraint=constraint, tools=parse_tools(body),
-        think=EFFORTS[effort] if effort else "auto", ban=parse_banned(body),
+        body.get_limit("max_output_tokens"), (), request_options.parse_sampling(body), constraint=constraint,
+        tools=parse_tools(body), think=request_options.EFFORTS[effort] if effort else "auto",
+        ban=request_options.parse_banned(body),
     )  # fmt: skip
     messages = parse_input(body)
     if not messages:
@@ -155,7 +136,7 @@ class ResponseBuilder:
         """
         self.model = model
         self._settings, self._origins = settings, origins
-        self._id, self._created_at = new_id("resp_"), int(time())
+        self._id, self._created_at = http.new_id("resp_"), int(time())
         self._blocks, self._names, self._items = Blocks(), list[str](), list[object]()
 
     def begin(self) -> Iterator[Event]:
@@ -175,7 +156,7 @@ class ResponseBuilder:
         yield {"type": f"response.{status}", "response": self._format(status, usage)}
 
     def fail(self, error: Exception) -> Event:
-        fields = error_fields(error)
+        fields = http.error_fields(error)
         failed = self._format("failed") | {"error": {**fields, "code": fields["code"] or "server_error"}}
         return {"type": "response.failed", "response": failed}
 
@@ -191,7 +172,7 @@ class ResponseBuilder:
         """Yield the events of a change of a block; reason: the finish reason if the answer ends here."""
         action, block, _ = change
         if action == OPEN:
-            self._names.append(new_id("item_"))
+            self._names.append(http.new_id("item_"))
             item = format_item(block, self._names[-1], "in_progress", self._origins, has_content=False)
             yield {"type": "response.output_item.added", "output_index": block.index, "item": item}
         fields = {"item_id": self._names[block.index], "output_index": block.index}
@@ -209,17 +190,17 @@ def empty_response(builder: ResponseBuilder, service: Service, is_streaming: boo
     """Respond to a request with empty input, by which clients check the connection."""
     events = [*builder.begin(), *builder.end("stop", Usage())]
     if not is_streaming:
-        return json_response(events[-1]["response"], headers=headers)
+        return http.json_response(events[-1]["response"], headers=headers)
 
     async def lines() -> AsyncGenerator[bytes]:
         for number, event in enumerate(events):
             yield format_numbered(event, number)
 
-    return EventStream(lines(), service.limits, headers)
+    return http.EventStream(lines(), service.limits, headers)
 
 
 def format_numbered(event: Event, number: int) -> bytes:
-    return format_event({**event, "sequence_number": number}, str(event["type"]))
+    return http.format_event({**event, "sequence_number": number}, str(event["type"]))
 
 
 async def response_events(stream: ResponseStream, builder: ResponseBuilder) -> AsyncGenerator[Event]:
@@ -375,7 +356,7 @@ def add_call(messages: list[Message], item: dict[str, object], kind: str) -> Non
     else:
         arguments = dumps({key: value for key, value in item.items() if key not in ABOUT}, ensure_ascii=False)
     namespace = item.get("namespace")
-    called = flat_name(
+    called = request_options.flat_name(
         namespace if isinstance(namespace, str) else None, str(item.get("name") or kind[: -len(CALL_SUFFIX)])
     )
     id = str(item.get("call_id") or item.get("id") or kind)
@@ -404,12 +385,12 @@ def parse_tools(body: Body) -> "ToolUse | None":
     from localllm.generation.tools.tool_grammar import ToolUse
 
     choice, parallel = body.get("tool_choice"), body.get("parallel_tool_calls") is not False
-    options, tools = parse_call_options(body), [tool for tool, _ in client_tools(body)]
+    options, tools = request_options.parse_call_options(body), [tool for tool, _ in client_tools(body)]
     if not tools:
         return None
     if isinstance(choice, dict) and choice.get("type") not in ("function", "custom", "allowed_tools"):
         choice = None
-    mode, allowed = parse_tool_choice(choice)
+    mode, allowed = request_options.parse_tool_choice(choice)
     return ToolUse(tools, mode, parallel, allowed=allowed, **options)
 
 
@@ -432,7 +413,7 @@ def client_tools(body: Body) -> Iterator[tuple["Tool", Origin]]:
 
 
 def as_function(tool: Body, namespace: str | None = None) -> tuple["Tool", Origin]:
-    parsed = parse_function(tool, namespace)
+    parsed = request_options.parse_function(tool, namespace)
     return parsed, Origin(tool.require_text("name"), namespace)
 
 
@@ -444,7 +425,7 @@ def as_text_function(tool: Body, namespace: str | None = None) -> tuple["Tool", 
     format = tool.get_object("format")
     if format and (grammar := format.get_text("definition")):
         about += f"\n\nThe input is of this grammar ({format.get_text('syntax') or 'lark'}):\n{grammar}"
-    return Tool(flat_name(namespace, name), about, TEXT), Origin(name, namespace, is_custom=True)
+    return Tool(request_options.flat_name(namespace, name), about, TEXT), Origin(name, namespace, is_custom=True)
 
 
 def input_text(arguments: str) -> str:

@@ -23,12 +23,7 @@ SAMPLING_FIELDS = {name: name for name in OPTIONS} | names_for("vllm", OPTIONS) 
 EFFORTS = {"none": "off", "minimal": "low", "low": "low", "medium": "medium", "high": "high", "xhigh": "high",
            "max": "high", "default": "auto"}  # fmt: skip
 DURATION = re.compile(r"(?P<sign>-?)(?:(?P<h>\d{1,9})h)?(?:(?P<m>\d{1,9})m)?(?:(?P<s>\d{1,9}(?:\.\d*)?)s?)?")
-MODES = {
-    "auto": "auto",
-    "required": "required",
-    "any": "required",
-    "none": "none",
-}  # by tool_choice; any: Mistral's
+MODES = {"auto": "auto", "required": "required", "any": "required", "none": "none"}  # by tool_choice; any: Mistral's
 MAX_CHOICES = 16  # per prompt
 MAX_STOPS = 16
 MAX_BANNED = 256
@@ -54,10 +49,7 @@ def parse_keep_alive(body: Body) -> float | None:
 
 
 def parse_sampling(body: Body) -> SamplingOptions:
-    """Parse the sampling fields: OpenAI's, and the names of all of SamplingOptions.
-
-    Raises UsageError.
-    """
+    """Parse the sampling fields: OpenAI's, and the names of all of SamplingOptions. Raises UsageError."""
     values = dict[str, Any]()  # SamplingOptions checks the types
     for field, name in SAMPLING_FIELDS.items():
         if (value := body.get(field)) is not None:

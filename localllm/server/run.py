@@ -12,21 +12,10 @@ from dataclasses import field
 from typing import TYPE_CHECKING, NoReturn
 
 from localllm.frozen import frozen
+from localllm.server import listener
 from localllm.server.app import application
 from localllm.server.guard import Rules
 from localllm.server.http import Limits
-from localllm.server.listener import (
-    Ending,
-    Listener,
-    Tls,
-    address_of,
-    bind_ipv6_loopback,
-    bind_tcp,
-    bind_unix,
-    create_listener,
-    inherited_sockets,
-    require_keys,
-)
 from localllm.server.metrics import Metrics
 from localllm.server.model_pool import Find, ModelPool, NameOptions
 from localllm.server.service import Service
@@ -90,7 +79,7 @@ def run(setup: Setup, stack: ExitStack, on_ready: Callable[[str], None], warn: C
     on_ready: called with the address. Raises LocalllmError, and KeyboardInterrupt for Ctrl-C.
     """
     host = f"[{setup.host}]" if ":" in setup.host else setup.host
-    tls = Tls.of(setup.ssl_certfile, setup.ssl_keyfile)
+    tls = listener.Tls.of(setup.ssl_certfile, setup.ssl_keyfile)
     sockets, address = open_sockets(setup, stack, "https" if tls else "http")
     limits = Limits(
         setup.body, answer_seconds=setup.answer_seconds, connections=setup.connections, drops_turns=setup.drops_turns,
@@ -99,11 +88,11 @@ def run(setup: Setup, stack: ExitStack, on_ready: Callable[[str], None], warn: C
     local_names = [] if setup.host == "127.0.0.1" else local_host_names()
     rules = Rules([host, *local_names, *setup.hosts], setup.origins, setup.keys)
 
-    server: Listener | None = None
+    server: listener.Listener | None = None
     deadline = threading.Timer(EXIT_SECONDS, lambda: exit_now(server, stack))
     deadline.daemon = True
 
-    async def serve() -> Listener:
+    async def serve() -> listener.Listener:
         nonlocal server
         metrics = Metrics()
 
@@ -117,9 +106,9 @@ def run(setup: Setup, stack: ExitStack, on_ready: Callable[[str], None], warn: C
             setup.names,
         )  # fmt: skip
         pool.find = setup.find
-        ending = Ending(setup.grace, stop_responses, warn)
+        ending = listener.Ending(setup.grace, stop_responses, warn)
         app = application(Service(pool, metrics, limits), rules, warn if setup.access_log else None)
-        server = create_listener(app, limits, ending, tls)
+        server = listener.create_listener(app, limits, ending, tls)
         if len(setup.paths) == 1:
             async with pool.use(None):  # report errors of a single model at the start
                 pass
@@ -146,16 +135,16 @@ def open_sockets(setup: Setup, stack: ExitStack, scheme: str) -> tuple[list[sock
 
     Raises LocalllmError.
     """
-    if inherited := inherited_sockets():
+    if inherited := listener.inherited_sockets():
         for listening in inherited:
             stack.enter_context(listening)
-        require_keys(inherited, setup.keys)
-        return inherited, address_of(inherited[0], scheme)
+        listener.require_keys(inherited, setup.keys)
+        return inherited, listener.address_of(inherited[0], scheme)
     if setup.socket is not None:
-        return [stack.enter_context(bind_unix(setup.socket))], setup.socket
-    main_socket = stack.enter_context(bind_tcp(setup.host, setup.port))
+        return [stack.enter_context(listener.bind_unix(setup.socket))], setup.socket
+    main_socket = stack.enter_context(listener.bind_tcp(setup.host, setup.port))
     sockets = [main_socket]
-    if setup.host == "127.0.0.1" and (ipv6_socket := bind_ipv6_loopback(main_socket)):
+    if setup.host == "127.0.0.1" and (ipv6_socket := listener.bind_ipv6_loopback(main_socket)):
         sockets.append(stack.enter_context(ipv6_socket))
     host = f"[{setup.host}]" if ":" in setup.host else setup.host
     return sockets, f"{scheme}://{host}:{main_socket.getsockname()[1]}"
@@ -167,7 +156,7 @@ def local_host_names() -> list[str]:
     return [name, f"{name.partition('.')[0]}.local"]
 
 
-def exit_now(server: Listener | None, stack: ExitStack) -> NoReturn:
+def exit_now(server: listener.Listener | None, stack: ExitStack) -> NoReturn:
     with suppress(Exception):
         stack.close()
     os._exit(130 if server and server.stopped_by == signal.SIGINT else 0)

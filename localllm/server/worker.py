@@ -65,10 +65,7 @@ class Subscriber:
         self._events.put_nowait(event)
 
     async def events(self) -> AsyncIterator[TokenEvent]:
-        """Yield events until all completions have ended; leaving early cancels them.
-
-        Raises LocalllmError.
-        """
+        """Yield events until all completions have ended; leaving early cancels them. Raises LocalllmError."""
         is_done = False
         try:
             while (event := await self._events.get()) is not None:
@@ -89,17 +86,8 @@ class Worker:
         model: the model it runs.
     """
 
-    def __init__(
-        self,
-        model: "Model",
-        metrics: Metrics,
-        parallel: int | None,
-        memory: int | None,
-    ):
-        """Open a live batch and start the thread.
-
-        parallel, memory: passed to Model.batch.
-        """
+    def __init__(self, model: "Model", metrics: Metrics, parallel: int | None, memory: int | None):
+        """Open a live batch and start the thread. parallel, memory: passed to Model.batch."""
         self.model, self._metrics, self._max_waiting = model, metrics, MAX_WAITING
         self._open_batch = partial(model.batch, self, parallel, live=True, memory=memory)
         self._queue = deque[Subscriber]()  # not yet taken by the batch

@@ -169,10 +169,7 @@ def plain_options(options: GenerationOptions) -> dict[str, object]:
 
 
 def options_of(receipt: Receipt) -> GenerationOptions:
-    """Restore the options of a receipt; an interrupted response is limited to its tokens.
-
-    Raises UsageError.
-    """
+    """Restore the options of a receipt; an interrupted response is limited to its tokens. Raises UsageError."""
     other_fields = ("n", "beams", "speculate", "form")
     field_values = {name: value for name, value in receipt["options"].items() if name not in other_fields}
     speculate = receipt["options"]["speculate"]

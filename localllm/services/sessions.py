@@ -310,10 +310,7 @@ def latest_name() -> str:
 
 
 def remove(name: str) -> None:
-    """Delete a session.
-
-    Raises UsageError if it does not exist or is open in a chat; LocalllmError.
-    """
+    """Delete a session. Raises UsageError if it does not exist or is open in a chat; LocalllmError."""
     path = path_of(name)
     _content(path, name)
     try:

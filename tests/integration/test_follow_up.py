@@ -79,7 +79,7 @@ def test_the_note_comes_after_the_line_that_it_is_about(cli, monkeypatch):
     order = list[str]()
     page = SimpleNamespace(push=order.append, end=lambda: order.append("\n"))
     monkeypatch.setattr(stream_renderer, "page", lambda: page)
-    monkeypatch.setattr(stream_renderer, "say", order.append)
+    monkeypatch.setattr(stream_renderer.terminal, "say", order.append)
     block = stream_renderer.FirstBlock(SimpleNamespace(finish_reason="stop"))
     block.push("ls -l")
     block.end()

@@ -1,6 +1,5 @@
 """localllm bench: how fast a model is on this computer."""
 
-import json
 import re
 import sys
 from collections.abc import Sequence
@@ -10,7 +9,7 @@ from localllm.cli import open_model as opening
 from localllm.cli.open_model import resolve_model_path
 from localllm.cli.options import shared as options
 from localllm.cli.parameters import option
-from localllm.cli.terminal.output import ProgressLine, is_terminal, write
+from localllm.cli.terminal.output import ProgressLine, as_line, is_terminal, write
 from localllm.cli.terminal.render import count, file_stem, hanging, one_line, size, table, terminal_width
 from localllm.errors import UsageError
 
@@ -106,7 +105,7 @@ def bench(
     finally:
         line.clear()
         if as_json and results:
-            write(json.dumps(bench_run.report(results), ensure_ascii=False) + "\n")
+            write(as_line(bench_run.report(results)))
         elif results:
             show(bench_run.model, results, bench_run.lane, pretty=is_terminal(sys.stdout) and not as_markdown)
 
@@ -119,14 +118,12 @@ def show_texts(
 
     line = ProgressLine()
     lengths = (16, 64, 512) if lengths == (512,) else lengths
-    try:
+    with line:
         compiling = opening.compiling(line)
         tell = lambda test: line.show(f"measuring {test}")  # noqa: E731
         results = measure(path, lengths, threads, repetitions, tell, compiling, device)
-    finally:
-        line.clear()
     if as_json:
-        write(json.dumps({"model": path, "results": results}, ensure_ascii=False) + "\n")
+        write(as_line({"model": path, "results": results}))
         return
     rows = [
         (f"{result['length']} tokens", f"{result['tokens_per_second']:.0f} ± {result['deviation']:.0f}",

@@ -1,6 +1,5 @@
 """localllm eval: measure how many questions models answer correctly."""
 
-import json
 import os
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Literal
@@ -11,7 +10,7 @@ from localllm.cli.open_model import resolve_model_path
 from localllm.cli.options import shared as options
 from localllm.cli.options.offers import offer_models
 from localllm.cli.parameters import argument, build_group, group, option
-from localllm.cli.terminal.output import say, write
+from localllm.cli.terminal.output import as_line, say, write
 from localllm.cli.terminal.render import count_noun, one_line, table
 from localllm.errors import RecordsError, UsageError
 
@@ -119,7 +118,7 @@ def report(evaluations: "list[Evaluation]", comparisons: "list[Comparison]", as_
             "models": [evaluation.facts() for evaluation in evaluations],
             "comparisons": [asdict(comparison) for comparison in comparisons],
         }
-        write(json.dumps(facts, ensure_ascii=False) + "\n")
+        write(as_line(facts))
         return
     rows = []
     for each in evaluations:

@@ -1,6 +1,5 @@
 """localllm fit: estimate whether a model fits into memory, before it is downloaded."""
 
-import json
 import sys
 from typing import TYPE_CHECKING
 
@@ -9,7 +8,7 @@ import typer
 from localllm.cli.options import shared as options
 from localllm.cli.options.offers import one_of
 from localllm.cli.parameters import option
-from localllm.cli.terminal.output import ProgressLine, broken, write
+from localllm.cli.terminal.output import ProgressLine, as_line, broken, write
 from localllm.cli.terminal.render import count, fact_lines, one_line, size, table
 from localllm.errors import MemoryLimitError, UsageError
 
@@ -67,13 +66,10 @@ def fit(
         return
     if model is None:
         raise UsageError("give a MODEL, or --all for all of them")
-    line = ProgressLine()
-    try:
+    with ProgressLine() as line:
         facts = facts_of(model, line.show, context, kv_type)
-    finally:
-        line.clear()
     if as_json:
-        write(json.dumps(facts, ensure_ascii=False) + "\n")
+        write(as_line(facts))
     else:
         write("\n".join([*summary(facts), "", *needs(facts), "", broken(conclusion(facts), sys.stdout)]) + "\n")
     if not (any(row["fits"] for row in facts["rows"]) or (context is None and any(facts["longest"].values()))):
@@ -94,12 +90,9 @@ def rank(model: str | None, every: bool, order: str, context: int | None, kv_typ
     if context is not None and context < 1:
         raise UsageError(f"context should be at least 1 token, not {context}")
     KVType.of(kv_type or "f16")
-    line = ProgressLine()
-    try:
+    with ProgressLine() as line:
         facts = fit_all(order, context or CONTEXT, kv_type or "f16", line.show)
-    finally:
-        line.clear()
-    write(json.dumps(facts, ensure_ascii=False) + "\n" if as_json else "\n".join(ranking(facts)) + "\n")
+    write(as_line(facts) if as_json else "\n".join(ranking(facts)) + "\n")
 
 
 def ranking(facts: "FitRanking") -> "Sequence[str]":

@@ -1,13 +1,12 @@
 """localllm inspect: show what is in a model file, and the memory that it needs."""
 
-import json
 from typing import TYPE_CHECKING, Any
 
 from localllm.cli import open_model as opening
 from localllm.cli.open_model import resolve_model_path
 from localllm.cli.options import shared as options
 from localllm.cli.parameters import option
-from localllm.cli.terminal.output import say, write
+from localllm.cli.terminal.output import as_line, say, write
 from localllm.cli.terminal.render import count, fact_lines, one_line, size, table
 
 if TYPE_CHECKING:
@@ -43,7 +42,7 @@ def inspect(
     facts = inspect_model(path, check, with_metadata=as_json)
     opening.warn(facts["warnings"])
     if as_json:
-        write(json.dumps(facts, ensure_ascii=False) + "\n")
+        write(as_line(facts))
     else:
         write("\n".join([*summary(facts), "", *formats(facts["formats"]), *memory(facts["memory"])]) + "\n")
     if check and facts["valid"]:

@@ -1,6 +1,5 @@
 """localllm perplexity: measure how well a model predicts a text."""
 
-import json
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
@@ -8,7 +7,7 @@ from localllm.cli import open_model as opening
 from localllm.cli.open_model import resolve_model_path
 from localllm.cli.options import shared as options
 from localllm.cli.parameters import argument, group, option
-from localllm.cli.terminal.output import ProgressLine, write
+from localllm.cli.terminal.output import ProgressLine, as_line, write
 from localllm.cli.terminal.render import Remaining, count_noun, one_line, table
 from localllm.errors import UsageError
 
@@ -142,7 +141,7 @@ def perplexity(
         finally:
             line.clear()
             if prediction and as_json:
-                write(json.dumps(facts_of(reader, size) | prediction.facts(), ensure_ascii=False) + "\n")
+                write(as_line(facts_of(reader, size) | prediction.facts()))
             elif prediction:
                 write("".join(f"{row}\n" for row in report(prediction, size)))
                 if logits and reader.made_with:
@@ -225,7 +224,7 @@ def score_file(
         finally:
             line.clear()
             if score.tasks and as_json:
-                write(json.dumps({"model": model_opened.path} | score.facts(), ensure_ascii=False) + "\n")
+                write(as_line({"model": model_opened.path} | score.facts()))
             elif score.tasks:
                 write("".join(f"{row}\n" for row in score_lines(score)))
 

@@ -214,14 +214,11 @@ def plan_by_sensitivity(
         raise UsageError(f"{path}: this file exists; --force overwrites it, and without --size its formats are used")
     require_possible(source, request, size)
     line, count = progress.line, threads or usable_cores()
-    try:
-        with progress.progress as show:
-            on_scales, on_formats, on_check = (partial(show, stage) for stage in BY_SENSITIVITY)
-            source = fold_scales(source, request, count, on_scales, opening.compiling(line))
-            progress.add("scales")
-            choice = choose_formats(source, request, size, count, on_formats, on_check, opening.compiling(line))
-    finally:
-        line.clear()
+    with line, progress.progress as show:
+        on_scales, on_formats, on_check = (partial(show, stage) for stage in BY_SENSITIVITY)
+        source = fold_scales(source, request, count, on_scales, opening.compiling(line))
+        progress.add("scales")
+        choice = choose_formats(source, request, size, count, on_formats, on_check, opening.compiling(line))
     progress.add("choosing formats")
     predicted = f"{choice.predicted:.4f} ({choice.usual:.4f} with the formats of {request.recipe.name})"
     say(f"localllm: predicted KL divergence {predicted}; measured on held-out texts, weights only: {choice.found:.4f}")
@@ -311,14 +308,11 @@ def execute(
 
     line, warnings = progress.line, list[str]()
     end_on_bus_error(plan.source.path)
-    try:
-        with progress.progress as show:
-            service.run(
-                plan, target, request, threads or usable_cores(), partial(show_weights, show, plan.weights),
-                opening.compiling(line), warnings, show,
-            )  # fmt: skip
-    finally:
-        line.clear()
+    with line, progress.progress as show:
+        service.run(
+            plan, target, request, threads or usable_cores(), partial(show_weights, show, plan.weights),
+            opening.compiling(line), warnings, show,
+        )  # fmt: skip
     opening.warn(warnings)
     progress.add("encoding")
     paths = plan.paths(target)

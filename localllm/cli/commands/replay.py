@@ -54,13 +54,11 @@ def replay(
     )
     with opening.open_model(path, engine, opening_options["chat_template"], no_cache=True) as model_opened:
         generation = opening.with_draft_model(model_opened, generation, record["options"]["speculate"])
-        try:
+        with line:
             result = receipts.regenerate(
                 model_opened, record, generation, lambda count: line.show(f"answering again: {count} tokens")
             )
             changed = receipts.changes(record, model_opened, opening.hashing(line))
-        finally:
-            line.clear()
     for change in changed:
         say(f"localllm: {change}")
     tell(receipts.difference(record["result"], result))

@@ -8,7 +8,7 @@ from localllm.cli.commands.embed import Context, Field, opened, records_of, tell
 from localllm.cli.open_model import resolve_model_path
 from localllm.cli.options import shared as options
 from localllm.cli.parameters import argument, option
-from localllm.cli.terminal.output import ProgressLine, write
+from localllm.cli.terminal.output import ProgressLine, as_line, write
 from localllm.errors import UsageError
 
 
@@ -62,7 +62,7 @@ def rerank(
         record_text = record.input if isinstance(record.input, str) else json.dumps(record.input, ensure_ascii=False)
         if as_json:
             result = {"id": record.id, "score": score, "input": record.input}
-            write(json.dumps(result, ensure_ascii=False) + "\n")
+            write(as_line(result))
         else:
             write(f"{score:.6f}\t{record_text}\n" if scores else f"{record_text}\n")
     if stats:

@@ -1,6 +1,5 @@
 """localllm search: find the passages of files that answer a question."""
 
-import json
 import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
@@ -11,7 +10,7 @@ from localllm.cli.options import shared as options
 from localllm.cli.options.offers import offer_models
 from localllm.cli.options.search import FileFilter, Places, Searching, Threshold, Top
 from localllm.cli.parameters import option
-from localllm.cli.terminal.output import coloured, dim, is_terminal, say, write
+from localllm.cli.terminal.output import as_line, coloured, dim, is_terminal, say, write
 from localllm.errors import UsageError
 
 if TYPE_CHECKING:
@@ -104,7 +103,7 @@ def render_hits(hits: "Sequence[Hit]", layout: str, before: int, after: int) -> 
     before, after: lines around each passage.
     """
     if layout == "json":
-        return "".join(json.dumps(as_object(hit), ensure_ascii=False) + "\n" for hit in hits)
+        return "".join(as_line(as_object(hit)) for hit in hits)
     if layout == "texts":
         return "".join(f"{hit.passage.text}\n" for hit in hits)
     if layout == "names":

@@ -8,7 +8,7 @@ from localllm.cli.open_model import resolve_model_path
 from localllm.cli.options import shared as options
 from localllm.cli.parameters import argument, option
 from localllm.cli.prompt_input import Encoding, content, require_decodable, text_of
-from localllm.cli.terminal.output import is_terminal, stdin, write
+from localllm.cli.terminal.output import as_line, is_terminal, stdin, write
 from localllm.errors import UsageError
 
 
@@ -53,6 +53,6 @@ def tokenize(
     pieces = [tokenizer.token_bytes(token, special=True).decode(errors="backslashreplace") for token in token_ids]
     tokens = [{"id": token, "piece": piece} for token, piece in zip(token_ids, pieces, strict=True)]
     if as_json:
-        write(json.dumps(tokens, ensure_ascii=False) + "\n")
+        write(as_line(tokens))
     else:
         write("".join(f"{token['id']}\t{json.dumps(token['piece'], ensure_ascii=False)}\n" for token in tokens))

@@ -1,6 +1,5 @@
 """localllm verify: check a model file's weights and checksums."""
 
-import json
 from typing import TYPE_CHECKING
 
 from localllm.cli import open_model as opening
@@ -8,7 +7,7 @@ from localllm.cli.open_model import resolve_model_path
 from localllm.cli.options import shared as options
 from localllm.cli.options.offers import offer_models
 from localllm.cli.parameters import argument, option
-from localllm.cli.terminal.output import ProgressLine, say, write, write_paths
+from localllm.cli.terminal.output import ProgressLine, as_line, say, write, write_paths
 from localllm.cli.terminal.render import checksum_line, columns, count, one_line
 from localllm.errors import ModelError
 
@@ -45,7 +44,7 @@ def verify(
     path, line = resolve_model_path(model), ProgressLine()
     source = open_source(against) if against is not None else None
     end_on_bus_error(path)
-    try:
+    with line:
         verification = service.verify(
             path,
             source,
@@ -53,8 +52,6 @@ def verify(
             lambda done, of, name: line.show(f"verifying: {100 * done // of} %, {one_line(name)}"),
             opening.compiling(line),
         )
-    finally:
-        line.clear()
     for sentence in verification.odd:
         say(f"localllm: warning: {sentence}")
     if as_json:
@@ -105,4 +102,4 @@ def as_facts(verification: "Verification") -> str:
         "valid": not verification.problems, "problems": list(verification.problems), "odd": list(verification.odd),
         "formats": verification.by_format(), "files": list(verification.files), "tensors": tensors,
     }  # fmt: skip
-    return json.dumps(facts, ensure_ascii=False) + "\n"
+    return as_line(facts)

@@ -19,9 +19,6 @@ def warmup(model: options.OptionalModelName = None) -> None:
     path = str(localllm.builtin_model()) if model is None else resolve_model_path(model)
     from localllm.services.warmup import warmup as compile_kernels
 
-    line = ProgressLine()
-    try:
+    with ProgressLine() as line:
         compile_kernels(path, opening.compiling(line))
-    finally:
-        line.clear()
     dim("the kernels are ready")

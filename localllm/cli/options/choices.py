@@ -1,11 +1,10 @@
 """The option that chooses among given answers instead of writing one."""
 
 import csv
-import json
 from typing import TYPE_CHECKING, Annotated
 
 from localllm.cli.parameters import option
-from localllm.cli.terminal.output import write
+from localllm.cli.terminal.output import as_line, write
 
 if TYPE_CHECKING:
     from localllm.api import Model
@@ -34,4 +33,4 @@ def choose(model: "Model", prompt: "str | list[Message]", texts: list[str], as_j
         write(f"{choices[0].text}\n")
         return
     all_of_them = [choice._asdict() for choice in choices]
-    write(json.dumps({"text": choices[0].text, "choices": all_of_them}, ensure_ascii=False) + "\n")
+    write(as_line({"text": choices[0].text, "choices": all_of_them}))

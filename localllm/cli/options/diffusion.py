@@ -68,15 +68,13 @@ def fill(
         prompt = model_opened.session.encode_chat(asked)
     require_room(len(prompt) + options.length, min(BATCH, model_opened.context))
     text = ""
-    try:
+    with line:
         for step, tokens in enumerate(denoise(model, prompt, options), start=1):
             text = decode_with_blanks(model_opened, tokens, model.mask)
             if diffusion.visual:
                 line.clear()
                 say(f"{step}/{options.steps} {text}")
             line.show(f"{step}/{options.steps} {' '.join(text.split())}")
-    finally:
-        line.clear()
     out = page_of_stdout()
     out.push(text)
     out.end()

@@ -131,10 +131,8 @@ def opened_search(
     model_options = Models(
         engine, *(None if each is None else resolve_model_path(each) for each in (models.embedder, models.reranker))
     )
-    try:
+    with line:
         search = Search(places, files.filter(), model_options, line.show, lines)
-    finally:
-        line.clear()
     with search:
         opening.warn(search.warnings)
         yield search

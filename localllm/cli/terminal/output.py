@@ -4,11 +4,12 @@ Text from models and files is not trusted: control characters, which could move 
 hide text, are never printed on a terminal.
 """
 
+import json
 import os
 import re
 import sys
 from time import monotonic
-from typing import BinaryIO, NoReturn, TextIO
+from typing import BinaryIO, NoReturn, Self, TextIO
 
 from localllm.system.processes import on_termination, restore_termination
 from localllm.system.terminal import is_console, is_silent, restore_terminal, understands_escapes
@@ -51,6 +52,11 @@ def write(text: str) -> None:
         text = printable(text)
     sys.stdout.buffer.write(text.encode(errors="replace"))
     sys.stdout.buffer.flush()
+
+
+def as_line(value: object) -> str:
+    """Format a value as a line of JSON."""
+    return json.dumps(value, ensure_ascii=False) + "\n"
 
 
 def write_paths(text: str) -> None:
@@ -158,7 +164,7 @@ def dim_piece(text: str) -> None:
 
 
 class ProgressLine:
-    """A line on stderr that is overwritten, and removed at the end.
+    """A line on stderr that is overwritten, and removed at the end; a context manager.
 
     A terminal without escape sequences gets a line of its own now and then, other files none.
     """
@@ -181,6 +187,12 @@ class ProgressLine:
         if text != self._shown:
             self._shown = text
             print(f"\r\x1b[K{text}", end="", file=sys.stderr, flush=True)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.clear()
 
     def clear(self) -> None:
         self._next = 0.0

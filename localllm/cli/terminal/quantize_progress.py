@@ -170,10 +170,8 @@ def copy_files(source: "GGUFFile", files: "Sequence[NewFile]", force: bool) -> N
         require_kind(file.path, is_model, "a model", force)
     start, line, total = perf_counter(), ProgressLine(), sum(file.nbytes(source) for file in files)
     end_on_bus_error(source.path)
-    try:
+    with line:
         write_files(source, files, lambda done, name: line.show(f"copying: {100 * done // total} %, {one_line(name)}"))
-    finally:
-        line.clear()
     more_files = f" and {len(files) - 1} more" if len(files) > 1 else ""
     write(f"{one_line(files[0].path)}{more_files}: {size(total)}, {perf_counter() - start:.1f} s\n")
 

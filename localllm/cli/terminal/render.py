@@ -29,11 +29,7 @@ TITLE = 40  # characters of the first question
 
 
 def stream(
-    answer: "Generation",
-    line: ProgressLine,
-    silent: bool = False,
-    thoughts: bool = True,
-    out: "Page | None" = None,
+    answer: "Generation", line: ProgressLine, silent: bool = False, thoughts: bool = True, out: "Page | None" = None
 ) -> bool:
     """Write the answer as it is generated, and a line break; True if Ctrl-C cut it short. Text that was printed stays.
 

@@ -1,6 +1,5 @@
 """Reports the answers of `localllm run`: for --json, --stats and receipts."""
 
-import json
 from typing import TYPE_CHECKING, Any, cast
 
 from localllm.cli.terminal.output import say
@@ -18,10 +17,6 @@ def report(
     if are_several:
         return report_several(model, cast("list[Answer]", answers), load_s, total_s)
     return report_one(model, cast("Generation", answers[0]), load_s, total_s)
-
-
-def as_line(result: dict[str, object]) -> str:
-    return json.dumps(result, ensure_ascii=False) + "\n"
 
 
 def report_one(model: "Model", answer: "Generation", load_s: float, total_s: float) -> dict[str, object]:
@@ -63,10 +58,7 @@ def report_several(model: "Model", answers: "list[Answer]", load_s: float, total
 
 def circumstances(model: "Model", times: dict[str, float]) -> dict[str, object]:
     """Return the model and the timings, rounded to microseconds."""
-    return {
-        "model": about(model),
-        "timings": {name: round(value, 6) for name, value in times.items()},
-    }
+    return {"model": about(model), "timings": {name: round(value, 6) for name, value in times.items()}}
 
 
 def about(model: "Model") -> dict[str, str]:

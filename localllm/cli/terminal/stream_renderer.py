@@ -8,18 +8,7 @@ from collections.abc import Callable
 from time import monotonic
 from typing import TYPE_CHECKING, Protocol
 
-from localllm.cli.terminal.output import (
-    coloured,
-    has_colour,
-    heading,
-    is_dumb,
-    is_terminal,
-    printable,
-    say,
-    size_of,
-    width_of,
-    write,
-)
+from localllm.cli.terminal import output as terminal
 
 if TYPE_CHECKING:
     from localllm.generation.scheduler import Generation
@@ -45,22 +34,22 @@ class Page(Protocol):
 
 def page(markdown: bool = False) -> Page:
     """Make a renderer that suits stdout; markdown: render Markdown if the terminal can."""
-    if not is_terminal(sys.stdout):
+    if not terminal.is_terminal(sys.stdout):
         return Plain()
-    return Markdown() if markdown and not is_dumb() else Wrapped()
+    return Markdown() if markdown and not terminal.is_dumb() else Wrapped()
 
 
 def columns() -> int:
-    return width_of(sys.stdout)
+    return terminal.width_of(sys.stdout)
 
 
 class Plain:
     def push(self, text: str, is_thought: bool = False) -> None:
         if not is_thought:
-            write(text)
+            terminal.write(text)
 
     def end(self) -> None:
-        write("\n")
+        terminal.write("\n")
 
 
 class Wrapped:
@@ -72,27 +61,27 @@ class Wrapped:
     def push(self, text: str, is_thought: bool = False) -> None:
         if self._was_thought and not is_thought:
             self.end()
-            write("\n" + heading("answer"))
+            terminal.write("\n" + terminal.heading("answer"))
             self._wrapper, self._has_begun = Wrapper(self._width), False
         elif is_thought and not self._was_thought:
             self.end()
-            write(heading("thinking"))
+            terminal.write(terminal.heading("thinking"))
             self._wrapper, self._has_begun = Wrapper(self._width), False
         if not self._has_begun:
             text = text.lstrip("\n")
         self._was_thought, self._has_begun = is_thought, self._has_begun or bool(text)
-        self._write(self._wrapper.push(printable(text)))
+        self._write(self._wrapper.push(terminal.printable(text)))
 
     def _write(self, text: str) -> None:
         if text:
             dims = self._was_thought and not text.isspace()
-            sys.stdout.buffer.write((coloured(text, "2") if dims else text).encode(errors="replace"))
+            sys.stdout.buffer.write((terminal.coloured(text, "2") if dims else text).encode(errors="replace"))
             sys.stdout.buffer.flush()
 
     def end(self) -> None:
         self._write(self._wrapper.flush())
         if self._wrapper.column:
-            write("\n")
+            terminal.write("\n")
 
 
 class Wrapper:
@@ -228,7 +217,9 @@ class Markdown:
     def __init__(self) -> None:
         from rich.console import Console
 
-        self._console = Console(file=sys.stdout, force_terminal=True, no_color=not has_colour(), highlight=False)
+        self._console = Console(
+            file=sys.stdout, force_terminal=True, no_color=not terminal.has_colour(), highlight=False
+        )
         self._thoughts = Wrapped()
         self._text, self._live, self._lines_done, self._drawn_at = "", 0, 0, 0.0
         self._has_thought = self._follows = False
@@ -238,7 +229,7 @@ class Markdown:
             self._has_thought = True
             return self._thoughts.push(text, is_thought)
         self._end_thoughts()
-        self._text += printable(text)
+        self._text += terminal.printable(text)
         *complete, self._text = blocks(self._text)
         for block in complete:
             self._draw(block, is_whole=True)
@@ -256,11 +247,11 @@ class Markdown:
         if self._has_thought:
             self._has_thought = False
             self._thoughts.end()
-            write("\n" + heading("answer"))
+            terminal.write("\n" + terminal.heading("answer"))
 
     def _draw(self, block: str, is_whole: bool = False) -> None:
         """Draw a block over its earlier, partial version."""
-        self._console.size = size_of(sys.stdout)  # rich believes COLUMNS, which may be older than the window
+        self._console.size = terminal.size_of(sys.stdout)  # rich believes COLUMNS, which may be older than the window
         lines = self._lines(block)
         fixed = len(lines) if is_whole else max(self._lines_done, len(lines) - (self._console.height - 2))
         output = f"\r\x1b[{self._live}A\x1b[J" if self._live else ""
@@ -331,9 +322,9 @@ class FirstBlock:
             self._page.push(self._text)
         self._page.end()
         if not self._reader.is_open:
-            say(NO_BLOCK)
+            terminal.say(NO_BLOCK)
         if self._reader.is_open and not is_done and self._answer.finish_reason == "length":
-            say(CUT_OFF)
+            terminal.say(CUT_OFF)
 
 
 class LastBlock:
@@ -361,5 +352,5 @@ def code_or_all(text: str, last: bool) -> str:
 
     code = extract_code(text, last)
     if code is None:
-        say(NO_BLOCK)
+        terminal.say(NO_BLOCK)
     return text if code is None else code

@@ -144,9 +144,7 @@ def score_tasks(model: Model, tasks: Sequence[tuple[int, ChoiceTask]]) -> Iterat
             yield Result(number, means, choice, choice in task.correct)
 
 
-def require_results(
-    results: Iterator[list[list[TokenLogprob]] | LocalllmError],
-) -> Iterator[list[list[TokenLogprob]]]:
+def require_results(results: Iterator[list[list[TokenLogprob]] | LocalllmError]) -> Iterator[list[list[TokenLogprob]]]:
     """Yield results; raise the first error among them."""
     for result in results:
         if isinstance(result, LocalllmError):

@@ -32,10 +32,7 @@ def open_model(path: str | os.PathLike[str], *arguments: Any, **options: Any) ->
         model = api.open_model(resolved, *arguments, **options)
         model.session.defaults = values.defaults.over(model.session.defaults)
         is_chosen = bool(options.get("chat_template"))
-        model.warnings += [
-            *values.warnings,
-            *unused_parts(path, resolved, model.tokenizer.chat_template, is_chosen),
-        ]
+        model.warnings += [*values.warnings, *unused_parts(path, resolved, model.tokenizer.chat_template, is_chosen)]
     for warning in model.warnings:
         warnings.warn(warning, stacklevel=2)
     model.session.on_warning = partial(tell, model)

@@ -37,10 +37,7 @@ class Watcher:
 
 @frozen
 class Pulled:
-    """The result of a pull.
-
-    path: path of the first file.  received: bytes downloaded.  size: size of all files.
-    """
+    """The result of a pull. path: path of the first file.  received: bytes downloaded.  size: size of all files."""
 
     path: Path
     size: int

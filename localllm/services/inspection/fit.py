@@ -14,15 +14,7 @@ from localllm.arch.layer_state import KVType, cache_bytes
 from localllm.errors import LocalllmError, ModelError, UsageError
 from localllm.files.gguf.file import GGUFFile
 from localllm.files.gguf.projectors import projector_bytes
-from localllm.services.hub.catalogue import (
-    HubReference,
-    Known,
-    MissingError,
-    models_on_disk,
-    registry_models,
-    resolve,
-    shortest_name,
-)
+from localllm.services.hub import catalogue
 from localllm.services.hub.found_models import find_models
 from localllm.services.inspection.inspect import MatrixCosts, MemoryRow, is_reader, memory
 from localllm.system.memory import available_memory
@@ -120,8 +112,8 @@ def fit(
     """
     kinds = TYPES if kv_type is None else (kv_type,)
     try:
-        path = resolve(model)
-    except MissingError as error:
+        path = catalogue.resolve(model)
+    except catalogue.MissingError as error:
         return describe_remote(error.reference, on_read, context, kinds)
     with GGUFFile.open(path, needed=()) as file:
         facts = describe_file(file, on_read, context, projector_bytes(path), kinds)
@@ -144,7 +136,7 @@ def fit_all(
     local = {row["name"] for row in rows}
     rows += [
         describe_registry_model(model, bandwidth, available)
-        for model in registry_models().values()
+        for model in catalogue.registry_models().values()
         if model.name not in local
     ]
     key = ORDERS[order]
@@ -156,7 +148,7 @@ def fit_all(
 
 
 def describe_remote(
-    reference: HubReference, on_read: Callable[[str], None], context: int | None, kinds: Sequence[str] = TYPES
+    reference: catalogue.HubReference, on_read: Callable[[str], None], context: int | None, kinds: Sequence[str] = TYPES
 ) -> ModelFit:
     """Describe a model of the hub by its header."""
     from localllm.services.hub.huggingface import Repository
@@ -244,9 +236,9 @@ def measure_bandwidth() -> float:
 
 def names_here() -> Iterator[str]:
     """Yield the names of local models, the built-in one and those of other programs included."""
-    built_in = [model.name for model in registry_models().values() if not model.repository]
-    on_disk = [model.name for model in models_on_disk() if model.is_whole]
-    yield from dict.fromkeys([*built_in, *on_disk, *(model.name for model in find_models(shortest_name))])
+    built_in = [model.name for model in catalogue.registry_models().values() if not model.repository]
+    on_disk = [model.name for model in catalogue.models_on_disk() if model.is_whole]
+    yield from dict.fromkeys([*built_in, *on_disk, *(model.name for model in find_models(catalogue.shortest_name))])
 
 
 def describe_model_file(
@@ -255,7 +247,7 @@ def describe_model_file(
     """Describe a model by its file, for a context of `context` tokens, or the trained one if that is shorter."""
     on_read(f"reading the header of {name}")
     try:
-        path = resolve(name)
+        path = catalogue.resolve(name)
         with GGUFFile.open(path, needed=()) as file:
             length = min(context, architecture(file)[1].context)
             facts = describe_file(file, on_read, length, projector_bytes(path), (kv_type,), bandwidth)
@@ -269,7 +261,7 @@ def describe_model_file(
     }  # fmt: skip
 
 
-def describe_registry_model(model: Known, bandwidth: float, available: int) -> FitRow:
+def describe_registry_model(model: catalogue.Known, bandwidth: float, available: int) -> FitRow:
     """Describe a model that can be pulled, with the memory and speed of an empty KV cache."""
     total, active = parameters_of(model.parameters)
     weights = model.megabytes * 1_000_000

@@ -37,10 +37,7 @@ class Record:
 
 
 def read_records(data: bytes, name: str = "") -> list[Record]:
-    """Parse the records of an input.
-
-    name: name of its file. Raises UsageError for invalid UTF-16.
-    """
+    """Parse the records of an input. name: name of its file. Raises UsageError for invalid UTF-16."""
     if data.startswith(UTF16_MARKS):
         data = decode_text(data, name or "stdin").encode()
     lines = [(number, line.removesuffix(b"\r")) for number, line in enumerate(data.split(b"\n"), 1) if line.strip()]

@@ -10,15 +10,7 @@ from typing import IO
 
 from localllm.errors import LocalllmError, UsageError
 from localllm.files.text_file import UTF16_MARKS, decode_text, replace_invalid, replacement_warning
-from localllm.services.records.lines import (
-    Record,
-    begins_document,
-    is_json_line,
-    lines_of_document,
-    parse_json_line,
-    parse_plain_line,
-    with_own_id,
-)
+from localllm.services.records import lines
 
 AHEAD = 256  # lines that the thread reads ahead
 PATIENCE = 0.1  # seconds between two checks whether to stop
@@ -37,7 +29,7 @@ class RecordStream:
     def __init__(self, source: IO[bytes]):
         """Start a thread that reads `source` line by line."""
         self.may_wait: Callable[[], bool] = lambda: True
-        self.pending, self.count = deque[Record](), 0
+        self.pending, self.count = deque[lines.Record](), 0
         self._error: LocalllmError | None = None
         self._lines, self._ended = Queue[bytes | None](AHEAD), False
         self._is_jsonl: bool | None = None  # until the first line
@@ -53,9 +45,9 @@ class RecordStream:
             if first.startswith(UTF16_MARKS):
                 source = io.BytesIO(decode_text(first + source.read(), "stdin").encode())
                 first = source.readline()
-            elif begins_document(first):
+            elif lines.begins_document(first):
                 data = first + source.read()
-                document = lines_of_document(data)
+                document = lines.lines_of_document(data)
                 source = io.BytesIO(data if document is None else document)
                 first = source.readline()
             for line in chain([first], iter(source.readline, b"")) if first else ():
@@ -84,7 +76,7 @@ class RecordStream:
     def __iter__(self) -> "RecordStream":
         return self
 
-    def __next__(self) -> Record:
+    def __next__(self) -> lines.Record:
         while self.is_open:
             line = self._next_line()
             if line is None:
@@ -116,17 +108,17 @@ class RecordStream:
             return line
         return None
 
-    def _record(self, line: bytes, offset: int) -> Record:
+    def _record(self, line: bytes, offset: int) -> lines.Record:
         number, text = self._number, self._decode(line, offset)
         line = (text.removeprefix("\ufeff") if number == 1 else text).encode()
         if self._is_jsonl is None:
-            self._is_jsonl = is_json_line(line)
-        record = (parse_json_line if self._is_jsonl else parse_plain_line)(number, line)
+            self._is_jsonl = lines.is_json_line(line)
+        record = (lines.parse_json_line if self._is_jsonl else lines.parse_plain_line)(number, line)
         if record.error or not self._is_jsonl:
             return record
-        return with_own_id(record, number, self._first_numbers)
+        return lines.with_own_id(record, number, self._first_numbers)
 
-    def _is_done(self, record: Record) -> bool:
+    def _is_done(self, record: lines.Record) -> bool:
         """Return whether the output has the record's result. Raises UsageError if that is of another input."""
         if record.error or record.id not in self._finished_inputs:
             return False

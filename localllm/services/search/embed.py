@@ -168,10 +168,7 @@ def file_passages(path: str, size: int) -> list[Passage]:
 
 
 def nearest(query: np.ndarray, vectors: np.ndarray, top: int) -> list[tuple[int, float]]:
-    """Return the vectors closest to a query as (index, cosine), best first.
-
-    query, vectors: float32, of length 1.
-    """
+    """Return the vectors closest to a query as (index, cosine), best first. query, vectors: float32, of length 1."""
     cosines = vectors @ query
     order = np.argsort(-cosines, kind="stable")[:top]
     return [(int(number), float(cosines[number])) for number in order]

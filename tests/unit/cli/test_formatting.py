@@ -27,6 +27,7 @@ from localllm.cli.terminal import (
     stream_renderer as drawing,
 )
 from localllm.cli.terminal.line_editor import FileHistory
+from localllm.cli.terminal.output import as_line
 from localllm.errors import ContextError, UsageError
 from localllm.generation.options import GenerationOptions
 from localllm.generation.reasoning import ANSWER, REASONING
@@ -255,7 +256,7 @@ def test_several_answers_have_seeds_if_they_were_drawn(capsys):
     result = report.report(MODEL, two, True, 0.5, 2.5)
     assert [row.get("seed", "none") for row in result["answers"]] == [5, "none"]
     assert told(capsys, result) == ["answers: 2 with 7 tokens in 2.00 s, model loaded in 0.50 s"]
-    assert json.loads(report.as_line(result)) == result
+    assert json.loads(as_line(result)) == result
 
 
 # ---- the progress line ----------------------------------------------------------------------------------------------
@@ -524,7 +525,7 @@ def test_thoughts_end_with_an_empty_line(capsysbinary, monkeypatch):
 def screen(monkeypatch):
     """The size of the screen for drawing: columns and lines."""
     monkeypatch.setenv("NO_COLOR", "1")
-    monkeypatch.setattr(drawing, "size_of", lambda stream: (20, 6))
+    monkeypatch.setattr(drawing.terminal, "size_of", lambda stream: (20, 6))
     monkeypatch.setattr(drawing, "columns", lambda: 20)
 
 

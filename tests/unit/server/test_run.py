@@ -89,7 +89,8 @@ def ran(monkeypatch: pytest.MonkeyPatch) -> Any:
         found, told = Listens(stopped_by), SimpleNamespace(addresses=[])
 
         def stand_in(name: str, made: Any) -> None:
-            monkeypatch.setattr(server, name, lambda *given: setattr(told, name, given) or made)
+            owner = server if hasattr(server, name) else server.listener
+            monkeypatch.setattr(owner, name, lambda *given: setattr(told, name, given) or made)
 
         stand_in("bind_tcp", found)
         stand_in("bind_unix", found)

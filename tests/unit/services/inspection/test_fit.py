@@ -154,7 +154,7 @@ def test_the_memory_is_read_by_all_cores(monkeypatch: pytest.MonkeyPatch):
 def test_a_file_on_this_computer(model_path, monkeypatch: pytest.MonkeyPatch):
     """Nothing is fetched; a projector beside it counts."""
     path, told = str(model_path("llama")), []
-    monkeypatch.setattr(fit, "resolve", lambda model: path)
+    monkeypatch.setattr(fit.catalogue, "resolve", lambda model: path)
     monkeypatch.setattr(fit, "projector_bytes", lambda given: 7 if given == path else 0)
     monkeypatch.setattr(fit, "describe_file", lambda file, *more: told.append((file.path, *more)) or {"rows": []})
     hears = told.append
@@ -177,7 +177,7 @@ def test_a_model_of_the_hub(monkeypatch: pytest.MonkeyPatch):
     def remote_model(repository: Any, files: Any) -> Iterator[tuple[Any, int]]:
         yield SimpleNamespace(path=f"hf:{repository}/{files[0].name}"), 77
 
-    monkeypatch.setattr(fit, "resolve", missing)
+    monkeypatch.setattr(fit.catalogue, "resolve", missing)
     monkeypatch.setattr(huggingface, "Repository", lambda name: name)
     monkeypatch.setattr(pull, "files_of", lambda repository, given: [SimpleNamespace(name="a.gguf", size=100)])
     monkeypatch.setattr(
