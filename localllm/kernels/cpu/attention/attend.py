@@ -29,101 +29,6 @@ MINUS_INFINITY, LOG2_E = float32(-math.inf), float32(math.log2(math.e))
 distances = simd.constant(simd.f32x16, *range(16))
 
 
-@device
-def cap_scores(scores, keys, softcap):
-    """Replace scores by softcap * tanh(score) * log2(e). They have been divided by softcap already."""
-    factor = simd.splat_f32x16(softcap * LOG2_E)
-    for i in range(0, keys, 16):
-        simd.store_f32x16(scores + i * 4, simd.tanh_f32x16(simd.load_f32x16(scores + i * 4)) * factor)
-
-
-@device
-def subtract_distances(scores, keys, slope, distance):
-    """Subtract slope *.
-
-    distance
-    * log2(e) from each score (ALiBi); the distance to the query falls by one from key to key.
-    """
-    lanes = distances()
-    for i in range(0, keys, 16):
-        away = simd.abs_f32x16(simd.splat_f32x16(float32(distance - i)) - lanes)
-        simd.store_f32x16(
-            scores + i * 4, simd.fma_f32x16(away, simd.splat_f32x16(-slope * LOG2_E), simd.load_f32x16(scores + i * 4))
-        )
-
-
-@device
-def add_biases(scores, keys, biases, reach, relative):
-    """Add a head's biases (ATTEND in table.py), times log2(e); relative: the first key's position minus the query's."""
-    factor = simd.splat_f32x16(LOG2_E)
-    for i in range(0, keys, 16):
-        number = min(max(relative + i + reach, -16), 2 * reach + 1) + 16
-        bias = simd.load_f32x16(biases + number * 4)
-        simd.store_f32x16(scores + i * 4, simd.fma_f32x16(bias, factor, simd.load_f32x16(scores + i * 4)))
-
-
-@device
-def mask_outside(scores, keys, hidden, visible):
-    """Set all scores to minus infinity except those from number `hidden` up to number `visible`."""
-    for i in range(0, min(hidden, keys), 16):
-        simd.store_f32x16(scores + i * 4, simd.skip_lanes(simd.load_f32x16(scores + i * 4), hidden - i, MINUS_INFINITY))
-    if visible < keys:
-        for i in range(0, keys, 16):
-            simd.store_f32x16(
-                scores + i * 4, simd.keep_lanes(simd.load_f32x16(scores + i * 4), visible - i, MINUS_INFINITY)
-            )
-
-
-@device
-def mask_unselected(scores, keys, bits):
-    for i in range(0, keys, 16):
-        flags = simd.load_u16(bits + i // 8)
-        if flags == 0:
-            simd.store_f32x16(scores + i * 4, simd.splat_f32x16(MINUS_INFINITY))
-        elif flags != 65535:
-            for lane in range(16):
-                if flags >> lane & 1 == 0:
-                    simd.store_f32(scores + (i + lane) * 4, MINUS_INFINITY)
-
-
-@device
-def mask_between(scores, keys, start, period):
-    """Set all scores to minus infinity except that of the last key of every `period`; start: of the first key."""
-    for i in range(keys):
-        if (start + i + 1) % period != 0:
-            simd.store_f32(scores + i * 4, MINUS_INFINITY)
-
-
-@device
-def rescale(top, state, output, value_dim):
-    """Multiply a row's sum and output by 2 ** (old maximum - new maximum `top`), and store the new maximum."""
-    fade = simd.exp2_f32x16(simd.load_f32x16(state + 64) - top)
-    simd.store_f32x16(state, simd.load_f32x16(state) * fade)
-    simd.store_f32x16(state + 64, top)
-    for i in range(0, value_dim, 16):
-        simd.store_f32x16(output + i * 4, simd.load_f32x16(output + i * 4) * fade)
-
-
-@device
-def update_softmax(scores, keys, state, output, value_dim):
-    """Turn `keys` scores of a row, a multiple of 16, into weights, and update the row's state and output.
-
-    A score of minus infinity gets the weight 0. state: f32 [32], the row's sum of weights in 16 lanes, then its maximum
-    in every lane.
-    """
-    largest = simd.load_f32x16(state + 64)
-    for i in range(0, keys, 16):
-        largest = simd.max_f32x16(largest, simd.load_f32x16(scores + i * 4))
-    if simd.any_above_f32x16(largest, simd.load_f32x16(state + 64)):  # seldom, after the first blocks
-        rescale(simd.splat_f32x16(simd.largest_f32x16(largest)), state, output, value_dim)
-    total, top = simd.load_f32x16(state), simd.load_f32x16(state + 64)
-    for i in range(0, keys, 16):
-        weight = simd.exp2_f32x16(simd.load_f32x16(scores + i * 4) - top)
-        simd.store_f32x16(scores + i * 4, weight)
-        total = total + weight
-    simd.store_f32x16(state, total)
-
-
 LOWEST = float32(-1e30)
 
 
@@ -423,3 +328,101 @@ def merge(a, part, parts, thread):
     for i in range(tokens * heads * part // parts, tokens * heads * (part + 1) // parts):
         if split_of(a, i // heads, SPLIT.count) > 1:
             merge_head(a, i // heads, i % heads, group, value_dim, output)
+
+
+# ---- scores of a block of keys to weights: caps, biases, masks, and the online softmax
+
+
+@device
+def cap_scores(scores, keys, softcap):
+    """Replace scores by softcap * tanh(score) * log2(e). They have been divided by softcap already."""
+    factor = simd.splat_f32x16(softcap * LOG2_E)
+    for i in range(0, keys, 16):
+        simd.store_f32x16(scores + i * 4, simd.tanh_f32x16(simd.load_f32x16(scores + i * 4)) * factor)
+
+
+@device
+def subtract_distances(scores, keys, slope, distance):
+    """Subtract slope *.
+
+    distance
+    * log2(e) from each score (ALiBi); the distance to the query falls by one from key to key.
+    """
+    lanes = distances()
+    for i in range(0, keys, 16):
+        away = simd.abs_f32x16(simd.splat_f32x16(float32(distance - i)) - lanes)
+        simd.store_f32x16(
+            scores + i * 4, simd.fma_f32x16(away, simd.splat_f32x16(-slope * LOG2_E), simd.load_f32x16(scores + i * 4))
+        )
+
+
+@device
+def add_biases(scores, keys, biases, reach, relative):
+    """Add a head's biases (ATTEND in table.py), times log2(e); relative: the first key's position minus the query's."""
+    factor = simd.splat_f32x16(LOG2_E)
+    for i in range(0, keys, 16):
+        number = min(max(relative + i + reach, -16), 2 * reach + 1) + 16
+        bias = simd.load_f32x16(biases + number * 4)
+        simd.store_f32x16(scores + i * 4, simd.fma_f32x16(bias, factor, simd.load_f32x16(scores + i * 4)))
+
+
+@device
+def mask_outside(scores, keys, hidden, visible):
+    """Set all scores to minus infinity except those from number `hidden` up to number `visible`."""
+    for i in range(0, min(hidden, keys), 16):
+        simd.store_f32x16(scores + i * 4, simd.skip_lanes(simd.load_f32x16(scores + i * 4), hidden - i, MINUS_INFINITY))
+    if visible < keys:
+        for i in range(0, keys, 16):
+            simd.store_f32x16(
+                scores + i * 4, simd.keep_lanes(simd.load_f32x16(scores + i * 4), visible - i, MINUS_INFINITY)
+            )
+
+
+@device
+def mask_unselected(scores, keys, bits):
+    for i in range(0, keys, 16):
+        flags = simd.load_u16(bits + i // 8)
+        if flags == 0:
+            simd.store_f32x16(scores + i * 4, simd.splat_f32x16(MINUS_INFINITY))
+        elif flags != 65535:
+            for lane in range(16):
+                if flags >> lane & 1 == 0:
+                    simd.store_f32(scores + (i + lane) * 4, MINUS_INFINITY)
+
+
+@device
+def mask_between(scores, keys, start, period):
+    """Set all scores to minus infinity except that of the last key of every `period`; start: of the first key."""
+    for i in range(keys):
+        if (start + i + 1) % period != 0:
+            simd.store_f32(scores + i * 4, MINUS_INFINITY)
+
+
+@device
+def rescale(top, state, output, value_dim):
+    """Multiply a row's sum and output by 2 ** (old maximum - new maximum `top`), and store the new maximum."""
+    fade = simd.exp2_f32x16(simd.load_f32x16(state + 64) - top)
+    simd.store_f32x16(state, simd.load_f32x16(state) * fade)
+    simd.store_f32x16(state + 64, top)
+    for i in range(0, value_dim, 16):
+        simd.store_f32x16(output + i * 4, simd.load_f32x16(output + i * 4) * fade)
+
+
+@device
+def update_softmax(scores, keys, state, output, value_dim):
+    """Turn `keys` scores of a row, a multiple of 16, into weights, and update the row's state and output.
+
+    A score of minus infinity gets the weight 0. state: f32 [32], the row's sum of weights in 16 lanes, then its maximum
+    in every lane.
+    """
+    largest = simd.load_f32x16(state + 64)
+    for i in range(0, keys, 16):
+        largest = simd.max_f32x16(largest, simd.load_f32x16(scores + i * 4))
+    if simd.any_above_f32x16(largest, simd.load_f32x16(state + 64)):  # seldom, after the first blocks
+        rescale(simd.splat_f32x16(simd.largest_f32x16(largest)), state, output, value_dim)
+    total, top = simd.load_f32x16(state), simd.load_f32x16(state + 64)
+    for i in range(0, keys, 16):
+        weight = simd.exp2_f32x16(simd.load_f32x16(scores + i * 4) - top)
+        simd.store_f32x16(scores + i * 4, weight)
+        total = total + weight
+    simd.store_f32x16(state, total)

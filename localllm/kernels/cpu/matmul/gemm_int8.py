@@ -33,128 +33,6 @@ PLANE = 256.0  # the unit of the activations' high plane
 words = ir.VectorType(simd.I16, 32)
 
 
-def magnitude(builder, value):
-    return simd.llvm_call(builder, f"llvm.fabs.v{value.type.count}f32", value.type, [value])
-
-
-def span(format):
-    """Return how many columns share a scale after requantization."""
-    return 32 if format.sub_block == 32 and format.minimums is None else 64
-
-
-def room(format):
-    """Return by how many bits codes can be shifted left and still fit in a byte, a signed one after the offset."""
-    offset, largest = format.offset, format.largest
-    return max(s for s in range(8) if max(largest << s, 2 * (largest - offset) << s, (2 * offset << s) - 1) < 256)
-
-
-def size_of(format):
-    return max(format.offset, format.largest - format.offset)
-
-
-def bounds(builder, format, scales, minimums):
-    """Return the largest magnitude that weights of each sub-block can have."""
-    if minimums is None:
-        return builder.fmul(magnitude(builder, scales), simd.constant_like(scales, float(size_of(format))))
-    highest = builder.fadd(builder.fmul(scales, simd.constant_like(scales, float(format.largest))), minimums)
-    return simd.larger_size(builder, magnitude(builder, highest), magnitude(builder, minimums))
-
-
-def largest_of_neighbours(builder, value, count):
-    """Return in each lane the largest of its group of `count` lanes, 2 or 4; NaN if one of them is NaN."""
-    for distance in (1, 2)[: count // 2]:
-        other = simd.shuffled(builder, value, value, [lane ^ distance for lane in range(value.type.count)])
-        value = simd.larger_size(builder, value, other)
-    return value
-
-
-def as_words(builder, value):
-    integers = ir.VectorType(simd.I32, value.type.count)
-    rounding = simd.constant_like(value, 1.5 * 2**23)  # floats of this size are whole numbers
-    nearest = builder.fsub(builder.fadd(value, rounding), rounding)
-    return builder.trunc(builder.fptosi(nearest, integers), ir.VectorType(simd.I16, value.type.count))
-
-
-def high_half(builder, x, y):
-    """Multiply signed 16-bit words; return the upper 16 bits of the products."""
-    wide = ir.VectorType(simd.I32, 32)
-    product = builder.mul(builder.sext(x, wide), builder.sext(y, wide))
-    return builder.trunc(builder.ashr(product, simd.constant_like(product, 16)), words)
-
-
-def rescaled(builder, format, codes, factors, lows):
-    """Requantize 64 codes to bytes; factors, lows: 32 words, the factor and the minimum for each pair of codes."""
-    shift = room(format)
-    value = builder.bitcast(codes, words)
-    value = builder.shl(value, simd.constant_like(value, shift))
-    centre = ir.Constant(simd.u8x64.llvm, [format.offset << shift] * 64)
-    value = builder.bitcast(builder.sub(builder.bitcast(value, simd.u8x64.llvm), centre), words)
-    even, odd = builder.shl(value, simd.constant_like(value, 8)), builder.and_(value, simd.constant_like(value, 0xFF00))
-    even, odd = (builder.add(high_half(builder, part, factors), lows) for part in (even, odd))
-    even = builder.and_(builder.lshr(even, simd.constant_like(even, POINT)), simd.constant_like(even, 0xFF))
-    odd = builder.and_(builder.shl(odd, simd.constant_like(odd, 8 - POINT)), simd.constant_like(odd, 0xFF00))
-    result = builder.bitcast(builder.or_(even, odd), simd.u8x64.llvm)
-    return builder.xor(result, ir.Constant(simd.u8x64.llvm, [BYTE_OFFSET] * 64))
-
-
-def spread(builder, values, runs, part, parts):
-    """Copy a word for sub-block `part` of `parts` of each of `runs` runs to all words of a vector of codes."""
-    return simd.shuffled(builder, values, values, [parts * (i // 4 % runs) + part for i in range(32)])
-
-
-def make_rescale(format, vector, codes_type, runs):
-    """Return an intrinsic (codes, scales, minimums, code address, scale address) that requantizes `runs` runs.
-
-    A format without minimums gets its scales twice. vector, codes_type: the types of scales and codes.
-    """
-    if span(format) == 32:
-        return make_keep(format, vector, codes_type)
-    count = 32 // format.sub_block  # sub-blocks of a run
-
-    @simd.operation(None, codes_type, vector, vector, types.int64, types.int64)
-    def rescale(builder, codes, scales, minimums, codes_out, scales_out):
-        minimums = minimums if format.minimums else None
-        bound = largest_of_neighbours(builder, bounds(builder, format, scales, minimums), 2 * count)
-        zero = simd.constant_like(bound, 0.0)
-        inverse = builder.fdiv(simd.constant_like(bound, TOP), bound)
-        inverse = builder.select(builder.fcmp_ordered(">", bound, zero), inverse, zero)
-        result = builder.fmul(bound, simd.constant_like(bound, PLANE / TOP))
-        simd.store_value(
-            builder, scales_out, simd.shuffled(builder, result, result, [*range(0, result.type.count, 2 * count)])
-        )
-        factors = builder.fmul(
-            builder.fmul(scales, inverse), simd.constant_like(bound, float(1 << (8 + POINT - room(format))))
-        )
-        # With a half they are rounded, the middle upwards, which makes up for what the products lose by being cut off.
-        factors, half = as_words(builder, factors), float(1 << (POINT - 1))
-        lows = simd.constant_like(bound, half)
-        if minimums is not None:
-            lows = builder.fmul(builder.fmul(minimums, inverse), simd.constant_like(bound, 2 * half))
-            lows = builder.fadd(lows, simd.constant_like(bound, half))
-        lows = as_words(builder, lows)
-        for q, value in enumerate(simd.elements(builder, codes)):
-            part = q * count // codes.type.count
-            spreads = (spread(builder, vector, runs, part, count) for vector in (factors, lows))
-            simd.store_value(
-                builder, builder.add(codes_out, simd.I64(64 * q)), rescaled(builder, format, value, *spreads)
-            )
-
-    return rescale
-
-
-def make_keep(format, vector, codes_type):
-    """Return the intrinsic of make_rescale for formats whose weights keep their codes and scales."""
-
-    @simd.operation(None, codes_type, vector, vector, types.int64, types.int64)
-    def keep(builder, codes, scales, minimums, codes_out, scales_out):
-        distance = ir.Constant(simd.u8x64.llvm, [(BYTE_OFFSET - format.offset) % 256] * 64)
-        for q, value in enumerate(simd.elements(builder, codes)):
-            simd.store_value(builder, builder.add(codes_out, simd.I64(64 * q)), builder.add(value, distance))
-        simd.store_value(builder, scales_out, builder.fmul(scales, simd.constant_like(scales, PLANE)))
-
-    return keep
-
-
 PAIR = 64  # columns of a token that usually share a scale with so many tokens, see quantize.py
 first, more = tiles.make_times(tiles.rows_at, tiles.ints, True), tiles.make_times(tiles.rows_at, tiles.ints)
 of_token = tiles.make_times(tiles.columns_at, tiles.floats)
@@ -298,3 +176,128 @@ def make_fast_slab(format):
         return product(totals, columns, scratch, s, x, width, c, n, width // 8)
 
     return tiles.make_slab(format, make_unpack_tile(format), multiply)
+
+
+# ---- weights requantized to bytes
+
+
+def magnitude(builder, value):
+    return simd.llvm_call(builder, f"llvm.fabs.v{value.type.count}f32", value.type, [value])
+
+
+def span(format):
+    """Return how many columns share a scale after requantization."""
+    return 32 if format.sub_block == 32 and format.minimums is None else 64
+
+
+def room(format):
+    """Return by how many bits codes can be shifted left and still fit in a byte, a signed one after the offset."""
+    offset, largest = format.offset, format.largest
+    return max(s for s in range(8) if max(largest << s, 2 * (largest - offset) << s, (2 * offset << s) - 1) < 256)
+
+
+def size_of(format):
+    return max(format.offset, format.largest - format.offset)
+
+
+def bounds(builder, format, scales, minimums):
+    """Return the largest magnitude that weights of each sub-block can have."""
+    if minimums is None:
+        return builder.fmul(magnitude(builder, scales), simd.constant_like(scales, float(size_of(format))))
+    highest = builder.fadd(builder.fmul(scales, simd.constant_like(scales, float(format.largest))), minimums)
+    return simd.larger_size(builder, magnitude(builder, highest), magnitude(builder, minimums))
+
+
+def largest_of_neighbours(builder, value, count):
+    """Return in each lane the largest of its group of `count` lanes, 2 or 4; NaN if one of them is NaN."""
+    for distance in (1, 2)[: count // 2]:
+        other = simd.shuffled(builder, value, value, [lane ^ distance for lane in range(value.type.count)])
+        value = simd.larger_size(builder, value, other)
+    return value
+
+
+def as_words(builder, value):
+    integers = ir.VectorType(simd.I32, value.type.count)
+    rounding = simd.constant_like(value, 1.5 * 2**23)  # floats of this size are whole numbers
+    nearest = builder.fsub(builder.fadd(value, rounding), rounding)
+    return builder.trunc(builder.fptosi(nearest, integers), ir.VectorType(simd.I16, value.type.count))
+
+
+def high_half(builder, x, y):
+    """Multiply signed 16-bit words; return the upper 16 bits of the products."""
+    wide = ir.VectorType(simd.I32, 32)
+    product = builder.mul(builder.sext(x, wide), builder.sext(y, wide))
+    return builder.trunc(builder.ashr(product, simd.constant_like(product, 16)), words)
+
+
+def rescaled(builder, format, codes, factors, lows):
+    """Requantize 64 codes to bytes; factors, lows: 32 words, the factor and the minimum for each pair of codes."""
+    shift = room(format)
+    value = builder.bitcast(codes, words)
+    value = builder.shl(value, simd.constant_like(value, shift))
+    centre = ir.Constant(simd.u8x64.llvm, [format.offset << shift] * 64)
+    value = builder.bitcast(builder.sub(builder.bitcast(value, simd.u8x64.llvm), centre), words)
+    even, odd = builder.shl(value, simd.constant_like(value, 8)), builder.and_(value, simd.constant_like(value, 0xFF00))
+    even, odd = (builder.add(high_half(builder, part, factors), lows) for part in (even, odd))
+    even = builder.and_(builder.lshr(even, simd.constant_like(even, POINT)), simd.constant_like(even, 0xFF))
+    odd = builder.and_(builder.shl(odd, simd.constant_like(odd, 8 - POINT)), simd.constant_like(odd, 0xFF00))
+    result = builder.bitcast(builder.or_(even, odd), simd.u8x64.llvm)
+    return builder.xor(result, ir.Constant(simd.u8x64.llvm, [BYTE_OFFSET] * 64))
+
+
+def spread(builder, values, runs, part, parts):
+    """Copy a word for sub-block `part` of `parts` of each of `runs` runs to all words of a vector of codes."""
+    return simd.shuffled(builder, values, values, [parts * (i // 4 % runs) + part for i in range(32)])
+
+
+def make_rescale(format, vector, codes_type, runs):
+    """Return an intrinsic (codes, scales, minimums, code address, scale address) that requantizes `runs` runs.
+
+    A format without minimums gets its scales twice. vector, codes_type: the types of scales and codes.
+    """
+    if span(format) == 32:
+        return make_keep(format, vector, codes_type)
+    count = 32 // format.sub_block  # sub-blocks of a run
+
+    @simd.operation(None, codes_type, vector, vector, types.int64, types.int64)
+    def rescale(builder, codes, scales, minimums, codes_out, scales_out):
+        minimums = minimums if format.minimums else None
+        bound = largest_of_neighbours(builder, bounds(builder, format, scales, minimums), 2 * count)
+        zero = simd.constant_like(bound, 0.0)
+        inverse = builder.fdiv(simd.constant_like(bound, TOP), bound)
+        inverse = builder.select(builder.fcmp_ordered(">", bound, zero), inverse, zero)
+        result = builder.fmul(bound, simd.constant_like(bound, PLANE / TOP))
+        simd.store_value(
+            builder, scales_out, simd.shuffled(builder, result, result, [*range(0, result.type.count, 2 * count)])
+        )
+        factors = builder.fmul(
+            builder.fmul(scales, inverse), simd.constant_like(bound, float(1 << (8 + POINT - room(format))))
+        )
+        # With a half they are rounded, the middle upwards, which makes up for what the products lose by being cut off.
+        factors, half = as_words(builder, factors), float(1 << (POINT - 1))
+        lows = simd.constant_like(bound, half)
+        if minimums is not None:
+            lows = builder.fmul(builder.fmul(minimums, inverse), simd.constant_like(bound, 2 * half))
+            lows = builder.fadd(lows, simd.constant_like(bound, half))
+        lows = as_words(builder, lows)
+        for q, value in enumerate(simd.elements(builder, codes)):
+            part = q * count // codes.type.count
+            spreads = (spread(builder, vector, runs, part, count) for vector in (factors, lows))
+            simd.store_value(
+                builder, builder.add(codes_out, simd.I64(64 * q)), rescaled(builder, format, value, *spreads)
+            )
+
+    return rescale
+
+
+def make_keep(format, vector, codes_type):
+    """Return the intrinsic of make_rescale for formats whose weights keep their codes and scales."""
+
+    @simd.operation(None, codes_type, vector, vector, types.int64, types.int64)
+    def keep(builder, codes, scales, minimums, codes_out, scales_out):
+        distance = ir.Constant(simd.u8x64.llvm, [(BYTE_OFFSET - format.offset) % 256] * 64)
+        for q, value in enumerate(simd.elements(builder, codes)):
+            simd.store_value(builder, builder.add(codes_out, simd.I64(64 * q)), builder.add(value, distance))
+        simd.store_value(builder, scales_out, builder.fmul(scales, simd.constant_like(scales, PLANE)))
+
+    return keep
