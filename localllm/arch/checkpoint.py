@@ -30,7 +30,7 @@ class Checkpoint(TypedDict, total=False):
     like: str  # a class of a similar checkpoint: what is not said here is said there, `arch` excepted
 
     # Tensors
-    layer: str  # groups of a layer's tensors, by their names in convert/families/layers.py
+    layer: str  # groups of a layer's tensors, by their names in convert/family.py
     parts: Mapping[str, tuple[str, str]]  # groups if a size is not 0, by its name, or else; SIZE_N of layer N; < layers
     tensors: Mapping[str, str]  # further ones, by GGUF names without "blk.N." and ".weight"; if named in `parts`, there
     whole: Mapping[str, str] | str  # tensors outside layers

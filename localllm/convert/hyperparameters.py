@@ -1,6 +1,6 @@
 """Translate config.json into GGUF metadata and into the expected sizes of the weights."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import field, replace
 from typing import Any
 
@@ -32,6 +32,9 @@ class CheckpointFacts:
         values = {name.replace("__", "."): value for name, value in metadata.items()}
         keys = {key: value for key, value in {**self.metadata, **values}.items() if value is not None}
         return replace(self, sizes={**self.sizes, **sizes}, metadata=keys)
+
+
+Reader = Callable[[Config], CheckpointFacts]  # reads config.json, as a record describes it
 
 
 def decoder(

@@ -12,9 +12,9 @@ from config_changes import PATH, read, unlike, with_value
 from localllm.convert import open_folder
 from localllm.convert.config import Config
 from localllm.convert.families.bert import labels
-from localllm.convert.families.diffusion_lm import add_mask_token, of_mask
-from localllm.convert.families.gemma3n import deviations
-from localllm.convert.families.qwen35 import interleave_heads
+from localllm.convert.families.gemma import deviations
+from localllm.convert.families.llama import add_mask_token, of_mask
+from localllm.convert.families.qwen import interleave_heads
 from localllm.convert.hyperparameters import CheckpointFacts
 from localllm.convert.modules import warn_unconverted
 from localllm.convert.records import family_of

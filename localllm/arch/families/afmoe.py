@@ -72,7 +72,7 @@ CHECKPOINTS = {
             "expert_shared_count": "num_shared_experts", "expert_feed_forward_length": "expert_hidden",
         },
         "keys": {"sliding_window": "attention.sliding_window", "route_scale": ("expert_weights_scale", 1.0)},
-        "metadata": {"expert_gating_func": 2, "expert_weights_norm": True}, "read": "@afmoe.read",
+        "metadata": {"expert_gating_func": 2, "expert_weights_norm": True}, "read": "@llama.afmoe",
         "defaults": {
             "rms_norm_eps": 1e-5, "num_dense_layers": 1, "sliding_window": 1024, "head_dim": 128,
             "max_position_embeddings": 16384, "num_shared_experts": 2,

@@ -71,8 +71,8 @@ CHECKPOINTS = {
         "layer": "attention head_norms feed_forward norms",
         "unread": r"model\.layers\.[0-9]+\.mlp\.act_fn\.(alpha_p|alpha_n|beta|eps)", "activations": "xielu",
         "scalings": "linear yarn llama3", "only": {"attention_bias": False},
-        "amounts": {"vocab_size": "vocab", "rope.dimension_count": "head_dim"}, "read": "@apertus.read",
-        "of_tensors": "@apertus.xielu",
+        "amounts": {"vocab_size": "vocab", "rope.dimension_count": "head_dim"}, "read": "@llama.apertus",
+        "of_tensors": "@llama.xielu",
         "defaults": {"hidden_act": "xielu", "rms_norm_eps": 1e-5, "max_position_embeddings": 65536, "rope_theta": 12e6},
     },
 }  # fmt: skip

@@ -66,7 +66,7 @@ CHECKPOINTS = {
         "sizes": {"fused_rows": "queries + 2 * keys"},
         "amounts": {"rope.dimension_count": "head_dim"},
         "metadata": {"tensor_data_layout": "Meta AI original pth"},  # unused
-        "read": "@baichuan.read",
+        "read": "@llama.baichuan",
     },
     "GPTRefactForCausalLM": {
         "arch": "refact", "layer": "norms",
@@ -83,6 +83,6 @@ CHECKPOINTS = {
             "scale_attn_weights": True,
         },
         "sizes": {"both_keys": "2 * head_dim", "both_hidden": "2 * hidden"}, "metadata": {"rope.freq_base": None},
-        "read": "@codeshell.refact",
+        "read": "@gpt.refact",
     },
 }  # fmt: skip

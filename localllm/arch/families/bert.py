@@ -59,7 +59,7 @@ CHECKPOINTS = {
     "BertModel BertForMaskedLM": {
         "layer": "attention feed_forward norms_of_encoder", "whole": TABLES,
         "biased": "attention feed_forward norms_of_encoder token_embd_norm", "decodes": False,
-        "prefixes": "bert. roberta. distilbert.", "unread": OTHER_HEADS, "read": "@bert.read",
+        "prefixes": "bert. roberta. distilbert.", "unread": OTHER_HEADS, "read": "@bert.bert",
     },
     "RobertaModel CamembertModel XLMRobertaModel": {
         "like": "BertModel", "whole": TABLES_BEHIND, "read": "@bert.roberta",

@@ -36,7 +36,7 @@ CHECKPOINTS = {
         "whole": {"token_embd_norm": "width"}, "biased": "attn_output feed_forward norms output_norm token_embd_norm",
         "prefixes": "transformer.", "layer_norm": "layer_norm_epsilon",
         "only": {"apply_residual_connection_post_layernorm": False}, "sizes": {"fused_rows": "3 * width"},
-        "amounts": {"context_length": "seq_length=2048"}, "metadata": {"rope.freq_base": None}, "read": "@bloom.read",
+        "amounts": {"context_length": "seq_length=2048"}, "metadata": {"rope.freq_base": None}, "read": "@gpt.bloom",
         "defaults": {"tie_word_embeddings": True},
     },
 }  # fmt: skip

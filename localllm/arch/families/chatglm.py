@@ -17,5 +17,5 @@ def read(fields: Fields) -> Transformer:
 
 
 CHECKPOINTS = {
-    "GlmForCausalLM": {"like": "Glm4ForCausalLM", "layer": "attention fused_gated norms", "read": "@chatglm.read"},
+    "GlmForCausalLM": {"like": "Glm4ForCausalLM", "layer": "attention fused_gated norms", "read": "@deepseek.chatglm"},
 }  # fmt: skip

@@ -71,7 +71,7 @@ CHECKPOINTS = {
         "experts": "moe_intermediate_size n_routed_experts",
         "sizes": {"leading_dense": "first_k_dense_replace=0", "shared_hidden": "n_shared_experts * expert_hidden"},
         "amounts": {**EARLY_EXPERTS, "expert_shared_count": "n_shared_experts"},
-        "metadata": {"expert_weights_scale": 1.0, "rope.scaling.type": "none"}, "read": "@deepseek.read",
+        "metadata": {"expert_weights_scale": 1.0, "rope.scaling.type": "none"}, "read": "@deepseek.deepseek",
     },
     "BailingMoeForCausalLM": {
         "arch": "bailingmoe", "layer": "norms", "parts": {"< leading_dense": ("gated", "experts shared_expert")},

@@ -182,8 +182,8 @@ OF_V3 = {
 }
 CHECKPOINTS = {
     "DeepseekV2ForCausalLM": {
-        "layer": "@deepseek2.layer", "scalings": "yarn", "only": {"rope_interleave": True, "moe_layer_freq": 1},
-        "amounts": {"vocab_size": "vocab"}, "read": "@deepseek2.read",
+        "layer": "@deepseek.deepseek2_layer", "scalings": "yarn", "only": {"rope_interleave": True, "moe_layer_freq": 1},
+        "amounts": {"vocab_size": "vocab"}, "read": "@deepseek.deepseek2",
         "defaults": {"topk_method": "greedy", "n_shared_experts": 2},
     },
     "DeepseekV3ForCausalLM": {
@@ -195,7 +195,7 @@ CHECKPOINTS = {
     },
     "YoutuForCausalLM": {  # without experts
         "like": "DeepseekV2ForCausalLM",
-        "read": "@deepseek2.youtu",
+        "read": "@deepseek.youtu",
         "defaults": {"tie_word_embeddings": True},
     },
 }  # fmt: skip

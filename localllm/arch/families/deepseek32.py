@@ -148,12 +148,12 @@ def attention(
 
 CHECKPOINTS = {
     "DeepseekV32ForCausalLM": {
-        "like": "DeepseekV3ForCausalLM", "layer": "@deepseek2.layer @deepseek2.indexer", "named_as": "deepseek2",
-        "read": "@deepseek2.deepseek32",
+        "like": "DeepseekV3ForCausalLM", "layer": "@deepseek.deepseek2_layer @deepseek.indexer", "named_as": "deepseek2",
+        "read": "@deepseek.deepseek32",
     },
     "GlmMoeDsaForCausalLM": {
-        "arch": "glm-dsa", "like": "DeepseekV32ForCausalLM", "layer": "@deepseek2.layer @deepseek2.indexers",
-        "only": {"rope_interleave": True, "moe_layer_freq": 1, "attention_bias": False}, "read": "@deepseek2.glm_dsa",
+        "arch": "glm-dsa", "like": "DeepseekV32ForCausalLM", "layer": "@deepseek.deepseek2_layer @deepseek.indexers",
+        "only": {"rope_interleave": True, "moe_layer_freq": 1, "attention_bias": False}, "read": "@deepseek.glm_dsa",
         "defaults": {
             "topk_method": "noaux_tc", "scoring_func": "sigmoid", "norm_topk_prob": True, "routed_scaling_factor": 2.5,
             "n_shared_experts": 1, "rms_norm_eps": 1e-5, "first_k_dense_replace": 3,

@@ -45,7 +45,7 @@ def forward(b: Builder, w: Weights, h: Masked) -> Activation:
 CHECKPOINTS = {
     "DreamModel": {
         "arch": "dream", "layer": "attention gated norms", "biased": "attn_q attn_k attn_v",
-        "read": "@diffusion_lm.read", "of_tensors": "@diffusion_lm.of_mask",
+        "read": "@llama.diffusion", "of_tensors": "@llama.of_mask",
     },
     "LLaDAModelLM": {
         "arch": "llada",
@@ -71,14 +71,14 @@ CHECKPOINTS = {
             "tie_word_embeddings": "weight_tying",
         },
         "amounts": {"vocab_size": "vocab", "rope.dimension_count": "head_dim"},
-        "read": "@diffusion_lm.read",
-        "of_tensors": "@diffusion_lm.of_mask",
+        "read": "@llama.diffusion",
+        "of_tensors": "@llama.of_mask",
         "more": {"diffusion.shift_logits": False},  # they belong to their own position, not to the next one
     },
     "LLaDAMoEModel LLaDAMoEModelLM": {
         "arch": "llada-moe", "layer": "attention head_norms norms experts",
         "only": {"norm_topk_prob": False, "qk_layernorm": True}, "experts": "expert_intermediate_size",
-        "amounts": {"expert_feed_forward_length": "expert_hidden"}, "read": "@diffusion_lm.moe",
-        "of_tensors": "@diffusion_lm.of_mask", "more": {"diffusion.shift_logits": False},
+        "amounts": {"expert_feed_forward_length": "expert_hidden"}, "read": "@llama.diffusion_moe",
+        "of_tensors": "@llama.of_mask", "more": {"diffusion.shift_logits": False},
     },
 }  # fmt: skip

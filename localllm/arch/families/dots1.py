@@ -46,7 +46,7 @@ def draft(b: Builder, w: Weights, h: Transformer, hidden: Activation) -> MtpOutp
 CHECKPOINTS = {
     "Dots1ForCausalLM": {
         "layer": "attention head_norms norms",
-        "parts": {"< leading_dense": ("gated", "experts shared_expert router_bias")}, "read": "@dots1.read",
+        "parts": {"< leading_dense": ("gated", "experts shared_expert router_bias")}, "read": "@deepseek.dots1",
         "defaults": {"topk_method": "noaux_tc", "scoring_func": "sigmoid"},
     },
     "BailingMoeV2ForCausalLM": {
@@ -71,15 +71,15 @@ CHECKPOINTS = {
             "expert_feed_forward_length": "expert_hidden", "expert_shared_count": "num_shared_experts",
         },
         "keys": {"routed_scaling_factor": "expert_weights_scale", "norm_topk_prob": ("expert_weights_norm", False)},
-        "read": "@dots1.bailing2",
+        "read": "@deepseek.bailing2",
     },
     "HYV3ForCausalLM": {
         "arch": "hy_v3", "layer": "attention head_norms norms mtp",
         "parts": {"< leading_dense": ("gated", "experts shared_expert exp_probs_b")},
         "tensors": {"exp_probs_b": "mlp.expert_bias: experts"}, "bare": "exp_probs_b",
-        "named": "@dots1.with_shared_norm", "named_as": "dots1",
+        "named": "@deepseek.with_shared_norm", "named_as": "dots1",
         "only": {"scoring_func": "sigmoid", "moe_router_use_sigmoid": True}, "experts": "moe_intermediate_size",
-        "read": "@dots1.hy_v3",
+        "read": "@deepseek.hy_v3",
         "keys": {"router_scaling_factor": ("expert_weights_scale", 1.0), "route_norm": ("expert_weights_norm", True)},
         "defaults": {"rms_norm_eps": 1e-5, "rope_theta": 11158840.0, "head_dim": 128, "router_scaling_factor": 2.826},
     },

@@ -49,7 +49,7 @@ CHECKPOINTS = {
         "layer": "attention gated norms", "whole": {"output_norm": "width"}, "decodes": False, "prefixes": "model.",
         "unread": r"(pooler|cls|lm_head|head|decoder)\..*|embeddings\.position_ids", "scalings": "",
         "only": {"attention_bias": False, "mlp_bias": False},
-        "metadata": {"attention.causal": False, "rope.scaling.type": "none"}, "read": "@eurobert.read",
+        "metadata": {"attention.causal": False, "rope.scaling.type": "none"}, "read": "@bert.eurobert",
         "defaults": {"rms_norm_eps": 1e-5, "rope_theta": 250000.0},
     },
 }  # fmt: skip

@@ -25,6 +25,6 @@ CHECKPOINTS = {
         },
         "scalings": "linear yarn llama3", "partial_rope": True,
         "reads": {"num_hidden_layers": "num_layers|num_hidden_layers", "rms_norm_eps": ("layer_norm_epsilon", 1e-5)},
-        "read": "@exaone.read", "defaults": {"activation_function": "silu"},
+        "read": "@exaone.exaone", "defaults": {"activation_function": "silu"},
     },
 }  # fmt: skip

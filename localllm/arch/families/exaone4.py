@@ -51,7 +51,7 @@ def block(b: Builder, w: Weights, h: EXAONE4, state: Paged, x: Activation, facto
 CHECKPOINTS = {
     "Exaone4ForCausalLM": {
         "layer": "attention head_norms gated norms_behind", "scalings": "linear yarn llama3",
-        "amounts": {"vocab_size": "vocab"}, "read": "@exaone4.read",
+        "amounts": {"vocab_size": "vocab"}, "read": "@exaone.exaone4",
         "defaults": {"rms_norm_eps": 1e-5, "sliding_window_pattern": 4},
     },
     "Exaone4_5_ForConditionalGeneration": {"like": "Exaone4ForCausalLM", "sees": True},

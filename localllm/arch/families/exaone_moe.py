@@ -35,7 +35,7 @@ def forward(b: Builder, w: Weights, h: EXAONEMoE) -> Activation:
 CHECKPOINTS = {
     "ExaoneMoeForCausalLM ExaoneMoEForCausalLM": {
         "layer": "attention head_norms norms mtp",
-        "parts": {"< leading_dense": ("gated", "experts shared_expert router_bias")}, "named": "@qwen35.with_mtp",
+        "parts": {"< leading_dense": ("gated", "experts shared_expert router_bias")}, "named": "@qwen.with_mtp",
         "scalings": "linear yarn llama3", "only": {"scoring_func": "sigmoid", "moe_router_use_sigmoid": True},
         "experts": "moe_intermediate_size",
         "amounts": {
@@ -45,7 +45,7 @@ CHECKPOINTS = {
         "keys": {
             "routed_scaling_factor": ("expert_weights_scale", 1.0), "norm_topk_prob": ("expert_weights_norm", True),
         },
-        "metadata": {"nextn_predict_layers": 0}, "read": "@exaone_moe.read",
+        "metadata": {"nextn_predict_layers": 0}, "read": "@exaone.exaone_moe",
         "defaults": {
             "rms_norm_eps": 1e-5, "sliding_window_pattern": 4, "num_shared_experts": 1, "routed_scaling_factor": 2.5,
         },

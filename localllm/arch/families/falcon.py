@@ -42,6 +42,6 @@ CHECKPOINTS = {
         "biased": "attn_norm second_norm output_norm", "activations": "gelu exact_gelu", "approximated": "activation",
         "layer_norm": "layer_norm_epsilon", "only": {"alibi": False, "bias": False, "parallel_attn": True},
         "sizes": {"fused_rows": "queries + 2 * keys"}, "metadata": {"tensor_data_layout": "jploski"},
-        "read": "@falcon.read", "defaults": {"activation": "gelu", "tie_word_embeddings": True},
+        "read": "@gpt.falcon", "defaults": {"activation": "gelu", "tie_word_embeddings": True},
     },
 }  # fmt: skip

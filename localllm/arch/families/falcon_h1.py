@@ -54,11 +54,11 @@ def block(b: Builder, w: Weights, h: FalconH1, paged: Paged, recurrent: Recurren
 
 CHECKPOINTS = {
     "FalconH1ForCausalLM": {
-        "layer": "norms attention @falcon_h1.mixer gated", "bare": "ffn_norm",
+        "layer": "norms attention @mamba.falcon_h1_layer gated", "bare": "ffn_norm",
         "only": {
             "attention_bias": False, "mlp_bias": False, "projectors_bias": False, "mamba_proj_bias": False,
             "mamba_conv_bias": True,
         },
-        "amounts": {"vocab_size": "vocab"}, "read": "@falcon_h1.read", "defaults": {"rms_norm_eps": 1e-5},
+        "amounts": {"vocab_size": "vocab"}, "read": "@mamba.falcon_h1", "defaults": {"rms_norm_eps": 1e-5},
     },
 }  # fmt: skip

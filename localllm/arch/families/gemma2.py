@@ -66,7 +66,7 @@ CHECKPOINTS = {
             "attn_logit_softcapping": "attn_logit_softcapping", "final_logit_softcapping": "final_logit_softcapping",
             "sliding_window": "attention.sliding_window",
         },
-        "read": "@gemma2.read",
+        "read": "@gemma.gemma2",
         "defaults": {
             "tie_word_embeddings": True, "head_dim": 256, "max_position_embeddings": 8192, "sliding_window": 4096,
             "query_pre_attn_scalar": 256, "attn_logit_softcapping": 50.0, "final_logit_softcapping": 30.0,

@@ -75,7 +75,7 @@ CHECKPOINTS = {
             "final_logit_softcapping": ("final_logit_softcapping", None),
             "sliding_window": "attention.sliding_window",
         },
-        "read": "@gemma3.read",
+        "read": "@gemma.gemma3",
         "defaults": {  # config.json says little more than its differences from these
             "tie_word_embeddings": True,
             "vocab_size": 262208,

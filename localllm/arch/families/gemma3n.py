@@ -188,14 +188,14 @@ def attention(b: Builder, w: Weights, h: Gemma3n, layer: int, x: Activation) -> 
 
 CHECKPOINTS = {
     "Gemma3nForCausalLM Gemma3nForConditionalGeneration": {
-        "layer": "@gemma3n.layer", "whole": "@gemma3n.whole", "sees": True,
+        "layer": "@gemma.gemma3n_layer", "whole": "@gemma.gemma3n_whole", "sees": True,
         "unread": r"model\.(audio_tower|embed_audio|embed_vision)\..*", "activations": "gelu",
         "only": {
             "altup_num_inputs": 4, "altup_active_idx": 0, "altup_correct_scale": True, "attention_bias": False,
             "tie_word_embeddings": True,
         },
         "keys": {"final_logit_softcapping": "final_logit_softcapping", "sliding_window": "attention.sliding_window"},
-        "read": "@gemma3n.read",
+        "read": "@gemma.gemma3n",
         "defaults": {
             "tie_word_embeddings": True, "rope_theta": 1e6, "head_dim": 256, "num_attention_heads": 8,
             "num_key_value_heads": 2, "vocab_size": 262400, "vocab_size_per_layer_input": 262144,

@@ -167,7 +167,7 @@ def attention(b: Builder, w: Weights, h: Gemma4, layer: int, x: Activation, fact
 
 CHECKPOINTS = {
     "Gemma4ForCausalLM Gemma4ForConditionalGeneration Gemma4UnifiedForConditionalGeneration": {
-        "layer": "@gemma4.layer", "whole": "@gemma4.whole", "sees": True,
+        "layer": "@gemma.gemma4_layer", "whole": "@gemma.gemma4_whole", "sees": True,
         "unread": r"model\.(audio_tower|embed_audio|embed_vision)\..*", "activations": "gelu",
         "only": {
             "attention_bias": False, "tie_word_embeddings": True, "use_bidirectional_attention": (False, "vision"),
@@ -175,7 +175,7 @@ CHECKPOINTS = {
         "keys": {
             "sliding_window": "attention.sliding_window", "final_logit_softcapping": ("final_logit_softcapping", None),
         },
-        "read": "@gemma4.read", "vocabulary": "gemma4",
+        "read": "@gemma.gemma4", "vocabulary": "gemma4",
         "defaults": {
             "tie_word_embeddings": True, "hidden_size": 2304, "intermediate_size": 9216, "num_hidden_layers": 30,
             "num_attention_heads": 8, "num_key_value_heads": 4, "head_dim": 256, "vocab_size": 262144,

@@ -42,6 +42,6 @@ CHECKPOINTS = {
     "Gemma3TextModel": {
         "like": "Gemma3ForCausalLM", "whole": {"output_norm": "width"}, "decodes": False, "prefixes": "model.",
         "projects": True, "sees": False, "only": {"tie_word_embeddings": True, "sliding_window_pattern": 6},
-        "keys": {"sliding_window": "attention.sliding_window"}, "read": "@gemma_embedding.read",
+        "keys": {"sliding_window": "attention.sliding_window"}, "read": "@gemma.gemma_embedding",
     },
 }  # fmt: skip

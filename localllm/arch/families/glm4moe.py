@@ -58,12 +58,12 @@ CHECKPOINTS = {
     "Glm4MoeForCausalLM": {
         "layer": "attention norms_around mtp",
         "parts": {"< leading_dense": ("gated", "experts shared_expert router_bias"), "head_norms": ("head_norms", "")},
-        "partial_rope": True, "read": "@glm4moe.read",
+        "partial_rope": True, "read": "@deepseek.glm4moe",
         "defaults": {**OF_ALL, "first_k_dense_replace": 1, "partial_rotary_factor": 0.5},
     },
     "Glm4vMoeForConditionalGeneration": {"like": "Glm4MoeForCausalLM", "sees": True, "scalings": "mrope"},
     "SolarOpenForCausalLM": {
-        "like": "Glm4MoeForCausalLM", "only": {"first_k_dense_replace": 0}, "read": "@glm4moe.solar_open",
+        "like": "Glm4MoeForCausalLM", "only": {"first_k_dense_replace": 0}, "read": "@deepseek.solar_open",
         "defaults": {**OF_ALL, "rope_theta": 1e6, "head_dim": 128},
     },
 }  # fmt: skip

@@ -250,11 +250,11 @@ def feed_forward(b: Builder, w: Weights, h: Glm5Next, layer: int, x: Activation)
 
 CHECKPOINTS = {
     "Glm5NextForConditionalGeneration": {
-        "layer": "norms @glm5_next.layer", "sees": True, "named_as": "deepseek2",
+        "layer": "norms @deepseek.glm5_next_layer", "sees": True, "named_as": "deepseek2",
         "only": {
             "mhc": True, "mla_use_nope": True, "qk_rope_head_dim": 0, "attention_bias": False,
             "index_kpool_always_select_tail": True, "num_nextn_predict_layers": 0,
         },
-        "amounts": {"vocab_size": "vocab"}, "read": "@glm5_next.read", "defaults": {"rms_norm_eps": 1e-5},
+        "amounts": {"vocab_size": "vocab"}, "read": "@deepseek.glm5_next", "defaults": {"rms_norm_eps": 1e-5},
     },
 }  # fmt: skip

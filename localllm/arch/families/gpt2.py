@@ -35,10 +35,10 @@ CHECKPOINTS = {
     "GPT2LMHeadModel": {
         "layer": "fused_attention feed_forward norms", "whole": {"position_embd": "context width"},
         "transposed": "attn_qkv attn_output ffn_up ffn_down",
-        "biased": "fused_attention feed_forward norms output_norm", "read": "@gpt2.read",
+        "biased": "fused_attention feed_forward norms output_norm", "read": "@gpt.gpt2",
         "defaults": {"tie_word_embeddings": True, "n_positions": 1024},
     },
     "GPTBigCodeForCausalLM": {
-        "arch": "starcoder", "like": "GPT2LMHeadModel", "transposed": "", "read": "@gpt2.starcoder",
+        "arch": "starcoder", "like": "GPT2LMHeadModel", "transposed": "", "read": "@gpt.starcoder",
     },
 }  # fmt: skip

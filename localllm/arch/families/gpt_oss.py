@@ -47,9 +47,9 @@ ALL = {
     "attn_sinks": "heads",
     "post_attention_norm": "width",
     "ffn_gate_inp": "experts width",
-    "ffn_gate_exps.bias": "@gpt_oss.even_biases mlp.experts.gate_up_proj_bias[experts both_hidden]: "
+    "ffn_gate_exps.bias": "@gpt.even_biases mlp.experts.gate_up_proj_bias[experts both_hidden]: "
     "experts expert_hidden",
-    "ffn_up_exps.bias": "@gpt_oss.odd_biases mlp.experts.gate_up_proj_bias[experts both_hidden]: experts expert_hidden",
+    "ffn_up_exps.bias": "@gpt.odd_biases mlp.experts.gate_up_proj_bias[experts both_hidden]: experts expert_hidden",
     "ffn_down_exps.bias": "mlp.experts.down_proj_bias: experts width",
 }
 BOTH_BLOCKS = (
@@ -61,9 +61,9 @@ CHECKPOINTS = {
         "layer": "attn_norm attention",
         "tensors": {
             **ALL,
-            "ffn_gate_exps": "@gpt_oss.even_columns mlp.experts.gate_up_proj[experts width both_hidden]: "
+            "ffn_gate_exps": "@gpt.even_columns mlp.experts.gate_up_proj[experts width both_hidden]: "
             "experts expert_hidden width",
-            "ffn_up_exps": "@gpt_oss.odd_columns mlp.experts.gate_up_proj[experts width both_hidden]: "
+            "ffn_up_exps": "@gpt.odd_columns mlp.experts.gate_up_proj[experts width both_hidden]: "
             "experts expert_hidden width",
             "ffn_down_exps": "transpose mlp.experts.down_proj[experts expert_hidden width]: "
             "experts width expert_hidden",
@@ -71,16 +71,16 @@ CHECKPOINTS = {
         "biased": "attention ffn_gate_inp", "scalings": "yarn untruncated", "windows": 2, "only": {"swiglu_limit": 7.0},
         "experts": "intermediate_size num_local_experts num_experts_per_tok|experts_per_token",
         "amounts": {"expert_feed_forward_length": "expert_hidden"},
-        "keys": {"sliding_window": "attention.sliding_window"}, "read": "@gpt_oss.read",
+        "keys": {"sliding_window": "attention.sliding_window"}, "read": "@gpt.gpt_oss",
         "defaults": {"head_dim": 64, "rope_theta": 150000.0, "rms_norm_eps": 1e-5, "sliding_window": 128},
     },
     "GptOssForCausalLM+mxfp4": {  # quantized weights that GGUF can hold unchanged
         "like": "GptOssForCausalLM",
         "tensors": {
             **ALL,
-            "ffn_gate_exps": f"@gpt_oss.even_mxfp4 {BOTH_BLOCKS}: experts expert_hidden width",
-            "ffn_up_exps": f"@gpt_oss.odd_mxfp4 {BOTH_BLOCKS}: experts expert_hidden width",
-            "ffn_down_exps": "@gpt_oss.mxfp4_blocks "
+            "ffn_gate_exps": f"@gpt.even_mxfp4 {BOTH_BLOCKS}: experts expert_hidden width",
+            "ffn_up_exps": f"@gpt.odd_mxfp4 {BOTH_BLOCKS}: experts expert_hidden width",
+            "ffn_down_exps": "@gpt.mxfp4_blocks "
             "mlp.experts.down_proj_blocks[experts width hidden_blocks block_bytes] "
             "mlp.experts.down_proj_scales[experts width hidden_blocks]: experts width expert_hidden",
         },

@@ -75,7 +75,7 @@ CHECKPOINTS = {
     "GraniteSWAForCausalLM": {
         "like": "GraniteForCausalLM", "layer": "attention gated norms",
         "tensors": {"attn_sinks.weight": "self_attn.sinks: heads"}, "named_as": "granite",
-        "only": {"attention_bias": False, "mlp_bias": False}, "read": "@granite_swa.read",
+        "only": {"attention_bias": False, "mlp_bias": False}, "read": "@llama.granite_swa",
         "defaults": {"rms_norm_eps": 1e-5, "sliding_window": 128},
     },
     "GraniteMoeSWAForCausalLM": {  # gate and up projections are fused

@@ -65,14 +65,14 @@ def block(
 ALONE = {name.removesuffix("_shexp"): its for name, its in SHARED_HALVES.items()}
 CHECKPOINTS = {
     "GraniteMoeHybridForCausalLM": {
-        "like": "GraniteForCausalLM", "layer": "norms @granitehybrid.mixer",
+        "like": "GraniteForCausalLM", "layer": "norms @mamba.granitehybrid_layer",
         "parts": {"experts": ("experts " + " ".join({**HALVES, **SHARED_HALVES}), " ".join(ALONE))},
         "tensors": {**HALVES, **SHARED_HALVES, **ALONE}, "only": {"position_embedding_type": "nope"},
-        "read": "@granitehybrid.read",
+        "read": "@mamba.granitehybrid",
     },
     "BambaForCausalLM": {
-        "layer": "norms @granitehybrid.mixer gated", "rotated": True, "partial_rope": True,
+        "layer": "norms @mamba.granitehybrid_layer gated", "rotated": True, "partial_rope": True,
         "only": {"attention_bias": False, "mlp_bias": False}, "amounts": {"vocab_size": "vocab"},
-        "read": "@granitehybrid.bamba", "defaults": {"rms_norm_eps": 1e-5, "partial_rotary_factor": 0.5},
+        "read": "@mamba.bamba", "defaults": {"rms_norm_eps": 1e-5, "partial_rotary_factor": 0.5},
     },
 }  # fmt: skip

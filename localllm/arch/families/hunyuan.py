@@ -55,12 +55,12 @@ CHECKPOINTS = {
         "arch": "maincoder", "layer": "attention head_norms gated norms", "read": "@hunyuan.maincoder",
     },
     "HunYuanDenseV1ForCausalLM": {
-        "arch": "hunyuan-dense", "layer": "attention head_norms gated norms", "read": "@hunyuan.read",
+        "arch": "hunyuan-dense", "layer": "attention head_norms gated norms", "read": "@hunyuan.hunyuan",
         "defaults": {"rms_norm_eps": 1e-5},
     },
     "HunYuanVLForConditionalGeneration": {
         "arch": "hunyuan_vl", "like": "HunYuanDenseV1ForCausalLM", "sees": True, "unread": r"(model\.)?vit\..*",
-        "read": "@hunyuan.vl",
+        "read": "@hunyuan.hunyuan_vl",
     },
     "HunYuanMoEV1ForCausalLM": {
         "arch": "hunyuan-moe", "like": "HunYuanDenseV1ForCausalLM",
@@ -71,6 +71,6 @@ CHECKPOINTS = {
             "expert_feed_forward_length": "expert_hidden", "expert_shared_feed_forward_length": "shared_hidden",
             "expert_shared_count": "num_shared_expert=1",
         },
-        "read": "@hunyuan.moe",
+        "read": "@hunyuan.hunyuan_moe",
     },
 }  # fmt: skip

@@ -93,7 +93,7 @@ def feed_forward(b: Builder, w: Weights, h: Hunyuan4, layer: int, x: Activation)
 
 CHECKPOINTS = {
     "HYV4ForCausalLM": {
-        "like": "DeepseekV2ForCausalLM", "layer": "@hy_v4.layer",
+        "like": "DeepseekV2ForCausalLM", "layer": "@hunyuan.hy_v4_layer",
         "whole": {
             "output_hc_fn.weight": "full model.hc_head.hc_head_fn: streams all_streams",
             "output_hc_base.weight": "model.hc_head.hc_head_base: streams",
@@ -101,7 +101,7 @@ CHECKPOINTS = {
         },
         "named_as": "deepseek2", "unread": r"model\.mtp_layers\..*",
         "only": {"rope_interleave": True, "moe_layer_freq": 1, "attention_bias": False, "enable_lm_head_fp32": False},
-        "read": "@hy_v4.read",
+        "read": "@hunyuan.hy_v4",
         "defaults": {
             "topk_method": "noaux_tc", "scoring_func": "sigmoid", "norm_topk_prob": True, "n_shared_experts": 1,
             "rms_norm_eps": 1e-5, "routed_scaling_factor": 2.827, "swiglu_limit": 10.0,

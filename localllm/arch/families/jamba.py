@@ -78,6 +78,6 @@ MAMBA = {
 CHECKPOINTS = {
     "JambaForCausalLM": {
         "layer": "norms", "parts": {"attends": ("attention", " ".join(MAMBA)), "mixes": ("experts", "gated")},
-        "tensors": MAMBA, "only": {"mamba_conv_bias": True, "mamba_proj_bias": False}, "read": "@jamba.read",
+        "tensors": MAMBA, "only": {"mamba_conv_bias": True, "mamba_proj_bias": False}, "read": "@mamba.jamba",
     },
 }  # fmt: skip

@@ -59,6 +59,6 @@ CHECKPOINTS = {
         "decodes": False,
         "prefixes": "bert. roberta. distilbert.",
         "unread": r"(pooler|cls|lm_head|head|decoder)\..*|embeddings\.position_ids",
-        "read": "@jina_bert.read",
+        "read": "@bert.jina_bert",
     }
 }  # fmt: skip

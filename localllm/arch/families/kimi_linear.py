@@ -143,11 +143,11 @@ def kimi_delta(
 
 CHECKPOINTS = {
     "KimiLinearForCausalLM KimiLinearModel": {
-        "layer": "@kimi_linear.layer",
+        "layer": "@deepseek.kimi_linear_layer",
         "only": {
             "moe_renormalize": True, "num_expert_group": 1, "topk_group": 1, "mla_use_nope": True, "q_lora_rank": (),
             "moe_layer_freq": 1,
         },
-        "amounts": {"vocab_size": "vocab"}, "read": "@kimi_linear.read", "defaults": {"rms_norm_eps": 1e-5},
+        "amounts": {"vocab_size": "vocab"}, "read": "@deepseek.kimi_linear", "defaults": {"rms_norm_eps": 1e-5},
     },
 }  # fmt: skip

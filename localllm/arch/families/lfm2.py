@@ -89,7 +89,7 @@ CHECKPOINTS = {
         "layer": "norms gated", "parts": {"attends": ("attention head_norms", " ".join(CONVOLUTION))},
         "tensors": CONVOLUTION, "last_norm": "token_embd_norm.weight",
         "renamed": {"model.embedding_norm": "token_embd_norm"}, "only": {"conv_bias": False},
-        "amounts": {"vocab_size": "vocab"}, "read": "@lfm2.read",
+        "amounts": {"vocab_size": "vocab"}, "read": "@mamba.lfm2",
         "defaults": {"tie_word_embeddings": True, "rope_theta": 1e6},
     },
     "Lfm2MoeForCausalLM": {
@@ -102,8 +102,8 @@ CHECKPOINTS = {
         "only": {"conv_bias": False, "norm_topk_prob": True, "use_expert_bias": True, "routed_scaling_factor": 1.0},
         "experts": "moe_intermediate_size",
         "amounts": {"vocab_size": "vocab", "expert_feed_forward_length": "expert_hidden"},
-        "metadata": {"expert_gating_func": 2}, "read": "@lfm2.moe",
+        "metadata": {"expert_gating_func": 2}, "read": "@mamba.lfm2_moe",
     },
-    "Lfm2VlForConditionalGeneration": {"like": "Lfm2ForCausalLM", "select": "@vision.select"},
+    "Lfm2VlForConditionalGeneration": {"like": "Lfm2ForCausalLM", "select": "@llama.select_vision"},
     "vision+lfm2": {"like": "Lfm2ForCausalLM", "sees": True, "unread": r"(model\.)?image_newline"},
 }  # fmt: skip

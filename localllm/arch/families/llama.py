@@ -70,7 +70,7 @@ CHECKPOINTS = {
         "metadata": {"tensor_data_layout": "Meta AI original pth"},  # unused
     },
     "LlavaForConditionalGeneration LlavaNextForConditionalGeneration": {
-        "like": "LlamaForCausalLM", "select": "@vision.select",
+        "like": "LlamaForCausalLM", "select": "@llama.select_vision",
     },
     "vision+llama": {
         "like": "LlamaForCausalLM", "sees": True, "unread": r"(model\.)?image_newline", "defaults": OF_TEXT_CONFIG,

@@ -91,6 +91,6 @@ CHECKPOINTS = {
         },
         "reads": {"intermediate_size": "1 * intermediate_size_mlp"}, "sizes": {"step": "interleave_moe_layer_step=1"},
         "amounts": {"vocab_size": "vocab", "rope.dimension_count": "head_dim", "interleave_moe_layer_step": "step"},
-        "read": "@llama4.read", "defaults": {"rms_norm_eps": 1e-5, "rope_theta": 5e5},
+        "read": "@llama.llama4", "defaults": {"rms_norm_eps": 1e-5, "rope_theta": 5e5},
     },
 }  # fmt: skip

@@ -92,7 +92,7 @@ CHECKPOINTS = {
             "ssm_conv1d.bias": "inner", "ssm_x": "rank_and_states inner", "ssm_dt": "inner rank",
             "ssm_a": "decay mixer.A_log: inner state", "ssm_d": "inner", "ssm_out": "width inner",
         },
-        "biased": "ssm_dt", "read": "@mamba.read", "defaults": {"tie_word_embeddings": True},
+        "biased": "ssm_dt", "read": "@mamba.mamba", "defaults": {"tie_word_embeddings": True},
     },
     "FalconMambaForCausalLM": {"like": "MambaForCausalLM", "read": "@mamba.falcon_mamba"},
 }  # fmt: skip

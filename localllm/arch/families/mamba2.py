@@ -95,7 +95,7 @@ def mamba2_mixer(
 
 CHECKPOINTS = {
     "Mamba2ForCausalLM": {
-        "layer": "attn_norm @mamba2.mixer", "read": "@mamba2.read",
+        "layer": "attn_norm @mamba.mamba2_layer", "read": "@mamba.mamba2",
         "defaults": {"n_groups": 8, "num_heads": 128, "head_dim": 64, "state_size": 128, "conv_kernel": 4},
     },
 }  # fmt: skip

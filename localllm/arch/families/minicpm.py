@@ -24,7 +24,7 @@ def read(fields: Fields) -> Granite:
 
 CHECKPOINTS = {
     "MiniCPMForCausalLM": {
-        "layer": "attention gated norms", "rotated": True, "scalings": "longrope", "read": "@minicpm.read",
+        "layer": "attention gated norms", "rotated": True, "scalings": "longrope", "read": "@llama.minicpm",
         "defaults": {"tie_word_embeddings": True},
     },
 }  # fmt: skip

@@ -54,7 +54,7 @@ CHECKPOINTS = {
             "attention_bias": False, "mlp_bias": False, "scale_emb": EMBEDDING_SCALE, "scale_depth": DEPTH_SCALE,
             "dim_model_base": WIDTH,
         },
-        "amounts": {"vocab_size": "vocab"}, "read": "@minicpm3.read",
+        "amounts": {"vocab_size": "vocab"}, "read": "@llama.minicpm3",
         "defaults": {"tie_word_embeddings": True, "rms_norm_eps": 1e-5},
     },
 }  # fmt: skip

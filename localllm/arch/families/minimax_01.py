@@ -95,6 +95,6 @@ CHECKPOINTS = {
         },
         "experts": "intermediate_size num_local_experts", "sizes": {"fused_rows": "3 * queries"},
         "amounts": {"rope.dimension_count": "rotary_dim"},
-        "keys": {"layernorm_full_attention_alpha": ("residual_scale", 1.0)}, "read": "@minimax_01.read",
+        "keys": {"layernorm_full_attention_alpha": ("residual_scale", 1.0)}, "read": "@minimax.minimax_01",
     },
 }  # fmt: skip

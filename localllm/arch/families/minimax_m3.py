@@ -119,7 +119,7 @@ CHECKPOINTS = {
             "swiglu_limit": LIMIT, "scoring_func": "sigmoid", "qk_norm_type": "per_head",
         },
         "keys": {"routed_scaling_factor": "expert_weights_scale"},
-        "metadata": {"expert_weights_norm": True, "expert_gating_func": 2}, "read": "@minimax_m3.read",
+        "metadata": {"expert_weights_norm": True, "expert_gating_func": 2}, "read": "@minimax.minimax_m3",
         "defaults": {"rope_theta": 5e6},
     },
 }  # fmt: skip

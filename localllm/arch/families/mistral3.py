@@ -57,6 +57,6 @@ def block(b: Builder, w: Weights, h: Mistral3, state: Paged, x: Activation, fact
 
 CHECKPOINTS = {
     "Mistral3ForConditionalGeneration Ministral3ForCausalLM": {
-        "like": "LlamaForCausalLM", "sees": True, "scalings": "bordered yarn", "read": "@mistral3.read",
+        "like": "LlamaForCausalLM", "sees": True, "scalings": "bordered yarn", "read": "@llama.mistral3",
     },
 }  # fmt: skip

@@ -74,7 +74,7 @@ CHECKPOINTS = {
         "decodes": False,
         "prefixes": "model.",
         "unread": r"(pooler|cls|lm_head|head|decoder)\..*|embeddings\.position_ids",
-        "read": "@modern_bert.read",
+        "read": "@bert.modern_bert",
     },
     "ModernBertForSequenceClassification": {
         "like": "ModernBertModel",
@@ -83,6 +83,6 @@ CHECKPOINTS = {
             "cls.output.bias": "labels",
         },
         "renamed": {"head.dense": "cls", "head.norm": "cls.norm", "classifier": "cls.output"}, "unread": "decoder.*",
-        "read": "@modern_bert.rank",
+        "read": "@bert.modern_bert_rank",
     },
 }  # fmt: skip

@@ -78,7 +78,7 @@ CHECKPOINTS = {
             "max_position_embeddings": "max_seq_len=2048", "head_dim": None,
         },
         "sizes": {"fused_rows": "3 * width"}, "keys": {"attn_config.alibi_bias_max": ("attention.max_alibi_bias", 8.0)},
-        "metadata": {"rope.freq_base": None, "attention.head_count_kv": None}, "read": "@mpt.read",
+        "metadata": {"rope.freq_base": None, "attention.head_count_kv": None}, "read": "@gpt.mpt",
         "defaults": {"tie_word_embeddings": True},
     },
 }  # fmt: skip

@@ -82,6 +82,6 @@ CHECKPOINTS = {
             "sliding_window": "attention.sliding_window", "output_multiplier": "logit_scale",
             "final_logit_softcapping": "final_logit_softcapping",
         },
-        "read": "@muse_glimmer.read", "defaults": {"rms_norm_eps": 1e-5, "sliding_window": 2048},
+        "read": "@llama.muse_glimmer", "defaults": {"rms_norm_eps": 1e-5, "sliding_window": 2048},
     },
 }  # fmt: skip

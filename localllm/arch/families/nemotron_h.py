@@ -99,13 +99,13 @@ EXPERTS = {
 }
 CHECKPOINTS = {
     "NemotronHForCausalLM": {
-        "select": "@nemotron_h.select",
-        "layer": "attn_norm @nemotron_h.layer",
+        "select": "@mamba.select_nemotron_h",
+        "layer": "attn_norm @mamba.nemotron_h_layer",
         "parts": {"feeds": ("feed_forward", "")},
         "rotated": True,  # as llama.cpp's converter writes them; no score changes
         "only": PLAIN,
         "amounts": {"vocab_size": "vocab"},
-        "read": "@nemotron_h.read",
+        "read": "@mamba.nemotron_h",
         "defaults": {
             "n_groups": 8,
             "ssm_state_size": 128,
@@ -117,6 +117,6 @@ CHECKPOINTS = {
     "NemotronHForCausalLM+experts": {
         "arch": "nemotron_h_moe", "like": "NemotronHForCausalLM", "parts": {"feeds": (" ".join(EXPERTS), "")},
         "tensors": EXPERTS, "only": {**PLAIN, "n_group": 1, "topk_group": 1, "n_shared_experts": 1},
-        "read": "@nemotron_h.moe",
+        "read": "@mamba.nemotron_h_moe",
     },
 }  # fmt: skip

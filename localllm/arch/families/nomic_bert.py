@@ -54,15 +54,15 @@ EXPERTS = {  # of every other layer, from the second one on
 }
 CHECKPOINTS = {
     "NomicBertModel": {
-        "select": "@nomic_bert.select", "layer": "fused_attention gated norms_of_encoder",
+        "select": "@bert.select_nomic_bert", "layer": "fused_attention gated norms_of_encoder",
         "whole": {"token_types": "types width", "token_embd_norm": "width"},
         "biased": "norms_of_encoder token_embd_norm", "decodes": False, "unread": OTHER_HEADS,
-        "read": "@nomic_bert.read",
+        "read": "@bert.nomic_bert",
     },
     "NomicBertModel+experts": {
         "arch": "nomic-bert-moe", "like": "NomicBertModel", "layer": "fused_attention norms_of_encoder",
         "parts": {"mixes": (" ".join(EXPERTS), "feed_forward")}, "tensors": EXPERTS,
         "biased": "norms_of_encoder token_embd_norm fused_attention ffn_up ffn_down",
-        "unread": rf"{OTHER_HEADS}|.*\.experts\.bias", "read": "@nomic_bert.nomic_facts",
+        "unread": rf"{OTHER_HEADS}|.*\.experts\.bias", "read": "@bert.nomic_bert_original",
     },
 }  # fmt: skip

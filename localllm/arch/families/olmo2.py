@@ -48,7 +48,7 @@ def block(b: Builder, w: Weights, h: OLMo2, state: Paged, x: Activation) -> Acti
 
 CHECKPOINTS = {
     "Olmo2ForCausalLM": {
-        "layer": "attention whole_norms gated norms_behind", "only": {"clip_qkv": ()}, "read": "@olmo2.read",
+        "layer": "attention whole_norms gated norms_behind", "only": {"clip_qkv": ()}, "read": "@llama.olmo2",
         "defaults": {"rms_norm_eps": 1e-5},
     },
     "Olmo3ForCausalLM": {

@@ -20,7 +20,7 @@ CHECKPOINTS = {
     "Phi3ForCausalLM": {
         "layer": "fused_attention fused_gated norms", "scalings": "longrope su", "partial_rope": True,
         "window_ignored": True, "sizes": {"fused_rows": "queries + 2 * keys", "both_hidden": "2 * hidden"},
-        "keys": {"sliding_window": ("attention.sliding_window", 0)}, "read": "@phi3.read",
+        "keys": {"sliding_window": ("attention.sliding_window", 0)}, "read": "@llama.phi3",
         "defaults": {"rms_norm_eps": 1e-5},
     },
 }  # fmt: skip

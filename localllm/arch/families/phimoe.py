@@ -44,7 +44,7 @@ CHECKPOINTS = {
     "PhiMoEForCausalLM": {
         "like": "Phi3ForCausalLM", "layer": "attention norms experts", "biased": "attention norms output_norm output",
         "only": {"attention_bias": True, "lm_head_bias": True, "num_experts_per_tok": 2},
-        "experts": "intermediate_size num_local_experts", "read": "@phi3.moe",
+        "experts": "intermediate_size num_local_experts", "read": "@llama.phimoe",
         "defaults": {"rms_norm_eps": 1e-5, "rope_theta": 1e6, "attention_bias": False, "lm_head_bias": False},
     },
 }  # fmt: skip

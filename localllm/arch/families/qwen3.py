@@ -47,7 +47,7 @@ can only be "yes" or "no".<|im_end|>
 CHECKPOINTS = {
     "Qwen3Model": {"like": "Qwen3ForCausalLM"},
     "Qwen3ForCausalLM": {
-        "select": "@qwen3.select", "layer": "attention head_norms gated norms", "scalings": "linear yarn llama3",
+        "select": "@qwen.select", "layer": "attention head_norms gated norms", "scalings": "linear yarn llama3",
         "window_ignored": True,
     },
     "Qwen3MoeForCausalLM": {
@@ -60,25 +60,25 @@ CHECKPOINTS = {
         "like": "Qwen3ForCausalLM",
         "whole": {
             "output_norm": "width",
-            "cls.output.weight": "@qwen3.rows_of_answers token_embd.weight[vocab width]: labels width",
+            "cls.output.weight": "@qwen.rows_of_answers token_embd.weight[vocab width]: labels width",
         },
         "decodes": False,
-        "read": "@qwen3.ranker",
+        "read": "@qwen.ranker",
         "more": {"tokenizer.chat_templates": ["rerank"], "tokenizer.chat_template.rerank": RERANK},
     },
     "Qwen3ForCausalLM+ranker": {
         "like": "Qwen3ForCausalLM+tied_ranker",
         "whole": {
             "output_norm": "width",
-            "cls.output.weight": "@qwen3.rows_of_answers output.weight[vocab width]: labels width",
+            "cls.output.weight": "@qwen.rows_of_answers output.weight[vocab width]: labels width",
         },
     },
     "Qwen3ForSequenceClassification": {  # a head of its own
         "like": "Qwen3ForCausalLM+tied_ranker",
         "whole": {"output_norm": "width", "cls.output.weight": "labels width"},
         "renamed": {"score": "cls.output"},
-        "read": "@qwen3.classifier",
+        "read": "@qwen.classifier",
     },
-    "InternVLForConditionalGeneration": {"like": "Qwen3ForCausalLM", "select": "@vision.select"},
+    "InternVLForConditionalGeneration": {"like": "Qwen3ForCausalLM", "select": "@llama.select_vision"},
     "vision+qwen3": {"like": "Qwen3ForCausalLM", "sees": True, "unread": r"(model\.)?image_newline"},
 }  # fmt: skip

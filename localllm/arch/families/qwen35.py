@@ -169,9 +169,9 @@ def unit(b: Builder, h: Qwen35, x: Activation) -> Activation:
 
 CHECKPOINTS = {
     "Qwen3_5ForCausalLM Qwen3_5ForConditionalGeneration": {
-        "layer": "@qwen35.layer gated", "offset_norms": True, "sees": True, "named": "@qwen35.with_mtp",
+        "layer": "@qwen.qwen35_layer gated", "offset_norms": True, "sees": True, "named": "@qwen.with_mtp",
         "scalings": "mrope", "partial_rope": True, "only": {"attention_bias": False, "mtp_num_hidden_layers": (0, 1)},
-        "read": "@qwen35.qwen35",
+        "read": "@qwen.qwen35",
         "defaults": {
             "linear_num_key_heads": 16, "linear_num_value_heads": 32, "linear_key_head_dim": 128,
             "linear_value_head_dim": 128, "head_dim": 256, "partial_rotary_factor": 0.25,
@@ -180,11 +180,11 @@ CHECKPOINTS = {
     },
     "MiniCPMV4_6ForConditionalGeneration": {"like": "Qwen3_5ForCausalLM", "unread": r"(model\.)?merger\..*"},
     "Qwen3_5MoeForCausalLM Qwen3_5MoeForConditionalGeneration": {
-        "arch": "qwen35moe", "like": "Qwen3_5ForCausalLM", "layer": "@qwen35.layer @qwen35.experts",
-        "read": "@qwen35.qwen35moe",
+        "arch": "qwen35moe", "like": "Qwen3_5ForCausalLM", "layer": "@qwen.qwen35_layer @qwen.experts",
+        "read": "@qwen.qwen35moe",
     },
     "Qwen3NextForCausalLM": {
-        "arch": "qwen3next", "like": "Qwen3_5ForCausalLM", "layer": "@qwen35.layer_of_next @qwen35.experts",
-        "sees": False, "scalings": "linear yarn", "read": "@qwen35.qwen3next",
+        "arch": "qwen3next", "like": "Qwen3_5ForCausalLM", "layer": "@qwen.qwen3next_layer @qwen.experts",
+        "sees": False, "scalings": "linear yarn", "read": "@qwen.qwen3next",
     },
 }  # fmt: skip

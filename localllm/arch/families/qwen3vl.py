@@ -54,7 +54,7 @@ def block(b: Builder, w: Weights, h: Qwen3VL, state: Paged, x: Activation, facto
 
 CHECKPOINTS = {
     "Qwen3VLForConditionalGeneration": {
-        "like": "Qwen3ForCausalLM", "sees": True, "scalings": "mrope", "read": "@qwen3vl.read",
+        "like": "Qwen3ForCausalLM", "sees": True, "scalings": "mrope", "read": "@qwen.qwen3vl",
         "defaults": {"rope_theta": 5e5},
     },
     "Qwen3VLMoeForConditionalGeneration": {

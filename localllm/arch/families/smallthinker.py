@@ -63,6 +63,6 @@ CHECKPOINTS = {
         "only": {"norm_topk_prob": True, "moe_enable_early_router": True, "moe_enable_secondary_experts": False},
         "reads": {"intermediate_size": "1 * moe_ffn_hidden_size"},
         "experts": "moe_ffn_hidden_size moe_num_primary_experts moe_num_active_primary_experts",
-        "amounts": {"expert_feed_forward_length": "expert_hidden"}, "read": "@smallthinker.read",
+        "amounts": {"expert_feed_forward_length": "expert_hidden"}, "read": "@llama.smallthinker",
     },
 }  # fmt: skip

@@ -22,7 +22,7 @@ def read(fields: Fields) -> SmolLM3:
 
 CHECKPOINTS = {
     "SmolLM3ForCausalLM": {
-        "like": "LlamaForCausalLM", "read": "@smollm3.read",
+        "like": "LlamaForCausalLM", "read": "@llama.smollm3",
         "defaults": {"tie_word_embeddings": True, "rope_theta": 2e6},
     },
 }  # fmt: skip

@@ -39,8 +39,8 @@ def block(b: Builder, w: Weights, h: Transformer, state: Paged, x: Activation) -
 CHECKPOINTS = {
     "StableLmForCausalLM StableLMEpochForCausalLM": {
         "layer": "attention gated attn_norm",
-        "parts": {"parallel": ("", "ffn_norm"), "head_norms": ("@stablelm.head_norms", "")},
-        "biased": "norms output_norm", "partial_rope": True, "layer_norm": "layer_norm_eps", "read": "@stablelm.read",
+        "parts": {"parallel": ("", "ffn_norm"), "head_norms": ("@llama.head_norms", "")},
+        "biased": "norms output_norm", "partial_rope": True, "layer_norm": "layer_norm_eps", "read": "@llama.stablelm",
         "defaults": {"partial_rotary_factor": 0.25, "max_position_embeddings": 4096},
     },
     "OrionForCausalLM": {
@@ -49,6 +49,6 @@ CHECKPOINTS = {
         "biased": "norms output_norm",
         "reads": {"max_position_embeddings": "max_sequence_length|max_position_embeddings|model_max_length"},
         "metadata": {"tensor_data_layout": "Meta AI original pth"},  # unused
-        "read": "@stablelm.orion",
+        "read": "@llama.orion",
     },
 }  # fmt: skip

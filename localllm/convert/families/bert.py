@@ -1,13 +1,14 @@
-"""Encoders: BERT and XLM-RoBERTa, also with a head that scores pairs of texts."""
+"""Encoders: BERT and XLM-RoBERTa, also with a head that scores pairs of texts.; EuroBERT.; Jina Embeddings 2.; ModernBERT.; Nomic Embed."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
 
+from localllm.arch.metadata import MOST_LAYERS
 from localllm.convert.config import Config
 from localllm.convert.family import Sizes
-from localllm.convert.hyperparameters import CheckpointFacts, attention_sizes
+from localllm.convert.hyperparameters import CheckpointFacts, Reader, attention_sizes
 from localllm.convert.tensors import Shape, TensorSource, pick_rows
 
 RANK = 4  # llama.cpp's pooling type for scores
@@ -16,7 +17,7 @@ RANK = 4  # llama.cpp's pooling type for scores
 CLASSIFIERS = {"mean": 1, "cls": 2}  # poolings that the scores are computed from
 
 
-def read(config: Config, declared: Callable[[Config], CheckpointFacts]) -> CheckpointFacts:
+def bert(config: Config, declared: Reader) -> CheckpointFacts:
     """Read BERT: a position table, layer norms, exact GELU."""
     config.only("hidden_act", "gelu")
     config.only("position_embedding_type", "absolute")
@@ -24,23 +25,23 @@ def read(config: Config, declared: Callable[[Config], CheckpointFacts]) -> Check
     return encoder(config, config.count("max_position_embeddings", 512), config.number("layer_norm_eps", 1e-12))
 
 
-def roberta(config: Config, declared: Callable[[Config], CheckpointFacts]) -> CheckpointFacts:
+def roberta(config: Config, declared: Reader) -> CheckpointFacts:
     """Read RoBERTa: the table's first positions stand for padding and are cut off."""
     positions, padding = config.count("max_position_embeddings", 514), config.get("pad_token_id", 1)
     if not isinstance(padding, int) or not 0 <= padding < positions - 1:
         raise config.refusal(f"pad_token_id {padding} is not supported")
-    h = read(config, declared)
+    h = bert(config, declared)
     return replace(h.updated(context_length=positions - padding - 1), sizes={
         **h.sizes, "context": positions - padding - 1, "positions": positions,
     })  # fmt: skip
 
 
-def distilbert(config: Config, declared: Callable[[Config], CheckpointFacts]) -> CheckpointFacts:
+def distilbert(config: Config, declared: Reader) -> CheckpointFacts:
     """Read DistilBERT: its own names; a single token type without a table."""
     names = {"hidden_size": "dim", "num_attention_heads": "n_heads", "intermediate_size": "hidden_dim",
              "num_hidden_layers": "n_layers", "hidden_act": "activation"}  # fmt: skip
     config.only("sinusoidal_pos_embds", False)  # stored like the others, but untested
-    return read(
+    return bert(
         config.updated(layer_norm_eps=1e-12, **{name: config.get(key) for name, key in names.items()}), declared
     )
 
@@ -75,15 +76,117 @@ def behind_padding(sources: Sequence[TensorSource], shape: Shape, sizes: Sizes) 
     return pick_rows(sources[0], shape, lambda rows: np.asarray(rows) + first)
 
 
-def rank(config: Config, declared: Callable[[Config], CheckpointFacts]) -> CheckpointFacts:
+def rank(config: Config, declared: Reader) -> CheckpointFacts:
     """Read BERT with a head for scores."""
-    return with_labels(config, read(config, declared))
+    return with_labels(config, bert(config, declared))
 
 
-def roberta_rank(config: Config, declared: Callable[[Config], CheckpointFacts]) -> CheckpointFacts:
+def roberta_rank(config: Config, declared: Reader) -> CheckpointFacts:
     """Read RoBERTa with a head for scores."""
     return with_labels(config, roberta(config, declared))
 
 
 def with_labels(config: Config, h: CheckpointFacts) -> CheckpointFacts:
     return h.updated(pooling_type=RANK, classifier__output_labels=labels(config))
+
+
+def eurobert(config: Config, declared: Reader) -> CheckpointFacts:
+    """Read EuroBERT: like Llama with bidirectional attention. llama.cpp's reader ignores RoPE scaling."""
+    return declared(config).updated(classifier__pooling_type=CLASSIFIERS.get(config.get("classifier_pooling")))
+
+
+OF_CODE = "qk-post-norm"  # in the name of the code that jina-embeddings-v2-base-code uses
+
+
+def jina_bert(config: Config, declared: Reader) -> CheckpointFacts:
+    """Read Jina Embeddings 2: ALiBi, gated GELU, gate and up projections in one matrix."""
+    config.only("hidden_act", "gelu")
+    config.only("position_embedding_type", "alibi")
+    config.only("feed_forward_type", "geglu")
+    h = encoder(config, config.count("max_position_embeddings", 8192), config.number("layer_norm_eps", 1e-12))
+    return h.updated({"both_hidden": 2 * h.sizes["hidden"], "norms_heads": int(OF_CODE in str(config.get("auto_map")))})
+
+
+def modern_bert(config: Config, declared: Reader) -> CheckpointFacts:
+    """Read ModernBERT: RoPE, with a base of its own in layers with a window."""
+    config.only("hidden_activation", "gelu", "silu")
+    for name in ("attention_bias", "mlp_bias", "norm_bias"):
+        config.only(name, False)
+    h = encoder(config, config.count("max_position_embeddings", 8192), config.number("norm_eps", 1e-5))
+    pooling = config.get("classifier_pooling", "cls")
+    bases = (("full", "global", 160000.0), ("sliding", "local", 10000.0))
+    base, local = (
+        config.section("rope_parameters")
+        .section(f"{kind}_attention")
+        .number("rope_theta", config.number(f"{old}_rope_theta", usual))
+        for kind, old, usual in bases
+    )
+    period = config.count("global_attn_every_n_layers", 3)
+    config.windows([number % period != 0 for number in range(h.sizes["layers"])])
+    return h.updated(
+        {
+            "fused_rows": 3 * h.sizes["width"],
+            "both_hidden": 2 * h.sizes["hidden"],
+            **{f"normed_{number}": int(number > 0) for number in range(h.sizes["layers"])},
+        },
+        attention__sliding_window=config.count("local_attention", 128),
+        attention__sliding_window_pattern=period,
+        rope__freq_base=base, rope__freq_base_swa=local, rope__scaling__type="none",
+        hidden_activation=config.get("hidden_activation", "gelu"),
+        attention__layer_norm_rms_epsilon=h.metadata["attention.layer_norm_epsilon"],  # unused; llama.cpp writes it
+        vocab_size=h.sizes["vocab"],
+        classifier__pooling_type=CLASSIFIERS.get(str(pooling)),
+    )  # fmt: skip
+
+
+def modern_bert_rank(config: Config, declared: Reader) -> CheckpointFacts:
+    """Read ModernBERT with a head for scores."""
+    return with_labels(config, modern_bert(config, declared))
+
+
+def nomic_bert_original(config: Config, declared: Reader) -> CheckpointFacts:
+    """Read Nomic Embed: GPT-2's names, RoPE, SwiGLU, or experts in every other layer."""
+    experts = config.get("moe_every_n_layers") or 0
+    config.only("activation_function", "gelu" if experts else "swiglu")
+    config.only("prenorm", False)
+    config.only("rotary_emb_fraction", 1.0, 1)
+    config.only("rotary_emb_interleaved", False)
+    config.only("rotary_emb_scale_base")
+    config.only("moe_every_n_layers", 0, 2)
+    width, heads = config.count("n_embd"), config.count("n_head")
+    trained = config.count("max_trained_positions", 2048)
+    context = min(config.count("n_positions"), trained) if not experts else 512  # the context that both are trained for
+    plain = {"hidden_size": width, "num_attention_heads": heads, "intermediate_size": config.count("n_inner")}
+    plain |= {"num_hidden_layers": config.count("n_layer", maximum=MOST_LAYERS)}
+    h = encoder(Config({**config.content, **plain}, config.path), context, config.number("layer_norm_epsilon", 1e-12))
+    h = h.updated({"fused_rows": 3 * width}, rope__freq_base=config.number("rotary_emb_base", 10000.0))
+    if not experts:
+        return h
+    count = config.count("num_experts")
+    metadata = {"expert_count": count, "expert_used_count": config.count("moe_top_k"), "moe_every_n_layers": 2}
+    return h.updated(
+        {
+            "experts": count,
+            "stacked": count * plain["intermediate_size"],
+            **{f"mixes_{number}": number % 2 for number in range(h.sizes["layers"])},
+        },
+        **metadata,
+    )
+
+
+def nomic_bert(config: Config, declared: Reader) -> CheckpointFacts:
+    """Read Nomic Embed under its publisher's names, or under transformers' (only for the model without experts)."""
+    if config.get("n_embd") is not None:
+        return nomic_bert_original(config, declared)
+    config.only("hidden_act", "silu")
+    rope = config.section("rope_parameters")
+    rope.only("rope_type", "default")
+    rope.only("partial_rotary_factor", 1.0, 1)
+    h = encoder(config, config.count("max_position_embeddings", 2048), config.number("layer_norm_eps", 1e-12))
+    base = rope.number("rope_theta", config.number("rope_theta", 1000.0))
+    return h.updated({"fused_rows": 3 * h.sizes["width"]}, rope__freq_base=base)
+
+
+def select_nomic_bert(config: Config) -> str:
+    """Name the record of a model with experts, or without."""
+    return "NomicBertModel+experts" if config.get("moe_every_n_layers") else "NomicBertModel"

@@ -1,13 +1,11 @@
 """Command A with experts."""
 
-from collections.abc import Callable
-
 from localllm.convert.config import Config
 from localllm.convert.experts import SIGMOID, SOFTMAX, leading_dense, with_experts
-from localllm.convert.hyperparameters import CheckpointFacts, windows_of
+from localllm.convert.hyperparameters import CheckpointFacts, Reader, windows_of
 
 
-def read(config: Config, declared: Callable[[Config], CheckpointFacts]) -> CheckpointFacts:
+def read(config: Config, declared: Reader) -> CheckpointFacts:
     """Read Command A with experts: attention and feed-forward network share a norm; the first layers are dense."""
     function = config.get("expert_selection_fn", "softmax")
     if function == "softmax":  # of the selected experts

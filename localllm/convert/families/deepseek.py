@@ -1,18 +1,460 @@
-"""DeepSeek's first model with experts, and ERNIE 4.5 with experts."""
+"""DeepSeek's first model with experts, and ERNIE 4.5 with experts.; DeepSeek-V2 to V3.2, GLM with DeepSeek's attention, Youtu.; GLM 4.5 to 4.7, and Solar Open.; GLM.; Kimi Linear: most layers have the gated delta rule, the others MLA.; GLM 5.3 Flash.; dots.llm1, Ling 2 and HunYuan 3."""
 
-from collections.abc import Callable
+from collections.abc import Sequence
+
+import numpy as np
 
 from localllm.convert.config import Config
-from localllm.convert.experts import SOFTMAX
-from localllm.convert.hyperparameters import CheckpointFacts
+from localllm.convert.experts import SIGMOID, SOFTMAX, leading_dense, with_deepseek_experts, with_experts
+from localllm.convert.family import Build, DerivedTensor, Layer, Sizes
+from localllm.convert.hyperparameters import CheckpointFacts, Reader
+from localllm.convert.layers import EXPERTS, GATED, NORMS_BEFORE, SHARED_EXPERT, as_it_is, as_stored, in_full, mtp_layer
+from localllm.convert.rope_scaling import rope_parameters
+from localllm.convert.tensors import Shape, TensorSource, map_values, reshape, take_strided, transpose
 
 
-def read(config: Config, declared: Callable[[Config], CheckpointFacts]) -> CheckpointFacts:
+def deepseek(config: Config, declared: Reader) -> CheckpointFacts:
     """Read DeepSeek MoE: experts next to shared ones, after the first layers."""
     return declared(config).updated(expert_gating_func=None if config.get("scoring_func") is None else SOFTMAX)
 
 
-def ernie(config: Config, declared: Callable[[Config], CheckpointFacts]) -> CheckpointFacts:
+def ernie(config: Config, declared: Reader) -> CheckpointFacts:
     """Read ERNIE 4.5, which has experts up to the last layer."""
     config.only("moe_layer_end_index", config.count("num_hidden_layers") - 1, -1)
     return declared(config)
+
+
+def deepseek2(config: Config, declared: Reader) -> CheckpointFacts:
+    """Read MLA: one latent row for all heads' keys and values; the first layers have no experts.
+
+    In GGUF the heads attend to that row, as if there were a single key head.
+    """
+    heads = config.count("num_attention_heads")
+    sizes = {"rotated": config.count("qk_rope_head_dim"), "latent": config.count("kv_lora_rank")}
+    sizes |= {"key_dim": config.count("qk_nope_head_dim"), "value_dim": config.count("v_head_dim")}
+    renamed = {"head_dim": sizes["rotated"], "num_key_value_heads": 1}
+    h = declared(config.updated(**renamed))
+    whole_key = sizes["key_dim"] + sizes["rotated"]
+    sizes |= {
+        "queries": heads * whole_key,
+        "latent_and_key": sizes["latent"] + sizes["rotated"],
+        "both_rows": heads * (sizes["key_dim"] + sizes["value_dim"]),
+        "values": heads * sizes["value_dim"],
+        "narrow": config.count("q_lora_rank", 0),
+    }
+    h = with_deepseek_experts(config, with_multiplier(config, h.updated(sizes)))
+    return h.updated(
+        attention__q_lora_rank=sizes["narrow"] or None,
+        attention__kv_lora_rank=sizes["latent"],
+        attention__key_length=sizes["latent_and_key"],
+        attention__value_length=sizes["latent"],
+        attention__key_length_mla=whole_key,
+        attention__value_length_mla=sizes["value_dim"],
+        rope__dimension_count=sizes["rotated"],
+    )
+
+
+def with_multiplier(config: Config, h: CheckpointFacts) -> CheckpointFacts:
+    """Add YaRN's multiplier: the scores are multiplied instead of the rotated numbers; GGUF stores a tenth of it."""
+    if h.metadata.get("rope.scaling.type") != "yarn":
+        return h
+    rope = rope_parameters(config)
+    rope.only("attention_factor")
+    multiplier = rope.number("mscale_all_dim")
+    rope.only("mscale", multiplier)
+    return h.updated(rope__scaling__attn_factor=None, rope__scaling__yarn_log_multiplier=0.1 * multiplier)
+
+
+def keys_of_latents(sources: Sequence[TensorSource], shape: Shape, sizes: Sizes) -> TensorSource:
+    """Take the first rows of each head, transposed."""
+    heads, latent, key_dim = shape
+    return transpose(take_strided(sources[0], (heads, key_dim, latent), key_dim + sizes["value_dim"], 0))
+
+
+def values_of_latents(sources: Sequence[TensorSource], shape: Shape, sizes: Sizes) -> TensorSource:
+    """Take the last rows of each head."""
+    return take_strided(sources[0], shape, sizes["key_dim"] + shape[-2], sizes["key_dim"])
+
+
+def deepseek2_layer(sizes: Sizes, number: int) -> Layer:
+    both = {"self_attn.kv_b_proj.weight": ("both_rows", "latent")}
+    queries: Layer = {"attn_q": ("queries", "width")}
+    if sizes["narrow"]:
+        queries = {"attn_q_a": ("narrow", "width"), "attn_q_a_norm": ("narrow",), "attn_q_b": ("queries", "narrow")}
+    experts: Layer = {**EXPERTS, **(SHARED_EXPERT if sizes["shared_hidden"] else {})}
+    if sizes["biased"]:
+        experts = {**experts, "exp_probs_b.bias": ("experts",)}
+    return {
+        **NORMS_BEFORE,
+        **queries,
+        "attn_kv_a_mqa": ("latent_and_key", "width"),
+        "attn_kv_a_norm": ("latent",),
+        "attn_k_b": DerivedTensor(("heads", "latent", "key_dim"), both, keys_of_latents),
+        "attn_v_b": DerivedTensor(("heads", "value_dim", "latent"), both, values_of_latents),
+        "attn_output": ("width", "values"),
+        **(GATED if number < sizes["leading_dense"] else experts),
+        **mtp_layer(sizes, number),
+    }
+
+
+def deepseek32(config: Config, declared: Reader) -> CheckpointFacts:
+    """Read V3.2: an indexer in every layer."""
+    h = deepseek2(config, declared)
+    heads, dim = config.count("index_n_heads"), config.count("index_head_dim")
+    return h.updated(
+        {"index_heads": heads, "index_dim": dim, "index_queries": heads * dim},
+        attention__indexer__head_count=heads,
+        attention__indexer__key_length=dim,
+        attention__indexer__top_k=config.count("index_topk"),
+        nextn_predict_layers=h.sizes["mtp_layers"] if config.get("num_nextn_predict_layers") is not None else None,
+    )
+
+
+def of_indexer(name: str, *dimensions: str) -> DerivedTensor:
+    return DerivedTensor(
+        dimensions, {f"self_attn.indexer.{name}": dimensions}, lambda sources, shape, sizes: sources[0]
+    )
+
+
+INDEXER: Layer = {
+    "indexer.attn_q_b.weight": of_indexer("wq_b.weight", "index_queries", "narrow"),
+    "indexer.attn_k.weight": of_indexer("wk.weight", "index_dim", "width"),
+    "indexer.k_norm.weight": of_indexer("k_norm.weight", "index_dim"),
+    "indexer.k_norm.bias": of_indexer("k_norm.bias", "index_dim"),
+    "indexer.proj.weight": of_indexer("weights_proj.weight", "index_heads", "width"),
+}
+
+
+def glm_dsa(config: Config, declared: Reader) -> CheckpointFacts:
+    """Read GLM: layers without an indexer attend to the keys that the last indexer selected."""
+    h = deepseek32(config, declared)
+    types, layers = config.get("indexer_types", ["full"] * h.sizes["layers"]), h.sizes["layers"]
+    if not isinstance(types, list) or len(types) != layers or not {*map(str, types)} <= {"full", "shared"}:
+        raise config.refusal(f"indexer_types should be full or shared for each of {layers} layers")
+    full = [kind == "full" for kind in types]
+    flags = {f"chooses_{number}": int(does) for number, does in enumerate(full)}
+    flags |= {f"chooses_{layers + number}": 1 for number in range(h.sizes["mtp_layers"])}
+    return h.updated(flags, attention__indexer__types=full if config.get("indexer_types") is not None else None)
+
+
+def indexers(sizes: Sizes, number: int) -> Layer:
+    return INDEXER if sizes[f"chooses_{number}"] else {}
+
+
+def youtu(config: Config, declared: Reader) -> CheckpointFacts:
+    """Read Youtu: no experts, which GGUF states explicitly."""
+    layers, hidden = config.count("num_hidden_layers"), config.count("intermediate_size")
+    none = {"n_routed_experts": 1, "num_experts_per_tok": 1, "n_shared_experts": None, "moe_intermediate_size": hidden}
+    h = deepseek2(config.updated(**none, first_k_dense_replace=layers), declared)
+    return h.updated(expert_count=None, expert_used_count=None, expert_weights_scale=None)
+
+
+def indexer(sizes: Sizes, number: int) -> Layer:
+    return INDEXER
+
+
+def glm4moe(config: Config, declared: Reader) -> CheckpointFacts:
+    """Read GLM 4.5: partial RoPE, head norms in the largest ones.
+
+    A multi-token prediction layer is counted even where the checkpoint lacks it.
+    """
+    h = with_deepseek_experts(config, declared(config))
+    mtp_layers = h.sizes["mtp_layers"]
+    return h.updated(
+        {"head_norms": int(config.flag("use_qk_norm", False)), "attention_bias": int(config.flag("attention_bias"))},
+        block_count=h.sizes["layers"] + mtp_layers,
+        nextn_predict_layers=mtp_layers or None,
+        expert_gating_func=SIGMOID,
+    )
+
+
+def solar_open(config: Config, declared: Reader) -> CheckpointFacts:
+    """Read Solar Open: experts in all layers, without a key for leading dense ones."""
+    return glm4moe(config, declared).updated(leading_dense_block_count=None)
+
+
+def chatglm(config: Config, declared: Reader) -> CheckpointFacts:
+    """Read GLM, whose heads have width / heads numbers."""
+    h = declared(config)
+    if h.sizes["queries"] != h.sizes["width"]:
+        raise config.refusal("head_dim should be hidden_size over num_attention_heads")
+    return h.updated(attention__key_length=None, attention__value_length=None)
+
+
+def kimi_linear(config: Config, declared: Reader) -> CheckpointFacts:
+    """Read Kimi Linear: no RoPE. config.json counts layers from 1 where it lists those with attention."""
+    section, heads = config.section("linear_attn_config"), config.count("num_attention_heads")
+    section.only("num_heads", heads)
+    rotated, latent = config.count("qk_rope_head_dim"), config.count("kv_lora_rank")
+    context = config.get("max_position_embeddings", config.get("model_max_length"))
+    renamed = {"max_position_embeddings": context, "num_key_value_heads": 1, "head_dim": rotated}
+    h = declared(config.updated(**renamed))
+    h = with_experts(config, h, "moe_intermediate_size", active_key=USED[config.get("num_experts_per_token") is None])
+    attends = attending(section, h.sizes["layers"])
+    key_dim, value_dim = config.count("qk_nope_head_dim"), config.count("v_head_dim")
+    score, shared, dim = (
+        config.get("moe_router_activation_func"),
+        config.count("num_shared_experts"),
+        section.count(HEAD),
+    )
+    config.only("moe_router_activation_func", "sigmoid", "softmax")
+    taps, leading = section.count("short_conv_kernel_size", 4), leading_dense(config)
+    return h.updated(
+        {
+            **{f"attends_{number}": int(does) for number, does in enumerate(attends)},
+            "queries": heads * (key_dim + rotated),
+            "latent": latent,
+            "latent_and_key": latent + rotated,
+            "both_rows": heads * (key_dim + value_dim),
+            "key_dim": key_dim,
+            "value_dim": value_dim,
+            "values": heads * value_dim,
+            "delta": heads * dim,
+            "delta_dim": dim,
+            "taps": taps,
+            "one": 1,
+            "leading_dense": leading,
+            "shared_hidden": shared * h.sizes["expert_hidden"],
+        },
+        attention__head_count_kv=[int(does) for does in attends],
+        attention__kv_lora_rank=latent,
+        attention__key_length=latent + rotated,
+        attention__value_length=config.get("head_dim")
+        and config.count("head_dim"),  # config.json's head_dim, of heads that do not exist
+        attention__key_length_mla=key_dim + rotated,
+        attention__value_length_mla=value_dim,
+        rope__dimension_count=rotated,
+        ssm__conv_kernel=taps,
+        kda__head_dim=dim,
+        expert_feed_forward_length=h.sizes["expert_hidden"],
+        expert_shared_count=shared,
+        expert_group_used_count=config.get("topk_group"),
+        expert_gating_func={"sigmoid": SIGMOID, "softmax": SOFTMAX}.get(score or "sigmoid"),
+        expert_weights_scale=config.number("routed_scaling_factor"),
+        leading_dense_block_count=leading,
+    )
+
+
+HEAD, USED = "head_dim", ("num_experts_per_token", "num_experts_per_tok")
+
+
+def attending(section: Config, layers: int) -> list[bool]:
+    """Mark the layers with attention. Raises ModelError if others do not have the delta rule."""
+    full, kda = section.get("full_attn_layers"), section.get("kda_layers")
+    if not isinstance(full, list) or not all(type(number) is int and 0 < number <= layers for number in full):
+        raise section.refusal(f"full_attn_layers should be numbers from 1 to {layers}")
+    attends = [number + 1 in full for number in range(layers)]
+    if kda is not None and kda != [number + 1 for number in range(layers) if not attends[number]]:
+        raise section.refusal("kda_layers should be those that are not in full_attn_layers")
+    return attends
+
+
+def of_attention(name: str, build: Build, gguf: tuple[str, ...], *stored: str) -> DerivedTensor:
+    """Declare a tensor of the attention; gguf, stored: its shapes."""
+    return DerivedTensor(gguf, {f"self_attn.{name}": stored}, build)
+
+
+def as_declared(sources: Sequence[TensorSource], shape: Shape, sizes: Sizes) -> TensorSource:
+    return reshape(sources[0], shape)
+
+
+def rates(sources: Sequence[TensorSource], shape: Shape, sizes: Sizes) -> TensorSource:
+    """Convert logarithms to decay rates."""
+    return map_values(sources[0], lambda logarithms: -np.exp(logarithms))
+
+
+def matrices(sizes: Sizes) -> Layer:
+    """List the tensors of a delta-rule layer."""
+    taps, four = ("one", "delta", "one", "taps"), ("one", "one", "heads", "one")
+    return {
+        **{f"attn_{name}": ("delta", "width") for name in "qkv"},
+        **{
+            f"ssm_conv1d_{name}": of_attention(f"{name}_conv1d.weight", as_declared, taps, "delta", "one", "taps")
+            for name in "qkv"
+        },
+        "ssm_f_a": as_stored("self_attn.f_a_proj", "delta_dim", "width"),
+        "ssm_f_b": as_stored("self_attn.f_b_proj", "delta", "delta_dim"),
+        "ssm_beta": as_stored("self_attn.b_proj", "heads", "width"),
+        "ssm_a": of_attention("A_log", rates, four, *four),
+        "ssm_g_a": as_stored("self_attn.g_a_proj", "delta_dim", "width"),
+        "ssm_g_b": as_stored("self_attn.g_b_proj", "delta", "delta_dim"),
+        "ssm_dt.bias": of_attention("dt_bias", lambda s, *_: s[0], ("delta",), "delta"),
+        "ssm_norm": as_stored("self_attn.o_norm", "delta_dim"),
+        "attn_output": ("width", "delta"),
+    }
+
+
+def latent(sizes: Sizes) -> Layer:
+    """List the tensors of an attention layer."""
+    both = {"self_attn.kv_b_proj.weight": ("both_rows", "latent")}
+    return {
+        "attn_q": ("queries", "width"),
+        "attn_kv_a_mqa": ("latent_and_key", "width"),
+        "attn_kv_a_norm": ("latent",),
+        "attn_k_b": DerivedTensor(("heads", "latent", "key_dim"), both, keys_of_latents),
+        "attn_v_b": DerivedTensor(("heads", "value_dim", "latent"), both, values_of_latents),
+        "attn_output": ("width", "values"),
+    }
+
+
+def kimi_linear_layer(sizes: Sizes, number: int) -> Layer:
+    mixer = latent(sizes) if sizes[f"attends_{number}"] else matrices(sizes)
+    shared: Layer = {
+        name: as_stored(f"block_sparse_moe.shared_experts.{name[4:-6]}_proj", *shape)
+        for name, shape in SHARED_EXPERT.items()
+    }
+    mixture: Layer = {**EXPERTS, **shared, "exp_probs_b.bias": ("experts",)}
+    return {**NORMS_BEFORE, **mixer, **(GATED if number < sizes["leading_dense"] else mixture)}
+
+
+KINDS, LOWEST = {"linear_attention", "indexed_attention", "full_attention"}, -5.0
+
+
+def glm5_next(config: Config, declared: Reader) -> CheckpointFacts:
+    """Read GLM 5.3 Flash: delta-rule layers, and MLA layers that select pools of keys."""
+    section, heads, narrow = config.section("linear_attn_config"), config.count("num_attention_heads"), "q_lora_rank"
+    section.only("num_heads", heads)
+    h = declared(config.updated(num_key_value_heads=1, head_dim=None))
+    h = with_experts(config, h, "moe_intermediate_size", "n_routed_experts")
+    layers, kinds, types = h.sizes["layers"], config.get("layer_types"), config.get("indexer_types")
+    if not isinstance(kinds, list) or len(kinds) != layers or not {*map(str, kinds)} <= KINDS:
+        raise config.refusal(f"layer_types should be {', '.join(sorted(KINDS))} for each of {layers} layers")
+    attends = [kind != "linear_attention" for kind in kinds]
+    if not isinstance(types, list) or len(types) != layers or not {*map(str, types)} <= {"full", "shared"}:
+        raise config.refusal(f"indexer_types should be full or shared for each of {layers} layers")
+    row, key_dim, value_dim = (config.count(n) for n in ("kv_lora_rank", "qk_nope_head_dim", "v_head_dim"))
+    dim, taps, lowest = (
+        section.count("head_dim"),
+        section.count("short_conv_kernel_size"),
+        section.get("gate_lower_bound"),
+    )
+    if lowest is None and section.flag("safe_gate", True):
+        lowest = LOWEST
+    leading, shared, limit = leading_dense(config), config.count("n_shared_experts"), config.get("swiglu_limit")
+    sizes = {f"attends_{number}": int(does) for number, does in enumerate(attends)}
+    sizes |= {f"chooses_{number}": int(kind == "full") for number, kind in enumerate(types)}
+    sizes |= {"latent": row, "latent_and_key": row, "key_dim": key_dim, "value_dim": value_dim, "one": 1, "taps": taps}
+    sizes |= {"queries": heads * key_dim, "values": heads * value_dim, "both_rows": heads * (key_dim + value_dim)}
+    sizes |= {"narrow": config.count(narrow), "delta": heads * dim, "delta_dim": dim, "leading_dense": leading}
+    return with_pools(config, h).updated(
+        sizes | {"shared_hidden": shared * h.sizes["expert_hidden"]},
+        attention__head_count_kv=[int(does) for does in attends],
+        attention__layer_norm_epsilon=1e-6,
+        attention__q_lora_rank=sizes["narrow"],
+        attention__kv_lora_rank=row,
+        attention__key_length=row,
+        attention__value_length=row,
+        attention__key_length_mla=key_dim,
+        attention__value_length_mla=value_dim,
+        attention__indexer__types=[kind == "full" for kind in types],
+        rope__dimension_count=0,
+        rope__freq_base=None,
+        ssm__conv_kernel=taps,
+        kda__head_dim=dim,
+        kda__gate_lower_bound=lowest,
+        leading_dense_block_count=leading,
+        expert_feed_forward_length=h.sizes["expert_hidden"],
+        expert_shared_count=shared,
+        expert_weights_scale=config.number("routed_scaling_factor"),
+        expert_weights_norm=config.flag("norm_topk_prob", True),
+        swiglu_clamp_exp=[config.number("swiglu_limit")] * layers if limit else None,
+        swiglu_clamp_shexp=[config.number("swiglu_limit")] * layers if limit else None,
+    )
+
+
+def with_pools(config: Config, h: CheckpointFacts) -> CheckpointFacts:
+    """Add indexers and residual streams."""
+    config.only("scoring_func", "sigmoid")
+    heads, dim, pool, streams = (config.count(n) for n in ("index_n_heads", "index_head_dim", "index_kpool", "hc_mult"))
+    sizes = {"index_heads": heads, "index_dim": dim, "index_queries": heads * dim, "pool": pool, "three": 3}
+    sizes |= {"all_streams": streams * h.sizes["width"], "stream_weights": (2 + streams) * streams}
+    return h.updated(
+        sizes,
+        attention__indexer__head_count=heads,
+        attention__indexer__key_length=dim,
+        attention__indexer__top_k=config.count("index_topk"),
+        attention__indexer__kpool=pool,
+        attention__indexer__kpool_select_tail=True,
+        hyper_connection__count=streams,
+        hyper_connection__sinkhorn_iterations=config.count("hc_sinkhorn_iters"),
+        hyper_connection__epsilon=config.number("hc_eps"),
+        expert_gating_func=SIGMOID if config.get("scoring_func") else None,
+        expert_group_count=config.get("n_group") and config.count("n_group", maximum=1),
+        expert_group_used_count=config.get("topk_group") and config.count("topk_group", maximum=1),
+    )
+
+
+POOLS: Layer = {
+    **INDEXER,
+    "indexer_compressor_gate.weight": in_full("self_attn.indexer.index_kpool_compress_gate", "index_dim", "width"),
+    "indexer_compressor_ape.weight": in_full("self_attn.indexer.index_kpool_compress_ape", "pool", "index_dim"),
+}
+
+
+STREAMS: Layer = {
+    name: build
+    for part in ("attn", "ffn")
+    for name, build in {
+        f"hc_{part}_fn.weight": in_full(f"hc_{part}_fn", "stream_weights", "all_streams"),
+        f"hc_{part}_base.weight": as_it_is(f"hc_{part}_base", "stream_weights"),
+        f"hc_{part}_scale.weight": as_it_is(f"hc_{part}_scale", "three"),
+    }.items()
+}
+
+
+QUERIES = ("queries", "narrow")
+
+
+def glm5_next_layer(sizes: Sizes, number: int) -> Layer:
+    rate: Layer = {"ssm_a": DerivedTensor(("heads",), {"self_attn.A_log": ("heads",)}, rates)}
+    mixer: Layer = {**matrices(sizes), **rate}
+    if sizes[f"attends_{number}"]:
+        queries: Layer = {"attn_q_a": ("narrow", "width"), "attn_q_a_norm": ("narrow",), "attn_q_b": QUERIES}
+        mixer = {**{name: its for name, its in latent(sizes).items() if name != "attn_q"}, **queries}
+        mixer = {**mixer, **(POOLS if sizes[f"chooses_{number}"] else {})}
+    feeds: Layer = {**EXPERTS, **SHARED_EXPERT, "exp_probs_b.bias": ("experts",)}
+    return {**NORMS_BEFORE, **STREAMS, **mixer, **(GATED if number < sizes["leading_dense"] else feeds)}
+
+
+def dots1(config: Config, declared: Reader) -> CheckpointFacts:
+    """Read dots.llm1: experts next to a shared one, after the first layers."""
+    return with_deepseek_experts(config, declared(config))
+
+
+def bailing2(config: Config, declared: Reader) -> CheckpointFacts:
+    """Read Ling 2: head norms; experts are selected with a bias from the best groups."""
+    h = declared(config.updated(partial_rotary_factor=config.get("partial_rotary_factor", 0.5)))
+    function = config.get("score_function")
+    hidden = config.count("num_shared_experts") * h.sizes["expert_hidden"]
+    hidden = config.count("moe_shared_expert_intermediate_size", hidden)
+    return h.updated(
+        {"shared_hidden": hidden},
+        expert_shared_feed_forward_length=hidden,
+        expert_gating_func=function and {"sigmoid": SIGMOID, "softmax": SOFTMAX}[function],
+        expert_group_count=config.get("n_group") and config.count("n_group"),
+        expert_group_used_count=config.get("topk_group") and config.count("topk_group"),
+        nextn_predict_layers=config.get("num_nextn_predict_layers"),
+    )
+
+
+def hy_v3(config: Config, declared: Reader) -> CheckpointFacts:
+    """Read HunYuan 3."""
+    return with_sigmoid_experts(config, declared(config))
+
+
+def with_sigmoid_experts(config: Config, h: CheckpointFacts) -> CheckpointFacts:
+    """Add experts with sigmoid routing after the first layers, and a multi-token prediction layer."""
+    hidden = config.count("num_shared_experts", 1) * h.sizes["expert_hidden"]
+    sizes = {"leading_dense": leading_dense(config), "shared_hidden": hidden, "both_inputs": 2 * h.sizes["width"]}
+    sizes |= {"mtp_layers": config.count("num_nextn_predict_layers", 0)}
+    return h.updated(
+        sizes,
+        expert_feed_forward_length=h.sizes["expert_hidden"],
+        expert_shared_feed_forward_length=hidden,
+        expert_gating_func=SIGMOID,
+    )
+
+
+def with_shared_norm(name: str, layers: int) -> str:
+    """Rename the norm of the multi-token prediction layer."""
+    return name.replace(f"layers.{layers}.final_layernorm.", f"layers.{layers}.shared_head.norm.")

@@ -1,18 +1,18 @@
 """HRM-Text: two stacks of layers that alternate; the low-level one comes first in a GGUF file."""
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 from localllm.arch.metadata import MOST_LAYERS
 from localllm.convert.config import Config
 from localllm.convert.family import Build, Sizes
-from localllm.convert.hyperparameters import CheckpointFacts
+from localllm.convert.hyperparameters import CheckpointFacts, Reader
 from localllm.convert.tensors import Shape, TensorSource, take_strided
 
 LAYER = re.compile(r"model\.([LH])_module\.layers\.([0-9]+)\.(.+)")
 
 
-def read(config: Config, declared: Callable[[Config], CheckpointFacts]) -> CheckpointFacts:
+def read(config: Config, declared: Reader) -> CheckpointFacts:
     """Read HRM-Text. A layer is counted once for each pass with keys and values of its own."""
     config.only("num_key_value_heads", config.get("num_attention_heads"))
     high, low = (config.count(f"{name}_cycles", maximum=MOST_LAYERS) for name in "HL")

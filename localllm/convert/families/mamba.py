@@ -1,15 +1,23 @@
-"""Mamba and Falcon Mamba."""
+"""Mamba and Falcon Mamba.; Mamba 2, and what models that combine it with attention share.; Jamba.; Granite 4, and Bamba.; Falcon H1.; Nemotron H, with experts and without: every layer is attention, Mamba 2 or a feed-forward network.; LFM2."""
 
-from collections.abc import Callable
+from collections.abc import Sequence
+from dataclasses import replace
+
+import numpy as np
 
 from localllm.arch.metadata import MOST_LAYERS
 from localllm.convert.config import Config
-from localllm.convert.hyperparameters import CheckpointFacts, refuse_other_activations
+from localllm.convert.experts import with_experts
+from localllm.convert.family import DerivedTensor, Layer, Sizes
+from localllm.convert.hyperparameters import CheckpointFacts, Reader, refuse_other_activations, rotary_dims
+from localllm.convert.layers import ATTENTION
+from localllm.convert.tensor_functions import FUNCTIONS
+from localllm.convert.tensors import Shape, TensorSource, as_float32, column, from_array
 
 CONTEXT = 1 << 20  # unlimited; GGUF's readers need a number
 
 
-def read(config: Config, declared: Callable[[Config], CheckpointFacts]) -> CheckpointFacts:
+def mamba(config: Config, declared: Reader) -> CheckpointFacts:
     """Read Mamba (Gu and Dao 2023, arXiv 2312.00752)."""
     refuse_other_activations(config, ("silu", "swish"))
     config.only("use_conv_bias", True)
@@ -48,8 +56,374 @@ def read(config: Config, declared: Callable[[Config], CheckpointFacts]) -> Check
     return CheckpointFacts(sizes, metadata, {}, config.flag("tie_word_embeddings"))
 
 
-def falcon_mamba(config: Config, declared: Callable[[Config], CheckpointFacts]) -> CheckpointFacts:
+def falcon_mamba(config: Config, declared: Reader) -> CheckpointFacts:
     """Read Falcon Mamba: norms of the scan's inputs."""
-    h = read(config, declared)
+    h = mamba(config, declared)
     config.only("mixer_rms_eps", config.number("layer_norm_epsilon", 1e-5))
     return h.updated(ssm__dt_b_c_rms=True)
+
+
+def states_of(config: Config, width: int, inner: int, prefix: str, names: dict[str, str]) -> dict[str, int]:
+    """Read the sizes of a layer's state; prefix and names: of keys in config.json."""
+    heads, head_dim, groups, state, kernel = (config.count(prefix + names[name]) for name in names)
+    if inner != heads * head_dim or inner % groups or heads % groups:
+        raise config.refusal(f"{heads} heads of {head_dim} in {groups} groups do not have {inner} numbers")
+    return {
+        "state_heads": heads,
+        "groups": groups,
+        "state": state,
+        "inner": inner,
+        "inner_of_group": inner // groups,
+        "convolved": inner + 2 * groups * state,
+        "into_state": 2 * inner + 2 * groups * state + heads,
+        "kernel": kernel,
+        "one": 1,
+    }
+
+
+def with_states(h: CheckpointFacts, sizes: dict[str, int]) -> CheckpointFacts:
+    """Add the ssm.* metadata."""
+    return h.updated(
+        sizes,
+        ssm__conv_kernel=sizes["kernel"],
+        ssm__inner_size=sizes["inner"],
+        ssm__state_size=sizes["state"],
+        ssm__time_step_rank=sizes["state_heads"],
+        ssm__group_count=sizes["groups"],
+    )
+
+
+OF_MAMBA2 = {"heads": "num_heads", "dim": "head_dim", "groups": "n_groups", "state": "state_size",
+             "kernel": "conv_kernel"}  # fmt: skip
+
+
+OF_HYBRIDS = {"heads": "n_heads", "dim": "d_head", "groups": "n_groups", "state": "d_state", "kernel": "d_conv"}
+
+
+def mamba2(config: Config, declared: Reader) -> CheckpointFacts:
+    """Read Mamba 2 (Dao and Gu 2024, arXiv 2405.21060)."""
+    refuse_other_activations(config, ("silu", "swish"))
+    config.only("use_conv_bias", True)
+    config.only("use_bias", False)
+    config.only("rms_norm", True)
+    width, layers = config.count("hidden_size"), config.count("num_hidden_layers", maximum=MOST_LAYERS)
+    sizes = states_of(config, width, config.count("expand", 2) * width, "", OF_MAMBA2)
+    metadata = {
+        "block_count": layers,
+        "context_length": CONTEXT,
+        "embedding_length": width,
+        "feed_forward_length": 0,
+        "attention.head_count": 0,
+        "attention.layer_norm_rms_epsilon": config.number("layer_norm_epsilon", 1e-5),
+    }
+    sizes_of_model = {"vocab": config.count("vocab_size"), "layers": layers, "width": width}
+    return with_states(CheckpointFacts(sizes_of_model, metadata, {}, config.flag("tie_word_embeddings")), sizes)
+
+
+def rates(sources: Sequence[TensorSource], shape: Shape, sizes: Sizes) -> TensorSource:
+    """Convert logarithms, stored as a vector, to GGUF's column of decay rates."""
+    return FUNCTIONS["decay"]([column(sources[0])], shape, sizes)
+
+
+def in_rows(sources: Sequence[TensorSource], shape: Shape, sizes: Sizes) -> TensorSource:
+    """View a vector as a matrix."""
+    return from_array(as_float32(sources[0].rows(0, 1), sources[0].dtype).reshape(shape))
+
+
+def mamba2_of(prefix: str) -> Layer:
+    """List the tensors of a Mamba 2 layer without its norm; prefix: of names in the checkpoint."""
+    return {
+        "ssm_in": ("into_state", "width"),
+        "ssm_conv1d": DerivedTensor(
+            ("convolved", "kernel"), {f"{prefix}.conv1d.weight": ("convolved", "one", "kernel")}, FUNCTIONS["reshape"]
+        ),
+        "ssm_conv1d.bias": ("convolved",),
+        "ssm_dt.bias": DerivedTensor(("state_heads",), {f"{prefix}.dt_bias": ("state_heads",)}, FUNCTIONS["same"]),
+        "ssm_a": DerivedTensor(("state_heads", "one"), {f"{prefix}.A_log": ("state_heads",)}, rates),
+        "ssm_d": DerivedTensor(
+            ("state_heads", "one"), {f"{prefix}.D": ("state_heads",)}, lambda s, shape, _: column(s[0])
+        ),
+        "ssm_out": ("width", "inner"),
+    }
+
+
+def norm_of(prefix: str) -> Layer:
+    """Declare Mamba 2's norm over groups; prefix: of names in the checkpoint."""
+    return {"ssm_norm": DerivedTensor(("groups", "inner_of_group"), {f"{prefix}.norm.weight": ("inner",)}, in_rows)}
+
+
+MAMBA2, NORM = mamba2_of("mamba"), norm_of("mamba")
+
+
+def with_mamba2(config: Config, h: CheckpointFacts, inner: int) -> CheckpointFacts:
+    """Add sizes and metadata of Mamba 2 by hybrids' names; inner: width between its matrices."""
+    config.only("mamba_conv_bias", True)
+    config.only("mamba_proj_bias", False)
+    heads, groups, state = (config.count(f"mamba_{name}") for name in ("n_heads", "n_groups", "d_state"))
+    if inner != heads * config.count("mamba_d_head") or heads % groups:
+        raise config.refusal(f"{heads} heads in {groups} groups do not have {inner} numbers")
+    kernel = config.count("mamba_d_conv", 4)
+    sizes = {
+        "state_heads": heads,
+        "groups": groups,
+        "inner": inner,
+        "inner_of_group": inner // groups,
+        "convolved": inner + 2 * groups * state,
+        "into_state": 2 * inner + 2 * groups * state + heads,
+        "kernel": kernel,
+        "one": 1,
+    }
+    return h.updated(
+        sizes,
+        ssm__conv_kernel=kernel,
+        ssm__state_size=state,
+        ssm__group_count=groups,
+        ssm__inner_size=inner,
+        ssm__time_step_rank=heads,
+    )
+
+
+def attending(config: Config, h: CheckpointFacts, attends: Sequence[bool]) -> CheckpointFacts:
+    """Mark the layers with attention: those that have key heads."""
+    flags = {f"attends_{number}": int(does) for number, does in enumerate(attends)}
+    return h.updated(flags, attention__head_count_kv=[h.sizes["kv_heads"] if does else 0 for does in attends])
+
+
+def mamba2_layer(sizes: Sizes, number: int) -> Layer:
+    return {**mamba2_of("mixer"), **norm_of("mixer")}
+
+
+def jamba(config: Config, declared: Reader) -> CheckpointFacts:
+    """Read Jamba: no RoPE; experts in every few layers; norms of the scan's inputs."""
+    h = declared(config)
+    layers, width = h.sizes["layers"], h.sizes["width"]
+    kernel, state = config.count("mamba_d_conv", 4), config.count("mamba_d_state", 16)
+    inner, rank = config.count("mamba_expand", 2) * width, config.get("mamba_dt_rank")
+    rank = -(-width // 16) if rank in (None, "auto") else config.count("mamba_dt_rank")
+    sizes = {"kernel": kernel, "state": state, "inner": inner, "both_inner": 2 * inner, "rank": rank, "one": 1}
+    sizes |= {"rank_and_states": rank + 2 * state, "expert_hidden": h.sizes["hidden"]}
+    experts, every = config.count("num_experts", 16), every_so_many(config, "expert", layers, 2, 1)
+    sizes |= {"experts": experts} | {f"mixes_{n}": int(does and experts > 1) for n, does in enumerate(every)}
+    h = attending(config, h.updated(sizes), every_so_many(config, "attn", layers, 8, 4))
+    return h.updated(
+        ssm__conv_kernel=kernel,
+        ssm__state_size=state,
+        ssm__inner_size=inner,
+        ssm__time_step_rank=rank,
+        expert_count=experts,
+        expert_used_count=config.count("num_experts_per_tok", 2),
+    )
+
+
+def every_so_many(config: Config, name: str, layers: int, period: int, offset: int) -> list[bool]:
+    """Mark every `period`-th layer from `offset` on."""
+    period, offset = config.count(f"{name}_layer_period", period), config.get(f"{name}_layer_offset", offset)
+    if not isinstance(offset, int) or not 0 <= offset < period:
+        raise config.refusal(f"{name}_layer_offset should be below {name}_layer_period, {period}")
+    return [number % period == offset for number in range(layers)]
+
+
+GRANITE_KINDS = {"mamba": False, "attention": True, "linear_attention": False, "full_attention": True}
+
+
+def granitehybrid(config: Config, declared: Reader) -> CheckpointFacts:
+    """Read Granite 4: no RoPE; experts next to a shared network, or the shared network alone."""
+    h = declared(config)
+    kinds = config.get("layer_types") or config.get("layers_block_type")
+    if not isinstance(kinds, list) or len(kinds) != h.sizes["layers"] or not {*kinds} <= GRANITE_KINDS.keys():
+        raise config.refusal(f"layer_types should be {', '.join(GRANITE_KINDS)} for each of {h.sizes['layers']} layers")
+    attends = [GRANITE_KINDS[kind] for kind in kinds]
+    if all(attends):
+        raise config.refusal("a model in which all layers have attention is not supported by this architecture")
+    h = with_mamba2(config, h, config.count("mamba_expand", 2) * h.sizes["width"])
+    h = attending(config, h, attends)
+    experts, shared = config.count("num_local_experts", 0), config.count("shared_intermediate_size")
+    sizes = {"experts": experts, "shared_hidden": shared, "both_shared": 2 * shared}
+    sizes |= {"expert_hidden": h.sizes["hidden"], "both_hidden": 2 * h.sizes["hidden"]}
+    h = h.updated(
+        sizes, context_length=CONTEXT, rope__scaling__finetuned=False, expert_shared_feed_forward_length=shared
+    )
+    if not experts:
+        config.only("shared_intermediate_size", h.sizes["hidden"])
+    return h.updated(expert_count=experts, expert_used_count=config.count("num_experts_per_tok", 0))
+
+
+def bamba(config: Config, declared: Reader) -> CheckpointFacts:
+    """Read Bamba: attention with partial RoPE in some layers, Mamba 2 in the others."""
+    dims = config.get("attn_rotary_emb")
+    head_dim = config.count("hidden_size") // config.count("num_attention_heads")
+    renamed = (
+        config if dims is None else config.updated(partial_rotary_factor=config.count("attn_rotary_emb") / head_dim)
+    )
+    h = declared(renamed)
+    indices, layers = config.get("attn_layer_indices"), h.sizes["layers"]
+    if not isinstance(indices, list) or not all(type(index) is int and 0 <= index < layers for index in indices):
+        raise config.refusal(f"attn_layer_indices should be a list of some of {layers} layers")
+    rotated_dims = rotary_dims(renamed, h.sizes["head_dim"])
+    h = with_mamba2(config, h, config.count("mamba_expand", 2) * h.sizes["width"])
+    h = attending(config, h.updated({"rotated_dims": rotated_dims}), [number in indices for number in range(layers)])
+    return h.updated(vocab_size=h.sizes["vocab"], rope__dimension_count=rotated_dims, rope__scaling__finetuned=True)
+
+
+def granitehybrid_layer(sizes: Sizes, number: int) -> Layer:
+    return ATTENTION if sizes[f"attends_{number}"] else {**MAMBA2, **NORM}
+
+
+def falcon_h1(config: Config, declared: Reader) -> CheckpointFacts:
+    """Read Falcon H1: attention and Mamba 2 side by side; muP multipliers are folded into the matrices."""
+    h = declared(config)
+    config.only("tie_word_embeddings", False)
+    if config.flag("mamba_rms_norm", False):
+        config.only("mamba_norm_before_gate", False)
+    inner = config.count("mamba_d_ssm", config.count("mamba_expand", 2) * h.sizes["width"])
+    sizes = states_of(config, h.sizes["width"], inner, "mamba_", OF_HYBRIDS)
+    flags = {"has_norm": int(config.flag("mamba_rms_norm", False))}
+    h = with_states(h.updated(flags), sizes)
+    return replace(h, factors=factors_of(config, h.sizes))
+
+
+def factors_of(config: Config, sizes: Sizes) -> dict[str, list[np.ndarray]]:
+    """Return muP's multipliers, by matrix."""
+
+    def factor(name: str) -> np.ndarray:
+        return np.array([config.number(f"{name}_multiplier", 1.0)], np.float32)
+
+    groups = sizes["groups"] * sizes["state"]
+    rows = [sizes["inner"], sizes["inner"], groups, groups, sizes["state_heads"]]
+    of_parts = np.array(config.numbers("ssm_multipliers", len(rows)), np.float32)
+    of_gate, of_down = np.array(config.numbers("mlp_multipliers", 2), np.float32)
+    attention = factor("attention_in")
+    return {
+        "token_embd": [factor("embedding")],
+        "output": [factor("lm_head")],
+        "attn_q": [attention],
+        "attn_k": [factor("key"), attention],
+        "attn_v": [attention],
+        "attn_output": [factor("attention_out")],
+        "ffn_gate": [of_gate[None]],
+        "ffn_down": [of_down[None]],
+        "ssm_in": [factor("ssm_in"), np.repeat(of_parts, rows)],
+        "ssm_out": [factor("ssm_out")],
+    }
+
+
+def falcon_h1_layer(sizes: Sizes, number: int) -> Layer:
+    return {**MAMBA2, **(NORM if sizes["has_norm"] else {})}
+
+
+OF_NEMOTRON = {
+    "heads": "mamba_num_heads",
+    "dim": "mamba_head_dim",
+    "groups": "n_groups",
+    "state": "ssm_state_size",
+    "kernel": "conv_kernel",
+}
+STATES, ATTENDS, FEEDS = 0, 1, 2  # types of layers
+NEMOTRON_KINDS = {"M": STATES, "*": ATTENDS, "-": FEEDS, "E": FEEDS, "mamba": STATES, "linear_attention": STATES}
+NEMOTRON_KINDS |= {"attention": ATTENDS, "full_attention": ATTENDS, "mlp": FEEDS, "moe": FEEDS}
+OF_EXPERTS = ("E", "moe")
+
+
+def nemotron_h(config: Config, declared: Reader) -> CheckpointFacts:
+    """Read Nemotron H, which has no RoPE."""
+    kinds = kinds_of(config)
+    renamed = {"num_hidden_layers": len(kinds), "rope_parameters": None, "rope_scaling": None}
+    h = declared(config.updated(**renamed))
+    inner = config.count("mamba_num_heads") * config.count("mamba_head_dim")
+    h = with_states(h, states_of(config, h.sizes["width"], inner, "", OF_NEMOTRON))
+    hidden = config.count("moe_intermediate_size") if has_experts(config) else h.sizes["hidden"]
+    epsilon = config.number("layer_norm_epsilon", config.number("rms_norm_eps", config.number("norm_eps", 1e-5)))
+    return h.updated(
+        {f"kind_{number}": kind for number, kind in enumerate(kinds)}
+        | {f"feeds_{number}": int(kind == FEEDS) for number, kind in enumerate(kinds)},
+        context_length=CONTEXT,
+        feed_forward_length=[hidden if kind == FEEDS else 0 for kind in kinds],
+        attention__head_count_kv=[h.sizes["kv_heads"] if kind == ATTENDS else 0 for kind in kinds],
+        attention__key_length=h.sizes["head_dim"],
+        attention__value_length=h.sizes["head_dim"],
+        attention__layer_norm_rms_epsilon=None,
+        attention__layer_norm_epsilon=epsilon,
+        rope__dimension_count=h.sizes["head_dim"],
+        rope__freq_base=None,
+        rope__scaling__finetuned=False,
+    )
+
+
+def layer_kinds(config: Config) -> list[str]:
+    """Return the layers' types as in config.json: letters, or words."""
+    kinds = config.get("hybrid_override_pattern", config.get("layers_block_type"))
+    if not isinstance(kinds, str | list) or not kinds or not {*map(str, kinds)} <= NEMOTRON_KINDS.keys():
+        raise config.refusal(f"layers_block_type should be a list of {', '.join(NEMOTRON_KINDS)}")
+    return [*kinds]
+
+
+def kinds_of(config: Config) -> list[int]:
+    kinds = layer_kinds(config)
+    config.only("num_hidden_layers", len(kinds))
+    if {NEMOTRON_KINDS[kind] for kind in kinds} != {STATES, ATTENDS, FEEDS}:
+        raise config.refusal("a model without attention, Mamba 2 or feed-forward networks is not supported")
+    if {kind in OF_EXPERTS for kind in kinds if NEMOTRON_KINDS[kind] == FEEDS} == {True, False}:
+        raise config.refusal("experts in some layers only are not supported")
+    return [NEMOTRON_KINDS[kind] for kind in kinds]
+
+
+def has_experts(config: Config) -> bool:
+    """Return whether feed-forward networks are experts."""
+    return any(kind in OF_EXPERTS for kind in layer_kinds(config))
+
+
+def nemotron_h_moe(config: Config, declared: Reader) -> CheckpointFacts:
+    """Read Nemotron H with ungated experts next to a shared one."""
+    h = with_experts(config, nemotron_h(config, declared), "moe_intermediate_size", "n_routed_experts")
+    shared = config.count("moe_shared_expert_intermediate_size")
+    return h.updated(
+        {"shared_hidden": shared},
+        expert_feed_forward_length=h.sizes["expert_hidden"],
+        expert_shared_feed_forward_length=shared,
+        expert_shared_count=1,
+        expert_weights_norm=config.flag("norm_topk_prob", True),
+        expert_weights_scale=config.number("routed_scaling_factor", 1.0),
+        expert_group_count=1,
+        expert_group_used_count=1,
+    )
+
+
+def select_nemotron_h(config: Config) -> str:
+    """Name the record of a model with experts, or without."""
+    return "NemotronHForCausalLM+experts" if has_experts(config) else "NemotronHForCausalLM"
+
+
+def nemotron_h_layer(sizes: Sizes, number: int) -> Layer:
+    """List a layer's tensors without those of a feed-forward network."""
+    kind = sizes[f"kind_{number}"]
+    return ATTENTION if kind == ATTENDS else mamba2_layer(sizes, number) if kind == STATES else {}
+
+
+def lfm2(config: Config, declared: Reader) -> CheckpointFacts:
+    """Read LFM2: convolutions over the last few tokens; some layers have attention."""
+    epsilon = {"rms_norm_eps": config.number("norm_eps", 1e-5), "intermediate_size": hidden_of_lfm2(config)}
+    h = declared(config.updated(**epsilon))
+    kinds, layers, taps = config.get("layer_types"), h.sizes["layers"], config.count("conv_L_cache", 3)
+    if not isinstance(kinds, list) or len(kinds) != layers or not {*kinds} <= {"conv", "full_attention"}:
+        raise config.refusal(f"layer_types should be conv or full_attention for each of {layers} layers")
+    h = attending(
+        config, h.updated({"taps": taps, "one": 1, "into_gates": 3 * h.sizes["width"]}), [k != "conv" for k in kinds]
+    )
+    return h.updated(shortconv__l_cache=taps)
+
+
+def hidden_of_lfm2(config: Config) -> int:
+    """Return the feed-forward hidden size, adjusted as transformers does unless config.json's is final."""
+    hidden = config.count("block_ff_dim" if config.get("block_ff_dim") is not None else "intermediate_size")
+    if not config.flag("block_auto_adjust_ff_dim", True):
+        return hidden
+    multiple = config.count("block_multiple_of", 256)
+    hidden = int(config.number("block_ffn_dim_multiplier", 1.0) * int(2 * hidden / 3))
+    return -(-hidden // multiple) * multiple
+
+
+def lfm2_moe(config: Config, declared: Reader) -> CheckpointFacts:
+    """Read LFM2 with experts after the first layers."""
+    h = lfm2(config.updated(block_auto_adjust_ff_dim=False), declared)
+    leading = config.count("num_dense_layers", 2)
+    return h.updated({"leading_dense": leading}, leading_dense_block_count=leading)

@@ -1,12 +1,13 @@
-"""Mellum 2."""
-
-from collections.abc import Callable
+"""Mellum 2.; Laguna."""
 
 from localllm.convert.config import Config
-from localllm.convert.hyperparameters import SLIDING, CheckpointFacts, windows_of
+from localllm.convert.experts import leading_dense
+from localllm.convert.family import Layer, Sizes
+from localllm.convert.hyperparameters import SLIDING, CheckpointFacts, Reader, by_layer, rotary_dims, windows_of
+from localllm.convert.layers import ATTENTION, as_stored
 
 
-def read(config: Config, declared: Callable[[Config], CheckpointFacts]) -> CheckpointFacts:
+def mellum(config: Config, declared: Reader) -> CheckpointFacts:
     """Read Mellum 2: windows with the same RoPE base; experts in every layer."""
     h = declared(config)
     layers, base = h.sizes["layers"], h.metadata["rope.freq_base"]
@@ -29,3 +30,42 @@ def local_rope(config: Config) -> Config:
     rope = config.section("rope_parameters").section(SLIDING)
     rope.only("rope_type", "default")
     return rope
+
+
+def laguna(config: Config, declared: Reader) -> CheckpointFacts:
+    """Read Laguna: the number of heads differs by layer; a gate per head or per number; the first layers are dense."""
+    h = declared(config)
+    layers, dim = h.sizes["layers"], h.sizes["head_dim"]
+    heads = config.get("num_attention_heads_per_layer", [h.sizes["heads"]] * layers)
+    if not isinstance(heads, list) or len(heads) != layers or not all(type(n) is int and 0 < n < 1e6 for n in heads):
+        raise config.refusal(f"num_attention_heads_per_layer should be {layers} numbers of heads")
+    config.only("gating", True, "per-head", "per-element")
+    config.only("gating_types", [str(config.get("gating", "per-head")).replace("True", "per-head")] * layers)
+    gates = [dim if config.get("gating") == "per-element" else 1] * layers
+    windows, shared = windows_of(config, layers, period=1), config.count("shared_expert_intermediate_size")
+    sizes = {"shared_hidden": shared, "leading_dense": leading_dense(config)}
+    sizes |= by_layer("queries", [n * dim for n in heads])
+    sizes |= by_layer("gates", [n * each for n, each in zip(heads, gates, strict=True)])
+    h = h.updated(
+        sizes,
+        attention__head_count=heads,
+        expert_shared_feed_forward_length=shared,
+        leading_dense_block_count=sizes["leading_dense"],
+    )
+    if not any(windows):
+        return h
+    rope = local_rope(config)
+    if windows != [number % 4 != 0 for number in range(layers)]:
+        raise config.refusal("layer_types: windows in other layers than usual are not supported")
+    return h.updated(
+        attention__sliding_window=config.count("sliding_window"),
+        rope__freq_base_swa=rope.number("rope_theta", 10000.0),
+        rope__dimension_count_swa=rotary_dims(Config({"rope_parameters": rope.content}, config.path), dim),
+    )
+
+
+def laguna_attention(sizes: Sizes, number: int) -> Layer:
+    """List the matrices whose sizes differ by layer."""
+    queries, gates = f"queries_{number}", f"gates_{number}"
+    gate: Layer = {"attn_gate": as_stored("self_attn.g_proj", gates, "width")}
+    return {**ATTENTION, "attn_q": (queries, "width"), "attn_output": ("width", queries), **gate}

@@ -1,14 +1,12 @@
 """MiMo-V2."""
 
-from collections.abc import Callable
-
 from localllm.convert.config import Config
 from localllm.convert.family import Layer, Sizes
-from localllm.convert.hyperparameters import CheckpointFacts, by_layer, flags
+from localllm.convert.hyperparameters import CheckpointFacts, Reader, by_layer, flags
 from localllm.convert.layers import as_it_is
 
 
-def read(config: Config, declared: Callable[[Config], CheckpointFacts]) -> CheckpointFacts:
+def read(config: Config, declared: Reader) -> CheckpointFacts:
     """Read MiMo-V2: other key heads in layers with a window; values shorter than keys."""
     for name in ("head_dim", "num_attention_heads", "v_head_dim"):
         config.only(f"swa_{name}", config.get(name))

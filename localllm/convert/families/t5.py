@@ -1,12 +1,12 @@
 """T5, Flan-T5, mT5 and UMT5: an encoder and a decoder."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 from localllm.arch.families.t5 import REACH
 from localllm.arch.metadata import MOST_LAYERS
 from localllm.convert.config import Config
 from localllm.convert.family import DerivedTensor, Layer, Sizes
-from localllm.convert.hyperparameters import CheckpointFacts
+from localllm.convert.hyperparameters import CheckpointFacts, Reader
 from localllm.convert.tensors import Shape, TensorSource, map_values
 
 NETWORKS = {"relu": False, "gated-gelu": True}  # activations, and whether they are gated
@@ -16,7 +16,7 @@ NORMS = {"attn_norm": ("width",), "ffn_norm": ("width",)}
 LAST = "dec.output_norm.weight"
 
 
-def read(config: Config, declared: Callable[[Config], CheckpointFacts]) -> CheckpointFacts:
+def read(config: Config, declared: Reader) -> CheckpointFacts:
     """Read encoder and decoder. Raises ModelError."""
     config.only("relative_attention_max_distance", REACH)
     network = config.get("feed_forward_proj", "relu")
@@ -75,7 +75,7 @@ def scaled(sources: Sequence[TensorSource], shape: Shape, sizes: Sizes) -> Tenso
     return map_values(sources[0], lambda numbers: numbers * sizes["width"] ** -0.5)
 
 
-def encoder(config: Config, declared: Callable[[Config], CheckpointFacts]) -> CheckpointFacts:
+def encoder(config: Config, declared: Reader) -> CheckpointFacts:
     """Read an encoder alone, an embedding model."""
     h = read(config.updated(num_decoder_layers=None), declared)
     return h.updated({"decoder": 0}, decoder_block_count=None, decoder_start_token_id=None)

@@ -16,8 +16,8 @@ from localllm.convert import files, folder, modules, weights
 from localllm.convert.arrangement import CheckpointTensor
 from localllm.convert.config import Config
 from localllm.convert.families.cohere2moe import windows_behind
-from localllm.convert.families.exaone4 import windows_of
-from localllm.convert.families.stablelm import of_heads
+from localllm.convert.families.exaone import exaone4_windows
+from localllm.convert.families.llama import of_heads
 from localllm.convert.pair_folder import words
 from localllm.convert.records import family_named, family_of, records
 from localllm.convert.rope_scaling import RopeScaling, llama3_factors, read_rope, rope_parameters, sections, yarn
@@ -236,7 +236,7 @@ def letters(windows: list[bool]) -> str:
     ({"sliding_window_pattern": 2, "layer_types": ["sliding_attention"] * 6 + ["full_attention"]}, "wwwwwwa"),
 ])  # fmt: skip
 def test_windows_by_a_list_or_a_pattern(said: dict[str, Any], found: str):
-    assert letters(windows_of(config(**said), 7)) == found
+    assert letters(exaone4_windows(config(**said), 7)) == found
 
 
 @pytest.mark.parametrize(("said", "problem"), [

@@ -1,13 +1,21 @@
-"""MiniMax M3."""
-
-from collections.abc import Callable
+"""MiniMax-Text-01 and M1.; MiniMax M3."""
 
 from localllm.convert.config import Config
 from localllm.convert.experts import with_experts
-from localllm.convert.hyperparameters import CheckpointFacts, flags, rotary_dims
+from localllm.convert.hyperparameters import CheckpointFacts, Reader, flags, rotary_dims
 
 
-def read(config: Config, declared: Callable[[Config], CheckpointFacts]) -> CheckpointFacts:
+def minimax_01(config: Config, declared: Reader) -> CheckpointFacts:
+    """Read MiniMax-Text-01: every eighth layer has softmax attention; residuals are scaled norms."""
+    for kind in ("full_attention", "linear_attention", "mlp"):
+        config.only(f"layernorm_{kind}_alpha", config.get("layernorm_full_attention_alpha"))
+    h = declared(config)
+    attends = [number % 8 == 7 for number in range(h.sizes["layers"])]
+    config.only("attn_type_list", [*map(int, attends)])
+    return h.updated({f"attends_{number}": int(does) for number, does in enumerate(attends)})
+
+
+def minimax_m3(config: Config, declared: Reader) -> CheckpointFacts:
     """Read MiniMax M3: after the first layers, experts, and an indexer per key head."""
     dims, dense = config.count("rotary_dim"), config.count("dense_intermediate_size", config.get("intermediate_size"))
     h = declared(config.updated(intermediate_size=dense))

@@ -1,0 +1,291 @@
+"""Gemma 2.; Gemma 3.; EmbeddingGemma.; Gemma 3n's language model: four residual streams, and an embedding of each token for each layer.; Gemma 4's language model: shorter heads in layers with a window; the last layers may share keys of earlier ones."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from math import inf
+from statistics import NormalDist
+
+import numpy as np
+
+from localllm.arch.families import gemma2 as arch_gemma2
+from localllm.arch.families import gemma3 as arch_gemma3
+from localllm.convert.config import Config
+from localllm.convert.experts import with_experts
+from localllm.convert.family import DerivedTensor, Layer, Sizes
+from localllm.convert.hyperparameters import CheckpointFacts, Reader, windows_of
+from localllm.convert.layers import ATTENTION, EXPERTS, GATED, HEAD_NORMS, NORMS_BEFORE, NORMS_BEHIND, as_it_is
+from localllm.convert.tensors import Shape, TensorSource, pad_rows, stack
+
+
+def gemma2(config: Config, declared: Reader) -> CheckpointFacts:
+    """Read Gemma 2: every other layer has a window."""
+    return with_usual_scale(config, declared(config), arch_gemma2.LAYERS_OF_27B)
+
+
+def with_usual_scale(config: Config, h: CheckpointFacts, exception: int) -> CheckpointFacts:
+    """Raise ModelError if scores are not scaled as GGUF's readers do.
+
+    They scale by the head length; in the model with `exception` layers by width / heads.
+    """
+    sizes = h.sizes
+    usual = sizes["width"] // sizes["heads"] if sizes["layers"] == exception else sizes["head_dim"]
+    config.only("query_pre_attn_scalar", usual)
+    return h
+
+
+def gemma3(config: Config, declared: Reader) -> CheckpointFacts:
+    """Read Gemma 3: five layers of six have a window and a RoPE base of their own."""
+    h = with_usual_scale(config, declared(config), arch_gemma3.LAYERS_OF_27B)
+    if config.get("attn_logit_softcapping") is not None:
+        raise config.refusal("attn_logit_softcapping is not supported")
+    return with_local_base(config, h)
+
+
+def with_local_base(config: Config, h: CheckpointFacts) -> CheckpointFacts:
+    """Add the RoPE base of layers with a window."""
+    local = config.section("rope_parameters").section("sliding_attention")
+    return h.updated(rope__freq_base_swa=local.number("rope_theta", config.number("rope_local_base_freq", 10000.0)))
+
+
+def gemma_embedding(config: Config, declared: Reader) -> CheckpointFacts:
+    """Read EmbeddingGemma: windows reach as far ahead as back."""
+    if not config.flag("use_bidirectional_attention"):
+        raise config.refusal("a causal Gemma3TextModel is not supported: it makes neither text nor vectors")
+    for name in ("attn_logit_softcapping", "final_logit_softcapping"):
+        if config.get(name) is not None:
+            raise config.refusal(f"{name} is not supported")
+    return with_local_base(config, with_usual_scale(config, declared(config), 0))
+
+
+STREAMS = 4
+
+
+def gemma3n(config: Config, declared: Reader) -> CheckpointFacts:
+    """Read Gemma 3n: layers with and without a window; the last layers share keys and values of earlier ones."""
+    hidden, layers = config.get("intermediate_size"), config.count("num_hidden_layers")
+    h = declared(config.updated(intermediate_size=same_everywhere(config, hidden)))
+    shared, narrow = config.count("num_kv_shared_layers", 0), config.count("hidden_size_per_layer_input")
+    if shared >= layers:
+        raise config.refusal(f"num_kv_shared_layers should be below {layers}")
+    windows = windows_of(config, layers)
+    local = config.section("rope_parameters").section("sliding_attention")
+    return h.updated(
+        {
+            "streams": STREAMS,
+            "predictions": STREAMS * STREAMS,
+            "others": STREAMS - 1,
+            "narrow": narrow,
+            "all_narrow": layers * narrow,
+            "known": config.count("vocab_size_per_layer_input", h.sizes["vocab"]),
+            "rank": config.count("laurel_rank"),
+            "own_keys": layers - shared,
+        },
+        feed_forward_length=hidden,
+        rope__freq_base_swa=local.number("rope_theta", config.number("rope_local_base_freq", 10000.0)),
+        attention__sliding_window_pattern=windows,
+        attention__shared_kv_layers=shared,
+        altup__active_idx=0,
+        altup__num_inputs=STREAMS,
+        embedding_length_per_layer_input=narrow,
+        activation_sparsity_scale=deviations(config, layers),
+    )
+
+
+def same_everywhere(config: Config, hidden: object) -> object:
+    """Read a number that may be given per layer. Raises ModelError if layers differ."""
+    if isinstance(hidden, list) and len({*map(str, hidden)}) != 1:
+        raise config.refusal("intermediate_size should be the same for all layers")
+    return hidden[0] if isinstance(hidden, list) else hidden
+
+
+def deviations(config: Config, layers: int) -> list[float] | None:
+    """Convert the share of gates that is cut off to standard deviations above the mean, per layer."""
+    shares = config.get("activation_sparsity_pattern")
+    if shares is None:
+        return None
+    shares = shares if isinstance(shares, list) else [shares] * layers
+    if len(shares) != layers or not all(type(share) in (int, float) and 0 <= share < 1 for share in shares):
+        raise config.refusal(f"activation_sparsity_pattern should be {layers} numbers from 0 to 1")
+    return [float(np.float32(NormalDist().inv_cdf(share))) if share else -inf for share in shares]
+
+
+def of_streams(name: str) -> DerivedTensor:
+    """Stack the matrices of all streams but the first."""
+    stored = {f"model.{name}.{number}.weight": ("width", "width") for number in range(STREAMS - 1)}
+    return DerivedTensor(("others", "width", "width"), stored, lambda sources, shape, sizes: stack(sources))
+
+
+def below(sources: Sequence[TensorSource], shape: Shape, sizes: Sizes) -> TensorSource:
+    """Cut off the rows of image and audio tokens, which have no embeddings per layer."""
+    return pad_rows(sources[0], shape[0])
+
+
+def gemma3n_whole(sizes: Sizes) -> Layer:
+    return GEMMA3N_WHOLE
+
+
+GEMMA3N_WHOLE: Layer = {
+    "altup_proj": of_streams("altup_projections"),
+    "altup_unembd_proj": of_streams("altup_unembed_projections"),
+    "per_layer_token_embd": DerivedTensor(
+        ("vocab", "all_narrow"), {"model.embed_tokens_per_layer.weight": ("known", "all_narrow")}, below
+    ),
+    "per_layer_model_proj": ("all_narrow", "width"),
+    "per_layer_proj_norm": ("narrow",),
+}
+GEMMA3N_LAYER: Layer = {
+    **ATTENTION,
+    **HEAD_NORMS,
+    **GATED,
+    **NORMS_BEFORE,
+    **NORMS_BEHIND,
+    "altup_correct_scale": as_it_is("altup.correct_output_scale", "width"),
+    "altup_correct_coef": ("streams", "streams"),
+    "altup_router": ("streams", "width"),
+    "altup_predict_coef": ("predictions", "streams"),
+    "altup_router_norm": ("width",),
+    "laurel_l": ("rank", "width"),
+    "laurel_r": ("width", "rank"),
+    "laurel_post_norm": ("width",),
+    "inp_gate": ("narrow", "width"),
+    "proj": ("width", "narrow"),
+    "post_norm": ("width",),
+}
+# Unused tensors that published checkpoints have in layers with shared keys and values.
+UNREAD_KEYS: Layer = {
+    name: DerivedTensor(
+        dimensions, {f"self_attn.{its}.weight": dimensions}, lambda sources, shape, sizes: sources[0], needed=False
+    )
+    for name, its, dimensions in (
+        ("attn_k", "k_proj", ("keys", "width")),
+        ("attn_v", "v_proj", ("keys", "width")),
+        ("attn_k_norm", "k_norm", ("head_dim",)),
+    )
+}
+
+
+def gemma3n_layer(sizes: Sizes, number: int) -> Layer:
+    return GEMMA3N_LAYER if number < sizes["own_keys"] else {**GEMMA3N_LAYER, **UNREAD_KEYS}
+
+
+UNROTATED = 1e30  # divides the frequencies of pairs that do not rotate
+
+
+def gemma4(config: Config, declared: Reader) -> CheckpointFacts:
+    """Read Gemma 4. Sizes are those of layers with full attention; with "local_", those of layers with a window."""
+    layers, shared = config.count("num_hidden_layers"), config.count("num_kv_shared_layers", 0)
+    windows, dim, local = windows_of(config, layers, period=6), of_whole(config, "head_dim"), config.count("head_dim")
+    if shared >= layers or windows[-1]:
+        raise config.refusal("the last layer should have full attention, and some layers should compute their own keys")
+    kv_heads = config.count("num_key_value_heads")
+    few = of_whole(config, "num_key_value_heads") if config.flag("attention_k_eq_v") else kv_heads
+    rope, of_windows = (config.section("rope_parameters").section(f"{kind}_attention") for kind in ("full", "sliding"))
+    renamed = {
+        "head_dim": dim,
+        "num_key_value_heads": few,
+        "rope_parameters": {"rope_theta": rope.number("rope_theta", 1e6)},
+    }
+    h = declared(config.updated(**renamed))
+    narrow, hidden = config.count("hidden_size_per_layer_input", 0), h.sizes["hidden"]
+    wide = [hidden * (1 + (number >= layers - shared)) for number in range(layers)]
+    sizes = {
+        "local_dim": local,
+        "local_queries": h.sizes["heads"] * local,
+        "local_keys": kv_heads * local,
+        "narrow": narrow,
+        "all_narrow": layers * narrow,
+        "own_keys": layers - shared,
+        "alike": int(config.flag("attention_k_eq_v")),
+        "double": 2 * hidden if config.flag("use_double_wide_mlp") else hidden,
+        "one": 1,
+        **{f"window_{number}": int(window) for number, window in enumerate(windows)},
+    }
+    if config.flag("enable_moe_block"):
+        h = with_experts(config, h, "moe_intermediate_size", active_key="top_k_experts")
+        sizes["both_hidden"] = 2 * h.sizes["expert_hidden"]
+        h = h.updated(expert_feed_forward_length=h.sizes["expert_hidden"])
+    if narrow:
+        config.only("vocab_size_per_layer_input", h.sizes["vocab"])
+    return replace(h, tensors={"rope_freqs.weight": rope_factors(rope, dim)}).updated(
+        sizes,
+        feed_forward_length=wide if config.flag("use_double_wide_mlp") else hidden,
+        attention__head_count_kv=[kv_heads if window else few for window in windows] if few != kv_heads else kv_heads,
+        attention__key_length=dim,
+        attention__value_length=dim,
+        attention__key_length_swa=local,
+        attention__value_length_swa=local,
+        attention__sliding_window_pattern=windows,
+        attention__shared_kv_layers=shared,
+        rope__freq_base_swa=of_windows.number("rope_theta", 10000.0),
+        rope__dimension_count=dim,
+        rope__dimension_count_swa=local,
+        embedding_length_per_layer_input=narrow,
+    )
+
+
+def of_whole(config: Config, name: str) -> int:
+    """Read a number for the layers with full attention: global_..., or given per layer, as transformers saves it."""
+    of_layers = config.section("per_layer_config").content.values()
+    values = [layer[name] for layer in of_layers if isinstance(layer, dict) and layer.get(name) is not None]
+    if len({*map(str, values)}) > 1:
+        raise config.refusal(f"per_layer_config: several values of {name} are not supported")
+    key, usual = {"head_dim": ("global_head_dim", 512)}.get(name, (f"num_global_{name[4:]}", config.get(name)))
+    return config.updated(**{key: config.get(key, next(iter(values), usual))}).count(key)
+
+
+def rope_factors(rope: Config, dim: int) -> np.ndarray:
+    """Compute the divisors of pairs' frequencies, float32 [dim / 2]: only the first pairs rotate."""
+    rope.only("rope_type", "proportional")
+    share = rope.number("partial_rotary_factor", 0.25)
+    if share > 1:
+        raise rope.refusal(f"partial_rotary_factor {share} is not supported")
+    factors = np.full(dim // 2, UNROTATED, np.float32)
+    factors[: int(dim * share / 2)] = 1
+    return factors
+
+
+def gemma4_attention(sizes: Sizes, number: int) -> Layer:
+    """List a layer's attention tensors; one that shares another's keys may store unused ones."""
+    dim, queries, keys = ("head_dim", "queries", "keys")
+    if sizes[f"window_{number}"]:
+        dim, queries, keys = ("local_dim", "local_queries", "local_keys")
+    values: Layer = {"attn_v": (keys, "width")} if sizes[f"window_{number}"] or not sizes["alike"] else {}
+    build: Layer = {"attn_k": (keys, "width"), **values, "attn_k_norm": (dim,)}
+    if number >= sizes["own_keys"]:
+        named = zip(build, ("k_proj", "v_proj", "k_norm") if values else ("k_proj", "k_norm"), strict=True)
+        unread = ((name, as_it_is(f"self_attn.{its}.weight", *build[name])) for name, its in named)  # type: ignore[misc]
+        build = {name: replace(its, needed=False) for name, its in unread}
+    return {"attn_q": (queries, "width"), **build, "attn_q_norm": (dim,), "attn_output": ("width", queries)}
+
+
+MIXTURE: Layer = {
+    "ffn_gate_inp": ("experts", "width"),
+    "ffn_gate_inp.scale": as_it_is("router.scale", "width"),
+    "ffn_gate_up_exps": as_it_is("experts.gate_up_proj", "experts", "both_hidden", "width"),
+    "ffn_down_exps": as_it_is("experts.down_proj", *EXPERTS["ffn_down_exps"]),
+    "ffn_down_exps.scale": as_it_is("router.per_expert_scale", "experts"),
+    **{name: ("width",) for name in ("pre_ffw_norm_2", "post_ffw_norm_1", "post_ffw_norm_2")},
+}
+
+
+def gemma4_layer(sizes: Sizes, number: int) -> Layer:
+    inputs: Layer = {"inp_gate": ("narrow", "width"), "proj": ("width", "narrow"), "post_norm": ("width",)}
+    wide: Layer = {"ffn_gate": ("double", "width"), "ffn_up": ("double", "width"), "ffn_down": ("width", "double")}
+    return {
+        **gemma4_attention(sizes, number),
+        **NORMS_BEFORE,
+        **NORMS_BEHIND,
+        **(GATED if number < sizes["own_keys"] else wide),
+        **(inputs if sizes["narrow"] else {}),
+        **(MIXTURE if "experts" in sizes else {}),
+        "layer_output_scale": as_it_is("layer_scalar", "one"),
+    }
+
+
+def gemma4_whole(sizes: Sizes) -> Layer:
+    tables: Layer = {
+        "per_layer_token_embd": ("vocab", "all_narrow"),
+        "per_layer_model_proj": ("all_narrow", "width"),
+        "per_layer_proj_norm": ("narrow",),
+    }
+    return tables if sizes["narrow"] else {}

@@ -1,0 +1,303 @@
+"""Llama 4.; AFMoE.; Apertus.; Baichuan.; BitNet b1.58.; Diffusion models: LLaDA, with experts and without, and Dream.; Granite 4 with windows.; MiniCPM.; MiniCPM 3.; Mistral Small 3 and Ministral 3.; Muse Glimmer's language model.; OLMo 2 and 3.; Phi 3, 3.5 and 4, and Phi 3.5 with experts.; SmallThinker.; SmolLM 3.; StableLM and Orion.; Vision models around a language model of another family: LLaVA, InternVL, LFM2-VL."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+import numpy as np
+
+from localllm.arch.families.llama4 import EXPERTS_OF_MAVERICK
+from localllm.arch.families.smallthinker import PERIOD, WINDOW
+from localllm.arch.metadata import MOST_LAYERS
+from localllm.convert.config import Config
+from localllm.convert.experts import SIGMOID, SOFTMAX, with_experts
+from localllm.convert.family import DerivedTensor, Layer, Sizes
+from localllm.convert.hyperparameters import SLIDING, CheckpointFacts, Reader, flags, windows_of
+from localllm.convert.rope_scaling import rope_parameters
+from localllm.convert.tensors import Shape, TensorSource, as_float32, from_array
+from localllm.convert.weights import Stored
+from localllm.errors import ModelError
+from localllm.files.gguf.header import printable
+
+
+def llama4(config: Config, declared: Reader) -> CheckpointFacts:
+    """Read Llama 4: three layers of four attend within chunks and have RoPE; experts in every few layers."""
+    config.only("use_qk_norm", config.get("num_local_experts") != EXPERTS_OF_MAVERICK)
+    h = declared(config)
+    layers, step = h.sizes["layers"], h.sizes["step"]
+    config.only("moe_layers", [*range(step - 1, layers, step)])
+    chunks = [number % 4 != 3 for number in range(layers)]
+    config.only("layer_types", ["chunked_attention" if chunk else "full_attention" for chunk in chunks])
+    config.only("no_rope_layers", [*map(int, chunks)], [])
+    h = with_experts(config, h, "intermediate_size", "num_local_experts")
+    hidden = h.sizes["expert_hidden"]
+    return h.updated(
+        {
+            **{f"dense_{number}": (number + 1) % step for number in range(layers)},
+            "shared_hidden": hidden,
+            "both_hidden": 2 * hidden,
+        },
+        expert_feed_forward_length=hidden,
+    )
+
+
+def afmoe(config: Config, declared: Reader) -> CheckpointFacts:
+    """Read AFMoE, which scales embeddings."""
+    if not config.flag("mup_enabled"):
+        raise config.refusal("mup_enabled false is not supported: GGUF's readers always scale embeddings")
+    return declared(config)
+
+
+ROPE_OF_APERTUS = {
+    "rope_type": "llama3",
+    "rope_theta": 12e6,
+    "factor": 8.0,
+    "original_max_position_embeddings": 8192,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+}
+
+
+def apertus(config: Config, declared: Reader) -> CheckpointFacts:
+    """Read Apertus, which scales RoPE where config.json says nothing."""
+    if config.get("rope_parameters") is None and config.get("rope_scaling") is None:
+        config = config.updated(rope_parameters=ROPE_OF_APERTUS)
+    return declared(config)
+
+
+OF_XIELU = ("alpha_p", "alpha_n", "beta", "eps")
+
+
+def xielu(stored: Mapping[str, Stored], h: CheckpointFacts) -> dict[str, object]:
+    """Read the activation's parameters as metadata. Raises ModelError."""
+    numbers: dict[str, list[float]] = {name: [] for name in OF_XIELU}
+    for number in range(h.sizes["layers"]):
+        for name, values in numbers.items():
+            tensor = stored.get(f"model.layers.{number}.mlp.act_fn.{name}")
+            if tensor is None or tensor.shape not in ((), (1,)):
+                raise ModelError(f"there is no {name} of the activation of layer {number}")
+            values.append(float(as_float32(replace(tensor, shape=(1,)).rows(0, 1), tensor.dtype)[0, 0]))
+    return {f"xielu.{name}": values for name, values in numbers.items()}
+
+
+def baichuan(config: Config, declared: Reader) -> CheckpointFacts:
+    """Read Baichuan: the larger ones have ALiBi, which GGUF's readers infer from the number of layers."""
+    unsaid = {"rope_theta": "rope__freq_base", "num_key_value_heads": "attention__head_count_kv"}
+    defaults: dict[str, object] = {key: None for name, key in unsaid.items() if config.get(name) is None}
+    return declared(config).updated(**defaults)
+
+
+def ternary(sources: Sequence[TensorSource], shape: Shape, sizes: Sizes) -> TensorSource:
+    """Round a matrix to the sign of its numbers times their mean magnitude, or 0 (Ma et al. 2024)."""
+    numbers = as_float32(sources[0].rows(0, shape[0]), sources[0].dtype)
+    inverse = np.float32(1) / np.float32(max(np.abs(numbers).mean(dtype=np.float64), 1e-5))
+    return from_array(np.clip(np.round(numbers * inverse), -1, 1) / inverse)
+
+
+USUAL_MASK = 156895  # mask token of LLaDA with experts, missing in its config.json
+
+
+def diffusion(config: Config, declared: Reader) -> CheckpointFacts:
+    """Read the mask token, too."""
+    return add_mask_token(config, declared(config))
+
+
+def diffusion_moe(config: Config, declared: Reader) -> CheckpointFacts:
+    return add_mask_token(config, declared(config), USUAL_MASK)
+
+
+def add_mask_token(config: Config, h: CheckpointFacts, usual: int = 0) -> CheckpointFacts:
+    """Add the mask token's id; usual: the default."""
+    mask = config.count("mask_token_id", usual) if config.get("mask_token_id") is not None else usual
+    return h.updated({"mask": mask}, attention__causal=False)
+
+
+def of_mask(stored: Mapping[str, Stored], h: CheckpointFacts) -> dict[str, object]:
+    return {"tokenizer.ggml.mask_token_id": h.sizes["mask"]} if h.sizes["mask"] else {}
+
+
+NO_ROPE = {"0", "0.0", "None"}  # base of layers without RoPE
+
+
+def granite_swa(config: Config, declared: Reader) -> CheckpointFacts:
+    """Read Granite 4 with windows: a sink per head; some layers may have no RoPE."""
+    h = declared(config.updated(sliding_window=None))
+    layers, base = h.sizes["layers"], h.metadata["rope.freq_base"]
+    if config.get("layer_types") is None:
+        types = ["full_attention" if number % 4 == 0 else SLIDING for number in range(layers)]
+        config = config.updated(layer_types=types)
+    thetas = config.get("layer_rope_theta", [base] * layers)
+    if not isinstance(thetas, list) or len(thetas) != layers or not {*map(str, thetas)} <= NO_ROPE | {str(base)}:
+        raise config.refusal(f"layer_rope_theta should be {base} or 0 for each of {layers} layers")
+    rotates = [str(theta) not in NO_ROPE for theta in thetas]
+    if config.get("no_rope_layers"):
+        rotates = [*map(bool, flags(config, "no_rope_layers", layers))]
+    return h.updated(
+        attention__rope_pattern=None if all(rotates) and not config.get("no_rope_layers") else rotates,
+        attention__sliding_window=config.count("sliding_window"),
+        attention__sliding_window_pattern=windows_of(config, layers),
+    )
+
+
+def minicpm(config: Config, declared: Reader) -> CheckpointFacts:
+    """Read MiniCPM: factors of embeddings, residuals and logits; frequency factors for short and long contexts."""
+    h = declared(config)
+    magnitude = h.metadata.get("rope.scaling.attn_factor")
+    return h.updated(
+        embedding_scale=config.number("scale_emb"),
+        residual_scale=config.number("scale_depth") / h.sizes["layers"] ** 0.5,
+        logit_scale=h.sizes["width"] / config.number("dim_model_base"),
+        rope__scaling__type="longrope" if h.tensors else h.metadata.get("rope.scaling.type"),
+        rope__scaling__attn_factor=None if magnitude == 1 else magnitude,
+    )
+
+
+def minicpm3(config: Config, declared: Reader) -> CheckpointFacts:
+    """Read MiniCPM 3: GGUF's readers have its factors built in; frequency factors for short and long contexts."""
+    heads, rotated = config.count("num_attention_heads"), config.count("qk_rope_head_dim")
+    h = declared(config.updated(head_dim=rotated))
+    if h.metadata["rope.freq_base"] != BASE:
+        raise config.refusal(f"rope_theta {h.metadata['rope.freq_base']} is not supported: GGUF's readers take {BASE}")
+    magnitude = h.metadata.get("rope.scaling.attn_factor")
+    latent, narrow = config.count("kv_lora_rank"), config.count("q_lora_rank")
+    key_dim, value_dim = config.count("qk_nope_head_dim"), config.count("v_head_dim", h.sizes["width"] // heads)
+    sizes = {"latent": latent, "narrow": narrow, "latent_and_key": latent + rotated, "values": heads * value_dim}
+    sizes |= {"queries": heads * (key_dim + rotated), "both_rows": heads * (key_dim + value_dim)}
+    return h.updated(
+        sizes,
+        attention__q_lora_rank=narrow,
+        attention__kv_lora_rank=latent,
+        attention__key_length=key_dim + rotated,
+        attention__value_length=None if value_dim == h.sizes["width"] // heads else value_dim,
+        rope__dimension_count=rotated,
+        rope__scaling__attn_factor=None if magnitude == 1 else magnitude,
+    )
+
+
+def mistral3(config: Config, declared: Reader) -> CheckpointFacts:
+    """Read the language model of Mistral Small 3; Ministral 3 adds YaRN and a temperature by position."""
+    h = declared(config)
+    if h.metadata.get("rope.scaling.type") != "yarn":
+        return h
+    rope = rope_parameters(config)
+    rope.only("attention_factor")
+    rope.only("mscale", 1)
+    return h.updated(
+        rope__scaling__attn_factor=None,
+        rope__scaling__yarn_log_multiplier=rope.number("mscale_all_dim"),
+        attention__temperature_scale=rope.number("llama_4_scaling_beta"),
+    )
+
+
+def muse_glimmer(config: Config, declared: Reader) -> CheckpointFacts:
+    """Read Muse Glimmer: three layers of four have a window and RoPE; head norms have one weight. Raises ModelError."""
+    scale = np.array([config.number("qk_scale_factor")], np.float32)
+    h = declared(config)
+    base, windows = h.metadata["rope.freq_base"], windows_of(config, h.sizes["layers"], period=4)
+    config.only("layer_rope_theta", [base if window else 0 for window in windows])
+    return replace(h, factors={"attn_q_norm": [scale]}).updated(attention__sliding_window_pattern=windows)
+
+
+def olmo2(config: Config, declared: Reader) -> CheckpointFacts:
+    """Read OLMo 2 and, where some layers have a window, 3."""
+    h = declared(config)
+    if config.get("sliding_window") is None:
+        return h
+    windows = [(number + 1) % 4 != 0 for number in range(h.sizes["layers"])]
+    config.windows(windows)
+    local = config.section("rope_parameters").section("sliding_attention")
+    return h.updated(
+        attention__sliding_window=config.count("sliding_window"),
+        attention__sliding_window_pattern=windows,
+        rope__freq_base_swa=local.number("rope_theta", h.metadata["rope.freq_base"]),
+    )
+
+
+UNLIKE = "GGUF's readers take norms without mean and add up both experts' weights to 1, which the model does not"
+
+
+def phi3(config: Config, declared: Reader) -> CheckpointFacts:
+    """Read Phi 3: fused matrices, and factors for long contexts."""
+    h = declared(config)
+    rope, context = rope_parameters(config), h.metadata["context_length"]
+    return h.updated(rope__scaling__original_context_length=rope.count("original_max_position_embeddings", context))
+
+
+def phimoe(config: Config, declared: Reader) -> CheckpointFacts:
+    """Read Phi 3.5 MoE: biases, and two experts per token."""
+    config.warnings.append(UNLIKE)
+    return phi3(config, declared)
+
+
+def smallthinker(config: Config, declared: Reader) -> CheckpointFacts:
+    """Read SmallThinker: three layers of four have a window and RoPE, or all have RoPE."""
+    layers = config.count("num_hidden_layers", maximum=MOST_LAYERS)
+    config.only("moe_layer_layout", [1] * layers)
+    windows = [int(number % PERIOD != 0) for number in range(layers)]
+    layout = config.get("sliding_window_layout")
+    has_windows = isinstance(layout, list) and any(layout) and config.get("sliding_window_size") is not None
+    config.only("sliding_window_layout", windows if has_windows else [0] * layers)
+    config.only("rope_layout", windows if has_windows else [1] * layers)
+    if has_windows:
+        config.only("sliding_window_size", WINDOW)
+    return declared(config).updated(
+        expert_gating_func=SOFTMAX if config.flag("moe_primary_router_apply_softmax") else SIGMOID,
+        attention__sliding_window=WINDOW if has_windows else None,
+    )
+
+
+def smollm3(config: Config, declared: Reader) -> CheckpointFacts:
+    """Read SmolLM 3: GGUF's readers skip RoPE in every fourth layer."""
+    h = declared(config)
+    config.only("no_rope_layer_interval", 4)
+    config.only("no_rope_layers", [int((number + 1) % 4 != 0) for number in range(h.sizes["layers"])])
+    return h
+
+
+BASE = 10000.0
+
+
+def stablelm(config: Config, declared: Reader) -> CheckpointFacts:
+    """Read StableLM: the largest has head norms, and one norm for attention and feed-forward network."""
+    parallel = config.flag("use_parallel_residual")
+    flags = {"head_norms": int(config.flag("qk_layernorm")), "parallel": int(parallel)}
+    return declared(config).updated(flags, use_parallel_residual=parallel)
+
+
+def head_norms(sizes: Sizes, number: int) -> Layer:
+    """List norms that are stored per head."""
+    heads = {"q": sizes["heads"], "k": sizes["kv_heads"]}
+    return {f"attn_{kind}_norm": of_heads(kind, count) for kind, count in heads.items()}
+
+
+def of_heads(kind: str, heads: int) -> DerivedTensor:
+    """Stack norms that are stored per head; kind: q or k in the checkpoint."""
+
+    def build(sources: Sequence[TensorSource], shape: Shape, sizes: Sizes) -> TensorSource:
+        return from_array(np.concatenate([as_float32(source.rows(0, 1), source.dtype) for source in sources]))
+
+    stored = {f"self_attn.{kind}_layernorm.norms.{head}.weight": ("head_dim",) for head in range(heads)}
+    return DerivedTensor(("heads" if kind == "q" else "kv_heads", "head_dim"), stored, build)
+
+
+def orion(config: Config, declared: Reader) -> CheckpointFacts:
+    """Read Orion: layer norms, though config.json names RMS norms."""
+    h = declared(config)
+    if h.metadata["rope.freq_base"] != BASE:
+        raise config.refusal(f"rope_theta {h.metadata['rope.freq_base']} is not supported: GGUF's readers take {BASE}")
+    return h.updated(
+        attention__layer_norm_epsilon=h.metadata["attention.layer_norm_rms_epsilon"],
+        attention__layer_norm_rms_epsilon=None,
+    )
+
+
+KINDS = ("lfm2", "llama", "mistral", "qwen2", "qwen3")
+
+
+def select_vision(config: Config) -> str:
+    """Name the record of the language model by text_config. Raises ModelError."""
+    kind = config.section("text_config").get("model_type", "llama")
+    if kind not in KINDS:
+        raise config.refusal(
+            f"text_config: model_type {printable(str(kind))} is not supported ({', '.join(KINDS)} are)"
+        )
+    return f"vision+{kind}"

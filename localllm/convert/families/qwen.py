@@ -1,0 +1,459 @@
+"""Rerankers made of Qwen3.; The language models of Qwen3-VL.; Qwen3-Next and Qwen 3.5, with experts and without: most layers have the gated delta rule.; Qwen 4 (experimental): the delta rule, block-sparse attention, residual streams, n-gram embeddings."""
+
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from math import isqrt
+
+import numpy as np
+
+from localllm.convert.config import Config
+from localllm.convert.experts import with_experts
+from localllm.convert.families.bert import RANK, labels
+from localllm.convert.family import DerivedTensor, Dimensions, Layer, Sizes
+from localllm.convert.files import read_json, read_text, report_as_model_error
+from localllm.convert.hyperparameters import CheckpointFacts, Reader
+from localllm.convert.layers import ATTENTION, HEAD_NORMS, SHARED_EXPERT, as_stored, experts_of, mtp_layer
+from localllm.convert.tensor_functions import FUNCTIONS
+from localllm.convert.tensors import (
+    Shape,
+    TensorSource,
+    as_float32,
+    column,
+    flat,
+    from_array,
+    map_values,
+    permute_columns,
+    pick_rows,
+    reshape,
+    stack,
+)
+from localllm.convert.weights import Stored
+from localllm.errors import ModelError
+
+ANSWERS = "yes", "no"
+
+
+def is_ranker(config: Config) -> bool:
+    """Return whether a Qwen3 checkpoint is a reranker that answers yes or no, by its model card or name."""
+    names = (config.path.parent.name, str(config.get("_name_or_path")))
+    card = read_text(config.path.parent / "README.md") or ""
+    return "# qwen3-reranker" in card.lower() or any("qwen3-reranker" in name.lower() for name in names)
+
+
+def ranker(config: Config, declared: Reader) -> CheckpointFacts:
+    """Read a reranker: the head is two rows of the output matrix."""
+    path = config.path.parent / "tokenizer.json"
+    with report_as_model_error(path):
+        vocabulary = (read_json(path) or {})["model"]["vocab"]
+        answers = {name: int(vocabulary[name]) for name in ANSWERS}
+    h = declared(config)
+    if max(answers.values()) >= h.sizes["vocab"]:
+        raise config.refusal("the tokens of yes and no are beyond the vocabulary")
+    return h.updated({**answers, "labels": 2}, pooling_type=RANK, classifier__output_labels=[*ANSWERS])
+
+
+def classifier(config: Config, declared: Reader) -> CheckpointFacts:
+    """Read a reranker with a head of its own."""
+    named = labels(config)
+    h = declared(config).updated({"labels": len(named)}, pooling_type=RANK)
+    return h.updated(classifier__output_labels=named) if len(named) > 1 else h
+
+
+def rows_of_answers(sources: Sequence[TensorSource], shape: Shape, sizes: Sizes) -> TensorSource:
+    """Take the output matrix's rows of yes and no."""
+    return pick_rows(sources[0], shape, lambda rows: np.array([sizes[name] for name in ANSWERS])[np.asarray(rows)])
+
+
+def select(config: Config) -> str:
+    """Name the record of a chat model, or of a reranker."""
+    if not is_ranker(config):
+        return "Qwen3ForCausalLM"
+    return "Qwen3ForCausalLM+tied_ranker" if config.flag("tie_word_embeddings") else "Qwen3ForCausalLM+ranker"
+
+
+def qwen3vl(config: Config, declared: Reader) -> CheckpointFacts:
+    """Read the number of DeepStack layers, too."""
+    h = declared(config)
+    deep = config.section("vision_config").get("deepstack_visual_indexes", [])
+    return h.updated(n_deepstack_layers=len(deep) if isinstance(deep, list) else 0)
+
+
+KINDS = {"linear_attention": False, "full_attention": True}
+
+
+def delta_rule(config: Config, declared: Reader) -> CheckpointFacts:
+    """Read attention with gated queries, and the delta rule."""
+    h = declared(config)
+    keys, values = config.count("linear_num_key_heads"), config.count("linear_num_value_heads")
+    key_dim, value_dim = config.count("linear_key_head_dim"), config.count("linear_value_head_dim")
+    kernel = config.count("linear_conv_kernel_dim", 4)
+    if values % keys:
+        raise config.refusal(f"{values} heads cannot share the keys of {keys}")
+    attends, interval = attending(config, h.sizes["layers"])
+    sizes = {
+        "both_queries": 2 * h.sizes["queries"],
+        "key_heads": keys,
+        "value_heads": values,
+        "rule_values": values * value_dim,
+        "value_dim": value_dim,
+        "key_dim": key_dim,
+        "convolved": 2 * keys * key_dim + values * value_dim,
+        "all_four": 2 * (keys * key_dim + values * value_dim),
+        "both_strengths": 2 * values,
+        "kernel": kernel,
+        "one": 1,
+        "mtp_layers": int(config.get("mtp_num_hidden_layers", 1) != 0),
+        "both_inputs": 2 * h.sizes["width"],
+        **{f"attends_{number}": int(does) for number, does in enumerate([*attends, True])},
+    }
+    return h.updated(
+        sizes,
+        attention__key_length=h.sizes["head_dim"],
+        attention__value_length=h.sizes["head_dim"],
+        attention__recurrent_layers=None if config.get("layer_types") is None else [not does for does in attends],
+        full_attention_interval=interval,
+        ssm__conv_kernel=kernel,
+        ssm__state_size=key_dim,
+        ssm__group_count=keys,
+        ssm__time_step_rank=values,
+        ssm__inner_size=values * value_dim,
+    )
+
+
+def attending(config: Config, layers: int) -> tuple[list[bool], int]:
+    """Mark the layers with attention; also returns their period, for files that do not list them."""
+    interval, kinds = config.count("full_attention_interval", 4), config.get("layer_types")
+    if kinds is None:
+        return [(number + 1) % interval == 0 for number in range(layers)], interval
+    if not isinstance(kinds, list) or len(kinds) != layers or not {*map(str, kinds)} <= KINDS.keys():
+        raise config.refusal(f"layer_types should be {' or '.join(KINDS)} for each of {layers} layers")
+    return [KINDS[kind] for kind in kinds], interval
+
+
+def qwen3next(config: Config, declared: Reader) -> CheckpointFacts:
+    """Read Qwen3-Next: experts in every layer, next to a shared one."""
+    return with_qwen_experts(config, delta_rule(config, declared))
+
+
+def qwen35(config: Config, declared: Reader) -> CheckpointFacts:
+    """Read Qwen 3.5: M-RoPE."""
+    return delta_rule(with_sections(config), declared)
+
+
+def qwen35moe(config: Config, declared: Reader) -> CheckpointFacts:
+    return with_qwen_experts(config, qwen35(config, declared))
+
+
+def with_sections(config: Config) -> Config:
+    """Add the family's M-RoPE sections."""
+    rope = config.section("rope_parameters").content
+    return config.updated(rope_parameters={"mrope_section": [11, 11, 10], **rope})
+
+
+def with_qwen_experts(config: Config, h: CheckpointFacts) -> CheckpointFacts:
+    for name, value in (("norm_topk_prob", True), ("decoder_sparse_step", 1), ("mlp_only_layers", [])):
+        config.only(name, value)
+    shared = config.count("shared_expert_intermediate_size")
+    h = with_experts(config, h, "moe_intermediate_size")
+    return h.updated(
+        {"shared_hidden": shared, "both_hidden": 2 * h.sizes["expert_hidden"]},
+        expert_feed_forward_length=h.sizes["expert_hidden"],
+        expert_shared_feed_forward_length=shared,
+    )
+
+
+def of_rule(
+    name: str, *dimensions: str, order: Callable[[Sizes], np.ndarray], stored: Dimensions = ()
+) -> DerivedTensor:
+    """Declare a tensor of the delta rule; order: numbers of its stored rows; stored: its stored shape if it differs."""
+
+    def build(sources: Sequence[TensorSource], shape: Shape, sizes: Sizes) -> TensorSource:
+        numbers = order(sizes)
+        matrix = sources[0] if len(shape) > 1 else column(sources[0])
+        sorted_rows = pick_rows(matrix, shape, lambda rows: numbers[rows])
+        return sorted_rows if len(shape) > 1 else flat(replace(sorted_rows, shape=(*shape, 1)))
+
+    return DerivedTensor(dimensions, {f"linear_attn.{name}": stored or dimensions}, build)
+
+
+def interleave_heads(sizes: Sizes, length: int, start: int = 0) -> np.ndarray:
+    """Order rows of value heads, `length` each, by their place within groups that share keys: int [rows]."""
+    groups = np.arange(sizes["value_heads"] * length).reshape(sizes["key_heads"], -1, length)
+    return start + groups.transpose(1, 0, 2).ravel()
+
+
+def interleave_values(sizes: Sizes) -> np.ndarray:
+    """Order the rows of values, which follow queries and keys, as interleave_heads does."""
+    keys = 2 * sizes["key_heads"] * sizes["key_dim"]
+    return np.concatenate([np.arange(keys), interleave_heads(sizes, sizes["value_dim"], keys)])
+
+
+def of_groups(number: slice) -> Callable[[Sizes], np.ndarray]:
+    """Order rows of groups (a query, a key, values and their gates) by part; number: the part."""
+
+    def order(sizes: Sizes) -> np.ndarray:
+        groups = np.arange(sizes["all_four"]).reshape(sizes["key_heads"], -1)
+        values = (groups.shape[1] - 2 * sizes["key_dim"]) // 2
+        ends = np.cumsum([sizes["key_dim"], sizes["key_dim"], values])
+        return np.concatenate([part.ravel() for part in np.split(groups, ends, axis=1)[number]])
+
+    return order
+
+
+def interleave_columns(sources: Sequence[TensorSource], shape: Shape, sizes: Sizes) -> TensorSource:
+    return permute_columns(sources[0], interleave_heads(sizes, sizes["value_dim"]))
+
+
+def rates(sources: Sequence[TensorSource], shape: Shape, sizes: Sizes) -> TensorSource:
+    return from_array(as_float32(FUNCTIONS["decay"](sources, shape, sizes).rows(0, 1), "F32").reshape(-1))
+
+
+def interleave_rates(sources: Sequence[TensorSource], shape: Shape, sizes: Sizes) -> TensorSource:
+    numbers = as_float32(FUNCTIONS["decay"](sources, shape, sizes).rows(0, 1), "F32").reshape(-1)
+    return from_array(numbers[interleave_heads(sizes, 1)])
+
+
+def same(sources: Sequence[TensorSource], shape: Shape, sizes: Sizes) -> TensorSource:
+    return sources[0]
+
+
+HEADS, TAPS = ("value_heads",), ("convolved", "one", "kernel")
+NORM: Layer = {"ssm_norm": DerivedTensor(("value_dim",), {"linear_attn.norm.weight": ("value_dim",)}, same)}
+WIDE = ("all_four", "width")
+RULE_OF_NEXT: Layer = {
+    **NORM,
+    "attn_qkv": of_rule("in_proj_qkvz.weight", "convolved", "width", order=of_groups(slice(0, 3)), stored=WIDE),
+    "attn_gate": of_rule("in_proj_qkvz.weight", "rule_values", "width", order=of_groups(slice(3, 4)), stored=WIDE),
+    "ssm_ba": ("both_strengths", "width"),
+    "ssm_conv1d": DerivedTensor(("convolved", "kernel"), {"linear_attn.conv1d.weight": TAPS}, FUNCTIONS["reshape"]),
+    "ssm_dt.bias": DerivedTensor(HEADS, {"linear_attn.dt_bias": HEADS}, same),
+    "ssm_a": DerivedTensor(HEADS, {"linear_attn.A_log": HEADS}, rates),
+    "ssm_out": ("width", "rule_values"),
+}
+BY_ONE = lambda sizes: interleave_heads(sizes, 1)  # noqa: E731
+RULE: Layer = {
+    **NORM,
+    "attn_qkv": of_rule("in_proj_qkv.weight", "convolved", "width", order=interleave_values),
+    "attn_gate": of_rule(
+        "in_proj_z.weight", "rule_values", "width", order=lambda sizes: interleave_heads(sizes, sizes["value_dim"])
+    ),
+    "ssm_alpha": of_rule("in_proj_a.weight", "value_heads", "width", order=BY_ONE),
+    "ssm_beta": of_rule("in_proj_b.weight", "value_heads", "width", order=BY_ONE),
+    "ssm_conv1d": of_rule("conv1d.weight", "convolved", "kernel", order=interleave_values, stored=TAPS),
+    "ssm_dt.bias": of_rule("dt_bias", "value_heads", order=BY_ONE),
+    "ssm_a": DerivedTensor(HEADS, {"linear_attn.A_log": HEADS}, interleave_rates),
+    "ssm_out": DerivedTensor(
+        ("width", "rule_values"), {"linear_attn.out_proj.weight": ("width", "rule_values")}, interleave_columns
+    ),
+}
+BESIDE: Layer = {**SHARED_EXPERT, "ffn_gate_inp_shexp": ("one", "width")}
+ATTENDING: Layer = {**ATTENTION, **HEAD_NORMS, "attn_q": ("both_queries", "width")}
+NORMS: Layer = {"attn_norm": ("width",), "post_attention_norm": ("width",)}
+
+
+def mixture(sizes: Sizes) -> Layer:
+    return {**experts_of(sizes, "mlp.experts"), **BESIDE}
+
+
+def with_offsets(layer: Layer) -> Layer:
+    """Declare the norms of a multi-token prediction layer, which multiply by 1 + weight."""
+
+    def build(sources: Sequence[TensorSource], shape: Shape, sizes: Sizes) -> TensorSource:
+        return map_values(sources[0], lambda numbers: numbers + 1)
+
+    return {name: replace(its, build=build) if "norm" in name else its for name, its in layer.items()}  # type: ignore[type-var]
+
+
+IN_MTP = {"fc": "eh_proj", "pre_fc_norm_embedding": "enorm", "pre_fc_norm_hidden": "hnorm", "norm": "shared_head.norm"}
+MTP = re.compile(r"(?:model\.)?mtp\.(?:layers\.0\.)?(.+)")
+
+
+def with_mtp(name: str, layers: int) -> str:
+    """Rename multi-token prediction tensors to those of a layer after the others."""
+    match = MTP.fullmatch(name)
+    if not match:
+        return name
+    module, _, kind = match[1].rpartition(".")
+    return f"model.layers.{layers}.{IN_MTP.get(module, module)}.{kind}"
+
+
+def qwen35_layer(sizes: Sizes, number: int) -> Layer:
+    """List the tensors of a layer of Qwen 3.5 without its feed-forward network."""
+    mixer = ATTENDING if sizes[f"attends_{number}"] else RULE
+    return {**NORMS, **mixer, **with_offsets(mtp_layer(sizes, number))}
+
+
+def qwen3next_layer(sizes: Sizes, number: int) -> Layer:
+    """List those of Qwen3-Next, which stores the delta rule's matrices in other orders."""
+    mixer = ATTENDING if sizes[f"attends_{number}"] else RULE_OF_NEXT
+    return {**NORMS, **mixer, **with_offsets(mtp_layer(sizes, number))}
+
+
+def experts(sizes: Sizes, number: int) -> Layer:
+    return mixture(sizes)
+
+
+CONSTANTS = {"layer_multipliers": "layer_multipliers", "head_offsets": "ngram_heads_offsets",
+             "head_vocab_sizes": "ngram_heads_vocab_sizes"}  # fmt: skip
+
+
+def qwen4exp(config: Config, declared: Reader) -> CheckpointFacts:
+    """Read Qwen 4, starting from Qwen 3.5. Multi-token prediction is left out."""
+    if config.get("output_gate_type") != "sigmoid":
+        raise config.refusal("only sigmoid is supported as output_gate_type")
+    kinds, hidden = config.get("layer_types"), config.count("moe_intermediate_size")
+    if isinstance(kinds, list):  # the publisher's keys, not those that transformers saves
+        kinds = ["full_attention" if kind == "indexed_attention" else kind for kind in kinds]
+    renamed = with_sections(config).updated(
+        layer_types=kinds, intermediate_size=config.count("intermediate_size", hidden)
+    )
+    h = with_qwen_experts(renamed, delta_rule(renamed, declared))
+    if config.get("intermediate_size") is None:
+        h = h.updated(feed_forward_length=None)
+    heads, dim, size = (config.count(f"indexer_{name}") for name in ("n_heads", "head_dim", "compress_ratio"))
+    streams, rank, attends = config.count("hc_count", 4), config.count("hc_lowrank", 320), "attends_{}"
+    sizes = {
+        "streams": streams,
+        "all_streams": streams * h.sizes["width"],
+        "rank": rank,
+        "mtp_layers": 0,
+        "index_dim": dim,
+    }
+    sizes |= {"index_queries": heads * dim, "queries_and_key": (heads + 1) * dim}
+    return with_ngrams(config, h).updated(
+        sizes,
+        hyper_connection__count=streams,
+        hyper_connection__low_rank=rank,
+        attention__indexer__head_count=heads,
+        attention__indexer__key_length=dim,
+        attention__indexer__top_k=config.count("indexer_budget"),
+        attention__compress_ratios=[size * h.sizes[attends.format(number)] for number in range(h.sizes["layers"])],
+    )
+
+
+def with_ngrams(config: Config, h: CheckpointFacts) -> CheckpointFacts:
+    """Add n-gram embeddings, if there are any."""
+    layers, end = config.get("ple_layer_ids", []), config.get("eos_token_id")
+    if not layers:
+        return h.updated({"hashes": 0})
+    if not isinstance(layers, list) or len(layers) != 1 or not isinstance(layers[0], int):
+        raise config.refusal("ple_layer_ids: sequences of tokens are supported in one layer only")
+    end = end[0] if isinstance(end, list) and len(end) == 1 else end
+    if not isinstance(end, int):
+        raise config.refusal("eos_token_id should be a single token, which separates sequences")
+    length, each = config.count("ngram_size", 3), config.count("heads_per_ngram", 8)
+    hashes, parts = (length - 1) * each, config.count("split_ngram_parts", 512)
+    width = config.count("ple_embed_dim", h.sizes["width"])
+    multiple = config.count("make_ngram_vocab_size_divisible_by", 128)
+    rows = sum(primes_from(config.count("ngram_vocab_size_base", 20_000_000, 1 << 31), hashes))
+    rows = -(-rows // multiple) * multiple
+    if not hashes or width % hashes or rows % parts:
+        raise config.refusal(f"{rows} rows of {width} numbers for {hashes} hashes, in {parts} parts: inconsistent")
+    sizes = {"hashes": hashes, "ngram_layer": layers[0] - 1, "parts": parts, "part": rows // parts, "rows": rows}
+    sizes |= {"of_hash": width // hashes, "of_hashes": width, "near": config.count("ple_conv_kernel_size", 4)}
+    return h.updated(
+        sizes,
+        ple__layers=[layers[0] - 1],
+        ple__ngram_size=length,
+        ple__heads_per_ngram=each,
+        ple__conv_kernel=sizes["near"],
+        ple__eos_token_id=end,
+        ple__image_token_id=config.get("image_token_id"),
+        embedding_length_per_layer_input=sizes["of_hash"],
+    )
+
+
+def primes_from(least: int, count: int) -> list[int]:
+    """Return the first `count` primes from `least` on: the number of rows of each hash."""
+    primes, number = list[int](), max(least, 2)
+    while len(primes) < count:
+        if all(number % divisor for divisor in range(2, isqrt(number) + 1)):
+            primes.append(number)
+        number += 1
+    return primes
+
+
+def constants(stored: Mapping[str, Stored], h: CheckpointFacts) -> dict[str, object]:
+    """Read the hashes' constants from stored tensors. Raises ModelError."""
+    tensors = {}
+    for key, name in CONSTANTS.items() if h.sizes["hashes"] else ():
+        tensor = next(
+            (stored[stored_name] for stored_name in stored if stored_name.endswith(f".ple_embedding.{name}")), None
+        )
+        if tensor is None or tensor.dtype != "I64" or len(tensor.shape) != 1:
+            raise ModelError(f"there is no {name} of the n-gram embeddings")
+        tensors[f"qwen4exp.ple.{key}"] = tensor.rows(0, 1).view("<i8")[0].astype(np.uint64)
+    return tensors
+
+
+def offset(name: str, *dimensions: str) -> DerivedTensor:
+    """Declare a norm that multiplies by 1 + weight."""
+
+    def build(sources: Sequence[TensorSource], shape: Shape, sizes: Sizes) -> TensorSource:
+        return map_values(sources[0], lambda numbers: numbers + 1)
+
+    return DerivedTensor(dimensions, {f"{name}.weight": dimensions}, build)
+
+
+def of_index(rows: str, start: str = "") -> DerivedTensor:
+    """Take the query rows of an indexer's matrix, or the key rows after them."""
+
+    def build(sources: Sequence[TensorSource], shape: Shape, sizes: Sizes) -> TensorSource:
+        return pick_rows(sources[0], shape, lambda numbers: numbers + (sizes[start] if start else 0))
+
+    stored = {"self_attn.indexer.index_qk_proj.weight": ("queries_and_key", "width")}
+    return DerivedTensor((rows, "width"), stored, build)
+
+
+def streams_of(name: str, stored: str) -> Layer:
+    """List the tensors that mix residual streams; stored: their name in the checkpoint."""
+    return {
+        f"{name}_norm": offset(f"{stored}.hc_norm", "all_streams"),
+        f"{name}_down": as_stored(f"{stored}.input_mix_weight_down", "rank", "all_streams"),
+        f"{name}_up": as_stored(f"{stored}.input_mix_weight_up", "all_streams", "rank"),
+    }
+
+
+INDEXER: Layer = {
+    "indexer.q_proj.weight": of_index("index_queries"),
+    "indexer.k_proj.weight": of_index("index_dim", "index_queries"),
+    "indexer.q_norm.weight": offset("self_attn.indexer.q_layernorm", "index_dim"),
+    "indexer.k_norm.weight": offset("self_attn.indexer.k_layernorm", "index_dim"),
+}
+HALVES = {"hc_attn": "attn_hyper_connection", "hc_ffn": "mlp_hyper_connection"}
+STREAMS: Layer = {
+    part: its
+    for name, stored in HALVES.items()
+    for part, its in {
+        **streams_of(name, stored),
+        f"{name}_inject": as_stored(f"{stored}.block_inject_weight", "streams", "all_streams"),
+    }.items()
+}
+SEQUENCES: Layer = {
+    "ple_key": as_stored("ple.key_proj", "all_streams", "of_hashes"),
+    "ple_value": as_stored("ple.value_proj", "width", "of_hashes"),
+    **{f"ple_norm_{kind}": offset(f"ple.norm_{kind}", "all_streams") for kind in ("key", "query", "conv")},
+    "ple_conv1d": DerivedTensor(
+        ("all_streams", "near"), {"ple.conv1d.weight": ("all_streams", "one", "near")}, FUNCTIONS["reshape"]
+    ),
+}
+
+
+def qwen4exp_layer(sizes: Sizes, number: int) -> Layer:
+    mixer = {**ATTENDING, **INDEXER} if sizes[f"attends_{number}"] else RULE
+    ngrams = SEQUENCES if sizes["hashes"] and sizes["ngram_layer"] == number else {}
+    return {**STREAMS, **mixer, **mixture(sizes), **ngrams}
+
+
+def qwen4exp_whole(sizes: Sizes) -> Layer:
+    streams = streams_of("output_hc", "model.hyper_connection_mixer")
+    if not sizes["hashes"]:
+        return streams
+
+    def build(sources: Sequence[TensorSource], shape: Shape, sizes: Sizes) -> TensorSource:
+        return reshape(stack(sources), shape)
+
+    place = f"blk.{sizes['ngram_layer']}.ple.ple_embedding.ngram_embedding.shard_{{}}.weight"
+    parts = {place.format(number): ("part", "of_hash") for number in range(sizes["parts"])}
+    return {**streams, "per_layer_token_embd": DerivedTensor(("rows", "of_hash"), parts, build)}
