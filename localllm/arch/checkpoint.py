@@ -11,7 +11,7 @@ true. "?" before an amount of metadata leaves out 0.
 
 A tensor is its shape by names of sizes ("queries width") if gguf's tables know its name in checkpoints, or else that
 name, after the layer's number, and its shape ("mlp.expert_bias: experts"); [...] is the stored shape where it differs,
-and a word in front is a function of convert/tensor_functions.py ("reshape conv.weight[inner one taps]: inner taps");
+and a word in front is a function of convert/transforms.py ("reshape conv.weight[inner one taps]: inner taps");
 "?" marks a tensor that may be missing.
 
 "CLASS+mxfp4" is the record of checkpoints whose quantized weights GGUF can hold unchanged; another name with "+" is one

@@ -1,6 +1,7 @@
 """Checked access to a checkpoint's config.json."""
 
-from collections.abc import Mapping, Sequence
+import re
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -128,3 +129,103 @@ class Config:
         types = self.get("layer_types")
         if types is not None and types != ["sliding_attention" if window else "full_attention" for window in expected]:
             raise self.refusal("layer_types: windows in other layers than usual are not supported")
+
+
+MOST_NAMES = 8  # names in a warning
+# Patterns of names, by topic.
+TRAINING = """
+    .*dropout.* .*pdrop .*init(ializer)?(_.*)? init_.* initializer_.* .*_loss(_.*)? .*loss_coef .*loss_weight
+    rescale_prenorm_residual L_bp_cycles seed moe_norm_min gradient_checkpointing label_smoothing layerdrop time_step_.*
+    use_router_bias_update sparse_prediction sparse_pred_ignore_index bias_update_rate pad_token reference_compile
+    deterministic_flash_attn
+"""
+LOADING = """
+    _.* architectures auto_map model_type .*dtype .*version torchscript use_cache return_dict use_bfloat16 .*_class
+    .*attn_implementation.* attn_impl attn_type use_flash.* flash_.* fused_.* use_fused.* use_kernels?.* .*_backend
+    model_parallel pretraining_tp tensor_parallel.* (num_)?logits_to_keep unsloth.* onnx.*
+    transformers\\.js.* .*fp32.* use_associative_scan moe_shared_expert_overlap auto_map(\\..*)?
+    chunk_size_feed_forward .*chunk_size pruned_heads tf_legacy_loss task_specific_params problem_type finetuning_task
+    id2label(\\..*)? label2id(\\..*)? quantization_config(\\..*)? is_decoder is_encoder_decoder keys_to_ignore.*
+    output_(attentions|hidden_states|router_logits|scores|past) cross_attention_hidden_size prefix cache_implementation
+"""
+GENERATING = """
+    .*_token_ids? .*_token_index .*_tokens_index (im|image|video|eod|boi|eoi)_.*id max_length min_length max_new_tokens
+    do_sample early_stopping num_beams num_beam_groups num_return_sequences diversity_penalty temperature top_k top_p
+    typical_p repetition_penalty length_penalty no_repeat_ngram_size encoder_no_repeat_ngram_size bad_words_ids
+    return_dict_in_generate suppress_tokens begin_suppress_tokens remove_invalid_values
+    exponential_decay_length_penalty
+"""
+OTHER_PARTS = """
+    .*(vision|image|video|audio|speech|projector|patch|spatial|visual).* vit_.* text_config(\\..*)? vq_config
+    aligner_config mm_.* gen_.* downsample_factor scale_factor merged_hidden_size out_hidden_size mtp_.*
+"""
+# Implied by other keys, or the same in all checkpoints of an architecture.
+FOLLOWING = """
+    qk_head_dim max_window_layers _sliding_window_pattern intermediate_size max_position_embeddings n_positions n_ctx
+    seq_length num_key_value_heads num_attention_heads num_local_experts type_vocab_size vocab_size expand
+    time_step_rank .*bias tie_word_embeddings is_gated_act num_kv_heads learned_pos_emb first_k_dense_replace
+    norm_topk_prob attn_temperature_tuning .*\\.mrope_interleaved
+    number_of_conv_states classifier_activation norm_type swiglu_alpha dense_act_fn block_multiple_of altup_coef_clip
+    vocab_size_per_layer_input per_layer_config\\..* mlp_layer_types layer_types bos_token_id sliding_window_pattern
+    linear_.* index_.* ngram_.* ple_.* .*_ngram.* heads_per_ngram ffn_config\\..*
+    rope_(parameters|scaling)\\.(.*\\.)?(rope_type|type|finetuned) attn_config\\..* qk_layernorms
+"""
+MEANINGLESS = re.compile("|".join(f"(?:{name})" for name in
+                                  f"{TRAINING} {LOADING} {GENERATING} {OTHER_PARTS} {FOLLOWING}".split()))  # fmt: skip
+OF_GENERATION = re.compile(
+    r".*_token_id|_.*|max_length|min_length|max_new_tokens|min_new_tokens|max_time|do_sample|use_cache|.*version"
+    r"|cache_implementation|cache_config|return_.*|output_.*|num_return_sequences|assistant_.*|num_assistant.*"
+    r"|early_stopping|chat_format|trust_remote_code|transformers.*|stop_strings|renormalize_logits|low_memory"
+    r"|is_assistant|prompt_lookup.*|compile_config|disable_compile|max_matching_ngram_size|prefill_chunk_size|max_window_size"
+)
+OF_TOKENIZER = re.compile(
+    r"add_(bos|eos|prefix)_(token|space)|.*_token|.*_tokens|.*_token_id|added_tokens_decoder|chat_template|_.*|.*_class"
+    r"|model_max_length|max_length|clean_up_tokenization_spaces|padding_side|truncation_side|auto_map|.*version|legacy"
+    r"|use_fast|from_slow|fast|sp_model_kwargs|split_special_tokens|errors|special_tokens_map_file|tokenizer_file"
+    r"|name_or_path|use_default_system_prompt|do_lower_case|do_basic_tokenize|never_split|strip_accents|vocab_file"
+    r"|tokenize_chinese_chars|spaces_between_special_tokens|model_input_names|additional_special_tokens|stride"
+    r"|truncation_strategy|truncation|pad_to_multiple_of|pad_token_type_id|extra_ids|backend|is_local|processor_class"
+    r"|image_.*|audio_.*|video_.*|vision_.*|model_specific_special_tokens|local_files_only|mask_token|unsloth.*|.*_regex"
+    r"|merges_file|max_model_input_sizes|trim_offsets|encoding|lang.*|codebook.*|tool_parser_type|response_schema"
+)
+
+
+def warn_unused_config(config: Config) -> list[str]:
+    """Warn of keys in config.json that were not read and may have an effect."""
+    layers = config.content.get("layer_types")
+    has_no_windows = isinstance(layers, list) and "sliding_attention" not in layers
+    is_off = config.content.get("use_sliding_window") is False or has_no_windows
+    names = [name for name in paths(config.content, config.asked) if not (is_off and name == "sliding_window")]
+    return warning("config.json", [name for name in names if not MEANINGLESS.fullmatch(name)])
+
+
+def paths(content: Mapping[str, object], read_keys: Collection[str], prefix: str = "") -> Iterable[str]:
+    """Yield the names of values that were not read, including those in objects that were."""
+    for key, value in content.items():
+        name = f"{prefix}{key}"
+        if not says_something(value):
+            continue
+        if name not in read_keys:
+            yield name
+        elif isinstance(value, dict):
+            yield from paths(value, read_keys, f"{name}.")
+
+
+def says_something(value: object) -> bool:
+    """Return whether a value may have an effect: null, false, 0, empty values and a factor of 1.0 have none."""
+    return bool(value) and not (isinstance(value, float) and value == 1)
+
+
+def warn_unused(
+    file: str, content: Mapping[str, object], read_keys: Collection[str], meaningless: re.Pattern[str]
+) -> list[str]:
+    """Warn of keys in another file."""
+    names = [name for name, value in content.items() if says_something(value) and name not in read_keys]
+    return warning(file, [name for name in names if not meaningless.fullmatch(name)])
+
+
+def warning(file: str, names: list[str]) -> list[str]:
+    """Format one warning, or none."""
+    more_names = f" and {len(names) - MOST_NAMES} more" if len(names) > MOST_NAMES else ""
+    listed = ", ".join(printable(name, 60) for name in names[:MOST_NAMES])
+    return [f"{file}: {listed}{more_names}: not known here, left out"] if names else []

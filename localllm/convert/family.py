@@ -4,15 +4,12 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import field
 
-from localllm.convert.config import Config
-from localllm.convert.hyperparameters import CheckpointFacts
-from localllm.convert.tensors import Shape, TensorSource
-from localllm.convert.weights import Stored
+from localllm.convert.hyperparameters import CheckpointFacts, Reader
+from localllm.convert.safetensors_files import Stored
+from localllm.convert.transforms import FUNCTIONS, Build, Shape, Sizes, TensorSource, take_strided, transpose
 from localllm.frozen import frozen
 
 Dimensions = tuple[str, ...]  # a shape, by names of CheckpointFacts.sizes
-Sizes = Mapping[str, int]
-Build = Callable[[Sequence[TensorSource], Shape, Sizes], TensorSource]  # (stored tensors, shape, sizes) to the tensor
 NUMBERS, BYTES = ("F64", "F32", "F16", "BF16"), ("U8",)  # safetensors types
 
 
@@ -22,7 +19,7 @@ class DerivedTensor:
 
     dimensions: Dimensions
     of: Mapping[str, Dimensions]  # stored names, after the layer's number, and their shapes
-    build: "Build"
+    build: Build
     dtypes: tuple[str, ...] = NUMBERS
     needed: bool = True
 
@@ -36,7 +33,7 @@ class Family:
 
     arch: str  # general.architecture
     layer: Callable[[Sizes, int], Layer]  # a layer's tensors, by sizes and number
-    read: Callable[[Config], CheckpointFacts]
+    read: Reader
     whole: Layer | Callable[[Sizes], Layer] = field(default_factory=dict)  # further tensors outside layers
     last_norm: str = "output_norm"  # "": the norm has no weights
     rotated: tuple[str, ...] = ()  # matrices that rotate halves of a head, where GGUF rotates pairs
@@ -57,3 +54,111 @@ class Family:
     named: Callable[[str, int], str] | None = None  # maps a tensor's name and the number of layers to a name gguf knows
     more: Mapping[str, object] = field(default_factory=dict)  # metadata with full keys
     of_tensors: Callable[[Mapping[str, Stored], CheckpointFacts], Mapping[str, object]] | None = None  # more metadata
+
+
+ATTENTION = {
+    "attn_q": ("queries", "width"),
+    "attn_k": ("keys", "width"),
+    "attn_v": ("keys", "width"),
+    "attn_output": ("width", "queries"),
+}
+HEAD_NORMS = {"attn_q_norm": ("head_dim",), "attn_k_norm": ("head_dim",)}
+FEED_FORWARD = {"ffn_up": ("hidden", "width"), "ffn_down": ("width", "hidden")}
+GATED = {"ffn_gate": ("hidden", "width"), **FEED_FORWARD}
+NORMS_BEFORE = {"attn_norm": ("width",), "ffn_norm": ("width",)}
+NORMS_BEHIND = {"post_attention_norm": ("width",), "post_ffw_norm": ("width",)}
+EXPERTS = {
+    "ffn_gate_inp": ("experts", "width"),
+    "ffn_gate_exps": ("experts", "expert_hidden", "width"),
+    "ffn_up_exps": ("experts", "expert_hidden", "width"),
+    "ffn_down_exps": ("experts", "width", "expert_hidden"),
+}
+SHARED_EXPERT = {
+    "ffn_gate_shexp": ("shared_hidden", "width"),
+    "ffn_up_shexp": ("shared_hidden", "width"),
+    "ffn_down_shexp": ("width", "shared_hidden"),
+}
+# By the names that records have for them.
+GROUPS: dict[str, Layer] = {
+    "attention": ATTENTION,
+    "head_norms": HEAD_NORMS,
+    "norms_of_each_head": {"attn_q_norm": ("heads", "head_dim"), "attn_k_norm": ("kv_heads", "head_dim")},
+    "whole_norms": {"attn_q_norm": ("queries",), "attn_k_norm": ("keys",)},
+    "fused_attention": {"attn_qkv": ("fused_rows", "width"), "attn_output": ("width", "queries")},
+    "feed_forward": FEED_FORWARD,
+    "gated": GATED,
+    "fused_gated": {"ffn_up": ("both_hidden", "width"), "ffn_down": ("width", "hidden")},
+    "attn_norm": {"attn_norm": ("width",)},
+    "second_norm": {"attn_norm_2": ("width",)},
+    "ffn_norm": {"ffn_norm": ("width",)},
+    "norms": NORMS_BEFORE,
+    "norms_behind": NORMS_BEHIND,
+    "norms_around": {"attn_norm": ("width",), "post_attention_norm": ("width",)},
+    "norms_of_encoder": {"attn_output_norm": ("width",), "layer_output_norm": ("width",)},
+    "experts": EXPERTS,
+    "shared_expert": SHARED_EXPERT,
+    "router_bias": {"exp_probs_b.bias": ("experts",)},
+}
+
+PACKED, TRANSPOSED = 1, 2  # ways to store the experts of a layer in one tensor
+OF_PACKED = {
+    PACKED: (("experts", "both_hidden", "width"), ("experts", "width", "expert_hidden")),
+    TRANSPOSED: (("experts", "width", "both_hidden"), ("experts", "expert_hidden", "width")),
+}
+
+
+def experts_of(sizes: Sizes, prefix: str) -> Layer:
+    """List experts' tensors, each stored alone or all together; prefix: of names in the checkpoint.
+
+    Together, gate and up projections are halves of one matrix, by rows or by columns.
+    """
+    if not sizes["packed"]:
+        return EXPERTS
+    is_transposed, (both, down) = sizes["packed"] == TRANSPOSED, OF_PACKED[sizes["packed"]]
+
+    def whole(sources: Sequence[TensorSource], shape: Shape, sizes: Sizes) -> TensorSource:
+        return transpose(sources[0]) if is_transposed else sources[0]
+
+    def half(number: int) -> DerivedTensor:
+        def build(sources: Sequence[TensorSource], shape: Shape, sizes: Sizes) -> TensorSource:
+            return take_strided(whole(sources, shape, sizes), shape, 2 * shape[-2], number * shape[-2])
+
+        return DerivedTensor(EXPERTS["ffn_up_exps"], {f"{prefix}.gate_up_proj": both}, build)
+
+    of_down = DerivedTensor(EXPERTS["ffn_down_exps"], {f"{prefix}.down_proj": down}, whole)
+    return {**EXPERTS, "ffn_gate_exps": half(0), "ffn_up_exps": half(1), "ffn_down_exps": of_down}
+
+
+ROTATED = ("attn_q", "attn_k")  # matrices that GGUF rotates by adjacent pairs
+
+
+def mtp_layer(sizes: Sizes, number: int) -> Layer:
+    """List the additional tensors of a multi-token prediction layer, under DeepSeek's names.
+
+    Embedding, norm and output matrix may be the model's.
+    """
+    if number < sizes["layers"] - sizes["mtp_layers"]:
+        return {}
+    return {
+        "nextn.eh_proj.weight": as_stored("eh_proj", "width", "both_inputs"),
+        "nextn.enorm.weight": as_stored("enorm", "width"),
+        "nextn.hnorm.weight": as_stored("hnorm", "width"),
+        "nextn.embed_tokens.weight": as_stored("embed_tokens", "vocab", "width", needed=False),
+        "nextn.shared_head_norm.weight": as_stored("shared_head.norm", "width", needed=False),
+        "nextn.shared_head_head.weight": as_stored("shared_head.head", "vocab", "width", needed=False),
+    }
+
+
+def as_stored(name: str, *dimensions: str, needed: bool = True) -> DerivedTensor:
+    """Declare a layer's tensor that has another name in the checkpoint."""
+    return DerivedTensor(dimensions, {f"{name}.weight": dimensions}, FUNCTIONS["same"], needed=needed)
+
+
+def as_it_is(name: str, *dimensions: str) -> DerivedTensor:
+    """Declare a layer's tensor by its full GGUF name."""
+    return DerivedTensor(dimensions, {name: dimensions}, FUNCTIONS["same"])
+
+
+def in_full(name: str, *dimensions: str) -> DerivedTensor:
+    """Declare a matrix that is always F32."""
+    return DerivedTensor(dimensions, {name: dimensions}, FUNCTIONS["full"])

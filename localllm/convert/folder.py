@@ -8,20 +8,18 @@ from pathlib import Path
 
 import gguf
 
-from localllm.convert.arrangement import CheckpointTensor, arrange_tensors, gguf_tensor, with_mtp_layers
-from localllm.convert.config import Config
-from localllm.convert.description import description
+from localllm.convert.config import Config, warn_unused_config
 from localllm.convert.families.bert import RANK
+from localllm.convert.family import PACKED, TRANSPOSED
 from localllm.convert.files import read_json
-from localllm.convert.layers import PACKED, TRANSPOSED
-from localllm.convert.modules import pooling_type, projections, prompts, warn_unconverted
+from localllm.convert.general_metadata import description, sampling_metadata
 from localllm.convert.quantized import open_quantized
 from localllm.convert.records import family_of, keeps_blocks
-from localllm.convert.sampling import sampling_metadata
-from localllm.convert.tensors import from_array
-from localllm.convert.unused_keys import warn_unused_config
+from localllm.convert.safetensors_files import Stored, open_weights, weight_files
+from localllm.convert.sentence_transformers import pooling_type, projections, prompts, warn_unconverted
+from localllm.convert.tensor_mapping import CheckpointTensor, arrange_tensors, gguf_tensor, with_mtp_layers
+from localllm.convert.transforms import from_array
 from localllm.convert.vocabulary import vocabulary_metadata
-from localllm.convert.weights import Stored, open_weights, weight_files
 from localllm.errors import ModelError
 from localllm.files.gguf.header import printable
 from localllm.files.gguf.tensor_source import row_count

@@ -7,17 +7,17 @@ from pathlib import Path
 
 import gguf
 
-from localllm.convert.arrangement import CheckpointTensor, check_tensor, gguf_tensor
 from localllm.convert.config import Config
-from localllm.convert.description import description
 from localllm.convert.family import NUMBERS
 from localllm.convert.files import read_json
 from localllm.convert.folder import Checkpoint, checkpoint_files, file_type, refuse_lone_surrogates
+from localllm.convert.general_metadata import description
 from localllm.convert.projectors import projector_of
 from localllm.convert.projectors.parts import ProjectorFacts, SeeingConfig
 from localllm.convert.quantized import open_quantized
-from localllm.convert.tensors import to_float32
-from localllm.convert.weights import Stored, open_weights
+from localllm.convert.safetensors_files import Stored, open_weights
+from localllm.convert.tensor_mapping import CheckpointTensor, check_tensor, gguf_tensor
+from localllm.convert.transforms import to_float32
 from localllm.errors import ModelError
 from localllm.files.gguf.header import printable
 

@@ -11,8 +11,18 @@ from typing import Any, cast
 from localllm.arch import ARCHITECTURES
 from localllm.arch.checkpoint import Checkpoint
 from localllm.convert.config import Config
-from localllm.convert.experts import with_experts
-from localllm.convert.family import BYTES, NUMBERS, DerivedTensor, Dimensions, Family, Layer, Sizes
+from localllm.convert.family import (
+    BYTES,
+    GROUPS,
+    NUMBERS,
+    ROTATED,
+    DerivedTensor,
+    Dimensions,
+    Family,
+    Layer,
+    experts_of,
+    mtp_layer,
+)
 from localllm.convert.hyperparameters import (
     GELU,
     SILU,
@@ -20,11 +30,11 @@ from localllm.convert.hyperparameters import (
     decoder,
     rotary_dims,
     warn_of_window,
+    with_experts,
     with_gelu,
 )
-from localllm.convert.layers import GROUPS, ROTATED, experts_of, mtp_layer
 from localllm.convert.quantized import find_method, quant_method
-from localllm.convert.tensor_functions import FUNCTIONS
+from localllm.convert.transforms import FUNCTIONS, Sizes
 from localllm.files.gguf.header import printable
 
 COUNTS = re.compile(r".*(count|length|window|loops|layers|used|top_k|block_size|local_blocks|interval)")

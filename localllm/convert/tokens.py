@@ -1,22 +1,69 @@
 """Read the tokens of a checkpoint: pieces, types, scores and merges from tokenizer.json or tokenizer.model."""
 
 import re
+from base64 import b64decode
 from collections.abc import Iterator
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import cast
+
+import numpy as np
 
 from localllm.convert.files import read_bytes, read_json, report_as_model_error
-from localllm.convert.other_tokens import from_unigram, from_wordpiece
-from localllm.convert.pretokenizer_name import WIDELY_KNOWN, parts, pretokenizer_name
 from localllm.convert.sentencepiece import BPE, read_sentencepiece
-from localllm.convert.token_table import Step, TokenizerJson, Tokens, steps
+from localllm.convert.tokenizer_json import WIDELY_KNOWN, Step, TokenizerJson, parts, pretokenizer_name, steps
 from localllm.errors import ModelError
 from localllm.files.gguf.header import printable
 from localllm.text.subwords import merge
-from localllm.text.token_types import BYTE, NORMAL, UNKNOWN, USER_DEFINED
+from localllm.text.token_types import BYTE, CONTROL, NORMAL, UNKNOWN, UNUSED, USER_DEFINED
+from localllm.text.wordpiece import LONGEST
 
 # Gemma 4's markers of reasoning, tool calls and strings in tool calls.
 SHOWN = ("<|channel>", "<channel|>", "<|tool_call>", "<tool_call|>", "<|tool_response>", "<tool_response|>", '<|"|>')
 _BYTE = re.compile("<0x[0-9A-F]{2}>")
+ADDED_SCORE, PADDING_SCORE = -1000.0, -10000.0  # lower than the score of any merged piece
+# Texts that are special tokens even if a checkpoint does not mark them.
+_LOOKS_SPECIAL = re.compile(r"<\|.*\|>|<｜.*｜>|<unused\d*>|<pad>|<mask>", re.DOTALL)
+
+
+@dataclass
+class Tokens:
+    """A vocabulary of a fixed size under construction; ids without a token get a placeholder."""
+
+    size: int
+    model: str  # tokenizer.ggml.model: gpt2, llama, bert or t5
+    pre: str  # tokenizer.ggml.pre
+    merges: list[str] | None = None  # gpt2 only
+    adds_space: bool | None = None  # llama and t5 only; None if the files do not specify it
+    more: dict[str, object] = field(default_factory=dict)  # further keys after "tokenizer.ggml."
+    pieces: list[str] = field(init=False)
+    types: list[int] = field(init=False)
+    scores: list[float] = field(init=False)
+    left_out: dict[int, str] = field(default_factory=dict)  # texts of ids beyond the size
+    composes: bool = False  # texts are normalized to NFC before they are split
+    warnings: list[str] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.pieces = [f"[PAD{token}]" for token in range(self.size)]
+        self.types, self.scores = [UNUSED] * self.size, [PADDING_SCORE] * self.size
+
+    def put(self, token: int, piece: str, kind: int, score: float = 0.0) -> None:
+        """Set a token. Raises ValueError."""
+        if not isinstance(token, int) or not isinstance(piece, str) or token < 0:
+            raise ValueError(f"token {printable(repr(piece))} has the id {token}")
+        if token >= self.size:
+            self.left_out[token] = piece
+        else:
+            self.pieces[token], self.types[token], self.scores[token] = piece, kind, score
+
+    def add(self, token: int, text: str, special: bool) -> None:
+        """Set an added token, which is found in texts before they are split."""
+        if 0 <= token < self.size and self.types[token] == UNKNOWN:
+            self.put(token, text, UNKNOWN, ADDED_SCORE)
+        elif special or _LOOKS_SPECIAL.fullmatch(text):
+            self.put(token, text, CONTROL, ADDED_SCORE)
+        else:
+            self.put(token, text.replace("▁", " ") if self.model == "llama" else text, USER_DEFINED, ADDED_SCORE)
 
 
 def read_tokens(folder: Path, content: TokenizerJson | None, size: int, of_gemma4: bool = False) -> Tokens:
@@ -244,3 +291,63 @@ def add_slow_tokens(folder: Path, tokens: Tokens) -> None:
     with report_as_model_error(path):
         for number, added in ((read_json(path) or {}).get("added_tokens_decoder") or {}).items():
             tokens.add(int(number), added["content"], added.get("special") is True)
+
+
+def from_wordpiece(path: Path, content: TokenizerJson, size: int) -> Tokens:
+    """Read WordPiece: pieces that begin words get "▁" in front, other pieces lose their "##". Raises ModelError."""
+    model, (normalizer,) = content["model"], steps(content.get("normalizer")) or [Step()]
+    if normalizer.get("type") != "BertNormalizer" or [part["type"] for part in parts(content.get("pre_tokenizer"))] != [
+        "BertPreTokenizer"
+    ]:
+        raise ModelError(f"{path}: WordPiece with another normalizer or pre-tokenizer than BERT's is not supported")
+    prefix, longest = model.get("continuing_subword_prefix", "##"), model.get("max_input_chars_per_word", LONGEST)
+    for name, value, usual in (
+        ("continuing_subword_prefix", prefix, "##"),
+        ("max_input_chars_per_word", longest, LONGEST),
+    ):
+        if value != usual:
+            raise ModelError(f"{path}: {name} {printable(str(value))} is not supported")
+    if not (normalizer.get("clean_text", True) and normalizer.get("handle_chinese_chars", True)):
+        raise ModelError(f"{path}: a normalizer that leaves control or Chinese characters alone is not supported")
+    lowers, strips = normalizer.get("lowercase", True), normalizer.get("strip_accents")
+    tokens = Tokens(size, "bert", "bert-bge" if lowers else "default")
+    if not lowers:
+        tokens.more["normalizer.lowercase"] = False
+    if strips is not None and strips is not lowers:
+        tokens.more["normalizer.strip_accents"] = strips
+    special = {added["content"] for added in content.get("added_tokens") or () if added.get("special")}
+    for piece, token in model["vocab"].items():
+        is_special = piece in special or piece == model.get("unk_token")
+        spelled = piece if is_special else piece[2:] if piece.startswith("##") and piece != "##" else f"▁{piece}"
+        tokens.put(token, spelled, CONTROL if is_special else NORMAL)
+    return tokens
+
+
+def from_unigram(path: Path, content: TokenizerJson, size: int) -> Tokens:
+    """Read a unigram model: pieces, scores and the character map that normalizes texts. Raises ModelError."""
+    model, charsmap, merges_spaces = content["model"], b"", False
+    vocabulary = cast("list[tuple[str, float]]", model["vocab"])  # of type Unigram, which read_tokens has checked
+    for step in steps(content.get("normalizer")):
+        if step["type"] == "Precompiled":
+            charsmap = b64decode(step["precompiled_charsmap"])
+        elif step["type"] == "Replace" and step["pattern"] == {"Regex": " {2,}"}:
+            merges_spaces = True
+        else:
+            raise ModelError(f"{path}: normalizer {printable(str(step['type']))} is not supported")
+    kinds = {part["type"]: part for part in parts(content.get("pre_tokenizer"))}
+    if not kinds.keys() <= {"WhitespaceSplit", "Metaspace"} or "Metaspace" not in kinds:
+        raise ModelError(f"{path}: a unigram model with this pre-tokenizer is not supported")
+    space = kinds["Metaspace"]
+    adds = space.get("prepend_scheme", "always" if space.get("add_prefix_space", True) else "never") != "never"
+    tokens = Tokens(size, "t5", "default", adds_space=adds)
+    tokens.more["remove_extra_whitespaces"] = merges_spaces or "WhitespaceSplit" in kinds
+    if charsmap:
+        tokens.more["precompiled_charsmap"] = np.frombuffer(charsmap, np.uint8)
+    for token, (piece, score) in enumerate(vocabulary):
+        tokens.put(token, piece, UNKNOWN if token == model.get("unk_id") else NORMAL, float(score))
+    for added in content.get("added_tokens") or ():
+        if added["id"] != model.get("unk_id"):
+            kind = CONTROL if added.get("special") else USER_DEFINED
+            score = vocabulary[added["id"]][1] if added["id"] < len(vocabulary) else 0.0
+            tokens.put(added["id"], added["content"], kind, float(score))
+    return tokens

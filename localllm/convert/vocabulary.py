@@ -6,10 +6,10 @@ from typing import cast
 
 import numpy as np
 
+from localllm.convert.config import OF_TOKENIZER, warn_unused
 from localllm.convert.files import read_json, read_text, report_as_model_error
-from localllm.convert.token_table import PostProcessor, TokenizerJson, Tokens
-from localllm.convert.tokens import read_tokens
-from localllm.convert.unused_keys import OF_TOKENIZER, warn_unused
+from localllm.convert.tokenizer_json import PostProcessor, TokenizerJson
+from localllm.convert.tokens import Tokens, read_tokens
 from localllm.errors import ModelError
 from localllm.files.gguf.header import printable
 from localllm.files.gguf.metadata import Oddities

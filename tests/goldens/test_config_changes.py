@@ -16,8 +16,8 @@ from localllm.convert.families.gemma import deviations
 from localllm.convert.families.llama import add_mask_token, of_mask
 from localllm.convert.families.qwen import interleave_heads
 from localllm.convert.hyperparameters import CheckpointFacts
-from localllm.convert.modules import warn_unconverted
 from localllm.convert.records import family_of
+from localllm.convert.sentence_transformers import warn_unconverted
 from localllm.errors import ModelError
 from tests.unit.convert.families.test_families import facts, told_or_refused, written
 

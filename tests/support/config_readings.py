@@ -15,8 +15,8 @@ from readings import MANY, rounded
 
 from localllm.convert.config import Config
 from localllm.convert.folder import detect_expert_packing
-from localllm.convert.places import places
 from localllm.convert.records import family_of
+from localllm.convert.tensor_mapping import places
 from localllm.errors import ModelError
 
 PATH = GOLDENS / "config_readings.json"

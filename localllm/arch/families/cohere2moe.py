@@ -81,7 +81,7 @@ CHECKPOINTS = {
             "logit_scale": "logit_scale", "sliding_window": "attention.sliding_window",
             "norm_topk_prob": ("expert_weights_norm", True),
         },
-        "read": "@cohere2moe.read",
+        "read": "@cohere.read",
         "defaults": {
             "tie_word_embeddings": True, "logit_scale": 0.0625, "head_dim": 128, "sliding_window": 4096,
             "max_position_embeddings": 8192,

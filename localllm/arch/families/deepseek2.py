@@ -182,7 +182,8 @@ OF_V3 = {
 }
 CHECKPOINTS = {
     "DeepseekV2ForCausalLM": {
-        "layer": "@deepseek.deepseek2_layer", "scalings": "yarn", "only": {"rope_interleave": True, "moe_layer_freq": 1},
+        "layer": "@deepseek.deepseek2_layer", "scalings": "yarn",
+        "only": {"rope_interleave": True, "moe_layer_freq": 1},
         "amounts": {"vocab_size": "vocab"}, "read": "@deepseek.deepseek2",
         "defaults": {"topk_method": "greedy", "n_shared_experts": 2},
     },

@@ -148,11 +148,11 @@ def attention(
 
 CHECKPOINTS = {
     "DeepseekV32ForCausalLM": {
-        "like": "DeepseekV3ForCausalLM", "layer": "@deepseek.deepseek2_layer @deepseek.indexer", "named_as": "deepseek2",
-        "read": "@deepseek.deepseek32",
+        "like": "DeepseekV3ForCausalLM", "layer": "@deepseek.deepseek2_layer @deepseek.indexer",
+        "named_as": "deepseek2", "read": "@deepseek.deepseek32",
     },
     "GlmMoeDsaForCausalLM": {
-        "arch": "glm-dsa", "like": "DeepseekV32ForCausalLM", "layer": "@deepseek.deepseek2_layer @deepseek.indexers",
+        "arch": "glm-dsa", "like": "DeepseekV32ForCausalLM", "layer": "@deepseek.deepseek2_layer @deepseek.indexer",
         "only": {"rope_interleave": True, "moe_layer_freq": 1, "attention_bias": False}, "read": "@deepseek.glm_dsa",
         "defaults": {
             "topk_method": "noaux_tc", "scoring_func": "sigmoid", "norm_topk_prob": True, "routed_scaling_factor": 2.5,

@@ -188,7 +188,7 @@ def attention(b: Builder, w: Weights, h: Gemma3n, layer: int, x: Activation) -> 
 
 CHECKPOINTS = {
     "Gemma3nForCausalLM Gemma3nForConditionalGeneration": {
-        "layer": "@gemma.gemma3n_layer", "whole": "@gemma.gemma3n_whole", "sees": True,
+        "layer": "@gemma.gemma3n_layer", "whole": "@gemma.GEMMA3N_WHOLE", "sees": True,
         "unread": r"model\.(audio_tower|embed_audio|embed_vision)\..*", "activations": "gelu",
         "only": {
             "altup_num_inputs": 4, "altup_active_idx": 0, "altup_correct_scale": True, "attention_bias": False,

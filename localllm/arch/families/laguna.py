@@ -57,7 +57,7 @@ def block(b: Builder, w: Weights, h: LocallyRotated, state: Paged, x: Activation
 AFTER = "ffn_gate_shexp ffn_up_shexp ffn_down_shexp exp_probs_b.bias"  # with experts
 CHECKPOINTS = {
     "LagunaForCausalLM": {
-        "layer": "head_norms norms @mellum.laguna_attention", "parts": {"< leading_dense": ("gated", f"experts {AFTER}")},
+        "layer": "head_norms norms @laguna.attention", "parts": {"< leading_dense": ("gated", f"experts {AFTER}")},
         "tensors": {
             "exp_probs_b.bias": "mlp.experts.e_score_correction.bias: experts",
             "ffn_gate_shexp": "mlp.shared_expert.gate_proj.weight: shared_hidden width",
@@ -71,7 +71,7 @@ CHECKPOINTS = {
         "experts": "moe_intermediate_size",
         "amounts": {"vocab_size": "vocab", "expert_feed_forward_length": "expert_hidden"},
         "keys": {"moe_routed_scaling_factor": ("expert_weights_scale", 1.0)},
-        "metadata": {"expert_weights_norm": True, "expert_gating_func": 2}, "read": "@mellum.laguna",
+        "metadata": {"expert_weights_norm": True, "expert_gating_func": 2}, "read": "@laguna.laguna",
         "defaults": {
             "head_dim": 128, "sliding_window": 512,
             "rope_parameters": {

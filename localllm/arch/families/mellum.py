@@ -28,7 +28,7 @@ CHECKPOINTS = {
         "layer": "attention head_norms norms experts", "named_as": "qwen3moe", "scalings": "yarn",
         "only": {"norm_topk_prob": True, "num_nextn_predict_layers": 0},
         "experts": "moe_intermediate_size num_experts|num_local_experts",
-        "amounts": {"expert_feed_forward_length": "expert_hidden"}, "read": "@mellum.mellum",
+        "amounts": {"expert_feed_forward_length": "expert_hidden"}, "read": "@laguna.mellum",
         "defaults": {
             "head_dim": 128, "norm_topk_prob": True, "sliding_window": 1024,
             "rope_parameters": {"full_attention": {"rope_theta": 5e5}, "sliding_attention": {"rope_theta": 10000.0}},

@@ -180,8 +180,8 @@ def choose(b: Builder, w: Weights, h: Qwen4, states: Sequence[State], x: Activat
 
 CHECKPOINTS = {
     "Qwen4ExpForCausalLM Qwen4ExpForConditionalGeneration": {
-        "like": "Qwen3_5MoeForCausalLM", "layer": "@qwen.qwen4exp_layer", "whole": "@qwen.qwen4exp_whole", "last_norm": "",
-        "named": "", "named_as": "qwen35moe",
+        "like": "Qwen3_5MoeForCausalLM", "layer": "@qwen.qwen4exp_layer", "whole": "@qwen.qwen4exp_whole",
+        "last_norm": "", "named": "", "named_as": "qwen35moe",
         "unread": r"(?:model\.)?mtp\..*"
         r"|.*\.ple_embedding\.(?:layer_multipliers|ngram_heads_offsets|ngram_heads_vocab_sizes)",
         "only": {"attention_bias": False, "mtp_num_hidden_layers": (0, 1), "indexer_kv_heads": 1},

@@ -1,19 +1,15 @@
-"""Encoders: BERT and XLM-RoBERTa, also with a head that scores pairs of texts.; EuroBERT.; Jina Embeddings 2.; ModernBERT.; Nomic Embed."""
+"""BERT, RoBERTa, EuroBERT, Jina Embeddings 2, ModernBERT and Nomic Embed, with and without a head for scores."""
 
 from collections.abc import Sequence
-from dataclasses import replace
 
 import numpy as np
 
 from localllm.arch.metadata import MOST_LAYERS
 from localllm.convert.config import Config
-from localllm.convert.family import Sizes
-from localllm.convert.hyperparameters import CheckpointFacts, Reader, attention_sizes
-from localllm.convert.tensors import Shape, TensorSource, pick_rows
+from localllm.convert.hyperparameters import CheckpointFacts, Reader, attention_sizes, by_layer
+from localllm.convert.transforms import Shape, Sizes, TensorSource, pick_rows
 
 RANK = 4  # llama.cpp's pooling type for scores
-
-
 CLASSIFIERS = {"mean": 1, "cls": 2}  # poolings that the scores are computed from
 
 
@@ -31,9 +27,8 @@ def roberta(config: Config, declared: Reader) -> CheckpointFacts:
     if not isinstance(padding, int) or not 0 <= padding < positions - 1:
         raise config.refusal(f"pad_token_id {padding} is not supported")
     h = bert(config, declared)
-    return replace(h.updated(context_length=positions - padding - 1), sizes={
-        **h.sizes, "context": positions - padding - 1, "positions": positions,
-    })  # fmt: skip
+    context = positions - padding - 1
+    return h.updated({"context": context, "positions": positions}, context_length=context)
 
 
 def distilbert(config: Config, declared: Reader) -> CheckpointFacts:
@@ -41,9 +36,8 @@ def distilbert(config: Config, declared: Reader) -> CheckpointFacts:
     names = {"hidden_size": "dim", "num_attention_heads": "n_heads", "intermediate_size": "hidden_dim",
              "num_hidden_layers": "n_layers", "hidden_act": "activation"}  # fmt: skip
     config.only("sinusoidal_pos_embds", False)  # stored like the others, but untested
-    return bert(
-        config.updated(layer_norm_eps=1e-12, **{name: config.get(key) for name, key in names.items()}), declared
-    )
+    renamed = {name: config.get(key) for name, key in names.items()}
+    return bert(config.updated(layer_norm_eps=1e-12, **renamed), declared)
 
 
 def encoder(config: Config, context: int, epsilon: float) -> CheckpointFacts:
@@ -127,7 +121,7 @@ def modern_bert(config: Config, declared: Reader) -> CheckpointFacts:
         {
             "fused_rows": 3 * h.sizes["width"],
             "both_hidden": 2 * h.sizes["hidden"],
-            **{f"normed_{number}": int(number > 0) for number in range(h.sizes["layers"])},
+            **by_layer("normed", [number > 0 for number in range(h.sizes["layers"])]),
         },
         attention__sliding_window=config.count("local_attention", 128),
         attention__sliding_window_pattern=period,
@@ -162,15 +156,12 @@ def nomic_bert_original(config: Config, declared: Reader) -> CheckpointFacts:
     h = h.updated({"fused_rows": 3 * width}, rope__freq_base=config.number("rotary_emb_base", 10000.0))
     if not experts:
         return h
-    count = config.count("num_experts")
-    metadata = {"expert_count": count, "expert_used_count": config.count("moe_top_k"), "moe_every_n_layers": 2}
+    count, mixes = config.count("num_experts"), [number % 2 for number in range(h.sizes["layers"])]
     return h.updated(
-        {
-            "experts": count,
-            "stacked": count * plain["intermediate_size"],
-            **{f"mixes_{number}": number % 2 for number in range(h.sizes["layers"])},
-        },
-        **metadata,
+        {"experts": count, "stacked": count * plain["intermediate_size"], **by_layer("mixes", mixes)},
+        expert_count=count,
+        expert_used_count=config.count("moe_top_k"),
+        moe_every_n_layers=2,
     )
 
 

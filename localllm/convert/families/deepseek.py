@@ -1,16 +1,32 @@
-"""DeepSeek's first model with experts, and ERNIE 4.5 with experts.; DeepSeek-V2 to V3.2, GLM with DeepSeek's attention, Youtu.; GLM 4.5 to 4.7, and Solar Open.; GLM.; Kimi Linear: most layers have the gated delta rule, the others MLA.; GLM 5.3 Flash.; dots.llm1, Ling 2 and HunYuan 3."""
+"""DeepSeek, and models with its attention or its experts: ERNIE 4.5, dots.llm1, Ling 2, GLM, Kimi Linear, Youtu."""
 
 from collections.abc import Sequence
 
-import numpy as np
-
 from localllm.convert.config import Config
-from localllm.convert.experts import SIGMOID, SOFTMAX, leading_dense, with_deepseek_experts, with_experts
-from localllm.convert.family import Build, DerivedTensor, Layer, Sizes
-from localllm.convert.hyperparameters import CheckpointFacts, Reader
-from localllm.convert.layers import EXPERTS, GATED, NORMS_BEFORE, SHARED_EXPERT, as_it_is, as_stored, in_full, mtp_layer
+from localllm.convert.family import (
+    EXPERTS,
+    GATED,
+    NORMS_BEFORE,
+    SHARED_EXPERT,
+    DerivedTensor,
+    Layer,
+    as_it_is,
+    as_stored,
+    in_full,
+    mtp_layer,
+)
+from localllm.convert.hyperparameters import (
+    SIGMOID,
+    SOFTMAX,
+    CheckpointFacts,
+    Reader,
+    by_layer,
+    leading_dense,
+    with_deepseek_experts,
+    with_experts,
+)
 from localllm.convert.rope_scaling import rope_parameters
-from localllm.convert.tensors import Shape, TensorSource, map_values, reshape, take_strided, transpose
+from localllm.convert.transforms import FUNCTIONS, Shape, Sizes, TensorSource, take_strided, transpose
 
 
 def deepseek(config: Config, declared: Reader) -> CheckpointFacts:
@@ -76,22 +92,30 @@ def values_of_latents(sources: Sequence[TensorSource], shape: Shape, sizes: Size
     return take_strided(sources[0], shape, sizes["key_dim"] + shape[-2], sizes["key_dim"])
 
 
+BOTH_ROWS = {"self_attn.kv_b_proj.weight": ("both_rows", "latent")}
+QUERIES: Layer = {"attn_q": ("queries", "width")}
+NARROW_QUERIES: Layer = {
+    "attn_q_a": ("narrow", "width"),
+    "attn_q_a_norm": ("narrow",),
+    "attn_q_b": ("queries", "narrow"),
+}
+LATENT: Layer = {
+    "attn_kv_a_mqa": ("latent_and_key", "width"),
+    "attn_kv_a_norm": ("latent",),
+    "attn_k_b": DerivedTensor(("heads", "latent", "key_dim"), BOTH_ROWS, keys_of_latents),
+    "attn_v_b": DerivedTensor(("heads", "value_dim", "latent"), BOTH_ROWS, values_of_latents),
+    "attn_output": ("width", "values"),
+}
+
+
 def deepseek2_layer(sizes: Sizes, number: int) -> Layer:
-    both = {"self_attn.kv_b_proj.weight": ("both_rows", "latent")}
-    queries: Layer = {"attn_q": ("queries", "width")}
-    if sizes["narrow"]:
-        queries = {"attn_q_a": ("narrow", "width"), "attn_q_a_norm": ("narrow",), "attn_q_b": ("queries", "narrow")}
     experts: Layer = {**EXPERTS, **(SHARED_EXPERT if sizes["shared_hidden"] else {})}
     if sizes["biased"]:
         experts = {**experts, "exp_probs_b.bias": ("experts",)}
     return {
         **NORMS_BEFORE,
-        **queries,
-        "attn_kv_a_mqa": ("latent_and_key", "width"),
-        "attn_kv_a_norm": ("latent",),
-        "attn_k_b": DerivedTensor(("heads", "latent", "key_dim"), both, keys_of_latents),
-        "attn_v_b": DerivedTensor(("heads", "value_dim", "latent"), both, values_of_latents),
-        "attn_output": ("width", "values"),
+        **(NARROW_QUERIES if sizes["narrow"] else QUERIES),
+        **LATENT,
         **(GATED if number < sizes["leading_dense"] else experts),
         **mtp_layer(sizes, number),
     }
@@ -99,30 +123,32 @@ def deepseek2_layer(sizes: Sizes, number: int) -> Layer:
 
 def deepseek32(config: Config, declared: Reader) -> CheckpointFacts:
     """Read V3.2: an indexer in every layer."""
-    h = deepseek2(config, declared)
+    h = with_indexer(config, deepseek2(config, declared))
+    mtp_layers = h.sizes["mtp_layers"] if config.get("num_nextn_predict_layers") is not None else None
+    return h.updated(nextn_predict_layers=mtp_layers)
+
+
+def with_indexer(config: Config, h: CheckpointFacts) -> CheckpointFacts:
     heads, dim = config.count("index_n_heads"), config.count("index_head_dim")
     return h.updated(
         {"index_heads": heads, "index_dim": dim, "index_queries": heads * dim},
         attention__indexer__head_count=heads,
         attention__indexer__key_length=dim,
         attention__indexer__top_k=config.count("index_topk"),
-        nextn_predict_layers=h.sizes["mtp_layers"] if config.get("num_nextn_predict_layers") is not None else None,
-    )
-
-
-def of_indexer(name: str, *dimensions: str) -> DerivedTensor:
-    return DerivedTensor(
-        dimensions, {f"self_attn.indexer.{name}": dimensions}, lambda sources, shape, sizes: sources[0]
     )
 
 
 INDEXER: Layer = {
-    "indexer.attn_q_b.weight": of_indexer("wq_b.weight", "index_queries", "narrow"),
-    "indexer.attn_k.weight": of_indexer("wk.weight", "index_dim", "width"),
-    "indexer.k_norm.weight": of_indexer("k_norm.weight", "index_dim"),
-    "indexer.k_norm.bias": of_indexer("k_norm.bias", "index_dim"),
-    "indexer.proj.weight": of_indexer("weights_proj.weight", "index_heads", "width"),
+    "indexer.attn_q_b.weight": as_stored("self_attn.indexer.wq_b", "index_queries", "narrow"),
+    "indexer.attn_k.weight": as_stored("self_attn.indexer.wk", "index_dim", "width"),
+    "indexer.k_norm.weight": as_stored("self_attn.indexer.k_norm", "index_dim"),
+    "indexer.k_norm.bias": as_it_is("self_attn.indexer.k_norm.bias", "index_dim"),
+    "indexer.proj.weight": as_stored("self_attn.indexer.weights_proj", "index_heads", "width"),
 }
+
+
+def indexer(sizes: Sizes, number: int) -> Layer:
+    return INDEXER if sizes.get(f"chooses_{number}", 1) else {}
 
 
 def glm_dsa(config: Config, declared: Reader) -> CheckpointFacts:
@@ -132,13 +158,10 @@ def glm_dsa(config: Config, declared: Reader) -> CheckpointFacts:
     if not isinstance(types, list) or len(types) != layers or not {*map(str, types)} <= {"full", "shared"}:
         raise config.refusal(f"indexer_types should be full or shared for each of {layers} layers")
     full = [kind == "full" for kind in types]
-    flags = {f"chooses_{number}": int(does) for number, does in enumerate(full)}
-    flags |= {f"chooses_{layers + number}": 1 for number in range(h.sizes["mtp_layers"])}
-    return h.updated(flags, attention__indexer__types=full if config.get("indexer_types") is not None else None)
-
-
-def indexers(sizes: Sizes, number: int) -> Layer:
-    return INDEXER if sizes[f"chooses_{number}"] else {}
+    return h.updated(
+        by_layer("chooses", [*full, *[True] * h.sizes["mtp_layers"]]),
+        attention__indexer__types=full if config.get("indexer_types") is not None else None,
+    )
 
 
 def youtu(config: Config, declared: Reader) -> CheckpointFacts:
@@ -147,10 +170,6 @@ def youtu(config: Config, declared: Reader) -> CheckpointFacts:
     none = {"n_routed_experts": 1, "num_experts_per_tok": 1, "n_shared_experts": None, "moe_intermediate_size": hidden}
     h = deepseek2(config.updated(**none, first_k_dense_replace=layers), declared)
     return h.updated(expert_count=None, expert_used_count=None, expert_weights_scale=None)
-
-
-def indexer(sizes: Sizes, number: int) -> Layer:
-    return INDEXER
 
 
 def glm4moe(config: Config, declared: Reader) -> CheckpointFacts:
@@ -189,19 +208,17 @@ def kimi_linear(config: Config, declared: Reader) -> CheckpointFacts:
     context = config.get("max_position_embeddings", config.get("model_max_length"))
     renamed = {"max_position_embeddings": context, "num_key_value_heads": 1, "head_dim": rotated}
     h = declared(config.updated(**renamed))
-    h = with_experts(config, h, "moe_intermediate_size", active_key=USED[config.get("num_experts_per_token") is None])
+    active = "num_experts_per_tok" if config.get("num_experts_per_token") is None else "num_experts_per_token"
+    h = with_experts(config, h, "moe_intermediate_size", active_key=active)
     attends = attending(section, h.sizes["layers"])
     key_dim, value_dim = config.count("qk_nope_head_dim"), config.count("v_head_dim")
-    score, shared, dim = (
-        config.get("moe_router_activation_func"),
-        config.count("num_shared_experts"),
-        section.count(HEAD),
-    )
+    score, shared = config.get("moe_router_activation_func"), config.count("num_shared_experts")
+    dim = section.count("head_dim")
     config.only("moe_router_activation_func", "sigmoid", "softmax")
     taps, leading = section.count("short_conv_kernel_size", 4), leading_dense(config)
     return h.updated(
         {
-            **{f"attends_{number}": int(does) for number, does in enumerate(attends)},
+            **by_layer("attends", attends),
             "queries": heads * (key_dim + rotated),
             "latent": latent,
             "latent_and_key": latent + rotated,
@@ -219,8 +236,8 @@ def kimi_linear(config: Config, declared: Reader) -> CheckpointFacts:
         attention__head_count_kv=[int(does) for does in attends],
         attention__kv_lora_rank=latent,
         attention__key_length=latent + rotated,
-        attention__value_length=config.get("head_dim")
-        and config.count("head_dim"),  # config.json's head_dim, of heads that do not exist
+        # That of heads that do not exist, if config.json has it.
+        attention__value_length=config.get("head_dim") and config.count("head_dim"),
         attention__key_length_mla=key_dim + rotated,
         attention__value_length_mla=value_dim,
         rope__dimension_count=rotated,
@@ -235,9 +252,6 @@ def kimi_linear(config: Config, declared: Reader) -> CheckpointFacts:
     )
 
 
-HEAD, USED = "head_dim", ("num_experts_per_token", "num_experts_per_tok")
-
-
 def attending(section: Config, layers: int) -> list[bool]:
     """Mark the layers with attention. Raises ModelError if others do not have the delta rule."""
     full, kda = section.get("full_attn_layers"), section.get("kda_layers")
@@ -249,56 +263,29 @@ def attending(section: Config, layers: int) -> list[bool]:
     return attends
 
 
-def of_attention(name: str, build: Build, gguf: tuple[str, ...], *stored: str) -> DerivedTensor:
-    """Declare a tensor of the attention; gguf, stored: its shapes."""
-    return DerivedTensor(gguf, {f"self_attn.{name}": stored}, build)
-
-
-def as_declared(sources: Sequence[TensorSource], shape: Shape, sizes: Sizes) -> TensorSource:
-    return reshape(sources[0], shape)
-
-
-def rates(sources: Sequence[TensorSource], shape: Shape, sizes: Sizes) -> TensorSource:
-    """Convert logarithms to decay rates."""
-    return map_values(sources[0], lambda logarithms: -np.exp(logarithms))
-
-
-def matrices(sizes: Sizes) -> Layer:
-    """List the tensors of a delta-rule layer."""
-    taps, four = ("one", "delta", "one", "taps"), ("one", "one", "heads", "one")
-    return {
-        **{f"attn_{name}": ("delta", "width") for name in "qkv"},
-        **{
-            f"ssm_conv1d_{name}": of_attention(f"{name}_conv1d.weight", as_declared, taps, "delta", "one", "taps")
-            for name in "qkv"
-        },
-        "ssm_f_a": as_stored("self_attn.f_a_proj", "delta_dim", "width"),
-        "ssm_f_b": as_stored("self_attn.f_b_proj", "delta", "delta_dim"),
-        "ssm_beta": as_stored("self_attn.b_proj", "heads", "width"),
-        "ssm_a": of_attention("A_log", rates, four, *four),
-        "ssm_g_a": as_stored("self_attn.g_a_proj", "delta_dim", "width"),
-        "ssm_g_b": as_stored("self_attn.g_b_proj", "delta", "delta_dim"),
-        "ssm_dt.bias": of_attention("dt_bias", lambda s, *_: s[0], ("delta",), "delta"),
-        "ssm_norm": as_stored("self_attn.o_norm", "delta_dim"),
-        "attn_output": ("width", "delta"),
-    }
-
-
-def latent(sizes: Sizes) -> Layer:
-    """List the tensors of an attention layer."""
-    both = {"self_attn.kv_b_proj.weight": ("both_rows", "latent")}
-    return {
-        "attn_q": ("queries", "width"),
-        "attn_kv_a_mqa": ("latent_and_key", "width"),
-        "attn_kv_a_norm": ("latent",),
-        "attn_k_b": DerivedTensor(("heads", "latent", "key_dim"), both, keys_of_latents),
-        "attn_v_b": DerivedTensor(("heads", "value_dim", "latent"), both, values_of_latents),
-        "attn_output": ("width", "values"),
-    }
+TAPS, FOUR = ("one", "delta", "one", "taps"), ("one", "one", "heads", "one")
+DELTA_RULE: Layer = {
+    **{f"attn_{name}": ("delta", "width") for name in "qkv"},
+    **{
+        f"ssm_conv1d_{name}": DerivedTensor(
+            TAPS, {f"self_attn.{name}_conv1d.weight": ("delta", "one", "taps")}, FUNCTIONS["reshape"]
+        )
+        for name in "qkv"
+    },
+    "ssm_f_a": as_stored("self_attn.f_a_proj", "delta_dim", "width"),
+    "ssm_f_b": as_stored("self_attn.f_b_proj", "delta", "delta_dim"),
+    "ssm_beta": as_stored("self_attn.b_proj", "heads", "width"),
+    "ssm_a": DerivedTensor(FOUR, {"self_attn.A_log": FOUR}, FUNCTIONS["decay"]),
+    "ssm_g_a": as_stored("self_attn.g_a_proj", "delta_dim", "width"),
+    "ssm_g_b": as_stored("self_attn.g_b_proj", "delta", "delta_dim"),
+    "ssm_dt.bias": as_it_is("self_attn.dt_bias", "delta"),
+    "ssm_norm": as_stored("self_attn.o_norm", "delta_dim"),
+    "attn_output": ("width", "delta"),
+}
 
 
 def kimi_linear_layer(sizes: Sizes, number: int) -> Layer:
-    mixer = latent(sizes) if sizes[f"attends_{number}"] else matrices(sizes)
+    mixer = {**QUERIES, **LATENT} if sizes[f"attends_{number}"] else DELTA_RULE
     shared: Layer = {
         name: as_stored(f"block_sparse_moe.shared_experts.{name[4:-6]}_proj", *shape)
         for name, shape in SHARED_EXPERT.items()
@@ -312,7 +299,7 @@ KINDS, LOWEST = {"linear_attention", "indexed_attention", "full_attention"}, -5.
 
 def glm5_next(config: Config, declared: Reader) -> CheckpointFacts:
     """Read GLM 5.3 Flash: delta-rule layers, and MLA layers that select pools of keys."""
-    section, heads, narrow = config.section("linear_attn_config"), config.count("num_attention_heads"), "q_lora_rank"
+    section, heads = config.section("linear_attn_config"), config.count("num_attention_heads")
     section.only("num_heads", heads)
     h = declared(config.updated(num_key_value_heads=1, head_dim=None))
     h = with_experts(config, h, "moe_intermediate_size", "n_routed_experts")
@@ -323,19 +310,16 @@ def glm5_next(config: Config, declared: Reader) -> CheckpointFacts:
     if not isinstance(types, list) or len(types) != layers or not {*map(str, types)} <= {"full", "shared"}:
         raise config.refusal(f"indexer_types should be full or shared for each of {layers} layers")
     row, key_dim, value_dim = (config.count(n) for n in ("kv_lora_rank", "qk_nope_head_dim", "v_head_dim"))
-    dim, taps, lowest = (
-        section.count("head_dim"),
-        section.count("short_conv_kernel_size"),
-        section.get("gate_lower_bound"),
-    )
+    dim, taps = section.count("head_dim"), section.count("short_conv_kernel_size")
+    lowest = section.get("gate_lower_bound")
     if lowest is None and section.flag("safe_gate", True):
         lowest = LOWEST
     leading, shared, limit = leading_dense(config), config.count("n_shared_experts"), config.get("swiglu_limit")
-    sizes = {f"attends_{number}": int(does) for number, does in enumerate(attends)}
-    sizes |= {f"chooses_{number}": int(kind == "full") for number, kind in enumerate(types)}
+    full = [kind == "full" for kind in types]
+    sizes = {**by_layer("attends", attends), **by_layer("chooses", full)}
     sizes |= {"latent": row, "latent_and_key": row, "key_dim": key_dim, "value_dim": value_dim, "one": 1, "taps": taps}
     sizes |= {"queries": heads * key_dim, "values": heads * value_dim, "both_rows": heads * (key_dim + value_dim)}
-    sizes |= {"narrow": config.count(narrow), "delta": heads * dim, "delta_dim": dim, "leading_dense": leading}
+    sizes |= {"narrow": config.count("q_lora_rank"), "delta": heads * dim, "delta_dim": dim, "leading_dense": leading}
     return with_pools(config, h).updated(
         sizes | {"shared_hidden": shared * h.sizes["expert_hidden"]},
         attention__head_count_kv=[int(does) for does in attends],
@@ -346,7 +330,7 @@ def glm5_next(config: Config, declared: Reader) -> CheckpointFacts:
         attention__value_length=row,
         attention__key_length_mla=key_dim,
         attention__value_length_mla=value_dim,
-        attention__indexer__types=[kind == "full" for kind in types],
+        attention__indexer__types=full,
         rope__dimension_count=0,
         rope__freq_base=None,
         ssm__conv_kernel=taps,
@@ -365,14 +349,10 @@ def glm5_next(config: Config, declared: Reader) -> CheckpointFacts:
 def with_pools(config: Config, h: CheckpointFacts) -> CheckpointFacts:
     """Add indexers and residual streams."""
     config.only("scoring_func", "sigmoid")
-    heads, dim, pool, streams = (config.count(n) for n in ("index_n_heads", "index_head_dim", "index_kpool", "hc_mult"))
-    sizes = {"index_heads": heads, "index_dim": dim, "index_queries": heads * dim, "pool": pool, "three": 3}
-    sizes |= {"all_streams": streams * h.sizes["width"], "stream_weights": (2 + streams) * streams}
-    return h.updated(
-        sizes,
-        attention__indexer__head_count=heads,
-        attention__indexer__key_length=dim,
-        attention__indexer__top_k=config.count("index_topk"),
+    pool, streams = config.count("index_kpool"), config.count("hc_mult")
+    sizes = {"all_streams": streams * h.sizes["width"], "stream_weights": (2 + streams) * streams}
+    return with_indexer(config, h).updated(
+        {**sizes, "pool": pool, "three": 3},
         attention__indexer__kpool=pool,
         attention__indexer__kpool_select_tail=True,
         hyper_connection__count=streams,
@@ -402,16 +382,11 @@ STREAMS: Layer = {
 }
 
 
-QUERIES = ("queries", "narrow")
-
-
 def glm5_next_layer(sizes: Sizes, number: int) -> Layer:
-    rate: Layer = {"ssm_a": DerivedTensor(("heads",), {"self_attn.A_log": ("heads",)}, rates)}
-    mixer: Layer = {**matrices(sizes), **rate}
+    rate = DerivedTensor(("heads",), {"self_attn.A_log": ("heads",)}, FUNCTIONS["decay"])
+    mixer: Layer = {**DELTA_RULE, "ssm_a": rate}
     if sizes[f"attends_{number}"]:
-        queries: Layer = {"attn_q_a": ("narrow", "width"), "attn_q_a_norm": ("narrow",), "attn_q_b": QUERIES}
-        mixer = {**{name: its for name, its in latent(sizes).items() if name != "attn_q"}, **queries}
-        mixer = {**mixer, **(POOLS if sizes[f"chooses_{number}"] else {})}
+        mixer = {**LATENT, **NARROW_QUERIES, **(POOLS if sizes[f"chooses_{number}"] else {})}
     feeds: Layer = {**EXPERTS, **SHARED_EXPERT, "exp_probs_b.bias": ("experts",)}
     return {**NORMS_BEFORE, **STREAMS, **mixer, **(GATED if number < sizes["leading_dense"] else feeds)}
 
@@ -435,26 +410,3 @@ def bailing2(config: Config, declared: Reader) -> CheckpointFacts:
         expert_group_used_count=config.get("topk_group") and config.count("topk_group"),
         nextn_predict_layers=config.get("num_nextn_predict_layers"),
     )
-
-
-def hy_v3(config: Config, declared: Reader) -> CheckpointFacts:
-    """Read HunYuan 3."""
-    return with_sigmoid_experts(config, declared(config))
-
-
-def with_sigmoid_experts(config: Config, h: CheckpointFacts) -> CheckpointFacts:
-    """Add experts with sigmoid routing after the first layers, and a multi-token prediction layer."""
-    hidden = config.count("num_shared_experts", 1) * h.sizes["expert_hidden"]
-    sizes = {"leading_dense": leading_dense(config), "shared_hidden": hidden, "both_inputs": 2 * h.sizes["width"]}
-    sizes |= {"mtp_layers": config.count("num_nextn_predict_layers", 0)}
-    return h.updated(
-        sizes,
-        expert_feed_forward_length=h.sizes["expert_hidden"],
-        expert_shared_feed_forward_length=hidden,
-        expert_gating_func=SIGMOID,
-    )
-
-
-def with_shared_norm(name: str, layers: int) -> str:
-    """Rename the norm of the multi-token prediction layer."""
-    return name.replace(f"layers.{layers}.final_layernorm.", f"layers.{layers}.shared_head.norm.")

@@ -1,8 +1,7 @@
-"""EXAONE 3.; EXAONE 4.; K-EXAONE."""
+"""EXAONE 3 and 4, and K-EXAONE."""
 
 from localllm.convert.config import Config
-from localllm.convert.families.deepseek import with_sigmoid_experts
-from localllm.convert.hyperparameters import CheckpointFacts, Reader, rotary_dims
+from localllm.convert.hyperparameters import CheckpointFacts, Reader, rotary_dims, with_sigmoid_experts
 
 
 def exaone(config: Config, declared: Reader) -> CheckpointFacts:

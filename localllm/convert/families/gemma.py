@@ -1,4 +1,8 @@
-"""Gemma 2.; Gemma 3.; EmbeddingGemma.; Gemma 3n's language model: four residual streams, and an embedding of each token for each layer.; Gemma 4's language model: shorter heads in layers with a window; the last layers may share keys of earlier ones."""
+"""Gemma 2 to 4 and EmbeddingGemma.
+
+Gemma 3n has four residual streams, and an embedding of each token for each layer. Gemma 4 has shorter heads in layers
+with a window.
+"""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -10,11 +14,20 @@ import numpy as np
 from localllm.arch.families import gemma2 as arch_gemma2
 from localllm.arch.families import gemma3 as arch_gemma3
 from localllm.convert.config import Config
-from localllm.convert.experts import with_experts
-from localllm.convert.family import DerivedTensor, Layer, Sizes
-from localllm.convert.hyperparameters import CheckpointFacts, Reader, windows_of
-from localllm.convert.layers import ATTENTION, EXPERTS, GATED, HEAD_NORMS, NORMS_BEFORE, NORMS_BEHIND, as_it_is
-from localllm.convert.tensors import Shape, TensorSource, pad_rows, stack
+from localllm.convert.family import (
+    ATTENTION,
+    EXPERTS,
+    GATED,
+    HEAD_NORMS,
+    NORMS_BEFORE,
+    NORMS_BEHIND,
+    DerivedTensor,
+    Layer,
+    as_it_is,
+    as_stored,
+)
+from localllm.convert.hyperparameters import CheckpointFacts, Reader, by_layer, one_for_all, windows_of, with_experts
+from localllm.convert.transforms import Shape, Sizes, TensorSource, pad_rows, stack
 
 
 def gemma2(config: Config, declared: Reader) -> CheckpointFacts:
@@ -63,13 +76,12 @@ STREAMS = 4
 def gemma3n(config: Config, declared: Reader) -> CheckpointFacts:
     """Read Gemma 3n: layers with and without a window; the last layers share keys and values of earlier ones."""
     hidden, layers = config.get("intermediate_size"), config.count("num_hidden_layers")
-    h = declared(config.updated(intermediate_size=same_everywhere(config, hidden)))
+    h = declared(config.updated(intermediate_size=one_for_all(config, "intermediate_size", layers)))
     shared, narrow = config.count("num_kv_shared_layers", 0), config.count("hidden_size_per_layer_input")
     if shared >= layers:
         raise config.refusal(f"num_kv_shared_layers should be below {layers}")
     windows = windows_of(config, layers)
-    local = config.section("rope_parameters").section("sliding_attention")
-    return h.updated(
+    return with_local_base(config, h).updated(
         {
             "streams": STREAMS,
             "predictions": STREAMS * STREAMS,
@@ -81,7 +93,6 @@ def gemma3n(config: Config, declared: Reader) -> CheckpointFacts:
             "own_keys": layers - shared,
         },
         feed_forward_length=hidden,
-        rope__freq_base_swa=local.number("rope_theta", config.number("rope_local_base_freq", 10000.0)),
         attention__sliding_window_pattern=windows,
         attention__shared_kv_layers=shared,
         altup__active_idx=0,
@@ -89,13 +100,6 @@ def gemma3n(config: Config, declared: Reader) -> CheckpointFacts:
         embedding_length_per_layer_input=narrow,
         activation_sparsity_scale=deviations(config, layers),
     )
-
-
-def same_everywhere(config: Config, hidden: object) -> object:
-    """Read a number that may be given per layer. Raises ModelError if layers differ."""
-    if isinstance(hidden, list) and len({*map(str, hidden)}) != 1:
-        raise config.refusal("intermediate_size should be the same for all layers")
-    return hidden[0] if isinstance(hidden, list) else hidden
 
 
 def deviations(config: Config, layers: int) -> list[float] | None:
@@ -118,10 +122,6 @@ def of_streams(name: str) -> DerivedTensor:
 def below(sources: Sequence[TensorSource], shape: Shape, sizes: Sizes) -> TensorSource:
     """Cut off the rows of image and audio tokens, which have no embeddings per layer."""
     return pad_rows(sources[0], shape[0])
-
-
-def gemma3n_whole(sizes: Sizes) -> Layer:
-    return GEMMA3N_WHOLE
 
 
 GEMMA3N_WHOLE: Layer = {
@@ -153,14 +153,9 @@ GEMMA3N_LAYER: Layer = {
 }
 # Unused tensors that published checkpoints have in layers with shared keys and values.
 UNREAD_KEYS: Layer = {
-    name: DerivedTensor(
-        dimensions, {f"self_attn.{its}.weight": dimensions}, lambda sources, shape, sizes: sources[0], needed=False
-    )
-    for name, its, dimensions in (
-        ("attn_k", "k_proj", ("keys", "width")),
-        ("attn_v", "v_proj", ("keys", "width")),
-        ("attn_k_norm", "k_norm", ("head_dim",)),
-    )
+    "attn_k": as_stored("self_attn.k_proj", "keys", "width", needed=False),
+    "attn_v": as_stored("self_attn.v_proj", "keys", "width", needed=False),
+    "attn_k_norm": as_stored("self_attn.k_norm", "head_dim", needed=False),
 }
 
 
@@ -180,12 +175,8 @@ def gemma4(config: Config, declared: Reader) -> CheckpointFacts:
     kv_heads = config.count("num_key_value_heads")
     few = of_whole(config, "num_key_value_heads") if config.flag("attention_k_eq_v") else kv_heads
     rope, of_windows = (config.section("rope_parameters").section(f"{kind}_attention") for kind in ("full", "sliding"))
-    renamed = {
-        "head_dim": dim,
-        "num_key_value_heads": few,
-        "rope_parameters": {"rope_theta": rope.number("rope_theta", 1e6)},
-    }
-    h = declared(config.updated(**renamed))
+    base = {"rope_theta": rope.number("rope_theta", 1e6)}
+    h = declared(config.updated(head_dim=dim, num_key_value_heads=few, rope_parameters=base))
     narrow, hidden = config.count("hidden_size_per_layer_input", 0), h.sizes["hidden"]
     wide = [hidden * (1 + (number >= layers - shared)) for number in range(layers)]
     sizes = {
@@ -198,7 +189,7 @@ def gemma4(config: Config, declared: Reader) -> CheckpointFacts:
         "alike": int(config.flag("attention_k_eq_v")),
         "double": 2 * hidden if config.flag("use_double_wide_mlp") else hidden,
         "one": 1,
-        **{f"window_{number}": int(window) for number, window in enumerate(windows)},
+        **by_layer("window", windows),
     }
     if config.flag("enable_moe_block"):
         h = with_experts(config, h, "moe_intermediate_size", active_key="top_k_experts")
@@ -250,12 +241,14 @@ def gemma4_attention(sizes: Sizes, number: int) -> Layer:
     if sizes[f"window_{number}"]:
         dim, queries, keys = ("local_dim", "local_queries", "local_keys")
     values: Layer = {"attn_v": (keys, "width")} if sizes[f"window_{number}"] or not sizes["alike"] else {}
-    build: Layer = {"attn_k": (keys, "width"), **values, "attn_k_norm": (dim,)}
+    own: Layer = {"attn_k": (keys, "width"), **values, "attn_k_norm": (dim,)}
     if number >= sizes["own_keys"]:
-        named = zip(build, ("k_proj", "v_proj", "k_norm") if values else ("k_proj", "k_norm"), strict=True)
-        unread = ((name, as_it_is(f"self_attn.{its}.weight", *build[name])) for name, its in named)  # type: ignore[misc]
-        build = {name: replace(its, needed=False) for name, its in unread}
-    return {"attn_q": (queries, "width"), **build, "attn_q_norm": (dim,), "attn_output": ("width", queries)}
+        own = {
+            "attn_k": as_stored("self_attn.k_proj", keys, "width", needed=False),
+            **({"attn_v": as_stored("self_attn.v_proj", keys, "width", needed=False)} if values else {}),
+            "attn_k_norm": as_stored("self_attn.k_norm", dim, needed=False),
+        }
+    return {"attn_q": (queries, "width"), **own, "attn_q_norm": (dim,), "attn_output": ("width", queries)}
 
 
 MIXTURE: Layer = {
@@ -283,9 +276,10 @@ def gemma4_layer(sizes: Sizes, number: int) -> Layer:
 
 
 def gemma4_whole(sizes: Sizes) -> Layer:
-    tables: Layer = {
+    if not sizes["narrow"]:
+        return {}
+    return {
         "per_layer_token_embd": ("vocab", "all_narrow"),
         "per_layer_model_proj": ("all_narrow", "width"),
         "per_layer_proj_norm": ("narrow",),
     }
-    return tables if sizes["narrow"] else {}

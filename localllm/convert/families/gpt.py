@@ -1,13 +1,12 @@
-"""GPT-2 and StarCoder 1.; CodeShell and Refact.; BLOOM.; MPT.; Falcon.; gpt-oss, its experts as numbers or in MXFP4 blocks."""
+"""GPT-2, models with its names (StarCoder 1, CodeShell, Refact, BLOOM, MPT, Falcon), and gpt-oss."""
 
 from collections.abc import Sequence
 from functools import partial
 
 from localllm.arch.metadata import MOST_LAYERS
 from localllm.convert.config import Config
-from localllm.convert.family import Sizes
 from localllm.convert.hyperparameters import APPROXIMATED, GELU, CheckpointFacts, Reader, refuse_other_activations
-from localllm.convert.tensors import Shape, TensorSource, every_second, mxfp4, take_strided, transpose
+from localllm.convert.transforms import Shape, Sizes, TensorSource, every_second, mxfp4, take_strided, transpose
 
 
 def gpt2(config: Config, declared: Reader) -> CheckpointFacts:

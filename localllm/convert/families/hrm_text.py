@@ -5,9 +5,8 @@ from collections.abc import Sequence
 
 from localllm.arch.metadata import MOST_LAYERS
 from localllm.convert.config import Config
-from localllm.convert.family import Build, Sizes
 from localllm.convert.hyperparameters import CheckpointFacts, Reader
-from localllm.convert.tensors import Shape, TensorSource, take_strided
+from localllm.convert.transforms import Build, Shape, Sizes, TensorSource, take_strided
 
 LAYER = re.compile(r"model\.([LH])_module\.layers\.([0-9]+)\.(.+)")
 

@@ -1,12 +1,19 @@
-"""HunYuan and Maincoder.; Hunyuan 4."""
+"""HunYuan, 3 and 4 too, and Maincoder."""
 
 from localllm.convert.config import Config
-from localllm.convert.experts import SIGMOID, leading_dense
 from localllm.convert.families import deepseek
-from localllm.convert.family import Layer, Sizes
-from localllm.convert.hyperparameters import CheckpointFacts, Reader
-from localllm.convert.layers import as_it_is, as_stored, experts_of, in_full
+from localllm.convert.family import Layer, as_it_is, as_stored, experts_of, in_full
+from localllm.convert.hyperparameters import (
+    SIGMOID,
+    CheckpointFacts,
+    Reader,
+    by_layer,
+    leading_dense,
+    one_for_all,
+    with_sigmoid_experts,
+)
 from localllm.convert.rope_scaling import rope_parameters
+from localllm.convert.transforms import Sizes
 
 LONGEST = 1 << 18  # HunYuan's training context, where config.json says less
 
@@ -44,10 +51,8 @@ def hunyuan_vl(config: Config, declared: Reader) -> CheckpointFacts:
     counts = rope.get("xdrope_section", rope.get("mrope_section"))
     plain = {"rope_type": "default", "rope_theta": rope.number("rope_theta", 10000.0)}
     h = declared(config.updated(rope_parameters=plain, rope_scaling=None))
-    of_counts = (
-        isinstance(counts, list) and len(counts) == 4 and all(isinstance(count, int) and count > 0 for count in counts)
-    )
-    if not of_counts or 2 * sum(counts) != h.sizes["head_dim"]:
+    are_counts = isinstance(counts, list) and all(isinstance(count, int) and count > 0 for count in counts)
+    if not are_counts or len(counts) != 4 or 2 * sum(counts) != h.sizes["head_dim"]:
         raise config.refusal(f"mrope_section should be four numbers, {h.sizes['head_dim'] // 2} in all")
     return h.updated(
         rope__scaling__alpha=rope.number("alpha"),
@@ -67,14 +72,6 @@ def hunyuan_moe(config: Config, declared: Reader) -> CheckpointFacts:
     return hunyuan(config.updated(**values), declared)
 
 
-def one_for_all(config: Config, name: str, layers: int) -> object:
-    """Read a value that may be given per layer. Raises ModelError if layers differ."""
-    value = config.get(name)
-    if isinstance(value, list) and (len(value) != layers or len({*map(str, value)}) != 1):
-        raise config.refusal(f"{name} should be the same for all layers")
-    return value[0] if isinstance(value, list) else value
-
-
 def hy_v4(config: Config, declared: Reader) -> CheckpointFacts:
     """Read Hunyuan 4: several residual streams, a gate on the heads' output, and a sink per head."""
     config.only("n_group", 1)
@@ -82,6 +79,7 @@ def hy_v4(config: Config, declared: Reader) -> CheckpointFacts:
     plain = config.updated(n_group=None, topk_group=None, first_k_dense_replace=leading_dense(config))
     h = deepseek.deepseek2(plain, declared)
     layers, streams, limit = h.sizes["layers"], config.count("hc_mult"), config.get("swiglu_limit")
+    full = choosing(config, layers)
     h = h.updated(
         {
             "mtp_layers": 0,
@@ -91,7 +89,7 @@ def hy_v4(config: Config, declared: Reader) -> CheckpointFacts:
             "one": 1,
             "two": 2,
             "both_hidden": 2 * h.sizes["expert_hidden"],
-            **{f"chooses_{number}": 0 for number in range(layers)},
+            **by_layer("chooses", full or [False] * layers),
         },
         expert_gating_func=SIGMOID,
         swiglu_clamp_exp=[config.number("swiglu_limit")] * layers if limit else None,
@@ -99,23 +97,10 @@ def hy_v4(config: Config, declared: Reader) -> CheckpointFacts:
         hyper_connection__epsilon=config.number("hc_eps"),
         hyper_connection__magnitude=config.number("hc_magnitude"),
     )
-    full = choosing(config, layers)
-    if full is None:
-        return h
-    heads, dim = config.count("index_n_heads"), config.count("index_head_dim")
-    index_sizes = {"index_heads": heads, "index_dim": dim, "index_queries": heads * dim}
-    return h.updated(
-        index_sizes | {f"chooses_{number}": int(does) for number, does in enumerate(full)},
-        attention__indexer__head_count=heads,
-        attention__indexer__key_length=dim,
-        attention__indexer__top_k=config.count("index_topk"),
-        attention__indexer__types=full,
-    )
+    return h if full is None else deepseek.with_indexer(config, h).updated(attention__indexer__types=full)
 
 
 INDEXERS = {"full": True, "shared": False}
-
-
 KINDS = {"full_attention": False, "sparse_attention": True, "deepseek_sparse_attention": True}
 
 
@@ -138,8 +123,8 @@ def hy_v4_layer(sizes: Sizes, number: int) -> Layer:
     layer = {
         **deepseek.deepseek2_layer(sizes, number),
         "attn_gate": as_stored("self_attn.linear_gate", "values", "width"),
+        "attn_sinks.weight": as_it_is("self_attn.learnable_sink_param", "heads"),
     }
-    layer["attn_sinks.weight"] = as_it_is("self_attn.learnable_sink_param", "heads")
     for name, part in (("attn", "attn"), ("ffn", "mlp")):
         place = f"hc_{part}_layer.hc_pre.hc"
         layer[f"hc_{name}_fn.weight"] = in_full(f"{place}_fn", "stream_weights", "all_streams")
@@ -148,3 +133,13 @@ def hy_v4_layer(sizes: Sizes, number: int) -> Layer:
     if sizes[f"chooses_{number}"]:
         layer |= deepseek.INDEXER
     return layer if number < sizes["leading_dense"] else {**layer, **experts_of(sizes, "mlp.experts")}
+
+
+def hy_v3(config: Config, declared: Reader) -> CheckpointFacts:
+    """Read HunYuan 3."""
+    return with_sigmoid_experts(config, declared(config))
+
+
+def with_shared_norm(name: str, layers: int) -> str:
+    """Rename the norm of the multi-token prediction layer."""
+    return name.replace(f"layers.{layers}.final_layernorm.", f"layers.{layers}.shared_head.norm.")

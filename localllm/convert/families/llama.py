@@ -1,4 +1,4 @@
-"""Llama 4.; AFMoE.; Apertus.; Baichuan.; BitNet b1.58.; Diffusion models: LLaDA, with experts and without, and Dream.; Granite 4 with windows.; MiniCPM.; MiniCPM 3.; Mistral Small 3 and Ministral 3.; Muse Glimmer's language model.; OLMo 2 and 3.; Phi 3, 3.5 and 4, and Phi 3.5 with experts.; SmallThinker.; SmolLM 3.; StableLM and Orion.; Vision models around a language model of another family: LLaVA, InternVL, LFM2-VL."""
+"""Architectures that change little of Llama's, and which of them a vision model contains."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -9,14 +9,32 @@ from localllm.arch.families.llama4 import EXPERTS_OF_MAVERICK
 from localllm.arch.families.smallthinker import PERIOD, WINDOW
 from localllm.arch.metadata import MOST_LAYERS
 from localllm.convert.config import Config
-from localllm.convert.experts import SIGMOID, SOFTMAX, with_experts
-from localllm.convert.family import DerivedTensor, Layer, Sizes
-from localllm.convert.hyperparameters import SLIDING, CheckpointFacts, Reader, flags, windows_of
+from localllm.convert.family import DerivedTensor, Layer
+from localllm.convert.hyperparameters import (
+    SIGMOID,
+    SLIDING,
+    SOFTMAX,
+    CheckpointFacts,
+    Reader,
+    by_layer,
+    flags,
+    windows_of,
+    with_experts,
+)
 from localllm.convert.rope_scaling import rope_parameters
-from localllm.convert.tensors import Shape, TensorSource, as_float32, from_array
-from localllm.convert.weights import Stored
+from localllm.convert.safetensors_files import Stored
+from localllm.convert.transforms import Shape, Sizes, TensorSource, as_float32, from_array
 from localllm.errors import ModelError
 from localllm.files.gguf.header import printable
+
+BASE = 10000.0  # of RoPE; GGUF's readers of some architectures take no other
+NO_ROPE = {"0", "0.0", "None"}  # base of layers without RoPE
+USUAL_MASK = 156895  # mask token of LLaDA with experts, missing in its config.json
+ROPE_OF_APERTUS = {"rope_type": "llama3", "rope_theta": 12e6, "factor": 8.0, "original_max_position_embeddings": 8192,
+                   "low_freq_factor": 1.0, "high_freq_factor": 4.0}  # fmt: skip
+OF_XIELU = ("alpha_p", "alpha_n", "beta", "eps")
+UNLIKE = "GGUF's readers take norms without mean and add up both experts' weights to 1, which the model does not"
+IN_VISION_MODELS = ("lfm2", "llama", "mistral", "qwen2", "qwen3")
 
 
 def llama4(config: Config, declared: Reader) -> CheckpointFacts:
@@ -30,14 +48,8 @@ def llama4(config: Config, declared: Reader) -> CheckpointFacts:
     config.only("no_rope_layers", [*map(int, chunks)], [])
     h = with_experts(config, h, "intermediate_size", "num_local_experts")
     hidden = h.sizes["expert_hidden"]
-    return h.updated(
-        {
-            **{f"dense_{number}": (number + 1) % step for number in range(layers)},
-            "shared_hidden": hidden,
-            "both_hidden": 2 * hidden,
-        },
-        expert_feed_forward_length=hidden,
-    )
+    dense = by_layer("dense", [(number + 1) % step for number in range(layers)])
+    return h.updated({**dense, "shared_hidden": hidden, "both_hidden": 2 * hidden}, expert_feed_forward_length=hidden)
 
 
 def afmoe(config: Config, declared: Reader) -> CheckpointFacts:
@@ -47,24 +59,11 @@ def afmoe(config: Config, declared: Reader) -> CheckpointFacts:
     return declared(config)
 
 
-ROPE_OF_APERTUS = {
-    "rope_type": "llama3",
-    "rope_theta": 12e6,
-    "factor": 8.0,
-    "original_max_position_embeddings": 8192,
-    "low_freq_factor": 1.0,
-    "high_freq_factor": 4.0,
-}
-
-
 def apertus(config: Config, declared: Reader) -> CheckpointFacts:
     """Read Apertus, which scales RoPE where config.json says nothing."""
     if config.get("rope_parameters") is None and config.get("rope_scaling") is None:
         config = config.updated(rope_parameters=ROPE_OF_APERTUS)
     return declared(config)
-
-
-OF_XIELU = ("alpha_p", "alpha_n", "beta", "eps")
 
 
 def xielu(stored: Mapping[str, Stored], h: CheckpointFacts) -> dict[str, object]:
@@ -93,11 +92,7 @@ def ternary(sources: Sequence[TensorSource], shape: Shape, sizes: Sizes) -> Tens
     return from_array(np.clip(np.round(numbers * inverse), -1, 1) / inverse)
 
 
-USUAL_MASK = 156895  # mask token of LLaDA with experts, missing in its config.json
-
-
 def diffusion(config: Config, declared: Reader) -> CheckpointFacts:
-    """Read the mask token, too."""
     return add_mask_token(config, declared(config))
 
 
@@ -113,9 +108,6 @@ def add_mask_token(config: Config, h: CheckpointFacts, usual: int = 0) -> Checkp
 
 def of_mask(stored: Mapping[str, Stored], h: CheckpointFacts) -> dict[str, object]:
     return {"tokenizer.ggml.mask_token_id": h.sizes["mask"]} if h.sizes["mask"] else {}
-
-
-NO_ROPE = {"0", "0.0", "None"}  # base of layers without RoPE
 
 
 def granite_swa(config: Config, declared: Reader) -> CheckpointFacts:
@@ -212,9 +204,6 @@ def olmo2(config: Config, declared: Reader) -> CheckpointFacts:
     )
 
 
-UNLIKE = "GGUF's readers take norms without mean and add up both experts' weights to 1, which the model does not"
-
-
 def phi3(config: Config, declared: Reader) -> CheckpointFacts:
     """Read Phi 3: fused matrices, and factors for long contexts."""
     h = declared(config)
@@ -253,9 +242,6 @@ def smollm3(config: Config, declared: Reader) -> CheckpointFacts:
     return h
 
 
-BASE = 10000.0
-
-
 def stablelm(config: Config, declared: Reader) -> CheckpointFacts:
     """Read StableLM: the largest has head norms, and one norm for attention and feed-forward network."""
     parallel = config.flag("use_parallel_residual")
@@ -290,14 +276,10 @@ def orion(config: Config, declared: Reader) -> CheckpointFacts:
     )
 
 
-KINDS = ("lfm2", "llama", "mistral", "qwen2", "qwen3")
-
-
 def select_vision(config: Config) -> str:
     """Name the record of the language model by text_config. Raises ModelError."""
     kind = config.section("text_config").get("model_type", "llama")
-    if kind not in KINDS:
-        raise config.refusal(
-            f"text_config: model_type {printable(str(kind))} is not supported ({', '.join(KINDS)} are)"
-        )
+    if kind not in IN_VISION_MODELS:
+        supported = f"({', '.join(IN_VISION_MODELS)} are)"
+        raise config.refusal(f"text_config: model_type {printable(str(kind))} is not supported {supported}")
     return f"vision+{kind}"

@@ -1,4 +1,7 @@
-"""Mamba and Falcon Mamba.; Mamba 2, and what models that combine it with attention share.; Jamba.; Granite 4, and Bamba.; Falcon H1.; Nemotron H, with experts and without: every layer is attention, Mamba 2 or a feed-forward network.; LFM2."""
+"""Mamba, and models that combine it, Mamba 2 or convolutions with attention.
+
+Those are Jamba, Granite 4, Bamba, Falcon H1, LFM2 and Nemotron H, whose layers are each of one kind.
+"""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -7,12 +10,16 @@ import numpy as np
 
 from localllm.arch.metadata import MOST_LAYERS
 from localllm.convert.config import Config
-from localllm.convert.experts import with_experts
-from localllm.convert.family import DerivedTensor, Layer, Sizes
-from localllm.convert.hyperparameters import CheckpointFacts, Reader, refuse_other_activations, rotary_dims
-from localllm.convert.layers import ATTENTION
-from localllm.convert.tensor_functions import FUNCTIONS
-from localllm.convert.tensors import Shape, TensorSource, as_float32, column, from_array
+from localllm.convert.family import ATTENTION, DerivedTensor, Layer
+from localllm.convert.hyperparameters import (
+    CheckpointFacts,
+    Reader,
+    by_layer,
+    refuse_other_activations,
+    rotary_dims,
+    with_experts,
+)
+from localllm.convert.transforms import FUNCTIONS, Shape, Sizes, TensorSource, as_float32, column, from_array
 
 CONTEXT = 1 << 20  # unlimited; GGUF's readers need a number
 
@@ -63,7 +70,7 @@ def falcon_mamba(config: Config, declared: Reader) -> CheckpointFacts:
     return h.updated(ssm__dt_b_c_rms=True)
 
 
-def states_of(config: Config, width: int, inner: int, prefix: str, names: dict[str, str]) -> dict[str, int]:
+def states_of(config: Config, inner: int, prefix: str, names: dict[str, str]) -> dict[str, int]:
     """Read the sizes of a layer's state; prefix and names: of keys in config.json."""
     heads, head_dim, groups, state, kernel = (config.count(prefix + names[name]) for name in names)
     if inner != heads * head_dim or inner % groups or heads % groups:
@@ -95,8 +102,6 @@ def with_states(h: CheckpointFacts, sizes: dict[str, int]) -> CheckpointFacts:
 
 OF_MAMBA2 = {"heads": "num_heads", "dim": "head_dim", "groups": "n_groups", "state": "state_size",
              "kernel": "conv_kernel"}  # fmt: skip
-
-
 OF_HYBRIDS = {"heads": "n_heads", "dim": "d_head", "groups": "n_groups", "state": "d_state", "kernel": "d_conv"}
 
 
@@ -107,7 +112,7 @@ def mamba2(config: Config, declared: Reader) -> CheckpointFacts:
     config.only("use_bias", False)
     config.only("rms_norm", True)
     width, layers = config.count("hidden_size"), config.count("num_hidden_layers", maximum=MOST_LAYERS)
-    sizes = states_of(config, width, config.count("expand", 2) * width, "", OF_MAMBA2)
+    sizes = states_of(config, config.count("expand", 2) * width, "", OF_MAMBA2)
     metadata = {
         "block_count": layers,
         "context_length": CONTEXT,
@@ -159,34 +164,25 @@ def with_mamba2(config: Config, h: CheckpointFacts, inner: int) -> CheckpointFac
     """Add sizes and metadata of Mamba 2 by hybrids' names; inner: width between its matrices."""
     config.only("mamba_conv_bias", True)
     config.only("mamba_proj_bias", False)
-    heads, groups, state = (config.count(f"mamba_{name}") for name in ("n_heads", "n_groups", "d_state"))
+    heads, groups = config.count("mamba_n_heads"), config.count("mamba_n_groups")
     if inner != heads * config.count("mamba_d_head") or heads % groups:
         raise config.refusal(f"{heads} heads in {groups} groups do not have {inner} numbers")
     kernel = config.count("mamba_d_conv", 4)
-    sizes = {
-        "state_heads": heads,
-        "groups": groups,
-        "inner": inner,
-        "inner_of_group": inner // groups,
-        "convolved": inner + 2 * groups * state,
-        "into_state": 2 * inner + 2 * groups * state + heads,
-        "kernel": kernel,
-        "one": 1,
-    }
+    sizes = states_of(config.updated(mamba_d_conv=kernel), inner, "mamba_", OF_HYBRIDS)
     return h.updated(
         sizes,
         ssm__conv_kernel=kernel,
-        ssm__state_size=state,
+        ssm__state_size=sizes["state"],
         ssm__group_count=groups,
         ssm__inner_size=inner,
         ssm__time_step_rank=heads,
     )
 
 
-def attending(config: Config, h: CheckpointFacts, attends: Sequence[bool]) -> CheckpointFacts:
+def attending(h: CheckpointFacts, attends: Sequence[bool]) -> CheckpointFacts:
     """Mark the layers with attention: those that have key heads."""
-    flags = {f"attends_{number}": int(does) for number, does in enumerate(attends)}
-    return h.updated(flags, attention__head_count_kv=[h.sizes["kv_heads"] if does else 0 for does in attends])
+    kv_heads = [h.sizes["kv_heads"] if does else 0 for does in attends]
+    return h.updated(by_layer("attends", attends), attention__head_count_kv=kv_heads)
 
 
 def mamba2_layer(sizes: Sizes, number: int) -> Layer:
@@ -203,8 +199,8 @@ def jamba(config: Config, declared: Reader) -> CheckpointFacts:
     sizes = {"kernel": kernel, "state": state, "inner": inner, "both_inner": 2 * inner, "rank": rank, "one": 1}
     sizes |= {"rank_and_states": rank + 2 * state, "expert_hidden": h.sizes["hidden"]}
     experts, every = config.count("num_experts", 16), every_so_many(config, "expert", layers, 2, 1)
-    sizes |= {"experts": experts} | {f"mixes_{n}": int(does and experts > 1) for n, does in enumerate(every)}
-    h = attending(config, h.updated(sizes), every_so_many(config, "attn", layers, 8, 4))
+    sizes |= {"experts": experts} | by_layer("mixes", [does and experts > 1 for does in every])
+    h = attending(h.updated(sizes), every_so_many(config, "attn", layers, 8, 4))
     return h.updated(
         ssm__conv_kernel=kernel,
         ssm__state_size=state,
@@ -236,7 +232,7 @@ def granitehybrid(config: Config, declared: Reader) -> CheckpointFacts:
     if all(attends):
         raise config.refusal("a model in which all layers have attention is not supported by this architecture")
     h = with_mamba2(config, h, config.count("mamba_expand", 2) * h.sizes["width"])
-    h = attending(config, h, attends)
+    h = attending(h, attends)
     experts, shared = config.count("num_local_experts", 0), config.count("shared_intermediate_size")
     sizes = {"experts": experts, "shared_hidden": shared, "both_shared": 2 * shared}
     sizes |= {"expert_hidden": h.sizes["hidden"], "both_hidden": 2 * h.sizes["hidden"]}
@@ -252,16 +248,16 @@ def bamba(config: Config, declared: Reader) -> CheckpointFacts:
     """Read Bamba: attention with partial RoPE in some layers, Mamba 2 in the others."""
     dims = config.get("attn_rotary_emb")
     head_dim = config.count("hidden_size") // config.count("num_attention_heads")
-    renamed = (
-        config if dims is None else config.updated(partial_rotary_factor=config.count("attn_rotary_emb") / head_dim)
-    )
+    renamed = config
+    if dims is not None:
+        renamed = config.updated(partial_rotary_factor=config.count("attn_rotary_emb") / head_dim)
     h = declared(renamed)
     indices, layers = config.get("attn_layer_indices"), h.sizes["layers"]
     if not isinstance(indices, list) or not all(type(index) is int and 0 <= index < layers for index in indices):
         raise config.refusal(f"attn_layer_indices should be a list of some of {layers} layers")
     rotated_dims = rotary_dims(renamed, h.sizes["head_dim"])
     h = with_mamba2(config, h, config.count("mamba_expand", 2) * h.sizes["width"])
-    h = attending(config, h.updated({"rotated_dims": rotated_dims}), [number in indices for number in range(layers)])
+    h = attending(h.updated({"rotated_dims": rotated_dims}), [number in indices for number in range(layers)])
     return h.updated(vocab_size=h.sizes["vocab"], rope__dimension_count=rotated_dims, rope__scaling__finetuned=True)
 
 
@@ -276,9 +272,8 @@ def falcon_h1(config: Config, declared: Reader) -> CheckpointFacts:
     if config.flag("mamba_rms_norm", False):
         config.only("mamba_norm_before_gate", False)
     inner = config.count("mamba_d_ssm", config.count("mamba_expand", 2) * h.sizes["width"])
-    sizes = states_of(config, h.sizes["width"], inner, "mamba_", OF_HYBRIDS)
-    flags = {"has_norm": int(config.flag("mamba_rms_norm", False))}
-    h = with_states(h.updated(flags), sizes)
+    h = with_states(h, states_of(config, inner, "mamba_", OF_HYBRIDS))
+    h = h.updated({"has_norm": int(config.flag("mamba_rms_norm", False))})
     return replace(h, factors=factors_of(config, h.sizes))
 
 
@@ -311,13 +306,8 @@ def falcon_h1_layer(sizes: Sizes, number: int) -> Layer:
     return {**MAMBA2, **(NORM if sizes["has_norm"] else {})}
 
 
-OF_NEMOTRON = {
-    "heads": "mamba_num_heads",
-    "dim": "mamba_head_dim",
-    "groups": "n_groups",
-    "state": "ssm_state_size",
-    "kernel": "conv_kernel",
-}
+OF_NEMOTRON = {"heads": "mamba_num_heads", "dim": "mamba_head_dim", "groups": "n_groups", "state": "ssm_state_size",
+               "kernel": "conv_kernel"}  # fmt: skip
 STATES, ATTENDS, FEEDS = 0, 1, 2  # types of layers
 NEMOTRON_KINDS = {"M": STATES, "*": ATTENDS, "-": FEEDS, "E": FEEDS, "mamba": STATES, "linear_attention": STATES}
 NEMOTRON_KINDS |= {"attention": ATTENDS, "full_attention": ATTENDS, "mlp": FEEDS, "moe": FEEDS}
@@ -330,12 +320,11 @@ def nemotron_h(config: Config, declared: Reader) -> CheckpointFacts:
     renamed = {"num_hidden_layers": len(kinds), "rope_parameters": None, "rope_scaling": None}
     h = declared(config.updated(**renamed))
     inner = config.count("mamba_num_heads") * config.count("mamba_head_dim")
-    h = with_states(h, states_of(config, h.sizes["width"], inner, "", OF_NEMOTRON))
+    h = with_states(h, states_of(config, inner, "", OF_NEMOTRON))
     hidden = config.count("moe_intermediate_size") if has_experts(config) else h.sizes["hidden"]
     epsilon = config.number("layer_norm_epsilon", config.number("rms_norm_eps", config.number("norm_eps", 1e-5)))
     return h.updated(
-        {f"kind_{number}": kind for number, kind in enumerate(kinds)}
-        | {f"feeds_{number}": int(kind == FEEDS) for number, kind in enumerate(kinds)},
+        by_layer("kind", kinds) | by_layer("feeds", [kind == FEEDS for kind in kinds]),
         context_length=CONTEXT,
         feed_forward_length=[hidden if kind == FEEDS else 0 for kind in kinds],
         attention__head_count_kv=[h.sizes["kv_heads"] if kind == ATTENDS else 0 for kind in kinds],
@@ -406,10 +395,8 @@ def lfm2(config: Config, declared: Reader) -> CheckpointFacts:
     kinds, layers, taps = config.get("layer_types"), h.sizes["layers"], config.count("conv_L_cache", 3)
     if not isinstance(kinds, list) or len(kinds) != layers or not {*kinds} <= {"conv", "full_attention"}:
         raise config.refusal(f"layer_types should be conv or full_attention for each of {layers} layers")
-    h = attending(
-        config, h.updated({"taps": taps, "one": 1, "into_gates": 3 * h.sizes["width"]}), [k != "conv" for k in kinds]
-    )
-    return h.updated(shortconv__l_cache=taps)
+    sizes = {"taps": taps, "one": 1, "into_gates": 3 * h.sizes["width"]}
+    return attending(h.updated(sizes), [kind != "conv" for kind in kinds]).updated(shortconv__l_cache=taps)
 
 
 def hidden_of_lfm2(config: Config) -> int:

@@ -1,9 +1,9 @@
 """MiMo-V2."""
 
 from localllm.convert.config import Config
-from localllm.convert.family import Layer, Sizes
+from localllm.convert.family import Layer, as_it_is
 from localllm.convert.hyperparameters import CheckpointFacts, Reader, by_layer, flags
-from localllm.convert.layers import as_it_is
+from localllm.convert.transforms import Sizes
 
 
 def read(config: Config, declared: Reader) -> CheckpointFacts:
@@ -16,7 +16,6 @@ def read(config: Config, declared: Reader) -> CheckpointFacts:
     local = config.count("swa_num_key_value_heads", h.sizes["kv_heads"])
     kv_heads = [local if window else h.sizes["kv_heads"] for window in windows]
     scale = config.get("attention_value_scale")
-    groups = ("n_group", "topk_group")
     return h.updated(
         {
             **by_layer("keys", [n * h.sizes["head_dim"] for n in kv_heads]),
@@ -29,8 +28,8 @@ def read(config: Config, declared: Reader) -> CheckpointFacts:
         attention__value_length=dim,
         attention__value_scale=None if scale is None else config.number("attention_value_scale"),
         attention__sliding_window_pattern=[*map(int, windows)],
-        expert_group_count=config.get(groups[0]) and config.count(groups[0]),
-        expert_group_used_count=config.get(groups[1]) and config.count(groups[1]),
+        expert_group_count=config.get("n_group") and config.count("n_group"),
+        expert_group_used_count=config.get("topk_group") and config.count("topk_group"),
     )
 
 

@@ -1,8 +1,7 @@
-"""MiniMax-Text-01 and M1.; MiniMax M3."""
+"""MiniMax-Text-01, M1 and M3."""
 
 from localllm.convert.config import Config
-from localllm.convert.experts import with_experts
-from localllm.convert.hyperparameters import CheckpointFacts, Reader, flags, rotary_dims
+from localllm.convert.hyperparameters import CheckpointFacts, Reader, by_layer, flags, rotary_dims, with_experts
 
 
 def minimax_01(config: Config, declared: Reader) -> CheckpointFacts:
@@ -12,7 +11,7 @@ def minimax_01(config: Config, declared: Reader) -> CheckpointFacts:
     h = declared(config)
     attends = [number % 8 == 7 for number in range(h.sizes["layers"])]
     config.only("attn_type_list", [*map(int, attends)])
-    return h.updated({f"attends_{number}": int(does) for number, does in enumerate(attends)})
+    return h.updated(by_layer("attends", attends))
 
 
 def minimax_m3(config: Config, declared: Reader) -> CheckpointFacts:

@@ -1,34 +1,47 @@
-"""Rerankers made of Qwen3.; The language models of Qwen3-VL.; Qwen3-Next and Qwen 3.5, with experts and without: most layers have the gated delta rule.; Qwen 4 (experimental): the delta rule, block-sparse attention, residual streams, n-gram embeddings."""
+"""Qwen: rerankers made of Qwen3, Qwen3-VL, and models whose layers mostly have the gated delta rule.
+
+Those are Qwen3-Next, Qwen 3.5 and Qwen 4 (experimental), which has block-sparse attention, residual streams and n-gram
+embeddings besides.
+"""
 
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from math import isqrt
 
 import numpy as np
 
 from localllm.convert.config import Config
-from localllm.convert.experts import with_experts
 from localllm.convert.families.bert import RANK, labels
-from localllm.convert.family import DerivedTensor, Dimensions, Layer, Sizes
+from localllm.convert.family import (
+    ATTENTION,
+    HEAD_NORMS,
+    SHARED_EXPERT,
+    DerivedTensor,
+    Dimensions,
+    Layer,
+    as_stored,
+    experts_of,
+    mtp_layer,
+)
 from localllm.convert.files import read_json, read_text, report_as_model_error
-from localllm.convert.hyperparameters import CheckpointFacts, Reader
-from localllm.convert.layers import ATTENTION, HEAD_NORMS, SHARED_EXPERT, as_stored, experts_of, mtp_layer
-from localllm.convert.tensor_functions import FUNCTIONS
-from localllm.convert.tensors import (
+from localllm.convert.hyperparameters import CheckpointFacts, Reader, by_layer, with_experts
+from localllm.convert.safetensors_files import Stored
+from localllm.convert.transforms import (
+    FUNCTIONS,
     Shape,
+    Sizes,
     TensorSource,
     as_float32,
     column,
     flat,
     from_array,
-    map_values,
     permute_columns,
     pick_rows,
     reshape,
     stack,
 )
-from localllm.convert.weights import Stored
 from localllm.errors import ModelError
 
 ANSWERS = "yes", "no"
@@ -105,7 +118,7 @@ def delta_rule(config: Config, declared: Reader) -> CheckpointFacts:
         "one": 1,
         "mtp_layers": int(config.get("mtp_num_hidden_layers", 1) != 0),
         "both_inputs": 2 * h.sizes["width"],
-        **{f"attends_{number}": int(does) for number, does in enumerate([*attends, True])},
+        **by_layer("attends", [*attends, True]),
     }
     return h.updated(
         sizes,
@@ -205,21 +218,15 @@ def interleave_columns(sources: Sequence[TensorSource], shape: Shape, sizes: Siz
     return permute_columns(sources[0], interleave_heads(sizes, sizes["value_dim"]))
 
 
-def rates(sources: Sequence[TensorSource], shape: Shape, sizes: Sizes) -> TensorSource:
-    return from_array(as_float32(FUNCTIONS["decay"](sources, shape, sizes).rows(0, 1), "F32").reshape(-1))
-
-
 def interleave_rates(sources: Sequence[TensorSource], shape: Shape, sizes: Sizes) -> TensorSource:
     numbers = as_float32(FUNCTIONS["decay"](sources, shape, sizes).rows(0, 1), "F32").reshape(-1)
     return from_array(numbers[interleave_heads(sizes, 1)])
 
 
-def same(sources: Sequence[TensorSource], shape: Shape, sizes: Sizes) -> TensorSource:
-    return sources[0]
-
-
 HEADS, TAPS = ("value_heads",), ("convolved", "one", "kernel")
-NORM: Layer = {"ssm_norm": DerivedTensor(("value_dim",), {"linear_attn.norm.weight": ("value_dim",)}, same)}
+NORM: Layer = {
+    "ssm_norm": DerivedTensor(("value_dim",), {"linear_attn.norm.weight": ("value_dim",)}, FUNCTIONS["same"])
+}
 WIDE = ("all_four", "width")
 RULE_OF_NEXT: Layer = {
     **NORM,
@@ -227,11 +234,11 @@ RULE_OF_NEXT: Layer = {
     "attn_gate": of_rule("in_proj_qkvz.weight", "rule_values", "width", order=of_groups(slice(3, 4)), stored=WIDE),
     "ssm_ba": ("both_strengths", "width"),
     "ssm_conv1d": DerivedTensor(("convolved", "kernel"), {"linear_attn.conv1d.weight": TAPS}, FUNCTIONS["reshape"]),
-    "ssm_dt.bias": DerivedTensor(HEADS, {"linear_attn.dt_bias": HEADS}, same),
-    "ssm_a": DerivedTensor(HEADS, {"linear_attn.A_log": HEADS}, rates),
+    "ssm_dt.bias": DerivedTensor(HEADS, {"linear_attn.dt_bias": HEADS}, FUNCTIONS["same"]),
+    "ssm_a": DerivedTensor(HEADS, {"linear_attn.A_log": HEADS}, FUNCTIONS["decay"]),
     "ssm_out": ("width", "rule_values"),
 }
-BY_ONE = lambda sizes: interleave_heads(sizes, 1)  # noqa: E731
+BY_ONE = partial(interleave_heads, length=1)
 RULE: Layer = {
     **NORM,
     "attn_qkv": of_rule("in_proj_qkv.weight", "convolved", "width", order=interleave_values),
@@ -252,17 +259,14 @@ ATTENDING: Layer = {**ATTENTION, **HEAD_NORMS, "attn_q": ("both_queries", "width
 NORMS: Layer = {"attn_norm": ("width",), "post_attention_norm": ("width",)}
 
 
-def mixture(sizes: Sizes) -> Layer:
+def experts(sizes: Sizes, number: int) -> Layer:
     return {**experts_of(sizes, "mlp.experts"), **BESIDE}
 
 
 def with_offsets(layer: Layer) -> Layer:
     """Declare the norms of a multi-token prediction layer, which multiply by 1 + weight."""
-
-    def build(sources: Sequence[TensorSource], shape: Shape, sizes: Sizes) -> TensorSource:
-        return map_values(sources[0], lambda numbers: numbers + 1)
-
-    return {name: replace(its, build=build) if "norm" in name else its for name, its in layer.items()}  # type: ignore[type-var]
+    offset = FUNCTIONS["offset"]
+    return {name: replace(its, build=offset) if "norm" in name else its for name, its in layer.items()}  # type: ignore[type-var]
 
 
 IN_MTP = {"fc": "eh_proj", "pre_fc_norm_embedding": "enorm", "pre_fc_norm_hidden": "hnorm", "norm": "shared_head.norm"}
@@ -278,20 +282,13 @@ def with_mtp(name: str, layers: int) -> str:
     return f"model.layers.{layers}.{IN_MTP.get(module, module)}.{kind}"
 
 
-def qwen35_layer(sizes: Sizes, number: int) -> Layer:
-    """List the tensors of a layer of Qwen 3.5 without its feed-forward network."""
-    mixer = ATTENDING if sizes[f"attends_{number}"] else RULE
+def layer(rule: Layer, sizes: Sizes, number: int) -> Layer:
+    """List the tensors of a layer without its feed-forward network."""
+    mixer = ATTENDING if sizes[f"attends_{number}"] else rule
     return {**NORMS, **mixer, **with_offsets(mtp_layer(sizes, number))}
 
 
-def qwen3next_layer(sizes: Sizes, number: int) -> Layer:
-    """List those of Qwen3-Next, which stores the delta rule's matrices in other orders."""
-    mixer = ATTENDING if sizes[f"attends_{number}"] else RULE_OF_NEXT
-    return {**NORMS, **mixer, **with_offsets(mtp_layer(sizes, number))}
-
-
-def experts(sizes: Sizes, number: int) -> Layer:
-    return mixture(sizes)
+qwen35_layer, qwen3next_layer = partial(layer, RULE), partial(layer, RULE_OF_NEXT)
 
 
 CONSTANTS = {"layer_multipliers": "layer_multipliers", "head_offsets": "ngram_heads_offsets",
@@ -312,15 +309,9 @@ def qwen4exp(config: Config, declared: Reader) -> CheckpointFacts:
     if config.get("intermediate_size") is None:
         h = h.updated(feed_forward_length=None)
     heads, dim, size = (config.count(f"indexer_{name}") for name in ("n_heads", "head_dim", "compress_ratio"))
-    streams, rank, attends = config.count("hc_count", 4), config.count("hc_lowrank", 320), "attends_{}"
-    sizes = {
-        "streams": streams,
-        "all_streams": streams * h.sizes["width"],
-        "rank": rank,
-        "mtp_layers": 0,
-        "index_dim": dim,
-    }
-    sizes |= {"index_queries": heads * dim, "queries_and_key": (heads + 1) * dim}
+    streams, rank = config.count("hc_count", 4), config.count("hc_lowrank", 320)
+    sizes = {"streams": streams, "all_streams": streams * h.sizes["width"], "rank": rank, "mtp_layers": 0}
+    sizes |= {"index_dim": dim, "index_queries": heads * dim, "queries_and_key": (heads + 1) * dim}
     return with_ngrams(config, h).updated(
         sizes,
         hyper_connection__count=streams,
@@ -328,7 +319,7 @@ def qwen4exp(config: Config, declared: Reader) -> CheckpointFacts:
         attention__indexer__head_count=heads,
         attention__indexer__key_length=dim,
         attention__indexer__top_k=config.count("indexer_budget"),
-        attention__compress_ratios=[size * h.sizes[attends.format(number)] for number in range(h.sizes["layers"])],
+        attention__compress_ratios=[size * h.sizes[f"attends_{number}"] for number in range(h.sizes["layers"])],
     )
 
 
@@ -379,7 +370,7 @@ def constants(stored: Mapping[str, Stored], h: CheckpointFacts) -> dict[str, obj
     tensors = {}
     for key, name in CONSTANTS.items() if h.sizes["hashes"] else ():
         tensor = next(
-            (stored[stored_name] for stored_name in stored if stored_name.endswith(f".ple_embedding.{name}")), None
+            (its for stored_name, its in stored.items() if stored_name.endswith(f".ple_embedding.{name}")), None
         )
         if tensor is None or tensor.dtype != "I64" or len(tensor.shape) != 1:
             raise ModelError(f"there is no {name} of the n-gram embeddings")
@@ -389,11 +380,7 @@ def constants(stored: Mapping[str, Stored], h: CheckpointFacts) -> dict[str, obj
 
 def offset(name: str, *dimensions: str) -> DerivedTensor:
     """Declare a norm that multiplies by 1 + weight."""
-
-    def build(sources: Sequence[TensorSource], shape: Shape, sizes: Sizes) -> TensorSource:
-        return map_values(sources[0], lambda numbers: numbers + 1)
-
-    return DerivedTensor(dimensions, {f"{name}.weight": dimensions}, build)
+    return DerivedTensor(dimensions, {f"{name}.weight": dimensions}, FUNCTIONS["offset"])
 
 
 def of_index(rows: str, start: str = "") -> DerivedTensor:
@@ -443,17 +430,17 @@ SEQUENCES: Layer = {
 def qwen4exp_layer(sizes: Sizes, number: int) -> Layer:
     mixer = {**ATTENDING, **INDEXER} if sizes[f"attends_{number}"] else RULE
     ngrams = SEQUENCES if sizes["hashes"] and sizes["ngram_layer"] == number else {}
-    return {**STREAMS, **mixer, **mixture(sizes), **ngrams}
+    return {**STREAMS, **mixer, **experts(sizes, number), **ngrams}
+
+
+def joined(sources: Sequence[TensorSource], shape: Shape, sizes: Sizes) -> TensorSource:
+    return reshape(stack(sources), shape)
 
 
 def qwen4exp_whole(sizes: Sizes) -> Layer:
     streams = streams_of("output_hc", "model.hyper_connection_mixer")
     if not sizes["hashes"]:
         return streams
-
-    def build(sources: Sequence[TensorSource], shape: Shape, sizes: Sizes) -> TensorSource:
-        return reshape(stack(sources), shape)
-
     place = f"blk.{sizes['ngram_layer']}.ple.ple_embedding.ngram_embedding.shard_{{}}.weight"
     parts = {place.format(number): ("part", "of_hash") for number in range(sizes["parts"])}
-    return {**streams, "per_layer_token_embd": DerivedTensor(("rows", "of_hash"), parts, build)}
+    return {**streams, "per_layer_token_embd": DerivedTensor(("rows", "of_hash"), parts, joined)}

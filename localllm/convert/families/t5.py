@@ -5,9 +5,9 @@ from collections.abc import Sequence
 from localllm.arch.families.t5 import REACH
 from localllm.arch.metadata import MOST_LAYERS
 from localllm.convert.config import Config
-from localllm.convert.family import DerivedTensor, Layer, Sizes
+from localllm.convert.family import DerivedTensor, Layer
 from localllm.convert.hyperparameters import CheckpointFacts, Reader
-from localllm.convert.tensors import Shape, TensorSource, map_values
+from localllm.convert.transforms import Shape, Sizes, TensorSource, map_values
 
 NETWORKS = {"relu": False, "gated-gelu": True}  # activations, and whether they are gated
 HEADS = {"attn_q": ("queries", "width"), "attn_k": ("queries", "width"), "attn_v": ("queries", "width"),

@@ -7,25 +7,25 @@ table.
 from collections.abc import Callable
 
 from localllm.convert.config import Config
-from localllm.convert.projectors import gemma3, idefics3, internvl, lfm2vl, llava, pixtral, qwen2vl, qwen3vl
+from localllm.convert.projectors import internvl, llava, qwen, siglip
 from localllm.convert.projectors.parts import ProjectorFacts, SeeingConfig
 from localllm.files.gguf.header import printable
 
 PROJECTORS: dict[str, Callable[[SeeingConfig], ProjectorFacts]] = {
-    "Gemma3ForConditionalGeneration": gemma3.gemma3,
-    "Idefics3ForConditionalGeneration": idefics3.idefics3,
+    "Gemma3ForConditionalGeneration": siglip.gemma3,
+    "Idefics3ForConditionalGeneration": siglip.idefics3,
     "InternVLForConditionalGeneration": internvl.internvl,
-    "Lfm2VlForConditionalGeneration": lfm2vl.lfm2vl,
+    "Lfm2VlForConditionalGeneration": siglip.lfm2vl,
     "LlavaForConditionalGeneration": llava.llava,
     "LlavaNextForConditionalGeneration": llava.llava_next,
-    "Mistral3ForConditionalGeneration": pixtral.mistral3,
-    "Qwen2VLForConditionalGeneration": qwen2vl.qwen2vl,
-    "Qwen2_5_VLForConditionalGeneration": qwen2vl.qwen25vl,
-    "Qwen3VLForConditionalGeneration": qwen3vl.qwen3vl,
-    "Qwen3VLMoeForConditionalGeneration": qwen3vl.qwen3vl,
-    "Qwen3_5ForConditionalGeneration": qwen3vl.qwen3vl,
-    "Qwen3_5MoeForConditionalGeneration": qwen3vl.qwen3vl,
-    "SmolVLMForConditionalGeneration": idefics3.idefics3,
+    "Mistral3ForConditionalGeneration": llava.mistral3,
+    "Qwen2VLForConditionalGeneration": qwen.qwen2vl,
+    "Qwen2_5_VLForConditionalGeneration": qwen.qwen25vl,
+    "Qwen3VLForConditionalGeneration": qwen.qwen3vl,
+    "Qwen3VLMoeForConditionalGeneration": qwen.qwen3vl,
+    "Qwen3_5ForConditionalGeneration": qwen.qwen3vl,
+    "Qwen3_5MoeForConditionalGeneration": qwen.qwen3vl,
+    "SmolVLMForConditionalGeneration": siglip.idefics3,
 }
 
 

@@ -15,7 +15,7 @@ from localllm.convert.projectors.parts import (
     sizes_of,
     with_bias,
 )
-from localllm.convert.tensors import reshape
+from localllm.convert.transforms import reshape
 
 EPSILON = 1e-6  # epsilon of norms that config.json may omit
 LEAST_TILES, MOST_TILES = 1, 12  # defaults of preprocessor_config.json

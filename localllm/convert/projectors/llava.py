@@ -4,10 +4,23 @@ Later layers are left out. The file names the last layer (`feature_layer`), beca
 more.
 """
 
+from functools import partial
+
 from localllm.arch.vision.anyres import UNPADDED
-from localllm.convert.projectors.gemma3 import transformer_layer
-from localllm.convert.projectors.parts import Part, ProjectorFacts, SeeingConfig, in_layers, sizes_of, with_bias
-from localllm.convert.projectors.pixtral import pixtral
+from localllm.convert.files import read_json, report_as_model_error
+from localllm.convert.projectors.parts import (
+    Part,
+    Parts,
+    ProjectorFacts,
+    SeeingConfig,
+    in_layers,
+    plain,
+    sizes_of,
+    with_bias,
+    with_defaults,
+)
+from localllm.convert.projectors.siglip import transformer_layer
+from localllm.convert.transforms import DerivedSource, TensorSource, as_float32, from_array, to_pairs
 
 EPSILON = 1e-5  # a default of config.json
 CLIP = "clip_vision_model"
@@ -77,3 +90,107 @@ def last_layer(c: SeeingConfig, stored: int) -> int:
     if not isinstance(layer, int) or isinstance(layer, bool) or not -stored <= layer <= stored or not layer:
         raise c.whole.refusal(f"vision_feature_layer: expected one layer, from 1 to {stored} or from -{stored} to -1")
     return layer if layer > 0 else stored + 1 + layer
+
+
+PIXTRAL_EPSILON = 1e-5  # epsilon of the encoder's norms, in no config.json
+BASE = 10000.0  # RoPE base, readers' default
+BREAK = "[IMG_BREAK]"
+PIXTRAL_DEFAULTS = {  # values that config.json may omit
+    "hidden_size": 1024,
+    "intermediate_size": 4096,
+    "num_hidden_layers": 24,
+    "num_attention_heads": 16,
+    "image_size": 1024,
+    "patch_size": 16,
+    "hidden_act": "gelu",
+}
+
+
+def pixtral(c: SeeingConfig) -> ProjectorFacts:
+    """Read Pixtral. Raises ModelError."""
+    return of_pixtral(c, 1, c.whole.flag("multimodal_projector_bias", True))
+
+
+def mistral3(c: SeeingConfig) -> ProjectorFacts:
+    """Read Mistral Small 3.1. Raises ModelError."""
+    c.vision.only("model_type", "pixtral")
+    c.whole.text_config({}).only("rms_norm_eps", PIXTRAL_EPSILON)  # all norms share one epsilon
+    return of_pixtral(c, c.whole.count("spatial_merge_size", 2), c.whole.flag("multimodal_projector_bias", False))
+
+
+def of_pixtral(c: SeeingConfig, merge: int, biased: bool) -> ProjectorFacts:
+    """Read the encoder; merge: patches on each side that become one row. Raises ModelError."""
+    c = with_defaults(c, PIXTRAL_DEFAULTS)
+    require_known(c)
+    h = sizes_of(c)
+    metadata: dict[str, object] = {
+        "projector_type": "pixtral",
+        "use_silu": True,
+        "vision.attention.layer_norm_epsilon": PIXTRAL_EPSILON,
+        "vision.spatial_merge_size": merge if merge > 1 else None,
+    }
+    reorder, matrix = partial(to_pairs, head_dim=h.width // h.heads), with_bias if biased else plain
+    layer = {
+        **plain("ln1", "attention_norm", h.width),
+        **plain("ln2", "ffn_norm", h.width),
+        "attn_q.weight": Part("attention.q_proj.weight", (h.width, h.width), reorder),
+        "attn_k.weight": Part("attention.k_proj.weight", (h.width, h.width), reorder),
+        **plain("attn_v", "attention.v_proj", h.width, h.width),
+        **plain("attn_out", "attention.o_proj", h.width, h.width),
+        **plain("ffn_gate", "feed_forward.gate_proj", h.hidden, h.width),
+        **plain("ffn_up", "feed_forward.up_proj", h.hidden, h.width),
+        **plain("ffn_down", "feed_forward.down_proj", h.width, h.hidden),
+    }
+    parts = {
+        **plain("v.patch_embd", "patch_conv", *h.convolution),
+        **plain("v.pre_ln", "ln_pre", h.width),
+        **in_layers(h.layers, "transformer.layers", layer),
+        **(merger(h.width, merge) if merge > 1 else {}),
+        **matrix("mm.1", "linear_1", h.out, h.width),
+        **matrix("mm.2", "linear_2", h.out, h.out),
+        "v.token_embd.img_break": line_end(c),
+    }
+    return ProjectorFacts(h, metadata, parts)
+
+
+def require_known(c: SeeingConfig) -> None:
+    """Raise ModelError for a configuration that the file cannot express."""
+    c.vision.only("hidden_act", "silu")
+    c.vision.only("rope_theta", BASE)
+    c.vision.section("rope_parameters").only("rope_theta", BASE)
+    c.whole.only("projector_hidden_act", "gelu")
+    c.whole.only("vision_feature_layer", -1)
+
+
+def merger(width: int, merge: int) -> Parts:
+    """List the tensors that merge patches into one row."""
+    return {
+        **plain("mm.input_norm", "norm", width),
+        **plain("mm.patch_merger", "patch_merger.merging_layer", width, merge**2 * width),
+    }
+
+
+def line_end(c: SeeingConfig) -> Part:
+    """Declare the embedding after each line of an image."""
+    text = c.whole.text_config({})
+    vocab = text.count("vocab_size")
+    return Part("embed_tokens.weight", (vocab, c.out), partial(one_row, number=break_token(c, vocab)))
+
+
+def one_row(source: TensorSource, number: int) -> DerivedSource:
+    """Take a row of a matrix as a vector."""
+    return from_array(as_float32(source.rows(number, number + 1), source.dtype).reshape(-1))
+
+
+def break_token(c: SeeingConfig, vocab: int) -> int:
+    """Return the id of [IMG_BREAK]. Raises ModelError."""
+    folder = c.whole.path.parent
+    for name in ("tokenizer_config.json", "tokenizer.json"):
+        content = read_json(folder / name) or {}
+        with report_as_model_error(folder / name):
+            tokens = {int(number): token for number, token in (content.get("added_tokens_decoder") or {}).items()}
+            tokens |= {int(token["id"]): token for token in content.get("added_tokens") or ()}
+            ids = [number for number, token in tokens.items() if token["content"] == BREAK]
+        if ids and 0 <= ids[0] < vocab:
+            return ids[0]
+    raise c.whole.refusal(f"neither tokenizer_config.json nor tokenizer.json has the token {BREAK}")

@@ -6,7 +6,7 @@ from math import prod
 
 from localllm.arch.vision.hyperparameters import MOST_SIDE
 from localllm.convert.config import Config
-from localllm.convert.tensors import DerivedSource, Shape, TensorSource, as_float32, from_array, pick_rows
+from localllm.convert.transforms import DerivedSource, Shape, TensorSource, as_float32, from_array, pick_rows
 from localllm.frozen import frozen
 
 

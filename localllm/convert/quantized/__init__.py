@@ -8,8 +8,8 @@ from collections.abc import Callable, Mapping
 
 from localllm.convert.config import Config
 from localllm.convert.quantized import bitsandbytes, compressed_tensors, fp8, packed_columns
-from localllm.convert.quantized.numbers import Tensors
-from localllm.convert.weights import Stored
+from localllm.convert.quantized.unpacking import Tensors
+from localllm.convert.safetensors_files import Stored
 from localllm.errors import ModelError
 from localllm.files.gguf.header import printable
 
@@ -47,10 +47,10 @@ def open_quantized(stored: Mapping[str, Stored], config: Config) -> Mapping[str,
     """Replace quantized tensors by dequantized ones. Raises ModelError for an unknown method or setting."""
     name = find_method(config)
     if not name:
-        return fp8.open_unscaled(Tensors(stored)).all()
+        return fp8.open_unscaled(Tensors(stored)).remaining
     key = "quantization_config" if config.get("quantization_config") else "compression_config"
     tensors = METHODS[name](Tensors(stored), config.section(key))
-    for each in tensors.all().values():
+    for each in tensors.remaining.values():
         if each.dtype in fp8.EIGHT_BITS:
             raise ModelError(f"{each.path}: tensor {printable(each.name)} is {each.dtype}, and has no scale")
-    return tensors.all()
+    return tensors.remaining

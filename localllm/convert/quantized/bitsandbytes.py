@@ -12,8 +12,8 @@ from typing import NamedTuple
 import numpy as np
 
 from localllm.convert.config import Config
-from localllm.convert.quantized.numbers import Tensors, load, refusal, require, unpack_nibbles
-from localllm.convert.weights import Stored
+from localllm.convert.quantized.unpacking import Tensors, load, refusal, require, unpack_nibbles
+from localllm.convert.safetensors_files import Stored
 
 STATE = ".quant_state.bitsandbytes__"
 KINDS = ("nf4", "fp4")

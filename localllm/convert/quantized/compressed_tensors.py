@@ -9,8 +9,8 @@ import numpy as np
 
 from localllm.convert.config import Config
 from localllm.convert.quantized.fp8 import ACTIVATIONS, EIGHT_BITS, put_fours, put_scaled
-from localllm.convert.quantized.numbers import Tensors, decode, load, refusal, require, unpack_words
-from localllm.convert.weights import Stored
+from localllm.convert.quantized.unpacking import Tensors, decode, load, refusal, require, unpack_words
+from localllm.convert.safetensors_files import Stored
 
 IGNORED = (*ACTIVATIONS, ".input_zero_point", ".input_global_scale", ".output_zero_point", ".k_zero_point",
            ".v_zero_point", ".input_g_idx")  # fmt: skip

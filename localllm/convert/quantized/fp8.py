@@ -10,8 +10,8 @@ from math import prod
 import numpy as np
 
 from localllm.convert.config import Config
-from localllm.convert.quantized.numbers import E2M1, Tensors, decode, load, refusal, require, unpack_nibbles
-from localllm.convert.weights import Stored
+from localllm.convert.quantized.unpacking import E2M1, Tensors, decode, load, refusal, require, unpack_nibbles
+from localllm.convert.safetensors_files import Stored
 
 EIGHT_BITS = ("F8_E4M3", "F8_E5M2")
 # Scales of activations and of the KV cache, on which no weights depend.
@@ -24,7 +24,7 @@ def open_fp8(tensors: Tensors, config: Config) -> Tensors:
     tensors.drop(*ACTIVATIONS)
     block = config.get("weight_block_size") or [128, 128]
     for name in [name for suffix in SCALES for name in tensors.names(suffix)]:
-        weight = tensors.peek(name)
+        weight = tensors.remaining.get(name)
         if weight is not None and weight.dtype in EIGHT_BITS:
             scale = tensors.take_if_there(*(name + suffix for suffix in SCALES))
             assert scale is not None
@@ -36,7 +36,7 @@ def open_fp8(tensors: Tensors, config: Config) -> Tensors:
 
 def open_unscaled(tensors: Tensors) -> Tensors:
     """Decode weights that were cast to 8 bits, in checkpoints without a quantization method."""
-    for name, weight in [*tensors.all().items()]:
+    for name, weight in [*tensors.remaining.items()]:
         if weight.dtype in EIGHT_BITS and weight.shape:
             put_numbers(tensors, name, weight)
     return tensors

@@ -8,7 +8,7 @@ AutoAWQ's utils/packing_utils.py and GPTQModel's qlinear/__init__.py; vLLM docum
 import numpy as np
 
 from localllm.convert.config import Config
-from localllm.convert.quantized.numbers import (
+from localllm.convert.quantized.unpacking import (
     Tensors,
     load,
     map_words,
@@ -17,7 +17,7 @@ from localllm.convert.quantized.numbers import (
     unpack_stream,
     unpack_words,
 )
-from localllm.convert.weights import Stored
+from localllm.convert.safetensors_files import Stored
 
 AWQ_ORDER = np.array([0, 4, 1, 5, 2, 6, 3, 7])  # the place in a word of outputs 0, 1, 2, ...
 

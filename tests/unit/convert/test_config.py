@@ -12,17 +12,17 @@ from checkpoint import write_safetensors
 
 from localllm.arch import ARCHITECTURES
 from localllm.arch.checkpoint import Checkpoint
-from localllm.convert import files, folder, modules, weights
-from localllm.convert.arrangement import CheckpointTensor
+from localllm.convert import files, folder, safetensors_files, sentence_transformers
+from localllm.convert.clip import words
 from localllm.convert.config import Config
-from localllm.convert.families.cohere2moe import windows_behind
+from localllm.convert.families.cohere import windows_behind
 from localllm.convert.families.exaone import exaone4_windows
 from localllm.convert.families.llama import of_heads
-from localllm.convert.pair_folder import words
 from localllm.convert.records import family_named, family_of, records
 from localllm.convert.rope_scaling import RopeScaling, llama3_factors, read_rope, rope_parameters, sections, yarn
 from localllm.convert.sentencepiece import message, varint
-from localllm.convert.tensors import from_array
+from localllm.convert.tensor_mapping import CheckpointTensor
+from localllm.convert.transforms import from_array
 from localllm.errors import ModelError
 from localllm.quant.formats import BY_NAME
 from localllm.quant.recipes import find_recipe
@@ -247,7 +247,7 @@ def test_windows_by_a_list_or_a_pattern(said: dict[str, Any], found: str):
     ({"sliding_window_pattern": ""}, "sliding_window_pattern should be a number from 1"),
 ])  # fmt: skip
 def test_windows_that_make_no_sense(said: dict[str, Any], problem: str):
-    assert refused(windows_of, config(**said), 7).startswith(problem)
+    assert refused(exaone4_windows, config(**said), 7).startswith(problem)
 
 
 @pytest.mark.parametrize(("leading", "found"), [(0, "wwwawwwaw"), (1, "awwwawwwa"), (3, "aaawwwaww"), (9, "a" * 9)])
@@ -298,10 +298,10 @@ def test_how_large_a_small_file_may_be(tmp_path: Path, monkeypatch: pytest.Monke
 def test_folders_without_weights(tmp_path: Path, names: list[str], found: str):
     for name in names:
         (tmp_path / name).touch()
-    said = weights.without_weights(tmp_path)
+    said = safetensors_files.without_weights(tmp_path)
     assert (said == found) if found.startswith("there") else found in said
     with pytest.raises(ModelError) as error:
-        weights.weight_files(tmp_path)
+        safetensors_files.weight_files(tmp_path)
     assert str(error.value) == f"{tmp_path}: {said}"
 
 
@@ -312,14 +312,14 @@ def test_parts_of_weights(tmp_path: Path):
         (tmp_path / name).touch()
     missing = rf"{names[1]}: this file is missing; it is number 2 of 3$"
     with pytest.raises(ModelError, match=missing):
-        weights.weight_files(tmp_path)
+        safetensors_files.weight_files(tmp_path)
     (tmp_path / names[1]).touch()
-    assert [path.name for path in weights.weight_files(tmp_path)] == names
+    assert [path.name for path in safetensors_files.weight_files(tmp_path)] == names
     index = {"a": names[2], "b": names[0], "c": names[2]}
-    (tmp_path / weights.INDEX).write_text(json.dumps({"weight_map": index}))
-    assert [path.name for path in weights.weight_files(tmp_path)] == [names[0], names[2]]
-    (tmp_path / weights.WHOLE).touch()
-    assert weights.weight_files(tmp_path) == [tmp_path / weights.WHOLE]
+    (tmp_path / safetensors_files.INDEX).write_text(json.dumps({"weight_map": index}))
+    assert [path.name for path in safetensors_files.weight_files(tmp_path)] == [names[0], names[2]]
+    (tmp_path / safetensors_files.WHOLE).touch()
+    assert safetensors_files.weight_files(tmp_path) == [tmp_path / safetensors_files.WHOLE]
 
 
 @pytest.mark.parametrize("content", [
@@ -327,25 +327,25 @@ def test_parts_of_weights(tmp_path: Path):
     {"weight_map": {"a": "a.bin"}}, {"weight_map": {"a": "a:b.safetensors"}}, {"weight_map": {"a": ".safetensors"}},
 ])  # fmt: skip
 def test_an_index_that_says_nothing(tmp_path: Path, content: dict[str, Any]):
-    (tmp_path / weights.INDEX).write_text(json.dumps(content))
+    (tmp_path / safetensors_files.INDEX).write_text(json.dumps(content))
     with pytest.raises(ModelError, match=r"expected a weight_map$|expected the name of a safetensors file, found "):
-        weights.read_index(tmp_path)
+        safetensors_files.read_index(tmp_path)
 
 
 def test_tensors_as_they_lie_in_a_file(tmp_path: Path):
     path = tmp_path / "x"
     path.write_bytes(bytes(range(30)))
     entry = {"dtype": "BF16", "shape": [3, 2], "data_offsets": [4, 16]}
-    found = weights.stored_tensor(path, "t", entry, 10)
+    found = safetensors_files.stored_tensor(path, "t", entry, 10)
     assert (found.name, found.dtype, found.shape, found.start) == ("t", "BF16", (3, 2), 14)
     assert found.rows(1, 3).tolist() == [[18, 19, 20, 21], [22, 23, 24, 25]]
-    assert weights.stored_tensor(path, "t", {**entry, "dtype": "F8"}, 10).shape == (
+    assert safetensors_files.stored_tensor(path, "t", {**entry, "dtype": "F8"}, 10).shape == (
         3,
         2,
     )  # of a kind that is listed only
     for end in (15, 17):
         with pytest.raises(ValueError, match=rf"^tensor t: {end - 4} bytes; expected 6 numbers$"):
-            weights.stored_tensor(path, "t", {**entry, "data_offsets": [4, end]}, 10)
+            safetensors_files.stored_tensor(path, "t", {**entry, "data_offsets": [4, end]}, 10)
     path.write_bytes(bytes(25))
     assert found.rows(0, 2).shape == (2, 4)
     with pytest.raises(ModelError, match=r"x: the file was truncated while it was read$"):
@@ -354,7 +354,7 @@ def test_tensors_as_they_lie_in_a_file(tmp_path: Path):
     with pytest.raises(ModelError, match=r"x: cannot be read: No such file"):
         found.rows(0, 1)
     with pytest.raises(ModelError, match=r"x: cannot be read: |x: not a valid safetensors file: "):
-        weights.read_header(path)
+        safetensors_files.read_header(path)
 
 
 def test_what_belongs_to_a_checkpoint(tmp_path: Path):
@@ -414,15 +414,15 @@ def test_matrices_behind_a_pooling(tmp_path: Path, said: dict[str, Any], matrix:
     (tmp_path / "modules.json").write_text(json.dumps([{"type": "a.Pooling", "path": "1_Pooling"}, *kinds]))
     if problem:
         with pytest.raises(ModelError, match=problem):
-            modules.projections(tmp_path, True)
+            sentence_transformers.projections(tmp_path, True)
     else:
-        found = modules.projections(tmp_path, True)
+        found = sentence_transformers.projections(tmp_path, True)
         assert {name: tensor.shape for name, tensor in found.items()} == {"dense_2": (3, 2), "dense_3": (3, 2)}
     with pytest.raises(ModelError, match="in this architecture is not supported"):
-        modules.projections(tmp_path, False)
+        sentence_transformers.projections(tmp_path, False)
     (tmp_path / "modules.json").write_text(json.dumps([*kinds, kinds[1]]))
     with pytest.raises(ModelError, match=r"is not supported|linear.weight is missing"):
-        modules.projections(tmp_path, True)
+        sentence_transformers.projections(tmp_path, True)
 
 
 def test_numbers_of_protobuf():

@@ -28,14 +28,20 @@ from tiny_model import CHATML, vocabulary
 
 import localllm
 from localllm.convert import Checkpoint, open_folder
-from localllm.convert.description import is_plain
 from localllm.convert.files import report_as_model_error
-from localllm.convert.pretokenizer_name import USUAL_NAMES, candidates, pretokenizer_name, probe, split_words
+from localllm.convert.general_metadata import is_plain
 from localllm.convert.sentencepiece import message, read_sentencepiece, varint
-from localllm.convert.tensors import from_array
-from localllm.convert.tied_output import unties_output
-from localllm.convert.token_table import Tokens
-from localllm.convert.tokens import cuts_nothing, groups_of_merges, merge_pairs, prepends_space, refuse_normalizer
+from localllm.convert.tensor_mapping import unties_output
+from localllm.convert.tokenizer_json import USUAL_NAMES, candidates, pretokenizer_name, probe, split_words
+from localllm.convert.tokens import (
+    Tokens,
+    cuts_nothing,
+    groups_of_merges,
+    merge_pairs,
+    prepends_space,
+    refuse_normalizer,
+)
+from localllm.convert.transforms import from_array
 from localllm.convert.vocabulary import VocabularySettings, token_flags, vocabulary_metadata
 from localllm.errors import ModelError
 from localllm.files.gguf.file import GGUFFile

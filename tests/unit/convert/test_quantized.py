@@ -13,8 +13,8 @@ import pytest
 from checkpoint import CONFIG, edit_json, make_weights, write_checkpoint, write_safetensors
 
 from localllm.convert import open_folder
-from localllm.convert.quantized.numbers import FLOATS_OF_8_BITS, unpack_stream, unpack_words
-from localllm.convert.tensors import as_float32
+from localllm.convert.quantized.unpacking import FLOATS_OF_8_BITS, unpack_stream, unpack_words
+from localllm.convert.transforms import as_float32
 from localllm.errors import ModelError
 
 NAMES = [f"model.layers.{n}.{part}" for n in (0, 1)

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from localllm.convert.projectors.parts import slice_of
-from localllm.convert.tensors import (
+from localllm.convert.transforms import (
     BYTES,
     DerivedSource,
     as_float32,

@@ -26,9 +26,9 @@ from localllm.arch import ARCHITECTURES
 from localllm.convert import Checkpoint, open_folder, tokens
 from localllm.convert.config import Config
 from localllm.convert.hyperparameters import CheckpointFacts
-from localllm.convert.pretokenizer_name import pretokenizer_name
 from localllm.convert.records import family_of
-from localllm.convert.tensors import as_float32
+from localllm.convert.tokenizer_json import pretokenizer_name
+from localllm.convert.transforms import as_float32
 from localllm.engine.embedding_runner import EmbeddingRunner
 from localllm.engine.options import EngineOptions
 from localllm.errors import ModelError

@@ -27,9 +27,9 @@ from localllm.convert.config import Config
 from localllm.convert.projector_folder import preparation, text_width
 from localllm.convert.projectors import projector_of
 from localllm.convert.projectors.internvl import internvl
-from localllm.convert.projectors.lfm2vl import lfm2vl
 from localllm.convert.projectors.llava import llava15
 from localllm.convert.projectors.parts import SeeingConfig, sizes_of
+from localllm.convert.projectors.siglip import lfm2vl
 from localllm.engine.vision_encoder import VisionEncoder
 from localllm.errors import ModelError
 from localllm.files.gguf.file import GGUFFile

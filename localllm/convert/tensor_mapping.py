@@ -1,22 +1,49 @@
 """Map a checkpoint's tensors to their GGUF names."""
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import gguf
 import numpy as np
 
-from localllm.convert.family import Family, Sizes
+from localllm.convert.family import NUMBERS, DerivedTensor, Dimensions, Family
 from localllm.convert.hyperparameters import CheckpointFacts
-from localllm.convert.places import TensorPlace, places
-from localllm.convert.tensors import Shape, TensorSource, as_float32, from_array, scale_rows, stack, to_float32
-from localllm.convert.tied_output import unties_output
-from localllm.convert.weights import Stored
+from localllm.convert.safetensors_files import Stored
+from localllm.convert.transforms import (
+    Shape,
+    Sizes,
+    TensorSource,
+    as_float32,
+    column,
+    flat,
+    from_array,
+    map_values,
+    scale_rows,
+    stack,
+    to_float32,
+    to_halves,
+    to_pairs,
+    transpose,
+)
 from localllm.errors import ModelError
 from localllm.files.gguf.header import printable
+from localllm.frozen import frozen
 from localllm.quant.formats import BY_NAME, Format
+
+BARE = ("ssm_a", "ssm_d")  # tensors whose GGUF names do not end with .weight
+
+
+@frozen
+class TensorPlace:
+    """The origin of a tensor of the GGUF file."""
+
+    of: Mapping[str, Shape]  # shapes of the stored parts, by name: blk.0.attn_q.weight
+    build: Callable[[Sequence[TensorSource]], TensorSource]
+    dtypes: tuple[str, ...] = NUMBERS
+    needed: bool = True
+
 
 # Tensors without a place in GGUF: constants of old checkpoints, and scales of an 8-bit KV cache.
 LEFT_OUT = re.compile(
@@ -198,3 +225,91 @@ def check_tensor(tensor: Stored, shape: Shape, dtypes: tuple[str, ...]) -> Store
 def arch_id(family: Family) -> gguf.MODEL_ARCH:
     """Look up the gguf package's number for an architecture."""
     return next(number for number, name in gguf.MODEL_ARCH_NAMES.items() if name == (family.named_as or family.arch))
+
+
+def places(family: Family, sizes: Sizes, tied: bool) -> dict[str, TensorPlace]:
+    """List all tensors of the architecture by their GGUF names, in file order."""
+    model = CheckpointModel(family, sizes)
+    result = dict(model.places_of("", "token_embd", ("vocab", "width")))
+    tensors = family.whole(sizes) if callable(family.whole) else family.whole
+    for name, dimensions in tensors.items():
+        result |= model.places_of("", name, dimensions)
+    for number in range(sizes["layers"]):
+        for name, its in family.layer(sizes, number).items():
+            result |= model.places_of(f"blk.{number}.", name, its)
+    if not family.decodes:
+        return result
+    if family.last_norm and family.last_norm not in result:
+        result |= model.places_of("", family.last_norm, ("width",))
+    return result if tied else result | dict(model.places_of("", "output", ("vocab", "width")))
+
+
+@frozen
+class CheckpointModel:
+    """A family with the sizes of one model."""
+
+    family: Family
+    sizes: Sizes
+
+    def places_of(
+        self, prefix: str, name: str, dimensions: Dimensions | DerivedTensor
+    ) -> Iterator[tuple[str, TensorPlace]]:
+        """Yield the places of a tensor and, if it may have one, of its bias; prefix: "blk.N." or ""."""
+        whole_name = prefix + name if name in (*BARE, *self.family.bare) or "." in name else f"{prefix}{name}.weight"
+        if isinstance(dimensions, DerivedTensor):
+            yield whole_name, self._build(prefix, dimensions)
+            return
+        shape, bias = self._shape(dimensions), f"{prefix}{name}.bias"
+        yield whole_name, self._usual(whole_name, name, shape[::-1] if name in self.family.transposed else shape)
+        if (prefix and len(shape) == 2) or name in self.family.biased:
+            yield bias, self._usual(bias, f"{name}.bias", shape[:1], name in self.family.biased)
+
+    def _build(self, prefix: str, its: DerivedTensor) -> TensorPlace:
+        """Return the place of a derived tensor."""
+        shape, of = self._shape(its.dimensions), {prefix + name: self._shape(part) for name, part in its.of.items()}
+        return TensorPlace(of, lambda sources: its.build(sources, shape, self.sizes), its.dtypes, its.needed)
+
+    def _usual(self, whole_name: str, name: str, stored: Shape, needed: bool = True) -> TensorPlace:
+        """Return the place of a tensor that is stored under a name that gguf knows."""
+        return TensorPlace({whole_name: stored}, lambda sources: self._reorder(name, sources[0]), needed=needed)
+
+    def _reorder(self, name: str, source: TensorSource) -> TensorSource:
+        """Apply the family's row orders and offsets; name: with ".bias" for biases."""
+        if name.removesuffix(".bias") in (*self.family.rotated, *self.family.parted):
+            order = to_pairs if self.family.rotated else to_halves
+            matrix = source if len(source.shape) > 1 else column(source)
+            rotated = order(matrix, self.sizes["head_dim"], self.sizes.get("rotated_dims", 0))
+            return rotated if len(source.shape) > 1 else flat(rotated)
+        if name in self.family.transposed:
+            return transpose(source)
+        if self.family.offset_norms and name.endswith("norm"):
+            return map_values(source, lambda numbers: numbers + 1)
+        return source
+
+    def _shape(self, dimensions: Dimensions) -> Shape:
+        return tuple(self.sizes[dimension] for dimension in dimensions)
+
+
+def unties_output(
+    embedding: TensorSource, output: TensorSource, arch: gguf.MODEL_ARCH, warnings: list[str], name: str
+) -> bool:
+    """Return whether the stored output matrix differs from the embedding. name: name of the output matrix.
+
+    Tools that merge adapters or train heads store such a matrix without changing `tie_word_embeddings`; transformers 5
+    and llama.cpp's converter then use both.
+    """
+    rows, step = embedding.shape[0], 4096  # rows compared at once
+    if embedding.shape == output.shape and all(
+        np.array_equal(
+            *(as_float32(its.rows(first, min(first + step, rows)), its.dtype) for its in (embedding, output)),
+            equal_nan=True,
+        )
+        for first in range(0, rows, step)
+    ):
+        return False
+    differs = f"{name} differs from the embedding, though config.json ties them"
+    if gguf.MODEL_TENSOR.OUTPUT not in gguf.MODEL_TENSORS[arch]:
+        warnings.append(f"{differs}: it is left out, because {gguf.MODEL_ARCH_NAMES[arch]} has no output matrix")
+        return False
+    warnings.append(f"{differs}: both are written")
+    return True

@@ -8,7 +8,7 @@ import json
 from pathlib import Path
 
 from localllm.convert.files import read_json, read_text, report_as_model_error
-from localllm.convert.weights import Stored, read_header
+from localllm.convert.safetensors_files import Stored, read_header
 from localllm.errors import ModelError
 from localllm.files.gguf.header import printable
 

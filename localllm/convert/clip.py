@@ -5,16 +5,16 @@ from pathlib import Path
 
 import gguf
 
-from localllm.convert.arrangement import CheckpointTensor, check_tensor, gguf_tensor
 from localllm.convert.config import Config
-from localllm.convert.description import description
 from localllm.convert.family import NUMBERS
 from localllm.convert.files import read_json
 from localllm.convert.folder import Checkpoint, checkpoint_files, file_type, refuse_lone_surrogates
+from localllm.convert.general_metadata import description
 from localllm.convert.projector_folder import CONVOLUTION, preparation
 from localllm.convert.projectors.parts import Part, plain, with_bias
-from localllm.convert.tensors import to_float32
-from localllm.convert.weights import open_weights
+from localllm.convert.safetensors_files import open_weights
+from localllm.convert.tensor_mapping import CheckpointTensor, check_tensor, gguf_tensor
+from localllm.convert.transforms import to_float32
 from localllm.errors import ModelError
 from localllm.files.gguf.header import printable
 

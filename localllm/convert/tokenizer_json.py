@@ -1,15 +1,16 @@
-"""Find llama.cpp's pre-tokenizer for a tokenizer.json by comparing how both split a text, not by name.
+"""Read a tokenizer.json: the types of its values, and llama.cpp's pre-tokenizer for it.
 
-The same expression can be written in many ways, so both split a text in which every class of character is next to every
-other class, and next to runs of the lengths that expressions distinguish. If they agree on it, they count as equal.
+The pre-tokenizer is found by comparing how both split a text, not by name: the same expression can be written in many
+ways. In the text every class of character is next to every other class, and next to runs of the lengths that
+expressions distinguish. Those that agree on it count as equal.
 """
 
 import json
 import random
 from functools import cache
 from itertools import accumulate, pairwise
+from typing import TypedDict
 
-from localllm.convert.token_table import Step
 from localllm.errors import ModelError
 from localllm.text.pretokenize import make_splitter
 from localllm.text.pretokenizers import PRETOKENIZERS, PreTokenizer
@@ -21,79 +22,86 @@ USUAL_NAMES = {"llama3": "llama-bpe", "starcoder": "smollm"}
 WIDELY_KNOWN = {"granite-embed-multi-97m": "gpt-4o"}
 
 # One character of each class that an expression may distinguish, and runs of them.
+_LETTERS = "a b Z é É ß ǅ ʰ ª ж Ж ა Ა ا א ก 中 ら カ ー 가 ㄱ ㄅ \u0301 \u0e34 \u093f क"
+_NUMBERS = "1 2 ٣ ² Ⅳ ½ 12 123 1234 1234567 0000000000"
+_SIGNS = ". , ! ? ' \" - _ / \\ # $ + < = ^ ~ | ` ( @ * « 。 ， 、 … — ’ ！ ～ € © ° 🙂 👍🏽 \u200d \u200b \x00 ﬁ 𝒳 𐐀"
+_WORDS = "'s 'S 't 're 'RE 've 'm 'll 'LL 'd 'x hello Hello HELLO camelCase XMLHttp"
+_MORE = "... </s> :// _id .py ۔ ، । ้ ﾟ ក 〜 㐀 \ufeff"
 _KINDS = [
-    *[
-        "a",
-        "b",
-        "Z",
-        "é",
-        "É",
-        "ß",
-        "ǅ",
-        "ʰ",
-        "ª",
-        "ж",
-        "Ж",
-        "ა",
-        "Ა",
-        "ا",
-        "א",
-        "ก",
-        "中",
-        "ら",
-        "カ",
-        "ー",
-        "가",
-        "ㄱ",
-        "ㄅ",
-    ],
-    *["\u0301", "\u0e34", "\u093f", "क", "1", "2", "٣", "²", "Ⅳ", "½", "12", "123", "1234", "1234567", "0000000000"],
+    *[*_LETTERS.split(), *_NUMBERS.split()],
     *[" ", "  ", "   ", " " * 9, "\t", "\n", "\n\n", "\r\n", "\r", "\v", "\u00a0", "\u3000", "\u2028", "\x85"],
-    *[".", ",", "!", "?", "'", '"', "-", "_", "/", "\\", "#", "$", "+", "<", "=", "^", "~", "|", "`", "(", "@", "*"],
-    *[
-        "«",
-        "。",
-        "，",
-        "、",
-        "…",
-        "—",
-        "’",
-        "！",
-        "～",
-        "€",
-        "©",
-        "°",
-        "🙂",
-        "👍🏽",
-        "\u200d",
-        "\u200b",
-        "\x00",
-        "ﬁ",
-        "𝒳",
-        "𐐀",
-    ],
-    *["'s", "'S", "'t", "'re", "'RE", "'ve", "'m", "'ll", "'LL", "'d", "'x", "hello", "Hello", "HELLO", "camelCase"],
-    *[
-        "XMLHttp",
-        " word",
-        " 7",
-        " !",
-        "...",
-        "</s>",
-        "://",
-        "_id",
-        ".py",
-        "۔",
-        "،",
-        "।",
-        "้",
-        "ﾟ",
-        "ក",
-        "〜",
-        "㐀",
-        "\ufeff",
-    ],
+    *[*_SIGNS.split(), *_WORDS.split(), " word", " 7", " !", *_MORE.split()],
 ]
+
+
+class Step(TypedDict, total=False):
+    """A normalizer or a pre-tokenizer; `type` decides which of the other keys it has."""
+
+    type: str
+    normalizers: list["Step"]
+    pretokenizers: list["Step"]
+    pattern: dict[str, str]
+    content: str
+    prepend: str
+    prepend_scheme: str
+    add_prefix_space: bool
+    split: bool
+    precompiled_charsmap: str
+    clean_text: bool
+    handle_chinese_chars: bool
+    lowercase: bool
+    strip_accents: bool | None
+
+
+class PostProcessor(TypedDict, total=False):
+    """The part of a tokenizer that adds special tokens around a text."""
+
+    type: str
+    processors: list["PostProcessor"]
+    single: list[dict[str, dict[str, str]]]
+    cls: tuple[str, int]
+    sep: tuple[str, int]
+
+
+class TokenizerModel(TypedDict, total=False):
+    """The vocabulary and the settings of the algorithm that splits words."""
+
+    type: str
+    vocab: dict[str, int]  # Unigram: list[tuple[str, float]], pieces and scores
+    merges: list[str | list[str]]
+    unk_token: str | None
+    unk_id: int | None
+    byte_fallback: bool
+    ignore_merges: bool
+    continuing_subword_prefix: str
+    max_input_chars_per_word: int
+
+
+class AddedToken(TypedDict, total=False):
+    """A token that is found in texts before they are split."""
+
+    id: int
+    content: str
+    special: bool
+
+
+class TokenizerJson(TypedDict, total=False):
+    """The content of a tokenizer.json. It is untrusted: code that reads it runs in `report_as_model_error`."""
+
+    model: TokenizerModel
+    normalizer: Step | None
+    pre_tokenizer: Step | None
+    post_processor: PostProcessor | None
+    added_tokens: list[AddedToken] | None
+
+
+def steps(normalizer: Step | None) -> list[Step]:
+    """List the steps of a `normalizer`, however nested."""
+    if not normalizer:
+        return []
+    if normalizer.get("type") == "Sequence":
+        return [step for part in normalizer["normalizers"] for step in steps(part)]
+    return [normalizer]
 
 
 @cache

@@ -1,4 +1,4 @@
-"""Read the parts of quantized checkpoints: tensors by name, 8-bit numbers, numbers packed in words."""
+"""Unpack the tensors of quantized checkpoints: 8-bit numbers, and numbers packed in words."""
 
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -6,8 +6,8 @@ from typing import Any
 
 import numpy as np
 
-from localllm.convert.tensors import BYTES, as_float32
-from localllm.convert.weights import Stored
+from localllm.convert.safetensors_files import Stored
+from localllm.convert.transforms import BYTES, as_float32
 from localllm.errors import ModelError
 from localllm.files.gguf.header import printable
 from localllm.frozen import frozen
@@ -36,37 +36,31 @@ class Tensors:
     """A checkpoint's tensors by name, from which a quantization method takes its own."""
 
     def __init__(self, stored: Mapping[str, Stored]):
-        self._remaining = dict[str, Any](stored)
-
-    def all(self) -> dict[str, Stored]:
-        return self._remaining
+        self.remaining = dict[str, Any](stored)
 
     def names(self, suffix: str) -> list[str]:
         """Return the names of the modules that have a tensor with this suffix."""
-        return [name.removesuffix(suffix) for name in self._remaining if name.endswith(suffix)]
+        return [name.removesuffix(suffix) for name in self.remaining if name.endswith(suffix)]
 
     def take(self, name: str) -> Stored:
         """Remove a tensor and return it. Raises ModelError if there is none."""
-        if name not in self._remaining:
-            path = next(iter(self._remaining.values())).path if self._remaining else "the checkpoint"
+        if name not in self.remaining:
+            path = next(iter(self.remaining.values())).path if self.remaining else "the checkpoint"
             raise ModelError(f"{path}: there is no tensor {printable(name)}")
-        return self._remaining.pop(name)
+        return self.remaining.pop(name)
 
     def take_if_there(self, *names: str) -> Stored | None:
         """Remove the first of these tensors and return it, None if there is none."""
-        return next((self._remaining.pop(name) for name in names if name in self._remaining), None)
-
-    def peek(self, name: str) -> Stored | None:
-        return self._remaining.get(name)
+        return next((self.remaining.pop(name) for name in names if name in self.remaining), None)
 
     def drop(self, *suffixes: str) -> None:
         """Drop tensors that no weights depend on."""
-        for name in [name for name in self._remaining if name.endswith(suffixes)]:
-            del self._remaining[name]
+        for name in [name for name in self.remaining if name.endswith(suffixes)]:
+            del self.remaining[name]
 
     def put(self, name: str, like: Stored, shape: Sequence[int], read: ReadRows) -> None:
         """Add a computed tensor; like: one of the tensors that it is computed from."""
-        self._remaining[name] = DequantizedTensor(name, like.path, tuple(shape), read)
+        self.remaining[name] = DequantizedTensor(name, like.path, tuple(shape), read)
 
 
 def refusal(tensor: Stored, problem: str) -> ModelError:
@@ -98,12 +92,10 @@ def map_words(tensor: Stored) -> np.ndarray:
     return np.memmap(tensor.path, WORDS[tensor.dtype], "r", tensor.start, tensor.shape)
 
 
-def require(tensor: Stored, dtypes: Sequence[str], shape: Sequence[int] | None = None) -> Stored:
-    """Return the tensor. Raises ModelError for an unexpected type or shape."""
+def require(tensor: Stored, dtypes: Sequence[str]) -> Stored:
+    """Return the tensor. Raises ModelError for an unexpected type."""
     if tensor.dtype not in dtypes:
         raise refusal(tensor, f"expected the type {' or '.join(dtypes)}, found {printable(tensor.dtype)}")
-    if shape is not None and tensor.shape != tuple(shape):
-        raise refusal(tensor, f"expected the shape {list(shape)}, found {list(tensor.shape)}")
     return tensor
 
 

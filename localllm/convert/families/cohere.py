@@ -1,8 +1,15 @@
 """Command A with experts."""
 
 from localllm.convert.config import Config
-from localllm.convert.experts import SIGMOID, SOFTMAX, leading_dense, with_experts
-from localllm.convert.hyperparameters import CheckpointFacts, Reader, windows_of
+from localllm.convert.hyperparameters import (
+    SIGMOID,
+    SOFTMAX,
+    CheckpointFacts,
+    Reader,
+    leading_dense,
+    windows_of,
+    with_experts,
+)
 
 
 def read(config: Config, declared: Reader) -> CheckpointFacts:
@@ -13,9 +20,8 @@ def read(config: Config, declared: Reader) -> CheckpointFacts:
     hidden = config.count("prefix_dense_intermediate_size", config.count("intermediate_size"))
     h = with_experts(config, declared(config.updated(intermediate_size=hidden)), "intermediate_size")
     shared, epsilon = config.count("num_shared_experts", 0), config.get("rms_norm_eps")
-    centered = {
-        "attention__layer_norm_rms_epsilon": None if epsilon is None else h.metadata["attention.layer_norm_rms_epsilon"]
-    }
+    rms_epsilon = None if epsilon is None else h.metadata["attention.layer_norm_rms_epsilon"]
+    centered = {"attention__layer_norm_rms_epsilon": rms_epsilon}
     if epsilon is None or config.get("layer_norm_eps") is not None:
         centered["attention__layer_norm_epsilon"] = config.number("layer_norm_eps", 1e-5)
     leading, of_experts = leading_dense(config), h.sizes["expert_hidden"]

@@ -1,15 +1,20 @@
 """Derive the general.* keys of a GGUF file from a checkpoint's model card and folder name."""
 
 import logging
+import math
 import re
 from collections.abc import Mapping
 from math import prod
 from pathlib import Path
 
 import gguf
+import numpy as np
 
+from localllm.convert.config import OF_GENERATION, warn_unused
 from localllm.convert.files import read_json
 from localllm.files.gguf.header import printable
+from localllm.generation.sampling.declaration import names_for
+from localllm.generation.sampling.options import OPTIONS
 
 
 def description(folder: Path, shapes: Mapping[str, tuple[int, ...]], warnings: list[str]) -> dict[str, object]:
@@ -65,3 +70,38 @@ def cached_name(folder: Path) -> str | None:
     """Derive the model's name from a folder of Hugging Face's cache, whose own name is a hash; None elsewhere."""
     match = re.fullmatch(r"models--(?:.+--)?(.+)", folder.parent.parent.name)
     return match[1] if match and folder.parent.name == "snapshots" else None
+
+
+FILE = "generation_config.json"
+FLOAT32, INT32 = np.float32, np.int32
+# Names in generation_config.json: GGUF's keys and types, as llama.cpp's converter writes them.
+KEYS: dict[str, tuple[str, type]] = {
+    name: (OPTIONS[own].key, INT32 if OPTIONS[own].kind is int else FLOAT32)
+    for name, own in names_for("transformers", OPTIONS).items()
+}
+SEQUENCE = "sequence"  # order of samplers, a string
+
+
+def sampling_metadata(content: Mapping[str, object]) -> tuple[dict[str, object], list[str]]:
+    """Return the metadata of sampling settings, and warnings about invalid values and settings without a GGUF key."""
+    metadata: dict[str, object] = {}
+    warnings: list[str] = []
+    if isinstance(content.get(SEQUENCE), str):
+        metadata["general.sampling.sequence"] = content[SEQUENCE]
+    for name, (key, kind) in KEYS.items():
+        value = content.get(name)
+        if value is None:
+            continue
+        if is_of(kind, value):
+            metadata[f"general.sampling.{key}"] = kind(value)
+        else:
+            expected = "a whole number" if kind is INT32 else "a number"
+            warnings.append(f"{FILE}: {name} should be {expected}, is {printable(str(value), 40)}: left out")
+    return metadata, warnings + warn_unused(FILE, content, {*KEYS, SEQUENCE}, OF_GENERATION)
+
+
+def is_of(kind: type, value: object) -> bool:
+    """Return whether a JSON value is a number that the type can hold."""
+    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+        return False
+    return abs(value) < 1e38 if kind is FLOAT32 else value == int(value) and abs(value) < 1 << 31

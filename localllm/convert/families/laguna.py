@@ -1,10 +1,17 @@
-"""Mellum 2.; Laguna."""
+"""Laguna and Mellum 2."""
 
 from localllm.convert.config import Config
-from localllm.convert.experts import leading_dense
-from localllm.convert.family import Layer, Sizes
-from localllm.convert.hyperparameters import SLIDING, CheckpointFacts, Reader, by_layer, rotary_dims, windows_of
-from localllm.convert.layers import ATTENTION, as_stored
+from localllm.convert.family import ATTENTION, Layer, as_stored
+from localllm.convert.hyperparameters import (
+    SLIDING,
+    CheckpointFacts,
+    Reader,
+    by_layer,
+    leading_dense,
+    rotary_dims,
+    windows_of,
+)
+from localllm.convert.transforms import Sizes
 
 
 def mellum(config: Config, declared: Reader) -> CheckpointFacts:
@@ -64,7 +71,7 @@ def laguna(config: Config, declared: Reader) -> CheckpointFacts:
     )
 
 
-def laguna_attention(sizes: Sizes, number: int) -> Layer:
+def attention(sizes: Sizes, number: int) -> Layer:
     """List the matrices whose sizes differ by layer."""
     queries, gates = f"queries_{number}", f"gates_{number}"
     gate: Layer = {"attn_gate": as_stored("self_attn.g_proj", gates, "width")}

@@ -16,7 +16,7 @@ import numpy as np
 from safetensors import SafetensorError, safe_open
 
 from localllm.convert.files import read_json, refuse_pointer, report_as_model_error
-from localllm.convert.tensors import BYTES
+from localllm.convert.transforms import BYTES
 from localllm.errors import ModelError
 from localllm.files.gguf.header import printable
 from localllm.frozen import frozen

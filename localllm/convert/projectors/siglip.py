@@ -1,0 +1,143 @@
+"""Convert Gemma 3's projector: SigLIP, a norm and a matrix."""
+
+from functools import partial
+from math import isqrt, prod
+
+from localllm.convert.projectors.parts import (
+    EncoderSizes,
+    Part,
+    Parts,
+    ProjectorFacts,
+    SeeingConfig,
+    in_layers,
+    plain,
+    sizes_of,
+    with_bias,
+    with_defaults,
+)
+from localllm.convert.transforms import (
+    DerivedSource,
+    Shape,
+    TensorSource,
+    as_float32,
+    from_array,
+    map_values,
+    to_float32,
+)
+
+USUAL_MERGE = 4  # readers' default
+
+
+def gemma3(c: SeeingConfig) -> ProjectorFacts:
+    """Read the configuration. Raises ModelError."""
+    c.vision.only("hidden_act", "gelu_pytorch_tanh")
+    h = sizes_of(c)
+    rows = isqrt(c.whole.count("mm_tokens_per_image", 256))
+    merge = h.side // h.patch // rows
+    if not merge:
+        raise c.whole.refusal(f"mm_tokens_per_image: {rows} rows on each side of {h.side // h.patch} patches")
+    metadata = {
+        "projector_type": "gemma3",
+        "use_gelu": True,
+        "vision.attention.layer_norm_epsilon": c.vision.number("layer_norm_eps", 1e-6),
+        "vision.projector.scale_factor": None if merge == USUAL_MERGE else merge,
+    }
+    norm = Part("mm_soft_emb_norm.weight", (h.width,), lambda source: map_values(source, lambda numbers: numbers + 1))
+    # It is transposed, so that no block format fits it. F32 is lossless.
+    matrix = Part("mm_input_projection_weight", (h.width, h.out), to_float32)
+    return ProjectorFacts(
+        h, metadata, {**siglip(h), "mm.soft_emb_norm.weight": norm, "mm.input_projection.weight": matrix}
+    )
+
+
+def siglip(h: EncoderSizes) -> dict[str, Part]:
+    """List the encoder's tensors under transformers' names."""
+    return {
+        **with_bias("v.patch_embd", "embeddings.patch_embedding", *h.convolution),
+        "v.position_embd.weight": Part("embeddings.position_embedding.weight", (h.patches, h.width)),
+        **in_layers(h.layers, "encoder.layers", transformer_layer(h)),
+        **with_bias("v.post_ln", "post_layernorm", h.width),
+    }
+
+
+def transformer_layer(h: EncoderSizes) -> Parts:
+    """List the tensors of a layer of SigLIP or CLIP."""
+    return {
+        **with_bias("ln1", "layer_norm1", h.width),
+        **with_bias("attn_q", "self_attn.q_proj", h.width, h.width),
+        **with_bias("attn_k", "self_attn.k_proj", h.width, h.width),
+        **with_bias("attn_v", "self_attn.v_proj", h.width, h.width),
+        **with_bias("attn_out", "self_attn.out_proj", h.width, h.width),
+        **with_bias("ln2", "layer_norm2", h.width),
+        **with_bias("ffn_up", "mlp.fc1", h.hidden, h.width),
+        **with_bias("ffn_down", "mlp.fc2", h.width, h.hidden),
+    }
+
+
+IDEFICS3_DEFAULTS = {  # values that config.json may omit
+    "hidden_size": 1152,
+    "intermediate_size": 3072,
+    "num_hidden_layers": 12,
+    "num_attention_heads": 16,
+    "image_size": 224,
+    "patch_size": 32,
+}
+
+
+def idefics3(c: SeeingConfig) -> ProjectorFacts:
+    """Read the configuration. Raises ModelError."""
+    c = with_defaults(c, IDEFICS3_DEFAULTS)
+    c.vision.only("hidden_act", "gelu_pytorch_tanh")
+    h, merge = sizes_of(c), c.whole.count("scale_factor", 2)
+    metadata = {
+        "projector_type": "idefics3",
+        "use_gelu": True,
+        # llama.cpp's converter writes 1e-5 as default; transformers uses this.
+        "vision.attention.layer_norm_epsilon": c.vision.number("layer_norm_eps", 1e-6),
+        "vision.projector.scale_factor": merge,
+        "vision.preproc_image_size": c.pictures.section("size").count("longest_edge", h.side),
+    }
+    matrix = Part("modality_projection.proj.weight", (h.out, merge**2 * h.width))
+    return ProjectorFacts(h, metadata, {**siglip(h), "mm.model.fc.weight": matrix})
+
+
+LFM2VL_EPSILON = 1e-6  # epsilon of norms that config.json may omit
+PATCHES, MERGE, HIDDEN = 256, 2, 2560  # a default of config.json
+
+
+def lfm2vl(c: SeeingConfig) -> ProjectorFacts:
+    """Read the configuration. Raises ModelError."""
+    c.vision.only("model_type", "siglip2_vision_model")
+    c.vision.only("hidden_act", "gelu_pytorch_tanh")
+    c.whole.only("projector_hidden_act", "gelu")
+    c.whole.only("vision_feature_layer", -1)
+    patches = c.vision.count("num_patches", PATCHES)
+    if isqrt(patches) ** 2 != patches:
+        raise c.vision.refusal(f"num_patches: {patches} is not a square number")
+    patch = c.vision.count("patch_size", 16)
+    h = sizes_of(c, patch=patch, side=isqrt(patches) * patch)
+    merge, hidden = c.whole.count("downsample_factor", MERGE), c.whole.count("projector_hidden_size", HIDDEN)
+    metadata = {
+        "projector_type": "lfm2",
+        "use_gelu": True,
+        "vision.attention.layer_norm_epsilon": c.vision.number("layer_norm_eps", LFM2VL_EPSILON),
+        "vision.projector.scale_factor": merge,
+    }
+    matrix = with_bias if c.whole.flag("projector_bias", True) else plain
+    together, by_colours = merge**2 * h.width, partial(convolution, shape=h.convolution)
+    stored = (h.width, prod(h.convolution[1:]))
+    parts = {
+        **siglip(h),
+        "v.patch_embd.weight": Part("embeddings.patch_embedding.weight", stored, by_colours),
+        **(with_bias("mm.input_norm", "layer_norm", together) if c.whole.flag("projector_use_layernorm", True) else {}),
+        **matrix("mm.1", "linear_1", hidden, together),
+        **matrix("mm.2", "linear_2", h.out, hidden),
+    }
+    return ProjectorFacts(h, metadata, parts)
+
+
+def convolution(source: TensorSource, shape: Shape) -> DerivedSource:
+    """Turn a matrix whose rows keep a pixel's colours together into a convolution [width, colours, patch, patch]."""
+    width, colours, patch, _ = shape
+    numbers = as_float32(source.rows(0, width), source.dtype).reshape(width, patch, patch, colours)
+    return from_array(numbers.transpose(0, 3, 1, 2))
