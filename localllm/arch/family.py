@@ -1,22 +1,36 @@
-"""Define the interface of an architecture's module: `read` its hyperparameters, `forward` its graph."""
+"""An architecture's module: what it is written with, and what it defines: `read` and `forward`."""
 
 from typing import Any, Protocol, runtime_checkable
 
 from localllm.arch.hyperparameters import Hyperparameters
+from localllm.arch.layer_state import Latent, Paged, Recurrent, State
 from localllm.arch.metadata import Fields
 from localllm.arch.mtp import MtpOutput
-from localllm.arch.verbs import Activation, Builder
-from localllm.arch.weights import Weights
+from localllm.arch.rope import Rope
+from localllm.arch.verbs import Activation, Builder, Choice, Scores
+from localllm.arch.weights import Weight, Weights
+from localllm.frozen import frozen
+
+__all__ = [
+    "Activation", "Builder", "Choice", "DraftingFamily", "Family", "Fields", "Hyperparameters", "Latent", "MtpOutput",
+    "Paged", "Recurrent", "Rope", "Scores", "State", "Weight", "Weights", "frozen",
+]  # fmt: skip
 
 
 class Family(Protocol):
-    """A module of arch/families/; `forward` gets the hyperparameters that `read` returned."""
+    """A module of arch/families/.
+
+    Most have a function `block` that applies one layer, for localllm.arch.decoder.
+    """
 
     def read(self, fields: Fields, /) -> Hyperparameters:
         """Read hyperparameters from checked metadata. Raises ModelError."""
 
     def forward(self, b: Builder, w: Weights, h: Any) -> Activation:
-        """Describe the model in verbs; return the requested tokens' logits, or the rows of a model with pooling."""
+        """Describe the model in verbs; return the requested tokens' logits, or the rows of a model with pooling.
+
+        h: the hyperparameters that `read` returned.
+        """
 
 
 @runtime_checkable

@@ -6,13 +6,8 @@ window; attention's output is gated; norms also after attention and feed-forward
 
 from localllm.arch.attention import LocallyRotated, attend, qkv, read_local_rope, read_windows, rms_norm_heads
 from localllm.arch.decoder import decoder
+from localllm.arch.family import Activation, Builder, Fields, Paged, Rope, Weights, frozen
 from localllm.arch.feed_forward import SIGMOID, feed_forward_or_experts, read_own_routing, shared_expert
-from localllm.arch.layer_state import Paged
-from localllm.arch.metadata import Fields
-from localllm.arch.rope import Rope
-from localllm.arch.verbs import Activation, Builder
-from localllm.arch.weights import Weights
-from localllm.frozen import frozen
 
 PERIOD = 4  # of layers, the last of which has no RoPE, whether or not it has a window
 
@@ -26,7 +21,6 @@ class AFMoE(LocallyRotated):
 
 
 def read(fields: Fields) -> AFMoE:
-    """Read the hyperparameters. Raises ModelError."""
     common = AFMoE.shared_fields(fields, interleaved=False)
     return AFMoE(
         **common,
@@ -38,15 +32,10 @@ def read(fields: Fields) -> AFMoE:
 
 
 def forward(b: Builder, w: Weights, h: AFMoE) -> Activation:
-    """Compute the logits of the requested tokens."""
     return decoder(b, w, h, block, b.scale(b.embed(w.token_embd, b.ids), h.width**0.5))
 
 
 def block(b: Builder, w: Weights, h: AFMoE, state: Paged, x: Activation) -> Activation:
-    """Apply one layer: attention, then the feed-forward network.
-
-    Each output is normalized and added to the residual stream.
-    """
     y = b.rms_norm(x, w.attn_norm, h.epsilon)
     q, k, v = qkv(b, w, h, state.layer, y)
     attended = attend(b, h, state, *rms_norm_heads(b, w, h, q, k), v)

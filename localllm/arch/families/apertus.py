@@ -8,13 +8,9 @@ import numpy as np
 
 from localllm.arch.attention import Transformer, attend, qkv, rms_norm_heads, rope_factors
 from localllm.arch.decoder import decoder
+from localllm.arch.family import Activation, Builder, Fields, Paged, Weight, Weights, frozen
 from localllm.arch.feed_forward import plain
-from localllm.arch.layer_state import Paged
-from localllm.arch.metadata import Fields
-from localllm.arch.verbs import Activation, Builder
-from localllm.arch.weights import Weight, Weights
 from localllm.files.gguf.metadata_reader import Checked
-from localllm.frozen import frozen
 
 NAMES = "alpha_p", "alpha_n", "beta", "eps"
 MOST = 1e4  # of a parameter's magnitude
@@ -28,7 +24,6 @@ class Apertus(Transformer):
 
 
 def read(fields: Fields) -> Apertus:
-    """Read the hyperparameters. Raises ModelError."""
     shared = Apertus.shared_fields(fields, interleaved=False)
     of_xielu = Checked(fields.metadata, "xielu.", fields.path)
     alpha_p, alpha_n, beta, epsilon = (read_by_layer(of_xielu, name, shared["layers"]) for name in NAMES)
@@ -52,13 +47,11 @@ def read_by_layer(fields: Checked, name: str, layers: int) -> np.ndarray:
 
 
 def forward(b: Builder, w: Weights, h: Apertus) -> Activation:
-    """Compute the logits of the requested tokens."""
     w.require("output")
     return decoder(b, w, h, block, factors=rope_factors(b, w, h))
 
 
 def block(b: Builder, w: Weights, h: Apertus, state: Paged, x: Activation, factors: Weight | None) -> Activation:
-    """Apply one layer: attention, then the feed-forward network, each added to the residual stream."""
     q, k, v = qkv(b, w, h, state.layer, b.rms_norm(x, w.attn_norm, h.epsilon))
     q, k = rms_norm_heads(b, w, h, q, k)
     x = b.add(x, b.linear(attend(b, h, state, q, k, v, factors), w.attn_output))

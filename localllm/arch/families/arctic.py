@@ -6,29 +6,20 @@ Unlike llama: experts, with a norm of their own, read the layer's input, beside 
 from localllm.arch.attention import Transformer, attend, qkv
 from localllm.arch.decoder import decoder
 from localllm.arch.families.llama import read as read_llama
+from localllm.arch.family import Activation, Builder, Fields, Paged, Weights
 from localllm.arch.feed_forward import feed_forward_or_experts, gated_feed_forward
-from localllm.arch.layer_state import Paged
-from localllm.arch.metadata import Fields
-from localllm.arch.verbs import Activation, Builder
-from localllm.arch.weights import Weights
 
 
 def read(fields: Fields) -> Transformer:
-    """Read the hyperparameters. Raises ModelError."""
     fields.count("expert_count")  # raises if it is 0
     return read_llama(fields)
 
 
 def forward(b: Builder, w: Weights, h: Transformer) -> Activation:
-    """Compute the logits of the requested tokens."""
     return decoder(b, w, h, block)
 
 
 def block(b: Builder, w: Weights, h: Transformer, state: Paged, x: Activation) -> Activation:
-    """Apply one layer: attention, then the feed-forward network, and experts.
-
-    Each output is added to the residual stream.
-    """
     q, k, v = qkv(b, w, h, state.layer, b.rms_norm(x, w.attn_norm, h.epsilon))
     y = b.add(x, b.linear(attend(b, h, state, q, k, v), w.attn_output))
     y = b.add(y, gated_feed_forward(b, w, b.rms_norm(y, w.ffn_norm, h.epsilon), b.swiglu))

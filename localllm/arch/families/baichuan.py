@@ -7,13 +7,8 @@ layers decides.
 from localllm.arch.attention import Transformer, attend, qkv
 from localllm.arch.decoder import decoder
 from localllm.arch.families.mpt import alibi_slopes
+from localllm.arch.family import Activation, Builder, Fields, Paged, Rope, Weights, frozen
 from localllm.arch.feed_forward import gated_feed_forward
-from localllm.arch.layer_state import Paged
-from localllm.arch.metadata import Fields
-from localllm.arch.rope import Rope
-from localllm.arch.verbs import Activation, Builder
-from localllm.arch.weights import Weights
-from localllm.frozen import frozen
 
 LAYERS_OF_7B, LAYERS_OF_13B = 32, 40
 ALIBI_BIAS = 8.0  # llama.cpp's max_alibi_bias, from which slopes are computed
@@ -41,12 +36,10 @@ def read(fields: Fields) -> Baichuan:
 
 
 def forward(b: Builder, w: Weights, h: Baichuan) -> Activation:
-    """Compute the logits of the requested tokens."""
     return decoder(b, w, h, block)
 
 
 def block(b: Builder, w: Weights, h: Baichuan, state: Paged, x: Activation) -> Activation:
-    """Apply one layer: attention, then the feed-forward network, each added to the residual stream."""
     q, k, v = qkv(b, w, h, state.layer, b.rms_norm(x, w.attn_norm, h.epsilon))
     slopes = () if h.rotated else alibi_slopes(h.attention.heads[state.layer], ALIBI_BIAS)
     x = b.add(x, b.linear(attend(b, h, state, q, k, v, slopes=slopes), w.attn_output))

@@ -12,13 +12,9 @@ from localllm.arch.decoder import decoder
 from localllm.arch.families.deepseek2 import to_latents
 from localllm.arch.families.kimi_linear import KimiLinear, delta_heads, rates_of, read_kimi
 from localllm.arch.families.step35 import limited_swiglu, read_limits
+from localllm.arch.family import Activation, Builder, Fields, Latent, Recurrent, Weights, frozen
 from localllm.arch.feed_forward import SIGMOID, SOFTMAX, Gate, feed_forward_or_experts, read_own_routing, shared_expert
-from localllm.arch.layer_state import Latent, Recurrent
-from localllm.arch.metadata import Fields
 from localllm.arch.mrope import read_sections, with_sections
-from localllm.arch.verbs import Activation, Builder
-from localllm.arch.weights import Weights
-from localllm.frozen import frozen
 
 LOWEST = 1e3  # magnitude of a lower bound; e^-1000 is 0
 
@@ -33,7 +29,6 @@ class Ling3(KimiLinear):
 
 
 def read(fields: Fields) -> Ling3:
-    """Read the hyperparameters. Raises ModelError."""
     common, layers = read_kimi(fields), fields.layers()
     lowest = fields.raw("kda.gate_lower_bound")
     if not isinstance(lowest, float) or not -LOWEST <= lowest < 0:
@@ -54,15 +49,10 @@ def read(fields: Fields) -> Ling3:
 
 
 def forward(b: Builder, w: Weights, h: Ling3) -> Activation:
-    """Compute the logits of the requested tokens."""
     return decoder(b, w, h, block)
 
 
 def block(b: Builder, w: Weights, h: Ling3, state: Latent | Recurrent, x: Activation) -> Activation:
-    """Apply one layer: attention of either kind, then the feed-forward network.
-
-    Each output is added to the residual stream.
-    """
     y = b.rms_norm(x, w.attn_norm, h.epsilon)
     if isinstance(state, Latent):
         attended = to_latents(b, w, h, state, y)

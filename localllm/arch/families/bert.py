@@ -8,13 +8,8 @@ layer norms after each sublayer (post-norm); GELU without a gate; biases everywh
 
 from localllm.arch.attention import attend, qkv
 from localllm.arch.encoder import Encoder, embed_tokens, encoder_fields, pool_and_normalize
+from localllm.arch.family import Activation, Builder, Fields, Paged, Rope, Weights, frozen
 from localllm.arch.feed_forward import plain
-from localllm.arch.layer_state import Paged
-from localllm.arch.metadata import Fields
-from localllm.arch.rope import Rope
-from localllm.arch.verbs import Activation, Builder
-from localllm.arch.weights import Weights
-from localllm.frozen import frozen
 
 
 @frozen
@@ -24,12 +19,10 @@ class BERT(Encoder):
 
 
 def read(fields: Fields) -> BERT:
-    """Read the hyperparameters. Raises ModelError."""
     return BERT(**encoder_fields(fields))
 
 
 def forward(b: Builder, w: Weights, h: BERT) -> Activation:
-    """Compute a row for each text."""
     x = b.add(embed_tokens(b, w), b.embed_positions(w.position_embd, b.positions))
     x = b.layer_norm(x, w.token_embd_norm, h.epsilon)
     for state in h.states():

@@ -6,14 +6,11 @@ apart; matrices may have a scale; the output matrix is the embedding matrix.
 
 from localllm.arch.attention import Transformer, attend, qkv
 from localllm.arch.decoder import decoder
-from localllm.arch.layer_state import Paged
-from localllm.arch.metadata import Fields, show
-from localllm.arch.verbs import Activation, Builder
-from localllm.arch.weights import Weights
+from localllm.arch.family import Activation, Builder, Fields, Paged, Weights
+from localllm.arch.metadata import show
 
 
 def read(fields: Fields) -> Transformer:
-    """Read the hyperparameters. Raises ModelError."""
     for name in ("hidden_act", "hidden_activation"):
         if (activation := fields.raw(name, "silu")) != "silu":
             raise fields.unsupported(f"{fields.key(name)} {show(activation)} is not supported")
@@ -21,12 +18,10 @@ def read(fields: Fields) -> Transformer:
 
 
 def forward(b: Builder, w: Weights, h: Transformer) -> Activation:
-    """Compute the logits of the requested tokens."""
     return decoder(b, w, h, block)
 
 
 def block(b: Builder, w: Weights, h: Transformer, state: Paged, x: Activation) -> Activation:
-    """Apply one layer: attention, then the feed-forward network, each added to the residual stream."""
     q, k, v = qkv(b, w, h, state.layer, b.rms_norm(x, w.attn_norm, h.epsilon))
     y = b.rms_norm(attend(b, h, state, q, k, v), w.attn_sub_norm, h.epsilon)
     x = b.add(x, b.linear(y, w.attn_output))

@@ -8,19 +8,15 @@ from localllm.arch.attention import LAYER_EPSILON
 from localllm.arch.decoder import decoder, layer_norm_of
 from localllm.arch.families.baichuan import ALIBI_BIAS
 from localllm.arch.families.mpt import MPT, block
-from localllm.arch.metadata import Fields
-from localllm.arch.verbs import Activation, Builder
-from localllm.arch.weights import Weights
+from localllm.arch.family import Activation, Builder, Fields, Weights
 
 
 def read(fields: Fields) -> MPT:
-    """Read the hyperparameters. Raises ModelError."""
     shared = MPT.shared_fields(fields, interleaved=False, epsilon=LAYER_EPSILON)
     return MPT(**shared, limit=0.0, alibi_bias=ALIBI_BIAS)
 
 
 def forward(b: Builder, w: Weights, h: MPT) -> Activation:
-    """Compute the logits of the requested tokens."""
     w.require_biases("token_embd_norm")
     x = b.layer_norm(b.embed(w.token_embd, b.ids), w.token_embd_norm, h.epsilon)
     return decoder(b, w, h, block, x, layer_norm_of(b, w, h))

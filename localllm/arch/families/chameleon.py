@@ -10,12 +10,8 @@ import numpy as np
 
 from localllm.arch.attention import Transformer, attend, qkv
 from localllm.arch.decoder import decoder
+from localllm.arch.family import Activation, Builder, Fields, Paged, Weight, Weights, frozen
 from localllm.arch.feed_forward import gated_feed_forward
-from localllm.arch.layer_state import Paged
-from localllm.arch.metadata import Fields
-from localllm.arch.verbs import Activation, Builder
-from localllm.arch.weights import Weight, Weights
-from localllm.frozen import frozen
 
 HEAD_EPSILON = 1e-5
 IMAGES = slice(4, 8196)  # tokens
@@ -27,7 +23,6 @@ class Chameleon(Transformer):
 
 
 def read(fields: Fields) -> Chameleon:
-    """Read the hyperparameters. Raises ModelError."""
     if fields.vocab_size < IMAGES.stop:
         raise fields.error(f"{fields.vocab_size} tokens are fewer than those of images")
     common = Chameleon.shared_fields(fields, interleaved=True, rotates_all=True)
@@ -35,7 +30,6 @@ def read(fields: Fields) -> Chameleon:
 
 
 def forward(b: Builder, w: Weights, h: Chameleon) -> Activation:
-    """Compute the logits of the requested tokens."""
     of_images = np.zeros(h.vocab_size, np.float32)
     of_images[IMAGES] = np.finfo(np.float32).min
     return b.add_vector(decoder(b, w, h, block), of_images)
@@ -49,7 +43,6 @@ def normalize_heads(b: Builder, h: Chameleon, x: Activation, weight: Weight, hea
 
 
 def block(b: Builder, w: Weights, h: Chameleon, state: Paged, x: Activation) -> Activation:
-    """Apply one layer: attention, then the feed-forward network, each added to the residual stream."""
     a = h.attention
 
     def before(y: Activation, weight: Weight) -> Activation:

@@ -3,14 +3,12 @@
 from localllm.arch.attention import Transformer
 from localllm.arch.decoder import decoder, layer_norm_of
 from localllm.arch.families.starcoder2 import block, read
-from localllm.arch.verbs import Activation, Builder
-from localllm.arch.weights import Weights
+from localllm.arch.family import Activation, Builder, Weights
 
 __all__ = ["forward", "read"]
 
 
 def forward(b: Builder, w: Weights, h: Transformer) -> Activation:
-    """Compute the logits of the requested tokens."""
     x = b.embed(w.get("token_embd") or w.require("output"), b.ids)
     return decoder(b, w, h, block, x, layer_norm_of(b, w, h))
 

@@ -7,10 +7,7 @@ are not used for text.
 from localllm.arch.attention import Transformer
 from localllm.arch.decoder import decoder
 from localllm.arch.families.llama import block
-from localllm.arch.metadata import Fields
-from localllm.arch.rope import Rope
-from localllm.arch.verbs import Activation, Builder
-from localllm.arch.weights import Weights
+from localllm.arch.family import Activation, Builder, Fields, Rope, Weights
 
 OF_IMAGES = {"attn_qkv": "vis_attn_qkv", "attn_output": "vis_attn_output", "ffn_gate": "vis_gate",
              "ffn_up": "vis_up", "ffn_down": "vis_down"}  # fmt: skip
@@ -31,7 +28,6 @@ def read(fields: Fields) -> Transformer:
 
 
 def forward(b: Builder, w: Weights, h: Transformer) -> Activation:
-    """Compute the logits of the requested tokens."""
     logits = decoder(b, w, h, block, factors=None)
     for layer in range(h.layers):
         of_layer = w.block(layer)

@@ -5,9 +5,7 @@ Unlike Command R: three of four layers have a sliding window; the others have fu
 
 from localllm.arch.attention import LAYER_EPSILON, read_windows
 from localllm.arch.families.command_r import Cohere, forward
-from localllm.arch.metadata import Fields
-from localllm.arch.rope import Rope
-from localllm.frozen import frozen
+from localllm.arch.family import Fields, Rope, frozen
 
 __all__ = ["forward", "read"]
 
@@ -19,7 +17,6 @@ class Cohere2(Cohere):
 
 
 def read(fields: Fields) -> Cohere2:
-    """Read the hyperparameters. Raises ModelError."""
     shared = Cohere2.shared_fields(fields, interleaved=True, epsilon=LAYER_EPSILON)
     windows = read_windows(fields, period=4)
     return Cohere2(**shared, windows=windows, logit_scale=fields.number("logit_scale") or 1.0)

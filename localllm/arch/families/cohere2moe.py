@@ -7,14 +7,9 @@ a window; the shared expert's output and that of the others are averaged; some f
 from localllm.arch.attention import LAYER_EPSILON, RMS_EPSILON, attend, qkv, read_windows
 from localllm.arch.decoder import decoder
 from localllm.arch.families.cohere2 import Cohere2
+from localllm.arch.family import Activation, Builder, Fields, Paged, Rope, Weight, Weights, frozen
 from localllm.arch.feed_forward import SIGMOID, feed_forward_or_experts, read_own_routing, shared_expert
-from localllm.arch.layer_state import Paged
-from localllm.arch.metadata import Fields
 from localllm.arch.mtp import MtpOutput, mtp_output
-from localllm.arch.rope import Rope
-from localllm.arch.verbs import Activation, Builder
-from localllm.arch.weights import Weight, Weights
-from localllm.frozen import frozen
 
 
 @frozen
@@ -48,12 +43,10 @@ def norm(b: Builder, h: Cohere2MoE, x: Activation, weight: Weight) -> Activation
 
 
 def forward(b: Builder, w: Weights, h: Cohere2MoE) -> Activation:
-    """Compute the logits of the requested tokens."""
     return b.scale(decoder(b, w, h, block, norm=lambda x: norm(b, h, x, w.output_norm)), h.logit_scale)
 
 
 def block(b: Builder, w: Weights, h: Cohere2MoE, state: Paged, x: Activation) -> Activation:
-    """Apply one layer: attention and the feed-forward network, added to the residual stream."""
     y, both = norm(b, h, x, w.attn_norm), h.has_shared and state.layer >= h.dense
     q, k, v = qkv(b, w, h, state.layer, y)
     x = b.add(x, b.linear(attend(b, h, state, q, k, v), w.attn_output))
@@ -62,7 +55,6 @@ def block(b: Builder, w: Weights, h: Cohere2MoE, state: Paged, x: Activation) ->
 
 
 def draft(b: Builder, w: Weights, h: Cohere2MoE, hidden: Activation) -> MtpOutput:
-    """Apply the MTP layer."""
     output = mtp_output(b, w, h, hidden, block, lambda x, weight: norm(b, h, x, weight))
     return MtpOutput(output.hidden, b.scale(output.logits, h.logit_scale))
 

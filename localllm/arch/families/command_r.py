@@ -6,12 +6,8 @@ R+ normalizes each head of queries and keys; a factor for the logits; the output
 
 from localllm.arch.attention import LAYER_EPSILON, Windowed, attend, layer_norm_heads, qkv
 from localllm.arch.decoder import decoder
+from localllm.arch.family import Activation, Builder, Fields, Paged, Weights, frozen
 from localllm.arch.feed_forward import gated_feed_forward
-from localllm.arch.layer_state import Paged
-from localllm.arch.metadata import Fields
-from localllm.arch.verbs import Activation, Builder
-from localllm.arch.weights import Weights
-from localllm.frozen import frozen
 
 
 @frozen
@@ -22,19 +18,16 @@ class Cohere(Windowed):
 
 
 def read(fields: Fields) -> Cohere:
-    """Read the hyperparameters. Raises ModelError."""
     shared = Cohere.shared_fields(fields, interleaved=True, epsilon=LAYER_EPSILON)
     return Cohere(**shared, windows=(None,) * shared["layers"], logit_scale=fields.number("logit_scale") or 1.0)
 
 
 def forward(b: Builder, w: Weights, h: Cohere) -> Activation:
-    """Compute the logits of the requested tokens."""
     logits = decoder(b, w, h, block, norm=lambda x: b.layer_norm(x, w.output_norm, h.epsilon))
     return b.scale(logits, h.logit_scale)
 
 
 def block(b: Builder, w: Weights, h: Cohere, state: Paged, x: Activation) -> Activation:
-    """Apply one layer: attention and the feed-forward network, added to the residual stream."""
     y = b.layer_norm(x, w.attn_norm, h.epsilon)
     q, k, v = qkv(b, w, h, state.layer, y)
     q, k = layer_norm_heads(b, w, h, q, k)

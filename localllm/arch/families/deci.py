@@ -7,13 +7,9 @@ one without heads nothing; and a layer without a feed-forward network is skipped
 from collections.abc import Sequence
 
 from localllm.arch.attention import RMS_EPSILON, Attention, Transformer, attend, qkv, rope_factors
+from localllm.arch.family import Activation, Builder, Fields, Paged, Weight, Weights, frozen
 from localllm.arch.feed_forward import gated_feed_forward
-from localllm.arch.layer_state import Paged
-from localllm.arch.metadata import Fields
 from localllm.arch.rope import read_rope
-from localllm.arch.verbs import Activation, Builder
-from localllm.arch.weights import Weight, Weights
-from localllm.frozen import frozen
 
 
 @frozen
@@ -30,7 +26,6 @@ class Deci(Transformer):
 
 
 def read(fields: Fields) -> Deci:
-    """Read the hyperparameters. Raises ModelError."""
     common = fields.common()
     heads, kv_heads = (
         fields.counts(f"attention.{name}", common["layers"], 0) for name in ("head_count", "head_count_kv")
@@ -49,7 +44,6 @@ def read(fields: Fields) -> Deci:
 
 
 def forward(b: Builder, w: Weights, h: Deci) -> Activation:
-    """Compute the logits of the requested tokens."""
     x, factors = b.embed(w.token_embd, b.ids), rope_factors(b, w, h)
     states = {state.layer: state for state in h.states()}
     for layer in range(h.layers):

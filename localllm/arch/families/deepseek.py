@@ -6,13 +6,8 @@ selection has a bias, and in Ling if the file says so.
 
 from localllm.arch.attention import Transformer, attend, qkv
 from localllm.arch.decoder import decoder
+from localllm.arch.family import Activation, Builder, Fields, Paged, Rope, Weights, frozen
 from localllm.arch.feed_forward import SOFTMAX, feed_forward_or_experts, read_own_routing, read_routing, shared_expert
-from localllm.arch.layer_state import Paged
-from localllm.arch.metadata import Fields
-from localllm.arch.rope import Rope
-from localllm.arch.verbs import Activation, Builder
-from localllm.arch.weights import Weights
-from localllm.frozen import frozen
 
 
 @frozen
@@ -21,7 +16,6 @@ class DeepSeek(Transformer):
 
 
 def read(fields: Fields) -> DeepSeek:
-    """Read the hyperparameters. Raises ModelError."""
     common = DeepSeek.shared_fields(fields, interleaved=True, rotates_all=True)
     if fields.arch == "deepseek2-ocr":
         return read_ocr(fields)
@@ -46,12 +40,10 @@ def read_ocr(fields: Fields) -> DeepSeek:
 
 
 def forward(b: Builder, w: Weights, h: DeepSeek) -> Activation:
-    """Compute the logits of the requested tokens."""
     return decoder(b, w, h, block)
 
 
 def block(b: Builder, w: Weights, h: DeepSeek, state: Paged, x: Activation) -> Activation:
-    """Apply one layer: attention, then the feed-forward network, each added to the residual stream."""
     q, k, v = qkv(b, w, h, state.layer, b.rms_norm(x, w.attn_norm, h.epsilon))
     x = b.add(x, b.linear(attend(b, h, state, q, k, v), w.attn_output))
     y, beside = b.rms_norm(x, w.ffn_norm, h.epsilon), shared_expert if h.has_shared else None

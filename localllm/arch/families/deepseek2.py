@@ -13,15 +13,22 @@ from typing import Any
 
 from localllm.arch.attention import RMS_EPSILON
 from localllm.arch.decoder import decoder
+from localllm.arch.family import (
+    Activation,
+    Builder,
+    Fields,
+    Hyperparameters,
+    Latent,
+    Paged,
+    Rope,
+    Scores,
+    Weight,
+    Weights,
+)
 from localllm.arch.feed_forward import SIGMOID, SOFTMAX, feed_forward_or_experts, read_own_routing, shared_expert
-from localllm.arch.hyperparameters import Hyperparameters
-from localllm.arch.layer_state import Latent, Paged
-from localllm.arch.metadata import Fields
 from localllm.arch.mtp import MtpOutput, mtp_output
-from localllm.arch.rope import Rope, read_rope, yarn_magnitude
+from localllm.arch.rope import read_rope, yarn_magnitude
 from localllm.arch.routing import Routing
-from localllm.arch.verbs import Activation, Builder, Scores
-from localllm.arch.weights import Weight, Weights
 from localllm.frozen import frozen
 
 VOCABULARY_OF_GLM = 154880  # the first files of GLM-4.7-Flash do not say that scores are sigmoids
@@ -51,7 +58,6 @@ class DeepSeek2(Hyperparameters):
 
 
 def read(fields: Fields) -> DeepSeek2:
-    """Read the hyperparameters. Raises ModelError."""
     temperature = fields.number("attention.temperature_scale", 0.0)
     return DeepSeek2(
         **read_latent(fields),
@@ -105,12 +111,10 @@ def read_stretch(fields: Fields, dims: int) -> tuple[Rope, float]:
 
 
 def forward(b: Builder, w: Weights, h: DeepSeek2) -> Activation:
-    """Compute the logits of the requested tokens."""
     return decoder(b, w, h, block)
 
 
 def block(b: Builder, w: Weights, h: DeepSeek2, state: Latent | Paged, x: Activation) -> Activation:
-    """Apply one layer: attention, then the feed-forward network, each added to the residual stream."""
     y = b.rms_norm(x, w.attn_norm, h.epsilon)
     y = to_latents(b, w, h, state, y) if isinstance(state, Latent) else to_keys(b, w, h, state, y)
     x = b.add(x, b.linear(y, w.attn_output))
@@ -120,7 +124,6 @@ def block(b: Builder, w: Weights, h: DeepSeek2, state: Latent | Paged, x: Activa
 
 
 def draft(b: Builder, w: Weights, h: DeepSeek2, hidden: Activation) -> MtpOutput:
-    """Apply the MTP layer."""
     return mtp_output(b, w, h, hidden, block)
 
 

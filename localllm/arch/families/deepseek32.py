@@ -11,13 +11,8 @@ from typing import Any
 
 from localllm.arch.decoder import last
 from localllm.arch.families.deepseek2 import DeepSeek2, narrow_queries, project_from, read_latent
+from localllm.arch.family import Activation, Builder, Fields, Latent, Paged, Rope, Scores, Weight, Weights, frozen
 from localllm.arch.feed_forward import SIGMOID, feed_forward_or_experts, read_own_routing, shared_expert
-from localllm.arch.layer_state import Latent, Paged
-from localllm.arch.metadata import Fields
-from localllm.arch.rope import Rope
-from localllm.arch.verbs import Activation, Builder, Scores
-from localllm.arch.weights import Weight, Weights
-from localllm.frozen import frozen
 
 KEY_EPSILON = 1e-6  # of the norm of an indexer's keys
 TYPES = "attention.indexer.types"
@@ -53,7 +48,6 @@ class DeepSeek32(DeepSeek2):
 
 
 def read(fields: Fields) -> DeepSeek32:
-    """Read the hyperparameters. Raises ModelError."""
     if fields.raw("attention.key_length_mla") is None:
         raise fields.unsupported(f"{fields.arch} models with fused matrices of keys and values are not supported")
     common, is_glm = read_latent(fields), fields.arch == "glm-dsa"
@@ -90,7 +84,6 @@ def read_indexer(
 
 
 def forward(b: Builder, w: Weights, h: DeepSeek32) -> Activation:
-    """Compute the logits of the requested tokens."""
     x, selected = b.embed(w.token_embd, b.ids), None
     for state in h.layer_states():
         block = w.block(state.layer)

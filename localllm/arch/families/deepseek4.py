@@ -17,15 +17,22 @@ from localllm.arch.families.deepseek32 import rotate_tail
 from localllm.arch.families.glm5_next import MixedStreams, enter_sublayer, read_mixed_streams
 from localllm.arch.families.maple import limited_swiglu
 from localllm.arch.families.step35 import read_limits
+from localllm.arch.family import (
+    Activation,
+    Builder,
+    Fields,
+    Hyperparameters,
+    Latent,
+    Recurrent,
+    Rope,
+    Scores,
+    State,
+    Weights,
+)
 from localllm.arch.feed_forward import ROOT_OF_SOFTPLUS, apply_experts, matrices, read_routing, shared_expert
 from localllm.arch.hyper_connections import concat_streams, mixing_logits
-from localllm.arch.hyperparameters import Hyperparameters
-from localllm.arch.layer_state import Latent, Recurrent, State
-from localllm.arch.metadata import Fields
-from localllm.arch.rope import Rope, read_base
+from localllm.arch.rope import read_base
 from localllm.arch.routing import Routing
-from localllm.arch.verbs import Activation, Builder, Scores
-from localllm.arch.weights import Weights
 from localllm.frozen import frozen
 
 CHOSEN, RATIOS = 4, (0, 4, 128)  # tokens of a block in layers with an indexer; of a block in any layer
@@ -86,7 +93,6 @@ class DeepSeek4(Hyperparameters):
 
 
 def read(fields: Fields) -> DeepSeek4:
-    """Read the hyperparameters. Raises ModelError."""
     common, layers, attention = fields.common(), fields.layers(), read_attention(fields, True)
     rope, ratios = attention.rope, fields.array("attention.compress_ratios", "biu", f"{layers} numbers").tolist()
     if len(ratios) < layers or not {*ratios} <= {*RATIOS}:
@@ -129,7 +135,6 @@ def read(fields: Fields) -> DeepSeek4:
 
 
 def forward(b: Builder, w: Weights, h: DeepSeek4) -> Activation:
-    """Compute the logits of the requested tokens."""
     ignore_mtp_layers(b, w, h)
     x = concat_streams(b, [b.embed(w.token_embd, b.ids)] * h.streams.count)
     for layer in range(h.layers):

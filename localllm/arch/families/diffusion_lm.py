@@ -9,11 +9,9 @@ from typing import ClassVar
 
 from localllm.arch.attention import Transformer
 from localllm.arch.families import llama, qwen3
+from localllm.arch.family import Activation, Builder, Fields, Weights, frozen
 from localllm.arch.feed_forward import read_routing
-from localllm.arch.metadata import Fields
-from localllm.arch.verbs import FULL_ATTENTION, Activation, Builder
-from localllm.arch.weights import Weights
-from localllm.frozen import frozen
+from localllm.arch.verbs import FULL_ATTENTION
 
 MIXTURES = {"llada-moe": False, "rnd1": True}  # whether experts' weights are normalized
 
@@ -28,7 +26,6 @@ class Masked(Transformer):
 
 
 def read(fields: Fields) -> Masked:
-    """Read the hyperparameters. Raises ModelError."""
     fields.flag("attention.causal", False)
     shared = Masked.shared_fields(fields, interleaved=fields.arch == "llada", rotates_all=True)
     routing = read_routing(fields, normalized=MIXTURES.get(fields.arch, True))
@@ -38,7 +35,6 @@ def read(fields: Fields) -> Masked:
 
 
 def forward(b: Builder, w: Weights, h: Masked) -> Activation:
-    """Compute the logits of the requested tokens."""
     return (qwen3 if h.routing else llama).forward(b, w, h)
 
 

@@ -11,15 +11,10 @@ from localllm.arch.attention import RMS_EPSILON, by_head, read_windows
 from localllm.arch.decoder import last
 from localllm.arch.families.deepseek2 import DeepSeek2, narrow_queries
 from localllm.arch.families.deepseek32 import TYPES, Indexer, attention, choose, index_of, read_indexer
+from localllm.arch.family import Activation, Builder, Fields, Hyperparameters, Latent, Scores, Weights, frozen
 from localllm.arch.feed_forward import feed_forward_or_experts, read_own_routing, shared_expert
-from localllm.arch.hyperparameters import Hyperparameters
-from localllm.arch.layer_state import Latent
-from localllm.arch.metadata import Fields
 from localllm.arch.rope import read_base, read_rope
 from localllm.arch.routing import Routing
-from localllm.arch.verbs import Activation, Builder, Scores
-from localllm.arch.weights import Weights
-from localllm.frozen import frozen
 
 
 @frozen
@@ -37,7 +32,6 @@ class Dots3Note(Hyperparameters):
 
 
 def read(fields: Fields) -> Dots3Note:
-    """Read the hyperparameters. Raises ModelError."""
     common, epsilon = fields.common(), fields.epsilon(RMS_EPSILON)
     layers, heads = common["layers"], fields.counts("attention.head_count", fields.layers())
     windows = read_windows(fields, period=None)
@@ -70,7 +64,6 @@ def read(fields: Fields) -> Dots3Note:
 
 
 def forward(b: Builder, w: Weights, h: Dots3Note) -> Activation:
-    """Compute the logits of the requested tokens."""
     x = b.embed(w.token_embd, b.ids)
     for state, latent in zip(h.layer_states(), h.latent, strict=True):
         block, index = w.block(state.layer), index_of(h.indexer, state.layer)

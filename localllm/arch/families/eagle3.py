@@ -10,12 +10,9 @@ from typing import NamedTuple
 import numpy as np
 
 from localllm.arch.attention import Transformer, attend, rope_factors
+from localllm.arch.family import Activation, Builder, Fields, Weights, frozen
 from localllm.arch.feed_forward import gated_feed_forward
-from localllm.arch.metadata import Fields
 from localllm.arch.mtp import MtpOutput
-from localllm.arch.verbs import Activation, Builder
-from localllm.arch.weights import Weights
-from localllm.frozen import frozen
 
 COUNT = 3  # of the target's layers
 
@@ -45,7 +42,6 @@ class Pair(NamedTuple):
 
 
 def read(fields: Fields) -> Eagle:
-    """Read the hyperparameters. Raises ModelError."""
     shared = Transformer.shared_fields(fields, interleaved=True, rotates_all=True)
     layers = fields.raw("target_layers")
     if not isinstance(layers, np.ndarray) or layers.shape != (COUNT,) or layers.dtype.kind not in "iu":

@@ -10,15 +10,11 @@ from localllm.arch.attention import attend, qkv
 from localllm.arch.decoder import decoder
 from localllm.arch.encoder import Encoder, own_pooling, pool_and_normalize
 from localllm.arch.families import llama
+from localllm.arch.family import Activation, Builder, Fields, Paged, Weights
 from localllm.arch.feed_forward import gated_feed_forward, read_routing
-from localllm.arch.layer_state import Paged
-from localllm.arch.metadata import Fields
-from localllm.arch.verbs import Activation, Builder
-from localllm.arch.weights import Weights
 
 
 def read(fields: Fields) -> Encoder:
-    """Read the hyperparameters. Raises ModelError."""
     is_llama = fields.arch == "llama-embed"
     shared = Encoder.shared_fields(fields, interleaved=fields.arch != "eurobert", rotates_all=is_llama)
     routing = read_routing(fields) if is_llama else None
@@ -26,7 +22,6 @@ def read(fields: Fields) -> Encoder:
 
 
 def forward(b: Builder, w: Weights, h: Encoder) -> Activation:
-    """Compute a row for each text."""
     if h.arch == "llama-embed":
         return llama.forward(b, w, h)
     if h.arch == "eurobert":
@@ -38,7 +33,6 @@ def forward(b: Builder, w: Weights, h: Encoder) -> Activation:
 
 
 def block(b: Builder, w: Weights, h: Encoder, state: Paged, x: Activation) -> Activation:
-    """Apply one layer: attention, then the feed-forward network, each added to the residual stream."""
     q, k, v = qkv(b, w, h, state.layer, b.rms_norm(x, w.attn_norm, h.epsilon))
     x = b.add(x, b.linear(attend(b, h, state, q, k, v), w.attn_output))
     return b.add(x, gated_feed_forward(b, w, b.rms_norm(x, w.ffn_norm, h.epsilon), b.swiglu))

@@ -7,13 +7,8 @@ only they rotate.
 
 from localllm.arch.attention import Windowed, attend, qkv, read_windows, rms_norm_heads, rope_factors
 from localllm.arch.decoder import decoder
+from localllm.arch.family import Activation, Builder, Fields, Paged, Rope, Weight, Weights, frozen
 from localllm.arch.feed_forward import gated_feed_forward
-from localllm.arch.layer_state import Paged
-from localllm.arch.metadata import Fields
-from localllm.arch.rope import Rope
-from localllm.arch.verbs import Activation, Builder
-from localllm.arch.weights import Weight, Weights
-from localllm.frozen import frozen
 
 LAYERS_OF_32B = 64  # the 32B model has windows, also in files that do not say so
 
@@ -25,22 +20,16 @@ class EXAONE4(Windowed):
 
 
 def read(fields: Fields) -> EXAONE4:
-    """Read the hyperparameters. Raises ModelError."""
     shared = EXAONE4.shared_fields(fields, interleaved=False)
     default = 4096 if shared["layers"] == LAYERS_OF_32B else 0
     return EXAONE4(**shared, windows=read_windows(fields, period=4, default=default))
 
 
 def forward(b: Builder, w: Weights, h: EXAONE4) -> Activation:
-    """Compute the logits of the requested tokens."""
     return decoder(b, w, h, block, factors=rope_factors(b, w, h))
 
 
 def block(b: Builder, w: Weights, h: EXAONE4, state: Paged, x: Activation, factors: Weight | None) -> Activation:
-    """Apply one layer: attention, then the feed-forward network.
-
-    Each output is normalized and added to the residual stream.
-    """
     q, k, v = qkv(b, w, h, state.layer, x)
     q, k = rms_norm_heads(b, w, h, q, k)
     y = b.linear(attend(b, h, state, q, k, v, factors), w.attn_output)

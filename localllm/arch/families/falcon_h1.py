@@ -8,12 +8,8 @@ from collections.abc import Sequence
 from localllm.arch.attention import Transformer, attend, qkv
 from localllm.arch.decoder import last
 from localllm.arch.families.mamba2 import StateSpace, mamba2_mixer, read_state_space
+from localllm.arch.family import Activation, Builder, Fields, Paged, Recurrent, Weights, frozen
 from localllm.arch.feed_forward import gated_feed_forward
-from localllm.arch.layer_state import Paged, Recurrent
-from localllm.arch.metadata import Fields
-from localllm.arch.verbs import Activation, Builder
-from localllm.arch.weights import Weights
-from localllm.frozen import frozen
 
 
 @frozen
@@ -29,12 +25,10 @@ class FalconH1(Transformer):
 
 
 def read(fields: Fields) -> FalconH1:
-    """Read the hyperparameters. Raises ModelError."""
     return FalconH1(**FalconH1.shared_fields(fields, interleaved=False), space=read_state_space(fields))
 
 
 def forward(b: Builder, w: Weights, h: FalconH1) -> Activation:
-    """Compute the logits of the requested tokens."""
     x = b.embed(w.token_embd, b.ids)
     for paged, recurrent in h.pairs():
         x = block(b, w.block(paged.layer), h, paged, recurrent, x)
@@ -42,10 +36,6 @@ def forward(b: Builder, w: Weights, h: FalconH1) -> Activation:
 
 
 def block(b: Builder, w: Weights, h: FalconH1, paged: Paged, recurrent: Recurrent, x: Activation) -> Activation:
-    """Apply one layer: attention and Mamba 2, then the feed-forward network.
-
-    Each output is added to the residual stream.
-    """
     y = b.rms_norm(x, w.attn_norm, h.epsilon)
     attended = b.linear(attend(b, h, paged, *qkv(b, w, h, paged.layer, y)), w.attn_output)
     x = b.add(x, b.add(attended, mamba2_mixer(b, w, h.space, h.epsilon, recurrent, y)))

@@ -6,25 +6,19 @@ embedding matrix. The file's norms include the 1 that Gemma adds to their weight
 
 from localllm.arch.attention import Transformer, attend, qkv
 from localllm.arch.decoder import decoder
+from localllm.arch.family import Activation, Builder, Fields, Paged, Weights
 from localllm.arch.feed_forward import gated_feed_forward
-from localllm.arch.layer_state import Paged
-from localllm.arch.metadata import Fields
-from localllm.arch.verbs import Activation, Builder
-from localllm.arch.weights import Weights
 
 
 def read(fields: Fields) -> Transformer:
-    """Read the hyperparameters. Raises ModelError."""
     return Transformer(**Transformer.shared_fields(fields, interleaved=False))
 
 
 def forward(b: Builder, w: Weights, h: Transformer) -> Activation:
-    """Compute the logits of the requested tokens."""
     return decoder(b, w, h, block, b.scale(b.embed(w.token_embd, b.ids), h.width**0.5))
 
 
 def block(b: Builder, w: Weights, h: Transformer, state: Paged, x: Activation) -> Activation:
-    """Apply one layer: attention, then the feed-forward network, each added to the residual stream."""
     q, k, v = qkv(b, w, h, state.layer, b.rms_norm(x, w.attn_norm, h.epsilon))
     x = b.add(x, b.linear(attend(b, h, state, q, k, v), w.attn_output))
     return b.add(x, gated_feed_forward(b, w, b.rms_norm(x, w.ffn_norm, h.epsilon), b.geglu))

@@ -6,12 +6,8 @@ caps on the scores and on the logits.
 
 from localllm.arch.attention import Windowed, attend, qkv, read_windows
 from localllm.arch.decoder import decoder
+from localllm.arch.family import Activation, Builder, Fields, Paged, Weights, frozen
 from localllm.arch.feed_forward import gated_feed_forward
-from localllm.arch.layer_state import Paged
-from localllm.arch.metadata import Fields
-from localllm.arch.verbs import Activation, Builder
-from localllm.arch.weights import Weights
-from localllm.frozen import frozen
 
 LAYERS_OF_27B = 46  # the 27B model's scores are scaled by width / heads, not by the length of a head
 
@@ -25,13 +21,11 @@ class Gemma2(Windowed):
 
     @property
     def scale(self) -> float:
-        """The scale of the scores."""
         a = self.attention
         return (self.width // a.heads[0] if self.layers == LAYERS_OF_27B else a.head_dim) ** -0.5
 
 
 def read(fields: Fields) -> Gemma2:
-    """Read the hyperparameters. Raises ModelError."""
     return Gemma2(
         **Gemma2.shared_fields(fields, interleaved=False),
         windows=read_windows(fields, period=2, default=4096),
@@ -41,16 +35,11 @@ def read(fields: Fields) -> Gemma2:
 
 
 def forward(b: Builder, w: Weights, h: Gemma2) -> Activation:
-    """Compute the logits of the requested tokens."""
     logits = decoder(b, w, h, block, b.scale(b.embed(w.token_embd, b.ids), h.width**0.5))
     return b.softcap(logits, h.logit_softcap) if h.logit_softcap else logits
 
 
 def block(b: Builder, w: Weights, h: Gemma2, state: Paged, x: Activation) -> Activation:
-    """Apply one layer: attention, then the feed-forward network.
-
-    Each output is normalized and added to the residual stream.
-    """
     q, k, v = qkv(b, w, h, state.layer, b.rms_norm(x, w.attn_norm, h.epsilon))
     y = b.linear(attend(b, h, state, q, k, v, softcap=h.score_softcap), w.attn_output)
     x = b.add(x, b.rms_norm(y, w.post_attention_norm, h.epsilon))

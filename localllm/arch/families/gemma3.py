@@ -6,13 +6,9 @@ window and a RoPE base of their own, without scaling; soft caps only if the file
 
 from localllm.arch.attention import LocallyRotated, attend, qkv, read_windows, rms_norm_heads
 from localllm.arch.decoder import decoder
+from localllm.arch.family import Activation, Builder, Fields, Paged, Weights, frozen
 from localllm.arch.feed_forward import gated_feed_forward
-from localllm.arch.layer_state import Paged
-from localllm.arch.metadata import Fields
 from localllm.arch.rope import read_base
-from localllm.arch.verbs import Activation, Builder
-from localllm.arch.weights import Weights
-from localllm.frozen import frozen
 
 LAYERS_OF_27B = 62  # the 27B model's scores are scaled by width / heads, not by the length of a head
 
@@ -26,13 +22,11 @@ class Gemma3(LocallyRotated):
 
     @property
     def scale(self) -> float:
-        """The scale of the scores."""
         a = self.attention
         return (self.width // a.heads[0] if self.layers == LAYERS_OF_27B else a.head_dim) ** -0.5
 
 
 def read(fields: Fields) -> Gemma3:
-    """Read the hyperparameters. Raises ModelError."""
     shared = Gemma3.shared_fields(fields, interleaved=False)
     return Gemma3(
         **shared,
@@ -44,17 +38,12 @@ def read(fields: Fields) -> Gemma3:
 
 
 def forward(b: Builder, w: Weights, h: Gemma3) -> Activation:
-    """Compute the logits of the requested tokens."""
     x = b.embed_inputs(lambda: b.scale(b.embed(w.token_embd, b.ids), h.width**0.5))
     logits = decoder(b, w, h, block, x)
     return b.softcap(logits, h.logit_softcap) if h.logit_softcap and not h.pooling else logits
 
 
 def block(b: Builder, w: Weights, h: Gemma3, state: Paged, x: Activation) -> Activation:
-    """Apply one layer: attention, then the feed-forward network.
-
-    Each output is normalized and added to the residual stream.
-    """
     q, k, v = qkv(b, w, h, state.layer, b.rms_norm(x, w.attn_norm, h.epsilon))
     q, k = rms_norm_heads(b, w, h, q, k)
     y = b.linear(attend(b, h, state, q, k, v, softcap=h.score_softcap), w.attn_output)

@@ -14,11 +14,8 @@ import numpy as np
 from localllm.arch.attention import LocallyRotated, read_local_rope, read_windows
 from localllm.arch.decoder import ignore_mtp_layers
 from localllm.arch.families.gemma4 import layer_inputs
-from localllm.arch.layer_state import Paged
-from localllm.arch.metadata import Fields, show
-from localllm.arch.verbs import Activation, Builder, Scores
-from localllm.arch.weights import Weights
-from localllm.frozen import frozen
+from localllm.arch.family import Activation, Builder, Fields, Paged, Scores, Weights, frozen
+from localllm.arch.metadata import show
 
 STREAMS, LAYER_WIDTH = 4, 256  # residual streams; width of the per-layer embeddings
 OWN_STATES, SPARSE_LAYERS, DEVIATIONS = 20, 10, 1.6448533535003662  # defaults
@@ -40,7 +37,6 @@ class Gemma3n(LocallyRotated):
 
     @property
     def scale(self) -> float:
-        """The scale of the scores."""
         return 1.0
 
     def states(self) -> Sequence[Paged]:
@@ -53,7 +49,6 @@ class Gemma3n(LocallyRotated):
 
 
 def read(fields: Fields) -> Gemma3n:
-    """Read the hyperparameters. Raises ModelError."""
     shared, windows = Gemma3n.shared_fields(fields, interleaved=False), read_windows(fields, period=5)
     layers = shared["layers"]
     own_states = layers - fields.count("attention.shared_kv_layers", max(layers - OWN_STATES, 0))
@@ -89,7 +84,6 @@ def read_deviations(fields: Fields, layers: int) -> tuple[float | None, ...]:
 
 
 def forward(b: Builder, w: Weights, h: Gemma3n) -> Activation:
-    """Compute the logits of the requested tokens."""
     x = b.scale(b.embed(w.token_embd, b.ids), h.width**0.5)
     inputs = layer_inputs(b, w, h, x)
     streams = b.head_linear(repeat_columns(b, x, STREAMS - 1), w.altup_proj.shaped(STREAMS - 1, h.width, h.width))

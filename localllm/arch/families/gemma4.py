@@ -12,15 +12,11 @@ from dataclasses import replace
 from typing import Any
 
 from localllm.arch.attention import Attention, Windowed, read_windows
+from localllm.arch.family import Activation, Builder, Choice, Fields, Paged, Scores, Weight, Weights, frozen
 from localllm.arch.feed_forward import gated_feed_forward, matrices, read_routing
-from localllm.arch.layer_state import Paged
-from localllm.arch.metadata import Fields
 from localllm.arch.rope import read_base
 from localllm.arch.routing import Routing
-from localllm.arch.verbs import Activation, Builder, Choice, Scores
-from localllm.arch.weights import Weight, Weights
 from localllm.errors import ModelError
-from localllm.frozen import frozen
 
 
 @frozen
@@ -51,7 +47,6 @@ class Gemma4(Windowed):
 
 
 def read(fields: Fields) -> Gemma4:
-    """Read the hyperparameters. Raises ModelError."""
     shared = Gemma4.shared_fields(fields, interleaved=False)
     windows = read_windows(fields, period=None)
     own_states = shared["layers"] - fields.count("attention.shared_kv_layers", 0)
@@ -81,7 +76,6 @@ def read_local(fields: Fields, full: Attention) -> Attention:
 
 
 def forward(b: Builder, w: Weights, h: Gemma4) -> Activation:
-    """Compute the logits of the requested tokens."""
     x, factors = b.scale(b.embed(w.token_embd, b.ids), h.width**0.5), w.get("rope_freqs")
     inputs = layer_inputs(b, w, h, x) if h.layer_width else None
     for layer in range(h.layers):
@@ -110,10 +104,6 @@ def let_in(b: Builder, w: Weights, h: Gemma4, x: Activation, inputs: Activation)
 
 
 def block(b: Builder, w: Weights, h: Gemma4, layer: int, x: Activation, factors: Weight | None) -> Activation:
-    """Apply one layer: attention, then the feed-forward network.
-
-    Each output is normalized and added to the residual stream.
-    """
     y = attention(b, w, h, layer, b.rms_norm(x, w.attn_norm, h.epsilon), None if h.windows[layer] else factors)
     x = b.add(x, b.rms_norm(b.linear(y, w.attn_output), w.post_attention_norm, h.epsilon))
     y = gated_feed_forward(b, w, b.rms_norm(x, w.ffn_norm, h.epsilon), b.geglu)

@@ -9,10 +9,7 @@ from typing import ClassVar
 from localllm.arch.encoder import behind, lookahead, own_pooling
 from localllm.arch.families import gemma3
 from localllm.arch.families.gemma3 import Gemma3
-from localllm.arch.metadata import Fields
-from localllm.arch.verbs import Activation, Builder
-from localllm.arch.weights import Weights
-from localllm.frozen import frozen
+from localllm.arch.family import Activation, Builder, Fields, Weights, frozen
 
 
 @frozen
@@ -27,14 +24,12 @@ class EmbeddingGemma(Gemma3):
 
 
 def read(fields: Fields) -> EmbeddingGemma:
-    """Read the hyperparameters. Raises ModelError."""
     h = gemma3.read(fields)
     values = {field.name: getattr(h, field.name) for field in dataclass_fields(h)}
     return EmbeddingGemma(**{**values, "pooling": own_pooling(fields)})
 
 
 def forward(b: Builder, w: Weights, h: EmbeddingGemma) -> Activation:
-    """Compute a row for each text."""
     return gemma3.forward(b, w, h)
 
 

@@ -9,32 +9,23 @@ from dataclasses import replace
 
 from localllm.arch.attention import Transformer, attend, qkv
 from localllm.arch.decoder import decoder
+from localllm.arch.family import Activation, Builder, Fields, Paged, Weights
 from localllm.arch.feed_forward import gated_feed_forward
-from localllm.arch.layer_state import Paged
-from localllm.arch.metadata import Fields
 from localllm.arch.mrope import read_sections, with_sections
 from localllm.arch.mtp import MtpOutput, mtp_output
-from localllm.arch.verbs import Activation, Builder
-from localllm.arch.weights import Weights
 
 
 def read(fields: Fields) -> Transformer:
-    """Read the hyperparameters. Raises ModelError."""
     common = Transformer.shared_fields(fields, interleaved=read_sections(fields) is None)
     attention = common.pop("attention")
     return Transformer(**common, attention=replace(attention, rope=with_sections(fields, attention.rope)))
 
 
 def forward(b: Builder, w: Weights, h: Transformer) -> Activation:
-    """Compute the logits of the requested tokens."""
     return decoder(b, w, h, block)
 
 
 def block(b: Builder, w: Weights, h: Transformer, state: Paged, x: Activation) -> Activation:
-    """Apply one layer: attention, then the feed-forward network.
-
-    Each output is normalized and added to the residual stream.
-    """
     q, k, v = qkv(b, w, h, state.layer, b.rms_norm(x, w.attn_norm, h.epsilon))
     y = b.linear(attend(b, h, state, q, k, v), w.attn_output)
     x = b.add(x, b.rms_norm(y, w.post_attention_norm, h.epsilon))

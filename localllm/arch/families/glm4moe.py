@@ -8,17 +8,13 @@ from dataclasses import replace
 
 from localllm.arch.attention import Transformer, attend, qkv, rms_norm_heads
 from localllm.arch.decoder import decoder
+from localllm.arch.family import Activation, Builder, Fields, Paged, Weights
 from localllm.arch.feed_forward import SIGMOID, feed_forward_or_experts, read_own_routing, shared_expert
-from localllm.arch.layer_state import Paged
-from localllm.arch.metadata import Fields
 from localllm.arch.mrope import with_sections
 from localllm.arch.mtp import MtpOutput, mtp_output
-from localllm.arch.verbs import Activation, Builder
-from localllm.arch.weights import Weights
 
 
 def read(fields: Fields) -> Transformer:
-    """Read the hyperparameters. Raises ModelError."""
     common = Transformer.shared_fields(fields, interleaved=False)
     attention = common.pop("attention")
     attention = replace(attention, rope=with_sections(fields, attention.rope))
@@ -26,12 +22,10 @@ def read(fields: Fields) -> Transformer:
 
 
 def forward(b: Builder, w: Weights, h: Transformer) -> Activation:
-    """Compute the logits of the requested tokens."""
     return decoder(b, w, h, block)
 
 
 def block(b: Builder, w: Weights, h: Transformer, state: Paged, x: Activation) -> Activation:
-    """Apply one layer: attention, then the feed-forward network, each added to the residual stream."""
     q, k, v = qkv(b, w, h, state.layer, b.rms_norm(x, w.attn_norm, h.epsilon))
     if w.get("attn_q_norm") or w.get("attn_k_norm"):
         q, k = rms_norm_heads(b, w, h, q, k)
@@ -43,7 +37,6 @@ def block(b: Builder, w: Weights, h: Transformer, state: Paged, x: Activation) -
 
 
 def draft(b: Builder, w: Weights, h: Transformer, hidden: Activation) -> MtpOutput:
-    """Apply the MTP layer."""
     return mtp_output(b, w, h, hidden, block)
 
 

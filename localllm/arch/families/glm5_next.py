@@ -17,14 +17,10 @@ from localllm.arch.families.deepseek32 import TYPES
 from localllm.arch.families.kimi_linear import delta_heads
 from localllm.arch.families.maple import limited_swiglu
 from localllm.arch.families.step35 import read_limits
+from localllm.arch.family import Activation, Builder, Fields, Hyperparameters, Latent, Recurrent, Scores, State, Weights
 from localllm.arch.feed_forward import SIGMOID, feed_forward_or_experts, read_own_routing, shared_expert
 from localllm.arch.hyper_connections import concat_streams
-from localllm.arch.hyperparameters import Hyperparameters
-from localllm.arch.layer_state import Latent, Recurrent, State
-from localllm.arch.metadata import Fields
 from localllm.arch.routing import Routing
-from localllm.arch.verbs import Activation, Builder, Scores
-from localllm.arch.weights import Weights
 from localllm.frozen import frozen
 
 KEY_EPSILON = 1e-6  # of the heads' L2 norm, and the default for the norm of an indexer's keys
@@ -97,7 +93,6 @@ class Glm5Next(Hyperparameters):
 
 
 def read(fields: Fields) -> Glm5Next:
-    """Read the hyperparameters. Raises ModelError."""
     common, layers, lowest = fields.common(), fields.layers(), fields.raw("kda.gate_lower_bound")
     if lowest is not None and not (isinstance(lowest, float) and -LOWEST <= lowest < 0):
         raise fields.wrong("kda.gate_lower_bound", f"a number from {-LOWEST:g} up to 0")
@@ -155,7 +150,6 @@ def read_mixed_streams(fields: Fields) -> MixedStreams:
 
 
 def forward(b: Builder, w: Weights, h: Glm5Next) -> Activation:
-    """Compute the logits of the requested tokens."""
     ignore_mtp_layers(b, w, h)
     x, selected = concat_streams(b, [b.embed(w.token_embd, b.ids)] * h.streams.count), None
     for layer in range(h.layers):

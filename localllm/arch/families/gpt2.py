@@ -7,11 +7,7 @@ biases everywhere; queries, keys and values from one matrix.
 from localllm.arch.attention import LAYER_EPSILON, Transformer
 from localllm.arch.decoder import decoder, layer_norm_of
 from localllm.arch.families.starcoder2 import block
-from localllm.arch.metadata import Fields
-from localllm.arch.rope import Rope
-from localllm.arch.verbs import Activation, Builder
-from localllm.arch.weights import Weights
-from localllm.frozen import frozen
+from localllm.arch.family import Activation, Builder, Fields, Rope, Weights, frozen
 
 
 @frozen
@@ -21,12 +17,10 @@ class GPT2(Transformer):
 
 
 def read(fields: Fields) -> GPT2:
-    """Read the hyperparameters. Raises ModelError."""
     return GPT2(**GPT2.shared_fields(fields, interleaved=False, epsilon=LAYER_EPSILON))
 
 
 def forward(b: Builder, w: Weights, h: GPT2) -> Activation:
-    """Compute the logits of the requested tokens."""
     x = b.add(b.embed(w.token_embd, b.ids), b.embed_positions(w.position_embd, b.positions))
     return decoder(b, w, h, block, x, layer_norm_of(b, w, h))
 

@@ -8,18 +8,14 @@ from functools import partial
 
 from localllm.arch.attention import LocallyRotated, attend, qkv, read_local_rope, read_windows
 from localllm.arch.decoder import decoder
+from localllm.arch.family import Activation, Builder, Fields, Paged, Weights
 from localllm.arch.feed_forward import SOFTMAX_OF_CHOSEN, feed_forward_or_experts, read_routing
-from localllm.arch.layer_state import Paged
-from localllm.arch.metadata import Fields
-from localllm.arch.verbs import Activation, Builder
-from localllm.arch.weights import Weights
 
 SHARPNESS, LIMIT = 1.702, 7.0  # of its SwiGLU
 BIASED = "attn_output", "ffn_gate_inp", "ffn_gate_exps", "ffn_up_exps", "ffn_down_exps"
 
 
 def read(fields: Fields) -> LocallyRotated:
-    """Read the hyperparameters. Raises ModelError."""
     shared = LocallyRotated.shared_fields(fields, interleaved=False)
     return LocallyRotated(
         **shared,
@@ -30,12 +26,10 @@ def read(fields: Fields) -> LocallyRotated:
 
 
 def forward(b: Builder, w: Weights, h: LocallyRotated) -> Activation:
-    """Compute the logits of the requested tokens."""
     return decoder(b, w, h, block)
 
 
 def block(b: Builder, w: Weights, h: LocallyRotated, state: Paged, x: Activation) -> Activation:
-    """Apply one layer: attention, then the experts, each added to the residual stream."""
     w.require_biases(*BIASED)
     q, k, v = qkv(b, w, h, state.layer, b.rms_norm(x, w.attn_norm, h.epsilon))
     x = b.add(x, b.linear(attend(b, h, state, q, k, v, sinks=w.attn_sinks), w.attn_output))
@@ -47,8 +41,7 @@ ALL = {
     "attn_sinks": "heads",
     "post_attention_norm": "width",
     "ffn_gate_inp": "experts width",
-    "ffn_gate_exps.bias": "@gpt.even_biases mlp.experts.gate_up_proj_bias[experts both_hidden]: "
-    "experts expert_hidden",
+    "ffn_gate_exps.bias": "@gpt.even_biases mlp.experts.gate_up_proj_bias[experts both_hidden]: experts expert_hidden",
     "ffn_up_exps.bias": "@gpt.odd_biases mlp.experts.gate_up_proj_bias[experts both_hidden]: experts expert_hidden",
     "ffn_down_exps.bias": "mlp.experts.down_proj_bias: experts width",
 }

@@ -7,12 +7,8 @@ attention reads.
 
 from localllm.arch.attention import LAYER_EPSILON, Transformer, attend, qkv
 from localllm.arch.decoder import decoder, layer_norm_of
+from localllm.arch.family import Activation, Builder, Fields, Paged, Weights, frozen
 from localllm.arch.feed_forward import plain
-from localllm.arch.layer_state import Paged
-from localllm.arch.metadata import Fields
-from localllm.arch.verbs import Activation, Builder
-from localllm.arch.weights import Weights
-from localllm.frozen import frozen
 
 
 @frozen
@@ -23,19 +19,16 @@ class GPTNeoX(Transformer):
 
 
 def read(fields: Fields) -> GPTNeoX:
-    """Read the hyperparameters. Raises ModelError."""
     shared = GPTNeoX.shared_fields(fields, interleaved=False, epsilon=LAYER_EPSILON)
     return GPTNeoX(**shared, parallel=fields.flag("use_parallel_residual"))
 
 
 def forward(b: Builder, w: Weights, h: GPTNeoX) -> Activation:
-    """Compute the logits of the requested tokens."""
     w.require("output")
     return decoder(b, w, h, block, norm=layer_norm_of(b, w, h))
 
 
 def block(b: Builder, w: Weights, h: GPTNeoX, state: Paged, x: Activation) -> Activation:
-    """Apply one layer: attention and the feed-forward network, added to the residual stream."""
     q, k, v = qkv(b, w, h, state.layer, b.layer_norm(x, w.attn_norm, h.epsilon))
     behind = b.add(x, b.linear(attend(b, h, state, q, k, v), w.attn_output))
     y = b.layer_norm(x if h.parallel else behind, w.ffn_norm, h.epsilon)

@@ -7,13 +7,8 @@ from typing import Any
 
 from localllm.arch.attention import Transformer, attend, qkv, rope_factors
 from localllm.arch.decoder import decoder
+from localllm.arch.family import Activation, Builder, Fields, Paged, Rope, Weight, Weights, frozen
 from localllm.arch.feed_forward import feed_forward_or_experts, read_routing, shared_expert
-from localllm.arch.layer_state import Paged
-from localllm.arch.metadata import Fields
-from localllm.arch.rope import Rope
-from localllm.arch.verbs import Activation, Builder
-from localllm.arch.weights import Weight, Weights
-from localllm.frozen import frozen
 
 
 @frozen
@@ -29,7 +24,6 @@ class Granite(Transformer):
 
     @property
     def scale(self) -> float:
-        """The scale of the scores."""
         return self.score_scale
 
     def rope(self, layer: int) -> Rope | None:
@@ -37,7 +31,6 @@ class Granite(Transformer):
 
 
 def read(fields: Fields) -> Granite:
-    """Read the hyperparameters. Raises ModelError."""
     common = Granite.shared_fields(fields, interleaved=True)
     return Granite(
         **common, logit_scale=fields.factor("logit_scale"), **read_scales(fields, common["attention"].head_dim)
@@ -57,16 +50,11 @@ def read_scales(fields: Fields, head_dim: int) -> dict[str, Any]:
 
 
 def forward(b: Builder, w: Weights, h: Granite) -> Activation:
-    """Compute the logits of the requested tokens."""
     x = b.scale(b.embed(w.token_embd, b.ids), h.embedding_scale)
     return b.scale(decoder(b, w, h, block, x, factors=rope_factors(b, w, h)), 1 / h.logit_scale)
 
 
 def block(b: Builder, w: Weights, h: Granite, state: Paged, x: Activation, factors: Weight | None) -> Activation:
-    """Apply one layer: attention, then the feed-forward network.
-
-    Each output is scaled and added to the residual stream.
-    """
     q, k, v = qkv(b, w, h, state.layer, b.rms_norm(x, w.attn_norm, h.epsilon))
     y = b.linear(attend(b, h, state, q, k, v, factors), w.attn_output)
     return feed_forward(b, w, h, b.add(x, b.scale(y, h.residual_scale)))

@@ -12,13 +12,8 @@ from localllm.arch.attention import attend, qkv, read_windows, rope_factors
 from localllm.arch.decoder import decoder
 from localllm.arch.families.granite import Granite
 from localllm.arch.families.granite import read as read_granite
+from localllm.arch.family import Activation, Builder, Fields, Paged, Rope, Weight, Weights, frozen
 from localllm.arch.feed_forward import Gate, feed_forward_or_experts
-from localllm.arch.layer_state import Paged
-from localllm.arch.metadata import Fields
-from localllm.arch.rope import Rope
-from localllm.arch.verbs import Activation, Builder
-from localllm.arch.weights import Weight, Weights
-from localllm.frozen import frozen
 
 
 @frozen
@@ -34,7 +29,6 @@ class GraniteSWA(Granite):
 
 
 def read(fields: Fields) -> GraniteSWA:
-    """Read the hyperparameters. Raises ModelError."""
     h, name = read_granite(fields), "attention.rope_pattern"
     rotates = fields.array(name, "biu", "a list of layers") if fields.has(name) else np.ones(h.layers)
     if len(rotates) != h.layers or not ((rotates == 0) | (rotates == 1)).all():
@@ -46,16 +40,11 @@ def read(fields: Fields) -> GraniteSWA:
 
 
 def forward(b: Builder, w: Weights, h: GraniteSWA) -> Activation:
-    """Compute the logits of the requested tokens."""
     x = b.scale(b.embed(w.token_embd, b.ids), h.embedding_scale)
     return b.scale(decoder(b, w, h, block, x, factors=rope_factors(b, w, h)), 1 / h.logit_scale)
 
 
 def block(b: Builder, w: Weights, h: GraniteSWA, state: Paged, x: Activation, factors: Weight | None) -> Activation:
-    """Apply one layer: attention, then the feed-forward network.
-
-    Each output is scaled and added to the residual stream.
-    """
     q, k, v = qkv(b, w, h, state.layer, b.rms_norm(x, w.attn_norm, h.epsilon))
     sinks = w.attn_sinks.shaped(h.attention.heads[state.layer])
     y = b.linear(attend(b, h, state, q, k, v, factors, sinks=sinks), w.attn_output)

@@ -9,11 +9,7 @@ from localllm.arch.attention import RMS_EPSILON, attend, qkv, read_attention, ro
 from localllm.arch.decoder import decoder
 from localllm.arch.families.granite import HALVES, SHARED_HALVES, Granite, feed_forward, read_scales
 from localllm.arch.families.mamba2 import StateSpace, mamba2_mixer, read_state_space
-from localllm.arch.layer_state import Paged, Recurrent
-from localllm.arch.metadata import Fields
-from localllm.arch.verbs import Activation, Builder
-from localllm.arch.weights import Weight, Weights
-from localllm.frozen import frozen
+from localllm.arch.family import Activation, Builder, Fields, Paged, Recurrent, Weight, Weights, frozen
 
 
 @frozen
@@ -26,7 +22,6 @@ class GraniteHybrid(Granite):
 
 
 def read(fields: Fields) -> GraniteHybrid:
-    """Read the hyperparameters. Raises ModelError."""
     attention = read_attention(fields, interleaved=True, every_layer=False)
     return GraniteHybrid(
         **fields.common(),
@@ -39,7 +34,6 @@ def read(fields: Fields) -> GraniteHybrid:
 
 
 def forward(b: Builder, w: Weights, h: GraniteHybrid) -> Activation:
-    """Compute the logits of the requested tokens."""
     x = b.scale(b.embed(w.token_embd, b.ids), h.embedding_scale)
     return b.scale(decoder(b, w, h, block, x, factors=rope_factors(b, w, h)), 1 / h.logit_scale)
 
@@ -47,10 +41,6 @@ def forward(b: Builder, w: Weights, h: GraniteHybrid) -> Activation:
 def block(
     b: Builder, w: Weights, h: GraniteHybrid, state: Paged | Recurrent, x: Activation, factors: Weight | None
 ) -> Activation:
-    """Apply one layer: attention or Mamba 2, then the feed-forward network.
-
-    Each output is scaled and added to the residual stream.
-    """
     y = b.rms_norm(x, w.attn_norm, h.epsilon)
     if isinstance(state, Recurrent):
         w.require("ssm_norm")

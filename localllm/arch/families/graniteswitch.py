@@ -13,13 +13,9 @@ import numpy as np
 from localllm.arch.attention import attend, rope_factors
 from localllm.arch.decoder import last
 from localllm.arch.families.granite import Granite, read_scales
-from localllm.arch.layer_state import Paged
-from localllm.arch.metadata import Fields
+from localllm.arch.family import Activation, Builder, Choice, Fields, Paged, Scores, Weight, Weights, frozen
 from localllm.arch.routing import Routing
-from localllm.arch.verbs import Activation, Builder, Choice, Scores
-from localllm.arch.weights import Weight, Weights
 from localllm.files.gguf.file import Tensor
-from localllm.frozen import frozen
 from localllm.quant.formats import BY_NAME
 
 LOOKING = 16  # length of the head that finds the control token; only its first number is used
@@ -44,7 +40,6 @@ class GraniteSwitch(Granite):
 
 
 def read(fields: Fields) -> GraniteSwitch:
-    """Read the hyperparameters. Raises ModelError."""
     common = GraniteSwitch.shared_fields(fields, interleaved=True, rotates_all=True)
     count, lists = fields.count("adapters.count"), []
     for name in ("adapters.token_ids_activate", "adapters.token_ids_substitute"):
@@ -70,7 +65,6 @@ def read(fields: Fields) -> GraniteSwitch:
 
 
 def forward(b: Builder, w: Weights, h: GraniteSwitch) -> Activation:
-    """Compute the logits of the requested tokens."""
     replaced = np.arange(h.vocab_size)
     replaced[[*h.tokens]] = h.instead
     x = b.scale(b.embed(w.token_embd, b.replace_ids(b.ids, replaced)), h.embedding_scale)

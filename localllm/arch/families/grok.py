@@ -9,13 +9,8 @@ from dataclasses import replace
 
 from localllm.arch.attention import Transformer, attend, qkv
 from localllm.arch.decoder import decoder
+from localllm.arch.family import Activation, Builder, Fields, Paged, Rope, Weights, frozen
 from localllm.arch.feed_forward import feed_forward_or_experts, gated_feed_forward, read_routing
-from localllm.arch.layer_state import Paged
-from localllm.arch.metadata import Fields
-from localllm.arch.rope import Rope
-from localllm.arch.verbs import Activation, Builder
-from localllm.arch.weights import Weights
-from localllm.frozen import frozen
 
 UNREAD = "router_logit_softcapping", "attention.temperature_length"
 
@@ -32,7 +27,6 @@ class Grok(Transformer):
 
     @property
     def scale(self) -> float:
-        """The scale of the scores."""
         return self.score_scale
 
 
@@ -64,13 +58,11 @@ def read_stretch(fields: Fields, rope: Rope) -> Rope:
 
 
 def forward(b: Builder, w: Weights, h: Grok) -> Activation:
-    """Compute the logits of the requested tokens."""
     logits = b.scale(decoder(b, w, h, block, b.scale(b.embed(w.token_embd, b.ids), h.embedding_scale)), h.logit_scale)
     return b.softcap(logits, h.logit_softcap) if h.logit_softcap else logits
 
 
 def block(b: Builder, w: Weights, h: Grok, state: Paged, x: Activation) -> Activation:
-    """Apply one layer: attention, then the experts, each normalized and added to the residual stream."""
     q, k, v = qkv(b, w, h, state.layer, b.rms_norm(x, w.attn_norm, h.epsilon))
     y = b.linear(attend(b, h, state, q, k, v, softcap=h.score_softcap), w.attn_output)
     x = b.add(x, b.rms_norm(y, w.attn_output_norm, h.epsilon))

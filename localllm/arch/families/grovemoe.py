@@ -9,13 +9,9 @@ from dataclasses import replace
 
 from localllm.arch.attention import Transformer, attend, qkv, rms_norm_heads
 from localllm.arch.decoder import decoder
+from localllm.arch.family import Activation, Builder, Fields, Paged, Weights, frozen
 from localllm.arch.feed_forward import apply_experts, matrices, read_routing
-from localllm.arch.layer_state import Paged
-from localllm.arch.metadata import Fields
 from localllm.arch.routing import Routing
-from localllm.arch.verbs import Activation, Builder
-from localllm.arch.weights import Weights
-from localllm.frozen import frozen
 
 
 @frozen
@@ -25,7 +21,6 @@ class GroveMoE(Transformer):
 
 
 def read(fields: Fields) -> GroveMoE:
-    """Read the hyperparameters. Raises ModelError."""
     common = GroveMoE.shared_fields(fields, interleaved=False, rotates_all=True)
     routing, together = read_routing(fields), fields.count("experts_per_group")
     if routing is None or routing.groups > 1 or routing.experts % together:
@@ -35,12 +30,10 @@ def read(fields: Fields) -> GroveMoE:
 
 
 def forward(b: Builder, w: Weights, h: GroveMoE) -> Activation:
-    """Compute the logits of the requested tokens."""
     return decoder(b, w, h, block)
 
 
 def block(b: Builder, w: Weights, h: GroveMoE, state: Paged, x: Activation) -> Activation:
-    """Apply one layer: attention, then the experts, each added to the residual stream."""
     assert h.routing
     q, k, v = qkv(b, w, h, state.layer, b.rms_norm(x, w.attn_norm, h.epsilon))
     q, k = rms_norm_heads(b, w, h, q, k)

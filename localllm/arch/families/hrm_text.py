@@ -9,12 +9,8 @@ from collections.abc import Iterator
 
 from localllm.arch.attention import Transformer, attend, qkv
 from localllm.arch.decoder import last
+from localllm.arch.family import Activation, Builder, Fields, Paged, Weights, frozen
 from localllm.arch.feed_forward import gated_feed_forward
-from localllm.arch.layer_state import Paged
-from localllm.arch.metadata import Fields
-from localllm.arch.verbs import Activation, Builder
-from localllm.arch.weights import Weights
-from localllm.frozen import frozen
 
 
 @frozen
@@ -42,7 +38,6 @@ def read(fields: Fields) -> HRMText:
 
 
 def forward(b: Builder, w: Weights, h: HRMText) -> Activation:
-    """Compute the logits of the requested tokens."""
     states = iter(h.states())
     high, low = b.scale(b.embed(w.token_embd, b.ids), h.embedding_scale), None
     for _ in range(h.cycles):
@@ -61,7 +56,6 @@ def stack(b: Builder, w: Weights, h: HRMText, states: Iterator[Paged], first: in
 
 
 def block(b: Builder, w: Weights, h: HRMText, state: Paged, x: Activation) -> Activation:
-    """Apply one layer: attention, then the feed-forward network, each added to the residual stream."""
     y = b.rms_norm(x, None, h.epsilon)
     attended = attend(b, h, state, *qkv(b, w, h, state.layer, y))
     x = b.add(x, b.linear(b.multiply(attended, b.sigmoid(b.linear(y, w.attn_gate))), w.attn_output))

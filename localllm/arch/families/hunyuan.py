@@ -8,12 +8,9 @@ from dataclasses import replace
 
 from localllm.arch.attention import Transformer, qkv, rms_norm_heads, rope_factors, rotate_heads
 from localllm.arch.decoder import decoder
+from localllm.arch.family import Activation, Builder, Fields, Paged, Scores, Weight, Weights
 from localllm.arch.feed_forward import feed_forward_or_experts, read_routing, shared_expert
-from localllm.arch.layer_state import Paged
-from localllm.arch.metadata import Fields
 from localllm.arch.mrope import with_sections
-from localllm.arch.verbs import Activation, Builder, Scores
-from localllm.arch.weights import Weight, Weights
 
 
 def read(fields: Fields) -> Transformer:
@@ -35,12 +32,10 @@ def read(fields: Fields) -> Transformer:
 
 
 def forward(b: Builder, w: Weights, h: Transformer) -> Activation:
-    """Compute the logits of the requested tokens."""
     return decoder(b, w, h, block, factors=rope_factors(b, w, h))
 
 
 def block(b: Builder, w: Weights, h: Transformer, state: Paged, x: Activation, factors: Weight | None) -> Activation:
-    """Apply one layer: attention, then the feed-forward network, each added to the residual stream."""
     q, k, v = qkv(b, w, h, state.layer, b.rms_norm(x, w.attn_norm, h.epsilon))
     q, k = rms_norm_heads(b, w, h, *rotate_heads(b, h, state.layer, q, k, factors))
     y = b.attend(q, k, v, state, Scores(h.attention.heads[state.layer], h.scale))

@@ -11,6 +11,7 @@ from localllm.arch.families.deepseek2 import DeepSeek2, narrow_queries, read_lat
 from localllm.arch.families.deepseek32 import Indexer, attention, choose, index_of, read_indexer
 from localllm.arch.families.maple import limited_swiglu
 from localllm.arch.families.step35 import read_limits
+from localllm.arch.family import Activation, Builder, Fields, Latent, Paged, Scores, Weights, frozen
 from localllm.arch.feed_forward import feed_forward_or_experts, read_own_routing, shared_expert
 from localllm.arch.hyper_connections import (
     ResidualStreams,
@@ -21,12 +22,7 @@ from localllm.arch.hyper_connections import (
     read_streams,
     reduce_streams,
 )
-from localllm.arch.layer_state import Latent, Paged
-from localllm.arch.metadata import Fields
 from localllm.arch.rope import read_rope
-from localllm.arch.verbs import Activation, Builder, Scores
-from localllm.arch.weights import Weights
-from localllm.frozen import frozen
 
 
 @frozen
@@ -42,7 +38,6 @@ class Hunyuan4(DeepSeek2):
 
 
 def read(fields: Fields) -> Hunyuan4:
-    """Read the hyperparameters. Raises ModelError."""
     fields.count("attention.key_length_mla")
     common = read_latent(fields)
     rope, layers = read_rope(fields, common["rope"].dims, True), common["layers"]
@@ -60,7 +55,6 @@ def read(fields: Fields) -> Hunyuan4:
 
 
 def forward(b: Builder, w: Weights, h: Hunyuan4) -> Activation:
-    """Compute the logits of the requested tokens."""
     ignore_mtp_layers(b, w, h)
     streams, selected = [b.embed(w.token_embd, b.ids)] * h.streams.count, None
     for state in h.layer_states():

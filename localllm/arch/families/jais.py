@@ -7,12 +7,8 @@ everywhere; queries, keys and values from one matrix.
 from localllm.arch.attention import LAYER_EPSILON, attend, qkv
 from localllm.arch.decoder import decoder, layer_norm_of
 from localllm.arch.families.mpt import MPT, alibi_slopes
+from localllm.arch.family import Activation, Builder, Fields, Paged, Weights, frozen
 from localllm.arch.feed_forward import gated_feed_forward
-from localllm.arch.layer_state import Paged
-from localllm.arch.metadata import Fields
-from localllm.arch.verbs import Activation, Builder
-from localllm.arch.weights import Weights
-from localllm.frozen import frozen
 
 
 @frozen
@@ -23,19 +19,16 @@ class Jais(MPT):
 
 
 def read(fields: Fields) -> Jais:
-    """Read the hyperparameters. Raises ModelError."""
     shared = Jais.shared_fields(fields, interleaved=False, epsilon=LAYER_EPSILON)
     return Jais(**shared, limit=0.0, alibi_bias=fields.number("attention.max_alibi_bias", 0.0))
 
 
 def forward(b: Builder, w: Weights, h: Jais) -> Activation:
-    """Compute the logits of the requested tokens."""
     w.require("output")
     return decoder(b, w, h, block, norm=layer_norm_of(b, w, h))
 
 
 def block(b: Builder, w: Weights, h: Jais, state: Paged, x: Activation) -> Activation:
-    """Apply one layer: attention, then the feed-forward network, each added to the residual stream."""
     q, k, v = qkv(b, w, h, state.layer, b.layer_norm(x, w.attn_norm, h.epsilon))
     slopes = alibi_slopes(h.attention.heads[state.layer], h.alibi_bias) if h.alibi_bias else ()
     x = b.add(x, b.linear(attend(b, h, state, q, k, v, slopes=slopes), w.attn_output))

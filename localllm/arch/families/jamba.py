@@ -9,13 +9,8 @@ from collections.abc import Sequence
 from localllm.arch.attention import RMS_EPSILON, Transformer, attend, qkv, read_attention
 from localllm.arch.decoder import decoder
 from localllm.arch.families.mamba import Selection, mamba_mixer, read_selection
+from localllm.arch.family import Activation, Builder, Fields, Paged, Recurrent, Rope, Weights, frozen
 from localllm.arch.feed_forward import feed_forward_or_experts, read_routing
-from localllm.arch.layer_state import Paged, Recurrent
-from localllm.arch.metadata import Fields
-from localllm.arch.rope import Rope
-from localllm.arch.verbs import Activation, Builder
-from localllm.arch.weights import Weights
-from localllm.frozen import frozen
 
 
 @frozen
@@ -31,7 +26,6 @@ class Jamba(Transformer):
 
 
 def read(fields: Fields) -> Jamba:
-    """Read the hyperparameters. Raises ModelError."""
     return Jamba(
         **fields.common(),
         attention=read_attention(fields, interleaved=False, every_layer=False),
@@ -42,15 +36,10 @@ def read(fields: Fields) -> Jamba:
 
 
 def forward(b: Builder, w: Weights, h: Jamba) -> Activation:
-    """Compute the logits of the requested tokens."""
     return decoder(b, w, h, block)
 
 
 def block(b: Builder, w: Weights, h: Jamba, state: Paged | Recurrent, x: Activation) -> Activation:
-    """Apply one layer: attention or Mamba, then the feed-forward network.
-
-    Each output is added to the residual stream.
-    """
     y = b.rms_norm(x, w.attn_norm, h.epsilon)
     if isinstance(state, Recurrent):
         for name in ("ssm_dt_norm", "ssm_b_norm", "ssm_c_norm"):

@@ -10,20 +10,15 @@ from localllm.arch.encoder import embed_tokens, encoder_fields, pool_and_normali
 from localllm.arch.families.baichuan import ALIBI_BIAS
 from localllm.arch.families.bert import BERT
 from localllm.arch.families.mpt import alibi_slopes
+from localllm.arch.family import Activation, Builder, Fields, Paged, Weights
 from localllm.arch.feed_forward import gated_feed_forward, plain
-from localllm.arch.layer_state import Paged
-from localllm.arch.metadata import Fields
-from localllm.arch.verbs import Activation, Builder
-from localllm.arch.weights import Weights
 
 
 def read(fields: Fields) -> BERT:
-    """Read the hyperparameters. Raises ModelError."""
     return BERT(**encoder_fields(fields))
 
 
 def forward(b: Builder, w: Weights, h: BERT) -> Activation:
-    """Compute a row for each text."""
     x = b.layer_norm(embed_tokens(b, w), w.token_embd_norm, h.epsilon)
     for state in h.states():
         layer = w.block(state.layer)

@@ -11,6 +11,7 @@ from dataclasses import replace
 from localllm.arch.decoder import last
 from localllm.arch.families.deepseek2 import to_latents
 from localllm.arch.families.kimi_linear import KimiLinear, delta_heads, read_kimi
+from localllm.arch.family import Activation, Builder, Fields, Latent, Recurrent, Weights, frozen
 from localllm.arch.feed_forward import (
     Gate,
     apply_experts,
@@ -20,11 +21,6 @@ from localllm.arch.feed_forward import (
     shared_expert,
 )
 from localllm.arch.hyper_connections import concat_streams
-from localllm.arch.layer_state import Latent, Recurrent
-from localllm.arch.metadata import Fields
-from localllm.arch.verbs import Activation, Builder
-from localllm.arch.weights import Weights
-from localllm.frozen import frozen
 
 LOWEST = 1e3  # magnitude of a lower bound; e^-1000 is 0
 
@@ -44,7 +40,6 @@ class KimiK3(KimiLinear):
 
 
 def read(fields: Fields) -> KimiK3:
-    """Read the hyperparameters. Raises ModelError."""
     common, lowest = read_kimi(fields), fields.raw("kda.gate_lower_bound", 0.0)
     if not isinstance(lowest, float) or not -LOWEST <= lowest <= 0:
         raise fields.wrong("kda.gate_lower_bound", f"a number from {-LOWEST:g} to 0")
@@ -63,7 +58,6 @@ def read(fields: Fields) -> KimiK3:
 
 
 def forward(b: Builder, w: Weights, h: KimiK3) -> Activation:
-    """Compute the logits of the requested tokens."""
     x, earlier = b.embed(w.token_embd, b.ids), list[Activation]()
     for state in h.states():
         layer = w.block(state.layer)

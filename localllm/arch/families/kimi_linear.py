@@ -11,13 +11,9 @@ from typing import Any
 from localllm.arch.attention import RMS_EPSILON
 from localllm.arch.decoder import decoder
 from localllm.arch.families.deepseek2 import DeepSeek2, to_latents
+from localllm.arch.family import Activation, Builder, Fields, Latent, Recurrent, Weight, Weights, frozen
 from localllm.arch.feed_forward import SIGMOID, SOFTMAX, feed_forward_or_experts, read_routing, shared_expert
-from localllm.arch.layer_state import Latent, Recurrent
-from localllm.arch.metadata import Fields
 from localllm.arch.rope import read_rope
-from localllm.arch.verbs import Activation, Builder
-from localllm.arch.weights import Weight, Weights
-from localllm.frozen import frozen
 
 
 @frozen
@@ -37,7 +33,6 @@ class KimiLinear(DeepSeek2):
 
 
 def read(fields: Fields) -> KimiLinear:
-    """Read the hyperparameters. Raises ModelError."""
     common, function = read_kimi(fields), fields.count("expert_gating_func")
     if function not in (SOFTMAX, SIGMOID):
         raise fields.wrong("expert_gating_func", f"{SOFTMAX} or {SIGMOID}")
@@ -74,15 +69,10 @@ def read_kimi(fields: Fields) -> dict[str, Any]:
 
 
 def forward(b: Builder, w: Weights, h: KimiLinear) -> Activation:
-    """Compute the logits of the requested tokens."""
     return decoder(b, w, h, block)
 
 
 def block(b: Builder, w: Weights, h: KimiLinear, state: Latent | Recurrent, x: Activation) -> Activation:
-    """Apply one layer: attention of either kind, then the feed-forward network.
-
-    Each output is added to the residual stream.
-    """
     y = b.rms_norm(x, w.attn_norm, h.epsilon)
     y = to_latents(b, w, h, state, y) if isinstance(state, Latent) else delta_attention(b, w, h, state, y)
     x = b.add(x, b.linear(y, w.attn_output))

@@ -16,15 +16,11 @@ from localllm.arch.attention import (
     rms_norm_heads,
 )
 from localllm.arch.decoder import decoder
+from localllm.arch.family import Activation, Builder, Fields, Paged, Weights
 from localllm.arch.feed_forward import SIGMOID, feed_forward_or_experts, read_own_routing, shared_expert
-from localllm.arch.layer_state import Paged
-from localllm.arch.metadata import Fields
-from localllm.arch.verbs import Activation, Builder
-from localllm.arch.weights import Weights
 
 
 def read(fields: Fields) -> LocallyRotated:
-    """Read the hyperparameters. Raises ModelError."""
     common = LocallyRotated.shared_fields(fields, interleaved=False)
     local_rope = read_wider_local_rope(fields, common["attention"].rope)
     return LocallyRotated(
@@ -36,12 +32,10 @@ def read(fields: Fields) -> LocallyRotated:
 
 
 def forward(b: Builder, w: Weights, h: LocallyRotated) -> Activation:
-    """Compute the logits of the requested tokens."""
     return decoder(b, w, h, block)
 
 
 def block(b: Builder, w: Weights, h: LocallyRotated, state: Paged, x: Activation) -> Activation:
-    """Apply one layer: attention, then the feed-forward network, each added to the residual stream."""
     y = b.rms_norm(x, w.attn_norm, h.epsilon)
     q, k, v = qkv(b, w, h, state.layer, y)
     q, k = rms_norm_heads(b, w, h, q, k)

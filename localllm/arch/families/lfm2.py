@@ -8,12 +8,8 @@ from collections.abc import Sequence
 
 from localllm.arch.attention import RMS_EPSILON, Transformer, attend, qkv, read_attention, rms_norm_heads
 from localllm.arch.decoder import decoder
+from localllm.arch.family import Activation, Builder, Fields, Paged, Recurrent, Weights, frozen
 from localllm.arch.feed_forward import SIGMOID, feed_forward_or_experts, read_routing
-from localllm.arch.layer_state import Paged, Recurrent
-from localllm.arch.metadata import Fields
-from localllm.arch.verbs import Activation, Builder
-from localllm.arch.weights import Weights
-from localllm.frozen import frozen
 
 
 @frozen
@@ -33,7 +29,6 @@ class Lfm2(Transformer):
 
 
 def read(fields: Fields) -> Lfm2:
-    """Read the hyperparameters. Raises ModelError."""
     scale = fields.number("expert_weights_scale", 0.0) or 1.0
     return Lfm2(
         **fields.common(),
@@ -46,15 +41,10 @@ def read(fields: Fields) -> Lfm2:
 
 
 def forward(b: Builder, w: Weights, h: Lfm2) -> Activation:
-    """Compute the logits of the requested tokens."""
     return decoder(b, w, h, block, norm=lambda x: b.rms_norm(x, w.token_embd_norm, h.epsilon))
 
 
 def block(b: Builder, w: Weights, h: Lfm2, state: Paged | Recurrent, x: Activation) -> Activation:
-    """Apply one layer: convolution or attention, then the feed-forward network.
-
-    Each output is added to the residual stream.
-    """
     normed = b.rms_norm(x, w.attn_norm, h.epsilon)
     if isinstance(state, Recurrent):
         y = short_convolution(b, w, h, state, normed)

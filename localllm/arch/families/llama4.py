@@ -9,13 +9,8 @@ from collections.abc import Sequence
 
 from localllm.arch.attention import LocallyRotated, qkv, read_local_rope, read_windows, rope_factors
 from localllm.arch.decoder import decoder
+from localllm.arch.family import Activation, Builder, Fields, Paged, Rope, Scores, Weight, Weights, frozen
 from localllm.arch.feed_forward import SIGMOID, feed_forward_or_experts, read_routing, shared_expert
-from localllm.arch.layer_state import Paged
-from localllm.arch.metadata import Fields
-from localllm.arch.rope import Rope
-from localllm.arch.verbs import Activation, Builder, Scores
-from localllm.arch.weights import Weight, Weights
-from localllm.frozen import frozen
 
 CHUNK = 8192  # tokens
 TEMPERATURE, TEMPERATURE_LENGTH = 0.1, 8192  # slope and length of scale_by_position
@@ -54,12 +49,10 @@ def read(fields: Fields) -> Llama4:
 
 
 def forward(b: Builder, w: Weights, h: Llama4) -> Activation:
-    """Compute the logits of the requested tokens."""
     return decoder(b, w, h, block, factors=rope_factors(b, w, h))
 
 
 def block(b: Builder, w: Weights, h: Llama4, state: Paged, x: Activation, factors: Weight | None) -> Activation:
-    """Apply one layer: attention, then the feed-forward network, each added to the residual stream."""
     q, k, v = qkv(b, w, h, state.layer, b.rms_norm(x, w.attn_norm, h.epsilon))
     x = b.add(x, b.linear(attention(b, h, state, q, k, v, factors), w.attn_output))
     return b.add(

@@ -8,12 +8,7 @@ from collections.abc import Sequence
 
 from localllm.arch.attention import RMS_EPSILON
 from localllm.arch.decoder import decoder
-from localllm.arch.hyperparameters import Hyperparameters
-from localllm.arch.layer_state import Recurrent
-from localllm.arch.metadata import Fields
-from localllm.arch.verbs import Activation, Builder
-from localllm.arch.weights import Weights
-from localllm.frozen import frozen
+from localllm.arch.family import Activation, Builder, Fields, Hyperparameters, Recurrent, Weights, frozen
 
 
 @frozen
@@ -55,17 +50,14 @@ def read_selection(fields: Fields) -> Selection:
 
 
 def read(fields: Fields) -> Mamba:
-    """Read the hyperparameters. Raises ModelError."""
     return Mamba(**fields.common(), selection=read_selection(fields), epsilon=fields.epsilon(RMS_EPSILON))
 
 
 def forward(b: Builder, w: Weights, h: Mamba) -> Activation:
-    """Compute the logits of the requested tokens."""
     return decoder(b, w, h, block)
 
 
 def block(b: Builder, w: Weights, h: Mamba, state: Recurrent, x: Activation) -> Activation:
-    """Apply one layer, added to the residual stream."""
     return b.add(x, mamba_mixer(b, w, h.selection, h.epsilon, state, b.rms_norm(x, w.attn_norm, h.epsilon)))
 
 

@@ -8,13 +8,8 @@ from collections.abc import Sequence
 
 from localllm.arch.attention import RMS_EPSILON
 from localllm.arch.decoder import decoder
-from localllm.arch.hyperparameters import Hyperparameters
-from localllm.arch.layer_state import Recurrent
-from localllm.arch.metadata import Fields
+from localllm.arch.family import Activation, Builder, Fields, Hyperparameters, Recurrent, Weights, frozen
 from localllm.arch.recurrent_verbs import HeadState
-from localllm.arch.verbs import Activation, Builder
-from localllm.arch.weights import Weights
-from localllm.frozen import frozen
 
 
 @frozen
@@ -60,17 +55,14 @@ def read_state_space(fields: Fields) -> StateSpace:
 
 
 def read(fields: Fields) -> Mamba2:
-    """Read the hyperparameters. Raises ModelError."""
     return Mamba2(**fields.common(), space=read_state_space(fields), epsilon=fields.epsilon(RMS_EPSILON))
 
 
 def forward(b: Builder, w: Weights, h: Mamba2) -> Activation:
-    """Compute the logits of the requested tokens."""
     return decoder(b, w, h, block)
 
 
 def block(b: Builder, w: Weights, h: Mamba2, state: Recurrent, x: Activation) -> Activation:
-    """Apply one layer, added to the residual stream."""
     return b.add(x, mamba2_mixer(b, w, h.space, h.epsilon, state, b.rms_norm(x, w.attn_norm, h.epsilon)))
 
 

@@ -6,13 +6,8 @@ Unlike Qwen 3 with experts: only layers with a window have RoPE; gates and up pr
 from localllm.arch.attention import LocallyRotated, attend, qkv, read_wider_local_rope, read_windows, rms_norm_heads
 from localllm.arch.decoder import decoder
 from localllm.arch.families.step35 import read_limits
+from localllm.arch.family import Activation, Builder, Fields, Paged, Rope, Weights, frozen
 from localllm.arch.feed_forward import Gate, feed_forward_or_experts, read_routing
-from localllm.arch.layer_state import Paged
-from localllm.arch.metadata import Fields
-from localllm.arch.rope import Rope
-from localllm.arch.verbs import Activation, Builder
-from localllm.arch.weights import Weights
-from localllm.frozen import frozen
 
 
 @frozen
@@ -24,7 +19,6 @@ class Maple(LocallyRotated):
 
 
 def read(fields: Fields) -> Maple:
-    """Read the hyperparameters. Raises ModelError."""
     shared = Maple.shared_fields(fields, interleaved=False)
     return Maple(
         **shared,
@@ -36,13 +30,11 @@ def read(fields: Fields) -> Maple:
 
 
 def forward(b: Builder, w: Weights, h: Maple) -> Activation:
-    """Compute the logits of the requested tokens."""
     w.require("output")
     return decoder(b, w, h, block)
 
 
 def block(b: Builder, w: Weights, h: Maple, state: Paged, x: Activation) -> Activation:
-    """Apply one layer: attention, then the experts, each added to the residual stream."""
     q, k, v = qkv(b, w, h, state.layer, b.rms_norm(x, w.attn_norm, h.epsilon))
     q, k = rms_norm_heads(b, w, h, q, k)
     x = b.add(x, b.linear(attend(b, h, state, q, k, v), w.attn_output))

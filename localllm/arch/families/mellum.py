@@ -2,10 +2,8 @@
 
 from localllm.arch.attention import Windowed, read_windows
 from localllm.arch.families.qwen3 import forward
+from localllm.arch.family import Fields, Rope, frozen
 from localllm.arch.feed_forward import read_routing
-from localllm.arch.metadata import Fields
-from localllm.arch.rope import Rope
-from localllm.frozen import frozen
 
 __all__ = ["forward", "read"]
 
@@ -18,7 +16,6 @@ class Mellum(Windowed):
 
 
 def read(fields: Fields) -> Mellum:
-    """Read the hyperparameters. Raises ModelError."""
     shared = Mellum.shared_fields(fields, interleaved=False)
     return Mellum(**shared, windows=read_windows(fields, period=4, default=0), routing=read_routing(fields))
 

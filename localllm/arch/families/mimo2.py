@@ -9,13 +9,9 @@ from collections.abc import Sequence
 
 from localllm.arch.attention import LocallyRotated, attend, read_windows
 from localllm.arch.decoder import decoder
+from localllm.arch.family import Activation, Builder, Fields, Paged, Weights, frozen
 from localllm.arch.feed_forward import SIGMOID, feed_forward_or_experts, read_routing
-from localllm.arch.layer_state import Paged
-from localllm.arch.metadata import Fields
 from localllm.arch.rope import read_base
-from localllm.arch.verbs import Activation, Builder
-from localllm.arch.weights import Weights
-from localllm.frozen import frozen
 
 
 @frozen
@@ -32,7 +28,6 @@ class MiMo2(LocallyRotated):
 
 
 def read(fields: Fields) -> MiMo2:
-    """Read the hyperparameters. Raises ModelError."""
     shared = MiMo2.shared_fields(fields, interleaved=False, own_values=True)
     rope = shared["attention"].rope
     if rope.yarn or rope.by_factors:
@@ -48,13 +43,11 @@ def read(fields: Fields) -> MiMo2:
 
 
 def forward(b: Builder, w: Weights, h: MiMo2) -> Activation:
-    """Compute the logits of the requested tokens."""
     w.require("output")
     return decoder(b, w, h, block)
 
 
 def block(b: Builder, w: Weights, h: MiMo2, state: Paged, x: Activation) -> Activation:
-    """Apply one layer: attention, then the feed-forward network, each added to the residual stream."""
     y, kv_heads = b.rms_norm(x, w.attn_norm, h.epsilon), state.kv_heads
     if fused := w.get("attn_qkv"):
         rows = h.attention.heads[state.layer] * state.key_dim

@@ -1,7 +1,7 @@
 """MiniCPM 1, 2 and 4 (Hu et al. 2024, arXiv 2404.06395): like Granite, but older files lack the factors."""
 
 from localllm.arch.families.granite import Granite, forward
-from localllm.arch.metadata import Fields
+from localllm.arch.family import Fields
 
 __all__ = ["forward", "read"]
 

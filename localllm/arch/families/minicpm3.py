@@ -7,22 +7,17 @@ embeddings, sublayers' outputs and logits, as in MiniCPM, but files do not conta
 from localllm.arch.decoder import decoder
 from localllm.arch.families.deepseek2 import DeepSeek2, to_keys
 from localllm.arch.families.plm import read as read_latent
+from localllm.arch.family import Activation, Builder, Fields, Paged, Weight, Weights
 from localllm.arch.feed_forward import gated_feed_forward
-from localllm.arch.layer_state import Paged
-from localllm.arch.metadata import Fields
-from localllm.arch.verbs import Activation, Builder
-from localllm.arch.weights import Weight, Weights
 
 EMBEDDING_SCALE, DEPTH_SCALE, WIDTH = 12.0, 1.4, 256  # logits are scaled by WIDTH to the model's width
 
 
 def read(fields: Fields) -> DeepSeek2:
-    """Read the hyperparameters. Raises ModelError."""
     return read_latent(fields, interleaved=False)
 
 
 def forward(b: Builder, w: Weights, h: DeepSeek2) -> Activation:
-    """Compute the logits of the requested tokens."""
     x, factors = b.scale(b.embed(w.token_embd, b.ids), EMBEDDING_SCALE), None
     if w.get("rope_factors_short") or w.get("rope_factors_long"):
         short, long = w.rope_factors_short, w.rope_factors_long
@@ -31,10 +26,6 @@ def forward(b: Builder, w: Weights, h: DeepSeek2) -> Activation:
 
 
 def block(b: Builder, w: Weights, h: DeepSeek2, state: Paged, x: Activation, factors: Weight | None) -> Activation:
-    """Apply one layer: attention, then the feed-forward network.
-
-    Each output is scaled and added to the residual stream.
-    """
     scale = DEPTH_SCALE / h.layers**0.5
     y = to_keys(b, w, h, state, b.rms_norm(x, w.attn_norm, h.epsilon), factors)
     x = b.add(x, b.scale(b.linear(y, w.attn_output), scale))

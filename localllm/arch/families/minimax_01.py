@@ -10,12 +10,8 @@ from collections.abc import Sequence
 from localllm.arch.attention import Transformer, attend
 from localllm.arch.decoder import decoder
 from localllm.arch.families.qwen35 import read_attends
+from localllm.arch.family import Activation, Builder, Fields, Paged, Recurrent, Weights, frozen
 from localllm.arch.feed_forward import mixture, read_routing
-from localllm.arch.layer_state import Paged, Recurrent
-from localllm.arch.metadata import Fields
-from localllm.arch.verbs import Activation, Builder
-from localllm.arch.weights import Weights
-from localllm.frozen import frozen
 
 
 @frozen
@@ -39,7 +35,6 @@ class MiniMax01(Transformer):
 
 
 def read(fields: Fields) -> MiniMax01:
-    """Read the hyperparameters. Raises ModelError."""
     shared = MiniMax01.shared_fields(fields, interleaved=False)
     routing = read_routing(fields)
     if routing is None:
@@ -49,7 +44,6 @@ def read(fields: Fields) -> MiniMax01:
 
 
 def forward(b: Builder, w: Weights, h: MiniMax01) -> Activation:
-    """Compute the logits of the requested tokens."""
     return decoder(b, w, h, block)
 
 

@@ -7,15 +7,11 @@ weights are normalized.
 from localllm.arch.attention import Transformer
 from localllm.arch.decoder import decoder
 from localllm.arch.families import olmoe
+from localllm.arch.family import Activation, Builder, Fields, Paged, Weights
 from localllm.arch.feed_forward import SIGMOID, SOFTMAX, read_routing
-from localllm.arch.layer_state import Paged
-from localllm.arch.metadata import Fields
-from localllm.arch.verbs import Activation, Builder
-from localllm.arch.weights import Weights
 
 
 def read(fields: Fields) -> Transformer:
-    """Read the hyperparameters. Raises ModelError."""
     function = fields.count("expert_gating_func")
     if function not in (SOFTMAX, SIGMOID):
         raise fields.wrong("expert_gating_func", f"{SOFTMAX} or {SIGMOID}")
@@ -24,12 +20,10 @@ def read(fields: Fields) -> Transformer:
 
 
 def forward(b: Builder, w: Weights, h: Transformer) -> Activation:
-    """Compute the logits of the requested tokens."""
     return decoder(b, w, h, block)
 
 
 def block(b: Builder, w: Weights, h: Transformer, state: Paged, x: Activation) -> Activation:
-    """Apply one layer: attention, then the experts, each added to the residual stream."""
     w.require_biases("exp_probs_b")
     return olmoe.block(b, w, h, state, x)
 

@@ -12,12 +12,8 @@ from functools import partial
 from localllm.arch.attention import Transformer, attend, qkv, rms_norm_heads
 from localllm.arch.decoder import decoder
 from localllm.arch.families.gpt_oss import LIMIT, SHARPNESS
+from localllm.arch.family import Activation, Builder, Fields, Latent, Paged, Weights, frozen
 from localllm.arch.feed_forward import feed_forward_or_experts, read_own_routing, shared_expert
-from localllm.arch.layer_state import Latent, Paged
-from localllm.arch.metadata import Fields
-from localllm.arch.verbs import Activation, Builder
-from localllm.arch.weights import Weights
-from localllm.frozen import frozen
 
 
 @frozen
@@ -47,7 +43,6 @@ class MiniMaxM3(Transformer):
 
 
 def read(fields: Fields) -> MiniMaxM3:
-    """Read the hyperparameters. Raises ModelError."""
     common = Transformer.shared_fields(fields, interleaved=False)
     names = ("head_count", "key_length", "top_k", "block_size", "local_blocks")
     heads, dim, blocks, block, local = (fields.count(f"attention.indexer.{name}") for name in names)
@@ -67,12 +62,10 @@ def read(fields: Fields) -> MiniMaxM3:
 
 
 def forward(b: Builder, w: Weights, h: MiniMaxM3) -> Activation:
-    """Compute the logits of the requested tokens."""
     return decoder(b, w, h, block)
 
 
 def block(b: Builder, w: Weights, h: MiniMaxM3, state: Paged, x: Activation) -> Activation:
-    """Apply one layer: attention, then the feed-forward network, each added to the residual stream."""
     y = b.rms_norm(x, w.attn_norm, h.epsilon)
     q, k, v = qkv(b, w, h, state.layer, y)
     selected = None

@@ -8,13 +8,9 @@ from dataclasses import replace
 
 from localllm.arch.attention import Attention, Transformer, attend, qkv, rope_factors
 from localllm.arch.decoder import decoder
+from localllm.arch.family import Activation, Builder, Fields, Paged, Weight, Weights, frozen
 from localllm.arch.feed_forward import feed_forward_or_experts, read_routing
-from localllm.arch.layer_state import Paged
-from localllm.arch.metadata import Fields
 from localllm.arch.rope import yarn_magnitude
-from localllm.arch.verbs import Activation, Builder
-from localllm.arch.weights import Weight, Weights
-from localllm.frozen import frozen
 
 
 @frozen
@@ -25,7 +21,6 @@ class Mistral3(Transformer):
 
 
 def read(fields: Fields) -> Mistral3:
-    """Read the hyperparameters. Raises ModelError."""
     shared = Mistral3.shared_fields(fields, interleaved=True)
     shared["attention"] = with_own_yarn(fields, shared["attention"])
     temperature = fields.number("attention.temperature_scale", 0.0)
@@ -42,12 +37,10 @@ def with_own_yarn(fields: Fields, attention: Attention) -> Attention:
 
 
 def forward(b: Builder, w: Weights, h: Mistral3) -> Activation:
-    """Compute the logits of the requested tokens."""
     return decoder(b, w, h, block, factors=rope_factors(b, w, h))
 
 
 def block(b: Builder, w: Weights, h: Mistral3, state: Paged, x: Activation, factors: Weight | None) -> Activation:
-    """Apply one layer: attention, then the feed-forward network, each added to the residual stream."""
     q, k, v = qkv(b, w, h, state.layer, b.rms_norm(x, w.attn_norm, h.epsilon))
     if h.temperature:
         q = b.scale_by_position(q, b.positions, h.temperature, h.attention.rope.original_context)

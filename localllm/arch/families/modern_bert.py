@@ -8,14 +8,9 @@ from dataclasses import field
 
 from localllm.arch.attention import attend, qkv, read_local_rope, read_windows
 from localllm.arch.encoder import Encoder, encoder_fields, pool_and_normalize
+from localllm.arch.family import Activation, Builder, Fields, Paged, Rope, Weights, frozen
 from localllm.arch.feed_forward import gated_feed_forward
-from localllm.arch.layer_state import Paged
-from localllm.arch.metadata import Fields
 from localllm.arch.pooling import read_pooling
-from localllm.arch.rope import Rope
-from localllm.arch.verbs import Activation, Builder
-from localllm.arch.weights import Weights
-from localllm.frozen import frozen
 
 ACTIVATIONS = {"gelu": False, "silu": True}
 
@@ -34,7 +29,6 @@ class ModernBERT(Encoder):
 
 
 def read(fields: Fields) -> ModernBERT:
-    """Read the hyperparameters. Raises ModelError."""
     shared, activation = encoder_fields(fields), fields.text("hidden_activation", "gelu")
     if activation not in ACTIVATIONS:
         raise fields.wrong("hidden_activation", "gelu or silu")
@@ -48,7 +42,6 @@ def read(fields: Fields) -> ModernBERT:
 
 
 def forward(b: Builder, w: Weights, h: ModernBERT) -> Activation:
-    """Compute a row for each text."""
     x = b.layer_norm(b.embed(w.token_embd, b.ids), w.token_embd_norm, h.epsilon)
     for state in h.states():
         x = block(b, w.block(state.layer), h, state, x)
@@ -56,7 +49,6 @@ def forward(b: Builder, w: Weights, h: ModernBERT) -> Activation:
 
 
 def block(b: Builder, w: Weights, h: ModernBERT, state: Paged, x: Activation) -> Activation:
-    """Apply one layer: attention, then the feed-forward network, each added to the residual stream."""
     norm = w.get("attn_norm", by_layer=True)  # the first layer has none: the embeddings' norm precedes it
     q, k, v = qkv(b, w, h, state.layer, b.layer_norm(x, norm, h.epsilon) if norm else x)
     x = b.add(x, b.linear(attend(b, h, state, q, k, v), w.attn_output))

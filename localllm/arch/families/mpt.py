@@ -6,13 +6,8 @@ RoPE; layer norms; GELU without a gate; queries, keys and values from one matrix
 
 from localllm.arch.attention import LAYER_EPSILON, Transformer, attend, qkv
 from localllm.arch.decoder import decoder
+from localllm.arch.family import Activation, Builder, Fields, Paged, Rope, Weights, frozen
 from localllm.arch.feed_forward import plain
-from localllm.arch.layer_state import Paged
-from localllm.arch.metadata import Fields
-from localllm.arch.rope import Rope
-from localllm.arch.verbs import Activation, Builder
-from localllm.arch.weights import Weights
-from localllm.frozen import frozen
 
 
 @frozen
@@ -30,14 +25,12 @@ class MPT(Transformer):
 
 
 def read(fields: Fields) -> MPT:
-    """Read the hyperparameters. Raises ModelError."""
     shared = MPT.shared_fields(fields, interleaved=False, epsilon=LAYER_EPSILON)
     limit, bias = fields.number("attention.clamp_kqv", 0.0), fields.number("attention.max_alibi_bias")
     return MPT(**shared, limit=limit, alibi_bias=bias)
 
 
 def forward(b: Builder, w: Weights, h: MPT) -> Activation:
-    """Compute the logits of the requested tokens."""
     x = b.embed(w.token_embd, b.ids)
     if table := w.get("position_embd"):
         x = b.add(x, b.embed_positions(table, b.positions))
@@ -45,7 +38,6 @@ def forward(b: Builder, w: Weights, h: MPT) -> Activation:
 
 
 def block(b: Builder, w: Weights, h: MPT, state: Paged, x: Activation) -> Activation:
-    """Apply one layer: attention, then the feed-forward network, each added to the residual stream."""
     heads = qkv(b, w, h, state.layer, b.layer_norm(x, w.attn_norm, h.epsilon))
     q, k, v = [b.clamp(y, h.limit) for y in heads] if h.limit else heads
     if w.get("attn_q_norm"):

@@ -7,13 +7,9 @@ have a factor and a soft cap.
 
 from localllm.arch.attention import LocallyRotated, attend, qkv, read_windows, rms_norm_heads
 from localllm.arch.decoder import decoder
+from localllm.arch.family import Activation, Builder, Fields, Paged, Rope, Weights, frozen
 from localllm.arch.feed_forward import gated_feed_forward
-from localllm.arch.layer_state import Paged
-from localllm.arch.metadata import Fields
-from localllm.arch.rope import Rope, read_base
-from localllm.arch.verbs import Activation, Builder
-from localllm.arch.weights import Weights
-from localllm.frozen import frozen
+from localllm.arch.rope import read_base
 
 BEHIND = 1e-8  # epsilon of the norms after attention and feed-forward network
 
@@ -30,7 +26,6 @@ class MuseGlimmer(LocallyRotated):
 
 
 def read(fields: Fields) -> MuseGlimmer:
-    """Read the hyperparameters. Raises ModelError."""
     shared = MuseGlimmer.shared_fields(fields, interleaved=True)
     rope = shared["attention"].rope
     if rope.yarn or rope.by_factors:
@@ -45,17 +40,12 @@ def read(fields: Fields) -> MuseGlimmer:
 
 
 def forward(b: Builder, w: Weights, h: MuseGlimmer) -> Activation:
-    """Compute the logits of the requested tokens."""
     x = b.rms_norm(b.embed(w.token_embd, b.ids), None, h.epsilon)
     logits = b.scale(decoder(b, w, h, block, x), h.logit_scale)
     return b.softcap(logits, h.logit_softcap) if h.logit_softcap else logits
 
 
 def block(b: Builder, w: Weights, h: MuseGlimmer, state: Paged, x: Activation) -> Activation:
-    """Apply one layer: attention, then the feed-forward network.
-
-    Each output is normalized and added to the residual stream.
-    """
     y = b.rms_norm(x, w.attn_norm, h.epsilon)
     q, k, v = qkv(b, w, h, state.layer, y)
     q, k = rms_norm_heads(b, w, h, q, k)

@@ -8,11 +8,7 @@ from dataclasses import replace
 
 from localllm.arch.attention import Transformer, rope_factors
 from localllm.arch.families import llama
-from localllm.arch.layer_state import Paged
-from localllm.arch.metadata import Fields
-from localllm.arch.verbs import Activation, Builder
-from localllm.arch.weights import Weights
-from localllm.frozen import frozen
+from localllm.arch.family import Activation, Builder, Fields, Paged, Weights, frozen
 
 MOST_LOOPS = 64  # real models have 2
 
@@ -31,7 +27,6 @@ class Nanbeige(Transformer):
 
 
 def read(fields: Fields) -> Nanbeige:
-    """Read the hyperparameters. Raises ModelError."""
     h, loops = llama.read(fields), fields.whole("num_loops", 1, 1, MOST_LOOPS)
     attention = replace(h.attention, heads=h.attention.heads * loops, kv_heads=h.attention.kv_heads * loops)
     skips_norm = fields.flag("skip_loop_final_norm", False)
@@ -39,7 +34,6 @@ def read(fields: Fields) -> Nanbeige:
 
 
 def forward(b: Builder, w: Weights, h: Nanbeige) -> Activation:
-    """Compute the logits of the requested tokens."""
     x, factors = b.embed(w.token_embd, b.ids), rope_factors(b, w, h)
     for state in h.states():
         loop, layer = divmod(state.layer, h.layers)

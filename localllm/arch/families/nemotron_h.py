@@ -9,14 +9,9 @@ from collections.abc import Sequence
 from localllm.arch.attention import LAYER_EPSILON, RMS_EPSILON, Transformer, attend, qkv, read_attention
 from localllm.arch.decoder import last
 from localllm.arch.families.mamba2 import StateSpace, mamba2_mixer, read_state_space
+from localllm.arch.family import Activation, Builder, Fields, Paged, Recurrent, Rope, Weights, frozen
 from localllm.arch.feed_forward import SIGMOID, plain, read_routing
-from localllm.arch.layer_state import Paged, Recurrent
-from localllm.arch.metadata import Fields
-from localllm.arch.rope import Rope
 from localllm.arch.routing import Routing
-from localllm.arch.verbs import Activation, Builder
-from localllm.arch.weights import Weights
-from localllm.frozen import frozen
 
 
 @frozen
@@ -35,7 +30,6 @@ class NemotronH(Transformer):
 
 
 def read(fields: Fields) -> NemotronH:
-    """Read the hyperparameters. Raises ModelError."""
     normalized = fields.flag("expert_weights_norm", False)
     scale = fields.number("expert_weights_scale", 0.0) or 1.0
     return NemotronH(
@@ -50,7 +44,6 @@ def read(fields: Fields) -> NemotronH:
 
 
 def forward(b: Builder, w: Weights, h: NemotronH) -> Activation:
-    """Compute the logits of the requested tokens."""
     x, states = b.embed(w.token_embd, b.ids), {state.layer: state for state in h.states()}
     for layer in range(h.layers):
         block = w.block(layer)

@@ -9,21 +9,17 @@ layer has experts without a gate, whose weights are not normalized.
 
 from localllm.arch.encoder import Encoder, embed_tokens, encoder_fields, pool_and_normalize
 from localllm.arch.families.bert import after_attention
+from localllm.arch.family import Activation, Builder, Fields, Weights
 from localllm.arch.feed_forward import gated_feed_forward, plain, read_routing
-from localllm.arch.metadata import Fields
 from localllm.arch.routing import Routing
-from localllm.arch.verbs import Activation, Builder
-from localllm.arch.weights import Weights
 
 
 def read(fields: Fields) -> Encoder:
-    """Read the hyperparameters. Raises ModelError."""
     scale = fields.number("expert_weights_scale", 0.0) or 1.0
     return Encoder(**encoder_fields(fields), routing=read_routing(fields, normalized=False, scale=scale))
 
 
 def forward(b: Builder, w: Weights, h: Encoder) -> Activation:
-    """Compute a row for each text."""
     x = b.layer_norm(embed_tokens(b, w), w.token_embd_norm, h.epsilon)
     for state in h.states():
         layer = w.block(state.layer)

@@ -5,12 +5,8 @@ Unlike llama: layer norms without weights; queries, keys and values may be clamp
 
 from localllm.arch.attention import LAYER_EPSILON, Transformer, attend, qkv
 from localllm.arch.decoder import decoder
+from localllm.arch.family import Activation, Builder, Fields, Paged, Weights, frozen
 from localllm.arch.feed_forward import gated_feed_forward
-from localllm.arch.layer_state import Paged
-from localllm.arch.metadata import Fields
-from localllm.arch.verbs import Activation, Builder
-from localllm.arch.weights import Weights
-from localllm.frozen import frozen
 
 
 @frozen
@@ -21,18 +17,15 @@ class OLMo(Transformer):
 
 
 def read(fields: Fields) -> OLMo:
-    """Read the hyperparameters. Raises ModelError."""
     shared = OLMo.shared_fields(fields, interleaved=True, epsilon=LAYER_EPSILON)
     return OLMo(**shared, limit=fields.number("attention.clamp_kqv", 0.0))
 
 
 def forward(b: Builder, w: Weights, h: OLMo) -> Activation:
-    """Compute the logits of the requested tokens."""
     return decoder(b, w, h, block, norm=lambda x: b.layer_norm(x, None, h.epsilon))
 
 
 def block(b: Builder, w: Weights, h: OLMo, state: Paged, x: Activation) -> Activation:
-    """Apply one layer: attention, then the feed-forward network, each added to the residual stream."""
     heads = qkv(b, w, h, state.layer, b.layer_norm(x, None, h.epsilon))
     q, k, v = (b.clamp(y, h.limit) for y in heads) if h.limit else heads
     x = b.add(x, b.linear(attend(b, h, state, q, k, v), w.attn_output))

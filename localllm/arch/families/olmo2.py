@@ -7,13 +7,8 @@ scaling.
 
 from localllm.arch.attention import Windowed, attend, qkv, read_windows
 from localllm.arch.decoder import decoder
+from localllm.arch.family import Activation, Builder, Fields, Paged, Rope, Weights, frozen
 from localllm.arch.feed_forward import gated_feed_forward
-from localllm.arch.layer_state import Paged
-from localllm.arch.metadata import Fields
-from localllm.arch.rope import Rope
-from localllm.arch.verbs import Activation, Builder
-from localllm.arch.weights import Weights
-from localllm.frozen import frozen
 
 
 @frozen
@@ -24,21 +19,15 @@ class OLMo2(Windowed):
 
 
 def read(fields: Fields) -> OLMo2:
-    """Read the hyperparameters. Raises ModelError."""
     shared = OLMo2.shared_fields(fields, interleaved=False)
     return OLMo2(**shared, windows=read_windows(fields, period=4, default=0))
 
 
 def forward(b: Builder, w: Weights, h: OLMo2) -> Activation:
-    """Compute the logits of the requested tokens."""
     return decoder(b, w, h, block)
 
 
 def block(b: Builder, w: Weights, h: OLMo2, state: Paged, x: Activation) -> Activation:
-    """Apply one layer: attention, then the feed-forward network.
-
-    Each output is normalized and added to the residual stream.
-    """
     q, k, v = qkv(b, w, h, state.layer, x)
     q, k = b.rms_norm(q, w.attn_q_norm, h.epsilon), b.rms_norm(k, w.attn_k_norm, h.epsilon)
     y = b.linear(attend(b, h, state, q, k, v), w.attn_output)

@@ -6,13 +6,12 @@ Windows are ignored, as in llama.cpp, because files have wrong values.
 
 from localllm.arch.attention import Transformer
 from localllm.arch.families.llama import forward
-from localllm.arch.metadata import Fields
+from localllm.arch.family import Fields
 
 __all__ = ["forward", "read"]
 
 
 def read(fields: Fields) -> Transformer:
-    """Read the hyperparameters. Raises ModelError."""
     return Transformer(**Transformer.shared_fields(fields, interleaved=False))
 
 

@@ -6,20 +6,15 @@ and the weights of the two used experts are normalized.
 
 from localllm.arch.attention import Transformer, attend, qkv, rope_factors
 from localllm.arch.decoder import decoder
+from localllm.arch.family import Activation, Builder, Fields, Paged, Weight, Weights
 from localllm.arch.feed_forward import mixture, read_routing
-from localllm.arch.layer_state import Paged
-from localllm.arch.metadata import Fields
-from localllm.arch.verbs import Activation, Builder
-from localllm.arch.weights import Weight, Weights
 
 
 def read(fields: Fields) -> Transformer:
-    """Read the hyperparameters. Raises ModelError."""
     return Transformer(**Transformer.shared_fields(fields, interleaved=False), routing=read_routing(fields))
 
 
 def forward(b: Builder, w: Weights, h: Transformer) -> Activation:
-    """Compute the logits of the requested tokens."""
     w.require_biases("output_norm", "output")
     norm = lambda x: rms_norm_with_bias(b, h, x, w.output_norm)  # noqa: E731
     return decoder(b, w, h, block, norm=norm, factors=rope_factors(b, w, h))
@@ -32,7 +27,6 @@ def rms_norm_with_bias(b: Builder, h: Transformer, x: Activation, weight: Weight
 
 
 def block(b: Builder, w: Weights, h: Transformer, state: Paged, x: Activation, factors: Weight | None) -> Activation:
-    """Apply one layer: attention, then the experts, each added to the residual stream."""
     w.require_biases("attn_norm", "ffn_norm", "attn_output")
     q, k, v = qkv(b, w, h, state.layer, rms_norm_with_bias(b, h, x, w.attn_norm))
     x = b.add(x, b.linear(attend(b, h, state, q, k, v, factors), w.attn_output))

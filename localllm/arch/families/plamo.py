@@ -6,11 +6,8 @@ head apart.
 
 from localllm.arch.attention import Transformer, attend, qkv
 from localllm.arch.decoder import decoder
+from localllm.arch.family import Activation, Builder, Fields, Paged, Weights
 from localllm.arch.feed_forward import gated_feed_forward
-from localllm.arch.layer_state import Paged
-from localllm.arch.metadata import Fields
-from localllm.arch.verbs import Activation, Builder
-from localllm.arch.weights import Weights
 
 
 def read(fields: Fields) -> Transformer:
@@ -19,12 +16,10 @@ def read(fields: Fields) -> Transformer:
 
 
 def forward(b: Builder, w: Weights, h: Transformer) -> Activation:
-    """Compute the logits of the requested tokens."""
     return decoder(b, w, h, block)
 
 
 def block(b: Builder, w: Weights, h: Transformer, state: Paged, x: Activation) -> Activation:
-    """Apply one layer: attention and the feed-forward network, added to the residual stream."""
     y = b.rms_norm(x, w.attn_norm, h.epsilon)
     q, k, v = qkv(b, w, h, state.layer, y)
     of_heads = b.linear(attend(b, h, state, q, k, v), w.attn_output)

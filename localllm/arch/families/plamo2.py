@@ -8,14 +8,10 @@ from collections.abc import Sequence
 
 from localllm.arch.attention import RMS_EPSILON, Attention, Transformer, attend
 from localllm.arch.decoder import decoder
+from localllm.arch.family import Activation, Builder, Fields, Paged, Recurrent, Weights, frozen
 from localllm.arch.feed_forward import gated_feed_forward
-from localllm.arch.layer_state import Paged, Recurrent
-from localllm.arch.metadata import Fields
 from localllm.arch.recurrent_verbs import HeadState
 from localllm.arch.rope import read_rope
-from localllm.arch.verbs import Activation, Builder
-from localllm.arch.weights import Weights
-from localllm.frozen import frozen
 
 LEAST_RANK = 64  # of the time steps' projection
 
@@ -37,7 +33,6 @@ class Plamo2(Transformer):
 
 
 def read(fields: Fields) -> Plamo2:
-    """Read the hyperparameters. Raises ModelError."""
     common, head_dim = fields.common(), fields.count("attention.key_length")
     heads, kv_heads = (fields.counts(f"attention.head_count{kv}", common["layers"], 0) for kv in ("", "_kv"))
     if any(
@@ -62,15 +57,10 @@ def read(fields: Fields) -> Plamo2:
 
 
 def forward(b: Builder, w: Weights, h: Plamo2) -> Activation:
-    """Compute the logits of the requested tokens."""
     return decoder(b, w, h, block)
 
 
 def block(b: Builder, w: Weights, h: Plamo2, state: Paged | Recurrent, x: Activation) -> Activation:
-    """Apply one layer: attention or Mamba, then the feed-forward network.
-
-    Each output is normalized and added to the residual stream.
-    """
     y = b.rms_norm(x, w.attn_norm, h.epsilon)
     y = mamba_heads(b, w, h, state, y) if isinstance(state, Recurrent) else attention(b, w, h, state, y)
     return with_network(b, w, h, b.add(x, b.rms_norm(y, w.exactly("post_attention_norm"), h.epsilon)))

@@ -7,14 +7,10 @@ own.
 from localllm.arch.attention import LocallyRotated, attend, qkv, read_local_rope, read_windows, rms_norm_heads
 from localllm.arch.decoder import decoder
 from localllm.arch.families.plamo2 import with_network
-from localllm.arch.layer_state import Paged
-from localllm.arch.metadata import Fields
-from localllm.arch.verbs import Activation, Builder
-from localllm.arch.weights import Weights
+from localllm.arch.family import Activation, Builder, Fields, Paged, Weights
 
 
 def read(fields: Fields) -> LocallyRotated:
-    """Read the hyperparameters. Raises ModelError."""
     shared = LocallyRotated.shared_fields(fields, interleaved=False)
     rope = shared["attention"].rope
     return LocallyRotated(
@@ -25,15 +21,10 @@ def read(fields: Fields) -> LocallyRotated:
 
 
 def forward(b: Builder, w: Weights, h: LocallyRotated) -> Activation:
-    """Compute the logits of the requested tokens."""
     return decoder(b, w, h, block)
 
 
 def block(b: Builder, w: Weights, h: LocallyRotated, state: Paged, x: Activation) -> Activation:
-    """Apply one layer: attention, then the feed-forward network.
-
-    Each output is normalized and added to the residual stream.
-    """
     q, k, v = qkv(b, w, h, state.layer, b.rms_norm(x, w.attn_norm, h.epsilon))
     q, k = rms_norm_heads(b, w, h, q, k)
     y = b.linear(attend(b, h, state, q, k, v), w.attn_output)

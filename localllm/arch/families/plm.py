@@ -3,16 +3,12 @@
 from localllm.arch.attention import RMS_EPSILON
 from localllm.arch.decoder import decoder
 from localllm.arch.families.deepseek2 import DeepSeek2, to_keys
+from localllm.arch.family import Activation, Builder, Fields, Paged, Weights
 from localllm.arch.feed_forward import plain
-from localllm.arch.layer_state import Paged
-from localllm.arch.metadata import Fields
 from localllm.arch.rope import read_rope
-from localllm.arch.verbs import Activation, Builder
-from localllm.arch.weights import Weights
 
 
 def read(fields: Fields, interleaved: bool = True) -> DeepSeek2:
-    """Read the hyperparameters. Raises ModelError."""
     dims, heads = fields.count("rope.dimension_count"), fields.count("attention.head_count")
     usual = fields.count("embedding_length") // heads  # default length of a head
     key_dim = fields.count("attention.key_length", usual)
@@ -35,12 +31,10 @@ def read(fields: Fields, interleaved: bool = True) -> DeepSeek2:
 
 
 def forward(b: Builder, w: Weights, h: DeepSeek2) -> Activation:
-    """Compute the logits of the requested tokens."""
     return decoder(b, w, h, block)
 
 
 def block(b: Builder, w: Weights, h: DeepSeek2, state: Paged, x: Activation) -> Activation:
-    """Apply one layer: attention, then the feed-forward network, each added to the residual stream."""
     y = to_keys(b, w, h, state, b.rms_norm(x, w.attn_norm, h.epsilon))
     x = b.add(x, b.linear(y, w.attn_output))
     return b.add(x, plain(b, w, b.rms_norm(x, w.ffn_norm, h.epsilon), b.relu_squared))

@@ -5,13 +5,12 @@ Unlike llama: rotated pairs are half a head apart; queries, keys and values have
 
 from localllm.arch.attention import Transformer
 from localllm.arch.families.llama import forward
-from localllm.arch.metadata import Fields
+from localllm.arch.family import Fields
 
 __all__ = ["forward", "read"]
 
 
 def read(fields: Fields) -> Transformer:
-    """Read the hyperparameters. Raises ModelError."""
     return Transformer(**Transformer.shared_fields(fields, interleaved=False))
 
 

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from localllm.arch.attention import Transformer
 from localllm.arch.families import llama, qwen2
-from localllm.arch.metadata import Fields
+from localllm.arch.family import Fields
 from localllm.arch.mrope import NAME, with_sections
 
 __all__ = ["forward", "read"]

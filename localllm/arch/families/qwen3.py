@@ -5,25 +5,19 @@ Unlike llama: rotated pairs are half a head apart; each head of queries and keys
 
 from localllm.arch.attention import Transformer, attend, qkv, rms_norm_heads, rope_factors
 from localllm.arch.decoder import decoder
+from localllm.arch.family import Activation, Builder, Fields, Paged, Weight, Weights
 from localllm.arch.feed_forward import feed_forward_or_experts, read_routing
-from localllm.arch.layer_state import Paged
-from localllm.arch.metadata import Fields
-from localllm.arch.verbs import Activation, Builder
-from localllm.arch.weights import Weight, Weights
 
 
 def read(fields: Fields) -> Transformer:
-    """Read the hyperparameters. Raises ModelError."""
     return Transformer(**Transformer.shared_fields(fields, interleaved=False), routing=read_routing(fields))
 
 
 def forward(b: Builder, w: Weights, h: Transformer) -> Activation:
-    """Compute the logits of the requested tokens."""
     return decoder(b, w, h, block, factors=rope_factors(b, w, h))
 
 
 def block(b: Builder, w: Weights, h: Transformer, state: Paged, x: Activation, factors: Weight | None) -> Activation:
-    """Apply one layer: attention, then the feed-forward network, each added to the residual stream."""
     q, k, v = qkv(b, w, h, state.layer, b.rms_norm(x, w.attn_norm, h.epsilon))
     q, k = rms_norm_heads(b, w, h, q, k)
     x = b.add(x, b.linear(attend(b, h, state, q, k, v, factors), w.attn_output))

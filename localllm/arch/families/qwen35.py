@@ -11,15 +11,12 @@ import numpy as np
 
 from localllm.arch.attention import RMS_EPSILON, Transformer, attend, read_attention, rms_norm_heads
 from localllm.arch.decoder import decoder
+from localllm.arch.family import Activation, Builder, Fields, Paged, Recurrent, Weights, frozen
 from localllm.arch.feed_forward import Gate, feed_forward_or_experts, gate_output, read_routing
-from localllm.arch.layer_state import Paged, Recurrent
-from localllm.arch.metadata import Fields, show
+from localllm.arch.metadata import show
 from localllm.arch.mrope import with_sections
 from localllm.arch.mtp import MtpOutput, mtp_output
 from localllm.arch.recurrent_verbs import HeadState
-from localllm.arch.verbs import Activation, Builder
-from localllm.arch.weights import Weights
-from localllm.frozen import frozen
 
 
 @frozen
@@ -55,7 +52,6 @@ class Qwen35(Transformer):
 
     @property
     def scale(self) -> float:
-        """The scale of the scores."""
         return self.score_scale
 
     def states(self) -> Sequence[Paged | Recurrent]:  # type: ignore[override]
@@ -64,7 +60,6 @@ class Qwen35(Transformer):
 
 
 def read(fields: Fields) -> Qwen35:
-    """Read the hyperparameters. Raises ModelError."""
     common, attention = fields.common(), read_attention(fields, interleaved=False)
     return Qwen35(
         **common,
@@ -100,15 +95,10 @@ def read_attends(fields: Fields, layers: int, interval: int = 4) -> tuple[bool, 
 
 
 def forward(b: Builder, w: Weights, h: Qwen35) -> Activation:
-    """Compute the logits of the requested tokens."""
     return decoder(b, w, h, block)
 
 
 def block(b: Builder, w: Weights, h: Qwen35, state: Paged | Recurrent, x: Activation) -> Activation:
-    """Apply one layer: attention or the delta rule, then the feed-forward network.
-
-    Each output is added to the residual stream.
-    """
     mix = delta_net if isinstance(state, Recurrent) else attention
     x = b.add(x, mix(b, w, h, state, b.rms_norm(x, w.attn_norm, h.epsilon)))  # type: ignore[arg-type]
     y = b.rms_norm(x, w.post_attention_norm, h.epsilon)
@@ -116,7 +106,6 @@ def block(b: Builder, w: Weights, h: Qwen35, state: Paged | Recurrent, x: Activa
 
 
 def draft(b: Builder, w: Weights, h: Qwen35, hidden: Activation) -> MtpOutput:
-    """Apply the MTP layer."""
     return mtp_output(b, w, h, hidden, block)
 
 

@@ -9,12 +9,8 @@ from dataclasses import replace
 from localllm.arch.attention import Transformer, rope_factors
 from localllm.arch.decoder import decoder
 from localllm.arch.families import qwen3
-from localllm.arch.layer_state import Paged
-from localllm.arch.metadata import Fields
+from localllm.arch.family import Activation, Builder, Fields, Paged, Weight, Weights, frozen
 from localllm.arch.mrope import NAME, with_sections
-from localllm.arch.verbs import Activation, Builder
-from localllm.arch.weights import Weight, Weights
-from localllm.frozen import frozen
 
 __all__ = ["forward", "read"]
 
@@ -41,7 +37,6 @@ def read(fields: Fields) -> Qwen3VL:
 
 
 def forward(b: Builder, w: Weights, h: Qwen3VL) -> Activation:
-    """Compute the logits of the requested tokens."""
     x = b.embed_inputs(lambda: b.embed(w.token_embd, b.ids), 1 + h.deep)
     return decoder(b, w, h, block, x, factors=rope_factors(b, w, h))
 

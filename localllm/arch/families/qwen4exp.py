@@ -10,17 +10,12 @@ from functools import reduce
 
 from localllm.arch.attention import RMS_EPSILON, read_attention
 from localllm.arch.families.qwen35 import Qwen35, attention, delta_net, read_attends, read_delta
+from localllm.arch.family import Activation, Builder, Fields, Latent, Paged, Recurrent, Rope, State, Weights, frozen
 from localllm.arch.feed_forward import gate_output, mixture, read_routing
 from localllm.arch.hyper_connections import concat_streams
-from localllm.arch.layer_state import Latent, Paged, Recurrent, State
-from localllm.arch.metadata import Fields
 from localllm.arch.mrope import NAME as SECTIONS
 from localllm.arch.mrope import with_sections
 from localllm.arch.ngram_embeddings import Ngrams, add_ngram_embeddings, normalize_streams, read_ngrams
-from localllm.arch.rope import Rope
-from localllm.arch.verbs import Activation, Builder
-from localllm.arch.weights import Weights
-from localllm.frozen import frozen
 
 MOST_STREAMS, LARGEST_BLOCK = 16, 64
 OF_DELTA = 4  # states of a layer with the delta rule
@@ -68,7 +63,6 @@ class Qwen4(Qwen35):
 
 
 def read(fields: Fields) -> Qwen4:
-    """Read the hyperparameters. Raises ModelError."""
     common, heads, delta = fields.common(), read_attention(fields, interleaved=False), read_delta(fields)
     attends = read_attends(fields, common["layers"])
     if delta.key_dim != delta.value_dim:
@@ -110,7 +104,6 @@ def read_blocks(fields: Fields, rope: Rope) -> BlockIndexer:
 
 
 def forward(b: Builder, w: Weights, h: Qwen4) -> Activation:
-    """Compute the logits of the requested tokens."""
     x = concat_streams(b, [b.embed(w.token_embd, b.ids)] * h.streams)
     for layer in range(h.layers):
         block, states = w.block(layer), h.of_layer(layer)

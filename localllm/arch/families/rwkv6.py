@@ -4,22 +4,17 @@ The interpolation weights between a token and the previous one depend on both. I
 keys are scaled by 1 - decay, and the current token has no separate weight (gated linear attention: Yang et al. 2023).
 """
 
-from localllm.arch.layer_state import Recurrent
-from localllm.arch.metadata import Fields
+from localllm.arch.family import Activation, Builder, Fields, Recurrent, Weights
 from localllm.arch.rwkv import HEAD_EPSILON, Rwkv, lerps, read_rwkv, rwkv_decoder, vector
-from localllm.arch.verbs import Activation, Builder
-from localllm.arch.weights import Weights
 
 USES = "wkvrg"  # interpolated inputs: of decay, key, value, receptance, gate
 
 
 def read(fields: Fields) -> Rwkv:
-    """Read the hyperparameters. Raises ModelError."""
     return read_rwkv(fields, ["time_mix_extra_dim", "time_decay_extra_dim"])
 
 
 def forward(b: Builder, w: Weights, h: Rwkv) -> Activation:
-    """Compute the logits of the requested tokens."""
     return rwkv_decoder(b, w, h, time_mix, channel_mix)
 
 

@@ -4,11 +4,8 @@ Unlike RWKV 6: the state is updated by a delta rule: the value at a removal key 
 the token; values are interpolated with those of the first layer.
 """
 
-from localllm.arch.layer_state import Recurrent
-from localllm.arch.metadata import Fields
+from localllm.arch.family import Activation, Builder, Fields, Recurrent, Weights
 from localllm.arch.rwkv import HEAD_EPSILON, Rwkv, lerps, narrow, read_rwkv, rwkv_decoder, vector
-from localllm.arch.verbs import Activation, Builder
-from localllm.arch.weights import Weights
 
 RANKS = [f"attention.{name}_lora_rank" for name in ("decay", "iclr", "value_residual_mix", "gate")]
 SLOWEST = -0.606531  # the logarithm of the fastest decay, e^-0.5
@@ -16,12 +13,10 @@ TINY = 1e-24  # epsilon of the keys' L2 norm
 
 
 def read(fields: Fields) -> Rwkv:
-    """Read the hyperparameters. Raises ModelError."""
     return read_rwkv(fields, RANKS)
 
 
 def forward(b: Builder, w: Weights, h: Rwkv) -> Activation:
-    """Compute the logits of the requested tokens."""
     first: list[Activation] = []  # the values of the first layer
 
     def mix(b: Builder, w: Weights, h: Rwkv, state: Recurrent, x: Activation) -> Activation:

@@ -7,21 +7,17 @@ feed-forward network is named post_attention_norm.
 from localllm.arch.attention import Transformer, attend, qkv
 from localllm.arch.decoder import decoder
 from localllm.arch.families.qwen2 import read
+from localllm.arch.family import Activation, Builder, Paged, Weights
 from localllm.arch.feed_forward import gated_feed_forward
-from localllm.arch.layer_state import Paged
-from localllm.arch.verbs import Activation, Builder
-from localllm.arch.weights import Weights
 
 __all__ = ["forward", "read"]
 
 
 def forward(b: Builder, w: Weights, h: Transformer) -> Activation:
-    """Compute the logits of the requested tokens."""
     return decoder(b, w, h, block)
 
 
 def block(b: Builder, w: Weights, h: Transformer, state: Paged, x: Activation) -> Activation:
-    """Apply one layer: attention, then the feed-forward network, each added to the residual stream."""
     q, k, v = qkv(b, w, h, state.layer, b.rms_norm(x, w.attn_norm, h.epsilon))
     x = b.add(x, b.linear(attend(b, h, state, q, k, v), w.attn_output))
     return b.add(x, gated_feed_forward(b, w, b.rms_norm(x, w.post_attention_norm, h.epsilon), b.swiglu))

@@ -6,13 +6,8 @@ full attention without RoPE; the router reads the layer's input, before attentio
 
 from localllm.arch.attention import LocallyRotated, attend, qkv, read_local_rope, read_windows
 from localllm.arch.decoder import decoder
+from localllm.arch.family import Activation, Builder, Fields, Paged, Rope, Weights, frozen
 from localllm.arch.feed_forward import FUNCTIONS, SOFTMAX_OF_CHOSEN, apply_experts, matrices, read_routing
-from localllm.arch.layer_state import Paged
-from localllm.arch.metadata import Fields
-from localllm.arch.rope import Rope
-from localllm.arch.verbs import Activation, Builder
-from localllm.arch.weights import Weights
-from localllm.frozen import frozen
 
 WINDOW = 4096  # for every file with a window, as in llama.cpp
 PERIOD = 4
@@ -27,7 +22,6 @@ class SmallThinker(LocallyRotated):
 
 
 def read(fields: Fields) -> SmallThinker:
-    """Read the hyperparameters. Raises ModelError."""
     common = SmallThinker.shared_fields(fields, interleaved=False, rotates_all=True)
     function = fields.count("expert_gating_func")
     if function not in FUNCTIONS or function == SOFTMAX_OF_CHOSEN:
@@ -42,12 +36,10 @@ def read(fields: Fields) -> SmallThinker:
 
 
 def forward(b: Builder, w: Weights, h: SmallThinker) -> Activation:
-    """Compute the logits of the requested tokens."""
     return decoder(b, w, h, block)
 
 
 def block(b: Builder, w: Weights, h: SmallThinker, state: Paged, x: Activation) -> Activation:
-    """Apply one layer: attention, then the experts, each added to the residual stream."""
     assert h.routing
     choice = b.route(b.linear(x, w.ffn_gate_inp), h.routing)
     q, k, v = qkv(b, w, h, state.layer, b.rms_norm(x, w.attn_norm, h.epsilon))

@@ -2,9 +2,7 @@
 
 from localllm.arch.attention import Transformer
 from localllm.arch.families.llama import forward
-from localllm.arch.metadata import Fields
-from localllm.arch.rope import Rope
-from localllm.frozen import frozen
+from localllm.arch.family import Fields, Rope, frozen
 
 __all__ = ["forward", "read"]
 
@@ -16,7 +14,6 @@ class SmolLM3(Transformer):
 
 
 def read(fields: Fields) -> SmolLM3:
-    """Read the hyperparameters. Raises ModelError."""
     return SmolLM3(**SmolLM3.shared_fields(fields, interleaved=True))
 
 

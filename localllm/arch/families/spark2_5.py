@@ -6,27 +6,21 @@ network; rotated pairs are half the rotated dimensions apart.
 
 from localllm.arch.attention import LocallyRotated, attend, gate_heads, qkv, read_wider_local_rope, read_windows
 from localllm.arch.decoder import decoder
+from localllm.arch.family import Activation, Builder, Fields, Paged, Weights
 from localllm.arch.feed_forward import gated_feed_forward
-from localllm.arch.layer_state import Paged
-from localllm.arch.metadata import Fields
-from localllm.arch.verbs import Activation, Builder
-from localllm.arch.weights import Weights
 
 
 def read(fields: Fields) -> LocallyRotated:
-    """Read the hyperparameters. Raises ModelError."""
     shared = LocallyRotated.shared_fields(fields, interleaved=False)
     local_rope = read_wider_local_rope(fields, shared["attention"].rope)
     return LocallyRotated(**shared, windows=read_windows(fields, period=None), local_rope=local_rope)
 
 
 def forward(b: Builder, w: Weights, h: LocallyRotated) -> Activation:
-    """Compute the logits of the requested tokens."""
     return decoder(b, w, h, block)
 
 
 def block(b: Builder, w: Weights, h: LocallyRotated, state: Paged, x: Activation) -> Activation:
-    """Apply one layer: attention, then the feed-forward network, each added to the residual stream."""
     y = b.rms_norm(x, w.attn_norm, h.epsilon)
     q, k, v = qkv(b, w, h, state.layer, y)
     attended = attend(b, h, state, q, k, v)

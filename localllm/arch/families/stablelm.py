@@ -7,26 +7,20 @@ network reads what attention reads.
 
 from localllm.arch.attention import LAYER_EPSILON, Transformer, attend, layer_norm_heads, qkv
 from localllm.arch.decoder import decoder, layer_norm_of
+from localllm.arch.family import Activation, Builder, Fields, Paged, Weights
 from localllm.arch.feed_forward import gated_feed_forward
-from localllm.arch.layer_state import Paged
-from localllm.arch.metadata import Fields
-from localllm.arch.verbs import Activation, Builder
-from localllm.arch.weights import Weights
 
 
 def read(fields: Fields) -> Transformer:
-    """Read the hyperparameters. Raises ModelError."""
     return Transformer(**Transformer.shared_fields(fields, interleaved=False, epsilon=LAYER_EPSILON))
 
 
 def forward(b: Builder, w: Weights, h: Transformer) -> Activation:
-    """Compute the logits of the requested tokens."""
     w.require("output")
     return decoder(b, w, h, block, norm=layer_norm_of(b, w, h))
 
 
 def block(b: Builder, w: Weights, h: Transformer, state: Paged, x: Activation) -> Activation:
-    """Apply one layer: attention and the feed-forward network, added to the residual stream."""
     y = b.layer_norm(x, w.attn_norm, h.epsilon)
     q, k, v = qkv(b, w, h, state.layer, y)
     q, k = layer_norm_heads(b, w, h, q, k)

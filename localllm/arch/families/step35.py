@@ -11,13 +11,9 @@ import numpy as np
 
 from localllm.arch.attention import LocallyRotated, attend, gate_heads, qkv, read_windows, rms_norm_heads, rope_factors
 from localllm.arch.decoder import decoder
+from localllm.arch.family import Activation, Builder, Fields, Paged, Weight, Weights, frozen
 from localllm.arch.feed_forward import SIGMOID, Gate, feed_forward_or_experts, read_own_routing, shared_expert
-from localllm.arch.layer_state import Paged
-from localllm.arch.metadata import Fields
 from localllm.arch.rope import read_base
-from localllm.arch.verbs import Activation, Builder
-from localllm.arch.weights import Weight, Weights
-from localllm.frozen import frozen
 
 LEAST_LIMIT = 0.3  # above the magnitude of SiLU's negative values
 
@@ -34,7 +30,6 @@ class Step35(LocallyRotated):
 
 
 def read(fields: Fields) -> Step35:
-    """Read the hyperparameters. Raises ModelError."""
     common = Step35.shared_fields(fields, interleaved=False)
     attention, layers = common["attention"], fields.layers()
     rope = attention.rope
@@ -65,7 +60,6 @@ def read_limits(fields: Fields, name: str, layers: int) -> tuple[float, ...]:
 
 
 def forward(b: Builder, w: Weights, h: Step35) -> Activation:
-    """Compute the logits of the requested tokens."""
     w.require("output")
     factors, pairs = rope_factors(b, w, h), h.attention.rope.dims // 2
     if factors and factors.shape != (pairs,):  # some files have factors for whole heads
@@ -74,7 +68,6 @@ def forward(b: Builder, w: Weights, h: Step35) -> Activation:
 
 
 def block(b: Builder, w: Weights, h: Step35, state: Paged, x: Activation, factors: Weight | None) -> Activation:
-    """Apply one layer: attention, then the feed-forward network, each added to the residual stream."""
     y = b.rms_norm(x, w.attn_norm, h.epsilon)
     q, k, v = qkv(b, w, h, state.layer, y)
     if w.get("attn_q_norm") or w.get("attn_k_norm"):

@@ -16,14 +16,10 @@ import numpy as np
 
 from localllm.arch.attention import RMS_EPSILON
 from localllm.arch.encoder import own_pooling
+from localllm.arch.family import Activation, Builder, Fields, Hyperparameters, Paged, Scores, Weight, Weights, frozen
 from localllm.arch.feed_forward import gated_feed_forward, plain
-from localllm.arch.hyperparameters import Hyperparameters
-from localllm.arch.layer_state import Paged
-from localllm.arch.metadata import Fields
 from localllm.arch.pooling import pool_texts
-from localllm.arch.verbs import FULL_ATTENTION, Activation, Builder, Scores
-from localllm.arch.weights import Weight, Weights
-from localllm.frozen import frozen
+from localllm.arch.verbs import FULL_ATTENTION
 
 REACH = 128  # all distances from here on share a bias
 
@@ -63,7 +59,6 @@ class T5Encoder(T5):
 
 
 def read(fields: Fields) -> T5:
-    """Read the hyperparameters. Raises ModelError."""
     heads, common = fields.count("attention.head_count"), fields.common()
     head_dim = fields.count("attention.key_length", common["width"] // heads)
     for name, expected in (("head_count_kv", heads), ("value_length", head_dim)):

@@ -6,12 +6,8 @@ adds the embeddings once more, times a factor; logits have a factor; rotated pai
 
 from localllm.arch.attention import Transformer, qkv, rotate_heads
 from localllm.arch.decoder import decoder
+from localllm.arch.family import Activation, Builder, Fields, Paged, Scores, Weights, frozen
 from localllm.arch.feed_forward import gated_feed_forward
-from localllm.arch.layer_state import Paged
-from localllm.arch.metadata import Fields
-from localllm.arch.verbs import Activation, Builder, Scores
-from localllm.arch.weights import Weights
-from localllm.frozen import frozen
 
 
 @frozen
@@ -22,12 +18,10 @@ class Talkie(Transformer):
 
 
 def read(fields: Fields) -> Talkie:
-    """Read the hyperparameters. Raises ModelError."""
     return Talkie(**Talkie.shared_fields(fields, interleaved=False), logit_scale=fields.factor("logit_scale"))
 
 
 def forward(b: Builder, w: Weights, h: Talkie) -> Activation:
-    """Compute the logits of the requested tokens."""
     w.require("output")
     x = b.rms_norm(b.embed(w.token_embd, b.ids), None, h.epsilon)
     logits = decoder(b, w, h, block, x, lambda y: b.rms_norm(y, None, h.epsilon), embeddings=x)

@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from localllm.arch.metadata import Fields
+from localllm.arch.family import Fields
 from localllm.arch.vision.hyperparameters import Vision, read_vision
 from localllm.arch.vision.resizing import BICUBIC, Picture, Pixels, Size, whole_size, with_bars
 

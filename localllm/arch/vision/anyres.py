@@ -11,11 +11,10 @@ from typing import NamedTuple
 
 import numpy as np
 
-from localllm.arch.metadata import Fields
+from localllm.arch.family import Fields, Weight, Weights
 from localllm.arch.vision.resizing import BICUBIC, Picture, Size, resize, with_bars
 from localllm.arch.vision.tiling import cut_tiles, most_used
 from localllm.arch.vision.vit import numbers_of
-from localllm.arch.weights import Weight, Weights
 from localllm.errors import ModelError
 
 MOST_TILES = 36

@@ -14,16 +14,14 @@ from typing import ClassVar, NamedTuple
 
 import numpy as np
 
-from localllm.arch.metadata import Fields, require_general
-from localllm.arch.verbs import Activation, Builder
+from localllm.arch.family import Activation, Builder, Fields, Weight, Weights, frozen
+from localllm.arch.metadata import require_general
 from localllm.arch.vision.hyperparameters import Vision, read_activation, read_vision
 from localllm.arch.vision.llava import positions, with_whole
 from localllm.arch.vision.resizing import BICUBIC, Picture, resize
 from localllm.arch.vision.vit import as_matrix, transformer
-from localllm.arch.weights import Weight, Weights
 from localllm.errors import ModelError
 from localllm.files.gguf.file import GGUFFile
-from localllm.frozen import frozen
 
 CLIP = "clip"
 TEXT_ENCODER = "clip.has_text_encoder"

@@ -8,13 +8,10 @@ from typing import ClassVar
 
 import numpy as np
 
-from localllm.arch.metadata import Fields
-from localllm.arch.verbs import Activation, Builder
+from localllm.arch.family import Activation, Builder, Fields, Weights, frozen
 from localllm.arch.vision.hyperparameters import Prepared, Vision, in_squares, read_vision
 from localllm.arch.vision.resizing import BILINEAR, Picture, Size, resize
 from localllm.arch.vision.vit import siglip, transpose
-from localllm.arch.weights import Weights
-from localllm.frozen import frozen
 
 MARKS = "<start_of_image>", "<end_of_image>"
 BEGIN, END = f"\n\n{MARKS[0]}", f"{MARKS[1]}\n\n"  # around a picture that has crops, and around each crop
@@ -29,7 +26,6 @@ class Gemma3Vision(Vision):
 
 
 def read(fields: Fields) -> Gemma3Vision:
-    """Read the hyperparameters. Raises ModelError."""
     return Gemma3Vision(**read_vision(fields, merge=4))
 
 
@@ -79,6 +75,5 @@ def gather(h: Vision, x: np.ndarray, grid: tuple[int, int]) -> np.ndarray:
 
 
 def project(b: Builder, w: Weights, h: Vision, x: Activation) -> Activation:
-    """Return rows as wide as the language model's embeddings."""
     mm = w.part("mm.")
     return b.linear(b.rms_norm(x, mm.soft_emb_norm, h.epsilon), transpose(mm.input_projection))

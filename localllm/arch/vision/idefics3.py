@@ -7,13 +7,10 @@ image as one more square.
 
 import numpy as np
 
-from localllm.arch.metadata import Fields
-from localllm.arch.verbs import Activation, Builder
+from localllm.arch.family import Activation, Builder, Fields, Weights, frozen
 from localllm.arch.vision.hyperparameters import Prepared, Vision, in_squares, read_vision
 from localllm.arch.vision.resizing import LANCZOS, Picture, resize
 from localllm.arch.vision.vit import siglip
-from localllm.arch.weights import Weights
-from localllm.frozen import frozen
 
 MARKS = "<fake_token_around_image>", "<global-img>"
 tower = siglip
@@ -27,7 +24,6 @@ class Idefics3(Vision):
 
 
 def read(fields: Fields) -> Idefics3:
-    """Read the hyperparameters. Raises ModelError."""
     shared, longest = read_vision(fields, merge=1), fields.count("vision.preproc_image_size", 0)
     if longest > 32 * shared["side"]:
         raise fields.wrong("vision.preproc_image_size", f"up to {32 * shared['side']}")
@@ -72,5 +68,4 @@ def gather(h: Vision, x: np.ndarray, grid: tuple[int, int]) -> np.ndarray:
 
 
 def project(b: Builder, w: Weights, h: Vision, x: Activation) -> Activation:
-    """Return rows as wide as the language model's embeddings."""
     return b.linear(x, w.part("mm.").require("model.fc"))

@@ -11,15 +11,12 @@ from typing import ClassVar
 
 import numpy as np
 
-from localllm.arch.metadata import Fields
-from localllm.arch.verbs import Activation, Builder
+from localllm.arch.family import Activation, Builder, Fields, Weights, frozen
 from localllm.arch.vision.hyperparameters import Prepared, Vision, in_squares, read_vision
 from localllm.arch.vision.llava import positions, with_whole
 from localllm.arch.vision.resizing import BICUBIC, Picture, resize
 from localllm.arch.vision.tiling import grids, tiles_of
 from localllm.arch.vision.vit import embed_patches, transformer
-from localllm.arch.weights import Weights
-from localllm.frozen import frozen
 
 MARKS = "<img>", "</img>"
 MOST_TILES = 64
@@ -50,7 +47,6 @@ class InternVision(Vision):
 
 
 def read(fields: Fields) -> InternVision:
-    """Read the hyperparameters. Raises ModelError."""
     least_tiles = fields.whole("vision.preproc_min_tiles", 1, 1, MOST_TILES)
     most_tiles = fields.whole("vision.preproc_max_tiles", 12, least_tiles, MOST_TILES)
     h = InternVision(**read_vision(fields), tiles=(least_tiles, most_tiles))
@@ -80,7 +76,6 @@ def gather(h: InternVision, x: np.ndarray, grid: tuple[int, int]) -> np.ndarray:
 
 
 def project(b: Builder, w: Weights, h: InternVision, x: Activation) -> Activation:
-    """Return rows as wide as the language model's embeddings."""
     mlp = w.part("mm.model.mlp.")
     x = b.layer_norm(x, mlp.require("0"), EPSILON)
     return b.linear(b.gelu_erf(b.linear(x, mlp.require("1"))), mlp.require("3"))

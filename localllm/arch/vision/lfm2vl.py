@@ -10,16 +10,13 @@ from typing import ClassVar
 
 import numpy as np
 
-from localllm.arch.metadata import Fields
-from localllm.arch.verbs import Activation, Builder
+from localllm.arch.family import Activation, Builder, Fields, Weights, frozen
 from localllm.arch.vision.any_size import AnySize, read_any_size
 from localllm.arch.vision.hyperparameters import Prepared, in_squares, pixels_of
 from localllm.arch.vision.position_tables import by_areas, interpolate_table, use_square_table
 from localllm.arch.vision.resizing import BILINEAR, Picture, Size, resize, with_bars
 from localllm.arch.vision.tiling import cut_tiles
 from localllm.arch.vision.vit import embed_patches, transformer
-from localllm.arch.weights import Weights
-from localllm.frozen import frozen
 
 MARKS = "<|image_start|>", "<|image_end|>", "<|img_thumbnail|>"
 TILE = 512  # pixels on each side
@@ -55,7 +52,6 @@ class Lfm2Vision(AnySize):
 
 
 def read(fields: Fields) -> Lfm2Vision:
-    """Read the hyperparameters. Raises ModelError."""
     h = Lfm2Vision(**read_any_size(fields, merge=2))
     if TILE % (h.patch * h.merge):
         raise fields.error(f"patches of {h.patch} pixels, merged by {h.merge}, do not fill tiles of {TILE}")
@@ -98,7 +94,6 @@ def grid_for(size: Size) -> Size:
 
 
 def tower(b: Builder, w: Weights, h: Lfm2Vision, x: Activation) -> Activation:
-    """Compute a row for each patch."""
     v = w.part("v.")
     use_square_table(b, v.position_embd, h.width)
     x = b.add(embed_patches(b, v, h, b.slice_columns(x, 0, h.pixels)), b.slice_columns(x, h.pixels, h.input_width))
@@ -112,7 +107,6 @@ def gather(h: Lfm2Vision, x: np.ndarray, grid: tuple[int, int]) -> np.ndarray:
 
 
 def project(b: Builder, w: Weights, h: Lfm2Vision, x: Activation) -> Activation:
-    """Return rows as wide as the language model's embeddings."""
     norm = w.get("mm.input_norm")
     x = b.layer_norm(x, norm, EPSILON) if norm else x
     return b.linear(b.gelu_erf(b.linear(x, w.require("mm.1"))), w.require("mm.2"))

@@ -12,15 +12,12 @@ import math
 
 import numpy as np
 
-from localllm.arch.metadata import Fields
-from localllm.arch.verbs import Activation, Builder
+from localllm.arch.family import Activation, Builder, Fields, Weight, Weights, frozen
 from localllm.arch.vision.anyres import Anyres, arrange_rows, newline_numbers, newline_of, read_anyres, squares
 from localllm.arch.vision.hyperparameters import Prepared, Vision, pixels_of, read_vision
 from localllm.arch.vision.resizing import BICUBIC, Picture, Size, with_bars
 from localllm.arch.vision.vit import as_matrix, numbers_of, table_of, transformer
-from localllm.arch.weights import Weight, Weights
 from localllm.errors import ModelError
-from localllm.frozen import frozen
 
 MARKS = ()
 BARS = 122, 116, 104  # CLIP's mean colour
@@ -54,7 +51,6 @@ def with_whole(h: Vision, picture: Picture) -> np.ndarray:
 
 
 def read(fields: Fields) -> Llava:
-    """Read the hyperparameters. Raises ModelError."""
     shared = read_vision(fields)
     cuts = read_anyres(fields, shared["side"])
     return Llava(**shared, seen=feature_layer(fields, shared["layers"]), cuts=cuts)
@@ -113,7 +109,6 @@ def gather(h: Vision, x: np.ndarray, grid: tuple[int, int]) -> np.ndarray:
 
 
 def project(b: Builder, w: Weights, h: Llava, x: Activation) -> Activation:
-    """Return rows as wide as the language model's embeddings."""
     mm = w.part("mm.")
     if newline := newline_of(w, h.cuts, h.out):
         b.ignore(newline)

@@ -8,16 +8,12 @@ from typing import ClassVar
 
 import numpy as np
 
-from localllm.arch.metadata import Fields
-from localllm.arch.rope import Rope
-from localllm.arch.verbs import Activation, Builder
+from localllm.arch.family import Activation, Builder, Fields, Rope, Weights, frozen
 from localllm.arch.vision.any_size import AnySize, read_any_size
 from localllm.arch.vision.hyperparameters import Prepared, in_squares
 from localllm.arch.vision.resizing import Picture
 from localllm.arch.vision.vit import apply_norm, embed_patches, numbers_of, transformer
-from localllm.arch.weights import Weights
 from localllm.errors import ModelError
-from localllm.frozen import frozen
 
 MARKS = ("[IMG_END]",)
 BREAK = "v.token_embd.img_break"
@@ -46,7 +42,6 @@ class Pixtral(AnySize):
 
 
 def read(fields: Fields) -> Pixtral:
-    """Read the hyperparameters. Raises ModelError."""
     return Pixtral(**read_any_size(fields, merge=1))
 
 
@@ -56,7 +51,6 @@ def prepare(h: Pixtral, picture: Picture) -> Prepared:
 
 
 def tower(b: Builder, w: Weights, h: Pixtral, x: Activation) -> Activation:
-    """Compute a row for each patch."""
     v = w.part("v.")
     x = apply_norm(b, h, embed_patches(b, v, h, x), v.pre_ln)
     x = transformer(b, v, h, x, h.layers, lambda y: b.rope(y, h.rope, b.positions))
@@ -70,7 +64,6 @@ def gather(h: Pixtral, x: np.ndarray, grid: tuple[int, int]) -> np.ndarray:
 
 
 def project(b: Builder, w: Weights, h: Pixtral, x: Activation) -> Activation:
-    """Return rows as wide as the language model's embeddings."""
     end = w.exactly(BREAK)
     if end.shape != (h.out,):
         raise ModelError(f"tensor {end.name} should have {h.out} numbers, has the shape {list(end.shape)}")

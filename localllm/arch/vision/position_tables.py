@@ -5,9 +5,8 @@ from collections.abc import Callable
 
 import numpy as np
 
-from localllm.arch.verbs import Builder
+from localllm.arch.family import Builder, Weight
 from localllm.arch.vision.vit import numbers_of
-from localllm.arch.weights import Weight
 from localllm.errors import ModelError
 
 Blend = Callable[[int, int], np.ndarray]  # (wanted, there) -> weights of the table's positions, float64 [wanted, there]

@@ -7,15 +7,11 @@ from typing import ClassVar
 
 import numpy as np
 
-from localllm.arch.metadata import Fields
-from localllm.arch.rope import Rope
-from localllm.arch.verbs import Activation, Builder
+from localllm.arch.family import Activation, Builder, Fields, Rope, Weight, Weights, frozen
 from localllm.arch.vision.any_size import AnySize, read_any_size
 from localllm.arch.vision.hyperparameters import Prepared, pixels_of
 from localllm.arch.vision.resizing import Picture
 from localllm.arch.vision.vit import apply_norm, as_matrix, transformer
-from localllm.arch.weights import Weight, Weights
-from localllm.frozen import frozen
 
 MARKS = "<|vision_start|>", "<|vision_end|>"
 WINDOW = 112  # pixels, on each side
@@ -78,7 +74,6 @@ class Qwen2Vision(AnySize):
 
 
 def read(fields: Fields) -> Qwen2Vision:
-    """Read the hyperparameters. Raises ModelError."""
     shared = read_any_size(fields, merge=2)
     is_windowed = shared["kind"] == "qwen2.5vl_merger"
     h = Qwen2Vision(**shared, pattern=fields.count("vision.n_wa_pattern", None if is_windowed else 0))
@@ -93,7 +88,6 @@ def prepare(h: Qwen2Vision, picture: Picture) -> Prepared:
 
 
 def tower(b: Builder, w: Weights, h: Qwen2Vision, x: Activation) -> Activation:
-    """Compute a row for each patch."""
     v = w.part("v.")
     x = transformer(b, v, h, patches(b, v, h, x), h.layers, lambda y: b.rope(y, h.rope, b.positions))
     return apply_norm(b, h, x, v.post_ln)
@@ -115,7 +109,6 @@ def gather(h: Qwen2Vision, x: np.ndarray, grid: tuple[int, int]) -> np.ndarray:
 
 
 def project(b: Builder, w: Weights, h: Qwen2Vision, x: Activation) -> Activation:
-    """Return rows as wide as the language model's embeddings."""
     return two_products(b, x, w.require("mm.0"), w.require("mm.2"))
 
 

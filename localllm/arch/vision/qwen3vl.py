@@ -6,15 +6,12 @@ from earlier layers of the encoder to the first layers of the language model (De
 
 import numpy as np
 
-from localllm.arch.metadata import Fields
-from localllm.arch.verbs import Activation, Builder
+from localllm.arch.family import Activation, Builder, Fields, Weights, frozen
 from localllm.arch.vision.any_size import read_any_size
 from localllm.arch.vision.position_tables import by_corners, interpolate_table, use_square_table
 from localllm.arch.vision.qwen2vl import MARKS, Qwen2Vision, gather, patches, prepare, two_products
 from localllm.arch.vision.resizing import Picture
 from localllm.arch.vision.vit import apply_norm, block
-from localllm.arch.weights import Weights
-from localllm.frozen import frozen
 
 __all__ = ["MARKS", "gather", "prepare", "project", "read", "tower"]
 
@@ -42,7 +39,6 @@ class Qwen3Vision(Qwen2Vision):
 
 
 def read(fields: Fields) -> Qwen3Vision:
-    """Read the hyperparameters. Raises ModelError."""
     shared, name = read_any_size(fields, merge=2), "vision.is_deepstack_layers"
     flags = fields.array(name, "b", "an array of flags") if fields.has(name) else np.zeros(0)
     deep = tuple(np.flatnonzero(flags).tolist())

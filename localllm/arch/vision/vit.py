@@ -8,10 +8,8 @@ from dataclasses import replace
 
 import numpy as np
 
-from localllm.arch.layer_state import Paged
-from localllm.arch.verbs import Activation, Builder, Scores
+from localllm.arch.family import Activation, Builder, Paged, Scores, Weight, Weights
 from localllm.arch.vision.hyperparameters import Vision
-from localllm.arch.weights import Weight, Weights
 from localllm.errors import ModelError
 from localllm.files.gguf.file import Tensor
 from localllm.quant.formats import BY_NAME
@@ -74,7 +72,6 @@ def transformer(
 
 
 def block(b: Builder, w: Weights, h: Vision, state: Paged, x: Activation, rotate: Rotate | None) -> Activation:
-    """Apply one layer: attention, then the feed-forward network, each added to the residual stream."""
     y = apply_norm(b, h, x, w.ln1)
     q, k, v = (b.linear(y, part) for part in parts(w, h))
     q, k = (
