@@ -335,7 +335,7 @@ def open_with_options(
         options.rope.apply(file.metadata, file.path)
     family, hyperparameters = architecture(file)  # refuses unsupported files before anything else is read
     from localllm.engine.engine import Engine  # not needed to refuse a file
-    from localllm.files.gguf.mapped_pages import prefault
+    from localllm.files.gguf.file import prefault
 
     prefault(file)
     tokenizer = tokenizer_of(file)

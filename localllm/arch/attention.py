@@ -10,8 +10,7 @@ from localllm.arch.hyperparameters import Hyperparameters
 from localllm.arch.layer_state import Paged
 from localllm.arch.metadata import Fields, show
 from localllm.arch.rope import Rope, read_base, read_rope
-from localllm.arch.routing import Routing
-from localllm.arch.verbs import Activation, Builder, Scores
+from localllm.arch.verbs import Activation, Builder, Routing, Scores
 from localllm.arch.weights import Weight, Weights
 from localllm.errors import ModelError
 from localllm.frozen import frozen

@@ -4,9 +4,8 @@ from dataclasses import field
 from typing import Any, ClassVar
 
 from localllm.arch.attention import LAYER_EPSILON, Transformer
-from localllm.arch.hyperparameters import Hyperparameters
 from localllm.arch.metadata import Fields
-from localllm.arch.pooling import NONE, pool_texts, read_pooling
+from localllm.arch.pooling import NONE, read_pooling
 from localllm.arch.verbs import FULL_ATTENTION, Activation, Builder
 from localllm.arch.weights import Weights
 from localllm.frozen import frozen
@@ -60,8 +59,3 @@ def embed_tokens(b: Builder, w: Weights) -> Activation:
     """Look up the tokens' embeddings, and add those of their token types if the file has any."""
     x, kinds = b.embed(w.token_embd, b.ids), w.get("token_types")
     return b.add(x, b.embed_kinds(kinds, b.kinds)) if kinds else x
-
-
-def pool_and_normalize(b: Builder, w: Weights, h: Hyperparameters, x: Activation) -> Activation:
-    """Pool the output of the last layer to one row for each text."""
-    return pool_texts(b, w, h, x)

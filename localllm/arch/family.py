@@ -2,10 +2,10 @@
 
 from typing import Any, Protocol, runtime_checkable
 
+from localllm.arch.decoder import MtpOutput
 from localllm.arch.hyperparameters import Hyperparameters
 from localllm.arch.layer_state import Latent, Paged, Recurrent, State
 from localllm.arch.metadata import Fields
-from localllm.arch.mtp import MtpOutput
 from localllm.arch.rope import Rope
 from localllm.arch.verbs import Activation, Builder, Choice, Scores
 from localllm.arch.weights import Weight, Weights

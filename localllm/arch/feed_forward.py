@@ -6,8 +6,7 @@ Source of the mixtures: Shazeer et al. 2017, arXiv 1701.06538; Fedus et al. 2021
 from collections.abc import Callable, Sequence
 
 from localllm.arch.metadata import Fields, show
-from localllm.arch.routing import Routing
-from localllm.arch.verbs import Activation, Builder, Choice
+from localllm.arch.verbs import Activation, Builder, Choice, Routing
 from localllm.arch.weights import Weight, Weights, as_stack
 
 

@@ -15,10 +15,35 @@ import numpy as np
 from localllm.arch.layer_state import Latent, Paged
 from localllm.arch.recurrent_verbs import StateVerbs
 from localllm.arch.rope import Rope
-from localllm.arch.routing import Routing
 from localllm.arch.rowwise_verbs import RowwiseVerbs
 from localllm.arch.weights import Weight
 from localllm.frozen import frozen
+
+
+@frozen
+class Routing:
+    """A rule that routes a token to the experts with the highest scores in the best groups.
+
+    Scores are the softmax of the router's logits, or the sigmoid or the root of softplus of each. The weight of a used
+    expert is its score, divided by the sum of all used ones' if `normalized`, times `scale`.
+    """
+
+    experts: int
+    used: int  # by each token
+    sigmoid: bool = False
+    normalized: bool = True
+    scale: float = 1.0
+    groups: int = 1  # of equal size; a group's score is the sum of its two highest (DeepSeek-V3, 2024)
+    groups_used: int = 1
+    weighs_inputs: bool = False  # weights multiply the experts' inputs instead of their outputs
+    rooted: bool = False  # scores are roots of softplus (DeepSeek-V4, 2026)
+    together: int = 1  # so many consecutive experts share matrices; group i has expert i's score (GroveMoE)
+
+    @property
+    def matrices(self) -> int:
+        """The number of experts' matrices."""
+        return self.experts // self.together
+
 
 Activation = Any
 Numbers = Any  # one integer for each row
@@ -117,7 +142,7 @@ class Builder(RowwiseVerbs, StateVerbs, Protocol):
         ...
 
     def export_hidden(self, x: Activation) -> Activation:
-        """Return x unchanged, and export it for an MTP layer (localllm.arch.mtp), if the builder `reveals`."""
+        """Return x unchanged, and export it for an MTP layer (localllm.arch.decoder), if the builder `reveals`."""
         ...
 
     def tap_layer_input(self, x: Activation, layer: int) -> Activation:
@@ -220,7 +245,7 @@ class Builder(RowwiseVerbs, StateVerbs, Protocol):
     def route(
         self, logits: Activation, routing: Routing, bias: Weight | None = None, table: Weight | None = None
     ) -> Choice:
-        """Route each token to experts (localllm.arch.routing.Routing), with weights.
+        """Route each token to experts (localllm.arch.verbs.Routing), with weights.
 
         The bias affects the selection only. A table [vocab, used] of whole numbers routes tokens by their ids (hash
         layers: Roller et al. 2021, arXiv 2106.04426). A token with a NaN logit goes to any experts, with NaN weights.

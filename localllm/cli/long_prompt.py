@@ -92,6 +92,6 @@ def join_parts(material: str, question: str) -> str:
 
 def part_file(key: str) -> str:
     """Return the file for the answers of parts. Raises LocalllmError."""
-    from localllm.files.folders import make_private
+    from localllm.files.safe_file import make_private
 
     return str(make_private(cache_folder() / "parts") / f"{key}.jsonl")

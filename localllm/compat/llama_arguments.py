@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar, cast
 import numpy as np
 
 from localllm.arch.rope_scaling import RopeScaling
-from localllm.compat.llama_grammar import LlamaGrammar
+from localllm.compat.llama_arguments import LlamaGrammar
 from localllm.errors import UsageError
 from localllm.frozen import frozen
 from localllm.generation.model_methods import AnswerArguments

@@ -4,8 +4,7 @@ from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING
 
 from localllm.compat.llama_arguments import ChatArguments, answer_options, length_options, warn
-from localllm.compat.llama_completion import head, usage_of
-from localllm.compat.llama_logprobs import chat_logprobs
+from localllm.compat.llama_completion import chat_logprobs, head, usage_of
 from localllm.errors import UsageError
 from localllm.generation.logprobs import LikelyToken
 from localllm.generation.model_methods import alternatives

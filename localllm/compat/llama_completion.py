@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 from uuid import uuid4
 
 from localllm.compat.llama_arguments import CompletionArguments, answer_options, length_options, warn
-from localllm.compat.llama_logprobs import CompletionLogprobs, completion_logprobs
+from localllm.compat.llama_completion import CompletionLogprobs, completion_logprobs
 from localllm.errors import UsageError
 from localllm.generation.infill import Infill
 from localllm.generation.logprobs import LikelyToken, TokenLogprob, prompt_logprobs

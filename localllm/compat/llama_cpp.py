@@ -20,6 +20,7 @@ from localllm.compat.llama_arguments import (
     RANDOM_SEED,
     ChatArguments,
     CompletionArguments,
+    LlamaGrammar,
     LogitsProcessor,
     OpenArguments,
     StoppingCriterion,
@@ -28,7 +29,6 @@ from localllm.compat.llama_arguments import (
 )
 from localllm.compat.llama_chat import ChatCompletion
 from localllm.compat.llama_completion import TextCompletion
-from localllm.compat.llama_grammar import LlamaGrammar
 from localllm.compat.llama_low_level import *
 from localllm.compat.llama_low_level import Context
 from localllm.errors import UsageError

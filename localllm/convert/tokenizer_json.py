@@ -12,8 +12,7 @@ from itertools import accumulate, pairwise
 from typing import TypedDict
 
 from localllm.errors import ModelError
-from localllm.text.pretokenize import make_splitter
-from localllm.text.pretokenizers import PRETOKENIZERS, PreTokenizer
+from localllm.text.pretokenize import PRETOKENIZERS, PreTokenizer, make_splitter
 
 # llama.cpp's converter writes this name for Llamas, where the table's first name is another.
 USUAL_NAMES = {"llama3": "llama-bpe", "starcoder": "smollm"}

@@ -1,4 +1,4 @@
-"""Find a draft head (a layer of the model's own, or the head in another file) and run it, see localllm.arch.mtp."""
+"""Find a draft head (a layer of the model's own, or the head in another file) and run it, see localllm.arch.decoder."""
 
 from collections.abc import Callable, Collection
 from collections.abc import Sequence as Ids
@@ -6,13 +6,13 @@ from typing import NamedTuple
 
 import numpy as np
 
+from localllm.arch.decoder import MtpOutput, mtp_state
 from localllm.arch.families import eagle3
 from localllm.arch.family import DraftingFamily
 from localllm.arch.hyperparameters import Hyperparameters
 from localllm.arch.layer_state import Recurrent, State
 from localllm.arch.metadata import Fields, require_general, require_kinds
 from localllm.arch.metadata_consistency import require_supported_values
-from localllm.arch.mtp import MtpOutput, mtp_state
 from localllm.arch.verbs import Activation
 from localllm.arch.weights import Weights
 from localllm.engine.cpu.backend import CpuBackend

@@ -8,9 +8,9 @@ from weakref import WeakValueDictionary
 import numpy as np
 
 from localllm.arch import architecture
+from localllm.arch.decoder import has_mtp_layer
 from localllm.arch.family import DraftingFamily, Family
 from localllm.arch.hyperparameters import Hyperparameters
-from localllm.arch.mtp import has_mtp_layer
 from localllm.arch.weights import Weights
 from localllm.engine import image_tokens
 from localllm.engine.backend import Backend, TracedModel, build_backend

@@ -10,7 +10,7 @@ from collections.abc import Iterable
 from pathlib import Path, PurePosixPath
 
 from localllm.errors import LocalllmError, UsageError
-from localllm.files.folders import data_folder
+from localllm.files.safe_file import data_folder
 from localllm.frozen import frozen
 from localllm.system.files import variable_of
 

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 from localllm.errors import UsageError
 from localllm.frozen import frozen
-from localllm.text.infill_tokens import InfillTokens
+from localllm.text.token_types import InfillTokens
 from localllm.text.tokenizer import Tokenizer
 from localllm.values import require_text
 

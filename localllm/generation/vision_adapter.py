@@ -26,7 +26,7 @@ class VisionAdapter:
 
         Raises the errors of ImageEncoder, and UsageError if there is no projector.
         """
-        from localllm.files.gguf.projectors import find_projector
+        from localllm.files.models_folder import find_projector
         from localllm.generation.image_encoder import ImageEncoder
 
         path = find_projector(self._path) if projector is None else os.fsdecode(projector)
@@ -48,7 +48,7 @@ class VisionAdapter:
     @property
     def nbytes(self) -> int:
         """Return the size of the projector in use, or of the default one; 0 if there is none."""
-        from localllm.files.gguf.projectors import projector_bytes
+        from localllm.files.models_folder import projector_bytes
 
         return os.stat(self.encoder.path).st_size if self.encoder else projector_bytes(self._path)
 

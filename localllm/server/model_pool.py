@@ -82,7 +82,7 @@ class ModelEntry:
     def needed_bytes(self) -> int:
         """Least bytes needed to open it."""
         from localllm.files.gguf.file import GGUFFile
-        from localllm.files.gguf.projectors import projector_bytes
+        from localllm.files.models_folder import projector_bytes
 
         with GGUFFile.open(self.path) as file:
             return file.nbytes + projector_bytes(self.path) + OVERHEAD_BYTES

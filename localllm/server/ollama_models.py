@@ -18,7 +18,7 @@ from starlette.responses import Response
 from localllm.arch import architecture
 from localllm.errors import ModelError, UnsupportedError
 from localllm.files.gguf.file import GGUFFile
-from localllm.files.gguf.projectors import projector_bytes
+from localllm.files.models_folder import projector_bytes
 from localllm.frozen import frozen
 from localllm.server.embeddings import embed_texts, parse_texts
 from localllm.server.fields import Body, require
@@ -28,8 +28,8 @@ from localllm.server.ollama_chat import model_name, nanoseconds, timestamp
 from localllm.server.openai_chat import extension_headers
 from localllm.server.request_options import parse_keep_alive
 from localllm.server.service import Service
-from localllm.text.infill_tokens import TEXTS as INFILL_TEXTS
-from localllm.text.infill_tokens import read_infill_tokens
+from localllm.text.token_types import TEXTS as INFILL_TEXTS
+from localllm.text.token_types import read_infill_tokens
 
 VERSION = "0.12.6"  # of Ollama, with this interface: programs demand a minimum
 BRIEF = 5  # most elements of an array that is shown without `verbose`, as in Ollama

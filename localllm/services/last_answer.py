@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from localllm.errors import LocalllmError
-from localllm.files.folders import make_private, state_folder
+from localllm.files.safe_file import make_private, state_folder
 from localllm.system.files import replace
 
 if TYPE_CHECKING:

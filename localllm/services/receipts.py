@@ -22,7 +22,7 @@ from types import UnionType
 from typing import TYPE_CHECKING, Any, TypedDict
 
 from localllm.errors import UsageError
-from localllm.files.cache.file_hash import OnProgress, sha256_of
+from localllm.files.cache.checksummed_cache import OnProgress, sha256_of
 from localllm.files.gguf.header import printable
 from localllm.files.safe_file import SafeFile
 from localllm.generation.options import CALLABLES, GenerationOptions

@@ -20,9 +20,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from localllm.errors import LocalllmError, UsageError
-from localllm.files.folders import data_folder, make_private
 from localllm.files.jsonl_file import json_line
-from localllm.files.safe_file import ExclusiveWriter, SafeFile
+from localllm.files.safe_file import ExclusiveWriter, SafeFile, data_folder, make_private
 from localllm.frozen import frozen
 from localllm.services.last_answer import VERSION
 from localllm.system.files import name_problem, open_file, sync

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Mapping
 from itertools import accumulate, groupby
 from unicodedata import category, normalize
 
-from localllm.text.pretokenizers import Threes
+from localllm.text.pretokenize import Threes
 
 Cut = Callable[[str], list[str]]
 WINDOW, MARGIN = 1 << 18, 1 << 12  # characters: see `in_windows`

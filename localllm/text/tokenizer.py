@@ -24,7 +24,7 @@ from localllm.text.vocabulary import Vocabulary, read_vocabulary
 from localllm.values import require_text, token_ids
 
 if TYPE_CHECKING:
-    from localllm.text.infill_tokens import InfillTokens
+    from localllm.text.token_types import InfillTokens
 
 MOST_UTF8 = 4  # most bytes of a character, which a single token (an unknown one) can stand for
 
@@ -160,7 +160,7 @@ class Tokenizer:
     @cached_property
     def infill_tokens(self) -> "InfillTokens | None":
         """The tokens for filling in the middle of a text, or None."""
-        from localllm.text.infill_tokens import read_infill_tokens  # seldom needed
+        from localllm.text.token_types import read_infill_tokens  # seldom needed
 
         return read_infill_tokens(self._metadata, self.special_id, self.vocab_size)
 
@@ -262,15 +262,15 @@ def _dialect(vocabulary: Vocabulary) -> type[Subwords]:
 
         return Unigram
     if vocabulary.model == "bert":
-        from localllm.text.wordpiece import WordPiece
+        from localllm.text.longest_match import WordPiece
 
         return WordPiece
     if vocabulary.model == "rwkv":
-        from localllm.text.rwkv_vocab import RwkvVocab
+        from localllm.text.longest_match import RwkvVocab
 
         return RwkvVocab
     if vocabulary.model == "plamo2":
-        from localllm.text.plamo import Plamo
+        from localllm.text.unigram import Plamo
 
         return Plamo
     pretokenizer = vocabulary.pretokenizer

@@ -7,9 +7,9 @@ from collections.abc import Iterable
 from itertools import pairwise
 from math import inf
 
-from localllm.text.precompiled_charsmap import Charsmap
 from localllm.text.subwords import Subwords, word_boundary
 from localllm.text.token_types import NORMAL, UNUSED, USER_DEFINED
+from localllm.text.unigram import Charsmap
 from localllm.text.vocabulary import Vocabulary
 
 _PENALTY = 10.0  # the score of a character that is no piece is the lowest score of a piece minus this

@@ -15,7 +15,7 @@ from localllm.files.gguf.metadata import Metadata, Oddities
 from localllm.files.gguf.metadata_reader import Checked, show
 from localllm.files.gguf.strings import MappedStrings, StringIndex
 from localllm.frozen import frozen
-from localllm.text.pretokenizers import PRETOKENIZERS, PreTokenizer
+from localllm.text.pretokenize import PRETOKENIZERS, PreTokenizer
 from localllm.text.token_types import (
     BYTE,
     CONTROL,

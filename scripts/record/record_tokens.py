@@ -25,7 +25,7 @@ from models.numbers import Numbers  # noqa: E402
 from peer import ask_for_json  # noqa: E402
 from tiny_model import byte_pieces  # noqa: E402
 
-from localllm.text.pretokenizers import PRETOKENIZERS  # noqa: E402
+from localllm.text.pretokenize import PRETOKENIZERS  # noqa: E402
 
 ALPHABET = byte_pieces()
 OTHER_VOCABULARIES = {"gemma4", "granite-embed-multi-311m", "sarvam-moe"}  # which are not written byte by byte

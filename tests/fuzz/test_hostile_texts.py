@@ -8,7 +8,7 @@ import vocabularies
 
 from localllm.text import pretokenize as words
 from localllm.text import subwords
-from localllm.text.pretokenizers import PRETOKENIZERS
+from localllm.text.pretokenize import PRETOKENIZERS
 from localllm.text.tokenizer import Tokenizer
 
 FAMILIES = sorted({family: name for name, family in PRETOKENIZERS.items()}.values())

@@ -22,7 +22,7 @@ from models.projectors import (
 from PIL import Image
 
 import localllm
-from localllm.arch.vision import anyres, internvl, llava
+from localllm.arch.vision import internvl, llava
 from localllm.arch.vision.hyperparameters import pixels_of
 from localllm.arch.vision.vit import numbers_of, table_of
 from localllm.engine.options import EngineOptions
@@ -50,7 +50,7 @@ def as_llama_cpp(monkeypatch):
 
     def project(b, w, h, x):
         mm = w.part("mm.")
-        b.ignore(*filter(None, map(w.bare, anyres.NEWLINES)))
+        b.ignore(*filter(None, map(w.bare, llava.NEWLINES)))
         return b.linear(b.gelu(b.linear(x, mm.require("0"))), mm.require("2"))
 
     def arrange_rows(rows, size, how, side, newline):

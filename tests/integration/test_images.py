@@ -21,7 +21,7 @@ import localllm
 from localllm.engine.image_tokens import is_within, last_end
 from localllm.engine.runs import Runs
 from localllm.errors import ContextError, LocalllmError, ModelError, UsageError
-from localllm.files.gguf.projectors import find_projector
+from localllm.files.models_folder import find_projector
 from localllm.generation.chunked_prefill import around_images, read_prompt
 from tests.goldens.test_logits import nmse
 from tests.unit.engine.test_vision_encoder import picture

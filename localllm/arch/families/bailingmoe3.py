@@ -14,7 +14,7 @@ from localllm.arch.families.kimi_linear import KimiLinear, delta_heads, rates_of
 from localllm.arch.families.step35 import limited_swiglu, read_limits
 from localllm.arch.family import Activation, Builder, Fields, Latent, Recurrent, Weights, frozen
 from localllm.arch.feed_forward import SIGMOID, SOFTMAX, Gate, feed_forward_or_experts, read_own_routing, shared_expert
-from localllm.arch.mrope import read_sections, with_sections
+from localllm.arch.rope import read_sections, with_sections
 
 LOWEST = 1e3  # magnitude of a lower bound; e^-1000 is 0
 

@@ -7,9 +7,10 @@ layer norms after each sublayer (post-norm); GELU without a gate; biases everywh
 """
 
 from localllm.arch.attention import attend, qkv
-from localllm.arch.encoder import Encoder, embed_tokens, encoder_fields, pool_and_normalize
+from localllm.arch.encoder import Encoder, embed_tokens, encoder_fields
 from localllm.arch.family import Activation, Builder, Fields, Paged, Rope, Weights, frozen
 from localllm.arch.feed_forward import plain
+from localllm.arch.pooling import pool_texts
 
 
 @frozen
@@ -29,7 +30,7 @@ def forward(b: Builder, w: Weights, h: BERT) -> Activation:
         layer = w.block(state.layer)
         x = after_attention(b, layer, h, state, x)
         x = b.layer_norm(b.add(plain(b, layer, x, b.gelu_erf), x), layer.layer_output_norm, h.epsilon)
-    return pool_and_normalize(b, w, h, x)
+    return pool_texts(b, w, h, x)
 
 
 def after_attention(b: Builder, w: Weights, h: Encoder, state: Paged, x: Activation) -> Activation:

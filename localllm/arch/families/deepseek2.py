@@ -12,7 +12,7 @@ from dataclasses import field, replace
 from typing import Any
 
 from localllm.arch.attention import RMS_EPSILON
-from localllm.arch.decoder import decoder
+from localllm.arch.decoder import MtpOutput, decoder, mtp_output
 from localllm.arch.family import (
     Activation,
     Builder,
@@ -26,9 +26,8 @@ from localllm.arch.family import (
     Weights,
 )
 from localllm.arch.feed_forward import SIGMOID, SOFTMAX, feed_forward_or_experts, read_own_routing, shared_expert
-from localllm.arch.mtp import MtpOutput, mtp_output
 from localllm.arch.rope import read_rope, yarn_magnitude
-from localllm.arch.routing import Routing
+from localllm.arch.verbs import Routing
 from localllm.frozen import frozen
 
 VOCABULARY_OF_GLM = 154880  # the first files of GLM-4.7-Flash do not say that scores are sigmoids

@@ -32,7 +32,7 @@ from localllm.arch.family import (
 from localllm.arch.feed_forward import ROOT_OF_SOFTPLUS, apply_experts, matrices, read_routing, shared_expert
 from localllm.arch.hyper_connections import concat_streams, mixing_logits
 from localllm.arch.rope import read_base
-from localllm.arch.routing import Routing
+from localllm.arch.verbs import Routing
 from localllm.frozen import frozen
 
 CHOSEN, RATIOS = 4, (0, 4, 128)  # tokens of a block in layers with an indexer; of a block in any layer

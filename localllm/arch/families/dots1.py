@@ -6,10 +6,9 @@ layers.
 """
 
 from localllm.arch.attention import Transformer, attend, qkv, rms_norm_heads
-from localllm.arch.decoder import decoder
+from localllm.arch.decoder import MtpOutput, decoder, mtp_output
 from localllm.arch.family import Activation, Builder, Fields, Paged, Weight, Weights
 from localllm.arch.feed_forward import SIGMOID, feed_forward_or_experts, read_own_routing, shared_expert
-from localllm.arch.mtp import MtpOutput, mtp_output
 
 
 def read(fields: Fields) -> Transformer:

@@ -14,7 +14,7 @@ from localllm.arch.families.deepseek32 import TYPES, Indexer, attention, choose,
 from localllm.arch.family import Activation, Builder, Fields, Hyperparameters, Latent, Scores, Weights, frozen
 from localllm.arch.feed_forward import feed_forward_or_experts, read_own_routing, shared_expert
 from localllm.arch.rope import read_base, read_rope
-from localllm.arch.routing import Routing
+from localllm.arch.verbs import Routing
 
 
 @frozen

@@ -10,9 +10,9 @@ from typing import NamedTuple
 import numpy as np
 
 from localllm.arch.attention import Transformer, attend, rope_factors
+from localllm.arch.decoder import MtpOutput
 from localllm.arch.family import Activation, Builder, Fields, Weights, frozen
 from localllm.arch.feed_forward import gated_feed_forward
-from localllm.arch.mtp import MtpOutput
 
 COUNT = 3  # of the target's layers
 

@@ -8,10 +8,11 @@ They are computed as llama, except that attention is bidirectional, whatever the
 
 from localllm.arch.attention import attend, qkv
 from localllm.arch.decoder import decoder
-from localllm.arch.encoder import Encoder, own_pooling, pool_and_normalize
+from localllm.arch.encoder import Encoder, own_pooling
 from localllm.arch.families import llama
 from localllm.arch.family import Activation, Builder, Fields, Paged, Weights
 from localllm.arch.feed_forward import gated_feed_forward, read_routing
+from localllm.arch.pooling import pool_texts
 
 
 def read(fields: Fields) -> Encoder:
@@ -29,7 +30,7 @@ def forward(b: Builder, w: Weights, h: Encoder) -> Activation:
     x = b.embed(w.token_embd, b.ids)
     for state in h.states():
         x = block(b, w.block(state.layer), h, state, x)
-    return pool_and_normalize(b, w, h, b.rms_norm(x, w.require("enc.output_norm"), h.epsilon))
+    return pool_texts(b, w, h, b.rms_norm(x, w.require("enc.output_norm"), h.epsilon))
 
 
 def block(b: Builder, w: Weights, h: Encoder, state: Paged, x: Activation) -> Activation:

@@ -15,7 +15,7 @@ from localllm.arch.attention import Attention, Windowed, read_windows
 from localllm.arch.family import Activation, Builder, Choice, Fields, Paged, Scores, Weight, Weights, frozen
 from localllm.arch.feed_forward import gated_feed_forward, matrices, read_routing
 from localllm.arch.rope import read_base
-from localllm.arch.routing import Routing
+from localllm.arch.verbs import Routing
 from localllm.errors import ModelError
 
 

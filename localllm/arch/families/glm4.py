@@ -8,11 +8,10 @@ half the rotated dimensions apart.
 from dataclasses import replace
 
 from localllm.arch.attention import Transformer, attend, qkv
-from localllm.arch.decoder import decoder
+from localllm.arch.decoder import MtpOutput, decoder, mtp_output
 from localllm.arch.family import Activation, Builder, Fields, Paged, Weights
 from localllm.arch.feed_forward import gated_feed_forward
-from localllm.arch.mrope import read_sections, with_sections
-from localllm.arch.mtp import MtpOutput, mtp_output
+from localllm.arch.rope import read_sections, with_sections
 
 
 def read(fields: Fields) -> Transformer:

@@ -7,11 +7,10 @@ feed-forward network has another name; vision models have M-RoPE.
 from dataclasses import replace
 
 from localllm.arch.attention import Transformer, attend, qkv, rms_norm_heads
-from localllm.arch.decoder import decoder
+from localllm.arch.decoder import MtpOutput, decoder, mtp_output
 from localllm.arch.family import Activation, Builder, Fields, Paged, Weights
 from localllm.arch.feed_forward import SIGMOID, feed_forward_or_experts, read_own_routing, shared_expert
-from localllm.arch.mrope import with_sections
-from localllm.arch.mtp import MtpOutput, mtp_output
+from localllm.arch.rope import with_sections
 
 
 def read(fields: Fields) -> Transformer:

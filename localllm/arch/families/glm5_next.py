@@ -20,7 +20,7 @@ from localllm.arch.families.step35 import read_limits
 from localllm.arch.family import Activation, Builder, Fields, Hyperparameters, Latent, Recurrent, Scores, State, Weights
 from localllm.arch.feed_forward import SIGMOID, feed_forward_or_experts, read_own_routing, shared_expert
 from localllm.arch.hyper_connections import concat_streams
-from localllm.arch.routing import Routing
+from localllm.arch.verbs import Routing
 from localllm.frozen import frozen
 
 KEY_EPSILON = 1e-6  # of the heads' L2 norm, and the default for the norm of an indexer's keys

@@ -14,7 +14,7 @@ from localllm.arch.attention import attend, rope_factors
 from localllm.arch.decoder import last
 from localllm.arch.families.granite import Granite, read_scales
 from localllm.arch.family import Activation, Builder, Choice, Fields, Paged, Scores, Weight, Weights, frozen
-from localllm.arch.routing import Routing
+from localllm.arch.verbs import Routing
 from localllm.files.gguf.file import Tensor
 from localllm.quant.formats import BY_NAME
 

@@ -11,7 +11,7 @@ from localllm.arch.attention import Transformer, attend, qkv, rms_norm_heads
 from localllm.arch.decoder import decoder
 from localllm.arch.family import Activation, Builder, Fields, Paged, Weights, frozen
 from localllm.arch.feed_forward import apply_experts, matrices, read_routing
-from localllm.arch.routing import Routing
+from localllm.arch.verbs import Routing
 
 
 @frozen

@@ -10,7 +10,7 @@ from localllm.arch.attention import Transformer, qkv, rms_norm_heads, rope_facto
 from localllm.arch.decoder import decoder
 from localllm.arch.family import Activation, Builder, Fields, Paged, Scores, Weight, Weights
 from localllm.arch.feed_forward import feed_forward_or_experts, read_routing, shared_expert
-from localllm.arch.mrope import with_sections
+from localllm.arch.rope import with_sections
 
 
 def read(fields: Fields) -> Transformer:

@@ -6,12 +6,13 @@ normalized twice.
 """
 
 from localllm.arch.attention import attend, layer_norm_rows, qkv
-from localllm.arch.encoder import embed_tokens, encoder_fields, pool_and_normalize
+from localllm.arch.encoder import embed_tokens, encoder_fields
 from localllm.arch.families.baichuan import ALIBI_BIAS
 from localllm.arch.families.bert import BERT
 from localllm.arch.families.mpt import alibi_slopes
 from localllm.arch.family import Activation, Builder, Fields, Paged, Weights
 from localllm.arch.feed_forward import gated_feed_forward, plain
+from localllm.arch.pooling import pool_texts
 
 
 def read(fields: Fields) -> BERT:
@@ -24,7 +25,7 @@ def forward(b: Builder, w: Weights, h: BERT) -> Activation:
         layer = w.block(state.layer)
         x = after_attention(b, layer, h, state, x)
         x = b.layer_norm(b.add(feed_forward(b, layer, x), x), layer.layer_output_norm, h.epsilon)
-    return pool_and_normalize(b, w, h, x)
+    return pool_texts(b, w, h, x)
 
 
 def after_attention(b: Builder, w: Weights, h: BERT, state: Paged, x: Activation) -> Activation:

@@ -7,10 +7,10 @@ activation is GELU with a gate, or SwiGLU; two of three layers have a sliding wi
 from dataclasses import field
 
 from localllm.arch.attention import attend, qkv, read_local_rope, read_windows
-from localllm.arch.encoder import Encoder, encoder_fields, pool_and_normalize
+from localllm.arch.encoder import Encoder, encoder_fields
 from localllm.arch.family import Activation, Builder, Fields, Paged, Rope, Weights, frozen
 from localllm.arch.feed_forward import gated_feed_forward
-from localllm.arch.pooling import read_pooling
+from localllm.arch.pooling import pool_texts, read_pooling
 
 ACTIVATIONS = {"gelu": False, "silu": True}
 
@@ -45,7 +45,7 @@ def forward(b: Builder, w: Weights, h: ModernBERT) -> Activation:
     x = b.layer_norm(b.embed(w.token_embd, b.ids), w.token_embd_norm, h.epsilon)
     for state in h.states():
         x = block(b, w.block(state.layer), h, state, x)
-    return pool_and_normalize(b, w, h, b.layer_norm(x, w.output_norm, h.epsilon))
+    return pool_texts(b, w, h, b.layer_norm(x, w.output_norm, h.epsilon))
 
 
 def block(b: Builder, w: Weights, h: ModernBERT, state: Paged, x: Activation) -> Activation:

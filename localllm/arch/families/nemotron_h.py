@@ -11,7 +11,7 @@ from localllm.arch.decoder import last
 from localllm.arch.families.mamba2 import StateSpace, mamba2_mixer, read_state_space
 from localllm.arch.family import Activation, Builder, Fields, Paged, Recurrent, Rope, Weights, frozen
 from localllm.arch.feed_forward import SIGMOID, plain, read_routing
-from localllm.arch.routing import Routing
+from localllm.arch.verbs import Routing
 
 
 @frozen

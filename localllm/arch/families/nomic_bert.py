@@ -7,11 +7,12 @@ Unlike BERT, queries and keys are rotated and no positions are added. Nomic Embe
 layer has experts without a gate, whose weights are not normalized.
 """
 
-from localllm.arch.encoder import Encoder, embed_tokens, encoder_fields, pool_and_normalize
+from localllm.arch.encoder import Encoder, embed_tokens, encoder_fields
 from localllm.arch.families.bert import after_attention
 from localllm.arch.family import Activation, Builder, Fields, Weights
 from localllm.arch.feed_forward import gated_feed_forward, plain, read_routing
-from localllm.arch.routing import Routing
+from localllm.arch.pooling import pool_texts
+from localllm.arch.verbs import Routing
 
 
 def read(fields: Fields) -> Encoder:
@@ -25,7 +26,7 @@ def forward(b: Builder, w: Weights, h: Encoder) -> Activation:
         layer = w.block(state.layer)
         x = after_attention(b, layer, h, state, x)
         x = b.layer_norm(b.add(feed_forward(b, layer, h, x), x), layer.layer_output_norm, h.epsilon)
-    return pool_and_normalize(b, w, h, x)
+    return pool_texts(b, w, h, x)
 
 
 def feed_forward(b: Builder, w: Weights, h: Encoder, x: Activation) -> Activation:

@@ -8,7 +8,7 @@ from dataclasses import replace
 from localllm.arch.attention import Transformer
 from localllm.arch.families import llama, qwen2
 from localllm.arch.family import Fields
-from localllm.arch.mrope import NAME, with_sections
+from localllm.arch.rope import SECTIONS, with_sections
 
 __all__ = ["forward", "read"]
 
@@ -18,8 +18,8 @@ forward = llama.forward
 def read(fields: Fields) -> Transformer:
     """Read the hyperparameters. Raises ModelError, also for a file without sections."""
     h = qwen2.read(fields)
-    if fields.raw(NAME) is None:
-        raise fields.error(f"no {fields.key(NAME)} in the metadata")
+    if fields.raw(SECTIONS) is None:
+        raise fields.error(f"no {fields.key(SECTIONS)} in the metadata")
     return replace(h, attention=replace(h.attention, rope=with_sections(fields, h.attention.rope)))
 
 

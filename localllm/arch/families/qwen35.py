@@ -10,13 +10,12 @@ from dataclasses import replace
 import numpy as np
 
 from localllm.arch.attention import RMS_EPSILON, Transformer, attend, read_attention, rms_norm_heads
-from localllm.arch.decoder import decoder
+from localllm.arch.decoder import MtpOutput, decoder, mtp_output
 from localllm.arch.family import Activation, Builder, Fields, Paged, Recurrent, Weights, frozen
 from localllm.arch.feed_forward import Gate, feed_forward_or_experts, gate_output, read_routing
 from localllm.arch.metadata import show
-from localllm.arch.mrope import with_sections
-from localllm.arch.mtp import MtpOutput, mtp_output
 from localllm.arch.recurrent_verbs import HeadState
+from localllm.arch.rope import with_sections
 
 
 @frozen

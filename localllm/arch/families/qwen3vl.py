@@ -10,7 +10,7 @@ from localllm.arch.attention import Transformer, rope_factors
 from localllm.arch.decoder import decoder
 from localllm.arch.families import qwen3
 from localllm.arch.family import Activation, Builder, Fields, Paged, Weight, Weights, frozen
-from localllm.arch.mrope import NAME, with_sections
+from localllm.arch.rope import SECTIONS, with_sections
 
 __all__ = ["forward", "read"]
 
@@ -29,8 +29,8 @@ class Qwen3VL(Transformer):
 def read(fields: Fields) -> Qwen3VL:
     """Read the hyperparameters. Raises ModelError, also for a file without sections."""
     h = qwen3.read(fields)
-    if fields.raw(NAME) is None:
-        raise fields.error(f"no {fields.key(NAME)} in the metadata")
+    if fields.raw(SECTIONS) is None:
+        raise fields.error(f"no {fields.key(SECTIONS)} in the metadata")
     attention = replace(h.attention, rope=with_sections(fields, h.attention.rope, interleaved=True))
     deep = fields.whole("n_deepstack_layers", 0, 0, h.layers)
     return Qwen3VL(**{**vars(h), "attention": attention}, deep=deep)

@@ -13,9 +13,8 @@ from localllm.arch.families.qwen35 import Qwen35, attention, delta_net, read_att
 from localllm.arch.family import Activation, Builder, Fields, Latent, Paged, Recurrent, Rope, State, Weights, frozen
 from localllm.arch.feed_forward import gate_output, mixture, read_routing
 from localllm.arch.hyper_connections import concat_streams
-from localllm.arch.mrope import NAME as SECTIONS
-from localllm.arch.mrope import with_sections
 from localllm.arch.ngram_embeddings import Ngrams, add_ngram_embeddings, normalize_streams, read_ngrams
+from localllm.arch.rope import SECTIONS, with_sections
 
 MOST_STREAMS, LARGEST_BLOCK = 16, 64
 OF_DELTA = 4  # states of a layer with the delta rule

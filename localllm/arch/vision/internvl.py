@@ -14,8 +14,7 @@ import numpy as np
 from localllm.arch.family import Activation, Builder, Fields, Weights, frozen
 from localllm.arch.vision.hyperparameters import Prepared, Vision, in_squares, read_vision
 from localllm.arch.vision.llava import positions, with_whole
-from localllm.arch.vision.resizing import BICUBIC, Picture, resize
-from localllm.arch.vision.tiling import grids, tiles_of
+from localllm.arch.vision.resizing import BICUBIC, Picture, grids, resize, tiles_of
 from localllm.arch.vision.vit import embed_patches, transformer
 
 MARKS = "<img>", "</img>"

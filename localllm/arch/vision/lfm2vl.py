@@ -11,11 +11,9 @@ from typing import ClassVar
 import numpy as np
 
 from localllm.arch.family import Activation, Builder, Fields, Weights, frozen
-from localllm.arch.vision.any_size import AnySize, read_any_size
+from localllm.arch.vision.any_size import AnySize, by_areas, interpolate_table, read_any_size, use_square_table
 from localllm.arch.vision.hyperparameters import Prepared, in_squares, pixels_of
-from localllm.arch.vision.position_tables import by_areas, interpolate_table, use_square_table
-from localllm.arch.vision.resizing import BILINEAR, Picture, Size, resize, with_bars
-from localllm.arch.vision.tiling import cut_tiles
+from localllm.arch.vision.resizing import BILINEAR, Picture, Size, cut_tiles, resize, with_bars
 from localllm.arch.vision.vit import embed_patches, transformer
 
 MARKS = "<|image_start|>", "<|image_end|>", "<|img_thumbnail|>"

@@ -7,8 +7,7 @@ from earlier layers of the encoder to the first layers of the language model (De
 import numpy as np
 
 from localllm.arch.family import Activation, Builder, Fields, Weights, frozen
-from localllm.arch.vision.any_size import read_any_size
-from localllm.arch.vision.position_tables import by_corners, interpolate_table, use_square_table
+from localllm.arch.vision.any_size import by_corners, interpolate_table, read_any_size, use_square_table
 from localllm.arch.vision.qwen2vl import MARKS, Qwen2Vision, gather, patches, prepare, two_products
 from localllm.arch.vision.resizing import Picture
 from localllm.arch.vision.vit import apply_norm, block

@@ -26,8 +26,7 @@ from prompt_toolkit.output import DummyOutput, Output, create_output
 from localllm.cli.terminal.output import exit_on_signals, has_colour, is_dumb, is_terminal, printable
 from localllm.cli.terminal.stream_renderer import cells
 from localllm.errors import LocalllmError
-from localllm.files.folders import make_private, state_folder
-from localllm.files.safe_file import SafeFile
+from localllm.files.safe_file import SafeFile, make_private, state_folder
 from localllm.system.files import open_file
 from localllm.system.processes import can_handle_in_loop, fatal_signals
 from localllm.system.terminal import is_silent, raw_keys, shows_keys

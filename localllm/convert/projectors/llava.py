@@ -6,7 +6,7 @@ more.
 
 from functools import partial
 
-from localllm.arch.vision.anyres import UNPADDED
+from localllm.arch.vision.llava import UNPADDED
 from localllm.convert.files import read_json, report_as_model_error
 from localllm.convert.projectors.parts import (
     Part,

@@ -17,7 +17,7 @@ from localllm.engine.operations.attention import Attend
 from localllm.engine.operations.operation import Crossing, Operation, Product, lower_operations
 from localllm.engine.runs import PRECISE_TOKENS
 from localllm.errors import NOT_NUMBERS, ModelError
-from localllm.files.gguf.mapped_pages import release_pages
+from localllm.files.gguf.file import release_pages
 from localllm.kernels.build.library import Library
 from localllm.kernels.build.objects import Progress
 from localllm.kernels.cpu import ALL_IN_TILES, FEW_IN_FLOAT32, LEAST_IN_TILES

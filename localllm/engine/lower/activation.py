@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Protocol
 
-from localllm.arch.routing import Routing
+from localllm.arch.verbs import Routing
 
 
 @dataclass(frozen=True, eq=False)

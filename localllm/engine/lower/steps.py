@@ -6,7 +6,7 @@ from typing import Any, NamedTuple, Protocol, TypeVar
 import numpy as np
 
 from localllm.arch.layer_state import Latent, Paged, State
-from localllm.arch.routing import Routing
+from localllm.arch.verbs import Routing
 from localllm.arch.weights import Weight
 from localllm.engine.lower.activation import ALL, WANTED, Activation, Node, Routed, Rows
 from localllm.engine.lower.header import Header

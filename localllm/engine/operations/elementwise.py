@@ -8,8 +8,7 @@ from collections.abc import Callable, Mapping
 
 import numpy as np
 
-from localllm.arch.elementwise_reference import if_finite
-from localllm.arch.rowwise_verbs import RowwiseVerbs
+from localllm.arch.rowwise_verbs import RowwiseVerbs, if_finite
 from localllm.arch.weights import Weight
 from localllm.engine.lower.activation import Activation
 from localllm.engine.lower.steps import Steps, Target, shape, vector_of

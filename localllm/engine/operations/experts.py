@@ -5,7 +5,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from localllm.arch.routing import Routing
+from localllm.arch.verbs import Routing
 from localllm.arch.weights import Weight
 from localllm.engine.lower.activation import Activation, Routed, RoutedActivation, Rows
 from localllm.engine.lower.steps import Experts, Steps, Target, shape, vector_of

@@ -25,8 +25,7 @@ from typing import BinaryIO
 import numpy as np
 
 from localllm.errors import LocalllmError
-from localllm.files.folders import make_private
-from localllm.files.safe_file import SafeFile
+from localllm.files.safe_file import SafeFile, make_private
 from localllm.files.settings import load_settings
 from localllm.frozen import frozen
 from localllm.system.files import cache_folder, open_file

@@ -9,8 +9,7 @@ from typing import Protocol
 
 import numpy as np
 
-from localllm.files.gguf.file import GGUFFile, Tensor
-from localllm.files.gguf.mapped_pages import map_of
+from localllm.files.gguf.file import GGUFFile, Tensor, map_of
 from localllm.files.gguf.writer import Packed
 from localllm.quant.formats import Format
 from localllm.system import memory

@@ -17,8 +17,7 @@ from localllm.kernels.build.objects import Progress
 from localllm.kernels.machine import Lane
 from localllm.system.cpu import logical_cores
 from localllm.system.memory import address_limit, available_memory, describe_limit
-from localllm.system.pipes import PipeReader
-from localllm.system.processes import detached_options, lower_priority
+from localllm.system.processes import PipeReader, detached_options, lower_priority
 
 # Settings of Numba that a user made for other programs, such as not to compile: machine code must not depend on them.
 FOREIGN_SETTINGS = re.compile("NUMBA_(?!CPU_(NAME|FEATURES)$)")

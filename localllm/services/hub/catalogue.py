@@ -25,10 +25,10 @@ from urllib.parse import quote, unquote
 
 from localllm.errors import ModelError, UsageError
 from localllm.files.download import find_partials
-from localllm.files.gguf.projectors import is_projector
 from localllm.files.models_folder import (
     PARTIAL,
     ModelFile,
+    is_projector,
     list_own_files,
     model_files,
     models_folder,

@@ -9,8 +9,7 @@ from localllm.errors import LocalllmError, UsageError
 from localllm.files.download import Download, find_partials, sha256_of
 from localllm.files.gguf.file import GGUFFile, open_part
 from localllm.files.gguf.header_only import open_header_only
-from localllm.files.gguf.projectors import choose_projector
-from localllm.files.models_folder import models_folder, remove_empty_folders, size_of
+from localllm.files.models_folder import choose_projector, models_folder, remove_empty_folders, size_of
 from localllm.frozen import frozen
 from localllm.services.hub.catalogue import HubReference, select_files
 from localllm.services.hub.huggingface import RemoteFile, Repository

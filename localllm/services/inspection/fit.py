@@ -13,7 +13,7 @@ from localllm.arch.hyperparameters import Hyperparameters
 from localllm.arch.layer_state import KVType, cache_bytes
 from localllm.errors import LocalllmError, ModelError, UsageError
 from localllm.files.gguf.file import GGUFFile
-from localllm.files.gguf.projectors import projector_bytes
+from localllm.files.models_folder import projector_bytes
 from localllm.services.hub import catalogue
 from localllm.services.hub.found_models import find_models
 from localllm.services.inspection.inspect import MatrixCosts, MemoryRow, is_reader, memory

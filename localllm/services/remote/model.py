@@ -14,7 +14,7 @@ from localllm.generation.conversation import Conversation
 from localllm.generation.options import GenerationOptions
 from localllm.generation.reasoning import ANSWER, REASONING, TextPart
 from localllm.generation.tools.tool_call_parser import ToolCall, complete_calls
-from localllm.images.urls import to_data_urls
+from localllm.images.parts import to_data_urls
 from localllm.services.remote.dialect import DIALECTS, OTHER, UNLIMITED, Form, request_of
 from localllm.services.remote.http import Endpoint, EndpointError, json_count, json_object, json_objects
 from localllm.text.messages import Message

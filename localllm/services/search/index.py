@@ -15,7 +15,7 @@ from typing import Self
 import numpy as np
 
 from localllm.errors import LocalllmError
-from localllm.files.folders import make_private
+from localllm.files.safe_file import make_private
 from localllm.services.search.files import read_text
 from localllm.services.search.passages import SIZE, Passage, cut_into_passages
 

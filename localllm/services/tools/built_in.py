@@ -15,8 +15,7 @@ from localllm.generation.tools.tool_grammar import Tool
 from localllm.services.tools import confined
 from localllm.services.tools.box import OfferedTool, Toolbox, ToolError, number_in, text_in
 from localllm.system.files import open_own
-from localllm.system.pipes import PipeReader
-from localllm.system.processes import kill_with_children, shell
+from localllm.system.processes import PipeReader, kill_with_children, shell
 
 LARGEST = 4 << 20  # bytes of a file; larger ones are not read
 ENTRIES = 1000  # of a folder that are listed

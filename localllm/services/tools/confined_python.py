@@ -66,7 +66,7 @@ def run_confined(program: str, seconds: float = SECONDS, memory: int = BYTES) ->
 
     seconds: most time.  memory: most bytes.
     """
-    from localllm.system.pipes import PipeReader
+    from localllm.system.processes import PipeReader
 
     if reason := reason_against():
         raise RuntimeError(reason)

@@ -17,7 +17,7 @@ from localllm.errors import LocalllmError, UsageError
 from localllm.generation.tools.tool_grammar import NOTHING, Tool
 from localllm.services.remote.http import json_objects
 from localllm.services.tools.box import OfferedTool, ToolError
-from localllm.system.pipes import PipeReader
+from localllm.system.processes import PipeReader
 
 if TYPE_CHECKING:
     from mcp.client.session import ClientSession

@@ -17,8 +17,7 @@ from localllm.arch.attention import Transformer
 from localllm.arch.families import llama
 from localllm.arch.layer_state import Paged
 from localllm.arch.metadata import Fields, require_general
-from localllm.arch.mrope import with_sections
-from localllm.arch.rope import Rope
+from localllm.arch.rope import Rope, with_sections
 from localllm.errors import ModelError, UnsupportedError
 from localllm.files.gguf.file import GGUFFile
 from localllm.files.gguf.metadata import Oddities

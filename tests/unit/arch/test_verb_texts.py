@@ -20,7 +20,7 @@ from localllm.arch.feed_forward import (
 from localllm.arch.hyperparameters import Hyperparameters
 from localllm.arch.layer_state import SLACK, KVType, Latent, Paged, Recurrent, cache_bytes, window_tokens
 from localllm.arch.pooling import DENSE, pool_texts, read_pooling
-from localllm.arch.vision.anyres import Anyres, newline_numbers, newline_of
+from localllm.arch.vision.llava import Anyres, newline_numbers, newline_of
 from localllm.arch.vision.pixtral import project
 from localllm.arch.vision.vit import apply_activation, as_matrix, feed_forward, transpose
 from localllm.arch.weights import Weight, Weights

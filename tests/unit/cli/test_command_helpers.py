@@ -70,13 +70,13 @@ from localllm.cli.terminal import (
 from localllm.convert.config import Config
 from localllm.convert.projectors.internvl import one_side
 from localllm.errors import LocalllmError, ModelError, RecordsError, UsageError
-from localllm.files.folders import make_private
 from localllm.files.gguf import header_only as hollow
 from localllm.files.gguf import mapped_pages as ahead
 from localllm.files.gguf.header import HeaderReader
 from localllm.files.gguf.metadata_reader import Checked
-from localllm.files.gguf.projectors import choose_projector
 from localllm.files.gguf.writer import OutputTensor, write_gguf
+from localllm.files.models_folder import choose_projector
+from localllm.files.safe_file import make_private
 from localllm.generation.options import GenerationOptions
 from localllm.generation.tools.tool_call_parser import ToolCall
 from localllm.quant.formats import RECIPES

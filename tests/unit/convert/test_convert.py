@@ -45,7 +45,7 @@ from localllm.convert.transforms import from_array
 from localllm.convert.vocabulary import VocabularySettings, token_flags, vocabulary_metadata
 from localllm.errors import ModelError
 from localllm.files.gguf.file import GGUFFile
-from localllm.text.pretokenizers import PRETOKENIZERS
+from localllm.text.pretokenize import PRETOKENIZERS
 from localllm.text.tokenizer import Tokenizer
 
 YARN = {"factor": 4.0, "original_max_position_embeddings": 64}

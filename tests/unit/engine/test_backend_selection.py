@@ -631,7 +631,7 @@ def test_how_a_model_is_opened(monkeypatch, given: dict, device: str, two_parts:
     monkeypatch.setattr(api, "Model", lambda *given: given)
     monkeypatch.setattr("localllm.engine.engine.Engine", lambda *given: told.append(given[1]) or engine)
     monkeypatch.setattr("localllm.engine.prefix_store.PrefixStore", lambda *given: given)
-    monkeypatch.setattr("localllm.files.gguf.mapped_pages.prefault", told.append)
+    monkeypatch.setattr("localllm.files.gguf.file.prefault", told.append)
     made: Any = api.open_model("p", **given)
     assert made[5:] == ((engine, file) if keeps else None, (9, "pieces") if guesses else None)
     assert made[0] is file and made[2:5] == (engine, None, given.get("threads")) and told[0] is file

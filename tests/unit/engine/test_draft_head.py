@@ -19,8 +19,8 @@ from step_costs import Free
 
 from localllm import api
 from localllm.arch import architecture
+from localllm.arch.decoder import MtpOutput, has_mtp_layer, mtp_state
 from localllm.arch.layer_state import KVType
-from localllm.arch.mtp import MtpOutput, has_mtp_layer, mtp_state
 from localllm.arch.weights import Weights
 from localllm.engine import draft_head as guess_head
 from localllm.engine.draft_head import DraftHead, DraftHeadSource, head, own_layer

@@ -14,9 +14,9 @@ from models.projectors import PROJECTORS, projector, write_projector
 from PIL import Image
 
 from localllm.arch.layer_state import KVType
-from localllm.arch.vision.anyres import Anyres, arrange_rows
-from localllm.arch.vision.position_tables import by_areas, by_corners
-from localllm.arch.vision.tiling import most_used
+from localllm.arch.vision.any_size import by_areas, by_corners
+from localllm.arch.vision.llava import Anyres, arrange_rows
+from localllm.arch.vision.resizing import most_used
 from localllm.arch.weights import Weights
 from localllm.engine.cpu import program as passing
 from localllm.engine.image_tokens import ImageEmbedding
@@ -25,8 +25,7 @@ from localllm.engine.operations.registry import Reference
 from localllm.engine.options import EngineOptions
 from localllm.engine.vision_encoder import VisionEncoder
 from localllm.errors import ModelError
-from localllm.files.gguf.file import GGUFFile
-from localllm.files.gguf.mapped_pages import map_of, release_pages
+from localllm.files.gguf.file import GGUFFile, map_of, release_pages
 from localllm.kernels.reference import ReferenceCache
 from tests.goldens.test_logits import nmse
 from tests.unit.generation.test_prefix_cache import TakenLock

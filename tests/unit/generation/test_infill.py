@@ -10,7 +10,7 @@ from strangers import Wrong
 import localllm
 from localllm.errors import UsageError
 from localllm.generation.infill import Infill
-from localllm.text.infill_tokens import InfillTokens
+from localllm.text.token_types import InfillTokens
 from localllm.text.tokenizer import Tokenizer
 from tests.unit.text.test_tokenizer import NORMAL, byte_level
 

@@ -445,8 +445,8 @@ def test_who_sees(monkeypatch):
         return made[-1]
 
     monkeypatch.setattr("localllm.generation.image_encoder.ImageEncoder", opening)
-    monkeypatch.setattr("localllm.files.gguf.projectors.find_projector", lambda path: f"beside {path}")
-    monkeypatch.setattr("localllm.files.gguf.projectors.projector_bytes", lambda path: len(path))
+    monkeypatch.setattr("localllm.files.models_folder.find_projector", lambda path: f"beside {path}")
+    monkeypatch.setattr("localllm.files.models_folder.projector_bytes", lambda path: len(path))
     sight = VisionAdapter("m.gguf", "engine", "tokenizer", 3, True)
     sight.close()
     assert (sight.encoder, sight.nbytes, made) == (None, 6, [])

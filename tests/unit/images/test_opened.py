@@ -14,8 +14,7 @@ from localllm.errors import UsageError
 from localllm.images import data_urls
 from localllm.images import opened as opening
 from localllm.images.opened import load_image
-from localllm.images.parts import extract_images, has_image, images_of, texts_of
-from localllm.images.urls import data_url, to_data_urls
+from localllm.images.parts import data_url, extract_images, has_image, images_of, texts_of, to_data_urls
 from localllm.text.special_tokens import IMAGE
 
 PIXELS = np.random.default_rng(0).integers(0, 256, (6, 9, 3), dtype=np.uint8)

@@ -30,8 +30,7 @@ from localllm.engine.trace.imatrix_collector import ImatrixCollector
 from localllm.engine.trace.recorder import trace_model
 from localllm.errors import LocalllmError, ModelError, UsageError
 from localllm.files.cache.array_log import ArrayLog
-from localllm.files.gguf.file import GGUFFile
-from localllm.files.gguf.mapped_pages import map_of
+from localllm.files.gguf.file import GGUFFile, map_of
 from localllm.kernels.dequantize_rows import Widener
 from localllm.kernels.reference import ReferenceCache, dequantize
 from localllm.quant.activation_rounding import round_activations

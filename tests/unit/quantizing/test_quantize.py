@@ -35,8 +35,7 @@ from localllm.cli.terminal.quantize_progress import Stages
 from localllm.errors import LocalllmError, ModelError, UsageError
 from localllm.files.cache.array_log import ArrayLog
 from localllm.files.gguf import tensor_source as source
-from localllm.files.gguf.file import GGUFFile
-from localllm.files.gguf.mapped_pages import map_of
+from localllm.files.gguf.file import GGUFFile, map_of
 from localllm.files.gguf.tensor_source import GGUFTensor, row_count
 from localllm.files.gguf.writer import OutputTensor, write_gguf
 from localllm.files.safe_file import SafeFile

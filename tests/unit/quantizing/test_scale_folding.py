@@ -10,8 +10,7 @@ import pytest
 
 from localllm.arch import architecture
 from localllm.arch.layer_state import Latent, Paged
-from localllm.arch.routing import Routing
-from localllm.arch.verbs import Scores
+from localllm.arch.verbs import Routing, Scores
 from localllm.arch.weights import Weight, Weights
 from localllm.engine.lower.activation import ALL, Activation
 from localllm.engine.trace.recorder import Recorder, trace_model

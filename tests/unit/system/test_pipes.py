@@ -2,7 +2,7 @@
 
 import os
 
-from localllm.system.pipes import PipeReader
+from localllm.system.processes import PipeReader
 
 
 def read(data: bytes, most: int, keeps_end: bool = False) -> PipeReader:

@@ -23,13 +23,12 @@ from vocabularies import GIVEN
 
 from localllm.errors import ModelError, UsageError
 from localllm.text import pretokenize, subwords
-from localllm.text.plamo import Plamo, round_half_up
-from localllm.text.pretokenize import make_splitter
-from localllm.text.pretokenizers import PRETOKENIZERS
-from localllm.text.rwkv_vocab import unescape
+from localllm.text.longest_match import unescape
+from localllm.text.pretokenize import PRETOKENIZERS, make_splitter
 from localllm.text.special_tokens import SpecialTokens
 from localllm.text.subwords import merge, merge_long, word_boundary
 from localllm.text.tokenizer import Tokenizer
+from localllm.text.unigram import Plamo, round_half_up
 
 NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = range(1, 7)
 VOCABULARIES = ["deepseek-llm", "gpt-2", "llama-bpe", "llama-spm", "phi-3", "qwen2", "starcoder"]

@@ -19,8 +19,8 @@ from tokenizers import Tokenizer as Oracle
 from tokenizers import models
 
 from localllm.errors import ModelError
-from localllm.text.precompiled_charsmap import Charsmap
 from localllm.text.tokenizer import Tokenizer
+from localllm.text.unigram import Charsmap
 
 NORMAL, UNKNOWN, CONTROL, USER_DEFINED = 1, 2, 3, 4
 GIVEN = json.loads((GOLDENS / "unigram.json").read_text())

@@ -9,13 +9,23 @@ import pytest
 
 from localllm.arch.metadata import Fields
 from localllm.arch.vision import clip, idefics3, internvl, lfm2vl, llava, pixtral, qwen2vl
-from localllm.arch.vision.any_size import read_any_size
-from localllm.arch.vision.anyres import Anyres, arrange_rows, read_anyres, without_bars
+from localllm.arch.vision.any_size import by_areas, by_corners, read_any_size
 from localllm.arch.vision.hyperparameters import in_squares, pixels_of, read_activation, read_colours, read_vision
 from localllm.arch.vision.lfm2vl import grid_for
-from localllm.arch.vision.position_tables import by_areas, by_corners
-from localllm.arch.vision.resizing import BICUBIC, BILINEAR, LANCZOS, Pixels, resize, whole_size, with_bars
-from localllm.arch.vision.tiling import cut_tiles, grids, most_used, tiles_of
+from localllm.arch.vision.llava import Anyres, arrange_rows, read_anyres, without_bars
+from localllm.arch.vision.resizing import (
+    BICUBIC,
+    BILINEAR,
+    LANCZOS,
+    Pixels,
+    cut_tiles,
+    grids,
+    most_used,
+    resize,
+    tiles_of,
+    whole_size,
+    with_bars,
+)
 from localllm.errors import ModelError
 from localllm.files.gguf.metadata import Oddities
 

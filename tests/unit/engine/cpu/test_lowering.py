@@ -11,8 +11,7 @@ import pytest
 from project import GOLDENS
 
 from localllm.arch.layer_state import KVType
-from localllm.arch.routing import Routing
-from localllm.arch.verbs import Scores
+from localllm.arch.verbs import Routing, Scores
 from localllm.arch.weights import Weight
 from localllm.engine.cpu import lowering
 from localllm.engine.cpu.lowering import (

@@ -10,8 +10,7 @@ from project import GOLDENS
 
 from localllm.arch.layer_state import KVType, Latent, Paged
 from localllm.arch.rope import Rope
-from localllm.arch.routing import Routing
-from localllm.arch.verbs import Scores
+from localllm.arch.verbs import Routing, Scores
 from localllm.engine.cuda.lowering import (
     BufferSlice,
     CudaTarget,

@@ -7,8 +7,7 @@ import pytest
 from simulated import SimulatedCard
 
 from localllm.arch.layer_state import KVType, Latent, Paged, Recurrent
-from localllm.arch.routing import Routing
-from localllm.arch.verbs import Scores
+from localllm.arch.verbs import Routing, Scores
 from localllm.arch.weights import Weight
 from localllm.engine.cuda import lowering as products
 from localllm.engine.cuda import program as card_program

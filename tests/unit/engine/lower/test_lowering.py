@@ -14,8 +14,7 @@ from project import GOLDENS
 from localllm.arch.layer_state import KVType, Latent, Paged, Recurrent
 from localllm.arch.recurrent_verbs import HeadState
 from localllm.arch.rope import Rope
-from localllm.arch.routing import Routing
-from localllm.arch.verbs import Hashing, Scores
+from localllm.arch.verbs import Hashing, Routing, Scores
 from localllm.arch.weights import Weight
 from localllm.engine.lower.activation import ALL, WANTED, Activation
 from localllm.engine.lower.header import Header

@@ -6,8 +6,7 @@ import numpy as np
 import pytest
 from project import ROOT
 
-from localllm.files.gguf.file import GGUFFile
-from localllm.files.gguf.mapped_pages import content_of, populate
+from localllm.files.gguf.file import GGUFFile, content_of, populate
 from localllm.system.memory import is_in_memory
 
 sys.path.insert(0, str(ROOT / "scripts" / "measure"))

@@ -30,8 +30,7 @@ from localllm.files import download as partial_file
 from localllm.files.download import Download
 from localllm.files.gguf import header_only as hollow
 from localllm.files.gguf.file import GGUFFile
-from localllm.files.gguf.projectors import choose_projector, find_projector
-from localllm.files.models_folder import list_files, models_folder
+from localllm.files.models_folder import choose_projector, find_projector, list_files, models_folder
 from localllm.services.hub import huggingface as hub_service
 from localllm.services.hub import pull as service
 from localllm.services.hub.catalogue import HubReference, MissingError, models_on_disk, parse_reference, resolve

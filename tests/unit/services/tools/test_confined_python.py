@@ -6,7 +6,7 @@ import pytest
 
 from localllm.services.tools import confined_python
 from localllm.services.tools.confined_python import run_confined
-from localllm.system.pipes import PipeReader
+from localllm.system.processes import PipeReader
 
 pytestmark = pytest.mark.skipif(bool(reason := confined_python.reason_against()), reason=reason or "it can")
 

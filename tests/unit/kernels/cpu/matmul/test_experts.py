@@ -21,8 +21,8 @@ from kernel_calls import (
     written,
 )
 
-from localllm.arch.elementwise_reference import swiglu_limited
-from localllm.arch.routing import Routing
+from localllm.arch.rowwise_verbs import swiglu_limited
+from localllm.arch.verbs import Routing
 from localllm.engine.engine import Engine
 from localllm.engine.operations.experts import ChosenExperts
 from localllm.engine.operations.registry import Reference

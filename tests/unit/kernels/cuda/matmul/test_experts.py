@@ -5,7 +5,7 @@ import pytest
 from kernel_calls import GUARD, at_end_of_page, count, normal, output, padded, written
 from simulated import launch
 
-from localllm.arch.routing import Routing
+from localllm.arch.verbs import Routing
 from localllm.kernels.table import EXPERT
 from tests.unit.kernels.cpu.matmul.test_experts import CHOICES, exact_choice, known_experts
 
