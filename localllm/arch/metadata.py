@@ -130,23 +130,11 @@ NO_LIMIT = (1 << 31) - 1  # some files write it for "no limit"
 SCALE = 1e-6, 1e6
 STRETCH = 1e-3, 1e6
 BASE = 1.0, 1e12  # RoPE's; the largest known one is 3.6e9
-BIDIRECTIONAL = (  # architectures whose attention.causal may be false
-    "dream",
-    "llada",
-    "llada-moe",
-    "rnd1",
-    "bert",
-    "eurobert",
-    "llama-embed",
-    "neo-bert",
-    "t5encoder",
-    "gemma-embedding",
-    "jina-bert-v2",
-    "jina-bert-v3",
-    "modern-bert",
-    "nomic-bert",
-    "nomic-bert-moe",
-)
+# Architectures whose attention.causal may be false.
+BIDIRECTIONAL = """
+    dream llada llada-moe rnd1 bert eurobert llama-embed neo-bert t5encoder gemma-embedding jina-bert-v2
+    jina-bert-v3 modern-bert nomic-bert nomic-bert-moe
+"""
 ROPE_TYPES = "none", "linear", "yarn", "longrope"
 COUNTS = """
     vocab_size context_length embedding_length block_count feed_forward_length expert_count expert_used_count
@@ -223,7 +211,7 @@ def require_epsilon(fields: Fields, name: str, layers: int) -> None:
 
 
 def require_flag(fields: Fields, name: str, layers: int) -> None:
-    if not fields.flag(name) and name == "attention.causal" and fields.arch not in BIDIRECTIONAL:
+    if not fields.flag(name) and name == "attention.causal" and fields.arch not in BIDIRECTIONAL.split():
         message = "models with bidirectional attention are not supported: attention.causal is false"
         raise fields.unsupported(f"{fields.arch} {message}")
 

@@ -39,18 +39,15 @@ class StateVerbs(Protocol):
         y[t] = the sum over taps of weight[:, tap] * x[t - (taps - 1 - tap) * dilation], plus the bias; with `silu`,
         y * sigmoid(y). State `number` [(taps - 1) * dilation, columns]: the rows of the last tokens.
         """
-        ...
 
     def previous(self, x: Activation, state: Recurrent, number: int) -> Activation:
         """Return the previous token's row, zeros before the first. State `number` [1, columns]: the last row."""
-        ...
 
     def mean(self, x: Activation, state: Recurrent, number: int) -> Activation:
         """Average each token's row with the `before` previous ones, zeros before the first.
 
         State `number` [before, columns]: the previous rows.
         """
-        ...
 
     def gated_mean(
         self, x: Activation, places: Weight, state: Recurrent, number: int = 0, stretches: int = 1
@@ -65,7 +62,6 @@ class StateVerbs(Protocol):
         x [tokens, 2 * stretches * columns]: the values, then their gates. places [taps / stretches, stretches *
         columns]. State `number` [taps - 1, 2 * stretches * columns]: the rows of the last tokens.
         """
-        ...
 
     def selective_scan(
         self,
@@ -82,7 +78,6 @@ class StateVerbs(Protocol):
         x, dt [tokens, columns]; b, c [tokens, state size]; rates [columns, state size]; state 1: h [state size,
         columns].
         """
-        ...
 
     def state_space(
         self, x: Activation, dt: Activation, b: Activation, c: Activation, skip: Weight, heads: HeadState
@@ -91,7 +86,6 @@ class StateVerbs(Protocol):
 
         x [tokens, heads * value_dim]; dt [tokens, heads]; b, c [tokens, key_heads * key_dim]; skip [heads].
         """
-        ...
 
     def delta_rule(
         self, q: Activation, k: Activation, v: Activation, dt: Activation, strength: Activation, heads: HeadState
@@ -102,7 +96,6 @@ class StateVerbs(Protocol):
 
         q, k [tokens, key_heads * key_dim]; v [tokens, heads * value_dim]; dt, strength [tokens, heads].
         """
-        ...
 
     def lightning_attention(
         self, q: Activation, k: Activation, v: Activation, slopes: Sequence[float], state: Recurrent, number: int
@@ -111,7 +104,6 @@ class StateVerbs(Protocol):
 
         q, k [tokens, heads * key_dim]; v [tokens, heads * value_dim]; state `number`: h [heads, key_dim, value_dim].
         """
-        ...
 
     def gated_linear_attention(
         self, q: Activation, k: Activation, v: Activation, w: Activation, state: Recurrent, number: int
@@ -120,7 +112,6 @@ class StateVerbs(Protocol):
 
         q, k, w [tokens, heads * key_dim]; v [tokens, heads * value_dim]; state `number`: h [heads, key_dim, value_dim].
         """
-        ...
 
     def wkv6(
         self, r: Activation, k: Activation, v: Activation, w: Activation, first: Weight, state: Recurrent, number: int
@@ -130,7 +121,6 @@ class StateVerbs(Protocol):
         The current token has weights of its own, `first` [heads, key_dim] (Peng et al. 2024, arXiv 2404.05892).
         Otherwise as gated_linear_attention.
         """
-        ...
 
     def wkv7(
         self,
@@ -148,4 +138,3 @@ class StateVerbs(Protocol):
         With a = -key and b = key * rate, the second term removes the key's old value. r, w, k, a, b [tokens, heads *
         key_dim]; v [tokens, heads * value_dim]; state `number`: h [heads, key_dim, value_dim].
         """
-        ...

@@ -78,7 +78,6 @@ class RowwiseVerbs(Protocol):
         self, verb: str, formula: Callable[..., np.ndarray], *inputs: Activation, **numbers: float
     ) -> Activation:
         """Apply an elementwise verb; formula: the function of NumPy arrays and numbers that it computes."""
-        ...
 
     def add(self, x: Activation, y: Activation) -> Activation:
         """Compute x + y."""

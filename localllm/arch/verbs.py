@@ -107,23 +107,18 @@ class Builder(RowwiseVerbs, StateVerbs, Protocol):
 
         parts: equally wide parts of an image's row, of which this returns the first; add_deepstack adds the others.
         """
-        ...
 
     def add_deepstack(self, x: Activation, part: int) -> Activation:
         """Add a further part of an image's rows to x (DeepStack, Meng et al. 2024, arXiv 2406.04334)."""
-        ...
 
     def embed(self, weight: Weight, ids: Numbers) -> Activation:
         """Look up the embedding rows of the tokens: [tokens, width]."""
-        ...
 
     def replace_ids(self, ids: Numbers, table: np.ndarray) -> Numbers:
         """Map the tokens' ids through a table, int64 [vocab], to other ids or to rows of a smaller table."""
-        ...
 
     def as_column(self, ids: Numbers) -> Activation:
         """Return each token's id + 1 as a number, exact below 2^24: [tokens, 1]. 0 means no token."""
-        ...
 
     def embed_hashed(self, weight: Weight, tokens: Activation, hashing: Hashing) -> Activation:
         """Look up a row for each token and its predecessors by their hash: [tokens, width].
@@ -131,42 +126,33 @@ class Builder(RowwiseVerbs, StateVerbs, Protocol):
         (Hash embeddings: Svenstrup et al. 2017, arXiv 1709.03933.) tokens: columns from `as_column`: the token itself,
         then its predecessors.
         """
-        ...
 
     def embed_positions(self, weight: Weight, positions: Numbers) -> Activation:
         """Look up the rows of a position table: [tokens, width]."""
-        ...
 
     def embed_kinds(self, weight: Weight, kinds: Numbers) -> Activation:
         """Look up the rows of a token-type table: [tokens, width]."""
-        ...
 
     def export_hidden(self, x: Activation) -> Activation:
         """Return x unchanged, and export it for an MTP layer (localllm.arch.decoder), if the builder `reveals`."""
-        ...
 
     def tap_layer_input(self, x: Activation, layer: int) -> Activation:
         """Return x unchanged, and export this layer's input for a draft head (EAGLE-3) that reads it.
 
         The last layer's output counts as the input of one more layer.
         """
-        ...
 
     def select(self, x: Activation, rows: Numbers) -> Activation:
         """Select rows by their numbers."""
-        ...
 
     def slice_columns(self, x: Activation, first: int, end: int, period: int | None = None) -> Activation:
         """Take the columns from `first` up to `end` of every `period` columns."""
-        ...
 
     def concat_heads(self, x: Activation, y: Activation, heads: int, shared: bool = False) -> Activation:
         """Concatenate x and y head by head; with `shared`, y is one head, appended to each of x."""
-        ...
 
     def head_linear(self, x: Activation, weight: Weight) -> Activation:
         """Multiply each head's columns with its own matrix; the weight is a stack [heads, rows, columns]."""
-        ...
 
     def rms_norm(self, x: Activation, weight: Weight | None, epsilon: float, group: int | None = None) -> Activation:
         """Compute x / sqrt(mean(x^2) + epsilon) * weight (Zhang and Sennrich 2019).
@@ -174,27 +160,21 @@ class Builder(RowwiseVerbs, StateVerbs, Protocol):
         Each `group` of columns is normalized separately, None: the whole row. The weight has the size of a group or of
         a row; None: weights of 1.
         """
-        ...
 
     def layer_norm(self, x: Activation, weight: Weight | None, epsilon: float, group: int | None = None) -> Activation:
         """Compute (x - mean) / sqrt(variance + epsilon) * weight + bias (Ba et al. 2016); groups as in rms_norm."""
-        ...
 
     def linear(self, x: Activation, weight: Weight) -> Activation:
         """Compute x W^T * scale + bias: [tokens, rows of W]."""
-        ...
 
     def rope(self, x: Activation, rope: Rope, positions: Numbers, factors: Weight | None = None) -> Activation:
         """Rotate each head's pairs by position * frequency (Su et al. 2021)."""
-        ...
 
     def by_context(self, short: Weight, long: Weight, original: int) -> Weight:
         """Return `long` if sequences may become longer than `original` tokens, else `short`."""
-        ...
 
     def ignore(self, *weights: Weight | None) -> None:
         """Mark weights as used though no verb reads them."""
-        ...
 
     def attend(
         self, q: Activation, k: Activation | None, v: Activation | None, state: Paged | Latent, scores: Scores
@@ -205,15 +185,12 @@ class Builder(RowwiseVerbs, StateVerbs, Protocol):
         values of a Latent state are the first numbers of its keys. y [tokens, heads * value_dim], with `logs` one
         column more for each head.
         """
-        ...
 
     def write_kv(self, k: Activation, v: Activation, state: Paged) -> None:
         """Write the run's keys and values to the cache without attending to them."""
-        ...
 
     def pool(self, x: Activation, kind: str) -> Activation:
         """Pool the tokens' rows to one per text: their "mean", the first ("cls") or the "last"."""
-        ...
 
     def select_keys(
         self, q: Activation, k: Activation, weights: Activation | None, index: Latent, count: int, block: int = 1
@@ -229,7 +206,6 @@ class Builder(RowwiseVerbs, StateVerbs, Protocol):
         q [tokens, heads * key_dim], k [tokens, key_dim], weights [tokens, heads], None for ones. Returns a bit mask
         over the positions of a sequence, 32 per number.
         """
-        ...
 
     def select_key_blocks(
         self, q: Activation, k: Activation, index: Latent, count: int, block: int, local: int
@@ -240,7 +216,6 @@ class Builder(RowwiseVerbs, StateVerbs, Protocol):
 
         q [tokens, groups * key_dim], k [tokens, key_dim]. The groups' bit masks are side by side.
         """
-        ...
 
     def route(
         self, logits: Activation, routing: Routing, bias: Weight | None = None, table: Weight | None = None
@@ -250,43 +225,33 @@ class Builder(RowwiseVerbs, StateVerbs, Protocol):
         The bias affects the selection only. A table [vocab, used] of whole numbers routes tokens by their ids (hash
         layers: Roller et al. 2021, arXiv 2106.04426). A token with a NaN logit goes to any experts, with NaN weights.
         """
-        ...
 
     def gather(self, x: Activation, choice: Choice) -> Activation:
         """Repeat each token's row for each of its experts, in the order of the tokens."""
-        ...
 
     def expert_linear(self, x: Activation, weight: Weight, choice: Choice) -> Activation:
         """Multiply each row with its expert's matrix, as `linear`; the weight is a stack [experts, rows, columns]."""
-        ...
 
     def scatter(self, x: Activation, choice: Choice) -> Activation:
         """Sum the weighted outputs of each token's experts."""
-        ...
 
     def sigmoid_gate(self, x: Activation, gate: Activation) -> Activation:
         """Compute x * sigmoid(gate), gate [tokens, 1]."""
-        ...
 
     def scale(self, x: Activation, factor: float | Weight) -> Activation:
         """Compute x * factor; factor: a number, or a tensor with one element."""
-        ...
 
     def scale_columns(self, x: Activation, weight: Weight) -> Activation:
         """Multiply each column of x with its element of a vector."""
-        ...
 
     def lerp(self, x: Activation, z: Activation, weight: Weight) -> Activation:
         """Compute x + (z - x) * weight, a vector of one number per column."""
-        ...
 
     def multiply_heads(self, x: Activation, gates: Activation) -> Activation:
         """Multiply each head's columns of x with its gate; gates [tokens, heads]."""
-        ...
 
     def softmax(self, x: Activation) -> Activation:
         """Compute the softmax of each row; NaN where a number is not finite."""
-        ...
 
     def sinkhorn(self, x: Activation, size: int, iterations: int, epsilon: float) -> Activation:
         """Normalize each row's matrix of `size` rows so that its rows and columns sum to about 1, transposed.
@@ -295,29 +260,23 @@ class Builder(RowwiseVerbs, StateVerbs, Protocol):
         - 1 times, rows and columns (Sinkhorn and Knopp 1967; in residual streams: Xie et al. 2025, arXiv 2512.24880).
         NaN where one of the numbers is not finite.
         """
-        ...
 
     def head_dots(self, x: Activation, z: Activation, heads: int) -> Activation:
         """Sum x * z over the columns of each head: [tokens, heads]."""
-        ...
 
     def mix_streams(self, x: Activation, weights: Activation, streams: int) -> Activation:
         """Compute m sums of residual streams: y_i = the sum over j of weights_ij * x_j.
 
         x [tokens, streams * width]; weights [tokens, m * streams], those of y_0 first. y [tokens, m * width].
         """
-        ...
 
     def add_vector(self, x: Activation, vector: Weight | np.ndarray) -> Activation:
         """Compute x + vector: a tensor, or float32 [columns]."""
-        ...
 
     def scale_by_position(
         self, x: Activation, positions: Numbers, slope: float, length: int, offset: int = 0
     ) -> Activation:
         """Compute x * (1 + slope * log(floor((position + offset) / length) + 1)): Llama 4's attention temperature."""
-        ...
 
     def softplus(self, x: Activation, bias: Weight | None = None) -> Activation:
         """Compute log(1 + e^(x + bias)), NaN for infinity."""
-        ...

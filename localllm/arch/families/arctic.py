@@ -28,18 +28,15 @@ def block(b: Builder, w: Weights, h: Transformer, state: Paged, x: Activation) -
 
 CHECKPOINTS = {
     "ArcticForCausalLM": {
-        "layer": "attention attn_norm experts",
-        "rotated": True,
+        "layer": "attention attn_norm experts", "rotated": True,
         "named_as": "llama",  # gguf's table for Arctic would change that of all others
         "tensors": {
-            "ffn_norm": "residual_layernorm.weight: width",
-            "ffn_gate": "residual_mlp.w1.weight: width width",
-            "ffn_up": "residual_mlp.w3.weight: width width",
-            "ffn_down": "residual_mlp.w2.weight: width width",
+            "ffn_norm": "residual_layernorm.weight: width", "ffn_gate": "residual_mlp.w1.weight: width width",
+            "ffn_up": "residual_mlp.w3.weight: width width", "ffn_down": "residual_mlp.w2.weight: width width",
             "ffn_norm_exps": "post_attention_layernorm.weight: width",
         },
         "only": {"use_residual": True, "parallel_attn_mlp_res": True, "moe_layer_frequency": 1},
         "experts": "intermediate_size num_local_experts",
         "amounts": {"vocab_size": "vocab", "rope.dimension_count": "head_dim"},
-    }
+    },
 }  # fmt: skip

@@ -52,12 +52,10 @@ CHECKPOINTS = {
         "tensors": {
             "attn_q": "stacked_q self_attn.W_pack.weight[fused_rows width]: queries width",
             "attn_k": "stacked_k self_attn.W_pack.weight[fused_rows width]: keys width",
-            "attn_v": "stacked_v self_attn.W_pack.weight[fused_rows width]: keys width",
-            "attn_output": "width queries",
+            "attn_v": "stacked_v self_attn.W_pack.weight[fused_rows width]: keys width", "attn_output": "width queries",
         },
         "reads": {"max_position_embeddings": "max_position_embeddings|model_max_length"},
-        "sizes": {"fused_rows": "queries + 2 * keys"},
-        "amounts": {"rope.dimension_count": "head_dim"},
+        "sizes": {"fused_rows": "queries + 2 * keys"}, "amounts": {"rope.dimension_count": "head_dim"},
         "metadata": {"tensor_data_layout": "Meta AI original pth"},  # unused
         "read": "@llama.baichuan",
     },

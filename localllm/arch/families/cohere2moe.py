@@ -6,7 +6,7 @@ a window; the shared expert's output and that of the others are averaged; some f
 
 from localllm.arch.attention import LAYER_EPSILON, RMS_EPSILON, attend, qkv, read_windows
 from localllm.arch.decoder import MtpOutput, decoder, mtp_output
-from localllm.arch.families.cohere2 import Cohere2
+from localllm.arch.families.command_r import Cohere2
 from localllm.arch.family import Activation, Builder, Fields, Paged, Rope, Weight, Weights, frozen
 from localllm.arch.feed_forward import SIGMOID, feed_forward_or_experts, read_own_routing, shared_expert
 

@@ -1,12 +1,13 @@
-"""Command R and R+ (Cohere 2024).
+"""Command R and R+ (Cohere 2024), Command R7B and Command A (2025, arXiv 2504.00698).
 
-Unlike llama: attention and feed-forward network read the same layer norm, which has no bias, and are added together;
-R+ normalizes each head of queries and keys; a factor for the logits; the output matrix is the embedding matrix.
+Unlike llama: attention and feed-forward network read the same layer norm, which has no bias, and are added together; R+
+normalizes each head of queries and keys; a factor for the logits; the output matrix is the embedding matrix. In the
+models of 2025, three of four layers have a sliding window; the others have full attention and no RoPE.
 """
 
-from localllm.arch.attention import LAYER_EPSILON, Windowed, attend, layer_norm_heads, qkv
+from localllm.arch.attention import LAYER_EPSILON, Windowed, attend, layer_norm_heads, qkv, read_windows
 from localllm.arch.decoder import decoder
-from localllm.arch.family import Activation, Builder, Fields, Paged, Weights, frozen
+from localllm.arch.family import Activation, Builder, Fields, Paged, Rope, Weights, frozen
 from localllm.arch.feed_forward import gated_feed_forward
 
 
@@ -17,9 +18,17 @@ class Cohere(Windowed):
     logit_scale: float
 
 
+@frozen
+class Cohere2(Cohere):
+    def rope(self, layer: int) -> Rope | None:
+        return self.attention.rope if self.windows[layer] else None
+
+
 def read(fields: Fields) -> Cohere:
-    shared = Cohere.shared_fields(fields, interleaved=True, epsilon=LAYER_EPSILON)
-    return Cohere(**shared, windows=(None,) * shared["layers"], logit_scale=fields.number("logit_scale") or 1.0)
+    shared, is_second = Cohere.shared_fields(fields, interleaved=True, epsilon=LAYER_EPSILON), fields.arch == "cohere2"
+    windows = read_windows(fields, period=4) if is_second else (None,) * shared["layers"]
+    scale = fields.number("logit_scale") or 1.0
+    return (Cohere2 if is_second else Cohere)(**shared, windows=windows, logit_scale=scale)
 
 
 def forward(b: Builder, w: Weights, h: Cohere) -> Activation:
@@ -43,6 +52,21 @@ CHECKPOINTS = {
         "keys": {"logit_scale": "logit_scale"}, "unsaid": {"rope.scaling.type": "none"},
         "defaults": {
             "tie_word_embeddings": True, "logit_scale": 0.0625, "rope_theta": 5e5, "max_position_embeddings": 8192,
+        },
+    },
+    "Cohere2ForCausalLM": {
+        "arch": "cohere2", "like": "CohereForCausalLM", "windows": 4,
+        "only": {
+            "attention_bias": False, "tie_word_embeddings": True, "use_qk_norm": False, "rotary_pct": 1.0,
+            "sliding_window_pattern": 4,
+        },
+        "amounts": {
+            "context_length": "model_max_length=context", "vocab_size": "vocab", "rope.dimension_count": "head_dim",
+        },
+        "keys": {"logit_scale": "logit_scale", "sliding_window": "attention.sliding_window"},
+        "defaults": {
+            "tie_word_embeddings": True, "logit_scale": 0.0625, "head_dim": 128, "sliding_window": 4096,
+            "max_position_embeddings": 8192,
         },
     },
 }  # fmt: skip

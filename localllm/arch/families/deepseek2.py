@@ -117,9 +117,8 @@ def block(b: Builder, w: Weights, h: DeepSeek2, state: Latent | Paged, x: Activa
     y = b.rms_norm(x, w.attn_norm, h.epsilon)
     y = to_latents(b, w, h, state, y) if isinstance(state, Latent) else to_keys(b, w, h, state, y)
     x = b.add(x, b.linear(y, w.attn_output))
-    return b.add(
-        x, feed_forward_or_experts(b, w, h.routing, b.rms_norm(x, w.ffn_norm, h.epsilon), b.swiglu, shared_expert)
-    )
+    y = b.rms_norm(x, w.ffn_norm, h.epsilon)
+    return b.add(x, feed_forward_or_experts(b, w, h.routing, y, b.swiglu, shared_expert))
 
 
 def draft(b: Builder, w: Weights, h: DeepSeek2, hidden: Activation) -> MtpOutput:
@@ -185,9 +184,8 @@ OF_V3 = {
 CHECKPOINTS = {
     "DeepseekV2ForCausalLM": {
         "layer": "@deepseek.deepseek2_layer", "scalings": "yarn",
-        "only": {"rope_interleave": True, "moe_layer_freq": 1},
-        "amounts": {"vocab_size": "vocab"}, "read": "@deepseek.deepseek2",
-        "defaults": {"topk_method": "greedy", "n_shared_experts": 2},
+        "only": {"rope_interleave": True, "moe_layer_freq": 1}, "amounts": {"vocab_size": "vocab"},
+        "read": "@deepseek.deepseek2", "defaults": {"topk_method": "greedy", "n_shared_experts": 2},
     },
     "DeepseekV3ForCausalLM": {
         "like": "DeepseekV2ForCausalLM",
@@ -197,8 +195,6 @@ CHECKPOINTS = {
         "like": "DeepseekV2ForCausalLM", "defaults": {**OF_V3, "routed_scaling_factor": 1.8, "rms_norm_eps": 1e-5},
     },
     "YoutuForCausalLM": {  # without experts
-        "like": "DeepseekV2ForCausalLM",
-        "read": "@deepseek.youtu",
-        "defaults": {"tie_word_embeddings": True},
+        "like": "DeepseekV2ForCausalLM", "read": "@deepseek.youtu", "defaults": {"tie_word_embeddings": True},
     },
 }  # fmt: skip

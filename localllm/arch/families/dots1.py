@@ -26,9 +26,8 @@ def block(
 ) -> Activation:
     q, k, v = qkv(b, w, h, state.layer, b.rms_norm(x, w.attn_norm, h.epsilon))
     x = b.add(x, b.linear(attend(b, h, state, *rms_norm_heads(b, w, h, q, k), v, factors), w.attn_output))
-    return b.add(
-        x, feed_forward_or_experts(b, w, h.routing, b.rms_norm(x, w.ffn_norm, h.epsilon), b.swiglu, shared_expert)
-    )
+    y = b.rms_norm(x, w.ffn_norm, h.epsilon)
+    return b.add(x, feed_forward_or_experts(b, w, h.routing, y, b.swiglu, shared_expert))
 
 
 def draft(b: Builder, w: Weights, h: Transformer, hidden: Activation) -> MtpOutput:

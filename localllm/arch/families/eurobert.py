@@ -10,6 +10,7 @@ from localllm.arch.attention import attend, qkv
 from localllm.arch.decoder import decoder
 from localllm.arch.encoder import Encoder, own_pooling
 from localllm.arch.families import llama
+from localllm.arch.families.bert import OTHER_HEADS
 from localllm.arch.family import Activation, Builder, Fields, Paged, Weights
 from localllm.arch.feed_forward import gated_feed_forward, read_routing
 from localllm.arch.pooling import pool_texts
@@ -42,7 +43,7 @@ def block(b: Builder, w: Weights, h: Encoder, state: Paged, x: Activation) -> Ac
 CHECKPOINTS = {
     "EuroBertModel": {
         "layer": "attention gated norms", "whole": {"output_norm": "width"}, "decodes": False, "prefixes": "model.",
-        "unread": r"(pooler|cls|lm_head|head|decoder)\..*|embeddings\.position_ids", "scalings": "",
+        "unread": OTHER_HEADS, "scalings": "",
         "only": {"attention_bias": False, "mlp_bias": False},
         "metadata": {"attention.causal": False, "rope.scaling.type": "none"}, "read": "@bert.eurobert",
         "defaults": {"rms_norm_eps": 1e-5, "rope_theta": 250000.0},

@@ -26,10 +26,9 @@ def block(b: Builder, w: Weights, h: Transformer, state: Paged, x: Activation) -
 
 CHECKPOINTS = {
     "GemmaForCausalLM": {
-        "layer": "attention gated norms",
-        "offset_norms": True,
+        "layer": "attention gated norms", "offset_norms": True,
         "activations": "gelu exact_gelu",  # the first checkpoints say "gelu" and mean the tanh approximation
         "only": {"use_bidirectional_attention": False, "tie_word_embeddings": True},
         "defaults": {"tie_word_embeddings": True, "head_dim": 256, "max_position_embeddings": 8192},
-    }
+    },
 }  # fmt: skip

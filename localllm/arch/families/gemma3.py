@@ -1,11 +1,15 @@
-"""Gemma 3 (Gemma Team 2025, arXiv 2503.19786).
+"""Gemma 3 (Gemma Team 2025, arXiv 2503.19786), EmbeddingGemma (Schechter Vera et al. 2025, arXiv 2509.20354).
 
 Unlike Gemma 2: each head of queries and keys is normalized before it is rotated; of six layers, five have a sliding
-window and a RoPE base of their own, without scaling; soft caps only if the file has them.
+window and a RoPE base of their own, without scaling; soft caps only if the file has them. In EmbeddingGemma, attention
+is bidirectional: windows reach as far ahead as back; two matrices may follow the mean.
 """
+
+from typing import ClassVar
 
 from localllm.arch.attention import LocallyRotated, attend, qkv, read_windows, rms_norm_heads
 from localllm.arch.decoder import decoder
+from localllm.arch.encoder import behind, lookahead, own_pooling
 from localllm.arch.family import Activation, Builder, Fields, Paged, Weights, frozen
 from localllm.arch.feed_forward import gated_feed_forward
 from localllm.arch.rope import read_base
@@ -26,9 +30,22 @@ class Gemma3(LocallyRotated):
         return (self.width // a.heads[0] if self.layers == LAYERS_OF_27B else a.head_dim) ** -0.5
 
 
+@frozen
+class EmbeddingGemma(Gemma3):
+    bidirectional: ClassVar[bool] = True
+
+    def window(self, layer: int) -> int | None:
+        return behind(self.windows[layer])
+
+    def lookahead(self, layer: int) -> int:
+        return lookahead(self.windows[layer])
+
+
 def read(fields: Fields) -> Gemma3:
-    shared = Gemma3.shared_fields(fields, interleaved=False)
-    return Gemma3(
+    shared, kind = Gemma3.shared_fields(fields, interleaved=False), Gemma3
+    if fields.arch == "gemma-embedding":
+        shared, kind = {**shared, "pooling": own_pooling(fields)}, EmbeddingGemma
+    return kind(
         **shared,
         windows=read_windows(fields, period=6, default=0),
         local_rope=shared["attention"].rope.without_scaling(read_base(fields, "rope.freq_base_swa", 10000.0)),
@@ -54,27 +71,23 @@ def block(b: Builder, w: Weights, h: Gemma3, state: Paged, x: Activation) -> Act
 
 CHECKPOINTS = {
     "Gemma3ForCausalLM Gemma3ForConditionalGeneration": {
-        "layer": "attention head_norms gated norms norms_behind",
-        "offset_norms": True,
-        "sees": True,
-        "activations": "gelu",
-        "windows": 6,
+        "layer": "attention head_norms gated norms norms_behind", "offset_norms": True, "sees": True,
+        "activations": "gelu", "windows": 6,
         "only": {"use_bidirectional_attention": False, "tie_word_embeddings": True, "sliding_window_pattern": 6},
         "keys": {
-            "final_logit_softcapping": ("final_logit_softcapping", None),
-            "sliding_window": "attention.sliding_window",
+            "final_logit_softcapping": ("final_logit_softcapping", None), "sliding_window": "attention.sliding_window",
         },
         "read": "@gemma.gemma3",
-        "defaults": {  # config.json says little more than its differences from these
-            "tie_word_embeddings": True,
-            "vocab_size": 262208,
-            "num_attention_heads": 8,
-            "num_key_value_heads": 4,
-            "head_dim": 256,
-            "query_pre_attn_scalar": 256,
-            "max_position_embeddings": 131072,
-            "sliding_window": 4096,
+        "defaults": {
+            "tie_word_embeddings": True, "vocab_size": 262208, "num_attention_heads": 8, "num_key_value_heads": 4,
+            "head_dim": 256, "query_pre_attn_scalar": 256, "max_position_embeddings": 131072, "sliding_window": 4096,
             "rope_theta": 1e6,
         },
-    }
+    },
+    "Gemma3TextModel": {
+        "arch": "gemma-embedding", "like": "Gemma3ForCausalLM", "whole": {"output_norm": "width"}, "decodes": False,
+        "prefixes": "model.", "projects": True, "sees": False,
+        "only": {"tie_word_embeddings": True, "sliding_window_pattern": 6},
+        "keys": {"sliding_window": "attention.sliding_window"}, "read": "@gemma.gemma_embedding",
+    },
 }  # fmt: skip

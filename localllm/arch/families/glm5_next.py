@@ -14,7 +14,7 @@ from localllm.arch.attention import LAYER_EPSILON, RMS_EPSILON
 from localllm.arch.decoder import ignore_mtp_layers
 from localllm.arch.families.deepseek2 import narrow_queries
 from localllm.arch.families.deepseek32 import TYPES
-from localllm.arch.families.kimi_linear import delta_heads
+from localllm.arch.families.kimi_linear import delta_heads, log_decays
 from localllm.arch.families.maple import limited_swiglu
 from localllm.arch.families.step35 import read_limits
 from localllm.arch.family import Activation, Builder, Fields, Hyperparameters, Latent, Recurrent, Scores, State, Weights
@@ -222,14 +222,7 @@ def attention(
 
 def delta_attention(b: Builder, w: Weights, h: Glm5Next, state: Any, x: Activation) -> Activation:
     """Compute the outputs of heads with state matrices, normalized and gated."""
-    w.require_biases("ssm_dt")
-    steps = b.add_vector(b.linear(b.linear(x, w.ssm_f_a), w.ssm_f_b), w.exactly("ssm_dt.bias"))
-    rates = w.exactly("ssm_a").shaped(h.heads).repeated(h.delta_dim)
-    if h.lowest is None:
-        decays = b.scale_columns(b.softplus(steps), rates)
-    else:
-        decays = b.scale(b.sigmoid(b.scale(b.scale_columns(steps, rates), -1.0)), h.lowest)
-    gate = b.linear(b.linear(x, w.ssm_g_a), w.ssm_g_b)
+    decays, gate = log_decays(b, w, h, x), b.linear(b.linear(x, w.ssm_g_a), w.ssm_g_b)
     return delta_heads(b, w, h, state, x, b.exponential(decays), gate, KEY_EPSILON)
 
 

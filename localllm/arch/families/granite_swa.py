@@ -68,8 +68,7 @@ CHECKPOINTS = {
         "defaults": {"rms_norm_eps": 1e-5, "sliding_window": 128},
     },
     "GraniteMoeSWAForCausalLM": {  # gate and up projections are fused
-        "like": "GraniteSWAForCausalLM",
-        "layer": "attention norms",
+        "like": "GraniteSWAForCausalLM", "layer": "attention norms",
         "tensors": {
             "attn_sinks.weight": "self_attn.sinks: heads",
             "ffn_gate_inp": "block_sparse_moe.router.weight: experts width",
@@ -80,13 +79,11 @@ CHECKPOINTS = {
         },
         "experts": "intermediate_size num_local_experts",
         "sizes": {
-            "both_hidden": "2 * expert_hidden",
-            "shared_hidden": "shared_intermediate_size=0",
+            "both_hidden": "2 * expert_hidden", "shared_hidden": "shared_intermediate_size=0",
             "both_shared": "2 * shared_hidden",
         },
         "amounts": {
-            "vocab_size": "vocab",
-            "rope.dimension_count": "head_dim",
+            "vocab_size": "vocab", "rope.dimension_count": "head_dim",
             "expert_shared_feed_forward_length": "?shared_hidden",
         },
         "defaults": {"sliding_window": 128},

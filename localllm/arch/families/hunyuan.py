@@ -40,9 +40,8 @@ def block(b: Builder, w: Weights, h: Transformer, state: Paged, x: Activation, f
     q, k = rms_norm_heads(b, w, h, *rotate_heads(b, h, state.layer, q, k, factors))
     y = b.attend(q, k, v, state, Scores(h.attention.heads[state.layer], h.scale))
     x = b.add(x, b.linear(y, w.attn_output))
-    return b.add(
-        x, feed_forward_or_experts(b, w, h.routing, b.rms_norm(x, w.ffn_norm, h.epsilon), b.swiglu, shared_expert)
-    )
+    y = b.rms_norm(x, w.ffn_norm, h.epsilon)
+    return b.add(x, feed_forward_or_experts(b, w, h.routing, y, b.swiglu, shared_expert))
 
 
 CHECKPOINTS = {

@@ -8,7 +8,7 @@ normalized twice.
 from localllm.arch.attention import attend, layer_norm_rows, qkv
 from localllm.arch.encoder import embed_tokens, encoder_fields
 from localllm.arch.families.baichuan import ALIBI_BIAS
-from localllm.arch.families.bert import BERT
+from localllm.arch.families.bert import BERT, OTHER_HEADS
 from localllm.arch.families.mpt import alibi_slopes
 from localllm.arch.family import Activation, Builder, Fields, Paged, Weights
 from localllm.arch.feed_forward import gated_feed_forward, plain
@@ -52,9 +52,7 @@ CHECKPOINTS = {
         "tensors": {"attn_q_norm": "width", "attn_k_norm": "width", "attn_norm_2": "width"},
         "whole": {"token_types": "types width", "token_embd_norm": "width"},
         "biased": "attention ffn_down attn_q_norm attn_k_norm attn_norm_2 token_embd_norm norms_of_encoder",
-        "decodes": False,
-        "prefixes": "bert. roberta. distilbert.",
-        "unread": r"(pooler|cls|lm_head|head|decoder)\..*|embeddings\.position_ids",
-        "read": "@bert.jina_bert",
-    }
+        "decodes": False, "prefixes": "bert. roberta. distilbert.",
+        "unread": OTHER_HEADS, "read": "@bert.jina_bert",
+    },
 }  # fmt: skip

@@ -10,7 +10,7 @@ from dataclasses import replace
 
 from localllm.arch.decoder import last
 from localllm.arch.families.deepseek2 import to_latents
-from localllm.arch.families.kimi_linear import KimiLinear, delta_heads, read_kimi
+from localllm.arch.families.kimi_linear import KimiLinear, delta_heads, log_decays, read_kimi
 from localllm.arch.family import Activation, Builder, Fields, Latent, Recurrent, Weights, frozen
 from localllm.arch.feed_forward import (
     Gate,
@@ -91,14 +91,7 @@ def attention(b: Builder, w: Weights, h: KimiK3, state: Latent | Recurrent, x: A
     if isinstance(state, Latent):
         y, gate = to_latents(b, w, h, state, x), w.get("attn_gate")
         return b.linear(b.multiply(y, b.sigmoid(b.linear(x, gate))) if gate else y, w.attn_output)
-    w.require_biases("ssm_dt")
-    steps = b.add_vector(b.linear(b.linear(x, w.ssm_f_a), w.ssm_f_b), w.exactly("ssm_dt.bias"))
-    rates = w.exactly("ssm_a").shaped(h.heads).repeated(h.delta_dim)
-    if h.lowest:
-        decays = b.scale(b.sigmoid(b.scale(b.scale_columns(steps, rates), -1.0)), h.lowest)
-    else:
-        decays = b.scale_columns(b.softplus(steps), rates)
-    y = delta_heads(b, w, h, state, x, b.exponential(decays), b.linear(x, w.ssm_g))
+    y = delta_heads(b, w, h, state, x, b.exponential(log_decays(b, w, h, x)), b.linear(x, w.ssm_g))
     return b.linear(y, w.attn_output)
 
 

@@ -78,9 +78,8 @@ def block(b: Builder, w: Weights, h: KimiLinear, state: Latent | Recurrent, x: A
     x = b.add(x, b.linear(y, w.attn_output))
     if w.get("ffn_gate_inp", by_layer=True):
         w.require_biases("exp_probs_b")
-    return b.add(
-        x, feed_forward_or_experts(b, w, h.routing, b.rms_norm(x, w.ffn_norm, h.epsilon), b.swiglu, shared_expert)
-    )
+    y = b.rms_norm(x, w.ffn_norm, h.epsilon)
+    return b.add(x, feed_forward_or_experts(b, w, h.routing, y, b.swiglu, shared_expert))
 
 
 def delta_attention(b: Builder, w: Weights, h: KimiLinear, state: Recurrent, x: Activation) -> Activation:
@@ -89,6 +88,16 @@ def delta_attention(b: Builder, w: Weights, h: KimiLinear, state: Recurrent, x: 
     steps = b.softplus(b.linear(b.linear(x, w.ssm_f_a), w.ssm_f_b), w.bias("ssm_dt"))
     decays = b.exponential(b.scale_columns(steps, rates_of(w, h)))
     return delta_heads(b, w, h, state, x, decays, b.linear(b.linear(x, w.ssm_g_a), w.ssm_g_b))
+
+
+def log_decays(b: Builder, w: Weights, h: Any, x: Activation) -> Activation:
+    """Compute the decays' logarithms in models that may have a lower bound of them, h.lowest."""
+    w.require_biases("ssm_dt")
+    steps = b.add_vector(b.linear(b.linear(x, w.ssm_f_a), w.ssm_f_b), w.exactly("ssm_dt.bias"))
+    rates = w.exactly("ssm_a").shaped(h.heads).repeated(h.delta_dim)
+    if h.lowest:
+        return b.scale(b.sigmoid(b.scale(b.scale_columns(steps, rates), -1.0)), h.lowest)
+    return b.scale_columns(b.softplus(steps), rates)
 
 
 def rates_of(w: Weights, h: KimiLinear) -> Weight:

@@ -43,9 +43,8 @@ def block(b: Builder, w: Weights, h: LocallyRotated, state: Paged, x: Activation
     gates, is_by_head = b.softplus(b.linear(y, w.attn_gate)), w.attn_gate.shape[0] == h.attention.heads[state.layer]
     attended = gate_heads(b, h, state, attended, gates) if is_by_head else b.multiply(attended, gates)
     x = b.add(x, b.linear(attended, w.attn_output))
-    return b.add(
-        x, feed_forward_or_experts(b, w, h.routing, b.rms_norm(x, w.ffn_norm, h.epsilon), b.swiglu, shared_expert)
-    )
+    y = b.rms_norm(x, w.ffn_norm, h.epsilon)
+    return b.add(x, feed_forward_or_experts(b, w, h.routing, y, b.swiglu, shared_expert))
 
 
 AFTER = "ffn_gate_shexp ffn_up_shexp ffn_down_shexp exp_probs_b.bias"  # with experts

@@ -1,4 +1,4 @@
-"""Llama (Touvron et al. 2023) and everything built like it: Mistral, Mixtral, SmolLM, ERNIE 4.5, ..."""
+"""Llama (Touvron et al. 2023) and everything built like it: Mistral, Mixtral, SmolLM, InternLM 2, ERNIE 4.5, ..."""
 
 from localllm.arch.attention import Transformer, attend, qkv, rope_factors
 from localllm.arch.decoder import decoder
@@ -58,9 +58,7 @@ CHECKPOINTS = {
         "only": {"use_bias": False}, "defaults": {"tie_word_embeddings": True, "rms_norm_eps": 1e-5, "rope_theta": 5e5},
     },
     "XverseForCausalLM": {
-        "arch": "xverse",
-        "layer": "attention gated norms",
-        "rotated": True,
+        "arch": "xverse", "layer": "attention gated norms", "rotated": True,
         "amounts": {"rope.dimension_count": "head_dim"},
         "metadata": {"tensor_data_layout": "Meta AI original pth"},  # unused
     },
@@ -75,5 +73,15 @@ CHECKPOINTS = {
         "defaults": {
             **OF_TEXT_CONFIG, "intermediate_size": 14336, "num_key_value_heads": 8, "max_position_embeddings": 1 << 17,
         },
+    },
+    "InternLM2ForCausalLM": {
+        "arch": "internlm2", "layer": "gated norms",
+        "tensors": {  # a group's rows are its queries, a key and a value
+            "attn_q": "grouped_q attention.wqkv.weight[fused_rows width]: queries width",
+            "attn_k": "grouped_k attention.wqkv.weight[fused_rows width]: keys width",
+            "attn_v": "grouped_v attention.wqkv.weight[fused_rows width]: keys width", "attn_output": "width queries",
+        },
+        "only": {"bias": False}, "reads": {"head_dim": None}, "sizes": {"fused_rows": "queries + 2 * keys"},
+        "defaults": {"rms_norm_eps": 1e-6},
     },
 }  # fmt: skip

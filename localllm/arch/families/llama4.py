@@ -55,9 +55,8 @@ def forward(b: Builder, w: Weights, h: Llama4) -> Activation:
 def block(b: Builder, w: Weights, h: Llama4, state: Paged, x: Activation, factors: Weight | None) -> Activation:
     q, k, v = qkv(b, w, h, state.layer, b.rms_norm(x, w.attn_norm, h.epsilon))
     x = b.add(x, b.linear(attention(b, h, state, q, k, v, factors), w.attn_output))
-    return b.add(
-        x, feed_forward_or_experts(b, w, h.routing, b.rms_norm(x, w.ffn_norm, h.epsilon), b.swiglu, shared_expert)
-    )
+    y = b.rms_norm(x, w.ffn_norm, h.epsilon)
+    return b.add(x, feed_forward_or_experts(b, w, h.routing, y, b.swiglu, shared_expert))
 
 
 def attention(

@@ -8,6 +8,7 @@ from dataclasses import field
 
 from localllm.arch.attention import attend, qkv, read_local_rope, read_windows
 from localllm.arch.encoder import Encoder, encoder_fields
+from localllm.arch.families.bert import OTHER_HEADS
 from localllm.arch.family import Activation, Builder, Fields, Paged, Rope, Weights, frozen
 from localllm.arch.feed_forward import gated_feed_forward
 from localllm.arch.pooling import pool_texts, read_pooling
@@ -62,11 +63,8 @@ CHECKPOINTS = {
     "ModernBertModel ModernBertForMaskedLM": {
         "layer": "fused_attention fused_gated ffn_norm",
         "parts": {"normed": ("attn_norm", "")},  # all but the first
-        "whole": NORMS,
-        "decodes": False,
-        "prefixes": "model.",
-        "unread": r"(pooler|cls|lm_head|head|decoder)\..*|embeddings\.position_ids",
-        "read": "@bert.modern_bert",
+        "whole": NORMS, "decodes": False, "prefixes": "model.",
+        "unread": OTHER_HEADS, "read": "@bert.modern_bert",
     },
     "ModernBertForSequenceClassification": {
         "like": "ModernBertModel",

@@ -92,19 +92,12 @@ EXPERTS = {
 }
 CHECKPOINTS = {
     "NemotronHForCausalLM": {
-        "select": "@mamba.select_nemotron_h",
-        "layer": "attn_norm @mamba.nemotron_h_layer",
+        "select": "@mamba.select_nemotron_h", "layer": "attn_norm @mamba.nemotron_h_layer",
         "parts": {"feeds": ("feed_forward", "")},
         "rotated": True,  # as llama.cpp's converter writes them; no score changes
-        "only": PLAIN,
-        "amounts": {"vocab_size": "vocab"},
-        "read": "@mamba.nemotron_h",
+        "only": PLAIN, "amounts": {"vocab_size": "vocab"}, "read": "@mamba.nemotron_h",
         "defaults": {
-            "n_groups": 8,
-            "ssm_state_size": 128,
-            "conv_kernel": 4,
-            "mamba_num_heads": 128,
-            "mamba_head_dim": 64,
+            "n_groups": 8, "ssm_state_size": 128, "conv_kernel": 4, "mamba_num_heads": 128, "mamba_head_dim": 64,
         },
     },
     "NemotronHForCausalLM+experts": {

@@ -8,7 +8,7 @@ layer has experts without a gate, whose weights are not normalized.
 """
 
 from localllm.arch.encoder import Encoder, embed_tokens, encoder_fields
-from localllm.arch.families.bert import after_attention
+from localllm.arch.families.bert import OTHER_HEADS, after_attention
 from localllm.arch.family import Activation, Builder, Fields, Weights
 from localllm.arch.feed_forward import gated_feed_forward, plain, read_routing
 from localllm.arch.pooling import pool_texts
@@ -43,7 +43,6 @@ def mixture(b: Builder, w: Weights, routing: Routing, x: Activation) -> Activati
     return b.scatter(b.expert_linear(y, w.ffn_down_exps, choice), choice)
 
 
-OTHER_HEADS = r"(pooler|cls|lm_head|head|decoder)\..*|embeddings\.position_ids"  # for masked words and other tasks
 EXPERTS = {  # of every other layer, from the second one on
     "ffn_gate_inp": "experts width",
     "ffn_up_exps": "reshape mlp.experts.mlp.w1[stacked width]: experts hidden width",

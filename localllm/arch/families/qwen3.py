@@ -56,8 +56,7 @@ CHECKPOINTS = {
             "output_norm": "width",
             "cls.output.weight": "@qwen.rows_of_answers token_embd.weight[vocab width]: labels width",
         },
-        "decodes": False,
-        "read": "@qwen.ranker",
+        "decodes": False, "read": "@qwen.ranker",
         "more": {"tokenizer.chat_templates": ["rerank"], "tokenizer.chat_template.rerank": RERANK},
     },
     "Qwen3ForCausalLM+ranker": {
@@ -68,10 +67,8 @@ CHECKPOINTS = {
         },
     },
     "Qwen3ForSequenceClassification": {  # a head of its own
-        "like": "Qwen3ForCausalLM+tied_ranker",
-        "whole": {"output_norm": "width", "cls.output.weight": "labels width"},
-        "renamed": {"score": "cls.output"},
-        "read": "@qwen.classifier",
+        "like": "Qwen3ForCausalLM+tied_ranker", "whole": {"output_norm": "width", "cls.output.weight": "labels width"},
+        "renamed": {"score": "cls.output"}, "read": "@qwen.classifier",
     },
     "InternVLForConditionalGeneration": {"like": "Qwen3ForCausalLM", "select": "@llama.select_vision"},
     "vision+qwen3": {"like": "Qwen3ForCausalLM", "sees": True, "unread": r"(model\.)?image_newline"},

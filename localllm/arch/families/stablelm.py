@@ -38,9 +38,7 @@ CHECKPOINTS = {
         "defaults": {"partial_rotary_factor": 0.25, "max_position_embeddings": 4096},
     },
     "OrionForCausalLM": {
-        "arch": "orion",
-        "layer": "attention gated norms",
-        "biased": "norms output_norm",
+        "arch": "orion", "layer": "attention gated norms", "biased": "norms output_norm",
         "reads": {"max_position_embeddings": "max_sequence_length|max_position_embeddings|model_max_length"},
         "metadata": {"tensor_data_layout": "Meta AI original pth"},  # unused
         "read": "@llama.orion",
