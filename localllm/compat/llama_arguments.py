@@ -4,25 +4,64 @@ Source of names and defaults: llama-cpp-python 0.3.36.
 """
 
 import inspect
+import json
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields
 from functools import update_wrapper
-from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar, cast
+from os import PathLike
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, Self, TypeVar, cast
 
 import numpy as np
 
 from localllm.arch.rope_scaling import RopeScaling
-from localllm.compat.llama_arguments import LlamaGrammar
 from localllm.errors import UsageError
 from localllm.frozen import frozen
-from localllm.generation.model_methods import AnswerArguments
+from localllm.generation.arguments import AnswerArguments
+from localllm.generation.constraints.constraint import constraint_of
 from localllm.generation.sampling.options import DEFAULTS, OPTIONS
 from localllm.text.builtin_templates import BUILTIN_TEMPLATES
 from localllm.text.messages import Message
 
 if TYPE_CHECKING:
     from localllm.api import Model
+
+
+class LlamaGrammar:
+    """A checked constraint on answers. Make it with from_string, from_file or from_json_schema.
+
+    Attributes:
+        grammar: in GBNF, or None.  schema: the JSON schema, or None.
+    """
+
+    def __init__(self, grammar: str | None = None, schema: object = None) -> None:
+        """Check one of the two, grammar (GBNF) or schema. Raises UsageError if it cannot be used."""
+        constraint_of(schema, grammar)
+        self.grammar, self.schema = grammar, schema
+
+    @classmethod
+    def from_string(cls, grammar: str, verbose: bool = True) -> Self:
+        """Make a constraint from a grammar in GBNF. Raises UsageError."""
+        return cls(grammar=grammar)
+
+    @classmethod
+    def from_file(cls, file: str | PathLike[str], verbose: bool = True) -> Self:
+        """Make a constraint from a file in GBNF. Raises UsageError."""
+        try:
+            return cls.from_string(Path(file).read_text(encoding="utf-8"))
+        except (OSError, UnicodeDecodeError) as error:
+            raise UsageError(f"grammar: cannot read {file}: {error}") from None
+
+    @classmethod
+    def from_json_schema(cls, json_schema: str | Mapping[str, object], verbose: bool = True) -> Self:
+        """Make a constraint from a JSON schema. Raises UsageError."""
+        try:
+            schema = json.loads(json_schema) if isinstance(json_schema, str) else dict(json_schema)
+        except ValueError as error:
+            raise UsageError(f"json_schema is not JSON: {error}") from None
+        return cls(schema=schema)
+
 
 RANDOM_SEED = 0xFFFFFFFF  # LLAMA_DEFAULT_SEED
 # By GGML's numbers.

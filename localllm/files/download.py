@@ -10,7 +10,6 @@ import os
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
-from types import TracebackType
 from typing import Self
 
 from localllm.errors import LocalllmError, ModelError, UsageError
@@ -132,9 +131,7 @@ class Download:
             return type(error)(str(error).replace(str(self.path), str(self.target)))
         return None
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         """Close the file, which stays unless it is empty."""
         if self.position == 0:
             with suppress(OSError):

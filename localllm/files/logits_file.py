@@ -10,7 +10,6 @@ e^-16 times that of the likeliest token.
 import os
 import shutil
 import struct
-from types import TracebackType
 from typing import NamedTuple, Self
 
 import numpy as np
@@ -84,10 +83,8 @@ class LogitsWriter:
         self._file.write(self._header)
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._file.__exit__(kind, error, trace)
+    def __exit__(self, *error: object) -> None:
+        self._file.__exit__(*error)
 
 
 class LogitsFile(NamedTuple):

@@ -7,7 +7,7 @@ Linux the temporary file has no name until then, so that even a killed process l
 import os
 import re
 from contextlib import suppress
-from types import TracebackType
+from pathlib import Path
 from typing import TYPE_CHECKING, Self
 
 from localllm.errors import LocalllmError, UsageError
@@ -25,6 +25,7 @@ from localllm.system.locks import Claim, lock
 
 if TYPE_CHECKING:
     import numpy as np
+
 
 TEMPORARY = re.compile(r"\.localllm-[0-9]+-.*\.tmp")
 
@@ -118,11 +119,9 @@ class SafeFile:
         self.temporary = os.path.join(self.folder, f"{temporary_prefix()}{id(self):x}.tmp")
         give_name(self._descriptor, self.temporary)
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         try:
-            if kind is None and not self.finished:
+            if error[0] is None and not self.finished:
                 self.finish()
         finally:
             self.discard()
@@ -184,3 +183,12 @@ class ExclusiveWriter:
 
     def __exit__(self, *error: object) -> None:
         self._claim.close()
+
+
+def make_private(folder: Path) -> Path:
+    """Create a folder that only its user can read, and return it. Raises LocalllmError."""
+    try:
+        folder.mkdir(0o700, parents=True, exist_ok=True)
+    except OSError as error:
+        raise LocalllmError(f"{folder}: cannot be created: {error.strerror}") from None
+    return folder

@@ -29,7 +29,7 @@ FORMATS = (
     "MPO",
     "AVIF",
     "HEIF",
-)  # those that this Pillow can read are tried
+)  # tried where this Pillow can read them
 PLUGINS = "Jpeg", "Png", "WebP", "Gif", "Tiff", "Bmp", "Mpo", "Avif"  # HEIF comes from a package of its own
 MOST_BYTES = 256 << 20
 MOST_PIXELS = 100_000_000  # 400 MB while it is opened

@@ -21,10 +21,11 @@ import numpy as np
 
 from localllm.errors import MemoryLimitError, ModelError, UsageError
 from localllm.files.cache.array_log import ArrayLog
-from localllm.files.gguf.file import SPLIT_NAME, GGUFFile
+from localllm.files.gguf.file import GGUFFile
 from localllm.files.gguf.header import printable
 from localllm.files.gguf.tensor_source import GGUFSource, Source, SourceTensor, row_count
 from localllm.files.gguf.writer import pack_value, write_body
+from localllm.files.models_folder import SPLIT
 from localllm.files.safe_file import ExclusiveWriter, SafeFile
 from localllm.kernels.build.objects import Progress
 from localllm.kernels.dequantize_rows import Widener, can_widen
@@ -86,7 +87,7 @@ def require_valid_edits(file: GGUFFile, overrides: Sequence[tuple[str, object]],
 def default_output(path: str, recipe: Recipe, projector: bool = False) -> str:
     """Derive the output path: the input's name and the type, next to the input, with mmproj- for a projector."""
     folder, name = os.path.split(os.path.realpath(path) if os.path.isdir(path) else path)
-    match = SPLIT_NAME.fullmatch(name)
+    match = SPLIT.fullmatch(name)
     stem = match["stem"] if match else name.removesuffix(".gguf")
     suffix = "copy" if recipe == COPY else recipe.name
     return os.path.join(folder, f"{'mmproj-' * projector}{TYPE_IN_NAME.sub('', stem)}-{suffix}.gguf")

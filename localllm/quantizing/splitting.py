@@ -9,9 +9,9 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from localllm.errors import UsageError
-from localllm.files.gguf.file import SPLIT_NAME
 from localllm.files.gguf.header import DEFAULT_ALIGNMENT, printable
 from localllm.files.gguf.writer import pack_value
+from localllm.files.models_folder import SPLIT
 from localllm.frozen import frozen
 
 SPLIT_KEYS = ("split.no", "split.count", "split.tensors.count")
@@ -97,6 +97,6 @@ def split_paths(path: str, count: int, always: bool = False) -> list[str]:
     """Name `count` files by an output path: numbered if there are several, or always."""
     if count == 1 and not always:
         return [path]
-    match = SPLIT_NAME.fullmatch(path)
+    match = SPLIT.fullmatch(path)
     stem = match["stem"] if match else path.removesuffix(".gguf")
     return [f"{stem}-{number + 1:05d}-of-{count:05d}.gguf" for number in range(count)]

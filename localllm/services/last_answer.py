@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from localllm.errors import LocalllmError
-from localllm.files.safe_file import make_private, state_folder
-from localllm.system.files import replace
+from localllm.files.safe_file import make_private
+from localllm.system.files import folder_of, replace
 
 if TYPE_CHECKING:
     from localllm.api import Model
@@ -27,7 +27,7 @@ AT_ENDPOINT = "endpoint "  # prefix of the fingerprint of a server's model
 
 
 def path() -> Path:
-    return state_folder() / "last-answer.jsonl"
+    return folder_of("state") / "last-answer.jsonl"
 
 
 def save(model: "Model | RemoteModel", messages: "Sequence[Message]") -> str:

@@ -21,10 +21,10 @@ from typing import TYPE_CHECKING
 
 from localllm.errors import LocalllmError, UsageError
 from localllm.files.jsonl_file import json_line
-from localllm.files.safe_file import ExclusiveWriter, SafeFile, data_folder, make_private
+from localllm.files.safe_file import ExclusiveWriter, SafeFile, make_private
 from localllm.frozen import frozen
 from localllm.services.last_answer import VERSION
-from localllm.system.files import name_problem, open_file, sync
+from localllm.system.files import folder_of, name_problem, open_file, sync
 from localllm.text.messages import Message
 
 if TYPE_CHECKING:
@@ -83,7 +83,7 @@ class Listed:
 
 
 def folder() -> Path:
-    return data_folder() / "sessions"
+    return folder_of("data") / "sessions"
 
 
 def path_of(name: str) -> Path:

@@ -106,6 +106,4 @@ def read_two_numbers(folder: str, name: str) -> tuple[int | None, int | None]:
         words = Path(f"{folder}/{name}").read_text().split()
     except OSError:
         return None, None
-    return (
-        (int(words[0]), int(words[1])) if len(words) == 2 and all(word.isdecimal() for word in words) else (None,) * 2
-    )
+    return (int(words[0]), int(words[1])) if len(words) == 2 and "".join(words).isdecimal() else (None, None)

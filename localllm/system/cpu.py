@@ -20,8 +20,8 @@ MACOS = {"dotprod": "hw.optional.arm.FEAT_DotProd", "i8mm": "hw.optional.arm.FEA
 WINDOWS = {"dotprod": 43, "i8mm": 66}  # PF_ARM_V82_DP_INSTRUCTIONS_AVAILABLE, PF_ARM_V82_I8MM_INSTRUCTIONS_AVAILABLE
 # Fields of /proc/cpuinfo, and values in Windows' registry, that identify the CPU that LLVM compiles for.
 IDENTITY = (b"vendor_id", b"cpu family", b"model", b"model name", b"stepping", b"flags")
-REGISTRY, VALUES = r"HARDWARE\DESCRIPTION\System\CentralProcessor\0", ("VendorIdentifier", "Identifier",
-                                                                      "ProcessorNameString")  # fmt: skip
+REGISTRY = r"HARDWARE\DESCRIPTION\System\CentralProcessor\0"
+VALUES = "VendorIdentifier", "Identifier", "ProcessorNameString"
 FEATURES = 96  # more than the numbers that Windows' IsProcessorFeaturePresent knows
 ARCH_PRCTL, ARCH_REQ_XCOMP_PERM, XTILEDATA = 158, 0x1023, 18  # Linux: asm/unistd_64.h, asm/prctl.h, bit of XCR0
 CORES = 0  # Windows: RelationProcessorCore

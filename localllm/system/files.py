@@ -184,13 +184,8 @@ def open_shared(path: str, flags: int) -> int:
     disposition = 3 if not flags & os.O_CREAT else 1 if flags & os.O_EXCL else 4
     create = kernel32().CreateFileW
     create.restype = ctypes.c_void_p
-    create.argtypes = [
-        ctypes.c_wchar_p,
-        *[ctypes.c_uint32] * 2,
-        ctypes.c_void_p,
-        *[ctypes.c_uint32] * 2,
-        ctypes.c_void_p,
-    ]
+    numbers = [ctypes.c_uint32] * 2
+    create.argtypes = [ctypes.c_wchar_p, *numbers, ctypes.c_void_p, *numbers, ctypes.c_void_p]
     handle = create(long_path(path), access, SHARE_ALL, None, disposition, 0x80, None)
     if handle in (None, ctypes.c_void_p(-1).value):
         error = ctypes.WinError(ctypes.get_last_error())  # type: ignore[attr-defined]

@@ -119,9 +119,9 @@ def return_free_memory() -> None:
 
 def code_region(size: int) -> mmap.mmap | ctypes.Array[ctypes.c_uint8]:
     """Allocate a writable buffer of zero bytes for machine code. Raises OSError."""
-    return (
-        Region(size).buffer if sys.platform == "win32" else mmap.mmap(-1, size, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-    )
+    if sys.platform == "win32":
+        return Region(size).buffer
+    return mmap.mmap(-1, size, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
 
 
 def protect(address: int, size: int) -> None:

@@ -9,11 +9,12 @@ import threading
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from functools import cache
-from typing import TYPE_CHECKING, NoReturn, TypedDict
+from typing import IO, TYPE_CHECKING, NoReturn, TypedDict
 
 if TYPE_CHECKING:
     from subprocess import Popen
     from types import FrameType
+
 
 BACKGROUND = 10  # niceness of background processes
 BELOW_NORMAL = 0x4000  # Windows: BELOW_NORMAL_PRIORITY_CLASS
@@ -364,3 +365,36 @@ def run_limited(command: list[str], stdin: bytes, seconds: int, size: int, timeo
 def was_stopped(status: int) -> bool:
     """Return whether a forked process used too much CPU time or was killed; status: of os.waitpid."""
     return os.WIFSIGNALED(status) and os.WTERMSIG(status) in (signal.SIGXCPU, signal.SIGKILL)
+
+
+class PipeReader:
+    """Reads a pipe to its end in a thread, so that its writer never waits, and keeps a part.
+
+    Attributes:
+        size: number of bytes read so far.  thread: ends with the pipe.
+    """
+
+    def __init__(self, pipe: IO[bytes], most: int, keeps_end: bool = False):
+        """Start to read. most: most bytes to keep.  keeps_end: keep the last ones, not the first."""
+        self._pipe, self._most, self._keeps_end, self._data, self.size = pipe, most, keeps_end, bytearray(), 0
+        self.thread = threading.Thread(target=self._read, daemon=True)
+        self.thread.start()
+
+    def _read(self) -> None:
+        with suppress(OSError, ValueError), self._pipe:
+            while piece := os.read(self._pipe.fileno(), 65536):
+                self.size += len(piece)
+                if self._keeps_end:
+                    self._data += piece
+                    del self._data[: -self._most]
+                else:
+                    self._data += piece[: self._most - len(self._data)]
+
+    def text(self) -> str:
+        """Return what is kept, and a note if that is not all."""
+        note = f"\n[cut: of {self.size} bytes]" if self.size > len(self._data) and not self._keeps_end else ""
+        return bytes(self._data).decode(errors="replace") + note
+
+    def last_line(self) -> str:
+        """Return the last line that is not empty, "" if there is none."""
+        return next((line.strip() for line in reversed(self.text().splitlines()) if line.strip()), "")

@@ -35,12 +35,9 @@ def _template(
     roles: formats by role.  others: format of all other roles.  prompt: text that begins an answer.
     begin: text before the conversation.  before: Jinja code before every message.
     """
-    formats = (
-        "".join(
-            f"{{% if message.role == '{role}' %}}{_format_jinja(layout)}{{% else %}}" for role, layout in roles.items()
-        )
-        if roles
-        else ""
+    formats = "".join(
+        f"{{% if message.role == '{role}' %}}{_format_jinja(layout)}{{% else %}}"
+        for role, layout in (roles or {}).items()
     )
     ends = "{% endif %}" * len(roles or {})
     loop = f"{{% for message in messages %}}{before}{formats}{_format_jinja(others)}{ends}{{% endfor %}}"
@@ -86,160 +83,93 @@ _EXAONE = {
     "user": "[|user|]{trimmed}\n",
     "assistant": "[|assistant|]{trimmed}[|endofturn|]\n",
 }
-_KIMI = {
-    "system": "<|im_system|>system<|im_middle|>{text}<|im_end|>",
-    "user": "<|im_user|>user<|im_middle|>{text}<|im_end|>",
-    "assistant": "<|im_assistant|>assistant<|im_middle|>{text}<|im_end|>",
-    "tool": "<|im_system|>tool<|im_middle|>{text}<|im_end|>",
-}
-_PANGU = {
-    role: f"[unused9]{name}：{{text}}[unused10]"
-    for role, name in {
-        "system": "系统",
-        "user": "用户",
-        "assistant": "助手",
-        "tool": "工具",
-        "function": "方法",
-    }.items()
-}
+_KIMI = {role: f"<|im_{role}|>{role}<|im_middle|>{{text}}<|im_end|>" for role in ("system", "user", "assistant")}
+_KIMI["tool"] = "<|im_system|>tool<|im_middle|>{text}<|im_end|>"
+_PANGU_NAMES = {"system": "系统", "user": "用户", "assistant": "助手", "tool": "工具", "function": "方法"}
+_PANGU = {role: f"[unused9]{name}：{{text}}[unused10]" for role, name in _PANGU_NAMES.items()}
 
 BUILTIN_TEMPLATES: dict[str, str] = {
     "bailing": _template("<role>ASSISTANT</role>", "{text}", before=_BAILING_ROLE),
     "bailing-think": _template("<role>ASSISTANT</role><think>", "{text}", before=_BAILING_ROLE),
-    "bailing2": _template(
-        "<role>ASSISTANT</role>",
-        "{text}<|role_end|>",
+    "bailing2": _template("<role>ASSISTANT</role>", "{text}<|role_end|>",
         before="{% if loop.first and message.role != 'system' %}"
-        f"{_format_jinja('<role>SYSTEM</role>detailed thinking off<|role_end|>')}{{% endif %}}{_BAILING_ROLE}",
-    ),
+        f"{_format_jinja('<role>SYSTEM</role>detailed thinking off<|role_end|>')}{{% endif %}}{_BAILING_ROLE}"),
     "chatglm3": _template("<|assistant|>", "<|{role}|>\n {text}", begin="[gMASK]sop"),
     "chatglm4": _template("<|assistant|>\n", "<|{role}|>\n{text}", begin="[gMASK]<sop>"),
     "chatml": _template("<|im_start|>assistant\n", "<|im_start|>{role}\n{text}<|im_end|>\n"),
-    "command-r": _three(
-        "<|START_OF_TURN_TOKEN|><|CHATBOT_TOKEN|>",
+    "command-r": _three("<|START_OF_TURN_TOKEN|><|CHATBOT_TOKEN|>",
         "<|START_OF_TURN_TOKEN|><|SYSTEM_TOKEN|>{trimmed}<|END_OF_TURN_TOKEN|>",
         "<|START_OF_TURN_TOKEN|><|USER_TOKEN|>{trimmed}<|END_OF_TURN_TOKEN|>",
-        "<|START_OF_TURN_TOKEN|><|CHATBOT_TOKEN|>{trimmed}<|END_OF_TURN_TOKEN|>",
-    ),
+        "<|START_OF_TURN_TOKEN|><|CHATBOT_TOKEN|>{trimmed}<|END_OF_TURN_TOKEN|>"),
     "deepseek": _three("### Response:\n", "{text}", "### Instruction:\n{text}\n", "### Response:\n{text}\n<|EOT|>\n"),
     "deepseek-ocr": _template("", "{text}"),
     "deepseek2": _three("Assistant:", "{text}\n\n", "User: {text}\n\n", "Assistant: {text}<｜end▁of▁sentence｜>"),
-    "deepseek3": _three(
-        "<｜Assistant｜>", "{text}\n\n", "<｜User｜>{text}", "<｜Assistant｜>{text}<｜end▁of▁sentence｜>"
-    ),
+    "deepseek3": _three("<｜Assistant｜>", "{text}\n\n", "<｜User｜>{text}",
+        "<｜Assistant｜>{text}<｜end▁of▁sentence｜>"),
     "exaone-moe": _template("<|assistant|>\n", "<|{role}|>\n{trimmed}<|endofturn|>\n"),
     "exaone3": _template("[|assistant|]", "", _EXAONE),
     "exaone4": _template("[|assistant|]", "", {**_EXAONE, "tool": "[|tool|]{trimmed}[|endofturn|]\n"}),
     "falcon3": _template("<|assistant|>\n", "<|{role}|>\n{text}\n"),
-    "gemma": _folding(
-        "<start_of_turn>model\n",
-        "<start_of_turn>{role}\n{trimmed}<end_of_turn>\n",
-        "<start_of_turn>model\n{trimmed}<end_of_turn>\n",
-        content="{trimmed}",
-    ),
-    "gigachat": _three(
-        "assistant<|role_sep|>",
-        "{text}<|message_sep|>",
+    "gemma": _folding("<start_of_turn>model\n", "<start_of_turn>{role}\n{trimmed}<end_of_turn>\n",
+        "<start_of_turn>model\n{trimmed}<end_of_turn>\n", content="{trimmed}"),
+    "gigachat": _three("assistant<|role_sep|>", "{text}<|message_sep|>",
         "user<|role_sep|>{text}<|message_sep|>available functions<|role_sep|>[]<|message_sep|>",
-        "assistant<|role_sep|>{text}<|message_sep|>",
-        begin="<s>",
-    ),
+        "assistant<|role_sep|>{text}<|message_sep|>", begin="<s>"),
     "glmedge": _template("<|assistant|>", "<|{role}|>\n{text}"),
-    "gpt-oss": _template(
-        "<|start|>assistant",
-        "<|start|>{role}<|message|>{text}<|end|>",
-        {"assistant": "<|start|>assistant<|message|>{text}<|return|>"},
-    ),
+    "gpt-oss": _template("<|start|>assistant", "<|start|>{role}<|message|>{text}<|end|>",
+        {"assistant": "<|start|>assistant<|message|>{text}<|return|>"}),
     "granite": _GRANITE,
     "granite-4.0": _GRANITE,
     "granite-4.1": _GRANITE,
-    "grok-2": _three(
-        "Assistant:",
-        "System: {trimmed}<|separator|>\n\n",
-        "Human: {trimmed}<|separator|>\n\n",
-        "Assistant: {text}<|separator|>\n\n",
-    ),
-    "hunyuan-dense": _three(
-        "",
-        "{text}<｜hy_place▁holder▁no▁3｜>",
-        "<｜hy_User｜>{text}<｜hy_Assistant｜>",
-        "<｜hy_Assistant｜>{text}<｜hy_place▁holder▁no▁2｜>",
-    ),
-    "hunyuan-moe": _template(
-        "",
-        "<|startoftext|>{text}<|extra_0|>",
-        {"system": "<|startoftext|>{text}<|extra_4|>", "assistant": "{text}<|eos|>"},
-    ),
-    "hunyuan-vl": _template(
-        "",
-        "{text}<｜hy_User｜>",
+    "grok-2": _three("Assistant:", "System: {trimmed}<|separator|>\n\n", "Human: {trimmed}<|separator|>\n\n",
+        "Assistant: {text}<|separator|>\n\n"),
+    "hunyuan-dense": _three("", "{text}<｜hy_place▁holder▁no▁3｜>", "<｜hy_User｜>{text}<｜hy_Assistant｜>",
+        "<｜hy_Assistant｜>{text}<｜hy_place▁holder▁no▁2｜>"),
+    "hunyuan-moe": _template("", "<|startoftext|>{text}<|extra_0|>",
+        {"system": "<|startoftext|>{text}<|extra_4|>", "assistant": "{text}<|eos|>"}),
+    "hunyuan-vl": _template("", "{text}<｜hy_User｜>",
         {"system": "{text}<｜hy_place▁holder▁no▁3｜>", "assistant": "{text}<｜hy_Assistant｜>"},
-        begin="<｜hy_begin▁of▁sentence｜>",
-    ),
+        begin="<｜hy_begin▁of▁sentence｜>"),
     "kimi-k2": _template("<|im_assistant|>assistant<|im_middle|>", "{text}<|im_end|>", _KIMI),
     "llama2": _llama2("{text}\n"),
     "llama2-sys": _llama2("<<SYS>>\n{text}\n<</SYS>>\n\n"),
     "llama2-sys-bos": _llama2("<<SYS>>\n{text}\n<</SYS>>\n\n", again="<s>[INST] "),
     "llama2-sys-strip": _llama2("<<SYS>>\n{trimmed}\n<</SYS>>\n\n", content="{trimmed}"),
-    "llama3": _template(
-        "<|start_header_id|>assistant<|end_header_id|>\n\n",
-        "<|start_header_id|>{role}<|end_header_id|>\n\n{trimmed}<|eot_id|>",
-    ),
-    "llama4": _template(
-        "<|header_start|>assistant<|header_end|>\n\n", "<|header_start|>{role}<|header_end|>\n\n{trimmed}<|eot|>"
-    ),
+    "llama3": _template("<|start_header_id|>assistant<|end_header_id|>\n\n",
+        "<|start_header_id|>{role}<|end_header_id|>\n\n{trimmed}<|eot_id|>"),
+    "llama4": _template("<|header_start|>assistant<|header_end|>\n\n",
+        "<|header_start|>{role}<|header_end|>\n\n{trimmed}<|eot|>"),
     "megrez": _template("<|role_start|>assistant<|role_end|>", "<|role_start|>{role}<|role_end|>{text}<|turn_end|>"),
     "minicpm": _template("", "{trimmed}", {"user": "<用户>{trimmed}<AI>"}),
     "mistral-v1": _instructions(" [INST] ", " [INST] ", "{text}\n\n", "{text} [/INST]", " {text}</s>"),
     "mistral-v3": _instructions("[INST] ", "[INST] ", "{text}\n\n", "{text}[/INST]", " {trimmed}</s>"),
     "mistral-v3-tekken": _instructions("[INST]", "[INST]", "{text}\n\n", "{text}[/INST]", "{text}</s>"),
-    "mistral-v7": _template(
-        "", " {text}</s>", {"system": "[SYSTEM_PROMPT] {text}[/SYSTEM_PROMPT]", "user": "[INST] {text}[/INST]"}
-    ),
-    "mistral-v7-tekken": _template(
-        "", "{text}</s>", {"system": "[SYSTEM_PROMPT]{text}[/SYSTEM_PROMPT]", "user": "[INST]{text}[/INST]"}
-    ),
+    "mistral-v7": _template("", " {text}</s>",
+        {"system": "[SYSTEM_PROMPT] {text}[/SYSTEM_PROMPT]", "user": "[INST] {text}[/INST]"}),
+    "mistral-v7-tekken": _template("", "{text}</s>",
+        {"system": "[SYSTEM_PROMPT]{text}[/SYSTEM_PROMPT]", "user": "[INST]{text}[/INST]"}),
     "monarch": _template("<s>assistant\n", "{role}\n{text}</s>\n", before="{% if not loop.first %}<s>{% endif %}"),
-    "openchat": _template(
-        "GPT4 Correct Assistant:",
-        ": {text}<|end_of_turn|>",
-        {"system": "{text}<|end_of_turn|>"},
-        before="{% if message.role != 'system' %}GPT4 Correct {{ message.role.capitalize() }}{% endif %}",
-    ),
+    "openchat": _template("GPT4 Correct Assistant:", ": {text}<|end_of_turn|>", {"system": "{text}<|end_of_turn|>"},
+        before="{% if message.role != 'system' %}GPT4 Correct {{ message.role.capitalize() }}{% endif %}"),
     "orion": _folding("", "Human: {text}\n\nAssistant: </s>", "{text}</s>"),
-    "pangu-embedded": _template(
-        "[unused9]助手：",
-        "",
-        _PANGU,
-        before="{% if loop.first and message.role != 'system' %}[unused9]系统：[unused10]{% endif %}",
-    ),
+    "pangu-embedded": _template("[unused9]助手：", "", _PANGU,
+        before="{% if loop.first and message.role != 'system' %}[unused9]系统：[unused10]{% endif %}"),
     "phi3": _template("<|assistant|>\n", "<|{role}|>\n{text}<|end|>\n"),
     "phi4": _template("<|im_start|>assistant<|im_sep|>", "<|im_start|>{role}<|im_sep|>{text}<|im_end|>"),
-    "plain": _template(
-        "Assistant:",
-        "{text}\n",
-        {"system": "{text}\n\n"},
-        before="{% if message.role != 'system' %}{{ message.role.capitalize() }}: {% endif %}",
-    ),
+    "plain": _template("Assistant:", "{text}\n", {"system": "{text}\n\n"},
+        before="{% if message.role != 'system' %}{{ message.role.capitalize() }}: {% endif %}"),
     "rwkv-world": _three("", "System: {trimmed}\n\n", "User: {trimmed}\n\n", "Assistant: {trimmed}\n\n")
     + "{% if messages and messages[-1].role == 'user' %}Assistant:{% endif %}",
-    "seed_oss": _template(
-        "<seed:bos>assistant\n",
-        "<seed:bos>{role}\n{text}<seed:eos>",
-        {"assistant": "<seed:bos>assistant\n{trimmed}<seed:eos>"},
-    ),
-    "smolvlm": _template(
-        "Assistant:",
-        "Assistant: {text}<end_of_utterance>\n",
-        {"system": "{text}\n\n", "user": "User: {text}<end_of_utterance>\n"},
-        begin="<|im_start|>",
-    ),
+    "seed_oss": _template("<seed:bos>assistant\n", "<seed:bos>{role}\n{text}<seed:eos>",
+        {"assistant": "<seed:bos>assistant\n{trimmed}<seed:eos>"}),
+    "smolvlm": _template("Assistant:", "Assistant: {text}<end_of_utterance>\n",
+        {"system": "{text}\n\n", "user": "User: {text}<end_of_utterance>\n"}, begin="<|im_start|>"),
     "solar-open": _template("<|begin|>assistant", "<|begin|>{role}<|content|>{text}<|end|>"),
     "vicuna": _three("ASSISTANT:", "{text}\n\n", "USER: {text}\n", "ASSISTANT: {text}</s>\n"),
     "vicuna-orca": _three("ASSISTANT:", "SYSTEM: {text}\n", "USER: {text}\n", "ASSISTANT: {text}</s>\n"),
     "yandex": _three(" Ассистент:[SEP]", "", " Пользователь: {text}\n\n", " Ассистент: {text}\n\n"),
     "zephyr": _template("<|assistant|>\n", "<|{role}|>\n{text}<|endoftext|>\n"),
-}
+}  # fmt: skip
 
 
 def choose_template(choice: str) -> str:

@@ -13,14 +13,7 @@ from localllm.errors import UsageError
 Message = dict[str, Any]  # {"role": "system", "user" or "assistant", "content": its text}
 
 # What other programs call a role, and what templates call it.
-ROLES = {
-    "system": "system",
-    "developer": "system",
-    "user": "user",
-    "assistant": "assistant",
-    "tool": "tool",
-    "function": "tool",
-}
+ROLES = {role: role for role in ("system", "user", "assistant", "tool")} | {"developer": "system", "function": "tool"}
 
 
 def validate_messages(messages: Sequence[Message]) -> list[Message]:
@@ -53,8 +46,7 @@ def modernize(message: Message) -> Message:
     """Convert roles and fields of OpenAI's older interfaces to the current ones.
 
     `function_call` becomes the only entry of tool_calls, and `refusal` the content if there is none. A function's
-    result
-    names its call: both get an id that is derived from the function's name.
+    result names its call: both get an id that is derived from the function's name.
     """
     role = message.get("role")
     fields = {key: value for key, value in message.items() if key not in ("function_call", "refusal")}
@@ -160,8 +152,7 @@ def move_systems_to_latest(head: Sequence[Message], turns: Sequence[Message]) ->
     place = next((place for place in reversed(range(len(turns))) if turns[place]["role"] == "user"), None)
     if place is None:
         return [{**join_messages(head), "role": "user"}, *turns]
-    last_user = {**turns[place], "content": join_contents([*texts(head), turns[place]["content"]])}
-    return [*turns[:place], last_user, *turns[place + 1 :]]
+    return [*turns[:place], with_texts(turns[place], before=texts(head)), *turns[place + 1 :]]
 
 
 def without_systems(messages: Sequence[Message]) -> list[Message]:
@@ -172,7 +163,7 @@ def without_systems(messages: Sequence[Message]) -> list[Message]:
         if place is None:
             moved.insert(0, {**text, "role": "user"})
         else:
-            moved[place] = {**moved[place], "content": join_contents([text["content"], moved[place]["content"]])}
+            moved[place] = with_texts(moved[place], before=[text["content"]])
     return moved
 
 
@@ -191,8 +182,7 @@ def move_to_users(messages: Sequence[Message]) -> tuple[list[Message], list[Mess
     for place, message in enumerate(messages):
         if not is_system(message):
             if waiting and message["role"] == "user":
-                message = {**message, "content": join_contents([*texts(waiting), message["content"]])}
-                waiting = []
+                message, waiting = with_texts(message, before=texts(waiting)), []
             moved.append(message)
             continue
         following = next((each["role"] for each in messages[place:] if not is_system(each)), None)
@@ -202,10 +192,7 @@ def move_to_users(messages: Sequence[Message]) -> tuple[list[Message], list[Mess
         elif following is None and (not moved or moved[-1]["role"] == "assistant"):
             moved.append({**message, "role": "user"})
         elif user_place is not None:
-            moved[user_place] = {
-                **moved[user_place],
-                "content": join_contents([moved[user_place]["content"], message["content"]]),
-            }
+            moved[user_place] = with_texts(moved[user_place], after=[message["content"]])
         else:
             leading.append(message)
     return leading, moved
@@ -245,11 +232,8 @@ def shorten_ids(messages: Sequence[Message]) -> list[Message]:
 
     ids = list[Message]()
     for message in messages:
-        if message.get("tool_calls"):
-            message = {
-                **message,
-                "tool_calls": [{**call, "id": short(call.get("id"))} for call in message["tool_calls"]],
-            }
+        if calls := message.get("tool_calls"):
+            message = {**message, "tool_calls": [{**call, "id": short(call.get("id"))} for call in calls]}
         if "tool_call_id" in message:
             message = {**message, "tool_call_id": short(message["tool_call_id"])}
         ids.append(message)
@@ -307,6 +291,11 @@ def join_contents(contents: Sequence[object]) -> str | list[object]:
         return "\n\n".join(strings)
     as_lists = ([{"type": "text", "text": each}] if isinstance(each, str) else each for each in contents if each)
     return [part for content in as_lists if isinstance(content, list) for part in content]
+
+
+def with_texts(message: Message, before: Sequence[object] = (), after: Sequence[object] = ()) -> Message:
+    """Return a message with contents added before and after its own."""
+    return {**message, "content": join_contents([*before, message["content"], *after])}
 
 
 def texts(messages: Sequence[Message]) -> list[object]:

@@ -81,8 +81,7 @@ def _spread(text: str, is_taken: bytearray, edge: int, step: int) -> int:
     return at if step > 0 else at + 1
 
 
-# Characters of a prefix: enough to tell <think> from <|im_end|>, and few enough that thousands of <unused...> share
-# one.
+# Characters of a prefix: enough to tell <think> from <|im_end|>, few enough that thousands of <unused...> share one.
 LENGTH = 8
 
 
@@ -153,18 +152,14 @@ class Markers:
         """
         clean, variables = _change_texts(messages, _without_breaks), _change_texts(variables, _without_breaks)
         messages = [_hide_tags(message, template.tags, reasoning) for message in clean]
-        broken, shattered = (
-            (_change_texts(messages, change), _change_texts(variables, change))
-            for change in (self._break_markers, self._break_all_edges)
-        )
+        changes = self._break_markers, self._break_all_edges
+        broken, shattered = (_change_texts([messages, variables], change) for change in changes)
         text = template.render(broken[0], **broken[1])
         if broken == shattered:
             return text
         safe = template.render(shattered[0], **shattered[1])
-        is_same = all(
-            first == second for first, second in zip_longest(self._occurrences(text), self._occurrences(safe))
-        )
-        return text if is_same else safe
+        pairs = zip_longest(self._occurrences(text), self._occurrences(safe))
+        return text if all(first == second for first, second in pairs) else safe
 
     def _occurrences(self, text: str) -> Iterator[str]:
         """Yield the control tokens' texts that occur whole in a text, in order."""

@@ -18,6 +18,7 @@ from bisect import bisect_right
 from collections.abc import Iterable, Mapping, Sequence
 from heapq import heapify, heappop, heappush
 from itertools import accumulate
+from typing import TypeVar
 
 from localllm.text.pretokenize import make_splitter
 from localllm.text.token_types import BYTE, CONTROL, NORMAL, UNKNOWN, USER_DEFINED
@@ -29,6 +30,7 @@ _CHARACTER_OF_BYTE = {byte: byte for byte in _PRINTABLE}
 _CHARACTER_OF_BYTE |= {byte: 256 + n for n, byte in enumerate(sorted(set(range(256)) - set(_PRINTABLE)))}
 _BYTE_OF_CHARACTER = {chr(character): byte for byte, character in _CHARACTER_OF_BYTE.items()}
 
+S = TypeVar("S", str, bytes)
 WINDOW, MARGIN = 1 << 13, 1 << 9  # characters: see `merge_long`
 _CACHED_WORDS = 100_000
 _CACHED_LENGTH = 64  # characters: longer words seldom occur twice
@@ -40,10 +42,8 @@ def merge(symbols: list[str], ranks: Mapping[str, float], joint: str) -> list[st
     The rank of a pair is that of left + joint + right. O(n log n) in the number of symbols.
     """
     count = len(symbols)
-    previous, following = (
-        list(range(-1, count - 1)),
-        list(range(1, count + 1)),
-    )  # neighbours; a merged pair keeps its left index
+    # Neighbours; a merged pair keeps its left index.
+    previous, following = list(range(-1, count - 1)), list(range(1, count + 1))
 
     def candidate(left: int, right: int) -> tuple[float, int, int, int] | None:
         if left < 0 or right >= count or (rank := ranks.get(symbols[left] + joint + symbols[right])) is None:
@@ -129,13 +129,13 @@ class Subwords:
         return tokens
 
     def _words_of(self, text: str) -> Iterable[str]:
-        raise NotImplementedError
+        return [text] if text else []
 
     def _tokens(self, word: str) -> list[int]:
         raise NotImplementedError
 
     def _piece_bytes(self, piece: str) -> bytes:
-        raise NotImplementedError
+        return piece.replace("▁", " ").encode(errors="replace")
 
 
 class ByteLevel(Subwords):
@@ -203,8 +203,13 @@ class SentencePiece(Subwords):
         names = [f"<0x{byte:02X}>" for byte in symbol.encode()]
         return [ids[name] for name in names] if all(name in ids for name in names) else self._unknown
 
-    def _piece_bytes(self, piece: str) -> bytes:
-        return piece.replace("▁", " ").encode(errors="replace")
+
+def lengths_by_start(pieces: Iterable[S], count: int) -> dict[S, list[int]]:
+    """List the lengths of pieces, longest first, by their first `count` characters or bytes."""
+    lengths: dict[S, set[int]] = {}
+    for piece in pieces:
+        lengths.setdefault(piece[:count], set()).add(len(piece))
+    return {start: sorted(found, reverse=True) for start, found in lengths.items()}
 
 
 def word_boundary(pieces: Sequence[str]) -> re.Pattern[str]:

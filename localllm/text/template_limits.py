@@ -119,11 +119,9 @@ def require_light(value: object, written: bool = False) -> object:
 
 def as_text(value: object) -> str:
     """Convert a value to str. Raises LimitError if it is too large."""
-    return (
-        value
-        if isinstance(value, str)
-        else str(require_light(value, written=True) if isinstance(value, list | tuple | dict) else value)
-    )
+    if isinstance(value, str):
+        return value
+    return str(require_light(value, written=True) if isinstance(value, list | tuple | dict) else value)
 
 
 def check_parts(values: tuple[object, ...]) -> None:
@@ -178,9 +176,8 @@ def check_filtered(name: str, text: str, arguments: tuple[object, ...], other_ar
     """Check the length of a filter's result; other_arguments: its arguments except the text, named ones included."""
     if name == "replace" and len(arguments) > 1:
         check_method(text, "replace", tuple(map(str, arguments)), {})
-    width = max(
-        (len(argument) if isinstance(argument, str) else argument or 0 for argument in other_arguments), default=4
-    )
+    widths = [len(each) if isinstance(each, str) else each or 0 for each in other_arguments]
+    width = max(widths, default=4)
     if name == "indent" and (text.count("\n") + 1) * width > LENGTH:
         raise LimitError(f"a value is over {LENGTH} characters long")
     if name in (*GATHERING, "batch", "items", "title", "urlencode") and name != "join" and len(text) > ITEMS:

@@ -122,9 +122,5 @@ def _set_limits() -> str:
 
 
 if __name__ == "__main__":  # where processes cannot be forked
-    os.write(
-        1,
-        _render_probe(sys.stdin.buffer.read().decode(errors="replace"), lambda: TOO_MUCH).encode(errors="replace")[
-            :400
-        ],
-    )
+    message = _render_probe(sys.stdin.buffer.read().decode(errors="replace"), lambda: TOO_MUCH)
+    os.write(1, message.encode(errors="replace")[:400])

@@ -84,10 +84,8 @@ class ChatTemplate:
         if choice is not None:
             source = named[choice] if choice in named else choose_template(choice)
         builtin = "chatml" if "<|im_start|>" in tokenizer.pieces else "plain"
-        bos_token, eos_token = (
-            "" if token is None else tokenizer.pieces[token] for token in (tokenizer.bos_id, tokenizer.eos_id)
-        )
-        template = cls(BUILTIN_TEMPLATES[builtin] if source is None else source, bos_token, eos_token)
+        bos, eos = ("" if id is None else tokenizer.pieces[id] for id in (tokenizer.bos_id, tokenizer.eos_id))
+        template = cls(BUILTIN_TEMPLATES[builtin] if source is None else source, bos, eos)
         if template.source == BUILTIN_TEMPLATES["plain"]:
             template.stops = ("\nUser:",)
         template.stops += tuple(text for text in tokenizer.end_texts if text in template.source)
@@ -163,9 +161,7 @@ class ChatTemplate:
 
     def _render(self, messages: Sequence[Message], variables: dict[str, object]) -> str:
         """Render once. Raises ModelError and, for the caller to decide, RefusalError."""
-        return self._render_messages(
-            [_to_parts(message) for message in messages] if self._wants_parts else messages, variables
-        )
+        return self._render_messages([*map(_to_parts, messages)] if self._wants_parts else messages, variables)
 
     def _render_messages(self, messages: Sequence[Message], variables: dict[str, object]) -> str:
         """Render once, with contents in the form that the template expects."""

@@ -10,7 +10,7 @@ import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
 from os import PathLike
-from typing import TYPE_CHECKING, Self
+from typing import Self
 
 from localllm.errors import ModelError, UsageError
 from localllm.files.gguf.file import GGUFFile
@@ -19,12 +19,18 @@ from localllm.files.gguf.metadata_reader import Checked
 from localllm.text.pretokenize import GROWTH, to_nfc, uses_nfc
 from localllm.text.special_tokens import BREAK, IMAGE, Markers, SpecialTokens, without_surrogates
 from localllm.text.subwords import ByteLevel, SentencePiece, Subwords
-from localllm.text.token_types import CONTROL, MARK_TEXTS, UNKNOWN, USER_DEFINED, end_texts, tokens_of_types
+from localllm.text.token_types import (
+    CONTROL,
+    MARK_TEXTS,
+    UNKNOWN,
+    USER_DEFINED,
+    InfillTokens,
+    end_texts,
+    read_infill_tokens,
+    tokens_of_types,
+)
 from localllm.text.vocabulary import Vocabulary, read_vocabulary
 from localllm.values import require_text, token_ids
-
-if TYPE_CHECKING:
-    from localllm.text.token_types import InfillTokens
 
 MOST_UTF8 = 4  # most bytes of a character, which a single token (an unknown one) can stand for
 
@@ -158,10 +164,8 @@ class Tokenizer:
         return self._special_ids.get(text)
 
     @cached_property
-    def infill_tokens(self) -> "InfillTokens | None":
+    def infill_tokens(self) -> InfillTokens | None:
         """The tokens for filling in the middle of a text, or None."""
-        from localllm.text.token_types import read_infill_tokens  # seldom needed
-
         return read_infill_tokens(self._metadata, self.special_id, self.vocab_size)
 
     @cached_property
@@ -257,22 +261,14 @@ def _named_templates(keys: Checked) -> dict[str, str]:
 
 
 def _dialect(vocabulary: Vocabulary) -> type[Subwords]:
-    if vocabulary.model == "t5":
-        from localllm.text.unigram import Unigram  # seldom needed
+    if vocabulary.model in ("t5", "plamo2"):
+        from localllm.text.unigram import Plamo, Unigram  # seldom needed
 
-        return Unigram
-    if vocabulary.model == "bert":
-        from localllm.text.longest_match import WordPiece
+        return Unigram if vocabulary.model == "t5" else Plamo
+    if vocabulary.model in ("bert", "rwkv"):
+        from localllm.text.longest_match import RwkvVocab, WordPiece
 
-        return WordPiece
-    if vocabulary.model == "rwkv":
-        from localllm.text.longest_match import RwkvVocab
-
-        return RwkvVocab
-    if vocabulary.model == "plamo2":
-        from localllm.text.unigram import Plamo
-
-        return Plamo
+        return WordPiece if vocabulary.model == "bert" else RwkvVocab
     pretokenizer = vocabulary.pretokenizer
     return SentencePiece if pretokenizer is None or pretokenizer.marks_spaces else ByteLevel
 

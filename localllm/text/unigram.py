@@ -1,15 +1,19 @@
-"""SentencePiece's unigram tokenizer (T5): the segmentation whose scores have the largest sum.
+"""Unigram tokenizers: the segmentation whose scores have the largest sum.
 
-Unlike its BPE it normalizes texts first, by the file's charsmap. https://arxiv.org/abs/1804.10959
+SentencePiece's (T5, https://arxiv.org/abs/1804.10959), unlike its BPE, normalizes texts first, by the file's charsmap.
+PLaMo 2's normalizes nothing, spaces stay spaces, and a character that is no piece becomes byte tokens.
 """
 
+import re
 from collections.abc import Iterable
 from itertools import pairwise
 from math import inf
 
-from localllm.text.subwords import Subwords, word_boundary
+import numpy as np
+
+from localllm.errors import ModelError
+from localllm.text.subwords import SentencePiece, Subwords, lengths_by_start, word_boundary
 from localllm.text.token_types import NORMAL, UNUSED, USER_DEFINED
-from localllm.text.unigram import Charsmap
 from localllm.text.vocabulary import Vocabulary
 
 _PENALTY = 10.0  # the score of a character that is no piece is the lowest score of a piece minus this
@@ -27,10 +31,7 @@ class Unigram(Subwords):
         self._scores = scores
         normal = [score for piece, score in scores.items() if kinds[vocabulary.ids[piece]] == NORMAL]
         self._unknown_score = min(normal, default=0.0) - _PENALTY
-        lengths: dict[str, set[int]] = {}  # of pieces, by their first character
-        for piece in scores:
-            lengths.setdefault(piece[0], set()).add(len(piece))
-        self._lengths = {first: sorted(by_length) for first, by_length in lengths.items()}
+        self._lengths = lengths_by_start(scores, 1)
         self._boundary = word_boundary(list(scores))
         self._unknown = [] if vocabulary.unknown_id is None else [vocabulary.unknown_id]
 
@@ -67,7 +68,7 @@ class Unigram(Subwords):
         best, starts = [0.0] + [-inf] * count, [0] * (count + 1)
         for start in range(count):
             is_piece = False
-            for length in lengths.get(word[start], ()):
+            for length in reversed(lengths.get(word[start], ())):
                 if (end := start + length) > count:
                     break
                 if (score := scores.get(word[start:end])) is None:
@@ -79,5 +80,127 @@ class Unigram(Subwords):
                 best[start + 1], starts[start + 1] = best[start] + self._unknown_score, start
         return starts
 
+
+_LONGEST = 256  # bytes of a sequence: those of Unicode's normalization have up to 12
+_LABEL = 0x800000FF
+
+
+class Charsmap:
+    """A normalizer that replaces the longest mapped sequence at each position."""
+
+    def __init__(self, data: bytes) -> None:
+        """Read a map; an empty one has no effect. Raises ModelError if its parts do not fit."""
+        size = int.from_bytes(data[:4], "little")
+        if data and (len(data) <= size + 4 or size % 4 or data[-1] != 0):
+            raise ModelError(f"the charsmap has {len(data)} bytes, too few for a trie of {size} bytes and its texts")
+        self._nodes: list[int] = np.frombuffer(data, "<u4", size // 4, 4).tolist() if size else []
+        self._texts = data[4 + size :]
+        self._inert: set[str] = set()  # characters that begin no mapped sequence
+        ascii_ones = [chr(code) for code in range(128)]
+        quiet = [character for character in ascii_ones if self._is_quiet(character, ascii_ones)] if self._nodes else []
+        # Runs of ASCII characters that no sequence changes: the larger part of most texts.
+        self._quiet = re.compile(f"[{re.escape(''.join(quiet))}]+(?![^\\x00-\\x7f])" if quiet else "(?!)")
+
+    def __call__(self, text: str) -> str:
+        """Normalize a text. Raises ModelError if the map refers to bytes beyond its end."""
+        if not self._nodes:
+            return text
+        parts, at = [], 0
+        while at < len(text):
+            if run := self._quiet.match(text, at):
+                parts.append(run[0])
+                at = run.end()
+                continue
+            end, place = self._longest(text, at) if text[at] not in self._inert else (at, 0)
+            parts.append(self._replacement(place) if end > at else text[at])
+            at = max(end, at + 1)
+        return "".join(parts)
+
+    def _is_quiet(self, character: str, characters: list[str]) -> bool:
+        return all(self._longest(character + second, 0)[0] == 0 for second in characters)
+
+    def _longest(self, text: str, start: int) -> tuple[int, int]:
+        """Return the end of the longest sequence at a position, and its replacement's offset, or (start, 0)."""
+        nodes, count = self._nodes, len(self._nodes)
+        best, place = start, 0
+        inner = _offset(nodes[0])
+        for at in range(start, min(start + _LONGEST, len(text))):
+            for byte in text[at].encode(errors="replace"):
+                child = inner ^ byte
+                if not byte or child >= count or nodes[child] & _LABEL != byte:
+                    if at == start:
+                        self._inert.add(text[start])
+                    return best, place
+                inner = child ^ _offset(nodes[child])
+            if nodes[child] & 256 and inner < count:
+                best, place = at + 1, nodes[inner] & 0x7FFFFFFF
+        return best, place
+
+    def _replacement(self, place: int) -> str:
+        if place >= len(self._texts):
+            raise ModelError("the charsmap refers to bytes beyond its end")
+        return self._texts[place : self._texts.index(b"\0", place)].decode(errors="replace")
+
+
+def _offset(node: int) -> int:
+    return node >> 10 << ((node & 512) >> 6)
+
+
+_UNITS = 10_000  # units of a score of 1.0
+_UNKNOWN, _INVALID = -10_000_000, -20_000_000  # scores of a character that is no piece, and of pieces to ignore
+
+
+class Plamo(SentencePiece):
+    """PLaMo 2's tokenizer.
+
+    Scores are integers in units of 1/10,000; of equally good segmentations, the one with the longer first piece wins.
+    """
+
+    def __init__(self, vocabulary: Vocabulary) -> None:
+        super().__init__(vocabulary)
+        tokens = [token for token in vocabulary.ids.values() if vocabulary.types[token] == NORMAL]
+        pieces = [vocabulary.pieces[token] for token in tokens]
+        scores = {piece: round_half_up(-vocabulary.ranks[piece] * _UNITS) for piece in pieces}
+        self._scores = {piece: score for piece, score in scores.items() if score > _INVALID}
+        self._lengths = lengths_by_start(self._scores, 1)
+
+    def encode(self, text: str) -> list[int]:
+        """Encode a text without special tokens; a leading byte order mark is dropped."""
+        return super().encode(text.removeprefix("\ufeff"))
+
+    def _words_of(self, text: str) -> Iterable[str]:
+        return [text] if text else []
+
+    def _tokens(self, word: str) -> list[int]:
+        ends, tokens, at = self._best_ends(word), [], 0
+        while at < len(word):
+            end = abs(ends[at])
+            piece = word[at:end]
+            tokens += [self.vocabulary.ids[piece]] if ends[at] > 0 else self._byte_tokens(piece)
+            at = end
+        return tokens
+
+    def _best_ends(self, word: str) -> list[int]:
+        """Return, for each position, the end of the first piece of the best segmentation from there on.
+
+        The end is negative where that piece is a single character that becomes byte tokens.
+        """
+        count, scores = len(word), self._scores
+        best, ends = [0] * (count + 1), [0] * count
+        for start in range(count - 1, -1, -1):
+            pairs = [
+                (best[start + length] + score, start + length)
+                for length in self._lengths.get(word[start], ())
+                if start + length <= count and (score := scores.get(word[start : start + length])) is not None
+            ]  # longest first: max() prefers the first of equal scores
+            pairs.append((best[start + 1] + _UNKNOWN, -(start + 1)))
+            best[start], ends[start] = max(pairs, key=lambda pair: pair[0])
+        return ends
+
     def _piece_bytes(self, piece: str) -> bytes:
-        return piece.replace("▁", " ").encode(errors="replace")
+        return piece.encode(errors="replace")
+
+
+def round_half_up(x: float) -> int:
+    """Round as C does: halves away from 0."""
+    return int(abs(x) + 0.5) * (1 if x >= 0 else -1)

@@ -36,10 +36,7 @@ from localllm.text.token_types import (
     tokens_of_types,
 )
 
-_UNSUPPORTED = {
-    "hybriddna": "DNA k-mer",
-    "whitespace": "whitespace",
-}
+_UNSUPPORTED = {"hybriddna": "DNA k-mer", "whitespace": "whitespace"}
 # The vocabularies that are supported, with the ids that special tokens have where the file is silent.
 _DEFAULTS: dict[str, dict[str, int]] = {
     "gpt2": {},
@@ -81,7 +78,7 @@ class Vocabulary:
     adds_eos: bool
     adds_space: bool  # SentencePiece puts a space before a text
     merges_spaces: bool  # unigram: several spaces become one
-    charsmap: bytes  # unigram: normalization map, see precompiled_charsmap.py
+    charsmap: bytes  # unigram: normalization map, see unigram.Charsmap
     lowers: bool  # WordPiece: letters become lower case
     strips_accents: bool  # WordPiece
     strips_before: frozenset[int]  # special tokens that strip the white space before them
@@ -283,8 +280,8 @@ def _pretokenizer(keys: Checked, model: str) -> tuple[PreTokenizer | None, str |
     name = "gemma4" if model == "gemma4" else name
     if name in PRETOKENIZERS:
         return PRETOKENIZERS[name], None
-    row = f"unknown ({name[:40]!r})" if name else "missing"
-    return PRETOKENIZERS["default"], f"the model's pre-tokenizer is {row}: using the default one, answers may suffer"
+    state = f"unknown ({name[:40]!r})" if name else "missing"
+    return PRETOKENIZERS["default"], f"the model's pre-tokenizer is {state}: using the default one, answers may suffer"
 
 
 def _special_ids(keys: Checked, model: str, count: int) -> dict[str, int | None]:

@@ -25,8 +25,8 @@ from localllm.convert.config import Config
 from localllm.engine.runs import DEEP, FIRST, Runs
 from localllm.errors import LocalllmError, MemoryLimitError, ModelError
 from localllm.files import logits_file
+from localllm.files.cache import checksummed_cache, prefix_files
 from localllm.files.cache import checksummed_cache as known
-from localllm.files.cache import file_hash, prefix_files
 from localllm.files.cache.prefix_files import PrefixFile
 from localllm.files.logits_file import LogitsWriter, count_scored_tokens, row_width
 from localllm.generation.reasoning import overlap
@@ -51,7 +51,7 @@ def test_a_hash_is_remembered(tmp_path, cache):
     path.write_bytes(b"abc")
     right = hashlib.sha256(b"abc").hexdigest()
     for _ in range(2):
-        assert file_hash.sha256_of(path, lambda *told: heard.append(told)) == right
+        assert checksummed_cache.sha256_of(path, lambda *told: heard.append(told)) == right
     assert heard == [(3, 3)]
     assert (cache / "sha256").stat().st_mode & 0o777 == 0o700
 
@@ -60,16 +60,16 @@ def test_how_far_a_hash_is(tmp_path, cache, monkeypatch):
     """Piece by piece; a cache that cannot be written costs nothing but time, and one that is there is good."""
     path, heard = tmp_path / "x", []
     path.write_bytes(b"0123456789")
-    monkeypatch.setattr(file_hash, "PIECE", 4)
+    monkeypatch.setattr(checksummed_cache, "PIECE", 4)
     cache.write_bytes(b"no folder")
     for _ in range(2):
-        found = file_hash.sha256_of(path, lambda *told: heard.append(told))
+        found = checksummed_cache.sha256_of(path, lambda *told: heard.append(told))
         assert found == hashlib.sha256(b"0123456789").hexdigest()
     assert heard == [(4, 10), (8, 10), (10, 10)] * 2
     cache.unlink()
     for name in ("x", "y"):
         (tmp_path / name).write_bytes(name.encode())
-        assert file_hash.sha256_of(tmp_path / name) == hashlib.sha256(name.encode()).hexdigest()
+        assert checksummed_cache.sha256_of(tmp_path / name) == hashlib.sha256(name.encode()).hexdigest()
     assert len(list((cache / "sha256").iterdir())) == 2
 
 
@@ -79,20 +79,20 @@ def test_how_far_a_hash_is(tmp_path, cache, monkeypatch):
 def test_what_is_no_hash_is_not_believed(tmp_path, cache, kept: str):
     path = tmp_path / "x"
     path.write_bytes(b"abc")
-    right = file_hash.sha256_of(path)
+    right = checksummed_cache.sha256_of(path)
     [file] = (cache / "sha256").iterdir()
     file.write_text(kept, encoding="utf-8")
-    assert file_hash.sha256_of(path) == right
+    assert checksummed_cache.sha256_of(path) == right
     file.write_text("0" * 64)
-    assert file_hash.sha256_of(path) == "0" * 64, "what looks like one is"
+    assert checksummed_cache.sha256_of(path) == "0" * 64, "what looks like one is"
     (cache / "sha256").chmod(0o777)
-    assert file_hash.sha256_of(path) == right, "but not where others can write"
+    assert checksummed_cache.sha256_of(path) == right, "but not where others can write"
 
 
 def test_a_file_that_changes_while_it_is_read_is_not_remembered(tmp_path, cache):
     path = tmp_path / "x"
     path.write_bytes(b"abc")
-    file_hash.sha256_of(path, lambda *told: os.utime(path, (1, 1)))
+    checksummed_cache.sha256_of(path, lambda *told: os.utime(path, (1, 1)))
     assert not (cache / "sha256").exists()
 
 

@@ -20,12 +20,13 @@ def merge(
       localllm merge big-00001-of-00003.gguf
       localllm merge big-00001-of-00003.gguf whole.gguf
     """
-    from localllm.files.gguf.file import SPLIT_NAME, GGUFFile
+    from localllm.files.gguf.file import GGUFFile
+    from localllm.files.models_folder import SPLIT
     from localllm.quantizing.rewrite import merged_file
 
     path = resolve_model_path(model)
     source = GGUFFile.open(path, needed=())
-    match = SPLIT_NAME.fullmatch(path)
+    match = SPLIT.fullmatch(path)
     if "split.count" not in source.metadata or match is None:
         raise UsageError(f"{path}: not a file of a split model")
     copy_files(source, [merged_file(source, f"{match['stem']}.gguf" if out is None else out)], force)

@@ -26,8 +26,8 @@ from prompt_toolkit.output import DummyOutput, Output, create_output
 from localllm.cli.terminal.output import exit_on_signals, has_colour, is_dumb, is_terminal, printable
 from localllm.cli.terminal.stream_renderer import cells
 from localllm.errors import LocalllmError
-from localllm.files.safe_file import SafeFile, make_private, state_folder
-from localllm.system.files import open_file
+from localllm.files.safe_file import SafeFile, make_private
+from localllm.system.files import folder_of, open_file
 from localllm.system.processes import can_handle_in_loop, fatal_signals
 from localllm.system.terminal import is_silent, raw_keys, shows_keys
 
@@ -308,7 +308,7 @@ class FileHistory(History):
 
     def __init__(self, path: Path | None = None):
         super().__init__()
-        self.path = path or state_folder() / "history"
+        self.path = path or folder_of("state") / "history"
 
     def load_history_strings(self) -> Iterable[str]:
         """Yield the texts, latest first; skip invalid lines."""

@@ -10,7 +10,6 @@ import os
 import struct
 import threading
 from pathlib import Path
-from types import TracebackType
 from typing import BinaryIO, Self
 
 import numpy as np
@@ -107,9 +106,7 @@ class ArrayLog:
         start = self._end + len(head) + len(name.encode())
         self._places[name], self._end = (start, data.nbytes), self._file.tell()
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self._file.close()
 
     def remove(self) -> None:

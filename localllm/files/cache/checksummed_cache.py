@@ -1,4 +1,4 @@
-"""Checksummed files in the user's cache folder (machine code, CPU names, tables), and records of passed checks.
+"""Checksummed files in the user's cache folder (machine code, CPU names, tables), passed checks, and hashes of files.
 
 Whoever can write these files can run code, so only the user may. Each file begins with a checksum and is written
 atomically, so any number of programs may write at once.
@@ -6,16 +6,20 @@ atomically, so any number of programs may write at once.
 A slow check runs once per content: for each passed check there is an empty file in the user's cache folder, named by a
 hash of the checked content and of the checks' source files. After a change of these sources everything is checked
 again. If the folder cannot be written, the check runs at every start.
+
+A 5 GB file takes seconds to hash. So its SHA-256 is stored under a name made of the file's device, inode number, size
+and times of change, one of which (ctime) programs cannot easily set.
 """
 
 import functools
 import hashlib
 import os
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
 from localllm.files.safe_file import temporary_prefix
-from localllm.system.files import cache_folder, is_private, make_private, open_file, replace, temporary_file
+from localllm.system.files import cache_folder, is_private, make_private, open_file, replace, temporary_file, version_of
 from localllm.system.locks import lock
 
 
@@ -103,3 +107,45 @@ def sources_hash(*folders: Path) -> str:
                     status = entry.stat()
                     digest.update(f"{entry.name} {status.st_size} {status.st_mtime_ns}\0".encode())
     return digest.hexdigest()[:16]
+
+
+# ---- SHA-256 hashes of large files
+
+PIECE = 1 << 23  # bytes read at once
+HEX_DIGITS = 64  # of a hash
+
+OnProgress = Callable[[int, int], None]  # (bytes read so far, bytes to read)
+
+
+def sha256_of(path: str | os.PathLike[str], on_progress: OnProgress | None = None) -> str:
+    """Compute a file's SHA-256, 64 hexadecimal digits. Raises OSError."""
+    with open(path, "rb", buffering=0) as file:
+        entry = entry_path(file.fileno())
+        if cached := read_entry(entry):
+            return cached
+        digest, size = hashlib.sha256(), os.fstat(file.fileno()).st_size
+        while data := file.read(PIECE):
+            digest.update(data)
+            if on_progress:
+                on_progress(file.tell(), size)
+        if entry_path(file.fileno()) == entry:  # the file did not change meanwhile
+            with suppress(OSError):
+                entry.parent.mkdir(0o700, parents=True, exist_ok=True)
+                entry.write_text(digest.hexdigest(), encoding="ascii")
+    return digest.hexdigest()
+
+
+def entry_path(descriptor: int) -> Path:
+    """Return the path of the cached hash of an open file in its present state. Raises OSError."""
+    state = os.fstat(descriptor)
+    identity = state.st_dev, state.st_ino, *version_of(descriptor)
+    return cache_folder() / "sha256" / hashlib.sha256(repr(identity).encode()).hexdigest()[:32]
+
+
+def read_entry(entry: Path) -> str | None:
+    """Read a hash that this user has cached, None if there is none."""
+    try:
+        text = entry.read_text(encoding="ascii") if is_private(entry.parent) else ""
+    except (OSError, ValueError):
+        return None
+    return text if len(text) == HEX_DIGITS and set(text) <= set("0123456789abcdef") else None

@@ -227,11 +227,8 @@ class HeaderReader:
             if self.items > MAX_ITEMS:
                 self.fail(f"more than {MAX_ITEMS} strings in the metadata's arrays")
             if key in self.needed:
-                return (
-                    self.strings(count)
-                    if (cached := self.kept.get(self.position)) is None
-                    else self.skip_strings(cached)
-                )
+                cached = self.kept.get(self.position)
+                return self.strings(count) if cached is None else self.skip_strings(cached)
             return LazyValue(self.strings_later(count), count)
         self.arrays += count
         if self.arrays > MAX_ARRAYS:

@@ -56,9 +56,7 @@ class Source(Protocol):
     def tensors(self) -> Sequence[SourceTensor]: ...
 
     @property
-    def parts(
-        self,
-    ) -> Sequence[Sequence[str]]: ...  # names of the tensors, by file of a split model
+    def parts(self) -> Sequence[Sequence[str]]: ...  # names of the tensors, by file of a split model
 
     @property
     def warnings(self) -> Sequence[str]: ...  # for the user, one line each

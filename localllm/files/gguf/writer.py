@@ -1,8 +1,7 @@
 """A writer of GGUF files that holds one chunk of one tensor in memory at a time.
 
 The header has only the sizes of tensors, so it can be written before any weight is computed. Source: the GGUF
-specification,
-https://github.com/ggml-org/ggml/blob/master/docs/gguf.md (version 3, little-endian).
+specification, https://github.com/ggml-org/ggml/blob/master/docs/gguf.md (version 3, little-endian).
 """
 
 import math
@@ -35,9 +34,8 @@ class OutputTensor:
     name: str
     format: Format
     shape: tuple[int, ...]  # in weights, the length of a row last
-    pieces: Iterable[bytes | memoryview | np.ndarray] = field(
-        default=(), compare=False
-    )  # its bytes in order, made on demand
+    # Its bytes in order, made on demand.
+    pieces: Iterable[bytes | memoryview | np.ndarray] = field(default=(), compare=False)
 
     @property
     def nbytes(self) -> int:
@@ -118,10 +116,8 @@ def pack_value(value: object) -> Packed:
     if isinstance(value, Packed):
         return value
     if isinstance(value, np.ndarray):
-        kind = KINDS[value.dtype.newbyteorder("<")]
-        return Packed(
-            struct.pack("<IIQ", ARRAY, kind, value.size) + value.astype(value.dtype.newbyteorder("<")).tobytes()
-        )
+        dtype = value.dtype.newbyteorder("<")
+        return Packed(struct.pack("<IIQ", ARRAY, KINDS[dtype], value.size) + value.astype(dtype).tobytes())
     if isinstance(value, list | tuple):
         return pack_array(value)
     kind, data = pack_scalar(value)

@@ -70,8 +70,8 @@ from localllm.cli.terminal import (
 from localllm.convert.config import Config
 from localllm.convert.projectors.internvl import one_side
 from localllm.errors import LocalllmError, ModelError, RecordsError, UsageError
+from localllm.files.gguf import file as ahead
 from localllm.files.gguf import header_only as hollow
-from localllm.files.gguf import mapped_pages as ahead
 from localllm.files.gguf.header import HeaderReader
 from localllm.files.gguf.metadata_reader import Checked
 from localllm.files.gguf.writer import OutputTensor, write_gguf

@@ -23,7 +23,6 @@ import h11
 from starlette.datastructures import Headers
 
 from localllm.errors import ContextError, LocalllmError, MemoryLimitError, ModelError, UsageError
-from localllm.files.gguf import projectors
 from localllm.files.gguf.file import GGUFFile
 from localllm.generation.constraints.constraint import constraint_of
 from localllm.generation.logprobs import token_logprobs
@@ -1317,7 +1316,7 @@ def test_what_a_model_needs_before_it_is_opened(monkeypatch: pytest.MonkeyPatch)
         closed.append(path)
 
     monkeypatch.setattr(GGUFFile, "open", opened)
-    monkeypatch.setattr(projectors, "projector_bytes", lambda path: 20 if path == "m.gguf" else 0)
+    monkeypatch.setattr("localllm.files.models_folder.projector_bytes", lambda path: 20 if path == "m.gguf" else 0)
     assert ModelEntry("m", "m.gguf").needed_bytes == 300_001_020 and closed == ["m.gguf"]
     assert ModelEntry("n", "n.gguf").needed_bytes == 300_001_000
 

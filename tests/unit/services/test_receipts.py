@@ -20,7 +20,7 @@ from tiny_model import write_tiny_model
 import localllm
 from localllm.cli import one_shot as cli_receipt
 from localllm.errors import UsageError
-from localllm.files.cache import file_hash
+from localllm.files.cache import checksummed_cache
 from localllm.generation.options import CALLABLES, GenerationOptions
 from localllm.generation.sampling.options import SamplingOptions
 from localllm.generation.speculation.draft_model import ModelDrafter
@@ -38,7 +38,7 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> str:
 @pytest.fixture(autouse=True)
 def hashes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A cache folder for hashes alone."""
-    monkeypatch.setattr(file_hash, "cache_folder", lambda: tmp_path / "cache")
+    monkeypatch.setattr(checksummed_cache, "cache_folder", lambda: tmp_path / "cache")
     return tmp_path / "cache" / "sha256"
 
 
@@ -385,21 +385,21 @@ def test_what_no_receipt_can_have_is_refused_before_the_answer(tmp_path: Path):
 def test_hashes_are_remembered_while_a_file_stays_as_it_is(tmp_path: Path, hashes: Path):
     path, heard = tmp_path / "file", []
     path.write_bytes(b"a" * 100)
-    assert file_hash.sha256_of(path, lambda *told: heard.append(told)) == hashlib.sha256(b"a" * 100).hexdigest()
+    assert checksummed_cache.sha256_of(path, lambda *told: heard.append(told)) == hashlib.sha256(b"a" * 100).hexdigest()
     assert heard == [(100, 100)]
-    file_hash.sha256_of(path, lambda *told: heard.append(told))
+    checksummed_cache.sha256_of(path, lambda *told: heard.append(told))
     assert len(heard) == 1 and len(os.listdir(hashes)) == 1
     state = os.stat(path)
     path.write_bytes(b"b" * 100)
     os.utime(path, ns=(state.st_atime_ns, state.st_mtime_ns))
-    assert file_hash.sha256_of(path) == hashlib.sha256(b"b" * 100).hexdigest()
+    assert checksummed_cache.sha256_of(path) == hashlib.sha256(b"b" * 100).hexdigest()
     (kept,) = [file for file in hashes.iterdir() if file.read_text() == hashlib.sha256(b"b" * 100).hexdigest()]
     kept.write_text("nonsense")
-    assert file_hash.sha256_of(path) == hashlib.sha256(b"b" * 100).hexdigest()
+    assert checksummed_cache.sha256_of(path) == hashlib.sha256(b"b" * 100).hexdigest()
     if os.name == "posix":
         hashes.chmod(0o777)  # others may have written there
         kept.write_text("0" * 64)
-        assert file_hash.sha256_of(path) == hashlib.sha256(b"b" * 100).hexdigest()
+        assert checksummed_cache.sha256_of(path) == hashlib.sha256(b"b" * 100).hexdigest()
 
 
 @pytest.mark.parametrize(("speculate", "kind"), [("draft:gone.gguf", "auto"), ("ngram", "ngram"), ("off", "off")])

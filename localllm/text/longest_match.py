@@ -1,16 +1,21 @@
-"""WordPiece (BERT, Devlin et al. 2018): a word is split by taking the longest matching piece, from left to right.
+r"""Tokenizers that take the longest matching piece, from left to right: BERT's WordPiece, and RWKV's World.
 
-Texts are normalized first: control characters and accents are removed, letters become lower case; white space,
-punctuation and Chinese characters end words. As in the models' own tokenizers, a word that cannot be split into pieces
-becomes one unknown token as a whole, and so does one that is too long. Source:
+WordPiece (Devlin et al. 2018) normalizes texts first: control characters and accents are removed, letters become lower
+case; white space, punctuation and Chinese characters end words. As in the models' own tokenizers, a word that cannot be
+split into pieces becomes one unknown token as a whole, and so does one that is too long. Source:
 https://github.com/google-research/bert/blob/master/tokenization.py
+
+RWKV's pieces are of the UTF-8 bytes of the whole text. Files write a piece with the escapes of Python's bytes: \n, \x8f
+and the like, and a backslash before a backslash or quote.
 """
 
 import re
 from collections.abc import Iterable
 from unicodedata import category, normalize
 
-from localllm.text.subwords import Subwords
+from localllm.errors import ModelError
+from localllm.text.subwords import Subwords, lengths_by_start
+from localllm.text.token_types import NORMAL
 from localllm.text.vocabulary import Vocabulary
 
 LONGEST = 100  # characters of a word
@@ -55,9 +60,8 @@ class WordPiece(Subwords):
     def _normalize(self, piece: str) -> str:
         if self._strips:
             piece = "".join(character for character in normalize("NFD", piece) if category(character) != "Mn")
-        return (
-            "".join([character.lower() for character in piece]) if self._lower else piece
-        )  # each alone: str.lower() writes a final sigma as ς
+        # Each alone: str.lower() writes a final sigma as ς.
+        return "".join([character.lower() for character in piece]) if self._lower else piece
 
     def _pieces(self, word: str) -> list[int]:
         """Encode a normalized word."""
@@ -72,9 +76,6 @@ class WordPiece(Subwords):
             remaining = remaining[length:]
         return tokens
 
-    def _piece_bytes(self, piece: str) -> bytes:
-        return piece.replace("▁", " ").encode(errors="replace")
-
 
 def is_control(character: str) -> bool:
     """Return whether a character is dropped: control, format, private use and unassigned ones."""
@@ -84,3 +85,50 @@ def is_control(character: str) -> bool:
 def is_punctuation(character: str) -> bool:
     """Return whether a character is a word by itself."""
     return character in ASCII_PUNCTUATION or category(character)[0] == "P"
+
+
+_ESCAPED = re.compile(r"\\(x[0-9a-fA-F]{2}|.)", re.DOTALL)
+_NAMED = {"t": b"\t", "n": b"\n", "r": b"\r"}
+
+
+def unescape(piece: str) -> bytes:
+    """Decode the bytes of a piece."""
+    data, end = b"", 0
+    for escape in _ESCAPED.finditer(piece):
+        data += piece[end : escape.start()].encode(errors="replace")
+        name, end = escape[1], escape.end()
+        data += bytes([int(name[1:], 16)]) if len(name) == 3 else _NAMED.get(name, name.encode(errors="replace"))
+    return data + piece[end:].encode(errors="replace")
+
+
+class RwkvVocab(Subwords):
+    """RWKV's tokenizer."""
+
+    def __init__(self, vocabulary: Vocabulary) -> None:
+        """Build the table of pieces. Raises ModelError if there is no token for one of the 256 bytes."""
+        super().__init__(vocabulary)
+        kinds = vocabulary.types
+        tokens = [token for token in vocabulary.ids.values() if kinds[token] == NORMAL]
+        self._bytes = {token: unescape(vocabulary.pieces[token]) for token in tokens}
+        self._ids = {piece: token for token, piece in self._bytes.items()}
+        self._lengths = lengths_by_start(self._ids, 2)
+        if missing := [byte for byte in range(256) if bytes([byte]) not in self._ids]:
+            more_bytes = f" and {len(missing) - 1} more" if len(missing) > 1 else ""
+            raise ModelError(f"tokenizer.ggml.tokens: the byte {missing[0]:#04x}{more_bytes} is missing")
+
+    def _tokens(self, word: str) -> list[int]:
+        data, ids, at = word.encode(), self._ids, 0
+        tokens = []
+        while at < len(data):
+            for length in self._lengths.get(data[at : at + 2], ()):
+                if (token := ids.get(data[at : at + length])) is not None:
+                    break
+            else:
+                length = 1
+                token = ids[data[at : at + 1]]
+            tokens.append(token)
+            at += length
+        return tokens
+
+    def _piece_bytes(self, piece: str) -> bytes:
+        return unescape(piece)
