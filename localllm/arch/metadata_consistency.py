@@ -11,7 +11,7 @@ from localllm.arch.metadata import Fields
 from localllm.files.gguf.file import Tensor
 from localllm.files.gguf.metadata_reader import is_whole, show
 
-OF_EXPERTS = "ffn_gate_inp.weight", "ffn_down_exps.weight"
+EXPERT_TENSORS = "ffn_gate_inp.weight", "ffn_down_exps.weight"
 # Hyperparameters, one number or one for each layer: a layer's tensor, and its axis that must have that length.
 LENGTHS = {
     "expert_feed_forward_length": ("ffn_down_exps.weight", -1),
@@ -28,10 +28,10 @@ TENSORS = {
     "attention.q_lora_rank": "attn_q_a.weight",
 }
 # Exceptions, by architecture:
-OF_EXPERTS_ONLY = "arctic"  # feed_forward_length is that of the experts, not of the dense network beside them
-OF_BOTH = "qwen"  # feed_forward_length counts the gate's and the up matrix's rows together
-OF_ONE_EXPERT = "hunyuan-dense", "hunyuan_vl"  # files of dense models say that they have one expert
-OF_NO_EXPERT = "granitehybrid", "graniteswitch", "deepseek2"  # files of dense models may have other keys of experts
+EXPERT_LENGTH = "arctic"  # feed_forward_length is that of the experts, not of the dense network beside them
+LENGTH_OF_BOTH = "qwen"  # feed_forward_length counts the gate's and the up matrix's rows together
+ONE_EXPERT = "hunyuan-dense", "hunyuan_vl"  # files of dense models say that they have one expert
+NO_EXPERTS = "granitehybrid", "graniteswitch", "deepseek2"  # files of dense models may have other keys of experts
 OTHERS = "mla", "swa"  # suffixes of lengths of keys and values, in models that have several
 # Hyperparameters that must not exceed the number of layers.
 MOST_LAYERS = "leading_dense_block_count", "interleave_moe_layer_step", "nextn_predict_layers"
@@ -91,7 +91,7 @@ def require_present(fields: Fields, tensors: Mapping[str, Tensor]) -> None:
             continue
         is_there = any(f"blk.{layer}.{name}" in tensors for layer in range(layers))
         if fields.has(key) and not is_there and max(fields.counts(key, layers, 0)):
-            first = next((n for n in range(layers) if f"blk.{n}.{OF_EXPERTS[0]}" in tensors), 0)
+            first = next((n for n in range(layers) if f"blk.{n}.{EXPERT_TENSORS[0]}" in tensors), 0)
             missing = f"blk.{first if 'expert' in key else 0}.{name}"
             raise fields.error(f"{fields.key(key)} is {show(fields.raw(key))}, but there is no {missing}")
     for key in MOST_LAYERS:
@@ -103,30 +103,30 @@ def require_feed_forward_length(fields: Fields, tensors: Mapping[str, Tensor]) -
     """Check the feed-forward length, also of experts if they have no expert_feed_forward_length."""
     key, names, experts = "feed_forward_length", ["ffn_down.weight"], "ffn_down_exps.weight"
     if fields.raw("expert_feed_forward_length") is None:
-        names = [experts] if fields.arch == OF_EXPERTS_ONLY else [*names, experts]
+        names = [experts] if fields.arch == EXPERT_LENGTH else [*names, experts]
     for name in names:
         if any(f"blk.{layer}.{name}" in tensors for layer in range(fields.layers())):
             lengths = fields.counts(key, fields.layers(), None if fields.raw(key) is None else 0)
-            lengths = tuple(length // 2 for length in lengths) if fields.arch == OF_BOTH else lengths
+            lengths = tuple(length // 2 for length in lengths) if fields.arch == LENGTH_OF_BOTH else lengths
             require_lengths(fields, tensors, key, lengths, name, -1)
 
 
 def require_experts_or_none(fields: Fields, tensors: Mapping[str, Tensor]) -> None:
     """Check that a model with hyperparameters of experts has experts."""
     experts = max(fields.counts("expert_count", fields.layers(), 0))
-    if (fields.arch in OF_ONE_EXPERT and experts <= 1) or has_none(fields):
+    if (fields.arch in ONE_EXPERT and experts <= 1) or has_none(fields):
         return
     for key in ABOUT_EXPERTS:
         if not experts and (value := max(fields.counts(key, fields.layers(), 0))):
             raise fields.error(f"{fields.key(key)} is {value}, but {fields.key('expert_count')} is 0")
-    is_expert = [part for part in tensors if part.split(".", 2)[2:] and part.split(".", 2)[2] in OF_EXPERTS]
+    is_expert = [part for part in tensors if part.split(".", 2)[2:] and part.split(".", 2)[2] in EXPERT_TENSORS]
     if experts and not is_expert and not any(".ffn_down.0." in name for name in tensors):
         raise fields.error(f"{fields.key('expert_count')} is {experts}, but no layer has experts")
 
 
 def has_none(fields: Fields) -> bool:
-    """Return whether a file has no experts but may have keys of experts (OF_NO_EXPERT)."""
-    return fields.arch in OF_NO_EXPERT and not max(fields.counts("expert_count", fields.layers(), 0))
+    """Return whether a file has no experts but may have keys of experts (NO_EXPERTS)."""
+    return fields.arch in NO_EXPERTS and not max(fields.counts("expert_count", fields.layers(), 0))
 
 
 def require_lengths(
@@ -146,7 +146,7 @@ def require_experts(fields: Fields, tensors: Mapping[str, Tensor]) -> None:
     dense, step = fields.count("leading_dense_block_count", 0), fields.count("interleave_moe_layer_step", 1)
     for layer in range(fields.layers() - fields.count("nextn_predict_layers", 0)) if keys else ():
         expected = layer >= dense and (layer + 1) % step == 0
-        if expected != any(f"blk.{layer}.{name}" in tensors for name in OF_EXPERTS):
+        if expected != any(f"blk.{layer}.{name}" in tensors for name in EXPERT_TENSORS):
             values = ", ".join(f"{fields.key(key)} is {show(fields.raw(key))}" for key in keys)
             raise fields.error(f"{values}, but layer {layer} has {'no experts' if expected else 'experts'}")
 

@@ -18,8 +18,8 @@ import numpy as np
 from localllm.arch.rope_scaling import RopeScaling
 from localllm.errors import UsageError
 from localllm.frozen import frozen
-from localllm.generation.arguments import AnswerArguments
 from localllm.generation.constraints.constraint import constraint_of
+from localllm.generation.model_methods import AnswerArguments
 from localllm.generation.sampling.options import DEFAULTS, OPTIONS
 from localllm.text.builtin_templates import BUILTIN_TEMPLATES
 from localllm.text.messages import Message

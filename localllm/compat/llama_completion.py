@@ -7,13 +7,13 @@ from uuid import uuid4
 
 from localllm.compat.llama_arguments import CompletionArguments, answer_options, length_options, warn
 from localllm.errors import UsageError
-from localllm.generation.arguments import alternatives
 from localllm.generation.infill import Infill
 from localllm.generation.logprobs import LikelyToken, TokenLogprob, prompt_logprobs
+from localllm.generation.model_methods import alternatives
 
 if TYPE_CHECKING:
     from localllm.api import Model
-    from localllm.generation.generate import Generation
+    from localllm.generation.scheduler import Generation
     from localllm.text.tokenizer import Tokenizer
 
 

@@ -75,7 +75,7 @@ def tower_parts(tower: str, sizes: dict[str, int], out: int, section: Config) ->
     ours, source, width, hidden = tower[0], f"{tower}_model", sizes["embedding_length"], sizes["feed_forward_length"]
     if width == hidden:  # readers recognize the matrices of a layer by their shapes
         raise section.refusal("intermediate_size is hidden_size, which is not supported")
-    parts = {} if tower == "text" else of_pictures(source, sizes, width)
+    parts = {} if tower == "text" else image_parts(source, sizes, width)
     if tower == "text":
         embeddings = f"{source}.embeddings"
         parts |= plain("t.token_embd", f"{embeddings}.token_embedding", section.count("vocab_size", 49408), width)
@@ -93,7 +93,7 @@ def tower_parts(tower: str, sizes: dict[str, int], out: int, section: Config) ->
     return parts | plain(name, name, out, width)
 
 
-def of_pictures(source: str, sizes: dict[str, int], width: int) -> dict[str, Part]:
+def image_parts(source: str, sizes: dict[str, int], width: int) -> dict[str, Part]:
     """List the tensors that only the image encoder has."""
     patch, embeddings = sizes["patch_size"], f"{source}.embeddings"
     patches = (sizes["image_size"] // patch) ** 2

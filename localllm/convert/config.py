@@ -172,13 +172,13 @@ FOLLOWING = """
 """
 MEANINGLESS = re.compile("|".join(f"(?:{name})" for name in
                                   f"{TRAINING} {LOADING} {GENERATING} {OTHER_PARTS} {FOLLOWING}".split()))  # fmt: skip
-OF_GENERATION = re.compile(
+GENERATION_KEYS = re.compile(
     r".*_token_id|_.*|max_length|min_length|max_new_tokens|min_new_tokens|max_time|do_sample|use_cache|.*version"
     r"|cache_implementation|cache_config|return_.*|output_.*|num_return_sequences|assistant_.*|num_assistant.*"
     r"|early_stopping|chat_format|trust_remote_code|transformers.*|stop_strings|renormalize_logits|low_memory"
     r"|is_assistant|prompt_lookup.*|compile_config|disable_compile|max_matching_ngram_size|prefill_chunk_size|max_window_size"
 )
-OF_TOKENIZER = re.compile(
+TOKENIZER_KEYS = re.compile(
     r"add_(bos|eos|prefix)_(token|space)|.*_token|.*_tokens|.*_token_id|added_tokens_decoder|chat_template|_.*|.*_class"
     r"|model_max_length|max_length|clean_up_tokenization_spaces|padding_side|truncation_side|auto_map|.*version|legacy"
     r"|use_fast|from_slow|fast|sp_model_kwargs|split_special_tokens|errors|special_tokens_map_file|tokenizer_file"

@@ -101,7 +101,7 @@ GROUPS: dict[str, Layer] = {
 }
 
 PACKED, TRANSPOSED = 1, 2  # ways to store the experts of a layer in one tensor
-OF_PACKED = {
+PACKED_SHAPES = {
     PACKED: (("experts", "both_hidden", "width"), ("experts", "width", "expert_hidden")),
     TRANSPOSED: (("experts", "width", "both_hidden"), ("experts", "expert_hidden", "width")),
 }
@@ -114,7 +114,7 @@ def experts_of(sizes: Sizes, prefix: str) -> Layer:
     """
     if not sizes["packed"]:
         return EXPERTS
-    is_transposed, (both, down) = sizes["packed"] == TRANSPOSED, OF_PACKED[sizes["packed"]]
+    is_transposed, (both, down) = sizes["packed"] == TRANSPOSED, PACKED_SHAPES[sizes["packed"]]
 
     def whole(sources: Sequence[TensorSource], shape: Shape, sizes: Sizes) -> TensorSource:
         return transpose(sources[0]) if is_transposed else sources[0]

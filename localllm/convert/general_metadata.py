@@ -10,7 +10,7 @@ from pathlib import Path
 import gguf
 import numpy as np
 
-from localllm.convert.config import OF_GENERATION, warn_unused
+from localllm.convert.config import GENERATION_KEYS, warn_unused
 from localllm.convert.files import read_json
 from localllm.files.gguf.header import printable
 from localllm.generation.sampling.declaration import names_for
@@ -97,7 +97,7 @@ def sampling_metadata(content: Mapping[str, object]) -> tuple[dict[str, object],
         else:
             expected = "a whole number" if kind is INT32 else "a number"
             warnings.append(f"{FILE}: {name} should be {expected}, is {printable(str(value), 40)}: left out")
-    return metadata, warnings + warn_unused(FILE, content, {*KEYS, SEQUENCE}, OF_GENERATION)
+    return metadata, warnings + warn_unused(FILE, content, {*KEYS, SEQUENCE}, GENERATION_KEYS)
 
 
 def is_of(kind: type, value: object) -> bool:

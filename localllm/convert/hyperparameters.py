@@ -1,6 +1,6 @@
 """Translate config.json into GGUF metadata and into the expected sizes of the weights."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import field, replace
 from typing import Any
 
@@ -124,12 +124,18 @@ SLIDING = "sliding_attention"
 
 def windows_of(config: Config, layers: int, period: int = 5) -> list[bool]:
     """Return for each layer whether it has a window: all but the last of every `period`, or by layer_types."""
-    types = config.get("layer_types")
-    if types is None:
+    if config.get("layer_types") is None:
         return [(number + 1) % period != 0 for number in range(layers)]
-    if not isinstance(types, list) or len(types) != layers or not {*map(str, types)} <= {SLIDING, "full_attention"}:
-        raise config.refusal(f"layer_types should be {SLIDING} or full_attention for each of {layers} layers")
-    return [kind == SLIDING for kind in types]
+    return [kind == SLIDING for kind in kinds_by_layer(config, "layer_types", layers, (SLIDING, "full_attention"))]
+
+
+def kinds_by_layer(config: Config, name: str, layers: int, kinds: Collection[str], given: object = None) -> list[str]:
+    """Read a list with one of `kinds` for each layer; given: its value if it is not by that name in config.json."""
+    values = config.get(name) if given is None else given
+    if not isinstance(values, list) or len(values) != layers or not {*map(str, values)} <= {*kinds}:
+        choices = (" or " if len(kinds) == 2 else ", ").join(kinds)
+        raise config.refusal(f"{name} should be {choices} for each of {layers} layers")
+    return values
 
 
 def flags(config: Config, name: str, layers: int) -> list[int]:
@@ -138,16 +144,16 @@ def flags(config: Config, name: str, layers: int) -> list[int]:
     if (
         not isinstance(values, list)
         or len(values) != layers
-        or not all(type(value) is int and value in (0, 1) for value in values)
+        or any(type(n) is not int or n not in (0, 1) for n in values)
     ):
         raise config.refusal(f"{name} should be 0 or 1 for each of {layers} layers")
     return values
 
 
-def one_for_all(config: Config, name: str, layers: int) -> object:
+def one_for_all(config: Config, name: str, layers: int | None = None) -> object:
     """Read a value that may be given per layer. Raises ModelError if layers differ."""
     value = config.get(name)
-    if isinstance(value, list) and (len(value) != layers or len({*map(str, value)}) != 1):
+    if isinstance(value, list) and (len({*map(str, value)}) != 1 or layers not in (None, len(value))):
         raise config.refusal(f"{name} should be the same for all layers")
     return value[0] if isinstance(value, list) else value
 
@@ -158,6 +164,7 @@ def by_layer(name: str, values: Sequence[int]) -> dict[str, int]:
 
 
 SOFTMAX, SIGMOID = 1, 2  # GGUF's numbers of the router's score functions
+SCORES = {"softmax": SOFTMAX, "sigmoid": SIGMOID}
 
 
 def with_experts(
@@ -192,7 +199,7 @@ def with_deepseek_experts(config: Config, h: CheckpointFacts) -> CheckpointFacts
         expert_weights_norm=config.flag("norm_topk_prob") or None,
         expert_group_count=config.get("n_group") and config.count("n_group"),
         expert_group_used_count=config.get("topk_group") and config.count("topk_group"),
-        expert_gating_func=None if score is None else {"softmax": SOFTMAX, "sigmoid": SIGMOID}[score],
+        expert_gating_func=None if score is None else SCORES[score],
     )
 
 

@@ -21,7 +21,7 @@ from localllm.convert.transforms import to_float32
 from localllm.errors import ModelError
 from localllm.files.gguf.header import printable
 
-OF_IMAGES = re.compile(
+IMAGE_MODULES = re.compile(
     r"(model\.)?(vision_tower|vision_model|visual|multi_modal_projector|connector)\.(vision_model\.)?"
     r"|(model\.)?(?=image_newline$)"
     r"|(model\.)?(language_model\.)?(model\.)?(?=embed_tokens\.weight$)"  # some projectors need a row of it
@@ -72,7 +72,9 @@ def preparation(folder: Path) -> Config:
 
 def tensors_of(folder: Path, stored: Mapping[str, Stored], facts: ProjectorFacts) -> Iterator[CheckpointTensor]:
     """Yield all tensors of encoder and projector. Raises ModelError for missing or unknown tensors."""
-    images = {OF_IMAGES.sub("", name, count=1): tensor for name, tensor in stored.items() if OF_IMAGES.match(name)}
+    images = {
+        IMAGE_MODULES.sub("", name, count=1): tensor for name, tensor in stored.items() if IMAGE_MODULES.match(name)
+    }
     names = {part.theirs for part in facts.parts.values()}
     for name, tensor in images.items():
         if name not in names and not UNREAD.fullmatch(name) and not name.startswith(facts.unread):

@@ -50,9 +50,9 @@ LEFT_OUT = re.compile(
     r".*\.(inv_freq|cos_cached|sin_cached|masked_bias|attn\.[kv]_scale|self_attn\.[kv]_scale)"
     r"|(transformer\.)?h\.[0-9]+\.attn\.bias"
 )
-OF_IMAGES = re.compile(r"(model\.)?(vision_tower|vision_model|visual|multi_modal_projector|connector)\..*")
+IMAGE_TENSORS = re.compile(r"(model\.)?(vision_tower|vision_model|visual|multi_modal_projector|connector)\..*")
 IN_LAYER = re.compile(r".*?\b(?:layers|h|blocks)\.([0-9]+)\.(.+)")
-OF_EXPERT = re.compile(r"\.experts\.([0-9]+)\.")
+EXPERT_NUMBER = re.compile(r"\.experts\.([0-9]+)\.")
 UNTIED = "if it is the embedding (lm_head is tied), set tie_word_embeddings to true in config.json"
 # Matrices that are always F32.
 FULL_NUMBERS = ("ffn_gate_inp", "ffn_gate_inp_shexp", "position_embd", "ssm_conv1d", "token_types", "attn_rel_b")
@@ -177,7 +177,7 @@ class Names:
         """Return whether a tensor is for images or another task."""
         if self._family.unread and self._family.unread.fullmatch(name):
             return True
-        if self._family.sees and OF_IMAGES.fullmatch(name):
+        if self._family.sees and IMAGE_TENSORS.fullmatch(name):
             self.images += 1
             return True
         return False
@@ -189,8 +189,8 @@ class Names:
             .replace("text_model.", "")
             .replace("e_score_correction_bias", "e_score_correction.bias")
         )
-        expert = OF_EXPERT.search(plain)
-        plain = OF_EXPERT.sub(".experts.", plain, count=1)
+        expert = EXPERT_NUMBER.search(plain)
+        plain = EXPERT_NUMBER.sub(".experts.", plain, count=1)
         if renamed := self._family.renamed.get(plain.rpartition(".")[0]):
             return f"{renamed}.{plain.rpartition('.')[2]}", -1
         if plain in parts:
@@ -299,11 +299,12 @@ def unties_output(
     and llama.cpp's converter then use both.
     """
     rows, step = embedding.shape[0], 4096  # rows compared at once
+
+    def numbers(matrix: TensorSource, first: int) -> np.ndarray:
+        return as_float32(matrix.rows(first, min(first + step, rows)), matrix.dtype)
+
     if embedding.shape == output.shape and all(
-        np.array_equal(
-            *(as_float32(its.rows(first, min(first + step, rows)), its.dtype) for its in (embedding, output)),
-            equal_nan=True,
-        )
+        np.array_equal(numbers(embedding, first), numbers(output, first), equal_nan=True)
         for first in range(0, rows, step)
     ):
         return False

@@ -83,9 +83,8 @@ def read_tokens(folder: Path, content: TokenizerJson | None, size: int, of_gemma
         model = content["model"]
         kind = model.get("type", "BPE")
         if kind not in ("BPE", "WordPiece", "Unigram"):
-            raise ModelError(
-                f"{path}: tokenizers of type {printable(str(kind))} are not supported: BPE, WordPiece and Unigram are"
-            )
+            shown = printable(str(kind))
+            raise ModelError(f"{path}: tokenizers of type {shown} are not supported: BPE, WordPiece and Unigram are")
         if kind != "BPE":
             tokens = from_wordpiece(path, content, size) if kind == "WordPiece" else from_unigram(path, content, size)
         elif any(part.get("type") == "ByteLevel" for part in parts(content.get("pre_tokenizer"))):
@@ -151,9 +150,8 @@ def from_sentencepiece(path: Path, size: int) -> Tokens:
     except ValueError as error:
         raise ModelError(f"{path}: {printable(str(error))}") from None
     if model.kind != BPE:
-        raise ModelError(
-            f"{path}: SentencePiece models that are not BPE (this is of kind {model.kind}) are not supported"
-        )
+        problem = f"SentencePiece models that are not BPE (this is of kind {model.kind}) are not supported"
+        raise ModelError(f"{path}: {problem}")
     tokens = Tokens(size, "llama", "default", adds_space=model.adds_space)
     if model.normalizes:
         tokens.warnings.append(f"{path.name} normalizes text (as NFKC does); this is ignored")
@@ -201,9 +199,8 @@ def refuse_cuts(path: Path, content: TokenizerJson) -> None:
     """
     for part in parts(content.get("pre_tokenizer")):
         if not cuts_nothing(part, content):
-            raise ModelError(
-                f"{path}: pre-tokenizer {printable(str(part.get('type')))} with byte_fallback is not supported"
-            )
+            kind = printable(str(part.get("type")))
+            raise ModelError(f"{path}: pre-tokenizer {kind} with byte_fallback is not supported")
 
 
 def cuts_nothing(part: Step, content: TokenizerJson) -> bool:
@@ -269,16 +266,9 @@ def refuse_normalizer(path: Path, content: TokenizerJson, allowed: set[str]) -> 
 
 def prepends_space(content: TokenizerJson) -> bool:
     """Return whether a SentencePiece tokenizer.json adds a space before texts."""
-    schemes = [
-        part.get("prepend_scheme", "always")
-        for part in parts(content.get("pre_tokenizer"))
-        if part.get("type") == "Metaspace"
-    ]
-    return (
-        "always" in schemes
-        or "first" in schemes
-        or any(s["type"] == "Prepend" for s in steps(content.get("normalizer")))
-    )
+    metaspaces = [part for part in parts(content.get("pre_tokenizer")) if part.get("type") == "Metaspace"]
+    is_prepended = any(part.get("prepend_scheme", "always") in ("always", "first") for part in metaspaces)
+    return is_prepended or any(step["type"] == "Prepend" for step in steps(content.get("normalizer")))
 
 
 def add_slow_tokens(folder: Path, tokens: Tokens) -> None:
@@ -296,16 +286,11 @@ def add_slow_tokens(folder: Path, tokens: Tokens) -> None:
 def from_wordpiece(path: Path, content: TokenizerJson, size: int) -> Tokens:
     """Read WordPiece: pieces that begin words get "▁" in front, other pieces lose their "##". Raises ModelError."""
     model, (normalizer,) = content["model"], steps(content.get("normalizer")) or [Step()]
-    if normalizer.get("type") != "BertNormalizer" or [part["type"] for part in parts(content.get("pre_tokenizer"))] != [
-        "BertPreTokenizer"
-    ]:
+    pretokenizers = [part["type"] for part in parts(content.get("pre_tokenizer"))]
+    if normalizer.get("type") != "BertNormalizer" or pretokenizers != ["BertPreTokenizer"]:
         raise ModelError(f"{path}: WordPiece with another normalizer or pre-tokenizer than BERT's is not supported")
-    prefix, longest = model.get("continuing_subword_prefix", "##"), model.get("max_input_chars_per_word", LONGEST)
-    for name, value, usual in (
-        ("continuing_subword_prefix", prefix, "##"),
-        ("max_input_chars_per_word", longest, LONGEST),
-    ):
-        if value != usual:
+    for name, usual in (("continuing_subword_prefix", "##"), ("max_input_chars_per_word", LONGEST)):
+        if (value := model.get(name, usual)) != usual:
             raise ModelError(f"{path}: {name} {printable(str(value))} is not supported")
     if not (normalizer.get("clean_text", True) and normalizer.get("handle_chinese_chars", True)):
         raise ModelError(f"{path}: a normalizer that leaves control or Chinese characters alone is not supported")

@@ -256,7 +256,7 @@ def fused(rows: Callable[[np.ndarray, Sizes], np.ndarray], as_pairs: bool) -> Bu
     return build
 
 
-def of_groups(rows: np.ndarray, sizes: Sizes) -> np.ndarray:
+def rows_by_group(rows: np.ndarray, sizes: Sizes) -> np.ndarray:
     return rows.reshape(sizes["kv_heads"], -1, sizes["head_dim"])
 
 
@@ -276,9 +276,9 @@ FUNCTIONS: dict[str, Build] = {
     "turned": turned,
     "grouped": grouped,
     # Parts of it, queries and keys with pairs side by side.
-    "grouped_q": fused(lambda rows, sizes: of_groups(rows, sizes)[:, :-2].ravel(), as_pairs=True),
-    "grouped_k": fused(lambda rows, sizes: of_groups(rows, sizes)[:, -2].ravel(), as_pairs=True),
-    "grouped_v": fused(lambda rows, sizes: of_groups(rows, sizes)[:, -1].ravel(), as_pairs=False),
+    "grouped_q": fused(lambda rows, sizes: rows_by_group(rows, sizes)[:, :-2].ravel(), as_pairs=True),
+    "grouped_k": fused(lambda rows, sizes: rows_by_group(rows, sizes)[:, -2].ravel(), as_pairs=True),
+    "grouped_v": fused(lambda rows, sizes: rows_by_group(rows, sizes)[:, -1].ravel(), as_pairs=False),
     # The same of a matrix with all queries, all keys, all values.
     "stacked_q": fused(lambda rows, sizes: rows[: sizes["queries"]], as_pairs=True),
     "stacked_k": fused(lambda rows, sizes: rows[sizes["queries"] : -sizes["keys"]], as_pairs=True),

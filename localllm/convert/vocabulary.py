@@ -6,7 +6,7 @@ from typing import cast
 
 import numpy as np
 
-from localllm.convert.config import OF_TOKENIZER, warn_unused
+from localllm.convert.config import TOKENIZER_KEYS, warn_unused
 from localllm.convert.files import read_json, read_text, report_as_model_error
 from localllm.convert.tokenizer_json import PostProcessor, TokenizerJson
 from localllm.convert.tokens import Tokens, read_tokens
@@ -21,7 +21,7 @@ from localllm.text.vocabulary import read_vocabulary
 
 PREFIX = "tokenizer.ggml."
 SPECIAL = {"bos": "bos", "eos": "eos", "unk": "unknown", "pad": "padding"}  # Hugging Face's names to GGUF's
-OF_ENCODERS = SPECIAL | {"sep": "seperator", "cls": "cls", "mask": "mask"}  # GGUF's spelling
+ENCODER_SPECIAL = SPECIAL | {"sep": "seperator", "cls": "cls", "mask": "mask"}  # GGUF's spelling
 
 
 @frozen
@@ -89,7 +89,7 @@ def vocabulary_metadata(folder: Path, size: int, model: str = "") -> tuple[dict[
         raise ModelError(f"{folder}: {error}") from None
     metadata |= own_keys(tokens, settings)
     warnings = [*tokens.warnings, *odd_settings(settings), *unknown_ends(tokens, settings)]
-    warnings += warn_unused("tokenizer_config.json", settings.config, (), OF_TOKENIZER)
+    warnings += warn_unused("tokenizer_config.json", settings.config, (), TOKENIZER_KEYS)
     if tokens.left_out:
         number, first = len(tokens.left_out), min(tokens.left_out)
         ends = ", ".join(map(printable, dropped_end_tokens(tokens, settings)))
@@ -114,7 +114,7 @@ def odd_settings(settings: VocabularySettings) -> list[str]:
         "add_prefix_space": bool,
         "chat_template": (str, list),
     }
-    kinds |= {f"{name}_token": (str, dict) for name in OF_ENCODERS}
+    kinds |= {f"{name}_token": (str, dict) for name in ENCODER_SPECIAL}
     for name, kind in kinds.items():
         if (value := settings.config.get(name)) is not None and not isinstance(value, kind):
             odd.append(f"tokenizer_config.json: {name} is {printable(str(value), 40)}")
@@ -153,7 +153,7 @@ def special_ids(tokens: Tokens, settings: VocabularySettings) -> dict[str, int]:
     ids = {piece: token for token, piece in reversed(list(enumerate(tokens.pieces)))}
     template = settings.template() or {}
     metadata: dict[str, int] = {}
-    for name, key in (OF_ENCODERS if tokens.model in ("bert", "t5") else SPECIAL).items():
+    for name, key in (ENCODER_SPECIAL if tokens.model in ("bert", "t5") else SPECIAL).items():
         by_number = [token for token in settings.ids(name) if 0 <= token < tokens.size]
         for token in (ids.get(settings.text(name) or ""), *by_number, ids.get(template.get(name) or "")):
             if token is not None:

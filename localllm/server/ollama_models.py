@@ -28,8 +28,7 @@ from localllm.server.ollama_chat import model_name, nanoseconds, timestamp
 from localllm.server.openai_chat import extension_headers
 from localllm.server.request_options import parse_keep_alive
 from localllm.server.service import Service
-from localllm.text.token_types import TEXTS as INFILL_TEXTS
-from localllm.text.token_types import read_infill_tokens
+from localllm.text.token_types import INFILL_TEXTS, read_infill_tokens
 
 VERSION = "0.12.6"  # of Ollama, with this interface: programs demand a minimum
 BRIEF = 5  # most elements of an array that is shown without `verbose`, as in Ollama

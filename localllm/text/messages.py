@@ -13,7 +13,10 @@ from localllm.errors import UsageError
 Message = dict[str, Any]  # {"role": "system", "user" or "assistant", "content": its text}
 
 # What other programs call a role, and what templates call it.
-ROLES = {role: role for role in ("system", "user", "assistant", "tool")} | {"developer": "system", "function": "tool"}
+ROLES = {
+    "system": "system", "developer": "system", "user": "user", "assistant": "assistant", "tool": "tool",
+    "function": "tool",
+}  # fmt: skip
 
 
 def validate_messages(messages: Sequence[Message]) -> list[Message]:

@@ -79,6 +79,7 @@ FILL_TEXTS = {
     "fim_mid": ["<|fim_middle|>", "<fim-middle>", "<fim_middle>", "<｜fim▁end｜>", "<MID>", "▁<MID>",
                 "<|code_middle|>", "<|middle|>"],
 }  # fmt: skip
+INFILL_TEXTS = FILL_TEXTS | FILL_END_TEXTS
 # gpt-oss separates the parts of its answers with these tokens. They stay visible, or the parts would run together.
 SHOWN_TEXTS = ("<|channel|>", "<|message|>", "<|start|>", "<|constrain|>")
 MARK_TEXTS = (*SHOWN_TEXTS, "<|end|>")  # all markers of gpt-oss, shown or not
@@ -190,7 +191,7 @@ def read_infill_tokens(
         for key in filter(None, (name, OLDER_NAMES.get(name))):
             if (token := special_id(keys, key, count)) is not None:
                 return token
-        return next((token for text in (FILL_TEXTS | FILL_END_TEXTS)[name] if (token := find(text)) is not None), None)
+        return next((token for text in INFILL_TEXTS[name] if (token := find(text)) is not None), None)
 
     prefix, suffix, middle = read("fim_pre"), read("fim_suf"), read("fim_mid")
     if prefix is None or suffix is None or middle is None:

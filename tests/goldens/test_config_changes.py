@@ -13,7 +13,7 @@ from localllm.convert import open_folder
 from localllm.convert.config import Config
 from localllm.convert.families.bert import labels
 from localllm.convert.families.gemma import deviations
-from localllm.convert.families.llama import add_mask_token, of_mask
+from localllm.convert.families.llama import add_mask_token, mask_token
 from localllm.convert.families.qwen import interleave_heads
 from localllm.convert.hyperparameters import CheckpointFacts
 from localllm.convert.records import family_of
@@ -137,7 +137,7 @@ def test_what_scores_are_called(named: Any, count: int | None, found: list[str])
                                                       (None, 9, {"tokenizer.ggml.mask_token_id": 9})])  # fmt: skip
 def test_what_stands_for_masked_places(said: int | None, usual: int, found: dict[str, int]):
     h = add_mask_token(Config({"mask_token_id": said}, Path("c")), CheckpointFacts({}, {}, {}, False), usual)
-    assert of_mask({}, h) == found and h.metadata == {"attention.causal": False}
+    assert mask_token({}, h) == found and h.metadata == {"attention.causal": False}
 
 
 def test_modules_that_nothing_is_made_of(tmp_path: Path):

@@ -9,7 +9,7 @@ from localllm.arch.decoder import decoder
 from localllm.arch.families.llama import block
 from localllm.arch.family import Activation, Builder, Fields, Rope, Weights
 
-OF_IMAGES = {"attn_qkv": "vis_attn_qkv", "attn_output": "vis_attn_output", "ffn_gate": "vis_gate",
+IMAGE_NAMES = {"attn_qkv": "vis_attn_qkv", "attn_output": "vis_attn_output", "ffn_gate": "vis_gate",
              "ffn_up": "vis_up", "ffn_down": "vis_down"}  # fmt: skip
 
 
@@ -31,6 +31,6 @@ def forward(b: Builder, w: Weights, h: Transformer) -> Activation:
     logits = decoder(b, w, h, block, factors=None)
     for layer in range(h.layers):
         of_layer = w.block(layer)
-        for of_text, of_images in OF_IMAGES.items():
+        for of_text, of_images in IMAGE_NAMES.items():
             b.ignore(of_layer.require(of_images).shaped(*of_layer.require(of_text).shape))
     return logits

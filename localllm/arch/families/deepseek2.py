@@ -174,7 +174,7 @@ def to_keys(
     return b.attend(b.concat_heads(plain, rotated, h.heads), k, v, state, Scores(h.heads, h.scale))
 
 
-OF_V3 = {
+V3 = {
     "topk_method": "noaux_tc",
     "scoring_func": "sigmoid",
     "norm_topk_prob": True,
@@ -189,10 +189,10 @@ CHECKPOINTS = {
     },
     "DeepseekV3ForCausalLM": {
         "like": "DeepseekV2ForCausalLM",
-        "defaults": {**OF_V3, "n_group": 8, "topk_group": 4, "first_k_dense_replace": 3},
+        "defaults": {**V3, "n_group": 8, "topk_group": 4, "first_k_dense_replace": 3},
     },
     "Glm4MoeLiteForCausalLM": {
-        "like": "DeepseekV2ForCausalLM", "defaults": {**OF_V3, "routed_scaling_factor": 1.8, "rms_norm_eps": 1e-5},
+        "like": "DeepseekV2ForCausalLM", "defaults": {**V3, "routed_scaling_factor": 1.8, "rms_norm_eps": 1e-5},
     },
     "YoutuForCausalLM": {  # without experts
         "like": "DeepseekV2ForCausalLM", "read": "@deepseek.youtu", "defaults": {"tie_word_embeddings": True},

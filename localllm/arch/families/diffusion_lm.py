@@ -41,7 +41,7 @@ def forward(b: Builder, w: Weights, h: Masked) -> Activation:
 CHECKPOINTS = {
     "DreamModel": {
         "arch": "dream", "layer": "attention gated norms", "biased": "attn_q attn_k attn_v",
-        "read": "@llama.diffusion", "of_tensors": "@llama.of_mask",
+        "read": "@llama.diffusion", "of_tensors": "@llama.mask_token",
     },
     "LLaDAModelLM": {
         "arch": "llada", "layer": "attention gated norms", "rotated": True,
@@ -55,13 +55,13 @@ CHECKPOINTS = {
             "max_position_embeddings": "max_sequence_length", "tie_word_embeddings": "weight_tying",
         },
         "amounts": {"vocab_size": "vocab", "rope.dimension_count": "head_dim"}, "read": "@llama.diffusion",
-        "of_tensors": "@llama.of_mask",
+        "of_tensors": "@llama.mask_token",
         "more": {"diffusion.shift_logits": False},  # they belong to their own position, not to the next one
     },
     "LLaDAMoEModel LLaDAMoEModelLM": {
         "arch": "llada-moe", "layer": "attention head_norms norms experts",
         "only": {"norm_topk_prob": False, "qk_layernorm": True}, "experts": "expert_intermediate_size",
         "amounts": {"expert_feed_forward_length": "expert_hidden"}, "read": "@llama.diffusion_moe",
-        "of_tensors": "@llama.of_mask", "more": {"diffusion.shift_logits": False},
+        "of_tensors": "@llama.mask_token", "more": {"diffusion.shift_logits": False},
     },
 }  # fmt: skip

@@ -123,10 +123,10 @@ def mixture(b: Builder, w: Weights, h: Gemma4, routing: Routing, x: Activation) 
     rows = b.gather(b.rms_norm(x, w.pre_ffw_norm_2, h.epsilon), choice)
     y = b.geglu(b.expert_linear(rows, of_gate, choice), b.expert_linear(rows, up, choice))
     y = b.expert_linear(y, replace(down, scale=None), choice)
-    return b.scatter(b.multiply_heads(y, of_experts(b, down.scale.shaped(routing.experts), rows, choice)), choice)
+    return b.scatter(b.multiply_heads(y, expert_factors(b, down.scale.shaped(routing.experts), rows, choice)), choice)
 
 
-def of_experts(b: Builder, factors: Weight, rows: Activation, choice: Choice) -> Activation:
+def expert_factors(b: Builder, factors: Weight, rows: Activation, choice: Choice) -> Activation:
     """Look up the factor of each row's expert: [rows, 1].
 
     This is a product with stacks of one-row matrices, each filled with an expert's factor.

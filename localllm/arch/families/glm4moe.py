@@ -39,7 +39,7 @@ def draft(b: Builder, w: Weights, h: Transformer, hidden: Activation) -> MtpOutp
     return mtp_output(b, w, h, hidden, block)
 
 
-OF_ALL = {
+SHARED_DEFAULTS = {
     "topk_method": "noaux_tc",
     "scoring_func": "sigmoid",
     "rms_norm_eps": 1e-5,
@@ -51,11 +51,11 @@ CHECKPOINTS = {
         "layer": "attention norms_around mtp",
         "parts": {"< leading_dense": ("gated", "experts shared_expert router_bias"), "head_norms": ("head_norms", "")},
         "partial_rope": True, "read": "@deepseek.glm4moe",
-        "defaults": {**OF_ALL, "first_k_dense_replace": 1, "partial_rotary_factor": 0.5},
+        "defaults": {**SHARED_DEFAULTS, "first_k_dense_replace": 1, "partial_rotary_factor": 0.5},
     },
     "Glm4vMoeForConditionalGeneration": {"like": "Glm4MoeForCausalLM", "sees": True, "scalings": "mrope"},
     "SolarOpenForCausalLM": {
         "like": "Glm4MoeForCausalLM", "only": {"first_k_dense_replace": 0}, "read": "@deepseek.solar_open",
-        "defaults": {**OF_ALL, "rope_theta": 1e6, "head_dim": 128},
+        "defaults": {**SHARED_DEFAULTS, "rope_theta": 1e6, "head_dim": 128},
     },
 }  # fmt: skip

@@ -27,7 +27,7 @@ def block(b: Builder, w: Weights, h: Transformer, state: Paged, x: Activation, f
     return b.add(x, feed_forward_or_experts(b, w, h.routing, b.rms_norm(x, w.ffn_norm, h.epsilon), b.swiglu))
 
 
-OF_TEXT_CONFIG = {  # transformers' defaults
+TEXT_DEFAULTS = {  # transformers' defaults
     "hidden_size": 4096,
     "intermediate_size": 11008,
     "num_hidden_layers": 32,
@@ -44,7 +44,7 @@ CHECKPOINTS = {
     },
     "JanusForConditionalGeneration": {
         "like": "LlamaForCausalLM", "sees": True,
-        "unread": r"(model\.)?(aligner|vqmodel|generation_(embeddings|aligner|head))\..*", "defaults": OF_TEXT_CONFIG,
+        "unread": r"(model\.)?(aligner|vqmodel|generation_(embeddings|aligner|head))\..*", "defaults": TEXT_DEFAULTS,
     },
     "VoxtralForConditionalGeneration": {
         "like": "LlamaForCausalLM", "sees": True, "unread": r"(model\.)?audio_tower\..*",
@@ -66,12 +66,12 @@ CHECKPOINTS = {
         "like": "LlamaForCausalLM", "select": "@llama.select_vision",
     },
     "vision+llama": {
-        "like": "LlamaForCausalLM", "sees": True, "unread": r"(model\.)?image_newline", "defaults": OF_TEXT_CONFIG,
+        "like": "LlamaForCausalLM", "sees": True, "unread": r"(model\.)?image_newline", "defaults": TEXT_DEFAULTS,
     },
     "vision+mistral": {
         "like": "vision+llama",
         "defaults": {
-            **OF_TEXT_CONFIG, "intermediate_size": 14336, "num_key_value_heads": 8, "max_position_embeddings": 1 << 17,
+            **TEXT_DEFAULTS, "intermediate_size": 14336, "num_key_value_heads": 8, "max_position_embeddings": 1 << 17,
         },
     },
     "InternLM2ForCausalLM": {

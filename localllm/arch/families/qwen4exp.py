@@ -17,7 +17,7 @@ from localllm.arch.ngram_embeddings import Ngrams, add_ngram_embeddings, normali
 from localllm.arch.rope import SECTIONS, with_sections
 
 MOST_STREAMS, LARGEST_BLOCK = 16, 64
-OF_DELTA = 4  # states of a layer with the delta rule
+DELTA_STATES = 4  # states of a layer with the delta rule
 
 
 @frozen
@@ -86,7 +86,7 @@ def read(fields: Fields) -> Qwen4:
         streams=streams,
         rank=rank,
         blocks=read_blocks(fields, rope),
-        ngrams=read_ngrams(fields, attends, OF_DELTA),
+        ngrams=read_ngrams(fields, attends, DELTA_STATES),
     )
 
 

@@ -89,7 +89,7 @@ def eurobert(config: Config, declared: Reader) -> CheckpointFacts:
     return declared(config).updated(classifier__pooling_type=CLASSIFIERS.get(config.get("classifier_pooling")))
 
 
-OF_CODE = "qk-post-norm"  # in the name of the code that jina-embeddings-v2-base-code uses
+CODE_NAME = "qk-post-norm"  # in the name of the code that jina-embeddings-v2-base-code uses
 
 
 def jina_bert(config: Config, declared: Reader) -> CheckpointFacts:
@@ -98,7 +98,9 @@ def jina_bert(config: Config, declared: Reader) -> CheckpointFacts:
     config.only("position_embedding_type", "alibi")
     config.only("feed_forward_type", "geglu")
     h = encoder(config, config.count("max_position_embeddings", 8192), config.number("layer_norm_eps", 1e-12))
-    return h.updated({"both_hidden": 2 * h.sizes["hidden"], "norms_heads": int(OF_CODE in str(config.get("auto_map")))})
+    return h.updated(
+        {"both_hidden": 2 * h.sizes["hidden"], "norms_heads": int(CODE_NAME in str(config.get("auto_map")))}
+    )
 
 
 def modern_bert(config: Config, declared: Reader) -> CheckpointFacts:

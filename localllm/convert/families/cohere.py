@@ -2,8 +2,7 @@
 
 from localllm.convert.config import Config
 from localllm.convert.hyperparameters import (
-    SIGMOID,
-    SOFTMAX,
+    SCORES,
     CheckpointFacts,
     Reader,
     leading_dense,
@@ -29,7 +28,7 @@ def read(config: Config, declared: Reader) -> CheckpointFacts:
         {"leading_dense": leading, "shared_hidden": shared * of_experts},
         attention__sliding_window_pattern=windows_behind(config, h.sizes["layers"], leading),
         expert_feed_forward_length=of_experts,
-        expert_gating_func={"softmax": SOFTMAX, "sigmoid": SIGMOID}[function],
+        expert_gating_func=SCORES[function],
         expert_shared_count=shared or None,
         expert_shared_feed_forward_length=shared * of_experts or None,
         leading_dense_block_count=leading,

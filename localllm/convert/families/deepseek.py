@@ -16,11 +16,13 @@ from localllm.convert.family import (
     mtp_layer,
 )
 from localllm.convert.hyperparameters import (
+    SCORES,
     SIGMOID,
     SOFTMAX,
     CheckpointFacts,
     Reader,
     by_layer,
+    kinds_by_layer,
     leading_dense,
     with_deepseek_experts,
     with_experts,
@@ -151,13 +153,14 @@ def indexer(sizes: Sizes, number: int) -> Layer:
     return INDEXER if sizes.get(f"chooses_{number}", 1) else {}
 
 
+FULL = "full", "shared"  # types of indexers
+
+
 def glm_dsa(config: Config, declared: Reader) -> CheckpointFacts:
     """Read GLM: layers without an indexer attend to the keys that the last indexer selected."""
     h = deepseek32(config, declared)
-    types, layers = config.get("indexer_types", ["full"] * h.sizes["layers"]), h.sizes["layers"]
-    if not isinstance(types, list) or len(types) != layers or not {*map(str, types)} <= {"full", "shared"}:
-        raise config.refusal(f"indexer_types should be full or shared for each of {layers} layers")
-    full = [kind == "full" for kind in types]
+    types = config.get("indexer_types", ["full"] * h.sizes["layers"])
+    full = [kind == "full" for kind in kinds_by_layer(config, "indexer_types", h.sizes["layers"], FULL, types)]
     return h.updated(
         by_layer("chooses", [*full, *[True] * h.sizes["mtp_layers"]]),
         attention__indexer__types=full if config.get("indexer_types") is not None else None,
@@ -246,7 +249,7 @@ def kimi_linear(config: Config, declared: Reader) -> CheckpointFacts:
         expert_feed_forward_length=h.sizes["expert_hidden"],
         expert_shared_count=shared,
         expert_group_used_count=config.get("topk_group"),
-        expert_gating_func={"sigmoid": SIGMOID, "softmax": SOFTMAX}.get(score or "sigmoid"),
+        expert_gating_func=SCORES.get(score or "sigmoid"),
         expert_weights_scale=config.number("routed_scaling_factor"),
         leading_dense_block_count=leading,
     )
@@ -294,7 +297,7 @@ def kimi_linear_layer(sizes: Sizes, number: int) -> Layer:
     return {**NORMS_BEFORE, **mixer, **(GATED if number < sizes["leading_dense"] else mixture)}
 
 
-KINDS, LOWEST = {"linear_attention", "indexed_attention", "full_attention"}, -5.0
+KINDS, LOWEST = ("full_attention", "indexed_attention", "linear_attention"), -5.0
 
 
 def glm5_next(config: Config, declared: Reader) -> CheckpointFacts:
@@ -303,19 +306,15 @@ def glm5_next(config: Config, declared: Reader) -> CheckpointFacts:
     section.only("num_heads", heads)
     h = declared(config.updated(num_key_value_heads=1, head_dim=None))
     h = with_experts(config, h, "moe_intermediate_size", "n_routed_experts")
-    layers, kinds, types = h.sizes["layers"], config.get("layer_types"), config.get("indexer_types")
-    if not isinstance(kinds, list) or len(kinds) != layers or not {*map(str, kinds)} <= KINDS:
-        raise config.refusal(f"layer_types should be {', '.join(sorted(KINDS))} for each of {layers} layers")
-    attends = [kind != "linear_attention" for kind in kinds]
-    if not isinstance(types, list) or len(types) != layers or not {*map(str, types)} <= {"full", "shared"}:
-        raise config.refusal(f"indexer_types should be full or shared for each of {layers} layers")
+    layers = h.sizes["layers"]
+    attends = [kind != "linear_attention" for kind in kinds_by_layer(config, "layer_types", layers, KINDS)]
+    full = [kind == "full" for kind in kinds_by_layer(config, "indexer_types", layers, FULL)]
     row, key_dim, value_dim = (config.count(n) for n in ("kv_lora_rank", "qk_nope_head_dim", "v_head_dim"))
     dim, taps = section.count("head_dim"), section.count("short_conv_kernel_size")
     lowest = section.get("gate_lower_bound")
     if lowest is None and section.flag("safe_gate", True):
         lowest = LOWEST
     leading, shared, limit = leading_dense(config), config.count("n_shared_experts"), config.get("swiglu_limit")
-    full = [kind == "full" for kind in types]
     sizes = {**by_layer("attends", attends), **by_layer("chooses", full)}
     sizes |= {"latent": row, "latent_and_key": row, "key_dim": key_dim, "value_dim": value_dim, "one": 1, "taps": taps}
     sizes |= {"queries": heads * key_dim, "values": heads * value_dim, "both_rows": heads * (key_dim + value_dim)}
@@ -405,7 +404,7 @@ def bailing2(config: Config, declared: Reader) -> CheckpointFacts:
     return h.updated(
         {"shared_hidden": hidden},
         expert_shared_feed_forward_length=hidden,
-        expert_gating_func=function and {"sigmoid": SIGMOID, "softmax": SOFTMAX}[function],
+        expert_gating_func=function and SCORES[function],
         expert_group_count=config.get("n_group") and config.count("n_group"),
         expert_group_used_count=config.get("topk_group") and config.count("topk_group"),
         nextn_predict_layers=config.get("num_nextn_predict_layers"),

@@ -76,7 +76,7 @@ STREAMS = 4
 def gemma3n(config: Config, declared: Reader) -> CheckpointFacts:
     """Read Gemma 3n: layers with and without a window; the last layers share keys and values of earlier ones."""
     hidden, layers = config.get("intermediate_size"), config.count("num_hidden_layers")
-    h = declared(config.updated(intermediate_size=one_for_all(config, "intermediate_size", layers)))
+    h = declared(config.updated(intermediate_size=one_for_all(config, "intermediate_size")))
     shared, narrow = config.count("num_kv_shared_layers", 0), config.count("hidden_size_per_layer_input")
     if shared >= layers:
         raise config.refusal(f"num_kv_shared_layers should be below {layers}")
@@ -113,7 +113,7 @@ def deviations(config: Config, layers: int) -> list[float] | None:
     return [float(np.float32(NormalDist().inv_cdf(share))) if share else -inf for share in shares]
 
 
-def of_streams(name: str) -> DerivedTensor:
+def stream_matrix(name: str) -> DerivedTensor:
     """Stack the matrices of all streams but the first."""
     stored = {f"model.{name}.{number}.weight": ("width", "width") for number in range(STREAMS - 1)}
     return DerivedTensor(("others", "width", "width"), stored, lambda sources, shape, sizes: stack(sources))
@@ -125,8 +125,8 @@ def below(sources: Sequence[TensorSource], shape: Shape, sizes: Sizes) -> Tensor
 
 
 GEMMA3N_WHOLE: Layer = {
-    "altup_proj": of_streams("altup_projections"),
-    "altup_unembd_proj": of_streams("altup_unembed_projections"),
+    "altup_proj": stream_matrix("altup_projections"),
+    "altup_unembd_proj": stream_matrix("altup_unembed_projections"),
     "per_layer_token_embd": DerivedTensor(
         ("vocab", "all_narrow"), {"model.embed_tokens_per_layer.weight": ("known", "all_narrow")}, below
     ),
@@ -169,11 +169,15 @@ UNROTATED = 1e30  # divides the frequencies of pairs that do not rotate
 def gemma4(config: Config, declared: Reader) -> CheckpointFacts:
     """Read Gemma 4. Sizes are those of layers with full attention; with "local_", those of layers with a window."""
     layers, shared = config.count("num_hidden_layers"), config.count("num_kv_shared_layers", 0)
-    windows, dim, local = windows_of(config, layers, period=6), of_whole(config, "head_dim"), config.count("head_dim")
+    windows, dim, local = (
+        windows_of(config, layers, period=6),
+        count_of_whole(config, "head_dim"),
+        config.count("head_dim"),
+    )
     if shared >= layers or windows[-1]:
         raise config.refusal("the last layer should have full attention, and some layers should compute their own keys")
     kv_heads = config.count("num_key_value_heads")
-    few = of_whole(config, "num_key_value_heads") if config.flag("attention_k_eq_v") else kv_heads
+    few = count_of_whole(config, "num_key_value_heads") if config.flag("attention_k_eq_v") else kv_heads
     rope, of_windows = (config.section("rope_parameters").section(f"{kind}_attention") for kind in ("full", "sliding"))
     base = {"rope_theta": rope.number("rope_theta", 1e6)}
     h = declared(config.updated(head_dim=dim, num_key_value_heads=few, rope_parameters=base))
@@ -214,7 +218,7 @@ def gemma4(config: Config, declared: Reader) -> CheckpointFacts:
     )
 
 
-def of_whole(config: Config, name: str) -> int:
+def count_of_whole(config: Config, name: str) -> int:
     """Read a number for the layers with full attention: global_..., or given per layer, as transformers saves it."""
     of_layers = config.section("per_layer_config").content.values()
     values = [layer[name] for layer in of_layers if isinstance(layer, dict) and layer.get(name) is not None]

@@ -32,7 +32,7 @@ NO_ROPE = {"0", "0.0", "None"}  # base of layers without RoPE
 USUAL_MASK = 156895  # mask token of LLaDA with experts, missing in its config.json
 ROPE_OF_APERTUS = {"rope_type": "llama3", "rope_theta": 12e6, "factor": 8.0, "original_max_position_embeddings": 8192,
                    "low_freq_factor": 1.0, "high_freq_factor": 4.0}  # fmt: skip
-OF_XIELU = ("alpha_p", "alpha_n", "beta", "eps")
+XIELU = ("alpha_p", "alpha_n", "beta", "eps")
 UNLIKE = "GGUF's readers take norms without mean and add up both experts' weights to 1, which the model does not"
 IN_VISION_MODELS = ("lfm2", "llama", "mistral", "qwen2", "qwen3")
 
@@ -68,7 +68,7 @@ def apertus(config: Config, declared: Reader) -> CheckpointFacts:
 
 def xielu(stored: Mapping[str, Stored], h: CheckpointFacts) -> dict[str, object]:
     """Read the activation's parameters as metadata. Raises ModelError."""
-    numbers: dict[str, list[float]] = {name: [] for name in OF_XIELU}
+    numbers: dict[str, list[float]] = {name: [] for name in XIELU}
     for number in range(h.sizes["layers"]):
         for name, values in numbers.items():
             tensor = stored.get(f"model.layers.{number}.mlp.act_fn.{name}")
@@ -106,7 +106,7 @@ def add_mask_token(config: Config, h: CheckpointFacts, usual: int = 0) -> Checkp
     return h.updated({"mask": mask}, attention__causal=False)
 
 
-def of_mask(stored: Mapping[str, Stored], h: CheckpointFacts) -> dict[str, object]:
+def mask_token(stored: Mapping[str, Stored], h: CheckpointFacts) -> dict[str, object]:
     return {"tokenizer.ggml.mask_token_id": h.sizes["mask"]} if h.sizes["mask"] else {}
 
 
@@ -252,10 +252,10 @@ def stablelm(config: Config, declared: Reader) -> CheckpointFacts:
 def head_norms(sizes: Sizes, number: int) -> Layer:
     """List norms that are stored per head."""
     heads = {"q": sizes["heads"], "k": sizes["kv_heads"]}
-    return {f"attn_{kind}_norm": of_heads(kind, count) for kind, count in heads.items()}
+    return {f"attn_{kind}_norm": norm_of_heads(kind, count) for kind, count in heads.items()}
 
 
-def of_heads(kind: str, heads: int) -> DerivedTensor:
+def norm_of_heads(kind: str, heads: int) -> DerivedTensor:
     """Stack norms that are stored per head; kind: q or k in the checkpoint."""
 
     def build(sources: Sequence[TensorSource], shape: Shape, sizes: Sizes) -> TensorSource:

@@ -15,6 +15,7 @@ from localllm.convert.hyperparameters import (
     CheckpointFacts,
     Reader,
     by_layer,
+    kinds_by_layer,
     refuse_other_activations,
     rotary_dims,
     with_experts,
@@ -100,9 +101,9 @@ def with_states(h: CheckpointFacts, sizes: dict[str, int]) -> CheckpointFacts:
     )
 
 
-OF_MAMBA2 = {"heads": "num_heads", "dim": "head_dim", "groups": "n_groups", "state": "state_size",
+MAMBA2_KEYS = {"heads": "num_heads", "dim": "head_dim", "groups": "n_groups", "state": "state_size",
              "kernel": "conv_kernel"}  # fmt: skip
-OF_HYBRIDS = {"heads": "n_heads", "dim": "d_head", "groups": "n_groups", "state": "d_state", "kernel": "d_conv"}
+HYBRID_KEYS = {"heads": "n_heads", "dim": "d_head", "groups": "n_groups", "state": "d_state", "kernel": "d_conv"}
 
 
 def mamba2(config: Config, declared: Reader) -> CheckpointFacts:
@@ -112,7 +113,7 @@ def mamba2(config: Config, declared: Reader) -> CheckpointFacts:
     config.only("use_bias", False)
     config.only("rms_norm", True)
     width, layers = config.count("hidden_size"), config.count("num_hidden_layers", maximum=MOST_LAYERS)
-    sizes = states_of(config, config.count("expand", 2) * width, "", OF_MAMBA2)
+    sizes = states_of(config, config.count("expand", 2) * width, "", MAMBA2_KEYS)
     metadata = {
         "block_count": layers,
         "context_length": CONTEXT,
@@ -168,11 +169,12 @@ def with_mamba2(config: Config, h: CheckpointFacts, inner: int) -> CheckpointFac
     if inner != heads * config.count("mamba_d_head") or heads % groups:
         raise config.refusal(f"{heads} heads in {groups} groups do not have {inner} numbers")
     kernel = config.count("mamba_d_conv", 4)
-    sizes = states_of(config.updated(mamba_d_conv=kernel), inner, "mamba_", OF_HYBRIDS)
+    sizes = states_of(config.updated(mamba_d_conv=kernel), inner, "mamba_", HYBRID_KEYS)
+    state = sizes.pop("state")
     return h.updated(
         sizes,
         ssm__conv_kernel=kernel,
-        ssm__state_size=sizes["state"],
+        ssm__state_size=state,
         ssm__group_count=groups,
         ssm__inner_size=inner,
         ssm__time_step_rank=heads,
@@ -226,8 +228,7 @@ def granitehybrid(config: Config, declared: Reader) -> CheckpointFacts:
     """Read Granite 4: no RoPE; experts next to a shared network, or the shared network alone."""
     h = declared(config)
     kinds = config.get("layer_types") or config.get("layers_block_type")
-    if not isinstance(kinds, list) or len(kinds) != h.sizes["layers"] or not {*kinds} <= GRANITE_KINDS.keys():
-        raise config.refusal(f"layer_types should be {', '.join(GRANITE_KINDS)} for each of {h.sizes['layers']} layers")
+    kinds = kinds_by_layer(config, "layer_types", h.sizes["layers"], GRANITE_KINDS, kinds)
     attends = [GRANITE_KINDS[kind] for kind in kinds]
     if all(attends):
         raise config.refusal("a model in which all layers have attention is not supported by this architecture")
@@ -272,7 +273,7 @@ def falcon_h1(config: Config, declared: Reader) -> CheckpointFacts:
     if config.flag("mamba_rms_norm", False):
         config.only("mamba_norm_before_gate", False)
     inner = config.count("mamba_d_ssm", config.count("mamba_expand", 2) * h.sizes["width"])
-    h = with_states(h, states_of(config, inner, "mamba_", OF_HYBRIDS))
+    h = with_states(h, states_of(config, inner, "mamba_", HYBRID_KEYS))
     h = h.updated({"has_norm": int(config.flag("mamba_rms_norm", False))})
     return replace(h, factors=factors_of(config, h.sizes))
 
@@ -306,12 +307,12 @@ def falcon_h1_layer(sizes: Sizes, number: int) -> Layer:
     return {**MAMBA2, **(NORM if sizes["has_norm"] else {})}
 
 
-OF_NEMOTRON = {"heads": "mamba_num_heads", "dim": "mamba_head_dim", "groups": "n_groups", "state": "ssm_state_size",
+NEMOTRON_KEYS = {"heads": "mamba_num_heads", "dim": "mamba_head_dim", "groups": "n_groups", "state": "ssm_state_size",
                "kernel": "conv_kernel"}  # fmt: skip
 STATES, ATTENDS, FEEDS = 0, 1, 2  # types of layers
 NEMOTRON_KINDS = {"M": STATES, "*": ATTENDS, "-": FEEDS, "E": FEEDS, "mamba": STATES, "linear_attention": STATES}
 NEMOTRON_KINDS |= {"attention": ATTENDS, "full_attention": ATTENDS, "mlp": FEEDS, "moe": FEEDS}
-OF_EXPERTS = ("E", "moe")
+EXPERT_KINDS = ("E", "moe")
 
 
 def nemotron_h(config: Config, declared: Reader) -> CheckpointFacts:
@@ -320,7 +321,7 @@ def nemotron_h(config: Config, declared: Reader) -> CheckpointFacts:
     renamed = {"num_hidden_layers": len(kinds), "rope_parameters": None, "rope_scaling": None}
     h = declared(config.updated(**renamed))
     inner = config.count("mamba_num_heads") * config.count("mamba_head_dim")
-    h = with_states(h, states_of(config, inner, "", OF_NEMOTRON))
+    h = with_states(h, states_of(config, inner, "", NEMOTRON_KEYS))
     hidden = config.count("moe_intermediate_size") if has_experts(config) else h.sizes["hidden"]
     epsilon = config.number("layer_norm_epsilon", config.number("rms_norm_eps", config.number("norm_eps", 1e-5)))
     return h.updated(
@@ -351,14 +352,14 @@ def kinds_of(config: Config) -> list[int]:
     config.only("num_hidden_layers", len(kinds))
     if {NEMOTRON_KINDS[kind] for kind in kinds} != {STATES, ATTENDS, FEEDS}:
         raise config.refusal("a model without attention, Mamba 2 or feed-forward networks is not supported")
-    if {kind in OF_EXPERTS for kind in kinds if NEMOTRON_KINDS[kind] == FEEDS} == {True, False}:
+    if {kind in EXPERT_KINDS for kind in kinds if NEMOTRON_KINDS[kind] == FEEDS} == {True, False}:
         raise config.refusal("experts in some layers only are not supported")
     return [NEMOTRON_KINDS[kind] for kind in kinds]
 
 
 def has_experts(config: Config) -> bool:
     """Return whether feed-forward networks are experts."""
-    return any(kind in OF_EXPERTS for kind in layer_kinds(config))
+    return any(kind in EXPERT_KINDS for kind in layer_kinds(config))
 
 
 def nemotron_h_moe(config: Config, declared: Reader) -> CheckpointFacts:
@@ -392,9 +393,8 @@ def lfm2(config: Config, declared: Reader) -> CheckpointFacts:
     """Read LFM2: convolutions over the last few tokens; some layers have attention."""
     epsilon = {"rms_norm_eps": config.number("norm_eps", 1e-5), "intermediate_size": hidden_of_lfm2(config)}
     h = declared(config.updated(**epsilon))
-    kinds, layers, taps = config.get("layer_types"), h.sizes["layers"], config.count("conv_L_cache", 3)
-    if not isinstance(kinds, list) or len(kinds) != layers or not {*kinds} <= {"conv", "full_attention"}:
-        raise config.refusal(f"layer_types should be conv or full_attention for each of {layers} layers")
+    kinds = kinds_by_layer(config, "layer_types", h.sizes["layers"], ("conv", "full_attention"))
+    taps = config.count("conv_L_cache", 3)
     sizes = {"taps": taps, "one": 1, "into_gates": 3 * h.sizes["width"]}
     return attending(h.updated(sizes), [kind != "conv" for kind in kinds]).updated(shortconv__l_cache=taps)
 

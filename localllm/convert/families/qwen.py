@@ -26,7 +26,7 @@ from localllm.convert.family import (
     mtp_layer,
 )
 from localllm.convert.files import read_json, read_text, report_as_model_error
-from localllm.convert.hyperparameters import CheckpointFacts, Reader, by_layer, with_experts
+from localllm.convert.hyperparameters import CheckpointFacts, Reader, by_layer, kinds_by_layer, with_experts
 from localllm.convert.safetensors_files import Stored
 from localllm.convert.transforms import (
     FUNCTIONS,
@@ -136,12 +136,10 @@ def delta_rule(config: Config, declared: Reader) -> CheckpointFacts:
 
 def attending(config: Config, layers: int) -> tuple[list[bool], int]:
     """Mark the layers with attention; also returns their period, for files that do not list them."""
-    interval, kinds = config.count("full_attention_interval", 4), config.get("layer_types")
-    if kinds is None:
+    interval = config.count("full_attention_interval", 4)
+    if config.get("layer_types") is None:
         return [(number + 1) % interval == 0 for number in range(layers)], interval
-    if not isinstance(kinds, list) or len(kinds) != layers or not {*map(str, kinds)} <= KINDS.keys():
-        raise config.refusal(f"layer_types should be {' or '.join(KINDS)} for each of {layers} layers")
-    return [KINDS[kind] for kind in kinds], interval
+    return [KINDS[kind] for kind in kinds_by_layer(config, "layer_types", layers, KINDS)], interval
 
 
 def qwen3next(config: Config, declared: Reader) -> CheckpointFacts:
@@ -176,7 +174,7 @@ def with_qwen_experts(config: Config, h: CheckpointFacts) -> CheckpointFacts:
     )
 
 
-def of_rule(
+def rule_tensor(
     name: str, *dimensions: str, order: Callable[[Sizes], np.ndarray], stored: Dimensions = ()
 ) -> DerivedTensor:
     """Declare a tensor of the delta rule; order: numbers of its stored rows; stored: its stored shape if it differs."""
@@ -202,7 +200,7 @@ def interleave_values(sizes: Sizes) -> np.ndarray:
     return np.concatenate([np.arange(keys), interleave_heads(sizes, sizes["value_dim"], keys)])
 
 
-def of_groups(number: slice) -> Callable[[Sizes], np.ndarray]:
+def order_of_part(number: slice) -> Callable[[Sizes], np.ndarray]:
     """Order rows of groups (a query, a key, values and their gates) by part; number: the part."""
 
     def order(sizes: Sizes) -> np.ndarray:
@@ -230,8 +228,10 @@ NORM: Layer = {
 WIDE = ("all_four", "width")
 RULE_OF_NEXT: Layer = {
     **NORM,
-    "attn_qkv": of_rule("in_proj_qkvz.weight", "convolved", "width", order=of_groups(slice(0, 3)), stored=WIDE),
-    "attn_gate": of_rule("in_proj_qkvz.weight", "rule_values", "width", order=of_groups(slice(3, 4)), stored=WIDE),
+    "attn_qkv": rule_tensor("in_proj_qkvz.weight", "convolved", "width", order=order_of_part(slice(0, 3)), stored=WIDE),
+    "attn_gate": rule_tensor(
+        "in_proj_qkvz.weight", "rule_values", "width", order=order_of_part(slice(3, 4)), stored=WIDE
+    ),
     "ssm_ba": ("both_strengths", "width"),
     "ssm_conv1d": DerivedTensor(("convolved", "kernel"), {"linear_attn.conv1d.weight": TAPS}, FUNCTIONS["reshape"]),
     "ssm_dt.bias": DerivedTensor(HEADS, {"linear_attn.dt_bias": HEADS}, FUNCTIONS["same"]),
@@ -241,14 +241,14 @@ RULE_OF_NEXT: Layer = {
 BY_ONE = partial(interleave_heads, length=1)
 RULE: Layer = {
     **NORM,
-    "attn_qkv": of_rule("in_proj_qkv.weight", "convolved", "width", order=interleave_values),
-    "attn_gate": of_rule(
+    "attn_qkv": rule_tensor("in_proj_qkv.weight", "convolved", "width", order=interleave_values),
+    "attn_gate": rule_tensor(
         "in_proj_z.weight", "rule_values", "width", order=lambda sizes: interleave_heads(sizes, sizes["value_dim"])
     ),
-    "ssm_alpha": of_rule("in_proj_a.weight", "value_heads", "width", order=BY_ONE),
-    "ssm_beta": of_rule("in_proj_b.weight", "value_heads", "width", order=BY_ONE),
-    "ssm_conv1d": of_rule("conv1d.weight", "convolved", "kernel", order=interleave_values, stored=TAPS),
-    "ssm_dt.bias": of_rule("dt_bias", "value_heads", order=BY_ONE),
+    "ssm_alpha": rule_tensor("in_proj_a.weight", "value_heads", "width", order=BY_ONE),
+    "ssm_beta": rule_tensor("in_proj_b.weight", "value_heads", "width", order=BY_ONE),
+    "ssm_conv1d": rule_tensor("conv1d.weight", "convolved", "kernel", order=interleave_values, stored=TAPS),
+    "ssm_dt.bias": rule_tensor("dt_bias", "value_heads", order=BY_ONE),
     "ssm_a": DerivedTensor(HEADS, {"linear_attn.A_log": HEADS}, interleave_rates),
     "ssm_out": DerivedTensor(
         ("width", "rule_values"), {"linear_attn.out_proj.weight": ("width", "rule_values")}, interleave_columns
@@ -383,7 +383,7 @@ def offset(name: str, *dimensions: str) -> DerivedTensor:
     return DerivedTensor(dimensions, {f"{name}.weight": dimensions}, FUNCTIONS["offset"])
 
 
-def of_index(rows: str, start: str = "") -> DerivedTensor:
+def indexer_rows(rows: str, start: str = "") -> DerivedTensor:
     """Take the query rows of an indexer's matrix, or the key rows after them."""
 
     def build(sources: Sequence[TensorSource], shape: Shape, sizes: Sizes) -> TensorSource:
@@ -403,8 +403,8 @@ def streams_of(name: str, stored: str) -> Layer:
 
 
 INDEXER: Layer = {
-    "indexer.q_proj.weight": of_index("index_queries"),
-    "indexer.k_proj.weight": of_index("index_dim", "index_queries"),
+    "indexer.q_proj.weight": indexer_rows("index_queries"),
+    "indexer.k_proj.weight": indexer_rows("index_dim", "index_queries"),
     "indexer.q_norm.weight": offset("self_attn.indexer.q_layernorm", "index_dim"),
     "indexer.k_norm.weight": offset("self_attn.indexer.k_layernorm", "index_dim"),
 }

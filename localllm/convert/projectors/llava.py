@@ -108,17 +108,17 @@ PIXTRAL_DEFAULTS = {  # values that config.json may omit
 
 def pixtral(c: SeeingConfig) -> ProjectorFacts:
     """Read Pixtral. Raises ModelError."""
-    return of_pixtral(c, 1, c.whole.flag("multimodal_projector_bias", True))
+    return pixtral_facts(c, 1, c.whole.flag("multimodal_projector_bias", True))
 
 
 def mistral3(c: SeeingConfig) -> ProjectorFacts:
     """Read Mistral Small 3.1. Raises ModelError."""
     c.vision.only("model_type", "pixtral")
     c.whole.text_config({}).only("rms_norm_eps", PIXTRAL_EPSILON)  # all norms share one epsilon
-    return of_pixtral(c, c.whole.count("spatial_merge_size", 2), c.whole.flag("multimodal_projector_bias", False))
+    return pixtral_facts(c, c.whole.count("spatial_merge_size", 2), c.whole.flag("multimodal_projector_bias", False))
 
 
-def of_pixtral(c: SeeingConfig, merge: int, biased: bool) -> ProjectorFacts:
+def pixtral_facts(c: SeeingConfig, merge: int, biased: bool) -> ProjectorFacts:
     """Read the encoder; merge: patches on each side that become one row. Raises ModelError."""
     c = with_defaults(c, PIXTRAL_DEFAULTS)
     require_known(c)

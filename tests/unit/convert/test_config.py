@@ -17,7 +17,7 @@ from localllm.convert.clip import words
 from localllm.convert.config import Config
 from localllm.convert.families.cohere import windows_behind
 from localllm.convert.families.exaone import exaone4_windows
-from localllm.convert.families.llama import of_heads
+from localllm.convert.families.llama import norm_of_heads
 from localllm.convert.records import family_named, family_of, records
 from localllm.convert.rope_scaling import RopeScaling, llama3_factors, read_rope, rope_parameters, sections, yarn
 from localllm.convert.sentencepiece import message, varint
@@ -259,7 +259,7 @@ def test_windows_behind_the_first_layers(leading: int, found: str):
 
 @pytest.mark.parametrize(("kind", "shape"), [("q", ("heads", "head_dim")), ("k", ("kv_heads", "head_dim"))])
 def test_norms_of_heads_that_are_stored_one_by_one(kind: str, shape: tuple[str, ...]):
-    norms = of_heads(kind, 3)
+    norms = norm_of_heads(kind, 3)
     assert norms.dimensions == shape
     assert norms.of == {f"self_attn.{kind}_layernorm.norms.{head}.weight": ("head_dim",) for head in range(3)}
     made = norms.build([from_array(np.float32([head, head + 0.5])) for head in range(3)], (3, 2), {})
