@@ -10,6 +10,7 @@ from numba import cuda, float32, int32, int64
 
 from localllm.kernels.cuda import MOST_EXPERTS, gpu
 from localllm.kernels.cuda.elementwise.formulas import first_column
+from localllm.kernels.cuda.gpu import BLOCK  # a size of shared memory must be a constant of this module
 from localllm.kernels.table import EXPERT
 
 ZERO, ONE, NAN = float32(0), float32(1), float32(math.nan)
@@ -142,7 +143,7 @@ def fetch(chosen, first, total, numbers):
 
 def plan_experts(count, chosen, used, experts, next_rows, active, active_count, rows, pairs, row_count):
     """Give each pair a row, sorted by expert; a thread for each expert."""
-    numbers = cuda.shared.array(gpu.BLOCK, int32)
+    numbers = cuda.shared.array(BLOCK, int32)
     total, next_row, next_place = gpu.load_i64(count) * used, int64(0), int64(0)
     for base in range(0, experts, gpu.BLOCK):
         expert, own_count = base + cuda.threadIdx.x, int32(0)
