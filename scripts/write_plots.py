@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Draw the tables of docs/decisions/measurements.md as SVG in docs/assets. A test compares the files with what this writes.
+"""Draw the tables of docs/decisions/measurements.md as SVG in docs/assets, which a test compares.
 
 The numbers are read from the page itself, so that a new measurement is written once. The pictures load nothing and
 follow the reader's light or dark theme.

@@ -1,13 +1,10 @@
 """Record what a new user sees in the first five minutes.
 
-    python scripts/record/first_five_minutes.py MODEL.gguf [COLUMNS]
+    python scripts/record/first_five_minutes.py qwen2.5-coder-1.5b-instruct-q4_k_m.gguf > docs/first-five-minutes.md
 
-The output is docs/first-five-minutes.md.
-
-Installs the project into a fresh environment, lists models, pulls one by its name from a server on this computer that
-speaks the hub's protocol (and has MODEL.gguf under that name), talks with it, quantizes it and talks with the result;
-then types commands of llama.cpp and Ollama. The screen of a terminal of 100 columns goes to stdout, with commands after
-a dollar sign; a command that ends unexpectedly ends the script with 1.
+Installs the project into a fresh environment and does six things with a model that it pulls from a server on this
+computer, which speaks the hub's protocol and has the file under the model's name. The page has what a terminal of 100
+columns shows; a command that ends unexpectedly ends the script with 1.
 """
 
 import os
@@ -24,7 +21,36 @@ sys.path[:0] = [str(ROOT), str(ROOT / "tests" / "support")]
 from hub_server import Hub  # noqa: E402
 from terminal import Terminal, drawn  # noqa: E402
 
-REPOSITORY, FILE, NAME = "bartowski/SmolLM2-135M-Instruct-GGUF", "SmolLM2-135M-Instruct-Q4_1.gguf", "smollm2-135m:Q4_1"
+NAME = "qwen2.5-coder-1.5b"
+REPOSITORY, FILE = "bartowski/Qwen2.5-Coder-1.5B-Instruct-GGUF", "Qwen2.5-Coder-1.5B-Instruct-Q4_K_M.gguf"
+
+
+FERRY = """\
+The ferry Aurora leaves Holm every day at 7:40 and returns from Skarnes at 16:15. The crossing takes 55 minutes.
+A ticket costs 12 crowns, a bicycle 4 more. From November to March there is no ferry on Tuesdays.
+"""
+SCHEMA = '{"properties": {"ship": {"type": "string"}, "leaves": {"type": "string"}, "price": {"type": "integer"}}}'
+PROGRAM = f"""
+import localllm
+
+with localllm.open("{NAME}") as model:
+    print(model.chat([{{"role": "user", "content": "What is 12 * 12?"}}], temperature=0).text)
+"""
+
+TEXTS = {
+    "beginning": "What a terminal shows, recorded by `scripts/record/first_five_minutes.py`. You need Python 3.11, and a\n"
+    "clone of the repository.",
+    "install": "## 1. Install",
+    "choose": "## 2. Choose a model\n\n`fit` reads the header of a file on the hub, and says what it needs on this computer"
+    "\nand how fast it will be. [which-model.md](which-model.md) helps to choose.",
+    "talk": "## 3. Talk\n\nThe first start compiles kernels for the CPU. `/help` lists the commands, `bye` leaves; more in\n"
+    "[chat.md](chat.md).",
+    "shell": "## 4. Use it in the shell\n\nOnly the answer goes to stdout. [shell.md](shell.md) has forty recipes.",
+    "json": "## 5. Get JSON\n\nA finished answer always matches its schema ([constrained.md](constrained.md)).",
+    "program": "## 6. Use it in a program\n\nIn Python ([python.md](python.md)); `localllm serve` answers the clients of OpenAI,"
+    "\nAnthropic and Ollama ([serve.md](serve.md)).",
+    "next": "If something does not work: [troubleshooting.md](troubleshooting.md). All pages: [README.md](README.md).",
+}
 
 
 class User:
@@ -59,6 +85,14 @@ class User:
         if found != code:
             sys.exit(f"localllm {shlex.join(arguments)}: exit code {found}")
 
+    def shell(self, command: str) -> None:
+        """Run a line of the shell and show what it prints."""
+        environment = self._environment | {"COLUMNS": str(self._columns)}
+        done = subprocess.run(["bash", "-c", command], cwd=self._home, env=environment, capture_output=True, text=True)
+        self.show(f"$ {command}\n{done.stdout}")
+        if done.returncode:
+            sys.exit(f"{command}: exit code {done.returncode}\n{done.stderr}")
+
     def chat(self, *arguments: str, lines: list[str]) -> None:
         """Show a conversation."""
         chat = self._terminal("chat", *arguments)
@@ -79,40 +113,34 @@ class User:
         )
 
 
+def tell(text: str) -> None:
+    """Print a paragraph or a heading of the page."""
+    print(f"\n{text}\n", flush=True)
+
+
 def main(model: str, columns: int = 100) -> None:
     hub = Hub()
     hub.repositories[REPOSITORY] = {FILE: Path(model).read_bytes()}
     with hub.serving(), tempfile.TemporaryDirectory(prefix="first-") as home:
         user = User(home, hub.url, columns)
-        print("# The first five minutes\n\nWhat scripts/record/first_five_minutes.py recorded on a terminal.\n")
+        print("# The first five minutes")
+        tell(TEXTS["beginning"])
+        tell(TEXTS["install"])
         user.install()
-        user.run("list", "--all", most=8)
+        tell(TEXTS["choose"])
+        user.run("fit", NAME, most=7)
         user.run("pull", NAME)
-        user.chat(
-            NAME, "--temp", "0", "--session", "sky", lines=["Why is the sky blue?", "/undo", "Name three colors."]
-        )
-        user.run("sessions")
-        user.run("quantize", NAME, "small.gguf", "Q4_0", "--allow-requantize", most=6)
-        user.run("run", "small.gguf", "-p", "Name three colors.", "--temp", "0")
-        print("\n## Habits from elsewhere\n")
-        copied = ["-m", "small.gguf", "-p", "Name three colors.", "--temp", "0", "-ngl", "0", "-fa", "on", "-b", "512"]
-        user.run("run", *copied, "--no-warmup", "-no-cnv", "--mlock")
-        user.run("run", "small.gguf", "Name three colors.", "--temp", "0", "-fa")
-        user.run("run", "-p", "How do I make a file smaller?", "--temp", "0")
-        user.run("run", "small.gguf", "A date:", "--temp", "0", "--regex", "\\d{4}-\\d\\d-\\d\\d")
-        user.run("run", "small.gguf", "A number:", "-n", "3", "--regex", "[0-9]{8}", code=7)
-        user.run("run", "gemma3:3b", "Hi", code=3)
-        user.run("pull", "gemma3:3b", "small.gguf", code=3)
-        user.run("run", "small.gguf", "Hi", "--tmep", "0", code=2)
-        user.run("run", "small.gguf", "Hi", "--lora", "x", code=2)
-        for word in ("remove", "show", "rum"):
-            user.run(word, "small.gguf", code=2)
-        user.run("quantize", "small.gguf", "Q5_KM", code=2)
-        user.run("quantize", "small.gguf", "F16", "--allow-requantize", code=2)
-        user.run("tokenize", "small.gguf", "Hello", "--ids")
-        user.run("inspect", "small.gguf", "--check", most=4)
-        user.run("fit", "small.gguf", "-c", "2048", most=9)
-        user.chat("small.gguf", "-p", "Hi", "-n", "8", "--temp", "0", lines=["/hlep", "/set tempp 1", "/undo 2"])
+        tell(TEXTS["talk"])
+        questions = ["Write a Python function that reverses a string. Code only.", "Now as a lambda.", "/undo"]
+        user.chat(NAME, "--temp", "0", lines=questions)
+        tell(TEXTS["shell"])
+        Path(home, "ferry.txt").write_text(FERRY)
+        user.shell(f"cat ferry.txt | localllm run {NAME} -p 'Summarize in one sentence.' --temp 0")
+        tell(TEXTS["json"])
+        user.shell(f"localllm run {NAME} -f ferry.txt -p 'Extract the facts.' --temp 0 -j '{SCHEMA}' | tee facts.json")
+        tell(TEXTS["program"])
+        user.shell(f"python -c '{PROGRAM}'")
+        tell(TEXTS["next"])
 
 
 if __name__ == "__main__":
