@@ -7,6 +7,7 @@ computer, which speaks the hub's protocol and has the file under the model's nam
 columns shows; a command that ends unexpectedly ends the script with 1.
 """
 
+import json
 import os
 import shlex
 import subprocess
@@ -22,14 +23,15 @@ from hub_server import Hub  # noqa: E402
 from terminal import Terminal, drawn  # noqa: E402
 
 NAME = "qwen2.5-coder-1.5b"
-REPOSITORY, FILE = "bartowski/Qwen2.5-Coder-1.5B-Instruct-GGUF", "Qwen2.5-Coder-1.5B-Instruct-Q4_K_M.gguf"
+REPOSITORY, FILE = "Qwen/Qwen2.5-Coder-1.5B-Instruct-GGUF", "qwen2.5-coder-1.5b-instruct-q4_k_m.gguf"
 
 
 FERRY = """\
 The ferry Aurora leaves Holm every day at 7:40 and returns from Skarnes at 16:15. The crossing takes 55 minutes.
 A ticket costs 12 crowns, a bicycle 4 more. From November to March there is no ferry on Tuesdays.
 """
-SCHEMA = '{"properties": {"ship": {"type": "string"}, "leaves": {"type": "string"}, "price": {"type": "integer"}}}'
+FACTS = {"ship": {"type": "string"}, "leaves": {"type": "string"}, "price": {"type": "integer"}}
+SCHEMA = json.dumps({"type": "object", "properties": FACTS, "required": list(FACTS)})
 PROGRAM = f"""
 import localllm
 
@@ -38,17 +40,32 @@ with localllm.open("{NAME}") as model:
 """
 
 TEXTS = {
-    "beginning": "What a terminal shows, recorded by `scripts/record/first_five_minutes.py`. You need Python 3.11, and a\n"
-    "clone of the repository.",
+    "beginning": """\
+What a terminal shows, recorded by `scripts/record/first_five_minutes.py`. You need Python 3.11 and a clone of the
+repository.""",
     "install": "## 1. Install",
-    "choose": "## 2. Choose a model\n\n`fit` reads the header of a file on the hub, and says what it needs on this computer"
-    "\nand how fast it will be. [which-model.md](which-model.md) helps to choose.",
-    "talk": "## 3. Talk\n\nThe first start compiles kernels for the CPU. `/help` lists the commands, `bye` leaves; more in\n"
-    "[chat.md](chat.md).",
-    "shell": "## 4. Use it in the shell\n\nOnly the answer goes to stdout. [shell.md](shell.md) has forty recipes.",
-    "json": "## 5. Get JSON\n\nA finished answer always matches its schema ([constrained.md](constrained.md)).",
-    "program": "## 6. Use it in a program\n\nIn Python ([python.md](python.md)); `localllm serve` answers the clients of OpenAI,"
-    "\nAnthropic and Ollama ([serve.md](serve.md)).",
+    "choose": """\
+## 2. Choose a model
+
+`fit` reads the header of a file on the hub, and says what it needs on this computer and how fast it will be.
+[which-model.md](which-model.md) helps to choose.""",
+    "talk": """\
+## 3. Talk
+
+The first start compiles kernels for the CPU. `/help` lists the commands, `bye` leaves; more in [chat.md](chat.md).""",
+    "shell": """\
+## 4. Use it in the shell
+
+Only the answer goes to stdout. [shell.md](shell.md) has forty recipes.""",
+    "json": """\
+## 5. Get JSON
+
+A finished answer always matches its schema ([constrained.md](constrained.md)).""",
+    "program": """\
+## 6. Use it in a program
+
+In Python ([python.md](python.md)); `localllm serve` answers the clients of OpenAI, Anthropic and Ollama
+([serve.md](serve.md)).""",
     "next": "If something does not work: [troubleshooting.md](troubleshooting.md). All pages: [README.md](README.md).",
 }
 
@@ -128,7 +145,7 @@ def main(model: str, columns: int = 100) -> None:
         tell(TEXTS["install"])
         user.install()
         tell(TEXTS["choose"])
-        user.run("fit", NAME, most=7)
+        user.run("fit", NAME, most=11)
         user.run("pull", NAME)
         tell(TEXTS["talk"])
         questions = ["Write a Python function that reverses a string. Code only.", "Now as a lambda.", "/undo"]
