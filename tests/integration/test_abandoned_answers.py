@@ -30,7 +30,7 @@ SCENARIOS = {
 def run(*arguments: str) -> list[str]:
     """The texts that a scenario prints. Fails with the stacks of all threads if it hangs."""
     words = [sys.executable, "-X", "faulthandler", str(SUPPORT / "abandoned_answers.py"), *arguments]
-    done = subprocess.run(words, capture_output=True, text=True, timeout=120)
+    done = subprocess.run(words, capture_output=True, text=True, timeout=300)
     assert (done.returncode, done.stderr) == (0, "")
     texts: list[str] = json.loads(done.stdout)
     return texts
