@@ -18,7 +18,7 @@ from localllm.generation.reasoning import REASONING
 from localllm.generation.tools.tool_call_parser import CALL
 from localllm.server import http, request_options
 from localllm.server.attachments import IMAGE_TYPES, decode_text
-from localllm.server.content_blocks import CLOSE, DELTA, OPEN, Block, Blocks, Change, collect_blocks
+from localllm.server.content_blocks import CLOSE, OPEN, Block, Blocks, Change, collect_blocks
 from localllm.server.fields import Body, type_name
 from localllm.server.messages import (
     TEXTS,
@@ -222,7 +222,6 @@ def format_change(change: Change) -> dict[str, object]:
         return {"type": "content_block_start", "index": block.index, "content_block": format_block(block)}
     if action == CLOSE:
         return {"type": "content_block_stop", "index": block.index}
-    assert action == DELTA
     deltas = {
         REASONING: {"type": "thinking_delta", "thinking": text},
         CALL: {"type": "input_json_delta", "partial_json": text},

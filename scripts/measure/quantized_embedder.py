@@ -60,10 +60,8 @@ def row(type: str, found: dict[str, dict[str, float]]) -> list[str]:
     """Return the cells of a type's line."""
     theirs = found["theirs"]["loss"]
     cells = [f"{found['theirs']['bytes'] / 1e6:.1f}", f"{found['ours']['bytes'] / 1e6:.1f}", f"{theirs:.5f}"]
-    for name in ("ours", "calibrated"):
-        if name in found:
-            cells.append(f"{found[name]['loss']:.5f} ({found[name]['loss'] / theirs:.2f})")
-    return [type, *cells]
+    losses = [found[name]["loss"] for name in ("ours", "calibrated") if name in found]
+    return [type, *cells, *(f"{loss:.5f} ({loss / theirs:.2f})" for loss in losses)]
 
 
 def main() -> None:

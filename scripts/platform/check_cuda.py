@@ -63,8 +63,8 @@ def check(name: str, path: Path, chosen: argparse.Namespace) -> bool:
     try:
         engine = open_engine(path, context=128, kv_type=chosen.kv_type, backend=backend)
         rows = [engine.forward(ids[:count], 0, "all")]
-        for i in range(count, min(count + chosen.decode, len(ids))):
-            rows.append(engine.forward(ids[i : i + 1], i))
+        end = min(count + chosen.decode, len(ids))
+        rows.extend(engine.forward(ids[i : i + 1], i) for i in range(count, end))
         engine.close()
     except Exception as error:  # the others are wanted, too
         print(f"{name}: {type(error).__name__}: {error}", flush=True)

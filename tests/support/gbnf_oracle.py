@@ -199,9 +199,9 @@ class Chart:
             name, production, dot, origin = here.pop()
             new = []
             if dot == len(production):
-                for other in list(items if origin == place else self.sets[origin]):
-                    if other[2] < len(other[1]) and other[1][other[2]] == name:
-                        new.append((other[0], other[1], other[2] + 1, other[3]))
+                others = list(items if origin == place else self.sets[origin])
+                waiting = (other for other in others if other[2] < len(other[1]) and other[1][other[2]] == name)
+                new += [(other[0], other[1], other[2] + 1, other[3]) for other in waiting]
             elif not isinstance(part := production[dot], Terminal):
                 new += [(part, each, 0, place) for each in self.rules[part]]
                 if part in self.empty:

@@ -100,8 +100,8 @@ def bench(
     bench_run = service.Bench(path, lambda step: line.show(f"measuring {step}"), opening.compiling(line))
     try:
         layers = options.layer_count(gpu_layers)
-        for result in bench_run.run(tests, threads, repetitions, cache.types(), device, layers, rope.scaling()):
-            results.append(result)
+        # Results before Ctrl-C stay.
+        results.extend(bench_run.run(tests, threads, repetitions, cache.types(), device, layers, rope.scaling()))
     finally:
         line.clear()
         if as_json and results:
