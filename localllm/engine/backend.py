@@ -16,7 +16,7 @@ from localllm.engine.lower.header import Span
 from localllm.engine.memory.sequence_state import SequenceState
 from localllm.engine.operations.operation import Operation
 from localllm.engine.options import EngineOptions
-from localllm.engine.trace.image_rows import RowOperations
+from localllm.engine.trace.recorder import RowOperations
 from localllm.engine.trace.rope_shift import RopeShift
 from localllm.errors import LocalllmError, UnsupportedError
 from localllm.files.gguf.file import GGUFFile
@@ -80,7 +80,7 @@ class TracedModel(NamedTuple):
     Attributes:
         forward: the architecture's function, which takes any builder.  context: the most tokens of a sequence.
         encoding: the encoder's operations, if there is one.
-        rows: traces the model for image rows (localllm.engine.trace.image_rows), given whether they have bidirectional
+        rows: traces the model for image rows (localllm.engine.trace.recorder), given whether they have bidirectional
             attention.
     """
 

@@ -20,8 +20,8 @@ from localllm.engine.forks import lock_for
 from localllm.engine.lower.header import Span
 from localllm.engine.lower.tape import row_bytes
 from localllm.engine.memory.sequence_state import SequenceState
-from localllm.engine.operations.hidden_states import HiddenStateTap
 from localllm.engine.operations.operation import Operation
+from localllm.engine.operations.tokens import HiddenStateTap
 from localllm.engine.options import EngineOptions
 from localllm.engine.runs import BATCH, LATER, Runs
 from localllm.engine.sequence import Sequence

@@ -22,13 +22,12 @@ from localllm.engine.image_tokens import ImageEmbedding, image_of, images_betwee
 from localllm.engine.lower.header import NO_KINDS, Span
 from localllm.engine.memory.sequence_state import SequenceState
 from localllm.engine.operations.experts import Route
-from localllm.engine.operations.hidden_states import ExportHidden
+from localllm.engine.operations.tokens import ExportHidden
 from localllm.engine.options import EngineOptions
 from localllm.engine.run_plan import Reading, missing_tokens, plan_runs
 from localllm.engine.runs import BATCH, EXACT, FIRST, LATER, WHOLE, Runs
 from localllm.engine.sequence import Sequence, require_room
-from localllm.engine.trace.image_rows import row_operations
-from localllm.engine.trace.recorder import trace_model
+from localllm.engine.trace.recorder import row_operations, trace_model
 from localllm.engine.trace.rope_shift import rotations
 from localllm.errors import ContextError, LocalllmError, ModelError, UnsupportedError, UsageError
 from localllm.files.gguf.file import GGUFFile

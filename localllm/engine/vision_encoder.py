@@ -22,7 +22,7 @@ from localllm.engine.lower.steps import StepPlaces
 from localllm.engine.lower.tape import row_bytes
 from localllm.engine.operations.operation import Operation
 from localllm.engine.options import EngineOptions
-from localllm.engine.trace.image_rows import TabulatedRecorder
+from localllm.engine.trace.recorder import TabulatedRecorder
 from localllm.errors import ModelError
 from localllm.files.gguf.file import GGUFFile
 from localllm.kernels.table import PAGE

@@ -18,7 +18,7 @@ from localllm.engine.memory.sequence_state import SequenceState
 from localllm.engine.operations.operation import Operation
 from localllm.engine.options import EngineOptions
 from localllm.engine.runs import BATCH
-from localllm.engine.trace.image_rows import RowOperations
+from localllm.engine.trace.recorder import RowOperations
 from localllm.engine.trace.rope_shift import RopeShift
 from localllm.errors import UnsupportedError
 from localllm.kernels.build.library import Library
@@ -162,7 +162,6 @@ class KeyRotator:
         self._tape.append(Step(kernel, {"count": count, **arguments}, 1, None, reads, writes))
 
     def rotate_keys(self, store: SequenceState, first: int, end: int, distance: int) -> None:
-        """Rotate the keys at positions [first, end), which were cached for positions `distance` later."""
         self._distances[:] = -distance
         for position in range(first, end, BATCH):
             count = min(BATCH, end - position)

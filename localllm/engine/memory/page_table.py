@@ -130,7 +130,6 @@ class PageTable:
         return pages
 
     def parts(self, first: int, last: int) -> list[str]:
-        """List the names of the parts that store tokens [first, last), see `part`; `first` begins a page."""
         has_windows = self._cache.window and first >= self._dropped * PAGE
         return ["pages", "windows"] if has_windows else ["pages"]
 
@@ -198,11 +197,7 @@ class PageTable:
         return self.truncate(self._length)
 
     def append_from(self, source: "PageTable", first: int, length: int, count: int) -> bool:
-        """Copy `count` tokens of another table, from position `first` on, after the first `length`.
-
-        Keys are copied unchanged: the backend rotates them afterwards. Return False and change nothing if the other
-        table lacks some of the tokens in any layer, also in one with a window. Raises MemoryLimitError.
-        """
+        """Copy tokens of another table; False, also if only layers with a window lack some of them."""
         if first < source._dropped * PAGE or first + count > source._length:
             return False
         self.prepare(length, count)

@@ -12,10 +12,9 @@ from localllm.engine.lower.header import Span
 from localllm.engine.lower.steps import Steps, Target, cache_arguments, rotate, store_all
 from localllm.engine.lower.tape import Buffer
 from localllm.engine.memory.cache import Streams
-from localllm.engine.operations.computing import Array, Computing
+from localllm.engine.operations.builders import Array, Computing, Recording
 from localllm.engine.operations.key_selection import unpack_bits
 from localllm.engine.operations.operation import StateOperation, operation
-from localllm.engine.operations.recording import Recording
 from localllm.errors import ModelError
 
 

@@ -3,9 +3,8 @@
 import numpy as np
 
 from localllm.engine.lower.activation import Activation
-from localllm.engine.operations.computing import Array, Computing
+from localllm.engine.operations.builders import MISFIT, Array, Computing, Recording, same_columns
 from localllm.engine.operations.operation import Operation, operation
-from localllm.engine.operations.recording import MISFIT, Recording, same_columns
 from localllm.errors import ModelError
 
 

@@ -12,9 +12,8 @@ from localllm.arch.rowwise_verbs import RowwiseVerbs, if_finite
 from localllm.arch.weights import Weight
 from localllm.engine.lower.activation import Activation
 from localllm.engine.lower.steps import Steps, Target, shape, vector_of
-from localllm.engine.operations.computing import Array, Computing, softmax
+from localllm.engine.operations.builders import MISFIT, Array, Computing, Recording, same_columns, softmax
 from localllm.engine.operations.operation import Operation, operation
-from localllm.engine.operations.recording import MISFIT, Recording, same_columns
 from localllm.errors import ModelError
 
 

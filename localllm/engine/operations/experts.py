@@ -10,9 +10,8 @@ from localllm.arch.weights import Weight
 from localllm.engine.lower.activation import Activation, Routed, RoutedActivation, Rows
 from localllm.engine.lower.steps import Experts, Steps, Target, shape, vector_of
 from localllm.engine.lower.tape import Buffer
-from localllm.engine.operations.computing import Array, Computing, largest, softmax
+from localllm.engine.operations.builders import Array, Computing, Recording, largest, require_format, softmax
 from localllm.engine.operations.operation import Operation, Product, operation
-from localllm.engine.operations.recording import Recording, require_format
 from localllm.errors import ModelError, UnsupportedError
 from localllm.kernels.table import EXPERT, PLAN_EXPERTS
 

@@ -9,9 +9,8 @@ from localllm.arch.layer_state import Latent
 from localllm.engine.lower.activation import Activation
 from localllm.engine.lower.steps import Steps, rotate, store
 from localllm.engine.lower.tape import Buffer
-from localllm.engine.operations.computing import Array, Computing, largest
+from localllm.engine.operations.builders import Array, Computing, Recording, largest
 from localllm.engine.operations.operation import StateOperation, operation
-from localllm.engine.operations.recording import Recording
 from localllm.errors import ModelError
 
 Score = Callable[[Array, Array, slice], Array]

@@ -5,9 +5,8 @@ import numpy as np
 from localllm.arch.weights import Weight
 from localllm.engine.lower.activation import Activation
 from localllm.engine.lower.steps import Steps, Target
-from localllm.engine.operations.computing import Array, Computing
+from localllm.engine.operations.builders import Array, Computing, Recording
 from localllm.engine.operations.operation import Operation, Product, operation
-from localllm.engine.operations.recording import Recording
 from localllm.errors import ModelError, UnsupportedError
 
 

@@ -8,9 +8,8 @@ from localllm.engine.lower.activation import ALL, Activation, Rows
 from localllm.engine.lower.header import Span
 from localllm.engine.lower.steps import Steps, Target
 from localllm.engine.lower.tape import Buffer
-from localllm.engine.operations.computing import Array, Computing
+from localllm.engine.operations.builders import Array, Computing, Recording
 from localllm.engine.operations.operation import Operation, operation
-from localllm.engine.operations.recording import Recording
 from localllm.errors import ModelError
 
 LEAST_DIVISOR = 1e-3  # least divisor of RoPE frequencies; those of known models are at least 0.9

@@ -10,28 +10,25 @@ from localllm.engine.lower.header import Span
 from localllm.engine.operations import (
     attention,
     columns,
-    convolution,
     elementwise,
     experts,
-    hidden_states,
     key_selection,
     linear,
     positions,
     recurrent,
     tokens,
 )
-from localllm.engine.operations.computing import Observer
-from localllm.engine.operations.convolution import ConvolutionReference
+from localllm.engine.operations.builders import Observer
 from localllm.engine.operations.elementwise import ElementwiseReference
 from localllm.engine.operations.experts import ExpertReference
-from localllm.engine.operations.hidden_states import HiddenStateReference
 from localllm.engine.operations.operation import Operation
 from localllm.engine.operations.positions import PositionReference
+from localllm.engine.operations.recurrent import ConvolutionReference
+from localllm.engine.operations.tokens import HiddenStateReference
 
 T = TypeVar("T")
 FAMILIES: tuple[ModuleType, ...] = (
-    elementwise, linear, attention, key_selection, experts, convolution, recurrent, tokens, positions, columns,
-    hidden_states,
+    elementwise, linear, attention, key_selection, experts, recurrent, tokens, positions, columns,
 )  # fmt: skip
 OPERATIONS: dict[str, type[Operation]] = {
     kind.VERB: kind

@@ -23,10 +23,9 @@ from localllm.errors import ConstraintError, UsageError
 from localllm.frozen import frozen
 from localllm.generation.constraints.distinct_items import drop_unique_items, has_distinct
 from localllm.generation.constraints.grammar_matcher import GrammarMatcher
-from localllm.generation.constraints.grammar_network import build_network
+from localllm.generation.constraints.grammar_network import build_network, yielding
 from localllm.generation.constraints.json_matcher import JsonMatcher
 from localllm.generation.constraints.json_text import is_type, schema_of
-from localllm.generation.constraints.long_work import yielding
 from localllm.generation.constraints.schemas import OPTIONS, Schema, exact, order_properties
 from localllm.generation.constraints.vocabulary import (
     JSON_MARK,

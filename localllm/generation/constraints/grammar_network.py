@@ -4,7 +4,11 @@ States have arcs that read a character or token, or enter a rule. Arcs that no f
 Characters are matched byte by byte in UTF-8.
 """
 
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+import gc
+import sys
+import threading
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from enum import Enum, auto
 from functools import cache, lru_cache
 from time import perf_counter
@@ -21,7 +25,6 @@ from localllm.generation.constraints.gbnf import (
     VocabularyToken,
     parse_grammar,
 )
-from localllm.generation.constraints.long_work import yielding
 
 Ranges = tuple[tuple[int, int], ...]
 DEAD, READ = 0, 1  # states: no character of the set matches, or one is complete
@@ -351,3 +354,29 @@ def build_network(grammar: str) -> Network:
             return Network(parse_grammar(grammar))
     except RecursionError:
         raise UsageError("the grammar is invalid: its groups are nested too deeply") from None
+
+
+_LOCK = threading.Lock()
+_PATIENCE = 0.0005  # seconds that other threads wait for the interpreter, each time; Python's default is ten times that
+_count, _usual = 0, (True, 0.005)
+
+
+@contextmanager
+def yielding() -> Iterator[None]:
+    """Let other threads of Python run often, and search no garbage: that stops them, up to a second for a grammar."""
+    global _count, _usual
+    with _LOCK:
+        if not _count:
+            _usual = gc.isenabled(), sys.getswitchinterval()
+            gc.disable()
+            sys.setswitchinterval(_PATIENCE)
+        _count += 1
+    try:
+        yield
+    finally:
+        with _LOCK:
+            _count -= 1
+            if not _count:
+                sys.setswitchinterval(_usual[1])
+                if _usual[0]:
+                    gc.enable()

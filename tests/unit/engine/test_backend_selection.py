@@ -46,8 +46,8 @@ from localllm.engine.operations.operation import (
 )
 from localllm.engine.options import EngineOptions, layers_of
 from localllm.engine.runs import PRECISE_TOKENS, Runs
-from localllm.engine.trace.image_rows import Angles, RowRecorder, TabulatedRecorder, row_operations
 from localllm.engine.trace.imatrix_collector import ImatrixCollector
+from localllm.engine.trace.recorder import Angles, RowRecorder, TabulatedRecorder, row_operations
 from localllm.errors import ContextError, LocalllmError, MemoryLimitError, UnsupportedError, UsageError
 from localllm.generation import chunked_prefill as reading
 from localllm.generation import scheduler as batch

@@ -14,8 +14,8 @@ from localllm.engine.engine import Engine
 from localllm.engine.forks import Refusal
 from localllm.engine.image_tokens import ImageEmbedding
 from localllm.engine.lower.activation import ALL, Activation
-from localllm.engine.operations.hidden_states import ExportHidden
 from localllm.engine.operations.operation import Operation
+from localllm.engine.operations.tokens import ExportHidden
 from localllm.engine.runs import Runs
 from localllm.engine.sequence import Sequence
 from localllm.errors import ContextError, LocalllmError, ModelError, UnsupportedError, UsageError

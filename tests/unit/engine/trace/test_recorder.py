@@ -13,8 +13,8 @@ from localllm.arch.verbs import Hashing, Routing, Scores
 from localllm.arch.weights import Weight
 from localllm.engine.lower.activation import ALL, WANTED, Activation
 from localllm.engine.operations.elementwise import Elementwise
-from localllm.engine.operations.hidden_states import HiddenStateTap
 from localllm.engine.operations.operation import Operation
+from localllm.engine.operations.tokens import HiddenStateTap
 from localllm.engine.prefix_store import describe_operations
 from localllm.engine.trace.recorder import Recorder, trace_model
 from localllm.errors import LocalllmError, ModelError

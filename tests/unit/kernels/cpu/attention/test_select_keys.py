@@ -10,7 +10,7 @@ from simulated import launch
 
 from localllm.engine.cpu.lowering import select_scratch
 from localllm.engine.engine import Engine
-from localllm.engine.operations.computing import largest
+from localllm.engine.operations.builders import largest
 from localllm.engine.operations.key_selection import unpack_bits
 from localllm.engine.options import EngineOptions
 from localllm.engine.trace.rope_shift import rotations
