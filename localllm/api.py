@@ -17,14 +17,14 @@ from localllm.engine.forks import was_forked
 from localllm.engine.runs import PRECISE_TOKENS
 from localllm.errors import ModelError, UnsupportedError, UsageError
 from localllm.files.gguf.file import GGUFFile
-from localllm.generation.answer_defaults import AnswerDefaults
+from localllm.generation.conversation import AnswerDefaults
 from localllm.generation.model_methods import GenerationMixin
 from localllm.generation.options import GenerationOptions
 from localllm.generation.prefix_cache import PrefixCache
 from localllm.generation.sampling.recommended import read_recommended
 from localllm.generation.session import Session
-from localllm.generation.speculation.draft_model import ModelDrafter, attach_draft_head
 from localllm.generation.speculation.ngram import NgramCache
+from localllm.generation.speculation.speculator import ModelDrafter, attach_draft_head
 from localllm.generation.vision_adapter import VisionAdapter
 from localllm.text.tokenizer import Tokenizer
 from localllm.values import require_several, require_text, token_ids, whole_number

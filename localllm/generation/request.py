@@ -15,14 +15,13 @@ from localllm.engine.runs import PRECISE_TOKENS
 from localllm.errors import ContextError, LocalllmError, UsageError
 from localllm.frozen import frozen
 from localllm.generation.answer_record import Recordable
-from localllm.generation.answer_state import AnswerState
+from localllm.generation.answer_state import AnswerState, Transcript
 from localllm.generation.chunked_prefill import PrefillSegment, PrefillSegments
 from localllm.generation.context_overflow import SINK_TOKENS, require_shift
 from localllm.generation.logprobs import LikelyToken, token_logprobs
 from localllm.generation.options import GenerationOptions
 from localllm.generation.reasoning import ANSWER, REASONING, TextPart, Thinking
 from localllm.generation.sampling.sampler import Sampler, log_total, make_samplers
-from localllm.generation.transcript import Transcript
 from localllm.text.tokenizer import StreamDecoder, Tokenizer
 
 if TYPE_CHECKING:

@@ -7,10 +7,17 @@ from functools import cached_property, partial
 from typing import TYPE_CHECKING, NamedTuple
 
 from localllm.errors import UsageError
-from localllm.generation.answer_defaults import AnswerDefaults, is_instruction
 from localllm.generation.chat_format import ChatFormat, find_partial_answer, naming_long_prompts, render_up_to
 from localllm.generation.context_overflow import SINK_TOKENS
-from localllm.generation.conversation import Conversation, PartialAnswer, blind, has_calls, is_conversation
+from localllm.generation.conversation import (
+    AnswerDefaults,
+    Conversation,
+    PartialAnswer,
+    blind,
+    has_calls,
+    is_conversation,
+    is_instruction,
+)
 from localllm.generation.options import GenerationOptions
 from localllm.generation.prefix_cache import PrefixCache, common
 from localllm.generation.reasoning import Tags, Thinking, template_variables

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from localllm.errors import LocalllmError, MemoryLimitError
 from localllm.frozen import frozen
-from localllm.generation.answer_defaults import AnswerDefaults
+from localllm.generation.conversation import AnswerDefaults
 from localllm.server.metrics import Metrics
 from localllm.server.worker import Worker
 from localllm.system.memory import return_free_memory

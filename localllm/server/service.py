@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, TypeGuard, TypeVar
 
 from localllm.errors import ContextError, UsageError
 from localllm.frozen import frozen
-from localllm.generation.answer_defaults import AnswerDefaults
+from localllm.generation.conversation import AnswerDefaults
 from localllm.generation.infill import Infill
 from localllm.generation.options import GenerationOptions
 from localllm.generation.request import Completion, Request

@@ -258,7 +258,7 @@ def own_options(served: ServedModel, cache_reuse: int | None, openers: "dict[str
 
     openers: those of other names, by their options, which names of one file share.
     """
-    from localllm.generation.answer_defaults import AnswerDefaults
+    from localllm.generation.conversation import AnswerDefaults
     from localllm.server.model_pool import NameOptions
     from localllm.services.hub.name_values import values_of
 

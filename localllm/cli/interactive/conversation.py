@@ -16,7 +16,7 @@ from localllm.cli.terminal.render import EMPTY, count_noun, is_only_reasoning, t
 from localllm.cli.terminal.stream_renderer import page
 from localllm.cli.terminal.type_ahead import type_ahead
 from localllm.errors import LocalllmError, UsageError
-from localllm.generation.answer_defaults import UNSET
+from localllm.generation.conversation import UNSET
 from localllm.services import sessions
 from localllm.services.last_answer import AT_ENDPOINT
 from localllm.services.sessions import Line, SessionFile, SessionModel

@@ -8,7 +8,7 @@ from localllm.errors import UsageError
 from localllm.files.settings import load_settings
 from localllm.files.text_file import read_template_choice, read_text
 from localllm.frozen import frozen
-from localllm.generation.answer_defaults import UNSET, AnswerDefaults
+from localllm.generation.conversation import UNSET, AnswerDefaults
 from localllm.generation.options import OPTIONS, GenerationOptions
 from localllm.generation.sampling.options import DEFAULTS, SamplingOptions, steps_lettered
 from localllm.generation.sampling.options import OPTIONS as SAMPLING

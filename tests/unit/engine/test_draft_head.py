@@ -33,8 +33,7 @@ from localllm.errors import ModelError, UsageError
 from localllm.files.gguf.file import GGUFFile
 from localllm.generation.model_methods import gather_options
 from localllm.generation.speculation import speculator as leaps
-from localllm.generation.speculation.draft_model import account_of
-from localllm.generation.speculation.speculator import FEW
+from localllm.generation.speculation.speculator import FEW, account_of
 from localllm.kernels.reference import ReferenceCache
 from tests.unit.generation.test_prefix_cache import TakenLock
 

@@ -10,6 +10,7 @@ from fake_engine import FakeEngine, saying
 from tiny_model import write_tiny_model
 
 from localllm.errors import ContextError, LocalllmError, UsageError
+from localllm.generation.answer_state import StopFilter, Transcript
 from localllm.generation.context_overflow import ShiftedSequence
 from localllm.generation.options import GenerationOptions
 from localllm.generation.prefix_cache import PrefixCache, common
@@ -19,10 +20,8 @@ from localllm.generation.sampling.sampler import SamplingOptions
 from localllm.generation.scheduler import Generation
 from localllm.generation.speculation import speculator as leaps
 from localllm.generation.speculation.acceptance import Drafter
-from localllm.generation.speculation.draft_model import account_of
-from localllm.generation.speculation.speculator import Speculator
+from localllm.generation.speculation.speculator import Speculator, account_of
 from localllm.generation.tools.tool_grammar import ToolUse
-from localllm.generation.transcript import StopFilter, Transcript
 from localllm.text.tokenizer import Tokenizer
 
 GREEDY = SamplingOptions(temperature=0)

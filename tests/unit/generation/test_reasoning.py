@@ -18,7 +18,7 @@ from tiny_model import write_tiny_model
 
 from localllm.cli.terminal.output import printable
 from localllm.errors import UsageError
-from localllm.generation.answer_state import AnswerState
+from localllm.generation.answer_state import AnswerState, StopFilter, Transcript
 from localllm.generation.options import GenerationOptions
 from localllm.generation.prefix_cache import PrefixCache
 from localllm.generation.reasoning import (
@@ -36,7 +36,6 @@ from localllm.generation.reasoning import (
 from localllm.generation.sampling.sampler import SamplingOptions
 from localllm.generation.scheduler import Generation
 from localllm.generation.session import Session
-from localllm.generation.transcript import StopFilter, Transcript
 from localllm.text.templates import ChatTemplate
 from localllm.text.tokenizer import StreamDecoder, Tokenizer
 

@@ -18,10 +18,9 @@ from localllm.engine.image_tokens import ImageEmbedding
 from localllm.engine.options import EngineOptions
 from localllm.errors import ContextError, LocalllmError, ModelError, UsageError
 from localllm.generation import image_encoder as eye
-from localllm.generation.answer_defaults import AnswerDefaults
 from localllm.generation.beam_search import Answer
 from localllm.generation.constraints.constraint import Constraint
-from localllm.generation.conversation import Conversation, PartialAnswer, has_calls
+from localllm.generation.conversation import AnswerDefaults, Conversation, PartialAnswer, has_calls
 from localllm.generation.image_encoder import ImageEncoder
 from localllm.generation.options import GenerationOptions
 from localllm.generation.prefix_cache import PrefixCache

@@ -23,7 +23,7 @@ from localllm.errors import UsageError
 from localllm.files.cache import checksummed_cache
 from localllm.generation.options import CALLABLES, GenerationOptions
 from localllm.generation.sampling.options import SamplingOptions
-from localllm.generation.speculation.draft_model import ModelDrafter
+from localllm.generation.speculation.speculator import ModelDrafter
 from localllm.kernels.machine import Lane
 from localllm.services import receipts
 

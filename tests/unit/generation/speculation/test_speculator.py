@@ -21,7 +21,7 @@ from localllm.generation.options import GenerationOptions
 from localllm.generation.prefix_cache import PrefixCache
 from localllm.generation.sampling.sampler import Sampler, SamplingOptions
 from localllm.generation.speculation import acceptance as speculation
-from localllm.generation.speculation import draft_model as heads
+from localllm.generation.speculation import speculator as heads
 from localllm.generation.speculation.acceptance import (
     GAIN,
     LOSS,
@@ -35,8 +35,8 @@ from localllm.generation.speculation.acceptance import (
     SpeculationBudget,
     StepCostModel,
 )
-from localllm.generation.speculation.draft_model import PADDING, ModelDrafter
 from localllm.generation.speculation.ngram import NGrams, text_proposers
+from localllm.generation.speculation.speculator import PADDING, ModelDrafter
 
 # ---- from the text --------------------------------------------------------------------------------------------------
 

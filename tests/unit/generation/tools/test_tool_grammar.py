@@ -15,7 +15,7 @@ from vocabularies import GIVEN, USER_DEFINED, byte_level, with_prefix
 
 from localllm import api, builtin_model
 from localllm.errors import UsageError
-from localllm.generation.answer_state import AnswerState, UnionMatcher
+from localllm.generation.answer_state import AnswerState, Transcript, UnionMatcher
 from localllm.generation.reasoning import ANSWER, ESCAPE, Tags, TextPart, Thinking
 from localllm.generation.tools import tool_call_parser
 from localllm.generation.tools.json_tool_calls import JsonToolCallParser
@@ -41,7 +41,6 @@ from localllm.generation.tools.tool_messages import (
     marks_of_results,
     parse_arguments,
 )
-from localllm.generation.transcript import Transcript
 from localllm.text.templates import ChatTemplate
 from localllm.text.tokenizer import Tokenizer
 

@@ -15,7 +15,7 @@ from localllm.cli import map_run
 from localllm.cli.interactive.conversation import NameSettings, opener
 from localllm.cli.registry import params_of
 from localllm.errors import UsageError
-from localllm.generation.answer_defaults import AnswerDefaults
+from localllm.generation.conversation import AnswerDefaults
 from localllm.generation.options import GenerationOptions
 from localllm.generation.sampling.options import SamplingOptions
 from localllm.server import run as server
