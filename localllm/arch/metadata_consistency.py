@@ -154,28 +154,14 @@ def require_experts(fields: Fields, tensors: Mapping[str, Tensor]) -> None:
 ONE = 0.0, 1.0  # 0 means that the model has no such scale
 # Settings, and the values at which they have no effect.
 NEUTRAL = {
-    "attn_logit_softcapping": (0.0,),
-    "final_logit_softcapping": (0.0,),
-    "router_logit_softcapping": (0.0,),
-    "attention.clamp_kqv": (0.0,),
-    "attention.indexer.top_k": (0,),
-    "attention.max_alibi_bias": (0.0,),
-    "attention.shared_kv_layers": (0,),
-    "attention.temperature_scale": (0.0,),
-    "attention.scale": ONE,
-    "attention.output_scale": ONE,
-    "attention.value_scale": ONE,
-    "embedding_length_per_layer_input": (0,),
-    "embedding_scale": ONE,
-    "expert_weights_scale": ONE,
-    "expert_group_scale": ONE,
-    "expert_group_count": (0, 1),
-    "experts_per_group": (0, 1),
-    "hyper_connection.count": (0, 1),
-    "logit_scale": ONE,
-    "residual_scale": ONE,
+    "attn_logit_softcapping": (0.0,), "final_logit_softcapping": (0.0,), "router_logit_softcapping": (0.0,),
+    "attention.clamp_kqv": (0.0,), "attention.indexer.top_k": (0,), "attention.max_alibi_bias": (0.0,),
+    "attention.shared_kv_layers": (0,), "attention.temperature_scale": (0.0,), "attention.scale": ONE,
+    "attention.output_scale": ONE, "attention.value_scale": ONE, "embedding_length_per_layer_input": (0,),
+    "embedding_scale": ONE, "expert_weights_scale": ONE, "expert_group_scale": ONE, "expert_group_count": (0, 1),
+    "experts_per_group": (0, 1), "hyper_connection.count": (0, 1), "logit_scale": ONE, "residual_scale": ONE,
     "ssm.dt_b_c_rms": (False,),
-}
+}  # fmt: skip
 # By architecture, settings in its files that llama.cpp does not read.
 PASSED_OVER = {
     "phi3": ("attention.sliding_window",),

@@ -19,17 +19,8 @@ from localllm.images.data_urls import decode_data_url, is_bare_base64, is_data_u
 if TYPE_CHECKING:
     from PIL import Image
 
-FORMATS = (
-    "JPEG",
-    "PNG",
-    "WEBP",
-    "GIF",
-    "TIFF",
-    "BMP",
-    "MPO",
-    "AVIF",
-    "HEIF",
-)  # tried where this Pillow can read them
+# Those that this Pillow can read are tried.
+FORMATS = "JPEG", "PNG", "WEBP", "GIF", "TIFF", "BMP", "MPO", "AVIF", "HEIF"
 PLUGINS = "Jpeg", "Png", "WebP", "Gif", "Tiff", "Bmp", "Mpo", "Avif"  # HEIF comes from a package of its own
 MOST_BYTES = 256 << 20
 MOST_PIXELS = 100_000_000  # 400 MB while it is opened

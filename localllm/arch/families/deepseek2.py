@@ -175,12 +175,9 @@ def to_keys(
 
 
 V3 = {
-    "topk_method": "noaux_tc",
-    "scoring_func": "sigmoid",
-    "norm_topk_prob": True,
-    "routed_scaling_factor": 2.5,
+    "topk_method": "noaux_tc", "scoring_func": "sigmoid", "norm_topk_prob": True, "routed_scaling_factor": 2.5,
     "n_shared_experts": 1,
-}
+}  # fmt: skip
 CHECKPOINTS = {
     "DeepseekV2ForCausalLM": {
         "layer": "@deepseek.deepseek2_layer", "scalings": "yarn",

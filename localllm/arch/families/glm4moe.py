@@ -40,12 +40,9 @@ def draft(b: Builder, w: Weights, h: Transformer, hidden: Activation) -> MtpOutp
 
 
 SHARED_DEFAULTS = {
-    "topk_method": "noaux_tc",
-    "scoring_func": "sigmoid",
-    "rms_norm_eps": 1e-5,
-    "norm_topk_prob": True,
+    "topk_method": "noaux_tc", "scoring_func": "sigmoid", "rms_norm_eps": 1e-5, "norm_topk_prob": True,
     "n_shared_experts": 1,
-}
+}  # fmt: skip
 CHECKPOINTS = {
     "Glm4MoeForCausalLM": {
         "layer": "attention norms_around mtp",

@@ -52,18 +52,11 @@ def block(b: Builder, w: Weights, h: Jamba, state: Paged | Recurrent, x: Activat
 
 
 MAMBA = {
-    "ssm_in": "both_inner width",
-    "ssm_conv1d": "reshape mamba.conv1d.weight[inner one kernel]: inner kernel",
-    "ssm_conv1d.bias": "inner",
-    "ssm_x": "rank_and_states inner",
-    "ssm_dt": "inner rank",
-    "ssm_a": "decay mamba.A_log: inner state",
-    "ssm_d": "inner",
-    "ssm_out": "width inner",
-    "ssm_dt_norm": "rank",
-    "ssm_b_norm": "state",
-    "ssm_c_norm": "state",
-}
+    "ssm_in": "both_inner width", "ssm_conv1d": "reshape mamba.conv1d.weight[inner one kernel]: inner kernel",
+    "ssm_conv1d.bias": "inner", "ssm_x": "rank_and_states inner", "ssm_dt": "inner rank",
+    "ssm_a": "decay mamba.A_log: inner state", "ssm_d": "inner", "ssm_out": "width inner", "ssm_dt_norm": "rank",
+    "ssm_b_norm": "state", "ssm_c_norm": "state",
+}  # fmt: skip
 CHECKPOINTS = {
     "JambaForCausalLM": {
         "layer": "norms", "parts": {"attends": ("attention", " ".join(MAMBA)), "mixes": ("experts", "gated")},

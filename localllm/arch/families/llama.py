@@ -28,11 +28,8 @@ def block(b: Builder, w: Weights, h: Transformer, state: Paged, x: Activation, f
 
 
 TEXT_DEFAULTS = {  # transformers' defaults
-    "hidden_size": 4096,
-    "intermediate_size": 11008,
-    "num_hidden_layers": 32,
-    "num_attention_heads": 32,
-}
+    "hidden_size": 4096, "intermediate_size": 11008, "num_hidden_layers": 32, "num_attention_heads": 32,
+}  # fmt: skip
 CHECKPOINTS = {
     "LLaMAForCausalLM LlamaForCausalLM LlamaModel MistralForCausalLM IQuestCoderForCausalLM VLlama3ForCausalLM": {
         "layer": "attention gated norms", "rotated": True, "scalings": "linear yarn llama3", "window_ignored": True,

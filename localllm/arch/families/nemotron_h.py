@@ -73,15 +73,9 @@ def experts(b: Builder, w: Weights, h: NemotronH, routing: Routing, x: Activatio
 
 
 PLAIN = {
-    "attention_bias": False,
-    "mlp_bias": False,
-    "use_bias": False,
-    "mamba_proj_bias": False,
-    "use_conv_bias": True,
-    "mlp_hidden_act": "relu2",
-    "mamba_hidden_act": "silu",
-    "moe_latent_size": (),
-}
+    "attention_bias": False, "mlp_bias": False, "use_bias": False, "mamba_proj_bias": False, "use_conv_bias": True,
+    "mlp_hidden_act": "relu2", "mamba_hidden_act": "silu", "moe_latent_size": (),
+}  # fmt: skip
 EXPERTS = {
     "ffn_gate_inp": "experts width",
     "ffn_up_exps": "mixer.experts.up_proj.weight: experts expert_hidden width",

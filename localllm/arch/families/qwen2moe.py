@@ -5,13 +5,11 @@ Unlike Qwen 2: experts, whose weights are not normalized, and a shared one, whos
 
 from localllm.arch.attention import Transformer, attend, qkv
 from localllm.arch.decoder import decoder
-from localllm.arch.family import Activation, Builder, Fields, Paged, Weights
-from localllm.arch.feed_forward import feed_forward_or_experts, gate_output, read_routing
+from localllm.arch.families.olmoe import read
+from localllm.arch.family import Activation, Builder, Paged, Weights
+from localllm.arch.feed_forward import feed_forward_or_experts, gate_output
 
-
-def read(fields: Fields) -> Transformer:
-    shared = Transformer.shared_fields(fields, interleaved=False)
-    return Transformer(**shared, routing=read_routing(fields, normalized=False))
+__all__ = ["forward", "read"]
 
 
 def forward(b: Builder, w: Weights, h: Transformer) -> Activation:

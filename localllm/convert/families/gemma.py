@@ -134,23 +134,13 @@ GEMMA3N_WHOLE: Layer = {
     "per_layer_proj_norm": ("narrow",),
 }
 GEMMA3N_LAYER: Layer = {
-    **ATTENTION,
-    **HEAD_NORMS,
-    **GATED,
-    **NORMS_BEFORE,
-    **NORMS_BEHIND,
+    **ATTENTION, **HEAD_NORMS, **GATED, **NORMS_BEFORE, **NORMS_BEHIND,
     "altup_correct_scale": as_it_is("altup.correct_output_scale", "width"),
-    "altup_correct_coef": ("streams", "streams"),
-    "altup_router": ("streams", "width"),
-    "altup_predict_coef": ("predictions", "streams"),
-    "altup_router_norm": ("width",),
-    "laurel_l": ("rank", "width"),
-    "laurel_r": ("width", "rank"),
-    "laurel_post_norm": ("width",),
-    "inp_gate": ("narrow", "width"),
-    "proj": ("width", "narrow"),
-    "post_norm": ("width",),
-}
+    "altup_correct_coef": ("streams", "streams"), "altup_router": ("streams", "width"),
+    "altup_predict_coef": ("predictions", "streams"), "altup_router_norm": ("width",), "laurel_l": ("rank", "width"),
+    "laurel_r": ("width", "rank"), "laurel_post_norm": ("width",), "inp_gate": ("narrow", "width"),
+    "proj": ("width", "narrow"), "post_norm": ("width",),
+}  # fmt: skip
 # Unused tensors that published checkpoints have in layers with shared keys and values.
 UNREAD_KEYS: Layer = {
     "attn_k": as_stored("self_attn.k_proj", "keys", "width", needed=False),

@@ -5,6 +5,7 @@ Those are Jamba, Granite 4, Bamba, Falcon H1, LFM2 and Nemotron H, whose layers 
 
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 
@@ -49,12 +50,7 @@ def mamba(config: Config, declared: Reader) -> CheckpointFacts:
         "one": 1,
     }
     metadata = {
-        "block_count": layers,
-        "context_length": CONTEXT,
-        "embedding_length": width,
-        "feed_forward_length": 0,
-        "attention.head_count": 0,
-        "attention.layer_norm_rms_epsilon": config.number("layer_norm_epsilon", 1e-5),
+        **without_attention(config, layers, width),
         "ssm.conv_kernel": kernel,
         "ssm.inner_size": inner,
         "ssm.state_size": state,
@@ -62,6 +58,18 @@ def mamba(config: Config, declared: Reader) -> CheckpointFacts:
         "ssm.dt_b_c_rms": False,
     }
     return CheckpointFacts(sizes, metadata, {}, config.flag("tie_word_embeddings"))
+
+
+def without_attention(config: Config, layers: int, width: int) -> dict[str, Any]:
+    """Return the metadata of models whose layers have a state only."""
+    return {
+        "block_count": layers,
+        "context_length": CONTEXT,
+        "embedding_length": width,
+        "feed_forward_length": 0,
+        "attention.head_count": 0,
+        "attention.layer_norm_rms_epsilon": config.number("layer_norm_epsilon", 1e-5),
+    }
 
 
 def falcon_mamba(config: Config, declared: Reader) -> CheckpointFacts:
@@ -114,14 +122,7 @@ def mamba2(config: Config, declared: Reader) -> CheckpointFacts:
     config.only("rms_norm", True)
     width, layers = config.count("hidden_size"), config.count("num_hidden_layers", maximum=MOST_LAYERS)
     sizes = states_of(config, config.count("expand", 2) * width, "", MAMBA2_KEYS)
-    metadata = {
-        "block_count": layers,
-        "context_length": CONTEXT,
-        "embedding_length": width,
-        "feed_forward_length": 0,
-        "attention.head_count": 0,
-        "attention.layer_norm_rms_epsilon": config.number("layer_norm_epsilon", 1e-5),
-    }
+    metadata = without_attention(config, layers, width)
     sizes_of_model = {"vocab": config.count("vocab_size"), "layers": layers, "width": width}
     return with_states(CheckpointFacts(sizes_of_model, metadata, {}, config.flag("tie_word_embeddings")), sizes)
 

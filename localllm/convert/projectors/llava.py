@@ -1,7 +1,7 @@
-"""Convert the projectors of LLaVA 1.5 and 1.6: CLIP up to the selected layer, and two matrices.
+"""Convert the projectors of LLaVA 1.5 and 1.6, Pixtral and Mistral Small 3.1: an encoder and two matrices.
 
-Later layers are left out. The file names the last layer (`feature_layer`), because without it llama.cpp leaves out one
-more.
+LLaVA has CLIP up to the selected layer; later layers are left out. The file names the last layer (`feature_layer`),
+because without it llama.cpp leaves out one more.
 """
 
 from functools import partial
@@ -96,14 +96,9 @@ PIXTRAL_EPSILON = 1e-5  # epsilon of the encoder's norms, in no config.json
 BASE = 10000.0  # RoPE base, readers' default
 BREAK = "[IMG_BREAK]"
 PIXTRAL_DEFAULTS = {  # values that config.json may omit
-    "hidden_size": 1024,
-    "intermediate_size": 4096,
-    "num_hidden_layers": 24,
-    "num_attention_heads": 16,
-    "image_size": 1024,
-    "patch_size": 16,
-    "hidden_act": "gelu",
-}
+    "hidden_size": 1024, "intermediate_size": 4096, "num_hidden_layers": 24, "num_attention_heads": 16,
+    "image_size": 1024, "patch_size": 16, "hidden_act": "gelu",
+}  # fmt: skip
 
 
 def pixtral(c: SeeingConfig) -> ProjectorFacts:

@@ -102,14 +102,9 @@ class ProjectorFacts:
 def sizes_of(c: SeeingConfig, names: Mapping[str, str] = {}, **sizes: int) -> EncoderSizes:
     """Read the encoder's sizes by the usual names or by `names`, except those in `sizes`. Raises ModelError."""
     usual = {
-        "layers": "num_hidden_layers",
-        "width": "hidden_size",
-        "hidden": "intermediate_size",
-        "heads": "num_attention_heads",
-        "side": "image_size",
-        "patch": "patch_size",
-        **names,
-    }
+        "layers": "num_hidden_layers", "width": "hidden_size", "hidden": "intermediate_size",
+        "heads": "num_attention_heads", "side": "image_size", "patch": "patch_size", **names,
+    }  # fmt: skip
     read = {size: c.vision.count(name, maximum=MOST_SIDE * 4) for size, name in usual.items() if size not in sizes}
     result = EncoderSizes(**read, **sizes, out=c.out)
     if result.width % result.heads or not result.patch <= result.side <= MOST_SIDE:

@@ -1,4 +1,4 @@
-"""Convert the projectors of Qwen2-VL and Qwen2.5-VL, whose patches span two frames of a video."""
+"""Convert the projectors of Qwen2-VL, Qwen2.5-VL and Qwen3-VL, whose patches span two frames of a video."""
 
 from functools import partial
 from math import isqrt
@@ -105,7 +105,7 @@ def attention(h: EncoderSizes) -> dict[str, Part]:
 
 
 def qwen3vl(c: SeeingConfig) -> ProjectorFacts:
-    """Read the configuration. Raises ModelError."""
+    """Read Qwen3-VL, some of whose layers go to layers of the language model. Raises ModelError."""
     c.vision.only("hidden_act", "gelu_pytorch_tanh")
     places, patch = c.vision.count("num_position_embeddings"), c.vision.count("patch_size")
     if isqrt(places) ** 2 != places:

@@ -1,4 +1,4 @@
-"""Convert Gemma 3's projector: SigLIP, a norm and a matrix."""
+"""Convert the projectors of models whose encoder is SigLIP: Gemma 3, Idefics 3 with SmolVLM, LFM2-VL."""
 
 from functools import partial
 from math import isqrt, prod
@@ -29,7 +29,7 @@ USUAL_MERGE = 4  # readers' default
 
 
 def gemma3(c: SeeingConfig) -> ProjectorFacts:
-    """Read the configuration. Raises ModelError."""
+    """Read Gemma 3: a norm and a matrix. Raises ModelError."""
     c.vision.only("hidden_act", "gelu_pytorch_tanh")
     h = sizes_of(c)
     rows = isqrt(c.whole.count("mm_tokens_per_image", 256))
@@ -75,17 +75,13 @@ def transformer_layer(h: EncoderSizes) -> Parts:
 
 
 IDEFICS3_DEFAULTS = {  # values that config.json may omit
-    "hidden_size": 1152,
-    "intermediate_size": 3072,
-    "num_hidden_layers": 12,
-    "num_attention_heads": 16,
-    "image_size": 224,
-    "patch_size": 32,
-}
+    "hidden_size": 1152, "intermediate_size": 3072, "num_hidden_layers": 12, "num_attention_heads": 16,
+    "image_size": 224, "patch_size": 32,
+}  # fmt: skip
 
 
 def idefics3(c: SeeingConfig) -> ProjectorFacts:
-    """Read the configuration. Raises ModelError."""
+    """Read Idefics 3: a matrix. Raises ModelError."""
     c = with_defaults(c, IDEFICS3_DEFAULTS)
     c.vision.only("hidden_act", "gelu_pytorch_tanh")
     h, merge = sizes_of(c), c.whole.count("scale_factor", 2)
@@ -101,12 +97,11 @@ def idefics3(c: SeeingConfig) -> ProjectorFacts:
     return ProjectorFacts(h, metadata, {**siglip(h), "mm.model.fc.weight": matrix})
 
 
-LFM2VL_EPSILON = 1e-6  # epsilon of norms that config.json may omit
-PATCHES, MERGE, HIDDEN = 256, 2, 2560  # a default of config.json
+PATCHES, MERGE, HIDDEN = 256, 2, 2560  # values that LFM2-VL's config.json may omit
 
 
 def lfm2vl(c: SeeingConfig) -> ProjectorFacts:
-    """Read the configuration. Raises ModelError."""
+    """Read LFM2-VL: a norm and two matrices. Raises ModelError."""
     c.vision.only("model_type", "siglip2_vision_model")
     c.vision.only("hidden_act", "gelu_pytorch_tanh")
     c.whole.only("projector_hidden_act", "gelu")
@@ -120,7 +115,7 @@ def lfm2vl(c: SeeingConfig) -> ProjectorFacts:
     metadata = {
         "projector_type": "lfm2",
         "use_gelu": True,
-        "vision.attention.layer_norm_epsilon": c.vision.number("layer_norm_eps", LFM2VL_EPSILON),
+        "vision.attention.layer_norm_epsilon": c.vision.number("layer_norm_eps", 1e-6),
         "vision.projector.scale_factor": merge,
     }
     matrix = with_bias if c.whole.flag("projector_bias", True) else plain
