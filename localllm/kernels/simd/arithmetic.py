@@ -70,7 +70,7 @@ def constant(vector, *values):
     return operation(vector)(lambda builder: ir.Constant(vector.llvm, list(values) * (vector.lanes // len(values))))
 
 
-zero_i32x16, zero_f32x16, zero_f32x8 = constant(i32x16, 0), constant(f32x16, 0.0), constant(f32x8, 0.0)
+zero_f32x16 = constant(f32x16, 0.0)
 
 
 @operation(f32x16, types.float32)
@@ -107,7 +107,7 @@ def multiply_add(builder, x, y, z):
     return llvm_call(builder, f"llvm.fmuladd.v{x.type.count}f32", x.type, [x, y, z])
 
 
-fma_f32x16, fma_f32x8 = (operation(vector, *[vector] * 3)(multiply_add) for vector in (f32x16, f32x8))
+fma_f32x16 = operation(f32x16, *[f32x16] * 3)(multiply_add)
 
 
 @operation(f32x16, f32x16, f32x16)
@@ -176,7 +176,7 @@ def reduce_add(builder, value):
     return builder.call(function, [ir.Constant(F32, 0.0), value], fastmath=("reassoc",))
 
 
-sum_f32x16, sum_f32x8 = (operation(types.float32, vector)(reduce_add) for vector in (f32x16, f32x8))
+sum_f32x16 = operation(types.float32, f32x16)(reduce_add)
 
 
 @operation(types.float32, f32x16)
@@ -199,11 +199,6 @@ def any_above_f32x16(builder, x, y):
 @operation(types.int64, i32x16)
 def sum_i32x16(builder, value):
     return builder.sext(llvm_call(builder, "llvm.vector.reduce.add.v16i32", I32, [value]), I64)
-
-
-@operation(f32x16, i32x16)
-def float_i32x16(builder, value):
-    return builder.sitofp(value, f32x16.llvm)
 
 
 @operation(i32x16, f32x16)

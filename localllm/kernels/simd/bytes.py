@@ -80,7 +80,6 @@ def make_concatenate(result, part):
 
 concatenate_u8x16 = make_concatenate(u8x16, u8x8)
 concatenate_u8x32, concatenate_u8x64 = make_concatenate(u8x32, u8x16), make_concatenate(u8x64, u8x32)
-concatenate_f32x16 = make_concatenate(f32x16, f32x8)
 twice_u8x32 = make_shuffle(u8x64, u8x32, [*range(32)] * 2)
 
 

@@ -278,9 +278,6 @@ def splat_f16(lanes):
 
 
 load_splat_f16x8, load_splat_f16x16 = make_load(f32x8, I16, splat_f16(8)), make_load(f32x16, I16, splat_f16(16))
-load_splat_4 = make_load(
-    u8x64, I32, lambda builder, value: builder.bitcast(splat_value(builder, i32x16.llvm, value), u8x64.llvm)
-)
 store_f32, store_f32x16 = make_store(types.float32), make_store(f32x16)
 store_f32x2, store_f32x8 = make_store(f32x2), make_store(f32x8)
 load_splat_8 = make_load(
