@@ -443,9 +443,10 @@ FETCH = kernel("fetch", "source target words", "", "elementwise.rowwise words")
 
 
 def load_kernel(target: str, name: str) -> Any:
-    """Return the function of a kernel for a target, "cpu" or "cuda"; one that is made may have a format after a hyphen.
+    """Return the function of a kernel for a target, "cpu" or "cuda".
 
-    embed-Q8_0 is made for a format, attend-Q8_0-Q4_0 for a type of keys and one of values.
+    Its module has a function of that name. A name that ends with a format after a hyphen, as embed-Q8_0, or with types
+    of keys and values, as attend-Q8_0-Q4_0, is made by make_NAME, or by `make` where a module has one kernel.
     """
     kind, _, format_name = name.partition("-")
     module = import_module(f"localllm.kernels.{target}.{getattr(KERNELS[kind], target)}")
