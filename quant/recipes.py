@@ -251,22 +251,11 @@ def output_format(recipe: Recipe, model: ModelFacts, columns: int) -> str:
     return "Q8_0" if recipe.base == "Q8_0" else "Q6_K"
 
 
-# ---- fallbacks for rows that are not whole blocks
-
-FALLBACKS = {  # format with larger blocks -> format with blocks of 32
-    **dict.fromkeys(("IQ1_S", "IQ1_M", "IQ2_XXS", "IQ2_XS", "IQ2_S", "IQ3_XXS", "IQ3_S", "IQ4_XS"), "IQ4_NL"),
-    **dict.fromkeys(("Q2_0", "Q2_K", "Q3_K", "TQ1_0", "TQ2_0"), "Q4_0"),
-    "Q4_K": "Q5_0",
-    "Q5_K": "Q5_1",
-    "Q6_K": "Q8_0",
-}
-
-
 def fit_format(name: str, columns: int) -> str:
     """Return the format, or its fallback if a row of `columns` weights is not whole blocks of the format."""
     if columns % BY_NAME[name].block == 0:
         return name
-    name = FALLBACKS.get(name, "F16")
+    name = BY_NAME[name].fallback
     return name if columns % BY_NAME[name].block == 0 else "F16"
 
 
@@ -381,5 +370,4 @@ def needs_importance(recipe: Recipe, name: str, format: str) -> bool:
     """Return whether the quality of this format is poor for the tensor without an importance matrix."""
     if role_of(name) in (OUTPUT, EMBEDDING):
         return False
-    low = ("IQ3_XXS", "IQ2_XXS", "IQ2_XS", "IQ2_S", "IQ1_M", "IQ1_S")
-    return format in low or (format == "Q2_K" and recipe.name == "Q2_K_S")
+    return BY_NAME[format].poor or (format == "Q2_K" and recipe.name == "Q2_K_S")
