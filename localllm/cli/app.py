@@ -58,11 +58,8 @@ class Commands(OwnParameters, TyperGroup):  # type: ignore[misc]
         return command_help(usage, self.help or "", params, rows, width)
 
     def parse_args(self, ctx: typer.Context, args: list[str]) -> list[str]:  # type: ignore[override]
-        if (
-            args
-            and args[0].startswith("-")
-            and args[0] not in {name for each in self.get_params(ctx) for name in each.opts}
-        ):
+        own_names = {name for each in self.get_params(ctx) for name in each.opts}
+        if args and args[0].startswith("-") and args[0] not in own_names:
             raise UsageError(f"{args[0]} needs a command before it, as in `localllm run MODEL {args[0]} ...`")
         return super().parse_args(ctx, args)
 

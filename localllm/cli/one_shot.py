@@ -102,9 +102,8 @@ class OneShot:
             text = inputs.text
             if longer is not None:
                 text = longer.fit(model, inputs.material, inputs.question, system, generation)
-            first = (
-                [] if earlier and earlier.has_messages else opening.first_messages(self.model, self.place is not None)
-            )
+            has_begun = earlier is not None and earlier.has_messages
+            first = [] if has_begun else opening.first_messages(self.model, self.place is not None)
             prompt = self.images.with_images(request(model, text, system, self.continues, first))
             prompt = prompt if earlier is None else earlier.with_question(prompt)
             if texts:
@@ -116,9 +115,8 @@ class OneShot:
                 generation = calls.begin(model, generation, stack)
                 answered = self.answer_with_tools(model, prompt, generation, calls)
             else:
-                answered = self.answer(
-                    model, prompt if suffix is None else encode_infill(model, text, suffix), generation
-                )
+                asked = prompt if suffix is None else encode_infill(model, text, suffix)
+                answered = self.answer(model, asked, generation)
             self.report(model, prompt, generation, answered, load_s)
             if not (self.is_search or self.continues):
                 remember(model, earlier, prompt, answered, self.prompt.no_cache)

@@ -133,11 +133,9 @@ def most_bytes(model: str, engine: EngineGroup, on_overflow: str | None) -> int:
     """
     from localllm.api import most_prompt_bytes
 
-    return (
-        sys.maxsize
-        if on_overflow not in (None, "error", "drop-turns")
-        else most_prompt_bytes(resolve_model_path(model), engine.context, engine.rope.scaling())
-    )
+    if on_overflow not in (None, "error", "drop-turns"):
+        return unknown()
+    return most_prompt_bytes(resolve_model_path(model), engine.context, engine.rope.scaling())
 
 
 def unknown() -> int:

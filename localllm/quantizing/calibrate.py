@@ -116,15 +116,8 @@ class Calibration:
         self._file, self.jobs = as_file(plan.source), {job.tensor.name: job for job in plan.jobs}
         self._model, self._hyperparameters = architecture(self._file)
         self.chunks = load_chunks(Tokenizer.from_metadata(plan.source.metadata), texts, self._hyperparameters.context)
-        key = hashlib.sha256(
-            repr(
-                (
-                    VERSION,
-                    plan.files[0][0].get("general.file_type"),
-                    [(j.tensor.name, j.tensor.shape, j.format.name) for j in plan.jobs],
-                )
-            ).encode()
-        )
+        formats = [(job.tensor.name, job.tensor.shape, job.format.name) for job in plan.jobs]
+        key = hashlib.sha256(repr((VERSION, plan.files[0][0].get("general.file_type"), formats)).encode())
         for path in plan.source.files:
             with suppress(OSError):
                 status = os.stat(path)
@@ -132,9 +125,8 @@ class Calibration:
         for chunk in self.chunks:
             key.update(chunk.astype("<i4").tobytes())
         self.key = key.hexdigest()
-        metadata = calibration(
-            [os.path.basename(text) for text in texts], sum(map(len, self.chunks)), version("localllm")
-        )
+        names = [os.path.basename(text) for text in texts]
+        metadata = calibration(names, sum(map(len, self.chunks)), version("localllm"))
         self._metadata = {name: pack_value(value) for name, value in metadata.items()}
 
     def for_plan(self, plan: QuantizePlan) -> "Calibration":

@@ -75,7 +75,7 @@ class DecoderReader:
 
     def read(self, ids: Sequence[int], makes_logits: bool) -> dict[str, Squares]:
         """Read a chunk, and return the sums of its matrices' inputs; makes_logits: compute the logits of all tokens."""
-        self._observer.take(), self._observer.take_counts()  # discard the sums of an interrupted chunk
+        discard(self._observer)
         self._sequence.truncate(0)
         self._sequence.append(ids, "all" if makes_logits else "none")
         return take_squares(self._observer, lambda name: len(ids))
@@ -121,7 +121,7 @@ class EncoderReader:
 
 
 def discard(observer: Observer) -> None:
-    observer.take(), observer.take_counts()
+    observer.take(), observer.take_counts()  # the sums of an interrupted chunk
 
 
 def take_squares(observer: Observer, rows: Callable[[str], int]) -> dict[str, Squares]:

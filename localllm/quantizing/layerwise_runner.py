@@ -25,13 +25,8 @@ KEPT_AS = KVType.of("f16")  # storage type of keys and values
 AT_ONCE = 3 << 17  # weights that are dequantized and multiplied together: 1.5 MB
 SHARES = 4  # row ranges into which a small matrix is divided
 TOGETHER = 512  # tokens up to which short texts are concatenated for a product
-WITHOUT = (
-    "embed_inputs",
-    "add_deepstack",
-    "tap_layer_input",
-    "ignore",
-    "by_context",
-)  # verbs that return no new activation
+# Verbs that return no new activation.
+WITHOUT = ("embed_inputs", "add_deepstack", "tap_layer_input", "ignore", "by_context")
 PRODUCTS = ("linear", "head_linear", "expert_linear")
 
 

@@ -48,9 +48,8 @@ class QuantizeRequest:
     split: splitting.SplitLimits | None = None
     allow_requantize: bool = False
     strict: bool = False
-    texts: Sequence[str] | None = (
-        None  # files that the model reads, to encode its matrices by what they meet; none: ours
-    )
+    # Files that the model reads, to encode its matrices by what they meet; none: ours.
+    texts: Sequence[str] | None = None
 
     def selects(self, name: str) -> bool:
         """Return whether a tensor uses the importance matrix, by its name."""
@@ -217,12 +216,8 @@ def job_for(
         raise UsageError(f"{name} would become {format.name}, which localllm cannot make yet")
     assert choice
     importance = importance_of(tensor, imatrix, request.selects) if format.block > 1 else None
-    if (
-        importance is None
-        and request.texts is None
-        and format.name.startswith("IQ")
-        and needs_importance(request.recipe, tensor.name, format.name)
-    ):
+    is_blind = importance is None and request.texts is None
+    if is_blind and format.name.startswith("IQ") and needs_importance(request.recipe, tensor.name, format.name):
         raise UsageError(
             f"{name} would become {format.name}, which needs an importance matrix with this tensor (--imatrix)"
         )
@@ -264,9 +259,7 @@ def importance_of(
     expected = (prod(tensor.shape[:-2]), tensor.shape[-1])
     if mean.size == prod(expected):
         return np.ascontiguousarray(mean, np.float32).reshape(expected)
-    if (
-        role_of(tensor.name) == "embedding"
-    ):  # its rows are looked up, so an entry, which is for products, has no meaning
+    if role_of(tensor.name) == "embedding":  # looked up by rows: an entry, which is for products, has no meaning
         return None
     raise ModelError(
         f"tensor {printable(tensor.name)}: the importance matrix has the shape {list(mean.shape)}, "

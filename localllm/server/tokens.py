@@ -22,11 +22,8 @@ from localllm.text.tokenizer import Tokenizer
 async def tokenize(service: Service, request: Request) -> Response:
     """Encode `content`, and return token ids, or, with `with_pieces`, objects of an id and its text."""
     body = Body(await read_json(request, service.limits))
-    text, with_bos, has_pieces = (
-        body.require_text("content"),
-        body.get_bool("add_special"),
-        body.get_bool("with_pieces"),
-    )
+    text, with_bos = body.require_text("content"), body.get_bool("add_special")
+    has_pieces = body.get_bool("with_pieces")
     special = body.get_optional_bool("parse_special") is not False
     async with service.pool.use(body.get_text("model")) as worker:
         tokenizer = worker.model.tokenizer

@@ -313,11 +313,8 @@ class TerminalConversation:
         try:
             if not file.is_new:
                 raise UsageError(f"the session {name!r} already exists; /load resumes it")
-            file.chat.model, file.chat.settings, file.chat.trunk = (
-                about(self.model),
-                changed_settings(self.options),
-                trunk,
-            )
+            file.chat.model, file.chat.settings = about(self.model), changed_settings(self.options)
+            file.chat.trunk = trunk
             if self.lines or trunk:
                 file.write(self.lines)
         except LocalllmError as error:

@@ -66,11 +66,9 @@ def kind_of(option: Option) -> type:
 def replace_option(options: "GenerationOptions", name: str, value: object) -> "GenerationOptions":
     """Return the options with one replaced. Raises UsageError."""
     change: dict[str, Any] = {name: value}
-    return (
-        replace(options, **change)
-        if name in OF_ANSWERS
-        else replace(options, sampling=replace(options.sampling, **change))
-    )
+    if name in OF_ANSWERS:
+        return replace(options, **change)
+    return replace(options, sampling=replace(options.sampling, **change))
 
 
 def parse_value(name: str, text: str, kind: type) -> object:

@@ -14,7 +14,7 @@ from localllm.cli.argv import did_you_mean
 from localllm.cli.interactive.settings import change_option, list_settings, names
 from localllm.cli.open_model import can_choose_thinking
 from localllm.cli.terminal.output import dim, dim_text, is_terminal, say
-from localllm.cli.terminal.render import fact_lines, file_stem, session_lines
+from localllm.cli.terminal.render import count_noun, fact_lines, file_stem, session_lines
 from localllm.cli.terminal.stream_renderer import columns
 from localllm.errors import UsageError
 from localllm.files.text_file import decode_with_replacement, strip_line_break
@@ -105,9 +105,8 @@ def show_help(conversation: "TerminalConversation", argument: str, tools: Tools)
     entries = {**{f"{name} {command.argument}".strip(): command.help for name, command in COMMANDS.items()}, **KEYS}
     indent, width = max(map(len, entries)) + 2, columns()
     if indent > width // 2:
-        return dim_text(
-            "\n".join(line for name, help in entries.items() for line in (name, *wrap_lines(help, width, 4)))
-        )
+        below = (line for name, help in entries.items() for line in (name, *wrap_lines(help, width, 4)))
+        return dim_text("\n".join(below))
     lines = [(name, *wrap_lines(help, width, indent)) for name, help in entries.items()]
     dim_text("\n".join(line for name, first, *more in lines for line in (name.ljust(indent) + first.lstrip(), *more)))
 
@@ -233,10 +232,8 @@ def show(conversation: "TerminalConversation", argument: str, tools: Tools) -> N
     model = conversation.model
     tell_where(conversation)
     tell("model", f"{model.name or file_stem(model.path)} · {model.file_type} · {model.path}")
-    count = len(conversation.lines)
-    messages = "1 message" if count == 1 else f"{count} messages"
     of = f" of {model.context}" if model.context else ""
-    tell("context", f"{conversation.used}{of} tokens, in {messages}")
+    tell("context", f"{conversation.used}{of} tokens, in {count_noun(len(conversation.lines), 'message')}")
     if model.session.system is not None:
         tell("system", shortened(model.session.system))
     if conversation.images:

@@ -133,11 +133,9 @@ class SetGroup:
         if calibration.has_size or calibration.formats_file is not None:
             raise UsageError("--size, --bpw and --plan choose the formats of one file: give one TYPE")
         source, *after_source = words
-        out = (
-            after_source.pop(0)
-            if after_source and (NAME in after_source[0] or os.path.isdir(after_source[0]) or not calibration.calibrate)
-            else None
-        )
+        second = after_source[0] if after_source else ""
+        is_out = bool(after_source) and (NAME in second or os.path.isdir(second) or not calibration.calibrate)
+        out = after_source.pop(0) if is_out else None
         if out is not None and find_type(out):
             raise UsageError(f"{out}: give either TYPE or several types with --types or --ladder")
         if after_source and not calibration.calibrate:

@@ -163,18 +163,15 @@ def checksum_line(checksum: str, path: str) -> str:
     return f"{chr(92) if escaped != path else ''}{checksum}  {escaped}"
 
 
-def count(number: int) -> str:
-    for unit, name in ((1e9, "B"), (1e6, "M"), (1e3, "k")):
+def count(number: int, units: Sequence[str] = ("B", "M", "k", "")) -> str:
+    for unit, name in zip((1e9, 1e6, 1e3), units, strict=False):
         if number >= unit:
             return f"{number / unit:.1f} {name}"
-    return str(number)
+    return f"{number} {units[-1]}".rstrip()
 
 
 def size(number: int) -> str:
-    for unit, name in ((1e9, "GB"), (1e6, "MB"), (1e3, "kB")):
-        if number >= unit:
-            return f"{number / unit:.1f} {name}"
-    return f"{number} B"
+    return count(number, ("GB", "MB", "kB", "B"))
 
 
 def file_stem(path: str) -> str:
@@ -215,8 +212,7 @@ def session_lines() -> list[str]:
     for listed in sessions.list_sessions():
         messages = listed.chat.messages
         question = next((message["content"] for message in messages if message["role"] == "user"), "")
-        title = one_line(question)
-        title = title if len(title) <= TITLE else f"{title[: TITLE - 1]}…"
+        title = shortened(one_line(question), TITLE)
         when = strftime("%Y-%m-%d %H:%M", localtime(listed.used))
         name = listed.chat.model.name or listed.chat.model.path
         about = (title, one_line(name)) if not listed.damage else ("damaged", "")

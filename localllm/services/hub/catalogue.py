@@ -250,9 +250,8 @@ def select_files(names: Iterable[str], reference: HubReference) -> tuple[str, ..
     near = [model for model in models if model.quantization in (f"UD-{quantization}", f"{quantization}_MOE")]
     selected = exact or near or ([] if reference.quantization else models)
     if len({model.name for model in selected}) != 1:  # a model may be there as one file, and split into several
-        problem = (
-            "several files" if exact or near else f"no {quantization}" if not selected else "several quantizations"
-        )
+        several = "several files" if exact or near else "several quantizations"
+        problem = several if selected else f"no {quantization}"
         raise ModelError(f"{whose} has {problem}; available: {list_models(models)}")
     if not selected[0].is_whole:
         raise ModelError(f"{whose} lacks parts of {selected[0].name}")
@@ -291,9 +290,8 @@ def find_in_folder(name: str) -> str:
 
 
 def unknown_name(name: str) -> ModelError:
-    return ModelError(
-        f"{name}: no such file{suggestion(name, registry_models(), [each.name for each in models_on_disk()])}"
-    )
+    on_disk = [each.name for each in models_on_disk()]
+    return ModelError(f"{name}: no such file{suggestion(name, registry_models(), on_disk)}")
 
 
 @frozen
@@ -355,11 +353,8 @@ def shortest_name(repository: str, model: ModelFile, quantizations: list[str]) -
         return model.name
     for registered in registry_models().values():
         if registered.repository == repository and fnmatchcase(f"{model.name}.gguf".lower(), registered.file.lower()):
-            return (
-                registered.name
-                if model.quantization == registered.quantization
-                else f"{registered.name}:{model.quantization}"
-            )
+            is_usual = model.quantization == registered.quantization
+            return registered.name if is_usual else f"{registered.name}:{model.quantization}"
     if model.quantization and quantizations.count(model.quantization) == 1:
         return f"{HUB}{repository}:{model.quantization}"
     return f"{HUB}{repository}/{model.files[0]}"
@@ -440,9 +435,8 @@ def suggestion(name: str, registered: Mapping[str, Known], on_disk: Collection[s
         listed = fitting[: MOST_NAMES if relatives else 3]
         return f" and no model of that name; did you mean {' or '.join(listed)}?{end}"
     if relatives:
-        return (
-            f" and no model of that name in the size {asked.size}; there are {', '.join(relatives[:MOST_NAMES])}{end}"
-        )
+        others = ", ".join(relatives[:MOST_NAMES])
+        return f" and no model of that name in the size {asked.size}; there are {others}{end}"
     return f" and no model of that name{end}"
 
 

@@ -96,19 +96,19 @@ ORDERS: dict[str, Callable[[FitRow], float]] = {
     "memory": lambda row: row["needed_bytes"],
 }
 UNITS = {"K": 1e3, "M": 1e6, "B": 1e9, "T": 1e12}
+OnRead = Callable[[str], None]  # called with a description of each step
 
 
-def fit(
-    model: str,
-    on_read: Callable[[str], None] = lambda what: None,
-    context: int | None = None,
-    kv_type: str | None = None,
-) -> ModelFit:
+def ignore(what: str) -> None:
+    pass
+
+
+def fit(model: str, on_read: OnRead = ignore, context: int | None = None, kv_type: str | None = None) -> ModelFit:
     """Describe how a model fits this computer, for JSON; sizes in bytes.
 
     The rows give, for each context length and type of KV cache, the memory that is needed, whether it is available, and
-    the expected tokens per second with a full context. on_read: called with a description of each step.  context,
-    kv_type: None for several. Raises ModelError, UsageError, and LocalllmError if the hub cannot be reached.
+    the expected tokens per second with a full context. context, kv_type: None for several. Raises ModelError,
+    UsageError, and LocalllmError if the hub cannot be reached.
     """
     kinds = TYPES if kv_type is None else (kv_type,)
     try:
@@ -120,12 +120,7 @@ def fit(
         return {"model": model, "path": path, "fetched_bytes": 0, **facts}
 
 
-def fit_all(
-    order: str = "size",
-    context: int = CONTEXT,
-    kv_type: str = "f16",
-    on_read: Callable[[str], None] = lambda what: None,
-) -> FitRanking:
+def fit_all(order: str = "size", context: int = CONTEXT, kv_type: str = "f16", on_read: OnRead = ignore) -> FitRanking:
     """Describe every model for JSON, those that fit first; order: a key of ORDERS. Sizes in bytes.
 
     Files that cannot be read come last.
@@ -148,7 +143,7 @@ def fit_all(
 
 
 def describe_remote(
-    reference: catalogue.HubReference, on_read: Callable[[str], None], context: int | None, kinds: Sequence[str] = TYPES
+    reference: catalogue.HubReference, on_read: OnRead, context: int | None, kinds: Sequence[str] = TYPES
 ) -> ModelFit:
     """Describe a model of the hub by its header."""
     from localllm.services.hub.huggingface import Repository
@@ -165,7 +160,7 @@ def describe_remote(
 
 def describe_file(
     file: GGUFFile,
-    on_read: Callable[[str], None],
+    on_read: OnRead,
     context: int | None,
     projector: int = 0,
     kinds: Sequence[str] = TYPES,
@@ -220,9 +215,8 @@ def longest_context(h: Hyperparameters, weight_bytes: int, kv_type: KVType, avai
     lowest, highest = 0, h.context
     while lowest < highest:
         tokens = (lowest + highest + 1) // 2
-        lowest, highest = (
-            (tokens, highest) if cache_bytes(h.states(), tokens, kv_type) <= room else (lowest, tokens - 1)
-        )
+        fits = cache_bytes(h.states(), tokens, kv_type) <= room
+        lowest, highest = (tokens, highest) if fits else (lowest, tokens - 1)
     return lowest
 
 
@@ -241,9 +235,7 @@ def names_here() -> Iterator[str]:
     yield from dict.fromkeys([*built_in, *on_disk, *(model.name for model in find_models(catalogue.shortest_name))])
 
 
-def describe_model_file(
-    name: str, context: int, kv_type: str, bandwidth: float, on_read: Callable[[str], None]
-) -> FitRow:
+def describe_model_file(name: str, context: int, kv_type: str, bandwidth: float, on_read: OnRead) -> FitRow:
     """Describe a model by its file, for a context of `context` tokens, or the trained one if that is shorter."""
     on_read(f"reading the header of {name}")
     try:

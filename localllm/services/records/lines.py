@@ -140,10 +140,8 @@ class Prompts:
         is_named = text is None or is_jinja or FIELD.search(text) or any(f"{{{name}}}" in text for name in columns)
         if not is_named and columns:
             raise UsageError(f"the prompt names no column: the columns are {in_braces(columns)}")
-        unknown = (
-            [name for name in FIELD.findall(text or "") if name not in columns] if columns and not is_jinja else []
-        )
-        if unknown:
+        unknown = [name for name in FIELD.findall(text or "") if name not in columns]
+        if unknown and columns and not is_jinja:
             raise UsageError(f"there is no column {in_braces(unknown)}: the columns are {in_braces(columns)}")
         if not is_named:
             raise UsageError('the prompt names no field: {line} stands for a plain line, {text} for the field "text"')

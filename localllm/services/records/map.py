@@ -219,14 +219,11 @@ def success(request: "Request", json_as_text: bool = False) -> Result:
         values = [value(answer) for answer in request.answers]
         return values if request.n > 1 else values[0]
 
+    has_thoughts = any(each.thinking for each in request.answers)
     return {
         "id": request.key.id,
         "output": per_answer(lambda answer: output_of(answer.text, request.task.options, json_as_text)),
-        **(
-            {"thinking": per_answer(lambda answer: answer.thinking)}
-            if any(each.thinking for each in request.answers)
-            else {}
-        ),
+        **({"thinking": per_answer(lambda answer: answer.thinking)} if has_thoughts else {}),
         "finish_reason": per_answer(lambda answer: answer.finish_reason),
         "prompt_tokens": len(request.prompt),
         "completion_tokens": per_answer(lambda answer: len(answer.tokens)),
@@ -294,8 +291,7 @@ def shortest_first(records: list[Record], prompts: Prompts) -> list[Record]:
             prompt = prompts(record)
         except LocalllmError:
             return -1
-        return (
-            len(prompt) if isinstance(prompt, str) else sum(len(str(message.get("content", ""))) for message in prompt)
-        )
+        texts = [prompt] if isinstance(prompt, str) else [str(message.get("content", "")) for message in prompt]
+        return sum(map(len, texts))
 
     return sorted(records, key=length)
