@@ -248,7 +248,6 @@ class DraftSequence(Sequence):
             self.append([self._ids[at] for at in range(first, self._end)], "none")
 
     def rewind_to(self, place: int) -> None:
-        """Drop tokens from a position of the model's sequence on."""
         if place < self._end:
             self._hidden_states = {at: row for at, row in self._hidden_states.items() if at < place}
             self._ids = {at: id for at, id in self._ids.items() if at < place}
@@ -282,7 +281,6 @@ class DraftSequence(Sequence):
         self._forget_old()
 
     def _forget_old(self) -> None:
-        """Drop hidden states that are no longer needed."""
         first = self.begin + self._firm - 1
         if next(iter(self._hidden_states), first) < first:  # positions are in order
             self._hidden_states = {at: row for at, row in self._hidden_states.items() if at >= first}

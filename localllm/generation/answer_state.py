@@ -132,7 +132,6 @@ class Transcript:
         return self._cut_at_stop(self._splitter.push(self._token_texts.get(token, text)))
 
     def give_up_call(self) -> list[TextPart]:
-        """Treat the text of an invalid call as plain text."""
         return (
             self._cut_at_stop([])
             if self.reader is None
@@ -151,7 +150,6 @@ class Transcript:
         return parts + self._record(ANSWER, self._stops.flush())
 
     def _cut_at_stop(self, parts: list[TextPart]) -> list[TextPart]:
-        """Parse tool calls in the parts, and cut all at a stop string."""
         if self.reader is None:
             return self._without_marks(parts)
         parsed = list[TextPart]()
@@ -394,7 +392,6 @@ class AnswerState:
 
 
 def _only(tokens: Sequence[int], vocab: int) -> np.ndarray:
-    """Make a mask with only these tokens, bool [vocab]."""
     allowed = np.zeros(vocab, bool)
     allowed[list(tokens)] = True
     return allowed

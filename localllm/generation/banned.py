@@ -169,7 +169,6 @@ class BannedStrings:
                 yield place, True if True in results else None
 
     def _token_at(self, place: int) -> int:
-        """Return the index of the held token that has the byte at this place."""
         for number, token in enumerate(self.held):
             place -= len(token.data)
             if place < 0:

@@ -105,7 +105,6 @@ class BeamSearch:
         self._beams, self._tokenizer, self.results = beams, tokenizer, list[Completion]()
 
     def expand(self, answers: list[Completion], rows: list[np.ndarray]) -> list[tuple[Completion, Completion]]:
-        """Return the likeliest continuations, see Search.expand; an empty list at the end."""
         going, ended = self._grow(answers, rows)
         self._add(ended)
         first = going[0][0] if going else None

@@ -128,11 +128,9 @@ class ScoredPrompt:
             self._logprobs[path] = self.tree.logprobs(path, row)
 
     def result(self) -> list[list[TokenLogprob]]:
-        """Return the log probability of each token of each text."""
         return [score_tokens(ids, self._logprobs, self.tree.end_ids) for ids in self.tree.texts]
 
     def close(self) -> None:
-        """Free the memory of the forks."""
         for fork in self._forks:
             fork.close()
         self._forks = []
@@ -229,7 +227,6 @@ class ManyScores(Generic[T]):
         yield from (self._results[number] for number in sorted(self._results))
 
     def _finish(self) -> None:
-        """Read the texts after the prompts that have been read."""
         read, self._read = self._read, {}
         with ExitStack() as stack:
             for each in read.values():

@@ -85,7 +85,6 @@ class Conversation(Generic[A]):
 
     @property
     def answers_one_text(self) -> bool:
-        """Return whether the model answers single texts only."""
         return False
 
     def count(self, text: str) -> int:
@@ -171,7 +170,6 @@ def is_conversation(prompt: "str | list[int] | Sequence[Message]") -> bool:
 
 
 def has_calls(message: Message) -> bool:
-    """Return whether a message has tool calls, or the result of one."""
     return isinstance(message, dict) and bool(message.get("role") == "tool" or message.get("tool_calls"))
 
 

@@ -254,7 +254,6 @@ class GenerationMixin:
         self, messages: Sequence[Message], tools: Sequence[Callable[..., object]], max_tokens: int | None,
         options: CallArguments,
     ) -> "Callable[[Sequence[Message]], Generation]":  # fmt: skip
-        """Return a function that starts the next answer, given the messages after the conversation."""
         arguments: ChatArguments = {**options, "tools": tools}
         freely: ChatArguments = {**arguments, "tool_choice": "auto"}
         first, later = gather_options(max_tokens, (), arguments), gather_options(max_tokens, (), freely)
@@ -361,7 +360,6 @@ class GenerationMixin:
     def _to_choose(
         self, texts: Sequence[str], options: AnswerArguments
     ) -> "Callable[[Prompt], tuple[Request, TextTree]]":
-        """Return a function from a prompt to the request and the texts to score."""
         arguments: AnswerArguments = {"think": "off", **options}
         generation = gather_options(None, (), arguments)
         with_end = any(text.startswith(longer) for text in texts for longer in texts if text is not longer)

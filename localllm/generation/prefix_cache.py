@@ -335,7 +335,6 @@ class PrefixCache:
         return twin
 
     def _turn_ends(self, sequence: "Sequence | ShiftedSequence") -> list[TurnBoundary]:
-        """Return the ends of a sequence's turns, limited to its current length."""
         cached, turns = len(sequence.tokens), self._turns.get(sequence, [])
         return [TurnBoundary(prompt, cached if end is None else min(end, cached)) for prompt, end in turns]
 

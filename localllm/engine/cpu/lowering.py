@@ -104,7 +104,6 @@ class CpuTarget:
         return {"scratch": Scratch(size), "scratch_bytes": SCRATCH_BYTES}
 
     def share(self, rows: int, count: np.ndarray) -> tuple[int, np.ndarray | None]:
-        """Return 4 parts per thread."""
         return 4 * self.threads, count
 
     def parts(self, wanted: int, rows: int) -> int:
@@ -172,7 +171,6 @@ def halves_verb(weight: Weight) -> str | None:
 
 
 def linear(steps: Steps, operation: Linear, target: CpuTarget) -> None:
-    """Append the product with one matrix."""
     weight, bias = operation.weight, operation.bias
     product = make_product(steps, operation, target)
     parts = count_parts(weight.tensor.nbytes, target.threads)
@@ -256,7 +254,6 @@ def float_arguments(steps: Steps, x: Activation, halves: Buffer | None, is_store
 
 
 def float_scratch(columns: int) -> int:
-    """Return the scratch bytes of a thread for products of float weights."""
     return max(FLOAT_SCRATCH, 4 * columns)
 
 
@@ -324,7 +321,6 @@ def needs_both_planes(format: str, is_stored: bool) -> bool:
 
 
 def pack(steps: Steps, operation: ActivationForm, target: CpuTarget) -> None:
-    """Append the conversion of x to BF16 panels of tokens."""
     (x,) = operation.inputs
     source, rows, header = steps.buffers[x], x.rows, steps.header
     slabs, panels = -(-x.columns // TILE_SLAB), -(-steps.max_rows(rows) // PANEL_TOKENS)
@@ -391,7 +387,6 @@ def attend(steps: Steps, operation: Attend, target: CpuTarget) -> None:
 
 
 def select_keys(steps: Steps, operation: SelectKeys, target: CpuTarget) -> None:
-    """Append the step that selects keys, token by token."""
     arguments, reads, y, kernel = operation.prepare(steps)
     context = 32 * operation.output.columns  # bits: the context for each head that selects
     arguments |= target.scratch(select_scratch(operation.heads, operation.state.key_dim, context))

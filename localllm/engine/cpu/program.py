@@ -42,7 +42,6 @@ class StreamingRunner:
     """
 
     def __init__(self, threads: Threads, steps: Sequence[Step]):
-        """Slice the steps of the finished tape that the threads execute."""
         self._threads, self._pieces = threads, slice_steps(steps)
 
     def run(self) -> None:

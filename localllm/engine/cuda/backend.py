@@ -69,7 +69,6 @@ class CudaBackend:
         return rows[0] if len(rows) == 1 else np.concatenate(rows)
 
     def _run(self, spans: Sequence[Span], precise: bool) -> np.ndarray:
-        """Run at most MOST_SEQUENCES spans: first the CPU's layers, then the GPU's."""
         if self._front:
             self._front.run([span._replace(wanted=0) for span in spans], precise)
         return self._program.run(spans, precise)
@@ -83,7 +82,6 @@ class CudaBackend:
             self._front.prepare_all()
 
     def prepare_shift(self, turns: Mapping[State, RopeShift]) -> None:
-        """Raise: see rotates_keys."""
         raise AssertionError
 
     def rotate_keys(self, store: SequenceState, first: int, end: int, distance: int) -> None:

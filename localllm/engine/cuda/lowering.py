@@ -184,7 +184,6 @@ def multiply_few(
 
 
 def multiply_many(steps: Steps, operation: Product, target: CudaTarget) -> None:
-    """Append the steps that multiply on tensor cores."""
     x, weight, y = operation.inputs[0], operation.weight, steps.buffers[operation.output]
     kind, width, rows = CardWeights.format(weight), CardWeights.row_bytes(weight), weight.shape[0]
     if kind == "F32":
@@ -305,7 +304,6 @@ class FewTokenAttention:
 
     @property
     def partial_bytes(self) -> int:
-        """Bytes of a head's partial result."""
         return 4 * (4 + -(-self.value_dim // 8) * 8)
 
     def parts(self, tokens: int, kv_heads: int) -> int:

@@ -39,7 +39,6 @@ class TextSpan(NamedTuple):
 
 
 def int64_zeros(shape: tuple[int, ...]) -> np.ndarray:
-    """Allocate int64 zeros in main memory."""
     return np.zeros(shape, np.int64)
 
 

@@ -209,7 +209,6 @@ class ExpertLinear(Product, ChoiceOperation):
     VERB = "expert_linear"
 
     def add_bias(self, steps: Steps) -> None:
-        """Append the step that adds to each row of the output the bias of its expert, if there are biases."""
         if self.bias is None:
             return
         x, experts, vectors = self.output, steps.experts[self.choice.routed], vector_of(self.bias)

@@ -52,7 +52,6 @@ class SelectKeys(StateOperation):
         return arguments, [source, *reads, *steps.in_cache[index]], y, f"{self.KERNEL}-{side.kind.upper()}"
 
     def own_arguments(self, steps: Steps) -> tuple[dict[str, object], list[Buffer]]:
-        """Return this kernel's additional arguments, and the buffers among them."""
         arguments: dict[str, object] = {"heads": self.heads}
         if weights := [steps.buffers[x] for x in self.inputs[2:]]:
             return arguments | {"weights": weights[0], "weights_stride": weights[0].stride}, weights
@@ -138,7 +137,6 @@ class Selection(NamedTuple):
 
 
 def unpack_bits(words: np.ndarray, count: int) -> np.ndarray:
-    """Return the first `count` bits of rows of words, bool [rows, count]."""
     return np.unpackbits(words.view(np.uint8), axis=1, bitorder="little")[:, :count].astype(bool)
 
 

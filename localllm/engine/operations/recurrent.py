@@ -88,7 +88,6 @@ class HeadScan(ScanOperation):
     repeat: int
 
     def scan_heads(self, steps: Steps, rule: str, names: Sequence[str], arguments: dict[str, object]) -> None:
-        """Append the step of a rule, see HEAD_SCAN of localllm.kernels.table."""
         heads, key_dim, value_dim = self.state.shapes[self.number]
         inputs = dict(zip(names, self.inputs, strict=True))
         if "dt" in inputs:
@@ -196,7 +195,6 @@ class RowScan(ScanOperation):
     """A scan by heads with a decay for each row of the state."""
 
     def scan_rows(self, steps: Steps, rule: str, names: Sequence[str], arguments: dict[str, object]) -> None:
-        """Append the step of a rule, see WKV of localllm.kernels.table."""
         heads, key_dim, value_dim = self.state.shapes[self.number]
         arguments |= {"heads": heads, "key_dim": key_dim, "value_dim": value_dim}
         arguments["key_stride"] = steps.buffers[self.inputs[0]].stride

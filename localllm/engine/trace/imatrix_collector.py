@@ -33,7 +33,6 @@ class ImatrixCollector:
         return watched
 
     def _keep(self, name: str, collected: AddSquares | AddExpertSquares, columns: int) -> None:
-        """Record which operation's arrays have the sums of a matrix."""
         self._sums[name] = collected.sums[..., :columns]
         if isinstance(collected, AddExpertSquares):
             self._counts[name] = collected.counts
@@ -76,7 +75,6 @@ def sums_of(operation: Linear) -> AddSquares:
 
 
 def expert_sums(operation: ExpertLinear) -> AddExpertSquares:
-    """Make the operation that sums the inputs of the experts of a product."""
     x, count = operation.inputs[0], operation.choice.routed.routing.matrices
     sums = np.zeros((count, padded(x.columns)), np.float32)
     return AddExpertSquares(operation.inputs, Activation(x.rows, 0), sums, np.zeros(count, np.int64))

@@ -56,7 +56,6 @@ class Recorder(ElementwiseVerbs, ExpertVerbs, ConvolutionVerbs, PositionVerbs, H
         self.tap(hidden_state_tap)
 
     def use(self, recorder: "Recorder") -> None:
-        """Count the tensors of another part of the model as used."""
         self._used |= recorder._used
 
     def require_all_used(self, names: Collection[str], oddities: Oddities | None = None) -> None:

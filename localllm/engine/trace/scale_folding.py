@@ -124,7 +124,6 @@ class Finder:
         return tuple((part.name, part.first_row) for part in parts)
 
     def _overlaps(self, part: Weight, columns: int, use: Operation) -> bool:
-        """Return whether another operation uses some of these rows."""
         return any(
             each.name == part.name
             and each.first_row < part.first_row + columns
@@ -133,7 +132,6 @@ class Finder:
         )
 
     def _is_whole(self, read: Reached) -> bool:
-        """Return whether a matrix has all columns of its tensor."""
         tensor = self._tensors.get(read.weight.name)
         return tensor is not None and tensor.shape[-1] == read.weight.shape[-1]
 
@@ -169,6 +167,5 @@ class Finder:
 
 
 def weights_of(operation: Operation) -> list[Weight]:
-    """List the tensors of an operation that can be folded into."""
     weight = operation.weight if isinstance(operation, Norm | MatrixOperation) else None
     return [part for part in (weight, weight.bias) if part] if weight else []

@@ -338,7 +338,6 @@ class MatcherCache:
             return self.gates.setdefault(constraint, threading.Lock())
 
     def vocabulary(self, kind: str, tokenizer: "Tokenizer", size: int) -> SpellingVocabulary:
-        """Return the vocabulary for llguidance, sliced for constraints of a kind."""
         with self.lock:
             if kind not in self.vocabularies:
                 whole = self.vocabularies.get(_WHOLE) or convert_vocabulary(tokenizer, size)

@@ -214,7 +214,6 @@ class Automaton:
     # ---- the table
 
     def _get_row(self, configuration: Configuration) -> int:
-        """Return the configuration's row, creating it if needed."""
         row = self._rows.setdefault(configuration, len(self._configurations))
         if row == len(self._configurations):
             self._configurations.append(configuration)

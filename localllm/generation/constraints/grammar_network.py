@@ -316,7 +316,6 @@ class Network:
         return self._share(rule, frozenset[Arc]().union(*(closure.arcs for closure in closures)), False)
 
     def find_start(self, rule: int) -> Closure:
-        """Return the closure of a rule's first state."""
         return self.find_closure(self.starts[rule])
 
     def _find_entered(self, rule: int) -> frozenset[int]:

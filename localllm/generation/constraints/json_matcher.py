@@ -187,7 +187,6 @@ class JsonMatcher(TokenConsumer):
     # ---- bytes
 
     def _read(self, data: bytes) -> bool:
-        """Read bytes; return whether they are allowed."""
         return all(map(self._read_byte, data))
 
     def _read_byte(self, byte: int) -> bool:
@@ -222,12 +221,10 @@ class JsonMatcher(TokenConsumer):
         return self._parser is not None
 
     def _enter(self, byte: int) -> None:
-        """Notice whether JSON begins."""
         if byte in b"{[" and self._parser and self._parser.validate_tokens([self._vocabulary.mark]):
             self.depth = 1
 
     def _count(self, byte: int) -> None:
-        """Follow strings and brackets."""
         if byte == _QUOTE:
             self._is_inside = not self._is_inside
         elif not self._is_inside and not self._is_json and self.depth is not None:
@@ -393,12 +390,10 @@ class JsonMatcher(TokenConsumer):
         return bool(self._error) or (self._parser is not None and self._parser.is_error())
 
     def get_error(self) -> str:
-        """Return the message of the error state."""
         return self._error or (self._parser.get_error() if self._parser else "")
 
 
 def _bits(parser: "LLMatcher") -> np.ndarray:
-    """Return a parser's mask, bool."""
     return np.unpackbits(np.frombuffer(parser.compute_bitmask(), np.uint8), bitorder="little").view(bool)
 
 

@@ -136,7 +136,6 @@ class _Closing:
         return {**siblings, "allOf": [*_as_list(siblings.get("allOf")), dict(target)]} if siblings else dict(target)
 
     def _names(self, schema: Schema, words: tuple[str, ...]) -> frozenset[str]:
-        """Collect the property names of a schema and of its parts."""
         named = [part.get("properties") for part in self._parts(schema, words)]
         return frozenset(name for properties in named if isinstance(properties, Mapping) for name in properties)
 

@@ -200,9 +200,7 @@ class TokenConsumer:
         return next((number for number, token in enumerate(tokens) if not self._take(token)), len(tokens))
 
     def is_error(self) -> bool:
-        """Return whether `consume_token` got a token that is not allowed."""
         return bool(self._error)
 
     def get_error(self) -> str:
-        """Return the message of the error state."""
         return self._error

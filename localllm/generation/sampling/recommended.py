@@ -31,7 +31,6 @@ def read_recommended(metadata: Mapping[str, object], path: str = "") -> tuple[Sa
 
 
 def describe_valid_values(name: str) -> str:
-    """Describe an option's valid values, for a message."""
     if name == "samplers":
         return f"names of steps with semicolons between them, as in {';'.join(LETTERS)}"
     range = OPTIONS[name].range

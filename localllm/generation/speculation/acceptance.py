@@ -86,7 +86,6 @@ class StepCostModel:
         return bool(self._seconds)
 
     def of_time(self, seconds: float) -> float:
-        """Convert seconds to a cost, relative to a step of one token."""
         return seconds / self._seconds_of_one
 
     def with_batch(self, other_sequences: int) -> "StepCostModel | BatchedStepCost":
@@ -156,7 +155,6 @@ class AcceptanceHistory:
         self.chances, self.usual = list(FIRST_CHANCES), 0.7
 
     def learn(self, trust: int, was_right: bool) -> None:
-        """Record one more result; older ones fade."""
         self._right[trust] = FADING * self._right[trust] + was_right
         self._seen[trust] = FADING * self._seen[trust] + 1
         self.chances[trust] = (self._right[trust] + 2 * FIRST_CHANCES[trust]) / (self._seen[trust] + 2)
@@ -182,7 +180,6 @@ class SpeculationBudget:
         self._lost_steps, self._steps = 0.0, 0
 
     def record(self, seconds: float) -> None:
-        """Record the time of one more draft."""
         self.seconds, self.trials = smooth(self.seconds, seconds), self.trials - 1
 
     def charge(self, steps: float) -> None:
@@ -190,7 +187,6 @@ class SpeculationBudget:
         self._lost_steps = max(self._lost_steps + steps, -CREDIT)
 
     def go_on(self) -> None:
-        """Count a further step."""
         self._steps += 1
 
     @property
@@ -313,7 +309,6 @@ class Guesses:
         return best.draft
 
     def learn(self, tokens: Sequence[int]) -> None:
-        """Append the drawn tokens, and learn which draft tokens were right."""
         for source in self._sources:
             source.push(tokens)
 

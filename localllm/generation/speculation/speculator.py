@@ -204,7 +204,6 @@ class AnswerSpan(NamedTuple):
 
 
 def span_of(completion: Completion, count: int, kernel_tokens: int) -> AnswerSpan:
-    """Return the next `count` unread tokens of an answer and its prompt."""
     cached, ids = completion.computed_tokens, completion.ids
     return AnswerSpan(completion, ids[cached : cached + count], (), cached + count == len(ids), kernel_tokens)
 

@@ -320,7 +320,6 @@ class JsonScan:
 
 
 def escape_tokens(piece: str, marks: frozenset[str]) -> str:
-    """Put an ESCAPE before the texts of special tokens."""
     if not marks:
         return piece
     return re.sub("|".join(re.escape(mark) for mark in sorted(marks, key=len, reverse=True)), rf"{ESCAPE}\g<0>", piece)

@@ -229,7 +229,6 @@ class Tool:
         object.__setattr__(self, "parameters", _of_object(self.parameters, self.name))
 
     def to_json_schema(self) -> dict[str, object]:
-        """Return the tool as JSON for chat templates."""
         function = {"name": self.name, "description": self.description, "parameters": dict(self.parameters)}
         return {"type": "function", "function": function}
 
@@ -338,7 +337,6 @@ class ToolGrammar:
         return DistinctItems(self._distinct[name]) if name in self._distinct else None
 
     def _fits(self, name: str, arguments: str) -> bool:
-        """Return whether arguments, an object as JSON, are valid for a tool."""
         from localllm.generation.constraints.constraint import fits
 
         return fits(arguments, self._schemas[name])
