@@ -12,10 +12,10 @@ from localllm.system.files import cache_folder
 
 PROGRAM = """
 import numpy as np
-from localllm.quant import float16
+from localllm.quant import blocks
 out = np.empty(2, np.uint16)
-float16.narrow_to_half(np.array([1, -2], np.float32), out)
-print(out.tolist(), sum(float16.narrow_to_half.stats.cache_hits.values()))
+blocks.narrow_to_half(np.array([1, -2], np.float32), out)
+print(out.tolist(), sum(blocks.narrow_to_half.stats.cache_hits.values()))
 """
 
 
