@@ -28,7 +28,6 @@ LANES = {
     "ssse3": Lane("core2", SSSE3),
     "avx2": Lane("haswell", AVX2),
     "avx-vnni": Lane("alderlake", AVX2 + ",+avxvnni"),
-    "avx512": Lane("skylake-avx512", AVX512),
     "avx512-vnni": Lane("cascadelake", AVX512 + ",+avx512vnni"),
 }
 MATHEMATICS = {"log", "logf", "sin", "cos", "sincos"}  # what kernels may call, once for many numbers
