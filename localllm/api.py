@@ -216,7 +216,7 @@ class Model(GenerationMixin):
             speculate = draft_model
         if not isinstance(speculate, Model):
             choices = "'auto', 'mtp', 'ngram', 'off', 'draft:PATH' or a Model"
-            raise UsageError(f"speculate should be {choices}, not {speculate!r}")
+            raise UsageError(f"speculate must be {choices}, not {speculate!r}")
         drafter = ModelDrafter(speculate.session.cache, speculate.tokenizer)
         drafter.require_vocabulary(self.tokenizer)
         return drafter

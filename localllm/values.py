@@ -18,9 +18,9 @@ def whole_number(name: str, value: object, least: int = 0) -> int:
     """Return value as an int. Raises UsageError, which begins with `name`, for another type or less than `least`."""
     value = plain(value)
     if isinstance(value, bool) or not isinstance(value, int):
-        raise UsageError(f"{name} should be a whole number, not {value!r}")
+        raise UsageError(f"{name} must be a whole number, not {value!r}")
     if value < least:
-        raise UsageError(f"{name} should be {least} or above, not {value}")
+        raise UsageError(f"{name} must be {least} or above, not {value}")
     return value
 
 
@@ -28,22 +28,22 @@ def require_text(name: str, value: object) -> str:
     """Return value, a str. Raises UsageError, which begins with `name`, for another type."""
     if not isinstance(value, str):
         advice = ": decode it first" if isinstance(value, bytes | bytearray | memoryview) else ""
-        raise UsageError(f"{name} should be a str, not {type(value).__name__}{advice}")
+        raise UsageError(f"{name} must be a str, not {type(value).__name__}{advice}")
     return value
 
 
 def require_several(name: str, value: Iterable[T]) -> Iterable[T]:
     """Return value, an iterable. Raises UsageError, which begins with `name`, for a single text or message."""
     if isinstance(value, str | bytes | bytearray | memoryview | Mapping) or not isinstance(value, Iterable):
-        raise UsageError(f"{name} should be a list, not {type(value).__name__}")
+        raise UsageError(f"{name} must be a list, not {type(value).__name__}")
     return value
 
 
 def token_ids(ids: Iterable[SupportsIndex]) -> list[int]:
     """Convert token ids to ints. Raises UsageError."""
     if isinstance(ids, str | bytes | bytearray | memoryview):
-        raise UsageError(f"token ids should be a list of numbers, not {type(ids).__name__}")
+        raise UsageError(f"token ids must be a list of numbers, not {type(ids).__name__}")
     try:
         return [index(token) for token in ids]
     except TypeError:
-        raise UsageError("token ids should be a list of whole numbers") from None
+        raise UsageError("token ids must be a list of whole numbers") from None

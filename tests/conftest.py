@@ -21,7 +21,7 @@ import localllm
 from localllm.cli import main
 from localllm.cli.terminal import output as terminal
 
-os.environ["NUMBA_ENABLE_CUDASIM"] = "1"  # CUDA kernels run in Numba's simulator, should anything import them
+os.environ["NUMBA_ENABLE_CUDASIM"] = "1"  # CUDA kernels run in Numba's simulator, must anything import them
 os.environ["XDG_CONFIG_HOME"] = os.devnull  # nor are they bothered by the user's config.toml
 os.environ["XDG_STATE_HOME"] = os.devnull  # nor does what they ask replace the last answer of `run`
 os.environ["LOCALLLM_PREFIX_GB"] = "0"  # tests leave nothing in the user's cache, but for those that say so

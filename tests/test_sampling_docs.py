@@ -61,9 +61,9 @@ def test_the_command_line(cli, tmp_path):
         ("-l", "75"): "'75' is not a token id",
         ("-l", "75+x"): "'75+x' is not a token id",
         ("-l", "75+nan"): "'75+nan' is not a token id",
-        ("-l", "75+inf"): "-l should be a number",
+        ("-l", "75+inf"): "-l must be a number",
         ("-l", "100000+1"): "token 100000 does not exist",
-        ("--mirostat", "3"): "--mirostat should be 0, 1 or 2",
+        ("--mirostat", "3"): "--mirostat must be 0, 1 or 2",
     }.items():
         code, out, err = cli(*hello, *wrong)
         assert (code, out) == (2, "")

@@ -157,7 +157,7 @@ def read_windows(
     if isinstance(pattern, np.ndarray):
         return tuple(window if has_window else None for has_window in pattern)
     if period is None:
-        raise fields.error(f"{fields.key(name)} should be a list of layers, is {show(pattern)}")
+        raise fields.error(f"{fields.key(name)} must be a list of layers (found {show(pattern)})")
     period = fields.count(name, 0 if pattern == 0 else period)
     seeing = 0 if all_first else period - 1
     return tuple(None if period and layer % period == seeing else window for layer in range(layers))

@@ -93,7 +93,7 @@ class Fields(Checked):
         """Return a number that is not 0."""
         value = self.number(name, default)
         if value == 0:
-            raise self.error(f"{self.key(name)} should not be 0")
+            raise self.error(f"{self.key(name)} must not be 0")
         return value
 
     def epsilon(self, name: str) -> float:
@@ -193,7 +193,7 @@ def require_finite(fields: Fields, name: str) -> None:
     """Check that a number, or every number of an array, is finite."""
     value = fields.raw(name)
     if isinstance(value, float | np.ndarray) and not np.isfinite(value).all():
-        raise fields.error(f"{fields.key(name)} should be finite, is {show(value)}")
+        raise fields.error(f"{fields.key(name)} must be finite (found {show(value)})")
 
 
 def require_count(fields: Fields, name: str, layers: int) -> None:

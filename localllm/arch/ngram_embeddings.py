@@ -104,5 +104,5 @@ def embed_ngrams(b: Builder, w: Weights, n: Ngrams, state: Recurrent) -> Activat
         tokens = b.concat_heads(tokens, last, 1)
     table = w.per_layer_token_embd
     if table.shape[1:] != (n.dim,):
-        raise ModelError(f"tensor {table.name} should have rows of {n.dim} numbers, has the shape {list(table.shape)}")
+        raise ModelError(f"tensor {table.name} must have rows of {n.dim} numbers (found the shape {list(table.shape)})")
     return concat_streams(b, [b.embed_hashed(table, tokens, hashing) for hashing in n.hashings])

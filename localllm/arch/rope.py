@@ -95,7 +95,7 @@ def read_base(fields: Fields, name: str, default: float | None) -> float:
     """Read a base of the frequencies. Raises ModelError."""
     base = fields.number(name, default)
     if base <= 1:
-        raise fields.error(f"{fields.key(name)} should be above 1, is {base}")
+        raise fields.error(f"{fields.key(name)} must be above 1 (found {base})")
     return base
 
 
@@ -113,7 +113,7 @@ def read_sections(fields: Fields) -> list[int] | None:
         return None
     sections = fields.array(SECTIONS, "iu", "an array of whole numbers").tolist()
     if len(sections) != 4 or min(sections) < 0 or not sum(sections):
-        raise fields.error(f"{fields.key(SECTIONS)} should be four numbers, is {show(np.array(sections))}")
+        raise fields.error(f"{fields.key(SECTIONS)} must be four numbers (found {show(np.array(sections))})")
     return sections
 
 

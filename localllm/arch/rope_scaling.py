@@ -27,13 +27,13 @@ class RopeScaling:
     def require_valid(self) -> None:
         """Raise UsageError for values out of range."""
         if self.kind is not None and self.kind not in KINDS:
-            raise UsageError(f"rope_scaling should be {', '.join(KINDS[:-1])} or {KINDS[-1]}, not {self.kind!r}")
+            raise UsageError(f"rope_scaling must be {', '.join(KINDS[:-1])} or {KINDS[-1]}, not {self.kind!r}")
         if self.factor is not None and not 1e-3 <= self.factor <= 1e6:
-            raise UsageError(f"rope_scale should be from 0.001 to 1000000, not {self.factor:g}")
+            raise UsageError(f"rope_scale must be from 0.001 to 1000000, not {self.factor:g}")
         if self.base is not None and not 1 < self.base <= 1e12:
-            raise UsageError(f"rope_freq_base should be above 1 and at most 1e12, not {self.base:g}")
+            raise UsageError(f"rope_freq_base must be above 1 and at most 1e12, not {self.base:g}")
         if self.original_context is not None and self.original_context < 1:
-            raise UsageError(f"yarn_orig_ctx should be at least 1 token, not {self.original_context}")
+            raise UsageError(f"yarn_orig_ctx must be at least 1 token, not {self.original_context}")
 
     def apply(self, metadata: MutableMapping[str, object], path: str) -> None:
         """Change a file's metadata in memory. Raises UnsupportedError for a model with attention windows.

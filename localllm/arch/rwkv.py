@@ -50,7 +50,7 @@ def read_rwkv(fields: Fields, ranks: Sequence[str]) -> Rwkv:
     if common["width"] % (head_dim := fields.count("wkv.head_size")):
         raise fields.error(f"{common['width']} columns do not make heads of {head_dim}")
     if fields.count("token_shift_count", 2) != 1 + is_rwkv:
-        raise fields.error(f"{fields.key('token_shift_count')} should be {1 + is_rwkv}")
+        raise fields.error(f"{fields.key('token_shift_count')} must be {1 + is_rwkv}")
     heads = common["width"] // head_dim
     kv_heads = fields.count("attention.head_count_kv", 0) or heads
     if heads % kv_heads:

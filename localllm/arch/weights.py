@@ -39,7 +39,9 @@ class Weight:
         kinds = {"F32": np.float32, "F16": np.float16, "F64": np.float64, "BF16": np.uint16}
         kind = kinds.get(self.tensor.format.name)
         if kind is None or len(self.shape) != 1:
-            raise ModelError(f"tensor {self.name} should be a vector of F32, is {self.tensor.format.name} {self.shape}")
+            raise ModelError(
+                f"tensor {self.name} must be a vector of F32 (found {self.tensor.format.name} {self.shape})"
+            )
         numbers = self.tensor.data.reshape(-1).view(kind)
         is_upper_half = kind is np.uint16  # of a float32
         numbers = (numbers.astype(np.uint32) << 16).view(np.float32) if is_upper_half else numbers.astype(np.float32)
@@ -50,19 +52,19 @@ class Weight:
     def whole(self) -> np.ndarray:
         """Return an I32 tensor as int64 in its shape. Raises ModelError."""
         if self.tensor.format.name != "I32":
-            raise ModelError(f"tensor {self.name} should be whole numbers, is {self.tensor.format.name}")
+            raise ModelError(f"tensor {self.name} must be whole numbers (found {self.tensor.format.name})")
         return self.tensor.data.view(np.int32).reshape(self.shape).astype(np.int64)
 
     def number(self) -> float:
         """Return the number of a tensor of shape [1]. Raises ModelError."""
         if self.shape != (1,):
-            raise ModelError(f"tensor {self.name} should be one number, has the shape {list(self.shape)}")
+            raise ModelError(f"tensor {self.name} must be one number (found the shape {list(self.shape)})")
         return float(self.vector()[0])
 
     def shaped(self, *shape: int) -> "Weight":
         """Check the shape and return the weight. Raises ModelError."""
         if self.shape != shape:
-            raise ModelError(f"tensor {self.name} should have the shape {list(shape)}, has {list(self.shape)}")
+            raise ModelError(f"tensor {self.name} must have the shape {list(shape)} (found {list(self.shape)})")
         return self
 
     def flat(self) -> "Weight":
@@ -85,7 +87,7 @@ class Weight:
         In a stack [experts, rows, columns], every matrix is split. Raises ModelError if the tensor has more or fewer.
         """
         if sum(counts) != self._row_count:
-            raise ModelError(f"tensor {self.name} should have {sum(counts)} rows, has {self._row_count}")
+            raise ModelError(f"tensor {self.name} must have {sum(counts)} rows (found {self._row_count})")
         if self.bias and len(self.shape) == 2:
             self.bias.shaped(self._row_count)
         ends = itertools.accumulate(counts)
@@ -95,7 +97,7 @@ class Weight:
         """Split a matrix into a stack of `count` matrices with the same number of rows. Raises ModelError."""
         rows, remainder = divmod(self.shape[0], count)
         if len(self.shape) != 2 or remainder or self.bias:
-            raise ModelError(f"tensor {self.name} should be {count} matrices, has the shape {list(self.shape)}")
+            raise ModelError(f"tensor {self.name} must be {count} matrices (found the shape {list(self.shape)})")
         data = self.tensor.data.reshape(count, rows, -1)
         return replace(self, tensor=replace(self.tensor, shape=(count, rows, self.shape[1]), data=data))
 

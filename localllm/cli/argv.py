@@ -17,7 +17,7 @@ TOO_MANY = {
     "the name of a folder stands for its files, with the fields {file} and {text}",
     "chat": "quote a text of several words",
 }
-COMPLAINTS = " should be ", " cannot be combined ", " is not available "  # after the name of an option
+COMPLAINTS = " must be ", " cannot be combined ", " is not available "  # after the name of an option
 
 
 @dataclass

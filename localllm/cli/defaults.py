@@ -126,7 +126,7 @@ def texts_of(value: object, param: Parameter) -> str | list[str] | bool:
     if param.is_switch or isinstance(value, bool):
         if param.is_switch and isinstance(value, bool):
             return value
-        raise ValueError("should be true or false" if param.is_switch else "should have a value, not true or false")
+        raise ValueError("must be true or false" if param.is_switch else "must have a value, not true or false")
     if param.many:
         return [as_text(each) for each in (value if isinstance(value, list) else [value])]
     return as_text(value)
@@ -135,7 +135,7 @@ def texts_of(value: object, param: Parameter) -> str | list[str] | bool:
 def as_text(value: object) -> str:
     """Convert a TOML text or number to text. Raises ValueError."""
     if isinstance(value, bool) or not isinstance(value, str | int | float):
-        raise ValueError("should be a text or a number")
+        raise ValueError("must be a text or a number")
     return str(value)
 
 

@@ -108,10 +108,10 @@ class Converting:
         if parser := self.type_descriptor.parameter_info.parser:
             return parser(value)
         if self.choices and value not in self.choices:
-            raise ValueError(f"should be {', '.join(self.choices[:-1])} or {self.choices[-1]}, not {value!r}")
+            raise ValueError(f"must be {', '.join(self.choices[:-1])} or {self.choices[-1]}, not {value!r}")
         if self.is_switch:
             if value.lower() not in TRUTH:
-                raise ValueError(f"should be true or false, not {value!r}")
+                raise ValueError(f"must be true or false, not {value!r}")
             return TRUTH[value.lower()]
         return {int: whole_number, float: number}.get(self.kind, str)(value)
 
@@ -184,14 +184,14 @@ def whole_number(text: str) -> int:
     try:
         return int(text)
     except ValueError:
-        raise ValueError(f"should be a whole number, not {text!r}") from None
+        raise ValueError(f"must be a whole number, not {text!r}") from None
 
 
 def number(text: str) -> float:
     try:
         return float(text)
     except ValueError:
-        raise ValueError(f"should be a number, not {text!r}") from None
+        raise ValueError(f"must be a number, not {text!r}") from None
 
 
 def number_or_default(default: str) -> Callable[[str], int | None]:

@@ -224,7 +224,7 @@ class OpenArguments:
         """Return the RoPE scaling, None for the file's own. Raises UsageError."""
         if self.rope_scaling_type not in (None, -1, *ROPE_TYPES):
             choices = ", ".join(f"{number} ({kind})" for number, kind in ROPE_TYPES.items())
-            raise UsageError(f"rope_scaling_type should be -1, {choices}, not {self.rope_scaling_type!r}")
+            raise UsageError(f"rope_scaling_type must be -1, {choices}, not {self.rope_scaling_type!r}")
         kind = ROPE_TYPES.get(-1 if self.rope_scaling_type is None else self.rope_scaling_type)
         base, scale = (0.0, 0.0) if self.is_default_rope else (self.rope_freq_base, self.rope_freq_scale)
         scaling = RopeScaling(kind, 1 / scale if scale else None, base or None, self.yarn_orig_ctx or None)
@@ -236,7 +236,7 @@ class OpenArguments:
         if self.pooling_type == -1:
             return None
         if self.pooling_type not in POOLINGS:
-            raise UsageError(f"pooling_type should be -1, {', '.join(map(str, POOLINGS))}, not {self.pooling_type}")
+            raise UsageError(f"pooling_type must be -1, {', '.join(map(str, POOLINGS))}, not {self.pooling_type}")
         return POOLINGS[self.pooling_type]
 
 
@@ -246,7 +246,7 @@ def kv_type(name: str, number: int | None) -> str:
         return "f16"
     if number not in KV_TYPES:
         choices = ", ".join(f"{key} ({kind})" for key, kind in KV_TYPES.items())
-        raise UsageError(f"{name} should be {choices}, not {number!r}")
+        raise UsageError(f"{name} must be {choices}, not {number!r}")
     return KV_TYPES[number]
 
 
@@ -321,7 +321,7 @@ def answer_options(arguments: CompletionArguments | ChatArguments, last_n: int, 
     last_n: tokens that penalties look at.
     """
     if arguments.grammar is not None and not isinstance(arguments.grammar, LlamaGrammar):
-        raise UsageError(f"grammar should be a LlamaGrammar, not {type(arguments.grammar).__name__}")
+        raise UsageError(f"grammar must be a LlamaGrammar, not {type(arguments.grammar).__name__}")
     if arguments.tfs_z != 1.0:
         warn("tfs_z has no effect, as in llama.cpp, which has no tail-free sampling any more")
     options = sampling_options(arguments, last_n, seed)

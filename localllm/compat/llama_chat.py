@@ -98,7 +98,7 @@ def schema_of(form: Mapping[str, object] | None) -> object:
         return form.get("schema") or {"type": "object"}
     inner = form.get("json_schema")
     if kind != "json_schema" or not isinstance(inner, Mapping) or not isinstance(inner.get("schema"), Mapping):
-        raise UsageError('response_format should be {"type": "json_object", "schema": ...} or text, or json_schema')
+        raise UsageError('response_format must be {"type": "json_object", "schema": ...} or text, or json_schema')
     return inner["schema"]
 
 
@@ -115,5 +115,5 @@ def choice_of(arguments: ChatArguments) -> str:
         function = choice.get("function", choice)
         choice = function.get("name") if isinstance(function, Mapping) else None
     if not isinstance(choice, str):
-        raise UsageError('tool_choice should be auto, none, required or {"function": {"name": ...}}')
+        raise UsageError('tool_choice must be auto, none, required or {"function": {"name": ...}}')
     return choice

@@ -149,7 +149,7 @@ def prompt_ids(model: "Model", arguments: CompletionArguments) -> list[int]:
     prompt, tokenizer = arguments.prompt, model.tokenizer
     if arguments.suffix is not None:
         if not isinstance(prompt, str):
-            raise UsageError("suffix: prompt should be a text, not token ids, when there is a suffix")
+            raise UsageError("suffix: prompt must be a text, not token ids, when there is a suffix")
         return Infill(prompt, arguments.suffix).encode(tokenizer)
     if not isinstance(prompt, str):
         return [int(token) for token in prompt]

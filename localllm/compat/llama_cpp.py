@@ -229,7 +229,7 @@ class Llama:
         try:
             return self.model.tokenizer.encode(bytes(text).decode(), special, add_bos, add_bos)
         except (TypeError, UnicodeDecodeError):
-            raise UsageError("text should be bytes of UTF-8") from None
+            raise UsageError("text must be bytes of UTF-8") from None
 
     def detokenize(
         self, tokens: Sequence[int], prev_tokens: Sequence[int] | None = None, special: bool = False
@@ -276,7 +276,7 @@ class Llama:
     @n_tokens.setter
     def n_tokens(self, count: int) -> None:
         if not 0 <= count <= self.n_tokens:
-            raise UsageError(f"n_tokens should be from 0 to {self.n_tokens}, not {count}")
+            raise UsageError(f"n_tokens must be from 0 to {self.n_tokens}, not {count}")
         if self._sequence and count < self.n_tokens:
             tokens = [int(token) for token in self._sequence.tokens[:count]]
             kept_tokens = self._sequence.truncate(count)
@@ -298,7 +298,7 @@ class Llama:
     def scores(self) -> np.ndarray:
         """Return the logits after each evaluated token, float32 [n_tokens, vocab]. Raises UsageError."""
         if not self._logits_all:
-            raise UsageError("logits_all should be True for scores")
+            raise UsageError("logits_all must be True for scores")
         return np.concatenate(self._rows) if self._rows else np.empty((0, self.n_vocab()), np.float32)
 
     @property
@@ -328,7 +328,7 @@ class Llama:
     def load_state(self, state: LlamaState) -> None:
         """Restore a state of this model from save_state. Raises UsageError."""
         if state.sequence and state.sequence.engine is not self.model.engine:
-            raise UsageError("state should be from save_state of this model")
+            raise UsageError("state must be from save_state of this model")
         self.reset()
         self._sequence, self._rows = state.sequence.fork() if state.sequence else None, [*state.rows]
         self.set_seed(state.seed)

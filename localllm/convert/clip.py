@@ -132,7 +132,7 @@ def words(folder: Path) -> dict[str, object]:
     if not isinstance(ids, dict) or not ids or not isinstance(merges, list):
         raise ModelError(f"{folder}: no vocabulary with merges (tokenizer.json, or vocab.json and merges.txt)")
     if sorted(ids.values()) != list(range(len(ids))):
-        raise ModelError(f"{folder}: the vocabulary's ids should be the numbers from 0 to {len(ids) - 1}")
+        raise ModelError(f"{folder}: the vocabulary's ids must be the numbers from 0 to {len(ids) - 1}")
     pairs = [merge if isinstance(merge, str) else " ".join(map(str, merge)) for merge in merges]
     return {"tokenizer.ggml.tokens": sorted(ids, key=ids.__getitem__), "tokenizer.ggml.merges": pairs}
 

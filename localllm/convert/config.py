@@ -94,28 +94,28 @@ class Config:
         """Return a whole number from 1 to `maximum`, or the default."""
         value = self.get(name, default)
         if not isinstance(value, int) or isinstance(value, bool) or not (1 <= value <= maximum or value == default):
-            raise self.refusal(f"{name} should be a number from 1 to {maximum}, is {quoted(value)}")
+            raise self.refusal(f"{name} must be a number from 1 to {maximum} (found {quoted(value)})")
         return value
 
     def number(self, name: str, default: float | None = None) -> float:
         """Return a positive number that float32 can hold."""
         value = self.get(name, default)
         if not isinstance(value, int | float) or isinstance(value, bool) or not 0 < value < LARGEST:
-            raise self.refusal(f"{name} should be a positive number, is {quoted(value)}")
+            raise self.refusal(f"{name} must be a positive number (found {quoted(value)})")
         return float(value)
 
     def numbers(self, name: str, count: int) -> list[float]:
         """Return a list of `count` positive numbers."""
         values = self.get(name)
         if not isinstance(values, list) or len(values) != count:
-            raise self.refusal(f"{name} should be a list of {count} numbers")
+            raise self.refusal(f"{name} must be a list of {count} numbers")
         return [Config({name: value}, self.path).number(name) for value in values]
 
     def flag(self, name: str, default: bool = False) -> bool:
         """Return a boolean."""
         value = self.get(name, default)
         if not isinstance(value, bool):
-            raise self.refusal(f"{name} should be true or false, is {quoted(value)}")
+            raise self.refusal(f"{name} must be true or false (found {quoted(value)})")
         return value
 
     def only(self, name: str, *allowed: object) -> None:

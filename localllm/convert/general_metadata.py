@@ -96,7 +96,7 @@ def sampling_metadata(content: Mapping[str, object]) -> tuple[dict[str, object],
             metadata[f"general.sampling.{key}"] = kind(value)
         else:
             expected = "a whole number" if kind is INT32 else "a number"
-            warnings.append(f"{FILE}: {name} should be {expected}, is {printable(str(value), 40)}: left out")
+            warnings.append(f"{FILE}: {name} must be {expected} (found {printable(str(value), 40)}): left out")
     return metadata, warnings + warn_unused(FILE, content, {*KEYS, SEQUENCE}, GENERATION_KEYS)
 
 

@@ -134,7 +134,7 @@ def kinds_by_layer(config: Config, name: str, layers: int, kinds: Collection[str
     values = config.get(name) if given is None else given
     if not isinstance(values, list) or len(values) != layers or not {*map(str, values)} <= {*kinds}:
         choices = (" or " if len(kinds) == 2 else ", ").join(kinds)
-        raise config.refusal(f"{name} should be {choices} for each of {layers} layers")
+        raise config.refusal(f"{name} must be {choices} for each of {layers} layers")
     return values
 
 
@@ -146,7 +146,7 @@ def flags(config: Config, name: str, layers: int) -> list[int]:
         or len(values) != layers
         or any(type(n) is not int or n not in (0, 1) for n in values)
     ):
-        raise config.refusal(f"{name} should be 0 or 1 for each of {layers} layers")
+        raise config.refusal(f"{name} must be 0 or 1 for each of {layers} layers")
     return values
 
 
@@ -154,7 +154,7 @@ def one_for_all(config: Config, name: str, layers: int | None = None) -> object:
     """Read a value that may be given per layer. Raises ModelError if layers differ."""
     value = config.get(name)
     if isinstance(value, list) and (len({*map(str, value)}) != 1 or layers not in (None, len(value))):
-        raise config.refusal(f"{name} should be the same for all layers")
+        raise config.refusal(f"{name} must be the same for all layers")
     return value[0] if isinstance(value, list) else value
 
 

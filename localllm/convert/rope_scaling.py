@@ -74,7 +74,7 @@ def sections(rope: Config, dims: int) -> list[int]:
         or len(counts) != 3
         or not all(type(count) is int and count > 0 for count in counts)
     ):
-        raise rope.refusal("mrope_section should be three numbers")
+        raise rope.refusal("mrope_section must be three numbers")
     if sum(counts) * 2 != dims:
         raise rope.refusal(f"mrope_section: {sum(counts)} pairs; expected {dims // 2}")
     return [*counts, 0]
@@ -107,7 +107,7 @@ def llama3_factors(rope: Config, base: float, dims: int) -> np.ndarray:
     factor, original = rope.number("factor"), rope.count("original_max_position_embeddings", 8192)
     low, high = rope.number("low_freq_factor", 1.0), rope.number("high_freq_factor", 4.0)
     if high <= low:
-        raise rope.refusal(f"rope scaling: high_freq_factor {high} should be above low_freq_factor {low}")
+        raise rope.refusal(f"rope scaling: high_freq_factor {high} must be above low_freq_factor {low}")
     rotations = (
         original / (2 * math.pi) * base ** (-np.arange(0, dims, 2) / dims)
     )  # positions within the original context

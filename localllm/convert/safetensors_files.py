@@ -69,7 +69,7 @@ def open_weights(folder: Path) -> dict[str, Stored]:
     if not (folder / WHOLE).is_file():
         for name, file in (read_index(folder) or {}).items():
             if name not in tensors_found:
-                raise ModelError(f"{folder / INDEX}: tensor {printable(name)} should be in {file}, and is not")
+                raise ModelError(f"{folder / INDEX}: tensor {printable(name)} must be in {file}, and is not")
     return unwrap(tensors_found)
 
 

@@ -99,11 +99,11 @@ def read_head_tokens(file: GGUFFile, vocab_size: int) -> np.ndarray | None:
         return None
     if tensor.format.name != "I64" or len(tensor.shape) != 1:
         raise ModelError(
-            f"{file.path}: tensor {TOKENS} should be a vector of I64, is {tensor.format.name} {tensor.shape}"
+            f"{file.path}: tensor {TOKENS} must be a vector of I64 (found {tensor.format.name} {tensor.shape})"
         )
     tokens = tensor.data.reshape(-1).view(np.int64)
     if tokens.min() < 0 or tokens.max() >= vocab_size or len(np.unique(tokens)) < len(tokens):
-        raise ModelError(f"{file.path}: tensor {TOKENS} should have different tokens from 0 to {vocab_size - 1}")
+        raise ModelError(f"{file.path}: tensor {TOKENS} must have different tokens from 0 to {vocab_size - 1}")
     return tokens
 
 

@@ -151,7 +151,7 @@ class Engine:
         sequence holds the tokens of the runs that succeeded.
         """
         if logits not in ("last", "all", "none"):
-            raise UsageError(f"logits should be last, all or none, not {logits!r}")
+            raise UsageError(f"logits must be last, all or none, not {logits!r}")
         tokens = [self._require_tokens(ids) for _, ids in requests]
         with self.lock:
             self._clean_up()
@@ -294,7 +294,7 @@ class Engine:
         except TypeError:
             valid = False
         if not valid:
-            raise UsageError(f"token ids should be a list of numbers from 0 to {self.vocab_size - 1}")
+            raise UsageError(f"token ids must be a list of numbers from 0 to {self.vocab_size - 1}")
         return np.asarray(ids, np.int64)
 
     def register_image(self, image: ImageEmbedding) -> None:

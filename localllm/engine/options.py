@@ -55,13 +55,13 @@ class EngineOptions:
         """Number of compute threads. Raises UsageError."""
         count = usable_cores() if self.threads is None else self.threads
         if not 1 <= count <= MOST_THREADS:
-            raise UsageError(f"threads should be from 1 to {MOST_THREADS}, not {count}")
+            raise UsageError(f"threads must be from 1 to {MOST_THREADS}, not {count}")
         return count
 
     def require_valid(self) -> None:
         _ = self.kv_cache_type
         if self.context is not None and self.context < 1:
-            raise UsageError(f"context should be at least 1 token, not {self.context}")
+            raise UsageError(f"context must be at least 1 token, not {self.context}")
         _ = self.thread_count
         if self.rope:
             self.rope.require_valid()
@@ -72,5 +72,5 @@ class EngineOptions:
 def layers_of(gpu_layers: int | str) -> int | str:
     """Parse a number, "all" or "auto". Raises UsageError."""
     if isinstance(gpu_layers, str) and gpu_layers not in ("all", "auto"):
-        raise UsageError(f"gpu_layers should be a number, all or auto, not {gpu_layers!r}")
+        raise UsageError(f"gpu_layers must be a number, all or auto, not {gpu_layers!r}")
     return gpu_layers if isinstance(gpu_layers, str) else whole_number("gpu_layers", gpu_layers)

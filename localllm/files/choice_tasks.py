@@ -41,7 +41,7 @@ def parse_hellaswag(data: bytes, name: str) -> list[ChoiceTask]:
     for start in range(0, len(lines), 2 + ENDINGS):
         context, label, *endings = lines[start : start + 2 + ENDINGS]
         if label.strip() not in map(str, range(ENDINGS)):
-            raise UsageError(f"{name}: line {start + 2} should be the label of a task, 0 to 3, not {label[:60]!r}")
+            raise UsageError(f"{name}: line {start + 2} must be the label of a task, 0 to 3, not {label[:60]!r}")
         tasks.append(ChoiceTask(tuple(f"{context} {ending}" for ending in endings), frozenset({int(label)})))
     return require_tasks(tasks, name)
 
@@ -54,7 +54,7 @@ def parse_winogrande(data: bytes, name: str) -> list[ChoiceTask]:
         head, blank, tail = sentence.partition("_")
         if not blank or answer.strip() not in ("1", "2"):
             raise UsageError(
-                f"{name}: line {number} should be a Winogrande task, NUMBER,SENTENCE WITH _,NAME,NAME,1 or 2, not "
+                f"{name}: line {number} must be a Winogrande task, NUMBER,SENTENCE WITH _,NAME,NAME,1 or 2, not "
                 f"{line[:60]!r}"
             )
         stems = head + first, head + second

@@ -116,7 +116,7 @@ def read_squares(file: GGUFFile, name: str) -> Squares:
     """Read the two tensors of a matrix."""
     sums, counts = file.tensors[name + SUMS], file.tensors.get(name + COUNTS)
     if counts is None or {sums.format.name, counts.format.name} != {"F32"}:
-        raise ModelError(f"{printable(file.path, 4096)}: {printable(name)} should have sums and counts in F32")
+        raise ModelError(f"{printable(file.path, 4096)}: {printable(name)} must have sums and counts in F32")
     columns = sums.shape[-1]
     rows = np.ascontiguousarray(sums.data).view(np.float32).reshape(-1, columns).copy()
     tokens = np.ascontiguousarray(counts.data).view(np.float32).reshape(-1).astype(np.float64)

@@ -104,7 +104,7 @@ def find_models_folder() -> tuple[Path, str]:
     """
     if folder := os.path.expanduser(os.environ.get(FOLDER_VARIABLE, "")):
         if not os.path.isabs(folder):
-            raise UsageError(f"{FOLDER_VARIABLE} should be an absolute path, not {folder!r}")
+            raise UsageError(f"{FOLDER_VARIABLE} must be an absolute path, not {folder!r}")
         return Path(folder), FOLDER_VARIABLE
     return folder_of("data") / "models", variable_of("data")
 

@@ -93,18 +93,18 @@ def parse(path: Path, text: str) -> Settings:
     for key, value in content.items():
         if key == CACHE_SIZE:
             if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < 1e9:
-                raise bare.error(f"{CACHE_SIZE} should be a number, 0 or above", key)
+                raise bare.error(f"{CACHE_SIZE} must be a number, 0 or above", key)
         elif key not in TABLES:
             raise bare.error(f"unknown key {key!r}; available: {CACHE_SIZE}, [{'], ['.join(TABLES)}]", key)
         elif not isinstance(value, dict):
-            raise bare.error(f"{key} should be a table: [{key}]", key)
+            raise bare.error(f"{key} must be a table: [{key}]", key)
     for table in ("command", "model"):
         for name, value in content.get(table, {}).items():
             if not isinstance(value, dict):
-                raise bare.error(f"{table} should contain tables, such as [{table}.{name}]", table, name)
+                raise bare.error(f"{table} must contain tables, such as [{table}.{name}]", table, name)
     for name, value in content.get("aliases", {}).items():
         if not isinstance(value, str) or not value:
-            raise bare.error("an alias should be a path or a name, in quotes", "aliases", name)
+            raise bare.error("an alias must be a path or a name, in quotes", "aliases", name)
     aliases = {name: os.path.expanduser(value) for name, value in content.get("aliases", {}).items()}
     return Settings(path, text, **(content | {"aliases": aliases}))
 

@@ -68,9 +68,9 @@ def rank_choices(texts: Sequence[str], tokens: Sequence[Sequence[TokenLogprob]])
 def require_texts(texts: Sequence[str]) -> list[str]:
     """Return a list of different texts, none empty. Raises UsageError for other values."""
     if isinstance(texts, str) or not isinstance(texts, Sequence) or not all(isinstance(text, str) for text in texts):
-        raise UsageError("choices should be a list of texts")
+        raise UsageError("choices must be a list of texts")
     if not texts or not all(texts) or len(set(texts)) < len(texts):
-        raise UsageError("choices should be texts that are not empty, each given once")
+        raise UsageError("choices must be texts that are not empty, each given once")
     return [*texts]
 
 

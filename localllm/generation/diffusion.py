@@ -50,7 +50,7 @@ class DiffusionOptions:
 
     def require_valid(self) -> None:
         if not ORIGIN <= self.algorithm <= CONFIDENCE:
-            raise UsageError(f"algorithm should be a number from 0 to 4, not {self.algorithm}")
+            raise UsageError(f"algorithm must be a number from 0 to 4, not {self.algorithm}")
         if self.length < 1 or not 1 <= self.steps <= MOST_STEPS:
             raise UsageError(f"diffusion needs a length of at least 1, and from 1 to {MOST_STEPS} steps")
         if (self.epsilon > 0) == (self.block_length > 0) or self.epsilon >= 1 or self.block_length < 0:
@@ -58,8 +58,8 @@ class DiffusionOptions:
         blocks = self.length / self.block_length if self.block_length else 1
         if blocks % 1 or self.steps % blocks:
             raise UsageError(
-                f"the block length {self.block_length} should divide the length {self.length}, "
-                "and the number of blocks should divide the steps"
+                f"the block length {self.block_length} must divide the length {self.length}, "
+                "and the number of blocks must divide the steps"
             )
 
 

@@ -102,7 +102,7 @@ def alternatives(logprobs: object, top_logprobs: object) -> int | None:
         return (count or 0) if is_asked else None
     top = whole_number("top_logprobs", top_logprobs)
     if count not in (None, top):
-        raise UsageError(f"logprobs and top_logprobs should not differ: {count} and {top}")
+        raise UsageError(f"logprobs and top_logprobs must not differ: {count} and {top}")
     return top
 
 
@@ -117,7 +117,7 @@ def gather_options(
     use = {name: remaining.pop(argument) for argument, name in _TOOLS.items() if argument in remaining}
     for name in _TRUTHS & arguments.keys():
         if not isinstance(value := plain(cast("dict[str, Any]", arguments)[name]), bool | None):
-            raise UsageError(f"{name} should be True or False, not {value!r:.60}")
+            raise UsageError(f"{name} must be True or False, not {value!r:.60}")
     if unknown := remaining.keys() - ChatArguments.__annotations__.keys():
         raise UsageError(_no_option(sorted(unknown)[0]))
     answer_options = {name: value for name, value in remaining.items() if name not in _CONSTRAINTS}
@@ -295,7 +295,7 @@ class GenerationMixin:
         """
         generation = gather_options(max_tokens, stop, options)
         if errors not in ("raise", "return"):
-            raise UsageError(f"errors should be raise or return, not {errors!r}")
+            raise UsageError(f"errors must be raise or return, not {errors!r}")
         parallel = None if parallel is None else whole_number("parallel", parallel, 1)
         return self._map(require_several("prompts", prompts), generation, parallel, precise, errors == "return")
 

@@ -105,14 +105,14 @@ class GenerationOptions:
         if self.cache_reuse is not None:
             whole_number("cache_reuse", self.cache_reuse)
         if not hasattr(self.speculate, "proposer") and self.speculate not in SPECULATE:
-            raise UsageError(f"speculate should be {' or '.join(SPECULATE)}, not {self.speculate!r}")
+            raise UsageError(f"speculate must be {' or '.join(SPECULATE)}, not {self.speculate!r}")
         if self.speculate == "mtp" and self.on_overflow == "shift":
             raise UsageError("MTP (mtp) cannot be combined with on_overflow=shift")
         if self.top_logprobs is not None:
             whole_number("top_logprobs", self.top_logprobs)
         for name in CALLABLES:
             if not (getattr(self, name) is None or callable(getattr(self, name))):
-                raise UsageError(f"{name} should be a function, not {getattr(self, name)!r:.60}")
+                raise UsageError(f"{name} must be a function, not {getattr(self, name)!r:.60}")
         if self.stopping_criteria and (self.constraint or self.tools):
             raise UsageError(f"stopping_criteria cannot be combined with {'tools' if self.tools else 'a constraint'}")
         self._require_choices()
@@ -123,14 +123,14 @@ class GenerationOptions:
         """Raise UsageError for invalid values of on_overflow, keep, think and think_budget."""
         for name, value, choices in (("on_overflow", self.on_overflow, ON_OVERFLOW), ("think", self.think, THINK)):
             if value not in (*choices, getattr(type(self), name)):
-                raise UsageError(f"{name} should be {', '.join(choices[:-1])} or {choices[-1]}, not {value!r}")
+                raise UsageError(f"{name} must be {', '.join(choices[:-1])} or {choices[-1]}, not {value!r}")
         if self.keep is not None and self.on_overflow != "shift":
             raise UsageError("keep needs on_overflow=shift: it is the number of tokens to keep at the start")
         if self.keep is not None:
             whole_number("keep", self.keep)
         budget = self.think_budget
         if budget is not None and (isinstance(budget, bool) or not isinstance(budget, int) or budget < 0):
-            raise UsageError(f"think_budget should be a whole number, 0 or above, not {budget!r}")
+            raise UsageError(f"think_budget must be a whole number, 0 or above, not {budget!r}")
 
     def _require_texts(self, name: str) -> None:
         """Replace a single text by a tuple. Raises UsageError for other values than texts, and empty texts."""
@@ -139,10 +139,10 @@ class GenerationOptions:
             texts = (texts,)
             object.__setattr__(self, name, texts)
         if not isinstance(texts, Iterable):
-            raise UsageError(f"{name} should be a list of texts, not {texts!r}")
+            raise UsageError(f"{name} must be a list of texts, not {texts!r}")
         for text in texts:
             if not require_text(name, text):
-                raise UsageError(f"{name} should not be empty")
+                raise UsageError(f"{name} must not be empty")
 
     @property
     def is_compact(self) -> bool:
@@ -169,9 +169,9 @@ class GenerationOptions:
 
         processed = np.asarray(self.logits_processor([*ids], row.copy()))
         if processed.shape != row.shape or processed.dtype.kind != "f":
-            raise UsageError(f"logits_processor should return logits of the shape {row.shape}, not {processed.shape}")
+            raise UsageError(f"logits_processor must return logits of the shape {row.shape}, not {processed.shape}")
         if not np.isfinite(processed.max()):
-            message = "logits_processor should leave a finite logit to one token at least, and no other infinity"
+            message = "logits_processor must leave a finite logit to one token at least, and no other infinity"
             raise UsageError(message)
         return processed.astype(np.float32, copy=False)
 

@@ -11,7 +11,7 @@ from urllib.parse import unquote
 from localllm.errors import UsageError
 
 MOST_CHARACTERS = 400 << 20  # more than the largest file has, with its line breaks
-HEAD = "an image's URL should begin with data:image/...;base64,"
+HEAD = "an image's URL must begin with data:image/...;base64,"
 # First bytes of PNG, JPEG, GIF, BMP, WebP and TIFF (either byte order); AVIF and HEIF have "ftyp" at byte 4.
 SIGNATURES = (b"\x89PNG", b"\xff\xd8\xff", b"GIF8", b"BM", b"RIFF", b"II*\0", b"MM\0*")
 _DATA = re.compile(r"\s*data:", re.IGNORECASE)

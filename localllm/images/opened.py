@@ -38,7 +38,7 @@ def load_image(source: object) -> "Image.Image":
     pillow = import_pillow()
     if isinstance(source, np.ndarray):
         if source.dtype != np.uint8 or source.ndim != 3 or source.shape[2] != 3 or not source.size:
-            raise UsageError("an image should be uint8 [rows, columns, 3]")
+            raise UsageError("an image must be uint8 [rows, columns, 3]")
         source = pillow.fromarray(source)
     if isinstance(source, pillow.Image):
         return to_upright_rgb(source, "the image")
@@ -62,7 +62,7 @@ def read_source(source: object) -> tuple[str, bytes]:
     if isinstance(source, str) and (is_data_url(source) or (is_bare_base64(source) and not os.path.exists(source))):
         return "the image", decode_data_url(source)
     if not isinstance(source, str | os.PathLike):
-        raise UsageError(f"an image should be a path, bytes or a Pillow image, not {type(source).__name__}")
+        raise UsageError(f"an image must be a path, bytes or a Pillow image, not {type(source).__name__}")
     if isinstance(source, str) and source.startswith(("http://", "https://")):
         raise UsageError(f"{source[:200]}: images are not downloaded; use a pipe, as in curl -s URL | ... --image -")
     try:

@@ -61,7 +61,7 @@ def _with_markers(message: Message, images: list[object]) -> Message:
         return {**message, "content": [*map(_without_marks, parts)] if content is parts else _without_marks(content)}
     beside, message = message.get("images") or (), {key: message[key] for key in message if key != "images"}
     if isinstance(beside, str | bytes) or not isinstance(beside, Sequence):
-        raise UsageError(f"a message's images should be a list, not {type(beside).__name__}")
+        raise UsageError(f"a message's images must be a list, not {type(beside).__name__}")
     images += beside
     text, behind_image = IMAGE * len(beside), bool(beside)
     for part in parts:
@@ -71,7 +71,7 @@ def _with_markers(message: Message, images: list[object]) -> Message:
             continue
         texts = part if isinstance(part, str) else part.get("text") if isinstance(part, dict) else None
         if not isinstance(texts, str):
-            raise UsageError('a part of a content should be {"type": "text", "text": ...}' + f", not {part!r}"[:100])
+            raise UsageError('a part of a content must be {"type": "text", "text": ...}' + f", not {part!r}"[:100])
         text += ("\n" if text and not behind_image else "") + texts.replace(IMAGE, "�")
         behind_image = False
     return {**message, "content": text}
@@ -90,14 +90,14 @@ def source_of(part: Message) -> object:
     """Return the path, bytes, Pillow image or data URL of an image part. Raises UsageError."""
     if part["type"] == "image":
         if "image" not in part:
-            raise UsageError('a part of type "image" should have an "image": a path, bytes or a Pillow image')
+            raise UsageError('a part of type "image" must have an "image": a path, bytes or a Pillow image')
         return part["image"]
     source = part.get("image_url")
     url = source.get("url") if isinstance(source, dict) else source
     if not isinstance(url, str):
-        raise UsageError('a part of type "image_url" should have an image_url: {"url": ...}')
+        raise UsageError('a part of type "image_url" must have an image_url: {"url": ...}')
     if not is_data_url(url) and not is_bare_base64(url):
-        raise UsageError("images are not downloaded: an image URL should begin with data:image/...;base64,")
+        raise UsageError("images are not downloaded: an image URL must begin with data:image/...;base64,")
     return url
 
 

@@ -97,7 +97,7 @@ class EncoderReader:
         h = architecture(file)[1]
         context = h.context
         if options.context is not None and options.context > context:
-            raise UsageError(f"context should be {context} or below for this model, not {options.context}")
+            raise UsageError(f"context must be {context} or below for this model, not {options.context}")
         self.path, self.files, self.tensors = file.path, list(file.parts), [*file.tensors.values()]
         self.tokenizer = Tokenizer.from_metadata(file.metadata)
         self._observers = {pooling: Observer() for pooling in ("mean", *([RANK] if h.pooling == RANK else []))}

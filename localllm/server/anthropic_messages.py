@@ -93,7 +93,7 @@ def parse_request(body: Body, max_tokens: int | None) -> GenerateRequest:
         body.get(name)
     stops = body.get_texts("stop_sequences")
     if len(stops) > request_options.MAX_STOPS:
-        raise UsageError(f"stop_sequences should be at most {request_options.MAX_STOPS} strings, not {len(stops)}")
+        raise UsageError(f"stop_sequences must be at most {request_options.MAX_STOPS} strings, not {len(stops)}")
     think, budget = parse_thinking(body.get_object("thinking"))
     output = body.get_object("output_config")
     constraint = None
@@ -266,18 +266,18 @@ def format_usage(usage: Usage) -> dict[str, object]:
 def parse_messages(messages: Sequence[object]) -> list[Message]:
     """Parse the messages. Raises UsageError."""
     if not messages:
-        raise UsageError("messages should not be empty; send at least one message")
+        raise UsageError("messages must not be empty; send at least one message")
     parsed = list[Message]()
     for number, message in enumerate(messages):
         name = f"messages[{number}]"
         if not isinstance(message, dict) or message.get("role") not in ROLES:
-            raise UsageError(f"{name}.role should be user, assistant or system")
+            raise UsageError(f"{name}.role must be user, assistant or system")
         content = "" if message.get("content") is None else message["content"]
         if not isinstance(content, str | list):
-            raise UsageError(f"{name}.content should be a string or an array of blocks, not {type_name(content)}")
+            raise UsageError(f"{name}.content must be a string or an array of blocks, not {type_name(content)}")
         blocks = [{"type": "text", "text": content}] if isinstance(content, str) else content
         if not all(isinstance(block, dict) and isinstance(block.get("type"), str) for block in blocks):
-            raise UsageError(f"{name}.content: a block should be an object with a type")
+            raise UsageError(f"{name}.content: a block must be an object with a type")
         name += ".content"
         parsed += (
             parse_assistant_blocks(blocks, name)
@@ -323,7 +323,7 @@ def assistant_message(blocks: Sequence[Message], name: str) -> Message:
     for block in blocks:
         if block["type"].endswith(TOOL_USE):
             if not isinstance(block.get("name"), str):
-                raise UsageError(f"{name}: a {block['type']} block should have a name and an input")
+                raise UsageError(f"{name}: a {block['type']} block must have a name and an input")
             function = {"name": block["name"], "arguments": normalize_arguments(block.get("input"))}
             calls.append({"id": str(block.get("id")), "type": "function", "function": function})
     return {**message, "tool_calls": calls} if calls else message

@@ -106,4 +106,4 @@ def decode_text(data: str, media: str, name: str) -> str:
     try:
         return decode_base64(data).decode()
     except (UsageError, UnicodeDecodeError):
-        raise UsageError(f"{name}: the data should be a text in UTF-8, as base64") from None
+        raise UsageError(f"{name}: the data must be a text in UTF-8, as base64") from None

@@ -126,11 +126,11 @@ async def run_exclusively(work: Callable[[], T], field: str) -> T:
 def parse_texts(value: object, name: str) -> list[str]:
     texts = [value] if isinstance(value, str) else value
     if isinstance(texts, list) and not texts:
-        raise UsageError(f"{name} should not be empty")
+        raise UsageError(f"{name} must not be empty")
     if not isinstance(texts, list) or not all(isinstance(text, str) for text in texts):
-        raise UsageError(f"{name} should be a string or an array of strings")
+        raise UsageError(f"{name} must be a string or an array of strings")
     if len(texts) > MAX_TEXTS:
-        raise UsageError(f"{name} should be at most {MAX_TEXTS} strings, not {len(texts)}")
+        raise UsageError(f"{name} must be at most {MAX_TEXTS} strings, not {len(texts)}")
     return texts
 
 
@@ -140,9 +140,9 @@ def parse_inputs(value: object) -> list[str] | list[list[int]]:
         return parse_texts(value, "input")
     lists = value if isinstance(value[0], list) else [value]
     if not all(isinstance(ids, list) and ids for ids in lists):
-        raise UsageError("input should be a string, an array of token ids, or an array of these")
+        raise UsageError("input must be a string, an array of token ids, or an array of these")
     if len(lists) > MAX_TEXTS:
-        raise UsageError(f"input should be at most {MAX_TEXTS} arrays of token ids, not {len(lists)}")
+        raise UsageError(f"input must be at most {MAX_TEXTS} arrays of token ids, not {len(lists)}")
     return [require_token_ids(ids, "input") for ids in lists]
 
 

@@ -22,7 +22,7 @@ class Body:
     @classmethod
     def of(cls, value: object, name: str) -> "Body":
         if not isinstance(value, Mapping):
-            raise UsageError(f"{name} should be an object, not {type_name(value)}")
+            raise UsageError(f"{name} must be an object, not {type_name(value)}")
         return cls(value, name)
 
     def qualify(self, field: str) -> str:
@@ -38,7 +38,7 @@ class Body:
             isinstance(value, (kind, *other_kinds)) and not (isinstance(value, bool) and kind is not bool)
         ):
             return cast(T | None, value)
-        raise UsageError(f"{self.qualify(field)} should be {expected}, not {type_name(value)}")
+        raise UsageError(f"{self.qualify(field)} must be {expected}, not {type_name(value)}")
 
     def get_text(self, field: str) -> str | None:
         return self._get_typed(field, str, "a string")
@@ -57,11 +57,11 @@ class Body:
         value: float | None = self._get_typed(field, float, "an integer", int)
         if isinstance(value, float):
             if not value.is_integer():
-                raise UsageError(f"{self.qualify(field)} should be an integer, not a number")
+                raise UsageError(f"{self.qualify(field)} must be an integer, not a number")
             value = int(value)
         if value is not None and (value < minimum or (maximum is not None and value > maximum)):
             bounds = f"{minimum} or greater" if maximum is None else f"from {minimum} to {maximum}"
-            raise UsageError(f"{self.qualify(field)} should be {bounds}, not {value}")
+            raise UsageError(f"{self.qualify(field)} must be {bounds}, not {value}")
         return None if value is None else int(value)
 
     def get_limit(self, field: str) -> int | None:
@@ -85,14 +85,14 @@ class Body:
     def get_choice(self, field: str, choices: Sequence[str]) -> str | None:
         value = self.get_text(field)
         if value is not None and value not in choices:
-            raise UsageError(f"{self.qualify(field)} should be {' or '.join(choices)}, not {value[:60]!r}")
+            raise UsageError(f"{self.qualify(field)} must be {' or '.join(choices)}, not {value[:60]!r}")
         return value
 
     def get_texts(self, field: str) -> tuple[str, ...]:
         value = self.get(field)
         values = [value] if isinstance(value, str) else [] if value is None else value
         if not isinstance(values, list | tuple) or not all(isinstance(item, str | None) for item in values):
-            raise UsageError(f"{self.qualify(field)} should be a string or an array of strings")
+            raise UsageError(f"{self.qualify(field)} must be a string or an array of strings")
         return tuple(filter(None, values))
 
     def reject(self, field: str, reason: str) -> None:

@@ -162,6 +162,6 @@ def normalize_origin(text: str) -> str:
     if text == "null":
         return text
     if not match:
-        raise UsageError(f"an origin should be a scheme and a host like https://example.com, not {text!r}")
+        raise UsageError(f"an origin must be a scheme and a host like https://example.com, not {text!r}")
     port = match["port"] if match["port"] != DEFAULT_PORTS.get(match["scheme"]) else None
     return f"{match['scheme']}://{match['host']}" + (f":{port}" if port else "")

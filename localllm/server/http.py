@@ -22,7 +22,7 @@ from localllm.server.worker import StoppedError
 T = TypeVar("T")
 Lines = AsyncIterator[bytes]
 Closing = Callable[[], Awaitable[None]]
-_FIELD = re.compile(r"([a-z_]+[\w.\[\]]*) (?:should|is missing|is not)")  # the start of messages about a field
+_FIELD = re.compile(r"([a-z_]+[\w.\[\]]*) (?:must|is missing|is not)")  # the start of messages about a field
 KEEP_ALIVE_SECONDS = 10.0  # seconds without an event after which a keep-alive line is sent
 COMMENT = b": still here\n"  # without an empty line, which would end an event: simple clients would count an event
 JSON = "application/json"
@@ -159,7 +159,7 @@ async def read_json(request: Request, limits: Limits, any_type: bool = False) ->
     kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     is_from_page = "origin" in request.headers or "sec-fetch-site" in request.headers
     if kind != JSON and (is_from_page or not any_type):
-        raise RejectedRequestError(415, f"the Content-Type should be {JSON}, not {kind[:60] or 'none'!r}")
+        raise RejectedRequestError(415, f"the Content-Type must be {JSON}, not {kind[:60] or 'none'!r}")
     length = request.headers.get("content-length", "")
     if length.isdecimal() and int(length) > limits.body:
         raise RejectedRequestError(413, f"the body has {length} bytes; the limit is {limits.body}")
@@ -185,7 +185,7 @@ def parse_json(body: bytes, depth: int) -> dict[str, object]:
     except (ValueError, RecursionError) as error:
         raise RejectedRequestError(400, f"the body is not valid JSON: {str(error)[:100]}") from None
     if not isinstance(value, dict):
-        raise RejectedRequestError(400, "the body should be a JSON object")
+        raise RejectedRequestError(400, "the body must be a JSON object")
     return value
 
 

@@ -16,15 +16,15 @@ Content = str | list[dict[str, str]] | None  # of a message: a string, or parts 
 
 def parse_messages(messages: Sequence[object]) -> list[Message]:
     if not messages:
-        raise UsageError("messages should not be empty")
+        raise UsageError("messages must not be empty")
     return name_tool_results([_parse_message(message, number) for number, message in enumerate(messages)])
 
 
 def _parse_message(message: object, number: int) -> Message:
     if not isinstance(message, dict):
-        raise UsageError(f"messages[{number}] should be an object, not {type_name(message)}")
+        raise UsageError(f"messages[{number}] must be an object, not {type_name(message)}")
     if str(message.get("role")) not in ROLES:
-        raise UsageError(f"messages[{number}].role should be one of {', '.join(ROLES)}")
+        raise UsageError(f"messages[{number}].role must be one of {', '.join(ROLES)}")
     message = modernize(message)
     role, content, name = message["role"], message.get("content"), f"messages[{number}].content"
     thoughts = thoughts_in(content) if role == "assistant" else []
@@ -58,12 +58,12 @@ def reasoning_of(thoughts: Sequence[Mapping[str, object]]) -> str | None:
 
 def parse_tool_calls(calls: object, name: str) -> list[dict[str, object]]:
     if not isinstance(calls, list):
-        raise UsageError(f"{name} should be an array, not {type_name(calls)}")
+        raise UsageError(f"{name} must be an array, not {type_name(calls)}")
     parsed = list[dict[str, object]]()
     for call in calls:
         function = function_of(call) if isinstance(call, dict) else None
         if not isinstance(function, dict) or not isinstance(function.get("name"), str):
-            raise UsageError(f"{name}: a tool call should have a function with a name")
+            raise UsageError(f"{name}: a tool call must have a function with a name")
         parsed_function = {"name": function["name"], "arguments": normalize_arguments(function.get("arguments"))}
         parsed.append({"id": str(call.get("id") or ""), "type": "function", "function": parsed_function})
     return parsed
@@ -132,7 +132,7 @@ def parse_parts(content: object, name: str) -> Content:
     if content is None or isinstance(content, str):
         return content
     if not isinstance(content, list):
-        raise UsageError(f"{name} should be a string or an array of parts, not {type_name(content)}")
+        raise UsageError(f"{name} must be a string or an array of parts, not {type_name(content)}")
     return [_parse_part(part, name) for part in content]
 
 
@@ -142,7 +142,7 @@ def _parse_part(part: object, name: str) -> dict[str, str]:
     if isinstance(part, dict) and part.get("type") is None and "text" in part:
         part = {**part, "type": "text"}
     if not isinstance(part, dict) or not isinstance(part.get("type"), str):
-        raise UsageError(f"{name}: a part should be an object with a type")
+        raise UsageError(f"{name}: a part must be an object with a type")
     kind = part["type"]
     if kind in IMAGE_TYPES:
         return image_part(part, name)
@@ -152,5 +152,5 @@ def _parse_part(part: object, name: str) -> dict[str, str]:
         raise UsageError(f"{name}: unsupported part type {kind[:40]!r}; only text and images are supported")
     text = part.get("refusal" if kind == "refusal" else "text")
     if not isinstance(text, str | None):
-        raise UsageError(f"{name}: a part of type {kind} should have a text")
+        raise UsageError(f"{name}: a part of type {kind} must have a text")
     return {"type": "text", "text": text or ""}

@@ -70,7 +70,7 @@ async def generate(service: Service, request: Request) -> Response:
         return await respond(service, request, body, [Infill(prompt or "", suffix)], GENERATE, started)
     if is_raw:
         if system or body.get_list("context"):
-            raise UsageError("raw should be without system and context: the prompt is all that the model reads")
+            raise UsageError("raw must be without system and context: the prompt is all that the model reads")
         return await respond(service, request, body, [prompt or ""], GENERATE_RAW, started)
     turns: list[object] = [{"role": "system", "content": system}] if system else []
     turns.append(openai_message({"role": "user", "content": prompt or "", "images": images}))
@@ -94,7 +94,7 @@ def openai_message(message: object) -> object:
         converted["name"] = name
     if images := message.get("images"):
         if not isinstance(images, list) or not all(isinstance(image, str) for image in images):
-            raise UsageError("images should be an array of strings in base64")
+            raise UsageError("images must be an array of strings in base64")
         urls = (image if image.startswith("data:") else f"data:image/png;base64,{image}" for image in images)
         parts = [{"type": "image_url", "image_url": {"url": url}} for url in urls]
         converted["content"] = [*parts, {"type": "text", "text": message.get("content") or ""}]
@@ -121,7 +121,7 @@ def parse_think(value: object) -> str | None:
     if isinstance(value, bool):
         return "on" if value else "off"
     if value is not None and not isinstance(value, str):
-        raise UsageError(f"think should be a boolean, low, medium or high, not {type_name(value)}")
+        raise UsageError(f"think must be a boolean, low, medium or high, not {type_name(value)}")
     return value or None
 
 
@@ -135,7 +135,7 @@ def parse_format(body: Body) -> "Constraint | None":
     if value == "json":
         return constraint_of({"type": "object"}, None, None)
     if not isinstance(value, Mapping):
-        raise UsageError('format should be "json" or a JSON schema')
+        raise UsageError('format must be "json" or a JSON schema')
     return constraint_of(dict(value), None, None)
 
 

@@ -137,7 +137,7 @@ def add_prompt(choice: TextChoice, prompt: EchoedPrompt, stream: ResponseStream,
 def parse_request(body: Body) -> GenerateRequest:
     n = body.get_int("n", 1, MAX_CHOICES) or 1
     if (best := body.get_int("best_of")) not in (None, n):
-        raise UsageError(f"best_of should be equal to n, {n}, not {best}")
+        raise UsageError(f"best_of must be equal to n, {n}, not {best}")
     max_tokens = DEFAULT_MAX_TOKENS if body.get("max_tokens") is None else body.get_limit("max_tokens")
     options = parse_options(body, max_tokens, parse_constraint(body))
     suffix = body.get_text("suffix")
@@ -159,14 +159,14 @@ def parse_prompts(value: object) -> list[Prompt]:
     if value is None or isinstance(value, str):
         return [value or ""]
     if not isinstance(value, list) or not value:
-        raise UsageError("prompt should be a string, an array of token ids, or an array of these")
+        raise UsageError("prompt must be a string, an array of token ids, or an array of these")
     if all(is_token(item) for item in value):
         return [value]
     if len(value) > MAX_PROMPTS:
-        raise UsageError(f"prompt should have at most {MAX_PROMPTS} items, not {len(value)}")
+        raise UsageError(f"prompt must have at most {MAX_PROMPTS} items, not {len(value)}")
     for item in value:
         if not isinstance(item, str) and not (isinstance(item, list) and item and all(map(is_token, item))):
-            raise UsageError("prompt should be a string, an array of token ids, or an array of these")
+            raise UsageError("prompt must be a string, an array of token ids, or an array of these")
     return value
 
 
@@ -175,7 +175,7 @@ def add_suffix(prompts: list[Prompt], suffix: str | None) -> Sequence[Prompt | I
     if not suffix:
         return prompts
     if not all(isinstance(prompt, str) for prompt in prompts):
-        raise UsageError("suffix: prompt should be a string, not token ids, when there is a suffix")
+        raise UsageError("suffix: prompt must be a string, not token ids, when there is a suffix")
     return [Infill(prompt, suffix) for prompt in prompts if isinstance(prompt, str)]
 
 

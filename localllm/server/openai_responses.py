@@ -304,11 +304,11 @@ def parse_input(body: Body) -> list[Message]:
     if isinstance(items, str):
         return [{"role": "user", "content": items}] if items else []
     if items is not None and not isinstance(items, list):
-        raise UsageError(f"input should be a string or an array of items, not {type_name(items)}")
+        raise UsageError(f"input must be a string or an array of items, not {type_name(items)}")
     messages = list[Message]()
     for number, item in enumerate(items or ()):
         if not isinstance(item, dict):
-            raise UsageError(f"input[{number}] should be an object, not {type_name(item)}")
+            raise UsageError(f"input[{number}] must be an object, not {type_name(item)}")
         if not add_item(messages, item, f"input[{number}]"):
             body.ignore(f"input[{number}]:{item['type']}")
     return name_tool_results(messages)
@@ -339,7 +339,7 @@ def add_item(messages: list[Message], item: dict[str, object], name: str) -> boo
 def add_message(messages: list[Message], item: dict[str, object], name: str) -> None:
     role = ROLES.get(str(item.get("role")))
     if role is None:
-        raise UsageError(f"{name}.role should be one of {', '.join(ROLES)}")
+        raise UsageError(f"{name}.role must be one of {', '.join(ROLES)}")
     text = (parse_content if role in IMAGE_ROLES else parse_text)(item.get("content"), f"{name}.content") or ""
     if role == "assistant" and messages and messages[-1]["role"] == "assistant" and not messages[-1]["content"]:
         messages[-1]["content"] = text

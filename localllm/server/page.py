@@ -78,7 +78,7 @@ async def write_session(service: Service, request: Request) -> Response:
     body = Body(await read_json(request, service.limits))
     messages = [parse_message(message) for message in body.require_list("messages")]
     if len(messages) > MOST_MESSAGES:
-        raise UsageError(f"messages should be at most {MOST_MESSAGES}")
+        raise UsageError(f"messages must be at most {MOST_MESSAGES}")
     if any(message["role"] == "system" for message in messages[1:]):
         raise UsageError("messages: only the first message may have the role system")
     entry = service.pool.resolve(name) if (name := body.get_text("model")) else None

@@ -43,7 +43,7 @@ def parse_keep_alive(body: Body) -> float | None:
         return value
     match = DURATION.fullmatch(value) if isinstance(value, str) and value.strip("-") else None
     if not match:
-        raise UsageError("keep_alive should be a number of seconds, or a duration such as 5m or 1h30m")
+        raise UsageError("keep_alive must be a number of seconds, or a duration such as 5m or 1h30m")
     hours, minutes, seconds = (float(match[unit] or 0) for unit in "hms")
     return (3600 * hours + 60 * minutes + seconds) * (-1 if match["sign"] else 1)
 
@@ -70,7 +70,7 @@ def parse_biases(value: object) -> dict[int, float] | None:
         return None
     pairs = [*value.items()] if isinstance(value, Mapping) else value
     if not isinstance(pairs, list) or not all(is_bias(pair) for pair in pairs):
-        raise UsageError("logit_bias should be an object of numbers by token id, or an array of pairs")
+        raise UsageError("logit_bias must be an object of numbers by token id, or an array of pairs")
     return {int(token): -math.inf if bias is False else bias for token, bias in pairs}
 
 
@@ -89,7 +89,7 @@ def parse_options(
     """Parse the options that chat, completions and infill share. Raises UsageError."""
     stop = body.get_texts("stop")
     if len(stop) > MAX_STOPS:
-        raise UsageError(f"stop should be at most {MAX_STOPS} strings, not {len(stop)}")
+        raise UsageError(f"stop must be at most {MAX_STOPS} strings, not {len(stop)}")
     for name in IGNORED_FIELDS:
         body.get(name)
     return GenerationOptions(
@@ -103,7 +103,7 @@ def parse_options(
 def parse_banned(body: Body) -> tuple[str, ...]:
     texts = body.get_texts("banned_strings")
     if len(texts) > MAX_BANNED:
-        raise UsageError(f"banned_strings should be at most {MAX_BANNED} strings, not {len(texts)}")
+        raise UsageError(f"banned_strings must be at most {MAX_BANNED} strings, not {len(texts)}")
     return texts
 
 
@@ -119,7 +119,7 @@ def apply_continuation(body: Body, options: GenerationOptions, messages: list[Me
     if continues and adds_prompt:
         raise UsageError("continue_final_message and add_generation_prompt exclude each other; set only one to true")
     if continues and (messages[-1]["role"] != "assistant" or messages[-1].get("tool_calls")):
-        raise UsageError("continue_final_message: the last message should be an assistant message without tool calls")
+        raise UsageError("continue_final_message: the last message must be an assistant message without tool calls")
     if adds_prompt is False and not continues:
         options = replace(options, template_variables={**options.template_variables, "add_generation_prompt": False})
     return replace(options, continue_final=False if adds_prompt and continues is None else continues)
@@ -172,7 +172,7 @@ def parse_schema(format: Body | None) -> object:
     inner = format.get_object("json_schema") or format  # /v1/responses has the fields here
     schema = inner.get("schema")
     if not isinstance(schema, Mapping):
-        raise UsageError(f"{inner.qualify('schema')} should be an object, not {type_name(schema)}")
+        raise UsageError(f"{inner.qualify('schema')} must be an object, not {type_name(schema)}")
     return dict(schema)
 
 
@@ -221,7 +221,7 @@ def parse_tool_choice(choice: object) -> tuple[str, tuple[str, ...] | None]:
     if name is None:
         return "auto", None
     if not isinstance(name, str) or name not in MODES:
-        raise UsageError("tool_choice should be auto, required, none or a function")
+        raise UsageError("tool_choice must be auto, required, none or a function")
     return MODES[name], None
 
 

@@ -119,7 +119,7 @@ class ResponseStream:
         """Return the request with its own cache_reuse, or that of the server. Raises UsageError."""
         if (reuse := generate_request.options.cache_reuse) is not None:
             if reuse and not self.model.engine.can_shift:
-                raise UsageError("n_cache_reuse should be 0: keys of this model cannot be moved")
+                raise UsageError("n_cache_reuse must be 0: keys of this model cannot be moved")
             return generate_request
         reuse = self._cache_reuse
         if reuse is None:
@@ -276,7 +276,7 @@ def require_known_tokens(ids: Sequence[object], vocab: int, name: str) -> list[i
     """Return the ids. Raises UsageError if one of them is no token id of a vocabulary of this size."""
     ids_known = [token for token in ids if isinstance(token, int) and 0 <= token < vocab]
     if len(ids_known) < len(ids):
-        raise UsageError(f"{name}: token ids should be from 0 to {vocab - 1}")
+        raise UsageError(f"{name}: token ids must be from 0 to {vocab - 1}")
     return ids_known
 
 

@@ -66,5 +66,5 @@ def require_token_ids(value: Sequence[object], name: str) -> list[int]:
     """Return token ids. Raises UsageError for other values, and ids beyond every vocabulary."""
     ids = [each for each in value if isinstance(each, int) and not isinstance(each, bool) and 0 <= each < 1 << 31]
     if len(ids) < len(value):
-        raise UsageError(f"{name} should be an array of token ids")
+        raise UsageError(f"{name} must be an array of token ids")
     return ids

@@ -219,7 +219,7 @@ class Bench:
     ) -> Iterator[Result]:  # fmt: skip
         """Run all tests with each number of threads (None: the default). Raises the errors of open_model."""
         if repetitions < 1:
-            raise UsageError(f"repetitions should be 1 or greater, not {repetitions}")
+            raise UsageError(f"repetitions must be 1 or greater, not {repetitions}")
         context = max(test.end for test in tests)
         for count in threads or [usable_cores()]:
             with open_model(

@@ -147,9 +147,9 @@ def parse(name: str, path: Path, text: str) -> PromptTemplate:
         if not line.strip() or line.startswith("#"):
             continue
         if not colon or not re.fullmatch(r"[\w-]+", key.strip()):
-            raise UsageError(f"{path}, line {number}: this should be NAME: VALUE")
+            raise UsageError(f"{path}, line {number}: this must be NAME: VALUE")
         options.append((key.strip().replace("_", "-"), unquote(value.strip())))
-    raise UsageError(f"{path}: the options at the top should end with a line ---")
+    raise UsageError(f"{path}: the options at the top must end with a line ---")
 
 
 def unquote(value: str) -> str:
@@ -162,6 +162,6 @@ def fields_of(settings: Sequence[str]) -> dict[str, str]:
     for each in settings:
         name, equals, value = each.partition("=")
         if not equals or not name:
-            raise UsageError(f"field should be NAME=TEXT, not {each!r}")
+            raise UsageError(f"field must be NAME=TEXT, not {each!r}")
         fields[name] = value
     return fields

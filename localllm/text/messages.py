@@ -27,13 +27,13 @@ def validate_messages(messages: Sequence[Message]) -> list[Message]:
     and "" differently. Roles and calls of OpenAI's older interfaces are converted to the current ones.
     """
     if isinstance(messages, str | bytes | Mapping):
-        raise UsageError(f"messages should be a list of messages, not {type(messages).__name__}")
+        raise UsageError(f"messages must be a list of messages, not {type(messages).__name__}")
     return [_check(message) for message in messages]
 
 
 def _check(message: object) -> Message:
     if not isinstance(message, dict) or not isinstance(message.get("role"), str):
-        raise UsageError('a message should be {"role": ..., "content": ...}' + f", not {message!r}")
+        raise UsageError('a message must be {"role": ..., "content": ...}' + f", not {message!r}")
     modern: Message = modernize(message)
     role, content = modern["role"], modern.get("content")
     if content is None:
@@ -42,7 +42,7 @@ def _check(message: object) -> Message:
         return modern
     if isinstance(content, list):
         return {**modern, "content": "\n".join(map(_text_of_part, content))}
-    raise UsageError(f"the content of a message should be a text, not {type(content).__name__}")
+    raise UsageError(f"the content of a message must be a text, not {type(content).__name__}")
 
 
 def modernize(message: Message) -> Message:
@@ -74,12 +74,12 @@ def _text_of_part(part: object) -> str:
     if isinstance(part, str):
         return part
     if not isinstance(part, dict) or not isinstance(part.get("type"), str):
-        raise UsageError('a part of a content should be {"type": "text", "text": ...}' + f", not {part!r}"[:100])
+        raise UsageError('a part of a content must be {"type": "text", "text": ...}' + f", not {part!r}"[:100])
     if part["type"] not in ("text", "refusal"):
         raise UsageError(f"a part of a content is of type {part['type'][:40]!r}: only text is supported")
     text = part.get(part["type"])
     if not isinstance(text, str):
-        raise UsageError(f"a part of type {part['type']!r} should have a text, not {text!r}"[:100])
+        raise UsageError(f"a part of type {part['type']!r} must have a text, not {text!r}"[:100])
     return text
 
 

@@ -101,7 +101,7 @@ def read_vocabulary(metadata: Mapping[str, object], oddities: Oddities | None = 
     pretokenizer, warning = _pretokenizer(keys, model)
     special = _special_ids(keys, model, len(pieces))
     if model == "bert" and special["unknown"] is None:
-        raise ModelError(f"{PREFIX}unknown_token_id should be set: unknown words would be dropped")
+        raise ModelError(f"{PREFIX}unknown_token_id must be set: unknown words would be dropped")
     _check_bytes(pieces, types)
     lack = _check_all_bytes(ids, model, pretokenizer, special["unknown"])
     scores = _scores(keys, len(pieces), needed=model in _SCORED)

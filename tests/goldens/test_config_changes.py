@@ -52,7 +52,7 @@ def test_which_layers_of_jamba_attend(offset: int):
     """Every fourth, from the one with this number on."""
     found = read(facts("jamba")["config"] | {"attn_layer_offset": offset, "num_hidden_layers": 5})
     if not 0 <= offset <= 3:
-        assert found == "attn_layer_offset should be below attn_layer_period, 4"
+        assert found == "attn_layer_offset must be below attn_layer_period, 4"
     else:
         expected = [2 if number % 4 == offset else 0 for number in range(5)]
         assert isinstance(found, dict) and found["attention.head_count_kv"] == expected
@@ -93,8 +93,8 @@ def test_value_heads_of_qwen_next_in_turn():
 @pytest.mark.parametrize(("variant", "changes", "expected"), [
     ("granitehybrid", {"layer_types": ["attention"] * 3},
      "a model in which all layers have attention is not supported by this architecture"),
-    ("granitehybrid", {"layer_types": ["attention"] * 2}, "layer_types should be mamba, attention, linear_attention, "),
-    ("granitehybrid", {"layer_types": ["attention", "mamba", "x"]}, "layer_types should be mamba, attention, linear_a"),
+    ("granitehybrid", {"layer_types": ["attention"] * 2}, "layer_types must be mamba, attention, linear_attention, "),
+    ("granitehybrid", {"layer_types": ["attention", "mamba", "x"]}, "layer_types must be mamba, attention, linear_a"),
     ("mellum", {"use_sliding_window": False}, "layer_types ["),
     ("mellum", {"use_sliding_window": False, "layer_types": ["full_attention"] * 4}, None),
     ("mellum", {"sliding_window": None, "layer_types": ["full_attention"] * 4}, None),
@@ -159,7 +159,7 @@ def test_modules_that_nothing_is_made_of(tmp_path: Path):
 def test_how_far_gates_of_gemma_3n_are_cut(said: Any, found: Any):
     config = Config({"activation_sparsity_pattern": said}, Path("c"))
     if found == "":
-        with pytest.raises(ModelError, match="activation_sparsity_pattern should be 3 numbers from 0 to 1"):
+        with pytest.raises(ModelError, match="activation_sparsity_pattern must be 3 numbers from 0 to 1"):
             deviations(config, 3)
     else:
         assert deviations(config, 3) == (found and pytest.approx(found))

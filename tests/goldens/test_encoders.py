@@ -194,9 +194,9 @@ def test_texts_that_cannot_be_read():
     assert len(reader.read([[1] * 9])) == 1
     for text, error, told in (
         ([1] * 10, ContextError, "a text of 10 tokens exceeds the model's context of 9"),
-        ([], UsageError, "token ids should be a list of numbers from 0 to 19"),
-        ([1, 20], UsageError, "token ids should be a list of numbers from 0 to 19"),
-        ([-1, 1], UsageError, "token ids should be a list of numbers from 0 to 19"),
+        ([], UsageError, "token ids must be a list of numbers from 0 to 19"),
+        ([1, 20], UsageError, "token ids must be a list of numbers from 0 to 19"),
+        ([-1, 1], UsageError, "token ids must be a list of numbers from 0 to 19"),
     ):
         with pytest.raises(error) as caught:
             reader.read([[1], text])

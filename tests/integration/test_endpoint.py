@@ -192,7 +192,7 @@ def test_what_is_about_weights_is_left_out(told: Served):
 
 @pytest.mark.parametrize("url", ["", "x", "ftp://x", "http://", "http://a:b@c", "http://x:99999", "http://x/?a=b"])
 def test_addresses_that_are_none(url: str):
-    with pytest.raises(UsageError, match="endpoint should be the address"):
+    with pytest.raises(UsageError, match="endpoint must be the address"):
         Endpoint.of(url)
 
 

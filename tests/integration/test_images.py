@@ -217,7 +217,7 @@ def test_many_records(models, said, tmp_path, monkeypatch):
         assert each["output"] == said("run", path, "-p", "What?", *more, "--no-cache", *options)[1].removesuffix("\n")
     assert len({each["output"] for each in told[:5]}) == 4
     assert [each["error"].partition(": ")[0] for each in told[5:]] == [
-        "cannot read the image none.png", '"image" should be the path of an image, or a list of them', __file__,
+        "cannot read the image none.png", '"image" must be the path of an image, or a list of them', __file__,
         '"image" needs a prompt; in "messages", put images into the content',
     ]  # fmt: skip
     named = said("map", path, "-p", "About {image}:", *more, stdin=json.dumps(records[0]).encode())[1]

@@ -492,11 +492,11 @@ def test_the_same_mistake_has_the_same_exit_code(tiny: str, cli, folder: Path, m
 @pytest.mark.parametrize(
     ("words", "told"),
     [
-        (["-n", "-3"], "-n should be 0 or above, not -3"),
-        (["-n-3"], "-n should be 0 or above, not -3"),
-        (["--max-tokens=-3"], "--max-tokens should be 0 or above, not -3"),
-        (["--top-p", "2"], "--top-p should be above 0 and at most 1, not 2.0"),
-        (["--temp", "nan"], "--temp should be a number, not nan"),
+        (["-n", "-3"], "-n must be 0 or above, not -3"),
+        (["-n-3"], "-n must be 0 or above, not -3"),
+        (["--max-tokens=-3"], "--max-tokens must be 0 or above, not -3"),
+        (["--top-p", "2"], "--top-p must be above 0 and at most 1, not 2.0"),
+        (["--temp", "nan"], "--temp must be a number, not nan"),
     ],
 )
 def test_errors_say_options_as_they_were_typed(tiny: str, cli, words: list[str], told: str):
@@ -506,7 +506,7 @@ def test_errors_say_options_as_they_were_typed(tiny: str, cli, words: list[str],
 
 def test_an_option_that_was_not_typed_has_its_longest_name():
     params = params_of("run")
-    assert as_typed("max_tokens should be less", params, ParsedArgs(), {}) == "--max-tokens should be less"
+    assert as_typed("max_tokens must be less", params, ParsedArgs(), {}) == "--max-tokens must be less"
     assert as_typed("the file max_tokens.gguf", params, ParsedArgs(), {}) == "the file max_tokens.gguf"
     assert as_typed("model of a prompt", params, ParsedArgs(), {}) == "model of a prompt"
 
@@ -517,7 +517,7 @@ def test_values_are_no_options(tiny: str, cli, tmp_path: Path, monkeypatch, name
     monkeypatch.chdir(tmp_path)
     Path(name).write_text("short\n")
     Path(name).chmod(0o600)
-    told = f"localllm: error: {name}: a key should have at least 8 ASCII characters, not 5\n"
+    told = f"localllm: error: {name}: a key must have at least 8 ASCII characters, not 5\n"
     assert cli("serve", tiny, "--api-key-file", name)[2] == told
     monkeypatch.setenv("LOCALLLM_API_KEY_FILE", name)
     assert cli("serve", tiny)[2] == told
@@ -525,15 +525,15 @@ def test_values_are_no_options(tiny: str, cli, tmp_path: Path, monkeypatch, name
     Path(name).write_text("# none\n")
     assert cli("serve", tiny, "--api-key-file", name)[2].startswith(f"localllm: error: {name} has no keys; ")
     assert cli("run", f"./{name}/{name}", "-p", "x")[2].startswith(f"localllm: error: ./{name}/{name}")
-    assert cli("run", tiny, "-p", name, "-n", "-3")[2].startswith("localllm: error: -n should be 0 or above")
-    assert cli("run", tiny, "-p", name, "--top-k", "-3")[2].startswith("localllm: error: --top-k should be")
+    assert cli("run", tiny, "-p", name, "-n", "-3")[2].startswith("localllm: error: -n must be 0 or above")
+    assert cli("run", tiny, "-p", name, "--top-k", "-3")[2].startswith("localllm: error: --top-k must be")
 
 
 @pytest.mark.parametrize("text", ["a 'top_k b' c", "the file top_k b is gone", "top_k b: no such file"])
 def test_names_within_values(text: str):
     params, words = params_of("run"), ParsedArgs({"file": "top_k b", "stop": ["top_k b"]})
     assert as_typed(text, params, words, {}) == text
-    assert as_typed("top_k should be 0 or above", params, words, {}) == "--top-k should be 0 or above"
+    assert as_typed("top_k must be 0 or above", params, words, {}) == "--top-k must be 0 or above"
 
 
 # The Python API.
@@ -562,21 +562,21 @@ def test_numbers_of_numpy_are_numbers(model, tiny: str):
 @pytest.mark.parametrize(
     ("arguments", "problem"),
     [
-        ({"prompt": b"Hi"}, "the prompt should be a str, not bytes: decode it first"),
-        ({"prompt": None}, "the prompt should be a str, not NoneType"),
-        ({"prompt": ["Hi"]}, "token ids should be a list of whole numbers"),
-        ({"prompt": [1.5]}, "token ids should be a list of whole numbers"),
-        ({"stop": [1]}, "stop should be a str, not int"),
-        ({"stop": b"x"}, "stop should be a str, not bytes"),
-        ({"stop": 1}, "stop should be a list of texts, not 1"),
-        ({"stop": [""]}, "stop should not be empty"),
-        ({"max_tokens": "3"}, "max_tokens should be a whole number, not '3'"),
-        ({"max_tokens": 3.0}, "max_tokens should be a whole number, not 3.0"),
-        ({"max_tokens": True}, "max_tokens should be a whole number, not True"),
-        ({"temperature": "1"}, "temperature should be a number, not '1'"),
-        ({"top_k": 3.5}, "top_k should be a whole number"),
-        ({"on_overflow": "shift", "keep": "4"}, "keep should be a whole number, not '4'"),
-        ({"speculate": 5}, "speculate should be .*, not 5"),
+        ({"prompt": b"Hi"}, "the prompt must be a str, not bytes: decode it first"),
+        ({"prompt": None}, "the prompt must be a str, not NoneType"),
+        ({"prompt": ["Hi"]}, "token ids must be a list of whole numbers"),
+        ({"prompt": [1.5]}, "token ids must be a list of whole numbers"),
+        ({"stop": [1]}, "stop must be a str, not int"),
+        ({"stop": b"x"}, "stop must be a str, not bytes"),
+        ({"stop": 1}, "stop must be a list of texts, not 1"),
+        ({"stop": [""]}, "stop must not be empty"),
+        ({"max_tokens": "3"}, "max_tokens must be a whole number, not '3'"),
+        ({"max_tokens": 3.0}, "max_tokens must be a whole number, not 3.0"),
+        ({"max_tokens": True}, "max_tokens must be a whole number, not True"),
+        ({"temperature": "1"}, "temperature must be a number, not '1'"),
+        ({"top_k": 3.5}, "top_k must be a whole number"),
+        ({"on_overflow": "shift", "keep": "4"}, "keep must be a whole number, not '4'"),
+        ({"speculate": 5}, "speculate must be .*, not 5"),
     ],
 )
 def test_arguments_that_make_no_sense(model, arguments: dict, problem: str):
@@ -587,9 +587,9 @@ def test_arguments_that_make_no_sense(model, arguments: dict, problem: str):
 @pytest.mark.parametrize(
     ("arguments", "problem"),
     [
-        ({"threads": "2"}, "threads should be a whole number"), ({"threads": 1.5}, "threads should be a whole number"),
-        ({"context": "9"}, "context should be a whole number"), ({"context": -1}, "context should be 0 or above"),
-        ({"kv_type": 5}, "kv_type should be a str"), ({"chat_template": b"x"}, "chat_template should be a str"),
+        ({"threads": "2"}, "threads must be a whole number"), ({"threads": 1.5}, "threads must be a whole number"),
+        ({"context": "9"}, "context must be a whole number"), ({"context": -1}, "context must be 0 or above"),
+        ({"kv_type": 5}, "kv_type must be a str"), ({"chat_template": b"x"}, "chat_template must be a str"),
     ],
 )  # fmt: skip
 def test_openings_that_make_no_sense(tiny: str, arguments: dict, problem: str):
@@ -599,11 +599,11 @@ def test_openings_that_make_no_sense(tiny: str, arguments: dict, problem: str):
 
 def test_the_rest_of_the_interface(model):
     for call, problem in (
-        (lambda: model.tokenize(b"x"), "text should be a str, not bytes"),
-        (lambda: model.detokenize("ab"), "token ids should be a list of numbers, not str"),
-        (lambda: model.logits("x"), "token ids should be a list of numbers, not str"),
-        (lambda: model.candidates("x", n="2"), "n should be a whole number"),
-        (lambda: list(model.map(["x"], parallel=0)), "parallel should be 1 or above"),
+        (lambda: model.tokenize(b"x"), "text must be a str, not bytes"),
+        (lambda: model.detokenize("ab"), "token ids must be a list of numbers, not str"),
+        (lambda: model.logits("x"), "token ids must be a list of numbers, not str"),
+        (lambda: model.candidates("x", n="2"), "n must be a whole number"),
+        (lambda: list(model.map(["x"], parallel=0)), "parallel must be 1 or above"),
     ):
         with pytest.raises(UsageError, match=problem):
             call()
@@ -616,8 +616,8 @@ def test_contents_in_parts(model):
     assert validate_messages([{"role": "assistant", "content": None}]) == [{"role": "assistant", "content": None}]
     for content, problem in (
         ([{"type": "image_url", "image_url": {"url": "x"}}], "images are not downloaded"),
-        ([{"type": "text"}], "should have a text"),
-        ([5], "a part of a content should be"),
+        ([{"type": "text"}], "must have a text"),
+        ([5], "a part of a content must be"),
         (5, "not int"),
         (b"x", "not bytes"),
     ):
@@ -636,7 +636,7 @@ def test_map_takes_parts_and_refuses_images_that_are_none(tiny: str, cli, tmp_pa
     )
     code, out, _ = cli("map", tiny, lines, *GREEDY)
     first, second = out.splitlines()
-    assert code == 6 and '"output"' in first and "should have an image_url" in second
+    assert code == 6 and '"output"' in first and "must have an image_url" in second
 
 
 def test_the_package_is_typed_and_has_the_command_lines_context(tiny: str, cli):

@@ -94,9 +94,9 @@ def test_files_of_options_are_beside_the_template(folder: Path):
     [
         (("run", GUIDE, "Hi", "--template", "nix"), "there is no template 'nix'; `localllm templates` lists them"),
         (("run", GUIDE, "Hi", "--template", "open"), "needs --field what=TEXT"),
-        (("run", GUIDE, "Hi", "--template", "mine", "--field", "tone"), "--field should be NAME=TEXT, not 'tone'"),
-        (("run", GUIDE, "Hi", "--template", "bad"), "line 2: this should be NAME: VALUE"),
-        (("run", GUIDE, "Hi", "--template", "endless"), "the options at the top should end with a line ---"),
+        (("run", GUIDE, "Hi", "--template", "mine", "--field", "tone"), "--field must be NAME=TEXT, not 'tone'"),
+        (("run", GUIDE, "Hi", "--template", "bad"), "line 2: this must be NAME: VALUE"),
+        (("run", GUIDE, "Hi", "--template", "endless"), "the options at the top must end with a line ---"),
         (("run", GUIDE, "Hi", "--template", "odd"), "there is no option --colour"),
         (("templates", "show"), "NAME is missing: give the template to show"),
         (("templates", "edit", "a/b"), "is not a valid template name"),

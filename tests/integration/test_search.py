@@ -175,7 +175,7 @@ def test_nothing_found_is_exit_code_1(cli, folder: Path):
         (("search",), "QUESTION is missing: localllm search FOLDER"),
         (("search", "none", "Hi"), "none: no such file or folder"),
         (("search", ".", " "), "QUESTION is empty"),
-        (("search", ".", "Hi", "-k", "0"), "-k should be 1 or above"),
+        (("search", ".", "Hi", "-k", "0"), "-k must be 1 or above"),
         (("search", ".", "Hi", "--threshold", "0.5"), "--threshold is a cosine similarity: name an embedding model"),
         (("search", "-", ".", "Hi"), "- (stdin) cannot be combined with files"),
         (("ask", ".", "Hi"), "MODEL is missing: name one that answers with -m MODEL"),
@@ -253,7 +253,7 @@ def test_a_passage_that_another_has_is_left_out():
         Passage("a", 1, 3, "one\ntwo\nthree"),
         Passage("a", 5, 7, "  one\n  two\n4"),
         Passage("a", 9, 10, "one\n2"),
-        Passage("b", 1, 3, "one\ntwo\nthree"),  # of another file, which -l should name
+        Passage("b", 1, 3, "one\ntwo\nthree"),  # of another file, which -l must name
     ]
     assert [id for id, _ in without_repetition([*enumerate(copies)], 3)] == [0, 2, 3]
 

@@ -120,9 +120,7 @@ def test_official_clients_in_browsers(told: Served):
 )  # fmt: skip
 def test_sites_that_may_ask(text: str, origin: str | None):
     if origin is None:
-        with pytest.raises(
-            UsageError, match=r"^an origin should be a scheme and a host like https://example.com, not "
-        ):
+        with pytest.raises(UsageError, match=r"^an origin must be a scheme and a host like https://example.com, not "):
             normalize_origin(text)
     else:
         assert normalize_origin(text) == origin

@@ -193,11 +193,11 @@ REFUSED = [
     ("one.png", "URLs are not fetched"),
     ("", "URLs are not fetched"),
     ("data:image/png;base64,####", "an image URL has invalid base64"),
-    ("data:image/png,abc", "should begin with data:image/...;base64,"),
+    ("data:image/png,abc", "must begin with data:image/...;base64,"),
     ("data:image/png;base64,", "an empty file, no image"),
     ("data:image/png;base64,aGVsbG8=", "not an image that can be read"),
     (None, "image_url.url is missing"),
-    (5, "image_url.url should be a string"),
+    (5, "image_url.url must be a string"),
 ]
 
 

@@ -109,7 +109,7 @@ def test_one_text_is_embedded_as_one_vector(model: localllm.Model):
 
 @pytest.mark.parametrize("prompts", ["hi", b"hi", {"role": "user", "content": "Hi"}, 7])
 def test_what_is_no_list_of_prompts_is_refused_at_once(model: localllm.Model, prompts: object):
-    with pytest.raises(localllm.UsageError, match=r"^prompts should be a list, not (str|bytes|dict|int)$"):
+    with pytest.raises(localllm.UsageError, match=r"^prompts must be a list, not (str|bytes|dict|int)$"):
         model.map(prompts, 2)  # type: ignore[arg-type]
 
 

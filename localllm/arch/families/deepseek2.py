@@ -77,7 +77,7 @@ def read_latent(fields: Fields) -> dict[str, Any]:
         raise fields.error(f"{heads} heads of {key_dim} numbers, {kv_heads} of keys, {dims} rotated: inconsistent")
     for side, length in (("key", latent + dims), ("value", latent)) if keeps_latent else ():
         if fields.count(f"attention.{side}_length", length) != length:
-            raise fields.error(f"{fields.key(f'attention.{side}_length')} should be {length}")
+            raise fields.error(f"{fields.key(f'attention.{side}_length')} must be {length}")
     rope, sharpness = read_stretch(fields, dims)
     return {
         **fields.common(),

@@ -15,7 +15,6 @@ from localllm.arch.attention import LocallyRotated, read_local_rope, read_window
 from localllm.arch.decoder import ignore_mtp_layers
 from localllm.arch.families.gemma4 import layer_inputs
 from localllm.arch.family import Activation, Builder, Fields, Paged, Scores, Weights, frozen
-from localllm.arch.metadata import show
 
 STREAMS, LAYER_WIDTH = 4, 256  # residual streams; width of the per-layer embeddings
 OWN_STATES, SPARSE_LAYERS, DEVIATIONS = 20, 10, 1.6448533535003662  # defaults
@@ -79,7 +78,7 @@ def read_deviations(fields: Fields, layers: int) -> tuple[float | None, ...]:
         or len(factors) != layers
         or not all(-10 < x < 10 for x in factors if isfinite(x))
     ):
-        raise fields.wrong(name, f"a number of deviations for each of {layers} layers, is {show(factors)}")
+        raise fields.wrong(name, f"a number of deviations for each of {layers} layers")
     return tuple(float(x) if isfinite(x) else None for x in factors)
 
 

@@ -117,7 +117,7 @@ def mixture(b: Builder, w: Weights, h: Gemma4, routing: Routing, x: Activation) 
     """Apply each token's experts to the residual stream, each output times the expert's factor."""
     router, (of_gate, up, down) = w.ffn_gate_inp, matrices(b, w, routing.experts)
     if not router.scale or not down.scale:
-        raise ModelError(f"tensors {router.name} and {down.name} should have a scale")
+        raise ModelError(f"tensors {router.name} and {down.name} must have a scale")
     y = b.scale_columns(b.scale(b.rms_norm(x, None, h.epsilon), h.width**-0.5), router.scale.shaped(h.width))
     choice = b.route(b.linear(y, replace(router, scale=None)), routing)
     rows = b.gather(b.rms_norm(x, w.pre_ffw_norm_2, h.epsilon), choice)

@@ -51,7 +51,7 @@ def read(fields: Fields) -> GraniteSwitch:
         raise fields.error(f"{fields.key('adapters.token_ids_activate')} has a token for two adapters")
     scales = read_scales(fields, common["attention"].head_dim)
     if scales["routing"]:
-        raise fields.error(f"{fields.key('expert_count')} should be 0")
+        raise fields.error(f"{fields.key('expert_count')} must be 0")
     gain = fields.factor("adapters.router_gain", 15.0)
     return GraniteSwitch(
         **common,

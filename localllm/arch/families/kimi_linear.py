@@ -50,7 +50,7 @@ def read_kimi(fields: Fields) -> dict[str, Any]:
     if key_dim <= dims or not {*kv_heads} <= {0, 1} or dims % 2:
         raise fields.error(f"{heads} heads of {key_dim} numbers, {max(kv_heads)} of keys, {dims} rotated: inconsistent")
     if fields.count("attention.key_length", latent + dims) != latent + dims:
-        raise fields.error(f"{fields.key('attention.key_length')} should be {latent + dims}")
+        raise fields.error(f"{fields.key('attention.key_length')} must be {latent + dims}")
     fields.count("attention.value_length", latent)  # not used: in files of the 48B it is for another kind of heads
     return {
         **common,

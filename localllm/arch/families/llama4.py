@@ -38,7 +38,7 @@ def read(fields: Fields) -> Llama4:
     key, common = "attention.sliding_window", Llama4.shared_fields(fields, interleaved=True)
     chunk = CHUNK if fields.raw(key) is None else fields.count(key, 0)
     if chunk not in (0, CHUNK):
-        raise fields.error(f"{fields.key(key)} should be {CHUNK} or 0, is {chunk}")
+        raise fields.error(f"{fields.key(key)} must be {CHUNK} or 0 (found {chunk})")
     return Llama4(
         **common,
         windows=read_windows(fields, period=4, default=chunk),

@@ -88,7 +88,7 @@ def read_attends(fields: Fields, layers: int, interval: int = 4) -> tuple[bool, 
     if isinstance(recurrent, np.ndarray):
         return tuple(not value for value in recurrent[:layers])
     if recurrent is not None:
-        raise fields.error(f"{fields.key(name)} should be a list of layers, is {show(recurrent)}")
+        raise fields.error(f"{fields.key(name)} must be a list of layers (found {show(recurrent)})")
     interval = fields.count("full_attention_interval", interval)
     return tuple((layer + 1) % interval == 0 for layer in range(layers))
 

@@ -63,7 +63,7 @@ def read(fields: Fields) -> T5:
     head_dim = fields.count("attention.key_length", common["width"] // heads)
     for name, expected in (("head_count_kv", heads), ("value_length", head_dim)):
         if fields.count(f"attention.{name}", expected) != expected:
-            raise fields.error(f"{fields.key(f'attention.{name}')} should be {expected}")
+            raise fields.error(f"{fields.key(f'attention.{name}')} must be {expected}")
     buckets = fields.count("attention.relative_buckets_count")
     if buckets % 4:
         raise fields.wrong("attention.relative_buckets_count", "a multiple of 4")

@@ -93,4 +93,4 @@ def use_square_table(b: Builder, table: Weight, width: int) -> None:
     """Mark the table as used, though no verb reads it. Raises ModelError if it is not of a square picture."""
     b.ignore(table)
     if len(table.shape) != 2 or math.isqrt(table.shape[0]) ** 2 != table.shape[0] or table.shape[1] != width:
-        raise ModelError(f"tensor {table.name} should have the shape [n * n, {width}], has {list(table.shape)}")
+        raise ModelError(f"tensor {table.name} must have the shape [n * n, {width}] (found {list(table.shape)})")

@@ -126,7 +126,7 @@ def read(b: Builder, w: Weights, h: ClipText, x: Activation) -> Activation:
         least = h.context if name == "positions" else 1
         if len(table.shape) != 2 or table.shape[1] != h.width or table.shape[0] < least:
             raise ModelError(
-                f"tensor {table.name}: should be a table of {name} with {h.width} columns, is {list(table.shape)}"
+                f"tensor {table.name}: must be a table of {name} with {h.width} columns (found {list(table.shape)})"
             )
     return transformer(b, t, h, x, h.layers)
 

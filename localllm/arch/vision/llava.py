@@ -109,11 +109,11 @@ def positions(b: Builder, v: Weights) -> Weight:
     table, kernel, bias = v.position_embd, v.exactly("class_embd"), v.patch_embd.bias
     b.ignore(table, kernel)
     if len(table.shape) != 2:
-        raise ModelError(f"tensor {table.name} should be a matrix, has the shape {list(table.shape)}")
+        raise ModelError(f"tensor {table.name} must be a matrix (found the shape {list(table.shape)})")
     for weight in [kernel] if bias is None else [kernel, bias]:
         if math.prod(weight.shape) != table.shape[1]:
             raise ModelError(
-                f"tensor {weight.name} should have {table.shape[1]} numbers, has the shape {list(weight.shape)}"
+                f"tensor {weight.name} must have {table.shape[1]} numbers (found the shape {list(weight.shape)})"
             )
     numbers = numbers_of(table).copy()
     numbers[0] += numbers_of(kernel).reshape(-1) - (0 if bias is None else numbers_of(bias))

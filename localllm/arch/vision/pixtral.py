@@ -66,7 +66,7 @@ def gather(h: Pixtral, x: np.ndarray, grid: tuple[int, int]) -> np.ndarray:
 def project(b: Builder, w: Weights, h: Pixtral, x: Activation) -> Activation:
     end = w.exactly(BREAK)
     if end.shape != (h.out,):
-        raise ModelError(f"tensor {end.name} should have {h.out} numbers, has the shape {list(end.shape)}")
+        raise ModelError(f"tensor {end.name} must have {h.out} numbers (found the shape {list(end.shape)})")
     b.ignore(end)
     x = b.linear(x, w.require("mm.patch_merger")) if h.merge > 1 else x
     return b.linear(b.gelu_erf(b.linear(x, w.require("mm.1"))), w.require("mm.2"))

@@ -28,7 +28,7 @@ def as_matrix(weight: Weight, columns: int) -> Weight:
     tensor = weight.tensor
     if len(tensor.shape) < 2 or int(np.prod(tensor.shape[1:])) != columns:
         raise ModelError(
-            f"tensor {tensor.name} should have rows of {columns} numbers, has the shape {list(tensor.shape)}"
+            f"tensor {tensor.name} must have rows of {columns} numbers (found the shape {list(tensor.shape)})"
         )
     data = tensor.data.reshape(tensor.shape[0], -1)
     return replace(weight, tensor=replace(tensor, shape=(tensor.shape[0], columns), data=data))
@@ -39,7 +39,7 @@ def transpose(weight: Weight) -> Weight:
     kinds = {"F32": np.uint32, "F16": np.uint16, "BF16": np.uint16}
     kind = kinds.get(weight.tensor.format.name)
     if kind is None or len(weight.shape) != 2:
-        raise ModelError(f"tensor {weight.name} should be a matrix of F32, F16 or BF16")
+        raise ModelError(f"tensor {weight.name} must be a matrix of F32, F16 or BF16")
     data = np.ascontiguousarray(weight.tensor.data.view(kind).T).view(np.uint8)
     return replace(weight, tensor=replace(weight.tensor, shape=weight.shape[::-1], data=data))
 

@@ -31,7 +31,7 @@ class Numbers:
         numbers = tuple(map(int, text.split(","))) if match else ()
         if not numbers or min(numbers) < self._least or len(numbers) != (self._length or len(numbers)):
             kind = "numbers" if self._length is None else f"{self._length} numbers"
-            raise ValueError(f"{text!r} should be {kind} from {self._least} to 9999999, separated by commas.")
+            raise ValueError(f"{text!r} must be {kind} from {self._least} to 9999999, separated by commas.")
         return numbers
 
 

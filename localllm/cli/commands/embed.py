@@ -131,7 +131,7 @@ def embed(
 def validate_combination(duplicates: float | None, is_near: bool, makes_vectors: bool, raw: bool) -> None:
     """Raise UsageError for options that do not go together."""
     if duplicates is not None and not 0 < duplicates <= 1:
-        raise UsageError(f"duplicates should be above 0 and up to 1, not {duplicates:g}")
+        raise UsageError(f"duplicates must be above 0 and up to 1, not {duplicates:g}")
     if duplicates is not None and (makes_vectors or is_near or raw):
         raise UsageError("--duplicates prints texts, not vectors: leave out -o, --format, --near and --no-normalize")
     if is_near and makes_vectors:

@@ -86,9 +86,9 @@ def rank(model: str | None, every: bool, order: str, context: int | None, kv_typ
     if not every:
         raise UsageError("--sort needs --all")
     if order not in ORDERS:
-        raise UsageError(f"--sort should be {', '.join(ORDERS)}, not {order}")
+        raise UsageError(f"--sort must be {', '.join(ORDERS)}, not {order}")
     if context is not None and context < 1:
-        raise UsageError(f"context should be at least 1 token, not {context}")
+        raise UsageError(f"context must be at least 1 token, not {context}")
     KVType.of(kv_type or "f16")
     with ProgressLine() as line:
         facts = fit_all(order, context or CONTEXT, kv_type or "f16", line.show)

@@ -54,7 +54,7 @@ class ChoiceTaskGroup:
             if count is not None and not is_on:
                 raise UsageError(f"--{kind}-tasks needs --{kind}")
             if count is not None and count < 0:
-                raise UsageError(f"--{kind}-tasks should be 0 or greater, not {count}")
+                raise UsageError(f"--{kind}-tasks must be 0 or greater, not {count}")
         return next(((k, usual if n is None else n) for k, (is_on, n, usual) in switches.items() if is_on), None)
 
 

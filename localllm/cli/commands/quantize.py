@@ -267,7 +267,7 @@ def require_possible(
     from localllm.services.outputs import is_model, require_kind
 
     if threads is not None and not 1 <= threads <= 1024:
-        raise UsageError(f"threads should be from 1 to 1024, not {threads}")
+        raise UsageError(f"threads must be from 1 to 1024, not {threads}")
     check_output(plan, target, request)
     for path in plan.paths(target):
         require_kind(path, is_model, "a model", force)

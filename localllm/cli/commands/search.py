@@ -93,7 +93,7 @@ def search(
 def require_counts(**counts: tuple[int, int]) -> None:
     for name, (value, least) in counts.items():
         if value < least:
-            raise UsageError(f"{name} should be {least} or above")
+            raise UsageError(f"{name} must be {least} or above")
 
 
 def render_hits(hits: "Sequence[Hit]", layout: str, before: int, after: int) -> str:

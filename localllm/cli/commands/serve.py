@@ -165,9 +165,9 @@ def serve(
     if place.ssl_keyfile is not None and place.ssl_certfile is None:
         raise UsageError("--ssl-keyfile needs --ssl-certfile FILE")
     if share.cache_reuse is not None and share.cache_reuse < 0:
-        raise UsageError(f"--cache-reuse should be 0 or more tokens, not {share.cache_reuse}")
+        raise UsageError(f"--cache-reuse must be 0 or more tokens, not {share.cache_reuse}")
     if share.idle is not None and share.idle < 0:
-        raise UsageError(f"--idle should be 0 or more seconds, not {share.idle:g}")
+        raise UsageError(f"--idle must be 0 or more seconds, not {share.idle:g}")
     if mmproj is not None and len(paths) > 1:
         raise UsageError("--mmproj works with one model; several use the mmproj-*.gguf in their folders")
     if missing := [folder for folder in share.media_path or () if not os.path.isdir(folder)]:
@@ -292,7 +292,7 @@ def keys_of(file: str | None) -> tuple[str, ...]:
 
     keys = tuple(read_keys(file))
     if short := [key for key in keys if len(key) < 8 or not key.isascii()]:
-        raise UsageError(f"{file}: a key should have at least 8 ASCII characters, not {len(short[0])}")
+        raise UsageError(f"{file}: a key must have at least 8 ASCII characters, not {len(short[0])}")
     if Path(file).stat().st_mode & 0o077:
         say(f"localllm: warning: other users of this computer can read {file}; run chmod 600 {file}")
     return keys

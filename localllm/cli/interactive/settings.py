@@ -75,7 +75,7 @@ def parse_value(name: str, text: str, kind: type) -> object:
     """Parse a text as a value of this type. Raises UsageError."""
     if kind is bool:
         if text not in ("on", "off"):
-            raise UsageError(f"{name} should be on or off, not {text!r}")
+            raise UsageError(f"{name} must be on or off, not {text!r}")
         return text == "on"
     if kind is tuple:
         return tuple(text.split(";"))
@@ -85,7 +85,7 @@ def parse_value(name: str, text: str, kind: type) -> object:
         return kind(text)
     except ValueError:
         expected = "a whole number" if kind is int else "a number"
-        raise UsageError(f"{name} should be {expected}, not {text!r}") from None
+        raise UsageError(f"{name} must be {expected}, not {text!r}") from None
 
 
 def with_settings(options: "GenerationOptions", settings: dict[str, object]) -> "GenerationOptions":

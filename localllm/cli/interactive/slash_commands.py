@@ -128,7 +128,7 @@ def system(conversation: "TerminalConversation", argument: str, tools: Tools) ->
 
 def undo(conversation: "TerminalConversation", argument: str, tools: Tools) -> None:
     if argument and not (argument.isdecimal() and 0 < int(argument) < 10**9):
-        raise UsageError("/undo N removes the last N questions; N should be 1 or above")
+        raise UsageError("/undo N removes the last N questions; N must be 1 or above")
     for number in range(int(argument or 1)):
         if conversation.images:
             dim(f"removed: the image {os.path.basename(conversation.images.pop())}")

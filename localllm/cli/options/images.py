@@ -43,7 +43,7 @@ class ImageGroup:
         """Return the paths of images, and the bytes of one from stdin. Raises UsageError."""
         files = self.image_files or []
         if files.count("-") > 1 or ("-" in files and sys.stdin is None):
-            raise UsageError("--image -: stdin can hold only one image, and should be open")
+            raise UsageError("--image -: stdin can hold only one image, and must be open")
         return [stdin().read() if name == "-" else name for name in files]
 
     def require_files(self) -> None:

@@ -189,7 +189,7 @@ class SplitGroup:
         if tensors is not None and nbytes is not None:
             raise UsageError("give either --split-max-size or --split-max-tensors, not both")
         if tensors is not None and tensors < 1:
-            raise UsageError(f"--split-max-tensors should be 1 or above, not {tensors}")
+            raise UsageError(f"--split-max-tensors must be 1 or above, not {tensors}")
         if nbytes is not None:
             return SplitLimits(0, parse_bytes(nbytes, "--split-max-size"), self.no_tensor_first_split)
         if tensors is None and not self.no_tensor_first_split:

@@ -178,7 +178,7 @@ class Rope:
             if factor:
                 raise UsageError("give either --rope-scale or --rope-freq-scale, not both")
             if self.rope_freq_scale < 0:
-                raise UsageError(f"rope_freq_scale should be above 0, not {self.rope_freq_scale:g}")
+                raise UsageError(f"rope_freq_scale must be above 0, not {self.rope_freq_scale:g}")
             factor = 1 / self.rope_freq_scale
         return RopeScaling(self.rope_scaling, factor, self.rope_freq_base or None, self.yarn_orig_ctx or None)
 

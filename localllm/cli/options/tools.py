@@ -54,7 +54,7 @@ class ToolGroup:
                     raise UsageError(f"{name} needs tools: give --tools or --mcp")
             return None
         if self.max_steps < 1:
-            raise UsageError(f"max_steps should be 1 or above, not {self.max_steps}")
+            raise UsageError(f"max_steps must be 1 or above, not {self.max_steps}")
         from localllm.cli.terminal.tool_calls import ToolCalls
         from localllm.services.tools.built_in import toolbox
         from localllm.services.tools.transcript import require_transcript

@@ -199,7 +199,7 @@ def chatglm(config: Config, declared: Reader) -> CheckpointFacts:
     """Read GLM, whose heads have width / heads numbers."""
     h = declared(config)
     if h.sizes["queries"] != h.sizes["width"]:
-        raise config.refusal("head_dim should be hidden_size over num_attention_heads")
+        raise config.refusal("head_dim must be hidden_size over num_attention_heads")
     return h.updated(attention__key_length=None, attention__value_length=None)
 
 
@@ -259,10 +259,10 @@ def attending(section: Config, layers: int) -> list[bool]:
     """Mark the layers with attention. Raises ModelError if others do not have the delta rule."""
     full, kda = section.get("full_attn_layers"), section.get("kda_layers")
     if not isinstance(full, list) or not all(type(number) is int and 0 < number <= layers for number in full):
-        raise section.refusal(f"full_attn_layers should be numbers from 1 to {layers}")
+        raise section.refusal(f"full_attn_layers must be numbers from 1 to {layers}")
     attends = [number + 1 in full for number in range(layers)]
     if kda is not None and kda != [number + 1 for number in range(layers) if not attends[number]]:
-        raise section.refusal("kda_layers should be those that are not in full_attn_layers")
+        raise section.refusal("kda_layers must be those that are not in full_attn_layers")
     return attends
 
 

@@ -33,7 +33,7 @@ def exaone4_windows(config: Config, layers: int) -> list[bool]:
     if isinstance(pattern, str) and pattern and {*pattern} <= {*"LG"} and types is None:
         return [pattern[number % len(pattern)] == "L" for number in range(layers)]
     if types is not None:
-        raise config.refusal("layer_types should be sliding_attention or full_attention for each layer")
+        raise config.refusal("layer_types must be sliding_attention or full_attention for each layer")
     period = config.count("sliding_window_pattern", 4)
     return [(number + 1) % period != 0 for number in range(layers)]
 

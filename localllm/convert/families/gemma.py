@@ -79,7 +79,7 @@ def gemma3n(config: Config, declared: Reader) -> CheckpointFacts:
     h = declared(config.updated(intermediate_size=one_for_all(config, "intermediate_size")))
     shared, narrow = config.count("num_kv_shared_layers", 0), config.count("hidden_size_per_layer_input")
     if shared >= layers:
-        raise config.refusal(f"num_kv_shared_layers should be below {layers}")
+        raise config.refusal(f"num_kv_shared_layers must be below {layers}")
     windows = windows_of(config, layers)
     return with_local_base(config, h).updated(
         {
@@ -109,7 +109,7 @@ def deviations(config: Config, layers: int) -> list[float] | None:
         return None
     shares = shares if isinstance(shares, list) else [shares] * layers
     if len(shares) != layers or not all(type(share) in (int, float) and 0 <= share < 1 for share in shares):
-        raise config.refusal(f"activation_sparsity_pattern should be {layers} numbers from 0 to 1")
+        raise config.refusal(f"activation_sparsity_pattern must be {layers} numbers from 0 to 1")
     return [float(np.float32(NormalDist().inv_cdf(share))) if share else -inf for share in shares]
 
 
@@ -165,7 +165,7 @@ def gemma4(config: Config, declared: Reader) -> CheckpointFacts:
         config.count("head_dim"),
     )
     if shared >= layers or windows[-1]:
-        raise config.refusal("the last layer should have full attention, and some layers should compute their own keys")
+        raise config.refusal("the last layer must have full attention, and some layers must compute their own keys")
     kv_heads = config.count("num_key_value_heads")
     few = count_of_whole(config, "num_key_value_heads") if config.flag("attention_k_eq_v") else kv_heads
     rope, of_windows = (config.section("rope_parameters").section(f"{kind}_attention") for kind in ("full", "sliding"))

@@ -53,7 +53,7 @@ def hunyuan_vl(config: Config, declared: Reader) -> CheckpointFacts:
     h = declared(config.updated(rope_parameters=plain, rope_scaling=None))
     are_counts = isinstance(counts, list) and all(isinstance(count, int) and count > 0 for count in counts)
     if not are_counts or len(counts) != 4 or 2 * sum(counts) != h.sizes["head_dim"]:
-        raise config.refusal(f"mrope_section should be four numbers, {h.sizes['head_dim'] // 2} in all")
+        raise config.refusal(f"mrope_section must be four numbers, {h.sizes['head_dim'] // 2} in all")
     return h.updated(
         rope__scaling__alpha=rope.number("alpha"),
         rope__scaling__type="none",
@@ -112,10 +112,10 @@ def choosing(config: Config, layers: int) -> list[bool] | None:
     name, by_type = ("indexer_types", INDEXERS) if types is not None else ("layer_types", KINDS)
     layer_types = types if types is not None else kinds
     if not isinstance(layer_types, list) or len(layer_types) < layers or not {*map(str, layer_types)} <= by_type.keys():
-        raise config.refusal(f"{name} should be {' or '.join(by_type)} for each of {layers} layers")
+        raise config.refusal(f"{name} must be {' or '.join(by_type)} for each of {layers} layers")
     full = [by_type[kind] for kind in layer_types[:layers]]
     if not full[0] and (types is not None or any(full)):
-        raise config.refusal(f"{name}: the first layer should have an indexer")
+        raise config.refusal(f"{name}: the first layer must have an indexer")
     return full if any(full) else None
 
 

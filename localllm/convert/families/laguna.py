@@ -45,7 +45,7 @@ def laguna(config: Config, declared: Reader) -> CheckpointFacts:
     layers, dim = h.sizes["layers"], h.sizes["head_dim"]
     heads = config.get("num_attention_heads_per_layer", [h.sizes["heads"]] * layers)
     if not isinstance(heads, list) or len(heads) != layers or not all(type(n) is int and 0 < n < 1e6 for n in heads):
-        raise config.refusal(f"num_attention_heads_per_layer should be {layers} numbers of heads")
+        raise config.refusal(f"num_attention_heads_per_layer must be {layers} numbers of heads")
     config.only("gating", True, "per-head", "per-element")
     config.only("gating_types", [str(config.get("gating", "per-head")).replace("True", "per-head")] * layers)
     gates = [dim if config.get("gating") == "per-element" else 1] * layers

@@ -119,7 +119,7 @@ def granite_swa(config: Config, declared: Reader) -> CheckpointFacts:
         config = config.updated(layer_types=types)
     thetas = config.get("layer_rope_theta", [base] * layers)
     if not isinstance(thetas, list) or len(thetas) != layers or not {*map(str, thetas)} <= NO_ROPE | {str(base)}:
-        raise config.refusal(f"layer_rope_theta should be {base} or 0 for each of {layers} layers")
+        raise config.refusal(f"layer_rope_theta must be {base} or 0 for each of {layers} layers")
     rotates = [str(theta) not in NO_ROPE for theta in thetas]
     if config.get("no_rope_layers"):
         rotates = [*map(bool, flags(config, "no_rope_layers", layers))]

@@ -36,7 +36,7 @@ def mamba(config: Config, declared: Reader) -> CheckpointFacts:
     rank = -(-width // 16) if rank in (None, "auto") else config.count("time_step_rank")
     kernel, layers = config.count("conv_kernel", 4), config.count("num_hidden_layers", maximum=MOST_LAYERS)
     if inner != 2 * width:
-        raise config.refusal(f"intermediate_size should be twice hidden_size {width}, is {inner}")
+        raise config.refusal(f"intermediate_size must be twice hidden_size {width} (found {inner})")
     sizes = {
         "vocab": config.count("vocab_size"),
         "layers": layers,
@@ -218,7 +218,7 @@ def every_so_many(config: Config, name: str, layers: int, period: int, offset: i
     """Mark every `period`-th layer from `offset` on."""
     period, offset = config.count(f"{name}_layer_period", period), config.get(f"{name}_layer_offset", offset)
     if not isinstance(offset, int) or not 0 <= offset < period:
-        raise config.refusal(f"{name}_layer_offset should be below {name}_layer_period, {period}")
+        raise config.refusal(f"{name}_layer_offset must be below {name}_layer_period, {period}")
     return [number % period == offset for number in range(layers)]
 
 
@@ -256,7 +256,7 @@ def bamba(config: Config, declared: Reader) -> CheckpointFacts:
     h = declared(renamed)
     indices, layers = config.get("attn_layer_indices"), h.sizes["layers"]
     if not isinstance(indices, list) or not all(type(index) is int and 0 <= index < layers for index in indices):
-        raise config.refusal(f"attn_layer_indices should be a list of some of {layers} layers")
+        raise config.refusal(f"attn_layer_indices must be a list of some of {layers} layers")
     rotated_dims = rotary_dims(renamed, h.sizes["head_dim"])
     h = with_mamba2(config, h, config.count("mamba_expand", 2) * h.sizes["width"])
     h = attending(h.updated({"rotated_dims": rotated_dims}), [number in indices for number in range(layers)])
@@ -344,7 +344,7 @@ def layer_kinds(config: Config) -> list[str]:
     """Return the layers' types as in config.json: letters, or words."""
     kinds = config.get("hybrid_override_pattern", config.get("layers_block_type"))
     if not isinstance(kinds, str | list) or not kinds or not {*map(str, kinds)} <= NEMOTRON_KINDS.keys():
-        raise config.refusal(f"layers_block_type should be a list of {', '.join(NEMOTRON_KINDS)}")
+        raise config.refusal(f"layers_block_type must be a list of {', '.join(NEMOTRON_KINDS)}")
     return [*kinds]
 
 

@@ -332,7 +332,7 @@ def with_ngrams(config: Config, h: CheckpointFacts) -> CheckpointFacts:
         raise config.refusal("ple_layer_ids: sequences of tokens are supported in one layer only")
     end = end[0] if isinstance(end, list) and len(end) == 1 else end
     if not isinstance(end, int):
-        raise config.refusal("eos_token_id should be a single token, which separates sequences")
+        raise config.refusal("eos_token_id must be a single token, which separates sequences")
     length, each = config.count("ngram_size", 3), config.count("heads_per_ngram", 8)
     hashes, parts = (length - 1) * each, config.count("split_ngram_parts", 512)
     width = config.count("ple_embed_dim", h.sizes["width"])

@@ -21,7 +21,7 @@ def read(config: Config, declared: Reader) -> CheckpointFacts:
     config.only("relative_attention_max_distance", REACH)
     network = config.get("feed_forward_proj", "relu")
     if not isinstance(network, str) or network not in NETWORKS:
-        raise config.refusal(f"feed_forward_proj should be {' or '.join(NETWORKS)}")
+        raise config.refusal(f"feed_forward_proj must be {' or '.join(NETWORKS)}")
     width, heads, head_dim = (config.count(name) for name in ("d_model", "num_heads", "d_kv"))
     encoder = config.count("num_layers", maximum=MOST_LAYERS)
     decoder = config.count("num_decoder_layers", encoder, maximum=MOST_LAYERS)

@@ -112,7 +112,7 @@ class Attend(StateOperation):
         expected = {"q": (q, heads * state.key_dim), "k": (k, state.kv_heads * state.key_dim)}
         for name, (x, columns) in {**expected, "v": (v, state.kv_heads * state.value_dim)}.items():
             if x is not None and x.columns != columns:
-                raise ModelError(f"layer {state.layer}: {name} should have {columns} columns, has {x.columns}")
+                raise ModelError(f"layer {state.layer}: {name} must have {columns} columns (found {x.columns})")
         sinks = recorder._vector(scores.sinks, heads) if scores.sinks else None
         if biases is not None and (len(biases) != heads or biases.shape[1] % 2 == 0):
             raise ModelError(f"layer {state.layer}: biases of the shape {biases.shape} for {heads} heads")

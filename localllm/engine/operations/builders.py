@@ -54,7 +54,7 @@ class Recording:
         """Return rows and columns of a matrix, and mark it as used. Raises ModelError if it is none."""
         self._used.add(weight.name)
         if len(weight.shape) != 2:
-            raise ModelError(f"tensor {weight.name} should be a matrix, has the shape {list(weight.shape)}")
+            raise ModelError(f"tensor {weight.name} must be a matrix (found the shape {list(weight.shape)})")
         require_format(weight)
         return weight.shape[0], weight.shape[1]
 
@@ -63,20 +63,20 @@ class Recording:
         self._used.add(weight.name)
         vector = weight.vector()
         if len(vector) != columns:
-            raise ModelError(f"tensor {weight.name} should have {columns} weights, has {len(vector)}")
+            raise ModelError(f"tensor {weight.name} must have {columns} weights (found {len(vector)})")
         return vector
 
     def _vectors(self, weight: Weight, experts: int, columns: int) -> np.ndarray:
         """Return a bias for each expert, float32 [experts, columns], and mark it as used."""
         if weight.shape != (experts, columns):
-            raise ModelError(f"tensor {weight.name} should have the shape {[experts, columns]}")
+            raise ModelError(f"tensor {weight.name} must have the shape {[experts, columns]}")
         return self._vector(weight.flat(), experts * columns).reshape(experts, columns)
 
     def _numbers(self, weight: Weight, shape: tuple[int, ...]) -> np.ndarray:
         """Return a small tensor as float32 of a shape, and mark it as used; dimensions of 1 are ignored."""
         self._used.add(weight.name)
         if prod(weight.shape) != prod(shape) or [n for n in weight.shape if n > 1] != [n for n in shape if n > 1]:
-            raise ModelError(f"tensor {weight.name} should have the shape {list(shape)}, has {list(weight.shape)}")
+            raise ModelError(f"tensor {weight.name} must have the shape {list(shape)} (found {list(weight.shape)})")
         return weight.flat().vector().reshape(shape)
 
     def _dequantize(self, weight: Weight, shape: tuple[int, ...]) -> np.ndarray:
@@ -88,7 +88,7 @@ class Recording:
         self._used.add(weight.name)
         numbers = dequantize(weight.tensor)
         if weight.shape != shape or not np.isfinite(numbers).all():
-            raise ModelError(f"tensor {weight.name} should be numbers of the shape {list(shape)}")
+            raise ModelError(f"tensor {weight.name} must be numbers of the shape {list(shape)}")
         return numbers
 
 

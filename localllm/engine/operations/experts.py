@@ -224,7 +224,7 @@ class ExpertLinear(Product, ChoiceOperation):
         expected = choice.routed.routing.matrices, x.columns
         if len(weight.shape) != 3 or (weight.shape[0], weight.shape[2]) != expected:
             raise ModelError(
-                f"tensor {weight.name} should have matrices of {expected[1]} columns for {expected[0]} experts,"
+                f"tensor {weight.name} must have matrices of {expected[1]} columns for {expected[0]} experts,"
                 f" has the shape {list(weight.shape)}"
             )
         require_format(weight)
@@ -320,5 +320,5 @@ def experts_by_id(recorder: Recording, table: Weight, routing: Routing) -> np.nd
     recorder._used.add(table.name)
     experts = table.shaped(recorder._vocab_size, routing.used).whole()
     if experts.min() < 0 or experts.max() >= routing.experts:
-        raise ModelError(f"tensor {table.name} should have expert numbers below {routing.experts}")
+        raise ModelError(f"tensor {table.name} must have expert numbers below {routing.experts}")
     return experts

@@ -19,7 +19,7 @@ class Linear(Product):
     def record(recorder: Recording, x: Activation, weight: Weight) -> Activation:
         rows, columns = recorder._matrix(weight)
         if columns != x.columns:
-            raise ModelError(f"tensor {weight.name} should have {x.columns} columns, has {columns}")
+            raise ModelError(f"tensor {weight.name} must have {x.columns} columns (found {columns})")
         bias = recorder._vector(weight.bias, rows) if weight.bias else None
         if weight.scale and weight.bias:
             raise UnsupportedError(f"tensor {weight.name}: a scale and a bias together are not supported")

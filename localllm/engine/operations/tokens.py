@@ -70,7 +70,7 @@ class EmbedPositions(EmbedRows):
         if rows < recorder._context:
             raise ModelError(f"the model has only {rows} positions, too few for a context of {recorder._context}")
         if columns != recorder._width:
-            raise ModelError(f"tensor {weight.name} should have {recorder._width} columns, has {columns}")
+            raise ModelError(f"tensor {weight.name} must have {recorder._width} columns (found {columns})")
         return recorder._add(EmbedPositions((), Activation(positions, columns), weight))
 
     @staticmethod

@@ -42,7 +42,7 @@ class Checked:
     def wrong(self, name: str, expected: str) -> ModelError:
         """Make the error for a value other than the expected one."""
         value = self.raw(name)
-        return self.error(f"{self.key(name)} should be {expected}, is {'missing' if value is None else show(value)}")
+        return self.error(f"{self.key(name)} must be {expected} (found {'missing' if value is None else show(value)})")
 
     def key(self, name: str) -> str:
         """Return the full key, fit for a message."""

@@ -133,7 +133,7 @@ class Constraint:
         from llguidance import LLMatcher
 
         if not isinstance(regex, str):
-            raise UsageError(f"a regular expression should be a text, not {regex!r}")
+            raise UsageError(f"a regular expression must be a text, not {regex!r}")
         return cls("regex", LLMatcher.grammar_from_regex(restrict_to_ascii(regex)))
 
 
@@ -227,7 +227,7 @@ def _schema_of(schema: object) -> dict[str, object]:
     if schema is False:
         raise UsageError("the schema cannot be used: false allows nothing")
     if not isinstance(schema, Mapping):
-        raise UsageError(f"a JSON schema should be an object, not {str(schema)[:80]!r}")
+        raise UsageError(f"a JSON schema must be an object, not {str(schema)[:80]!r}")
     return dict(schema)
 
 

@@ -91,7 +91,7 @@ class Token:
 def parse_grammar(text: str) -> Mapping[str, Expression]:
     """Parse a grammar into its rules, by name, including root. Raises UsageError, with the line."""
     if not isinstance(text, str):
-        raise UsageError(f"a grammar should be a text, not {text!r}")
+        raise UsageError(f"a grammar must be a text, not {text!r}")
     try:
         rules = Parser(text.removeprefix("\ufeff")).read_rules()
     except RecursionError:
@@ -191,7 +191,7 @@ def _read_count(repeat: Token) -> tuple[int, int | None]:
         return _COUNTS[repeat.text]
     minimum, comma, maximum = re.sub(r"\s", "", repeat.text)[1:-1].partition(",")
     if maximum and int(maximum) < int(minimum):
-        raise grammar_error(repeat.line, f"in {repeat.text} the second number should not be below the first")
+        raise grammar_error(repeat.line, f"in {repeat.text} the second number must not be below the first")
     return int(minimum), (int(maximum) if maximum else None) if comma else int(minimum)
 
 
@@ -259,5 +259,5 @@ def _read_vocabulary_token(token: Token) -> VocabularyToken:
     """Parse a vocabulary token: <text> or <[number]>, with an optional ! before it. Raises UsageError."""
     text = token.text.removeprefix("!")
     if text.startswith("<[") and not re.fullmatch(r"<\[\d+\]>", text):
-        raise grammar_error(token.line, f"{text} should be a token's number, like <[1000]>")
+        raise grammar_error(token.line, f"{text} must be a token's number, like <[1000]>")
     return VocabularyToken(text, token.text.startswith("!"), token.line)

@@ -48,7 +48,7 @@ class PairEmbedder:
         embed_options.require_valid()
         if embed_options.dims is not None and embed_options.dims > self.width:
             raise UsageError(
-                f"dims should be {self.width} or below, not {embed_options.dims}: that is the vectors' width"
+                f"dims must be {self.width} or below, not {embed_options.dims}: that is the vectors' width"
             )
         if embed_options.role is not None:
             raise UsageError("a model of pictures and texts has no prompts for roles: leave out role")

@@ -50,9 +50,9 @@ class EmbedOptions:
         if self.max_tokens is not None:
             whole_number("max_tokens", self.max_tokens, 1)
         if self.role not in (None, *ROLES):
-            raise UsageError(f"role should be query or document, not {self.role!r}")
+            raise UsageError(f"role must be query or document, not {self.role!r}")
         if self.overflow not in OVERFLOWS:
-            raise UsageError(f"overflow should be refuse, cut or split, not {self.overflow!r}")
+            raise UsageError(f"overflow must be refuse, cut or split, not {self.overflow!r}")
 
 
 @frozen
@@ -100,7 +100,7 @@ class Embedder:
         embed_options.require_valid()
         if embed_options.dims is not None and embed_options.dims > self.width:
             raise UsageError(
-                f"dims should be {self.width} or below, not {embed_options.dims}: that is the vectors' width"
+                f"dims must be {self.width} or below, not {embed_options.dims}: that is the vectors' width"
             )
         pieces, owners = list[list[int]](), list[int]()
         for number, text in enumerate(texts):
@@ -120,7 +120,7 @@ class Embedder:
             return self._tokenizer.encode(require_text("texts", text))
         ids, begin, end = token_ids(text), len(self._before), len(self._behind)
         if unknown := [token for token in ids if not 0 <= token < self._tokenizer.vocab_size]:
-            raise UsageError(f"token ids should be from 0 to {self._tokenizer.vocab_size - 1}, not {unknown[0]}")
+            raise UsageError(f"token ids must be from 0 to {self._tokenizer.vocab_size - 1}, not {unknown[0]}")
         ids = ids[begin:] if begin and ids[:begin] == self._before else ids
         return ids[:-end] if end and ids[-end:] == self._behind else ids
 
@@ -164,7 +164,7 @@ class Embedder:
 def pooling_of(file: GGUFFile, requested: str | None = None) -> str:
     """Return the pooling type of a model. Raises UsageError, and ModelError for other than embedding models."""
     if requested not in (None, *POOLINGS):
-        raise UsageError(f"pooling should be {', '.join(POOLINGS[:-1])} or {POOLINGS[-1]}, not {requested!r}")
+        raise UsageError(f"pooling must be {', '.join(POOLINGS[:-1])} or {POOLINGS[-1]}, not {requested!r}")
     _, hyperparameters = architecture(file)
     declared = read_pooling(Fields.of(file))
     is_ranker = declared == RANK or (declared is None and has_head(file))

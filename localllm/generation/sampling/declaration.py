@@ -25,9 +25,9 @@ class Range(NamedTuple):
         """Return the value as a Python number. Raises UsageError, which names the option."""
         number = value_of(value)
         if number is None or not abs(number) <= sys.float_info.max:
-            raise UsageError(f"{name} should be a number, not {value!r}")
+            raise UsageError(f"{name} must be a number, not {value!r}")
         if not self.least <= number <= self.most or (self.whole and number != int(number)):
-            raise UsageError(f"{name} should be {self.text}, not {value}")
+            raise UsageError(f"{name} must be {self.text}, not {value}")
         return int(number) if self.whole else float(number)
 
 

@@ -248,11 +248,11 @@ def convert_value(name: str, range: Range | None, value: object) -> object:
         return biases(value)
     if name == "ignore_eos":
         if not isinstance(truth := plain(value), bool):
-            raise UsageError(f"ignore_eos should be true or false, not {value!r}")
+            raise UsageError(f"ignore_eos must be true or false, not {value!r}")
         return truth
     texts = (value,) if isinstance(value, str) else value
     if not isinstance(texts, list | tuple) or not all(isinstance(text, str) and text for text in texts):
-        raise UsageError(f"{name} should be texts, not {value!r}")
+        raise UsageError(f"{name} must be texts, not {value!r}")
     return tuple(texts)
 
 
@@ -260,7 +260,7 @@ def steps_named(value: object) -> tuple[str, ...]:
     """Parse --samplers: a list of names, or one string with semicolons between them. Raises UsageError."""
     names = [name for name in value.split(";") if name.strip()] if isinstance(value, str) else value
     if not isinstance(names, list | tuple) or not all(isinstance(name, str) for name in names):
-        raise UsageError(f"samplers should be names of steps, not {value!r}")
+        raise UsageError(f"samplers must be names of steps, not {value!r}")
     steps = tuple(OTHER_NAMES.get(name, name) for name in (name.strip().replace("-", "_") for name in names))
     for step, name in zip(steps, names, strict=True):
         if step not in LETTERS:
@@ -281,7 +281,7 @@ def steps_lettered(letters: str) -> tuple[str, ...]:
 def biases(value: object) -> dict[int, float]:
     """Return the values to add to logits, by token id. Raises UsageError."""
     if not isinstance(value, Mapping):
-        raise UsageError(f"logit_bias should be a number by token id, not {value!r}")
+        raise UsageError(f"logit_bias must be a number by token id, not {value!r}")
     return {int(COUNT.number("a token of logit_bias", token)): bias_of(bias) for token, bias in value.items()}
 
 

@@ -21,7 +21,7 @@ def tool_of(function_or_tool: object) -> Tool:
     if isinstance(function_or_tool, Mapping):
         function = function_or_tool.get("function", function_or_tool)
         if not isinstance(function, Mapping) or not isinstance(function.get("name"), str):
-            raise UsageError("tools: a tool should be a function or have a name")
+            raise UsageError("tools: a tool must be a function or have a name")
         about, parameters = function.get("description") or "", function.get("parameters") or {"type": "object"}
         return Tool(function["name"], about, parameters, bool(function.get("strict")))
     if not callable(function_or_tool):
@@ -80,10 +80,10 @@ def tool_use(
     choice: "auto", "required", "none", or the tool to call, by its name or as the function. Raises UsageError.
     """
     if isinstance(tools, str | Mapping) or not isinstance(tools, Sequence):
-        raise UsageError(f"tools should be a list of functions, not {type(tools).__name__}")
+        raise UsageError(f"tools must be a list of functions, not {type(tools).__name__}")
     name = choice if isinstance(choice, str) else tool_of(choice).name
     if name not in CHOICES and name not in (names := [tool_of(tool).name for tool in tools]):
-        raise UsageError(f"tool_choice should be {', '.join(CHOICES)} or one of {', '.join(names)}, not {name[:60]!r}")
+        raise UsageError(f"tool_choice must be {', '.join(CHOICES)} or one of {', '.join(names)}, not {name[:60]!r}")
     described = [tool_of(tool) for tool in tools]
     return ToolUse(described, name, parallel, json_calls, json_whitespace, additional_properties)
 

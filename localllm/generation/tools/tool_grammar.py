@@ -258,7 +258,7 @@ class ToolUse:
         """Raise UsageError for invalid tools or an invalid tool_choice."""
         names = [tool.name for tool in self.tools]
         if len(names) > MOST or len(set(names)) < len(names):
-            raise UsageError(f"tools should be at most {MOST}, each with a different name")
+            raise UsageError(f"tools must be at most {MOST}, each with a different name")
         required = [] if self.choice in CHOICES else [self.choice]
         if unknown := next((name for name in (*required, *(self.allowed or ())) if name not in names), None):
             raise UsageError(f"tool_choice names {unknown[:60]!r}, which is not one of the tools")
@@ -426,12 +426,12 @@ def _of_object(parameters: Schema | None, name: str) -> Schema:
     Raises UsageError for a schema of another type.
     """
     if parameters is not None and not isinstance(parameters, Mapping):
-        raise UsageError(f"tools: the parameters of {name} should be a schema of an object")
+        raise UsageError(f"tools: the parameters of {name} must be a schema of an object")
     schema = {word: value for word, value in (parameters or {}).items() if value is not None}
     kind = schema.get("type", "object")
     kinds = [str(each).lower() for each in (kind if isinstance(kind, list) else [kind])]
     if "object" not in kinds:
-        raise UsageError(f"tools: the parameters of {name} should be a schema of an object")
+        raise UsageError(f"tools: the parameters of {name} must be a schema of an object")
     if not any(schema.get(word) for word in _SPEAK):
         schema = {"properties": {}}
     return {**schema, "type": "object"}

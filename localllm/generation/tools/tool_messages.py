@@ -137,7 +137,7 @@ def require_call(call: object) -> None:
     function = call.get("function") if isinstance(call, dict) else None
     if not isinstance(function, dict) or not isinstance(function.get("name"), str):
         raise UsageError(
-            'a call should be {"id": ..., "function": {"name": ..., "arguments": ...}}' + f", not {call!r}"[:100]
+            'a call must be {"id": ..., "function": {"name": ..., "arguments": ...}}' + f", not {call!r}"[:100]
         )
 
 

@@ -61,7 +61,7 @@ def parse_size(text: str) -> Callable[[QuantizePlan], int]:
 def parse_bits(bits: float) -> Callable[[QuantizePlan], int]:
     """Parse --bpw, bits per weight, into bytes for a plan. Raises UsageError."""
     if not 1 <= bits <= 32:
-        raise UsageError(f"--bpw should be from 1 to 32, not {bits}")
+        raise UsageError(f"--bpw must be from 1 to 32, not {bits}")
     return lambda plan: int(bits * plan.weights / 8) + plan.nbytes - sum(job.output.nbytes for job in plan.jobs)
 
 

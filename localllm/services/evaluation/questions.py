@@ -185,7 +185,7 @@ def number_of(record: Fields) -> float:
     try:
         return float(answer.replace(",", "") if isinstance(answer, str) else answer)
     except (TypeError, ValueError):
-        raise UsageError(f'"answer" should be a number, not {answer!r}') from None
+        raise UsageError(f'"answer" must be a number, not {answer!r}') from None
 
 
 def grade_choice(record: Fields, text: str) -> str:
@@ -266,7 +266,7 @@ def require_gradable(record: Fields, usual: str) -> str:
     """Return the name of a record's grader, `usual` by default. Raises UsageError for missing or invalid fields."""
     name = record.get("grader", usual)
     if not isinstance(name, str) or name not in GRADERS:
-        raise UsageError(f'"grader" should be {", ".join([*GRADERS][:-1])} or program, not {name!r}')
+        raise UsageError(f'"grader" must be {", ".join([*GRADERS][:-1])} or program, not {name!r}')
     alternatives = {"json": ("schema", "answer"), "program": ("test",)}.get(name, ("answer",))
     if not any(field in record for field in alternatives):
         raise UsageError(f"the grader {name} needs the field {' or '.join(map(repr, alternatives))}")
@@ -280,22 +280,22 @@ def require_gradable(record: Fields, usual: str) -> str:
 def require_texts(record: Fields) -> None:
     answers = record["answer"] if isinstance(record["answer"], list) else [record["answer"]]
     if not answers or not all(isinstance(answer, str) for answer in answers):
-        raise UsageError(f'"answer" should be a text or a list of texts, not {record["answer"]!r}')
+        raise UsageError(f'"answer" must be a text or a list of texts, not {record["answer"]!r}')
 
 
 def require_choice(record: Fields) -> None:
     choices = record.get("choices", LETTERS)
     if not isinstance(choices, list | tuple) or not all(isinstance(choice, str) and choice for choice in choices):
-        raise UsageError('"choices" should be a list of texts')
+        raise UsageError('"choices" must be a list of texts')
     if record["answer"] not in choices:
-        raise UsageError(f'"answer" should be one of the choices, not {record["answer"]!r}')
+        raise UsageError(f'"answer" must be one of the choices, not {record["answer"]!r}')
 
 
 def require_regex(record: Fields) -> None:
     try:
         re.compile(record["answer"])
     except (re.error, TypeError) as error:
-        raise UsageError(f'"answer" should be a regular expression: {error}') from None
+        raise UsageError(f'"answer" must be a regular expression: {error}') from None
 
 
 CHECKS: dict[str, Callable[[Fields], object]] = {

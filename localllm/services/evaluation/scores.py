@@ -22,9 +22,9 @@ def split_chunks(tokens: Sequence[int], size: int, limit: int | None = None) -> 
     Raises UsageError if there are too few tokens for one chunk.
     """
     if size < 4:
-        raise UsageError(f"context should be 4 or greater, not {size}")
+        raise UsageError(f"context must be 4 or greater, not {size}")
     if limit is not None and limit < 1:
-        raise UsageError(f"chunks should be 1 or greater, not {limit}")
+        raise UsageError(f"chunks must be 1 or greater, not {limit}")
     count = len(tokens) // size
     if count == 0:
         raise UsageError(f"the text has {len(tokens)} tokens, fewer than a chunk of {size}")

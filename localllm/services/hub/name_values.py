@@ -108,10 +108,10 @@ def variables_of(text: str) -> dict[str, object]:
             result: dict[str, object] = json.loads(text)
             return result
         except ValueError as error:
-            raise UsageError(f"template_var should be NAME=VALUE or a JSON object: {error}") from None
+            raise UsageError(f"template_var must be NAME=VALUE or a JSON object: {error}") from None
     name, equals, value = text.partition("=")
     if not equals or not name.isidentifier():
-        raise UsageError(f"template_var should be NAME=VALUE or a JSON object, not {text!r}")
+        raise UsageError(f"template_var must be NAME=VALUE or a JSON object, not {text!r}")
     try:
         return {name: json.loads(value)}
     except ValueError:

@@ -40,7 +40,7 @@ class Proxy:
         except ValueError:
             host = None
         if not host:
-            raise LocalllmError(f"{variable} should be the address of a proxy, such as http://10.0.0.1:3128")
+            raise LocalllmError(f"{variable} must be the address of a proxy, such as http://10.0.0.1:3128")
         headers = {}
         if parts.username is not None:
             user = f"{unquote(parts.username)}:{unquote(parts.password or '')}"

@@ -176,7 +176,7 @@ def describe_file(
         raise ModelError(f"{file.path}: the file only contains a vocabulary")
     costs = MatrixCosts.of_file(file)
     if context is not None and not 1 <= context <= h.context:
-        raise UsageError(f"context should be from 1 to {h.context}, the model's training context, not {context}")
+        raise UsageError(f"context must be from 1 to {h.context}, the model's training context, not {context}")
     nbytes = file.nbytes + projector
     available = available_memory(mapped=nbytes)
     if bandwidth is None:

@@ -103,7 +103,7 @@ def parse_json_line(number: int, line: bytes) -> Record:
         return Record(number, value, f"line {number} is not a JSON object")
     record_id = value.get("id", number)
     if isinstance(record_id, bool) or not isinstance(record_id, str | int):
-        return Record(number, value, f"line {number}: an id should be a text or a whole number, not {record_id!r}")
+        return Record(number, value, f"line {number}: an id must be a text or a whole number, not {record_id!r}")
     return Record(record_id, value)
 
 
@@ -184,7 +184,7 @@ class Prompts:
             if images_of(fields):
                 raise UsageError('"image" needs a prompt; in "messages", put images into the content')
             if not isinstance(fields["messages"], list):
-                raise UsageError('"messages" should be a list of messages: [{"role": "user", "content": ...}]')
+                raise UsageError('"messages" must be a list of messages: [{"role": "user", "content": ...}]')
             return [*self._head, *fields["messages"]]
         field = next((name for name in ("prompt", "question", "line") if name in fields), None)
         if field is None:
@@ -221,7 +221,7 @@ def images_of(fields: dict[str, object]) -> list[str]:
     values = [] if value is None else value if isinstance(value, list) else [value]
     images = [image for image in values if isinstance(image, str) and image]
     if len(images) < len(values):
-        raise UsageError(f'"{IMAGE}" should be the path of an image, or a list of them')
+        raise UsageError(f'"{IMAGE}" must be the path of an image, or a list of them')
     return images
 
 

@@ -51,7 +51,7 @@ class MapJob:
     def __post_init__(self) -> None:
         """Raise UsageError for invalid options."""
         if self.n < 1:
-            raise UsageError(f"n should be 1 or above, not {self.n}")
+            raise UsageError(f"n must be 1 or above, not {self.n}")
 
     def digests(self, model: str) -> dict[str, str]:
         """Return hashes, by name, of everything that answers depend on; model: a file's path or a server's URL.

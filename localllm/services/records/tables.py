@@ -84,7 +84,7 @@ def read_text_table(text: str, kind: str, name: str) -> Table:
 def require_columns(columns: Sequence[str], name: str) -> None:
     """Raise UsageError unless there are columns, all with different names."""
     if not columns:
-        raise UsageError(f"{name}: this table is empty: its first row should name the columns")
+        raise UsageError(f"{name}: this table is empty: its first row must name the columns")
     if not all(columns):
         raise UsageError(f"{name}: column {[*columns].index('') + 1} of the header has no name")
     if double := [each for each in columns if [*columns].count(each) > 1]:

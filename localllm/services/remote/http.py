@@ -45,11 +45,9 @@ class Endpoint:
         except ValueError:
             is_valid = False
         if not is_valid or parts.query or parts.fragment or parts.username:
-            raise UsageError(
-                f"endpoint should be the address of a server, such as http://127.0.0.1:8000/v1, not {url!r}"
-            )
+            raise UsageError(f"endpoint must be the address of a server, such as http://127.0.0.1:8000/v1, not {url!r}")
         if key is not None and not (key.isascii() and key.isprintable()):
-            raise UsageError("the key of the endpoint should be printable ASCII")
+            raise UsageError("the key of the endpoint must be printable ASCII")
         return cls(url.rstrip("/") + "/v1" * (parts.path in ("", "/")), key)
 
     def get(self, path: str) -> dict[str, object]:

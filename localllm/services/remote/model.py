@@ -216,7 +216,7 @@ class RemoteSession(Conversation["RemoteGeneration"]):
         if beams:
             raise UsageError("beams is not available with an endpoint: its API has no beam search")
         if not 1 <= n <= MOST:
-            raise UsageError(f"n should be from 1 to {MOST} for an endpoint, not {n}")
+            raise UsageError(f"n must be from 1 to {MOST} for an endpoint, not {n}")
         path, fields = (TEXT, {"prompt": prompt, **self._length(options)}) if isinstance(prompt, str) else (
             CHAT, {"messages": to_data_urls(prompt)}
         )  # fmt: skip

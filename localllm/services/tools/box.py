@@ -111,12 +111,12 @@ class Toolbox:
 def text_in(arguments: dict[str, object], name: str, usual: str | None = None) -> str:
     value = arguments.get(name, usual)
     if not isinstance(value, str):
-        raise ToolError(f"{name} should be a string")
+        raise ToolError(f"{name} must be a string")
     return value
 
 
 def number_in(arguments: dict[str, object], name: str, usual: int) -> int:
     value = arguments.get(name, usual)
     if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-        raise ToolError(f"{name} should be an integer, 1 or greater")
+        raise ToolError(f"{name} must be an integer, 1 or greater")
     return value

@@ -149,7 +149,7 @@ def servers_of(path: str) -> dict[str, ServerSettings]:
         raise UsageError(f"{path} is not valid JSON: {error}") from None
     servers = content.get("mcpServers") if isinstance(content, dict) else None
     if not isinstance(servers, dict) or not servers:
-        raise UsageError(f'{path} should have {{"mcpServers": {{NAME: {{"command": ..., "args": [...]}}}}}}')
+        raise UsageError(f'{path} must have {{"mcpServers": {{NAME: {{"command": ..., "args": [...]}}}}}}')
     return {name: server_of(f"{path}: {name}", server) for name, server in servers.items() if not is_off(server)}
 
 
@@ -160,19 +160,19 @@ def is_off(server: object) -> bool:
 def server_of(name: str, server: object) -> ServerSettings:
     """Check one server and expand its environment variables. Raises UsageError."""
     if not isinstance(server, dict):
-        raise UsageError(f"{name} should be an object")
+        raise UsageError(f"{name} must be an object")
     if "url" in server and "command" not in server:
         raise UsageError(f"{name} has a url; only servers with a command are supported")
     command, args, env = server.get("command"), server.get("args") or [], server.get("env") or {}
     if not isinstance(command, str) or not command:
-        raise UsageError(f"{name} should have a command, a string")
+        raise UsageError(f"{name} must have a command, a string")
     if not isinstance(args, list) or not all(isinstance(each, str) for each in args):
-        raise UsageError(f"{name}: args should be an array of strings")
+        raise UsageError(f"{name}: args must be an array of strings")
     if not isinstance(env, dict) or not all(isinstance(each, str) for each in env.values()):
-        raise UsageError(f"{name}: env should be an object of strings")
+        raise UsageError(f"{name}: env must be an object of strings")
     cwd = server.get("cwd")
     if cwd is not None and not isinstance(cwd, str):
-        raise UsageError(f"{name}: cwd should be a string")
+        raise UsageError(f"{name}: cwd must be a string")
     return {
         "command": expand_variables(command, name),
         "args": [expand_variables(each, name) for each in args],

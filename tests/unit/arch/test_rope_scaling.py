@@ -58,11 +58,11 @@ def test_a_file_with_a_factor_is_not_stretched_twice(tmp_path: Path):
 @pytest.mark.parametrize(
     ("given", "message"),
     [
-        ({"kind": "longrope"}, "rope_scaling should be none, linear or yarn, not 'longrope'"),
-        ({"factor": -1.0}, "rope_scale should be from"),
-        ({"factor": math.nan}, "rope_scale should be from"),
-        ({"base": 1.0}, "rope_freq_base should be above 1"),
-        ({"original_context": 0}, "yarn_orig_ctx should be at least 1 token"),
+        ({"kind": "longrope"}, "rope_scaling must be none, linear or yarn, not 'longrope'"),
+        ({"factor": -1.0}, "rope_scale must be from"),
+        ({"factor": math.nan}, "rope_scale must be from"),
+        ({"base": 1.0}, "rope_freq_base must be above 1"),
+        ({"original_context": 0}, "yarn_orig_ctx must be at least 1 token"),
     ],
 )
 def test_what_no_model_has(tiny: str, given: dict, message: str):
@@ -94,4 +94,4 @@ def test_only_one_of_two_scales(cli, tiny: str):
     code, _, err = cli("run", tiny, "-p", "Hi", "--rope-scale", "4", "--rope-freq-scale", "0.25")
     assert (code, err) == (2, "localllm: error: give either --rope-scale or --rope-freq-scale, not both\n")
     code, _, err = cli("run", tiny, "-p", "Hi", "--rope-scale", "-4")
-    assert (code, err) == (2, "localllm: error: --rope-scale should be from 0.001 to 1000000, not -4\n")
+    assert (code, err) == (2, "localllm: error: --rope-scale must be from 0.001 to 1000000, not -4\n")

@@ -212,7 +212,7 @@ def test_queries_keys_and_values():
     assert qkv(b, apart, h, 0, "x") == ["linear(x, attn_q)", "linear(x, attn_k)", "linear(x, attn_v)"]
     fused = weights(attn_qkv=(10, 4))
     assert qkv(b, fused, h, 0, "x") == ["linear(x, attn_qkv)", "linear(x, attn_qkv[6:8])", "linear(x, attn_qkv[8:10])"]
-    with pytest.raises(ModelError, match=r"attn_qkv\.weight should have 12 rows, has 10"):
+    with pytest.raises(ModelError, match=r"attn_qkv\.weight must have 12 rows, has 10"):
         qkv(b, fused, h, 1, "x")
 
 
@@ -226,7 +226,7 @@ def test_factors_of_rotations():
     for less, missing in (("short", "long"), ("long", "short")):
         with pytest.raises(ModelError, match=f"no tensor rope_factors_{missing}"):
             rope_factors(b, weights(**{f"rope_factors_{less}": (2,)}), h)
-    with pytest.raises(ModelError, match=r"rope_factors_long\.weight should have the shape \[2\], has \[3\]"):
+    with pytest.raises(ModelError, match=r"rope_factors_long\.weight must have the shape \[2\], has \[3\]"):
         rope_factors(b, weights(rope_factors_long=(3,), rope_factors_short=(2,)), h)
 
 
@@ -350,11 +350,11 @@ def test_scores_need_a_head():
 def test_numbers_of_poolings():
     def read(number: int | None) -> str | None:
         found: Any = SimpleNamespace(has=lambda name: number is not None, count=lambda name, least: number)
-        found.wrong = lambda name, expected: ModelError(f"{name} should be {expected}")
+        found.wrong = lambda name, expected: ModelError(f"{name} must be {expected}")
         return read_pooling(found)
 
     assert [read(number) for number in (None, 0, 1, 2, 3, 4)] == [None, "none", "mean", "cls", "last", "rank"]
-    with pytest.raises(ModelError, match=r"^pooling_type should be a number from 0 to 4$"):
+    with pytest.raises(ModelError, match=r"^pooling_type must be a number from 0 to 4$"):
         read(5)
     assert DENSE == ("dense_2", "dense_3")
 
@@ -370,11 +370,11 @@ def test_tensors_of_encoders():
     turned = transpose(weight(2, 3))
     assert turned.shape == (3, 2) and turned.tensor.data.view(np.float32).tolist() == [[0, 3], [1, 4], [2, 5]]
     for wrong in (weight(3), weight(2, 3, format="I32")):
-        with pytest.raises(ModelError, match=r"^tensor w should be a matrix of F32, F16 or BF16$"):
+        with pytest.raises(ModelError, match=r"^tensor w must be a matrix of F32, F16 or BF16$"):
             transpose(wrong)
     assert as_matrix(weight(5, 3, 2, 2), 12).shape == (5, 12)
     for shape, columns in (((5, 3, 2, 2), 11), ((12,), 1)):
-        with pytest.raises(ModelError, match=r"^tensor w should have rows of "):
+        with pytest.raises(ModelError, match=r"^tensor w must have rows of "):
             as_matrix(weight(*shape), columns)
 
 
@@ -383,7 +383,7 @@ def test_embeddings_behind_lines():
     for name in ("v.image_newline", "model.image_newline"):
         w = Weights({name: tensor(name, 3)})
         assert newline_of(w, Anyres(), 3).name == name and newline_numbers(w, whole, 3).tolist() == [0, 1, 2]  # type: ignore[union-attr]
-        with pytest.raises(ModelError, match=r"should have the shape \[4\], has \[3\]"):
+        with pytest.raises(ModelError, match=r"must have the shape \[4\], has \[3\]"):
             newline_of(w, whole, 4)
     assert (
         newline_of(Weights({}), Anyres(), 3) is None and newline_numbers(Weights({}), Anyres(), 3).tolist() == [0] * 3
@@ -401,7 +401,7 @@ def test_what_pixtral_projects(merge: int, says: str):
     end = "v.token_embd.img_break"
     w = Weights({**tensors, end: tensor(end, 4)})
     assert project(b, w, h, "x") == f"linear(gelu_erf(linear({says}, mm.1)), mm.2)" and b.ignored == [end]
-    with pytest.raises(ModelError, match=r"img_break should have 4 numbers, has the shape \[5\]$"):
+    with pytest.raises(ModelError, match=r"img_break must have 4 numbers, has the shape \[5\]$"):
         project(b, Weights({**tensors, end: tensor(end, 5)}), h, "x")
 
 

@@ -43,17 +43,17 @@ def test_halves_of_numbers_and_whole_ones():
 
 
 @pytest.mark.parametrize(("read", "weight", "said"), [
-    (Weight.vector, tensor("v", 2, 2), r"v should be a vector of F32, is F32 \(2, 2\)"),
-    (Weight.vector, tensor("v", 3, format="I32"), r"v should be a vector of F32, is I32 \(3,\)"),
+    (Weight.vector, tensor("v", 2, 2), r"v must be a vector of F32 \(found F32 \(2, 2\)\)"),
+    (Weight.vector, tensor("v", 3, format="I32"), r"v must be a vector of F32 \(found I32 \(3,\)\)"),
     (Weight.vector, tensor("v", 2, numbers=np.array([1, np.inf], np.float32)), "v has values that are not numbers"),
     (Weight.vector, tensor("v", 2, numbers=np.array([np.nan, 1], np.float32)), "v has values that are not numbers"),
-    (Weight.whole, tensor("v", 3), "v should be whole numbers, is F32"),
-    (Weight.number, tensor("v", 2), r"v should be one number, has the shape \[2\]"),
-    (lambda weight: weight.shaped(3, 2), tensor("v", 2, 3), r"v should have the shape \[3, 2\], has \[2, 3\]"),
-    (lambda weight: weight.in_stacks(2), tensor("v", 3, 2), r"v should be 2 matrices, has the shape \[3, 2\]"),
-    (lambda weight: weight.in_stacks(2), tensor("v", 4), r"v should be 2 matrices, has the shape \[4\]"),
-    (lambda weight: weight.split(1, 1), tensor("v", 3, 2), "v should have 2 rows, has 3"),
-    (lambda weight: weight.split(2, 2), tensor("v", 3, 2), "v should have 4 rows, has 3"),
+    (Weight.whole, tensor("v", 3), r"v must be whole numbers \(found F32\)"),
+    (Weight.number, tensor("v", 2), r"v must be one number \(found the shape \[2\]\)"),
+    (lambda weight: weight.shaped(3, 2), tensor("v", 2, 3), r"v must have the shape \[3, 2\], has \[2, 3\]"),
+    (lambda weight: weight.in_stacks(2), tensor("v", 3, 2), r"v must be 2 matrices \(found the shape \[3, 2\]\)"),
+    (lambda weight: weight.in_stacks(2), tensor("v", 4), r"v must be 2 matrices \(found the shape \[4\]\)"),
+    (lambda weight: weight.split(1, 1), tensor("v", 3, 2), "v must have 2 rows, has 3"),
+    (lambda weight: weight.split(2, 2), tensor("v", 3, 2), "v must have 4 rows, has 3"),
 ])  # fmt: skip
 def test_what_a_tensor_is_not(read: Any, weight: Tensor, said: str):
     with pytest.raises(ModelError, match=said):
@@ -72,7 +72,7 @@ def test_vectors_and_matrices():
     stack = Weight(tensor("m", 6, 2)).in_stacks(2)
     assert numbers(stack) == [[[1, 2], [3, 4], [5, 6]], [[7, 8], [9, 10], [11, 12]]]
     assert stack.tensor.data.shape == (2, 3, 8)
-    with pytest.raises(ModelError, match="m should be 2 matrices"):
+    with pytest.raises(ModelError, match="m must be 2 matrices"):
         Weight(tensor("m", 4, 2), bias=matrix).in_stacks(2)
 
 
@@ -89,7 +89,7 @@ def test_rows_for_each():
     assert [numbers(part) for part in Weight(tensor("m", 2, 2)).split(1, 1)] == [[[1, 2]], [[3, 4]]]
     upper, lower = fused.halves()
     assert (upper.shape, lower.shape) == ((2, 2), (3, 2))
-    with pytest.raises(ModelError, match=r"m\.bias should have the shape \[5\], has \[4\]"):
+    with pytest.raises(ModelError, match=r"m\.bias must have the shape \[5\], has \[4\]"):
         Weight(tensor("m", 5, 2), bias=Weight(tensor("m.bias", 4))).split(2, 3)
 
 

@@ -218,11 +218,11 @@ def test_options_of_llama_cpp_are_known_or_refused_never_both():
         ("run x -prompt y", "there is no option -prompt; did you mean --prompt"),
         ("run x --zzz", "there is no option --zzz; localllm run --help lists them"),
         ("run x -p", "-p needs a value"),
-        ("run x --temp cold", "--temp: should be a number, not 'cold'"),
-        ("run x -s 1.5", "-s: should be a whole number, not '1.5'"),
+        ("run x --temp cold", "--temp: must be a number, not 'cold'"),
+        ("run x -s 1.5", "-s: must be a whole number, not '1.5'"),
         (
             "run x --on-overflow burn",
-            "--on-overflow: should be error, drop-turns, shift, head, tail, middle, relevant or chunks, not 'burn'",
+            "--on-overflow: must be error, drop-turns, shift, head, tail, middle, relevant or chunks, not 'burn'",
         ),
         ("run x y z", "'z' is one argument too many"),
         ("rum x", "there is no command rum; did you mean run"),
@@ -236,7 +236,7 @@ def test_options_of_llama_cpp_are_known_or_refused_never_both():
         ("-m small.gguf", "-m needs a command before it, as in `localllm run MODEL -m ...`"),
         ("help rnu", "there is no command rnu"),
         ("config rnu", "there is no command rnu"),
-        ("completion tcsh", "SHELL: should be bash, zsh, fish or powershell, not 'tcsh'"),
+        ("completion tcsh", "SHELL: must be bash, zsh, fish or powershell, not 'tcsh'"),
     ],
 )
 def test_wrong_words(cli, words: str, told: str):
@@ -295,7 +295,7 @@ def test_flags_of_the_environment(monkeypatch, text: str, raw: bool):
     monkeypatch.setenv("LOCALLLM_RAW", text)
     assert parsed("run", "m")["raw"] is raw
     monkeypatch.setenv("LOCALLLM_RAW", "maybe")
-    with pytest.raises(UsageError, match=r"^LOCALLLM_RAW: should be true or false, not 'maybe'$"):
+    with pytest.raises(UsageError, match=r"^LOCALLLM_RAW: must be true or false, not 'maybe'$"):
         parsed("run", "m")
 
 
@@ -458,20 +458,20 @@ def test_what_is_silenced_exists():
     [
         ("cache_gb = 1\n[", 2, ".*"),
         ("threads = 4\n", 1, "unknown key 'threads'; available: cache_gb, .*"),
-        ("\ncache_gb = -1\n", 2, "cache_gb should be a number, 0 or above"),
-        ("cache_gb = true\n", 1, "cache_gb should be a number.*"),
-        ("aliases = 3", 1, "aliases should be a table.*"),
-        ("[aliases]\na = 'b'\nc = 3\n", 3, "an alias should be .*"),
-        ("[model]\nsmall = 3\n", 2, r"model should contain tables, such as \[model.small\]"),
+        ("\ncache_gb = -1\n", 2, "cache_gb must be a number, 0 or above"),
+        ("cache_gb = true\n", 1, "cache_gb must be a number.*"),
+        ("aliases = 3", 1, "aliases must be a table.*"),
+        ("[aliases]\na = 'b'\nc = 3\n", 3, "an alias must be .*"),
+        ("[model]\nsmall = 3\n", 2, r"model must contain tables, such as \[model.small\]"),
         ("[defaults]\n# nothing\ntempp = 1\n", 3, "no command has an option --tempp"),
         ("[command.run]\ntemp = 1\nmd = true\n", 3, "run has no option --md"),
         ("[command.rnu]\n", 1, "there is no command rnu"),
-        ("[defaults]\ntemp = 'cold'\n", 2, "temp: should be a number, not 'cold'"),
-        ("[defaults]\ntemp = true\n", 2, "temp: should have a value, not true or false"),
-        ("[defaults]\nraw = 1\n", 2, "raw: should be true or false"),
-        ("[defaults]\nthreads = [1, 2]\n", 2, "threads: should be a text or a number"),
-        ("[model.'a.b']\ntop_k = 1.5\n", 2, "top_k: should be a whole number, not '1.5'"),
-        ("[model]\n'a.b'.top-k = 'x'\n", 2, "top-k: should be a whole number, not 'x'"),
+        ("[defaults]\ntemp = 'cold'\n", 2, "temp: must be a number, not 'cold'"),
+        ("[defaults]\ntemp = true\n", 2, "temp: must have a value, not true or false"),
+        ("[defaults]\nraw = 1\n", 2, "raw: must be true or false"),
+        ("[defaults]\nthreads = [1, 2]\n", 2, "threads: must be a text or a number"),
+        ("[model.'a.b']\ntop_k = 1.5\n", 2, "top_k: must be a whole number, not '1.5'"),
+        ("[model]\n'a.b'.top-k = 'x'\n", 2, "top-k: must be a whole number, not 'x'"),
     ],
 )
 def test_errors_in_the_file_name_the_line(cli, configure, text: str, line: int, told: str):
@@ -494,15 +494,15 @@ def test_a_file_that_cannot_be_read(cli, configure):
 
 def test_values_that_a_command_refuses_have_their_source(cli, configure, monkeypatch):
     configure("[defaults]\ntop-p = 2\n")
-    assert re.match(r"localllm: error: --top-p \(config.toml, line 2\) should be", cli("run", "x", "-p", "y")[2])
-    assert re.match("localllm: error: --top-p should be", cli("run", "x", "-p", "y", "--top-p", "3")[2])
+    assert re.match(r"localllm: error: --top-p \(config.toml, line 2\) must be", cli("run", "x", "-p", "y")[2])
+    assert re.match("localllm: error: --top-p must be", cli("run", "x", "-p", "y", "--top-p", "3")[2])
     monkeypatch.setenv("LOCALLLM_TOP_P", "4")
-    assert re.match(r"localllm: error: --top-p \(LOCALLLM_TOP_P\) should be", cli("run", "x", "-p", "y")[2])
+    assert re.match(r"localllm: error: --top-p \(LOCALLLM_TOP_P\) must be", cli("run", "x", "-p", "y")[2])
 
 
 def test_an_error_in_the_environment_names_the_variable(cli, monkeypatch):
     monkeypatch.setenv("LOCALLLM_TEMP", "cold")
-    assert cli("run", "x", "-p", "y") == (2, "", "localllm: error: LOCALLLM_TEMP: should be a number, not 'cold'\n")
+    assert cli("run", "x", "-p", "y") == (2, "", "localllm: error: LOCALLLM_TEMP: must be a number, not 'cold'\n")
 
 
 def test_no_option_has_the_variable_of_something_else():
@@ -928,7 +928,7 @@ OPENS_A_MODEL: dict[str, list[str]] = {
 
 @pytest.mark.parametrize(
     ("option", "problem"),
-    [("--device=nowhere", "unknown device 'nowhere'"), ("--threads=9999", "threads should be from 1 to .*, not 9999")],
+    [("--device=nowhere", "unknown device 'nowhere'"), ("--threads=9999", "threads must be from 1 to .*, not 9999")],
 )
 @pytest.mark.parametrize("name", OPENS_A_MODEL)
 def test_what_is_said_of_the_engine_reaches_it(tiny, readers, monkeypatch, name: str, option: str, problem: str):

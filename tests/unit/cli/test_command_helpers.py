@@ -512,7 +512,7 @@ def test_keys(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
     assert serve.keys_of(None) == () and kept(" 12345678 \n\nabcdefgh\n") == ("12345678", "abcdefgh")
     assert capsys.readouterr().err == ""
     for short in ("1234567\n", "12345678\nx\n", "äöüäöüäöü\n"):
-        with pytest.raises(UsageError, match="a key should have at least 8 ASCII characters"):
+        with pytest.raises(UsageError, match="a key must have at least 8 ASCII characters"):
             kept(short)
     with pytest.raises(UsageError, match="has no key"):
         kept("\n \n")
@@ -584,7 +584,7 @@ def test_variables():
     assert variables_of("a=1") == {"a": 1} and variables_of("a=x y") == {"a": "x y"} and variables_of("a=") == {"a": ""}
     assert variables_of(' {"a": true, "b": null}') == {"a": True, "b": None} and variables_of("a=b=c") == {"a": "b=c"}
     for odd in ("a", "1a=2", "{a}", "=1"):
-        with pytest.raises(UsageError, match="template_var should be NAME=VALUE or a JSON object"):
+        with pytest.raises(UsageError, match="template_var must be NAME=VALUE or a JSON object"):
             variables_of(odd)
     thoughts = Thoughts(think="on", think_budget=0, template_var=["a=1", '{"b": 2}', "a=3"])
     assert thoughts.as_fields() == {"think": "on", "think_budget": 0, "template_variables": {"a": 3, "b": 2}}
@@ -612,7 +612,7 @@ def test_images_of_the_command_line(monkeypatch: pytest.MonkeyPatch):
         ImageGroup(image_files=["-"]).require_files()
     ImageGroup(image_files=["a"]).require_files()
     monkeypatch.setattr(sys, "stdin", None)
-    with pytest.raises(UsageError, match="should be open"):
+    with pytest.raises(UsageError, match="must be open"):
         ImageGroup(image_files=["-"]).sources()
 
 
@@ -771,7 +771,7 @@ def test_sizes_that_are_none():
     plan: Any = SimpleNamespace(nbytes=1000, weights=800, jobs=jobs)
     assert parse_bits(4.5)(plan) == 450 + 300 and parse_bits(1)(plan) == 400 and parse_bits(32)(plan) == 3500
     for odd_bits in (0.99, 32.1):
-        with pytest.raises(UsageError, match="--bpw should be from 1 to 32"):
+        with pytest.raises(UsageError, match="--bpw must be from 1 to 32"):
             parse_bits(odd_bits)
 
 
@@ -913,7 +913,7 @@ def test_a_number_for_each_layer():
 
     assert read(0.5) == [0.5, 0.5] and read(np.array([1e4, -1e4])) == [1e4, -1e4]
     for odd in (1, np.array([1, 2]), np.array([1.0]), np.array([1.0, 1.1e4]), np.array([1.0, np.nan]), -1.1e4, None):
-        with pytest.raises(ModelError, match="beta should be 2 numbers from -10000 to 10000"):
+        with pytest.raises(ModelError, match="beta must be 2 numbers from -10000 to 10000"):
             read(odd)
 
 
@@ -1057,7 +1057,7 @@ def test_how_a_plan_is_executed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
     monkeypatch.setattr(service, "run", run)
     target, request = str(tmp_path / "out"), QuantizeRequest(RECIPES["Q4_0"])
     for threads in (0, 1025):
-        with pytest.raises(UsageError, match=f"threads should be from 1 to 1024, not {threads}"):
+        with pytest.raises(UsageError, match=f"threads must be from 1 to 1024, not {threads}"):
             command.require_possible(plan, target, request, threads, False)
     (tmp_path / "out-2").write_bytes(b"notes")
     with pytest.raises(UsageError, match="out-2: this file exists and is not a model"):

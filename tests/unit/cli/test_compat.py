@@ -124,7 +124,7 @@ def test_one_kernel_is_not_many(capsys):
 
 
 def test_messages_that_are_no_list_are_told_so():
-    with pytest.raises(UsageError, match='"messages" should be a list of messages'):
+    with pytest.raises(UsageError, match='"messages" must be a list of messages'):
         Prompts()(Record(1, {"messages": "nope"}))
 
 
@@ -442,8 +442,8 @@ def test_who_has_said_how_much_is_kept(cli, configure, monkeypatch):
         ("[defaults]\ntempp = 1\n", "line 2: no command has an option --tempp"),
         ("[command.run]\nmd = true\n", "line 2: run has no option --md"),
         ("[command.rnu]\nx = 1\n", "line 1: there is no command rnu"),
-        ('[defaults]\ntemp = "cold"\n', "line 2: temp: should be a number, not 'cold'"),
-        ("[model.other]\nmin-p = true\n", "line 2: min-p: should have a value, not true or false"),
+        ('[defaults]\ntemp = "cold"\n', "line 2: temp: must be a number, not 'cold'"),
+        ("[model.other]\nmin-p = true\n", "line 2: min-p: must have a value, not true or false"),
     ],
 )
 def test_every_command_tells_of_settings_that_nobody_understands(cli, configure, text: str, told: str):

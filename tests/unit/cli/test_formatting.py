@@ -396,7 +396,7 @@ def test_variables_of_templates(text: str, variables: dict):
 
 @pytest.mark.parametrize("text", ["a", "=1", "1a=2", "a b=1", "{", "{'a': 1}"])
 def test_what_is_no_variable(text: str):
-    with pytest.raises(UsageError, match="template_var should be"):
+    with pytest.raises(UsageError, match="template_var must be"):
         name_values.variables_of(text)
 
 

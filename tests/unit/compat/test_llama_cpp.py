@@ -186,7 +186,7 @@ def test_logprobs_of_a_chat_may_be_the_number_of_alternatives(llm: Llama):
     choice = llm.create_chat_completion(messages=HI, max_tokens=2, temperature=0, logprobs=3)["choices"][0]
     assert [len(token["top_logprobs"]) for token in choice["logprobs"]["content"]] == [3, 3]
     for asked in (lambda: llm(PROMPT, logprobs="3"), lambda: llm.create_chat_completion(messages=HI, logprobs="3")):
-        with pytest.raises(UsageError, match="logprobs should be a whole number, not '3'"):
+        with pytest.raises(UsageError, match="logprobs must be a whole number, not '3'"):
             asked()
 
 
@@ -255,7 +255,7 @@ def test_tokens(llm: Llama, model: localllm.Model):
     assert llm.tokenizer().decode(llm.tokenizer().encode(PROMPT)) == PROMPT
     assert (llm.n_ctx(), llm.n_vocab(), llm.n_embd()) == (256, len(model.tokenizer.pieces), 64)
     assert llm.metadata["general.architecture"] == "llama"
-    with pytest.raises(UsageError, match="text should be bytes"):
+    with pytest.raises(UsageError, match="text must be bytes"):
         llm.tokenize("hello")  # type: ignore[arg-type]
 
 
@@ -282,7 +282,7 @@ def test_without_logits_all(tiny: str, model: localllm.Model):
     with Llama(tiny, n_ctx=64, n_threads=1) as llm:
         llm.eval(ids := llm.tokenize(PROMPT.encode()))
         assert np.array(llm.eval_logits[-1]) == pytest.approx(model.logits(ids)[-1], abs=1e-2)
-        with pytest.raises(UsageError, match="logits_all should be True"):
+        with pytest.raises(UsageError, match="logits_all must be True"):
             llm.scores  # noqa: B018
 
 
@@ -308,11 +308,11 @@ def test_embeddings(model_path):
         ({"lora_path": "a.gguf"}, "lora_path is not supported"),
         ({"kv_overrides": {"a": 1}}, "kv_overrides is not supported"),
         ({"yarn_beta_fast": 16.0}, "yarn_beta_fast is not supported: YaRN has"),
-        ({"rope_scaling_type": 9}, "rope_scaling_type should be -1, 0"),
-        ({"rope_freq_base": 0.5}, "rope_freq_base should be above 1"),
-        ({"type_k": 5}, "type_k should be 0"),
-        ({"pooling_type": 9}, "pooling_type should be"),
-        ({"n_ctx": -3}, "context should be"),
+        ({"rope_scaling_type": 9}, "rope_scaling_type must be -1, 0"),
+        ({"rope_freq_base": 0.5}, "rope_freq_base must be above 1"),
+        ({"type_k": 5}, "type_k must be 0"),
+        ({"pooling_type": 9}, "pooling_type must be"),
+        ({"n_ctx": -3}, "context must be"),
     ],
 )
 def test_arguments_that_would_change_answers_are_refused(tiny: str, given: dict, message: str):
@@ -407,11 +407,11 @@ def test_logits_processors_and_stopping_criteria(llm: Llama):
 def test_other_mistakes(llm: Llama):
     with pytest.raises(TypeError, match="temprature"):
         llm(PROMPT, temprature=1)
-    with pytest.raises(UsageError, match="grammar should be a LlamaGrammar"):
+    with pytest.raises(UsageError, match="grammar must be a LlamaGrammar"):
         llm(PROMPT, grammar=WORDS)
     with pytest.raises(UsageError):
         LlamaGrammar.from_string("root ::= nosuch")
-    with pytest.raises(UsageError, match="response_format should be"):
+    with pytest.raises(UsageError, match="response_format must be"):
         llm.create_chat_completion(HI, response_format={"type": "xml"})
     with pytest.raises(ModelError):
         Llama("nosuch.gguf")

@@ -53,19 +53,19 @@ def test_counts():
     )
     assert given.count("zero", 0) == 0  # as good as silence
     for name in ("zero", "flag", "text", "real", "missing"):
-        assert refused(given.count, name).startswith(f"{name} should be a number from 1 to ")
-    assert refused(given.count, "b", maximum=4) == "b should be a number from 1 to 4, is 5"
+        assert refused(given.count, name).startswith(f"{name} must be a number from 1 to ")
+    assert refused(given.count, "b", maximum=4) == "b must be a number from 1 to 4 (found 5)"
 
 
 def test_numbers():
     given = config(a=1, b=0.5, zero=0.0, minus=-1.0, flag=True, huge=1e38, text="1", null=None)
     assert (given.number("a"), given.number("b"), given.number("null", 2.5)) == (1.0, 0.5, 2.5)
     for name in ("zero", "minus", "flag", "huge", "text", "missing"):
-        assert refused(given.number, name).startswith(f"{name} should be a positive number")
+        assert refused(given.number, name).startswith(f"{name} must be a positive number")
     assert config(x=[1, 2.5]).numbers("x", 2) == [1.0, 2.5]
     for odd in ([1], [1, 2, 3], 5, None):
-        assert refused(config(x=odd).numbers, "x", 2) == "x should be a list of 2 numbers"
-    assert refused(config(x=[1, 0]).numbers, "x", 2) == "x should be a positive number, is 0"
+        assert refused(config(x=odd).numbers, "x", 2) == "x must be a list of 2 numbers"
+    assert refused(config(x=[1, 0]).numbers, "x", 2) == "x must be a positive number (found 0)"
 
 
 def test_flags_and_choices():
@@ -76,7 +76,7 @@ def test_flags_and_choices():
         False,
         True,
     )
-    assert refused(given.flag, "one") == "one should be true or false, is 1"
+    assert refused(given.flag, "one") == "one must be true or false (found 1)"
     given.only("act", "gelu", "silu")
     given.only("null", "gelu")
     given.only("missing")
@@ -128,7 +128,7 @@ def test_plain_rotations():
     assert rope(rope_scaling={"type": "default", "factor": 4.0}).metadata == {"freq_base": 10000.0}
     assert "rope scaling dynamic is not supported" in refused(rope, rope_scaling={"type": "dynamic", "factor": 4.0})
     assert rope(rope_theta=1e4, rope_parameters={"rope_theta": 2e4}).metadata == {"freq_base": 2e4}
-    assert refused(rope, rope_theta=0).startswith("rope_theta should be")
+    assert refused(rope, rope_theta=0).startswith("rope_theta must be")
 
 
 def test_where_parameters_stand():
@@ -152,7 +152,7 @@ def test_kinds_of_scaling():
     assert rope(rope_scaling=linear).metadata == {"freq_base": 10000.0, "scaling.type": "linear", "scaling.factor": 4.0}
     assert "linear is not supported" in refused(rope, ("yarn",), rope_scaling=linear)
     assert "[5] is not supported" in refused(rope, rope_scaling={"type": [5]})
-    assert "factor should be" in refused(rope, rope_scaling={"rope_type": "linear"})
+    assert "factor must be" in refused(rope, rope_scaling={"rope_type": "linear"})
 
 
 def test_yarn():
@@ -193,7 +193,7 @@ def test_factors_of_llama_3():
     short = llama3_factors(config(factor=8.0, original_max_position_embeddings=6), 5e5, 8)
     np.testing.assert_allclose(short, 8)
     for high in (1.0, 0.5):
-        assert "should be above low_freq_factor" in refused(
+        assert "must be above low_freq_factor" in refused(
             llama3_factors, config(factor=8.0, high_freq_factor=high), 5e5, 8
         )
     assert set(rope(rope_scaling={"rope_type": "llama3", "factor": 8.0}).tensors) == {"rope_freqs.weight"}
@@ -208,13 +208,13 @@ def test_long_rope():
     assert rope(rope_scaling=scaling).metadata["scaling.attn_factor"] == 1
     said = rope(rope_scaling={**scaling, "attention_factor": 1.5}, original_max_position_embeddings=1024)
     assert said.metadata["scaling.attn_factor"] == 1.5
-    assert "should be a list of 4 numbers" in refused(rope, rope_scaling={**scaling, "long_factor": [1.0] * 3})
+    assert "must be a list of 4 numbers" in refused(rope, rope_scaling={**scaling, "long_factor": [1.0] * 3})
 
 
 def test_sections_of_several_positions():
     assert sections(config(mrope_section=[2, 1, 1]), 8) == [2, 1, 1, 0]
     for odd in ([2, 1], [2, 1, 0], [2.0, 1, 1], [True, 2, 1], None, [2, 1, 1, 0]):
-        assert refused(sections, config(mrope_section=odd), 8) == "mrope_section should be three numbers"
+        assert refused(sections, config(mrope_section=odd), 8) == "mrope_section must be three numbers"
     assert refused(sections, config(mrope_section=[2, 1, 1]), 10) == "mrope_section: 4 pairs; expected 5"
     found = rope((*KINDS, "mrope"), rope_scaling={"type": "mrope", "mrope_section": [2, 1, 1]})
     assert found.metadata == {"freq_base": 10000.0, "dimension_sections": [2, 1, 1, 0]}
@@ -240,11 +240,11 @@ def test_windows_by_a_list_or_a_pattern(said: dict[str, Any], found: str):
 
 
 @pytest.mark.parametrize(("said", "problem"), [
-    ({"layer_types": ["sliding_attention"] * 6}, "layer_types should be sliding_attention or full_attention for each"),
-    ({"layer_types": ["full"] * 7}, "layer_types should be sliding_attention or full_attention for each layer"),
-    ({"layer_types": 7, "sliding_window_pattern": "L"}, "layer_types should be"),
-    ({"sliding_window_pattern": "LX"}, "sliding_window_pattern should be a number from 1"),
-    ({"sliding_window_pattern": ""}, "sliding_window_pattern should be a number from 1"),
+    ({"layer_types": ["sliding_attention"] * 6}, "layer_types must be sliding_attention or full_attention for each"),
+    ({"layer_types": ["full"] * 7}, "layer_types must be sliding_attention or full_attention for each layer"),
+    ({"layer_types": 7, "sliding_window_pattern": "L"}, "layer_types must be"),
+    ({"sliding_window_pattern": "LX"}, "sliding_window_pattern must be a number from 1"),
+    ({"sliding_window_pattern": ""}, "sliding_window_pattern must be a number from 1"),
 ])  # fmt: skip
 def test_windows_that_make_no_sense(said: dict[str, Any], problem: str):
     assert refused(exaone4_windows, config(**said), 7).startswith(problem)
@@ -381,7 +381,7 @@ def test_the_format_of_a_checkpoint_is_that_of_most_matrices(formats: list[str],
 
 @pytest.mark.parametrize(("vocab", "merges", "problem"), [
     ({"a": 0, "b": 1}, "#version: 0.2\na b\n\n", ""), ({"b": 1, "a": 0}, "a b", ""),
-    ({"a": 0, "b": 2}, "a b", "the vocabulary's ids should be the numbers from 0 to 1"), ({}, "a b", "no vocabulary"),
+    ({"a": 0, "b": 2}, "a b", "the vocabulary's ids must be the numbers from 0 to 1"), ({}, "a b", "no vocabulary"),
     ({"a": 0}, None, "no vocabulary with merges"), ([], "a b", "expected a JSON object"),
 ])  # fmt: skip
 def test_words_of_clip(tmp_path: Path, vocab: Any, merges: str | None, problem: str):

@@ -778,15 +778,15 @@ BAD_FOLDERS: list[tuple[str, Callable[[Path], None]]] = [
     ('no "architectures"', edit(CONFIG_FILE, architectures=[])),
     ("the weights are quantized (quip)", edit(CONFIG_FILE, quantization_config={"quant_method": "quip"})),
     ("hidden_act gelu", edit(CONFIG_FILE, hidden_act="gelu")),
-    ("hidden_size should be a number", edit(CONFIG_FILE, hidden_size="64")),
-    ("num_hidden_layers should be a number", edit(CONFIG_FILE, num_hidden_layers=10**9)),
-    ("vocab_size should be a number", edit(CONFIG_FILE, vocab_size=None)),
+    ("hidden_size must be a number", edit(CONFIG_FILE, hidden_size="64")),
+    ("num_hidden_layers must be a number", edit(CONFIG_FILE, num_hidden_layers=10**9)),
+    ("vocab_size must be a number", edit(CONFIG_FILE, vocab_size=None)),
     ("inconsistent", edit(CONFIG_FILE, num_key_value_heads=3)),
-    ("rms_norm_eps should be a positive number", edit(CONFIG_FILE, rms_norm_eps=float("nan"))),
+    ("rms_norm_eps must be a positive number", edit(CONFIG_FILE, rms_norm_eps=float("nan"))),
     ("rope scaling longrope is not supported", edit(CONFIG_FILE, **scaled("longrope"))),
     ("rope scaling ['yarn'] is not supported", edit(CONFIG_FILE, rope_scaling={"type": ["yarn"]})),
     ("beta_fast 64", edit(CONFIG_FILE, **scaled("yarn", beta_fast=64, **YARN))),
-    ("factor should be a positive number", edit(CONFIG_FILE, **scaled("linear"))),
+    ("factor must be a positive number", edit(CONFIG_FILE, **scaled("linear"))),
     ("high_freq_factor", edit(CONFIG_FILE, **scaled("llama3", **LLAMA3 | {"low_freq_factor": 4.0}))),
     ("no model.safetensors", remove("model.safetensors")),
     ("not a valid safetensors file", text("model.safetensors", "")),
@@ -847,7 +847,7 @@ def test_an_index_that_does_not_fit(tmp_path: Path):
     index = write_checkpoint(tmp_path, files=2) / "model.safetensors.index.json"
     good = json.loads(index.read_text(encoding="utf-8"))["weight_map"]
     edit_json(index, weight_map=good | {"more.weight": "model-00001-of-00002.safetensors"})
-    assert "tensor more.weight should be in model-00001-of-00002.safetensors" in refused(tmp_path)
+    assert "tensor more.weight must be in model-00001-of-00002.safetensors" in refused(tmp_path)
     for file in ("../model.safetensors", "/etc/passwd", "a\\b.safetensors", 3, "x\x00.safetensors"):
         edit_json(index, weight_map=good | {"more.weight": file})
         assert "expected the name of a safetensors file" in refused(tmp_path)

@@ -32,9 +32,9 @@ def renamed(folder: Path) -> None:
                  "tied), set tie_word_embeddings to true in config.json"),
         (renamed, "there is no model.safetensors; if model.fp16.safetensors has the weights, rename it"),
         (lambda folder: edit_json(folder / "config.json", num_hidden_layers="2"),
-         'num_hidden_layers should be a number from 1 to 4096, is "2"'),
+         'num_hidden_layers must be a number from 1 to 4096 (found "2")'),
         (lambda folder: edit_json(folder / "config.json", rope_theta="1e4"),
-         'rope_theta should be a positive number, is "1e4"'),
+         'rope_theta must be a positive number (found "1e4")'),
     ],
 )  # fmt: skip
 def test_refused(tmp_path: Path, cli, spoil: Callable[[Path], None], said: str):

@@ -57,15 +57,16 @@ def test_sampling_by_whole_numbers_and_by_both_names(tmp_path: Path):
 
 
 @pytest.mark.parametrize(("name", "value", "expected"), [
-    ("temperature", "0.6", "a number, is 0.6"), ("top_k", 2.5, "a whole number, is 2.5"), ("top_p", [1], "a number"),
-    ("min_p", True, "a number, is True"), ("top_k", 1 << 40, "a whole number"), ("temperature", 1e300, "a number"),
+    ("temperature", "0.6", "a number (found 0.6)"), ("top_k", 2.5, "a whole number (found 2.5)"),
+    ("top_p", [1], "a number"),
+    ("min_p", True, "a number (found True)"), ("top_k", 1 << 40, "a whole number"), ("temperature", 1e300, "a number"),
 ])  # fmt: skip
 def test_sampling_by_no_number(tmp_path: Path, name: str, value: Any, expected: str):
     folder = write_checkpoint(tmp_path / "model")
     write_json(folder / "generation_config.json", {name: value})
     opened = open_folder(folder)
     (warning,) = opened.warnings
-    assert warning.startswith(f"generation_config.json: {name} should be {expected}") and warning.endswith(": left out")
+    assert warning.startswith(f"generation_config.json: {name} must be {expected}") and warning.endswith(": left out")
     assert not [key for key in opened.metadata if ".sampling." in key]
 
 

@@ -251,9 +251,9 @@ def test_what_layers_take_on_a_card():
 
 def test_options():
     for options, told in (
-        ({"context": 0}, "context should be at least 1 token, not 0"),
-        ({"threads": 0}, "threads should be from 1 to 1024, not 0"),
-        ({"threads": 1025}, "threads should be from 1 to 1024, not 1025"),
+        ({"context": 0}, "context must be at least 1 token, not 0"),
+        ({"threads": 0}, "threads must be from 1 to 1024, not 0"),
+        ({"threads": 1025}, "threads must be from 1 to 1024, not 1025"),
         ({"backend": "cuda:1234"}, "unknown device 'cuda:1234': use cpu, cuda, cuda:N, auto or reference"),
     ):
         with pytest.raises(UsageError) as error:
@@ -262,7 +262,7 @@ def test_options():
     for options in ({"context": 1}, {"threads": 1}, {"threads": 1024}, {"backend": "cuda:123"}, {"backend": "auto"}):
         EngineOptions(**options).require_valid()
     assert [layers_of(layers) for layers in ("all", "auto", 0, 7)] == ["all", "auto", 0, 7]
-    with pytest.raises(UsageError, match=r"^gpu_layers should be a number, all or auto, not 'most'$"):
+    with pytest.raises(UsageError, match=r"^gpu_layers must be a number, all or auto, not 'most'$"):
         layers_of("most")
     options = EngineOptions()
     assert (options.backend, options.kv_type, options.gpu_layers) == ("cpu", "f16", "auto")
@@ -708,5 +708,5 @@ def test_many_answers_come_in_the_order_of_their_prompts():
     with pytest.raises(LocalllmError, match="bad"):
         next(answers)
     assert told[1:] == ["closed"]
-    with pytest.raises(UsageError, match="parallel should be"):
+    with pytest.raises(UsageError, match="parallel must be"):
         next(model.map(["a", "b"], parallel=0))

@@ -187,14 +187,14 @@ def test_what_is_refused_before_anything_runs(engine):
         ([(sequence, [1]), (sequence, [1])], UsageError, "a sequence can be in a run only once"),
         ([(of_another, [1])], UsageError, "a sequence belongs to the model that created it"),
         ([(sequence, [1] * 3)], ContextError, "301 tokens do not fit the context of 300"),
-        ([(sequence, [100])], UsageError, "token ids should be a list of numbers from 0 to 99"),
-        ([(sequence, [])], UsageError, "token ids should be a list of numbers from 0 to 99"),
-        ([(sequence, [1.5])], UsageError, "token ids should be a list of numbers from 0 to 99"),
+        ([(sequence, [100])], UsageError, "token ids must be a list of numbers from 0 to 99"),
+        ([(sequence, [])], UsageError, "token ids must be a list of numbers from 0 to 99"),
+        ([(sequence, [1.5])], UsageError, "token ids must be a list of numbers from 0 to 99"),
     ):
         with pytest.raises(error) as caught:
             engine.step(requests)
         assert str(caught.value) == told
-    with pytest.raises(UsageError, match=r"^logits should be last, all or none, not 'some'$"):
+    with pytest.raises(UsageError, match=r"^logits must be last, all or none, not 'some'$"):
         engine.run([(sequence, [1])], "some", True)
     engine.ran()
     sequence.append([0, 99])
@@ -425,7 +425,7 @@ def test_going_back(length, held, aligned):
     told = list[int]()
     assert sequence.truncate(length) == held
     assert (len(sequence.tokens), sequence.aligned, sequence.store.held, told) == (held, aligned, held, [held])
-    with pytest.raises(UsageError, match=r"^a length should be 0 or above, not -1$"):
+    with pytest.raises(UsageError, match=r"^a length must be 0 or above, not -1$"):
         sequence.truncate(-1)
 
 

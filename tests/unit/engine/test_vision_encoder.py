@@ -334,7 +334,7 @@ def test_a_table_that_is_for_no_square(tmp_path):
     made = projector("qwen3vl")
     made.tensors["v.position_embd.weight"] = made.tensors["v.position_embd.weight"][:35]
     path = write_projector(made, tmp_path / "mmproj.gguf")
-    with pytest.raises(ModelError, match=r"v\.position_embd\.weight should have the shape \[n \* n, "):
+    with pytest.raises(ModelError, match=r"v\.position_embd\.weight must have the shape \[n \* n, "):
         VisionEncoder(GGUFFile.open(path), EngineOptions(threads=1))
 
 

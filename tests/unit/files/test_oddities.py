@@ -240,5 +240,5 @@ def test_an_end_beyond_the_tokens_is_as_none():
     metadata = {f"tokenizer.ggml.{key}": value for key, value in keys.items()}
     assert read_vocabulary(metadata | T("eos_token_id", 5000)).eos_id == 2
     assert read_vocabulary(metadata | T("eos_token_id", -1)).eos_id is None
-    with pytest.raises(ModelError, match="eos_token_id should be a number from 0 to 259"):
+    with pytest.raises(ModelError, match="eos_token_id must be a number from 0 to 259"):
         read_vocabulary(metadata | T("eos_token_id", -2))

@@ -97,16 +97,16 @@ def test_where_settings_stand(keys, line):
 @pytest.mark.parametrize(
     ("text", "told"),
     [
-        ("cache_gb = -1", "line 1: cache_gb should be a number, 0 or above"),
-        ("cache_gb = true", "line 1: cache_gb should be a number, 0 or above"),
-        ("\ncache_gb = 1e9", "line 2: cache_gb should be a number, 0 or above"),
-        ("cache_gb = 'a'", "line 1: cache_gb should be a number, 0 or above"),
+        ("cache_gb = -1", "line 1: cache_gb must be a number, 0 or above"),
+        ("cache_gb = true", "line 1: cache_gb must be a number, 0 or above"),
+        ("\ncache_gb = 1e9", "line 2: cache_gb must be a number, 0 or above"),
+        ("cache_gb = 'a'", "line 1: cache_gb must be a number, 0 or above"),
         ("other = 1", "line 1: unknown key 'other'; available: cache_gb, [aliases], [defaults], [command], [model]"),
-        ("model = 1", "line 1: model should be a table: [model]"),
-        ("[command]\nrun = 1", "line 2: command should contain tables, such as [command.run]"),
-        ("[model]\na = 1", "line 2: model should contain tables, such as [model.a]"),
-        ("[aliases]\na = 1", "line 2: an alias should be a path or a name, in quotes"),
-        ("[aliases]\nb = 'x'\na = ''", "line 3: an alias should be a path or a name, in quotes"),
+        ("model = 1", "line 1: model must be a table: [model]"),
+        ("[command]\nrun = 1", "line 2: command must contain tables, such as [command.run]"),
+        ("[model]\na = 1", "line 2: model must contain tables, such as [model.a]"),
+        ("[aliases]\na = 1", "line 2: an alias must be a path or a name, in quotes"),
+        ("[aliases]\nb = 'x'\na = ''", "line 3: an alias must be a path or a name, in quotes"),
         ("a = 1\nb = \n", "line 2: invalid value"),
         ("a = 1\n\nb = '''x\n", "line 4: expected \"'''\""),
     ],
@@ -359,36 +359,36 @@ FIELDS = {
     [
         (lambda c: c.whole("one", None, 1, 5), 1), (lambda c: c.whole("one", None, 0, 1), 1),
         (lambda c: c.whole("none there", 5, 1, 5), 5),
-        (lambda c: c.whole("zero", 1, 0, 5), "a number from 0 to 5, is 0.0"),
-        (lambda c: c.whole("one", None, 2, 5), "a number from 2 to 5, is 1"),
-        (lambda c: c.whole("one", None, 0, 0), "a number from 0 to 0, is 1"),
-        (lambda c: c.whole("yes", None, 0, 5), "a number from 0 to 5, is True"),
-        (lambda c: c.whole("none there", None, 0, 5), "a number from 0 to 5, is missing"),
+        (lambda c: c.whole("zero", 1, 0, 5), "a number from 0 to 5 (found 0.0)"),
+        (lambda c: c.whole("one", None, 2, 5), "a number from 2 to 5 (found 1)"),
+        (lambda c: c.whole("one", None, 0, 0), "a number from 0 to 0 (found 1)"),
+        (lambda c: c.whole("yes", None, 0, 5), "a number from 0 to 5 (found True)"),
+        (lambda c: c.whole("none there", None, 0, 5), "a number from 0 to 5 (found missing)"),
         *((lambda c, name=name: c.number(name), FIELDS[name]) for name in ("one", "half", "zero", "tiny")),
         (lambda c: c.number("none there", 2.5), 2.5),
-        *((lambda c, name=name: c.number(name), f"a positive number, is {told}") for name, told in (
+        *((lambda c, name=name: c.number(name), f"a positive number (found {told})") for name, told in (
             ("less", TINY / 2), ("below", -0.5), ("none", "nan"), ("all", "inf"), ("yes", True), ("text", "a"))),
         (lambda c: c.flag("yes"), True), (lambda c: c.flag("none there", False), False),
-        (lambda c: c.flag("one"), "true or false, is 1"), (lambda c: c.text("text"), "a"),
-        (lambda c: c.text("none there", "b"), "b"), (lambda c: c.text("one"), "a text, is 1"),
+        (lambda c: c.flag("one"), "true or false (found 1)"), (lambda c: c.text("text"), "a"),
+        (lambda c: c.text("none there", "b"), "b"), (lambda c: c.text("one"), "a text (found 1)"),
         (lambda c: c.array("numbers", "iu", "numbers").tolist(), [0, 1, 2]),
-        (lambda c: c.array("numbers", "f", "fractions"), "fractions, is [0 1 2]"),
-        (lambda c: c.array("table", "f", "fractions"), "fractions, is [[0. 0. 0.]]"),
-        (lambda c: c.array("many", "i", "numbers"), "numbers, is an array of 9"),
-        (lambda c: c.array("some", "i", "numbers"), "numbers, is [0, 1, 2, 3, 4, 5, 6, 7]"),
+        (lambda c: c.array("numbers", "f", "fractions"), "fractions (found [0 1 2])"),
+        (lambda c: c.array("table", "f", "fractions"), "fractions (found [[0. 0. 0.]])"),
+        (lambda c: c.array("many", "i", "numbers"), "numbers (found an array of 9)"),
+        (lambda c: c.array("some", "i", "numbers"), "numbers (found [0, 1, 2, 3, 4, 5, 6, 7])"),
         (lambda c: c.strings("names"), ["a", "b"]), (lambda c: c.strings("empty"), []),
-        (lambda c: c.strings("mixed"), "an array of strings, is [1]"),
-        (lambda c: c.strings("text"), "an array of strings, is a"),
+        (lambda c: c.strings("mixed"), "an array of strings (found [1])"),
+        (lambda c: c.strings("text"), "an array of strings (found a)"),
         (lambda c: (c.has("one"), c.has("none there"), c.raw("one"), c.raw("none there", 3)), (True, False, 1, 3)),
     ],
 )  # fmt: skip
 def test_metadata_are_what_they_should_be(ask, answer):
     """Both ends of each range, and what is said of others."""
     fields = Checked({f"llama.{name}": value for name, value in FIELDS.items()}, "llama.", "m.gguf")
-    if isinstance(answer, str) and ", is " in answer:
+    if isinstance(answer, str) and " (found " in answer:
         with pytest.raises(ModelError) as error:
             ask(fields)
-        assert re.fullmatch(r"m\.gguf: llama\.[a-z ]+ should be " + re.escape(answer), str(error.value))
+        assert re.fullmatch(r"m\.gguf: llama\.[a-z ]+ must be " + re.escape(answer), str(error.value))
     else:
         assert ask(fields) == answer
 

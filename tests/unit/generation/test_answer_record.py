@@ -80,7 +80,7 @@ def test_during_an_iteration_attributes_are_those_so_far(talker: Any):
 
 def test_errors_of_a_step_are_raised_where_a_result_is_read(talker: Any):
     answer = talker.chat(ASKED, logits_processor=lambda ids, row: row[:2])
-    with pytest.raises(UsageError, match="logits_processor should return"):
+    with pytest.raises(UsageError, match="logits_processor must return"):
         _ = answer.text
 
 

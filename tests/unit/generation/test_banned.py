@@ -167,7 +167,7 @@ def test_what_may_become_one_is_held_back():
 
 
 def test_what_makes_no_sense_is_refused(model: localllm.Model):
-    for wrong, message in (([""], "ban should not be empty"), ([3], "ban"), (3, "ban should be a list of texts")):
+    for wrong, message in (([""], "ban must not be empty"), ([3], "ban"), (3, "ban must be a list of texts")):
         with pytest.raises(UsageError, match=message):
             model.generate("?", ban=wrong)
     with pytest.raises(UsageError, match="ban cannot be combined with beams"):

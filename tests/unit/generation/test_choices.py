@@ -180,7 +180,7 @@ def test_texts_with_the_same_beginning_are_read_once():
 
 @pytest.mark.parametrize("texts", ["ab", [], ["a", ""], ["a", "a"], [1], None])
 def test_what_are_no_choices(model: localllm.Model, texts):
-    with pytest.raises(UsageError, match=r"^choices should be "):
+    with pytest.raises(UsageError, match=r"^choices must be "):
         model.choose(MESSAGES, texts)
 
 
@@ -190,7 +190,7 @@ def test_what_does_not_fit(tiny: str):
             small.choose("Hi", ["a " * 100, "b"])
         with pytest.raises(ContextError):
             small.choose("Hi " * 100, ["a", "b"])
-        with pytest.raises(UsageError, match="top_logprobs should be 0 or above"):
+        with pytest.raises(UsageError, match="top_logprobs must be 0 or above"):
             small.generate("Hi", top_logprobs=-1)
 
 
@@ -228,8 +228,8 @@ def test_map_classifies_lines(cli, model: localllm.Model, fast: list[str]):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["run", GUIDE, "x", "--choices", "a,a"], "choices should be texts that are not empty, each given once"),
-        (["run", GUIDE, "x", "--choices", ""], "choices should be texts"),
+        (["run", GUIDE, "x", "--choices", "a,a"], "choices must be texts that are not empty, each given once"),
+        (["run", GUIDE, "x", "--choices", ""], "choices must be texts"),
         (["run", GUIDE, "x", "--choices", "a,b", "--n", "2"], "--choices cannot be combined with --n"),
         (["run", GUIDE, "x", "--choices", "a,b", "--regex", "a|b"], "combined with a schema"),
         (["map", GUIDE, "--choices", "a,b", "--n", "2"], "--choices cannot be combined with --n"),
@@ -267,15 +267,15 @@ def test_logprobs_may_be_the_number_of_alternatives(model: localllm.Model, asked
 
 
 @pytest.mark.parametrize(("asked", "reason"), [
-    ({"logprobs": "5"}, "logprobs should be a whole number, not '5'"),
-    ({"logprobs": 5.5}, "logprobs should be a whole number, not 5.5"),
-    ({"logprobs": -1}, "logprobs should be 0 or above, not -1"),
-    ({"logprobs": 5, "top_logprobs": 3}, "logprobs and top_logprobs should not differ: 5 and 3"),
-    ({"top_logprobs": True}, "top_logprobs should be a whole number, not True"),
-    ({"json_whitespace": "no", "schema": {}}, "json_whitespace should be True or False, not 'no'"),
-    ({"additional_properties": 1, "schema": {}}, "additional_properties should be True or False, not 1"),
-    ({"continue_final": "yes"}, "continue_final should be True or False, not 'yes'"),
-    ({"json_calls": 0, "tools": []}, "json_calls should be True or False, not 0"),
+    ({"logprobs": "5"}, "logprobs must be a whole number, not '5'"),
+    ({"logprobs": 5.5}, "logprobs must be a whole number, not 5.5"),
+    ({"logprobs": -1}, "logprobs must be 0 or above, not -1"),
+    ({"logprobs": 5, "top_logprobs": 3}, "logprobs and top_logprobs must not differ: 5 and 3"),
+    ({"top_logprobs": True}, "top_logprobs must be a whole number, not True"),
+    ({"json_whitespace": "no", "schema": {}}, "json_whitespace must be True or False, not 'no'"),
+    ({"additional_properties": 1, "schema": {}}, "additional_properties must be True or False, not 1"),
+    ({"continue_final": "yes"}, "continue_final must be True or False, not 'yes'"),
+    ({"json_calls": 0, "tools": []}, "json_calls must be True or False, not 0"),
 ])  # fmt: skip
 def test_another_type_is_not_taken_for_true(model: localllm.Model, asked: dict[str, Any], reason: str):
     with pytest.raises(UsageError) as failure:

@@ -247,7 +247,7 @@ def test_given_messages_may_lose_turns(tiny):
     "wrong", [{"on_overflow": "ignore"}, {"keep": 5}, {"on_overflow": "shift", "keep": -1}], ids=str
 )
 def test_options_that_make_no_sense(wrong):
-    with pytest.raises(UsageError, match=r"on_overflow|keep should"):
+    with pytest.raises(UsageError, match=r"on_overflow|keep must"):
         GenerationOptions(**wrong)
     with pytest.raises(UsageError, match="cannot be combined with on_overflow=shift"):
         GenerationOptions(on_overflow="shift", speculate="mtp")

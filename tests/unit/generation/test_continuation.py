@@ -166,8 +166,8 @@ def test_chat_completions(told: Served):
     assert prompt_of_latest(told, "chatml").startswith(ASKED.removesuffix("<|im_start|>assistant\n"))
     for messages, more, said in [
         (begun, {"continue_final_message": True, "add_generation_prompt": True}, "set only one to true"),
-        ([user("User1")], {"continue_final_message": True}, "continue_final_message: the last message should be"),
-        (begun, {"continue_final_message": "yes"}, "continue_final_message should be a boolean"),
+        ([user("User1")], {"continue_final_message": True}, "continue_final_message: the last message must be"),
+        (begun, {"continue_final_message": "yes"}, "continue_final_message must be a boolean"),
         ([user("User1"), answer(None, tool_calls=CALLS)], {"continue_final_message": True}, "without tool calls"),
     ]:
         reply = ask(*messages, **more)

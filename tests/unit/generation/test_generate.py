@@ -275,9 +275,9 @@ def test_options_that_make_no_sense(wrong: dict):
 
 
 @pytest.mark.parametrize(("stop", "expected"), [
-    ("ab", ("ab",)), (["a", "b"], ["a", "b"]), ((), ()), (5, "stop should be a list of texts, not 5"),
-    (["a", ""], "stop should not be empty"), ("", "stop should not be empty"), ([5], "stop should be"),
-    (b"ab", "stop should be"),
+    ("ab", ("ab",)), (["a", "b"], ["a", "b"]), ((), ()), (5, "stop must be a list of texts, not 5"),
+    (["a", ""], "stop must not be empty"), ("", "stop must not be empty"), ([5], "stop must be"),
+    (b"ab", "stop must be"),
 ])  # fmt: skip
 def test_texts_that_end_an_answer(stop, expected):
     with pytest.raises(UsageError, match=f"^{expected}") if isinstance(expected, str) else nullcontext():

@@ -136,7 +136,7 @@ def test_infill_is_a_generation(fim_path: Path):
         assert text == "".join(model.generate(prompt, 5, temperature=0))
         with_files = model.infill("hello", "world", 1, temperature=0, files=[("a", "b")])
         assert with_files.prompt[0] == marks.repository and with_files.prompt[-len(prompt) :] == prompt
-        with pytest.raises(UsageError, match="suffix should be a str, not NoneType"):
+        with pytest.raises(UsageError, match="suffix must be a str, not NoneType"):
             model.infill("hello", None)  # type: ignore[arg-type]
 
 

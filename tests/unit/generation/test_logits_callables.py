@@ -83,10 +83,10 @@ def test_what_they_get_is_a_copy(model: localllm.Model):
 @pytest.mark.parametrize(
     ("returned", "message"),
     [
-        (np.zeros(3, np.float32), r"should return logits of the shape \(268,\), not \(3,\)"),
-        (None, "should return logits of the shape"),
-        (np.full(268, -np.inf), "should leave a finite logit"),
-        (np.full(268, np.nan), "should leave a finite logit"),
+        (np.zeros(3, np.float32), r"must return logits of the shape \(268,\), not \(3,\)"),
+        (None, "must return logits of the shape"),
+        (np.full(268, -np.inf), "must leave a finite logit"),
+        (np.full(268, np.nan), "must leave a finite logit"),
     ],
 )
 def test_logits_that_nothing_can_be_drawn_from(model: localllm.Model, returned: Any, message: str):
@@ -103,7 +103,7 @@ def test_their_errors_come_out(model: localllm.Model):
 
 @pytest.mark.parametrize("name", ["logits_processor", "stopping_criteria"])
 def test_what_is_refused(model: localllm.Model, name: str):
-    with pytest.raises(UsageError, match=f"{name} should be a function"):
+    with pytest.raises(UsageError, match=f"{name} must be a function"):
         model.generate(PROMPT, **{name: 3})  # type: ignore[arg-type]
     with pytest.raises(UsageError, match=f"{name} cannot be combined with beams"):
         model.candidates(PROMPT, beams=2, max_tokens=2, **{name: lambda ids, logits: logits})  # type: ignore[arg-type]

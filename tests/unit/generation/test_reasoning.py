@@ -269,9 +269,9 @@ def test_a_text_that_goes_on_has_no_thoughts(tokenizer: Tokenizer):
 @pytest.mark.parametrize(
     ("options", "reason"),
     [
-        ({"think": "maybe"}, "think should be auto, on, off, low, medium or high, not 'maybe'"),
-        ({"think_budget": -1}, "think_budget should be a whole number, 0 or above, not -1"),
-        ({"think_budget": True}, "think_budget should be a whole number, 0 or above, not True"),
+        ({"think": "maybe"}, "think must be auto, on, off, low, medium or high, not 'maybe'"),
+        ({"think_budget": -1}, "think_budget must be a whole number, 0 or above, not -1"),
+        ({"think_budget": True}, "think_budget must be a whole number, 0 or above, not True"),
     ],
 )
 def test_what_makes_no_sense(options: dict, reason: str):
@@ -508,9 +508,9 @@ def test_variables_of_the_template(thinker: Path, cli):
 @pytest.mark.parametrize(
     ("arguments", "reason"),
     [
-        (("--think", "maybe"), "should be auto, on, off, low, medium or high, not 'maybe'"),
-        (("--think-budget", "-2"), "should be a whole number, 0 or above, not -2"),
-        (("--template-var", "x"), "should be NAME=VALUE or a JSON object, not 'x'"),
+        (("--think", "maybe"), "must be auto, on, off, low, medium or high, not 'maybe'"),
+        (("--think-budget", "-2"), "must be a whole number, 0 or above, not -2"),
+        (("--template-var", "x"), "must be NAME=VALUE or a JSON object, not 'x'"),
         (("--raw", "--think", "on"), "--raw turns off"),
     ],
 )

@@ -292,7 +292,7 @@ def test_wrong_calls(tiny: Path):
             model.logits([-1])
         with pytest.raises(UsageError):
             model.logits([])
-        with pytest.raises(UsageError, match="the prompt should be"):
+        with pytest.raises(UsageError, match="the prompt must be"):
             list(model.map([3]))
         with pytest.raises(ContextError):
             model.logits([5] * 5000)
@@ -561,7 +561,7 @@ def test_what_a_prompt_may_be():
     ]
     assert session._ids([3, 4]) == [3, 4] == by_length(start=9)._ids((3, 4))
     for wrong in (b"ab", bytearray(b"ab"), memoryview(b"ab"), 5, None):
-        with pytest.raises(UsageError, match=r"^the prompt should be"):
+        with pytest.raises(UsageError, match=r"^the prompt must be"):
             session._ids(wrong)
     for overflow in ("shift", "drop-turns"):
         with pytest.raises(UsageError, match=f"^several answers cannot be combined with on_overflow={overflow}$"):

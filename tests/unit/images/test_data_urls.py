@@ -38,7 +38,7 @@ def lines(text: str, width: int, end: str) -> str:
 
 HEAD = "data:image/png;base64,"
 FORMS: dict[str, Callable[[str], str]] = {
-    "as it should be": lambda text: HEAD + text,
+    "as it must be": lambda text: HEAD + text,
     "in lines": lambda text: HEAD + lines(text, 76, "\n"),
     "in lines of mail": lambda text: HEAD + lines(text, 64, "\r\n") + "\r\n",
     "with spaces": lambda text: HEAD + " " + lines(text, 10, " ") + " ",
@@ -98,7 +98,7 @@ def test_what_is_no_image_in_base64(tmp_path: Path, monkeypatch: pytest.MonkeyPa
         with pytest.raises(UsageError, match="an image URL has invalid base64"):
             decode_base64(text)
     for url in ("data:image/png,abc", "data:image/png;base64", "data:,abc", "DATA:image/png;base32,abc"):
-        with pytest.raises(UsageError, match=r"an image's URL should begin with data:image/\.\.\.;base64,"):
+        with pytest.raises(UsageError, match=r"an image's URL must begin with data:image/\.\.\.;base64,"):
             decode_data_url(url)
     monkeypatch.chdir(tmp_path)
     name = base64.b64encode(FILES[0]).decode()[:24].replace("/", "_")

@@ -141,7 +141,7 @@ def test_sources_that_are_none(tmp_path, monkeypatch):
         (str(tmp_path), "cannot read"),
         ("data:image/png,abc", "base64"),
         ("data:image/png;base64,a*b", "invalid base64"),
-        (7, "should be a path"),
+        (7, "must be a path"),
         (np.zeros((2, 2), np.uint8), "uint8"),
         (np.zeros((0, 2, 3), np.uint8), "uint8"),
         (np.zeros((2, 2, 4), np.uint8), "uint8"),
@@ -175,7 +175,7 @@ def test_parts_of_messages():
 @pytest.mark.parametrize(
     ("part", "message"),
     [
-        ({"type": "image"}, "should have an"),
+        ({"type": "image"}, "must have an"),
         ({"type": "image_url"}, "image_url"),
         ({"type": "image_url", "image_url": {"url": "https://example.org/a.png"}}, "not downloaded"),
         ({"type": "image_url", "image_url": {"url": "file:///etc/passwd"}}, "not downloaded"),
@@ -294,7 +294,7 @@ def test_what_stands_beside_images():
     found = extract_images([{"content": parts}, {"content": [image]}])[0][0]["content"]
     assert found == [{"type": "text", "text": "a�"}, "b�", {"type": "audio"}, 7]
     for wrong in (b"a", "a", {"a": 1}, 7):
-        with pytest.raises(UsageError, match=f"a message's images should be a list, not {type(wrong).__name__}"):
+        with pytest.raises(UsageError, match=f"a message's images must be a list, not {type(wrong).__name__}"):
             extract_images([{"content": "x", "images": wrong}])
 
 
@@ -310,7 +310,7 @@ def test_messages_without_images_stay_as_they_are():
     with pytest.raises(UsageError) as error:
         extract_images([{"content": [{"type": "image", "image": "a"}, {"type": "text", "n": "x" * 200}]}])
     said = f", not { ({'type': 'text', 'n': 'x' * 200})!r}"[:100]
-    assert str(error.value) == 'a part of a content should be {"type": "text", "text": ...}' + said
+    assert str(error.value) == 'a part of a content must be {"type": "text", "text": ...}' + said
 
 
 # ---- Pillow
@@ -410,10 +410,10 @@ def test_what_is_called_an_image(tmp_path):
     for scheme in ("http", "https"):
         url = f"{scheme}://example.org/{'a' * 300}.png"
         assert refusal(url) == f"{url[:200]}: images are not downloaded; use a pipe, as in curl -s URL | ... --image -"
-    assert refusal(None) == "an image should be a path, bytes or a Pillow image, not NoneType"
+    assert refusal(None) == "an image must be a path, bytes or a Pillow image, not NoneType"
     assert refusal(tmp_path / "none") == f"cannot read the image {tmp_path / 'none'}: No such file or directory"
     for url in ("data:image/png;base64", "data:image/png;base32,abc", "data:,abc"):
-        assert refusal(url) == "an image's URL should begin with data:image/...;base64,"
+        assert refusal(url) == "an image's URL must begin with data:image/...;base64,"
 
 
 @pytest.mark.parametrize(

@@ -643,7 +643,7 @@ def test_sizes_as_people_write_them():
     assert [parse_size(text)(plan) for text in ("2k", "0.5T", "1.5KB", "9b")] == [2000, 500_000_000_000, 1500, 9]
     assert [parse_bits(bits)(plan) for bits in (4, 1, 32, 4.009)] == [500, 200, 3300, 500]
     for wrong in (0.99, 32.01):
-        with pytest.raises(UsageError, match=f"^--bpw should be from 1 to 32, not {wrong}$"):
+        with pytest.raises(UsageError, match=f"^--bpw must be from 1 to 32, not {wrong}$"):
             parse_bits(wrong)
     for wrong in ("big", "-3GB", "3.5GiB", ""):
         with pytest.raises(UsageError, match="expected a size like"):

@@ -661,5 +661,5 @@ def test_a_model_with_encoder_and_decoder(cli, tmp_path, text):
 
 def test_an_encoders_context(encoder: Path, cli, tmp_path, text):
     code, _, err = cli(encoder, text, "-o", tmp_path / "out", "-c", 10**6)
-    assert code == 2 and re.search(r"should be \d+ or below for this model", err)
+    assert code == 2 and re.search(r"must be \d+ or below for this model", err)
     assert imatrix.default_size(encoder) == min(512, architecture(GGUFFile.open(encoder))[1].context)

@@ -745,7 +745,7 @@ def test_the_order_of_llama_quantize(arguments: list[str], model: Path, tmp_path
         (["Q8_0", "--output-tensor-type", "Q4_K_M"], "Q4_K_M is a type of whole files, not a tensor format"),
         (["Q8_0", "--output-tensor-type", "Q4_Z"], "Q4_Z is not a tensor format"),
         (["Q8_0", "--override-kv", "a"], "expected KEY=TYPE:VALUE"),
-        (["Q8_0", "-t", "0"], "-t should be from 1 to 1024"),
+        (["Q8_0", "-t", "0"], "-t must be from 1 to 1024"),
         (["Q8_0", "--include-weights", "a"], "need --imatrix"),
         (["/nowhere/x.gguf", "Q8_0"], "there is no folder /nowhere"),
     ],

@@ -346,7 +346,7 @@ def test_how_long_a_model_is_kept(value: Any, seconds: float | None):
 
 @pytest.mark.parametrize("value", ["", "x", "5 m", True, [], "-", "m"])
 def test_durations_that_are_none(value: Any):
-    with pytest.raises(UsageError, match="keep_alive should be"):
+    with pytest.raises(UsageError, match="keep_alive must be"):
         parse_keep_alive(Body({"keep_alive": value}))
 
 

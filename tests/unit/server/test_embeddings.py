@@ -89,7 +89,7 @@ def test_texts_that_are_too_long_are_truncated_where_that_is_asked_for(served: S
 
 
 @pytest.mark.parametrize(("given", "reason"), [
-    ([], "input should not be empty"), ([[]], "array of token ids"), (["a", 1], "an array of strings"),
+    ([], "input must not be empty"), ([[]], "array of token ids"), (["a", 1], "an array of strings"),
     ([1, -1], "array of token ids"), ([[1], 2], "or an array of these"),
     ([99999999], "from 0 to"), (5, "an array of strings"),
     (None, "an array of strings"),
@@ -129,7 +129,7 @@ def test_errors_name_the_field_of_the_request(served: Served):
     message = served.post("/v1/embeddings", body).json["error"]["message"]
     assert message.startswith("input[1] has ") and message.endswith("shorten it or set truncate to true")
     error = served.post("/v1/embeddings", {**body, "input": "cat", "dimensions": 10000}).json["error"]
-    assert error["param"] == "dimensions" and error["message"].startswith("dimensions should be ")
+    assert error["param"] == "dimensions" and error["message"].startswith("dimensions must be ")
     assert served.post("/v1/embeddings", {**body, "input": "cat", "dimensions": 4.0}).status == 200
     body = {"model": "ranker", "query": "cat", "documents": ["cat", "cat " * 5000]}
     assert served.post("/v1/rerank", body).json["error"]["message"].startswith("documents[1] has ")

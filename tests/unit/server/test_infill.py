@@ -134,15 +134,15 @@ def test_what_editors_send(served: Served):
     ("changes", "message"),
     [
         ({"input_prefix": None}, "input_prefix is missing"),
-        ({"input_suffix": 5}, "input_suffix should be a string"),
-        ({"prompt": [1]}, "prompt should be a string"),
-        ({"input_extra": "x"}, "input_extra should be an array"),
-        ({"input_extra": ["x"]}, "input_extra should be an object"),
+        ({"input_suffix": 5}, "input_suffix must be a string"),
+        ({"prompt": [1]}, "prompt must be a string"),
+        ({"input_extra": "x"}, "input_extra must be an array"),
+        ({"input_extra": ["x"]}, "input_extra must be an object"),
         ({"input_extra": [{"filename": "x"}]}, "text is missing"),
-        ({"input_extra": [{"filename": 1, "text": "x"}]}, "filename should be a string"),
-        ({"n_indent": -1}, "n_indent should be 0 or greater"),
+        ({"input_extra": [{"filename": 1, "text": "x"}]}, "filename must be a string"),
+        ({"n_indent": -1}, "n_indent must be 0 or greater"),
         ({"samplers": ["nothing"]}, "samplers: unknown sampler"),
-        ({"response_fields": 1}, "response_fields should be a string or an array"),
+        ({"response_fields": 1}, "response_fields must be a string or an array"),
     ],
 )
 def test_what_is_refused(served: Served, changes: dict[str, Any], message: str):

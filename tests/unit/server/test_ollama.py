@@ -105,7 +105,7 @@ def test_options_by_their_names():
     assert parsed.model == "a" and parsed.options.max_tokens is None and parsed.options.stop == ("a",)
     assert (parsed.options.sampling.top_k, parsed.options.sampling.typical) == (3, 0.5)
     assert body.ignored == ["num_ctx", "magic"]
-    with pytest.raises(UsageError, match=r"options\.num_predict should be an integer"):
+    with pytest.raises(UsageError, match=r"options\.num_predict must be an integer"):
         parse_request(Body({"options": {"num_predict": "x"}}), ["x"])
 
 
@@ -150,7 +150,7 @@ def test_a_raw_answer_has_no_context(served: Served, is_streaming: bool):
         assert last["done"] and ("context" in last) is not is_raw
     for more in ({"system": "Be short."}, {"context": [1]}):
         reply = served.post("/api/generate", {"model": "scripted", "prompt": "x", "raw": True, **more})
-        assert reply.status == 400 and reply.json["error"].startswith("raw should be without system and context")
+        assert reply.status == 400 and reply.json["error"].startswith("raw must be without system and context")
 
 
 def test_models_are_opened_and_unloaded(served: Served):

@@ -64,7 +64,7 @@ def test_a_page_writes_a_session(page_of: Any, monkeypatch: pytest.MonkeyPatch):
         page_of.write("a", TURN[0], {"role": "system", "content": "Be short"})
     monkeypatch.setattr(page, "MOST_MESSAGES", 2)
     page_of.write("b", *TURN)
-    with pytest.raises(UsageError, match="messages should be at most 2"):
+    with pytest.raises(UsageError, match="messages must be at most 2"):
         page_of.write("b", *TURN, TURN[0])
 
 

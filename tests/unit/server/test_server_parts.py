@@ -101,14 +101,14 @@ def test_kinds_of_fields():
         (body.get_mapping, "l", "an object, not an array"), (body.get_texts, "l", "a string or an array of strings"),
         (body.get_texts, "i", "a string or an array of strings"),
     ):  # fmt: skip
-        with pytest.raises(UsageError, match=f"^{field} should be {what}"):
+        with pytest.raises(UsageError, match=f"^{field} must be {what}"):
             read(field)
     for read in (body.require_text, body.require_list):
         with pytest.raises(UsageError, match=r"^none is missing"):
             read("none")
-    with pytest.raises(UsageError, match=r"^o.a should be a string"):
+    with pytest.raises(UsageError, match=r"^o.a must be a string"):
         body.get_object("o").get_text("a")
-    with pytest.raises(UsageError, match=r"^tools should be an object, not an array"):
+    with pytest.raises(UsageError, match=r"^tools must be an object, not an array"):
         Body.of([], "tools")
 
 
@@ -119,7 +119,7 @@ def test_borders_of_numbers(value: int, least: int, most: int | None, fits: bool
     if fits:
         assert Body({"x": value}).get_int("x", least, most) == value
     else:
-        with pytest.raises(UsageError, match=r"x should be (0 or greater|from 1 to 3), not"):
+        with pytest.raises(UsageError, match=r"x must be (0 or greater|from 1 to 3), not"):
             Body({"x": value}).get_int("x", least, most)
 
 
@@ -127,7 +127,7 @@ def test_what_nobody_has_read():
     body = Body({"a": 1, "b": 2, "c": "high", "d": [], "e": 0})
     body.get("a")
     assert body.get_choice("c", ("low", "high")) == "high" and body.ignored == ["b", "d", "e"]
-    with pytest.raises(UsageError, match="c should be low or none, not 'high'"):
+    with pytest.raises(UsageError, match="c must be low or none, not 'high'"):
         body.get_choice("c", ("low", "none"))
     for nothing in ("d", "e", "missing"):
         body.reject(nothing, "why")
@@ -152,7 +152,7 @@ def test_sampling_by_every_name():
     assert found.logit_bias == {7: 1} and found.top_k is None and parse_sampling(Body({"seed": 0})).seed == 0
     assert parse_biases({"0": 1.0, "999999999": -1.0}) == {0: 1.0, 999999999: -1.0}
     for odd in ("-1", "x", "1.0", "", "1" * 20):
-        with pytest.raises(UsageError, match="logit_bias should be an object of numbers by token id"):
+        with pytest.raises(UsageError, match="logit_bias must be an object of numbers by token id"):
             parse_biases({"5": 1.0, odd: 1.0})
 
 
@@ -214,18 +214,18 @@ def response(**fields: Any) -> Any:
          "previous_response_id is not supported: conversations are not stored"),
         (response, {"conversation": "x"}, "conversation is not supported: conversations are not stored"),
         (response, {"top_logprobs": 1}, "top_logprobs is not supported: use /v1/chat/completions"),
-        (response, {"reasoning": {"effort": "hard"}}, "reasoning.effort should be none or minimal or low"),
+        (response, {"reasoning": {"effort": "hard"}}, "reasoning.effort must be none or minimal or low"),
         (chat, {"functions": [1]}, "functions is not supported: use tools"),
         (chat, {"audio": {"a": 1}}, "audio is not"),
-        (chat, {"top_logprobs": 21}, "top_logprobs should be from 0 to 20"),
-        (chat, {"n": 17}, "n should be from 1 to 16"),
-        (chat, {"n": 0}, "n should be from 1 to 16"),
-        (text, {"prompt": [1], "suffix": "x"}, "suffix: prompt should be a string, not token ids"),
-        (text, {"suffix": 1}, "suffix should be a string, not an integer"),
+        (chat, {"top_logprobs": 21}, "top_logprobs must be from 0 to 20"),
+        (chat, {"n": 17}, "n must be from 1 to 16"),
+        (chat, {"n": 0}, "n must be from 1 to 16"),
+        (text, {"prompt": [1], "suffix": "x"}, "suffix: prompt must be a string, not token ids"),
+        (text, {"suffix": 1}, "suffix must be a string, not an integer"),
         (text, {"echo": True, "suffix": "x"}, "echo cannot be combined with suffix"),
-        (text, {"n": 2, "best_of": 3}, "best_of should be equal to n, 2, not 3"),
-        (text, {"n": 17}, "n should be from 1"),
-        (text, {"logprobs": 21}, "logprobs should be from 0"),
+        (text, {"n": 2, "best_of": 3}, "best_of must be equal to n, 2, not 3"),
+        (text, {"n": 17}, "n must be from 1"),
+        (text, {"logprobs": 21}, "logprobs must be from 0"),
     ],
 )  # fmt: skip
 def test_questions_that_make_no_sense(ask: Any, fields: dict[str, Any], reason: str):
@@ -269,12 +269,12 @@ def test_prompts_of_texts(given: Any, prompts: Any):
     if prompts:
         assert parse_prompts(given) == prompts
     else:
-        many = f"prompt should have at most {MAX_PROMPTS} items, not {MAX_PROMPTS + 1}"
+        many = f"prompt must have at most {MAX_PROMPTS} items, not {MAX_PROMPTS + 1}"
         with pytest.raises(UsageError) as failure:
             parse_prompts(given)
         is_long = isinstance(given, list) and len(given) > MAX_PROMPTS
         assert str(failure.value) == (
-            many if is_long else "prompt should be a string, an array of token ids, or an array of these"
+            many if is_long else "prompt must be a string, an array of token ids, or an array of these"
         )
 
 
@@ -307,7 +307,7 @@ def test_what_a_message_is_asked_for():
     assert (options.think, options.think_budget) == ("on", 7)
     assert [tool.name for tool in options.tools.tools] == ["now", "then"]
     assert (options.tools.choice, options.tools.parallel) == ("now", False)
-    with pytest.raises(UsageError, match="stop_sequences should be at most 16 strings, not 17"):
+    with pytest.raises(UsageError, match="stop_sequences must be at most 16 strings, not 17"):
         claude(stop_sequences=["x"] * 17)
     for choice, meant in (("auto", "auto"), ("any", "required"), ("none", "none"), (None, "auto")):
         use = claude(tools=tools, tool_choice={"type": choice}).options.tools
@@ -328,7 +328,7 @@ def test_options():
     assert (found.max_tokens, found.stop, found.think_budget) == (9, ("x",) * 16, 5)
     assert found.template_variables == {"a": 1} and not body.ignored
     assert parse_options(Body({}), None, None).template_variables == {}
-    with pytest.raises(UsageError, match="stop should be at most 16 strings, not 17"):
+    with pytest.raises(UsageError, match="stop must be at most 16 strings, not 17"):
         parse_options(Body({"stop": ["x"] * 17}), None, None)
 
 
@@ -349,7 +349,7 @@ def test_schemas_of_formats():
     assert parse_schema(Body({"type": "json_object", "schema": {"a": 1}})) == {"a": 1}
     assert parse_schema(Body({"type": "json_schema", "json_schema": {"schema": {"b": 1}}})) == {"b": 1}
     assert parse_schema(Body({"type": "json_schema", "schema": {"c": 1}})) == {"c": 1}
-    with pytest.raises(UsageError, match=r"^json_schema.schema should be an object, not null"):
+    with pytest.raises(UsageError, match=r"^json_schema.schema must be an object, not null"):
         parse_schema(Body({"type": "json_schema", "json_schema": {}}))
 
 
@@ -363,7 +363,7 @@ def test_schemas_of_other_interfaces():
             question = read(Body({**asked, key: given}))
             assert question is not None and question.options.constraint == constraint
             assert (question.n, question.top_logprobs) == (1, None)
-        with pytest.raises(UsageError, match="schema should be an object"):
+        with pytest.raises(UsageError, match="schema must be an object"):
             read(Body({**asked, key: {"format": {"type": "json_schema", "schema": 5}}}))
 
 
@@ -411,9 +411,7 @@ def test_blocks_of_anthropic_as_messages():
         said = conversation_of_anthropic([{"role": "assistant", "content": [{**call, "input": odd}]}])
         assert said[0]["tool_calls"][0]["function"]["arguments"] == text
     for spoilt in ({**call, "name": 5}, {**call, "name": None}):
-        with pytest.raises(
-            UsageError, match=r"messages\[0\]\.content: a tool_use block should have a name and an input"
-        ):
+        with pytest.raises(UsageError, match=r"messages\[0\]\.content: a tool_use block must have a name and an input"):
             conversation_of_anthropic([{"role": "assistant", "content": [spoilt]}])
 
 
@@ -424,7 +422,7 @@ def test_what_anthropic_tells_of_a_tool():
     ).options.tools.tools
     assert (tool.name, tool.description, tool.parameters, tool.strict) == ("t", "d", schema, True)
     for odd in (5, "t", None):
-        with pytest.raises(UsageError, match="tools should"):
+        with pytest.raises(UsageError, match="tools must"):
             claude(tools=[odd])
 
 
@@ -492,13 +490,13 @@ def test_messages_of_all_roles():
 
 
 @pytest.mark.parametrize(("message", "reason"), [
-    ({"role": "assistant", "tool_calls": 5}, "tool_calls should be an array"),
-    ({"role": "assistant", "tool_calls": [5]}, "a tool call should have a function"),
-    ({"role": "assistant", "tool_calls": [{"function": {"name": 5}}]}, "a tool call should have a function with"),
-    ({"role": "user", "content": 5}, "content should be a string or an array of parts"),
+    ({"role": "assistant", "tool_calls": 5}, "tool_calls must be an array"),
+    ({"role": "assistant", "tool_calls": [5]}, "a tool call must have a function"),
+    ({"role": "assistant", "tool_calls": [{"function": {"name": 5}}]}, "a tool call must have a function with"),
+    ({"role": "user", "content": 5}, "content must be a string or an array of parts"),
     ({"role": "user", "content": [{"url": "x"}]}, "an object with a type"),
     ({"role": "user", "content": [{"type": "audio"}]}, "only text and images are supported"),
-    ({"role": "user", "content": [{"type": "text", "text": 5}]}, "should have a text"),
+    ({"role": "user", "content": [{"type": "text", "text": 5}]}, "must have a text"),
     ({"role": "system", "content": [{"type": "image_url", "image_url": "data:x"}]}, "system message can only contain"),
 ])  # fmt: skip
 def test_messages_that_make_no_sense(message: dict[str, Any], reason: str):
@@ -508,14 +506,12 @@ def test_messages_that_make_no_sense(message: dict[str, Any], reason: str):
 
 def test_no_messages():
     for given, reason in (
-        ([], "messages should not be empty"),
-        (["x"], r"messages\[0\] should be an object, not a string"),
+        ([], "messages must not be empty"),
+        (["x"], r"messages\[0\] must be an object, not a string"),
     ):
         with pytest.raises(UsageError, match=reason):
             parse_messages(given)
-    with pytest.raises(
-        UsageError, match=r"messages\[0\].role should be one of system, developer, user, assistant, tool"
-    ):
+    with pytest.raises(UsageError, match=r"messages\[0\].role must be one of system, developer, user, assistant, tool"):
         parse_messages([{"role": "robot", "content": "x"}])
 
 
@@ -600,9 +596,9 @@ def test_messages_that_a_page_writes(given: Any, found: dict[str, Any] | None):
 @pytest.mark.parametrize(
     ("items", "reason"),
     [
-        (5, "input should be a string or an array of items, not an integer"),
-        ([5], "input[0] should be an object, not an integer"),
-        ([{"role": "robot"}], "input[0].role should be one of system, developer, user, assistant, tool, function"),
+        (5, "input must be a string or an array of items, not an integer"),
+        ([5], "input[0] must be an object, not an integer"),
+        ([{"role": "robot"}], "input[0].role must be one of system, developer, user, assistant, tool, function"),
         ([SAYING, {"type": "item_reference"}],
          "input[1]: item_reference is not supported: items are not stored; send the item"),
     ],
@@ -734,10 +730,10 @@ def test_files_of_several_folders(tmp_path):
 
 def test_how_many_texts():
     assert parse_texts("a", "input") == ["a"] and len(parse_texts(["a"] * MAX_TEXTS, "input")) == MAX_TEXTS
-    with pytest.raises(UsageError, match=f"input should be at most {MAX_TEXTS} strings, not {MAX_TEXTS + 1}"):
+    with pytest.raises(UsageError, match=f"input must be at most {MAX_TEXTS} strings, not {MAX_TEXTS + 1}"):
         parse_texts(["a"] * (MAX_TEXTS + 1), "input")
     for odd in ([1], ["a", 1], None, 5):
-        with pytest.raises(UsageError, match="input should be a string or an array of strings"):
+        with pytest.raises(UsageError, match="input must be a string or an array of strings"):
             parse_texts(odd, "input")
 
 
@@ -771,9 +767,9 @@ def test_numbers_of_errors(error: Exception, status: int, kind: str, code: str |
 
 def test_what_errors_do_not_tell():
     assert openai_error(KeyError("secret"))["error"]["message"] == "internal error: KeyError"
-    for message, param in (("top_k should be", "top_k"), ("a.b[3] is missing", "a.b[3]"), ("x is not supported", "x")):
+    for message, param in (("top_k must be", "top_k"), ("a.b[3] is missing", "a.b[3]"), ("x is not supported", "x")):
         assert openai_error(UsageError(message))["error"]["param"] == param
-    assert openai_error(ContextError("top_k should be"))["error"]["param"] is None
+    assert openai_error(ContextError("top_k must be"))["error"]["param"] is None
 
 
 # ---- bodies
@@ -822,7 +818,7 @@ def test_json_that_is_none():
         with pytest.raises(RejectedRequestError, match="is not valid JSON"):
             parse_json(body, 9)
     for body in (b"[]", b"5", b"null"):
-        with pytest.raises(RejectedRequestError, match="should be a JSON object"):
+        with pytest.raises(RejectedRequestError, match="must be a JSON object"):
             parse_json(body, 9)
 
 
@@ -1538,7 +1534,7 @@ def test_prompts_that_are_refused_at_once():
     it = exchange()
     assert it._build_request([0, 8]).asked == [0, 8] and it._vocab == 7
     for odd in ([9], [-1], [0, "x"], [1.5]):
-        with pytest.raises(UsageError, match=r"^prompt: token ids should be from 0 to 8$"):
+        with pytest.raises(UsageError, match=r"^prompt: token ids must be from 0 to 8$"):
             it._build_request(odd)
     for text in ("é" * 500, say("é" * 499 + "x", "X")):
         assert exchange(most=1000)._build_request(text).asked == text

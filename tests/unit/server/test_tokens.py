@@ -48,10 +48,10 @@ def test_a_template_is_applied_as_an_answer_would_read_it(served: Served):
     ("address", "body", "message"),
     [
         ("/tokenize", {}, "content is missing"),
-        ("/tokenize", {"content": 5}, "content should be a string"),
-        ("/detokenize", {"tokens": ["a"]}, "tokens should be an array of token ids"),
+        ("/tokenize", {"content": 5}, "content must be a string"),
+        ("/detokenize", {"tokens": ["a"]}, "tokens must be an array of token ids"),
         ("/detokenize", {"tokens": [99999999]}, "does not exist"),
-        ("/apply-template", {"messages": []}, "messages should not be empty"),
+        ("/apply-template", {"messages": []}, "messages must not be empty"),
     ],
 )
 def test_what_is_refused(served: Served, address: str, body: dict, message: str):

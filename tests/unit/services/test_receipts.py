@@ -198,7 +198,7 @@ def test_what_is_no_receipt(tiny: str, cli, tmp_path: Path):
     for field, value, problem in (
         ("receipt", 99, "written by another version"),
         ("options", good["options"] | {"new": 1}, "'new'"),
-        ("options", good["options"] | {"sampling": good["options"]["sampling"] | {"top_k": -1}}, "top_k should be"),
+        ("options", good["options"] | {"sampling": good["options"]["sampling"] | {"top_k": -1}}, "top_k must be"),
     ):
         path.write_text(json.dumps({**good, field: value}))
         code, out, err = cli("replay", path)

@@ -258,11 +258,11 @@ def test_images_of_others_than_users(strict: Served):
 
 def test_what_is_no_message_is_refused(strict: Served):
     for messages, said in [
-        ([], "messages should not be empty"),
-        ([{"role": "critic", "content": "x"}], "messages[0].role should be one of system, developer, user,"),
+        ([], "messages must not be empty"),
+        ([{"role": "critic", "content": "x"}], "messages[0].role must be one of system, developer, user,"),
         (
             [{"role": "user", "content": 5}],
-            "messages[0].content should be a string or an array of parts, not an integer",
+            "messages[0].content must be a string or an array of parts, not an integer",
         ),
     ]:
         reply = strict.post("/v1/chat/completions", {"model": "strict", "messages": messages})
@@ -319,7 +319,7 @@ def test_a_cut_call_among_whole_ones(strict: Served):
 
 def test_what_is_no_call_is_refused(tiny_path: str):
     for calls in ([5], [{}], [{"function": "look"}], [{"function": {"name": 5}}]):
-        with open_with(tiny_path, STRICT) as model, pytest.raises(UsageError, match="a call should be"):
+        with open_with(tiny_path, STRICT) as model, pytest.raises(UsageError, match="a call must be"):
             model.chat([user("User1"), answer(None, tool_calls=calls)])
 
 

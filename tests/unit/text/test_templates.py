@@ -345,22 +345,22 @@ def test_importing_the_tokenizer_does_not_import_jinja():
 
 
 @pytest.mark.parametrize(("messages", "problem"), [
-    ("Hi", "messages should be a list of messages, not str"), (USER, "messages should be a list of messages, not dict"),
-    (b"", "messages should be a list of messages, not bytes"),
-    ([{"content": "Hi"}], "a message should be {\"role\": ..., \"content\": ...}, not {'content': 'Hi'}"),
-    ([USER, 5], 'a message should be {"role": ..., "content": ...}, not 5'),
-    ([{"role": "user", "content": 0}], "the content of a message should be a text, not int"),
-    ([{"role": "assistant", "content": 5}], "the content of a message should be a text, not int"),
-    ([{"role": "user", "content": [5]}], 'a part of a content should be {"type": "text", "text": ...}, not 5'),
+    ("Hi", "messages must be a list of messages, not str"), (USER, "messages must be a list of messages, not dict"),
+    (b"", "messages must be a list of messages, not bytes"),
+    ([{"content": "Hi"}], "a message must be {\"role\": ..., \"content\": ...}, not {'content': 'Hi'}"),
+    ([USER, 5], 'a message must be {"role": ..., "content": ...}, not 5'),
+    ([{"role": "user", "content": 0}], "the content of a message must be a text, not int"),
+    ([{"role": "assistant", "content": 5}], "the content of a message must be a text, not int"),
+    ([{"role": "user", "content": [5]}], 'a part of a content must be {"type": "text", "text": ...}, not 5'),
     ([{"role": "user", "content": [{"type": "x" * 41}]}],
      f"a part of a content is of type '{'x' * 40}': only text is supported"),
-    ([{"role": "user", "content": [{"type": 5, "text": "Hi"}]}], 'a part of a content should be '
+    ([{"role": "user", "content": [{"type": 5, "text": "Hi"}]}], 'a part of a content must be '
      "{\"type\": \"text\", \"text\": ...}, not {'type': 5, 'text': 'Hi'}"),
     ([{"role": "user", "content": [[5] * 99]}],
-     'a part of a content should be {"type": "text", "text": ...}' + f", not {[5] * 99}"[:100]),
-    ([{"role": "user", "content": [{"type": "text"}]}], "a part of type 'text' should have a text, not None"),
+     'a part of a content must be {"type": "text", "text": ...}' + f", not {[5] * 99}"[:100]),
+    ([{"role": "user", "content": [{"type": "text"}]}], "a part of type 'text' must have a text, not None"),
     ([{"role": "user", "content": [{"type": "text", "text": [5] * 99}]}],
-     f"a part of type 'text' should have a text, not {[5] * 99}"[:100]),
+     f"a part of type 'text' must have a text, not {[5] * 99}"[:100]),
 ])  # fmt: skip
 def test_what_is_no_conversation(messages, problem: str):
     with pytest.raises(UsageError, match=f"^{re.escape(problem)}$"):

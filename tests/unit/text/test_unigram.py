@@ -135,7 +135,7 @@ def test_a_map_that_leads_out_of_itself():
 
 @pytest.mark.parametrize("value", [[1, 2], "abc", np.zeros(4, np.float32), np.zeros((2, 2), np.uint8)])
 def test_maps_that_are_no_bytes(value):
-    with pytest.raises(ModelError, match="precompiled_charsmap should be an array of bytes"):
+    with pytest.raises(ModelError, match="precompiled_charsmap must be an array of bytes"):
         unigram(["a"], [-1.0], precompiled_charsmap=value)
 
 

@@ -84,7 +84,7 @@ def test_unigram_models():
     assert (given.adds_space, given.merges_spaces, given.charsmap) == (True, True, bytes(range(4)))
     assert unigram(precompiled_charsmap=np.arange(4, dtype=np.int8)).charsmap == bytes(range(4))
     for odd in (np.arange(4, dtype=np.int32), np.ones(4, np.float32), "x"):
-        with pytest.raises(ModelError, match="precompiled_charsmap should be an array of bytes"):
+        with pytest.raises(ModelError, match="precompiled_charsmap must be an array of bytes"):
             unigram(precompiled_charsmap=odd)
     assert scored(precompiled_charsmap=np.arange(4, dtype=np.int32)).charsmap == b""  # not of its kind
 
@@ -218,18 +218,18 @@ def test_pretokenizers():
     assert "is missing" in str(read_vocabulary(missing).warning)
     for odd in ("a b", "", "x" * 64, "-a"):
         if odd:
-            with pytest.raises(ModelError, match="pre should be a name"):
+            with pytest.raises(ModelError, match="pre must be a name"):
                 special(pre=odd)
     assert special(pre="x" * 63).warning
 
 
 @pytest.mark.parametrize("name", ["add_bos_token", "remove_extra_whitespaces", "escape_whitespaces", "clean_spaces"])
 def test_flags_that_nothing_needs_are_checked(name: str):
-    with pytest.raises(ModelError, match=f"{name} should be true or false"):
+    with pytest.raises(ModelError, match=f"{name} must be true or false"):
         special(**{name: 1})
-    with pytest.raises(ModelError, match="mask_token_id should be a number from 0 to 255"):
+    with pytest.raises(ModelError, match="mask_token_id must be a number from 0 to 255"):
         special(mask_token_id=-2)
-    with pytest.raises(ModelError, match="token_type_count should be a number from 0"):
+    with pytest.raises(ModelError, match="token_type_count must be a number from 0"):
         special(token_type_count=-1)
     assert special(token_type_count=2**31 - 1, mask_token_id=255).end_ids == frozenset()
 
@@ -240,7 +240,7 @@ def test_other_kinds():
     with pytest.raises(UnsupportedError, match=r"expected gpt2, .*found newer"):
         special(model="newer")
     for odd in ("a b", "", "x" * 64):
-        with pytest.raises(ModelError, match="model should be a name"):
+        with pytest.raises(ModelError, match="model must be a name"):
             special(model=odd)
 
 

@@ -222,17 +222,17 @@ ANY_SIZE = {"vision__embedding_length": 16, "vision__image_size": 40}
 
 
 @pytest.mark.parametrize(("read", "right", "wrong", "message"), [
-    (idefics3.read, {"vision__preproc_image_size": 256}, {"vision__preproc_image_size": 257}, "up to 256, is 257"),
+    (idefics3.read, {"vision__preproc_image_size": 256}, {"vision__preproc_image_size": 257}, "up to 256 .found 257"),
     (internvl.read, {"vision__projector__scale_factor": 4}, {"vision__projector__scale_factor": 3},
      "4 patches on each side cannot be merged by 3"),
     (internvl.read, {"vision__preproc_max_tiles": 1}, {"vision__preproc_min_tiles": 2, "vision__preproc_max_tiles": 1},
-     "preproc_max_tiles should be a number from 2 to"),
+     "preproc_max_tiles must be a number from 2 to"),
     (lfm2vl.read, ANY_SIZE, {**ANY_SIZE, "vision__spatial_merge_size": 3},
      "patches of 2 pixels, merged by 3, do not fill tiles of 512"),
     (llava.read, {"vision__feature_layer": np.array([1])}, {"vision__feature_layer": np.array([0])},
-     "feature_layer should be from 1 to 3"),
+     "feature_layer must be from 1 to 3"),
     (llava.read, {"vision__feature_layer": np.array([3])}, {"vision__feature_layer": np.array([4])},
-     "feature_layer should be from 1 to 3"),
+     "feature_layer must be from 1 to 3"),
     (llava.read, {}, {"vision__feature_layer": np.array([1, 2])}, "rows of 2 layers together are not supported"),
     (partial(read_any_size, merge=4), ANY_SIZE, {**ANY_SIZE, "vision__spatial_merge_size": 5},
      "patches merged by 5 are not supported, 4 is the most"),
@@ -292,10 +292,10 @@ def test_what_is_read_of_a_pair():
     ({"has_vision_encoder": False}, "not an encoder for texts and one for pictures"),
     ({"text__attention__head_count": 3}, "8 columns do not make 3 attention heads"),
     ({"text__projection_dim": 7}, "vectors of 7 numbers for texts and of 6 for pictures"),
-    ({"text__block_count": 0}, "block_count should be a number from 1 to 1024"),
-    ({"text__block_count": 1025}, "block_count should be a number from 1 to 1024"),
-    ({"text__context_length": 2}, "context_length should be a number from 3 to 4096"),
-    ({"text__context_length": 4097}, "context_length should be a number from 3 to 4096"),
+    ({"text__block_count": 0}, "block_count must be a number from 1 to 1024"),
+    ({"text__block_count": 1025}, "block_count must be a number from 1 to 1024"),
+    ({"text__context_length": 2}, "context_length must be a number from 3 to 4096"),
+    ({"text__context_length": 4097}, "context_length must be a number from 3 to 4096"),
 ])  # fmt: skip
 def test_pairs_that_make_no_sense(changes: dict[str, Any], problem: str):
     with pytest.raises(ModelError) as error:

@@ -381,7 +381,7 @@ REFUSALS: list[tuple[str, Callable[[Path], Any]]] = [
     ("mm_tokens_per_image", lambda f: edit_json(f / "config.json", mm_tokens_per_image=25)),
     ("are quantized", lambda f: edit_json(f / "config.json", quantization_config={"quant_method": "quip"})),
     ("preprocessor_config.json: this file is missing", lambda f: (f / "preprocessor_config.json").unlink()),
-    ("image_mean should be a list", lambda f: edit_json(f / "preprocessor_config.json", image_mean=[1])),
+    ("image_mean must be a list", lambda f: edit_json(f / "preprocessor_config.json", image_mean=[1])),
     ("not part of projectors", lambda f: change_tensors(f, **{"vision_tower.extra.weight": np.ones(3)})),
     ("has the shape", lambda f: change_tensors(f, **{"vision_tower.vision_model.post_layernorm.bias": np.ones(3)})),
     (

@@ -293,7 +293,7 @@ def test_what_a_grammar_produces(tokenizer: Tokenizer, grammar: str, yes: list[s
         ('root ::= "\\uD800"', r"in line 1: there are no characters from \\uD800 to \\uDFFF"),
         ('root ::= "\\U00110000"', r"in line 1: there is no character \\U00110000"),
         ("root ::= <think [a]", "in line 1: this cannot be read: '<think"),
-        (b"root", "should be a text"),
+        (b"root", "must be a text"),
     ],
 )
 def test_grammars_that_are_none(grammar: str, reason: str):
@@ -356,8 +356,8 @@ def test_control_tokens_are_no_text(model: localllm.Model):
         ({"type": "string", "pattern": "(?=a)b"}, "look-around"),
         ({"x-guidance": {"lenient": True}, "not": {}}, '"not"'),
         ("{", "the schema is not valid JSON"),
-        ("[]", "should be an object"),
-        (7, "should be an object"),
+        ("[]", "must be an object"),
+        (7, "must be an object"),
         ("[" * 100_000, "nested too deeply"),
     ],
 )  # fmt: skip

@@ -243,13 +243,13 @@ def test_what_is_wrong_is_said_of_the_user_s_grammar(tiny: Path, grammar: str, c
 
 
 @pytest.mark.parametrize(("grammar", "reason"), [
-    ("root ::= [a-c]{3,2}", r"in line 1: in \{3,2\} the second number should not be below the first"),
+    ("root ::= [a-c]{3,2}", r"in line 1: in \{3,2\} the second number must not be below the first"),
     ('root ::= "a"\n\n* "b"', None),
     ("root ::=\n * [a]", r"in line 2: there is nothing before \* that it could repeat"),
     ("root ::= ({2} [a])", r"in line 1: expected \), found '\{2\}'"),
     ('root ::= "a"{,3}', r"in line 1: this cannot be read"),
     ('root ::= "a', "in line 1: this cannot be read: '\"a'"), ("root ::= [a", r"in line 1: this cannot be read: '\[a'"),
-    ("root ::= <[1x]> [a]", r"in line 1: <\[1x\]> should be a token's number, like <\[1000\]>"),
+    ("root ::= <[1x]> [a]", r"in line 1: <\[1x\]> must be a token's number, like <\[1000\]>"),
     ("root ::= [a]{3000}", "too large: use smaller repetition counts"),
     ("root ::= " + "(" * 5000 + "[a]" + ")" * 5000, "its groups are nested too deeply"),
     ('root ::= "a" root', "it matches no text"),

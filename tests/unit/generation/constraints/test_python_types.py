@@ -88,8 +88,8 @@ def test_what_cannot_be_parsed(model: localllm.Model):
     [
         (Custom, "the schema cannot be used: "),
         (len, "the schema cannot be used: "),
-        (5, "a JSON schema should be an object, not '5'"),
-        ([int], "a JSON schema should be an object"),
+        (5, "a JSON schema must be an object, not '5'"),
+        ([int], "a JSON schema must be an object"),
     ],
 )
 def test_what_is_no_type(model: localllm.Model, schema: object, message: str):
@@ -108,7 +108,7 @@ def test_errors_take_the_place_of_their_answers(model: localllm.Model):
     with pytest.raises(LocalllmError):
         list(model.map(prompts, 2))
     assert all(isinstance(answer, UsageError) for answer in model.map([[], []], errors="return"))
-    with pytest.raises(UsageError, match="errors should be raise or return"):
+    with pytest.raises(UsageError, match="errors must be raise or return"):
         model.map(prompts, errors="ignore")  # type: ignore[call-overload]
 
 

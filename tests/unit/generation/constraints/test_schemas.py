@@ -143,7 +143,7 @@ def test_parameters_without_a_type(told):
 
 def test_parameters_that_are_no_object():
     for wrong in ({"type": "array"}, {"type": ["string", "null"]}, [], "x"):
-        with pytest.raises(UsageError, match="the parameters of f should be a schema of an object"):
+        with pytest.raises(UsageError, match="the parameters of f must be a schema of an object"):
             Tool("f", "", wrong)
     assert Tool("f", "", {"type": ["OBJECT", "null"], "properties": {"a": {}}}).parameters["type"] == "object"
 

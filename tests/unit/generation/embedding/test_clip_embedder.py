@@ -114,7 +114,7 @@ def test_long_texts(clip):
     assert cut.shape == split.shape == (1, pairs.OUT) and not np.array_equal(cut, split)
     assert abs(np.linalg.norm(split) - 1) < 1e-6
     for options, message in (
-        (EmbedOptions(dims=99), "dims should be 32"),
+        (EmbedOptions(dims=99), "dims must be 32"),
         (EmbedOptions(role="query"), "no prompts for roles"),
     ):
         with pytest.raises(UsageError, match=message):

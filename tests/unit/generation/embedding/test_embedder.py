@@ -69,7 +69,7 @@ def test_from_python(made):
         with pytest.raises(ModelError, match=r"no head, the tensor cls\.output\.weight .* makes vectors"):
             opened.rerank("a", ["b"])
         for wrong in ({"dims": 0}, {"dims": 97}, {"role": "x"}, {"overflow": "x"}, {"pooling": "x"}):
-            with pytest.raises(UsageError, match=f"{next(iter(wrong))} should be"):
+            with pytest.raises(UsageError, match=f"{next(iter(wrong))} must be"):
                 opened.embed(texts, **wrong)
 
 
@@ -250,10 +250,10 @@ def test_vectors_of_texts():
     raw = made.embed(["abcdef", "g"], EmbedOptions(dims=3, normalize=False, overflow="split"))
     assert raw.tolist() == [[3, 4, 12]] * 2 and heard[2][0] == [[*"<abcd>"], [*"<ef>"], [*"<g>"]]
     for options, problem in (
-        (EmbedOptions(dims=4), "dims should be 3 or below, not 4: that is the vectors' width"),
-        (EmbedOptions(dims=0), "dims should be 1 or above, not 0"),
-        (EmbedOptions(role="x"), "role should be query or document, not 'x'"),
-        (EmbedOptions(overflow="x"), "overflow should be refuse, cut or split, not 'x'"),
+        (EmbedOptions(dims=4), "dims must be 3 or below, not 4: that is the vectors' width"),
+        (EmbedOptions(dims=0), "dims must be 1 or above, not 0"),
+        (EmbedOptions(role="x"), "role must be query or document, not 'x'"),
+        (EmbedOptions(overflow="x"), "overflow must be refuse, cut or split, not 'x'"),
     ):  # fmt: skip
         with pytest.raises(UsageError, match=problem):
             made.embed(["a"], options)
@@ -284,8 +284,8 @@ NOTHING_SAID = "/m.gguf: the model does not define how to pool token vectors: it
     (None, "mean", False, False, "mean"), (None, "last", True, False, "last"), (None, None, False, True, "cls"),
     (None, "mean", True, True, "cls"), ("last", "rank", True, True, "last"), ("mean", None, False, False, "mean"),
     ("last", None, True, False, "last"),
-    ("none", "mean", False, False, "pooling should be mean, cls or last, not 'none'"),
-    ("rank", "mean", False, False, "pooling should be mean, cls or last, not 'rank'"),
+    ("none", "mean", False, False, "pooling must be mean, cls or last, not 'none'"),
+    ("rank", "mean", False, False, "pooling must be mean, cls or last, not 'rank'"),
     (None, None, False, False, NOTHING_SAID), (None, "none", False, False, NOTHING_SAID),
     (None, "rank", False, True, "/m.gguf: this model is a reranker"),
     (None, None, True, True, "/m.gguf: this model is a reranker"),
@@ -538,6 +538,6 @@ def test_duplicates_on_the_command_line(made, cli):
     code, out, _ = cli("embed", made, "--duplicates", 0.9999, stdin=lines)
     assert (code, out) == (0, f"1.0000\t{WORDS[0]}\n1.0000\t{WORDS[0]}\n")
     code, _, err = cli("embed", made, "--duplicates", 2, stdin=lines)
-    assert code == 2 and "--duplicates should be above 0 and up to 1, not 2" in err
+    assert code == 2 and "--duplicates must be above 0 and up to 1, not 2" in err
     code, _, err = cli("embed", made, "--duplicates", 0.9, "--near", "x", stdin=lines)
     assert code == 2 and "--duplicates prints texts, not vectors" in err

@@ -378,7 +378,7 @@ def test_numbers_of_numpy_are_numbers():
         "temperature": float, "top_k": int, "seed": int, "ignore_eos": bool,
     }  # fmt: skip
     for wrong in (np.True_, np.float32("nan"), np.array(1.0), np.complex64(1), "1"):
-        with pytest.raises(UsageError, match="temperature should be a number"):
+        with pytest.raises(UsageError, match="temperature must be a number"):
             SamplingOptions(temperature=wrong)
 
 
@@ -446,7 +446,7 @@ def test_advice_that_makes_no_sense(key: str, value):
         return
     assert not options.explicit
     (line,) = ignored
-    assert line.startswith(f"a.gguf: general.sampling.{key} should be ")
+    assert line.startswith(f"a.gguf: general.sampling.{key} must be ")
     assert len(line) < 500 and line.isprintable()
 
 
@@ -467,7 +467,7 @@ def test_inspect_shows_the_advice(opinionated: str, cli):
 def test_the_users_options_win_over_the_files(opinionated: str):
     with localllm.open(opinionated, threads=1) as model:
         (warning,) = model.warnings
-        assert "general.sampling.top_k should be a whole number, 0 or above, is many" in warning
+        assert "general.sampling.top_k must be a whole number, 0 or above (found many)" in warning
 
         def said(**options) -> list[int]:
             answer = model.generate("hello", 8, **options)
@@ -673,5 +673,5 @@ def test_which_numbers_make_sense(names: list[str], least: float, most: float, t
         below, above = math.nextafter(least, -math.inf), math.nextafter(most, math.inf)
         for wrong in (below if abs(least) < 1e308 else -math.inf, above if most <= 2 else math.inf):
             problem = text if abs(wrong) < math.inf else "a number"
-            with pytest.raises(UsageError, match=f"^{name} should be {problem}, not {wrong}$"):
+            with pytest.raises(UsageError, match=f"^{name} must be {problem}, not {wrong}$"):
                 SamplingOptions(**{name: wrong})

@@ -112,9 +112,9 @@ async def later(a: int, b: int) -> int:
     [
         ([5], "auto", "tools: 5 is not a function"),
         ([several], "auto", r"tools: several has parameters that cannot be passed by name"),
-        ([{"type": "function"}], "auto", "tools: a tool should be a function or have a name"),
-        ("add", "auto", "tools should be a list of functions, not str"),
-        ([add], "sub", "tool_choice should be auto, required, none or one of add, not 'sub'"),
+        ([{"type": "function"}], "auto", "tools: a tool must be a function or have a name"),
+        ("add", "auto", "tools must be a list of functions, not str"),
+        ([add], "sub", "tool_choice must be auto, required, none or one of add, not 'sub'"),
         ([add, add], "auto", "each with a different name"),
         ([lambda x: x], "auto", "is not a valid name"),
     ],

@@ -78,7 +78,7 @@ def test_chunks():
 
 @pytest.mark.parametrize(
     ("tokens", "size", "most", "reason"),
-    [(4, 5, None, "4 tokens.* 5"), (9, 3, None, "context should be 4 or greater"), (9, 5, 0, "1 or greater")],
+    [(4, 5, None, "4 tokens.* 5"), (9, 3, None, "context must be 4 or greater"), (9, 5, 0, "1 or greater")],
 )
 def test_chunks_that_cannot_be(tokens, size, most, reason):
     with pytest.raises(UsageError, match=reason):
@@ -440,8 +440,8 @@ def test_the_comparison(cli, tiny, other, text, tmp_path):
     ("code", "arguments", "reason"),
     [
         (2, ["TINY"], "TEXT is missing"),
-        (2, ["TINY", "TEXT", "-c", "3"], "-c should be 4 or greater"),
-        (2, ["TINY", "TEXT", "-c", "0"], "-c should be 4 or greater"),
+        (2, ["TINY", "TEXT", "-c", "3"], "-c must be 4 or greater"),
+        (2, ["TINY", "TEXT", "-c", "0"], "-c must be 4 or greater"),
         (2, ["TINY", "TEXT", "--chunks", "0"], "1 or greater"),
         (2, ["TINY", "TEXT", "-c", "100000"], "fewer than a chunk of 100000"),
         (2, ["TINY", "--kl-divergence"], "FILE together"),

@@ -46,16 +46,16 @@ def test_programs():
 @pytest.mark.parametrize(
     ("record", "message"),
     [
-        ({"grader": "best"}, "\"grader\" should be exact, number, choice, regex, json or program, not 'best'"),
+        ({"grader": "best"}, "\"grader\" must be exact, number, choice, regex, json or program, not 'best'"),
         ({}, "the grader exact needs the field 'answer'"),
         ({"grader": "json"}, "the grader json needs the field 'schema' or 'answer'"),
         ({"grader": "program"}, "the grader program needs the field 'test'"),
         ({"grader": "program", "test": "", "entry_point": "f"}, '"entry_point" needs the field "prompt"'),
-        ({"answer": 5}, '"answer" should be a text or a list of texts, not 5'),
-        ({"answer": "five", "grader": "number"}, "\"answer\" should be a number, not 'five'"),
-        ({"answer": "E", "grader": "choice"}, "\"answer\" should be one of the choices, not 'E'"),
-        ({"answer": "E", "grader": "choice", "choices": "E"}, '"choices" should be a list of texts'),
-        ({"answer": "(", "grader": "regex"}, '"answer" should be a regular expression: '),
+        ({"answer": 5}, '"answer" must be a text or a list of texts, not 5'),
+        ({"answer": "five", "grader": "number"}, "\"answer\" must be a number, not 'five'"),
+        ({"answer": "E", "grader": "choice"}, "\"answer\" must be one of the choices, not 'E'"),
+        ({"answer": "E", "grader": "choice", "choices": "E"}, '"choices" must be a list of texts'),
+        ({"answer": "(", "grader": "regex"}, '"answer" must be a regular expression: '),
     ],
 )
 def test_records_that_cannot_be_graded(record: dict, message: str):

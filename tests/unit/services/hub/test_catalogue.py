@@ -313,7 +313,7 @@ def test_where_the_folder_is(monkeypatch, tmp_path):
             monkeypatch.setenv(name, variables.get(name, ""))
         assert models_folder() == Path(expected)
     monkeypatch.setenv("LOCALLLM_MODELS", "models")
-    with pytest.raises(UsageError, match="LOCALLLM_MODELS should be an absolute path"):
+    with pytest.raises(UsageError, match="LOCALLLM_MODELS must be an absolute path"):
         models_folder()
     (tmp_path / "there.gguf").touch()
     assert resolve(tmp_path / "there.gguf") == str(tmp_path / "there.gguf")

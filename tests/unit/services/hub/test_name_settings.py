@@ -241,8 +241,8 @@ def test_python_and_serve_know_every_option_that_changes_answers(param: Any):
 @pytest.mark.parametrize(
     ("line", "message"),
     [
-        ("temp = 'cold'", "line 4: temp: temperature should be a number"),
-        ("think = 'so'", "line 4: think: think should be"),
+        ("temp = 'cold'", "line 4: temp: temperature must be a number"),
+        ("think = 'so'", "line 4: think: think must be"),
     ],
 )
 def test_an_invalid_setting_of_a_name_is_told_with_its_line(named: Path, line: str, message: str):

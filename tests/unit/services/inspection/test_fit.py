@@ -125,7 +125,7 @@ def test_the_facts_of_a_file(model_path, monkeypatch: pytest.MonkeyPatch):
             describe_file(file, told.append, facts["context"])["rows"] and describe_file(file, told.append, 1)["rows"]
         )
         for odd in (0, facts["context"] + 1):
-            with pytest.raises(UsageError, match=f"context should be from 1 to {facts['context']}"):
+            with pytest.raises(UsageError, match=f"context must be from 1 to {facts['context']}"):
                 describe_file(file, told.append, odd)
 
 
@@ -254,7 +254,7 @@ def test_the_command(here: Path, cli):
         (("fit",), "give a MODEL, or --all for all of them"),
         (("fit", "small", "--all"), "give either MODEL or --all, not both"),
         (("fit", "--sort", "size"), "--sort needs --all"),
-        (("fit", "--all", "--sort", "x"), "--sort should be size, speed, memory, not x"),
+        (("fit", "--all", "--sort", "x"), "--sort must be size, speed, memory, not x"),
         (("fit", "--all", "--kv-type", "q9"), "unknown type of KV cache"),
     ):
         code, out, err = cli(*words)

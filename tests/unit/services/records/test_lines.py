@@ -38,7 +38,7 @@ def test_ids_of_records():
     assert taken.error == "line 5: the id 3 is that of line 3"
     for odd in (b"true", b"1.5", b"null", b"[1]"):
         [record] = read_records(b'{"id": ' + odd + b"}\n")
-        assert record.error.startswith("line 1: an id should be a text or a whole number")
+        assert record.error.startswith("line 1: an id must be a text or a whole number")
 
 
 def test_lines_that_are_no_records():
@@ -75,7 +75,7 @@ def test_what_is_asked():
 
 @pytest.mark.parametrize(("prompts", "fields", "message"), [
     ({"prompt": "{a}"}, {"b": 1}, "there is no field 'a'"), ({}, {"x": 1}, 'has no field "messages" or "prompt"'),
-    ({}, {"messages": "x"}, '"messages" should be a list'), ({}, {"messages": [], "image": "x"}, "in \"messages\""),
+    ({}, {"messages": "x"}, '"messages" must be a list'), ({}, {"messages": [], "image": "x"}, "in \"messages\""),
     ({"raw": True}, {"prompt": "x", "image": "i"}, "images need a chat template"),
     ({}, {"prompt": "x", "image": [""]}, "path of an image"),
 ])  # fmt: skip
@@ -125,7 +125,7 @@ def test_images_of_a_record():
     assert asked(Prompts(template="{{ a }}"), a="x", image="i") == user("x", images=["i"])
     assert images_of({}) == images_of({"image": None}) == [] and images_of({"image": ["a"]}) == ["a"]
     for odd in (5, [5], "", [None]):
-        with pytest.raises(UsageError, match='"image" should be the path of an image'):
+        with pytest.raises(UsageError, match='"image" must be the path of an image'):
             images_of({"image": odd})
 
 

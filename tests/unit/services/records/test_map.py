@@ -131,7 +131,7 @@ def test_lines_that_fail_do_not_stop_the_others(cli, tmp_path: Path):
     found = [(result["id"], result.get("error")) for result in lines(out)]
     assert found[0] == ("a", None) and found[-1] == ("b", None)
     assert [number for number, _ in found[1:-1]] == [2, 3, "a", 5, 7, "long"]
-    expected = "not JSON", "not a JSON object", "the id 'a' is that of line 1", "an id should be", "no field", "tokens"
+    expected = "not JSON", "not a JSON object", "the id 'a' is that of line 1", "an id must be", "no field", "tokens"
     assert all(part in error for part, (_, error) in zip(expected, found[1:-1], strict=True))
 
 
@@ -260,7 +260,7 @@ def test_a_start_that_fails_leaves_no_file(cli, questions: Path, tmp_path: Path)
         (["-p", "{line}", "-f", "README.md"], "not both"),
         (["-f", "nowhere.jinja"], "cannot read nowhere.jinja"),
         (["--raw", "-sys", "Be brief."], "system message"),
-        (["--n", "0"], "n should be 1 or above"),
+        (["--n", "0"], "n must be 1 or above"),
     ],
 )
 def test_senseless_arguments(cli, arguments: list[str], message: str):
@@ -528,7 +528,7 @@ def test_who_stops_reading_closes_a_mapping():
 
 @pytest.mark.parametrize("n", [0, -1])
 def test_no_answers_are_none(n: int):
-    with pytest.raises(UsageError, match=f"^n should be 1 or above, not {n}$"):
+    with pytest.raises(UsageError, match=f"^n must be 1 or above, not {n}$"):
         MapJob("m", Prompts(), None, n)  # type: ignore[arg-type]
     usual = MapJob("m", Prompts(), None)  # type: ignore[arg-type]
     assert (usual.n, usual.precise, usual.context, usual.threads, usual.kv_type) == (1, True, None, None, "f16")

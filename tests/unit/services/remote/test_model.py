@@ -222,7 +222,7 @@ def test_addresses(given: str, url: str):
 def test_what_is_no_address(given: str):
     with pytest.raises(UsageError) as failure:
         Endpoint.of(given)
-    expected = "endpoint should be the address of a server, such as http://127.0.0.1:8000/v1, not "
+    expected = "endpoint must be the address of a server, such as http://127.0.0.1:8000/v1, not "
     assert str(failure.value) == f"{expected}{given!r}"
 
 
@@ -521,7 +521,7 @@ def test_an_answer_that_was_cut_stays_so():
 
 def test_answers_that_cannot_be():
     for n in (0, 17):
-        with pytest.raises(UsageError, match="n should be from 1 to 16"):
+        with pytest.raises(UsageError, match="n must be from 1 to 16"):
             model().session.candidates([], n=n)
     with pytest.raises(UsageError, match="beams is not available with"):
         model().session.candidates([], beams=1)

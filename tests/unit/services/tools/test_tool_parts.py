@@ -55,7 +55,7 @@ def test_lines_that_are_not_there(box: Toolbox, home: Path):
     for odd in (0, -1, True, 1.0, "1", None):
         for name in ("first", "lines"):
             said = perform(box, "read_file", path="notes.txt", **{name: odd})
-            assert said == (f"error: {name} should be an integer, 1 or greater", True)
+            assert said == (f"error: {name} must be an integer, 1 or greater", True)
 
 
 def test_what_is_no_text(box: Toolbox, home: Path, monkeypatch: pytest.MonkeyPatch):
@@ -104,8 +104,8 @@ def test_what_is_searched(box: Toolbox, home: Path):
     assert lines[0] == f"{Path('deep/B.txt')}:1: milk" and lines[1].endswith(": milk " + "y" * 295)
     assert perform(box, "search", text="no", path="deep/a.txt").text == f"{Path('deep/a.txt')}:2: no"
     assert perform(box, "search", text="") == ("error: text is empty", True)
-    assert perform(box, "search") == ("error: text should be a string", True)
-    assert perform(box, "search", text="milk", files=5) == ("error: files should be a string", True)
+    assert perform(box, "search") == ("error: text must be a string", True)
+    assert perform(box, "search", text="milk", files=5) == ("error: files must be a string", True)
 
 
 def test_a_search_is_cut(box: Toolbox, home: Path, monkeypatch: pytest.MonkeyPatch):
@@ -395,12 +395,12 @@ def test_files_that_can_be_transcripts(tmp_path: Path):
 @pytest.mark.parametrize(
     ("said", "message"),
     [
-        ("[]", "should have"), ("{}", "should have"), ('{"mcpServers": {}}', "should have"), ("{", "is not valid JSON"),
-        ('{"mcpServers": []}', "should have"), ('{"mcpServers": {"a": {"command": ""}}}', "a should have a command"),
-        ('{"mcpServers": {"a": {"command": "x", "args": [1]}}}', "args should be an array"),
-        ('{"mcpServers": {"a": {"command": "x", "env": ["y"]}}}', "env should be an object"),
-        ('{"mcpServers": {"a": {"command": "x", "cwd": 5}}}', "cwd should be a string"),
-        ('{"mcpServers": {"a": {"disabled": "yes"}}}', "a should have a command"),
+        ("[]", "must have"), ("{}", "must have"), ('{"mcpServers": {}}', "must have"), ("{", "is not valid JSON"),
+        ('{"mcpServers": []}', "must have"), ('{"mcpServers": {"a": {"command": ""}}}', "a must have a command"),
+        ('{"mcpServers": {"a": {"command": "x", "args": [1]}}}', "args must be an array"),
+        ('{"mcpServers": {"a": {"command": "x", "env": ["y"]}}}', "env must be an object"),
+        ('{"mcpServers": {"a": {"command": "x", "cwd": 5}}}', "cwd must be a string"),
+        ('{"mcpServers": {"a": {"disabled": "yes"}}}', "a must have a command"),
     ],
 )  # fmt: skip
 def test_files_of_servers_that_cannot_be_used(tmp_path: Path, said: str, message: str):

@@ -65,7 +65,7 @@ def test_reading(home: Path):
     assert perform(box, "read_file", path="data.bin") == ("error: data.bin is not a text file", True)
     assert perform(box, "read_file", path="deep").failed
     assert perform(box, "read_file", path="nothing.txt") == (f"error: {MISSING}", True)
-    assert perform(box, "read_file", file="notes.txt") == ("error: path should be a string", True)
+    assert perform(box, "read_file", file="notes.txt") == ("error: path must be a string", True)
     assert perform(box, "list").text == "data.bin  5\ndeep/\nevil.txt  60\nnotes.txt  27"
     deep = f"{Path('deep/more.md')}:1: Milk is white."
     assert perform(box, "search", text="ilk").text == f"notes.txt:1: Buy milk.\n{deep}"
@@ -236,11 +236,11 @@ def test_a_tool_that_comes_later_can_be_allowed_before(tmp_path: Path, monkeypat
     ("server", "message"),
     [
         ({"url": "https://example.org/mcp"}, "has a url; only servers with a command"),
-        ({"command": 5}, "should have a command"),
-        ({"command": "x", "args": "y"}, "args should be an array"),
-        ({"command": "x", "env": {"A": 1}}, "env should be an object of strings"),
+        ({"command": 5}, "must have a command"),
+        ({"command": "x", "args": "y"}, "args must be an array"),
+        ({"command": "x", "env": {"A": 1}}, "env must be an object of strings"),
         ({"command": "${NOT_SET_HERE}"}, "the variable NOT_SET_HERE is not set"),
-        ("python", "should be an object"),
+        ("python", "must be an object"),
     ],
 )
 def test_servers_that_cannot_be_used(tmp_path: Path, server: object, message: str):
@@ -349,7 +349,7 @@ def test_steps_end(model: str, home: Path):
         (["--tools", "list", "--allow", ".", "--yes", "run"], "--yes: unknown tool 'run'; available: list"),
         (
             ["--tools", "list", "--allow", ".", "--yes", "list", "--max-steps", "0"],
-            "--max-steps should be 1 or above",
+            "--max-steps must be 1 or above",
         ),
         (["--tools", "list", "--allow", ".", "--yes", "list", "--n", "2"], "cannot be combined with --n"),
         (["--tools", "list", "--allow", ".", "--yes", "list", "--raw"], "cannot be combined with --raw"),

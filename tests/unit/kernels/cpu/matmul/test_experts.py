@@ -460,7 +460,7 @@ def test_a_router_that_is_no_number_is_seen(golden, backend):  # noqa: F811
 @pytest.mark.parametrize("fields, problem", [
     ({"expert_used_count": 5}, "cannot go to 5 of 4 experts"),
     ({"expert_group_count": 3}, "4 experts in 3 groups"),
-    ({"expert_group_count": 2, "expert_group_used_count": 0}, "expert_group_used_count should be"),
+    ({"expert_group_count": 2, "expert_group_used_count": 0}, "expert_group_used_count must be"),
     ({"expert_group_count": 2, "expert_group_used_count": 1, "expert_used_count": 3}, "do not have 3 experts"),
     ({"expert_gating_func": 4}, "llama.expert_gating_func 4 is not supported"),
     ({"expert_gating_func": 2}, "llama.expert_gating_func 2 is not supported"),
@@ -474,12 +474,12 @@ def test_routing_that_makes_no_sense_is_refused(golden, fields, problem):  # noq
 
 
 @pytest.mark.parametrize("fields, problem", [
-    ({"expert_gating_func": 4}, "deepseek2.expert_gating_func should be 1 or 2, is 4"),
+    ({"expert_gating_func": 4}, r"deepseek2.expert_gating_func must be 1 or 2 \(found 4\)"),
     ({"rope__scaling__type": "longrope"}, "rope scaling longrope is not supported"),
     ({"rope__dimension_count": 64}, "4 heads of 64 numbers, 1 of keys, 64 rotated: inconsistent"),
     ({"attention__head_count_kv": 4}, "4 heads of 64 numbers, 4 of keys, 32 rotated: inconsistent"),
-    ({"attention__temperature_scale": 0.5}, "attention.temperature_length should be a number"),
-    ({"attention__kv_lora_rank": 65}, r"key_length should be 97"),
+    ({"attention__temperature_scale": 0.5}, "attention.temperature_length must be a number"),
+    ({"attention__kv_lora_rank": 65}, r"key_length must be 97"),
 ])  # fmt: skip
 def test_a_deepseek_that_makes_no_sense_is_refused(golden, fields, problem):  # noqa: F811
     with pytest.raises(ModelError, match=problem):
@@ -523,5 +523,5 @@ def test_what_is_missing_is_named(golden, name, tensor):  # noqa: F811
 def test_experts_of_other_shapes_are_refused(golden, shape):  # noqa: F811
     file = golden("llama_moe")
     put(file, "blk.0.ffn_up_exps.weight", np.ones(shape))
-    with pytest.raises(ModelError, match=r"blk\.0\.ffn_up_exps\.weight should|do not fit together: 64 and 32 columns"):
+    with pytest.raises(ModelError, match=r"blk\.0\.ffn_up_exps\.weight must|do not fit together: 64 and 32 columns"):
         logits(file)
