@@ -26,7 +26,7 @@ from zlib import crc32
 
 ROOT = Path(__file__).resolve().parents[2]
 sys.path[:0] = [str(ROOT), str(ROOT / "tests" / "support")]
-TEXT = [(i * 37) % 250 + 3 for i in range(100)]  # as of tests/unit/convert/test_convert.py
+TEXT = [(i * 37) % 250 + 3 for i in range(100)]  # as of tests/unit/convert/test_hyperparameters.py
 OF_TEXT = 60  # tokens of TEXT that an encoder reads
 GENERAL = ("general.architecture", "general.size_label", "general.file_type")
 SMALL = {

@@ -19,7 +19,7 @@ from localllm.quantizing import plan as quantize_plan
 from localllm.quantizing import scale_folding as folding
 from localllm.quantizing.plan import COPY, QuantizeRequest, TensorJob, fallbacks, importance_of, make_plan, match_type
 from localllm.quantizing.quantize import default_output, find_type, open_source
-from tests.unit.quantizing.test_quantize import arrays, write_imatrix, write_model
+from tests.unit.quantizing.quantize_parts import arrays, write_imatrix, write_model
 
 
 def tensor(name: str = "blk.0.attn_q.weight", shape: tuple[int, ...] = (4, 256), format: str = "F32") -> Any:

@@ -11,8 +11,8 @@ from checkpoint import edit_json, random_tensor, write_json, write_safetensors
 from localllm.convert import Checkpoint, open_folder
 from localllm.convert.tokens import read_tokens
 from localllm.errors import ModelError
+from tests.unit.convert.convert_parts import refused
 from tests.unit.convert.families.test_families import shapes_of, written
-from tests.unit.convert.test_convert import refused
 
 MODULES = "Transformer", "Pooling", "Dense", "Dense", "Normalize"
 IDENTITY = {"in_features": 64, "out_features": 96, "bias": False, "activation_function": "torch.nn.Identity"}

@@ -38,7 +38,8 @@ from localllm.generation.speculation import speculator
 from localllm.quant.recipes import find_recipe
 from localllm.quantizing.plan import COPY, QuantizeRequest, make_plan
 from localllm.quantizing.quantize import open_source, run
-from tests.unit.convert.test_convert import TEXT, refused, write_gguf
+from tests.unit.convert.convert_parts import refused
+from tests.unit.convert.test_hyperparameters import TEXT, write_gguf
 
 VARIANTS: dict[str, dict[str, Any]] = json.loads((GOLDENS / "checkpoints.json").read_text())
 

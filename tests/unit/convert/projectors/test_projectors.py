@@ -34,7 +34,7 @@ from localllm.engine.vision_encoder import VisionEncoder
 from localllm.errors import ModelError
 from localllm.files.gguf.file import GGUFFile
 from tests.goldens.test_logits import nmse
-from tests.unit.convert.test_convert import all_rows
+from tests.unit.convert.convert_parts import all_rows
 
 Tensors = dict[str, np.ndarray]
 OF_CONFIGS = config_readings.recorded()

@@ -1,0 +1,290 @@
+"""Opening, pulling, fitting and serving models: what is said and refused."""
+
+import io
+import mmap
+import os
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from localllm.cli import open_model as opening
+from localllm.cli import open_model as pulling
+from localllm.cli.commands import fit, serve
+from localllm.cli.options import shared as options
+from localllm.cli.options.shared import (
+    parse_layers,
+)
+from localllm.cli.terminal import (
+    output as terminal,
+)
+from localllm.errors import LocalllmError, ModelError, UsageError
+from localllm.files.gguf import header_only as hollow
+from localllm.files.gguf.header import HeaderReader
+from localllm.files.gguf.writer import OutputTensor, write_gguf
+from localllm.services.hub import pull
+from localllm.services.hub.catalogue import HubReference
+from localllm.services.hub.pull import Pulled
+
+
+@pytest.fixture
+def on_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
+    """stdin and stderr are terminals, of 200 columns."""
+    both = lambda stream: stream in (sys.stdin, sys.stderr)  # noqa: E731
+    for module in (terminal, pulling):
+        monkeypatch.setattr(module, "is_terminal", both)
+    monkeypatch.setattr(terminal, "size_of", lambda stream: (200, 24))
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.setenv("NO_COLOR", "1")
+
+
+def test_compiling_is_told_once_where_no_line_can_be_shown(capsys: pytest.CaptureFixture[str]):
+    show = opening.compiling(terminal.ProgressLine())
+    show(1, 1)
+    assert capsys.readouterr().err == ""  # nothing was to be done
+    for done in range(3):
+        show(done, 2)
+    assert capsys.readouterr().err == "localllm: compiling 2 kernels for this computer, once; this may take a minute\n"
+    opening.compiling(terminal.ProgressLine())(0, 1)
+    assert "compiling a kernel for this computer" in capsys.readouterr().err
+
+
+def test_progress_on_a_line(on_terminal: None, capsys: pytest.CaptureFixture[str]):
+    line = terminal.ProgressLine()
+    compiling = opening.compiling(line)
+    compiling(1, 3)
+    assert capsys.readouterr().err == "\r\x1b[Kcompiling kernels for this computer, once: 1 of 3"
+    compiling(3, 3)
+    assert capsys.readouterr().err == "\r\x1b[K"
+    reading = opening.reading(line)
+    reading(0, 5)
+    assert capsys.readouterr().err == ""  # a short prompt needs none
+    reading(2, 5)
+    opening.uploading(line)(1_500_000_000, 2_000_000_000)
+    shown = capsys.readouterr().err
+    assert "reading the prompt: 2 of 5 tokens" in shown and "weights to the card: 1.5 of 2.0 GB" in shown
+
+
+def test_layers_for_a_card():
+    assert (options.layer_count("7"), options.layer_count("all")) == (7, "all")
+    assert [parse_layers(text) for text in ("all", "auto", "-1", "0", "9999999")] == [
+        "all",
+        "auto",
+        "all",
+        "0",
+        "9999999",
+    ]
+    for text in ("10000000", "-2", "1.5", "", "ALL"):
+        with pytest.raises(ValueError, match="is not a number, all or auto"):
+            parse_layers(text)
+
+
+class Pulls:
+    """A pull that tells what a test wants."""
+
+    def __init__(self, *told: tuple[Any, ...], received: int = 5, error: BaseException | None = None):
+        self.told, self.received, self.error = told, received, error
+
+    def __call__(self, reference: HubReference, watcher: Any) -> Pulled:
+        for name, *arguments in self.told:
+            getattr(watcher, name)(*arguments)
+        if self.error:
+            raise self.error
+        return Pulled(Path("/m.gguf"), 3_000_000_000, self.received)
+
+
+@pytest.fixture
+def pulled(monkeypatch: pytest.MonkeyPatch, on_terminal: None, capsys: pytest.CaptureFixture[str]) -> Any:
+    def shown(made: Pulls) -> str:
+        monkeypatch.setattr(pull, "pull", made)
+        assert pulling.pull_shown(HubReference("hf:a/b", "a/b")) == "/m.gguf"
+        return capsys.readouterr().err
+
+    return shown
+
+
+def test_what_a_pull_shows(pulled: Any, monkeypatch: pytest.MonkeyPatch):
+    clock = iter([0.0, *[5.0] * 20])
+    monkeypatch.setattr(pulling, "monotonic", lambda: next(clock, 5.0))
+    shown = pulled(
+        Pulls(("looking", "the header"), ("checking", "f", 10**9, 2 * 10**9), ("checking", "f", 2 * 10**9, 2 * 10**9))
+    )
+    assert "hf:a/b: looking at the header" in shown and "checking 2.0 GB of 2.0 GB: f" in shown
+    assert "checking 1.0 GB" not in shown  # a moment after the last one
+    assert shown.endswith("hf:a/b: 3.0 GB\n") and "already downloaded and verified" in pulled(Pulls(received=0))
+    assert "trying again: it broke" in pulled(Pulls(("interrupted", "it broke")))
+
+
+def test_how_fast_a_pull_is(pulled: Any, monkeypatch: pytest.MonkeyPatch):
+    """Counted from what was there at first."""
+    clock = iter([0.0, 10.0, 10.0, 10.0, 10.0, 12.0, 12.0, 12.0, 12.0, 12.0])
+    monkeypatch.setattr(pulling, "monotonic", lambda: next(clock, 12.0))
+    shown = pulled(Pulls(("receiving", "f", 10**9, 3 * 10**9), ("receiving", "f", 2 * 10**9, 3 * 10**9)))
+    assert "1.0 GB of 3.0 GB: f" in shown and "2.0 GB of 3.0 GB, 500.0 MB/s, 0:02 to go: f" in shown
+
+
+def test_an_interrupted_pull(pulled: Any, capsys: pytest.CaptureFixture[str]):
+    with pytest.raises(KeyboardInterrupt):
+        pulled(Pulls(error=KeyboardInterrupt()))
+    assert "what was downloaded is kept" in capsys.readouterr().err
+    with pytest.raises(LocalllmError):
+        pulled(Pulls(("looking", "x"), error=LocalllmError("broken")))
+    assert capsys.readouterr().err.endswith("\r\x1b[K")
+
+
+@pytest.mark.parametrize(("seconds", "text"), [
+    (0.4, "0:00"), (59.6, "1:00"), (61, "1:01"), (3599, "59:59"), (3600, "1:00:00"), (7325, "2:02:05"),
+    (1e9, "99:59:59"),
+])  # fmt: skip
+def test_durations(seconds: float, text: str):
+    assert pulling.duration(seconds) == text
+
+
+def test_a_missing_model_is_offered_where_somebody_can_say_so(
+    tmp_path: Path, on_terminal: None, monkeypatch: pytest.MonkeyPatch
+):
+    from localllm.services.hub.catalogue import MissingError
+
+    there = tmp_path / "m.gguf"
+    there.write_bytes(b"")
+    assert pulling.resolve_model_path(str(there)) == str(there)
+    monkeypatch.setenv("LOCALLLM_MODELS", str(tmp_path))
+    monkeypatch.setattr(pull, "pull", Pulls())
+    for answer, path in (("y\n", "/m.gguf"), ("\n", None)):
+        stdin = io.StringIO(answer)
+        monkeypatch.setattr(sys, "stdin", stdin)
+        if path:
+            assert pulling.resolve_model_path("hf:a/b") == path
+        else:
+            with pytest.raises(MissingError):
+                pulling.resolve_model_path("hf:a/b")
+    monkeypatch.setattr(pulling, "is_terminal", lambda stream: stream is sys.stderr)
+    monkeypatch.setattr(sys, "stdin", io.StringIO("y\n"))
+    with pytest.raises(MissingError):
+        pulling.resolve_model_path("hf:a/b")
+
+
+@pytest.mark.parametrize(("size", "told"), [("0.6 GB", " (0.6 GB)"), ("", "")])
+def test_how_large_a_missing_model_is(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], size: str, told: str
+):
+    monkeypatch.setattr(sys, "stdin", io.StringIO("no\n"))
+    missing = LocalllmError("missing")
+    missing.reference = SimpleNamespace(text="qwen", size=size)  # type: ignore[attr-defined]
+    with pytest.raises(LocalllmError, match="missing"):
+        pulling.offer_pull(missing)  # type: ignore[arg-type]
+    assert " ".join(capsys.readouterr().err.split()) == f"qwen is not on this computer. Pull it{told}? [y/N]"
+
+
+def facts(*rows: tuple[int, str, bool, float | None], **more: Any) -> dict[str, Any]:
+    told = [
+        {"context": c, "kv_type": k, "fits": f, "tokens_per_s": s, "needed_bytes": c * 10**6} for c, k, f, s in rows
+    ]
+    return {"rows": told, "longest": dict.fromkeys(dict.fromkeys(k for _, k, _, _ in rows), 0), "context": 9000, **more}
+
+
+def test_the_table_of_fit():
+    both = facts(
+        (2048, "f16", True, 12.34), (512, "f16", True, 20.0), (512, "q8_0", True, 25.0), (2048, "q8_0", False, 9.9)
+    )
+    header, first, second = fit.needs(both)
+    assert header.split() == ["context", "f16", "tokens/s", "q8_0", "tokens/s"]
+    assert first.split() == ["512", "512.0", "MB", "20.0", "512.0", "MB", "25.0"]
+    assert second.split() == ["2048", "2.0", "GB", "12.3", "2.0", "GB", "too", "much"]
+    vectors = facts((512, "f16", True, None))
+    assert [line.split() for line in fit.needs(vectors)] == [["texts", "of", "needed"], ["512", "512.0", "MB"]]
+
+
+def test_the_facts_of_fit():
+    told = {"weight_bytes_per_token": 10**8, "path": "p", "architecture": "llama", "parameters": 10**9,
+    "weight_bytes": 5 * 10**8,
+            "projector_bytes": 0, "available_bytes": 10**10, "bandwidth_gbs": 30.04}  # fmt: skip
+    lines = fit.summary({**told, **facts((1, "f16", True, 1.0))})
+    assert any("500.0 MB, of which each token reads 100.0 MB" in line for line in lines)
+    assert any("10.0 GB available, read at 30.0 GB/s" in line for line in lines) and not any(
+        "projector" in line for line in lines
+    )
+    lines = fit.summary({**told, "projector_bytes": 10**6, **facts((1, "f16", True, None))})
+    assert any("projector" in line for line in lines) and not any("each token" in line for line in lines)
+
+
+def test_models_by_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    for name in ("a.gguf", "b=c.gguf", "d.gguf"):
+        (tmp_path / name).write_bytes(b"")
+    monkeypatch.chdir(tmp_path)
+    paths = lambda *words: {each.name: each.path for each in serve.map_names([*words])}  # noqa: E731
+    assert paths("a.gguf", "x=d.gguf") == {"a": "a.gguf", "x": "d.gguf"}
+    assert paths("b=c.gguf") == {"b=c": "b=c.gguf"}  # a file that is there
+    assert paths(f"{tmp_path}/a.gguf") == {"a": f"{tmp_path}/a.gguf"}
+    with pytest.raises(UsageError, match=r"two models have the name a: rename one with NAME=a\.gguf"):
+        paths(f"a={tmp_path}/d.gguf", "a.gguf")
+    assert paths() == {}
+
+
+def test_keys(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    file = tmp_path / "keys"
+
+    def kept(text: str, mode: int = 0o600) -> tuple[str, ...]:
+        file.write_text(text, encoding="utf-8")
+        file.chmod(mode)
+        return serve.keys_of(str(file))
+
+    assert serve.keys_of(None) == () and kept(" 12345678 \n\nabcdefgh\n") == ("12345678", "abcdefgh")
+    assert capsys.readouterr().err == ""
+    for short in ("1234567\n", "12345678\nx\n", "äöüäöüäöü\n"):
+        with pytest.raises(UsageError, match="a key must have at least 8 ASCII characters"):
+            kept(short)
+    with pytest.raises(UsageError, match="has no key"):
+        kept("\n \n")
+    if os.name == "posix":
+        for mode in (0o640, 0o604):
+            kept("12345678", mode)
+            assert "other users of this computer can read" in capsys.readouterr().err
+
+
+def header_of(tmp_path: Path) -> tuple[bytes, int]:
+    """A small model, and how many of its bytes are its header."""
+    write_gguf(tmp_path / "m.gguf", {"general.name": "n" * 40}, [OutputTensor.of("a", np.ones(64, np.float32))])
+    data = (tmp_path / "m.gguf").read_bytes()
+    return data, len(data) - 256
+
+
+def test_how_much_of_a_file_has_all_of_its_header(tmp_path: Path):
+    data, length = header_of(tmp_path)
+    with open(tmp_path / "m.gguf", "rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content:
+        known = [hollow.header_complete(content, "m", count) for count in range(len(data) + 1)]
+        reader = HeaderReader(content, "m")
+        reader.read()
+    first = reader.position
+    assert known == [False] * first + [True] * (len(known) - first) and length - 32 < first <= length  # it is padded
+
+
+def test_headers_are_fetched_in_growing_pieces(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    data, length = header_of(tmp_path)
+    monkeypatch.setattr(hollow, "FIRST", 16)
+    asked = list[tuple[int, int]]()
+
+    def fetch(start: int, end: int) -> bytes:
+        asked.append((start, end))
+        return data[start:end]
+
+    with open(tmp_path / "hollow", "w+b") as file:
+        fetched = hollow.write_header(file, "m", len(data), fetch)
+        assert asked[:3] == [(0, 16), (16, 32), (32, 64)] and fetched == asked[-1][1] >= length - 32
+        assert [start for start, _ in asked[1:]] == [end for _, end in asked[:-1]]
+        assert os.path.getsize(tmp_path / "hollow") == len(data)
+    monkeypatch.setattr(hollow, "MOST", 32)
+    with open(tmp_path / "hollow", "w+b") as file, pytest.raises(ModelError, match="a header of more than 32 bytes"):
+        hollow.write_header(file, "m", len(data), fetch)
+    problem = r"^m: header: not a GGUF file: expected the bytes GGUF at its start$"
+    with open(tmp_path / "hollow", "w+b") as file, pytest.raises(ModelError, match=problem):
+        hollow.write_header(file, "m", 64, lambda start, end: b"x" * (end - start))
+    monkeypatch.setattr(hollow, "MOST", 1 << 28)
+    for first, fetched in ((len(data) - 1, len(data) - 1), (len(data), len(data)), (1 << 22, len(data))):
+        monkeypatch.setattr(hollow, "FIRST", first)
+        asked.clear()
+        with open(tmp_path / "hollow", "w+b") as file:
+            assert hollow.write_header(file, "m", len(data), fetch) == fetched and asked == [(0, fetched)]

@@ -1,0 +1,332 @@
+"""Options that several commands have, reports, and files in the prompt."""
+
+import io
+import os
+import re
+import sys
+from dataclasses import MISSING
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from localllm.cli.commands import serve
+from localllm.cli.options import shared as options
+from localllm.cli.options import tools as tool_options
+from localllm.cli.options.conflicts import CONFLICTS, Conflict, require_combination
+from localllm.cli.options.diffusion import (
+    EPSILON,
+    PLACES,
+    Diffusion,
+    decode_with_blanks,
+    diffusion_options,
+)
+from localllm.cli.options.endpoint import EndpointGroup
+from localllm.cli.options.images import ImageGroup
+from localllm.cli.options.shared import (
+    ExactSampling,
+    Sampling,
+    Shape,
+    Thoughts,
+    parse_layers,
+    system_message,
+    text_of,
+)
+from localllm.cli.parameters import explicit_options, fields_of
+from localllm.cli.terminal import (
+    result_report as report,
+)
+from localllm.errors import LocalllmError, UsageError
+from localllm.files.gguf import file as ahead
+from localllm.files.gguf.writer import OutputTensor, write_gguf
+from localllm.files.models_folder import choose_projector
+from localllm.files.safe_file import make_private
+from localllm.quant.formats import RECIPES
+from localllm.quantizing.mixed_precision.plan import parse_bits, parse_size, read_formats, with_formats, write_formats
+from localllm.quantizing.plan import QuantizeRequest
+from localllm.services import outputs
+from localllm.services.hub.name_values import variables_of
+from localllm.services.remote.dialect import Form
+from tests.unit.cli.command_helpers import answer
+
+# Of options, by group: what nobody's word means, and what is made of that.
+UNSAID = [
+    (Shape, {"json_whitespace": False, "additional_properties": False}, Shape.form, Form()),
+    (Thoughts, {"think": "auto"}, Thoughts.as_fields,
+     {"think": "auto", "think_budget": None, "template_variables": {}}),
+    (ImageGroup, {"pan_and_scan": False}, lambda group: (group.mmproj, group.pan_and_scan), (None, False)),
+    (tool_options.ToolGroup, {"max_steps": 20, "no_json_calls": False}, lambda group: group.open_tools(None), None),
+    (EndpointGroup, {}, EndpointGroup.place, None), (Sampling, {}, explicit_options, {}),
+    (ExactSampling, {"ignore_eos": False}, ExactSampling.as_fields, {}),
+    (Diffusion, {"has_noise": False, "visual": False}, Diffusion.as_fields, {}),
+    (options.Cache, {"kv_type": "f16"}, options.Cache.types, "f16"),
+    (options.EngineGroup, {"device": "auto", "gpu_layers": "auto"}, lambda group: parse_layers("auto"), "auto"),
+    (options.Answers, {"escape": False}, lambda group: parse_layers("all"), "all"),
+    (options.GenerationGroup, {"escape": False, "speculate": "auto"}, lambda group: parse_layers("7"), "7"),
+    (serve.Place, {"port": 11435, "strict_model_names": False, "access_log": False}, lambda group: serve.amount("7"),
+     7),
+    (serve.Share, {"max_body": 32_000_000, "max_connections": 128, "grace": 30.0, "spm_infill": False},
+     lambda group: serve.amount("1K"), 1000),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("group", "usual", "made", "of_it"), UNSAID, ids=[case[0].__name__ for case in UNSAID])
+def test_what_options_mean_that_nobody_gives(group: Any, usual: dict[str, Any], made: Any, of_it: Any):
+    defaults = {each.name: each.default for each in fields_of(group) if each.default not in (MISSING, None)}
+    assert defaults == usual
+    nested = {each.name: None for each in fields_of(group) if each.default is MISSING}
+    assert made(group(**nested)) == of_it
+
+
+def test_a_form_is_one_of_three():
+    assert Shape().constraint() is None and Shape(regex="x").constraint()
+    for two in ({"regex": "x", "grammar": 'root ::= "y"'}, {"json_schema": "{}", "regex": ""}):
+        with pytest.raises(UsageError, match="cannot be combined"):
+            Shape(**two).constraint()
+    assert Shape(json_schema='{"a": 1}', regex="x").form() == Form({"a": 1}, None, "x")
+
+
+def test_texts_and_files_of_them(tmp_path: Path):
+    (tmp_path / "s.json").write_bytes(b'\xef\xbb\xbf{"a": 1}')
+    (tmp_path / "latin").write_bytes(b"\xe4")
+    assert (
+        text_of("x", None, "{") is None
+        and text_of("x", "{}", "{") == "{}"
+        and text_of("x", "a ::= b", "::=") == "a ::= b"
+    )
+    assert text_of("x", str(tmp_path / "s.json"), "{") == '{"a": 1}'
+    for given, message in (
+        (" ", "x is empty"),
+        (str(tmp_path / "no"), "cannot read .*: No such file"),
+        (str(tmp_path / "latin"), "not UTF-8"),
+    ):
+        with pytest.raises(UsageError, match=message):
+            text_of("x", given, "{")
+
+
+def test_variables():
+    assert variables_of("a=1") == {"a": 1} and variables_of("a=x y") == {"a": "x y"} and variables_of("a=") == {"a": ""}
+    assert variables_of(' {"a": true, "b": null}') == {"a": True, "b": None} and variables_of("a=b=c") == {"a": "b=c"}
+    for odd in ("a", "1a=2", "{a}", "=1"):
+        with pytest.raises(UsageError, match="template_var must be NAME=VALUE or a JSON object"):
+            variables_of(odd)
+    thoughts = Thoughts(think="on", think_budget=0, template_var=["a=1", '{"b": 2}', "a=3"])
+    assert thoughts.as_fields() == {"think": "on", "think_budget": 0, "template_variables": {"a": 3, "b": 2}}
+    assert not explicit_options(Thoughts())
+    for other in ({"think": "off"}, {"think_budget": 0}, {"template_var": ["a=1"]}):
+        assert explicit_options(Thoughts(**other)) == other
+
+
+def test_images_of_the_command_line(monkeypatch: pytest.MonkeyPatch):
+    asked = [{"role": "system", "content": "s"}, {"role": "user", "content": "q"}]
+    assert ImageGroup().with_images(asked) is asked and ImageGroup().with_images("x") == "x"
+    assert ImageGroup(image_files=["a", "b"]).with_images(asked) == [asked[0], {**asked[1], "images": ["a", "b"]}]
+    with pytest.raises(UsageError, match="images need a chat template"):
+        ImageGroup(image_files=["a"]).with_images("x")
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"\x89PNG")))
+    assert ImageGroup(image_files=["a", "-"]).sources() == ["a", b"\x89PNG"]
+    with pytest.raises(UsageError, match="stdin can hold only one image"):
+        ImageGroup(image_files=["-", "-"]).sources()
+    assert (
+        ImageGroup(image_files=["-"]).takes_stdin
+        and not ImageGroup(image_files=["a"]).takes_stdin
+        and not ImageGroup().takes_stdin
+    )
+    with pytest.raises(UsageError, match="chat reads the prompt from stdin"):
+        ImageGroup(image_files=["-"]).require_files()
+    ImageGroup(image_files=["a"]).require_files()
+    monkeypatch.setattr(sys, "stdin", None)
+    with pytest.raises(UsageError, match="must be open"):
+        ImageGroup(image_files=["-"]).sources()
+
+
+def test_system_messages(tmp_path: Path):
+    (tmp_path / "s").write_text("from a file")
+    assert system_message(None, None) is None and system_message("x", None) == "x"
+    assert system_message(None, str(tmp_path / "s")) == "from a file"
+    with pytest.raises(UsageError, match="give either -sys or -sysf, not both"):
+        system_message("x", str(tmp_path / "s"))
+
+
+def test_options_of_models_that_fill_places():
+    def choices(max_tokens: int | None = None, ban: Any = None, **drawing: Any) -> Any:
+        return SimpleNamespace(max_tokens=max_tokens, ban=ban, drawing=lambda: drawing)
+
+    usual: Any = diffusion_options(choices(), Diffusion())
+    assert (usual.length, usual.epsilon, usual.block_length) == (PLACES, EPSILON, 0) == (128, 1e-3, 0)
+    assert (
+        diffusion_options(choices(-1), Diffusion()).length == 128
+        and diffusion_options(choices(7), Diffusion()).length == 7
+    )
+    blocks = diffusion_options(
+        choices(32, temperature=0.5, seed=3), Diffusion(block_length=16, steps=8, has_noise=True)
+    )
+    assert (blocks.block_length, blocks.steps, blocks.temperature, blocks.seed, blocks.has_noise) == (
+        16,
+        8,
+        0.5,
+        3,
+        True,
+    )
+    assert Diffusion(visual=True).as_fields() == {}
+    chosen = diffusion_options(choices(), Diffusion(algorithm=0, guidance=0.0, block_length=0))  # 0 is a choice, too
+    assert (chosen.algorithm, chosen.epsilon, usual.algorithm) == (0, EPSILON, 4)
+    with pytest.raises(UsageError, match="1 to 10000 steps"):
+        diffusion_options(choices(), Diffusion(steps=0))
+    with pytest.raises(UsageError, match="do not support ban"):
+        diffusion_options(choices(ban=["x"]), Diffusion())
+    with pytest.raises(UsageError, match="do not support min-p"):
+        diffusion_options(choices(min_p=0.1, temperature=1.0), Diffusion())
+
+
+@pytest.mark.parametrize("row", CONFLICTS, ids=lambda row: row.option)
+def test_options_that_exclude_each_other_are_refused(row: Conflict):
+    require_combination({row.option: True} | dict.fromkeys(row.others, False))
+    for other in row.others:
+        require_combination({other: True})
+        with pytest.raises(UsageError, match=re.escape(row.message.format(row.option, other))):
+            require_combination({row.option: True, other: True})
+
+
+def test_a_text_as_it_settles():
+    tokenizer = SimpleNamespace(end_ids={9}, decode=lambda ids: "".join(map(chr, ids)))
+    opened: Any = SimpleNamespace(tokenizer=tokenizer)
+    assert decode_with_blanks(opened, [72, 1, 105, 33, 9, 72], mask=1) == "H_i!"
+    assert decode_with_blanks(opened, [1, 1], mask=1) == "__"
+
+
+MODEL: Any = SimpleNamespace(file=1, path="p", arch="llama", format="Q8_0", device="CPU")
+
+
+def test_a_report(capsys: pytest.CaptureFixture[str]):
+    found = report.report(MODEL, [answer(tokens=[1, 2, 3])], False, 0.1, 2.0)
+    assert found["timings"] == {"load_s": 0.1, "prefill_s": 0.5, "ttft_s": 0.6, "decode_s": 0.25, "total_s": 2.0,
+                                "prefill_tps": 10.0, "decode_tps": 8.0}  # fmt: skip
+    assert found["speculation"] == {"drafted": 6, "accepted": 2, "steps_saved": 2} and found["tokens"] == [1, 2, 3]
+    report.tell(found)
+    err = capsys.readouterr().err
+    assert "prompt: 9 tokens, 4 of them known, in 0.50 s (10.0 per second), model loaded in 0.10 s\n" in err
+    assert "answer: 3 tokens in 0.25 s (8.0 per second), first after 0.60 s, finish: stop, seed: 7" in err
+    assert "drafted: 6 tokens, 2 accepted" in err
+    card: Any = SimpleNamespace(**{**vars(MODEL), "device": "H100"})
+    plain = report.report_one(card, answer(drafted=0, cached_tokens=0, prefill_s=0.0, decode_s=0.0), 0.1, 2.0)
+    assert plain["timings"]["prefill_tps"] == plain["timings"]["decode_tps"] == 0 and "tokens" not in plain
+    report.tell(plain)
+    err = capsys.readouterr().err
+    assert (
+        "known" not in err
+        and "guessed" not in err
+        and "loaded in 0.10 s on H100" in err
+        and "prompt: 9 tokens in 0.00 s, " in err
+    )
+
+
+def test_a_report_of_several(capsys: pytest.CaptureFixture[str]):
+    answers: Any = [SimpleNamespace(text="a", thinking="", logprob=-1.0, finish_reason="stop", tokens=[1, 2], seed=5),
+                    SimpleNamespace(text="b", thinking="h", logprob=-2.0, finish_reason="length", tokens=[3],
+                    seed=None)]  # fmt: skip
+    found = report.report(MODEL, answers, True, 0.5, 2.0)
+    assert [each.get("seed") for each in found["answers"]] == [5, None] and "seed" not in found["answers"][1]
+    assert found["timings"] == {"load_s": 0.5, "total_s": 2.0}
+    report.tell(found)
+    assert "answers: 2 with 3 tokens in 1.50 s, model loaded in 0.50 s" in capsys.readouterr().err
+    assert report.about(SimpleNamespace(file=None, path="u", name="n")) == {"endpoint": "u", "name": "n"}  # type: ignore[arg-type]
+
+
+def test_only_files_of_the_kind_are_replaced(tmp_path: Path):
+    path = str(tmp_path / "x")
+    outputs.require_kind(path, lambda path: False, "a model", False)
+    (tmp_path / "x").write_bytes(b"")
+    outputs.require_kind(path, lambda path: False, "a model", False)  # empty, as mktemp makes it
+    (tmp_path / "x").write_bytes(b"my notes")
+    outputs.require_kind(path, lambda path: True, "a model", False)
+    outputs.require_kind(path, outputs.is_model, "a model", True)
+    for kind in (outputs.is_model, outputs.is_imatrix, outputs.are_logits, outputs.is_receipt, lambda path: False):
+        with pytest.raises(UsageError, match="x: this file exists and is not a model; use --force to replace it"):
+            outputs.require_kind(path, kind, "a model", False)
+
+
+@pytest.mark.parametrize(("kind", "is_model"), [(None, True), ("model", True), ("imatrix", False), ("adapter", False)])
+def test_models_by_their_metadata(tmp_path: Path, kind: str | None, is_model: bool):
+    metadata = {} if kind is None else {"general.type": kind}
+    write_gguf(tmp_path / "m.gguf", metadata, [OutputTensor.of("a", np.ones(4, np.float32))])
+    assert outputs.is_model(str(tmp_path / "m.gguf")) == is_model
+
+
+@pytest.mark.skipif(os.name != "posix", reason="modes of POSIX")
+def test_folders_are_private(tmp_path: Path):
+    assert make_private(tmp_path / "a" / "b").stat().st_mode & 0o777 == 0o700
+    make_private(tmp_path / "a" / "b")
+    (tmp_path / "file").write_text("")
+    with pytest.raises(LocalllmError, match="cannot be created"):
+        make_private(tmp_path / "file" / "x")
+
+
+@pytest.mark.parametrize(("text", "bytes_"), [
+    ("3.5GB", 3_500_000_000), ("800m", 800_000_000), ("800 MB", 800_000_000), ("12k", 12_000), ("77", 77),
+    ("1T", 10**12),
+    ("5b", 5), ("OWN", 1000),
+])  # fmt: skip
+def test_sizes(text: str, bytes_: int):
+    plan: Any = SimpleNamespace(nbytes=1000)
+    assert parse_size(text)(plan) == bytes_
+
+
+def test_sizes_that_are_none():
+    for odd in ("", "GB", "3,5GB", "-1", "3XB", "own it", "1e9"):
+        with pytest.raises(UsageError, match=r"^--size \S.*: expected a size like 45G, 3\.5GB or 800MB$"):
+            parse_size(odd)
+    jobs = [SimpleNamespace(output=SimpleNamespace(nbytes=700))]
+    plan: Any = SimpleNamespace(nbytes=1000, weights=800, jobs=jobs)
+    assert parse_bits(4.5)(plan) == 450 + 300 and parse_bits(1)(plan) == 400 and parse_bits(32)(plan) == 3500
+    for odd_bits in (0.99, 32.1):
+        with pytest.raises(UsageError, match="--bpw must be from 1 to 32"):
+            parse_bits(odd_bits)
+
+
+def test_formats_in_a_file(tmp_path: Path):
+    path, source = (
+        str(tmp_path / "plan.toml"),
+        SimpleNamespace(tensors=[SimpleNamespace(name="a.b"), SimpleNamespace(name="c")]),
+    )
+    write_formats(path, {"a.b": "Q4_K", "c": "F16"})
+    assert read_formats(path, source) == {"a.b": "Q4_K", "c": "F16"}  # type: ignore[arg-type]
+    (tmp_path / "plan.toml").write_text('"c" = "q8_0"\n')
+    assert read_formats(path, source) == {"c": "Q8_0"}  # type: ignore[arg-type]
+    request = with_formats(QuantizeRequest(RECIPES["Q4_0"]), {"c": "Q8_0"})
+    assert request.options.formats == {"c": "Q8_0"}
+    for said, message in (
+        ("c = ", "plan.toml: "),
+        ('d = "F16"', "has no tensor d"),
+        ('c = "Q99"', "Q99, for c, is not a tensor format"),
+        ("c = 5", "5, for c"),
+    ):
+        (tmp_path / "plan.toml").write_text(said)
+        with pytest.raises(UsageError, match=message):
+            read_formats(path, source)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(("names", "model", "found"), [
+    (["m-Q4.gguf", "mmproj-m-f32.gguf", "mmproj-m-f16.gguf"], "m-Q4.gguf", "mmproj-m-f16.gguf"),
+    (["a/mmproj-x.gguf"], "m.gguf", None), (["a/mmproj-x.gguf"], "a/m.gguf", "a/mmproj-x.gguf"),
+    (["mmproj-other-f16.gguf", "mmproj-m-q8_0.gguf"], "m-Q4_K_M.gguf", "mmproj-m-q8_0.gguf"),
+    (["mmproj.txt", "x.gguf"], "m.gguf", None), (["MMPROJ-M.GGUF"], "m.gguf", "MMPROJ-M.GGUF"),
+])  # fmt: skip
+def test_which_projector_belongs_to_a_model(names: list[str], model: str, found: str | None):
+    assert choose_projector(names, model) == found
+
+
+def test_large_files_are_mapped_ahead(monkeypatch: pytest.MonkeyPatch):
+    small, large = np.zeros(8, np.uint8), np.zeros(16, np.uint8)
+    tensors = {"a": SimpleNamespace(data=large[4:][::2]), "b": SimpleNamespace(data=small)}
+    file: Any = SimpleNamespace(tensors=tensors, parts={"/large": ["a"], "/small": ["b"], "/empty": []})
+    mapped = []
+    monkeypatch.setattr(ahead, "LEAST", 16)
+    monkeypatch.setattr(ahead.memory, "prefault", lambda *arguments: mapped.append(arguments))
+    monkeypatch.setattr(ahead, "Thread", lambda target, args, daemon: SimpleNamespace(start=lambda: target(*args)))
+    for can, expected in ((False, []), (True, [("/large", large.ctypes.data, 16, ahead.AT_ONCE)])):
+        monkeypatch.setattr(ahead.memory, "can_prefault", lambda can=can: can)
+        ahead.prefault(file)
+        assert mapped == expected

@@ -1,0 +1,210 @@
+"""Folders that are no checkpoint are refused in one line."""
+
+import json
+import struct
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from checkpoint import (
+    added_token,
+    edit_json,
+    make_weights,
+    write_checkpoint,
+    write_safetensors,
+)
+
+from localllm.convert import open_folder
+from localllm.convert.files import report_as_model_error
+from localllm.convert.tokens import (
+    cuts_nothing,
+)
+from localllm.errors import ModelError
+from tests.unit.convert.convert_parts import LLAMA3, YARN, all_rows, refused, scaled, splits, text
+
+
+def remove(name: str) -> Callable[[Path], None]:
+    return lambda folder: (folder / name).unlink()
+
+
+def edit(name: str, **changes: Any) -> Callable[[Path], None]:
+    return lambda folder: edit_json(folder / name, **changes)
+
+
+def weights_with(dtype: str = "F32", drop: str = "", **more: np.ndarray) -> Callable[[Path], None]:
+    """Write other weights: one left out, some added."""
+
+    def write(folder: Path) -> None:
+        settings = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+        tensors = [(name, dtype, array) for name, array in (make_weights(settings) | more).items() if name != drop]
+        write_safetensors(folder / "model.safetensors", tensors)
+
+    return write
+
+
+CONFIG_FILE, TOKENIZER = "config.json", "tokenizer.json"
+
+
+BAD_FOLDERS: list[tuple[str, Callable[[Path], None]]] = [
+    ("no config.json", remove(CONFIG_FILE)),
+    ("config.json: not valid JSON", text(CONFIG_FILE, "{")),
+    ("config.json: not valid JSON", text(CONFIG_FILE, "[" * 100000)),
+    ("expected a JSON object, found list", text(CONFIG_FILE, "[]")),
+    ("architecture T5Model is not supported", edit(CONFIG_FILE, architectures=["T5Model"])),
+    ('no "architectures"', edit(CONFIG_FILE, architectures=7)),
+    ('no "architectures"', edit(CONFIG_FILE, architectures=[])),
+    ("the weights are quantized (quip)", edit(CONFIG_FILE, quantization_config={"quant_method": "quip"})),
+    ("hidden_act gelu", edit(CONFIG_FILE, hidden_act="gelu")),
+    ("hidden_size must be a number", edit(CONFIG_FILE, hidden_size="64")),
+    ("num_hidden_layers must be a number", edit(CONFIG_FILE, num_hidden_layers=10**9)),
+    ("vocab_size must be a number", edit(CONFIG_FILE, vocab_size=None)),
+    ("inconsistent", edit(CONFIG_FILE, num_key_value_heads=3)),
+    ("rms_norm_eps must be a positive number", edit(CONFIG_FILE, rms_norm_eps=float("nan"))),
+    ("rope scaling longrope is not supported", edit(CONFIG_FILE, **scaled("longrope"))),
+    ("rope scaling ['yarn'] is not supported", edit(CONFIG_FILE, rope_scaling={"type": ["yarn"]})),
+    ("beta_fast 64", edit(CONFIG_FILE, **scaled("yarn", beta_fast=64, **YARN))),
+    ("factor must be a positive number", edit(CONFIG_FILE, **scaled("linear"))),
+    ("high_freq_factor", edit(CONFIG_FILE, **scaled("llama3", **LLAMA3 | {"low_freq_factor": 4.0}))),
+    ("no model.safetensors", remove("model.safetensors")),
+    ("not a valid safetensors file", text("model.safetensors", "")),
+    ("a Git LFS pointer", text("model.safetensors", "version https://git-lfs.github.com/spec/v1")),
+    ("no tensor for blk.1.ffn_up.weight", weights_with(drop="model.layers.1.mlp.up_proj.weight")),
+    ("no tensor for output.weight", weights_with(drop="lm_head.weight")),
+    ("not part of the architecture llama", weights_with(**{"model.layers.0.mlp.gate.weight": np.zeros((2, 64))})),
+    ("not part of the architecture llama", weights_with(**{"model.layers.2.mlp.up_proj.weight": np.zeros((96, 64))})),
+    ("[96, 32]; expected [96, 64]", weights_with(**{"model.layers.0.mlp.up_proj.weight": np.zeros((96, 32))})),
+    ("[273]; expected [273, 64]", weights_with(**{"lm_head.weight": np.zeros(273)})),
+    ("type U8 is not supported", weights_with("U8")),
+    ("type I64 is not supported", weights_with("I64")),
+    ("no tokenizer.json and no tokenizer.model", remove(TOKENIZER)),
+    ("tokenizer.json: not valid JSON", text(TOKENIZER, "\x00")),
+    ("tokenizer.json: not UTF-8", text(TOKENIZER, '"\ud800"')),
+    ("type WordLevel are not supported", edit(TOKENIZER, model={"type": "WordLevel", "vocab": []})),
+    ("neither byte-level BPE nor SentencePiece", edit(TOKENIZER, pre_tokenizer={"type": "Whitespace"})),
+    ("pre-tokenizer is unknown", edit(TOKENIZER, pre_tokenizer=splits(r"\w+"))),
+    ("normalizer NFKC is not supported", edit(TOKENIZER, normalizer={"type": "NFKC"})),
+    ("unexpected content", edit(TOKENIZER, normalizer=[1])),
+    ("unexpected content", edit(TOKENIZER, model=None)),
+    ("unexpected content", edit(TOKENIZER, model={"type": "BPE", "vocab": {"a": "b"}, "merges": []})),
+    ("unexpected content", edit(TOKENIZER, model={"type": "BPE", "vocab": {"a": -1}, "merges": []})),
+    ("unexpected content", edit(TOKENIZER, added_tokens=[{"id": 1}])),
+    ("unexpected content", edit(TOKENIZER, post_processor={"type": "TemplateProcessing", "single": []})),
+    ("are both 'he'", edit(TOKENIZER, added_tokens=[added_token(5, "he")])),
+    ("lone surrogate", edit(TOKENIZER, added_tokens=[added_token(5, "\ud800")])),
+]
+
+
+@pytest.mark.parametrize(("problem", "spoil"), BAD_FOLDERS, ids=[f"{n}: {p}" for n, (p, _) in enumerate(BAD_FOLDERS)])
+def test_bad_folders_are_refused(tmp_path: Path, problem: str, spoil: Callable[[Path], None]):
+    spoil(write_checkpoint(tmp_path))
+    assert problem in refused(tmp_path)
+
+
+def test_folders_that_are_none(tmp_path: Path):
+    assert "no config.json" in refused(tmp_path)
+    assert "no config.json" in refused(tmp_path / "missing")
+    write_checkpoint(tmp_path)
+    (tmp_path / "model.safetensors").rename(tmp_path / "pytorch_model.bin")
+    assert "pickles" in refused(tmp_path)
+
+
+def test_parts_that_are_missing(tmp_path: Path):
+    write_checkpoint(tmp_path, files=3)
+    second = tmp_path / "model-00002-of-00003.safetensors"
+    data = second.read_bytes()
+    second.unlink()
+    assert "model-00002-of-00003.safetensors: this file is missing" in refused(tmp_path)
+    (tmp_path / "model.safetensors.index.json").unlink()
+    assert "model-00002-of-00003.safetensors: this file is missing" in refused(tmp_path)
+    second.write_bytes(data)
+    assert len(open_folder(tmp_path).tensors) == 21
+
+
+def test_an_index_that_does_not_fit(tmp_path: Path):
+    index = write_checkpoint(tmp_path, files=2) / "model.safetensors.index.json"
+    good = json.loads(index.read_text(encoding="utf-8"))["weight_map"]
+    edit_json(index, weight_map=good | {"more.weight": "model-00001-of-00002.safetensors"})
+    assert "tensor more.weight must be in model-00001-of-00002.safetensors" in refused(tmp_path)
+    for file in ("../model.safetensors", "/etc/passwd", "a\\b.safetensors", 3, "x\x00.safetensors"):
+        edit_json(index, weight_map=good | {"more.weight": file})
+        assert "expected the name of a safetensors file" in refused(tmp_path)
+    edit_json(index, weight_map=[])
+    assert "expected a weight_map" in refused(tmp_path)
+    index.unlink()
+    both = tmp_path / "model-00002-of-00002.safetensors"
+    both.write_bytes((tmp_path / "model-00001-of-00002.safetensors").read_bytes())
+    assert "is in model-00001-of-00002.safetensors too" in refused(tmp_path)
+
+
+def entry(dtype: Any = "F32", shape: Any = (1,), offsets: Any = (0, 4)) -> dict[str, Any]:
+    return {"dtype": dtype, "shape": shape, "data_offsets": offsets}
+
+
+@pytest.mark.parametrize(
+    "header",
+    [
+        {"a": entry(offsets=(0, 8))},
+        {"a": entry(offsets=(4, 0))},
+        {"a": entry(offsets=(-4, 0))},
+        {"a": entry(offsets=(0, 4)), "b": entry(offsets=(0, 4))},
+        {"a": entry(offsets=(0, 1 << 63))},
+        {"a": entry(shape=(1 << 62, 1 << 62, 16))},
+        {"a": entry(shape=(-1,))},
+        {"a": entry(shape="1")},
+        {"a": entry(dtype=7)},
+        {"a": entry(dtype="F\n")},
+        {"a": 1},
+        {"a": {"b": {}}},
+    ],
+)
+def test_hostile_headers_are_refused(tmp_path: Path, header: dict[str, Any]):
+    write_checkpoint(tmp_path)
+    data = json.dumps(header).encode()
+    (tmp_path / "model.safetensors").write_bytes(struct.pack("<Q", len(data)) + data + bytes(4))
+    assert "safetensors" in refused(tmp_path)
+
+
+@pytest.mark.parametrize("length", [0, 1, 7, 1 << 30, 1 << 63, (1 << 64) - 1])
+def test_hostile_lengths_are_refused(tmp_path: Path, length: int):
+    write_checkpoint(tmp_path)
+    (tmp_path / "model.safetensors").write_bytes(struct.pack("<Q", length) + b"{" * 100)
+    assert "not a valid safetensors file" in refused(tmp_path)
+
+
+def test_a_file_that_is_cut_off(tmp_path: Path):
+    write_checkpoint(tmp_path)
+    path = tmp_path / "model.safetensors"
+    checkpoint = open_folder(tmp_path)
+    path.write_bytes(path.read_bytes()[:-4])
+    with pytest.raises(ModelError, match="truncated"):
+        all_rows(next(tensor for tensor in checkpoint.tensors if tensor.name == "output.weight"))
+    assert "not a valid safetensors file" in refused(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("error", "told"), [(KeyError("vocab"), "no 'vocab'"), (TypeError("vocab"), "vocab"), (IndexError("far"), "far")]
+)
+def test_whatever_trips_over_a_file_names_it(error: Exception, told: str):
+    with (
+        pytest.raises(ModelError, match=f"^x.json: has unexpected content: {told}$"),
+        report_as_model_error(Path("x.json")),
+    ):
+        raise error
+
+
+@pytest.mark.parametrize(
+    ("part", "normalizer", "nothing"),
+    [
+        ({"type": "Metaspace", "split": False}, {}, True),
+        ({"type": "Metaspace", "split": True}, {}, False),
+        ({"type": "Metaspace"}, {}, False),
+        ({"type": "Digits", "split": False}, {}, False),
+        ({"type": "Split", "pattern": {"String": " "}}, {"type": "Replace"}, True),
+        ({"type": "Split", "pattern": {"String": " "}}, {"type": "NFC"}, False),
+        ({"type": "Split", "pattern": {"String": "x"}}, {"type": "Replace"}, False),
+    ],
+)
+def test_steps_that_cut_nothing(part: dict, normalizer: dict, nothing: bool):
+    assert cuts_nothing(part, {"normalizer": normalizer}) is nothing

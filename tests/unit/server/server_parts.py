@@ -1,0 +1,55 @@
+"""Requests without a server, for the tests of its parts."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from typing import Any
+
+import pytest
+
+pytest.importorskip("starlette", reason="needs the extra localllm[serve]")
+pytest.importorskip("uvicorn", reason="needs the extra localllm[serve]")
+from starlette.datastructures import Headers
+
+from localllm.server import model_pool as model_pool
+from localllm.server.anthropic_messages import parse_request
+from localllm.server.fields import Body
+from localllm.server.http import (
+    Limits,
+    read_json,
+)
+from localllm.server.openai_completions import parse_request as parse_completion_request
+from localllm.server.openai_responses import parse_request as question_of_responses
+
+HI = [{"role": "user", "content": "Hi"}]
+
+
+def text(**fields: Any) -> Any:
+    return parse_completion_request(Body({"prompt": "Hi"} | fields))
+
+
+def response(**fields: Any) -> Any:
+    return question_of_responses(Body({"input": "Hi", **fields}))
+
+
+def claude(**fields: Any) -> Any:
+    return parse_request(Body({"messages": HI, **fields}), 9)
+
+
+class Asked:
+    """A request whose body comes in pieces."""
+
+    def __init__(
+        self, *pieces: bytes, kind: str = "application/json; charset=utf-8", length: str = "", wait: float = 0
+    ):
+        self.pieces, self.wait = pieces, wait
+        self.headers = Headers({"content-type": kind, **({"content-length": length} if length else {})})
+
+    async def stream(self) -> AsyncIterator[bytes]:
+        for piece in self.pieces:
+            await asyncio.sleep(self.wait)
+            yield piece
+
+
+def read(*pieces: bytes, limits: Limits = Limits(body=8), **more: Any) -> Any:  # noqa: B008
+    asked: Any = Asked(*pieces, **more)
+    return asyncio.run(read_json(asked, limits))

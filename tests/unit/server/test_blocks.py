@@ -1,0 +1,177 @@
+"""The blocks of an answer, counts, and streams whose reader leaves."""
+
+import asyncio
+import json
+import time
+from collections.abc import AsyncIterator
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+pytest.importorskip("starlette", reason="needs the extra localllm[serve]")
+pytest.importorskip("uvicorn", reason="needs the extra localllm[serve]")
+from localllm.errors import ModelError, UsageError
+from localllm.generation.reasoning import ANSWER, REASONING, TextPart
+from localllm.generation.tools.tool_call_parser import ARGUMENTS, CALL
+from localllm.server import model_pool as model_pool
+from localllm.server import service
+from localllm.server.anthropic_messages import stream_events as streamed_message
+from localllm.server.content_blocks import CLOSE, DELTA, OPEN, Blocks
+from localllm.server.embeddings import MAX_TEXTS, parse_texts, run_exclusively
+from localllm.server.http import (
+    anthropic_error,
+    error_format_of,
+    openai_error,
+)
+from localllm.server.metrics import Histogram, Metrics
+from localllm.server.openai_chat import stream_chunks as streamed_chat
+from localllm.server.openai_completions import stream_chunks as streamed_texts
+from localllm.server.openai_responses import ResponseBuilder
+from localllm.server.openai_responses import stream_events as streamed_response
+
+
+class Broken:
+    """An answer that breaks off, at once or behind a word."""
+
+    name, usage, wants_logprobs = "m", service.Usage(), False
+
+    def __init__(self, *words: str):
+        self.words, self.closed = words, 0
+
+    async def events(self) -> AsyncIterator[Any]:
+        for word in self.words:
+            yield 0, SimpleNamespace(parts=[TextPart(ANSWER, word)], logprob=None, finish_reason="")
+        raise ModelError("it broke")
+
+    def current_usage(self) -> Any:
+        return self.usage
+
+    async def close(self) -> None:
+        self.closed += 1
+
+
+def lines_of(stream: Any) -> list[Any]:
+    async def read() -> list[bytes]:
+        return [line async for line in stream]
+
+    return [json.loads(line.decode().rpartition("data: ")[2]) for line in asyncio.run(read())]
+
+
+@pytest.mark.parametrize("words", [(), ("a",)])
+def test_streams_tell_what_broke(words: tuple[str, ...]):
+    """As each interface does, behind what came; the answer is closed."""
+    question: Any = SimpleNamespace(top_logprobs=None, n=1, prompts=[1])
+    told = openai_error(ModelError("it broke"))
+    for streamed, end in (
+        (lambda one: streamed_chat(one, question, True), told), (lambda one: streamed_texts(one, question, True), told),
+        (lambda one: streamed_message(one, question), anthropic_error(ModelError("it broke"))),
+    ):  # fmt: skip
+        broken: Any = Broken(*words)
+        *before, last = lines_of(streamed(broken))
+        said = [each for each in before if each.get("type") not in ("message_start", "ping")]  # at once
+        assert last == end and bool(said) == bool(words) and broken.closed == 1
+    broken = Broken(*words)
+    found = lines_of(streamed_response(broken, ResponseBuilder("m", {}, {})))
+    assert [each["sequence_number"] for each in found] == [*range(len(found))] and broken.closed == 1
+    assert [each["type"] for each in found[:2]] == ["response.created", "response.in_progress"]
+    assert (found[-1]["type"], found[-1]["response"]["status"]) == ("response.failed", "failed")
+    assert found[-1]["response"]["error"] == {**told["error"], "code": "server_error"}
+
+
+@pytest.mark.parametrize(
+    ("path", "is_claude"),
+    [("/v1/messages", True), ("/v1/messages/count_tokens", True), ("/v1/chat/completions", False)],
+)
+def test_which_errors_an_address_has(path: str, is_claude: bool):
+    assert error_format_of(path) is (anthropic_error if is_claude else openai_error)
+
+
+def test_how_many_texts():
+    assert parse_texts("a", "input") == ["a"] and len(parse_texts(["a"] * MAX_TEXTS, "input")) == MAX_TEXTS
+    with pytest.raises(UsageError, match=f"input must be at most {MAX_TEXTS} strings, not {MAX_TEXTS + 1}"):
+        parse_texts(["a"] * (MAX_TEXTS + 1), "input")
+    for odd in ([1], ["a", 1], None, 5):
+        with pytest.raises(UsageError, match="input must be a string or an array of strings"):
+            parse_texts(odd, "input")
+
+
+def test_blocks():
+    parts = [TextPart(REASONING, "a"), TextPart(REASONING, "b"), TextPart(ANSWER, "c"), TextPart(CALL, "f"),
+             TextPart(ARGUMENTS, "{"),
+             TextPart(ARGUMENTS, "}"), TextPart(CALL, "g"), TextPart(ANSWER, "d")]  # fmt: skip
+    blocks = Blocks()
+    assert not blocks.has_calls and not list(blocks.end())
+    changes = [(each.action, each.block.index, each.text) for part in parts for each in blocks.take(part)]
+    changes += [(each.action, each.block.index, each.text) for each in [*blocks.end(), *blocks.end()]]
+    assert changes == [
+        (OPEN, 0, ""), (DELTA, 0, "a"), (DELTA, 0, "b"), (CLOSE, 0, ""), (OPEN, 1, ""), (DELTA, 1, "c"), (CLOSE, 1, ""),
+        (OPEN, 2, ""), (DELTA, 2, "{"), (DELTA, 2, "}"), (CLOSE, 2, ""), (OPEN, 3, ""), (CLOSE, 3, ""),
+        (OPEN, 4, ""), (DELTA, 4, "d"), (CLOSE, 4, ""),
+    ]  # fmt: skip
+    told = [(block.kind, block.name, block.text) for block in blocks.all]
+    assert told == [(REASONING, "", "ab"), (ANSWER, "", "c"), (CALL, "f", "{}"), (CALL, "g", ""), (ANSWER, "", "d")]
+    assert blocks.has_calls
+
+
+def test_histograms():
+    counted = Histogram()
+    for seconds in (0.001, 0.005, 0.0051, 60.0, 61.0):
+        counted.add(seconds)
+    lines = dict(line.rsplit(" ", 1) for line in counted.lines("x"))
+    assert [lines[f'x_bucket{{le="{bound}"}}'] for bound in (0.005, 0.01, 30.0, 60.0, "+Inf")] == [
+        "2",
+        "3",
+        "3",
+        "4",
+        "5",
+    ]
+    assert (lines["x_sum"], lines["x_count"]) == ("121.011100", "5")
+
+
+def test_what_is_counted_of_requests():
+    """Nothing of those that had not begun but that they ended."""
+    metrics = Metrics()
+    answers = [SimpleNamespace(tokens=[1, 2]), SimpleNamespace(tokens=[3])]
+    for begun in (True, False):
+        request: Any = SimpleNamespace(begun=begun, prompt=[0] * 9, cached=4, answers=answers)
+        metrics.record_finished(request)
+        metrics.record_cancelled(request)
+        metrics.record_cancelled(request)
+    metrics.responses.update({("/b", 200): 2, ("/a", 404): 1})
+    lines = metrics.text(7, 8, {"memory_held_bytes": 5e9}).splitlines()
+    told = dict(
+        line.removeprefix("localllm_").rsplit(" ", 1) for line in lines if line[0] != "#" and "seconds" not in line
+    )
+    assert told == {
+        'http_requests_total{path="/a",status="404"}': "1", 'http_requests_total{path="/b",status="200"}': "2",
+        "answers_running": "7", "requests_waiting": "8", "requests_finished_total": "2", "requests_left_total": "4",
+        "prompt_tokens_read_total": "15", "prompt_tokens_cached_total": "12", "tokens_written_total": "9",
+        "memory_held_bytes": "5e+09",
+    }  # fmt: skip
+    kinds = {line.split()[2].removeprefix("localllm_"): line.split()[3] for line in lines if line.startswith("# TYPE")}
+    assert {name for name, kind in kinds.items() if kind == "gauge"} == {
+        "answers_running", "requests_waiting", "memory_held_bytes",
+    }  # fmt: skip
+    assert {name for name, kind in kinds.items() if kind == "histogram"} == {
+        "first_token_seconds", "between_tokens_seconds",
+    }  # fmt: skip
+    assert "# HELP localllm_memory_held_bytes Memory held bytes." in lines and len(kinds) == 11
+
+
+def test_vectors_are_made_in_turn():
+    """By whoever asks: a model's memory is that of one."""
+    inside, most = 0, 0
+
+    def work() -> None:
+        nonlocal inside, most
+        inside += 1
+        most = max(most, inside)
+        time.sleep(0.01)
+        inside -= 1
+
+    async def all_at_once() -> None:
+        await asyncio.gather(*(run_exclusively(work, "input") for _ in range(4)))
+
+    asyncio.run(all_at_once())
+    assert most == 1

@@ -1,0 +1,245 @@
+"""The events of streamed answers in each API."""
+
+import asyncio
+import os
+import socket
+import sys
+from collections.abc import AsyncIterator
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+pytest.importorskip("starlette", reason="needs the extra localllm[serve]")
+pytest.importorskip("uvicorn", reason="needs the extra localllm[serve]")
+import h11
+
+from localllm.errors import LocalllmError, UsageError
+from localllm.server import http as wire
+from localllm.server import model_pool as model_pool
+from localllm.server.http import (
+    ClientDisconnectedError,
+    EventStream,
+    Limits,
+    format_event,
+    run_until_disconnect,
+)
+from localllm.server.listener import Ending, IdleTimeoutProtocol, bind_tcp, bind_unix, create_listener
+from localllm.server.service import merge, next_before
+
+
+def sent_by(
+    stream: EventStream, *, leaves: bool = False, slow: float = 0, heard: asyncio.Event | None = None
+) -> list[Any]:
+    """heard: is set when something was said that is no piece."""
+    sent = list[Any]()
+
+    async def receive() -> Any:
+        if not leaves:
+            await asyncio.sleep(60)
+        return {"type": "http.disconnect"}
+
+    async def send(message: Any) -> None:
+        await asyncio.sleep(slow)
+        sent.append(message)
+        if heard and message.get("body", b"").startswith(b":"):
+            heard.set()
+
+    asyncio.run(stream({}, receive, send))  # type: ignore[arg-type]
+    return sent
+
+
+class Pieces:
+    """What makes events, and whether it was closed."""
+
+    def __init__(self, *pieces: bytes, wait: float = 0):
+        self.pieces, self.wait, self.ended, self.closed = pieces, wait, 0, 0
+
+    async def lines(self) -> AsyncIterator[bytes]:
+        try:
+            for piece in self.pieces:
+                await asyncio.sleep(self.wait)
+                yield piece
+        finally:
+            self.ended += 1
+
+    async def close(self) -> None:
+        self.closed += 1
+
+    def stream(self, seconds: float = 5) -> EventStream:
+        return EventStream(self.lines(), Limits(seconds=seconds), {"X-More": "1"}, self.close)
+
+
+def test_a_stream():
+    made = Pieces(b"a", b"b")
+    start, *bodies = sent_by(made.stream())
+    headers = {name.decode(): value.decode() for name, value in start["headers"]}
+    assert start["status"] == 200 and headers["content-type"].startswith("text/event-stream")
+    assert (headers["cache-control"], headers["x-more"], "content-length" in headers) == ("no-store", "1", False)
+    assert [(each["body"], each["more_body"]) for each in bodies] == [(b"a", True), (b"b", True), (b"", False)]
+    assert (made.ended, made.closed) == (1, 1)
+
+
+def test_who_waits_hears_something(monkeypatch):
+    """And a piece that comes then comes whole, and once."""
+    monkeypatch.setattr(wire, "KEEP_ALIVE_SECONDS", 0.001)
+    heard = asyncio.Event()
+
+    async def late() -> AsyncIterator[bytes]:
+        await heard.wait()
+        yield b"a"
+
+    bodies = [each["body"] for each in sent_by(EventStream(late(), Limits(), {}), heard=heard)[1:]]
+    assert set(bodies[:-2]) == {b": still here\n"} and bodies[-2:] == [b"a", b""]
+
+
+def test_streams_that_nobody_reads_are_closed():
+    made = Pieces(b"a", b"b", wait=0.05)
+    with pytest.raises(ClientDisconnectedError):
+        sent_by(made.stream(), leaves=True)
+    assert made.closed == 1
+    slow = Pieces(b"a")
+    with pytest.raises(TimeoutError):
+        sent_by(slow.stream(0.01), slow=5)
+    assert slow.closed == 1
+
+
+def test_events():
+    assert format_event({"a": "ö"}, "name") == 'event: name\ndata: {"a":"ö"}\n\n'.encode()
+    assert format_event([1, 2]) == b"data: [1,2]\n\n" and format_event("\ud800") == b'data: "?"\n\n'
+
+
+def test_work_ends_when_nobody_waits():
+    async def asked(work: float, stays: float) -> tuple[Any, bool]:
+        ended = []
+
+        async def working() -> str:
+            try:
+                await asyncio.sleep(work)
+                return "done"
+            finally:
+                ended.append(1)
+
+        async def receive() -> Any:
+            await asyncio.sleep(stays)
+            return {"type": "http.disconnect"}
+
+        try:
+            return await run_until_disconnect(receive, working()), bool(ended)
+        except ClientDisconnectedError:
+            return None, bool(ended)
+
+    assert asyncio.run(asked(0, 60)) == ("done", True) and asyncio.run(asked(60, 0.01)) == (None, True)
+
+
+def test_what_several_tell():
+    async def numbers(*values: int, fail: bool = False) -> AsyncIterator[int]:
+        for value in values:
+            await asyncio.sleep(0)
+            yield value
+        if fail:
+            raise LocalllmError("broken")
+
+    async def all_of(*sources: Any) -> list[Any]:
+        return [each async for each in merge(sources)]
+
+    assert asyncio.run(all_of(numbers(1, 2))) == [(0, 1), (0, 2)] and asyncio.run(all_of()) == []
+    assert sorted(asyncio.run(all_of(numbers(1, 2), numbers(), numbers(3)))) == [(0, 1), (0, 2), (2, 3)]
+    with pytest.raises(LocalllmError, match="broken"):
+        asyncio.run(all_of(numbers(1), numbers(2, fail=True)))
+
+    async def late(end: float | None) -> Any:
+        return await next_before(numbers(5), end)
+
+    assert asyncio.run(late(None)) == 5
+    with pytest.raises(TimeoutError):
+        asyncio.run(late(0))
+
+
+def test_addresses_where_nobody_can_listen():
+    taken = bind_tcp("127.0.0.1", 0)
+    try:
+        port = taken.getsockname()[1]
+        is_reused = taken.getsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR)
+        assert bool(is_reused) == (sys.platform != "win32"), "a server that was ended may start again at once"
+        taken.listen()
+        with pytest.raises(LocalllmError, match=rf"cannot listen on 127\.0\.0\.1, port {port}: [A-Z]") as error:
+            bind_tcp("127.0.0.1", port)
+        assert "Errno" not in str(error.value)
+    finally:
+        taken.close()
+    with pytest.raises(LocalllmError, match=r"port 99999: .*0-65535"):
+        bind_tcp("127.0.0.1", 99999)
+
+
+def test_how_much_a_server_takes_of_one_client():
+    found = create_listener(None, Limits(connections=7), Ending(3.9, lambda: None, print))  # type: ignore[arg-type]
+    told = {
+        "http": IdleTimeoutProtocol, "ws": "none", "lifespan": "off", "log_config": None, "access_log": False,
+        "server_header": False, "limit_concurrency": 7, "timeout_keep_alive": 10, "date_header": False,
+        "h11_max_incomplete_event_size": 65536,
+    }  # fmt: skip
+    assert {name: getattr(found.config, name) for name in told} == told and found.stopped_by is None
+    limits = Limits()
+    assert (limits.body, limits.depth, limits.seconds, limits.connections) == (33554432, 100, 30.0, 128)
+    assert (limits.answer_seconds, limits.drops_turns, limits.folders) == (None, False, ())
+
+
+@pytest.mark.skipif(not hasattr(socket, "AF_UNIX"), reason="no Unix sockets here")
+def test_a_socket_at_a_path(tmp_path):
+    """What a server that was killed has left goes; nothing else does."""
+    path = str(tmp_path / "s")
+    mask = os.umask(0o022)
+    try:
+        for _ in range(2):
+            with bind_unix(path) as found:
+                assert os.stat(path).st_mode & 0o777 == 0o600
+                found.listen()
+                with (
+                    pytest.raises(LocalllmError, match=r"s: another server is listening on it; give another path$"),
+                    bind_unix(path),
+                ):
+                    pass
+            assert not os.path.exists(path)
+            with socket.socket(socket.AF_UNIX) as dead:
+                dead.bind(path)
+        os.unlink(path)
+        (tmp_path / "s").write_bytes(b"notes")
+        with pytest.raises(UsageError, match=r"s exists and is not a socket; give another path$"), bind_unix(path):
+            pass
+        assert (tmp_path / "s").read_bytes() == b"notes"
+        with (
+            pytest.raises(LocalllmError, match=r"cannot listen on .*x/s: No such file"),
+            bind_unix(f"{tmp_path}/x/s"),
+        ):
+            pass
+        assert os.umask(0o022) == 0o022
+    finally:
+        os.umask(mask)
+
+
+@pytest.mark.parametrize(("state", "idle"), [(None, True), (True, True), (False, False)])
+def test_patience_with_a_connection(monkeypatch, state: bool | None, idle: bool):
+    """Ten seconds for a request, one for the rest of a body that nobody wants; an answer in the making takes longer."""
+    calls: list[Any] = []
+
+    class Timer:
+        def __init__(self, seconds: float, call: Any):
+            calls.append(seconds)
+            self.call, self.cancel = call, lambda: calls.append("cancel")
+
+    connection: Any = IdleTimeoutProtocol.__new__(IdleTimeoutProtocol)
+    connection._timer, connection.loop = None, SimpleNamespace(call_later=Timer)
+    connection.conn, connection.transport = SimpleNamespace(), SimpleNamespace(abort=lambda: calls.append("abort"))
+    connection.cycle = None if state is None else SimpleNamespace(response_complete=state)
+    for name in ("connection_made", "connection_lost", "on_response_complete"):
+        monkeypatch.setattr(IdleTimeoutProtocol.__base__, name, lambda *given, name=name: calls.append(name))
+    connection.connection_made(None)
+    for connection.conn.their_state in (h11.DONE, h11.SEND_BODY):
+        connection.on_response_complete()
+    connection._timer.call()
+    connection.connection_lost(None)
+    assert calls == [
+        *["connection_made", 10.0, "on_response_complete", "cancel", 10.0, "on_response_complete", "cancel", 1.0],
+        *(["abort"] if idle else []), "cancel", "connection_lost",
+    ]  # fmt: skip

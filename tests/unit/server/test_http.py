@@ -1,0 +1,80 @@
+"""Errors by their numbers, and bodies: their type, length, nesting and time."""
+
+import pytest
+
+pytest.importorskip("starlette", reason="needs the extra localllm[serve]")
+pytest.importorskip("uvicorn", reason="needs the extra localllm[serve]")
+from localllm.errors import ContextError, LocalllmError, MemoryLimitError, ModelError, UsageError
+from localllm.server import model_pool as model_pool
+from localllm.server.http import (
+    Limits,
+    RejectedRequestError,
+    RequestTimeoutError,
+    anthropic_error,
+    error_response,
+    openai_error,
+    parse_json,
+    status_of,
+)
+from localllm.server.model_pool import UnknownModelError
+from localllm.server.worker import StoppedError
+from tests.unit.server.server_parts import read
+
+
+@pytest.mark.parametrize(
+    ("error", "status", "kind", "code", "claude"),
+    [
+        (RejectedRequestError(401, "x"), 401, "authentication_error", "invalid_api_key", "authentication_error"),
+        (RejectedRequestError(403, "x"), 403, "permission_error", None, "permission_error"),
+        (RejectedRequestError(413, "x"), 413, "invalid_request_error", None, "request_too_large"),
+        (UnknownModelError("x"), 404, "not_found_error", "model_not_found", "not_found_error"),
+        (RequestTimeoutError("x"), 504, "server_error", None, "api_error"),
+        (StoppedError("x"), 503, "overloaded_error", "overloaded", "overloaded_error"),
+        (MemoryLimitError("x"), 503, "overloaded_error", "overloaded", "overloaded_error"),
+        (UsageError("x"), 400, "invalid_request_error", None, "invalid_request_error"),
+        (ContextError("x"), 400, "invalid_request_error", "context_length_exceeded", "invalid_request_error"),
+        (ModelError("x"), 400, "invalid_request_error", None, "invalid_request_error"),
+        (LocalllmError("x"), 500, "server_error", None, "api_error"),
+        (RejectedRequestError(500, "x"), 500, "server_error", None, "api_error"),
+    ],
+)
+def test_numbers_of_errors(error: Exception, status: int, kind: str, code: str | None, claude: str):
+    assert status_of(error) == status
+    assert openai_error(error) == {"error": {"message": "x", "type": kind, "param": None, "code": code}}
+    assert anthropic_error(error) == {"type": "error", "error": {"type": claude, "message": "x"}}
+    response = error_response(error, openai_error)
+    assert (response.status_code, response.headers.get("retry-after")) == (status, "5" if status == 503 else None)
+
+
+def test_what_errors_do_not_tell():
+    assert openai_error(KeyError("secret"))["error"]["message"] == "internal error: KeyError"
+    for message, param in (("top_k must be", "top_k"), ("a.b[3] is missing", "a.b[3]"), ("x is not supported", "x")):
+        assert openai_error(UsageError(message))["error"]["param"] == param
+    assert openai_error(ContextError("top_k must be"))["error"]["param"] is None
+
+
+def test_bodies_at_their_limits():
+    assert read(b'{"a"', b":12}") == {"a": 12} == read(b'{"a":12}', length="8") == read(b'{"a":12}', length="x")
+    assert read(b"{}", kind=" Application/JSON ") == {}
+    for status, more in ((413, {"length": "9"}), (415, {"kind": "text/json"}), (415, {"kind": ""})):
+        with pytest.raises(RejectedRequestError) as refused:
+            read(b"{}", **more)
+        assert refused.value.status == status
+    with pytest.raises(RejectedRequestError, match="larger than the limit of 8 bytes") as refused:
+        read(b'{"a":1', b"23}")
+    assert refused.value.status == 413
+    with pytest.raises(RejectedRequestError, match=r"did not arrive within 0\.01 seconds") as refused:
+        read(b"{}", limits=Limits(seconds=0.01), wait=5)
+    assert refused.value.status == 408
+
+
+def test_json_that_is_none():
+    assert parse_json(b'{"a":[[]]}', 3) == {"a": [[]]}
+    with pytest.raises(RejectedRequestError, match="nested deeper than 2 levels"):
+        parse_json(b'{"a":[[]]}', 2)
+    for body in (b'{"a":Infinity}', b'{"a":-Infinity}', b'{"a":NaN}', b"{", b"\xff"):
+        with pytest.raises(RejectedRequestError, match="is not valid JSON"):
+            parse_json(body, 9)
+    for body in (b"[]", b"5", b"null"):
+        with pytest.raises(RejectedRequestError, match="must be a JSON object"):
+            parse_json(body, 9)

@@ -1,0 +1,155 @@
+"""Models by name: loading, unloading, memory; stored conversations."""
+
+import asyncio
+import os
+import time
+from contextlib import contextmanager
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+pytest.importorskip("starlette", reason="needs the extra localllm[serve]")
+pytest.importorskip("uvicorn", reason="needs the extra localllm[serve]")
+from localllm.errors import MemoryLimitError
+from localllm.files.gguf.file import GGUFFile
+from localllm.server import model_pool as model_pool
+from localllm.server.metrics import Metrics
+from localllm.server.model_pool import ModelEntry, ModelPool, UnknownModelError
+from localllm.server.page import keep_stored_details
+
+
+@pytest.mark.parametrize(("texts", "known"), [("abc", "abc"), ("axc", "a"), ("ab", "ab"), ("abcd", "abc"), ("x", "")])
+def test_what_is_known_of_messages_that_stay(texts: str, known: str):
+    """Up to the first that is another one: what stands behind it is an answer to something else."""
+    old = [{"role": "user", "content": text, "tokens": 5} for text in "abc"]
+    new = [{"role": "user", "content": text} for text in texts]
+    found = keep_stored_details(old, new)
+    assert [message["content"] for message in found] == [*texts]
+    assert "".join(message["content"] for message in found if "tokens" in message) == known
+
+
+TAKES = {"a": 1, "b": 2, "c": 3, "huge": 9}  # times WORKING, which is a part of it
+
+
+@pytest.fixture
+def library(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Makes a shelf of models that take so much, and what happens to them."""
+    happened: list[Any] = []
+
+    def opened(path: str) -> Any:
+        happened.append(f"open {path}")
+        weights = (TAKES[path] - 1) * model_pool.OVERHEAD_BYTES
+        return SimpleNamespace(
+            file=SimpleNamespace(nbytes=weights - 5), vision=SimpleNamespace(nbytes=5), path=path,
+            engine=SimpleNamespace(cache_usage=lambda: (0, 99), bytes_per_token=100),
+            close=lambda: happened.append(f"close {path}"),
+        )  # fmt: skip
+
+    def working(model: Any, metrics: Metrics, parallel: int | None, room: int | None) -> Any:
+        happened.append((model.path, parallel, room))
+        end = lambda: happened.append(f"end {model.path}")  # noqa: E731
+        return SimpleNamespace(model=model, close=end, running=2, waiting=3)
+
+    def make(memory: int | None, parallel: int | None = None) -> tuple[ModelPool, list[Any]]:
+        return ModelPool({name: name for name in TAKES}, opened, Metrics(), memory, parallel), happened
+
+    monkeypatch.setattr(model_pool, "Worker", working)
+    monkeypatch.setattr(ModelEntry, "needed_bytes", property(lambda book: TAKES[book.path] * model_pool.OVERHEAD_BYTES))
+    return make
+
+
+def test_models_that_were_used_longest_ago_are_put_away(library):
+    made, happened = library(5 * model_pool.OVERHEAD_BYTES, 7)
+
+    async def use() -> None:
+        for name in ("a", "b", "a", "c"):  # the last needs all of what b has
+            async with made.use(name) as it:
+                assert it.model.path == name and made.resolve(name).active_requests == 1
+            await asyncio.sleep(0.001)
+        assert made.count_requests() == (4, 6) and made.resolve("b").model is None and made.resolve("b").held_bytes == 0
+        held = 4.0 * model_pool.OVERHEAD_BYTES
+        assert await made.measure_memory() == {
+            "models_open": 2.0, "memory_held_bytes": held, "memory_allowed_bytes": 5.0 * model_pool.OVERHEAD_BYTES,
+        }  # fmt: skip
+        made.resolve("a").model.engine.cache_usage = lambda: (3, 99)
+        assert (await made.measure_memory())["memory_held_bytes"] == held + 300
+        with pytest.raises(MemoryLimitError, match=r"^huge needs 2\.7 GB, but the server's limit is 1\.5 GB$"):
+            async with made.use("huge"):
+                pass
+        assert made.resolve("huge").active_requests == 0
+        await made.close()
+
+    asyncio.run(use())
+    room = {name: (5 - TAKES[name]) * model_pool.OVERHEAD_BYTES for name in TAKES}
+    assert happened == [
+        *["open a", ("a", 7, room["a"]), "open b", ("b", 7, room["b"]), "end b", "close b"],
+        *["open c", ("c", 7, room["c"]), "end a", "close a", "end c", "close c"],
+    ]
+
+
+def test_a_model_waits_until_nobody_reads_another_one(library):
+    made, happened = library(3 * model_pool.OVERHEAD_BYTES)
+
+    async def use() -> None:
+        async def third() -> str:
+            async with made.use("c") as it:
+                return it.model.path
+
+        async with made.use("b"):
+            waiting = asyncio.ensure_future(third())
+            while not made._waiting:
+                await asyncio.sleep(0.001)
+            assert made.resolve("c").worker is None
+        assert await asyncio.wait_for(waiting, 60) == "c" and made._waiting == 0
+
+    asyncio.run(use())
+    assert [each for each in happened if isinstance(each, str)] == ["open b", "end b", "close b", "open c"]
+
+
+def test_models_have_names_and_files(library):
+    books = ModelPool({"small": "s.gguf", "large": "l.gguf"}, library, Metrics()).entries
+    assert [(name, book.name, book.path) for name, book in books.items()] == [
+        ("small", "small", "s.gguf"), ("large", "large", "l.gguf")
+    ]  # fmt: skip
+    assert all(
+        book.worker is book.model is None and (book.active_requests, book.last_used) == (0, 0.0)
+        for book in books.values()
+    )
+
+
+def test_what_a_model_needs_before_it_is_opened(monkeypatch: pytest.MonkeyPatch):
+    """Its weights, its projector and what is computed; the file is closed again."""
+    closed: list[str] = []
+
+    @contextmanager
+    def opened(path: str) -> Any:
+        yield SimpleNamespace(nbytes=1000)
+        closed.append(path)
+
+    monkeypatch.setattr(GGUFFile, "open", opened)
+    monkeypatch.setattr("localllm.files.models_folder.projector_bytes", lambda path: 20 if path == "m.gguf" else 0)
+    assert ModelEntry("m", "m.gguf").needed_bytes == 300_001_020 and closed == ["m.gguf"]
+    assert ModelEntry("n", "n.gguf").needed_bytes == 300_001_000
+
+
+def test_a_shelf_without_a_limit(library, tmp_path):
+    made, happened = library(None)
+
+    async def use() -> None:
+        async with made.use(None), made.use("huge"):
+            assert await made.measure_memory() == {
+                "models_open": 2.0,
+                "memory_held_bytes": 10.0 * model_pool.OVERHEAD_BYTES,
+            }
+
+    asyncio.run(use())
+    assert happened[1] == ("a", None, None) and made.resolve(None) is made.entries["a"]
+    with pytest.raises(UnknownModelError, match=rf"^model '{'x' * 100}' not found; available models: a, b, c, huge$"):
+        made.resolve("x" * 101)
+    (tmp_path / "m").write_bytes(b"")
+    os.utime(tmp_path / "m", (5, 77.9))
+    assert (
+        ModelEntry("m", str(tmp_path / "m")).created == 77
+        and abs(ModelEntry("n", str(tmp_path / "n")).created - time.time()) < 99
+    )
