@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from localllm.quant.formats import BY_NAME, FORMATS, LAYOUTS, Field, Fields
+from localllm.quant.formats import BY_NAME, FORMATS, LAYOUTS, UNKNOWN_TO_GGUF, Field, Fields
 
 OPENABLE = tuple(format.name for format in FORMATS.values() if format.feedback)
 
@@ -120,7 +120,7 @@ def put_field(field: Field, blocks: np.ndarray, values: np.ndarray) -> None:
 
 def dequantize(name: str, rows: np.ndarray) -> np.ndarray:
     """Dequantize rows of blocks, uint8 [rows, bytes]: float32 [rows, columns]."""
-    if name in ("Q1_0", "Q2_0"):  # formats that `gguf` 0.19 cannot dequantize
+    if name in UNKNOWN_TO_GGUF:
         return dequantize_codes(name, rows)
     import gguf
 

@@ -212,6 +212,7 @@ FORMATS: dict[int, Format] = {
 
 BY_NAME: dict[str, Format] = {format.name: format for format in FORMATS.values()}
 LAYOUTS: dict[str, Layout] = {format.name: format.layout for format in FORMATS.values() if format.layout}
+UNKNOWN_TO_GGUF = ("Q1_0", "Q2_0")  # formats that `gguf` 0.19 cannot dequantize: their layouts do
 
 
 def floats_at(name: str) -> tuple[int, ...]:

@@ -6,7 +6,23 @@ from project import ROOT
 # Lines of Python. A package that becomes larger than its row by more than 2 %, or smaller by more than 5 %, fails:
 # change the row in the same commit, whose message says what the lines are for and what older ones they replace.
 BUDGET = {
-    "localllm": 111_495,
+    "localllm/arch": 12_170,
+    "localllm/cli": 11_761,
+    "localllm/compat": 1_345,
+    "localllm/convert": 7_373,
+    "localllm/engine": 9_852,
+    "localllm/files": 3_629,
+    "localllm/generation": 13_098,
+    "localllm/images": 347,
+    "localllm/kernels": 16_773,
+    "localllm/quantizing": 4_054,
+    "localllm/server": 5_416,
+    "localllm/services": 9_031,
+    "localllm/system": 1_688,
+    "localllm/text": 3_447,
+    "quant": 3_219,
+    "scripts": 14_423,
+    "tests": 90_029,
 }
 GROWTH, LOSS = 1.02, 0.95
 

@@ -224,7 +224,10 @@ def check_tensor(tensor: Stored, shape: Shape, dtypes: tuple[str, ...]) -> Store
 
 def arch_id(family: Family) -> gguf.MODEL_ARCH:
     """Look up the gguf package's number for an architecture."""
-    return next(number for number, name in gguf.MODEL_ARCH_NAMES.items() if name == (family.named_as or family.arch))
+    known = {name: number for number, name in gguf.MODEL_ARCH_NAMES.items()}
+    if (named_as := family.named_as or family.arch) not in known:
+        raise ModelError(f'the gguf package has no tensor names of {named_as}: give a relative in "named_as"')
+    return known[named_as]
 
 
 def places(family: Family, sizes: Sizes, tied: bool) -> dict[str, TensorPlace]:

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from localllm.errors import ModelError
-from localllm.quant.formats import IQ4_VALUES
+from localllm.quant.formats import IQ4_VALUES, UNKNOWN_TO_GGUF
 
 
 def dequantize(tensor) -> np.ndarray:
@@ -15,7 +15,7 @@ def dequantize(tensor) -> np.ndarray:
     import gguf
 
     data = np.asarray(tensor.data)
-    if tensor.format.name in ("Q1_0", "Q2_0"):  # `gguf` 0.19 cannot dequantize these
+    if tensor.format.name in UNKNOWN_TO_GGUF:
         return dequantized_bits(data, tensor.format.name).reshape(tensor.shape)
     try:
         values = gguf.dequantize(data, gguf.GGMLQuantizationType(tensor.format.id))

@@ -240,7 +240,7 @@ def check(
     model: localllm.Model, schemas: list[tuple[str, Schema]], temperature: float, seed: int, most: int
 ) -> Counter[str]:
     """Generate an answer to each schema; print the invalid ones and the counts."""
-    sampling = SamplingOptions(temperature, top_k=0, top_p=1.0, min_p=0.0, seed=seed)
+    sampling = SamplingOptions(temperature=temperature, top_k=0, top_p=1.0, min_p=0.0, seed=seed)
     counts: Counter[str] = Counter()
     requests = (
         model.session.request(

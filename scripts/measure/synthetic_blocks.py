@@ -13,7 +13,7 @@ import numpy as np
 from gguf.constants import GGMLQuantizationType
 
 from localllm.kernels.reference import dequantized_bits
-from localllm.quant.formats import LAYOUTS, Format, floats_at
+from localllm.quant.formats import LAYOUTS, UNKNOWN_TO_GGUF, Format, floats_at
 
 CHUNK = 16 << 20  # bytes made at a time
 
@@ -83,7 +83,7 @@ def random_blocks(format: Format, count: int, scale: float, random: np.random.Ge
 @cache
 def deviation_of_scale_one(format: Format) -> float:
     blocks = random_blocks(format, 4096, 1.0, np.random.default_rng(0))
-    if format.name in ("Q1_0", "Q2_0"):  # which `gguf` 0.19 cannot
+    if format.name in UNKNOWN_TO_GGUF:
         return float(dequantized_bits(blocks, format.name).std())
     return float(gguf.dequantize(blocks, GGMLQuantizationType(format.id)).std())
 

@@ -119,11 +119,6 @@ METADATA: dict[str, tuple[dict[str, Any], str]] = {
     "no scores": (sentence_piece(scores=GONE), "tokenizer.ggml.scores"),
     "infinite score": (sentence_piece(scores=with_item(np.zeros(268, np.float32), 5, INFINITE)), "scores"),
     "ragged scores": (sentence_piece(scores=NESTED), "tokenizer.ggml.scores"),
-    "a byte of 256 is missing": (
-        sentence_piece(tokens=["<unk>", "<s>", "</s>", *(f"<0x{byte:02X}>" for byte in range(255)), *"abcdefghij"],
-                       token_type=np.array([2, 3, 3] + [6] * 255 + [1] * 10, np.int32)),
-        "the byte <0xFF>",
-    ),
     "architecture": ({"general.architecture": np.ones(2, np.uint8)}, "general.architecture"),
     "alignment as text": ({"general.alignment": "32"}, "general.alignment"),
 }  # fmt: skip

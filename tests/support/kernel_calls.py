@@ -14,6 +14,7 @@ from localllm.kernels.cpu.matmul.kernel_variants import VARIANTS, few_fast, few_
 from localllm.kernels.machine import Lane
 from localllm.kernels.reference import dequantized_bits
 from localllm.kernels.table import in_order
+from localllm.quant.formats import UNKNOWN_TO_GGUF
 
 KERNEL = ctypes.CFUNCTYPE(None, *[ctypes.c_int64] * 4)
 THREADS = 3
@@ -81,7 +82,7 @@ def wanted(request, names: Iterable[str], kind_of: Callable[[str], str] | None =
 
 def dequantized(name: str, blocks: np.ndarray) -> np.ndarray:
     """Dequantize whole blocks of any format, uint8 [..., bytes], by `gguf`: float32 [..., weights]."""
-    if name in ("Q1_0", "Q2_0"):  # which `gguf` 0.19 cannot
+    if name in UNKNOWN_TO_GGUF:
         return dequantized_bits(blocks, name).reshape(*blocks.shape[:-1], -1)
     return gguf.dequantize(np.ascontiguousarray(blocks), gguf.GGMLQuantizationType[name]).astype(np.float32)
 

@@ -224,8 +224,8 @@ class ExpertLinear(Product, ChoiceOperation):
         expected = choice.routed.routing.matrices, x.columns
         if len(weight.shape) != 3 or (weight.shape[0], weight.shape[2]) != expected:
             raise ModelError(
-                f"tensor {weight.name} must have matrices of {expected[1]} columns for {expected[0]} experts,"
-                f" has the shape {list(weight.shape)}"
+                f"tensor {weight.name} must have matrices of {expected[1]} columns for {expected[0]} experts"
+                f" (found the shape {list(weight.shape)})"
             )
         require_format(weight)
         bias = recorder._vectors(weight.bias, expected[0], weight.shape[1]) if weight.bias else None

@@ -212,7 +212,7 @@ def test_queries_keys_and_values():
     assert qkv(b, apart, h, 0, "x") == ["linear(x, attn_q)", "linear(x, attn_k)", "linear(x, attn_v)"]
     fused = weights(attn_qkv=(10, 4))
     assert qkv(b, fused, h, 0, "x") == ["linear(x, attn_qkv)", "linear(x, attn_qkv[6:8])", "linear(x, attn_qkv[8:10])"]
-    with pytest.raises(ModelError, match=r"attn_qkv\.weight must have 12 rows, has 10"):
+    with pytest.raises(ModelError, match=r"attn_qkv\.weight must have 12 rows \(found 10\)"):
         qkv(b, fused, h, 1, "x")
 
 
@@ -226,7 +226,7 @@ def test_factors_of_rotations():
     for less, missing in (("short", "long"), ("long", "short")):
         with pytest.raises(ModelError, match=f"no tensor rope_factors_{missing}"):
             rope_factors(b, weights(**{f"rope_factors_{less}": (2,)}), h)
-    with pytest.raises(ModelError, match=r"rope_factors_long\.weight must have the shape \[2\], has \[3\]"):
+    with pytest.raises(ModelError, match=r"rope_factors_long\.weight must have the shape \[2\] \(found \[3\]\)"):
         rope_factors(b, weights(rope_factors_long=(3,), rope_factors_short=(2,)), h)
 
 
@@ -383,7 +383,7 @@ def test_embeddings_behind_lines():
     for name in ("v.image_newline", "model.image_newline"):
         w = Weights({name: tensor(name, 3)})
         assert newline_of(w, Anyres(), 3).name == name and newline_numbers(w, whole, 3).tolist() == [0, 1, 2]  # type: ignore[union-attr]
-        with pytest.raises(ModelError, match=r"must have the shape \[4\], has \[3\]"):
+        with pytest.raises(ModelError, match=r"must have the shape \[4\] \(found \[3\]\)"):
             newline_of(w, whole, 4)
     assert (
         newline_of(Weights({}), Anyres(), 3) is None and newline_numbers(Weights({}), Anyres(), 3).tolist() == [0] * 3
@@ -401,7 +401,7 @@ def test_what_pixtral_projects(merge: int, says: str):
     end = "v.token_embd.img_break"
     w = Weights({**tensors, end: tensor(end, 4)})
     assert project(b, w, h, "x") == f"linear(gelu_erf(linear({says}, mm.1)), mm.2)" and b.ignored == [end]
-    with pytest.raises(ModelError, match=r"img_break must have 4 numbers, has the shape \[5\]$"):
+    with pytest.raises(ModelError, match=r"img_break must have 4 numbers \(found the shape \[5\]\)$"):
         project(b, Weights({**tensors, end: tensor(end, 5)}), h, "x")
 
 

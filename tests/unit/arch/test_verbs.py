@@ -111,10 +111,10 @@ def test_a_forgotten_verb_is_an_error_that_says_where():
     x = Activation(ALL, 4)
 
     class Gulp(Operation):
-        VERB = "gulp"
+        VERB = "slurp_twice"
 
-    for operation in (Gulp((x,), x), Elementwise((x,), x, "gulp", {})):
-        with pytest.raises(NotImplementedError, match=r"'gulp' has no formula in localllm/kernels/formulas\.py"):
+    for operation in (Gulp((x,), x), Elementwise((x,), x, "slurp_twice", {})):
+        with pytest.raises(NotImplementedError, match=r"'slurp_twice' has no formula in localllm/kernels/formulas\.py"):
             lower(None, operation, target)
 
 

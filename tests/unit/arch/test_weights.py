@@ -49,11 +49,11 @@ def test_halves_of_numbers_and_whole_ones():
     (Weight.vector, tensor("v", 2, numbers=np.array([np.nan, 1], np.float32)), "v has values that are not numbers"),
     (Weight.whole, tensor("v", 3), r"v must be whole numbers \(found F32\)"),
     (Weight.number, tensor("v", 2), r"v must be one number \(found the shape \[2\]\)"),
-    (lambda weight: weight.shaped(3, 2), tensor("v", 2, 3), r"v must have the shape \[3, 2\], has \[2, 3\]"),
+    (lambda weight: weight.shaped(3, 2), tensor("v", 2, 3), r"v must have the shape \[3, 2\] \(found \[2, 3\]\)"),
     (lambda weight: weight.in_stacks(2), tensor("v", 3, 2), r"v must be 2 matrices \(found the shape \[3, 2\]\)"),
     (lambda weight: weight.in_stacks(2), tensor("v", 4), r"v must be 2 matrices \(found the shape \[4\]\)"),
-    (lambda weight: weight.split(1, 1), tensor("v", 3, 2), "v must have 2 rows, has 3"),
-    (lambda weight: weight.split(2, 2), tensor("v", 3, 2), "v must have 4 rows, has 3"),
+    (lambda weight: weight.split(1, 1), tensor("v", 3, 2), r"v must have 2 rows \(found 3\)"),
+    (lambda weight: weight.split(2, 2), tensor("v", 3, 2), r"v must have 4 rows \(found 3\)"),
 ])  # fmt: skip
 def test_what_a_tensor_is_not(read: Any, weight: Tensor, said: str):
     with pytest.raises(ModelError, match=said):
@@ -89,7 +89,7 @@ def test_rows_for_each():
     assert [numbers(part) for part in Weight(tensor("m", 2, 2)).split(1, 1)] == [[[1, 2]], [[3, 4]]]
     upper, lower = fused.halves()
     assert (upper.shape, lower.shape) == ((2, 2), (3, 2))
-    with pytest.raises(ModelError, match=r"m\.bias must have the shape \[5\], has \[4\]"):
+    with pytest.raises(ModelError, match=r"m\.bias must have the shape \[5\] \(found \[4\]\)"):
         Weight(tensor("m", 5, 2), bias=Weight(tensor("m.bias", 4))).split(2, 3)
 
 

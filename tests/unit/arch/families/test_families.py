@@ -98,7 +98,7 @@ def test_rows_of_a_fused_matrix(golden, format):
 
 def test_a_fused_matrix_of_other_rows_is_refused(golden):
     file = change(golden("phi3_longrope"), attention__head_count_kv=1)
-    with pytest.raises(ModelError, match=r"blk\.0\.attn_qkv\.weight must have 192 rows, has 256"):
+    with pytest.raises(ModelError, match=r"blk\.0\.attn_qkv\.weight must have 192 rows \(found 256\)"):
         logits(file)
 
 
