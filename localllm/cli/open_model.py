@@ -50,7 +50,7 @@ def offer_pull(missing: "MissingError") -> str:
     size_note = f" ({reference.size})" if reference.size else ""
     if not confirm(f"{reference.text} is not on this computer. Pull it{size_note}?"):
         raise missing
-    return pull_shown(reference)
+    return pull_with_progress(reference)
 
 
 def confirm(question: str) -> bool:
@@ -60,7 +60,7 @@ def confirm(question: str) -> bool:
         return sys.stdin.readline().strip().lower() in ("y", "yes")
 
 
-def pull_shown(reference: "HubReference") -> str:
+def pull_with_progress(reference: "HubReference") -> str:
     from localllm.services.hub.pull import Watcher, pull
 
     class Shown(Watcher):

@@ -279,7 +279,7 @@ FUNCTIONS: dict[str, Build] = {
     "grouped_q": fused(lambda rows, sizes: rows_by_group(rows, sizes)[:, :-2].ravel(), as_pairs=True),
     "grouped_k": fused(lambda rows, sizes: rows_by_group(rows, sizes)[:, -2].ravel(), as_pairs=True),
     "grouped_v": fused(lambda rows, sizes: rows_by_group(rows, sizes)[:, -1].ravel(), as_pairs=False),
-    # The same of a matrix with all queries, all keys, all values.
+    # A matrix that stacks all queries, then all keys, then all values.
     "stacked_q": fused(lambda rows, sizes: rows[: sizes["queries"]], as_pairs=True),
     "stacked_k": fused(lambda rows, sizes: rows[sizes["queries"] : -sizes["keys"]], as_pairs=True),
     "stacked_v": fused(lambda rows, sizes: rows[-sizes["keys"] :], as_pairs=False),

@@ -19,7 +19,7 @@ from localllm.images.data_urls import decode_data_url, is_bare_base64, is_data_u
 if TYPE_CHECKING:
     from PIL import Image
 
-# Those that this Pillow can read are tried.
+# An image is opened in those formats that the installed Pillow reads.
 FORMATS = "JPEG", "PNG", "WEBP", "GIF", "TIFF", "BMP", "MPO", "AVIF", "HEIF"
 PLUGINS = "Jpeg", "Png", "WebP", "Gif", "Tiff", "Bmp", "Mpo", "Avif"  # HEIF comes from a package of its own
 MOST_BYTES = 256 << 20

@@ -75,13 +75,13 @@ def interpolate_table(table: Weight, grid: tuple[int, int], blend: Blend) -> np.
     return np.einsum("ys,xt,stc->yxc", y, x, numbers.reshape(side, side, -1), optimize=True).astype(np.float32)
 
 
-def by_corners(count: int, size: int) -> np.ndarray:
+def align_corners(count: int, size: int) -> np.ndarray:
     """Compute weights that keep the first and the last position (align_corners=True)."""
     places = np.linspace(0, size - 1, count) if count > 1 else np.zeros(1)
     return np.maximum(1 - np.abs(places[:, None] - np.arange(size)), 0)
 
 
-def by_areas(count: int, size: int) -> np.ndarray:
+def align_areas(count: int, size: int) -> np.ndarray:
     """Compute weights for linear interpolation between patch centres (align_corners=False, antialias)."""
     scale = size / count
     distances = np.arange(size) + 0.5 - (np.arange(count)[:, None] + 0.5) * scale

@@ -11,7 +11,7 @@ from typing import ClassVar
 import numpy as np
 
 from localllm.arch.family import Activation, Builder, Fields, Weights, frozen
-from localllm.arch.vision.any_size import AnySize, by_areas, interpolate_table, read_any_size, use_square_table
+from localllm.arch.vision.any_size import AnySize, align_areas, interpolate_table, read_any_size, use_square_table
 from localllm.arch.vision.hyperparameters import Prepared, in_squares, pixels_of
 from localllm.arch.vision.resizing import BILINEAR, Picture, Size, cut_tiles, resize, with_bars
 from localllm.arch.vision.vit import embed_patches, transformer
@@ -42,7 +42,7 @@ class Lfm2Vision(AnySize):
         return self.pixels + self.width
 
     def rows(self, picture: Picture, w: Weights) -> np.ndarray:
-        positions = interpolate_table(w.part("v.").position_embd, self.grid(picture), by_areas)
+        positions = interpolate_table(w.part("v.").position_embd, self.grid(picture), align_areas)
         return np.concatenate((pixels_of(self, picture), positions.reshape(-1, self.width)), axis=1)
 
     def fit(self, picture: Picture) -> Picture:

@@ -20,7 +20,7 @@ import numpy as np
 
 from localllm.arch.family import Activation, Builder, Fields, Weight, Weights, frozen
 from localllm.arch.vision.hyperparameters import Prepared, Vision, pixels_of, read_vision
-from localllm.arch.vision.resizing import BICUBIC, Picture, Size, cut_tiles, most_used, resize, with_bars
+from localllm.arch.vision.resizing import BICUBIC, Picture, Size, choose_used_size, cut_tiles, resize, with_bars
 from localllm.arch.vision.vit import as_matrix, numbers_of, table_of, transformer
 from localllm.errors import ModelError
 
@@ -157,7 +157,7 @@ def read_anyres(fields: Fields, side: int) -> Anyres:
 def squares(picture: Picture, side: int, anyres: Anyres) -> list[Picture]:
     """Return the whole image as a square, and then its tiles, row by row."""
     overview = resize(picture, (side, side), BICUBIC)
-    return [overview, *cut_tiles(with_bars(picture, most_used(picture.size, anyres.sizes), BICUBIC), side)]
+    return [overview, *cut_tiles(with_bars(picture, choose_used_size(picture.size, anyres.sizes), BICUBIC), side)]
 
 
 def arrange_rows(rows: list[np.ndarray], size: Size, anyres: Anyres, side: int, newline: np.ndarray) -> np.ndarray:
@@ -168,7 +168,7 @@ def arrange_rows(rows: list[np.ndarray], size: Size, anyres: Anyres, side: int, 
     if not anyres.is_unpadded:
         return np.concatenate(rows)
     overview, *tiles = rows
-    columns, lines = (length // side for length in most_used(size, anyres.sizes))
+    columns, lines = (length // side for length in choose_used_size(size, anyres.sizes))
     per_side = int(len(overview) ** 0.5)
     grid = np.stack(tiles).reshape(lines, columns, per_side, per_side, -1).transpose(0, 2, 1, 3, 4)
     grid = without_bars(grid.reshape(lines * per_side, columns * per_side, -1), size)

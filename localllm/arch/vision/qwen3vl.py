@@ -7,7 +7,7 @@ from earlier layers of the encoder to the first layers of the language model (De
 import numpy as np
 
 from localllm.arch.family import Activation, Builder, Fields, Weights, frozen
-from localllm.arch.vision.any_size import by_corners, interpolate_table, read_any_size, use_square_table
+from localllm.arch.vision.any_size import align_corners, interpolate_table, read_any_size, use_square_table
 from localllm.arch.vision.qwen2vl import MARKS, Qwen2Vision, gather, patches, prepare, two_products
 from localllm.arch.vision.resizing import Picture
 from localllm.arch.vision.vit import apply_norm, block
@@ -33,7 +33,7 @@ class Qwen3Vision(Qwen2Vision):
     def rows(self, picture: Picture, w: Weights) -> np.ndarray:
         grid = self.grid(picture)
         y, x = self.places(grid).T
-        positions = interpolate_table(w.part("v.").position_embd, grid, by_corners)
+        positions = interpolate_table(w.part("v.").position_embd, grid, align_corners)
         return np.concatenate((super().rows(picture, w), positions[y, x]), axis=1)
 
 

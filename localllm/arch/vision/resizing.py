@@ -66,7 +66,7 @@ def whole_size(size: Size, unit: int, pixels: Pixels) -> Size:
     return columns, rows
 
 
-def most_used(size: Size, allowed: Sequence[Size]) -> Size:
+def choose_used_size(size: Size, allowed: Sequence[Size]) -> Size:
     """Choose the size that keeps most of an image's pixels when the image is scaled to fit.
 
     Of several that keep equally many, choose the one with the least empty space.
@@ -94,7 +94,7 @@ def tiles_of(picture: Picture, allowed: Sequence[Size], side: int) -> list[Pictu
     """Cut a picture with black bars into squares, row by row; none if it is no larger than one square."""
     if max(picture.size) <= side:
         return []
-    return cut_tiles(with_bars(picture, most_used(picture.size, allowed), BICUBIC), side)
+    return cut_tiles(with_bars(picture, choose_used_size(picture.size, allowed), BICUBIC), side)
 
 
 def cut_tiles(picture: Picture, side: int) -> list[Picture]:

@@ -2,7 +2,7 @@
 
 import os
 
-from localllm.cli.open_model import pull_shown
+from localllm.cli.open_model import pull_with_progress
 from localllm.cli.options.offers import offer_known_models
 from localllm.cli.parameters import argument
 from localllm.cli.terminal.output import dim, write
@@ -47,4 +47,4 @@ def pull_file(name: str) -> str:
         if resolved.lower() in registry_models():
             raise UsageError(f"{name} is the built-in model; there is nothing to download")
         raise unknown_name(resolved)
-    return pull_shown(reference)
+    return pull_with_progress(reference)

@@ -438,7 +438,7 @@ OF_NAMES = ("sampling", *UNSET, "template_variables")
 
 
 class NameSettings(NamedTuple):
-    """What belongs to a model's name in a chat, with the options of the command line."""
+    """The settings of a model's name in a chat, joined with the options of the command line."""
 
     engine: options.EngineGroup
     template: str | None

@@ -116,7 +116,7 @@ def mistral3(c: SeeingConfig) -> ProjectorFacts:
 def pixtral_facts(c: SeeingConfig, merge: int, biased: bool) -> ProjectorFacts:
     """Read the encoder; merge: patches on each side that become one row. Raises ModelError."""
     c = with_defaults(c, PIXTRAL_DEFAULTS)
-    require_known(c)
+    require_expressible(c)
     h = sizes_of(c)
     metadata: dict[str, object] = {
         "projector_type": "pixtral",
@@ -148,7 +148,7 @@ def pixtral_facts(c: SeeingConfig, merge: int, biased: bool) -> ProjectorFacts:
     return ProjectorFacts(h, metadata, parts)
 
 
-def require_known(c: SeeingConfig) -> None:
+def require_expressible(c: SeeingConfig) -> None:
     """Raise ModelError for a configuration that the file cannot express."""
     c.vision.only("hidden_act", "silu")
     c.vision.only("rope_theta", BASE)

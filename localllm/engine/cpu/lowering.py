@@ -408,7 +408,7 @@ def plan_attention(steps: Steps, operation: Attend, state: Paged | Latent) -> At
 
     def make() -> AttentionPlan:
         tokens = steps.target.tokens
-        units = np.empty((most_units(tokens, heads, state.kv_heads), len(UNIT)), np.int64)
+        units = np.empty((max_units(tokens, heads, state.kv_heads), len(UNIT)), np.int64)
         plan = AttentionPlan(units, np.zeros(1, np.int64), np.empty((tokens, len(SPLIT)), np.int64), Buffer(0, 0))
         arguments: dict[str, object] = {"units": units, "unit_count": plan.unit_count, "splits": plan.splits}
         arguments |= {"sequences": sequences, "sequence_count": count}
@@ -424,7 +424,7 @@ def attention_scratch(key_dim: int, value_dim: int) -> int:
     return 4 * (ATTEND_ROWS * (key_dim + value_dim + ATTEND_KEYS + 32) + tiles)
 
 
-def most_units(tokens: int, heads: int, kv_heads: int) -> int:
+def max_units(tokens: int, heads: int, kv_heads: int) -> int:
     """Return the most work units of a run: tiles of rows, and one per part of the context if there are few tokens.
 
     tokens: the most of a run.

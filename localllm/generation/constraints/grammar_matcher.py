@@ -124,7 +124,7 @@ class Automaton:
             for byte in self._trie.texts[token]:
                 row = self._follow(row, self._class_of[byte])
             after = [self._land(closure, entry) for number, closure, entry in self._expand_tokens(configuration)
-                      if self._is_meant(number, token)]  # fmt: skip
+                      if self._is_matched(number, token)]  # fmt: skip
             return self._merge(self._configurations[row].union(*after))
 
     def find_forced(self, configuration: Configuration) -> tuple[bytes, bool]:
@@ -208,7 +208,7 @@ class Automaton:
         else:
             allowed[token] = True
 
-    def _is_meant(self, number: int, token: int) -> bool:
+    def _is_matched(self, number: int, token: int) -> bool:
         return (self._token_ids[number] == token) != self._network.vocabulary_tokens[number].is_negated
 
     # ---- the table

@@ -279,7 +279,7 @@ class Speculator:
             draft: list[int] = []
             if completion.options.speculate != "off":
                 completion.guesses = completion.guesses or self._start(completion)
-                draft = completion.guesses.draft(most_guessed(completion), other_sequences)
+                draft = completion.guesses.draft(max_draft_length(completion), other_sequences)
             drafts.append(draft)
             other_sequences += len(draft)
         return drafts
@@ -303,7 +303,7 @@ class Speculator:
         return Guesses(proposers, self._costs)
 
 
-def most_guessed(completion: Completion) -> int:
+def max_draft_length(completion: Completion) -> int:
     """Return the longest draft allowed: a full context must be shifted at the same token as without a draft."""
     remaining, sequence = completion.remaining_tokens - 1, completion.sequence
     return min(remaining, max(0, sequence.room - 1)) if isinstance(sequence, ShiftedSequence) else remaining

@@ -47,7 +47,7 @@ def rows_by(size: int) -> Callable[[Arguments, int], Grid]:
     return lambda a, rows: Grid(rows, -(-a["columns"] // (size * block_threads())), block_threads())
 
 
-def by_number(count: int) -> Grid:
+def grid_of_items(count: int) -> Grid:
     """Return a grid with a thread for each of `count` items."""
     return Grid(-(-count // block_threads()), 1, block_threads())
 
@@ -101,7 +101,7 @@ GRIDS: dict[str, Callable[[Arguments, int], Grid]] = {
     "by_head": lambda a, rows: Grid(rows, a["heads"], min(64, block_threads())),
     "by_matrix": lambda a, rows: Grid(rows, a["columns"] // a["block"], min(64, block_threads())),
     # a thread for each column, which processes all rows, or four threads, which share the tokens
-    "by_column": lambda a, rows: by_number(a["columns"]),
+    "by_column": lambda a, rows: grid_of_items(a["columns"]),
     "by_column_and_tokens": lambda a, rows: Grid(-(-a["columns"] // block_threads()), 4, block_threads()),
     # a block for each pair of a token and one of its experts
     "by_pair": lambda a, rows: Grid(rows, a["used"], block_threads()),
@@ -110,14 +110,14 @@ GRIDS: dict[str, Callable[[Arguments, int], Grid]] = {
     "once": lambda a, rows: Grid(1, 1, block_threads()),
     "attend_few": attend_few,
     "attend_many": attend_many,
-    "by_token": lambda a, rows: by_number(rows),
+    "by_token": lambda a, rows: grid_of_items(rows),
     # a block for each token; with more than CHOOSING, each block processes several
     "some_tokens": lambda a, rows: Grid(min(rows, CHOOSING), 1, block_threads()),
     "words": lambda a, rows: Grid(min(-(-a["words"] // block_threads()), 64), 1, block_threads()),
     # a thread for every 32 weights of a range, four threads for every 32 weights, or for every 32 activations
-    "by_unit": lambda a, rows: by_number((a["last"] - a["first"]) // 32),
-    "by_unpacked_unit": lambda a, rows: by_number(a["rows"] * a["columns"] // 8),
-    "by_activations": lambda a, rows: by_number(rows * a["columns"] // 8),
+    "by_unit": lambda a, rows: grid_of_items((a["last"] - a["first"]) // 32),
+    "by_unpacked_unit": lambda a, rows: grid_of_items(a["rows"] * a["columns"] // 8),
+    "by_activations": lambda a, rows: grid_of_items(rows * a["columns"] // 8),
     "by_two_rows": by_two_rows,
     # a warp for each row of the matrix and each expert that can have rows
     "by_warp": lambda a, rows: Grid(

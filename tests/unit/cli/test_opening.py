@@ -100,7 +100,7 @@ class Pulls:
 def pulled(monkeypatch: pytest.MonkeyPatch, on_terminal: None, capsys: pytest.CaptureFixture[str]) -> Any:
     def shown(made: Pulls) -> str:
         monkeypatch.setattr(pull, "pull", made)
-        assert pulling.pull_shown(HubReference("hf:a/b", "a/b")) == "/m.gguf"
+        assert pulling.pull_with_progress(HubReference("hf:a/b", "a/b")) == "/m.gguf"
         return capsys.readouterr().err
 
     return shown

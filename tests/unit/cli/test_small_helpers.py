@@ -37,7 +37,7 @@ def test_what_need_not_be_pulled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
         pull_command.pull_file("guide")
     with pytest.raises(ModelError, match="no such file"):
         pull_command.pull_file(f"{tmp_path}/none.gguf")
-    monkeypatch.setattr(pull_command, "pull_shown", lambda reference: reference.repository)
+    monkeypatch.setattr(pull_command, "pull_with_progress", lambda reference: reference.repository)
     assert pull_command.pull_file("hf:a/b") == "a/b"
 
 

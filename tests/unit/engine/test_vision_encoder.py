@@ -14,9 +14,9 @@ from models.projectors import PROJECTORS, projector, write_projector
 from PIL import Image
 
 from localllm.arch.layer_state import KVType
-from localllm.arch.vision.any_size import by_areas, by_corners
+from localllm.arch.vision.any_size import align_areas, align_corners
 from localllm.arch.vision.llava import Anyres, arrange_rows
-from localllm.arch.vision.resizing import most_used
+from localllm.arch.vision.resizing import choose_used_size
 from localllm.arch.weights import Weights
 from localllm.engine.cpu import program as passing
 from localllm.engine.image_tokens import ImageEmbedding
@@ -258,7 +258,7 @@ def test_as_transformers_puts_lines_together():
         sizes, digests = golden["sizes"].tolist(), golden["digests"].tolist()
     assert len(sizes) > 500
     for size, digest in zip(sizes, digests, strict=True):
-        columns, rows = most_used(tuple(size), how.sizes)
+        columns, rows = choose_used_size(tuple(size), how.sizes)
         count = 1 + columns * rows // 336**2
         numbers = np.arange(count * 24**2, dtype=np.float32).reshape(count, -1, 1)
         found = arrange_rows(list(numbers), tuple(size), how, 336, np.float32([-1])).astype(np.int32)
@@ -340,11 +340,11 @@ def test_a_table_that_is_for_no_square(tmp_path):
 
 def test_tables_of_positions():
     """For the square that they are for, themselves; between its corners for others; of areas, in means."""
-    assert np.array_equal(by_corners(5, 5), np.eye(5)) and np.allclose(by_areas(5, 5), np.eye(5))
-    assert by_corners(3, 2).tolist() == [[1, 0], [0.5, 0.5], [0, 1]] and by_corners(1, 3).tolist() == [[1, 0, 0]]
-    assert np.allclose(by_areas(1, 2), [[0.5, 0.5]])
-    assert np.allclose(by_areas(2, 4), [[3 / 7, 3 / 7, 1 / 7, 0], [0, 1 / 7, 3 / 7, 3 / 7]])
-    assert np.allclose(by_areas(4, 2), [[1, 0], [0.75, 0.25], [0.25, 0.75], [0, 1]])
+    assert np.array_equal(align_corners(5, 5), np.eye(5)) and np.allclose(align_areas(5, 5), np.eye(5))
+    assert align_corners(3, 2).tolist() == [[1, 0], [0.5, 0.5], [0, 1]] and align_corners(1, 3).tolist() == [[1, 0, 0]]
+    assert np.allclose(align_areas(1, 2), [[0.5, 0.5]])
+    assert np.allclose(align_areas(2, 4), [[3 / 7, 3 / 7, 1 / 7, 0], [0, 1 / 7, 3 / 7, 3 / 7]])
+    assert np.allclose(align_areas(4, 2), [[1, 0], [0.75, 0.25], [0.25, 0.75], [0, 1]])
 
 
 def refused(tmp_path: Path, name: str, changed: dict, message: str) -> None:

@@ -122,7 +122,7 @@ class Totals(Accumulator):
         self.is_halved, self.chains = format.sub_block == 16, CHAINS if tokens == 1 else 1
         self.shape = shape if format.minimums else shape._replace(offset=self.reader.offset)
         self.totals = types.UniTuple(simd.f32x8, self.chains * rows * tokens)
-        self.factors = types.UniTuple(shape.of_row, rows * shape.factors)
+        self.factors = types.UniTuple(shape.row_vector, rows * shape.factors)
 
     def place(self, row, token, chain=0):
         return (token * self.rows + row) * self.chains + chain % self.chains
@@ -202,7 +202,7 @@ class Totals(Accumulator):
         return simd.shuffled(builder, *[scales[unit // 4]] * 2, [first] * 4 + [first + distance] * 4)
 
     def add_sums(self, builder, totals, row, token, factor, sums):
-        for i in range(0, self.shape.of_row.lanes, 8):
+        for i in range(0, self.shape.row_vector.lanes, 8):
             at = self.place(row, token, i // 8)
             parts = (simd.slice_of(builder, value, i, i + 8) for value in (factor, sums))
             totals[at] = simd.multiply_add(builder, *parts, totals[at])

@@ -203,7 +203,7 @@ class RowShape(NamedTuple):
     largest: int  # the largest code, see GroupFormat
 
     @property
-    def of_row(self) -> simd.Vector:
+    def row_vector(self) -> simd.Vector:
         """The vector type of a row's scales, or of its minimums; those of a chunk are repeated four times."""
         return simd.f32x8 if self.halves == 1 else simd.f32x16
 
@@ -273,7 +273,7 @@ class OneToken(Accumulator):
         self.count = rows if self.halves == 2 else 1
         self.together = rows * self.halves // self.count  # vectors of dot products per vector of totals
         self.totals = types.UniTuple(self.vector, self.count)
-        self.factors = types.UniTuple(shape.of_row, shape.factors * rows)
+        self.factors = types.UniTuple(shape.row_vector, shape.factors * rows)
 
     def make_add(self):
         codes = types.UniTuple(simd.u8x64, self.shape.vectors * self.rows)
@@ -287,7 +287,7 @@ class OneToken(Accumulator):
             c, n = (self.in_lanes(builder, value) for value in (c, self.shape.from_offset(builder, n)))
             for v in range(self.count):
                 pair = v * self.together
-                dot = self.by_sub_block(builder, dots[pair], dots[pair + self.together - 1])
+                dot = self.add_neighbours(builder, dots[pair], dots[pair + self.together - 1])
                 totals[v] = self.shape.scaled(builder, totals[v], dot, factors[v :: self.count], c, n)
             return simd.as_tuple(builder, totals)
 
@@ -326,7 +326,7 @@ class OneToken(Accumulator):
             return factors
         return [simd.shuffled(builder, *pair, range(16)) for pair in zip(factors[::2], factors[1::2], strict=True)]
 
-    def by_sub_block(self, builder, x, y):
+    def add_neighbours(self, builder, x, y):
         """Add neighbouring lanes of dot products, and convert to float: for two rows the sums of x, then those of y.
 
         For two halves of runs, the sums of x and y alternately.
@@ -400,7 +400,7 @@ class RowTotals(Accumulator):
             types.UniTuple(simd.f32x16, self.count),
             types.UniTuple(simd.u8x64, self.vectors * rows),
         )
-        self.of_rows = types.UniTuple(shape.of_row, shape.factors * rows)
+        self.of_rows = types.UniTuple(shape.row_vector, shape.factors * rows)
         self.factors = types.UniTuple(simd.f32x16, shape.factors * self.count)
 
     def make_mix(self):
@@ -487,14 +487,14 @@ class RowTotals(Accumulator):
 
             All rows are summed together: one by one, that took 4.5 ns a token, of 32 ns for four rows of 576 columns.
             """
-            sums = sums_by_row(builder, [*self.by_run(builder, simd.elements(builder, totals))])
+            sums = sums_by_row(builder, [*self.add_halves(builder, simd.elements(builder, totals))])
             if self.planes == 1:
                 sums = builder.fmul(sums, simd.constant_like(sums, 256.0))
             simd.store_value(builder, y, sums)
 
         return finish
 
-    def by_run(self, builder, totals):
+    def add_halves(self, builder, totals):
         """Return the totals of each pair of rows by run; with sub-blocks of 16, both halves are added."""
         if self.halves == 1:
             return totals

@@ -9,7 +9,7 @@ import pytest
 
 from localllm.arch.metadata import Fields
 from localllm.arch.vision import clip, idefics3, internvl, lfm2vl, llava, pixtral, qwen2vl
-from localllm.arch.vision.any_size import by_areas, by_corners, read_any_size
+from localllm.arch.vision.any_size import align_areas, align_corners, read_any_size
 from localllm.arch.vision.hyperparameters import in_squares, pixels_of, read_activation, read_colours, read_vision
 from localllm.arch.vision.lfm2vl import grid_for
 from localllm.arch.vision.llava import Anyres, arrange_rows, read_anyres, without_bars
@@ -18,9 +18,9 @@ from localllm.arch.vision.resizing import (
     BILINEAR,
     LANCZOS,
     Pixels,
+    choose_used_size,
     cut_tiles,
     grids,
-    most_used,
     resize,
     tiles_of,
     whole_size,
@@ -96,7 +96,7 @@ def test_which_sizes_there_are():
 ])  # fmt: skip
 def test_the_size_that_is_used_most(size: tuple[int, int], best: tuple[int, int]):
     allowed = [(10, 10), (10, 20), (20, 10), (20, 20), (40, 10)]
-    assert most_used(size, allowed) == most_used(size, allowed[::-1]) == best
+    assert choose_used_size(size, allowed) == choose_used_size(size, allowed[::-1]) == best
 
 
 def test_small_pictures_have_no_tiles():
@@ -159,11 +159,11 @@ def test_tiles_become_lines():
 
 
 def test_places_between():
-    np.testing.assert_allclose(by_corners(3, 2), [[1, 0], [0.5, 0.5], [0, 1]])
-    np.testing.assert_allclose(by_corners(1, 3), [[1, 0, 0]])
-    np.testing.assert_allclose(by_areas(4, 2), [[1, 0], [0.75, 0.25], [0.25, 0.75], [0, 1]])
-    np.testing.assert_allclose(by_areas(1, 2), [[0.5, 0.5]])
-    for function in (by_corners, by_areas):
+    np.testing.assert_allclose(align_corners(3, 2), [[1, 0], [0.5, 0.5], [0, 1]])
+    np.testing.assert_allclose(align_corners(1, 3), [[1, 0, 0]])
+    np.testing.assert_allclose(align_areas(4, 2), [[1, 0], [0.75, 0.25], [0.25, 0.75], [0, 1]])
+    np.testing.assert_allclose(align_areas(1, 2), [[0.5, 0.5]])
+    for function in (align_corners, align_areas):
         np.testing.assert_allclose(function(5, 5), np.eye(5), atol=1e-12)
         np.testing.assert_allclose(function(7, 3).sum(axis=1), 1)
 

@@ -21,7 +21,7 @@ from localllm.engine.cpu.lowering import (
     count_parts,
     few_count,
     float_scratch,
-    most_units,
+    max_units,
     optimize_graph,
     select_scratch,
     target_for_this_cpu,
@@ -216,8 +216,8 @@ def test_bytes_that_threads_work_with():
     assert select_scratch(3, 17, 64) == 4 * 4 * 32 + 2048 + 256
     heads = ATTEND_ROWS * (16 + 48 + ATTEND_KEYS + 32)
     assert attention_scratch(16, 48) == attention_scratch(48, 16) == 4 * (heads + 2 * ATTEND_KEYS * 48)
-    assert most_units(100, 8, 2) == 2 * (100 * 4 // ATTEND_ROWS + 100 + SPLIT_TOKENS * MOST_SPLITS)
-    assert most_units(100, 64, 1) == 100 * 64 // ATTEND_ROWS + 100 + 11 * SPLIT_TOKENS * MOST_SPLITS
+    assert max_units(100, 8, 2) == 2 * (100 * 4 // ATTEND_ROWS + 100 + SPLIT_TOKENS * MOST_SPLITS)
+    assert max_units(100, 64, 1) == 100 * 64 // ATTEND_ROWS + 100 + 11 * SPLIT_TOKENS * MOST_SPLITS
     assert (float_scratch(13312), float_scratch(13313)) == (53248, 53252)
 
 

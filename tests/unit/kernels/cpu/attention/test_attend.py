@@ -22,7 +22,7 @@ from kernel_calls import (
 
 from localllm.arch import layer_state as storage
 from localllm.cli.registry import params_of
-from localllm.engine.cpu.lowering import attention_scratch, most_units
+from localllm.engine.cpu.lowering import attention_scratch, max_units
 from localllm.errors import UsageError
 from localllm.kernels import reference as remembered
 from localllm.kernels.cpu import ATTEND_ROWS, MOST_SPLITS, SPLIT_TOKENS
@@ -364,7 +364,7 @@ def planned(
 ) -> dict[str, np.ndarray]:
     """What `plan` writes, in no more memory than the engine gives it."""
     heads, tokens = shape.kv_heads * shape.group, int(header.count[0])
-    units = np.full((most_units(tokens, heads, shape.kv_heads) + 1, len(UNIT)), -7, np.int64)
+    units = np.full((max_units(tokens, heads, shape.kv_heads) + 1, len(UNIT)), -7, np.int64)
     splits = np.full((tokens + 1, len(SPLIT)), -7, np.int64)
     plan = {"units": units, "unit_count": count(0), "splits": splits}
     sequences = {"sequences": header.sequences, "sequence_count": header.sequence_count}
