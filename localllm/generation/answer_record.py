@@ -1,4 +1,4 @@
-"""The base of answers that are iterated over, and answers as plain data: what pickle and deepcopy keep of them."""
+"""Base classes of answers, and the plain data that pickle and deepcopy keep of an answer."""
 
 from collections.abc import Generator, Iterator
 from inspect import GEN_CREATED, getgeneratorstate
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from localllm.generation.options import GenerationOptions
     from localllm.generation.tools.tool_call_parser import ToolCall
 
-# Attributes of answers that are kept, besides those from which `parsed` is made.
+# Attributes that a record keeps, besides those that `parsed` is computed from.
 KEPT = (
     "prompt", "ids", "tokens", "text", "thinking", "calls", "logprobs", "logprob", "seed", "finish_reason",
     "prompt_tokens", "completion_tokens", "cached_tokens", "prefill_s", "ttft_s", "decode_s", "dropped", "skipped",
@@ -22,9 +22,9 @@ KEPT = (
 
 
 class AnswerRecord:
-    """An answer that was pickled or copied: the attributes of a Generation or Completion, which cannot go on.
+    """A pickled or copied answer: the attributes of a Generation or Completion, without its sequence.
 
-    Iterating over it yields nothing, as over an answer that was read to its end.
+    It cannot be continued; iterating over it yields nothing.
     """
 
     prompt: list[int]
@@ -54,16 +54,16 @@ class AnswerRecord:
 
     @property
     def parsed(self) -> Any:
-        """The answer as an object of its schema's type, see Completion.parsed."""
+        """The answer converted to its schema's type; see Completion.parsed."""
         return parsed(self.text, self.finish_reason, self.__dict__["has_schema"], self.__dict__["result_type"])
 
     def message(self) -> Message:
-        """Return the answer as a message, see Generation.message."""
+        """Return the answer as an assistant message; see Generation.message."""
         return as_message(self)
 
 
 class Recordable:
-    """Base of Completion: what it and its record share."""
+    """Base of Completion: parsing, pickling and copying an answer."""
 
     finish_reason: str
     options: "GenerationOptions"
@@ -74,7 +74,10 @@ class Recordable:
 
     @property
     def parsed(self) -> Any:
-        """The answer as an object of its schema's type. Raises UsageError without a schema, and as parse_answer."""
+        """The answer converted to its schema's type.
+
+        Raises UsageError without a schema, and the errors of parse_answer.
+        """
         return parsed(self.text, self.finish_reason, has_schema(self.options), self.options.result_type)
 
     def __reduce__(self) -> tuple[type[AnswerRecord], tuple[dict[str, Any]]]:
@@ -97,16 +100,19 @@ def record_of(answer: Any) -> tuple[type[AnswerRecord], tuple[dict[str, Any]]]:
 
 
 def parsed(text: str, finish_reason: str, has_schema: bool, result_type: object) -> Any:
-    """Parse the text of an answer with a schema. Raises UsageError without one, and as parse_answer."""
+    """Parse the text of an answer with a schema.
+
+    Raises UsageError without a schema, and the errors of parse_answer.
+    """
     if not has_schema:
-        raise UsageError("the answer has no schema by which it could be parsed")
+        raise UsageError("the answer cannot be parsed: it was generated without a schema")
     from localllm.generation.constraints.json_text import parse_answer
 
     return parse_answer(text, finish_reason, result_type)
 
 
 def as_message(answer: Any) -> Message:
-    """Return an answer as a message, with reasoning and tool calls if there are any."""
+    """Return an answer as an assistant message, with its reasoning and tool calls."""
     reasoning: Message = {"reasoning_content": answer.thinking} if answer.thinking else {}
     if answer.calls:
         reasoning["tool_calls"] = [call.to_message() for call in answer.calls]
@@ -114,7 +120,11 @@ def as_message(answer: Any) -> Message:
 
 
 class TextIterator:
-    """Iterates over the pieces of an answer's text; parts: iterates over all parts, such as reasoning and calls."""
+    """Iterates over the chunks of an answer's text.
+
+    Attributes:
+        parts: iterates over all parts, including reasoning and tool calls.
+    """
 
     parts: Generator[TextPart, None, None]
 
@@ -122,7 +132,7 @@ class TextIterator:
         return self
 
     def finish_unread(self) -> None:
-        """Generate the whole answer if nobody has begun to iterate over it. Raises the errors of iterating."""
+        """Generate the whole answer if iteration has not begun. Raises the errors of iterating."""
         if getgeneratorstate(self.parts) == GEN_CREATED:
             for _ in self.parts:
                 pass

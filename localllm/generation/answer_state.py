@@ -1,6 +1,7 @@
-"""The state of an answer: its text, and masks of the next token from the constraint and the budget of reasoning.
+"""The state of an answer: its text, and masks of the next token.
 
-Reasoning is not constrained, the answer after it is; no end token is allowed until the answer is complete.
+The masks combine the constraint and the reasoning budget. Reasoning is unconstrained; the answer after it must match.
+End tokens are masked until the answer is complete.
 """
 
 from collections.abc import Sequence
@@ -32,7 +33,7 @@ class StopFilter:
         self._buffer = ""
 
     def push(self, text: str) -> str:
-        """Add text; return what is certain now. A stop string sets `found`, and the text after it is dropped."""
+        """Add text and return what is certain now. At a stop string, set `found` and drop the text after it."""
         self._buffer += text
         ends = [(index, stop) for stop in self._stops if (index := self._buffer.find(stop)) >= 0]
         if ends:
@@ -52,8 +53,7 @@ class Transcript:
     """The text of the tokens so far. Stop strings end the answer, but not reasoning.
 
     Attributes:
-        text: the answer, as far as it is certain.  thinking: the reasoning before it.
-        has_stopped: whether a stop string was found, which ends the text.
+        text: the answer, without text that may still become a stop string.  thinking: the reasoning before it.
         calls: the tool calls, the last of which may be incomplete.  reader: parses them; None without tools.
     """
 
@@ -105,25 +105,25 @@ class Transcript:
 
     @property
     def kind(self) -> str | None:
-        """The kind of the next text: see ReasoningParser."""
+        """The type of the next text, REASONING or ANSWER; None while unknown (see ReasoningParser)."""
         return self._splitter.kind
 
     @property
     def is_between(self) -> bool:
-        """Return whether neither reasoning nor the answer, nor a header of one, has begun."""
+        """Return whether no part, nor the header of one, has begun."""
         return self._splitter.is_between
 
     @property
     def interruption(self) -> str:
-        """The text of a tool call that has ended the reasoning, as it was then; "" if none has."""
+        """The text of a tool call that ended the reasoning, at the time it did; "" if there is none."""
         return self._splitter.interruption
 
     def begin_answer(self) -> None:
-        """Treat all that follows as answer, with its white space."""
+        """Treat all text from now on as answer, and keep its leading white space."""
         self._splitter.begin_answer()
 
     def go_on_from(self, text: str) -> None:
-        """Put a text at the beginning of the answer; `push` does not return it again."""
+        """Start the answer with a given text, which `push` does not return again."""
         if self._answer_json:
             self._answer_json.push(text)
 
@@ -139,7 +139,10 @@ class Transcript:
         )
 
     def flush(self, is_end: bool = False) -> list[TextPart]:
-        """Return the rest at the end; nothing after a stop string.  is_end: the model has ended the answer."""
+        """Return the held-back text at the end; nothing after a stop string.
+
+        is_end: whether the model ended the answer.
+        """
         if self.has_stopped:
             return []
         parts = self._cut_at_stop([*self._splitter.push(self._decoder.flush()), *self._splitter.flush()])
@@ -158,12 +161,12 @@ class Transcript:
         return self._without_marks(self._with_json(parsed))
 
     def _with_json(self, parts: list[TextPart]) -> list[TextPart]:
-        """Parse tool calls that are written as JSON in the parts."""
+        """Parse tool calls that the parts contain as plain JSON."""
         reader = self._json_reader
         return parts if reader is None else [each for part in parts for each in reader.push(part)]
 
     def _without_marks(self, parts: list[TextPart]) -> list[TextPart]:
-        """Return the parts without ESCAPE characters, with filtered JSON, up to a stop string."""
+        """Return the parts up to a stop string, without ESCAPE characters and with compacted JSON."""
         output = list[TextPart]()
         for kind, text in parts:
             if self._stops.found:
@@ -194,7 +197,7 @@ class Transcript:
 
 
 class TokenMatcher(Protocol):
-    """The part of a matcher that AnswerState uses."""
+    """The methods of a matcher that AnswerState calls."""
 
     def copy(self) -> "TokenMatcher": ...
     def allowed_mask(self) -> np.ndarray: ...
@@ -206,14 +209,14 @@ class TokenMatcher(Protocol):
 
 
 class UnionMatcher:
-    """Advances two matchers while both allow the answer's tokens, then the remaining one.
+    """Runs two matchers until a token excludes one of them, then the other.
 
     Attributes:
         form: the constraint; None once only calls are possible.  calls: None once no call is possible.
     """
 
     def __init__(self, form: "Matcher", calls: "Matcher"):
-        """Set up; both matchers are at the beginning of the answer."""
+        """Combine two matchers, both at the beginning of the answer."""
         self.form: Matcher | None = form
         self.calls: Matcher | None = calls
         self._first = form
@@ -241,7 +244,7 @@ class UnionMatcher:
             matcher.accept(token)
 
     def unfinished_mask(self, thinking: "Thinking") -> np.ndarray:
-        """Compute the mask of tokens within reasoning, see Matcher."""
+        """Compute the mask of tokens within reasoning; see Matcher."""
         return self._first.unfinished_mask(thinking)
 
     @property
@@ -249,7 +252,7 @@ class UnionMatcher:
         return all(matcher.is_complete for matcher in self._both)
 
     def expected_tokens(self) -> list[int]:
-        """Return the forced tokens; none while both matchers are possible."""
+        """Return the forced tokens; none while both matchers remain."""
         first, *rest = self._both
         return [] if rest else first.expected_tokens()
 
@@ -258,7 +261,7 @@ class AnswerState:
     """The state of one answer's text and constraint, advanced token by token.
 
     Attributes:
-        transcript: the texts so far.  thoughts: number of tokens of reasoning so far.
+        transcript: the text so far.  thoughts: number of reasoning tokens so far.
     """
 
     def __init__(
@@ -268,7 +271,7 @@ class AnswerState:
         """Start at the beginning of an answer.
 
         matcher: of the constraint, or None.  calls: the matcher of tool calls, which starts at a call's trigger.
-        is_whole: whether `matcher` covers reasoning and the openings of calls, too.
+        is_whole: whether `matcher` also covers reasoning and the openings of calls.
         """
         self._calls, self._is_whole = calls, is_whole
         self.transcript = transcript
@@ -281,7 +284,7 @@ class AnswerState:
 
     @property
     def _may_think(self) -> bool:
-        """Return whether reasoning, or, in formats with headers, any part with a header, may begin."""
+        """Return whether reasoning may begin, or, in formats with headers, any part with a header."""
         thinking = self._thinking
         return bool(thinking.starts) and (self._has_heads or thinking.budget != 0)
 
@@ -297,7 +300,7 @@ class AnswerState:
         return twin
 
     def restore(self, snapshot: "AnswerState") -> None:
-        """Go back to the state of a copy; the copy stays independent."""
+        """Restore the state of a copy; the copy stays independent."""
         vars(self).update(vars(snapshot.copy()))
 
     @property
@@ -311,7 +314,10 @@ class AnswerState:
         return self._matcher is not None or self._calls is not None or self._thinking.budget is not None
 
     def allowed_mask(self, vocab: int) -> np.ndarray | None:
-        """Compute the mask of the next tokens, bool [vocab]; None: all. Raises ConstraintError."""
+        """Compute the mask of the next tokens, bool [vocab]; None if all are allowed.
+
+        Raises ConstraintError.
+        """
         if self._forced:
             return _only(self._forced[:1], vocab)
         matcher, transcript = self._matcher, self.transcript
@@ -333,7 +339,7 @@ class AnswerState:
         return allowed[:vocab]
 
     def accept(self, token: int) -> list[TextPart]:
-        """Advance by an allowed token that does not end the answer; return the parts of text that it completes."""
+        """Advance by an allowed token that does not end the answer; return the text parts that it completes."""
         kind = self.transcript.kind
         if self._matcher and self._is_whole:
             self._matcher.accept(token)
@@ -361,7 +367,7 @@ class AnswerState:
         return parts
 
     def _interrupt(self, token: int, text: str) -> None:
-        """Advance the constraint, if it includes calls, by the mark of a call that has ended the reasoning."""
+        """Advance a constraint that includes calls by the mark of a call that ended the reasoning."""
         if isinstance(self._matcher, UnionMatcher):
             self._matcher.form = None
         calls = cast("Matcher | None", getattr(self._matcher, "calls", self._matcher))
@@ -371,7 +377,10 @@ class AnswerState:
             calls.accept_text(text)  # several tokens write the mark
 
     def _begin_call(self, calls: "Matcher", pending: str) -> list[TextPart]:
-        """Constrain the answer by the grammar of calls from now on; pending: the text after the trigger."""
+        """Constrain the answer by the grammar of calls from now on.
+
+        pending: the text after the trigger.
+        """
         self._calls = None
         if calls.accept_text(pending):
             self._matcher = calls
@@ -379,13 +388,13 @@ class AnswerState:
         return self.transcript.give_up_call()
 
     def expected_tokens(self) -> Sequence[int]:
-        """Return tokens that will follow almost certainly, as a draft."""
+        """Return tokens that are almost certain to follow, as a draft."""
         if self._forced or self._matcher is None or self.transcript.kind != ANSWER:
             return self._forced
         return self._matcher.expected_tokens()
 
     def _limit_thoughts(self) -> None:
-        """Force the end of reasoning that has used up the budget."""
+        """Force the end of reasoning that has used up its budget."""
         budget = self._thinking.budget
         if budget is not None and self.thoughts >= budget and self.transcript.kind == REASONING and not self._forced:
             self._forced = self._thinking.closing

@@ -1,8 +1,8 @@
-"""Banned strings: when one is complete, its tokens are undone and its first token is barred there.
+"""Banned strings: remove them from an answer and sample again.
 
-Tokens whose text may become a banned string are held back. If it does, the string's first token and all after it are
+Tokens whose text may become a banned string are held back. If it does, the string's first token and all later ones are
 undone, and that position is sampled again from the same logits without this token. So the answer has the distribution
-of rejection sampling, with and without drafts. Upper and lower case count as the same.
+of rejection sampling, with and without drafts. Matching ignores case.
 """
 
 from collections.abc import Iterator, Sequence
@@ -23,12 +23,12 @@ Spellings = tuple[frozenset[bytes], ...]  # of each character of a string, in UT
 
 
 def spellings(text: str) -> Spellings:
-    """Return the spellings of each character of a text: unchanged, in lower case and in upper case."""
+    """Return the spellings of each character of a string: unchanged, lower case and upper case."""
     return tuple(frozenset(spelling.encode(errors="replace") for spelling in (c, c.lower(), c.upper())) for c in text)
 
 
 def match_at(data: bytes, place: int, string: Spellings) -> bool | None:
-    """Return whether a string begins at a position in `data`; None if that depends on the bytes that follow."""
+    """Return whether a string begins at an offset of `data`; None if later bytes decide."""
     for character in string:
         following = data[place:]
         spelling = next((candidate for candidate in character if following.startswith(candidate)), None)
@@ -42,8 +42,8 @@ class AnswerSnapshot(NamedTuple):
     """The state of an answer before one of its tokens.
 
     Attributes:
-        length: length of the prompt and the answer.  row: logits after logits_processor, float32 [vocab]; None without
-        one.
+        length: number of tokens of prompt and answer.
+        row: logits after logits_processor, float32 [vocab]; None without a processor.
     """
 
     length: int
@@ -57,8 +57,8 @@ class HeldToken(NamedTuple):
     """A token that may have to be undone.
 
     Attributes:
-        data: its bytes.  before: the answer's state before it, None if it is certain.
-        row: the model's logits that it was sampled from, float32 [vocab].  parts: parts of text that it completed.
+        data: its bytes.  before: the answer's state before it; None if it will not be undone.
+        row: the model's logits that it was sampled from, float32 [vocab].  parts: text parts that it completed.
     """
 
     token: int
@@ -69,7 +69,7 @@ class HeldToken(NamedTuple):
 
 
 class BannedStrings:
-    """Finds banned strings in one answer, reasoning included, token by token.
+    """Finds banned strings in one answer and its reasoning, token by token.
 
     Attributes:
         held: the latest tokens, from the first one in which a banned string may begin.
@@ -82,7 +82,7 @@ class BannedStrings:
             for first in {spelling[0] for spelling in string[0]}:
                 self._by_first.setdefault(first, []).append(string)
         self.held: list[HeldToken] = []
-        self._barred: dict[int, set[int]] = {}  # by the number of tokens held before the place
+        self._barred: dict[int, set[int]] = {}  # by the number of tokens held before the position
 
     def copy(self) -> "BannedStrings":
         twin = BannedStrings(self._strings, self._tokenizer)
@@ -91,23 +91,23 @@ class BannedStrings:
 
     @property
     def barred(self) -> set[int]:
-        """The tokens that may not come next."""
+        """The tokens that must not come next."""
         return self._barred.get(len(self.held), set())
 
     def require_choice(self, vocab: int, allowed: np.ndarray | None) -> np.ndarray:
-        """Return the mask of the next tokens, bool [vocab], without barred ones.
+        """Return the mask of the next tokens without barred ones, bool [vocab].
 
-        allowed: the mask of a constraint, or None. Raises UsageError if that leaves nothing, or white space only, which
-        would be written until the limit.
+        allowed: the mask of a constraint, or None. Raises UsageError if no token remains, or only white space, which
+        the model would repeat until the limit.
         """
         mask = np.ones(vocab, bool) if allowed is None else allowed.copy()
         mask[[*self.barred]] = False
         if not self._leaves_text(mask):
-            raise UsageError("only a banned text could follow here: allow it, or change the constraint")
+            raise UsageError("the constraint allows only banned strings to follow: ban fewer, or change the constraint")
         return mask
 
     def _leaves_text(self, mask: np.ndarray) -> bool:
-        """Return whether a mask has a token that is not white space."""
+        """Return whether a mask allows a token that is not white space."""
         tokens = np.flatnonzero(mask)
         if len(tokens) > _MANY:
             return True
@@ -115,16 +115,16 @@ class BannedStrings:
         return any(text.strip() or token in self._tokenizer.end_ids for token, text in texts)
 
     def may_begin(self, token: int) -> bool:
-        """Return whether a token may have to be undone: a banned string begins, or may begin, in it or before it."""
+        """Return whether a token may have to be undone: a banned string may begin in it, or has begun before."""
         data = self._tokenizer.token_bytes(token, False)
         return bool(self.held) or any(self._matches_in(data))
 
     def push(
         self, token: int, snapshot: AnswerSnapshot | None, row: np.ndarray, parts: "list[TextPart]"
     ) -> HeldToken | None:
-        """Append a token; return the one that the answer has to go back to, which is barred from now on.
+        """Append a token; return the held token to go back to, if any, and bar it.
 
-        snapshot: None if may_begin(token) is false.  row: is copied if there is one.
+        snapshot: None if may_begin(token) is false.  row: copied if there is a snapshot.
         """
         data = self._tokenizer.token_bytes(token, False)
         self.held.append(HeldToken(token, data, snapshot, row.copy() if snapshot else row, parts))
@@ -139,9 +139,9 @@ class BannedStrings:
         return first
 
     def release(self) -> list[HeldToken]:
-        """Return the tokens that are certain, which are not held any more.
+        """Remove and return the tokens that can no longer be undone.
 
-        The text before a token that may be undone can still become a banned string in another way, so it is held, too.
+        Text before a token that may be undone can still become a banned string in another way, so it stays held.
         """
         count = len(self.held)
         while (place := next((place for place, match in self._matches(count) if match is None), None)) is not None:
@@ -149,7 +149,7 @@ class BannedStrings:
         return self._release(count)
 
     def flush(self) -> list[HeldToken]:
-        """Return all tokens that are held: the answer ends here."""
+        """Remove and return all held tokens, at the end of the answer."""
         return self._release(len(self.held))
 
     def _release(self, count: int) -> list[HeldToken]:
@@ -158,11 +158,14 @@ class BannedStrings:
         return released
 
     def _matches(self, count: int) -> Iterator[tuple[int, bool | None]]:
-        """Yield the places in the bytes of the first held tokens where a banned string begins, or may (None)."""
+        """Yield the byte offsets in the first `count` held tokens where a banned string begins.
+
+        Each comes with True, or with None if later bytes decide.
+        """
         return self._matches_in(b"".join(token.data for token in self.held[:count]))
 
     def _matches_in(self, data: bytes) -> Iterator[tuple[int, bool | None]]:
-        """Yield the places in a text where a banned string begins, or may (None)."""
+        """Yield the byte offsets where a banned string begins, with True, or None if later bytes decide."""
         for place, byte in enumerate(data):
             results = [match_at(data, place, string) for string in self._by_first.get(byte, ())]
             if True in results or None in results:

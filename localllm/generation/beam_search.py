@@ -1,7 +1,7 @@
-"""Several answers to one prompt: n that are sampled, or the likeliest that beam search finds.
+"""Several answers to one prompt: n sampled ones, or the likeliest ones of a beam search.
 
-The prompt is read once, as for an only answer. Every beam continues in a fork of its sequence, and one step of the
-scheduler extends all beams by one token. A beam search is a policy that says how.
+The prompt is prefilled once. Every beam continues in a fork of its sequence, and one step of the scheduler extends all
+beams by one token.
 """
 
 import math
@@ -91,11 +91,11 @@ def answers(cache: PrefixCache, tokenizer: Tokenizer, task: Task, n: int = 1, be
 
 
 class BeamSearch:
-    """Beam search: the likeliest answers, at most `beams`, with different texts. Nothing is sampled.
+    """Beam search: finds at most `beams` likeliest answers with different texts. Nothing is sampled.
 
-    After each token the likeliest continuations are kept, of several with the same text the best. The search ends when
-    `beams` answers have finished and no unfinished one is likelier than the worst of them, because none gets likelier.
-    It also ends at max_tokens or when the context is full; the unfinished answers are results then, too.
+    Each step keeps the likeliest continuations, and of several with the same text the best. The search ends when
+    `beams` answers have finished and no unfinished one is likelier than the worst of them: log probabilities only fall.
+    It also ends at max_tokens or when the context is full; the unfinished answers then count as results.
 
     Attributes:
         results: finished answers, the likeliest first.
@@ -142,7 +142,7 @@ class BeamSearch:
 
 
 def best(answers: Sequence[Found], count: int) -> list[Found]:
-    """Return the `count` likeliest answers, best first; of several with the same text only the best."""
+    """Return the `count` likeliest answers, best first, and of several with the same text only the best."""
     by_text: dict[str, Found] = {}
     for answer in sorted(answers, key=lambda answer: -answer.logprob):
         by_text.setdefault(answer.text, answer)

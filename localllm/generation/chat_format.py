@@ -1,4 +1,4 @@
-"""A chat template with the formats derived from it, and conversations that end with a partial answer.
+"""Formats derived from a chat template, and conversations that end with a partial answer.
 
 To continue a partial answer, the template renders the conversation with a mark after the answer's content, and the text
 from the mark on is cut off, as transformers does (continue_final_message of
@@ -29,19 +29,19 @@ MARK, THOUGHT_MARK = "\ufdd4", "\ufdd5"  # noncharacters, put after the content 
 
 
 class ChatFormat:
-    """A chat template and the formats derived from it; template: renders conversations."""
+    """A chat template and the formats derived from it."""
 
     def __init__(self, template: "ChatTemplate", tokenizer: "Tokenizer"):
         self.template, self._tokenizer = template, tokenizer
 
     @cached_property
     def thoughts(self) -> "ThinkingFormat | None":
-        """The marks of the model's reasoning, None if it has none."""
+        """The format of the model's reasoning; None if it has none."""
         return format_of(self.template.source, self._tokenizer)
 
     @cached_property
     def has_thinking_choice(self) -> bool:
-        """Return whether a choice of thinking changes what the template writes; True if it cannot be told."""
+        """Return whether the choice of thinking changes the rendered prompt; True if rendering fails."""
         choices = (template_variables(self.template.source, think, None) for think in THINK if think != "auto")
         try:
             question = [{"role": "user", "content": "?"}]
@@ -57,7 +57,7 @@ class ChatFormat:
 
     @cached_property
     def result_marks(self) -> tuple[str, ...]:
-        """The tags that the template writes after a call's result, if they could occur in a text."""
+        """The tags that the template writes after a call's result, if they could occur in a result."""
         from localllm.generation.tools.tool_messages import marks_of_results
 
         return marks_of_results(self.template, self._tokenizer)
@@ -65,7 +65,7 @@ class ChatFormat:
 
 @contextmanager
 def naming_long_prompts(messages: Sequence[Message], tokenizer: "Tokenizer", context: int) -> Iterator[None]:
-    """Raise ContextError in place of a template's error about messages that exceed the context by themselves."""
+    """Raise ContextError instead of a template's error if the messages alone exceed the context."""
     try:
         yield
     except ModelError:
@@ -79,10 +79,10 @@ def naming_long_prompts(messages: Sequence[Message], tokenizer: "Tokenizer", con
 def find_partial_answer(
     messages: Sequence[Message], choice: bool | None, format: "ThinkingFormat | None"
 ) -> PartialAnswer | None:
-    """Return the text and reasoning of a conversation's last message if the answer should continue it, else None.
+    """Return the text and reasoning of the last message if the answer should continue it, else None.
 
-    choice: the caller's continue_final; None: continue an assistant's message without tool calls. Reasoning between the
-    model's marks may be part of the content. Raises UsageError.
+    choice: the caller's continue_final; None: continue an assistant's message without tool calls. The content may
+    include reasoning between the model's marks. Raises UsageError.
     """
     final = messages[-1] if messages else {"role": ""}
     if choice and (final["role"] != "assistant" or final.get("tool_calls")):
@@ -103,10 +103,10 @@ def find_partial_answer(
 def render_up_to(
     render: "Callable[[Sequence[Message]], str]", messages: Sequence[Message], partial: PartialAnswer
 ) -> tuple[str, bool] | None:
-    """Render a conversation up to the end of its partial answer; return the text and whether it has the reasoning.
+    """Render a conversation up to the end of its partial answer.
 
-    Returns None if the template does not write the answer. If the template strips contents, the text's end is stripped,
-    too.
+    Returns the text and whether it includes the reasoning; None if the template does not write the answer. Strips the
+    text's end if the template strips contents.
     """
     thoughts = {"reasoning_content": THOUGHT_MARK + partial.thinking} if partial.thinking else {}
     final = {"role": "assistant", "content": partial.text + MARK + " ", **thoughts}

@@ -1,7 +1,7 @@
 """Exact log probabilities of given texts after a prompt, to choose the likeliest.
 
-A prompt is read once. The logits after it score the first token of every text, so texts of one token cost nothing more.
-Longer texts are read in forks of the prompt's sequence, those of several prompts in one run of the model.
+A prompt is prefilled once. The logits after it score the first token of every text, so texts of one token cost nothing
+more. Longer texts are read in forks of the prompt's sequence, those of several prompts in one run of the model.
 """
 
 import math
@@ -29,12 +29,12 @@ if TYPE_CHECKING:
 
 GREEDY = SamplingOptions(temperature=0)
 PARALLEL = 64  # prompts that are read at once
-STEM = 16  # a common prefix of texts is read once if that saves at least so many tokens
+STEM = 16  # a common prefix of texts is read once if that saves at least this many tokens
 Path = tuple[int, ...]  # tokens after a prompt
 
 
 class Choice(NamedTuple):
-    """One of several texts.
+    """One of several texts, with its probability.
 
     Attributes:
         logprob: the natural logarithm of its probability after the prompt.  probability: relative to the other texts.
@@ -46,14 +46,17 @@ class Choice(NamedTuple):
 
 
 class Score(NamedTuple):
-    """A text's log probability after a prompt: the sum of those of its tokens."""
+    """The log probability of a text after a prompt, the sum over its tokens."""
 
     logprob: float
     tokens: list[TokenLogprob]
 
 
 def rank_choices(texts: Sequence[str], tokens: Sequence[Sequence[TokenLogprob]]) -> list[Choice]:
-    """Return texts with probabilities that add up to 1, the likeliest first; tokens: log probabilities of each."""
+    """Return texts with probabilities that add up to 1, the likeliest first.
+
+    tokens: log probabilities of each text's tokens.
+    """
     logprobs = [math.fsum(token.logprob for token in of_text) for of_text in tokens]
     highest = max(logprobs)
     weights = [math.exp(logprob - highest) if highest > -math.inf else 1.0 for logprob in logprobs]
@@ -66,19 +69,19 @@ def rank_choices(texts: Sequence[str], tokens: Sequence[Sequence[TokenLogprob]])
 
 
 def require_texts(texts: Sequence[str]) -> list[str]:
-    """Return a list of different texts, none empty. Raises UsageError for other values."""
+    """Return a list of different, non-empty strings. Raises UsageError for other values."""
     if isinstance(texts, str) or not isinstance(texts, Sequence) or not all(isinstance(text, str) for text in texts):
-        raise UsageError("choices must be a list of texts")
+        raise UsageError("choices must be a list of strings")
     if not texts or not all(texts) or len(set(texts)) < len(texts):
-        raise UsageError("choices must be texts that are not empty, each given once")
+        raise UsageError("choices must be different, non-empty strings")
     return [*texts]
 
 
 class TextTree:
-    """A trie of texts as tokens, and the tokens to read after a prompt to score them.
+    """A trie of texts as tokens, and the paths to read after a prompt to score them.
 
     Attributes:
-        texts: token ids of each.  end_ids: end tokens, one of which must follow a text; empty: anything may.
+        texts: token ids of each.  end_ids: end tokens, one of which must follow a text; empty if anything may follow.
         longest: tokens of the longest text.  paths: prefixes of texts to read, none of them a prefix of another.
     """
 
@@ -88,41 +91,53 @@ class TextTree:
         self.paths = maximal(self._following)
 
     def logprobs(self, path: Path, row: np.ndarray) -> dict[int, float]:
-        """Return log probabilities of the tokens that may follow a path; row: logits after it, float32 [vocab]."""
+        """Return log probabilities of the tokens that may follow a path.
+
+        row: logits after the path, float32 [vocab].
+        """
         following = self._following.get(path)
         total = log_total(row) if following else 0
         return {token: float(row[token]) - total for token in following or () if token < len(row)}
 
     def require_fit(self, request: Request, engine: "Engine") -> None:
-        """Raise ContextError for a prompt whose texts do not fit, and UsageError."""
+        """Raise ContextError if the prompt and the longest text exceed the context.
+
+        Raises UsageError for a diffusion model.
+        """
         if engine.hyperparameters.fills:
             raise UsageError("a diffusion model does not give probabilities of texts")
         request.task.require_room(engine.context)
         if (length := len(request.prompt)) + self.longest > engine.context:
-            texts = f"the longest text {self.longest}, the context {engine.context}"
+            texts = f"the longest text {self.longest}, but the context holds only {engine.context}"
             raise ContextError(f"the prompt has {length} tokens and {texts}")
 
 
 class ScoredPrompt:
-    """A prompt that was read, and the log probabilities of tokens after it that are known.
+    """A prefilled prompt, and the log probabilities computed so far for tokens after it.
 
     Attributes:
         tree: the texts to score.  sequence: holds the prompt; None if no text has to be read.
     """
 
     def __init__(self, tree: TextTree, sequence: "Tokens | None", row: np.ndarray):
-        """Score the first tokens; row: logits after the prompt, float32 [vocab]."""
+        """Score the first tokens.
+
+        row: logits after the prompt, float32 [vocab].
+        """
         self.tree, self.sequence = tree, sequence
         self._logprobs: dict[Path, dict[int, float]] = {(): tree.logprobs((), row)}
         self._forks: list[Tokens] = []
 
     def fork(self, sequence: "Tokens") -> "Tokens":
-        """Return a fork of a sequence; `close` closes it."""
+        """Fork a sequence; `close` closes the fork."""
         self._forks.append(sequence.fork())
         return self._forks[-1]
 
     def learn(self, begin: Path, ids: Path, rows: np.ndarray) -> None:
-        """Record the log probabilities after each of a path's tokens; rows: float32 [len(ids), vocab]."""
+        """Record the log probabilities after each of a path's tokens.
+
+        rows: float32 [len(ids), vocab].
+        """
         for place, row in enumerate(rows):
             path = (*begin, *ids[: place + 1])
             self._logprobs[path] = self.tree.logprobs(path, row)
@@ -147,7 +162,10 @@ class Branch(NamedTuple):
 
 
 def branches(prompt: ScoredPrompt, sequence: "Tokens", begin: Path, paths: list[Path]) -> Iterator[Branch]:
-    """Split sorted paths with the common prefix `begin` into branches; tokens are shared if that pays, see STEM."""
+    """Split sorted paths with the common prefix `begin` into branches.
+
+    Paths share the tokens of a branch where that pays, see STEM.
+    """
     groups: dict[int, list[Path]] = {}
     for path in paths:
         if len(path) > len(begin):
@@ -184,13 +202,16 @@ T = TypeVar("T")
 
 
 class ManyScores(Generic[T]):
-    """Scores texts after many prompts, which a scheduler reads in batches.
+    """Scores texts after many prompts, which a scheduler prefills in batches.
 
-    Give `requests` to the scheduler, and iterate over `results`, which are in the order of the prompts.
+    Give `requests` to the scheduler, and iterate over `results`, which follow the order of the prompts.
     """
 
     def __init__(self, engine: "Engine", prepare: Callable[[T], tuple[Request, TextTree]], precise: bool):
-        """Set up; prepare: makes a request and its texts to score from a prompt, or raises LocalllmError."""
+        """Store what scoring needs.
+
+        prepare: converts a prompt to a request and the texts to score, or raises LocalllmError.
+        """
         self._engine, self._prepare, self._precise = engine, prepare, precise
         self._results = dict[int, list[list[TokenLogprob]] | LocalllmError]()
         self._read = dict[int, ScoredPrompt]()
@@ -210,13 +231,16 @@ class ManyScores(Generic[T]):
             yield Request(task, key=number, listener=self._take, is_measured=self._precise)
 
     def _take(self, answer: Completion, token: int | None, parts: "list[TextPart]", row: np.ndarray) -> None:
-        """Record the logits after a prompt, and fork its sequence if texts have to be read."""
+        """Record the logits after a prompt, and fork its sequence if texts remain to be read."""
         tree = self._trees.pop(answer.request.key)
         fork = answer.sequence.fork() if tree.paths and answer.sequence else None
         self._read[answer.request.key] = ScoredPrompt(tree, fork, row)
 
     def results(self, scheduler: Scheduler) -> Iterator[list[list[TokenLogprob]] | LocalllmError]:
-        """Yield the results, or errors; scheduler: of the requests."""
+        """Yield the scores or the error of each prompt.
+
+        scheduler: the one that runs the requests.
+        """
         next_number = 0
         for finished in scheduler:
             self._results |= {request.key: request.error for request in finished if request.error}
@@ -245,7 +269,7 @@ def text_logprobs(
 ) -> list[list[TokenLogprob]]:
     """Return the log probability of each token of each text after a prompt.
 
-    precise: keep 16-bit activations, however long the prompt is; otherwise it is read as for an answer. Raises
+    precise: use 16-bit activations, however long the prompt is; otherwise prefill it as for an answer. Raises
     ContextError for a text that does not fit, UsageError, MemoryLimitError.
     """
     scores = ManyScores(cache.engine, lambda prompt: (prompt, tree), precise)
@@ -259,7 +283,7 @@ def text_logprobs(
 
 
 def collect_wanted_tokens(texts: Sequence[list[int]], end_ids: Collection[int]) -> dict[Path, set[int]]:
-    """Return, for each prefix of a text, the next tokens to score."""
+    """Return the next tokens to score for each prefix of a text."""
     following = {tuple(ids[:place]): set(end_ids) for ids in texts for place in range(max(1, len(ids) + bool(end_ids)))}
     for ids in texts:
         for place, token in enumerate(ids):
@@ -268,7 +292,7 @@ def collect_wanted_tokens(texts: Sequence[list[int]], end_ids: Collection[int]) 
 
 
 def maximal(paths: Collection[Path]) -> list[Path]:
-    """Return the paths that are no prefix of another one: reading these reads all."""
+    """Return the paths that are not a prefix of another one; reading these covers all."""
     ordered = sorted(path for path in paths if path)
     following = [*ordered[1:], ()]
     return [
@@ -279,9 +303,9 @@ def maximal(paths: Collection[Path]) -> list[Path]:
 def score_tokens(
     ids: list[int], logprobs_by_path: Mapping[Path, Mapping[int, float]], end_ids: Collection[int]
 ) -> list[TokenLogprob]:
-    """Return the log probability of each token; with `end_ids`, also of an end by any of them.
+    """Return the log probability of each token; with `end_ids`, also of ending with any of them.
 
-    The end has the id of the likeliest end token.
+    The end is represented by the likeliest end token.
     """
     scores = [TokenLogprob(token, logprobs_by_path[tuple(ids[:place])][token]) for place, token in enumerate(ids)]
     at_end = logprobs_by_path[tuple(ids)] if end_ids else {}

@@ -1,9 +1,9 @@
-"""Reuse of chunks in the middle of a prompt: text that was read at another position is not read again.
+"""Reuse of chunks from the middle of earlier prompts, at new positions.
 
 When a character is typed in an editor, only the middle of its prompt changes; the text after the cursor moves to later
 positions. Its keys and values are copied, and the keys rotated to the new positions, as llama-server's --cache-reuse
 does; only the first tokens of the chunk are read again. The copied ones were computed with the old text before them, so
-the answer may differ from that to the same prompt without reuse; a sequence records how many of its tokens are exact
+the answer may differ from one without reuse; a sequence records how many of its tokens are exact
 (localllm.engine.sequence).
 """
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 # et al. 2024). Of 24 gaps of HumanEval with a few typed characters, Qwen2.5-Coder 0.5B filled 10 correctly with 8
 # tokens, as without reuse (21 answers were the same), and 3 with none.
 READ_AGAIN = 8
-CANDIDATES = 4  # positions of a repeated block that are tried for the longest chunk
+CANDIDATES = 4  # positions of a repeated block to try for the longest chunk
 SOURCES = 8  # latest sequences to search
 
 
@@ -36,10 +36,11 @@ class Chunk(NamedTuple):
 
 
 def find_chunks(cached: Ids[int], prompt: Ids[int], begin: int, least: int) -> list[Chunk]:
-    """Find chunks of at least `least` tokens of a prompt, between its first `begin` and its last token, in `cached`.
+    """Find chunks of at least `least` tokens that a prompt shares with `cached`.
 
-    Blocks of half that length are looked up and extended to both sides; of a repeated block, the first CANDIDATES
-    positions are tried. Each chunk is returned without its first READ_AGAIN tokens.
+    Only tokens after the first `begin` ones and before the last one are searched. Blocks of half that length are looked
+    up and extended in both directions; of a repeated block, the first CANDIDATES positions are tried. Each chunk is
+    returned without its first READ_AGAIN tokens.
     """
     ours, cached_ids, block = np.array(prompt[:-1], np.int64), np.array(cached, np.int64), max(1, least // 2)
     places = dict[bytes, list[int]]()
@@ -62,7 +63,10 @@ def find_chunks(cached: Ids[int], prompt: Ids[int], begin: int, least: int) -> l
 
 
 def extend(ours: np.ndarray, cached_ids: np.ndarray, chunk: Chunk, free: int) -> Chunk:
-    """Extend a chunk to both sides, on the left down to position `free`; ours, cached_ids: tokens, int64."""
+    """Extend a chunk in both directions, to the left at most to position `free`.
+
+    ours, cached_ids: tokens, int64.
+    """
     place, first, _ = chunk
     back = min(place - free, first)
     matched_before = same(ours[place - back : place][::-1], cached_ids[first - back : first][::-1])
@@ -77,19 +81,19 @@ def same(ours: np.ndarray, cached_ids: np.ndarray) -> int:
 
 
 class ChunkReuse:
-    """The chunks that a prompt takes from another sequence, in order, and a fork of that sequence."""
+    """The chunks that a prompt takes from a fork of another sequence, in order."""
 
     def __init__(self, engine: "Engine", source: "Sequence", chunks: Iterable[Chunk]):
         self._engine, self._source, self._chunks = engine, source.fork(), [*chunks]
 
     def end(self, cached_tokens: int) -> int | None:
-        """Return where reading from position `cached_tokens` stops: the next chunk's begin; None after the last."""
+        """Return the position of the next chunk after `cached_tokens`, where prefill pauses; None without one."""
         return next((chunk.place for chunk in self._chunks if chunk.place > cached_tokens), None)
 
     def take(self, sequence: "Sequence") -> int:
-        """Append the chunks that begin where the sequence ends; return their number of tokens.
+        """Append the chunks that begin at the sequence's end; return the number of tokens appended.
 
-        Chunks that do not fit into memory, or were passed already, are read like other tokens.
+        Chunks that do not fit into memory, or that prefill has passed, are prefilled like other tokens.
         """
         length_before = len(sequence.tokens)
         while self._chunks and self._chunks[0].place <= len(sequence.tokens):
@@ -112,9 +116,9 @@ class ChunkReuse:
 def find_reuse(
     engine: "Engine", sequence: "Sequence", prompt: Ids[int], sources: Iterator["Sequence"], least: int
 ) -> ChunkReuse | None:
-    """Find the sequence whose chunks cover the most tokens of the unread part of a prompt; None if there are none.
+    """Find the sequence whose chunks cover the most unread tokens of a prompt; None if there are none.
 
-    sources: the sequences to search, the latest first; at most SOURCES of them are.
+    sources: the sequences, the latest first; at most SOURCES of them are searched.
     """
     begin, best, best_count = len(sequence.tokens), None, 0
     for source, _ in zip(sources, range(SOURCES), strict=False):

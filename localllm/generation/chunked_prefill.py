@@ -1,8 +1,8 @@
-"""Chunked prefill: split a prompt into chunks so that a batch computes the same logits as a single Generation.
+"""Chunked prefill: split a prompt so that a batch computes the same logits as a single Generation.
 
-A Generation reads its prompt in runs (localllm.engine.runs). A run of up to PRECISE_TOKENS tokens has activations in 16
-bits, a longer one in 8 bits except for a few tokens at both ends of the prompt. In a batch, each chunk is read with the
-precision and the kernels that its tokens have in these runs. In 8 bits, chunks begin at a page.
+A Generation prefills its prompt in runs (localllm.engine.runs). A run of up to PRECISE_TOKENS tokens has 16-bit
+activations, a longer one 8-bit activations except for a few tokens at both ends of the prompt. In a batch, each chunk
+is prefilled with the precision and the kernels that its tokens have in these runs. With 8 bits, chunks begin at a page.
 """
 
 from bisect import bisect_right
@@ -33,12 +33,12 @@ LIVE_CHUNK = 80 if has_tiles() else 48
 
 
 class PrefillSegment(NamedTuple):
-    """Tokens of a prompt that are read with the same arithmetic.
+    """Tokens of a prompt that are computed with the same arithmetic.
 
     Attributes:
         begin, end: positions in the prompt.  precise: whether activations have 16 bits.
-        is_image: whether they are the rows of an image, which may attend to each other and are read in one chunk.
-        kernel_tokens: the number of tokens that selects kernels, see localllm.engine.runs; 0: that of the chunk.
+        is_image: whether they are the rows of an image, which may attend to each other and form one chunk.
+        kernel_tokens: the token count that selects kernels, see localllm.engine.runs; 0: that of the chunk.
     """
 
     begin: int
@@ -49,7 +49,7 @@ class PrefillSegment(NamedTuple):
 
 
 class PrefillSegments:
-    """The segments of a prompt, by the runs in which a single Generation reads it."""
+    """The segments of a prompt, from the runs in which a single Generation prefills it."""
 
     def __init__(self, prompt: Ids[int], runs: Runs):
         self._length, self.runs = len(prompt), runs
@@ -65,13 +65,16 @@ class PrefillSegments:
         return next(each for each in segments_of(begin, end, self._length, self.runs) if place < each.end)
 
     def kernel_tokens(self, begin: int, end: int) -> int:
-        """Return the number that selects kernels for one run of a prompt; 0 if the engine divides it into segments."""
+        """Return the token count that selects kernels for a run of a prompt; 0 if the engine splits the run."""
         segment = self.at(begin)
         return segment.kernel_tokens if segment.precise and segment.end >= end else 0
 
 
 def segments_of(begin: int, end: int, length: int, runs: Runs) -> list[PrefillSegment]:
-    """List the segments of one run of text in a prompt of `length` tokens; both ends of a long prompt are precise."""
+    """List the segments of one run of text in a prompt of `length` tokens.
+
+    Both ends of a long prompt are precise.
+    """
     if runs.is_measuring:
         return [PrefillSegment(begin, end, True, kernel_tokens=PRECISE_TOKENS)]
     exact = runs.exact_tokens(end - begin)
@@ -96,14 +99,17 @@ def around_images(prompt: Ids[int], runs: Runs) -> Iterator[PrefillSegment]:
 
 
 def end_of_run(prompt: Ids[int], start: int, runs: Runs) -> int:
-    """Return the end of the run that begins at position `start` of a prompt that is read by a single Generation."""
+    """Return the end of the run that begins at `start` when a single Generation prefills the prompt."""
     return end_outside_images(prompt, min(runs.next_end(start), len(prompt)))
 
 
 def read_prompt(
     sequence: "Sequence | ShiftedSequence", prompt: list[int], on_progress: Callable[[int, int], None] | None
 ) -> np.ndarray:
-    """Read the tokens of a prompt that the sequence does not hold; return the logits after it, float32 [1, vocab]."""
+    """Prefill the tokens of a prompt that the sequence does not hold.
+
+    Returns the logits after the prompt, float32 [1, vocab].
+    """
     begin, progress = len(sequence.tokens), on_progress or (lambda done, total: None)
     start = begin
     while start < len(prompt):  # progress is reported, and Ctrl-C handled, between runs
@@ -115,15 +121,15 @@ def read_prompt(
 
 
 def most_between_steps(parameters: int) -> int:
-    """Return how many prompt tokens to read between two decode steps of a model with this many parameters.
+    """Return the maximum number of prompt tokens between two decode steps of a model of this size.
 
-    This does not depend on measured times, so that the same input always gives the same runs and answers.
+    It does not depend on measured times, so that the same input always gives the same runs and answers.
     """
     return max(PAGE, min(BATCH, int(OPERATIONS / (2 * parameters))))
 
 
 def chunk_size(place: int, segment: PrefillSegment, room: int) -> int:
-    """Return how many tokens of a segment to read from a position in a run with `room` tokens left; 0 for none."""
+    """Return how many tokens of a segment to prefill from a position in a run with room for `room` tokens."""
     remaining = segment.end - place
     if remaining <= room:
         return remaining

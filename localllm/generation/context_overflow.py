@@ -1,11 +1,10 @@
-"""Policies for a text that exceeds its context.
+"""Policies for a conversation that exceeds its context.
 
 - error: a prompt that is too long is refused, and an answer ends where the context is full.
-- drop-turns: the oldest turns of a conversation are dropped until the rest fits; the rest is read again
-  (generation.session).
+- drop-turns: the oldest turns are dropped until the rest fits; the rest is prefilled again (generation.session).
 - shift: the first tokens stay, the older half of the others is dropped, and the rest moves to earlier positions
-  (ShiftedSequence). Nothing is read again. Of a prompt that exceeds the context, the first tokens and as much of its
-  end as fits are read.
+  (ShiftedSequence). Nothing is prefilled again. Of a prompt that exceeds the context, the first tokens and as much of
+  its end as fits are read.
 """
 
 from collections.abc import Sequence as Ids
@@ -20,7 +19,7 @@ from localllm.kernels.table import PAGE
 if TYPE_CHECKING:
     from localllm.engine.sequence import Sequence
 
-SINK_TOKENS = 4  # fewest first tokens that stay: attention sinks (Xiao et al. 2023)
+SINK_TOKENS = 4  # minimum of first tokens that stay: attention sinks (Xiao et al. 2023)
 
 
 def require_shift(keep: int, context: int) -> None:
@@ -32,14 +31,14 @@ def require_shift(keep: int, context: int) -> None:
 
 
 class ShiftedSequence:
-    """A sequence that never gets full; its `tokens` include those that were dropped.
+    """A sequence that never gets full; its `tokens` include dropped ones.
 
     When the context is full, half of the tokens after the first `keep` are dropped, in whole pages. So a key is
     rotated, and rounded, only once or twice before it is dropped itself.
 
     Attributes:
-        keep: number of first tokens that stay.  tokens: all that were appended.  engine: the engine.
-        dropped: number of tokens dropped since `begin`.  skipped: number of these that were never read.
+        keep: number of first tokens that stay.  tokens: all that were appended.
+        dropped: number of tokens dropped since `begin`.  skipped: how many of these were never read.
     """
 
     listener = None  # draft heads cannot follow a text with dropped tokens
@@ -60,7 +59,7 @@ class ShiftedSequence:
         return self._sequence.context - len(self._sequence.tokens)
 
     def begin(self, prompt: Ids[int]) -> None:
-        """Prepare for a prompt that continues the sequence: find the tokens of a long one that need not be read.
+        """Prepare for a prompt that continues the sequence: choose the tokens of a long one to skip.
 
         Whole pages are dropped; at least an eighth of the positions after the first tokens stays free for the answer.
         """
@@ -78,7 +77,7 @@ class ShiftedSequence:
             self._unneeded = range(self.keep, end)
 
     def append(self, ids: Ids[int], logits: str = "last", precise: bool = True, kernel_tokens: int = 0) -> np.ndarray:
-        """Append any number of tokens, as Sequence.append; older tokens are dropped as needed."""
+        """Append any number of tokens, like Sequence.append; drop older tokens as needed."""
         rows, ids = [], list(ids)
         while ids:
             place, unneeded = len(self.tokens), self._unneeded
@@ -107,7 +106,7 @@ class ShiftedSequence:
         return ids[limit:]
 
     def _forget(self, length: int) -> None:
-        """Drop tokens to make room for `length` ones. Raises ContextError if that is impossible."""
+        """Drop tokens until `length` new ones fit. Raises ContextError if that is impossible."""
         cached, keep = self._sequence.tokens, self.keep
         if length > self._sequence.context - keep:
             raise ContextError(f"an image of {length} tokens does not fit the context of {self._sequence.context}")
@@ -120,7 +119,7 @@ class ShiftedSequence:
         self.dropped += count
 
     def truncate(self, length: int) -> int:
-        """Truncate to the first `length` of all tokens, or to `keep` if that would end among dropped tokens."""
+        """Truncate to the first `length` of all tokens, or to `keep` if that would end among dropped ones."""
         if length < self.keep + self._gap:
             length = min(length, self.keep)
             self._gap = 0
@@ -134,7 +133,7 @@ class ShiftedSequence:
         return twin
 
     def plain(self) -> "Sequence":
-        """Return the underlying sequence, truncated to `keep` if tokens were dropped after them."""
+        """Return the underlying sequence, truncated to `keep` if tokens were dropped."""
         self.truncate(self.keep if self._gap else len(self._sequence.tokens))
         return self._sequence
 
@@ -147,7 +146,7 @@ class ShiftedSequence:
 
 
 def count_droppable(cached: Ids[int], keep: int) -> int:
-    """Return how many tokens after `keep` to drop: half of them, in whole pages; more if an image would be split."""
+    """Return how many tokens after `keep` to drop: half of them, in whole pages, and no image in part."""
     droppable = len(cached) - keep
     for count in range(max(droppable // 2 // PAGE, 1) * PAGE, droppable, PAGE):
         if not is_within(cached, keep + count):
@@ -156,7 +155,7 @@ def count_droppable(cached: Ids[int], keep: int) -> int:
 
 
 def rolling(sequence: "Sequence | ShiftedSequence", keep: int | None) -> "Sequence | ShiftedSequence":
-    """Return the sequence as a ShiftedSequence with this `keep`, or as a plain one for None."""
+    """Return the sequence as a ShiftedSequence with this `keep`, or unwrapped if it is None."""
     if isinstance(sequence, ShiftedSequence):
         if sequence.keep == keep:
             return sequence

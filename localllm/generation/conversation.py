@@ -1,4 +1,4 @@
-"""A conversation and its history, for local models and for servers, and the defaults of a model's answers."""
+"""Conversations with local models and servers, and the defaults of a model's answers."""
 
 from collections.abc import Sequence
 from dataclasses import field, replace
@@ -23,7 +23,7 @@ NOTHING = PartialAnswer()
 
 
 class AnswerInProgress(Protocol):
-    """The interface of an answer for a conversation: a Generation, or one of a server."""
+    """The methods and properties of an answer that a Conversation uses."""
 
     @property
     def text(self) -> str: ...
@@ -51,9 +51,8 @@ class Conversation(Generic[A]):
     Attributes:
         system: the system message, or None.
         forgotten: number of turns that the latest `ask` or `chat` dropped, to fit the context.
-        earlier: number of tokens that a conversation from an earlier process had there, set after `messages`: its
-        stored
-            state is loaded instead of being computed again.
+        earlier: length, in tokens, of the stored conversation that `messages` restores from disk; set it after
+            `messages`.
     """
 
     def __init__(self) -> None:
@@ -66,9 +65,9 @@ class Conversation(Generic[A]):
     def _start_answer(
         self, system: list[Message], history: list[Message], options: GenerationOptions, is_own: bool
     ) -> tuple[list[Message], A]:
-        """Start an answer; return the kept part of `history` and the answer.
+        """Start an answer; return the turns of `history` that remain, and the answer.
 
-        is_own: whether it is this conversation's next answer.
+        is_own: whether the answer continues this conversation.
         """
         raise NotImplementedError
 
@@ -76,11 +75,11 @@ class Conversation(Generic[A]):
         """Park this conversation's cache, because another conversation begins."""
 
     def leave(self) -> None:
-        """Persist this conversation's cache, because it ends here."""
+        """Persist this conversation's cache, because the conversation ends."""
 
     @property
     def warning(self) -> str | None:
-        """A warning for the user about the chat template, None if there is none."""
+        """A warning about the chat template; None if there is none."""
         return None
 
     @property
@@ -88,7 +87,7 @@ class Conversation(Generic[A]):
         return False
 
     def count(self, text: str) -> int:
-        """Count the tokens of a text; 0 if unknown."""
+        """Count the tokens of a string; 0 if unknown."""
         return 0
 
     @property
@@ -107,17 +106,17 @@ class Conversation(Generic[A]):
         self._history = list(messages[has_system:])
 
     def ask(self, text: str, options: GenerationOptions | None = None, images: Sequence[object] = ()) -> A:
-        """Ask the next question. If the conversation is too long, the oldest turns are dropped by default.
+        """Ask the next question. If the conversation is too long, drop the oldest turns by default.
 
-        images: put before the text; types as in localllm.images.opened. An interrupted answer stays in the history as
-        far as it was generated; a question without any answer is removed. Raises ContextError if the text alone does
-        not fit, and leaves the conversation unchanged.
+        images: put before the question; types as in localllm.images.opened. An interrupted answer stays in the history
+        as far as it was generated; a question without any answer is removed. Raises ContextError if the question alone
+        does not fit, and leaves the conversation unchanged.
         """
         image_fields = {"images": list(images)} if images else {}
         return self.go_on([{"role": "user", "content": text, **image_fields}], options)
 
     def go_on(self, messages: Sequence[Message], options: GenerationOptions | None = None) -> A:
-        """Continue with the next messages: a question, or results of the calls in the latest answer."""
+        """Continue with the next messages: a question, or results of the latest answer's tool calls."""
         options = options or GenerationOptions()
         history = [*self._stop(), *messages]
         history_left, answer = self._start_answer(self._system(), history, options, is_own=True)
@@ -174,11 +173,11 @@ def has_calls(message: Message) -> bool:
 
 
 def blind(image: object) -> NoReturn:
-    """Raise UsageError: this model takes no images."""
+    """Raise UsageError, because the model has no image encoder."""
     raise UsageError("this model does not accept images")
 
 
-# Options that a name may set, besides sampling and template variables, with the value that leaves each unset.
+# Unset values of the options that a model's name may set, besides sampling and template variables.
 UNSET = {name: OPTIONS[name].default for name in names_for("name", OPTIONS)}
 INSTRUCTION = ("system", "developer")  # roles of a message that replaces the default system message
 
@@ -189,7 +188,7 @@ class AnswerDefaults:
 
     Attributes:
         system: system message of conversations without one.  messages: put before the first turn.
-        options: replace options that have their default.
+        options: replace options that a request leaves unset.
     """
 
     system: str | None = None
@@ -197,7 +196,10 @@ class AnswerDefaults:
     options: GenerationOptions = field(default_factory=GenerationOptions)
 
     def head(self, system: Sequence[Message]) -> list[Message]:
-        """Return the messages before the first turn; system: the conversation's own system message, or none."""
+        """Return the messages before the first turn.
+
+        system: the conversation's own system message; empty if it has none.
+        """
         default = [] if self.system is None else [{"role": "system", "content": self.system}]
         return [*(system or default), *self.messages]
 
@@ -206,7 +208,7 @@ class AnswerDefaults:
         return [*self.head(messages[:first]), *messages[first:]]
 
     def over(self, defaults: "AnswerDefaults") -> "AnswerDefaults":
-        """Return these defaults, with those of another's options that are not set here."""
+        """Return these defaults, completed by those of another."""
         return replace(self, options=defaults.complete(self.options))
 
     def complete(self, options: GenerationOptions | None) -> GenerationOptions:

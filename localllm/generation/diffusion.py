@@ -1,6 +1,6 @@
 """Answers of masked diffusion models: all positions are denoised together, the most certain ones first.
 
-It works like llama.cpp's diffusion example. Each step reads the whole text; the schedule determines how many positions
+It works like llama.cpp's diffusion example. Each step runs the model on all positions; the schedule determines how many
 it fills: by time (Dream: Ye et al. 2025, arXiv 2508.15487), or block by block (LLaDA: Nie et al. 2025, arXiv
 2502.09992).
 """
@@ -50,7 +50,7 @@ class DiffusionOptions:
 
     def require_valid(self) -> None:
         if not ORIGIN <= self.algorithm <= CONFIDENCE:
-            raise UsageError(f"algorithm must be a number from 0 to 4, not {self.algorithm}")
+            raise UsageError(f"the algorithm must be an integer from 0 to 4, not {self.algorithm}")
         if self.length < 1 or not 1 <= self.steps <= MOST_STEPS:
             raise UsageError(f"diffusion needs a length of at least 1, and from 1 to {MOST_STEPS} steps")
         if (self.epsilon > 0) == (self.block_length > 0) or self.epsilon >= 1 or self.block_length < 0:
@@ -64,7 +64,11 @@ class DiffusionOptions:
 
 
 class DiffusionModel(NamedTuple):
-    """A diffusion model; mask: id of the mask token; is_shifted: whether logits are for the next position."""
+    """A diffusion model.
+
+    Attributes:
+        read: computes the logits.  mask: id of the mask token.  is_shifted: whether logits predict the next position.
+    """
 
     read: Read
     mask: int
@@ -72,7 +76,7 @@ class DiffusionModel(NamedTuple):
 
 
 def denoise(model: DiffusionModel, prompt: Sequence[int], options: DiffusionOptions) -> Iterator[list[int]]:
-    """Yield the tokens after the prompt, after each step; unfilled positions have the mask token.
+    """Yield the tokens after the prompt, after each step; unfilled positions hold the mask token.
 
     Raises UsageError, ContextError.
     """
@@ -91,7 +95,10 @@ def denoise(model: DiffusionModel, prompt: Sequence[int], options: DiffusionOpti
 
 
 def plan(options: DiffusionOptions) -> Iterator[tuple[int, int, int, int]]:
-    """Plan the steps: for each, the range of positions it may unmask, its number in its block, and steps per block."""
+    """Plan the steps.
+
+    Yields for each: begin and end of the positions it may unmask, its index in its block, and the steps per block.
+    """
     length = options.block_length or options.length
     blocks = options.length // length
     for block in range(blocks):
@@ -108,7 +115,7 @@ def how_many(options: DiffusionOptions, step: int, steps: int, masked: int, leng
 
 
 def logits_for(model: DiffusionModel, tokens: np.ndarray, first: int, options: DiffusionOptions) -> np.ndarray:
-    """Compute the logits at each position, float64 [tokens, vocab], with classifier-free guidance."""
+    """Compute the logits at each position with classifier-free guidance, float64 [tokens, vocab]."""
     rows = model.read(tokens.tolist()).astype(np.float64)
     if options.guidance:
         unprompted = tokens.copy()
@@ -122,9 +129,9 @@ def fill(
     tokens: np.ndarray, places: np.ndarray, rows: np.ndarray, count: int, options: DiffusionOptions,
     random: np.random.Generator,
 ) -> None:  # fmt: skip
-    """Sample tokens for `count` of the masked positions `places`, and write them to `tokens`.
+    """Sample tokens for `count` of the masked positions, and write them to `tokens`.
 
-    rows: logits at these positions, float64 [places, vocab].
+    places: the masked positions.  rows: logits at these positions, float64 [places, vocab].
     """
     if options.has_noise and options.temperature > 0:  # (Zheng et al. 2024, arXiv 2409.02908)
         noise = np.maximum(random.random(rows.shape), 1e-20)
@@ -141,7 +148,10 @@ def fill(
 
 
 def draw(rows: np.ndarray, options: DiffusionOptions, random: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
-    """Sample a token for each row, int64, with the model's confidence in it, float64."""
+    """Sample a token for each row.
+
+    Returns the tokens, int64 [rows], and the model's confidence in each, float64 [rows].
+    """
     chances = probabilities(rows, options)
     if options.temperature > 0:
         sums = chances.cumsum(axis=1)
@@ -179,7 +189,10 @@ def softmax(rows: np.ndarray) -> np.ndarray:
 
 
 def diffusion_model(engine: "Engine", metadata: Mapping[str, object]) -> DiffusionModel:
-    """Return the diffusion model of an engine. Raises UsageError for another kind of model, or without a mask token."""
+    """Return the diffusion model of an engine.
+
+    Raises UsageError for a model that is not a diffusion model, or without a mask token.
+    """
     if not engine.hyperparameters.fills:
         raise UsageError(
             f"{engine.hyperparameters.arch} models are not diffusion models: leave out the --diffusion options"
@@ -191,6 +204,6 @@ def diffusion_model(engine: "Engine", metadata: Mapping[str, object]) -> Diffusi
 
 
 def require_room(tokens: int, maximum: int) -> None:
-    """Raise ContextError for a text of more tokens than one run can have."""
+    """Raise ContextError if one run cannot hold this many tokens."""
     if tokens > maximum:
         raise ContextError(f"{tokens} tokens (the prompt and the positions to fill) exceed the limit of {maximum}")

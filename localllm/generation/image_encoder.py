@@ -1,4 +1,4 @@
-"""A model's image encoder: the projector, and the token ids that stand for encoded images in prompts."""
+"""The image encoder of a model: its projector, and the token ids that represent encoded images."""
 
 import hashlib
 import os
@@ -28,7 +28,7 @@ LEAST, MOST_BYTES = 64, 256 << 20
 
 
 class EncodedImage(NamedTuple):
-    """An encoded image: its token ids in a prompt, and the embeddings that they stand for."""
+    """An encoded image: its token ids in a prompt, and the embeddings that they represent."""
 
     ids: list[int]
     seen: list[ImageEmbedding]
@@ -38,7 +38,7 @@ class ImageEncoder:
     """The projector of an open model. Not thread-safe.
 
     Attributes:
-        path: path of the projector's file.  encoded: number of images that were encoded and not cached.
+        path: path of the projector's file.  encoded: number of images that were encoded, without cached ones.
     """
 
     def __init__(
@@ -47,9 +47,9 @@ class ImageEncoder:
     ):  # fmt: skip
         """Load the projector.
 
-        keeps: also cache encoded images on disk.  pan_and_scan: also encode crops of long images. Raises ModelError
-        for an invalid projector or that of another model, UnsupportedError, and UsageError if its family has no
-        pan-and-scan.
+        keeps: also cache encoded images on disk.  pan_and_scan: also encode crops of long images. Raises ModelError for
+        an invalid projector or that of another model, UnsupportedError, and UsageError if its family has no pan-and-
+        scan.
         """
         self.path, self.encoded, self._engine, self._tokenizer = path, 0, engine, tokenizer
         self._cache: OrderedDict[bytes, EncodedImage] = OrderedDict()
@@ -71,9 +71,9 @@ class ImageEncoder:
         self._files = EncodedImageCache(os.path.basename(path), width) if keeps else None
 
     def encode(self, source: object) -> EncodedImage:
-        """Encode an image, see localllm.images.opened; the engine knows its ids while the result is referenced.
+        """Encode an image; the engine knows its ids as long as the result is referenced.
 
-        Raises UsageError, ModelError.
+        source: see localllm.images.opened. Raises UsageError, ModelError.
         """
         image = load_image(source)
         self._root = self._root or self._fingerprint()
@@ -87,7 +87,7 @@ class ImageEncoder:
         return look
 
     def _fingerprint(self) -> bytes:
-        """Return the fingerprint of the projector and the code that prepares images, for keys of the disk cache."""
+        """Return the disk cache's key of the projector and of the code that prepares images."""
         try:
             return projector_fingerprint(self._file, self._reader.operations, (vision, images))
         except OSError:  # the file is gone

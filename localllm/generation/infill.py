@@ -16,20 +16,20 @@ from localllm.values import require_text
 
 # llama-server's names for the repository and the file with the gap: its clients send none.
 REPOSITORY, FILE = "myproject", "filename"
-MOST = 2048  # most tokens of prefix and suffix if is_cut: llama-server's batch size
-MARKS = 8  # room for the special tokens of a prompt, and one free position
+MOST = 2048  # maximum tokens of prefix and suffix if is_cut: llama-server's batch size
+MARKS = 8  # positions for the special tokens of a prompt, and one free position
 
 
 @frozen
 class Infill:
-    """A text with a gap.
+    """A document with a gap to fill.
 
     Attributes:
         prefix, suffix: the text before and after the gap.
-        files: names and texts of other files of the repository; None: without the repository's special tokens.
-        typed: the end of the prefix; editors send it in a field of its own, and it is tokenized separately.
+        files: names and contents of other files of the repository; None: without the repository's special tokens.
+        typed: the end of the prefix, which editors send in a field of its own; it is tokenized separately.
         suffix_first: whether the suffix precedes the prefix (SPM), so that typing appends to the prompt.
-        is_cut: whether long texts are cut to the tokens near the gap, as llama-server does.
+        is_cut: whether long prefixes and suffixes are cut to the tokens near the gap, as llama-server does.
     """
 
     prefix: str
@@ -40,7 +40,7 @@ class Infill:
     suffix_first: bool = False
 
     def fit(self, tokenizer: Tokenizer, context: int, max_tokens: int | None) -> list[int]:
-        """Return the token ids of a prompt that leaves room for the answer in the context. Raises UsageError."""
+        """Return the token ids of a prompt that leaves enough context for the answer. Raises UsageError."""
         if not self.is_cut:
             return self.encode(tokenizer)
         limit = min(MOST, context // 2)
@@ -48,10 +48,11 @@ class Infill:
         return self.encode(tokenizer, limit, context - limit - room - MARKS)
 
     def encode(self, tokenizer: Tokenizer, limit: int | None = None, most_files: int = 0) -> list[int]:
-        """Return the token ids of the prompt. Raises UsageError for a model without fill-in-the-middle tokens.
+        """Return the token ids of the prompt.
 
         limit: maximum tokens of prefix (three quarters, its end) and suffix together; None: no limit.
         most_files: maximum tokens of the other files; the last ones are kept. Only used with `limit`.
+        Raises UsageError for a model without fill-in-the-middle tokens.
         """
         marks, encode = require_infill_tokens(tokenizer), tokenizer.encode
         text, suffix_text = require_text("prefix", self.prefix), require_text("suffix", self.suffix)
@@ -69,7 +70,7 @@ class Infill:
         return [*first, *files, *part_before, *part_after, marks.middle]
 
     def _encode_files(self, tokenizer: Tokenizer, marks: InfillTokens, limit: int | None) -> list[int]:
-        """Encode the other files; the first ones are left out if all together have more than `limit` tokens."""
+        """Encode the other files; omit the first ones if all together exceed `limit` tokens."""
         if self.files is None:
             return []
         encode = tokenizer.encode
@@ -88,7 +89,7 @@ class Infill:
 
 
 def require_infill_tokens(tokenizer: Tokenizer) -> InfillTokens:
-    """Return a model's tokens for filling in. Raises UsageError if it has none."""
+    """Return a model's fill-in-the-middle tokens. Raises UsageError if it has none."""
     if tokenizer.infill_tokens is None:
         raise UsageError(
             "this model cannot fill in the middle of a text: its vocabulary has no tokens for prefix, suffix and "

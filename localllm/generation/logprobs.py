@@ -21,7 +21,7 @@ class TokenLogprob(NamedTuple):
 
 
 class LikelyToken(NamedTuple):
-    """A token that was generated or read, and the likeliest tokens at its position, best first."""
+    """A generated or prompt token, and the likeliest tokens at its position, best first."""
 
     chosen: TokenLogprob
     likeliest: tuple[TokenLogprob, ...]
@@ -40,11 +40,11 @@ def token_logprobs(row: np.ndarray, token: int, count: int) -> LikelyToken:
 
 
 def prompt_logprobs(sequence: "Sequence", ids: Ids[int], count: int) -> tuple[list[LikelyToken], np.ndarray]:
-    """Return the log probabilities of a prompt's tokens except the first, and the logits after it, float32 [vocab].
+    """Return the log probabilities of a prompt's tokens except the first, and the logits after the prompt.
 
-    sequence: an empty one, which is closed.  count: number of likeliest tokens to return for each.
-    Activations have 16 bits, as in choices.py; runs are short, so that few logits are in memory. Raises the errors of
-    Sequence.append.
+    sequence: an empty one, which is closed.  count: number of likeliest tokens to return for each. The logits are
+    float32 [vocab]. Activations have 16 bits, as in choices.py; runs are short, so that few logits are in memory.
+    Raises the errors of Sequence.append.
     """
     logprobs, row = list[LikelyToken](), np.empty(0, np.float32)
     with closing(sequence):

@@ -1,4 +1,4 @@
-"""A model's methods that generate, choose or score texts, their keyword arguments, and answers for event loops."""
+"""The methods of a model that generate, choose or score text, and answers for event loops."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
@@ -29,13 +29,13 @@ if TYPE_CHECKING:
 class AnswerArguments(SamplingArguments, total=False):
     """Options of an answer other than sampling.
 
-    on_overflow, keep: policy for a full context.  think: "on", "off", "auto", "low", "medium" or "high".
-    think_budget: most tokens of reasoning.  template_variables: for the chat template.  continue_final: whether to
-    continue the last message; None: if it is an assistant's without tool calls.  schema, grammar (GBNF), regex: one
-    constraint of the answer; json_whitespace and additional_properties loosen a schema.  logprobs: whether to return
-    log probabilities, or, like top_logprobs, with how many alternatives to each token.  logits_processor: called before
+    on_overflow, keep: policy for a full context.  think: "on", "off", "auto", "low", "medium" or "high". think_budget:
+    maximum number of reasoning tokens.  template_variables: for the chat template.  continue_final: whether to continue
+    the last message; None: if it is an assistant's without tool calls.  schema, grammar (GBNF), regex: one constraint
+    of the answer; json_whitespace and additional_properties loosen a schema.  logprobs: whether to return log
+    probabilities, or, like top_logprobs, with how many alternatives to each token.  logits_processor: called before
     each token is drawn with all token ids and a copy of the logits, float32 [vocab]; returns the logits to draw from.
-    stopping_criteria: called in the same way; returns whether the answer ends.  ban: texts that must not occur in the
+    stopping_criteria: called in the same way; returns whether the answer ends.  ban: strings that must not occur in the
     answer, in upper or lower case; their tokens are undone and drawn again.
     """
 
@@ -70,7 +70,10 @@ class CallArguments(AnswerArguments, total=False):
 
 
 class ChatArguments(CallArguments, total=False):
-    """Arguments of a chat; tools: functions that the model may call, or descriptions in OpenAI's format."""
+    """Arguments of a chat.
+
+    tools: functions that the model may call, or descriptions in OpenAI's format.
+    """
 
     tools: Sequence[object]
 
@@ -89,10 +92,10 @@ def _no_option(name: str) -> str:
 
 
 def alternatives(logprobs: object, top_logprobs: object) -> int | None:
-    """Return how many alternatives to each token to report, None for no log probabilities.
+    """Return how many alternatives to each token to report; None for no log probabilities.
 
-    logprobs: True or False as in OpenAI's chat, or a number as in its completions.  top_logprobs: a number, or None.
-    Raises UsageError.
+    logprobs: True or False as in OpenAI's chat API, or a count as in its completions API.  top_logprobs: a count, or
+    None. Raises UsageError.
     """
     if logprobs is None or isinstance(logprobs, bool):
         is_asked, count = bool(logprobs), None
@@ -137,16 +140,20 @@ def gather_options(
     return GenerationOptions(plain(max_tokens), stop, SamplingOptions(**sampling), None, speculate, **answer_options)
 
 
-Prompt = str | list[int] | list[Message]  # a text, its token ids, or messages
+Prompt = str | list[int] | list[Message]  # a string or token ids to continue, or messages to answer
 
 
 class GenerationMixin:
-    """The methods of a Model that generate; session: its conversation."""
+    """The methods of a Model that generate.
+
+    Attributes:
+        session: the model's conversation.
+    """
 
     session: Session
 
     def drafter(self, speculate: Any) -> "str | Drafter":
-        """Return the value of GenerationOptions.speculate for an argument."""
+        """Convert the argument `speculate` to the value of GenerationOptions.speculate."""
         raise NotImplementedError
 
     def batch(self, requests: Iterable[Request], parallel: int | None = None, precise: bool = True) -> "Scheduler":
@@ -157,12 +164,12 @@ class GenerationMixin:
         self, prompt: str | list[int], max_tokens: int | None = None, stop: Sequence[str] = (),
         speculate: "str | GenerationMixin" = "auto", **options: Unpack[AnswerArguments],
     ) -> Generation:  # fmt: skip
-        """Continue a text without a chat template: an iterator of pieces of text (see Generation for its attributes).
+        """Continue a prompt without a chat template: an iterator of chunks of text, see Generation.
 
-        stop: strings that end the text.  speculate: source of drafts: "auto", "mtp", "ngram", "off", "draft:PATH" or an
-        open Model.  options: sampling, such as temperature=0 or seed=1; on_overflow and keep, the policy for a full
+        stop: strings that end the answer.  speculate: source of drafts: "auto", "mtp", "ngram", "off", "draft:PATH" or
+        an open Model.  options: sampling, such as temperature=0 or seed=1; on_overflow and keep, the policy for a full
         context; one constraint, which the answer matches if its finish_reason is "stop": schema, a JSON schema (a dict,
-        its text, or a type such as a pydantic class, a dataclass or list[int]; see Generation.parsed), grammar in GBNF,
+        a string, or a type such as a pydantic class, a dataclass or list[int]; see Generation.parsed), grammar in GBNF,
         or regex. Raises ContextError, UsageError.
         """
         return self.session.complete(prompt, gather_options(max_tokens, stop, options, self.drafter(speculate)))
@@ -172,10 +179,10 @@ class GenerationMixin:
         speculate: "str | GenerationMixin" = "auto", files: Sequence[tuple[str, str]] = (),
         **options: Unpack[AnswerArguments],
     ) -> Generation:  # fmt: skip
-        """Generate the text between two parts, with a model that is trained for it (fill in the middle).
+        """Generate the text between a prefix and a suffix (fill in the middle).
 
-        files: (name, text) of other files of the repository, the most important last. Other arguments and errors as in
-        `generate`; also raises UsageError for a model without fill-in-the-middle tokens.
+        files: (name, content) of other files of the repository, the most important last. Other arguments and errors as
+        in `generate`; also raises UsageError for a model without fill-in-the-middle tokens.
         """
         from localllm.generation.infill import Infill
 
@@ -186,13 +193,13 @@ class GenerationMixin:
         self, messages: Sequence[Message], max_tokens: int | None = None, stop: Sequence[str] = (),
         speculate: "str | GenerationMixin" = "auto", **options: Unpack[ChatArguments],
     ) -> Generation:  # fmt: skip
-        """Answer a conversation, [{"role": "user", "content": "Hi"}, ...], as `generate` continues a text.
+        """Answer a conversation, [{"role": "user", "content": "Hi"}, ...], with the arguments of `generate`.
 
         options: as in `generate`, and: think, "on", "off", "auto", or an effort, "low", "medium" or "high";
-        think_budget, the most tokens of reasoning, which is not part of the text (see Generation.parts and .thinking);
-        template_variables, a dict for the chat template; continue_final, whether to continue the last message (None: if
-        it is an assistant's without tool calls); tools, functions that the model may call, described by signatures and
-        docstrings (see Generation.calls, and `run_tools`, which calls them), with tool_choice.
+        think_budget, the maximum number of reasoning tokens, which are not part of the text (see Generation.parts and
+        .thinking); template_variables, a dict for the chat template; continue_final, whether to continue the last
+        message (None: if it is an assistant's without tool calls); tools, functions that the model may call, described
+        by signatures and docstrings (see Generation.calls, and `run_tools`, which calls them), with tool_choice.
         """
         return self.session.chat(messages, gather_options(max_tokens, stop, options, self.drafter(speculate)))
 
@@ -208,7 +215,7 @@ class GenerationMixin:
         self, prompt: Prompt, max_tokens: int | None = None, stop: Sequence[str] = (),
         speculate: "str | GenerationMixin" = "auto", **options: Unpack[ChatArguments],
     ) -> Generation:  # fmt: skip
-        """Return the complete answer to messages, as `chat`, or continuation of a text or ids, as `generate`."""
+        """Return the complete answer to messages, like `chat`, or the continuation, like `generate`."""
 
         def begin() -> Generation:
             generation = gather_options(max_tokens, stop, options, self.drafter(speculate))
@@ -265,7 +272,7 @@ class GenerationMixin:
     ) -> "list[Answer]":  # fmt: skip
         """Return n answers, best first: sampled ones, or, with `beams`, the likeliest of a beam search.
 
-        prompt: a text to continue, its token ids, or messages to answer. Raises the errors of `generate`.
+        prompt: a string or token ids to continue, or messages to answer. Raises the errors of `generate`.
         """
         return self.session.candidates(prompt, gather_options(max_tokens, stop, options), n, beams)
 
@@ -289,9 +296,9 @@ class GenerationMixin:
     ) -> Iterator[Completion | LocalllmError]:  # fmt: skip
         """Answer many prompts in a batch, each as `generate` or `chat` would, in the order of the prompts.
 
-        Answers have a text, tokens and a finish_reason. parallel: most at once (None: 16).  precise: compute each
-        answer as if it were alone, to the bit (exceptions: docs/map.md); False is faster, but some tokens differ.
-        errors: "raise" the first one, or "return" each in place of its answer.
+        Answers have a text, tokens and a finish_reason. parallel: maximum of concurrent answers (None: 16).  precise:
+        compute each answer as if it were alone, to the bit (exceptions: docs/map.md); False is faster, but some tokens
+        differ. errors: "raise" the first one, or "return" each in place of its answer.
         """
         generation = gather_options(max_tokens, stop, options)
         if errors not in ("raise", "return"):
@@ -318,7 +325,10 @@ class GenerationMixin:
         self, prompts: Iterable[Prompt], options: GenerationOptions, failed: dict[int, Completion | LocalllmError],
         returns: bool,
     ) -> Iterator[Request]:  # fmt: skip
-        """Yield a request for each prompt; failed: receives the errors of invalid prompts if `returns`."""
+        """Yield a request for each prompt.
+
+        failed: receives the errors of invalid prompts if `returns` is true.
+        """
         for number, prompt in enumerate(prompts):
             try:
                 yield self.session.request(prompt, options, key=number)
@@ -330,12 +340,12 @@ class GenerationMixin:
     def choose(
         self, prompt: Prompt, choices: Sequence[str], precise: bool = True, **options: Unpack[AnswerArguments]
     ) -> "list[Choice]":
-        """Return texts with their exact probabilities as answers to a prompt, the likeliest first.
+        """Return the choices with their exact probabilities as answers to a prompt, the likeliest first.
 
-        Messages are answered without reasoning; a text, or token ids, are continued. A text's probability is the
-        product of its tokens' probabilities. After messages, if one of the texts is a prefix of another, the end of the
-        answer counts, too. precise: measure with 16-bit activations; otherwise a long prompt is read with 8 bits, as
-        for an answer. Raises ContextError, UsageError.
+        Messages are answered without reasoning; a string, or token ids, are continued. The probability of a choice is
+        the product of its tokens' probabilities. After messages, if one choice is a prefix of another, the end of the
+        answer counts, too. precise: use 16-bit activations; otherwise a long prompt is prefilled with 8 bits, as for an
+        answer. Raises ContextError, UsageError.
         """
         from localllm.generation.choices import rank_choices, require_texts, text_logprobs
 
@@ -346,9 +356,9 @@ class GenerationMixin:
         self, prompts: Iterable[Prompt], choices: Sequence[str], precise: bool = True,
         **options: Unpack[AnswerArguments],
     ) -> "Iterator[list[Choice] | LocalllmError]":  # fmt: skip
-        """Choose like `choose` for many prompts in a batch; yield the choices, or an error, of each, in order.
+        """Choose like `choose` for many prompts in a batch.
 
-        precise: see `choose`.
+        Yields the choices of each prompt, or its error, in order. precise: see `choose`.
         """
         from localllm.generation.choices import PARALLEL, ManyScores, rank_choices, require_texts
 
@@ -371,7 +381,7 @@ class GenerationMixin:
         return lambda prompt: (self.session.request(prompt, generation), tree(is_conversation(prompt)))
 
     def score(self, prompt: Prompt, text: str, precise: bool = True, **options: Unpack[AnswerArguments]) -> "Score":
-        """Return the log probability of a text after a prompt, and of each of its tokens.
+        """Return the log probability of a continuation, and of each of its tokens.
 
         After messages, the end of the answer counts as one more token. precise: see `choose`.
         """
@@ -384,7 +394,7 @@ class GenerationMixin:
         return Score(sum(token.logprob for token in tokens), tokens)
 
     def count_tokens(self, prompt: Prompt, **options: Unpack[ChatArguments]) -> int:
-        """Count the tokens of a text, or of a conversation including those that the chat template adds."""
+        """Count the tokens of a string, or of a conversation including those that the chat template adds."""
         return len(self.session.request(prompt, gather_options(None, (), options)).prompt)
 
 
@@ -392,19 +402,19 @@ Iterated = TypeVar("Iterated", bound="Generation | ToolRun")
 
 
 class AsyncGeneration(Generic[Iterated]):
-    """An answer that is being generated: `async for` over it for pieces of text; attributes are those of the answer.
+    """An answer in progress for `async for`, which yields chunks of text.
 
-    Leaving the loop or cancelling the task ends the answer: it stops before the model's next step.
+    It has the attributes of the answer. Leaving the loop or cancelling the task ends it before the model's next step.
     """
 
     def __init__(self, begin: Callable[[], Iterated]):
-        """Store `begin`, which starts the answer; it runs in a thread, since templates and vocabularies take time."""
+        """Store `begin`, which starts the answer in a thread, since templates and vocabularies take time."""
         self._begin: Callable[[], Iterated] | None = begin
         self._generation: Iterated | None = None
 
     @property
     def generation(self) -> Iterated | None:
-        """The answer, None before the first piece was requested."""
+        """The answer; None before the first chunk was requested."""
         return self._generation
 
     def __getattr__(self, name: str) -> object:
@@ -419,20 +429,20 @@ class AsyncGeneration(Generic[Iterated]):
         return self
 
     async def __anext__(self) -> str:
-        """Return the next part. Raises the errors of Generation, and StopAsyncIteration at the end."""
+        """Return the next chunk of text. Raises the errors of Generation, and StopAsyncIteration at the end."""
         import asyncio  # 17 ms
 
         try:
-            piece = await asyncio.to_thread(self._next)
+            chunk = await asyncio.to_thread(self._next)
         except asyncio.CancelledError:
             self.stop()
             raise
-        if piece is None:
+        if chunk is None:
             raise StopAsyncIteration
-        return piece
+        return chunk
 
     def _next(self) -> str | None:
-        """Return the next piece of text, None at the end; in a thread."""
+        """Return the next chunk of text, None at the end. Runs in a thread."""
         if self._begin:
             begin, self._begin = self._begin, None
             self._generation = begin()
@@ -460,7 +470,10 @@ class AsyncGeneration(Generic[Iterated]):
             await asyncio.to_thread(self._generation.close)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Pickle and deepcopy the answer so far as plain data. Raises TypeError before generation starts."""
+        """Pickle and deepcopy the answer so far as plain data.
+
+        Raises TypeError before generation starts.
+        """
         if self._generation is None:
             raise TypeError("an answer that has not begun cannot be copied or pickled: await complete() first")
         return self._generation.__reduce__()

@@ -35,7 +35,7 @@ class GenerationOptions:
         None, COUNT, "-n --max-tokens --n-predict --predict", "Maximum number of tokens to generate; -1: no limit.",
         "chat name llm ollama:num_predict", shown="-1",
     )
-    # Answers with a constraint do not end at them.
+    # Ignored in answers with a constraint.
     stop: Sequence[str] = setting(
         (), None, "-r --stop --reverse-prompt", "Stop generating at this text; it is not printed.", "chat name ollama",
         metavar="TEXT", is_repeatable=True,
@@ -66,8 +66,8 @@ class GenerationOptions:
         shown="the system message, at least 4",
     )
     # fmt: on
-    # In batches: fewest tokens of a chunk that may be reused from the middle of another prompt, see
-    # generation.chunk_reuse. 0 or None: no such reuse.
+    # In batches: minimum length, in tokens, of a chunk to reuse from the middle of another prompt, see
+    # generation.chunk_reuse. 0 or None: off.
     cache_reuse: int | None = None
     # fmt: off
     think: str = setting(
@@ -133,24 +133,24 @@ class GenerationOptions:
             raise UsageError(f"think_budget must be a whole number, 0 or above, not {budget!r}")
 
     def _require_texts(self, name: str) -> None:
-        """Replace a single text by a tuple. Raises UsageError for other values than texts, and empty texts."""
+        """Replace a single string by a tuple. Raises UsageError for other values and empty strings."""
         texts = getattr(self, name)
         if isinstance(texts, str | bytes):
             texts = (texts,)
             object.__setattr__(self, name, texts)
         if not isinstance(texts, Iterable):
-            raise UsageError(f"{name} must be a list of texts, not {texts!r}")
+            raise UsageError(f"{name} must be a list of strings, not {texts!r}")
         for text in texts:
             if not require_text(name, text):
                 raise UsageError(f"{name} must not be empty")
 
     @property
     def is_compact(self) -> bool:
-        """Return whether an answer is JSON whose white space is removed."""
+        """Return whether the answer is JSON whose white space is removed."""
         return self.constraint is not None and self.constraint.is_compact
 
     def ends_answer(self, ids: list[int], row: "np.ndarray") -> bool:
-        """Return whether stopping_criteria, if given, ends an answer after these tokens.
+        """Return whether stopping_criteria ends an answer after these tokens.
 
         ids: ids of the prompt and the answer.  row: logits after them, float32 [vocab]. It is called once for each
         token, in order, also with speculative decoding.
@@ -159,7 +159,7 @@ class GenerationOptions:
         return criterion is not None and bool(criterion([*ids], row.copy()))
 
     def processed_logits(self, ids: list[int], row: "np.ndarray") -> "np.ndarray":
-        """Return the logits to draw from, float32 [vocab]: those that logits_processor returns, if given.
+        """Return the logits to draw from, float32 [vocab], after logits_processor if there is one.
 
         It is called like stopping_criteria. Raises UsageError for invalid logits.
         """
@@ -171,12 +171,12 @@ class GenerationOptions:
         if processed.shape != row.shape or processed.dtype.kind != "f":
             raise UsageError(f"logits_processor must return logits of the shape {row.shape}, not {processed.shape}")
         if not np.isfinite(processed.max()):
-            message = "logits_processor must leave a finite logit to one token at least, and no other infinity"
+            message = "logits_processor must return at least one finite logit, and no NaN or positive infinity"
             raise UsageError(message)
         return processed.astype(np.float32, copy=False)
 
     def limit(self, room: int) -> int:
-        """Return the most tokens of an answer if the context has `room` free positions."""
+        """Return the maximum number of tokens of an answer if the context has `room` free positions."""
         room = sys.maxsize if self.on_overflow == "shift" else room
         return room if self.max_tokens is None else min(room, self.max_tokens)
 

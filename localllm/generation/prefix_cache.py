@@ -5,10 +5,10 @@ a conversation costs its own tokens only. Single answers share the cache of thei
 prefilled in chunks, has its own.
 
 Reuse changes no bit of the answer. A cached prefix can be reused up to the end of a whole run (localllm.engine.runs) or
-an image, because the rest of the prompt is then read in the same runs as without the cache. A conversation can also
-continue at the end of each of its turns. Prompts of up to PRECISE_TOKENS tokens are read with 16-bit activations, so
-prefixes of any length can be reused between them if they select the same kernels. In a batch, a prefix can be reused as
-long as both prompts are read with the same arithmetic (localllm.generation.chunked_prefill).
+an image, because the rest of the prompt is then prefilled in the same runs as without the cache. A conversation can
+also continue at the end of each of its turns. Prompts of up to PRECISE_TOKENS tokens are read with 16-bit activations,
+so prefixes of any length can be reused between them if they select the same kernels. In a batch, a prefix can be reused
+as long as both prompts are computed with the same arithmetic (localllm.generation.chunked_prefill).
 """
 
 import sys
@@ -52,10 +52,10 @@ class ReuseCandidate(NamedTuple):
     """A sequence or file whose prefix a prompt may reuse.
 
     Attributes:
-        source: the sequence or file, None if only the length matters.  tokens: the cached tokens.  turns: the ends of
-        the conversation's turns.
+        source: the sequence or file, None if only the length matters.  tokens: the cached tokens.
+        turns: the boundaries of the conversation's turns.
         aligned: number of first tokens that were read in whole runs and images; None if any prefix can be reused.
-        has_logits: whether the logits after the last token are known: the same prompt needs no prefill.
+        has_logits: whether the logits after the last token are cached: the same prompt needs no prefill.
         segments: segments of the prompt at the beginning of the tokens, if it was prefilled in a batch.
     """
 
@@ -126,7 +126,7 @@ def common(tokens: Ids[int], ids: Ids[int]) -> int:
     return count
 
 
-PARKED = 4  # conversations besides the latest that are kept for being resumed
+PARKED = 4  # conversations besides the latest that can be resumed
 LIVE_IDLE = 16  # idle conversations of a live batch that are kept for their next turn
 
 
@@ -136,10 +136,11 @@ class PrefixQuery(NamedTuple):
     Attributes:
         keep: number of first tokens that stay when the context is full; None: without context shift.
         earlier: length of the stored conversation that the tokens continue; 0 if they continue none.
-        segments: segments of the prompt at their beginning, if it is read in chunks or measured; None: it is read in
-            whole runs.
-        most: the longest prefix to take from files, in tokens.
-        reuse: fewest tokens of a chunk from the middle of another prompt; 0: only exact prefixes.
+        segments: segments of the prompt at the beginning of the tokens, if it is prefilled in chunks or measured;
+            None: it
+            is prefilled in whole runs.
+        most: maximum length of a prefix from files, in tokens.
+        reuse: minimum length of a chunk from the middle of another prompt, in tokens; 0: only exact prefixes.
     """
 
     ids: Ids[int]
@@ -151,7 +152,11 @@ class PrefixQuery(NamedTuple):
 
 
 class CachedSequence(NamedTuple):
-    """A sequence that holds a prefix of a prompt; logits, float32 [1, vocab], if it holds all of it, else None."""
+    """A sequence that holds a prefix of a prompt.
+
+    Attributes:
+        logits: float32 [1, vocab], if it holds the whole prompt, else None.
+    """
 
     sequence: "Sequence | ShiftedSequence"
     logits: np.ndarray | None = None
@@ -170,8 +175,8 @@ class PrefixCache:
     Several answers may be generated at the same time, each with a sequence of its own.
 
     Attributes:
-        engine: runs the model.  context: the most tokens of a sequence.
-        store: the files of the prefix cache, or None.  written: earlier texts as a source of drafts, or None.
+        engine: runs the model.  context: maximum number of tokens of a sequence.
+        store: the files of the prefix cache, or None.  ngrams: earlier texts as a source of drafts, or None.
         runs: joins the steps of concurrent answers into common runs of the model.
         is_shared: whether it belongs to a batch, whose prompts are prefilled in chunks. Then no files are written,
             because prompts of batches are not read in whole runs.
@@ -198,7 +203,7 @@ class PrefixCache:
     # ---- lookup ----
 
     def acquire(self, answer: "Completion") -> None:
-        """Give an answer the sequence with the longest cached prefix, and its prompt's logits if known."""
+        """Give an answer the sequence with the longest cached prefix, and its prompt's logits if cached."""
         query = self._query(answer)
         acquired = self.begin(query)
         sequence = acquired.sequence
@@ -258,7 +263,7 @@ class PrefixCache:
         return longest_match(candidates, query.ids, self.engine.runs, query.segments)
 
     def _in_memory(self, query: PrefixQuery) -> Iterator[ReuseCandidate]:
-        """Yield the sequences in memory: the end of the latest prompt, and those that are idle, in use or parked."""
+        """Yield the sequences in memory: the latest long prompt, and those idle, in use or parked."""
         if self._end and query.keep is None and not query.segments:
             yield self._candidate(self._end.sequence)._replace(has_logits=True)
         for sequence in (*self.idle, *self._busy, *self._parked):
@@ -268,12 +273,15 @@ class PrefixCache:
                 yield candidate
 
     def _is_measured(self, sequence: "Sequence | ShiftedSequence") -> bool:
-        """Return whether all activations of a sequence kept 16 bits; other prompts must not continue it then."""
+        """Return whether all activations of a sequence had 16 bits; then other prompts must not continue it."""
         segments = self._segments.get(sequence)
         return segments is not None and segments.runs.is_measuring
 
     def _candidate(self, sequence: "Sequence | ShiftedSequence", reuse: int = 0) -> ReuseCandidate:
-        """Return a candidate; reuse: see PrefixQuery."""
+        """Make the candidate of a sequence.
+
+        reuse: see PrefixQuery.
+        """
         if reuse:
             return ReuseCandidate(sequence, sequence.tokens)
         turns, segments = self._turns.get(sequence, []), self._segments.get(sequence)
@@ -283,7 +291,7 @@ class PrefixCache:
         return ReuseCandidate(sequence, tokens, turns, sequence.aligned, segments=segments)
 
     def _find_stored(self, query: PrefixQuery) -> Iterator[ReuseCandidate]:
-        """Yield the stored prefixes of a query: of the prompt, and of the conversation that it continues."""
+        """Yield the stored prefixes for a query: of the prompt, and of the conversation that it continues."""
         ids, keep, earlier_tokens, _, limit, _ = query
         if self.store is None or keep is not None or not limit:
             return
@@ -296,7 +304,7 @@ class PrefixCache:
                 yield ReuseCandidate(talk, talk.ids, turns_of_stored_end(talk), 0)
 
     def _acquire_from(self, best: PrefixMatch, query: PrefixQuery) -> CachedSequence | None:
-        """Acquire the sequence of a match for this caller only; None if its files are gone."""
+        """Acquire the sequence of a match for one answer; None if its files are gone."""
         source = best.source
         if isinstance(source, StoredPrefix):
             assert self.store is not None
@@ -343,7 +351,7 @@ class PrefixCache:
     def record_prefill(self, sequence: "Sequence | ShiftedSequence", begin: int, logits: np.ndarray) -> None:
         """Keep a fork of a sequence that has just prefilled a long prompt from position `begin` on.
 
-        Do nothing unless the prompt was divided into runs (engine.runs) as a prefill of all its tokens divides it.
+        Do nothing if the prompt was split into runs (engine.runs) differently from a prefill of all its tokens.
         logits: float32 [1, vocab], after the prompt.
         """
         tokens, runs = sequence.tokens, self.engine.runs
@@ -359,7 +367,7 @@ class PrefixCache:
             previous.sequence.close()
 
     def give_back(self, answer: "Completion") -> None:
-        """Take back the sequence of a finished answer, and add its text to `written` for later drafts.
+        """Take back the sequence of a finished answer, and add its text to `ngrams` for later drafts.
 
         Takes a lock only in a batch: the finalizer of a single answer may call it anywhere.
         """
@@ -387,7 +395,7 @@ class PrefixCache:
             self.give_back(answer)
 
     def abandon(self, answers: "Iterable[Completion]") -> None:
-        """Take back the sequences of cancelled answers; those of a batch are freed. Takes no lock."""
+        """Take back the sequences of cancelled answers, and free those of a batch. Takes no lock."""
         for answer in answers:
             if self.is_shared:
                 answer.release()
@@ -404,7 +412,7 @@ class PrefixCache:
         self._released.append(sequence)
 
     def collect(self) -> None:
-        """Process the sequences that answers have returned: keep the latest, and store a new long prompt in files.
+        """Process the sequences that answers have returned: keep the latest, store a new long prompt.
 
         Waits for locks, so no finalizer may call it.
         """
@@ -419,7 +427,7 @@ class PrefixCache:
             self.idle.append(source)
 
     def evict(self, spare: int = 0) -> bool:
-        """Close the oldest idle sequence, except the `spare` latest ones; return whether there was one."""
+        """Close the oldest idle sequence, except the `spare` latest ones; return whether one was closed."""
         if len(self.idle) <= spare:
             return False
         self.idle.popleft().close()
@@ -440,7 +448,7 @@ class PrefixCache:
     def park(self) -> None:
         """Park the current conversation's cache so that it can be resumed.
 
-        The PARKED latest ones are kept, as long as there is room for a whole further one.
+        The PARKED latest ones are kept, as long as memory for another whole sequence remains.
         """
         with self.lock:
             self._collect()
@@ -465,7 +473,7 @@ class PrefixCache:
             self._retain(sequence)
 
     def _retain(self, sequence: "Sequence | ShiftedSequence") -> None:
-        """Add a sequence to `idle`; close those that are prefixes of it, and the oldest."""
+        """Add a sequence to `idle`; close idle ones that are prefixes of it, and the oldest."""
         for parked in [*self.idle]:
             is_prefix = parked.tokens == sequence.tokens[: len(parked.tokens)]
             if is_prefix and self._is_measured(parked) == self._is_measured(sequence):
@@ -476,7 +484,7 @@ class PrefixCache:
             pass
 
     def _leave_end(self, ids: Ids[int]) -> None:
-        """Store and close the fork of the latest prompt, unless this prompt continues it."""
+        """Store and close the fork of the latest long prompt, unless this prompt continues it."""
         if self._end and self._end.sequence.tokens != list(ids[: len(self._end.sequence.tokens)]):
             self._write_end()
             self._end.sequence.close()
@@ -490,5 +498,5 @@ class PrefixCache:
 
 
 def turns_of_stored_end(conversation: StoredPrefix) -> list[TurnBoundary]:
-    """Return the turns of a stored conversation: only its end is known."""
+    """Return the turns of a stored conversation: only the last one, since only its end is stored."""
     return [TurnBoundary(len(conversation.ids), len(conversation.ids))]

@@ -1,4 +1,4 @@
-"""Reasoning before an answer: the marks around it, template variables for it, and a parser.
+"""Reasoning before an answer: its marks, the template variables that control it, and a parser.
 
 Iterators of an answer's text have `parts`, which include the reasoning. For a Generation:
 
@@ -8,7 +8,7 @@ Iterators of an answer's text have `parts`, which include the reasoning. For a G
 while `for text in generation` yields the answer only; afterwards, generation.thinking and generation.text have the
 whole reasoning and answer. Reasoning is recognized only at the beginning of an answer, by marks that the template or
 the vocabulary has, so that an answer can mention <think>. Marks may be split over several tokens; they, and the white
-space around reasoning, are not part of the texts.
+space around reasoning, are removed.
 """
 
 from collections.abc import Mapping, Sequence
@@ -23,19 +23,19 @@ if TYPE_CHECKING:
     from localllm.text.tokenizer import Tokenizer
 
 REASONING, ANSWER = "thought", "answer"
-ESCAPE = "\ufdd1"  # a noncharacter, put before a mark that is one token, to tell it from the same characters in a text
+ESCAPE = "\ufdd1"  # a noncharacter before a mark that is one token, to tell it from the same characters as plain text
 _TAIL = 32  # last tokens of a prompt, in which a template may open the reasoning
 
 
 class TextPart(NamedTuple):
-    """A piece of text and its kind: REASONING or ANSWER."""
+    """A chunk of text with its type, such as REASONING or ANSWER."""
 
     kind: str
     text: str
 
 
 class MarkBegun(NamedTuple):
-    """The kind of a part that begins, and the length of its opening marks."""
+    """The type of a part that begins, and the length of its opening marks."""
 
     kind: str
     length: int
@@ -45,9 +45,9 @@ class ThinkingFormat(Protocol):
     """The marks of a model's reasoning.
 
     Attributes:
-        marks: texts that may be control tokens, whose text is otherwise not decoded.
-        opens: the text that begins reasoning.  closing: the text that ends it and begins the answer.
-        repeats: whether each part has marks, and not only the reasoning.
+        marks: strings that may be control tokens, which are otherwise not decoded.
+        opens: begins reasoning.  closing: ends it and begins the answer.
+        repeats: whether every part has marks, not only the reasoning.
     """
 
     @property
@@ -60,24 +60,24 @@ class ThinkingFormat(Protocol):
     def repeats(self) -> bool: ...
 
     def detect_open(self, text: str) -> MarkBegun | None:
-        """Return the kind of the part that begins with this text; None if more of the text is needed."""
+        """Return the part that begins with this text; None if more of the text is needed."""
 
     def end(self, kind: str) -> str:
-        """Return the end mark of a part of this kind; "" if it has none."""
+        """Return the end mark of a part of this type; "" if it has none."""
         ...
 
     def rest(self, text: str) -> str:
-        """Return the part of held-back text that belongs to the answer, at the end of generation."""
+        """Return the held-back text that belongs to the answer, at the end of generation."""
         ...
 
     def with_escapes(self) -> Self:
-        """Return a copy with escape characters before all marks."""
+        """Return a copy with the ESCAPE character before all marks."""
         ...
 
 
 @frozen
 class Tags:
-    """Format with one reasoning part, between two marks, before the answer."""
+    """A format with one reasoning part, between two marks, before the answer."""
 
     opens: str
     closes: str
@@ -109,7 +109,7 @@ class Tags:
 
 @frozen
 class Channels:
-    """Format of several messages, each with a header that says whether it is reasoning.
+    """A format of several messages, each with a header that says whether it is reasoning.
 
     Attributes:
         heads: marks that end a header.  thought: text in the header of reasoning.  closes: mark that ends a message.
@@ -151,7 +151,7 @@ class Channels:
         return replace(self, heads=heads, others=other_marks, closes=ESCAPE + self.closes)
 
     def _is_head(self, text: str) -> bool:
-        """Return whether a text may be the beginning of a mark: all marks begin with the same two characters."""
+        """Return whether a string may begin with a mark: all marks begin with the same two characters."""
         begin, bare = self.closes[:2], text.lstrip()
         return bare.startswith(begin) or begin.startswith(bare)
 
@@ -188,7 +188,7 @@ FORMATS: tuple[ThinkingFormat, ...] = (
 
 
 def format_of(template: str, tokenizer: "Tokenizer") -> ThinkingFormat | None:
-    """Return the reasoning marks of a chat template (its source), or else of the vocabulary, or None."""
+    """Return the reasoning format of a chat template (its source), else of the vocabulary, or None."""
     for format in FORMATS:
         if _is_in(format, template):
             return format
@@ -207,17 +207,17 @@ def _are_tokens(format: ThinkingFormat, tokenizer: "Tokenizer") -> bool:
 
 @frozen
 class Thinking:
-    """The markers of an answer's reasoning; without arguments, there is no reasoning.
+    """The marks of an answer's reasoning; by default, there is no reasoning.
 
     Attributes:
         format: the marks, or None.
         is_open: whether the prompt ends within the reasoning, because the template has opened it.
-        has_words: whether the reasoning has text already, so that white space at its beginning is kept.
-        shown: texts of the tokens that are marks, by id, with ESCAPE.
-        plain: by each of these texts, the token's text outside of reasoning.
+        has_words: whether the reasoning already has text, so that white space at its beginning is kept.
+        shown: the text of each token that is a mark, by id, with ESCAPE.
+        plain: maps each of these texts to the token's text outside of reasoning.
         starts: tokens that begin the reasoning or a header; the tokens of `continuing` follow.
         closing: tokens that end the reasoning.
-        budget: most tokens of reasoning, or None.
+        budget: maximum number of reasoning tokens, or None.
     """
 
     format: ThinkingFormat | None = None
@@ -234,7 +234,7 @@ class Thinking:
     def of(
         cls, format: ThinkingFormat | None, tokenizer: "Tokenizer", prompt: Sequence[int], budget: int | None
     ) -> Self:
-        """Return how reasoning is marked after a rendered prompt (token ids)."""
+        """Detect the reasoning state after a rendered prompt (token ids)."""
         if format is None:
             return cls()
         is_open = tokenizer.decode(without_images(prompt[-_TAIL:]), special=True).rstrip().endswith(format.opens)
@@ -262,9 +262,9 @@ class ReasoningParser:
     """Splits an answer's text into reasoning and answer while it is generated.
 
     Attributes:
-        kind: that of the next text, REASONING or ANSWER; None while it is unknown, or within a header.
+        kind: type of the next text, REASONING or ANSWER; None while it is unknown, or within a header.
         call: the mark of a tool call, which ends reasoning that the model has not ended; "" without one.
-        interruption: the text from that mark on, once it has come.
+        interruption: the text from that mark on, once the mark has appeared.
     """
 
     def __init__(self, thinking: Thinking, call: str = ""):
@@ -275,7 +275,7 @@ class ReasoningParser:
         self._trims = thinking.is_open and not thinking.has_words
 
     def begin_answer(self) -> None:
-        """Treat all that follows as answer, with its white space."""
+        """Treat all text from now on as answer, and keep its leading white space."""
         self.kind, self._trims = ANSWER, False
 
     @property
@@ -297,7 +297,7 @@ class ReasoningParser:
         return parts
 
     def flush(self) -> list[TextPart]:
-        """Return the rest at the end; held-back text that might have become a mark is plain text."""
+        """Return the held-back text at the end: it has not become a mark."""
         text, self._buffer = self._buffer, ""
         if self.kind is None and self._format:
             text = self._format.rest(text)
@@ -306,7 +306,7 @@ class ReasoningParser:
         return parts
 
     def _passes_mark(self, format: ThinkingFormat, parts: list[TextPart]) -> bool:
-        """Add the text that is certain to `parts`; return whether it ended at a mark, so that more text may follow."""
+        """Add the certain text to `parts`; return whether it ended at a mark, so that more may follow."""
         if self.kind is None:
             if (block := format.detect_open(self._buffer)) is None:
                 return False
@@ -334,7 +334,10 @@ class ReasoningParser:
         return False
 
     def _find_call(self, end: int) -> int | None:
-        """Return where a call begins within the reasoning, before its end (-1: none); a text must begin a line."""
+        """Return where a call begins within the reasoning, before offset `end` (-1: no limit).
+
+        A mark that is not a token counts only at the beginning of a line.
+        """
         place = self._buffer.find(self.call, 0, None if end < 0 else end) if self.call else -1
         line = self._buffer[: max(place, 0)].rstrip(" ") or "\n" * self._is_first_line
         return place if place >= 0 and (ESCAPE in self.call or line.endswith("\n")) else None
@@ -348,13 +351,13 @@ class ReasoningParser:
 
 
 def overlap(text: str, mark: str) -> int:
-    """Return the length of the longest end of a text that is a beginning of `mark`."""
+    """Return the length of the longest suffix of `text` that is a proper prefix of `mark`."""
     longest = min(len(mark) - 1, len(text))
     return next((size for size in range(longest, 0, -1) if text.endswith(mark[:size])), 0)
 
 
 def template_variables(template: str, think: str, budget: int | None) -> dict[str, object]:
-    """Return the template variables of a choice; those that the template does not use have no effect.
+    """Return the template variables for a choice; those that the template does not use have no effect.
 
     template: its source. Each family has its own names: enable_thinking (Qwen, GLM, Gemma), thinking (DeepSeek,
     Granite), thinking_mode (MiniMax), reasoning_effort (gpt-oss, Hunyuan, Solar), thinking_budget (Seed).

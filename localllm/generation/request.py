@@ -1,4 +1,4 @@
-"""A task (a prompt, and how to answer it), a request to answer it n times, and its answers in progress."""
+"""A prompt task, a request to answer it n times, and the answers in progress."""
 
 import sys
 from collections.abc import Callable, Iterator
@@ -44,7 +44,7 @@ class Task:
         decoder: converts the answer's tokens to text.  thinking: the marks of reasoning.
         earlier: length, in tokens, of the stored conversation that the prompt continues; 0 if it continues none.
         calls: the grammar of tool calls, or None.  seen: the images of the prompt's image tokens.
-        begun: the part of the answer that the prompt already contains.
+        begun: the beginning of the answer, if the prompt already contains it.
     """
 
     prompt: list[int]
@@ -57,7 +57,7 @@ class Task:
     begun: str = ""
 
     def require_room(self, context: int) -> None:
-        """Raise UsageError for an empty prompt and ContextError for one that leaves no room for an answer."""
+        """Raise UsageError for an empty prompt, ContextError for one that leaves no room for an answer."""
         if not self.prompt:
             raise UsageError("the prompt is empty")
         if len(self.prompt) >= context:
@@ -79,7 +79,10 @@ class Task:
         return count
 
     def guide(self, tokenizer: Tokenizer, vocab: int) -> AnswerState:
-        """Make the state of an answer before its first token; vocab: vocabulary size. Raises UsageError."""
+        """Make the state of an answer before its first token. Raises UsageError.
+
+        vocab: vocabulary size.
+        """
         matcher, calls = None, self.calls
         if self.options.constraint:
             from localllm.generation.constraints.constraint import matcher_of  # imports llguidance if it is needed
@@ -103,18 +106,25 @@ class Task:
         return AnswerState(transcript, self.thinking, UnionMatcher(matcher, calls.matcher(vocab, whole=True)))
 
 
-# Called for each token with the answer, the token (None for one that ended it), the parts of text that it completes,
-# and the logits that it was drawn from, float32 [vocab], valid only during the call.
+# Called for each token with the answer, the token (None for one that ended it), the text parts that it completes, and
+# the logits that it was drawn from, float32 [vocab], valid only during the call.
 Listener = Callable[["Completion", int | None, list[TextPart], np.ndarray], None]
 
 
 class Search(Protocol):
-    """Extends a request's answers together, instead of sampling each; results: finished answers, best first."""
+    """Extends a request's answers together, instead of sampling each.
+
+    Attributes:
+        results: finished answers, best first.
+    """
 
     results: "list[Completion]"
 
     def expand(self, answers: "list[Completion]", rows: list[np.ndarray]) -> "list[tuple[Completion, Completion]]":
-        """Return pairs of a continuation and its answer; none at the end.  rows: logits after each, float32 [vocab]."""
+        """Return pairs of a continuation and the answer it extends; none at the end.
+
+        rows: logits after each answer, float32 [vocab].
+        """
         ...
 
 
@@ -126,9 +136,9 @@ class Request:
         key: the caller's name for it.
         answers: in progress or finished; sorted best first when all of them are finished.
         begun: whether the prompt is prefilled.  error: the reason why the request failed.
-        listener: called for every token.  cached: tokens of the prompt from the prefix cache.
+        listener: called for every token.  cached: number of the prompt's tokens from the prefix cache.
         is_scored: whether log probabilities of the answers are computed; with n > 1 they always are.
-        is_measured: whether the prompt is read with 16-bit activations, however long it is.
+        is_measured: whether the prompt is prefilled with 16-bit activations, however long it is.
         search: extends the answers instead of sampling, or None.
     """
 
@@ -181,7 +191,7 @@ class Output(NamedTuple):
     """A token that was drawn for an answer; None for one that ends it.
 
     Attributes:
-        parts: parts of text, which it completes.  logits: float32 [vocab], drawn from; valid until the next step.
+        parts: text parts that it completes.  logits: float32 [vocab], drawn from; valid until the next step.
     """
 
     answer: "Completion"
@@ -191,12 +201,12 @@ class Output(NamedTuple):
 
 
 class Completion(Recordable):
-    """An answer that is being generated, with its statistics.
+    """An answer in progress, with its statistics.
 
     Attributes:
         ids: the tokens of the prompt and the answer, without the token that ended it.
-        text, thinking: the answer, and the reasoning before it.  finish_reason: "stop" or "length", "" while in
-        progress.
+        text, thinking: the answer, and the reasoning before it.
+        finish_reason: "stop" or "length", "" while in progress.
         seed: reproduces the answer.  end_ids: tokens that end it.
         logprob: the natural logarithm of its probability, including the token that ended it; 0 unless requested.
         logprobs: log probabilities of each of its tokens, if requested.
@@ -207,11 +217,11 @@ class Completion(Recordable):
         reuse: chunks that the prompt can take from another sequence, or None.
         known: logits after the prompt, float32 [1, vocab], if the prefix cache has them and no token is drawn yet.
         segments: segments of the prompt, see chunked_prefill.
-        kept, dropped: number of first tokens that stay when the context is full, and of tokens that were dropped.
+        kept: number of first tokens that stay when the context is full.  dropped: number of tokens dropped from it.
         skipped: number of dropped tokens that were never prefilled.
         has_ended: whether its last token ended it. is_stopped: whether it must end before the next step.
         prefill_s, ttft_s, decode_s: seconds for the prompt, until the first token, and from the first to the last.
-        steps: decode steps.  drafted, accepted: numbers of draft tokens, and of accepted ones.
+        steps: decode steps.  drafted, accepted: number of draft tokens, and of accepted ones.
     """
 
     def __init__(
@@ -247,7 +257,7 @@ class Completion(Recordable):
         return self._without_held(self.guide.transcript.thinking, REASONING)
 
     def _without_held(self, text: str, kind: str) -> str:
-        """Return a text of one kind without its end, if that may become a banned string."""
+        """Remove the end of a text of one type, if that may become a banned string."""
         held_tokens = self.banned.held if self.banned else ()
         return text[
             : len(text) - sum(len(part.text) for token in held_tokens for part in token.parts if part.kind == kind)
@@ -286,7 +296,7 @@ class Completion(Recordable):
 
     @property
     def is_full(self) -> bool:
-        """Return whether it ended because the context was full."""
+        """Return whether the answer ended because the context was full."""
         return self.finish_reason == "length" and self.completion_tokens != self.options.max_tokens
 
     @property
@@ -300,11 +310,11 @@ class Completion(Recordable):
 
     @property
     def pending_tokens(self) -> int:
-        """The number of tokens to prefill; the answer's newest token is not one of them, because a step reads it."""
+        """The number of tokens to prefill, without the answer's newest token, which a decode step reads."""
         return len(self.ids) - self.has_begun - self.computed_tokens
 
     def prepare_prefill(self) -> None:
-        """Append the next chunks of another sequence, if there are any, and call the progress callback."""
+        """Append the next reusable chunks, if any, and call the progress callback."""
         if self.reuse and self.sequence:
             self.request.cached += self.reuse.take(self.sequence)
         if not self.request.begun and self.options.on_progress:
@@ -312,7 +322,7 @@ class Completion(Recordable):
             self.options.on_progress(max(self.computed_tokens - cached, 0), len(self.prompt) - cached)
 
     def next_segment(self) -> PrefillSegment:
-        """Return the segment of the prompt to read next; short ones between reused chunks are precise."""
+        """Return the next segment of the prompt to prefill; short ones between reused chunks are precise."""
         cached = self.computed_tokens
         segment, end = self.segments.at(cached), self.reuse.end(cached) if self.reuse else None
         if end is None or end >= segment.end:
@@ -321,12 +331,12 @@ class Completion(Recordable):
 
     @property
     def score(self) -> float:
-        """The log probability per token, by which answers of different lengths are compared."""
+        """The log probability per token, to compare answers of different lengths."""
         return self.logprob / max(self._drawn_count, 1)
 
     @property
     def width(self) -> int:
-        """The number of answers that it stands for: all of the request's until the prompt is read, then 1."""
+        """The number of answers that share its sequence: the request's n until the prompt is read, then 1."""
         return 1 if self.request.begun else self.request.n
 
     def _draw(self, row: np.ndarray, processed: np.ndarray) -> Output:
@@ -359,9 +369,9 @@ class Completion(Recordable):
         return Output(self, token, parts, row)
 
     def accept_logits(self, row: np.ndarray) -> list[Output]:
-        """Draw the next token from logits float32 [vocab]; a banned string is undone and drawn again.
+        """Draw the next token from logits, float32 [vocab]; undo and redraw a banned string.
 
-        Returns the tokens that cannot be undone any more. Raises LocalllmError if no token is allowed.
+        Returns the tokens that can no longer be undone. Raises LocalllmError if no token is allowed.
         """
         if self.options.ends_answer(self.ids, row):
             self.has_ended = True
@@ -381,13 +391,16 @@ class Completion(Recordable):
             processed = row if banned.before.row is None else banned.before.row
 
     def _take_snapshot(self, logprob: float, row: np.ndarray | None) -> "AnswerSnapshot":
-        """Copy the state before a token that is drawn but not appended yet; row: its processed logits, or None."""
+        """Copy the state before a token that is drawn but not appended yet.
+
+        row: its processed logits, or None.
+        """
         from localllm.generation.banned import AnswerSnapshot  # loaded already, see Request.begin
 
         return AnswerSnapshot(len(self.ids), self.sampler.undrawn(), self.guide.copy(), logprob, row)
 
     def _released(self) -> list[Output]:
-        """Return the tokens that cannot become a banned string any more: all of them if the answer is complete."""
+        """Return the tokens that can no longer become a banned string: all if the answer is complete."""
         if self.banned is None:
             return []
         released = self.banned.flush() if self.is_complete else self.banned.release()
@@ -404,7 +417,10 @@ class Completion(Recordable):
         self._least = min(self._least, place.length)
 
     def extend(self, token: int, logprob: float) -> "Completion":
-        """Return a copy of the answer, without sequence, one token longer; logprob: log probability of the token."""
+        """Return a copy of the answer, without sequence, one token longer.
+
+        logprob: log probability of the token.
+        """
         twin = copy(self)
         twin.ids, twin.guide, twin.logprob, twin.sequence = [*self.ids], self.guide.copy(), self.logprob + logprob, None
         if token in self.end_ids:
@@ -416,7 +432,7 @@ class Completion(Recordable):
         return twin
 
     def accept_draft(self, draft: Ids[int], rows: np.ndarray) -> Iterator[Output]:
-        """Sample a token at each position of a draft, up to the first that differs; drop the rest from the sequence.
+        """Sample a token at each position of a draft, up to the first that differs; drop the rest.
 
         Yields the tokens that cannot be undone; the last output of a complete answer has the rest of its text.
         rows: logits float32 [1 + len(draft), vocab], after the newest token and after each draft token.
@@ -438,7 +454,10 @@ class Completion(Recordable):
                 return
 
     def _end_draft(self, draft: Ids[int], length_before: int) -> None:
-        """Drop rejected and undone tokens from the sequence; length_before: number of ids before the step."""
+        """Drop rejected and undone tokens from the sequence.
+
+        length_before: number of ids before the step.
+        """
         begin = min(self._least, length_before)
         right = sum(token == guess for token, guess in zip(self.ids[length_before:], draft, strict=False))
         if self.sequence and begin < length_before:
@@ -451,7 +470,7 @@ class Completion(Recordable):
             self.guesses.learn(self.ids[begin:])
 
     def close(self) -> None:
-        """Free the sequence; it is read again if the answer continues."""
+        """Free the sequence; if the answer continues, it is prefilled again."""
         if self.sequence:
             self.sequence.close()
         self.release()
@@ -465,6 +484,6 @@ class Completion(Recordable):
         self.sequence = self.guesses = self.reuse = None
 
     def finish(self) -> list[TextPart]:
-        """Set the finish reason, and return the text that was held back."""
+        """Set the finish reason, and return the held-back text."""
         self.finish_reason = "stop" if self.has_ended else "length"
         return self.guide.transcript.flush(is_end=self.has_ended)

@@ -3,8 +3,8 @@
 If threads that generate at the same time took turns at the engine, each would read all weights for its own token.
 Instead, each scheduler submits its step, and the first that finds the engine idle runs all submitted steps (flat
 combining, Hendler et al. 2010), so that no thread is needed besides the callers'. A run waits for schedulers that have
-just got logits, because they soon submit their next token. A scheduler submits an answer's next token before it yields
-the text, so that a slow consumer delays no other answer. A scheduler that is alone runs its steps at once.
+just received logits, because they soon submit their next token. A scheduler submits an answer's next token before it
+yields the text, so that a slow consumer delays no other answer. A scheduler that is alone runs its steps at once.
 """
 
 import threading
@@ -25,14 +25,14 @@ if TYPE_CHECKING:
 
     Spans = Ids[tuple["Sequence | ShiftedSequence", list[int]]]  # sequences, and the tokens to append to each
 
-PATIENCE = 0.2  # most seconds that a run waits for another thread's next step; sampling takes 0.001
+PATIENCE = 0.2  # maximum seconds that a run waits for another thread's next step; sampling takes 0.001
 
 
 class Step:
-    """Spans that a scheduler wants to run together, and the results.
+    """Spans that a scheduler runs together, and the results.
 
     Attributes:
-        scheduler: whose it is.  kernel_tokens: of each span, see localllm.engine.runs.  size: its number of tokens.
+        scheduler: its owner.  kernel_tokens: of each span, see localllm.engine.runs.  size: its number of tokens.
         rows: logits of each span, float32 [wanted, vocab]; None until it has run.  error: error of its run.
         is_submitted: whether it was queued.  is_awaited: whether its scheduler waits for the result.
         tokens, seconds: number of tokens and duration of the run that it was part of.
@@ -61,7 +61,7 @@ class Step:
 
     @cached_property
     def kernels(self) -> int | None:
-        """The class of kernels that its tokens select; None if it cannot share a run."""
+        """The set of kernels that its tokens select; None if it cannot share a run."""
         if self.logits == "none" or not self.precise or self.size > PRECISE_TOKENS:
             return None
         if any(isinstance(sequence, ShiftedSequence) or has_images(ids) for sequence, ids in self.spans):
@@ -70,15 +70,18 @@ class Step:
         return self.spans[0][0].engine.runs.kernel_class(max(selected))
 
     def joins(self, steps: "list[Step]") -> bool:
-        """Return whether it can share a run with these steps: 16-bit activations, the same kernels, alike logits."""
+        """Return whether it can share a run with these steps.
+
+        They must have 16-bit activations, the same kernels, and ask for the same logits.
+        """
         room = PRECISE_TOKENS - sum(step.size for step in steps)
         kinds = {step.logits for step in (*steps, self) if step.wants_more}
         return self.kernels is not None and self.kernels == steps[0].kernels and self.size <= room and len(kinds) <= 1
 
     def run(self) -> "list[np.ndarray]":
-        """Run it alone; return the logits of each span, float32 [wanted, vocab]. Raises the errors of Sequence.append.
+        """Run the step alone; return the logits of each span, float32 [wanted, vocab].
 
-        After an error, its sequences have their tokens of before.
+        Raises the errors of Sequence.append, and then restores its sequences.
         """
         began, (sequence, ids) = perf_counter(), self.spans[0]
         try:
@@ -112,12 +115,15 @@ class RunQueue:
         self._latest, self._waiting = list[object](), 0
 
     def enter(self, scheduler: object) -> bool:
-        """Register a scheduler that will run steps; return whether there are others, whose runs it should share."""
+        """Register a scheduler that will run steps; return whether there are others to share runs with."""
         self._schedulers.add(scheduler)
         return len(self._schedulers) > 1
 
     def run(self, step: Step) -> "list[np.ndarray]":
-        """Run a step together with others, or wait until another thread has; return its logits as Step.run does."""
+        """Run a step together with others, or wait until another thread has; return its logits.
+
+        The logits have the shape of Step.run. Raises the error of the step.
+        """
         if not step.is_submitted:
             self.submit(step)
         while not step.is_done:
@@ -143,7 +149,7 @@ class RunQueue:
         return step.rows
 
     def submit(self, step: Step) -> None:
-        """Queue a step for the next run. Raises LocalllmError in a process that was forked."""
+        """Queue a step for the next run. Raises LocalllmError in a forked process."""
         self.enter(step.scheduler)
         with self.lock:
             self._due.discard(step.scheduler)
@@ -152,7 +158,7 @@ class RunQueue:
             self._notify()
 
     def count_others(self, scheduler: object) -> int:
-        """Return the number of other schedulers that took part in the latest run or wait for the next."""
+        """Count the other schedulers that took part in the latest run or wait for the next."""
         if self._schedulers <= {scheduler} or (not self._queue and self._latest == [scheduler]):
             return 0
         active = {*self._latest, *(step.scheduler for step in [*self._queue])}
@@ -166,7 +172,10 @@ class RunQueue:
                 self._notify()
 
     def leave(self, scheduler: object) -> None:
-        """Forget a scheduler and its submitted step. Takes no lock between two tokens: finalizers may call it."""
+        """Unregister a scheduler and its submitted step.
+
+        Takes no lock between two tokens: finalizers may call it.
+        """
         self._schedulers.discard(scheduler)
         self.settle(scheduler)
 
@@ -188,7 +197,7 @@ class RunQueue:
         return batch
 
     def _end(self, batch: list[Step]) -> None:
-        """Wake the threads that wait for these steps; interrupted steps are queued again."""
+        """Wake the threads that wait for these steps; queue interrupted steps again."""
         is_shared = len(batch) > 1 or bool(self._queue)
         for step in batch:
             if step.is_done and step.is_awaited:
@@ -209,7 +218,10 @@ class RunQueue:
             self._waiting -= 1
 
     def _notify(self) -> None:
-        """Wake waiting threads, which takes 1 microsecond even if there are none. The caller holds the lock."""
+        """Wake waiting threads. The caller holds the lock.
+
+        Without the check this would take 1 microsecond even if none waits.
+        """
         if self._waiting:
             self._condition.notify_all()
 

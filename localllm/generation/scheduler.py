@@ -36,11 +36,11 @@ if TYPE_CHECKING:
     from localllm.generation.logprobs import LikelyToken
     from localllm.generation.tools.tool_call_parser import ToolCall
 
-PARALLEL = 16  # most answers at once: with more, tokens per second hardly grow, and each answer gets slower
+PARALLEL = 16  # concurrent answers: with more, tokens per second hardly grow, and each answer gets slower
 
 
 class Scheduler:
-    """Answers requests; takes the next one when there is room for it. Closing it closes its sequences.
+    """Answers requests, and starts the next one when resources suffice. Closing it closes its sequences.
 
     Attributes:
         running: the answers in progress that have a sequence, the oldest first.
@@ -54,8 +54,8 @@ class Scheduler:
     ):  # fmt: skip
         """Set up a scheduler.
 
-        parallel: most concurrent answers; all n answers to one prompt run at once even if they are more.
-        chunk: most prompt tokens to read in a step, at least PAGE.  places: about how many tokens to hold at most.
+        parallel: maximum of concurrent answers; all n answers to one prompt run at once even if they are more.
+        chunk: maximum number of prompt tokens per step, at least PAGE.  places: approximate maximum of tokens to hold.
         precise: compute each answer as if it were alone; False: all activations in 8 bits.
         cache: the prefix cache for sequences; None: one that ends with this object.
         """
@@ -89,9 +89,9 @@ class Scheduler:
         return bool(self.running) or self._next() is not None
 
     def step(self) -> Iterator[Output]:
-        """Prefill a chunk, then decode a token of every answer whose prompt is read (without `precise`, in one run).
+        """Prefill a chunk, then decode a token of every answer whose prompt is prefilled.
 
-        The model runs, and tokens are drawn, as the caller iterates.
+        Without `precise`, both happen in one run. The model runs, and tokens are drawn, as the caller iterates.
         """
         for answer in [*self.running]:
             if answer.is_stopped:
@@ -119,7 +119,7 @@ class Scheduler:
         yield from self._run(self._submitted or [*prefill, *self._writing(with_drafts=not prefill)])
 
     def stop(self) -> None:
-        """Start no new requests; the running ones are finished. A signal handler may call this."""
+        """Start no new requests; finish the running ones. A signal handler may call this."""
         self._stopping = True
 
     def close(self) -> None:
@@ -131,7 +131,7 @@ class Scheduler:
         self.waiting.clear()
 
     def drop(self, request: Request) -> None:
-        """Cancel a request; not during a step."""
+        """Cancel a request. Must not be called during a step."""
         for completion in request.answers:
             if completion in self.running and (completion.computed_tokens > PAGE or not self._cache.is_shared):
                 self._cache.give_back(completion)
@@ -161,9 +161,9 @@ class Scheduler:
             yield completion
 
     def _may_join(self, completion: Completion) -> bool:
-        """Return whether an answer may start: there is memory, and no running answer is prefilling its prefix.
+        """Return whether an answer may start: memory suffices, and no running answer is prefilling its prefix.
 
-        A refused answer is looked up again when an answer has joined, read or left, or memory is free that was not.
+        A refused answer is looked up again once an answer has joined, been prefilled or left, or more memory is free.
         """
         if not self.running:
             return True
@@ -195,10 +195,10 @@ class Scheduler:
             self._speculator.listen(completion, len(self.running) - 1)
 
     def _reading(self, room: int, precise_room: int) -> tuple[list[AnswerSpan], bool]:
-        """Return the prompt tokens to read next, at most `room`, and whether they are read with 16-bit activations.
+        """Return the prompt tokens to prefill next, at most `room`, and whether with 16-bit activations.
 
-        The tokens of one run have the same precision and select the same kernels. A single request reads whole runs,
-        and the engine chooses their precision.
+        The tokens of one run have the same precision and select the same kernels. A single request is prefilled in
+        whole runs, and the engine chooses their precision.
         """
         work, exact, kernels = list[AnswerSpan](), False, 0
         for completion in self._readers():
@@ -236,7 +236,7 @@ class Scheduler:
         return [AnswerSpan(each, [each.ids[-1], *draft], draft) for each, draft in zip(writing, drafts, strict=True)]
 
     def _run(self, work: list[AnswerSpan], precise: bool = True) -> Iterator[Output]:
-        """Read spans in one run, and yield the next tokens of the answers that are read completely.
+        """Append spans in one run, and yield the next tokens of the answers whose prompt is complete.
 
         If memory does not suffice, drafts are dropped first; then the youngest answers are preempted. If other
         schedulers use the engine, the next step is submitted before the tokens are yielded, so that they wait neither
@@ -273,18 +273,21 @@ class Scheduler:
         yield from outputs
 
     def _make_step(self, work: list[AnswerSpan], precise: bool) -> Step:
-        """Make the step that reads spans. Raises MemoryLimitError if `places` do not suffice."""
+        """Make the step that appends spans. Raises MemoryLimitError if `places` do not suffice."""
         if self._places < sys.maxsize:
             cached = [each.completion.computed_tokens for each in work]
             pages = sum(-n // PAGE - (-n - len(each.ids)) // PAGE for n, each in zip(cached, work, strict=True))
             if pages and PAGE * pages > self._free_places():
-                raise MemoryLimitError("there is not enough memory for this prompt and its answer")
+                raise MemoryLimitError(
+                    "not enough memory for the prompt and its answer: shorten the prompt, lower --ctx-size, or use "
+                    "--kv-type q8_0"
+                )
         spans = [(each.completion.sequence, each.ids) for each in work if each.completion.sequence]
         kernel_tokens = [each.kernel_tokens for each in work if each.completion.sequence] if self._precise else []
         return Step(self, spans, logits_for(work), precise, kernel_tokens)
 
     def _outputs(self, read: "list[tuple[AnswerSpan, np.ndarray]]") -> Iterator[Output]:
-        """Sample the next token of each answer that is read completely."""
+        """Sample the next token of each answer whose prompt is complete."""
         searched: dict[Request, list[tuple[Completion, np.ndarray]]] = {}
         for (completion, _, draft, *_), rows in read:
             if completion.request.search and completion.has_begun:
@@ -313,7 +316,7 @@ class Scheduler:
             yield from self._accept(completion, [], row)
 
     def _begin_search(self, first: Completion, row: "np.ndarray") -> None:
-        """Start a search in a fork of the prompt's sequence; the sequence goes back to the cache."""
+        """Start a search in a fork of the prompt's sequence, and return the sequence to the cache."""
         root = copy(first)
         root.number, root.sequence = 1, None
         self.running.append(root)
@@ -344,7 +347,10 @@ class Scheduler:
             self._finished.append(request)
 
     def _accept(self, completion: Completion, draft: Ids[int], rows: "np.ndarray") -> Iterator[Output]:
-        """Yield the next token of an answer, or several if its draft is accepted. rows: see accept_draft."""
+        """Yield the next token of an answer, or several if its draft is accepted.
+
+        rows: see Completion.accept_draft.
+        """
         request = completion.request
         if request.error:
             return
@@ -368,7 +374,7 @@ class Scheduler:
             self._fail(request, LocalllmError(f"internal error: {type(error).__name__}"))
 
     def _leave(self, completion: Completion) -> None:
-        """Remove a finished answer; the request is finished with its last one."""
+        """Remove a finished answer; its request is finished with its last answer."""
         request = completion.request
         self._cache.give_back(completion)
         self.running.remove(completion)
@@ -381,7 +387,10 @@ class Scheduler:
         return min(count, self._places) - used_places
 
     def _make_room(self, error: MemoryLimitError) -> None:
-        """Evict an idle sequence, or preempt the youngest answer, which is read again later; a single one fails."""
+        """Evict an idle sequence, or preempt the youngest answer, which is prefilled again later.
+
+        If only one answer is running, it fails.
+        """
         if self._cache.evict():
             return
         if len(self.running) > 1 and not self.running[-1].request.search:
@@ -425,22 +434,22 @@ def text_parts(scheduler: Scheduler, cache: PrefixCache, answer: Completion) -> 
         raise request.error
 
 
-# Attributes of a Generation that are there before its first step.
+# Attributes of a Generation that exist before its first step.
 KNOWN_BEFORE = frozenset(("prompt", "seen", "prompt_tokens", "seed", "kept"))
 
 
 class Generation(TextIterator):
-    """An answer that is being generated: an iterator of pieces of text, with attributes about the answer.
+    """An answer in progress: an iterator of chunks of text, with attributes about the answer.
 
-    Reading an attribute of the result, such as its text, generates the whole answer if iterating has not begun; during
-    the iteration, and after it was left, attributes are those of the answer so far.
+    Reading an attribute of the result, such as its text, generates the whole answer if iteration has not begun; during
+    iteration, and after leaving it, attributes are those of the answer so far.
 
     Attributes:
         parts: an iterator over (kind, text) that includes the reasoning, see generation.reasoning.
         prompt: the prompt's token ids.  seen: the images of image tokens.
         tokens: the answer's token ids so far, without the token that ended it.
         text: the text so far.  thinking: the reasoning before it, "" if there is none.
-        calls: the complete tool calls.  prompt_tokens, completion_tokens: numbers of tokens.
+        calls: the complete tool calls.  prompt_tokens, completion_tokens: token counts.
         finish_reason: "stop" (the model ended, or a stop string), "length" (max_tokens, or the context is full);
             "interrupted" before.
         logprobs: log probability of each token, with alternatives, if logprobs or top_logprobs was given.
@@ -450,7 +459,7 @@ class Generation(TextIterator):
         dropped: number of tokens dropped from the context, with on_overflow "shift".  kept: first tokens that stay.
         skipped: number of dropped tokens that were never read, because the prompt alone exceeds the context.
         is_full: whether the answer ended because the context was full.
-        steps: decode steps.  drafted, accepted: numbers of draft tokens and of accepted ones, each of which saves a
+        steps: decode steps.  drafted, accepted: number of draft tokens and of accepted ones, each of which saves a
             step.
     """
 
@@ -499,29 +508,32 @@ class Generation(TextIterator):
 
     @property
     def parsed(self) -> Any:
-        """The complete answer as an object of its schema's type, or as plain JSON values; generates the rest first.
+        """The complete answer converted to its schema's type, or to plain JSON values.
 
-        Raises UsageError without a schema, and CutError for an answer that was cut.
+        Generates the rest first. Raises UsageError without a schema, and CutError for an answer that was cut.
         """
         for _ in self:
             pass
         return self._answer.parsed
 
     def message(self) -> Message:
-        """Return the answer as a message, with reasoning and tool calls if there are any."""
+        """Return the answer as an assistant message, with its reasoning and tool calls."""
         return as_message(self)
 
     def __reduce__(self) -> tuple[type[AnswerRecord], tuple[dict[str, Any]]]:
-        """Pickle and deepcopy as plain data, generated first if nobody has begun to iterate."""
+        """Pickle and deepcopy as plain data; generate the answer first if iteration has not begun."""
         self.finish_unread()
         return record_of(self._answer)
 
     def stop(self) -> None:
-        """End the answer before the model's next step. Any thread may call it; the iterator then ends."""
+        """End the answer, and its iterator, before the model's next step. Any thread may call it."""
         self._answer.is_stopped = True
 
     def close(self) -> None:
-        """Stop, and return the sequence to the cache. If another thread iterates, it stops at its next step."""
+        """Stop, and return the sequence to the cache.
+
+        If another thread iterates, it stops at its next step.
+        """
         self._answer.is_stopped = True
         with suppress(ValueError):  # a generator that is executing: its own thread ends it
             self.parts.close()

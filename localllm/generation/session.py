@@ -1,4 +1,4 @@
-"""A conversation with a local model: how it becomes tasks, their answers, and the policy for a long history."""
+"""A conversation with a local model: its prompts, its answers, and the policy for a long history."""
 
 from bisect import bisect_left
 from collections.abc import Callable, Iterable, Sequence
@@ -43,7 +43,11 @@ TOOL_USE = "tool_use"  # name of a file's chat template for conversations with t
 
 
 class Prompt(NamedTuple):
-    """Token ids, the embeddings of their images (referenced to stay alive), and the partial answer at the end."""
+    """Token ids of a prompt, with its images and the partial answer at its end.
+
+    Attributes:
+        seen: the embeddings of images, referenced so that the engine keeps their ids.
+    """
 
     ids: list[int]
     seen: "Sequence[ImageEmbedding]" = ()
@@ -59,7 +63,7 @@ class Session(Conversation[Generation]):
     ):  # fmt: skip
         """Set up a session.
 
-        chat_template: choice of the template, see ChatTemplate.of.  defaults: apply where a request has none.
+        chat_template: choice of the template, see ChatTemplate.of.  defaults: for options that a request leaves unset.
         `encode_image` can be set to an image encoder.
         """
         super().__init__()
@@ -113,11 +117,11 @@ class Session(Conversation[Generation]):
         return len(self.tokenizer.encode(text))
 
     def _is_exact_text(self, answer: Generation) -> bool:
-        """Return whether an answer's tokens are exactly its text, without a stop string after it."""
+        """Return whether an answer's tokens encode exactly its text, without a stop string."""
         return bool(answer.thinking) or self.tokenizer.decode(answer.tokens) == answer.text
 
     def chat(self, messages: Sequence[Message], options: GenerationOptions | None = None) -> Generation:
-        """Answer the given conversation, which is not added to this one. Raises ContextError if it does not fit."""
+        """Answer a conversation without adding it to this one. Raises ContextError if it does not fit."""
         options, messages = options or GenerationOptions(), list(messages)
         first = sum(map(is_instruction, messages[:1]))
         return self._start_answer(messages[:first], messages[first:], options, is_own=False)[1]
@@ -126,7 +130,7 @@ class Session(Conversation[Generation]):
         self, text: str, tools: Sequence[Callable[..., object]], options: GenerationOptions | None = None,
         max_turns: int = 8, permission: "Permission | None" = None,
     ) -> "ToolRun":  # fmt: skip
-        """Ask a question in this conversation with tools, see GenerationMixin.run_tools."""
+        """Ask a question in this conversation with tools; see GenerationMixin.run_tools."""
         from localllm.generation.tool_run import ToolRun
         from localllm.generation.tools.python_tools import tool_use
 
@@ -139,7 +143,7 @@ class Session(Conversation[Generation]):
         return ToolRun(reply, tools, max_turns, permission)
 
     def complete(self, prompt: str | list[int], options: GenerationOptions | None = None) -> Generation:
-        """Continue a text, or token ids, without a chat template."""
+        """Continue a string, or token ids, without a chat template."""
         task = Task(self._ids(prompt), self.tokenizer.stream(continued=True), self.with_defaults(options))
         return Generation(self.cache, self.tokenizer, task)
 
@@ -147,7 +151,7 @@ class Session(Conversation[Generation]):
         self, prompt: "str | list[int] | Sequence[Message]", options: GenerationOptions | None = None, n: int = 1,
         beams: int = 0,
     ) -> "list[Answer]":  # fmt: skip
-        """Return the n best of several answers to a conversation, or continuations of a text."""
+        """Return the n best of several answers to a conversation, or of several continuations."""
         from localllm.generation.beam_search import answers
 
         return answers(self.cache, self.tokenizer, self._prepare_task(prompt, options), n, beams)
@@ -156,18 +160,24 @@ class Session(Conversation[Generation]):
         self, prompt: "str | list[int] | Sequence[Message]", options: GenerationOptions | None = None, n: int = 1,
         key: object = None,
     ) -> Request:  # fmt: skip
-        """Make a request for a Scheduler; key: the caller's name for it."""
+        """Make a request for a Scheduler.
+
+        key: the caller's name for it.
+        """
         return Request(self._prepare_task(prompt, options), n, key)
 
     def tree(self, texts: Sequence[str], is_chat: bool, with_end: bool) -> "TextTree":
-        """Return the trie of texts to score after a prompt; with_end: whether an end token must follow each."""
+        """Return the trie of texts to score after a prompt.
+
+        with_end: whether an end token must follow each text.
+        """
         from localllm.generation.choices import TextTree
 
         encode = self.tokenizer.encode if is_chat else self.tokenizer.encode_inside
         return TextTree([encode(text) for text in texts], self.tokenizer.end_ids if is_chat and with_end else ())
 
     def validate_combination(self, options: GenerationOptions) -> None:
-        """Raise UsageError for sampling options that are invalid with this model, whatever the prompt."""
+        """Raise UsageError for sampling options that are invalid with this model."""
         Sampler(self.with_defaults(options).sampling, self.tokenizer.vocab_size, self.tokenizer)
 
     @property
@@ -178,10 +188,10 @@ class Session(Conversation[Generation]):
         """Raise UsageError for a model that does not chat."""
         if self.answers_one_text:
             arch = self.cache.engine.hyperparameters.arch
-            raise UsageError(f"{arch} models take one text and do not chat: use localllm run")
+            raise UsageError(f"{arch} models have no chat format: use localllm run")
 
     def _prepare_task(self, prompt: "str | list[int] | Sequence[Message]", options: GenerationOptions | None) -> Task:
-        """Make the task of a prompt or conversation that is not part of this session's history."""
+        """Make the task of a prompt or conversation outside of this session's history."""
         is_chat = is_conversation(prompt)
         if options and options.on_overflow not in (None, "error"):
             raise UsageError(f"several answers cannot be combined with on_overflow={options.on_overflow}")
@@ -239,8 +249,8 @@ class Session(Conversation[Generation]):
     def encode_chat(self, messages: Sequence[Message], options: GenerationOptions | None = None) -> list[int]:
         """Return the token ids of a conversation up to where the answer begins or continues.
 
-        options: include the template's variables. Texts of control tokens in messages are plain text: only the template
-        writes control tokens. Raises UsageError.
+        options: include the template's variables. Control tokens in messages are encoded as plain text: only the
+        template writes control tokens. Raises UsageError.
         """
         messages, images = extract_images(messages)
         return self._encode(validate_messages(messages), images, options).ids
@@ -296,7 +306,7 @@ class Session(Conversation[Generation]):
         return text, [*encode(opening, special=True), *encode(answer.thinking)]
 
     def _thinking(self, prompt: list[int], options: GenerationOptions) -> tuple[list[int], Thinking]:
-        """Return a conversation's tokens and how reasoning is marked; think "off" closes reasoning that is open."""
+        """Return a conversation's tokens and its reasoning marks; think "off" closes open reasoning."""
         budget = 0 if options.think == "off" else options.think_budget
         thinking = Thinking.of(self._format(options).thoughts, self.tokenizer, prompt, budget)
         if options.think == "off" and thinking.is_open:
@@ -305,7 +315,7 @@ class Session(Conversation[Generation]):
 
     @cached_property
     def template(self) -> "ChatTemplate":
-        """The chat template. Raises UsageError for a choice that does not exist."""
+        """The chat template. Raises UsageError if the chosen one does not exist."""
         from localllm.text.templates import ChatTemplate  # Jinja takes 40 ms to import
 
         template = ChatTemplate.of(self.tokenizer, self._choice)
@@ -330,7 +340,7 @@ class Session(Conversation[Generation]):
     def _start_answer(
         self, system: list[Message], history: list[Message], options: GenerationOptions, is_own: bool
     ) -> tuple[list[Message], Generation]:
-        """Start an answer; return the kept part of the history and the answer: see Conversation."""
+        """Start an answer; see Conversation._start_answer."""
         system, options = self.defaults.head(system), self.with_defaults(options)
         on_overflow = options.on_overflow or ("drop-turns" if is_own else None)
         if on_overflow == "drop-turns":
@@ -345,7 +355,7 @@ class Session(Conversation[Generation]):
         return history_left, answer
 
     def _standing(self, system: list[Message], options: GenerationOptions) -> int:
-        """Return how many tokens are the same in all conversations with this system message, at least SINK_TOKENS."""
+        """Return how many tokens all conversations with this system message share, at least SINK_TOKENS."""
         first, second = (self._read([*system, {"role": "user", "content": text}], options).ids for text in ("a", "b"))
         return max(common(first, second), SINK_TOKENS)
 
@@ -365,11 +375,11 @@ class Session(Conversation[Generation]):
     def _fitting(
         self, system: list[Message], history: list[Message], options: GenerationOptions
     ) -> tuple[list[Message], Prompt]:
-        """Return the part of the history that fits with an answer, and its tokens.
+        """Return the turns of the history that fit with an answer, and their tokens.
 
         A history is too long if it leaves less room for the answer than an eighth of the context and less than its
-        limit. Then the oldest turns are dropped until the rest fits into half of the context: the rest has to be read
-        again, which should not happen at every turn.
+        limit. Then the oldest turns are dropped until the rest fits into half of the context: the rest has to be
+        prefilled again, which should not happen at every turn.
         """
         context = self.cache.context
         answer_room = min(context // 8, context if options.max_tokens is None else options.max_tokens)

@@ -1,4 +1,4 @@
-"""The tool loop: call the functions that the model asks for and return the results, until it answers."""
+"""The tool loop: perform the calls of a model and return the results, until it answers."""
 
 import asyncio
 from collections.abc import Awaitable, Callable, Generator, Sequence
@@ -18,14 +18,14 @@ if TYPE_CHECKING:
     from localllm.generation.answer_record import AnswerRecord
     from localllm.generation.scheduler import Generation
 
-RESULT = "result"  # the kind of a part with the result of a call
+RESULT = "result"  # type of a part with the result of a call
 Permission = Callable[[ToolCall], bool]
 REFUSED = "error: the user does not allow this call"
 
 
 @frozen
 class ToolRunRecord:
-    """A run that was pickled or copied, which cannot go on; attributes as those of ToolRun."""
+    """A pickled or copied run with the attributes of ToolRun. It cannot be continued."""
 
     messages: list[Message]
     calls: list[ToolCall]
@@ -41,9 +41,9 @@ class ToolRunRecord:
 
 
 class ToolRun(TextIterator):
-    """A conversation that continues until an answer calls no tool: iterate over it for the text, or over `parts`.
+    """A conversation that continues until an answer calls no tool: iterate for the text, or `parts`.
 
-    Reading an attribute of the result, such as its text, runs it to the end if iterating has not begun.
+    Reading an attribute of the result, such as its text, runs it to the end if iteration has not begun.
 
     Attributes:
         parts: an iterator over (kind, text): parts of answers, "call" with a tool's name, "arguments" and "result".
@@ -53,11 +53,11 @@ class ToolRun(TextIterator):
         self, begin: Callable[[list[Message]], "Generation"], tools: Sequence[object], max_turns: int = 8,
         permission: Permission | None = None, loop: asyncio.AbstractEventLoop | None = None,
     ):  # fmt: skip
-        """Set up a run. Raises UsageError if a tool is no function.
+        """Set up a run. Raises UsageError if a tool is not a function.
 
-        begin: starts the model's next answer, after the messages so far.  max_turns: most answers with calls.
-        permission: returns whether a call may be performed.  loop: the event loop, of another thread, for asynchronous
-        functions; None: each runs in a new one.
+        begin: starts the model's next answer, after the messages so far.  max_turns: maximum number of answers with
+        calls. permission: returns whether a call may be performed.  loop: the event loop, of another thread, for
+        asynchronous functions; None: each runs in a new one.
         """
         if no_function := next((tool for tool in tools if not callable(tool)), None):
             raise UsageError(f"run_tools needs functions as tools, not {no_function!r:.60}")
@@ -89,16 +89,16 @@ class ToolRun(TextIterator):
 
     @property
     def text(self) -> str:
-        """The text of the latest answer, so far."""
+        """The text of the latest answer so far."""
         return self.answer.text
 
     @property
     def finish_reason(self) -> str:
-        """Return why the latest answer ended: "stop", "length" or "interrupted"."""
+        """The reason why the latest answer ended: "stop", "length" or "interrupted"."""
         return self.answer.finish_reason
 
     def __reduce__(self) -> tuple[type[ToolRunRecord], tuple[Any, ...]]:
-        """Pickle and deepcopy as plain data, run first if nobody has begun to iterate."""
+        """Pickle and deepcopy as plain data; run to the end first if iteration has not begun."""
         return ToolRunRecord, (self.messages, self.calls, self.answer)
 
     def _run(self) -> Generator[TextPart, None, None]:
@@ -122,7 +122,7 @@ class ToolRun(TextIterator):
             self._answer = self._begin(self._messages)
 
     def _result(self, call: ToolCall) -> Message:
-        """Perform a call; the model is told about errors."""
+        """Perform a call and return its result; an error becomes the result."""
         self._calls.append(call)
         if self._permission and not self._permission(call):
             text = REFUSED

@@ -13,18 +13,26 @@ if TYPE_CHECKING:
 
 
 class VisionAdapter:
-    """A model's image encoder, opened when it is needed; encoder: None until then. Thread-safe."""
+    """A model's image encoder, opened at its first use. Thread-safe.
+
+    Attributes:
+        encoder: None until then.
+    """
 
     def __init__(self, path: str, engine: "Engine", tokenizer: "Tokenizer", threads: int | None, keeps: bool = False):
-        """Set up; path: path of the model.  threads: number for encoding.  keeps: cache encoded images on disk."""
+        """Store the options of the encoder.
+
+        path: path of the model.  threads: number of threads for encoding.  keeps: cache encoded images on disk.
+        """
         self._path, self._engine, self._tokenizer, self._threads, self._keeps = path, engine, tokenizer, threads, keeps
         self.lock = lock_for(self)
         self.encoder: ImageEncoder | None = None
 
     def use(self, projector: str | os.PathLike[str] | None = None, pan_and_scan: bool = False) -> "ImageEncoder":
-        """Open a projector, None for the one next to the model; pan_and_scan: also encode crops of long images.
+        """Open a projector; None for the one next to the model.
 
-        Raises the errors of ImageEncoder, and UsageError if there is no projector.
+        pan_and_scan: also encode crops of long images. Raises the errors of ImageEncoder, and UsageError if there is no
+        projector.
         """
         from localllm.files.models_folder import find_projector
         from localllm.generation.image_encoder import ImageEncoder
@@ -38,16 +46,16 @@ class VisionAdapter:
         return encoder
 
     def encode(self, image: object) -> "EncodedImage":
-        """Encode an image, as in localllm.images.opened.
+        """Encode an image, see localllm.images.opened.
 
-        Raises UsageError if there is no projector or no image, and as `use`.
+        Raises UsageError if there is no projector or no image, and the errors of `use`.
         """
         with self.lock:
             return (self.encoder or self.use()).encode(image)
 
     @property
     def nbytes(self) -> int:
-        """Return the size of the projector in use, or of the default one; 0 if there is none."""
+        """The size in bytes of the projector in use, or of the default one; 0 if there is none."""
         from localllm.files.models_folder import projector_bytes
 
         return os.stat(self.encoder.path).st_size if self.encoder else projector_bytes(self._path)

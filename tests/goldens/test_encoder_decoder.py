@@ -154,7 +154,7 @@ def test_the_command_line(model_path, cli):
     assert (code, err) == (0, "")
     assert len(json.loads(out)["tokens"]) == 6
     for arguments, problem in (
-        (("chat", path, "-p", "Hi"), "t5 models take one text and do not chat: use localllm run"),
+        (("chat", path, "-p", "Hi"), "t5 models have no chat format: use localllm run"),
         (("run", path, "-p", "Hi", "-sys", "Be kind."), "t5 models take one text and no system message"),
         (("perplexity", path, "-f", str(ROOT / "tests/support/prose.txt")), "t5 models have an encoder"),
     ):

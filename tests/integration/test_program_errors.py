@@ -568,7 +568,7 @@ def test_numbers_of_numpy_are_numbers(model, tiny: str):
         ({"prompt": [1.5]}, "token ids must be a list of whole numbers"),
         ({"stop": [1]}, "stop must be a str, not int"),
         ({"stop": b"x"}, "stop must be a str, not bytes"),
-        ({"stop": 1}, "stop must be a list of texts, not 1"),
+        ({"stop": 1}, "stop must be a list of strings, not 1"),
         ({"stop": [""]}, "stop must not be empty"),
         ({"max_tokens": "3"}, "max_tokens must be a whole number, not '3'"),
         ({"max_tokens": 3.0}, "max_tokens must be a whole number, not 3.0"),

@@ -139,7 +139,7 @@ def test_each_of_several_answers_has_its_own(model: localllm.Model):
 def test_a_form_holds_beside_it(model: localllm.Model):
     asked = model.generate("?", grammar='root ::= "yes" | "no" | "maybe"', ban=["YES", "no"])
     assert "".join(asked) == "maybe"
-    with pytest.raises(LocalllmError, match="only a banned text could follow here"):
+    with pytest.raises(LocalllmError, match="the constraint allows only banned strings to follow"):
         list(model.generate("?", grammar='root ::= "yes" | "no"', ban=["yes", "n"]))
 
 
@@ -167,7 +167,7 @@ def test_what_may_become_one_is_held_back():
 
 
 def test_what_makes_no_sense_is_refused(model: localllm.Model):
-    for wrong, message in (([""], "ban must not be empty"), ([3], "ban"), (3, "ban must be a list of texts")):
+    for wrong, message in (([""], "ban must not be empty"), ([3], "ban"), (3, "ban must be a list of strings")):
         with pytest.raises(UsageError, match=message):
             model.generate("?", ban=wrong)
     with pytest.raises(UsageError, match="ban cannot be combined with beams"):
@@ -211,5 +211,5 @@ CONTRADICTIONS = [
 @pytest.mark.parametrize("form", CONTRADICTIONS)
 def test_a_ban_that_contradicts_the_form_is_an_error_of_the_request(model: localllm.Model, form: dict[str, Any]):
     """And white space, where it is free, does not go on until the limit."""
-    with pytest.raises(UsageError, match="only a banned text could follow here"):
+    with pytest.raises(UsageError, match="the constraint allows only banned strings to follow"):
         list(model.generate(PROMPT, 100, temperature=1000, seed=1, ban=["city"], **form))

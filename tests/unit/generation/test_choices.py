@@ -228,7 +228,7 @@ def test_map_classifies_lines(cli, model: localllm.Model, fast: list[str]):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["run", GUIDE, "x", "--choices", "a,a"], "choices must be texts that are not empty, each given once"),
+        (["run", GUIDE, "x", "--choices", "a,a"], "choices must be different, non-empty strings"),
         (["run", GUIDE, "x", "--choices", ""], "choices must be texts"),
         (["run", GUIDE, "x", "--choices", "a,b", "--n", "2"], "--choices cannot be combined with --n"),
         (["run", GUIDE, "x", "--choices", "a,b", "--regex", "a|b"], "combined with a schema"),

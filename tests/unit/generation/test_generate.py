@@ -275,7 +275,7 @@ def test_options_that_make_no_sense(wrong: dict):
 
 
 @pytest.mark.parametrize(("stop", "expected"), [
-    ("ab", ("ab",)), (["a", "b"], ["a", "b"]), ((), ()), (5, "stop must be a list of texts, not 5"),
+    ("ab", ("ab",)), (["a", "b"], ["a", "b"]), ((), ()), (5, "stop must be a list of strings, not 5"),
     (["a", ""], "stop must not be empty"), ("", "stop must not be empty"), ([5], "stop must be"),
     (b"ab", "stop must be"),
 ])  # fmt: skip

@@ -174,7 +174,7 @@ def test_a_ban_that_contradicts_a_required_call_is_an_error_of_the_request(told:
         told.chat("bare", response_format={"type": "json_schema", "json_schema": {"schema": WEATHER}}, **ban),
     ]
     assert [reply.status for reply in replies] == [400] * len(replies)
-    assert all("only a banned text could follow" in reply.body.decode() for reply in replies)
+    assert all("the constraint allows only banned strings" in reply.body.decode() for reply in replies)
     assert "written so far: '{" in replies[-1].body.decode()
     streamed = told.chat("bare", tools=TOOLS[:1], tool_choice="required", stream=True, **ban)
     assert streamed.status == 400 or streamed.events[-1]["error"]["type"] == "invalid_request_error"

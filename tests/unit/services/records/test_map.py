@@ -441,7 +441,7 @@ KEY = Record(7, "Hi")
 TOLD = {"id": 7, "finish_reason": "stop", "prompt_tokens": 3, "completion_tokens": 2, "input": "Hi"}
 BOTH = {**TOLD, "finish_reason": ["stop", "length"], "completion_tokens": [2, 2]}
 CUT = {"id": 7, "error": "the answer was cut off before it was JSON; raise -n or the context", "input": "Hi"}
-BANNED = UsageError("only a banned text could follow here")
+BANNED = UsageError("the constraint allows only banned strings to follow")
 
 
 @pytest.mark.parametrize(
