@@ -1,4 +1,4 @@
-"""The interface between an engine and a backend; select a backend for a traced model by the options, and build it."""
+"""The Backend protocol; select the backend of a traced model by the options, and build it."""
 
 from collections.abc import Callable, Mapping, Sequence
 from collections.abc import Sequence as Ids
@@ -27,15 +27,15 @@ if TYPE_CHECKING:
 
 
 class Backend(Protocol):
-    """Computes a model's runs."""
+    """Executes the runs of one model."""
 
-    warning: str | None  # a line for the user, or None
-    bytes_per_token: int  # memory of one token in all layers
+    warning: str | None  # one line for the user, or None
+    bytes_per_token: int  # cache memory of one token in all layers
     rotates_keys: bool  # whether prepare_shift and rotate_keys are supported
 
     @property
     def kernel_limits(self) -> Ids[int]:
-        """Numbers of tokens, ascending, above which a matrix product uses other kernels: see localllm.engine.runs."""
+        """Token counts, ascending, above which matrix products use other kernels (localllm.engine.runs)."""
         ...
 
     def store(self) -> SequenceState: ...
@@ -47,28 +47,28 @@ class Backend(Protocol):
     def run(self, spans: Ids[Span], precise: bool) -> np.ndarray:
         """Compute the requested logits of all spans in order: float32 [wanted, vocab].
 
-        spans: together at most BATCH tokens; precise: keep activations in 16 bits if there are few tokens. Raises
+        The spans have at most BATCH tokens in total. With `precise`, runs of few tokens keep 16-bit activations. Raises
         ModelError if a logit is NaN or infinite.
         """
         ...
 
     def encode(self, spans: Ids[Span], precise: bool) -> None:
-        """Run the encoder over whole texts, each in a span; decoding attends to its output.
+        """Run the encoder over whole texts, one per span; the decoder attends to its output.
 
         Raises the errors of `run`.
         """
         ...
 
     def prepare_all(self) -> None:
-        """Wait until all kernels are compiled, which happens in the background. Raises LocalllmError."""
+        """Wait until the background compilation of all kernels has finished. Raises LocalllmError."""
         ...
 
     def prepare_shift(self, turns: Mapping[State, RopeShift]) -> None:
-        """Compile kernels that rotate cached keys; turns: how each layer's keys rotate. Raises LocalllmError."""
+        """Compile the kernels that rotate cached keys, given each layer's rotation. Raises LocalllmError."""
         ...
 
     def rotate_keys(self, store: SequenceState, first: int, end: int, distance: int) -> None:
-        """Rotate the keys at positions [first, end), which were cached for positions `distance` later."""
+        """Rotate the keys at positions [first, end), which were computed for positions `distance` higher."""
         ...
 
     def close(self) -> None: ...
@@ -78,10 +78,11 @@ class TracedModel(NamedTuple):
     """A model's operations, and what is needed to trace it again.
 
     Attributes:
-        forward: the architecture's function, which takes any builder.  context: the most tokens of a sequence.
-        encoding: the encoder's operations, if there is one.
-        rows: traces the model for image rows (localllm.engine.trace.recorder), given whether they have bidirectional
-            attention.
+        forward: the architecture's function, which accepts any builder.
+        context: maximum number of tokens in a sequence.
+        encoding: the encoder's operations, if there is an encoder.
+        rows: traces the model for image rows (localllm.engine.trace.recorder); its argument is whether they have
+            bidirectional attention.
     """
 
     file: GGUFFile
@@ -98,9 +99,9 @@ class TracedModel(NamedTuple):
 
 
 class SelectedBackend(NamedTuple):
-    """A backend, its description for users, and a warning, in one line.
+    """A backend, its device for users, and a one-line warning.
 
-    limits: memory bytes per second and operations per second of a GPU that has all layers; None otherwise.
+    limits: bytes and operations per second of a GPU that has all layers; None otherwise.
     """
 
     backend: Backend
@@ -110,14 +111,17 @@ class SelectedBackend(NamedTuple):
 
 
 class BackendChoice(NamedTuple):
-    """The backend to try: cpu, reference or card; note: why the CPU was chosen, if that may surprise the user."""
+    """The backend to try: cpu, reference or card.
+
+    note: the reason why the CPU was chosen, where the user may not expect it; otherwise None.
+    """
 
     kind: str
     note: str | None = None
 
 
 def choose_backend(options: EngineOptions, has_driver: Callable[[], bool]) -> BackendChoice:
-    """Choose the backend to try by the options; has_driver is called only for the device auto."""
+    """Choose the backend to try; `has_driver` is called only for the device auto."""
     if options.backend in ("cpu", "reference"):
         return BackendChoice(options.backend)
     if options.backend == "auto" and not has_driver():
@@ -127,7 +131,7 @@ def choose_backend(options: EngineOptions, has_driver: Callable[[], bool]) -> Ba
 
 
 def build_backend(traced: TracedModel, options: EngineOptions) -> SelectedBackend:
-    """Build the backend of a model. Raises LocalllmError."""
+    """Build the backend of a traced model. Raises LocalllmError."""
     kind, note = choose_backend(options, has_driver)
     if kind == "reference":
         return SelectedBackend(reference(traced, options))
@@ -151,7 +155,7 @@ def reference(traced: TracedModel, options: EngineOptions) -> Backend:
 
 
 def build_on_card(traced: TracedModel, options: EngineOptions) -> SelectedBackend | str | None:
-    """Build a backend with a GPU; if it gets no layers, return the reason, None if none is expected.
+    """Build a GPU backend, or return why the CPU is used (None if no reason needs to be shown).
 
     Raises LocalllmError.
     """
@@ -180,7 +184,7 @@ def build_on_card(traced: TracedModel, options: EngineOptions) -> SelectedBacken
 
 
 def card_backend(traced: TracedModel, options: EngineOptions, placement: "GpuPlacement") -> Backend:
-    """Build the GPU backend. Raises MemoryLimitError, UnsupportedError, LocalllmError."""
+    """Build the CUDA backend. Raises MemoryLimitError, UnsupportedError, LocalllmError."""
     from localllm.engine.cuda.backend import CudaBackend
 
     assert placement.card

@@ -24,14 +24,15 @@ Forward = Callable[..., Activation]
 
 
 class ClipEncoder:
-    """The image and the text encoder of a CLIP model. Threads that call it wait for each other.
+    """The image encoder and the text encoder of a CLIP model. Calls from several threads are serialized.
 
     Attributes:
-        width: length of a vector.  context: the most tokens of a text.  vocab_size: number of tokens.
+        width: length of a vector.  context: maximum number of tokens in a text.
+        vocab_size: size of the vocabulary.
     """
 
     def __init__(self, file: GGUFFile, options: EngineOptions):
-        """Open a CLIP file. Raises ModelError if it is another one, or damaged."""
+        """Open a CLIP file. Raises ModelError if it is not a CLIP file or is damaged."""
         self._path, self._options, self.lock = file.path, options, lock_for(self)
         self._pair, self._weights = clip.read_pair(file), Weights(file.tensors)
         self._parts = trace_parts(file, self._pair)
@@ -40,14 +41,14 @@ class ClipEncoder:
         self._programs: dict[int, VisionProgram] = {}
 
     def picture(self, picture: "Picture") -> np.ndarray:
-        """Embed an RGB image, float32 [width]. Raises ModelError if the vector is not finite."""
+        """Embed an RGB image as float32 [width]. Raises ModelError if the vector is not finite."""
         h = self._pair.vision
         rows = h.rows(clip.prepare(h, picture), self._weights)
         with self.lock:
             return self._run(1, self._run(0, rows)[:1])[0]
 
     def text(self, ids: Sequence[int]) -> np.ndarray:
-        """Embed a text's tokens, up to `context` of them, float32 [width]. Raises ModelError as `picture`."""
+        """Embed at most `context` token ids as float32 [width]. Raises ModelError if the vector is not finite."""
         t = self._weights.part("t.")
         tokens, places = np.asarray(ids, np.int64), np.arange(len(ids))
         rows = dequantize_rows(t.token_embd, tokens) + dequantize_rows(t.position_embd, places)
@@ -55,7 +56,7 @@ class ClipEncoder:
             return self._run(3, self._run(2, rows)[-1:])[0]
 
     def _run(self, number: int, rows: np.ndarray) -> np.ndarray:
-        """Run one of the four programs (0, 1: images and projection; 2, 3: texts and projection)."""
+        """Run one of the four programs: 0, 1 for images and their projection; 2, 3 for texts and theirs."""
         if number not in self._programs:
             h = self._pair[number // 2]
             self._programs[number] = VisionProgram(self._parts[number], h, self._options)
@@ -71,7 +72,7 @@ class ClipEncoder:
 
 
 def trace_parts(file: GGUFFile, pair: clip.Towers) -> list[TracedPart]:
-    """Trace four parts: the image transformer, its projection, the text transformer, its projection.
+    """Trace the image transformer and its projection, the text transformer and its projection.
 
     Raises ModelError.
     """
@@ -96,7 +97,7 @@ def trace_parts(file: GGUFFile, pair: clip.Towers) -> list[TracedPart]:
 
 
 def dequantize_rows(table: Weight, numbers: np.ndarray) -> np.ndarray:
-    """Dequantize the rows of a matrix with these numbers: float32 [numbers, columns]."""
+    """Dequantize the rows at these indices: float32 [indices, columns]."""
     tensor = table.tensor
     data = tensor.data.reshape(tensor.shape[0], -1)[numbers]
     return dequantize(replace(tensor, shape=(len(numbers), tensor.shape[1]), data=data))

@@ -1,4 +1,4 @@
-"""Find a draft head (a layer of the model's own, or the head in another file) and run it, see localllm.arch.decoder."""
+"""Load a draft head (the model's own MTP layer, or another file) and run it (localllm.arch.decoder)."""
 
 from collections.abc import Callable, Collection
 from collections.abc import Sequence as Ids
@@ -31,17 +31,17 @@ from localllm.files.gguf.file import GGUFFile
 from localllm.kernels.table import PAGE
 
 HEADS = ("eagle3",)  # architectures that are draft heads
-TOKENS = "d2t"
+TOKENS = "d2t"  # maps the head's logits to the model's tokens
 
 
 class DraftHeadSource(NamedTuple):
-    """A draft head, not compiled yet.
+    """A draft head that is not compiled yet.
 
     Attributes:
-        path: path of its file.  hyperparameters, weights: its own.  state: where its keys and values are cached.
-        columns: length of the model's hidden states that it reads.
-        layers: the model's layers whose inputs are these hidden states; empty: its last hidden state (HiddenStateTap).
-        draft: makes the head's output: (builder, weights, hyperparameters, hidden states).
+        path: path of its file.  hyperparameters, weights: its own.  state: the cache of its keys and values.
+        columns: length of the model's hidden states that it takes as input.
+        layers: the model's layers whose inputs are these hidden states; empty: its last one (HiddenStateTap).
+        draft: traces the head from (builder, weights, hyperparameters, hidden states).
         fuse: preprocesses hidden states, with the same arguments; None without preprocessing.
         names: tensors that the head must use, so that none is ignored.
         tokens: the token of each logit, int64; None for the whole vocabulary.
@@ -60,7 +60,7 @@ class DraftHeadSource(NamedTuple):
 
 
 def own_layer(file: GGUFFile, model: DraftingFamily, h: Hyperparameters) -> DraftHeadSource:
-    """Return the first multi-token prediction layer of a file that has one."""
+    """Return the first multi-token prediction layer of a model file that has one."""
     weights = Weights(file.tensors)
     names = [weight.name for weight in weights.block(h.layers).all()]
     return DraftHeadSource(file.path, h, mtp_state(h), h.width, (), weights, model.draft, None, names)
@@ -71,7 +71,7 @@ def is_head(file: GGUFFile) -> bool:
 
 
 def head(file: GGUFFile, model: GGUFFile, of_model: Hyperparameters) -> DraftHeadSource:
-    """Return the file's head for that model. Raises ModelError, UsageError if it is for another one."""
+    """Parse a draft head's file. Raises ModelError, and UsageError if it is for another model."""
     require_general(file)
     fields = Fields.of(file)
     require_kinds(fields)
@@ -93,7 +93,10 @@ def head(file: GGUFFile, model: GGUFFile, of_model: Hyperparameters) -> DraftHea
 
 
 def read_head_tokens(file: GGUFFile, vocab_size: int) -> np.ndarray | None:
-    """Return the model's token for each logit of the head, int64; None if it has all. Raises ModelError."""
+    """Return the model's token for each logit of the head, int64; None for the whole vocabulary.
+
+    Raises ModelError.
+    """
     tensor = file.tensors.get(TOKENS)
     if tensor is None:
         return None
@@ -107,7 +110,7 @@ def read_head_tokens(file: GGUFFile, vocab_size: int) -> np.ndarray | None:
     return tokens
 
 
-LATE = BATCH  # tokens that a draft sequence may lag behind the model's before it reads them unasked
+LATE = BATCH  # tokens that a draft sequence may lag behind the model's before it catches up without a draft
 
 
 def rows_for(width: int) -> np.ndarray:
@@ -116,14 +119,14 @@ def rows_for(width: int) -> np.ndarray:
 
 
 def hidden_state_tap(head_source: DraftHeadSource) -> HiddenStateTap:
-    """Return which hidden states of the model a draft head needs, with memory for them."""
+    """Create the tap of the model's hidden states that a draft head needs, with memory for them."""
     return HiddenStateTap(rows_for(head_source.columns), head_source.layers)
 
 
 class DraftHead:
-    """A draft head, a localllm.engine.sequence.Reader of DraftSequences.
+    """A draft head; implements localllm.engine.sequence.Reader for its DraftSequences.
 
-    It reads any number of them, one per run. Threads that call it wait for each other.
+    It runs one sequence at a time. Calls from several threads are serialized.
     """
 
     def __init__(self, head_source: DraftHeadSource, context: int, options: EngineOptions):
@@ -141,7 +144,7 @@ class DraftHead:
         self._fuse = self._backend.beside(fusing) if fusing else None
 
     def _record(self, g: DraftHeadSource) -> tuple[list[Operation], list[Operation]]:
-        """Trace the head and its preprocessing of hidden states (empty if it has none). Raises ModelError."""
+        """Trace the head and its preprocessing of hidden states (empty if there is none). Raises ModelError."""
         h = g.hyperparameters
         recorder, fusing = Recorder(h, self.context, HiddenStateTap(self._new_hidden)), Recorder(h, self.context)
         try:
@@ -162,13 +165,13 @@ class DraftHead:
         return [*operations, exported, logits], fusing.operations  # logits come last
 
     def follower(self, place: int) -> "DraftSequence":
-        """Create a sequence that follows the model's from this position on."""
+        """Create a sequence that follows the model's sequence from this position on."""
         return DraftSequence(self, self._backend.store(), place)
 
     def run(
         self, requests: Ids[tuple[Sequence, Ids[int]]], logits: str, precise: bool, kernel_tokens: Ids[int] = ()
     ) -> list[np.ndarray]:
-        """Read the tokens of one sequence; returns the logits of the "last" token or "none"."""
+        """Run the tokens of one sequence; return the logits of the last token, or none."""
         ((follower, ids),) = requests
         assert isinstance(follower, DraftSequence)
         with self.lock:
@@ -211,28 +214,28 @@ class DraftHead:
 
 
 class DraftSequence(Sequence):
-    """A sequence of the draft head: the tokens of the model's sequence, and drafted ones after them.
+    """The draft head's copy of a sequence: the model's tokens, followed by drafted ones.
 
     Attributes:
-        begin: position in the model's sequence of the first token here; the head has not read earlier ones.
+        begin: position in the model's sequence of this one's first token; the head has not processed earlier ones.
     """
 
     engine: DraftHead
 
     def __init__(self, head: DraftHead, store: SequenceState, place: int):
         super().__init__(head, store)
-        # Range of positions in the model's sequence that this one covers.
+        # The range of positions in the model's sequence that this one covers.
         self.begin = self._end = place
         self._hidden_states: dict[int, np.ndarray] = {}  # by position, hidden states that are still needed
-        self._ids: dict[int, int] = {}  # by position, tokens that only the model has read
-        self._last = np.zeros(head.width, np.float32)  # the layer's output for the last token here
-        self._firm = 0  # how many tokens were read with the model's hidden states, not with drafted ones
+        self._ids: dict[int, int] = {}  # by position, tokens that only the model has processed
+        self._last = np.zeros(head.width, np.float32)  # the head's output for this sequence's last token
+        self._firm = 0  # number of tokens computed from the model's hidden states instead of drafted ones
 
     def on_hidden_states(self, place: int, ids: np.ndarray, rows: np.ndarray) -> None:
-        """Record tokens that the model has read from this position on, and their hidden states.
+        """Record tokens that the model has processed from this position on, and their hidden states.
 
-        rows: hidden states, float32 [tokens, columns]. The head reads the tokens before its next draft, or when it lags
-        by LATE; tokens that the model reads again are read again here.
+        rows: hidden states, float32 [tokens, columns]. The head processes the tokens before its next draft, or when it
+        lags by LATE tokens. Tokens that the model processes again are processed again by the head.
         """
         if not self.begin <= place <= self._end:
             self.begin = self._end = place
@@ -261,7 +264,7 @@ class DraftSequence(Sequence):
         return length_left
 
     def fill(self, rows: np.ndarray) -> None:
-        """Write to each row the hidden state of the token before; zeros where it is unknown."""
+        """Write to each row the hidden state of the preceding token, or zeros where it is unknown."""
         first = self.begin + len(self.tokens) - 1
         rows[:] = 0
         places = [place for place in range(first, first + len(rows)) if place in self._hidden_states]
@@ -273,7 +276,7 @@ class DraftSequence(Sequence):
         self._is_firm = self._firm == len(self.tokens) and first + len(rows) <= self._end
 
     def has_read(self, ids: list[int], last: np.ndarray) -> None:
-        """Record the tokens that the head has read, and its output for the last one, float32 [width]."""
+        """Record the tokens that the head has processed, and its output for the last one, float32 [width]."""
         self.tokens += ids
         self._last = last
         if self._is_firm:

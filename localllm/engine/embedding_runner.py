@@ -1,6 +1,6 @@
-"""Run embedding models: one row per text, and no state is kept.
+"""Run embedding models, which return one vector per text and keep no state.
 
-A run reads many texts of similar length, concatenated without padding; each text attends only to itself.
+A run processes many texts of similar length, concatenated without padding; each text attends only to itself.
 """
 
 from bisect import bisect_left
@@ -31,18 +31,18 @@ from localllm.kernels.table import PAGE
 from localllm.system.processes import has_driver
 
 Ids = Sequence[int] | np.ndarray
-SHORT = PRECISE_TOKENS  # most tokens of a text whose activations keep 16 bits, whatever texts share its run
+SHORT = PRECISE_TOKENS  # texts of at most this many tokens keep 16-bit activations, whatever else is in their run
 MOST_TEXTS = 256  # texts per run; each begins a page of the cache
-Read = Callable[[Sequence[TextSpan]], np.ndarray]  # reads the texts of one run: float32 [texts, width]
+Read = Callable[[Sequence[TextSpan]], np.ndarray]  # runs the texts of one run: float32 [texts, width]
 
 
 class EmbeddingRunner:
-    """A model that computes a row per text. Threads that call it wait for each other.
+    """A model that computes one vector per text. Calls from several threads are serialized.
 
     Attributes:
-        hyperparameters: the model's.  context: the most tokens of a text.  width: length of a row.
-        vocab_size: number of tokens.  device: description of the backend.
-        warning: a line for the user, or None.
+        hyperparameters: the model's.  context: maximum number of tokens in a text.  width: length of a vector.
+        vocab_size: size of the vocabulary.  device: description of the backend.
+        warning: one line for the user, or None.
     """
 
     def __init__(self, file: GGUFFile, pooling: str, options: EngineOptions | None = None):
@@ -80,7 +80,7 @@ class EmbeddingRunner:
     def _on_card(
         self, operations: list[Operation], states: Sequence[Paged | Latent], options: EngineOptions
     ) -> Read | None:
-        """Build the GPU runner; None, with a warning, if there is no usable GPU and none is required."""
+        """Build the GPU runner; return None and set a warning if no GPU is usable and none is required."""
         from localllm.engine.cuda.backend import CudaEmbeddingRunner
 
         try:
@@ -104,10 +104,10 @@ class EmbeddingRunner:
         self._close, self.prepare_all, self._kernel_limits = program.close, program.prepare_all, program.kernel_limits
         self.warning = self.warning or program.warning
         table = np.arange(pages)
-        # With 16-bit weights, rounding activations to 8 bits is the largest error: a cosine of 0.99999 with the vectors
-        # in float32, against 0.9999998 with 16 bits (both planes), for 1.4 times the work. Quantized weights lose more
-        # than either, except for short texts, where the errors of few tokens are averaged: with MiniLM in Q8_0 the
-        # empty text's cosine is 0.9992 with 8 bits and 0.9996 with 16.
+        # With 16-bit weights, rounding activations to 8 bits is the largest error: the cosine with the float32 vectors
+        # is 0.99999, against 0.9999998 with 16 bits (both planes), for 1.4 times the work. Quantizing the weights loses
+        # more than either, except for short texts, where the errors of few tokens are averaged: with MiniLM in Q8_0
+        # the cosine of the empty text is 0.9992 with 8 bits and 0.9996 with 16.
         weights = [operation.weight for operation in operations if isinstance(operation, Product)]
         precise = any(weight.tensor.format.name in ("F16", "BF16") for weight in weights)
         return lambda texts: program.read(texts, table, precise or max(len(text.ids) for text in texts) <= SHORT)
@@ -116,11 +116,11 @@ class EmbeddingRunner:
         self, texts: Sequence[Ids], seconds: Sequence[int] | None = None,
         progress: Callable[[int], object] | None = None,
     ) -> np.ndarray:  # fmt: skip
-        """Compute a row for each text's token ids: float32 [texts, width].
+        """Compute the vectors of texts, given as token ids: float32 [texts, width].
 
-        seconds: for each pair of texts, the index of the second text's first token, whose type differs; progress:
-        called after each run with the number of finished texts. Raises ContextError for a text that is too long,
-        UsageError for invalid ids, ModelError for NaN or infinite rows.
+        seconds: for each pair of texts, the index of the second text's first token, from where the token type differs;
+        progress: called after each run with the number of finished texts. Raises ContextError for a text that is too
+        long, UsageError for invalid ids, ModelError for NaN or infinite values.
         """
         ids = [self._check(text) for text in texts]
         lengths = [len(text) for text in ids]
@@ -164,9 +164,10 @@ def build_reference_reader(forward: Callable[..., np.ndarray], options: EngineOp
 
 
 def runs(lengths: Sequence[int], kernel_limits: Sequence[int] = (SHORT,)) -> Iterator[np.ndarray]:
-    """Yield the indices of texts to read in one run: of similar length, at most BATCH tokens or one longer text.
+    """Yield the indices of texts to process in one run.
 
-    Texts of a run select the same kernels, so that a text's vector does not depend on other texts. kernel_limits: see
+    The texts of a run have similar lengths and at most BATCH tokens in total, unless one text alone is longer. They
+    select the same kernels, so that a text's vector does not depend on the other texts. kernel_limits: see
     localllm.engine.backend.Backend.
     """
     order, first, tokens = np.argsort(lengths, kind="stable"), 0, 0
@@ -183,7 +184,7 @@ def runs(lengths: Sequence[int], kernel_limits: Sequence[int] = (SHORT,)) -> Ite
 
 
 class EmbeddingOnlyEngine:
-    """An engine of a model that cannot generate text: every run raises. Attributes: see Engine."""
+    """The engine of a model that cannot generate text: every run raises. Attributes: see Engine."""
 
     device, warning, bytes_per_token, runs, draft_head_path = "CPU", None, 0, Runs(), None
 

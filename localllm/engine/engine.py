@@ -1,4 +1,4 @@
-"""The engine: turns tokens into logits with a model's weights, architecture and backend."""
+"""The engine: computes logits with a model's weights, architecture and backend."""
 
 from collections.abc import Sequence as Ids
 from functools import cache, partial
@@ -37,17 +37,18 @@ Request = tuple[Sequence, Ids[int]]
 
 
 class Engine:
-    """One model, and any number of sequences. Threads that call it wait for each other.
+    """One model and any number of sequences. Calls from several threads are serialized.
 
     Attributes:
-        hyperparameters: the model's.  context: the most tokens of a sequence.  vocab_size: length of a row of logits.
-        operations: the traced model.  kv_type: storage type of keys and values.
-        rope: how positions are scaled instead of the file's way, or None.
+        hyperparameters: the model's.  context: maximum number of tokens in a sequence.
+        vocab_size: length of a row of logits.  operations: the traced model.
+        kv_type: storage type of keys and values.
+        rope: RoPE scaling that replaces the file's, or None.
         runs: how prompts are divided into runs.  thread_count: compute threads.
         lock: held while the model runs or its sequences change.  device: description of the backend.
-        limits: memory bytes per second and operations per second of a GPU that has all layers; None otherwise.
-        orphaned: states of sequences that were collected without being closed.
-        warning: a line for the user, or None.
+        limits: bytes and operations per second of a GPU that has all layers; None otherwise.
+        orphaned: states of sequences that were garbage-collected without being closed.
+        warning: one line for the user, or None.
     """
 
     def __init__(
@@ -78,7 +79,7 @@ class Engine:
         self._images, self._takes_rows = WeakValueDictionary[int, ImageEmbedding](), recorder.begins
         self.operations, self.kv_type, self.rope = recorder.operations, options.kv_cache_type, options.rope
         self._file, self._options = file, options
-        self._head: DraftHead | None = None  # made on first use
+        self._head: DraftHead | None = None  # built on first use
         self._start, self.thread_count = self.hyperparameters.start_token, options.thread_count
         traced = TracedModel(
             file, self.operations, model.forward, self.hyperparameters, self.context, recorder.encoding, rows
@@ -100,9 +101,9 @@ class Engine:
         return self._empty()
 
     def forward_full(self, ids: Ids[int]) -> np.ndarray:
-        """Compute logits for all tokens of a text with bidirectional attention, float32 [tokens, vocab].
+        """Compute the logits of all tokens with bidirectional attention, float32 [tokens, vocab].
 
-        Raises UsageError, ContextError if they do not fit a run, MemoryLimitError, ModelError.
+        Raises UsageError, ContextError if the tokens exceed a run, MemoryLimitError, ModelError.
         """
         if len(ids) > BATCH:
             raise ContextError(f"{len(ids)} tokens exceed the limit of {BATCH} for bidirectional attention")
@@ -116,9 +117,9 @@ class Engine:
         return Sequence(self, self.backend.store())
 
     def cache_usage(self) -> tuple[int, int]:
-        """Return how many token slots of the cache are in use and how many there are.
+        """Return the number of used token slots of the cache, and of all.
 
-        Whole pages count; a page that sequences share counts once.
+        Whole pages count; a page that several sequences share counts once.
         """
         with self.lock:
             self._clean_up()
@@ -126,7 +127,7 @@ class Engine:
 
     @property
     def bytes_per_token(self) -> int:
-        """Memory of one token in all layers, in bytes."""
+        """Cache memory of one token in all layers, in bytes."""
         return self.backend.bytes_per_token
 
     @property
@@ -137,18 +138,18 @@ class Engine:
         return self._backend
 
     def step(self, requests: Ids[Request], precise: bool = True) -> list[np.ndarray]:
-        """Read the tokens of several sequences in one run; return the last logits of each, float32 [1, vocab].
+        """Process tokens of several sequences in one run; return the last logits of each, float32 [1, vocab].
 
-        See Sequence.append; a sequence can be in a run only once.
+        See Sequence.append. A run can have each sequence only once.
         """
         return self.run(requests, "last", precise)
 
     def run(self, requests: Ids[Request], logits: str, precise: bool, kernel_tokens: Ids[int] = ()) -> list[np.ndarray]:
-        """Read all requests' tokens, BATCH at a time; return the requested logits of each, float32 [wanted, vocab].
+        """Process all requests' tokens, BATCH at a time; return each one's logits, float32 [wanted, vocab].
 
-        kernel_tokens: of each request, see localllm.engine.runs; 0, or no number: by how many tokens it has.
-        Raises the errors of Sequence.append, before anything has changed. After a later failure (memory, NaN) each
-        sequence holds the tokens of the runs that succeeded.
+        kernel_tokens: for each request, see localllm.engine.runs; 0 or empty: the number of its tokens. Raises the
+        errors of Sequence.append before anything has changed. After a later failure (memory, NaN) each sequence holds
+        the tokens of the runs that succeeded.
         """
         if logits not in ("last", "all", "none"):
             raise UsageError(f"logits must be last, all or none, not {logits!r}")
@@ -166,7 +167,7 @@ class Engine:
         return [some[0] if len(some) == 1 else np.concatenate(some) for some in rows]
 
     def attach_draft_head(self, sequence: Sequence) -> DraftSequence:
-        """Attach the draft head to a sequence: from now on it reads the same tokens.
+        """Attach the draft head to a sequence: from now on the head follows its tokens.
 
         Raises UsageError if the model has no draft head, MemoryLimitError, ModelError, LocalllmError.
         """
@@ -182,16 +183,16 @@ class Engine:
 
     @property
     def has_draft_head(self) -> bool:
-        """Return whether there is a draft head, of the model or in another file."""
+        """Return whether the model or another file provides a draft head."""
         return self._head_source is not None
 
     @property
     def draft_head_path(self) -> str | None:
-        """Path of the other file that the draft head is from, if it is not the model's own."""
+        """Path of the separate draft head file; None for the model's own head or without one."""
         return self._head_source.path if self._head_source and self._head_source.layers else None
 
     def load_draft_head(self, file: GGUFFile) -> None:
-        """Use the draft head of this file instead of the model's own. Call this before any sequence reads.
+        """Replace the model's draft head by the one in this file. Call this before any sequence runs.
 
         Raises UsageError if it is for another model, UnsupportedError if this model exposes no hidden states,
         ModelError, MemoryLimitError, LocalllmError.
@@ -213,7 +214,7 @@ class Engine:
             old_head.close()
 
     def prepare_all(self) -> None:
-        """Wait until all kernels are compiled, which happens in the background. Raises LocalllmError."""
+        """Wait until the background compilation of all kernels has finished. Raises LocalllmError."""
         with self.lock:
             self.backend.prepare_all()
 
@@ -226,14 +227,17 @@ class Engine:
         self._turns()
 
     def prepare_shift(self) -> None:
-        """Compile what Sequence.shift needs, once. Raises as `require_shift`, and LocalllmError."""
+        """Compile the kernels of Sequence.shift, once.
+
+        Raises the errors of `require_shift`, and LocalllmError.
+        """
         self.require_shift()
         if not self._shifts:
             self.backend.prepare_shift(self._turns())
             self._shifts = True
 
     def shift(self, sequence: Sequence, keep: int, count: int) -> None:
-        """Shift a sequence, see Sequence.shift. After a failure, the next run reads the tokens after `keep` again."""
+        """Shift a sequence (Sequence.shift). After a failure, the next run recomputes the tokens after `keep`."""
         if keep < 0 or count < 0 or count % PAGE or keep + count > len(sequence.tokens):
             raise UsageError(f"cannot drop {count} of {len(sequence.tokens)} tokens after the first {keep}")
         with self.lock:
@@ -255,11 +259,11 @@ class Engine:
             sequence.drop_range(keep, count)
 
     def append_from(self, sequence: Sequence, source: Sequence, first: int, count: int) -> bool:
-        """Append `count` tokens from position `first` of another sequence: copy their keys and values, rotate the keys.
+        """Append `count` tokens of another sequence, from position `first` on, by copying their cache.
 
-        The copies still depend on the text that precedes them in the source: keys and values of deeper layers were
-        computed with it. Return False and change nothing if either sequence's state is incomplete or has images. Raises
-        UsageError if the model's keys cannot be moved; MemoryLimitError.
+        Keys are rotated to their new positions. The copies still depend on the text before them in the source: keys and
+        values of deeper layers were computed with it. Return False and change nothing if either sequence's state is
+        incomplete or has images. Raises UsageError if the model's keys cannot be moved; MemoryLimitError.
         """
         with self.lock:
             self.prepare_shift()
@@ -288,7 +292,7 @@ class Engine:
         return True
 
     def _require_tokens(self, ids: Ids[int]) -> np.ndarray:
-        """Convert token ids to an array. Raises UsageError."""
+        """Convert token ids to an int64 array. Raises UsageError."""
         try:
             valid = len(ids) > 0 and all(0 <= index(id) < self.vocab_size or image_of(self._images, id) for id in ids)
         except TypeError:
@@ -298,7 +302,7 @@ class Engine:
         return np.asarray(ids, np.int64)
 
     def register_image(self, image: ImageEmbedding) -> None:
-        """Register an image's token ids; they are valid as long as the image, or a sequence that has read it, exists.
+        """Register an image's token ids, valid while the image or a sequence that contains it exists.
 
         Raises UnsupportedError for a model without image input, UsageError for rows of another model.
         """
@@ -319,12 +323,12 @@ class Engine:
         return [(each.first, self._images[each.key]) for each in runs_of_ids if each.key is not None]
 
     def _clean_up(self) -> None:
-        """Free the states of collected sequences."""
+        """Free the states of garbage-collected sequences."""
         while self.orphaned:
             self.orphaned.pop().close()
 
     def _encode_first(self, sequence: Sequence, ids: np.ndarray, precise: bool) -> np.ndarray:
-        """Run the encoder over a new sequence's text; return the tokens for the decoder, from the start token on.
+        """Run the encoder over a new sequence's text; return the decoder's tokens, from the start token on.
 
         Raises UsageError if there is no text, or no start token after it.
         """
@@ -347,7 +351,7 @@ class Engine:
     def _run_batch(
         self, requests: Ids[Request], readings: Ids[Reading], precise: bool, rows: list[list[np.ndarray]]
     ) -> None:
-        """Run tokens of requests and add their logits to the requests' rows."""
+        """Run tokens of several requests, and append their logits to the requests' rows."""
         spans = []
         for number, begin, ids, wanted, *kernels in readings:
             sequence = requests[number][0]
@@ -360,7 +364,7 @@ class Engine:
                 span.store.prepare(span.position, len(span.ids))
             result = self.backend.run(spans, precise)
         except BaseException as error:
-            for span in spans:  # a sequence's `tokens` may list tokens that its state lacks: the next run reads them
+            for span in spans:  # a sequence's `tokens` may list tokens that its state lacks: the next run computes them
                 span.store.truncate(span.position)
             if isinstance(error, ModelError):
                 raise ModelError(f"{self._path}: {error}") from None
@@ -377,7 +381,7 @@ class Engine:
             result = result[span.wanted :]
 
     def close(self) -> None:
-        """End the engine's threads; idempotent, and without effect in a forked process."""
+        """Stop the engine's threads. Idempotent; has no effect in a forked process."""
         if was_forked(self):
             return
         with self.lock:

@@ -1,4 +1,7 @@
-"""Refuse to use engines in forked processes: their threads do not exist there, and locks may stay locked forever."""
+"""Refuse to use engines in forked processes.
+
+Their threads are missing there, and locks may stay locked forever.
+"""
 
 import threading
 import weakref
@@ -9,27 +12,27 @@ from localllm.system.processes import after_fork
 
 
 class Locked(Protocol):
-    """An object with a lock for one thread at a time."""
+    """An object with a lock."""
 
     lock: "threading.Lock | Refusal"
 
 
 class Refusal:
-    """Replaces a lock in a forked process."""
+    """Replaces a lock in a forked process, and refuses to be acquired."""
 
     def __enter__(self) -> NoReturn:
         """Raise LocalllmError."""
         raise LocalllmError("the model was opened before this process was forked: open it here")
 
     def __exit__(self, *error: object) -> None:
-        """Do nothing: never called."""
+        """Do nothing: it is never entered."""
 
 
 _owners: weakref.WeakSet[Locked] = weakref.WeakSet()
 
 
 def lock_for(owner: Locked) -> "threading.Lock | Refusal":
-    """Create an owner's `lock`; in forked processes, `with owner.lock` raises LocalllmError instead of waiting."""
+    """Create an owner's `lock`; in forked processes, acquiring it raises LocalllmError instead of waiting."""
     _owners.add(owner)
     return threading.Lock()
 

@@ -1,7 +1,7 @@
-"""Encoded images, cached across processes in the files of localllm.files.cache.prefix_files.
+"""A cache of encoded images, shared by processes, in the files of localllm.files.cache.prefix_files.
 
-The key is made of the image's digest, which includes a fingerprint of the projector and of the packages that preprocess
-images, so a cached image equals a newly encoded one.
+The key is the image's digest, which includes a fingerprint of the projector and of the packages that preprocess images,
+so a cached image equals a newly encoded one.
 """
 
 import hashlib
@@ -27,11 +27,11 @@ from localllm.files.cache.prefix_files import (
 )
 from localllm.files.gguf.file import GGUFFile
 
-COUNTS, ROWS = "counts", "rows"  # parts of a file: rows of each part of the image, int64; all rows, float32
+COUNTS, ROWS = "counts", "rows"  # sections of a file: row count of each crop, int64; all rows, float32
 
 
 def projector_fingerprint(file: GGUFFile, operations: Sequence[Operation], preparing: Sequence[ModuleType]) -> bytes:
-    """Hash everything but the pixels that an image's rows depend on: 32 bytes.
+    """Hash everything except the pixels that determines an image's rows: 32 bytes.
 
     preparing: packages that preprocess images. Raises OSError.
     """
@@ -50,11 +50,11 @@ class EncodedImageCache:
     """The cached images of one projector."""
 
     def __init__(self, name: str, width: int):
-        """Store the projector's name, for listings of the cache, and the width of its rows."""
+        """Set the projector's name, which listings of the cache show, and the width of its rows."""
         self._name, self._width = name, width
 
     def find(self, digest: bytes) -> list[np.ndarray] | None:
-        """Load the rows of each part of an image, float32 [rows, width]; None if they are not cached."""
+        """Load the rows of each crop of an image, float32 [rows, width]; None if they are not cached."""
         file, key = open_prefix(file_key(digest)) if size_limit() else None, file_key(digest)
         if file is None:
             return None
@@ -70,7 +70,10 @@ class EncodedImageCache:
         return np.split(rows.reshape(-1, self._width), np.cumsum(counts)[:-1])
 
     def keep(self, digest: bytes, rows: Sequence[np.ndarray]) -> None:
-        """Write the rows of each part of an image; errors are ignored: they cost only time."""
+        """Write the rows of each crop of an image.
+
+        Errors are ignored, because a missing entry costs only time.
+        """
         if size_limit() == 0:
             return
         counts = np.array([len(lot) for lot in rows], np.int64)
@@ -84,5 +87,5 @@ class EncodedImageCache:
 
 
 def file_key(digest: bytes) -> str:
-    """Return the name of an image's file."""
+    """Return the cache key of an image's file."""
     return hashlib.blake2b(digest, digest_size=16, person=b"image").hexdigest()

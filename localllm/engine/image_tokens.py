@@ -1,7 +1,7 @@
-"""Image embeddings in place of token embeddings.
+"""Image embeddings that replace token embeddings.
 
-An image's rows have negative token ids, made of the image's digest and the row number: prompts have equal tokens only
-if their images are equal.
+An image's rows have negative token ids, composed of the image's digest and the row index: prompts have equal tokens
+only if their images are equal.
 """
 
 import hashlib
@@ -15,26 +15,29 @@ import numpy as np
 from localllm.engine.runs import LONG, PRECISE_TOKENS, Runs
 from localllm.errors import UsageError
 
-ROW_BITS = 15  # bits of an id for the row number
+ROW_BITS = 15  # bits of an id for the row index
 MOST_ROWS = 1 << ROW_BITS
 KEY_BITS = 47  # the other bits of an int64, without its sign
-NEAR = 64  # most tokens between parts of one image
+NEAR = 64  # maximum number of tokens between crops of one image
 
 
 class ImageEmbedding:
-    """The rows of an image, or of a part of it.
+    """The rows of an image, or of one of its crops.
 
     Attributes:
         rows: float32 [rows, width of the model].
         ids: the rows' token ids.
         mrope_offsets: int64 [rows, 3], time, height and width relative to the image's position, for M-RoPE; None:
             rows have consecutive positions.
-        position_count: how many positions the image takes.
-        is_whole: whether its rows have bidirectional attention, so that one run must read them all.
+        position_count: number of positions that the image advances the sequence by.
+        is_whole: whether its rows have bidirectional attention, so that they must share one run.
     """
 
     def __init__(self, digest: bytes, rows: np.ndarray, axes: np.ndarray | None = None, is_whole: bool = False):
-        """Assign ids to the rows; digest: digest of the image and its encoder. Raises UsageError for too many rows."""
+        """Assign ids to the rows, given the digest of the image and its encoder.
+
+        Raises UsageError for more than MOST_ROWS rows.
+        """
         if len(rows) > MOST_ROWS:
             raise UsageError(f"an image of {len(rows)} rows exceeds the limit of {MOST_ROWS}")
         self.rows, self.mrope_offsets, self.is_whole = rows, axes, is_whole
@@ -44,7 +47,7 @@ class ImageEmbedding:
         self.ids = [-1 - (first | row) for row in range(len(rows))]
 
     def rows_of(self, ids: np.ndarray) -> np.ndarray:
-        """Return the rows of these ids: float32 [ids, width]."""
+        """Return the rows of consecutive ids: float32 [ids, width]."""
         first = row_of(int(ids[0]))
         return self.rows[first : first + len(ids)]
 
@@ -57,23 +60,23 @@ class ImageEmbedding:
 
 
 def key_of(token: int) -> int:
-    """Return the image's key, which is a part of its (negative) token ids."""
+    """Return the image's key in one of its (negative) token ids."""
     return (-1 - token) >> ROW_BITS
 
 
 def row_of(token: int) -> int:
-    """Return the row number that is a part of an image's (negative) token id."""
+    """Return the row index in an image's (negative) token id."""
     return (-1 - token) & (MOST_ROWS - 1)
 
 
 def image_of(images: Mapping[int, ImageEmbedding], token: int) -> ImageEmbedding | None:
-    """Return the image that a token id belongs to; None for text and for images that are not in `images` (by key)."""
+    """Return the image of a token id; None for text and for images that are not in `images` (by key)."""
     image = images.get(key_of(token)) if token < 0 else None
     return image if image is not None and row_of(token) < len(image.rows) else None
 
 
 def position_offset(images: Ids[tuple[int, ImageEmbedding]], place: int) -> int:
-    """Return by how much a token's index exceeds its RoPE position: images may take fewer positions than rows.
+    """Return a token's index minus its RoPE position: images may have fewer positions than rows.
 
     images: images of the sequence, with their first index; only those that end at or before index `place` count.
     """
@@ -104,9 +107,9 @@ def is_within(tokens: Ids[int], place: int) -> bool:
 
 
 def last_end(tokens: Ids[int], length: int, runs: Runs) -> int:
-    """Find the last point within `length` tokens where prefill can resume: the end of a whole run or of an image.
+    """Return the last end of a whole run or of an image within `length` tokens, where prefill can resume.
 
-    Later tokens are computed identically, to the bit, whether prefill starts there or at the beginning.
+    Later tokens are computed identically, to the bit, whether prefill starts there or at position 0.
     """
     while True:
         end = runs.last_end(length)
@@ -123,12 +126,15 @@ def last_end(tokens: Ids[int], length: int, runs: Runs) -> int:
 
 
 def is_worth_caching(tokens: Ids[int]) -> bool:
-    """Return whether tokens should be cached on disk: reading them again would take about a second or more."""
+    """Return whether a prefix should be cached on disk: prefilling it would take about a second or more."""
     return len(tokens) > LONG or (len(tokens) > PRECISE_TOKENS and has_images(tokens))
 
 
 def chunk_ends(tokens: Ids[int], runs: Runs) -> list[int]:
-    """List where prefill can resume: ends of whole runs, and of images unless another follows within NEAR tokens."""
+    """List where prefill can resume: the ends of whole runs and of images.
+
+    An image does not count if another follows within NEAR tokens.
+    """
     end, ends = 0, set[int]()
     while (end := runs.next_end(end)) <= len(tokens):
         end = end_outside_images(tokens, end)
@@ -149,7 +155,7 @@ class Passage(NamedTuple):
 
 
 def passages(tokens: np.ndarray) -> Iterator[Passage]:
-    """Divide int64 tokens into text and images; an image twice in a row is two passages."""
+    """Split int64 tokens into ranges of text and of images; an image twice in a row makes two ranges."""
     if not len(tokens) or tokens.min() >= 0:
         yield Passage(0, len(tokens), None)
         return

@@ -1,4 +1,4 @@
-"""Options of an engine, from the command line or the Python API."""
+"""Options of an engine, for the command line and the Python API."""
 
 import re
 from functools import cached_property
@@ -25,10 +25,10 @@ class EngineOptions:
 
     Attributes:
         threads: compute threads; None: the available physical cores.
-        context: the most tokens of a sequence; None: the model's training context.
+        context: maximum number of tokens in a sequence; None: the model's training context.
         kv_type: storage type of keys and values, see KVType.of.
         backend: cpu, cuda, cuda:N, auto (a GPU if one works) or reference.
-        gpu_layers: how many of the last layers go to a GPU: a number, all, or auto for as many as fit.
+        gpu_layers: how many of the last layers a GPU computes: a count, all, or auto for as many as fit.
         progress: called with (done, total) while kernels are compiled.
         on_upload: called with (bytes, total) while weights are uploaded to a GPU.
         observer: collects statistics of the matrices' inputs for an importance matrix.
@@ -70,7 +70,7 @@ class EngineOptions:
 
 
 def layers_of(gpu_layers: int | str) -> int | str:
-    """Parse a number, "all" or "auto". Raises UsageError."""
+    """Parse a layer count, "all" or "auto". Raises UsageError."""
     if isinstance(gpu_layers, str) and gpu_layers not in ("all", "auto"):
         raise UsageError(f"gpu_layers must be a number, all or auto, not {gpu_layers!r}")
     return gpu_layers if isinstance(gpu_layers, str) else whole_number("gpu_layers", gpu_layers)

@@ -1,11 +1,12 @@
-"""The prefix cache on disk: states of prompt prefixes in files of a chunk each, which processes share.
+"""The prefix cache on disk: states of prompt prefixes, in one file per chunk, shared by processes.
 
-A chunk ends with a whole run (localllm.engine.runs) or with an image, so that the tokens after it are read in the same
-runs, and give the same bits, whether it was cached or not. Its key is a hash chain of the model's fingerprint and all
-tokens up to its end; the ids of image rows are made of the image's pixels and encoder, so that different images have
-different keys. The last chunk of a prompt also has the logits after it.
+A chunk ends with a whole run (localllm.engine.runs) or with an image, so that the tokens after it are computed in the
+same runs, to the bit, whether it was cached or not. Its key is a hash chain of the model's fingerprint and all tokens
+up to its end; the ids of image rows are made of the image's pixels and encoder, so that different images have different
+keys. The last chunk of a prompt also has the logits after it.
 
-A conversation is read in other runs, turn by turn. Its chunks have keys of their own, and restore the state bit by bit.
+A conversation is computed in other runs, turn by turn. Its chunks have keys of their own, and restore the state bit by
+bit.
 
 The fingerprint covers what cached states depend on: weights, operations and code. Hashing all weights would take as
 long as prefilling the prompt; so it covers samples of every tensor, and each model file's size, modification time and
@@ -56,11 +57,11 @@ if TYPE_CHECKING:
 
 
 State = list[tuple[int, int, int]]
-SAMPLES, SAMPLE = 8, 64  # samples of each tensor, evenly spaced; bytes of one
+SAMPLES, SAMPLE = 8, 64  # evenly spaced samples per tensor, and bytes per sample
 
 
 def fingerprint(file: GGUFFile, state: State, operations: Ids[Operation], kv_type: KVType) -> bytes:
-    """Compute the key, 32 bytes; state: the files' versions when the model was opened."""
+    """Compute a model's fingerprint, 32 bytes; state: the files' versions when the model was opened."""
     key = hashlib.blake2b(digest_size=32)
     code = object_folder().name, has_tiles()
     key.update(repr((code, kv_type, state, describe_operations(operations))).encode())
@@ -72,7 +73,7 @@ def fingerprint(file: GGUFFile, state: State, operations: Ids[Operation], kv_typ
 
 
 def sample(data: np.ndarray) -> bytes:
-    """Return SAMPLES samples of a tensor's bytes, or all of them if they are few."""
+    """Return SAMPLES samples of a tensor's bytes, or all bytes of a small tensor."""
     if len(data) <= SAMPLES * SAMPLE:
         return data.tobytes()
     starts = [(len(data) - SAMPLE) * i // (SAMPLES - 1) for i in range(SAMPLES)]
@@ -80,7 +81,7 @@ def sample(data: np.ndarray) -> bytes:
 
 
 def describe_operations(operations: Ids[Operation]) -> list[object]:
-    """Describe operations by plain values that compare by content; inputs are numbers of earlier operations."""
+    """Describe operations by plain values that compare by content; inputs are operation indices."""
     numbers: dict[Activation, int] = {}
     lines: list[object] = []
     for number, operation in enumerate(operations):
@@ -93,7 +94,7 @@ def describe_operations(operations: Ids[Operation]) -> list[object]:
 
 
 def plain(value: object) -> object:
-    """Convert an operation's attribute to a value; reprs of values are equal if and only if attributes are."""
+    """Convert an attribute to a value whose repr is equal if and only if the attributes are equal."""
     if isinstance(value, np.ndarray):
         return str(value.dtype), value.shape, hashlib.blake2b(value.tobytes()).hexdigest()
     if isinstance(value, Weight):
@@ -109,14 +110,14 @@ class DamagedError(Exception):
 
 
 class CachedPrefix(NamedTuple):
-    """A restored sequence; logits: float32 [1, vocab] if it has read the whole prompt, else None."""
+    """A restored sequence; logits: float32 [1, vocab] if it holds the whole prompt, else None."""
 
     sequence: Sequence
     logits: np.ndarray | None
 
 
 class PendingWrite(NamedTuple):
-    """A sequence that waits to be written, see PrefixStore.keep."""
+    """A sequence that is queued for writing (PrefixStore.keep)."""
 
     sequence: Sequence
     logits: np.ndarray | None
@@ -150,12 +151,12 @@ class PrefixStore:
         """Return whether the user has set the size limit of the prefix cache to 0."""
         return size_limit() == 0
 
-    # ---- finding ----
+    # ---- lookup
 
     def find_prefix(
         self, ids: Ids[int], limit: int = sys.maxsize, is_conversation: bool = False
     ) -> StoredPrefix | None:
-        """Find the longest stored prefix of these tokens, of at most `limit` tokens; None if there is none."""
+        """Find the longest stored prefix of these tokens, of at most `limit` tokens; None without one."""
         if self._ended or not is_worth_caching(ids) or self._is_disabled:
             return None
         with suppress(OSError), ExitStack() as stack:  # the model's file may be gone
@@ -174,7 +175,7 @@ class PrefixStore:
     def _is_enough(self, pieces: list[PrefixChunk], files: list[PrefixFile]) -> bool:
         """Return whether a sequence can continue after the opened chunks, the first ones of `pieces`.
 
-        If they hold all tokens, the last chunk must be among them: it alone has the logits.
+        If they hold all tokens, the last chunk must be among them: only that one has the logits.
         """
         end = pieces[len(files) - 1].last
         if len(files) < len(pieces) and end == pieces[-1].last:
@@ -184,7 +185,7 @@ class PrefixStore:
         )
 
     def _required_parts(self, piece: PrefixChunk, end: int) -> set[str]:
-        """List the parts of a chunk that a sequence needs to continue after `end` tokens."""
+        """List the sections of a chunk's file that a sequence needs to continue after `end` tokens."""
         names = {"pages"}
         if self._window and piece.last > end - self._window:
             names.add("windows")
@@ -193,7 +194,10 @@ class PrefixStore:
         return names
 
     def load(self, stored: StoredPrefix) -> CachedPrefix | None:
-        """Restore a sequence; None if memory is short or a file is missing or damaged; damaged files are removed."""
+        """Restore a sequence; return None if memory is short or a file is missing or damaged.
+
+        Damaged files are removed.
+        """
         engine, end = self._engine, len(stored.ids)
         sequence, logits = engine.sequence(), None
         store = paged_store(sequence)
@@ -231,7 +235,7 @@ class PrefixStore:
                 raise DamagedError from None
 
     def _pieces(self, ids: Ids[int], is_conversation: bool = False) -> list[PrefixChunk]:
-        """Divide tokens into chunks: those that end with a whole run or image, and the rest, perhaps empty.
+        """Split tokens into chunks that end with a whole run or an image, and the rest, which may be empty.
 
         Raises OSError if the model's file has changed or is gone.
         """
@@ -249,10 +253,10 @@ class PrefixStore:
             pieces.append(PrefixChunk(chain.hexdigest()[:32], first, last))
         return pieces
 
-    # ---- keeping ----
+    # ---- writing
 
     def keep(self, sequence: Sequence, logits: np.ndarray | None, is_conversation: bool = False) -> None:
-        """Queue a sequence that has read a prompt for writing, and take ownership of it.
+        """Queue a prefilled sequence for writing, and take ownership of it.
 
         logits: float32 [1, vocab], after the prompt; None: write only the whole runs at its beginning, or all tokens of
         a conversation. A sequence that is still queued is dropped.
@@ -299,7 +303,7 @@ class PrefixStore:
         mark_used(present)
 
     def _write_piece(self, piece: PrefixChunk, previous_key: str, read: PendingWrite, logits: np.ndarray | None) -> int:
-        """Write a chunk unless a file has all its parts; return the bytes written."""
+        """Write a chunk unless a file has all its sections; return the number of bytes written."""
         store = paged_store(read.sequence)
         names = {*store.parts(piece.first, piece.last)}
         if file := open_prefix(piece.key):
@@ -317,7 +321,7 @@ class PrefixStore:
         return self._thread is not None
 
     def close(self, wait: bool = True) -> None:
-        """Stop the thread after it has written queued sequences (wait), or at once."""
+        """Stop the thread, with `wait` after it has written queued sequences."""
         thread = self._thread
         if wait and not self._ended and thread is not None and thread.is_alive():
             thread.join()
@@ -325,7 +329,10 @@ class PrefixStore:
 
 
 def paged_store(sequence: Sequence) -> PagedStore:
-    """Return a sequence's state, which must be copyable; the reference backend's is not, and is never cached."""
+    """Return a sequence's state, which must be copyable.
+
+    The reference backend's state is not, and is never cached.
+    """
     store = sequence.store
     assert isinstance(store, PagedStore)
     return store

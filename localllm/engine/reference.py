@@ -1,4 +1,4 @@
-"""The backend in plain NumPy: slow and simple, the oracle that the other backends are tested against."""
+"""The backend in plain NumPy: slow and simple, the oracle that other backends are tested against."""
 
 import sys
 from collections.abc import Callable, Mapping
@@ -27,7 +27,7 @@ class ReferenceBackend:
         self, forward: Callable[[Reference], np.ndarray], kv_type: KVType, context: int,
         observer: ImatrixCollector | None, encoding: Callable[[Reference], object] | None = None,
     ):  # fmt: skip
-        """Store the model; forward, encoding: call the architecture's verbs on a builder; context: the most tokens."""
+        """Set what runs need; forward, encoding: call the architecture's verbs on a builder."""
         self._forward, self._encoding, self._kv_type = forward, encoding, kv_type
         self._context, self._observer = context, observer
         self._matrices: dict[tuple[str, int], np.ndarray] = {}

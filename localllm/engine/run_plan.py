@@ -1,4 +1,4 @@
-"""The plan of the runs that read tokens of several sequences: which tokens each run reads, in which order."""
+"""The plan of the runs that process tokens of several sequences: each run's tokens, in order."""
 
 from collections.abc import Iterator
 from collections.abc import Sequence as Ids
@@ -10,18 +10,18 @@ from localllm.engine.image_tokens import passages
 from localllm.engine.runs import BATCH, Runs
 from localllm.engine.sequence import Sequence
 
-REREAD = 16  # most tokens that are recomputed together with new ones; more get a run of their own, whose end is cached
+REREAD = 16  # at most this many tokens are recomputed together with new ones; more get a run of their own
 NOTHING = np.zeros(0, np.int64)
 
 
 class Reading(NamedTuple):
-    """Consecutive tokens of a request, to be read."""
+    """Consecutive tokens of a request to be processed."""
 
     request: int  # its index
     begin: int  # position of the first token
     ids: np.ndarray  # int64
-    wanted: int = 0  # number of last tokens whose logits are returned
-    kernel_tokens: int = 0  # see localllm.engine.runs; 0: by the number of tokens
+    wanted: int = 0  # logits are returned for this many tokens at the end
+    kernel_tokens: int = 0  # see localllm.engine.runs; 0: the number of tokens
     kernel_wanted: int = 1
 
     def part(self, first: int, end: int) -> "Reading":
@@ -38,7 +38,7 @@ def missing_tokens(request: int, sequence: Sequence) -> Reading:
 def plan_runs(
     missing: Ids[Reading], tokens: Ids[np.ndarray], logits: str, precise: bool, kernel_tokens: Ids[int], runs: Runs
 ) -> Iterator[list[Reading]]:
-    """Yield what each run reads for the requests: their missing tokens, then the new ones; at most BATCH tokens.
+    """Yield the tokens of each run, at most BATCH: the requests' missing tokens, then the new ones.
 
     With 16-bit activations, a few tokens at both ends of a long prompt get runs of their own. logits, kernel_tokens:
     see Engine.run.
@@ -66,7 +66,7 @@ def plan_runs(
 
 
 def exact_tail(ids: np.ndarray, runs: Runs) -> int:
-    """Return the number of tokens at the end that get a run of their own, with 16-bit activations, for logits."""
+    """Return how many tokens at the end get a run of their own with 16-bit activations, for exact logits."""
     if len(ids) == 1:  # a decode step
         return 0
     *_, last = passages(ids)
@@ -74,7 +74,7 @@ def exact_tail(ids: np.ndarray, runs: Runs) -> int:
 
 
 def exact_head(reading: Reading, runs: Runs) -> int:
-    """Return the number of tokens at the beginning that get a run of their own, with 16-bit activations."""
+    """Return how many tokens at the beginning get a run of their own with 16-bit activations."""
     if reading.begin or reading.kernel_tokens:
         return 0
     first = next(passages(reading.ids))
@@ -82,7 +82,7 @@ def exact_head(reading: Reading, runs: Runs) -> int:
 
 
 def split_runs(readings: Ids[Reading]) -> Iterator[list[Reading]]:
-    """Divide readings into runs of at most BATCH tokens. Image rows and text never share a run."""
+    """Divide slices into runs of at most BATCH tokens. Image rows and text never share a run."""
     run, room = list[Reading](), BATCH
     for reading in readings:
         for first, last, key in passages(reading.ids):

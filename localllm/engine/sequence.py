@@ -1,4 +1,4 @@
-"""A sequence: tokens that a model has read, and their state."""
+"""A sequence: tokens that a model has processed, and their state."""
 
 import sys
 import weakref
@@ -19,12 +19,12 @@ if TYPE_CHECKING:
 
 
 class Reader(Protocol):
-    """The part of an engine that a sequence uses.
+    """The methods and attributes of an engine that a sequence uses.
 
     Attributes:
-        context: the most tokens of a sequence.  vocab_size: length of a row of logits.
+        context: maximum number of tokens in a sequence.  vocab_size: length of a row of logits.
         runs: how prompts are divided into runs.  lock: held while the model runs or its sequences change.
-        orphaned: states of sequences that were collected without being closed.
+        orphaned: states of sequences that were garbage-collected without being closed.
     """
 
     context: int
@@ -36,7 +36,7 @@ class Reader(Protocol):
     def run(
         self, requests: "Ids[tuple[Sequence, Ids[int]]]", logits: str, precise: bool, kernel_tokens: Ids[int] = ()
     ) -> list[np.ndarray]:
-        """Read the tokens of all requests; returns the requested logits of each, float32 [wanted, vocab]."""
+        """Process the tokens of all requests; return the requested logits of each, float32 [wanted, vocab]."""
         ...
 
     def shift(self, sequence: "Sequence", keep: int, count: int) -> None:
@@ -44,17 +44,17 @@ class Reader(Protocol):
 
 
 class ReadListener(Protocol):
-    """Observes what a sequence reads (localllm.engine.draft_head)."""
+    """Observes the tokens that a sequence processes (localllm.engine.draft_head)."""
 
     @property
     def engine(self) -> object:
         """The engine that runs it."""
 
     def on_hidden_states(self, place: int, ids: np.ndarray, hidden_states: np.ndarray) -> None:
-        """Record tokens read from this position on, int64, and their hidden states, float32 [tokens, width]."""
+        """Record tokens from this position on, int64, and their hidden states, float32 [tokens, width]."""
 
     def rewind_to(self, place: int) -> None:
-        """Follow the sequence back to this position."""
+        """Discard what follows this position of the sequence."""
 
     def close(self) -> None: ...
 
@@ -63,19 +63,19 @@ class ReadListener(Protocol):
 
 
 class Sequence:
-    """One of an engine's sequences. Its memory is freed when it is closed or collected.
+    """One of an engine's sequences. Its memory is freed when it is closed or garbage-collected.
 
-    Its methods run under the engine's lock: threads that call one model wait for each other.
+    Its methods hold the engine's lock: calls from several threads are serialized.
 
-    Attributes:
-        tokens: the ids that it has read.  engine: its engine.
-        aligned: length of the prefix whose state any sequence with the same tokens would have, to the bit: it was read
-            in whole runs (localllm.engine.runs) or up to the end of an image.
-        listener: receives the tokens that the sequence reads; None: no listener.
-        encoded: number of tokens at the beginning that an encoder has read; without tokens after them, the sequence is
-        empty.
-        images: (index of the first row, image) of those among the tokens.
-        exact: length of the prefix before the first token that was copied from another sequence.
+        Attributes:
+            tokens: the ids that the model has processed.  engine: its engine.
+            aligned: length of the prefix whose state any sequence with the same tokens would have, to the bit: it was
+                computed in whole runs (localllm.engine.runs) or up to the end of an image.
+            listener: receives the tokens that the sequence processes; None: no listener.
+            encoded: number of tokens at the beginning that belong to the encoder; without later tokens, the sequence
+                is empty.
+            images: (index of the first row, image) of those among the tokens.
+            exact: length of the prefix before the first token that was copied from another sequence.
     """
 
     listener: ReadListener | None = None
@@ -83,14 +83,14 @@ class Sequence:
     def __init__(self, engine: Reader, store: SequenceState, tokens: Ids[int] = ()):
         self.tokens, self.aligned, self.encoded = list(tokens), 0, 0
         self.images, self.exact = list[tuple[int, ImageEmbedding]](), sys.maxsize
-        self._pending_aligned = 0  # end of further aligned tokens, which count once an image or its rest has followed
+        self._pending_aligned = 0  # end of further tokens that become aligned once their run or image is complete
         self.engine, self._store = engine, store
         self._forgotten = weakref.finalize(self, engine.orphaned.append, store)
         self._forgotten.atexit = False
 
     @property
     def context(self) -> int:
-        """The most tokens of the sequence."""
+        """Maximum number of tokens in the sequence."""
         return self.engine.context
 
     @property
@@ -99,28 +99,28 @@ class Sequence:
 
     @property
     def closed(self) -> bool:
-        """Return whether it was closed or collected."""
+        """Return whether it was closed or garbage-collected."""
         return not self._forgotten.alive
 
     @property
     def store(self) -> SequenceState:
-        """Return its state in the backend. Raises LocalllmError if it is closed."""
+        """The sequence's state in the backend. Raises LocalllmError if the sequence is closed."""
         if self.closed:
             raise LocalllmError("this sequence is closed")
         return self._store
 
     def append(self, ids: Ids[int], logits: str = "last", precise: bool = True, kernel_tokens: int = 0) -> np.ndarray:
-        """Read tokens; returns the requested logits, float32 [tokens, vocab].
+        """Process tokens; return the requested logits, float32 [tokens, vocab].
 
-        logits: after the "last" token, after "all" or "none". precise: keep activations in 16 bits in small batches;
-        otherwise in 8, and a few tokens cost little more than one. kernel_tokens: see localllm.engine.runs; 0: by the
-        number of tokens. Raises UsageError for an id outside of the vocabulary, ContextError if the tokens do not fit,
-        MemoryLimitError, and ModelError for NaN or infinite logits.
+        logits: those after the "last" token, after "all" or "none". precise: keep activations in 16 bits in small
+        batches; otherwise in 8, and a few tokens cost little more than one. kernel_tokens: see localllm.engine.runs; 0:
+        the number of tokens. Raises UsageError for an id outside of the vocabulary, ContextError if the tokens do not
+        fit, MemoryLimitError, and ModelError for NaN or infinite logits.
         """
         return self.engine.run([(self, ids)], logits, precise, [kernel_tokens])[0]
 
     def fork(self) -> "Sequence":
-        """Copy the sequence; memory is shared until one of them continues."""
+        """Copy the sequence; the copies share memory until one of them continues."""
         with self.engine.lock:
             twin = Sequence(self.engine, self.store.fork(len(self.tokens)), self.tokens)
             twin.aligned, twin.encoded, twin.images = self.aligned, self.encoded, [*self.images]
@@ -128,9 +128,9 @@ class Sequence:
             return twin
 
     def truncate(self, length: int) -> int:
-        """Keep only the first `length` tokens; return how many remain (0 if an encoder has read that many).
+        """Keep only the first `length` tokens; return how many remain (0 if they all belong to the encoder).
 
-        If the state cannot go back to exactly there, the next run reads some of the tokens again.
+        If the state cannot be cut exactly there, the next run recomputes some of the tokens.
         """
         if length < 0:
             raise UsageError(f"a length must be 0 or above, not {length}")
@@ -141,7 +141,7 @@ class Sequence:
             return kept_length
 
     def rewind(self, length: int) -> int:
-        """Go back to the last end of a whole run, or of an image, within `length` tokens; return how many remain.
+        """Go back to the last end of a whole run or image within `length` tokens; return how many remain.
 
         Later tokens are then computed as in a new sequence, to the bit.
         """
@@ -158,7 +158,7 @@ class Sequence:
             listener.close()
 
     def clamp_length(self, length: int) -> int:
-        """Return `length`, or 0 if it does not exceed what an encoder has read."""
+        """Return `length`, or 0 if it does not exceed the encoder's tokens."""
         return length if length > self.encoded else 0
 
     def _hold(self, length: int) -> None:
@@ -174,7 +174,7 @@ class Sequence:
         return last_end(self.tokens, length, self.engine.runs)
 
     def commit_tokens(self, place: int, ids: np.ndarray, image: ImageEmbedding | None) -> None:
-        """Record that a run has read ids from this position on; image: the image that they are rows of, if any."""
+        """Record that a run has processed ids from this position on; image: the image of these rows, or None."""
         end = place + len(ids)
         self.tokens[place:end] = ids.tolist()
         if image is not None and (begin := place - row_of(int(ids[0]))) not in [
@@ -184,12 +184,12 @@ class Sequence:
         self._align(place, end, image)
 
     def _align(self, place: int, end: int, image: ImageEmbedding | None) -> None:
-        """Update `aligned`: whether tokens from `place` to `end` were prefilled on canonical run boundaries."""
+        """Update `aligned`: whether tokens [place, end) were prefilled on canonical run boundaries."""
         if place < self.aligned:
             self.aligned = self._last_end(place)
         is_second = (
             image is not None or place == self.engine.runs.exact
-        )  # a prompt's first tokens are a run of their own
+        )  # a prompt's first tokens have a run of their own
         begins = place == self.aligned or (is_second and place == self._pending_aligned)
         if image is not None:
             is_end, is_part = row_of(self.tokens[end - 1]) + 1 == len(image.rows), end - place == BATCH
@@ -243,7 +243,7 @@ class Sequence:
 
 
 def require_room(engine: Reader, requests: Ids[tuple[Sequence, Ids[int]]], tokens: Ids[np.ndarray]) -> None:
-    """Raise UsageError for sequences that cannot be in one run of an engine, ContextError for too many tokens."""
+    """Raise UsageError for sequences that cannot share a run, ContextError for too many tokens."""
     if len({id(sequence) for sequence, _ in requests}) < len(requests):
         raise UsageError("a sequence can be in a run only once")
     if any(sequence.engine is not engine for sequence, _ in requests):

@@ -1,7 +1,7 @@
-"""Run vision encoders: each image is read whole, and no state is kept.
+"""Run vision encoders, which process each image whole and keep no state.
 
-The transformer and the projector are two programs, built when the first image is read. Between them NumPy gathers the
-transformer's rows (`family.gather`).
+The transformer and the projector are two programs, built when the first image is encoded. Between them NumPy gathers
+the transformer's rows (`family.gather`).
 """
 
 from collections.abc import Callable
@@ -35,7 +35,10 @@ KV_TYPE = KVType.of("f32")  # storage type of a run's keys and values
 
 
 class TracedPart(NamedTuple):
-    """A part of an encoder: its operations, and the memory of its input rows, float32 [most rows, columns or more]."""
+    """The operations of a transformer or a projector, and the memory of its input rows.
+
+    rows: float32 [most rows, columns or more].
+    """
 
     recorder: TabulatedRecorder
     rows: np.ndarray
@@ -47,14 +50,14 @@ class TracedPart(NamedTuple):
 
 
 class VisionEncoder:
-    """A vision encoder. Threads that call it wait for each other.
+    """A vision encoder. Calls from several threads are serialized.
 
     Attributes:
         hyperparameters: the encoder's.  family: the module that preprocesses images.
     """
 
     def __init__(self, file: GGUFFile, options: EngineOptions | None = None):
-        """Open a projector file. Raises ModelError if it is another one, or damaged; LocalllmError."""
+        """Open a projector file. Raises ModelError if it is not a projector or is damaged; LocalllmError."""
         options = options or EngineOptions()
         self.family, self.hyperparameters = projector(file)
         self.lock, self._weights, self._options = lock_for(self), Weights(file.tensors), options
@@ -68,7 +71,7 @@ class VisionEncoder:
     def read(self, picture: "Picture") -> np.ndarray:
         """Encode an image that the family has preprocessed: float32 [rows, width of the language model].
 
-        Raises ModelError for NaN or infinite rows.
+        Raises ModelError for NaN or infinite values.
         """
         h = self.hyperparameters
         with self.lock:
@@ -108,7 +111,7 @@ def trace_parts(file: GGUFFile, family: ModuleType, h: Vision) -> tuple[TracedPa
 
 
 def trace_part(say: Callable[..., Activation], file: GGUFFile, h: Vision, most_rows: int, columns: int) -> TracedPart:
-    """Trace a part for at most `most_rows` external rows. Raises ModelError."""
+    """Trace a program for at most `most_rows` external rows. Raises ModelError."""
     rows = np.zeros((most_rows, row_bytes(columns) // 4), np.float32)
     recorder = TabulatedRecorder(h, most_rows, most_rows)
     say(recorder, Weights(file.tensors), h, recorder.external_input(rows, columns))
@@ -116,10 +119,10 @@ def trace_part(say: Callable[..., Activation], file: GGUFFile, h: Vision, most_r
 
 
 class VisionProgram:
-    """A part of an encoder as a program with bidirectional attention."""
+    """The transformer or the projector of an encoder as a program with bidirectional attention."""
 
     def __init__(self, traced: TracedPart, h: Vision, options: EngineOptions, streams: bool = False):
-        """Compile; streams: see `compile_program`. Raises ModelError, LocalllmError."""
+        """Compile the program; streams: see `compile_program`. Raises ModelError, LocalllmError."""
         self._rows, self._angles, operations = traced.rows, traced.recorder.angles, traced.recorder.operations
         self._pages = np.arange(-(-len(traced.rows) // PAGE))
         self._cache = RunCache(h.states(), len(self._pages), KV_TYPE, operations)
@@ -132,7 +135,8 @@ class VisionProgram:
     def run(self, rows: np.ndarray, turns: np.ndarray | None = None, windows: np.ndarray | None = None) -> np.ndarray:
         """Compute a row for each input row: float32 [rows, output length]; turns, windows: see Vision.
 
-        The memory of the run is freed afterwards, because images are rare. Raises ModelError for NaN or infinite rows.
+        The memory of the run is freed afterwards, because images are rare. Raises ModelError for NaN or infinite
+        values.
         """
         count = len(rows)
         self._rows[:count, : rows.shape[1]] = rows

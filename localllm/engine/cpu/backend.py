@@ -1,4 +1,4 @@
-"""The CPU backend, its program for rows of images, and the rotation of cached keys."""
+"""The CPU backend, its program for image rows, and the rotation of cached keys."""
 
 from collections.abc import Callable, Mapping, Sequence
 
@@ -61,7 +61,7 @@ class CpuBackend:
         return self._row_program(image.is_whole).run(span, precise)
 
     def _row_program(self, is_whole: bool) -> "RowProgram":
-        """Return the program for image rows, built when the first image is read."""
+        """Return the program for image rows, which is built on first use."""
         if is_whole not in self._row_programs:
             operations = self._rows(is_whole) if self._rows else None
             if operations is None:
@@ -79,7 +79,7 @@ class CpuBackend:
         self._programs[0], self._run = program, program.run
 
     def beside(self, operations: list[Operation]) -> Program:
-        """Compile another program over the same cache; `close` closes it, too. Raises LocalllmError."""
+        """Compile a second program over the same cache; `close` closes it, too. Raises LocalllmError."""
         places = self._places._replace(header=Header())
         self._programs.append(compile_program(operations, places, self._options.thread_count, self._options.progress))
         return self._programs[-1]
@@ -99,10 +99,13 @@ class CpuBackend:
 
 
 class RowProgram:
-    """A model's program that reads image rows in place of tokens."""
+    """A model's program that processes image rows instead of tokens."""
 
     def __init__(self, operations: RowOperations, places: StepPlaces, options: EngineOptions):
-        """Compile the program; places: the model's, whose header is replaced. Raises ModelError, LocalllmError."""
+        """Compile the program over the model's memory, with a header of its own.
+
+        Raises ModelError, LocalllmError.
+        """
         self._operations = operations
         places = places._replace(header=Header())
         self._program = compile_program(operations.operations, places, options.thread_count, options.progress)
@@ -120,7 +123,7 @@ class RowProgram:
         self._program.close()
 
 
-IDS = np.zeros(BATCH, np.int64)  # any ids: only their number matters
+IDS = np.zeros(BATCH, np.int64)  # placeholders: only their count matters
 BUFFER_ROWS = CpuTarget(1, False, {}).buffer_rows
 NO_LOGITS = np.zeros((0, 0), np.float32)
 

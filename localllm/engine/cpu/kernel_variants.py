@@ -1,4 +1,4 @@
-"""Select the kernel variants that a run's quantized matrix products need, and load them before the run."""
+"""Select the kernel variants of a run's quantized matrix products, and load them before the run."""
 
 from collections.abc import Callable
 from typing import NamedTuple
@@ -11,16 +11,16 @@ from localllm.kernels.build.objects import Progress
 from localllm.kernels.cpu import PRECISE_TOKENS
 from localllm.kernels.cpu.matmul.kernel_variants import VARIANTS, few_fast, few_tokens, variant_for
 
-EVERY = 1 << 40  # tokens
+EVERY = 1 << 40  # more tokens than any run has
 
 
 class RunShape(NamedTuple):
-    """The numbers that select the kernels of a run.
+    """The token counts that select the kernels of a run.
 
     Attributes:
-        tokens, wanted: numbers of tokens, and of requested logits.
+        tokens, wanted: counts of tokens, and of requested logits.
         kernel_tokens, kernel_wanted: see localllm.engine.runs.
-        most_precise: the most kernel_tokens whose activations keep 16 bits.
+        most_precise: activations keep 16 bits up to this value of kernel_tokens.
     """
 
     tokens: int
@@ -30,7 +30,7 @@ class RunShape(NamedTuple):
     most_precise: int
 
 
-# The most frequent first runs: a short prompt in a chat template, and one token.
+# The most common first runs: a short prompt in a chat template, and one token.
 FIRST_RUNS = RunShape(32, 1, 32, 1, PRECISE_TOKENS), RunShape(1, 1, 1, 1, PRECISE_TOKENS)
 
 
@@ -41,7 +41,7 @@ class VariantProduct(NamedTuple):
     few: int  # see `few_tokens`
     few_fast: int
     rows: Rows
-    most: int  # kernel_tokens; more are multiplied in tiles
+    most: int  # maximum of kernel_tokens; more are multiplied in tiles
     is_precise: bool  # whether activations keep 16 bits in every run
 
     def variants(self, run: RunShape) -> list[str]:
@@ -64,14 +64,14 @@ class VariantProduct(NamedTuple):
 
 
 class VariantTable:
-    """The addresses of a model's kernel variants, where its kernels find them."""
+    """The addresses of a model's kernel variants, in arrays that its kernels read."""
 
     def __init__(self) -> None:
         self._tables: dict[str, np.ndarray] = {}  # addresses of variants, by format
         self._products: dict[VariantProduct, None] = {}
 
     def arguments(self, format: str, columns: int, rows: Rows, most_tokens: int, is_precise: bool) -> dict[str, object]:
-        """Return the kernel arguments by which a matrix product finds its variants."""
+        """Register a matrix product, and return its kernel arguments that locate the variants."""
         table = self._tables.setdefault(format, np.zeros(len(VARIANTS), np.int64))
         few, fast = few_tokens(format, columns), few_fast(format, columns)
         product = VariantProduct(format, few, fast, rows, most_tokens, is_precise)
@@ -83,7 +83,7 @@ class VariantTable:
         return [*dict.fromkeys(name for product in self._products for name in product.variants(run))]
 
     def all_names(self) -> list[str]:
-        """List the kernels of all possible runs, those of the most frequent first runs at the front."""
+        """List the kernels of all possible runs, those of the most common first runs first."""
         limits = {1, *self.limits, *(product.most for product in self._products)}
         numbers = sorted(limits | {limit + 1 for limit in limits})
         shapes = [(number, number, precise) for number in numbers for precise in (EVERY, 1)] + [(2, 1, EVERY)]
@@ -92,7 +92,7 @@ class VariantTable:
 
     @property
     def limits(self) -> set[int]:
-        """The numbers of kernel_tokens above which other variants are chosen."""
+        """The values of kernel_tokens above which other variants are selected."""
         return {limit for product in self._products for limit in (product.few, product.few_fast)}
 
     def fill(self, addresses: dict[str, int]) -> None:
@@ -108,7 +108,10 @@ class Loader:
     """
 
     def __init__(self, library: Library, variants: VariantTable, progress: Progress | None):
-        """Store the library; progress(done, total) is called while a run waits for variants, up to the first logits."""
+        """Set the library and a progress callback.
+
+        progress(done, total) is called while runs wait for variants, up to the first logits.
+        """
         self.library, self._variants, self._progress = library, variants, progress
         self._ready = set[RunShape]()
 

@@ -1,4 +1,4 @@
-"""Measure the memory read bandwidth, which bounds decode, and the peak operations per second, which bound prefill."""
+"""Measure memory bandwidth, which bounds decode, and peak operations per second, which bound prefill."""
 
 from time import perf_counter
 
@@ -14,20 +14,21 @@ from localllm.system.memory import available_memory
 # Bytes to read, much more than a CPU cache holds. With a power of two the kernel's four streams would share memory
 # banks: 24 GB/s on one core instead of 35.
 SIZE = 500_000 * 1024
-LEAST = 1 << 24  # bytes: with less, a cache would be measured
+LEAST = 1 << 24  # bytes; a smaller buffer would measure a cache
 PASSES = 10
-PARTS = 8  # per thread, as for a matrix
+PARTS = 8  # per thread, as in a matrix product
 
 
 class MemoryReader:
     """A buffer, and threads that read it. The memory is freed with the last reference.
 
     Attributes:
-        words: the data, int64.  results: each part's exclusive or of its lines of 64 bytes, int64 [parts, 8].
+        words: the data, int64.
+        results: exclusive or of the 64-byte lines of each part, int64 [parts, 8].
     """
 
     def __init__(self, threads: int, size: int = SIZE):
-        """Fill `size` bytes, a multiple of 1024."""
+        """Fill a buffer of `size` bytes, a multiple of 1024."""
         self.words = np.arange(size // 8)  # NumPy requests huge pages, which are 3 % faster
         self.results = np.zeros((PARTS * threads, 8), np.int64)
         library, tape = Library({"stream", "run", "work"}), Tape()
@@ -46,7 +47,10 @@ class MemoryReader:
 
 
 def read_bandwidth(threads: int) -> float:
-    """Measure bytes per second, the best of PASSES passes over at most a quarter of the available memory."""
+    """Measure bytes per second, the best of PASSES passes.
+
+    The buffer has at most a quarter of the available memory.
+    """
     size = min(SIZE, max(available_memory() // 4, LEAST) // 1024 * 1024)
     reader = MemoryReader(threads, size)
     try:
@@ -55,14 +59,14 @@ def read_bandwidth(threads: int) -> float:
         reader.close()
 
 
-ROUNDS = 20_000  # of a part: about a millisecond
+ROUNDS = 20_000  # per part, about a millisecond
 PEAK_PARTS = 4  # per thread
 
 
 def peak_operations(threads: int) -> float | None:
     """Measure multiplications plus additions per second, the best of PASSES passes.
 
-    None if the CPU has no instruction that multiplies bytes.
+    Return None if the CPU has no instruction that multiplies bytes.
     """
     if lane_name() == "portable":
         return None

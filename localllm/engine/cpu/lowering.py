@@ -1,8 +1,8 @@
-"""The CPU target: its choices, its graph pass, and the verbs that it lowers in its own way.
+"""The CPU target: its choices, its graph pass, and the verbs that it lowers itself.
 
 These are matrix products (with integer activations, with float32 ones, and per expert), attention, whose layers of the
 same shape share a plan of work units, and the selection of keys. On CPUs with AMX, products of many tokens run in BF16
-tiles, which need further arguments; the other kernels serve a few tokens, and their input buffers hold no more. In
+tiles, which need further arguments; the other kernels then process few tokens, and their input buffers hold no more. In
 tiles, activations are one BF16 plane, with an error of 5.5e-6, or two (precise runs, keys and values, float32 weights).
 """
 
@@ -83,7 +83,7 @@ class CpuTarget:
 
     @property
     def buffer_rows(self) -> int:
-        """Rows of an activation's buffer: rounded up to the tokens that kernels process at once."""
+        """Rows of an activation's buffer, rounded up to the tokens that kernels process at once."""
         return max(-(-self.tokens // at_once) * at_once for at_once in TOKENS_AT_ONCE)
 
     @property
@@ -110,18 +110,18 @@ class CpuTarget:
         return wanted
 
 
-# Bytes of weights in a part. A part costs a thread about a microsecond: to claim it, and to wait for its first weights,
-# which were not prefetched. Threads with equally many parts finish together. Matrices of 0.2 to 0.6 MB (SmolLM2, 2
-# threads) took 1.02 to 1.08 times as long in parts of 64 KB, whatever their number.
+# Bytes of weights in a part. A part costs a thread about a microsecond, in which it claims the part and waits for the
+# first weights, which were not prefetched. Threads with equally many parts finish together. Matrices of 0.2 to 0.6 MB
+# (SmolLM2, 2 threads) took 1.02 to 1.08 times as long in parts of 64 KB, for any number of parts.
 PART_BYTES, LEAST_BYTES = 1 << 17, 1 << 15
-SLICE_BYTES = 1 << 16  # the same for experts
-# Arguments of a matrix product that are addresses of rows, which an expert's call moves to its first row.
+SLICE_BYTES = 1 << 16  # bytes of an expert's weights in a part
+# Arguments of a matrix product that are addresses of rows; an expert's call advances them to its first row.
 BY_ROW = {
     "linear_quantized": ("high", "low", "words", "scales", "sums", "high_sums", "excess", "y"),
     "linear_float": ("x", "halves", "y"),
 }
 LINEAR = {"linear_quantized": LINEAR_QUANTIZED, "linear_float": LINEAR_FLOAT}
-# Products in tiles advance alike; their panels are located separately.
+# Products in tiles advance likewise; their panels are located separately.
 BY_ROW |= {name.replace("linear", "linear_tiles"): places for name, places in BY_ROW.items()}
 LINEAR |= {"linear_tiles_quantized": LINEAR_TILES_QUANTIZED, "linear_tiles_float": LINEAR_TILES_FLOAT}
 
@@ -146,7 +146,10 @@ class Quantized:
 
 @frozen
 class Call:
-    """A kernel call: its arguments, the buffers that it reads, its output y, and its scratch bytes per thread."""
+    """A call of a matrix product's kernel, with the buffers that it reads and its output y.
+
+    scratch: bytes per thread.
+    """
 
     kernel: str
     arguments: dict[str, object]
@@ -160,7 +163,7 @@ def has_integers(weight: Weight) -> bool:
 
 
 def rounds_activations(operations: Sequence[Operation]) -> bool:
-    """Return whether some matrices are multiplied with 8-bit activations in long runs."""
+    """Return whether some matrices are multiplied by 8-bit activations in long runs."""
     return any(isinstance(operation, Product) and has_integers(operation.weight) for operation in operations)
 
 
@@ -181,7 +184,7 @@ def linear(steps: Steps, operation: Linear, target: CpuTarget) -> None:
 
 
 def count_parts(nbytes: int, threads: int) -> int:
-    """Return how many parts a matrix of `nbytes` is divided into: if it is large enough, equally many per thread."""
+    """Return the number of parts of a matrix of `nbytes`: equally many per thread if it is large enough."""
     if nbytes < LEAST_BYTES * threads:
         return max(nbytes // LEAST_BYTES, 1)
     return min(-(-nbytes // (PART_BYTES * threads)), 8) * threads
@@ -196,7 +199,7 @@ def expert_linear(steps: Steps, operation: ExpertLinear, target: CpuTarget) -> N
     buffers = {at: buffer for at in BY_ROW[name] if isinstance(buffer := arguments[at], Buffer)}
     strides = [(getattr(LINEAR[name], at), buffer.stride) for at, buffer in buffers.items()]
     of_one = linear_scratch(columns) if name.endswith("quantized") else float_scratch(columns)
-    # A dense matrix of that size gets this number of slices, too: prefetched weights are lost at the end of a part.
+    # A dense matrix of that size gets as many parts: prefetched weights are lost at the end of a part.
     slices = min(max(data[0].nbytes // SLICE_BYTES, 1), max(8 * target.threads // choice.columns, 1))
     arguments |= {"linear": Address(product.kernel), "by_row": np.array(strides, np.int64)}
     arguments |= {"by_row_count": len(strides), "slices": slices}
@@ -217,7 +220,7 @@ def make_product(steps: Steps, operation: Product, target: CpuTarget) -> Call:
     if has_integers(weight):
         quantized = steps.form_of(operation, Quantized)
         arguments |= integer_arguments(steps, x, format.name, quantized, is_stored)
-        # the most kernel_tokens for which products are computed in rows
+        # products of more kernel_tokens than this are computed in tiles
         most_tokens = LEAST_IN_TILES[format.name] - 1 if target.in_tiles else target.tokens
         arguments |= target.variants.arguments(format.name, x.columns, x.rows, most_tokens, is_stored)
         product = Call("linear_quantized", arguments, quantized.buffers, y, linear_scratch(x.columns))
@@ -237,7 +240,7 @@ def make_product(steps: Steps, operation: Product, target: CpuTarget) -> Call:
 
 
 def integer_arguments(steps: Steps, x: Activation, format: str, q: Quantized, is_stored: bool) -> dict[str, object]:
-    """Return the further arguments of a product of quantized weights with integer activations."""
+    """Return the further arguments of a product of quantized weights and integer activations."""
     sub_block, header = SUB_BLOCK[format], steps.header
     arguments: dict[str, object] = {"high": q.high, "low": q.low, "words": q.words or 0}
     arguments |= {"scales": q.scales, "excess": q.excess}
@@ -283,7 +286,7 @@ def quantize(steps: Steps, operation: ActivationForm, target: CpuTarget) -> None
 
 
 def halves(steps: Steps, operation: ActivationForm, target: CpuTarget) -> None:
-    """Append the conversion of x to 16 bits; the kernel is named like the verb."""
+    """Append the conversion of x to 16 bits; the kernel has the verb's name."""
     (x,) = operation.inputs
     kind, source = next(kind for kind in HALVES.values() if kind.kernel == operation.verb), steps.buffers[x]
     y = Buffer(steps.max_rows(x.rows), row_bytes(-(-kind.bytes(x.columns) // 4)))
@@ -306,7 +309,7 @@ class Panels:
 def in_tiles(
     steps: Steps, kernel: str, format: str, panels: Panels, is_stored: bool
 ) -> tuple[str, dict[str, object], Buffer]:
-    """Return the tile kernel that replaces `kernel`, its further arguments, and the panels that it reads."""
+    """Return the tile kernel that replaces `kernel`, its further arguments, and its panels."""
     kind, header = kernel.partition("-")[0], steps.header
     is_exact = needs_both_planes(format, is_stored)
     arguments: dict[str, object] = {"few": Address(kernel), "unpack": Address(f"{UNPACK[kind]}-{format}")}
@@ -326,7 +329,7 @@ def pack(steps: Steps, operation: ActivationForm, target: CpuTarget) -> None:
     slabs, panels = -(-x.columns // TILE_SLAB), -(-steps.max_rows(rows) // PANEL_TOKENS)
     arguments: dict[str, object] = {"active": 0, "active_count": 0}
     reads, tokens = [source], rows
-    if isinstance(rows, Routed):  # each expert begins with a panel of its own
+    if isinstance(rows, Routed):  # each expert's rows begin a new panel
         experts, tokens = steps.experts[rows], rows.of
         arguments = {"active": experts.active, "active_count": experts.active_count}
         panels += experts.active.rows
@@ -342,17 +345,17 @@ def pack(steps: Steps, operation: ActivationForm, target: CpuTarget) -> None:
 
 
 def few_count(steps: Steps, rows: Rows) -> np.ndarray:
-    """Return the number of rows, int64 [1]. Except for experts, it is 0 in runs whose products are in tiles."""
+    """Return the number of rows, int64 [1], or 0 in runs whose products are in tiles, except for experts."""
     return steps.counts[rows] if isinstance(rows, Routed) else pick_count(steps.header.few_counts, rows)
 
 
 def kernel_tokens(steps: Steps, rows: Rows) -> np.ndarray:
-    """Return the number of tokens that selects the kernels for some rows, int64 [1]; for experts that of the run."""
+    """Return the token count that selects the kernels for some rows, int64 [1]; for experts the run's."""
     return pick_count(steps.header.kernel_tokens, rows.of if isinstance(rows, Routed) else rows)
 
 
 def pick_count(numbers: np.ndarray, rows: Rows) -> np.ndarray:
-    """Return the number of two, int64 [2], that is for all tokens or for requested logits."""
+    """Return the first of two counts, int64 [2], for all tokens, the second for requested logits."""
     place = {ALL: 0, WANTED: 1}[rows]
     return numbers[place : place + 1]
 
@@ -368,7 +371,7 @@ class AttentionPlan:
 
 
 def attend(steps: Steps, operation: Attend, target: CpuTarget) -> None:
-    """Append the steps that compute attention unit by unit, and that merge partial results over a context."""
+    """Append the steps that compute attention in units, and merge partial results over a context."""
     attention = operation.prepare(steps)
     state, sides, heads, arguments, reads, y = attention
     plan = plan_attention(steps, operation, state)
@@ -388,13 +391,13 @@ def attend(steps: Steps, operation: Attend, target: CpuTarget) -> None:
 
 def select_keys(steps: Steps, operation: SelectKeys, target: CpuTarget) -> None:
     arguments, reads, y, kernel = operation.prepare(steps)
-    context = 32 * operation.output.columns  # bits: the context for each head that selects
+    context = 32 * operation.output.columns  # bits, one per position for each head that selects
     arguments |= target.scratch(select_scratch(operation.heads, operation.state.key_dim, context))
     steps.row_step(kernel, operation.inputs[0].rows, arguments, reads, [y])
 
 
 def select_scratch(heads: int, key_dim: int, context: int) -> int:
-    """Return the scratch bytes of a thread that selects keys, see localllm.kernels.cpu.attention.select_keys."""
+    """Return the scratch bytes of a thread that selects keys (localllm.kernels.cpu.attention.select_keys)."""
     return 4 * (heads + 1) * -(-key_dim // 16) * 16 + 8 * 256 + 4 * context
 
 
@@ -425,9 +428,9 @@ def attention_scratch(key_dim: int, value_dim: int) -> int:
 
 
 def max_units(tokens: int, heads: int, kv_heads: int) -> int:
-    """Return the most work units of a run: tiles of rows, and one per part of the context if there are few tokens.
+    """Return the maximum number of work units in a run of `tokens` tokens.
 
-    tokens: the most of a run.
+    There is one per tile of rows, and one per section of the context if there are few tokens.
     """
     group = heads // kv_heads
     unsplit, split = tokens * group // ATTEND_ROWS + tokens, FEW_TOKENS * group // ATTEND_ROWS + 1
@@ -443,7 +446,10 @@ VERBS: dict[str, Callable[..., None]] = {
 
 
 def target_for_this_cpu(threads: int, tokens: int = BATCH, keeps: bool = True) -> CpuTarget:
-    """Create the target, with BF16 tiles if the CPU has AMX; tokens: the most of a run; keeps: see CpuTarget."""
+    """Create the target of this CPU, with BF16 tiles if it has AMX.
+
+    tokens: maximum number of tokens in a run; keeps: see CpuTarget.
+    """
     return CpuTarget(threads, has_tiles(), VERBS, tokens=tokens, keeps=keeps)
 
 

@@ -1,4 +1,4 @@
-"""A runnable CPU model: the header of a run, the tape, and the threads that execute it, at once or in slices."""
+"""A runnable CPU model: the header of a run, the tape, and the threads that execute it."""
 
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -23,18 +23,18 @@ from localllm.kernels.build.objects import Progress
 from localllm.kernels.cpu import ALL_IN_TILES, FEW_IN_FLOAT32, LEAST_IN_TILES
 from localllm.kernels.table import PAGE
 
-AT_ONCE = 1 << 25  # most bytes of weights in a slice, unless a stage has more
+AT_ONCE = 1 << 25  # maximum bytes of weights in a slice, unless a stage has more
 
 
 class TapeSlice(NamedTuple):
     """Whole stages of a tape."""
 
-    end: int  # number of the first step after the slice
+    end: int  # index of the first step after the slice
     weights: list[np.ndarray]
 
 
 class StreamingRunner:
-    """Runs a tape in slices, like Threads.run, and releases the memory of each slice's weights afterwards.
+    """Runs a tape in slices, and releases the memory of each slice's weights afterwards.
 
     A vision encoder reads each weight once per image, and images are rare: with all weights mapped a process holds 950
     MB for SigLIP-400M's shape in F16, with slices 235 MB. Releasing 0.8 GB takes one thread 40 ms, and mapping it again
@@ -54,7 +54,7 @@ class StreamingRunner:
 
 
 def slice_steps(steps: Sequence[Step]) -> list[TapeSlice]:
-    """Slice steps at the ends of stages, so that a slice has at most AT_ONCE bytes of weights where possible."""
+    """Slice steps at the ends of stages, with at most AT_ONCE bytes of weights per slice where possible."""
     pieces, weights, size = list[TapeSlice](), list[np.ndarray](), 0
     for number, step in enumerate(steps):
         some = step.arguments.get("weights")
@@ -69,10 +69,13 @@ def slice_steps(steps: Sequence[Step]) -> list[TapeSlice]:
 
 
 class RunCache(KVCache):
-    """A KV cache that is valid during one run only: layers run one after the other and use the same memory."""
+    """A KV cache that is valid during one run only, so that all layers can use the same memory."""
 
     def __init__(self, states: Sequence[State], pages: int, kv_type: KVType, operations: Sequence[Operation]):
-        """Allocate `pages` pages; no memory is shared if one of the operations reads the keys of an earlier layer."""
+        """Allocate `pages` pages.
+
+        Layers share no memory if an operation reads the keys of an earlier layer.
+        """
         attends = [operation for operation in operations if isinstance(operation, Attend)]
         self._is_shared = all(len(operation.inputs) > 1 for operation in attends)
         super().__init__(states, pages * PAGE, kv_type, (1,))
@@ -90,10 +93,10 @@ class RunCache(KVCache):
 
 
 class Program:
-    """A model for the CPU.
+    """A model compiled for the CPU.
 
     Attributes:
-        warning: a line for the user about the kernels, or None.
+        warning: one line for the user about the kernels, or None.
         kernel_limits: see Backend.
         prepare_all: waits for all kernels that a run may need, which are otherwise compiled in the background.
     """
@@ -102,14 +105,14 @@ class Program:
         self, header: Header, threads: Threads, vocab_size: int, loader: Loader, memory: Sequence[Reserved] = (),
         streaming: StreamingRunner | None = None, kernel_limits: Sequence[int] = (),
     ):  # fmt: skip
-        """Store the parts; memory: memory of a run's buffers; streaming: runs the tape in slices."""
+        """Set what runs need; memory: memory of a run's buffers; streaming: runs the tape in slices."""
         self.kernel_limits = kernel_limits
         self._memory, self._walk = memory, (streaming or threads).run
         self.warning, self.prepare_all = loader.library.warning, loader.prepare_all
         self._header, self._threads, self._vocab_size, self._loader = header, threads, vocab_size, loader
 
     def run(self, spans: Sequence[Span], precise: bool) -> np.ndarray:
-        """Read the tokens of all spans, at most BATCH; return the requested logits: float32 [wanted, vocab].
+        """Process the tokens of all spans, at most BATCH; return requested logits, float32 [wanted, vocab].
 
         Raises ModelError for NaN or infinite logits, LocalllmError if a kernel cannot be compiled.
         """
@@ -118,7 +121,7 @@ class Program:
         return self._compute(logits)
 
     def read(self, texts: Sequence[TextSpan], pages: np.ndarray, precise: bool) -> np.ndarray:
-        """Read whole texts; return a row for each: float32 [texts, width].
+        """Process whole texts; return a row for each: float32 [texts, width].
 
         pages, precise: see Header.fill_texts. Raises the errors of `run`.
         """
@@ -150,7 +153,7 @@ class Program:
         return logits
 
     def give_back(self) -> None:
-        """Return the run's memory to the system until the next one. Raises MemoryLimitError."""
+        """Return the run's memory to the system until the next run. Raises MemoryLimitError."""
         for region in self._memory:
             region.give_back(0, len(region.bytes))
 
@@ -163,11 +166,11 @@ def compile_program(
     operations: Sequence[Operation], places: StepPlaces, threads: int, progress: Progress | None,
     exported: Crossing | None = None, keeps: bool = True, streams: bool = False,
 ) -> Program:  # fmt: skip
-    """Compile a program of recorded operations; the last one makes the logits, unless activations are exported.
+    """Compile recorded operations; the last one computes the logits, unless activations are exported.
 
     exported: see `lower_operations`; keeps: see CpuTarget; streams: release weights after each use (StreamingRunner);
-    progress(done, total) is called while a caller waits for kernels, here or in the first run. Raises ModelError,
-    LocalllmError.
+    progress(done, total) is called while a caller waits for kernels, in this call or in the first run. Raises
+    ModelError, LocalllmError.
     """
     target = target_for_this_cpu(threads, len(places.header.ids), keeps)
     tape = Tape(lower_operations(optimize_graph(operations, target), target, places, exported=exported).all)
@@ -183,7 +186,7 @@ def compile_program(
 
 
 def kernel_limits(operations: Sequence[Operation], target: CpuTarget) -> list[int]:
-    """Return the numbers of tokens above which some matrix product of a model uses other kernels, ascending."""
+    """Return the token counts above which some matrix product of a model uses other kernels, ascending."""
     weights = [operation.weight for operation in operations if isinstance(operation, Product)]
     limits = {PRECISE_TOKENS, *target.variants.limits}
     if not all(has_integers(weight) for weight in weights):

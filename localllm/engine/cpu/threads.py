@@ -1,4 +1,4 @@
-"""The compute threads; they stay in native code between the steps of a run."""
+"""The compute threads, which stay in native code between the steps of a run."""
 
 import ctypes
 import os
@@ -15,7 +15,10 @@ KERNEL = ctypes.CFUNCTYPE(None, *[ctypes.c_int64] * 4)
 
 
 class WorkerGroup:
-    """The state that threads share; it has no reference to `Threads`, which can be collected while threads sleep."""
+    """The state that threads share.
+
+    It has no reference to `Threads`, which can therefore be garbage-collected while threads sleep.
+    """
 
     def __init__(self, addresses: dict[str, int], tape: np.ndarray, keep: object):
         """Allocate the shared job; tape: int64 [steps, len(STEP)]; keep: objects that must outlive the tape."""
@@ -37,7 +40,7 @@ class WorkerGroup:
         prepare_waiting((run, sleep), wake)
 
     def choose(self, first: int, end: int) -> None:
-        """Set the steps of the next runs. A thread that is late sees that its run is over, and takes no step."""
+        """Set the steps of the next runs. A late thread sees that its run is over, and executes no step."""
         tape = self.keep[1]
         self.job[JOB.tape], self.job[JOB.steps] = tape[first:].ctypes.data, end - first
 
@@ -80,7 +83,7 @@ class Threads:
         self._team.join()
 
     def run(self) -> None:
-        """Run the tape once; after `close`, on the caller's thread alone. Concurrent callers take turns.
+        """Run the tape once; after `close`, on the caller's thread alone. Concurrent calls are serialized.
 
         Ctrl-C takes effect after the run. Memory that the tape reads may change only between runs.
         """
@@ -89,7 +92,7 @@ class Threads:
     def run_steps(self, first: int, end: int) -> None:
         """Run only steps [first, end), which must be whole stages; `run` then repeats these steps.
 
-        For a single caller, which runs the other steps later.
+        Only a single caller may use it, and must run the other steps later.
         """
         self._team.choose(first, end)
         self.run()

@@ -26,7 +26,7 @@ from localllm.kernels.table import PAGE
 
 
 class CudaBackend:
-    """A model on a GPU, a localllm.engine.backend.Backend."""
+    """A localllm.engine.backend.Backend that runs a model on a GPU."""
 
     rotates_keys, kernel_limits = False, ()
 
@@ -34,7 +34,7 @@ class CudaBackend:
         self, card: Card, operations: list[Operation], states: Sequence[State], context: int, options: EngineOptions,
         on_cpu: int = 0, spare: int = 0,
     ):  # fmt: skip
-        """Upload the model; on_cpu: how many of the first layers the CPU computes.
+        """Upload the model; on_cpu: number of first layers that the CPU computes.
 
         spare: bytes of GPU memory that are free for a second context. Raises MemoryLimitError, UnsupportedError.
         """
@@ -94,14 +94,14 @@ class CudaBackend:
 
 
 class CudaEmbeddingRunner:
-    """A model on a GPU that computes a row per text.
+    """A model on a GPU that computes one vector per text.
 
     Attributes:
         name, warning: the GPU's, see Card.
     """
 
     def __init__(self, operations: list[Operation], states: Sequence[State], context: int, options: EngineOptions):
-        """Upload the model; context: the most tokens of a text.
+        """Upload the model; context: maximum number of tokens in a text.
 
         Raises NoCardError, MemoryLimitError, UnsupportedError.
         """

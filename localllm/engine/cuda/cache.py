@@ -11,7 +11,7 @@ from localllm.engine.memory.cache import KVCache, Streams
 from localllm.engine.memory.recurrent import StateLayout
 from localllm.kernels.table import PAGE
 
-SEQUENCES = (2, 1)  # contexts to allocate: two if there is memory, so that two conversations fit
+SEQUENCES = (2, 1)  # contexts to allocate: if memory suffices two, for two conversations
 
 
 class CardMemory:
@@ -27,7 +27,7 @@ class CardMemory:
 
 class CudaCache(KVCache):
     def __init__(self, card: Card, states: Sequence[State], context: int, kv_type: KVType, spare: int):
-        """Allocate; spare: bytes that a second context may take. Raises MemoryLimitError, ModelError."""
+        """Allocate the cache; spare: bytes that a second context may use. Raises MemoryLimitError, ModelError."""
         self._card = card
         has_room = sum(state_bytes(state, context, kv_type) for state in states) <= spare
         super().__init__(states, context, kv_type, SEQUENCES if has_room else SEQUENCES[-1:])
@@ -55,7 +55,7 @@ class CudaCache(KVCache):
             start += size
 
     def _pieces(self, pages: np.ndarray, local: bool) -> Iterable[tuple[int, int]]:
-        """Yield addresses and sizes of pages, stream by stream; local: of layers with a window, else of the others."""
+        """Yield addresses and sizes of pages, stream by stream; local: of layers with a window, or the others."""
         windowed = set(self._streams(local=True))
         for side in self._streams():
             if (side in windowed) == local:
@@ -68,7 +68,7 @@ class CudaCache(KVCache):
 
     def use(self, pages: Iterable[int]) -> None: ...
 
-    # localllm.engine.memory.cache returns memory to the system; here it stays allocated.
+    # localllm.engine.memory.cache returns memory to the system; GPU memory stays allocated.
     def give_back(self, pages: Iterable[int], local: bool = False) -> None: ...
 
 

@@ -1,7 +1,7 @@
-"""The interface of a GPU: memory, kernels, graphs.
+"""The API of a GPU: memory, kernels, graphs.
 
-CudaCard implements it with NVIDIA's packages, which are imported only if there is a driver: that allocates memory,
-cuda.core launches kernels and graphs, and cuBLAS multiplies on tensor cores. Tests use Numba's simulator.
+CudaCard implements it with NVIDIA's packages, which are imported only if there is a driver: the driver allocates
+memory, cuda.core launches kernels and graphs, and cuBLAS multiplies on tensor cores. Tests use Numba's simulator.
 """
 
 import ctypes
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from cuda.core import Device, DeviceProperties, Event, GraphBuilder, Stream
 
 
-CHUNK = 32 << 20  # most bytes of an upload
+CHUNK = 32 << 20  # maximum bytes of an upload
 
 
 class Launch(NamedTuple):
@@ -36,7 +36,7 @@ class LibraryProduct(NamedTuple):
     """A matrix product by cuBLAS: c = b a^T, with c float32 [n, m], b [n, k], a [m, k], row-major.
 
     kind: the type of a and b, f16, bf16 or f32; sums are float32. a, b, c: addresses. Strides are between rows, in
-    numbers.
+    elements.
     """
 
     kind: str
@@ -59,8 +59,8 @@ class Card(Protocol):
     """A GPU. Addresses are in its memory, int64; calls take effect in the order in which they are made.
 
     Attributes:
-        name: the device's, for users.  capability: compute capability, major and minor number.
-        warning: a line for the user about its kernels, or None.
+        name: the device's, for users.  capability: compute capability, major and minor version.
+        warning: one line for the user about its kernels, or None.
         bandwidth: memory bytes per second.  peak: dense float16 operations per second.  0: unknown.
     """
 
@@ -77,15 +77,18 @@ class Card(Protocol):
         ...
 
     def free(self, address: int) -> None:
-        """Free memory; does nothing if the GPU was closed since."""
+        """Free memory; does nothing if the GPU has been closed."""
         ...
 
     def release(self, address: int) -> None:
-        """Queue memory to be freed before the next allocation. Calls no driver: finalizers may call it anywhere."""
+        """Queue memory to be freed before the next allocation.
+
+        It calls no driver, so that finalizers may call it anywhere.
+        """
         ...
 
     def allocate_pinned(self, size: int) -> np.ndarray:
-        """Allocate pinned host memory, which the GPU accesses at the same address, uint8 [size].
+        """Allocate pinned host memory, uint8 [size], which the GPU accesses at the same address.
 
         Raises MemoryLimitError.
         """
@@ -98,8 +101,8 @@ class Card(Protocol):
     def feed(self, chunks: Iterable[np.ndarray], work: Callable[[int, np.ndarray], Work | None], place: int) -> None:
         """Upload chunks of at most CHUNK bytes, uint8.
 
-        work(address, chunk) returns the work that processes an uploaded chunk; if None, it is stored at `place`, after
-        the previous one.
+        work(address, chunk) returns the work that processes an uploaded chunk; if None, the chunk is stored at `place`,
+        after the previous one.
         """
         ...
 
@@ -120,7 +123,7 @@ class Card(Protocol):
     def do(self, works: Sequence[Work]) -> None: ...
 
     def synchronize(self) -> None:
-        """Wait until all work is done. Raises LocalllmError if something failed."""
+        """Wait until all work is done. Raises LocalllmError if a call has failed."""
         ...
 
     def free_bytes(self) -> int: ...
@@ -129,7 +132,7 @@ class Card(Protocol):
 
 
 WORKSPACE = 32 << 20  # bytes that cuBLAS may use
-OLDEST = (7, 5)  # the first compute capability whose tensor cores support the float16 products used here
+OLDEST = (7, 5)  # the first compute capability whose tensor cores support these float16 products
 
 
 class NoCardError(LocalllmError):
@@ -137,7 +140,7 @@ class NoCardError(LocalllmError):
 
 
 def open_card(number: int) -> "CudaCard":
-    """Open a GPU by its number. Raises NoCardError with one line that says what is missing."""
+    """Open a GPU by its index. Raises NoCardError with one line that says what is missing."""
     if not has_driver():
         raise NoCardError("no NVIDIA driver found")
     try:
@@ -177,7 +180,7 @@ def check_call(driver: ModuleType, result: tuple[Any, ...]) -> Any:
 
 @contextmanager
 def report_failures() -> Iterator[None]:
-    """Turn exceptions of cuda.core and cuBLAS into LocalllmError, like failed driver calls."""
+    """Convert exceptions of cuda.core and cuBLAS to LocalllmError, like failed driver calls."""
     try:
         yield
     except (LocalllmError, MemoryError):
@@ -203,12 +206,12 @@ def limits(properties: "DeviceProperties", capability: tuple[int, ...]) -> tuple
 
 
 class CudaCard:
-    """A GPU, see localllm.engine.cuda.card.Card.
+    """A GPU that implements localllm.engine.cuda.card.Card.
 
     All threads may call it: each call makes the device current in its thread.
 
-    Attributes:
-        name: name of the device.  capability: major and minor number.
+        Attributes:
+            name: name of the device.  capability: major and minor version.
     """
 
     def __init__(self, device: "Device", driver: ModuleType, cublas: ModuleType):
@@ -278,7 +281,7 @@ class CudaCard:
     def feed(self, chunks: Iterable[np.ndarray], work: Callable[[int, np.ndarray], Work | None], place: int) -> None:
         """Upload chunks through pinned memory, see Card.feed.
 
-        While one chunk is transferred, the next is read from the file and the one before is processed.
+        While one chunk is transferred, the next is read from the file and the previous one is processed.
         """
         room = [self.allocate(CHUNK) for _ in range(2)]
         events: list[Event | None] = [None, None]
@@ -366,7 +369,10 @@ class CudaCard:
         self._stream.sync()
 
     def close(self) -> None:
-        """Free everything as far as possible: a failed GPU refuses calls, but its failure has been reported."""
+        """Free everything as far as possible.
+
+        A failed GPU refuses calls, but its failure was already reported.
+        """
         allocated, self._allocated, pinned, self._pinned = self._allocated, set(), self._pinned, []
         with suppress(LocalllmError), report_failures():
             self.use()

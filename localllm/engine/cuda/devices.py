@@ -1,4 +1,4 @@
-"""Open the GPU, decide how many of a model's layers fit it, and split the operations between it and the CPU."""
+"""Open the GPU, decide how many layers fit it, and split the operations between it and the CPU."""
 
 import re
 from collections.abc import Callable, Mapping, Sequence
@@ -18,12 +18,12 @@ from localllm.files.gguf.file import GGUFFile, Tensor
 from localllm.kernels.cuda.matmul.planes import row_bytes, stored_as
 from localllm.kernels.table import PAGE
 
-# Bytes of GPU memory for kernels, graphs, the driver, and a little for other programs.
+# Bytes of GPU memory for kernels, graphs and the driver, with a reserve for other programs.
 MARGIN = 400 << 20
 
 
 class Sizes(NamedTuple):
-    """Bytes on the GPU."""
+    """A model's memory on the GPU, in bytes."""
 
     layers: list[int]  # weights and cache of each layer
     rest: int  # embedding and output matrices, buffers
@@ -51,7 +51,7 @@ def card_bytes(tensor: Tensor) -> int:
 
 
 def state_bytes(state: State, context: int, kv_type: KVType) -> int:
-    """Compute the bytes of a layer's state: of all tokens, even with a window; or of all recurrent snapshots."""
+    """Compute the bytes of a layer's state: of all tokens (even with a window), or of all snapshots."""
     if isinstance(state, Recurrent):
         return (SNAPSHOTS + 3) * state.bytes(context, kv_type)  # before a run and after it, and the initial states
     state = replace(state, window=None)
@@ -64,7 +64,7 @@ def spare(needed_sizes: Sizes, count: int, free: int) -> int:
 
 
 def layers_that_fit(needed_sizes: Sizes, free: int) -> int:
-    """Return how many of the last layers fit together with the rest; 0 for none."""
+    """Return how many of the last layers fit, beside the memory that is not of layers; 0 for none."""
     room, count = free - MARGIN - needed_sizes.rest, 0
     for size in reversed(needed_sizes.layers):
         room -= size
@@ -88,7 +88,7 @@ LAYER = re.compile(r"blk\.(\d+)\.")
 
 
 class Halves(NamedTuple):
-    """Operations before the cut and after it, and the activations that cross it."""
+    """The operations before and after a cut, and the activations that cross it."""
 
     before: list[Operation]
     behind: list[Operation]
@@ -96,7 +96,10 @@ class Halves(NamedTuple):
 
 
 def split_at_layer(operations: list[Operation], layer: int) -> Halves:
-    """Cut before a layer, where the fewest columns cross. Raises UnsupportedError if the layers cannot be separated."""
+    """Cut before a layer, where the fewest columns cross.
+
+    Raises UnsupportedError if the layers cannot be separated.
+    """
     layers = [layer_of(operation) for operation in operations]
     first = next((i for i, number in enumerate(layers) if number is not None and number >= layer), len(operations))
     last = max((i for i, number in enumerate(layers) if number is not None and number < layer), default=-1)
@@ -116,7 +119,7 @@ def layer_of(operation: Operation) -> int | None:
 
 
 def live(operations: list[Operation], at: int) -> list[Activation]:
-    """List the activations that operations before number `at` make and later ones read."""
+    """List the activations that operations before index `at` compute and later ones read."""
     outputs = dict.fromkeys(operation.output for operation in operations[:at])
     inputs = {x for operation in operations[at:] for x in operation.inputs}
     return [x for x in outputs if x in inputs]
@@ -131,18 +134,19 @@ class GpuPlacement(NamedTuple):
 
     card: Card | None
     layers: int  # number of layers
-    spare: int = 0  # free bytes besides the layers and one context
-    warning: str | None = None  # why there is no GPU, where that is unexpected
+    spare: int = 0  # bytes that stay free besides the layers and one context
+    warning: str | None = None  # why no GPU is used, where that is unexpected
 
 
 def place_layers(
     options: EngineOptions, file: GGUFFile, states: Sequence[State], layers: int, context: int,
     buffers: Callable[[Sequence[State], KVType], int],
 ) -> GpuPlacement:  # fmt: skip
-    """Open the GPU that the options name, and decide how many layers it gets: those that are requested and fit.
+    """Open the GPU that the options name, and decide how many layers it gets.
 
-    buffers(states, kv_type): bytes that a GPU needs in addition to weights and cache. With the device auto there may be
-    no GPU; `warning` then says why. Raises NoCardError, MemoryLimitError, UnsupportedError.
+    These are the layers that are requested and fit. buffers(states, kv_type): bytes that a GPU needs in addition to
+    weights and cache. With the device auto there may be no GPU; `warning` then says why. Raises NoCardError,
+    MemoryLimitError, UnsupportedError.
     """
     device, requested, kv_type = options.backend, options.gpu_layers, options.kv_cache_type
     automatic = device == "auto"
@@ -171,9 +175,9 @@ def place_layers(
 
 
 def layers_on(card: str, needed_sizes: Sizes, requested: int | str, free: int) -> int:
-    """Return how many layers a GPU gets; requested: a number, "all" or "auto"; free: bytes.
+    """Return how many layers a GPU gets; requested: a count, "all" or "auto"; free: bytes.
 
-    Raises MemoryLimitError if the GPU's memory does not suffice for the requested number, or for a single layer.
+    Raises MemoryLimitError if the GPU's memory does not suffice for the requested count, or for a single layer.
     """
     count = len(needed_sizes.layers) if requested == "all" else requested
     if isinstance(count, int):

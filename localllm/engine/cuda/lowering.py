@@ -1,4 +1,4 @@
-"""The CUDA target: operations become GPU work.
+"""The CUDA target, which converts operations to GPU work.
 
 A program is lowered for a maximum number of tokens, a power of two: grids are fixed, so that the whole program can be
 recorded as one graph and replayed without Python between its kernels. For up to FEW_TOKENS, kernels multiply packed
@@ -40,7 +40,7 @@ from localllm.kernels.cuda.matmul.planes import PLAIN
 
 @frozen
 class CudaTarget:
-    """A localllm.engine.lower.steps.Target for a program of at most `tokens` tokens and `wanted_rows` logits."""
+    """A localllm.engine.lower.steps.Target for at most `tokens` tokens and `wanted_rows` logits."""
 
     tokens: int
     wanted_rows: int
@@ -69,25 +69,25 @@ class CudaTarget:
         return {"scratch": 0, "scratch_bytes": 0}
 
     def share(self, rows: int, count: np.ndarray) -> tuple[int, np.ndarray | None]:
-        """Return parts for the most rows: only the GPU knows the actual number."""
+        """Return one part per row: only the GPU knows the actual number of rows."""
         return rows, None
 
     def parts(self, wanted: int, rows: int) -> int:
         return rows
 
 
-FEW_TOKENS = 8  # most tokens that are multiplied with packed weights
+FEW_TOKENS = 8  # up to this many tokens are multiplied by packed weights
 UNPACKED = 64 << 20  # bytes of a matrix that are unpacked at a time
 DENSE: dict[str, object] = {
     "active": 0,
     "active_count": 0,
     "expert_bytes": 0,
     "experts": 1,
-}  # a matrix outside mixtures
+}  # arguments of a matrix that belongs to no mixture of experts
 
 
 class BufferSlice(NamedTuple):
-    """The rest of a buffer from an offset on."""
+    """A buffer from an offset on."""
 
     buffer: Buffer
     offset: int  # bytes
@@ -109,21 +109,21 @@ class Halved(NamedTuple):
 
 
 class SplitBF16(NamedTuple):
-    """Activations as sums of two BF16 numbers."""
+    """Activations as sums of two BF16 values."""
 
     high: Buffer
     low: Buffer
 
 
 class Factor(NamedTuple):
-    """A matrix of a tensor core product: its buffer or address, and the numbers from row to row."""
+    """A matrix of a tensor core product: its buffer or address, and its row stride in elements."""
 
     place: Buffer | int
     stride: int
 
 
 def form_of(operation: Product, rows: int) -> str | None:
-    """Return the verb that converts a product's input from float32; None without one; rows: most rows of the input."""
+    """Return the verb that converts a product's float32 input, or None; rows: maximum rows of the input."""
     kind = CardWeights.format(operation.weight)
     if isinstance(operation, ExpertLinear) or rows <= FEW_TOKENS:
         return None if kind in PLAIN else "quantize_planes"
@@ -131,7 +131,7 @@ def form_of(operation: Product, rows: int) -> str | None:
 
 
 def linear(steps: Steps, operation: Linear, target: CudaTarget) -> None:
-    """Append the steps that multiply with one matrix."""
+    """Append the steps of a product with one matrix."""
     bias = operation.bias
     steps.new(operation.output)
     if steps.max_rows(operation.inputs[0].rows) <= FEW_TOKENS:
@@ -143,7 +143,7 @@ def linear(steps: Steps, operation: Linear, target: CudaTarget) -> None:
 
 
 def expert_linear(steps: Steps, operation: ExpertLinear, target: CudaTarget) -> None:
-    """Append the steps that multiply each expert's rows with its matrix, some rows at a time."""
+    """Append the steps that multiply each expert's rows by its matrix, some rows at a time."""
     weight, experts = operation.weight, steps.experts[operation.choice.routed]
     steps.new(operation.output)
     of_experts: dict[str, object] = {
@@ -167,7 +167,7 @@ def route(steps: Steps, operation: Route, target: CudaTarget) -> None:
 def multiply_few(
     steps: Steps, operation: Product, target: CudaTarget, of_experts: dict[str, object], reads: list[Buffer]
 ) -> None:
-    """Append the step that multiplies with packed weights."""
+    """Append the step that multiplies by packed weights."""
     x, weight, y = operation.inputs[0], operation.weight, steps.buffers[operation.output]
     kind, most_rows = CardWeights.format(weight), steps.max_rows(x.rows)
     kernel = f"{at_a_time(min(most_rows, target.tokens))}-{kind}"  # no expert has more rows than there are tokens
@@ -241,7 +241,7 @@ def multiply(
     steps.append("product", arguments, 0, reads, [place.buffer])
 
 
-# ---- forms of activations ----
+# ---- conversions of activations
 
 
 def quantize_planes(steps: Steps, operation: ActivationForm, target: CudaTarget) -> None:
@@ -266,7 +266,7 @@ def halve(steps: Steps, operation: ActivationForm, target: CudaTarget) -> None:
 
 
 def split_bf16(steps: Steps, operation: ActivationForm, target: CudaTarget) -> None:
-    """Append the step that converts x to the sum of two BF16 numbers."""
+    """Append the step that converts x to the sum of two BF16 values."""
     (x,) = operation.inputs
     most_rows, source = steps.max_rows(x.rows), steps.buffers[x]
     high, low = steps.forms[operation.output] = SplitBF16(*(Buffer(most_rows, source.stride // 2) for _ in range(2)))
@@ -276,11 +276,11 @@ def split_bf16(steps: Steps, operation: ActivationForm, target: CudaTarget) -> N
 
 
 BLOCKS = 264  # blocks that fill a GPU of 132 multiprocessors, two each
-DECODE = 8  # up to this many tokens, each one's context is divided as if it were alone, and gives the same bits
-FEW_IN_FLOAT32 = 16  # most tokens of a run without tensor cores
+DECODE = 8  # up to this many tokens, each one's context is divided as if it were alone, for the same bits
+FEW_IN_FLOAT32 = 16  # runs of at most this many tokens do not use tensor cores
 MOST_DIM = 256  # largest head on tensor cores; larger ones need too many registers
-LANES, NUMBERS = 32, 8  # most lanes that share a head, and numbers of it that each lane reads at once
-MOST_HEADS, MOST_NUMBERS = 8, 128  # most query heads of a bundle, and most numbers of queries and results in registers
+LANES, NUMBERS = 32, 8  # maximum lanes that share a head, and elements that each lane loads at once
+MOST_HEADS, MOST_NUMBERS = 8, 128  # maximum query heads of a bundle, and query and result values in registers
 
 
 @frozen
@@ -293,7 +293,10 @@ class FewTokenAttention:
 
     @property
     def bundle(self) -> int:
-        """Return how many query heads a block computes together: equal parts of the group that fit the registers."""
+        """The number of query heads that a block computes together.
+
+        Bundles are equal shares of the group that fit the registers.
+        """
         numbers = NUMBERS * sum(-(-dim // (NUMBERS * LANES)) for dim in (self.key_dim, self.value_dim))
         most_heads = min(max(MOST_NUMBERS // numbers, 1), MOST_HEADS)
         return -(-self.group // -(-self.group // most_heads))
@@ -307,7 +310,7 @@ class FewTokenAttention:
         return 4 * (4 + -(-self.value_dim // 8) * 8)
 
     def parts(self, tokens: int, kv_heads: int) -> int:
-        """Return into how many parts a context is divided at most."""
+        """Return the maximum number of parts that a context is divided into."""
         return -(-BLOCKS // (kv_heads * self.bundles * (tokens if tokens > DECODE else 1)))
 
 
@@ -326,7 +329,10 @@ def attend(steps: Steps, operation: Attend, target: CudaTarget) -> None:
 
 
 def are_few(attention: AttentionSteps, target: CudaTarget) -> bool:
-    """Return whether attention is computed in float32: for few tokens, a float32 cache, or very long heads."""
+    """Return whether attention is computed in float32 instead of on tensor cores.
+
+    This is so for few tokens, a float32 cache, and very long heads.
+    """
     state, is_exact = attention.state, any(side.kind == "f32" for side in attention.sides)
     return target.tokens <= FEW_IN_FLOAT32 or is_exact or max(state.key_dim, state.value_dim) > MOST_DIM
 
@@ -373,7 +379,7 @@ WITH_INTEGERS = {"rms_norm": "norm_quantize", "swiglu": "swiglu_quantize"}  # ke
 
 
 def merge_quantizations(steps: list[Step]) -> list[Step]:
-    """Merge each quantization into the step that makes its input, if that step's kernel can quantize."""
+    """Merge each quantization into the step that computes its input, if that step's kernel can quantize."""
     result: list[Step] = []
     for step in steps:
         place = maker(result, step) if step.kernel == "quantize_planes" else None
@@ -395,7 +401,7 @@ def merge_quantizations(steps: list[Step]) -> list[Step]:
 
 
 def maker(earlier_steps: list[Step], step: Step) -> int | None:
-    """Return the index of the earlier step that makes the input of quantization `step`, if it can quantize itself."""
+    """Return the index of the earlier step that computes the input of `step` and can quantize it, or None."""
     x, columns = step.arguments["x"], step.arguments["columns"]
     place = next((place for place in reversed(range(len(earlier_steps))) if x in earlier_steps[place].writes), None)
     if place is None or earlier_steps[place].kernel not in WITH_INTEGERS:
@@ -426,7 +432,10 @@ def fusion_place(earlier_steps: list[Step], step: Step) -> int | None:
 
 
 def can_fuse(first: Step, step: Step, between: list[Step]) -> bool:
-    """Return whether `first` can be fused into `step`, which reads its output, across the steps between them."""
+    """Return whether `first` can be fused into `step`, which reads its output.
+
+    between: the steps between them.
+    """
     a, b = first.arguments, step.arguments
     if a.get("count") is not b.get("count") or a.get("y") is not b["x"]:
         return False
@@ -463,7 +472,7 @@ def card_steps(
 ) -> list[Step]:
     """Lower operations to the steps of a program.
 
-    size: the most tokens and the most requested logits; crossing: see `imported` of `lower_operations`.
+    size: maximum counts of tokens and of requested logits; crossing: see `imported` of `lower_operations`.
     """
     target = CudaTarget(*size, weights, VERBS)
 
@@ -495,7 +504,7 @@ def work_of(step: Step, place: Callable[[np.ndarray], int], memory: int) -> Work
 
 
 def encode_argument(value: object, place: Callable[[np.ndarray], int], memory: int) -> int:
-    """Encode an argument as an int64: a number, the bits of a float32, or an address."""
+    """Encode an argument as an int64: an integer, the bits of a float32, or an address."""
     if isinstance(value, BufferSlice):
         return encode_argument(value.buffer, place, memory) + value.offset
     if isinstance(value, Buffer):

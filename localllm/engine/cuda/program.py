@@ -23,7 +23,7 @@ from localllm.kernels.build.objects import Progress
 from localllm.kernels.cuda import grid
 from localllm.kernels.table import FETCH, PAGE
 
-MOST_SEQUENCES = 64  # most sequences of a run, for whose page tables the header has room
+MOST_SEQUENCES = 64  # maximum number of sequences in a run; the header holds a page table for each
 
 
 class PinnedHeader(Header):
@@ -34,7 +34,7 @@ class PinnedHeader(Header):
     """
 
     def __init__(self, card: Card, tokens: int, table_words: int):
-        """Allocate; tokens: the most of a run; table_words: the most pages of a sequence."""
+        """Allocate the header for at most `tokens` tokens, and `table_words` pages per sequence."""
         sequences = min(tokens, MOST_SEQUENCES)
         size = words_of_header(tokens) + sequences * table_words
         self.words, self._used = card.allocate_pinned(8 * size).view(np.int64), 0
@@ -49,7 +49,7 @@ class PinnedHeader(Header):
         return self.words[self._used - size : self._used].reshape(shape)
 
     def offset(self, array: np.ndarray) -> int | None:
-        """Return the byte offset of an array that is a part of the header; None for others."""
+        """Return the byte offset of an array that belongs to the header; None for others."""
         offset = array.ctypes.data - self.words.ctypes.data
         return offset if 0 <= offset < self.words.nbytes else None
 
@@ -71,7 +71,7 @@ class PinnedHeader(Header):
 
 
 def words_of_header(tokens: int) -> int:
-    """Return how many int64 numbers a header allocates."""
+    """Return the number of int64 words that a header allocates."""
     arrays = list[np.ndarray]()
 
     def allocate(shape: tuple[int, ...]) -> np.ndarray:
@@ -96,7 +96,10 @@ class Arena:
 
 
 class GpuContext(NamedTuple):
-    """State shared by programs of all sizes; taken: activations that the CPU computes, see `lower_operations`."""
+    """State shared by programs of all sizes.
+
+    taken: activations that the CPU computes, see `lower_operations`.
+    """
 
     card: Card
     operations: list[Operation]
@@ -112,7 +115,7 @@ class SizedProgram:
     """A model for up to `size` tokens."""
 
     def __init__(self, model: GpuContext, size: tuple[int, int], progress: Progress | None):
-        """Lower and record the program; size: the most tokens and the most requested logits."""
+        """Lower and record the program; size: maximum counts of tokens and of requested logits."""
         card = self._card = model.card
         self.header = PinnedHeader(card, size[0], -(-model.context // PAGE))
         self._constants: dict[int, tuple[int, np.ndarray]] = {}
@@ -159,7 +162,7 @@ class CudaProgram:
         self, card: Card, operations: list[Operation], cache: KVCache, layout: StateLayout | None, context: int,
         options: EngineOptions, crossing: Crossing,
     ):  # fmt: skip
-        """Upload the matrices; crossing: activations that the CPU computes, see `imported` of `lower_operations`."""
+        """Upload the matrices; crossing: activations that the CPU computes (`imported` of `lower_operations`)."""
         matrices = [operation.weight for operation in operations if isinstance(operation, MatrixOperation)]
         weights = CardWeights(card, matrices, options.on_upload)
         for weight in matrices:
@@ -198,7 +201,10 @@ class CudaProgram:
 
 
 def buffer_bytes(operations: list[Operation], states: Sequence[State], kv_type: KVType) -> int:
-    """Compute the bytes that a GPU needs in addition to weights and cache: buffers for BATCH tokens and for uploads."""
+    """Compute the bytes that a GPU needs in addition to weights and cache.
+
+    These are buffers for BATCH tokens and for uploads.
+    """
     paged = [state for state in states if not isinstance(state, Recurrent)]
     recurrent = [state for state in states if isinstance(state, Recurrent)]
     cache, layout = KVCache(paged, PAGE, kv_type, (1,)), StateLayout(recurrent) if recurrent else None
@@ -208,7 +214,7 @@ def buffer_bytes(operations: list[Operation], states: Sequence[State], kv_type: 
 
 
 class NullPlacement(CardWeights):
-    """Stands in for uploaded matrices when only the sizes of buffers are computed."""
+    """Replaces uploaded matrices where only the sizes of buffers are computed."""
 
     capability = 8, 0
 
@@ -220,5 +226,5 @@ class NullPlacement(CardWeights):
 
 
 def program_size(tokens: int) -> int:
-    """Round the number of tokens up to a power of two. Only texts have more than BATCH."""
+    """Round a token count up to a power of two. Only runs of texts have more than BATCH tokens."""
     return 1 << (tokens - 1).bit_length()

@@ -1,4 +1,4 @@
-"""A model's matrices in GPU memory, in the layout of its kernels (localllm.kernels.cuda.matmul.planes)."""
+"""A model's matrices in GPU memory, in the layout of localllm.kernels.cuda.matmul.planes."""
 
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
@@ -49,12 +49,12 @@ class CardWeights:
 
     @staticmethod
     def format(weight: Weight) -> str:
-        """Return the format that a matrix has on the GPU."""
+        """Return the format of a matrix on the GPU."""
         return stored_as(weight.tensor.format.name)
 
     @classmethod
     def row_bytes(cls, weight: Weight) -> int:
-        """Return the bytes from row to row on the GPU."""
+        """Return the row stride on the GPU in bytes."""
         return row_bytes(cls.format(weight), weight.shape[-1])
 
     def _upload_planes(self, tensor: Tensor, kind: str, place: int) -> None:
@@ -75,7 +75,7 @@ class CardWeights:
         self._card.feed(self._with_progress(pieces(tensor, kind)), take_apart, place)
 
     def _upload_rows(self, tensor: Tensor, kind: str, place: int) -> None:
-        """Upload plain numbers, in rows padded to 16 bytes."""
+        """Upload float values, in rows padded to 16 bytes."""
         width = row_bytes(kind, tensor.shape[-1])
 
         def padded(chunk: np.ndarray) -> np.ndarray:
@@ -92,12 +92,12 @@ class CardWeights:
 
 
 def key_of(weight: Weight) -> Key:
-    """Return a key that is equal for the same part of the same tensor."""
+    """Return a key that is equal for the same rows of the same tensor."""
     return weight.name, weight.first_row, weight.shape
 
 
 def pieces(tensor: Tensor, kind: str) -> Iterator[np.ndarray]:
-    """Yield a tensor's rows in format `kind`, some at a time: uint8, at most CHUNK bytes with row padding."""
+    """Yield a tensor's rows in format `kind`, in chunks: uint8, at most CHUNK bytes with row padding."""
     columns = tensor.shape[-1]
     rows = tensor.data.reshape(-1, tensor.data.shape[-1])
     step = max(CHUNK // max(row_bytes(kind, columns), BY_NAME[kind].row_bytes(columns)), 1)

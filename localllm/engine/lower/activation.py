@@ -1,4 +1,4 @@
-"""Activations: the values that operations read and make, and the tokens of a run that they have rows for."""
+"""Activations: the inputs and outputs of operations, and the tokens of a run that they have rows for."""
 
 from dataclasses import dataclass
 from typing import Protocol
@@ -18,7 +18,7 @@ ALL, WANTED = Rows("all"), Rows("wanted")
 
 @dataclass(frozen=True, eq=False)
 class Routed(Rows):
-    """A row for each pair of token and expert, sorted by expert; how many there are is known only during a run."""
+    """A row for each pair of token and expert, sorted by expert; their count is known only during a run."""
 
     routing: Routing
     of: Rows  # the tokens
@@ -26,7 +26,7 @@ class Routed(Rows):
 
 @dataclass(frozen=True, eq=False)
 class Activation:
-    """A value of the graph: float32 [rows, columns]. Lowering gives it memory."""
+    """A value of the graph, float32 [rows, columns]. Lowering allocates its memory."""
 
     rows: Rows
     columns: int
@@ -40,7 +40,7 @@ class RoutedActivation(Activation):
 
 
 class Node(Protocol):
-    """An operation as a node of the graph: its inputs and outputs."""
+    """An operation as a node of the graph."""
 
     @property
     def inputs(self) -> tuple[Activation, ...]: ...

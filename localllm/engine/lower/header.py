@@ -11,28 +11,28 @@ from localllm.kernels.machine import has_tiles
 from localllm.kernels.table import PAGE, SEQUENCE
 
 NO_KINDS = np.zeros(1, np.int64)  # token type 0 for all
-# Fewest kernel_tokens of a text that is embedded: with AMX short texts are multiplied in tiles, too, so that many can
-# share a run.
+# Minimum of kernel_tokens for a text that is embedded: with AMX short texts are multiplied in tiles, too, so that many
+# can share a run.
 LEAST_OF_TEXTS = ALL_IN_TILES if has_tiles() else 1
 
 
 class Span(NamedTuple):
-    """The part of a run for one sequence."""
+    """One sequence's tokens in a run."""
 
     store: Any  # the sequence's state
     position: int  # position of the first token
     ids: np.ndarray  # int64
-    wanted: int  # number of last tokens whose logits are returned
+    wanted: int  # logits are returned for this many tokens at the end
     kinds: np.ndarray = NO_KINDS  # token types, see localllm.arch.verbs
-    encoded: int = 0  # how many of the sequence's first tokens the encoder has read
+    encoded: int = 0  # number of the sequence's first tokens that belong to the encoder
     seen: Any = None  # the ImageEmbedding whose rows the ids are; such a span is alone in its run
     ahead: int = 0  # index in the sequence minus RoPE position; they differ after images
-    kernel_tokens: int = 0  # the number of tokens that selects kernels; 0: that of the span
-    kernel_wanted: int = 1  # the number that selects kernels for its requested logits
+    kernel_tokens: int = 0  # the token count that selects kernels; 0: that of the span
+    kernel_wanted: int = 1  # the count that selects kernels for its requested logits
 
 
 class TextSpan(NamedTuple):
-    """A text, or a pair of texts, that a run reads whole."""
+    """A text, or a pair of texts, that a run processes whole."""
 
     ids: np.ndarray  # int64
     second: int  # index of the second text of a pair; the number of tokens for a single text
@@ -43,12 +43,12 @@ def int64_zeros(shape: tuple[int, ...]) -> np.ndarray:
 
 
 class Header:
-    """The arguments of kernels that change from run to run: int64 arrays at fixed addresses."""
+    """Arguments of kernels that change from run to run: int64 arrays at fixed addresses."""
 
     def __init__(self, tokens: int = BATCH, zeros: Callable[[tuple[int, ...]], np.ndarray] = int64_zeros):
-        """Allocate; tokens: the most of a run; zeros: the function that allocates an array."""
-        # The numbers of tokens, of requested logits and of sequences; the most tokens whose activations keep 16 bits;
-        # the address of the logits, and whether one of them is NaN or infinite.
+        """Allocate the arrays for runs of at most `tokens` tokens; zeros: allocates one array."""
+        # The counts of tokens, requested logits and sequences; the maximum number of tokens that keep 16-bit
+        # activations; the address of the logits, and whether one of them is NaN or infinite.
         self.numbers = zeros((6,))
         self.token_count, self.wanted_count, self.sequence_count = (self.numbers[i : i + 1] for i in range(3))
         self.most_precise, self.logits, self.flaws = (self.numbers[i : i + 1] for i in range(3, 6))
@@ -57,12 +57,12 @@ class Header:
         self.sequences = zeros((tokens, len(SEQUENCE)))
         self.most_precise_stored = zeros((1,)) + tokens  # for keys and values, whose errors affect all later tokens
         self.kernel_tokens = zeros((2,))  # select the kernels for tokens, and for requested logits
-        self.few_counts = zeros((2,))  # numbers of tokens and of requested logits, each 0 if kernels in tiles read them
-        # Attention windows of an image. In main memory in any case: only the CPU reads images.
+        self.few_counts = zeros((2,))  # counts of tokens and of requested logits, each 0 if tile kernels process them
+        # Attention windows of an image. Always in main memory: only the CPU encodes images.
         self.windows, self.window_count = int64_zeros((tokens, len(SEQUENCE))), int64_zeros((1,))
 
     def fill(self, spans: Sequence[Span], precise: bool, logits: np.ndarray) -> None:
-        """Describe a run; logits: float32 [wanted, vocab], the output."""
+        """Describe a run; logits: the output, float32 [wanted, vocab]."""
         first = wanted = 0
         kernel_tokens = [span.kernel_tokens or len(span.ids) for span in spans]
         for number, span in enumerate(spans):
@@ -82,9 +82,9 @@ class Header:
             self._select_kernels(max(*kernel_tokens, first), wanted)
 
     def fill_texts(self, texts: Sequence[TextSpan], pages: np.ndarray, rows: np.ndarray, precise: bool) -> None:
-        """Describe a run that reads whole texts.
+        """Describe a run that processes whole texts.
 
-        pages: pages of the cache, int64; rows: float32 [texts, width], the output; precise: activations keep 16 bits,
+        pages: pages of the cache, int64; rows: the output, float32 [texts, width]; precise: activations keep 16 bits,
         however many tokens there are.
         """
         counts, number = np.array([len(text.ids) for text in texts]), len(texts)
@@ -104,7 +104,7 @@ class Header:
         self._select_kernels(max(int(counts.max()), LEAST_OF_TEXTS), LEAST_OF_TEXTS)
 
     def fill_windows(self, ends: np.ndarray) -> None:
-        """Divide the only text of a run into windows that end after these rows, int64; attention stays within them."""
+        """Divide the only text of a run into attention windows that end after these rows, int64."""
         firsts, zeros = np.concatenate(([0], ends[:-1])), np.zeros_like(ends)
         tables = zeros + self.sequences[0, SEQUENCE.table]
         counts = ends - firsts

@@ -1,4 +1,7 @@
-"""The state of lowering (steps, activation buffers, row counts), the interface of targets, and writing to the cache."""
+"""The state of lowering, the Target protocol, and writes to the cache.
+
+The state consists of steps, activation buffers and row counts.
+"""
 
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from typing import Any, NamedTuple, Protocol, TypeVar
@@ -19,7 +22,7 @@ T = TypeVar("T")
 
 
 class StepPlaces(NamedTuple):
-    """The memory that steps read and write besides activations; layout: layout of recurrent states, or None."""
+    """The memory that steps use besides activations; layout: layout of recurrent states, or None."""
 
     cache: KVCache
     layout: StateLayout | None
@@ -28,7 +31,7 @@ class StepPlaces(NamedTuple):
 
 @frozen
 class Experts:
-    """The buffers of a mixture's routing in a run, see localllm.kernels.cpu.matmul.experts."""
+    """The buffers of a mixture's routing in a run (localllm.kernels.cpu.matmul.experts)."""
 
     chosen: Buffer | np.ndarray
     weights: Buffer
@@ -36,17 +39,18 @@ class Experts:
     pairs: Buffer
     active: Buffer
     active_count: np.ndarray  # int64 [1], at an address that no other step writes
-    row_count: np.ndarray  # the same
+    row_count: np.ndarray  # int64 [1], likewise
 
 
 class Target(Protocol):
-    """A CPU or GPU that operations are lowered for, with its choices.
+    """A CPU or GPU that operations are lowered for.
 
     Attributes:
-        tokens: the most of a run.  buffer_rows: rows to allocate for an activation with a row per token.
+        tokens: maximum number of tokens in a run.
+        buffer_rows: rows to allocate for an activation with a row per token.
         wanted_rows: rows to allocate for one with a row per requested logit.
         expert_rows: each expert's rows are rounded up to a multiple of this.
-        threads: how many threads share a step.
+        threads: number of threads that share a step.
         verbs: functions (steps, operation, target) that append the steps of verbs that this target lowers itself.
     """
 
@@ -69,11 +73,11 @@ class Target(Protocol):
     def verbs(self) -> Mapping[str, Callable[..., None]]: ...
 
     def matrix(self, weight: Weight) -> np.ndarray | int:
-        """Return the kernel argument for a matrix. Raises UnsupportedError for a format that the target cannot read."""
+        """Return the kernel argument for a matrix. Raises UnsupportedError for a format without kernels."""
         ...
 
     def layout_of(self, weight: Weight) -> tuple[str, int]:
-        """Return the format that a matrix has on this target, and its bytes from row to row."""
+        """Return the format of a matrix on this target, and its row stride in bytes."""
         ...
 
     def scratch(self, size: int) -> dict[str, object]:
@@ -90,10 +94,11 @@ class Target(Protocol):
 
 
 class Steps:
-    """Steps on virtual buffers, for one target. Appended steps do not change.
+    """Builds the steps of one target on virtual buffers. Appended steps do not change.
 
     Attributes:
-        all: the steps.  buffers: by activation.  forms: converted forms by activation, of types that the target has.
+        all: the steps.  buffers: by activation.
+        forms: by activation, its converted forms, of types that the target defines.
         counts: int64 [1] with the number of rows, by Rows.
         experts: routing buffers by Rows.  in_cache: by state, buffers that represent its cached keys and values.
         last_uses: by activation, the last operation that reads it.
@@ -111,7 +116,7 @@ class Steps:
         self._memo: dict[Hashable, Any] = {}
 
     def memoize(self, key: Hashable, make: Callable[[], T]) -> T:
-        """Return make(), called only once per key: for results that layers share."""
+        """Return make(), called only once per key, for results that layers share."""
         if key not in self._memo:
             self._memo[key] = make()
         return self._memo[key]
@@ -123,13 +128,13 @@ class Steps:
     # ---- memory ----
 
     def max_rows(self, rows: Rows) -> int:
-        """Return how many rows to allocate."""
+        """Return the number of rows to allocate."""
         if isinstance(rows, Routed):
             return self.max_routed_rows(rows.routing)
         return self.target.wanted_rows if rows is WANTED else self.target.buffer_rows
 
     def max_routed_rows(self, routing: Routing) -> int:
-        """Return the most rows of all experts together, each expert's rounded up."""
+        """Return the maximum number of rows of all experts together, each expert's rounded up."""
         pairs = self.target.tokens * routing.used
         return pairs + min(routing.matrices, pairs) * (self.target.expert_rows - 1)
 
@@ -139,7 +144,7 @@ class Steps:
         return self.buffers[x]
 
     def alloc_or_reuse(self, operation: Node) -> Buffer:
-        """Return a buffer for an operation's output: its first input's if nothing reads that later, else a new one."""
+        """Return a buffer for an operation's output: its first input's if this is its last use, or a new one."""
         x = operation.inputs[0]
         is_last = self.last_uses[x] is operation
         y = self.buffers[operation.output] = self.buffers[x] if is_last else self.new(operation.output)
@@ -151,7 +156,10 @@ class Steps:
         self, kernel: str, arguments: dict[str, object], parts: int, reads: list[Buffer], writes: list[Buffer],
         count: np.ndarray | None = None,
     ) -> None:  # fmt: skip
-        """Append a step; parts: number of parts of its work; count: int64 [1], limits the parts in a run."""
+        """Append a step.
+
+        parts: maximum number of parts of its work; count: int64 [1], limits the parts in a run.
+        """
         self.all.append(Step(kernel, arguments, parts, count, reads, writes))
 
     def row_step(
@@ -163,13 +171,13 @@ class Steps:
         self.append(kernel, {"count": count, **arguments}, parts, reads, writes, limit)
 
     def split_step(self, kernel: str, x: Activation, arguments: dict[str, object], parts: int) -> None:
-        """Append a step that reads x and writes no buffer, and whose work is not divided by rows."""
+        """Append a step that reads x, writes no buffer, and is not divided by rows."""
         source = self.buffers[x]
         arguments |= {"count": self.counts[x.rows], "x": source, "stride": source.stride, "columns": x.columns}
         self.append(kernel, arguments, self.target.parts(parts, self.max_rows(x.rows)), [source], [])
 
     def import_activation(self, x: Activation, rows: np.ndarray) -> None:
-        """Append a step that fetches an activation of another target, float32 [tokens, row length of a buffer]."""
+        """Append a step that copies an activation of another target, float32 [tokens, row length of a buffer]."""
         y = self.new(x)
         self.append("fetch", {"source": int(rows.ctypes.data), "target": y, "words": y.size // 8}, 0, [], [y])
 
@@ -197,12 +205,12 @@ def shape(x: Activation, y: Buffer) -> dict[str, object]:
 
 
 def vector_of(numbers: np.ndarray) -> np.ndarray:
-    """Pad a vector for kernels, see `pad_columns`."""
+    """Pad a vector for kernels (`pad_columns`)."""
     return pad_columns(numbers)
 
 
 def store_all(steps: Steps, new: Sequence[Activation], state: Paged | Latent) -> None:
-    """Append the steps that store new keys in the cache, and new values unless the state has latent rows."""
+    """Append the steps that write new keys to the cache, and new values unless the state is latent."""
     ready = [rotate(steps, x, block) for x, block in zip(new, state.rotations(steps.cache.kv_type), strict=False)]
     triples = zip(new, ready, steps.cache.sides(state), strict=False)
     steps.in_cache[state] = [store(steps, x, buffer, side) for x, buffer, side in triples]
@@ -217,7 +225,7 @@ def cache_arguments(cache: KVCache, sides: tuple[Streams, Streams]) -> dict[str,
 
 
 def store(steps: Steps, x: Activation, buffer: Buffer, side: Streams) -> Buffer:
-    """Append the step that stores keys or values; return a buffer that represents them in the cache."""
+    """Append the step that writes keys or values; return a buffer that represents them in the cache."""
     in_cache = Buffer(0, 0)
     arguments = {"x": buffer, "stride": buffer.stride, "head_dim": x.columns // side.heads}
     arguments |= stream_arguments(steps.cache, side, steps.header)
@@ -228,10 +236,10 @@ def store(steps: Steps, x: Activation, buffer: Buffer, side: Streams) -> Buffer:
 def rotate(
     steps: Steps, x: Activation, block: int, source: Buffer | None = None, target: Buffer | None = None
 ) -> Buffer:
-    """Append the step that multiplies x by Hadamard matrices of size `block` and return the output.
+    """Append the step that multiplies x by Hadamard matrices of size `block`; return its output.
 
-    If block is 1, return x itself.  source: the buffer of x, by default the one that Steps has for it.  target: the
-    output, which may be the source.
+    If block is 1, return x itself. source: the buffer of x, by default the one in `steps`. target: the output, which
+    may be the source.
     """
     source = source or steps.buffers[x]
     if block == 1:

@@ -1,6 +1,7 @@
 """The tape: a model as a flat list of kernel calls, with its memory planned.
 
-Operations append steps on virtual buffers. `Tape.finish` then does what a compiler does:
+Operations append steps on virtual buffers. `Tape.finish` then works like a compiler:
+
 - stages: steps that do not touch each other's results run without a barrier between them;
 - memory: a buffer lives from its first to its last stage; buffers that never live together share addresses.
 """
@@ -25,7 +26,7 @@ FLOAT, FLOAT_BITS = Struct("<f"), Struct("<i")
 class Buffer:
     """Memory that steps write and read, `rows` times `stride` bytes; `Tape.finish` sets its address.
 
-    A buffer without rows takes no memory: it represents other memory in the reads and writes of steps.
+    A buffer without rows occupies no memory: it represents other memory in the reads and writes of steps.
     """
 
     rows: int
@@ -41,11 +42,14 @@ class Buffer:
 
 @dataclass
 class Step:
-    """One kernel call; arguments: by name, numbers, arrays and buffers (for their addresses), Address, Scratch."""
+    """One kernel call.
+
+    arguments: by name, scalars, arrays, buffers (for their addresses), Address and Scratch.
+    """
 
     kernel: str
     arguments: dict[str, object]
-    parts: int  # the most parts that threads divide the work into
+    parts: int  # maximum number of parts that threads divide the work into
     count: np.ndarray | None  # int64 [1]; its value when the step's stage begins limits the parts
     reads: list[Buffer]
     writes: list[Buffer]
@@ -61,7 +65,7 @@ class Address:
 
 @frozen
 class Scratch:
-    """An argument that becomes scratch memory, at least `size` bytes per thread."""
+    """An argument that becomes the address of scratch memory, at least `size` bytes per thread."""
 
     size: int
 
@@ -74,7 +78,7 @@ class Tape:
 
     def __init__(self, steps: list[Step] | None = None) -> None:
         self.steps: list[Step] = steps or []
-        self.memory: list[object] = []  # keeps alive what the tape has addresses of
+        self.memory: list[object] = []  # keeps alive the memory that the tape has addresses of
         self._kernels: dict[str, int] = {}
         self._scratch, self._scratch_bytes = 0, 0
         self._addresses: dict[int, int] = {}  # addresses of arrays, by id
@@ -93,7 +97,7 @@ class Tape:
     def finish(self, addresses: dict[str, int], threads: int = 1) -> np.ndarray:
         """Plan the memory and return the tape, int64 [steps, 5], for localllm.kernels.cpu.tape_runner.
 
-        addresses: addresses of kernels by name; threads: how many will execute it.
+        addresses: addresses of kernels by name; threads: number of threads that will execute it.
         """
         assign_stages(self.steps)
         size = max((value.size for value in self._values() if isinstance(value, Scratch)), default=0)
@@ -113,8 +117,8 @@ class Tape:
         return np.array(rows, np.int64).reshape(len(rows), 5)
 
     def _encode(self, value: object) -> int:
-        """Encode an argument as an int64: a number, the bits of a float32, or an address."""
-        if type(value) is int:  # fast path: most of some ten thousand arguments
+        """Encode an argument as an int64: an integer, the bits of a float32, or an address."""
+        if type(value) is int:  # fast path for most of about ten thousand arguments
             return value
         if isinstance(value, Buffer):
             return value.address
@@ -136,7 +140,7 @@ class Tape:
 
 
 def assign_stages(steps: list[Step]) -> None:
-    """Begin a new stage where a step touches what the current stage writes, or writes what it reads."""
+    """Begin a new stage where a step touches the current stage's outputs, or writes its inputs."""
     stage, read, writes_of_stage = 0, set[Buffer](), set[Buffer]()
     for step in steps:
         reads, writes = set(step.reads), set(step.writes)
@@ -151,7 +155,7 @@ def assign_stages(steps: list[Step]) -> None:
 
 
 def place_buffers(steps: list[Step]) -> Reserved:
-    """Allocate memory for all buffers and set their addresses, see `offsets`; return the memory."""
+    """Allocate memory for all buffers and set their addresses; return the memory."""
     memory = Reserved(max(offsets(steps), 1))
     for buffer in {buffer for step in steps for buffer in step.reads + step.writes if buffer.rows}:
         buffer.address += memory.address
@@ -159,7 +163,7 @@ def place_buffers(steps: list[Step]) -> Reserved:
 
 
 def offsets(steps: list[Step]) -> int:
-    """Set each buffer's address to the lowest offset that no live buffer overlaps; return the total bytes."""
+    """Set each buffer's address to the lowest offset that overlaps no live buffer; return the total bytes."""
     buffers = {buffer: None for step in steps for buffer in step.reads + step.writes if buffer.rows}
     placed: list[tuple[int, int, int]] = []  # (first byte, last + 1, last stage) of live buffers, in order
     end = 0
@@ -176,7 +180,7 @@ def offsets(steps: list[Step]) -> int:
 
 
 def row_bytes(columns: int) -> int:
-    """Return the bytes from row to row of an activation: an odd number of cache lines.
+    """Return the row stride of an activation in bytes: an odd number of cache lines.
 
     Rows at powers of two would share a few sets of every cache: matrix products of 512 tokens took 14 % longer.
     """
@@ -188,6 +192,6 @@ def address_of(array: np.ndarray) -> int:
 
 
 def pad_columns(numbers: np.ndarray) -> np.ndarray:
-    """Pad the last dimension with zeros to a multiple of 16, as kernels read vectors."""
+    """Pad the last dimension with zeros to a multiple of 16, the vector length of kernels."""
     columns = numbers.shape[-1]
     return np.pad(np.ascontiguousarray(numbers), [(0, 0)] * (numbers.ndim - 1) + [(0, -columns % 16)])

@@ -1,8 +1,8 @@
 """The memory of the KV cache: one reserved address range for all sequences.
 
 The operating system commits memory when a token is first written there, so that a context of 131072 tokens costs only
-what the conversation uses. Layout: [layer][keys, values][key-value head][slot][head dimension], padded to blocks. A
-slot is the room of one token; the slots of a head are one stream, which is divided into pages
+the memory of the tokens in use. Layout: [layer][keys, values][key-value head][slot][head dimension], padded to blocks.
+A slot is the memory of one token; the slots of a head are one stream, which is divided into pages
 (localllm.engine.memory.page_table).
 """
 
@@ -16,7 +16,7 @@ from localllm.errors import MemoryLimitError, ModelError
 from localllm.kernels.table import PAGE
 from localllm.system.memory import Region, address_room, data_room, describe_limit
 
-SEQUENCES = (16, 4, 1)  # contexts to reserve addresses for: the first number that the system allows
+SEQUENCES = (16, 4, 1)  # contexts to reserve addresses for: the first count that the system allows
 WITHOUT_KEYS = (1024,)  # the same for models without keys
 
 
@@ -29,9 +29,9 @@ class Reserved:
     """
 
     def __init__(self, size: int, whole: bool = True, is_context: bool = False):
-        """Reserve; whole: all bytes may be touched, else only those announced by `use`. Raises MemoryLimitError.
+        """Reserve addresses; whole: all bytes may be touched, else only those announced by `use`.
 
-        is_context: whether a smaller context needs less.
+        is_context: whether a smaller context needs less. Raises MemoryLimitError.
         """
         try:
             self._region = Region(size, whole)
@@ -51,7 +51,10 @@ class Reserved:
             raise MemoryLimitError("not enough memory for the KV cache; use a smaller context") from None
 
     def give_back(self, start: int, end: int) -> None:
-        """Return the whole system pages within bytes [start, end), which then read as zero. Raises MemoryLimitError."""
+        """Return the whole system pages within bytes [start, end), which then read as zero.
+
+        Raises MemoryLimitError.
+        """
         try:
             self._region.give_back(start, end)
         except OSError:
@@ -71,14 +74,15 @@ class KVCache:
     """The pages of all sequences.
 
     Attributes:
-        pages: their number.  sequences: how many whole contexts fit, a tuple of one number.  kv_type: storage type.
-        window: the most tokens that a layer with a sliding window sees; 0 if no layer has one.
+        pages: number of pages.  sequences: number of whole contexts that fit, a tuple of one.
+        kv_type: storage type.
+        window: the largest sliding window of a layer, in tokens; 0 if no layer has one.
     """
 
     def __init__(self, states: Sequence[State], context: int, kv_type: KVType, sequences: Sequence[int] = SEQUENCES):
-        """Reserve room for contexts of `context` tokens: as many as the first number in `sequences` that fits.
+        """Reserve memory for contexts of `context` tokens.
 
-        Raises MemoryLimitError, ModelError.
+        The number of contexts is the first of `sequences` that fits. Raises MemoryLimitError, ModelError.
         """
         self.kv_type = kv_type
         windows = {state: state.window for state in states if not isinstance(state, Recurrent) and state.window}
@@ -99,7 +103,6 @@ class KVCache:
                     raise
 
     def _reserve(self, size: int) -> Reserved:
-        """Reserve memory. Raises MemoryLimitError."""
         return Reserved(size, whole=False, is_context=True)
 
     def use(self, pages: Iterable[int]) -> None:
@@ -123,7 +126,7 @@ class KVCache:
         return layers, end
 
     def head_stride(self, side: Streams) -> int:
-        """Return the bytes from one head's stream to the next."""
+        """Return the distance in bytes from one head's stream to the next."""
         return self.pages * PAGE * side.token_bytes
 
     def sides(self, state: Paged | Latent) -> tuple[Streams, Streams]:
@@ -140,7 +143,7 @@ class KVCache:
         return sum(side.heads * side.token_bytes for side in self._streams())
 
     def page_bytes(self, local: bool) -> int:
-        """Return the bytes of a page in layers with a window, or in those without."""
+        """Return the size in bytes of a page in layers with a window (local), or in those without."""
         windowed = set(self._streams(local=True))
         sides = [side for side in self._streams() if (side in windowed) == local]
         return sum(side.heads * PAGE * side.token_bytes for side in sides)
@@ -162,7 +165,7 @@ class KVCache:
         return np.concatenate(views) if views else np.zeros(0, np.uint8)
 
     def fill(self, pages: np.ndarray, local: bool, content: np.ndarray) -> None:
-        """Write pages from what `content` returned. Raises ValueError if the size differs."""
+        """Write pages from bytes that `content` returned. Raises ValueError if the size differs."""
         views = self._kind(local)
         sizes = [len(view) * len(pages) * view.shape[2] for view in views]
         if sum(sizes) != len(content):
@@ -173,7 +176,7 @@ class KVCache:
             start += size
 
     def _kind(self, local: bool) -> list[np.ndarray]:
-        """Select the views of layers with a window, or of the others."""
+        """Select the views of layers with a window (local), or of the others."""
         windowed = set(self._streams(local=True))
         return [self._view(side) for side in self._streams() if (side in windowed) == local]
 
@@ -182,12 +185,12 @@ class KVCache:
         return list(dict.fromkeys(side for sides in layers for side in sides))
 
     def _views(self, local: bool = False) -> Iterator[tuple[np.ndarray, int]]:
-        """Yield every layer's keys and values, uint8 [heads, pages, bytes of a page], and the bytes of a token."""
+        """Yield each stream, uint8 [heads, pages, bytes of a page], and its bytes per token."""
         for side in self._streams(local):
             yield self._view(side), side.token_bytes
 
     def _view(self, side: Streams) -> np.ndarray:
-        """View a side as uint8 [heads, pages, bytes of a page]."""
+        """View a stream as uint8 [heads, pages, bytes of a page]."""
         data = self._memory.bytes[side.start : side.start + side.heads * self.head_stride(side)]
         return data.reshape(side.heads, self.pages, -1)
 
@@ -206,7 +209,7 @@ class KVCache:
 
 
 def ranges(numbers: Sequence[int]) -> list[tuple[int, int]]:
-    """Merge sorted numbers into ranges (first, last + 1)."""
+    """Merge sorted integers into ranges (first, last + 1)."""
     result: list[tuple[int, int]] = []
     for number in numbers:
         if result and result[-1][1] == number:
@@ -220,7 +223,7 @@ class JointCache:
     """Two caches that page tables use as a single one (localllm.engine.memory.page_table)."""
 
     def __init__(self, first: KVCache, second: KVCache):
-        """Combine caches of equally many pages."""
+        """Combine caches with the same number of pages."""
         assert first.pages == second.pages
         self.pages, self.window = first.pages, max(first.window, second.window)
         self._both = first, second

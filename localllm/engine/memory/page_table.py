@@ -1,4 +1,4 @@
-"""Pages of the cache, the page table of a sequence, and the pool from which sequences get their states.
+"""Pages of the cache, the page table of a sequence, and the pool that creates sequence states.
 
 A page is PAGE consecutive token slots, the same in every layer and head; its memory is in localllm.engine.memory.cache.
 A page table lists the pages that hold a sequence's tokens, with copy on write among forks.
@@ -17,7 +17,7 @@ from localllm.kernels.table import PAGE
 
 
 class Pages:
-    """Allocates a fixed number of pages, by number; references: int64 [pages], how many tables each page is in."""
+    """Allocates pages by index, and counts in references, int64 [pages], the tables that use each page."""
 
     def __init__(self, count: int):
         self.references = np.zeros(count, np.int64)
@@ -31,9 +31,9 @@ class Pages:
         return int(np.count_nonzero(self.references))
 
     def take(self, after: int | None) -> int:
-        """Allocate a page: the one after `after` if it is free, so that attention reads contiguous memory.
+        """Allocate the page after `after` if it is free, so that attention reads contiguous memory.
 
-        Otherwise, take one in the middle of the largest gap, so that all sequences have room to grow. Raises
+        Otherwise, allocate one in the middle of the largest gap, so that all sequences have room to grow. Raises
         MemoryLimitError.
         """
         page = -1 if after is None else after + 1
@@ -68,8 +68,8 @@ class PageTable:
     """The pages of one sequence, in order.
 
     Attributes:
-        table: page numbers, int64; kernels find a token's page at its position / PAGE.
-        addresses: addresses of the table, and of recurrent states before a run and after it (0: there are none).
+        table: page indices, int64; kernels find a token's page at its position / PAGE.
+        addresses: addresses of the table, and of recurrent states before and after a run (0: none).
     """
 
     table: np.ndarray
@@ -79,16 +79,16 @@ class PageTable:
         self, cache: KVCache | JointCache, pages: Pages, table: np.ndarray | None = None, length: int = 0,
         dropped: int = 0,
     ):  # fmt: skip
-        """Wrap pages; length: tokens in them; dropped: number of first pages that layers with a window have dropped."""
+        """Wrap pages of `length` tokens; layers with a window have dropped the first `dropped` pages."""
         self._cache, self._pages, self._length, self._dropped = cache, pages, length, dropped
-        self._returned = dropped  # how many dropped pages have returned their memory to the system
+        self._returned = dropped  # number of dropped pages whose memory was returned to the system
         self._use(np.zeros(0, np.int64) if table is None else table)
 
     def _use(self, table: np.ndarray) -> None:
         self.table, self.addresses = table, (table.ctypes.data, 0, 0)
 
     def prepare(self, length: int, count: int) -> None:
-        """Provide unshared slots for `count` tokens after the first `length`. Raises MemoryLimitError."""
+        """Allocate unshared slots for `count` tokens after the first `length`. Raises MemoryLimitError."""
         last, used_rows = divmod(length, PAGE)
         if used_rows and self._pages.references[self.table[last]] > 1:
             self._copy_page(last, used_rows)
@@ -138,10 +138,10 @@ class PageTable:
         return self._cache.content(self._between(first, last), local=name == "windows")
 
     def put(self, first: int, last: int, parts: Mapping[str, np.ndarray]) -> None:
-        """Insert tokens [first, last) from parts of another table.
+        """Insert tokens [first, last) from sections of another table.
 
-        Without the part "windows", layers with a window lack all tokens before `last`. Raises MemoryLimitError, and
-        ValueError for parts of another size.
+        Without the section "windows", layers with a window lack all tokens before `last`. Raises MemoryLimitError, and
+        ValueError for sections of another size.
         """
         self.prepare(first, last - first)
         self._cache.fill(self._between(first, last), False, parts["pages"])
@@ -155,14 +155,17 @@ class PageTable:
         return self.table[first // PAGE : -(-last // PAGE)]
 
     def fork(self, length: int) -> "PageTable":
-        """Create a table that shares the pages of the first `length` tokens, or of as many as there are."""
+        """Create a table that shares the pages of the first `length` tokens, or of all if there are fewer."""
         length = min(length, self._length)
         table = self.table[: -(-length // PAGE)].copy()
         self._pages.share(table)
         return PageTable(self._cache, self._pages, table, length, self._dropped)
 
     def truncate(self, length: int) -> int:
-        """Drop all but the first `length` tokens; return how many remain: 0 if windows have dropped their tokens."""
+        """Drop all but the first `length` tokens; return how many remain.
+
+        None remain if layers with a window have dropped tokens that they need.
+        """
         length = self._length = min(length, self._length)
         if self._dropped and length - self._cache.window < self._dropped * PAGE:
             self._length = self._dropped = self._returned = length = 0
@@ -175,10 +178,11 @@ class PageTable:
         return length
 
     def shift(self, keep: int, count: int) -> int:
-        """Drop `count` tokens, a multiple of PAGE, after the first `keep`; return the new length, as `truncate` does.
+        """Drop `count` tokens, a multiple of PAGE, after the first `keep`; return the new length.
 
-        Later pages move up, after those that other sequences share were copied. If the first `keep` tokens end within a
-        page, its tokens are copied over dropped ones of the first page that stays. Raises MemoryLimitError.
+        Later pages move forward; pages that other sequences share are copied first. If the first `keep` tokens end
+        within a page, they are copied over dropped tokens of the first page that stays. The new length may be shorter,
+        as in `truncate`. Raises MemoryLimitError.
         """
         self._cache.use(self.table[: self._returned].tolist())
         self._returned = 0
@@ -197,7 +201,7 @@ class PageTable:
         return self.truncate(self._length)
 
     def append_from(self, source: "PageTable", first: int, length: int, count: int) -> bool:
-        """Copy tokens of another table; False, also if only layers with a window lack some of them."""
+        """Copy tokens of another table; return False if it lacks some of them, if only in windowed layers."""
         if first < source._dropped * PAGE or first + count > source._length:
             return False
         self.prepare(length, count)
@@ -214,7 +218,7 @@ class PageTable:
 
 
 class HybridState:
-    """Cache pages and recurrent states; `truncate` goes back to where both can."""
+    """Cache pages and recurrent states; `truncate` goes back to a position that both can restore."""
 
     def __init__(self, pages: PageTable, states: RecurrentState):
         self._pages, self._states = pages, states
@@ -233,7 +237,7 @@ class HybridState:
         self._states.prepare(length, count)
 
     def parts(self, first: int, last: int) -> list[str]:
-        """List PageTable's parts, and "states" if the recurrent states after `last` tokens are known."""
+        """List the sections of PageTable, and "states" if the recurrent states after `last` tokens are known."""
         return [*self._pages.parts(first, last), *(["states"] if self._states.knows(last) else [])]
 
     def part(self, name: str, first: int, last: int) -> np.ndarray:
@@ -244,7 +248,7 @@ class HybridState:
         return states
 
     def put(self, first: int, last: int, parts: Mapping[str, np.ndarray]) -> None:
-        """Insert as PageTable does; a sequence can continue only from a `last` whose parts include "states"."""
+        """Restore as PageTable does; a sequence can continue only if the last sections include "states"."""
         self._pages.put(first, last, parts)
         if "states" in parts:
             self._states.put(last, parts["states"])
@@ -256,11 +260,11 @@ class HybridState:
         return self._states.truncate(self._pages.truncate(self._states.truncate(length)))
 
     def shift(self, keep: int, count: int) -> int:
-        """Refuse: recurrent states cannot drop tokens (see localllm.engine.trace.rope_shift)."""
+        """Refuse: recurrent states cannot drop tokens (localllm.engine.trace.rope_shift)."""
         raise AssertionError
 
     def append_from(self, source: "HybridState", first: int, length: int, count: int) -> bool:
-        """Refuse, as `shift`."""
+        """Refuse: recurrent states cannot be moved (localllm.engine.trace.rope_shift)."""
         raise AssertionError
 
     def close(self) -> None:
@@ -284,5 +288,5 @@ class CachePool:
         return HybridState(pages, RecurrentState(self.layout)) if self.layout else pages
 
     def cache_usage(self) -> tuple[int, int]:
-        """Return how many token slots are in use and how many there are, in whole pages."""
+        """Return the number of used token slots and of all, in whole pages."""
         return PAGE * self.pages.used, PAGE * len(self.pages)

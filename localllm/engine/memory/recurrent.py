@@ -1,4 +1,4 @@
-"""Recurrent states of a sequence: one block of memory for all layers, never overwritten while it is shared.
+"""Recurrent states of a sequence: one block for all layers, never overwritten while it is shared.
 
 A run reads the states from one block and writes the new ones to another, or to the same one if it is not shared. So a
 fork shares the original's block until either continues, and a snapshot costs no copy.
@@ -14,12 +14,12 @@ from localllm.arch.layer_state import Recurrent
 from localllm.errors import MemoryLimitError
 from localllm.kernels.table import PAGE
 
-LINE = 16  # floats of a cache line, to which blocks and their parts are aligned
-SNAPSHOTS = 4  # most snapshots of a sequence
+LINE = 16  # floats of a cache line, to which blocks and the states in them are aligned
+SNAPSHOTS = 4  # maximum number of snapshots of a sequence
 
 
 class StateLayout:
-    """The offsets of all layers' states in a block of memory; float32, the last dimension of each padded to 16.
+    """The offsets of all layers' states in a block of memory; float32, last dimensions padded to 16.
 
     Attributes:
         zeros: a block with the initial states.  nbytes: bytes of a block.
@@ -73,7 +73,7 @@ class StateLayout:
 
 
 class Snapshot(NamedTuple):
-    """The states after some number of tokens."""
+    """The states after `position` tokens."""
 
     position: int
     memory: object
@@ -83,11 +83,11 @@ class RecurrentState:
     """The states of one sequence, and earlier snapshots.
 
     Snapshots are taken before and after each run of several tokens (prompts, drafts that are verified), and at page
-    boundaries; SNAPSHOTS of them are kept. A sequence that is truncated elsewhere reads the tokens after the last
-    snapshot before that again.
+    boundaries; at most SNAPSHOTS of them remain. A sequence that is truncated elsewhere recomputes the tokens after the
+    last snapshot before that position.
 
-    Attributes:
-        source, target: the blocks that a run reads and writes.
+        Attributes:
+            source, target: the blocks that a run reads and writes.
     """
 
     def __init__(self, layout: StateLayout, position: int = 0, memory: object | None = None):
@@ -97,7 +97,7 @@ class RecurrentState:
         """
         self._layout, self._position, self._snapshots = layout, position, list[Snapshot]()
         self.source = self.target = layout.zeros if memory is None else memory
-        self._shared, self._several = True, False  # whether others need `target`; whether the last run had many tokens
+        self._shared, self._several = True, False  # whether others use `target`; whether the last run had many tokens
 
     def prepare(self, length: int, count: int) -> None:
         """Prepare to advance the states from `length` tokens by `count` more."""
@@ -110,7 +110,7 @@ class RecurrentState:
         self._position, self._shared, self._several = length + count, False, count > 1
 
     def _keep(self, snapshot: Snapshot) -> None:
-        """Add a snapshot; of too many, drop one that saves few tokens for its distance from the end."""
+        """Add a snapshot; if there are too many, drop one that saves few tokens for its distance from the end."""
         if snapshot.position in (0, *(snapshot_kept.position for snapshot_kept in self._snapshots)):
             return
         self._snapshots.append(snapshot)
@@ -148,7 +148,7 @@ class RecurrentState:
         return twin
 
     def truncate(self, length: int) -> int:
-        """Go back to the last known states within the first `length` tokens; return how many tokens they have read."""
+        """Go back to the last known states within the first `length` tokens; return their token count."""
         if length != self._position:
             self._snapshots = [snapshot for snapshot in self._snapshots if snapshot.position <= length]
             last = self._snapshots[-1] if self._snapshots else Snapshot(0, self._layout.zeros)

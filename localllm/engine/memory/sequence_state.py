@@ -1,4 +1,4 @@
-"""The interface of the state that a backend keeps for a sequence, and prefixes of sequences on disk."""
+"""The state that a backend keeps for a sequence, and prefixes of sequences on disk."""
 
 from collections.abc import Mapping
 from collections.abc import Sequence as Ids
@@ -11,7 +11,7 @@ class SequenceState(Protocol):
     """The state of one sequence."""
 
     def prepare(self, length: int, count: int) -> None:
-        """Make room for `count` tokens after the first `length`. Raises MemoryLimitError."""
+        """Allocate memory for `count` tokens after the first `length`. Raises MemoryLimitError."""
 
     def fork(self, length: int) -> "SequenceState":
         """Create a state that shares the first `length` tokens."""
@@ -29,24 +29,24 @@ class SequenceState(Protocol):
         ...
 
     def append_from(self, source: Self, first: int, length: int, count: int) -> bool:
-        """Copy `count` tokens of another state of this kind, from position `first` on, after the first `length`.
+        """Copy `count` tokens of another state, from position `first` on, after the first `length`.
 
-        Keys are copied unchanged: the backend rotates them afterwards. Return False if the other state lacks some of
-        the tokens. Raises MemoryLimitError.
+        Both states have the same type. Keys are copied unchanged: the backend rotates them afterwards. Return False if
+        the other state lacks some of the tokens. Raises MemoryLimitError.
         """
         ...
 
     def close(self) -> None:
-        """Drop everything."""
+        """Free the memory."""
 
 
 @runtime_checkable
 class PagedStore(SequenceState, Protocol):
-    """A state that can be copied, part by part, to files and back.
+    """A state whose sections can be copied to files and back.
 
     Attributes:
-        table: page numbers, int64.  addresses: addresses of the table, and of recurrent states before a run and after
-        it.
+        table: page indices, int64.
+        addresses: addresses of the table, and of recurrent states before and after a run.
     """
 
     @property
@@ -56,15 +56,15 @@ class PagedStore(SequenceState, Protocol):
     def addresses(self) -> tuple[int, int, int]: ...
 
     def parts(self, first: int, last: int) -> list[str]:
-        """List the names of the parts that store tokens [first, last), see `part`; `first` begins a page."""
+        """List the sections that store tokens [first, last); `first` begins a page."""
         ...
 
     def part(self, name: str, first: int, last: int) -> np.ndarray:
-        """Copy a part of the state of tokens [first, last), uint8."""
+        """Copy a section of the state of tokens [first, last), uint8."""
         ...
 
     def put(self, first: int, last: int, parts: Mapping[str, np.ndarray]) -> None:
-        """Insert tokens [first, last) from parts of another state. Raises MemoryLimitError, ValueError."""
+        """Insert tokens [first, last) from sections of another state. Raises MemoryLimitError, ValueError."""
 
 
 class PrefixChunk(NamedTuple):
@@ -79,7 +79,7 @@ class StoredPrefix(NamedTuple):
     """The chunks on disk that hold the first tokens of a prompt or conversation.
 
     Attributes:
-        has_logits: whether the logits after the last token are stored, too: then `ids` is the whole prompt.
+        has_logits: whether the logits after the last token are stored, too; then `ids` is the whole prompt.
     """
 
     ids: Ids[int]

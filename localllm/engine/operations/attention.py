@@ -1,4 +1,4 @@
-"""Attention and writes to the KV cache: the parts that all targets share; each target has its own kernels."""
+"""Attention and writes to the KV cache, as far as targets share them; kernels differ by target."""
 
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -40,9 +40,10 @@ class Attend(StateOperation):
 
     The inputs are queries, new keys and values if the layer writes some, and the selected keys if keys are selected.
 
-    Attributes:
-        sinks: float32 [heads].  choices: how many selections of keys there are: 1 for all heads, or one per group.
-        The others are those of localllm.arch.verbs.Scores.
+        Attributes:
+            sinks: float32 [heads].
+            choices: number of key selections: 1 for all heads, or one per group.
+            The others are those of localllm.arch.verbs.Scores.
     """
 
     VERB = "attend"
@@ -62,11 +63,11 @@ class Attend(StateOperation):
 
     @property
     def has_keys(self) -> bool:
-        """Return whether the layer writes new keys to the cache; otherwise it reads those of an earlier layer."""
+        """Return whether the layer writes new keys; otherwise it reads those of an earlier layer."""
         return len(self.inputs) > 1 + bool(self.choices)
 
     def prepare(self, steps: Steps) -> AttentionSteps:
-        """Append the steps that store new keys and values; with Hadamard rotations, rotate them and the queries."""
+        """Append the steps that store keys and values, and apply Hadamard rotations to them and the queries."""
         inputs, state = list(self.inputs), self.state
         selected = steps.buffers[inputs.pop()] if self.choices else None
         q, *new = inputs
@@ -86,7 +87,7 @@ class Attend(StateOperation):
         arguments |= {"window": state.window or 0, "chunked": state.chunked, "period": state.period}
         arguments["slopes"] = np.array(self.slopes, np.float32) if self.slopes else 0
         arguments |= {"biases": 0, "reach": reach_of(self.biases)}
-        if self.biases is not None:  # the first and the last 16 times more: kernels read 16 numbers at once
+        if self.biases is not None:  # repeat the first and the last value 16 times: kernels load 16 values at once
             padded = np.pad(self.biases.astype(np.float32), ((0, 0), (16, 16)), mode="edge")
             arguments["biases"] = np.ascontiguousarray(padded)
         arguments["sinks"] = 0 if self.sinks is None else self.sinks
@@ -185,7 +186,7 @@ def normalize_scores(s: Array, sees: Array | np.bool, state: Paged | Latent, sco
     s -= top
     weights = np.exp(s, out=s)
     total = weights.sum(axis=-1, keepdims=True) + np.exp(floor - top)
-    total = np.where(sees, total, np.float32(np.nan))  # no key was selected because an indexer's score was NaN
+    total = np.where(sees, total, np.float32(np.nan))  # an indexer's score was NaN, so no key was selected
     weights /= total
     return weights, np.log(total) + top if scores.logs else total
 
@@ -208,7 +209,10 @@ def add_biases(run: Computing, s: Array, rows: slice, state: Paged | Latent, sco
 def hide_keys(
     run: Computing, s: Array, span: Span, rows: slice, state: Paged | Latent, scores: Scores
 ) -> tuple[Array, Array | np.bool]:
-    """Set the scores of hidden keys to -inf; also return whether a token sees any key, if keys were selected."""
+    """Set the scores of hidden keys to -inf.
+
+    Also return whether a token sees any key, if keys were selected.
+    """
     keys, positions = s.shape[3], run.positions[rows, None]
     distance = positions - np.arange(keys)
     window = positions % state.window + 1 if state.chunked and state.window else state.window

@@ -1,4 +1,4 @@
-"""The bases of the recorder (a list of operations, checks of tensors) and of the NumPy reference (a run's spans)."""
+"""The bases of the recorder, which lists operations and checks tensors, and of the NumPy reference."""
 
 from collections.abc import Callable, Iterator, Sequence
 from math import prod
@@ -19,7 +19,7 @@ MISFIT = "the model's tensors do not fit together"
 
 
 class Recording:
-    """The base of the recording builder; operations have its verbs, as `record`.
+    """The base of the recording builder; its verbs are the operations' `record` methods.
 
     Attributes:
         operations: in the order in which they were recorded.
@@ -29,7 +29,10 @@ class Recording:
     wanted = WANTED
 
     def __init__(self, vocab_size: int, width: int, context: int):
-        """Start recording; width: width of the model's embeddings; context: the most tokens of a sequence."""
+        """Start recording.
+
+        width: width of the model's embeddings; context: maximum number of tokens in a sequence.
+        """
         self.operations = list[Operation]()
         self._vocab_size, self._width, self._context = vocab_size, width, context
         self._used: set[str] = set()
@@ -51,7 +54,7 @@ class Recording:
         self._used |= {weight.name for weight in weights if weight}
 
     def _matrix(self, weight: Weight) -> tuple[int, int]:
-        """Return rows and columns of a matrix, and mark it as used. Raises ModelError if it is none."""
+        """Return rows and columns of a matrix, and mark it as used. Raises ModelError for another shape."""
         self._used.add(weight.name)
         if len(weight.shape) != 2:
             raise ModelError(f"tensor {weight.name} must be a matrix (found the shape {list(weight.shape)})")
@@ -59,7 +62,7 @@ class Recording:
         return weight.shape[0], weight.shape[1]
 
     def _vector(self, weight: Weight, columns: int) -> np.ndarray:
-        """Return a norm's or bias's numbers, float32 [columns], and mark it as used."""
+        """Return the values of a norm or bias, float32 [columns], and mark it as used."""
         self._used.add(weight.name)
         vector = weight.vector()
         if len(vector) != columns:
@@ -105,7 +108,7 @@ def require_columns(name: str, x: Activation, columns: int) -> None:
 
 
 def same_columns(x: Activation, y: Activation) -> int:
-    """Return the width of both activations. Raises ModelError for different ones."""
+    """Return the width of both activations. Raises ModelError if they differ."""
     if x.columns != y.columns:
         raise ModelError(f"{MISFIT}: {x.columns} and {y.columns} columns")
     return x.columns
@@ -123,12 +126,12 @@ class Observer(Protocol):
 
 
 class Computing:
-    """The base of the NumPy builder, one for each run; operations have its verbs, as `reference`.
+    """The base of the NumPy builder, one for each run; its verbs are the operations' `reference` methods.
 
     Activations are float32 [tokens, columns].
 
-    Attributes:
-        windows: the number of each row's attention window, in a run that is an image.
+        Attributes:
+            windows: the index of each row's attention window, in a run that is an image.
     """
 
     windows: np.ndarray | None = None
@@ -137,9 +140,9 @@ class Computing:
         self, spans: Sequence[Span], matrices: dict[tuple[str, int], np.ndarray], context: int,
         observer: Observer | None = None,
     ):  # fmt: skip
-        """Prepare a run of spans, see Program.run; their stores are ReferenceCaches.
+        """Prepare a run of spans (see Program.run), whose stores are ReferenceCaches.
 
-        context: the most tokens of a sequence.  matrices: a cache of dequantized ones, by name and first row.
+        context: maximum number of tokens in a sequence. matrices: a cache of dequantized ones, by name and first row.
         observer: receives the inputs of each matrix.
         """
         self.ids = np.concatenate([span.ids for span in spans])
@@ -155,7 +158,7 @@ class Computing:
         def __getattr__(self, verb: str) -> Any: ...  # the verbs, see localllm.engine.operations.registry
 
     def matrix(self, weight: Weight) -> np.ndarray:
-        """Return a weight in float32, whatever its format."""
+        """Return a weight of any format in float32."""
         key = weight.name, weight.first_row
         if key not in self._matrices:
             self._matrices[key] = dequantize(weight.tensor)
@@ -171,7 +174,10 @@ class Computing:
     def _by_sequence(
         self, state: Recurrent, number: int, run_sequence: Callable[..., tuple[Array, Array]], *inputs: Array
     ) -> Array:
-        """Call run_sequence(state, *inputs) -> (new state, outputs) for each sequence's rows; return all outputs."""
+        """Call run_sequence(state, *inputs) -> (new state, outputs) for each sequence's rows.
+
+        Return all outputs.
+        """
         results = []
         for span, rows in self._rows():
             old = span.store.state(state.layer, number, state.shapes[number])

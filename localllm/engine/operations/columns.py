@@ -1,4 +1,4 @@
-"""Operations that move or combine the columns of rows: parts of heads, streams side by side."""
+"""Operations that move or combine columns of rows."""
 
 import numpy as np
 
@@ -10,7 +10,7 @@ from localllm.errors import ModelError
 
 @operation
 class SliceColumns(Operation):
-    """Some columns, from `first` on, of each of `groups` equal groups of a row."""
+    """The columns from `first` on, in each of `groups` equal groups of a row."""
 
     VERB = "slice_columns"
 
@@ -38,7 +38,10 @@ class SliceColumns(Operation):
 
 @operation
 class ConcatHeads(Operation):
-    """The columns of two activations, interleaved by head; shared: every head gets the same columns of the second."""
+    """The columns of two activations, interleaved by head.
+
+    shared: whether every head gets the same columns of the second.
+    """
 
     VERB = "concat_heads"
 
@@ -93,7 +96,7 @@ class HeadDots(Operation):
 
 @operation
 class MixStreams(Operation):
-    """Weighted sums of `streams` residual streams, which are side by side in a row."""
+    """Weighted sums of `streams` residual streams, which are concatenated in a row."""
 
     VERB = "mix_streams"
 

@@ -1,7 +1,7 @@
-"""Operations on single rows that keep the number of columns.
+"""Row-wise operations that keep the number of columns.
 
-Most are a formula in localllm.arch.rowwise_verbs, and one in localllm.kernels.formulas for their kernels; they need
-nothing here. The classes here are for the others, which have tensors of the file or sizes to check.
+Most are a formula in localllm.arch.rowwise_verbs, and one in localllm.kernels.formulas for their kernels; they need no
+class. The classes below are for operations with tensors of the file or with sizes to check.
 """
 
 from collections.abc import Callable, Mapping
@@ -19,7 +19,7 @@ from localllm.errors import ModelError
 
 @operation
 class Elementwise(Operation):
-    """An element-wise verb, which a formula defines; numbers: its scalar arguments by name."""
+    """An element-wise verb that a formula defines; numbers: its scalar arguments by name."""
 
     function: str
     numbers: Mapping[str, float]
@@ -34,10 +34,10 @@ class Elementwise(Operation):
 
 @operation
 class Norm(Operation):
-    """A norm of each `group` columns.
+    """A norm over each group of `group` columns.
 
     Attributes:
-        vector: float32 [columns], multiplies the result.  weight: the tensor that it is from; None if it is all ones.
+        vector: float32 [columns], multiplies the result.  weight: its tensor; None if it is all ones.
     """
 
     vector: np.ndarray
@@ -91,7 +91,7 @@ class LayerNorm(Norm):
 
 
 class SigmoidGate(Operation):
-    """x * sigmoid of the row's gate."""
+    """x * sigmoid(gate), with one gate per row."""
 
     VERB = "sigmoid_gate"
 
@@ -162,7 +162,7 @@ class Lerp(Operation):
 
 @operation
 class MultiplyHeads(Operation):
-    """Each head's columns times its gate."""
+    """x multiplied by one gate per head."""
 
     VERB = "multiply_heads"
 
@@ -196,7 +196,7 @@ class Softmax(Operation):
 
 @operation
 class Sinkhorn(Operation):
-    """A matrix of `size` rows whose rows and columns add up to about 1."""
+    """A matrix of `size` rows, normalized so that its rows and columns add up to about 1."""
 
     VERB = "sinkhorn"
 
@@ -244,7 +244,7 @@ class Softplus(Operation):
 
 @operation
 class AddVector(Operation):
-    """x + vector, float32 [columns]. Its kernel is the one that adds activations, with one row for all tokens."""
+    """x + vector, float32 [columns]. Its kernel is the one that adds activations, with row stride 0."""
 
     VERB = "add_vector"
 
@@ -279,7 +279,7 @@ class ElementwiseVerbs(Recording, RowwiseVerbs):
 
 
 def like(x: Activation) -> Activation:
-    """Make an activation of the same shape."""
+    """Create an activation of the same shape."""
     return Activation(x.rows, x.columns)
 
 
@@ -291,7 +291,7 @@ class ElementwiseReference(Computing, RowwiseVerbs):
 
 
 def split_groups(x: np.ndarray, group: int | None) -> np.ndarray:
-    """Cut rows into groups of `group` columns, float64 [tokens, groups, columns of a group]; None: one per row."""
+    """Split rows into groups of `group` columns, float64 [tokens, groups, columns of a group]; None: one."""
     columns = group or x.shape[1]
     return x.reshape(len(x), x.shape[1] // columns, columns).astype(np.float64)
 
@@ -302,7 +302,7 @@ def divide_by_rms(groups: np.ndarray, squares: np.ndarray) -> np.ndarray:
 
 
 def multiply_by_weights(groups: np.ndarray, weight: Weight | None) -> np.ndarray:
-    """Multiply groups [tokens, groups, columns] by a weight for each row or group, if there is one."""
+    """Multiply groups [tokens, groups, columns] by a weight vector per row or per group, if there is one."""
     if weight is None:
         return groups
     vector = weight.vector()

@@ -1,4 +1,4 @@
-"""Operations of mixtures of experts, and of heads with a matrix each, which are computed like experts."""
+"""Operations of mixtures of experts, and of per-head matrices, which are computed like experts."""
 
 from functools import cached_property
 from typing import NamedTuple
@@ -19,7 +19,10 @@ OF_ROUTING = ("experts", "used", "sigmoid", "rooted", "normalized", "scale", "gr
 
 
 class ChosenExperts(NamedTuple):
-    """The experts that tokens are routed to, int64 [tokens, used], and their weights, float32 [tokens, used]."""
+    """The experts that tokens are routed to, and their weights.
+
+    Shapes: int64 and float32 [tokens, used].
+    """
 
     experts: np.ndarray
     weights: np.ndarray
@@ -27,7 +30,7 @@ class ChosenExperts(NamedTuple):
 
 
 class Planned(Operation):
-    """An operation that routes tokens to experts, with the step that sorts a run's rows by expert."""
+    """An operation that routes tokens to experts, and sorts a run's rows by expert."""
 
     output: RoutedActivation
 
@@ -111,7 +114,7 @@ class Route(Planned):
 
 
 class EveryHead(Planned):
-    """The routing of every token to all heads, for a matrix per head that is computed like an expert's."""
+    """The routing of every token to all heads, for per-head matrices that are computed like experts."""
 
     VERB = "every_head"
 
@@ -154,7 +157,7 @@ class Gather(ChoiceOperation):
 
 
 class ToHeads(ChoiceOperation):
-    """A row for each head: the head's columns of a token's row."""
+    """A row for each head, with the head's columns of a token's row."""
 
     VERB = "to_heads"
 
@@ -167,7 +170,7 @@ class ToHeads(ChoiceOperation):
 
 
 class FromHeads(ChoiceOperation):
-    """The rows of a token's heads side by side."""
+    """The concatenated rows of a token's heads."""
 
     VERB = "from_heads"
 
@@ -204,7 +207,7 @@ class Scatter(ChoiceOperation):
 
 
 class ExpertLinear(Product, ChoiceOperation):
-    """The product of each row with its expert's matrix; each target lowers it itself."""
+    """The product of each row and its expert's matrix; each target lowers it itself."""
 
     VERB = "expert_linear"
 
@@ -272,11 +275,11 @@ class ExpertVerbs(Recording):
 
     @cached_property
     def _heads(self) -> dict[tuple[int, Rows], RoutedActivation]:
-        """The routing of heads with a matrix each, by their number and rows."""
+        """The routing to heads with a matrix each, by the number of heads and the rows."""
         return {}
 
     def head_linear(self, x: Activation, weight: Weight) -> Activation:
-        """Record the product of each head's columns with the head's matrix; it is computed like an expert's product."""
+        """Record the product of each head's columns and the head's matrix, computed like an expert's product."""
         heads = weight.shape[0]
         if x.columns % heads or weight.bias or weight.scale:
             raise ModelError(f"tensor {weight.name} does not fit {x.columns} columns, or has a bias or a scale")

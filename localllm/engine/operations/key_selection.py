@@ -22,9 +22,9 @@ class SelectKeys(StateOperation):
 
     The inputs are the indexer's queries, its keys, and weights of its heads if it has some.
 
-    Attributes:
-        most: how many keys are selected, or blocks of keys.  block: positions of a block.
-        heads: heads of the indexer, or groups of heads.
+        Attributes:
+            most: number of keys to select, or of blocks of keys.  block: positions of a block.
+            heads: heads of the indexer, or groups of heads.
     """
 
     VERB = "select_keys"
@@ -84,7 +84,10 @@ class SelectKeys(StateOperation):
 
 @operation
 class SelectKeyBlocks(SelectKeys):
-    """The selection of key blocks for each group of heads; local: number of last blocks, which are always selected."""
+    """The selection of key blocks for each group of heads.
+
+    local: the last blocks, this many of them, are always selected.
+    """
 
     VERB = "select_key_blocks"
     KERNEL = "select_key_blocks"
@@ -120,7 +123,7 @@ class SelectKeyBlocks(SelectKeys):
 
 
 def indexer_heads(q: Activation, k: Activation, index: Latent) -> int:
-    """Return how many heads the queries have. Raises ModelError for columns that do not fit the indexer."""
+    """Return the number of heads in the queries. Raises ModelError for columns that do not fit."""
     heads, remainder = divmod(q.columns, index.key_dim)
     if k.columns != index.key_dim or remainder:
         raise ModelError(f"layer {index.layer}: indexer queries of {q.columns} columns, keys of {k.columns}")

@@ -1,4 +1,7 @@
-"""The product with one matrix; each target has its own steps (localllm.engine.cpu.lowering, .cuda.matmul)."""
+"""The product with one matrix.
+
+Each target has its own steps (localllm.engine.cpu.lowering, localllm.engine.cuda.lowering).
+"""
 
 import numpy as np
 
@@ -28,7 +31,7 @@ class Linear(Product):
 
     @staticmethod
     def reference(run: Computing, x: Array, weight: Weight) -> Array:
-        if run._observer and not weight.first_row:  # the input is observed once for all parts of a matrix
+        if run._observer and not weight.first_row:  # the input is observed once for all slices of a matrix
             run._observer.add(weight.name, x)
         return add_scale_and_bias(x @ run.matrix(weight).T, weight)
 
@@ -48,6 +51,6 @@ class AddSquares(Operation):
 
 
 def add_scale_and_bias(y: np.ndarray, weight: Weight) -> np.ndarray:
-    """Apply a matrix's scale and bias, if it has them, to the product's rows."""
+    """Apply a matrix's scale and bias, if it has them, to the rows of a product."""
     y = y * np.float32(weight.scale.number()) if weight.scale else y
     return y + weight.bias.vector() if weight.bias else y

@@ -1,7 +1,7 @@
-"""The base of all operations: a frozen record of one verb's arguments, with the code that lowers it to steps.
+"""The base of all operations: a frozen record of one verb's arguments, and its lowering to steps.
 
-An operation also has its verb, twice: `record` checks shapes and records the operation, `reference` computes it in
-NumPy. Each family has a file in this folder; localllm.engine.operations.registry lists all operations.
+An operation also implements its verb twice: `record` checks shapes and records the operation, `reference` computes it
+in NumPy. Each family has a file in this folder; localllm.engine.operations.registry lists all operations.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -23,14 +23,14 @@ OF_RUN = {
     "positions": "positions",
     "sequences": "sequences",
     "rows": "wanted",
-}  # by argument: the header's
+}  # the header's attribute of each kernel argument
 Crossing = Mapping[Activation, np.ndarray]  # activations that cross between targets, float32 [BATCH, row length]
-Forms = Mapping[str, bool]  # by the verb that converts: whether the form must be exact
+Forms = Mapping[str, bool]  # for each converting verb, whether the form must be exact
 
 
 @dataclass_transform(frozen_default=True, eq_default=False, field_specifiers=(field,))
 def operation(kind: type[T]) -> type[T]:
-    """Make a frozen class whose instances equal only themselves: a graph may contain the same operation twice."""
+    """Make a frozen class whose instances equal only themselves: a graph may contain an operation twice."""
     kind.__eq__, kind.__hash__ = object.__eq__, object.__hash__  # type: ignore[method-assign]
     return frozen(kind)
 
@@ -41,7 +41,7 @@ class Operation:
 
     Attributes:
         inputs: activations that it reads; then converted forms of the first one, which a target's pass has added.
-        output: the activation that it makes.
+        output: the activation that it computes.
     """
 
     VERB: ClassVar[str] = ""
@@ -56,8 +56,8 @@ class Operation:
     def lower(self, steps: Steps, target: Target) -> None:
         """Append the steps, for targets that do not lower this verb themselves (`Target.verbs`).
 
-        By default one step of the kernel that has the verb's name, whose arguments are the inputs, attributes of this
-        operation and numbers of the run. Raises NotImplementedError, which names the file that lacks the verb.
+        By default append one step of the kernel that has the verb's name; its arguments are the inputs, attributes of
+        this operation and fields of the header. Raises NotImplementedError, which names the file that lacks the verb.
         """
         kernel = KERNELS.get(self.verb)
         if kernel is None or kernel.inputs is None:
@@ -72,7 +72,7 @@ class Operation:
         steps.row_step(self.verb, self.output.rows, arguments, inputs, [y])
 
     def argument(self, name: str) -> object:
-        """Return the kernel's argument of that name: an attribute, whose numbers are padded as kernels read them."""
+        """Return the kernel argument of that name, an attribute; arrays are padded as kernels require."""
         value = getattr(self, "vector" if name == "weight" else name)
         return vector_of(value) if isinstance(value, np.ndarray) else value
 
@@ -86,7 +86,7 @@ class MatrixOperation(Operation):
 
 @operation
 class StateOperation(Operation):
-    """An operation that reads or changes the state that a layer keeps of a sequence."""
+    """An operation that reads or changes a layer's state of a sequence."""
 
     state: State
 
@@ -106,11 +106,13 @@ class Product(MatrixOperation):
 
 @operation
 class ActivationForm(Operation):
-    """The conversion of its input to another form for matrix products, such as integers; inserted by a target's pass.
+    """The conversion of its input to another form for matrix products, such as integers.
 
-    Attributes:
-        form: the target's verb that converts.
-        exact: whether a product needs both planes of panels.
+    A target's pass inserts it.
+
+        Attributes:
+            form: the target's verb that converts.
+            exact: whether a product needs both planes of panels.
     """
 
     form: str
@@ -148,7 +150,10 @@ def last_uses(operations: Iterable[Operation]) -> dict[Activation, Operation]:
 
 
 def lower(steps: Steps, operation: Operation, target: Target) -> None:
-    """Append the steps of an operation. Raises NotImplementedError, which names the file that lacks the verb."""
+    """Append the steps of an operation.
+
+    Raises NotImplementedError, which names the file that lacks the verb.
+    """
     if lowering := target.verbs.get(operation.verb):
         lowering(steps, operation, target)
     else:

@@ -1,4 +1,4 @@
-"""Operations that depend on tokens' positions: rotary embeddings, and scales that grow with the position."""
+"""Operations that depend on positions: rotary embeddings, and scales that grow with the position."""
 
 import numpy as np
 
@@ -12,15 +12,15 @@ from localllm.engine.operations.builders import Array, Computing, Recording
 from localllm.engine.operations.operation import Operation, operation
 from localllm.errors import ModelError
 
-LEAST_DIVISOR = 1e-3  # least divisor of RoPE frequencies; those of known models are at least 0.9
+LEAST_DIVISOR = 1e-3  # minimum divisor of RoPE frequencies; those of known models are at least 0.9
 
 
 @operation
 class Rotate(Operation):
-    """RoPE: rotates each head's pairs of numbers by position * frequency.
+    """RoPE: rotates each head's pairs of elements by position * frequency.
 
     Attributes:
-        factors: the tensor that frequencies are divided by, if there is one.  divisors: its numbers.
+        factors: the tensor that frequencies are divided by, if there is one.  divisors: its values.
         table: cosines and sines that the caller writes, float32 [tokens, 2, pairs]; None: a step computes them from
             the run's positions.
     """
@@ -43,7 +43,7 @@ class Rotate(Operation):
         steps.row_step("rope", x.rows, arguments | {"step": step, "apart": apart}, reads, [y])
 
     def _angle_table(self, steps: Steps) -> Buffer:
-        """Return the buffer of the angles of a run, which one step computes for all layers with the same RoPE."""
+        """Return the buffer of a run's angles, which one step computes for all layers with the same RoPE."""
         rope, divisors = self.rope, self.divisors
 
         def make() -> Buffer:
@@ -109,7 +109,7 @@ class PositionVerbs(Recording):
     """The recorder's implementation of the verbs of positions."""
 
     def _angles(self, rope: Rope, divisors: np.ndarray | None) -> np.ndarray | None:
-        """Return the table of angles for a Rotate: None here, an array in recorders of image rows."""
+        """Return a table of angles that the caller writes (in recorders of image rows), or None."""
         return None
 
     def by_context(self, short: Weight, long: Weight, original: int) -> Weight:

@@ -1,4 +1,4 @@
-"""Operations of recurrent layers, which keep a state of each sequence and update it token by token; convolutions.
+"""Operations of recurrent layers, which update a state of each sequence token by token; convolutions.
 
 A step is divided into parts by columns or heads; each part processes the run's sequences one after the other.
 """
@@ -36,7 +36,7 @@ class ScanOperation(StateOperation):
 
 @operation
 class SelectiveScan(ScanOperation):
-    """Mamba's scan; rates: float32 [columns, state size].  skip: float32 [columns]."""
+    """The scan of Mamba; rates: float32 [columns, state size]; skip: float32 [columns]."""
 
     VERB = "selective_scan"
 
@@ -100,7 +100,7 @@ class HeadScan(ScanOperation):
 
 @operation
 class StateSpace(HeadScan):
-    """Mamba 2's scan; skip: float32 [heads]."""
+    """The scan of Mamba 2; skip: float32 [heads]."""
 
     VERB = "state_space"
 
@@ -157,7 +157,7 @@ class DeltaRule(HeadScan):
 
 
 class LightningAttention(HeadScan):
-    """Lightning attention: Mamba 2's scan with dt and strength 1 for all tokens."""
+    """Lightning attention: the scan of Mamba 2 with dt and strength 1 for all tokens."""
 
     VERB = "lightning_attention"
 
@@ -227,7 +227,10 @@ class GatedLinearAttention(RowScan):
 
 @operation
 class WKV6(RowScan):
-    """RWKV-6's recurrence; first: float32 [heads * key_dim], weights of a token before it enters the state."""
+    """The recurrence of RWKV-6.
+
+    first: float32 [heads * key_dim], weights of a token before it enters the state.
+    """
 
     VERB = "wkv6"
 
@@ -259,7 +262,7 @@ class WKV6(RowScan):
 
 
 class WKV7(RowScan):
-    """RWKV-7's recurrence."""
+    """The recurrence of RWKV-7."""
 
     VERB = "wkv7"
 
@@ -303,7 +306,7 @@ def decay_rates(
     recorder: Recording, scan: HeadState, keys: dict[str, Activation], values: dict[str, Activation],
     single: dict[str, Activation],
 ) -> np.ndarray:  # fmt: skip
-    """Return the heads' decay rates; single: inputs that have a number for each head. Raises ModelError."""
+    """Return the heads' decay rates; single: inputs that have one value per head. Raises ModelError."""
     heads, key_dim, value_dim = scan.state.shapes[scan.number]
     require_inputs(scan.key_heads * key_dim, **keys)
     require_inputs(heads * value_dim, **values)
@@ -333,7 +336,7 @@ def scan_by_head(
 def scan_by_row(
     run: Computing, state: Recurrent, number: int, token: Callable[..., tuple[Array, Array]], *inputs: Array
 ) -> Array:
-    """Call `token` as _by_token does, with inputs and outputs divided into heads."""
+    """Scan token by token as `scan_by_token` does, with inputs and outputs divided into heads."""
     heads = state.shapes[number][0]
 
     def run_heads(h: Array, *rows: Array) -> tuple[Array, Array]:
@@ -364,7 +367,7 @@ class Convolve(ScanOperation):
 
     Attributes:
         taps: float32 [columns, taps], the latest token's last.  bias: float32 [columns].
-        silu: whether the result is multiplied by its sigmoid.
+        silu: whether SiLU is applied to the result.
     """
 
     VERB = "convolve"
@@ -412,8 +415,8 @@ class GatedMean(ScanOperation):
     """A mean over the last tokens, weighted by the softmax of their gates.
 
     Attributes:
-        places: float32 [taps, columns], added to the gates.
-        stretches: equal parts of the taps, each of which reads columns of its own.
+        places: float32 [taps, columns], position biases, added to the gates.
+        stretches: number of equal segments of the taps, each of which reads columns of its own.
     """
 
     VERB = "gated_mean"
@@ -465,7 +468,7 @@ class ConvolutionVerbs(Recording):
     """The recorder's implementation of the verbs of convolutions."""
 
     def previous(self, x: Activation, state: Recurrent, number: int) -> Activation:
-        """Record a convolution with the taps 1 and 0: the row of the previous token."""
+        """Record a convolution with the taps 1 and 0, which selects the row of the previous token."""
         require_columns("x", x, state.shapes[number][1])
         return self._convolve(x, state, number, np.tile(np.array([1, 0], np.float32), (x.columns, 1)))
 

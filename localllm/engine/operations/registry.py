@@ -1,4 +1,4 @@
-"""A registry of all operations, by verb: one row for each family of them; and the builder whose verbs compute."""
+"""The registry of all operations by verb, and the builder whose verbs compute."""
 
 from collections.abc import Callable, Sequence
 from types import ModuleType
@@ -39,7 +39,10 @@ OPERATIONS: dict[str, type[Operation]] = {
 
 
 def with_verbs(method: str) -> Callable[[type[T]], type[T]]:
-    """Give a builder the verbs of all operations; method: the operations' function, "record" or "reference"."""
+    """Return a class decorator that adds the verbs of all operations to a builder.
+
+    method: the operations' function, "record" or "reference".
+    """
 
     def decorate(builder: type[T]) -> type[T]:
         for verb, kind in OPERATIONS.items():
@@ -52,7 +55,7 @@ def with_verbs(method: str) -> Callable[[type[T]], type[T]]:
 
 @with_verbs("reference")
 class Reference(ElementwiseReference, ExpertReference, ConvolutionReference, PositionReference, HiddenStateReference):
-    """A builder (localllm.arch.verbs) whose verbs compute, in plain NumPy. One for each run.
+    """A builder (localllm.arch.verbs) whose verbs compute in plain NumPy, one for each run.
 
     It is the oracle that the fast kernels are tested against. Activations are float32 [tokens, columns].
     """

@@ -1,4 +1,4 @@
-"""Operations on a run's tokens: ids, hashes of ids, positions and types; and rows that the caller writes or reads."""
+"""Operations on a run's token ids, positions and types, and on rows that the caller writes or reads."""
 
 from collections.abc import Callable
 from functools import reduce
@@ -15,15 +15,15 @@ from localllm.engine.operations.builders import Array, Computing, Recording
 from localllm.engine.operations.operation import MatrixOperation, Operation, operation
 from localllm.errors import ModelError, UnsupportedError
 
-MOST_EXACT = 1 << 24  # up to here float32 has every whole number
-POOLINGS = "mean", "cls", "last"  # in the order of the kernel's numbers
+MOST_EXACT = 1 << 24  # up to this value float32 represents every integer
+POOLINGS = "mean", "cls", "last"  # in the order of the kernel's constants
 
 
 class GatherRows(MatrixOperation):
-    """An operation that dequantizes rows of a matrix by their numbers."""
+    """An operation that dequantizes rows of a matrix by their indices."""
 
     def gather_rows(self, steps: Steps, target: Target, ids: Buffer | np.ndarray, reads: list[Buffer]) -> None:
-        """Append the step; ids: numbers of rows, int64; reads: the buffer that holds them, if they are in one."""
+        """Append the step; ids: indices of rows, int64; reads: the buffer that holds them, if they are in one."""
         weight, output = self.weight, self.output
         x, (kind, row_bytes) = steps.new(output), target.layout_of(weight)
         arguments = {"weights": target.matrix(weight), "row_bytes": row_bytes, "columns": output.columns}
@@ -31,9 +31,9 @@ class GatherRows(MatrixOperation):
 
 
 class EmbedRows(GatherRows):
-    """Rows by numbers that a run has, or that an operation before it has made."""
+    """Rows by indices from a run's header, or from an earlier operation."""
 
-    NUMBERS: ClassVar[str] = "ids"  # the array of a run's header that has the numbers of rows
+    NUMBERS: ClassVar[str] = "ids"  # the header's array of row indices
 
     def lower(self, steps: Steps, target: Target) -> None:
         sources = [steps.buffers[x] for x in self.inputs]
@@ -97,7 +97,7 @@ class EmbedKinds(EmbedRows):
 
 @operation
 class ReplaceIds(Operation):
-    """Numbers that replace token ids, by a table, int64 [vocab]."""
+    """Ids that replace token ids, by a table, int64 [vocab]."""
 
     VERB = "replace_ids"
 
@@ -137,7 +137,7 @@ class AsColumn(Operation):
 
 @operation
 class EmbedHashed(GatherRows):
-    """The row of a table for each token's n-gram, by a hash of the ids of the token and those before it."""
+    """The row of a table for each token's n-gram, by a hash of the ids of the token and its predecessors."""
 
     VERB = "embed_hashed"
 
@@ -212,7 +212,7 @@ class HiddenStateTap(NamedTuple):
 
     Attributes:
         memory: the buffer that they are written to, float32 [BATCH, columns or more].
-        layers: the layers whose inputs are exported, side by side; empty: the model's last hidden state.
+        layers: the layers whose inputs are exported, concatenated; empty: the model's last hidden state.
     """
 
     memory: np.ndarray
@@ -296,7 +296,8 @@ class HiddenStateReference(Computing):
     """The NumPy reference of the verbs of hidden states.
 
     Attributes:
-        entered: inputs of layers, by layer; the caller sets the keys that it wants.  revealed: the last hidden state.
+        entered: inputs of layers, by layer; the caller sets the keys that it wants.
+        revealed: the last hidden state.
     """
 
     reveals = False

@@ -9,14 +9,14 @@ from localllm.engine.operations.operation import Operation
 
 
 class ImatrixCollector:
-    """Sums of the squares of every matrix's input, by column; for a stack of experts, by expert and column.
+    """Sums of the squares of every matrix's input, by column; for stacks of experts, by expert and column.
 
     For the output matrix, only tokens whose logits are requested count.
     """
 
     def __init__(self) -> None:
         self._sums: dict[str, np.ndarray] = {}  # by the matrix's name; some share memory
-        self._counts: dict[str, np.ndarray] = {}  # how many rows each expert of a stack read, int64 [experts]
+        self._counts: dict[str, np.ndarray] = {}  # number of input rows of each expert of a stack, int64 [experts]
 
     def watch(self, operations: list[Operation]) -> list[Operation]:
         """Insert operations that add the inputs of matrix products to the sums, once per activation."""
@@ -49,14 +49,14 @@ class ImatrixCollector:
         counts += np.bincount(experts, minlength=count)
 
     def take(self) -> dict[str, np.ndarray]:
-        """Return the sums since the last call, by the matrix's name: float32 [columns] or [experts, columns]."""
+        """Return and reset the sums, by the matrix's name: float32 [columns] or [experts, columns]."""
         sums_taken = {name: sums.astype(np.float32) for name, sums in self._sums.items()}
         for sums in self._sums.values():
             sums[:] = 0
         return sums_taken
 
     def take_counts(self) -> dict[str, np.ndarray]:
-        """Return how many rows each expert read since the last call, by the stack's name: int64 [experts]."""
+        """Return and reset the number of rows of each expert, by the stack's name: int64 [experts]."""
         counts_taken = {name: counts.copy() for name, counts in self._counts.items()}
         for counts in self._counts.values():
             counts[:] = 0
@@ -69,7 +69,7 @@ def padded(columns: int) -> int:
 
 
 def sums_of(operation: Linear) -> AddSquares:
-    """Make the operation that sums the input of a matrix product."""
+    """Create the operation that sums the squares of a matrix product's input."""
     (x,) = operation.inputs
     return AddSquares((x,), Activation(x.rows, 0), np.zeros(padded(x.columns), np.float32))
 

@@ -1,7 +1,7 @@
-"""Trace an architecture: record its verbs as a list of operations on activations, with all shapes checked.
+"""Trace an architecture: record its verbs as operations on activations, with all shapes checked.
 
-The list is the same for all targets; localllm.engine.lower makes steps of it. Verbs are defined in localllm.arch.verbs;
-localllm.engine.operations has the code that records them.
+The list of operations is the same for all targets; localllm.engine.lower makes steps of it. Verbs are defined in
+localllm.arch.verbs; localllm.engine.operations has the code that records them.
 """
 
 from collections.abc import Callable, Collection
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from localllm.arch.vision.hyperparameters import Vision
 
 
-# Tensors that may be in a file though no verb uses them.
+# Tensors that a file may contain although no verb uses them.
 HARMLESS = (".attn_rot_embd.weight", ".attn.rope_freqs")  # RoPE frequencies, which follow from the metadata
 
 
@@ -50,7 +50,7 @@ class Recorder(ElementwiseVerbs, ExpertVerbs, ConvolutionVerbs, PositionVerbs, H
     def __init__(
         self, hyperparameters: "Hyperparameters | Vision", context: int, hidden_state_tap: HiddenStateTap | None = None
     ):
-        """Begin a trace; context: the most tokens of a sequence.  hidden_state_tap: the hidden states to export."""
+        """Start a trace; context: maximum number of tokens; hidden_state_tap: the hidden states to export."""
         super().__init__(hyperparameters.vocab_size, hyperparameters.width, context)
         self.encoding = list[Operation]()
         self.tap(hidden_state_tap)
@@ -61,7 +61,7 @@ class Recorder(ElementwiseVerbs, ExpertVerbs, ConvolutionVerbs, PositionVerbs, H
     def require_all_used(self, names: Collection[str], oddities: Oddities | None = None) -> None:
         """Raise ModelError for a tensor that no verb has used.
 
-        oddities: collects unused parts that are not of the language model, such as encoders, and cause no error.
+        oddities: collects unused tensors of other components, such as encoders, which cause no error.
         """
         unused = [name for name in names if name not in self._used and not name.endswith(HARMLESS)]
         if unused := unused if oddities is None else without_other_parts(unused, oddities):
@@ -96,7 +96,7 @@ def trace_model(
 
 
 class Angles(NamedTuple):
-    """A table of cosines and sines, float32 [tokens, 2, pairs], of a RoPE whose frequencies are divided by divisors."""
+    """Cosines and sines of a RoPE whose frequencies are divided by divisors, float32 [tokens, 2, pairs]."""
 
     rope: Rope
     divisors: np.ndarray | None
@@ -113,7 +113,7 @@ class Angles(NamedTuple):
 
 
 class TabulatedRecorder(Recorder):
-    """A recorder for runs of at most `tokens` tokens whose RoPE angles the caller writes before a run."""
+    """A recorder whose RoPE angles the caller writes before each run of at most `tokens` tokens."""
 
     def __init__(self, hyperparameters: "Hyperparameters | Vision", context: int, tokens: int):
         super().__init__(hyperparameters, context)
@@ -129,9 +129,9 @@ class TabulatedRecorder(Recorder):
 
 
 class RowRecorder(TabulatedRecorder):
-    """A recorder for runs of image rows: the caller writes them and the RoPE angles before a run.
+    """A recorder for runs of image rows; the caller writes the rows and the RoPE angles before a run.
 
-    The rows are float32 [BATCH, width or more].  is_whole: whether the rows of a run have bidirectional attention.
+    The rows are float32 [BATCH, width or more]. is_whole: whether the rows of a run have bidirectional attention.
     """
 
     def __init__(self, hyperparameters: Hyperparameters, context: int, is_whole: bool):
@@ -159,7 +159,7 @@ def numbers_of(divisors: np.ndarray | None) -> list[float]:
 
 
 class RowOperations(NamedTuple):
-    """The traced operations, and the memory of their inputs."""
+    """The operations for image rows, and the memory of their inputs."""
 
     operations: list[Operation]
     rows: np.ndarray

@@ -1,8 +1,8 @@
-"""Move tokens to other positions, so that a sequence can drop its middle (StreamingLLM, Xiao et al. 2023).
+"""Move tokens to other positions, so that a sequence can drop its middle (StreamingLLM).
 
-Keys are cached after RoPE, so that moving a token means rotating its keys by the distance. This is exact except that a
-key is rounded once more each time it moves. Values have no position; layers without RoPE have none either, or biases
-that depend on distances only.
+Source: Xiao et al. 2023. Keys are cached after RoPE, so moving a token means rotating its keys by the distance. This is
+exact except that a key is rounded once more each time it moves. Values have no position; neither have layers without
+RoPE, or they have biases that depend on distances only.
 """
 
 from collections.abc import Mapping, Sequence
@@ -29,7 +29,7 @@ class RopeShift:
 
     Attributes:
         frequencies: radians per position, float64 [pairs].
-        step, apart: pair k is the numbers k * step and k * step + apart of a head.
+        step, apart: pair k has the elements k * step and k * step + apart of a head.
     """
 
     frequencies: np.ndarray
@@ -38,14 +38,14 @@ class RopeShift:
 
     @classmethod
     def of(cls, rope: Rope, divisors: np.ndarray | None, first: int) -> "RopeShift":
-        """Describe RoPE that begins at number `first` of a head; pairs before that do not rotate."""
+        """Describe a RoPE that begins at element `first` of a head; pairs before that do not rotate."""
         frequencies = rope.frequencies(None if divisors is None else divisors.astype(np.float64))
         step, apart = (2, 1) if rope.interleaved else (1, rope.dims // 2)
         return cls(np.pad(frequencies, (first // step, 0)), step, apart)
 
 
 def rotations(operations: Sequence[Operation], states: Sequence[State]) -> dict[State, RopeShift]:
-    """Return how the keys of each state rotate, without the states whose keys have no position.
+    """Return the rotation of each state's keys, without states whose keys have no position.
 
     Raises UsageError for a model whose tokens cannot be moved.
     """
@@ -66,7 +66,7 @@ def rotations(operations: Sequence[Operation], states: Sequence[State]) -> dict[
 def rotation_of(
     producers: Mapping[Activation, Operation], x: Activation, head_dim: int, first: int
 ) -> RopeShift | None:
-    """Return the rotation of keys that begin at number `first` of a head; None if they are not rotated.
+    """Return the rotation of keys that begin at element `first` of a head; None if they are not rotated.
 
     Raises UsageError if an operation after RoPE changes them.
     """
@@ -87,12 +87,12 @@ def rotation_of(
 
 
 def is_plain(norm: RMSNorm, head_dim: int) -> bool:
-    """Return whether a norm has one weight for all numbers of a head, so that it commutes with rotation."""
+    """Return whether a norm has one weight for all elements of a head, so that it commutes with rotation."""
     return norm.group == head_dim and bool((norm.vector == norm.vector[0]).all())
 
 
 def is_rotated(producers: Mapping[Activation, Operation], x: Activation) -> bool:
-    """Return whether there is a rotation between the last matrix product and x."""
+    """Return whether a rotation lies between the last matrix product and x."""
     operation = producers[x]
     if isinstance(operation, Product):
         return False

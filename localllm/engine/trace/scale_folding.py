@@ -1,4 +1,4 @@
-"""Find where scales can be folded into a model without changing what it computes (AWQ, SmoothQuant).
+"""Find where scales can be folded into a model without changing its results (AWQ, SmoothQuant).
 
 Folding divides the columns of an activation by scales, and multiplies the columns of all matrices that read it. The
 activation comes from a norm, whose weight and bias are divided, or from a matrix, whose rows and bias are divided. It
@@ -20,7 +20,7 @@ from localllm.engine.operations.experts import ExpertLinear
 from localllm.engine.operations.operation import MatrixOperation, Operation, Product
 from localllm.files.gguf.file import Tensor
 
-# By verb, the inputs that it is linear in: factors, for example, but not a gate with an activation function.
+# By verb, the indices of the inputs that it is linear in: factors, but not a gate with an activation function.
 PLACES = {
     "swiglu": (1,), "geglu": (1,), "reglu": (1,), "multiply": (0, 1), "relu": (0,), "sigmoid_gate": (0,),
     "multiply_heads": (0,), "scale": (0,), "select": (0,), "gather": (0,),
@@ -28,13 +28,13 @@ PLACES = {
 
 
 class ScaleFold(NamedTuple):
-    """A place where scales can be folded in.
+    """Tensors that scales can be folded into.
 
     Attributes:
         width: number of scales.
         divided: names of tensors that are divided, and the row (or element) of each that the first scale divides.
         multiplied: names of the matrices whose columns are multiplied.
-        heads, times: the matrices' columns are `heads` equal parts of the scales, each repeated `times` times.
+        heads, times: the scales consist of `heads` equal segments, each repeated `times` times in the columns.
     """
 
     width: int
@@ -48,7 +48,7 @@ class ScaleFold(NamedTuple):
         return np.repeat(numbers.reshape(self.heads, -1), self.times, axis=0).reshape(-1)
 
     def mean(self, columns: np.ndarray) -> np.ndarray:
-        """Average a value per column of the matrices over the columns that share a scale: [width]."""
+        """Average one value per column of the matrices over the columns that share a scale: [width]."""
         return columns.reshape(self.heads, self.times, -1).mean(axis=1).reshape(-1)
 
 
@@ -78,7 +78,7 @@ def folds(
 
 
 class Finder:
-    """Finds folds, by an index of the operations that read each activation and use each tensor."""
+    """Finds folds with an index of the operations that read each activation and use each tensor."""
 
     def __init__(self, operations: Sequence[Operation], tensors: Mapping[str, Tensor]):
         self._tensors, self._readers = tensors, dict[Activation, list[Operation]]()
@@ -106,7 +106,7 @@ class Finder:
         return ScaleFold(operation.output.columns, divided, names, *shapes.pop())
 
     def _tensors_to_divide(self, operation: Operation) -> tuple[tuple[str, int], ...] | None:
-        """Return the tensors that must be divided to divide an operation's output; None if that is impossible."""
+        """Return the tensors to divide so that an operation's output is divided; None if that is impossible."""
         if not isinstance(operation, Norm | Product) or not weights_of(operation):
             return None
         weight, columns = weights_of(operation)[0], operation.output.columns
