@@ -1,4 +1,4 @@
-"""The command line's frame: groups of options, other names, defaults from elsewhere, help, completion."""
+"""Test the command line's frame: groups, aliases, defaults from config.toml and environment, help, completion."""
 
 import ast
 import io
@@ -35,7 +35,7 @@ from localllm.cli.registry import COMMANDS, build, params_of, require_command
 from localllm.errors import UsageError
 from localllm.files.settings import load_settings
 from tests.integration.test_cli import posix
-from tests.unit.generation.embedding.test_embedder import with_words
+from tests.unit.generation.embedding.test_embedder import write_wordpiece_model
 
 sys.path.insert(0, str(ROOT / "scripts"))
 from write_help import COMING, coming_from, documents
@@ -45,7 +45,7 @@ WIDTHS = [40, 60, 80, 120]
 
 
 def parsed(name: str, *words: object) -> dict[str, Any]:
-    """The values of a command's parameters."""
+    """Parse a command line into the command's parameters."""
     context = context_of(name)
     return context.command.make_context(name, [*map(str, words)], parent=context.parent).params
 
@@ -71,40 +71,40 @@ class Outer:
 On = Annotated[bool, typer.Option("--on", help="On.")]
 
 
-def test_groups_are_options_and_come_together():
-    given: list[Any] = []
+def test_groups_are_flattened_into_options_and_built_again():
+    calls: list[Any] = []
 
     def do(
         name: Annotated[str, typer.Argument(metavar="NAME", help="Whose.")], *, outer: Outer, on: On = False
     ) -> None:
         """Do it."""
-        given.append((name, outer, on))
+        calls.append((name, outer, on))
 
-    made = build(do, Command)
-    with made.make_context("do", ["me", "--text", "a", "-s5", "--text=b", "--on"]) as context:
-        made.invoke(context)
-    with made.make_context("do", ["you"]) as context:
-        made.invoke(context)
-    assert given == [
+    command = build(do, Command)
+    with command.make_context("do", ["me", "--text", "a", "-s5", "--text=b", "--on"]) as context:
+        command.invoke(context)
+    with command.make_context("do", ["you"]) as context:
+        command.invoke(context)
+    assert calls == [
         ("me", Outer(texts=["a", "b"], inner=Inner(5)), True),
         ("you", Outer(texts=None, inner=Inner(None)), False),
     ]
-    text = made.plain_help(context, 80)
+    text = command.plain_help(context, 80)
     assert text.index("What is outside:") < text.index("--text") < text.index("What is inside:") < text.index("--small")
 
 
-def shown_in(text: str) -> set[str]:
-    """The options that a help shows: those that begin a row, and those behind "also"."""
+def options_in(text: str) -> set[str]:
+    """Return the options in a help text: those that begin a row, and those after "also"."""
     rows = re.findall(r"^  (-[^ ,]+(?:, -[^ ,]+)*)", text, re.M)
     return {name for row in [*rows, *re.findall(r"\[also: ([^\]]*)\]", text)] for name in row.split(", ")}
 
 
 @pytest.mark.parametrize("name", COMMANDS)
-def test_typer_sees_all_that_the_help_shows(name: str):
+def test_typer_knows_every_option_that_help_shows(name: str):
     group = typer.main.get_command(app)
     command = group.commands[name]
     context = typer.Context(command, info_name=name, help_option_names=["-h", "--help"])
-    shown = shown_in(command.plain_help(context, 10_000))
+    shown = options_in(command.plain_help(context, 10_000))
     assert len(shown) > 1
     options = [each for each in command.get_params(context) if each.param_type_name == "option"]
     assert {part for each in options for part in (*each.opts, *each.secondary_opts)} == shown
@@ -113,14 +113,14 @@ def test_typer_sees_all_that_the_help_shows(name: str):
     assert [*group.list_commands(context)] == [*COMMANDS]
 
 
-def test_options_have_variables():
+def test_options_have_environment_variables():
     by_name = {each.name: each for each in typer.main.get_command(app).commands["run"].params}
     assert by_name["top_k"].envvar == ["LOCALLLM_TOP_K"] and by_name["model"].envvar == ["LOCALLLM_MODEL"]
     assert by_name["yes"].envvar == [] and by_name[f"model{NAMED}"].opts == ["-m", "--model"]
 
 
-def test_typer_is_used_as_it_is_documented():
-    """No private name of it, so that a newer one can be installed, and nothing of it that is slow to import."""
+def test_only_public_names_of_typer_are_used():
+    """Allow newer versions, and import nothing of it that is slow."""
     for path in (ROOT / "localllm" / "cli").rglob("*.py"):
         tree = ast.parse(path.read_text(encoding="utf-8"))
         imported = {each.module or "" for each in ast.walk(tree) if isinstance(each, ast.ImportFrom)}
@@ -153,19 +153,19 @@ def test_typer_is_used_as_it_is_documented():
         ("-p y -- -x", {"model": "-x", "prompt": ["y"]}),
     ],
 )
-def test_names_of_options(words: str, values: dict[str, Any]):
-    found = parsed("run", *words.split(" "))
-    assert {name: found[name] for name in values} == values
+def test_option_aliases_set_the_same_parameter(words: str, values: dict[str, Any]):
+    values_of_run = parsed("run", *words.split(" "))
+    assert {name: values_of_run[name] for name in values} == values
 
 
-def test_arguments_by_name():
+def test_arguments_can_be_given_by_name():
     assert parsed("perplexity", "-f", "text", "-m", "model") | {"model": "model", "text": "text"} == parsed(
         "perplexity", "model", "text"
     )
     assert parsed("imatrix", "-f", "a", "-m", "m", "b", "-o", "o")["texts"] == ["a", "b"]
 
 
-def test_a_value_that_may_be_left_out():
+def test_an_option_value_may_be_omitted():
     assert [parsed("map", *words.split())["ray"] for words in ("m", "m --ray", "m --ray a", "m --ray --raw")] == [
         None,
         "",
@@ -185,11 +185,11 @@ def test_a_value_that_may_be_left_out():
         (r"\xff", "\udcff"),
     ],
 )
-def test_escape_sequences(text: str, meaning: str):
+def test_escape_sequences_are_replaced(text: str, meaning: str):
     assert unescape_text(text) == meaning
 
 
-def test_options_of_llama_cpp_are_known_or_refused_never_both():
+def test_each_llama_cpp_option_is_either_known_or_refused():
     positions = {"--rope-scaling", "--rope-scale", "--rope-freq-base", "--rope-freq-scale", "--yarn-orig-ctx"}
     device = {"-ngl", "--gpu-layers", "--n-gpu-layers", "-dev", "--device"}  # not all commands have either
     for name_of in ("run", "chat"):
@@ -207,7 +207,7 @@ def test_options_of_llama_cpp_are_known_or_refused_never_both():
 
 
 @pytest.mark.parametrize(
-    ("words", "told"),
+    ("words", "message"),
     [
         ("run x -ngl many", "-ngl"),
         ("run x --lora=a", "--lora: adapters are not supported"),
@@ -239,10 +239,10 @@ def test_options_of_llama_cpp_are_known_or_refused_never_both():
         ("completion tcsh", "SHELL: must be bash, zsh, fish or powershell, not 'tcsh'"),
     ],
 )
-def test_wrong_words(cli, words: str, told: str):
+def test_wrong_options_are_refused_in_one_line(cli, words: str, message: str):
     code, out, err = cli(*words.split())
     assert (code, out) == (2, "")
-    assert re.fullmatch(rf"localllm: error: .*{told}.*\n", err)
+    assert re.fullmatch(rf"localllm: error: .*{message}.*\n", err)
 
 
 @pytest.mark.parametrize(
@@ -253,12 +253,12 @@ def test_wrong_words(cli, words: str, told: str):
         ("-t0x", None), ("--n", None), ("-z", None), ("-ez", None), ("-eprompt", ["-e", "-p", "rompt"]),
     ],
 )  # fmt: skip
-def test_letters_behind_one_dash(word: str, parts: list[str] | None):
+def test_combined_short_options_are_split(word: str, parts: list[str] | None):
     assert split_short_options(word, {name: param for param in params_of("run") for name in param.names}) == parts
 
 
 @pytest.mark.parametrize(
-    ("name", "told"),
+    ("name", "suggestion"),
     [
         ("a.gguf", "; to chat with that model: localllm chat a.gguf"), ("rnu", "; did you mean run?"),
         ("rmm", "; localllm --help lists them"), ("remove", "; did you mean rm?"), ("VERSION", ": localllm --version"),
@@ -266,10 +266,10 @@ def test_letters_behind_one_dash(word: str, parts: list[str] | None):
         ("xyzzyx", "; localllm --help lists them"),
     ],
 )  # fmt: skip
-def test_what_is_no_command(name: str, told: str):
+def test_an_unknown_command_gets_a_suggestion(name: str, suggestion: str):
     with pytest.raises(UsageError) as error:
         require_command(name)
-    assert str(error.value) == f"there is no command {name}{told}"
+    assert str(error.value) == f"there is no command {name}{suggestion}"
 
 
 @pytest.mark.parametrize(
@@ -279,7 +279,7 @@ def test_what_is_no_command(name: str, told: str):
         *[(odd, None) for odd in ("3", "+1", "3+", "3+nan", "3+-1", "a+1", "3-x", "3++1", "3+ 1", "")],
     ],
 )  # fmt: skip
-def test_biases_of_tokens(text: str, bias: float | None):
+def test_logit_bias_is_parsed_from_id_and_bias(text: str, bias: float | None):
     if bias is not None:
         assert token_bias(text) == (3, bias)
     else:
@@ -291,7 +291,7 @@ def test_biases_of_tokens(text: str, bias: float | None):
     ("text", "raw"),
     [("1", True), ("True", True), ("yes", True), ("ON", True), ("0", False), ("false", False), ("no", False)],
 )
-def test_flags_of_the_environment(monkeypatch, text: str, raw: bool):
+def test_flags_of_the_environment_are_booleans(monkeypatch, text: str, raw: bool):
     monkeypatch.setenv("LOCALLLM_RAW", text)
     assert parsed("run", "m")["raw"] is raw
     monkeypatch.setenv("LOCALLLM_RAW", "maybe")
@@ -299,18 +299,18 @@ def test_flags_of_the_environment(monkeypatch, text: str, raw: bool):
         parsed("run", "m")
 
 
-def test_a_chat_template_in_a_file(tmp_path: Path):
+def test_chat_template_takes_a_file_a_name_or_a_template(tmp_path: Path):
     path = tmp_path / "template"
     path.write_text("{{ messages }}\n")
-    given = [
+    templates = [
         parsed("run", "m", "--chat-template", text)["chat_template"] for text in (path, "granite-4.0", "{{ 1/2 }}")
     ]
-    assert given == ["{{ messages }}", "granite-4.0", "{{ 1/2 }}"]
+    assert templates == ["{{ messages }}", "granite-4.0", "{{ 1/2 }}"]
     with pytest.raises(UsageError, match=r"no\.jinja"):
         parsed("run", "m", "--chat-template-file", "no.jinja")
 
 
-def test_a_prompt_with_the_line_break_at_its_end(tmp_path: Path):
+def test_prompt_from_a_file_keeps_its_final_line_break(tmp_path: Path):
     path = tmp_path / "prompt"
     path.write_bytes(b"a\r\n")
     assert read_prompt([], [str(path)], use_stdin=False).text == "a"
@@ -322,7 +322,7 @@ def test_a_prompt_with_the_line_break_at_its_end(tmp_path: Path):
 
 @pytest.fixture
 def configure(tmp_path: Path, monkeypatch):
-    """Writes config.toml; where it is."""
+    """Return a function that writes config.toml and returns its path."""
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
     path = tmp_path / "localllm" / "config.toml"
     path.parent.mkdir()
@@ -353,7 +353,7 @@ seed = 3
 """
 
 
-def test_flags_win_over_the_environment_over_the_file_over_the_program(configure, monkeypatch):
+def test_options_override_environment_config_file_and_defaults(configure, monkeypatch):
     configure(CONFIG)
     assert [parsed(name, "x")["temperature"] for name in ("chat", "run")] == [0.5, 0.6]
     home = os.path.expanduser("~/small.gguf")
@@ -370,7 +370,7 @@ def test_flags_win_over_the_environment_over_the_file_over_the_program(configure
     assert parsed("run", "small", "--temp", "0.9", "-r", "e")["stop"] == ["e"]
 
 
-def test_a_model_by_default(configure, monkeypatch):
+def test_the_default_model_brings_its_own_defaults(configure, monkeypatch):
     configure('[defaults]\nmodel = "small"\n[model.small]\ntop-k = 3\n')
     assert (parsed("run")["model"], parsed("run")["top_k"]) == ("small", 3)
     assert (parsed("run", "big")["model"], parsed("run", "big")["top_k"]) == ("big", None)
@@ -378,7 +378,7 @@ def test_a_model_by_default(configure, monkeypatch):
     assert (parsed("run")["model"], parsed("run")["top_k"]) == ("big", None)
 
 
-def test_a_flag_silences_defaults_that_do_not_go_with_it(configure):
+def test_an_option_drops_conflicting_defaults(configure):
     configure('[defaults]\nsystem = "x"\nchat-template = "phi3"\ntemp = 0.1\nseed = 4\nkv-type = "k=f16,v=f32"\n')
     assert parsed("run", "m")["system"] == "x"
     assert [parsed("run", "m", "--raw")[name] for name in ("system", "chat_template")] == [None, None]
@@ -419,8 +419,8 @@ SILENCED = [
     ("command", "typed", "line", "name"),
     [(command, typed, line, name) for command, typed, lines in SILENCED for line, name in lines.items()],
 )
-def test_what_was_typed_silences_what_does_not_go_with_it(configure, command, typed, line, name):
-    """And nothing else does: without it the default holds."""
+def test_a_given_option_drops_each_conflicting_default(configure, command, typed, line, name):
+    """Keep the default without it."""
     usual = parsed(command, "m")[name]
     configure(f"[command.{command}]\n{line}\n")
     held = parsed(command, "m")[name]
@@ -429,32 +429,32 @@ def test_what_was_typed_silences_what_does_not_go_with_it(configure, command, ty
     assert parsed(command, "m", *typed.split())[name] == usual
 
 
-def test_every_pair_that_is_silenced_is_tested():
+def test_every_conflicting_pair_of_options_is_tested():
     flags = {"-sys": "system", "-sysf": "system_file", "--sampling-seq": "letters", "-ctk": "keys", "-ctv": "values"}
     flags |= {"--json": "as_json", "--md": "as_markdown"}
-    told = {"beams": set(conflicting_options("beams"))}
+    tested = {"beams": set(conflicting_options("beams"))}
     for _, typed, lines in SILENCED:
         flag = typed.split()[0]
         name = flags.get(flag, flag[2:].replace("-", "_"))
-        told.setdefault(name, set()).update(lines.values())
+        tested.setdefault(name, set()).update(lines.values())
     names = {param.name for command in COMMANDS for param in params_of(command)}
-    assert {name: {*conflicting_options(name)} for name in names if conflicting_options(name)} == told
-    assert {*DRAWING.values()} <= told["beams"]
+    assert {name: {*conflicting_options(name)} for name in names if conflicting_options(name)} == tested
+    assert {*DRAWING.values()} <= tested["beams"]
 
 
-def test_what_was_typed_twice_is_an_error_and_not_silent(configure):
+def test_two_conflicting_options_that_were_typed_are_kept(configure):
     configure('[command.run]\nregex = "a"\n')
     values = parsed("run", "m", "--regex", "b", "--grammar", "c")
     assert (values["regex"], values["grammar"]) == ("b", "c")
 
 
-def test_what_is_silenced_exists():
+def test_conflicting_options_exist():
     known = {param.name for command in COMMANDS for param in params_of(command)}
     assert {other for name in known for other in conflicting_options(name)} <= known
 
 
 @pytest.mark.parametrize(
-    ("text", "line", "told"),
+    ("text", "line", "message"),
     [
         ("cache_gb = 1\n[", 2, ".*"),
         ("threads = 4\n", 1, "unknown key 'threads'; available: cache_gb, .*"),
@@ -474,15 +474,15 @@ def test_what_is_silenced_exists():
         ("[model]\n'a.b'.top-k = 'x'\n", 2, "top-k: must be a whole number, not 'x'"),
     ],
 )
-def test_errors_in_the_file_name_the_line(cli, configure, text: str, line: int, told: str):
+def test_errors_in_the_config_file_name_the_line(cli, configure, text: str, line: int, message: str):
     path = configure(text)
     code, out, err = cli("config")
     assert (code, out) == (2, "")
-    assert re.fullmatch(rf"localllm: error: {re.escape(str(path))}, line {line}: {told}\n", err)
+    assert re.fullmatch(rf"localllm: error: {re.escape(str(path))}, line {line}: {message}\n", err)
     assert cli("run", "--help")[0] == 0
 
 
-def test_a_file_that_cannot_be_read(cli, configure):
+def test_an_unreadable_config_file_is_an_error(cli, configure):
     configure("").write_bytes(b"# \n# \xff\n")
     assert re.search(r"config.toml, line 2: this is not UTF-8\n$", cli("config")[2])
     configure("").unlink()
@@ -492,7 +492,7 @@ def test_a_file_that_cannot_be_read(cli, configure):
     assert cli("config")[0] == 2
 
 
-def test_values_that_a_command_refuses_have_their_source(cli, configure, monkeypatch):
+def test_a_refused_default_names_its_source(cli, configure, monkeypatch):
     configure("[defaults]\ntop-p = 2\n")
     assert re.match(r"localllm: error: --top-p \(config.toml, line 2\) must be", cli("run", "x", "-p", "y")[2])
     assert re.match("localllm: error: --top-p must be", cli("run", "x", "-p", "y", "--top-p", "3")[2])
@@ -505,13 +505,13 @@ def test_an_error_in_the_environment_names_the_variable(cli, monkeypatch):
     assert cli("run", "x", "-p", "y") == (2, "", "localllm: error: LOCALLLM_TEMP: must be a number, not 'cold'\n")
 
 
-def test_no_option_has_the_variable_of_something_else():
+def test_no_option_takes_a_reserved_environment_variable():
     others = {f"LOCALLLM_{name}" for name in ("CACHE", "DEBUG", "MODELS", "PREFIX_GB")}
     assert not others & {name for command in COMMANDS for param in params_of(command) for name in param.variables}
 
 
-def test_tokens_of_context_are_no_lines_around_a_passage(cli, configure, monkeypatch, tmp_path: Path):
-    """search has grep's --context; what is set for the models of other commands is none of its business."""
+def test_context_of_search_ignores_the_context_of_models(cli, configure, monkeypatch, tmp_path: Path):
+    """Keep grep's --context apart from the context size of other commands."""
     (text := tmp_path / "text.md").write_text("# A\n\nBoats leave at nine.\n\n# B\n\nTea is free.\n")
     asked = ("search", str(text), "when do boats leave?", "--top", "1")
     code, plain, _ = cli(*asked)
@@ -525,14 +525,14 @@ def test_tokens_of_context_are_no_lines_around_a_passage(cli, configure, monkeyp
 
 
 @pytest.mark.parametrize("folder", ["", "relative"])
-def test_a_relative_folder_is_ignored(monkeypatch, tmp_path: Path, folder: str):
+def test_a_relative_config_folder_is_ignored(monkeypatch, tmp_path: Path, folder: str):
     monkeypatch.setenv("XDG_CONFIG_HOME", folder)
     monkeypatch.setenv("HOME", str(tmp_path))
     monkeypatch.setenv("APPDATA", str(tmp_path / ".config"))  # Windows'
     assert load_settings().path == tmp_path / ".config" / "localllm" / "config.toml"
 
 
-def test_config_tells_what_holds_and_why(cli, configure, monkeypatch):
+def test_config_lists_values_with_their_sources(cli, configure, monkeypatch):
     configure(CONFIG)
     monkeypatch.delenv("LOCALLLM_PREFIX_GB")
     monkeypatch.setenv("LOCALLLM_TOP_K", "6")
@@ -565,7 +565,7 @@ def test_config_tells_what_holds_and_why(cli, configure, monkeypatch):
 
 @pytest.mark.parametrize("width", WIDTHS)
 @pytest.mark.parametrize("name", [None, *COMMANDS])
-def test_help_fits_the_terminal_and_loses_nothing(name: str | None, width: int):
+def test_help_fits_the_terminal_and_shows_everything(name: str | None, width: int):
     context = context_of(name)
     text = context.command.plain_help(context, width)
     assert max(map(len, text.splitlines())) <= width or width < 80
@@ -689,27 +689,27 @@ Examples:
 
 
 @pytest.mark.parametrize(("width", "text"), [(60, BESIDE), (30, BELOW)])
-def test_what_help_looks_like(width: int, text: str):
-    """Beside each other where there is room, below where there is none; a longer name than 28 letters stands alone."""
+def test_help_is_laid_out_beside_or_below_the_names(width: int, text: str):
+    """Put texts below if there is no room, or after a name longer than 28 letters."""
     usage, behind = "localllm do [OPTIONS] NAME", [("sub", "What it does.")]
     assert f"{command_help(usage, DOCSTRING, PARAMETERS, behind, width)}\n" == text
     assert "\n  NAME\n" in command_help(usage, DOCSTRING, PARAMETERS, behind, 59)
 
 
-@pytest.mark.parametrize(("told", "wide"), [("10", 20), ("20", 20), ("21", 21), ("99", 99), ("101", 100)])
-def test_how_wide_help_is(monkeypatch, told: str, wide: int):
-    monkeypatch.setenv("COLUMNS", told)
+@pytest.mark.parametrize(("columns_variable", "wide"), [("10", 20), ("20", 20), ("21", 21), ("99", 99), ("101", 100)])
+def test_help_is_20_to_100_columns_wide(monkeypatch, columns_variable: str, wide: int):
+    monkeypatch.setenv("COLUMNS", columns_variable)
     assert columns() == wide
 
 
-def test_docs_show_the_help():
+def test_docs_show_the_current_help():
     for path, page in documents().items():
         assert path.read_text(encoding="utf-8") == page, f"{path.name}: scripts/write_help.py writes it anew"
     assert COMING.read_text(encoding="utf-8") == coming_from(), "scripts/write_help.py writes it anew"
 
 
 @pytest.mark.parametrize("name", COMMANDS)
-def test_examples_are_commands(name: str):
+def test_examples_of_help_are_valid_commands(name: str):
     context = context_of(name)
     examples = context.command.help.partition("\n\nExamples:\n")[2].splitlines()
     assert examples
@@ -726,18 +726,18 @@ def test_examples_are_commands(name: str):
             assert read_words(typed[1:], params_of(typed[0]), typed[0]) if typed else example == "  localllm"
 
 
-def test_help_by_both_ways(cli):
+def test_help_command_equals_the_help_option(cli):
     assert cli("help") == cli("--help") == cli("-h")
     for name in ("run", "help"):
         assert cli("help", name) == cli(name, "--help")
 
 
-def test_versions(cli):
+def test_version_options_print_the_version(cli):
     assert cli("-V") == cli("--version") == (0, f"{localllm.__version__}\n", "")
 
 
 @posix
-def test_help_has_colours_on_a_terminal_only(cli):
+def test_help_is_coloured_on_a_terminal_only(cli):
     shown = Terminal("help", "cache")
     assert shown.end() == 0
     assert "\x1b[1mUsage:" in shown.seen and "\x1b[36m--help" in shown.seen
@@ -800,13 +800,15 @@ def test_help_has_colours_on_a_terminal_only(cli):
         (["sessions"], "sh", "nothing", ["show"]),
     ],
 )
-def test_what_could_come_next(configure, before: list[str], begun: str, kind: str, words: list[str]):
+def test_completion_offers_the_right_words_and_files(
+    configure, before: list[str], begun: str, kind: str, words: list[str]
+):
     configure('[aliases]\nsmall = "x.gguf"\n')
-    found, told = possible(before, begun)
-    assert (found, [word for word, _ in told]) == (kind, words)
+    found_kind, offers = possible(before, begun)
+    assert (found_kind, [word for word, _ in offers]) == (kind, words)
 
 
-def test_nothing_completes_what_makes_no_sense(cli, monkeypatch):
+def test_completion_of_invalid_words_offers_nothing(cli, monkeypatch):
     monkeypatch.setenv("_LOCALLLM_COMPLETE", "bash")
     assert cli("rnu", "") == (0, "", "")
     assert cli("run", "--on-overflow", "e") == (0, "nothing\nerror\t\n", "")
@@ -822,7 +824,7 @@ SHELLS = {
 
 @pytest.mark.sampled
 @pytest.mark.parametrize("shell", SHELLS)
-def test_a_shell_completes(tmp_path: Path, shell: str):
+def test_shells_complete_commands_options_and_files(tmp_path: Path, shell: str):
     if not shutil.which(shell):
         pytest.skip(f"needs {shell}")
     program = tmp_path / "bin" / "localllm"
@@ -835,8 +837,8 @@ def test_a_shell_completes(tmp_path: Path, shell: str):
     script = SHELLS[shell] + "".join(f"ask localllm {words}\n" for words in asked)
     environment = {"PATH": f"{program.parent}:{os.environ['PATH']}", "PYTHONPATH": str(ROOT), "HOME": str(tmp_path)}
     done = subprocess.run([shell, "-c", script], cwd=tmp_path, env=os.environ | environment, capture_output=True)
-    told = [line.partition("\t")[0].replace("\\", "") for line in done.stdout.decode().splitlines()]
-    assert {"warmup", "a.gguf", "c d.gguf", "b.txt", "--no-cache", "drop-turns"} == set(told) - {"bin", "bin/"}
+    offers = [line.partition("\t")[0].replace("\\", "") for line in done.stdout.decode().splitlines()]
+    assert {"warmup", "a.gguf", "c d.gguf", "b.txt", "--no-cache", "drop-turns"} == set(offers) - {"bin", "bin/"}
 
 
 @pytest.mark.sampled
@@ -852,7 +854,7 @@ def test_a_shell_completes(tmp_path: Path, shell: str):
     ],
 )
 def test_bash_quotes_names_with_blanks(tmp_path: Path, begun: str, words: list[str]):
-    """As the one word that they are, also where it is begun with a quote or a backslash."""
+    """Complete one word, also after a quote or a backslash."""
     program = tmp_path / "bin" / "localllm"
     program.parent.mkdir()
     program.write_text(f'#!/bin/sh\nexec {sys.executable} -m localllm "$@"\n')
@@ -873,8 +875,8 @@ def test_bash_quotes_names_with_blanks(tmp_path: Path, begun: str, words: list[s
     assert sorted(done.stdout.decode().split("\n")) == sorted([*words, ""] if words else ["", ""])
 
 
-def test_powershell_asks_with_a_dot_behind_what_is_begun(cli, monkeypatch):
-    """It gives programs no empty words. There is none here: what its script asks is asked, and the script looked at."""
+def test_powershell_completion_passes_a_dot_after_the_word(cli, monkeypatch):
+    """Avoid empty arguments; run what its script runs, as there is no PowerShell."""
     monkeypatch.setenv("_LOCALLLM_COMPLETE", "powershell")
     assert cli("war.")[1].splitlines()[1].startswith("warmup\t")
     assert cli("run", "x", "--on-overflow", ".")[1].split() == [
@@ -888,7 +890,7 @@ def test_powershell_asks_with_a_dot_behind_what_is_begun(cli, monkeypatch):
 
 
 @pytest.mark.sampled
-def test_how_long_a_prompt_may_be(tiny: str):
+def test_a_prompt_may_fill_the_context_unless_it_shifts(tiny: str):
     """As long as the context, unless what does not fit is forgotten."""
     group = SimpleNamespace(context=64, rope=Rope())
     assert opening.most_bytes(tiny, group, "shift") == sys.maxsize
@@ -898,7 +900,7 @@ def test_how_long_a_prompt_may_be(tiny: str):
 
 @pytest.mark.sampled
 @pytest.mark.parametrize("no_cache", [True, False])
-def test_what_the_program_opens(tiny: str, monkeypatch, no_cache: bool):
+def test_open_model_applies_context_and_cache_options(tiny: str, monkeypatch, no_cache: bool):
     group = EngineGroup(
         threads=1, context=64, device="cpu", gpu_layers="auto", cache=Cache(kv_type="q8_0"), rope=Rope()
     )
@@ -907,17 +909,17 @@ def test_what_the_program_opens(tiny: str, monkeypatch, no_cache: bool):
         assert (model.prefixes is None) == no_cache
 
 
-def test_only_commands_are_commands():
+def test_only_listed_commands_exist():
     group = context_of("run").parent.command
     assert {group.get_command(None, name) is None for name in (*COMMANDS,)} == {False}
     assert [group.get_command(None, name) for name in ("none", "", "__init__")] == [None] * 3
 
 
 @pytest.fixture(scope="module")
-def readers(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    """Models for the commands that make vectors and scores."""
+def embedding_models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """Write models for the commands that compute vectors and scores."""
     folder, names = tmp_path_factory.mktemp("readers"), {"embed": "bert", "rerank": "bert_rank"}
-    return {command: with_words(name, folder / f"{name}.gguf") for command, name in names.items()}
+    return {command: write_wordpiece_model(name, folder / f"{name}.gguf") for command, name in names.items()}
 
 
 OPENS_A_MODEL: dict[str, list[str]] = {
@@ -931,10 +933,11 @@ OPENS_A_MODEL: dict[str, list[str]] = {
     [("--device=nowhere", "unknown device 'nowhere'"), ("--threads=9999", "threads must be from 1 to .*, not 9999")],
 )
 @pytest.mark.parametrize("name", OPENS_A_MODEL)
-def test_what_is_said_of_the_engine_reaches_it(tiny, readers, monkeypatch, name: str, option: str, problem: str):
-    """Of every command that opens a model."""
+def test_engine_options_reach_the_engine_of_every_command(
+    tiny, embedding_models, monkeypatch, name: str, option: str, problem: str
+):
     monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"a line\n")))
-    words, above = [str(readers.get(name, tiny)), *OPENS_A_MODEL[name], option], context_of(name)
+    words, above = [str(embedding_models.get(name, tiny)), *OPENS_A_MODEL[name], option], context_of(name)
     context = above.command.make_context(name, words, parent=above.parent)
     with context, pytest.raises(UsageError, match=problem):
         context.command.invoke(context)

@@ -1,4 +1,4 @@
-"""What people type who know llama.cpp, Ollama or llm, and what they get."""
+"""Test command lines of llama.cpp, Ollama and llm, and what they do."""
 
 import json
 import re
@@ -35,7 +35,7 @@ PROMPT = ("-p", "Hi")
 
 @pytest.fixture
 def configure(tmp_path: Path, monkeypatch):
-    """Writes config.toml."""
+    """Return a function that writes config.toml."""
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
     (tmp_path / "localllm").mkdir()
     return (tmp_path / "localllm" / "config.toml").write_text
@@ -45,19 +45,19 @@ def configure(tmp_path: Path, monkeypatch):
 
 
 @pytest.mark.parametrize("words", ["MODEL", "-m MODEL", "alias"])
-def test_map_takes_what_names_a_model(tiny: str, cli, configure, words: str):
+def test_map_takes_any_way_to_name_a_model(tiny: str, cli, configure, words: str):
     configure(f'[aliases]\nalias = "{tiny}"\n')
     code, out, err = cli("map", *words.replace("MODEL", tiny).split(), *SHORT, stdin=b"Hi\n")
     assert (code, json.loads(out)["input"]) == (0, "Hi"), err
 
 
-def test_map_says_that_there_is_no_model_whatever_it_is_to_do(cli, tmp_path: Path):
+def test_map_without_a_model_says_so_before_anything_else(cli, tmp_path: Path):
     (tmp_path / "empty").touch()
     code, out, err = cli("map", "nonexistent.gguf", tmp_path / "empty")
     assert (code, out) == (3, "") and err == "localllm: error: nonexistent.gguf: no such file\n"
 
 
-def test_a_receipt_has_its_own_model(tiny: str, cli, configure, monkeypatch, tmp_path: Path):
+def test_replay_opens_the_model_of_the_receipt(tiny: str, cli, configure, monkeypatch, tmp_path: Path):
     receipt = tmp_path / "receipt.json"
     assert cli("run", tiny, *PROMPT, *SHORT, "--receipt", receipt)[0] == 0
     configure('[defaults]\nmodel = "nothing.gguf"\n')
@@ -66,13 +66,13 @@ def test_a_receipt_has_its_own_model(tiny: str, cli, configure, monkeypatch, tmp
     assert cli("replay", receipt, "-m", "nothing.gguf")[0] == 3
 
 
-def test_digits_are_those_of_ascii():
+def test_numbers_must_be_ascii_digits():
     assert restrict_to_ascii(r"\d{3}-[\w.]\S\\d\[\d") == r"[0-9]{3}-[0-9A-Za-z_.][^ \t\n\r\f\v]\\d\[[0-9]"
     assert restrict_to_ascii(r"(?u)\d") == r"\d"
     assert Constraint.of_regex(r"[^\d]\W[\s\D]").kind == "regex"
 
 
-def test_map_goes_on_in_the_output_of_the_same_input_only(tiny: str, cli, tmp_path: Path):
+def test_map_continues_an_output_only_for_the_same_input(tiny: str, cli, tmp_path: Path):
     first, second, out = tmp_path / "a.jsonl", tmp_path / "b.jsonl", tmp_path / "out.jsonl"
     first.write_text('{"id": "x", "prompt": "Hi"}\n{"id": "y", "messages": "nope"}\n')
     second.write_text('{"id": "z", "prompt": "Hi"}\n')
@@ -89,7 +89,7 @@ def test_map_goes_on_in_the_output_of_the_same_input_only(tiny: str, cli, tmp_pa
     assert [json.loads(line)["id"] for line in out.read_text().splitlines()] == ["x", "y", "w"]
 
 
-def test_an_output_remembers_its_input(tiny: str, cli, tmp_path: Path):
+def test_an_output_records_its_input(tiny: str, cli, tmp_path: Path):
     first, second, out = tmp_path / "a.txt", tmp_path / "b.txt", tmp_path / "out.jsonl"
     first.write_text("Hi\n")
     second.write_text("Hi\nHo\n")
@@ -109,7 +109,7 @@ def test_an_output_remembers_its_input(tiny: str, cli, tmp_path: Path):
     assert out.read_bytes().count(b"\n") == 3
 
 
-def test_the_memory_of_an_input_goes_with_an_output_that_never_was(tiny: str, cli, tmp_path: Path):
+def test_a_failed_map_leaves_no_record_of_its_input(tiny: str, cli, tmp_path: Path):
     with pytest.raises(KeyboardInterrupt), of_input(str(tmp_path / "out.jsonl"), b"Hi\n", "", {}, False) as remember:
         remember()
         assert (tmp_path / ".out.jsonl.localllm").exists()
@@ -117,24 +117,24 @@ def test_the_memory_of_an_input_goes_with_an_output_that_never_was(tiny: str, cl
     assert not list(tmp_path.iterdir())
 
 
-def test_one_kernel_is_not_many(capsys):
-    for total, told in ((1, "a kernel"), (2, "2 kernels")):
+def test_the_compile_message_counts_kernels(capsys):
+    for total, count in ((1, "a kernel"), (2, "2 kernels")):
         compiling(ProgressLine())(0, total)
-        assert capsys.readouterr().err.startswith(f"localllm: compiling {told} for this computer, once;")
+        assert capsys.readouterr().err.startswith(f"localllm: compiling {count} for this computer, once;")
 
 
-def test_messages_that_are_no_list_are_told_so():
+def test_messages_that_are_no_list_are_refused():
     with pytest.raises(UsageError, match='"messages" must be a list of messages'):
         Prompts()(Record(1, {"messages": "nope"}))
 
 
-def test_a_file_needs_no_pull(tiny: str, cli):
+def test_a_local_file_is_not_pulled(tiny: str, cli):
     code, out, _ = cli("pull", tiny)
     assert (code, out) == (0, f"{tiny}\n")
 
 
 @pytest.mark.parametrize(
-    ("words", "told"),
+    ("words", "message"),
     [
         ("--samplers foo", "--samplers: unknown sampler 'foo'; available: penalties;dry;top_n_sigma;top_k;"),
         (
@@ -145,35 +145,35 @@ def test_a_file_needs_no_pull(tiny: str, cli):
         ("-j x.json --regex x", "--json-schema and --regex cannot be combined"),
     ],
 )
-def test_errors_name_what_exists(tiny: str, cli, words: str, told: str):
+def test_errors_suggest_existing_values(tiny: str, cli, words: str, message: str):
     code, out, err = cli("run", tiny, *PROMPT, *words.split())
-    assert (code, out) == (2, "") and err.startswith(f"localllm: error: {told}"), err
+    assert (code, out) == (2, "") and err.startswith(f"localllm: error: {message}"), err
 
 
-def test_an_empty_schema_is_told_as_such(tiny: str, cli):
+def test_an_empty_schema_is_refused_by_name(tiny: str, cli):
     code, _, err = cli("run", tiny, *PROMPT, "-j", "")
     assert code == 2 and err.endswith("-j is empty: give a text or a file name\n")
 
 
-def test_config_says_who_has_named_the_model(cli, configure):
+def test_config_names_the_source_of_the_model(cli, configure):
     configure('[defaults]\nmodel = "small.gguf"\n')
     row = next(line for line in cli("config", "run")[1].splitlines() if line.startswith("MODEL"))
     assert row.split(maxsplit=2)[1:] == ["small.gguf", "config.toml, line 2"]
     assert config.__name__ == "config"
 
 
-def test_chat_advises_what_it_has(tiny: str, cli):
+def test_chat_suggests_only_commands_it_has(tiny: str, cli):
     code, out, err = cli("chat", tiny)
     assert (code, out) == (2, "") and err.endswith("there is no prompt: give one with -p TEXT or through a pipe\n")
     assert cli("chat", tiny, *PROMPT, *SHORT)[:2] == cli("run", tiny, *PROMPT, *SHORT)[:2]
 
 
-def test_equal_texts_are_one_answer():
+def test_candidates_with_equal_texts_are_one_answer():
     answers = [Answer(text, [number], -float(number), "stop") for number, text in enumerate(("yes", "no", "yes"))]
     assert [answer.tokens for answer in best(answers, 3)] == [[0], [1]]
 
 
-def test_errors_speak_no_python(cli, tmp_path: Path):
+def test_error_messages_do_not_mention_python(cli, tmp_path: Path):
     assert describe_failure(OSError("[Errno -2] Name or service not known")).startswith("there is no network")
     assert describe(b"export A=1\n") == "is a text"
     assert describe(b"\x01\x02\x03") == "does not begin with GGUF"
@@ -203,16 +203,16 @@ def test_errors_speak_no_python(cli, tmp_path: Path):
         ("qwen3-4b:Q8_0", "qwen3-4b:Q8_0"),
     ],
 )
-def test_names_of_models_from_elsewhere(text: str, meant: str):
+def test_model_names_of_ollama_and_hugging_face_are_understood(text: str, meant: str):
     assert normalize_name(text) == meant
 
 
-def test_a_model_that_is_not_here_is_answered_with_the_command_that_brings_it(cli):
+def test_a_missing_model_is_answered_with_its_pull_command(cli):
     code, _, err = cli("run", "hf.co/nobody/nothing:Q4_K_M", *PROMPT)
     assert code == 3 and "`localllm pull hf:nobody/nothing:Q4_K_M` gets it" in err
 
 
-def test_options_that_mean_nothing_are_told_once(tiny: str, cli):
+def test_ignored_options_are_reported_once(tiny: str, cli):
     plain = cli("run", tiny, *PROMPT, *SHORT)
     code, out, err = cli("run", tiny, *PROMPT, *SHORT, "-fa", "on", "--mlock", "-b", "512", "--no-cnv", "--jinja")
     assert (code, out) == plain[:2]
@@ -222,7 +222,7 @@ def test_options_that_mean_nothing_are_told_once(tiny: str, cli):
     )
 
 
-def test_options_of_the_same_meaning():
+def test_aliases_of_options_have_the_same_meaning():
     assert parsed("run", "-hf", "a/b:Q4_0", "-p", "x")["model"] == "hf:a/b:Q4_0"
     assert parsed("chat", "m", "--context-shift", "-md", "small.gguf")["on_overflow"] == "shift"
     assert parsed("chat", "m", "-md", "small.gguf")["speculate"] == "draft:small.gguf"
@@ -258,13 +258,13 @@ def test_options_of_the_same_meaning():
         "tokenize -m M -p x --ids --log-disable --stdin",
     ],
 )
-def test_copied_command_lines_are_taken(line: str):
-    """As they stand in the documentation of llama.cpp and Ollama (2026), but for the program's name."""
+def test_documented_command_lines_are_accepted(line: str):
+    """Copy them from llama.cpp's and Ollama's documentation (2026), except for the program's name."""
     assert parsed(*line.split())
 
 
 @pytest.mark.parametrize(
-    ("line", "told"),
+    ("line", "message"),
     [
         ("bench -m M -o json", "-o: --json prints JSON, --md a table in Markdown"),
         ("chat -m M -f x", "-f: -p asks first, /read FILE sends a file's text"),
@@ -275,13 +275,13 @@ def test_copied_command_lines_are_taken(line: str):
         ("inspect M --modelfile", "--modelfile: `localllm inspect --json` has all metadata"),
     ],
 )
-def test_what_cannot_be_done_has_the_reason_of_its_command(line: str, told: str):
+def test_unsupported_options_are_refused_with_a_reason(line: str, message: str):
     with pytest.raises(UsageError) as error:
         parsed(*line.split())
-    assert str(error.value).startswith(told)
+    assert str(error.value).startswith(message)
 
 
-def test_values_have_other_words():
+def test_values_of_other_programs_are_translated():
     assert parsed("run", "m", "-dev", "CUDA1")["device"] == "cuda:1"
     assert parsed("run", "m", "-dev", "none", "-n", "-2")["device"] == "cpu"
     assert parsed("run", "m", "--think=false")["think"] == "off"
@@ -289,13 +289,13 @@ def test_values_have_other_words():
     assert parsed("tokenize", "m", "-p", "a text")["text"] == "a text"
 
 
-def test_the_prompt_behind_the_model(tiny: str, cli):
+def test_run_takes_the_prompt_after_the_model(tiny: str, cli):
     assert cli("run", tiny, "Hi", *SHORT) == cli("run", tiny, *PROMPT, *SHORT) == cli("run", "Hi", "-m", tiny, *SHORT)
     assert parsed("run", "m", "-p", "a", "-p", "b", "-f", "c", "-f", "d")["prompt"] == ["a", "b"]
 
 
 @pytest.mark.sampled
-def test_without_a_model_the_built_in_one_answers_and_it_is_said(cli, configure, tiny: str):
+def test_run_without_a_model_uses_the_built_in_one_and_says_so(cli, configure, tiny: str):
     code, out, err = cli("run", *PROMPT, "-n", "4")
     assert code == 0 and out and err.startswith("localllm: no model given; using the tiny built-in model")
     code, _, err = cli("run", "Why is the sky blue?")
@@ -307,7 +307,7 @@ def test_without_a_model_the_built_in_one_answers_and_it_is_said(cli, configure,
     assert code == 2 and "neither a model nor a question" in err
 
 
-def test_the_configured_model_answers_a_prompt_in_its_place(cli, configure, tiny: str):
+def test_run_without_a_model_uses_the_configured_one(cli, configure, tiny: str):
     configure(f'[defaults]\nmodel = "{tiny}"\n')
     whole = cli("run", tiny, "-p", "Why is it?", *SHORT)
     assert whole[0] == 0 and whole[1]
@@ -315,13 +315,13 @@ def test_the_configured_model_answers_a_prompt_in_its_place(cli, configure, tiny
     assert cli("run", "Why is it?", *SHORT) == cli("run", *SHORT, "Why is it?") == whole
 
 
-def test_a_checkpoint_names_quantize(cli, tmp_path: Path):
+def test_run_of_a_checkpoint_suggests_quantize(cli, tmp_path: Path):
     (tmp_path / "config.json").write_text("{}")
     code, _, err = cli("run", tmp_path, *PROMPT)
     assert code == 3 and f"`localllm quantize {tmp_path} Q4_K_M` makes one of this checkpoint" in err
 
 
-def test_python_takes_names_too(tiny: str, configure):
+def test_open_in_python_takes_aliases(tiny: str, configure):
     configure(f'[aliases]\nsmall = "{tiny}"\n')
     with localllm.open("small", cache=False) as model:
         assert model.path == tiny
@@ -332,7 +332,7 @@ def test_python_takes_names_too(tiny: str, configure):
 SCHEMA = '{"type": "object", "properties": {"a": {"type": "array", "items": {"type": "integer"}}}, "required": ["a"]}'
 
 
-def test_json_is_compact_unless_asked_otherwise():
+def test_json_output_is_compact_unless_json_whitespace_is_set():
     from llguidance import LLMatcher, LLTokenizer
 
     texts = ('{"a":[1,2]}', '{"a": [1, 2]}', '{\n  "a": [1, 2]\n}')
@@ -345,7 +345,7 @@ def test_json_is_compact_unless_asked_otherwise():
     assert parsed("run", "m", "--json-whitespace")["json_whitespace"] is True
 
 
-def test_an_answer_that_was_cut_has_its_own_exit_code(tiny: str, cli):
+def test_a_constrained_answer_that_was_cut_exits_with_7(tiny: str, cli):
     code, out, err = cli("run", tiny, *PROMPT, *SHORT, "--regex", "[0-9]{8}")
     assert (code, err) == (
         7,
@@ -367,7 +367,7 @@ def test_an_answer_that_was_cut_has_its_own_exit_code(tiny: str, cli):
 
 
 @pytest.mark.sampled
-def test_only_files_of_its_own_kind_are_replaced(tiny: str, cli, tmp_path: Path):
+def test_outputs_replace_only_files_of_their_type(tiny: str, cli, tmp_path: Path):
     text, precious = tmp_path / "text", tmp_path / "precious"
     text.write_text("Some words and some more of them. " * 30)
     for words in (
@@ -384,7 +384,7 @@ def test_only_files_of_its_own_kind_are_replaced(tiny: str, cli, tmp_path: Path)
 
 
 @pytest.mark.sampled
-def test_quantize_replaces_models_only_and_makes_smaller_ones(tiny: str, cli, tmp_path: Path):
+def test_quantize_replaces_only_models_and_refuses_larger_types(tiny: str, cli, tmp_path: Path):
     out = tmp_path / "out.gguf"
     out.write_text("precious")
     assert "is not a model; use --force to replace it" in cli("quantize", tiny, out, "Q8_0")[2]
@@ -396,7 +396,7 @@ def test_quantize_replaces_models_only_and_makes_smaller_ones(tiny: str, cli, tm
 
 
 @pytest.mark.slow
-def test_small_wishes(tiny: str, cli, tmp_path: Path):
+def test_tokenize_inspect_and_sizes_agree_on_a_tiny_model(tiny: str, cli, tmp_path: Path):
     text = tmp_path / "text"
     text.write_text("Hi\n")
     ids = json.loads(cli("tokenize", tiny, "-f", text, "--ids")[1])
@@ -417,11 +417,11 @@ def test_small_wishes(tiny: str, cli, tmp_path: Path):
     assert cli("sessions", "list")[0] == 0
 
 
-def test_where_the_settings_are(cli, configure, tmp_path: Path):
+def test_config_path_prints_the_path(cli, configure, tmp_path: Path):
     assert cli("config", "path")[1] == f"{tmp_path}/localllm/config.toml\n"
 
 
-def test_who_has_said_how_much_is_kept(cli, configure, monkeypatch):
+def test_cache_limit_names_its_source(cli, configure, monkeypatch):
     def row() -> list[str]:
         return next(line for line in cli("config")[1].splitlines() if line.startswith("prompts kept")).split()[2:]
 
@@ -437,7 +437,7 @@ def test_who_has_said_how_much_is_kept(cli, configure, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("text", "told"),
+    ("text", "message"),
     [
         ("[defaults]\ntempp = 1\n", "line 2: no command has an option --tempp"),
         ("[command.run]\nmd = true\n", "line 2: run has no option --md"),
@@ -446,17 +446,17 @@ def test_who_has_said_how_much_is_kept(cli, configure, monkeypatch):
         ("[model.other]\nmin-p = true\n", "line 2: min-p: must have a value, not true or false"),
     ],
 )
-def test_every_command_tells_of_settings_that_nobody_understands(cli, configure, text: str, told: str):
+def test_unknown_settings_are_reported_by_every_command(cli, configure, text: str, message: str):
     configure(text)
     code, _, err = cli("cache")
-    assert code == 0 and told in err and err.startswith("localllm: warning: ") and err.count("\n") == 1
+    assert code == 0 and message in err and err.startswith("localllm: warning: ") and err.count("\n") == 1
 
 
-def test_every_command_tells_of_variables_that_mean_nothing(cli, monkeypatch):
+def test_unknown_environment_variables_are_reported_by_every_command(cli, monkeypatch):
     monkeypatch.setenv("LOCALLLM_TEMPP", "1")
     monkeypatch.setenv("LOCALLLM_TEMP", "0")
-    told = "localllm: warning: LOCALLLM_TEMPP in the environment means nothing; did you mean LOCALLLM_TEMP?\n"
-    assert cli("cache")[2] == told
+    warning = "localllm: warning: LOCALLLM_TEMPP in the environment means nothing; did you mean LOCALLLM_TEMP?\n"
+    assert cli("cache")[2] == warning
 
 
 @pytest.mark.parametrize(
@@ -482,26 +482,28 @@ def test_every_command_tells_of_variables_that_mean_nothing(cli, monkeypatch):
         (["cache", "clear"], "", []),
     ],
 )
-def test_what_completes(before: list[str], begun: str, words: list[str], monkeypatch, tmp_path: Path):
+def test_completion_offers_words_and_models(
+    before: list[str], begun: str, words: list[str], monkeypatch, tmp_path: Path
+):
     monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path))
-    kind, found = possible(before, begun)
-    assert {word for word, _ in found} >= set(words) and bool(found) == bool(words)
+    kind, offers = possible(before, begun)
+    assert {word for word, _ in offers} >= set(words) and bool(offers) == bool(words)
     assert kind == (
         "models" if "draft:" in words else "files" if {"quantize", "--chat-template"} & {*before} else "nothing"
     )
 
 
 @pytest.mark.parametrize(("word", "meant"), [("cli", "chat"), ("find", "list"), ("batch", "map"), ("delete", "rm")])
-def test_words_for_commands(word: str, meant: str, cli):
+def test_command_names_of_other_programs_get_a_suggestion(word: str, meant: str, cli):
     assert cli(word)[2] == f"localllm: error: there is no command {word}; did you mean {meant}?\n"
 
 
-def test_words_for_commands_are_no_commands():
+def test_suggested_words_are_not_commands_themselves():
     words = " ".join([*MEANT.values(), *NO_COMMAND]).split()
     assert len(words) == len({*words}) and not {*words} & {*COMMANDS} and {*MEANT} <= {*COMMANDS}
 
 
-def test_meant_types_and_commands_of_a_chat(tiny: str, cli):
+def test_mistyped_formats_and_chat_commands_get_a_suggestion(tiny: str, cli):
     assert cli("quantize", tiny, "Q5_KM")[2] == "localllm: error: Q5_KM is not a type; did you mean Q5_K_M?\n"
     with pytest.raises(UsageError, match=r"there is no /hlep; did you mean /help\?"):
         execute(None, "/hlep", None)
@@ -527,7 +529,7 @@ def test_meant_types_and_commands_of_a_chat(tiny: str, cli):
         ("/frob", "there is no /frob; /help shows all; a text that begins with a slash needs a space before it"),
     ],
 )
-def test_a_chat_tells_the_truth_about_options_and_commands_that_it_lacks(line: str, message: str):
+def test_chat_explains_options_and_commands_that_it_lacks(line: str, message: str):
     chat = SimpleNamespace(options=GenerationOptions(), set=None)
     with pytest.raises(UsageError) as error:
         execute(chat, line, None)  # type: ignore[arg-type]
@@ -535,7 +537,7 @@ def test_a_chat_tells_the_truth_about_options_and_commands_that_it_lacks(line: s
 
 
 @pytest.mark.parametrize("line", ["/bye", "/quit", "/exit", "bye"])
-def test_a_chat_ends_by_the_commands_of_other_programs(line: str):
+def test_chat_ends_by_the_leaving_words_of_other_programs(line: str):
     with pytest.raises(ExitChat):
         execute(None, line, None)  # type: ignore[arg-type]
 

@@ -1,4 +1,4 @@
-"""What commands show: numbers, tables, figures of an answer, lists; small functions, each by itself."""
+"""Test how commands format numbers, tables, answers and lists."""
 
 import io
 import json
@@ -37,7 +37,7 @@ from localllm.services.hub import name_values
 
 @pytest.fixture
 def on_terminal(monkeypatch):
-    """Whatever is a terminal for the functions of cli.terminal: sets the streams by name."""
+    """Return a function that makes streams, by name, terminals."""
 
     def choose(*names: str) -> None:
         monkeypatch.setattr(terminal, "is_terminal", lambda stream: stream in [getattr(sys, name) for name in names])
@@ -58,7 +58,7 @@ def on_terminal(monkeypatch):
         (12345678, "12.3 M", "12.3 MB"), (7 * 10**12, "7000.0 B", "7000.0 GB"),
     ],
 )  # fmt: skip
-def test_numbers(number: int, as_count: str, as_size: str):
+def test_counts_and_sizes_are_formatted(number: int, as_count: str, as_size: str):
     assert (render.count(number), render.size(number)) == (as_count, as_size)
 
 
@@ -81,12 +81,12 @@ def test_a_table_on_a_terminal_has_the_columns_that_fit(monkeypatch, wide: int, 
         (32, [5, 20, 3]), (40, [5, 20, 3]),
     ],
 )  # fmt: skip
-def test_columns_for_which_there_is_room(wide: int, widths: list[int]):
-    """One that may be cut keeps ten letters; the first is there in any case."""
+def test_columns_are_dropped_or_cut_to_fit(wide: int, widths: list[int]):
+    """Keep ten letters of a column that may be cut, and always the first column."""
     assert render.fit_columns([5, 20, 3], [False, True, False], wide) == widths
 
 
-def test_long_cells_are_cut():
+def test_long_cells_are_cut_with_an_ellipsis():
     header, rows = ("name", "what", "n"), [("a", "0123456789abcdef", "5"), ("longer", "x", "10")]
     assert render.columns(header, rows, "<<>", 27) == [
         "name    what              n", "a       0123456789abcd…   5", "longer  x                10",
@@ -108,7 +108,7 @@ def test_facts_break_between_words(monkeypatch, width: int, lines: list[str]):
     assert width or render.fact_lines([("a", "b")]) == [f"a{' ' * 13}b"]
 
 
-def test_names():
+def test_file_stems_drop_the_folder_and_one_line_drops_control_characters():
     assert [render.file_stem(path) for path in ("/a/b.gguf", "c:\\a\\b.gguf", "b", "a.gguf.txt")] == [
         "b", "b", "b", "a.gguf.txt",
     ]  # fmt: skip
@@ -116,7 +116,7 @@ def test_names():
 
 
 @pytest.mark.parametrize("space", ["\u3000", "\xa0", "\u2003", "\u202f", "  "])
-def test_spaces_of_a_path_stay_as_they_are(space: str, capsys):
+def test_unusual_spaces_of_a_path_are_kept(space: str, capsys):
     path = f"/a{space}b/c.gguf"
     assert render.one_line(path) == path
     assert render.columns(("path",), [(f"{path}{space}",)], "<")[1] == f"{path}{space}".rstrip(" ")
@@ -128,7 +128,7 @@ def test_spaces_of_a_path_stay_as_they_are(space: str, capsys):
     ("path", "line"),
     [("a\u3000b", "SUM  a\u3000b"), ("a\\b", "\\SUM  a\\\\b"), ("a\nb\rc", "\\SUM  a\\nb\\rc"), ("é\t", "SUM  é\t")],
 )
-def test_checksums_are_written_as_sha256sum_writes_them(path: str, line: str):
+def test_checksums_are_printed_as_sha256sum_prints_them(path: str, line: str):
     assert render.checksum_line("SUM", path) == line
 
 
@@ -151,13 +151,13 @@ PARTS = [(REASONING, "Hm"), (REASONING, "."), (ANSWER, "Yes"), (ANSWER, "!")]
         ({"silent": True}, "", "thinking:\nHm.\n\n"),
     ],
 )
-def test_thoughts_go_to_the_terminal_and_answers_to_stdout(capsysbinary, on_terminal, options, out, err):
+def test_reasoning_goes_to_the_terminal_and_the_answer_to_stdout(capsysbinary, on_terminal, options, out, err):
     on_terminal("stderr")
     assert render.stream(answer(PARTS), terminal.ProgressLine(), **options) is False
     assert capsysbinary.readouterr() == (out.encode(), err.encode())
 
 
-def test_the_answer_on_a_terminal_without_colours_has_a_heading(capsys, on_terminal, monkeypatch):
+def test_an_answer_after_reasoning_has_a_heading_without_colours(capsys, on_terminal, monkeypatch):
     on_terminal("stderr")
     monkeypatch.setattr(render, "is_terminal", lambda stream: stream is sys.stdout)
     render.stream(answer(PARTS), terminal.ProgressLine())
@@ -170,26 +170,26 @@ def test_reasoning_without_an_answer_ends_its_line(capsys, on_terminal):
     assert capsys.readouterr() == ("\n", "thinking:\nHm.\n")
 
 
-def test_thoughts_are_nothing_for_files(capsysbinary, on_terminal):
+def test_reasoning_is_not_written_to_files(capsysbinary, on_terminal):
     on_terminal()
     render.stream(answer(PARTS), terminal.ProgressLine())
     assert capsysbinary.readouterr() == (b"Yes!\n", b"")
 
 
-@pytest.mark.parametrize(("said", "out"), [("", b""), ("Yes", b"Yes\n")])
-def test_ctrl_c_ends_the_line_if_something_was_said(capsysbinary, said: str, out: bytes):
+@pytest.mark.parametrize(("text", "out"), [("", b""), ("Yes", b"Yes\n")])
+def test_ctrl_c_ends_the_line_if_something_was_printed(capsysbinary, text: str, out: bytes):
     def parts():
-        if said:
-            yield ANSWER, said
+        if text:
+            yield ANSWER, text
         raise KeyboardInterrupt
 
-    interrupted = SimpleNamespace(parts=parts(), text=said, dropped=0, is_full=False)
+    interrupted = SimpleNamespace(parts=parts(), text=text, dropped=0, is_full=False)
     assert render.stream(interrupted, terminal.ProgressLine()) is True
     assert capsysbinary.readouterr() == (out, b"")
 
 
 @pytest.mark.parametrize(
-    ("facts", "told"),
+    ("facts", "message"),
     [
         ({}, ""),
         ({"is_full": True}, "the answer ends here"),
@@ -197,10 +197,10 @@ def test_ctrl_c_ends_the_line_if_something_was_said(capsysbinary, said: str, out
         ({"dropped": 64, "kept": 4, "is_full": True}, "64 tokens after the first 4 were dropped"),
     ],
 )
-def test_what_a_full_context_has_cost(capsys, facts, told):
+def test_a_full_context_is_reported(capsys, facts, message):
     render.tell_overflow(answer([], **facts))
     err = capsys.readouterr().err
-    assert told in err and err.count("\n") == bool(told)
+    assert message in err and err.count("\n") == bool(message)
 
 
 MODEL = SimpleNamespace(path="/m.gguf", arch="llama", format="Q4_0", file="its file", device="CPU")
@@ -212,23 +212,23 @@ ONE = {
 }  # fmt: skip
 
 
-def told(capsys, result: dict) -> list[str]:
+def report_lines(capsys, result: dict) -> list[str]:
     report.tell(result)
     return capsys.readouterr().err.splitlines()
 
 
-def test_speeds_count_what_was_done(capsys):
-    """Of a prompt what was not known, of an answer the steps behind the first token."""
+def test_speeds_count_computed_tokens_only(capsys):
+    """Exclude cached prompt tokens and the first token's step."""
     result = report.report(MODEL, [SimpleNamespace(**ONE)], False, 0.5, 9.0)
     times = result["timings"]
     assert (times["prefill_tps"], times["decode_tps"], times["total_s"], times["load_s"]) == (20.0, 5.0, 9.0, 0.5)
     assert (result["prompt_tokens"], result["cached_tokens"], result["completion_tokens"]) == (50, 10, 21)
-    prompt, said = told(capsys, result)
+    prompt, answer_line = report_lines(capsys, result)
     assert prompt == ("prompt: 50 tokens, 10 of them known, in 2.00 s (20.0 per second), model loaded in 0.50 s")
-    assert said == "answer: 21 tokens in 4.00 s (5.0 per second), first after 2.50 s, finish: stop, seed: 7"
+    assert answer_line == "answer: 21 tokens in 4.00 s (5.0 per second), first after 2.50 s, finish: stop, seed: 7"
 
 
-def test_what_took_no_time_has_no_speed(capsys):
+def test_zero_seconds_give_a_speed_of_zero(capsys):
     facts = ONE | {
         "prefill_s": 0.0,
         "decode_s": 0.0,
@@ -242,20 +242,20 @@ def test_what_took_no_time_has_no_speed(capsys):
     result = report.report(model, [SimpleNamespace(**facts)], False, 0.5, 9.0)
     assert (result["timings"]["prefill_tps"], result["timings"]["decode_tps"]) == (0, 0)
     assert result["speculation"] == {"drafted": 9, "accepted": 4, "steps_saved": 4}
-    prompt, said, guessed = told(capsys, result)
+    prompt, answer_line, guessed = report_lines(capsys, result)
     assert prompt == "prompt: 50 tokens in 0.00 s, model loaded in 0.50 s on H200, 3 of 4 layers"
-    assert "1 tokens in 0.00 s (0.0 per second)" in said
+    assert "1 tokens in 0.00 s (0.0 per second)" in answer_line
     assert guessed == "drafted: 9 tokens, 4 accepted, each of which saves a step"
 
 
-def test_several_answers_have_seeds_if_they_were_drawn(capsys):
+def test_several_answers_report_seeds_only_if_they_were_sampled(capsys):
     two = [
         SimpleNamespace(text=text, thinking="", logprob=-1.0, tokens=[1] * count, finish_reason="stop", seed=seed)
         for text, count, seed in (("a", 3, 5), ("b", 4, None))
     ]
     result = report.report(MODEL, two, True, 0.5, 2.5)
     assert [row.get("seed", "none") for row in result["answers"]] == [5, "none"]
-    assert told(capsys, result) == ["answers: 2 with 7 tokens in 2.00 s, model loaded in 0.50 s"]
+    assert report_lines(capsys, result) == ["answers: 2 with 7 tokens in 2.00 s, model loaded in 0.50 s"]
     assert json.loads(as_line(result)) == result
 
 
@@ -266,11 +266,11 @@ def test_several_answers_have_seeds_if_they_were_drawn(capsys):
     ("text", "width", "beginning"),
     [("abc", 3, "abc"), ("abcd", 3, "abc"), ("日本", 3, "日"), ("日本", 4, "日本"), ("aé日", 3, "aé"), ("", 0, "")],
 )
-def test_the_beginning_of_a_text(text: str, width: int, beginning: str):
+def test_a_progress_text_is_cut_to_the_width(text: str, width: int, beginning: str):
     assert terminal.beginning(text, width) == beginning
 
 
-def test_a_line_is_written_over_and_gone(capsys, on_terminal, monkeypatch):
+def test_a_progress_line_is_overwritten_and_erased(capsys, on_terminal, monkeypatch):
     on_terminal("stderr")
     monkeypatch.setattr(terminal, "width_of", lambda stream: 5)
     line = terminal.ProgressLine()
@@ -283,7 +283,7 @@ def test_a_line_is_written_over_and_gone(capsys, on_terminal, monkeypatch):
 
 
 @pytest.mark.parametrize("reason", ["file", "dumb"])
-def test_a_line_is_silent_where_nothing_can_be_written_over(capsys, on_terminal, monkeypatch, reason):
+def test_a_progress_line_is_silent_in_files_and_on_dumb_terminals(capsys, on_terminal, monkeypatch, reason):
     on_terminal(*["stderr"] * (reason == "dumb"))
     monkeypatch.setenv("TERM", "dumb")
     line = terminal.ProgressLine()
@@ -292,7 +292,7 @@ def test_a_line_is_silent_where_nothing_can_be_written_over(capsys, on_terminal,
     assert capsys.readouterr().err == ""
 
 
-def test_progress_is_told_in_words_on_a_dumb_terminal(capsys, on_terminal, monkeypatch):
+def test_progress_on_a_dumb_terminal_is_printed_in_lines(capsys, on_terminal, monkeypatch):
     on_terminal("stderr")
     monkeypatch.setenv("TERM", "dumb")
     now = [100.0]
@@ -310,7 +310,7 @@ def test_progress_is_told_in_words_on_a_dumb_terminal(capsys, on_terminal, monke
 # ---- lists ----------------------------------------------------------------------------------------------------------
 
 
-def test_models_that_are_there_and_known():
+def test_list_shows_local_and_known_models():
     whole = SimpleNamespace(name="a", size=2000, quantization="Q4_0", is_whole=True, path=Path("/m/a.gguf"))
     part = SimpleNamespace(name="b", size=30, quantization="Q8_0", is_whole=False, path=Path("/m/b.gguf"))
     assert list_command.on_disk([]) == list_command.format_known_models([]) == ""
@@ -334,7 +334,7 @@ def test_models_that_are_there_and_known():
 
 
 @pytest.mark.parametrize(("length", "title"), [(39, "q" * 39), (40, "q" * 40), (41, "q" * 39 + "…"), (0, "")])
-def test_sessions_show_the_first_question(monkeypatch, length: int, title: str):
+def test_sessions_show_their_shortened_first_question(monkeypatch, length: int, title: str):
     chat = sessions.SavedChat()
     chat.messages = [
         {"role": "system", "content": "s"}, {"role": "user", "content": "q" * length},
@@ -355,7 +355,7 @@ FACTS = {"context": 100, "longest": {"f16": 100, "q8_0": 100}}
 
 
 @pytest.mark.parametrize(
-    ("longest", "said"),
+    ("longest", "conclusion"),
     [
         ({"f16": 100, "q8_0": 100}, "It fits, with its whole context of 100 tokens."),
         ({"f16": 60, "q8_0": 100}, "It fits with 60 tokens (f16), 100 tokens (q8_0)."),
@@ -363,11 +363,14 @@ FACTS = {"context": 100, "longest": {"f16": 100, "q8_0": 100}}
         ({"f16": 0, "q8_0": 0}, "This model does not fit."),
     ],
 )
-def test_whether_a_model_fits(longest, said):
-    assert fit.conclusion({"context": 100, "longest": longest, "rows": [{"tokens_per_s": 9.0, "fits": True}]}) == said
+def test_fit_concludes_whether_a_model_fits(longest, conclusion):
+    assert (
+        fit.conclusion({"context": 100, "longest": longest, "rows": [{"tokens_per_s": 9.0, "fits": True}]})
+        == conclusion
+    )
 
 
-def test_what_a_model_needs():
+def test_fit_lists_the_memory_needed_by_context_and_kv_type():
     rows = [
         {"context": context, "kv_type": kind, "needed_bytes": 1000 * context, "tokens_per_s": 3.25, "fits": context < 9}
         for context in (16, 8)
@@ -390,17 +393,17 @@ def test_what_a_model_needs():
         (" {}", {}), ("a=true", {"a": True}),
     ],
 )  # fmt: skip
-def test_variables_of_templates(text: str, variables: dict):
+def test_template_variables_are_parsed(text: str, variables: dict):
     assert name_values.variables_of(text) == variables
 
 
 @pytest.mark.parametrize("text", ["a", "=1", "1a=2", "a b=1", "{", "{'a': 1}"])
-def test_what_is_no_variable(text: str):
+def test_invalid_template_variables_are_refused(text: str):
     with pytest.raises(UsageError, match="template_var must be"):
         name_values.variables_of(text)
 
 
-def test_a_text_or_a_file_that_has_it(tmp_path: Path):
+def test_an_option_takes_a_text_or_a_file(tmp_path: Path):
     (tmp_path / "a").write_bytes(b"\xef\xbb\xbf{}")
     assert shape.text_of("grammar", None, "{") is None
     assert shape.text_of("grammar", "{1}", "{") == "{1}"
@@ -411,7 +414,7 @@ def test_a_text_or_a_file_that_has_it(tmp_path: Path):
             shape.text_of("grammar", str(tmp_path / name), "{")
 
 
-def test_options_of_a_conversation():
+def test_set_changes_options_of_a_conversation():
     usual = GenerationOptions()
     for name, text, value in (
         ("--max-tokens", "7", 7), ("n", "-1", None), ("stop", "a;b", ("a", "b")), ("keep", "default", None),
@@ -432,7 +435,7 @@ def test_options_of_a_conversation():
     assert not shown["top_k"] and shown["temperature"]
 
 
-def test_settings_of_a_session_count_where_nothing_was_typed():
+def test_session_settings_apply_only_to_options_not_typed():
     typed = chat_options.change_option(GenerationOptions(), "temp", "0.5")
     merged = chat_options.with_settings(typed, {"temperature": 0.9, "stop": ["a"], "top_k": "x", "gone": 1, "keep": 3})
     assert (merged.sampling.temperature, merged.stop, merged.sampling.top_k, merged.keep) == (
@@ -451,7 +454,7 @@ def test_settings_of_a_session_count_where_nothing_was_typed():
         (5 << 20, 5 << 20, None, True),
     ],
 )
-def test_more_than_could_fit_is_not_read(size: int, most: int, encoding: str | None, fits: bool):
+def test_files_too_large_to_fit_are_not_read(size: int, most: int, encoding: str | None, fits: bool):
     source = io.BytesIO(b"a" * size + b"b" * (8 << 20) * (not fits))
     if fits:
         assert read_bounded(source, lambda: most, encoding) == b"a" * size
@@ -483,7 +486,7 @@ def test_the_history_is_private_and_bounded(tmp_path: Path, monkeypatch):
 @pytest.mark.parametrize(
     ("typed", "yes"), [("y\n", True), ("YES \n", True), ("yess\n", False), ("n\n", False), ("", False), ("\n", False)]
 )
-def test_only_a_yes_is_a_yes(monkeypatch, capsys, typed: str, yes: bool):
+def test_only_y_and_yes_confirm(monkeypatch, capsys, typed: str, yes: bool):
     monkeypatch.setattr(sys, "stdin", io.StringIO(typed))
     assert pulling.confirm("Sure?\x1b") is yes
     assert capsys.readouterr().err == "Sure?\N{REPLACEMENT CHARACTER} [y/N] "
@@ -509,8 +512,8 @@ def test_a_file_gets_the_answer_alone(capsysbinary, on_terminal):
     assert capsysbinary.readouterr().out == b"\nYes, it is.\n"
 
 
-def test_thoughts_end_with_an_empty_line(capsysbinary, monkeypatch):
-    """Line breaks at the beginning of either are left out."""
+def test_reasoning_is_followed_by_an_empty_line(capsysbinary, monkeypatch):
+    """Drop leading line breaks of both."""
     monkeypatch.setenv("NO_COLOR", "1")
     page = drawing.Wrapped(lambda: 40)
     pushed(page, *THOUGHT_FIRST)
@@ -523,14 +526,14 @@ def test_thoughts_end_with_an_empty_line(capsysbinary, monkeypatch):
 
 @pytest.fixture
 def screen(monkeypatch):
-    """The size of the screen for drawing: columns and lines."""
+    """Return a function that sets the screen's columns and lines."""
     monkeypatch.setenv("NO_COLOR", "1")
     monkeypatch.setattr(drawing.terminal, "size_of", lambda stream: (20, 6))
     monkeypatch.setattr(drawing, "columns", lambda: 20)
 
 
-def seen(out: bytes) -> list[str]:
-    """The lines on a screen without end after all that was written."""
+def screen_lines(out: bytes) -> list[str]:
+    """Replay the output on an endless screen and return its lines."""
     lines, row = [""], 0
     for part in re.split(r"(\x1b\[\d+A\x1b\[J|\n|\r)", out.decode()):
         if part == "\n":
@@ -546,34 +549,34 @@ def seen(out: bytes) -> list[str]:
 
 
 @pytest.mark.parametrize("frame", [-1.0, 1e9])
-def test_markdown_is_the_same_whenever_it_is_drawn(capsysbinary, monkeypatch, screen, frame: float):
-    """At every piece, or only when a block is whole. Blocks have an empty line between them."""
+def test_markdown_is_the_same_whenever_it_is_redrawn(capsysbinary, monkeypatch, screen, frame: float):
+    """Redraw at every chunk, or only at whole blocks, which an empty line separates."""
     monkeypatch.setattr(drawing, "FRAME", frame)
     text = "Some *words* that wrap around\n\n- one\n- two\n\n```\na\n\nb\n```\n\nThe end"
     page = drawing.Markdown()
     pushed(page, *((piece, False) for piece in re.split(r"(?<= )", text)))
-    lines = seen(capsysbinary.readouterr().out)
+    lines = screen_lines(capsysbinary.readouterr().out)
     assert [line.strip() for line in lines] == [
         "Some words that wrap", "around", "", "• one", "• two", "", "a", "", "b", "", "The end", "",
     ]  # fmt: skip
 
 
-def test_thoughts_stand_before_markdown(capsysbinary, screen):
+def test_reasoning_precedes_markdown(capsysbinary, screen):
     page = drawing.Markdown()
     pushed(page, ("Hm", True), ("*Yes*", False))
-    lines = [line.strip() for line in seen(capsysbinary.readouterr().out)]
+    lines = [line.strip() for line in screen_lines(capsysbinary.readouterr().out)]
     assert lines == ["thinking:", "Hm", "", "answer:", "Yes", ""]
     page = drawing.Markdown()
     pushed(page, ("Hm", True))
-    assert [line.strip() for line in seen(capsysbinary.readouterr().out)] == ["thinking:", "Hm", ""]
+    assert [line.strip() for line in screen_lines(capsysbinary.readouterr().out)] == ["thinking:", "Hm", ""]
 
 
-def test_what_has_left_the_screen_is_not_drawn_again(capsysbinary, monkeypatch, screen):
+def test_lines_that_left_the_screen_are_not_redrawn(capsysbinary, monkeypatch, screen):
     monkeypatch.setattr(drawing, "FRAME", -1.0)
     page = drawing.Markdown()
     for number in range(12):
         page.push(f"- line {number}\n")
     page.end()
     out = capsysbinary.readouterr().out
-    assert [line.strip() for line in seen(out)] == [*(f"• line {number}" for number in range(12)), ""]
+    assert [line.strip() for line in screen_lines(out)] == [*(f"• line {number}" for number in range(12)), ""]
     assert out.count(b"line 0") < 6 and max(int(number) for number in re.findall(rb"\x1b\[(\d+)A", out)) <= 4

@@ -1,4 +1,4 @@
-"""OLLAMA_HOST: what Ollama reads from it, and what `serve` says."""
+"""Test OLLAMA_HOST: how clients parse it, and what `serve` says about it."""
 
 import pytest
 
@@ -10,7 +10,7 @@ from localllm.cli.commands.serve import split_ollama_host, tell_ollama_host
     ("http://example.com", "example.com", 80), ("https://example.com/x", "example.com", 443), ("", "127.0.0.1", 11434),
     ("[::1]:11435", "::1", 11435), ("::1", "::1", 11434), ("host", "host", 11434), ("http://h:1/", "h", 1),
 ])  # fmt: skip
-def test_an_address_is_read_as_ollama_reads_it(address: str, host: str, port: int):
+def test_ollama_host_is_parsed_as_ollama_does(address: str, host: str, port: int):
     assert split_ollama_host(address) == (host, port)
 
 
@@ -20,14 +20,14 @@ def test_an_address_is_read_as_ollama_reads_it(address: str, host: str, port: in
      "computers connect"),
     ("http://127.0.0.1:11435", ""), ("localhost:11435", ""), ("", ""),
 ])  # fmt: skip
-def test_serve_says_that_the_variable_is_not_used(address: str, line: str, monkeypatch, capsys):
-    """Unless it names the address where clients find this server."""
+def test_serve_reports_that_ollama_host_is_not_used(address: str, line: str, monkeypatch, capsys):
+    """Stay silent if it is the address of this server."""
     monkeypatch.setenv("OLLAMA_HOST", address)
     tell_ollama_host(11435)
     assert capsys.readouterr().err == (f"localllm: {line}\n" if line else "")
 
 
-def test_a_port_that_was_chosen_counts(monkeypatch, capsys):
+def test_serve_with_its_own_port_reports_the_other_address(monkeypatch, capsys):
     monkeypatch.setenv("OLLAMA_HOST", "127.0.0.1:8080")
     tell_ollama_host(99, is_chosen=True)
     assert capsys.readouterr().err == ""

@@ -1,4 +1,4 @@
-"""Opening, pulling, fitting and serving models: what is said and refused."""
+"""Test how models are opened, pulled, fitted and served: messages and refusals."""
 
 import io
 import mmap
@@ -32,7 +32,7 @@ from localllm.services.hub.pull import Pulled
 
 @pytest.fixture
 def on_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
-    """stdin and stderr are terminals, of 200 columns."""
+    """Make stdin and stderr terminals of 200 columns."""
     both = lambda stream: stream in (sys.stdin, sys.stderr)  # noqa: E731
     for module in (terminal, pulling):
         monkeypatch.setattr(module, "is_terminal", both)
@@ -41,7 +41,7 @@ def on_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("NO_COLOR", "1")
 
 
-def test_compiling_is_told_once_where_no_line_can_be_shown(capsys: pytest.CaptureFixture[str]):
+def test_compiling_is_reported_once_without_a_terminal(capsys: pytest.CaptureFixture[str]):
     show = opening.compiling(terminal.ProgressLine())
     show(1, 1)
     assert capsys.readouterr().err == ""  # nothing was to be done
@@ -52,7 +52,7 @@ def test_compiling_is_told_once_where_no_line_can_be_shown(capsys: pytest.Captur
     assert "compiling a kernel for this computer" in capsys.readouterr().err
 
 
-def test_progress_on_a_line(on_terminal: None, capsys: pytest.CaptureFixture[str]):
+def test_opening_and_compiling_show_progress_on_one_line(on_terminal: None, capsys: pytest.CaptureFixture[str]):
     line = terminal.ProgressLine()
     compiling = opening.compiling(line)
     compiling(1, 3)
@@ -68,7 +68,7 @@ def test_progress_on_a_line(on_terminal: None, capsys: pytest.CaptureFixture[str
     assert "reading the prompt: 2 of 5 tokens" in shown and "weights to the card: 1.5 of 2.0 GB" in shown
 
 
-def test_layers_for_a_card():
+def test_gpu_layers_are_a_count_or_all():
     assert (options.layer_count("7"), options.layer_count("all")) == (7, "all")
     assert [parse_layers(text) for text in ("all", "auto", "-1", "0", "9999999")] == [
         "all",
@@ -83,10 +83,10 @@ def test_layers_for_a_card():
 
 
 class Pulls:
-    """A pull that tells what a test wants."""
+    """A pull with scripted events."""
 
-    def __init__(self, *told: tuple[Any, ...], received: int = 5, error: BaseException | None = None):
-        self.told, self.received, self.error = told, received, error
+    def __init__(self, *events: tuple[Any, ...], received: int = 5, error: BaseException | None = None):
+        self.told, self.received, self.error = events, received, error
 
     def __call__(self, reference: HubReference, watcher: Any) -> Pulled:
         for name, *arguments in self.told:
@@ -98,15 +98,17 @@ class Pulls:
 
 @pytest.fixture
 def pulled(monkeypatch: pytest.MonkeyPatch, on_terminal: None, capsys: pytest.CaptureFixture[str]) -> Any:
-    def shown(made: Pulls) -> str:
-        monkeypatch.setattr(pull, "pull", made)
+    """Return a function that runs a scripted pull and returns stderr."""
+
+    def shown(script: Pulls) -> str:
+        monkeypatch.setattr(pull, "pull", script)
         assert pulling.pull_with_progress(HubReference("hf:a/b", "a/b")) == "/m.gguf"
         return capsys.readouterr().err
 
     return shown
 
 
-def test_what_a_pull_shows(pulled: Any, monkeypatch: pytest.MonkeyPatch):
+def test_pull_shows_checks_and_totals(pulled: Any, monkeypatch: pytest.MonkeyPatch):
     clock = iter([0.0, *[5.0] * 20])
     monkeypatch.setattr(pulling, "monotonic", lambda: next(clock, 5.0))
     shown = pulled(
@@ -118,15 +120,14 @@ def test_what_a_pull_shows(pulled: Any, monkeypatch: pytest.MonkeyPatch):
     assert "trying again: it broke" in pulled(Pulls(("interrupted", "it broke")))
 
 
-def test_how_fast_a_pull_is(pulled: Any, monkeypatch: pytest.MonkeyPatch):
-    """Counted from what was there at first."""
+def test_pull_speed_ignores_what_was_already_there(pulled: Any, monkeypatch: pytest.MonkeyPatch):
     clock = iter([0.0, 10.0, 10.0, 10.0, 10.0, 12.0, 12.0, 12.0, 12.0, 12.0])
     monkeypatch.setattr(pulling, "monotonic", lambda: next(clock, 12.0))
     shown = pulled(Pulls(("receiving", "f", 10**9, 3 * 10**9), ("receiving", "f", 2 * 10**9, 3 * 10**9)))
     assert "1.0 GB of 3.0 GB: f" in shown and "2.0 GB of 3.0 GB, 500.0 MB/s, 0:02 to go: f" in shown
 
 
-def test_an_interrupted_pull(pulled: Any, capsys: pytest.CaptureFixture[str]):
+def test_an_interrupted_pull_keeps_its_download(pulled: Any, capsys: pytest.CaptureFixture[str]):
     with pytest.raises(KeyboardInterrupt):
         pulled(Pulls(error=KeyboardInterrupt()))
     assert "what was downloaded is kept" in capsys.readouterr().err
@@ -139,11 +140,11 @@ def test_an_interrupted_pull(pulled: Any, capsys: pytest.CaptureFixture[str]):
     (0.4, "0:00"), (59.6, "1:00"), (61, "1:01"), (3599, "59:59"), (3600, "1:00:00"), (7325, "2:02:05"),
     (1e9, "99:59:59"),
 ])  # fmt: skip
-def test_durations(seconds: float, text: str):
+def test_durations_are_printed_in_minutes_or_hours(seconds: float, text: str):
     assert pulling.duration(seconds) == text
 
 
-def test_a_missing_model_is_offered_where_somebody_can_say_so(
+def test_a_missing_model_is_offered_only_on_a_terminal(
     tmp_path: Path, on_terminal: None, monkeypatch: pytest.MonkeyPatch
 ):
     from localllm.services.hub.catalogue import MissingError
@@ -167,26 +168,31 @@ def test_a_missing_model_is_offered_where_somebody_can_say_so(
         pulling.resolve_model_path("hf:a/b")
 
 
-@pytest.mark.parametrize(("size", "told"), [("0.6 GB", " (0.6 GB)"), ("", "")])
-def test_how_large_a_missing_model_is(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], size: str, told: str
+@pytest.mark.parametrize(("size", "size_text"), [("0.6 GB", " (0.6 GB)"), ("", "")])
+def test_the_offer_names_the_size_of_the_model(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], size: str, size_text: str
 ):
     monkeypatch.setattr(sys, "stdin", io.StringIO("no\n"))
     missing = LocalllmError("missing")
     missing.reference = SimpleNamespace(text="qwen", size=size)  # type: ignore[attr-defined]
     with pytest.raises(LocalllmError, match="missing"):
         pulling.offer_pull(missing)  # type: ignore[arg-type]
-    assert " ".join(capsys.readouterr().err.split()) == f"qwen is not on this computer. Pull it{told}? [y/N]"
+    assert " ".join(capsys.readouterr().err.split()) == f"qwen is not on this computer. Pull it{size_text}? [y/N]"
 
 
 def facts(*rows: tuple[int, str, bool, float | None], **more: Any) -> dict[str, Any]:
-    told = [
+    rows_of_facts = [
         {"context": c, "kv_type": k, "fits": f, "tokens_per_s": s, "needed_bytes": c * 10**6} for c, k, f, s in rows
     ]
-    return {"rows": told, "longest": dict.fromkeys(dict.fromkeys(k for _, k, _, _ in rows), 0), "context": 9000, **more}
+    return {
+        "rows": rows_of_facts,
+        "longest": dict.fromkeys(dict.fromkeys(k for _, k, _, _ in rows), 0),
+        "context": 9000,
+        **more,
+    }
 
 
-def test_the_table_of_fit():
+def test_fit_prints_a_table_by_context_and_kv_type():
     both = facts(
         (2048, "f16", True, 12.34), (512, "f16", True, 20.0), (512, "q8_0", True, 25.0), (2048, "q8_0", False, 9.9)
     )
@@ -198,20 +204,20 @@ def test_the_table_of_fit():
     assert [line.split() for line in fit.needs(vectors)] == [["texts", "of", "needed"], ["512", "512.0", "MB"]]
 
 
-def test_the_facts_of_fit():
-    told = {"weight_bytes_per_token": 10**8, "path": "p", "architecture": "llama", "parameters": 10**9,
+def test_fit_prints_weights_memory_and_bandwidth():
+    base = {"weight_bytes_per_token": 10**8, "path": "p", "architecture": "llama", "parameters": 10**9,
     "weight_bytes": 5 * 10**8,
             "projector_bytes": 0, "available_bytes": 10**10, "bandwidth_gbs": 30.04}  # fmt: skip
-    lines = fit.summary({**told, **facts((1, "f16", True, 1.0))})
+    lines = fit.summary({**base, **facts((1, "f16", True, 1.0))})
     assert any("500.0 MB, of which each token reads 100.0 MB" in line for line in lines)
     assert any("10.0 GB available, read at 30.0 GB/s" in line for line in lines) and not any(
         "projector" in line for line in lines
     )
-    lines = fit.summary({**told, "projector_bytes": 10**6, **facts((1, "f16", True, None))})
+    lines = fit.summary({**base, "projector_bytes": 10**6, **facts((1, "f16", True, None))})
     assert any("projector" in line for line in lines) and not any("each token" in line for line in lines)
 
 
-def test_models_by_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_served_models_are_named_by_file_or_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     for name in ("a.gguf", "b=c.gguf", "d.gguf"):
         (tmp_path / name).write_bytes(b"")
     monkeypatch.chdir(tmp_path)
@@ -224,7 +230,7 @@ def test_models_by_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     assert paths() == {}
 
 
-def test_keys(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+def test_keys_are_read_from_a_private_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
     file = tmp_path / "keys"
 
     def kept(text: str, mode: int = 0o600) -> tuple[str, ...]:
@@ -245,15 +251,15 @@ def test_keys(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
             assert "other users of this computer can read" in capsys.readouterr().err
 
 
-def header_of(tmp_path: Path) -> tuple[bytes, int]:
-    """A small model, and how many of its bytes are its header."""
+def write_small_model(tmp_path: Path) -> tuple[bytes, int]:
+    """Write a small model; return its bytes and the length of its header."""
     write_gguf(tmp_path / "m.gguf", {"general.name": "n" * 40}, [OutputTensor.of("a", np.ones(64, np.float32))])
     data = (tmp_path / "m.gguf").read_bytes()
     return data, len(data) - 256
 
 
-def test_how_much_of_a_file_has_all_of_its_header(tmp_path: Path):
-    data, length = header_of(tmp_path)
+def test_an_incomplete_header_is_recognized(tmp_path: Path):
+    data, length = write_small_model(tmp_path)
     with open(tmp_path / "m.gguf", "rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content:
         known = [hollow.header_complete(content, "m", count) for count in range(len(data) + 1)]
         reader = HeaderReader(content, "m")
@@ -262,8 +268,8 @@ def test_how_much_of_a_file_has_all_of_its_header(tmp_path: Path):
     assert known == [False] * first + [True] * (len(known) - first) and length - 32 < first <= length  # it is padded
 
 
-def test_headers_are_fetched_in_growing_pieces(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    data, length = header_of(tmp_path)
+def test_headers_are_fetched_in_growing_chunks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    data, length = write_small_model(tmp_path)
     monkeypatch.setattr(hollow, "FIRST", 16)
     asked = list[tuple[int, int]]()
 

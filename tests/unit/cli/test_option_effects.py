@@ -1,4 +1,4 @@
-"""What every option comes to: each command with a stand-in for what it calls, and what that is told."""
+"""Test what every option passes on: each command runs with a stand-in for the function it calls."""
 
 import re
 import sys
@@ -44,16 +44,16 @@ USUAL = {"threads": None, "context": None, "kv_type": "f16", "backend": "auto", 
 
 
 @pytest.mark.parametrize("name", OPENS)
-def test_how_a_model_is_opened(name: str, tiny: str, monkeypatch):
+def test_engine_options_reach_open_with_options(name: str, tiny: str, monkeypatch):
     from localllm.server import run as server
 
-    monkeypatch.setattr(server, "run", lambda setup, *told: setup.open_model(setup.paths["tiny"]))
+    monkeypatch.setattr(server, "run", lambda setup, *arguments: setup.open_model(setup.paths["tiny"]))
     monkeypatch.setattr("os.path.abspath", lambda path: path)
     words = {"run": ["-p", "Hi"], "map": ["-p", "{line}"]}.get(name, [])
     for line, expected in {"": {}, **OPENS[name]}.items():
-        told = told_by((api, "open_with_options"), name, tiny, *words, *line.split(), stdin=b"Hi\n")
-        engine = told.pop("options")
-        assert told | engine == USUAL | {"path": tiny} | expected, line
+        arguments = told_by((api, "open_with_options"), name, tiny, *words, *line.split(), stdin=b"Hi\n")
+        engine = arguments.pop("options")
+        assert arguments | engine == USUAL | {"path": tiny} | expected, line
 
 
 # ---- how an answer is made
@@ -90,37 +90,39 @@ ABOUT_ANSWERS = ("Sampling", "More sampling options", "Generation", "Thinking an
 
 
 @pytest.mark.parametrize("name", ["run", "chat", "map"])
-def test_how_an_answer_is_made(name: str, tiny: str, monkeypatch):
+def test_generation_options_reach_the_generation(name: str, tiny: str, monkeypatch):
     monkeypatch.setattr(opening, "open_model", lambda path, *more, **named: Opened(path))
     place = {"run": (one_shot, "begin"), "chat": (chat, "answer_once"), "map": (map_command, "open_mapping")}[name]
     words = {"run": ["-p", "Hi"], "map": ["-p", "{line}"]}.get(name, [])
 
     def chosen(*more: str) -> Told:
-        told = told_by(place, name, tiny, *words, *more, stdin=b"Hi\n")
-        return told["job"]["options"] if name == "map" else told["generation" if name == "chat" else "options"]
+        arguments = told_by(place, name, tiny, *words, *more, stdin=b"Hi\n")
+        return (
+            arguments["job"]["options"] if name == "map" else arguments["generation" if name == "chat" else "options"]
+        )
 
     cases = ANSWERS | ({} if name == "map" else ONE_ANSWER)
     for line, expected in {"": {}, **cases}.items():
-        told, usual = chosen(*line.split()), flat(GenerationOptions())
-        assert told.pop("sampling") | told == usual.pop("sampling") | usual | expected, line
+        arguments, usual = chosen(*line.split()), flat(GenerationOptions())
+        assert arguments.pop("sampling") | arguments == usual.pop("sampling") | usual | expected, line
     typed = {word for line in cases for word in line.split() if word.startswith("-")}
     for param in params_of(name):
         assert not (param.rich_help_panel or "").startswith(ABOUT_ANSWERS) or typed & {*param.names}, param.names
 
 
-@pytest.mark.parametrize(("line", "given"), [
+@pytest.mark.parametrize(("line", "constraint"), [
     ("--regex [ab]c", {"regex": "[ab]c"}), ("--grammar root::=\"x\"", {"grammar": 'root::="x"'}),
     ('-j {"type":"array"}', {"schema": '{"type":"array"}'}),
     ('-j {"type":"array"} --json-whitespace', {"schema": '{"type":"array"}', "json_whitespace": True}),
 ])  # fmt: skip
-def test_what_an_answer_must_look_like(line: str, given: Told, tiny: str, monkeypatch):
+def test_constraint_options_reach_the_generation(line: str, constraint: Told, tiny: str, monkeypatch):
     monkeypatch.setattr(opening, "open_model", lambda path, *more, **named: Opened(path))
-    told = told_by((one_shot, "begin"), "run", tiny, "-p", "Hi", *line.split())
-    assert told["options"]["constraint"] == flat(constraint_of(**given))
+    arguments = told_by((one_shot, "begin"), "run", tiny, "-p", "Hi", *line.split())
+    assert arguments["options"]["constraint"] == flat(constraint_of(**constraint))
 
 
-def test_a_receipt_does_not_replace_what_was_read(tiny: str, monkeypatch, tmp_path):
-    """What run tells who writes the receipt: nothing that it has read is replaced."""
+def test_run_does_not_write_its_receipt_over_an_input(tiny: str, monkeypatch, tmp_path):
+    """Pass the paths that were read to the receipt's writer."""
     other = project.__file__
     prepared = told_by(
         (one_shot, "prepare_options"), "run", tiny, "-f", __file__, "-bf", other, "--receipt", tmp_path / "r", "--force"
@@ -145,13 +147,13 @@ JOB = {"n": 1, "precise": True, "context": None, "threads": None, "kv_type": "f1
         ("--ray here", {}, {"ray": "here"}),
     ],
 )  # fmt: skip
-def test_what_map_is_to_do(line: str, job: Told, more: Told, tiny: str, monkeypatch, tmp_path):
+def test_map_options_reach_the_job(line: str, job: Told, more: Told, tiny: str, monkeypatch, tmp_path):
     (tmp_path / "in.txt").write_text("long line\nHi\n")
     monkeypatch.setattr("os.path.abspath", lambda path: path)
-    told = told_by((map_command, "open_mapping"), "map", tiny, tmp_path / "in.txt", "-p", "{line}", *line.split())
-    assert {name: told["job"][name] for name in JOB} == JOB | job and told["job"]["path"] == tiny
-    assert [record["input"] for record in told["records"]] == ["long line", "Hi"]
-    assert {name: told[name] for name in ("ray", "warns", "remote")} == {
+    arguments = told_by((map_command, "open_mapping"), "map", tiny, tmp_path / "in.txt", "-p", "{line}", *line.split())
+    assert {name: arguments["job"][name] for name in JOB} == JOB | job and arguments["job"]["path"] == tiny
+    assert [record["input"] for record in arguments["records"]] == ["long line", "Hi"]
+    assert {name: arguments[name] for name in ("ray", "warns", "remote")} == {
         "ray": None,
         "warns": True,
         "remote": None,
@@ -159,7 +161,7 @@ def test_what_map_is_to_do(line: str, job: Told, more: Told, tiny: str, monkeypa
 
 
 @pytest.mark.parametrize("line", ["", "--as-finished --shortest-first"])
-def test_in_which_order_map_answers(line: str, tiny: str, monkeypatch, tmp_path):
+def test_map_orders_answers_as_asked(line: str, tiny: str, monkeypatch, tmp_path):
     (tmp_path / "in.txt").write_text("a long line\nHi\n")
     monkeypatch.setattr(map_command, "open_mapping", lambda *arguments: nullcontext())
     told = told_by((map_command, "answer"), "map", tiny, tmp_path / "in.txt", "-p", "{line}", *line.split())
@@ -185,9 +187,9 @@ ELSEWHERE = {"ray": False, "fast": False, "chat_template": None, "mmproj": None}
         ("map -p {line} --chat-template phi3", None, ELSEWHERE | {"chat_template": "phi3"}),
     ],
 )  # fmt: skip
-def test_who_is_asked_instead(line: str, model: str | None, refused: Told):
+def test_endpoint_options_reach_the_endpoint(line: str, model: str | None, refused: Told):
     name, *words = line.split()
-    told = told_by(
+    arguments = told_by(
         ({"map": map_command, "chat": chat}.get(name, endpoint), "open_remote"),
         name,
         *words,
@@ -195,11 +197,11 @@ def test_who_is_asked_instead(line: str, model: str | None, refused: Told):
         "http://x",
         stdin=b"Hi",
     )
-    assert (told["model"], told["refused"], told["place"]["url"]) == (model, refused, "http://x/v1")
+    assert (arguments["model"], arguments["refused"], arguments["place"]["url"]) == (model, refused, "http://x/v1")
 
 
-def test_what_is_mapped_by_whom(tiny: str, monkeypatch, tmp_path):
-    """Here, by a server, by a cluster; for a server the only name may be that of the input."""
+def test_map_passes_records_to_a_model_an_endpoint_or_ray(tiny: str, monkeypatch, tmp_path):
+    """Read the only argument as the input if there is an endpoint."""
     path = tmp_path / "in"
     path.write_text("a\nb\n")
     monkeypatch.setattr(opening, "open_model", lambda path, *more, **named: Opened(path))
@@ -236,22 +238,22 @@ EMBED = {"dims": None, "normalize": True, "role": None, "overflow": "refuse", "m
         ("--image eye.png", {}, {}, {"has_images": True}),
     ],
 )  # fmt: skip
-def test_what_embed_is_to_do(line: str, options: Told, engine: Told, more: Told, tiny: str):
-    told = told_by((embed, "vectors"), "embed", tiny, *line.split(), stdin=b"a\nb\n")
-    job = told["job"]
+def test_embed_options_reach_the_embedder(line: str, options: Told, engine: Told, more: Told, tiny: str):
+    arguments = told_by((embed, "vectors"), "embed", tiny, *line.split(), stdin=b"a\nb\n")
+    job = arguments["job"]
     assert job["options"] == EMBED | options and job["path"] == tiny
     assert {name: job["engine"][name] for name in ("context", "threads", "backend")} == {
         "context": None, "threads": None, "backend": "auto"} | engine  # fmt: skip
-    found = {"pooling": job["pooling"], "has_images": job["has_images"]} | {
-        name: told[name] for name in ("field", "output", "kind")
+    passed = {"pooling": job["pooling"], "has_images": job["has_images"]} | {
+        name: arguments[name] for name in ("field", "output", "kind")
     }
-    assert found == {"pooling": None, "has_images": False, "field": "text", "output": None, "kind": "jsonl"} | more
+    assert passed == {"pooling": None, "has_images": False, "field": "text", "output": None, "kind": "jsonl"} | more
 
 
-def test_what_is_near(tiny: str):
+def test_near_options_reach_the_search(tiny: str):
     for line, top, stats in (("", 5, False), ("--top 2 --stats", 2, True)):
-        told = told_by((embed, "show_nearest"), "embed", tiny, "--near", "x", *line.split(), stdin=b"a\nb\n")
-        assert (told["query"], told["top"], told["stats"]) == ("x", top, stats)
+        arguments = told_by((embed, "show_nearest"), "embed", tiny, "--near", "x", *line.split(), stdin=b"a\nb\n")
+        assert (arguments["query"], arguments["top"], arguments["stats"]) == ("x", top, stats)
 
 
 # ---- what becomes of a file's weights, and of masked places
@@ -282,44 +284,46 @@ REQUEST = {"imatrix": None, "include": [], "exclude": [], "overrides": [],
         ("Q8_0 t u --calibrate", {"texts": ["t", "u"]}, [False, "", "", False, []]),
     ],
 )  # fmt: skip
-def test_what_quantize_is_to_do(line: str, request_: Told, options: list[Any], tiny: str, monkeypatch):
+def test_quantize_options_reach_the_plan(line: str, request_: Told, options: list[Any], tiny: str, monkeypatch):
     monkeypatch.setattr("localllm.cli.terminal.output.on_termination", lambda leave: None)
     monkeypatch.setattr("localllm.quantizing.quantize.require_valid_source", lambda source, overrides, edits: None)
-    told = told_by((quantize_plan, "make_plan"), "quantize", tiny, *line.split())
-    recipe, chosen = told["request"].pop("recipe"), told["request"].pop("options")
+    arguments = told_by((quantize_plan, "make_plan"), "quantize", tiny, *line.split())
+    recipe, chosen = arguments["request"].pop("recipe"), arguments["request"].pop("options")
     patterns = [[pattern.pattern, name] for pattern, name in chosen[4]]
-    assert (told["request"], [*chosen[:4], patterns]) == (REQUEST | request_, options)
+    assert (arguments["request"], [*chosen[:4], patterns]) == (REQUEST | request_, options)
     assert "Q8_0" in (recipe["name"] if isinstance(recipe, dict) else recipe)
-    assert told["source"].path == tiny
+    assert arguments["source"].path == tiny
 
 
 @pytest.mark.parametrize(
     ("line", "threads", "force"), [("", None, False), ("5", 5, False), ("-t 3 --force", 3, True), ("5 -t 3", 3, False)]
 )
-def test_how_quantize_does_it(line: str, threads: int | None, force: bool, tiny: str, monkeypatch, tmp_path):
+def test_quantize_threads_and_force_reach_the_execution(
+    line: str, threads: int | None, force: bool, tiny: str, monkeypatch, tmp_path
+):
     monkeypatch.setattr("localllm.cli.terminal.output.on_termination", lambda leave: None)
     out = str(tmp_path / "out")
-    told = told_by((quantize, "execute"), "quantize", tiny, out, "Q8_0", *line.split())
-    assert (told["target"], told["threads"]) == (out, threads)
-    told = told_by((quantize, "require_possible"), "quantize", tiny, out, "Q8_0", *line.split())
-    assert (told["target"], told["threads"], told["force"]) == (out, threads, force)
+    arguments = told_by((quantize, "execute"), "quantize", tiny, out, "Q8_0", *line.split())
+    assert (arguments["target"], arguments["threads"]) == (out, threads)
+    arguments = told_by((quantize, "require_possible"), "quantize", tiny, out, "Q8_0", *line.split())
+    assert (arguments["target"], arguments["threads"], arguments["force"]) == (out, threads, force)
 
 
-def test_how_places_are_filled(tiny: str, monkeypatch):
+def test_diffusion_options_reach_the_diffusion(tiny: str, monkeypatch):
     usual = {"steps": None, "epsilon": None, "block_length": None, "algorithm": None, "algorithm_temperature": None,
              "guidance": None, "has_noise": False, "visual": False}  # fmt: skip
     opened = Opened(tiny)
     opened.is_diffusion = True
     monkeypatch.setattr(opening, "open_model", lambda path, *more, **named: opened)
-    for line, given in {
+    for line, changed in {
         "": {}, "--diffusion-steps 9 --diffusion-eps 0.5 --diffusion-visual": {
             "steps": 9, "epsilon": 0.5, "visual": True},
         "--diffusion-block-length 32 --diffusion-algorithm 2 --diffusion-alg-temp 0.25": {
             "block_length": 32, "algorithm": 2, "algorithm_temperature": 0.25},
         "--diffusion-cfg-scale 1.5 --diffusion-add-gumbel-noise": {"guidance": 1.5, "has_noise": True},
     }.items():  # fmt: skip
-        told = told_by((one_shot, "fill"), "run", tiny, "-p", "x", *line.split())
-        assert told["diffusion"] == usual | given, line
+        arguments = told_by((one_shot, "fill"), "run", tiny, "-p", "x", *line.split())
+        assert arguments["diffusion"] == usual | changed, line
     opened.is_diffusion = False
     assert told_by((one_shot, "fill"), "run", tiny, "-p", "x", "--diffusion-steps", "1")["asked"][0]["content"] == "x"
     for words, name in ((["--n", "2"], "n"), (["--beams", "1"], "beams"), (["--json"], "json"), (["--stats"], "stats")):
@@ -330,8 +334,8 @@ def test_how_places_are_filled(tiny: str, monkeypatch):
 # ---- conversations, answers again
 
 
-def test_how_a_conversation_looks(tiny: str, monkeypatch):
-    """On a terminal; -p asks first, images wait for it."""
+def test_chat_options_reach_the_conversation(tiny: str, monkeypatch):
+    """Ask the prompt first on a terminal; images wait for it."""
     from localllm.cli.interactive import conversation
 
     did: list[Any] = []
@@ -349,26 +353,26 @@ def test_how_a_conversation_looks(tiny: str, monkeypatch):
         ("-p a -p b --image x.png -sys s", (False, False), [("system", "s"), ("look", "x.png"), ("ask", "a\n\nb")]),
     ):  # fmt: skip
         did.clear()
-        told = told_by((chat, "hold"), "chat", tiny, *line.split())["conversation"]
-        assert ((told.markdown, told.stats), did) == (looks, expected), line
+        arguments = told_by((chat, "hold"), "chat", tiny, *line.split())["conversation"]
+        assert ((arguments.markdown, arguments.stats), did) == (looks, expected), line
 
 
 @pytest.mark.parametrize(("words", "path"), [([], "/there.gguf"), (["-m", "/other.gguf"], "/other.gguf")])
-def test_how_an_answer_is_made_again(words: list[str], path: str, monkeypatch):
+def test_replay_opens_the_model_of_the_receipt_or_another(words: list[str], path: str, monkeypatch):
     from localllm.services import receipts
 
     held = {"context": 77, "threads": 3, "kv_type": "k=q8_0,v=f16", "chat_template": "phi3"}
     kept = {"opening": held, "model": {"files": [{"path": "/there.gguf"}]}, "options": {}}
     monkeypatch.setattr(receipts, "read", lambda path: kept)
     monkeypatch.setattr(receipts, "options_of", lambda kept: GenerationOptions())
-    told = told_by((opening, "open_model"), "replay", "r.json", *words)
-    engine = told["engine"]
-    assert (told["model"], told["chat_template"], told["no_cache"]) == (path, "phi3", True)
+    arguments = told_by((opening, "open_model"), "replay", "r.json", *words)
+    engine = arguments["engine"]
+    assert (arguments["model"], arguments["chat_template"], arguments["no_cache"]) == (path, "phi3", True)
     assert (engine["context"], engine["threads"], engine["cache"]["kv_type"]) == (77, 3, "k=q8_0,v=f16")
 
 
-@pytest.mark.parametrize(("key", "given"), [("k", "k"), ("", None), (None, None)])
-def test_a_server_is_asked_again_with_its_key(key: str | None, given: str | None, monkeypatch):
+@pytest.mark.parametrize(("key", "sent"), [("k", "k"), ("", None), (None, None)])
+def test_replay_sends_the_api_key_to_the_endpoint(key: str | None, sent: str | None, monkeypatch):
     from localllm.services import receipts
     from localllm.services.remote import http
 
@@ -379,20 +383,20 @@ def test_a_server_is_asked_again_with_its_key(key: str | None, given: str | None
     monkeypatch.delenv("LOCALLLM_API_KEY", raising=False)
     if key is not None:
         monkeypatch.setenv("LOCALLLM_API_KEY", key)
-    told = told_by((http.Endpoint, "of"), "replay", "r.json")
-    assert [*told.values()] == ["http://x", given]
+    arguments = told_by((http.Endpoint, "of"), "replay", "r.json")
+    assert [*arguments.values()] == ["http://x", sent]
 
 
 @pytest.mark.parametrize("name", COMMANDS)
-def test_defaults_are_those_that_the_help_tells(name: str):
-    """None stands for what is decided elsewhere; flags are off."""
+def test_defaults_are_those_that_help_shows(name: str):
+    """Skip None, which is decided elsewhere, and flags, which are off."""
     for param in params_of(name):
         if param.is_switch:
             assert not param.default, param.name
         elif param.default is not None:
-            told = re.search(r"\[default: ([^\],;]*)", param.help)
-            assert told, param.name
-            assert param.convert(told[1]) == param.default, param.name
+            match = re.search(r"\[default: ([^\],;]*)", param.help)
+            assert match, param.name
+            assert param.convert(match[1]) == param.default, param.name
 
 
 # ---- what is refused before anything is opened
@@ -448,8 +452,8 @@ REFUSED = {
 
 
 @pytest.mark.parametrize("line", REFUSED)
-def test_what_is_refused(line: str, tiny: str, monkeypatch, tmp_path):
-    """To the letter, with options as they were typed; where stdin is closed."""
+def test_invalid_command_lines_are_refused_before_anything_is_opened(line: str, tiny: str, monkeypatch, tmp_path):
+    """Compare whole messages, with options as they were typed and stdin closed."""
     for name, text in {"TEXT": "text\n", "KEYS": "12345678\n", "EMPTY": "\n"}.items():
         (tmp_path / name).write_text(text)
     (tmp_path / "DIR").mkdir()

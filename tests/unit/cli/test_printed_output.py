@@ -1,4 +1,4 @@
-"""All that commands print, where what computes is a stand-in whose figures are known."""
+"""Test all that commands print, with stand-ins that compute known figures."""
 
 import io
 import json
@@ -46,7 +46,7 @@ Test.__test__ = False  # type: ignore[attr-defined]  # no test case
 
 
 class Ranker:
-    """Scores texts by their lengths."""
+    """A reranker that scores texts by their lengths."""
 
     warnings, tokens = ("it is small",), 12
 
@@ -66,9 +66,9 @@ class Ranker:
         ("--json --top 1", '{"id": 2, "score": 0.75, "input": "cäc"}\n'),
     ],
 )  # fmt: skip
-def test_rerank(line: str, shown: str, tiny: str, monkeypatch, capsys):
+def test_rerank_prints_scores_and_passes_its_options(line: str, shown: str, tiny: str, monkeypatch, capsys):
     ranker, engines = Ranker(), []
-    monkeypatch.setattr(rerank_service, "reranker", lambda *told: engines.append(told) or nullcontext(ranker))
+    monkeypatch.setattr(rerank_service, "reranker", lambda *arguments: engines.append(arguments) or nullcontext(ranker))
     words = ["-q", "x", "-c", "77", "-t", "3", "--device", "cpu", *line.split()]
     invoke("rerank", tiny, *words, stdin="a\ncäc\nbb\n".encode())
     out, err = capsys.readouterr()
@@ -78,9 +78,9 @@ def test_rerank(line: str, shown: str, tiny: str, monkeypatch, capsys):
     assert (path, engine.context, engine.threads, engine.backend) == (tiny, 77, 3, "cpu")
 
 
-def test_rerank_of_fields(tiny: str, monkeypatch, capsys):
+def test_rerank_reads_a_field_of_json_lines(tiny: str, monkeypatch, capsys):
     ranker = Ranker()
-    monkeypatch.setattr(rerank_service, "reranker", lambda *told: nullcontext(ranker))
+    monkeypatch.setattr(rerank_service, "reranker", lambda *arguments: nullcontext(ranker))
     lines = '{"t": "ä", "id": "x"}\n{"t": "bbb"}\n'.encode()
     invoke("rerank", tiny, "-q", "x", "--field", "t", "--overflow", "cut", "--stats", stdin=lines)
     out, err = capsys.readouterr()
@@ -98,7 +98,7 @@ MODEL = {"path": "/m/my|model.gguf", "arch": "llama", "format": "Q8_0", "device"
 
 
 class Bench:
-    """Measures what is known: a test of reading and one of writing."""
+    """A benchmark with known results: one test of prefill and one of decode."""
 
     lane, heard = "avx2", list[Any]()
 
@@ -106,8 +106,8 @@ class Bench:
         self.model = MODEL
         self.heard[:] = [path]
 
-    def run(self, *told: Any) -> Iterator[Result]:
-        self.heard.append(told)
+    def run(self, *arguments: Any) -> Iterator[Result]:
+        self.heard.append(arguments)
         yield Result(Test(10, 0), 2, [500.0, 700.0], COSTS)
         yield Result(Test(0, 4), 2, [1000.0], COSTS, bandwidth=8e9)
 
@@ -124,19 +124,19 @@ ROWS = """\
 
 
 @pytest.mark.parametrize(
-    ("line", "told"),
+    ("line", "arguments"),
     [
         ("", ([(512, 0), (0, 128)], None, 5, "f16", "auto", "auto")),
         ("-p 1,2 -n 0 -r 3 -t 1,2 --kv-type q8_0 --device cpu -ngl 4", ([(1, 0), (2, 0)], (1, 2), 3, "q8_0", "cpu", 4)),
         ("-p 0 -n 3 -pg 5,6 -ctk f32", ([(0, 3), (5, 6)], None, 5, "k=f32,v=f16", "auto", "auto")),
     ],
 )  # fmt: skip
-def test_bench(line: str, told: tuple, tiny: str, monkeypatch, capsys):
+def test_bench_prints_a_table_or_json(line: str, arguments: tuple, tiny: str, monkeypatch, capsys):
     monkeypatch.setattr(bench_service, "Bench", Bench)
     invoke("bench", tiny, *line.split())
     assert capsys.readouterr() == (ROWS, "")
     path, (tests, *others) = Bench.heard
-    assert (path, [(test.prompt, test.generated) for test in tests], *others) == (tiny, *told, None)
+    assert (path, [(test.prompt, test.generated) for test in tests], *others) == (tiny, *arguments, None)
     invoke("bench", tiny, "-d", "7", "--json")
     assert capsys.readouterr().out == '{"tests": 2, "model": "mäße"}\n'
     assert [test.depth for test in Bench.heard[1][0]] == [7, 7]
@@ -147,24 +147,26 @@ TEXTS = [{"length": 16, "tokens_per_second": 1234.5, "deviation": 2.5, "texts_pe
 
 
 @pytest.mark.parametrize(
-    ("line", "told"),
+    ("line", "arguments"),
     [
         ("", ((16, 64, 512), None, 5, "auto")), ("-p 512", ((16, 64, 512), None, 5, "auto")),
         ("-p 8,9 -t 3,4 -r 2 --device cpu", ((8, 9), 3, 2, "cpu")),
     ],
 )  # fmt: skip
-def test_bench_of_models_that_make_vectors(line: str, told: tuple, tiny: str, monkeypatch, capsys):
+def test_bench_of_an_embedding_model_prints_speeds_by_length(
+    line: str, arguments: tuple, tiny: str, monkeypatch, capsys
+):
     heard: list[Any] = []
 
-    def measured(path, lengths, threads, repetitions, told, progress, device):
-        told("one")
+    def measured(path, lengths, threads, repetitions, report, progress, device):
+        report("one")
         heard.append((lengths, threads, repetitions, device))
         return TEXTS
 
     monkeypatch.setattr(bench_service, "measure", measured)
     monkeypatch.setattr(bench_service, "makes_no_text", lambda path: True)
     invoke("bench", tiny, *line.split())
-    assert heard == [told]
+    assert heard == [arguments]
     assert capsys.readouterr() == (
         "texts of   tokens/s  texts/s\n16 tokens  1234 ± 2     77.2\n64 tokens   999 ± 0     15.6\n", "",
     )  # fmt: skip
@@ -173,7 +175,7 @@ def test_bench_of_models_that_make_vectors(line: str, told: tuple, tiny: str, mo
 
 
 class Reads:
-    """A model that reads chunks, of which it knows what comes of them."""
+    """A chunk reader with known predictions."""
 
     path, warnings, total, done = "/ä.gguf", ["it is small"], 3, 1
     tokenizer = SimpleNamespace(encode=lambda text, bos: [*range(1000)] if bos else [])
@@ -205,8 +207,9 @@ class Reads:
         ("-c 100 -t 3 --chunks 4 -ctv q8_0 --save-logits OUT", (100, 3, "k=f16,v=q8_0"), (4, 100)),
     ],
 )
-def test_perplexity(line: str, read: tuple, chunks: tuple, tiny: str, monkeypatch, capsys, tmp_path):
-    """All that is printed, and the warnings."""
+def test_perplexity_prints_its_result_and_warnings(
+    line: str, read: tuple, chunks: tuple, tiny: str, monkeypatch, capsys, tmp_path
+):
     heard: list[Any] = []
 
     def reader(path, size, threads, progress, kv_type, _):
@@ -225,9 +228,9 @@ def test_perplexity(line: str, read: tuple, chunks: tuple, tiny: str, monkeypatc
     assert heard == [(tiny, *read), (chunks, saved), "closed"]
     invoke("perplexity", tiny, tmp_path / "text", "--json", *words)
     out, _ = capsys.readouterr()
-    told = json.loads(out)
-    assert '"model": "/ä.gguf"' in out and told.pop("perplexity") == pytest.approx(np.exp(1.5))
-    assert told == {"model": "/ä.gguf", "context": size, "chunks": 2, "tokens": 16, "error": 0.0}
+    result = json.loads(out)
+    assert '"model": "/ä.gguf"' in out and result.pop("perplexity") == pytest.approx(np.exp(1.5))
+    assert result == {"model": "/ä.gguf", "context": size, "chunks": 2, "tokens": 16, "error": 0.0}
 
 
 COMPARED = """\
@@ -257,13 +260,13 @@ made with: what it was
 """
 
 
-def test_perplexity_against_a_base(tiny: str, monkeypatch, capsys):
+def test_perplexity_compares_with_a_base(tiny: str, monkeypatch, capsys):
     from localllm.files import logits_file
 
     heard: list[Any] = []
     base = SimpleNamespace(chunks=np.zeros((9, 64), np.int32))
     monkeypatch.setattr(logits_file.LogitsFile, "open", lambda path: heard.append(path) or base)
-    monkeypatch.setattr(perplexity_service, "ChunkReader", lambda *told: Reads(heard, "what\nit was"))
+    monkeypatch.setattr(perplexity_service, "ChunkReader", lambda *arguments: Reads(heard, "what\nit was"))
     invoke("perplexity", tiny, "--kl-divergence", "--base", "b", "--chunks", "5")
     out, _ = capsys.readouterr()
     assert out == COMPARED and heard == ["b", 5, "closed"]
@@ -275,12 +278,12 @@ def test_perplexity_against_a_base(tiny: str, monkeypatch, capsys):
 
 
 class Collector:
-    """Reads what there is to read."""
+    """A collector of known importances."""
 
     warnings, total, done = ("it is small",), 3, 1
 
-    def __init__(self, heard: list[Any], told: tuple):
-        self.heard, self.told = heard, told
+    def __init__(self, heard: list[Any], arguments: tuple):
+        self.heard, self.told = heard, arguments
 
     def __enter__(self) -> "Collector":
         return self
@@ -299,28 +302,28 @@ class Collector:
 
 
 @pytest.mark.parametrize(
-    ("line", "told"),
+    ("line", "arguments"),
     [
         ("", (512, None, False, False, None)),
         ("-c 100 --chunks 4 --parse-special --process-output -t 3", (100, 4, True, True, 3)),
     ],
 )
-def test_imatrix(line: str, told: tuple, tiny: str, monkeypatch, capsys, tmp_path):
-    """What the file has, and what is said; alone, files are merged."""
+def test_imatrix_writes_and_merges_files(line: str, arguments: tuple, tiny: str, monkeypatch, capsys, tmp_path):
+    """Write what was collected; merge files without a model."""
     heard: list[Any] = []
 
-    def collector(*given: Any, progress: Any) -> Collector:
-        heard.append(given)
-        return Collector(heard, given)
+    def collector(*parameters: Any, progress: Any) -> Collector:
+        heard.append(parameters)
+        return Collector(heard, parameters)
 
     monkeypatch.setattr(imatrix_service, "Collector", collector)
     (tmp_path / "text").write_text("text")
     text, out, both = (str(tmp_path / name) for name in ("text", "out", "both"))
     invoke("imatrix", tiny, text, "-o", out, *line.split())
-    assert heard == [(tiny, (text,), out, *told), "forgotten", "closed"]
+    assert heard == [(tiny, (text,), out, *arguments), "forgotten", "closed"]
     assert capsys.readouterr() == ("", "localllm: warning: it is small\n")
-    found = read_imatrix(out)
-    assert (found.chunks, found.chunk_size, found.squares["a"].counts.tolist()) == (3, told[0], [2.0])
+    imatrix = read_imatrix(out)
+    assert (imatrix.chunks, imatrix.chunk_size, imatrix.squares["a"].counts.tolist()) == (3, arguments[0], [2.0])
     invoke("imatrix", "--in-file", out, "--in-file", out, "-o", both)
     assert read_imatrix(both).squares["a"].counts.tolist() == [4.0] and len(heard) == 3
     invoke("imatrix", tiny, text, "--in-file", both, "-o", out, *line.split())
@@ -334,8 +337,8 @@ def test_imatrix(line: str, told: tuple, tiny: str, monkeypatch, capsys, tmp_pat
 
 
 @pytest.fixture
-def kept(tmp_path, monkeypatch):
-    """A session, and no other."""
+def session(tmp_path, monkeypatch):
+    """Write a session, the only one."""
     monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path))
     with sessions.SessionFile("trip") as file:
         file.chat.model = sessions.SessionModel("Tiny", str(tmp_path / "m.gguf"), "f")
@@ -343,7 +346,7 @@ def kept(tmp_path, monkeypatch):
     return tmp_path / "m.gguf"
 
 
-def test_sessions(kept, capsys):
+def test_sessions_are_listed_shown_and_removed(session, capsys):
     for words in ((), ("list",)):
         invoke("sessions", *words)
         header, row = capsys.readouterr().out.splitlines()
@@ -361,11 +364,11 @@ def test_sessions(kept, capsys):
     assert capsys.readouterr() == ("", "") and sessions.names() == []
 
 
-def test_the_model_of_a_session(kept):
+def test_the_model_of_a_session_is_found_by_name_or_path(session):
     with pytest.raises(UsageError, match=r"the model of the session 'trip' is gone: .*m\.gguf"):
         chat_session.model_of("trip")
-    kept.write_bytes(b"")
-    assert (chat_session.model_of("trip"), chat_session.model_of("new")) == (str(kept), None)
+    session.write_bytes(b"")
+    assert (chat_session.model_of("trip"), chat_session.model_of("new")) == (str(session), None)
     for model in (sessions.SessionModel("x", "", ""), sessions.SessionModel("x", "u", "endpoint x")):
         with sessions.SessionFile("trip") as file:
             file.chat.model = model
@@ -376,8 +379,8 @@ def test_the_model_of_a_session(kept):
         chat_session.model_of("trip")
 
 
-def test_a_session_is_named_as_a_file_can_be(monkeypatch):
-    """A name that none can have is refused before it is asked where what is typed comes from."""
+def test_invalid_session_names_are_refused_first(monkeypatch):
+    """Refuse them before reading from the terminal."""
     with pytest.raises(UsageError, match=r"\.\./trip"):
         chat_session.session_name("../trip", False)
     with pytest.raises(UsageError, match="give either --session or --continue"):
@@ -394,8 +397,8 @@ def test_a_session_is_named_as_a_file_can_be(monkeypatch):
         ("one\\\n", "one\n", 2), ("\n", "before", 1),
     ],
 )  # fmt: skip
-def test_lines_where_nothing_can_be_drawn(typed: str, text: str, asked: int, monkeypatch, capsys):
-    """A text in which the next one begins is shown, and sent by an empty line."""
+def test_multi_line_input_works_on_a_dumb_terminal(typed: str, text: str, asked: int, monkeypatch, capsys):
+    """Show a text that continues on the next line, and send it by an empty line."""
     monkeypatch.setattr("sys.stdin", io.StringIO(typed))
     before = "before" * (text == "before")
     assert DumbEditor().read(before) == text
@@ -409,7 +412,7 @@ def test_lines_where_nothing_can_be_drawn(typed: str, text: str, asked: int, mon
 # ---- small things that are told
 
 
-def test_a_template_is_printed(tmp_path, capsys):
+def test_inspect_prints_the_chat_template(tmp_path, capsys):
     path = write_tiny_model(tmp_path / "m.gguf", chat_template="{{ messages }}")
     invoke("inspect", path, "--template")
     assert capsys.readouterr() == ("{{ messages }}\n", "")
@@ -418,20 +421,19 @@ def test_a_template_is_printed(tmp_path, capsys):
         invoke("inspect", bare, "--template")
 
 
-@pytest.mark.parametrize(("version", "told"), [(0, True), (3, False)])
-def test_commands_that_nothing_keeps_in_their_folders(version: int, told: bool, monkeypatch, capsys):
+@pytest.mark.parametrize(("version", "warns"), [(0, True), (3, False)])
+def test_tools_warn_where_commands_cannot_be_confined(version: int, warns: bool, monkeypatch, capsys):
     monkeypatch.setattr(confined, "version", lambda: version)
     tool_options.tell_of_commands()
-    assert ("check each command before you allow it" in capsys.readouterr().err) == told
+    assert ("check each command before you allow it" in capsys.readouterr().err) == warns
 
 
-def test_where_a_server_is(capsys):
+def test_serve_prints_its_models_and_address(capsys):
     serve.tell(SimpleNamespace(paths={"a": "/a", "b": "/b"}), "http://x:1")
     assert capsys.readouterr().err == "localllm: a, b at http://x:1; Ctrl-C stops the server\n"
 
 
-def test_an_answer_that_was_cut(capsys):
-    """Of a form it is no instance then; without one it is an answer."""
+def test_cut_answers_are_reported_if_they_were_constrained(capsys):
     formed, free = GenerationOptions(constraint=constraint_of(regex="a")), GenerationOptions()
     cases = (formed, ["stop", "length"], True), (formed, ["stop"], False), (free, ["length"], False)
     for chosen, reasons, cut in cases:
@@ -443,20 +445,20 @@ def test_an_answer_that_was_cut(capsys):
 
 
 @pytest.mark.parametrize(
-    ("given", "told"),
+    ("attributes", "line"),
     [
         ({}, "Tiny · Q8_0 · 64 tokens of context · /help"), ({"name": ""}, "m · Q8_0 · 64 tokens of context · /help"),
         ({"device": "H200", "context": 0}, "Tiny · Q8_0 · H200 · /help"),
         ({"device": ""}, "Tiny · Q8_0 · 64 tokens of context · /help"),
     ],
 )  # fmt: skip
-def test_with_whom_one_talks(given: Told, told: str, monkeypatch):
-    said: list[str] = []
-    monkeypatch.setattr(chat, "dim", said.append)
+def test_chat_prints_the_model_it_talks_to(attributes: Told, line: str, monkeypatch):
+    lines: list[str] = []
+    monkeypatch.setattr(chat, "dim", lines.append)
     model = Opened("/x/m.gguf")
-    vars(model).update(given)
+    vars(model).update(attributes)
     chat.tell_model(model)
-    assert said == [told]
+    assert lines == [line]
 
 
 # ---- tokens
@@ -469,8 +471,8 @@ TOKENS = {
 
 
 @pytest.mark.parametrize("line", TOKENS)
-def test_tokenize(line: str, tiny: str, monkeypatch, capsys, tmp_path):
-    """A text from anywhere; that of a file is whole, what is piped ends without its line break."""
+def test_tokenize_prints_tokens_of_a_text_file_or_stdin(line: str, tiny: str, monkeypatch, capsys, tmp_path):
+    """Keep a file's last line break, and drop that of piped text."""
     heard: list[Any] = []
 
     def encode(text: str, special: bool, bos: bool) -> list[int]:
@@ -498,7 +500,7 @@ def test_tokenize(line: str, tiny: str, monkeypatch, capsys, tmp_path):
 
 
 class Embedder:
-    """Counts letters, so many texts at once; refuses what says so, at once or when it is read."""
+    """An embedder that counts letters in batches and refuses some texts at once or when read."""
 
     warnings, width, tokens = ("it is small",), 1, 24
 
@@ -510,16 +512,16 @@ class Embedder:
         if text.startswith("long"):
             raise UsageError(f"{name} is too long")
 
-    def embed(self, given: list[str], options: Any, progress: Any) -> np.ndarray:
-        if any(text.startswith("odd") for text in given):
+    def embed(self, texts: list[str], options: Any, progress: Any) -> np.ndarray:
+        if any(text.startswith("odd") for text in texts):
             raise UsageError("it is odd")
-        return np.array([len(text) for text in given], np.float32)[:, None]
+        return np.array([len(text) for text in texts], np.float32)[:, None]
 
 
-def test_records_that_have_no_vectors(tiny: str, monkeypatch, capsys):
-    """Each has its line, and the exit code tells of them; of several at once nobody knows which it was."""
-    made = Embedder(1)
-    monkeypatch.setattr(embed_service, "embedder", lambda job: nullcontext(made))
+def test_embed_reports_records_without_vectors(tiny: str, monkeypatch, capsys):
+    """Print a line for each and set the exit code; a failed batch names all its texts."""
+    embedder = Embedder(1)
+    monkeypatch.setattr(embed_service, "embedder", lambda job: nullcontext(embedder))
     with pytest.raises(RecordsError, match=r"^2 records failed; see the error field of their output lines$"):
         invoke("embed", tiny, "--overflow", "cut", "--stats", stdin=b"a\nlong\nodd\nbbb\n")
     out, err = capsys.readouterr()
@@ -527,21 +529,21 @@ def test_records_that_have_no_vectors(tiny: str, monkeypatch, capsys):
         {"id": 1, "embedding": [1]}, {"id": 2, "error": "text 2 is too long"}, {"id": 3, "error": "it is odd"},
         {"id": 4, "embedding": [3]},
     ]  # fmt: skip
-    assert made.asked == [(text, "cut", f"text {n}") for n, text in enumerate(("a", "long", "odd", "bbb"), 1)]
+    assert embedder.asked == [(text, "cut", f"text {n}") for n, text in enumerate(("a", "long", "odd", "bbb"), 1)]
     assert err.startswith("localllm: warning: it is small\n24 tokens in 0.") and err.count("\n") == 2
-    made.chunk = 3
+    embedder.chunk = 3
     invoke("embed", tiny, "--format", "plain", stdin=b"a\nbb\nccc\ndddd\n")
     assert capsys.readouterr().out == "1\n2\n3\n4\n"
     with pytest.raises(RecordsError, match=r"^1 records failed"):
         invoke("embed", tiny, stdin=b"long\na\nb\nc\n")
     assert [json.loads(line)["id"] for line in capsys.readouterr().out.splitlines()] == [1, 2, 3, 4]
-    assert [name for _, _, name in made.asked[-4:]] == [f"text {number}" for number in (1, 2, 3, 4)]
+    assert [name for _, _, name in embedder.asked[-4:]] == [f"text {number}" for number in (1, 2, 3, 4)]
     with pytest.raises(UsageError, match=r"^it is odd$"):
         invoke("embed", tiny, stdin=b"a\nodd\n")
 
 
-def test_what_is_nearest_is_told(tiny: str, monkeypatch, capsys, tmp_path):
-    """What was seen before is not read again; of a file, its name."""
+def test_near_prints_the_nearest_texts_or_files(tiny: str, monkeypatch, capsys, tmp_path):
+    """Skip texts whose vectors are cached."""
     asked: list[Any] = []
 
     class Near(Embedder):
@@ -550,9 +552,9 @@ def test_what_is_nearest_is_told(tiny: str, monkeypatch, capsys, tmp_path):
         def usual_role(self, role: str) -> str:
             return role
 
-        def embed(self, given: list[str], options: Any, progress: Any = None) -> np.ndarray:
-            asked.append((given, options.role))
-            return np.array([[len(text), 1] for text in given], np.float32) / 10
+        def embed(self, texts: list[str], options: Any, progress: Any = None) -> np.ndarray:
+            asked.append((texts, options.role))
+            return np.array([[len(text), 1] for text in texts], np.float32) / 10
 
     def vectors(cache: Any, keys: list[Any], make: Any) -> np.ndarray:
         cache.found = 1
@@ -580,24 +582,24 @@ def test_what_is_nearest_is_told(tiny: str, monkeypatch, capsys, tmp_path):
 
 @pytest.fixture
 def folder(tmp_path, monkeypatch):
-    """The folder of models, which is empty; stdin and stderr are terminals."""
+    """Use an empty models folder; stdin and stderr are terminals."""
     monkeypatch.setenv("LOCALLLM_MODELS", str(tmp_path))
     monkeypatch.setattr(rm, "is_terminal", lambda stream: True)
     return tmp_path
 
 
-def test_list_where_nothing_is(folder, monkeypatch, capsys):
-    said: list[str] = []
-    monkeypatch.setattr(list_command, "dim", said.append)
+def test_list_without_models_suggests_pull(folder, monkeypatch, capsys):
+    messages: list[str] = []
+    monkeypatch.setattr(list_command, "dim", messages.append)
     invoke("list")
-    assert said == ["no models yet; `localllm list --all` shows models that `localllm pull` can download"]
+    assert messages == ["no models yet; `localllm list --all` shows models that `localllm pull` can download"]
     invoke("list", "--json")
-    told = json.loads(capsys.readouterr().out)
-    assert told == {"folder": str(folder), "models": []}
+    result = json.loads(capsys.readouterr().out)
+    assert result == {"folder": str(folder), "models": []}
     invoke("list", "--all", "--json")
     assert {"guide", "qwen3-4b"} <= {each["name"] for each in json.loads(capsys.readouterr().out)["known"]}
     invoke("list", "--all")
-    assert capsys.readouterr().out.startswith("name ") and len(said) == 1
+    assert capsys.readouterr().out.startswith("name ") and len(messages) == 1
 
 
 @pytest.mark.parametrize(
@@ -607,11 +609,13 @@ def test_list_where_nothing_is(folder, monkeypatch, capsys):
         ([], "y\n", (1, 0), None), ([], "y\n", (0, 1), None),
     ],
 )  # fmt: skip
-def test_rm(folder, words: list[str], typed: str, there: tuple, removed: bool | None, monkeypatch, capsys):
-    path, said = write_tiny_model(folder / "m.gguf"), list[str]()
-    monkeypatch.setattr(rm, "dim", said.append)
+def test_rm_asks_before_it_removes(
+    folder, words: list[str], typed: str, there: tuple, removed: bool | None, monkeypatch, capsys
+):
+    path, messages = write_tiny_model(folder / "m.gguf"), list[str]()
+    monkeypatch.setattr(rm, "dim", messages.append)
     monkeypatch.setattr(rm, "is_terminal", lambda stream: there[stream is sys.stdin])
-    monkeypatch.setattr(rm, "confirm", lambda question: said.append(question) or typed == "y\n")
+    monkeypatch.setattr(rm, "confirm", lambda question: messages.append(question) or typed == "y\n")
     if removed is None:
         with pytest.raises(UsageError, match="m: cannot ask for confirmation without a terminal; --force removes it"):
             invoke("rm", "m")
@@ -619,11 +623,11 @@ def test_rm(folder, words: list[str], typed: str, there: tuple, removed: bool | 
         taken = render.size(path.stat().st_size)
         invoke("rm", "m", *words)
         asked = [] if words else [f"Remove m ({taken}, {path})?"]
-        assert said == asked + [f"{taken} removed"] * removed
+        assert messages == asked + [f"{taken} removed"] * removed
     assert path.exists() == (not removed)
 
 
-def test_what_cannot_be_removed(folder, monkeypatch):
+def test_rm_reports_a_file_that_cannot_be_removed(folder, monkeypatch):
     path = write_tiny_model(folder / "m.gguf")
 
     def refuse(path: Any, missing_ok: bool = False) -> None:
@@ -636,7 +640,7 @@ def test_what_cannot_be_removed(folder, monkeypatch):
 
 
 @pytest.mark.parametrize(("megabytes", "size"), [(0, ""), (1500, " (about 1.5 GB)")])
-def test_a_model_is_offered(megabytes: int, size: str, monkeypatch):
+def test_a_missing_model_is_offered_with_its_size(megabytes: int, size: str, monkeypatch):
     asked: list[str] = []
     missing = MissingError(HubReference("qwen3-4b", "a/b", megabytes=megabytes))
     monkeypatch.setattr(pulling, "confirm", lambda question: bool(asked.append(question)))
@@ -648,9 +652,9 @@ def test_a_model_is_offered(megabytes: int, size: str, monkeypatch):
 # ---- opened models
 
 
-def test_what_is_said_of_an_opened_model(tiny: str, monkeypatch, capsys):
+def test_opening_a_model_prints_its_warnings(tiny: str, monkeypatch, capsys):
     model = SimpleNamespace(warnings=["it is small", "it is odd"])
-    monkeypatch.setattr("localllm.api.open_with_options", lambda *told: model)
+    monkeypatch.setattr("localllm.api.open_with_options", lambda *arguments: model)
     assert opening.open_model(tiny, EngineGroup(cache=Cache(), rope=Rope())) is model
     assert capsys.readouterr().err == "localllm: warning: it is small\nlocalllm: warning: it is odd\n"
 
@@ -660,8 +664,8 @@ def test_what_is_said_of_an_opened_model(tiny: str, monkeypatch, capsys):
     ("writes", "stopped", "expected"),
     [(False, False, [True]), (True, False, ["end", True]), (True, True, ["end", True, False])],
 )
-def test_what_was_read_is_written_behind_the_answer(writes, stopped, expected, warning, monkeypatch, capsys):
-    """Its reader need not wait; Ctrl-C stops the server."""
+def test_the_prefix_cache_is_written_after_the_answer(writes, stopped, expected, warning, monkeypatch, capsys):
+    """Let readers go first; Ctrl-C skips the rest."""
     did: list[Any] = []
 
     def close(wait: bool = True) -> None:
@@ -677,8 +681,8 @@ def test_what_was_read_is_written_behind_the_answer(writes, stopped, expected, w
     assert did == expected and capsys.readouterr().err == f"localllm: warning: {warning}\n" * bool(warning)
 
 
-def test_a_draft_model(tiny: str):
-    """It is opened by the model that it guesses for; other words are none, and a server has its own."""
+def test_a_draft_model_is_opened_by_name(tiny: str):
+    """Open it with the target model; other words select a proposer, and endpoints have their own."""
     chosen, asked = GenerationOptions(), list[Any]()
     model = SimpleNamespace(file=1, drafter=lambda name, progress: asked.append(name) or "ngram")
     for other in ("auto", "off", "ngram"):

@@ -1,4 +1,4 @@
-"""Options that several commands have, reports, and files in the prompt."""
+"""Test options shared by several commands, reports, and files in the prompt."""
 
 import io
 import os
@@ -72,15 +72,15 @@ UNSAID = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize(("group", "usual", "made", "of_it"), UNSAID, ids=[case[0].__name__ for case in UNSAID])
-def test_what_options_mean_that_nobody_gives(group: Any, usual: dict[str, Any], made: Any, of_it: Any):
+@pytest.mark.parametrize(("group", "usual", "build", "expected"), UNSAID, ids=[case[0].__name__ for case in UNSAID])
+def test_unset_options_give_their_defaults(group: Any, usual: dict[str, Any], build: Any, expected: Any):
     defaults = {each.name: each.default for each in fields_of(group) if each.default not in (MISSING, None)}
     assert defaults == usual
     nested = {each.name: None for each in fields_of(group) if each.default is MISSING}
-    assert made(group(**nested)) == of_it
+    assert build(group(**nested)) == expected
 
 
-def test_a_form_is_one_of_three():
+def test_only_one_constraint_may_be_given():
     assert Shape().constraint() is None and Shape(regex="x").constraint()
     for two in ({"regex": "x", "grammar": 'root ::= "y"'}, {"json_schema": "{}", "regex": ""}):
         with pytest.raises(UsageError, match="cannot be combined"):
@@ -88,7 +88,7 @@ def test_a_form_is_one_of_three():
     assert Shape(json_schema='{"a": 1}', regex="x").form() == Form({"a": 1}, None, "x")
 
 
-def test_texts_and_files_of_them(tmp_path: Path):
+def test_invalid_text_or_file_arguments_are_refused(tmp_path: Path):
     (tmp_path / "s.json").write_bytes(b'\xef\xbb\xbf{"a": 1}')
     (tmp_path / "latin").write_bytes(b"\xe4")
     assert (
@@ -97,16 +97,16 @@ def test_texts_and_files_of_them(tmp_path: Path):
         and text_of("x", "a ::= b", "::=") == "a ::= b"
     )
     assert text_of("x", str(tmp_path / "s.json"), "{") == '{"a": 1}'
-    for given, message in (
+    for text, message in (
         (" ", "x is empty"),
         (str(tmp_path / "no"), "cannot read .*: No such file"),
         (str(tmp_path / "latin"), "not UTF-8"),
     ):
         with pytest.raises(UsageError, match=message):
-            text_of("x", given, "{")
+            text_of("x", text, "{")
 
 
-def test_variables():
+def test_template_variables_are_parsed_and_merged():
     assert variables_of("a=1") == {"a": 1} and variables_of("a=x y") == {"a": "x y"} and variables_of("a=") == {"a": ""}
     assert variables_of(' {"a": true, "b": null}') == {"a": True, "b": None} and variables_of("a=b=c") == {"a": "b=c"}
     for odd in ("a", "1a=2", "{a}", "=1"):
@@ -119,7 +119,7 @@ def test_variables():
         assert explicit_options(Thoughts(**other)) == other
 
 
-def test_images_of_the_command_line(monkeypatch: pytest.MonkeyPatch):
+def test_images_are_added_to_the_prompt(monkeypatch: pytest.MonkeyPatch):
     asked = [{"role": "system", "content": "s"}, {"role": "user", "content": "q"}]
     assert ImageGroup().with_images(asked) is asked and ImageGroup().with_images("x") == "x"
     assert ImageGroup(image_files=["a", "b"]).with_images(asked) == [asked[0], {**asked[1], "images": ["a", "b"]}]
@@ -142,7 +142,7 @@ def test_images_of_the_command_line(monkeypatch: pytest.MonkeyPatch):
         ImageGroup(image_files=["-"]).sources()
 
 
-def test_system_messages(tmp_path: Path):
+def test_a_system_message_comes_from_text_or_file(tmp_path: Path):
     (tmp_path / "s").write_text("from a file")
     assert system_message(None, None) is None and system_message("x", None) == "x"
     assert system_message(None, str(tmp_path / "s")) == "from a file"
@@ -150,7 +150,7 @@ def test_system_messages(tmp_path: Path):
         system_message("x", str(tmp_path / "s"))
 
 
-def test_options_of_models_that_fill_places():
+def test_diffusion_options_are_checked():
     def choices(max_tokens: int | None = None, ban: Any = None, **drawing: Any) -> Any:
         return SimpleNamespace(max_tokens=max_tokens, ban=ban, drawing=lambda: drawing)
 
@@ -182,7 +182,7 @@ def test_options_of_models_that_fill_places():
 
 
 @pytest.mark.parametrize("row", CONFLICTS, ids=lambda row: row.option)
-def test_options_that_exclude_each_other_are_refused(row: Conflict):
+def test_conflicting_options_are_refused(row: Conflict):
     require_combination({row.option: True} | dict.fromkeys(row.others, False))
     for other in row.others:
         require_combination({other: True})
@@ -190,7 +190,7 @@ def test_options_that_exclude_each_other_are_refused(row: Conflict):
             require_combination({row.option: True, other: True})
 
 
-def test_a_text_as_it_settles():
+def test_partial_characters_and_masks_are_shown_as_blanks():
     tokenizer = SimpleNamespace(end_ids={9}, decode=lambda ids: "".join(map(chr, ids)))
     opened: Any = SimpleNamespace(tokenizer=tokenizer)
     assert decode_with_blanks(opened, [72, 1, 105, 33, 9, 72], mask=1) == "H_i!"
@@ -200,12 +200,12 @@ def test_a_text_as_it_settles():
 MODEL: Any = SimpleNamespace(file=1, path="p", arch="llama", format="Q8_0", device="CPU")
 
 
-def test_a_report(capsys: pytest.CaptureFixture[str]):
-    found = report.report(MODEL, [answer(tokens=[1, 2, 3])], False, 0.1, 2.0)
-    assert found["timings"] == {"load_s": 0.1, "prefill_s": 0.5, "ttft_s": 0.6, "decode_s": 0.25, "total_s": 2.0,
+def test_the_report_of_an_answer_has_timings_and_speculation(capsys: pytest.CaptureFixture[str]):
+    result = report.report(MODEL, [answer(tokens=[1, 2, 3])], False, 0.1, 2.0)
+    assert result["timings"] == {"load_s": 0.1, "prefill_s": 0.5, "ttft_s": 0.6, "decode_s": 0.25, "total_s": 2.0,
                                 "prefill_tps": 10.0, "decode_tps": 8.0}  # fmt: skip
-    assert found["speculation"] == {"drafted": 6, "accepted": 2, "steps_saved": 2} and found["tokens"] == [1, 2, 3]
-    report.tell(found)
+    assert result["speculation"] == {"drafted": 6, "accepted": 2, "steps_saved": 2} and result["tokens"] == [1, 2, 3]
+    report.tell(result)
     err = capsys.readouterr().err
     assert "prompt: 9 tokens, 4 of them known, in 0.50 s (10.0 per second), model loaded in 0.10 s\n" in err
     assert "answer: 3 tokens in 0.25 s (8.0 per second), first after 0.60 s, finish: stop, seed: 7" in err
@@ -223,19 +223,19 @@ def test_a_report(capsys: pytest.CaptureFixture[str]):
     )
 
 
-def test_a_report_of_several(capsys: pytest.CaptureFixture[str]):
+def test_the_report_of_several_answers_has_seeds_and_totals(capsys: pytest.CaptureFixture[str]):
     answers: Any = [SimpleNamespace(text="a", thinking="", logprob=-1.0, finish_reason="stop", tokens=[1, 2], seed=5),
                     SimpleNamespace(text="b", thinking="h", logprob=-2.0, finish_reason="length", tokens=[3],
                     seed=None)]  # fmt: skip
-    found = report.report(MODEL, answers, True, 0.5, 2.0)
-    assert [each.get("seed") for each in found["answers"]] == [5, None] and "seed" not in found["answers"][1]
-    assert found["timings"] == {"load_s": 0.5, "total_s": 2.0}
-    report.tell(found)
+    result = report.report(MODEL, answers, True, 0.5, 2.0)
+    assert [each.get("seed") for each in result["answers"]] == [5, None] and "seed" not in result["answers"][1]
+    assert result["timings"] == {"load_s": 0.5, "total_s": 2.0}
+    report.tell(result)
     assert "answers: 2 with 3 tokens in 1.50 s, model loaded in 0.50 s" in capsys.readouterr().err
     assert report.about(SimpleNamespace(file=None, path="u", name="n")) == {"endpoint": "u", "name": "n"}  # type: ignore[arg-type]
 
 
-def test_only_files_of_the_kind_are_replaced(tmp_path: Path):
+def test_outputs_replace_only_files_of_their_type(tmp_path: Path):
     path = str(tmp_path / "x")
     outputs.require_kind(path, lambda path: False, "a model", False)
     (tmp_path / "x").write_bytes(b"")
@@ -249,14 +249,14 @@ def test_only_files_of_the_kind_are_replaced(tmp_path: Path):
 
 
 @pytest.mark.parametrize(("kind", "is_model"), [(None, True), ("model", True), ("imatrix", False), ("adapter", False)])
-def test_models_by_their_metadata(tmp_path: Path, kind: str | None, is_model: bool):
+def test_models_are_recognized_by_their_metadata(tmp_path: Path, kind: str | None, is_model: bool):
     metadata = {} if kind is None else {"general.type": kind}
     write_gguf(tmp_path / "m.gguf", metadata, [OutputTensor.of("a", np.ones(4, np.float32))])
     assert outputs.is_model(str(tmp_path / "m.gguf")) == is_model
 
 
 @pytest.mark.skipif(os.name != "posix", reason="modes of POSIX")
-def test_folders_are_private(tmp_path: Path):
+def test_created_folders_are_private(tmp_path: Path):
     assert make_private(tmp_path / "a" / "b").stat().st_mode & 0o777 == 0o700
     make_private(tmp_path / "a" / "b")
     (tmp_path / "file").write_text("")
@@ -269,12 +269,12 @@ def test_folders_are_private(tmp_path: Path):
     ("1T", 10**12),
     ("5b", 5), ("OWN", 1000),
 ])  # fmt: skip
-def test_sizes(text: str, bytes_: int):
+def test_sizes_are_parsed_in_units(text: str, bytes_: int):
     plan: Any = SimpleNamespace(nbytes=1000)
     assert parse_size(text)(plan) == bytes_
 
 
-def test_sizes_that_are_none():
+def test_invalid_sizes_and_bits_are_refused():
     for odd in ("", "GB", "3,5GB", "-1", "3XB", "own it", "1e9"):
         with pytest.raises(UsageError, match=r"^--size \S.*: expected a size like 45G, 3\.5GB or 800MB$"):
             parse_size(odd)
@@ -286,7 +286,7 @@ def test_sizes_that_are_none():
             parse_bits(odd_bits)
 
 
-def test_formats_in_a_file(tmp_path: Path):
+def test_formats_of_tensors_are_read_from_a_file(tmp_path: Path):
     path, source = (
         str(tmp_path / "plan.toml"),
         SimpleNamespace(tensors=[SimpleNamespace(name="a.b"), SimpleNamespace(name="c")]),
@@ -297,28 +297,28 @@ def test_formats_in_a_file(tmp_path: Path):
     assert read_formats(path, source) == {"c": "Q8_0"}  # type: ignore[arg-type]
     request = with_formats(QuantizeRequest(RECIPES["Q4_0"]), {"c": "Q8_0"})
     assert request.options.formats == {"c": "Q8_0"}
-    for said, message in (
+    for text, message in (
         ("c = ", "plan.toml: "),
         ('d = "F16"', "has no tensor d"),
         ('c = "Q99"', "Q99, for c, is not a tensor format"),
         ("c = 5", "5, for c"),
     ):
-        (tmp_path / "plan.toml").write_text(said)
+        (tmp_path / "plan.toml").write_text(text)
         with pytest.raises(UsageError, match=message):
             read_formats(path, source)  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize(("names", "model", "found"), [
+@pytest.mark.parametrize(("names", "model", "projector"), [
     (["m-Q4.gguf", "mmproj-m-f32.gguf", "mmproj-m-f16.gguf"], "m-Q4.gguf", "mmproj-m-f16.gguf"),
     (["a/mmproj-x.gguf"], "m.gguf", None), (["a/mmproj-x.gguf"], "a/m.gguf", "a/mmproj-x.gguf"),
     (["mmproj-other-f16.gguf", "mmproj-m-q8_0.gguf"], "m-Q4_K_M.gguf", "mmproj-m-q8_0.gguf"),
     (["mmproj.txt", "x.gguf"], "m.gguf", None), (["MMPROJ-M.GGUF"], "m.gguf", "MMPROJ-M.GGUF"),
 ])  # fmt: skip
-def test_which_projector_belongs_to_a_model(names: list[str], model: str, found: str | None):
-    assert choose_projector(names, model) == found
+def test_the_projector_with_the_models_name_is_chosen(names: list[str], model: str, projector: str | None):
+    assert choose_projector(names, model) == projector
 
 
-def test_large_files_are_mapped_ahead(monkeypatch: pytest.MonkeyPatch):
+def test_only_large_files_are_prefaulted(monkeypatch: pytest.MonkeyPatch):
     small, large = np.zeros(8, np.uint8), np.zeros(16, np.uint8)
     tensors = {"a": SimpleNamespace(data=large[4:][::2]), "b": SimpleNamespace(data=small)}
     file: Any = SimpleNamespace(tensors=tensors, parts={"/large": ["a"], "/small": ["b"], "/empty": []})

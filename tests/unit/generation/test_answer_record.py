@@ -1,4 +1,4 @@
-"""Results as plain data: read without iterating, pickled, copied; tokenizers that are pickled as their files."""
+"""Test answers as plain data: read without iterating, pickled and copied; tokenizers pickle as their files."""
 
 import asyncio
 import copy
@@ -43,7 +43,7 @@ def model(tiny: str) -> Any:
         ("is_full", False), ("dropped", 0), ("cached_tokens", 0),
     ],
 )  # fmt: skip
-def test_reading_a_result_generates_the_answer(talker: Any, name: str, expected: object):
+def test_reading_an_attribute_generates_the_answer(talker: Any, name: str, expected: object):
     answer = talker.chat(ASKED)
     value = getattr(answer, name)
     assert value == expected or (name == "completion_tokens" and value > 0) or name == "cached_tokens"
@@ -51,23 +51,23 @@ def test_reading_a_result_generates_the_answer(talker: Any, name: str, expected:
 
 
 @pytest.mark.parametrize("name", ["tokens", "logprobs", "steps", "decode_s", "ttft_s"])
-def test_reading_numbers_of_a_result_generates_the_answer(talker: Any, name: str):
+def test_reading_a_statistic_generates_the_answer(talker: Any, name: str):
     answer = talker.chat(ASKED, top_logprobs=1)
     assert getattr(answer, name) and answer.text == "HI THERE"
 
 
-def test_a_message_has_the_whole_answer(talker: Any):
+def test_message_holds_the_whole_answer(talker: Any):
     assert talker.chat(ASKED).message() == {"role": "assistant", "content": "HI THERE"}
 
 
-def test_what_is_there_before_the_first_step_generates_nothing(talker: Any):
+def test_attributes_known_before_the_first_step_generate_nothing(talker: Any):
     answer = talker.chat(ASKED)
     assert answer.prompt and answer.prompt_tokens and answer.seed is not None
     answer.close()
     assert (answer.text, answer.finish_reason) == ("", "interrupted")
 
 
-def test_during_an_iteration_attributes_are_those_so_far(talker: Any):
+def test_attributes_during_iteration_are_those_so_far(talker: Any):
     answer, texts = talker.chat(ASKED), list[str]()
     for piece in answer:
         texts.append(answer.text)
@@ -78,13 +78,13 @@ def test_during_an_iteration_attributes_are_those_so_far(talker: Any):
     assert left.finish_reason == "interrupted" and left.text != "HI THERE"
 
 
-def test_errors_of_a_step_are_raised_where_a_result_is_read(talker: Any):
+def test_reading_an_attribute_raises_the_errors_of_a_step(talker: Any):
     answer = talker.chat(ASKED, logits_processor=lambda ids, row: row[:2])
     with pytest.raises(UsageError, match="logits_processor must return"):
         _ = answer.text
 
 
-def test_a_run_of_tools_is_run_where_its_result_is_read(talker: Any):
+def test_reading_the_result_of_a_tool_run_runs_the_tools(talker: Any):
     def add(a: int) -> int:
         """Add."""
         return a
@@ -96,7 +96,7 @@ def test_a_run_of_tools_is_run_where_its_result_is_read(talker: Any):
         assert (again.text, again.finish_reason, again.messages) == (run.text, "stop", run.messages)
 
 
-def test_an_asynchronous_answer_says_how_to_get_its_result(talker: Any):
+def test_reading_an_asynchronous_answer_explains_how_to_await_it(talker: Any):
     async def ask() -> None:
         answer = talker.achat(ASKED)
         with pytest.raises(AttributeError, match="or await complete"):
@@ -111,7 +111,7 @@ def test_an_asynchronous_answer_says_how_to_get_its_result(talker: Any):
 
 
 def results_of(model: Any) -> dict[str, Any]:
-    """Return a result of each kind."""
+    """Return one result of each type."""
     return {
         "generate": model.generate("Once", max_tokens=3, seed=1, top_logprobs=2),
         "map": next(model.map(["Once"], max_tokens=3, seed=1, top_logprobs=2)),
@@ -171,7 +171,7 @@ def test_a_tokenizer_is_pickled_as_its_file(tiny: str, tmp_path: Path):
         pickle.loads(data)
 
 
-def test_a_tokenizer_of_another_file_under_its_name_is_refused(tmp_path: Path):
+def test_unpickling_a_tokenizer_refuses_a_changed_file(tmp_path: Path):
     path = write_tiny_model(tmp_path / "t.gguf")
     data = pickle.dumps(Tokenizer.from_file(path))
     from models import model, write
@@ -185,7 +185,7 @@ def test_a_tokenizer_of_another_file_under_its_name_is_refused(tmp_path: Path):
         pickle.loads(data)
 
 
-def test_a_tokenizer_without_a_file_says_why_it_cannot_be_pickled():
+def test_pickling_a_tokenizer_without_a_file_explains_why_not():
     from tests.unit.text.test_wordpiece import metadata
 
     tokenizer = Tokenizer.from_metadata(metadata())

@@ -1,4 +1,4 @@
-"""Answers in an event loop: the same texts, and an end when nobody waits for them any more."""
+"""Test answers in an event loop: the same texts, which end when nobody awaits them any more."""
 
 import asyncio
 
@@ -16,7 +16,7 @@ def model():
         yield opened
 
 
-def test_pieces_are_those_of_chat(model: localllm.Model):
+def test_achat_streams_the_chunks_of_chat(model: localllm.Model):
     async def work() -> tuple[str, str]:
         answer = model.achat(MESSAGES, 12, temperature=0)
         with pytest.raises(AttributeError, match="the answer has no 'text' before generation starts"):
@@ -29,7 +29,7 @@ def test_pieces_are_those_of_chat(model: localllm.Model):
     assert asyncio.run(work()) == (expected, expected)
 
 
-def test_many_tasks_at_once(model: localllm.Model):
+def test_concurrent_tasks_get_their_own_answers(model: localllm.Model):
     async def work() -> list[str]:
         prompts = [f"{number} and" for number in range(4)]
         answers = await asyncio.gather(*(model.acomplete(prompt, 6, temperature=0) for prompt in prompts))
@@ -40,7 +40,7 @@ def test_many_tasks_at_once(model: localllm.Model):
     assert asyncio.run(work()) == [*expected, "".join(model.chat(MESSAGES, 4, temperature=0))]
 
 
-def test_leaving_ends_the_answer(model: localllm.Model):
+def test_leaving_the_context_ends_the_answer(model: localllm.Model):
     async def work() -> str:
         async with model.achat(MESSAGES, 2000, ignore_eos=True) as answer:
             async for _ in answer:
@@ -74,7 +74,7 @@ def test_cancelling_a_task_ends_the_answer(model: localllm.Model):
     assert 0 < before < 100_000
 
 
-def test_errors_reach_who_waits(model: localllm.Model):
+def test_errors_reach_the_awaiting_task(model: localllm.Model):
     async def work() -> None:
         with pytest.raises(UsageError):
             await model.acomplete([])

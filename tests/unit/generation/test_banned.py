@@ -21,13 +21,13 @@ from localllm.generation.request import Request, Task
 from localllm.generation.sampling.sampler import Sampler, SamplingOptions
 from localllm.generation.scheduler import Scheduler
 from localllm.generation.speculation import speculator
-from tests.unit.generation.test_beam_search import PIECES, VOCAB, Letters, Row, table
+from tests.unit.generation.test_beam_search import PIECES, VOCAB, Letters, Row, random_table
 
 PROMPT = "hello world, hello world, hello world, hello"
 
 
-def rejected(row: Row, prompt: list[int], bans: list[bytes], sampler: Sampler, most: int) -> list[int]:
-    """The oracle: after each token all of the text is searched, and sampling goes on from where a ban begins."""
+def generate_by_rejection(row: Row, prompt: list[int], bans: list[bytes], sampler: Sampler, most: int) -> list[int]:
+    """Search the whole text after each token and resample from where a ban begins: the oracle."""
     ids, states, barred = list[int](), list[Sampler](), dict[int, set[int]]()
     while len(ids) < most:
         states[len(ids) :] = [sampler.copy()]
@@ -63,9 +63,11 @@ def rejected(row: Row, prompt: list[int], bans: list[bytes], sampler: Sampler, m
     penalty=st.sampled_from([1.0, 1.5]),
     most=st.sampled_from([1, 4, 30]),
 )
-def test_it_is_what_rejection_gives(prompts, bans, seed: int, temperature: float, penalty: float, most: int):
-    """All at once, with every draft read, since a step of several costs the same here."""
-    row = table(seed, ending=-1.0)
+def test_banned_strings_give_what_rejection_gives(
+    prompts, bans, seed: int, temperature: float, penalty: float, most: int
+):
+    """Verify every draft at once, since a step of several tokens costs the same in this engine."""
+    row = random_table(seed, ending=-1.0)
     sampling = SamplingOptions(
         temperature=temperature, repeat_penalty=penalty, seed=seed, samplers="penalties;temperature"
     )
@@ -80,7 +82,7 @@ def test_it_is_what_rejection_gives(prompts, bans, seed: int, temperature: float
     for prompt, one in zip(prompts, asked, strict=True):
         sampler = Sampler(sampling, VOCAB)
         sampler.read(prompt)
-        expected = rejected(row, prompt, [ban.encode() for ban in bans], sampler, most)
+        expected = generate_by_rejection(row, prompt, [ban.encode() for ban in bans], sampler, most)
         if expected == [-1]:
             assert isinstance(one.error, LocalllmError)
         else:
@@ -93,14 +95,14 @@ def test_it_is_what_rejection_gives(prompts, bans, seed: int, temperature: float
 
 @pytest.fixture(scope="module", params=["llama", "hybrid"])
 def model(request: Any, tiny: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[localllm.Model]:
-    """The second has recurrent layers, whose states cannot go back to any place."""
+    """Open a model; that with recurrent layers cannot rewind to any position."""
     path = tiny if request.param == "llama" else write_tiny_hybrid(tmp_path_factory.mktemp("ban") / "h.gguf")
     with localllm.open(path, threads=1, context=256, cache=False) as opened:
         yield opened
 
 
-def frequent(model: localllm.Model, **options: Any) -> tuple[list[int], str]:
-    """Tokens of an answer, and a text that stands within it over a border of tokens."""
+def find_frequent_string(model: localllm.Model, **options: Any) -> tuple[list[int], str]:
+    """Return an answer's tokens, and a string within it that spans two tokens."""
     answer = model.generate(PROMPT, 40, temperature=0, **options)
     list(answer)
     tokens = answer.tokens
@@ -108,9 +110,9 @@ def frequent(model: localllm.Model, **options: Any) -> tuple[list[int], str]:
     return tokens, next(text for text in texts if len(text) > 1 and "\ufffd" not in text)
 
 
-def test_a_model_goes_back_to_where_it_begins(model: localllm.Model):
-    plain, text = frequent(model)
-    found = list[list[int]]()
+def test_an_answer_rewinds_to_where_a_banned_string_begins(model: localllm.Model):
+    plain, text = find_frequent_string(model)
+    token_lists = list[list[int]]()
     for speculate in ("off", "ngram"):
         answer = model.generate(PROMPT, 40, temperature=0, ban=[text.upper()], speculate=speculate, logprobs=True)
         seen = ""
@@ -119,14 +121,16 @@ def test_a_model_goes_back_to_where_it_begins(model: localllm.Model):
             assert answer.text == seen
         assert seen == model.tokenizer.decode(answer.tokens) and text.lower() not in seen.lower()
         assert [each.chosen.token for each in answer.logprobs] == answer.tokens
-        found.append(answer.tokens)
-    assert found[0] == found[1] != plain and len(found[0]) > 10
+        token_lists.append(answer.tokens)
+    assert token_lists[0] == token_lists[1] != plain and len(token_lists[0]) > 10
     again = model.generate(PROMPT, 40, temperature=0, ban=text)
-    assert "".join(again) == model.tokenizer.decode(found[0]), "one text is a list of one; its case does not matter"
-    assert frequent(model)[0] == plain, "what was undone is in no cache"
+    assert "".join(again) == model.tokenizer.decode(token_lists[0]), (
+        "one text is a list of one; its case does not matter"
+    )
+    assert find_frequent_string(model)[0] == plain, "what was undone is in no cache"
 
 
-def test_each_of_several_answers_has_its_own(model: localllm.Model):
+def test_each_of_several_answers_avoids_the_banned_strings(model: localllm.Model):
     options: dict[str, Any] = {"seed": 3, "temperature": 1.5, "ban": ["e", "a"]}
     several = model.candidates(PROMPT, n=3, max_tokens=20, **options)
     for answer in several:
@@ -136,14 +140,14 @@ def test_each_of_several_answers_has_its_own(model: localllm.Model):
         assert alone.tokens == answer.tokens
 
 
-def test_a_form_holds_beside_it(model: localllm.Model):
+def test_a_constraint_holds_beside_banned_strings(model: localllm.Model):
     asked = model.generate("?", grammar='root ::= "yes" | "no" | "maybe"', ban=["YES", "no"])
     assert "".join(asked) == "maybe"
     with pytest.raises(LocalllmError, match="the constraint allows only banned strings to follow"):
         list(model.generate("?", grammar='root ::= "yes" | "no"', ban=["yes", "n"]))
 
 
-def test_what_may_become_one_is_held_back():
+def test_a_possible_beginning_of_a_banned_string_is_held_back():
     pieces = {1: b"He", 2: b" sa", 3: b"id", 4: b"t", 5: b"\xe2", 6: b"\x80", 7: b"\x94", 8: b"\x93", 9: b""}
 
     class Tokens:
@@ -151,22 +155,22 @@ def test_what_may_become_one_is_held_back():
             return pieces[token]
 
     def push(banned: BannedStrings, *tokens: int) -> list[int | None]:
-        """For each token how many are held, or where the answer goes back to."""
+        """Return for each token how many are held, or where the answer rewinds to."""
         seen = list[int | None]()
         for token in tokens:
             back = banned.push(token, token, np.zeros(1), [])
             seen.append(-back.before if back else len(banned.held) - len(banned.release()))
         return seen
 
-    said = BannedStrings([" said", "—"], Tokens())  # type: ignore[arg-type]
-    assert push(said, 1, 2, 4, 2, 3) == [0, 1, 0, 1, -2] and said.barred == {2}
-    assert push(said, 1) == [0] and not said.barred, "the place is behind it now"
-    assert push(said, 5, 6, 8, 5, 6, 7) == [1, 2, 0, 1, 2, -5], "it goes back to the first byte of the dash"
-    assert push(said, 2, 9, 3) == [1, 2, -2], "a control token has no text"
+    banned_strings = BannedStrings([" said", "—"], Tokens())  # type: ignore[arg-type]
+    assert push(banned_strings, 1, 2, 4, 2, 3) == [0, 1, 0, 1, -2] and banned_strings.barred == {2}
+    assert push(banned_strings, 1) == [0] and not banned_strings.barred, "the place is behind it now"
+    assert push(banned_strings, 5, 6, 8, 5, 6, 7) == [1, 2, 0, 1, 2, -5], "it goes back to the first byte of the dash"
+    assert push(banned_strings, 2, 9, 3) == [1, 2, -2], "a control token has no text"
     assert match_at(b"STRASSE", 0, spellings("straße")) and match_at("Ä".encode(), 0, spellings("ä"))
 
 
-def test_what_makes_no_sense_is_refused(model: localllm.Model):
+def test_invalid_bans_are_refused(model: localllm.Model):
     for wrong, message in (([""], "ban must not be empty"), ([3], "ban"), (3, "ban must be a list of strings")):
         with pytest.raises(UsageError, match=message):
             model.generate("?", ban=wrong)
@@ -174,9 +178,9 @@ def test_what_makes_no_sense_is_refused(model: localllm.Model):
         model.candidates("?", n=1, beams=2, ban=["x"])
 
 
-def test_a_draft_model_follows(tiny: str, tmp_path: Path):
+def test_a_draft_model_respects_banned_strings(tiny: str, tmp_path: Path):
     with localllm.open(tiny, threads=1, context=256, cache=False) as model:
-        _, text = frequent(model)
+        _, text = find_frequent_string(model)
         answer = model.generate(PROMPT, 40, temperature=0, ban=[text, text[0]])
         plain = "".join(answer)
         with localllm.open(tiny, threads=1, context=256, cache=False) as small:
@@ -184,7 +188,7 @@ def test_a_draft_model_follows(tiny: str, tmp_path: Path):
             assert "".join(guessed) == plain and guessed.tokens == answer.tokens
 
 
-def test_a_program_on_the_command_line(cli, tiny: str):
+def test_run_avoids_banned_strings(cli, tiny: str):
     words = ["run", tiny, "--raw", "-p", PROMPT, "-n", "30", "--temp", "0", "--no-cache"]
     code, plain, _ = cli(*words)
     text = plain.strip()[4:6]
@@ -192,7 +196,9 @@ def test_a_program_on_the_command_line(cli, tiny: str):
     assert code == 0 and text.strip() and text.lower() not in out.lower()
 
 
-def test_only_tokens_that_may_begin_a_banned_string_are_copied(model: localllm.Model, monkeypatch: pytest.MonkeyPatch):
+def test_the_sampler_is_copied_only_before_tokens_that_may_begin_a_ban(
+    model: localllm.Model, monkeypatch: pytest.MonkeyPatch
+):
     copies = list[int]()
     monkeypatch.setattr(Sampler, "copy", lambda self: copies.append(1) or copy_sampler(self))
     answer = model.generate(PROMPT, 40, temperature=0, ban=["\ufdd0"])
@@ -209,7 +215,7 @@ CONTRADICTIONS = [
 
 
 @pytest.mark.parametrize("form", CONTRADICTIONS)
-def test_a_ban_that_contradicts_the_form_is_an_error_of_the_request(model: localllm.Model, form: dict[str, Any]):
-    """And white space, where it is free, does not go on until the limit."""
+def test_a_ban_that_contradicts_the_constraint_raises(model: localllm.Model, form: dict[str, Any]):
+    """Stop free white space from going on until the limit."""
     with pytest.raises(UsageError, match="the constraint allows only banned strings to follow"):
         list(model.generate(PROMPT, 100, temperature=1000, seed=1, ban=["city"], **form))

@@ -30,7 +30,7 @@ VOCAB = len(PIECES)
 
 
 class Letters:
-    """A tokenizer with the pieces above."""
+    """A tokenizer with the tokens above."""
 
     vocab_size = VOCAB
 
@@ -44,8 +44,8 @@ class Letters:
         return PIECES[token]
 
 
-def table(seed: int, levels: int = 5, ending: float = 0.0) -> Row:
-    """A model as a table of random logits, few different ones, so that scores are often equal."""
+def random_table(seed: int, levels: int = 5, ending: float = 0.0) -> Row:
+    """Return a model as a table of random logits with few distinct values, so that scores are often equal."""
     rows = np.random.RandomState(seed).randint(0, levels, (61, VOCAB)).astype(np.float32) / 2
     rows[np.random.RandomState(seed + 1).rand(61, VOCAB) < 0.1] = -np.inf
     rows[:, 3] = np.maximum(rows[:, 3], 0)  # something is always possible
@@ -53,7 +53,7 @@ def table(seed: int, levels: int = 5, ending: float = 0.0) -> Row:
     return lambda tokens: rows[hash(tokens) % 61]
 
 
-def ask(engine: FakeSequences, tokenizer: Letters, prompt: list[int], n: int = 1, beams: int = 0, **options):
+def run_search(engine: FakeSequences, tokenizer: Letters, prompt: list[int], n: int = 1, beams: int = 0, **options):
     chosen, sequences = GenerationOptions(**options), PrefixCache(engine)
     try:
         return answers(sequences, tokenizer, Task(prompt, tokenizer.stream(), chosen), n, beams)
@@ -73,15 +73,17 @@ def ask(engine: FakeSequences, tokenizer: Letters, prompt: list[int], n: int = 1
     stop=st.sampled_from([(), ("ab",), ("b", " cé")]),
     penalty=st.sampled_from([1.0, 1.5]),
 )
-def test_each_is_what_it_would_be_alone(seed: int, n: int, ending: float, max_tokens, stop, penalty: float):
-    row, prompt = table(seed, ending=ending), [3, 2, 7]
+def test_each_of_n_answers_equals_the_one_generated_alone(
+    seed: int, n: int, ending: float, max_tokens, stop, penalty: float
+):
+    row, prompt = random_table(seed, ending=ending), [3, 2, 7]
     engine, tokenizer = FakeSequences(VOCAB, row, context=20), Letters()
     sampling = SamplingOptions(seed=seed, temperature=1.5, repeat_penalty=penalty)
     options = GenerationOptions(max_tokens, stop, sampling, speculate="off")
-    given = answers(PrefixCache(engine), tokenizer, Task(prompt, tokenizer.stream(), options), n)
-    assert sorted(answer.seed for answer in given) == [seed + number for number in range(n)]
-    assert given == sorted(given, key=per_token(tokenizer, row, prompt), reverse=True)
-    for answer in given:
+    results = answers(PrefixCache(engine), tokenizer, Task(prompt, tokenizer.stream(), options), n)
+    assert sorted(answer.seed for answer in results) == [seed + number for number in range(n)]
+    assert results == sorted(results, key=per_token(tokenizer, row, prompt), reverse=True)
+    for answer in results:
         chosen = replace(options, sampling=replace(sampling, seed=answer.seed))
         task = Task(prompt, tokenizer.stream(), chosen)
         alone = Generation(PrefixCache(FakeSequences(VOCAB, row, 20)), tokenizer, task)
@@ -89,20 +91,20 @@ def test_each_is_what_it_would_be_alone(seed: int, n: int, ending: float, max_to
         assert (alone.tokens, alone.finish_reason) == (answer.tokens, answer.finish_reason)
     assert engine.read[0] == 3 and set(engine.read[1:]) <= {1}, "the prompt is read once"
     assert sum(engine.steps) + len(engine.read) - 1 == sum(
-        max(0, len(answer.tokens) - (not ended(answer, stop))) for answer in given
+        max(0, len(answer.tokens) - (not has_drawn_end(answer, stop))) for answer in results
     )
     assert len(engine.made) <= n + 1
     assert engine.open() == 1
 
 
-def ended(answer: Answer, stop: tuple[str, ...]) -> bool:
-    """Whether an end token was drawn after the last token: then the last token has been run."""
+def has_drawn_end(answer: Answer, stop: tuple[str, ...]) -> bool:
+    """Return whether an end token was drawn, in which case the last token has been run."""
     text = b"".join(PIECES[token] for token in answer.tokens).decode(errors="replace")
     return answer.finish_reason == "stop" and not any(word in text for word in stop)
 
 
 def per_token(tokenizer: Letters, row: Row, prompt: list[int]) -> Callable[[Answer], float]:
-    """The score of an answer from what it says of itself, to within rounding; end tokens are known by the sum."""
+    """Score an answer per token, to within rounding, from its own log probabilities."""
 
     def score(answer: Answer) -> float:
         total = sum_of(row, prompt, answer.tokens)
@@ -112,18 +114,19 @@ def per_token(tokenizer: Letters, row: Row, prompt: list[int]) -> Callable[[Answ
     return score
 
 
-def test_without_a_seed_the_answers_have_one():
-    row = table(5)
-    first = ask(FakeSequences(VOCAB, row), Letters(), [2], n=3, max_tokens=9)
+def test_answers_without_a_seed_get_one():
+    row = random_table(5)
+    first = run_search(FakeSequences(VOCAB, row), Letters(), [2], n=3, max_tokens=9)
     seed = min(answer.seed for answer in first)
     assert (
-        ask(FakeSequences(VOCAB, row), Letters(), [2], n=3, max_tokens=9, sampling=SamplingOptions(seed=seed)) == first
+        run_search(FakeSequences(VOCAB, row), Letters(), [2], n=3, max_tokens=9, sampling=SamplingOptions(seed=seed))
+        == first
     )
 
 
-def test_the_prompt_is_read_in_chunks_with_progress():
-    engine, seen = FakeSequences(VOCAB, table(1), context=2000), []
-    ask(engine, Letters(), [2] * 1100, n=2, max_tokens=2, on_progress=lambda *progress: seen.append(progress))
+def test_the_prompt_is_prefilled_in_chunks_with_progress():
+    engine, seen = FakeSequences(VOCAB, random_table(1), context=2000), []
+    run_search(engine, Letters(), [2] * 1100, n=2, max_tokens=2, on_progress=lambda *progress: seen.append(progress))
     assert engine.read[:3] == [512, 512, 76]
     assert seen == [(0, 1100), (512, 1100), (1024, 1100)]
 
@@ -144,7 +147,7 @@ def sum_of(row: Row, prompt: list[int], tokens: list[int]) -> float:
 
 
 class NaiveBeams:
-    """Beam search by its definition: every hypothesis is a list of tokens, of which all else is computed anew."""
+    """Beam search by definition: each hypothesis is a list of tokens, and all else is computed anew."""
 
     def __init__(self, row: Row, prompt: list[int], end_ids: frozenset[int], stop: tuple[str, ...]):
         self.row, self.prompt, self.end_ids, self.stop = row, prompt, end_ids, stop
@@ -161,7 +164,7 @@ class NaiveBeams:
         return sum_of(self.row, self.prompt, tokens)
 
     def distinct(self, some: list[list[int]], count: int) -> list[list[int]]:
-        """The likeliest, each with another text."""
+        """Return the likeliest hypotheses with distinct texts."""
         texts = {}
         for tokens in sorted(some, key=self.total, reverse=True):
             texts.setdefault(self.answer(tokens).text, tokens)
@@ -174,11 +177,11 @@ class NaiveBeams:
             ways = [[*tokens, token] for tokens, token in ways if self.total([*tokens, token]) > -np.inf]
             ways.sort(key=self.total, reverse=True)  # stable: the lower token, then the better hypothesis
             ways = ways[: beams * (2 + len(self.end_ids))]
-            said = {}
+            ranks = {}
             for rank, tokens in enumerate(ways):
                 if not self.finished(tokens):
-                    said.setdefault(b"".join(PIECES[token] for token in tokens), rank)
-            open_ranks = [*said.values()][:beams]
+                    ranks.setdefault(b"".join(PIECES[token] for token in tokens), rank)
+            open_ranks = [*ranks.values()][:beams]
             last = open_ranks[-1] if len(open_ranks) == beams else len(ways)
             done += [tokens for rank, tokens in enumerate(ways[:last]) if rank < beams and self.finished(tokens)]
             done = self.distinct(done, beams)
@@ -207,65 +210,69 @@ class NaiveBeams:
     max_tokens=st.sampled_from([None, 0, 1, 4]),
     stop=st.sampled_from([(), ("ab",), ("b", " cé")]),
 )
-def test_beam_search_is_its_definition(seed, levels, ending, end_ids, prompt, beams, max_tokens, stop):
-    row, tokenizer = table(seed, levels, ending), Letters(end_ids)
+def test_beam_search_equals_its_definition(seed, levels, ending, end_ids, prompt, beams, max_tokens, stop):
+    row, tokenizer = random_table(seed, levels, ending), Letters(end_ids)
     engine = FakeSequences(VOCAB, row, context=12)
-    found = ask(engine, tokenizer, prompt, n=beams, beams=beams, max_tokens=max_tokens, stop=stop)
+    results = run_search(engine, tokenizer, prompt, n=beams, beams=beams, max_tokens=max_tokens, stop=stop)
     limit = 12 - len(prompt) if max_tokens is None else min(12 - len(prompt), max_tokens)
     naive = NaiveBeams(row, prompt, end_ids, stop)
-    assert found == naive.search(beams, limit)
+    assert results == naive.search(beams, limit)
     assert engine.open() == 1
     assert all(count <= beams for count in engine.steps)
     assert len(engine.steps) <= max(0, limit - 1), "no token is computed for nothing"
-    assert ask(engine, tokenizer, prompt, beams=beams, max_tokens=max_tokens, stop=stop) == found[:1]
+    assert run_search(engine, tokenizer, prompt, beams=beams, max_tokens=max_tokens, stop=stop) == results[:1]
 
 
-def test_equal_texts_are_one_answer():
-    """The better one's; other tokens may say the same."""
-    given = [Answer(text, [number], -number, "stop") for number, text in enumerate(["yes", "no", "yes", "maybe", "no"])]
-    assert [answer.tokens for answer in best(given[::-1], 3)] == [[0], [1], [3]]
+def test_equal_texts_count_as_one_answer():
+    """Keep the better one, also if its tokens differ."""
+    candidates = [
+        Answer(text, [number], -number, "stop") for number, text in enumerate(["yes", "no", "yes", "maybe", "no"])
+    ]
+    assert [answer.tokens for answer in best(candidates[::-1], 3)] == [[0], [1], [3]]
 
 
-def test_a_search_as_wide_as_everything_finds_the_likeliest():
-    letters, any_row = [2, 3, 7], table(77, levels=100)  # whose texts all differ
+def test_an_exhaustive_beam_search_finds_the_likeliest_answer():
+    letters, any_row = [2, 3, 7], random_table(77, levels=100)  # whose texts all differ
 
     def row(tokens: tuple[int, ...]) -> np.ndarray:
         return np.where(np.isin(np.arange(VOCAB), letters), any_row(tokens), np.float32(-np.inf))
 
-    found = ask(FakeSequences(VOCAB, row), Letters(frozenset()), [2], n=27, beams=27, max_tokens=3)
+    results = run_search(FakeSequences(VOCAB, row), Letters(frozenset()), [2], n=27, beams=27, max_tokens=3)
     everything = [[a, b, c] for a in letters for b in letters for c in letters]
     naive = NaiveBeams(row, [2], frozenset(), ())
     totals = sorted((total for total in map(naive.total, everything) if total > -np.inf), reverse=True)
-    assert [answer.logprob for answer in found] == totals
+    assert [answer.logprob for answer in results] == totals
 
 
-def test_a_better_ending_is_not_pushed_out_by_longer_ones():
-    """By the log probability of the whole, which is told; and there are as many texts as there can be."""
+def test_longer_answers_do_not_displace_a_better_ending():
+    """Rank by the log probability of the whole answer."""
     ways = {(2,): {2: -2.0, 3: -0.2}, (2, 2): {0: -0.1}}  # "a" and an end, or one of many that begin with "b"
 
     def row(tokens: tuple[int, ...]) -> np.ndarray:
         chosen = ways.get(tokens, {6: -1.0, 7: -1.1} if len(tokens) < 6 else {0: -0.1})
         return np.array([chosen.get(token, -40) for token in range(VOCAB)], np.float32)
 
-    found = ask(FakeSequences(VOCAB, row), Letters(), [2], n=4, beams=4)
-    assert found[0].text == "a"
-    assert [answer.logprob for answer in found] == sorted((answer.logprob for answer in found), reverse=True)
-    assert len({answer.text for answer in found}) == 4
+    results = run_search(FakeSequences(VOCAB, row), Letters(), [2], n=4, beams=4)
+    assert results[0].text == "a"
+    assert [answer.logprob for answer in results] == sorted((answer.logprob for answer in results), reverse=True)
+    assert len({answer.text for answer in results}) == 4
 
 
 def test_one_beam_is_greedy():
     for seed in range(20):
-        row = table(seed, levels=100, ending=1.0)
-        greedy = ask(FakeSequences(VOCAB, row, 40), Letters(), [2, 3], sampling=SamplingOptions(temperature=0, seed=1))
-        (found,) = ask(FakeSequences(VOCAB, row, 40), Letters(), [2, 3], beams=1)
-        assert found == replace(greedy[0], seed=None)
+        row = random_table(seed, levels=100, ending=1.0)
+        greedy = run_search(
+            FakeSequences(VOCAB, row, 40), Letters(), [2, 3], sampling=SamplingOptions(temperature=0, seed=1)
+        )
+        (result,) = run_search(FakeSequences(VOCAB, row, 40), Letters(), [2, 3], beams=1)
+        assert result == replace(greedy[0], seed=None)
 
 
-def test_equal_scores_take_the_lower_tokens():
+def test_equal_scores_prefer_the_lower_ids():
     engine = FakeSequences(VOCAB, lambda tokens: np.zeros(VOCAB, np.float32))
-    found = ask(engine, Letters(frozenset()), [2], n=3, beams=3, max_tokens=2)
-    assert [answer.tokens for answer in found] == [[0, 0], [2, 0], [3, 0]], "and 1 says what 0 says"
-    assert found[0].logprob == pytest.approx(-2 * np.log(VOCAB))
+    results = run_search(engine, Letters(frozenset()), [2], n=3, beams=3, max_tokens=2)
+    assert [answer.tokens for answer in results] == [[0, 0], [2, 0], [3, 0]], "and 1 says what 0 says"
+    assert results[0].logprob == pytest.approx(-2 * np.log(VOCAB))
 
 
 def test_an_ending_finishes_only_among_the_likeliest():
@@ -273,8 +280,8 @@ def test_an_ending_finishes_only_among_the_likeliest():
         ending, other, late_ending, last = 3, 2.9, 2.8, 2.7
         return np.array([ending, late_ending, other, last, 0, 0, 0, 0] if len(tokens) == 1 else [0] * 8, np.float32)
 
-    found = ask(FakeSequences(VOCAB, row), Letters(frozenset([0, 1])), [2], n=2, beams=2, max_tokens=2)
-    assert [answer.tokens for answer in found] == [[], [2]], "the second ending was the third likeliest"
+    results = run_search(FakeSequences(VOCAB, row), Letters(frozenset([0, 1])), [2], n=2, beams=2, max_tokens=2)
+    assert [answer.tokens for answer in results] == [[], [2]], "the second ending was the third likeliest"
 
 
 def test_only_a_beam_with_several_children_forks():
@@ -286,14 +293,14 @@ def test_only_a_beam_with_several_children_forks():
         return logits
 
     engine = FakeSequences(VOCAB, row)
-    found = ask(engine, Letters(), [7], n=2, beams=2, max_tokens=10)
-    assert [answer.text for answer in found] == ["bababababa", "ababababab"]
+    results = run_search(engine, Letters(), [7], n=2, beams=2, max_tokens=10)
+    assert [answer.text for answer in results] == ["bababababa", "ababababab"]
     assert len(engine.made) == 3
     assert engine.steps == [2] * 9
     assert [len(one.tokens) for one in engine.made] == [1, 10, 10]
 
 
-def test_what_is_dropped_is_closed_at_once():
+def test_dropped_hypotheses_are_closed_at_once():
     seen = []
 
     class Watched(FakeSequences):
@@ -302,10 +309,10 @@ def test_what_is_dropped_is_closed_at_once():
             return super().run(requests, logits, precise)
 
     for seed in range(10):
-        ask(Watched(VOCAB, table(seed, 100), 40), Letters(), [2], n=4, beams=4)
+        run_search(Watched(VOCAB, random_table(seed, 100), 40), Letters(), [2], n=4, beams=4)
         assert seen[1:] and all(held == used + 1 for held, used in seen[1:])
         seen.clear()
-        ask(Watched(VOCAB, table(seed, 100), 40), Letters(), [2], n=4)
+        run_search(Watched(VOCAB, random_table(seed, 100), 40), Letters(), [2], n=4)
         assert all(used <= held <= used + 1 for held, used in seen), "and one that has ended, for others"
         seen.clear()
 
@@ -317,37 +324,37 @@ SEARCHES = [{"n": 3, "sampling": SamplingOptions(seed=3, temperature=2.0)}, {"n"
 
 
 @pytest.mark.parametrize("search", SEARCHES, ids=["n-best", "beams"])
-def test_ctrl_c_in_the_engine_leaves_nothing_open(search: dict):
-    calm = FakeSequences(VOCAB, table(2), context=12)
-    ask(calm, Letters(), [2, 3], **search)
+def test_ctrl_c_in_the_engine_leaves_no_sequence_open(search: dict):
+    calm = FakeSequences(VOCAB, random_table(2), context=12)
+    run_search(calm, Letters(), [2, 3], **search)
     for moment in range(1, calm.moments + 1):
-        engine = FakeSequences(VOCAB, table(2), context=12)
+        engine = FakeSequences(VOCAB, random_table(2), context=12)
         engine.interrupt_at = moment
         with pytest.raises(KeyboardInterrupt):
-            ask(engine, Letters(), [2, 3], **search)
+            run_search(engine, Letters(), [2, 3], **search)
         assert engine.open() <= 1
 
 
 @pytest.mark.sampled
 @pytest.mark.slow
 @pytest.mark.parametrize("search", SEARCHES, ids=["n-best", "beams"])
-def test_ctrl_c_on_any_line_leaves_nothing_open(search: dict):
-    for line in lines_that_run(lambda engine: ask(engine, Letters(), [2, 3], **search)):
-        engine = FakeSequences(VOCAB, table(2), context=6)
+def test_ctrl_c_on_any_line_leaves_no_sequence_open(search: dict):
+    for line in lines_that_run(lambda engine: run_search(engine, Letters(), [2, 3], **search)):
+        engine = FakeSequences(VOCAB, random_table(2), context=6)
         with interrupted_at(line), pytest.raises(KeyboardInterrupt):
-            ask(engine, Letters(), [2, 3], **search)
+            run_search(engine, Letters(), [2, 3], **search)
         assert engine.open() <= 1, f"interrupted at the {line}th line"
 
 
 def lines_that_run(search: Callable[[FakeSequences], object]) -> Iterator[int]:
     with interrupted_at(0) as counter:
-        search(FakeSequences(VOCAB, table(2), context=6))
+        search(FakeSequences(VOCAB, random_table(2), context=6))
     assert counter.lines > 100
     yield from range(1, counter.lines + 1)
 
 
 class interrupted_at:  # noqa: N801
-    """Raise KeyboardInterrupt before the n-th line of the modules that runs, or count them."""
+    """Raise KeyboardInterrupt before the n-th executed line of the modules, or count the lines."""
 
     def __init__(self, number: int):
         self.number, self.lines = number, 0
@@ -372,31 +379,31 @@ class interrupted_at:  # noqa: N801
 
 
 @pytest.mark.parametrize("search", SEARCHES, ids=["n-best", "beams"])
-def test_a_damaged_model(search: dict):
+def test_logits_that_are_nan_raise_and_close_sequences(search: dict):
     engine = FakeSequences(VOCAB, lambda tokens: np.full(VOCAB, np.nan if len(tokens) > 4 else 0, np.float32))
     with pytest.raises(LocalllmError, match="not numbers"):
-        ask(engine, Letters(frozenset()), [2, 3], **search)
+        run_search(engine, Letters(frozenset()), [2, 3], **search)
     assert engine.open() <= 1
 
 
-def test_padded_logits():
+def test_padded_logits_are_ignored():
     engine = FakeSequences(VOCAB + 5, lambda tokens: np.arange(VOCAB + 5, dtype=np.float32))
-    (found,) = ask(engine, Letters(), [2], beams=1, max_tokens=3)
-    assert found.tokens == [VOCAB - 1] * 3
+    (result,) = run_search(engine, Letters(), [2], beams=1, max_tokens=3)
+    assert result.tokens == [VOCAB - 1] * 3
     logits = np.arange(VOCAB)
-    assert found.logprob == pytest.approx(3 * (VOCAB - 1 - np.log(np.exp(logits).sum())))
+    assert result.logprob == pytest.approx(3 * (VOCAB - 1 - np.log(np.exp(logits).sum())))
 
 
 @pytest.mark.parametrize("counts", [{"n": 0}, {"beams": -1}, {"n": 3, "beams": 2}], ids=str)
-def test_counts_that_make_no_sense(counts: dict):
+def test_invalid_counts_of_answers_and_beams_are_refused(counts: dict):
     with pytest.raises(UsageError):
-        ask(FakeSequences(VOCAB, table(1)), Letters(), [2], **counts)
+        run_search(FakeSequences(VOCAB, random_table(1)), Letters(), [2], **counts)
 
 
-def test_a_prompt_that_does_not_fit():
-    engine = FakeSequences(VOCAB, table(1), context=4)
+def test_a_prompt_beyond_the_context_is_refused():
+    engine = FakeSequences(VOCAB, random_table(1), context=4)
     with pytest.raises(ContextError, match=r"4 tokens.*holds only 4 "):
-        ask(engine, Letters(), [2] * 4)
+        run_search(engine, Letters(), [2] * 4)
     with pytest.raises(UsageError, match="empty"):
-        ask(engine, Letters(), [])
+        run_search(engine, Letters(), [])
     assert engine.made == []

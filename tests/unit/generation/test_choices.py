@@ -1,4 +1,4 @@
-"""Log probabilities: of an answer's tokens, and exact ones of texts that are given."""
+"""Test log probabilities: those of an answer's tokens, and exact ones of given texts."""
 
 import json
 import math
@@ -25,7 +25,7 @@ def model():
 
 
 def logprob(model: localllm.Model, prompt: list[int], ids: list[int]) -> float:
-    """By reading both at once."""
+    """Read prompt and ids in one run."""
     rows = model.logits([*prompt, *ids])[len(prompt) - 1 :]
     return sum(float(row[token]) - log_total(row) for row, token in zip(rows, ids, strict=False))
 
@@ -46,7 +46,7 @@ def test_tokens_of_an_answer_have_log_probabilities(model: localllm.Model):
     assert [each.chosen.token for each in mapped.logprobs] == mapped.tokens
 
 
-def test_texts_are_scored_by_their_tokens(model: localllm.Model):
+def test_texts_are_scored_by_the_sum_of_their_tokens(model: localllm.Model):
     prompt, text = "The model", " is a file of weights"
     score = model.score(prompt, text)
     ids = model.tokenizer.encode_inside(text)
@@ -58,8 +58,8 @@ def test_texts_are_scored_by_their_tokens(model: localllm.Model):
     )
 
 
-def test_measurements_keep_16_bits_however_long_the_prompt_is(model: localllm.Model):
-    """They agree with each other and with runs that are short enough for 16 bits; 8 bits are for those who ask."""
+def test_measurements_use_16_bit_activations_for_any_prompt_length(model: localllm.Model):
+    """Agree with runs short enough for 16 bits; 8 bits are used only on request."""
     ids = model.tokenize("Each model is a file of weights, and each prompt is read by it in runs. " * 20)[:330]
     with closing(model.sequence()) as sequence:
         rows = np.concatenate([sequence.append(ids[first : first + 33], "all") for first in range(0, 330, 33)])
@@ -112,14 +112,14 @@ def test_choices_are_exact_with_the_end_of_an_answer(model: localllm.Model):
     assert [choice.text for choice in again] == [choice.text for choice in choices]
 
 
-def test_what_follows_is_not_disturbed(model: localllm.Model):
+def test_choose_does_not_change_the_next_answer(model: localllm.Model):
     before = "".join(model.chat(MESSAGES, 8, temperature=0))
     model.choose(MESSAGES, ["yes", "no"])
     assert "".join(model.chat(MESSAGES, 8, temperature=0)) == before
 
 
-def oracle(model: localllm.Model, prompt: list[int], texts: list[str]) -> dict[str, float]:
-    """The product of each token's probability, by reading every text behind the prompt anew."""
+def compute_choices(model: localllm.Model, prompt: list[int], texts: list[str]) -> dict[str, float]:
+    """Return each text's probability by prefilling prompt and text anew: the oracle."""
     return {text: logprob(model, prompt, model.tokenize(text)) for text in texts}
 
 
@@ -136,11 +136,11 @@ CHOICES = [
 @pytest.mark.parametrize("texts", CHOICES)
 @pytest.mark.parametrize("precise", [True, False])
 def test_choices_are_the_products_of_their_tokens_probabilities(model: localllm.Model, texts: list[str], precise: bool):
-    """Alone and among others, without an end of the answer, as none begins another."""
+    """Omit the end of the answer, as no text is a prefix of another."""
     prompts = [[{"role": "user", "content": f"Is {word} good?"}] for word in ("it", "a cat " * 9, "rain", "snow") * 5]
     many = list(model.choose_many(prompts, texts, precise))
     for prompt, choices in zip(prompts[:4], many, strict=False):
-        expected = oracle(model, model.chat(prompt, 1, think="off").prompt, texts)
+        expected = compute_choices(model, model.chat(prompt, 1, think="off").prompt, texts)
         assert {one.text: one.logprob for one in choices} == pytest.approx(expected, abs=2e-2 if precise else 0.3)
         assert {one.text: one.logprob for one in model.choose(prompt, texts)} == pytest.approx(expected, abs=2e-2)
     assert len(many) == 20
@@ -149,8 +149,8 @@ def test_choices_are_the_products_of_their_tokens_probabilities(model: localllm.
         assert {one.text: one.logprob for one in choices} == pytest.approx(first, abs=1e-2 if precise else 0.3)
 
 
-def test_what_is_read_to_choose(model: localllm.Model, monkeypatch: pytest.MonkeyPatch):
-    """A prompt once, of texts what their first tokens do not decide; a long beginning of several only once."""
+def test_choose_prefills_the_prompt_and_shared_prefixes_once(model: localllm.Model, monkeypatch: pytest.MonkeyPatch):
+    """Run only the tokens that the first ones do not decide."""
     read = list[int]()
     run = model.engine._run_batch
 
@@ -173,18 +173,18 @@ def test_what_is_read_to_choose(model: localllm.Model, monkeypatch: pytest.Monke
     assert tokens[2][1:] == [stem, sum(len(each) - 1 - stem for each in ids)]
 
 
-def test_texts_with_the_same_beginning_are_read_once():
+def test_texts_with_a_common_prefix_are_prefilled_once():
     assert maximal([(), (1,), (1, 2), (3,), (1, 2, 4), (1, 5)]) == [(1, 2, 4), (1, 5), (3,)]
     assert maximal([()]) == [] and Choice("a", -1.0, 1.0).text == "a"
 
 
 @pytest.mark.parametrize("texts", ["ab", [], ["a", ""], ["a", "a"], [1], None])
-def test_what_are_no_choices(model: localllm.Model, texts):
+def test_invalid_choices_are_refused(model: localllm.Model, texts):
     with pytest.raises(UsageError, match=r"^choices must be "):
         model.choose(MESSAGES, texts)
 
 
-def test_what_does_not_fit(tiny: str):
+def test_choices_that_exceed_the_context_are_refused(tiny: str):
     with localllm.open(tiny, threads=1, context=64, cache=False) as small:
         with pytest.raises(ContextError, match="the longest text"):
             small.choose("Hi", ["a " * 100, "b"])
@@ -199,20 +199,22 @@ def test_what_does_not_fit(tiny: str):
 GUIDE = str(localllm.builtin_model())
 
 
-def test_run_writes_the_likeliest_or_all(cli, model: localllm.Model):
+def test_run_prints_the_likeliest_choice_or_all(cli, model: localllm.Model):
     code, out, _ = cli("run", GUIDE, "Is it good?", "--choices", 'yes, no ,"not, at all"')
     expected = model.choose(MESSAGES, ["yes", "no", "not, at all"])
     assert (code, out) == (0, expected[0].text + "\n")
     _, out, _ = cli("run", GUIDE, "Is it good?", "--choices", 'yes,no,"not, at all"', "--json")
-    told = json.loads(out)
-    assert told["text"] == expected[0].text and [each["text"] for each in told["choices"]] == [c.text for c in expected]
-    assert [each["probability"] for each in told["choices"]] == pytest.approx(
+    result = json.loads(out)
+    assert result["text"] == expected[0].text and [each["text"] for each in result["choices"]] == [
+        c.text for c in expected
+    ]
+    assert [each["probability"] for each in result["choices"]] == pytest.approx(
         [c.probability for c in expected], abs=0.02
     )
 
 
 @pytest.mark.parametrize("fast", [[], ["--fast"]])
-def test_map_classifies_lines(cli, model: localllm.Model, fast: list[str]):
+def test_map_classifies_lines_by_choices(cli, model: localllm.Model, fast: list[str]):
     options = ["-p", "Is this good? {line}", "--choices", "yes,no", *fast]
     code, out, _ = cli("map", GUIDE, *options, stdin=b"One\nTwo\n")
     results = [json.loads(line) for line in out.splitlines()]
@@ -235,13 +237,13 @@ def test_map_classifies_lines(cli, model: localllm.Model, fast: list[str]):
         (["map", GUIDE, "--choices", "a,b", "--n", "2"], "--choices cannot be combined with --n"),
     ],
 )
-def test_what_does_not_go_together(cli, arguments: list[str], message: str):
+def test_choices_refuse_conflicting_options(cli, arguments: list[str], message: str):
     code, out, err = cli(*arguments, stdin=b"x\n")
     assert (code, out) == (2, "") and message in err and err.count("\n") == 1, err
 
 
-def test_many_prompts_are_read_together(model: localllm.Model):
-    """Each gets what it gets alone, and an error stands in its place."""
+def test_choose_many_equals_choose_for_each_prompt(model: localllm.Model):
+    """Return an error in place of its prompt."""
     prompts = [[{"role": "user", "content": f"Is {word} good?"}] for word in ("it", "a cat " * 9, "rain", "x")]
     mixed = [*prompts, "It is", [{"role": "user", "content": "y " * 5000}], prompts[0]]
     together = list(model.choose_many(mixed, ["yes", "no it is not"]))
@@ -277,7 +279,7 @@ def test_logprobs_may_be_the_number_of_alternatives(model: localllm.Model, asked
     ({"continue_final": "yes"}, "continue_final must be True or False, not 'yes'"),
     ({"json_calls": 0, "tools": []}, "json_calls must be True or False, not 0"),
 ])  # fmt: skip
-def test_another_type_is_not_taken_for_true(model: localllm.Model, asked: dict[str, Any], reason: str):
+def test_logprobs_of_another_type_are_refused(model: localllm.Model, asked: dict[str, Any], reason: str):
     with pytest.raises(UsageError) as failure:
         model.chat(MESSAGES, 2, **asked)
     assert str(failure.value) == reason

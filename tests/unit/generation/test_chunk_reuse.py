@@ -1,4 +1,4 @@
-"""Chunks in the middle of a prompt that earlier ones have at other positions: which are found, and what comes of it."""
+"""Test the reuse of chunks at other positions: which are found, and what is left to prefill."""
 
 import random
 from collections.abc import Iterator
@@ -15,34 +15,33 @@ TEXT = random.Random(3).choices(range(20, 200), k=300)
 LEAST = 16
 
 
-def test_one_more_token():
+def test_one_inserted_token_leaves_the_rest_reusable():
     prompt = [*TEXT[:100], 7, *TEXT[100:]]
     assert find_chunks(TEXT, prompt, 100, LEAST) == [Chunk(101 + READ_AGAIN, 100 + READ_AGAIN, 199 - READ_AGAIN)]
 
 
-def test_several_chunks_in_any_order():
+def test_several_chunks_are_found_in_any_order():
     prompt = [1, 2, *TEXT[200:260], 3, *TEXT[50:80], *TEXT[10:14]]
-    found = find_chunks(TEXT, prompt, 0, LEAST)
+    chunks = find_chunks(TEXT, prompt, 0, LEAST)
     skip = READ_AGAIN
-    assert found == [Chunk(2 + skip, 200 + skip, 60 - skip), Chunk(63 + skip, 50 + skip, 30 - skip)]
+    assert chunks == [Chunk(2 + skip, 200 + skip, 60 - skip), Chunk(63 + skip, 50 + skip, 30 - skip)]
 
 
 @pytest.mark.parametrize(("length", "is_found"), [(LEAST - 1, False), (LEAST, True)])
-def test_the_shortest(length: int, is_found: bool):
+def test_a_chunk_below_the_minimum_length_is_not_reused(length: int, is_found: bool):
     for first in range(40, 40 + LEAST):
         prompt = [1, 2, *TEXT[first : first + length], 3]
         assert bool(find_chunks(TEXT, prompt, 0, LEAST)) == is_found
 
 
-def test_texts_that_repeat():
-    """Found in little time, and the last token is left to be read."""
+def test_a_repetitive_text_is_matched_except_its_last_token():
     held = [5] * 3000
     chunks = find_chunks(held, [6, *held], 0, LEAST)
     assert sum(one.length for one in chunks) >= 2900 and chunks[-1].place + chunks[-1].length <= 3000
 
 
 class Queue:
-    """The requests of a live batch, that come one by one."""
+    """The requests of a live batch, which arrive one by one."""
 
     def __init__(self) -> None:
         self.requests = list[Request]()
@@ -65,8 +64,8 @@ def answer(batch, queue: Queue, model: localllm.Model, prompt: list[int], reuse:
     return request
 
 
-def test_a_batch(tiny: str):
-    """Little is read; and who wants it exact gets what a model says that has read nothing before."""
+def test_a_live_batch_reuses_chunks_only_on_request(tiny: str):
+    """Prefill little with reuse, and everything without it."""
     with localllm.open(tiny, threads=2, context=512) as model:
         queue = Queue()
         batch = model.batch(queue, live=True)

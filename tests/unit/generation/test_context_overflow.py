@@ -1,4 +1,4 @@
-"""Texts that no longer fit their context: what goes, what stays, and what the user is told."""
+"""Test texts that outgrow their context: what is dropped, what is kept, and what the user is told."""
 
 import json
 from pathlib import Path
@@ -52,30 +52,30 @@ STEPS = st.one_of(
 
 @given(st.lists(STEPS, max_size=12), st.sampled_from([0, 1, KEEP, 64, 128]))
 @settings(max_examples=60, deadline=None)
-def test_it_looks_as_if_it_held_everything(steps, keep):
+def test_a_shifted_sequence_appears_to_hold_all_tokens(steps, keep):
     engine = FakeEngine(12 * 400 + 1, lambda tokens: tokens[-1], CONTEXT)
     held = engine.sequence()
-    sequence, said = ShiftedSequence(held, keep), list[int]()
+    sequence, all_tokens = ShiftedSequence(held, keep), list[int]()
     for step, count in steps:
         if step == "append":
-            ids = list(range(len(said), len(said) + count))
+            ids = list(range(len(all_tokens), len(all_tokens) + count))
             rows = sequence.append(ids, "all")
-            said += ids
+            all_tokens += ids
             np.testing.assert_array_equal(rows.argmax(axis=1), ids)
         elif step == "truncate":
-            left = sequence.truncate(min(count, len(said)))
-            assert left == min(count, len(said)) or left == min(count, keep)
-            del said[left:]
+            left = sequence.truncate(min(count, len(all_tokens)))
+            assert left == min(count, len(all_tokens)) or left == min(count, keep)
+            del all_tokens[left:]
         else:
             sequence = sequence.fork()
             held = engine.sequences[-1]
-        assert sequence.tokens == said
+        assert sequence.tokens == all_tokens
         window = len(held.tokens) - keep
-        assert window <= 0 or held.tokens == said[:keep] + said[-window:]
+        assert window <= 0 or held.tokens == all_tokens[:keep] + all_tokens[-window:]
     assert np.argmax(sequence.append([7, 8])) == 8
 
 
-def test_half_goes_at_once():
+def test_a_full_context_drops_half_at_once():
     held = FakeEngine(2000, lambda tokens: tokens[-1], CONTEXT).sequence()
     sequence = ShiftedSequence(held, KEEP)
     sequence.append(list(range(CONTEXT)), "none")
@@ -89,13 +89,15 @@ def test_half_goes_at_once():
     (74, 10, (), 64), (73, 10, (), 63), (75, 10, (), 64), (137, 10, (), 64), (266, 10, (), 128), (265, 10, (), 64),
     (266, 10, (138,), 192), (266, 10, (138, 202), 256), (10, 10, (), 0),
 ])  # fmt: skip
-def test_how_much_is_forgotten(length: int, keep: int, within: tuple[int, ...], count: int, monkeypatch):
-    """Half in whole pages, or more where that is in an image, or all."""
+def test_half_of_the_tokens_is_dropped_in_whole_pages(
+    length: int, keep: int, within: tuple[int, ...], count: int, monkeypatch
+):
+    """Drop more where the cut would fall within an image."""
     monkeypatch.setattr(overflow, "is_within", lambda held, place: place in within)
     assert count_droppable([0] * length, keep) == count
 
 
-def test_all_goes_where_there_is_no_page():
+def test_all_tokens_are_dropped_below_one_page():
     held = FakeEngine(2000, lambda tokens: tokens[-1], 60).sequence()
     sequence = ShiftedSequence(held, KEEP)
     sequence.append(list(range(60)), "none")
@@ -107,7 +109,7 @@ def test_all_goes_where_there_is_no_page():
     assert (held.tokens, sequence.tokens) == ([*range(KEEP), 60], [*range(61)])
 
 
-def test_a_plain_sequence_again():
+def test_a_sequence_stops_shifting_without_keep():
     engine = FakeEngine(2000, lambda tokens: tokens[-1], CONTEXT)
     full, held = engine.sequence(), engine.sequence()
     assert rolling(full, None) is full
@@ -124,7 +126,7 @@ def test_a_plain_sequence_again():
 # ---- generations and conversations ----------------------------------------------------------------------------------
 
 
-def test_an_answer_longer_than_the_context(tiny):
+def test_an_answer_may_outgrow_the_context(tiny):
     engine, session, _ = conversation(tiny, "x" * 900)
     answer = session.complete("x", options("shift", max_tokens=700))
     assert "".join(answer) == "x" * 700
@@ -138,7 +140,7 @@ def test_an_answer_longer_than_the_context(tiny):
     assert ("".join(few), few.is_full) == ("xxxxx", False)
 
 
-def test_a_prompt_longer_than_the_context(tiny):
+def test_a_prompt_may_outgrow_the_context(tiny):
     _, session, _ = conversation(tiny, "yes")
     with pytest.raises(ContextError, match="1000 tokens"):
         session.complete("x" * 1000, options("error"))
@@ -152,8 +154,8 @@ def test_a_prompt_longer_than_the_context(tiny):
 
 
 @pytest.mark.parametrize(("length", "keep"), [(256, 0), (257, 4), (300, KEEP), (1000, 20), (1000, 100), (5000, 64)])
-def test_what_would_be_dropped_is_not_read(length: int, keep: int):
-    """Only the first tokens are read and the end that fits, with room for an answer, in whatever pieces it comes."""
+def test_tokens_that_would_be_dropped_are_not_prefilled(length: int, keep: int):
+    """Prefill only the first tokens and the tail that fits, however the prompt is chunked."""
     prompt = [number % 1999 for number in range(length)]
     for size in (length, 64, 7):
         reading = FakeEngine(2000, lambda tokens: tokens[-1], CONTEXT)
@@ -173,8 +175,8 @@ def test_what_would_be_dropped_is_not_read(length: int, keep: int):
     assert (sequence.skipped, sequence.dropped) == (0, 0), "it goes on from what it holds"
 
 
-def test_a_short_beginning_that_was_read_goes_with_the_rest():
-    """Of tokens read before, those go that a longer prompt would drop; the first ones are not read again."""
+def test_a_cached_prefix_is_dropped_with_the_rest():
+    """Drop what a longer prompt would drop, without prefilling the first tokens again."""
     reading = FakeEngine(2000, lambda tokens: tokens[-1], CONTEXT)
     held = reading.sequence()
     sequence = ShiftedSequence(held, KEEP)
@@ -185,8 +187,8 @@ def test_a_short_beginning_that_was_read_goes_with_the_rest():
     assert held.tokens == [*range(KEEP), *range(KEEP + sequence.skipped, 1000)]
 
 
-def test_a_conversation_shifts(tiny):
-    """Turns cost only their own tokens, also when the first ones have been forgotten; the system message stays."""
+def test_a_conversation_shifts_and_keeps_its_system_message(tiny):
+    """Prefill only each turn's own tokens, also after a shift."""
     engine, session, tokenizer = conversation(tiny, "an answer of thirty characters")
     engine.say = lambda tokens: 3 + ord("!") if tokens[-1] != 3 + ord("!") else tokenizer.eos_id
     session.system = "Remember me."
@@ -206,8 +208,8 @@ def test_a_conversation_shifts(tiny):
 
 
 @pytest.mark.parametrize("keep", [None, 7])
-def test_an_answer_that_goes_on_keeps_the_system_message(tiny, keep):
-    """While it goes on the context gets full; `keep` says otherwise how many tokens stay."""
+def test_a_continued_answer_keeps_the_system_message(tiny, keep):
+    """Fill the context while it goes on; `keep` overrides the number of kept tokens."""
     engine, session, tokenizer = conversation(tiny, "x" * 900)
     session.system = "Remember me."
     "".join(session.ask("Go", options("shift", max_tokens=100, keep=keep)))
@@ -220,7 +222,7 @@ def test_an_answer_that_goes_on_keeps_the_system_message(tiny, keep):
     assert held.tokens[: answer.kept] == standing[: answer.kept]
 
 
-def test_a_conversation_may_refuse_to_forget(tiny):
+def test_a_conversation_may_refuse_to_drop_turns(tiny):
     _, session, _ = conversation(tiny, "fine")
     with pytest.raises(ContextError):
         for number in range(20):
@@ -231,7 +233,7 @@ def test_a_conversation_may_refuse_to_forget(tiny):
     assert session.forgotten > 0
 
 
-def test_given_messages_may_lose_turns(tiny):
+def test_given_messages_may_lose_their_oldest_turns(tiny):
     _, session, tokenizer = conversation(tiny, "fine")
     turns = [{"role": role, "content": f"{role} {n}"} for n in range(20) for role in ("user", "assistant")]
     messages = [{"role": "system", "content": "S"}, *turns, {"role": "user", "content": "last"}]
@@ -246,7 +248,7 @@ def test_given_messages_may_lose_turns(tiny):
 @pytest.mark.parametrize(
     "wrong", [{"on_overflow": "ignore"}, {"keep": 5}, {"on_overflow": "shift", "keep": -1}], ids=str
 )
-def test_options_that_make_no_sense(wrong):
+def test_invalid_overflow_options_are_refused(wrong):
     with pytest.raises(UsageError, match=r"on_overflow|keep must"):
         GenerationOptions(**wrong)
     with pytest.raises(UsageError, match="cannot be combined with on_overflow=shift"):
@@ -255,13 +257,13 @@ def test_options_that_make_no_sense(wrong):
     GenerationOptions(on_overflow="shift", speculate="ngram")
 
 
-def test_a_context_that_is_too_small(tiny):
+def test_a_context_too_small_for_the_kept_tokens_is_refused(tiny):
     _, session, _ = conversation(tiny, "fine")
     with pytest.raises(ContextError, match="256 is too small to keep 200 tokens when shifting; use at least 328"):
         session.complete("x", options("shift", keep=200))
 
 
-def test_the_api(tiny):
+def test_generate_reports_kept_and_dropped_tokens(tiny):
     with localllm.open(tiny, context=192, backend="reference") as model:
         answer = model.generate("x" * 400, max_tokens=20, temperature=0, on_overflow="shift", keep=8)
         list(answer)
@@ -274,7 +276,7 @@ def test_the_api(tiny):
 # ---- what the user is told ------------------------------------------------------------------------------------------
 
 
-def test_the_command_line(tiny, cli):
+def test_run_explains_how_to_fit_a_long_prompt(tiny, cli):
     long = ["run", tiny, "--raw", "-p", "x" * 400, "--temp", "0", "-n", "3", "-c", "256"]
     assert cli(*long)[0] == cli(*long, "--on-overflow", "drop-turns")[0] == 4
     shorter = "shorten it, set -c 401 or more (the model was trained for 512)"
@@ -305,8 +307,8 @@ def test_the_command_line(tiny, cli):
 
 
 @pytest.mark.parametrize("seed", [None, 1, 2])
-def test_drafts_do_not_move_what_is_forgotten(seed, monkeypatch):
-    """A context is shifted where it is full, and not where a draft would not fit, so the text is the same."""
+def test_drafts_do_not_move_the_shift(seed, monkeypatch):
+    """Shift where the context is full, not where a draft would not fit."""
     monkeypatch.setattr(speculator, "StepCostModel", Free)
     drawn = {"temperature": 0} if seed is None else {"seed": seed}
     with localllm.open(localllm.builtin_model(), context=160, cache=False) as model:

@@ -1,4 +1,4 @@
-"""An assistant's message at the end of a conversation goes on, in Python and over HTTP."""
+"""Test that a final assistant message is continued, in Python and over HTTP."""
 
 from functools import partial
 from typing import Any
@@ -79,33 +79,35 @@ def prompt_of(model: api.Model, messages: Any, **options: Any) -> str:
         ("shows thoughts", answer("Answer1"), ASKED + "Answer1"),
     ],
 )  # fmt: skip
-def test_prompts_end_where_the_answer_goes_on(tiny_path: str, template: str, final: dict, prompt: str):
+def test_the_prompt_ends_within_the_final_assistant_message(tiny_path: str, template: str, final: dict, prompt: str):
     with open_with(tiny_path, TEMPLATES[template]) as model:
         assert prompt_of(model, [user("User1"), final]) == prompt
         assert prompt_of(model, [user("User1"), final], continue_final=bool(final) or None) == prompt
 
 
-def test_two_answers_at_the_end_go_on_as_one(tiny_path: str):
+def test_two_final_assistant_messages_are_continued_as_one(tiny_path: str):
     with open_with(tiny_path, TEMPLATES["takes turns"]) as model:
         assert prompt_of(model, [user("User1"), answer("A"), answer("B")]) == ASKED + "A\n\nB"
 
 
-def test_what_is_answered_anew(tiny_path: str):
+def test_continue_final_false_or_a_user_message_starts_a_new_answer(tiny_path: str):
     closed = ASKED + "Answer1<|im_end|>\n<|im_start|>assistant\n"
     with open_with(tiny_path, CHATML) as model:
         assert prompt_of(model, [user("User1"), answer("Answer1")], continue_final=False) == closed
-        said = [user("User1"), answer("Answer1"), user("User2")]
+        messages = [user("User1"), answer("Answer1"), user("User2")]
         for choice in (None, False):
-            assert prompt_of(model, said, continue_final=choice).endswith("User2<|im_end|>\n<|im_start|>assistant\n")
+            assert prompt_of(model, messages, continue_final=choice).endswith(
+                "User2<|im_end|>\n<|im_start|>assistant\n"
+            )
         called = [user("User1"), answer("Answer1", tool_calls=CALLS)]
         assert prompt_of(model, called).endswith("<|im_start|>assistant\n")
         with pytest.raises(UsageError, match="continue_final: the last message is of the role 'user'"):
-            model.chat(said, continue_final=True)
+            model.chat(messages, continue_final=True)
         with pytest.raises(UsageError, match="continue_final: the last message has calls"):
             model.chat(called, continue_final=True)
 
 
-def test_only_what_is_new_is_said(tiny_path: str):
+def test_only_new_text_is_returned(tiny_path: str):
     with open_with(tiny_path, CHATML, {"User1": "One two three"}) as model:
         messages = [user("User1"), answer("One")]
         generation = model.chat(messages)
@@ -114,7 +116,7 @@ def test_only_what_is_new_is_said(tiny_path: str):
         assert model.candidates(messages, n=2)[0].text == " two three"
 
 
-def test_a_thought_goes_on(tiny_path: str):
+def test_an_unfinished_reasoning_is_continued(tiny_path: str):
     script = {"User1": "<think>\nFirst this, then that.\n</think>\n\nYes."}
     with open_with(tiny_path, TEMPLATES["shows thoughts"] + "{# </think> #}", script) as model:
         generation = model.chat([user("User1"), answer(None, reasoning_content="First this,")])
@@ -124,12 +126,12 @@ def test_a_thought_goes_on(tiny_path: str):
 @pytest.mark.parametrize(
     "form", [{"regex": "One (two|three) four"}, {"grammar": 'root ::= "One " ("two" | "three") " four"'}]
 )
-def test_a_form_holds_for_all_of_the_answer(tiny_path: str, form: dict[str, str]):
+def test_a_grammar_constrains_the_continued_answer_as_a_whole(tiny_path: str, form: dict[str, str]):
     with open_with(tiny_path, CHATML, {"User1": "One three four"}) as model:
         assert "".join(model.chat([user("User1"), answer("One th")], **form)) == "ree four"
 
 
-def test_a_schema_holds_for_all_of_the_answer(tiny_path: str):
+def test_a_schema_constrains_the_continued_answer_as_a_whole(tiny_path: str):
     schema = {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]}
     with open_with(tiny_path, CHATML, {"User1": '{"a":7}'}) as model:
         assert "".join(model.chat([user("User1"), answer('{"a":')], schema=schema)) == "7}"
@@ -138,85 +140,85 @@ def test_a_schema_holds_for_all_of_the_answer(tiny_path: str):
 
 
 @pytest.fixture(scope="module")
-def told(tiny_path: str):
+def server(tiny_path: str):
     script = {"User1": "One two three"}
-    made = {"chatml": CHATML, "qwen": QWEN, "thinks": TEMPLATES["thinks"]}
-    with serving({name: partial(open_with, tiny_path, text, script) for name, text in made.items()}) as served:
+    templates = {"chatml": CHATML, "qwen": QWEN, "thinks": TEMPLATES["thinks"]}
+    with serving({name: partial(open_with, tiny_path, text, script) for name, text in templates.items()}) as served:
         yield served
 
 
-def test_chat_completions(told: Served):
+def test_chat_completions_continue_the_final_message(server: Served):
     def ask(*messages: Any, **more: Any) -> Any:
-        return told.post("/v1/chat/completions", {"model": "chatml", "messages": messages, "max_tokens": 50, **more})
+        return server.post("/v1/chat/completions", {"model": "chatml", "messages": messages, "max_tokens": 50, **more})
 
     begun = user("User1"), answer("One")
     for more in ({}, {"continue_final_message": True}, {"continue_final_message": True, "add_generation_prompt": False},
                  {"add_generation_prompt": False}, {"continue_final_message": None}):  # fmt: skip
         reply = ask(*begun, **more).json
         assert reply["choices"][0]["message"]["content"] == " two three", more
-        assert prompt_of_latest(told, "chatml").startswith(ASKED + "One two")
-    counted = len(told.model("chatml").tokenizer.encode(ASKED + "One", special=True))
+        assert prompt_of_latest(server, "chatml").startswith(ASKED + "One two")
+    counted = len(server.model("chatml").tokenizer.encode(ASKED + "One", special=True))
     assert (reply["usage"]["prompt_tokens"], reply["usage"]["completion_tokens"]) == (counted, len(" two three"))
     deltas = [event["choices"][0]["delta"].get("content") or "" for event in ask(*begun, stream=True).events]
     assert "".join(deltas) == " two three"
     for more in ({"continue_final_message": False}, {"add_generation_prompt": True}):
         assert ask(*begun, **more).status == 200
-        assert prompt_of_latest(told, "chatml").startswith(ASKED + "One<|im_end|>\n<|im_start|>assistant\n")
+        assert prompt_of_latest(server, "chatml").startswith(ASKED + "One<|im_end|>\n<|im_start|>assistant\n")
     ask(user("User1"), add_generation_prompt=False, max_tokens=1)
-    assert prompt_of_latest(told, "chatml").startswith(ASKED.removesuffix("<|im_start|>assistant\n"))
-    for messages, more, said in [
+    assert prompt_of_latest(server, "chatml").startswith(ASKED.removesuffix("<|im_start|>assistant\n"))
+    for messages, more, message in [
         (begun, {"continue_final_message": True, "add_generation_prompt": True}, "set only one to true"),
         ([user("User1")], {"continue_final_message": True}, "continue_final_message: the last message must be"),
         (begun, {"continue_final_message": "yes"}, "continue_final_message must be a boolean"),
         ([user("User1"), answer(None, tool_calls=CALLS)], {"continue_final_message": True}, "without tool calls"),
     ]:
         reply = ask(*messages, **more)
-        assert reply.status == 400 and said in reply.json["error"]["message"]
+        assert reply.status == 400 and message in reply.json["error"]["message"]
 
 
-def test_anthropics_messages(told: Served):
+def test_anthropic_messages_continue_the_final_message(server: Served):
     asked = {"model": "chatml", "messages": [user("User1"), answer("One")], "max_tokens": 50}
-    reply = told.post("/v1/messages", asked).json
+    reply = server.post("/v1/messages", asked).json
     assert reply["content"] == [{"type": "text", "text": " two three"}] and reply["stop_reason"] == "end_turn"
-    counted = told.post("/v1/messages/count_tokens", asked).json["input_tokens"]
+    counted = server.post("/v1/messages/count_tokens", asked).json["input_tokens"]
     usage = reply["usage"]
-    assert counted == len(told.model("chatml").tokenizer.encode(ASKED + "One", special=True))
+    assert counted == len(server.model("chatml").tokenizer.encode(ASKED + "One", special=True))
     assert usage["input_tokens"] + usage["cache_read_input_tokens"] == counted
     assert usage["output_tokens"] == len(" two three")
     blocks = {**asked, "messages": [user("User1"), answer([{"type": "text", "text": "One"}])]}
-    assert told.post("/v1/messages", blocks).json["content"] == reply["content"]
+    assert server.post("/v1/messages", blocks).json["content"] == reply["content"]
     called = [user("User1"), answer([{"type": "tool_use", "id": "t", "name": "look", "input": {}}])]
-    assert told.post("/v1/messages", {**asked, "model": "qwen", "messages": called}).status == 200
+    assert server.post("/v1/messages", {**asked, "model": "qwen", "messages": called}).status == 200
 
 
-def test_with_tools(told: Served):
+def test_a_final_message_after_tool_results_is_continued(server: Served):
     messages = [user("User1"), answer(None, tool_calls=CALLS), RESULT, answer("Answer1")]
     asked = {"model": "qwen", "messages": messages, "tools": OPENAI_TOOLS, "max_tokens": 1}
-    assert told.post("/v1/chat/completions", asked).status == 200
-    assert "assistant\nAnswer1" in prompt_of_latest(told, "qwen")
-    assert "Answer1<|im_end|>" not in prompt_of_latest(told, "qwen")
+    assert server.post("/v1/chat/completions", asked).status == 200
+    assert "assistant\nAnswer1" in prompt_of_latest(server, "qwen")
+    assert "Answer1<|im_end|>" not in prompt_of_latest(server, "qwen")
 
 
-def test_what_has_begun():
+def test_the_partial_answer_is_split_into_reasoning_and_content():
     think = next(format for format in FORMATS if isinstance(format, Tags))
     opens, closes = think.opens, think.closes
-    for final, found in [
+    for final, partial_answer in [
         (answer("a"), PartialAnswer("a")), (answer(None), PartialAnswer()), (answer(" \n"), PartialAnswer()),
         (answer("a", thinking="b"), PartialAnswer("a", "b")),
         (answer("", reasoning="b"), PartialAnswer("", "b")), (answer(f"{opens}b{closes}a"), PartialAnswer("a", "b")),
         (answer(f"{opens}\nb "), PartialAnswer("", "b ")), (answer(f"a{opens}b"), PartialAnswer(f"a{opens}b")),
     ]:  # fmt: skip
-        assert find_partial_answer([final], None, think) == found
+        assert find_partial_answer([final], None, think) == partial_answer
     assert find_partial_answer([answer("", thinking="b")], None, None) == PartialAnswer()
     assert find_partial_answer([], None, None) is None
 
 
 @pytest.mark.parametrize("name", released_names())
-def test_released_templates_go_on(shared, tiny_path: str, name: str):
-    """Behind the content, whatever stands in front of that; nothing is said twice."""
-    said = [system("Sys1"), user("User1"), answer("Answer1"), user("User2"), answer("Answer2 goes")]
+def test_released_templates_continue_the_final_message(shared, tiny_path: str, name: str):
+    """Render nothing twice, and the content last."""
+    conversation = [system("Sys1"), user("User1"), answer("Answer1"), user("User2"), answer("Answer2 goes")]
     with open_with(tiny_path, (shared / "templates" / f"{name}.jinja").read_text()) as model:
-        for messages in (said, said[1:], said[1:3]):
+        for messages in (conversation, conversation[1:], conversation[1:3]):
             prompt = model.tokenizer.decode(model.session.request(messages).prompt, special=True)
             assert prompt.endswith(messages[-1]["content"]) and prompt.count(messages[-1]["content"]) == 1
             assert prompt.count("User1") == 1

@@ -1,4 +1,4 @@
-"""Turns taken back, branches, answers that go on, conversations of an earlier process: what is read for them."""
+"""Test undone turns, branches, continued answers and restored conversations by what they prefill."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -47,27 +47,27 @@ def conversation(tokenizer: Tokenizer, *answers: str) -> tuple[FakeEngine, Sessi
     return fake, Session(PrefixCache(fake), tokenizer)
 
 
-def read(fake: FakeEngine, session: Session, question: str) -> int:
-    """Ask; how many of the prompt's tokens were read."""
+def count_prefilled(fake: FakeEngine, session: Session, question: str) -> int:
+    """Ask and return the number of prompt tokens that were prefilled."""
     answer = session.ask(question, GREEDY)
     "".join(answer)
     return len(answer.prompt) - answer.cached_tokens
 
 
-def test_what_stays_is_not_read_again(tokenizer: Tokenizer):
+def test_undoing_turns_keeps_the_rest_prefilled(tokenizer: Tokenizer):
     fake, session = conversation(tokenizer, *(f"Answer {number}. {LONG_TEXT}" for number in range(8)))
-    costs = [read(fake, session, f"question {number}") for number in range(6)]
+    costs = [count_prefilled(fake, session, f"question {number}") for number in range(6)]
     assert len(fake.open_sequences[0].tokens) > PRECISE_TOKENS
     for number in (5, 4, 3):
         assert session.undo() == f"question {number}"
-    assert read(fake, session, "question 3") == costs[3]
+    assert count_prefilled(fake, session, "question 3") == costs[3]
     assert session.undo() == "question 3"
     assert session.messages[-1]["content"] == f"Answer 2. {LONG_TEXT}"
-    assert read(fake, session, "question X") == costs[3]
+    assert count_prefilled(fake, session, "question X") == costs[3]
     assert len(fake.open_sequences) == 1, "nothing is kept for it"
 
 
-def test_nothing_to_take_back(tokenizer: Tokenizer):
+def test_undo_without_a_turn_returns_none(tokenizer: Tokenizer):
     _, session = conversation(tokenizer, "yes")
     session.system = "Be brief."
     assert session.undo() is None
@@ -78,40 +78,40 @@ def test_nothing_to_take_back(tokenizer: Tokenizer):
     assert session.messages == [{"role": "system", "content": "Be brief."}]
 
 
-def test_branches_are_not_read_again(tokenizer: Tokenizer):
+def test_branches_reuse_their_common_prefix(tokenizer: Tokenizer):
     fake, session = conversation(tokenizer, *(f"Answer {number}. {LONG_TEXT}" for number in range(8)))
-    costs = [read(fake, session, f"question {number}") for number in range(3)]
+    costs = [count_prefilled(fake, session, f"question {number}") for number in range(3)]
     trunk = session.messages
     session.cache.park()
-    assert read(fake, session, "question 3") == costs[2]
+    assert count_prefilled(fake, session, "question 3") == costs[2]
     branch = session.messages
     for messages in (trunk, branch, trunk):
         session.cache.park()
         session.messages = messages
-        assert read(fake, session, "question 9") == costs[2]
+        assert count_prefilled(fake, session, "question 9") == costs[2]
     for _ in range(20):
         session.cache.park()
     assert len(fake.open_sequences) == 1 + waiting.PARKED
 
 
-def test_who_comes_back_takes_what_was_held(tokenizer: Tokenizer):
-    """It waits no longer: another copy of it would take its memory."""
+def test_returning_to_a_branch_takes_its_parked_sequence(tokenizer: Tokenizer):
+    """Hold no second copy in memory."""
     fake, session = conversation(tokenizer, *(f"Answer {number}. {LONG_TEXT}" for number in range(8)))
     for number in range(3):
-        read(fake, session, f"question {number}")
+        count_prefilled(fake, session, f"question {number}")
     trunk = session.messages
     session.cache.park()
     session.messages = []
-    read(fake, session, "something else")
+    count_prefilled(fake, session, "something else")
     assert len(fake.open_sequences) == 2
     session.messages = trunk
-    read(fake, session, "question 9")
+    count_prefilled(fake, session, "question 9")
     assert len(fake.open_sequences) == 1
 
 
-def test_what_is_held_leaves_room_for_a_whole_context(tokenizer: Tokenizer, monkeypatch):
+def test_parked_sequences_leave_room_for_a_whole_context(tokenizer: Tokenizer, monkeypatch):
     fake, session = conversation(tokenizer, "yes")
-    read(fake, session, "Hi")
+    count_prefilled(fake, session, "Hi")
     used = len(fake.open_sequences[0].tokens)
     for places, held in ((used + fake.context - 1, 1), (used + fake.context, 2)):
         monkeypatch.setattr(fake, "cache_usage", lambda places=places: (used, places))
@@ -119,7 +119,7 @@ def test_what_is_held_leaves_room_for_a_whole_context(tokenizer: Tokenizer, monk
         assert len(fake.open_sequences) == held
 
 
-def test_an_answer_goes_on(tokenizer: Tokenizer):
+def test_resume_continues_an_answer(tokenizer: Tokenizer):
     fake, session = conversation(tokenizer, "abcdefghijkl", "next")
     three = GenerationOptions(max_tokens=3, sampling=SamplingOptions(temperature=0))
     assert "".join(session.ask("Hi", three)) == "abc"
@@ -136,7 +136,7 @@ def test_an_answer_goes_on(tokenizer: Tokenizer):
     assert again.messages[-1]["content"] == "abcdefghijkl"
 
 
-def test_an_answer_that_must_look_like_something_does_not_go_on(tokenizer: Tokenizer):
+def test_resume_refuses_a_constrained_answer(tokenizer: Tokenizer):
     _, session = conversation(tokenizer, "aaaa")
     list(session.ask("Hi", SHORT))
     with pytest.raises(UsageError, match="with a regex cannot be continued"):
@@ -144,20 +144,22 @@ def test_an_answer_that_must_look_like_something_does_not_go_on(tokenizer: Token
     assert session.messages[-1]["content"] == "aaaa"
 
 
-def test_a_thought_goes_on(tokenizer: Tokenizer):
+def test_resume_continues_a_reasoning(tokenizer: Tokenizer):
     fake = FakeEngine(tokenizer.vocab_size, saying(tokenizer, "<think>Hm, well.</think>Four."), 4096)
     session = Session(PrefixCache(fake), tokenizer, CHATML + "{# </think> #}")
     list(session.ask("2 + 2", GenerationOptions(max_tokens=9, sampling=SamplingOptions(temperature=0))))
     assert session.messages[-1] == {"role": "assistant", "content": "", "reasoning_content": "Hm"}
     assert "".join(session.resume(GREEDY)) == "Four."
-    said = session.messages[-1]
-    assert (said["content"], said["reasoning_content"].replace(" ", "")) == ("Four.", "Hm,well.")
+    message = session.messages[-1]
+    assert (message["content"], message["reasoning_content"].replace(" ", "")) == ("Four.", "Hm,well.")
 
 
 @pytest.mark.parametrize("model", ["tiny", "hybrid"])
-def test_it_is_as_if_the_turn_had_not_been(model: str, request):
-    """To the bit: where the model goes on is what it was. Without guesses: how many are read together is a matter of
-    time, and attention of ten tokens has another order of sums than that of six and of four."""
+def test_an_undone_turn_leaves_no_trace(model: str, request):
+    """Compare to the bit, without drafts: how many tokens share a step depends on time,
+    and attention of ten tokens sums in another order than that of six and of four.
+
+    """
     path = request.getfixturevalue(model)
     rows, plain = [], replace(SHORT, speculate="off")
     for detour in (False, True):
@@ -178,8 +180,8 @@ def test_it_is_as_if_the_turn_had_not_been(model: str, request):
 
 
 @pytest.mark.parametrize("model", ["tiny", "hybrid"])
-def test_a_conversation_of_an_earlier_process(model: str, request, tmp_path: Path, monkeypatch):
-    """Read turn by turn, kept in files, and gone on with by a process that reads only what is new."""
+def test_a_conversation_of_an_earlier_process_is_restored(model: str, request, tmp_path: Path, monkeypatch):
+    """Prefill only the new tokens, and read the others from files."""
     monkeypatch.delenv(prefix_files.SIZE_VARIABLE)
     monkeypatch.setattr(prefix_files, "folder", lambda: tmp_path / "prefixes")
     path = request.getfixturevalue(model)
@@ -191,14 +193,14 @@ def test_a_conversation_of_an_earlier_process(model: str, request, tmp_path: Pat
         messages, held = session.messages, len(latest.prompt) + len(latest.tokens)
         session.cache.write_conversation()
         answer = session.ask("And then?", SHORT)
-        said = "".join(answer)
+        text = "".join(answer)
     assert held > 1024
     with localllm.open(path, threads=1) as opened:
         session = opened.session
         session.messages = messages
         session.earlier = held
         again = session.ask("And then?", SHORT)
-        assert "".join(again) == said
+        assert "".join(again) == text
         assert again.cached_tokens >= (1024 if model == "tiny" else 512)
         assert session.undo() == "And then?"
         other = session.ask("What else?", SHORT)

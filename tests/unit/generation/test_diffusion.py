@@ -1,4 +1,4 @@
-"""Models that fill masked places: logits as llama.cpp's, schedules, which places come first, and the command."""
+"""Test diffusion models: logits as llama.cpp's, schedules, the order of unmasking, and the command."""
 
 import subprocess
 import sys
@@ -42,7 +42,7 @@ MASK, VOCAB = 9, 10
 
 @pytest.mark.parametrize("backend", ["reference", "cpu"])
 @pytest.mark.parametrize("name", MASKED)
-def test_logits(model_path, name, backend):
+def test_logits_equal_those_of_llama_cpp(model_path, name, backend):
     golden, tokens = RowsGolden.load(name), prompt(name, 272)
     assert model(name).digest() == golden.digest
     engine = open_engine(model_path(name), context=128, kv_type="f32", backend=backend)
@@ -55,7 +55,7 @@ def test_logits(model_path, name, backend):
 
 
 def certain(answer: list[int], surer: float = 0.0):
-    """A model that knows what stands in each place, and is the surer of a place the later it is."""
+    """Return a model that knows each token, and is surer of later positions."""
 
     def read(tokens):
         rows = np.zeros((len(tokens), VOCAB), np.float32)
@@ -65,7 +65,7 @@ def certain(answer: list[int], surer: float = 0.0):
     return DiffusionModel(read, MASK, False)
 
 
-def test_all_places_are_filled_in_the_end():
+def test_all_masks_are_filled_in_the_end():
     answer = [1, 2, 3, 4, 5, 6, 7, 8]
     for options in (DiffusionOptions(6, 4, 1e-3), DiffusionOptions(6, 6, block_length=2), DiffusionOptions(6, 20, 0.5)):
         states = list(denoise(certain(answer), answer[:2], options))
@@ -75,7 +75,7 @@ def test_all_places_are_filled_in_the_end():
         assert masks == sorted(masks, reverse=True)
 
 
-def test_blocks_come_one_after_the_other():
+def test_blocks_are_filled_one_after_the_other():
     states = list(denoise(certain([0] * 10), [0, 0], DiffusionOptions(8, 4, block_length=4)))
     assert [[token == MASK for token in state] for state in states] == [
         [False] * done + [True] * (8 - done) for done in (2, 4, 6, 8)
@@ -84,18 +84,18 @@ def test_blocks_come_one_after_the_other():
     assert len(list(plan(DiffusionOptions(8, 6, block_length=4)))) == 6
 
 
-def test_the_surest_place_is_filled_first():
+def test_the_surest_position_is_filled_first():
     first = next(denoise(certain([0] * 8, surer=0.5), [0, 0], DiffusionOptions(6, 6, block_length=6)))
     assert first == [MASK] * 5 + [0]
 
 
-def test_logits_may_be_for_the_place_behind():
+def test_logits_may_belong_to_the_next_position():
     answer = [1, 2, 3, 4, 5]
     shifted = certain([*answer[1:], 0])._replace(is_shifted=True)
     assert list(denoise(shifted, [1], DiffusionOptions(4, 2, 1e-3)))[-1] == answer[1:]
 
 
-def test_guidance_goes_away_from_what_is_said_without_the_prompt():
+def test_guidance_moves_away_from_the_unconditional_logits():
     def read(tokens):
         rows = np.zeros((len(tokens), VOCAB), np.float32)
         rows[:, 3], rows[:, 4] = 1.0, 0.9 if tokens[0] != MASK else 0.0
@@ -113,7 +113,7 @@ def test_algorithms_repeat_with_their_seed(algorithm):
     assert list(denoise(flat, [1], options)) == list(denoise(flat, [1], options))
 
 
-def test_draws_are_as_likely_as_they_should_be():
+def test_drawn_tokens_follow_their_probabilities():
     random, rows = np.random.default_rng(0), np.tile(np.log([0.5, 0.3, 0.15, 0.05]), (4000, 1))
     counts = Counter(draw(rows, DiffusionOptions(temperature=1.0), random)[0].tolist())
     assert abs(counts[0] / 4000 - 0.5) < 0.03
@@ -126,7 +126,7 @@ def test_draws_are_as_likely_as_they_should_be():
     assert draw(rows[:1], DiffusionOptions(), random)[0].tolist() == [0]
 
 
-def test_how_sure_a_place_is():
+def test_confidence_is_computed_by_each_algorithm():
     rows = np.log([[0.5, 0.4, 0.1], [0.6, 0.2, 0.2]])
     surest = {
         kind: draw(rows, DiffusionOptions(algorithm=kind), np.random.default_rng(0))[1]
@@ -139,13 +139,13 @@ def test_how_sure_a_place_is():
     assert (surest[ENTROPY] < 0).all()
 
 
-def test_by_time_the_last_step_fills_what_is_left():
-    """A step fills the share of what is masked by which the time that is left shrinks, down to epsilon."""
+def test_the_last_step_of_origin_fills_all_masks():
+    """Fill in each step the share by which the remaining time shrinks, down to epsilon."""
     states = list(denoise(certain([0] * 101), [0], DiffusionOptions(100, 4, 0.5)))
     assert [state.count(MASK) for state in states] == [88, 76, 64, 0]
 
 
-def test_nothing_is_read_for_steps_that_have_no_place_to_fill():
+def test_steps_without_a_mask_to_fill_run_nothing():
     known, reads = certain([0] * 6), []
     counting = known._replace(read=lambda tokens: reads.append(tokens) or known.read(tokens))
     states = list(denoise(counting, [0, 0], DiffusionOptions(4, 8, block_length=2)))
@@ -153,8 +153,8 @@ def test_nothing_is_read_for_steps_that_have_no_place_to_fill():
     assert len(reads) == 4
 
 
-def test_logits_of_a_place_with_and_without_the_prompt():
-    """To the number: guidance, and a first place that nothing is in front of."""
+def test_guidance_and_shifted_logits_are_computed_exactly():
+    """Include the first position, which nothing precedes."""
     plain = DiffusionModel(lambda tokens: np.outer(tokens, [1.0, 2.0]).astype(np.float32), MASK, False)
     tokens = np.array([1, 2, MASK])
     for guidance, first in ((0.0, [1, 2]), (0.5, [MASK - 1.5 * (MASK - 1), 2 * (MASK - 1.5 * (MASK - 1))])):
@@ -165,8 +165,8 @@ def test_logits_of_a_place_with_and_without_the_prompt():
     assert tokens.tolist() == [1, 2, MASK]
 
 
-def test_places_in_any_order():
-    """By chance alone each place has its chance; a warm choice prefers the sure ones, a cold one takes them."""
+def test_algorithm_temperature_decides_the_order_of_positions():
+    """Choose evenly at random, prefer sure positions when warm, take them when cold."""
     origin = next(denoise(certain([0] * 1001), [0], DiffusionOptions(1000, 4, 0.5, algorithm=ORIGIN, seed=1)))
     assert abs(origin.count(0) - 125) < 40
     assert 0 < origin[:500].count(0) < origin.count(0)
@@ -181,8 +181,8 @@ def test_places_in_any_order():
 
 
 @pytest.mark.parametrize("temperature", [1.0, 2.0])
-def test_noise_is_as_large_as_the_temperature(temperature):
-    """Two draws with one temperature: the chance of four to one becomes 4 * (4 - log 4 - 1) / 9."""
+def test_gumbel_noise_scales_with_the_temperature(temperature):
+    """Draw twice with one temperature: odds of four to one become 4 * (4 - log 4 - 1) / 9."""
     tokens, rows = np.full(4000, MASK), np.tile(temperature * np.log([4.0, 1.0]), (4000, 1))
     for has_noise, chance in ((False, 0.8), (True, 4 * (3 - np.log(4)) / 9)):
         options = DiffusionOptions(temperature=temperature, has_noise=has_noise)
@@ -194,7 +194,7 @@ def test_noise_is_as_large_as_the_temperature(temperature):
 
 
 class Drawn:
-    """Random numbers that are known."""
+    """A random generator with given numbers."""
 
     def __init__(self, *numbers: list):
         self.numbers = iter(numbers)
@@ -206,8 +206,8 @@ class Drawn:
 @pytest.mark.parametrize(
     ("numbers", "chosen"), [([0.9, 0.5, 0.1], 0), ([0.1, 0.5, 0.9], 2), ([0.0, 1e-30, 1e-19], 2), ([1e-30, 0.0, 0], 0)]
 )
-def test_the_larger_the_number_that_is_drawn_the_likelier(numbers: list[float], chosen: int):
-    """Of tokens and of places; numbers too small to tell are alike."""
+def test_a_larger_random_number_makes_a_choice_likelier(numbers: list[float], chosen: int):
+    """Treat numbers too small to distinguish as equal."""
     noisy, placed = (
         DiffusionOptions(temperature=1.0, has_noise=True, top_k=1),
         DiffusionOptions(algorithm_temperature=1.0),
@@ -221,7 +221,7 @@ def test_the_larger_the_number_that_is_drawn_the_likelier(numbers: list[float], 
         assert [number for number in range(3) if tokens[number] == 0] == [chosen]
 
 
-def test_limits_of_what_may_be_drawn():
+def test_draws_are_bounded_by_their_limits():
     rows = np.log([[4.0, 1.0, 1.0, 2.0]])
     for options, expected in (
         (DiffusionOptions(top_k=1), [1, 0, 0, 0]),
@@ -241,7 +241,7 @@ def test_limits_of_what_may_be_drawn():
     assert probabilities(np.array([[1000.0, 0.0]]), DiffusionOptions()).tolist() == [[1, 0]]
 
 
-def test_nothing_is_chosen_for_the_user_but_how_many():
+def test_only_the_length_has_a_default():
     assert DiffusionOptions() == DiffusionOptions(128, 128, 0.0, 0, CONFIDENCE, 0.0, 0.0, 0.0, 0, 1.0, None, False)
 
 
@@ -251,7 +251,7 @@ def test_nothing_is_chosen_for_the_user_but_how_many():
     {"epsilon": 0.1, "block_length": -1}, {"epsilon": 0.1, "block_length": 4},
     {"length": 10, "steps": 5, "block_length": 4}, {"length": 8, "steps": 5, "block_length": 4},
 ])  # fmt: skip
-def test_options_that_make_no_sense(wrong):
+def test_invalid_diffusion_options_are_refused(wrong):
     with pytest.raises(UsageError):
         next(denoise(certain([0] * 200), [1], DiffusionOptions(**wrong)))
 
@@ -260,11 +260,11 @@ def test_options_that_make_no_sense(wrong):
     {"algorithm": ORIGIN, "epsilon": 0.1}, {"length": 1, "steps": 1, "epsilon": 0.99},
     {"steps": 10_000, "epsilon": 0.1}, {"block_length": 128, "steps": 1}, {"block_length": 1},
 ])  # fmt: skip
-def test_options_that_just_make_sense(sensible):
+def test_diffusion_options_at_their_bounds_are_accepted(sensible):
     next(denoise(certain([0] * 200), [1] * (200 - sensible.get("length", 128)), DiffusionOptions(**sensible)))
 
 
-def test_room_for_a_prompt_and_its_places():
+def test_prompt_and_masks_must_fit_the_context():
     with pytest.raises(UsageError, match="the prompt is empty"):
         next(denoise(certain([0]), [], DiffusionOptions(1, 1, 0.1)))
     require_room(512, 512)
@@ -274,7 +274,7 @@ def test_room_for_a_prompt_and_its_places():
         require_room(513, 512)
 
 
-def test_what_a_file_says_of_its_mask():
+def test_mask_token_and_shift_are_read_from_the_metadata():
     def of(mask: object, **more: object) -> DiffusionModel:
         engine = SimpleNamespace(hyperparameters=SimpleNamespace(fills=True), vocab_size=10, forward_full=len)
         return diffusion_model(engine, {"tokenizer.ggml.mask_token_id": mask, **more})
@@ -286,7 +286,7 @@ def test_what_a_file_says_of_its_mask():
             of(mask, **more)
 
 
-def test_other_models_have_no_places_to_fill(model_path):
+def test_a_causal_model_is_no_diffusion_model(model_path):
     engine = open_engine(model_path("llama"), context=64)
     with pytest.raises(UsageError, match="are not diffusion models"):
         diffusion_model(engine, {})
@@ -295,11 +295,11 @@ def test_other_models_have_no_places_to_fill(model_path):
 
 @pytest.fixture(scope="module")
 def llada(tmp_path_factory):
-    """A file with a mask, which says that logits are for the places themselves."""
-    made = model("llada")
+    """Write a file with a mask token and unshifted logits."""
+    tiny = model("llada")
     more = vocabulary(272) | {"tokenizer.ggml.mask_token_id": 5, "diffusion.shift_logits": False}
     path = tmp_path_factory.mktemp("llada") / "llada.gguf"
-    return write(replace(made, metadata=made.metadata | more), path)
+    return write(replace(tiny, metadata=tiny.metadata | more), path)
 
 
 def run(*words: str) -> tuple[int, str, str]:
@@ -309,15 +309,14 @@ def run(*words: str) -> tuple[int, str, str]:
 
 @pytest.mark.sampled
 @pytest.mark.slow
-def test_run(llada):
-    """The same seed, the same answer; steps are shown where they are asked for; other commands say what to use."""
+def test_run_denoises_reproducibly_and_refuses_unsuitable_options(llada):
     ask = ["run", str(llada), "-p", "Hi", "--raw", "--no-stdin", "-n", "12", "-s", "3", "--diffusion-steps", "6"]
     code, first, shown = run(*ask, "--diffusion-visual")
     assert (code, first, len(shown.splitlines()) >= 6) == (0, run(*ask)[1], True)
     assert first.strip() and "6/6" in shown
     code, blocks, _ = run(*ask, "--diffusion-block-length", "6", "--temp", "0")
     assert (code, bool(blocks.strip())) == (0, True)
-    for words, said in (
+    for words, message in (
         ([*ask, "--json"], "leave out --json"),
         ([*ask, "--diffusion-algorithm", "7"], "from 0 to 4"),
         ([*ask, "--min-p", "0.2"], "do not support min-p"),
@@ -325,18 +324,18 @@ def test_run(llada):
         (["perplexity", str(llada), __file__], "use localllm run"),
     ):
         code, out, error = run(*words)
-        assert (code != 0, out, said in error, "Traceback" in error) == (True, "", True, False), (words, error)
+        assert (code != 0, out, message in error, "Traceback" in error) == (True, "", True, False), (words, error)
 
 
-def test_run_of_a_model_that_writes_on(model_path):
+def test_run_refuses_diffusion_options_for_a_causal_model(model_path):
     code, out, error = run("run", str(model_path("llama")), "-p", "Hi", "--raw", "--no-stdin", "--diffusion-steps", "3")
     assert (code, out, "are not diffusion models" in error) == (2, "", True)
 
 
 @pytest.mark.parametrize("visual", [False, True])
 @pytest.mark.parametrize("asked", ["<mark>", [{"role": "user", "content": "q"}]])
-def test_what_is_shown_while_places_are_filled(asked, visual: bool, monkeypatch, capsys):
-    """A text is read with its marks and its beginning, a conversation as the template has it; stdout gets the end."""
+def test_run_shows_the_masks_being_filled_on_stderr_only(asked, visual: bool, monkeypatch, capsys):
+    """Encode a plain prompt with its special tokens, and a conversation by its template."""
     heard = []
     tokenizer = SimpleNamespace(
         end_ids={9}, decode=lambda ids: "".join(map(chr, ids)),

@@ -1,4 +1,4 @@
-"""Generation: when it ends, what it shows, and what it reads again and what not."""
+"""Test generation: when it ends, what it streams, and what it prefills again."""
 
 import sys
 from contextlib import ExitStack, nullcontext
@@ -41,7 +41,7 @@ def engine(tokenizer: Tokenizer, answer: str, context: int = 512) -> FakeEngine:
     return FakeEngine(tokenizer.vocab_size, saying(tokenizer, answer), context)
 
 
-def test_an_answer_until_the_end_token(tokenizer: Tokenizer):
+def test_an_answer_ends_at_the_end_token(tokenizer: Tokenizer):
     answer = start(tokenizer, PrefixCache(engine(tokenizer, "hello world")), [5])
     assert "".join(answer) == answer.text == "hello world"
     assert (answer.finish_reason, answer.tokens) == ("stop", tokenizer.encode("hello world"))
@@ -49,7 +49,7 @@ def test_an_answer_until_the_end_token(tokenizer: Tokenizer):
     assert answer.decode_s > 0
 
 
-def test_pieces_are_never_half_characters(tokenizer: Tokenizer):
+def test_streamed_chunks_never_split_a_character(tokenizer: Tokenizer):
     text = "é€😀 naïve"
     pieces = list(start(tokenizer, PrefixCache(engine(tokenizer, text)), [5]))
     assert "".join(pieces) == text
@@ -57,30 +57,30 @@ def test_pieces_are_never_half_characters(tokenizer: Tokenizer):
     assert "😀" in pieces
 
 
-def test_a_character_that_max_tokens_cuts(tokenizer: Tokenizer):
+def test_a_character_cut_by_max_tokens_is_replaced(tokenizer: Tokenizer):
     answer = start(tokenizer, PrefixCache(engine(tokenizer, "a😀")), [5], max_tokens=3)
     assert ("".join(answer), answer.finish_reason) == ("a�", "length")
 
 
 @pytest.mark.parametrize("limit", [0, 1, 4])
-def test_max_tokens(tokenizer: Tokenizer, limit: int):
+def test_max_tokens_limits_the_answer_and_the_steps(tokenizer: Tokenizer, limit: int):
     fake = engine(tokenizer, "abcdefgh")
     answer = start(tokenizer, PrefixCache(fake), [5], max_tokens=limit)
     assert ("".join(answer), answer.finish_reason) == ("abcdefgh"[:limit], "length")
     assert len(fake.calls) == max(limit, 1), "no token is computed for nothing"
 
 
-def test_an_answer_that_fits_exactly_has_ended(tokenizer: Tokenizer):
+def test_an_answer_of_exactly_max_tokens_ends_with_stop(tokenizer: Tokenizer):
     answer = start(tokenizer, PrefixCache(engine(tokenizer, "abc")), [5], max_tokens=4)
     assert ("".join(answer), answer.finish_reason) == ("abc", "stop")
 
 
-def test_the_context_ends_the_answer(tokenizer: Tokenizer):
+def test_a_full_context_ends_the_answer(tokenizer: Tokenizer):
     answer = start(tokenizer, PrefixCache(engine(tokenizer, "abcdefghijkl", context=9)), [5])
     assert ("".join(answer), answer.finish_reason) == ("abcdefgh", "length")
 
 
-def test_a_prompt_that_does_not_fit(tokenizer: Tokenizer):
+def test_a_prompt_beyond_the_context_is_refused(tokenizer: Tokenizer):
     fake = engine(tokenizer, "x", context=9)
     with pytest.raises(ContextError, match=r"9 tokens.*holds only 9"):
         start(tokenizer, PrefixCache(fake), [5] * 9)
@@ -89,7 +89,7 @@ def test_a_prompt_that_does_not_fit(tokenizer: Tokenizer):
         start(tokenizer, PrefixCache(fake), [])
 
 
-def test_the_prompt_is_read_in_chunks_with_progress(tokenizer: Tokenizer):
+def test_the_prompt_is_prefilled_in_chunks_with_progress(tokenizer: Tokenizer):
     fake = FakeEngine(tokenizer.vocab_size, lambda tokens: tokenizer.eos_id, context=2000)
     seen = []
     answer = start(tokenizer, PrefixCache(fake), [5] * 1100, on_progress=lambda *progress: seen.append(progress))
@@ -98,7 +98,7 @@ def test_the_prompt_is_read_in_chunks_with_progress(tokenizer: Tokenizer):
     assert seen == [(0, 1100), (512, 1100), (1024, 1100)]
 
 
-def test_what_is_cached_is_not_read_again(tokenizer: Tokenizer):
+def test_a_cached_prefix_is_not_prefilled_again(tokenizer: Tokenizer):
     fake = FakeEngine(tokenizer.vocab_size, lambda tokens: tokenizer.eos_id)
     sequences = PrefixCache(fake)
     for prompt, position, cached in (([5, 6, 7], 0, 0), ([5, 6, 8, 9], 2, 2), ([5, 6, 8, 9], 3, 3), ([5], 0, 0)):
@@ -111,7 +111,7 @@ def test_what_is_cached_is_not_read_again(tokenizer: Tokenizer):
 
 
 @pytest.mark.parametrize("when", ["prefill", "decode", "consumer"])
-def test_an_interruption_loses_nothing(tokenizer: Tokenizer, when: str):
+def test_an_interruption_keeps_the_cached_prefix(tokenizer: Tokenizer, when: str):
     fake = engine(tokenizer, "abcdef")
     sequences = PrefixCache(fake)
     list(start(tokenizer, sequences, [5, 6, 7, 8]))
@@ -135,8 +135,8 @@ def test_an_interruption_loses_nothing(tokenizer: Tokenizer, when: str):
 # ---- several answers ------------------------------------------------------------------------------------------------
 
 
-def test_an_older_answer_goes_on(tokenizer: Tokenizer):
-    """Whatever the model was asked since: every answer has a sequence of its own."""
+def test_an_older_answer_continues_after_others(tokenizer: Tokenizer):
+    """Give every answer its own sequence."""
     fake = FakeEngine(tokenizer.vocab_size, saying(tokenizer, "abc"))
     sequences = PrefixCache(fake)
     first, second = start(tokenizer, sequences, [5]), start(tokenizer, sequences, [6])
@@ -164,8 +164,8 @@ def test_one_sequence_is_kept_and_the_others_are_closed(tokenizer: Tokenizer):
     assert (again.cached_tokens, fake.open_sequences) == (2, [kept])
 
 
-def test_an_answer_begins_where_another_one_is(tokenizer: Tokenizer):
-    """What both have in common is read once, even while the other one is going on."""
+def test_an_answer_forks_from_a_running_one(tokenizer: Tokenizer):
+    """Prefill the common prefix once."""
     fake = engine(tokenizer, "abcdefgh")
     sequences = PrefixCache(fake)
     first = start(tokenizer, sequences, [5, 6, 7, 8])
@@ -178,8 +178,8 @@ def test_an_answer_begins_where_another_one_is(tokenizer: Tokenizer):
     assert len(fake.open_sequences) == 1
 
 
-def test_the_one_that_holds_more_is_taken(tokenizer: Tokenizer):
-    """Of the one that is kept and those in use."""
+def test_the_sequence_with_the_longest_prefix_is_taken(tokenizer: Tokenizer):
+    """Choose between the retained sequence and those in use."""
     fake = engine(tokenizer, "abcdef")
     sequences = PrefixCache(fake)
     list(start(tokenizer, sequences, [5, 6, 7]))
@@ -196,7 +196,7 @@ def test_the_one_that_holds_more_is_taken(tokenizer: Tokenizer):
     assert "".join(going_on) == "ef"
 
 
-def test_a_forgotten_answer_gives_its_sequence_back(tokenizer: Tokenizer):
+def test_a_discarded_answer_gives_its_sequence_back(tokenizer: Tokenizer):
     fake = engine(tokenizer, "abcdef")
     sequences = PrefixCache(fake)
     next(start(tokenizer, sequences, [5, 6, 7]))
@@ -206,14 +206,14 @@ def test_a_forgotten_answer_gives_its_sequence_back(tokenizer: Tokenizer):
     assert len(fake.open_sequences) == 1
 
 
-def test_what_two_lists_have_in_common():
-    """Never the last token of the second one: its logits are wanted."""
+def test_the_common_prefix_excludes_the_last_token():
+    """Leave the last token, whose logits are needed."""
     assert [common(tokens, [1, 2, 3]) for tokens in ([], [1], [1, 2], [1, 2, 3], [1, 2, 3, 4], [2, 1])] == [
         *(0, 1, 2, 2, 2, 0)
     ]
 
 
-def test_a_closed_model(tokenizer: Tokenizer):
+def test_an_answer_of_a_closed_model_raises(tokenizer: Tokenizer):
     fake = engine(tokenizer, "abc")
     answer = start(tokenizer, PrefixCache(fake), [5])
     assert next(answer) == "a"
@@ -233,7 +233,7 @@ def test_a_closed_model(tokenizer: Tokenizer):
         (("o w", "ello world"), "h"),
     ],
 )
-def test_stop_strings(tokenizer: Tokenizer, stops: tuple[str, ...], shown: str):
+def test_a_stop_string_ends_the_answer_before_it(tokenizer: Tokenizer, stops: tuple[str, ...], shown: str):
     answer = start(tokenizer, PrefixCache(engine(tokenizer, "hello world")), [5], stop=stops)
     assert "".join(answer) == answer.text == shown
     assert answer.finish_reason == "stop"
@@ -252,13 +252,13 @@ def test_a_stop_filter_never_shows_a_part_of_a_stop_string():
         assert shown == text[: text.index(stop)]
 
 
-def test_held_text_comes_out_at_the_end(tokenizer: Tokenizer):
+def test_held_text_is_streamed_at_the_end(tokenizer: Tokenizer):
     answer = start(tokenizer, PrefixCache(engine(tokenizer, "say hel")), [5], stop="hello")
     assert list(answer)[-1] == "hel"
     assert answer.text == "say hel"
 
 
-def test_penalties_see_the_prompt(tokenizer: Tokenizer):
+def test_penalties_apply_to_the_prompt(tokenizer: Tokenizer):
     fake = FakeEngine(tokenizer.vocab_size, lambda tokens: 9)
     greedy = SamplingOptions(temperature=0, presence_penalty=100.0)
     (first,) = start(tokenizer, PrefixCache(fake), [5], sampling=greedy, max_tokens=1)
@@ -269,7 +269,7 @@ def test_penalties_see_the_prompt(tokenizer: Tokenizer):
 
 
 @pytest.mark.parametrize("wrong", [{"max_tokens": -2}, {"stop": ("",)}, {"stop": ""}, {"stop": (1,)}], ids=str)
-def test_options_that_make_no_sense(wrong: dict):
+def test_invalid_generation_options_are_refused(wrong: dict):
     with pytest.raises(UsageError):
         GenerationOptions(**wrong)
 
@@ -279,7 +279,7 @@ def test_options_that_make_no_sense(wrong: dict):
     (["a", ""], "stop must not be empty"), ("", "stop must not be empty"), ([5], "stop must be"),
     (b"ab", "stop must be"),
 ])  # fmt: skip
-def test_texts_that_end_an_answer(stop, expected):
+def test_stop_takes_a_string_or_a_list_of_strings(stop, expected):
     with pytest.raises(UsageError, match=f"^{expected}") if isinstance(expected, str) else nullcontext():
         assert GenerationOptions(stop=stop).stop == expected
 
@@ -288,11 +288,11 @@ def test_texts_that_end_an_answer(stop, expected):
     (5, None, 9, 5), (5, None, 3, 3), (None, None, 3, 3), (5, "drop-turns", 3, 3), (5, "shift", 3, 5),
     (0, "shift", 3, 0), (None, "shift", 3, sys.maxsize),
 ])  # fmt: skip
-def test_how_long_an_answer_may_be(most: int | None, overflow: str | None, room: int, limit: int):
+def test_the_token_limit_depends_on_the_overflow_policy(most: int | None, overflow: str | None, room: int, limit: int):
     assert GenerationOptions(max_tokens=most, on_overflow=overflow).limit(room) == limit
 
 
-def test_prompts_that_leave_room():
+def test_a_prompt_without_room_for_an_answer_is_refused():
     Task([1] * 3, None).require_room(4)  # type: ignore[arg-type]
     for prompt, error, problem in (
         ([], UsageError, "the prompt is empty"),
@@ -303,7 +303,7 @@ def test_prompts_that_leave_room():
 
 
 class Listening:
-    """An engine, or a sequence, that is told who listens."""
+    """An engine or sequence that records its listener."""
 
     def __init__(self, has_draft_head: bool = True, listener: object = None):
         self.has_draft_head, self.listener, self.told = has_draft_head, listener, list[object]()
@@ -320,11 +320,13 @@ class Listening:
     ("ngram", True, "x", 0, False, False, True), ("mtp", True, "x", 3, False, False, True),
     ("mtp", True, "x", 0, True, False, False),
 ])  # fmt: skip
-def test_who_listens_to_an_answer(speculate, has_layer, heard, lost, images, follows, ends, monkeypatch):
+def test_the_mtp_layer_is_attached_where_it_may_pay(
+    speculate, has_layer, heard, lost, images, follows, ends, monkeypatch
+):
     """The layer that guesses, where that is wanted and may pay."""
     engine, sequence = Listening(has_layer), Listening(listener=heard)
     account_of(engine).charge(lost)
-    asking = wanting(speculate, sequence=sequence, ids=[1, 2])
+    asking = pending_answer(speculate, sequence=sequence, ids=[1, 2])
     monkeypatch.setattr(leaps, "has_images", lambda ids: images)
     Speculator(engine, resources=ExitStack()).listen(asking)
     assert (engine.told, sequence.told) == ([sequence] * follows, [0] * ends)
@@ -334,12 +336,13 @@ def test_who_listens_to_an_answer(speculate, has_layer, heard, lost, images, fol
 
 
 @pytest.mark.parametrize(
-    ("stops", "before", "said"), [((), "ab", "abc"), (("bc",), "a", "a"), (("z",), "ab", "abc"), (("cd",), "ab", "abc")]
+    ("stops", "before", "expected"),
+    [((), "ab", "abc"), (("bc",), "a", "a"), (("z",), "ab", "abc"), (("cd",), "ab", "abc")],
 )
-def test_what_a_reader_of_calls_holds_comes_at_the_end(
-    tokenizer: Tokenizer, stops: tuple[str, ...], before: str, said: str
+def test_text_held_by_the_tool_call_parser_is_streamed_at_the_end(
+    tokenizer: Tokenizer, stops: tuple[str, ...], before: str, expected: str
 ):
-    """Here the last character of all."""
+    """Hold the very last character."""
     held = [""]
 
     def push(text: str) -> list[TextPart]:
@@ -352,37 +355,41 @@ def test_what_a_reader_of_calls_holds_comes_at_the_end(
     parts = [part for token in tokenizer.encode("abc") for part in transcript.push(token)]
     assert transcript.text == before
     parts += transcript.flush()
-    assert transcript.text == "".join(part.text for part in parts) == said
+    assert transcript.text == "".join(part.text for part in parts) == expected
 
 
-@pytest.mark.parametrize(("said", "context", "most", "is_full"), [
+@pytest.mark.parametrize(("text", "context", "most", "is_full"), [
     ("abc", 512, None, False), ("abc", 512, 9, False), ("abc", 512, 3, False), ("abcdef", 512, 4, False),
     ("abcdefghijkl", 9, None, True), ("abcdefghijkl", 9, 9, True), ("abcdefghijkl", 9, 8, False),
 ])  # fmt: skip
-def test_whether_the_context_ended_an_answer(tokenizer: Tokenizer, said: str, context: int, most: int, is_full: bool):
-    answer = start(tokenizer, PrefixCache(engine(tokenizer, said, context)), [5], max_tokens=most)
-    assert "".join(answer) in said and answer.is_full is is_full
+def test_is_full_tells_whether_the_context_ended_the_answer(
+    tokenizer: Tokenizer, text: str, context: int, most: int, is_full: bool
+):
+    answer = start(tokenizer, PrefixCache(engine(tokenizer, text, context)), [5], max_tokens=most)
+    assert "".join(answer) in text and answer.is_full is is_full
 
 
-@pytest.mark.parametrize(("said", "most", "drafts"), [
+@pytest.mark.parametrize(("text", "most", "drafts"), [
     ("abcdef", 1, []), ("abcdef", 2, [0]), ("abcdef", 4, [2, 1, 0]), ("", 4, []), ("ab", 9, [7, 6]),
 ])  # fmt: skip
-def test_how_long_drafts_may_be(tokenizer: Tokenizer, said: str, most: int, drafts: list[int], monkeypatch):
-    """No longer than the rest of the answer but its last token; who wants no more than one token gets no guesses."""
-    asked, made, learnt = [], [], []
+def test_drafts_are_no_longer_than_the_remaining_answer(
+    tokenizer: Tokenizer, text: str, most: int, drafts: list[int], monkeypatch
+):
+    """Draft nothing for an answer of one token."""
+    asked, answers, learnt = [], [], []
     guesses = SimpleNamespace(draft=lambda most, others: asked.append(most) or [], learn=learnt.append)
-    monkeypatch.setattr(Speculator, "_start", lambda speculator, answer: made.append(answer) or guesses)
-    answer = start(tokenizer, PrefixCache(engine(tokenizer, said)), [5], max_tokens=most)
-    assert "".join(answer) == said[:most]
-    assert (asked, len(made)) == (drafts, bool(drafts))
+    monkeypatch.setattr(Speculator, "_start", lambda speculator, answer: answers.append(answer) or guesses)
+    answer = start(tokenizer, PrefixCache(engine(tokenizer, text)), [5], max_tokens=most)
+    assert "".join(answer) == text[:most]
+    assert (asked, len(answers)) == (drafts, bool(drafts))
     assert [token for drawn in learnt for token in drawn] == answer.tokens[1:] and len(learnt) == len(drafts)
 
 
 class Drafting(Drafter):
-    """A draft model that only says what it was told."""
+    """A draft model that proposes what it was given."""
 
-    def proposer(self, *told):  # type: ignore[override]
-        return nullcontext(("drafter", *told))
+    def proposer(self, *arguments):  # type: ignore[override]
+        return nullcontext(("drafter", *arguments))
 
     def collect(self):
         pass
@@ -392,35 +399,38 @@ class Drafting(Drafter):
 @pytest.mark.parametrize("begin", [None, 0, 2])
 @pytest.mark.parametrize("is_guided", [False, True])
 @pytest.mark.parametrize("is_alone", [False, True])
-def test_who_guesses(speculate, begin: int | None, is_guided: bool, is_alone: bool, monkeypatch):
-    """Whose guesses are free comes first; a draft model guesses for an only answer."""
+def test_free_proposers_come_first_and_a_draft_model_needs_a_single_answer(
+    speculate, begin: int | None, is_guided: bool, is_alone: bool, monkeypatch
+):
     for name in ("DraftModel", "text_proposers", "ForcedTokensProposer"):
-        monkeypatch.setattr(leaps, name, lambda *told, name=name: (name, *told))
+        monkeypatch.setattr(leaps, name, lambda *arguments, name=name: (name, *arguments))
     monkeypatch.setattr(leaps, "Guesses", lambda proposers, costs: proposers)
     monkeypatch.setattr(leaps, "has_images", lambda ids: False)
     engine, guide = Listening(False), SimpleNamespace(is_needed=is_guided)
     follower = None if begin is None else SimpleNamespace(begin=begin)
-    asking = wanting(speculate, ids=[5, -3, 6, 7], sequence=Listening(listener=follower), guide=guide)
+    asking = pending_answer(speculate, ids=[5, -3, 6, 7], sequence=Listening(listener=follower), guide=guide)
     asking.sampler, asking.end_ids = SimpleNamespace(vocab=9), "ends"
     with ExitStack() as held:
-        found = Speculator(engine, "written", held if is_alone else None)._start(asking)
-    tokens, told = [5, 6, 7], (asking.sampler, "ends", guide)
+        started = Speculator(engine, "written", held if is_alone else None)._start(asking)
+    tokens, arguments = [5, 6, 7], (asking.sampler, "ends", guide)
     expected = [("ForcedTokensProposer", guide)] * is_guided + ["text_proposers", tokens, "written"]
     if isinstance(speculate, Drafter) and is_alone:
-        expected.append(("drafter", tokens, *told))
+        expected.append(("drafter", tokens, *arguments))
     if begin is not None:
         known, account = tokens[begin:], account_of(engine)
         expected.append(("DraftModel", follower, known, asking.sampler, 9, "ends", guide, account))
-    assert found == expected
+    assert started == expected
 
 
 @pytest.mark.parametrize(("speculate", "length", "is_kept"), [
     ("auto", 512, False), ("ngram", 513, True), ("off", 513, None), (None, 5, None),
 ])  # fmt: skip
-def test_which_answers_are_remembered(speculate: str | None, length: int, is_kept: bool | None):
+def test_long_answers_are_added_to_the_ngram_cache(speculate: str | None, length: int, is_kept: bool | None):
     added, ids = list[tuple](), [5] * length + [6, 7]
-    written: Any = SimpleNamespace(add=lambda *told: added.append(told), collect=lambda: None) if speculate else None
-    answer = wanting(speculate, ids=ids, prompt=ids[:-2], cached_tokens=4, sequence=Listening(), segments=None)
+    written: Any = (
+        SimpleNamespace(add=lambda *arguments: added.append(arguments), collect=lambda: None) if speculate else None
+    )
+    answer = pending_answer(speculate, ids=ids, prompt=ids[:-2], cached_tokens=4, sequence=Listening(), segments=None)
     PrefixCache(FakeEngine(9, lambda tokens: []), None, written).give_back(answer)  # type: ignore[arg-type]
     assert answer.sequence is None and added == ([] if is_kept is None else [(ids, 4, is_kept)])
 
@@ -432,30 +442,37 @@ def test_which_answers_are_remembered(speculate: str | None, length: int, is_kep
     ("auto", 0, False, True, 0, False, False), ("auto", 0, True, False, 0, False, False),
     ("auto", 0, True, True, 3, False, False), ("auto", 0, True, True, 0, True, False),
 ])  # fmt: skip
-def test_who_listens_to_one_of_several(speculate, others, reads, has_layer, lost, images, listens, monkeypatch):
+def test_the_mtp_layer_is_attached_beside_other_answers(
+    speculate, others, reads, has_layer, lost, images, listens, monkeypatch
+):
     engine = Listening(has_layer)
     account_of(engine).charge(lost)
     monkeypatch.setattr(leaps, "has_images", lambda ids: images)
     sequence = Listening()
-    asking = wanting(speculate, sequence=sequence if reads else None, ids=[1, 2])
+    asking = pending_answer(speculate, sequence=sequence if reads else None, ids=[1, 2])
     Speculator(engine).listen(asking, others)
     assert engine.told == [sequence] * listens
 
 
-def wanting(speculate: Any, **more: Any) -> Any:
-    """An answer in the making."""
+def pending_answer(speculate: Any, **more: Any) -> Any:
+    """Return an unfinished answer."""
     return SimpleNamespace(**{"options": SimpleNamespace(speculate=speculate), "sequence": None, "number": 0, **more})
 
 
-def test_drafts_of_several_answers():
-    """Of few; each has room for what it may still say, beside the others and their drafts."""
-    guesses, off, auto, told = Speculator(Listening()), wanting("off"), wanting("auto"), list[tuple]()
+def test_drafts_of_several_answers_share_the_room():
+    """Draft for few answers only."""
+    guesses, off, auto, limits_of_drafts = (
+        Speculator(Listening()),
+        pending_answer("off"),
+        pending_answer("auto"),
+        list[tuple](),
+    )
     assert guesses.drafts([auto] * 5) == [[]] * 5 and auto.guesses is None
-    several = [wanting("auto"), off, wanting("ngram")]
+    several = [pending_answer("auto"), off, pending_answer("ngram")]
     for answering, left in ((several[0], 5), (several[2], 3)):
         answering.remaining_tokens, answering.guesses = (
             left,
-            SimpleNamespace(draft=lambda *limits: told.append(limits) or [7, 8]),
+            SimpleNamespace(draft=lambda *limits: limits_of_drafts.append(limits) or [7, 8]),
         )
     assert guesses.drafts(several) == [[7, 8], [], [7, 8]]
-    assert told == [(4, 2), (2, 4)]
+    assert limits_of_drafts == [(4, 2), (2, 4)]

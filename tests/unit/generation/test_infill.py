@@ -1,4 +1,4 @@
-"""Filling in the middle of a text: which tokens are used, the prompt that is made, and what a model makes of it."""
+"""Test infill (fill in the middle): which tokens are used, the prompt, and what a model generates."""
 
 import json
 from pathlib import Path
@@ -23,7 +23,7 @@ def tokenizer_with(*texts: str, **metadata: Any) -> Tokenizer:
 
 
 def write_fim_model(folder: Path) -> Path:
-    """The tiny model with the tokens of filling in instead of the last merges."""
+    """Write the tiny model with infill tokens in place of its last merges."""
     wrong = Wrong(folder)
     pieces = localllm.Tokenizer.from_file(wrong.valid).pieces
     return wrong.write(
@@ -39,7 +39,7 @@ def fim_path(tmp_path_factory) -> Path:
 # ---- tokens
 
 
-def test_tokens_by_their_texts():
+def test_infill_tokens_are_found_by_their_texts():
     assert tokenizer_with(*QWEN).infill_tokens == InfillTokens(PRE, SUF, MID, REPO, FILE)
     assert tokenizer_with("<PRE>", "<MID>", "<SUF>").infill_tokens == (PRE, SUF, MID, None, None)
     assert tokenizer_with("<｜fim▁begin｜>", "<｜fim▁end｜>", "<｜fim▁hole｜>").infill_tokens == (
@@ -51,7 +51,7 @@ def test_tokens_by_their_texts():
     )
 
 
-def test_ids_of_the_metadata_come_first():
+def test_infill_ids_of_the_metadata_come_first():
     ids = {"fim_pre_token_id": 1, "fim_suf_token_id": 2, "fim_mid_token_id": 3, "fim_rep_token_id": 4}
     assert tokenizer_with(*QWEN, **ids).infill_tokens == (1, 2, 3, 4, FILE)
     assert tokenizer_with(fim_sep_token_id=5, **ids).infill_tokens == (1, 2, 3, 4, 5)
@@ -63,7 +63,7 @@ def test_ids_of_the_metadata_come_first():
 
 
 @pytest.mark.parametrize("missing", range(3))
-def test_a_model_without_all_tokens(missing: int):
+def test_a_model_without_all_infill_tokens_has_none(missing: int):
     tokenizer = tokenizer_with(*(text for place, text in enumerate(QWEN) if place != missing))
     assert tokenizer.infill_tokens is None
     with pytest.raises(UsageError, match="this model cannot fill in the middle of a text: its vocabulary has no"):
@@ -74,25 +74,24 @@ def test_a_model_without_all_tokens(missing: int):
 
 
 def encode(*texts: str | int) -> list[int]:
-    """Ids of texts, a token for each byte, and of tokens."""
+    """Return the ids of strings, one token per byte, and of given tokens."""
     tokenizer = tokenizer_with(*QWEN)
     return [token for text in texts for token in ([text] if isinstance(text, int) else tokenizer.encode(text))]
 
 
-def test_the_prompt_of_two_parts():
+def test_the_infill_prompt_joins_prefix_and_suffix():
     tokenizer = tokenizer_with(*QWEN)
     assert Infill("ab", "cd").encode(tokenizer) == encode(PRE, "ab", SUF, "cd", MID)
     assert Infill("", "").encode(tokenizer) == [PRE, SUF, MID]
     assert Infill("ab", "cd", typed="x").encode(tokenizer) == encode(PRE, "abx", SUF, "cd", MID)
 
 
-def test_parts_are_text():
-    """A file may have such texts in it."""
+def test_marker_texts_in_the_parts_are_plain_text():
     prompt = Infill("<|fim_suffix|>", "<|file_sep|>").encode(tokenizer_with(*QWEN))
     assert prompt == encode(PRE, *"<|fim_suffix|>", SUF, *"<|file_sep|>", MID) and len(prompt) == 29
 
 
-def test_other_files():
+def test_other_files_precede_the_infill_prompt():
     tokenizer, files = tokenizer_with(*QWEN), [("a.py", "1\n"), ("b.py", "2\n")]
     head, last = (REPO, "myproject\n"), (FILE, "filename\n")
     others = (FILE, "a.py\n1\n", FILE, "b.py\n2\n")
@@ -104,14 +103,14 @@ def test_other_files():
     assert Infill("ab", "cd", files).encode(plain) == encode(snippets, *parts)
 
 
-def test_bos_comes_first():
+def test_bos_comes_first_in_an_infill_prompt():
     tokenizer = tokenizer_with(*QWEN, "<s>", bos_token_id=261, add_bos_token=True)
     assert Infill("a", "b").encode(tokenizer) == encode(261, PRE, "a", SUF, "b", MID)
     assert Infill("a", "b", [("c", "d")]).encode(tokenizer)[:2] == [261, REPO]
 
 
-def test_long_parts_are_cut():
-    """What stands next to the gap stays, and the last of the files."""
+def test_long_parts_are_cut_away_from_the_gap():
+    """Keep what is next to the gap, and the last of the files."""
     tokenizer, digits = tokenizer_with(*QWEN), "0123456789" * 4
     prompt = Infill(digits, digits, typed="x").encode(tokenizer, limit=40)
     assert prompt == encode(PRE, digits[-30:], "x", SUF, digits[:7], MID)
@@ -125,7 +124,7 @@ def test_long_parts_are_cut():
 # ---- models
 
 
-def test_infill_is_a_generation(fim_path: Path):
+def test_infill_generates_as_generate_does_with_its_prompt(fim_path: Path):
     with localllm.open(fim_path) as model:
         answer = model.infill("hello", "world", 5, temperature=0)
         text = "".join(answer)
@@ -140,7 +139,7 @@ def test_infill_is_a_generation(fim_path: Path):
             model.infill("hello", None)  # type: ignore[arg-type]
 
 
-def test_a_model_that_cannot(tiny: str):
+def test_infill_refuses_a_model_without_its_tokens(tiny: str):
     with localllm.open(tiny) as model, pytest.raises(UsageError, match="cannot fill in the middle"):
         model.infill("a", "b")
 
@@ -178,24 +177,24 @@ def test_run_prints_the_middle_only(fim_path: Path, tmp_path: Path, cli):
         (["-sf", "nowhere.txt"], "cannot read the prompt from nowhere.txt"),
     ],
 )
-def test_what_does_not_go_with_a_suffix(fim_path: Path, cli, words: list[str], reason: str):
-    given = [] if words[0] == "-sf" else ["--suffix", "x"]
-    code, out, err = cli("run", fim_path, "-p", "a", *given, *words)
+def test_suffix_refuses_conflicting_options(fim_path: Path, cli, words: list[str], reason: str):
+    options = [] if words[0] == "-sf" else ["--suffix", "x"]
+    code, out, err = cli("run", fim_path, "-p", "a", *options, *words)
     assert (code, out, err.count("\n")) == (2, "", 1) and err.startswith(f"localllm: error: {reason}"), err
 
 
-def test_one_suffix(fim_path: Path, cli):
+def test_run_refuses_two_suffixes(fim_path: Path, cli):
     code, _, err = cli("run", fim_path, "-p", "a", "--suffix", "b", "-sf", fim_path)
     assert code == 2 and err == "localllm: error: give either --suffix or -sf, not both\n"
 
 
-def test_run_of_a_model_that_cannot(tiny: str, cli):
+def test_run_refuses_a_suffix_for_a_model_without_infill(tiny: str, cli):
     code, out, err = cli("run", tiny, "-p", "a", "--suffix", "b")
     assert (code, out, err.count("\n")) == (2, "", 1)
     assert err.startswith("localllm: error: this model cannot fill in the middle of a text: its vocabulary has no")
 
 
-def test_suffix_first():
+def test_an_infill_prompt_may_put_the_suffix_first():
     tokenizer = tokenizer_with(*QWEN)
     first = Infill("ab", "cd", typed="e", suffix_first=True).encode(tokenizer)
     assert first == [SUF, *tokenizer.encode("cd"), PRE, *tokenizer.encode("abe"), MID]

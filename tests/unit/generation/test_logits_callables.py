@@ -1,4 +1,4 @@
-"""logits_processor and stopping_criteria: called once for each token, in order, whatever is guessed ahead."""
+"""Test logits_processor and stopping_criteria: called once per token, in order, with and without drafts."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -19,7 +19,7 @@ def model(tiny: str) -> Iterator[localllm.Model]:
 
 
 def biased(ids: list[int], logits: np.ndarray) -> np.ndarray:
-    """Prefer what stands eight tokens before, which repeats a text for a while, and each seventh time token 40."""
+    """Prefer the token eight positions back, so that the text repeats, and token 4 each seventh time."""
     logits[ids[-8]] += 100
     if len(ids) % 7 == 0:
         logits[40] += 200
@@ -27,7 +27,7 @@ def biased(ids: list[int], logits: np.ndarray) -> np.ndarray:
 
 
 def expected(model: localllm.Model, count: int) -> list[int]:
-    """The same by the logits of the whole text, token by token: the oracle."""
+    """Return the tokens by the logits of the whole text, one by one: the oracle."""
     ids = model.tokenize(PROMPT)
     for _ in range(count):
         ids.append(int(biased(ids, model.logits(ids)[-1].copy()).argmax()))
@@ -35,7 +35,7 @@ def expected(model: localllm.Model, count: int) -> list[int]:
 
 
 @pytest.mark.parametrize("speculate", ["off", "ngram"])
-def test_tokens_are_drawn_from_what_it_returns(model: localllm.Model, speculate: str):
+def test_tokens_are_drawn_from_the_processed_logits(model: localllm.Model, speculate: str):
     seen = list[int]()
 
     def process(ids: list[int], logits: np.ndarray) -> np.ndarray:
@@ -54,7 +54,7 @@ def test_tokens_are_drawn_from_what_it_returns(model: localllm.Model, speculate:
 
 
 @pytest.mark.parametrize("speculate", ["off", "ngram"])
-def test_the_answer_ends_where_the_criterion_says(model: localllm.Model, speculate: str):
+def test_stopping_criteria_end_the_answer(model: localllm.Model, speculate: str):
     options: dict[str, Any] = {"speculate": speculate, "temperature": 0, "logits_processor": biased}
     whole = model.generate(PROMPT, 40, **options)
     list(whole)
@@ -65,18 +65,20 @@ def test_the_answer_ends_where_the_criterion_says(model: localllm.Model, specula
     assert text == model.tokenizer.decode(cut.tokens)
 
 
-def test_a_grammar_masks_what_it_returns(model: localllm.Model):
+def test_a_grammar_masks_the_processed_logits(model: localllm.Model):
     answer = model.generate("?", grammar='root ::= "yes" | "no"', logits_processor=lambda ids, logits: logits * 0)
     assert "".join(answer) in ("yes", "no")
 
 
-def test_what_they_get_is_a_copy(model: localllm.Model):
+def test_callables_get_copies_of_ids_and_logits(model: localllm.Model):
     def spoil(ids: list[int], logits: np.ndarray) -> bool:
         ids.clear()
         logits[:] = np.nan
         return False
 
-    plain, watched = (model.generate(PROMPT, 8, temperature=0, **given) for given in ({}, {"stopping_criteria": spoil}))
+    plain, watched = (
+        model.generate(PROMPT, 8, temperature=0, **callables) for callables in ({}, {"stopping_criteria": spoil})
+    )
     assert "".join(plain) == "".join(watched)
 
 
@@ -89,31 +91,31 @@ def test_what_they_get_is_a_copy(model: localllm.Model):
         (np.full(268, np.nan), "must leave a finite logit"),
     ],
 )
-def test_logits_that_nothing_can_be_drawn_from(model: localllm.Model, returned: Any, message: str):
+def test_invalid_processed_logits_are_refused(model: localllm.Model, returned: Any, message: str):
     with pytest.raises(UsageError, match=message):
         list(model.generate(PROMPT, 8, logits_processor=lambda ids, logits: returned))
     assert len("".join(model.generate("hello", 2, temperature=0))) > 0  # the model goes on
 
 
-def test_their_errors_come_out(model: localllm.Model):
+def test_errors_of_callables_are_raised(model: localllm.Model):
     with pytest.raises(ZeroDivisionError):
         list(model.generate(PROMPT, 8, stopping_criteria=lambda ids, logits: bool(1 / 0)))
     assert len("".join(model.generate("hello", 2, temperature=0))) > 0
 
 
 @pytest.mark.parametrize("name", ["logits_processor", "stopping_criteria"])
-def test_what_is_refused(model: localllm.Model, name: str):
+def test_logits_callables_must_be_functions_and_exclude_beams(model: localllm.Model, name: str):
     with pytest.raises(UsageError, match=f"{name} must be a function"):
         model.generate(PROMPT, **{name: 3})  # type: ignore[arg-type]
     with pytest.raises(UsageError, match=f"{name} cannot be combined with beams"):
         model.candidates(PROMPT, beams=2, max_tokens=2, **{name: lambda ids, logits: logits})  # type: ignore[arg-type]
 
 
-def test_a_criterion_does_not_break_a_form(model: localllm.Model):
+def test_stopping_criteria_do_not_break_a_constraint(model: localllm.Model):
     with pytest.raises(UsageError, match="stopping_criteria cannot be combined with a constraint"):
         model.generate(PROMPT, regex="a+", stopping_criteria=lambda ids, logits: True)
 
 
-def test_many_prompts(model: localllm.Model):
+def test_map_applies_stopping_criteria_to_each_prompt(model: localllm.Model):
     answers = model.map([PROMPT, "hello"], 6, temperature=0, stopping_criteria=lambda ids, logits: len(ids) >= 5)
     assert [answer.completion_tokens for answer in answers] == [0, 5 - len(model.tokenize("hello"))]

@@ -1,4 +1,4 @@
-"""Thoughts: found however they are cut into tokens, shown apart, limited, and not sent back."""
+"""Test reasoning: found however it is tokenized, shown apart, limited, and not sent back."""
 
 import json
 import re
@@ -48,8 +48,8 @@ OPENING = TURNS + "<think>\n{# </think> #}"
 ASKING = TURNS + "{% if enable_thinking is false %}<think>\n\n</think>\n\n{% endif %}"
 
 
-def parted(format, *pieces: str, is_open: bool = False) -> tuple[str, str]:
-    """The thought and the answer."""
+def split_reasoning(format, *pieces: str, is_open: bool = False) -> tuple[str, str]:
+    """Return reasoning and answer."""
     splitter = ReasoningParser(Thinking(format, is_open))
     parts = [part for piece in pieces for part in splitter.push(piece)] + splitter.flush()
     assert all(part.text for part in parts)
@@ -79,23 +79,23 @@ SAID = [
 
 
 @pytest.mark.parametrize(("format", "is_open", "text", "expected"), SAID)
-def test_thought_and_answer(format, is_open: bool, text: str, expected: tuple[str, str]):
-    assert parted(format, text, is_open=is_open) == expected
-    assert parted(format, *text, is_open=is_open) == expected, "character by character"
+def test_reasoning_and_answer_are_separated(format, is_open: bool, text: str, expected: tuple[str, str]):
+    assert split_reasoning(format, text, is_open=is_open) == expected
+    assert split_reasoning(format, *text, is_open=is_open) == expected, "character by character"
 
 
 @given(st.sampled_from(SAID), st.data())
-def test_it_does_not_matter_how_the_text_is_cut(said: tuple, data):
-    format, is_open, text, expected = said
+def test_chunk_boundaries_do_not_change_the_separation(case: tuple, data):
+    format, is_open, text, expected = case
     cuts = sorted(data.draw(st.sets(st.integers(0, len(text)), max_size=8)) | {0, len(text)})
     pieces = [text[start:end] for start, end in pairwise(cuts)]
-    assert parted(format, *pieces, is_open=is_open) == expected
+    assert split_reasoning(format, *pieces, is_open=is_open) == expected
 
 
-def test_text_comes_as_soon_as_it_is_certain():
+def test_text_is_streamed_as_soon_as_it_is_certain():
     splitter = ReasoningParser(Thinking(THINK))
-    said = [splitter.push(piece) for piece in ("<thi", "nk>", "Hm", " a <", "b", "\n</think", ">", "\n\n", "Yes")]
-    assert said == [
+    parts = [splitter.push(piece) for piece in ("<thi", "nk>", "Hm", " a <", "b", "\n</think", ">", "\n\n", "Yes")]
+    assert parts == [
         [],
         [],
         [(REASONING, "Hm")],
@@ -122,7 +122,7 @@ THINKERS = {
 SILENT = ("meta-llama", "google-gemma-2", "Qwen-Qwen2.5", "LFM2-8B", "Mistral-Small", "ibm-granite-granite-4.0")
 
 
-def test_the_marks_of_released_templates(shared: Path):
+def test_released_templates_have_the_expected_reasoning_markers(shared: Path):
     templates = sorted((shared / "templates").glob("*.jinja"))
     assert len(templates) > 40
     for path in templates:
@@ -144,7 +144,7 @@ def test_the_marks_of_released_templates(shared: Path):
         ("Cohere2MoE", "<|START_THINKING|><|END_THINKING|>", "<|START_THINKING|>"),
     ],
 )
-def test_a_choice_reaches_the_template(shared: Path, name: str, off: str, on: str):
+def test_think_on_and_off_reach_the_template(shared: Path, name: str, off: str, on: str):
     source = (shared / "templates" / f"{name}.jinja").read_text(encoding="utf-8")
     for choice, end in (("off", off), ("on", on), ("high", on)):
         text = ChatTemplate(source).render(
@@ -153,7 +153,7 @@ def test_a_choice_reaches_the_template(shared: Path, name: str, off: str, on: st
         assert text.endswith(end), choice
 
 
-def test_an_effort_reaches_the_template(shared: Path):
+def test_a_reasoning_effort_reaches_the_template(shared: Path):
     source = (shared / "templates" / "openai-gpt-oss-120b.jinja").read_text(encoding="utf-8")
     for choice, effort in (("low", "low"), ("high", "high"), ("off", "low"), ("auto", "medium"), ("on", "medium")):
         variables = template_variables(source, choice, None)
@@ -169,14 +169,13 @@ def conversation(tokenizer: Tokenizer, template: str, *answers: str) -> Session:
     return Session(PrefixCache(FakeEngine(tokenizer.vocab_size, saying(tokenizer, *answers))), tokenizer, template)
 
 
-def test_elements_close_what_they_open():
-    """As in XML: <think> and </think>."""
+def test_every_opening_tag_has_its_closing_tag():
     elements = [tags for tags in FORMATS if isinstance(tags, Tags) and re.fullmatch(r"</?[a-z:]+>", tags.opens)]
     assert len(elements) >= 5
     assert [tags.closes for tags in elements] == [f"</{tags.opens[1:]}" for tags in elements]
 
 
-def test_an_answer_without_its_thought(tokenizer: Tokenizer):
+def test_an_answer_excludes_its_reasoning(tokenizer: Tokenizer):
     session = conversation(tokenizer, OPENING, "<think>\nHm, hello.\n</think>\n\nhello world")
     answer = session.ask("Hi", GREEDY)
     assert "".join(answer) == answer.text == "hello world"
@@ -186,7 +185,7 @@ def test_an_answer_without_its_thought(tokenizer: Tokenizer):
     assert "".join(text for kind, text in parts if kind == REASONING) == "Hm, hello."
 
 
-def test_a_thought_is_not_sent_back_but_the_template_can_have_it(tokenizer: Tokenizer):
+def test_reasoning_is_sent_back_only_if_the_template_renders_it(tokenizer: Tokenizer):
     source = TURNS.replace(
         "{{ m.content }}", "{{ '(' ~ m.reasoning_content ~ ')' if m.reasoning_content }}{{ m.content }}"
     )
@@ -201,17 +200,17 @@ def test_a_thought_is_not_sent_back_but_the_template_can_have_it(tokenizer: Toke
 
 
 @pytest.mark.parametrize(("template", "behind"), [(OPENING, "<think>\na\n</think>\n\nb"), (ASKING, "b")])
-def test_an_answer_of_another_process_goes_on(tokenizer: Tokenizer, template: str, behind: str):
-    """Behind its thought, where the template opens one."""
+def test_an_answer_of_another_process_is_continued(tokenizer: Tokenizer, template: str, behind: str):
+    """Insert the reasoning first if the template opens one."""
     session = conversation(tokenizer, template, "c")
     answer = {"role": "assistant", "content": "b", "reasoning_content": "a"}
     session._history = [{"role": "user", "content": "Hi"}, answer]
-    asked = "<|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\n"
+    count_prompt_tokens = "<|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\n"
     going_on = session.resume(GREEDY)
-    assert tokenizer.decode(going_on.prompt, special=True) == asked + behind
+    assert tokenizer.decode(going_on.prompt, special=True) == count_prompt_tokens + behind
 
 
-def test_a_stop_string_ends_an_answer_and_no_thought(tokenizer: Tokenizer):
+def test_a_stop_string_ends_the_answer_but_not_the_reasoning(tokenizer: Tokenizer):
     session = conversation(tokenizer, OPENING, "<think>\nfirst. second</think>third. fourth")
     answer = session.ask("Hi", replace(GREEDY, stop=(".",)))
     assert ("".join(answer), answer.thinking, answer.finish_reason) == ("third", "first. second", "stop")
@@ -219,7 +218,7 @@ def test_a_stop_string_ends_an_answer_and_no_thought(tokenizer: Tokenizer):
 
 @pytest.mark.parametrize("speculate", ["off", "ngram"])
 @pytest.mark.parametrize("budget", [0, 1, 5])
-def test_a_budget_closes_the_thought(tokenizer: Tokenizer, budget: int, speculate: str):
+def test_a_budget_closes_the_reasoning(tokenizer: Tokenizer, budget: int, speculate: str):
     session = conversation(tokenizer, OPENING, "<think>\n" + "abcdefgh" * 9)
     answer = session.ask("Hi", replace(GREEDY, think_budget=budget, max_tokens=40, speculate=speculate))
     closing = tokenizer.encode("\n</think>\n\n")
@@ -228,13 +227,13 @@ def test_a_budget_closes_the_thought(tokenizer: Tokenizer, budget: int, speculat
     assert answer.tokens[budget : budget + len(closing)] == closing
 
 
-def test_a_budget_for_a_model_that_begins_to_think_by_itself(tokenizer: Tokenizer):
+def test_a_budget_limits_a_model_that_opens_its_own_reasoning(tokenizer: Tokenizer):
     session = conversation(tokenizer, ASKING, "<think>abcdefgh" * 9)
     answer = session.ask("Hi", replace(GREEDY, think_budget=2, max_tokens=40))
     assert ("".join(answer)[:3], answer.thinking) == ("k>a", "ab")  # the script goes on behind "\n</think>\n\n"
 
 
-def test_no_thinking_where_the_template_asks_and_where_it_does_not(tokenizer: Tokenizer):
+def test_think_off_closes_an_opened_reasoning_at_once(tokenizer: Tokenizer):
     off = replace(GREEDY, think="off", max_tokens=30)
     for template in (ASKING, OPENING):
         answer = conversation(tokenizer, template, "abc").ask("Hi", off)
@@ -246,20 +245,20 @@ def test_no_thinking_where_the_template_asks_and_where_it_does_not(tokenizer: To
     assert answer.thinking == ""
 
 
-def test_variables_of_the_user(tokenizer: Tokenizer):
+def test_template_variables_of_the_user_override_ours(tokenizer: Tokenizer):
     session = conversation(tokenizer, TURNS + "{{ mood }}{{ enable_thinking }}", "abc")
     chosen = replace(GREEDY, think="off", template_variables={"mood": "sad", "enable_thinking": 1})
     assert tokenizer.decode(session.ask("Hi", chosen).prompt).endswith("sad1")
 
 
-def test_several_answers(tokenizer: Tokenizer):
+def test_candidates_have_their_own_reasoning(tokenizer: Tokenizer):
     session = conversation(tokenizer, OPENING, "<think>\nHm</think>\n\nYes")
     for answer in session.candidates([{"role": "user", "content": "Hi"}], GREEDY, 2):
         assert (answer.thinking, answer.text) == ("Hm", "Yes")
     assert session.candidates([{"role": "user", "content": "Hi"}], GREEDY, 1, 2)[0].thinking == "Hm"
 
 
-def test_a_text_that_goes_on_has_no_thoughts(tokenizer: Tokenizer):
+def test_a_completed_text_has_no_reasoning(tokenizer: Tokenizer):
     session = conversation(tokenizer, OPENING, "<think>a</think>b")
     answer = session.complete("x", GREEDY)
     assert isinstance(answer, Generation)
@@ -274,13 +273,13 @@ def test_a_text_that_goes_on_has_no_thoughts(tokenizer: Tokenizer):
         ({"think_budget": True}, "think_budget must be a whole number, 0 or above, not True"),
     ],
 )
-def test_what_makes_no_sense(options: dict, reason: str):
+def test_invalid_reasoning_options_are_refused(options: dict, reason: str):
     with pytest.raises(UsageError, match=reason):
         GenerationOptions(**options)
 
 
-def test_marks_that_are_control_tokens(tmp_path: Path, monkeypatch):
-    """They have no text of their own, and are found all the same."""
+def test_reasoning_markers_may_be_control_tokens(tmp_path: Path, monkeypatch):
+    """Find them although they have no text."""
     monkeypatch.setattr(
         "tiny_model.SPECIAL_TOKENS", ["<|endoftext|>", "<|im_start|>", "<|im_end|>", "[THINK]", "[/THINK]"]
     )
@@ -295,12 +294,12 @@ def test_marks_that_are_control_tokens(tmp_path: Path, monkeypatch):
 
 
 @pytest.mark.parametrize("format", FORMATS)
-def test_what_closes_a_thought_begins_the_answer(format):
-    assert parted(format, f"{format.opens}a{format.closing}b") == ("a", "b")
+def test_the_closing_text_of_a_format_ends_the_reasoning(format):
+    assert split_reasoning(format, f"{format.opens}a{format.closing}b") == ("a", "b")
 
 
 class Follower:
-    """A constraint that lets some tokens come, and hears what came."""
+    """A matcher that allows some tokens and records those it accepts."""
 
     def __init__(self, *tokens: int):
         self.tokens, self.said, self.is_complete = list(tokens), list[int](), False
@@ -326,16 +325,16 @@ class Follower:
 PIECES = [b"", b"a", b"b", b"<think>", b"</think>", b"\n", b"<|channel|>x", b"<|message|>", b"}"]
 
 
-def guided(
+def make_state(
     format, matcher: Follower | None = None, is_whole: bool = False, calls: Any = None, **thinking: Any
 ) -> AnswerState:
-    """Of an answer whose tokens have the pieces above."""
+    """Return the state of an answer whose tokens have the bytes above."""
     decoder = StreamDecoder(SimpleNamespace(token_bytes=lambda token, special: PIECES[token]), False, False)
     known = Thinking(format, **thinking)
     return AnswerState(Transcript(decoder, (), known), known, matcher, calls, *[True] * is_whole)
 
 
-def may_come(guide: AnswerState) -> list[int] | None:
+def allowed_tokens(guide: AnswerState) -> list[int] | None:
     allowed = guide.allowed_mask(8)
     assert allowed is None or allowed.shape == (8,)
     return None if allowed is None else np.flatnonzero(allowed).tolist()
@@ -353,18 +352,18 @@ MARKS = {
     (None, None, None, False), (Follower(1), None, None, True), (None, Follower(1), None, True),
     (None, None, 0, True), (None, None, 5, True),
 ])  # fmt: skip
-def test_whose_say_is_needed(matcher, calls, budget: int | None, expected: bool):
-    guide = guided(None, matcher, calls=calls, budget=budget)
+def test_the_mask_is_needed_for_constraints_calls_and_budgets(matcher, calls, budget: int | None, expected: bool):
+    guide = make_state(None, matcher, calls=calls, budget=budget)
     twin = guide.copy()
     assert guide.is_needed == twin.is_needed == expected
     assert (twin._calls is calls) == (calls is None) and (twin._matcher is matcher) == (matcher is None)
 
 
-def test_a_guide_from_token_to_token():
-    """A thought may begin as its format says, is free, and the constraint hears of nothing but the answer."""
-    guide = guided(THINK.with_escapes(), Follower(0, 1, 3, 8), **MARKS)
+def test_reasoning_is_free_and_unseen_by_the_constraint():
+    """Begin it only as its format allows."""
+    guide = make_state(THINK.with_escapes(), Follower(0, 1, 3, 8), **MARKS)
     other, matcher = guide.copy(), guide._matcher
-    assert (may_come(guide), guide.expected_tokens(), guide.has_ended) == ([0, 1, 3], (), False)
+    assert (allowed_tokens(guide), guide.expected_tokens(), guide.has_ended) == ([0, 1, 3], (), False)
     for token, allowed, expected, thoughts in (
         (3, [5], (5,), 0), (5, [1, 2, 4], (), 0), (1, [1, 2, 4], (), 1), (4, [0, 1], [7], 2), (1, [0, 1], [7], 2),
     ):  # fmt: skip
@@ -372,72 +371,72 @@ def test_a_guide_from_token_to_token():
         assert guide.has_ended == (guide.transcript.kind == ANSWER), "not within a thought"
         matcher.is_complete = False
         guide.accept(token)
-        assert (may_come(guide), guide.expected_tokens(), guide.thoughts) == (allowed, expected, thoughts)
+        assert (allowed_tokens(guide), guide.expected_tokens(), guide.thoughts) == (allowed, expected, thoughts)
     assert (matcher.said, guide.transcript.thinking, guide.transcript.text) == ([1], "a", "a")
     matcher.is_complete = True
     assert guide.has_ended
     other.accept(5)
-    assert (other._matcher.said, other.transcript.text, may_come(other), other.thoughts) == ([5], "\n", [0, 1], 0)
-    free = guided(THINK.with_escapes(), **MARKS)
+    assert (other._matcher.said, other.transcript.text, allowed_tokens(other), other.thoughts) == ([5], "\n", [0, 1], 0)
+    free = make_state(THINK.with_escapes(), **MARKS)
     for token in (3, 1, 4):
         free.accept(token)
-        assert (may_come(free), free.expected_tokens(), free.has_ended) == (None, (), False)
-    unmarked = guided(THINK, Follower(0, 1, 3))
-    assert (unmarked.transcript.kind, may_come(unmarked)) == (ANSWER, [0, 1, 3])
+        assert (allowed_tokens(free), free.expected_tokens(), free.has_ended) == (None, (), False)
+    unmarked = make_state(THINK, Follower(0, 1, 3))
+    assert (unmarked.transcript.kind, allowed_tokens(unmarked)) == (ANSWER, [0, 1, 3])
 
 
-def test_a_guide_closes_what_has_used_up_the_budget():
+def test_a_used_up_budget_forces_the_closing_marker():
     for matcher in (None, Follower(0, 1, 3)):
-        guide = guided(THINK.with_escapes(), matcher, is_open=True, budget=2, **MARKS)
+        guide = make_state(THINK.with_escapes(), matcher, is_open=True, budget=2, **MARKS)
         free, behind = (None, None) if matcher is None else ([1, 2, 4], [0, 1])
-        assert may_come(guide) == free
+        assert allowed_tokens(guide) == free
         for token, allowed, expected in ((1, free, ()), (2, [4], (4, 5)), (4, [5], (5,))):
             guide.accept(token)
-            assert (may_come(guide), guide.expected_tokens()) == (allowed, expected)
+            assert (allowed_tokens(guide), guide.expected_tokens()) == (allowed, expected)
         guide.accept(5)
-        assert (may_come(guide), guide.thoughts, guide.transcript.thinking) == (behind, 2, "ab")
-        guide = guided(THINK.with_escapes(), matcher, is_open=True, budget=0, **MARKS)
-        assert may_come(guide) == [4]
-        guide = guided(THINK.with_escapes(), matcher, budget=0, **MARKS)
-        assert may_come(guide) == behind, "none may begin"
-        assert guided(THINK.with_escapes(), matcher, is_open=True, budget=1, **MARKS).expected_tokens() == ()
+        assert (allowed_tokens(guide), guide.thoughts, guide.transcript.thinking) == (behind, 2, "ab")
+        guide = make_state(THINK.with_escapes(), matcher, is_open=True, budget=0, **MARKS)
+        assert allowed_tokens(guide) == [4]
+        guide = make_state(THINK.with_escapes(), matcher, budget=0, **MARKS)
+        assert allowed_tokens(guide) == behind, "none may begin"
+        assert make_state(THINK.with_escapes(), matcher, is_open=True, budget=1, **MARKS).expected_tokens() == ()
 
 
-def test_a_guide_where_every_answer_has_a_head():
-    """It begins, whatever the budget is; the constraint hears of what is behind it."""
+def test_every_answer_of_a_channel_format_gets_its_header():
+    """Force the header whatever the budget; constrain only what follows it."""
     format = replace(GPT_OSS, thought="never")  # whose marks are no tokens here
     for budget in (None, 0):
-        guide = guided(format, Follower(0, 1), starts=(6,), budget=budget)
-        assert (guide.transcript.kind, may_come(guide)) == (None, [6])
+        guide = make_state(format, Follower(0, 1), starts=(6,), budget=budget)
+        assert (guide.transcript.kind, allowed_tokens(guide)) == (None, [6])
         guide.accept(6)
-        assert (guide.transcript.kind, may_come(guide), guide._matcher.said) == (None, [1, 2, 4], [])
+        assert (guide.transcript.kind, allowed_tokens(guide), guide._matcher.said) == (None, [1, 2, 4], [])
         guide.accept(7)
-        assert (guide.transcript.kind, may_come(guide), guide._matcher.said) == (ANSWER, [0, 1], [])
+        assert (guide.transcript.kind, allowed_tokens(guide), guide._matcher.said) == (ANSWER, [0, 1], [])
         guide.accept(1)
         assert (guide._matcher.said, guide.transcript.text) == ([1], "a")
 
 
-def test_a_constraint_that_has_thoughts_and_heads_too():
-    guide = guided(THINK.with_escapes(), Follower(0, 1, 3, 8), is_whole=True, budget=5, shown=MARKS["shown"])
-    assert (guide.transcript.kind, may_come(guide)) == (None, [0, 1, 3])
+def test_a_constraint_may_include_reasoning_and_headers():
+    guide = make_state(THINK.with_escapes(), Follower(0, 1, 3, 8), is_whole=True, budget=5, shown=MARKS["shown"])
+    assert (guide.transcript.kind, allowed_tokens(guide)) == (None, [0, 1, 3])
     for token, kind, thoughts in ((3, REASONING, 0), (1, REASONING, 1), (4, ANSWER, 2), (2, ANSWER, 2)):
         guide.accept(token)
-        assert (guide.transcript.kind, may_come(guide), guide.thoughts) == (kind, [0, 1, 3], thoughts)
+        assert (guide.transcript.kind, allowed_tokens(guide), guide.thoughts) == (kind, [0, 1, 3], thoughts)
     assert (guide._matcher.said, guide.transcript.thinking, guide.transcript.text) == ([3, 1, 4, 2], "a", "b")
 
 
-def test_a_call_that_is_none_is_prose():
-    """The grammar of calls holds from where one begins, if it can have begun so."""
+def test_text_that_is_no_call_leaves_the_call_grammar():
+    """Apply the grammar of calls from where a call may begin."""
     for may in (True, False):
         calls: Any = SimpleNamespace(accept_text=lambda text, may=may: may and text == "x")
-        guide = guided(None, calls=calls)
+        guide = make_state(None, calls=calls)
         guide.transcript.give_up_call = lambda: ["prose"]  # type: ignore[assignment, return-value]
         assert guide._begin_call(calls, "x") == ([] if may else ["prose"])
         assert (guide._matcher is calls) == may and guide._calls is None
 
 
-def test_nothing_is_said_behind_a_stop_string():
-    transcript = guided(None).transcript
+def test_nothing_is_allowed_after_a_stop_string():
+    transcript = make_state(None).transcript
     transcript._stops = StopFilter([".b", "."])
     assert transcript._without_marks([TextPart(ANSWER, "a.b"), TextPart(ANSWER, "c")]) == [(ANSWER, "a")]
     assert (transcript.text, transcript.stopped_by, transcript.flush(), transcript.text) == ("a", ".", [], "a")
@@ -459,7 +458,9 @@ OFF = {"enable_thinking": False, "thinking": False, "thinking_mode": "disabled",
     ("", "low", 3, ON | {"reasoning_effort": "low", "thinking_budget": 3}),
     ("", "high", None, ON | {"reasoning_effort": "high"}),
 ])  # fmt: skip
-def test_what_a_template_is_told(source: str, think: str, budget: int | None, expected: dict):
+def test_the_template_gets_the_variables_of_its_reasoning_switch(
+    source: str, think: str, budget: int | None, expected: dict
+):
     assert template_variables(source, think, budget) == expected
 
 
@@ -468,7 +469,7 @@ def test_what_a_template_is_told(source: str, think: str, budget: int | None, ex
 
 @pytest.fixture(scope="module")
 def thinker(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A model that opens a thought, and never ends it by itself."""
+    """Write a model that opens its reasoning and never closes it."""
     template = TURNS + "{{ mood }}{% if enable_thinking is not false %}<think>\n{# </think> #}{% endif %}"
     return write_tiny_model(tmp_path_factory.mktemp("models") / "thinker.gguf", chat_template=template)
 
@@ -476,33 +477,35 @@ def thinker(tmp_path_factory: pytest.TempPathFactory) -> Path:
 ASKED = ("-p", "Hi", "--temp", "0", "--no-cache")
 
 
-def test_run_writes_the_answer_and_not_the_thought(thinker: Path, cli):
-    told = json.loads(cli("run", thinker, *ASKED, "-n", "40", "--think-budget", "5", "--json")[1])
+def test_run_prints_the_answer_without_its_reasoning(thinker: Path, cli):
+    result = json.loads(cli("run", thinker, *ASKED, "-n", "40", "--think-budget", "5", "--json")[1])
     code, out, err = cli("run", thinker, *ASKED, "-n", "40", "--think-budget", "5")
-    assert (code, out, err) == (0, told["text"] + "\n", "")
-    assert told["thinking"] and told["text"] and "think>" not in told["thinking"] + told["text"]
+    assert (code, out, err) == (0, result["text"] + "\n", "")
+    assert result["thinking"] and result["text"] and "think>" not in result["thinking"] + result["text"]
     assert json.loads(cli("run", thinker, *ASKED, "-n", "4", "--json")[1])["text"] == ""
     assert json.loads(cli("run", thinker, *ASKED, "-n", "4", "--json", "--think", "off")[1])["thinking"] == ""
 
 
-def test_thoughts_on_a_terminal(thinker: Path, cli, monkeypatch):
+def test_run_shows_reasoning_dimmed_on_a_terminal_unless_hidden(thinker: Path, cli, monkeypatch):
     monkeypatch.setattr("localllm.cli.terminal.output.is_terminal", lambda stream: stream is sys.stderr)
-    told = json.loads(cli("run", thinker, *ASKED, "-n", "40", "--think-budget", "5", "--json")[1])
+    result = json.loads(cli("run", thinker, *ASKED, "-n", "40", "--think-budget", "5", "--json")[1])
     _, out, err = cli("run", thinker, *ASKED, "-n", "40", "--think-budget", "5")
-    assert out == told["text"] + "\n"
-    assert printable(told["thinking"]) in re.sub("\x1b\\[[0-9]*[mK]|\r", "", err)
+    assert out == result["text"] + "\n"
+    assert printable(result["thinking"]) in re.sub("\x1b\\[[0-9]*[mK]|\r", "", err)
     hidden = cli("run", thinker, *ASKED, "-n", "40", "--think-budget", "5", "--hide-thinking")[2]
     assert "\x1b[2m" in err and "\x1b[2m" not in hidden
 
 
-def test_variables_of_the_template(thinker: Path, cli):
-    def asked(*arguments: str) -> int:
+def test_template_var_sets_variables_of_the_template(thinker: Path, cli):
+    def count_prompt_tokens(*arguments: str) -> int:
         return json.loads(cli("run", thinker, *ASKED, "-n", "1", "--json", *arguments)[1])["prompt_tokens"]
 
-    plain = asked()
-    assert asked("--template-var", "mood=sad") == plain + 3
-    assert asked("--template-var", "mood=[1]") == plain + 3
-    assert asked("--template-var", '{"mood": 12, "enable_thinking": false}') == plain + 2 - len("<think>\n")
+    plain = count_prompt_tokens()
+    assert count_prompt_tokens("--template-var", "mood=sad") == plain + 3
+    assert count_prompt_tokens("--template-var", "mood=[1]") == plain + 3
+    assert count_prompt_tokens("--template-var", '{"mood": 12, "enable_thinking": false}') == plain + 2 - len(
+        "<think>\n"
+    )
 
 
 @pytest.mark.parametrize(
@@ -514,13 +517,13 @@ def test_variables_of_the_template(thinker: Path, cli):
         (("--raw", "--think", "on"), "--raw turns off"),
     ],
 )
-def test_choices_that_are_refused(arguments: tuple[str, ...], reason: str, cli):
+def test_run_refuses_invalid_reasoning_options(arguments: tuple[str, ...], reason: str, cli):
     code, out, err = cli("run", "missing.gguf", "-p", "Hi", *arguments)
     assert (code, out) == (2, "")
     assert reason in err and err.count("\n") == 1
 
 
-def test_map_tells_thoughts(thinker: Path, cli):
+def test_map_writes_reasoning_beside_the_output(thinker: Path, cli):
     _, out, _ = cli("map", thinker, "-n", "40", "--temp", "0", "--think-budget", "5", stdin=b"Hi\n")
     assert json.loads(out)["thinking"] and json.loads(out)["output"]
 
@@ -536,7 +539,7 @@ def test_map_tells_thoughts(thinker: Path, cli):
         ("<c>", "<think>Hm.</think>\n<c>x", [(REASONING, "Hm."), (ANSWER, "<c>x")]),
     ],
 )  # fmt: skip
-def test_the_mark_of_a_call_ends_reasoning(call: str, text: str, expected: list, size: int):
+def test_the_marker_of_a_call_ends_reasoning(call: str, text: str, expected: list, size: int):
     parser, parts = ReasoningParser(Thinking(THINK), call), list[TextPart]()
     for place in range(0, len(text), size):
         parts += parser.push(text[place : place + size])

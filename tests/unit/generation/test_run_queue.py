@@ -1,4 +1,4 @@
-"""Steps of concurrent callers: joined in few runs, with the texts of lone ones; nobody waits for one that is gone."""
+"""Test the run queue: concurrent callers share runs, get the texts of lone ones, and never block each other."""
 
 import threading
 from collections.abc import Callable, Iterator
@@ -24,15 +24,15 @@ def model() -> Iterator[api.Model]:
         yield opened
 
 
-def at_once(*calls: Callable[[], Any]) -> list[Any]:
-    """What calls return, or raise, each in a thread."""
-    found: list[Any] = [None] * len(calls)
+def call_at_once(*calls: Callable[[], Any]) -> list[Any]:
+    """Call each function in a thread; return their results or exceptions."""
+    results: list[Any] = [None] * len(calls)
 
     def work(number: int) -> None:
         try:
-            found[number] = calls[number]()
+            results[number] = calls[number]()
         except BaseException as error:
-            found[number] = error
+            results[number] = error
 
     threads = [threading.Thread(target=work, args=(number,), daemon=True) for number in range(len(calls))]
     for thread in threads:
@@ -40,11 +40,11 @@ def at_once(*calls: Callable[[], Any]) -> list[Any]:
     for thread in threads:
         thread.join(SECONDS)
     assert not any(thread.is_alive() for thread in threads)
-    return found
+    return results
 
 
 class Counting:
-    """Counts an engine's runs."""
+    """A counter of an engine's runs."""
 
     def __init__(self, engine: Any, monkeypatch: pytest.MonkeyPatch):
         self.sequences, run = list[int](), engine.run
@@ -65,21 +65,24 @@ def test_threads_share_runs_and_get_the_texts_of_lone_callers(model: api.Model, 
 
     alone = [ask(number) for number in range(8)]
     counting = Counting(model.engine, monkeypatch)
-    assert at_once(*(lambda number=number: ask(number) for number in range(8))) == alone
+    assert call_at_once(*(lambda number=number: ask(number) for number in range(8))) == alone
     assert max(counting.sequences) > 4
     assert len(counting.sequences) < 8 * 24 / 2
 
 
-def test_an_answer_that_waits_for_its_reader_delays_no_other(model: api.Model):
+def test_an_unread_answer_delays_no_other(model: api.Model):
     waiting = model.chat(QUESTIONS[0], max_tokens=30, seed=1, ignore_eos=True)
     begun, expected = next(waiting), "".join(model.chat(QUESTIONS[0], max_tokens=30, seed=1, ignore_eos=True))
     other = "".join(model.chat(QUESTIONS[1], max_tokens=9, seed=2))
-    assert at_once(*(lambda: "".join(model.chat(QUESTIONS[1], max_tokens=9, seed=2)) for _ in range(3))) == [other] * 3
+    assert (
+        call_at_once(*(lambda: "".join(model.chat(QUESTIONS[1], max_tokens=9, seed=2)) for _ in range(3)))
+        == [other] * 3
+    )
     assert begun + "".join(waiting) == expected
 
 
-def test_answers_that_are_left_while_others_go_on_spoil_nothing(model: api.Model):
-    """What was handed in for them is read by nobody who goes on from what they had read."""
+def test_abandoned_answers_do_not_disturb_the_others(model: api.Model):
+    """Discard the steps submitted for them."""
     texts = ["".join(model.chat(question, max_tokens=12, temperature=0, ignore_eos=True)) for question in QUESTIONS[:4]]
 
     def leave(number: int) -> None:
@@ -93,13 +96,13 @@ def test_answers_that_are_left_while_others_go_on_spoil_nothing(model: api.Model
         how: dict[str, Any] = {"max_tokens": 12, "temperature": 0, "ignore_eos": True}
         return ["".join(model.chat(QUESTIONS[number], **how)) for _ in range(3)]
 
-    found = at_once(*(
+    results = call_at_once(*(
         lambda number=number, call=call: call(number) for number in range(4) for call in (leave, stay)
     ))  # fmt: skip
-    assert found == [part for text in texts for part in (None, [text] * 3)]
+    assert results == [part for text in texts for part in (None, [text] * 3)]
 
 
-def test_stop_from_another_thread_while_others_go_on(model: api.Model):
+def test_stop_from_another_thread_ends_one_answer_only(model: api.Model):
     answers = [model.chat(question, max_tokens=400, ignore_eos=True, seed=1) for question in QUESTIONS[:3]]
     pieces, begun = list[str](), threading.Event()
 
@@ -115,7 +118,7 @@ def test_stop_from_another_thread_while_others_go_on(model: api.Model):
         for answer in answers:
             answer.stop()
 
-    *counts, _ = at_once(*(lambda answer=answer: iterate(answer) for answer in answers), stop)
+    *counts, _ = call_at_once(*(lambda answer=answer: iterate(answer) for answer in answers), stop)
     assert all(0 < count < 400 for count in counts)
 
 
@@ -127,14 +130,14 @@ def row(tokens: tuple[int, ...]) -> np.ndarray:
 
 
 class Lasting(FakeSequences):
-    """Of which every run has logits of its own, as threads need."""
+    """An engine whose runs copy their logits, as threads need."""
 
     def give(self, rows: list[list[np.ndarray]]) -> list[np.ndarray]:
         return [one.copy() for one in super().give(rows)]
 
 
 class Gated(Lasting):
-    """Waits in its first run until that is allowed."""
+    """An engine that blocks in its first run until released."""
 
     def __init__(self) -> None:
         super().__init__(9, row)
@@ -149,7 +152,7 @@ class Gated(Lasting):
 
 
 def submit(queue: RunQueue, engine: FakeSequences, *sizes: int) -> list[Step]:
-    """Submit a step of a new sequence for each number of tokens, of as many schedulers."""
+    """Submit a step of a new sequence for each token count, each from its own scheduler."""
     steps = [step_of(engine.sequence(), size) for size in sizes]
     for step in steps:
         queue.submit(step)
@@ -171,8 +174,8 @@ def test_submitted_steps_share_one_run():
 @pytest.mark.parametrize(("sizes", "runs"), [
     ((100, 28), [2]), ((100, 29), [1, 1]), ((129, 1), [1, 1]), ((100, 100, 28), [2, 1]),
 ])  # fmt: skip
-def test_a_run_keeps_its_arithmetic(sizes: tuple[int, ...], runs: list[int]):
-    """Of up to 128 tokens, which keep 16 bits; a longer piece has its own."""
+def test_a_shared_run_has_at_most_128_tokens(sizes: tuple[int, ...], runs: list[int]):
+    """Keep 16-bit activations; run a longer chunk alone."""
     queue, engine, counts = RunQueue(), Lasting(9, row), list[int]()
     steps = submit(queue, engine, *sizes)
     engine.run = lambda work, *how: counts.append(len(work)) or Lasting.run(engine, work, *how)
@@ -212,8 +215,8 @@ def lengths(steps: list[Step]) -> list[int]:
     return [len(step.spans[0][0].tokens) for step in steps]
 
 
-def test_a_step_that_fails_after_some_tokens_drops_them():
-    """Otherwise a scheduler that has freed memory would read them a second time."""
+def test_a_step_that_fails_midway_drops_its_tokens():
+    """Keep a scheduler that freed memory from prefilling them twice."""
     engine = Lasting(9, row)
     step = step_of(engine.sequence(), 5)
 
@@ -227,7 +230,7 @@ def test_a_step_that_fails_after_some_tokens_drops_them():
     assert lengths([step]) == [0]
 
 
-def test_another_scheduler_runs_an_interrupted_step_again():
+def test_another_scheduler_repeats_an_interrupted_step():
     queue, engine = RunQueue(), Lasting(9, row)
     steps = submit(queue, engine, 2, 1)
     engine.interrupt_at = engine.moments + 2  # after the tokens were read
@@ -238,21 +241,21 @@ def test_another_scheduler_runs_an_interrupted_step_again():
     assert lengths(steps) == [0, 1]
 
 
-def test_a_run_waits_briefly_for_a_scheduler_that_does_not_return(monkeypatch):
+def test_a_run_waits_only_briefly_for_an_absent_scheduler(monkeypatch):
     monkeypatch.setattr("localllm.generation.run_queue.PATIENCE", 0.01)
     queue, engine = RunQueue(), Lasting(9, row)
     queue.run(step_of(engine.sequence(), 1))
     assert queue.run(step_of(engine.sequence(), 2))[0][0, 0] == 2
 
 
-def test_a_lone_scheduler_shares_no_runs_and_stays_alone_when_others_leave():
+def test_a_lone_scheduler_shares_no_runs():
     queue, first, second = RunQueue(), object(), object()
     assert [queue.enter(first), queue.enter(first), queue.enter(second)] == [False, False, True]
     queue.leave(second)
     assert not queue.enter(first)
 
 
-def test_steps_of_schedulers_that_left_and_withdrawn_ones_are_not_run():
+def test_withdrawn_steps_and_those_of_closed_schedulers_are_not_run():
     queue, engine = RunQueue(), Lasting(9, row)
     steps = submit(queue, engine, 1, 1, 1)
     queue.leave(steps[0].scheduler)
@@ -261,7 +264,7 @@ def test_steps_of_schedulers_that_left_and_withdrawn_ones_are_not_run():
     assert lengths(steps) == [0, 0, 1]
 
 
-def test_withdrawing_waits_for_the_run_of_a_step():
+def test_withdraw_waits_for_the_run_of_its_step():
     queue, engine = RunQueue(), Gated()
     sequence, order = engine.sequence(), list[str]()
     engine.moments = 98
@@ -276,7 +279,7 @@ def test_withdrawing_waits_for_the_run_of_a_step():
         queue.withdraw(sequence)  # type: ignore[arg-type]
         order.append(f"withdrawn with {len(sequence.tokens)}")
 
-    assert at_once(read, withdraw) == [None, None]
+    assert call_at_once(read, withdraw) == [None, None]
     assert sorted(order) == ["read", "withdrawn with 1"]
 
 

@@ -1,4 +1,4 @@
-"""Continuous batching, on an engine whose logits are known: each answer is what it would be alone."""
+"""Test continuous batching with known logits: each answer is what it would be alone."""
 
 import sys
 from collections.abc import Callable
@@ -35,18 +35,19 @@ from localllm.generation.sampling.sampler import Sampler, SamplingOptions
 from localllm.generation.scheduler import Generation, Scheduler
 from localllm.generation.speculation import speculator as leaps
 from localllm.kernels.table import PAGE
-from tests.unit.generation.test_beam_search import VOCAB, Letters, table
+from tests.unit.generation.test_beam_search import VOCAB, Letters, random_table
 
 PRECISE = 128  # tokens of a run that keep 16 bits, as of the engine
 
 
 class Paged(FakeSequences):
-    """With so many places for tokens, in pages; full pages with the same beginning are shared.
+    """An engine with limited cache slots, in pages; full pages with the same prefix are shared.
 
     Attributes:
-        ran: of each run, whether it was precise, and of each sequence the place and the number of the tokens.
-        owners: of each run, the first token of each sequence.
-        most: the most places that were in use.
+        ran: for each run, whether it was precise, and each sequence's position and token count.
+        owners: for each run, the first token of each sequence.
+        most: the peak number of used slots.
+
     """
 
     def __init__(self, row: Callable, context: int = 512, places: int = 10**6):
@@ -80,8 +81,8 @@ class Paged(FakeSequences):
         return self.give_logits(requests, logits)
 
 
-def ask(engine: Paged, requests: list[Request], **choices) -> list[Request]:
-    """All that are finished, in their order of finishing."""
+def run_batch(engine: Paged, requests: list[Request], **choices) -> list[Request]:
+    """Return all finished requests in the order of finishing."""
     with closing(Scheduler(engine, Letters(), requests, **choices)) as batch:
         finished = [request for some in batch for request in some]
         assert len({id(request) for request in finished}) == len(finished)
@@ -132,13 +133,13 @@ PROMPTS = st.lists(
     max_tokens=st.sampled_from([0, 1, 7, 70]),
     stop=st.sampled_from([(), ("ab",)]),
 )
-def test_each_is_what_it_would_be_alone(
+def test_each_answer_is_what_it_would_be_alone(
     prompts, seed: int, n: int, parallel: int, chunk: int, places: int, is_hard: bool, max_tokens: int, stop
 ):
-    """is_hard: the engine itself has no more places than that."""
-    engine = Paged(table(seed, ending=-1.0), places=places if is_hard else 10**6)
+    """Limit the slots softly, or in the engine itself (is_hard)."""
+    engine = Paged(random_table(seed, ending=-1.0), places=places if is_hard else 10**6)
     asked = [request(prompt, n, max_tokens=max_tokens, stop=stop, seed=seed) for prompt in prompts]
-    finished = ask(engine, asked, parallel=parallel, chunk=chunk, places=places)
+    finished = run_batch(engine, asked, parallel=parallel, chunk=chunk, places=places)
     assert {id(one) for one in finished} == {id(one) for one in asked}
     assert engine.most <= places + n * PAGE
     for one in asked:
@@ -154,9 +155,9 @@ def test_each_is_what_it_would_be_alone(
         assert sorted(answer.seed for answer in one.answers) == [seed + number for number in range(n)]
 
 
-def test_several_answers_are_those_of_n_best():
-    row, options = table(3), {"max_tokens": 9, "seed": 5}
-    [one] = ask(Paged(row), [request([2, 3], 4, **options)])
+def test_n_answers_of_a_request_equal_those_of_n_best():
+    row, options = random_table(3), {"max_tokens": 9, "seed": 5}
+    [one] = run_batch(Paged(row), [request([2, 3], 4, **options)])
     chosen = GenerationOptions(9, sampling=SamplingOptions(seed=5))
     sequences = PrefixCache(FakeSequences(VOCAB, row))
     expected = answers(sequences, Letters(), Task([2, 3], Letters().stream(), chosen), 4)
@@ -167,10 +168,10 @@ def test_several_answers_are_those_of_n_best():
 
 @settings(max_examples=30, deadline=None)
 @given(lengths=st.lists(st.integers(1, 1400), min_size=1, max_size=6), chunk=st.sampled_from([PAGE, 150, 512]))
-def test_prompts_are_read_with_the_arithmetic_that_they_would_meet_alone(lengths: list[int], chunk: int):
-    engine = Paged(table(1, ending=-9.0), context=2048)
+def test_prompts_keep_the_kernels_that_they_would_have_alone(lengths: list[int], chunk: int):
+    engine = Paged(random_table(1, ending=-9.0), context=2048)
     asked = [request([2 + number] * length, max_tokens=2) for number, length in enumerate(lengths)]
-    ask(engine, asked, chunk=chunk)
+    run_batch(engine, asked, chunk=chunk)
     read = {length: [] for length in range(len(lengths))}
     for (precise, work), owners in zip(engine.ran, engine.owners, strict=True):
         tokens = sum(count for _, count in work)
@@ -184,15 +185,17 @@ def test_prompts_are_read_with_the_arithmetic_that_they_would_meet_alone(lengths
         assert read[number] == [size <= PRECISE for size in sizes for _ in range(size)] + [True], "the last is written"
 
 
-def test_who_asks_for_no_number_gets_one_answer():
+def test_a_request_without_n_gets_one_answer():
     asked = Request(Task([2], Letters().stream(), GenerationOptions(3)))
-    ask(Paged(table(1, ending=-9.0)), [asked])
+    run_batch(Paged(random_table(1, ending=-9.0)), [asked])
     assert [len(answer.tokens) for answer in asked.answers] == [3]
 
 
 def test_a_prompt_beside_longer_ones_keeps_its_precision():
-    engine = Paged(table(1), context=1024)
-    ask(engine, [request([2] * 300, max_tokens=1), request([3] * 100, max_tokens=1), request([4] * 600, max_tokens=1)])
+    engine = Paged(random_table(1), context=1024)
+    run_batch(
+        engine, [request([2] * 300, max_tokens=1), request([3] * 100, max_tokens=1), request([4] * 600, max_tokens=1)]
+    )
     assert engine.ran == [
         (False, [(0, 300)]),
         (True, [(0, 100)]),
@@ -201,28 +204,28 @@ def test_a_prompt_beside_longer_ones_keeps_its_precision():
     ]
 
 
-def test_without_precision_all_is_read_together():
-    engine = Paged(table(1))
-    ask(engine, [request([2] * 100, max_tokens=1), request([3] * 100, max_tokens=1)], precise=False)
+def test_without_precision_all_prompts_share_a_run():
+    engine = Paged(random_table(1))
+    run_batch(engine, [request([2] * 100, max_tokens=1), request([3] * 100, max_tokens=1)], precise=False)
     assert engine.ran == [(False, [(0, 100), (0, 100)])]
 
 
-def test_without_precision_reading_and_writing_are_one_run():
-    engine = Paged(table(1, ending=-9.0))
+def test_without_precision_prefill_and_decode_share_a_run():
+    engine = Paged(random_table(1, ending=-9.0))
     asked = [request([2], max_tokens=3, speculate="off"), request([3] * 400, max_tokens=1)]
-    ask(engine, asked, precise=False, chunk=150)
+    run_batch(engine, asked, precise=False, chunk=150)
     assert engine.ran == [(False, [(0, 1), (0, 128)]), (False, [(128, 128), (1, 1)]), (False, [(256, 144), (2, 1)])]
     engine.ran.clear()
     asked = [request([2], max_tokens=3, speculate="off"), request([3] * 300, max_tokens=1)]
-    ask(engine, asked, precise=False, chunk=128)  # who writes leaves no room for two pages
+    run_batch(engine, asked, precise=False, chunk=128)  # who writes leaves no room for two pages
     assert engine.ran == [
         *[(False, [(0, 1), (0, 64)]), (False, [(64, 64), (1, 1)]), (False, [(128, 64), (2, 1)])],
         (False, [(192, 108)]),
     ]
 
 
-def test_who_wants_no_guesses_is_read_none(monkeypatch):
-    """Beside somebody who does."""
+def test_an_answer_without_speculation_gets_no_draft(monkeypatch):
+    """Draft for another answer of the batch."""
     monkeypatch.setattr(leaps, "StepCostModel", Free)
     engine = Paged(lambda tokens: np.eye(VOCAB, dtype=np.float32)[2 + (tokens[-1] - 1) % 3])  # 2, 3, 4, 2, ...
     for how in (("off", "auto"), ("off", "off")):
@@ -233,7 +236,7 @@ def test_who_wants_no_guesses_is_read_none(monkeypatch):
             request(prompt, max_tokens=30, temperature=0, speculate=one)
             for prompt, one in zip(prompts, how, strict=True)
         ]
-        ask(engine, asked)
+        run_batch(engine, asked)
         longest = dict.fromkeys((5, 6), 0)
         for owners, (_, places) in zip(engine.owners, engine.ran, strict=True):
             for owner, (place, count) in zip(owners, places, strict=True):
@@ -242,37 +245,39 @@ def test_who_wants_no_guesses_is_read_none(monkeypatch):
         assert (longest[6] > 1) == (how[1] == "auto")
 
 
-def test_a_shared_beginning_is_read_once():
-    engine = Paged(table(1, ending=-9.0))
+def test_a_shared_prefix_is_prefilled_once():
+    engine = Paged(random_table(1, ending=-9.0))
     prompts = [[2, 3] * 100 + [4 + number] * 70 for number in range(4)]
-    ask(engine, [request(prompt, max_tokens=3, speculate="off") for prompt in prompts])  # how much is guessed: time
+    run_batch(
+        engine, [request(prompt, max_tokens=3, speculate="off") for prompt in prompts]
+    )  # how much is guessed: time
     read = [item for _, work in engine.ran for item in work if item[1] > 1]
     assert read == [(0, 270)] + 3 * [(3 * PAGE, 270 - 3 * PAGE)]
 
 
-def test_also_one_that_has_finished_is_of_use():
-    engine = Paged(table(1, ending=-9.0))
-    ask(engine, [request([2, 3] * 40 + [4 + number], max_tokens=2) for number in range(3)], parallel=1)
+def test_a_finished_request_still_shares_its_prefix():
+    engine = Paged(random_table(1, ending=-9.0))
+    run_batch(engine, [request([2, 3] * 40 + [4 + number], max_tokens=2) for number in range(3)], parallel=1)
     assert [work for _, work in engine.ran if work[0][1] > 1] == [[(0, 81)]], "of 81 tokens one is new"
 
 
-def test_answers_join_and_leave_between_steps():
-    engine = Paged(table(1, ending=-9.0))
+def test_requests_join_and_leave_between_steps():
+    engine = Paged(random_table(1, ending=-9.0))
     asked = [request([2 + number], max_tokens=length) for number, length in enumerate([2, 9, 4, 2])]
-    finished = ask(engine, asked, parallel=2)
+    finished = run_batch(engine, asked, parallel=2)
     assert [one.prompt for one in finished] == [[2], [4], [5], [3]]
     assert max(len(work) for _, work in engine.ran) == 2
 
 
 @pytest.mark.parametrize(("places", "fits"), [(2 * PAGE, True), (2 * PAGE - 1, False)])
-def test_all_places_may_be_used(places: int, fits: bool):
+def test_all_slots_of_the_cache_may_be_used(places: int, fits: bool):
     one = request([2] * (PAGE + 1), max_tokens=PAGE - 1)
-    ask(Paged(table(0, ending=-1.0)), [one], places=places)
+    run_batch(Paged(random_table(0, ending=-1.0)), [one], places=places)
     assert (one.error is None) == fits
 
 
-def test_the_youngest_makes_room_and_loses_nothing():
-    row = table(4, ending=-9.0)
+def test_the_youngest_answer_is_preempted_and_loses_nothing():
+    row = random_table(4, ending=-9.0)
     asked = [request([2 + number] * 60, max_tokens=150, seed=1) for number in range(3)]
     engine = Paged(row)
     with closing(Scheduler(engine, Letters(), asked, places=6 * PAGE)) as batch:
@@ -282,22 +287,22 @@ def test_the_youngest_makes_room_and_loses_nothing():
     assert [one.answers[0].tokens for one in asked] == [alone(one, row, 1, 512).tokens for one in asked]
 
 
-def test_what_does_not_fit_alone_fails_and_the_others_do_not():
-    engine = Paged(table(1, ending=-9.0))
+def test_a_request_too_large_for_the_cache_fails_alone():
+    engine = Paged(random_table(1, ending=-9.0))
     asked = [request([2] * length, max_tokens=3) for length in (40, 300, 41)]
-    ask(engine, asked, places=4 * PAGE)
+    run_batch(engine, asked, places=4 * PAGE)
     assert [type(one.error) for one in asked] == [type(None), MemoryLimitError, type(None)]
 
 
-def test_what_does_not_fit_the_context_fails():
+def test_a_request_beyond_the_context_fails_alone():
     asked = [request([2] * 512, max_tokens=3), request([2], max_tokens=3)]
-    ask(Paged(table(1)), asked)
+    run_batch(Paged(random_table(1)), asked)
     assert [type(one.error) for one in asked] == [ContextError, type(None)]
 
 
-def test_after_stop_only_what_has_begun_goes_on():
+def test_after_stop_only_running_answers_continue():
     asked = [request([2 + number], max_tokens=20) for number in range(5)]
-    with closing(Scheduler(Paged(table(1, ending=-9.0)), Letters(), asked, parallel=2)) as batch:
+    with closing(Scheduler(Paged(random_table(1, ending=-9.0)), Letters(), asked, parallel=2)) as batch:
         finished = []
         for some in batch:
             finished += some
@@ -305,10 +310,10 @@ def test_after_stop_only_what_has_begun_goes_on():
     assert {id(one) for one in finished} == {id(asked[0]), id(asked[1])}
 
 
-def test_after_stop_what_was_preempted_goes_on_too():
-    """Ctrl-C when an answer that had begun waits for memory: it is not lost, and says what it would have said."""
+def test_after_stop_a_preempted_answer_finishes():
+    """Press Ctrl-C while an answer waits for memory: it continues as it would have."""
     asked = [request([2 + number] * 60, max_tokens=150, seed=1) for number in range(5)]
-    finished, row = [], table(4, ending=-9.0)
+    finished, row = [], random_table(4, ending=-9.0)
     with closing(Scheduler(Paged(row), Letters(), asked, parallel=3, places=6 * PAGE)) as batch:
         for some in batch:
             finished += some
@@ -320,20 +325,19 @@ def test_after_stop_what_was_preempted_goes_on_too():
     assert [one.answers[0].tokens for one in begun] == [alone(one, row, 1, 512).tokens for one in begun]
 
 
-def test_after_stop_nothing_begins():
+def test_after_stop_no_request_begins():
     asked = [request([2 + number], max_tokens=1) for number in range(2)]
-    with closing(Scheduler(Paged(table(1, ending=-9.0)), Letters(), asked, parallel=1)) as batch:
-        told = [some for some in batch if batch.stop() is None]
-        assert (told, asked[1].begun) == ([[asked[0]]], False)
-    batch = Scheduler(Paged(table(1)), Letters(), [request([2])])
+    with closing(Scheduler(Paged(random_table(1, ending=-9.0)), Letters(), asked, parallel=1)) as batch:
+        finished_steps = [some for some in batch if batch.stop() is None]
+        assert (finished_steps, asked[1].begun) == ([[asked[0]]], False)
+    batch = Scheduler(Paged(random_table(1)), Letters(), [request([2])])
     batch.stop()
     assert [*batch] == []
 
 
 @pytest.mark.parametrize(("length", "is_kept"), [(PAGE - 1, False), (PAGE, True)])
-def test_what_nobody_waits_for_is_of_use_to_others(length: int, is_kept: bool):
-    """More than a page of it."""
-    engine, asked = Paged(table(1, ending=-9.0)), request([2] * length, max_tokens=99, speculate="off")
+def test_a_dropped_answer_leaves_its_prefix_if_it_fills_a_page(length: int, is_kept: bool):
+    engine, asked = Paged(random_table(1, ending=-9.0)), request([2] * length, max_tokens=99, speculate="off")
     with closing(Scheduler(engine, Letters(), [asked], cache=live_cache(engine))) as batch:
         turns = iter(batch)
         while not asked.begun:
@@ -348,27 +352,25 @@ def test_what_nobody_waits_for_is_of_use_to_others(length: int, is_kept: bool):
 
 @pytest.mark.parametrize("is_live", [True, False])
 @pytest.mark.parametrize("error", [KeyError(), UsageError("no")])
-def test_an_answer_that_fails_among_others(error: Exception, is_live: bool):
-    """What one caller's options lead to is not the others' trouble, where there are callers."""
-
+def test_a_failing_answer_ends_only_itself_in_a_live_batch(error: Exception, is_live: bool):
     def fail(*_: object) -> None:
         raise error
 
-    engine, asked = Paged(table(1, ending=-9.0)), [request([2], n=2, max_tokens=5), request([3], max_tokens=5)]
+    engine, asked = Paged(random_table(1, ending=-9.0)), [request([2], n=2, max_tokens=5), request([3], max_tokens=5)]
     asked[0].listener = fail
     if not is_live and isinstance(error, KeyError):
         with pytest.raises(KeyError):
-            ask(engine, asked)
+            run_batch(engine, asked)
         return
-    assert ask(engine, asked, cache=live_cache(engine, is_live)) == asked
+    assert run_batch(engine, asked, cache=live_cache(engine, is_live)) == asked
     assert str(asked[0].error) == ("no" if isinstance(error, UsageError) else "internal error: KeyError")
     assert asked[1].error is None and len(asked[1].answers[0].tokens) == 5
 
 
 @pytest.mark.parametrize("held", [CHUNK + 20, CHUNK, 0])
-def test_what_files_have_of_a_prompt_is_not_read(held: int):
-    """All of it with its logits, or whole runs at its beginning."""
-    row, prompt, heard = table(1, ending=-9.0), [2, 3] * (CHUNK // 2 + 10), []
+def test_a_prompt_stored_in_files_is_not_prefilled(held: int):
+    """Load all of it with its logits, or whole runs at its beginning."""
+    row, prompt, heard = random_table(1, ending=-9.0), [2, 3] * (CHUNK // 2 + 10), []
     length, context = len(prompt), 2 * CHUNK
     engine, asked = Paged(row, context), request(prompt, max_tokens=4, seed=1, speculate="off")
 
@@ -396,9 +398,9 @@ def test_what_files_have_of_a_prompt_is_not_read(held: int):
     (514, 1, True, 2), (513, 1, True, 1), (386, 1, True, 1), (385, 1, False, 1), (450, 2, True, 1), (449, 2, False, 1),
     (9999, 2, True, 2), (9999, 3, False, 2),
 ])  # fmt: skip
-def test_for_whom_there_is_room(places: int, width: int, may: bool, left: int):
-    """What is unread and a page for each to grow; of what is kept all may go but the latest."""
-    engine = Paged(table(1))
+def test_a_request_begins_only_with_room_to_grow(places: int, width: int, may: bool, left: int):
+    """Count its unread tokens and a page per answer; all retained sequences but the latest may go."""
+    engine = Paged(random_table(1))
     batch = Scheduler(engine, Letters(), [], parallel=3, places=places, cache=live_cache(engine))
     joining = request([5] * 100, n=width).begin(engine, Letters())[0]
     for token in (2, 3):
@@ -416,8 +418,8 @@ def test_for_whom_there_is_room(places: int, width: int, may: bool, left: int):
     assert engine.open() == 0
 
 
-def test_a_waiting_request_is_looked_up_again_only_when_something_changed(monkeypatch):
-    """While others write, nothing that it could share changes, and no memory is freed."""
+def test_a_waiting_request_is_looked_up_again_only_after_a_change(monkeypatch):
+    """Skip the lookup while others only decode."""
     searches = list[int]()
     search = PrefixCache.longest_match
     monkeypatch.setattr(
@@ -425,10 +427,10 @@ def test_a_waiting_request_is_looked_up_again_only_when_something_changed(monkey
     )
     writing = [request([2 + number] * 60, max_tokens=20) for number in range(2)]
     waiting = request([5] * 3 * PAGE, max_tokens=2, seed=1)
-    engine = Paged(table(1, ending=-9.0))
-    ask(engine, [*writing, waiting], places=4 * PAGE)
+    engine = Paged(random_table(1, ending=-9.0))
+    run_batch(engine, [*writing, waiting], places=4 * PAGE)
     assert len(engine.ran) > 20 and searches.count(5) <= 4
-    assert waiting.answers[0].tokens == alone(waiting, table(1, ending=-9.0), 1, 512).tokens
+    assert waiting.answers[0].tokens == alone(waiting, random_table(1, ending=-9.0), 1, 512).tokens
 
 
 @pytest.mark.parametrize(
@@ -443,7 +445,7 @@ def test_a_waiting_request_is_looked_up_again_only_when_something_changed(monkey
         (560, 600, 610, 560),
     ],
 )
-def test_what_can_be_shared(same: int, prompt: int, other: int, expected: int):
+def test_the_reusable_prefix_ends_at_a_whole_run(same: int, prompt: int, other: int, expected: int):
     ours, theirs = (PrefillSegments([5] * length, Runs()) for length in (prompt, other))
     assert reusable_prefix(same, ours, theirs) == expected
 
@@ -461,21 +463,21 @@ def test_what_can_be_shared(same: int, prompt: int, other: int, expected: int):
         (700, 700, 1300, 576),
     ],
 )
-def test_what_can_be_shared_of_prompts_whose_ends_are_exact(same: int, prompt: int, other: int, expected: int):
+def test_the_reusable_prefix_respects_exact_ends(same: int, prompt: int, other: int, expected: int):
     ours, theirs = (PrefillSegments([5] * length, Runs(exact=8)) for length in (prompt, other))
     assert reusable_prefix(same, ours, theirs) == expected
 
 
 def test_both_ends_of_a_prompt_are_exact():
-    """The first and last tokens of long runs have stretches of their own; short runs are exact anyway."""
+    """Give the first and last tokens of long runs segments of their own; short runs are exact anyway."""
 
     def stretches(prompt: list[int]) -> list[tuple[int, int, bool]]:
-        found, place, cut = [], 0, PrefillSegments(prompt, Runs(exact=8))
+        segments, place, cut = [], 0, PrefillSegments(prompt, Runs(exact=8))
         while place < len(prompt):
             begin, place, precise, *_ = cut.at(place)
-            found.append((begin, place, precise))
+            segments.append((begin, place, precise))
             assert all(cut.at(each)[:2] == (begin, place) for each in (begin, place - 1))
-        return found
+        return segments
 
     assert stretches([5] * 128) == [(0, 128, True)]
     assert stretches([5] * 130) == [(0, 8, True), (8, 122, True), (122, 130, True)]
@@ -487,20 +489,20 @@ def test_both_ends_of_a_prompt_are_exact():
     assert stretches([5] * 200 + image) == [(0, 8, True), (8, 200, False), (200, 300, True)]
 
 
-def test_images_are_not_cut():
-    """Stretches are the runs in which such a prompt is read alone, and none ends within an image."""
+def test_prefill_segments_do_not_cut_images():
+    """Make the segments the runs that such a prompt has alone."""
     one, two = (ImageEmbedding(name, np.zeros((rows, 1), np.float32)) for name, rows in ((b"1", 100), (b"2", 600)))
     prompt = [5] * 10 + one.ids + [5] * 300 + two.ids + [5] * 200
-    stretches, place, found = PrefillSegments(prompt, Runs()), 0, []
+    stretches, place, segments = PrefillSegments(prompt, Runs()), 0, []
     while place < len(prompt):
-        found.append(stretches.at(place))
-        place = found[-1].end
-    assert [each[:4] for each in found] == [
+        segments.append(stretches.at(place))
+        place = segments[-1].end
+    assert [each[:4] for each in segments] == [
         (0, 10, True, False), (10, 110, True, True), (110, 410, False, False), (410, 922, False, True),
         (922, 1010, True, True), (1010, 1024, True, False), (1024, 1210, False, False),
     ]  # fmt: skip
     assert [stretches.at(place).begin for place in (9, 10, 109, 110, 1009, 1209)] == [0, 10, 10, 110, 922, 1024]
-    assert [each.kernel_tokens for each in found] == [10, 0, 300, 0, 0, 14, 186]
+    assert [each.kernel_tokens for each in segments] == [10, 0, 300, 0, 0, 14, 186]
     assert stretches.at(1300) == (1300, 1428, True, False, 1)
     assert [chunk_size(place, stretches.at(place), 64) for place in (0, 10, 110, 410, 1010, 1024)] == [
         10,
@@ -516,8 +518,8 @@ def test_images_are_not_cut():
 
 
 @pytest.mark.parametrize("precise", [True, False])
-def test_how_much_of_a_stretch_is_read(precise: bool):
-    """All of it where there is room; else to a place where the next piece comes to the same bits."""
+def test_a_segment_is_prefilled_whole_or_in_equivalent_chunks(precise: bool):
+    """Cut where the next chunk gives the same bits."""
     for place, end, room in product((0, 16, 70, 128), (200, 300, 512), range(0, 520, 3)):
         left, step = end - place, 16 if precise else PAGE
         count = chunk_size(place, PrefillSegment(0, end, precise), room)
@@ -537,18 +539,18 @@ def test_how_much_of_a_stretch_is_read(precise: bool):
     )
 
 
-def test_larger_models_read_less_between_steps():
+def test_larger_models_prefill_less_between_steps():
     assert [most_between_steps(int(size)) for size in (1e6, 135e6, 1.2e9, 8e9, 400e9)] == [512, 512, 141, 64, 64]
 
 
-def test_an_answer_in_the_making():
-    """How much of it there is, is read, and may still come."""
+def test_a_pending_answer_reports_its_progress():
+    """Count computed, unread and remaining tokens."""
     asked = request([2] * 5, n=2, max_tokens=3)
     sampler, guide = Sampler(SamplingOptions(seed=7, temperature=0), VOCAB), asked.task.guide(Letters(), VOCAB)
     one = Completion(asked, sampler, guide, 100, None, 1)  # type: ignore[arg-type]
     assert (one.remaining_tokens, one.has_begun, one.computed_tokens, one.pending_tokens) == (3, False, 0, 5)
     assert (one.score, one.width, one.seed, one.number) == (0, 2, 7, 1)
-    asked.begun, one.sequence = True, Paged(table(1)).sequence()
+    asked.begun, one.sequence = True, Paged(random_table(1)).sequence()
     one.sequence.add([2] * 5)
     row, drawn = np.array([0, 0, 1, 0, 0, 0, 0, 0], np.float32), list[int]()
     sampler.accept = drawn.append  # type: ignore[method-assign]

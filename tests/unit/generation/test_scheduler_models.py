@@ -1,4 +1,4 @@
-"""Continuous batching with real engines: what is said is what one alone would say, but for ties within rounding."""
+"""Test continuous batching with real engines: answers as alone, except for ties within rounding."""
 
 from contextlib import closing
 from pathlib import Path
@@ -25,15 +25,15 @@ def guide():
 
 
 def shortfalls(model: api.Model, prompt: list[int], tokens: list[int]) -> list[float]:
-    """By how much each token's logit is less than the largest, when one token after the other is read alone."""
+    """Return by how much each token's logit is below the largest, prefilling token by token."""
     sequence = model.sequence()
     row = read_prompt(sequence, prompt, None)[-1]
-    found = []
+    gaps = []
     for token in tokens:
-        found.append(float(row.max() - row[token]))
+        gaps.append(float(row.max() - row[token]))
         row = sequence.append([token])[-1]
     sequence.close()
-    return found
+    return gaps
 
 
 def texts(count: int) -> list[str]:
@@ -41,7 +41,7 @@ def texts(count: int) -> list[str]:
 
 
 @pytest.mark.slow
-def test_a_real_model_says_what_it_says_alone(shared: Path):
+def test_a_real_model_answers_in_a_batch_as_alone(shared: Path):
     with api.open_model(shared / "models" / "smollm2-135m-instruct-q4_1.gguf", context=1024) as model:
         prompts = [model.tokenize(text) for text in texts(6)]
         assert len(prompts[0]) < 20 and len(prompts[-1]) > 150
@@ -51,8 +51,8 @@ def test_a_real_model_says_what_it_says_alone(shared: Path):
 
 @pytest.mark.sampled
 @pytest.mark.slow
-def test_what_was_dropped_is_read_again():
-    """The cache has 129 pages, of which others have 120."""
+def test_preempted_answers_are_prefilled_again():
+    """Fill 120 of the cache's 129 pages first."""
     with api.open_model(builtin_model(), context=512) as model:
         taken = [model.sequence() for _ in range(15)]
         for sequence in taken:
@@ -70,7 +70,7 @@ def test_what_was_dropped_is_read_again():
         assert model.engine.cache_usage()[0] == 120 * PAGE, "all others have gone back"
 
 
-def test_the_reference_backend_has_no_limit():
+def test_the_reference_backend_has_no_memory_limit():
     with api.open_model(builtin_model(), context=64, backend="reference") as model:
         [answer] = model.map(["What"], 2, temperature=0)
         assert answer.tokens == list(alone(model, "What", 2))
@@ -82,7 +82,7 @@ def alone(model: api.Model, prompt: str | list[int], count: int) -> list[int]:
     return generation.tokens
 
 
-def test_map_is_in_order_and_raises_where_it_fails(guide: api.Model):
+def test_map_keeps_the_order_and_raises_at_the_failing_prompt(guide: api.Model):
     long = [5] * (guide.context + 1)
     answers = guide.map(["One two", [5, 6, 7], [{"role": "user", "content": "Hi"}], long], 3, temperature=0)
     assert [next(answers).text, next(answers).tokens] == [
@@ -94,7 +94,7 @@ def test_map_is_in_order_and_raises_where_it_fails(guide: api.Model):
         next(answers)
 
 
-def test_several_answers_are_the_same_as_candidates(guide: api.Model):
+def test_n_answers_of_a_request_equal_candidates(guide: api.Model):
     options = GenerationOptions(8, sampling=SamplingOptions(temperature=1.2, seed=4))
     request = guide.session.request([{"role": "user", "content": "Hi"}], options, 3)
     with closing(guide.batch([request])) as batch:
@@ -120,8 +120,8 @@ def test_several_answers_are_the_same_as_candidates(guide: api.Model):
         "qwen4exp_blocks",
     ],
 )
-def test_windows_states_latents_and_experts(model_path, name: str):
-    """More sequences than there is room for, of which some begin alike: what is dropped is read again."""
+def test_preempted_answers_continue_in_every_cache_type(model_path, name: str):
+    """Run more sequences than there is room for, some with a common prefix."""
     random = np.random.default_rng(1)
     with api.open_model(model_path(name), context=512, kv_type="f32") as model:
         beginning = random.integers(0, 256, 150).tolist()

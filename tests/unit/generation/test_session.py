@@ -1,4 +1,4 @@
-"""Conversations: what the model is given to read, what is not read twice, what is forgotten."""
+"""Test sessions: what the model is given, what is not prefilled twice, and what is dropped."""
 
 import gc
 import threading
@@ -63,7 +63,7 @@ def test_a_prompt_beyond_the_limits_of_templates_exceeds_the_context(tokenizer: 
         conversation(tokenizer, "Hi", context=4096)[1].chat([{"role": "user", "content": text}], GREEDY)
 
 
-def test_a_turn_costs_only_its_own_tokens(tokenizer: Tokenizer):
+def test_a_turn_prefills_only_its_own_tokens(tokenizer: Tokenizer):
     fake, session = conversation(tokenizer, "Hello!", "Fine.")
     session.system = "Be brief."
     assert "".join(session.ask("Hi", GREEDY)) == "Hello!"
@@ -85,7 +85,7 @@ def test_a_turn_costs_only_its_own_tokens(tokenizer: Tokenizer):
     ]
 
 
-def test_an_interrupted_answer_stays_as_said(tokenizer: Tokenizer):
+def test_an_interrupted_answer_stays_in_the_conversation(tokenizer: Tokenizer):
     _, session = conversation(tokenizer, "abcdef", "ok")
     answer = session.ask("Hi", GREEDY)
     assert [next(answer), next(answer)] == ["a", "b"]
@@ -104,7 +104,7 @@ def test_a_question_without_an_answer_is_withdrawn(tokenizer: Tokenizer):
     assert "".join(session.ask("third", GREEDY)) == "two"
 
 
-def test_an_empty_answer_is_an_answer(tokenizer: Tokenizer):
+def test_an_empty_answer_stays_in_the_conversation(tokenizer: Tokenizer):
     _, session = conversation(tokenizer, "")
     assert list(session.ask("Hi", GREEDY)) == []
     assert session.messages[-1] == {"role": "assistant", "content": ""}
@@ -118,7 +118,7 @@ def test_clear_keeps_the_system_message(tokenizer: Tokenizer):
     assert session.messages == [{"role": "system", "content": "S"}]
 
 
-def test_the_oldest_turns_are_forgotten(tokenizer: Tokenizer):
+def test_the_oldest_turns_are_dropped(tokenizer: Tokenizer):
     _, session = conversation(tokenizer, "an answer of thirty characters", context=400)
     session.system = "Remember me."
     dropped = []
@@ -134,13 +134,13 @@ def test_the_oldest_turns_are_forgotten(tokenizer: Tokenizer):
 
 
 @pytest.mark.parametrize("role", ["system", "assistant"])
-def test_there_is_no_turn_to_forget(tokenizer: Tokenizer, role: str):
+def test_a_conversation_without_a_turn_to_drop_raises(tokenizer: Tokenizer, role: str):
     _, session = conversation(tokenizer, "fine", context=200)
     with pytest.raises(ContextError, match="holds only 200 "):
         session.chat([{"role": role, "content": "x" * 200}], GenerationOptions(on_overflow="drop-turns"))
 
 
-def test_a_text_that_does_not_fit_changes_nothing(tokenizer: Tokenizer):
+def test_a_message_too_long_for_the_context_changes_nothing(tokenizer: Tokenizer):
     _, session = conversation(tokenizer, "fine", context=200)
     "".join(session.ask("Hi", GREEDY))
     before = session.messages
@@ -159,13 +159,13 @@ def test_chat_does_not_touch_the_conversation(tokenizer: Tokenizer):
 
 
 @pytest.mark.parametrize("wrong", ["Hi", {"content": "Hi"}, {"role": 1, "content": "Hi"}], ids=str)
-def test_messages_that_are_none(tokenizer: Tokenizer, wrong):
+def test_invalid_messages_are_refused(tokenizer: Tokenizer, wrong):
     _, session = conversation(tokenizer, "yes")
     with pytest.raises(UsageError, match="message"):
         session.chat([wrong], GREEDY)
 
 
-def test_complete_takes_text_and_ids(tokenizer: Tokenizer):
+def test_complete_takes_text_or_ids(tokenizer: Tokenizer):
     _, session = conversation(tokenizer, "xy")
     assert "".join(session.complete("a", GREEDY)) == "xy"
     assert "".join(session.complete(tokenizer.encode("a"), GREEDY)) == "xy"
@@ -176,7 +176,7 @@ def test_complete_takes_text_and_ids(tokenizer: Tokenizer):
 # The Python API with a real file, on the reference backend.
 
 
-def test_the_api(tiny: Path):
+def test_a_model_tokenizes_computes_logits_and_generates(tiny: Path):
     with localllm.open(tiny, context=64, kv_type="f32", backend="reference") as model:
         assert (model.arch, model.format, model.context, model.trained_context) == ("llama", "F32", 64, 512)
         ids = model.tokenize("<|im_start|>hello", special=True)
@@ -197,8 +197,8 @@ def test_the_api(tiny: Path):
         model.logits(ids)
 
 
-def test_several_answers_of_one_model(tiny: Path):
-    """Each goes on where it was, and says what it says alone."""
+def test_several_answers_of_one_model_continue_independently(tiny: Path):
+    """Compare each with the one generated alone."""
     with localllm.open(tiny, backend="reference") as model:
         alone = ["".join(model.generate(prompt, max_tokens=6, temperature=0)) for prompt in ("hello", "world")]
         answers = [model.generate(prompt, max_tokens=6, temperature=0) for prompt in ("hello", "world")]
@@ -210,8 +210,8 @@ def test_several_answers_of_one_model(tiny: Path):
         assert [answer.text for answer in answers] == alone
 
 
-def test_answers_that_nobody_wants(tiny: Path):
-    """They queue at once what they hold; only those in a cycle wait for Python, which comes at any moment."""
+def test_discarded_answers_release_their_sequences(tiny: Path):
+    """Queue the release at once; only cycles wait for the garbage collector."""
     with localllm.open(tiny, backend="reference") as model:
         sequences = model.session.cache
 
@@ -244,7 +244,7 @@ def test_answers_that_nobody_wants(tiny: Path):
 
 
 @pytest.mark.parametrize("backend", ["cpu", "reference"])
-def test_sequences_of_a_model(tiny: Path, backend: str):
+def test_sequences_of_a_model_step_together_and_fork(tiny: Path, backend: str):
     with localllm.open(tiny, kv_type="f32", backend=backend) as model:
         first, second = model.sequence(), model.sequence()
         rows = model.step([(first, [5, 6]), (second, [7])])
@@ -256,7 +256,7 @@ def test_sequences_of_a_model(tiny: Path, backend: str):
 
 
 @pytest.mark.parametrize("backend", ["cpu", "reference"])
-def test_a_damaged_model(tmp_path: Path, backend: str):
+def test_logits_of_a_damaged_model_raise(tmp_path: Path, backend: str):
     path = damage(write_tiny_model(tmp_path / "tiny.gguf"))
     with localllm.open(path, backend=backend) as model:
         for use in (
@@ -270,19 +270,19 @@ def test_a_damaged_model(tmp_path: Path, backend: str):
                 use()
 
 
-def test_the_context_of_a_model(tiny: Path):
-    for asked, given in ((None, 512), (0, 512), (100, 100), (1000, 1000)):
+def test_context_defaults_to_the_trained_one(tiny: Path):
+    for asked, expected in ((None, 512), (0, 512), (100, 100), (1000, 1000)):
         with localllm.open(tiny, context=asked, backend="reference") as model:
-            assert model.context == given
+            assert model.context == expected
 
 
 @pytest.mark.parametrize("wrong", [{"threads": 0}, {"context": -1}, {"kv_type": "f8"}, {"backend": "tpu"}], ids=str)
-def test_arguments_that_make_no_sense(tiny: Path, wrong: dict):
+def test_invalid_arguments_of_open_are_refused(tiny: Path, wrong: dict):
     with pytest.raises(UsageError):
         localllm.open(tiny, **{"backend": "reference", **wrong})
 
 
-def test_wrong_calls(tiny: Path):
+def test_invalid_arguments_of_methods_are_refused(tiny: Path):
     with localllm.open(tiny, backend="reference") as model:
         with pytest.raises(UsageError, match="warmth"):
             model.generate("Hi", warmth=1)
@@ -300,12 +300,12 @@ def test_wrong_calls(tiny: Path):
             model.detokenize([10**6])
 
 
-def test_a_missing_file(tmp_path: Path):
+def test_opening_a_missing_file_raises_model_error(tmp_path: Path):
     with pytest.raises(ModelError, match=r"no\.gguf"):
         localllm.open(tmp_path / "no.gguf")
 
 
-def test_names():
+def test_the_package_exports_its_public_names():
     assert localllm.Tokenizer is Tokenizer
     assert localllm.builtin_model().name == "guide.gguf"
     assert issubclass(localllm.ContextError, localllm.LocalllmError)
@@ -317,20 +317,19 @@ def test_names():
 @pytest.mark.parametrize(("template", "stop", "expected"), [
     ("plain", (), "I am."), ("plain", ("am",), "I "), ("chatml", (), "I am.\nUser: And who am I?"),
 ])  # fmt: skip
-def test_in_plain_conversations_a_model_does_not_speak_for_the_user(tokenizer: Tokenizer, template, stop, expected):
-    """Base models write both parts, where names stand in front of what is said."""
-    said, read = [*tokenizer.encode("I am.\nUser: And who am I?"), tokenizer.eos_id], list[int]()
+def test_a_plain_conversation_stops_before_the_users_turn(tokenizer: Tokenizer, template, stop, expected):
+    """Cut a base model's text where the user's name begins."""
+    script, read = [*tokenizer.encode("I am.\nUser: And who am I?"), tokenizer.eos_id], list[int]()
 
     def go_on(tokens: list[int]) -> int:
         read.append(len(tokens))
-        return said[min(len(tokens) - read[0], len(said) - 1)]
+        return script[min(len(tokens) - read[0], len(script) - 1)]
 
     session = Session(PrefixCache(FakeEngine(tokenizer.vocab_size, go_on, 512)), tokenizer, template)
     assert "".join(session.ask("Are you?", replace(GREEDY, stop=stop))) == expected
 
 
-def test_what_becomes_of_what_was_read(tokenizer: Tokenizer):
-    """Who leaves a conversation, or begins another, says so to what keeps it; of others nothing is known."""
+def test_hold_parks_and_leave_writes_the_conversation(tokenizer: Tokenizer):
     heard = list[str]()
     kept = SimpleNamespace(park=lambda: heard.append("hold"), write_conversation=lambda: heard.append("write"))
     session = Session(kept, tokenizer)  # type: ignore[arg-type]
@@ -346,7 +345,7 @@ def test_what_becomes_of_what_was_read(tokenizer: Tokenizer):
     assert (other.messages, other.undo(), other.forgotten, other.earlier) == ([], None, 0, 0)
 
 
-def test_without_a_projector_nothing_is_seen_and_whose_messages_are_of_tools():
+def test_images_need_a_projector_and_tool_messages_belong_to_the_turn():
     with pytest.raises(UsageError, match=r"^this model does not accept images$"):
         blind("x.png")
     calls = {"role": "assistant", "content": None, "tool_calls": [{}]}
@@ -364,7 +363,9 @@ def test_without_a_projector_nothing_is_seen_and_whose_messages_are_of_tools():
     ({"role": "assistant", "content": "a"}, {"constraint": Constraint.of_regex("a")},
      "an answer with a regex cannot be continued"),
 ])  # fmt: skip
-def test_answers_that_cannot_go_on(tokenizer: Tokenizer, latest: dict | None, options: dict, problem: str):
+def test_resume_refuses_answers_that_cannot_continue(
+    tokenizer: Tokenizer, latest: dict | None, options: dict, problem: str
+):
     session = Session(PrefixCache(FakeEngine(tokenizer.vocab_size, saying(tokenizer, "b"))), tokenizer)
     session._history = [] if latest is None else [{"role": "user", "content": "Hi"}, latest]
     with pytest.raises(UsageError, match=f"^{problem}"):
@@ -372,7 +373,7 @@ def test_answers_that_cannot_go_on(tokenizer: Tokenizer, latest: dict | None, op
 
 
 class Scripted(Conversation):
-    """A conversation of so many messages whose answers are known; `heard` has what they were asked for."""
+    """A conversation with known answers that drops all but the last messages; `heard` records its calls."""
 
     most = 4
 
@@ -394,15 +395,15 @@ def answered(text: str = "", thinking: str = "", calls: tuple = (), reason: str 
 ASKED, RESULT = {"role": "user", "content": "Hi"}, {"role": "tool", "content": "5"}
 
 
-@pytest.mark.parametrize(("answer", "said"), [
+@pytest.mark.parametrize(("answer", "expected_message"), [
     (answered("a"), {"content": "a"}), (answered("", "b", reason="stop"), {"content": "", "reasoning_content": "b"}),
     (answered("a", "b"), {"content": "a", "reasoning_content": "b"}), (answered("", "b"), None), (answered(), None),
     (answered(calls=("call",)), {"content": ""}), (answered(reason="length"), {"content": ""}),
 ])  # fmt: skip
-def test_what_stays_of_an_answer(answer: SimpleNamespace, said: dict | None):
-    """A question whose answer had not begun is withdrawn, what came of a call is not."""
-    expected = [] if said is None else [{"role": "assistant", "x": 1, **said}]
-    for message, stays in ((ASKED, said is not None), (RESULT, True)):
+def test_an_answer_leaves_its_message_and_a_withdrawn_one_none(answer: SimpleNamespace, expected_message: dict | None):
+    """Withdraw a question whose answer had not begun, but keep tool results."""
+    expected = [] if expected_message is None else [{"role": "assistant", "x": 1, **expected_message}]
+    for message, stays in ((ASKED, expected_message is not None), (RESULT, True)):
         turns = Scripted(answer, answered())
         assert turns.go_on([message]) is answer and turns.heard == [([], [message], True)]
         assert turns.messages == [message] * stays + expected
@@ -411,7 +412,7 @@ def test_what_stays_of_an_answer(answer: SimpleNamespace, said: dict | None):
         assert turns.heard[1][1] == [message] * stays + expected + [shown] and answer.closed
 
 
-def test_turns_that_are_taken_back_and_set():
+def test_turns_can_be_undone_and_set():
     turns = Scripted(answered("a"), answered("b"), answered("c"))
     assert turns.undo() is None and (turns.count("x"), turns.warning, turns.answers_one_text) == (0, None, False)
     turns.messages = [{"role": "system", "content": "S"}, ASKED]
@@ -434,29 +435,31 @@ def test_turns_that_are_taken_back_and_set():
     assert turns.messages == []
 
 
-def test_who_sees(monkeypatch):
-    """Nothing is opened before an image is looked at; what saw before is closed when another one sees."""
-    made: list[Any] = []
+def test_the_image_encoder_opens_lazily_and_is_replaced(monkeypatch):
+    """Close the previous encoder when another projector is chosen."""
+    encoders: list[Any] = []
 
-    def opening(*told: Any) -> SimpleNamespace:
-        made.append(SimpleNamespace(told=told, path=told[0], closed=0, encode=lambda image: (len(made), image)))
-        made[-1].close = lambda eye=made[-1]: setattr(eye, "closed", eye.closed + 1)
-        return made[-1]
+    def opening(*arguments: Any) -> SimpleNamespace:
+        encoders.append(
+            SimpleNamespace(told=arguments, path=arguments[0], closed=0, encode=lambda image: (len(encoders), image))
+        )
+        encoders[-1].close = lambda eye=encoders[-1]: setattr(eye, "closed", eye.closed + 1)
+        return encoders[-1]
 
     monkeypatch.setattr("localllm.generation.image_encoder.ImageEncoder", opening)
     monkeypatch.setattr("localllm.files.models_folder.find_projector", lambda path: f"beside {path}")
     monkeypatch.setattr("localllm.files.models_folder.projector_bytes", lambda path: len(path))
     sight = VisionAdapter("m.gguf", "engine", "tokenizer", 3, True)
     sight.close()
-    assert (sight.encoder, sight.nbytes, made) == (None, 6, [])
+    assert (sight.encoder, sight.nbytes, encoders) == (None, 6, [])
     assert (sight.encode("a"), sight.encode("b")) == ((1, "a"), (1, "b"))
-    assert made[0].told == ("beside m.gguf", "engine", "tokenizer", EngineOptions(3), True, False)
-    assert sight.use(Path(__file__), pan_and_scan=True) is sight.encoder is made[1] and made[0].closed == 1
-    assert made[1].told == (str(Path(__file__)), "engine", "tokenizer", EngineOptions(3), True, True)
-    assert sight.nbytes == Path(__file__).stat().st_size and made[1].closed == 0
+    assert encoders[0].told == ("beside m.gguf", "engine", "tokenizer", EngineOptions(3), True, False)
+    assert sight.use(Path(__file__), pan_and_scan=True) is sight.encoder is encoders[1] and encoders[0].closed == 1
+    assert encoders[1].told == (str(Path(__file__)), "engine", "tokenizer", EngineOptions(3), True, True)
+    assert sight.nbytes == Path(__file__).stat().st_size and encoders[1].closed == 0
     sight.close()
-    assert (sight.encoder, made[1].closed) == (None, 1)
-    assert VisionAdapter("m", "e", "t", None).use("p") and made[2].told == (
+    assert (sight.encoder, encoders[1].closed) == (None, 1)
+    assert VisionAdapter("m", "e", "t", None).use("p") and encoders[2].told == (
         "p",
         "e",
         "t",
@@ -466,8 +469,8 @@ def test_who_sees(monkeypatch):
     )
 
 
-def by_length(context: int = 64, start: int | None = None) -> Any:
-    """A session whose messages have a token for each character, 1, 2, ..."""
+def session_by_length(context: int = 64, start: int | None = None) -> Any:
+    """Return a session whose messages have one token per character."""
     session: Any = Session.__new__(Session)
     engine = SimpleNamespace(hyperparameters=SimpleNamespace(start_token=start))
     session.cache = SimpleNamespace(context=context, engine=engine)
@@ -479,8 +482,8 @@ def by_length(context: int = 64, start: int | None = None) -> Any:
     return session
 
 
-def said(lengths: dict[str, int] | list[int]) -> list[dict]:
-    """Messages of such lengths, of the user and the assistant in turn."""
+def messages_of(lengths: dict[str, int] | list[int]) -> list[dict]:
+    """Return messages of these lengths, of the user and the assistant in turn."""
     return [{"role": ("user", "assistant")[number % 2], "content": "x" * size} for number, size in enumerate(lengths)]
 
 
@@ -489,14 +492,14 @@ def said(lengths: dict[str, int] | list[int]) -> list[dict]:
     ([20, 10, 27], 99, 1), ([20, 10, 20, 2, 10], None, 3), ([20, 10, 20, 3, 10], None, 1), ([99], None, 1),
     ([9, 9, 60], None, 1), ([30, 2, 10, 2, 10, 2, 8], None, 5), ([30, 2, 10, 2, 10, 2, 9], None, 3),
 ])  # fmt: skip
-def test_how_much_of_a_conversation_fits(lengths: list[int], most: int | None, kept: int):
-    """An eighth is for the answer, or what it may have; what is too long goes until half is free, but for the last."""
-    session, options = by_length(), GenerationOptions(max_tokens=most)
-    stays, prompt = session._fitting([], said(lengths), options)
-    assert (stays, len(prompt.ids)) == (said(lengths)[len(lengths) - kept :], sum(lengths[-kept:]))
+def test_the_oldest_turns_are_dropped_until_half_is_free(lengths: list[int], most: int | None, kept: int):
+    """Reserve an eighth, or the token limit, for the answer; keep the system message."""
+    session, options = session_by_length(), GenerationOptions(max_tokens=most)
+    stays, prompt = session._fitting([], messages_of(lengths), options)
+    assert (stays, len(prompt.ids)) == (messages_of(lengths)[len(lengths) - kept :], sum(lengths[-kept:]))
     system = [{"role": "system", "content": "x" * 8}]
     for last, length in ((18, 56), (19, 27)):  # it takes room, too
-        assert len(session._fitting(system, said([20, 10, last]), GenerationOptions())[1].ids) == length
+        assert len(session._fitting(system, messages_of([20, 10, last]), GenerationOptions())[1].ids) == length
     answers = [{"role": "assistant", "content": "x" * 99}]
     assert session._fitting([], answers, options)[0] == answers
 
@@ -506,11 +509,9 @@ def test_how_much_of_a_conversation_fits(lengths: list[int], most: int | None, k
     (False, "drop-turns", None, 1, 27, 0, None),
     (True, "error", None, 0, 57, 5, None), (True, "shift", None, 0, 57, 5, 4), (False, "shift", 9, 0, 57, 0, 9),
 ])  # fmt: skip
-def test_what_is_done_where_a_conversation_is_too_long(
-    own, overflow, keep, forgotten, length, holds, keeps, monkeypatch
-):
-    """Of one's own turns go; others are refused later if nothing else is asked."""
-    session, tasks = by_length(), list[tuple]()
+def test_overflow_drops_turns_shifts_or_refuses(own, overflow, keep, forgotten, length, holds, keeps, monkeypatch):
+    """Drop only one's own turns; refuse others unless an overflow policy is set."""
+    session, tasks = session_by_length(), list[tuple]()
     session.earlier = 5
     session._task = lambda prompt, options, decoder, earlier: (
         tasks.append((prompt, options, decoder, earlier)) or "task"
@@ -518,7 +519,7 @@ def test_what_is_done_where_a_conversation_is_too_long(
     session._decoder = lambda options: "decoder"
     monkeypatch.setattr("localllm.generation.session.Generation", lambda *told: told)
     options = GenerationOptions(on_overflow=overflow, keep=keep)
-    history = said([20, 10, 27])
+    history = messages_of([20, 10, 27])
     kept, answer = session._start_answer([], history, options, own)
     assert (kept, answer) == (history[-1:] if forgotten else history, (session.cache, session.tokenizer, "task"))
     ((prompt, chosen, decoder, earlier),) = tasks
@@ -527,13 +528,12 @@ def test_what_is_done_where_a_conversation_is_too_long(
 
 
 @pytest.mark.parametrize(("system", "tokens"), [(9, 9), (4, 4), (3, 4), (0, 4)])
-def test_what_stays_of_all_conversations_with_a_system_message(system: int, tokens: int):
-    assert by_length()._standing([{"role": "system", "content": "x" * system}], GenerationOptions()) == tokens
+def test_a_system_message_stays_within_four_kept_tokens(system: int, tokens: int):
+    assert session_by_length()._standing([{"role": "system", "content": "x" * system}], GenerationOptions()) == tokens
 
 
-def test_what_is_asked_of_a_text(monkeypatch):
-    """An answer that goes on with it, several, or a request."""
-    session, told, streams = by_length(), list[tuple](), list[bool]()
+def test_complete_candidates_and_request_encode_their_prompt(monkeypatch):
+    session, told, streams = session_by_length(), list[tuple](), list[bool]()
     twice = [Answer("a", [token], -token, "stop") for token in (1, 2)]
     session.tokenizer.stream = lambda continued: streams.append(continued) or "decoder"
     monkeypatch.setattr("localllm.generation.beam_search.answers", lambda *asked: told.append(asked[2:]) or twice)
@@ -550,16 +550,16 @@ def test_what_is_asked_of_a_text(monkeypatch):
     assert (task.options.max_tokens, task.options.sampling.top_k, streams) == (5, 7, [True] * 5)
 
 
-def test_what_a_prompt_may_be():
-    session = by_length()
-    assert session._ids("abc") == [0, 1, 2, "special", "bos"] and by_length(start=9)._ids("ab") == [
+def test_a_prompt_is_text_or_ids_with_special_tokens():
+    session = session_by_length()
+    assert session._ids("abc") == [0, 1, 2, "special", "bos"] and session_by_length(start=9)._ids("ab") == [
         0,
         1,
         "bos",
         "eos",
         9,
     ]
-    assert session._ids([3, 4]) == [3, 4] == by_length(start=9)._ids((3, 4))
+    assert session._ids([3, 4]) == [3, 4] == session_by_length(start=9)._ids((3, 4))
     for wrong in (b"ab", bytearray(b"ab"), memoryview(b"ab"), 5, None):
         with pytest.raises(UsageError, match=r"^the prompt must be"):
             session._ids(wrong)
@@ -568,8 +568,8 @@ def test_what_a_prompt_may_be():
             session._prepare_task("a", GenerationOptions(on_overflow=overflow))
 
 
-def test_which_texts_end_an_answer_too():
-    session = by_length()
+def test_template_markers_end_an_answer_too():
+    session = session_by_length()
     assert session._stopping(GenerationOptions(stop=("a",))).stop == ("a", "\nUser:")
     free = GenerationOptions(constraint=Constraint.of_regex("a"))
     assert session._stopping(free) is free
@@ -577,8 +577,8 @@ def test_which_texts_end_an_answer_too():
     assert session._stopping(chosen := GenerationOptions(stop=("a",))) is chosen
 
 
-def test_a_conversation_that_is_given():
-    session, heard = by_length(), list[tuple]()
+def test_chat_answers_given_messages_only():
+    session, heard = session_by_length(), list[tuple]()
     session._start_answer = lambda *told, is_own: heard.append((*told[:2], is_own)) or ("kept", "answer")
     system = {"role": "system", "content": "S"}
     for messages, first in (([system, ASKED], 1), ([ASKED, system], 0), ([], 0), ([system, system], 1), (["x"], 0)):
@@ -589,14 +589,14 @@ def test_a_conversation_that_is_given():
 @pytest.mark.parametrize(
     ("thinking", "text", "expected"), [("", "ab", True), ("", "a", False), ("t", "ab", True), ("t", "a", True)]
 )
-def test_whether_tokens_say_an_answer(thinking: str, text: str, expected: bool):
-    session = by_length()
+def test_reasoning_or_two_characters_count_as_a_begun_answer(thinking: str, text: str, expected: bool):
+    session = session_by_length()
     session.tokenizer = SimpleNamespace(decode=lambda ids: "ab")
     assert session._is_exact_text(SimpleNamespace(thinking=thinking, text=text, tokens=[1])) is expected
 
 
 class Kept(dict):
-    """Files of rows, by digest."""
+    """A store of image rows by digest."""
 
     find, keep = dict.get, dict.__setitem__
 
@@ -604,8 +604,8 @@ class Kept(dict):
         return True
 
 
-def seeing(monkeypatch, is_gone: bool = False) -> tuple[ImageEncoder, list[Any]]:
-    """An eye whose projector makes three rows of two pictures, and what the engine is told to see."""
+def make_image_encoder(monkeypatch, is_gone: bool = False) -> tuple[ImageEncoder, list[Any]]:
+    """Return an encoder with two images' rows, and the list of images that the engine registers."""
     sees, told = ImageEncoder.__new__(ImageEncoder), []
     hyperparameters = SimpleNamespace(mrope_positions=lambda picture: None, sees_ahead=True)
     rows = [np.ones((2, 5), np.float32), np.zeros((1, 5), np.float32)]
@@ -631,9 +631,9 @@ def picture(name: bytes, size: tuple[int, int] = (1, 1)) -> SimpleNamespace:
 
 
 @pytest.mark.parametrize("is_gone", [False, True])
-def test_what_is_seen_of_an_image(monkeypatch, is_gone: bool):
-    """It is encoded once, for a later process too, unless the projector's file is gone."""
-    sees, told = seeing(monkeypatch, is_gone)
+def test_an_image_is_encoded_once_and_stored(monkeypatch, is_gone: bool):
+    """Reuse it in a later process, unless the projector's file is gone."""
+    sees, told = make_image_encoder(monkeypatch, is_gone)
     look = sees.encode(picture(b"a"))
     (digest,) = sees._cache
     expected = [ImageEmbedding(digest + bytes([n, 0]), np.zeros((2 - n, 5), np.float32), None, True) for n in (0, 1)]
@@ -655,10 +655,10 @@ def test_what_is_seen_of_an_image(monkeypatch, is_gone: bool):
 @pytest.mark.parametrize(("least", "most", "kept"), [
     (0, 180, b"bac"), (0, 179, b"ac"), (0, 119, b"c"), (2, 0, b"ac"), (3, 0, b"bac"), (0, 59, b""),
 ])  # fmt: skip
-def test_what_was_seen_longest_ago_is_forgotten(monkeypatch, least: int, most: int, kept: bytes):
-    """As many images stay at least, and more while there is room."""
+def test_the_least_recently_used_image_is_evicted(monkeypatch, least: int, most: int, kept: bytes):
+    """Keep a minimum of images, and more while there is room."""
     monkeypatch.setattr(eye, "LEAST", 3)
-    sees, _ = seeing(monkeypatch)
+    sees, _ = make_image_encoder(monkeypatch)
     for name in (b"a", b"b", b"a", b"c"):
         monkeypatch.setattr(eye, "LEAST", least if name == b"c" else 3)
         monkeypatch.setattr(eye, "MOST_BYTES", most)

@@ -14,7 +14,7 @@ from localllm.server import anthropic_messages
 from localllm.server.fields import Body
 from localllm.server.openai_responses import parse_input
 from localllm.server.request_options import parse_keep_alive, parse_sampling, parse_tool_choice
-from tests.unit.generation.embedding.test_embedder import with_words
+from tests.unit.generation.embedding.test_embedder import write_wordpiece_model
 from tests.unit.generation.tools.test_tool_grammar import QWEN
 
 HI = [{"role": "user", "content": "Hi"}]
@@ -386,7 +386,7 @@ def test_a_model_in_use_stays(path: str):
 
 def test_an_embedder_beside_a_chat_model(tmp_path, path: str):
     """Whichever comes first, memory is measured of both."""
-    bert = with_words("bert", tmp_path / "bert.gguf")
+    bert = write_wordpiece_model("bert", tmp_path / "bert.gguf")
     with serving({"bert": str(bert), "tiny": path}, memory=4_000_000_000) as served:
         for _ in range(2):
             assert served.post("/v1/embeddings", {"model": "bert", "input": "the cat"}).status == 200

@@ -6,7 +6,7 @@ from served import Served, serving
 
 import localllm
 from tests.integration.test_serve import GUIDE
-from tests.unit.generation.embedding.test_embedder import with_words
+from tests.unit.generation.embedding.test_embedder import write_wordpiece_model
 
 TEXTS = ["the cat", "a dog and the cat", "words"]
 
@@ -15,7 +15,7 @@ TEXTS = ["the cat", "a dog and the cat", "words"]
 def paths(tmp_path_factory):
     folder = tmp_path_factory.mktemp("texts")
     names = {"bert": "bert", "ranker": "bert_rank"}
-    return {name: str(with_words(model, folder / f"{name}.gguf")) for name, model in names.items()}
+    return {name: str(write_wordpiece_model(model, folder / f"{name}.gguf")) for name, model in names.items()}
 
 
 @pytest.fixture(scope="module")

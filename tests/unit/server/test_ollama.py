@@ -15,7 +15,7 @@ from localllm.server.ollama_models import human_count
 from tests.integration.test_serve import GUIDE
 from tests.integration.test_serve_clients import SCRIPT, THINKING
 from tests.integration.test_serve_tools import ROME, TOOLS
-from tests.unit.generation.embedding.test_embedder import with_words
+from tests.unit.generation.embedding.test_embedder import write_wordpiece_model
 from tests.unit.generation.test_infill import write_fim_model
 
 HELLO = [{"role": "user", "content": "hello"}]
@@ -231,7 +231,7 @@ def test_package(served: Served):
 
 def test_package_embeds(tmp_path):
     ollama = pytest.importorskip("ollama", reason="needs the package ollama, of the extra dev")
-    with serving({"bert": str(with_words("bert", tmp_path / "bert.gguf"))}) as served:
+    with serving({"bert": str(write_wordpiece_model("bert", tmp_path / "bert.gguf"))}) as served:
         client = ollama.Client(host=served.url)
         body = {"model": "bert", "input": ["the cat", "words"]}
         expected = [item["embedding"] for item in served.post("/v1/embeddings", body).json["data"]]

@@ -1,4 +1,4 @@
-"""localllm eval: its table, JSON, comparisons, answers that are kept, and command lines that it refuses."""
+"""Test localllm eval: its table, JSON, comparisons, stored answers, and refused command lines."""
 
 import json
 from pathlib import Path
@@ -21,7 +21,7 @@ def other(tmp_path_factory) -> str:
 
 
 def outputs(cli, model: str, prompts: list[str]) -> list[str]:
-    """Return the greedy answers of `map`, in the same batch."""
+    """Return the greedy answers of `map` in the same batch."""
     records = "".join(json.dumps({"prompt": prompt}) + "\n" for prompt in prompts)
     _, out, _ = cli("map", model, *SHORT, "--temp", 0, stdin=records.encode())
     return [json.loads(line)["output"] for line in out.splitlines()]
@@ -32,7 +32,7 @@ def write_questions(path: Path, *records: dict) -> Path:
     return path
 
 
-def test_models_are_compared(tiny: str, other: str, tmp_path, cli):
+def test_eval_compares_two_models(tiny: str, other: str, tmp_path, cli):
     prompts = ["hello", "world", "hello world", "rld"]
     first, second = outputs(cli, tiny, prompts), outputs(cli, other, prompts)
     assert all(one.strip() != two.strip() for one, two in zip(first, second, strict=True))
@@ -50,22 +50,22 @@ def test_models_are_compared(tiny: str, other: str, tmp_path, cli):
     ]
     kept = [json.loads(line) for line in (tmp_path / "a-tiny.jsonl").read_text().splitlines()]
     assert [row["output"] for row in kept] == first and (tmp_path / "a-other.jsonl").exists()
-    code, out, said = cli("eval", tiny, other, questions, *SHORT, "-o", tmp_path / "a.jsonl")
+    code, out, stderr = cli("eval", tiny, other, questions, *SHORT, "-o", tmp_path / "a.jsonl")
     low, high = wilson_interval(2, 4)
     assert f"{tiny} 2 4 50.0% {100 * low:.1f}% to {100 * high:.1f}%" in " ".join(out.split())
     assert out.endswith(f"{other}: 2 right only by the first, 1 only by the second, p = 1 (McNemar)\n")
-    assert "a-tiny.jsonl answers 4 of 4 questions already" in said
+    assert "a-tiny.jsonl answers 4 of 4 questions already" in stderr
 
 
-def test_answers_go_on_where_they_stopped(tiny: str, tmp_path, cli):
+def test_eval_continues_stored_answers(tiny: str, tmp_path, cli):
     questions = write_questions(tmp_path / "q.jsonl", *({"question": word, "answer": "x"} for word in ("a", "b", "c")))
     kept = tmp_path / "a.jsonl"
     assert cli("eval", tiny, questions, *SHORT, "-o", kept)[0] == 0
     lines = kept.read_text().splitlines(keepends=True)
     changed = json.loads(lines[0]) | {"output": "x"}
     kept.write_text(json.dumps(changed) + "\n" + lines[2][:20])  # the second is missing, the third torn
-    code, out, said = cli("eval", tiny, questions, *SHORT, "-o", kept, "--json")
-    assert code == 0 and json.loads(out)["models"][0]["correct"] == 1 and "answers 1 of 3 questions already" in said
+    code, out, stderr = cli("eval", tiny, questions, *SHORT, "-o", kept, "--json")
+    assert code == 0 and json.loads(out)["models"][0]["correct"] == 1 and "answers 1 of 3 questions already" in stderr
     assert sorted(json.loads(line)["id"] for line in kept.read_text().splitlines()) == [1, 2, 3]
     code, _, error = cli("eval", tiny, questions, "-n", 4, "-o", kept)
     assert code == 2 and "answers by another set of options" in error
@@ -73,7 +73,7 @@ def test_answers_go_on_where_they_stopped(tiny: str, tmp_path, cli):
     assert json.loads(out)["models"][0]["correct"] == 0, "the changed answer is replaced"
 
 
-def test_a_question_that_does_not_fit_is_wrong(tiny: str, tmp_path, cli):
+def test_a_question_beyond_the_context_counts_as_wrong(tiny: str, tmp_path, cli):
     questions = write_questions(
         tmp_path / "q.jsonl",
         {"prompt": "hello " * 400, "answer": "x"},
@@ -96,13 +96,13 @@ def test_a_question_that_does_not_fit_is_wrong(tiny: str, tmp_path, cli):
         ('{"prompt": "a", "answer": "b"}', "--redo", "--redo is about the answers in the output file: give -o FILE"),
     ],
 )
-def test_wrong_questions(tiny: str, tmp_path, lines: str, words: str, message: str, cli):
+def test_eval_refuses_invalid_questions(tiny: str, tmp_path, lines: str, words: str, message: str, cli):
     (tmp_path / "q.jsonl").write_text(lines)
     code, out, error = cli("eval", tiny, tmp_path / "q.jsonl", *words.split())
     assert (code, out) == (2, "") and message in error and error.count("\n") == 1
 
 
-def test_two_arguments_are_needed(tiny: str, cli):
+def test_eval_needs_a_model_and_questions(tiny: str, cli):
     assert cli("eval", tiny) == (
         2, "", "localllm: error: give MODEL and QUESTIONS: localllm eval MODEL QUESTIONS.jsonl\n"
     )  # fmt: skip
@@ -111,7 +111,7 @@ def test_two_arguments_are_needed(tiny: str, cli):
 
 
 @pytest.mark.skipif(bool(reason_against()), reason="programs cannot be confined here")
-def test_the_questions_of_the_docs():
+def test_eval_answers_the_questions_of_the_docs():
     page = (ROOT / "docs" / "eval.md").read_text(encoding="utf-8")
     lines = page.split("```json\n")[1].split("```")[0]
     questions = Questions(read_records(lines.encode(), "eval.jsonl"), "exact", "eval.jsonl")

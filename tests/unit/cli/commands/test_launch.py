@@ -1,4 +1,4 @@
-"""localllm launch: which settings each agent gets, shown before, and the start of the agent with them."""
+"""Test localllm launch: the settings of each agent, --dry-run, and the start of the agent."""
 
 import json
 import os
@@ -20,13 +20,13 @@ HERE = Provider("http://127.0.0.1:1", "localllm", "m", 4096)
 @pytest.fixture(scope="module")
 def served(tmp_path_factory):
     path = str(write_tiny_model(tmp_path_factory.mktemp("models") / "tiny.gguf"))
-    with serving({"one": lambda: scripted(path, {}), "two": lambda: scripted(path, {})}) as found:
-        assert found.chat("Hi", model="two").status == 200  # opened: its context is known
-        yield found
+    with serving({"one": lambda: scripted(path, {}), "two": lambda: scripted(path, {})}) as server:
+        assert server.chat("Hi", model="two").status == 200  # opened: its context is known
+        yield server
 
 
 def started(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, program: str) -> list[Any]:
-    """Put a program on PATH, and note what would replace this process."""
+    """Put a program on PATH, and record what would replace this process."""
     calls: list[Any] = []
     file = tmp_path / program
     file.write_text("#!/bin/sh\n")
@@ -37,14 +37,14 @@ def started(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, program: str) -> li
 
 
 @pytest.mark.parametrize("name", AGENTS)
-def test_every_agent_is_told_where_and_what(name: str):
+def test_every_agent_gets_url_key_and_model(name: str):
     settings = AGENTS[name].configure(HERE)
-    told = json.dumps([settings.variables, settings.arguments])
-    assert HERE.url in told and HERE.key in told and "m" in told.replace("localllm", "")
+    settings_text = json.dumps([settings.variables, settings.arguments])
+    assert HERE.url in settings_text and HERE.key in settings_text and "m" in settings_text.replace("localllm", "")
     assert AGENTS[name].configure(Provider(HERE.url, "k", "m")).variables  # a context that is not known
 
 
-def test_what_two_of_them_are_told():
+def test_settings_of_claude_opencode_and_codex_name_the_model():
     claude = AGENTS["claude"].configure(HERE).variables
     assert claude["ANTHROPIC_BASE_URL"] == HERE.url and claude["ANTHROPIC_DEFAULT_HAIKU_MODEL"] == "m"
     config = json.loads(AGENTS["opencode"].configure(HERE).variables["OPENCODE_CONFIG_CONTENT"])
@@ -54,41 +54,41 @@ def test_what_two_of_them_are_told():
     assert "model_context_window=4096" in arguments
 
 
-def test_settings_are_shown_and_the_agent_starts(cli, served: Served, tmp_path, monkeypatch):
+def test_launch_shows_the_settings_and_starts_the_agent(cli, served: Served, tmp_path, monkeypatch):
     calls = started(monkeypatch, tmp_path, "aider")
-    code, out, told = cli("launch", "aider", "--url", served.url, "--", "--yes", "x y")
-    assert (code, out) == (0, "") and f"OPENAI_API_BASE={served.url}/v1" in told and "'x y'" in told
+    code, out, stderr = cli("launch", "aider", "--url", served.url, "--", "--yes", "x y")
+    assert (code, out) == (0, "") and f"OPENAI_API_BASE={served.url}/v1" in stderr and "'x y'" in stderr
     [(words, environment)] = calls
     assert words[0] == str(tmp_path / "aider") and words[-2:] == ["--yes", "x y"] and "openai/one" in words
     assert environment["OPENAI_API_KEY"] == "localllm" and "HOME" in environment
 
 
-def test_a_model_and_its_context(cli, served: Served):
-    code, _, told = cli("launch", "codex", "--url", served.url, "--model", "two", "--dry-run")
-    assert code == 0 and "-m two" in told and "model_context_window=4096" in told
-    code, _, told = cli("launch", "codex", "--url", served.url, "--model", "three", "--dry-run")
-    assert code == 2 and "has no model three; it has one, two" in told
+def test_launch_names_the_model_and_its_context(cli, served: Served):
+    code, _, stderr = cli("launch", "codex", "--url", served.url, "--model", "two", "--dry-run")
+    assert code == 0 and "-m two" in stderr and "model_context_window=4096" in stderr
+    code, _, stderr = cli("launch", "codex", "--url", served.url, "--model", "three", "--dry-run")
+    assert code == 2 and "has no model three; it has one, two" in stderr
 
 
-def test_a_key_is_not_shown(cli, served: Served, tmp_path):
+def test_launch_does_not_show_the_api_key(cli, served: Served, tmp_path):
     key = tmp_path / "key"
     key.write_text("very-secret\n")
-    code, _, told = cli("launch", "qwen", "--url", served.url, "--api-key-file", key, "--dry-run")
-    assert code == 0 and "very-secret" not in told and "LOCALLLM_API_KEY" in told
+    code, _, stderr = cli("launch", "qwen", "--url", served.url, "--api-key-file", key, "--dry-run")
+    assert code == 0 and "very-secret" not in stderr and "LOCALLLM_API_KEY" in stderr
 
 
-def test_what_cannot_start(cli, served: Served, tmp_path, monkeypatch):
-    code, _, told = cli("launch", "vim", "--dry-run")
-    assert code == 2 and "no settings for the agent vim" in told
-    code, _, told = cli("launch", "qwen", "--url", "http://127.0.0.1:9", "--dry-run")
-    assert code == 1 and "cannot be reached" in told and "localllm serve" in told
+def test_launch_explains_why_an_agent_cannot_start(cli, served: Served, tmp_path, monkeypatch):
+    code, _, stderr = cli("launch", "vim", "--dry-run")
+    assert code == 2 and "no settings for the agent vim" in stderr
+    code, _, stderr = cli("launch", "qwen", "--url", "http://127.0.0.1:9", "--dry-run")
+    assert code == 1 and "cannot be reached" in stderr and "localllm serve" in stderr
     monkeypatch.setenv("PATH", str(tmp_path))
-    code, _, told = cli("launch", "qwen", "--url", served.url)
-    assert code == 1 and "npm install -g @qwen-code/qwen-code" in told
+    code, _, stderr = cli("launch", "qwen", "--url", served.url)
+    assert code == 1 and "npm install -g @qwen-code/qwen-code" in stderr
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="a shell script")
-def test_the_agent_takes_the_place_of_this_process(served: Served, tmp_path):
+def test_the_agent_replaces_this_process(served: Served, tmp_path):
     import subprocess
 
     file = tmp_path / "qwen"

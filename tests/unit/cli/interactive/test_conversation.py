@@ -1,4 +1,4 @@
-"""What `chat` does with what is said, with a model that says what a test wants: no terminal, no kernels."""
+"""Test what `chat` does with each line, with a scripted model: no terminal, no kernels."""
 
 import os
 import sys
@@ -27,7 +27,7 @@ from localllm.services.sessions import SessionModel
 
 
 class Answer:
-    """One that is known: parts, and how it ends. A KeyboardInterrupt among the parts is raised."""
+    """A scripted answer: its parts and finish reason; a KeyboardInterrupt among the parts is raised."""
 
     prompt_tokens, completion_tokens, cached_tokens, prefill_s, decode_s, dropped, kept = 5, 3, 1, 0.5, 2.0, 0, None
 
@@ -55,7 +55,7 @@ class Answer:
 
 
 class Session(Conversation):
-    """Gives one answer after another; an error is raised instead."""
+    """A session that gives scripted answers; an error is raised instead."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -99,7 +99,7 @@ Say = Callable[..., str]
 
 @pytest.fixture(autouse=True)
 def surroundings(tmp_path: Path, monkeypatch) -> None:
-    """Sessions of its own, and a terminal of 200 columns."""
+    """Set a private folder of sessions and a terminal of 200 columns."""
     monkeypatch.setattr(terminal, "is_terminal", lambda stream: stream is sys.stderr)
     monkeypatch.setattr(terminal, "size_of", lambda stream: (200, 24))
     for name, value in {"XDG_DATA_HOME": str(tmp_path / "data"), "TERM": "xterm", "NO_COLOR": "1"}.items():
@@ -113,7 +113,7 @@ def talk() -> TerminalConversation:
 
 @pytest.fixture
 def say(talk: TerminalConversation, capsys) -> Say:
-    """A line, and the answers that come: what is shown."""
+    """Type a line and answer it; return what is shown."""
 
     def told(text: str, *answers: Any, open: Any = None, edit: Any = lambda text: None) -> str:
         talk.model.session.answers += answers
@@ -129,25 +129,25 @@ def texts(talk: TerminalConversation) -> list[str]:
     return [line["content"] for line in talk.lines]
 
 
-def agree(talk: TerminalConversation) -> bool:
-    """Whether the model's session has what the conversation has."""
+def agrees(talk: TerminalConversation) -> bool:
+    """Return whether the model's session equals the conversation."""
     return talk.model.session.messages == sessions.visible_fields(talk.lines)
 
 
 # ---- questions and answers
 
 
-def test_questions_and_answers(talk: TerminalConversation, say: Say):
+def test_questions_and_answers_become_lines_with_token_counts(talk: TerminalConversation, say: Say):
     assert "Hello\n" in say("Hi", Answer("Hel", "lo"))
     say("And?", Answer("Yes", reason="length"))
     assert talk.lines == [
         {"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Hello", "finish": "stop", "tokens": 8},
         {"role": "user", "content": "And?"}, {"role": "assistant", "content": "Yes", "finish": "length", "tokens": 8},
     ]  # fmt: skip
-    assert agree(talk) and talk.used == 8
+    assert agrees(talk) and talk.used == 8
 
 
-def test_what_is_told_of_an_answer(talk: TerminalConversation, say: Say):
+def test_chat_tells_when_an_answer_was_cut_interrupted_or_turns_were_dropped(talk: TerminalConversation, say: Say):
     cut = "the answer reached 3 tokens, the limit of -n; /continue resumes it"
     assert cut in say("a", Answer("x", reason="length")) and cut not in say("b", Answer("x"))
     assert cut not in say("c", Answer("x", reason="length", is_full=True))
@@ -163,7 +163,7 @@ def test_what_is_told_of_an_answer(talk: TerminalConversation, say: Say):
     )
 
 
-def test_a_line_of_statistics():
+def test_statistics_count_read_and_generated_tokens():
     answer: Any = Answer()
     assert statistics(answer, 80) == "4 tokens read in 0.50 s · 3 tokens said · 1.0 tokens/s · context 8 of 80"
     answer.completion_tokens, answer.cached_tokens = 1, 4
@@ -172,7 +172,7 @@ def test_a_line_of_statistics():
     assert "tokens/s" not in statistics(answer, 0)
 
 
-def test_thoughts_are_shown_or_not(talk: TerminalConversation, say: Say, monkeypatch):
+def test_reasoning_is_shown_or_hidden(talk: TerminalConversation, say: Say, monkeypatch):
     shown = list[Any]()
     drawn = SimpleNamespace(
         push=lambda text, is_thought: shown.append((text, is_thought)), end=lambda: shown.append("end")
@@ -190,8 +190,8 @@ def test_thoughts_are_shown_or_not(talk: TerminalConversation, say: Say, monkeyp
         say("/think maybe")
 
 
-def test_how_far_hidden_thoughts_are(talk: TerminalConversation, say: Say, monkeypatch):
-    """On a line that is gone before anything else is shown."""
+def test_hidden_reasoning_shows_its_progress(talk: TerminalConversation, say: Say, monkeypatch):
+    """Erase the progress line before anything else is shown."""
     shown = list[str]()
     drawn = SimpleNamespace(push=lambda text, is_thought: shown.append(text), end=lambda: shown.append("end"))
     monkeypatch.setattr(conversation, "page", lambda markdown: drawn)
@@ -205,23 +205,23 @@ def test_how_far_hidden_thoughts_are(talk: TerminalConversation, say: Say, monke
     assert shown == ["clear"]
 
 
-def test_an_answer_that_was_cut_short_of_its_form(talk: TerminalConversation, say: Say):
+def test_a_constrained_answer_that_was_cut_is_reported(talk: TerminalConversation, say: Say):
     talk.options = GenerationOptions(constraint=constraint_of(regex="a"))
-    said = say("q", Answer("x", reason="length"))
-    assert "as -n says" not in said and "the answer was cut" in said
+    shown = say("q", Answer("x", reason="length"))
+    assert "as -n says" not in shown and "the answer was cut" in shown
 
 
-def test_a_question_that_was_not_answered_is_no_line(talk: TerminalConversation, say: Say):
+def test_an_unanswered_question_leaves_no_line(talk: TerminalConversation, say: Say):
     say("a", Answer("x"))
     before = list(talk.lines)
     assert "error: broken" in say("b", LocalllmError("broken")) and talk.lines == before
     say("c", Answer(KeyboardInterrupt()))
-    assert talk.lines == before and agree(talk)
+    assert talk.lines == before and agrees(talk)
     say("d", Answer("begun", LocalllmError("broken")))  # what was said stays
-    assert texts(talk)[2:] == ["d", "begun"] and talk.lines[-1]["finish"] == "interrupted" and agree(talk)
+    assert texts(talk)[2:] == ["d", "begun"] and talk.lines[-1]["finish"] == "interrupted" and agrees(talk)
 
 
-def test_files_go_with_the_next_question(talk: TerminalConversation, say: Say, tmp_path: Path):
+def test_files_are_sent_with_the_next_question(talk: TerminalConversation, say: Say, tmp_path: Path):
     (tmp_path / "f.txt").write_text("one two three\n")
     assert "13 characters of f.txt will be sent with the next question" in say(f"/read {tmp_path / 'f.txt'}")
     say("lost", LocalllmError("x"))
@@ -230,18 +230,20 @@ def test_files_go_with_the_next_question(talk: TerminalConversation, say: Say, t
     assert texts(talk) == ["Hi\n\none two three", "x"] and talk.texts == []
 
 
-def refused(say: Say, text: str) -> str:
-    """Why a command is refused."""
+def refusal_of(say: Say, text: str) -> str:
+    """Return the message with which a command is refused."""
     with pytest.raises(UsageError) as error:
         say(text)
     return str(error.value)
 
 
-def test_passages_of_a_folder_go_with_questions(talk: TerminalConversation, say: Say, tmp_path: Path, monkeypatch):
+def test_passages_of_a_folder_are_sent_with_questions(
+    talk: TerminalConversation, say: Say, tmp_path: Path, monkeypatch
+):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     (tmp_path / "notes").mkdir()
     (tmp_path / "notes" / "f.md").write_text("# Boats\n\nThe ferry leaves at nine.\n\n# Trains\n\nAt ten.\n")
-    assert "no such file or folder" in refused(say, "/files none")
+    assert "no such file or folder" in refusal_of(say, "/files none")
     assert "go with every question" in say(f"/files {tmp_path / 'notes'}")
     say("when does the ferry leave?", Answer("At nine."))
     place = f"==> {tmp_path / 'notes' / 'f.md'}:1 <=="
@@ -251,19 +253,19 @@ def test_passages_of_a_folder_go_with_questions(talk: TerminalConversation, say:
     assert texts(talk)[2] == "and trains?"
 
 
-def test_an_answer_is_written(talk: TerminalConversation, say: Say, tmp_path: Path):
-    assert "there is no answer yet" in refused(say, "/write x")
+def test_write_saves_the_answer_or_its_code(talk: TerminalConversation, say: Say, tmp_path: Path):
+    assert "there is no answer yet" in refusal_of(say, "/write x")
     say("Hi", Answer("So:\n```sh\nls\n```\n"))
     say(f"/write {tmp_path / 'all.md'}")
     say(f"/write code {tmp_path / 'a.sh'}")
     assert (tmp_path / "all.md").read_text() == "So:\n```sh\nls\n```\n" and (tmp_path / "a.sh").read_text() == "ls\n"
-    assert "exists already; give another name" in refused(say, f"/write {tmp_path / 'a.sh'}")
-    assert "/write FILE, or /write code FILE" in refused(say, "/write")
+    assert "exists already; give another name" in refusal_of(say, f"/write {tmp_path / 'a.sh'}")
+    assert "/write FILE, or /write code FILE" in refusal_of(say, "/write")
     say("Hi", Answer("none"))
-    assert "the last answer has no code block" in refused(say, f"/write code {tmp_path / 'b.sh'}")
+    assert "the last answer has no code block" in refusal_of(say, f"/write code {tmp_path / 'b.sh'}")
 
 
-def test_an_answer_is_copied(talk: TerminalConversation, say: Say, tmp_path: Path, monkeypatch):
+def test_copy_puts_the_answer_on_the_clipboard(talk: TerminalConversation, say: Say, tmp_path: Path, monkeypatch):
     program = tmp_path / "bin" / "xclip"
     program.parent.mkdir()
     program.write_text(f"#!/bin/sh\ncat > {tmp_path / 'clipboard'}\n")
@@ -277,8 +279,8 @@ def test_an_answer_is_copied(talk: TerminalConversation, say: Say, tmp_path: Pat
     say("/copy")
     assert (tmp_path / "clipboard").read_text().startswith("So:")
     monkeypatch.delenv("DISPLAY")
-    assert "there is no clipboard here" in refused(say, "/copy")
-    assert "/copy copies the last answer" in refused(say, "/copy all")
+    assert "there is no clipboard here" in refusal_of(say, "/copy")
+    assert "/copy copies the last answer" in refusal_of(say, "/copy all")
     monkeypatch.setattr(chat_commands, "is_terminal", lambda stream: True)
     assert "\x1b]52;c;bHM=\x07" in say("/copy code")  # ls in base64
 
@@ -286,8 +288,9 @@ def test_an_answer_is_copied(talk: TerminalConversation, say: Say, tmp_path: Pat
 @pytest.mark.parametrize(("words", "system", "before", "fits"), [
     (70, 0, 0, True), (71, 0, 0, False), (60, 10, 0, True), (61, 10, 0, False), (40, 0, 30, True), (41, 0, 30, False),
 ])  # fmt: skip
-def test_room_for_a_file(talk: TerminalConversation, words: int, system: int, before: int, fits: bool):
-    """An eighth of the context stays for the answer."""
+def test_a_file_must_leave_an_eighth_of_the_context(
+    talk: TerminalConversation, words: int, system: int, before: int, fits: bool
+):
     if system:
         talk.model.session.system = "s " * system
     if before:
@@ -300,7 +303,7 @@ def test_room_for_a_file(talk: TerminalConversation, words: int, system: int, be
             talk.read("w " * words, "w.txt")
 
 
-def test_room_where_nothing_may_be_forgotten(talk: TerminalConversation, say: Say):
+def test_files_need_room_if_no_turn_may_be_dropped(talk: TerminalConversation, say: Say):
     say("a", Answer("x"))
     talk.read("w " * 70, "w.txt")
     talk.texts, talk.options = [], GenerationOptions(on_overflow="error")
@@ -313,7 +316,7 @@ def test_room_where_nothing_may_be_forgotten(talk: TerminalConversation, say: Sa
     assert talk.texts == ["w " * 9999]
 
 
-def test_what_waits_goes_with_this_conversation_alone(talk: TerminalConversation, say: Say):
+def test_waiting_files_stay_with_their_conversation(talk: TerminalConversation, say: Say):
     for leaving, words in (("/clear", []), ("/branch b", ["q", "a"])):
         say("q", Answer("a"))
         talk.texts, talk.images = ["t"], ["/x.png"]
@@ -322,14 +325,14 @@ def test_what_waits_goes_with_this_conversation_alone(talk: TerminalConversation
             assert (texts(talk), talk.texts, talk.images) == (words, [], [])
     assert (texts(talk), talk.texts, talk.images) == (["q", "a"], ["t"], ["/x.png"])  # which is a copy
     say("/branch main")
-    assert (texts(talk), talk.texts, talk.images) == (["q", "a"], [], []) and agree(talk)
+    assert (texts(talk), talk.texts, talk.images) == (["q", "a"], [], []) and agrees(talk)
     talk.texts = ["one", "two"]
     talk.model.session.answers.append(Answer("b"))
     talk.ask("")  # files without words of one's own
     assert texts(talk) == ["q", "a", "one\n\ntwo", "b"]
 
 
-def test_files_that_are_too_long(talk: TerminalConversation, say: Say, tmp_path: Path):
+def test_files_longer_than_the_context_are_refused(talk: TerminalConversation, say: Say, tmp_path: Path):
     path = tmp_path / "f.txt"
     for size, fits in ((64 * 80, True), (64 * 80 + 1, False)):
         path.write_bytes(b"x" * size)
@@ -345,11 +348,11 @@ def test_files_that_are_too_long(talk: TerminalConversation, say: Say, tmp_path:
 # ---- taking back, asking again
 
 
-def test_taking_back(talk: TerminalConversation, say: Say):
+def test_undo_removes_turns_and_waiting_files(talk: TerminalConversation, say: Say):
     assert "there is nothing to undo" in say("/undo")
     for number in range(3):
         say(f"q{number}", Answer(f"a{number}"))
-    assert "removed: q2" in say("/undo") and texts(talk) == ["q0", "a0", "q1", "a1"] and agree(talk)
+    assert "removed: q2" in say("/undo") and texts(talk) == ["q0", "a0", "q1", "a1"] and agrees(talk)
     shown = say("/undo 5")
     assert "q1" in shown and "q0" in shown and "nothing to undo" not in shown and talk.lines == []
     talk.texts, talk.images = ["abc"], ["/x/y.png"]
@@ -359,18 +362,18 @@ def test_taking_back(talk: TerminalConversation, say: Say):
             say(f"/undo {odd}")
 
 
-def test_another_answer(talk: TerminalConversation, say: Say):
+def test_retry_draws_another_answer(talk: TerminalConversation, say: Say):
     assert "there is no question yet" in say("/retry")
     talk.options = GenerationOptions(sampling=SamplingOptions(seed=7, top_k=5))
     say("q", Answer("first"))
     say("/retry", Answer("second"))
-    assert texts(talk) == ["q", "second"] and agree(talk)
+    assert texts(talk) == ["q", "second"] and agrees(talk)
     asked, options = talk.model.session.asked[-1]
     assert asked == ["q"] and options.sampling == SamplingOptions(top_k=5)  # the same seed would say the same
     assert talk.options.sampling.seed == 7
     for lost in (LocalllmError("x"), Answer(KeyboardInterrupt())):  # the old answer stays
         say("/retry", lost)
-        assert texts(talk) == ["q", "second"] and agree(talk)
+        assert texts(talk) == ["q", "second"] and agrees(talk)
 
     def ask(*given: Any) -> Any:
         raise KeyboardInterrupt
@@ -378,10 +381,10 @@ def test_another_answer(talk: TerminalConversation, say: Say):
     talk.model.session.ask = ask  # Ctrl-C while the question is read
     with pytest.raises(KeyboardInterrupt):
         say("/retry")
-    assert texts(talk) == ["q", "second"] and agree(talk)
+    assert texts(talk) == ["q", "second"] and agrees(talk)
 
 
-def test_the_images_of_the_last_question_are_seen_again(talk: TerminalConversation, say: Say):
+def test_retry_sends_the_images_of_the_question_again(talk: TerminalConversation, say: Say):
     seen = list[Any]()
     asking = talk.model.session.ask
     talk.model.session.ask = lambda text, options, *images: seen.append((text, *images)) or asking(text, options)
@@ -395,7 +398,7 @@ def test_the_images_of_the_last_question_are_seen_again(talk: TerminalConversati
     assert [line.get("images") for line in talk.lines[::2]] == [["/x.png"], ["/y.png"], None]
 
 
-def test_another_question(talk: TerminalConversation, say: Say):
+def test_edit_replaces_the_last_question(talk: TerminalConversation, say: Say):
     assert "there is no question yet" in say("/edit")
     talk.options = GenerationOptions(sampling=SamplingOptions(seed=7))
     say("q", Answer("a"))
@@ -405,19 +408,19 @@ def test_another_question(talk: TerminalConversation, say: Say):
     assert texts(talk) == ["q!", "b"] and talk.model.session.asked[-1][1].sampling.seed == 7
 
 
-def test_going_on(talk: TerminalConversation, say: Say):
+def test_continue_extends_the_last_answer(talk: TerminalConversation, say: Say):
     say("q", Answer("one ", reason="length"))
     assert "two" in say("/continue", Answer("two"))
-    assert texts(talk) == ["q", "one two"] and talk.lines[-1]["finish"] == "stop" and agree(talk)
+    assert texts(talk) == ["q", "one two"] and talk.lines[-1]["finish"] == "stop" and agrees(talk)
 
 
-def test_system_messages(talk: TerminalConversation, say: Say):
+def test_system_sets_or_removes_the_system_message(talk: TerminalConversation, say: Say):
     say("q", Answer("a"))
-    assert "is set" in say("/system Be short.") and texts(talk) == ["Be short.", "q", "a"] and agree(talk)
+    assert "is set" in say("/system Be short.") and texts(talk) == ["Be short.", "q", "a"] and agrees(talk)
     say("/system Be long.")
-    assert texts(talk) == ["Be long.", "q", "a"] and agree(talk)
+    assert texts(talk) == ["Be long.", "q", "a"] and agrees(talk)
     say("/clear")
-    assert texts(talk) == ["Be long."] and agree(talk)
+    assert texts(talk) == ["Be long."] and agrees(talk)
     assert "there is no system message now" in say("/system") and talk.lines == [] and talk.model.session.system is None
 
 
@@ -425,7 +428,7 @@ def test_system_messages(talk: TerminalConversation, say: Say):
 
 
 class Calls:
-    """Answers calls with their names."""
+    """Tools that answer calls with their names."""
 
     def __init__(self) -> None:
         self.noted, self.questions = list[Any](), list[Any]()
@@ -443,11 +446,11 @@ class Calls:
         return [{"role": "tool", "tool_call_id": call.id, "content": f"did {call.name}"} for call in calls]
 
 
-def test_calls_of_tools(talk: TerminalConversation, say: Say):
+def test_calls_are_answered_until_the_model_answers(talk: TerminalConversation, say: Say):
     talk.tools = tools = Calls()  # type: ignore[assignment]
     one, two = ToolCall("one", ["{}"]), ToolCall("two", ["{}"])
     say("q", Answer("look", calls=[one, two]), Answer("", calls=[one]), Answer("done"))
-    assert texts(talk) == ["q", "look", "did one", "did two", "", "did one", "done"] and agree(talk)
+    assert texts(talk) == ["q", "look", "did one", "did two", "", "did one", "done"] and agrees(talk)
     assert tools.noted == [("look", "stop"), ("", "stop"), ("done", "stop")] and talk.lines[-1]["finish"] == "stop"
     assert tools.questions == [[{"role": "user", "content": "q"}]]
     say("r", Answer("look", KeyboardInterrupt(), calls=[one]))  # nothing is called then
@@ -459,7 +462,7 @@ def test_calls_of_tools(talk: TerminalConversation, say: Say):
 # ---- sessions and branches
 
 
-def test_a_session(talk: TerminalConversation, say: Say):
+def test_save_writes_a_session_that_follows_the_chat(talk: TerminalConversation, say: Say):
     say("before", Answer("a"))
     assert "saved as the session trip" in say("/save trip")
     say("q", Answer("b"))
@@ -479,7 +482,7 @@ def test_a_session(talk: TerminalConversation, say: Say):
     assert "the session trip stays as it is" in say("/clear") and talk.file is None and talk.name == "main"
     assert talk.model.session.did[-1] == "leave"
     talk.options = GenerationOptions()
-    assert "trip · 2 messages" in say("/load trip") and talk.options.sampling.top_k == 3 and agree(talk)
+    assert "trip · 2 messages" in say("/load trip") and talk.options.sampling.top_k == 3 and agrees(talk)
     assert say("/load trip").count("trip") == 1
     with pytest.raises(UsageError, match="there is no session 'other'"):
         say("/load other")
@@ -487,12 +490,12 @@ def test_a_session(talk: TerminalConversation, say: Say):
     talk.leave()
 
 
-def test_a_session_of_another_model(talk: TerminalConversation, say: Say):
+def test_loading_a_session_of_another_model_warns(talk: TerminalConversation, say: Say):
     say("q", Answer("a"))
     say("/save trip")
     first = talk.model
     assert "n · Q8_0 · 80 tokens of context" in say("/model n") and first.closed == 1 and talk.model.name == "n"
-    assert sessions.read("trip").model.name == "n" and agree(talk)
+    assert sessions.read("trip").model.name == "n" and agrees(talk)
     talk.leave()
     other = TerminalConversation(Model("o"), GenerationOptions(), ProgressLine())  # type: ignore[arg-type]
     other.load("trip")
@@ -500,7 +503,7 @@ def test_a_session_of_another_model(talk: TerminalConversation, say: Say):
     other.leave()
 
 
-def test_what_is_told_when_a_session_is_loaded(talk: TerminalConversation, say: Say):
+def test_load_tells_of_removed_turns_and_changed_settings(talk: TerminalConversation, say: Say):
     say("q", Answer("a"))
     say("/save trip")
     talk.leave()
@@ -515,21 +518,21 @@ def test_what_is_told_when_a_session_is_loaded(talk: TerminalConversation, say: 
     talk.leave()
 
 
-def test_branches_that_nobody_keeps(talk: TerminalConversation, say: Say):
+def test_branches_of_an_unsaved_conversation_stay_in_memory(talk: TerminalConversation, say: Say):
     say("q", Answer("a"))
     assert "new branch b: later messages" in say("/branch b")
     say("r", Answer("c"))
-    assert "back in the branch main" in say("/branch main") and texts(talk) == ["q", "a"] and agree(talk)
+    assert "back in the branch main" in say("/branch main") and texts(talk) == ["q", "a"] and agrees(talk)
     assert say("/branch").split() == ["b", "*", "main"]
     say("/branch b")
-    assert texts(talk) == ["q", "a", "r", "c"] and agree(talk) and talk.model.session.did == ["hold"] * 3
+    assert texts(talk) == ["q", "a", "r", "c"] and agrees(talk) and talk.model.session.did == ["hold"] * 3
     say("/branch b")
     assert talk.name == "b" and talk.model.session.did == ["hold"] * 3
     say("/clear")
     assert talk.branches == {} and talk.name == "main"
 
 
-def test_branches_of_a_session(talk: TerminalConversation, say: Say):
+def test_branches_of_a_session_are_saved(talk: TerminalConversation, say: Say):
     say("/save trip")
     say("q", Answer("a"))
     say("/branch b")
@@ -538,7 +541,7 @@ def test_branches_of_a_session(talk: TerminalConversation, say: Say):
     say("/branch d")
     assert sessions.read("d").trunk == "trip" and say("/branch").split() == ["b", "*", "d", "trip"]
     say("/branch trip")
-    assert texts(talk) == ["q", "a"] and talk.name == "trip" and agree(talk)
+    assert texts(talk) == ["q", "a"] and talk.name == "trip" and agrees(talk)
     talk.leave()
 
 
@@ -550,7 +553,7 @@ def full_disk(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sessions, "SafeFile", fail)
 
 
-def test_a_session_that_cannot_be_written_is_told(talk: TerminalConversation, say: Say, monkeypatch):
+def test_a_session_that_cannot_be_written_is_reported(talk: TerminalConversation, say: Say, monkeypatch):
     say("/save trip")
     full_disk(monkeypatch)
     assert "error: no space" in say("q", Answer("a")) and texts(talk) == ["q", "a"]
@@ -558,7 +561,7 @@ def test_a_session_that_cannot_be_written_is_told(talk: TerminalConversation, sa
     assert "the session 'trip' could not be saved: it lacks the last messages" in say("/clear") and talk.unsaved
 
 
-def test_save_on_a_full_disk_is_tried_again_after_every_answer(talk: TerminalConversation, say: Say, monkeypatch):
+def test_save_on_a_full_disk_is_retried_after_every_answer(talk: TerminalConversation, say: Say, monkeypatch):
     say("q", Answer("a"))
     with monkeypatch.context() as full:
         full_disk(full)
@@ -571,7 +574,7 @@ def test_save_on_a_full_disk_is_tried_again_after_every_answer(talk: TerminalCon
     assert not talk.unsaved
 
 
-def test_a_session_goes_on_when_another_cannot_be_started(talk: TerminalConversation, say: Say, monkeypatch):
+def test_a_session_continues_if_another_cannot_be_started(talk: TerminalConversation, say: Say, monkeypatch):
     say("q", Answer("a"))
     say("/save trip")
     with monkeypatch.context() as full:
@@ -597,7 +600,7 @@ def test_a_session_is_saved_at_the_end_once_the_disk_has_room(talk: TerminalConv
 # ---- commands
 
 
-def test_questions_that_are_only_thought_about_are_kept(talk: TerminalConversation, say: Say, monkeypatch):
+def test_an_answer_with_reasoning_only_is_kept(talk: TerminalConversation, say: Say, monkeypatch):
     shown = list[str]()
     drawn = SimpleNamespace(push=lambda text, is_thought: None, end=lambda: shown.append("end"))
     monkeypatch.setattr(conversation, "page", lambda markdown: drawn)
@@ -609,35 +612,35 @@ def test_questions_that_are_only_thought_about_are_kept(talk: TerminalConversati
 
 
 @pytest.mark.parametrize("begun", ["", (REASONING, "Hm")])
-def test_going_on_with_nothing_said_and_stopping_at_once(talk: TerminalConversation, say: Say, begun: Any):
-    """The question and what was thought stay, and so do the turns before."""
+def test_continuing_and_stopping_at_once_changes_nothing(talk: TerminalConversation, say: Say, begun: Any):
+    """Keep the question, its reasoning and the earlier turns."""
     for number in (2, 4):
         say("q", Answer(begun, reason="length"))
         say("/continue", Answer(KeyboardInterrupt()))
-        assert texts(talk) == ["q", ""] * (number // 2) and talk.lines[-1]["finish"] == "interrupted" and agree(talk)
+        assert texts(talk) == ["q", ""] * (number // 2) and talk.lines[-1]["finish"] == "interrupted" and agrees(talk)
         assert talk.lines[-1].get("reasoning_content") == ("Hm" if begun else None)
 
 
-def test_going_on_asks_nothing_of_tools(talk: TerminalConversation, say: Say):
+def test_continue_runs_no_tools(talk: TerminalConversation, say: Say):
     say("q", Answer("one ", reason="length"))
     talk.tools = tools = Calls()  # type: ignore[assignment]
     say("/continue", Answer("two"))
-    assert texts(talk) == ["q", "one two"] and tools.questions == [[]] and agree(talk)
+    assert texts(talk) == ["q", "one two"] and tools.questions == [[]] and agrees(talk)
 
 
-def test_a_call_whose_answer_is_stopped_before_it_begins(talk: TerminalConversation, say: Say):
+def test_an_answer_interrupted_before_its_first_token_runs_no_call(talk: TerminalConversation, say: Say):
     talk.tools = Calls()  # type: ignore[assignment]
     say("q", Answer("look", calls=[ToolCall("one", ["{}"])]), Answer(KeyboardInterrupt()))
-    assert texts(talk) == ["q", "look", "did one"] and agree(talk)
+    assert texts(talk) == ["q", "look", "did one"] and agrees(talk)
 
 
-def test_statistics_are_off_and_on(talk: TerminalConversation, say: Say):
+def test_stats_turns_statistics_on_and_off(talk: TerminalConversation, say: Say):
     assert "tokens read" not in say("q", Answer("a"))
     assert "statistics are on" in say("/stats") and "statistics are off" in say("/stats")
     assert "statistics are off" in say("/stats off") and "statistics are on" in say("/stats on")
 
 
-def test_who_leaves_lets_others_have_the_session(talk: TerminalConversation, say: Say):
+def test_leaving_unlocks_the_session(talk: TerminalConversation, say: Say):
     say("/save trip")
     say("/clear")
     with sessions.SessionFile("trip") as file:
@@ -645,7 +648,7 @@ def test_who_leaves_lets_others_have_the_session(talk: TerminalConversation, say
     assert "there are no sessions yet" in say("/sessions")
 
 
-def test_commands_and_texts(talk: TerminalConversation, say: Say):
+def test_only_slash_commands_and_leaving_words_are_commands(talk: TerminalConversation, say: Say):
     for leaving in ("bye", " quit ", "exit", "/exit"):
         with pytest.raises(ExitChat):
             say(leaving)
@@ -668,7 +671,7 @@ def test_commands_and_texts(talk: TerminalConversation, say: Say):
     assert "top_k = 5" in say("/set top_k 5") and "the usual ones" in say("/set top_k default")
 
 
-def test_what_holds(talk: TerminalConversation, say: Say):
+def test_show_lists_model_context_system_message_and_waiting_files(talk: TerminalConversation, say: Say):
     say("/system Be short.")
     say("q", Answer("a"))
     talk.texts, talk.images = ["abc", "d"], ["x"]
@@ -686,8 +689,8 @@ def test_what_holds(talk: TerminalConversation, say: Say):
     assert "0 tokens, in 1 message\n" in say("/show") and "session" not in say("/show")
 
 
-def test_images_that_cannot_be_seen_do_not_wait(talk: TerminalConversation, tmp_path: Path):
-    """Of a model here, its projector says so; of a server's only whether it is an image is known."""
+def test_images_that_cannot_be_encoded_are_refused_at_once(talk: TerminalConversation, tmp_path: Path):
+    """Ask the projector of a local model; check only the file type for an endpoint."""
     pytest.importorskip("PIL.Image")
     (tmp_path / "x.png").write_bytes(b"no image")
 
@@ -705,7 +708,7 @@ def test_images_that_cannot_be_seen_do_not_wait(talk: TerminalConversation, tmp_
     assert talk.images == [os.path.abspath("good.png")]
 
 
-def test_models_without_a_name_have_their_files(talk: TerminalConversation, say: Say):
+def test_a_model_without_a_name_shows_its_path(talk: TerminalConversation, say: Say):
     talk.model.name, talk.model.path = "", "/models/tiny.gguf"
     assert "tiny · Q8_0 · /models/tiny.gguf" in say("/show")
     assert "tiny · Q8_0 · 80 tokens of context\n" in say("/model")
@@ -716,7 +719,7 @@ def test_models_without_a_name_have_their_files(talk: TerminalConversation, say:
 @pytest.mark.parametrize(
     ("text", "shown"), [("x" * 60, "x" * 60), ("x" * 61, "x" * 59 + "…"), (" a\n\tb ", "a b"), ("", "")]
 )
-def test_the_beginning_of_a_question(text: str, shown: str):
+def test_a_question_is_shortened_to_60_characters(text: str, shown: str):
     assert chat_commands.shortened(text) == shown
 
 
@@ -727,7 +730,7 @@ def test_help_is_no_wider_than_the_terminal(say: Say, monkeypatch, columns: int)
     assert all(len(line) <= columns for line in shown.splitlines() if not line.startswith("/")) and "Ctrl-D" in shown
 
 
-def test_what_tab_offers(talk: TerminalConversation, tmp_path: Path, monkeypatch):
+def test_tab_completes_commands_files_and_branches(talk: TerminalConversation, tmp_path: Path, monkeypatch):
     for name in ("a.txt", "ab", ".hidden"):
         (tmp_path / name).write_text("")
     (tmp_path / "az").mkdir()
@@ -749,7 +752,7 @@ def test_what_tab_offers(talk: TerminalConversation, tmp_path: Path, monkeypatch
     assert tab("/clear ") == []
 
 
-def test_images_wait(talk: TerminalConversation, say: Say, tmp_path: Path, monkeypatch):
+def test_image_waits_for_the_next_question(talk: TerminalConversation, say: Say, tmp_path: Path, monkeypatch):
     image = pytest.importorskip("PIL.Image")
     image.new("RGB", (2, 2)).save(tmp_path / "x.png")
     monkeypatch.chdir(tmp_path)

@@ -1,4 +1,4 @@
-"""Where a command meets its user: streams that are closed, Ctrl-C, the editor's keys, the exit code of every error."""
+"""Test the terminal: closed streams, Ctrl-C, keys of the editor, and exit codes."""
 
 import io
 import os
@@ -52,11 +52,11 @@ NO_MEMORY = "not enough memory"
         (type("Typers", (Exception,), {"format_message": lambda self: "no such thing"})(), "no such thing", 2),
     ],
 )  # fmt: skip
-def test_what_is_told_of_an_error(error: Exception, message: str, code: int):
+def test_every_error_has_its_message_and_exit_code(error: Exception, message: str, code: int):
     assert main.explain_error(error) == (message, code)
 
 
-def test_exit_codes_without_words(capsys):
+def test_exits_and_interruptions_print_nothing(capsys):
     interrupted = RuntimeError("a class was made")
     interrupted.__cause__ = KeyboardInterrupt()
     ends = [SystemExit(3), SystemExit(None), SystemExit("x"), KeyboardInterrupt(), interrupted]
@@ -64,12 +64,12 @@ def test_exit_codes_without_words(capsys):
     assert capsys.readouterr() == ("", "")
 
 
-def test_ctrl_c_where_python_cannot_raise_it(monkeypatch):
-    """It comes again, a moment later; what else could not be raised is told as ever."""
+def test_ctrl_c_is_raised_again_where_python_cannot_raise_it(monkeypatch):
+    """Report other errors that cannot be raised as Python does."""
     did: list[Any] = []
     monkeypatch.setattr(sys, "unraisablehook", None)
     monkeypatch.setattr(sys, "__unraisablehook__", did.append)
-    monkeypatch.setattr(main, "_thread", SimpleNamespace(start_new_thread=lambda do, given: do(*given)))
+    monkeypatch.setattr(main, "_thread", SimpleNamespace(start_new_thread=lambda do, arguments: do(*arguments)))
     monkeypatch.setattr(main, "sleep", lambda seconds: did.append(f"waited {seconds}"))
     monkeypatch.setattr(main, "interrupt_main", lambda: did.append("again"))
     main.raise_ctrl_c_again()
@@ -79,12 +79,12 @@ def test_ctrl_c_where_python_cannot_raise_it(monkeypatch):
     assert did == ["waited 0.01", "again", other]
 
 
-def test_surroundings(monkeypatch):
-    """Closed streams become others that lead nowhere, so that no file becomes one of them."""
+def test_check_environment_opens_closed_streams_and_demands_memory(monkeypatch):
+    """Replace closed streams, so that no file gets their descriptors."""
     opened: list[Any] = []
     monkeypatch.setattr(main, "os", SimpleNamespace(
-        environ=os.environ, devnull=os.devnull, O_RDWR=os.O_RDWR, open=lambda *told: opened.append(told),
-        fstat=lambda number: os.fstat(-1) if number in (0, 2) else None, set_inheritable=lambda *told: None,
+        environ=os.environ, devnull=os.devnull, O_RDWR=os.O_RDWR, open=lambda *arguments: opened.append(arguments),
+        fstat=lambda number: os.fstat(-1) if number in (0, 2) else None, set_inheritable=lambda *arguments: None,
     ))  # fmt: skip
     limits = [main.LEAST_MEMORY]
     monkeypatch.setattr("localllm.system.memory.address_limit", lambda: limits[-1])
@@ -100,14 +100,14 @@ def test_surroundings(monkeypatch):
         main.check_environment()
 
 
-def test_what_is_no_terminal():
+def test_missing_and_closed_streams_are_no_terminals():
     closed = io.StringIO()
     closed.close()
     for stream in (None, io.StringIO(), closed):
         assert not terminal.is_terminal(stream)
 
 
-def test_nothing_is_written_behind_the_end_of_output(tmp_path: Path, monkeypatch):
+def test_nothing_is_written_after_the_end_of_output(tmp_path: Path, monkeypatch):
     with open(tmp_path / "out", "w", encoding="utf-8") as out:
         monkeypatch.setattr(sys, "stdout", out)
         terminal.write("sa\udcffd ä")
@@ -120,7 +120,7 @@ def test_nothing_is_written_behind_the_end_of_output(tmp_path: Path, monkeypatch
 
 
 @pytest.mark.parametrize("gone", [None, "closed"])
-def test_nobody_hears_what_is_said_to_a_closed_stderr(gone: str | None, monkeypatch, capsys):
+def test_messages_to_a_closed_stderr_are_dropped(gone: str | None, monkeypatch, capsys):
     stderr = io.StringIO()
     stderr.close()
     monkeypatch.setattr(sys, "stderr", gone and stderr)
@@ -129,7 +129,7 @@ def test_nobody_hears_what_is_said_to_a_closed_stderr(gone: str | None, monkeypa
     assert capsys.readouterr().out == ""
 
 
-def test_asked_to_end(monkeypatch):
+def test_a_termination_signal_exits_with_its_code(monkeypatch):
     heard: list[Any] = []
     monkeypatch.setattr(terminal, "on_termination", heard.append)
     terminal.exit_on_signals()
@@ -138,8 +138,8 @@ def test_asked_to_end(monkeypatch):
     assert end.value.code == 143
 
 
-def test_ctrl_c_lets_what_has_begun_go_on(capfd, monkeypatch):
-    """The first one; the second interrupts, and behind the block all is as before."""
+def test_ctrl_c_lets_running_work_finish_and_twice_interrupts(capfd, monkeypatch):
+    """Restore the handler after the block."""
     stopped, before = [], lambda number, frame: None
     signal.signal(signal.SIGINT, before)
     for there, line in ((False, ""), (True, "\n")):
@@ -148,14 +148,14 @@ def test_ctrl_c_lets_what_has_begun_go_on(capfd, monkeypatch):
             signal.raise_signal(signal.SIGINT)
             assert stopped == [1]
             signal.raise_signal(signal.SIGINT)
-        said = "localllm: finishing what has begun; Ctrl-C again leaves at once"
-        assert capfd.readouterr().err.replace("\r\n", "\n") == f"{line}{said}\n"
+        message = "localllm: finishing what has begun; Ctrl-C again leaves at once"
+        assert capfd.readouterr().err.replace("\r\n", "\n") == f"{line}{message}\n"
         assert signal.getsignal(signal.SIGINT) == before
         stopped.clear()
 
 
-def test_a_keyboard_where_there_is_a_terminal(tmp_path: Path, monkeypatch):
-    """Also where stdin and stderr are something else; nothing stays open if only one half of it can be had."""
+def test_the_keyboard_is_opened_even_if_stdin_is_redirected(tmp_path: Path, monkeypatch):
+    """Close what was opened if only one half of the terminal is available."""
     (tmp_path / "keys").write_text("YES\n")
     monkeypatch.setattr(tool_calls, "discard_input", lambda keys: None)
     monkeypatch.setattr(tool_calls, "KEYS", str(tmp_path / "keys"))
@@ -177,9 +177,10 @@ def test_a_keyboard_where_there_is_a_terminal(tmp_path: Path, monkeypatch):
         (True, (False, False), False, (0, 0)), (True, (True, True), True, (0, 0)), (False, (True, True), False, (0, 0)),
     ],
 )  # fmt: skip
-def test_what_is_pasted_is_marked(can: bool, screens: tuple, dumb: bool, marked: tuple, monkeypatch, capsys):
-    """In the block alone, on the terminal that there is."""
-    monkeypatch.setattr(type_ahead, "raw_keys", lambda *given: nullcontext(can))
+def test_bracketed_paste_is_on_only_within_the_block(
+    can: bool, screens: tuple, dumb: bool, marked: tuple, monkeypatch, capsys
+):
+    monkeypatch.setattr(type_ahead, "raw_keys", lambda *arguments: nullcontext(can))
     monkeypatch.setattr(type_ahead, "is_terminal", lambda stream: screens[stream is sys.stdout])
     monkeypatch.setattr(type_ahead, "is_dumb", lambda: dumb)
     with pytest.raises(ZeroDivisionError), type_ahead.type_ahead():
@@ -195,7 +196,7 @@ def test_what_is_pasted_is_marked(can: bool, screens: tuple, dumb: bool, marked:
 
 @pytest.fixture
 def type_in(tmp_path: Path, monkeypatch):
-    """What the editor makes of keys."""
+    """Return a function that types keys into the editor and returns the line."""
     from prompt_toolkit.application import create_app_session
     from prompt_toolkit.input import create_pipe_input
     from prompt_toolkit.output import DummyOutput
@@ -205,9 +206,9 @@ def type_in(tmp_path: Path, monkeypatch):
     monkeypatch.setattr(line_editor, "can_handle_in_loop", lambda: False)
 
     def typed(keys: str, text: str = "", offers: tuple[str, ...] = ()) -> str:
-        with create_pipe_input() as given, create_app_session(input=given, output=DummyOutput()):
-            given.send_text(keys)
-            given.close()  # nothing more is typed: who waits for it gets EOFError
+        with create_pipe_input() as pipe, create_app_session(input=pipe, output=DummyOutput()):
+            pipe.send_text(keys)
+            pipe.close()  # nothing more is typed: who waits for it gets EOFError
             return LineEditor(lambda line: ((offer, 0) for offer in offers if offer.startswith(line))).read(text)
 
     return typed
@@ -221,15 +222,15 @@ def type_in(tmp_path: Path, monkeypatch):
         ("/c\t\r", "/clear"), ("/s\tx\r", "/sx"), ("/h\t\r", "/help"), ("\x12on\r", "one"),
     ],
 )  # fmt: skip
-def test_keys(type_in, keys: str, text: str):
-    """Tab puts in what all offers begin with, Ctrl-R searches in what was sent before."""
+def test_editor_keys_edit_complete_and_search(type_in, keys: str, text: str):
+    """Complete the common prefix by Tab, and search the history by Ctrl-R."""
     if keys.startswith("\x12"):
         type_in("one\r")
     assert type_in(keys, "", ("/clear", "/help", "/save", "/stats")) == text
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="keys of POSIX")
-def test_keys_that_leave(type_in):
+def test_ctrl_c_and_ctrl_d_leave_the_editor(type_in):
     assert type_in("!\r", "given") == "given!"
     for key, left in (("\x03", KeyboardInterrupt), ("\x04", EOFError)):
         with pytest.raises(left):
@@ -245,13 +246,13 @@ def test_keys_that_leave(type_in):
         ('""""""', False, ""), ('"""""', True, '"""""'), ('"""a"""b', True, '"""a"""b'), ('""a""', False, '""a""'),
     ],
 )  # fmt: skip
-def test_texts_between_quotes(text: str, is_open: bool, inner: str):
-    """What is still open stays as it is: somebody may end it by Ctrl-D."""
+def test_text_between_triple_quotes_is_one_message(text: str, is_open: bool, inner: str):
+    """Keep an unclosed text as it is, since Ctrl-D may end it."""
     assert (line_editor.is_open(text), line_editor.without_quotes(text)) == (is_open, inner)
 
 
-def test_chat_goes_on_after_errors(monkeypatch, capsys):
-    """Ctrl-C and whatever goes wrong end one line, Ctrl-D the conversation; what is blank is not asked."""
+def test_chat_continues_after_errors_until_ctrl_d(monkeypatch, capsys):
+    """End one line by Ctrl-C or an error; ignore blank lines."""
     lines = iter(["a", KeyboardInterrupt, " ", "wrong", "stop", "/zzzz", EOFError, "never"])
     asked, dimmed = [], []
 
@@ -277,14 +278,14 @@ def test_chat_goes_on_after_errors(monkeypatch, capsys):
 
 
 @pytest.mark.parametrize("has_tools", [False, True])
-def test_one_answer_of_chat(has_tools: bool, monkeypatch):
-    """As of run: Ctrl-C is told by the exit code, and so is an answer that was cut short of its form."""
+def test_chat_with_a_prompt_exits_as_run_does(has_tools: bool, monkeypatch):
+    """Exit with the code of Ctrl-C, or of a constrained answer that was cut."""
     settled: list[Any] = []
     answer, ends = SimpleNamespace(finish_reason="length", text="x", thinking=""), [False]
     model, formed = Opened("m.gguf"), GenerationOptions(constraint=constraint_of(regex="a"))
-    monkeypatch.setattr("localllm.cli.terminal.tool_calls.answer_with_tools", lambda *told: (answer, [], ends[0]))
-    monkeypatch.setattr(chat, "begin", lambda *told: answer)
-    monkeypatch.setattr(chat, "stream", lambda *told: ends[0])
+    monkeypatch.setattr("localllm.cli.terminal.tool_calls.answer_with_tools", lambda *arguments: (answer, [], ends[0]))
+    monkeypatch.setattr(chat, "begin", lambda *arguments: answer)
+    monkeypatch.setattr(chat, "stream", lambda *arguments: ends[0])
     monkeypatch.setattr(chat.opening, "finish_writes", settled.append)
 
     def once(chosen: GenerationOptions) -> None:
@@ -300,8 +301,7 @@ def test_one_answer_of_chat(has_tools: bool, monkeypatch):
     assert len(settled) == 2
 
 
-def test_the_help_of_a_narrow_terminal(monkeypatch):
-    """What a command does stands below it; where there is room, beside it."""
+def test_help_on_a_narrow_terminal_is_stacked(monkeypatch):
     shown: list[str] = []
     monkeypatch.setattr(chat_commands, "dim_text", shown.append)
     for width in (33, 34, 100):

@@ -1,4 +1,4 @@
-"""Constrained answers: of the form that was asked for whenever they are finished, and refused what cannot be had."""
+"""Test constrained answers: finished ones match the constraint, and unsupported constraints are refused."""
 
 import json
 import math
@@ -61,8 +61,8 @@ def tokenizer(tiny: Path) -> Tokenizer:
     return Tokenizer.from_file(tiny)
 
 
-def takes(constraint: Constraint, text: str, tokenizer: Tokenizer) -> bool:
-    """Whether a text can be an answer, whole."""
+def accepts(constraint: Constraint, text: str, tokenizer: Tokenizer) -> bool:
+    """Return whether the constraint accepts a string as a whole answer."""
     matcher = matcher_of(constraint, tokenizer, tokenizer.vocab_size)
     for token in tokenizer.encode(text):
         if not matcher.allowed_mask()[token]:
@@ -76,8 +76,8 @@ def takes(constraint: Constraint, text: str, tokenizer: Tokenizer) -> bool:
 
 @pytest.mark.sampled
 @pytest.mark.parametrize("temperature", [0.8, 1000.0])
-def test_answers_by_many_schemas(model: localllm.Model, temperature: float):
-    """scripts/fuzz/check_schemas.py has more of them, and models that know words."""
+def test_finished_answers_validate_against_random_schemas(model: localllm.Model, temperature: float):
+    """Check 30 of the random schemas of scripts/fuzz/check_schemas.py."""
     schemas = [schema for schema, _ in zip(Schemas(7), range(30), strict=False)]
     counts = check(model, schemas, temperature, 1, 120)
     assert counts["invalid"] == counts["failed"] == 0
@@ -85,7 +85,7 @@ def test_answers_by_many_schemas(model: localllm.Model, temperature: float):
 
 
 @pytest.mark.sampled
-def test_an_answer_of_a_real_model(shared: Path):
+def test_a_real_model_answers_by_a_schema_with_and_without_drafts(shared: Path):
     with localllm.open(shared / "models" / "smollm2-135m-instruct-q4_1.gguf", cache=False) as model:
         answers = {
             speculate: model.chat(ASKED, 60, speculate=speculate, temperature=0, schema=PERSON)
@@ -99,15 +99,15 @@ def test_an_answer_of_a_real_model(shared: Path):
 
 
 @pytest.mark.parametrize("seed", range(3))
-def test_guesses_change_nothing(model: localllm.Model, seed: int):
+def test_drafts_do_not_change_a_constrained_answer(model: localllm.Model, seed: int):
     schema = {"type": "array", "items": PERSON, "minItems": 2, "maxItems": 3}
-    said = [model.chat(ASKED, 150, speculate=how, seed=seed, schema=schema) for how in ("off", "ngram", model)]
-    texts = ["".join(answer) for answer in said]
+    answers = [model.chat(ASKED, 150, speculate=how, seed=seed, schema=schema) for how in ("off", "ngram", model)]
+    texts = ["".join(answer) for answer in answers]
     assert texts[0] == texts[1] == texts[2]
-    assert said[1].accepted and said[2].accepted
+    assert answers[1].accepted and answers[2].accepted
 
 
-def test_several_answers(model: localllm.Model):
+def test_candidates_beams_and_map_all_keep_the_schema(model: localllm.Model):
     for answers in (model.candidates(ASKED, 4, max_tokens=80, seed=1, schema=PERSON),
                     model.candidates("x", 2, beams=3, max_tokens=80, schema=PERSON),
                     list(model.map([ASKED, "x", ASKED], 80, seed=1, schema=PERSON))):  # fmt: skip
@@ -115,12 +115,12 @@ def test_several_answers(model: localllm.Model):
         assert [problem(PERSON, answer.text) for answer in answers] == [None] * len(answers)
 
 
-def test_batches_say_what_single_answers_say(model: localllm.Model):
+def test_a_batch_gives_the_same_constrained_answers_as_single_requests(model: localllm.Model):
     alone = "".join(model.chat(ASKED, 80, seed=5, schema=PERSON))
     assert [answer.text for answer in model.map([ASKED, ASKED], 80, seed=5, schema=PERSON)] == [alone, alone]
 
 
-def test_what_is_cut_says_so(model: localllm.Model):
+def test_a_cut_constrained_answer_ends_with_length(model: localllm.Model):
     answer = model.chat(ASKED, 5, seed=1, schema=PERSON)
     assert len("".join(answer)) >= 2 and answer.finish_reason == "length"
 
@@ -130,9 +130,7 @@ def test_an_answer_ends_without_a_step_for_its_end(model: localllm.Model):
     assert ("".join(answer), answer.finish_reason, answer.steps) == ("abc", "stop", 2)
 
 
-def test_a_record_whose_grammar_gets_too_complex(model: localllm.Model, monkeypatch):
-    """Only it fails."""
-
+def test_only_the_record_whose_grammar_gets_too_complex_fails(model: localllm.Model, monkeypatch):
     def allowed_mask(matcher: Matcher) -> np.ndarray:
         raise ConstraintError("the answer cannot be constrained any further")
 
@@ -147,8 +145,7 @@ def test_a_record_whose_grammar_gets_too_complex(model: localllm.Model, monkeypa
         "".join(model.chat(ASKED, 80, schema=PERSON))
 
 
-def test_a_record_whose_bias_leaves_no_token(model: localllm.Model):
-    """Only it fails, too."""
+def test_only_the_record_whose_bias_leaves_no_token_fails(model: localllm.Model):
     never = dict.fromkeys(range(model.tokenizer.vocab_size), -math.inf)
     shape = constraint_of(regex="abc")
     requests = [
@@ -163,7 +160,7 @@ def test_a_record_whose_bias_leaves_no_token(model: localllm.Model):
     ]  # fmt: skip
 
 
-def test_a_class_that_knows_its_schema(model: localllm.Model):
+def test_a_class_with_model_json_schema_is_a_schema(model: localllm.Model):
     class Person:
         @classmethod
         def model_json_schema(cls) -> dict:
@@ -172,8 +169,8 @@ def test_a_class_that_knows_its_schema(model: localllm.Model):
     assert problem(PERSON, "".join(model.chat(ASKED, 80, seed=2, schema=Person))) is None
     pydantic = pytest.importorskip("pydantic")
     closed = pydantic.ConfigDict(extra="forbid")
-    made = pydantic.create_model("Made", __config__=closed, n=(int, pydantic.Field(ge=3, le=5)))
-    assert made.model_validate_json("".join(model.generate("x", 80, seed=2, schema=made))).n in (3, 4, 5)
+    compiled = pydantic.create_model("Made", __config__=closed, n=(int, pydantic.Field(ge=3, le=5)))
+    assert compiled.model_validate_json("".join(model.generate("x", 80, seed=2, schema=compiled))).n in (3, 4, 5)
 
 
 # Thoughts come first.
@@ -184,8 +181,8 @@ TURNS = (
 GREEDY = SamplingOptions(temperature=0)
 
 
-def thinking(tokenizer: Tokenizer, template: str, script: str, **options) -> tuple[str, str, str]:
-    """(thought, answer, how it ended) with an engine that wants to say the script."""
+def answer_with_reasoning(tokenizer: Tokenizer, template: str, script: str, **options) -> tuple[str, str, str]:
+    """Return reasoning, answer and finish reason of an engine that follows the script."""
     fake = FakeEngine(tokenizer.vocab_size, saying(tokenizer, script))
     chosen = GenerationOptions(100, (), GREEDY, constraint=Constraint.of_regex("yes|no"), **options)
     answer = Session(PrefixCache(fake), tokenizer, template).chat(ASKED, chosen)
@@ -193,21 +190,21 @@ def thinking(tokenizer: Tokenizer, template: str, script: str, **options) -> tup
 
 
 @pytest.mark.parametrize("speculate", ["off", "ngram"])
-def test_a_thought_is_free_and_the_answer_is_not(tokenizer: Tokenizer, speculate: str):
+def test_reasoning_is_free_and_the_answer_is_constrained(tokenizer: Tokenizer, speculate: str):
     opening = TURNS + "<think>\n{# </think> #}"
     script = "<think>\nFree > thought.</think>yes"
-    assert thinking(tokenizer, opening, script, speculate=speculate) == ("Free > thought.", "yes", "stop")
-    assert thinking(tokenizer, opening, "<think>\nHm</think>yesterday")[1:] == ("yes", "stop")
-    assert thinking(tokenizer, opening, "<think>\n" + "ab" * 50, think_budget=4)[::2] == ("abab", "stop")
+    assert answer_with_reasoning(tokenizer, opening, script, speculate=speculate) == ("Free > thought.", "yes", "stop")
+    assert answer_with_reasoning(tokenizer, opening, "<think>\nHm</think>yesterday")[1:] == ("yes", "stop")
+    assert answer_with_reasoning(tokenizer, opening, "<think>\n" + "ab" * 50, think_budget=4)[::2] == ("abab", "stop")
 
 
-def test_a_thought_does_not_end_the_answer(tokenizer: Tokenizer):
-    """The model would end within it; it is kept from that, and goes on until it is cut."""
-    said = thinking(tokenizer, TURNS + "<think>\n{# </think> #}", "<think>\nHm")
-    assert said[0].startswith("Hm") and said[1:] == ("", "length")
+def test_an_end_token_within_reasoning_does_not_end_the_answer(tokenizer: Tokenizer):
+    """Mask the end token until the answer has begun."""
+    parts = answer_with_reasoning(tokenizer, TURNS + "<think>\n{# </think> #}", "<think>\nHm")
+    assert parts[0].startswith("Hm") and parts[1:] == ("", "length")
 
 
-def test_a_model_that_opens_its_thought_with_a_token(tmp_path: Path, monkeypatch):
+def test_reasoning_opened_by_a_token_precedes_a_constrained_answer(tmp_path: Path, monkeypatch):
     special = ["<|endoftext|>", "<|im_start|>", "<|im_end|>", "<think>", "</think>"]
     monkeypatch.setattr("tiny_model.SPECIAL_TOKENS", special)
     tokenizer = Tokenizer.from_file(write_tiny_model(tmp_path / "tiny.gguf"))
@@ -218,15 +215,15 @@ def test_a_model_that_opens_its_thought_with_a_token(tmp_path: Path, monkeypatch
     fake = FakeEngine(tokenizer.vocab_size, lambda tokens: script[min(len(tokens) - start, len(script) - 1)])
     chosen = GenerationOptions(100, (), GREEDY, constraint=Constraint.of_regex("yes|no"))
     answer = Session(PrefixCache(fake), tokenizer, TURNS).chat(ASKED, chosen)
-    assert ("".join(answer), answer.thinking) == ("no", text[7:-10])
+    assert ("".join(answer), answer.answer_with_reasoning) == ("no", text[7:-10])
     off = GenerationOptions(100, (), GREEDY, constraint=Constraint.of_regex("yes|no"), think="off")
     fake.say = lambda tokens: script[0]
     answer = Session(PrefixCache(fake), tokenizer, TURNS).chat(ASKED, off)
-    assert ("".join(answer) in ("yes", "no"), answer.thinking) == (True, "")
+    assert ("".join(answer) in ("yes", "no"), answer.answer_with_reasoning) == (True, "")
 
 
-def test_channels(tmp_path: Path, monkeypatch):
-    """gpt-oss: heads come, and thoughts, until the head of an answer; within that its marks are not said."""
+def test_gpt_oss_channels_constrain_the_final_channel_only(tmp_path: Path, monkeypatch):
+    """Mask the channel markers within the answer."""
     marks = ["<|start|>", "<|channel|>", "<|message|>", "<|end|>", "<|constrain|>", "<|return|>", "<|call|>"]
     special = ["<|endoftext|>", "<|im_start|>", "<|im_end|>", *marks]
     monkeypatch.setattr("tiny_model.SPECIAL_TOKENS", special)
@@ -238,7 +235,7 @@ def test_channels(tmp_path: Path, monkeypatch):
     fake = FakeEngine(tokenizer.vocab_size, lambda tokens: script[min(len(tokens) - start, len(script) - 1)])
     chosen = GenerationOptions(100, (), GREEDY, constraint=Constraint.of_regex("yes|no"))
     answer = Session(PrefixCache(fake), tokenizer, template).chat(ASKED, chosen)
-    assert ("".join(answer), answer.thinking, answer.finish_reason) == ("yes", "Hm", "stop")
+    assert ("".join(answer), answer.answer_with_reasoning, answer.finish_reason) == ("yes", "Hm", "stop")
 
 
 # Grammars and regular expressions.
@@ -272,10 +269,10 @@ ws ::= | " " | "\n" [ \t]{0,20}
         ('root ::= a*\na ::= "ab" | "abc" | "cd"', ["abcd", "abccd", ""], ["abd"]),
     ],
 )  # fmt: skip
-def test_what_a_grammar_produces(tokenizer: Tokenizer, grammar: str, yes: list[str], no: list[str]):
+def test_a_grammar_accepts_its_sentences_only(tokenizer: Tokenizer, grammar: str, yes: list[str], no: list[str]):
     constraint = Constraint.of_grammar(grammar)
-    assert [takes(constraint, text, tokenizer) for text in yes] == [True] * len(yes)
-    assert [takes(constraint, text, tokenizer) for text in no] == [False] * len(no)
+    assert [accepts(constraint, text, tokenizer) for text in yes] == [True] * len(yes)
+    assert [accepts(constraint, text, tokenizer) for text in no] == [False] * len(no)
 
 
 @pytest.mark.parametrize(
@@ -296,12 +293,12 @@ def test_what_a_grammar_produces(tokenizer: Tokenizer, grammar: str, yes: list[s
         (b"root", "must be a text"),
     ],
 )
-def test_grammars_that_are_none(grammar: str, reason: str):
+def test_invalid_grammars_are_refused(grammar: str, reason: str):
     with pytest.raises(UsageError, match=reason):
         Constraint.of_grammar(grammar)
 
 
-def test_a_grammar_that_produces_nothing():
+def test_a_grammar_that_matches_nothing_is_refused():
     with pytest.raises(UsageError, match="it matches no text"):
         Constraint.of_grammar("root ::= a\na ::= root")
 
@@ -315,17 +312,17 @@ def test_a_grammar_that_produces_nothing():
         (r"[^\s/]+\.(png|jpe?g)", ["ä.png", "a.b.jpg"], ["a b.png", "a.gif"]),
     ],
 )
-def test_what_a_regular_expression_matches(tokenizer: Tokenizer, regex: str, yes: list[str], no: list[str]):
+def test_a_regex_accepts_its_matches_only(tokenizer: Tokenizer, regex: str, yes: list[str], no: list[str]):
     constraint = Constraint.of_regex(regex)
-    assert [takes(constraint, text, tokenizer) for text in yes] == [True] * len(yes)
-    assert [takes(constraint, text, tokenizer) for text in no] == [False] * len(no)
+    assert [accepts(constraint, text, tokenizer) for text in yes] == [True] * len(yes)
+    assert [accepts(constraint, text, tokenizer) for text in no] == [False] * len(no)
 
 
-def test_control_tokens_are_no_text(model: localllm.Model):
+def test_a_regex_never_allows_control_tokens(model: localllm.Model):
     for seed in range(9):
         answer = model.generate("x", 40, seed=seed, temperature=1000.0, top_k=0, top_p=1.0, min_p=0.0, regex=".{9}")
-        said = "".join(answer)
-        assert len(said) == 9 and not set(answer.tokens) & model.tokenizer.control_ids
+        text = "".join(answer)
+        assert len(text) == 9 and not set(answer.tokens) & model.tokenizer.control_ids
 
 
 # What cannot be had is refused, by name and in one line.
@@ -361,14 +358,14 @@ def test_control_tokens_are_no_text(model: localllm.Model):
         ("[" * 100_000, "nested too deeply"),
     ],
 )  # fmt: skip
-def test_schemas_that_are_refused(schema, reason: str):
+def test_unsupported_schemas_are_refused_in_one_line(schema, reason: str):
     with pytest.raises(UsageError, match=reason) as refused:
         Constraint.of_schema(schema)
     assert "\n" not in str(refused.value) and len(str(refused.value)) < 400
 
 
 @pytest.mark.parametrize("regex", ["a(", r"\bword\b", r"(a)\1", "[", 5])
-def test_regular_expressions_that_are_refused(regex):
+def test_invalid_regexes_are_refused_in_one_line(regex):
     with pytest.raises(UsageError, match=r"regex|regular") as refused:
         Constraint.of_regex(regex)
     assert "\n" not in str(refused.value)
@@ -383,7 +380,7 @@ def test_regular_expressions_that_are_refused(regex):
         (r"\ba", "lookarounds not supported"),
     ],
 )
-def test_what_is_wrong_with_a_regular_expression_is_told_without_a_picture(regex: str, reason: str):
+def test_the_error_of_an_invalid_regex_has_no_picture(regex: str, reason: str):
     with pytest.raises(UsageError) as refused:
         Constraint.of_regex(regex)
     message = str(refused.value)
@@ -402,18 +399,18 @@ def test_what_is_wrong_with_a_regular_expression_is_told_without_a_picture(regex
         ("x" * 900, "x" * 300),
     ],
 )
-def test_reasons_are_one_line(message: str, said: str):
+def test_reasons_of_llguidance_are_shortened_to_one_line(message: str, said: str):
     assert constraints._reason(message) == said
 
 
-def test_what_does_not_go_together(model: localllm.Model):
+def test_schema_and_regex_cannot_be_combined(model: localllm.Model):
     with pytest.raises(UsageError, match="schema and regex cannot be combined"):
         constraint_of(schema={}, regex="a")
     assert constraint_of() is None
 
 
-def test_bounds_that_begin_with_the_same_number(tokenizer: Tokenizer):
-    """llguidance alone would take the first."""
+def test_bounds_with_the_same_leading_digits_are_both_kept(tokenizer: Tokenizer):
+    """Keep the exclusive bound, which llguidance alone would lose."""
     for schema, outside, inside in (
         ({"exclusiveMinimum": 0, "maximum": 0.5}, "0", "0.25"),
         ({"minimum": -2.5, "exclusiveMaximum": -2}, "-2", "-2.25"),
@@ -421,10 +418,13 @@ def test_bounds_that_begin_with_the_same_number(tokenizer: Tokenizer):
         ({"minimum": 3, "exclusiveMinimum": True}, "3", "3.5"),
     ):
         constraint = Constraint.of_schema({"type": "number", **schema})
-        assert (takes(constraint, outside, tokenizer), takes(constraint, inside, tokenizer)) == (False, True)
+        assert (
+            accepts(constraint, outside, tokenizer),
+            accepts(constraint, inside, tokenizer),
+        ) == (False, True)
 
 
-def test_values_and_names_are_no_keywords():
+def test_property_names_and_enum_values_are_not_read_as_keywords():
     schema = {
         "properties": {"exclusiveMinimum": {"type": "string"}, "enum": {"exclusiveMinimum": 0, "maximum": 9}},
         "enum": [{"exclusiveMinimum": 0, "maximum": 0.5, "items": []}],
@@ -432,7 +432,7 @@ def test_values_and_names_are_no_keywords():
     assert exact(json.loads(json.dumps(schema)), is_open=True) == schema
 
 
-def test_it_is_imported_only_when_it_is_needed():
+def test_no_module_imports_llguidance_at_its_top():
     for path in (ROOT / "localllm").rglob("*.py"):
         assert not re.search(r"^(import|from) llguidance", path.read_text(encoding="utf-8"), re.MULTILINE)
 
@@ -442,7 +442,7 @@ def test_it_is_imported_only_when_it_is_needed():
 PROMPT = ("-p", "Who?", "-n", "99", "-s", "1")
 
 
-def test_run_with_a_schema(tiny: Path, tmp_path: Path, cli):
+def test_run_answers_by_a_schema_from_a_file_or_the_command_line(tiny: Path, tmp_path: Path, cli):
     (tmp_path / "person.json").write_text(json.dumps(PERSON))
     for schema in (tmp_path / "person.json", json.dumps(PERSON)):
         code, out, err = cli("run", tiny, *PROMPT, "--json-schema", schema)
@@ -451,7 +451,7 @@ def test_run_with_a_schema(tiny: Path, tmp_path: Path, cli):
     assert [problem(PERSON, answer["text"]) for answer in json.loads(out)["answers"]] == [None, None]
 
 
-def test_map_with_a_schema(tiny: Path, cli):
+def test_map_outputs_values_by_a_schema_or_their_text(tiny: Path, cli):
     command = "map", tiny, "-n", "99", "-s", "1", "-j", json.dumps(PERSON)
     code, out, _ = cli(*command, stdin=b"a\nb\n")
     outputs = [json.loads(line)["output"] for line in out.splitlines()]
@@ -461,14 +461,14 @@ def test_map_with_a_schema(tiny: Path, cli):
     assert code == 0
 
 
-def test_run_with_a_grammar_and_a_regular_expression(tiny: Path, tmp_path: Path, cli):
+def test_run_answers_by_a_grammar_or_a_regex(tiny: Path, tmp_path: Path, cli):
     (tmp_path / "answer.gbnf").write_text('root ::= "yes" | "no"')
     assert cli("run", tiny, *PROMPT, "--grammar", tmp_path / "answer.gbnf")[1] in ("yes\n", "no\n")
     assert cli("run", tiny, *PROMPT, "--grammar", 'root ::= "maybe"')[1] == "maybe\n"
     assert re.fullmatch(r"[ab]{7}\n", cli("run", tiny, *PROMPT, "--regex", "[ab]{7}")[1])
 
 
-def test_what_was_cut_is_an_error(tiny: Path, cli):
+def test_run_exits_with_7_if_a_constrained_answer_was_cut(tiny: Path, cli):
     code, out, err = cli("run", tiny, *PROMPT, "--regex", "[ab]{7}", "-n", "3")
     assert (code, len(out)) == (7, 4)
     assert (
@@ -486,7 +486,7 @@ def test_what_was_cut_is_an_error(tiny: Path, cli):
         (("--regex", "a", "-j", "{}"), "cannot be combined"),
     ],
 )
-def test_what_is_refused_before_the_model_is_opened(arguments: tuple[str, ...], reason: str, cli):
+def test_run_refuses_unsupported_constraints_before_it_opens_the_model(arguments: tuple[str, ...], reason: str, cli):
     code, out, err = cli("run", "missing.gguf", "-p", "Hi", *arguments)
     assert (code, out) == (2, "")
     assert err.startswith("localllm: error: ") and reason in err and err.count("\n") == 1
@@ -496,22 +496,22 @@ def test_what_is_refused_before_the_model_is_opened(arguments: tuple[str, ...], 
 
 
 @pytest.fixture
-def made(monkeypatch) -> list[str]:
-    """The constraints whose beginnings were made for a vocabulary."""
-    made, beginning = list[str](), Constraint.beginning
+def compiled(monkeypatch) -> list[str]:
+    """Record the grammars that are compiled for a vocabulary."""
+    compiled, beginning = list[str](), Constraint.beginning
 
     def counted(self, vocabulary):
-        made.append(self.grammar)
+        compiled.append(self.grammar)
         return beginning(self, vocabulary)
 
     monkeypatch.setattr(Constraint, "beginning", counted)
-    return made
+    return compiled
 
 
-def test_a_constraint_is_made_once_for_threads_that_want_it_at_the_same_time(tiny, made, monkeypatch):
-    """While one makes it, the others wait: none makes it again, or uses half of it."""
+def test_threads_that_share_a_constraint_compile_it_once(tiny, compiled, monkeypatch):
+    """Let the others wait while one thread compiles."""
     tokenizer, constraint = Tokenizer.from_file(tiny), Constraint.of_regex("[abc]{3}")
-    counted, here, go, found = Constraint.beginning, threading.Event(), threading.Event(), []
+    counted, here, go, counts = Constraint.beginning, threading.Event(), threading.Event(), []
 
     def slow(self, vocabulary):
         here.set()
@@ -520,9 +520,9 @@ def test_a_constraint_is_made_once_for_threads_that_want_it_at_the_same_time(tin
 
     def work() -> None:
         matcher = matcher_of(constraint, tokenizer, tokenizer.vocab_size)
-        found.append(int(matcher.allowed_mask().sum()))
+        counts.append(int(matcher.allowed_mask().sum()))
 
-    made.clear()
+    compiled.clear()
     monkeypatch.setattr(Constraint, "beginning", slow)
     threads = [threading.Thread(target=work) for _ in range(3)]
     threads[0].start()
@@ -533,11 +533,11 @@ def test_a_constraint_is_made_once_for_threads_that_want_it_at_the_same_time(tin
     go.set()
     for thread in threads:
         thread.join(30)
-    assert len(made) == 1
-    assert len(found) == 3 and len(set(found)) == 1 and found[0] > 0
+    assert len(compiled) == 1
+    assert len(counts) == 3 and len(set(counts)) == 1 and counts[0] > 0
 
 
-def test_matchers_of_one_constraint_know_nothing_of_each_other(tokenizer):
+def test_matchers_of_one_constraint_are_independent(tokenizer):
     first, second = (matcher_of(Constraint.of_regex("ab|cd"), tokenizer, tokenizer.vocab_size) for _ in range(2))
     a, b, c, d = (tokenizer.encode(letter)[0] for letter in "abcd")
     before = second.allowed_mask()
@@ -551,21 +551,20 @@ def test_matchers_of_one_constraint_know_nothing_of_each_other(tokenizer):
     assert second.allowed_mask()[d] and not second.allowed_mask()[b]
 
 
-def test_the_oldest_of_many_constraints_is_made_again(tiny, made):
-    """64 are ready for another answer."""
+def test_the_oldest_of_65_constraints_is_compiled_again(tiny, compiled):
     tokenizer = Tokenizer.from_file(tiny)
     constraints = [Constraint.of_regex(f"a{{{count}}}") for count in range(1, 66)]
-    made.clear()
+    compiled.clear()
     for constraint in (*constraints[:64], *constraints[:64]):
         matcher_of(constraint, tokenizer, tokenizer.vocab_size)
-    assert len(made) == 64
+    assert len(compiled) == 64
     for constraint in (constraints[64], constraints[1], constraints[0]):
         matcher_of(constraint, tokenizer, tokenizer.vocab_size)
-    assert made[64:] == [constraints[64].grammar, constraints[0].grammar]
+    assert compiled[64:] == [constraints[64].grammar, constraints[0].grammar]
 
 
-def test_what_is_forced_is_expected_whatever_has_begun():
-    """A thought's last marks may come when the answer has begun by its kind."""
+def test_forced_tokens_are_expected_even_after_the_answer_has_begun():
+    """Expect the rest of a reasoning marker first."""
     answering = SimpleNamespace(kind=ANSWER, is_between=False)
     guide = AnswerState.__new__(AnswerState)
     guide.transcript, guide._matcher = answering, SimpleNamespace(expected_tokens=lambda: [9])
@@ -576,8 +575,8 @@ def test_what_is_forced_is_expected_whatever_has_begun():
     assert list(guide.expected_tokens()) == []
 
 
-def test_a_matcher_that_fails_says_so_at_once():
-    """When it is made, asked, or told of a token."""
+def test_a_failing_matcher_raises_at_once():
+    """Fail at construction, at a mask and at a token."""
     problems = [""]
     llguidance: Any = SimpleNamespace(is_error=lambda: bool(problems[0]), get_error=lambda: problems[0])
     llguidance.compute_bitmask, llguidance.consume_token = lambda: b"\x15", lambda token: None
@@ -590,25 +589,25 @@ def test_a_matcher_that_fails_says_so_at_once():
             action()
 
 
-def test_tokens_of_a_thought_before_the_answer():
-    """All but those that end everything, and those that have a mark's end and something else, if it is no token."""
+def test_reasoning_allows_all_tokens_but_ends_and_split_markers():
+    """Mask end tokens and tokens that hold a marker's end and more."""
     pieces = ["a", "</think>", "k> ", "> x", ">", "<e>"]
     tokenizer: Any = SimpleNamespace(vocab_size=6, end_ids={5}, pieces=pieces, decode=lambda ids: pieces[ids[0]])
     llguidance: Any = SimpleNamespace(is_error=lambda: False)
-    for thinking, expected in (
+    for answer_with_reasoning, expected in (
         (Thinking(FORMATS[-2]), [0, 1, 2, 4]), (Thinking(FORMATS[-2], starts=(1,)), [0, 1, 2, 3, 4]),
         (Thinking(), [0, 1, 2, 3, 4]),
     ):  # fmt: skip
         matcher = Matcher(llguidance, 8, tokenizer)
-        found = matcher.unfinished_mask(thinking)
+        mask = matcher.unfinished_mask(answer_with_reasoning)
         assert (
-            len(found) == 8
-            and np.flatnonzero(found).tolist() == expected
-            and matcher.unfinished_mask(thinking) is found
+            len(mask) == 8
+            and np.flatnonzero(mask).tolist() == expected
+            and matcher.unfinished_mask(answer_with_reasoning) is mask
         )
 
 
-def test_what_cannot_be_constrained(monkeypatch):
+def test_endless_schemas_and_vocabularies_without_an_end_are_refused(monkeypatch):
     def endless(schema: object, is_open: bool) -> None:
         raise RecursionError
 
@@ -633,8 +632,8 @@ def test_what_cannot_be_constrained(monkeypatch):
     ({"exclusiveMinimum": 3, "minimum": 1, "maximum": 3.5}, {"exclusiveMinimum": 3, "minimum": 1, "maximum": 3.5}),
     ({"exclusiveMinimum": 2.5, "maximum": 3}, {"exclusiveMinimum": 2.5, "maximum": 3}),
 ])  # fmt: skip
-def test_bounds_that_numbers_may_not_have(schema: dict, expected: dict):
-    """Also as drafts before the sixth have them; where they could merge with others they are moved."""
+def test_boolean_exclusive_bounds_of_old_drafts_are_converted(schema: dict, expected: dict):
+    """Convert draft 4's booleans; move a bound that could merge with another."""
     assert schemas._make_inclusive({**schema}, False) == expected
     merged = schemas._make_inclusive({"exclusiveMinimum": 5}, True)
     assert merged == {"minimum": 5 + 5e-9}

@@ -1,4 +1,4 @@
-"""Arrays of which a schema says uniqueItems: an item that was there before is left out of the text as it comes."""
+"""Test uniqueItems: repeated items are dropped while the answer is streamed."""
 
 import json
 import random
@@ -41,19 +41,21 @@ DEEP = {
         ({"items": SET}, [["a", "a"], ["a"]], [["a"], ["a"]]),
     ],
 )  # fmt: skip
-def test_what_was_there_before_is_left_out(schema: dict, value: object, expected: object, indent: int | None):
+def test_repeated_items_are_dropped_wherever_the_text_is_split(
+    schema: dict, value: object, expected: object, indent: int | None
+):
     text = json.dumps(value, indent=indent)
     for seed in range(4):
-        draw, items, said, place = random.Random(seed), DistinctItems(schema), "", 0
+        draw, items, output, place = random.Random(seed), DistinctItems(schema), "", 0
         while place < len(text):
             size = draw.randint(1, 4)
-            said += items.push(text[place : place + size])
+            output += items.push(text[place : place + size])
             items = items.copy() if draw.random() < 0.3 else items
             place += size
-        assert repr(json.loads(said)) == repr(expected)
+        assert repr(json.loads(output)) == repr(expected)
 
 
-def test_who_asks_for_it():
+def test_unique_items_are_detected_at_any_depth():
     assert has_distinct(DEEP) and not has_distinct(drop_unique_items(DEEP)) and not has_distinct({"uniqueItems": False})
 
 
@@ -67,23 +69,23 @@ def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_tiny_model(tmp_path_factory.mktemp("models") / "tiny.gguf", context=2048, chat_template=QWEN)
 
 
-def test_answers_and_arguments(path: Path):
-    with serving({"scripted": lambda: scripted(str(path), {"set": TWICE, "call": CALLED})}) as told:
+def test_the_server_drops_repeated_items_in_answers_and_arguments(path: Path):
+    with serving({"scripted": lambda: scripted(str(path), {"set": TWICE, "call": CALLED})}) as server:
         form = {"type": "json_schema", "json_schema": {"name": "s", "schema": SET}}
-        message = told.chat("set", response_format=form).json["choices"][0]["message"]
+        message = server.chat("set", response_format=form).json["choices"][0]["message"]
         assert message["content"] == '["red","blue"]'
-        kept = told.chat("set", response_format=form, json_whitespace=True).json["choices"][0]["message"]["content"]
+        kept = server.chat("set", response_format=form, json_whitespace=True).json["choices"][0]["message"]["content"]
         assert json.loads(kept) == ["red", "blue"]
-        events = told.chat("set", response_format=form, stream=True).events
+        events = server.chat("set", response_format=form, stream=True).events
         texts = [event["choices"][0]["delta"].get("content") or "" for event in events]
         assert "".join(texts) == '["red","blue"]' and sum(map(bool, texts)) > 2
-        message = told.chat("call", tools=[{"type": "function", "function": {"name": "f", "parameters": TOOL}}])
+        message = server.chat("call", tools=[{"type": "function", "function": {"name": "f", "parameters": TOOL}}])
         [call] = message.json["choices"][0]["message"]["tool_calls"]
         assert call["function"]["arguments"] == '{"colors":["red","blue"]}'
 
 
-def test_a_model_that_says_anything(path: Path):
-    """Alone, in a batch, with beams: valid, and the same by one seed."""
+def test_random_answers_stay_valid_and_reproducible_with_unique_items(path: Path):
+    """Generate alone, in a batch and with beams."""
     letters = {"type": "string", "pattern": "^[ab]$"}
     schema = {"type": "array", "items": letters, "uniqueItems": True, "minItems": 1, "maxItems": 4}
     asked = [{"role": "user", "content": "x"}]
@@ -96,7 +98,7 @@ def test_a_model_that_says_anything(path: Path):
             jsonschema.validate(json.loads(answer.text), schema)
 
 
-def test_a_receipt_says_it_again(path: Path, tmp_path: Path, cli):
+def test_a_receipt_reproduces_an_answer_with_unique_items(path: Path, tmp_path: Path, cli):
     schema = json.dumps({**SET, "items": {"pattern": "^[ab]$", "type": "string"}, "minItems": 1, "maxItems": 4})
     receipt = str(tmp_path / "r.json")
     code, out, err = cli("run", path, "-p", "x", "-s", "2", "-n", "1900", "-j", schema, "--receipt", receipt)

@@ -1,4 +1,4 @@
-"""Grammars in GBNF: the language is exactly llama.cpp's, character by character. The oracle is gbnf_oracle.py."""
+"""Test GBNF grammars character by character against the oracle in gbnf_oracle.py."""
 
 import random
 import re
@@ -72,7 +72,7 @@ GRAMMARS = {
 
 
 class Vocabulary:
-    """Tokens as bad as they come: every byte, pieces of characters, and pieces of sentences."""
+    """A hostile vocabulary: every byte, fragments of characters, and fragments of sentences."""
 
     def __init__(self, sentences: list[str], seed: int = 0):
         rng = random.Random(seed)
@@ -98,7 +98,7 @@ class Vocabulary:
         return None
 
     def cut(self, data: bytes, rng: random.Random) -> list[int]:
-        """Tokens at random that make up some bytes."""
+        """Split bytes into random tokens."""
         tokens = []
         while data:
             tokens.append(rng.choice([token for token, text in enumerate(self.texts) if text and data.startswith(text)
@@ -111,8 +111,8 @@ def begin(grammar: str, vocabulary) -> Matcher:
     return matcher_of(Constraint.of_grammar(grammar), vocabulary, vocabulary.vocab_size)
 
 
-def is_taken(matcher: Matcher, tokens: list[int], ends: list[int]) -> bool:
-    """Whether these tokens are an answer, whole."""
+def accepts_tokens(matcher: Matcher, tokens: list[int], ends: list[int]) -> bool:
+    """Return whether these tokens are a whole answer."""
     for token in tokens:
         if not matcher.allowed_mask()[token]:
             return False
@@ -121,7 +121,7 @@ def is_taken(matcher: Matcher, tokens: list[int], ends: list[int]) -> bool:
 
 
 def is_sentence(grammar: str, text: str) -> bool:
-    """Ask the oracle."""
+    """Ask the oracle whether a string is a sentence of the grammar."""
     chart = Chart(Grammar(grammar))
     return all(map(chart.push, text)) and chart.is_whole
 
@@ -150,8 +150,8 @@ def test_every_sentence_is_accepted_however_it_is_cut_into_tokens(case):
         assert matcher.is_complete == (not chart.terminals())
 
 
-def test_what_may_come_is_what_the_oracle_lets_come(case):
-    """All tokens, at places of sentences, within characters too."""
+def test_the_mask_equals_the_oracle_at_random_positions(case):
+    """Compare all tokens, also within a character."""
     for sentence in case.rng.sample(case.sentences, 4):
         matcher, chart = begin(case.grammar, case.vocabulary), Chart(case.oracle)
         place = case.rng.randint(0, len(sentence))
@@ -168,8 +168,8 @@ def test_what_may_come_is_what_the_oracle_lets_come(case):
         assert not differing.size, (sentence[:place], rest, [case.vocabulary.texts[token] for token in differing])
 
 
-def test_what_is_no_sentence_is_refused(case):
-    """Sentences with a character too many, too few, another, or two exchanged; the oracle says which still are."""
+def test_changed_sentences_are_accepted_only_if_the_oracle_accepts_them(case):
+    """Insert, remove, replace or swap a character."""
     refused = 0
     for sentence in case.sentences:
         for _ in range(4):
@@ -187,7 +187,7 @@ def test_what_is_no_sentence_is_refused(case):
             is_one = is_sentence(case.grammar, changed)
             refused += not is_one
             tokens = case.vocabulary.cut(changed.encode(), case.rng)
-            assert is_taken(begin(case.grammar, case.vocabulary), tokens, [0, 1]) == is_one, changed
+            assert accepts_tokens(begin(case.grammar, case.vocabulary), tokens, [0, 1]) == is_one, changed
     assert refused > 10, "otherwise this shows little"
 
 
@@ -199,8 +199,8 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_tiny_model(tmp_path_factory.mktemp("models") / "tiny.gguf")
 
 
-def test_an_answer_of_sums_ends(shared: Path, tmp_path: Path, cli):
-    """Blanks at the end of a rule don't swallow the line break that has to follow, so it doesn't run on."""
+def test_an_answer_of_sums_ends_at_its_line_break(shared: Path, tmp_path: Path, cli):
+    """Keep blanks at the end of a rule from swallowing the line break."""
     grammar = GRAMMARS["sums"].replace(")+ ", "){1,3} ").replace(r"[ \t\n]*", r"[ \n]{0,2}")
     (tmp_path / "sums.gbnf").write_text("\ufeff" + grammar, encoding="utf-8")
     model = shared / "models" / "smollm2-135m-instruct-q4_1.gguf"
@@ -220,7 +220,7 @@ def test_an_answer_of_sums_ends(shared: Path, tmp_path: Path, cli):
         'root ::= "a"{0} "b"{0,0} [c-z]{5}',
     ],
 )
-def test_a_model_of_noise_says_sentences(tiny: Path, grammar: str, cli):
+def test_a_random_model_writes_sentences_of_the_grammar(tiny: Path, grammar: str, cli):
     for options in (("--temp", 0), ("--temp", 5, "-s", 3), ("--temp", 5, "-s", 4, "--speculate", "off")):
         code, answer, complaint = cli("run", tiny, "-p", "Who?", "-n", 400, "--grammar", grammar, *options)
         assert (code, complaint) == (0, "")
@@ -234,9 +234,9 @@ def test_a_model_of_noise_says_sentences(tiny: Path, grammar: str, cli):
     ("root ::= <about it>", "the grammar is invalid in line 1: <about it> is not one token of the model's vocabulary "
      "but [0-9]+"),
 ])  # fmt: skip
-def test_what_is_wrong_is_said_of_the_user_s_grammar(tiny: Path, grammar: str, complaint: str, cli):
-    code, answer, said = cli("run", tiny, "-p", "Who?", "--grammar", grammar)
-    assert (code, answer) == (2, "") and re.fullmatch(f"[^\n]*{complaint}\n", said)
+def test_grammar_errors_name_the_line_of_the_users_grammar(tiny: Path, grammar: str, complaint: str, cli):
+    code, answer, stderr = cli("run", tiny, "-p", "Who?", "--grammar", grammar)
+    assert (code, answer) == (2, "") and re.fullmatch(f"[^\n]*{complaint}\n", stderr)
 
 
 # ---- grammars that are none, and large ones
@@ -258,7 +258,7 @@ def test_what_is_wrong_is_said_of_the_user_s_grammar(tiny: Path, grammar: str, c
     ("root ::= [a\\uD800-\\uDFFF]", None), ("root ::= [^\\uD800-\\uDFFF]", None),
     ("root ::= [\\uD800-\\uDFFF]", "it matches no text"), ("root ::= [\\u00e9-\\x41]", r"the range \\u00e9-\\x41 runs"),
 ])  # fmt: skip
-def test_grammars_at_the_border(grammar: str, reason: str | None, monkeypatch):
+def test_edge_cases_of_grammars_are_accepted_or_refused_with_a_line(grammar: str, reason: str | None, monkeypatch):
     monkeypatch.setattr(network, "MOST_STATES", 2000)
     if reason is None:
         matcher = begin(grammar, vocabulary := Vocabulary([]))
@@ -268,7 +268,7 @@ def test_grammars_at_the_border(grammar: str, reason: str | None, monkeypatch):
         Constraint.of_grammar(grammar)
 
 
-def test_what_leads_nowhere_is_not_begun():
+def test_rules_that_match_nothing_are_never_entered():
     vocabulary = Vocabulary([])
     matcher = begin('root ::= "a" ("b" | "cc" other | "d" [^\\U00000000-\\U0010FFFF])\nother ::= "x" other', vocabulary)
     matcher.accept(vocabulary.encode_inside("a")[0])
@@ -282,8 +282,8 @@ def test_what_leads_nowhere_is_not_begun():
     ('root ::= root [a-z] | "."', "." + "a" * 9000), ("root ::= ([a-z]{1,90} [ ]){3,4000}", "abcde fghi " * 150),
     ('root ::= root root | "a"', "a" * 60),
 ])  # fmt: skip
-def test_long_answers(grammar: str, text: str, monkeypatch):
-    """Also where what was worked out is forgotten on the way."""
+def test_long_answers_stay_within_bounded_caches(grammar: str, text: str, monkeypatch):
+    """Evict cached rows, masks and walks on the way."""
     vocabulary = Vocabulary([text[:30]])
     monkeypatch.setattr(grammar_matcher, "_ROWS", 500)
     monkeypatch.setattr(grammar_matcher, "_MASKS", 7)
@@ -296,7 +296,7 @@ def test_long_answers(grammar: str, text: str, monkeypatch):
     assert len(matcher._matcher._automaton._configurations) < 2000
 
 
-def test_answers_of_one_grammar_know_nothing_of_each_other():
+def test_matchers_of_one_grammar_are_independent():
     vocabulary = Vocabulary([])
     a, b, c = vocabulary.encode_inside("abc")
     first = begin("root ::= [ab] [bc] [a]?", vocabulary)
@@ -311,7 +311,7 @@ def test_answers_of_one_grammar_know_nothing_of_each_other():
     assert first.allowed_mask()[b]
 
 
-def test_a_token_that_may_not_come():
+def test_a_token_that_is_not_allowed_is_refused():
     vocabulary = Vocabulary([])
     matcher = begin("root ::= [a]", vocabulary)
     with pytest.raises(ConstraintError, match="token 0 is not allowed here"):
@@ -328,14 +328,14 @@ def test_a_token_that_may_not_come():
     ("root ::= [a]*", "", ""), ('root ::= ("ab" | "ac") root | "x"', "", ""),
     ('root ::= "aé" | "aè"', "", ""), ('root ::= "é漢" "x"?', "", "é"), ("root ::= [a]{500}", "", "a" * 199),
 ])  # fmt: skip
-def test_what_must_come_next(grammar: str, said: str, expected: str):
-    """Without its last token, which could become another with what follows, unless nothing can."""
+def test_forced_tokens_stop_before_one_that_could_merge(grammar: str, said: str, expected: str):
+    """Leave out the last token unless nothing can follow it."""
     vocabulary = Vocabulary([])
     matcher = begin(grammar, vocabulary)
     for token in vocabulary.encode_inside(said):
         matcher.accept(token)
-    told = b"".join(vocabulary.texts[token] for token in matcher.expected_tokens())
-    assert told.decode(errors="ignore") == expected
+    forced = b"".join(vocabulary.texts[token] for token in matcher.expected_tokens())
+    assert forced.decode(errors="ignore") == expected
 
 
 # ---- tokens of the vocabulary
@@ -348,24 +348,24 @@ def test_what_must_come_next(grammar: str, said: str, expected: str):
     ("root ::= [a] !<[300]>", [], {"a"}),
     ('root ::= item+\nitem ::= <[300]> "b" | "a"', [300, "b"], {300, "a", 0, 1}),
 ])  # fmt: skip
-def test_tokens_by_their_numbers(grammar: str, said: list, allowed: set | None):
-    """Of the vocabulary's own, whatever their texts; within another token they don't come."""
+def test_token_ids_in_a_grammar_match_whole_tokens(grammar: str, said: list, allowed: set | None):
+    """Match a token by its id, whatever its bytes."""
     vocabulary = Vocabulary(["some text of which tokens are made"] * 30)
     number = {each: vocabulary.encode_inside(each)[0] for each in ("a", "b", "x")}
     matcher = begin(grammar.replace("97", "98"), vocabulary)
     for each in said:
         matcher.accept(number.get(each, each))
-    found = {*np.flatnonzero(matcher.allowed_mask()).tolist()}
+    allowed_ids = {*np.flatnonzero(matcher.allowed_mask()).tolist()}
     if allowed is None:
-        assert found == {*range(2, vocabulary.vocab_size)} - {300}
+        assert allowed_ids == {*range(2, vocabulary.vocab_size)} - {300}
         return
     same = {token for each in allowed if isinstance(each, str) for token, text in enumerate(vocabulary.texts)
             if text == each.encode()}  # fmt: skip
-    assert found == {each for each in allowed if isinstance(each, int)} | same
+    assert allowed_ids == {each for each in allowed if isinstance(each, int)} | same
 
 
-def test_a_grammar_of_thoughts(tmp_path: Path, monkeypatch):
-    """With <think> in it, it has the thought itself; without, thoughts are free."""
+def test_a_grammar_with_think_constrains_the_reasoning_too(tmp_path: Path, monkeypatch):
+    """Leave reasoning free if the grammar does not mention <think>."""
     special = ["<|endoftext|>", "<|im_start|>", "<|im_end|>", "<think>", "</think>"]
     monkeypatch.setattr("tiny_model.SPECIAL_TOKENS", special)
     tokenizer = Tokenizer.from_file(write_tiny_model(tmp_path / "tiny.gguf"))
@@ -395,8 +395,8 @@ def test_a_grammar_of_thoughts(tmp_path: Path, monkeypatch):
     assert answer("root ::= [x-z]{2}")[1:] == ("abcdef", "stop")
 
 
-def test_the_first_tokens_of_a_large_grammar_do_not_wait():
-    """No measurement, but for what grows beyond bounds: many rules, states, and ways to read the same."""
+def test_the_first_mask_of_a_large_grammar_visits_few_states():
+    """Bound the work, not the time: many rules, states and ambiguities."""
     rules = "".join(f'r{n} ::= "{n}" (r{n + 1} | [a-z]{{2,9}} r{n + 2}?)\n' for n in range(300))
     vocabulary = Vocabulary([])
     matcher = begin(f'root ::= r0\n{rules}r300 ::= "x"\nr301 ::= "y"', vocabulary)

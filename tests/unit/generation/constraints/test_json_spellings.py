@@ -1,4 +1,4 @@
-"""JSON may be written in all its spellings, token by token, whatever a schema says about the value."""
+"""Test that a constrained value may be written in every JSON spelling, token by token."""
 
 import json
 import random
@@ -54,13 +54,13 @@ VALUES = st.recursive(
 
 
 def accepts(schema: object, text: str, seed: int | None = None) -> bool:
-    """Return whether a text can be written, by the tokenizer's tokens or by random ones, and then the end."""
+    """Return whether a string can be written, by the tokenizer's or by random tokens, and then ended."""
     constraint = Constraint.of_schema(schema, additional_properties=True)
     return writes(matcher_of(constraint, TOKENIZER, TOKENIZER.vocab_size), text, seed)
 
 
 def writes(matcher: Matcher, text: str, seed: int | None) -> bool:
-    """Return whether a matcher allows a text and then the end: see accepts."""
+    """Return whether a matcher allows a string and then the end: see accepts."""
     choose, data, tokens = random.Random(seed), text.encode(), TOKENIZER.encode_inside(text)
     while data:
         mask = matcher.allowed_mask()
@@ -75,7 +75,7 @@ def writes(matcher: Matcher, text: str, seed: int | None) -> bool:
 
 
 def spell(text: str, seed: int, plain_ascii: bool = False) -> str:
-    """Write a string as JSON, each character in one of its spellings.  plain_ascii: in the usual one if it is ASCII."""
+    """Write a string as JSON in random spellings; plain_ascii keeps ASCII characters as they are."""
     choose, written = random.Random(seed), ['"']
     for character in text:
         plain, units = json.dumps(character, ensure_ascii=False)[1:-1], character.encode("utf-16-be")
@@ -88,13 +88,13 @@ def spell(text: str, seed: int, plain_ascii: bool = False) -> str:
 
 @given(VALUES, st.integers(0, 99))
 @settings(max_examples=25, deadline=None, phases=[Phase.generate])
-def test_free_json_takes_all_that_dumps_writes(value: Any, seed: int):
+def test_an_empty_schema_accepts_all_that_json_dumps_writes(value: Any, seed: int):
     assert accepts({}, json.dumps(value), seed)
 
 
 @given(STRINGS, st.integers(0, 99))
 @settings(max_examples=10, deadline=None, phases=[Phase.generate])
-def test_every_kind_of_string_takes_every_spelling_of_its_characters(text: str, seed: int):
+def test_a_string_accepts_every_spelling_of_its_characters(text: str, seed: int):
     written = spell(text, seed)
     assert json.loads(written) == text
     assert accepts({"type": "string", "maxLength": len(text), "minLength": len(text)}, written, seed)
@@ -108,7 +108,7 @@ def test_every_kind_of_string_takes_every_spelling_of_its_characters(text: str, 
 
 @given(STRINGS.filter(bool), st.integers(0, 99))
 @settings(max_examples=10, deadline=None, phases=[Phase.generate])
-def test_a_maximum_length_counts_characters_and_not_escapes(text: str, seed: int):
+def test_max_length_counts_characters_instead_of_escapes(text: str, seed: int):
     assert not accepts({"type": "string", "maxLength": len(text) - 1}, spell(text, seed), seed)
 
 
@@ -131,7 +131,7 @@ def test_a_maximum_length_counts_characters_and_not_escapes(text: str, seed: int
         ({"type": "array", "items": {"type": "number", "maximum": 5}}, "[1e-3, 2e0]"),
     ],
 )
-def test_a_restricted_value_takes_the_spelling_that_a_model_chose(schema: dict[str, Any], text: str):
+def test_a_restricted_value_accepts_any_spelling(schema: dict[str, Any], text: str):
     assert all(accepts(schema, text, seed) for seed in (None, 1, 2))
 
 
@@ -169,8 +169,8 @@ def test_another_value_is_masked_in_any_spelling(schema: dict[str, Any], text: s
     ],
 )
 @pytest.mark.parametrize("seed", range(4))
-def test_no_allowed_token_leads_into_a_spelling_that_cannot_be_finished(schema: dict[str, Any], seed: int):
-    """Draw tokens at random, those of odd spellings first."""
+def test_no_allowed_token_leads_to_a_dead_end(schema: dict[str, Any], seed: int):
+    """Draw random tokens, odd spellings first."""
     choose = random.Random(seed)
     matcher = matcher_of(Constraint.of_schema(schema), TOKENIZER, TOKENIZER.vocab_size)
     data = b""
@@ -186,7 +186,7 @@ def test_no_allowed_token_leads_into_a_spelling_that_cannot_be_finished(schema: 
     assert fits(normalize_whole_numbers(data.decode()), checked), data
 
 
-def test_surrogates_are_read_in_pairs_only():
+def test_surrogates_are_decoded_only_in_pairs():
     assert read_escape(rb"\ud83d\ude00") == [(0x1F600, 0x1F600)]
     assert not is_whole_escape(rb"\ud83d")
     assert read_escape(rb"\udc") == read_escape(rb"\ud83d\u0") == read_escape(rb"\q") == []
@@ -204,7 +204,7 @@ MARKED = ToolCallFormat("<f=", ">\n", None, "</f>", ParameterMarks("<p=", "<p=",
     ],
 )
 @pytest.mark.parametrize("seed", range(3))
-def test_calls_take_every_spelling_in_json_and_backslashes_elsewhere(format: ToolCallFormat, text: str, seed: int):
+def test_tool_calls_accept_every_spelling_in_json_only(format: ToolCallFormat, text: str, seed: int):
     numbers = {"type": "object", "properties": {"ü": {"type": "number", "minimum": 0}}}
     properties = {"t": {"type": "string"}, "n": {"type": "array", "items": numbers}}
     tool = Tool("w", parameters={"type": "object", "properties": properties, "required": ["t"]})

@@ -1,4 +1,4 @@
-"""Models write JSON with white space, as they were trained to; what goes out has none, unless somebody wants it."""
+"""Test that JSON answers are sent compact, unless json_whitespace keeps the model's white space."""
 
 import json
 import random
@@ -32,14 +32,14 @@ ARRAYS = {"type": "array", "items": {}}
 
 @pytest.mark.parametrize("indent", [None, 1, 4, "\t"])
 @pytest.mark.parametrize("seed", range(5))
-def test_white_space_outside_of_strings_goes(indent, seed: int):
+def test_the_compactor_removes_white_space_outside_strings(indent, seed: int):
     text, draw = json.dumps(VALUE, indent=indent, ensure_ascii=bool(seed % 2)), random.Random(seed)
-    compactor, said, place = JsonCompactor(), "", 0
+    compactor, output, place = JsonCompactor(), "", 0
     while place < len(text):
         size = draw.randint(1, 5)
-        said += compactor.push(text[place : place + size])
+        output += compactor.push(text[place : place + size])
         place += size
-    assert said == json.dumps(VALUE, separators=(",", ":"), ensure_ascii=bool(seed % 2))
+    assert output == json.dumps(VALUE, separators=(",", ":"), ensure_ascii=bool(seed % 2))
 
 
 @pytest.fixture(scope="module")
@@ -48,7 +48,7 @@ def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def told(path: Path):
+def server(path: Path):
     with serving({"scripted": lambda: scripted(str(path), SCRIPT)}) as served:
         yield served
 
@@ -58,8 +58,8 @@ def model(path: Path):
     return scripted(str(path), SCRIPT)
 
 
-def test_how_a_model_may_write(path: Path):
-    """As json.dumps does with any indentation, and compact; but no more than an indentation."""
+def test_a_schema_allows_indentation_but_no_other_white_space(path: Path):
+    """Allow what json.dumps writes with any indentation."""
     tokenizer = api.open_tokenizer(path)
     form = Constraint.of_schema({"$ref": "#/$defs/a", "$defs": {"a": {"anyOf": [PLACE, {"type": "array", "items": {
         "$ref": "#/$defs/a"}}]}}})  # fmt: skip
@@ -75,7 +75,7 @@ def test_how_a_model_may_write(path: Path):
         assert not may_be(endless)
 
 
-def test_python(model):
+def test_python_answers_are_compact_unless_white_space_is_kept(model):
     messages = [{"role": "user", "content": "json"}]
     pieces = [*model.chat(messages, schema=PLACE)]
     assert "".join(pieces) == COMPACT and len(pieces) > 5
@@ -88,7 +88,7 @@ def test_python(model):
     assert request.task.options.constraint.is_compact
 
 
-def test_guesses_and_several_answers_say_the_same(path: Path):
+def test_drafts_and_batches_give_the_same_compact_json(path: Path):
     with localllm.open(path, cache=False) as model:
         asked = [{"role": "user", "content": "Who?"}]
         schema = {**PLACE, "properties": {**PLACE["properties"], "city": {"type": "string", "maxLength": 9}}}
@@ -107,59 +107,59 @@ FORM = {"type": "json_schema", "json_schema": {"name": "place", "schema": PLACE}
 
 
 @pytest.mark.parametrize("whitespace", [False, True])
-def test_every_interface(told: Served, whitespace: bool):
-    """Whole and in pieces."""
+def test_every_endpoint_sends_compact_json_unless_told_otherwise(server: Served, whitespace: bool):
+    """Compare whole and streamed answers."""
     expected, more = (INDENTED, {"json_whitespace": True}) if whitespace else (COMPACT, {})
     for form in (FORM, {"type": "json_object"}):
         fields = {"response_format": form, **more}
-        assert told.chat("json", **fields).json["choices"][0]["message"]["content"] == expected
-        events = told.chat("json", stream=True, **fields).events
+        assert server.chat("json", **fields).json["choices"][0]["message"]["content"] == expected
+        events = server.chat("json", stream=True, **fields).events
         assert "".join(event["choices"][0]["delta"].get("content") or "" for event in events) == expected
     asked = [{"role": "user", "content": "json"}]
     config = {"format": {"type": "json_schema", "schema": PLACE}}
-    reply = told.post("/v1/messages", {"messages": asked, "max_tokens": 200, "output_config": config, **more})
+    reply = server.post("/v1/messages", {"messages": asked, "max_tokens": 200, "output_config": config, **more})
     assert reply.json["content"][0]["text"] == expected
     text = {"format": {"type": "json_schema", "name": "p", "schema": PLACE}}
-    reply = told.post("/v1/responses", {"input": "json", "text": text, **more})
+    reply = server.post("/v1/responses", {"input": "json", "text": text, **more})
     assert reply.json["output"][0]["content"][0]["text"] == expected
 
 
 STOPS = ["days", "}", "\n", "R"]
 
 
-def test_stop_strings_are_for_free_texts(told: Served, path: Path, cli):
-    """An answer with a form ends where that does; one beside tools ends at them as ever."""
+def test_stop_strings_do_not_cut_json_answers(server: Served, path: Path, cli):
+    """Apply stop strings to free text only, also beside tools."""
     for more in ({}, {"stream": True}):
-        reply = told.chat("json", response_format=FORM, stop=STOPS, **more)
+        reply = server.chat("json", response_format=FORM, stop=STOPS, **more)
         choices = [event["choices"][0] for event in reply.events] if more else reply.json["choices"]
         texts = [choice.get("delta", choice.get("message")).get("content") or "" for choice in choices]
         assert ("".join(texts), choices[-1]["finish_reason"]) == (COMPACT, "stop")
     for form in ({"grammar": 'root ::= "New" " Rome"'}, {"regex": "New Rome"}):
-        choice = told.chat("json", stop=STOPS, **form).json["choices"][0]
+        choice = server.chat("json", stop=STOPS, **form).json["choices"][0]
         assert (choice["message"]["content"], choice["finish_reason"]) == ("New Rome", "stop")
     asked = [{"role": "user", "content": "json"}]
     body = {"messages": asked, "max_tokens": 200, "stop_sequences": STOPS}
-    reply = told.post("/v1/messages", {**body, "output_config": {"format": {"type": "json_schema", "schema": PLACE}}})
+    reply = server.post("/v1/messages", {**body, "output_config": {"format": {"type": "json_schema", "schema": PLACE}}})
     assert (reply.json["content"][0]["text"], reply.json["stop_reason"]) == (COMPACT, "end_turn")
-    assert told.post("/v1/messages", body).json["stop_sequence"] == "\n"
+    assert server.post("/v1/messages", body).json["stop_sequence"] == "\n"
     tools = [{"type": "function", "function": {"name": "f", "parameters": PLACE}}]
-    assert told.chat("json", tools=tools, stop=STOPS).json["choices"][0]["message"]["content"] == "{"
+    assert server.chat("json", tools=tools, stop=STOPS).json["choices"][0]["message"]["content"] == "{"
     code, out, err = cli("run", path, "-p", "x", "--stop", "e", "-j", '{"enum": ["yes"]}')
     assert (code, out, err) == (0, '"yes"\n', "")
 
 
 @pytest.mark.parametrize("whitespace", [False, True])
-def test_arguments_of_tools(told: Served, whitespace: bool):
+def test_tool_arguments_are_compact_unless_white_space_is_kept(server: Served, whitespace: bool):
     expected, more = (INDENTED, {"json_whitespace": True}) if whitespace else (COMPACT, {})
     tools = [{"type": "function", "function": {"name": "f", "parameters": PLACE}}]
-    message = told.chat("call", tools=tools, **more).json["choices"][0]["message"]
+    message = server.chat("call", tools=tools, **more).json["choices"][0]["message"]
     assert message["tool_calls"][0]["function"]["arguments"] == expected
-    events = told.chat("call", tools=tools, stream=True, **more).events
+    events = server.chat("call", tools=tools, stream=True, **more).events
     calls = [call for event in events for call in event["choices"][0]["delta"].get("tool_calls", ())]
     assert "".join(call["function"]["arguments"] for call in calls) == expected
 
 
-def test_run_and_map(path: Path, tmp_path: Path, cli):
+def test_run_and_map_print_compact_json(path: Path, tmp_path: Path, cli):
     schema = json.dumps({"type": "object", "properties": {"a": {"enum": ["x", "y"]}}, "required": ["a"]})
     answers = {'{"a":"x"}', '{"a":"y"}'}
     receipt = ("--receipt", str(tmp_path / "r.json"))

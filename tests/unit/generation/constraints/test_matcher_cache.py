@@ -1,4 +1,4 @@
-"""Compiled constraints live as long as their tokenizer, and one that takes long stops no other."""
+"""Test the cache of compiled constraints: it dies with its tokenizer, and slow ones block no other."""
 
 import gc
 import threading
@@ -20,7 +20,7 @@ def new_tokenizer() -> Tokenizer:
     return Tokenizer(byte_level(GIVEN["merges"], "qwen2", (1, 3)))
 
 
-def test_nothing_of_a_tokenizer_lives_after_it():
+def test_compiled_constraints_are_freed_with_their_tokenizer():
     constraints = [
         Constraint.of_schema({"type": "string"}),
         Constraint.of_grammar('root ::= "a"'),
@@ -37,8 +37,8 @@ def test_nothing_of_a_tokenizer_lives_after_it():
     assert dead() is None
 
 
-def test_a_grammar_that_takes_long_stops_no_other(monkeypatch: pytest.MonkeyPatch):
-    """Neither of another model nor of the same."""
+def test_a_slow_grammar_blocks_no_other_grammar(monkeypatch: pytest.MonkeyPatch):
+    """Compile others meanwhile, of the same model and of another."""
     begins, go_on, make = threading.Event(), threading.Event(), GrammarMatcher.__init__
 
     def slowly(self: GrammarMatcher, grammar: str, *others: Any) -> None:
@@ -60,8 +60,7 @@ def test_a_grammar_that_takes_long_stops_no_other(monkeypatch: pytest.MonkeyPatc
     assert not thread.is_alive()
 
 
-def test_rules_that_refer_backwards_are_looked_at_once(monkeypatch: pytest.MonkeyPatch):
-    """Not all of them again for each that is found to be finite."""
+def test_rules_that_refer_backwards_are_visited_once(monkeypatch: pytest.MonkeyPatch):
     calls, reach = list[int](), grammar_network.Network._reach
     monkeypatch.setattr(grammar_network.Network, "_reach", lambda self, *given: calls.append(1) or reach(self, *given))
     rules = [f'r{number} ::= "x" r{number - 1}' for number in range(1, 200)]
@@ -69,7 +68,7 @@ def test_rules_that_refer_backwards_are_looked_at_once(monkeypatch: pytest.Monke
     assert len(calls) < 8 * 200
 
 
-def test_a_grammar_that_takes_too_long_is_refused(monkeypatch: pytest.MonkeyPatch):
+def test_a_grammar_that_takes_too_long_to_compile_is_refused(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(grammar_network, "MOST_SECONDS", -1.0)
     with pytest.raises(UsageError, match="takes too long to compile"):
         build_network('root ::= "too long"')

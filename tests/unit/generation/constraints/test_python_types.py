@@ -1,4 +1,4 @@
-"""Schemas given as Python types, answers as their objects."""
+"""Test schemas given as Python types, and answers parsed into their objects."""
 
 import dataclasses
 from typing import Annotated, Literal
@@ -50,12 +50,12 @@ def model(tiny: str):
 
 
 def options(kind: object) -> dict:
-    """Force an end: a random model closes no list by itself."""
+    """Use a token limit that a random model needs to close its lists."""
     return {"schema": kind, "seed": 1, "max_tokens": 300}
 
 
 @pytest.mark.parametrize("kind", [kind for kind in KINDS if kind != list[Place]], ids=str)
-def test_an_answer_is_an_object_of_the_type(model: localllm.Model, kind):
+def test_an_answer_is_parsed_into_the_type(model: localllm.Model, kind):
     answer = model.generate("Hi", **options(kind))
     parsed = answer.parsed
     adapter = kind if isinstance(kind, TypeAdapter) else TypeAdapter(kind)
@@ -64,17 +64,17 @@ def test_an_answer_is_an_object_of_the_type(model: localllm.Model, kind):
     assert mapped.parsed == parsed and type(mapped.parsed) is type(parsed)
 
 
-def test_an_answer_by_a_plain_schema_is_plain_values(model: localllm.Model):
+def test_an_answer_by_a_dict_schema_is_parsed_into_plain_values(model: localllm.Model):
     answer = model.generate("Hi", schema={"enum": [{"a": 1}]}, max_tokens=40)
     assert answer.parsed == {"a": 1}
 
 
 @pytest.mark.parametrize("kind", KINDS, ids=str)
-def test_types_are_closed_schemas(kind):
+def test_types_are_closed_schemas_even_with_additional_properties(kind):
     assert Constraint.of_schema(kind, additional_properties=True).grammar == Constraint.of_schema(kind).grammar
 
 
-def test_what_cannot_be_parsed(model: localllm.Model):
+def test_answers_that_cannot_be_parsed_raise(model: localllm.Model):
     with pytest.raises(UsageError, match="has no schema"):
         _ = model.generate("Hi", 2).parsed
     with pytest.raises(CutError, match=r"^the answer is not complete \(length\), so it cannot be parsed$"):
@@ -92,7 +92,7 @@ def test_what_cannot_be_parsed(model: localllm.Model):
         ([int], "a JSON schema must be an object"),
     ],
 )
-def test_what_is_no_type(model: localllm.Model, schema: object, message: str):
+def test_classes_that_are_no_type_are_refused(model: localllm.Model, schema: object, message: str):
     with pytest.raises(UsageError, match=f"^{message}"):
         model.generate("Hi", 2, schema=schema)
 
@@ -100,7 +100,7 @@ def test_what_is_no_type(model: localllm.Model, schema: object, message: str):
 # ---- errors of many, tokens of prompts
 
 
-def test_errors_take_the_place_of_their_answers(model: localllm.Model):
+def test_map_returns_errors_in_the_order_of_its_prompts(model: localllm.Model):
     prompts = ["", "One", [], "Two " * 2000, "Three", [{"role": "user", "content": 5}]]
     answers = list(model.map(prompts, 2, errors="return", seed=1))
     assert [isinstance(answer, LocalllmError) for answer in answers] == [True, False, True, True, False, True]
@@ -112,7 +112,7 @@ def test_errors_take_the_place_of_their_answers(model: localllm.Model):
         model.map(prompts, errors="ignore")  # type: ignore[call-overload]
 
 
-def test_tokens_of_prompts_are_counted(model: localllm.Model):
+def test_count_tokens_counts_strings_messages_and_ids(model: localllm.Model):
     messages = [{"role": "user", "content": "Hi"}]
     assert model.count_tokens("Hi") == len(model.tokenize("Hi", special=True, bos=True))
     assert model.count_tokens([1, 2, 3]) == 3

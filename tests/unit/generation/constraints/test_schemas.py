@@ -1,6 +1,4 @@
-"""Schemas as real generators write them: what says nothing is no reason to refuse one, and nothing becomes another
-number. Objects have the properties that a schema names and no others, unless it says otherwise.
-"""
+"""Test schemas as real generators write them: annotations are ignored, and objects are closed by default."""
 
 import ipaddress
 import json
@@ -62,12 +60,12 @@ def takes(schema: dict, value: object, is_open: bool = False) -> bool:
         ({"allOf": [{"$ref": "#/$defs/N"}], "$defs": {"N": NODE}}, [{"next": {"v": 1}, "v": 2}], [{"next": {"x": 1}}]),
     ],
 )  # fmt: skip
-def test_which_properties_objects_have(schema: dict, yes: list, no: list):
+def test_objects_have_only_the_properties_of_their_schema(schema: dict, yes: list, no: list):
     assert [takes(schema, value) for value in yes] == [True] * len(yes)
     assert [takes(schema, value) for value in no] == [False] * len(no)
 
 
-def test_an_option_leaves_objects_open():
+def test_additional_properties_leaves_objects_open():
     assert takes(A, {"a": 1, "x": 2}, is_open=True)
 
 
@@ -91,7 +89,7 @@ SCRIPT = {"more": TEXT, "call": CALLED % TEXT, "number": CALLED % 100.5}
 ONE = {"a": 1}
 
 
-def test_python(path: Path):
+def test_python_answers_have_only_the_properties_of_their_schema(path: Path):
     model = scripted(str(path), SCRIPT)
     asked, free = [{"role": "user", "content": "more"}], {"additional_properties": True}
     assert "".join(model.chat(asked, schema=A, **free)) == TEXT
@@ -100,24 +98,24 @@ def test_python(path: Path):
 
 
 @pytest.fixture(scope="module")
-def told(path: Path):
+def server(path: Path):
     with serving({"scripted": lambda: scripted(str(path), SCRIPT)}) as served:
         yield served
 
 
 @pytest.mark.parametrize("is_open", [False, True])
-def test_every_interface(told, is_open: bool):
+def test_every_endpoint_closes_objects_unless_they_are_left_open(server, is_open: bool):
     more = {"additional_properties": True} if is_open else {}
     form = {"type": "json_schema", "json_schema": {"name": "n", "schema": A}}
-    texts = [told.chat("more", response_format=form, max_tokens=200, **more).json["choices"][0]["message"]["content"]]
+    texts = [server.chat("more", response_format=form, max_tokens=200, **more).json["choices"][0]["message"]["content"]]
     body = {"messages": [{"role": "user", "content": "more"}], "max_tokens": 200}
     config = {"format": {"type": "json_schema", "schema": A}}
-    texts.append(told.post("/v1/messages", {**body, "output_config": config, **more}).json["content"][0]["text"])
+    texts.append(server.post("/v1/messages", {**body, "output_config": config, **more}).json["content"][0]["text"])
     text = {"format": {"type": "json_schema", "name": "n", "schema": A}}
-    reply = told.post("/v1/responses", {"input": "more", "text": text, "max_output_tokens": 200, **more}).json
+    reply = server.post("/v1/responses", {"input": "more", "text": text, "max_output_tokens": 200, **more}).json
     texts.append(reply["output"][0]["content"][0]["text"])
     tools = [{"type": "function", "function": {"name": "f", "parameters": A}}]
-    choice = told.chat("call", tools=tools, **more).json["choices"][0]
+    choice = server.chat("call", tools=tools, **more).json["choices"][0]
     texts.append(choice["message"]["tool_calls"][0]["function"]["arguments"])
     for text in texts:
         assert (text == TEXT) if is_open else (json.loads(text).keys() == {"a"})
@@ -125,30 +123,30 @@ def test_every_interface(told, is_open: bool):
 
 @pytest.mark.parametrize("parameters", NOTHING)
 @pytest.mark.parametrize("question", ["number", "call"])
-def test_tools_that_name_no_parameters(told, parameters, question: str):
-    """They take an empty object: never a number, never names that the model invents."""
+def test_a_tool_without_parameters_takes_an_empty_object(server, parameters, question: str):
+    """Refuse numbers and invented names."""
     function = {"name": "f", "parameters": parameters}
-    choice = told.chat(question, tools=[{"type": "function", "function": function}]).json["choices"][0]
+    choice = server.chat(question, tools=[{"type": "function", "function": function}]).json["choices"][0]
     assert choice["message"]["tool_calls"][0]["function"] == {"name": "f", "arguments": "{}"}
     body = {"messages": [{"role": "user", "content": question}], "max_tokens": 200}
     tools = [{"name": "f", "input_schema": parameters}]
-    assert told.post("/v1/messages", {**body, "tools": tools}).json["content"][0]["input"] == {}
+    assert server.post("/v1/messages", {**body, "tools": tools}).json["content"][0]["input"] == {}
 
 
-def test_parameters_without_a_type(told):
+def test_tool_parameters_without_a_type_are_an_object(server):
     function = {"name": "f", "parameters": {"properties": A["properties"], "required": ["a"], "type": None}}
-    message = told.chat("call", tools=[{"type": "function", "function": function}]).json["choices"][0]["message"]
+    message = server.chat("call", tools=[{"type": "function", "function": function}]).json["choices"][0]["message"]
     assert json.loads(message["tool_calls"][0]["function"]["arguments"]).keys() == {"a"}
 
 
-def test_parameters_that_are_no_object():
+def test_tool_parameters_that_are_no_object_are_refused():
     for wrong in ({"type": "array"}, {"type": ["string", "null"]}, [], "x"):
         with pytest.raises(UsageError, match="the parameters of f must be a schema of an object"):
             Tool("f", "", wrong)
     assert Tool("f", "", {"type": ["OBJECT", "null"], "properties": {"a": {}}}).parameters["type"] == "object"
 
 
-def test_closed_schemas_constrain_answers(path: Path, cli):
+def test_run_keeps_objects_closed_unless_additional_properties_are_allowed(path: Path, cli):
     for more, count in (([], {"a"}), (["--additional-properties"], {"a", "b", "c"})):
         schema = json.dumps({**A, "minProperties": 1, "maxProperties": 3})
         _, out, _ = cli("run", path, "-p", "x", "-j", schema, "-s", "3", "-n", "400", *more)
@@ -171,8 +169,8 @@ ROUND = {"$defs": {"c": C, "a": {"$ref": "#/$defs/a"}, "b": {"anyOf": [{"$ref": 
         {"type": [{}], "properties": {"x": {"type": [5]}}}, {"$ref": 5, "properties": {"x": {}}}, {"enum": 5},
     ],
 )  # fmt: skip
-def test_schemas_that_go_round_or_make_no_sense_are_answered_at_once(told, schema: dict):
-    """With an answer or one line, which has nothing of the grammar."""
+def test_circular_and_invalid_schemas_get_an_answer_or_one_line(server, schema: dict):
+    """Never show the grammar in the error."""
     schema = {**schema, **ROUND, "type": schema.get("type", "object")}
     form = {"type": "json_schema", "json_schema": {"name": "n", "schema": schema}}
     function = {"name": "f", "parameters": {**schema, "type": "object"}}
@@ -180,16 +178,16 @@ def test_schemas_that_go_round_or_make_no_sense_are_answered_at_once(told, schem
         {"response_format": form},
         {"tools": [{"type": "function", "function": function}], "tool_choice": "required"},
     ):
-        reply = told.chat("call", max_tokens=5, **more)
+        reply = server.chat("call", max_tokens=5, **more)
         assert reply.status in (200, 400)
         if reply.status == 400:
             message = reply.json["error"]["message"]
             assert not any(word in message for word in ("%json", "x-guidance", "tool_0", "\n", "whitespace_pattern"))
 
 
-def test_a_strict_tool_that_cannot_be_used_is_named(told):
+def test_the_error_of_a_strict_tool_names_the_tool(server):
     function = {"name": "odd", "strict": True, "parameters": {"properties": {"a": {"type": "strin"}}}}
-    message = told.chat("x", tools=[{"type": "function", "function": function}]).json["error"]["message"]
+    message = server.chat("x", tools=[{"type": "function", "function": function}]).json["error"]["message"]
     assert message == "tools: odd: the schema cannot be used: Invalid type: strin"
 
 
@@ -213,13 +211,13 @@ CLASSES: list[Any] = [
 
 
 @pytest.mark.parametrize("kind", CLASSES, ids=str)
-def test_fields_of_classes(kind: Any):
+def test_schemas_of_python_classes_are_accepted(kind: Any):
     Constraint.of_schema(pydantic.create_model("M", x=(kind, ...)))
     Constraint.of_schema(pydantic.create_model("M", x=(list[kind] | None, None)))
 
 
 @pytest.mark.parametrize("name", ["password", "binary", "byte", "path", "uri-reference", "regex", "foo", "", 5, None])
-def test_other_formats_say_nothing(name: object):
+def test_unknown_formats_are_ignored(name: object):
     for schema in ({"type": "string", "format": name}, {"type": ["string", "null"], "format": name}, {"format": name}):
         assert takes(schema, "a b") and takes({"items": schema, "type": "array"}, ["a b"])
     assert not takes({"type": "string", "format": "date"}, "a b")
@@ -268,13 +266,13 @@ def test_other_formats_say_nothing(name: object):
          ["abc1", "Abcd", "A1"]),
     ],
 )  # fmt: skip
-def test_what_schemas_mean(schema: dict, yes: list, no: list):
+def test_keywords_accept_and_refuse_the_right_values(schema: dict, yes: list, no: list):
     Constraint.of_schema(schema)
     assert [takes(schema, value) for value in yes] == [True] * len(yes)
     assert [takes(schema, value) for value in no] == [False] * len(no)
 
 
-def test_any_json():
+def test_true_and_an_empty_schema_allow_any_json():
     for schema in (True, "true", {}):
         assert Constraint.of_schema(schema).grammar == Constraint.of_schema({}).grammar
 
@@ -299,15 +297,15 @@ def test_any_json():
         ({"required": "x"}, "Expected array for 'required'"), ({"properties": []}, "properties must be an object"),
     ],
 )  # fmt: skip
-def test_what_is_refused_is_refused_by_its_name(schema: object, reason: str):
+def test_unsupported_schemas_are_refused_by_name(schema: object, reason: str):
     with pytest.raises(UsageError) as error:
         Constraint.of_schema(schema)
-    told = str(error.value)
-    assert reason in told and "\n" not in told
-    assert not any(word in told for word in ("%json", "%llguidance", "start:", "whitespace_pattern", "grammars"))
+    message = str(error.value)
+    assert reason in message and "\n" not in message
+    assert not any(word in message for word in ("%json", "%llguidance", "start:", "whitespace_pattern", "grammars"))
 
 
-def test_tools_are_held_as_far_as_it_goes_and_fall_over_no_number(tokenizer):
+def test_tool_calls_ignore_unsupported_keywords_of_their_parameters(tokenizer):
     odd = {"type": "object", "properties": {"a": {"type": "array", "items": STRING, "contains": {}}}}
     matcher = ToolGrammar(ToolUse([Tool("f", "", odd)], "f"), GENERIC, tokenizer).matcher(tokenizer.vocab_size)
     assert matcher.accept_text('{"name": "f", "arguments": {"a": ["x"]}}')
@@ -318,7 +316,7 @@ def test_tools_are_held_as_far_as_it_goes_and_fall_over_no_number(tokenizer):
         ToolGrammar(ToolUse([Tool("f", "", worst, strict=True)], "f"), GENERIC, tokenizer)
 
 
-def test_rewritten_schemas_constrain_answers(tiny_path: Path, cli):
+def test_run_answers_by_rewritten_schemas(tiny_path: Path, cli):
     letters = {"type": "array", "items": {"enum": ["a", "b"]}, "uniqueItems": True}
     password = {"type": "string", "format": "password", "maxLength": 3}
     schema = {"type": "object", "properties": {"p": password, "s": letters}, "required": ["p", "s"]}

@@ -1,4 +1,4 @@
-"""Vectors of pictures and texts in one space: CLIP's, against transformers', and the command that makes them."""
+"""Test CLIP's embeddings of images and texts against transformers, and the embed command."""
 
 import json
 import subprocess
@@ -27,7 +27,7 @@ from localllm.text.clip_words import END, START, ClipWords, derive_merges
 
 @pytest.fixture(scope="module")
 def clip(tmp_path_factory) -> Path:
-    """A file made of the checkpoint, and its pictures beside it."""
+    """Convert the checkpoint to GGUF and write its images beside it."""
     folder = tmp_path_factory.mktemp("pairs")
     paths = [str(path) for path in (pairs.write_pair(folder / "clip"), folder / "clip.gguf")]
     subprocess.run([sys.executable, "-m", "localllm", "quantize", *paths, "F32", "--force"], check=True)
@@ -48,11 +48,11 @@ def cosine(x: np.ndarray, y: np.ndarray) -> float:
 
 
 @pytest.mark.sampled
-def test_as_transformers(clip, golden):
-    """Ids, vectors of texts and of pictures of all shapes, and how near each text is to each picture."""
-    made = PairEmbedder(GGUFFile.open(str(clip)), EngineOptions(threads=2))
-    texts = made.embed(pairs.TEXTS, EmbedOptions(normalize=False, overflow="cut"))
-    shown = made.embed([ShownImage(pixels) for pixels in pairs.pictures()], EmbedOptions(normalize=False))
+def test_clip_embeddings_equal_those_of_transformers(clip, golden):
+    """Compare token ids, texts, images of all shapes, and their similarities."""
+    embedder = PairEmbedder(GGUFFile.open(str(clip)), EngineOptions(threads=2))
+    texts = embedder.embed(pairs.TEXTS, EmbedOptions(normalize=False, overflow="cut"))
+    shown = embedder.embed([ShownImage(pixels) for pixels in pairs.pictures()], EmbedOptions(normalize=False))
     words = ClipWords(GGUFFile.open(str(clip)).metadata)
     for number, (text, row) in enumerate(zip(pairs.TEXTS, texts, strict=True)):
         assert words.encode(text)[:23] == golden[f"ids{number}"].tolist()[:23]
@@ -62,11 +62,11 @@ def test_as_transformers(clip, golden):
         assert 1 - cosine(row, golden[f"picture{number}"]) < bound(1e-9, 1e-6)
     assert np.allclose(texts[0], golden["text0"], atol=bound(1e-4, 1e-2))
     assert len({tuple(row) for row in texts.tolist()}) == len(texts)
-    made.close()
+    embedder.close()
 
 
-def test_vocabularies_without_merges(clip):
-    """As clip.cpp's files have them: the order of tokens is that of merges."""
+def test_merges_are_derived_from_the_order_of_tokens(clip):
+    """Read clip.cpp's files, which have no merges."""
     metadata = dict(GGUFFile.open(str(clip)).metadata)
     pieces, merges = metadata["tokenizer.ggml.tokens"], metadata["tokenizer.ggml.merges"]
     assert [" ".join(pair) for pair in derive_merges(list(pieces))] == list(merges)
@@ -89,28 +89,28 @@ NOT_TOKENS = "a merge of pieces that are not tokens"
     (["x a"], NOT_TOKENS), (["ab</w>"], "a merge that is not two pieces"),
     ([" a"], "a merge that is not two pieces"), (["a "], "a merge that is not two pieces"),
 ])  # fmt: skip
-def test_merges_that_are_none(merges: list[str], problem: str | None):
+def test_invalid_merges_are_refused(merges: list[str], problem: str | None):
     pieces = [START, END, "a", "b</w>", "ab</w>"]
     with nullcontext() if problem is None else pytest.raises(ModelError, match=f"tokenizer.ggml.merges: {problem}"):
         ClipWords({"tokenizer.ggml.tokens": pieces, "tokenizer.ggml.merges": merges}, "x.gguf")
 
 
 @pytest.mark.parametrize("pieces", [4, 5])
-def test_a_row_for_each_token(pieces: int, monkeypatch):
+def test_the_token_matrix_must_match_the_vocabulary(pieces: int, monkeypatch):
     reader = SimpleNamespace(width=8, context=9, vocab_size=4)
     monkeypatch.setattr(pair_embedding, "ClipEncoder", lambda file, options: reader)
     monkeypatch.setattr(pair_embedding, "ClipWords", lambda metadata, path: SimpleNamespace(pieces=["x"] * pieces))
     with nullcontext() if pieces == 4 else pytest.raises(ModelError, match=r"^x.gguf: 5 tokens, but 4 embeddings$"):
-        made = PairEmbedder(SimpleNamespace(metadata={}, path="x.gguf"), None)
-        assert (made.width, made.context, made.tokens, made.warnings) == (8, 9, 0, [])
+        embedder = PairEmbedder(SimpleNamespace(metadata={}, path="x.gguf"), None)
+        assert (embedder.width, embedder.context, embedder.tokens, embedder.warnings) == (8, 9, 0, [])
 
 
-def test_long_texts(clip):
-    made = PairEmbedder(GGUFFile.open(str(clip)), EngineOptions(threads=1))
+def test_long_texts_are_refused_cut_or_split(clip):
+    embedder = PairEmbedder(GGUFFile.open(str(clip)), EngineOptions(threads=1))
     long = "the people of the city " * 9
     with pytest.raises(ContextError, match=r"text 2 has .* tokens, the model's context is 24"):
-        made.embed(["a", long])
-    cut, split = (made.embed([long], EmbedOptions(overflow=how)) for how in ("cut", "split"))
+        embedder.embed(["a", long])
+    cut, split = (embedder.embed([long], EmbedOptions(overflow=how)) for how in ("cut", "split"))
     assert cut.shape == split.shape == (1, pairs.OUT) and not np.array_equal(cut, split)
     assert abs(np.linalg.norm(split) - 1) < 1e-6
     for options, message in (
@@ -118,18 +118,17 @@ def test_long_texts(clip):
         (EmbedOptions(role="query"), "no prompts for roles"),
     ):
         with pytest.raises(UsageError, match=message):
-            made.embed(["a"], options)
-    made.close()
+            embedder.embed(["a"], options)
+    embedder.close()
 
 
-def test_the_command(clip, cli):
-    """A text and images in one call, lines of JSON, and what is nearest to a text."""
+def test_embed_prints_vectors_of_texts_and_images_and_the_nearest(clip, cli):
     names = [str(clip.with_name(f"{number}.png")) for number in range(3)]
     shown = [word for name in names for word in ("--image", name)]
     code, out, err = cli("embed", str(clip), "a cat", *shown)
-    told = [json.loads(line) for line in out.splitlines()]
-    assert code == 0 and not err and [each["id"] for each in told] == ["a cat", *names]
-    rows = np.array([each["embedding"] for each in told])
+    printed = [json.loads(line) for line in out.splitlines()]
+    assert code == 0 and not err and [each["id"] for each in printed] == ["a cat", *names]
+    rows = np.array([each["embedding"] for each in printed])
     assert rows.shape == (4, pairs.OUT) and np.allclose((rows**2).sum(axis=1), 1)
     code, out, _ = cli("embed", str(clip), *shown, "--near", "a cat", "--top", "2")
     order = np.argsort(-(rows[1:] @ rows[0]))
@@ -138,13 +137,12 @@ def test_the_command(clip, cli):
     records = [{"id": 1, "image": names[0]}, {"id": 2, "text": "a cat"}, {"id": 3, "image": "none.png"},
                {"id": 4, "image": __file__}]  # fmt: skip
     code, out, _ = cli("embed", str(clip), stdin="\n".join(map(json.dumps, records)).encode())
-    told = [json.loads(line) for line in out.splitlines()]
-    assert code == 6 and np.allclose([each["embedding"] for each in told[:2]], [rows[1], rows[0]], atol=1e-6)
-    assert "cannot read the image none.png" in told[2]["error"] and "not an image" in told[3]["error"]
+    printed = [json.loads(line) for line in out.splitlines()]
+    assert code == 6 and np.allclose([each["embedding"] for each in printed[:2]], [rows[1], rows[0]], atol=1e-6)
+    assert "cannot read the image none.png" in printed[2]["error"] and "not an image" in printed[3]["error"]
 
 
-def test_one_line(clip, cli, model_path):
-    """A model that cannot embed images, pooling, a projection of another width, and half a file."""
+def test_embed_reports_unsuitable_models_and_options_in_one_line(clip, cli, model_path):
     picture = str(clip.with_name("0.png"))
     for arguments, message in (
         ([str(model_path("bert")), "--image", picture], "cannot embed images"),
@@ -158,20 +156,19 @@ def test_one_line(clip, cli, model_path):
     assert code != 0 and len(err.splitlines()) == 1 and "localllm embed" in err
 
 
-def test_a_file_in_blocks(clip, cli, tmp_path, golden):
-    """Other formats of weights, as quantize makes them of the file."""
+def test_a_quantized_clip_embeds_nearly_the_same(clip, cli, tmp_path, golden):
     path = tmp_path / "clip-Q8_0.gguf"
     assert cli("quantize", str(clip), str(path), "Q8_0")[0] == 0
     file = GGUFFile.open(str(path))
     assert check_validity(file).problem is None
-    made = PairEmbedder(file, EngineOptions(threads=2))
-    assert 1 - cosine(made.embed(["a cat"])[0], golden["text0"]) < 1e-3
-    assert 1 - cosine(made.embed([ShownImage(pairs.pictures()[0])])[0], golden["picture0"]) < 1e-3
-    made.close()
+    embedder = PairEmbedder(file, EngineOptions(threads=2))
+    assert 1 - cosine(embedder.embed(["a cat"])[0], golden["text0"]) < 1e-3
+    assert 1 - cosine(embedder.embed([ShownImage(pairs.pictures()[0])])[0], golden["picture0"]) < 1e-3
+    embedder.close()
 
 
 @pytest.mark.parametrize("missing", ["visual_projection.weight", "text_model.final_layer_norm.bias", "merges.txt"])
-def test_checkpoints_that_lack_something(tmp_path, cli, missing):
+def test_quantize_names_what_a_checkpoint_lacks(tmp_path, cli, missing):
     folder = pairs.write_pair(tmp_path / "clip")
     if missing == "merges.txt":
         (folder / missing).unlink()
@@ -188,8 +185,8 @@ def test_checkpoints_that_lack_something(tmp_path, cli, missing):
 UNREAD = "layer_norm_epsilon", "feed_forward_length"  # the one may be any number, the other nobody needs
 
 
-def test_files_that_lie(clip):
-    """Every number of the metadata that is another, and every tensor that is missing: one line each."""
+def test_wrong_metadata_and_missing_tensors_of_clip_are_refused(clip):
+    """Change every number of the metadata, and remove every tensor."""
     file = GGUFFile.open(str(clip))
     for key in [key for key in file.metadata if key.startswith("clip.") and key.rpartition(".")[2] not in UNREAD]:
         damaged = GGUFFile.open(str(clip))

@@ -1,4 +1,4 @@
-"""Files without a part that changes what their outputs mean, and models whose vectors are cut in a way of their own."""
+"""Test embedding models with missing tensors, and those that normalize before they cut."""
 
 import json
 from pathlib import Path
@@ -19,7 +19,7 @@ MISSING = "dense_2.weight and dense_3.weight are missing: vectors of this file a
 
 @pytest.fixture(scope="module")
 def gemma(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
-    """Paths of EmbeddingGemma with its two matrices after the mean, and without them."""
+    """Return paths of EmbeddingGemma with and without its two dense layers."""
     folder, paths = tmp_path_factory.mktemp("gemma"), {}
     for name in ("whole", "bare"):
         tiny = model("gemma_embedding", vocab=len(PIECES), context=64)
@@ -34,7 +34,7 @@ def gemma(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
 
 
 @pytest.mark.parametrize("words", [("embed", "{}", "TEXT"), ("inspect", "{}"), ("verify", "{}")])
-def test_a_file_without_its_dense_layers_is_told_in_one_line(gemma: dict[str, str], tmp_path: Path, cli, words):
+def test_commands_warn_of_missing_dense_layers_in_one_line(gemma: dict[str, str], tmp_path: Path, cli, words):
     (tmp_path / "t.txt").write_text("a\n")
     for name, count in (("bare", 1), ("whole", 0)):
         typed = [word.format(gemma[name]).replace("TEXT", str(tmp_path / "t.txt")) for word in words]
@@ -42,13 +42,13 @@ def test_a_file_without_its_dense_layers_is_told_in_one_line(gemma: dict[str, st
         assert (code, err.count(MISSING), err.count("localllm: warning: ")) == (0, count, count), err
 
 
-def test_a_search_with_a_file_without_its_dense_layers_says_so(gemma: dict[str, str], tmp_path: Path, cli):
+def test_search_warns_of_missing_dense_layers(gemma: dict[str, str], tmp_path: Path, cli):
     (tmp_path / "t.txt").write_text("some words\n")
     assert MISSING in cli("search", tmp_path, "words", "-m", gemma["bare"])[2]
     assert MISSING not in cli("search", tmp_path, "words", "-m", gemma["whole"])[2]
 
 
-def test_python_has_a_warning_about_missing_dense_layers(gemma: dict[str, str]):
+def test_opening_in_python_warns_of_missing_dense_layers(gemma: dict[str, str]):
     with pytest.warns(UserWarning, match=MISSING), localllm.open(gemma["bare"]) as opened:
         assert [MISSING in warning for warning in opened.warnings] == [True]
     with localllm.open(gemma["whole"]) as opened:
@@ -56,7 +56,7 @@ def test_python_has_a_warning_about_missing_dense_layers(gemma: dict[str, str]):
     assert inspect_model(gemma["bare"])["warnings"] and not inspect_model(gemma["whole"])["warnings"]
 
 
-def test_a_file_without_its_dense_layers_has_an_index_of_its_own(gemma: dict[str, str]):
+def test_a_model_without_dense_layers_gets_its_own_search_index(gemma: dict[str, str]):
     assert len({fingerprint(EmbedJob(path, EmbedOptions(), EngineOptions())) for path in gemma.values()}) == 2
 
 
@@ -69,13 +69,13 @@ def test_a_single_missing_matrix_is_named(gemma: dict[str, str], tmp_path: Path)
     assert warning.startswith("dense_3.weight is missing: ")
 
 
-def test_metadata_that_name_a_matrix_need_it(tmp_path: Path):
+def test_metadata_that_declare_a_dense_layer_require_it(tmp_path: Path):
     tiny = model("bert", vocab=len(PIECES), context=64)
     tiny.metadata.update(metadata() | {"bert.dense_2_feat_in": 64, "bert.dense_2_feat_out": 96})
     assert "dense_2.weight is missing" in inspect_model(write(tiny, tmp_path / "b.gguf"))["warnings"][0]
 
 
-def test_a_reranker_without_its_head_is_refused_by_the_tensors_name(tiny: str, cli):
+def test_rerank_refuses_a_model_without_a_head_and_names_the_tensor(tiny: str, cli):
     code, _, err = cli("rerank", tiny, "-q", "x", stdin=b"a\n")
     assert code == 3 and "no reranker: the file has no head, the tensor cls.output.weight" in err
 
@@ -93,11 +93,11 @@ def test_a_reranker_without_its_head_is_refused_by_the_tensors_name(tiny: str, c
         ("nomic-bert", {}, False),
     ],
 )
-def test_nomic_text_1_5_alone_is_normalized_before_the_cut(arch: str, name: dict[str, str], expected: bool):
+def test_only_nomic_text_1_5_normalizes_before_the_cut(arch: str, name: dict[str, str], expected: bool):
     assert normalizes_before_cut({"general.architecture": arch, **name}) is expected
 
 
-def test_vectors_of_nomic_are_normalized_then_cut_then_scaled(tmp_path: Path):
+def test_nomic_vectors_are_normalized_then_cut_then_scaled(tmp_path: Path):
     tiny = model("nomic_bert", vocab=len(PIECES), context=64)
     tiny.metadata.update(metadata() | {"general.name": "nomic-embed-text-v1.5"})
     with localllm.open(write(tiny, tmp_path / "n.gguf")) as opened:
@@ -110,7 +110,7 @@ def test_vectors_of_nomic_are_normalized_then_cut_then_scaled(tmp_path: Path):
         np.testing.assert_allclose(layer_norm(whole)[:, :7], expected, atol=1e-6)
 
 
-def test_chat_in_python_warns_that_a_file_has_no_chat_template(tmp_path: Path, tiny: str):
+def test_chat_in_python_warns_of_a_missing_chat_template(tmp_path: Path, tiny: str):
     bare = model("llama", vocab=len(PIECES), context=64)
     bare.metadata.update(metadata())
     with localllm.open(write(bare, tmp_path / "bare.gguf"), cache=False) as opened:
@@ -125,7 +125,7 @@ def test_chat_in_python_warns_that_a_file_has_no_chat_template(tmp_path: Path, t
         assert opened.warnings == []
 
 
-def test_eval_names_the_model_without_a_chat_template(tmp_path: Path, tiny: str, cli):
+def test_eval_refuses_a_model_without_a_chat_template_by_name(tmp_path: Path, tiny: str, cli):
     bare = model("llama", vocab=len(PIECES), context=64)
     bare.metadata.update(metadata())
     path = write(bare, tmp_path / "bare.gguf")

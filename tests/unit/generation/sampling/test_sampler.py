@@ -1,4 +1,4 @@
-"""Sampling: each step against its definition, the chain against the distribution it should draw from."""
+"""Test the sampler: each step against its definition, the chain against the distribution of its draws."""
 
 import random
 from collections import Counter
@@ -26,12 +26,12 @@ from localllm.generation.sampling.steps import (
 EVERYTHING = {"temperature": 1.0, "top_k": 0, "top_p": 1.0, "min_p": 0.0}  # every step off
 
 
-def ranked(probabilities: list[float]) -> Candidates:
-    """Candidates with these probabilities, most likely first; ids count from 10."""
+def rank_candidates(probabilities: list[float]) -> Candidates:
+    """Return candidates with these probabilities, most likely first; ids count from 10."""
     return Candidates(np.arange(10, 10 + len(probabilities)), np.log(np.array(probabilities, np.float32)), ranked=True)
 
 
-def everything(logits: np.ndarray) -> Candidates:
+def candidates_of(logits: np.ndarray) -> Candidates:
     return Candidates(np.arange(len(logits)), logits)
 
 
@@ -41,9 +41,9 @@ def random_logits(vocab: int, seed: int = 0) -> np.ndarray:
 
 @pytest.mark.parametrize("vocab", [1, 7, 50, 640, 32003])
 @pytest.mark.parametrize("k", [1, 3, 40, 1000, 0])
-def test_top_k_keeps_the_largest_in_order(vocab: int, k: int):
+def test_top_k_keeps_the_largest_logits_in_order(vocab: int, k: int):
     logits = random_logits(vocab)
-    kept = top_k(everything(logits), k)
+    kept = top_k(candidates_of(logits), k)
     expected = np.argsort(-logits, kind="stable")[: k or None]
     assert kept.ids.tolist() == expected.tolist()
     assert np.array_equal(kept.logits, logits[expected])
@@ -51,52 +51,52 @@ def test_top_k_keeps_the_largest_in_order(vocab: int, k: int):
     assert top_k(kept, 2).ids.tolist() == expected[:2].tolist()
 
 
-def test_top_k_of_equals_takes_the_lowest_ids():
+def test_top_k_keeps_the_lowest_ids_of_equal_logits():
     logits = np.zeros(1000, np.float32)
     logits[777] = 1
-    assert top_k(everything(logits), 4).ids.tolist() == [777, 0, 1, 2]
+    assert top_k(candidates_of(logits), 4).ids.tolist() == [777, 0, 1, 2]
 
 
-def test_top_k_with_impossible_tokens():
+def test_top_k_drops_impossible_tokens():
     logits = np.full(1000, -np.inf, np.float32)
     logits[[5, 900]] = 1, 2
-    kept = top_k(everything(logits), 3)
+    kept = top_k(candidates_of(logits), 3)
     assert kept.ids[:2].tolist() == [900, 5]
     assert {draw(kept, key) for key in range(50)} == {900, 5}
 
 
 @pytest.mark.parametrize(("p", "expected"), [(0.4, [10]), (0.5, [10]), (0.55, [10, 11]), (0.9, [10, 11, 12]), (1, 4)])
-def test_top_p_reaches_the_probability(p: float, expected):
-    kept = top_p(ranked([0.5001, 0.3, 0.15, 0.0499]), p)
+def test_top_p_keeps_tokens_until_the_probability_is_reached(p: float, expected):
+    kept = top_p(rank_candidates([0.5001, 0.3, 0.15, 0.0499]), p)
     assert len(kept.ids) == len(kept.logits)
     assert kept.ids.tolist() == (list(range(10, 14)) if expected == 4 else expected)
 
 
 @pytest.mark.parametrize(("p", "count"), [(0.0, 4), (0.09, 4), (0.25, 3), (0.61, 1), (1.0, 1)])
-def test_min_p_is_relative_to_the_most_likely(p: float, count: int):
-    assert len(min_p(ranked([0.5, 0.3, 0.15, 0.05]), p).ids) == count
+def test_min_p_is_relative_to_the_most_likely_token(p: float, count: int):
+    assert len(min_p(rank_candidates([0.5, 0.3, 0.15, 0.05]), p).ids) == count
 
 
-def test_typical_prefers_expected_surprise():
+def test_typical_keeps_tokens_of_expected_surprise():
     # Surprises 0.51, 2.30, 2.30, 2.30, 2.30; expected 1.23: the first is 0.72 away, the others 1.07.
-    ids = typical(ranked([0.6, 0.1, 0.1, 0.1, 0.1]), 0.5).ids
+    ids = typical(rank_candidates([0.6, 0.1, 0.1, 0.1, 0.1]), 0.5).ids
     assert ids.tolist() == [10]
     # Surprises 1.05, 1.2, ...; a flat rest has more probability and is more typical than the head.
-    ids = typical(ranked([0.4] + [0.01] * 60), 0.5).ids
+    ids = typical(rank_candidates([0.4] + [0.01] * 60), 0.5).ids
     assert 10 not in ids.tolist()
     assert len(ids) == 50 or len(ids) == 51
-    assert len(typical(ranked([0.6, 0.4]), 1.0).ids) == 2
+    assert len(typical(rank_candidates([0.6, 0.4]), 1.0).ids) == 2
 
 
-def test_temperature_sharpens_and_flattens():
-    candidates = ranked([0.8, 0.2])
+def test_temperature_sharpens_or_flattens_the_distribution():
+    candidates = rank_candidates([0.8, 0.2])
     assert temperature(candidates, 0.5).probabilities() == pytest.approx([0.64 / 0.68, 0.04 / 0.68], rel=1e-5)
     assert temperature(candidates, 2.0).probabilities() == pytest.approx([2 / 3, 1 / 3], rel=1e-5)
     assert np.isfinite(temperature(candidates, 1e-30).probabilities()).all()
 
 
-def test_draws_have_the_probabilities():
-    """A chi-square test, whose statistic is above 27.9 once in a thousand times with 9 degrees of freedom."""
+def test_draws_follow_the_probabilities():
+    """Use a chi-square test, whose statistic exceeds 27.9 once in a thousand runs with 9 degrees of freedom."""
     probabilities = np.array([0.4, 0.2, 0.1, 0.1, 0.08, 0.05, 0.03, 0.02, 0.01, 0.01])
     candidates = Candidates(np.arange(10) * 4999, np.log(probabilities))
     keys = random.Random(1)
@@ -105,8 +105,8 @@ def test_draws_have_the_probabilities():
     assert sum((counts[token] - expected[token]) ** 2 / expected[token] for token in range(10)) < 27.9
 
 
-def test_draws_of_similar_probabilities_agree():
-    """By Daliri et al. at least (1 - d) / (1 + d) of them, where d is what the probabilities differ by."""
+def test_draws_of_similar_distributions_mostly_agree():
+    """Expect at least (1 - d) / (1 + d) equal draws, d being the total variation (Daliri et al.)."""
     one, other = np.array([0.5, 0.3, 0.2]), np.array([0.4, 0.25, 0.35])
     pair = [Candidates(np.array([10, 11, 12]), np.log(p)) for p in (one, other)]
     agree = np.mean([draw(pair[0], key) == draw(pair[1], key) for key in range(4000)])
@@ -114,7 +114,7 @@ def test_draws_of_similar_probabilities_agree():
     assert agree > (1 - distance) / (1 + distance) - 0.02
 
 
-def test_noise_is_uniform():
+def test_gumbel_noise_is_uniform_and_uncorrelated():
     for key in (0, 1, 2**64 - 1):
         numbers = uniform(np.arange(100000), key)
         assert numbers.min() > 0 and numbers.max() < 1
@@ -124,8 +124,8 @@ def test_noise_is_uniform():
     assert (uniform(np.arange(100), 5) != uniform(np.arange(100), 6)).all()
 
 
-def test_penalties_follow_llama_cpp():
-    candidates = everything(np.array([2.0, -2.0, 3.0, 4.0], np.float32))
+def test_penalties_are_computed_as_in_llama_cpp():
+    candidates = candidates_of(np.array([2.0, -2.0, 3.0, 4.0], np.float32))
     changed = penalties(candidates, np.array([0, 0, 0, 1]), repeat=2.0, presence=0.5, frequency=0.25)
     assert changed.logits.tolist() == [2 / 2 - 3 * 0.25 - 0.5, -2 * 2 - 0.25 - 0.5, 3.0, 4.0]
     assert candidates.logits.tolist() == [2.0, -2.0, 3.0, 4.0]
@@ -133,9 +133,9 @@ def test_penalties_follow_llama_cpp():
 
 
 @pytest.mark.parametrize(
-    "candidates", [ranked([0.4, 0.3, 0.2, 0.1]), everything(random_logits(13))], ids=["few", "all"]
+    "candidates", [rank_candidates([0.4, 0.3, 0.2, 0.1]), candidates_of(random_logits(13))], ids=["few", "all"]
 )
-def test_penalties_anywhere_in_the_chain(candidates: Candidates):
+def test_penalties_are_the_same_anywhere_in_the_chain(candidates: Candidates):
     changed = penalties(candidates, np.array([10, 12, 5000]), presence=5.0)
     old = dict(zip(candidates.ids.tolist(), candidates.logits.tolist(), strict=True))
     expected = {token: logit - 5 * (token in (10, 12)) for token, logit in old.items()}
@@ -145,15 +145,15 @@ def test_penalties_anywhere_in_the_chain(candidates: Candidates):
         assert changed.ids.tolist() == [11, 13, 10, 12]
 
 
-def test_steps_that_keep_some_agree_on_ranked_and_unranked_candidates():
-    unranked = everything(random_logits(300))
+def test_filters_agree_on_ranked_and_unranked_candidates():
+    unranked = candidates_of(random_logits(300))
     for step, value in ((typical, 0.7), (top_p, 0.7), (min_p, 0.1), (top_k, 7)):
         before, after = step(unranked, value), step(unranked.rank(), value)
         assert sorted(before.ids.tolist()) == sorted(after.ids.tolist())
     assert likeliest(unranked).ids.tolist() == likeliest(unranked.rank()).ids.tolist()
 
 
-def test_the_order_of_the_chain_is_data():
+def test_the_order_of_the_chain_is_configurable():
     logits = random_logits(2000)
     first = Sampler(SamplingOptions(temperature=3.0), 2000).distribution(logits)[0]
     hot_first = SamplingOptions(temperature=3.0, samplers="temperature;top_k;top_p;min_p")
@@ -162,7 +162,7 @@ def test_the_order_of_the_chain_is_data():
     assert set(first.tolist()) < set(second.tolist())
 
 
-def test_penalties_forget():
+def test_penalties_forget_tokens_beyond_repeat_last_n():
     sampler = Sampler(SamplingOptions(temperature=0, repeat_penalty=10.0), 4)
     logits = np.array([1.0, 2.0, 0.0, 0.0], np.float32)
     sampler.accept(1)
@@ -173,13 +173,13 @@ def test_penalties_forget():
 
 
 @pytest.mark.parametrize("t", [0.0, -1.0])
-def test_greedy_takes_the_lowest_of_the_best(t: float):
+def test_greedy_sampling_takes_the_lowest_of_equal_ids(t: float):
     logits = random_logits(500)
     logits[[77, 33, 400]] = 50
     assert Sampler(SamplingOptions(temperature=t), 500).sample(logits) == 33
 
 
-def test_padding_is_never_chosen():
+def test_padding_ids_are_never_sampled():
     logits = np.zeros(100, np.float32)
     logits[90:] = 100
     sampler = Sampler(SamplingOptions(seed=1), 90)
@@ -187,7 +187,7 @@ def test_padding_is_never_chosen():
     assert Sampler(SamplingOptions(temperature=0), 90).sample(logits) == 0
 
 
-def test_a_seed_reproduces():
+def test_a_seed_reproduces_its_tokens():
     logits = random_logits(5000)
 
     def drawn(seed: int | None) -> tuple[int, list[int]]:
@@ -210,7 +210,7 @@ def test_the_chain_draws_from_its_distribution(options: dict):
     options = SamplingOptions(seed=3, **options)
     chosen = options.complete
     logits = random_logits(30, seed=5)
-    kept = top_k(everything(logits), chosen.top_k)
+    kept = top_k(candidates_of(logits), chosen.top_k)
     for step, value in ((typical, chosen.typical), (top_p, chosen.top_p), (min_p, chosen.min_p)):
         kept = step(kept, value)
     weights = np.exp(kept.logits.astype(float) / chosen.temperature)
@@ -246,7 +246,7 @@ RECORDED = [  # when draws became those of Gumbel noise; greedy ones before the 
 
 
 @pytest.mark.parametrize(("options", "tokens"), RECORDED, ids=str)
-def test_the_tokens_of_a_seed_stay(options: dict, tokens: list[int]):
+def test_a_seed_still_gives_the_recorded_tokens(options: dict, tokens: list[int]):
     sampler = Sampler(SamplingOptions(seed=42, **options), 5000)
     for number, token in enumerate(tokens):
         logits = np.random.RandomState(number % 3).standard_normal(5000).astype(np.float32) * 2
@@ -255,7 +255,7 @@ def test_the_tokens_of_a_seed_stay(options: dict, tokens: list[int]):
 
 
 @pytest.mark.parametrize("options", [{}, {"temperature": 0}, {"typical": 0.8, "temperature": 1.7}], ids=str)
-def test_the_distribution_is_what_sample_draws_from(options: dict):
+def test_distribution_equals_what_sample_draws_from(options: dict):
     logits = random_logits(3000)
     sampler, twin = (Sampler(SamplingOptions(seed=5, **options), 2990) for _ in range(2))
     ids, probabilities = sampler.distribution(logits)
@@ -267,7 +267,7 @@ def test_the_distribution_is_what_sample_draws_from(options: dict):
 
 
 @pytest.mark.parametrize("options", [{}, EVERYTHING, {"temperature": 0}, {"repeat_penalty": 1.2}], ids=str)
-def test_only_what_is_allowed_comes(options: dict):
+def test_only_allowed_tokens_are_sampled(options: dict):
     logits, allowed = random_logits(1000), np.zeros(1000, bool)
     allowed[[3, 500, 800, 999]] = True
     sampler = Sampler(SamplingOptions(seed=1, **options), 990)
@@ -290,7 +290,7 @@ def test_a_mask_that_allows_everything_changes_nothing():
         masked.accept(token)
 
 
-def test_a_copy_goes_on_alone():
+def test_a_copied_sampler_draws_the_same_tokens_independently():
     logits, options = random_logits(1000), SamplingOptions(seed=1, temperature=2.0, frequency_penalty=1.0)
 
     def go_on(sampler: Sampler) -> list[int]:
@@ -311,7 +311,7 @@ def test_a_copy_goes_on_alone():
 
 @pytest.mark.parametrize("t", [0.0, 0.8])
 @pytest.mark.parametrize("bad", [np.nan, np.inf])
-def test_logits_that_are_not_numbers(t: float, bad: float):
+def test_logits_that_are_not_finite_raise(t: float, bad: float):
     logits = random_logits(1000)
     logits[123] = bad
     with pytest.raises(LocalllmError, match="not numbers"):
@@ -385,6 +385,6 @@ def test_no_step_hides_a_nan(options: dict, count: int):
     ],
     ids=str,
 )
-def test_values_that_make_no_sense(wrong: dict):
+def test_invalid_sampling_options_are_refused(wrong: dict):
     with pytest.raises(UsageError, match=next(iter(wrong))):
         SamplingOptions(**wrong)

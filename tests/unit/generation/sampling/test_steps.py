@@ -1,6 +1,4 @@
-"""The steps of sampling by their properties: each against a plain twin of its definition, and all of them together with
-any options, forks, guesses and files.
-"""
+"""Test each sampler step against a plain definition, and all of them with random options, forks, drafts and files."""
 
 import json
 import math
@@ -50,7 +48,7 @@ MANY = {
 LEARNING = [{"mirostat": 1}, {"mirostat": 2, "temperature": 1.2}, MANY, {"adaptive_target": 0.3, "top_k": 5}]
 
 
-def everything(logits: np.ndarray) -> Candidates:
+def candidates_of(logits: np.ndarray) -> Candidates:
     return Candidates(np.arange(len(logits)), logits)
 
 
@@ -60,7 +58,7 @@ def random_logits(vocab: int, seed: int = 0) -> np.ndarray:
 
 @some.composite
 def rows(draw) -> np.ndarray:
-    """Logits float32 [1 to 80]: few and many, equal and very different ones, impossible ones, but not all."""
+    """Draw logits float32 [1 to 80]: equal, very different and impossible ones, but not all impossible."""
     count, spread = draw(some.integers(1, 80)), draw(some.sampled_from([0.0, 1e-3, 1.0, 10.0, 1e30]))
     random = np.random.RandomState(draw(some.integers(0, 999)))
     row = (random.randint(-40, 40, count) / 8 * spread).astype(np.float32)
@@ -74,16 +72,16 @@ def rows(draw) -> np.ndarray:
 
 @PLENTY
 @given(rows(), some.floats(0.01, 5))
-def test_top_n_sigma_keeps_what_is_near_the_best(row: np.ndarray, n: float):
+def test_top_n_sigma_keeps_logits_near_the_best(row: np.ndarray, n: float):
     possible = row[np.isfinite(row)].astype(float)
-    kept = steps.top_n_sigma(everything(row), n)
+    kept = steps.top_n_sigma(candidates_of(row), n)
     assert kept.logits.tolist() == [x for x in row.tolist() if x >= possible.max() - n * possible.std()]
 
 
 @PLENTY
 @given(rows(), some.floats(0, 1))
 def test_xtc_keeps_the_last_of_the_top_choices(row: np.ndarray, threshold: float):
-    candidates = everything(row)
+    candidates = candidates_of(row)
     p = candidates.probabilities()
     above = sorted(np.flatnonzero(p >= max(threshold, 1e-300)), key=lambda i: (-row[i], i))
     kept = set(range(len(row))) - set(above[:-1])
@@ -100,21 +98,22 @@ def test_xtc_keeps_the_last_of_the_top_choices(row: np.ndarray, threshold: float
     some.sampled_from([1.0, 1.1, 1.75, 1e300]),
     some.sampled_from([(), ("\n",), ("ab",), ("bc", "\n")]),
 )
-def test_dry_finds_the_longest_repetition(text: list[int], allowed: int, base: float, texts: tuple[str, ...]):
+def test_dry_penalizes_the_longest_repetition(text: list[int], allowed: int, base: float, texts: tuple[str, ...]):
     breakers = Breakers(texts, SPEAKER)
     for token in text:
         breakers.push(token)
     # Whole tokens since the last place where a breaker ends.
-    said = [b"".join(PIECES[token] for token in text[:end]) for end in range(len(text) + 1)]
+    texts_so_far = [b"".join(PIECES[token] for token in text[:end]) for end in range(len(text) + 1)]
     ends = [
         end
         for end in range(1, len(text) + 1)
         for breaker in texts
-        if said[end].rfind(breaker.encode()) + len(breaker) > len(said[end - 1]) and breaker.encode() in said[end]
+        if texts_so_far[end].rfind(breaker.encode()) + len(breaker) > len(texts_so_far[end - 1])
+        and breaker.encode() in texts_so_far[end]
     ]
     since = len(text) - max(ends, default=0)
     assert breakers.since == since
-    candidates = everything(np.zeros(8, np.float32))
+    candidates = candidates_of(np.zeros(8, np.float32))
     changed = steps.dry(candidates, np.array(text), breakers, 0.5, base, allowed).logits
     for token in range(8):
         lengths = [
@@ -145,29 +144,29 @@ def test_dry_finds_the_longest_repetition(text: list[int], allowed: int, base: f
         ((), [4, 4], 2),
     ],
 )
-def test_breakers_may_be_cut_into_any_tokens(texts: tuple[str, ...], tokens: list[int], since: int):
+def test_dry_breakers_may_span_any_tokens(texts: tuple[str, ...], tokens: list[int], since: int):
     breakers = Breakers(texts, SPEAKER)
     for token in tokens:
         breakers.push(token)
     assert breakers.since == since
 
 
-def test_a_breaker_in_two_tokens_ends_what_dry_compares():
-    """After a b c a b c comes a, by three tokens; by two if "ca" ends what was said before."""
+def test_a_breaker_in_two_tokens_ends_the_match_of_dry():
+    """Match three tokens after "a b c a b c", or two if "ca" is a breaker."""
     for texts, expected in (((), {0: -0.5 * 2.0**2}), (("ca",), {0: -0.5 * 2.0**1})):
         breakers = Breakers(texts, SPEAKER)
         text = [0, 1, 3, 0, 1, 3]
         for token in text:
             breakers.push(token)
-        changed = steps.dry(everything(np.zeros(8, np.float32)), np.array(text), breakers, 0.5, 2.0, 1).logits
+        changed = steps.dry(candidates_of(np.zeros(8, np.float32)), np.array(text), breakers, 0.5, 2.0, 1).logits
         assert {token: loss for token, loss in enumerate(changed.tolist()) if loss} == expected
 
 
-def test_dry_of_one_token_for_ever_is_quick():
-    """The number of comparisons is bounded by the largest power that is worth computing."""
+def test_dry_bounds_its_comparisons_on_one_repeated_token():
+    """Compare no further than the largest power worth computing."""
     breakers = Breakers((), None)
     breakers.since = 100_000
-    changed = steps.dry(everything(np.zeros(8, np.float32)), np.zeros(100_000, int), breakers, 1.0, 1.75, 2)
+    changed = steps.dry(candidates_of(np.zeros(8, np.float32)), np.zeros(100_000, int), breakers, 1.0, 1.75, 2)
     assert -3.5e38 < float(changed.logits[0]) < -1e38
     assert not changed.logits[1:].any()
 
@@ -175,31 +174,31 @@ def test_dry_of_one_token_for_ever_is_quick():
 @PLENTY
 @given(rows(), some.floats(0, 3), some.floats(0, 2), some.floats(0, 3))
 def test_dynamic_temperature_follows_the_entropy(row: np.ndarray, t: float, range: float, exponent: float):
-    candidates = everything(row)
+    candidates = candidates_of(row)
     p = candidates.probabilities()
     entropy = -sum(x * math.log(x) for x in p if x > 0) / math.log(max(len(row), 2))
     wanted = max(0.0, t - range) + (t + range - max(0.0, t - range)) * min(max(entropy, 0), 1) ** exponent
-    found = steps.dynamic_temperature(candidates, t, range, exponent)
+    scaled = steps.dynamic_temperature(candidates, t, range, exponent)
     expected = steps.temperature(candidates, wanted) if len(row) > 1 else candidates
-    if len(expected.ids) == len(found.ids):  # with a temperature of nearly 0, rounding decides
-        np.testing.assert_allclose(found.probabilities(), expected.probabilities(), rtol=1e-5, atol=1e-9)
+    if len(expected.ids) == len(scaled.ids):  # with a temperature of nearly 0, rounding decides
+        np.testing.assert_allclose(scaled.probabilities(), expected.probabilities(), rtol=1e-5, atol=1e-9)
     else:
         assert wanted < 1e-6
 
 
 @PLENTY
 @given(rows(), some.floats(-5, 30))
-def test_mirostat_2_keeps_what_does_not_surprise(row: np.ndarray, mu: float):
-    kept = steps.mirostat_2(everything(row), mu)
-    p = everything(row).probabilities()
+def test_mirostat_2_keeps_tokens_below_the_surprise(row: np.ndarray, mu: float):
+    kept = steps.mirostat_2(candidates_of(row), mu)
+    p = candidates_of(row).probabilities()
     surprising = [i for i, x in enumerate(p) if x == 0 or -math.log2(x) > mu]
     assert set(kept.ids.tolist()) == set(range(len(row))) - set(surprising) | {int(np.argmax(row))}
 
 
 @pytest.mark.parametrize("version", [1, 2])
 @pytest.mark.parametrize("tau", [1.0, 3.0])
-def test_mirostat_keeps_the_surprise(version: int, tau: float):
-    """Of Zipf's distribution, which the first version supposes."""
+def test_mirostat_holds_the_target_surprise(version: int, tau: float):
+    """Draw from Zipf's distribution, which version 1 assumes."""
     row = (-1.1 * np.log(np.arange(1, 1001))).astype(np.float32)
     options = SamplingOptions(mirostat=version, mirostat_tau=tau, mirostat_eta=0.1, temperature=1.0, seed=1)
     sampler, surprises = Sampler(options, 1000), []
@@ -212,30 +211,30 @@ def test_mirostat_keeps_the_surprise(version: int, tau: float):
 
 
 @pytest.mark.parametrize("target", [0.2, 0.5])
-def test_adaptive_p_keeps_the_probability(target: float):
+def test_adaptive_p_holds_the_target_probability(target: float):
     sampler = Sampler(SamplingOptions(adaptive_target=target, temperature=1.0, seed=1), 500)
     chosen = []
     for number in range(400):
         row = random_logits(500, number % 50)
-        plain = steps.min_p(steps.top_p(steps.top_k(everything(row), 40), 0.95), 0.05)
+        plain = steps.min_p(steps.top_p(steps.top_k(candidates_of(row), 40), 0.95), 0.05)
         token = sampler.sample(row)
         chosen.append(plain.probability(token))
         sampler.accept(token)
     assert np.mean(chosen) == pytest.approx(target, abs=0.1)
 
 
-def test_adaptive_p_prefers_what_is_at_the_target():
+def test_adaptive_p_prefers_tokens_near_the_target():
     row = np.log(np.array([0.6, 0.3, 0.1], np.float32))
     for target, likeliest in ((0.6, 0), (0.3, 1), (0.0, 2)):
-        assert np.argmax(steps.adaptive_p(everything(row), target).logits) == likeliest
+        assert np.argmax(steps.adaptive_p(candidates_of(row), target).logits) == likeliest
 
 
-def test_adaptive_p_gives_nothing_to_what_is_impossible():
-    logits = steps.adaptive_p(everything(np.array([-math.inf, 0, 1], np.float32)), 0.3).logits
+def test_adaptive_p_keeps_impossible_tokens_impossible():
+    logits = steps.adaptive_p(candidates_of(np.array([-math.inf, 0, 1], np.float32)), 0.3).logits
     assert logits[0] == -math.inf and np.isfinite(logits[1:]).all()
 
 
-def test_biases():
+def test_logit_bias_forces_or_bans_tokens():
     row = random_logits(50)
     sampler = Sampler(SamplingOptions(logit_bias={3: 50.0, 4: -math.inf}, temperature=0), 50)
     assert sampler.sample(row) == 3
@@ -284,7 +283,7 @@ EXTREMES = {
 
 @PLENTY
 @given(rows(), some.fixed_dictionaries({name: some.sampled_from(values) for name, values in EXTREMES.items()}))
-def test_no_options_break_it(row: np.ndarray, options: dict):
+def test_any_options_give_a_valid_distribution(row: np.ndarray, options: dict):
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         sampler = Sampler(SamplingOptions(seed=5, **options), len(row), SPEAKER)
@@ -309,7 +308,7 @@ def test_a_temperature_of_0_needs_no_other_steps(options: dict):
     assert Sampler(SamplingOptions(**options), 10).sample(row) == np.argmax(row)
 
 
-def test_with_xtc_the_top_choices_go_as_often_as_it_says():
+def test_xtc_removes_top_choices_with_its_probability():
     row = np.log(np.array([0.5, 0.3, 0.2], np.float32))
     sampler = Sampler(SamplingOptions(**OFF, temperature=1.0, xtc_probability=0.4, seed=1), 3)
     drawn = np.array([sampler.sample(row) for _ in range(5000)])
@@ -320,7 +319,7 @@ def test_with_xtc_the_top_choices_go_as_often_as_it_says():
 # What is known of the text so far.
 
 
-def test_history_keeps_what_is_asked():
+def test_history_keeps_only_as_many_tokens_as_needed():
     for most in (-1, 0, 1, 7, 300):
         history, whole = History(most), []
         for token in range(1500):
@@ -336,8 +335,8 @@ def test_history_keeps_what_is_asked():
 
 
 @pytest.mark.parametrize("options", LEARNING, ids=str)
-def test_a_fork_leaves_no_trace(options: dict):
-    """As with a draft that is thrown away, and logits that are looked at."""
+def test_a_discarded_fork_does_not_change_the_sampler(options: dict):
+    """Fork as for a rejected draft, and read the distribution."""
 
     def go_on(sampler: Sampler, disturbed: bool) -> list[int]:
         tokens = []
@@ -359,7 +358,7 @@ def test_a_fork_leaves_no_trace(options: dict):
 
 
 @pytest.mark.parametrize("options", [{"mirostat": 2}, {"adaptive_target": 0.5}], ids=str)
-def test_a_token_that_was_not_drawn_teaches_nothing(options: dict):
+def test_a_token_that_was_not_drawn_does_not_train_the_sampler(options: dict):
     sampler, row = Sampler(SamplingOptions(seed=2, **options), 300), random_logits(300)
     before = sampler._state.mu, sampler._state.mean
     token = sampler.sample(row)
@@ -372,7 +371,7 @@ def test_a_token_that_was_not_drawn_teaches_nothing(options: dict):
 # Options.
 
 
-def test_numbers_of_numpy_are_numbers():
+def test_numpy_numbers_are_accepted_as_options():
     options = SamplingOptions(temperature=np.float32(0.5), top_k=np.int64(3), seed=np.uint8(7), ignore_eos=np.True_)
     assert {name: type(value) for name, value in options.explicit.items()} == {
         "temperature": float, "top_k": int, "seed": int, "ignore_eos": bool,
@@ -382,7 +381,7 @@ def test_numbers_of_numpy_are_numbers():
             SamplingOptions(temperature=wrong)
 
 
-def test_what_is_not_chosen_is_recommended_or_the_default():
+def test_unset_options_take_the_recommended_value_or_the_default():
     chosen, advice = SamplingOptions(top_k=5, top_p=0.95), SamplingOptions(top_k=7, top_p=0.5, min_p=0.2)
     assert chosen.over(advice) == SamplingOptions(top_k=5, top_p=0.95, min_p=0.2)
     assert chosen.over(advice).complete.explicit == {
@@ -394,7 +393,7 @@ def test_what_is_not_chosen_is_recommended_or_the_default():
     assert SamplingOptions(temperature=None) == SamplingOptions()
 
 
-def test_steps_by_llama_cpps_names():
+def test_samplers_have_the_names_of_llama_cpp():
     theirs = "penalties;dry;top_n_sigma;top_k;typ_p;top_p;min_p;xtc;temperature"
     steps_of_theirs = SamplingOptions(samplers=theirs).samplers
     assert steps_of_theirs == steps_lettered("edskypmxt")
@@ -424,7 +423,7 @@ ADVICE = {
 }
 
 
-def test_a_file_recommends():
+def test_sampling_recommended_by_a_file_is_read():
     options, ignored = read_recommended({f"general.sampling.{key}": value for key, value in ADVICE.items()})
     assert not ignored
     assert len(options.explicit) == len(ADVICE)
@@ -439,7 +438,7 @@ MEANT = {("temp", -5.5)}
 @pytest.mark.parametrize(
     "value", [True, math.nan, -5.5, math.inf, "x\x1b" * 99, b"", np.zeros(3), [1]], ids=lambda x: str(x)[:5]
 )
-def test_advice_that_makes_no_sense(key: str, value):
+def test_invalid_recommendations_of_a_file_are_ignored(key: str, value):
     options, ignored = read_recommended({f"general.sampling.{key}": value}, "a.gguf")
     if isinstance(value, float) and (key, value) in MEANT:
         assert options.explicit and not ignored
@@ -452,19 +451,19 @@ def test_advice_that_makes_no_sense(key: str, value):
 
 @pytest.fixture(scope="module")
 def opinionated(tmp_path_factory: pytest.TempPathFactory) -> str:
-    """A model whose author wants the likeliest token, always."""
+    """Write a model whose author recommends greedy sampling."""
     keys = {"temp": 0.0, "top_k": "many", "sequence": "top_k;temperature"}
     advice = {f"general.sampling.{key}": value for key, value in keys.items()}
     return str(write_tiny_model(tmp_path_factory.mktemp("models") / "advice.gguf", metadata=advice))
 
 
-def test_inspect_shows_the_advice(opinionated: str, cli):
+def test_inspect_shows_the_recommended_sampling(opinionated: str, cli):
     assert "\nsampling      temperature 0.0, samplers top_k;temperature\n" in cli("inspect", opinionated)[1]
     advice = json.loads(cli("inspect", opinionated, "--json")[1])["sampling"]
     assert advice == {"temperature": 0.0, "samplers": ["top_k", "temperature"]}
 
 
-def test_the_users_options_win_over_the_files(opinionated: str):
+def test_options_of_the_user_override_those_of_the_file(opinionated: str):
     with localllm.open(opinionated, threads=1) as model:
         (warning,) = model.warnings
         assert "general.sampling.top_k must be a whole number, 0 or above (found many)" in warning
@@ -494,10 +493,10 @@ def model():
 
 @pytest.mark.parametrize("options", LEARNING, ids=str)
 @pytest.mark.parametrize("how", ["ngram", "itself"])
-def test_guesses_change_no_text(model, how: str, options: dict, monkeypatch: pytest.MonkeyPatch):
-    took = StepCostModel.record
+def test_drafts_do_not_change_the_text_of_any_sampler(model, how: str, options: dict, monkeypatch: pytest.MonkeyPatch):
+    record = StepCostModel.record
     monkeypatch.setattr(
-        StepCostModel, "record", lambda costs, tokens, _: took(costs, tokens, 1.0)
+        StepCostModel, "record", lambda costs, tokens, _: record(costs, tokens, 1.0)
     )  # whatever the machine does
     expected = model.generate(PROMPT, 40, speculate="off", seed=3, **options)
     text = "".join(expected)
@@ -509,7 +508,7 @@ def test_guesses_change_no_text(model, how: str, options: dict, monkeypatch: pyt
 
 
 @pytest.mark.parametrize("options", LEARNING[1:3], ids=str)
-def test_answers_are_the_same_alone_and_among_others(model, options: dict):
+def test_answers_are_the_same_alone_and_in_a_batch(model, options: dict):
     alone = {}
     for seed in (3, 4):
         answer = model.generate(PROMPT, 10, seed=seed, **options)
@@ -521,7 +520,7 @@ def test_answers_are_the_same_alone_and_among_others(model, options: dict):
     assert mapped.tokens == alone[3]
 
 
-def test_an_answer_that_never_ends(model):
+def test_an_answer_without_an_end_stops_at_max_tokens(model):
     ends = model.generate("Hi", 300, temperature=0)
     list(ends)
     answer = model.generate("Hi", len(ends.tokens) + 5, temperature=0, ignore_eos=True)
@@ -532,14 +531,13 @@ def test_an_answer_that_never_ends(model):
 
 
 @pytest.mark.parametrize(("target", "rate", "most"), [(1e300, 1e300, 1), (-1e300, 1e300, -1)])
-def test_what_mirostat_learns_has_limits(target: float, rate: float, most: int):
+def test_mu_of_mirostat_is_bounded(target: float, rate: float, most: int):
     mu = learnt_mu(1.0, 0.5, target, rate)
     assert mu == most * MOST_MU
     assert learnt_mu(3.0, 0.25, 2.0, 0.1) == 3.0 and learnt_mu(3.0, 0.25, 1.0, 0.1) == pytest.approx(2.9)
 
 
-def test_what_authors_may_recommend():
-    """llama.cpp's keys."""
+def test_recommended_options_have_llama_cpps_keys():
     assert {option.key for option in OPTIONS.values() if option.key} == {
         "top_k", "temp", "mirostat_tau", "top_p", "xtc_threshold", "xtc_probability", "mirostat_eta", "mirostat",
         "min_p", "sequence", "penalty_last_n", "penalty_repeat",
@@ -551,13 +549,13 @@ def test_what_authors_may_recommend():
     ({"temperature": 0.5, "dynatemp_range": 0.3, "mirostat": 1}, [0.5]),
     ({"temperature": 0.5, "dynatemp_range": 0.3, "mirostat": 2}, [0.5]),
 ])  # fmt: skip
-def test_mirostat_has_one_temperature(options: dict, temperatures: list[float]):
+def test_mirostat_applies_only_one_temperature_step(options: dict, temperatures: list[float]):
     row, step = (
-        everything(random_logits(30)),
+        candidates_of(random_logits(30)),
         steps.temperature if len(temperatures) == 1 else steps.dynamic_temperature,
     )
-    found = STEPS["temperature"].apply(row, SamplingOptions(**options).complete, SimpleNamespace())
-    assert found.logits.tolist() == step(row, *temperatures).logits.tolist()
+    scaled = STEPS["temperature"].apply(row, SamplingOptions(**options).complete, SimpleNamespace())
+    assert scaled.logits.tolist() == step(row, *temperatures).logits.tolist()
 
 
 USUAL = "top_k top_p min_p temperature"
@@ -606,7 +604,7 @@ USUAL = "top_k top_p min_p temperature"
         ({"temperature": 0, "samplers": ""}, ""),
     ],
 )
-def test_which_steps_are_on(options: dict, names: str):
+def test_options_turn_their_steps_on(options: dict, names: str):
     assert chain(SamplingOptions(**options).complete) == names.split()
 
 
@@ -617,7 +615,7 @@ def test_which_steps_are_on(options: dict, names: str):
     ({"repeat_last_n": -1, "dry_penalty_last_n": 7, "dry_sequence_breakers": "x"}, "penalties dry", -1, [b"x"]),
     ({"repeat_last_n": 9, "dry_penalty_last_n": -1, "dry_sequence_breakers": "x"}, "dry", -1, [b"x"]),
 ])  # fmt: skip
-def test_what_is_known_before_a_text(options: dict, names: str, most: int, breakers: list[bytes]):
+def test_the_initial_state_holds_what_the_steps_need(options: dict, names: str, most: int, breakers: list[bytes]):
     chosen = SamplingOptions(**options, mirostat_tau=3, adaptive_target=0.25).complete
     state = State.first(chosen, names.split(), None, 300, SPEAKER)
     assert (state.history.most, state.breakers._texts) == (most, breakers)
@@ -627,15 +625,15 @@ def test_what_is_known_before_a_text(options: dict, names: str, most: int, break
 @pytest.mark.parametrize(
     ("target", "mean", "aim"), [(0.3, 0.2, 0.4), (0.3, 0.7, 0.0), (0.9, 0.5, 1.0), (0.5, 0.5, 0.5)]
 )
-def test_adaptive_p_makes_up_for_what_was_drawn(target: float, mean: float, aim: float):
-    row = everything(random_logits(30))
+def test_adaptive_p_compensates_for_earlier_draws(target: float, mean: float, aim: float):
+    row = candidates_of(random_logits(30))
     state = SimpleNamespace(mean=mean, watched=None)
-    found = STEPS["adaptive_p"].apply(row, SamplingOptions(adaptive_target=target).complete, state)
-    np.testing.assert_allclose(found.logits, steps.adaptive_p(row, aim).logits, rtol=1e-12)
+    adapted = STEPS["adaptive_p"].apply(row, SamplingOptions(adaptive_target=target).complete, state)
+    np.testing.assert_allclose(adapted.logits, steps.adaptive_p(row, aim).logits, rtol=1e-12)
     assert state.watched is row
 
 
-def test_what_is_learnt_of_a_token_to_the_number():
+def test_mirostat_and_adaptive_p_learn_from_drawn_tokens_exactly():
     row = Candidates(np.arange(2), np.log([0.25, 0.75]))
     for options, mu, mean in (
         ({"mirostat": 2}, 10 - 0.1 * (2 - 5), 0.5),
@@ -650,7 +648,7 @@ def test_what_is_learnt_of_a_token_to_the_number():
             )
 
 
-def test_mirostat_of_a_single_token():
+def test_mirostat_works_with_a_single_token():
     for logits, expected in (([-math.inf, 1.0], [1]), ([2.0], [0]), ([-math.inf, 3.0, -math.inf], [1])):
         row = np.array(logits, np.float32)
         assert steps.mirostat_1(Candidates(np.arange(len(row)), row), 5.0, 10).ids.tolist() == expected
@@ -666,7 +664,7 @@ def test_mirostat_of_a_single_token():
     (["mirostat"], 0, 2, "0, 1 or 2"),
     (["temperature", "top_n_sigma", "presence_penalty", "frequency_penalty"], -1e308, 1e308, "a number"),
 ])  # fmt: skip
-def test_which_numbers_make_sense(names: list[str], least: float, most: float, text: str):
+def test_options_accept_their_bounds_and_refuse_values_beyond(names: list[str], least: float, most: float, text: str):
     for name in names:
         for sensible in (least, most):
             assert getattr(SamplingOptions(**{name: sensible}), name) == sensible

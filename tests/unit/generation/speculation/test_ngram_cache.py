@@ -1,4 +1,4 @@
-"""What was written before, as a source of guesses: the index against trying, what is kept of texts, the file."""
+"""Test the n-gram cache of earlier texts: its index against brute force, its eviction, and its file."""
 
 import numpy as np
 import pytest
@@ -23,13 +23,13 @@ from localllm.generation.speculation.ngram import (
 )
 
 
-def of(*texts: list[int]) -> TokenCorpus:
-    """These texts, however short."""
+def corpus_of(*texts: list[int]) -> TokenCorpus:
+    """Return a corpus of these texts, however short."""
     return TokenCorpus.of(np.array([token for text in texts for token in (*text, GAP)], np.int32))
 
 
-def found_by_trying(tokens: list[int], ending: list[int]) -> tuple[int, int]:
-    """The place that Earlier.find promises: longest, then most frequent, then latest."""
+def search_by_trying(tokens: list[int], ending: list[int]) -> tuple[int, int]:
+    """Return the position that TokenCorpus.find promises: longest, then most frequent, then latest match."""
     best: dict[int, list[int]] = {}
     for place in range(GRAM, len(tokens)):
         if GAP in tokens[place - GRAM : place + 1]:
@@ -51,13 +51,13 @@ TEXTS = st.lists(st.lists(st.integers(0, 2), max_size=30), max_size=4)
 
 
 @given(TEXTS, st.lists(st.integers(0, 2), max_size=SURE))
-def test_the_longest_the_most_frequent_the_latest(texts, ending):
-    earlier = of(*texts)
-    assert earlier.find(ending) == found_by_trying(earlier.tokens.tolist(), ending)
+def test_find_returns_the_longest_then_most_frequent_then_latest_match(texts, ending):
+    earlier = corpus_of(*texts)
+    assert earlier.find(ending) == search_by_trying(earlier.tokens.tolist(), ending)
 
 
 @given(st.lists(st.lists(st.integers(0, 3), min_size=LEAST, max_size=80), max_size=4))
-def test_an_index_that_grows_is_the_one_made_anew(texts):
+def test_a_growing_index_equals_one_built_anew(texts):
     grown = NOTHING
     for text in texts:
         grown = grown.and_text(np.array(text, np.int32))
@@ -68,7 +68,7 @@ def numbers(seed: int, count: int) -> list[int]:
     return np.random.default_rng(seed).integers(0, 1000, count).tolist()
 
 
-def test_what_comes_again_is_kept_once():
+def test_a_repeated_text_is_stored_once():
     text = numbers(1, 200)
     earlier = NOTHING.and_text(np.array(text, np.int32))
     assert earlier.tokens.tolist() == [*text, GAP]
@@ -80,7 +80,7 @@ def test_what_comes_again_is_kept_once():
     assert earlier.and_text(np.array(numbers(3, LEAST - 1), np.int32)) is earlier, "too short"
 
 
-def test_the_oldest_goes(monkeypatch):
+def test_the_oldest_text_is_evicted_from_the_corpus(monkeypatch):
     monkeypatch.setattr(written, "MOST", 1000)
     earlier = NOTHING
     for seed in range(30):
@@ -90,8 +90,8 @@ def test_the_oldest_goes(monkeypatch):
     assert earlier.find(numbers(0, 100)[20:30]).agreed == 0
 
 
-def test_an_earlier_text_is_guessed_from():
-    """Also behind a change, and nothing behind its end."""
+def test_drafts_come_from_an_earlier_text():
+    """Continue after a change; propose nothing after the text's end."""
     text, before = numbers(1, 60), NgramCache(1000, None)
     before.add(text)
     grams, copies = text_proposers(text[:20], before)
@@ -106,9 +106,9 @@ def test_an_earlier_text_is_guessed_from():
 
 @given(TEXTS, st.lists(st.lists(st.integers(0, 2), min_size=1, max_size=5)))
 @example([[0] * 5], [[0] * 4, [0]])  # to the end of an earlier text
-def test_following_is_as_looking_again(texts, pushes):
-    """What agrees longest is what agreed longest before, and one token more."""
-    earlier = of(*texts)
+def test_incremental_matching_equals_a_new_search(texts, pushes):
+    """Extend the longest match by one token."""
+    earlier = corpus_of(*texts)
     grams, pushed = NGrams(earlier), list[int]()
     for tokens in pushes:
         grams.push(tokens)
@@ -124,8 +124,8 @@ def alone(tokens: list[int]) -> int:
     return grams.agreed
 
 
-def test_what_nobody_reads_does_not_pile_up(monkeypatch):
-    """With many callers nobody guesses, so that texts only wait."""
+def test_pending_texts_are_bounded_while_nobody_reads_them(monkeypatch):
+    """Keep texts waiting as with many callers, where nothing is drafted."""
     monkeypatch.setattr("localllm.generation.speculation.ngram.MOST", 1000)
     before = NgramCache(5000, "v")
     for seed in range(40):
@@ -145,7 +145,7 @@ def cache(tmp_path, monkeypatch):
     return tmp_path / "written"
 
 
-def test_a_later_process_knows_it(cache):
+def test_a_later_process_reads_the_saved_corpus(cache):
     first, other = NgramCache(1000, "v"), NgramCache(1000, "v")
     first.add(numbers(1, 100), is_kept=True)
     other.add(numbers(2, 100), is_kept=True)
@@ -161,7 +161,7 @@ def test_a_later_process_knows_it(cache):
 
 
 @pytest.mark.parametrize("damage", ["cut", "flipped", "empty", "others"])
-def test_a_damaged_file_was_never_there(cache, damage):
+def test_a_damaged_corpus_file_is_ignored(cache, damage):
     first = NgramCache(1000, "v")
     first.add(numbers(1, 100), is_kept=True)
     first.save()
@@ -178,7 +178,7 @@ def test_a_damaged_file_was_never_there(cache, damage):
     assert NgramCache(vocab, "v").earlier() is NOTHING
 
 
-def test_a_folder_that_refuses(cache):
+def test_an_unwritable_folder_leaves_the_corpus_empty(cache):
     cache.write_text("no folder")
     first = NgramCache(1000, "v")
     first.add(numbers(1, 100), is_kept=True)
@@ -186,7 +186,7 @@ def test_a_folder_that_refuses(cache):
     assert NgramCache(1000, "v").earlier() is NOTHING
 
 
-def test_without_a_file_it_is_known_here_only(cache):
+def test_without_a_file_the_corpus_stays_in_the_process(cache):
     first = NgramCache(1000, None)
     first.add(numbers(1, 100), is_kept=True)
     first.save()
@@ -197,21 +197,21 @@ def test_without_a_file_it_is_known_here_only(cache):
 
 
 @pytest.mark.parametrize("seed", [None, *range(20)])
-def test_texts_are_the_same(model, seed):
-    """Whatever was written before; here what comes now, and something else for every other seed."""
+def test_drafts_from_the_corpus_do_not_change_the_text(model, seed):
+    """Continue this text or, for every other seed, another one."""
     drawn = {"temperature": 0} if seed is None else {"temperature": 1.0, "seed": seed}
-    sequences, found = model.session.cache, list[list[int]]()
+    sequences, token_lists = model.session.cache, list[list[int]]()
     prompt = [token % model.engine.vocab_size for token in numbers(1, 30)]
     for how in ("off", "ngram"):
         sequences.ngrams = NgramCache(model.engine.vocab_size, None)
         sequences.ngrams.add([token % model.engine.vocab_size for token in numbers(7, 300)])
-        if found and seed != 3:
-            sequences.ngrams.add([*prompt, *found[0]])
+        if token_lists and seed != 3:
+            sequences.ngrams.add([*prompt, *token_lists[0]])
         generation = model.generate(prompt, 60, speculate=how, **drawn)
         "".join(generation)
-        found.append(generation.tokens)
-    assert found[0] == found[1]
-    assert seed == 3 or len(found[0]) < 10 or generation.accepted > 5
+        token_lists.append(generation.tokens)
+    assert token_lists[0] == token_lists[1]
+    assert seed == 3 or len(token_lists[0]) < 10 or generation.accepted > 5
 
 
 @pytest.fixture(scope="module")

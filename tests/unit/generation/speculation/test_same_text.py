@@ -1,4 +1,4 @@
-"""What a model says does not depend on guesses: every kind of model, greedy and with 20 seeds, alone and in a batch."""
+"""Test that drafts never change a text: all model types, greedy and with 20 seeds, alone and in a batch."""
 
 import itertools
 
@@ -32,21 +32,21 @@ def model(request, tmp_path):
 
 
 def prompt(seed: int) -> list[int]:
-    """Tokens of which most come twice."""
+    """Return tokens most of which repeat."""
     some = np.random.default_rng(seed).integers(40, 46, 12).tolist()
     return [*some, 7, *some]
 
 
-def test_alone(model):
+def test_drafts_do_not_change_a_single_answer(model):
     guessed = right = 0
     for seed, drawn in enumerate(DRAWN):
-        said = [
+        answers = [
             model.generate(prompt(seed), LENGTH, speculate=how, logit_bias=BIAS, **drawn) for how in ("off", "ngram")
         ]
-        texts = ["".join(answer) for answer in said]
-        assert said[0].tokens == said[1].tokens and texts[0] == texts[1], drawn
-        assert said[0].finish_reason == said[1].finish_reason
-        guessed, right = guessed + said[1].drafted, right + said[1].accepted
+        texts = ["".join(answer) for answer in answers]
+        assert answers[0].tokens == answers[1].tokens and texts[0] == texts[1], drawn
+        assert answers[0].finish_reason == answers[1].finish_reason
+        guessed, right = guessed + answers[1].drafted, right + answers[1].accepted
     assert right > 2 * len(DRAWN) and guessed > right, (
         "some guesses are right and some are wrong, or this shows nothing"
     )
@@ -54,8 +54,8 @@ def test_alone(model):
 
 @pytest.mark.sampled
 @pytest.mark.slow
-def test_in_a_batch(model):
-    """Two answers at once, which both have guesses."""
+def test_drafts_do_not_change_answers_of_a_batch(model):
+    """Draft for two answers at once."""
     longest = 0
     run = model.engine.run
 
@@ -65,7 +65,7 @@ def test_in_a_batch(model):
         return run(asked, logits, precise, kernel_tokens)
 
     model.engine.run = watched
-    found = []
+    results = []
     for how in ("off", "auto"):
         asked = [
             model.session.request(prompt(seed), gather_options(LENGTH, (), drawn | {"logit_bias": BIAS}, how), key=seed)
@@ -74,23 +74,23 @@ def test_in_a_batch(model):
         batch = model.batch(iter(asked), parallel=2)
         finished = sorted(itertools.chain.from_iterable(batch), key=lambda request: request.key)
         batch.close()
-        found.append([(request.answers[0].tokens, request.answers[0].finish_reason) for request in finished])
+        results.append([(request.answers[0].tokens, request.answers[0].finish_reason) for request in finished])
         assert (longest > 1) == (how == "auto")
-    assert found[0] == found[1] and len(found[0]) == len(DRAWN)
+    assert results[0] == results[1] and len(results[0]) == len(DRAWN)
     assert longest <= MOST + 1
 
 
 @pytest.mark.parametrize("kind", ["dense", "recurrent"])
-def test_within_a_constraint(kind, tmp_path):
-    """Tokens that must come are guessed, too."""
+def test_drafts_do_not_change_a_constrained_answer(kind, tmp_path):
+    """Draft forced tokens, too."""
     pattern = "(abc|abd|b){3,9}"
     with api.open_model(write_model(KINDS[kind], tmp_path / "model.gguf"), 2, 256, cache=False) as model:
         right = 0
         for drawn in DRAWN:
-            said = [
+            answers = [
                 model.generate(prompt(1), LENGTH, speculate=how, regex=pattern, **drawn) for how in ("off", "ngram")
             ]
-            texts = ["".join(answer) for answer in said]
-            assert said[0].tokens == said[1].tokens and texts[0] == texts[1], drawn
-            right += said[1].accepted
+            texts = ["".join(answer) for answer in answers]
+            assert answers[0].tokens == answers[1].tokens and texts[0] == texts[1], drawn
+            right += answers[1].accepted
         assert right > len(DRAWN)

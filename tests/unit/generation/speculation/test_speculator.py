@@ -1,4 +1,4 @@
-"""Speculative decoding: the same text in fewer steps."""
+"""Test speculative decoding: the same text in fewer steps."""
 
 import itertools
 import json
@@ -46,13 +46,13 @@ def first(proposer, count: int) -> list[int]:
 
 
 def longest_repeated_end(tokens: list[int]) -> int:
-    """The length of the longest end of the text that is also somewhere before, by trying."""
+    """Return the length of the longest suffix that also occurs earlier, by brute force."""
     ends = range(len(tokens) - 1, 0, -1)
     return next((n for n in ends if any(tokens[i : i + n] == tokens[-n:] for i in range(len(tokens) - n))), 0)
 
 
 @given(st.lists(st.integers(0, 3), max_size=40))
-def test_ngrams_find_the_longest_repeated_end(tokens):
+def test_ngrams_find_the_longest_repeated_suffix(tokens):
     grams = NGrams()
     for count, token in enumerate(tokens, 1):
         grams.push([token])
@@ -67,7 +67,7 @@ def test_ngrams_find_the_longest_repeated_end(tokens):
             assert [guess.trust for guess in guesses] == [min(longest + i, SURE) for i in range(3)]
 
 
-def test_ngrams_prefer_what_was_last():
+def test_ngrams_prefer_the_latest_match():
     grams = NGrams()
     grams.push([1, 2, 8, 0, 1, 2])
     assert first(grams, 1) == [8]
@@ -75,7 +75,7 @@ def test_ngrams_prefer_what_was_last():
     assert first(grams, 1) == [9]
 
 
-def test_a_new_text_has_no_guesses():
+def test_a_text_without_repetition_gets_no_draft():
     assert first(NGrams(), 5) == []
     assert first(text_proposers([4, 5, 6])[0], 5) == []
 
@@ -95,7 +95,7 @@ ORIGINAL = list(range(100, 120))
     ],
     ids=str,
 )
-def test_copies_go_on_behind_a_change(answer, expected):
+def test_a_copy_continues_after_a_change(answer, expected):
     grams, copies = text_proposers([*ORIGINAL, 1])
     for token in answer:
         for proposer in (grams, copies):
@@ -103,8 +103,8 @@ def test_copies_go_on_behind_a_change(answer, expected):
     assert first(copies, 2) == [expected, expected + 1]
 
 
-def test_how_often_copies_are_right():
-    """Of a text that is copied three times with changes: how many next tokens each proposer guesses, and how sure."""
+def test_copies_draft_most_tokens_of_a_changed_text():
+    """Copy a text three times with changes; count each proposer's drafts and hits."""
     random = np.random.default_rng(5)
     original = random.integers(0, 60, 80).tolist()
     grams, copies = text_proposers([*original, 99])
@@ -124,8 +124,8 @@ def test_how_often_copies_are_right():
     assert (asked, right, trust) == (236, [74, 62], [486, 288])
 
 
-def test_copies_that_were_left_are_taken_up_again():
-    """Of the latest few; of one token alone there was no copy."""
+def test_an_interrupted_copy_is_resumed():
+    """Resume the latest few; a single token is no copy."""
     original = list(range(100, 200))
     grams, copies = text_proposers([*original, 1])
 
@@ -147,7 +147,7 @@ def test_copies_that_were_left_are_taken_up_again():
 
 
 @given(st.lists(st.integers(0, 2), max_size=30), st.lists(st.lists(st.integers(0, 2), min_size=1, max_size=5)))
-def test_copies_guess_what_is_in_the_text(prompt, pushes):
+def test_copies_only_propose_tokens_of_the_text(prompt, pushes):
     grams, copies = text_proposers(prompt)
     for tokens in pushes:
         for proposer in (grams, copies):
@@ -158,8 +158,8 @@ def test_copies_guess_what_is_in_the_text(prompt, pushes):
 # ---- pace -----------------------------------------------------------------------------------------------------------
 
 
-def costs_of(*seconds: float) -> StepCostModel:
-    """Of 1, 2, 4, 8 and 16 tokens."""
+def make_costs(*seconds: float) -> StepCostModel:
+    """Return the costs of 1, 2, 4, 8 and 16 tokens."""
     costs = StepCostModel()
     for tokens, taken in zip((1, 2, 4, 8, 16), seconds, strict=True):
         costs.record(tokens, taken)
@@ -167,7 +167,7 @@ def costs_of(*seconds: float) -> StepCostModel:
 
 
 class Script:
-    """A proposer that guesses the same every time; each guess takes `seconds` by the test's clock."""
+    """A proposer that repeats its guesses; each takes `seconds` of the test's clock."""
 
     account = None
 
@@ -194,37 +194,37 @@ SURELY = [Guess(7, SURE)] * 30
 
 
 def test_a_draft_is_as_long_as_it_pays():
-    free, dear = costs_of(1, 1, 1, 1, 1), costs_of(1, 2.2, 4.4, 8.8, 17.6)
+    free, dear = make_costs(1, 1, 1, 1, 1), make_costs(1, 2.2, 4.4, 8.8, 17.6)
     assert len(Guesser(Script(SURELY)).plan(MOST, free, GAIN).draft) == MOST
     assert len(Guesser(Script(SURELY)).plan(5, free, GAIN).draft) == 5
     assert len(Guesser(Script(SURELY)).plan(0, free, GAIN).draft) == 0
     assert len(Guesser(Script(SURELY[:2])).plan(MOST, free, GAIN).draft) == 2, "there are no more"
     assert Guesser(Script(SURELY)).plan(MOST, dear, GAIN).draft == []
-    usual = costs_of(1, 1.3, 1.8, 3.2, 5.5)
+    usual = make_costs(1, 1.3, 1.8, 3.2, 5.5)
     assert 1 <= len(Guesser(Script([Guess(7, 4)] * 30)).plan(MOST, usual, GAIN).draft) < MOST
     assert Guesser(Script(SURELY)).plan(MOST, usual, 99.0).draft == [], "something else promises more"
 
 
-def test_the_others_lose_what_a_draft_costs():
-    """Beside others a draft is shorter: they have one token each, however long the step takes."""
-    usual = costs_of(1, 1.3, 1.8, 3.2, 5.5)
+def test_a_draft_is_shorter_beside_other_answers():
+    """Charge the draft's time to the other answers, which get one token each."""
+    usual = make_costs(1, 1.3, 1.8, 3.2, 5.5)
     lengths = [len(Guesser(Script(SURELY)).plan(MOST - n, usual.with_batch(n), GAIN).draft) for n in (0, 2, 4)]
     assert lengths[0] > lengths[2]
-    dear = costs_of(1, 1.1, 3.3, 6.6, 13.2)
+    dear = make_costs(1, 1.1, 3.3, 6.6, 13.2)
     assert len(Guesser(Script(SURELY)).plan(MOST, dear, GAIN).draft) == 1
     assert Guesser(Script(SURELY)).plan(MOST - 2, dear.with_batch(2), GAIN).draft == []
     assert Guesses([Script(SURELY)], dear).draft(5, MOST) == []
 
 
-def test_between_measured_lengths_costs_are_on_lines():
-    costs = costs_of(1.0, 1.5, 2.0, 3.0, 5.0)
+def test_costs_between_measured_lengths_are_interpolated():
+    costs = make_costs(1.0, 1.5, 2.0, 3.0, 5.0)
     assert [costs.relative(tokens) for tokens in (1, 2, 3, 4, 6, 12)] == pytest.approx([1, 1.5, 1.75, 2, 2.5, 4])
     costs.record(4, 9.0)
     assert costs.relative(4) < 9, "one slow step is not yet the truth"
 
 
-def test_what_steps_cost_to_the_number():
-    """By what is usual as long as little was measured; longer steps than drafts have say nothing."""
+def test_step_costs_are_computed_exactly():
+    """Use typical costs until enough is measured; ignore steps longer than drafts."""
     costs = StepCostModel()
     costs.record(MOST + 2, 5.0)
     assert not costs.are_known and [costs.relative(tokens) for tokens in (0, 1, 2, 3, 16)] == [0, 1, 1.3, 1.55, 5.5]
@@ -241,13 +241,13 @@ def test_what_steps_cost_to_the_number():
     assert costs.relative(4) == pytest.approx(3.6 / 2.6), "a slower one counts little"
     assert costs.with_batch(0) is costs and costs.tokens(3.0) == 3.0
     beside = costs.with_batch(3)
-    found = beside.relative(1), beside.relative(13), beside.of_time(2.0), beside.tokens(3.0), beside.tokens(1.0)
-    assert found == pytest.approx((1, 8.8 / 3.6, 2 / 3.6, 1.5, 1))
+    values = beside.relative(1), beside.relative(13), beside.of_time(2.0), beside.tokens(3.0), beside.tokens(1.0)
+    assert values == pytest.approx((1, 8.8 / 3.6, 2 / 3.6, 1.5, 1))
     assert speculation.interpolate({1: 1.0, 4: 6.0, 2: 2.0}) == [0, 1, 2, 4, 6]
     assert [speculation.smooth(*pair) for pair in ((None, 3.0), (2.0, 1.0), (2.0, 5.0))] == [3, 1, 2.6]
 
 
-def test_what_is_learned_of_guesses_to_the_number():
+def test_acceptance_history_is_computed_exactly():
     experience = speculation.AcceptanceHistory()
     assert experience.chances[:3] == [0, 1 / 3, 1 / 2] and experience.chances[15:] == [15 / 17, 0.95]
     experience.learn(4, True)
@@ -269,9 +269,9 @@ def test_what_is_learned_of_guesses_to_the_number():
     assert account.may_lose
 
 
-def test_experience_counts_without_being_read():
-    """Bad guesses are given up, and good ones taken up, also when none was in a draft."""
-    usual, source = costs_of(1, 1.3, 1.8, 3.2, 5.5), Guesser(Script([Guess(7, 4)] * 30))
+def test_acceptance_is_learned_even_from_guesses_not_drafted():
+    """Give up bad guesses and resume good ones."""
+    usual, source = make_costs(1, 1.3, 1.8, 3.2, 5.5), Guesser(Script([Guess(7, 4)] * 30))
     for _ in range(30):
         source.plan(MOST, usual, GAIN)
         source.push([5])
@@ -283,8 +283,8 @@ def test_experience_counts_without_being_read():
     assert len(source.plan(MOST, usual, GAIN).draft) > 5
 
 
-def test_other_agreements_are_another_experience():
-    usual, script = costs_of(1, 1.3, 1.8, 3.2, 5.5), Script([Guess(7, 3)] * 30)
+def test_each_match_length_has_its_own_acceptance_history():
+    usual, script = make_costs(1, 1.3, 1.8, 3.2, 5.5), Script([Guess(7, 3)] * 30)
     source = Guesser(script)
     for _ in range(30):
         source.plan(MOST, usual, GAIN)
@@ -294,7 +294,7 @@ def test_other_agreements_are_another_experience():
 
 
 def test_guesses_that_cost_more_than_they_save_are_not_made():
-    usual, dear = costs_of(1, 1.3, 1.8, 3.2, 5.5), Script(SURELY, seconds=0.9)
+    usual, dear = make_costs(1, 1.3, 1.8, 3.2, 5.5), Script(SURELY, seconds=0.9)
     source = Guesser(dear)
     for _ in range(40):
         source.plan(MOST, usual, GAIN)
@@ -307,9 +307,9 @@ def test_guesses_that_cost_more_than_they_save_are_not_made():
         source.push([7] * 16)
 
 
-def test_wrong_guesses_lose_little():
-    """Guesses that are sure and never right, free ones and others: what they cost is a small share of the time."""
-    usual = costs_of(1, 1.3, 1.8, 3.2, 5.5)
+def test_wrong_guesses_cost_little_time():
+    """Bound the time lost by confident guesses that are always wrong."""
+    usual = make_costs(1, 1.3, 1.8, 3.2, 5.5)
     for seconds in (0.0, 0.2):
         script = Script(SURELY, seconds)
         source, spent = Guesser(script), 0.0
@@ -323,8 +323,8 @@ def test_wrong_guesses_lose_little():
         assert 1 < spent < START + LOSS * 400 + usual.relative(MOST + 1) + TRIALS * seconds
 
 
-def test_who_has_gained_may_lose_more():
-    usual, script = costs_of(1, 1.3, 1.8, 3.2, 5.5), Script(SURELY)
+def test_earlier_gains_allow_larger_losses():
+    usual, script = make_costs(1, 1.3, 1.8, 3.2, 5.5), Script(SURELY)
     source, wrong = Guesser(script), []
     for came in ([7] * (MOST + 1), [5]):
         read = [bool(source.plan(MOST, usual, GAIN).draft) for _ in range(20) if source.push(came) is None]
@@ -333,8 +333,8 @@ def test_who_has_gained_may_lose_more():
     assert wrong[1][0]
 
 
-def test_what_is_known_of_guesses_stays_for_the_next_answer():
-    usual, account = costs_of(1, 1.3, 1.8, 3.2, 5.5), SpeculationBudget()
+def test_the_speculation_budget_carries_over_to_the_next_answer():
+    usual, account = make_costs(1, 1.3, 1.8, 3.2, 5.5), SpeculationBudget()
     scripts = [Script(SURELY, 0.2) for _ in range(3)]
     for script in scripts:
         script.account = account
@@ -346,7 +346,7 @@ def test_what_is_known_of_guesses_stays_for_the_next_answer():
     assert max(script.asked for script in scripts[1:]) <= 30 * LOSS / 0.2 + 1 < TRIALS + 1
 
 
-def test_the_first_step_is_the_measure():
+def test_costs_are_relative_to_the_first_step():
     guesses = Guesses([Script(SURELY)])
     assert guesses.draft(9) == []
     guesses.record(1, 1.0)
@@ -354,9 +354,9 @@ def test_the_first_step_is_the_measure():
     assert guesses.draft(0) == []
 
 
-def test_what_a_draft_promises_to_the_number():
-    """And what is lost by it, by its guesses, and won."""
-    costs, script = costs_of(1, 1.5, 2, 3, 5), Script([Guess(7, 8), Guess(8, 8), Guess(9, 4)], seconds=0.01)
+def test_the_promise_of_a_draft_is_computed_exactly():
+    """Charge the draft and its guesses, and credit the accepted tokens."""
+    costs, script = make_costs(1, 1.5, 2, 3, 5), Script([Guess(7, 8), Guess(8, 8), Guess(9, 4)], seconds=0.01)
     script.account = SpeculationBudget()
     source, lost = Guesser(script), []
     script.account.charge = lost.append
@@ -383,12 +383,12 @@ def test_what_a_draft_promises_to_the_number():
 
 
 @pytest.mark.parametrize(("most", "others", "length"), [(9, 0, 9), (30, 0, 15), (30, 13, 2), (30, 14, 1), (30, 15, 0)])
-def test_a_draft_leaves_room_for_others(most: int, others: int, length: int):
-    guesses = Guesses([Script(SURELY)], costs_of(1, 1, 1, 1, 1))
+def test_a_draft_leaves_room_for_other_answers(most: int, others: int, length: int):
+    guesses = Guesses([Script(SURELY)], make_costs(1, 1, 1, 1, 1))
     assert guesses.draft(most, others) == [7] * length
 
 
-def test_the_best_proposer_is_heard():
+def test_the_most_promising_proposer_drafts():
     better, worse = [Guess(1, 8)] * 30, [Guess(2, 4)] * 30
     for order in itertools.permutations((Script(better), Script(worse))):
         guesses = Guesses(order)
@@ -416,7 +416,7 @@ def answer(model, prompt: str, speculate: str, **sampling):
 
 @pytest.mark.parametrize("sampling", [{"temperature": 0}, *({"seed": seed} for seed in range(4))], ids=str)
 @pytest.mark.parametrize("prompt", PROMPTS)
-def test_the_text_is_the_same(model, prompt, sampling):
+def test_drafts_do_not_change_the_text(model, prompt, sampling):
     expected, off = answer(model, prompt, "off", **sampling)
     text, on = answer(model, prompt, "ngram", **sampling)
     assert (text, on.tokens, on.finish_reason) == (expected, off.tokens, off.finish_reason)
@@ -426,8 +426,8 @@ def test_the_text_is_the_same(model, prompt, sampling):
     assert on.steps == off.steps - on.accepted
 
 
-def test_the_sequence_holds_what_was_said(model):
-    """The next turn finds what this one has read, and nothing that was only guessed."""
+def test_the_sequence_holds_only_accepted_tokens(model):
+    """Let the next turn find what this one has prefilled."""
     text, first = answer(model, PROMPTS[0], "ngram", temperature=0)
     held = model.session.cache.idle[-1].tokens
     assert held == (first.prompt + first.tokens)[: len(held)]
@@ -438,8 +438,8 @@ def test_the_sequence_holds_what_was_said(model):
     np.testing.assert_array_equal(second.prompt[: second.cached_tokens], held[: second.cached_tokens])
 
 
-def test_where_the_text_repeats_itself_there_are_fewer_steps(model):
-    """The sampler draws what the text has had before: a bias that leaves it no choice."""
+def test_a_repeating_text_takes_fewer_steps(model):
+    """Force the repetition by a logit bias."""
     ids = model.tokenize(REPEAT)
     options = GenerationOptions(40, (), SamplingOptions(temperature=0), None, "ngram")
     generation = model.session.complete(ids, options)
@@ -456,7 +456,7 @@ def test_where_the_text_repeats_itself_there_are_fewer_steps(model):
 
 @pytest.mark.parametrize("sampling", [{"temperature": 0}, {"seed": 1}, {"seed": 2, "repeat_penalty": 1.3}], ids=str)
 @pytest.mark.parametrize("speculate", ["itself", "file"])
-def test_a_draft_model_changes_no_text(model, speculate, sampling, monkeypatch):
+def test_a_draft_model_does_not_change_the_text(model, speculate, sampling, monkeypatch):
     took = StepCostModel.record
     monkeypatch.setattr(
         StepCostModel, "record", lambda costs, tokens, _: took(costs, tokens, 1.0)
@@ -471,7 +471,7 @@ def test_a_draft_model_changes_no_text(model, speculate, sampling, monkeypatch):
     assert generation.accepted >= len(generation.tokens) // 2, "it says what it would say"
 
 
-def test_draft_models_are_opened_once_and_closed_with_the_model():
+def test_a_draft_model_is_opened_once_and_closed_with_the_model():
     path = str(localllm.builtin_model())
     with localllm.open(path, threads=1) as model:
         for _ in range(2):
@@ -482,14 +482,14 @@ def test_draft_models_are_opened_once_and_closed_with_the_model():
 
 
 class Words:
-    """A tokenizer of so many words."""
+    """A tokenizer with `count` tokens."""
 
     def __init__(self, count: int, **other: str):
         self.pieces = [other.get(f"w{i}", f"word {i}") for i in range(count)]
 
 
 @pytest.mark.parametrize("count", [500, 500 + PADDING, 500 - PADDING])
-def test_a_vocabulary_may_be_padded(count):
+def test_a_padded_vocabulary_is_accepted_for_drafts(count):
     ModelDrafter(PrefixCache(FakeEngine(500, lambda tokens: 0)), Words(count)).require_vocabulary(Words(500))
 
 
@@ -501,20 +501,20 @@ def test_a_vocabulary_may_be_padded(count):
     ],
     ids=["longer", "other"],
 )
-def test_another_vocabulary_is_refused(words, problem):
+def test_a_draft_model_with_another_vocabulary_is_refused(words, problem):
     with pytest.raises(UsageError, match=f"a different vocabulary.*{problem}"):
         ModelDrafter(PrefixCache(FakeEngine(500, lambda tokens: 0)), words).require_vocabulary(Words(500))
 
 
 def counting(tokens: list[int]) -> int:
-    """After a number comes the next."""
+    """Follow a number by the next one."""
     return (tokens[-1] + 1) % 50
 
 
 SAMPLER = Sampler(SamplingOptions(temperature=0), 50)
 
 
-def test_a_draft_model_writes_ahead():
+def test_a_draft_model_proposes_its_next_tokens():
     engine = FakeEngine(50, counting)
     drafter = ModelDrafter(PrefixCache(engine), Words(50))
     with drafter.proposer([1, 2, 3], SAMPLER, frozenset([12])) as proposer:
@@ -536,7 +536,7 @@ def test_a_draft_model_writes_ahead():
     assert len(engine.open_sequences) == 1
 
 
-def test_a_draft_model_reads_only_what_it_knows():
+def test_a_draft_model_skips_tokens_beyond_its_vocabulary():
     engine = FakeEngine(40, counting, context=8)
     drafter = ModelDrafter(PrefixCache(engine), Words(40))
     with drafter.proposer([1, 2, 3], SAMPLER, frozenset()) as proposer:
@@ -547,16 +547,16 @@ def test_a_draft_model_reads_only_what_it_knows():
         assert first(proposer, 9) == []
 
 
-def test_a_draft_model_that_may_say_nothing_is_silent():
-    """A bias forbids all tokens that it has; the other model has more."""
+def test_a_draft_model_without_allowed_tokens_proposes_nothing():
+    """Forbid all tokens that the smaller vocabulary has."""
     drafter = ModelDrafter(PrefixCache(FakeEngine(40, counting)), Words(40))
     sampler = Sampler(SamplingOptions(logit_bias=dict.fromkeys(range(40), -math.inf)), 50)
     with drafter.proposer([1, 2, 3], sampler, frozenset()) as proposer:
         assert first(proposer, 9) == []
 
 
-def test_a_draft_model_follows_a_guide():
-    """As far as the answer goes; the guide of the answer itself hears of nothing."""
+def test_a_draft_model_follows_a_copy_of_the_token_mask():
+    """Leave the answer's own mask untouched."""
 
     class Guiding:
         def __init__(self, said: int = 0):
@@ -582,7 +582,7 @@ def test_a_draft_model_follows_a_guide():
 
 
 class Opened:
-    """A file that may have a head."""
+    """A file that may hold a draft head."""
 
     def __init__(self, metadata: dict):
         self.path, self.metadata, self.closed = "head.gguf", metadata, 0
@@ -597,7 +597,7 @@ class Opened:
     ("a", True, 500, [], 0, "a different vocabulary: 500 tokens instead of 50"),
     ("a", True, -1, [], 0, "^a: no vocabulary$"),
 ])  # fmt: skip
-def test_a_file_with_a_head(path, is_head, tokens, uses, closed, problem, monkeypatch):
+def test_a_draft_head_is_attached_and_any_other_file_closed(path, is_head, tokens, uses, closed, problem, monkeypatch):
     used, file = [], Opened({} if tokens is None else {heads.TOKENS: tokens})
     sequences = PrefixCache(FakeEngine(50, counting))
     sequences.engine.draft_head_path, sequences.engine.load_draft_head = "known", lambda file: used.append(1)
@@ -617,8 +617,8 @@ def test_a_file_with_a_head(path, is_head, tokens, uses, closed, problem, monkey
 
 @pytest.mark.sampled
 @pytest.mark.slow
-def test_the_distribution_stays():
-    """A chi-square test over all pairs of tokens of a tiny vocabulary, with a draft model that often errs."""
+def test_drafts_keep_the_sampling_distribution():
+    """Use a chi-square test over all pairs of tokens, with a draft model that often errs."""
     random = np.random.default_rng(4)
     target, draft = (random.normal(0, 1, (3, 3)).astype(np.float32) for _ in range(2))
     options = dict(top_k=0, top_p=1.0, min_p=0.0, temperature=1.0)
@@ -640,7 +640,7 @@ def test_the_distribution_stays():
     assert most / (2 - most) - 0.02 < agreed / runs < most + 0.02
 
 
-def test_the_command_line_has_draft_models(cli, tmp_path: Path):
+def test_run_accepts_a_draft_model(cli, tmp_path: Path):
     tiny, other = str(write_tiny_model(tmp_path / "tiny.gguf")), str(localllm.builtin_model())
     greedy = ("-n", "12", "--temp", "0", "-t", "1", "-c", "256")
     expected = json.loads(cli("run", tiny, "-p", "Hi", "--json", "--speculate", "off", *greedy)[1])

@@ -1,4 +1,4 @@
-"""Tools that are Python functions: what the model is told of them, and what comes of its calls."""
+"""Test Python functions as tools: their descriptions, and how calls run them."""
 
 import asyncio
 import dataclasses
@@ -57,7 +57,7 @@ def fail(path: str) -> str:
     raise FileNotFoundError(f"no file {path}")
 
 
-def test_a_function_is_described():
+def test_a_function_is_described_by_its_signature_and_docstring():
     tool = tool_of(weather)
     assert (tool.name, tool.description) == ("weather", "Forecast the weather.\n\nIt is made up.")
     properties = tool.parameters["properties"]
@@ -74,7 +74,7 @@ class Calendar:
         return "Friday"
 
 
-def test_methods_and_functions_without_parameters_or_types():
+def test_methods_and_untyped_functions_are_tools():
     assert tool_of(Calendar().today).parameters["properties"] == {}
     assert perform(Calendar().today, ToolCall("today", ["{}"])) == "Friday"
 
@@ -85,13 +85,13 @@ def test_methods_and_functions_without_parameters_or_types():
     assert perform(untyped, ToolCall("untyped", ['{"city": 1}'])) == "null"
 
 
-def test_arguments_are_converted_and_results_are_text():
-    said = perform(weather, ToolCall("weather", ['{"place": {"city": "Rome"}, "days": 2}']))
-    assert json.loads(said) == {"city": "Rome", "country": "Italy", "degrees": [20, 20], "unit": "C"}
+def test_arguments_are_converted_and_results_become_text():
+    result = perform(weather, ToolCall("weather", ['{"place": {"city": "Rome"}, "days": 2}']))
+    assert json.loads(result) == {"city": "Rome", "country": "Italy", "degrees": [20, 20], "unit": "C"}
     assert perform(add, ToolCall("add", ['{"a": 1, "b": "2"}'])) == "3"
 
 
-def test_descriptions_in_openais_form():
+def test_openai_descriptions_and_functions_are_tools():
     function = {"name": "f", "description": "d", "parameters": {"type": "object", "properties": {"x": {}}}}
     assert tool_of({"type": "function", "function": function}) == tool_of(function)
     use = tool_use([function, add], choice=add, parallel=False)
@@ -119,7 +119,7 @@ async def later(a: int, b: int) -> int:
         ([lambda x: x], "auto", "is not a valid name"),
     ],
 )
-def test_what_is_no_tool(tools: Any, choice: str, message: str):
+def test_invalid_tools_and_choices_are_refused(tools: Any, choice: str, message: str):
     with pytest.raises(UsageError, match=message):
         tool_use(tools, choice)
 
@@ -130,11 +130,11 @@ def test_what_is_no_tool(tools: Any, choice: str, message: str):
 @pytest.fixture
 def model(tmp_path, monkeypatch: pytest.MonkeyPatch):
     path = write_tiny_model(tmp_path / "tiny.gguf", context=4096, chat_template=QWEN)
-    for question, said in {
+    for question, text in {
         "sum": call("add", a=2, b=40), "both": call("add", a=1, b=1) + "\n" + call("add", a=2, b=2),
         "file": call("fail", path="x"), "later": call("later", a=2, b=40),
     }.items():  # fmt: skip
-        monkeypatch.setitem(tool_talker.CALLS, question, said)
+        monkeypatch.setitem(tool_talker.CALLS, question, text)
     monkeypatch.setitem(tool_talker.CALLS, tool_talker.FOR_EVER, call("add", a=0, b=0))
     file = GGUFFile.open(path)
     tokenizer = api.tokenizer_of(file)
@@ -146,14 +146,14 @@ def ask(text: str) -> list[dict[str, Any]]:
     return [{"role": "user", "content": text}]
 
 
-def test_an_answer_has_its_calls(model: localllm.Model):
+def test_an_answer_holds_its_calls(model: localllm.Model):
     answer = model.chat(ask("sum"), tools=[add])
     assert "".join(answer) == "" and [(one.name, one.arguments) for one in answer.calls] == [("add", {"a": 2, "b": 40})]
     free = model.chat(ask("sum"), tools=[add], tool_choice="none")
     assert "tool_call" in "".join(free) and free.calls == []
 
 
-def test_functions_are_called_until_the_model_answers(model: localllm.Model):
+def test_functions_run_until_the_model_answers(model: localllm.Model):
     messages = ask("sum")
     run = model.run_tools(messages, [add, weather])
     assert "".join(run) == "It says: 42" == run.text and run.finish_reason == "stop"
@@ -176,19 +176,19 @@ def test_a_call_may_be_refused(model: localllm.Model):
     assert "".join(run) == "It says: error: the user does not allow this call" and seen == ["add"]
 
 
-def test_what_goes_wrong_is_told_to_the_model(model: localllm.Model):
+def test_errors_of_a_function_are_sent_to_the_model(model: localllm.Model):
     run = model.run_tools(ask("file"), [fail])
     assert "".join(run) == "It says: error: FileNotFoundError: no file x"
 
 
-def test_turns_have_a_limit(model: localllm.Model):
+def test_run_tools_raises_after_max_turns(model: localllm.Model):
     run = model.run_tools(ask(tool_talker.FOR_EVER), [add], max_turns=3)
     with pytest.raises(LocalllmError, match="the model called tools 3 times without answering; raise max_turns"):
         list(run)
     assert len(run.calls) == 3
 
 
-def test_a_demanded_tool_is_demanded_once(model: localllm.Model):
+def test_a_required_tool_is_required_only_once(model: localllm.Model):
     run = model.run_tools(ask("sum"), [add], tool_choice="required")
     assert "".join(run) == "It says: 42" and len(run.calls) == 1
 
@@ -200,12 +200,12 @@ def test_a_session_keeps_calls_and_results(model: localllm.Model):
     assert "".join(model.session.ask("more")) == "MORE"
 
 
-def test_what_cannot_be_called(model: localllm.Model):
+def test_run_tools_refuses_tools_that_are_no_functions(model: localllm.Model):
     with pytest.raises(UsageError, match=r"run_tools needs functions as tools, not {'name': 'f'"):
         model.run_tools(ask("sum"), [{"name": "f"}])  # type: ignore[list-item]
 
 
-def test_asynchronous_functions_are_run(model: localllm.Model):
+def test_asynchronous_functions_run_outside_an_event_loop(model: localllm.Model):
     run = model.run_tools(ask("later"), [add, later])
     assert "".join(run) == "It says: 42" and run.messages[1]["content"] == "42"
 
@@ -216,8 +216,8 @@ def test_asynchronous_functions_are_run(model: localllm.Model):
     asyncio.run(in_a_loop())
 
 
-def test_event_loops_run_their_own_functions(model: localllm.Model):
-    """Beside each other, functions that are not asynchronous in threads."""
+def test_arun_tools_awaits_functions_concurrently(model: localllm.Model):
+    """Run the other functions in threads."""
     loops = list[Any]()
 
     async def slow(a: int, b: int) -> int:
@@ -237,7 +237,7 @@ def test_event_loops_run_their_own_functions(model: localllm.Model):
     asyncio.run(main())
 
 
-def test_leaving_cancels_a_function(model: localllm.Model):
+def test_leaving_cancels_a_running_function(model: localllm.Model):
     seen = list[str]()
 
     async def main() -> None:

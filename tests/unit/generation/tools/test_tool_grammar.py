@@ -1,4 +1,4 @@
-"""Calls of tools: read off every released template, parsed as they come, and never malformed."""
+"""Test tool calls: formats of released templates, incremental parsing, and grammars that allow only valid calls."""
 
 import json
 import random
@@ -80,27 +80,26 @@ def format_of(source: str) -> tuple[ChatTemplate, ToolCallFormat]:
     )
 
 
-def read(reader: ToolCallParser, text: str, seed: int = 0) -> tuple[str, list[tuple[str, dict]]]:
-    """Prose and calls of a text that comes in pieces."""
-    cuts, said, calls = random.Random(seed), "", list[list[str]]()
+def parse(reader: ToolCallParser, text: str, seed: int = 0) -> tuple[str, list[tuple[str, dict]]]:
+    """Return prose and calls of a chunked text."""
+    cuts, prose, calls = random.Random(seed), "", list[list[str]]()
     while text:
         size = cuts.randint(1, 4)
         piece, text = text[:size], text[size:]
         for kind, part in reader.push(piece):
             if kind == ANSWER:
-                said += part
+                prose += part
             elif kind == CALL:
                 calls.append([part, ""])
             elif kind == ARGUMENTS:
                 calls[-1][1] += part
-    said += "".join(part for kind, part in reader.flush() if kind == ANSWER)
-    return said, [(name, json.loads(arguments)) for name, arguments in calls]
+    prose += "".join(part for kind, part in reader.flush() if kind == ANSWER)
+    return prose, [(name, json.loads(arguments)) for name, arguments in calls]
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", NAMES)
-def test_every_template(shared: Path, name: str):
-    """What a template writes of calls is read as those calls."""
+def test_calls_rendered_by_a_released_template_are_parsed_back(shared: Path, name: str):
     template, format = format_of((shared / "templates" / f"{name}.jinja").read_text(encoding="utf-8"))
     assert (format == GENERIC) == (name in WITHOUT)
     if format == GENERIC or name.startswith("ibm-granite-granite-3.3"):
@@ -129,7 +128,7 @@ def test_every_template(shared: Path, name: str):
             first -= 1
         reader = ToolCallParser(format, tools)
         prose = "Well.\n" if format.has_tag else ""
-        assert read(reader, prose + text[first:])[1] == given[:count]
+        assert parse(reader, prose + text[first:])[1] == given[:count]
 
 
 QWEN = (
@@ -142,12 +141,12 @@ QWEN = (
 LITERAL = 'To call, one writes <tool_call>{"name": "x"}</tool_call>.'
 
 
-def test_only_what_tools_return_is_broken():
-    """What users and the model write stays, with the tags that it speaks of."""
+def test_only_tool_results_have_their_markers_broken():
+    """Keep the tags that users and the model write."""
     text = "<end> and [DONE] twice: <end>"
-    said = [{"role": role, "content": text} for role in ("system", "user", "assistant", "tool")]
-    *others, result = parse_arguments(said, ("<end>", "[DONE]"))
-    assert others == said[:-1]
+    messages = [{"role": role, "content": text} for role in ("system", "user", "assistant", "tool")]
+    *others, result = parse_arguments(messages, ("<end>", "[DONE]"))
+    assert others == messages[:-1]
     assert result == {"role": "tool", "content": "< end> and [ DONE] twice: < end>"}
 
 
@@ -155,15 +154,15 @@ def test_markers_in_prose_are_prose():
     _, format = format_of(QWEN)
     assert format.trigger == "<tool_call>"
     tools = {WEATHER.name: WEATHER.parameters}
-    assert read(ToolCallParser(format, tools), LITERAL) == (LITERAL, [])
+    assert parse(ToolCallParser(format, tools), LITERAL) == (LITERAL, [])
     signed = ToolCallParser(format, tools, frozenset({"<tool_call>"}))
-    assert read(signed, f"Look:\n{LITERAL}") == (f"Look:\n{LITERAL}", [])
+    assert parse(signed, f"Look:\n{LITERAL}") == (f"Look:\n{LITERAL}", [])
 
 
 @pytest.mark.parametrize("text", ["", " ", "x", "a < b", "<tool", "{", "Let me see.\n\n"])
-def test_prose_stays(text: str):
+def test_prose_without_calls_is_unchanged(text: str):
     for format in (GENERIC, format_of(QWEN)[1], *NOT_RENDERED.values()):
-        assert read(ToolCallParser(format, {WEATHER.name: {}}), text)[0] == text
+        assert parse(ToolCallParser(format, {WEATHER.name: {}}), text)[0] == text
 
 
 @pytest.fixture(scope="module")
@@ -189,8 +188,8 @@ FILES = {
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", FORMATS)
-def test_a_model_that_knows_nothing_of_it_makes_valid_calls(guide, request, name: str):
-    """Whatever it says: tools, arguments and their types are right, or the answer is cut."""
+def test_an_untrained_model_makes_valid_calls(guide, request, name: str):
+    """Check tools, arguments and types, unless the answer was cut."""
     import jsonschema
 
     format = FORMATS[name]
@@ -231,7 +230,7 @@ def test_a_model_that_knows_nothing_of_it_makes_valid_calls(guide, request, name
     assert whole
 
 
-def test_schemas_that_a_grammar_cannot_hold(guide):
+def test_schemas_beyond_the_grammar_are_accepted(guide):
     odd = {"type": "object", "properties": {"x": {"type": "string", "not": {"const": "a"}}}, "required": ["x"]}
     loose = ToolGrammar(ToolUse([Tool("f", "", odd)], "required"), GENERIC, guide.tokenizer)
     loose.matcher(guide.tokenizer.vocab_size)
@@ -256,13 +255,13 @@ def test_schemas_that_a_grammar_cannot_hold(guide):
         ("1, 2", "1", "1, 2"),
     ],
 )
-def test_what_is_alike_between_two_calls(one: str, other: str, common: str):
-    """Numbers that differ are ids; what differs otherwise is as in the first."""
+def test_the_common_form_of_two_calls_marks_ids(one: str, other: str, common: str):
+    """Replace differing numbers by ids; take other differences from the first."""
     assert common_form(one, other) == common
 
 
-def test_no_text_is_made_of_what_marks_harmonys_parts(tmp_path, monkeypatch):
-    """gpt-oss's marks are shown, so they are no control tokens: within a string they would be text, and end calls."""
+def test_harmony_markers_are_not_allowed_within_strings(tmp_path, monkeypatch):
+    """Keep gpt-oss's visible markers from ending a string."""
     marks = ["<|start|>", "<|end|>", "<|message|>", "<|channel|>", "<|constrain|>", "<|call|>", "<|return|>"]
     monkeypatch.setattr(tiny_model, "SPECIAL_TOKENS", [*tiny_model.SPECIAL_TOKENS, *marks])
     tokenizer = api.open_tokenizer(tiny_model.write_tiny_model(tmp_path / "harmony.gguf"))
@@ -279,7 +278,7 @@ def test_no_text_is_made_of_what_marks_harmonys_parts(tmp_path, monkeypatch):
     assert not matcher.allowed_mask()[numbers].any()
 
 
-def test_nothing_is_expected_of_what_may_be_two_things():
+def test_no_token_is_forced_while_two_matchers_are_possible():
     form, calls = SimpleNamespace(expected_tokens=lambda: [1]), SimpleNamespace(expected_tokens=lambda: [2])
     either: Any = UnionMatcher(form, calls)  # type: ignore[arg-type]
     assert either.expected_tokens() == []
@@ -290,7 +289,7 @@ def test_nothing_is_expected_of_what_may_be_two_things():
 
 
 class Follower:
-    """Says words, as tokens; whether it was told of what came."""
+    """A matcher of token words that records what it accepts."""
 
     def __init__(self, *words: list[int]):
         self.words, self.said, self.unfinished_mask = words, list[int](), lambda thinking: (thinking, self)
@@ -314,8 +313,8 @@ class Follower:
         return self.said in self.words
 
 
-def test_one_of_two_things():
-    """As long as both go on alike, both follow; then one does, and before that there may be a thought for the form."""
+def test_a_union_follows_both_matchers_until_they_differ():
+    """Allow reasoning before them."""
     form, calls = Follower([1], [1, 2]), Follower([1, 2, 3, 5], [4])
     either: Any = UnionMatcher(form, calls)  # type: ignore[arg-type]
     other, thinking = either.copy(), Thinking()
@@ -366,8 +365,8 @@ def parts_of(reader: ToolCallParser, pieces: list[str]) -> list[tuple[str, str]]
     ],
     ids=["tags", "words"],
 )  # fmt: skip
-def test_parameters_with_marks_come_one_by_one(format: ToolCallFormat, text: str):
-    """Each when it is whole: a number is when something else comes, and all are when the mark of their end does."""
+def test_marked_parameters_are_streamed_one_by_one(format: ToolCallFormat, text: str):
+    """Stream each when it is complete: a number at what follows it, all at the end marker."""
     text = text.replace('\\"', "'") if format is LFM2 else text
     city = "São 'Paulo'\n<b>" if format is LFM2 else 'São "Paulo"\n<b>'
     expected = [
@@ -378,16 +377,16 @@ def test_parameters_with_marks_come_one_by_one(format: ToolCallFormat, text: str
     ]  # fmt: skip
     text = f"Well.\n{text}"
     assert parts_of(ToolCallParser(format, TOOLS), [text]) == expected
-    reader, said = ToolCallParser(format, TOOLS), list[tuple[str, str]]()
+    reader, parts = ToolCallParser(format, TOOLS), list[tuple[str, str]]()
     for place, character in enumerate(text):
         more = parts_of(reader, [character])
-        before = "".join(piece for _, piece in said)
+        before = "".join(piece for _, piece in parts)
         if (ARGUMENTS, ', "days": 31') in more:
             assert text[: place + 1].partition("31")[2] == ("\n</parameter>\n" if format is CODER else ",")
         assert reader.in_call == (format.trigger in text[: place + 1]), before
-        said += more
-    merged = [(ANSWER, "".join(piece for kind, piece in said if kind == ANSWER))]
-    assert merged + [part for part in said if part[0] != ANSWER] == expected
+        parts += more
+    merged = [(ANSWER, "".join(piece for kind, piece in parts if kind == ANSWER))]
+    assert merged + [part for part in parts if part[0] != ANSWER] == expected
     assert reader.flush() == []
 
 
@@ -400,19 +399,18 @@ def test_parameters_with_marks_come_one_by_one(format: ToolCallFormat, text: str
     ],
     ids=["tags", "words"],
 )  # fmt: skip
-def test_a_model_may_end_before_it_has_closed_its_call(format: ToolCallFormat, pieces: list[str]):
-    """The call is whole then; where it was cut, it is not."""
+def test_an_end_token_completes_an_unclosed_call(format: ToolCallFormat, pieces: list[str]):
+    """Leave a cut call incomplete."""
     for count in range(1, len(pieces) + 1):
         for is_end in (True, False):
             reader = ToolCallParser(format, TOOLS)
-            said = [*parts_of(reader, pieces[:count]), *reader.flush(is_end)]
-            written = "".join(text for kind, text in said if kind == ARGUMENTS)
+            parts = [*parts_of(reader, pieces[:count]), *reader.flush(is_end)]
+            written = "".join(text for kind, text in parts if kind == ARGUMENTS)
             is_whole = count == len(pieces) or is_end
             assert (json.loads(written) == {"city": "Rome", "days": 31}) if is_whole else not written.endswith("}")
 
 
-def test_marks_that_are_tokens_within_a_text():
-    """They are shown as any text, and no end of it."""
+def test_marker_tokens_within_a_string_are_text():
     reader = ToolCallParser(CODER, TOOLS, frozenset({"<tool_call>", "</tool_call>"}))
     text = (
         f"{ESCAPE}<tool_call>\n<function=time.now>\n<parameter=zone>\na {ESCAPE}</tool_call>\n</parameter>\n</function>"
@@ -422,8 +420,8 @@ def test_marks_that_are_tokens_within_a_text():
     assert parts_of(reader, ["more"]) == []
 
 
-def test_a_reader_goes_on_by_itself():
-    """Whatever its copy reads; and what looked like a call may be none after all."""
+def test_a_copied_parser_is_independent():
+    """Also where a possible call turns out to be text."""
     reader = ToolCallParser(GENERIC, TOOLS)
     assert parts_of(reader, ['{"name": "time.now", "arguments": {"zone": "a']) == [
         (CALL, "time.now"), (ARGUMENTS, '{"zone": "a'),
@@ -443,11 +441,11 @@ def test_a_reader_goes_on_by_itself():
     assert parts_of(bidden, ['{"name": "time.now", "arguments": {}', "}"]) == [(CALL, "time.now"), (ARGUMENTS, "{}")]
 
 
-def test_white_space_waits_for_what_comes_behind_it():
-    """In front of a call it is no part of what was said; nor is it an answer alone."""
+def test_white_space_is_held_until_the_next_text():
+    """Drop it before a call and where it is all there is."""
     reader = ToolCallParser(CODER, TOOLS)
-    said = [parts_of(reader, [piece]) for piece in (" ", "a ", "\n", "b", "\n\n", "<tool_call>\n")]
-    assert said == [[], [(ANSWER, " a")], [], [(ANSWER, " \nb")], [], []]
+    parts_by_chunk = [parts_of(reader, [piece]) for piece in (" ", "a ", "\n", "b", "\n\n", "<tool_call>\n")]
+    assert parts_by_chunk == [[], [(ANSWER, " a")], [], [(ANSWER, " \nb")], [], []]
     assert (reader.in_call, reader.pending) == (True, "\n")
     assert reader.give_up() == [(ANSWER, "<tool_call>\n")]
 
@@ -463,20 +461,20 @@ def test_white_space_waits_for_what_comes_behind_it():
         (HARMONY, "", "<|channel|>commentary to=functions.", True), (HARMONY, "", "assistant to=functions.", True),
     ],
 )  # fmt: skip
-def test_where_a_call_may_begin(format: ToolCallFormat, marks: str, text: str, is_call: bool):
-    """A tag where a line does, a token anywhere, what is neither in the very beginning; harmony's in a head."""
+def test_a_call_may_begin_only_where_its_marker_allows(format: ToolCallFormat, marks: str, text: str, is_call: bool):
+    """Allow a tag at a line's start, a token anywhere, text at the beginning, and harmony's in a header."""
     for pieces in ([text], [*text]):
         reader = ToolCallParser(format, TOOLS, frozenset(filter(None, [marks])))
         parts_of(reader, pieces)
         assert reader.in_call == is_call
 
 
-def test_a_mark_that_begins_no_call_is_said():
+def test_a_marker_without_a_call_is_text():
     reader = ToolCallParser(CODER, TOOLS, frozenset({"<tool_call>", "</tool_call>"}))
     assert parts_of(reader, [f"a{ESCAPE}</tool_call>", "b"]) == [(ANSWER, f"a{ESCAPE}</tool_call>"), (ANSWER, "b")]
 
 
-def test_a_head_of_harmony_is_not_said():
+def test_a_harmony_header_is_not_shown():
     marks = frozenset({"<|channel|>", "<|message|>", "<|constrain|>"})
     reader = ToolCallParser(HARMONY, TOOLS, marks)
     head = f"{ESCAPE}<|channel|>commentary", " to=functions.time.now ", f"{ESCAPE}<|constrain|>json"
@@ -488,7 +486,7 @@ def test_a_head_of_harmony_is_not_said():
     assert parts_of(ToolCallParser(HARMONY, TOOLS, marks), ["Well", ", so"]) == [(ANSWER, "Well"), (ANSWER, ", so")]
 
 
-def test_a_tool_without_parameters_and_one_whose_name_begins_as_its():
+def test_tools_without_parameters_or_with_a_common_prefix_are_told_apart():
     tools = {"now": {"type": "object"}, "now_then": {"type": "object", "properties": None}}
     for format, text in (
         (CODER, "<tool_call>\n<function=%s>\n</function>\n</tool_call>"),
@@ -509,7 +507,7 @@ def test_a_tool_without_parameters_and_one_whose_name_begins_as_its():
         ({"type": ["integer", "null"]}, "other"), ({"const": None}, "other"), ({"$ref": "#/$defs/no"}, "other"),
     ],
 )  # fmt: skip
-def test_which_parameters_are_texts(schema: object, expected: str):
+def test_string_parameters_are_recognized_in_a_schema(schema: object, expected: str):
     form = form_of(schema, {"$defs": {"t": {"type": "string"}}})
     assert {"text": (True, False), "both": (True, True), "other": (False, True)}[expected] == (
         bool(form.texts),
@@ -540,8 +538,8 @@ PLACES = {
         (", days=3", False), ("days=3, more=1", False), ("days=3), places(days=4", True), ("days=3), now(", True),
     ],
 )  # fmt: skip
-def test_the_grammar_of_parameters_with_marks(tokenizer, inside: str, is_whole: bool):
-    """In any order, each at most once, those that are required always, by a schema that may be elsewhere."""
+def test_the_grammar_of_marked_parameters_allows_any_order_once(tokenizer, inside: str, is_whole: bool):
+    """Demand required ones; resolve references in the schema."""
     calls = ToolGrammar(ToolUse([Tool("places", "", PLACES), Tool("now")], "required"), LFM2, tokenizer)
     matcher = calls.matcher(tokenizer.vocab_size)
     assert matcher.accept_text(f"<|tool_call_start|>[places({inside})]<|tool_call_end|>") == is_whole
@@ -549,8 +547,8 @@ def test_the_grammar_of_parameters_with_marks(tokenizer, inside: str, is_whole: 
         assert not matcher.accept_text(" ")
 
 
-def test_grammars_of_several_calls(tokenizer):
-    """Behind the trigger, or with it; and one call only where that is asked."""
+def test_parallel_calls_are_allowed_unless_turned_off(tokenizer):
+    """Begin at the trigger or after it."""
     tools = [Tool("places", "", PLACES), Tool("now")]
     two = "[now(), now()]<|tool_call_end|>"
     for use, whole, text, is_allowed in (
@@ -567,7 +565,7 @@ def test_grammars_of_several_calls(tokenizer):
 def writing(
     call: Any, separator: str = "", knows: bool = True, most: int = 3, takes: type = dict, end: str = ENDS[0]
 ) -> Any:
-    """A template that writes a call so; knows: tools, takes: the type of arguments."""
+    """Return a template that renders calls by `call`; knows: its tools, takes: the type of arguments."""
 
     def render(messages: list[dict], begins: bool) -> str:
         text = "qx_alpha: W\n" * knows
@@ -583,13 +581,13 @@ def writing(
 
 
 def in_json(name: str, arguments: Any, id: str) -> str:
-    said = arguments if isinstance(arguments, str) else json.dumps(arguments)
-    return f'<tool_call>\n{{"name": "{name}", "arguments": {said}}}\n</tool_call>'
+    json_arguments = arguments if isinstance(arguments, str) else json.dumps(arguments)
+    return f'<tool_call>\n{{"name": "{name}", "arguments": {json_arguments}}}\n</tool_call>'
 
 
-def with_marks(name: str, arguments: Any, id: str) -> str:
-    said = [f"<parameter={key}>\n{value}\n</parameter>\n" for key, value in arguments.items()]
-    return f"\n<tool_call>\n<function={name}>\n{''.join(said)}</function>\n</tool_call>"
+def marked(name: str, arguments: Any, id: str) -> str:
+    parameters = [f"<parameter={key}>\n{value}\n</parameter>\n" for key, value in arguments.items()]
+    return f"\n<tool_call>\n<function={name}>\n{''.join(parameters)}</function>\n</tool_call>"
 
 
 JSON_FORMAT = ToolCallFormat(
@@ -608,7 +606,7 @@ MARKED = ToolCallFormat(
     (writing(in_json, most=1), replace(JSON_FORMAT, separator=None)),
     (writing(lambda name, given, id: f"[CALLS]{name}[ID]{id}[ARGS]{json.dumps(given)}"),
      ToolCallFormat("[CALLS]", f"[ID]{ID}[ARGS]", "[CALLS]", "")),
-    (writing(with_marks), MARKED), (writing(with_marks, most=1), replace(MARKED, separator=None)),
+    (writing(marked), MARKED), (writing(marked, most=1), replace(MARKED, separator=None)),
     (writing(lambda name, given, id: f"<|call|>[{name}({', '.join(f'{k}={json.dumps(given[k])}' for k in given)})]"),
      ToolCallFormat("<|call|>[", "(", ")]<|call|>[", ")]", ParameterMarks("", ", ", ('="', '"'), ("=", "")))),
     (writing(lambda *_: ""), NOT_RENDERED["<|tool_call|>"]), (writing(lambda *_: "", knows=False), GENERIC),
@@ -617,8 +615,8 @@ MARKED = ToolCallFormat(
     (writing(lambda name, given, id: f" to=functions.{name} {json.dumps(given)}", knows=False),
      replace(HARMONY, is_known=False)),
 ])  # fmt: skip
-def test_a_format_is_read_off_what_is_rendered(render: Any, expected: ToolCallFormat):
-    """Whatever its source has, if it can write calls; of one that cannot and knows tools the source tells."""
+def test_the_format_is_derived_from_a_rendered_call(render: Any, expected: ToolCallFormat):
+    """Fall back to the template's source if it renders tools but no calls."""
     assert call_format("<|tool_call|>", render, ["<|im_end|>", "</s>"]) == expected
     assert call_format("", writing(lambda *_: ""), ENDS) == GENERIC
 
@@ -627,7 +625,7 @@ def test_a_format_is_read_off_what_is_rendered(render: Any, expected: ToolCallFo
     ("x1y", "x2y", f"x{ID}y"), ("x1", "x1", "x1"), ("x1", "y2", "x1"), ("1 2 3", "1 9 3", f"1 {ID} 3"),
     (f"a{IDS[0]}b", f"a{IDS[2]}b", f"a{ID}b"), ("x 9", "x 10", f"x {ID}"),
 ])  # fmt: skip
-def test_what_differs_is_a_number_or_an_id(one: str, other: str, form: str):
+def test_differing_digits_and_ids_are_recognized(one: str, other: str, form: str):
     assert common_form(one, other) == form
 
 
@@ -646,18 +644,20 @@ PLAINLY = GENERICALLY + 'nothing but JSON: {"name": its name, "arguments": its a
     (replace(JSON_FORMAT, is_known=False, opening="\n" + JSON_FORMAT.opening), ToolUse([TIME]),
      GENERICALLY + '<tool_call>\n{"name": "NAME", "arguments": ARGUMENTS}\n</tool_call>'),
 ])  # fmt: skip
-def test_who_tells_a_model_of_its_tools(format: ToolCallFormat, use: ToolUse | None, instruction: str | None):
-    """The template, or else an instruction, behind the one that there is."""
+def test_tools_are_described_by_the_template_or_an_instruction(
+    format: ToolCallFormat, use: ToolUse | None, instruction: str | None
+):
+    """Append the instruction to the system message."""
     system = [] if instruction is None else [{"role": "system", "content": instruction}]
     assert convert_calls([ASKED], format, use) == [*system, ASKED]
     assert convert_calls([], format, use) == system
     both = f"Be brief.\n\n{instruction}" if instruction else "Be brief."
     assert convert_calls([SYSTEM, ASKED], format, use) == [{"role": "system", "content": both}, ASKED]
     call = {"id": "1", "type": "function", "function": {"name": "f", "arguments": '{"a": 1}'}}
-    (told,) = convert_calls([{"role": "assistant", "content": "So:", "tool_calls": [call]}], format, None)
-    given = {"name": "f", "arguments": {"a": 1}}
-    words = {"role": "assistant", "content": f"So:\n{json.dumps(given)}"}
-    assert told == words if format == GENERIC else told["tool_calls"] == [{**call, "function": given}]
+    (message,) = convert_calls([{"role": "assistant", "content": "So:", "tool_calls": [call]}], format, None)
+    function = {"name": "f", "arguments": {"a": 1}}
+    words = {"role": "assistant", "content": f"So:\n{json.dumps(function)}"}
+    assert message == words if format == GENERIC else message["tool_calls"] == [{**call, "function": function}]
 
 
 @pytest.mark.parametrize(("takes", "behind", "marks"), [
@@ -665,8 +665,8 @@ def test_who_tells_a_model_of_its_tools(format: ToolCallFormat, use: ToolUse | N
     (int, "</result>", ()),
     (dict, " " * 66 + "</result>", ("</result>",)), (dict, " " * 67 + "</result>", ()), (dict, "", ()),
 ])  # fmt: skip
-def test_tags_behind_what_a_call_came_to(takes: type, behind: str, marks: tuple[str, ...]):
-    """Those that a template writes, however it wants arguments, and that are no tokens."""
+def test_closing_tags_after_a_tool_result_are_recognized(takes: type, behind: str, marks: tuple[str, ...]):
+    """Accept arguments as strings or objects; skip tokens."""
 
     def render(messages: list[dict], add_generation_prompt: bool, tools: list) -> str:
         assert not add_generation_prompt and tools == [PROBE.to_json_schema()]
@@ -687,14 +687,13 @@ def test_tags_behind_what_a_call_came_to(takes: type, behind: str, marks: tuple[
     ({"minLength": 1000}, "{1000,}"), ({"minLength": 1001}, "*"), ({"minLength": "2"}, "*"), ({"maxLength": 1.5}, "*"),
     ({"minLength": 1001, "maxLength": 5}, "*"), ({"maxLength": 0}, "{0,0}"),
 ])  # fmt: skip
-def test_texts_of_any_kind_are_as_long_as_a_schema_says(schema: dict, expected: str):
+def test_string_grammars_keep_the_length_limits_of_their_schema(schema: dict, expected: str):
     assert anything(schema) == f"(?s:.{expected})"
     assert regex("a/b\n c.") == r"a\/b\n c\."
 
 
 @pytest.mark.parametrize("size", [2_000, 4_000])
-def test_long_values_are_searched_once(size: int, monkeypatch: pytest.MonkeyPatch):
-    """Not from their beginning for each piece."""
+def test_long_values_are_searched_only_once(size: int, monkeypatch: pytest.MonkeyPatch):
     scanned, patterns, push, pattern = list[int](), list[str](), JsonScan.push, tool_call_parser.pattern
     monkeypatch.setattr(JsonScan, "push", lambda self, text: scanned.append(len(text)) or push(self, text))
     monkeypatch.setattr(tool_call_parser, "pattern", lambda *given: patterns.append(given[0]) or pattern(*given))
@@ -714,7 +713,7 @@ def test_long_values_are_searched_once(size: int, monkeypatch: pytest.MonkeyPatc
 @pytest.mark.parametrize("choice", ["auto", "required"])
 @pytest.mark.parametrize("end", ["", "\n"])
 def test_the_token_of_a_call_ends_open_reasoning(choice: str, end: str):
-    """Also where a call is required, whose grammar begins with that token."""
+    """Also if a call is required."""
     metadata = byte_level(GIVEN["merges"], "qwen2", (1, 3))
     pieces, kinds = metadata["tokenizer.ggml.tokens"], metadata["tokenizer.ggml.token_type"]
     marks = {"tokens": [*pieces, "<tool_call>", "</tool_call>"], "token_type": [*kinds, USER_DEFINED, USER_DEFINED]}
