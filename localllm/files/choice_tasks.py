@@ -1,10 +1,12 @@
-"""Files of multiple-choice tasks, as llama-perplexity reads them: HellaSwag, Winogrande, and binary ones.
+"""Files of multiple-choice tasks, as llama-perplexity reads them.
 
-HellaSwag has six lines a task: the context, the number of the right ending from 0, and four endings. Winogrande is CSV
-without a header: a number, a sentence with "_" in place of a name, two names, and the number of the right one, 1 or 2.
-A binary file has, as little-endian uint32: the number of tasks; the position of each in the file; then the tasks, each
-a question and two sets of answers (the second may have several right ones, and is not scored). A set is the number of
-answers, the answers, and a label for each, 1 for a right one. A text is its length in bytes, then UTF-8.
+They are HellaSwag, Winogrande, and binary files. HellaSwag has six lines per task: the context, the index of the right
+ending, and four endings. Winogrande is CSV without a header: a number, a sentence with "_" in place of a name, two
+names, and which of them is right, 1 or 2.
+
+A binary file has, as little-endian uint32: the number of tasks; the offset of each in the file; then the tasks, each a
+question and two sets of answers (the second may have several right ones, and is not scored). A set is the number of
+answers, the answers, and a label for each, 1 for a right one. A string is its length in bytes, then UTF-8.
 """
 
 import struct
@@ -20,7 +22,7 @@ MOST_ANSWERS = 100  # llama-perplexity refuses more
 
 @frozen
 class ChoiceTask:
-    """Texts of which the model should give one the highest probability.
+    """A multiple-choice task: the model should give a correct text the highest probability.
 
     Attributes:
         texts: the context with each answer.  correct: indices of the right ones.
@@ -36,7 +38,9 @@ def parse_hellaswag(data: bytes, name: str) -> list[ChoiceTask]:
     """Parse tasks of six lines each. Raises UsageError with `name` and the line."""
     lines = text_lines(data, name)
     if len(lines) % (2 + ENDINGS):
-        raise UsageError(f"{name}: {len(lines)} lines are not six for each HellaSwag task: context, label, 4 endings")
+        raise UsageError(
+            f"{name}: a HellaSwag task must have six lines: context, label, 4 endings (found {len(lines)} lines in all)"
+        )
     tasks = []
     for start in range(0, len(lines), 2 + ENDINGS):
         context, label, *endings = lines[start : start + 2 + ENDINGS]
@@ -86,9 +90,9 @@ def text_lines(data: bytes, name: str) -> list[str]:
 
 
 def require_tasks(tasks: list[ChoiceTask], name: str) -> list[ChoiceTask]:
-    """Raise UsageError if there are none."""
+    """Raise UsageError if there are no tasks; return them."""
     if not tasks:
-        raise UsageError(f"{name}: there are no tasks in this file")
+        raise UsageError(f"{name}: the file has no tasks")
     return tasks
 
 
@@ -96,14 +100,14 @@ def require_tasks(tasks: list[ChoiceTask], name: str) -> list[ChoiceTask]:
 
 
 class BinaryTasks(Sequence[ChoiceTask]):
-    """The tasks of a binary file: iterated in file order, or indexed by the file's table of positions."""
+    """The tasks of a binary file: iterated in file order, or indexed by the file's table of offsets."""
 
     def __init__(self, data: bytes, name: str):
-        """Read the number of tasks in `data`, the whole file. Raises UsageError if there are none."""
+        """Read the table of offsets in `data`, the whole file. Raises UsageError if it has no tasks."""
         self._data, self._name, self._at = data, name, 0
         count = len(data) >= 4 and self._number("the number of tasks")
         if not count or 4 * count > len(data):
-            raise UsageError(f"{name}: not a file of multiple-choice tasks, as llama-perplexity reads them")
+            raise UsageError(f"{name}: expected a file of multiple-choice tasks, as llama-perplexity reads them")
         self._positions = [self._number("the position of a task") for _ in range(count)]
         self._first = self._at
 
@@ -111,13 +115,13 @@ class BinaryTasks(Sequence[ChoiceTask]):
         return len(self._positions)
 
     def __iter__(self) -> Iterator[ChoiceTask]:
-        """Yield all tasks in file order, without the table of positions. Raises UsageError."""
+        """Yield all tasks in file order, without the table of offsets. Raises UsageError."""
         self._at = self._first
         for number in range(len(self)):
             yield self._task(number)
 
     def __getitem__(self, number):  # type: ignore[no-untyped-def]
-        """Return a task by the table of positions. Raises UsageError."""
+        """Return a task by the table of offsets. Raises UsageError."""
         self._at = self._positions[number]
         return self._task(number)
 

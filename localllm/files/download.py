@@ -1,4 +1,4 @@
-"""A resumable download that gets its final name only when it is complete and its SHA-256 is right.
+"""A resumable download, renamed to its target once its SHA-256 is verified.
 
 Received bytes go to a file next to the target, NAME.CHECKSUM.partial. If the process is killed, the next one continues
 after the last byte. The end of the file may be wrong then (zeros after a system crash), but the file gets its final
@@ -25,14 +25,14 @@ class Download:
     """A partly downloaded file, open for writing in a `with` block; no other process can open it.
 
     Attributes:
-        path: path of the partial file.  position: the number of bytes it has.
+        path: path of the partial file.  position: its size in bytes.
     """
 
     def __init__(self, target: Path, size: int, sha256: str, on_read: Callable[[int], None] = lambda done: None):
-        """Prepare a download; nothing is opened yet.
+        """Prepare a download without opening the file.
 
-        size (bytes) and sha256 (hexadecimal digits) are those of the whole file. on_read(bytes) reports progress while
-        the bytes of an earlier process are read.
+        size (bytes) and sha256 (hexadecimal digits) are those of the complete file. on_read(bytes) reports progress
+        while the bytes of an earlier process are hashed.
         """
         self.target, self.size, self.sha256 = target, size, sha256
         self.path = target.with_name(f"{target.name}.{sha256[:16]}{PARTIAL}")
@@ -55,7 +55,10 @@ class Download:
         return self
 
     def _open_locked(self) -> int:
-        """Open and lock the partial file; open it again if another process renamed or replaced it meanwhile."""
+        """Open and lock the partial file.
+
+        Opens it again if another process renamed or replaced it meanwhile.
+        """
         while True:
             descriptor = open_own(self.path, os.O_RDWR | os.O_CREAT)
             if not lock(descriptor):
@@ -73,7 +76,7 @@ class Download:
                 remove_unlocked(path)
 
     def _read(self) -> None:
-        """Hash the bytes that are already there and move to their end."""
+        """Hash the existing bytes and move to their end."""
         self._hash, self.position = hashlib.sha256(), 0
         while data := read_at(self._descriptor, CHUNK, self.position):
             self._hash.update(data)
@@ -81,7 +84,7 @@ class Download:
             self._on_read(self.position)
 
     def write(self, data: bytes) -> None:
-        """Add bytes at the end. Raises LocalllmError if the disk is full or refuses."""
+        """Append bytes. Raises LocalllmError if the disk is full or a write fails."""
         remaining = memoryview(data)
         try:
             while remaining:
@@ -94,7 +97,7 @@ class Download:
 
     @property
     def is_right(self) -> bool:
-        """Return whether size and checksum are those of the whole file."""
+        """Return whether size and checksum are those of the complete file."""
         return self.position == self.size and self._hash.hexdigest() == self.sha256
 
     def restart(self) -> None:
@@ -103,9 +106,9 @@ class Download:
         self._read()
 
     def finish(self, check: Callable[[str], object]) -> None:
-        """Rename the file to its target if `check(path)` accepts it; remove it otherwise.
+        """Rename the file to its target if `check(path)` accepts it; otherwise remove it.
 
-        Raises ModelError, what `check` raises, LocalllmError.
+        Raises ModelError, the errors of `check`, and LocalllmError.
         """
         if problem := self._problem(check):
             self.restart()  # __exit__ removes an empty file
@@ -118,7 +121,7 @@ class Download:
             raise self._failure(error) from None
 
     def _problem(self, check: Callable[[str], object]) -> ModelError | None:
-        """Return an error about the file, or None.
+        """Return the reason to refuse the file, or None.
 
         It is a new exception, without references to anything that `check` mapped: on Windows a mapped file cannot be
         truncated.
@@ -132,7 +135,7 @@ class Download:
         return None
 
     def __exit__(self, *error: object) -> None:
-        """Close the file, which stays unless it is empty."""
+        """Close the file; remove it if it is empty."""
         if self.position == 0:
             with suppress(OSError):
                 os.unlink(self.path)
@@ -154,7 +157,10 @@ def find_partials(target: Path) -> list[Path]:
 
 
 def sha256_of(path: Path, on_read: Callable[[int], None]) -> str:
-    """Compute a file's SHA-256 in hexadecimal digits; on_read(bytes) reports progress."""
+    """Compute a file's SHA-256 in hexadecimal digits.
+
+    on_read(bytes) reports progress.
+    """
     digest, count = hashlib.sha256(), 0
     with open(path, "rb", buffering=0) as file:
         while data := file.read(CHUNK):

@@ -1,10 +1,10 @@
 """Importance matrix files: mean squared activations per column, which guide quantizing.
 
-llama.cpp's GGUF layout: general.type "imatrix", imatrix.datasets (names of the texts), imatrix.chunk_count and
-imatrix.chunk_size (tokens). For each matrix NAME of the model there are two tensors: NAME.in_sum2, float32 [matrices,
-columns], the sums of squared activations, and NAME.counts, float32 [matrices, 1], the numbers of tokens. A stack of
-experts has one row per expert; for everything else `matrices` is 1, and the tensors are vectors. Other tensors are not
-read.
+llama.cpp's GGUF layout: general.type "imatrix", imatrix.datasets (names of the calibration texts), imatrix.chunk_count
+and imatrix.chunk_size (tokens). For each matrix NAME of the model there are two tensors: NAME.in_sum2, float32
+[matrices, columns], the sums of squared activations, and NAME.counts, float32 [matrices, 1], the token counts. A stack
+of experts has one row per expert; for everything else `matrices` is 1, and the tensors are vectors. Other tensors are
+not read.
 
 llama.cpp's older layout (.dat) can be read, too. It is a sequence of little-endian int32 and float32: the number of
 matrices; for each the length of its name, the name, a number of calls n, the number of values, and the values, mean
@@ -49,7 +49,7 @@ class Squares:
 
 @dataclass(frozen=True, eq=False)
 class ImportanceMatrix:
-    """The squared activations of all matrices of a model, measured over some texts."""
+    """The squared activations of all matrices of a model, measured over calibration texts."""
 
     squares: Mapping[str, Squares]  # by tensor name, as blk.0.attn_q.weight
     datasets: Sequence[str] = ()  # names of the texts
@@ -58,13 +58,16 @@ class ImportanceMatrix:
     run: str = ""  # in an unfinished file, a key that identifies the computation
 
     def merge(self, other: "ImportanceMatrix") -> "ImportanceMatrix":
-        """Merge both, as if one run had continued the other. Raises UsageError for two different models."""
+        """Merge both, as if one run had continued the other.
+
+        Raises UsageError for matrices of two different models.
+        """
         squares = dict(self.squares)
         for name, squares_there in other.squares.items():
             try:
                 squares[name] = squares[name].merge(squares_there) if name in squares else squares_there
             except ValueError as error:
-                raise UsageError(f"these importance matrices do not fit together: {name} is {error}") from None
+                raise UsageError(f"the importance matrices are of different models: {name} is {error}") from None
         datasets = [*self.datasets, *(name for name in other.datasets if name not in self.datasets)]
         tokens = self.chunks * self.chunk_size + other.chunks * other.chunk_size
         return replace(self, squares=squares, datasets=datasets, chunks=tokens // self.chunk_size)
@@ -121,7 +124,7 @@ def read_squares(file: GGUFFile, name: str) -> Squares:
     rows = np.ascontiguousarray(sums.data).view(np.float32).reshape(-1, columns).copy()
     tokens = np.ascontiguousarray(counts.data).view(np.float32).reshape(-1).astype(np.float64)
     if len(tokens) not in (1, len(rows)) or not (np.isfinite(tokens).all() and (tokens >= 0).all()):
-        raise ModelError(f"{printable(file.path, 4096)}: the counts of {printable(name)} do not fit its sums")
+        raise ModelError(f"{printable(file.path, 4096)}: {printable(name)} must have one count per row of its sums")
     return Squares(rows, np.broadcast_to(np.rint(tokens), len(rows)))
 
 
@@ -182,7 +185,7 @@ def write_imatrix(path: str | os.PathLike[str], matrix: ImportanceMatrix) -> Non
 
 
 def to_tensors(name: str, squares: Squares) -> tuple[OutputTensor, OutputTensor]:
-    """Make the two tensors of a matrix."""
+    """Convert the squares of a matrix to its two tensors."""
     is_single, counts = len(squares.sums) == 1, squares.counts.astype(np.float32)
     return (
         OutputTensor.of(name + SUMS, squares.sums[0] if is_single else squares.sums),

@@ -18,7 +18,7 @@ BEGINNING = b'{"id": '  # of every line, by which an incomplete line is recogniz
 
 
 def json_line(record: dict[str, object]) -> bytes:
-    """Encode a record as a line; in ASCII if a text in it cannot be encoded as UTF-8."""
+    """Encode a record as a line; in ASCII if a string in it cannot be encoded as UTF-8."""
     try:
         return json.dumps(record, ensure_ascii=False).encode() + b"\n"
     except UnicodeEncodeError:
@@ -26,7 +26,7 @@ def json_line(record: dict[str, object]) -> bytes:
 
 
 class JsonlFile:
-    """A JSON Lines file open for appending, in a `with` block; no other process can append meanwhile.
+    """A JSON Lines file open for appending in a `with` block, locked against other processes.
 
     Attributes:
         records: the records of earlier runs that `keep` accepted, in order.
@@ -38,10 +38,9 @@ class JsonlFile:
         inputs: tuple[str, ...] = (),
         keep: Callable[[dict[str, object]], bool] = bool,
     ):
-        """Prepare the file; nothing is opened yet.
+        """Prepare the file without opening it.
 
         inputs: files that `path` must not be.  keep(record): whether a record of an earlier run stays.
-
         Raises UsageError for a path that cannot be written.
         """
         self.path, self._keep, self._descriptor = resolve_target(path, inputs), keep, -1
@@ -50,7 +49,7 @@ class JsonlFile:
     def __enter__(self) -> Self:
         """Open the file and read its records.
 
-        Raises UsageError, and leaves the file alone, if it holds anything else or another process writes it.
+        Raises UsageError, and leaves the file unchanged, if it has other contents or another process writes it.
         """
         self._open()
         try:
@@ -66,7 +65,7 @@ class JsonlFile:
         return self
 
     def clear(self) -> None:
-        """Remove all records. Raises LocalllmError if the disk refuses."""
+        """Remove all records. Raises LocalllmError if a write fails."""
         self.records = []
         self._replace(b"")
 
@@ -97,7 +96,7 @@ class JsonlFile:
     def _whole_lines(self, data: bytes) -> list[tuple[dict[str, object], bytes]]:
         """Parse records with their lines, without an incomplete line at the end.
 
-        Raises UsageError if there is anything else.
+        Raises UsageError for other contents.
         """
         *lines, torn = data.split(b"\n")
         if not (torn.startswith(BEGINNING) or BEGINNING.startswith(torn)):
@@ -105,7 +104,7 @@ class JsonlFile:
         return [(self._record(number, line), line + b"\n") for number, line in enumerate(lines, 1)]
 
     def parse_lines(self, data: bytes) -> list[dict[str, object]]:
-        """Parse the records in a file's content, as __enter__ does. Raises UsageError if there is anything else."""
+        """Parse the records in a file's content, as __enter__ does. Raises UsageError for other contents."""
         return [record for record, _ in self._whole_lines(data)]
 
     def _record(self, number: int, line: bytes) -> dict[str, object]:
@@ -118,7 +117,7 @@ class JsonlFile:
         return record
 
     def write(self, line: bytes) -> None:
-        """Append a whole line. Raises LocalllmError if the disk is full or refuses."""
+        """Append a whole line. Raises LocalllmError if the disk is full or a write fails."""
         remaining = memoryview(line)
         try:
             while remaining:

@@ -1,9 +1,9 @@
-"""Files of logits to compare models with: the layout of llama-perplexity's --kl-divergence-base.
+"""Files of logits for comparing models, in the layout of llama-perplexity's --kl-divergence-base.
 
 All little-endian: "_logits_"; three int32: the tokens of a chunk n, the vocabulary size v, the number of chunks; the
 tokens, int32 [chunks, n]. Then follow, for each chunk, the log-probabilities of the next token after each of the tokens
 n / 2 to n - 2: a row of uint16 [4 + v rounded up to even]. The first 8 bytes of a row are two float32, scale and
-minimum, and each other number stands for number * scale + minimum. The probability of a token is stored as at least
+minimum, and each value x after them represents x * scale + minimum. The probability of a token is stored as at least
 e^-16 times that of the likeliest token.
 """
 
@@ -24,12 +24,12 @@ SCALED = 4  # uint16 numbers of a row before the vocabulary: scale and minimum
 
 
 def row_width(vocab_size: int) -> int:
-    """Return how many uint16 numbers a row has."""
+    """Return the length of a row, in uint16 values."""
     return SCALED + vocab_size + vocab_size % 2
 
 
 def count_scored_tokens(size: int) -> int:
-    """Return how many rows of logits a chunk of `size` tokens has."""
+    """Return the number of rows of logits that a chunk of `size` tokens has."""
     return size - 1 - size // 2
 
 
@@ -58,12 +58,12 @@ def unpack(row: np.ndarray, out: np.ndarray) -> np.ndarray:
 
 
 class LogitsWriter:
-    """A new file of logits; it appears under its name when its `with` block ends without an exception."""
+    """A new file of logits, which appears under its name when its `with` block ends without an exception."""
 
     def __init__(self, path: str | os.PathLike[str], chunks: np.ndarray, vocab_size: int):
         """Prepare a file for chunks, int32 [chunks, tokens of a chunk].
 
-        Raises UsageError, LocalllmError if the disk has no room.
+        Raises UsageError, and LocalllmError if the disk is too full.
         """
         count, size = chunks.shape
         self._file = SafeFile(resolve_target(path))
@@ -71,8 +71,8 @@ class LogitsWriter:
         nbytes = count * count_scored_tokens(size) * row_width(vocab_size) * 2
         free = shutil.disk_usage(self._file.folder).free
         if nbytes > free:
-            sizes = f"{nbytes / 1e9:.1f} GB, and {free / 1e9:.1f} GB are free"
-            raise LocalllmError(f"{os.fsdecode(path)}: {count} chunks of logits take {sizes}; use fewer with --chunks")
+            sizes = f"{nbytes / 1e9:.1f} GB, but only {free / 1e9:.1f} GB are free"
+            raise LocalllmError(f"{os.fsdecode(path)}: {count} chunks of logits take {sizes}; lower --chunks")
 
     def write(self, rows: np.ndarray) -> None:
         """Append rows made by `pack`, in order."""

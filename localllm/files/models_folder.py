@@ -1,6 +1,6 @@
-"""The folder of downloaded models: plain files, OWNER/REPOSITORY/FILE.gguf, which other programs can use, too.
+"""The folder of downloaded models: plain files, OWNER/REPOSITORY/FILE.gguf, for other programs, too.
 
-GGUF files that the user puts there are models as well. A download in progress is next to its target, with the ending
+GGUF files that the user puts there are models as well. A download in progress is next to its target, with the extension
 .partial (see localllm.files.download). The vision projector (mmproj) of a model is a separate file next to it, as
 llama.cpp writes it.
 """
@@ -33,9 +33,9 @@ class ModelFile:
     """A model in a repository or in the folder: one file, or all the files of a split model.
 
     Attributes:
-        name: name of the file, without the number of a part and the ending; with the folders before it and slashes.
+        name: path of the file with slashes, without the index of a split and the extension.
         files: names of the files, in order.
-        is_whole: whether no part is missing.
+        is_whole: whether all files are present.
     """
 
     name: str
@@ -66,7 +66,7 @@ def normalize_quantization(quantization: str) -> str:
 def model_files(names: Iterable[str]) -> list[ModelFile]:
     """Group the files of a repository or folder into models, sorted by name.
 
-    Projectors and importance matrices are left out. So are draft heads, unless there is nothing else.
+    Projectors and importance matrices are omitted. So are draft heads, unless there is nothing else.
     """
     names = [name for name in names if is_model(name)]
     names = [name for name in names if not is_draft_head(name)] or names
@@ -81,7 +81,7 @@ def model_files(names: Iterable[str]) -> list[ModelFile]:
 
 
 def is_model(name: str) -> bool:
-    """Return whether a file is a model, or part of one, by its name."""
+    """Return whether a file is a model, or one split of it, by its name."""
     base = PurePosixPath(name).name.lower()
     return base.endswith(ENDING) and not base.startswith(".") and not any(mark in base for mark in NO_MODELS)
 
@@ -97,7 +97,7 @@ def models_folder() -> Path:
 
 
 def find_models_folder() -> tuple[Path, str]:
-    """Return the folder of models, and the environment variable that sets it; "" if none does.
+    """Return the folder of models, and the environment variable that sets it, or "".
 
     LOCALLLM_MODELS names the folder itself, XDG_DATA_HOME its parent; the XDG specification says to ignore a relative
     path. Raises UsageError if LOCALLLM_MODELS is relative.
@@ -110,12 +110,12 @@ def find_models_folder() -> tuple[Path, str]:
 
 
 def list_files(folder: Path) -> list[str]:
-    """List all files in a folder and its subfolders, with slashes; none if there is no folder."""
+    """List all files in a folder and its subfolders, with slashes; empty if there is no folder."""
     return list_readable(folder)[0]
 
 
 def list_own_files(folder: Path) -> list[str]:
-    """List files as list_files does. Raises LocalllmError if the folder itself is there and cannot be read."""
+    """List files as list_files does. Raises LocalllmError if the folder exists but cannot be read."""
     names, errors = list_readable(folder)
     if str(folder) in errors:
         raise LocalllmError(f"{folder}: the folder of models cannot be read: {errors[str(folder)]}")
@@ -123,7 +123,7 @@ def list_own_files(folder: Path) -> list[str]:
 
 
 def list_readable(folder: Path) -> tuple[list[str], dict[str, str]]:
-    """List all files in a folder and its subfolders; return also the folders that cannot be read, with the reasons."""
+    """List all files in a folder and its subfolders, and the folders that cannot be read with the reasons."""
     errors: dict[str, str] = {}
 
     def note(error: OSError) -> None:
@@ -135,7 +135,7 @@ def list_readable(folder: Path) -> tuple[list[str], dict[str, str]]:
 
 
 def size_of(path: Path) -> int:
-    """Return a file's size in bytes; 0 if it is gone."""
+    """Return a file's size in bytes; 0 if it does not exist."""
     try:
         return path.stat().st_size
     except OSError:
@@ -152,7 +152,7 @@ def split_bytes(path: str) -> int:
 
 
 def remove_empty_folders(folder: Path) -> None:
-    """Remove a folder of models and its parents as far as they are empty."""
+    """Remove a folder of models and its parents, as long as they are empty."""
     while models_folder() in folder.parents:
         try:
             folder.rmdir()
@@ -189,7 +189,7 @@ def find_projector(path: str) -> str:
 
 
 def projector_bytes(path: str) -> int:
-    """Return the bytes of the projector next to a model; 0 if there is none, or more than one that fits."""
+    """Return the size in bytes of the projector next to a model; 0 if it is missing or ambiguous."""
     try:
         return os.stat(find_projector(path)).st_size
     except (UsageError, OSError):
@@ -197,7 +197,7 @@ def projector_bytes(path: str) -> int:
 
 
 def projector_names(folder: str) -> Iterator[str]:
-    """Yield the names of files in a folder that are projectors by their names."""
+    """Yield the names of a folder's files that are projectors by their names."""
     with os.scandir(folder) as entries:
         yield from (entry.name for entry in entries if is_projector(entry.name))
 
@@ -208,7 +208,7 @@ def is_projector(name: str) -> bool:
 
 
 def choose_projector(names: Iterable[str], model: str) -> str | None:
-    """Choose the projector for a model among a repository's files: same folder, usual format."""
+    """Choose the projector for a model among a repository's files: same folder, preferred format."""
     folder = PurePosixPath(model).parent
     candidates_here = [name for name in sorted(names) if is_projector(name) and PurePosixPath(name).parent == folder]
     same_stem = [
@@ -225,7 +225,7 @@ def choose_projector(names: Iterable[str], model: str) -> str | None:
 
 
 def stem_of(path: str) -> str:
-    """Return a file's name in lower case without its ending, its format and "mmproj"."""
+    """Return a file's name in lower case without its extension, its format and "mmproj"."""
     name = os.path.basename(path).lower().removesuffix(".gguf").replace("mmproj", "").strip("-_.")
     stem, _, end = name.rpartition("-")
     is_format = end.startswith(("f16", "f32", "bf16", "q", "iq")) and end[-1:].isalnum()

@@ -1,4 +1,6 @@
-"""The provenance of an output file: its input and its model, recorded in a hidden file next to it (.NAME.localllm).
+"""The provenance of an output file: its input and its model.
+
+It is recorded in a hidden file next to the output, .NAME.localllm:
 
 {"path": "/home/me/questions.txt", "size": 5120, "beginning": "9f86d081884c7d65", "by": {"model": "60303ae22b998861"}}
 """
@@ -33,7 +35,10 @@ class Provenance:
 
     @classmethod
     def of(cls, data: bytes, path: str, by: Mapping[str, str] | None = None) -> "Provenance":
-        """Describe an input, its first bytes or all as `data`; path: "" for stdin."""
+        """Describe an input.
+
+        data: all of it, or its first bytes.  path: "" for stdin.
+        """
         return cls(os.path.abspath(path) if path else "", len(data), digest(data), by or {})
 
     def __str__(self) -> str:
@@ -50,8 +55,8 @@ def digest(data: bytes) -> str:
 def continues(earlier: Provenance, data: bytes, current: Provenance) -> bool:
     """Return whether the input `data` is the recorded one; a file under the same path may have grown.
 
-    A pipe that was answered line by line is recorded as empty and matches any input: its records are compared one by
-    one elsewhere.
+    A pipe that was answered line by line is recorded as empty and matches any input: its records are compared
+    individually elsewhere.
     """
     if not (earlier.path or earlier.size):
         return True
@@ -74,9 +79,9 @@ def read_record(output: str) -> Provenance | None:
 
 
 def require_same_input(output: str, data: bytes | None, current: Provenance, any_model: bool = False) -> None:
-    """Raise UsageError if an output was made from another input, or by another model, prompt or set of options.
+    """Raise UsageError if an output was made from another input, or by another model, prompt or options.
 
-    data: the input, None if it is not known yet.  any_model: accept answers by another model, prompt or set of options.
+    data: the input, None if it is not known yet.  any_model: accept answers by another model, prompt or options.
     """
     earlier = read_record(output)
     if earlier is None:
@@ -100,14 +105,14 @@ def require_same_input(output: str, data: bytes | None, current: Provenance, any
 
 
 def write_record(output: str, current: Provenance) -> None:
-    """Write the record of an output, unless it is there. Raises LocalllmError if the disk is full or refuses."""
+    """Write the record of an output, unless it exists. Raises LocalllmError if the disk is full or a write fails."""
     if read_record(output) != current:
         with SafeFile(record_path(output)) as file:
             file.write(json.dumps(asdict(current)).encode() + b"\n")
 
 
 def remove_record(output: str) -> None:
-    """Remove the record of an output file that does not exist any more."""
+    """Remove the record of an output file that no longer exists."""
     if not os.path.lexists(output):
         with suppress(OSError):
             os.unlink(record_path(output))

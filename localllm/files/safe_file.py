@@ -1,7 +1,7 @@
-"""Atomic writing: a file appears under its name whole, or not at all.
+"""Atomic writing: a file appears under its name complete, or not at all.
 
-The bytes go to a temporary file in the target's folder, which replaces the target when everything is on the disk. On
-Linux the temporary file has no name until then, so that even a killed process leaves nothing behind.
+The bytes go to a temporary file in the target's folder, which replaces the target when everything is on disk. On Linux
+the temporary file has no name until then, so that even a killed process leaves nothing behind.
 """
 
 import os
@@ -31,14 +31,14 @@ TEMPORARY = re.compile(r"\.localllm-[0-9]+-.*\.tmp")
 
 
 def resolve_target(path: str | os.PathLike[str], inputs: tuple[str, ...] = ()) -> str:
-    """Return the real path of a file to write, all links resolved.
+    """Return the real path of a file to write, with all links resolved.
 
     inputs: files that must not be replaced, under this or another name. Raises UsageError if no regular file can be
     written there.
     """
     path = os.fsdecode(path)
     if not path or "\0" in path:
-        raise UsageError("the output has no name" if not path else f"{path!r}: no name for a file")
+        raise UsageError("the output needs a file name" if not path else f"{path!r} is not a valid file name")
     target = os.path.realpath(path)
     folder = os.path.dirname(target)
     if problem := name_problem(os.path.basename(target)):
@@ -47,9 +47,9 @@ def resolve_target(path: str | os.PathLike[str], inputs: tuple[str, ...] = ()) -
         raise UsageError(f"{path}: there is no folder {folder}")
     if os.path.lexists(target):
         if not os.path.isfile(target):
-            raise UsageError(f"{path}: not a regular file")
+            raise UsageError(f"{path}: the output must be a regular file")
         if any(os.path.samefile(target, name) for name in inputs if os.path.exists(name)):
-            raise UsageError(f"{path}: the output is an input; give it another name")
+            raise UsageError(f"{path}: the output is also an input; choose another name")
         if not os.access(target, os.W_OK):
             raise UsageError(f"{path}: this file exists and is write-protected")
     if not os.access(folder, os.W_OK | os.X_OK):
@@ -60,7 +60,7 @@ def resolve_target(path: str | os.PathLike[str], inputs: tuple[str, ...] = ()) -
 class SafeFile:
     """A new file, open for writing in a `with` block, which replaces `path` unless the block raises.
 
-    Raises LocalllmError, with the reason, if the disk is full or refuses.
+    Raises LocalllmError, with the reason, if the disk is full or a write fails.
     """
 
     def __init__(self, path: str | os.PathLike[str]):
@@ -96,7 +96,7 @@ class SafeFile:
             raise self.failure(error) from None
 
     def sync(self) -> None:
-        """Wait until all written bytes are on the disk."""
+        """Wait until all written bytes are on disk."""
         try:
             sync(self._descriptor)
         except OSError as error:
@@ -146,7 +146,7 @@ def temporary_prefix() -> str:
 
 
 def remove_abandoned(folder: str) -> None:
-    """Remove the temporary files of killed processes, which are not locked any more."""
+    """Remove the temporary files of killed processes, whose locks are gone."""
     with suppress(OSError):
         for name in filter(TEMPORARY.fullmatch, os.listdir(folder)):
             remove_unlocked(os.path.join(folder, name))
@@ -166,7 +166,7 @@ def remove_unlocked(path: str | os.PathLike[str]) -> None:
 class ExclusiveWriter:
     """A `with` block in which no other localllm on this computer writes to `path`.
 
-    Raises UsageError if one does already.
+    Raises UsageError if another one already does.
     """
 
     def __init__(self, path: str):
@@ -186,7 +186,7 @@ class ExclusiveWriter:
 
 
 def make_private(folder: Path) -> Path:
-    """Create a folder that only its user can read, and return it. Raises LocalllmError."""
+    """Create a folder that only its user can read, and return its path. Raises LocalllmError."""
     try:
         folder.mkdir(0o700, parents=True, exist_ok=True)
     except OSError as error:

@@ -35,10 +35,11 @@ CACHE_SIZE = "cache_gb"
 
 @frozen
 class Settings:
-    """The content of config.toml; the names and values of options are checked later, by the commands.
+    """The content of config.toml; commands validate the names and values of options later.
 
-    aliases: models by alias.  cache_gb: None if the file has no such key.  defaults: options by their long names
-    without dashes; command, model: the same by the name of a command or a model.
+    Attributes:
+        aliases: models by alias.  cache_gb: None if the file has no such key.  defaults: options by their long names
+            without dashes; command, model: such options by the name of a command or a model.
     """
 
     path: Path
@@ -50,7 +51,7 @@ class Settings:
     model: Mapping[str, Mapping[str, object]] = field(default_factory=dict)
 
     def error(self, message: str, *keys: str) -> UsageError:
-        """Make an error about a key: the file, the line and the message."""
+        """Make an error about a key, with the file and the line."""
         return UsageError(f"{self.path}, line {self.line(*keys)}: {message}")
 
     def line(self, *keys: str) -> int:
@@ -59,12 +60,12 @@ class Settings:
 
 
 def config_path() -> Path:
-    """Return the path of config.toml, which need not exist."""
+    """Return the path of config.toml, which may not exist."""
     return folder_of("config") / "config.toml"
 
 
 def load_settings() -> Settings:
-    """Read config.toml; empty if there is none. Raises UsageError if it cannot be read or is invalid."""
+    """Read config.toml; empty if it does not exist. Raises UsageError if it is invalid or unreadable."""
     path = config_path()
     try:
         text = path.read_text(encoding="utf-8")
@@ -79,7 +80,7 @@ def load_settings() -> Settings:
 
 
 def parse(path: Path, text: str) -> Settings:
-    """Parse and check a file's content. Raises UsageError."""
+    """Parse and validate a file's content. Raises UsageError."""
     import tomllib
 
     try:
@@ -110,7 +111,10 @@ def parse(path: Path, text: str) -> Settings:
 
 
 def line_of(text: str, keys: tuple[str, ...]) -> int:
-    """Return the line of a key, given as a path through tables, or of the innermost of its tables that is there."""
+    """Return the line of a key, or of the innermost of its tables that exists.
+
+    keys: the path through tables.
+    """
     table: list[str] = []
     best = 1
     for number, line in enumerate(text.splitlines(), 1):
@@ -129,5 +133,5 @@ def line_of(text: str, keys: tuple[str, ...]) -> int:
 
 
 def split_key(text: str) -> list[str]:
-    """Split a dotted key; a quoted part may contain dots."""
+    """Split a dotted key; a quoted component may contain dots."""
     return [quoted or literal or bare for quoted, literal, bare in re.findall(r"\"([^\"]*)\"|'([^']*)'|([\w-]+)", text)]

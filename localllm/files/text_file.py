@@ -1,8 +1,8 @@
 """Text files of users: UTF-8, UTF-16 with a byte order mark, or the encoding that the user names.
 
-`decode_text` refuses anything else, because a text that is silently wrong costs more than an error.
-`decode_with_replacement`, for texts that a model is asked about, replaces invalid bytes with a warning, because one bad
-byte in a log or a diff should not cost the answer.
+`decode_text` refuses other encodings, because text that is silently wrong costs more than an error.
+`decode_with_replacement`, for prompts, replaces invalid bytes with a warning, because one bad byte in a log or a diff
+should not cost the answer.
 """
 
 import codecs
@@ -15,12 +15,12 @@ UTF16_MARKS = codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE
 
 
 def read_text(path: str | os.PathLike[str], encoding: str | None = None) -> str:
-    """Read a text file, without the line break at its end. Raises UsageError, with the path."""
+    """Read a text file, without the line break at its end. Raises UsageError with the path."""
     return strip_line_break(read_exact_text(path, encoding))
 
 
 def read_template_choice(choice: str) -> str:
-    """Return a chat template's name or text; a path with a folder or ending in .jinja is read.
+    """Return a chat template's name or source; a path with a folder or ending in .jinja is read.
 
     Raises UsageError if it cannot be read.
     """
@@ -30,7 +30,7 @@ def read_template_choice(choice: str) -> str:
 
 
 def read_exact_text(path: str | os.PathLike[str], encoding: str | None = None) -> str:
-    """Read a text file as it is. Raises UsageError, with the path."""
+    """Read a text file unchanged. Raises UsageError with the path."""
     name = printable(os.fsdecode(path), 4096)
     try:
         with open(path, "rb") as file:
@@ -41,7 +41,7 @@ def read_exact_text(path: str | os.PathLike[str], encoding: str | None = None) -
 
 
 def read_keys(path: str) -> list[str]:
-    """Read API keys, one a line; blank lines and lines that begin with # are skipped. Raises UsageError."""
+    """Read API keys, one per line; skip blank lines and lines that begin with #. Raises UsageError."""
     lines = [line.strip() for line in read_text(path).splitlines()]
     if keys := [line for line in lines if line and not line.startswith("#")]:
         return keys
@@ -49,9 +49,10 @@ def read_keys(path: str) -> list[str]:
 
 
 def decode_text(data: bytes, name: str, encoding: str | None = None) -> str:
-    """Decode a text without its byte order mark; encoding: a name that `require_encoding` accepts, or None.
+    """Decode a text file's content without its byte order mark.
 
-    Raises UsageError, with `name` and the position of the first invalid byte.
+    encoding: a name that `require_encoding` accepts, or None. Raises UsageError, with `name` and the offset of the
+    first invalid byte.
     """
     codec = encoding or ("utf-16" if data.startswith(UTF16_MARKS) else "utf-8")
     try:
@@ -64,9 +65,10 @@ def decode_text(data: bytes, name: str, encoding: str | None = None) -> str:
 
 
 def decode_with_replacement(data: bytes, name: str) -> tuple[str, str]:
-    """Decode as decode_text, but replace invalid bytes by U+FFFD; return the text and a warning, "" if all was valid.
+    """Decode like decode_text, but replace invalid bytes by U+FFFD.
 
-    Raises UsageError for a binary file, recognized by a zero byte, and for invalid UTF-16.
+    Returns the text and a warning, "" if all was valid. Raises UsageError for a binary file, recognized by a zero byte,
+    and for invalid UTF-16.
     """
     try:
         return decode_text(data, name), ""
@@ -84,7 +86,7 @@ def replace_invalid(data: bytes) -> tuple[str, int]:
 
 
 def replacement_warning(problem: str, count: int) -> str:
-    """Describe the first invalid byte, and how many bytes of the whole text were replaced."""
+    """Describe the first invalid byte, and how many bytes were replaced."""
     return f"{problem}; replaced {'1 byte' if count == 1 else f'{count} bytes'} in all"
 
 
@@ -95,7 +97,7 @@ def require_encoding(name: str | None) -> None:
             raise LookupError
     except (LookupError, ValueError):
         raise UsageError(
-            f"encoding {printable(str(name))} is not known; use one such as utf-8, utf-16, latin-1 or cp1252"
+            f"encoding {printable(str(name))} is unknown; use, for example, utf-8, utf-16, latin-1 or cp1252"
         ) from None
 
 

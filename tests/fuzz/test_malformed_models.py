@@ -245,7 +245,7 @@ def test_data_behind_the_last_tensor(wrong: Wrong, cli):
     data = wrong.write().read_bytes()
     (count,) = struct.unpack_from("<Q", data, 8)
     wrong.path.write_bytes(data[:8] + struct.pack("<Q", count - 1) + data[16:])
-    require_refused(cli, wrong.path, "tensor count: the data of 20 tensors end at byte")
+    require_refused(cli, wrong.path, "tensor count: the data of 20 tensors ends at byte")
 
 
 def test_weights_that_are_no_numbers(wrong: Wrong, cli):
@@ -279,7 +279,7 @@ def test_a_length_with_a_flipped_bit(wrong: Wrong, cli):
     place = data.index(b"\5\0\0\0\0\0\0\0hello") + 2
     data[place] ^= 1
     wrong.path.write_bytes(data)
-    require_refused(cli, wrong.path, "bytes; expected at most 65536")
+    require_refused(cli, wrong.path, "must have at most 65536 bytes")
 
 
 @pytest.mark.parametrize("text", [

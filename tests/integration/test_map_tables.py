@@ -84,7 +84,7 @@ def test_a_table_of_somebody_else_stays(cli, table: Path):
     assert code == 2 and f"{out} exists and was not written by an earlier run: --redo replaces it" in err
     assert out.read_text() == "mine\n"
     code, _, err = cli("map", GUIDE, table, "-p", "{qty}", *SHORT, "-o", table)
-    assert code == 2 and "the output is an input" in err and table.read_text() == ROWS
+    assert code == 2 and "the output is also an input" in err and table.read_text() == ROWS
 
 
 def test_rows_that_fail_have_an_error(cli, table: Path):

@@ -93,7 +93,7 @@ def test_no_output_replaces_an_input(folder: Path, cli, monkeypatch, arguments: 
     before = states(folder)
     code, out, err = cli(*arguments.split())
     assert (code, out) == (2, "")
-    assert re.fullmatch(r"localllm: error: .*the output is an input; give it another name\n", err)
+    assert re.fullmatch(r"localllm: error: .*the output is also an input; choose another name\n", err)
     assert states(folder) == before
 
 

@@ -118,7 +118,7 @@ def test_logits_that_just_fit_the_disk(tmp_path, monkeypatch, spare: int):
     needed = 3 * count_scored_tokens(16) * row_width(100) * 2
     monkeypatch.setattr(logits_file.shutil, "disk_usage", lambda folder: SimpleNamespace(free=needed + spare))
     if spare < 0:
-        with pytest.raises(LocalllmError, match=r"3 chunks of logits take .* use fewer with --chunks"):
+        with pytest.raises(LocalllmError, match=r"3 chunks of logits take .* lower --chunks"):
             LogitsWriter(tmp_path / "x", chunks, 100)
     else:
         LogitsWriter(tmp_path / "x", chunks, 100)

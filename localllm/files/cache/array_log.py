@@ -24,10 +24,10 @@ FLAGS = os.O_RDWR | os.O_CREAT
 
 
 class ArrayLog:
-    """An open log of arrays, for one process; use it in a `with` block.
+    """An open log of arrays for one process. Use it in a `with` block.
 
-    Several threads may read at once. Raises LocalllmError if the disk is full or refuses, UsageError for a file that is
-    not an array log.
+    Several threads may read at once. Raises LocalllmError if the disk is full or a write fails, UsageError for a file
+    that is not an array log.
     """
 
     def __init__(self, path: str | os.PathLike[str], key: str):
@@ -40,7 +40,7 @@ class ArrayLog:
             self._file: BinaryIO = open(open_file(self.path, FLAGS), "r+b")
             head = self._file.read(len(self._head))
             if not head.startswith(MAGIC[: len(head)]):
-                raise UsageError(f"{self.path}: not a file of localllm; move or rename it")
+                raise UsageError(f"{self.path}: expected a file written by localllm; move or rename this one")
             if head != self._head:
                 self._begin()
             while self._next():
@@ -57,7 +57,7 @@ class ArrayLog:
         self._file.flush()
 
     def _next(self) -> bool:
-        """Read the next record, note its position, and return whether there was a complete one."""
+        """Read the next record and store its offset; return whether it was complete."""
         self._end = self._file.tell()
         head = self._file.read(LENGTHS.size)
         if len(head) < LENGTHS.size:
@@ -79,7 +79,7 @@ class ArrayLog:
         return name in self._places
 
     def read(self, name: str, first: int, end: int) -> np.ndarray:
-        """Read bytes `first` to `end` of an array, uint8."""
+        """Read bytes `first` to `end` - 1 of an array, uint8."""
         start, count = self._places[name]
         if not 0 <= first <= end <= count:
             raise IndexError(f"{name}: bytes {first} to {end} of {count}")
@@ -91,7 +91,7 @@ class ArrayLog:
             raise self._failure(error) from None
 
     def add(self, name: str, data: np.ndarray) -> None:
-        """Append an array and wait until it is on the disk."""
+        """Append an array, and wait until it is on disk."""
         head, bytes_ = LENGTHS.pack(len(name.encode()), data.nbytes), data.tobytes()
         digest = hashlib.sha256(head + name.encode())
         digest.update(bytes_)

@@ -1,7 +1,7 @@
-"""Checksummed files in the user's cache folder (machine code, CPU names, tables), passed checks, and hashes of files.
+"""Checksummed files in the user's cache folder, records of passed checks, and hashes of files.
 
-Whoever can write these files can run code, so only the user may. Each file begins with a checksum and is written
-atomically, so any number of programs may write at once.
+The files hold machine code, CPU names and tables. Whoever can write them can run code, so only the user may. Each file
+begins with a checksum and is written atomically, so any number of programs may write at once.
 
 A slow check runs once per content: for each passed check there is an empty file in the user's cache folder, named by a
 hash of the checked content and of the checks' source files. After a change of these sources everything is checked
@@ -24,7 +24,7 @@ from localllm.system.locks import lock
 
 
 def checksum(path: Path, content: bytes | memoryview) -> bytes:
-    """Compute the SHA-256 (32 bytes) of a content and of the names of its folder and file."""
+    """Compute the SHA-256 (32 bytes) of a file's content and of the names of its folder and file."""
     digest = hashlib.sha256(f"{path.parent.name}/{path.name}\0".encode())
     digest.update(content)
     return digest.digest()
@@ -50,7 +50,7 @@ def write_checksummed(path: Path, content: bytes) -> None:
 def read_checksummed(path: Path) -> bytes | None:
     """Read a content that `write_checksummed` wrote.
 
-    None if there is no such file, if it is damaged, or if other users could have written it.
+    Returns None if the file is missing or damaged, or if other users could have written it.
     """
     try:
         with open(path, "rb", opener=open_file) as file:  # lets other programs replace the file while it is open
@@ -60,14 +60,17 @@ def read_checksummed(path: Path) -> bytes | None:
     return data[32:] if checksum(path, memoryview(data)[32:]) == data[:32] else None
 
 
-MOST = 1000  # recorded checks; if there are more, the oldest half is removed
+MOST = 1000  # maximum of recorded checks; beyond it, the oldest half is removed
 CHECKS = tuple(  # folders of the checks' source files
     Path(__file__).parents[2] / package for package in ("files", "files/cache", "files/gguf", "text")
 )
 
 
 def is_known(kind: str, digest: str) -> bool:
-    """Return whether `remember` recorded this kind of check for this hash."""
+    """Return whether `remember` recorded a passed check.
+
+    kind: name of the check.  digest: hash of the content.
+    """
     folder = cache_folder() / "known"
     return os.path.exists(folder / _mark(kind, digest)) and is_private(folder)
 
@@ -136,14 +139,14 @@ def sha256_of(path: str | os.PathLike[str], on_progress: OnProgress | None = Non
 
 
 def entry_path(descriptor: int) -> Path:
-    """Return the path of the cached hash of an open file in its present state. Raises OSError."""
+    """Return the path of the cached hash of an open file in its current state. Raises OSError."""
     state = os.fstat(descriptor)
     identity = state.st_dev, state.st_ino, *version_of(descriptor)
     return cache_folder() / "sha256" / hashlib.sha256(repr(identity).encode()).hexdigest()[:32]
 
 
 def read_entry(entry: Path) -> str | None:
-    """Read a hash that this user has cached, None if there is none."""
+    """Read a hash that this user has cached; None if there is none."""
     try:
         text = entry.read_text(encoding="ascii") if is_private(entry.parent) else ""
     except (OSError, ValueError):

@@ -1,10 +1,10 @@
 """Files of the n-gram cache: earlier tokens with an index, one file per vocabulary.
 
-    count      of tokens, 4 bytes, little-endian
+    count      number of tokens, 4 bytes, little-endian
     tokens     int32 each
     places     int32 each, the index; see localllm.generation.speculation.ngram
 
-The files are written atomically, begin with a checksum, and can be read by the user only.
+The files are written atomically, begin with a checksum, and only the user can read them.
 """
 
 import struct
@@ -25,7 +25,7 @@ def folder() -> Path:
 
 
 def read_texts(name: str) -> tuple[np.ndarray, np.ndarray] | None:
-    """Read the tokens and the index of a vocabulary; None if there are none or the file is damaged."""
+    """Read the tokens and the index of a vocabulary; None if the file is missing or damaged."""
     content = read_checksummed(folder() / name)
     if not content:
         return None
@@ -42,7 +42,7 @@ def write_texts(name: str, tokens: np.ndarray, places: np.ndarray) -> None:
 
 
 def list_files() -> list[tuple[int, int, float]]:
-    """List the files as (number of tokens, bytes, time of writing in seconds since 1970)."""
+    """List the files as (number of tokens, size in bytes, time of writing in seconds since 1970)."""
     rows = list[tuple[int, int, float]]()
     for path in list_paths():
         with suppress(FileNotFoundError):
@@ -53,7 +53,10 @@ def list_files() -> list[tuple[int, int, float]]:
 
 
 def clear() -> int:
-    """Remove all files and return how many bytes they had. Raises LocalllmError if one cannot be removed."""
+    """Remove all files; return their total size in bytes.
+
+    Raises LocalllmError if one cannot be removed.
+    """
     freed = 0
     for path in list_paths():
         try:
@@ -68,7 +71,7 @@ def clear() -> int:
 
 
 def list_paths() -> list[Path]:
-    """List the paths of all files; none if there is no folder."""
+    """List the paths of all files; empty if there is no folder."""
     with suppress(FileNotFoundError):
         return list(folder().iterdir())
     return []

@@ -2,9 +2,9 @@
 
     magic      8 bytes
     length     of the header, 4 bytes, little-endian
-    header     JSON: the key, the fields of PrefixAbout, and the name, size and CRC-32 of each part
+    header     JSON: the key, the fields of PrefixAbout, and the name, size and CRC-32 of each section
     checksum   CRC-32 of the header, 4 bytes
-    parts      one after the other
+    sections   one after the other
 
 A file appears whole or not at all. A damaged one is removed: the prompt is then prefilled again. So any number of
 programs may read, write and remove files at once.
@@ -36,13 +36,13 @@ FILE_NAME = re.compile("[0-9a-f]{32}")
 DAY = 24 * 3600  # seconds
 MOMENT = 1000  # nanoseconds between the times of use of a prompt's chunks
 USUAL_LIMIT = 4_000_000_000  # bytes of all files
-DISK_SHARE = 4  # the files take at most one part in this many of the free disk space and their own
+DISK_SHARE = 4  # the files take at most 1 / DISK_SHARE of the free disk space and their own
 SIZE_VARIABLE = "LOCALLLM_PREFIX_GB"  # environment variable for another limit, in GB; 0: store nothing
 
 
 @frozen
 class PrefixAbout:
-    """The chunk of a prompt that a file holds: the tokens up to `end`, from the end of the chunk `before` on."""
+    """The chunk of a prompt that a file holds: the tokens from the end of the chunk `before` up to `end`."""
 
     model: str
     end: int
@@ -51,7 +51,7 @@ class PrefixAbout:
 
 @frozen
 class PrefixEntry:
-    """A file of the prefix cache, as lists show it."""
+    """A file of the prefix cache in a listing."""
 
     key: str
     about: PrefixAbout
@@ -60,24 +60,24 @@ class PrefixEntry:
 
 
 class PrefixFile:
-    """An open file of the prefix cache; use it in a `with` statement.
+    """An open file of the prefix cache. Use it in a `with` statement.
 
     Attributes:
-        about: the chunk that it holds.  parts: the size of each part in bytes, by name.
+        about: the chunk that it holds.  parts: the size in bytes of each section, by name.
     """
 
     def __init__(self, key: str, file: BinaryIO):
-        """Read the header. Raises ValueError if this is not the whole file of that key."""
+        """Read the header. Raises ValueError if this is not the complete file of that key."""
         self._key, self._file, self._places = key, file, dict[str, tuple[int, int]]()
         start, length = file.read(len(MAGIC)), file.read(4)
         if start != MAGIC or len(length) < 4 or (size := int.from_bytes(length, "little")) > MOST_HEADER:
-            raise ValueError("not such a file")
+            raise ValueError("not a file of the prefix cache")
         header, checksum = file.read(size), file.read(4)
         if len(checksum) < 4 or zlib.crc32(header) != int.from_bytes(checksum, "little"):
             raise ValueError("the header is damaged")
         fields = json.loads(header)
         if fields["key"] != key:
-            raise ValueError("the file of another key")
+            raise ValueError("the file belongs to another key")
         self.about, position = PrefixAbout(**fields["about"]), len(MAGIC) + 8 + size
         self.parts: dict[str, int] = {}
         for name, part_size, checksum in fields["parts"]:
@@ -87,7 +87,7 @@ class PrefixFile:
             raise ValueError("the file is cut off")
 
     def read(self, name: str) -> np.ndarray:
-        """Read a part, uint8. Raises ValueError if it is damaged."""
+        """Read a section, uint8. Raises ValueError if it is damaged."""
         start, checksum = self._places[name]
         data = np.empty(self.parts[name], np.uint8)
         self._file.seek(start)
@@ -110,7 +110,7 @@ def folder() -> Path:
 
 
 def open_prefix(key: str) -> PrefixFile | None:
-    """Open the file of a key, None if there is none; a damaged one is removed."""
+    """Open the file of a key; None if it is missing or damaged. A damaged one is removed."""
     path = folder() / key
     try:
         file = open(path, "rb", buffering=0, opener=open_file)  # noqa: SIM115 - it stays open
@@ -125,13 +125,13 @@ def open_prefix(key: str) -> PrefixFile | None:
 
 
 def remove(key: str) -> None:
-    """Remove the file of a key, if possible."""
+    """Remove the file of a key, if it can be removed."""
     with suppress(OSError):
         (folder() / key).unlink(missing_ok=True)
 
 
 def write_prefix(key: str, about: PrefixAbout, parts: Mapping[str, np.ndarray]) -> None:
-    """Write parts, contiguous arrays by name, to the file of a key, in a folder private to the user.
+    """Write sections, contiguous arrays by name, to the file of a key, in a folder private to the user.
 
     Raises LocalllmError, OSError.
     """
@@ -167,7 +167,10 @@ def list_entries() -> list[PrefixEntry]:
 
 
 def clear() -> int:
-    """Remove all files and return how many bytes they had. Raises LocalllmError if one cannot be removed."""
+    """Remove all files; return their total size in bytes.
+
+    Raises LocalllmError if one cannot be removed.
+    """
     freed = 0
     for key, state in list_files():
         try:
@@ -180,7 +183,10 @@ def clear() -> int:
 
 
 def size_limit() -> int:
-    """Return how many bytes all files may have together: by the environment, else config.toml, else USUAL_LIMIT."""
+    """Return the maximum size in bytes of all files.
+
+    It is set by the environment, else by config.toml, else USUAL_LIMIT.
+    """
     variable = os.environ.get(SIZE_VARIABLE)
     if variable:
         with suppress(ValueError, OverflowError):
@@ -190,7 +196,10 @@ def size_limit() -> int:
 
 
 def size_limit_on_disk(total: int) -> int:
-    """Return size_limit, or less if the disk is nearly full; total: the bytes of all files now."""
+    """Return size_limit, or less if the disk is nearly full.
+
+    total: size in bytes of all files now.
+    """
     import shutil  # rarely needed, and slow to import
 
     with suppress(OSError):
@@ -199,7 +208,7 @@ def size_limit_on_disk(total: int) -> int:
 
 
 def prune() -> None:
-    """Remove files until the limit is kept: least recently used prompts first, each from its last chunk."""
+    """Remove files until the limit is met: the least recently used prompts first, each from its last chunk."""
     by_age = [(state.st_mtime_ns, key, state.st_size) for key, state in list_files()]
     total = sum(size for _, _, size in by_age)
     limit = size_limit_on_disk(total)

@@ -29,7 +29,7 @@ from localllm.system import memory
 from localllm.system.files import open_file, version_of
 from localllm.system.memory import describe_limit, is_out_of_memory, prefer_huge_pages
 
-OTHER_FILES = [  # first bytes -> what the file is
+OTHER_FILES = [  # first bytes -> type of the file
     (b"PK\3\4", "a zip archive, perhaps a PyTorch checkpoint"),
     (b"\x80\2", "a Python pickle, perhaps a PyTorch checkpoint"),
     (b"version https://git-lfs", "a Git LFS pointer, not the file itself (git lfs pull fetches it)"),
@@ -63,9 +63,10 @@ class Tensor:
 class GGUFFile:
     """A mapped model file; views of it stay valid after `close`.
 
-    packed: the metadata values as stored in the file, uint8, each with the number of its type before it.
-    parts: the names of the tensors in each file that was read, by the file's path.
-    oddities: notes on irregularities found so far.
+    Attributes:
+        packed: the metadata values as stored in the file, uint8, each after its type id.
+        parts: the names of the tensors in each file that was read, by the file's path.
+        oddities: notes on irregularities found so far.
     """
 
     def __init__(self, part: "FilePart", parts: dict[str, list[str]]):
@@ -81,7 +82,7 @@ class GGUFFile:
         """Open the model in the file `path`, or the split model (-00001-of-00003.gguf) that it belongs to.
 
         Metadata values are int, float, bool or str, for an array of numbers a read-only NumPy array, for an array of
-        strings list[str]; those of the keys `needed` are decoded right away. Raises ModelError for a file that cannot
+        strings list[str]; those of the keys `needed` are decoded immediately. Raises ModelError for a file that cannot
         be read or is not valid.
         """
         path = os.fsdecode(path)
@@ -100,7 +101,7 @@ class GGUFFile:
 
     @property
     def main_format(self) -> str:
-        """The name of the format that most weights have; "none" without weights."""
+        """The name of the most frequent format, counted in weights; "none" without weights."""
         weights: Counter[str] = Counter()
         for tensor in self.tensors.values():
             weights[tensor.format.name] += math.prod(tensor.shape)
@@ -112,7 +113,7 @@ class GGUFFile:
 
     @property
     def type_name(self) -> str:
-        """The recipe that general.file_type names, such as "Q4_K_M"; the main format if there is none."""
+        """The recipe that general.file_type names, such as "Q4_K_M", else the main format."""
         from localllm.quant.recipes import find_recipe  # here, because most commands do not need it
 
         number = self.metadata.get("general.file_type")
@@ -123,7 +124,7 @@ class GGUFFile:
 
     @property
     def nbytes(self) -> int:
-        """The bytes of all weights."""
+        """The size in bytes of all weights."""
         return sum(tensor.nbytes for tensor in self.tensors.values())
 
     def close(self) -> None:
@@ -138,7 +139,7 @@ class GGUFFile:
 
 
 class FilePart(NamedTuple):
-    """One file: a whole model, or one of the files of a split model."""
+    """One file: a whole model, or one split of a model."""
 
     path: str
     metadata: Metadata
@@ -154,9 +155,9 @@ class FilePart(NamedTuple):
         return value
 
     def require_whole(self) -> None:
-        """Raise ModelError for a part of a split model without split.count.
+        """Raise ModelError for one split of a model without split.count.
 
-        A file merged from parts may keep these keys, but with values for a whole model.
+        A merged file may keep these keys, but with values for a whole model.
         """
         for key, expected in (("split.no", 0), ("split.tensors.count", len(self.tensors))):
             if (actual := self.integer(key, default=expected)) != expected:
@@ -189,14 +190,14 @@ def map_file(path: str) -> mmap.mmap:
         mode = os.stat(path).st_mode
         if stat.S_ISDIR(mode):
             is_checkpoint = os.path.exists(os.path.join(path, "config.json"))
-            advice = f"; `localllm quantize {path} Q4_K_M` makes one of this checkpoint" if is_checkpoint else ""
-            raise refusal(path, f"a directory; expected a GGUF file{advice}")
+            advice = f"; `localllm quantize {path} Q4_K_M` converts this checkpoint" if is_checkpoint else ""
+            raise refusal(path, f"expected a GGUF file, found a directory{advice}")
         if not stat.S_ISREG(mode):  # a pipe would block, a device has no size
-            raise refusal(path, "not a regular file; expected a GGUF file")
+            raise refusal(path, "expected a GGUF file, found no regular file")
         with os.fdopen(open_file(path, os.O_RDONLY), "rb", buffering=0) as file:
             beginning = file.read(1024)
             if not beginning:
-                raise refusal(path, "the file is empty; expected a GGUF file")
+                raise refusal(path, "expected a GGUF file, found an empty file")
             if not beginning.startswith(MAGIC):
                 raise refusal(path, f"not a GGUF file: it {describe(beginning)}")
             data = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
@@ -215,7 +216,10 @@ def map_file(path: str) -> mmap.mmap:
 
 
 def describe(beginning: bytes) -> str:
-    """Return the end of the sentence "it ..." for a file with these first bytes, which is not a GGUF file."""
+    """Return the end of the sentence "it ..." for a file that is not a GGUF file.
+
+    beginning: its first bytes.
+    """
     for magic, kind in OTHER_FILES:
         if beginning.startswith(magic):
             return f"is {kind}"
@@ -227,11 +231,14 @@ def describe(beginning: bytes) -> str:
     if text.startswith(b"{"):
         return "is a JSON file"
     is_text = beginning.isascii() and "".join(beginning.decode("ascii").split()).isprintable()
-    return "is a text" if is_text else f"does not begin with {MAGIC.decode()}"
+    return "is a text file" if is_text else f"does not begin with {MAGIC.decode()}"
 
 
 def open_split(path: str, named: FilePart, count: int) -> list[FilePart]:
-    """Open all `count` files of a split model, of which `named`, at `path`, is one."""
+    """Open all `count` files of a split model.
+
+    named: one of them, at `path`.
+    """
     match = SPLIT.fullmatch(path)
     if not match or int(match["count"]) != count or not 1 <= int(match["number"]) <= count:
         ending = f"expected a name that ends in -NNNNN-of-{count:05d}.gguf"
@@ -267,7 +274,7 @@ def merge_parts(parts: list[FilePart]) -> FilePart:
     for part in parts:
         first.oddities.extend(part.oddities)
         for name in part.tensors.keys() & tensors.keys():
-            raise refusal(part.path, f"tensor {printable(name)}: an earlier file of the split model has it too")
+            raise refusal(part.path, f"tensor {printable(name)}: an earlier file of the split model also has it")
         tensors |= part.tensors
     expected = first.integer("split.tensors.count", default=len(tensors))
     if expected != len(tensors):
@@ -291,7 +298,7 @@ def prefault(file: GGUFFile) -> None:
 def populate(contents: dict[str, np.ndarray]) -> None:
     """Map the pages of files (path: content, uint8 [bytes]); runs in the background thread.
 
-    The arrays keep the maps alive. Pages that are not mapped here are mapped on first use.
+    The arrays keep the maps alive. Pages that are not mapped in advance are mapped on first use.
     """
     for path, content in contents.items():
         memory.prefault(path, content.ctypes.data, len(content), AT_ONCE)
@@ -306,14 +313,14 @@ def content_of(view: np.ndarray) -> np.ndarray:
 
 
 def map_of(view: np.ndarray) -> tuple[mmap.mmap, int] | None:
-    """Return the map that an array is a view of, and the view's offset in it; None for any other array."""
+    """Return the map that an array is a view of, and the view's offset in it; None for other arrays."""
     content = content_of(view)
     data = content.base.obj if isinstance(content.base, memoryview) else content.base
     return (data, view.ctypes.data - content.ctypes.data) if isinstance(data, mmap.mmap) else None
 
 
 def release_pages(view: np.ndarray) -> None:
-    """Release the whole pages within a view of a mapped file; other arrays stay as they are."""
+    """Release the whole pages within a view of a mapped file; ignore other arrays."""
     if mapping := map_of(view):
         data, start = mapping
         memory.release_pages(data, start, start + view.nbytes)

@@ -1,7 +1,7 @@
-"""The reader of a GGUF file's header: the metadata and the table of tensors, both checked.
+"""The reader of a GGUF file's header: the metadata and the table of tensors, both validated.
 
-The file is untrusted. Every count, length and offset is a Python integer, compared with the bytes that the file has
-before anything is allocated or read. Source: the GGUF specification,
+The file is untrusted. Every count, length and offset is a Python integer, compared with the size of the file before
+anything is allocated or read. Source: the GGUF specification,
 https://github.com/ggml-org/ggml/blob/master/docs/gguf.md (versions 2 and 3, which differ only by big-endian files).
 """
 
@@ -54,7 +54,7 @@ NEEDED = ("tokenizer.ggml.tokens", "tokenizer.ggml.merges")
 
 
 class TensorEntry(NamedTuple):
-    """A row of the table of tensors, checked: its bytes lie within the file."""
+    """A validated row of the table of tensors: its bytes lie within the file."""
 
     name: str
     format: Format
@@ -64,7 +64,7 @@ class TensorEntry(NamedTuple):
 
 
 class FileHeader(NamedTuple):
-    """Everything before the weights."""
+    """The contents of a file before the weights."""
 
     metadata: Metadata
     entries: list[TensorEntry]
@@ -76,25 +76,28 @@ SPACES = dict.fromkeys((0xA0, 0x1680, *range(0x2000, 0x200B), 0x202F, 0x205F, 0x
 
 
 def printable(text: str, limit: int = 100) -> str:
-    """Make a text fit for a message: one line without control characters, cut off after `limit` characters."""
+    """Escape a string for a message: one line without control characters, cut after `limit` ones."""
     text = text if len(text) <= limit else text[:limit] + "…"
     return text if text and text.translate(SPACES).isprintable() else repr(text)
 
 
 def read_header(data: mmap.mmap, path: str, needed: Collection[str] = NEEDED) -> FileHeader:
-    """Read the metadata and the table of tensors of the file mapped as `data`; `path` is for messages.
+    """Read the metadata and the table of tensors of a mapped file.
 
-    needed: keys of arrays of strings that will be used: decoding them now is faster than later, unless they are cached.
-
-    Time and memory grow with the numbers of keys, tensors and strings, not with the length of texts. Metadata values
-    are int, float, bool or str; an array of numbers is a read-only NumPy view of the map (maybe unaligned), an array of
-    strings a list[str], an array of arrays a list of those. Raises ModelError.
+    path: for messages. needed: keys of arrays of strings that will be used: decoding them now is faster than later,
+    unless they are cached. Time and memory grow with the number of keys, tensors and strings, not with the length of
+    strings. Metadata values are int, float, bool or str; an array of numbers is a read-only NumPy view of the map
+    (maybe unaligned), an array of strings a list[str], an array of arrays a list of those. Raises ModelError.
     """
     return HeaderReader(data, path, needed, load_strings(data) if needed else {}).read()
 
 
 class HeaderReader:
-    """A reader that moves forward through the map; `field` names the part it is reading, for messages."""
+    """A reader that moves forward through the map.
+
+    Attributes:
+        field: name of the field that it reads, for messages.
+    """
 
     def __init__(
         self,
@@ -103,7 +106,10 @@ class HeaderReader:
         needed: Collection[str] = (),
         cached_strings: Mapping[int, MappedStrings] = MappingProxyType({}),
     ):
-        """Start at byte 0; cached_strings: cached arrays of strings, by the position of their first string."""
+        """Start at byte 0.
+
+        cached_strings: cached arrays of strings, by the offset of their first string.
+        """
         self.needed, self.kept = needed, cached_strings
         self.data = data
         self.size = len(data)
@@ -124,7 +130,7 @@ class HeaderReader:
         for number in range(keys):
             key = self.name(f"metadata key {number}", MAX_KEY_BYTES, may_have_spaces=True)
             if key in values:
-                self.fail("this metadata key is in the file twice")
+                self.fail("the file has this metadata key twice")
             start, kind = self.position, self.number(UINT32)
             values[key] = self.value(kind, depth=1, key=key)
             packed[key] = slice(start, self.position)
@@ -138,7 +144,7 @@ class HeaderReader:
     # ---- pieces of the file
 
     def take(self, count: int) -> int:
-        """Move past the next `count` bytes and return where they start."""
+        """Move past the next `count` bytes and return their offset."""
         start = self.position
         if count > self.size - start:
             self.ends(start + count)
@@ -153,7 +159,7 @@ class HeaderReader:
         return int(kind.unpack_from(self.data, self.take(kind.size))[0])
 
     def counts(self) -> tuple[int, int]:
-        """Read the first 24 bytes: the numbers of tensors and of metadata keys."""
+        """Read the first 24 bytes; return the number of tensors and of metadata keys."""
         if self.data[self.take(4) : 4] != MAGIC:
             self.fail("not a GGUF file: expected the bytes GGUF at its start")
         version = self.number(UINT32)
@@ -172,16 +178,16 @@ class HeaderReader:
         return tensors, keys
 
     def name(self, field: str, limit: int, may_have_spaces: bool = False) -> str:
-        """Read the name of a key or a tensor, which error messages mention from then on."""
+        """Read the name of a key or a tensor, which later error messages mention."""
         self.field = field
         length = self.number(UINT64)
         if not 1 <= length <= limit:
-            self.fail(f"a name of {length} bytes; expected 1 to {limit}")
+            self.fail(f"the name must have 1 to {limit} bytes (found {length})")
         start = self.take(length)
         name = self.data[start : self.position].decode(errors="replace")
         if not (name.isascii() and name.isprintable()) or (" " in name and not may_have_spaces):
             shown_name = self.data[start : min(self.position, start + 100)]
-            self.fail(f"the name {shown_name!r} has other characters than ASCII's letters, digits and signs")
+            self.fail(f"the name {shown_name!r} must consist of ASCII letters, digits and signs")
         if " " in name:
             self.oddities.note(f"the metadata key {printable(name, 40)!r} has a space")
         self.field = name if length <= 100 else printable(name)
@@ -192,22 +198,25 @@ class HeaderReader:
     def value(self, kind: int, depth: int, key: str = "") -> object:
         if kind in SCALARS:
             if kind == BOOL and self.data[self.position : self.position + 1] > b"\1":
-                self.fail(f"a bool must be 0 or 1; found {self.data[self.position]}")
+                self.fail(f"a bool must be 0 or 1 (found {self.data[self.position]})")
             return SCALARS[kind].unpack_from(self.data, self.take(SCALARS[kind].size))[0]
         if kind == STRING:
             start = self.take(self.number(UINT64))
             return LazyValue(self.text(start, self.position), is_text=True)
         if kind == ARRAY:
             return self.array(depth, key)
-        self.fail(f"value type {kind} is unknown; expected 0 to 12")
+        self.fail(f"the value type must be from 0 to 12 (found {kind})")
 
     def text(self, start: int, end: int) -> Callable[[], str]:
-        """Return a function that decodes the string in bytes `start` to `end`; its errors name the current field."""
+        """Return a function that decodes the string in bytes `start` to `end`.
+
+        Its errors name the current field.
+        """
         data, path, field = self.data, self.path, self.field
 
         def decode() -> str:
             if end - start > MAX_TEXT_BYTES:
-                problem = f"a text of {end - start} bytes; expected at most {MAX_TEXT_BYTES}"
+                problem = f"the string must have at most {MAX_TEXT_BYTES} bytes (found {end - start})"
                 raise ModelError(f"{printable(path, 4096)}: {field}: {problem}")
             return decode_utf8(data[start:end])
 
@@ -218,34 +227,34 @@ class HeaderReader:
         if kind in SCALARS:
             return self.numbers(kind, count)
         if kind not in (STRING, ARRAY):
-            self.fail(f"array element type {kind} is unknown; expected 0 to 12")
+            self.fail(f"the element type must be from 0 to 12 (found {kind})")
         least = 8 if kind == STRING else 12  # bytes of an empty string or array
         if count * least > self.size - self.position:
             self.ends(self.position + count * least)
         if kind == STRING:
             self.items += count
             if self.items > MAX_ITEMS:
-                self.fail(f"more than {MAX_ITEMS} strings in the metadata's arrays")
+                self.fail(f"the metadata's arrays must have at most {MAX_ITEMS} strings")
             if key in self.needed:
                 cached = self.kept.get(self.position)
                 return self.strings(count) if cached is None else self.skip_strings(cached)
             return LazyValue(self.strings_later(count), count)
         self.arrays += count
         if self.arrays > MAX_ARRAYS:
-            self.fail(f"more than {MAX_ARRAYS} arrays in the metadata's arrays")
+            self.fail(f"the metadata's arrays must have at most {MAX_ARRAYS} arrays")
         if depth == MAX_DEPTH:
-            self.fail(f"arrays nested more than {MAX_DEPTH} deep")
+            self.fail(f"arrays must be nested at most {MAX_DEPTH} deep")
         nested = [self.array(depth + 1) for _ in range(count)]
         return LazyValue(lambda: [value.value() if isinstance(value, LazyValue) else value for value in nested])
 
     def numbers(self, kind: int, count: int) -> np.ndarray:
-        """Read an array of numbers: a read-only view of the map, [count]."""
+        """Read an array of numbers as a read-only view of the map, [count]."""
         start = self.take(count * SCALARS[kind].size)
         if kind != BOOL:
             return np.frombuffer(self.data, SCALARS[kind].format, count, start)
         codes = np.frombuffer(self.data, np.uint8, count, start)
         if count and codes.max() > 1:
-            self.fail(f"a bool must be 0 or 1; found {codes.max()}")
+            self.fail(f"a bool must be 0 or 1 (found {codes.max()})")
         return codes.view(np.bool_)
 
     def strings(self, count: int) -> list[str]:
@@ -311,13 +320,13 @@ class HeaderReader:
     def too_long(self, number: int, length: int, end: int) -> NoReturn:
         if end > self.size:
             self.ends(end)
-        self.fail(f"string {number} of the array has {length} bytes; expected at most {MAX_PIECE_BYTES}")
+        self.fail(f"string {number} of the array must have at most {MAX_PIECE_BYTES} bytes (found {length})")
 
     def alignment(self, kind: int, value: object) -> int:
         if kind != 4 or not isinstance(value, int):
-            self.fail(f"expected a number of type 4 (uint32), found type {kind}")
+            self.fail(f"the value must be of type 4, uint32 (found type {kind})")
         if not 8 <= value <= MOST_ALIGNMENT or value & (value - 1):
-            self.fail(f"expected a power of two from 8 to {MOST_ALIGNMENT}, found {value}")
+            self.fail(f"the alignment must be a power of two from 8 to {MOST_ALIGNMENT} (found {value})")
         return value
 
     # ---- the table of tensors
@@ -328,7 +337,7 @@ class HeaderReader:
         self.field = f"tensor {printable(name)}"
         dimensions = self.number(UINT32)
         if not 1 <= dimensions <= MAX_DIMENSIONS:
-            self.fail(f"{dimensions} dimensions; expected 1 to {MAX_DIMENSIONS}")
+            self.fail(f"expected 1 to {MAX_DIMENSIONS} dimensions, found {dimensions}")
         shape = tuple(self.number(UINT64) for _ in range(dimensions))[::-1]
         if 0 in shape:
             self.fail(f"shape {list(shape)}: every dimension must be at least 1")
@@ -337,21 +346,26 @@ class HeaderReader:
             self.fail(f"format {kind} is unknown or not supported")
         format = FORMATS[kind]
         if shape[-1] % format.block:
-            self.fail(f"rows of {shape[-1]} weights; expected a multiple of {format.block}, the block of {format.name}")
+            self.fail(
+                f"the row length {shape[-1]} must be a multiple of {format.block}, the block size of {format.name}"
+            )
         size = math.prod(shape[:-1]) * format.row_bytes(shape[-1])
         return TensorEntry(name, format, shape, self.number(UINT64), size)
 
     def resolve_offsets(self, entries: list[TensorEntry], alignment: int) -> list[TensorEntry]:
-        """Make each `start` relative to the file; fail if a tensor ends beyond the file, overlaps or leaves a gap."""
+        """Make each `start` relative to the file.
+
+        Fail if a tensor ends beyond the file, overlaps another one or leaves a gap.
+        """
         weights = -(-self.position // alignment) * alignment
         names: set[str] = set()
         for entry in entries:
             self.field = f"tensor {printable(entry.name)}"
             if entry.name in names:
-                self.fail("this tensor is in the file twice")
+                self.fail("the file has this tensor twice")
             names.add(entry.name)
             if entry.start % alignment:
-                self.fail(f"offset {entry.start}; expected a multiple of the alignment {alignment}")
+                self.fail(f"the offset {entry.start} must be a multiple of the alignment {alignment}")
             end = weights + entry.start + entry.size
             if end > self.size:
                 self.fail(f"the file ends at byte {self.size} but needs {end} bytes for it: download incomplete?")
@@ -366,7 +380,7 @@ class HeaderReader:
         if self.size > (end := weights + -(-end // alignment) * alignment):
             self.field = "tensor count"
             if self.has_entry():  # the table goes on, so all weights would be read from the wrong bytes
-                self.fail(f"the data of {len(entries)} tensors end at byte {end}, the file at byte {self.size}")
+                self.fail(f"the data of {len(entries)} tensors ends at byte {end}, but the file at byte {self.size}")
             self.oddities.note(f"{self.size - end} bytes after the last tensor")
         return [entry._replace(start=weights + entry.start) for entry in entries]
 
@@ -385,6 +399,6 @@ def decode_utf8(text: bytes) -> str:
     r"""Decode UTF-8; a stray byte becomes \xNN.
 
     So one bad token does not make a model unreadable, it stays distinct from other bad tokens, and the result can be
-    printed and encoded like any other text.
+    printed and encoded.
     """
     return text.decode(errors="backslashreplace")

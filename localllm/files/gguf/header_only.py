@@ -16,7 +16,7 @@ from localllm.files.gguf.header import HeaderReader
 from localllm.system.files import file_with_path
 
 FIRST = 4 << 20  # bytes of the first download; most models' vocabularies fit, others need two or three times as many
-MOST = 1 << 28  # bytes that a header may have; the largest known has 20 MB
+MOST = 1 << 28  # maximum size of a header in bytes; the largest known has 20 MB
 
 
 class IncompleteHeaderError(Exception):
@@ -24,7 +24,7 @@ class IncompleteHeaderError(Exception):
 
 
 class BeginningReader(HeaderReader):
-    """A header reader for a file of which only the first `there` bytes are downloaded."""
+    """A header reader for a file whose first `there` bytes are downloaded."""
 
     there = 0
 
@@ -61,10 +61,10 @@ def header_complete(data: mmap.mmap, path: str, available: int) -> bool:
 
 
 def write_header(file: BinaryIO, path: str, size: int, fetch: Callable[[int, int], bytes]) -> int:
-    """Fill an empty file with a model's header, extend it to `size` bytes, and return the bytes fetched.
+    """Fill an empty file with a model's header and extend it to `size` bytes; return the bytes fetched.
 
     fetch(start, end) returns bytes of the model. path: for messages. Raises ModelError if there is no valid header,
-    LocalllmError if the disk is full or refuses, and the exceptions of `fetch`.
+    LocalllmError if the disk is full or a write fails, and the exceptions of `fetch`.
     """
     available = 0
     try:
@@ -78,14 +78,14 @@ def write_header(file: BinaryIO, path: str, size: int, fetch: Callable[[int, int
                     return available
     except (OSError, ValueError) as error:
         raise LocalllmError(f"{path}: no disk space for its header: {error}") from None
-    raise ModelError(f"{path}: a header of more than {available} bytes is too large")
+    raise ModelError(f"{path}: the header must have at most {available} bytes")
 
 
 @contextmanager
 def open_header_only(
     files: Mapping[str, int], fetch: Callable[[str, int, int], bytes]
 ) -> Iterator[tuple[GGUFFile, int]]:
-    """Open a model by its headers only, for the length of the block; yield it and the number of bytes fetched.
+    """Open a model by its headers only, in a `with` block; yield it and the number of bytes fetched.
 
     files: the model's file or files in order, sizes in bytes by name. fetch(name, start, end) returns bytes of a file.
     The temporary files have no name, so nothing is left behind. Raises the errors of write_header and GGUFFile.open.

@@ -7,16 +7,17 @@ from typing import NamedTuple
 
 from localllm.files.gguf.strings import MappedStrings, save_strings
 
-BEFORE_STRINGS = 16  # bytes before an array's first string: the value's type, the strings' type, and their number
-MOST_NOTES = 6  # on one file, in the line that the user sees
+BEFORE_STRINGS = 16  # bytes before an array's first string: the value's type, the strings' type, and their count
+MOST_NOTES = 6  # maximum of notes in the line that the user sees
 
 
 class Oddities:
-    """Notes on irregularities of a file that runs all the same: its meaning is clear, and other programs load it.
+    """Notes on irregularities of a file that can be used nevertheless, as other programs do.
 
     Missing parts, without which its outputs mean something else, have lines of their own.
 
-    ignored: metadata keys without an effect, which a new file leaves out.
+    Attributes:
+        ignored: metadata keys without an effect, which a new file omits.
     """
 
     def __init__(self) -> None:
@@ -25,16 +26,19 @@ class Oddities:
         self.ignored = set[str]()
 
     def note(self, problem: str, key: str = "") -> None:
-        """Note a problem, once; key: the metadata key that is ignored because of it."""
+        """Note a problem, once.
+
+        key: the metadata key that is ignored because of it.
+        """
         self._notes[problem] = None
         self.ignored |= {key} if key else set()
 
     def note_missing(self, problem: str) -> None:
-        """Note, once, a part that is missing and changes what the file's outputs mean."""
+        """Note, once, that something is missing that changes the meaning of the file's outputs."""
         self._missing[problem] = None
 
     def extend(self, other: "Oddities") -> None:
-        """Add the notes on another part of the file."""
+        """Add the notes on another split of the file."""
         self._notes |= other._notes
         self._missing |= other._missing
         self.ignored |= other.ignored
@@ -43,7 +47,7 @@ class Oddities:
         return len(self._notes) + len(self._missing)
 
     def lines(self) -> list[str]:
-        """Return a line for the user about all irregularities, if there are any, and one for each missing part."""
+        """Return a line about all irregularities, if there are any, and one for each missing part."""
         if not (notes := [*self._notes]):
             return [*self._missing]
         shown_notes = notes[:MOST_NOTES] + ([f"and {len(notes) - MOST_NOTES} more"] if len(notes) > MOST_NOTES else [])
@@ -62,10 +66,10 @@ class Metadata(UserDict[str, object]):
     """Metadata by key. Strings are decoded on access, which may raise ModelError for a long one."""
 
     def __init__(self, values: Mapping[str, object] | None = None, data: mmap.mmap | None = None):
-        """Wrap values; data: the mapped file that they are in, or None.
+        """Wrap values.
 
-        `places` has the bytes of each value in the file, `kept` the cached arrays of strings. Both are emptied when a
-        value is set or deleted.
+        data: the mapped file that they are in, or None. `places` has the bytes of each value in the file, `kept` the
+        cached arrays of strings. Both are emptied when a value is set or deleted.
         """
         super().__init__(values)
         self._data, self.places, self.kept = data, dict[str, slice](), dict[str, MappedStrings]()
@@ -83,7 +87,7 @@ class Metadata(UserDict[str, object]):
         return digest.hexdigest()
 
     def keep(self, *keys: str) -> None:
-        """Cache the positions of these arrays of strings, so that the next start need not decode them."""
+        """Cache the offsets of these arrays of strings, so that the next start need not decode them."""
         if self._data is not None and all(key in self.places for key in keys):
             places = (slice(self.places[key].start + BEFORE_STRINGS, self.places[key].stop) for key in keys)
             arrays = [strings for key in keys if isinstance(strings := self[key], list)]

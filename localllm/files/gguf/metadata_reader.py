@@ -1,4 +1,4 @@
-"""Checked access to metadata: each value has the type and range it should have, or ModelError names the key."""
+"""Validated access to metadata: a value of another type or range raises ModelError with its key."""
 
 import math
 from collections.abc import Mapping
@@ -22,7 +22,10 @@ def show(value: object) -> str:
 
 
 class Checked:
-    """The metadata whose keys begin with a prefix, by the rest of their keys; each method checks the value's type."""
+    """The metadata whose keys begin with a prefix; each method validates the type of a value.
+
+    Names are the keys without the prefix.
+    """
 
     def __init__(self, metadata: Mapping[str, object], prefix: str, path: str = "", oddities: Oddities | None = None):
         """Wrap metadata.
@@ -40,16 +43,16 @@ class Checked:
         return UnsupportedError(str(self.error(problem)))
 
     def wrong(self, name: str, expected: str) -> ModelError:
-        """Make the error for a value other than the expected one."""
+        """Make the error for a value that is not as expected."""
         value = self.raw(name)
         return self.error(f"{self.key(name)} must be {expected} (found {'missing' if value is None else show(value)})")
 
     def key(self, name: str) -> str:
-        """Return the full key, fit for a message."""
+        """Return the full key, escaped for a message."""
         return printable(self.prefix + name)
 
     def raw(self, name: str, default: object = None) -> object:
-        """Return the value unchecked."""
+        """Return the value without validation."""
         return self.metadata.get(self.prefix + name, default)
 
     def has(self, name: str) -> bool:
@@ -83,7 +86,10 @@ class Checked:
         return value
 
     def array(self, name: str, kinds: str, expected: str) -> np.ndarray:
-        """Read an array of numbers of these NumPy kinds, [count]; `expected` describes it in messages."""
+        """Read an array of numbers of these NumPy kinds, [count].
+
+        expected: describes it in messages.
+        """
         value = self.raw(name)
         if not isinstance(value, np.ndarray) or value.ndim != 1 or value.dtype.kind not in kinds:
             raise self.wrong(name, expected)

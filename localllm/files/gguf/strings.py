@@ -1,7 +1,7 @@
-"""A vocabulary's strings left in the file and found by index or by text, without decoding all of them.
+"""A vocabulary's strings in the mapped file, found by index or by value without decoding all of them.
 
 A vocabulary has 50,000 to 500,000 strings, of which a prompt needs some hundreds; decoding all and building
-dictionaries takes 50 to 110 ms of a start. The position of each string, and a table for finding a text, are in a file
+dictionaries takes 50 to 110 ms of a start. The offset of each string, and a table for finding a string, are in a file
 in the user's cache folder, with a hash of the whole header, so that a changed model is read again. It is written when
 the vocabulary has been checked; its name includes a hash of the checks' source files, as in checksummed_cache.py.
 """
@@ -26,11 +26,11 @@ from localllm.files.cache.checksummed_cache import (
 )
 from localllm.system.files import cache_folder
 
-MOST = 32  # cached vocabularies, 1 to 10 MB each
+MOST = 32  # maximum of cached vocabularies, 1 to 10 MB each
 LEAST_STRINGS = 10_000  # smaller vocabularies decode so fast that a cache file is not worth it
-MOST_ALIKE = 8  # strings with the same checksum; a hostile file could have more, which would make searches slow
+MOST_ALIKE = 8  # maximum of strings with one checksum; a hostile file could have more, which would slow searches
 BEGINNING = 4096  # bytes of a model file whose hash names the cache file
-LENGTH = 8  # bytes of the number in front of a string
+LENGTH = 8  # bytes of the length before a string
 LOOKUPS = 8192  # of texts; they take as long as building a dictionary
 GAP = 8  # bytes of a length; seven of them are zero if it is less than 256
 CHUNK = 1 << 18  # bytes read together; they fit the processor's cache
@@ -38,12 +38,16 @@ T = TypeVar("T")
 
 
 class MappedStrings(Sequence[str]):
-    """An array of strings in a mapped file, decoded on access. end: the position after it in the file."""
+    """An array of strings in a mapped file, decoded on access.
+
+    Attributes:
+        end: the offset after it in the file.
+    """
 
     def __init__(self, data: mmap.mmap, table: np.ndarray):
         """Wrap a map and a table, uint32 [3 x count + 1].
 
-        The table holds the positions of the strings in the file, and of the end; their checksums, sorted; and their
+        The table holds the offsets of the strings in the file, and of the end; their checksums, sorted; and their
         indices in the order of the checksums.
         """
         self._data, count = data, len(table) // 3
@@ -68,7 +72,7 @@ class MappedStrings(Sequence[str]):
         return isinstance(text, str) and self.find(text) is not None
 
     def find(self, text: str) -> int | None:
-        """Return the first index of a text, None if it is not there."""
+        """Return the first index of a string, None if it is not in the array."""
         checksum = crc32(text.encode(errors="replace"))
         at = bisect_left(self._sums, checksum)
         while at < len(self._sums) and self._sums[at] == checksum:
@@ -120,7 +124,7 @@ class StringIndex(Mapping[str, int]):
 
 
 def load_strings(data: mmap.mmap) -> dict[int, MappedStrings]:
-    """Load the cached arrays of strings of a mapped file, by the position of each one's first string."""
+    """Load the cached arrays of strings of a mapped file, by the offset of each one's first string."""
     content = read_checksummed(path_of(data)) or b""
     numbers = np.frombuffer(content, np.uint32, offset=32) if content else np.zeros(0, np.uint32)
     arrays = dict[int, MappedStrings]()
@@ -133,7 +137,10 @@ def load_strings(data: mmap.mmap) -> dict[int, MappedStrings]:
 
 
 def save_strings(data: mmap.mmap, arrays: Sequence[tuple[slice, Sequence[str]]]) -> None:
-    """Cache arrays of strings for `load_strings`, if possible; each with the slice of its bytes in the file."""
+    """Cache arrays of strings for `load_strings`, if possible.
+
+    Each comes with the slice of its bytes in the file.
+    """
     if min(len(strings) for _, strings in arrays) < LEAST_STRINGS:
         return
     tables = [table for place, strings in arrays if (table := build_table(place, strings)) is not None]
@@ -148,9 +155,10 @@ def save_strings(data: mmap.mmap, arrays: Sequence[tuple[slice, Sequence[str]]])
 
 
 def build_table(place: slice, strings: Sequence[str]) -> np.ndarray | None:
-    """Build the table of MappedStrings for the strings in the bytes `place` of the file, uint32 [3 x count + 1].
+    """Build the table of MappedStrings for the strings in the bytes `place` of the file.
 
-    None if a string is empty, if one had invalid UTF-8 (its text is longer than its bytes), or if too many are equal.
+    Returns uint32 [3 x count + 1], or None if a string is empty, if one has invalid UTF-8 (its decoded string is longer
+    than its bytes), or if too many are equal.
     """
     texts = [text.encode() for text in strings]
     begins = place.start + np.cumsum([0, *(LENGTH + len(text) for text in texts)])
@@ -178,11 +186,11 @@ def digest(data: mmap.mmap, end: int) -> bytes:
 
 
 def short_strings(chunk: np.ndarray, limit: int) -> tuple[list[str], int]:
-    """Read up to `limit` whole strings at the start of a chunk, uint8 [bytes], and the number of bytes they take.
+    """Read up to `limit` whole strings at the start of a chunk, uint8 [bytes].
 
-    Before each string is its length in bytes (8 bytes, little-endian). Returns ([], 0) unless every string has 1 to 255
-    bytes of UTF-8 without a zero byte, as those of vocabularies have. Reading strings one by one takes five times as
-    long.
+    Returns them and the number of bytes they take. Before each string is its length in bytes (8 bytes, little-endian).
+    Returns ([], 0) unless every string has 1 to 255 bytes of UTF-8 without a zero byte, as those of vocabularies have.
+    Reading strings one by one takes five times as long.
     """
     filled = np.flatnonzero(chunk)
     lengths_at = filled[:-1][np.diff(filled) == GAP][:limit]  # nonzero bytes before exactly seven zeros

@@ -34,7 +34,7 @@ class SourceTensor(Protocol):
         """
 
     def release_rows(self, first: int, last: int) -> None:
-        """Release these rows' memory: they will not be read again soon."""
+        """Release these rows' memory, because they will not be read again soon."""
 
 
 class Source(Protocol):
@@ -95,7 +95,7 @@ class GGUFTensor:
         return self._data[first:last]
 
     def release_rows(self, first: int, last: int) -> None:
-        """Release the pages of these rows; the system keeps the file's content cached as long as it has room."""
+        """Release the pages of these rows; the system may keep the file's content cached."""
         if self._mapping:
             data, start = self._mapping
             width = self._data.shape[1]

@@ -24,7 +24,7 @@ LENGTH = struct.Struct("<Q")
 
 
 class Packed(bytes):
-    """A metadata value as stored in a file: the number of its type, then its bytes. See GGUFFile.packed."""
+    """A metadata value as stored in a file: its type id, then its bytes. See GGUFFile.packed."""
 
 
 @frozen
@@ -34,7 +34,7 @@ class OutputTensor:
     name: str
     format: Format
     shape: tuple[int, ...]  # in weights, the length of a row last
-    # Its bytes in order, made on demand.
+    # Chunks of its bytes in order, computed on demand.
     pieces: Iterable[bytes | memoryview | np.ndarray] = field(default=(), compare=False)
 
     @property
@@ -43,7 +43,7 @@ class OutputTensor:
 
     @classmethod
     def of(cls, name: str, weights: np.ndarray) -> "OutputTensor":
-        """Wrap an array whose dtype is a plain number type of GGUF: float32, float16, int32, ..."""
+        """Wrap an array whose dtype is one of GGUF's plain types: float32, float16, int32, ..."""
         kind = {"f": "F", "i": "I"}[weights.dtype.kind] + str(8 * weights.itemsize)
         return cls(name, BY_NAME[kind], weights.shape, (np.ascontiguousarray(weights),))
 
@@ -52,7 +52,7 @@ def write_gguf(path: str | os.PathLike[str], metadata: Mapping[str, object], ten
     """Write a GGUF file, atomically.
 
     metadata: see `pack_value` for possible values; `general.alignment` is respected. Raises LocalllmError if the disk
-    is full or refuses, ValueError if a tensor's pieces do not have the number of bytes that its shape requires.
+    is full or a write fails, ValueError if a tensor's chunks do not have the size in bytes that its shape requires.
     """
     with SafeFile(path) as file:
         write_body(file, metadata, tensors)
@@ -67,7 +67,7 @@ def write_body(file: SafeFile, metadata: Mapping[str, object], tensors: Sequence
         for piece in tensor.pieces:
             file.write(piece)
         if file.position - start != tensor.nbytes:
-            raise ValueError(f"tensor {tensor.name}: {file.position - start} bytes; expected {tensor.nbytes}")
+            raise ValueError(f"tensor {tensor.name}: expected {tensor.nbytes} bytes, found {file.position - start}")
         file.write(bytes(-file.position % alignment))
 
 
@@ -80,7 +80,7 @@ def alignment_of(metadata: Mapping[str, object]) -> int:
 def build_header(
     metadata: Mapping[str, object], tensors: Sequence[OutputTensor], alignment: int = DEFAULT_ALIGNMENT
 ) -> bytes:
-    """Build everything before the weights, padded to the alignment."""
+    """Build the bytes before the weights, padded to the alignment."""
     parts = [MAGIC, struct.pack("<IQQ", VERSION, len(tensors), len(metadata))]
     for key, value in metadata.items():
         parts += [pack_string(key), pack_value(value)]
@@ -111,7 +111,7 @@ def pack_value(value: object) -> Packed:
 
     bool and str keep their types, bytes become a string, float becomes float32, and int the first of uint32, int32,
     uint64 and int64 that holds it. A NumPy number or array keeps its dtype. A list or tuple becomes an array of
-    strings, bool, float32 or int32. Raises TypeError for anything else.
+    strings, bool, float32 or int32. Raises TypeError for other types.
     """
     if isinstance(value, Packed):
         return value
@@ -131,12 +131,12 @@ def pack_array(values: Sequence[object]) -> Packed:
         return Packed(struct.pack("<IIQ", ARRAY, STRING, len(values)) + b"".join(map(pack_string, strings)))
     dtype = np.bool_ if isinstance(values[0], bool) else np.float32 if isinstance(values[0], float) else np.int32
     if not all(isinstance(value, bool | int | float) for value in values):
-        raise TypeError("an array of a GGUF file has strings, or numbers")
+        raise TypeError("an array of a GGUF file must consist of strings, or of numbers")
     return pack_value(np.array(values, dtype))
 
 
 def pack_scalar(value: object) -> tuple[int, bytes]:
-    """Return the number of a value's type, and its bytes."""
+    """Return a value's type id and its bytes."""
     if isinstance(value, np.generic):
         return KINDS[value.dtype.newbyteorder("<")], value.tobytes()
     if isinstance(value, bool):

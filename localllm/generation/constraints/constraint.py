@@ -51,7 +51,7 @@ _MATCHERS = 64  # cached matchers of a tokenizer
 
 @frozen
 class Constraint:
-    """A checked constraint on answers.
+    """A validated constraint on answers.
 
     Attributes:
         kind: "schema", "grammar", "regex" or "tools".  grammar: in GBNF, or in llguidance's format.
@@ -83,7 +83,6 @@ class Constraint:
         """Make a matcher at the start of an answer.
 
         The first one takes 0.2 s for a vocabulary of 49 thousand tokens, 0.7 for 128 thousand; later ones take 20 us.
-
         Raises UsageError for an invalid constraint.
         """
         from llguidance import LLMatcher, LLParserLimits
@@ -100,10 +99,11 @@ class Constraint:
 
     @classmethod
     def of_schema(cls, schema: object, whitespace: bool = False, additional_properties: bool = False) -> "Constraint":
-        """Constrain answers to a JSON schema: a dict, its text, or a type for pydantic (class, list[int], Literal).
+        """Constrain answers to a JSON schema: a dict, a string, or a type for pydantic.
 
-        whitespace: keep the white space that the model writes; otherwise it is removed.
-        additional_properties: allow properties that the schema does not list; those of a class are always closed.
+        Types are classes, list[int], Literal and the like. whitespace: keep the white space that the model writes;
+        otherwise it is removed. additional_properties: allow properties that the schema does not list; those of a class
+        are always closed.
         """
         from llguidance import LLMatcher
 
@@ -133,7 +133,7 @@ class Constraint:
         from llguidance import LLMatcher
 
         if not isinstance(regex, str):
-            raise UsageError(f"a regular expression must be a text, not {regex!r}")
+            raise UsageError(f"a regular expression must be a string, not {regex!r}")
         return cls("regex", LLMatcher.grammar_from_regex(restrict_to_ascii(regex)))
 
 
@@ -162,9 +162,9 @@ def constraint_of(
     schema: object = None, grammar: str | None = None, regex: str | None = None, json_whitespace: bool = False,
     additional_properties: bool = False,
 ) -> Constraint | None:  # fmt: skip
-    """Build the constraint for one of schema, grammar and regex; None without any. Raises UsageError.
+    """Build the constraint for one of schema, grammar and regex; None without any.
 
-    json_whitespace, additional_properties: see Constraint.of_schema.
+    json_whitespace, additional_properties: see Constraint.of_schema. Raises UsageError.
     """
     by_kind = {"schema": schema, "grammar": grammar, "regex": regex}
     names = [name for name, value in by_kind.items() if value is not None]
@@ -186,7 +186,7 @@ def _beginning(grammar: str) -> "LLMatcher":
 
 
 def fits(text: str, schema: Schema) -> bool:
-    """Return whether a text is JSON that matches a schema, with properties in any order.
+    """Return whether a string is JSON that matches a schema, with properties in any order.
 
     schema: includes llguidance's options.
     """
@@ -202,7 +202,10 @@ def fits(text: str, schema: Schema) -> bool:
 
 
 def require_usable(schema: Schema) -> None:
-    """Raise UsageError for a schema, with llguidance's options in it, that llguidance does not accept."""
+    """Raise UsageError for a schema that llguidance does not accept.
+
+    schema: includes llguidance's options.
+    """
     from llguidance import LLMatcher
 
     try:
@@ -225,14 +228,14 @@ def _schema_of(schema: object) -> dict[str, object]:
     if schema is True:
         return {}
     if schema is False:
-        raise UsageError("the schema cannot be used: false allows nothing")
+        raise UsageError("the schema cannot be used: false allows no value")
     if not isinstance(schema, Mapping):
         raise UsageError(f"a JSON schema must be an object, not {str(schema)[:80]!r}")
     return dict(schema)
 
 
 def _reason(message: str) -> str:
-    """Format an error's message in one line."""
+    """Shorten an error message of llguidance to one line."""
     message = re.split(r"\n *\d+ \| ", re.sub(r"^at \d+\(\d+\): (failed to compile JSON schema: )?", "", message))[0]
     if message.startswith("NoExtension"):
         return "it matches no text"
@@ -255,7 +258,10 @@ class Matcher:
     """Matches an answer against a constraint, token by token, and computes masks of the next token."""
 
     def __init__(self, matcher: "LLMatcher | GrammarMatcher | JsonMatcher", vocab: int, tokenizer: "Tokenizer"):
-        """Start at the beginning of an answer; vocab: vocabulary size, including padding."""
+        """Start at the beginning of an answer.
+
+        vocab: vocabulary size, including padding.
+        """
         self._matcher, self._vocab, self._tokenizer = matcher, vocab, tokenizer
         self._unfinished: np.ndarray | None = None
         self._require_sound()
@@ -275,12 +281,12 @@ class Matcher:
         return np.unpackbits(mask, count=self._vocab, bitorder="little").view(bool)
 
     def accept(self, token: int) -> None:
-        """Advance by a token, which is allowed."""
+        """Advance by a token, which must be allowed."""
         self._matcher.consume_token(token)
         self._require_sound()
 
     def accept_text(self, text: str) -> bool:
-        """Advance by a text if it is allowed; return whether it was."""
+        """Advance by a string if it is allowed; return whether it was."""
         tokens = self._tokenizer.encode_inside(text)
         return self._matcher.try_consume_tokens(tokens) == len(tokens)
 
@@ -303,11 +309,11 @@ class Matcher:
 
     @property
     def is_complete(self) -> bool:
-        """Return whether the answer can only end here."""
+        """Return whether the answer must end now."""
         return self._matcher.is_stopped()
 
     def expected_tokens(self) -> list[int]:
-        """Return the usual tokens of the text that must follow, as a draft: other tokens may write the same text."""
+        """Return the usual tokens of forced text, as a draft: other tokens may write the same text."""
         if isinstance(self._matcher, GrammarMatcher):
             forced, is_last = self._matcher.find_forced()
             tokens = self._tokenizer.encode_inside(forced.decode(errors="ignore")) if forced else []
@@ -323,7 +329,10 @@ _WHOLE = ""  # the vocabulary without slices
 
 
 class MatcherCache:
-    """The vocabularies and matchers of one tokenizer, to which they have no reference, so that both can be freed."""
+    """The vocabularies and matchers of one tokenizer.
+
+    They have no reference to the tokenizer, so that it can be freed.
+    """
 
     def __init__(self) -> None:
         self.lock = threading.Lock()
@@ -350,7 +359,7 @@ class MatcherCache:
             return self.trie
 
     def keep(self, constraint: Hashable, beginning: "LLMatcher | GrammarMatcher | JsonMatcher") -> None:
-        """Cache the matcher at the start of an answer; the oldest is dropped."""
+        """Cache the matcher at the start of an answer; drop the oldest."""
         with self.lock:
             if len(self.beginnings) >= _MATCHERS:
                 del self.beginnings[next(iter(self.beginnings))]
@@ -363,7 +372,10 @@ _LOCK = threading.Lock()
 
 
 def _begin_anew() -> None:
-    """Replace locks and what they protect in a forked process, which lacks the threads that may hold them."""
+    """Replace locks and the data they protect in a forked process.
+
+    The threads that may hold them do not exist there.
+    """
     global _LOCK, _CACHES
     _LOCK, _CACHES = threading.Lock(), WeakKeyDictionary()
 
@@ -372,7 +384,7 @@ after_fork(_begin_anew)
 
 
 def matcher_of(constraint: Constraint, tokenizer: "Tokenizer", vocab: int) -> Matcher:
-    """Make a matcher at the start of an answer; cached: see Constraint.beginning for times.
+    """Make a matcher at the start of an answer; cached, see Constraint.beginning for times.
 
     vocab: the model's vocabulary size, which may be larger than the tokenizer's. Raises UsageError for a vocabulary
     without an end token.

@@ -1,4 +1,4 @@
-"""Enforce uniqueItems while an array is generated: a repeated item is dropped from the text.
+"""Enforce uniqueItems while an array is generated: drop repeated items from the text.
 
 A token mask cannot forbid repetitions: whether an item equals another one is known only at its end, when there may be
 no other valid continuation.
@@ -14,7 +14,7 @@ from localllm.generation.constraints.schemas import Schema, alternatives
 
 
 def has_distinct(schema: object) -> bool:
-    """Return whether uniqueItems is anywhere in a schema."""
+    """Return whether a schema contains uniqueItems at any depth."""
     if isinstance(schema, list):
         return any(map(has_distinct, schema))
     if not isinstance(schema, Mapping):
@@ -68,7 +68,7 @@ class DistinctItems:
         return twin
 
     def push(self, text: str) -> str:
-        """Add text, and return the text that can be released now."""
+        """Add text, and return the text that can be released."""
         for character in text:
             self._take(character)
         released, self._output[0] = self._output[0], ""
@@ -133,7 +133,7 @@ class DistinctItems:
 
 
 def _identity(value: object) -> object:
-    """Return a key that is the same for values that JSON Schema considers equal."""
+    """Return a key that is equal for values that JSON Schema considers equal."""
     if isinstance(value, dict):
         return "{", frozenset((name, _identity(part)) for name, part in value.items())
     if isinstance(value, list):

@@ -1,10 +1,10 @@
 r"""Parser of GBNF, llama.cpp's notation for grammars, into expressions.
 
-    root ::= "yes" | "no" reason?     # a rule: texts, [classes], other rules, (groups), * + ? {2} {2,} {2,5}
+    root ::= "yes" | "no" reason?     # a rule: strings, [classes], other rules, (groups), * + ? {2} {2,} {2,5}
     reason ::= ", because " [^\n]{1,80}
 
-The notation: grammars/README.md and src/llama-grammar.cpp of llama.cpp. Grammars that llama.cpp accepts mean the same
-here. Additionally, line breaks within rules, `_` in names, left recursion, and repetitions above 2000 are allowed.
+The notation: grammars/README.md and src/llama-grammar.cpp of llama.cpp. Grammars that llama.cpp accepts have the same
+meaning. Additionally, line breaks within rules, `_` in names, left recursion, and repetitions above 2000 are allowed.
 """
 
 import re
@@ -30,7 +30,11 @@ _COUNTS = {"*": (0, None), "+": (1, None), "?": (0, 1)}
 
 @frozen
 class Characters:
-    """One character of a set; ranges: ranges of code points, both ends included."""
+    """One character of a set.
+
+    Attributes:
+        ranges: ranges of code points, both ends included.
+    """
 
     ranges: tuple[tuple[int, int], ...]
 
@@ -55,21 +59,25 @@ class RuleReference:
 
 @frozen
 class Concatenation:
-    """Items, one after the other."""
+    """Items in sequence."""
 
     items: "tuple[Expression, ...]"
 
 
 @frozen
 class Alternatives:
-    """Alternatives, of which one matches."""
+    """Expressions one of which matches."""
 
     alternatives: "tuple[Expression, ...]"
 
 
 @frozen
 class Repeat:
-    """A repeated item; most: None without a limit."""
+    """A repeated item.
+
+    Attributes:
+        most: None without a limit.
+    """
 
     item: "Expression"
     least: int
@@ -81,7 +89,11 @@ Expression: TypeAlias = Characters | VocabularyToken | RuleReference | Concatena
 
 @frozen
 class Token:
-    """A lexical token of a grammar; line: from 1."""
+    """A lexical token of a grammar.
+
+    Attributes:
+        line: from 1.
+    """
 
     kind: str
     text: str
@@ -89,9 +101,9 @@ class Token:
 
 
 def parse_grammar(text: str) -> Mapping[str, Expression]:
-    """Parse a grammar into its rules, by name, including root. Raises UsageError, with the line."""
+    """Parse a grammar into its rules, by name, including root. Raises UsageError with the line."""
     if not isinstance(text, str):
-        raise UsageError(f"a grammar must be a text, not {text!r}")
+        raise UsageError(f"a grammar must be a string, not {text!r}")
     try:
         rules = Parser(text.removeprefix("\ufeff")).read_rules()
     except RecursionError:
@@ -106,7 +118,7 @@ def grammar_error(line: int, problem: str) -> UsageError:
 
 
 class Parser:
-    """Reads a grammar by recursive descent."""
+    """Parses a grammar by recursive descent."""
 
     def __init__(self, text: str):
         self._tokens, self._place = [*_split(text)], 0
@@ -118,7 +130,7 @@ class Parser:
         while self._place < len(self._tokens):
             if self._next("repeat"):
                 token = self._tokens[self._place]
-                raise grammar_error(token.line, f"there is nothing before {token.text} that it could repeat")
+                raise grammar_error(token.line, f"{token.text} must follow the item that it repeats")
             name = self._take("name", "a rule's name")
             self._take("assign", "::=")
             begin = self._place
@@ -169,14 +181,14 @@ class Parser:
         return None
 
     def _next(self, kind: str, text: str | None = None, ahead: int = 0) -> bool:
-        """Return whether the next token, or the one `ahead` tokens later, has this kind and text."""
+        """Return whether the next token, or the one `ahead` tokens later, has this type and text."""
         if self._place + ahead >= len(self._tokens):
             return False
         token = self._tokens[self._place + ahead]
         return token.kind == kind and text in (None, token.text)
 
     def _take(self, kind: str, text: str | None = None) -> Token:
-        """Consume the next token, which must have this kind. Raises UsageError."""
+        """Consume the next token, which must have this type. Raises UsageError."""
         if not self._next(kind, text if kind == "mark" else None):
             token = self._tokens[self._place] if self._place < len(self._tokens) else None
             line = token.line if token else self._tokens[-1].line
@@ -186,12 +198,12 @@ class Parser:
 
 
 def _read_count(repeat: Token) -> tuple[int, int | None]:
-    """Return the least and most repetitions (None: no limit). Raises UsageError."""
+    """Return the minimum and maximum of repetitions (None: no limit). Raises UsageError."""
     if repeat.text in _COUNTS:
         return _COUNTS[repeat.text]
     minimum, comma, maximum = re.sub(r"\s", "", repeat.text)[1:-1].partition(",")
     if maximum and int(maximum) < int(minimum):
-        raise grammar_error(repeat.line, f"in {repeat.text} the second number must not be below the first")
+        raise grammar_error(repeat.line, f"the maximum of {repeat.text} must not be below its minimum")
     return int(minimum), (int(maximum) if maximum else None) if comma else int(minimum)
 
 
@@ -200,7 +212,7 @@ def _split(text: str) -> Iterator[Token]:
     while place < len(text):
         match = _TOKENS.match(text, place)
         if match is None:
-            raise grammar_error(line, f"this cannot be read: {text[place : place + 20].splitlines()[0]!r}")
+            raise grammar_error(line, f"unexpected {text[place : place + 20].splitlines()[0]!r}")
         if match.lastgroup != "space":
             assert match.lastgroup is not None
             yield Token(match.lastgroup, match[0], line)
@@ -241,7 +253,7 @@ def _read_class(token: Token) -> Characters:
         ranges.append((ord(first), ord(last)))
         place += 1
     if not ranges:
-        raise grammar_error(token.line, "a class of characters is empty")
+        raise grammar_error(token.line, "a character class must not be empty")
     return Characters(_invert(ranges) if is_negated else tuple(ranges))
 
 
@@ -256,8 +268,8 @@ def _invert(ranges: list[tuple[int, int]]) -> tuple[tuple[int, int], ...]:
 
 
 def _read_vocabulary_token(token: Token) -> VocabularyToken:
-    """Parse a vocabulary token: <text> or <[number]>, with an optional ! before it. Raises UsageError."""
+    """Parse a vocabulary token: <text> or <[id]>, with an optional ! before it. Raises UsageError."""
     text = token.text.removeprefix("!")
     if text.startswith("<[") and not re.fullmatch(r"<\[\d+\]>", text):
-        raise grammar_error(token.line, f"{text} must be a token's number, like <[1000]>")
+        raise grammar_error(token.line, f"{text} must contain a token id, like <[1000]>")
     return VocabularyToken(text, token.text.startswith("!"), token.line)

@@ -1,4 +1,4 @@
-"""Match an answer against a grammar in GBNF, with methods of llguidance's LLMatcher.
+"""Match an answer against a grammar in GBNF, with the methods of llguidance's LLMatcher.
 
 A pushdown automaton matches the exact language of the grammar, byte by byte, and is cached as a table. A configuration,
 which is a row of the table, holds all parses of the text so far. Parses that entered a rule at the same position share
@@ -27,15 +27,17 @@ Way: TypeAlias = "tuple[int, Closure, RuleEntry | None]"
 Configuration: TypeAlias = frozenset[Way]
 
 BEHIND_ROOT = -1  # the state after the root rule
-_ROWS = 20_000  # most rows of the table (some megabytes), which is cleared then
+_ROWS = 20_000  # maximum rows of the table (some megabytes), which is then cleared
 _MASKS = 512  # cached masks, of 19 KB for 151 thousand tokens
 _WALKS = 64  # cached walks, of up to a megabyte
-_FORCED = 200  # most bytes of forced text
+_FORCED = 200  # maximum bytes of forced text
 _TOP = np.zeros(1, np.int32)  # the root node of the trie
 
 
 class RuleEntry:
-    """The rules that were entered at one position of a text, and their return states. Compared by identity.
+    """The rules that were entered at one position of a text, and their return states.
+
+    Compared by identity.
 
     Attributes:
         callers: continuations after each rule.  rules: all rules entered at the position.
@@ -60,11 +62,14 @@ class Automaton:
     """An automaton of a grammar over the tokens of a vocabulary.
 
     Attributes:
-        beginning: the configuration before anything was read.
+        beginning: the configuration at the start.
     """
 
     def __init__(self, network: Network, trie: TokenTrie, token_ids: list[int]):
-        """Set up the automaton; token_ids: of the network's vocabulary tokens."""
+        """Set up the automaton.
+
+        token_ids: ids of the network's vocabulary tokens.
+        """
         self._network, self._trie, self._token_ids = network, trie, token_ids
         self._lock = threading.Lock()
         self._classify_bytes()
@@ -76,7 +81,7 @@ class Automaton:
         self._clear()
 
     def _classify_bytes(self) -> None:
-        """Group bytes that lead to the same states everywhere: they share a column of the table."""
+        """Group bytes that lead to the same states everywhere; they share a column of the table."""
         states = self._network.characters.steps
         following = np.zeros((256, len(states)), np.int32)
         for state, steps in enumerate(states):
@@ -111,14 +116,14 @@ class Automaton:
         return configuration == {self._end}
 
     def compute_mask(self, configuration: Configuration) -> bytes:
-        """Compute the mask of the next token, including end tokens: a bit for each, the lowest first."""
+        """Compute the mask of the next token, including end tokens, one bit each, the lowest first."""
         with self._lock:
             if len(self._configurations) > _ROWS:
                 self._clear()
             return _recall(self._masks, configuration, _MASKS, lambda: self._compute_mask(configuration).tobytes())
 
     def read(self, configuration: Configuration, token: int) -> Configuration:
-        """Read a token and return the next configuration, an empty one if the token is not allowed."""
+        """Consume a token and return the next configuration, empty if the token is not allowed."""
         with self._lock:
             row = self._get_row(configuration) if self._trie.texts[token] else 0
             for byte in self._trie.texts[token]:
@@ -128,7 +133,7 @@ class Automaton:
             return self._merge(self._configurations[row].union(*after))
 
     def find_forced(self, configuration: Configuration) -> tuple[bytes, bool]:
-        """Return the bytes that must come next, about 200 at most, and whether the answer must end after them."""
+        """Return the forced next bytes, about 200 at most, and whether the answer must end after them."""
         forced = bytearray()
         with self._lock:
             while len(forced) < _FORCED and self._end not in configuration and not self._expand_tokens(configuration):
@@ -145,7 +150,10 @@ class Automaton:
     # ---- masks
 
     def _compute_mask(self, configuration: Configuration) -> np.ndarray:
-        """Unite the masks of all parses. Walks within a rule are cached, independent of how it was entered."""
+        """Unite the masks of all parses.
+
+        Walks within a rule are cached, independent of how it was entered.
+        """
         allowed = np.zeros(len(self._trie.texts), bool)
         for number, _, _ in self._expand_tokens(configuration):
             self._allow(allowed, number)
@@ -176,9 +184,10 @@ class Automaton:
         return _recall(self._walks, configuration, _WALKS, lambda: self._walk(_TOP, row))
 
     def _walk(self, nodes: np.ndarray, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Follow all tokens below nodes of the trie at once, level by level; rows: the table's row at each node.
+        """Follow all tokens below nodes of the trie at once, level by level.
 
-        Returns the bits of the allowed tokens, and the inner nodes at which the text can end.
+        rows: the table's row at each node. Returns the bits of the allowed tokens, and the inner nodes at which the
+        text can end.
         """
         trie = self._merged
         can_come = np.zeros(len(trie.column), bool)
@@ -199,7 +208,7 @@ class Automaton:
         return np.packbits(can_come[trie.node_of], bitorder="little"), np.concatenate(ends)
 
     def _allow(self, allowed: np.ndarray, number: int) -> None:
-        """Allow the token that a vocabulary token of the grammar names; if that is negated, all other tokens."""
+        """Allow the vocabulary token of an index; if it is negated, all other tokens."""
         token = self._token_ids[number]
         if self._network.vocabulary_tokens[number].is_negated:
             was_allowed = allowed[token]
@@ -229,7 +238,7 @@ class Automaton:
         return int(self._table[row, column])
 
     def _learn(self, row: int) -> None:
-        """Compute the successors of a row, for each class of bytes, if they are not known."""
+        """Compute the missing successors of a row, for each class of bytes."""
         if self._is_known[row]:
             return
         self._is_known[row] = True
@@ -319,7 +328,7 @@ class Automaton:
         return self._entries[calls]
 
     def _land(self, closure: Closure, entry: RuleEntry | None) -> Iterable[Way]:
-        """Yield the parses that continue at a closure, and after its rule if that may end here."""
+        """Yield the parses that continue at a closure, and after its rule if that may end there."""
         if closure.goes_on:
             yield 0, closure, entry
         if closure.ends and entry is not None:
@@ -341,7 +350,10 @@ class Automaton:
         return entry.returns[rule]
 
     def _find_callers(self, rule: int, entry: RuleEntry) -> Iterator[tuple[Closure, RuleEntry | None]]:
-        """Yield the continuations of a rule: after calls, and within rules that begin with it at the same position."""
+        """Yield the continuations of a rule.
+
+        They are after calls, and within rules that begin with it at the same position.
+        """
         yield from entry.callers.get(rule, ())
         for caller in entry.rules:
             for entered, state in self._network.find_start(caller).enters:
@@ -353,7 +365,7 @@ _Value = TypeVar("_Value")
 
 
 def _recall(cache: dict[Configuration, _Value], key: Configuration, size: int, compute: Callable[[], _Value]) -> _Value:
-    """Return a cached value, or compute it; the least recently used one is dropped from a full cache."""
+    """Return a cached value, or compute it; a full cache drops the least recently used one."""
     value = cache.pop(key) if key in cache else compute()
     if len(cache) >= size:
         del cache[next(iter(cache))]
@@ -382,7 +394,7 @@ class GrammarMatcher(TokenConsumer):
         return copy(self)
 
     def compute_bitmask(self) -> bytes:
-        """Compute the mask of the next token, including end tokens: a bit for each, the lowest first."""
+        """Compute the mask of the next token, including end tokens, one bit each, the lowest first."""
         return self._automaton.compute_mask(self._configuration)
 
     def _take(self, token: int) -> bool:
@@ -396,11 +408,11 @@ class GrammarMatcher(TokenConsumer):
         return True
 
     def is_stopped(self) -> bool:
-        """Return whether the answer can only end here."""
+        """Return whether the answer must end now."""
         return self._has_ended or self._automaton.must_end(self._configuration)
 
     def find_forced(self) -> tuple[bytes, bool]:
-        """Return the text that must follow, about 200 bytes at most, and whether the answer must end after it."""
+        """Return the forced text, about 200 bytes at most, and whether the answer must end after it."""
         return self._automaton.find_forced(self._configuration)
 
     def names_any(self, tokens: Container[int]) -> bool:
@@ -413,11 +425,11 @@ def _find_token(token: VocabularyToken, tokenizer: "Tokenizer") -> int:
         number = int(token.text[2:-2])
         if number >= tokenizer.vocab_size:
             raise grammar_error(
-                token.line, f"there is no token {number}: the model's last is {tokenizer.vocab_size - 1}"
+                token.line, f"there is no token {number}: the model's last token is {tokenizer.vocab_size - 1}"
             )
         return number
     special = tokenizer.special_id(token.text)
     ids = tokenizer.encode_inside(token.text) if special is None else [special]
     if len(ids) != 1:
-        raise grammar_error(token.line, f"{token.text} is not one token of the model's vocabulary but {len(ids)}")
+        raise grammar_error(token.line, f"{token.text} must be one token of the model's vocabulary (found {len(ids)})")
     return ids[0]

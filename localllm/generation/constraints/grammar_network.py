@@ -1,7 +1,7 @@
-"""Grammars as recursive transition networks, one for each rule (W. Woods, Transition network grammars, 1970).
+"""Grammars as recursive transition networks, one for each rule (W. Woods, 1970).
 
-States have arcs that read a character or token, or enter a rule. Arcs that no finished text uses are removed.
-Characters are matched byte by byte in UTF-8.
+Source: Transition network grammars for natural language analysis. States have arcs that read a character or token, or
+enter a rule. Arcs that no finished text uses are removed. Characters are matched byte by byte in UTF-8.
 """
 
 import gc
@@ -33,7 +33,7 @@ _SURROGATES = (0xD800, 0xDFFF)
 
 
 class Utf8Automata:
-    """The states of all sets of characters; `steps[state]` maps a byte to the next state, unless that is DEAD."""
+    """The states of all character sets; `steps[state]` maps a byte to the next state, unless DEAD."""
 
     def __init__(self) -> None:
         self.steps: list[dict[int, int]] = [{}, {}]
@@ -41,7 +41,7 @@ class Utf8Automata:
         self.start_of = cache(self._add_start)  # of ranges
 
     def _add_start(self, ranges: Ranges) -> int:
-        """Make the start state of a set of ranges; DEAD for an empty set."""
+        """Create the start state of a set of ranges; DEAD for an empty set."""
         steps: dict[int, int] = {}
         merged = _normalize(ranges)
         for continuations, (low, high, lead) in enumerate(_LENGTHS):
@@ -50,7 +50,10 @@ class Utf8Automata:
         return self._add(steps)
 
     def _split_range(self, ranges: Ranges, continuations: int, lead: int) -> dict[int, int]:
-        """Map the first byte (`lead` plus the highest bits) of characters of 1 + `continuations` bytes to states."""
+        """Map the first byte of characters of 1 + `continuations` bytes to states.
+
+        lead: the first byte without the bits of the code point.
+        """
         size, steps = 64**continuations, dict[int, int]()
         for block in {block for first, last in ranges for block in range(first // size, last // size + 1)}:
             remainders = tuple((a - block * size, b - block * size)
@@ -59,7 +62,7 @@ class Utf8Automata:
         return steps
 
     def _add_rest(self, continuations: int, ranges: Ranges) -> int:
-        """Make the state that expects this many continuation bytes."""
+        """Create the state that expects this many continuation bytes."""
         if continuations == 0:
             return READ
         if (continuations, ranges) not in self._states:
@@ -94,7 +97,7 @@ _KEPT = 64  # grammars
 
 
 class Kind(Enum):
-    """Kinds of arcs between states: empty, a character, a token, or a whole rule."""
+    """The types of arcs between states: empty, a character, a token, or a whole rule."""
 
     SKIP = auto()
     READ = auto()
@@ -103,7 +106,11 @@ class Kind(Enum):
 
 
 class Arc(NamedTuple):
-    """A transition to another state; what: the state of Utf8Automata (READ), token number (TOKEN) or rule (ENTER)."""
+    """A transition to another state.
+
+    Attributes:
+        what: state of Utf8Automata (READ), token index (TOKEN) or rule (ENTER).
+    """
 
     kind: Kind
     what: int
@@ -115,7 +122,7 @@ class Closure:
 
     Attributes:
         rule: that the state belongs to.  arcs: all but SKIP.  reads: (state of Utf8Automata, next state).
-        tokens: (token number, next state).  enters: (rule, next state).  ends: whether the rule may end here.
+        tokens: (token index, next state).  enters: (rule, next state).  ends: whether the rule may end at the state.
     """
 
     __slots__ = ("arcs", "ends", "enters", "reads", "rule", "tokens")
@@ -128,7 +135,7 @@ class Closure:
 
     @property
     def goes_on(self) -> bool:
-        """Return whether it can read or enter anything."""
+        """Return whether any arc leaves it."""
         return bool(self.reads or self.tokens or self.enters)
 
 
@@ -139,7 +146,7 @@ class Network:
     """The states of a grammar's rules; closures are computed on demand.
 
     Attributes:
-        characters: the automata of character sets.  vocabulary_tokens: by number.  root: the start rule.
+        characters: the automata of character sets.  vocabulary_tokens: by index.  root: the start rule.
         root_is_empty: whether the grammar accepts the empty text.
     """
 
@@ -187,7 +194,10 @@ class Network:
         return end
 
     def _build(self, expression: Expression, start: int) -> int:
-        """Add the states of an expression after `start`; return its last state. No arc leads back to `start`."""
+        """Add the states of an expression after `start`; return its last state.
+
+        No arc leads back to `start`.
+        """
         match expression:
             case Characters(ranges=ranges):
                 return self._add_arc(start, Kind.READ, self.characters.start_of(ranges))
@@ -209,7 +219,7 @@ class Network:
                 return self._build_repeat(expression, start)
 
     def _build_repeat(self, repeat: Repeat, start: int) -> int:
-        """Add a repeated item; a complex one becomes an unnamed rule, so that its states exist only once."""
+        """Add a repeated item; a complex one becomes an unnamed rule, so that its states exist once."""
         item, minimum, maximum = repeat.item, repeat.least, repeat.most
         copies = maximum if maximum is not None else minimum + 1
         is_rule = copies > 2 and not isinstance(item, Characters | VocabularyToken | RuleReference)
@@ -263,7 +273,7 @@ class Network:
         self.root_is_empty = self.root in empty
 
     def _reach(self, rule: int, usable: "_Usable") -> set[int]:
-        """Collect the states of a rule that its start reaches by usable arcs."""
+        """Collect the states of a rule that usable arcs reach from its start."""
         reached, todo = {self.starts[rule]}, [self.starts[rule]]
         while todo:
             for arc in self._arcs[todo.pop()]:
@@ -311,7 +321,10 @@ class Network:
         return self._shared.setdefault((rule, arcs, ends), Closure(rule, arcs, ends))  # threads share the network
 
     def _merge(self, closures: frozenset[Closure]) -> Closure:
-        """Unite several closures of a rule; `ends` is False, because the caller handles the rule's end."""
+        """Unite several closures of a rule.
+
+        `ends` is False, because the caller handles the rule's end.
+        """
         rule = next(iter(closures)).rule
         return self._share(rule, frozenset[Arc]().union(*(closure.arcs for closure in closures)), False)
 
@@ -329,9 +342,10 @@ class Network:
 
 
 def _grow(belongs: Callable[[int, set[int]], bool], callers: Sequence[Collection[int]]) -> set[int]:
-    """Compute the smallest set of rules that is closed under `belongs`, which depends on the rules that a rule enters.
+    """Compute the smallest set of rules that is closed under `belongs`.
 
-    callers: by rule, the rules that enter it. Raises UsageError if it takes too long.
+    `belongs` depends on the rules that a rule enters. callers: by rule, the rules that enter it. Raises UsageError if
+    it takes too long.
     """
     members, end = set[int](), perf_counter() + MOST_SECONDS
     waiting = dict.fromkeys(range(len(callers)))  # rules usually come before those that they refer to
@@ -347,7 +361,7 @@ def _grow(belongs: Callable[[int, set[int]], bool], callers: Sequence[Collection
 
 @lru_cache(_KEPT)
 def build_network(grammar: str) -> Network:
-    """Build the network of a grammar in GBNF; cached. Raises UsageError."""
+    """Build the network of a grammar in GBNF, or return a cached one. Raises UsageError."""
     try:
         with yielding():
             return Network(parse_grammar(grammar))
@@ -362,7 +376,10 @@ _count, _usual = 0, (True, 0.005)
 
 @contextmanager
 def yielding() -> Iterator[None]:
-    """Let other threads of Python run often, and search no garbage: that stops them, up to a second for a grammar."""
+    """Let other Python threads run often, and pause the garbage collector.
+
+    A collection would stop them, up to a second for a grammar.
+    """
     global _count, _usual
     with _LOCK:
         if not _count:

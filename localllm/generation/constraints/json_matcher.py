@@ -1,8 +1,9 @@
-r"""Match JSON in all its spellings: \u00e9, \/ and 1e-05 where llguidance expects é, / and 0.00001.
+r"""Match JSON in all its spellings, such as \u00e9, \/ and 1e-05 for é, / and 0.00001.
 
-llguidance parses the text as it is while it can. From a backslash or the first digit of a number on, a copy of its
-parser waits; when the escape or number is whole, and the parser did not accept it, the copy reads its canonical
-spelling. A token is allowed only if some continuation of it is, so that no answer is led into half an escape.
+llguidance accepts only the latter. It parses the text as it is while it can. From a backslash or the first digit of a
+number on, a copy of its parser waits; when the escape or number is complete, and the parser did not accept it, the copy
+parses its canonical spelling. A token is allowed only if some continuation of it is, so that no answer ends in half an
+escape.
 """
 
 import re
@@ -38,9 +39,10 @@ def canonical_character(code: int) -> bytes:
 
 
 def read_escape(text: bytes) -> Ranges:
-    r"""Return the code points whose escapes begin with a text: one for a whole escape, none for an invalid one.
+    r"""Return the code points whose escapes begin with these bytes.
 
-    Surrogates must come in pairs, which are one character: JSON in UTF-8 cannot hold a single one.
+    One for a complete escape, none for an invalid one. Surrogates must come in pairs, which are one character: JSON in
+    UTF-8 cannot hold a single one.
     """
     short, digits = text[1:2], text[2:6].lower()
     if not short:
@@ -83,13 +85,13 @@ def _join(high: int, low: int) -> int:
 
 
 def canonical_number(text: bytes) -> bytes:
-    """Return a number without an exponent and without zeros at its end."""
+    """Return a number without an exponent and without trailing zeros."""
     value = Decimal(text.decode())
     return format(value.normalize(), "f").encode() if value else b"0"
 
 
 def possible_numbers(text: bytes) -> Iterator[bytes]:
-    """Yield the canonical spellings of the numbers that begin with a mantissa and the beginning of an exponent."""
+    """Yield the canonical spellings of the numbers that begin with a mantissa and a partial exponent."""
     match = EXPONENT.fullmatch(text)
     if not match or len(match[3]) > 3:
         return
@@ -121,11 +123,14 @@ class JsonMatcher(TokenConsumer):
     """A matcher of one answer, with llguidance's methods.
 
     Attributes:
-        depth: open brackets of the JSON that the answer is within; None outside of JSON.
+        depth: number of open brackets of the current JSON; None outside of JSON.
     """
 
     def __init__(self, parser: "LLMatcher", vocabulary: SpellingVocabulary, is_json: bool):
-        """Start at the beginning of an answer.  is_json: whether all of it is JSON; otherwise the grammar marks it."""
+        """Start at the beginning of an answer.
+
+        is_json: whether all of it is JSON; otherwise the grammar marks it.
+        """
         self._parser: LLMatcher | None = parser  # after all of the text; None if only a canonical spelling goes on
         self._waiting: LLMatcher | None = None  # before the pending spelling
         self._pending = b""  # the beginning of an escape or number
@@ -159,14 +164,17 @@ class JsonMatcher(TokenConsumer):
         return True
 
     def _resolved(self) -> "LLMatcher | None":
-        """Return a parser after the text, with a whole number in its canonical spelling; None if it is not whole."""
+        """Return a parser after the text, with a complete number in its canonical spelling.
+
+        None if the number is incomplete.
+        """
         if self._parser is not None or self._is_inside or self._waiting is None:
             return self._parser
         match = EXPONENT.fullmatch(self._pending)
         return self._extended(self._waiting, canonical_number(self._pending)) if match and match[3] else None
 
     def _extended(self, parser: "LLMatcher", data: bytes) -> "LLMatcher | None":
-        """Return a copy of a parser that has read more, None if it does not accept that."""
+        """Return a copy of a parser that has consumed more bytes; None if it does not accept them."""
         ids = self._vocabulary.ids(data)
         if parser.validate_tokens(ids) < len(ids):
             return None
@@ -175,9 +183,9 @@ class JsonMatcher(TokenConsumer):
         return twin
 
     def _after_character(self, parser: "LLMatcher", code: int) -> "LLMatcher | None":
-        """Return a copy of a parser after a character of a string, None if it does not accept that.
+        """Return a copy of a parser after a character of a string; None if it does not accept it.
 
-        Nobody escapes a letter of a name or constant: that would only change its text.
+        A letter of a name or constant is never escaped: that would only change its text.
         """
         if code in _UNESCAPED and not all(parser.validate_tokens(self._vocabulary.ids(each)) for each in _SAMPLES):
             return None
@@ -215,7 +223,7 @@ class JsonMatcher(TokenConsumer):
         return self._advance(byte)
 
     def _advance(self, byte: int) -> bool:
-        """Let the parser read a byte as it is; return whether it accepts that."""
+        """Let the parser consume a byte as it is; return whether it accepts the byte."""
         if self._parser and not self._parser.try_consume_tokens(self._vocabulary.ids(bytes([byte]))):
             self._parser = None
         return self._parser is not None
@@ -249,7 +257,7 @@ class JsonMatcher(TokenConsumer):
         return self._waiting is not None and self._accepts_any(self._waiting, read_escape(self._pending))
 
     def _takes_exponent(self) -> bool:
-        """Return whether the pending number may have an exponent: an integer is written in digits."""
+        """Return whether the pending number may have an exponent: integers are written in digits."""
         point = self._parser is not None and self._parser.validate_tokens(self._vocabulary.ids(b"."))
         return MANTISSA.fullmatch(self._pending) is not None and (bool(point) or b"." in self._pending)
 
@@ -265,7 +273,7 @@ class JsonMatcher(TokenConsumer):
         )
 
     def _accepts_any(self, parser: "LLMatcher", ranges: Ranges) -> bool:
-        """Return whether a string may go on with a character in one of these ranges."""
+        """Return whether a string may continue with a character in one of these ranges."""
         for first, last, byte in _BEGINNINGS:
             if not _overlaps(first, last, ranges):
                 continue
@@ -277,7 +285,10 @@ class JsonMatcher(TokenConsumer):
         return False
 
     def _accepts_utf8(self, parser: "LLMatcher", lead: int, ranges: Ranges) -> bool:
-        """Return whether a character of several bytes that begins with `lead` is allowed and in one of the ranges."""
+        """Return whether a character of several bytes that begins with `lead` is allowed.
+
+        It must also be in one of the ranges.
+        """
         length = 2 if lead < 0xE0 else 3 if lead < 0xF0 else 4
         waiting = [(parser, lead, lead & (0x7F >> length), length - 1)]
         while waiting:
@@ -296,7 +307,7 @@ class JsonMatcher(TokenConsumer):
     # ---- masks
 
     def compute_bitmask(self) -> bytes:
-        """Compute the mask of the next token, including end tokens: a bit for each, the lowest first."""
+        """Compute the mask of the next token, including end tokens, one bit each, the lowest first."""
         parser, vocabulary = self._resolved(), self._vocabulary
         allowed = np.zeros(vocabulary.mark + 1, bool) if parser is None else _bits(parser).copy()
         allowed = allowed[: vocabulary.size]
@@ -313,7 +324,7 @@ class JsonMatcher(TokenConsumer):
         return np.packbits(allowed, bitorder="little").tobytes()
 
     def _allow_forced(self, allowed: np.ndarray) -> None:
-        """Add the tokens that write a part of the text that must follow, up to a character that may be escaped.
+        """Allow the tokens that write a prefix of the forced text, up to a character that may be escaped.
 
         llguidance allows only the usual token of such a text, which may reach beyond that character.
         """
@@ -326,7 +337,7 @@ class JsonMatcher(TokenConsumer):
                 allowed[token] |= len(text) <= spelled.start() and forced.startswith(text)
 
     def _allow_pending(self, allowed: np.ndarray) -> None:
-        """Add the tokens that go on with an escape or number in a way that the parser does not accept as it is."""
+        """Allow the tokens that continue an escape or number in a spelling that the parser rejects."""
         by_first, texts = self._vocabulary.by_first, self._vocabulary.texts
         heads: dict[bytes, JsonMatcher | None] = {b"": self}  # after the beginnings of tokens
         viable = [byte for byte in by_first if self._is_viable(byte)]
@@ -346,7 +357,10 @@ class JsonMatcher(TokenConsumer):
             allowed[token] = after is not None and (place == len(text) or after._allows(text[place:]))
 
     def _is_viable(self, byte: int) -> bool:
-        """Return whether the pending spelling may go on with a byte, unless the parser accepts all that follows."""
+        """Return whether the pending spelling may continue with a byte.
+
+        Not asked for bytes after which the parser accepts everything.
+        """
         one, ids = bytes([byte]), self._vocabulary.ids
         is_native = self._parser is not None and bool(self._parser.validate_tokens(ids(one)))
         if not self._is_inside:
@@ -363,7 +377,7 @@ class JsonMatcher(TokenConsumer):
         return self._allows(one)
 
     def _allows(self, data: bytes) -> bool:
-        """Return whether the answer may go on with these bytes."""
+        """Return whether the answer may continue with these bytes."""
         if self._is_inside and not self._pending and self._parser and not _SPECIAL.search(data):
             return self._parser.validate_tokens(self._vocabulary.ids(data)) == len(data)
         return self.deep_copy()._read(data)
@@ -371,22 +385,22 @@ class JsonMatcher(TokenConsumer):
     # ---- state
 
     def is_stopped(self) -> bool:
-        """Return whether the answer can only end here."""
+        """Return whether the answer must end now."""
         return self._parser is not None and self._parser.is_stopped()
 
     def is_accepting(self) -> bool:
-        """Return whether the answer may end here."""
+        """Return whether the answer may end now."""
         parser = self._resolved()
         return parser is not None and parser.is_accepting()
 
     def compute_ff_tokens(self) -> list[int]:
-        """Return the usual tokens of the text that must follow."""
+        """Return the usual tokens of the forced text."""
         if self._parser is None or self._pending:
             return []
         return self._parser.compute_ff_tokens()
 
     def is_error(self) -> bool:
-        """Return whether `consume_token` got a token that is not allowed, or a limit was exceeded."""
+        """Return whether a token that is not allowed was consumed, or a limit was exceeded."""
         return bool(self._error) or (self._parser is not None and self._parser.is_error())
 
     def get_error(self) -> str:

@@ -1,4 +1,4 @@
-"""JSON of answers: without white space while it is streamed, without points in whole numbers, as Python's types."""
+"""JSON of answers: without white space, with normalized integers, converted to Python types."""
 
 import json
 import re
@@ -25,7 +25,7 @@ class JsonCompactor:
         self._is_inside = self._is_escaped = False
 
     def push(self, text: str) -> str:
-        """Return a piece of text without white space outside of strings."""
+        """Return a chunk of text without white space outside of strings."""
         parts, place = list[str](), 0
         while place < len(text):
             if not self._is_inside:
@@ -48,7 +48,10 @@ class JsonCompactor:
 
 
 def normalize_whole_numbers(text: str) -> str:
-    """Return JSON whose whole numbers have no point and no exponent: 5.0 is 5. Invalid JSON is returned as it is."""
+    """Return JSON whose integers have no point and no exponent: 5.0 becomes 5.
+
+    Invalid JSON is returned unchanged.
+    """
     try:
         return json.dumps(json.loads(text, parse_float=_read_number), ensure_ascii=False)
     except (ValueError, RecursionError):
@@ -64,12 +67,12 @@ _DATA = (Mapping, str, bytes, bool, int, float, list, tuple, type(None))
 
 
 def is_type(schema: object) -> bool:
-    """Return whether a schema is a type rather than JSON: a class, list[int], Literal["a", "b"], a TypeAdapter."""
+    """Return whether a schema is a type, such as a class, list[int], Literal or a TypeAdapter."""
     return not isinstance(schema, _DATA)
 
 
 def adapter_of(kind: Any) -> "TypeAdapter[object]":
-    """Return pydantic's adapter of a type. Raises UsageError for a type that pydantic does not support."""
+    """Return pydantic's adapter of a type. Raises UsageError for an unsupported type."""
     from pydantic import TypeAdapter
     from pydantic.errors import PydanticUserError
 
@@ -95,11 +98,11 @@ def schema_of(kind: object) -> dict[str, Any]:
 
 
 def parse_answer(text: str, finish_reason: str, kind: object) -> Any:
-    """Return an answer's JSON as an object of a type, or as plain values without one.
+    """Convert an answer's JSON to a type, or to plain values without one.
 
     Raises CutError for an answer that has not ended, and pydantic's ValidationError where the type validates more than
     its schema.
     """
     if finish_reason != "stop":
-        raise CutError(f"the answer is not complete ({finish_reason or 'interrupted'}), so it cannot be parsed")
+        raise CutError(f"the answer is incomplete ({finish_reason or 'interrupted'}) and cannot be parsed")
     return json.loads(text) if kind is None else adapter_of(kind).validate_json(text)

@@ -1,7 +1,7 @@
-"""Rewrite JSON schemas so that llguidance enforces what they mean; refuse those that cannot be rewritten.
+"""Rewrite JSON schemas so that llguidance enforces their meaning; refuse those it cannot.
 
-Objects without `additionalProperties` are closed: JSON Schema allows any other property there, but small models then
-invent properties without end; llama.cpp closes such objects, too. An object without `properties` stays open.
+Objects without `additionalProperties` are closed: JSON Schema allows any other property then, but small models invent
+properties without end; llama.cpp closes such objects, too. An object without `properties` stays open.
 """
 
 import math
@@ -14,11 +14,11 @@ from urllib.parse import unquote
 
 from localllm.errors import UsageError
 
-Schema = Mapping[str, Any]  # a JSON schema, or a part of one
+Schema = Mapping[str, Any]  # a JSON schema or subschema
 
 
 def resolve_pointer(reference: object, root: Schema) -> object:
-    """Return the part of a schema to which a reference such as "#/$defs/name" points; None if there is none."""
+    """Return the subschema to which a reference such as "#/$defs/name" points; None if it is missing."""
     if not isinstance(reference, str) or not reference.startswith("#"):
         return None
     place: object = root
@@ -65,13 +65,16 @@ class _Closing:
         self._root, self._count = root, 0
 
     def schema(self, schema: object, required: frozenset[str] = frozenset(), path: Path = ("#",)) -> object:
-        """Close a schema, or each of a list.  required: names of the object's properties in other schemas."""
+        """Close a schema, or each of a list.
+
+        required: names of the object's properties in other schemas.
+        """
         if isinstance(schema, list):
             return [self.schema(part, required, path) for part in schema]
         return self.object_schema(schema, required, path) if isinstance(schema, Mapping) else schema
 
     def object_schema(self, schema: Schema, required: frozenset[str] = frozenset(), path: Path = ("#",)) -> Schema:
-        """Close a schema that is an object: see `schema`."""
+        """Close a schema that is an object; see `schema`."""
         parts = {word: schema[word] for word in ("allOf", *_PARTS) if isinstance(schema.get(word), list)}
         is_joined, base, every = self._is_joined(schema, parts), required, required
         if isinstance(reference := schema.get("$ref"), str) and (required or is_joined) and reference not in path:
@@ -89,7 +92,7 @@ class _Closing:
         return changed
 
     def _close(self, schema: dict[str, Any], required: frozenset[str]) -> None:
-        """Close an object's schema in place, unless it has additionalProperties itself."""
+        """Close an object's schema in place, unless it has additionalProperties."""
         if any(word in schema for word in _STATED):
             return
         named = dict(schema.get("properties") or {})
@@ -113,7 +116,7 @@ class _Closing:
         return {word: value if word in in_place else self._within(word, value, path) for word, value in schema.items()}
 
     def _within(self, word: str, value: object, path: Path) -> object:
-        """Close the schemas in a keyword's value, which describe other values than the object itself."""
+        """Close the schemas in a keyword's value that describe other values than the object itself."""
         if word in _BY_NAME and isinstance(value, Mapping):
             return {name: self.schema(part, path=path) for name, part in value.items()}
         return self.schema(value, path=path) if word in _INNER else value
@@ -140,7 +143,7 @@ class _Closing:
         return frozenset(name for properties in named if isinstance(properties, Mapping) for name in properties)
 
     def _is_stated(self, schema: Schema) -> bool:
-        """Return whether a schema, or one that applies to the same object, says which other properties it may have."""
+        """Return whether schemas of the same object already restrict its other properties."""
         parts = self._parts(schema, ("allOf", *_PARTS))
         return any(word in part for part in parts for word in (*_STATED, "patternProperties"))
 
@@ -176,7 +179,7 @@ _APPLICATORS = ("$ref", "$dynamicRef", "allOf", "anyOf", "oneOf", "if", "depende
 def rewrite_schema(schema: Schema) -> Schema:
     """Rewrite a schema in the keywords that llguidance supports, with the same or a narrower meaning.
 
-    Raises UsageError if that is not possible.
+    Raises UsageError if that is impossible.
     """
     return _rewrite_object(schema, schema)
 
@@ -188,7 +191,7 @@ def _rewrite(schema: object, root: Schema) -> object:
 
 
 def _rewrite_object(schema: Schema, root: Schema) -> Schema:
-    """Rewrite a schema that is an object: see rewrite_schema."""
+    """Rewrite a schema that is an object; see rewrite_schema."""
     changed = dict[str, object]()
     for word, value in schema.items():
         if word in _BY_NAME and isinstance(value, Mapping):
@@ -227,7 +230,7 @@ def _listed(value: object) -> list[object]:
 
 
 def _bound(schema: dict[str, object]) -> None:
-    """Make bounds exact as floats. Raises UsageError if nothing is left within 64 bits."""
+    """Make bounds exact as floats. Raises UsageError if no value remains within 64 bits."""
     for word, inwards in _BOUNDS.items():
         bound = schema.get(word)
         if isinstance(bound, bool) or not isinstance(bound, int | float) or abs(bound) <= _SAFE:
@@ -259,7 +262,10 @@ def _exact_value(value: object, word: str) -> object:
 
 
 def _with_named_properties(schema: dict[str, object], root: Schema) -> dict[str, object]:
-    """Replace propertyNames by properties or patternProperties, if it is a list or a pattern and there are none."""
+    """Replace propertyNames by properties or patternProperties.
+
+    It must be a list or a pattern, and the schema must have no properties.
+    """
     names = follow_references(schema.get("propertyNames"), root)
     if not isinstance(names, Mapping) or any(word in schema for word in ("properties", "patternProperties", "$ref")):
         return schema
@@ -275,9 +281,9 @@ def _with_named_properties(schema: dict[str, object], root: Schema) -> dict[str,
 
 
 def _with_distinct_items(schema: dict[str, object], root: Schema) -> dict[str, object]:
-    """Replace uniqueItems of at most _LARGEST_SET possible values by alternatives, one for each subset.
+    """Replace uniqueItems of at most _LARGEST_SET possible values by alternatives, one per subset.
 
-    uniqueItems of larger sets is left in the schema: distinct_items.py drops repeated items from the answer. Raises
+    uniqueItems of larger sets stays in the schema: distinct_items.py drops repeated items from the answer. Raises
     UsageError if minItems forbids that.
     """
     if schema.get("uniqueItems") is not True:
@@ -351,7 +357,10 @@ def looks_around(pattern: object) -> bool:
 
 
 def split_look_aheads(pattern: str) -> list[str] | None:
-    """Split ^(?=A)(?=B)C into patterns that a text must all match: ^(?:A), ^(?:B), ^C. None for any other form."""
+    """Split ^(?=A)(?=B)C into patterns that must all match: ^(?:A), ^(?:B), ^C.
+
+    Returns None for any other form.
+    """
     if not pattern.startswith("^"):
         return None
     remaining, look_aheads = pattern[1:], list[str]()
@@ -368,12 +377,12 @@ def split_look_aheads(pattern: str) -> list[str] | None:
 
 
 def _closing(pattern: str) -> int | None:
-    """Return where the parenthesis that a pattern begins with is closed."""
+    """Return the offset at which a pattern's first parenthesis is closed."""
     return next((place for place, depth, token in _walk(pattern) if token == ")" and depth == 0), None)
 
 
 def _walk(pattern: str) -> list[tuple[int, int, str]]:
-    """List each token of a pattern: its position, the number of open parentheses after it, its text."""
+    """List each token of a pattern: its offset, the number of open parentheses after it, its text."""
     depth, positions = 0, []
     for token in _TOKEN.finditer(pattern):
         depth += (token[0] == "(") - (token[0] == ")")
@@ -400,11 +409,12 @@ def exact(schema: Schema, is_open: bool = False) -> dict[str, object]:
     """Return a schema with which llguidance (1.9) allows only values that are valid by the given one.
 
     is_open: whether objects without additionalProperties may have properties that they do not list.
+
     Exclusive bounds: llguidance allows 0 for "more than 0, at most 0.5", because both bounds have the same integer
     part. Such a bound becomes an inclusive one at the next float, which excludes almost nothing. The same holds for all
     bounds of schemas that are merged (allOf, a $ref with other keywords), because the other bound may be in another
-    schema. A boolean exclusiveMinimum is draft 4's: it says whether `minimum` is exclusive. A list of `items` means
-    what it did up to draft 2019-09, also without $schema. Raises UsageError.
+    schema. A boolean exclusiveMinimum is draft 4's: it says whether `minimum` is exclusive. A list of `items` has the
+    meaning it had up to draft 2019-09, also without $schema. Raises UsageError.
     """
     schema = rewrite_schema(schema)
     schema = schema if is_open else close_objects(schema)
@@ -419,7 +429,10 @@ def exact(schema: Schema, is_open: bool = False) -> dict[str, object]:
 
 
 def _spell_tuple(schema: dict[str, Any], is_old: bool) -> None:
-    """Rename the keywords of tuples in place: llguidance reads prefixItems only in draft 2020-12, `items` before."""
+    """Rename the keywords of tuples in place.
+
+    llguidance reads prefixItems only in draft 2020-12, and `items` before.
+    """
     listed = schema["items"] if isinstance(schema.get("items"), list) else None
     if is_old and "prefixItems" in schema:
         additional = {"additionalItems": schema["items"]} if "items" in schema else {}
@@ -460,7 +473,7 @@ def _exact_part(word: str, value: object, merges: bool) -> object:
 
 
 def _make_inclusive(schema: dict[str, Any], merges: bool) -> dict[str, Any]:
-    """Make exclusive bounds inclusive, as `exact` describes."""
+    """Make exclusive bounds inclusive, see `exact`."""
     for exclusive, inclusive, _ in _BOUND_PAIRS:
         is_excluded = schema.get(exclusive)
         if isinstance(is_excluded, bool):
@@ -483,7 +496,10 @@ def _is_number(value: object) -> TypeGuard[float]:
 
 
 def order_properties(value: object, schema: object, root: Schema) -> object:
-    """Return a value with the properties of its objects in the order of a schema, which is part of `root`."""
+    """Return a value with the properties of its objects in the order of a schema.
+
+    schema: a subschema of `root`.
+    """
     parts = alternatives(schema, root)
     if isinstance(value, list):
         items = [part["items"] for part in parts if "items" in part]

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from localllm.text.tokenizer import Tokenizer
 
 
-BYTES = 256  # tokens of one byte each, which are put behind a vocabulary
+BYTES = 256  # tokens of one byte each, which extend a vocabulary
 JSON_MARK = "<[JSON]>"  # in a grammar: the token before JSON, which no answer contains
 _SPELLED = re.compile(rb"\\[u/]|\x7f|[0-9][eE]|(?<!\\)(?:\\\\)*\\$")  # what llguidance may not accept
 _EXPONENT = re.compile(rb"[eE][+-]?[0-9]*(?![+\-.0-9A-Za-z_])")
@@ -23,13 +23,13 @@ _EXPONENT = re.compile(rb"[eE][+-]?[0-9]*(?![+\-.0-9A-Za-z_])")
 
 @frozen
 class SpellingVocabulary:
-    """A vocabulary for llguidance, with a token for each byte behind it, and one that marks the beginning of JSON.
+    """A vocabulary for llguidance, extended by a token for each byte and one that marks JSON.
 
     Attributes:
         size: number of the tokens that an answer may contain.
         texts: their bytes; b"" for special tokens.
         spelled: tokens with a spelling that llguidance may not accept, outside of strings and if they begin in one.
-        by_first: tokens by their first bytes.  exponents: tokens that may go on with a number by its exponent.
+        by_first: tokens by their first bytes.  exponents: tokens that may continue a number with its exponent.
     """
 
     tokens: "LLTokenizer"
@@ -51,12 +51,15 @@ class SpellingVocabulary:
         return replace(self, tokens=self.tokens.with_slices(slices))
 
     def ids(self, data: bytes) -> list[int]:
-        """Return the tokens of single bytes for a text."""
+        """Return the single-byte tokens of a byte string."""
         return [self.size + byte for byte in data]
 
 
 def convert_vocabulary(tokenizer: "Tokenizer", size: int) -> SpellingVocabulary:
-    """Convert a vocabulary, of `size` tokens with padding, for llguidance; it has no reference to the tokenizer."""
+    """Convert a vocabulary for llguidance, without a reference to the tokenizer.
+
+    size: number of tokens including padding.
+    """
     from llguidance import LLTokenizer, TokenizerWrapper
 
     wrapped, ends = _Wrapped(tokenizer, size), sorted(tokenizer.end_ids)
@@ -76,9 +79,9 @@ def convert_vocabulary(tokenizer: "Tokenizer", size: int) -> SpellingVocabulary:
 
 
 class _Wrapped:
-    """A tokenizer with the interface that llguidance's TokenizerWrapper needs, and the tokens of SpellingVocabulary.
+    """A tokenizer with the methods that llguidance's TokenizerWrapper needs.
 
-    Texts of special tokens get a prefix, so that plain text never equals one.
+    It includes the tokens of SpellingVocabulary. Special tokens get a prefix, so that plain text never equals one.
     """
 
     def __init__(self, tokenizer: "Tokenizer", size: int):
@@ -101,11 +104,11 @@ class _Wrapped:
 
 
 class TokenTrie:
-    """A trie of tokens' texts. Nodes are numbered by depth; 0 is the empty text.
+    """A trie of tokens' bytes. Nodes are numbered by depth; 0 is the empty string.
 
     Attributes:
-        texts: texts of each token, b"" for tokens without text.
-        is_token: bool [tokens], tokens that can be part of an answer, with or without text.  ends: end tokens.
+        texts: bytes of each token, b"" for tokens without text.
+        is_token: bool [tokens], tokens that can occur in an answer, with or without text.  ends: end tokens.
     """
 
     def __init__(self, texts: list[bytes], is_token: np.ndarray, ends: list[int]):
@@ -131,7 +134,10 @@ class TokenTrie:
         self._nodes = nodes
 
     def merge(self, class_of: np.ndarray) -> "MergedTrie":
-        """Merge nodes whose bytes have the same class, int32 [256], in 15 ms; the result is several times smaller."""
+        """Merge nodes whose bytes have the same class, int32 [256].
+
+        Takes 15 ms; the result is several times smaller.
+        """
         classes = int(class_of.max()) + 1
         merged = np.zeros(self._nodes, np.int32)
         parents, columns = [_NONE], [np.zeros(1, np.int32)]
@@ -161,7 +167,8 @@ class MergedTrie:
 
     Attributes:
         column: int32 [nodes], class of the last byte.  first, counts: int32 [nodes], first child and number of
-        children.  node_of: int32 [tokens], node of each token.
+            children.
+        node_of: int32 [tokens], node of each token.
     """
 
     column: np.ndarray
@@ -180,23 +187,23 @@ def build_trie(tokenizer: "Tokenizer", size: int) -> TokenTrie:
 
 
 class TokenConsumer:
-    """The methods of llguidance's LLMatcher that matchers of our own share."""
+    """The methods of llguidance's LLMatcher that our own matchers share."""
 
     _error = ""
 
     def _take(self, token: int) -> bool:
-        """Accept a token; return whether it is allowed. One that is not changes nothing."""
+        """Accept a token and return whether it is allowed. A token that is not changes nothing."""
         raise NotImplementedError
 
     def consume_token(self, token: int) -> bool:
-        """Accept a token; a token that is not allowed puts the matcher into an error state."""
+        """Accept a token; one that is not allowed puts the matcher into an error state."""
         if self._take(token):
             return True
-        self._error = f"token {token} is not allowed here"
+        self._error = f"the grammar does not allow token {token}"
         return False
 
     def try_consume_tokens(self, tokens: list[int]) -> int:
-        """Accept tokens up to the first that is not allowed; return their number."""
+        """Accept tokens up to the first that is not allowed; return how many were accepted."""
         return next((number for number, token in enumerate(tokens) if not self._take(token)), len(tokens))
 
     def is_error(self) -> bool:

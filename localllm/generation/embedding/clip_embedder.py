@@ -1,4 +1,4 @@
-"""Embeddings of texts and images in one vector space (CLIP)."""
+"""Embeddings of text and images in one vector space (CLIP)."""
 
 from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING
@@ -20,14 +20,14 @@ Progress = Callable[[int], object]
 
 
 class PairEmbedder:
-    """A model with an encoder for texts and one for images; close it.
+    """A model with one encoder for text and one for images. Must be closed.
 
     Attributes:
-        width: numbers of a vector.  context: most tokens of a text.  tokens: number of tokens read so far.
+        width: length of a vector.  context: maximum number of tokens of a text.  tokens: number of tokens read so far.
         warnings: lines for the user.
     """
 
-    chunk = 1  # texts or images to embed before their vectors are written
+    chunk = 1  # number of texts or images to embed before their vectors are written
 
     def __init__(self, file: GGUFFile, options: "EngineOptions"):
         """Load both encoders. Raises ModelError."""
@@ -39,7 +39,7 @@ class PairEmbedder:
     def embed(
         self, inputs: Iterable[str | ShownImage], options: EmbedOptions | None = None, progress: Progress | None = None
     ) -> np.ndarray:
-        """Embed texts and images: float32 [inputs, numbers].
+        """Embed texts and images, float32 [inputs, width].
 
         progress: called after each with the number done. Raises ContextError for a text that is too long, UsageError
         for an invalid image and for invalid options.
@@ -51,7 +51,7 @@ class PairEmbedder:
                 f"dims must be {self.width} or below, not {embed_options.dims}: that is the vectors' width"
             )
         if embed_options.role is not None:
-            raise UsageError("a model of pictures and texts has no prompts for roles: leave out role")
+            raise UsageError("CLIP models have no prompts for roles: omit role")
         rows = []
         for number, item in enumerate(inputs):
             rows.append(

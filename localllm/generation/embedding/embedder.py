@@ -1,4 +1,4 @@
-"""Embeddings of texts, with the prompts that embedding models expect before queries and documents."""
+"""Embeddings of text, with the prompts that embedding models expect before queries and documents."""
 
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -31,9 +31,9 @@ class EmbedOptions:
     """Options of an embedding.
 
     Attributes:
-        dims: keep only the first `dims` numbers, for Matryoshka models (Kusupati et al. 2022); None: all.
-        normalize: to length 1.  role: "query" or "document": put the model's prompt for it before each text; None:
-        none.
+        dims: keep only the first `dims` dimensions, for Matryoshka models (Kusupati et al. 2022); None: all.
+        normalize: scale to length 1.  role: "query" or "document": put the model's prompt for it before each text,
+            or None.
         overflow: policy for a text that is too long: "refuse", "cut", or "split" and average.
         max_tokens: cut texts to this many tokens, including special tokens; None: no limit.
     """
@@ -57,20 +57,25 @@ class EmbedOptions:
 
 @frozen
 class ShownImage:
-    """An image to embed; source: see localllm.images.opened."""
+    """An image to embed.
+
+    Attributes:
+        source: see localllm.images.opened.
+    """
 
     source: object
 
 
 class Embedder:
-    """An embedding model; close it.
+    """An embedding model. Must be closed.
 
     Attributes:
-        width: numbers of a vector.  context: most tokens of a text.  pooling: pooling of token vectors into one.
+        width: length of a vector.  context: maximum number of tokens of a text.  pooling: from token vectors to one
+            vector.
         tokens: number of tokens read so far.  warnings: lines for the user.
     """
 
-    chunk = 4096  # texts to embed before their vectors are written
+    chunk = 4096  # number of texts to embed before their vectors are written
 
     def __init__(self, file: GGUFFile, tokenizer: Tokenizer, options: "EngineOptions", pooling: str | None = None):
         """Open the model. Raises ModelError, MemoryLimitError, UsageError.
@@ -91,7 +96,7 @@ class Embedder:
     def embed(
         self, texts: Iterable[str | list[int]], options: EmbedOptions | None = None, progress: Progress | None = None
     ) -> np.ndarray:
-        """Embed texts, or token ids of texts: float32 [texts, numbers].
+        """Embed texts, or their token ids, float32 [texts, width].
 
         progress: called after each run with the number of finished chunks. Raises UsageError, and ContextError, with
         the text's number from 1, for a text that is too long.
@@ -115,7 +120,7 @@ class Embedder:
         return unit_vectors(vectors) if embed_options.normalize else np.ascontiguousarray(vectors)
 
     def _ids(self, text: str | Iterable[int]) -> list[int]:
-        """Return a text's token ids, without special tokens around it. Raises UsageError."""
+        """Return a text's token ids without special tokens. Raises UsageError."""
         if isinstance(text, str | bytes) or not isinstance(text, Iterable):
             return self._tokenizer.encode(require_text("texts", text))
         ids, begin, end = token_ids(text), len(self._before), len(self._behind)
@@ -162,7 +167,10 @@ class Embedder:
 
 
 def pooling_of(file: GGUFFile, requested: str | None = None) -> str:
-    """Return the pooling type of a model. Raises UsageError, and ModelError for other than embedding models."""
+    """Return the pooling type of a model.
+
+    Raises UsageError, and ModelError for a model without embeddings.
+    """
     if requested not in (None, *POOLINGS):
         raise UsageError(f"pooling must be {', '.join(POOLINGS[:-1])} or {POOLINGS[-1]}, not {requested!r}")
     _, hyperparameters = architecture(file)
@@ -178,12 +186,15 @@ def pooling_of(file: GGUFFile, requested: str | None = None) -> str:
 
 
 def has_head(file: GGUFFile) -> bool:
-    """Return whether a model has a classification head, for scores."""
+    """Return whether a model has a classification head."""
     return any(name in file.tensors for name in ("cls.weight", "cls.output.weight"))
 
 
 def average_pieces(rows: np.ndarray, pieces: Sequence[Sequence[int]], owners: Sequence[int]) -> np.ndarray:
-    """Average the vectors of each text's chunks, weighted by token counts; owners: the text of each chunk."""
+    """Average the vectors of each text's chunks, weighted by token counts.
+
+    owners: index of the text of each chunk.
+    """
     if len(set(owners)) == len(owners):
         return rows
     counts = np.array([len(piece) for piece in pieces], np.float64)
@@ -200,7 +211,7 @@ def unit_vectors(vectors: np.ndarray) -> np.ndarray:
 
 
 def normalizes_before_cut(metadata: Mapping[str, object]) -> bool:
-    """Return whether a model's card asks for a layer norm before vectors are cut: Nomic Embed 1.5's does.
+    """Return whether a model's card asks for a layer norm before vectors are cut, as Nomic Embed 1.5's.
 
     Source: https://huggingface.co/nomic-ai/nomic-embed-text-v1.5#adjusting-dimensionality
     """
@@ -211,14 +222,14 @@ def normalizes_before_cut(metadata: Mapping[str, object]) -> bool:
 
 
 def layer_norm(vectors: np.ndarray, epsilon: float = 1e-5) -> np.ndarray:
-    """Subtract each vector's mean and divide it by its deviation, as PyTorch's layer norm without weights: float32."""
+    """Apply PyTorch's layer norm without weights: subtract the mean, divide by the deviation. float32."""
     rows = vectors.astype(np.float64)
     centered = rows - rows.mean(axis=1, keepdims=True)
     result: np.ndarray = (centered / np.sqrt((centered**2).mean(axis=1, keepdims=True) + epsilon)).astype(np.float32)
     return result
 
 
-PROMPT = "localllm.prompt."  # keys of files that localllm converts, from sentence-transformers' prompts
+PROMPT = "localllm.prompt."  # prefix of keys in converted files, from sentence-transformers' prompts
 INSTRUCTION = "Instruct: Given a web search query, retrieve relevant passages that answer the query\nQuery:"
 # Prompts before queries and documents, from the model cards, by a pattern of the model's name.
 KNOWN = {
@@ -234,7 +245,10 @@ KNOWN = {
 
 
 def prompt_of(metadata: Mapping[str, object], role: str, path: str) -> str:
-    """Return the prompt that the model expects before a query or document. Raises UsageError if it is unknown."""
+    """Return the model's prompt for a role. Raises UsageError if it is unknown.
+
+    role: "query" or "document".
+    """
     prompt = metadata.get(PROMPT + role)
     if isinstance(prompt, str):
         return prompt

@@ -1,4 +1,4 @@
-"""Score pairs of a query and a text: models with a classification head, and Qwen3's rerankers.
+"""Score pairs of a query and a text with rerankers: classification heads, and Qwen3's.
 
 A pair is tokenized as in the model's training: [CLS] query [SEP] text [SEP] with two token types for BERT;
 <s> query </s></s> text </s> for XLM-RoBERTa; a yes-no question for Qwen3, whose score is the probability of yes (Zhang
@@ -23,7 +23,7 @@ from localllm.values import require_text
 if TYPE_CHECKING:
     from localllm.engine.options import EngineOptions
 
-LEAST_ROOM = 16  # fewest tokens that a query must leave for a text
+LEAST_ROOM = 16  # minimum tokens that a query must leave for a text
 INSTRUCTION = "Given a web search query, retrieve relevant passages that answer the query"
 QUESTION = (
     "<|im_start|>system\nJudge whether the Document meets the requirements based on the Query and the Instruct"
@@ -33,10 +33,11 @@ ANSWER = "<|im_end|>\n<|im_start|>assistant\n<think>\n\n</think>\n\n"
 
 
 class Reranker:
-    """A model that scores the relevance of texts to a query; close it.
+    """A model that scores the relevance of texts to a query. Must be closed.
 
     Attributes:
-        context: most tokens of a pair.  tokens: number of tokens read so far.  warnings: lines for the user.
+        context: maximum number of tokens of a pair.  tokens: number of tokens read so far.  warnings: lines for the
+            user.
         labels: names of the head's outputs; a single output, or "yes", is the relevance.
     """
 
@@ -56,7 +57,7 @@ class Reranker:
     def rerank(
         self, query: str, texts: Iterable[str], cut: bool = False, progress: Progress | None = None
     ) -> np.ndarray:
-        """Return the relevance of each text to the query: the model's scores, float32 [texts]; larger is better.
+        """Return the relevance of each text to the query, float32 [texts]; larger is better.
 
         cut: cut texts that are too long, instead of raising ContextError with the text's number from 1. Raises
         UsageError.
@@ -74,7 +75,7 @@ class Reranker:
         if rows.shape[1] == 1:
             return rows[:, 0]
         if self.labels[:2] not in (["yes", "no"], ["no", "yes"]) or rows.shape[1] != 2:
-            classes = f"a head of {rows.shape[1]} classes, none of which is relevance"
+            classes = f"the head has {rows.shape[1]} classes, none of which is relevance"
             raise ModelError(f"{self.path}: {classes}; the tensor cls.output.weight may be missing")
         yes, no = rows[:, self.labels.index("yes")], rows[:, self.labels.index("no")]
         result: np.ndarray = (1 / (1 + np.exp(no.astype(np.float64) - yes))).astype(np.float32)
@@ -91,7 +92,7 @@ class Reranker:
         return [*head, *self._fitting(t.encode(text), len(head) + len(end), cut, number), *end], len(head)
 
     def _question(self, query: list[int], text: str, cut: bool, number: int) -> tuple[list[int], int]:
-        """Tokenize a pair for a decoder, as a question; return its tokens and their number."""
+        """Tokenize a pair for a decoder, as a question; return its tokens and their count."""
         t = self._tokenizer
         head = [
             *t.encode(QUESTION, special=True), *t.encode(f"<Instruct>: {INSTRUCTION}\n<Query>: "), *query,
@@ -102,7 +103,10 @@ class Reranker:
         return ids, len(ids)
 
     def _fitting(self, ids: list[int], other_tokens: int, cut: bool, number: int) -> list[int]:
-        """Return the tokens of a text, cut to the context; other_tokens: number of the pair's other tokens."""
+        """Return the tokens of a text, cut to the context.
+
+        other_tokens: number of the pair's other tokens.
+        """
         room = self.context - other_tokens
         if room < min(LEAST_ROOM, self.context // 2):
             raise UsageError(
@@ -124,10 +128,10 @@ def require_reranker(file: GGUFFile) -> None:
     architecture(file)
     pooling = read_pooling(Fields.of(file))
     if not has_head(file):
-        makes = "text" if pooling in (None, RANK) else "vectors of texts (localllm embed)"
+        use = "generates text" if pooling in (None, RANK) else "computes embeddings (localllm embed)"
         raise ModelError(
-            f"{file.path}: no reranker: the file has no head, the tensor cls.output.weight (or cls.weight); without it"
-            f" the model makes {makes}, and no scores"
+            f"{file.path}: not a reranker: it must have the tensor cls.output.weight or cls.weight; without them the"
+            f" model {use}, and no scores"
         )
     if pooling not in (None, RANK):
-        raise ModelError(f"{file.path}: no reranker; the model makes vectors of texts: use localllm embed")
+        raise ModelError(f"{file.path}: not a reranker: the model computes embeddings; use localllm embed")

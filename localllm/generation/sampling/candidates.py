@@ -1,4 +1,4 @@
-"""Arguments of sampling steps: the candidates for the next token, which a step returns, and the sampler's state."""
+"""The candidates for the next token, which sampling steps filter, and the sampler's state."""
 
 import copy
 import math
@@ -23,7 +23,7 @@ MOST_MU = 1e300  # bits; bound of mirostat's mu
 
 
 class Candidates(NamedTuple):
-    """Candidates for the next token, in the order of their ids or, if `ranked`, with the most likely first."""
+    """Candidates for the next token, in the order of their ids or, if `ranked`, the most likely first."""
 
     ids: np.ndarray  # int64 [n]
     logits: np.ndarray  # float32 or float64 [n]
@@ -47,7 +47,7 @@ class Candidates(NamedTuple):
         return Candidates(self.ids[index], self.logits[index], self.ranked)
 
     def rank(self, count: int | None = None) -> "Candidates":
-        """Return the `count` most likely (None: all), ranked; equal ones keep their order.
+        """Return the `count` most likely candidates (None: all), ranked; equal ones keep their order.
 
         Raises the errors of `best`.
         """
@@ -63,7 +63,10 @@ class Candidates(NamedTuple):
         return changed.rank() if self.ranked else changed
 
     def find(self, tokens: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Find tokens int64 [m]: return which are candidates, bool [m], and the indices of these, int64 [at most m]."""
+        """Find tokens, int64 [m], among the candidates.
+
+        Returns which are candidates, bool [m], and the indices of these, int64 [at most m].
+        """
         order = np.argsort(self.ids) if self.ranked else None
         places = np.minimum(np.searchsorted(self.ids, tokens, sorter=order), len(self.ids) - 1)
         places = places if order is None else order[places]
@@ -86,10 +89,13 @@ FIRST_ROOM = 256  # tokens
 
 
 class History:
-    """The last tokens of a text: at least `most` of them, or all."""
+    """The latest tokens of a sequence: at least `most` of them, or all."""
 
     def __init__(self, capacity: int):
-        """Prepare to store the previous tokens; capacity: -1 for all of them, 0 for none."""
+        """Prepare to store tokens.
+
+        capacity: -1 for all of them, 0 for none.
+        """
         self.most, self._count = capacity, 0
         self._tokens = np.empty(FIRST_ROOM if capacity else 0, np.int64)
 
@@ -118,7 +124,10 @@ class Breakers:
     """DRY's sequence breakers, found in the text, however it is tokenized."""
 
     def __init__(self, texts: Sequence[str], tokenizer: "Tokenizer | None"):
-        """Set up; tokenizer: may be None without texts."""
+        """Store the breakers.
+
+        tokenizer: may be None without texts.
+        """
         self._texts, self._tokenizer = [text.encode() for text in texts], tokenizer
         self._longest = max(map(len, self._texts), default=1)
         self._tail, self.since = b"", 0  # the last bytes of the text; tokens since one of the texts ended
@@ -130,12 +139,12 @@ class Breakers:
         self._tail = data[max(0, len(data) - self._longest + 1) :]
 
     def are_in(self, token: int) -> bool:
-        """Return whether a token contains one of the texts."""
+        """Return whether a token contains a breaker."""
         data = self._bytes(token)
         return any(text in data for text in self._texts)
 
     def _bytes(self, token: int) -> bytes:
-        """Return a token's bytes; of a control token, its name."""
+        """Return a token's bytes, or the name of a control token."""
         return self._tokenizer.token_bytes(token, special=True) if self._tokenizer and self._texts else b""
 
     def copy(self) -> "Breakers":
@@ -152,14 +161,17 @@ def uniform(ids: np.ndarray, key: int) -> np.ndarray:
 
 
 def learnt_mu(mu: float, probability: float, target: float, rate: float) -> float:
-    """Return mirostat's next mu after a token with this probability; target: surprise in bits; rate: learning rate."""
+    """Return mirostat's next mu after a token with this probability.
+
+    target: surprise in bits.  rate: learning rate.
+    """
     error = -math.log2(max(probability, IMPOSSIBLE)) - target
     return min(max(mu - rate * error, -MOST_MU), MOST_MU)
 
 
 @dataclass
 class State:
-    """The state of a sampler: the tokens so far, and the choice of the next one.
+    """The state of a sampler: the tokens so far, and how the next one is chosen.
 
     Attributes:
         random: generates the keys.  vocab: vocabulary size.
@@ -189,7 +201,10 @@ class State:
     def first(
         cls, options: "CompleteOptions", names: list[str], random: Random, vocab: int, tokenizer: "Tokenizer | None"
     ) -> Self:
-        """Create the state before any token; names: names of the steps in the chain."""
+        """Create the state before any token.
+
+        names: names of the steps in the chain.
+        """
         windows = [options.repeat_last_n] * ("penalties" in names) + [options.dry_penalty_last_n] * ("dry" in names)
         history = History(-1 if -1 in windows else max(windows, default=0))
         breakers = Breakers(options.dry_sequence_breakers if "dry" in names else (), tokenizer)
@@ -202,7 +217,7 @@ class State:
         return twin
 
     def learn(self, options: "CompleteOptions", token: int) -> None:
-        """Append a token; update mirostat or adaptive_p if it is the one that was drawn."""
+        """Append a token; update mirostat or adaptive_p if it is the drawn one."""
         self.history.append(token)
         self.breakers.push(token)
         if self.watched and token == self.drawn:

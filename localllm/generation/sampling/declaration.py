@@ -1,4 +1,4 @@
-"""Declarations of options: each once, with all that command line, Python, servers and docs say of it."""
+"""Declarations of options: each once, for command line, Python, servers and docs."""
 
 import math
 import sys
@@ -14,7 +14,7 @@ ABOVE_0 = math.nextafter(0, 1)
 
 
 class Range(NamedTuple):
-    """The valid numbers of an option: a description for messages, and inclusive bounds."""
+    """The valid values of a numeric option: a description for messages, and inclusive bounds."""
 
     text: str
     least: float = -math.inf
@@ -22,7 +22,7 @@ class Range(NamedTuple):
     whole: bool = False
 
     def number(self, name: str, value: object) -> float:
-        """Return the value as a Python number. Raises UsageError, which names the option."""
+        """Return the value as a Python number. Raises UsageError with the option's name."""
         number = value_of(value)
         if number is None or not abs(number) <= sys.float_info.max:
             raise UsageError(f"{name} must be a number, not {value!r}")
@@ -32,7 +32,10 @@ class Range(NamedTuple):
 
 
 def value_of(number: object) -> float | None:
-    """Convert a number of Python or NumPy to int or float; None for other values, also for arrays of one number."""
+    """Convert a Python or NumPy number to int or float.
+
+    Returns None for other values, also for arrays of one number.
+    """
     number = number if hasattr(number, "__len__") else plain(number)
     return number if isinstance(number, int | float) and not isinstance(number, bool) else None
 
@@ -43,11 +46,12 @@ class Option:
 
     Attributes:
         flags: of the command line, the longest last of those with the same meaning.  help: without the default, which
-            is shown behind it.  shown: the default in the help if it reads otherwise.  key: in a file's metadata after
-            "general.sampling.".  users: programs and interfaces that have it too, with ":" and their name if that is
-            another.  step: the sampler step that has it alone.  is_usual: it comes first in the help.  is_clamped: a
-            server clamps it to its range, as llama-server does.  is_repeatable: it is given several times on the
-            command line.  source: who described it first.
+            follows it.  shown: the default in the help if it differs.  key: in a file's metadata after
+            "general.sampling.".  users: programs and APIs that also have it, with ":" and their name if that differs.
+            step: the only sampler step that uses it.  is_usual: it comes first in the help.  is_clamped: a server
+                clamps
+            it to its range, as llama-server does.  is_repeatable: it may be given several times on the command line.
+            source: who described it first.
     """
 
     default: Any = None
@@ -66,24 +70,24 @@ class Option:
 
     @property
     def kind(self) -> type:
-        """Return the type of its value, of one value if there are several."""
+        """The type of its value, or of one value if there are several."""
         if self.range is not None:
             return int if self.range.whole else float
         return bool if isinstance(self.default, bool) else str
 
     @property
     def names(self) -> list[str]:
-        """Return the names by which its flags are known where "_" replaces "-": top_k for --top-k."""
+        """The names of its flags with "_" instead of "-": top_k for --top-k."""
         return [flag.lstrip("-").replace("-", "_") for flag in self.flags.split()]
 
     @property
     def long_name(self) -> str:
-        """Return its key in config.toml: top-k for --top-k."""
+        """Its key in config.toml: top-k for --top-k."""
         return next(flag for flag in self.flags.split() if flag.startswith("--")).removeprefix("--")
 
     @property
     def default_text(self) -> str:
-        """Return the default as the help shows it, "" for none."""
+        """The default as the help shows it, "" for none."""
         return self.shown or (str(self.default) if self.range else "")
 
     @property
@@ -92,19 +96,19 @@ class Option:
         return self.help + notes
 
     def clamped(self, value: Any) -> Any:
-        """Return a number within the range; anything else unchanged."""
+        """Clamp a number to the range; return other values unchanged."""
         if self.range is None or not isinstance(value, int | float):
             return value
         return min(max(value, self.range.least), self.range.most)
 
 
 def option(default: object, *declared: Any, **further: Any) -> Any:
-    """Declare a field whose value is None until it is chosen; the arguments are those of Option."""
+    """Declare a field whose value is None unless set; the arguments are those of Option."""
     return field(default=None, metadata={"option": Option(default, *declared, **further)})
 
 
 def setting(default: object, *declared: Any, **further: Any) -> Any:
-    """Declare a field whose value is its default until it is chosen; the arguments are those of Option."""
+    """Declare a field whose value is its default unless set; the arguments are those of Option."""
     return field(default=default, metadata={"option": Option(default, *declared, **further)})
 
 
@@ -113,6 +117,6 @@ def declared_in(kind: type) -> dict[str, Option]:
 
 
 def names_for(user: str, options: Mapping[str, Option]) -> dict[str, str]:
-    """Return the names of the options that a program or an interface has too, by its own."""
+    """Return the names of the options that a program or API also has, by its own names."""
     pairs = ((name, each.partition(":")) for name, option in options.items() for each in option.users.split())
     return {theirs or name: name for name, (other, _, theirs) in pairs if other == user}

@@ -1,7 +1,7 @@
-"""The options of sampling: each is declared once, as a field of Declared.
+"""The options of sampling, each declared once as a field of Declared.
 
 Command line, Python, server, other programs' requests, metadata of files, chat's /set and docs/sampling.md take name,
-default, range, flags, help and keys from here. Nothing here imports NumPy: the command line starts with this module.
+default, range, flags, help and keys from this module. It does not import NumPy: the command line starts with it.
 """
 
 import math
@@ -42,7 +42,7 @@ VERSION = Range("0, 1 or 2", 0, 2, whole=True)
 TARGET = Range("at most 1", most=1)
 DECAY = Range("from 0 to 0.99", 0, 0.99)
 
-# Those who have an option too.
+# Programs and APIs that also have an option.
 OF_ALL = "openai llamacpp vllm ollama"
 OF_MOST = "llamacpp vllm ollama llm"
 Missing = TypeVar("Missing", None, Never)
@@ -50,7 +50,7 @@ Missing = TypeVar("Missing", None, Never)
 
 @frozen
 class Declared(Generic[Missing]):
-    """The declarations; docs/sampling.md is made of them."""
+    """The declarations, from which docs/sampling.md is generated."""
 
     # fmt: off
     seed: int | None = option(
@@ -187,26 +187,26 @@ DEFAULTS: dict[str, Any] = {name: option.default for name, option in OPTIONS.ite
 class SamplingOptions(Declared[None]):
     """Sampling options.
 
-    For an option that is None the file's recommendation applies, or else the default, which is llama.cpp's.
-    docs/sampling.md explains each option.
+    An option that is None has the file's recommended value, or else the default, which is llama.cpp's. docs/sampling.md
+    explains each option.
     """
 
     def over(self, defaults: "SamplingOptions") -> "SamplingOptions":
-        """Return these options, with those of `defaults` in place of None."""
+        """Return these options, completed by `defaults` where they are None."""
         return SamplingOptions(**{**defaults.explicit, **self.explicit})
 
     @property
     def complete(self) -> "CompleteOptions":
-        """The options, with the default of each that is not chosen; only a seed may stay None."""
+        """The options, with defaults for those that are None; only a seed may stay None."""
         return CompleteOptions(**{**DEFAULTS, **self.explicit})
 
 
 class CompleteOptions(Declared[Never]):
-    """Sampling options that are all chosen; only a seed may be None."""
+    """Sampling options without None, except for the seed."""
 
 
 class SamplingArguments(TypedDict, total=False):
-    """Sampling options. docs/sampling.md describes each; SamplingOptions has the defaults."""
+    """Sampling options, described in docs/sampling.md; SamplingOptions has the defaults."""
 
     temperature: float | None
     dynatemp_range: float | None
@@ -252,12 +252,15 @@ def convert_value(name: str, range: Range | None, value: object) -> object:
         return truth
     texts = (value,) if isinstance(value, str) else value
     if not isinstance(texts, list | tuple) or not all(isinstance(text, str) and text for text in texts):
-        raise UsageError(f"{name} must be texts, not {value!r}")
+        raise UsageError(f"{name} must be a list of strings, not {value!r}")
     return tuple(texts)
 
 
 def steps_named(value: object) -> tuple[str, ...]:
-    """Parse --samplers: a list of names, or one string with semicolons between them. Raises UsageError."""
+    """Parse --samplers: a list of names, or one string with semicolons between them.
+
+    Raises UsageError.
+    """
     names = [name for name in value.split(";") if name.strip()] if isinstance(value, str) else value
     if not isinstance(names, list | tuple) or not all(isinstance(name, str) for name in names):
         raise UsageError(f"samplers must be names of steps, not {value!r}")
@@ -269,7 +272,7 @@ def steps_named(value: object) -> tuple[str, ...]:
 
 
 def steps_lettered(letters: str) -> tuple[str, ...]:
-    """Parse --sampling-seq, a letter for each step. Raises UsageError."""
+    """Parse --sampling-seq, one letter per step. Raises UsageError."""
     steps = {letter: step for step, letter in LETTERS.items()}
     for letter in letters:
         if letter not in steps:
@@ -279,9 +282,9 @@ def steps_lettered(letters: str) -> tuple[str, ...]:
 
 
 def biases(value: object) -> dict[int, float]:
-    """Return the values to add to logits, by token id. Raises UsageError."""
+    """Return the biases of logits by token id. Raises UsageError."""
     if not isinstance(value, Mapping):
-        raise UsageError(f"logit_bias must be a number by token id, not {value!r}")
+        raise UsageError(f"logit_bias must map token ids to numbers, not {value!r}")
     return {int(COUNT.number("a token of logit_bias", token)): bias_of(bias) for token, bias in value.items()}
 
 

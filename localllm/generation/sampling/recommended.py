@@ -1,4 +1,4 @@
-"""The sampling options that a model's file recommends: metadata `general.sampling.*`, as llama.cpp defines them."""
+"""The sampling options that a model's file recommends in `general.sampling.*`, as in llama.cpp."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -14,7 +14,7 @@ from localllm.generation.sampling.options import LETTERS, OPTIONS, SamplingOptio
 def read_recommended(metadata: Mapping[str, object], path: str = "") -> tuple[SamplingOptions, list[str]]:
     """Read the sampling options that a file recommends, with a warning for each invalid value.
 
-    The default replaces an invalid value, so that the model still runs.
+    An invalid value is replaced by the default, so that the model still runs.
     """
     checked, values, warnings = Checked(metadata, "general.sampling.", path), dict[str, Any](), list[str]()
     for name, key in ((name, option.key) for name, option in OPTIONS.items()):

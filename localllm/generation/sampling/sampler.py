@@ -1,7 +1,7 @@
-"""Sampling: from one row of logits to the next token, in llama.cpp's default order, which docs/sampling.md shows.
+"""Sampling: from one row of logits to the next token, in llama.cpp's default order.
 
-A step is a function from candidates to candidates, and the chain is a list of the steps that are on. After top_k, the
-steps have few candidates left to work on.
+docs/sampling.md shows the order. A step is a function from candidates to candidates, and the chain is a list of the
+steps that are on. After top_k, few candidates remain for the later steps.
 """
 
 import copy
@@ -28,7 +28,7 @@ def chain(options: CompleteOptions) -> list[str]:
     """Return the names of the steps that have an effect with these options, in order.
 
     As in llama.cpp, mirostat replaces all steps but temperature, and adaptive_p always comes last, because it learns
-    from the token that is drawn. At temperature 0, two kinds of steps have no effect and are left out: those after
+    from the token that is drawn. At temperature 0, two groups of steps have no effect and are omitted: those after
     temperature, and earlier ones that always keep the most likely token.
     """
     if options.mirostat:
@@ -43,7 +43,7 @@ def chain(options: CompleteOptions) -> list[str]:
 
 
 def unused_options(options: SamplingOptions, names: Iterable[str]) -> list[str]:
-    """Return those of the named options whose step is on, but not among the samplers or replaced by mirostat."""
+    """Return the named options whose step is on, but not among the samplers or replaced by mirostat."""
     complete = options.complete
     used = {"temperature"} if complete.mirostat else {*complete.samplers, "adaptive_p"}
     steps = {name: OPTIONS[name].step for name in names}
@@ -54,7 +54,7 @@ class Sampler:
     """Samples one token after the other. The same seed, options and logits give the same tokens."""
 
     def __init__(self, options: SamplingOptions, vocab: int, tokenizer: "Tokenizer | None" = None):
-        """Check the options against the vocabulary.
+        """Validate the options for the vocabulary.
 
         vocab: vocabulary size; logits beyond it are padding. tokenizer: only needed for DRY's breakers, infill and
         ignore_eos. Raises UsageError for a bias of a token that does not exist.
@@ -69,7 +69,10 @@ class Sampler:
         self._learns = bool({"penalties", "dry", "mirostat", "adaptive_p"}.intersection(names))
 
     def copy(self, vocab: int | None = None) -> "Sampler":
-        """Return an independent sampler in the same state; vocab: a smaller vocabulary size for it."""
+        """Return an independent sampler in the same state.
+
+        vocab: a smaller vocabulary size for the copy.
+        """
         twin = copy.copy(self)
         twin._state = self._state.copy()
         if vocab is not None and vocab < self.vocab:
@@ -77,13 +80,13 @@ class Sampler:
         return twin
 
     def undrawn(self) -> "Sampler":
-        """Return a copy as it was before the token that was drawn and not accepted yet."""
+        """Return a copy of the state before the drawn token, which is not accepted yet."""
         twin = self.copy()
         twin._state.repeats = True
         return twin
 
     def restore(self, snapshot: "Sampler") -> None:
-        """Go back to the state of a copy; the copy stays independent."""
+        """Restore the state of a copy; the copy stays independent."""
         self._state = snapshot._state.copy()
 
     def read(self, prompt: Sequence[int]) -> None:
@@ -98,7 +101,7 @@ class Sampler:
             self._state.learn(self.options, token)
 
     def sample(self, logits: np.ndarray, allowed: np.ndarray | None = None) -> int:
-        """Sample the next token's id from `distribution`."""
+        """Sample the id of the next token from `distribution`."""
         state = self._state
         if not state.repeats:
             state.key = state.random.getrandbits(64)  # exactly one for each token, whatever the logits
@@ -109,7 +112,7 @@ class Sampler:
         return token
 
     def distribution(self, logits: np.ndarray, allowed: np.ndarray | None = None) -> tuple[np.ndarray, np.ndarray]:
-        """Compute the distribution of the next token: ids int64 [n] and probabilities float64 [n].
+        """Compute the distribution of the next token: ids, int64 [n], and probabilities, float64 [n].
 
         logits: float32 [vocab] or longer.  allowed: bool [vocab] or longer, the mask of a constraint; None: all.
         Greedy: one token with probability 1. Raises LocalllmError if no token is allowed or the logits are NaN.
@@ -134,7 +137,10 @@ class Sampler:
 
 @lru_cache(2)
 def ids_below(vocab: int) -> np.ndarray:
-    """Return the ids from 0 on, int64 [vocab], read-only; shared, because each array takes 0.4 to 2 MB."""
+    """Return the ids from 0 on, int64 [vocab], read-only.
+
+    The array is shared, because each takes 0.4 to 2 MB.
+    """
     ids = np.arange(vocab)
     ids.flags.writeable = False
     return ids
@@ -143,7 +149,7 @@ def ids_below(vocab: int) -> np.ndarray:
 def biases_of(
     options: CompleteOptions, vocab: int, tokenizer: "Tokenizer | None"
 ) -> tuple[np.ndarray, np.ndarray] | None:
-    """Return tokens int64 [n] and the biases of their logits, float64 [n]; None if there are none.
+    """Return the biased tokens, int64 [n], and the biases of their logits, float64 [n], or None.
 
     Raises UsageError.
     """
@@ -158,7 +164,7 @@ def biases_of(
 
 
 def log_total(logits: np.ndarray) -> float:
-    """Compute log sum exp of logits float32 [vocab], to be subtracted for log probabilities."""
+    """Compute log sum exp of logits, float32 [vocab]; logits minus this are log probabilities."""
     largest = float(logits.max())
     return largest + math.log(np.exp(logits.astype(np.float64) - largest).sum())
 
@@ -166,7 +172,10 @@ def log_total(logits: np.ndarray) -> float:
 def make_samplers(
     options: SamplingOptions, prompt: list[int], vocab: int, n: int, tokenizer: "Tokenizer | None" = None
 ) -> list[Sampler]:
-    """Return n samplers after the prompt, with consecutive seeds from that of the options or a random one."""
+    """Return n samplers after the prompt, with consecutive seeds.
+
+    The first seed is that of the options, or random.
+    """
     first = Sampler(options, vocab, tokenizer)
     further = [Sampler(replace(options, seed=first.seed + number), vocab, tokenizer) for number in range(1, n)]
     for sampler in (first, *further):

@@ -18,7 +18,7 @@ from localllm.generation.sampling.options import CompleteOptions
 COLDEST, HOTTEST = 1e-200, 1e300  # temperatures are clamped to these, to stay within float64's range
 LARGEST_POWER = math.log(LARGEST)  # logarithm of the largest power that is computed
 XTC_CHANCE = np.array([-1])  # in place of a token id: the key of xtc's random number
-INFILL_LEAST = 0.2  # infill: the probability that a token needs
+INFILL_LEAST = 0.2  # infill: minimum probability of a token
 ZIPF_TOKENS = 100  # most likely tokens, from which mirostat estimates the exponent of Zipf's law
 
 # adaptive-p: logits are PEAK at the target, and fall with the square of small distances and linearly for large ones.
@@ -26,14 +26,17 @@ PEAK, SHARPNESS, WIDTH = 5.0, 10.0, 0.3
 
 
 def only(candidates: Candidates, allowed: np.ndarray) -> Candidates:
-    """Keep the candidates with a True in allowed, bool [n]. Raises ConstraintError if there is none."""
+    """Keep the candidates with a True in allowed, bool [n]. Raises ConstraintError if none remains."""
     if not allowed.any():
         raise ConstraintError("no token is allowed here")
     return candidates.keep(allowed)
 
 
 def logit_bias(candidates: Candidates, tokens: np.ndarray, biases: np.ndarray) -> Candidates:
-    """Add biases float64 [m] to the logits of tokens int64 [m] (OpenAI's logit_bias); -inf excludes a token."""
+    """Add biases, float64 [m], to the logits of tokens, int64 [m] (OpenAI's logit_bias).
+
+    -inf excludes a token.
+    """
     present, places = candidates.find(tokens)
     biases = biases[present]
     candidates = candidates.move(places, candidates.logits[places] + biases)
@@ -93,7 +96,7 @@ def dry(
 
 
 def find_repetitions(recent: np.ndarray, limit: int, least: int) -> dict[int, int]:
-    """Return the tokens that followed earlier occurrences of the last tokens, with the lengths of these matches.
+    """Return the tokens that followed earlier occurrences of the last tokens, with the match lengths.
 
     recent: int64 [m]. Only lengths from `least` to `limit` count; a token gets its longest match.
     """
@@ -129,7 +132,10 @@ def top_k(candidates: Candidates, k: int) -> Candidates:
 
 
 def top_n_sigma(candidates: Candidates, n: float) -> Candidates:
-    """Keep tokens whose logits are within n standard deviations of the largest (Tang et al. 2024, arXiv 2411.07641)."""
+    """Keep tokens whose logits are within n standard deviations of the largest.
+
+    Tang et al. 2024, arXiv 2411.07641.
+    """
     best = float(candidates.logits[candidates.best])
     finite = candidates.logits[np.isfinite(candidates.logits)]
     return candidates.keep(candidates.logits >= np.float64(best - n * float(finite.std(dtype=np.float64))))
@@ -152,7 +158,7 @@ def typical(candidates: Candidates, p: float) -> Candidates:
 
 
 def top_p(candidates: Candidates, p: float) -> Candidates:
-    """Keep the most likely tokens up to total probability p: the nucleus.
+    """Keep the most likely tokens up to total probability p (nucleus sampling).
 
     Holtzman et al. 2019, arXiv 1904.09751.
     """
@@ -193,7 +199,7 @@ def xtc(candidates: Candidates, probability: float, threshold: float, chance: fl
 
 
 def temperature(candidates: Candidates, t: float) -> Candidates:
-    """Divide the logits by t: below 1, the distribution is sharper; at 0 or below, only the most likely token stays."""
+    """Divide the logits by t: below 1, the distribution is sharper; at 0 or below, it is greedy."""
     if t <= 0:
         return likeliest(candidates)
     return Candidates(candidates.ids, candidates.logits.astype(np.float64) / max(t, COLDEST), candidates.ranked)
@@ -224,7 +230,7 @@ def mirostat_1(candidates: Candidates, mu: float, vocab: int) -> Candidates:
     """Keep the k most likely tokens, where k gives a surprise of mu bits (Mirostat, version 1).
 
     Basu et al. 2021, arXiv 2007.14966: probabilities are assumed to follow Zipf's law, whose exponent is estimated.
-    vocab: vocabulary size. llama.cpp has another k if a power is beyond float32's range or NaN.
+    vocab: vocabulary size. llama.cpp's k differs if a power is beyond float32's range or NaN.
     """
     first = top_k(candidates, ZIPF_TOKENS)
     logits = first.logits[np.isfinite(first.logits)].astype(np.float64)
@@ -241,7 +247,10 @@ def mirostat_1(candidates: Candidates, mu: float, vocab: int) -> Candidates:
 
 
 def mirostat_2(candidates: Candidates, mu: float) -> Candidates:
-    """Keep tokens with a surprise of at most mu bits, and the most likely one (Basu et al. 2021, arXiv 2007.14966)."""
+    """Keep tokens with a surprise of at most mu bits, and the most likely one.
+
+    Basu et al. 2021, arXiv 2007.14966.
+    """
     best = candidates.best
     below = candidates.logits - candidates.logits[best]
     total = float(np.exp(below).sum(dtype=np.float64))
@@ -251,9 +260,10 @@ def mirostat_2(candidates: Candidates, mu: float) -> Candidates:
 
 
 def adaptive_p(candidates: Candidates, target: float) -> Candidates:
-    """Prefer tokens whose probabilities are near the target (by MrJackSpade and ddh0, llama.cpp's pull request 17927).
+    """Prefer tokens whose probabilities are near the target.
 
-    Even unlikely candidates stay possible, so earlier steps should remove these.
+    By MrJackSpade and ddh0, llama.cpp's pull request 17927. Even unlikely candidates stay possible, so earlier steps
+    should remove these.
     """
     distances = np.abs(candidates.probabilities() - target) / WIDTH
     logits = PEAK - SHARPNESS * distances**2 / (1 + distances)
@@ -262,10 +272,11 @@ def adaptive_p(candidates: Candidates, target: float) -> Candidates:
 
 
 def draw(candidates: Candidates, key: int) -> int:
-    """Sample a token by its probability: the largest sum of logit and Gumbel noise (the Gumbel-max trick).
+    """Sample a token by its probability with the Gumbel-max trick.
 
-    A token's noise depends only on its id and the key, 64 bits. So two models with similar probabilities draw the same
-    token most of the time, without communication (Daliri et al. 2024, arXiv 2408.07978).
+    The token with the largest sum of logit and Gumbel noise is drawn. A token's noise depends only on its id and the
+    key, 64 bits. So two models with similar probabilities draw the same token most of the time, without communication
+    (Daliri et al. 2024, arXiv 2408.07978).
     """
     _ = candidates.best
     noise = -np.log(-np.log(uniform(candidates.ids, key)))
@@ -275,11 +286,11 @@ def draw(candidates: Candidates, key: int) -> int:
 def infill(
     candidates: Candidates, token_bytes: Callable[[int], bytes], ends: Collection[int], end: int | None
 ) -> Candidates:
-    """Keep end tokens or confident tokens for fill-in-the-middle: llama.cpp's step, after top_k and top_p.
+    """Keep end tokens or confident tokens for fill-in-the-middle, after top_k and top_p.
 
-    If end tokens are likely, only these stay. Otherwise, if a token's text is a prefix of another's, the likelier gets
-    the probability of both. If n tokens then have at least INFILL_LEAST, each of them stays that has at least
-    1 / (n + 1) of the total of these and the end tokens, which stay, too. If n is 0, the answer ends.
+    As in llama.cpp, if end tokens are likely, only these stay. Otherwise, if a token's text is a prefix of another's,
+    the likelier gets the probability of both. If n tokens then have at least INFILL_LEAST, each of them stays that has
+    at least 1 / (n + 1) of the total of these and the end tokens, which stay, too. If n is 0, the answer ends.
     token_bytes: bytes of a token, b"" of a control token.  ends: end tokens.  end: the one to end with; None if the
     answer may not end, so that the most likely token stays.
     """
@@ -296,7 +307,7 @@ def infill(
 
 
 def merge_beginnings(probabilities: np.ndarray, texts: Sequence[bytes]) -> np.ndarray:
-    """Merge probabilities, float64 [n]: if a token's text is a prefix of another's, the likelier gets the sum.
+    """Merge probabilities: if a token's text is a prefix of another's, the likelier gets the sum.
 
     probabilities: ranked, float64 [n].  texts: texts of the tokens.
     """
@@ -330,7 +341,7 @@ class SamplerStep(NamedTuple):
 
 
 def prefer_target(candidates: Candidates, options: CompleteOptions, state: State) -> Candidates:
-    """Apply adaptive-p; the state learns from the token that is drawn."""
+    """Apply adaptive-p; the state learns from the drawn token."""
     state.watched = candidates
     return adaptive_p(candidates, min(max(2 * options.adaptive_target - state.mean, 0.0), 1.0))
 
@@ -348,7 +359,7 @@ def end_infill(candidates: Candidates, options: CompleteOptions, state: State) -
 
 
 def mirostat(candidates: Candidates, options: CompleteOptions, state: State) -> Candidates:
-    """Apply mirostat; the state learns from the token that is drawn."""
+    """Apply mirostat; the state learns from the drawn token."""
     is_first = options.mirostat == 1
     left = mirostat_1(candidates, state.mu, state.vocab) if is_first else mirostat_2(candidates, state.mu)
     state.watched = left

@@ -19,10 +19,10 @@ if TYPE_CHECKING:
     from localllm.generation.answer_state import AnswerState
 
 
-MOST = 15  # tokens of a draft
+MOST = 15  # maximum length of a draft, in tokens
 # Initial cost of a step by its number of tokens, relative to one token (Zen 4, 1.2 B model, 2 threads).
 USUAL_COSTS = {1: 1.0, 2: 1.3, 4: 1.8, 8: 3.2, 16: 5.5}
-GAIN = 1.05  # least expected speedup of a draft
+GAIN = 1.05  # minimum expected speedup of a draft
 SURE = 16  # the highest trust
 # Initial acceptance rate by trust, from answers of SmolLM2 with and without copied text.
 FIRST_CHANCES = [*(trust / (trust + 2) for trust in range(SURE)), 0.95]
@@ -36,25 +36,25 @@ LOSS, START, CREDIT = 0.02, 2.0, 3.0
 
 
 class Guess(NamedTuple):
-    """A draft token and its trust, from 0 to SURE: tokens of equal trust share an acceptance rate."""
+    """A draft token and its trust, from 0 to SURE; tokens of equal trust share an acceptance rate."""
 
     token: int
     trust: int
 
 
 class Proposer(Protocol):
-    """Drafts the next tokens of a text."""
+    """Drafts the next tokens of a sequence."""
 
     @property
     def account(self) -> "SpeculationBudget | None":
-        """The shared budget of this kind of drafts; None if each answer has its own."""
+        """The shared budget of drafts of this type; None if each answer has its own."""
         ...
 
     def push(self, tokens: Sequence[int]) -> None:
-        """Append tokens to the text."""
+        """Append tokens to the sequence."""
 
     def rewind(self, count: int) -> None:
-        """Drop the last `count` tokens of the text; a proposer that only searches the text may keep them."""
+        """Drop the last `count` tokens. A proposer that only searches the text may keep them."""
 
     def propose(self) -> Iterator[Guess]:
         """Yield draft tokens, computed on demand."""
@@ -62,11 +62,11 @@ class Proposer(Protocol):
 
 
 class StepCostModel:
-    """The measured cost of a step by its number of tokens; a step of one token costs 1."""
+    """The measured cost of a step by its token count, relative to a step of one token."""
 
     def __init__(self) -> None:
         self._seconds: dict[int, float] = {}
-        self._relative = list[float]()  # costs by number of tokens; empty: to be computed
+        self._relative = list[float]()  # costs by token count; empty: to be computed
         self._seconds_of_one = math.inf
 
     def record(self, tokens: int, seconds: float) -> None:
@@ -89,18 +89,21 @@ class StepCostModel:
         return seconds / self._seconds_of_one
 
     def with_batch(self, other_sequences: int) -> "StepCostModel | BatchedStepCost":
-        """Return the cost model for one of several answers; other_sequences: the other answers' tokens in the step."""
+        """Return the cost model for one of several answers.
+
+        other_sequences: number of tokens of the other answers in the step.
+        """
         return BatchedStepCost(self, other_sequences) if other_sequences else self
 
     def tokens(self, expected: float) -> float:
         """Return the tokens of a step, relative to a step without a draft.
 
-        expected: tokens of this answer.
+        expected: expected tokens of this answer.
         """
         return expected
 
     def _time_of_one(self) -> float:
-        """Return the seconds of a step of one token; if none was measured, estimated with USUAL_COSTS."""
+        """Return the seconds of a step of one token, estimated with USUAL_COSTS if none was measured."""
         if seconds_of_one := self._seconds.get(1):
             return seconds_of_one
         usual = interpolate(USUAL_COSTS)
@@ -108,7 +111,7 @@ class StepCostModel:
 
 
 class BatchedStepCost:
-    """The cost of a step shared with other answers, by this answer's tokens in it; with one token it costs 1."""
+    """The cost of a step shared with other answers, relative to one token of this answer."""
 
     def __init__(self, costs: StepCostModel, other_sequences: int):
         self._costs, self._other_sequences = costs, other_sequences
@@ -121,12 +124,18 @@ class BatchedStepCost:
         return self._costs.of_time(seconds) / self._cost_of_one
 
     def tokens(self, expected: float) -> float:
-        """Return the tokens of a step, relative to a step without a draft; each of the other answers gets one token."""
+        """Return the tokens of a step, relative to a step without a draft.
+
+        Each of the other answers gets one token.
+        """
         return (expected + self._other_sequences) / (1 + self._other_sequences)
 
 
 def interpolate(measured: Mapping[int, float]) -> list[float]:
-    """Interpolate costs linearly by number of tokens, from 0 on; measured: costs, including that of 1 token."""
+    """Interpolate costs linearly by token count, from 0 on.
+
+    measured: costs by token count, including that of 1 token.
+    """
     costs = [0.0, measured[1]]
     for first, last in pairwise(sorted(measured)):
         step = (measured[last] - measured[first]) / (last - first)
@@ -138,7 +147,10 @@ Costs = StepCostModel | BatchedStepCost
 
 
 def smooth(previous: float | None, seconds: float) -> float:
-    """Smooth a measured time: the minimum so far, slowly rising, because other programs only make steps slower."""
+    """Smooth a measured time: the minimum so far, slowly rising.
+
+    Other programs only make steps slower.
+    """
     return seconds if previous is None else min(seconds, 0.8 * previous + 0.2 * seconds)
 
 
@@ -147,7 +159,7 @@ class AcceptanceHistory:
 
     Attributes:
         chances: by trust, the probability that a draft token is accepted if those before it were.
-        usual: the same for all draft tokens.
+        usual: this probability over all draft tokens.
     """
 
     def __init__(self) -> None:
@@ -161,12 +173,14 @@ class AcceptanceHistory:
         self.usual = FADING * self.usual + (1 - FADING) * was_right
 
     def forget(self) -> None:
-        """Decay the bad record in a step without a draft, so that drafts are tried again."""
+        """Decay a low acceptance rate in a step without a draft, so that drafts are tried again."""
         self.usual = FORGETTING * self.usual + (1 - FORGETTING)
 
 
 class SpeculationBudget:
-    """The cost and acceptance rate of a kind of drafts, for one answer or for many, and the budget for losses.
+    """The cost and acceptance rate of one type of drafts, and the budget for losses.
+
+    It serves one answer or many.
 
     Attributes:
         experience: the acceptance history.
@@ -183,7 +197,7 @@ class SpeculationBudget:
         self.seconds, self.trials = smooth(self.seconds, seconds), self.trials - 1
 
     def charge(self, steps: float) -> None:
-        """Charge the time of `steps` one-token steps to the budget; a negative number credits it."""
+        """Charge the time of `steps` one-token steps to the budget; a negative value credits it."""
         self._lost_steps = max(self._lost_steps + steps, -CREDIT)
 
     def go_on(self) -> None:
@@ -191,7 +205,7 @@ class SpeculationBudget:
 
     @property
     def may_lose(self) -> bool:
-        """Return whether the budget allows more drafts: they never cost much more than they gain."""
+        """Return whether the budget allows more drafts, which may cost slightly more than they gain."""
         return self._lost_steps <= LOSS * self._steps + START
 
 
@@ -211,7 +225,10 @@ class Guesser:
         self._planned, self._worth = 0, 0.0  # number of them in the draft, and gain of an accepted one
 
     def plan(self, limit: int, costs: Costs, least: float) -> DraftPlan:
-        """Plan the draft of at most `limit` tokens with the best rate; empty if that is not above the rate `least`."""
+        """Plan the draft of at most `limit` tokens with the best rate.
+
+        It is empty if that rate is not above `least`.
+        """
         chance, expected, guesses = 1.0, [1.0], self._proposer.propose()
         account, cost = self._account, 0.0
         while len(self._guesses) < limit and chance > UNLIKELY and self._may_pay(expected, chance, limit, costs, least):
@@ -237,14 +254,17 @@ class Guesser:
         return DraftPlan([guess.token for guess in self._guesses[:length]], rate)
 
     def _best(self, expected: list[float], costs: Costs) -> tuple[int, float]:
-        """Return the draft length with the best expected rate, and the rate; expected: accepted tokens, by length."""
+        """Return the draft length with the best expected rate, and the rate.
+
+        expected: accepted tokens, by length.
+        """
         cost = (len(expected) - 1) * self._cost(costs)
         rates = [costs.tokens(tokens) / (costs.relative(length + 1) + cost) for length, tokens in enumerate(expected)]
         rate = max(rates)
         return rates.index(rate), rate
 
     def _may_pay(self, expected: list[float], chance: float, limit: int, costs: Costs, least: float) -> bool:
-        """Return whether more draft tokens may raise the rate; if they are free or not measured yet, they may."""
+        """Return whether more draft tokens may raise the rate, or are free or not measured yet."""
         each = self._cost(costs)
         if each < FREE:
             return True
@@ -265,7 +285,7 @@ class Guesser:
         return costs.of_time(self._account.seconds or 0.0)
 
     def push(self, tokens: Sequence[int]) -> None:
-        """Append tokens to the text, and learn which of the latest draft tokens were right, used or not."""
+        """Append tokens, and learn which of the latest draft tokens were right, used or not."""
         account, right = self._account, 0
         for guess, token in zip(self._guesses, tokens, strict=False):
             account.experience.learn(guess.trust, guess.token == token)
@@ -281,7 +301,7 @@ class Guesser:
         self._proposer.push(tokens)
 
     def rewind(self, count: int) -> None:
-        """Drop the last tokens of the text; nothing is learned from the latest drafts."""
+        """Drop the last tokens; learn nothing from the latest drafts."""
         self._guesses, self._planned = [], 0
         self._proposer.rewind(count)
 
@@ -290,14 +310,18 @@ class Guesses:
     """Drafts for one answer, each from the proposer with the best expected rate."""
 
     def __init__(self, proposers: Iterable[Proposer], costs: StepCostModel | None = None):
-        """Set up; proposers: they know the text so far; those without cost come first.  costs: shared, None: own."""
+        """Combine proposers.
+
+        proposers: have all tokens so far; those without cost come first.  costs: shared cost model; None: its own.
+        """
         self._sources, self._costs = [Guesser(proposer) for proposer in proposers], costs or StepCostModel()
         self.record = self._costs.record
 
     def draft(self, limit: int, other_sequences: int = 0) -> list[int]:
-        """Return a draft of at most `limit` tokens, often none; other_sequences: the other answers' tokens in the step.
+        """Return a draft of at most `limit` tokens, often none.
 
-        The first step has no draft: its time is the baseline.
+        other_sequences: number of tokens of the other answers in the step. The first step has no draft: its time is the
+        baseline.
         """
         best = DraftPlan([], GAIN)
         if not self._costs.are_known or other_sequences >= MOST:
@@ -313,7 +337,7 @@ class Guesses:
             source.push(tokens)
 
     def rewind(self, count: int) -> None:
-        """Drop the last `count` tokens of the text, which were undone."""
+        """Drop the last `count` tokens, which were undone."""
         for source in self._sources:
             source.rewind(count)
 
@@ -325,7 +349,10 @@ class Drafter(ABC):
     def proposer(
         self, tokens: Sequence[int], sampler: Sampler, end_ids: frozenset[int], guide: "AnswerState | None" = None
     ) -> AbstractContextManager[Proposer]:
-        """Open a proposer of drafts for an answer; tokens: tokens of the prompt and the answer so far."""
+        """Open a proposer of drafts for an answer.
+
+        tokens: tokens of the prompt and the answer so far.
+        """
 
     @abstractmethod
     def collect(self) -> None:

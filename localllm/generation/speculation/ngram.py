@@ -1,8 +1,8 @@
-"""Drafts from texts: the tokens that followed the same n-gram before (prompt lookup), and copies with edits.
+"""Drafts from earlier text: prompt lookup by n-grams, and copies with edits.
 
-Both proposers (see generation.speculation.acceptance) search the text itself and earlier texts, at almost no cost. So a
-revised text is drafted from its earlier version, even that of another day. Earlier texts, also from other processes,
-are kept in order, and repeated passages only once; when there are too many, the oldest are dropped.
+Both proposers (see generation.speculation.acceptance) search the answer itself and earlier texts, at almost no cost. So
+a revised document is drafted from its earlier version, even that of another day. Earlier texts, also from other
+processes, are kept in order, and repeated passages only once; when there are too many, the oldest are dropped.
 """
 
 import hashlib
@@ -26,13 +26,16 @@ GAP = -1  # after every text
 GRAM = 4  # tokens of an n-gram in the index
 MOST = 1 << 17  # tokens of all texts: about 500 KB of text, 1 MB of the disk, 3 MB of memory
 LOOKED = 64  # latest positions of an n-gram that are compared
-LEAST = 24  # fewest tokens of a passage that is kept
+LEAST = 24  # minimum tokens of a stored passage
 SAMPLES = 500  # tokens of a vocabulary that its name is computed from
 FACTOR = 0x9E3779B97F4A7C15  # multiplier of the n-grams' hashes (odd)
 
 
 class CorpusMatch(NamedTuple):
-    """The position after an earlier occurrence of a text's end, and the match's length: 0 for none, at most SURE."""
+    """The position after an earlier occurrence of a suffix, and the match's length, at most SURE.
+
+    The length is 0 without a match.
+    """
 
     place: int
     agreed: int
@@ -55,12 +58,12 @@ class TokenCorpus:
 
     @classmethod
     def of(cls, tokens: np.ndarray) -> Self:
-        """Build the index."""
+        """Build the index of tokens."""
         places = places_in(tokens)
         return cls(tokens, places[np.argsort(keys(tokens)[places - GRAM], kind="stable")])
 
     def find(self, ending: Sequence[int]) -> CorpusMatch:
-        """Find the longest earlier match of the end of a text, `ending`, at most SURE tokens.
+        """Find the longest earlier match of the last tokens, `ending`, at most SURE tokens long.
 
         Of equally long matches, those with the most frequent next token are preferred, then the latest one.
         """
@@ -97,9 +100,10 @@ class TokenCorpus:
         return TokenCorpus(tokens, np.insert(self.places, at, places), np.insert(self._keys, at, added))
 
     def _new_in(self, ids: np.ndarray) -> np.ndarray:
-        """Return the new passages of a text, int32: each has at least LEAST tokens, and a GAP after it.
+        """Return the new passages of a text, int32.
 
-        A passage begins with up to SURE tokens that are known already, so that it is found by them.
+        Each has at least LEAST tokens, and a GAP after it. It begins with up to SURE tokens that the corpus already
+        has, by which it is found.
         """
         if len(ids) < LEAST:
             return ids[:0]
@@ -150,7 +154,7 @@ NOTHING = TokenCorpus(np.zeros(0, np.int32), np.zeros(0, np.int32))
 
 
 def vocabulary_name(pieces: Sequence[str]) -> str | None:
-    """Return the name of a vocabulary for the file of its texts; None if texts are not stored.
+    """Return the name of a vocabulary's file of texts; None if texts are not stored.
 
     Vocabularies that differ in few tokens may have the same name: wrong drafts are the only consequence.
     """
@@ -161,7 +165,7 @@ def vocabulary_name(pieces: Sequence[str]) -> str | None:
 
 
 def latest(texts: list[np.ndarray]) -> list[np.ndarray]:
-    """Return the latest texts up to MOST tokens in all, or the last one."""
+    """Return the latest texts of at most MOST tokens together, at least the last one."""
     length = sum(len(text) for text in texts)
     while length > MOST and len(texts) > 1:
         length -= len(texts.pop(0))
@@ -169,13 +173,16 @@ def latest(texts: list[np.ndarray]) -> list[np.ndarray]:
 
 
 class NgramCache:
-    """The earlier texts of one vocabulary, in memory and in a file of the user's cache folder. Thread-safe.
+    """The earlier texts of one vocabulary, in memory and in a file of the user's cache folder.
 
-    Nothing leaves the computer.
+    Thread-safe. Nothing leaves the computer.
     """
 
     def __init__(self, vocab_size: int, pieces: Sequence[str] | None):
-        """Open the cache of a vocabulary; pieces: its tokens' texts, which name its file, None for no file."""
+        """Open the cache of a vocabulary.
+
+        pieces: strings of its tokens, which name its file; None for no file.
+        """
         self._vocab_size, self._pieces = vocab_size, pieces
         self.lock = lock_for(self)
         self._corpus: TokenCorpus | None = None
@@ -187,7 +194,10 @@ class NgramCache:
         return None if self._pieces is None else vocabulary_name(self._pieces)
 
     def add(self, ids: Sequence[int], known_count: int = 0, is_kept: bool = False) -> None:
-        """Queue a text; its first `known_count` tokens were added before. is_kept: also add it to the file."""
+        """Queue a text, whose first `known_count` tokens were added before.
+
+        is_kept: also add it to the file.
+        """
         text = np.array(without_images(ids[0 if is_kept else max(0, known_count - SURE) :]), np.int32)
         self._added.append((text, is_kept))  # takes no lock: finalizers call this
 
@@ -223,7 +233,7 @@ class NgramCache:
         return TokenCorpus(tokens, places)
 
     def save(self) -> None:
-        """Add the new texts to the file, which other processes may have changed; errors of writing are ignored."""
+        """Add the new texts to the file, which other processes may have changed; ignore write errors."""
         with self.lock:
             self._collect()
             texts, self._unsaved = self._unsaved, []
@@ -267,7 +277,7 @@ class NGrams:
         self._last = 0
 
     def push(self, tokens: Sequence[int]) -> None:
-        """Append tokens to the text. Takes constant time for each, on average."""
+        """Append tokens, in constant time for each on average."""
         for token in tokens:
             self._push(token)
         if self._begin:
@@ -320,7 +330,10 @@ class NGrams:
         """Do nothing: undone tokens remain a possible source of drafts."""
 
     def propose(self) -> Iterator[Guess]:
-        """Yield the tokens that followed the last occurrence; a token's trust is the length of the match before it."""
+        """Yield the tokens that followed the last occurrence.
+
+        A token's trust is the length of the match before it.
+        """
         return copy_after(self.tokens, self.place, self.agreed) if self.agreed else iter(())
 
 
@@ -334,14 +347,17 @@ class Copies:
     account = None
 
     def __init__(self, grams: NGrams):
-        """Start with no copy; grams: the n-grams of the same texts, which get every token first."""
+        """Start without a copy.
+
+        grams: the n-grams of the same texts, which must be given every token first.
+        """
         self._grams = grams
         self._place: int | None = None  # position of the next token if the copy continues
         self._followed = 0  # latest tokens in a row that were copied
         self._ends: deque[int] = deque(maxlen=LEFT)  # positions where copies ended, the latest first
 
     def push(self, tokens: Sequence[int]) -> None:
-        """Update the copy by tokens that `grams` has got already."""
+        """Update the copy by tokens that `grams` already has."""
         for number in range(len(self._grams.tokens) - len(tokens), len(self._grams.tokens)):
             self._follow(number)
         if self._grams.agreed >= FOLLOWED and self._grams.agreed > self._followed:
@@ -375,7 +391,7 @@ class Copies:
 
 
 def copy_after(tokens: Sequence[int], place: int, agreed: int) -> Iterator[Guess]:
-    """Yield the tokens from a position on; beyond the end of the text, the draft itself repeats.
+    """Yield the tokens from a position on; at the end, repeat the draft itself.
 
     The first has trust `agreed`, each following one 1 more, at most SURE.
     """
@@ -391,7 +407,7 @@ def copy_after(tokens: Sequence[int], place: int, agreed: int) -> Iterator[Guess
 
 
 def text_proposers(tokens: Sequence[int], cache: NgramCache | None = None) -> tuple[NGrams, Copies]:
-    """Make the proposers that search the text, which begins with these tokens, and earlier texts."""
+    """Make the proposers that search the tokens so far and earlier texts."""
     grams = NGrams(cache.earlier() if cache else NOTHING)
     grams.push(tokens)
     return grams, Copies(grams)

@@ -1,4 +1,4 @@
-"""Drafts for the answers of a step, if they are few: a single answer or a small batch.
+"""Drafts for the answers of a step: a single answer or a small batch.
 
 A step for few answers is limited by memory bandwidth, so draft tokens cost little; in larger batches rejected drafts
 would slow down the other answers.
@@ -47,7 +47,7 @@ if TYPE_CHECKING:
     from localllm.generation.speculation.ngram import NgramCache
 
 
-PADDING = 128  # most tokens by which the vocabularies may differ at the end, as in llama.cpp: some are padded
+PADDING = 128  # maximum of tokens by which vocabularies may differ at the end, as in llama.cpp: some are padded
 
 
 class ModelDrafter(Drafter):
@@ -57,23 +57,24 @@ class ModelDrafter(Drafter):
         self._cache, self._pieces, self._account = cache, tokenizer.pieces, SpeculationBudget()
 
     def require_vocabulary(self, tokenizer: Tokenizer) -> None:
-        """Raise UsageError unless the vocabularies are the same, except at most PADDING tokens at the end."""
-        ours, draft_pieces = self._pieces, tokenizer.pieces
-        common = min(len(ours), len(draft_pieces))
-        if ours[:common] != draft_pieces[:common]:
-            token = next(i for i in range(common) if ours[i] != draft_pieces[i])
-            difference = f"token {token} is {ours[token]!r} in the one and {draft_pieces[token]!r} in the other"
+        """Raise UsageError unless the vocabularies are equal, except at most PADDING tokens at the end."""
+        pieces, model_pieces = self._pieces, tokenizer.pieces
+        common = min(len(pieces), len(model_pieces))
+        if pieces[:common] != model_pieces[:common]:
+            token = next(i for i in range(common) if pieces[i] != model_pieces[i])
+            difference = f"token {token} is {pieces[token]!r}, but {model_pieces[token]!r} in the model"
             raise UsageError(f"the draft model has a different vocabulary: {difference}")
-        if abs(len(ours) - len(draft_pieces)) > PADDING:
+        if abs(len(pieces) - len(model_pieces)) > PADDING:
             raise UsageError(
-                f"the draft model has a different vocabulary: {len(ours)} tokens instead of {len(draft_pieces)}"
+                f"the draft model has a different vocabulary: {len(pieces)} tokens, but the model has "
+                f"{len(model_pieces)}"
             )
 
     @contextmanager
     def proposer(
         self, tokens: Sequence[int], sampler: Sampler, end_ids: frozenset[int], guide: "AnswerState | None" = None
     ) -> Iterator["DraftModel"]:
-        """Read the tokens so far, and return a proposer for what follows."""
+        """Prefill the tokens so far, and return a proposer for those that follow."""
         vocab = min(sampler.vocab, len(self._pieces))
         sequence = self._cache.begin(PrefixQuery(tokens)).sequence
         try:
@@ -90,7 +91,7 @@ class ModelDrafter(Drafter):
 
 
 class DraftModel:
-    """A proposer (see acceptance): drafts the tokens that a model would generate."""
+    """A proposer that drafts the tokens that a smaller model generates."""
 
     def __init__(
         self, sequence: "Tokens | ShiftedSequence", tokens: Sequence[int], sampler: Sampler, vocab: int,
@@ -99,8 +100,8 @@ class DraftModel:
         """Set up the draft model.
 
         sequence: sequence of the draft model, holds some of the tokens.  sampler, guide: of the target model, after
-        these tokens.  vocab: number of tokens that both models have.  end_ids: tokens that end an answer.
-        account: see Proposer.
+        these tokens.  vocab: number of tokens that both models have.  end_ids: tokens that end an answer.  account: see
+        Proposer.
         """
         self.account = account
         self._sequence, self._text, self._right = sequence, list(tokens), len(sequence.tokens)
@@ -108,17 +109,17 @@ class DraftModel:
         self._readable = all(token < vocab for token in tokens)
 
     def push(self, tokens: Sequence[int]) -> None:
-        """Append tokens to the text."""
+        """Append tokens to the sequence."""
         self._text += tokens
         self._readable = self._readable and all(token < self._vocab for token in tokens)
 
     def rewind(self, count: int) -> None:
-        """Drop the last tokens of the text."""
+        """Drop the last `count` tokens."""
         del self._text[len(self._text) - count :]
         self._right = min(self._right, len(self._text))
 
     def propose(self) -> Iterator[Guess]:
-        """Yield draft tokens up to the end of the answer or the context, with one run of the model for each."""
+        """Yield draft tokens up to the end of the answer or the context, one per run of the model."""
         read_tokens = self._sequence.tokens
         while (
             self._right < min(len(read_tokens), len(self._text) - 1)
@@ -155,7 +156,10 @@ def account_of(engine: object) -> SpeculationBudget:
 
 
 def trust(logits: np.ndarray, token: int) -> int:
-    """Return the probability of a token times SURE, rounded; logits: float32 [vocab]."""
+    """Return the probability of a token times SURE, rounded.
+
+    logits: float32 [vocab].
+    """
     weights = np.exp(logits - logits.max())
     return round(SURE * float(weights[token] / weights.sum()))
 
@@ -164,7 +168,7 @@ TOKENS = "tokenizer.ggml.tokens"
 
 
 def attach_draft_head(path: str, cache: PrefixCache, tokenizer: Tokenizer) -> bool:
-    """Attach a file's draft head to the model; return whether it has one.
+    """Attach a file's draft head to the model; return whether the file has one.
 
     Raises the errors of Engine.load_draft_head, and UsageError for a head whose vocabulary differs from this
     tokenizer's.
@@ -185,14 +189,14 @@ def attach_draft_head(path: str, cache: PrefixCache, tokenizer: Tokenizer) -> bo
     return True
 
 
-FEW = 4  # most answers and draft tokens beside an answer that gets a draft
+FEW = 4  # maximum of other answers and draft tokens in the step of an answer that gets a draft
 
 
 class AnswerSpan(NamedTuple):
-    """The tokens that a run reads for an answer; `draft` is at their end.
+    """The tokens that a run appends for an answer; `draft` is at their end.
 
     Attributes:
-        is_end: whether the answer's tokens are all read then, so that the next one can be drawn.
+        is_end: whether all tokens of the answer are computed then, so that the next one can be drawn.
         kernel_tokens: see localllm.engine.runs.
     """
 
@@ -220,7 +224,7 @@ def logits_for(work: list[AnswerSpan]) -> str:
 
 
 class ForcedTokensProposer:
-    """A proposer: drafts the tokens that a constraint or the budget of reasoning forces."""
+    """A proposer of the tokens that a constraint or the reasoning budget forces."""
 
     account = None
 
@@ -228,10 +232,10 @@ class ForcedTokensProposer:
         self._guide = guide
 
     def push(self, tokens: Sequence[int]) -> None:
-        """Do nothing: the mask already knows the tokens."""
+        """Do nothing: the answer's state already has the tokens."""
 
     def rewind(self, count: int) -> None:
-        """Do nothing: the mask already knows."""
+        """Do nothing: the answer's state is already rewound."""
 
     def propose(self) -> Iterator[Guess]:
         return (Guess(token, SURE) for token in self._guide.expected_tokens())
@@ -241,11 +245,14 @@ class Speculator:
     """Makes the drafts for the answers of one scheduler, which share the measured costs of steps."""
 
     def __init__(self, engine: "Engine", ngrams: "NgramCache | None" = None, resources: ExitStack | None = None):
-        """Set up; resources: keeps the resources of a single answer's drafter, such as a sequence; None in a batch."""
+        """Store what drafts need.
+
+        resources: keeps the resources of a single answer's drafter, such as a sequence; None in a batch.
+        """
         self._engine, self._ngrams, self._resources, self._costs = engine, ngrams, resources, StepCostModel()
 
     def listen(self, completion: Completion, other_sequences: int = 0) -> None:
-        """Let the draft head follow an answer's tokens from now on, if that may pay with this number of other answers.
+        """Let the draft head follow an answer's tokens from now on, if the batch is small enough.
 
         The head is an MTP layer of the model, or comes from another file. Raises UsageError for a single answer that
         requests "mtp" without one.
@@ -268,7 +275,7 @@ class Speculator:
         self._costs.record(tokens, seconds)
 
     def drafts(self, answers: list[Completion], other_sequences: int = 0) -> list[list[int]]:
-        """Return a draft for each answer in a step with `other_sequences` more; all are empty in large batches."""
+        """Return a draft for each answer in a step with `other_sequences` more; all empty in large batches."""
         drafts: list[list[int]] = []
         other_sequences += len(answers) - 1
         if other_sequences >= FEW:
@@ -304,6 +311,9 @@ class Speculator:
 
 
 def max_draft_length(completion: Completion) -> int:
-    """Return the longest draft allowed: a full context must be shifted at the same token as without a draft."""
+    """Return the maximum length of a draft.
+
+    A full context must be shifted at the same token as without a draft.
+    """
     remaining, sequence = completion.remaining_tokens - 1, completion.sequence
     return min(remaining, max(0, sequence.room - 1)) if isinstance(sequence, ShiftedSequence) else remaining

@@ -1,12 +1,13 @@
-"""Parse tool calls that a model writes as JSON in its text, bare or fenced, whatever its template's format.
+"""Parse tool calls that a model writes as JSON in its answer, bare or fenced.
 
     ```json
     {"name": "NAME", "arguments": {"ka": "Vab"}}
     ```
 
-Qwen2.5-Coder writes such calls; other forms: read_call. A call is on lines of its own, names an existing tool, and has
-valid arguments; everything else is text. Several calls may follow each other, in a fence or a list. Small models repeat
-a call without end, so an identical repetition, outside of a fence or a list, ends the answer.
+Qwen2.5-Coder writes such calls, whatever the template's format; other forms: read_call. A call is on lines of its own,
+names an existing tool, and has valid arguments; everything else is text. Several calls may follow each other, in a
+fence or a list. Small models repeat a call without end, so an identical repetition, outside of a fence or a list, ends
+the answer.
 """
 
 import json
@@ -29,7 +30,7 @@ class _UnknownYetError(Exception):
 
 
 class WrittenCall(NamedTuple):
-    """A call, and the end of its text."""
+    """A call written as JSON, and the offset of its end."""
 
     name: str
     arguments: str
@@ -46,8 +47,8 @@ class JsonToolCallParser:
     def __init__(self, names: Sequence[str], fits: Callable[[str, str], bool], is_single: bool = False):
         """Start at the beginning of an answer.
 
-        names: names of the tools.  fits: whether a tool accepts arguments, JSON.  is_single: only the first call
-        counts.
+        names: names of the tools.  fits: returns whether a tool accepts arguments, JSON.  is_single: only the first
+        call counts.
         """
         self._names, self._fits, self._is_single = names, fits, is_single
         self._buffer, self._is_line = "", True  # whether the held text begins a line
@@ -65,7 +66,10 @@ class JsonToolCallParser:
         return self._parts(is_end=False)
 
     def flush(self, is_end: bool = False) -> list[TextPart]:
-        """Return the rest at the end.  is_end: the model has ended; otherwise the answer was cut off."""
+        """Return the held-back text at the end.
+
+        is_end: whether the model ended the answer; otherwise it was cut off.
+        """
         parts = self._parts(is_end=True) if is_end else []
         text, self._buffer = "" if self._has_called and not self._buffer.strip() else self._buffer, ""
         return [*parts, TextPart(ANSWER, text)] if text else parts
@@ -107,14 +111,14 @@ class JsonToolCallParser:
             parts.append(TextPart(ANSWER, text))
 
     def _begin(self, place: int) -> re.Match[str] | None:
-        """Find where a call may begin, at `place` or after it."""
+        """Find where a call may begin, at offset `place` or after it."""
         match = _BEGIN.search(self._buffer, place)
         if match and match.start() == 0 and not self._is_line:
             match = _BEGIN.search(self._buffer, 1)
         return match
 
     def _calls(self, start: int, is_end: bool) -> tuple[list[WrittenCall], int]:
-        """Return the calls that begin at `start` and their end, or none and the position to continue at.
+        """Return the calls that begin at `start` and their end, or none and the offset to continue at.
 
         Raises _UnknownYetError.
         """
@@ -155,7 +159,10 @@ class JsonToolCallParser:
         return (calls, place) if is_alone else no_calls
 
     def _call(self, place: int) -> WrittenCall | None:
-        """Parse the call at a position of the held text; None if there is none. Raises _UnknownYetError."""
+        """Parse the call at an offset of the held-back text; None if there is none.
+
+        Raises _UnknownYetError.
+        """
         text, start = self._buffer, _skip(self._buffer, place)
         if not self._may_be_call(start):
             return None
@@ -206,7 +213,7 @@ _HEAD = re.compile(r'\{\s*(?:"(\w*)(")?(?:(?<="name")\s*(?::\s*(?:"([^"\\]*)(")?
 
 
 def read_call(text: str) -> tuple[str, str] | None:
-    """Return the name and the arguments, as JSON, of a call that is written as an object; None for another object.
+    """Return the name and the arguments, as JSON, of a call; None if the object is not a call.
 
     Models write arguments or parameters, as an object or a string of JSON, and some put them into the object of the
     OpenAI API, with type, id and function.
@@ -226,7 +233,10 @@ def read_call(text: str) -> tuple[str, str] | None:
 
 
 def _read_members(text: str) -> dict[str, str]:
-    """Return the texts of an object's values, by key. Raises ValueError for other JSON, and for repeated keys."""
+    """Return the JSON text of each of an object's values, by key.
+
+    Raises ValueError for other JSON, and for repeated keys.
+    """
     members, place, decoder = dict[str, str](), _skip(text, 0), json.JSONDecoder()
     if text[place : place + 1] != "{":
         raise ValueError(text)
@@ -251,7 +261,10 @@ def _skip(text: str, place: int) -> int:
 
 
 def _skip_word(text: str, place: int, word: str) -> int:
-    """Skip a word, after white space. Raises ValueError for another word, _UnknownYetError for its beginning."""
+    """Skip white space and a word.
+
+    Raises ValueError for another word, _UnknownYetError for an incomplete one.
+    """
     place = _skip(text, place)
     if text.startswith(word, place):
         return place + len(word)

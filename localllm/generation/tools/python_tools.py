@@ -1,4 +1,4 @@
-"""Python functions as tools: a schema from the signature and the docstring, calls with checked arguments."""
+"""Python functions as tools: schemas from signatures and docstrings, and calls with checked arguments."""
 
 import asyncio
 import inspect
@@ -15,7 +15,10 @@ _ARGUMENT = re.compile(r"^(?:\s*:param\s+)?\s*(\w+)\s*(?:\([^)]*\))?\s*:\s*(.+)$
 
 
 def tool_of(function_or_tool: object) -> Tool:
-    """Describe a function, or a tool in OpenAI's form: {"type": "function", "function": {...}}. Raises UsageError."""
+    """Describe a function, or a tool in OpenAI's format, {"type": "function", "function": {...}}.
+
+    Raises UsageError.
+    """
     if isinstance(function_or_tool, Tool):
         return function_or_tool
     if isinstance(function_or_tool, Mapping):
@@ -35,9 +38,9 @@ def name_of(tool: object) -> str:
 
 
 def parameters_of(function: Callable[..., object], text: str) -> Schema:
-    """Return the JSON schema of a function's parameters; text: a docstring that describes them.
+    """Return the JSON schema of a function's parameters. Raises UsageError.
 
-    Raises UsageError.
+    text: a docstring that describes them.
     """
     from localllm.generation.constraints.json_text import schema_of
 
@@ -56,7 +59,10 @@ def parameters_of(function: Callable[..., object], text: str) -> Schema:
 
 
 def read_argument_docs(text: str) -> dict[str, str]:
-    """Read the descriptions of parameters in a docstring: Google's section "Args:", or lines ":param name: ..."."""
+    """Parse the descriptions of parameters in a docstring.
+
+    They are in Google's section "Args:", or in lines ":param name: ...".
+    """
     about, name, is_inside = dict[str, str](), "", False
     for line in text.splitlines():
         if section := _SECTION.match(line.strip()):
@@ -75,7 +81,7 @@ def tool_use(
     tools: Sequence[object], choice: object = "auto", parallel: bool = True, json_calls: bool = True,
     json_whitespace: bool = False, additional_properties: bool = False,
 ) -> ToolUse:  # fmt: skip
-    """Make the ToolUse of functions or descriptions in OpenAI's form.
+    """Make the ToolUse of functions or descriptions in OpenAI's format.
 
     choice: "auto", "required", "none", or the tool to call, by its name or as the function. Raises UsageError.
     """
@@ -94,7 +100,7 @@ async def wait_for(value: Awaitable[object]) -> object:
 
 
 def run_alone(value: Awaitable[object]) -> object:
-    """Run an awaitable in a new event loop. Raises UsageError in a thread in which one is running."""
+    """Run an awaitable in a new event loop. Raises UsageError if this thread already runs one."""
     try:
         asyncio.get_running_loop()
     except RuntimeError:
@@ -107,10 +113,10 @@ def run_alone(value: Awaitable[object]) -> object:
 def perform(
     function: Callable[..., object], call: ToolCall, run: Callable[[Awaitable[object]], object] = run_alone
 ) -> str:
-    """Call a function with a call's arguments, converted to its types; return its result, as JSON if it is no string.
+    """Call a function with a call's arguments, converted to its types; return the result as a string.
 
-    run: awaits the result of an asynchronous function. Raises the function's exceptions, and pydantic's
-    ValidationError for invalid arguments.
+    A result that is not a string is returned as JSON. run: awaits the result of an asynchronous function. Raises the
+    function's exceptions, and pydantic's ValidationError for invalid arguments.
     """
     from pydantic import validate_call
     from pydantic_core import to_json

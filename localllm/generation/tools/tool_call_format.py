@@ -3,10 +3,10 @@
     <tool_call>\\n{"name": "NAME", "arguments": {"ka": "Vab", "kb": 3}}\\n</tool_call>
     [opening                NAME  between      arguments             closing        ]
 
-Three calls in a row show the separator between them; the parts of it that differ are ids or numbers. Arguments are
+Three calls in a row show the separator between them; the segments of it that differ are ids or indices. Arguments are
 JSON, or each parameter has marks of its own (`ParameterMarks`), as in <parameter=ka>\\nVab\\n</parameter>: strings as
 they are, other values as JSON. If a parameter may be a string or another type, a value that is JSON of the other type
-is read as that, and any other value as a string.
+is parsed as that, and any other value as a string.
 """
 
 import json
@@ -29,11 +29,11 @@ _NOTES = ("title", "description", "default", "examples", "deprecated", "$comment
 
 @frozen
 class ParameterForm:
-    """The forms of a parameter's value.
+    """The ways to write a parameter's value.
 
     Attributes:
-        texts: schemas of the strings that it may be, () for none.
-        other: schema of the values that are written as JSON, None for none.
+        texts: schemas of its strings, () if it cannot be a string.
+        other: schema of its values that are written as JSON, None if there are none.
     """
 
     texts: tuple[Schema, ...]
@@ -41,19 +41,19 @@ class ParameterForm:
 
     @property
     def choices(self) -> list[str] | None:
-        """The strings that it may be, if its schemas list them; else None."""
+        """The strings that it may be if its schemas list them, else None."""
         if not self.texts or not all("enum" in text for text in self.texts):
             return None
         return [choice for text in self.texts for choice in text["enum"]]
 
     @property
     def pattern(self) -> str:
-        """A regular expression of its strings, if they are not listed."""
+        """A regular expression for its strings, if they are not listed."""
         return anything(self.texts[0]) if len(self.texts) == 1 and self.other is None else "(?s:.*)"
 
     @property
     def python_words(self) -> dict[str, str]:
-        """JSON values by their Python words (True, False, None), which templates that use str() write."""
+        """The JSON values by their Python words (True, False, None), which templates that use str() write."""
         if self.other is None:
             return {}
         from localllm.generation.constraints.constraint import fits
@@ -76,7 +76,10 @@ class ParameterForm:
 
 
 def form_of(schema: object, root: Schema) -> ParameterForm:
-    """Return the form of a parameter's schema, which is part of `root`."""
+    """Return the form of a parameter.
+
+    schema: of the parameter, a subschema of `root`.
+    """
     texts, other_schemas = list[Schema](), list[Schema]()
     for alternative in _alternatives(schema, root):
         text, other_schema = _split_schema(alternative)
@@ -90,7 +93,7 @@ def form_of(schema: object, root: Schema) -> ParameterForm:
 
 
 def form_of_others(schema: Schema) -> ParameterForm | None:
-    """Return the form of further parameters (additionalProperties), None if there may be none."""
+    """Return the form of additionalProperties, None if a schema allows none."""
     additional = schema.get("additionalProperties", False)
     return None if additional is False else form_of(additional, schema)
 
@@ -116,7 +119,10 @@ def _alternatives(schema: object, root: Schema) -> list[object]:
 
 
 def _split_schema(schema: object) -> tuple[Schema | None, Schema | None]:
-    """Split a schema into one for the strings that it allows and one for all other values; None for no values."""
+    """Split a schema into one for the strings that it allows and one for all other values.
+
+    Each is None if there are no such values.
+    """
     if not isinstance(schema, Mapping):
         return ({}, {"type": OTHERS}) if schema is True else (None, {"not": {}})
     if "const" in schema or isinstance(schema.get("enum"), list):
@@ -135,7 +141,10 @@ def _split_schema(schema: object) -> tuple[Schema | None, Schema | None]:
 
 
 def anything(schema: Schema) -> str:
-    """Build a regular expression for strings from minLength to maxLength; other keywords of the schema are ignored."""
+    """Build a regular expression for strings from minLength to maxLength.
+
+    Other keywords of the schema are ignored.
+    """
     minimum, maximum = schema.get("minLength", 0), schema.get("maxLength")
     if (
         not isinstance(minimum, int)
@@ -172,14 +181,14 @@ class ParameterMarks:
 
 @frozen
 class ToolCallFormat:
-    """The texts around calls; ID is a placeholder of call ids.
+    """The text around tool calls; ID is a placeholder of call ids.
 
     Attributes:
         opening: before the first call's name.  between: between a name and its arguments.
         separator: between a call's arguments and the next name; None if an answer has one call only.
         closing: after the last call's arguments.
         marks: marks of parameters; None if arguments are JSON.
-        as_text: whether the template expects arguments as JSON text.
+        as_text: whether the template expects arguments as a JSON string.
         is_known: whether the template describes the tools to the model; otherwise a system message must.
     """
 
@@ -202,7 +211,7 @@ class ToolCallFormat:
         return bool(_TAG.match(self.opening))
 
 
-# Formats of templates that describe tools but cannot render calls, by a text in the template.
+# Formats of templates that describe tools but cannot render calls, by a string in the template.
 NOT_RENDERED = {
     "<|tool_call|>": ToolCallFormat('<|tool_call|>[{"name": "', '", "arguments": ', '}, {"name": "', "}]"),  # Granite 3
     "<|tool_call_start|>": ToolCallFormat(
@@ -214,7 +223,7 @@ GENERIC = ToolCallFormat('{"name": "', '", "arguments": ', None, "}", is_known=F
 
 
 def call_format(source: str, render: Render, ends: Sequence[str]) -> ToolCallFormat:
-    """Derive a template's format of calls from what it renders for a tool NAME.
+    """Derive a template's format of calls by rendering calls of a tool NAME.
 
     source: of the template.  ends: texts of end tokens.
     """
@@ -242,7 +251,7 @@ def calling(count: int, arguments: object) -> Message:
 
 
 def attempt(render: Render, messages: list[Message], begins: bool = False) -> str:
-    """Render messages; "" if the template fails."""
+    """Render messages; return "" if the template fails."""
     try:
         return render(messages, begins)
     except LocalllmError:
@@ -293,7 +302,7 @@ def induce_tagged_format(render: Render, ends: Sequence[str]) -> ToolCallFormat 
 
 
 def render_reply(render: Render, message: Message, ends: Sequence[str]) -> str:
-    """Return the text that a model has to generate for a message, without the template's text around it."""
+    """Return the text that a model has to generate for a message, without the template's around it."""
     text, prompt = attempt(render, [USER, message]), attempt(render, [USER], True)
     place = text.rfind(NAME) if NAME in text else -1
     first = text.find(NAME, len(same(text, prompt)))
@@ -333,7 +342,7 @@ def with_ids(piece: str) -> str:
 
 
 def common_form(first: str, second: str) -> str:
-    """Replace the numbers in which two texts differ, and nothing else, by ID."""
+    """Replace the numbers in which two strings differ by ID, if nothing else differs."""
     first, second = with_ids(first), with_ids(second)
     if first == second:
         return first

@@ -1,4 +1,4 @@
-"""Parse tool calls from an answer while it is generated, into parts: plain text, names, and arguments as JSON."""
+"""Parse tool calls from an answer while it is generated into parts: text, names, arguments as JSON."""
 
 import json
 import re
@@ -22,13 +22,17 @@ from localllm.generation.tools.tool_call_format import (
 
 
 def call_id() -> str:
-    """Make the id of a call: nine letters and digits, which some templates demand."""
+    """Generate the id of a call: nine letters and digits, which some templates require."""
     return "".join(secrets.choice(string.ascii_letters + string.digits) for _ in range(9))
 
 
 @dataclass
 class ToolCall:
-    """A tool call, as far as it is generated; `pieces`, joined, are its arguments as JSON."""
+    """A tool call, as far as it is generated.
+
+    Attributes:
+        pieces: chunks of its arguments as JSON.
+    """
 
     name: str
     pieces: list[str] = field(default_factory=list)
@@ -41,7 +45,7 @@ class ToolCall:
 
     @property
     def arguments(self) -> dict[str, object] | None:
-        """The call's arguments; None if their JSON is incomplete or no object."""
+        """The call's arguments; None if their JSON is incomplete or not an object."""
         try:
             parsed = json.loads(self.text)
         except (ValueError, RecursionError):
@@ -53,7 +57,7 @@ class ToolCall:
 
 
 def append_part(calls: list[ToolCall], part: TextPart) -> bool:
-    """Add a part of type CALL or ARGUMENTS to the calls; return whether it is one."""
+    """Append a part of type CALL or ARGUMENTS to the calls; return whether it is one."""
     if part.kind == CALL:
         calls.append(ToolCall(part.text))
     elif part.kind == ARGUMENTS:
@@ -65,7 +69,7 @@ def complete_calls(calls: Iterable[ToolCall]) -> list[ToolCall]:
     return [call for call in calls if call.arguments is not None]
 
 
-CALL, ARGUMENTS = "call", "arguments"  # kinds of parts: a call's name, and a piece of its arguments
+CALL, ARGUMENTS = "call", "arguments"  # types of parts: a call's name, and a chunk of its arguments
 _ID = "[A-Za-z0-9_-]+"
 _LONGEST_ID = 64  # a mark is no longer than its pattern and an id
 _NAME = re.compile("[A-Za-z0-9_.-]{1,64}")  # of a parameter that is not in the schema
@@ -79,14 +83,14 @@ class ToolCallParser:
 
     Attributes:
         trigger: the mark that begins a call, with an ESCAPE if it is a token.
-        in_call: whether the trigger was found.  pending: the text after it that had been generated then.
+        in_call: whether the trigger was found.  pending: the text generated after it at that time.
     """
 
     def __init__(self, format: ToolCallFormat, tools: Mapping[str, Schema], marks: frozenset[str] = frozenset()):
         """Start at the beginning of an answer.
 
-        tools: schemas of the parameters, by tool.  marks: texts of the format that are single tokens, which appear with
-        an ESCAPE before them.
+        tools: schemas of the parameters, by tool.  marks: strings of the format that are single tokens, which appear
+        with an ESCAPE before them.
         """
         self._format, self._tools, self._marks = format, tools, marks
         self.trigger = escape_tokens(format.trigger, marks)
@@ -104,7 +108,7 @@ class ToolCallParser:
 
     @property
     def is_marked(self) -> bool:
-        """Return whether the trigger is a token or tag, which no other text contains."""
+        """Return whether the trigger is a token or tag, which plain text does not contain."""
         return self._is_token or self._is_tag
 
     def copy(self) -> "ToolCallParser":
@@ -114,7 +118,7 @@ class ToolCallParser:
         return twin
 
     def begin(self) -> None:
-        """Start within a call, before its opening: the answer has to be a call."""
+        """Start within a call, before its opening, because the answer has to be a call."""
         self.in_call, self._state = True, self._opening
 
     def push(self, text: str) -> list[TextPart]:
@@ -126,7 +130,10 @@ class ToolCallParser:
         return parts
 
     def flush(self, is_end: bool = False) -> list[TextPart]:
-        """Return the rest of the plain text.  is_end: the model has ended the answer, which also ends a call."""
+        """Return the held-back plain text.
+
+        is_end: whether the model ended the answer, which also ends a call.
+        """
         if is_end and self._state == self._find_marks:
             closing = self._format.closing.replace(ID, "0")
             return self.push(closing[overlap(self._buffer, closing) :])
@@ -160,7 +167,10 @@ class ToolCallParser:
         return bool(self._buffer)
 
     def _place(self) -> int | None:
-        """Return the trigger's position; one that is no token must begin a line (a tag) or the whole text."""
+        """Return the trigger's offset.
+
+        A trigger that is not a token must begin a line (a tag) or the whole text.
+        """
         place = self._buffer.find(self.trigger)
         if place < 0 or self._is_token or self._format.opening == HARMONY.opening:
             return place if place >= 0 else None
@@ -224,7 +234,7 @@ class ToolCallParser:
         return False
 
     def _find_parameter(self) -> "OpenParameter | None":
-        """Return the parameter whose name and mark the held text begins with."""
+        """Return the parameter whose name and mark the held-back text begins with."""
         marks, schema = self._format.marks, self._tools[self._name]
         assert marks
         head = self._pattern(marks.next if self._count else marks.first).match(self._buffer)
@@ -240,7 +250,7 @@ class ToolCallParser:
         return None
 
     def _take_value(self, parts: list[TextPart], parameter: "OpenParameter") -> bool:
-        """Add a parameter if it is complete; a repeated one is dropped."""
+        """Add a parameter if it is complete; drop a repeated one."""
         value = self._value(parameter)
         if value is None:
             return False
@@ -253,13 +263,13 @@ class ToolCallParser:
         return True
 
     def _is_begun(self, place: int) -> bool:
-        """Return whether a parameter's value begins at this position."""
+        """Return whether a parameter's value begins at this offset."""
         marks = self._format.marks
         assert marks
         return any(self._pattern(mid).match(self._buffer, place) for mid, _ in (marks.text, marks.json))
 
     def _value(self, parameter: "OpenParameter") -> tuple[str, int] | None:
-        """Return a parameter's value as JSON and the end of its marks; None if it is incomplete."""
+        """Return a parameter's value as JSON, and the end of its marks; None if it is incomplete."""
         marks, form = self._format.marks, parameter.form
         assert marks
         mid, close = (self._pattern(piece) for piece in marks.text)
@@ -297,7 +307,11 @@ class ToolCallParser:
 
 
 class JsonScan:
-    """A search for the end of a JSON value, given piece by piece; ended: whether its last bracket was found."""
+    """A search for the end of a streamed JSON value.
+
+    Attributes:
+        ended: whether the last bracket was found.
+    """
 
     def __init__(self) -> None:
         self._depth, self._inside, self._skip, self.ended = 0, False, False, False
@@ -326,22 +340,22 @@ def escape_tokens(piece: str, marks: frozenset[str]) -> str:
 
 
 def pattern(piece: str, marks: frozenset[str]) -> str:
-    """Build a regular expression for a mark, with or without escape characters."""
+    """Build a regular expression for a mark, with or without ESCAPE characters."""
     escaped = re.escape(escape_tokens(piece, marks)).replace(re.escape(ESCAPE), f"{ESCAPE}?")
     return escaped.replace(re.escape(ID), _ID)
 
 
 def harmony_between(marks: frozenset[str]) -> str:
-    """Return a regular expression for the rest of a header of gpt-oss after a tool's name: channel and JSON mark."""
+    """Return a regular expression for a gpt-oss header after a tool's name: channel and JSON mark."""
     channel, constrain, message = (pattern(mark, marks) for mark in ("<|channel|>", "<|constrain|>", "<|message|>"))
     return rf"(?:{channel}commentary)?(?: ?{constrain}json| json)?{message}"
 
 
 class OpenParameter:
-    """A parameter whose name was read, and how far its value was searched for its end.
+    """A parameter whose name was parsed, and the state of the search for its value's end.
 
     Attributes:
-        place: where the mark after the name begins.  searched: where the search for the value's end goes on.
+        place: offset of the mark after the name.  searched: where the search for the value's end continues.
     """
 
     def __init__(self, key: str, form: ParameterForm, place: int):
@@ -354,7 +368,7 @@ class OpenParameter:
         return twin
 
     def scans_to_end(self, text: str, start: int) -> bool:
-        """Return whether the brackets of a JSON value are closed, looking at each character once."""
+        """Return whether the brackets of a JSON value are closed, scanning each character once."""
         begin = max(start, self.searched)
         if not self._scan.ended:
             self.searched = begin + self._scan.push(text[begin:])

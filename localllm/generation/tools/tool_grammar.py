@@ -1,8 +1,8 @@
-"""The grammar of tool calls, and the special tokens that the parser of calls needs.
+"""The grammar of tool calls, and the special tokens that their parser needs.
 
 An answer is not constrained until a call begins. After the format's trigger, every token must follow a grammar: the
-name of a tool and arguments that match its schema; parts of a schema that cannot be enforced are loosened. So a call
-cannot be malformed, only cut off.
+name of a tool and arguments that match its schema; subschemas that cannot be enforced are loosened. So a call cannot be
+malformed, only cut off.
 """
 
 import json
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from localllm.text.tokenizer import Tokenizer
 
 
-MOST_FREE = 6  # parameters that may come in any order, each once: there is a rule for each subset of them
+MOST_FREE = 6  # maximum of parameters in any order, each once: every subset of them needs a rule
 FREE_NAME = "[A-Za-z0-9_.-]{1,64}"
 
 
@@ -48,7 +48,10 @@ class ParameterGrammar:
 
     def __init__(self, rule: str, schema: Schema, marks: ParameterMarks, tokenizer: "Tokenizer",
                  literal: Callable[[str], str]):  # fmt: skip
-        """Build the rules; rule: the prefix of all rules' names.  literal: makes a rule from a text."""
+        """Build the rules.
+
+        rule: the prefix of all rules' names.  literal: converts a string to a rule.
+        """
         self._rule, self._schema, self._marks, self._tokenizer, self._literal = rule, schema, marks, tokenizer, literal
         self._keys = [*(schema.get("properties") or {})]
         self._required = {key for key in schema.get("required") or () if key in self._keys}
@@ -59,7 +62,7 @@ class ParameterGrammar:
         self._once = frozenset(numbers if self._is_ordered else by_need[:MOST_FREE])
 
     def rules(self) -> list[str]:
-        """Return the grammar's rules; the arguments are the rule with the suffix _args."""
+        """Return the grammar's rules; the start rule has the suffix _args."""
         rules = list[str]()
         for number, key in enumerate(self._keys):
             form = form_of(self._schema["properties"][key], self._schema)
@@ -86,7 +89,7 @@ class ParameterGrammar:
         """Return the rule for the text after these parameters."""
         mark, alternatives, following = self._literal(self._marks.next if has_begun else self._marks.first), [], set()
         for number in self._candidates(used):
-            # In the schema's order, parameters before this one cannot come any more.
+            # In the schema's order, parameters before this one are no longer allowed.
             used_after = frozenset(range(number + 1)) if self._is_ordered else used | ({number} & self._once)
             following.add((used_after, True))
             alternatives.append(f"{mark} {self._rule}_{number} {self._name(used_after, True)}")
@@ -145,9 +148,9 @@ def regex(text: str) -> str:
 def enforceable(parameters: str, strict: bool, is_open: bool) -> tuple[dict[str, object], dict[str, object] | None]:
     """Return a schema, given as JSON, with llguidance's options: exact if possible, else loosened.
 
-    Also return the schema for DistinctItems, None if no items have to differ. The results must not be changed. is_open:
-    let objects have properties that a schema does not name. Raises UsageError for a strict tool whose schema cannot be
-    exact.
+    Also return the schema for DistinctItems, None if no items have to differ. The results must not be changed.
+    is_open: let objects have properties that a schema does not name. Raises UsageError for a strict tool whose schema
+    cannot be exact.
     """
     from localllm.generation.constraints.constraint import Constraint, require_usable
 
@@ -177,7 +180,7 @@ PLAIN = ("type", "properties", "required", "additionalProperties", "description"
 
 
 def loosen(schema: Schema, prepare: Callable[[Schema], dict[str, object]]) -> dict[str, object]:
-    """Prepare the schema of an object; parts that cannot be prepared are loosened.
+    """Prepare the schema of an object; loosen subschemas that cannot be prepared.
 
     prepare: converts a schema for the grammar; raises UsageError for one that cannot be used.
     """
@@ -205,7 +208,7 @@ def loosen(schema: Schema, prepare: Callable[[Schema], dict[str, object]]) -> di
 NOTHING: Schema = {"type": "object", "properties": {}}
 CHOICES = ("auto", "required", "none")
 _NAME = re.compile(r"[\w./:@+~#$-]{1,128}")
-MOST = 256  # tools
+MOST = 256  # maximum number of tools
 
 
 @frozen
@@ -290,7 +293,7 @@ class ToolGrammar:
     Attributes:
         use: the tools.  format: format of calls.
         shown: texts of the format's special tokens, by id, with ESCAPE.
-        plain: by each of these texts, the token's text outside of calls.
+        plain: maps each of these texts to the token's text outside of calls.
     """
 
     def __init__(self, use: ToolUse, format: ToolCallFormat, tokenizer: "Tokenizer"):
@@ -316,7 +319,7 @@ class ToolGrammar:
 
     @property
     def wraps_whole_message(self) -> bool:
-        """Return whether a call is a message of its own, after reasoning, as in gpt-oss's harmony format."""
+        """Return whether a call is a whole message after reasoning, as in gpt-oss's harmony format."""
         return self.format.opening == HARMONY.opening
 
     def reader(self) -> ToolCallParser:
@@ -327,13 +330,13 @@ class ToolGrammar:
         return reader
 
     def json_reader(self) -> JsonToolCallParser | None:
-        """Return a parser of calls that are written as JSON, whatever the template; None if these do not count."""
+        """Return a parser of calls written as plain JSON; None if these do not count."""
         if self.must or not self.use.json_calls:
             return None
         return JsonToolCallParser([*self._schemas], self._fits, self.use.is_single)
 
     def distinct_items(self, name: str) -> DistinctItems | None:
-        """Return a filter that enforces uniqueItems in a tool's arguments, None if its schema needs none."""
+        """Return a filter that enforces uniqueItems in a tool's arguments; None if its schema needs none."""
         return DistinctItems(self._distinct[name]) if name in self._distinct else None
 
     def _fits(self, name: str, arguments: str) -> bool:
@@ -342,9 +345,9 @@ class ToolGrammar:
         return fits(arguments, self._schemas[name])
 
     def matcher(self, vocab: int, whole: bool = False) -> "Matcher":
-        """Make a matcher of the text after a call's trigger; including the trigger if a call is required, or `whole`.
+        """Make a matcher of the text after a call's trigger. Raises UsageError.
 
-        Raises UsageError.
+        It includes the trigger if a call is required, or with `whole`.
         """
         from localllm.generation.constraints.constraint import TOOLS, Constraint, matcher_of
 
@@ -366,7 +369,7 @@ class ToolGrammar:
     # ---- the grammar, in llguidance's dialect of Lark
 
     def grammar(self, whole: bool = False) -> str:
-        """Return the grammar of calls, after the trigger, or including it if a call is required or `whole`."""
+        """Return the grammar of calls, after the trigger; with it if a call is required, or with `whole`."""
         opening = self.format.opening.lstrip()
         head = self._literal(opening if self.must or whole else opening[len(self.format.trigger) :])
         heads = list[str]()
@@ -389,16 +392,17 @@ class ToolGrammar:
         return "\n".join(rules) + "\n"
 
     def _closing(self, several: bool) -> str:
-        """Return the grammar rule of the text after calls; its parts are optional, since models often stop early.
+        """Return the grammar rule of the text after calls.
 
-        several: whether another call may follow. White space before that may end the answer, too.
+        All of it is optional, since models often stop early. several: whether another call may follow; white space
+        before that may also end the answer.
         """
         rest = (self.format.separator or "").removeprefix(self.format.closing) if several else ""
         units = self._units(self.format.closing + rest[: len(rest) - len(rest.lstrip())])
         return " ".join(f"({unit}" for unit in units) + ")?" * len(units)
 
     def _units(self, piece: str) -> list[str]:
-        """Split a text into literals at brackets, white space and tags, where tokenizations agree."""
+        """Split a string into literals at brackets, white space and tags, where tokenizations agree."""
         return [self._literal(part) for part in re.split(r"([}\])]|\s+|<[^<>]*>)", piece) if part]
 
     def _harmony(self) -> str:
@@ -406,7 +410,7 @@ class ToolGrammar:
         return f'({channel} "commentary")? (" "? {constrain} "json" | " json")? {message}'
 
     def _literal(self, piece: str) -> str:
-        """Convert a text to the grammar's terms: strings in quotes, special tokens by id, ID as the rule `id`."""
+        """Convert a string to the grammar's terms: quoted literals, special tokens by id, ID as rule `id`."""
         terms = []
         for fragment in self._tokenizer.fragments(piece):
             if isinstance(fragment, int):
@@ -421,7 +425,7 @@ _SPEAK = ("properties", "patternProperties", "additionalProperties", "$ref", "an
 
 
 def _of_object(parameters: Schema | None, name: str) -> Schema:
-    """Return the parameters' schema as an object's; None, or a schema that says nothing, gets no properties.
+    """Return the parameters' schema as an object's; None, or an empty schema, gets no properties.
 
     Raises UsageError for a schema of another type.
     """
@@ -438,7 +442,7 @@ def _of_object(parameters: Schema | None, name: str) -> Schema:
 
 
 def generic_tool_prompt(use: ToolUse) -> str:
-    """Return the text of a system message that describes the tools, for templates that do not."""
+    """Return a system message that describes the tools, for templates that do not."""
     tools = "\n".join(json.dumps(tool.to_json_schema()["function"], ensure_ascii=False) for tool in use.callable)
     return (
         f"You can call these functions:\n{tools}\n"

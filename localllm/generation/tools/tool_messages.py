@@ -1,4 +1,4 @@
-"""Convert conversations with tool calls to what a model's chat template supports."""
+"""Convert conversations with tool calls to the forms that a model's chat template supports."""
 
 import json
 import re
@@ -33,7 +33,7 @@ PROBE = Tool(
 
 
 def format_of_template(template: ChatTemplate, tokenizer: Tokenizer) -> ToolCallFormat:
-    """Derive a template's format of tool calls from what it renders for probe messages."""
+    """Derive a template's format of tool calls by rendering probe messages."""
     tools = [PROBE.to_json_schema()]
 
     def render(messages: Sequence[Message], begins: bool) -> str:
@@ -43,7 +43,10 @@ def format_of_template(template: ChatTemplate, tokenizer: Tokenizer) -> ToolCall
 
 
 def convert_calls(messages: Sequence[Message], format: ToolCallFormat, use: ToolUse | None) -> list[Message]:
-    """Convert calls and results to the template's format, or to text if it has none. Raises UsageError."""
+    """Convert calls and results to the template's format, or to text if it has none.
+
+    Raises UsageError.
+    """
     converted = [convert_arguments(message, format.as_text) for message in show_cut_calls(messages)]
     if format.marks is None and format == GENERIC:
         converted = [write_as_text(message) for message in converted]
@@ -62,9 +65,9 @@ _TAGS = re.compile(r"<[^<>\s]{2,40}>|\[[^][\s]{2,40}\]")
 
 
 def marks_of_results(template: ChatTemplate, tokenizer: Tokenizer) -> tuple[str, ...]:
-    """Return the tags that a template writes after a call's result, found in what it renders.
+    """Return the tags that a template writes after a call's result, found by rendering one.
 
-    Special tokens are left out: their texts are always escaped in messages.
+    Special tokens are omitted: their texts are always escaped in messages.
     """
     message: Message = {"role": "tool", "tool_call_id": IDS[0], "name": NAME, "content": SAID}
 
@@ -80,7 +83,10 @@ def marks_of_results(template: ChatTemplate, tokenizer: Tokenizer) -> tuple[str,
 
 
 def parse_arguments(messages: Sequence[Message], marks: Sequence[str]) -> list[Message]:
-    """Return the messages with the template's tags escaped in tool results, so that a result cannot pretend to end."""
+    """Return the messages with the template's tags escaped in tool results.
+
+    So a result cannot pretend to end.
+    """
 
     def escape(text: str) -> str:
         for mark in marks:
@@ -112,7 +118,10 @@ def show_cut_calls(messages: Sequence[Message]) -> list[Message]:
 
 
 def drop_cut_calls(message: Message) -> tuple[Message, dict[str, str]]:
-    """Move the incomplete calls of an answer into its text; return it, and their names by id. Raises UsageError."""
+    """Move the incomplete calls of an answer into its text; return it, and their names by id.
+
+    Raises UsageError.
+    """
     whole_calls, cut_calls = list[ToolCallMessage](), list[ToolCallMessage]()
     for call in message.get("tool_calls") or ():
         require_call(call)
@@ -133,7 +142,7 @@ def name_and_arguments(call: ToolCallMessage) -> tuple[str, str]:
 
 
 def require_call(call: object) -> None:
-    """Raise UsageError for an object that is no tool call."""
+    """Raise UsageError for an object that is not a tool call."""
     function = call.get("function") if isinstance(call, dict) else None
     if not isinstance(function, dict) or not isinstance(function.get("name"), str):
         raise UsageError(
@@ -142,7 +151,7 @@ def require_call(call: object) -> None:
 
 
 def arguments_of(call: ToolCallMessage) -> dict[str, object] | None:
-    """Return a call's arguments, {} if there are none; None if they are no JSON object."""
+    """Return a call's arguments, {} if it has none; None if they are not a JSON object."""
     arguments = call["function"].get("arguments")
     if isinstance(arguments, str):
         try:
@@ -154,7 +163,7 @@ def arguments_of(call: ToolCallMessage) -> dict[str, object] | None:
 
 
 def convert_arguments(message: Message, as_text: bool) -> Message:
-    """Return a message with the arguments of its calls, which are complete, as objects or as JSON texts."""
+    """Return a message with the arguments of its complete calls as objects or as JSON strings."""
     if not message.get("tool_calls"):
         return message
     calls = []

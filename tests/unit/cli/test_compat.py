@@ -318,7 +318,7 @@ def test_run_without_a_model_uses_the_configured_one(cli, configure, tiny: str):
 def test_run_of_a_checkpoint_suggests_quantize(cli, tmp_path: Path):
     (tmp_path / "config.json").write_text("{}")
     code, _, err = cli("run", tmp_path, *PROMPT)
-    assert code == 3 and f"`localllm quantize {tmp_path} Q4_K_M` makes one of this checkpoint" in err
+    assert code == 3 and f"`localllm quantize {tmp_path} Q4_K_M` converts this checkpoint" in err
 
 
 def test_open_in_python_takes_aliases(tiny: str, configure):

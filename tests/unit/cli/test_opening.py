@@ -283,7 +283,10 @@ def test_headers_are_fetched_in_growing_chunks(tmp_path: Path, monkeypatch: pyte
         assert [start for start, _ in asked[1:]] == [end for _, end in asked[:-1]]
         assert os.path.getsize(tmp_path / "hollow") == len(data)
     monkeypatch.setattr(hollow, "MOST", 32)
-    with open(tmp_path / "hollow", "w+b") as file, pytest.raises(ModelError, match="a header of more than 32 bytes"):
+    with (
+        open(tmp_path / "hollow", "w+b") as file,
+        pytest.raises(ModelError, match="at most 32 bytes"),
+    ):
         hollow.write_header(file, "m", len(data), fetch)
     problem = r"^m: header: not a GGUF file: expected the bytes GGUF at its start$"
     with open(tmp_path / "hollow", "w+b") as file, pytest.raises(ModelError, match=problem):

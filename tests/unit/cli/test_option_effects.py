@@ -413,7 +413,7 @@ REFUSED = {
     "serve M --memory much": "--memory: 'much' is not a size such as 500M or 8G",
     "run two&words": "'two words' is not a model; give MODEL before the prompt, or the prompt with -p",
     "run M -p x -f -": "-f -: stdin is closed",
-    "run M -p x --encoding none": "--encoding none is not known; use one such as utf-8, utf-16, latin-1 or cp1252",
+    "run M -p x --encoding none": "--encoding none is unknown; use, for example, utf-8, utf-16, latin-1 or cp1252",
     "run M -p x --tools list --allow DIR --raw": "--tools cannot be combined with --raw",
     "run M -p x --tools list --allow DIR --n 2": "--tools cannot be combined with --n",
     "run M -p x --tools list --allow DIR --beams 1": "--tools cannot be combined with --beams",

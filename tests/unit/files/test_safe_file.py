@@ -140,15 +140,15 @@ def test_targets_that_must_not_be_written(tmp_path: Path):
     (tmp_path / "soft").symlink_to(model)
     os.link(model, tmp_path / "hard")
     for name in ("model", "soft", "hard", "./model"):
-        with pytest.raises(UsageError, match="the output is an input"):
+        with pytest.raises(UsageError, match="the output is also an input"):
             resolve_target(f"{tmp_path}/{name}", (str(model),))
-        with pytest.raises(UsageError, match="the output is an input"):
+        with pytest.raises(UsageError, match="the output is also an input"):
             resolve_target(tmp_path / name, (str(tmp_path / "soft"),))
     assert resolve_target(tmp_path / "new", (str(model), str(tmp_path / "missing"))) == str(tmp_path / "new")
     for name, problem in [
         ("none/x", "there is no folder"),
-        (".", "not a regular file"),
-        ("fifo", "not a regular file"),
+        (".", "the output must be a regular file"),
+        ("fifo", "the output must be a regular file"),
     ]:
         if name == "fifo":
             os.mkfifo(tmp_path / "fifo")

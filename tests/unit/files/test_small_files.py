@@ -59,7 +59,7 @@ def test_files_that_are_no_texts(tmp_path):
     for name, told in (("nope", "nope"), ("hex", "hex"), ("a\0b", r"'a\x00b'"), ("", "''")):
         with pytest.raises(UsageError) as error:
             require_encoding(name)
-        assert str(error.value) == f"encoding {told} is not known; use one such as utf-8, utf-16, latin-1 or cp1252"
+        assert str(error.value) == f"encoding {told} is unknown; use, for example, utf-8, utf-16, latin-1 or cp1252"
 
 
 TOML = """cache_gb = 2

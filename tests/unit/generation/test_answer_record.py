@@ -132,7 +132,7 @@ def test_answers_are_pickled_and_copied_as_plain_data(model: Any, kind: str, how
     if kind == "schema":
         assert again.parsed == answer.parsed
     else:
-        with pytest.raises(UsageError, match="has no schema"):
+        with pytest.raises(UsageError, match="generated without a schema"):
             _ = again.parsed
 
 

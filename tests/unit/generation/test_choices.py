@@ -231,7 +231,7 @@ def test_map_classifies_lines_by_choices(cli, model: localllm.Model, fast: list[
     ("arguments", "message"),
     [
         (["run", GUIDE, "x", "--choices", "a,a"], "choices must be different, non-empty strings"),
-        (["run", GUIDE, "x", "--choices", ""], "choices must be texts"),
+        (["run", GUIDE, "x", "--choices", ""], "choices must be different"),
         (["run", GUIDE, "x", "--choices", "a,b", "--n", "2"], "--choices cannot be combined with --n"),
         (["run", GUIDE, "x", "--choices", "a,b", "--regex", "a|b"], "combined with a schema"),
         (["map", GUIDE, "--choices", "a,b", "--n", "2"], "--choices cannot be combined with --n"),

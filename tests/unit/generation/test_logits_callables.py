@@ -87,8 +87,8 @@ def test_callables_get_copies_of_ids_and_logits(model: localllm.Model):
     [
         (np.zeros(3, np.float32), r"must return logits of the shape \(268,\), not \(3,\)"),
         (None, "must return logits of the shape"),
-        (np.full(268, -np.inf), "must leave a finite logit"),
-        (np.full(268, np.nan), "must leave a finite logit"),
+        (np.full(268, -np.inf), "must return at least one finite logit"),
+        (np.full(268, np.nan), "must return at least one finite logit"),
     ],
 )
 def test_invalid_processed_logits_are_refused(model: localllm.Model, returned: Any, message: str):

@@ -824,7 +824,7 @@ def test_plans_that_do_not_fit_are_refused(content: str, said: str, model: Path,
         (["--calibrate", "--size", "huge"], "expected a size like"),
         (["--calibrate", "--size", "100"], "the smallest possible file has "),
         (["--calibrate", "--size", "1GB"], "would be larger than the old one: 1.0 GB, from "),
-        (["--calibrate", "--size", "1GB", "--dry-run", "--plan", "."], "not a regular file"),
+        (["--calibrate", "--size", "1GB", "--dry-run", "--plan", "."], "must be a regular file"),
     ],
 )
 def test_sizes_that_make_no_sense_are_refused(options: list[str], said: str, model: Path, tmp_path: Path, capsys):

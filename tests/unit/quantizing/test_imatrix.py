@@ -365,7 +365,7 @@ def test_merging(tmp_path):
     assert both.squares["a"].counts.tolist() == [40]
     assert one.merge(ImportanceMatrix({"c": squares(1, 3)})).chunks == 2, "of one that says nothing there are none"
     np.testing.assert_array_equal(both.squares["b"].sums, one.squares["b"].sums)
-    with pytest.raises(UsageError, match="do not fit together: a is"):
+    with pytest.raises(UsageError, match="are of different models: a is"):
         one.merge(ImportanceMatrix({"a": squares(1, 5)}))
 
 
@@ -579,8 +579,8 @@ def test_ctrl_c_and_again(cli, monkeypatch, tmp_path, tiny, text):
         (2, ["TINY", "-o", "OUT"], "TEXT is missing"),
         (2, ["TINY", "TEXT", "-o", "OUT", "-c", "9999"], "fewer than a chunk of 9999"),
         (2, ["TINY", "TEXT", "-o", "OUT", "--chunks", "0"], "1 or greater"),
-        (2, ["TINY", "TEXT", "-o", "TINY"], "the output is an input"),
-        (2, ["TINY", "TEXT", "-o", "TEXT"], "the output is an input"),
+        (2, ["TINY", "TEXT", "-o", "TINY"], "the output is also an input"),
+        (2, ["TINY", "TEXT", "-o", "TEXT"], "the output is also an input"),
         (2, ["TINY", "TEXT", "-o", "missing/x"], "no folder"),
         (2, ["TINY", "missing.txt", "-o", "OUT"], "missing.txt"),
         (3, ["missing.gguf", "TEXT", "-o", "OUT"], "missing.gguf"),

@@ -87,7 +87,7 @@ def test_files_of_a_split_model_are_not_replaced(tmp_path: Path):
     (tmp_path / "x-00002-of-00003.gguf").write_text("old")
     with pytest.raises(UsageError, match=r"x-00002-of-00003\.gguf: this file exists"):
         quantized(parts, tmp_path / "x.gguf", "Q8_0", keep_split=True)
-    with pytest.raises(UsageError, match="the output is an input"):
+    with pytest.raises(UsageError, match="the output is also an input"):
         quantized(parts, tmp_path / "part.gguf", "Q8_0", keep_split=True)
     assert sorted(path.name[:2] for path in tmp_path.iterdir()) == ["pa", "pa", "pa", "x-"]
 
@@ -134,16 +134,16 @@ def test_the_output_is_not_the_input(model: Path, tmp_path: Path):
     (tmp_path / "soft.gguf").symlink_to("m.gguf")
     os.link(tmp_path / "m.gguf", tmp_path / "hard.gguf")
     for name in ("m.gguf", "soft.gguf", "hard.gguf"):
-        with pytest.raises(UsageError, match="the output is an input"):
+        with pytest.raises(UsageError, match="the output is also an input"):
             quantized(tmp_path / "m.gguf", tmp_path / name, "Q8_0")
-        with pytest.raises(UsageError, match="the output is an input"):
+        with pytest.raises(UsageError, match="the output is also an input"):
             quantized(tmp_path / "soft.gguf", tmp_path / name, "Q8_0")
     assert (tmp_path / "m.gguf").read_bytes() == model.read_bytes()
 
 
 def test_the_importance_matrix_is_not_replaced(model: Path, importance, tmp_path: Path):
     imatrix = write_imatrix(tmp_path / "i.gguf", importance)
-    with pytest.raises(UsageError, match="the output is an input"):
+    with pytest.raises(UsageError, match="the output is also an input"):
         quantized(model, tmp_path / "i.gguf", "Q8_0", imatrix=imatrix)
 
 

@@ -74,7 +74,7 @@ def test_a_head_that_was_cut_is_begun_anew(tmp_path):
 @pytest.mark.parametrize("data", [b"x", b"dear diary, today", b"localllm records 2\n" + bytes(32)])
 def test_a_file_of_another_kind_stays(tmp_path, data: bytes):
     (tmp_path / "x").write_bytes(data)
-    with pytest.raises(UsageError, match="x: not a file of localllm; move or rename it"):
+    with pytest.raises(UsageError, match="x: expected a file written by localllm; move or rename this one"):
         ArrayLog(tmp_path / "x", "key").__enter__()
     assert (tmp_path / "x").read_bytes() == data
 

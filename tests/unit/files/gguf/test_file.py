@@ -214,14 +214,20 @@ REFUSALS = {
         b"GGUF" + struct.pack("<IQQ", 3, 0, 2**63),
         "metadata key count: 9223372036854775808 is too large",
     ),
-    "long key": (built([key("a" * 65536, U8, b"\1")]), "metadata key 0: a name of 65536 bytes; expected 1 to 65535"),
-    "key not UTF-8": (built([key(b"\xff\x1b", U8, b"\1")]), r"the name b'\xff\x1b' has other characters than ASCII's"),
-    "key twice": (built([key("a.b", U8, b"\1")] * 2), "a.b: this metadata key is in the file twice"),
-    "key with escapes": (built([key("\x1b[31m\0", 99, b"")]), r"key 0: the name b'\x1b[31m\x00' has other characters"),
-    "value type": (built([key("a", 13, b"\1")]), "a: value type 13 is unknown; expected 0 to 12"),
-    "element type": (built([key("a", ARRAY, array(13, 1, b"\1"))]), "a: array element type 13 is unknown"),
-    "bool": (built([key("a", BOOL, b"\2")]), "a: a bool must be 0 or 1; found 2"),
-    "bools": (built([key("a", ARRAY, array(BOOL, 2, b"\1\3"))]), "a: a bool must be 0 or 1; found 3"),
+    "long key": (
+        built([key("a" * 65536, U8, b"\1")]),
+        "metadata key 0: the name must have 1 to 65535 bytes (found 65536)",
+    ),
+    "key not UTF-8": (built([key(b"\xff\x1b", U8, b"\1")]), r"the name b'\xff\x1b' must consist of ASCII"),
+    "key twice": (built([key("a.b", U8, b"\1")] * 2), "a.b: the file has this metadata key twice"),
+    "key with escapes": (built([key("\x1b[31m\0", 99, b"")]), r"key 0: the name b'\x1b[31m\x00' must consist of ASCII"),
+    "value type": (built([key("a", 13, b"\1")]), "a: the value type must be from 0 to 12 (found 13)"),
+    "element type": (
+        built([key("a", ARRAY, array(13, 1, b"\1"))]),
+        "a: the element type must be from 0 to 12",
+    ),
+    "bool": (built([key("a", BOOL, b"\2")]), "a: a bool must be 0 or 1 (found 2)"),
+    "bools": (built([key("a", ARRAY, array(BOOL, 2, b"\1\3"))]), "a: a bool must be 0 or 1 (found 3)"),
     "string length": (
         built([key("a", STRING, struct.pack("<Q", 2**63))]),
         "a: the file ends at byte 64 but this needs",
@@ -239,26 +245,32 @@ REFUSALS = {
     ),
     "arrays too deep": (
         built([key("a", ARRAY, array(ARRAY, 1) * 4 + array(U8, 0))]),
-        "a: arrays nested more than 4 deep",
+        "a: arrays must be nested at most 4 deep",
     ),
-    "alignment 0": (built([key(ALIGNMENT, U32, struct.pack("<I", 0))]), "power of two from 8 to 65536, found 0"),
-    "alignment 48": (built([key(ALIGNMENT, U32, struct.pack("<I", 48))]), "power of two from 8 to 65536, found 48"),
-    "alignment 4": (built([key(ALIGNMENT, U32, struct.pack("<I", 4))]), "power of two from 8 to 65536, found 4"),
-    "alignment text": (built([key(ALIGNMENT, STRING, text("32"))]), "general.alignment: expected a number of type 4"),
-    "alignment bool": (built([key(ALIGNMENT, BOOL, b"\1")]), "general.alignment: expected a number of type 4"),
-    "alignment array": (built([key(ALIGNMENT, ARRAY, array(U8, 1, b"\1"))]), "expected a number of type 4"),
-    "no dimensions": (built(tensors=[tensor(dimensions=())]), "tensor w: 0 dimensions; expected 1 to 4"),
-    "five dimensions": (built(tensors=[tensor(dimensions=(1,) * 5)]), "tensor w: 5 dimensions; expected 1 to 4"),
+    "alignment 0": (built([key(ALIGNMENT, U32, struct.pack("<I", 0))]), "power of two from 8 to 65536 (found 0)"),
+    "alignment 48": (built([key(ALIGNMENT, U32, struct.pack("<I", 48))]), "power of two from 8 to 65536 (found 48)"),
+    "alignment 4": (built([key(ALIGNMENT, U32, struct.pack("<I", 4))]), "power of two from 8 to 65536 (found 4)"),
+    "alignment text": (built([key(ALIGNMENT, STRING, text("32"))]), "general.alignment: the value must be of type 4"),
+    "alignment bool": (built([key(ALIGNMENT, BOOL, b"\1")]), "general.alignment: the value must be of type 4"),
+    "alignment array": (built([key(ALIGNMENT, ARRAY, array(U8, 1, b"\1"))]), "the value must be of type 4"),
+    "no dimensions": (
+        built(tensors=[tensor(dimensions=())]),
+        "tensor w: expected 1 to 4 dimensions, found 0",
+    ),
+    "five dimensions": (
+        built(tensors=[tensor(dimensions=(1,) * 5)]),
+        "tensor w: expected 1 to 4 dimensions, found 5",
+    ),
     "dimension 0": (built(tensors=[tensor(dimensions=(4, 0))], weights=64), "tensor w: shape [0, 4]: every dimension"),
     "format": (built(tensors=[tensor(format=999)], weights=64), "tensor w: format 999 is unknown or not supported"),
     "removed format": (built(tensors=[tensor(format=4)], weights=64), "tensor w: format 4 is unknown or not supported"),
     "row length": (
         built(tensors=[tensor(dimensions=(33, 2), format=Q8_0)], weights=99),
-        "tensor w: rows of 33 weights; expected a multiple of 32, the block of Q8_0",
+        "tensor w: the row length 33 must be a multiple of 32, the block size of Q8_0",
     ),
     "offset": (
         built(tensors=[tensor(offset=4)], weights=99),
-        "tensor w: offset 4; expected a multiple of the alignment 32",
+        "tensor w: the offset 4 must be a multiple of the alignment 32",
     ),
     "truncated": (
         built(tensors=[tensor(dimensions=(8, 4))], weights=127),
@@ -276,14 +288,14 @@ REFUSALS = {
     "same place": (built(tensors=[tensor("a"), tensor("b")], weights=64), "tensor b: offset 0 is within tensor a"),
     "tensor twice": (
         built(tensors=[tensor(), tensor(offset=32)], weights=64),
-        "tensor w: this tensor is in the file twice",
+        "tensor w: the file has this tensor twice",
     ),
-    "long name": (built(tensors=[tensor("x" * 65)]), "name of tensor 0: a name of 65 bytes; expected 1 to 63"),
+    "long name": (built(tensors=[tensor("x" * 65)]), "name of tensor 0: the name must have 1 to 63 bytes (found 65)"),
     "name not UTF-8": (
         built(tensors=[tensor(b"\xc3")]),
-        r"name of tensor 0: the name b'\xc3' has other characters than ASCII's",
+        r"name of tensor 0: the name b'\xc3' must consist of ASCII",
     ),
-    "name with escapes": (built(tensors=[tensor("\x1b]0;x\7\n")]), r"the name b'\x1b]0;x\x07\n' has other characters"),
+    "name with escapes": (built(tensors=[tensor("\x1b]0;x\7\n")]), r"the name b'\x1b]0;x\x07\n' must consist of ASCII"),
 }
 
 
@@ -324,36 +336,37 @@ LAST_THAT_FIT = {  # a limit, what just fits, what does not, and why
              "metadata key count: 3 is too large; expected at most 2"),
     "strings": ("MAX_ITEMS", 3, built([of_strings("a", 1, 1), of_strings("b", 1)]),
                 built([of_strings("a", 1, 1), of_strings("b", 1, 1)]),
-                "b: more than 3 strings in the metadata's arrays"),
+                "b: the metadata's arrays must have at most 3 strings"),
     "arrays": ("MAX_ARRAYS", 5, built([of_arrays(1, 2)]), built([of_arrays(1, 3)]),
-               "a: more than 5 arrays in the metadata's arrays"),
+               "a: the metadata's arrays must have at most 5 arrays"),
     "depth": ("MAX_DEPTH", 4, built([key("a", ARRAY, nested(4))]), built([key("a", ARRAY, nested(5))]),
-              "a: arrays nested more than 4 deep"),
+              "a: arrays must be nested at most 4 deep"),
     "a string": ("MAX_PIECE_BYTES", 1 << 16, built([of_strings("a", 1, 65536)]), built([of_strings("a", 1, 65537)]),
-                 "a: string 1 of the array has 65537 bytes; expected at most 65536"),
+                 "a: string 1 of the array must have at most 65536 bytes (found 65537)"),
     "a token": ("MAX_PIECE_BYTES", 1 << 16, built([of_strings(TOKENS, 1, 65536)]),
                 built([of_strings(TOKENS, 1, 65537)]),
-                f"{TOKENS}: string 1 of the array has 65537 bytes; expected at most 65536"),
+                f"{TOKENS}: string 1 of the array must have at most 65536 bytes (found 65537)"),
     "the last token": ("MAX_PIECE_BYTES", 1 << 16, built([of_strings(TOKENS, 65536)])[: 24 + 8 + 21 + 16 + 8 + 65536],
                        built([of_strings(TOKENS, 65537)])[:-64],
                        f"{TOKENS}: the file ends at byte 65568 but this needs 65614 bytes: download incomplete?"),
     "a key": ("MAX_KEY_BYTES", 65535, built([key("a" * 65535, U8, b"1")]), built([key("a" * 65536, U8, b"1")]),
-              "metadata key 0: a name of 65536 bytes; expected 1 to 65535"),
+              "metadata key 0: the name must have 1 to 65535 bytes (found 65536)"),
     "no key": ("MAX_KEY_BYTES", 65535, built([key("a", U8, b"1")]), built([key("", U8, b"1")]),
-               "metadata key 0: a name of 0 bytes; expected 1 to 65535"),
+               "metadata key 0: the name must have 1 to 65535 bytes (found 0)"),
     "a name": ("MAX_NAME_BYTES", 63, built(tensors=[tensor("x" * 63)], weights=32), built(tensors=[tensor("x" * 64)]),
-               "name of tensor 0: a name of 64 bytes; expected 1 to 63"),
+               "name of tensor 0: the name must have 1 to 63 bytes (found 64)"),
     "dimensions": ("MAX_DIMENSIONS", 4, built(tensors=[tensor(dimensions=(2, 1, 1, 4))], weights=32),
-                   built(tensors=[tensor(dimensions=(2, 1, 1, 1, 4))]), "tensor w: 5 dimensions; expected 1 to 4"),
+                   built(tensors=[tensor(dimensions=(2, 1, 1, 1, 4))]), "tensor w: expected 1 to 4 dimensions, found 5"
+                   ),
     "small alignment": ("MOST_ALIGNMENT", 65536, built([number(8)], alignment=8), built([number(4)], alignment=4),
-                        f"{ALIGNMENT}: expected a power of two from 8 to 65536, found 4"),
+                        f"{ALIGNMENT}: the alignment must be a power of two from 8 to 65536 (found 4)"),
     "large alignment": ("MOST_ALIGNMENT", 65536, built([number(65536)], alignment=65536),
                         built([number(131072)], alignment=131072),
-                        f"{ALIGNMENT}: expected a power of two from 8 to 65536, found 131072"),
+                        f"{ALIGNMENT}: the alignment must be a power of two from 8 to 65536 (found 131072)"),
     "a bool": ("BOOL", 7, built([key("a", BOOL, b"\1"), key("b", ARRAY, array(BOOL, 2, b"\0\1"))]),
-               built([key("b", ARRAY, array(BOOL, 2, b"\0\2"))]), "b: a bool must be 0 or 1; found 2"),
+               built([key("b", ARRAY, array(BOOL, 2, b"\0\2"))]), "b: a bool must be 0 or 1 (found 2)"),
     "a type": ("STRING", 8, built([key("a", 12, bytes(8))]), built([key("a", 2**32 - 1, bytes(8))]),
-               "a: value type 4294967295 is unknown; expected 0 to 12"),
+               "a: the value type must be from 0 to 12 (found 4294967295)"),
     "tensors in the file": ("MAX_TENSORS", 1 << 17, built(tensors=[tensor("w" * 8)], weights=16),
                             b"GGUF" + struct.pack("<IQQ", 3, 2, 0) + bytes(63),
                             "tensor count: the file ends at byte 87 but this needs 88 bytes: download incomplete?"),
@@ -397,20 +410,20 @@ def test_the_longest_text(tmp_path, monkeypatch):
     for _ in range(2):
         with pytest.raises(ModelError) as failure:
             metadata["long"]
-        assert str(failure.value) == f"{tmp_path / 'model.gguf'}: long: a text of 6 bytes; expected at most 5"
+        assert str(failure.value) == f"{tmp_path / 'model.gguf'}: long: the string must have at most 5 bytes (found 6)"
 
 
 def test_long_names_in_messages(tmp_path):
     path = tmp_path / "model.gguf"
     for length, name in ((100, "a" * 100), (101, "a" * 100 + "…")):
         path.write_bytes(built([key("a" * length, U8, b"1")] * 2))
-        assert refusal(path) == f"{path}: {name}: this metadata key is in the file twice"
+        assert refusal(path) == f"{path}: {name}: the file has this metadata key twice"
         path.write_bytes(built([key(b"\xff" * length, U8, b"1")]))
         found = repr(b"\xff" * 100)
-        assert refusal(path).startswith(f"{path}: metadata key 0: the name {found} has other characters than ASCII's")
+        assert refusal(path).startswith(f"{path}: metadata key 0: the name {found} must consist of ASCII")
     for odd in ("a b", "a\x7f", "é"):
         path.write_bytes(built(tensors=[tensor(odd)]))
-        assert f"the name {odd.encode()!r} has other characters than" in refusal(path)
+        assert f"the name {odd.encode()!r} must consist of" in refusal(path)
     texts = ("a" * 100, "a" * 101, "", "a\n", "a" * 99 + "\n", "a" * 100 + "\n")
     told = ["a" * 100, "a" * 100 + "…", "''", r"'a\n'", "'" + "a" * 99 + r"\n'", "a" * 100 + "…"]
     assert [gguf_header.printable(each) for each in texts] == told and gguf_header.printable("abcd", 3) == "abc…"
@@ -450,7 +463,7 @@ def test_refuses_more_strings_than_memory_can_hold(tmp_path):
     path = tmp_path / "model.gguf"
     path.write_bytes(built([key("a", ARRAY, array(STRING, 2**30))]))
     os.truncate(path, 2**34)  # sparse: takes no room on the disk
-    assert "a: more than 4194304 strings" in refusal(path)
+    assert "arrays must have at most 4194304 strings" in refusal(path)
 
 
 def test_every_truncation_is_refused(tmp_path):
@@ -469,7 +482,7 @@ def test_every_truncation_is_refused(tmp_path):
 
 OTHER_FILES = {
     "there is no such file": None,
-    "the file is empty": b"",
+    "found an empty file": b"",
     "zip archive": b"PK\3\4 and more",
     "safetensors": struct.pack("<Q", 1000) + b'{"__metadata__":{}}',
     "HTML page": b"\n<!DOCTYPE html><html>",
@@ -493,8 +506,8 @@ def test_says_what_else_a_file_is(tmp_path, expected):
 def test_refuses_what_is_no_regular_file(tmp_path):
     assert "a directory" in refusal(tmp_path)
     os.mkfifo(tmp_path / "pipe")
-    assert "not a regular file" in refusal(tmp_path / "pipe")
-    assert "not a regular file" in refusal(Path("/dev/zero"))
+    assert "found no regular file" in refusal(tmp_path / "pipe")
+    assert "found no regular file" in refusal(Path("/dev/zero"))
     assert "cannot be read" in refusal(tmp_path / "model.gguf\0")
     assert r"\x1b[2J.gguf" in refusal(tmp_path / "\x1b[2J.gguf")
 

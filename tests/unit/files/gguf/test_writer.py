@@ -87,7 +87,7 @@ def test_arrays_become_tensors(tmp_path: Path):
 
 def test_too_few_bytes_make_no_file(tmp_path: Path):
     short = OutputTensor("x", BY_NAME["F32"], (4,), (bytes(12),))
-    with pytest.raises(ValueError, match="tensor x: 12 bytes; expected 16"):
+    with pytest.raises(ValueError, match="tensor x: expected 16 bytes, found 12"):
         write_gguf(tmp_path / "x.gguf", {}, [short])
     assert list(tmp_path.iterdir()) == []
 

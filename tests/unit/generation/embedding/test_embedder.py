@@ -66,7 +66,7 @@ def test_embed_in_python_honours_dims_pooling_and_normalize(bert):
         assert abs((opened.embed(texts, normalize=False) ** 2).sum() - 3) > 0.1
         with pytest.raises(UnsupportedError, match="bert models make embeddings and cannot generate text"):
             list(opened.generate("Hi", max_tokens=1))
-        with pytest.raises(ModelError, match=r"no head, the tensor cls\.output\.weight .* makes vectors"):
+        with pytest.raises(ModelError, match=r"must have the tensor cls\.output\.weight .* computes embeddings"):
             opened.rerank("a", ["b"])
         for wrong in ({"dims": 0}, {"dims": 97}, {"role": "x"}, {"overflow": "x"}, {"pooling": "x"}):
             with pytest.raises(UsageError, match=f"{next(iter(wrong))} must be"):
@@ -452,7 +452,7 @@ def test_the_score_is_the_output_labelled_yes(monkeypatch):
     for labels, columns in ((None, 2), ("yes no", 2), (["yes", "maybe"], 2), (["yes", "no", "maybe"], 3)):
         ranker = reranker_of(monkeypatch, Letters(), labels=labels)
         assert ranker.labels == (labels if isinstance(labels, list) else [])
-        with pytest.raises(ModelError, match=f"^/r.gguf: a head of {columns} classes, none of which is relevance; "):
+        with pytest.raises(ModelError, match=f"^/r.gguf: the head has {columns} classes, none of which is relevance; "):
             ranker._relevance(np.ones((2, columns), np.float32))
 
 

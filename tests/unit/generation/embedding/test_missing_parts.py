@@ -77,7 +77,7 @@ def test_metadata_that_declare_a_dense_layer_require_it(tmp_path: Path):
 
 def test_rerank_refuses_a_model_without_a_head_and_names_the_tensor(tiny: str, cli):
     code, _, err = cli("rerank", tiny, "-q", "x", stdin=b"a\n")
-    assert code == 3 and "no reranker: the file has no head, the tensor cls.output.weight" in err
+    assert code == 3 and "not a reranker: it must have the tensor cls.output.weight" in err
 
 
 @pytest.mark.parametrize(

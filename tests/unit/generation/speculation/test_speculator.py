@@ -496,8 +496,8 @@ def test_a_padded_vocabulary_is_accepted_for_drafts(count):
 @pytest.mark.parametrize(
     ("words", "problem"),
     [
-        (Words(501 + PADDING), "629 tokens instead of 500"),
-        (Words(500, w17="x"), "token 17 is 'x' in the one and 'word 17' in"),
+        (Words(501 + PADDING), "629 tokens, but the model has 500"),
+        (Words(500, w17="x"), "token 17 is 'x', but 'word 17' in the model"),
     ],
     ids=["longer", "other"],
 )
@@ -594,7 +594,7 @@ class Opened:
 @pytest.mark.parametrize(("path", "is_head", "tokens", "uses", "closed", "problem"), [
     ("known", True, None, [], 0, None), ("a", False, None, [], 1, None), ("a", True, None, [1], 0, None),
     ("a", True, 50, [1], 0, None),
-    ("a", True, 500, [], 0, "a different vocabulary: 500 tokens instead of 50"),
+    ("a", True, 500, [], 0, "a different vocabulary: 500 tokens, but the model has 50"),
     ("a", True, -1, [], 0, "^a: no vocabulary$"),
 ])  # fmt: skip
 def test_a_draft_head_is_attached_and_any_other_file_closed(path, is_head, tokens, uses, closed, problem, monkeypatch):

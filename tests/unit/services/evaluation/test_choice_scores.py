@@ -69,14 +69,14 @@ def test_binary_tasks_are_read_in_order_or_by_their_positions():
 @pytest.mark.parametrize(
     ("parse", "data", "message"),
     [
-        (parse_hellaswag, b"a\n0\nb\nc\n", "x: 4 lines are not six"),
+        (parse_hellaswag, b"a\n0\nb\nc\n", "x: a HellaSwag task must have six lines"),
         (parse_hellaswag, HELLASWAG.format(4).encode(), "x: line 2 must be the label of a task, 0 to 3, not '4'"),
         (parse_hellaswag, b"\xff", "x: not UTF-8 at byte 0"),
         (parse_winogrande, b"0,a _ b,c,d,1\n0,a _ b,c,1\n", "x: line 2 must be a Winogrande task"),
         (parse_winogrande, b"0,a b,c,d,1\n", "x: line 1 must be a Winogrande task"),
         (parse_winogrande, b"0,a _ b,c,d,3\n", "x: line 1 must be a Winogrande task"),
-        (BinaryTasks, b"", "x: not a file of multiple-choice tasks"),
-        (BinaryTasks, b"text that is no such file", "x: not a file of multiple-choice tasks"),
+        (BinaryTasks, b"", "x: expected a file of multiple-choice tasks"),
+        (BinaryTasks, b"text that is no such file", "x: expected a file of multiple-choice tasks"),
         (BinaryTasks, packed_file(("q", ["a"], [1]))[:-1], "x: cut off at byte .*, within task 1 of 1"),
         (BinaryTasks, packed_file(("q", ["a", ""], [1, 0])), "x: task 1 of 1 has an empty question or answer"),
         (BinaryTasks, packed_file(("q", ["a"] * 101, [1] * 101)), "x: damaged at byte 13: task 1 of 1 has 101 answers"),

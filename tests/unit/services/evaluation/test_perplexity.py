@@ -345,7 +345,7 @@ def test_a_file_that_is_not_finished_is_not_there(tmp_path, tiny):
 
 def test_a_disk_without_room(monkeypatch, tmp_path):
     monkeypatch.setattr(logits_file.shutil, "disk_usage", lambda folder: SimpleNamespace(free=10**6))
-    with pytest.raises(LocalllmError, match=r"0\.1 GB, and 0\.0 GB are free; use fewer with --chunks"):
+    with pytest.raises(LocalllmError, match=r"0\.1 GB, but only 0\.0 GB are free; lower --chunks"):
         LogitsWriter(tmp_path / "x", np.zeros((2, 512), np.int32), 100_000)
     assert list(tmp_path.iterdir()) == []
 

@@ -236,7 +236,7 @@ def test_what_would_be_lost_is_refused(cli, questions: Path, tmp_path: Path):
     before = questions.read_bytes()
     for output in (questions, GUIDE):
         code, _, err = cli("map", GUIDE, questions, "-o", output)
-        assert code == 2 and "the output is an input" in err
+        assert code == 2 and "the output is also an input" in err
     notes = tmp_path / "notes.txt"
     notes.write_text("my notes")
     code, _, err = cli("map", GUIDE, questions, "-o", notes)
