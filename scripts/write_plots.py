@@ -16,28 +16,30 @@ ROOT = Path(__file__).resolve().parent.parent
 PAGE, ASSETS = ROOT / "docs" / "decisions" / "measurements.md", ROOT / "docs" / "assets"
 WIDTH, HEIGHT = 880, 330
 LEFT, RIGHT, TOP, BOTTOM = 64, 16, 58, 48
+MANY = 8  # more labels than this are small, and bars have no values
 STYLE = """\
 text { font: 13px system-ui, sans-serif; fill: #24292f }
+.page { fill: #ffffff }
 .title { font-size: 15px; font-weight: 600 }
+.small { font-size: 11px }
 .grid { stroke: #8884; stroke-width: 1 }
 .s0 { fill: #0969da; stroke: #0969da }
 .s1 { fill: #d4761a; stroke: #d4761a }
-.line { fill: none; stroke-width: 2.5 }
+.line { fill: none !important; stroke-width: 2.5 }
 .bar { stroke: none }
-@media (prefers-color-scheme: dark) { text { fill: #e6edf3 } .s0 { fill: #58a6ff; stroke: #58a6ff }
- .s1 { fill: #f0a04b; stroke: #f0a04b } }"""
+@media (prefers-color-scheme: dark) { text { fill: #e6edf3 } .page { fill: #161b22 }
+ .s0 { fill: #58a6ff; stroke: #58a6ff } .s1 { fill: #f0a04b; stroke: #f0a04b } }"""
 
 
 @dataclass
 class Plot:
-    """A picture: a value of each series per label. is_line joins the points; is_log is about the axis of values."""
+    """A picture: a value of each series per label. is_line joins the points, for labels that have an order."""
 
     name: str
     title: str
     labels: Sequence[str]
     series: dict[str, Sequence[float]]
     is_line: bool = False
-    is_log: bool = False
 
 
 def table(after: str) -> list[list[str]]:
@@ -94,7 +96,7 @@ def divergence_plot() -> Plot:
     rows = table("## Quantizing")[1:]
     series = {"localllm quantize": numbers(rows, 3), "llama-quantize": numbers(rows, 4)}
     title = "KL divergence from F32, same imatrix and sizes (SmolLM2, lower is better)"
-    return Plot("divergence", title, [row[0] for row in rows], series, is_line=True, is_log=True)
+    return Plot("divergence", title, [row[0] for row in rows], series)
 
 
 def cache_plot() -> Plot:
@@ -102,7 +104,7 @@ def cache_plot() -> Plot:
     rows = [row for row in reversed(table("## The KV cache")[1:]) if float(row[3]) > 0 and row[0] != "f32"]
     labels = [f"{row[0].replace('k=q8_0,v=q4_0', 'k q8_0, v q4_0')}\n{int(row[2]) / 1000:.1f} kB" for row in rows]
     title = "KL divergence by KV cache type and bytes per token (SmolLM2, lower is better)"
-    return Plot("cache", title, labels, {"localllm": numbers(rows, 3)}, is_line=True, is_log=True)
+    return Plot("cache", title, labels, {"localllm": numbers(rows, 3)})
 
 
 PLOTS: list[Callable[[], Plot]] = [
@@ -116,25 +118,20 @@ PLOTS: list[Callable[[], Plot]] = [
 
 
 def ticks(plot: Plot) -> list[float]:
-    """Return the axis' values: powers of ten around the numbers, or about five round steps from 0."""
-    values = [value for series in plot.series.values() for value in series]
-    if plot.is_log:
-        powers = range(math.floor(math.log10(min(values))), math.ceil(math.log10(max(values))) + 1)
-        return [10.0**power for power in powers]
-    step = 10 ** math.floor(math.log10(max(values) / 4))
-    step *= next(factor for factor in (1, 2, 5, 10) if max(values) / (step * factor) <= 6)
-    return [step * index for index in range(math.ceil(max(values) / step) + 1)]
+    """Return the axis' values: about five round steps from 0."""
+    highest = max(value for series in plot.series.values() for value in series)
+    step = 10 ** math.floor(math.log10(highest / 4))
+    step *= next(factor for factor in (1, 2, 5, 10) if highest / (step * factor) <= 6)
+    return [step * index for index in range(math.ceil(highest / step) + 1)]
 
 
 def svg(plot: Plot) -> str:
     """Draw a plot: a bar for each series and label, or a line for each series."""
     marks = ticks(plot)
-    measure = math.log10 if plot.is_log else float
-    lowest, highest = measure(marks[0]), measure(marks[-1])
     step = (WIDTH - LEFT - RIGHT) / len(plot.labels)
 
     def height(value: float) -> float:
-        return round(HEIGHT - BOTTOM - (measure(value) - lowest) / (highest - lowest) * (HEIGHT - TOP - BOTTOM), 1)
+        return round(HEIGHT - BOTTOM - value / marks[-1] * (HEIGHT - TOP - BOTTOM), 1)
 
     lines = [f'<text class="title" x="{LEFT}" y="22">{escape(plot.title)}</text>']
     for mark in marks:
@@ -143,7 +140,8 @@ def svg(plot: Plot) -> str:
     for index, label in enumerate(plot.labels):
         for row, part in enumerate(label.split("\n")):
             x, y = round(LEFT + step * (index + 0.5), 1), HEIGHT - BOTTOM + 18 + 16 * row
-            lines.append(f'<text x="{x}" y="{y}" text-anchor="middle">{escape(part)}</text>')
+            size = ' class="small"' if len(plot.labels) > MANY else ""
+            lines.append(f'<text{size} x="{x}" y="{y}" text-anchor="middle">{escape(part)}</text>')
     for number, (name, values) in enumerate(plot.series.items()):
         x = LEFT + 160 * number
         lines.append(f'<rect class="bar s{number}" x="{x}" y="33" width="12" height="12"/>')
@@ -162,10 +160,17 @@ def svg(plot: Plot) -> str:
             start = round(x + wide * (number - len(plot.series) / 2), 1)
             tall = round(HEIGHT - BOTTOM - y, 1)
             lines.append(f'<rect class="bar s{number}" x="{start}" y="{y}" width="{wide}" height="{tall}"/>')
+        if len(plot.labels) <= MANY:
+            for (x, y), value in zip(points, values, strict=True):
+                middle = round(x + wide * (number + 0.5 - len(plot.series) / 2), 1)
+                lines.append(
+                    f'<text class="small" x="{middle}" y="{round(y - 5, 1)}" text-anchor="middle">{value:.3g}</text>'
+                )
     body = "\n".join(lines)
     return (
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {HEIGHT}" role="img">\n'
-        f"<title>{escape(plot.title)}</title>\n<style>\n{STYLE}\n</style>\n{body}\n</svg>\n"
+        f"<title>{escape(plot.title)}</title>\n<style>\n{STYLE}\n</style>\n"
+        f'<rect class="page" width="{WIDTH}" height="{HEIGHT}" rx="8"/>\n{body}\n</svg>\n'
     )
 
 

@@ -22,6 +22,8 @@ sys.path[:0] = [str(ROOT), str(ROOT / "tests" / "support")]
 from hub_server import Hub  # noqa: E402
 from terminal import Terminal, drawn  # noqa: E402
 
+FENCE = "````"  # answers have blocks of three
+is_in_block = False
 NAME = "qwen2.5-coder-1.5b"
 REPOSITORY, FILE = "Qwen/Qwen2.5-Coder-1.5B-Instruct-GGUF", "qwen2.5-coder-1.5b-instruct-q4_k_m.gguf"
 
@@ -80,8 +82,11 @@ class User:
         self._environment = {**kept, "HOME": home, "HF_ENDPOINT": hub, "PATH": f"{home}/venv/bin:{os.environ['PATH']}"}
 
     def show(self, text: str) -> None:
+        """Print what a terminal shows, in a block of its own; blocks without text between them are joined."""
+        global is_in_block
         text = text.replace(self._home, "~")
-        print("\n".join(f"    {line}".rstrip() for line in text.rstrip("\n").split("\n")), flush=True)
+        print(*([] if is_in_block else [f"{FENCE}console"]), *map(str.rstrip, text.rstrip("\n").split("\n")), sep="\n")
+        is_in_block = True
 
     def install(self) -> None:
         """Install into a new environment, and show the time that it takes."""
@@ -132,7 +137,9 @@ class User:
 
 def tell(text: str) -> None:
     """Print a paragraph or a heading of the page."""
-    print(f"\n{text}\n", flush=True)
+    global is_in_block
+    print(f"{FENCE}\n" if is_in_block else "", f"{text}\n", sep="\n", flush=True)
+    is_in_block = False
 
 
 def main(model: str, columns: int = 100) -> None:

@@ -4,6 +4,7 @@ import os
 import re
 import sys
 from collections.abc import Sequence
+from typing import TextIO
 
 import pexpect
 from project import ROOT, SUPPORT
@@ -71,6 +72,10 @@ class Terminal:
         self.expect("\x1b\\[\\?2004l")  # the editor has taken it
         self.drawn = self.prompt()
         return plain(self.drawn)
+
+    def log(self, file: TextIO) -> None:
+        """Write what the program prints to a file, too, as it comes."""
+        self._process.logfile_read = file
 
     def resize(self, columns: int) -> None:
         """Be as wide, once the editor has drawn its prompt anew."""
