@@ -1,4 +1,4 @@
-"""Write docs/commands.md, docs/commands/, docs/coming-from.md, and chain and table of docs/sampling.md.
+"""Write docs/commands.md, docs/commands/, docs/coming-from.md, docs/llama-cpp-options.md, parts of docs/sampling.md.
 
 They are made of `localllm help` at 80 columns, of localllm/cli/compat.py, and of the declared options. Tests compare.
 """
@@ -17,22 +17,42 @@ from localllm.generation.sampling.options import OPTIONS, ORDER
 WIDTH = 80
 DOCS = Path(__file__).resolve().parent.parent / "docs"
 COMING, SAMPLING = DOCS / "coming-from.md", DOCS / "sampling.md"
+LLAMA_CPP_OPTIONS = DOCS / "llama-cpp-options.md"
 BEGINNING = """\
 # All commands
 
 What `localllm help` shows; each page has what `localllm help COMMAND` shows. scripts/write_help.py writes them.
 """
 COMING_BEGINNING = """\
-# Coming from llama.cpp or Ollama
+# Coming from llama.cpp
 
-A command line from a tutorial for llama.cpp runs with `localllm run`, `localllm chat` or, if it is llama-server's,
-`localllm serve` in front: options have the same names and defaults. Options without a meaning here are ignored, with
-one line on stderr; an option that would change the answer and is not supported is refused. scripts/write_help.py writes
-this file from the program's own tables, which scripts/record/compare_llama_options.py compares with llama.cpp's source.
+Put `localllm run`, `localllm chat` or `localllm serve` in front of a command line's options: they have the same names,
+values and defaults.
 
-Models are GGUF files, or names: those that `localllm list --all` shows, `hf:OWNER/REPOSITORY:TYPE`, `hf.co/...`, the
-address of a page of the Hugging Face hub, `gemma3:4b` as in Ollama. Nothing is downloaded unless you ask for it:
-`localllm pull` downloads, and on a terminal other commands offer it.
+```bash
+localllm run -m model.gguf -p "Hi" -n 64 --temp 0 -ngl 99 --mlock     # was: llama-completion -m model.gguf ...
+localllm chat -m model.gguf -c 8192 -ctk q8_0 -ctv q8_0               # was: llama-cli -m model.gguf ...
+localllm serve -m model.gguf -np 2 --jinja --metrics                  # was: llama-server -m model.gguf ...
+```
+
+An option without a meaning here is ignored, and one line on stderr says why. An option that would change the answer and
+is not supported is refused, and the error says what to use instead. [Which ones](llama-cpp-options.md).
+
+Models are GGUF files, or [names](models.md). Nothing is downloaded unless you ask for it: `localllm pull` downloads,
+and on a terminal other commands offer it. From Ollama: [coming-from-ollama.md](coming-from-ollama.md).
+"""
+OPTIONS_BEGINNING = """\
+# llama.cpp's options: ignored and refused
+
+Options that are not listed here work, or [have another name](coming-from.md#which-options-have-another-name).
+
+```console
+$ localllm run model.gguf -p Hi --mlock
+localllm: --mlock is left out: the file is mapped into memory, and read as it is used
+```
+
+`python scripts/write_help.py` writes this page from the program's own tables, which
+`scripts/record/compare_llama_options.py` compares with llama.cpp's source.
 """
 
 
@@ -51,25 +71,31 @@ def help_block(name: str | None) -> str:
 
 def coming_from() -> str:
     """Return the whole of docs/coming-from.md."""
-    valued = [*llama_names.SWITCHES.items(), *llama_names.VALUED.items()]
     parts = [
         COMING_BEGINNING,
-        "## Commands of llama.cpp\n",
+        "## Which command does what?\n",
         *commands(compat.LLAMA_CPP),
-        "\n## Commands of Ollama\n",
-        *commands(compat.OLLAMA),
-        "\n## Options with other names here\n",
-        "What stands in the first column works, too.\n",
+        "\n## Which options have another name?\n",
+        "The names in the first column work, too.\n",
         *table(("llama.cpp", "localllm"), other_names()),
-        "\n## Options that are left out\n",
-        "They are taken, and change nothing.\n",
+    ]
+    return "\n".join(parts) + "\n"
+
+
+def llama_cpp_options() -> str:
+    """Return the whole of docs/llama-cpp-options.md."""
+    valued = [*llama_names.SWITCHES.items(), *llama_names.VALUED.items()]
+    parts = [
+        OPTIONS_BEGINNING,
+        "## Which options are ignored?\n",
+        "They are accepted and change nothing.\n",
         *table(("llama.cpp", "why"), reasons([*llama_names.FLAGS.items(), *valued])),
         "\nIn one command only:\n",
         *table(
             ("command", "llama.cpp", "why"),
             [(f"`{name}`", *row) for name, groups in llama_names.IN_COMMAND.items() for row in reasons(groups.items())],
         ),
-        "\n## Options that are refused\n",
+        "\n## Which options are refused?\n",
         "They would change the answer, or mean something else.\n",
         *table(("llama.cpp", "instead"), reasons(llama_names.REFUSED.items())),
         "\nIn one command only:\n",
@@ -131,4 +157,5 @@ if __name__ == "__main__":
     for path, text in documents().items():
         path.write_text(text, encoding="utf-8")
     COMING.write_text(coming_from(), encoding="utf-8")
+    LLAMA_CPP_OPTIONS.write_text(llama_cpp_options(), encoding="utf-8")
     SAMPLING.write_text(sampling(SAMPLING.read_text(encoding="utf-8")), encoding="utf-8")

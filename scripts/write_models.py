@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Write the table at the end of docs/models.md: every architecture that runs, from the registry. A test compares."""
+"""Write docs/architectures.md: every architecture that runs, from the registry. A test compares."""
 
 import ast
 from collections import defaultdict
@@ -9,20 +9,23 @@ from localllm.arch import ARCHITECTURES
 from localllm.convert.records import records
 
 ROOT = Path(__file__).resolve().parent.parent
-FILE = ROOT / "docs" / "models.md"
+FILE = ROOT / "docs" / "architectures.md"
 BEGINNING = """\
-## Every architecture that runs
+# Every architecture that runs
 
-What `general.architecture` may say in a GGUF file, the small file that computes it, what it is, and which checkpoints
-(`architectures` in config.json) are converted to it. scripts/write_models.py writes this table from the registry.
+`localllm inspect MODEL` shows a file's architecture (`general.architecture`). For each, this table has the source file
+that computes it, what it is, and which checkpoints (`architectures` in config.json) are converted to it. By type:
+[what-runs.md](what-runs.md).
+
+`python scripts/write_models.py` writes this page.
 
 | architecture | file | what it is | checkpoints |
 |---|---|---|---|
 """
 
 
-def table() -> str:
-    """Return the section, with its heading."""
+def document() -> str:
+    """Return the whole page."""
     checkpoints = defaultdict[str, list[str]](list)
     for name, (arch, _) in sorted(records().items(), key=lambda its: its[0].lower()):
         if not name.startswith("vision+"):  # the language models of LLaVA and others
@@ -40,12 +43,6 @@ def described(module: str) -> str:
     """Return the first paragraph of a family's docstring, in a line."""
     tree = ast.parse((ROOT / "localllm" / "arch" / "families" / f"{module}.py").read_text(encoding="utf-8"))
     return " ".join((ast.get_docstring(tree) or "").split("\n\n")[0].split()).replace("|", "\\|")
-
-
-def document() -> str:
-    """Return the whole page, with the table as it should be."""
-    before, _, _ = FILE.read_text(encoding="utf-8").partition(BEGINNING.splitlines()[0])
-    return before.rstrip("\n") + "\n\n" + table()
 
 
 if __name__ == "__main__":

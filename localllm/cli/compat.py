@@ -327,7 +327,7 @@ LLAMA_CPP = (
     CommandAlias("llama-gguf-split --merge IN OUT", "localllm merge IN OUT", "the same file"),
     CommandAlias("gguf-dump FILE", "localllm inspect FILE --json"),
     CommandAlias("gguf-set-metadata FILE KEY VALUE", "localllm edit FILE --set-metadata KEY=VALUE", "arrays, too"),
-    CommandAlias("llama-server -m FILE", "localllm serve FILE", "port 11435; needs `pip install localllm[serve]`"),
+    CommandAlias("llama-server -m FILE", "localllm serve FILE", "port 11435; needs `pip install '.[serve]'`"),
 )
 OLLAMA = (
     CommandAlias("ollama run MODEL", "localllm chat MODEL", "so does `localllm run MODEL` on a terminal"),

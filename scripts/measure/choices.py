@@ -2,7 +2,7 @@
 
     python scripts/measure choices MODEL
 
-Both read each prompt once, and what all prompts begin with once: the table in docs/map.md shows how much of the time
+Both read each prompt once, and what all prompts begin with once: the table in docs/decisions/measurements.md shows how much of the time
 that takes.
 """
 

@@ -1,4 +1,4 @@
-"""The shell idioms of docs/shell.md, each as it stands there, with a tiny model."""
+"""The shell idioms of docs/shell.md and docs/shell-files.md, each as it stands there, with a tiny model."""
 
 import os
 import re
@@ -15,12 +15,11 @@ import localllm
 
 pytestmark = pytest.mark.skipif(shutil.which("bash") is None, reason="needs bash")
 
+PAGES = "".join((ROOT / "docs" / name).read_text(encoding="utf-8") for name in ("shell.md", "shell-files.md"))
 BLOCKS = {
     match["title"]: (match["language"], match["code"])
     for match in re.finditer(
-        r"### (?P<title>[^\n]+)\n(?:(?!```|### ).)*```(?P<language>bash|make)\n(?P<code>.*?)```",
-        (ROOT / "docs" / "shell.md").read_text(encoding="utf-8"),
-        re.DOTALL,
+        r"### (?P<title>[^\n]+)\n(?:(?!```|\n#).)*```(?P<language>bash|make)\n(?P<code>.*?)```", PAGES, re.DOTALL
     )
 }
 COUNTRIES = ["France", "Peru"]
@@ -91,10 +90,11 @@ def test_all_of_them_are_found():
 
 def test_the_readme_shows_some_of_them():
     section = (ROOT / "README.md").read_text(encoding="utf-8").split("## In shell scripts\n")[1].split("\n## ")[0]
-    shown = [block.replace("\n    ", "\n")[4:] for block in section.strip().split("\n\n") if block.startswith("    ")]
+    (code,) = re.findall(r"```bash\n(.*?)```", section, re.DOTALL)
+    shown = code.split("\n\n")
     assert len(shown) == 2
     for block in shown:
-        assert any(block + "\n" == code for _, code in BLOCKS.values()), block
+        assert any(block.strip("\n") + "\n" == code for _, code in BLOCKS.values()), block
 
 
 def run_idiom(folder: Path, title: str, is_real: bool = False) -> bytes:

@@ -38,7 +38,7 @@ from tests.integration.test_cli import posix
 from tests.unit.generation.embedding.test_embedder import write_wordpiece_model
 
 sys.path.insert(0, str(ROOT / "scripts"))
-from write_help import COMING, coming_from, documents
+from write_help import COMING, LLAMA_CPP_OPTIONS, coming_from, documents, llama_cpp_options
 
 OVERFLOW = ["error", "drop-turns", "shift", "head", "tail", "middle", "relevant", "chunks"]
 WIDTHS = [40, 60, 80, 120]
@@ -706,6 +706,7 @@ def test_docs_show_the_current_help():
     for path, page in documents().items():
         assert path.read_text(encoding="utf-8") == page, f"{path.name}: scripts/write_help.py writes it anew"
     assert COMING.read_text(encoding="utf-8") == coming_from(), "scripts/write_help.py writes it anew"
+    assert LLAMA_CPP_OPTIONS.read_text(encoding="utf-8") == llama_cpp_options(), "scripts/write_help.py writes it anew"
 
 
 @pytest.mark.parametrize("name", COMMANDS)
