@@ -1,4 +1,4 @@
-"""Small helpers of the commands: vectors, servers in words, many prompts, caches."""
+"""Test small helpers of the commands: vectors, endpoints, map, and the cache."""
 
 import io
 import os
@@ -30,7 +30,7 @@ from localllm.files.gguf.metadata_reader import Checked
 from localllm.services.records.lines import Record
 
 
-def test_what_need_not_be_pulled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_pull_leaves_local_files_and_the_built_in_model_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     (tmp_path / "m.gguf").write_bytes(b"")
     assert pull_command.pull_file(f"{tmp_path}/m.gguf") == f"{tmp_path}/m.gguf"
     with pytest.raises(UsageError, match="is the built-in model; there is nothing to download"):
@@ -46,16 +46,16 @@ def test_what_need_not_be_pulled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ("\u2c00", False),
     ("\ufe0f", True), ("\ufe0e", False), ("가", True), ("…", False),
 ])  # fmt: skip
-def test_what_is_wide_or_may_become_so(character: str, wide: bool):
+def test_wide_characters_are_recognized(character: str, wide: bool):
     assert drawing.is_wide(character) == wide
 
 
-def test_where_a_line_may_end_without_a_space():
+def test_a_line_may_break_after_wide_characters():
     assert drawing.begins_word("狐", "a") and drawing.begins_word("a", "狐") and not drawing.begins_word("a", "b")
     assert not drawing.begins_word("狐", "。") and drawing.begins_word("a", "🇩🇪")
 
 
-def test_sides_of_pictures_in_a_config():
+def test_image_sizes_of_a_config_must_be_positive_integers():
     def side(value: Any) -> int:
         return one_side(Config({"image_size": value}, Path("config.json")), "image_size")
 
@@ -65,7 +65,7 @@ def test_sides_of_pictures_in_a_config():
             side(odd)
 
 
-def test_a_number_for_each_layer():
+def test_a_config_value_may_be_a_number_or_one_for_each_layer():
     def read(value: Any) -> list[float]:
         return read_by_layer(Checked({"xielu.beta": value}, "xielu.", "m"), "beta", 2).tolist()
 
@@ -79,7 +79,7 @@ def vectors_of(*numbers: float) -> np.ndarray:
     return np.array(numbers, np.float32).reshape(-1, 2)
 
 
-def test_vectors_as_lines(capsysbinary: pytest.CaptureFixture[bytes]):
+def test_vectors_are_printed_as_json_lines_or_plain_text(capsysbinary: pytest.CaptureFixture[bytes]):
     records = [Record(1, "a"), Record("ü", "b")]
     lines = embed.Lines(None, plain=False)
     lines.put(records, vectors_of(0.1, -2.0, 1 / 3, 1e-20))
@@ -98,8 +98,8 @@ def test_vectors_as_lines(capsysbinary: pytest.CaptureFixture[bytes]):
         rows.fail(records[0], UsageError("no text"))
 
 
-def test_vectors_that_are_there_are_not_made_again(tmp_path: Path):
-    """But for errors, which are tried again; of another input nothing may be there."""
+def test_embed_keeps_the_vectors_of_an_existing_output(tmp_path: Path):
+    """Retry errors, and refuse an output of another input."""
     path, model = tmp_path / "v.jsonl", str(tmp_path / "m.gguf")
     records = [Record(1, "a"), Record(2, "b"), Record(3, "", "broken"), Record(4, "d")]
     with output_of("jsonl", str(path), model, records) as out:
@@ -115,22 +115,24 @@ def test_vectors_that_are_there_are_not_made_again(tmp_path: Path):
 
 
 @pytest.mark.parametrize("kind", ["plain", "npy"])
-def test_vectors_in_a_file(tmp_path: Path, kind: str):
-    """It appears when it is complete, and is not the model's."""
+def test_a_vector_file_appears_when_it_is_complete(tmp_path: Path, kind: str):
+    """Never replace the model."""
     path, model = str(tmp_path / "v"), str(tmp_path / "m.gguf")
     (tmp_path / "m.gguf").write_bytes(b"model")
     with output_of(kind, path, model, []) as out:
         out.put([Record(1, "a")], vectors_of(1, 2))
         out.put([Record(2, "b")], vectors_of(3, 4))
         assert not os.path.exists(path)
-    found = np.loadtxt(path) if kind == "plain" else np.load(path)
-    assert found.tolist() == [[1, 2], [3, 4]] and (kind == "plain" or found.dtype == np.float32)
+    loaded = np.loadtxt(path) if kind == "plain" else np.load(path)
+    assert loaded.tolist() == [[1, 2], [3, 4]] and (kind == "plain" or loaded.dtype == np.float32)
     with pytest.raises(LocalllmError), output_of(kind, model, model, []) as out:
         out.put([Record(1, "a")], vectors_of(1, 2))
     assert (tmp_path / "m.gguf").read_bytes() == b"model"
 
 
-def test_an_array_for_a_terminal_or_a_pipe(monkeypatch: pytest.MonkeyPatch, capsysbinary: pytest.CaptureFixture[bytes]):
+def test_an_array_goes_to_a_pipe_but_not_to_a_terminal(
+    monkeypatch: pytest.MonkeyPatch, capsysbinary: pytest.CaptureFixture[bytes]
+):
     with output_of("npy", None, "m", []):
         pass
     assert np.load(io.BytesIO(capsysbinary.readouterr().out)).shape == (0, 0)
@@ -143,19 +145,19 @@ def test_an_array_for_a_terminal_or_a_pipe(monkeypatch: pytest.MonkeyPatch, caps
 @pytest.mark.parametrize(("format", "output", "kind"), [
     (None, "v.npy", "npy"), ("plain", "v.npy", "plain"), (None, "v", "jsonl"), (None, None, "jsonl"),
 ])  # fmt: skip
-def test_how_vectors_are_written(format: str | None, output: str | None, kind: str):
+def test_the_vector_format_follows_the_output_name(format: str | None, output: str | None, kind: str):
     assert embed.kind_of(format, output) == kind
 
 
-def test_what_is_embedded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    """Lines of a file or of stdin, files, images; and INPUT may be a text where there are images."""
+def test_embed_reads_lines_files_images_or_a_text(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """Take INPUT as a text if there are images."""
     (tmp_path / "lines").write_text("a\n")
     (tmp_path / "b.txt").write_text("bee")
     (tmp_path / "c.txt").write_bytes(b"\xff\xff\0")
     monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"piped\n")))
 
-    def ids(*given: Any) -> list[tuple[Any, bool]]:
-        return [(record.id, bool(record.error)) for record in embed.records_of(*given)]
+    def ids(*arguments: Any) -> list[tuple[Any, bool]]:
+        return [(record.id, bool(record.error)) for record in embed.records_of(*arguments)]
 
     lines, picture = str(tmp_path / "lines"), "x.png"
     assert ids(lines, None) == [(1, False)] and ids(lines, None, [picture]) == [(1, False), (picture, False)]
@@ -168,7 +170,7 @@ def test_what_is_embedded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
 @pytest.mark.parametrize(("text", "number"), [
     ("500M", 500_000_000), ("8g", 8 * 10**9), (" 1.5k ", 1500), ("12", 12), ("7B", 7), ("2kb", 2000), ("0.0015K", 1),
 ])  # fmt: skip
-def test_amounts(text: str, number: int):
+def test_amounts_are_parsed_with_units(text: str, number: int):
     assert serve.amount(text) == number
     for odd in ("", "M", "1.M", "-1", "1T", "1 M", f"{text}x"):
         with pytest.raises(ValueError, match="is not a size such as 500M or 8G"):
@@ -180,11 +182,11 @@ def test_amounts(text: str, number: int):
     ({"gpu_layers": "0"}, ["-ngl"]), ({"cache": options.Cache(keys="f32")}, ["--kv-type"]),
     ({"context": 5, "threads": 1, "cache": options.Cache(kv_type="q8_0")}, ["-c", "-t", "--kv-type"]),
 ])  # fmt: skip
-def test_what_a_server_decides_itself(more: dict[str, Any], left: list[str]):
+def test_engine_options_are_ignored_with_an_endpoint(more: dict[str, Any], left: list[str]):
     assert endpoint.about_weights(options.EngineGroup(**{"cache": options.Cache(), "rope": Rope(), **more})) == left
 
 
-def test_who_is_asked_instead(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_an_endpoint_takes_its_key_from_a_file_or_the_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.delenv("LOCALLLM_API_KEY", raising=False)
     (tmp_path / "key").write_text(" k \n")
     (tmp_path / "none").write_text(" \n")
@@ -195,27 +197,27 @@ def test_who_is_asked_instead(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
         group(api_key_file=str(tmp_path / "key")).place()
     with pytest.raises(UsageError, match="none has no keys; write one per line"):
         group(endpoint="http://x", api_key_file=str(tmp_path / "none")).place()
-    for said, known in (("k", "k"), ("", None)):
-        monkeypatch.setenv("LOCALLLM_API_KEY", said)
+    for variable, known in (("k", "k"), ("", None)):
+        monkeypatch.setenv("LOCALLLM_API_KEY", variable)
         assert endpoint.key_of(None) == known
     with pytest.raises(UsageError, match="fast is not available with --endpoint: the server sets it"):
         endpoint.open_remote(None, None, None, ray=False, fast=True)  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize(("layers", "used", "said"), [
+@pytest.mark.parametrize(("layers", "used", "description"), [
     (0, True, ""), (1, True, "1 layer, 5 B, used"), (1, False, "1 layer, 5 B, not used"),
     (2, True, "2 layers, 5 B, one is used"), (2, False, "2 layers, 5 B, not used"),
 ])  # fmt: skip
-def test_layers_that_guess_in_words(layers: int, used: bool, said: str):
-    assert inspect.guessing({"layers": layers, "bytes": 5, "used": used}) == said
+def test_inspect_describes_mtp_layers(layers: int, used: bool, description: str):
+    assert inspect.guessing({"layers": layers, "bytes": 5, "used": used}) == description
 
 
-def test_what_a_model_sees_by():
+def test_inspect_describes_the_vision_encoder():
     eye = {"side": 224, "patch": 14, "width": 512, "type": "clip"}
-    told = "clip: pictures of 224 x 224 in patches of 14, vectors of 512 numbers"
-    assert inspect.sees(eye, None) == told
-    told = "mlp: pictures of 224 x 224 in patches of 14, for models 512 wide"
-    assert inspect.sees(eye | {"type": "mlp"}, None) == told
+    description = "clip: pictures of 224 x 224 in patches of 14, vectors of 512 numbers"
+    assert inspect.sees(eye, None) == description
+    description = "mlp: pictures of 224 x 224 in patches of 14, for models 512 wide"
+    assert inspect.sees(eye | {"type": "mlp"}, None) == description
     assert inspect.sees(None, {"path": "p", "bytes": 7}) == "images, by p (7 B)"
     assert inspect.sees(None, None) == ""
     assert inspect.advice(("top_k", "min_p")) == "top_k;min_p" and inspect.advice(0.5) == "0.5"
@@ -230,8 +232,8 @@ FACTS = {
 }  # fmt: skip
 
 
-def test_facts_of_a_file():
-    """What it does not tell is left out."""
+def test_inspect_prints_the_facts_of_a_file():
+    """Leave out what is unknown."""
     lines = {line[:14].strip(): line[14:] for line in inspect.summary(FACTS)}
     assert lines == {
         "file": "/m.gguf", "architecture": "llama", "parameters": "1.5 k in 2 tensors",
@@ -246,7 +248,7 @@ def test_facts_of_a_file():
     assert "chat template" not in {line[:14].strip() for line in inspect.summary(FACTS | {"sees": eye})}
 
 
-def test_how_far_many_prompts_are(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]):
+def test_map_prints_its_progress_and_totals(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]):
     shown: list[str] = []
     now = [100.0]
     line = SimpleNamespace(show=shown.append, clear=lambda: shown.append(""))
@@ -270,20 +272,22 @@ def test_how_far_many_prompts_are(monkeypatch: pytest.MonkeyPatch, capsys: pytes
         progress.count({"id": 3})
     with pytest.raises(RecordsError, match=r"^1 of 5 records failed; see the error field of their output lines$"):
         progress.end(True)
-    said = "5 records in 2 s, 50 tokens written, 25.0 tokens/s, 1 failed"
-    assert capsys.readouterr().err == f"{said}\n"
+    totals = "5 records in 2 s, 50 tokens written, 25.0 tokens/s, 1 failed"
+    assert capsys.readouterr().err == f"{totals}\n"
     progress._failed = 0
     progress.end(False)
 
 
-def test_what_is_kept_of_prompts_and_texts(monkeypatch: pytest.MonkeyPatch, capsysbinary: pytest.CaptureFixture[bytes]):
-    """What two prompts begin with counts once, with the latest; the sum is of all."""
+def test_cache_lists_prompts_and_texts_with_their_sizes(
+    monkeypatch: pytest.MonkeyPatch, capsysbinary: pytest.CaptureFixture[bytes]
+):
+    """Count a shared prefix once, for the latest prompt; the total includes all."""
     from localllm.cli.commands import cache
     from localllm.files.cache import ngram_cache_file as written_file
     from localllm.files.cache import prefix_files
 
-    told: list[str] = []
-    monkeypatch.setattr(cache, "dim", told.append)
+    messages: list[str] = []
+    monkeypatch.setattr(cache, "dim", messages.append)
     monkeypatch.setattr(cache, "moment", lambda seconds: f"at {seconds}")
     monkeypatch.setattr(prefix_files, "clear", lambda: 1500)
     monkeypatch.setattr(written_file, "clear", lambda: 500)
@@ -292,7 +296,7 @@ def test_what_is_kept_of_prompts_and_texts(monkeypatch: pytest.MonkeyPatch, caps
     monkeypatch.setattr(written_file, "list_files", lambda: texts)
     cache.cache()
     cache.cache("clear")
-    assert told == ["the cache is empty", "2.0 kB removed"] and capsysbinary.readouterr().out == b""
+    assert messages == ["the cache is empty", "2.0 kB removed"] and capsysbinary.readouterr().out == b""
     texts.append((77, 8, 4))
     cache.cache()
     assert [line.split() for line in capsysbinary.readouterr().out.decode().splitlines()][1:] == [

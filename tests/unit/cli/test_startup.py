@@ -1,4 +1,4 @@
-"""The interpreter tricks of a start, and the switch that turns them off."""
+"""Test the fast start of the interpreter, and the variable that turns it off."""
 
 import gc
 import os
@@ -29,7 +29,7 @@ program()
     ("plain", "lines"),
     [("", ["150000 True 1"]), ("1", [f"{gc.get_threshold()[0]} False None", "teardown"])],
 )
-def test_a_plain_start_has_none_of_the_tricks(plain: str, lines: list[str]) -> None:
+def test_a_plain_start_uses_no_shortcut(plain: str, lines: list[str]) -> None:
     environment = {name: value for name, value in ENVIRONMENT.items() if name != "OPENBLAS_NUM_THREADS"}
     done = subprocess.run(
         [sys.executable, "-c", SHOW], capture_output=True, text=True, timeout=120,

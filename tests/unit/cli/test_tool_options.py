@@ -1,4 +1,4 @@
-"""Tools, permissions and the parts of a chat, as the command line has them."""
+"""Test tools and permissions of run and chat, and the quantize options."""
 
 import io
 import json
@@ -36,15 +36,15 @@ from localllm.services.tools.box import Outcome
     (Outcome("error: no\nfile", True), "error: no"), (Outcome("x" * 300), "x" * 200),
     (Outcome(f"{'x' * 300}\ny"), f"302 characters: {'x' * 100} …"), (Outcome(""), ""),
 ])  # fmt: skip
-def test_what_is_told_of_a_call(monkeypatch: pytest.MonkeyPatch, outcome: Outcome, shown: str):
-    told: list[str] = []
-    monkeypatch.setattr(tool_calls, "dim", told.append)
+def test_a_tool_result_is_summarized_in_one_line(monkeypatch: pytest.MonkeyPatch, outcome: Outcome, shown: str):
+    messages: list[str] = []
+    monkeypatch.setattr(tool_calls, "dim", messages.append)
     tool_calls.tell(outcome)
-    assert told == [shown]
+    assert messages == [shown]
 
 
 class Box:
-    """Tools of these names, which do what they are called."""
+    """Tools that return what they are called."""
 
     def __init__(self, *names: str, most: int = 50_000):
         self.names, self.most, self.use = [*names], most, "these tools"
@@ -63,7 +63,7 @@ class Box:
 
 
 class Keys:
-    """A keyboard on which somebody gives these answers."""
+    """A keyboard with scripted answers."""
 
     def __init__(self, *answers: str):
         self.answers, self.asked, self.closed = [*answers], list[str](), 0
@@ -77,7 +77,7 @@ class Keys:
 
 
 def tools(*answers: str, yes: tuple[str, ...] = (), most: int = 9, keyboard: bool = True, **more: Any) -> Any:
-    """Of three tools, and the keyboard."""
+    """Return the calls of three tools, and the keyboard."""
     keys = Keys(*answers)
     box: Any = Box("read", "write", "run")
     return tool_calls.ToolCalls(box, yes, most, keys if keyboard else None, **{"transcript": None, **more}), keys  # type: ignore[arg-type]
@@ -94,7 +94,7 @@ REFUSED = "error: the user does not allow this call"
     (["y", "yes", "n"], ["asked", "asked", "no"], [True, True, False]), (["a"], ["always"] * 3, [True] * 3),
     (["always"], ["always"] * 3, [True] * 3), (["x", "", "a"], ["no", "no", "always"], [False, False, True]),
 ])  # fmt: skip
-def test_the_user_allows_calls(
+def test_the_user_allows_or_denies_calls(
     monkeypatch: pytest.MonkeyPatch, answers: list[str], allowed: list[str], done: list[bool]
 ):
     it, keys = tools(*answers)
@@ -111,19 +111,18 @@ def test_the_user_allows_calls(
     assert keys.asked[0] == 'tool: run {"a": "ü"}\nallow it? [y]es, [n]o, [a]lways run: '
 
 
-def test_calls_that_nobody_is_asked_about(capsys: pytest.CaptureFixture[str]):
-    """Of tools that are named, and of those that there are not: the model is told so. A call that was cut has no
-    arguments."""
+def test_named_and_unknown_tools_need_no_consent(capsys: pytest.CaptureFixture[str]):
+    """Tell the model of unknown tools; a cut call has no arguments."""
     it, keys = tools("n", yes=("read",))
     names = [result["content"] for result in it.results([call("read"), call("none"), call("run", "")])]
     assert names == ["did read", "did none", REFUSED] and keys.asked[0].startswith("tool: run {}\n")
-    said = [line for line in capsys.readouterr().err.splitlines() if "tool: " in line]
-    assert said == ['localllm: tool: read {"a": "ü"}', 'localllm: tool: none {"a": "ü"}']
+    lines = [line for line in capsys.readouterr().err.splitlines() if "tool: " in line]
+    assert lines == ['localllm: tool: read {"a": "ü"}', 'localllm: tool: none {"a": "ü"}']
     nobody, _ = tools(yes=("read",), keyboard=False)
     assert [each["content"] for each in nobody.results([call("read"), call("run")])] == ["did read", REFUSED]
 
 
-def test_steps_are_counted_anew_for_each_question():
+def test_the_tool_limit_is_counted_anew_for_each_question():
     first, _ = tools(yes=("run",), most=1)
     assert len(first.results([call("run")])) == 1  # before any question
     it, _ = tools(yes=("run",), most=2)
@@ -135,7 +134,7 @@ def test_steps_are_counted_anew_for_each_question():
             it.results([call("run")])
 
 
-def test_whom_one_can_ask(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]):
+def test_tools_without_a_terminal_need_yes(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]):
     opened: list[Any] = []
     monkeypatch.setattr(tool_calls.Keyboard, "open", lambda: opened[-1])
 
@@ -150,8 +149,8 @@ def test_whom_one_can_ask(monkeypatch: pytest.MonkeyPatch, capsys: pytest.Captur
     assert of("read", keyboard=keys)._keyboard is keys and keys.closed == 1
     assert capsys.readouterr().err == ""
     assert of("read").box.names == ["read"]
-    said = "localllm: no terminal to ask for consent, so these tools are not offered: run\n"
-    assert capsys.readouterr().err == said
+    warning = "localllm: no terminal to ask for consent, so these tools are not offered: run\n"
+    assert capsys.readouterr().err == warning
     with pytest.raises(UsageError, match="no terminal to ask for consent; allow the calls with --yes read,run"):
         of()
     with pytest.raises(UsageError, match="yes: unknown tool 'rum'; available: read, run"):
@@ -161,8 +160,8 @@ def test_whom_one_can_ask(monkeypatch: pytest.MonkeyPatch, capsys: pytest.Captur
 @pytest.mark.parametrize(("context", "most", "expected"), [
     (4096, 50_000, 4096), (None, 50_000, 50_000), (500, 50_000, 1000), (4096, 700, 700),
 ])  # fmt: skip
-def test_tools_begin_with_a_model(tmp_path: Path, context: int | None, most: int, expected: int):
-    """What they return fits it; the transcript is one, whatever models follow."""
+def test_tool_results_are_limited_by_the_context(tmp_path: Path, context: int | None, most: int, expected: int):
+    """Keep one transcript when the model changes."""
     path = tmp_path / "transcript"
     it, _ = tools(transcript=str(path))
     it.box.most = most
@@ -178,8 +177,7 @@ def test_tools_begin_with_a_model(tmp_path: Path, context: int | None, most: int
     ]  # fmt: skip
 
 
-def test_a_keyboard(monkeypatch: pytest.MonkeyPatch):
-    """What was typed before the question is no answer; who sends nothing says no."""
+def test_the_keyboard_ignores_earlier_input_and_takes_silence_as_no(monkeypatch: pytest.MonkeyPatch):
     did: list[Any] = []
 
     class Typed(io.StringIO):
@@ -209,13 +207,14 @@ def test_a_keyboard(monkeypatch: pytest.MonkeyPatch):
 @pytest.mark.parametrize(("terminal_there", "silent", "out"), [
     (True, False, ""), (False, False, "at last\n"), (False, True, ""), (True, True, ""),
 ])  # fmt: skip
-def test_the_answer_behind_all_calls(monkeypatch: pytest.MonkeyPatch, terminal_there: bool, silent: bool, out: str):
-    """A file gets what is said last, and nothing that was said before a call."""
+def test_only_the_text_after_all_calls_goes_to_a_file(
+    monkeypatch: pytest.MonkeyPatch, terminal_there: bool, silent: bool, out: str
+):
     written, began, streamed = [], list[Any](), list[Any]()
-    said = [("first", [call("run")]), ("at last", [])]
+    script = [("first", [call("run")]), ("at last", [])]
     answers = iter([SimpleNamespace(text=text, calls=calls, finish_reason="stop", thinking="",
                                     message=lambda text=text: {"role": "assistant", "content": text})
-                    for text, calls in said])  # fmt: skip
+                    for text, calls in script])  # fmt: skip
     monkeypatch.setattr(tool_calls, "begin", lambda model, messages, chosen: began.append([*messages]) or next(answers))
     monkeypatch.setattr(tool_calls, "stream", lambda answer, line, holds, thoughts: streamed.append((holds, thoughts)))
     monkeypatch.setattr(tool_calls, "is_terminal", lambda stream: terminal_there)
@@ -231,7 +230,7 @@ def test_the_answer_behind_all_calls(monkeypatch: pytest.MonkeyPatch, terminal_t
     assert streamed == [(silent or not terminal_there, False)] * 2
 
 
-def test_the_table_of_chats_commands():
+def test_every_chat_command_has_a_line_in_the_table():
     conversation: Any = None  # words are the same in every one
     for name, command in chat_commands.COMMANDS.items():
         is_value = command.argument.replace(" ", "").isupper()  # other words are typed as they stand, and Tab has them
@@ -240,7 +239,7 @@ def test_the_table_of_chats_commands():
         assert command.help[:1].islower() or command.help.startswith("on, off"), name
 
 
-def test_titles_of_sessions():
+def test_session_titles_have_40_characters_and_keys_are_listed():
     assert render.TITLE == 40
     assert json.dumps(sorted(chat_commands.KEYS))  # every key has a line of help
 
@@ -252,39 +251,41 @@ def test_titles_of_sessions():
         ("model", ""), ("q8" + "-" * 9 + "0", "did you mean Q8_0?"),
     ],
 )  # fmt: skip
-def test_which_type_may_be_meant(text: str, question: str):
+def test_a_mistyped_format_gets_a_suggestion(text: str, question: str):
     assert suggest_type(text).startswith(question) and bool(suggest_type(text)) == bool(question)
 
 
 NO_TYPE = "is not a type; localllm quantize --help lists them"
 
 
-@pytest.mark.parametrize(("words", "found"), [
+@pytest.mark.parametrize(("words", "expected"), [
     ("in Q4_0", ("in", None, "Q4_0", None)), ("in out q8_0", ("in", "out", "Q8_0", None)),
     ("in Q4_0 8", ("in", None, "Q4_0", 8)), ("in out Q4_0 8", ("in", "out", "Q4_0", 8)),
     ("in Q4_0 Q8_0", ("in", "Q4_0", "Q8_0", None)), ("in 2 7", ("in", None, "Q4_0", 7)),
     ("in Q4_0 x", f"x {NO_TYPE}"), ("in model.gguf", f"model.gguf {NO_TYPE}"), ("in Q4-K-M9", "did you mean Q4_K_M"),
     *((words, "expected IN [OUT] TYPE") for words in ("in", "in out x 8", "in out Q4_0 8 9", "in out Q4_0 x")),
 ])  # fmt: skip
-def test_what_quantize_is_told(words: str, found: tuple[Any, ...] | str):
-    if isinstance(found, str):
-        with pytest.raises(UsageError, match=re.escape(found)):
+def test_quantize_arguments_are_told_apart(words: str, expected: tuple[Any, ...] | str):
+    if isinstance(expected, str):
+        with pytest.raises(UsageError, match=re.escape(expected)):
             understood(tuple(words.split()))
     else:
         source, target, recipe, threads = understood(tuple(words.split()))
-        assert (source, target, recipe.name, threads) == found
+        assert (source, target, recipe.name, threads) == expected
 
 
 @pytest.mark.parametrize(("words", "before", "texts"), [
     ("in Q4_0 a b", "in Q4_0", "a b"), ("in out Q4_0 a", "in out Q4_0", "a"), ("in out Q4_0", "in out Q4_0", ""),
     ("in Q4_0 Q8_0", "in Q4_0", "Q8_0"), ("in out x y", "in out x y", ""), ("in", "in", ""),
 ])  # fmt: skip
-def test_which_words_are_texts(words: str, before: str, texts: str):
+def test_words_after_the_format_are_calibration_texts(words: str, before: str, texts: str):
     assert with_texts(tuple(words.split())) == (tuple(before.split()), tuple(texts.split()))
 
 
-def test_formats_by_need(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]):
-    """The file of the plan is not replaced by mistake, and nothing is measured then."""
+def test_a_plan_by_sensitivity_is_written_and_not_overwritten(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+):
+    """Measure nothing if the plan's file exists."""
     from localllm.quantizing import scale_folding as folding
     from localllm.quantizing.mixed_precision import plan as by_need
 
@@ -332,7 +333,7 @@ def test_formats_by_need(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys
     assert sizing("12k", None, True)(plan) == 12_000 and sizing(None, 4.0, True)(plan) == 400
 
 
-def test_files_are_neither_replaced_nor_made_larger_unless_that_is_said(tmp_path: Path):
+def test_quantize_replaces_or_enlarges_files_only_with_force(tmp_path: Path):
     there, new = tmp_path / "there.gguf", str(tmp_path / "new.gguf")
     there.write_text("")
     plan: Any = SimpleNamespace(paths=lambda target: [new, target])
@@ -347,7 +348,9 @@ def test_files_are_neither_replaced_nor_made_larger_unless_that_is_said(tmp_path
         require_consent(plan, str(there), 103, 100, True, False)
 
 
-def test_how_a_plan_is_executed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]):
+def test_quantize_prints_its_result_and_warnings(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+):
     from localllm.cli.commands import quantize as command
     from localllm.quantizing import quantize as service
 
@@ -358,11 +361,11 @@ def test_how_a_plan_is_executed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
     )  # fmt: skip
 
     def run(plan: Any, target: str, request: Any, threads: int, on_progress: Any, compiling: Any, *others: Any) -> None:
-        told, on_stage = others
+        warnings, on_stage = others
         asked.append((target, threads))
         on_progress(3, "name")
         on_stage("encoding", 9, 9, "name")
-        told.append("odd")
+        warnings.append("odd")
 
     monkeypatch.setattr(service, "check_output", lambda plan, target, request: asked.append(("check", target)))
     monkeypatch.setattr(service, "run", run)
@@ -383,6 +386,6 @@ def test_how_a_plan_is_executed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
         command.execute(plan, target, request, threads, spent)
     assert asked == [("check", target), (target, 1), ("check", target), (target, 1024)]
     out, err = capsys.readouterr()
-    said = f"{target}-1 and 1 more: 10 B, 4.50 bits per weight (before: 20 B, 16.00), 2.5 s"
-    assert out.splitlines() == [said, f"{said} (scales 0.5, encoding 1.8)"]
+    result = f"{target}-1 and 1 more: 10 B, 4.50 bits per weight (before: 20 B, 16.00), 2.5 s"
+    assert out.splitlines() == [result, f"{result} (scales 0.5, encoding 1.8)"]
     assert err.splitlines() == ["localllm: warning: odd"] * 2

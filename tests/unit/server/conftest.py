@@ -1,4 +1,4 @@
-"""A worker without a thread, for the tests of the server."""
+"""Provide a worker without a thread."""
 
 import threading
 from types import SimpleNamespace
@@ -15,7 +15,7 @@ from localllm.server.worker import Worker
 
 @pytest.fixture
 def answers(monkeypatch: pytest.MonkeyPatch) -> Any:
-    """A worker whose thread does nothing, and all its batches."""
+    """Return a worker whose thread does nothing, and all its batches."""
     batches: list[Any] = []
 
     def begin(source: Any, parallel: int | None, *, live: bool, memory: int | None) -> Any:

@@ -1,4 +1,4 @@
-"""Requests without a server, for the tests of its parts."""
+"""Build requests for tests of the server's parts."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -23,20 +23,20 @@ from localllm.server.openai_responses import parse_request as question_of_respon
 HI = [{"role": "user", "content": "Hi"}]
 
 
-def text(**fields: Any) -> Any:
+def completion_request(**fields: Any) -> Any:
     return parse_completion_request(Body({"prompt": "Hi"} | fields))
 
 
-def response(**fields: Any) -> Any:
+def responses_request(**fields: Any) -> Any:
     return question_of_responses(Body({"input": "Hi", **fields}))
 
 
-def claude(**fields: Any) -> Any:
+def messages_request(**fields: Any) -> Any:
     return parse_request(Body({"messages": HI, **fields}), 9)
 
 
 class Asked:
-    """A request whose body comes in pieces."""
+    """A request whose body arrives in chunks."""
 
     def __init__(
         self, *pieces: bytes, kind: str = "application/json; charset=utf-8", length: str = "", wait: float = 0
@@ -50,6 +50,6 @@ class Asked:
             yield piece
 
 
-def read(*pieces: bytes, limits: Limits = Limits(body=8), **more: Any) -> Any:  # noqa: B008
+def read_body(*pieces: bytes, limits: Limits = Limits(body=8), **more: Any) -> Any:  # noqa: B008
     asked: Any = Asked(*pieces, **more)
     return asyncio.run(read_json(asked, limits))

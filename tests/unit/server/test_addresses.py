@@ -1,4 +1,4 @@
-"""Addresses and names as clients of other servers send them, and what is told of those that are none."""
+"""Test paths and model names as clients of other servers send them, and the errors for unknown ones."""
 
 import json
 
@@ -18,7 +18,7 @@ def path(tmp_path_factory) -> str:
 
 
 @pytest.fixture(scope="module")
-def told(path: str):
+def server(path: str):
     with serving({"scripted": lambda: scripted(path, {})}) as served:
         yield served
 
@@ -28,14 +28,14 @@ def told(path: str):
     ["/v1//chat/completions", "//v1/chat/completions", "/v1/chat/completions/", "/chat/completions",
      "/chat/completions//", "/v1/v1/chat/completions", "/v1/v1/v1//chat/completions/", "/v1/chat//completions"],
 )  # fmt: skip
-def test_chat_by_other_addresses(told: Served, address: str):
-    reply = told.post(address, {"messages": HI})
+def test_chat_is_served_at_other_paths(server: Served, address: str):
+    reply = server.post(address, {"messages": HI})
     assert reply.status == 200 and reply.json["choices"][0]["message"]["content"] == "HI"
 
 
 @pytest.mark.parametrize("address", ["/models", "/v1/models/", "/v1//models", "/models/", "/v1/v1/models"])
-def test_models_by_other_addresses(told: Served, address: str):
-    assert [each["id"] for each in told.get(address).json["data"]] == ["scripted"]
+def test_models_are_listed_at_other_paths(server: Served, address: str):
+    assert [each["id"] for each in server.get(address).json["data"]] == ["scripted"]
 
 
 @pytest.mark.parametrize(
@@ -51,12 +51,12 @@ def test_models_by_other_addresses(told: Served, address: str):
         ("/nothing/", "/nothing"), ("/v1chat/completions", "/v1chat/completions"),
     ],
 )  # fmt: skip
-def test_which_address_is_meant(address: str, meant: str):
+def test_variants_of_a_path_are_normalized(address: str, meant: str):
     assert normalize_path(address, PATHS) == meant
 
 
-def test_rules_judge_what_is_meant(path: str):
-    """Another way to write an address is no way around a key, or to sessions of other pages."""
+def test_rules_apply_to_the_normalized_path(path: str):
+    """Let no spelling bypass an API key, or reach another page's sessions."""
     rules = Rules(keys=["12345678"], origins=["https://a.example"])
     with serving({"scripted": lambda: scripted(path, {})}, rules) as served:
         assert served.get("/v1/health").status == served.get("/health/").status == 200
@@ -68,13 +68,13 @@ def test_rules_judge_what_is_meant(path: str):
 
 
 @pytest.mark.parametrize("address", ["/v1/nothing", "/v1/chat", "/v1/messages/nothing", "/generate", "/v1"])
-def test_an_address_that_is_none(told: Served, address: str):
-    reply = told.post(address, {"messages": HI})
+def test_an_unknown_path_gets_a_suggestion(server: Served, address: str):
+    reply = server.post(address, {"messages": HI})
     error = reply.json["error"]
     assert reply.status == 404 and "/v1/chat/completions" in error["message"] and "/v1/models" in error["message"]
     if not address.startswith("/v1/messages"):
         assert (error["code"], error["type"]) == ("unknown_url", "not_found_error")
-    assert "did you mean /v1/chat/completions?" in told.get("/v1/chat/completion").json["error"]["message"]
+    assert "did you mean /v1/chat/completions?" in server.get("/v1/chat/completion").json["error"]["message"]
 
 
 @pytest.mark.parametrize(
@@ -85,25 +85,25 @@ def test_an_address_that_is_none(told: Served, address: str):
         ("DELETE", "/v1/models/scripted", "GET"),
     ],
 )  # fmt: skip
-def test_another_method(told: Served, method: str, address: str, allowed: str):
-    reply = told.ask(method, address, None, {})
+def test_a_wrong_method_is_refused_with_the_allowed_ones(server: Served, method: str, address: str, allowed: str):
+    reply = server.ask(method, address, None, {})
     assert (reply.status, reply.headers.get("allow") or reply.headers.get("Allow")) == (405, allowed)
     assert allowed in reply.json["error"]["message"]
 
 
 @pytest.mark.parametrize("model", ["gpt-4o-mini", "", "claude-haiku-4-5", None, "scripted"])
-def test_names_of_other_models(told: Served, model: str | None):
-    """Where one is served, it answers; the answer tells by what name."""
+def test_a_single_model_answers_to_any_name(server: Served, model: str | None):
+    """Report the model's own name."""
     for address, more in (("/v1/chat/completions", {}), ("/v1/messages", {"max_tokens": 9})):
-        reply = told.post(address, {"messages": HI, "model": model, **more})
+        reply = server.post(address, {"messages": HI, "model": model, **more})
         assert (reply.status, reply.json["model"]) == (200, "scripted")
-    assert told.post("/v1/completions", {"prompt": "a", "model": model}).json["model"] == "scripted"
-    counted = told.post("/v1/messages/count_tokens", {"messages": HI, "model": model})
+    assert server.post("/v1/completions", {"prompt": "a", "model": model}).json["model"] == "scripted"
+    counted = server.post("/v1/messages/count_tokens", {"messages": HI, "model": model})
     assert counted.json["input_tokens"] > 0
-    assert told.get("/v1/models/gpt-4o-mini").status == 404
+    assert server.get("/v1/models/gpt-4o-mini").status == 404
 
 
-def test_names_that_have_to_be_right(path: str):
+def test_strict_names_or_two_models_need_the_right_name(path: str):
     make = lambda: scripted(path, {})  # noqa: E731
     with serving({"one": make}, is_strict=True) as strict, serving({"one": make, "two": make}) as several:
         for served in (strict, several):
@@ -112,16 +112,16 @@ def test_names_that_have_to_be_right(path: str):
             assert served.chat("x").json["model"] == "one"
 
 
-def test_reranking_as_other_servers_have_it(told: Served, monkeypatch):
-    told.chat("x")
-    monkeypatch.setattr(told.model(), "rerank", lambda query, texts, cut: __import__("numpy").array([0.1, 0.9, 0.5]))
+def test_rerank_takes_and_returns_the_fields_of_other_servers(server: Served, monkeypatch):
+    server.chat("x")
+    monkeypatch.setattr(server.model(), "rerank", lambda query, texts, cut: __import__("numpy").array([0.1, 0.9, 0.5]))
     asked = {"query": "q", "documents": ["a", {"text": "b"}, "c"], "model": "rerank-v3.5"}
-    whole = told.post("/v2/rerank", asked).json
+    whole = server.post("/v2/rerank", asked).json
     assert whole["object"] == "list" and whole["id"].startswith("rerank-") and whole["model"] == "scripted"
     assert whole["usage"]["total_tokens"] == whole["usage"]["prompt_tokens"] > 3
     assert [each["index"] for each in whole["results"]] == [1, 2, 0]
     for fields in ({"top_n": 2}, {"top_k": 2}, {"top_n": 2, "top_k": 1}):
-        reply = told.post("/rerank", {**asked, **fields})
+        reply = server.post("/rerank", {**asked, **fields})
         assert [each["index"] for each in reply.json["results"]] == [1, 2]
-    reply = told.post("/reranking", {"query": "q", "texts": ["a", "b", "c"]})
+    reply = server.post("/reranking", {"query": "q", "texts": ["a", "b", "c"]})
     assert len(json.loads(reply.body)["results"]) == 3 and "x-localllm-ignored" not in reply.headers

@@ -1,4 +1,4 @@
-"""What agents and editors send beyond plain chats: odd numbers, calls, results and tools of many types."""
+"""Test what agents and editors send: unusual numbers, and many types of calls, results and tools."""
 
 import asyncio
 import json
@@ -42,7 +42,7 @@ def path(tmp_path_factory) -> str:
 
 
 @pytest.fixture(scope="module")
-def told(path: str):
+def server(path: str):
     with serving({"scripted": lambda: scripted(path, SCRIPT)}) as served:
         yield served
 
@@ -60,8 +60,8 @@ def told(path: str):
         {"logit_bias": []}, {"logit_bias": [[5, -1.5], ["6", False]]}, {"logit_bias": {"99999999": -100, "5": 1}},
     ],
 )  # fmt: skip
-def test_odd_numbers(told: Served, address: str, fields: dict):
-    reply = told.post(address, {**REQUESTS[address], **fields})
+def test_unusual_numbers_are_accepted(server: Served, address: str, fields: dict):
+    reply = server.post(address, {**REQUESTS[address], **fields})
     assert reply.status == 200, reply.json
 
 
@@ -75,14 +75,14 @@ def test_odd_numbers(told: Served, address: str, fields: dict):
         (MESSAGE, {"stop_sequences": ["", "x"]}), (MESSAGE, {"max_tokens": 64.0}),
     ],
 )  # fmt: skip
-def test_odd_numbers_of_one_interface(told: Served, address: str, fields: dict):
-    reply = told.post(address, {**REQUESTS[address], **fields})
+def test_unusual_numbers_of_one_api_are_accepted(server: Served, address: str, fields: dict):
+    reply = server.post(address, {**REQUESTS[address], **fields})
     assert reply.status == 200, reply.json
 
 
-def test_limits_below_0_are_none_and_0_is_no_token(told: Served):
+def test_negative_limits_are_unlimited_and_0_generates_nothing(server: Served):
     def answered(**fields: Any) -> tuple[Any, ...]:
-        reply = told.post(CHAT, {"messages": HI, **fields}).json
+        reply = server.post(CHAT, {"messages": HI, **fields}).json
         choice = reply["choices"][0]
         return choice["message"]["content"], choice["finish_reason"], reply["usage"]["completion_tokens"]
 
@@ -102,7 +102,7 @@ def test_limits_below_0_are_none_and_0_is_no_token(told: Served):
         ({"logit_bias": []}, "logit_bias", {}),
     ],
 )  # fmt: skip
-def test_what_odd_numbers_mean(fields: dict, name: str, value: Any):
+def test_unusual_numbers_are_read_as_their_meaning(fields: dict, name: str, value: Any):
     assert getattr(parse_sampling(Body(fields)), name) == value
 
 
@@ -111,7 +111,7 @@ def test_what_odd_numbers_mean(fields: dict, name: str, value: Any):
     [{"repeat_penalty": 0}, {"top_p": "1"}, {"top_k": 1.5}, {"seed": 7.5}, {"logit_bias": [[5]]}, {"min_p": True},
      {"logit_bias": [[True, 1]]}, {"logit_bias": {"a": 1}}, {"logit_bias": [[5, "x"]]}],
 )  # fmt: skip
-def test_numbers_that_make_no_sense(fields: dict):
+def test_invalid_numbers_are_refused(fields: dict):
     with pytest.raises(UsageError):
         parse_sampling(Body(fields))
 
@@ -125,7 +125,7 @@ def history(*items: Any) -> list[dict[str, Any]]:
     return parse_input(Body({"input": [{"role": "user", "content": "Hi"}, *items]}))[1:]
 
 
-def test_calls_of_other_types():
+def test_custom_and_search_calls_become_function_calls():
     done = history(CUSTOM, {"type": "custom_tool_call_output", "call_id": "c", "output": "done"})
     function = {"name": "apply_patch", "arguments": '{"input": "x\\ny"}'}
     assert done == [
@@ -133,9 +133,9 @@ def test_calls_of_other_types():
         {"role": "tool", "tool_call_id": "c", "content": "done", "name": "apply_patch"},
     ]
     search = {"type": "web_search_call", "id": "ws", "status": "completed", "action": {"type": "search", "query": "q"}}
-    said, result = history(search)
-    assert said["tool_calls"][0]["function"]["name"] == "web_search"
-    assert json.loads(said["tool_calls"][0]["function"]["arguments"]) == {"action": search["action"]}
+    assistant, result = history(search)
+    assert assistant["tool_calls"][0]["function"]["name"] == "web_search"
+    assert json.loads(assistant["tool_calls"][0]["function"]["arguments"]) == {"action": search["action"]}
     assert (result["role"], result["tool_call_id"], result["content"]) == ("tool", "ws", "completed")
     listed = {"type": "mcp_call", "id": "m", "name": "list", "arguments": "{}", "output": "a\nb", "server_label": "s"}
     assert [message["content"] for message in history(listed)] == ["", "a\nb"]
@@ -155,17 +155,17 @@ def test_calls_of_other_types():
         ({"content": {"text": "f"}}, "f"), ({}, None),
     ],
 )  # fmt: skip
-def test_reasoning_in_any_form(fields: dict, text: str | None):
+def test_reasoning_items_are_read_in_any_form(fields: dict, text: str | None):
     expected = [{"role": "assistant", "content": "", "reasoning_content": text}] if text else []
     assert history({"type": "reasoning", **fields}) == expected
 
 
-def test_items_that_say_nothing_are_told(told: Served):
+def test_unknown_items_are_reported_as_ignored(server: Served):
     items = [{"role": "user", "content": "Hi"}, {"type": "ghost_snapshot", "x": 1}, {"type": "compaction"}]
-    reply = told.post(RESPONSE, {"input": items, "tools": [{"type": "web_search"}]})
+    reply = server.post(RESPONSE, {"input": items, "tools": [{"type": "web_search"}]})
     assert reply.status == 200 and reply.json["output"][0]["content"][0]["text"] == "HI"
     assert reply.headers["x-localllm-ignored"] == "tools[0]:web_search, input[1]:ghost_snapshot, input[2]:compaction"
-    assert told.post(RESPONSE, {"input": [{"type": "item_reference", "id": "x"}]}).status == 400
+    assert server.post(RESPONSE, {"input": [{"type": "item_reference", "id": "x"}]}).status == 400
 
 
 def claude(*messages: dict[str, Any]) -> list[dict[str, Any]]:
@@ -189,8 +189,8 @@ def document(**source: Any) -> dict[str, Any]:
         ({"type": "tool_reference", "tool_name": "read"}, "read"),
     ],
 )  # fmt: skip
-def test_documents_are_their_texts(block: dict, text: str):
-    """In a user's message, and in the result of a call."""
+def test_documents_become_their_texts(block: dict, text: str):
+    """Read them in user messages and in tool results."""
     assert claude({"role": "user", "content": [block]}) == [{"role": "user", "content": text}]
     result = {"type": "tool_result", "tool_use_id": "t", "content": [block]}
     assert claude({"role": "user", "content": [result]})[0]["content"] == text
@@ -205,14 +205,14 @@ def test_documents_are_their_texts(block: dict, text: str):
         ({"type": "base64", "media_type": "text/plain", "data": "a"}, "as base64"),
     ],
 )  # fmt: skip
-def test_documents_without_a_text(told: Served, source: dict, reason: str):
-    reply = told.post(MESSAGE, {"max_tokens": 4, "messages": [{"role": "user", "content": [document(**source)]}]})
+def test_documents_without_a_text_are_refused(server: Served, source: dict, reason: str):
+    reply = server.post(MESSAGE, {"max_tokens": 4, "messages": [{"role": "user", "content": [document(**source)]}]})
     message = reply.json["error"]["message"]
     assert reply.status == 400 and reason in message and "\n" not in message
 
 
-def test_tools_that_anthropics_servers_have_run():
-    """A call, what came of it, and the answer that goes on: three messages."""
+def test_calls_run_by_anthropics_servers_become_three_messages():
+    """Split them into the call, its result and the answer."""
     blocks = [
         {"type": "text", "text": "Let me see."},
         {"type": "server_tool_use", "id": "s", "name": "web_search", "input": {"query": "q"}},
@@ -242,29 +242,29 @@ def response_tools() -> list[dict[str, Any]]:
             {"type": "custom", "name": "apply_patch", "format": {"type": "text"}}, {"type": "local_shell"}]  # fmt: skip
 
 
-def test_namespaces_are_called_back_apart(told: Served):
-    reply = told.post(RESPONSE, {"input": "read", "tools": response_tools()})
+def test_tools_of_a_namespace_are_called_by_their_qualified_names(server: Served):
+    reply = server.post(RESPONSE, {"input": "read", "tools": response_tools()})
     (item,) = reply.json["output"]
     assert (item["type"], item["namespace"], item["name"]) == ("function_call", "mcp__files__", "read")
     assert json.loads(item["arguments"]) == {"path": "a"}
     assert reply.headers["x-localllm-ignored"] == "tools[2]:local_shell"
-    events = told.post(RESPONSE, {"input": "read", "tools": response_tools(), "stream": True}).events
+    events = server.post(RESPONSE, {"input": "read", "tools": response_tools(), "stream": True}).events
     done = next(event["item"] for event in events if event["type"] == "response.output_item.done")
     assert (done["namespace"], done["name"]) == ("mcp__files__", "read")
     assert [event["name"] for event in events if event["type"].endswith("arguments.done")] == ["read"]
 
 
-def test_custom_tools_take_a_text(told: Served):
-    (item,) = told.post(RESPONSE, {"input": "patch", "tools": response_tools()}).json["output"]
+def test_custom_tools_take_a_string(server: Served):
+    (item,) = server.post(RESPONSE, {"input": "patch", "tools": response_tools()}).json["output"]
     assert (item["type"], item["name"], item["input"]) == ("custom_tool_call", "apply_patch", 'two\n"lines"')
-    events = told.post(RESPONSE, {"input": "patch", "tools": response_tools(), "stream": True}).events
+    events = server.post(RESPONSE, {"input": "patch", "tools": response_tools(), "stream": True}).events
     assert [event["delta"] for event in events if event["type"].endswith("input.delta")] == ['two\n"lines"']
     assert [event["input"] for event in events if event["type"].endswith("input.done")] == ['two\n"lines"']
 
 
-def test_names_with_dots_and_slashes(told: Served):
+def test_tool_names_with_dots_and_slashes_are_kept(server: Served):
     tools = [{"type": "function", "function": {"name": "a.b-c/d:e"}}]
-    (called,) = told.chat("dotted", tools=tools).json["choices"][0]["message"]["tool_calls"]
+    (called,) = server.chat("dotted", tools=tools).json["choices"][0]["message"]["tool_calls"]
     assert called["function"] == {"name": "a.b-c/d:e", "arguments": "{}"}
 
 
@@ -273,10 +273,10 @@ def test_names_with_dots_and_slashes(told: Served):
     [None, {}, {"properties": {}}, {"type": "object", "properties": None, "required": None}, {"type": None},
      {"type": "object", "required": []}, {"$schema": "https://json-schema.org/draft/2020-12/schema"}],
 )  # fmt: skip
-def test_tools_without_parameters_take_none(told: Served, parameters: Any):
+def test_tools_without_parameters_take_an_empty_object(server: Served, parameters: Any):
     tools = [{"type": "function", "function": {**FUNCTION, "parameters": parameters}}]
     for choice in ("auto", "required"):
-        (called,) = told.chat("now", tools=tools, tool_choice=choice).json["choices"][0]["message"]["tool_calls"]
+        (called,) = server.chat("now", tools=tools, tool_choice=choice).json["choices"][0]["message"]["tool_calls"]
         assert called["function"]["arguments"] == "{}"
 
 
@@ -292,28 +292,28 @@ def test_tools_without_parameters_take_none(told: Served, parameters: Any):
             {"type": "function", "function": {"name": "x"}}]}}, ("auto", ("x",))),
     ],
 )  # fmt: skip
-def test_choices_of_tools(choice: Any, meant: Any):
+def test_tool_choices_are_parsed_in_every_form(choice: Any, meant: Any):
     assert parse_tool_choice(choice) == meant
 
 
-def test_only_allowed_tools_are_called(told: Served):
+def test_only_allowed_tools_are_called(server: Served):
     tools = [{"type": "function", "function": {"name": name}} for name in ("now", "then")]
     for name in ("now", "then"):
         allowed = {"mode": "required", "tools": [{"type": "function", "function": {"name": name}}]}
-        reply = told.chat("x", tools=tools, tool_choice={"type": "allowed_tools", "allowed_tools": allowed})
+        reply = server.chat("x", tools=tools, tool_choice={"type": "allowed_tools", "allowed_tools": allowed})
         (called,) = reply.json["choices"][0]["message"]["tool_calls"]
         assert called["function"]["name"] == name
     none = {"type": "allowed_tools", "allowed_tools": {"mode": "auto", "tools": []}}
-    assert told.chat("Hi", tools=tools, tool_choice=none).json["choices"][0]["message"]["content"] == "HI"
+    assert server.chat("Hi", tools=tools, tool_choice=none).json["choices"][0]["message"]["content"] == "HI"
     other = {"type": "allowed_tools", "mode": "auto", "tools": [{"type": "function", "name": "x"}]}
-    assert "not one of the tools" in told.chat("Hi", tools=tools, tool_choice=other).json["error"]["message"]
+    assert "not one of the tools" in server.chat("Hi", tools=tools, tool_choice=other).json["error"]["message"]
 
 
-def test_tools_that_others_run_are_told(told: Served):
+def test_tools_that_the_server_cannot_run_are_reported_as_ignored(server: Served):
     tools = [{"type": "web_search_20250305", "name": "web_search"}]
-    reply = told.post(MESSAGE, {**REQUESTS[MESSAGE], "tools": tools, "tool_choice": {"type": "any"}})
+    reply = server.post(MESSAGE, {**REQUESTS[MESSAGE], "tools": tools, "tool_choice": {"type": "any"}})
     assert (reply.status, reply.headers["x-localllm-ignored"]) == (200, "tools[0]:web_search_20250305")
-    reply = told.chat("Hi", tools=[{"type": "custom", "custom": {"name": "x"}}], tool_choice="required")
+    reply = server.chat("Hi", tools=[{"type": "custom", "custom": {"name": "x"}}], tool_choice="required")
     assert (reply.status, reply.headers["x-localllm-ignored"]) == (200, "tools[0]:custom")
 
 
@@ -340,12 +340,12 @@ def test_tools_that_anthropics_clients_run_are_called(path: str, kind: str, name
     [(None, None), (0, 0), (-1, -1), (2.5, 2.5), ("5m", 300), ("1h30m", 5400), ("30s", 30), ("30", 30), ("-1m", -60),
      ("0", 0), ("1h0m1.5s", 3601.5)],
 )  # fmt: skip
-def test_how_long_a_model_is_kept(value: Any, seconds: float | None):
+def test_keep_alive_is_parsed_as_a_duration(value: Any, seconds: float | None):
     assert parse_keep_alive(Body({"keep_alive": value})) == seconds
 
 
 @pytest.mark.parametrize("value", ["", "x", "5 m", True, [], "-", "m"])
-def test_durations_that_are_none(value: Any):
+def test_invalid_durations_are_refused(value: Any):
     with pytest.raises(UsageError, match="keep_alive must be"):
         parse_keep_alive(Body({"keep_alive": value}))
 
@@ -357,7 +357,7 @@ def is_open(served: Served, wanted: bool) -> bool:
     return (served.model() is not None) == wanted
 
 
-def test_a_model_that_nobody_uses_is_unloaded(path: str):
+def test_an_idle_model_is_unloaded(path: str):
     with serving({"scripted": lambda: scripted(path, SCRIPT)}, idle_seconds=0.05) as served:
         for _ in range(2):  # and opened again
             assert served.chat("Hi").status == 200 and is_open(served, False)
@@ -368,7 +368,7 @@ def test_a_model_that_nobody_uses_is_unloaded(path: str):
         assert served.chat("Hi", keep_alive=[]).status == 400
 
 
-def test_a_model_in_use_stays(path: str):
+def test_a_model_in_use_stays_loaded(path: str):
     with serving({"scripted": lambda: scripted(path, SCRIPT)}) as served:
         pool = served.service.pool
 
@@ -384,8 +384,8 @@ def test_a_model_in_use_stays(path: str):
         asyncio.run_coroutine_threadsafe(use(), served.loop).result(10)
 
 
-def test_an_embedder_beside_a_chat_model(tmp_path, path: str):
-    """Whichever comes first, memory is measured of both."""
+def test_an_embedding_model_and_a_chat_model_share_the_memory(tmp_path, path: str):
+    """Open them in either order."""
     bert = write_wordpiece_model("bert", tmp_path / "bert.gguf")
     with serving({"bert": str(bert), "tiny": path}, memory=4_000_000_000) as served:
         for _ in range(2):
@@ -394,20 +394,19 @@ def test_an_embedder_beside_a_chat_model(tmp_path, path: str):
             assert served.get("/metrics").status == 200 and b"localllm_models_open 2" in served.get("/metrics").body
 
 
-def test_what_is_read_of_a_cut_call(told: Served):
-    """It is shown as text: nothing is lost, and nothing refused."""
+def test_arguments_of_a_cut_call_are_rendered_as_text(server: Served):
     for text in ('{"cut', "{", "null", "[]", '"x"'):
         called = {"id": "c", "type": "function", "function": {"name": "now", "arguments": text}}
         messages = [*HI, {"role": "assistant", "content": None, "tool_calls": [called]},
                     {"role": "tool", "tool_call_id": "c", "content": None}, *HI]  # fmt: skip
-        assert told.post(CHAT, {"messages": messages}).status == 200
-        assert text in prompt_of_latest(told, "scripted")
+        assert server.post(CHAT, {"messages": messages}).status == 200
+        assert text in prompt_of_latest(server, "scripted")
 
 
 def test_two_names_of_a_file_open_it_once(path: str):
     with serving({"a": path, "b": path}) as served:
-        for name, said in (("a", "a"), ("b", "b"), ("", "a"), ("gpt-x", "a")):
-            assert served.chat("Hi", model=name, max_tokens=1).json["model"] == said
+        for name, expected in (("a", "a"), ("b", "b"), ("", "a"), ("gpt-x", "a")):
+            assert served.chat("Hi", model=name, max_tokens=1).json["model"] == expected
         assert served.model("a") is served.model("b")
         assert [model["open"] for model in served.get("/props").json["models"]] == [True, True]
         assert b"localllm_models_open 1" in served.get("/metrics").body

@@ -1,4 +1,4 @@
-"""The blocks of an answer, counts, and streams whose reader leaves."""
+"""Test content blocks of an answer, metrics, and streams that break off."""
 
 import asyncio
 import json
@@ -32,7 +32,7 @@ from localllm.server.openai_responses import stream_events as streamed_response
 
 
 class Broken:
-    """An answer that breaks off, at once or behind a word."""
+    """An answer that fails after some words."""
 
     name, usage, wants_logprobs = "m", service.Usage(), False
 
@@ -59,35 +59,36 @@ def lines_of(stream: Any) -> list[Any]:
 
 
 @pytest.mark.parametrize("words", [(), ("a",)])
-def test_streams_tell_what_broke(words: tuple[str, ...]):
-    """As each interface does, behind what came; the answer is closed."""
+def test_a_failing_stream_ends_with_an_error_event(words: tuple[str, ...]):
+    """Use each API's error event after the text so far, and close the answer."""
     question: Any = SimpleNamespace(top_logprobs=None, n=1, prompts=[1])
-    told = openai_error(ModelError("it broke"))
+    error = openai_error(ModelError("it broke"))
     for streamed, end in (
-        (lambda one: streamed_chat(one, question, True), told), (lambda one: streamed_texts(one, question, True), told),
+        (lambda one: streamed_chat(one, question, True), error),
+        (lambda one: streamed_texts(one, question, True), error),
         (lambda one: streamed_message(one, question), anthropic_error(ModelError("it broke"))),
     ):  # fmt: skip
         broken: Any = Broken(*words)
         *before, last = lines_of(streamed(broken))
-        said = [each for each in before if each.get("type") not in ("message_start", "ping")]  # at once
-        assert last == end and bool(said) == bool(words) and broken.closed == 1
+        content = [each for each in before if each.get("type") not in ("message_start", "ping")]  # at once
+        assert last == end and bool(content) == bool(words) and broken.closed == 1
     broken = Broken(*words)
-    found = lines_of(streamed_response(broken, ResponseBuilder("m", {}, {})))
-    assert [each["sequence_number"] for each in found] == [*range(len(found))] and broken.closed == 1
-    assert [each["type"] for each in found[:2]] == ["response.created", "response.in_progress"]
-    assert (found[-1]["type"], found[-1]["response"]["status"]) == ("response.failed", "failed")
-    assert found[-1]["response"]["error"] == {**told["error"], "code": "server_error"}
+    events = lines_of(streamed_response(broken, ResponseBuilder("m", {}, {})))
+    assert [each["sequence_number"] for each in events] == [*range(len(events))] and broken.closed == 1
+    assert [each["type"] for each in events[:2]] == ["response.created", "response.in_progress"]
+    assert (events[-1]["type"], events[-1]["response"]["status"]) == ("response.failed", "failed")
+    assert events[-1]["response"]["error"] == {**error["error"], "code": "server_error"}
 
 
 @pytest.mark.parametrize(
     ("path", "is_claude"),
     [("/v1/messages", True), ("/v1/messages/count_tokens", True), ("/v1/chat/completions", False)],
 )
-def test_which_errors_an_address_has(path: str, is_claude: bool):
+def test_errors_have_the_format_of_their_path(path: str, is_claude: bool):
     assert error_format_of(path) is (anthropic_error if is_claude else openai_error)
 
 
-def test_how_many_texts():
+def test_the_number_of_texts_is_limited():
     assert parse_texts("a", "input") == ["a"] and len(parse_texts(["a"] * MAX_TEXTS, "input")) == MAX_TEXTS
     with pytest.raises(UsageError, match=f"input must be at most {MAX_TEXTS} strings, not {MAX_TEXTS + 1}"):
         parse_texts(["a"] * (MAX_TEXTS + 1), "input")
@@ -96,7 +97,7 @@ def test_how_many_texts():
             parse_texts(odd, "input")
 
 
-def test_blocks():
+def test_parts_become_content_blocks():
     parts = [TextPart(REASONING, "a"), TextPart(REASONING, "b"), TextPart(ANSWER, "c"), TextPart(CALL, "f"),
              TextPart(ARGUMENTS, "{"),
              TextPart(ARGUMENTS, "}"), TextPart(CALL, "g"), TextPart(ANSWER, "d")]  # fmt: skip
@@ -109,12 +110,12 @@ def test_blocks():
         (OPEN, 2, ""), (DELTA, 2, "{"), (DELTA, 2, "}"), (CLOSE, 2, ""), (OPEN, 3, ""), (CLOSE, 3, ""),
         (OPEN, 4, ""), (DELTA, 4, "d"), (CLOSE, 4, ""),
     ]  # fmt: skip
-    told = [(block.kind, block.name, block.text) for block in blocks.all]
-    assert told == [(REASONING, "", "ab"), (ANSWER, "", "c"), (CALL, "f", "{}"), (CALL, "g", ""), (ANSWER, "", "d")]
+    contents = [(block.kind, block.name, block.text) for block in blocks.all]
+    assert contents == [(REASONING, "", "ab"), (ANSWER, "", "c"), (CALL, "f", "{}"), (CALL, "g", ""), (ANSWER, "", "d")]
     assert blocks.has_calls
 
 
-def test_histograms():
+def test_histograms_count_values_up_to_each_bound():
     counted = Histogram()
     for seconds in (0.001, 0.005, 0.0051, 60.0, 61.0):
         counted.add(seconds)
@@ -129,8 +130,8 @@ def test_histograms():
     assert (lines["x_sum"], lines["x_count"]) == ("121.011100", "5")
 
 
-def test_what_is_counted_of_requests():
-    """Nothing of those that had not begun but that they ended."""
+def test_metrics_count_requests_and_tokens():
+    """Count only the end of requests that had not begun."""
     metrics = Metrics()
     answers = [SimpleNamespace(tokens=[1, 2]), SimpleNamespace(tokens=[3])]
     for begun in (True, False):
@@ -140,10 +141,10 @@ def test_what_is_counted_of_requests():
         metrics.record_cancelled(request)
     metrics.responses.update({("/b", 200): 2, ("/a", 404): 1})
     lines = metrics.text(7, 8, {"memory_held_bytes": 5e9}).splitlines()
-    told = dict(
+    counts = dict(
         line.removeprefix("localllm_").rsplit(" ", 1) for line in lines if line[0] != "#" and "seconds" not in line
     )
-    assert told == {
+    assert counts == {
         'http_requests_total{path="/a",status="404"}': "1", 'http_requests_total{path="/b",status="200"}': "2",
         "answers_running": "7", "requests_waiting": "8", "requests_finished_total": "2", "requests_left_total": "4",
         "prompt_tokens_read_total": "15", "prompt_tokens_cached_total": "12", "tokens_written_total": "9",
@@ -159,8 +160,8 @@ def test_what_is_counted_of_requests():
     assert "# HELP localllm_memory_held_bytes Memory held bytes." in lines and len(kinds) == 11
 
 
-def test_vectors_are_made_in_turn():
-    """By whoever asks: a model's memory is that of one."""
+def test_embeddings_of_a_model_run_one_after_the_other():
+    """Its memory is planned for one run."""
     inside, most = 0, 0
 
     def work() -> None:

@@ -1,4 +1,4 @@
-"""Bodies that clients compress: decoded within the limit, or refused by the name of their coding."""
+"""Test compressed request bodies: decoded within the limit, or refused by the name of their coding."""
 
 import gzip
 import json
@@ -45,7 +45,7 @@ def post(served: Served, body: bytes, coding: str, path: str = "/v1/chat/complet
 
 
 @pytest.mark.parametrize("coding", CODINGS)
-def test_a_compressed_body_is_read(served: Served, coding: str):
+def test_a_compressed_body_is_decoded(served: Served, coding: str):
     for name in (coding, coding.upper(), f"identity, {coding}"):
         reply = post(served, encode(BODY, coding), name)
         assert reply.json["choices"][0]["message"]["content"] == "HELLO"
@@ -53,14 +53,14 @@ def test_a_compressed_body_is_read(served: Served, coding: str):
     assert post(served, halves, coding).status == 200, "several streams in a row"
 
 
-def test_a_plain_body_may_be_called_identity(served: Served):
+def test_identity_is_accepted_as_a_coding(served: Served):
     assert post(served, BODY, "identity").status == 200 and post(served, BODY, "").status == 200
     assert post(served, gzip.compress(BODY), "x-gzip").status == 200
     assert post(served, gzip.compress(gzip.compress(BODY)), "gzip, gzip").status == 200
 
 
 @pytest.mark.parametrize("coding", CODINGS)
-def test_a_bomb_stops_at_the_limit(served: Served, coding: str):
+def test_a_decompression_bomb_stops_at_the_limit(served: Served, coding: str):
     fits, exceeds = BODY + b" " * (LIMIT - len(BODY)), BODY + b" " * (LIMIT - len(BODY) + 1)
     assert post(served, encode(fits, coding), coding).status == 200
     reply = post(served, encode(exceeds, coding), coding)
@@ -69,7 +69,7 @@ def test_a_bomb_stops_at_the_limit(served: Served, coding: str):
 
 
 @pytest.mark.parametrize("coding", CODINGS)
-def test_a_broken_stream_is_named(served: Served, coding: str):
+def test_a_broken_compressed_body_is_refused_by_its_coding(served: Served, coding: str):
     whole = encode(BODY, coding)
     torn = whole[:8] + b"~~~" + whole[11:]
     for body, reason in ((BODY, "not a valid"), (whole[:-9], "ends within"), (whole + b"more", ""), (torn, "")):
@@ -80,7 +80,7 @@ def test_a_broken_stream_is_named(served: Served, coding: str):
 
 @pytest.mark.parametrize("coding", ["br", "deflate", "compress", "gzip, br", "x" * 500])
 @pytest.mark.parametrize("path", ["/v1/responses", "/v1/messages", "/api/chat", "/infill"])
-def test_another_coding_is_refused_by_name(served: Served, coding: str, path: str):
+def test_an_unsupported_coding_is_refused_by_name(served: Served, coding: str, path: str):
     reply = post(served, zlib.compress(BODY), coding, path)
     name = coding.rpartition(" ")[2][:60]
     assert reply.status == 415 and f"found '{name}'" in reply.body.decode()

@@ -1,4 +1,4 @@
-"""localllm serve: texts as vectors, and sorted by relevance."""
+"""Test localllm serve: embeddings and reranking."""
 
 import numpy as np
 import pytest
@@ -20,11 +20,11 @@ def paths(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def served(paths):
-    with serving({**paths, "guide": GUIDE}) as found:
-        yield found
+    with serving({**paths, "guide": GUIDE}) as server:
+        yield server
 
 
-def test_embeddings(served: Served, paths):
+def test_embeddings_equal_those_of_the_model(served: Served, paths):
     with localllm.open(paths["bert"], threads=1) as model:
         expected = model.embed(TEXTS)
     body = {"model": "bert", "input": TEXTS}
@@ -34,7 +34,7 @@ def test_embeddings(served: Served, paths):
     assert len(served.post("/v1/embeddings", {**body, "dimensions": 4}).json["data"][0]["embedding"]) == 4
 
 
-def test_embeddings_by_openai(served: Served, paths):
+def test_embeddings_work_with_the_openai_package(served: Served, paths):
     openai = pytest.importorskip("openai", reason="needs the package openai, of the extra dev")
     with openai.OpenAI(base_url=f"{served.url}/v1", api_key="none", max_retries=0) as client:
         packed = client.embeddings.create(model="bert", input=TEXTS)  # asks for base64
@@ -44,7 +44,7 @@ def test_embeddings_by_openai(served: Served, paths):
     )
 
 
-def test_rerank(served: Served, paths):
+def test_rerank_sorts_documents_by_the_scores_of_the_model(served: Served, paths):
     with localllm.open(paths["ranker"], threads=1) as model:
         scores = model.rerank("cat", TEXTS)
     body = {"model": "ranker", "query": "cat", "documents": [TEXTS[0], {"text": TEXTS[1]}, TEXTS[2]]}
@@ -70,14 +70,14 @@ def test_rerank(served: Served, paths):
         ("/v1/chat/completions", {"model": "bert", "messages": [{"role": "user", "content": "the cat"}]}),
     ],
 )
-def test_nonsense(served: Served, path: str, body: dict):
+def test_invalid_bodies_are_refused(served: Served, path: str, body: dict):
     reply = served.post(path, body)
     assert reply.status == 400 and reply.json["error"]["message"], reply.json
     assert served.get("/health").status == 200
 
 
-def test_texts_that_are_too_long_are_truncated_where_that_is_asked_for(served: Served):
-    """The message names the field of the request, and no option of a command."""
+def test_long_texts_are_truncated_only_on_request(served: Served):
+    """Name the request's field in the message, not an option of a command."""
     body = {"model": "bert", "input": "cat " * 500}
     refused = served.post("/v1/embeddings", body).json["error"]
     assert refused["code"] == "context_length_exceeded" and "set truncate to true" in refused["message"]
@@ -88,18 +88,18 @@ def test_texts_that_are_too_long_are_truncated_where_that_is_asked_for(served: S
     assert len(served.post("/v1/rerank", {**body, "truncate": True}).json["results"]) == 1
 
 
-@pytest.mark.parametrize(("given", "reason"), [
+@pytest.mark.parametrize(("input", "reason"), [
     ([], "input must not be empty"), ([[]], "array of token ids"), (["a", 1], "an array of strings"),
     ([1, -1], "array of token ids"), ([[1], 2], "or an array of these"),
     ([99999999], "from 0 to"), (5, "an array of strings"),
     (None, "an array of strings"),
 ])  # fmt: skip
-def test_what_is_told_of_inputs_that_are_no_texts(served: Served, given, reason):
-    assert reason in served.post("/v1/embeddings", {"model": "bert", "input": given}).json["error"]["message"]
+def test_invalid_inputs_are_refused(served: Served, input, reason):
+    assert reason in served.post("/v1/embeddings", {"model": "bert", "input": input}).json["error"]["message"]
 
 
 def test_token_ids_are_embedded_as_their_text(served: Served):
-    """Those around a text may be among them or not."""
+    """Accept ids with and without begin and end tokens."""
     model = {"model": "bert"}
     whole, inner = (
         served.post("/tokenize", {**model, "content": TEXTS[0], "add_special": special}).json["tokens"]
@@ -112,8 +112,8 @@ def test_token_ids_are_embedded_as_their_text(served: Served):
     assert len(served.post("/v1/embeddings", {**model, "input": inner}).json["data"]) == 1
 
 
-def test_texts_are_cut_behind_as_many_tokens_as_a_request_says(served: Served):
-    """truncate_prompt_tokens is vLLM's field, and counts the tokens around a text."""
+def test_truncate_prompt_tokens_limits_each_text(served: Served):
+    """Count the begin and end tokens as vLLM does."""
     body = {"model": "bert", "input": "cat " * 500}
     short = served.post("/v1/embeddings", {**body, "truncate_prompt_tokens": 4}).json
     two = served.post("/v1/embeddings", {**body, "input": "cat cat"}).json
@@ -123,8 +123,7 @@ def test_texts_are_cut_behind_as_many_tokens_as_a_request_says(served: Served):
     assert served.post("/v1/embeddings", {**body, "truncate_prompt_tokens": -2}).status == 400
 
 
-def test_errors_name_the_field_of_the_request(served: Served):
-    """By its place, and by the name that it has there."""
+def test_errors_name_the_index_and_field_of_the_text(served: Served):
     body = {"model": "bert", "input": ["cat", "cat " * 500]}
     message = served.post("/v1/embeddings", body).json["error"]["message"]
     assert message.startswith("input[1] has ") and message.endswith("shorten it or set truncate to true")

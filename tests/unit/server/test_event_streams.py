@@ -1,4 +1,4 @@
-"""The events of streamed answers in each API."""
+"""Test server-sent events, disconnects and listening sockets."""
 
 import asyncio
 import os
@@ -31,7 +31,7 @@ from localllm.server.service import merge, next_before
 def sent_by(
     stream: EventStream, *, leaves: bool = False, slow: float = 0, heard: asyncio.Event | None = None
 ) -> list[Any]:
-    """heard: is set when something was said that is no piece."""
+    """Run a stream and return the messages sent; heard is set at the first keep-alive."""
     sent = list[Any]()
 
     async def receive() -> Any:
@@ -50,7 +50,7 @@ def sent_by(
 
 
 class Pieces:
-    """What makes events, and whether it was closed."""
+    """A source of chunks that counts its end and its closing."""
 
     def __init__(self, *pieces: bytes, wait: float = 0):
         self.pieces, self.wait, self.ended, self.closed = pieces, wait, 0, 0
@@ -70,18 +70,18 @@ class Pieces:
         return EventStream(self.lines(), Limits(seconds=seconds), {"X-More": "1"}, self.close)
 
 
-def test_a_stream():
-    made = Pieces(b"a", b"b")
-    start, *bodies = sent_by(made.stream())
+def test_a_stream_sends_headers_and_chunks():
+    chunks = Pieces(b"a", b"b")
+    start, *bodies = sent_by(chunks.stream())
     headers = {name.decode(): value.decode() for name, value in start["headers"]}
     assert start["status"] == 200 and headers["content-type"].startswith("text/event-stream")
     assert (headers["cache-control"], headers["x-more"], "content-length" in headers) == ("no-store", "1", False)
     assert [(each["body"], each["more_body"]) for each in bodies] == [(b"a", True), (b"b", True), (b"", False)]
-    assert (made.ended, made.closed) == (1, 1)
+    assert (chunks.ended, chunks.closed) == (1, 1)
 
 
-def test_who_waits_hears_something(monkeypatch):
-    """And a piece that comes then comes whole, and once."""
+def test_a_slow_stream_sends_keep_alive_comments(monkeypatch):
+    """Send a chunk whole and once, even if it arrives then."""
     monkeypatch.setattr(wire, "KEEP_ALIVE_SECONDS", 0.001)
     heard = asyncio.Event()
 
@@ -93,23 +93,23 @@ def test_who_waits_hears_something(monkeypatch):
     assert set(bodies[:-2]) == {b": still here\n"} and bodies[-2:] == [b"a", b""]
 
 
-def test_streams_that_nobody_reads_are_closed():
-    made = Pieces(b"a", b"b", wait=0.05)
+def test_a_stream_without_a_reader_is_closed():
+    chunks = Pieces(b"a", b"b", wait=0.05)
     with pytest.raises(ClientDisconnectedError):
-        sent_by(made.stream(), leaves=True)
-    assert made.closed == 1
+        sent_by(chunks.stream(), leaves=True)
+    assert chunks.closed == 1
     slow = Pieces(b"a")
     with pytest.raises(TimeoutError):
         sent_by(slow.stream(0.01), slow=5)
     assert slow.closed == 1
 
 
-def test_events():
+def test_events_are_json_lines_with_an_optional_name():
     assert format_event({"a": "ö"}, "name") == 'event: name\ndata: {"a":"ö"}\n\n'.encode()
     assert format_event([1, 2]) == b"data: [1,2]\n\n" and format_event("\ud800") == b'data: "?"\n\n'
 
 
-def test_work_ends_when_nobody_waits():
+def test_work_is_cancelled_when_the_client_disconnects():
     async def asked(work: float, stays: float) -> tuple[Any, bool]:
         ended = []
 
@@ -132,7 +132,7 @@ def test_work_ends_when_nobody_waits():
     assert asyncio.run(asked(0, 60)) == ("done", True) and asyncio.run(asked(60, 0.01)) == (None, True)
 
 
-def test_what_several_tell():
+def test_merged_streams_yield_all_items_and_raise_errors():
     async def numbers(*values: int, fail: bool = False) -> AsyncIterator[int]:
         for value in values:
             await asyncio.sleep(0)
@@ -156,7 +156,7 @@ def test_what_several_tell():
         asyncio.run(late(0))
 
 
-def test_addresses_where_nobody_can_listen():
+def test_binding_an_unusable_address_is_refused():
     taken = bind_tcp("127.0.0.1", 0)
     try:
         port = taken.getsockname()[1]
@@ -172,29 +172,29 @@ def test_addresses_where_nobody_can_listen():
         bind_tcp("127.0.0.1", 99999)
 
 
-def test_how_much_a_server_takes_of_one_client():
-    found = create_listener(None, Limits(connections=7), Ending(3.9, lambda: None, print))  # type: ignore[arg-type]
-    told = {
+def test_the_listener_limits_connections_and_grace():
+    listener = create_listener(None, Limits(connections=7), Ending(3.9, lambda: None, print))  # type: ignore[arg-type]
+    expected = {
         "http": IdleTimeoutProtocol, "ws": "none", "lifespan": "off", "log_config": None, "access_log": False,
         "server_header": False, "limit_concurrency": 7, "timeout_keep_alive": 10, "date_header": False,
         "h11_max_incomplete_event_size": 65536,
     }  # fmt: skip
-    assert {name: getattr(found.config, name) for name in told} == told and found.stopped_by is None
+    assert {name: getattr(listener.config, name) for name in expected} == expected and listener.stopped_by is None
     limits = Limits()
     assert (limits.body, limits.depth, limits.seconds, limits.connections) == (33554432, 100, 30.0, 128)
     assert (limits.answer_seconds, limits.drops_turns, limits.folders) == (None, False, ())
 
 
 @pytest.mark.skipif(not hasattr(socket, "AF_UNIX"), reason="no Unix sockets here")
-def test_a_socket_at_a_path(tmp_path):
-    """What a server that was killed has left goes; nothing else does."""
+def test_a_unix_socket_replaces_only_a_dead_one(tmp_path):
+    """Remove what a killed server left, and nothing else."""
     path = str(tmp_path / "s")
     mask = os.umask(0o022)
     try:
         for _ in range(2):
-            with bind_unix(path) as found:
+            with bind_unix(path) as listening:
                 assert os.stat(path).st_mode & 0o777 == 0o600
-                found.listen()
+                listening.listen()
                 with (
                     pytest.raises(LocalllmError, match=r"s: another server is listening on it; give another path$"),
                     bind_unix(path),
@@ -219,8 +219,8 @@ def test_a_socket_at_a_path(tmp_path):
 
 
 @pytest.mark.parametrize(("state", "idle"), [(None, True), (True, True), (False, False)])
-def test_patience_with_a_connection(monkeypatch, state: bool | None, idle: bool):
-    """Ten seconds for a request, one for the rest of a body that nobody wants; an answer in the making takes longer."""
+def test_an_idle_connection_times_out(monkeypatch, state: bool | None, idle: bool):
+    """Allow ten seconds for a request and one for the rest of an unread body; a running answer has no limit."""
     calls: list[Any] = []
 
     class Timer:

@@ -1,4 +1,4 @@
-"""What the fields of a request become, in each of the server's interfaces, and which are refused."""
+"""Test what each API's fields become, and which are refused."""
 
 from typing import Any
 
@@ -62,8 +62,8 @@ OWN: dict[str, list[tuple[dict[str, Any], dict[str, Any]]]] = {
 
 
 @pytest.mark.parametrize("name", INTERFACES)
-def test_what_each_field_becomes(name: str):
-    """And nothing else is changed by it; nobody is told that it was ignored."""
+def test_each_field_becomes_its_option_only(name: str):
+    """Change nothing else, and report no field as ignored."""
     question, asks = INTERFACES[name]
     usual = {"model": None, "prompts": ["x"] if name == "text" else [asked("x")], "n": 1, "top_logprobs": None}
     usual["context"] = []
@@ -71,30 +71,30 @@ def test_what_each_field_becomes(name: str):
     usual |= usual.pop("sampling")
     for fields, expected in [({}, {}), (DRAWN, DRAWN), *OWN[name]]:
         body = Body({**asks, **fields})
-        found = flat(question(body))
-        found |= {
-            **found.pop("options"),
-            "top_logprobs": found["top_logprobs"],
+        parsed = flat(question(body))
+        parsed |= {
+            **parsed.pop("options"),
+            "top_logprobs": parsed["top_logprobs"],
         }  # the request's, not the option of Python
-        assert found | found.pop("sampling") == usual | expected, fields
+        assert parsed | parsed.pop("sampling") == usual | expected, fields
         assert body.ignored == []
 
 
-def test_the_newer_name_counts():
+def test_max_completion_tokens_overrides_max_tokens():
     assert parse_chat_request(Body({**CHATS, "max_tokens": 5, "max_completion_tokens": 6})).options.max_tokens == 6
 
 
 SCHEMA = {"type": "object", "properties": {"a": {"type": "boolean"}}}
 
 
-@pytest.mark.parametrize(("fields", "given"), [
+@pytest.mark.parametrize(("fields", "constraint"), [
     ({"response_format": {"type": "json_schema", "json_schema": {"schema": SCHEMA}}}, {"schema": SCHEMA}),
     ({"regex": "[ab]"}, {"regex": "[ab]"}), ({"grammar": 'root ::= "x"'}, {"grammar": 'root ::= "x"'}),
 ])  # fmt: skip
-def test_forms_of_chats_and_texts(fields: dict, given: dict):
+def test_response_formats_become_constraints(fields: dict, constraint: dict):
     for name in ("chat", "text"):
         question, asks = INTERFACES[name]
-        assert question(Body({**asks, **fields})).options.constraint == constraint_of(**given)
+        assert question(Body({**asks, **fields})).options.constraint == constraint_of(**constraint)
 
 
 REFUSED: list[tuple[str, dict[str, Any], str]] = [
@@ -140,13 +140,13 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
 
 
 @pytest.mark.parametrize(("name", "fields", "reason"), REFUSED)
-def test_what_is_refused(name: str, fields: dict, reason: str):
+def test_invalid_fields_are_refused(name: str, fields: dict, reason: str):
     question, asks = INTERFACES[name]
     with pytest.raises(UsageError, match=reason):
         question(Body({**asks, **fields}))
 
 
-def test_the_most_that_is_allowed():
+def test_fields_accept_their_upper_limits():
     chat = parse_chat_request(Body({**CHATS, "n": 16, "top_logprobs": 20}))
     assert (chat.n, chat.top_logprobs) == (16, 20)
     text = parse_completion_request(Body({"prompt": ["x"] * 64, "n": 16, "logprobs": 20}))

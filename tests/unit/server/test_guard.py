@@ -1,4 +1,4 @@
-"""Hosts and origins that may ask."""
+"""Test which hosts and origins may send requests."""
 
 import asyncio
 from typing import Any
@@ -15,8 +15,8 @@ from localllm.server.http import (
 )
 
 
-def may(path: str = "/v1/models", method: str = "GET", rules: Rules | None = None, **headers: str) -> int:
-    """The status with which a request is refused, or 200."""
+def status_for(path: str = "/v1/models", method: str = "GET", rules: Rules | None = None, **headers: str) -> int:
+    """Return the status with which a request is refused, or 200."""
     try:
         (rules or Rules()).require(
             method, path, {"host": "localhost:80", **{k.replace("_", "-"): v for k, v in headers.items()}}
@@ -26,27 +26,39 @@ def may(path: str = "/v1/models", method: str = "GET", rules: Rules | None = Non
     return 200
 
 
-def test_pages_that_may_ask():
+def test_only_allowed_origins_may_call_the_api():
     friend = Rules(origins=["https://friend"])
-    assert may(origin="http://localhost:80") == may(rules=friend, origin="https://friend") == 200
-    assert may(origin="https://localhost:80") == may(origin="http://localhost") == may(origin="") == 403
+    assert status_for(origin="http://localhost:80") == status_for(rules=friend, origin="https://friend") == 200
+    assert (
+        status_for(origin="https://localhost:80")
+        == status_for(origin="http://localhost")
+        == status_for(origin="")
+        == 403
+    )
     for path in ("/sessions", "/sessions/x"):  # conversations are not for other sites' pages
-        assert may(path, rules=friend, origin="https://friend") == 403
-        assert may(path, rules=friend) == may(path, rules=friend, origin="http://localhost:80") == 200
+        assert status_for(path, rules=friend, origin="https://friend") == 403
+        assert status_for(path, rules=friend) == status_for(path, rules=friend, origin="http://localhost:80") == 200
 
 
-def test_what_needs_a_key():
+def test_all_paths_but_the_page_and_health_need_the_key():
     keyed = Rules(keys=["k", "l"])
     for path in ("/v1/models", "/props", "/metrics", "/sessions", "/health/"):
-        assert may(path, rules=keyed) == 401 and may(path, rules=keyed, x_api_key="l") == 200
-    assert may("/", rules=keyed) == may("/health", rules=keyed) == may("/props", "OPTIONS", keyed) == 200
-    assert may(rules=keyed, authorization="bearer  k") == 200
+        assert status_for(path, rules=keyed) == 401 and status_for(path, rules=keyed, x_api_key="l") == 200
+    assert (
+        status_for("/", rules=keyed)
+        == status_for("/health", rules=keyed)
+        == status_for("/props", "OPTIONS", keyed)
+        == 200
+    )
+    assert status_for(rules=keyed, authorization="bearer  k") == 200
     for wrong in ("Basic k", "k", "Bearer", "Bearer kl", ""):
-        assert may(rules=keyed, authorization=wrong) == 401
+        assert status_for(rules=keyed, authorization=wrong) == 401
 
 
-def passed(rules: Rules, method: str = "GET", *headers: tuple[bytes, bytes]) -> tuple[list[int], dict[str, str], int]:
-    """Through a guard: statuses, headers, and how often the app behind it was asked."""
+def pass_guard(
+    rules: Rules, method: str = "GET", *headers: tuple[bytes, bytes]
+) -> tuple[list[int], dict[str, str], int]:
+    """Send a request through a guard; return statuses, headers, and the number of calls of the app."""
     sent, asked = list[Any](), list[int]()
 
     async def app(scope: Any, receive: Any, send: Any) -> None:
@@ -61,13 +73,13 @@ def passed(rules: Rules, method: str = "GET", *headers: tuple[bytes, bytes]) -> 
     scope = {"type": "http", "method": method, "path": "/left", "headers": [*headers]}
     asyncio.run(Guard(app, rules, str)(scope, None, send))  # type: ignore[arg-type]
     starts = [message for message in sent if message["type"] == "http.response.start"]
-    found = {name.decode(): value.decode() for name, value in starts[0]["headers"]}
-    return [message["status"] for message in starts], found, len(asked)
+    headers_sent = {name.decode(): value.decode() for name, value in starts[0]["headers"]}
+    return [message["status"] for message in starts], headers_sent, len(asked)
 
 
-def test_what_a_guard_adds():
+def test_the_guard_adds_security_headers():
     host, friend = (b"host", b"localhost"), (b"origin", b"https://friend")
-    statuses, headers, asked = passed(Rules(), "GET", host)
+    statuses, headers, asked = pass_guard(Rules(), "GET", host)
     assert (statuses, asked, headers["x-own"], headers["cross-origin-resource-policy"]) == (
         [200],
         1,
@@ -75,10 +87,12 @@ def test_what_a_guard_adds():
         "same-origin",
     )
     assert headers["referrer-policy"] == "no-referrer" and "vary" not in headers
-    statuses, headers, asked = passed(Rules(origins=["https://friend"]), "OPTIONS", host, friend)
+    statuses, headers, asked = pass_guard(Rules(origins=["https://friend"]), "OPTIONS", host, friend)
     assert (statuses, asked, headers["access-control-allow-origin"]) == ([204], 0, "https://friend")
     assert headers["vary"].startswith("Origin,") and headers["cross-origin-resource-policy"] == "cross-origin"
     assert (
         "DELETE" in headers["access-control-allow-methods"] and "x-api-key" in headers["access-control-allow-headers"]
     )
-    assert passed(Rules(), "GET", host, friend)[::2] == ([403], 0) and passed(Rules(), "GET", host, host)[0] == [400]
+    assert pass_guard(Rules(), "GET", host, friend)[::2] == ([403], 0) and pass_guard(Rules(), "GET", host, host)[
+        0
+    ] == [400]

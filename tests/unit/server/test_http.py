@@ -1,4 +1,4 @@
-"""Errors by their numbers, and bodies: their type, length, nesting and time."""
+"""Test HTTP errors by status, and limits of request bodies."""
 
 import pytest
 
@@ -18,7 +18,7 @@ from localllm.server.http import (
 )
 from localllm.server.model_pool import UnknownModelError
 from localllm.server.worker import StoppedError
-from tests.unit.server.server_parts import read
+from tests.unit.server.server_parts import read_body
 
 
 @pytest.mark.parametrize(
@@ -38,7 +38,9 @@ from tests.unit.server.server_parts import read
         (RejectedRequestError(500, "x"), 500, "server_error", None, "api_error"),
     ],
 )
-def test_numbers_of_errors(error: Exception, status: int, kind: str, code: str | None, claude: str):
+def test_errors_have_their_status_and_body_in_each_api(
+    error: Exception, status: int, kind: str, code: str | None, claude: str
+):
     assert status_of(error) == status
     assert openai_error(error) == {"error": {"message": "x", "type": kind, "param": None, "code": code}}
     assert anthropic_error(error) == {"type": "error", "error": {"type": claude, "message": "x"}}
@@ -46,29 +48,34 @@ def test_numbers_of_errors(error: Exception, status: int, kind: str, code: str |
     assert (response.status_code, response.headers.get("retry-after")) == (status, "5" if status == 503 else None)
 
 
-def test_what_errors_do_not_tell():
+def test_error_bodies_hide_internal_errors_and_name_the_parameter():
     assert openai_error(KeyError("secret"))["error"]["message"] == "internal error: KeyError"
     for message, param in (("top_k must be", "top_k"), ("a.b[3] is missing", "a.b[3]"), ("x is not supported", "x")):
         assert openai_error(UsageError(message))["error"]["param"] == param
     assert openai_error(ContextError("top_k must be"))["error"]["param"] is None
 
 
-def test_bodies_at_their_limits():
-    assert read(b'{"a"', b":12}") == {"a": 12} == read(b'{"a":12}', length="8") == read(b'{"a":12}', length="x")
-    assert read(b"{}", kind=" Application/JSON ") == {}
+def test_bodies_are_read_up_to_their_limit():
+    assert (
+        read_body(b'{"a"', b":12}")
+        == {"a": 12}
+        == read_body(b'{"a":12}', length="8")
+        == read_body(b'{"a":12}', length="x")
+    )
+    assert read_body(b"{}", kind=" Application/JSON ") == {}
     for status, more in ((413, {"length": "9"}), (415, {"kind": "text/json"}), (415, {"kind": ""})):
         with pytest.raises(RejectedRequestError) as refused:
-            read(b"{}", **more)
+            read_body(b"{}", **more)
         assert refused.value.status == status
     with pytest.raises(RejectedRequestError, match="larger than the limit of 8 bytes") as refused:
-        read(b'{"a":1', b"23}")
+        read_body(b'{"a":1', b"23}")
     assert refused.value.status == 413
     with pytest.raises(RejectedRequestError, match=r"did not arrive within 0\.01 seconds") as refused:
-        read(b"{}", limits=Limits(seconds=0.01), wait=5)
+        read_body(b"{}", limits=Limits(seconds=0.01), wait=5)
     assert refused.value.status == 408
 
 
-def test_json_that_is_none():
+def test_invalid_json_bodies_are_refused():
     assert parse_json(b'{"a":[[]]}', 3) == {"a": [[]]}
     with pytest.raises(RejectedRequestError, match="nested deeper than 2 levels"):
         parse_json(b'{"a":[[]]}', 2)

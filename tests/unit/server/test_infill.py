@@ -1,4 +1,4 @@
-"""localllm serve: filling in the middle, by `suffix` of completions and by /infill as llama-server has it."""
+"""Test localllm serve: infill by `suffix` of completions, and by /infill as llama-server has it."""
 
 import asyncio
 from collections.abc import AsyncGenerator
@@ -28,12 +28,12 @@ def fim_path(tmp_path_factory) -> str:
 
 @pytest.fixture(scope="module")
 def served(fim_path: str, tiny: str):
-    with serving({"fim": fim_path, "tiny": tiny}) as found:
-        yield found
+    with serving({"fim": fim_path, "tiny": tiny}) as server:
+        yield server
 
 
 def answer_of(path: str, gap: Infill, count: int = 6) -> tuple[list[int], str]:
-    """The prompt's token ids, and the text of a greedy answer by itself."""
+    """Return the prompt's token ids and the text of a greedy answer."""
     with localllm.open(path, threads=2) as model:
         ids = gap.fit(model.tokenizer, model.context, count)
         return ids, "".join(model.generate(ids, count, temperature=0))
@@ -42,7 +42,7 @@ def answer_of(path: str, gap: Infill, count: int = 6) -> tuple[list[int], str]:
 # ---- completions
 
 
-def test_suffix_of_completions(served: Served, fim_path: str):
+def test_completions_with_a_suffix_fill_the_middle(served: Served, fim_path: str):
     _, text = answer_of(fim_path, Infill("hello", "world"))
     body = {"model": "fim", "prompt": "hello", "suffix": "world", "max_tokens": 6, "temperature": 0}
     reply = served.post("/v1/completions", body).json
@@ -57,7 +57,7 @@ def test_suffix_of_completions(served: Served, fim_path: str):
     assert reply["usage"]["prompt_tokens"] > without
 
 
-def test_what_is_too_long(served: Served):
+def test_infill_parts_beyond_the_context_are_refused_or_cut(served: Served):
     body = {"model": "fim", "prompt": "a" * 600, "suffix": "b", "max_tokens": 6}
     assert served.post("/v1/completions", body).json["error"]["code"] == "context_length_exceeded"
     many = served.post("/v1/completions", {**body, "suffix": "b" * 100_000}).json["error"]
@@ -66,7 +66,7 @@ def test_what_is_too_long(served: Served):
 
 
 @pytest.mark.parametrize("path", ["/v1/completions", "/infill"])
-def test_a_model_that_cannot(served: Served, path: str):
+def test_a_model_without_infill_tokens_is_refused(served: Served, path: str):
     reply = served.post(path, {"model": "tiny", "prompt": "a", "suffix": "b", **GAP})
     assert reply.status == 400
     assert reply.json["error"]["message"].startswith("this model cannot fill in the middle of a text")
@@ -75,7 +75,7 @@ def test_a_model_that_cannot(served: Served, path: str):
 # ---- /infill
 
 
-def test_infill(served: Served, fim_path: str):
+def test_infill_returns_the_fields_of_llama_server(served: Served, fim_path: str):
     extra = [{"filename": "a.py", "text": "he\n"}, {"text": "ll"}]
     gap = Infill("hello", "world", [("a.py", "he\n"), ("tmp", "ll")], "he", is_cut=True)
     ids, text = answer_of(fim_path, gap)
@@ -92,7 +92,7 @@ def test_infill(served: Served, fim_path: str):
     assert timings["predicted_per_token_ms"] == pytest.approx(timings["predicted_ms"] / 6)
 
 
-def test_infill_in_pieces(served: Served):
+def test_infill_streams_the_same_text(served: Served):
     body = {"model": "fim", **GAP, **GREEDY}
     whole = served.post("/infill", body).json
     *events, last = served.post("/infill", {**body, "stream": True}).events
@@ -101,13 +101,13 @@ def test_infill_in_pieces(served: Served):
     assert last["tokens_predicted"] == 6
 
 
-def test_fields_of_the_response(served: Served):
+def test_response_fields_select_what_is_returned(served: Served):
     body = {"model": "fim", **GAP, **GREEDY, "response_fields": ["content", "timings/prompt_n", "truncated", "x/y"]}
     reply = served.post("/infill", body).json
     assert reply.keys() == {"content", "timings/prompt_n", "truncated"} and reply["timings/prompt_n"] > 0
 
 
-def test_a_stop_string(served: Served):
+def test_a_stop_string_ends_the_middle(served: Served):
     body = {"model": "fim", **GAP, **GREEDY}
     text = served.post("/infill", body).json["content"]
     reply = served.post("/infill", {**body, "stop": [text[2]]}).json
@@ -115,8 +115,8 @@ def test_a_stop_string(served: Served):
     assert (reply["stop_type"], reply["stopping_word"]) == ("word", text[2])
 
 
-def test_what_editors_send(served: Served):
-    """Fields of llama.vim's and llama.vscode's requests; one without an answer brings its prompt into the cache."""
+def test_requests_of_llama_vim_and_llama_vscode_are_answered(served: Served):
+    """Cache the prompt of a request without an answer."""
     body = {
         "model": "fim", **GAP, "prompt": "", "input_extra": [], "n_predict": 0, "samplers": [], "stream": False,
         "cache_prompt": True, "t_max_prompt_ms": 1, "t_max_predict_ms": 1, "response_fields": [""], "id_slot": 0,
@@ -145,12 +145,12 @@ def test_what_editors_send(served: Served):
         ({"response_fields": 1}, "response_fields must be a string or an array"),
     ],
 )
-def test_what_is_refused(served: Served, changes: dict[str, Any], message: str):
+def test_invalid_infill_requests_are_refused(served: Served, changes: dict[str, Any], message: str):
     reply = served.post("/infill", {"model": "fim", **GAP, **changes})
     assert reply.status == 400 and message in reply.json["error"]["message"], reply.json
 
 
-def test_limits_and_samplers():
+def test_infill_limits_and_samplers_are_parsed():
     for name in ("n_predict", "max_tokens", "max_completion_tokens"):
         assert parse_request(Body({**GAP, name: 7})).options.max_tokens == 7
     assert parse_request(Body({**GAP, "n_predict": -1})).options.max_tokens is None
@@ -163,8 +163,8 @@ def test_limits_and_samplers():
 # ---- where it ends
 
 
-def middle_of(parts: list[str], ending: Ending, seconds: float = 0, reason: str = "stop") -> tuple[str, str, str]:
-    """The text, the pieces joined, and why a middle ends whose parts come so many seconds one after the other."""
+def end_middle(parts: list[str], ending: Ending, seconds: float = 0, reason: str = "stop") -> tuple[str, str, str]:
+    """Return the text, its joined chunks and the stop type of parts that arrive `seconds` apart."""
 
     async def events() -> AsyncGenerator[tuple[int, TokenEvent]]:
         for place, part in enumerate(parts):
@@ -193,23 +193,23 @@ def middle_of(parts: list[str], ending: Ending, seconds: float = 0, reason: str 
     ],
 )
 @pytest.mark.parametrize("size", [1, 3, 100])
-def test_lines_have_an_indent(text: str, kept: str | None, size: int):
+def test_n_indent_ends_the_middle_at_a_line_with_less_indentation(text: str, kept: str | None, size: int):
     parts = [text[begin : begin + size] for begin in range(0, len(text), size)]
-    found, joined, stop_type = middle_of(parts, Ending(indent=4))
-    assert found == joined and stop_type == ("eos" if kept is None else "limit")
-    assert found.rstrip(" ") == (text if kept is None else kept).rstrip(" ")
-    assert middle_of(parts, Ending())[0] == text
+    middle, joined, stop_type = end_middle(parts, Ending(indent=4))
+    assert middle == joined and stop_type == ("eos" if kept is None else "limit")
+    assert middle.rstrip(" ") == (text if kept is None else kept).rstrip(" ")
+    assert end_middle(parts, Ending())[0] == text
 
 
-def test_a_time_limit_ends_at_a_line():
+def test_a_time_limit_ends_the_middle_at_a_line():
     parts = ["a", "\n", "b", "c\n", "d"]
-    assert middle_of(parts, Ending(seconds=0.001), 0.01) == ("a\n", "a\n", "limit")
-    assert middle_of(parts, Ending(seconds=60)) == ("a\nbc\nd", "a\nbc\nd", "eos")
-    assert middle_of(["a", "b"], Ending(seconds=0.001), 0.01, "length") == ("ab", "ab", "limit")
+    assert end_middle(parts, Ending(seconds=0.001), 0.01) == ("a\n", "a\n", "limit")
+    assert end_middle(parts, Ending(seconds=60)) == ("a\nbc\nd", "a\nbc\nd", "eos")
+    assert end_middle(["a", "b"], Ending(seconds=0.001), 0.01, "length") == ("ab", "ab", "limit")
 
 
-def test_chunks_of_the_middle(served: Served):
-    """A cursor that has moved, or one more token of the prefix: little is read, unless all is to be exact."""
+def test_infill_reuses_chunks_after_the_cursor_moved(served: Served):
+    """Prefill little, unless n_cache_reuse is 0."""
     text = "".join(chr(97 + place * place % 23) for place in range(240))
     prompts = [(text[:150], {}), (text[3:150], {}), (text[3:151], {"n_cache_reuse": 0}),
                (text[3:152], {"n_cache_reuse": 16})]  # fmt: skip
@@ -221,6 +221,6 @@ def test_chunks_of_the_middle(served: Served):
     assert cold > 150 and moved < 100 and exact > 150 and longer < 30  # the suffix has 60 tokens
 
 
-def test_suffix_first():
+def test_infill_may_put_the_suffix_first():
     gap = parse_request(Body({**GAP, "prompt": "he"}), suffix_first=True).prompts[0]
     assert isinstance(gap, Infill) and gap.suffix_first

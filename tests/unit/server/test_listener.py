@@ -1,4 +1,4 @@
-"""localllm serve as a listener: connections that are quick, an end that is told, clients that speak something else."""
+"""Test localllm serve as a listener: quick connections, announced ends, and clients with other protocols."""
 
 import errno
 import json
@@ -31,19 +31,21 @@ def path(tmp_path) -> str:
 
 
 @pytest.fixture
-def told(path: str):
+def server(path: str):
     with serving({"scripted": lambda: scripted(path, {})}) as served:
         yield served
 
 
-def test_pieces_leave_at_once(told: Served, monkeypatch: pytest.MonkeyPatch):
-    """Without TCP_NODELAY, a second request on a connection waits for the client's delayed acknowledgement."""
+def test_chunks_are_sent_without_delay(server: Served, monkeypatch: pytest.MonkeyPatch):
+    """Set TCP_NODELAY, or a second request waits for the client's delayed acknowledgement."""
     accepted = list[Any]()
-    made = IdleTimeoutProtocol.connection_made
+    connection_made = IdleTimeoutProtocol.connection_made
     monkeypatch.setattr(
-        IdleTimeoutProtocol, "connection_made", lambda self, place: accepted.append(place) or made(self, place)
+        IdleTimeoutProtocol,
+        "connection_made",
+        lambda self, place: accepted.append(place) or connection_made(self, place),
     )
-    connection = HTTPConnection("127.0.0.1", told.port, timeout=30)
+    connection = HTTPConnection("127.0.0.1", server.port, timeout=30)
     for _ in range(3):
         connection.request("GET", "/health")
         assert connection.getresponse().read()
@@ -69,19 +71,19 @@ TOLD = {
 def started(
     *options: str, code: str = "from localllm.cli.main import main; main()"
 ) -> Iterator[tuple[subprocess.Popen, int]]:
-    """A server as users start it, and its port."""
+    """Start a server as users do; yield the process and its port."""
     command = [sys.executable, "-c", code, "serve", str(builtin_model()), "--port", "0", *options]
     with subprocess.Popen(command, cwd=ROOT, stderr=subprocess.PIPE) as process:
         try:
-            found = PORT.search(process.stderr.readline().decode())
-            assert found
-            yield process, int(found[1])
+            match = PORT.search(process.stderr.readline().decode())
+            assert match
+            yield process, int(match[1])
         finally:
             process.kill()
 
 
-def asked(port: int, path: str, stream: bool) -> HTTPConnection:
-    """A connection on which an answer without an end was asked for."""
+def request_endless_answer(port: int, path: str, stream: bool) -> HTTPConnection:
+    """Return a connection on which an endless answer was requested."""
     size = {"/v1/responses": "max_output_tokens"}.get(path, "max_tokens")
     body = {**BEGUN[path], size: 1000, "stream": stream, "ignore_eos": True}
     connection = HTTPConnection("127.0.0.1", port, timeout=60)
@@ -91,13 +93,13 @@ def asked(port: int, path: str, stream: bool) -> HTTPConnection:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("grace", "signals"), [("0.5", 1), ("60", 2)])
-def test_answers_that_are_cut_are_told_so(grace: str, signals: int):
-    """When grace is over, or at the second signal: an error in every stream, 503 for the others, one line on stderr."""
+def test_answers_cut_by_a_shutdown_are_reported_as_errors(grace: str, signals: int):
+    """After the grace period or a second signal: an error in every stream, 503 for the others, one line on stderr."""
     with started("--grace", grace) as (process, port):
-        streams = {path: asked(port, path, True) for path in BEGUN}
+        streams = {path: request_endless_answer(port, path, True) for path in BEGUN}
         replies = {path: connection.getresponse() for path, connection in streams.items()}
         begun = {path: reply.read(20) for path, reply in replies.items()}
-        waiting = asked(port, "/v1/messages", False)
+        waiting = request_endless_answer(port, "/v1/messages", False)
         time.sleep(0.2)
         for _ in range(signals):
             process.send_signal(signal.SIGTERM)
@@ -113,12 +115,12 @@ def test_answers_that_are_cut_are_told_so(grace: str, signals: int):
         assert line.startswith("localllm: 5 responses were cut short: ") and ("--grace" in line) == (signals == 1)
 
 
-def test_a_server_that_does_nothing_is_not_woken(told: Served):
-    told.get("/health")
+def test_an_idle_server_does_not_wake_up(server: Served):
+    server.get("/health")
     turns = []
-    inner = told.loop._run_once
-    told.loop._run_once = lambda: turns.append(inner())
-    told.get("/health")
+    inner = server.loop._run_once
+    server.loop._run_once = lambda: turns.append(inner())
+    server.get("/health")
     time.sleep(0.3)
     begun = len(turns)
     assert begun
@@ -138,7 +140,7 @@ main()
 
 
 @pytest.mark.slow
-def test_the_second_signal_waits_for_no_thread():
+def test_the_second_signal_does_not_wait_for_threads():
     with started(code=STUCK) as (process, port):
         connection = HTTPConnection("127.0.0.1", port, timeout=60)
         connection.request("GET", "/stuck")
@@ -163,8 +165,8 @@ def raw(port: int, data: bytes) -> bytes:
 
 
 @pytest.mark.slow
-def test_clients_that_speak_something_else():
-    """Who offers HTTP/2 or WebSockets is answered in HTTP/1.1; who speaks TLS is refused; all without a word."""
+def test_clients_with_other_protocols_are_answered_or_refused_silently():
+    """Answer offers of HTTP/2 and WebSockets in HTTP/1.1, and refuse TLS."""
     hello = bytes.fromhex("16030100c8010000c40303") + bytes(200)
     with started() as (process, port):
         for offer in (b"h2c", b"websocket"):
@@ -186,7 +188,7 @@ def has_ipv6() -> bool:
 
 @pytest.mark.slow
 @pytest.mark.skipif(not has_ipv6(), reason="this computer has no IPv6")
-def test_localhost_is_both_addresses():
+def test_localhost_listens_on_ipv4_and_ipv6():
     with started() as (process, port):
         for host in ("127.0.0.1", "::1"):
             connection = HTTPConnection(host, port, timeout=30)
@@ -197,7 +199,7 @@ def test_localhost_is_both_addresses():
 
 
 @pytest.mark.parametrize("number", [errno.EADDRNOTAVAIL, errno.EAFNOSUPPORT, errno.EADDRINUSE])
-def test_where_there_is_no_ipv6(number: int, monkeypatch: pytest.MonkeyPatch):
+def test_localhost_works_without_ipv6(number: int, monkeypatch: pytest.MonkeyPatch):
     def refuse(host: str, port: int) -> None:
         try:
             raise OSError(number, "no")
@@ -214,7 +216,7 @@ def test_where_there_is_no_ipv6(number: int, monkeypatch: pytest.MonkeyPatch):
 
 
 class Reader:
-    """Events of a stream as they come."""
+    """A reader of a stream's lines as they arrive."""
 
     def __init__(self, served: Served, path: str, body: dict):
         self._connection = HTTPConnection("127.0.0.1", served.port, timeout=30)
@@ -225,12 +227,12 @@ class Reader:
         return self._reply.readline().decode().rstrip("\n")
 
 
-def test_a_message_begins_before_its_prompt_is_read(told: Served, monkeypatch: pytest.MonkeyPatch):
+def test_a_message_starts_before_its_prompt_is_prefilled(server: Served, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(wire, "KEEP_ALIVE_SECONDS", 0.05)
-    told.chat("x")
-    engine = told.model().engine
+    server.chat("x")
+    engine = server.model().engine
     engine.gate.clear()
-    reader = Reader(told, "/v1/messages", {**BEGUN["/v1/messages"], "max_tokens": 9, "stream": True})
+    reader = Reader(server, "/v1/messages", {**BEGUN["/v1/messages"], "max_tokens": 9, "stream": True})
     assert reader.line() == "event: message_start"
     assert json.loads(reader.line()[6:])["message"]["usage"]["input_tokens"] > 0
     for _ in range(3):
@@ -241,13 +243,13 @@ def test_a_message_begins_before_its_prompt_is_read(told: Served, monkeypatch: p
 
 
 @pytest.mark.parametrize("address", ["/v1/chat/completions", "/v1/completions", "/v1/responses"])
-def test_signs_of_life_are_no_events(told: Served, address: str, monkeypatch: pytest.MonkeyPatch):
-    """A reader that takes an empty line for the end of an event, and knows no comments."""
+def test_keep_alive_lines_are_no_events(server: Served, address: str, monkeypatch: pytest.MonkeyPatch):
+    """Read them as a client that takes an empty line for the end of an event and knows no comments."""
     monkeypatch.setattr(wire, "KEEP_ALIVE_SECONDS", 0.05)
-    told.chat("x")
-    engine = told.model().engine
+    server.chat("x")
+    engine = server.model().engine
     engine.gate.clear()
-    reader = Reader(told, address, {**BEGUN[address], "stream": True})
+    reader = Reader(server, address, {**BEGUN[address], "stream": True})
     time.sleep(0.5)
     engine.gate.set()
     lines = [reader.line() for _ in range(300)]
@@ -262,7 +264,7 @@ def test_signs_of_life_are_no_events(told: Served, address: str, monkeypatch: py
 
 
 def own_address() -> str | None:
-    """Of this computer, other than the loopback's."""
+    """Return an address of this computer other than loopback, if there is one."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         try:
             probe.connect(("192.0.2.1", 9))
@@ -273,7 +275,7 @@ def own_address() -> str | None:
 
 @pytest.mark.slow
 @pytest.mark.skipif(own_address() is None, reason="this computer has no other address")
-def test_other_computers_use_its_address_or_name(tmp_path):
+def test_other_computers_reach_the_server_by_address_or_name(tmp_path):
     (tmp_path / "keys").write_text("# the laptop\ncorrect horse\n")
     (tmp_path / "keys").chmod(0o600)
     options = ["--host", "0.0.0.0", "--api-key-file", str(tmp_path / "keys")]

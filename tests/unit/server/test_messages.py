@@ -1,4 +1,4 @@
-"""Messages and tools in forms that other servers' clients have: they are read as what they mean."""
+"""Test messages and tools in forms that clients of other servers send."""
 
 import base64
 from typing import Any
@@ -20,7 +20,7 @@ TEXT_FILE = "data:text/plain;base64," + base64.b64encode("wörds".encode()).deco
 
 
 @pytest.fixture(scope="module")
-def told(tmp_path_factory):
+def server(tmp_path_factory):
     path = str(write_tiny_model(tmp_path_factory.mktemp("models") / "tiny.gguf", chat_template=QWEN))
     with serving({"scripted": lambda: scripted(path, {"go": call("w", {"a": "x", "n": 3})})}) as served:
         yield served
@@ -39,7 +39,7 @@ def content_of(content: Any, role: str = "user") -> Any:
         ([{"type": "input_file", "file_data": TEXT_FILE.rpartition(",")[2]}], "wörds"),
     ],
 )  # fmt: skip
-def test_parts_of_other_forms(content: Any, text: str):
+def test_content_parts_of_other_forms_become_text(content: Any, text: str):
     assert content_of(content) == text
 
 
@@ -53,7 +53,7 @@ def test_parts_of_other_forms(content: Any, text: str):
         ({"type": "text", "text": 5}, "must have a text"), (5, "a part must be an object"),
     ],
 )  # fmt: skip
-def test_parts_that_cannot_be_read(part: Any, reason: str):
+def test_unreadable_content_parts_are_refused(part: Any, reason: str):
     with pytest.raises(UsageError, match=reason):
         content_of([part])
 
@@ -63,8 +63,8 @@ def test_parts_that_cannot_be_read(part: Any, reason: str):
     [({"a": 1}, '{"a": 1}'), ([{"a": 1}, {"b": "ä"}], '[{"a": 1}, {"b": "ä"}]'), (5, "5"), (False, "false"), ([], ""),
      (["a"], "a"), (None, "")],
 )  # fmt: skip
-def test_results_of_any_form_are_shown(content: Any, text: str):
-    """In each interface."""
+def test_tool_results_of_any_form_become_text(content: Any, text: str):
+    """Compare all APIs."""
     assert content_of(content, "tool") == text
     assert (
         parse_input(body_of({"type": "function_call_output", "call_id": "c", "output": content}))[0]["content"] == text
@@ -79,19 +79,19 @@ def body_of(item: dict[str, Any]) -> Body:
 
 
 @pytest.mark.parametrize("kind", ["thinking", "reasoning"])
-def test_reasoning_in_parts(kind: str):
+def test_reasoning_parts_are_joined(kind: str):
     parts = [{"type": kind, kind: "Hm"}, {"type": kind, "text": "so"}, {"type": "text", "text": "x"}]
     (message,) = parse_messages([{"role": "assistant", "content": parts}])
     assert message == {"role": "assistant", "content": "x", "reasoning_content": "Hm\nso"}
 
 
-def test_calls_of_custom_tools():
+def test_calls_of_custom_tools_become_function_calls():
     called = {"id": "x", "type": "custom", "custom": {"name": "patch", "input": "a\nb"}}
     (message,) = parse_messages([{"role": "assistant", "content": None, "tool_calls": [called]}])
     assert message["tool_calls"][0]["function"] == {"name": "patch", "arguments": {"input": "a\nb"}}
 
 
-def test_a_summary_of_anthropics_is_text():
+def test_summaries_of_anthropic_are_text():
     blocks = [{"type": "compaction", "content": "summary"}]
     assert anthropic_messages.parse_messages([{"role": "assistant", "content": blocks}])[0]["content"] == "summary"
 
@@ -103,38 +103,37 @@ def test_a_summary_of_anthropics_is_text():
         {"type": "string", "minLength": 1.0, "maxLength": 5.0}, {"not": {"type": "null"}},
     ],
 )  # fmt: skip
-def test_tools_with_schemas_that_a_grammar_cannot_hold(told: Served, schema: Any):
-    """That parameter is free, the others are held to their schemas; a strict tool is refused."""
+def test_tool_parameters_beyond_the_grammar_are_unconstrained(server: Served, schema: Any):
+    """Constrain the other parameters, and refuse a strict tool."""
     properties = {"a": schema, "n": {"type": "integer", "maximum": 5}}
     function = {"name": "w", "parameters": {"type": "object", "properties": properties, "required": ["a", "n"]}}
-    reply = told.chat("go", tools=[{"type": "function", "function": function}])
+    reply = server.chat("go", tools=[{"type": "function", "function": function}])
     assert reply.status == 200, reply.json
     (called,) = reply.json["choices"][0]["message"]["tool_calls"]
     assert called["function"]["arguments"] == '{"a":"x","n":3}'
     function["parameters"]["properties"]["n"] = {"type": "integer", "maximum": 2}
-    assert told.chat("go", tools=[{"type": "function", "function": function}]).body.count(b'"n":3') == 0
+    assert server.chat("go", tools=[{"type": "function", "function": function}]).body.count(b'"n":3') == 0
 
 
-def test_strict_tools_are_refused_where_they_cannot_be(told: Served):
+def test_strict_tools_with_unsupported_schemas_are_refused(server: Served):
     schema = {"type": "object", "properties": {"a": {"type": "string", "pattern": "(?=x)y"}}}
     tools = [{"type": "function", "function": {"name": "w", "strict": True, "parameters": schema}}]
-    assert "look-around" in told.chat("go", tools=tools).json["error"]["message"]
+    assert "look-around" in server.chat("go", tools=tools).json["error"]["message"]
 
 
-def test_a_tool_that_is_another_object_altogether(told: Served):
-    """Its arguments are any object."""
+def test_an_unknown_tool_type_takes_any_object(server: Served):
     schema = {
         "type": "object",
         "if": {"properties": {"a": {"pattern": "(?=x)"}}},
         "allOf": [{"not": {"required": ["a"]}}],
     }
     tools = [{"type": "function", "function": {"name": "w", "parameters": schema}}]
-    assert told.chat("go", tools=tools).status == 200
+    assert server.chat("go", tools=tools).status == 200
 
 
 @pytest.mark.parametrize("effort", ["default", "max", "xhigh", None])
-def test_efforts_of_others(told: Served, effort: str | None):
-    assert told.chat("Hi", reasoning_effort=effort, stop=[None, ""]).status == 200
+def test_reasoning_efforts_of_other_providers_are_accepted(server: Served, effort: str | None):
+    assert server.chat("Hi", reasoning_effort=effort, stop=[None, ""]).status == 200
 
 
 @pytest.mark.parametrize(
@@ -142,5 +141,5 @@ def test_efforts_of_others(told: Served, effort: str | None):
     [("/api/v1/models", "/v1/models"), ("/openai/v1/chat/completions", "/v1/chat/completions"),
      ("/openai//v1/v1/models/", "/v1/models"), ("/api/tags", "/api/tags"), ("/other/v1/models", "/other/v1/models")],
 )  # fmt: skip
-def test_addresses_of_other_providers(path: str, meant: str):
+def test_base_paths_of_other_providers_are_normalized(path: str, meant: str):
     assert normalize_path(path, PATHS) == meant

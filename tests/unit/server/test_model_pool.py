@@ -1,4 +1,4 @@
-"""Models by name: loading, unloading, memory; stored conversations."""
+"""Test the model pool: loading, unloading, memory; and stored conversations."""
 
 import asyncio
 import os
@@ -20,13 +20,13 @@ from localllm.server.page import keep_stored_details
 
 
 @pytest.mark.parametrize(("texts", "known"), [("abc", "abc"), ("axc", "a"), ("ab", "ab"), ("abcd", "abc"), ("x", "")])
-def test_what_is_known_of_messages_that_stay(texts: str, known: str):
-    """Up to the first that is another one: what stands behind it is an answer to something else."""
+def test_stored_details_are_kept_up_to_the_first_changed_message(texts: str, known: str):
+    """Drop the details of all messages after it."""
     old = [{"role": "user", "content": text, "tokens": 5} for text in "abc"]
     new = [{"role": "user", "content": text} for text in texts]
-    found = keep_stored_details(old, new)
-    assert [message["content"] for message in found] == [*texts]
-    assert "".join(message["content"] for message in found if "tokens" in message) == known
+    messages = keep_stored_details(old, new)
+    assert [message["content"] for message in messages] == [*texts]
+    assert "".join(message["content"] for message in messages if "tokens" in message) == known
 
 
 TAKES = {"a": 1, "b": 2, "c": 3, "huge": 9}  # times WORKING, which is a part of it
@@ -34,7 +34,7 @@ TAKES = {"a": 1, "b": 2, "c": 3, "huge": 9}  # times WORKING, which is a part of
 
 @pytest.fixture
 def library(monkeypatch: pytest.MonkeyPatch) -> Any:
-    """Makes a shelf of models that take so much, and what happens to them."""
+    """Return a function that makes a pool of models with known sizes, and the list of events."""
     happened: list[Any] = []
 
     def opened(path: str) -> Any:
@@ -59,26 +59,26 @@ def library(monkeypatch: pytest.MonkeyPatch) -> Any:
     return make
 
 
-def test_models_that_were_used_longest_ago_are_put_away(library):
-    made, happened = library(5 * model_pool.OVERHEAD_BYTES, 7)
+def test_the_least_recently_used_model_is_unloaded(library):
+    pool, happened = library(5 * model_pool.OVERHEAD_BYTES, 7)
 
     async def use() -> None:
         for name in ("a", "b", "a", "c"):  # the last needs all of what b has
-            async with made.use(name) as it:
-                assert it.model.path == name and made.resolve(name).active_requests == 1
+            async with pool.use(name) as it:
+                assert it.model.path == name and pool.resolve(name).active_requests == 1
             await asyncio.sleep(0.001)
-        assert made.count_requests() == (4, 6) and made.resolve("b").model is None and made.resolve("b").held_bytes == 0
+        assert pool.count_requests() == (4, 6) and pool.resolve("b").model is None and pool.resolve("b").held_bytes == 0
         held = 4.0 * model_pool.OVERHEAD_BYTES
-        assert await made.measure_memory() == {
+        assert await pool.measure_memory() == {
             "models_open": 2.0, "memory_held_bytes": held, "memory_allowed_bytes": 5.0 * model_pool.OVERHEAD_BYTES,
         }  # fmt: skip
-        made.resolve("a").model.engine.cache_usage = lambda: (3, 99)
-        assert (await made.measure_memory())["memory_held_bytes"] == held + 300
+        pool.resolve("a").model.engine.cache_usage = lambda: (3, 99)
+        assert (await pool.measure_memory())["memory_held_bytes"] == held + 300
         with pytest.raises(MemoryLimitError, match=r"^huge needs 2\.7 GB, but the server's limit is 1\.5 GB$"):
-            async with made.use("huge"):
+            async with pool.use("huge"):
                 pass
-        assert made.resolve("huge").active_requests == 0
-        await made.close()
+        assert pool.resolve("huge").active_requests == 0
+        await pool.close()
 
     asyncio.run(use())
     room = {name: (5 - TAKES[name]) * model_pool.OVERHEAD_BYTES for name in TAKES}
@@ -88,26 +88,26 @@ def test_models_that_were_used_longest_ago_are_put_away(library):
     ]
 
 
-def test_a_model_waits_until_nobody_reads_another_one(library):
-    made, happened = library(3 * model_pool.OVERHEAD_BYTES)
+def test_a_model_waits_until_others_are_no_longer_used(library):
+    pool, happened = library(3 * model_pool.OVERHEAD_BYTES)
 
     async def use() -> None:
         async def third() -> str:
-            async with made.use("c") as it:
+            async with pool.use("c") as it:
                 return it.model.path
 
-        async with made.use("b"):
+        async with pool.use("b"):
             waiting = asyncio.ensure_future(third())
-            while not made._waiting:
+            while not pool._waiting:
                 await asyncio.sleep(0.001)
-            assert made.resolve("c").worker is None
-        assert await asyncio.wait_for(waiting, 60) == "c" and made._waiting == 0
+            assert pool.resolve("c").worker is None
+        assert await asyncio.wait_for(waiting, 60) == "c" and pool._waiting == 0
 
     asyncio.run(use())
     assert [each for each in happened if isinstance(each, str)] == ["open b", "end b", "close b", "open c"]
 
 
-def test_models_have_names_and_files(library):
+def test_models_are_resolved_by_name_or_file(library):
     books = ModelPool({"small": "s.gguf", "large": "l.gguf"}, library, Metrics()).entries
     assert [(name, book.name, book.path) for name, book in books.items()] == [
         ("small", "small", "s.gguf"), ("large", "large", "l.gguf")
@@ -118,8 +118,8 @@ def test_models_have_names_and_files(library):
     )
 
 
-def test_what_a_model_needs_before_it_is_opened(monkeypatch: pytest.MonkeyPatch):
-    """Its weights, its projector and what is computed; the file is closed again."""
+def test_memory_is_estimated_before_a_model_is_opened(monkeypatch: pytest.MonkeyPatch):
+    """Add weights, projector and working memory, and close the file again."""
     closed: list[str] = []
 
     @contextmanager
@@ -133,20 +133,20 @@ def test_what_a_model_needs_before_it_is_opened(monkeypatch: pytest.MonkeyPatch)
     assert ModelEntry("n", "n.gguf").needed_bytes == 300_001_000
 
 
-def test_a_shelf_without_a_limit(library, tmp_path):
-    made, happened = library(None)
+def test_a_pool_without_a_limit_keeps_all_models(library, tmp_path):
+    pool, happened = library(None)
 
     async def use() -> None:
-        async with made.use(None), made.use("huge"):
-            assert await made.measure_memory() == {
+        async with pool.use(None), pool.use("huge"):
+            assert await pool.measure_memory() == {
                 "models_open": 2.0,
                 "memory_held_bytes": 10.0 * model_pool.OVERHEAD_BYTES,
             }
 
     asyncio.run(use())
-    assert happened[1] == ("a", None, None) and made.resolve(None) is made.entries["a"]
+    assert happened[1] == ("a", None, None) and pool.resolve(None) is pool.entries["a"]
     with pytest.raises(UnknownModelError, match=rf"^model '{'x' * 100}' not found; available models: a, b, c, huge$"):
-        made.resolve("x" * 101)
+        pool.resolve("x" * 101)
     (tmp_path / "m").write_bytes(b"")
     os.utime(tmp_path / "m", (5, 77.9))
     assert (

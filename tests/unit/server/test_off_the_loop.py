@@ -1,4 +1,4 @@
-"""Grammars and schemas are compiled outside of the event loop, in all dialects."""
+"""Test that grammars and schemas are compiled outside the event loop, in all APIs."""
 
 import threading
 from pathlib import Path
@@ -25,7 +25,7 @@ REQUESTS: list[tuple[str, dict[str, Any]]] = [
 
 
 @pytest.mark.parametrize(("path", "body"), REQUESTS)
-def test_a_constraint_is_compiled_in_a_thread_of_its_own(
+def test_a_constraint_is_compiled_in_a_worker_thread(
     path: str, body: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     names, check = list[str](), Constraint.__post_init__

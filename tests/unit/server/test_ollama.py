@@ -1,4 +1,4 @@
-"""localllm serve as Ollama's clients use it: the package ollama, and curl as Ollama's documentation has it."""
+"""Test localllm serve with Ollama's clients: the package ollama, and the requests of its documentation."""
 
 import json
 
@@ -27,8 +27,8 @@ def served(tmp_path_factory):
     folder = tmp_path_factory.mktemp("models")
     path = write_tiny_model(folder / "tiny.gguf", chat_template=THINKING)
     fim = str(write_fim_model(folder))
-    with serving({"scripted": lambda: scripted(str(path), SCRIPT), "guide": GUIDE, "fim": fim}) as found:
-        yield found
+    with serving({"scripted": lambda: scripted(str(path), SCRIPT), "guide": GUIDE, "fim": fim}) as server:
+        yield server
 
 
 def lines(reply: Reply) -> list[dict]:
@@ -39,7 +39,7 @@ def lines(reply: Reply) -> list[dict]:
 # ---- answers
 
 
-def test_chat_streams_lines_unless_told_otherwise(served: Served):
+def test_chat_streams_lines_unless_stream_is_false(served: Served):
     body = {"model": "scripted", "messages": HELLO}
     parts = lines(served.post("/api/chat", body))
     assert "".join(part["message"]["content"] for part in parts) == "Hello there."
@@ -64,7 +64,7 @@ def test_generate_uses_the_template_unless_raw(served: Served):
     assert "".join(part["response"] for part in parts) == text and parts[-1]["done_reason"] == "length"
 
 
-def test_context_goes_on_with_what_was_said(served: Served):
+def test_context_continues_the_conversation(served: Served):
     first = served.post("/api/generate", {"model": "scripted", "prompt": "hello", "stream": False}).json
     again = {"model": "scripted", "prompt": "think", "context": first["context"], "stream": False}
     assert served.post("/api/generate", again).json["response"] == "It is four."
@@ -73,7 +73,7 @@ def test_context_goes_on_with_what_was_said(served: Served):
     assert served.post("/api/generate", {**again, "context": ["x"]}).status == 400
 
 
-def test_thoughts_are_apart(served: Served):
+def test_reasoning_is_returned_apart_from_the_answer(served: Served):
     body = {"model": "scripted", "messages": [{"role": "user", "content": "think"}]}
     message = served.post("/api/chat", {**body, "stream": False, "think": True}).json["message"]
     assert message == {"role": "assistant", "content": "It is four.", "thinking": "Hm, well."}
@@ -98,7 +98,7 @@ def test_format_is_a_schema_or_json(served: Served):
     assert parse_request(Body({"format": "json"}), ["a"]).options.constraint is not None
 
 
-def test_options_by_their_names():
+def test_options_have_the_names_of_ollama():
     options = {"num_predict": -1, "top_k": 3, "typical_p": 0.5, "stop": ["a"], "num_ctx": 4096, "magic": 1}
     body = Body({"model": "a:latest", "options": options})
     parsed = parse_request(body, ["x"])
@@ -109,7 +109,7 @@ def test_options_by_their_names():
         parse_request(Body({"options": {"num_predict": "x"}}), ["x"])
 
 
-def test_logprobs(served: Served):
+def test_chat_returns_logprobs(served: Served):
     body = {"model": "scripted", "messages": HELLO, "stream": False, "logprobs": True, "top_logprobs": 2}
     logprobs = served.post("/api/chat", body).json["logprobs"]
     assert len(logprobs) == 10 and len(logprobs[0]["top_logprobs"]) == 2
@@ -129,7 +129,7 @@ def test_models_are_listed_and_described(served: Served):
     assert served.get("/api/version").json["version"].count(".") == 2
 
 
-def test_a_model_is_shown_with_its_arrays_on_request(served: Served):
+def test_show_returns_arrays_only_if_verbose(served: Served):
     brief, whole = (served.post("/api/show", {"model": "fim", "verbose": verbose}).json for verbose in (False, True))
     with GGUFFile.open(served.service.pool.entries["fim"].path) as file:
         tokens, count = file.metadata["tokenizer.ggml.tokens"], len(file.tensors)
@@ -153,7 +153,7 @@ def test_a_raw_answer_has_no_context(served: Served, is_streaming: bool):
         assert reply.status == 400 and reply.json["error"].startswith("raw must be without system and context")
 
 
-def test_models_are_opened_and_unloaded(served: Served):
+def test_empty_requests_load_and_unload_models(served: Served):
     assert served.post("/api/generate", {"model": "guide"}).json["done_reason"] == "load"
     (running,) = [model for model in served.get("/api/ps").json["models"] if model["name"] == "guide"]
     assert running["context_length"] > 0 and running["size_vram"] == 0 and running["expires_at"] > "2100"
@@ -161,7 +161,7 @@ def test_models_are_opened_and_unloaded(served: Served):
     assert gone["done_reason"] == "unload" and gone["message"]["content"] == ""
 
 
-def test_a_pull_of_a_model_that_is_here_succeeds(served: Served):
+def test_a_pull_of_a_local_model_succeeds(served: Served):
     for name in ("guide", "guide:latest"):
         assert served.post("/api/pull", {"model": name, "stream": False}).json == {"status": "success"}
         lines = served.post("/api/pull", {"name": name}).body.splitlines()
@@ -175,12 +175,12 @@ def test_a_pull_of_a_model_that_is_here_succeeds(served: Served):
     ("POST", "create", "create models: [model.NAME] and [aliases] in config.toml"), ("POST", "push", "publish models"),
     ("POST", "copy", "copy models: [aliases] in config.toml gives one another name"),
 ])  # fmt: skip
-def test_a_change_is_refused_with_what_does_it_here(served: Served, method: str, change: str, way: str):
+def test_changing_models_is_refused_with_the_right_command(served: Served, method: str, change: str, way: str):
     reply = served.ask(method, f"/api/{change}", b'{"model": "other"}', {"Content-Type": "application/json"})
     assert reply.status == 501 and reply.json["error"].startswith(f"this server does not {way}")
 
 
-def test_models_that_were_added_after_the_start_are_served(tmp_path):
+def test_models_added_after_the_start_are_served(tmp_path):
     path, added = str(write_tiny_model(tmp_path / "tiny.gguf")), list[tuple]()
     find = lambda names: [each for each in added if each[0] not in names]  # noqa: E731
     with serving({"first": path}) as served:
@@ -196,7 +196,7 @@ def test_models_that_were_added_after_the_start_are_served(tmp_path):
         assert served.chat("Hi", model="third", max_tokens=1).json["model"] == "third"
 
 
-def test_what_a_page_sends_has_to_be_json(served: Served):
+def test_requests_of_browsers_must_be_json(served: Served):
     data = json.dumps({"model": "scripted", "messages": HELLO, "stream": False}).encode()
     form = {"Content-Type": "application/x-www-form-urlencoded"}
     assert served.ask("POST", "/api/chat", data, form).status == 200  # curl -d
@@ -204,14 +204,14 @@ def test_what_a_page_sends_has_to_be_json(served: Served):
     assert served.ask("POST", "/v1/chat/completions", data, form).status == 415
 
 
-def test_counts_as_ollama_writes_them():
+def test_counts_are_formatted_as_ollama_does():
     assert [human_count(n) for n in (999, 12_500, 494_030_000, 1_540_000_000)] == ["999", "12.50K", "494.03M", "1.5B"]
 
 
 # ---- the package
 
 
-def test_package(served: Served):
+def test_the_ollama_package_chats_streams_and_calls_tools(served: Served):
     ollama = pytest.importorskip("ollama", reason="needs the package ollama, of the extra dev")
     client = ollama.Client(host=served.url)
     assert [model.model for model in client.list().models] == ["guide", "fim"]
@@ -229,14 +229,14 @@ def test_package(served: Served):
         client.chat("nobody", HELLO)
 
 
-def test_package_embeds(tmp_path):
+def test_the_ollama_package_embeds(tmp_path):
     ollama = pytest.importorskip("ollama", reason="needs the package ollama, of the extra dev")
     with serving({"bert": str(write_wordpiece_model("bert", tmp_path / "bert.gguf"))}) as served:
         client = ollama.Client(host=served.url)
         body = {"model": "bert", "input": ["the cat", "words"]}
         expected = [item["embedding"] for item in served.post("/v1/embeddings", body).json["data"]]
-        found = client.embed("bert", body["input"])
-        assert found.embeddings == expected and found.prompt_eval_count > 2
+        result = client.embed("bert", body["input"])
+        assert result.embeddings == expected and result.prompt_eval_count > 2
         assert client.embeddings("bert", "the cat").embedding == pytest.approx(expected[0], abs=1e-4)
         assert client.show("bert").capabilities == ["embedding"]
         assert len(client.embed("bert", ["cat " * 2000]).embeddings) == 1  # cut

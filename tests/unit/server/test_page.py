@@ -1,4 +1,4 @@
-"""The page of localllm serve: it is whole, asks nobody else, can be used without a mouse, and keeps conversations."""
+"""Test the page of localllm serve: self-contained, usable without a mouse, and saving conversations as chat does."""
 
 import re
 import shutil
@@ -27,12 +27,12 @@ def served(tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path / "data"))
     path = str(write_tiny_model(tmp_path / "tiny.gguf"))
     rules = Rules(origins=["https://friend.example"])
-    with serving({"scripted": lambda: scripted(path, {})}, rules) as found:
-        yield found
+    with serving({"scripted": lambda: scripted(path, {})}, rules) as server:
+        yield server
 
 
 class Controls(HTMLParser):
-    """What a page has."""
+    """A parser of a page's controls."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -50,7 +50,7 @@ class Controls(HTMLParser):
             pass
 
 
-def test_it_asks_nobody_else(served: Served):
+def test_the_page_loads_nothing_from_elsewhere(served: Served):
     reply = served.get("/")
     policy = reply.headers["content-security-policy"]
     assert (
@@ -63,31 +63,31 @@ def test_it_asks_nobody_else(served: Served):
     assert not re.search(r"https?://|//[a-z]+\.|@import|<link|<img|eval\(|innerHTML|onclick=|style=", SOURCE)
 
 
-def test_it_works_without_a_mouse():
-    """Every control has a label, and nothing is a button that is none; what comes is read out."""
-    found = Controls()
-    found.feed(SOURCE)
-    tags = dict(found.tags)
-    assert found.unlabelled == [] and found.open == []
-    assert ("lang", "en") in tags["html"].items() and "width=device-width" in str(found.tags)
-    log = next(attributes for tag, attributes in found.tags if tag == "main")
+def test_the_page_can_be_used_without_a_mouse():
+    """Label every control, use real buttons, and announce new messages."""
+    controls = Controls()
+    controls.feed(SOURCE)
+    tags = dict(controls.tags)
+    assert controls.unlabelled == [] and controls.open == []
+    assert ("lang", "en") in tags["html"].items() and "width=device-width" in str(controls.tags)
+    log = next(attributes for tag, attributes in controls.tags if tag == "main")
     assert (log["role"], log["aria-live"], log["tabindex"]) == ("log", "polite", "0") and log["aria-label"]
-    assert all(attributes.get("type") in ("button", "submit") for tag, attributes in found.tags if tag == "button")
-    assert any(attributes.get("role") == "status" for _, attributes in found.tags)
+    assert all(attributes.get("type") in ("button", "submit") for tag, attributes in controls.tags if tag == "button")
+    assert any(attributes.get("role") == "status" for _, attributes in controls.tags)
 
 
 @pytest.mark.skipif(shutil.which("node") is None, reason="needs node")
-def test_its_script_is_valid(tmp_path):
+def test_the_script_of_the_page_is_valid_javascript(tmp_path):
     script = tmp_path / "page.js"
     script.write_text(re.findall("<script>(.*?)</script>", SOURCE, re.DOTALL)[0], encoding="utf-8")
     assert subprocess.run(["node", "--check", script], capture_output=True).stderr == b""
 
 
-def test_the_hashes_are_of_what_is_there():
+def test_the_content_security_policy_has_the_current_hashes():
     assert load_page()[0] == FILE.read_bytes()
 
 
-def test_conversations_are_those_of_chat(served: Served):
+def test_conversations_of_the_page_are_sessions_of_chat(served: Served):
     assert served.get("/sessions").json == {"sessions": []}
     body = b'{"messages": %s, "model": "scripted"}' % repr(SAID).replace("'", '"').encode()
     put = {"Content-Type": "application/json"}
@@ -97,8 +97,8 @@ def test_conversations_are_those_of_chat(served: Served):
         assert served.ask("PUT", "/sessions/trip", body, put).status == 400  # a chat has it open
         file.write([{**SAID[0]}, {**SAID[1], "finish": "stop", "tokens": 5}])
     assert served.get("/sessions").json == {"sessions": [{"name": "trip"}]}
-    told = served.get("/sessions/trip").json["messages"]
-    assert [message["content"] for message in told] == ["hello", "HELLO"]
+    messages = served.get("/sessions/trip").json["messages"]
+    assert [message["content"] for message in messages] == ["hello", "HELLO"]
     longer = b'{"messages": %s}' % repr([*SAID, *SAID]).replace("'", '"').encode()
     assert served.ask("PUT", "/sessions/trip", longer, put).status == 200
     kept = sessions.read("trip").messages
@@ -107,7 +107,7 @@ def test_conversations_are_those_of_chat(served: Served):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["..", "%2e%2e", "..%2fx", "a%2fb", ".hidden", "x" * 99, "a%00b", "a%0ab"])
-def test_names_that_are_none(served: Served, name: str):
+def test_invalid_session_names_are_refused(served: Served, name: str):
     assert served.get(f"/sessions/{name}").status in (400, 404)
     reply = served.ask("PUT", f"/sessions/{name}", b'{"messages": []}', {"Content-Type": "application/json"})
     assert reply.status in (400, 404) and not sessions.names()
@@ -118,13 +118,13 @@ def test_names_that_are_none(served: Served, name: str):
     "body", [b"{}", b'{"messages": 5}', b'{"messages": [{"role": "tool", "content": "x"}]}', b'{"messages": [{}]}',
              b'{"messages": [{"role": "user", "content": "x"}, {"role": "system", "content": "x"}]}']
 )  # fmt: skip
-def test_nonsense_is_not_kept(served: Served, body: bytes):
+def test_invalid_conversations_are_not_saved(served: Served, body: bytes):
     assert served.ask("PUT", "/sessions/a", body, {"Content-Type": "application/json"}).status == 400
     assert not sessions.names()
 
 
-def test_conversations_are_for_nobody_else(served: Served):
-    """Not even for a site that may ask the model."""
+def test_conversations_are_not_for_other_sites(served: Served):
+    """Refuse even sites that may use the model."""
     assert served.get("/v1/models", Origin="https://friend.example").status == 200
     for method, address in (
         ("GET", "/sessions"),
@@ -148,8 +148,8 @@ ASKED = {
 
 @pytest.mark.slow
 @pytest.mark.skipif(CHROMIUM is None, reason="needs Chromium")
-def test_in_a_browser(tmp_path, monkeypatch):
-    """With the keyboard alone: ask, stop, edit, keep, and find it again; at a phone's width."""
+def test_the_page_works_by_keyboard_in_a_browser(tmp_path, monkeypatch):
+    """Ask, stop, edit, save, and find the conversation again, at a phone's width."""
     monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path / "data"))
     path = str(write_tiny_model(tmp_path / "tiny.gguf", chat_template=THINKS))
     with serving({"scripted": lambda: scripted(path, ASKED)}) as served, tab(tmp_path / "browser") as browser:
@@ -211,9 +211,11 @@ PAINTED = """(async () => {
 
 @pytest.mark.slow
 @pytest.mark.skipif(CHROMIUM is None, reason="needs Chromium")
-def test_images_in_a_browser(tmp_path, monkeypatch):
-    """Chosen and pasted, looked at before and behind sending, taken away, and given back by Edit; they reach the model;
-    such a conversation is not kept; a model without a projector is shown none."""
+def test_images_can_be_attached_in_a_browser(tmp_path, monkeypatch):
+    """Choose, paste, preview, remove and edit images, which reach the model; do not save such
+    a conversation, nor offer images to a model without a projector.
+
+    """
     monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path / "data"))
     write(seeing("gemma3", seed=5, context=2048), tmp_path / "tiny.gguf")
     write_projector(projector("gemma3"), tmp_path / "mmproj-tiny.gguf")

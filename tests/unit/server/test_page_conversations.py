@@ -1,4 +1,4 @@
-"""The page of localllm serve in headless Chromium: nothing that was asked, answered or typed is lost or misplaced."""
+"""Test the page in headless Chromium: no question, answer or draft is lost or put in the wrong conversation."""
 
 import json
 from collections.abc import Iterator
@@ -61,7 +61,7 @@ class Page:
         self.until(f"document.querySelectorAll('article').length === {count + 2} && !$('send').hidden")
 
     def choose(self, text: str) -> None:
-        """Choose a conversation by what the list says."""
+        """Choose a conversation by its text in the list."""
         option = f"[...$('sessions').options].find((each) => each.textContent.startsWith({text!r}))"
         self.until(f"Boolean({option})")
         self.value(f"$('sessions').value = {option}.value, $('sessions').dispatchEvent(new Event('change'))")
@@ -88,12 +88,12 @@ class Page:
 
 
 def contents(name: str) -> list[str]:
-    """Return the texts of a session, none if it does not exist yet."""
+    """Return the texts of a session, [] if it does not exist."""
     return [message["content"] for message in sessions.read(name).messages] if sessions.exists(name) else []
 
 
-def saved(name: str, *texts: str) -> None:
-    """Save a conversation of these texts, as `localllm chat` does."""
+def save_session(name: str, *texts: str) -> None:
+    """Save a conversation of these texts as `localllm chat` does."""
     roles = ["user", "assistant"] * len(texts)
     with sessions.SessionFile(name) as file:
         file.write([{"role": role, "content": text} for role, text in zip(roles, texts, strict=False)])
@@ -107,7 +107,7 @@ def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Tab]:
 
 @pytest.fixture
 def page(browser: Tab, tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> Iterator[Page]:
-    """A server of two models of different weights; each test has another origin, so another storage."""
+    """Serve two models with different weights; each test has its own origin and so its own storage."""
     monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path / "data"))
     paths = [
         str(write_tiny_model(tmp_path / f"{name}.gguf", seed, chat_template=THINKS)) for seed, name in enumerate("ab")
@@ -123,7 +123,7 @@ def page(browser: Tab, tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> Iterat
 
 
 def hold(page: Page, model: str = "first") -> Any:
-    """Hold the runs of a model, which is opened first; return what lets them go on."""
+    """Open a model and block its runs; return the gate."""
     page.served.chat("warm", model=model)
     gate = page.served.model(model).engine.gate
     gate.clear()
@@ -132,8 +132,8 @@ def hold(page: Page, model: str = "first") -> Any:
 
 @pytest.mark.parametrize("is_begun", [False, True])
 def test_an_answer_goes_into_the_conversation_of_its_question(page: Page, is_begun: bool):
-    saved("C1", "one", "ONE")
-    saved("C2", "two", "TWO")
+    save_session("C1", "one", "ONE")
+    save_session("C2", "two", "TWO")
     page.reload()
     page.choose("C2")
     page.until_shown("two", "TWO")
@@ -153,7 +153,7 @@ def test_an_answer_goes_into_the_conversation_of_its_question(page: Page, is_beg
     page.until_shown("two", "TWO", "rivers", SCRIPT["rivers"])
 
 
-def test_two_answers_are_written_at_once_and_stop_ends_the_one_that_is_shown(page: Page):
+def test_two_answers_stream_at_once_and_stop_ends_the_visible_one(page: Page):
     gate = hold(page)
     page.send("long")
     page.click("fresh")
@@ -170,7 +170,7 @@ def test_two_answers_are_written_at_once_and_stop_ends_the_one_that_is_shown(pag
     page.until("$('text').value === 'rivers'")
 
 
-def test_a_conversation_is_saved_by_itself_after_every_answer(page: Page):
+def test_a_conversation_is_saved_after_every_answer(page: Page):
     page.ask("rivers")
     until(lambda: contents("rivers") == ["rivers", SCRIPT["rivers"]])
     page.ask("more?")
@@ -183,8 +183,8 @@ def test_a_conversation_is_saved_by_itself_after_every_answer(page: Page):
     page.until_shown("rivers", SCRIPT["rivers"])
 
 
-def test_a_name_that_is_taken_is_refused_and_overwrites_nothing(page: Page):
-    saved("D1", "gold", "GOLD")
+def test_an_existing_name_is_refused_and_not_overwritten(page: Page):
+    save_session("D1", "gold", "GOLD")
     page.ask("silver")
     until(lambda: "silver" in sessions.names())
     page.save_as("D1")
@@ -197,19 +197,19 @@ def test_a_name_that_is_taken_is_refused_and_overwrites_nothing(page: Page):
     until(lambda: contents("D2") == ["silver", "SILVER", "more", "MORE"])
 
 
-def test_a_name_that_is_taken_during_an_answer_is_not_overwritten(page: Page):
+def test_a_name_taken_during_an_answer_is_not_overwritten(page: Page):
     gate = hold(page)
     page.send("silver")
     page.save_as("D1")
     page.until("$('status').textContent.includes('after its answer')")
-    saved("D1", "gold", "GOLD")
+    save_session("D1", "gold", "GOLD")
     gate.set()
     page.until("$('sessions').value === 'D1 2'")
     assert contents("D1") == ["gold", "GOLD"] and contents("D1 2") == ["silver", "SILVER"]
     assert page.status == "“D1” exists already; this is saved as “D1 2”."
 
 
-def test_a_name_that_is_given_while_an_answer_is_being_saved_counts(page: Page):
+def test_a_name_given_while_an_answer_is_being_saved_is_used(page: Page):
     page.value(
         "window.fetch = ((old) => async (path, ...more) => { if (path === 'sessions/silver') "
         "await new Promise((resolve) => { window.go = resolve; }); return old(path, ...more); })(window.fetch)"
@@ -223,12 +223,12 @@ def test_a_name_that_is_given_while_an_answer_is_being_saved_counts(page: Page):
     assert sessions.names() == ["D1"] and contents("D1") == ["silver", "SILVER"]
 
 
-def test_a_conversation_that_was_continued_elsewhere_is_not_overwritten(page: Page):
-    saved("C1", "one", "ONE")
+def test_a_conversation_continued_elsewhere_is_not_overwritten(page: Page):
+    save_session("C1", "one", "ONE")
     page.reload()
     page.choose("C1")
     page.until_shown("one", "ONE")
-    saved("C1", "one", "ONE", "there", "THERE")
+    save_session("C1", "one", "ONE", "there", "THERE")
     page.ask("here")
     until(lambda: "C1 2" in sessions.names())
     assert contents("C1") == ["one", "ONE", "there", "THERE"]
@@ -237,7 +237,7 @@ def test_a_conversation_that_was_continued_elsewhere_is_not_overwritten(page: Pa
     assert page.status == "“C1” was changed elsewhere; this is saved as “C1 2”."
 
 
-def test_a_reload_during_an_answer_loses_neither_question_nor_answer(page: Page):
+def test_a_reload_during_an_answer_keeps_question_and_answer(page: Page):
     gate = hold(page)
     page.send("rivers")
     page.until("!$('stop').hidden")
@@ -256,7 +256,7 @@ def test_a_reload_during_an_answer_loses_neither_question_nor_answer(page: Page)
 
 
 def test_drafts_stay_with_their_conversations(page: Page):
-    saved("C1", "one", "ONE")
+    save_session("C1", "one", "ONE")
     page.reload()
     page.type("a new question")
     page.choose("C1")
@@ -298,7 +298,7 @@ def test_a_conversation_has_its_own_model(page: Page, tmp_path: Any):
         assert sessions.read("rivers").model == sessions.describe_model(file), "the file names who answered"
 
 
-def test_a_model_that_is_not_served_is_not_replaced_silently(page: Page):
+def test_an_unserved_model_is_not_replaced_silently(page: Page):
     with sessions.SessionFile("old") as file:
         file.chat.model = sessions.SessionModel("gone", "/gone.gguf", "0123456789abcdef")
         file.write([{"role": "user", "content": "one"}, {"role": "assistant", "content": "ONE"}])
@@ -310,7 +310,7 @@ def test_a_model_that_is_not_served_is_not_replaced_silently(page: Page):
     assert page.value("$('text').value") == "two" and page.articles == ["one", "ONE"]
 
 
-def test_a_failed_question_goes_back_to_where_it_was_typed(page: Page):
+def test_a_failed_question_returns_to_its_text_field(page: Page):
     page.value("window.fetch = () => Promise.reject(new TypeError('no net'))")
     page.send("rivers")
     page.until("$('status').textContent === 'no net'")
@@ -318,7 +318,7 @@ def test_a_failed_question_goes_back_to_where_it_was_typed(page: Page):
 
 
 @pytest.mark.parametrize("width", WIDTHS)
-def test_blocks_of_code_have_one_ground_and_fit(page: Page, width: int):
+def test_code_blocks_have_one_background_and_fit(page: Page, width: int):
     page.resize(width)
     page.ask("code")
     ground = "getComputedStyle(document.querySelector('{}')).backgroundColor"

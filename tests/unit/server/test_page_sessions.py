@@ -1,4 +1,4 @@
-"""The conversations of the page: none is overwritten by another, and each names the model that answered."""
+"""Test saved conversations of the page: none overwrites another, and each names the model that answered."""
 
 import asyncio
 import json
@@ -24,7 +24,7 @@ TURN = {"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Yes"
 
 @pytest.fixture
 def page_of(monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -> Any:
-    """Write and read sessions as the page does; model: a name of the pool, of the file NAME.gguf."""
+    """Return functions that write and read sessions as the page does; model names the pool's NAME.gguf."""
     for name in ("XDG_DATA_HOME", "XDG_STATE_HOME", "LOCALAPPDATA"):
         monkeypatch.setenv(name, str(tmp_path))
     body: Any = {}
@@ -53,7 +53,7 @@ def page_of(monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -> Any:
     return SimpleNamespace(write=write, read=read, entries=entries, served=served, path=tmp_path)
 
 
-def test_a_page_writes_a_session(page_of: Any, monkeypatch: pytest.MonkeyPatch):
+def test_the_page_writes_a_session(page_of: Any, monkeypatch: pytest.MonkeyPatch):
     revision = page_of.write("a", *TURN, model="m")
     assert page_of.read("a") == {"messages": [*TURN], "model": "m", "revision": revision}
     longer = {"role": "system", "content": "Be short"}, *TURN
@@ -69,14 +69,14 @@ def test_a_page_writes_a_session(page_of: Any, monkeypatch: pytest.MonkeyPatch):
 
 
 @pytest.mark.parametrize("fields", [{}, {"revision": ""}, {"revision": "0123456789abcdef"}])
-def test_a_page_does_not_overwrite_another_conversation(page_of: Any, fields: dict[str, str]):
+def test_the_page_does_not_overwrite_another_conversation(page_of: Any, fields: dict[str, str]):
     page_of.write("a", *TURN, model="m")
     with pytest.raises(RejectedRequestError, match="another conversation 'a'") as failure:
         page_of.write("a", {"role": "user", "content": "Silver"}, {"role": "assistant", "content": "No"}, **fields)
     assert failure.value.status == 409 and page_of.read("a")["messages"] == [*TURN]
 
 
-def test_a_name_that_replaces_another_removes_only_the_same_conversation(page_of: Any):
+def test_renaming_removes_only_the_same_conversation(page_of: Any):
     page_of.write("a", *TURN)
     page_of.write("b", *TURN, revision="", replaces="a")
     assert sessions.names() == ["b"]
@@ -86,8 +86,8 @@ def test_a_name_that_replaces_another_removes_only_the_same_conversation(page_of
     assert sorted(sessions.names()) == ["a", "b", "c", "d"]
 
 
-def test_a_page_writes_the_model_that_answered(page_of: Any):
-    """By its own name and its weights, as `localllm chat` does; who continues with another one is named."""
+def test_the_page_saves_the_model_that_answered(page_of: Any):
+    """Save its name and weights as `localllm chat` does; report another model that continues."""
     revision = page_of.write("a", *TURN, model="m")
     with GGUFFile.open(page_of.entries["m"].path) as file:
         expected = sessions.describe_model(file)
@@ -100,8 +100,8 @@ def test_a_page_writes_the_model_that_answered(page_of: Any):
     assert sessions.read("b").model == sessions.SessionModel("gone", page_of.entries["gone"].path)
 
 
-def test_a_page_finds_the_model_of_a_conversation(page_of: Any):
-    """By the name that answered, or by the file, wherever it is now; else it is told which one is not served."""
+def test_the_page_finds_the_model_of_a_conversation(page_of: Any):
+    """Find it by name or file, or report that it is not served."""
     answer = {**TURN[1], "model": "other"}
     page_of.write("a", TURN[0], answer, model="m")
     assert page_of.read("a")["model"] == "other" and page_of.read("a")["messages"] == [TURN[0], answer]
@@ -115,7 +115,7 @@ def test_a_page_finds_the_model_of_a_conversation(page_of: Any):
     assert page_of.read("b")["model"] == sessions.read("b").model.name
 
 
-def test_a_session_is_of_the_same_model_by_its_weights_or_else_by_its_file():
+def test_sessions_have_the_same_model_by_weights_or_file():
     first, moved = sessions.SessionModel("m", "/m.gguf", "1"), sessions.SessionModel("x", "/x.gguf", "1")
     assert first.is_same(moved) and not first.is_same(sessions.SessionModel("m", "/m.gguf", "2"))
     assert first.is_same(sessions.SessionModel("q", "/m.gguf")) and not first.is_same(sessions.SessionModel("m", "/q"))

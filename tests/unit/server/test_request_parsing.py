@@ -1,4 +1,4 @@
-"""Requests of every API become questions: fields, messages, options, images."""
+"""Test how requests of every API are parsed: fields, messages, options, images."""
 
 from functools import partial
 from typing import Any
@@ -32,10 +32,10 @@ from localllm.server.request_options import (
     parse_tool_choice,
     parse_tools,
 )
-from tests.unit.server.server_parts import HI, claude, response, text
+from tests.unit.server.server_parts import HI, completion_request, messages_request, responses_request
 
 
-def test_kinds_of_fields():
+def test_fields_are_checked_for_their_types():
     body = Body({"t": "x", "n": 1.5, "i": 3, "b": True, "l": [1], "o": {"a": 1}, "none": None})
     assert (body.get_text("t"), body.get_int("i"), body.get_bool("b")) == ("x", 3, True)
     assert body.get_list("l") == [1] and body.get_mapping("o") == {"a": 1} and body.get_object("o").get("a") == 1
@@ -64,7 +64,7 @@ def test_kinds_of_fields():
 @pytest.mark.parametrize(("value", "least", "most", "fits"), [
     (0, 0, None, True), (-1, 0, None, False), (1, 1, 3, True), (3, 1, 3, True), (4, 1, 3, False), (0, 1, 3, False),
 ])  # fmt: skip
-def test_borders_of_numbers(value: int, least: int, most: int | None, fits: bool):
+def test_integers_are_checked_for_their_bounds(value: int, least: int, most: int | None, fits: bool):
     if fits:
         assert Body({"x": value}).get_int("x", least, most) == value
     else:
@@ -72,7 +72,7 @@ def test_borders_of_numbers(value: int, least: int, most: int | None, fits: bool
             Body({"x": value}).get_int("x", least, most)
 
 
-def test_what_nobody_has_read():
+def test_unread_fields_are_reported_as_ignored():
     body = Body({"a": 1, "b": 2, "c": "high", "d": [], "e": 0})
     body.get("a")
     assert body.get_choice("c", ("low", "high")) == "high" and body.ignored == ["b", "d", "e"]
@@ -84,8 +84,8 @@ def test_what_nobody_has_read():
         body.reject("a", "why")
 
 
-def test_sampling_by_every_name():
-    given = {
+def test_sampling_fields_have_several_names():
+    fields = {
         "temperature": 0.5,
         "repetition_penalty": 1.2,
         "typical_p": 0.9,
@@ -93,9 +93,9 @@ def test_sampling_by_every_name():
         "logit_bias": {"7": 1},
         "top_k": None,
     }
-    found = parse_sampling(Body(given))
-    assert (found.temperature, found.repeat_penalty, found.typical, found.seed) == (0.5, 1.2, 0.9, None)
-    assert found.logit_bias == {7: 1} and found.top_k is None and parse_sampling(Body({"seed": 0})).seed == 0
+    sampling = parse_sampling(Body(fields))
+    assert (sampling.temperature, sampling.repeat_penalty, sampling.typical, sampling.seed) == (0.5, 1.2, 0.9, None)
+    assert sampling.logit_bias == {7: 1} and sampling.top_k is None and parse_sampling(Body({"seed": 0})).seed == 0
     assert parse_biases({"0": 1.0, "999999999": -1.0}) == {0: 1.0, 999999999: -1.0}
     for odd in ("-1", "x", "1.0", "", "1" * 20):
         with pytest.raises(UsageError, match="logit_bias must be an object of numbers by token id"):
@@ -103,16 +103,16 @@ def test_sampling_by_every_name():
 
 
 @pytest.mark.parametrize("name", ["a\nb: c", "a\rb", "a\x00", "\x7f", "ä", "a,b"])
-def test_what_a_header_tells_is_one_line(name: str):
-    """Of names that a caller chose: a line's end would begin a header of his own."""
+def test_a_header_has_no_line_break_of_the_client(name: str):
+    """Keep field names of the request from starting another header."""
     body = Body({"fine": 1, name: 2, "x" * 50: 3})
     assert extension_headers(body) == {IGNORED_HEADER: f"fine, {'x' * 40}"}
 
 
-def test_fields_that_mean_nothing_are_named():
-    """But for those that others send always."""
-    given = {"input": "Hi", "user": "me", "store": False, "include": [], "background": None, "odd": 1, "even": 2}
-    body = Body(given)
+def test_ignored_fields_are_reported():
+    """Leave out those that clients always send."""
+    fields = {"input": "Hi", "user": "me", "store": False, "include": [], "background": None, "odd": 1, "even": 2}
+    body = Body(fields)
     assert question_of_responses(body) and extension_headers(body) == {IGNORED_HEADER: "odd, even"}
 
 
@@ -123,13 +123,13 @@ def conversation_of_responses(items: Any) -> list[dict[str, Any]]:
     return parse_input(Body({"input": items}))
 
 
-def test_what_a_response_is_asked_for():
-    given = {"input": "Hi", "model": "m", "instructions": "Be short", "max_output_tokens": 1, "temperature": 0.5,
+def test_a_response_request_is_parsed():
+    fields = {"input": "Hi", "model": "m", "instructions": "Be short", "max_output_tokens": 1, "temperature": 0.5,
              "reasoning": {"effort": "minimal"}, "tools": [FUNCTION], "parallel_tool_calls": False}  # fmt: skip
-    found = question_of_responses(Body(given))
-    assert found and (found.model, found.n, found.top_logprobs) == ("m", 1, None)
-    assert found.prompts == [[{"role": "system", "content": "Be short"}, *HI]]
-    options = found.options
+    request = question_of_responses(Body(fields))
+    assert request and (request.model, request.n, request.top_logprobs) == ("m", 1, None)
+    assert request.prompts == [[{"role": "system", "content": "Be short"}, *HI]]
+    options = request.options
     assert (options.max_tokens, options.stop, options.think, options.sampling.temperature) == (1, (), "low", 0.5)
     assert options.tools and [tool.name for tool in options.tools.tools] == ["now"] and not options.tools.parallel
     bare = question_of_responses(Body({"input": "Hi"}))
@@ -145,25 +145,25 @@ def chat(**fields: Any) -> Any:
 @pytest.mark.parametrize(
     ("ask", "fields", "reason"),
     [
-        (response, {"previous_response_id": "x"},
+        (responses_request, {"previous_response_id": "x"},
          "previous_response_id is not supported: conversations are not stored"),
-        (response, {"conversation": "x"}, "conversation is not supported: conversations are not stored"),
-        (response, {"top_logprobs": 1}, "top_logprobs is not supported: use /v1/chat/completions"),
-        (response, {"reasoning": {"effort": "hard"}}, "reasoning.effort must be none or minimal or low"),
+        (responses_request, {"conversation": "x"}, "conversation is not supported: conversations are not stored"),
+        (responses_request, {"top_logprobs": 1}, "top_logprobs is not supported: use /v1/chat/completions"),
+        (responses_request, {"reasoning": {"effort": "hard"}}, "reasoning.effort must be none or minimal or low"),
         (chat, {"functions": [1]}, "functions is not supported: use tools"),
         (chat, {"audio": {"a": 1}}, "audio is not"),
         (chat, {"top_logprobs": 21}, "top_logprobs must be from 0 to 20"),
         (chat, {"n": 17}, "n must be from 1 to 16"),
         (chat, {"n": 0}, "n must be from 1 to 16"),
-        (text, {"prompt": [1], "suffix": "x"}, "suffix: prompt must be a string, not token ids"),
-        (text, {"suffix": 1}, "suffix must be a string, not an integer"),
-        (text, {"echo": True, "suffix": "x"}, "echo cannot be combined with suffix"),
-        (text, {"n": 2, "best_of": 3}, "best_of must be equal to n, 2, not 3"),
-        (text, {"n": 17}, "n must be from 1"),
-        (text, {"logprobs": 21}, "logprobs must be from 0"),
+        (completion_request, {"prompt": [1], "suffix": "x"}, "suffix: prompt must be a string, not token ids"),
+        (completion_request, {"suffix": 1}, "suffix must be a string, not an integer"),
+        (completion_request, {"echo": True, "suffix": "x"}, "echo cannot be combined with suffix"),
+        (completion_request, {"n": 2, "best_of": 3}, "best_of must be equal to n, 2, not 3"),
+        (completion_request, {"n": 17}, "n must be from 1"),
+        (completion_request, {"logprobs": 21}, "logprobs must be from 0"),
     ],
 )  # fmt: skip
-def test_questions_that_make_no_sense(ask: Any, fields: dict[str, Any], reason: str):
+def test_invalid_requests_are_refused(ask: Any, fields: dict[str, Any], reason: str):
     with pytest.raises(UsageError) as failure:
         ask(**fields)
     assert str(failure.value).startswith(reason)
@@ -176,15 +176,19 @@ def test_questions_that_make_no_sense(ask: Any, fields: dict[str, Any], reason: 
         ({"top_logprobs": 20}, 20), ({"top_logprobs": 0}, None),
     ],
 )  # fmt: skip
-def test_probabilities_that_are_asked_for(fields: dict[str, Any], top_logprobs: int | None):
+def test_logprobs_fields_give_the_number_of_alternatives(fields: dict[str, Any], top_logprobs: int | None):
     assert chat(**fields).top_logprobs == top_logprobs
 
 
-def test_what_a_chat_is_asked_for():
-    """A newer name of a length stands before the older one."""
-    found = chat(model="m", n=16, max_tokens=5, seed=3, tools=[FUNCTION], stop="x")
-    assert (found.model, found.n, found.prompts, found.options.max_tokens) == ("m", 16, [HI], 5)
-    assert (found.options.sampling.seed, found.options.stop, found.options.tools.tools[0].name) == (3, ("x",), "now")
+def test_a_chat_request_is_parsed():
+    """Prefer the newer name of the token limit."""
+    request = chat(model="m", n=16, max_tokens=5, seed=3, tools=[FUNCTION], stop="x")
+    assert (request.model, request.n, request.prompts, request.options.max_tokens) == ("m", 16, [HI], 5)
+    assert (request.options.sampling.seed, request.options.stop, request.options.tools.tools[0].name) == (
+        3,
+        ("x",),
+        "now",
+    )
     assert chat(max_tokens=5, max_completion_tokens=1).options.max_tokens == 1 and chat().options.max_tokens is None
     assert (chat().n, chat().model) == (1, None)
 
@@ -193,59 +197,65 @@ TOKENS = [[1, 2], [3]]
 
 
 @pytest.mark.parametrize(
-    ("given", "prompts"),
+    ("prompt", "prompts"),
     [
         ("Hi", ["Hi"]), (None, [""]), ([1, 2], [[1, 2]]), (["a", "b"], ["a", "b"]), (TOKENS, TOKENS),
         (["a", [1]], ["a", [1]]), (["a"] * MAX_PROMPTS, ["a"] * MAX_PROMPTS), (["a"] * (MAX_PROMPTS + 1), None),
         ([], None), (5, None), ([[]], None), (["a", 1], None), ([[1, "a"]], None), ([True], None), ([1.5], None),
     ],
 )  # fmt: skip
-def test_prompts_of_texts(given: Any, prompts: Any):
+def test_completion_prompts_are_strings_or_token_ids(prompt: Any, prompts: Any):
     if prompts:
-        assert parse_prompts(given) == prompts
+        assert parse_prompts(prompt) == prompts
     else:
         many = f"prompt must have at most {MAX_PROMPTS} items, not {MAX_PROMPTS + 1}"
         with pytest.raises(UsageError) as failure:
-            parse_prompts(given)
-        is_long = isinstance(given, list) and len(given) > MAX_PROMPTS
+            parse_prompts(prompt)
+        is_long = isinstance(prompt, list) and len(prompt) > MAX_PROMPTS
         assert str(failure.value) == (
             many if is_long else "prompt must be a string, an array of token ids, or an array of these"
         )
 
 
-def test_what_a_text_is_asked_for():
-    found = text(model="m", n=2, best_of=2, max_tokens=0, logprobs=20)
-    assert (found.model, found.prompts, found.n, found.top_logprobs, found.options.max_tokens) == (
+def test_a_completion_request_is_parsed():
+    request = completion_request(model="m", n=2, best_of=2, max_tokens=0, logprobs=20)
+    assert (request.model, request.prompts, request.n, request.top_logprobs, request.options.max_tokens) == (
         "m",
         ["Hi"],
         2,
         20,
         0,
     )
-    assert (text().n, text().top_logprobs, text().options.max_tokens, text(best_of=1).n) == (1, None, 16, 1)
-    assert text(logprobs=0).top_logprobs == 0
+    assert (
+        completion_request().n,
+        completion_request().top_logprobs,
+        completion_request().options.max_tokens,
+        completion_request(best_of=1).n,
+    ) == (1, None, 16, 1)
+    assert completion_request(logprobs=0).top_logprobs == 0
 
 
-def test_what_a_message_is_asked_for():
+def test_a_message_request_is_parsed():
     tools = [{"name": "now"}, {"type": "web_search_20250305", "name": "web"}, {"type": "custom", "name": "then"}]
-    found = claude(model="m", stop_sequences=["x"] * 16, top_k=5, system=[{"type": "text", "text": "Be short"}],
+    request = messages_request(model="m", stop_sequences=["x"] * 16, top_k=5,
+                   system=[{"type": "text", "text": "Be short"}],
                    tools=tools,
                    tool_choice={"type": "tool", "name": "now", "disable_parallel_tool_use": True},
                    thinking={"type": "enabled", "budget_tokens": 7}, metadata={"user_id": "me"})  # fmt: skip
-    assert (found.model, found.prompts) == ("m", [[{"role": "system", "content": "Be short"}, *HI]])
-    options = found.options
+    assert (request.model, request.prompts) == ("m", [[{"role": "system", "content": "Be short"}, *HI]])
+    options = request.options
     assert (options.max_tokens, options.stop, options.sampling.top_k) == (9, ("x",) * 16, 5)
     assert (options.think, options.think_budget) == ("on", 7)
     assert [tool.name for tool in options.tools.tools] == ["now", "then"]
     assert (options.tools.choice, options.tools.parallel) == ("now", False)
     with pytest.raises(UsageError, match="stop_sequences must be at most 16 strings, not 17"):
-        claude(stop_sequences=["x"] * 17)
+        messages_request(stop_sequences=["x"] * 17)
     for choice, meant in (("auto", "auto"), ("any", "required"), ("none", "none"), (None, "auto")):
-        use = claude(tools=tools, tool_choice={"type": choice}).options.tools
+        use = messages_request(tools=tools, tool_choice={"type": choice}).options.tools
         assert (use.choice, use.parallel) == (meant, True)
-    bare = claude(tools=tools).options.tools
-    assert (bare.choice, bare.parallel) == ("auto", True) and claude(tools=tools[1:2]).options.tools is None
-    idle = claude(thinking={"type": "disabled", "budget_tokens": 7}).options
+    bare = messages_request(tools=tools).options.tools
+    assert (bare.choice, bare.parallel) == ("auto", True) and messages_request(tools=tools[1:2]).options.tools is None
+    idle = messages_request(thinking={"type": "disabled", "budget_tokens": 7}).options
     assert (idle.think, idle.think_budget) == ("off", None)
     for odd in ([], [{"role": "tool", "content": "x"}], [5], [{"role": "user", "content": 5}],
                 [{"role": "user", "content": [5]}], [{"role": "user", "content": [{"text": "x"}]}]):  # fmt: skip
@@ -253,26 +263,26 @@ def test_what_a_message_is_asked_for():
             parse_request(Body({"messages": odd}), 9)
 
 
-def test_options():
+def test_options_common_to_all_apis_are_parsed():
     body = Body({"stop": ["x"] * 16, "think_budget": 5, "chat_template_kwargs": {"a": 1}, "user": "me"})
-    found = parse_options(body, 9, None)
-    assert (found.max_tokens, found.stop, found.think_budget) == (9, ("x",) * 16, 5)
-    assert found.template_variables == {"a": 1} and not body.ignored
+    options = parse_options(body, 9, None)
+    assert (options.max_tokens, options.stop, options.think_budget) == (9, ("x",) * 16, 5)
+    assert options.template_variables == {"a": 1} and not body.ignored
     assert parse_options(Body({}), None, None).template_variables == {}
     with pytest.raises(UsageError, match="stop must be at most 16 strings, not 17"):
         parse_options(Body({"stop": ["x"] * 17}), None, None)
 
 
-@pytest.mark.parametrize(("given", "think"), [
+@pytest.mark.parametrize(("fields", "think"), [
     ({}, "auto"), ({"think": "on"}, "on"), ({"reasoning_effort": "none"}, "off"),
     ({"reasoning_effort": "xhigh"}, "high"), ({"reasoning_effort": "minimal"}, "low"),
     ({"reasoning_effort": "medium", "think": "off"}, "off"),
 ])  # fmt: skip
-def test_efforts(given: dict[str, str], think: str):
-    assert parse_think(Body(given)) == think
+def test_reasoning_efforts_become_think(fields: dict[str, str], think: str):
+    assert parse_think(Body(fields)) == think
 
 
-def test_schemas_of_formats():
+def test_response_formats_give_a_schema():
     assert (
         parse_schema(None) is None and parse_schema(Body({"type": "text"})) is None and parse_schema(Body({})) is None
     )
@@ -284,14 +294,14 @@ def test_schemas_of_formats():
         parse_schema(Body({"type": "json_schema", "json_schema": {}}))
 
 
-def test_schemas_of_other_interfaces():
-    """Anthropic's output_config, and the text of OpenAI's Responses."""
+def test_schemas_of_anthropic_and_responses_become_constraints():
+    """Read output_config and text.format."""
     schema = {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]}
     expected, format = constraint_of(schema), {"type": "json_schema", "schema": schema}
     asked = {"messages": [{"role": "user", "content": "x"}], "input": "x"}
     for read, key in ((partial(parse_request, max_tokens=9), "output_config"), (question_of_responses, "text")):
-        for given, constraint in (({"format": format}, expected), ({}, None), (None, None)):
-            question = read(Body({**asked, key: given}))
+        for config, constraint in (({"format": format}, expected), ({}, None), (None, None)):
+            question = read(Body({**asked, key: config}))
             assert question is not None and question.options.constraint == constraint
             assert (question.n, question.top_logprobs) == (1, None)
         with pytest.raises(UsageError, match="schema must be an object"):
@@ -302,21 +312,21 @@ def test_schemas_of_other_interfaces():
     ("low", None, "low"), ("max", None, "high"), (None, None, "auto"), ("low", {"type": "adaptive"}, "low"),
     ("low", {"type": "enabled"}, "on"), ("max", {"type": "disabled"}, "off"), (None, {"type": "disabled"}, "off"),
 ])  # fmt: skip
-def test_efforts_of_anthropic(effort: str | None, thinking: dict | None, think: str):
-    """An effort says how long to think where nothing else says whether."""
-    given = {"output_config": effort and {"effort": effort}, "thinking": thinking}
-    assert parse_request(Body({"messages": [{"role": "user", "content": "x"}], **given}), 9).options.think == think
+def test_efforts_of_anthropic_become_think(effort: str | None, thinking: dict | None, think: str):
+    """Use the effort only if thinking is not set."""
+    fields = {"output_config": effort and {"effort": effort}, "thinking": thinking}
+    assert parse_request(Body({"messages": [{"role": "user", "content": "x"}], **fields}), 9).options.think == think
 
 
-def test_blocks_of_anthropic_as_messages():
-    """Results of calls stand first and have the names of their functions; what was thought is not what was said."""
+def test_anthropic_blocks_become_messages():
+    """Put tool results with their function names first, and drop reasoning."""
     call = {"type": "tool_use", "id": "i", "name": "f", "input": {"a": 1}}
     thoughts = [*({"type": "thinking", "thinking": text} for text in ("t", "u")), {"type": "redacted_thinking"}]
     results = [
         {"type": "tool_result", "tool_use_id": "i", "content": [{"type": "text", "text": "no"}], "is_error": True},
         {"type": "tool_result", "tool_use_id": "j"},
     ]  # fmt: skip
-    given = [
+    blocks = [
         {"role": "system", "content": "s"},
         {"role": "user", "content": [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]},
         {"role": "assistant", "content": [*thoughts, {"type": "text", "text": "x"}, call]},
@@ -324,7 +334,7 @@ def test_blocks_of_anthropic_as_messages():
         {"role": "assistant", "content": []}, {"role": "user", "content": "c"},
     ]  # fmt: skip
     called = {"id": "i", "type": "function", "function": {"name": "f", "arguments": {"a": 1}}}
-    assert conversation_of_anthropic(given) == [
+    assert conversation_of_anthropic(blocks) == [
         {"role": "system", "content": "s"}, {"role": "user", "content": "a\nb"},
         {"role": "assistant", "content": "x", "reasoning_content": "t\nu", "tool_calls": [called]},
         {"role": "tool", "tool_call_id": "i", "content": "Error: no", "name": "f"},
@@ -334,45 +344,45 @@ def test_blocks_of_anthropic_as_messages():
     image = {"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": "AA"}}
     seen, wrong = {"type": "image_url", "image_url": "data:image/png;base64,AA"}, {"type": "text", "text": "Error:"}
     failed_result = {**results[0], "content": [image]}
-    told = conversation_of_anthropic([{"role": "user", "content": [image, failed_result]}])
-    assert [message["content"] for message in told] == [[wrong, seen], [seen]]
+    messages = conversation_of_anthropic([{"role": "user", "content": [image, failed_result]}])
+    assert [message["content"] for message in messages] == [[wrong, seen], [seen]]
     with pytest.raises(UsageError, match="a system message can only contain text"):
         conversation_of_anthropic([{"role": "system", "content": [image]}])
     for odd, shown in (("x", "x"), ([1], "[1]"), (None, "{}")):
-        said = conversation_of_anthropic([{"role": "assistant", "content": [{**call, "input": odd}]}])
-        assert said[0]["tool_calls"][0]["function"]["arguments"] == shown
+        assistant_messages = conversation_of_anthropic([{"role": "assistant", "content": [{**call, "input": odd}]}])
+        assert assistant_messages[0]["tool_calls"][0]["function"]["arguments"] == shown
     for spoilt in ({**call, "name": 5}, {**call, "name": None}):
         with pytest.raises(UsageError, match=r"messages\[0\]\.content: a tool_use block must have a name and an input"):
             conversation_of_anthropic([{"role": "assistant", "content": [spoilt]}])
 
 
-def test_what_anthropic_tells_of_a_tool():
+def test_a_tool_of_anthropic_is_parsed():
     schema = {"type": "object", "properties": {"a": {}}}
-    [tool] = claude(
+    [tool] = messages_request(
         tools=[{"name": "t", "description": "d", "input_schema": schema, "strict": True}]
     ).options.tools.tools
     assert (tool.name, tool.description, tool.parameters, tool.strict) == ("t", "d", schema, True)
     for odd in (5, "t", None):
         with pytest.raises(UsageError, match="tools must"):
-            claude(tools=[odd])
+            messages_request(tools=[odd])
 
 
-def test_what_a_message_says_beside_its_words():
-    """What means nothing here is read and not told of; a form asks for no thoughts; a thought may be empty."""
+def test_other_fields_of_a_message_request_are_read_or_ignored():
+    """Ignore known fields silently, force no reasoning with a schema, and allow a budget of 0."""
     nothing = {name: "x" for name in ("metadata", "service_tier", "container", "inference_geo", "diagnostics", "speed")}
     nothing |= {name: "x" for name in ("cache_control", "user_profile_id", "workspace_id", "betas")}
     body = Body({"messages": HI, "context_management": {}, "odd": 1, **nothing})
     parse_request(body, 9)
     assert body.ignored == ["odd"]
-    formed = claude(output_config={"format": {"type": "json_schema", "schema": {"type": "object"}}}).options
+    formed = messages_request(output_config={"format": {"type": "json_schema", "schema": {"type": "object"}}}).options
     assert formed.constraint and formed.think == "auto"
-    empty = claude(thinking={"type": "enabled", "budget_tokens": 0}).options
+    empty = messages_request(thinking={"type": "enabled", "budget_tokens": 0}).options
     assert (empty.think, empty.think_budget) == ("on", 0)
     lines = "Be short.\nx-anthropic-billing-header: cc_version=1; cch=5\n x-anthropic-billing-header: stays"
-    assert claude(system=lines).prompts[0][0]["content"] == "Be short.\n x-anthropic-billing-header: stays"
+    assert messages_request(system=lines).prompts[0][0]["content"] == "Be short.\n x-anthropic-billing-header: stays"
 
 
-def test_tools_of_anthropic_that_take_nothing():
+def test_anthropic_tools_without_parameters_take_an_empty_object():
     for schema in ({}, {"input_schema": None}, {"input_schema": {}}):
         asked = {"messages": [{"role": "user", "content": "x"}], "tools": [{"name": "now", **schema}]}
         use = parse_request(Body(asked), 9).options.tools
@@ -380,13 +390,13 @@ def test_tools_of_anthropic_that_take_nothing():
         assert (use.tools[0].name, use.tools[0].description, use.tools[0].strict) == ("now", "", False)
 
 
-def test_tools_by_every_name():
+def test_function_tools_are_parsed_in_both_forms():
     function = {"name": "now", "description": "d", "parameters": {"type": "object"}, "strict": True}
     inside, flat = {"type": "function", "function": function}, {"type": "function", **function}
     for tool in (inside, flat):
-        found = parse_function(Body(tool))
-        assert (found.name, found.description, found.strict) == ("now", "d", True)
-        assert found.parameters == {"type": "object", "properties": {}}
+        tool_of_function = parse_function(Body(tool))
+        assert (tool_of_function.name, tool_of_function.description, tool_of_function.strict) == ("now", "d", True)
+        assert tool_of_function.parameters == {"type": "object", "properties": {}}
     bare = parse_function(Body({"name": "now"}))
     assert (bare.description, bare.parameters, bare.strict) == ("", {"type": "object", "properties": {}}, False)
     others = Body({"tools": [{"type": "web"}, inside]})
@@ -403,9 +413,9 @@ def test_tools_by_every_name():
             parse_tool_choice(odd)
 
 
-def test_messages_of_all_roles():
+def test_messages_of_all_roles_are_parsed():
     call = {"id": "c", "function": {"name": "now", "arguments": None}}
-    given = [
+    messages = [
         {"role": "developer", "content": "Be short."},
         {"role": "user", "content": [{"type": "text", "text": "a"}, {"type": "input_text", "text": "b"}]},
         {"role": "assistant", "content": None, "tool_calls": [call], "reasoning": "Hm"},
@@ -413,10 +423,10 @@ def test_messages_of_all_roles():
         {"role": "tool", "tool_call_id": "c", "name": "own", "content": "7"},
         {"role": "assistant", "content": "No", "reasoning_content": 5},
     ]  # fmt: skip
-    system, user, assistant, named, other, own, last = parse_messages(given)
+    system, user, assistant, named, other, own, last = parse_messages(messages)
     assert system == {"role": "system", "content": "Be short."} and user["content"] == "a\nb"
-    told = {"id": "c", "type": "function", "function": {"name": "now", "arguments": "{}"}}
-    assert assistant == {"role": "assistant", "content": None, "tool_calls": [told], "reasoning_content": "Hm"}
+    call_sent = {"id": "c", "type": "function", "function": {"name": "now", "arguments": "{}"}}
+    assert assistant == {"role": "assistant", "content": None, "tool_calls": [call_sent], "reasoning_content": "Hm"}
     assert (named["name"], own["name"], "name" in other) == ("now", "own", False) and "reasoning_content" not in last
 
 
@@ -430,18 +440,18 @@ def test_messages_of_all_roles():
     ({"role": "user", "content": [{"type": "text", "text": 5}]}, "must have a text"),
     ({"role": "system", "content": [{"type": "image_url", "image_url": "data:x"}]}, "system message can only contain"),
 ])  # fmt: skip
-def test_messages_that_make_no_sense(message: dict[str, Any], reason: str):
+def test_invalid_messages_are_refused(message: dict[str, Any], reason: str):
     with pytest.raises(UsageError, match=rf"messages\[1\].*{reason}"):
         parse_messages([{"role": "user", "content": "x"}, message])
 
 
-def test_no_messages():
-    for given, reason in (
+def test_missing_and_unknown_messages_are_refused():
+    for messages, reason in (
         ([], "messages must not be empty"),
         (["x"], r"messages\[0\] must be an object, not a string"),
     ):
         with pytest.raises(UsageError, match=reason):
-            parse_messages(given)
+            parse_messages(messages)
     with pytest.raises(UsageError, match=r"messages\[0\].role must be one of system, developer, user, assistant, tool"):
         parse_messages([{"role": "robot", "content": "x"}])
 
@@ -484,21 +494,21 @@ SAYING = {"role": "assistant", "content": [{"type": "output_text", "text": "It i
           {"role": "tool", "tool_call_id": "c", "content": "9", "name": "now"}]),
     ],
 )  # fmt: skip
-def test_conversations_of_responses(items: Any, messages: list[dict[str, Any]]):
-    """Thoughts and calls are parts of the answer that they are next to."""
+def test_response_items_become_messages(items: Any, messages: list[dict[str, Any]]):
+    """Merge reasoning and calls into the adjacent answer."""
     assert conversation_of_responses(items) == messages
 
 
-def test_images_of_responses():
-    """Users show them, as in chats, and who answers; a system message has none."""
+def test_images_of_responses_are_allowed_for_users_and_assistants():
+    """Refuse them in a system message."""
     image = {"type": "input_image", "image_url": "data:image/png;base64,AA=="}
-    given = [{"role": "user", "content": [image]}]
-    assert conversation_of_responses(given) == parse_messages(given) and isinstance(
-        parse_messages(given)[0]["content"], list
+    messages = [{"role": "user", "content": [image]}]
+    assert conversation_of_responses(messages) == parse_messages(messages) and isinstance(
+        parse_messages(messages)[0]["content"], list
     )
     assert (
         conversation_of_responses([{"role": "assistant", "content": [image]}])[0]["content"]
-        == parse_messages(given)[0]["content"]
+        == parse_messages(messages)[0]["content"]
     )
     with pytest.raises(UsageError, match="a system message can only contain text"):
         conversation_of_responses([{"role": "system", "content": [image]}])
@@ -508,7 +518,7 @@ CALL_TOLD = {"id": "c", "type": "function", "function": {"name": "now", "argumen
 
 
 @pytest.mark.parametrize(
-    ("given", "found"),
+    ("message", "expected"),
     [
         ({"role": "user", "content": "Hi", "name": "", "tool_call_id": None}, {"role": "user", "content": "Hi"}),
         ({"role": "assistant", "content": "", "reasoning_content": "Hm", "tool_calls": [CALL_TOLD]},
@@ -522,12 +532,12 @@ CALL_TOLD = {"id": "c", "type": "function", "function": {"name": "now", "argumen
         ({"role": "assistant", "content": "", "tool_calls": [5]}, None),
     ],
 )  # fmt: skip
-def test_messages_that_a_page_writes(given: Any, found: dict[str, Any] | None):
-    if found:
-        assert page.parse_message(given) == found
+def test_messages_saved_by_the_page_are_checked(message: Any, expected: dict[str, Any] | None):
+    if expected:
+        assert page.parse_message(message) == expected
     else:
         with pytest.raises(UsageError):
-            page.parse_message(given)
+            page.parse_message(message)
 
 
 @pytest.mark.parametrize(
@@ -540,14 +550,14 @@ def test_messages_that_a_page_writes(given: Any, found: dict[str, Any] | None):
          "input[1]: item_reference is not supported: items are not stored; send the item"),
     ],
 )  # fmt: skip
-def test_items_of_responses_that_make_no_sense(items: Any, reason: str):
+def test_invalid_response_items_are_refused(items: Any, reason: str):
     with pytest.raises(UsageError) as failure:
         conversation_of_responses(items)
     assert str(failure.value) == reason
 
 
-def test_tools_of_responses():
-    """Others run those of other kinds: such a choice means nothing here."""
+def test_tools_and_choice_of_a_response_are_parsed():
+    """Ignore the choice of a tool that the server cannot run."""
     function = {"type": "function", "name": "now", "parameters": {"type": "object"}}
     for choice, meant in (
         (None, "auto"),
@@ -561,7 +571,7 @@ def test_tools_of_responses():
     )
 
 
-def test_images_of_every_interface(tmp_path):
+def test_images_of_every_api_become_the_same_part(tmp_path):
     url = {"type": "image_url", "image_url": "data:image/jpeg;base64,AA=="}
     source = {"type": "base64", "media_type": "image/jpeg", "data": "AA=="}
     for part in (
@@ -584,7 +594,7 @@ def test_images_of_every_interface(tmp_path):
         resolve_images([message, {"role": "user", "content": [url]}], [])
 
 
-def test_files_of_several_folders(tmp_path):
+def test_files_are_resolved_only_within_the_served_folders(tmp_path):
     first, second, beside = (tmp_path / name for name in ("a", "b", "ab"))
     for folder in (first, second, beside):
         folder.mkdir()

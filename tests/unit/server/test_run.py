@@ -1,4 +1,4 @@
-"""One run of the server, with stand-ins for what listens and what answers: what each option comes to."""
+"""Test one run of the server, with stand-ins for listener and worker: what each option changes."""
 
 import signal
 from collections.abc import AsyncIterator
@@ -41,7 +41,7 @@ USUAL = {
         ("--host 0.0.0.0 --api-key-file KEYS", {"host": "0.0.0.0", "keys": ["12345678", "abcdefgh"]}),
     ],
 )  # fmt: skip
-def test_what_serve_is_told(tiny: str, tmp_path, line: str, changed: dict):
+def test_serve_options_reach_the_settings(tiny: str, tmp_path, line: str, changed: dict):
     (tmp_path / "keys").write_text("12345678\nabcdefgh\n")
     (tmp_path / "keys").chmod(0o600)
     words = line.replace("FOLDER", str(tmp_path)).replace("KEYS", str(tmp_path / "keys")).split()
@@ -51,7 +51,7 @@ def test_what_serve_is_told(tiny: str, tmp_path, line: str, changed: dict):
 
 
 class Listens:
-    """A socket, a shelf and a server at once, which tell what is done with them."""
+    """A stand-in for socket, pool and server that records its calls."""
 
     def __init__(self, stopped_by: int | None):
         self.did, self.stopped_by = list[Any](), stopped_by
@@ -83,58 +83,60 @@ class Listens:
 
 @pytest.fixture
 def ran(monkeypatch: pytest.MonkeyPatch) -> Any:
-    """Runs a server that is told such things; what came of it."""
+    """Return a function that runs a server with changed settings."""
 
     def run(stopped_by: int | None = signal.SIGTERM, **changed: Any) -> tuple[Listens, Any]:
-        found, told = Listens(stopped_by), SimpleNamespace(addresses=[])
+        stand_in_server, calls = Listens(stopped_by), SimpleNamespace(addresses=[])
 
-        def stand_in(name: str, made: Any) -> None:
+        def stand_in(name: str, result: Any) -> None:
             owner = server if hasattr(server, name) else server.listener
-            monkeypatch.setattr(owner, name, lambda *given: setattr(told, name, given) or made)
+            monkeypatch.setattr(owner, name, lambda *arguments: setattr(calls, name, arguments) or result)
 
-        stand_in("bind_tcp", found)
-        stand_in("bind_unix", found)
+        stand_in("bind_tcp", stand_in_server)
+        stand_in("bind_unix", stand_in_server)
         stand_in("bind_ipv6_loopback", None)
         stand_in("local_host_names", ["box"])
-        stand_in("ModelPool", found)
-        stand_in("create_listener", found)
+        stand_in("ModelPool", stand_in_server)
+        stand_in("create_listener", stand_in_server)
         stand_in("application", "the application")
-        monkeypatch.setattr(server, "restore_gc", lambda: found.did.append("collect"))
+        monkeypatch.setattr(server, "restore_gc", lambda: stand_in_server.did.append("collect"))
         monkeypatch.setattr(server, "available_memory", lambda: 77)
         usual = USUAL | {"paths": {"m": "/m.gguf"}, "open_model": len, "port": 5}
         with ExitStack() as stack:
-            server.run(Setup(**usual | changed), stack, told.addresses.append, print)
-        return found, told
+            server.run(Setup(**usual | changed), stack, calls.addresses.append, print)
+        return stand_in_server, calls
 
     return run
 
 
-def test_a_server_from_its_beginning_to_its_end(ran):
-    """The only model is opened before anybody may ask, so that what is wrong with it is known at once."""
-    found, told = ran()
-    assert found.did == [("open", None), ("listen", 128), "collect", "serve", "close", "gone"]
-    assert told.addresses == ["http://127.0.0.1:99"] and told.bind_tcp == ("127.0.0.1", 5)
-    paths, open_model, metrics, memory, parallel, is_strict, idle, names = told.ModelPool
+def test_serve_opens_its_only_model_listens_and_closes(ran):
+    """Open the model first, so that its errors are shown at once."""
+    stand_in_server, calls = ran()
+    assert stand_in_server.did == [("open", None), ("listen", 128), "collect", "serve", "close", "gone"]
+    assert calls.addresses == ["http://127.0.0.1:99"] and calls.bind_tcp == ("127.0.0.1", 5)
+    paths, open_model, metrics, memory, parallel, is_strict, idle, names = calls.ModelPool
     assert (paths, open_model, memory, parallel, is_strict, idle) == ({"m": "/m.gguf"}, len, 77, None, False, None)
     assert names == {}
-    service, rules, log = told.application
+    service, rules, log = calls.application
     assert log is None
-    assert (service.pool, service.metrics, rules.hosts) == (found, metrics, ["127.0.0.1"])
-    app, limits, ending, tls = told.create_listener
+    assert (service.pool, service.metrics, rules.hosts) == (stand_in_server, metrics, ["127.0.0.1"])
+    app, limits, ending, tls = calls.create_listener
     assert tls is None and (app, ending.grace, limits) == ("the application", 30.0, service.limits)
     several, _ = ran(paths={"a": "/a", "b": "/b"})
     assert several.did == [("listen", 128), "collect", "serve", "close", "gone"]
 
 
-def test_what_a_server_is_told_reaches_its_parts(ran):
-    found, told = ran(
+def test_settings_reach_pool_rules_and_listener(ran):
+    stand_in_server, calls = ran(
         host="::1", memory=5, parallel=3, grace=2.5, keys=["k"], hosts=["h"], origins=["o"], body=7, connections=9,
         answer_seconds=1.5, drops_turns=True, folders=["f"], strict_names=True, access_log=True,
         idle_seconds=60.0,
     )  # fmt: skip
-    assert told.addresses == ["http://[::1]:99"] and told.bind_tcp == ("::1", 5) and ("listen", 9) in found.did
-    assert told.ModelPool[3:7] == (5, 3, True, 60.0) and told.create_listener[2].grace == 2.5
-    service, rules, log = told.application
+    assert (
+        calls.addresses == ["http://[::1]:99"] and calls.bind_tcp == ("::1", 5) and ("listen", 9) in stand_in_server.did
+    )
+    assert calls.ModelPool[3:7] == (5, 3, True, 60.0) and calls.create_listener[2].grace == 2.5
+    service, rules, log = calls.application
     assert log is print
     assert (rules.hosts, rules.origins, rules.keys) == (["[::1]", "box", "h"], ["o"], ["k"])
     limits = service.limits
@@ -144,13 +146,13 @@ def test_what_a_server_is_told_reaches_its_parts(ran):
     assert (limits.depth, limits.seconds) == (100, 30.0)
 
 
-def test_ctrl_c_is_told_from_an_end(ran):
+def test_ctrl_c_exits_with_130_and_a_signal_with_its_code(ran):
     with pytest.raises(KeyboardInterrupt):
         ran(stopped_by=signal.SIGINT)
     ran(stopped_by=None)
 
 
-def test_a_socket_of_the_user(ran):
-    found, told = ran(socket="/s")
-    assert told.addresses == ["/s"] == [*told.bind_unix] and not hasattr(told, "bind_tcp")
-    assert found.did[-2:] == ["close", "gone"]
+def test_serve_listens_on_a_unix_socket(ran):
+    stand_in_server, calls = ran(socket="/s")
+    assert calls.addresses == ["/s"] == [*calls.bind_unix] and not hasattr(calls, "bind_tcp")
+    assert stand_in_server.did[-2:] == ["close", "gone"]

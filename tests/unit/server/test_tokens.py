@@ -1,4 +1,4 @@
-"""/tokenize, /detokenize and /apply-template, as llama-server has them."""
+"""Test /tokenize, /detokenize and /apply-template, as llama-server has them."""
 
 import pytest
 from served import Served, serving
@@ -11,11 +11,11 @@ MESSAGES = [{"role": "system", "content": "Be kind."}, {"role": "user", "content
 
 @pytest.fixture(scope="module")
 def served():
-    with serving({"guide": GUIDE}) as found:
-        yield found
+    with serving({"guide": GUIDE}) as server:
+        yield server
 
 
-def test_texts_become_tokens_and_tokens_texts(served: Served):
+def test_tokenize_and_detokenize_are_inverse(served: Served):
     with localllm.open(GUIDE, threads=1) as model:
         expected = model.tokenize("Hi <|im_end|> ä", special=True)
         plain = model.tokenize("Hi <|im_end|> ä")
@@ -30,12 +30,12 @@ def test_texts_become_tokens_and_tokens_texts(served: Served):
     assert served.post("/detokenize", {"tokens": []}).json == {"content": ""}
 
 
-def test_a_part_of_a_character_is_bytes(served: Served):
+def test_a_part_of_a_character_is_returned_as_bytes(served: Served):
     pieces = served.post("/tokenize", {"content": "\U0001f9a5", "with_pieces": True}).json["tokens"]
     assert any(isinstance(each["piece"], list) for each in pieces)
 
 
-def test_a_template_is_applied_as_an_answer_would_read_it(served: Served):
+def test_apply_template_renders_the_prompt_of_an_answer(served: Served):
     prompt = served.post("/apply-template", {"messages": MESSAGES}).json["prompt"]
     assert "Be kind." in prompt and "Hi <|im_end|>" in prompt
     with localllm.open(GUIDE, threads=1) as model:
@@ -54,6 +54,6 @@ def test_a_template_is_applied_as_an_answer_would_read_it(served: Served):
         ("/apply-template", {"messages": []}, "messages must not be empty"),
     ],
 )
-def test_what_is_refused(served: Served, address: str, body: dict, message: str):
+def test_invalid_bodies_are_refused(served: Served, address: str, body: dict, message: str):
     reply = served.post(address, body)
     assert reply.status == 400 and message in reply.json["error"]["message"], reply.json

@@ -1,4 +1,4 @@
-"""The worker of a model, without its thread, and several answers to one question."""
+"""Test a model's worker without its thread, and requests with several prompts."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -24,7 +24,7 @@ from localllm.server.worker import StoppedError
 
 
 class Loop:
-    """An event loop of somebody who listens; closed: nobody does any more."""
+    """An event loop of a subscriber; closed: the loop has ended."""
 
     def __init__(self, closed: bool = False):
         self.calls, self.closed = list[int](), closed
@@ -32,11 +32,11 @@ class Loop:
     def time(self) -> float:
         return 10.0
 
-    def call_soon_threadsafe(self, call: Any, told: list[Any]) -> None:
+    def call_soon_threadsafe(self, call: Any, events: list[Any]) -> None:
         if self.closed:
             raise RuntimeError("Event loop is closed")
-        self.calls.append(len(told))
-        call(told)
+        self.calls.append(len(events))
+        call(events)
 
 
 def subscriber(loop: Loop, top_logprobs: int | None = None) -> Any:
@@ -47,7 +47,7 @@ def subscriber(loop: Loop, top_logprobs: int | None = None) -> Any:
     )
 
 
-def test_who_asks_and_who_leaves(answers):
+def test_subscribers_get_events_until_they_cancel(answers):
     it, batches, counted = answers
     here, there, closed = Loop(), Loop(), Loop(closed=True)
     first, second, third, gone, alone = (subscriber(loop) for loop in (here, here, there, here, closed))
@@ -75,7 +75,7 @@ def test_who_asks_and_who_leaves(answers):
     assert not it._cancelled
 
 
-def test_how_many_may_wait(answers, monkeypatch):
+def test_the_request_queue_is_bounded(answers, monkeypatch):
     it, batches, _ = answers
     monkeypatch.setattr(it, "_max_waiting", 2)
     it.submit(subscriber(Loop()))
@@ -89,12 +89,12 @@ def test_how_many_may_wait(answers, monkeypatch):
         it.submit(subscriber(Loop()))
 
 
-@pytest.mark.parametrize(("error", "told"), [
+@pytest.mark.parametrize(("error", "message"), [
     (ModelError("the file"), "the file"), (KeyError("a secret"), "internal error: KeyError"),
     (MemoryError(), "not enough memory"),
 ])  # fmt: skip
-def test_all_are_told_what_broke(answers, error: Exception, told: str):
-    """And who asks then is answered by a new batch."""
+def test_a_failing_batch_is_reported_to_all_subscribers(answers, error: Exception, message: str):
+    """Serve later requests with a new batch."""
     it, batches, _ = answers
     both = [subscriber(Loop()), subscriber(Loop())]
     for each in both:
@@ -102,7 +102,7 @@ def test_all_are_told_what_broke(answers, error: Exception, told: str):
     assert next(it) and not it._token_times.update({1: 1.0})
     it._fail(error)
     assert (
-        [str(each.heard[0]) for each in both] == [told, told]
+        [str(each.heard[0]) for each in both] == [message, message]
         and not it._queue
         and not it._subscribers
         and not it._token_times
@@ -114,40 +114,42 @@ def test_all_are_told_what_broke(answers, error: Exception, told: str):
     assert [batch.closed for batch in batches] == [1, 1]
 
 
-def test_what_is_heard_of_a_token(answers, monkeypatch):
+def test_a_token_becomes_an_event_with_its_logprob(answers, monkeypatch):
     it, _, counted = answers
     now = [1.0]
     monkeypatch.setattr(worker, "monotonic", lambda: now[0])
     row, loop = np.log(np.array([0.5, 0.125, 0.375], np.float32)), Loop()
     guide = SimpleNamespace(transcript=SimpleNamespace(kind=ANSWER))
     answering: Any = SimpleNamespace(number=3, guide=guide, finish_reason=None)
-    parts, told = [TextPart(ANSWER, "x")], []
+    parts, events = [TextPart(ANSWER, "x")], []
     for likely, token, kind, reason in (
         (2, 1, ANSWER, None), (None, 1, ANSWER, None), (2, None, ANSWER, None), (2, 1, REASONING, "stop"),
     ):  # fmt: skip
         guide.transcript.kind, answering.finish_reason = kind, reason
         it._on_token(subscriber(loop, likely), answering, token, parts, row)
         now[0] += 0.25
-        told.append(it._events[-1][1])
-    assert [(each.number, each.parts, each.finish_reason) for each in told] == [(3, (*parts,), None)] * 3 + [
+        events.append(it._events[-1][1])
+    assert [(each.number, each.parts, each.finish_reason) for each in events] == [(3, (*parts,), None)] * 3 + [
         (3, (*parts,), "stop")
     ]
-    assert [each.logprob is None for each in told] == [False, True, True, True]
+    assert [each.logprob is None for each in events] == [False, True, True, True]
     assert counted == [("first_token", 2.5), *[("between_tokens", 0.25)] * 3] and not it._token_times
 
 
 @pytest.mark.parametrize("count", [0, 1, 2, 3])
-def test_the_likeliest_tokens(count: int):
-    """The likeliest first, and of logits that mean the same another row is the same."""
+def test_the_likeliest_tokens_are_sorted_by_probability(count: int):
+    """Give the same for shifted logits."""
     for shift in (0.0, 5.0):
-        found = token_logprobs(np.log(np.array([0.25, 0.125, 0.625], np.float32)) + np.float32(shift), 1, count)
-        assert [each.token for each in found.likeliest] == [2, 0, 1][:count]
-        told = [np.exp(each.logprob) for each in (found.chosen, *found.likeliest)]
-        assert found.chosen.token == 1 and told == pytest.approx([0.125, 0.625, 0.25, 0.125][: count + 1], rel=1e-5)
+        logprobs = token_logprobs(np.log(np.array([0.25, 0.125, 0.625], np.float32)) + np.float32(shift), 1, count)
+        assert [each.token for each in logprobs.likeliest] == [2, 0, 1][:count]
+        probabilities = [np.exp(each.logprob) for each in (logprobs.chosen, *logprobs.likeliest)]
+        assert logprobs.chosen.token == 1 and probabilities == pytest.approx(
+            [0.125, 0.625, 0.25, 0.125][: count + 1], rel=1e-5
+        )
 
 
 class Tokens:
-    """A tokenizer of which it is known what fits."""
+    """A tokenizer with a known maximum of bytes."""
 
     vocab_size, bos_id, eos_id = 7, None, None
 
@@ -155,8 +157,8 @@ class Tokens:
         self.most_bytes = lambda context: most
 
 
-def exchange(*prompts: Any, n: int = 1, context: int = 80, most: int = 1000, **limits: Any) -> Any:
-    """Of a model whose texts have a token for each character, and no prompt of more than `most` bytes fits."""
+def make_stream(*prompts: Any, n: int = 1, context: int = 80, most: int = 1000, **limits: Any) -> Any:
+    """Return a stream of a model with one token per character that refuses prompts above `most` bytes."""
 
     def request(prompt: Any, options: Any, count: int) -> Any:
         of_tokens = prompt and isinstance(prompt[0], int)
@@ -176,23 +178,23 @@ def exchange(*prompts: Any, n: int = 1, context: int = 80, most: int = 1000, **l
 
 
 def say(*texts: str) -> list[dict[str, str]]:
-    """A conversation: what begins with a capital letter is said by the model, with a dot by the system."""
+    """Return messages: of the assistant if capitalized, of the system if they begin with a dot."""
     roles = ["system" if text[0] == "." else "assistant" if text[0].isupper() else "user" for text in texts]
     return [{"role": role, "content": text} for role, text in zip(roles, texts, strict=True)]
 
 
-def test_prompts_that_are_refused_at_once():
-    it = exchange()
+def test_prompts_that_cannot_fit_are_refused_at_once():
+    it = make_stream()
     assert it._build_request([0, 8]).asked == [0, 8] and it._vocab == 7
     for odd in ([9], [-1], [0, "x"], [1.5]):
         with pytest.raises(UsageError, match=r"^prompt: token ids must be from 0 to 8$"):
             it._build_request(odd)
     for text in ("é" * 500, say("é" * 499 + "x", "X")):
-        assert exchange(most=1000)._build_request(text).asked == text
+        assert make_stream(most=1000)._build_request(text).asked == text
         problem = "the prompt has 1000 bytes, but at most 999 fit in a context of 80 tokens; shorten it"
         with pytest.raises(ContextError, match=f"^{problem}$"):
-            exchange(most=999)._build_request(text)
-        assert exchange(most=999, drops_turns=True)._build_request(text).asked == text
+            make_stream(most=999)._build_request(text)
+        assert make_stream(most=999, drops_turns=True)._build_request(text).asked == text
     assert service.count_bytes([{"content": None}, {}, {"content": "\ud800é"}]) == 3
 
 
@@ -202,32 +204,32 @@ def test_prompts_that_are_refused_at_once():
     (["." * 9, "a" * 20, "A" * 20, "b" * 20, "B" * 20, "c" * 22], 2, 5), (["a", "A", "b" * 71], 1, 2),
     (["a", "A", "b", "B", "c", "C" * 69, "d"], 3, 6), ([".", "a" * 70, "b"], 1, 2),
 ])  # fmt: skip
-def test_as_few_turns_go_as_leave_room(texts: list[str], dropped: int, left: int):
-    """An eighth of the context is for the answer: of 80 tokens, 70 may be read. What the system says stays."""
-    it, parse_messages = exchange(drops_turns=True), say(*texts)
-    found = it._build_fitting(parse_messages)
+def test_as_few_turns_as_necessary_are_dropped(texts: list[str], dropped: int, left: int):
+    """Reserve an eighth of the context: 70 of 80 tokens may be prompt. Keep the system message."""
+    it, parse_messages = make_stream(drops_turns=True), say(*texts)
+    fitting = it._build_fitting(parse_messages)
     system = parse_messages[:1] if texts[0][0] == "." else []
-    assert it.dropped == dropped and found.asked == (
+    assert it.dropped == dropped and fitting.asked == (
         parse_messages if not dropped else [*system, *parse_messages[left:]]
     )
 
 
-def test_texts_have_no_turns():
-    it = exchange(drops_turns=True)
+def test_completions_drop_no_turns():
+    it = make_stream(drops_turns=True)
     for prompt in ("x" * 99, [5] * 99, []):
         assert it._build_fitting(prompt).asked == prompt and not it.dropped
     assert service.resolve_prompt_images(["x", [5]], []) == ["x", [5]]
 
 
-def test_what_is_told_of_several_prompts():
-    async def told(it: Any) -> list[Any]:
-        found = []
+def test_events_of_several_prompts_are_numbered_across_them():
+    async def collect(it: Any) -> list[Any]:
+        events = []
         try:
             async for number, each in it.events():
-                found.append((number, each.number))
+                events.append((number, each.number))
         finally:
             await it.close()
-        return found
+        return events
 
     def of(*numbers: int, wait: float = 0) -> Any:
         async def events() -> AsyncIterator[Any]:
@@ -239,14 +241,14 @@ def test_what_is_told_of_several_prompts():
         answers = [SimpleNamespace(tokens=[1, 2, 3], guide=guide)] * 2
         return SimpleNamespace(events=events, request=SimpleNamespace(prompt=[1] * 5, cached=4, answers=answers))
 
-    it = exchange(n=2)
+    it = make_stream(n=2)
     it._subscribers = [of(0, 1, 0), of(1)]
-    assert sorted(asyncio.run(told(it))) == [(0, 0), (0, 0), (1, 1), (3, 1)] and it._worker.left == it._subscribers
+    assert sorted(asyncio.run(collect(it))) == [(0, 0), (0, 0), (1, 1), (3, 1)] and it._worker.left == it._subscribers
     assert it.usage == it.current_usage() == service.Usage(10, 8, 12, 8) and it.stop_string() == "x"
     it._subscribers[0].request.answers = []
     assert it.stop_string() == ""
-    late = exchange(answer_seconds=0.01)
+    late = make_stream(answer_seconds=0.01)
     late._subscribers = [of(0, wait=60)]
     with pytest.raises(RequestTimeoutError, match=r"^the answer took more than 0\.01 seconds$"):
-        asyncio.run(told(late))
+        asyncio.run(collect(late))
     assert late.usage == service.Usage() and late._worker.left == late._subscribers
