@@ -24,7 +24,7 @@ from localllm.engine.memory.sequence_state import SequenceState
 from localllm.engine.operations.experts import Route
 from localllm.engine.operations.tokens import ExportHidden
 from localllm.engine.options import EngineOptions
-from localllm.engine.run_plan import Reading, missing_tokens, plan_runs
+from localllm.engine.run_plan import Reading, plan_runs
 from localllm.engine.runs import BATCH, EXACT, FIRST, LATER, WHOLE, Runs
 from localllm.engine.sequence import Sequence, require_room
 from localllm.engine.trace.recorder import row_operations, trace_model
@@ -155,14 +155,14 @@ class Engine:
             raise UsageError(f"logits must be last, all or none, not {logits!r}")
         tokens = [self._require_tokens(ids) for _, ids in requests]
         with self.lock:
-            self._clean_up()
+            if self.orphaned:
+                self._clean_up()
             require_room(self, requests, tokens)
             if self._start is not None:
                 pairs = zip(requests, tokens, strict=True)
                 tokens = [self._encode_first(sequence, ids, precise) for (sequence, _), ids in pairs]
-            missing = [missing_tokens(number, sequence) for number, (sequence, _) in enumerate(requests)]
             rows: list[list[np.ndarray]] = [[] for _ in requests]
-            for readings in plan_runs(missing, tokens, logits, precise, kernel_tokens, self.runs):
+            for readings in plan_runs(requests, tokens, logits, precise, kernel_tokens, self.runs):
                 self._run_batch(requests, readings, precise, rows)
         return [some[0] if len(some) == 1 else np.concatenate(some) for some in rows]
 
@@ -294,10 +294,12 @@ class Engine:
     def _require_tokens(self, ids: Ids[int]) -> np.ndarray:
         """Convert token ids to an int64 array. Raises UsageError."""
         try:
-            valid = len(ids) > 0 and all(0 <= index(id) < self.vocab_size or image_of(self._images, id) for id in ids)
+            is_valid = len(ids) > 0
+            for token in ids:
+                is_valid = is_valid and (0 <= index(token) < self.vocab_size or bool(image_of(self._images, token)))
         except TypeError:
-            valid = False
-        if not valid:
+            is_valid = False
+        if not is_valid:
             raise UsageError(f"token ids must be a list of numbers from 0 to {self.vocab_size - 1}")
         return np.asarray(ids, np.int64)
 
@@ -354,9 +356,10 @@ class Engine:
         """Run tokens of several requests, and append their logits to the requests' rows."""
         spans = []
         for number, begin, ids, wanted, *kernels in readings:
-            sequence = requests[number][0]
-            image = image_of(self._images, int(ids[0]))
-            offset = image_tokens.position_offset(sequence.images, begin)
+            sequence, image, offset = requests[number][0], None, 0
+            if ids[0] < 0 or sequence.images:
+                image = image_of(self._images, int(ids[0]))
+                offset = image_tokens.position_offset(sequence.images, begin)
             part = sequence.store, begin, ids, wanted
             spans.append(Span(*part, NO_KINDS, sequence.encoded, image, offset, *kernels))
         try:

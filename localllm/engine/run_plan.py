@@ -1,17 +1,16 @@
 """The plan of the runs that process tokens of several sequences: each run's tokens, in order."""
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from collections.abc import Sequence as Ids
 from typing import NamedTuple
 
 import numpy as np
 
 from localllm.engine.image_tokens import passages
-from localllm.engine.runs import BATCH, Runs
+from localllm.engine.runs import BATCH, PRECISE_TOKENS, Runs
 from localllm.engine.sequence import Sequence
 
 REREAD = 16  # at most this many tokens are recomputed together with new ones; more get a run of their own
-NOTHING = np.zeros(0, np.int64)
 
 
 class Reading(NamedTuple):
@@ -29,30 +28,48 @@ class Reading(NamedTuple):
         return self._replace(begin=self.begin + first, ids=self.ids[first:end], wanted=wanted)
 
 
-def missing_tokens(request: int, sequence: Sequence) -> Reading:
-    """Return the tokens of a sequence that its state lacks; usually none."""
-    begin, length = sequence.store.truncate(len(sequence.tokens)), len(sequence.tokens)
-    return Reading(request, begin, NOTHING if begin == length else np.array(sequence.tokens[begin:], np.int64))
-
-
 def plan_runs(
-    missing: Ids[Reading], tokens: Ids[np.ndarray], logits: str, precise: bool, kernel_tokens: Ids[int], runs: Runs
-) -> Iterator[list[Reading]]:
-    """Yield the tokens of each run, at most BATCH: the requests' missing tokens, then the new ones.
+    requests: Ids[tuple[Sequence, Ids[int]]], tokens: Ids[np.ndarray], logits: str, precise: bool,
+    kernel_tokens: Ids[int], runs: Runs,
+) -> Iterable[list[Reading]]:  # fmt: skip
+    """Plan the runs of some requests: the tokens that a sequence's state lacks, usually none, then the new ones.
 
-    With 16-bit activations, a few tokens at both ends of a long prompt get runs of their own. logits, kernel_tokens:
-    see Engine.run.
+    A run has at most BATCH tokens. tokens: of each request, int64.  logits, kernel_tokens: see Engine.run.
     """
-    readings, tails = list[Reading](), list[Reading]()
-    for reading, new, count in zip(missing, tokens, [*kernel_tokens] or [0] * len(tokens), strict=True):
-        wanted = {"all": len(new), "last": 1, "none": 0}[logits]
-        late = reading.part(len(reading.ids), len(reading.ids)) if len(reading.ids) > REREAD else reading
-        ids = np.concatenate((late.ids, new)) if len(late.ids) else new
-        whole = Reading(late.request, late.begin, ids, wanted, count, (count or len(new)) if logits == "all" else 1)
-        tail = exact_tail(new, runs) if precise and logits == "last" and not count else 0
-        readings.append(whole)
-        tails.append(whole.part(len(ids) - (tail or len(new)), len(ids)))
-    rounds = [[reading for reading in missing if len(reading.ids) > REREAD], readings]
+    reread, readings, total, has_images = list[Reading](), list[Reading](), 0, False
+    counts = kernel_tokens or [0] * len(tokens)
+    for number, ((sequence, _), new, count) in enumerate(zip(requests, tokens, counts, strict=True)):
+        length = len(sequence.tokens)
+        begin, ids = sequence.store.truncate(length), new
+        if begin < length:
+            lacking = np.array(sequence.tokens[begin:], np.int64)
+            if length - begin > REREAD:
+                reread.append(Reading(number, begin, lacking))
+                begin = length
+            else:
+                ids = np.concatenate((lacking, new))
+        wanted = len(new) if logits == "all" else int(logits == "last")
+        kernel_wanted = (count or len(new)) if logits == "all" else 1
+        readings.append(Reading(number, begin, ids, wanted, count, kernel_wanted))
+        total, has_images = total + len(ids), has_images or bool(ids.min() < 0)
+    if total <= PRECISE_TOKENS and not reread and not has_images:  # as in decode
+        return [readings]
+    return divide_readings(reread, readings, tokens, precise, logits == "last", runs)
+
+
+def divide_readings(
+    reread: list[Reading], readings: list[Reading], tokens: Ids[np.ndarray], precise: bool, only_last: bool, runs: Runs
+) -> Iterator[list[Reading]]:
+    """Yield the readings of each run.
+
+    With 16-bit activations, a few tokens at both ends of a long prompt get runs of their own. reread: tokens that are
+    recomputed before all others; only_last: whether logits are wanted after the last token only.
+    """
+    tails = list[Reading]()
+    for reading, new in zip(readings, tokens, strict=True):
+        tail = exact_tail(new, runs) if precise and only_last and not reading.kernel_tokens else 0
+        tails.append(reading.part(len(reading.ids) - (tail or len(new)), len(reading.ids)))
+    rounds = [reread, readings]
     if any(len(tail.ids) < len(new) for tail, new in zip(tails, tokens, strict=True)):
         pairs = zip(readings, tails, strict=True)
         heads = [reading.part(0, len(reading.ids) - len(tail.ids)) for reading, tail in pairs]

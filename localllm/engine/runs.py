@@ -57,7 +57,8 @@ class Runs(NamedTuple):
         return length // run * run
 
     def next_end(self, position: int) -> int:
-        return self.last_end(position) + (self.first if position < DEEP else self.later)
+        run = self.first if position < DEEP else self.later
+        return position // run * run + run
 
     def exact_tokens(self, count: int) -> int:
         """Return how many tokens at each end of a prompt get a run of their own.

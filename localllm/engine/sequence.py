@@ -105,7 +105,7 @@ class Sequence:
     @property
     def store(self) -> SequenceState:
         """The sequence's state in the backend. Raises LocalllmError if the sequence is closed."""
-        if self.closed:
+        if not self._forgotten.alive:
             raise LocalllmError("this sequence is closed")
         return self._store
 
@@ -244,11 +244,11 @@ class Sequence:
 
 def require_room(engine: Reader, requests: Ids[tuple[Sequence, Ids[int]]], tokens: Ids[np.ndarray]) -> None:
     """Raise UsageError for sequences that cannot share a run, ContextError for too many tokens."""
-    if len({id(sequence) for sequence, _ in requests}) < len(requests):
+    if len(requests) > 1 and len({id(sequence) for sequence, _ in requests}) < len(requests):
         raise UsageError("a sequence can be in a run only once")
-    if any(sequence.engine is not engine for sequence, _ in requests):
-        raise UsageError("a sequence belongs to the model that created it")
     for (sequence, _), ids in zip(requests, tokens, strict=True):
+        if sequence.engine is not engine:
+            raise UsageError("a sequence belongs to the model that created it")
         length = len(sequence.tokens) + len(ids)
         if length > engine.context:
             raise ContextError(f"{length} tokens do not fit the context of {engine.context}")

@@ -116,7 +116,10 @@ class Program:
 
         Raises ModelError for NaN or infinite logits, LocalllmError if a kernel cannot be compiled.
         """
-        logits = np.empty((sum(span.wanted for span in spans), self._vocab_size), np.float32)
+        wanted = 0
+        for span in spans:
+            wanted += span.wanted
+        logits = np.empty((wanted, self._vocab_size), np.float32)
         self._header.fill(spans, precise, logits)
         return self._compute(logits)
 

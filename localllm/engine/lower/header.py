@@ -63,23 +63,24 @@ class Header:
 
     def fill(self, spans: Sequence[Span], precise: bool, logits: np.ndarray) -> None:
         """Describe a run; logits: the output, float32 [wanted, vocab]."""
-        first = wanted = 0
-        kernel_tokens = [span.kernel_tokens or len(span.ids) for span in spans]
+        first = wanted = most_tokens = most_wanted = 0  # the last two select kernels
         for number, span in enumerate(spans):
             count = len(span.ids)
+            kernel_tokens = span.kernel_tokens or count
+            most_tokens, most_wanted = max(most_tokens, kernel_tokens), max(most_wanted, span.kernel_wanted)
             end, length = first + count, span.position + count
             self.ids[first:end] = span.ids
             self.positions[first:end] = np.arange(span.position, length)
             self.rotary_positions[first:end] = self.positions[first:end] - span.ahead
             self.owners[first:end] = number
-            self.sequences[number] = first, count, length, *span.store.addresses, span.encoded, kernel_tokens[number]
+            self.sequences[number] = first, count, length, *span.store.addresses, span.encoded, kernel_tokens
             self.wanted[wanted : wanted + span.wanted] = np.arange(end - span.wanted, end)
             first, wanted = end, wanted + span.wanted
         self.numbers[:] = first, wanted, len(spans), PRECISE_TOKENS if precise else 1, logits.ctypes.data, 0
         if precise:
-            self._select_kernels(max(kernel_tokens), max(span.kernel_wanted for span in spans))
+            self._select_kernels(most_tokens, most_wanted)
         else:
-            self._select_kernels(max(*kernel_tokens, first), wanted)
+            self._select_kernels(max(most_tokens, first), wanted)
 
     def fill_texts(self, texts: Sequence[TextSpan], pages: np.ndarray, rows: np.ndarray, precise: bool) -> None:
         """Describe a run that processes whole texts.

@@ -92,7 +92,8 @@ class PageTable:
         last, used_rows = divmod(length, PAGE)
         if used_rows and self._pages.references[self.table[last]] > 1:
             self._copy_page(last, used_rows)
-        self._lose(length)
+        if self._cache.window:
+            self._lose(length)
         missing = -(-(length + count) // PAGE) - len(self.table)
         if missing > 0:
             last_page = int(self.table[-1]) if len(self.table) else None
@@ -102,7 +103,7 @@ class PageTable:
     def _lose(self, length: int) -> None:
         """Free memory that layers with a window no longer read after `length` tokens, except in shared pages."""
         end, step = (length - self._cache.window - SLACK) // PAGE, SLACK // PAGE
-        while self._cache.window and self._dropped + step <= end:
+        while self._dropped + step <= end:
             self._dropped += step
         if self._returned < self._dropped:
             pages = self.table[self._returned : self._dropped]

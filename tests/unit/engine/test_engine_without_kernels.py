@@ -119,6 +119,7 @@ def engine() -> Bare:
 def runs_of_4(monkeypatch) -> None:
     for name in ("engine", "run_plan", "sequence"):
         monkeypatch.setattr(f"localllm.engine.{name}.BATCH", 4)
+    monkeypatch.setattr("localllm.engine.run_plan.PRECISE_TOKENS", 4)
 
 
 def test_requests_share_runs(engine, runs_of_4):
