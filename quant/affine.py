@@ -99,7 +99,10 @@ def block_error(x, weight, b, scale, low, top):
 
 @inlined
 def fit(w, wx, wl, wll, wlx, highest):
-    """Compute the scale and the low, at most `highest`, with the least error from the sums Σw, Σwx, Σwl, Σwll, Σwlx."""
+    """Compute the scale and the low, at most `highest`, with the least error from sums over the block.
+
+    The sums are Σw, Σwx, Σwl, Σwll, Σwlx.
+    """
     determinant = w * wll - wl * wl
     scale = (w * wlx - wx * wl) / determinant if determinant > TINY * w * wll else ZERO  # else one code for all
     low = (wx - scale * wl) / w
@@ -117,7 +120,7 @@ def predict_error(w, wx, wxx, wl, wll, wlx, scale, low):
 
 @inlined
 def half_of(value, unit):
-    """Round `value` so that value * unit is a float16; 0 only if `value` is not positive."""
+    """Round `value` so that value * unit is a float16; return 0 only if `value` is not positive."""
     return max(nearest_half(value * unit), f32(2.0**-24)) / unit if value > ZERO else ZERO
 
 
@@ -152,9 +155,9 @@ def search_block(s, b, top, highest):
 
 @inlined
 def best_factor(s, target, curvature, steps, unit):
-    """Find the factor whose multiples 0..steps come nearest to `target`, [sub-blocks], none negative (stage 2).
+    """Find the factor whose multiples 0..steps come nearest to `target` (stage 2).
 
-    curvature: [sub-blocks], the weights of squared differences.
+    target: [sub-blocks], none negative; curvature: [sub-blocks], the weights of squared differences.
     """
     largest = ZERO
     for b in range(target.size):
@@ -173,7 +176,7 @@ def best_factor(s, target, curvature, steps, unit):
 @inlined
 def first_factors(s, steps, unit):
     """Find both factors (stage 2), and the nearest integers k and m for them, in s.k and s.m."""
-    curvature, depth = s.best_k, s.best_m  # used as temporary memory: stage 3 fills them later
+    curvature, depth = s.best_k, s.best_m  # temporary memory: stage 3 fills these arrays later
     for b in range(s.k.size):  # curvature: the cost of changing the scale, to which a low below 0 is adapted
         along = s.sum_wl[b] * s.sum_wl[b] / s.sum_w[b] if s.low[b] < ZERO else ZERO
         curvature[b] = max(s.sum_wll[b] - along, ZERO)
@@ -273,7 +276,7 @@ def search_plain_block(s, top, unit):
 
 @inlined
 def best_shift(s, scale, low, top, unit):
-    """Choose the low with the least error among three: for all codes one less, the same, or one more.
+    """Choose the low with the least error among three, for all codes one less, unchanged, and one more.
 
     float16 rounds each of them differently. The error is computed from the weights, not from the sums, whose rounding
     errors would spoil weights that can be represented exactly.
@@ -290,7 +293,10 @@ def best_shift(s, scale, low, top, unit):
 
 
 def super_blocks(name):
-    """Make the encoder of a format with super-blocks: d and low per block, integer scale and minimum per sub-block."""
+    """Build the encoder of a format with super-blocks: d and low per block, integers per sub-block.
+
+    The integers of a sub-block are its scale and minimum.
+    """
     layout, block_bytes = LAYOUTS[name], BY_NAME[name].bytes
     size, blocks, top = layout.group, 256 // layout.group, f32((1 << layout.bits) - 1)
     steps = f32((1 << sum(field.bits for field in layout.scales)) - 1)
@@ -320,7 +326,7 @@ def super_blocks(name):
 
 
 def plain_blocks(name):
-    """Make the encoder of a format with blocks of 32 weights that have a scale and a low, both float16."""
+    """Build the encoder of a format with blocks of 32 weights, whose scale and low are both float16."""
     layout, block_bytes = LAYOUTS[name], BY_NAME[name].bytes
     put_code, d, d_low, top = putter(layout.codes, 32), layout.d, layout.low, f32((1 << layout.bits) - 1)
 

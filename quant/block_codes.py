@@ -1,4 +1,4 @@
-"""Reads the scales in blocks, and replaces their codes.
+"""Read the scales of blocks, and replace their codes.
 
 Only for formats with one code per weight: weight = scale * level(code) + offset. A level is code - centre, or one of
 the format's 16 values.
@@ -15,7 +15,7 @@ OPENABLE = tuple(format.name for format in FORMATS.values() if format.feedback)
 
 
 def numbers(blocks: np.ndarray, fields: Fields, count: int) -> np.ndarray:
-    """Read the first `count` numbers of a field from blocks: int64 [blocks, count].
+    """Read the first `count` values of a field from blocks: int64 [blocks, count].
 
     blocks: uint8 [blocks, bytes]; fields: the field, or two with the low and the high bits.
     """
@@ -33,9 +33,10 @@ def halved_e8m0() -> np.ndarray:
 
 
 def halved_ue4m3() -> np.ndarray:
-    """Return half the value of each UE4M3 byte (4 bits exponent with bias 7, 3 bits mantissa): float32 [256].
+    """Return half the value of each UE4M3 byte: float32 [256].
 
-    As in ggml, the topmost bit is ignored, and 0x7f (not a number) counts as zero.
+    UE4M3 has 4 bits of exponent with bias 7 and 3 bits of mantissa. As in ggml, the topmost bit is ignored, and 0x7f
+    (not a number) counts as zero.
     """
     code = np.arange(256)
     exponent, mantissa = code >> 3 & 15, code & 7
@@ -46,13 +47,13 @@ def halved_ue4m3() -> np.ndarray:
 
 
 class Codes(NamedTuple):
-    """The codes of a format and the levels that they stand for.
+    """The codes of a format and the levels that they represent.
 
     Attributes:
         levels: float32 [codes in use], ascending.
         stored: uint8, the stored value of each.
         is_even: whether levels are consecutive integers.
-        group: weights that share a scale.
+        group: number of weights that share a scale.
     """
 
     levels: np.ndarray

@@ -1,7 +1,7 @@
-"""What encoders of blocks share: 16-bit floats, units, and functions that pack numbers by a block's layout.
+"""Shared functions of block encoders: 16-bit floats, units, and packing values by a block's layout.
 
-Numbers are rounded to the nearest 16-bit float, ties to even, and never to infinity: one that is too large becomes the
-largest finite number of the type, because a somewhat wrong weight harms a model less than an infinite one. These
+Values are rounded to the nearest 16-bit float, ties to even, and never to infinity: one that is too large becomes the
+largest finite value of the type, because a somewhat wrong weight harms a model less than an infinite one. These
 functions have no branches, so that the compiler vectorizes loops over them.
 
 A search works on a block's weights divided by a power of two, their unit, so that no sum overflows or underflows.
@@ -39,7 +39,7 @@ def to_half(value):
 def from_half(bits):
     """Convert the bits of a finite float16 to float32.
 
-    At their positions in a float32, exponent and fraction give a number 2 ** 112 times too small, subnormal or not.
+    At their positions in a float32, exponent and fraction give a value 2 ** 112 times too small, subnormal or not.
     """
     number = np.uint32((np.uint32(bits) & np.uint32(0x7FFF)) << np.uint32(13)).view(np.float32) * np.float32(2.0**112)
     return -number if bits & np.uint16(0x8000) else number
@@ -97,7 +97,10 @@ def unit_of(largest):
 
 @inlined
 def normalize(weights, row, start, count, x):
-    """Copy weights, divided by their unit, to x; return the unit. If it is 0 (see unit_of), x becomes zeros."""
+    """Copy weights, divided by their unit, to x; return the unit.
+
+    If the unit is 0 (see unit_of), x becomes zeros.
+    """
     unit = unit_of(largest_of(weights, row, start, count))
     inverse = f32(1) / unit if unit > 0 else f32(0)
     for i in range(count):
@@ -115,10 +118,10 @@ def load_block(weights, importance, row, start, count, s):
 
 
 def putter(fields: Fields, together: int = 1) -> Callable:
-    """Make a function (out, first, i, number) that packs number first + i into the bytes of a block.
+    """Build a function (out, first, i, number) that packs value first + i into the bytes of a block.
 
     The bytes must be zero before. first: a multiple of `together`; i: less than `together`. Then the compiler
-    vectorizes loops over i. fields: the first holds the lowest bits of a number.
+    vectorizes loops over i. fields: the first holds the lowest bits of a value.
     """
     if len(fields) == 1:
         return put_places(fields[0]) if isinstance(fields[0], Places) else put_field(fields[0], together)
@@ -161,6 +164,6 @@ def put_places(field: Places) -> Callable:
 
 
 def put_group(fields: Fields) -> Callable:
-    """Make a function (out, group, number) that packs a number stored per group."""
+    """Build a function (out, group, number) that packs a value stored per group."""
     put = putter(fields)
     return inlined(lambda out, group, number: put(out, group, 0, number))

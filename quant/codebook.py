@@ -1,4 +1,4 @@
-"""The codebook search of the i-quants: a code names a vector of 4 or 8 weights in a grid.
+"""The codebook search of the i-quants: a code is the index of a vector of 4 or 8 weights in a grid.
 
 256 weights share one d; a group of 16 or 32 of them has an odd integer, its multiple:
 
@@ -9,11 +9,11 @@ compares only the NEIGHBOURS grid vectors nearest to that point. Given the chose
 Σwv², which reduces the error Σwx² by (Σwxv)² / Σwv². Codes and scale are fitted in turns, first for each group alone,
 then for d and the multiples together.
 
-Encoders pack the results into the fields of blocks. IQ2 and IQ3 store signs apart from codes. In IQ2_XXS, IQ2_XS and
-IQ3_XXS every 8 weights have an even number of minus signs, so only 7 signs are stored. The codes of IQ1_S and IQ1_M
-name weights of -1, 0 or 1, and a shift of all weights of a group takes the place of a minimum.
+Encoders pack the results into the fields of blocks. IQ2 and IQ3 store signs separately from codes. In IQ2_XXS, IQ2_XS
+and IQ3_XXS every 8 weights have an even number of minus signs, so only 7 signs are stored. The codes of IQ1_S and IQ1_M
+represent weights of -1, 0 or 1, and a shift of all weights of a group replaces a minimum.
 
-The grids are ggml's (ggml-common.h), read from the `gguf` package, which carries them packed.
+The grids are ggml's (ggml-common.h), read from the `gguf` package, which has them in packed form.
 """
 
 from collections.abc import Callable
@@ -30,12 +30,12 @@ from localllm.quant.numba_cache import compiled, inlined
 NEIGHBOURS = 16
 TURNS = 6
 GAIN = np.float32(1 + 2e-3)  # the search continues while a turn raises the gain by more than this factor
-# Candidates for the multiple of the group with the largest scale, as shares of the largest possible multiple.
+# Candidates for the multiple of the group with the largest scale, as fractions of the largest possible multiple.
 SHARES = np.stack([np.arange(start, start + 0.2, 0.0125) for start in (0.68, 0.88)]).astype(np.float32)
 
 
 class Codebook(NamedTuple):
-    """A grid, and the grid vectors nearest to each point. A point is a vector whose values are levels of the grid."""
+    """A grid, and the grid vectors nearest to each point. A point is a vector of levels of the grid."""
 
     grid: np.ndarray  # float32 [codes, dimensions]
     nearest: np.ndarray  # uint16 [points, NEIGHBOURS], codes
@@ -88,9 +88,10 @@ def round_to_levels(x, w, inverse, shift, book, group):
 
 @inlined
 def best_neighbour(size, w, start, doubled, book, point):
-    """Return which of a point's neighbours v has the greatest score Σ v (2 w value - w v), that is, the least error.
+    """Return the index of a point's neighbour v with the least error, that is, the greatest score.
 
-    A score's lowest 4 bits are replaced by the neighbour's index, so that one maximum of integers finds both.
+    The score is Σ v (2 w value - w v). Its lowest 4 bits are replaced by the neighbour's index, so that one maximum of
+    integers finds both.
     """
     most = np.int32(-0x80000000)
     for k in range(NEIGHBOURS):
@@ -105,7 +106,7 @@ def best_neighbour(size, w, start, doubled, book, point):
 
 @inlined
 def fit_vectors(size, x, w, inverse, shifts, book, group):
-    """Do the work of `fit` for vectors of `size` weights, a constant for the compiler.
+    """Implement `fit` for vectors of `size` weights, a constant for the compiler.
 
     Several short loops take 5 ns a weight, one long loop 8: the CPU overlaps the iterations of short ones.
     """
@@ -178,7 +179,7 @@ def nearest_multiple(ratio, largest):
 
 @compiled
 def choose_d(scales, gains, largest, shares):
-    """Choose the d whose multiples, up to `largest`, suit the scales of all groups best.
+    """Choose the d whose multiples, up to `largest`, approximate the scales of all groups best.
 
     Candidates: the greatest scale divided by each of `shares` times the largest multiple. With the scale multiple * d a
     group gains about gain * (1 - (1 - multiple * d / scale)²).
@@ -269,7 +270,7 @@ def fit_block(x, w, unit, scales, gains, largest, shifts, book, group, plan, bes
 
 @inlined
 def split_signs(x, w, even, signs):
-    """Make 256 weights positive, and write their signs to `signs`: one byte for each octet, a bit per weight.
+    """Make 256 weights positive, and write their signs to `signs`, one byte for each octet.
 
     even: the number of minus signs of an octet must be even. If it is odd, the sign bit of the least important weight
     is flipped, and that weight becomes negative.
@@ -379,7 +380,7 @@ def search(
     scale_bits: bits of a group's scale; its multiple is 1 + 2 * scale
     factor: weight = d / factor * multiple * (grid[code] + shift) * sign
     shifts: float32 [rows, shifts]; a group chooses a row, each of its vectors a shift of that row
-    signed: whether the grid has magnitudes, and signs are stored apart
+    signed: whether the grid has magnitudes, and signs are stored separately
     even: whether the number of minus signs of every 8 weights must be even
     """
     book = codebook(grid)
@@ -410,7 +411,7 @@ Fields = Callable[[SearchResult], dict[str, np.ndarray]]
 
 
 def encoder(name: str, fields: Fields, *how, grid: str = "", **more) -> Callable:
-    """Make the encoder of a format.
+    """Build the encoder of a format.
 
     fields: converts the search's results to the fields of blocks, by name, uint8 [blocks, bytes of the field]; grid:
     the format whose codebook is searched, `name` by default; how, more: the arguments of `search` after `grid`.
@@ -476,7 +477,7 @@ def as_bytes(words: np.ndarray) -> np.ndarray:
 
 
 def in_words(numbers: np.ndarray, count: int, bits: int) -> np.ndarray:
-    """Pack every `count` numbers, [blocks, n], of `bits` bits into one of their type, the first in the lowest bits."""
+    """Pack every `count` values, [blocks, n], of `bits` bits into one of their type, the first lowest."""
     shifts = (np.arange(count) * bits).astype(numbers.dtype)
     return np.bitwise_or.reduce(numbers.reshape(len(numbers), -1, count) << shifts, axis=2)
 
@@ -486,7 +487,7 @@ def signs_and_scales(result: SearchResult) -> np.ndarray:
     return as_bytes(in_words((result.signs & 127).astype(np.uint32), 4, 7) | result.scales.astype(np.uint32) << 28)
 
 
-ENCODERS = {  # the numbers: groups in a block, bits of a scale, factor (see `search`)
+ENCODERS = {  # the integers are groups in a block, bits of a scale, and the factor (see `search`)
     "IQ1_S": encoder("IQ1_S", iq1_s, IQ1_TARGETS, 8, 3, 1, np.array([[SHIFT], [-SHIFT]]), grid="IQ1_S", signed=False),
     "IQ1_M": encoder("IQ1_M", iq1_m, IQ1_TARGETS, 16, 3, 1, np.array([[SHIFT, -SHIFT]]), grid="IQ1_S", signed=False),
     "IQ2_XXS": encoder("IQ2_XXS", iq2_xxs, IQ2_TARGETS, 8, 4, 8, even=True),

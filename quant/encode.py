@@ -1,4 +1,4 @@
-"""The entry point of encoding: turns weights into the blocks of a format."""
+"""The entry point of encoding, which converts weights to the blocks of a format."""
 
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -14,12 +14,15 @@ from localllm.quant.formats import BY_NAME
 Encoder = Callable[[NDArray, NDArray | None, NDArray], None]
 
 f32 = np.float32
-RANGE = 1 << 20  # weights that a thread encodes at a time: some milliseconds of work
+RANGE = 1 << 20  # weights that a thread encodes at a time, some milliseconds of work
 LEAST_IMPORTANCE = 1e-6  # times the mean, added to each column, so that columns of importance 0 get sensible codes, too
 
 
 def column_weights(importance: NDArray | None, columns: int) -> NDArray:
-    """Return the weights of errors by column, float32 [columns], with a mean of about 1; all 1 without importance."""
+    """Return the weights of errors by column, float32 [columns], with a mean of about 1.
+
+    All are 1 without importance.
+    """
     mean = 0.0 if importance is None else float(np.mean(importance, dtype=np.float64))
     if importance is None or mean == 0:
         return np.ones(columns, np.float32)
@@ -75,9 +78,9 @@ def encode(name: str, weights: NDArray, importance: NDArray | None = None, threa
     """Encode finite weights, float32 [rows, columns], to blocks, uint8 [rows, bytes of a row].
 
     importance: float32 [columns], the weights of squared errors by column, which are the mean squares of the
-    activations that the column is multiplied with; None: all columns count alike. The bytes are the same for any number
-    of threads. Raises ValueError if rows are not whole blocks or the importance does not fit, KeyError if the format
-    has no encoder.
+    activations that multiply the column; None: all columns count equally. The bytes are the same for any number of
+    threads. Raises ValueError if rows are not whole blocks or the importance does not fit, KeyError if the format has
+    no encoder.
     """
     encoder, format = ENCODERS[name], BY_NAME[name]
     rows, columns = weights.shape

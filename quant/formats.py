@@ -1,8 +1,8 @@
 """The tensor formats of GGUF files, and the file types: one row each.
 
-A quantized format stores a row of weights as blocks; a block is `block` weights in `bytes` bytes and is decoded on its
-own. Plain number types are blocks of one. A row says all that other modules need to know: which file of kernels reads
-the format, how it is made, checked and offered. This module does not import NumPy.
+A quantized format stores a row of weights as blocks; a block is `block` weights in `bytes` bytes and is decoded
+independently. Float and integer types have blocks of one. A row has everything that other modules need to know: the
+file of kernels that reads the format, and how it is encoded, checked and offered. This module does not import NumPy.
 
 A block is a few consecutive fields, whose layout unpacking, quantizing, GPU kernels, tests and random files share. Most
 formats store a weight as an integer, its *code*, of 1 to 8 bits, in one field or in two (the low bits and the high
@@ -13,8 +13,8 @@ ones). A group of weights shares a scale:
     weight = d * scale * values[code]                 values: 16 that are not evenly spaced
 
 NVFP4 and MXFP4 have small floats as scales, and no d; TQ1_0 has five base-3 digits in a byte. In the formats with a
-grid (codebook) a code names 4 or 8 weights (an octet), and signs are stored apart. `parts` lists where their fields
-begin:
+grid (codebook) a code is the index of 4 or 8 weights (an octet), and signs are stored separately. `parts` lists the
+offsets of their fields:
 
     codes    the low 8 bits of each code
              IQ2_XS: 16 bits each, a 9-bit code and a sign code
@@ -40,9 +40,9 @@ from typing import NamedTuple
 
 
 class Field(NamedTuple):
-    """Numbers of `bits` bits packed in bytes.
+    """Values of `bits` bits packed in bytes.
 
-    `run` consecutive bytes hold numbers 0 to run - 1 in their lowest bits, the next `run` numbers in the bits above,
+    `run` consecutive bytes hold values 0 to run - 1 in their lowest bits, the next `run` values in the bits above,
     and so on, until the bytes are full. Then the next `run` bytes follow.
     """
 
@@ -51,16 +51,16 @@ class Field(NamedTuple):
     run: int = 1
 
     def place(self, i: int) -> tuple[int, int]:
-        """Return where number i is stored: (byte, lowest bit)."""
+        """Return the position of value i: (byte, lowest bit)."""
         each = 8 // self.bits
         return self.at + i // (self.run * each) * self.run + i % self.run, i // self.run % each * self.bits
 
 
 class Places(NamedTuple):
-    """Numbers of `bits` bits at listed positions, in no regular order."""
+    """Values of `bits` bits at listed positions, in no regular order."""
 
     bits: int
-    places: tuple[tuple[int, int], ...]  # (byte, lowest bit) of each number
+    places: tuple[tuple[int, int], ...]  # (byte, lowest bit) of each value
 
     def place(self, i: int) -> tuple[int, int]:
         return self.places[i]
@@ -70,20 +70,20 @@ Fields = tuple[Field | Places, ...]
 
 
 class Layout(NamedTuple):
-    """The layout of a format's block: where its fields are, and what their numbers mean."""
+    """The layout of a format's block: the positions of its fields, and the meaning of their values."""
 
-    d: int | None  # the first byte of the float16 d; None if the block has none, or stores it in pieces
+    d: int | None  # the first byte of the float16 d; None if the block has none, or stores it in several fields
     group: int  # weights that share a scale
     codes: tuple[Field, ...] = ()  # one per weight; the field with the lowest bits first, as in all tuples of fields
     centre: int = 0
     step: int = 1  # weight = d * scale * (step * code - centre)
     values: tuple[int, ...] = ()
-    scales: Fields = ()  # one number per group
+    scales: Fields = ()  # one value per group
     scale_centre: int = 0
     scale_type: str = "integer"  # or "int8"; or the float types "e8m0" and "ue4m3", halved, without a d
     low: int | None = None  # the first byte of the float16 low
-    minimums: Fields = ()  # one number per group; () with a low: low itself is added
-    grid: int = 0  # weights that a code names; 0 without a grid
+    minimums: Fields = ()  # one value per group; () with a low: low itself is added
+    grid: int = 0  # weights that a code represents; 0 without a grid
     parts: tuple[tuple[str, int], ...] = ()  # (name, first byte) of the fields of formats with a grid
 
     @property
@@ -93,7 +93,7 @@ class Layout(NamedTuple):
 
     @property
     def sub_block(self) -> int:
-        """Return how many of 32 consecutive weights share a scale: 32 or 16."""
+        """The number of consecutive weights, of each 32, that share a scale: 32 or 16."""
         return min(self.group, 32)
 
     def part(self, name: str) -> int:
@@ -101,12 +101,12 @@ class Layout(NamedTuple):
 
 
 def in_order(at: int, count: int, shift: int) -> tuple[tuple[int, int], ...]:
-    """Return places for a number in each of `count` bytes, beginning at bit `shift`."""
+    """Return positions for one value in each of `count` bytes, beginning at bit `shift`."""
     return tuple((at + i, shift) for i in range(count))
 
 
-# The 4-bit floats E2M1 (sign, 2 bits exponent, 1 bit mantissa), doubled so that all are integers. Scales are halved in
-# return.
+# The 4-bit floats E2M1 (sign, 2 bits exponent, 1 bit mantissa), doubled so that all are integers. Their scales are
+# halved.
 DOUBLED_E2M1 = (0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12)
 # kvalues_iq4nl in ggml-common.h.
 IQ4_VALUES = (-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113)
@@ -132,7 +132,7 @@ class Format(NamedTuple):
     name: str
     block: int  # weights per block
     bytes: int  # bytes per block
-    family: str = ""  # the file of localllm/kernels/formats that reads it; "": plain numbers
+    family: str = ""  # the file of localllm/kernels/formats that reads it; "": float or integer values
     fallback: str = "F16"  # for rows that are not whole blocks
     poor: bool = False  # whether its quality is poor without an importance matrix
     # The relative error above which `verify` calls a tensor badly encoded: thrice that of normally distributed weights.
@@ -216,19 +216,19 @@ UNKNOWN_TO_GGUF = ("Q1_0", "Q2_0")  # formats that `gguf` 0.19 cannot dequantize
 
 
 def floats_at(name: str) -> tuple[int, ...]:
-    """Return the offsets of a block's float16 numbers, d and low."""
+    """Return the offsets of a block's float16 values, d and low."""
     layout = LAYOUTS[name]
     return tuple(at for at in (layout.d, layout.low) if at is not None)
 
 
 class Recipe(NamedTuple):
-    """A file type of llama.cpp, such as Q4_K_M. recipes.py has the rules that give each tensor its format."""
+    """A file type of llama.cpp, such as Q4_K_M. recipes.py has the rules that assign formats to tensors."""
 
     number: int  # general.file_type
     name: str
     base: str  # the format of most matrices
     group: str = ""  # its line in the help of `quantize`
-    ladder: str = ""  # whether --ladder makes it: "always", with "imatrix" only, or ""
+    ladder: str = ""  # whether --ladder writes it: "always", with "imatrix" only, or ""
 
 
 RECIPES: dict[str, Recipe] = {

@@ -30,7 +30,7 @@ SPAN = 256  # columns that are processed together
 SWEEPS = 4  # of coordinate descent
 ROWS = 128  # rows that a thread encodes at a time
 TINY = np.finfo(np.float32).tiny
-LEAST = 1e-6  # times the mean of the diagonal, added to the diagonal: columns without inputs would make M singular
+LEAST = 1e-6  # times the mean of the diagonal, added to it, because columns without inputs would make M singular
 
 
 def shrink(moments: np.ndarray, damping: float) -> np.ndarray:
@@ -47,7 +47,10 @@ def shrink(moments: np.ndarray, damping: float) -> np.ndarray:
 
 
 def cost(errors: np.ndarray, moments: np.ndarray) -> float:
-    """Compute the mean squared error of a matrix's outputs; errors: of its weights, float32 [rows, columns]."""
+    """Compute the mean squared error of a matrix's outputs from the errors of its weights.
+
+    errors: float32 [rows, columns].
+    """
     return float(np.einsum("ij,ij->", errors @ moments.astype(np.float32, copy=False), errors, dtype=np.float64))
 
 
@@ -56,7 +59,7 @@ def spans(columns: int) -> list[slice]:
 
 
 def by_size(importance: np.ndarray) -> np.ndarray:
-    """Return the order in which columns are processed: span after span, and within each by falling importance."""
+    """Return the order in which columns are processed: span after span, each by falling importance."""
     return np.concatenate(
         [part.start + np.argsort(-importance[part], kind="stable") for part in spans(len(importance))]
     )
@@ -140,7 +143,7 @@ class Feedback:
             else:
                 errors[:, part] = weights[:, part] - dequantize(name, blocks)
         for _ in range(SWEEPS):
-            for part, span in zip(parts, codes, strict=False):  # codebook formats have no `codes` here
+            for part, span in zip(parts, codes, strict=False):  # `codes` is empty for codebook formats
                 span.improve(errors @ self._hessian[:, part], self._hessian[part, part])
                 errors[:, part] = span.lost
         for part, span in zip(parts, codes, strict=False):
@@ -148,14 +151,14 @@ class Feedback:
 
 
 class CodedSpan:
-    """A span of columns of a matrix: its scales and codes.
+    """A span of columns of a matrix, with its scales and codes.
 
     Attributes:
         lost: the errors of the weights, float32 [rows, columns].
     """
 
     def __init__(self, name: str, blocks: np.ndarray, weights: np.ndarray):
-        """Read the scales of blocks, uint8 [rows, bytes], of weights, float32 [rows, columns]."""
+        """Read the scales of blocks, uint8 [rows, bytes], that encode weights, float32 [rows, columns]."""
         self._name, self._table = name, format_codes(name)
         self._weights = np.ascontiguousarray(weights)
         rows = len(weights)
@@ -189,9 +192,9 @@ class CodedSpan:
 
 
 class RowsOfSpan(NamedTuple):
-    """The arrays of a span, as compiled functions take them: [rows, columns], scales and offsets [rows, groups].
+    """The arrays of a span, as compiled functions need them.
 
-    moved: targets or slopes.
+    Shapes: [rows, columns], scales and offsets [rows, groups]. moved: targets or slopes.
     """
 
     moved: np.ndarray

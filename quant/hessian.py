@@ -1,4 +1,4 @@
-"""The Hessian of GPTQ, the second moments of a matrix's inputs, and the choice of its damping by cross-validation."""
+"""The Hessian of GPTQ, the second moments of a matrix's inputs, and its damping by cross-validation."""
 
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -9,25 +9,25 @@ import numpy as np
 from localllm.quant.block_codes import dequantize
 from localllm.quant.gptq import Feedback, cost
 
-DAMPINGS = (0.1, 0.3, 0.5, 1.0)  # tried; 1.0 means no error feedback
-SAMPLE = 64  # rows of a matrix with which dampings are compared
+DAMPINGS = (0.1, 0.3, 0.5, 1.0)  # candidates; 1.0 means no error feedback
+SAMPLE = 64  # rows of a matrix for comparing dampings
 FAR = 4  # inputs with a squared norm above this many medians are scaled down
 PANEL = 128  # columns of moments that a thread computes at a time
-KEEP = 2048  # most columns for which the encoders of several dampings stay in memory
+KEEP = 2048  # up to this many columns the encoders of several dampings stay in memory
 
 
 class Hessian:
     """Second moments of the inputs, separately for two halves of the texts.
 
-    Each half validates what was fitted to the other.
+    Each half validates the results of the other.
 
-    Attributes:
-        counts: rows of each half.
-        halves: float32 [columns, columns], means over those rows.
+        Attributes:
+            counts: number of rows of each half.
+            halves: float32 [columns, columns], means over those rows.
     """
 
     def __init__(self, pieces: Sequence[np.ndarray], columns: int, threads: int = 1, is_read: bool = False):
-        """Compute the moments of `pieces`, the inputs of each text, float32 [rows, columns]. Any may be empty.
+        """Compute the moments of `pieces`, the inputs of each text, float32 [rows, columns], possibly empty.
 
         is_read: rows of the matrix are also used as activations, as those of an embedding are, so errors of single
         weights count as much as errors of outputs.
@@ -43,11 +43,11 @@ class Hessian:
         self._known: dict[tuple[int, float], Feedback] = {}  # encoders by (half, damping)
 
     def feedback(self, name: str, sample: np.ndarray) -> Feedback:
-        """Make the encoder of a matrix in a format; sample: rows, float32 [rows, columns], that choose the damping."""
+        """Build the encoder of a matrix in a format; sample: rows, float32 [rows, columns], for the damping."""
         return self._feedback(2, self.damping(name, sample))
 
     def damping(self, name: str, sample: np.ndarray) -> float:
-        """Return the one of DAMPINGS with the least error in sample rows when each half is validated on the other."""
+        """Return the damping with the least error in sample rows when each half is validated on the other."""
         if min(self.counts) == 0:
             return DAMPINGS[-1]
 
@@ -65,7 +65,7 @@ class Hessian:
         return len(self.halves[0]) <= KEEP
 
     def _feedback(self, half: int, damping: float) -> Feedback:
-        """Make an encoder; half: from half 0, half 1, or both (2)."""
+        """Build an encoder from half 0, half 1, or both (2)."""
         if (half, damping) in self._known:
             return self._known[half, damping]
         moments = self.halves[half] if half < 2 else self._whole()
@@ -92,8 +92,8 @@ def mean_moments(pieces: Sequence[np.ndarray], columns: int, threads: int = 1) -
 
     For a few tokens, above all the first one of a text, some layers' inputs are a thousand times as large as for others
     (Sun et al. 2024, arXiv 2402.17762). A norm after these layers scales them down again, so they must not outweigh all
-    others here: a row's squared norm counts as at most FAR times the median. Sums are in float64; a result too large
-    for float32 becomes infinite.
+    others in the mean: a row's squared norm counts as at most FAR times the median. Sums are in float64; a result too
+    large for float32 becomes infinite.
     """
     parts, count = outlier_shares(pieces), max(sum(map(len, pieces)), 1)
     means = np.empty((columns, columns), np.float32)
@@ -113,7 +113,10 @@ def mean_moments(pieces: Sequence[np.ndarray], columns: int, threads: int = 1) -
 
 
 def outlier_shares(pieces: Sequence[np.ndarray]) -> list[np.ndarray | None]:
-    """Return, by piece, the factors of rows' moments that scale outliers down: float32 [rows, 1]; None: all are 1."""
+    """Return for each text the factors of rows' moments that scale outliers down: float32 [rows, 1].
+
+    None means that all are 1.
+    """
     with np.errstate(over="ignore", invalid="ignore"):
         squares = [np.einsum("ij,ij->i", piece, piece) for piece in pieces]
     most = FAR * np.median(np.concatenate(squares)) if sum(map(len, squares)) else 0
@@ -123,6 +126,9 @@ def outlier_shares(pieces: Sequence[np.ndarray]) -> list[np.ndarray | None]:
 
 
 def limit_outliers(pieces: Sequence[np.ndarray]) -> Iterator[np.ndarray]:
-    """Yield each piece, float32 [rows, columns], with rows scaled to at most FAR times the median squared norm."""
+    """Yield each text's inputs with rows scaled to at most FAR times the median squared norm.
+
+    Shape: float32 [rows, columns].
+    """
     for piece, part in zip(pieces, outlier_shares(pieces), strict=True):
         yield piece if part is None else piece * np.sqrt(part)

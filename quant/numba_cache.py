@@ -27,7 +27,7 @@ FAST_MATH = {"reassoc", "contract", "arcp", "nsz"}
 
 
 def compiled(function: Callable, name: str = "") -> Callable:
-    """Decorate a function that Numba compiles at its first call, to run without the GIL, with a cache on disk.
+    """Decorate a function that Numba compiles at its first call, without the GIL and with a disk cache.
 
     If the folder cannot be written, every process compiles it again. name: distinguishes functions made from the same
     source.
@@ -39,12 +39,15 @@ def compiled(function: Callable, name: str = "") -> Callable:
     return dispatcher
 
 
-problems: list[str] = []  # at most one message: why machine code could not be cached
+problems: list[str] = []  # at most one message, which says why machine code could not be cached
 
 
 @contextmanager
 def noting() -> Iterator[None]:
-    """Suppress an OSError in the block and record it in `problems`: without a cache, starts only take longer."""
+    """Suppress an OSError in the block and record it in `problems`.
+
+    Without a cache, starts only take longer.
+    """
     try:
         yield
     except OSError as error:
@@ -57,7 +60,7 @@ def inlined(function: Callable) -> Callable:
 
 
 def compiled_encoder(name: str, encode: Callable) -> Callable:
-    """Compile an encoder that was made for a format, as `compiled` does.
+    """Compile an encoder that was built for a format, as `compiled` does.
 
     It is inlined into a function of its own, so that loop bounds are constants; that takes 0.8 of the time.
     """
@@ -95,14 +98,15 @@ class _Implementation(CompileResultCacheImpl):
 
 
 class _Cache(FunctionCache):
-    """A function whose entry cannot be read is compiled again."""
+    """A function cache that compiles a function again if its entry cannot be read."""
 
     _impl_class = _Implementation
 
     def _index_key(self, signature, codegen):
-        """Return the key without Numba's hash of the closure, which differs between processes where it has functions.
+        """Return the key without Numba's hash of the closure.
 
-        The function's name and the name of the folder identify it instead.
+        If the closure has functions, that hash differs between processes. The function's name and the name of the
+        folder identify it instead.
         """
         return signature, codegen.magic_tuple()
 

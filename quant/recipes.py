@@ -1,4 +1,4 @@
-"""Recipes such as Q4_K_M, which give each tensor a format by the rules of llama-quantize.
+"""Recipes such as Q4_K_M, which assign formats to tensors by the rules of llama-quantize.
 
 A recipe names one format for most matrices. More sensitive ones get more bits: attn_v and ffn_down, above all in the
 first and last layers, and the output matrix. Vectors, norms and small matrices are not quantized.
@@ -36,7 +36,7 @@ IN_8_BITS = {"glm5-next": re.compile(r"attn_q_[ab]|nextn\.eh_proj")}  # matrices
 
 
 def is_quantized(name: str, shape: tuple[int, ...], arch: str = "") -> bool:
-    """Return whether a tensor is quantized: matrices and stacks of matrices, whose rows have shape[-1] weights, are."""
+    """Return whether a tensor is quantized: only matrices and stacks, with rows of shape[-1] weights, are."""
     of_arch = KEPT_OF_ARCH.get(arch)
     is_kept = KEPT.search(name) or (of_arch and of_arch.search(name))
     return max(shape[:-1], default=1) > 1 and name.endswith("weight") and not is_kept
@@ -118,7 +118,7 @@ class ModelFacts(NamedTuple):
         return cls(arch, layers, number("expert_count"), grouping, is_70b, importance)
 
 
-# ---- the rules. Each returns the name of a format, or "" for the base format of the recipe.
+# ---- the rules; each returns the name of a format, or "" for the base format of the recipe
 
 
 class MatrixPlace(NamedTuple):
@@ -153,7 +153,7 @@ SMALL = ("IQ2_S", "IQ2_M")
 
 
 def rules(*rows: tuple[str, Rule]) -> dict[str, Rule]:
-    """Make a table of rules by recipe; rows: (names separated by spaces, rule)."""
+    """Build a table of rules by recipe; rows: (names separated by spaces, rule)."""
     return {name: rule for names, rule in rows for name in names.split()}
 
 
@@ -243,7 +243,7 @@ def attention_output_format(recipe: str, at: MatrixPlace) -> str:
 
 
 def output_format(recipe: Recipe, model: ModelFacts, columns: int) -> str:
-    """Choose the format of the output matrix, or of an embedding matrix that is also used as one."""
+    """Choose the format of the output matrix, or of an embedding matrix that also computes the logits."""
     if recipe.name == "MXFP4" or model.arch == "falcon" or columns % BY_NAME[recipe.base].block:
         return "Q8_0"
     if recipe.name in (*TINY, *SMALL, "IQ3_XXS"):
@@ -344,7 +344,10 @@ class Planner:
         return table.get(recipe, lambda at: "")(at)
 
     def place(self, name: str, role: str) -> MatrixPlace:
-        """Return a matrix's position among those of its role: counted or, in models with experts, from its name."""
+        """Return a matrix's position among those of its role.
+
+        It is counted or, in models with experts, taken from the name.
+        """
         index, count = self.seen.get(role, 0), self.counts.get(role, self.model.layers)
         self.seen[role] = index + 1
         by_name = self.model.experts > 1 and role in (UP, GATE, DOWN) and self.recipe.name not in (*TINY, *SMALL)

@@ -1,10 +1,10 @@
-"""The search for blocks of `scale * code` with codes bottom..top: Q2_0, Q4_0, Q5_0, Q3_K, Q6_K, and Q8_0.
+"""The search for blocks of `scale * code` with codes bottom..top: Q2_0, Q4_0, Q5_0, Q3_K, Q6_K, Q8_0.
 
 The search is that of affine.py without the low: for given codes the best scale is a quotient of two sums. A scale may
 be negative, which mirrors the range of codes. In a super-block scale = factor * k, with integers k in -steps..steps -
 1, found in the same three stages.
 
-With the 255 codes of Q8_0 the error depends little on the size of the scale, but on where the weights happen to lie
+With the 255 codes of Q8_0 the error depends little on the size of the scale, but on the positions of the weights
 between its multiples: trying a few scales above the smallest possible one reduces the error by a sixth.
 """
 
@@ -42,11 +42,11 @@ class Search(NamedTuple):
 
     bottom: f32
     top: f32
-    grid: int  # number of scales tried in a sub-block
+    grid: int  # number of candidate scales in a sub-block
     start: f32
     spacing: f32
-    refits: int  # how often each scale tried is fitted to its codes
-    rounds: int  # most rounds of stage 3
+    refits: int  # how often each candidate scale is fitted to its codes
+    rounds: int  # maximum number of rounds of stage 3
     steps: f32 = ONE  # integers k are -steps .. steps - 1
     reach: int = 0  # stage 3 tries k - reach .. k + reach
 
@@ -86,7 +86,7 @@ def inverse_of(scale):
 
 @inlined
 def half_of(value, unit):
-    """Round `value` so that value * unit is a float16; 0 only if `value` is 0."""
+    """Round `value` so that value * unit is a float16; return 0 only if `value` is 0."""
     size = max(nearest_half(abs(value) * unit), f32(2.0**-24)) / unit if value != ZERO else ZERO
     return size if value > ZERO else -size
 
@@ -153,7 +153,10 @@ def search_plain_block(s, search, unit):
 
 @inlined
 def first_factor(s, steps, unit):
-    """Find the factor whose multiples are nearest to the scales, by predicted error; write the integers k (stage 2)."""
+    """Find the factor whose multiples are nearest to the scales, by predicted error (stage 2).
+
+    The integers are written to s.k.
+    """
     lowest, largest = s.scale[0], s.scale[0]
     for b in range(s.k.size):
         lowest, largest = min(lowest, s.scale[b]), max(largest, s.scale[b])
@@ -211,7 +214,10 @@ def search_super_block(s, search, unit):
 
 
 def super_blocks(name, *how, **more):
-    """Make the encoder of a format with super-blocks: d per block, an integer scale per sub-block; see Search."""
+    """Build the encoder of a format with super-blocks: d per block, an integer scale per sub-block.
+
+    how, more: see Search.
+    """
     layout, block_bytes = LAYOUTS[name], BY_NAME[name].bytes
     size, blocks = layout.group, 256 // layout.group
     bottom, top = codes_of(layout)
@@ -239,7 +245,7 @@ def super_blocks(name, *how, **more):
 
 
 def plain_blocks(name, grid=12, start=START, spacing=SPACING):
-    """Make the encoder of a format with one float16 scale per block; grid, start, spacing: see Search."""
+    """Build the encoder of a format with one float16 scale per block; grid, start, spacing: see Search."""
     layout, block_bytes, size = LAYOUTS[name], BY_NAME[name].bytes, BY_NAME[name].block
     bottom, top = codes_of(layout)
     search = Search(bottom, top, grid, start, spacing, refits=2, rounds=4)

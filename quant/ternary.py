@@ -1,8 +1,9 @@
-"""TQ1_0, TQ2_0: weights of -d, 0 or d, with a d for 256 weights; Q1_0: d or -d, for 128. For models trained that way.
+"""Encoders of TQ1_0, TQ2_0 and Q1_0, for models that were trained with such weights.
 
-A byte of TQ1_0 holds 5 base-3 digits, each weight / d + 1, whose number is stored as a fraction: number / 243 * 256,
-rounded up. So 3 times the byte has the first digit above its lowest 8 bits, 3 times those 8 bits the second, and so on.
-TQ2_0 stores the digits as codes of 2 bits.
+In TQ1_0 and TQ2_0 weights are -d, 0 or d, with a d for 256 weights; in Q1_0 they are d or -d, with a d for 128. A byte
+of TQ1_0 holds 5 base-3 digits, each weight / d + 1. Their number is stored as a fraction: number / 243 * 256, rounded
+up. So 3 times the byte has the first digit above its lowest 8 bits, 3 times those 8 bits the second, and so on. TQ2_0
+stores the digits as codes of 2 bits.
 
 The search: weights larger than a border become d or -d, the others 0. Then the best d is Σw|x| / Σw over the larger
 ones, which reduces the error Σwx² by (Σw|x|)² / Σw. The best of BORDERS is refined: border = d / 2, and the best d for
@@ -19,7 +20,7 @@ TQ1_BYTES, TQ2_BYTES, TQ1_D = BY_NAME["TQ1_0"].bytes, BY_NAME["TQ2_0"].bytes, LA
 TQ2_D = LAYOUTS["TQ2_0"].d
 put_code = putter(LAYOUTS["TQ2_0"].codes, 32)
 
-# Borders tried first, in units of the root mean square: 0.6 is best for a normal distribution, more for heavy tails and
+# Initial borders, in units of the root mean square: 0.6 is best for a normal distribution, more for heavy tails and
 # for rare weights among zeros.
 BORDERS = np.array([0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.85, 1.0, 1.25, 1.6, 2.2, 3.0, 5.0, 8.0, 12.0], np.float32)
 TURNS = 16
@@ -39,7 +40,7 @@ def above(x, w, border):
 
 @compiled
 def first_d(x, w):
-    """Return the best d for the codes that the best of BORDERS gives; 0 if all weights are 0."""
+    """Return the best d for the codes of the best border; 0 if all weights are 0."""
     product, square = np.float32(0), np.float32(0)
     for i in range(256):
         product += w[i] * x[i] * x[i]

@@ -1,16 +1,16 @@
-"""IQ4_NL, IQ4_XS, MXFP4: a 4-bit code picks one of 16 values, close together near zero and far apart at the ends.
+"""Encoders of IQ4_NL, IQ4_XS and MXFP4, whose 4-bit codes are indices of 16 unevenly spaced values.
 
     IQ4_NL ("non-linear")  d for 32 weights: weight = d * VALUES[code]
     IQ4_XS                 d for 256 weights, 8 groups with scales of 6 bits: weight = d * (scale - 32) * VALUES[code]
     MXFP4                  e for 32 weights: weight = 2 ** (e - 127) * SIZES[code & 7], the highest bit is the sign
 
-The search of IQ4: given a scale, the best codes are those of the nearest values v. Given codes, the best scale is
-Σwxv / Σwv², which reduces the error Σwx² by (Σwxv)² / Σwv², its gain. Candidate scales of both signs (the values are
-not symmetric) are compared by that. The best of each sign is refined: best codes and best scale in turns, at the end
-only with scales that can be stored. On random blocks the error comes within 0.1 % of that of the best float16 d.
+The search of IQ4: given a scale, the best codes are those of the nearest values v. Given codes, the best scale is Σwxv
+/ Σwv², which reduces the error Σwx² by (Σwxv)² / Σwv², its gain. Candidate scales of both signs (the values are not
+symmetric) are compared by that. The best of each sign is refined: best codes and best scale in turns, at the end only
+with scales that can be stored. On random blocks the error comes within 0.1 % of that of the best float16 d.
 
-MXFP4 (OCP Microscaling Formats Specification 1.0, which takes the exponent of the largest weight for e): the search
-also tries one more, which does not clip the largest weight, and up to three less, which suit small weights better.
+MXFP4 (OCP Microscaling Formats Specification 1.0, where e is the exponent of the largest weight): the search also tries
+one more, which does not clip the largest weight, and up to three less, which suit small weights better.
 """
 
 import math
@@ -30,8 +30,8 @@ STEPS = VALUES[1:] - VALUES[:-1]
 
 # Candidates for (largest weight of a group) / scale. A denser list does not help; a narrower one loses up to 1 %.
 TARGETS = np.array([64, 74, 81, 88, 94, 100, 106, 112, 117, 122, 127, 133, 141, 155, 175, 210], dtype=np.float32)
-TURNS = 8  # most rounds of fitting d; two or three are usual
-TINY = np.float32(1e-20)  # groups whose weights are all below this share of the block's largest weight count as zeros
+TURNS = 8  # maximum number of rounds of fitting d; two or three are usual
+TINY = np.float32(1e-20)  # groups whose weights are all below this fraction of the block's largest are zeros
 # Candidates for (the group scale of largest magnitude) / d.
 LEVELS = np.stack([np.arange(start, start + 5, 0.25) for start in (-34, -29, -24, 19, 24, 29)]).astype(np.float32)
 
@@ -138,10 +138,10 @@ def nearest_multiple(scale, d):
 
 @compiled
 def choose_d(scales, gains, levels):
-    """Choose the d whose multiples suit the scales of the 8 groups best; scales, gains: [2 signs, 8].
+    """Choose the d whose multiples approximate the scales of the 8 groups best.
 
-    Candidates: the scale of largest magnitude divided by each of `levels`. With the scale multiple * d a group gains
-    about gain * (1 - (1 - multiple * d / scale)²); the better one of its two scales counts.
+    scales, gains: [2 signs, 8]. Candidates: the scale of largest magnitude divided by each of `levels`. With the scale
+    multiple * d a group gains about gain * (1 - (1 - multiple * d / scale)²); the better one of its two scales counts.
     """
     extreme = np.float32(0)
     for group in range(8):
@@ -164,7 +164,7 @@ def choose_d(scales, gains, levels):
 
 @compiled
 def choose_multiple(x, w, scales, gains, d):
-    """Choose a group's integer scale with the least error: near one of its two scales, or one more, or one less.
+    """Choose a group's integer scale with the least error: near one of its two scales, or one off.
 
     Return the integer, the error (minus Σwx²), Σwxv and Σwv².
     """

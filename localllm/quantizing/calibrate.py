@@ -1,4 +1,4 @@
-"""Encode a model's matrices by their inputs on calibration texts: implements `localllm quantize --calibrate`.
+"""Encode a model's matrices by their inputs on calibration texts (`localllm quantize --calibrate`).
 
 The model runs over calibration texts matrix by matrix, in the order of its layers. Each matrix is encoded with the
 second moments of its inputs (GPTQ, localllm.quant.gptq), and later matrices read the outputs of the encoded ones. Each
@@ -59,12 +59,12 @@ from localllm.text.tokenizer import Tokenizer
 
 SUFFIX = ".calibration"
 EMBEDDING = "token_embd.weight"
-LOGITS = ("output.weight", EMBEDDING)  # names of a possible output matrix
+LOGITS = ("output.weight", EMBEDDING)  # possible names of the output matrix
 LARGE = 4 << 20  # bytes of an activation: glibc would keep 1.7 GB of them between layers of a model with 1.2b weights
 VERSION = 6  # of the procedure; part of the key by which interrupted work is found
-CHUNK, CHUNKS = 512, 64  # tokens per chunk; the most chunks that are used
+CHUNK, CHUNKS = 512, 64  # tokens per chunk; maximum number of chunks
 DATA = Path(__file__).resolve().parent.parent / "data" / "calibration"
-# Ordered so that each half has prose, code and something else: see localllm.quant.hessian.
+# In an order that gives each half prose, code and other texts, see localllm.quant.hessian.
 KINDS = (
     "prose.txt", "code.txt", "mathematics.txt", "languages.txt", "documentation.txt", "python.txt", "encyclopedia.txt",
     "chat.toml",
@@ -72,7 +72,7 @@ KINDS = (
 
 
 def as_file(source: Source) -> GGUFFile:
-    """View a source as a GGUF file; from a source that is none, vectors are loaded, and matrices are zeros."""
+    """View a source as a GGUF file; for a checkpoint, load vectors and replace matrices by zeros."""
     if isinstance(source, FoldedSource):
         file = as_file(source.inner)
         vectors = {name: as_vector(tensor) for name, tensor in source.folded.items() if len(tensor.shape) == 1}
@@ -104,10 +104,11 @@ class HeaderOnlyFile(GGUFFile):
 
 
 class Calibration:
-    """The texts, the model and the plan by which matrices are encoded.
+    """The texts, the model and the plan that determine how matrices are encoded.
 
     Attributes:
-        jobs: the plan's, by tensor name.  chunks: token ids.  key: identifies the procedure and its inputs, to resume.
+        jobs: the plan's, by tensor name.  chunks: token ids.
+        key: identifies the procedure and its inputs, to resume.
     """
 
     def __init__(self, plan: QuantizePlan, texts: Sequence[str]):
@@ -160,14 +161,17 @@ class Calibration:
         return [job for name, job in self.jobs.items() if is_calibrated(job) and name in multiplied]
 
     def run(self, results: ArrayLog, widener: Widener, threads: int, on_progress: OnProgress) -> None:
-        """Encode the matrices that are not in `results`. Raises ModelError for inputs that are not finite."""
+        """Encode the matrices that `results` lacks. Raises ModelError for inputs that are not finite."""
         matrices = CalibratedMatrices(self.jobs, results, widener, threads, on_progress)
         self.forward(matrices, self.chunks, threads)
 
     def forward(
         self, matrices: Matrices, chunks: Sequence[np.ndarray], threads: int, past: RecordedActivations | None = None
     ) -> BatchedActivations | None:
-        """Run the model over chunks with these matrices: logits of all tokens, None if the matrices stopped the run."""
+        """Run the model over chunks with these matrices; return the logits of all tokens.
+
+        Return None if the matrices stopped the run.
+        """
         last, shared = self._analyze(chunks)
         builder: Any = LayerwiseRunner(chunks, shared, matrices, threads, last, past)
         try:
@@ -193,14 +197,14 @@ class Calibration:
         return plan_reuse(*self._analyze(chunks), groups)
 
     def _analyze(self, chunks: Sequence[np.ndarray]) -> tuple[LastReads, set[object]]:
-        """Record the model's verbs, and the states whose keys and values more than one layer reads."""
+        """Record the model's verbs, and find the states whose keys and values several layers read."""
         last, weights, context = LastReads(), Weights(self._file.tensors), max(map(len, chunks))
         traced = trace_model(self._file, last.record(self._model.forward), weights, self._hyperparameters, context)
         return last, shared_states(traced.operations)
 
 
 def shared_states(operations: Sequence[Operation]) -> set[object]:
-    """Find the states whose keys and values more than one layer reads."""
+    """Find the states whose keys and values several layers read."""
     states = [operation.state for operation in operations if isinstance(operation, Attend)]
     return {state for state in states if states.count(state) > 1}
 
@@ -260,15 +264,15 @@ class CalibratedMatrices(OriginalWeights):
 
 
 def is_calibrated(job: TensorJob) -> bool:
-    """Return whether a matrix is encoded by its inputs: its format changes to a block format."""
+    """Return whether a matrix is encoded by its inputs, because its format changes to a block format."""
     return not job.is_copied and job.format.block > 1
 
 
-# ---- texts
+# ---- calibration texts
 
 
 def load_chunks(tokenizer: Tokenizer, texts: Sequence[str], context: int) -> list[np.ndarray]:
-    """Tokenize files, or the built-in mixture if `texts` is empty, in chunks of at most `context` tokens.
+    """Tokenize files in chunks of at most `context` tokens; without files, the built-in mixture.
 
     If there are more than CHUNKS chunks, evenly spaced ones are used. Raises UsageError.
     """

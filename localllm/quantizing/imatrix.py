@@ -1,6 +1,6 @@
-"""Compute importance matrices: sums of squares of each matrix's inputs over texts (`localllm imatrix`).
+"""Compute importance matrices: sums of squares of each matrix's inputs (`localllm imatrix`).
 
-Texts are read in chunks, as in llama-imatrix. Every SAVE_EVERY seconds the sums are written to a file next to the
+Texts are processed in chunks, as in llama-imatrix. Every SAVE_EVERY seconds the sums are written to a file next to the
 output; an interrupted run resumes from there and gives the same bytes.
 """
 
@@ -39,27 +39,33 @@ LAYER = "blk."  # prefix of a layer's tensors, after "enc." in an encoder of an 
 
 
 def merge(paths: Sequence[str | os.PathLike[str]]) -> ImportanceMatrix:
-    """Merge several files. Raises ModelError, UsageError if they do not fit together."""
+    """Merge several files. Raises ModelError, and UsageError if they do not fit together."""
     return reduce(ImportanceMatrix.merge, map(read_imatrix, paths))
 
 
 def default_size(path: str | os.PathLike[str]) -> int:
-    """Return the default tokens of a chunk: 512, or an embedding model's context if shorter. Raises ModelError."""
+    """Return the default tokens of a chunk: 512, or an embedding model's context if shorter.
+
+    Raises ModelError.
+    """
     if not makes_no_text(str(path)):
         return SIZE
     return min(SIZE, architecture(GGUFFile.open(path))[1].context)
 
 
 def is_collected(name: str) -> bool:
-    """Return whether a matrix gets an entry: in layers always, as in llama-imatrix, elsewhere if it is quantized."""
+    """Return whether a matrix gets an entry.
+
+    Matrices in layers always do, as in llama-imatrix; others do if they are quantized.
+    """
     return name.startswith(LAYER) or not (role_of(name) in (OUTPUT, EMBEDDING) or KEPT.search(name))
 
 
 class DecoderReader:
-    """A model that generates text, and reads chunks."""
+    """Collects the sums of a model that generates text."""
 
     def __init__(self, path: str | os.PathLike[str], options: EngineOptions):
-        """Open the model. Raises the errors of api.open_model, and UnsupportedError for a model with an encoder."""
+        """Open the model. Raises the errors of api.open_model; UnsupportedError for a model with an encoder."""
         self._observer = Observer()
         with GGUFFile.open(path) as file:
             h = architecture(file)[1]
@@ -74,7 +80,10 @@ class DecoderReader:
         self.tensors = [*self._model.file.tensors.values()]
 
     def read(self, ids: Sequence[int], makes_logits: bool) -> dict[str, Squares]:
-        """Read a chunk, and return the sums of its matrices' inputs; makes_logits: compute the logits of all tokens."""
+        """Run a chunk, and return the sums of its matrices' inputs.
+
+        makes_logits: compute the logits of all tokens.
+        """
         discard(self._observer)
         self._sequence.truncate(0)
         self._sequence.append(ids, "all" if makes_logits else "none")
@@ -85,7 +94,7 @@ class DecoderReader:
 
 
 class EncoderReader:
-    """A model for embeddings or scores, which reads chunks.
+    """Collects the sums of a model for embeddings or scores.
 
     Matrices after pooling get one row for each chunk. A reranker's head runs separately, because its pooling reads only
     some rows of the last layer.
@@ -125,7 +134,7 @@ def discard(observer: Observer) -> None:
 
 
 def take_squares(observer: Observer, rows: Callable[[str], int]) -> dict[str, Squares]:
-    """Take the sums of all matrices; rows: the number of input rows of a matrix that is no expert's."""
+    """Return and reset the sums of all matrices; rows: number of input rows of a matrix outside mixtures."""
     squares, counts = observer.take(), observer.take_counts()
     return {
         name: Squares(
@@ -137,10 +146,10 @@ def take_squares(observer: Observer, rows: Callable[[str], int]) -> dict[str, Sq
 
 
 class Collector:
-    """A model that reads texts for an importance matrix. Use it in a `with` statement.
+    """Collects an importance matrix from texts. Use it in a `with` statement.
 
     Attributes:
-        total: chunks to read.  done: chunks that have been read, in earlier runs too.
+        total: number of chunks.  done: number of finished chunks, including those of earlier runs.
         warnings: lines for the user.
     """
 
@@ -156,7 +165,7 @@ class Collector:
         threads: int | None = None,
         progress: Progress | None = None,
     ):
-        """Read `texts` in chunks of `size` tokens, at most `limit` chunks, for the file `out`.
+        """Prepare to process `texts` in chunks of `size` tokens, at most `limit` chunks, for the file `out`.
 
         special: parse control tokens such as <|im_end|> in the texts; output: collect for the output matrix too;
         progress(done, total) is called while kernels are compiled. Raises the errors of api.open_model and read_text.
@@ -187,7 +196,7 @@ class Collector:
         return self._matrix.chunks
 
     def _resume(self) -> None:
-        """Load what an interrupted run for the same matrix has written."""
+        """Load the sums that an interrupted run for the same matrix has written."""
         try:
             saved = read_imatrix(self._part)
         except (ModelError, UsageError):
@@ -196,7 +205,7 @@ class Collector:
             self._matrix = replace(self._matrix, squares=saved.squares, chunks=saved.chunks)
 
     def read(self) -> Iterator[int]:
-        """Read the remaining chunks; yields the number of finished ones. Saves the sums when interrupted."""
+        """Process the remaining chunks; yield the number of finished ones. Save the sums when interrupted."""
         saved = self.done, monotonic()
         try:
             for chunk in self._chunks[self.done :]:
@@ -219,7 +228,7 @@ class Collector:
         return {name: sums for name, sums in squares.items() if self._output or is_collected(name)}
 
     def result(self) -> ImportanceMatrix:
-        """Return the importance matrix. Raises UsageError if no chunk has been read."""
+        """Return the importance matrix. Raises UsageError if no chunk has been processed."""
         if not self.done:
             raise UsageError("no chunk has been read yet")
         return replace(self._matrix, run="")

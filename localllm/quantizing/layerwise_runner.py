@@ -24,7 +24,7 @@ from localllm.kernels.reference import ReferenceCache
 KEPT_AS = KVType.of("f16")  # storage type of keys and values
 AT_ONCE = 3 << 17  # weights that are dequantized and multiplied together: 1.5 MB
 SHARES = 4  # row ranges into which a small matrix is divided
-TOGETHER = 512  # tokens up to which short texts are concatenated for a product
+TOGETHER = 512  # texts of fewer tokens are concatenated for a product
 # Verbs that return no new activation.
 WITHOUT = ("embed_inputs", "add_deepstack", "tap_layer_input", "ignore", "by_context")
 PRODUCTS = ("linear", "head_linear", "expert_linear")
@@ -38,7 +38,7 @@ SKIPPED = BatchedActivations([None])  # a result that is never read
 
 
 class StopCalibrationError(Exception):
-    """Raised when the last matrix has got its inputs and the logits are not needed."""
+    """Raised when the inputs of the last matrix are known and the logits are not needed."""
 
 
 class Matrices(Protocol):
@@ -46,7 +46,7 @@ class Matrices(Protocol):
         """Return rows of an embedding matrix, float32 [ids, columns]."""
 
     def resolve(self, weight: Weight, inputs: "Inputs") -> "MatrixRows":
-        """Return the matrix or stack to multiply `inputs` with. Raises StopCalibrationError."""
+        """Return the matrix or stack that multiplies `inputs`. Raises StopCalibrationError."""
 
 
 class MatrixRows(NamedTuple):
@@ -85,23 +85,23 @@ class Inputs:
     """
 
     def __init__(self, of: Callable[[int], Iterator[np.ndarray]], shared: BatchedActivations | None = None):
-        """Wrap the inputs; shared: the activation, if every matrix it is passed to reads all of it."""
+        """Wrap the inputs; shared: the activation, if every matrix that it is an input of reads all of it."""
         self.of, self.shared = of, shared
 
 
 class LastReads:
-    """A builder that counts verbs and forwards them to a recorder, to find when each activation can be freed.
+    """A builder that counts verbs and forwards them to a recorder, to find when activations can be freed.
 
     Attributes:
-        verbs: names of the verbs that return an activation, in order.  multiplied: names of the weights that
-            activations are multiplied with.
+        verbs: names of the verbs that return an activation, in order.
+        multiplied: names of the weights that multiply activations.
     """
 
     def __init__(self) -> None:
         self.verbs, self.multiplied = list[str](), set[str]()
-        self._last = dict[Activation, tuple[int, object]]()  # number of the last verb that reads it, and the argument
-        self._producers = dict[Activation, list[int]]()  # numbers of the verbs that return it
-        self._met = dict[str, int]()  # number of the first verb per weight
+        self._last = dict[Activation, tuple[int, object]]()  # index of the last verb that reads it, and the argument
+        self._producers = dict[Activation, list[int]]()  # indices of the verbs that return it
+        self._met = dict[str, int]()  # index of the first verb per weight
 
     def record(self, forward: Callable[..., Activation]) -> Callable[..., Activation]:
         """Wrap an architecture's `forward` so that its verbs are counted."""
@@ -131,7 +131,7 @@ class LastReads:
         return result
 
     def last_read_arguments(self) -> list[set[object]]:
-        """Return per verb the arguments (numbers or names) that it is the last to read."""
+        """Return for each verb the arguments (indices or names) that it is the last to read."""
         arguments_read: list[set[object]] = [set() for _ in self.verbs]
         for number, place in self._last.values():
             arguments_read[number].add(place)
@@ -141,18 +141,18 @@ class LastReads:
         return min(self._met[name] for name in names)
 
     def read_from(self, number: int) -> set[int]:
-        """Return the verbs before `number` whose results it or a later verb reads."""
+        """Return the verbs before index `number` whose results that verb or a later one reads."""
         read = [activation for activation, (last, _) in self._last.items() if last >= number]
         return {verb for activation in read for verb in self._producers.get(activation, ()) if verb < number}
 
 
 @dataclass
 class RecordedActivations:
-    """Results of verbs that are kept for later runs over the same texts with some matrices replaced.
+    """Results of verbs for later runs over the same texts with some matrices replaced.
 
     Attributes:
-        wanted: numbers of the verbs whose results are kept.  made: the results.
-        first: number of the first verb that is computed; results of earlier ones are taken from `made`.
+        wanted: indices of the verbs whose results are recorded.  made: the results.
+        first: index of the first verb that is computed; results of earlier ones are taken from `made`.
     """
 
     wanted: Container[int] = ()
@@ -163,9 +163,10 @@ class RecordedActivations:
 def plan_reuse(
     last: LastReads, shared: Container[object], groups: Sequence[Collection[str]]
 ) -> tuple[RecordedActivations, list[RecordedActivations]]:
-    """Prepare a run that keeps results, and one run per group of replaced matrices (by name) that reuses them.
+    """Prepare a run that records results, and one run per group of replaced matrices that reuses them.
 
-    Everything is computed again where verbs read keys and values that earlier verbs stored.
+    groups: the names of matrices. Everything is computed again where verbs read keys and values that earlier verbs
+    stored.
     """
     is_alone = not shared and "write_kv" not in last.verbs
     starts = [last.first_verb_with(names) if is_alone else 0 for names in groups]
@@ -177,7 +178,7 @@ class StreamingKvStore(ReferenceCache):
     """A sequence's keys and values of the current layer, and those that several layers share."""
 
     def __init__(self, shared: Container[object]):
-        """Store the keys and values of the states in `shared` until the end."""
+        """Keep the keys and values of the states in `shared` until the end."""
         super().__init__(KEPT_AS)
         self._shared = shared
 
@@ -186,7 +187,7 @@ class StreamingKvStore(ReferenceCache):
         return super().keep(state, position, *new)
 
     def put_state(self, layer: int, number: int, state: np.ndarray) -> None:
-        """Discard the state: no text is continued."""
+        """Discard the state, because no text is continued."""
 
 
 class LayerwiseRunner:
@@ -203,8 +204,8 @@ class LayerwiseRunner:
     ):
         """Prepare texts, int [tokens] each; shared: states whose keys and values several layers read.
 
-        last: tells after which verb each activation is freed, recorded from the same architecture; None keeps all.
-        past: results of an earlier run over the same texts to reuse, or where to keep this run's.
+        last: recorded from the same architecture, determines when each activation is freed; None frees none. past:
+        results of an earlier run over the same texts to reuse, or the object that records this run's.
         """
         context = max(map(len, texts))
         self._matrices, self._loaded = matrices, dict[tuple[str, int], np.ndarray]()
@@ -286,7 +287,7 @@ class LayerwiseRunner:
         return BatchedActivations(self._matrices.rows(weight, each) for each in ids)
 
     def _linear(self, ended: Sequence[BatchedActivations], x: BatchedActivations, weight: Weight) -> BatchedActivations:
-        """Multiply the activations `x` of all texts with the matrix, a range of its rows after another.
+        """Multiply the activations `x` of all texts by the matrix, one range of its rows after another.
 
         Each range is dequantized once. ended: arguments that are freed afterwards.
         """

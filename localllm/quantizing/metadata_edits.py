@@ -33,16 +33,16 @@ class MetadataEdits:
 
     values: Mapping[str, Packed]
     removed: Sequence[str] = ()
-    warnings: Sequence[str] = ()  # what --strict refuses
+    warnings: Sequence[str] = ()  # errors with --strict
 
     def apply(self, packed: Mapping[str, object]) -> dict[str, object]:
-        """Return the metadata with the changes: a key keeps its place, new ones come last."""
+        """Return the metadata with the changes; keys keep their order, and new ones come last."""
         return {key: self.values.get(key, value) for key, value in packed.items() if key not in self.removed} | {
             key: value for key, value in self.values.items() if key not in packed
         }
 
     def lines(self, packed: Mapping[str, bytes | np.ndarray]) -> list[str]:
-        """Describe each change on one line: the value before and after."""
+        """Describe each change on one line, with the old value and the new one."""
         old_values = {key: format_packed(packed[key]) for key in (*self.values, *self.removed) if key in packed}
         return [
             f"{key}: {old_values.get(key, '(none)')} -> {format_packed(value)}" for key, value in self.values.items()
@@ -57,7 +57,7 @@ def resolve_edits(
 ) -> MetadataEdits:
     """Parse the user's changes of this metadata. Raises UsageError, LocalllmError.
 
-    settings: from --set-metadata.  removals: from --remove-metadata, keys or patterns with *.  template: a file's path.
+    settings: from --set-metadata. removals: from --remove-metadata, keys or patterns with *. template: a file's path.
     """
     values = {key: value for key, value in (parse_setting(text, packed) for text in settings)}
     warnings, removed = [], []
@@ -79,7 +79,7 @@ def resolve_edits(
 
 
 def template_problem(text: str, path: str) -> list[str]:
-    """Warn of a chat template that does not parse."""
+    """Return a warning if a chat template does not parse."""
     from localllm.text.templates import ChatTemplate  # importing Jinja takes 40 ms
 
     try:
@@ -129,7 +129,7 @@ def type_name(kind: int) -> str:
 
 
 def typed_value(name: str, is_array: bool, text: str) -> object:
-    """Parse a value, or an array of values, as JSON or separated by commas. Raises ValueError."""
+    """Parse a value, or an array as JSON or separated by commas. Raises ValueError."""
     if not is_array:
         return text if name == "str" else scalar(name, text.strip())
     items = array_items(text)
@@ -139,7 +139,7 @@ def typed_value(name: str, is_array: bool, text: str) -> object:
 
 
 def array_items(text: str) -> list[str | float]:
-    """Split an array: JSON's, or items separated by commas. Raises ValueError."""
+    """Split a JSON array, or items separated by commas. Raises ValueError."""
     if text.lstrip().startswith("["):
         items = json.loads(text)
         if any(isinstance(item, list | dict) or item is None for item in items):
@@ -149,7 +149,7 @@ def array_items(text: str) -> list[str | float]:
 
 
 def scalar(name: str, text: str) -> object:
-    """Parse a number or a bool in the range of its type. Raises ValueError."""
+    """Parse a number or bool within the range of its type. Raises ValueError."""
     if name == "bool":
         if text.lower() not in BOOLS:
             raise ValueError(f"expected true or false, not {text}")
@@ -169,7 +169,7 @@ def scalar(name: str, text: str) -> object:
 
 
 def parse(kind: Callable[[str], Number], text: str, expected: str) -> Number:
-    """Parse a text. Raises ValueError with the expected form."""
+    """Parse a string by a conversion function. Raises ValueError, which names the expected form."""
     try:
         return kind(text)
     except ValueError:
@@ -177,7 +177,10 @@ def parse(kind: Callable[[str], Number], text: str, expected: str) -> Number:
 
 
 def json_value(text: str) -> object:
-    """Parse a new key's value: a JSON number, bool or array, otherwise the text itself. Raises ValueError."""
+    """Parse a new key's value: a JSON number, bool or array, otherwise the string itself.
+
+    Raises ValueError.
+    """
     try:
         value = json.loads(text)
     except ValueError:
@@ -194,7 +197,7 @@ def json_value(text: str) -> object:
 
 
 def require_settable(key: str, value: object, option: str) -> None:
-    """Raise UsageError for metadata that would make an unreadable file."""
+    """Raise UsageError for metadata that would make a file unreadable."""
     if not key or not (key.isprintable() and key.isascii()) or len(key) > MAX_KEY_BYTES:
         raise UsageError(f"{option} {printable(key)}: not a valid metadata key")
     if key in SPLIT_KEYS:
@@ -208,7 +211,7 @@ def require_settable(key: str, value: object, option: str) -> None:
 
 
 def plain_values(edits: MetadataEdits) -> dict[str, object]:
-    """Return the new values as GGUFFile.metadata has them."""
+    """Return the new values in the form of GGUFFile.metadata."""
     return {key: unpack(value) for key, value in edits.values.items()}
 
 
@@ -218,7 +221,7 @@ def format_packed(packed: bytes | np.ndarray) -> str:
 
 
 def unpack(packed: bytes) -> object:
-    """Decode a packed scalar, text or array of them; None for arrays of arrays."""
+    """Decode a packed scalar, string or array of them; None for arrays of arrays."""
     kind = int.from_bytes(packed[:4], "little")
     if kind == STRING:
         return packed[12:].decode(errors="backslashreplace")

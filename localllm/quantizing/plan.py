@@ -1,4 +1,4 @@
-"""The plan for quantizing a model: which tensor gets which format, and the new file's metadata."""
+"""The plan for quantizing a model: the format of each tensor, and the new file's metadata."""
 
 import struct
 from collections import ChainMap
@@ -25,7 +25,7 @@ from localllm.quantizing import splitting
 from localllm.quantizing.metadata_edits import NO_EDITS, MetadataEdits, plain_values
 from localllm.quantizing.sources import PrunedSource, RenamedTensor, SourceGuard
 
-# Architectures without logits: their embedding is only looked up, so all of its columns have the same importance.
+# Architectures without logits. Their embedding is only looked up, so all of its columns have the same importance.
 ENCODERS_ONLY = ("bert", "eurobert", "gemma-embedding", "jina-bert-v2", "jina-bert-v3", "llama-embed", "modern-bert",
                  "neo-bert", "nomic-bert", "nomic-bert-moe", "t5encoder")  # fmt: skip
 COPY = Recipe(-1, "COPY", "")
@@ -48,7 +48,7 @@ class QuantizeRequest:
     split: splitting.SplitLimits | None = None
     allow_requantize: bool = False
     strict: bool = False
-    # Files that the model reads, to encode its matrices by what they meet; none: ours.
+    # Files of calibration texts; empty: the built-in ones; None: no calibration.
     texts: Sequence[str] | None = None
 
     def selects(self, name: str) -> bool:
@@ -65,7 +65,7 @@ class TensorJob:
     format: Format  # of the new tensor
     wanted: str  # the recipe's format; `format` differs if the rows do not fit it
     importance: np.ndarray | None = None  # float32 [matrices, columns]
-    makes_logits: bool = False  # the output matrix, whose importance is computed from its weights if not measured
+    makes_logits: bool = False  # whether it is the output matrix; its weights replace a missing importance
 
     @property
     def is_copied(self) -> bool:
@@ -130,7 +130,7 @@ class QuantizePlan:
         return 8 * self.nbytes_before / self.weights
 
     def paths(self, path: str) -> list[str]:
-        """Name the files for an output path: split ones are numbered."""
+        """Return the paths of the files for an output path; split files are numbered."""
         return splitting.split_paths(path, len(self.files))
 
 
@@ -175,7 +175,7 @@ def divide_jobs(
 
 
 def idle_options(jobs: Sequence[TensorJob], planner: Planner, request: QuantizeRequest) -> list[str]:
-    """Report the options that choose tensors by name and match none."""
+    """Describe the options that choose tensors by name and match none."""
     tensors = [job.tensor for job in jobs]
     names = [tensor.name for tensor in tensors if is_quantized(tensor.name, tensor.shape, planner.model.arch)]
     is_plain = request.recipe == COPY or request.recipe.base in ("F32", "F16", "BF16")  # types that ignore patterns
@@ -245,9 +245,9 @@ def load_importance(request: QuantizeRequest) -> ImportanceMatrix | None:
 def importance_of(
     tensor: SourceTensor, imatrix: ImportanceMatrix | None, selects: Callable[[str], bool] = lambda name: True
 ) -> np.ndarray | None:
-    """Look up a tensor's importance per column, float32 [matrices, columns]. Raises ModelError if the shape differs.
+    """Look up a tensor's importance per column, float32 [matrices, columns].
 
-    selects: returns whether a tensor's entry may be used, by its name.
+    selects(name): whether a tensor's entry may be used. Raises ModelError if the shape differs.
     """
     name = tensor.name_before if isinstance(tensor, RenamedTensor) else tensor.name
     if imatrix is None or not selects(name):
@@ -259,7 +259,7 @@ def importance_of(
     expected = (prod(tensor.shape[:-2]), tensor.shape[-1])
     if mean.size == prod(expected):
         return np.ascontiguousarray(mean, np.float32).reshape(expected)
-    if role_of(tensor.name) == "embedding":  # looked up by rows: an entry, which is for products, has no meaning
+    if role_of(tensor.name) == "embedding":  # an entry belongs to a product, but rows are only looked up
         return None
     raise ModelError(
         f"tensor {printable(tensor.name)}: the importance matrix has the shape {list(mean.shape)}, "
@@ -268,7 +268,7 @@ def importance_of(
 
 
 def same_inputs(name: str) -> Iterator[str]:
-    """Yield the names of matrices that are multiplied by the same activations as the gate or up matrix of this name.
+    """Yield the names of matrices with the same inputs as the gate or up matrix of this name.
 
     Programs that compute both in one operation record the activations for one of them.
     """
@@ -303,7 +303,7 @@ def plan_warnings(jobs: Sequence[TensorJob], request: QuantizeRequest) -> list[s
     return lines
 
 
-# ---- metadata
+# ---- the new file's metadata
 
 
 def new_metadata(source: Source, request: QuantizeRequest, imatrix: ImportanceMatrix | None) -> dict[str, object]:
@@ -328,7 +328,7 @@ def new_metadata(source: Source, request: QuantizeRequest, imatrix: ImportanceMa
 
 
 def match_type(old: object, value: object) -> object:
-    """Pack a number in the type of the value that it replaces, if it fits, because readers require these types."""
+    """Pack a number in the type of the value that it replaces, if it fits, because readers require it."""
     if not isinstance(old, bytes) or isinstance(value, bool) or not isinstance(value, int | float):
         return value
     kind = int.from_bytes(old[:4], "little")

@@ -1,7 +1,7 @@
-"""Quantize a model: implements `localllm quantize`.
+"""Quantize a model (`localllm quantize`).
 
 plan.py chooses the format of every tensor. Then rows are read, converted and encoded in chunks on all threads, while
-the calling thread writes the results in order. Memory holds a few chunks, however large the model is.
+the calling thread writes the results in order. Memory holds a few chunks for models of any size.
 """
 
 import os
@@ -45,16 +45,16 @@ from localllm.system.memory import address_room, describe_limit
 TYPE_IN_NAME = re.compile(rf"[-._](?:{'|'.join([*RECIPES, *BY_NAME])})$", re.IGNORECASE)
 SCALES, MATRICES, WRITING = ("measuring scales:", "calibrating", "writing")  # stages
 COMPILING, THREAD = 288 << 20, 16 << 20  # bytes of address space: for compiling the searches, and for each thread
-SAMPLES, SAMPLE_ROWS = 256, 16  # samples of a matrix from which column importance is computed, and rows of a sample
+SAMPLES, SAMPLE_ROWS = 256, 16  # samples of a matrix for computing column importance, and rows of a sample
 LARGEST = 65504.0  # the largest float16; scales of most blocks are float16, too
-BEYOND = {"F16": 65520.0, "BF16": 3.3961775e38}  # the least magnitude that rounds to infinity
-MOST_LOST = 0.25  # of the largest weight: a larger loss is no rounding error
+BEYOND = {"F16": 65520.0, "BF16": 3.3961775e38}  # the smallest magnitude that rounds to infinity
+MOST_LOST = 0.25  # fraction of the largest weight; a larger loss is no rounding error
 
 
 def open_source(path: str, projector: bool = False) -> Source:
     """Open a GGUF file or the folder of a Hugging Face checkpoint. Raises ModelError.
 
-    projector: open the folder's vision projector instead of its language model. Raises UsageError for a file then.
+    projector: open the folder's vision projector instead of its language model; then raises UsageError for a file.
     """
     if os.path.isdir(path):
         from localllm.convert import is_pair_folder, open_folder, open_pair, open_projector
@@ -85,7 +85,7 @@ def require_valid_edits(file: GGUFFile, overrides: Sequence[tuple[str, object]],
 
 
 def default_output(path: str, recipe: Recipe, projector: bool = False) -> str:
-    """Derive the output path: the input's name and the type, next to the input, with mmproj- for a projector."""
+    """Derive the output path from the input's name and the type, with mmproj- for a projector."""
     folder, name = os.path.split(os.path.realpath(path) if os.path.isdir(path) else path)
     match = SPLIT.fullmatch(name)
     stem = match["stem"] if match else name.removesuffix(".gguf")
@@ -100,7 +100,7 @@ def require_absent(paths: Sequence[str]) -> None:
 
 
 def find_type(text: str) -> Recipe | None:
-    """Find the recipe by its name, in any case, or number; None if there is none."""
+    """Find the recipe by its number or its name, in any case; None if there is none."""
     if text.upper() == COPY.name:
         return COPY
     try:
@@ -138,14 +138,17 @@ def parse_patterns(texts: Sequence[str], origin: str = "--tensor-type") -> tuple
 
 
 def split_patterns(text: str) -> list[str]:
-    """Split at commas if every part has a format; otherwise the commas belong to the regular expression."""
+    """Split at commas if every item has a format; otherwise the commas belong to the regular expression."""
     parts = text.split(",")
     has_formats = all("=" in part and part.rpartition("=")[2].upper() in BY_NAME for part in parts)
     return parts if has_formats else [text]
 
 
 def prune(source: Source, layers: str) -> Source:
-    """Leave out layers, a comma-separated list. Raises UsageError, and ModelError if the rest is no valid model."""
+    """Remove layers, given as a comma-separated list.
+
+    Raises UsageError, and ModelError if the remaining layers are no valid model.
+    """
     from localllm.quantizing.calibrate import as_file
 
     pruned = PrunedSource(source, parse_layers(layers))
@@ -155,7 +158,7 @@ def prune(source: Source, layers: str) -> Source:
 
 
 def require_parts(source: Source, keep_split: bool, limits: SplitLimits | None = None) -> None:
-    """Raise UsageError if --keep-split is given with limits, or for a checkpoint whose files it cannot keep."""
+    """Raise UsageError for --keep-split with limits, or for a checkpoint whose shards it cannot keep."""
     if keep_split and limits:
         raise UsageError("give either --keep-split or a limit for split files, not both")
     weights = [name for name in source.files if re.search(r"-of-[0-9]+\.safetensors$", name)]
@@ -187,7 +190,7 @@ def parse_override(text: str) -> tuple[str, object]:
 
 
 class ClampedWeights:
-    """The weights that are too large for their new format and are clamped to its largest number, by tensor.
+    """The weights that exceed their new format and are clamped to its largest value, by tensor.
 
     Several threads add to them.
     """
@@ -195,7 +198,7 @@ class ClampedWeights:
     def __init__(self, is_strict: bool = False):
         """Start empty; is_strict: the first clamped weight is an error."""
         self._is_strict, self._lock = is_strict, Lock()
-        # By (tensor, format): number of clamped weights, the largest weight.
+        # By (tensor, format): count of clamped weights, largest weight.
         self._counts = dict[tuple[str, str], tuple[int, float]]()
 
     def check(self, name: str, format: Format, weights: np.ndarray, rows: np.ndarray) -> None:
@@ -234,7 +237,10 @@ def count_clamped(format: Format, weights: np.ndarray, rows: np.ndarray, largest
 
 
 def check_output(plan: QuantizePlan, path: str, request: QuantizeRequest) -> list[str]:
-    """Resolve the output paths. Raises UsageError if they must not be written, LocalllmError if the disk is full."""
+    """Resolve the output paths.
+
+    Raises UsageError if they must not be written, LocalllmError if the disk is full.
+    """
     inputs = (*plan.source.files, *([request.imatrix] if request.imatrix else []))
     return check_files(plan.paths(path), inputs, plan.nbytes)
 
@@ -251,7 +257,7 @@ def run(
 ) -> list[str]:
     """Write the files and return their paths. They appear when all are complete, or not at all.
 
-    threads: encoding threads, in addition to this one, which writes.  warnings: gets lines for the user.  on_stage: is
+    threads: encoding threads, in addition to this one, which writes. warnings: gets lines for the user. on_stage:
     called instead of on_progress where matrices are calibrated, with one of SCALES, MATRICES and WRITING. Raises
     ModelError for a weight that is not finite, UsageError, LocalllmError.
     """
@@ -326,9 +332,9 @@ def write(
 ) -> str | None:
     """Encode and write all files; return a warning if compiled code could not be cached.
 
-    clamped: collects the tensors with weights too large for their format.  log: the tensors that are already encoded.
+    clamped: collects the tensors with weights too large for their format. log: the tensors that are already encoded.
     """
-    if address_room() < COMPILING + threads * THREAD:  # LLVM aborts the process when it gets no memory
+    if address_room() < COMPILING + threads * THREAD:  # LLVM aborts the process when an allocation fails
         reason = f"not enough memory to compile the quantization kernels: {describe_limit()}; raise this limit"
         raise MemoryLimitError(reason)
     widener = Widener({job.tensor.format for job in plan.jobs}, compiling)
@@ -412,11 +418,11 @@ def new_rows(
 
 
 def mean_squares(widener: Widener, tensor: SourceTensor) -> np.ndarray:
-    """Compute a matrix's column importance from its own weights, float32 [1, columns], where none was measured.
+    """Compute a matrix's column importance from its own weights, float32 [1, columns].
 
-    This is used only for the output matrix, whose large weights are multiplied with large hidden states: for SmolLM2
-    with its embedding in IQ4_NL, the KL divergence is 0.052 instead of 0.102; for its other matrices it increases. A
-    sample of rows suffices.
+    This is used only for the output matrix if its importance was not measured; its large weights are multiplied by
+    large hidden states: for SmolLM2 with its embedding in IQ4_NL, the KL divergence is 0.052 instead of 0.102; for its
+    other matrices it increases. A sample of rows suffices.
     """
     rows, columns = row_count(tensor.shape), tensor.shape[-1]
     sums = np.zeros(columns)
@@ -424,6 +430,6 @@ def mean_squares(widener: Widener, tensor: SourceTensor) -> np.ndarray:
     for first in range(0, rows, step):
         weights = dequantize_finite(widener, tensor, first, min(first + SAMPLE_ROWS, rows)).astype(np.float64)
         sums += np.einsum("ij,ij->j", weights, weights)
-        tensor.release_rows(first, min(first + step, rows))  # the system may have mapped more than was read
+        tensor.release_rows(first, min(first + step, rows))  # readahead may have mapped more than these rows
     shares: np.ndarray = sums / max(sums.max(), np.finfo(np.float64).tiny)
     return shares.astype(np.float32).reshape(1, columns)

@@ -1,7 +1,7 @@
-"""Quantize a model to several types in one pass: each tensor is read once, and encoded once for each format.
+"""Quantize a model to several types in one pass: read each tensor once, and encode it once per format.
 
-All files are written tensor by tensor, as NAME.part, and renamed when all of them are complete. The number of tensors
-on the disk is recorded every few seconds, so that an interrupted command can resume.
+All files are written tensor by tensor, as NAME.part, and renamed when all of them are complete. The number of finished
+tensors is recorded on disk every few seconds, so that an interrupted command can resume.
 """
 
 import hashlib
@@ -65,7 +65,7 @@ class Result:
     """The result of one type.
 
     Attributes:
-        seconds: its share of the encoding time; a search shared by several types counts in equal parts.
+        seconds: its share of the encoding time; the time of a search that several types share is divided equally.
     """
 
     recipe: Recipe
@@ -103,7 +103,7 @@ def output_for(path: str, out: str | None, recipe: Recipe, projector: bool = Fal
     raise UsageError(f"{out}: expected a folder, or a name with {NAME} in it, for several types")
 
 
-# ---- files
+# ---- unfinished files
 
 
 class PartFile:
@@ -125,7 +125,7 @@ class PartFile:
         return len(self._header) + sum(self._padded(self._sizes[name]) for name in names if name in self._sizes)
 
     def open(self, kept_bytes: int) -> None:
-        """Open the file with the first `kept_bytes` bytes of an earlier run, 0 to begin. Raises LocalllmError."""
+        """Open the file with the first `kept_bytes` bytes of an earlier run, or 0. Raises LocalllmError."""
         self.is_named = kept_bytes == self.nbytes and not os.path.lexists(self.path)  # an earlier run had renamed it
         try:
             path, flags = (self.target, os.O_RDONLY) if self.is_named else (self.path, os.O_RDWR | os.O_CREAT)
@@ -196,7 +196,7 @@ class PartFile:
 
 
 class State:
-    """A record on the disk of how many tensors all files have."""
+    """A record on disk of the number of tensors that all files contain."""
 
     def __init__(self, path: str, key: str):
         self.path, self._key = path, key
@@ -210,7 +210,7 @@ class State:
             pass
 
     def save(self) -> None:
-        """Store it. Raises LocalllmError."""
+        """Write the record. Raises LocalllmError."""
         with SafeFile(self.path) as file:
             file.write(json.dumps({"key": self._key, "done": self.done, "seconds": self.seconds}).encode())
 
@@ -223,7 +223,7 @@ class State:
 
 
 class QuantizeSet:
-    """Files of several types that are written together: NAME.part, and a record of their progress next to them."""
+    """Files of several types that are written together, as NAME.part, with a record of their progress."""
 
     def __init__(
         self,
@@ -261,7 +261,10 @@ class QuantizeSet:
         return self._clamped.lines()
 
     def check(self) -> None:
-        """Check the output paths. Raises UsageError if they must not be written, LocalllmError for a full disk."""
+        """Check the output paths.
+
+        Raises UsageError if they must not be written, LocalllmError for a full disk.
+        """
         files = [file for group in self._files for file in group]
         need = sum(file.nbytes - (os.path.getsize(file.path) if os.path.isfile(file.path) else 0) for file in files)
         for number, member in enumerate(self._members):
@@ -313,7 +316,7 @@ class QuantizeSet:
         self._state.save()
 
     def _write(self, widener: Widener, finished: int) -> None:
-        """Write the tensors, beginning with number `finished`."""
+        """Write the tensors from index `finished` on."""
         count = sum(int(np.prod(job.tensor.shape)) for job in self._jobs[0][:finished])
         saved = monotonic()
         places = [places_of(group, member) for group, member in zip(self._files, self._members, strict=True)]
@@ -342,7 +345,7 @@ class QuantizeSet:
                 executor.shutdown(wait=True, cancel_futures=True)
 
     def _account(self, encoded: "Encoded", jobs: Sequence[TensorJob]) -> None:
-        """Add the seconds of the searches to those of the types that use them, in equal parts."""
+        """Add the seconds of the searches to those of the types that use them, in equal shares."""
         names = [job.format.name for job in jobs]
         for member, name in zip(self._members, names, strict=True):
             seconds = self._state.seconds.get(member.recipe.name, 0.0)
@@ -358,7 +361,7 @@ class QuantizeSet:
 
 
 def places_of(files: Sequence[PartFile], member: Member) -> dict[str, PartFile]:
-    """Map the names of a type's tensors to the files that they go to."""
+    """Map the names of a type's tensors to their files."""
     parts = zip(files, member.plan.files, strict=True)
     return {job.tensor.name: file for file, (_, jobs) in parts for job in jobs}
 
@@ -405,14 +408,17 @@ def encode_rows(
     return Encoded(rows, seconds)
 
 
-# ---- types one after the other
+# ---- one type after the other
 
 
 class Sequel:
-    """Types that are quantized one after the other; an interrupted command resumes with the first missing one."""
+    """Types that are quantized one after the other.
+
+    An interrupted command resumes with the first missing one.
+    """
 
     def __init__(self, members: Sequence[Member], texts: Sequence[str]):
-        """Load the state of an interrupted run; texts: files besides the source that the result depends on."""
+        """Load the state of an interrupted run; texts: further files that the result depends on."""
         self._members, guard = members, SourceGuard([*members[0].plan.source.files, *texts])
         names = [(member.recipe.name, *map(os.path.realpath, member.paths)) for member in members]
         state_key = (VERSION, guard.identity, names)
@@ -435,15 +441,15 @@ class Sequel:
         return results
 
 
-# ---- tables
+# ---- reports
 
 
 class Divergence(NamedTuple):
     """The divergence of a file's predictions from those of the original.
 
     Attributes:
-        mean: Kullback-Leibler divergence, in nats.  error: its standard error. same_top: share of tokens with the same
-        likeliest token, 0 to 1.
+        mean: Kullback-Leibler divergence, in nats.  error: its standard error.
+        same_top: share of tokens with the same most likely prediction, 0 to 1.
     """
 
     mean: float
@@ -457,7 +463,7 @@ class Divergence(NamedTuple):
 
 
 def report_rows(results: Sequence[Result], measured: Mapping[str, Divergence]) -> list[dict[str, object]]:
-    """Describe each type: name, size, bits per weight, seconds, divergence if measured, files with their SHA-256."""
+    """Describe each type: name, size, bits per weight, seconds, divergence if measured, files and SHA-256."""
     return [
         {
             "type": result.recipe.name,

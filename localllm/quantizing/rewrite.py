@@ -1,4 +1,4 @@
-"""Write GGUF files whose tensors are copied from others: to split a model, to merge its files, to change metadata."""
+"""Write GGUF files with tensors copied from others: split a model, merge its files, change metadata."""
 
 import os
 import shutil
@@ -21,7 +21,7 @@ from localllm.quantizing.sources import SourceGuard
 from localllm.system.files import sync
 
 CHUNK = 8 << 20  # bytes that are copied at once
-MOST_HEADER = 1 << 30  # bytes; headers with the largest vocabularies have 20 MB
+MOST_HEADER = 1 << 30  # bytes; the headers of the largest vocabularies have 20 MB
 OnBytes = Callable[[int, str], None]  # (bytes written so far, tensor)
 
 
@@ -44,7 +44,7 @@ def outputs(source: GGUFFile, names: Sequence[str]) -> list[OutputTensor]:
 
 
 def split_files(source: GGUFFile, out: str, limits: splitting.SplitLimits) -> tuple[list[NewFile], list[str]]:
-    """Divide a model among files, named as gguf-split does; also returns warnings. Raises UsageError."""
+    """Divide a model among files, named as gguf-split does; also return warnings. Raises UsageError."""
     sizes = {tensor.name: tensor.nbytes for tensor in source.tensors.values()}
     parts = splitting.divide_tensors(sizes, limits)
     metadata = splitting.split_metadata(
@@ -60,9 +60,10 @@ def merged_file(source: GGUFFile, out: str) -> NewFile:
 
 
 def check_files(paths: Sequence[str], inputs: Sequence[str], nbytes: int) -> list[str]:
-    """Resolve output paths. Raises UsageError if they must not be written, LocalllmError if the disk is full.
+    """Resolve output paths.
 
-    One file replaces an older one atomically. Several cannot, so they never replace any.
+    Raises UsageError if they must not be written, LocalllmError if the disk is full. One file replaces an older one
+    atomically. Several cannot, so they never replace any.
     """
     targets = [resolve_target(name, tuple(inputs)) for name in paths]
     if len(targets) > 1:
@@ -135,7 +136,7 @@ def finish(files: Sequence[SafeFile]) -> None:
 
 
 def edited_files(source: GGUFFile, out: str, edits: MetadataEdits) -> list[NewFile]:
-    """Describe the model with other metadata, in as many files as it has. Raises UsageError."""
+    """Describe the model with other metadata, in the same number of files. Raises UsageError."""
     names = list(source.parts.values())
     first: dict[str, object] = edits.apply(packed_of(source))
     other_parts = [{key: value for key, value in first.items() if key in splitting.SPLIT_KEYS} for _ in names[1:]]
@@ -153,8 +154,8 @@ def packed_of(source: GGUFFile) -> dict[str, Packed]:
 def edit_in_place(source: GGUFFile, edits: MetadataEdits, on_bytes: OnBytes) -> str | None:
     """Change the first file of a model, and return the path of the old header's copy.
 
-    If the new header has the old one's length, it overwrites it, after a copy of the old one was saved next to the
-    file; otherwise the whole file is rewritten, and None is returned. Raises LocalllmError, UsageError.
+    If the new header has the old one's length, it overwrites the old one, which is first saved next to the file;
+    otherwise the whole file is rewritten, and None is returned. Raises LocalllmError, UsageError.
     """
     path, names = next(iter(source.parts.items()))
     old_metadata, tensors = packed_of(source), outputs(source, names)
@@ -179,7 +180,7 @@ def read_start(path: str, count: int) -> bytes:
 
 
 def replace_header(path: str, header: bytes) -> str:
-    """Overwrite a file's beginning; the old one is first stored in a file whose path is returned."""
+    """Overwrite a file's header; save the old one to a file first, and return its path."""
     copy = next(name for name in header_copies(path) if not os.path.lexists(name))
     with SafeFile(copy) as file:
         file.write(read_start(path, len(header)))
@@ -202,7 +203,7 @@ def header_copies(path: str) -> Iterator[str]:
 
 
 def restore_header(path: str, copy: str) -> str:
-    """Write a stored header back, and return the path of the present one's copy.
+    """Write a saved header back, and return the path of the present one's copy.
 
     Raises UsageError if it is not a header of this file, LocalllmError.
     """
@@ -218,7 +219,10 @@ def restore_header(path: str, copy: str) -> str:
 
 
 def ends_with_table(header: bytes, bare: bytes) -> bool:
-    """Return whether a header ends with the tensor table of `bare`, a header without metadata, and padding."""
+    """Return whether a header ends with the tensor table of `bare`, and padding.
+
+    bare: a header without metadata.
+    """
     table = bare[24:].rstrip(b"\0")  # its last bytes, those of an offset, may be zeros
     place = header.rfind(table)
     return len(table) > 0 and place > 0 and not any(header[place + len(table) :])

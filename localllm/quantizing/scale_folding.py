@@ -1,13 +1,13 @@
-"""Choose the scales that are folded into a model before its matrices are encoded (engine.trace.scale_folding).
+"""Choose the scales that are folded into a model before its matrices are encoded.
 
-The inputs of matrices are divided by a scale for each column, and the matrices' columns are multiplied by it. The
-model's outputs stay the same, but encoding does less harm: columns with large inputs get larger weights than the others
-of their block, with a smaller relative error (AWQ, Lin et al. 2023, arXiv 2306.00978), and the inputs have no outlier
-columns (SmoothQuant, Xiao et al. 2022, arXiv 2211.10438). The latter matters because llama.cpp rounds inputs to 8 bits,
-with one scale for 256 numbers where weights are in super-blocks: for SmolLM2's queries, keys and values the error of
-that is half the error of encoding weights in Q4_K.
+engine.trace.scale_folding finds where that is possible. The inputs of matrices are divided by a scale for each column,
+and the matrices' columns are multiplied by it. The model's outputs stay the same, but encoding does less harm: columns
+with large inputs get larger weights than the others of their block, with a smaller relative error (AWQ, Lin et al.
+2023, arXiv 2306.00978), and the inputs have no outlier columns (SmoothQuant, Xiao et al. 2022, arXiv 2211.10438). The
+latter matters because llama.cpp rounds inputs to 8 bits, with one scale for 256 values where weights are in
+super-blocks: for SmolLM2's queries, keys and values this rounding has half the error of encoding the weights in Q4_K.
 
-The scales are powers of the columns' mean squares in inputs and in weights. Both errors are measured, on other texts
+The scales are powers of the columns' mean squares in inputs and in weights. Both errors are measured on other texts
 than the mean squares.
 """
 
@@ -55,8 +55,9 @@ class FoldReader(NamedTuple):
     """A matrix that reads scaled columns, or one of a stack, and its inputs.
 
     Attributes:
-        format: its new format.  weights: sampled rows, float32 [rows, columns].  squares: mean squares of its inputs,
-            float32 [columns].  inputs: a sample from other texts, float32 [tokens, columns].
+        format: its new format.  weights: sampled rows, float32 [rows, columns].
+        squares: mean squares of its inputs, float32 [columns].
+        inputs: a sample from other texts, float32 [tokens, columns].
     """
 
     format: str
@@ -73,7 +74,7 @@ class FoldReader(NamedTuple):
 
 
 def search_scales(fold: ScaleFold, readers: Sequence[FoldReader], threads: int = 1) -> np.ndarray | None:
-    """Search the best scales, float32 [width]; None if scales do not help."""
+    """Search for the best scales, float32 [width]; return None if scales do not help."""
     met = fold.mean(np.mean([reader.squares / reader.squares.mean() for reader in readers], axis=0))
     squares = [(reader.weights**2).mean(axis=0) for reader in readers]
     weighed = fold.mean(np.mean([each / each.mean() for each in squares], axis=0))
@@ -88,7 +89,7 @@ def search_scales(fold: ScaleFold, readers: Sequence[FoldReader], threads: int =
 
 
 def power_scales(met: np.ndarray, weighed: np.ndarray, up: float, down: float) -> np.ndarray:
-    """Compute scales of columns, float32, of geometric mean 1, from the mean squares of inputs and of weights."""
+    """Compute scales of columns, float32, of geometric mean 1, from mean squares of inputs and of weights."""
     is_used = (met > 0) & (weighed > 0)
     logarithms = np.zeros(len(met))
     logarithms[is_used] = up / 2 * np.log(met[is_used]) - down / 2 * np.log(weighed[is_used])
@@ -98,10 +99,10 @@ def power_scales(met: np.ndarray, weighed: np.ndarray, up: float, down: float) -
 
 
 class FoldMeasurer(OriginalWeights):
-    """Measures each fold when all its matrices have got inputs.
+    """Measures each fold when the inputs of all its matrices are known.
 
     Attributes:
-        scales: scales of the folds that gain, float32 [width].
+        scales: scales of the folds that reduce the error, float32 [width].
     """
 
     def __init__(
@@ -137,7 +138,10 @@ class FoldMeasurer(OriginalWeights):
         self._on_fold(len(self._met), name)
 
     def _read(self, job: TensorJob, inputs: Inputs) -> list[FoldReader]:
-        """Sample a matrix, or some of a stack; every second text gives the mean squares, the others the inputs."""
+        """Sample a matrix, or some of a stack.
+
+        Every second text contributes to the mean squares, the others provide the inputs.
+        """
         if not is_calibrated(job):
             return []
         shape = job.tensor.shape
@@ -154,7 +158,10 @@ class FoldMeasurer(OriginalWeights):
 
 
 def mean_squares(x: np.ndarray, name: str) -> np.ndarray:
-    """Compute mean squares of a tensor's inputs, float32 [columns]. Raises ModelError if they are not finite."""
+    """Compute mean squares of a tensor's inputs, float32 [columns].
+
+    Raises ModelError if they are not finite.
+    """
     with np.errstate(over="ignore", invalid="ignore"):
         means: np.ndarray = (x**2).mean(axis=0)
     if not np.isfinite(means).all():
@@ -170,9 +177,9 @@ def fold_scales(
     compiling: Progress | None = None,
     log: ArrayLog | None = None,
 ) -> FoldedSource:
-    """Fold scales that help with the formats of the request's type, even if other formats are chosen later.
+    """Fold the scales that help with the formats of the request's type.
 
-    log: has the scales of an earlier run, or stores these. Raises ModelError.
+    Other formats may be chosen later. log: has the scales of an earlier run, or stores these. Raises ModelError.
     """
     if isinstance(source, FoldedSource):
         return source
@@ -207,7 +214,10 @@ def foldable(calibration: Calibration) -> list[ScaleFold]:
 def measure_scales(
     calibration: Calibration, folds: Sequence[ScaleFold], widener: Widener, threads: int, on_matrix: OnMatrix
 ) -> np.ndarray:
-    """Measure the scales of all folds, concatenated, float32; ones where folding does not help. Raises ModelError."""
+    """Measure the scales of all folds, concatenated, float32; ones where folding does not help.
+
+    Raises ModelError.
+    """
     total = sum(len(fold.multiplied) for fold in folds)
     watched = FoldMeasurer(calibration.jobs, widener, folds, threads, lambda done, name: on_matrix(done, total, name))
     if folds:

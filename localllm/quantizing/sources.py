@@ -1,4 +1,4 @@
-"""Sources with changed tensors: scales folded into them, or layers left out; and whether files changed meanwhile."""
+"""Sources with changed tensors (folded scales, removed layers), and a guard against changing files."""
 
 import os
 import re
@@ -50,10 +50,12 @@ class FoldedTensor:
 
 
 class FoldedSource:
-    """A Source with scales folded into its tensors; the model's outputs stay the same (engine.trace.scale_folding).
+    """A Source with scales folded into its tensors; the model's outputs stay the same.
 
-    Attributes:
-        inner: the original source.  folded: the tensors that changed, by name.
+    See engine.trace.scale_folding.
+
+        Attributes:
+            inner: the original source.  folded: the tensors that changed, by name.
     """
 
     def __init__(self, inner: Source, scales: Sequence[tuple[ScaleFold, np.ndarray]], widener: Widener):
@@ -74,11 +76,11 @@ class FoldedSource:
         self.packed: Mapping[str, object] = {**inner.packed, **packed}
 
 
-# ---- layers left out
+# ---- removed layers
 
 
 def parse_layers(text: str) -> tuple[int, ...]:
-    """Parse numbers of layers, separated by commas. Raises UsageError."""
+    """Parse layer indices, separated by commas. Raises UsageError."""
     if not re.fullmatch(r"[0-9]{1,6}(,[0-9]{1,6})*", text):
         raise UsageError(f"--prune-layers {printable(text)}: expected layer numbers separated by commas, e.g. 20,21,22")
     return tuple(sorted(set(map(int, text.split(",")))))
@@ -100,11 +102,11 @@ class PrunedSource:
     """A Source without some layers, the others renumbered, as by llama-quantize --prune-layers.
 
     Attributes:
-        inner: the original source.  layers: how many are left.
+        inner: the original source.  layers: number of remaining layers.
     """
 
     def __init__(self, inner: Source, pruned: Sequence[int]):
-        """Leave out layers. Raises UsageError for a layer that does not exist, and if none is left."""
+        """Remove layers. Raises UsageError for a layer that does not exist, and if no layer remains."""
         numbers = {int(match[1]) for tensor in inner.tensors if (match := LAYER.match(tensor.name))}
         if missing := sorted(set(pruned) - numbers):
             raise UsageError(f"--prune-layers: there is no layer {missing[0]}; the model has {len(numbers)}")
@@ -133,7 +135,7 @@ class PrunedSource:
 
 
 def renumbered(name: str, new: Mapping[int, int]) -> str | None:
-    """Return a tensor's name with its layer's new number, None if its layer is left out."""
+    """Return a tensor's name with its layer's new index, or None if its layer is removed."""
     match = LAYER.match(name)
     if not match:
         return name
@@ -141,7 +143,7 @@ def renumbered(name: str, new: Mapping[int, int]) -> str | None:
 
 
 def pack_like(old: object, values: Sequence[object]) -> Packed:
-    """Pack an array of numbers in its old type."""
+    """Pack an array of numbers in the type of an old one."""
     packed = pack_value(old)
     kind = int.from_bytes(packed[4:8], "little")
     if int.from_bytes(packed[:4], "little") == ARRAY and kind in SCALARS:
@@ -149,7 +151,7 @@ def pack_like(old: object, values: Sequence[object]) -> Packed:
     return pack_value(list(values))
 
 
-# ---- changed files
+# ---- files that change while they are read
 
 
 class SourceGuard:

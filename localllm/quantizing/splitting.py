@@ -15,7 +15,7 @@ from localllm.files.models_folder import SPLIT
 from localllm.frozen import frozen
 
 SPLIT_KEYS = ("split.no", "split.count", "split.tensors.count")
-ORDER_OF_SPLIT = ("split.no", "split.tensors.count", "split.count")  # gguf-split's
+ORDER_OF_SPLIT = ("split.no", "split.tensors.count", "split.count")  # the order of gguf-split
 UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12}
 MOST_FILES = 65535  # split.count has 16 bits, and names five digits
 TENSORS = 128  # gguf-split's default
@@ -23,7 +23,7 @@ TENSORS = 128  # gguf-split's default
 
 @frozen
 class SplitLimits:
-    """The most bytes and tensors of a file; 0 means no limit."""
+    """Maximum bytes and tensors of a file; 0 means no limit."""
 
     tensors: int = 0
     nbytes: int = 0  # of tensors, with their padding
@@ -31,7 +31,7 @@ class SplitLimits:
 
 
 def parse_bytes(text: str, option: str) -> int:
-    """Parse a size in decimal units: 45G, 45GB, 800M, 3.5GB or a number of bytes. Raises UsageError."""
+    """Parse a size in decimal units, such as 45G, 45GB, 800M or 3.5GB, or in bytes. Raises UsageError."""
     match = re.fullmatch(r"(\d+(?:\.\d+)?) ?([kmgt]?)b?", text.lower())
     number = int(float(match[1]) * UNITS[match[2]]) if match else 0
     if not number:
@@ -71,9 +71,9 @@ def oversized(sizes: Mapping[str, int], limits: SplitLimits | None) -> list[str]
 def split_metadata(
     metadata: Mapping[str, object], counts: Sequence[int], order: Sequence[str], always: bool = False
 ) -> list[dict[str, object]]:
-    """Divide the metadata among files: the first has everything, all have their number.
+    """Divide the metadata among files: the first has all of it, the others only the keys of a split.
 
-    counts: tensors of each file.  order: order of the split.* keys.  always: add these keys even to a single file.
+    counts: tensors of each file. order: order of the split.* keys. always: add these keys even to a single file.
     """
     shared = {key: value for key, value in metadata.items() if key not in SPLIT_KEYS}
     if len(counts) == 1 and not always:
@@ -87,14 +87,17 @@ def split_metadata(
 
 
 def merged_metadata(metadata: Mapping[str, object]) -> dict[str, object]:
-    """Return the first file's metadata for a file with all tensors: as in gguf-split, with a split.count of 0."""
+    """Return the metadata of a file with all tensors.
+
+    It is the first file's, with a split.count of 0, as in gguf-split.
+    """
     return {key: value for key, value in metadata.items() if key != "split.count"} | {
         "split.count": pack_value(np.uint16(0))
     }
 
 
 def split_paths(path: str, count: int, always: bool = False) -> list[str]:
-    """Name `count` files by an output path: numbered if there are several, or always."""
+    """Return the paths of `count` files for an output path: numbered if there are several, or always."""
     if count == 1 and not always:
         return [path]
     match = SPLIT.fullmatch(path)

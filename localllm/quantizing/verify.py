@@ -1,4 +1,4 @@
-"""Verify a model file: every weight finite, scales sane, checksums, and the error by format against its source."""
+"""Verify a model file: finite weights, sane scales, checksums, and the error against its source."""
 
 import hashlib
 import os
@@ -23,10 +23,10 @@ from localllm.services.inspection.inspect import SCALED
 from localllm.services.inspection.validate import check_validity
 
 CHUNK = 1 << 20  # weights that are checked at once
-GROUP = 32  # weights of a group whose mean square is compared with other groups'
-FAR = 1e4  # times the median of a tensor's groups: the scale of a damaged block
+GROUP = 32  # weights of a group; its mean square is compared with those of other groups
+FAR = 1e4  # a group of more than this times its tensor's median has a damaged scale
 LARGE = 1e5  # larger than the weights of any real model
-WORSE = 4.0  # times the median error of a format: a badly encoded tensor
+WORSE = 4.0  # a tensor of more than this times its format's median error is badly encoded
 
 OnTensor = Callable[[int, int, str], None]  # (tensors done, all, name)
 
@@ -36,8 +36,9 @@ class TensorReport:
     """The findings about a tensor.
 
     Attributes:
-        problem: why it is broken, None if it is not.  error: root of (squared error / squares of the source's weights),
-            None without a source.  largest: the largest magnitude.  spread: largest group mean / median group mean.
+        problem: the defect, or None.
+        error: root of (squared error / squares of the source's weights), None without a source.
+        largest: the largest magnitude.  spread: largest group mean / median group mean.
     """
 
     name: str
@@ -59,7 +60,10 @@ class FileChecksum(TypedDict):
 
 
 class FormatSummary(TypedDict):
-    """The tensors of one format: their number and weights, and with a source the median and the largest error."""
+    """The tensors of one format: their count, their weights, and with a source their errors.
+
+    error, worst: the median and the largest error.
+    """
 
     format: str
     tensors: int
@@ -79,7 +83,7 @@ class Verification:
     odd: Sequence[str] = field(default_factory=list)
 
     def by_format(self) -> list[FormatSummary]:
-        """Summarize tensors by format: their number, their weights, and their errors if there is a source."""
+        """Summarize tensors by format: their count, their weights, and their errors if there is a source."""
         rows = []
         for name in sorted({tensor.format for tensor in self.tensors}):
             tensors = [tensor for tensor in self.tensors if tensor.format == name]
@@ -98,7 +102,10 @@ class Verification:
 def verify(
     path: str, against: Source | None, threads: int, on_tensor: OnTensor, compiling: Progress | None = None
 ) -> Verification:
-    """Check a whole file, and compare it with its source if there is one. Raises ModelError if it is no GGUF file."""
+    """Check a whole file, and compare it with its source if there is one.
+
+    Raises ModelError if it is no GGUF file.
+    """
     file = GGUFFile.open(path)
     validity = check_validity(file)
     odd = file.oddities.lines()
@@ -117,7 +124,7 @@ def verify(
 
 
 def report_of(tensor: GGUFTensor, source: SourceTensor | None, widener: Widener, threads: int) -> TensorReport:
-    """Read a tensor, and the source's if there is one."""
+    """Check a tensor, and compare it with the source's if there is one."""
     name, format, shape = tensor.name, tensor.format.name, tensor.shape
     if not can_widen(tensor.format):
         return TensorReport(name, format, shape)
@@ -143,7 +150,11 @@ def report_of(tensor: GGUFTensor, source: SourceTensor | None, widener: Widener,
 
 @frozen
 class Part:
-    """Sums over some rows: squared errors and weights of the source, mean squares of groups, the largest magnitude."""
+    """Sums over some rows.
+
+    lost, whole: squared errors, and squared weights of the source. groups: mean squares. largest: the largest
+    magnitude.
+    """
 
     lost: float
     whole: float
@@ -152,7 +163,7 @@ class Part:
 
 
 def part_of(tensor: GGUFTensor, source_tensor: SourceTensor | None, widener: Widener, first: int, last: int) -> Part:
-    """Read rows of a tensor. Raises ModelError for a weight that is not finite."""
+    """Compute the sums over rows of a tensor. Raises ModelError for a weight that is not finite."""
     columns = tensor.shape[-1]
     weights = widener.widen(tensor.format, tensor.rows(first, last), columns).astype(np.float64)
     tensor.release_rows(first, last)

@@ -1,4 +1,4 @@
-"""Measure the data for sensitivity.py: each matrix's error in each format, and the harm of an error."""
+"""Measure each matrix's error in each format, and the harm of an error, for sensitivity.py."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -27,8 +27,8 @@ SAMPLE = 96  # rows of a matrix whose errors are measured
 EXPERTS = 3  # matrices of a stack that are measured
 COARSE = ("Q3_K", "Q4_0")  # formats for measuring harm; the first one that fits the rows is used
 DAMPING = 0.3  # of the Hessian, see localllm.quant.gptq.shrink
-INPUTS = 512  # input rows that the rounding error is measured on
-READ, TOKENS = 12, 128  # chunks whose inputs are collected; tokens of each chunk that harm is measured on
+INPUTS = 512  # input rows for measuring the rounding error
+READ, TOKENS = 12, 128  # chunks whose inputs are collected; tokens of each chunk for measuring harm
 PROBES = 4
 
 T = TypeVar("T")
@@ -51,7 +51,7 @@ class ActivationCollector(OriginalWeights):
     """Collects the inputs of matrices in the unchanged model.
 
     Attributes:
-        processed: names of the matrices that are done.
+        processed: names of the finished matrices.
     """
 
     def __init__(self, jobs: Mapping[str, TensorJob], widener: Widener, threads: int, on_matrix: Callable[[str], None]):
@@ -102,8 +102,8 @@ class SensitivityCollector(ActivationCollector):
     """Measures the errors of each matrix in each format, and encodes it coarsely.
 
     Attributes:
-        needs: each matrix's sensitivity, still without harm.  coarse: each matrix in the first format of COARSE that
-            fits.
+        needs: each matrix's sensitivity, still without harm.
+        coarse: each matrix in the first format of COARSE that fits.
     """
 
     def __init__(self, jobs: Mapping[str, TensorJob], widener: Widener, threads: int, on_matrix: Callable[[str], None]):
@@ -150,7 +150,7 @@ class CoarseWeights(OriginalWeights):
     """The model's matrices, some of them in coarse formats."""
 
     def __init__(self, jobs: Mapping[str, TensorJob], widener: Widener, coarse: Mapping[str, MatrixBlocks]):
-        """Take matrices from `coarse` where it has them; widener: for their formats too."""
+        """Replace the matrices in `coarse`; the widener must support their formats, too."""
         super().__init__(jobs, widener)
         self._coarse = coarse
 
@@ -171,7 +171,7 @@ class CoarseWeights(OriginalWeights):
 
 
 def blocks_of(formats: Sequence[str]) -> list[int]:
-    """List how many weights share a scale in these formats."""
+    """List the numbers of weights that share a scale in these formats."""
     return sorted({BY_NAME[name].block for name in formats})
 
 
@@ -207,13 +207,16 @@ def survey(calibration: Calibration, widener: Widener, threads: int, on_matrix: 
 
 
 def rounding_cost(weights: np.ndarray, met: np.ndarray, block: int) -> float:
-    """Compute localllm.quant.gptq.cost of rounding inputs, [tokens, columns], to 8 bits, `block` of them per scale."""
+    """Compute the output error of rounding inputs, [tokens, columns], to 8 bits.
+
+    The error is that of localllm.quant.gptq.cost. block: number of inputs that share a scale.
+    """
     differences = (round_activations(met, block) - met) @ weights.T
     return float((differences**2).sum(dtype=np.float64)) / max(len(met), 1)
 
 
 def divergence(base: BatchedActivations, changed: BatchedActivations, threads: int = 1) -> float:
-    """Compute the mean Kullback-Leibler divergence per token; logits float32 [tokens, vocab] of each text."""
+    """Compute the mean Kullback-Leibler divergence per token; logits: float32 [tokens, vocab] per text."""
 
     def of(rows: np.ndarray, another: np.ndarray) -> float:
         total, (scratch, probabilities) = 0.0, np.empty((2, rows.shape[1]), np.float32)

@@ -43,15 +43,18 @@ from localllm.quantizing.plan import QuantizePlan, QuantizeRequest, TensorJob, m
 from localllm.quantizing.quantize import widener_of
 from localllm.quantizing.splitting import parse_bytes
 
-OWN = "own"  # value of --size for the size that the quantization type has by itself
-ROUNDS = 3  # the most rounds of measuring and choosing
+OWN = "own"  # value of --size for the size of the quantization type
+ROUNDS = 3  # maximum number of rounds of measuring and choosing
 TEXTS = 8  # held-out chunks
-DEPTHS = 4  # parts into which a model is divided by depth
-MOST = 2.0  # the largest correction factor, and the inverse of the least one: measurements are noisy
+DEPTHS = 4  # groups of layers by depth
+MOST = 2.0  # largest correction factor, and the inverse of the smallest one: measurements are noisy
 
 
 def parse_size(text: str) -> Callable[[QuantizePlan], int]:
-    """Parse --size into bytes for a plan: 3.5GB, 800M, a number, or "own", the type's size. Raises UsageError."""
+    """Parse --size into bytes for a plan: 3.5GB, 800M, a number, or "own", the type's size.
+
+    Raises UsageError.
+    """
     if text.lower() == OWN:
         return lambda plan: plan.nbytes
     number = parse_bytes(text, "--size")
@@ -71,7 +74,7 @@ def candidate_formats(plan: QuantizePlan) -> set[str]:
 
 
 def require_possible(source: Source, request: QuantizeRequest, size: Callable[[QuantizePlan], int]) -> None:
-    """Raise UsageError, before anything is measured, if even the smallest formats take more."""
+    """Raise UsageError, before anything is measured, if even the smallest formats exceed the size."""
     plan = make_plan(source, request)
     smallest = {job.tensor.name: candidates(job.tensor.shape[-1])[0] for job in plan.jobs if is_adjustable(job)}
     least = make_plan(source, with_formats(request, smallest)).nbytes
@@ -122,7 +125,7 @@ def choose_formats(
 def fit_to_size(
     needs: Sequence[Sensitivity], file_size: int, other_bytes: int, size_with: Callable[[Mapping[str, str]], int]
 ) -> dict[str, str]:
-    """Choose formats for a file of at most `file_size` bytes, about `other_bytes` of them outside the matrices.
+    """Choose formats for a file of at most `file_size` bytes, about `other_bytes` outside the matrices.
 
     size_with: returns the exact size of a file with given formats, whose padding depends on them. Raises UsageError.
     """
@@ -133,7 +136,7 @@ def fit_to_size(
 
 
 def predict_or_nan(needs: list[Sensitivity], formats: Mapping[str, str]) -> float:
-    """Predict the divergence; NaN if a matrix has a format that was not measured."""
+    """Predict the divergence; return NaN if a matrix has a format that was not measured."""
     measured = [need for need in needs if formats[need.name] in need.errors]
     return predict(measured, formats) if len(measured) == len(needs) else float("nan")
 
@@ -149,12 +152,12 @@ def refine(
     threads: int,
     on_matrix: OnMatrix,
 ) -> tuple[dict[str, str], float]:
-    """Choose formats in a few rounds; returns those that diverge least, and their divergence.
+    """Choose formats in a few rounds; return those that diverge least, and their divergence.
 
-    sensitivity.py predicts a divergence as the sum of the matrices' separate ones. Here all matrices are encoded in the
-    chosen formats, and the divergence is measured on held-out texts: once with all of them encoded, and once for each
-    part of the model with that part unencoded. The difference, relative to the part's predicted divergence, corrects
-    the harm of its matrices, and formats are chosen again.
+    sensitivity.py predicts a divergence as the sum of the matrices' separate ones. This function encodes all matrices
+    in the chosen formats, and measures the divergence on held-out texts: once with all of them encoded, and once for
+    each group of matrices with that group unencoded. The difference, relative to the group's predicted divergence,
+    corrects the harm of its matrices, and formats are chosen again.
 
     choose: formats by sensitivities. The divergence is that of weights: inputs are not rounded.
     """
@@ -179,7 +182,7 @@ def refine(
 def correct_harm(
     needs: Sequence[Sensitivity], formats: Mapping[str, str], contribution: Callable[[Collection[str]], float]
 ) -> list[Sensitivity]:
-    """Scale the harm of matrices by what the parts of the model, by role and by depth, contribute.
+    """Scale the harm of matrices by the measured contributions of groups, by role and by depth.
 
     contribution: divergence that the matrices of these names cause in the formats.
     """
@@ -233,7 +236,7 @@ class PlanCheck:
         self._base = calibration.logits(OriginalWeights(calibration.jobs, widener), self._texts, threads)
 
     def divergence(self, formats: Mapping[str, str]) -> float:
-        """Measure with all matrices in these formats."""
+        """Measure the divergence with all matrices in these formats."""
         encoded, blocks = self._encoded, self._encoded.blocks
         encoded.formats = dict(formats)
         encoded.processed = {name for name in blocks if blocks[name].format == formats[name]}
@@ -242,7 +245,7 @@ class PlanCheck:
         return self._found
 
     def contribution(self, names: Collection[str]) -> float:
-        """Measure how much the last divergence decreases with these matrices unencoded."""
+        """Measure the decrease of the last divergence with these matrices unencoded."""
         return self._found - self._with(
             {name: blocks for name, blocks in self._encoded.blocks.items() if name not in names}
         )
@@ -253,13 +256,13 @@ class PlanCheck:
 
 
 def held_out_texts(calibration: Calibration) -> list[np.ndarray]:
-    """Return the beginnings of chunks that were not used for choosing formats, or of all chunks if there are none."""
+    """Return the beginnings of chunks that were not used for choosing formats, or of all if none are left."""
     read = {chunk.ctypes.data for chunk in calibration.select_chunks(READ)}  # views of them
     unread = [chunk for chunk in calibration.chunks if chunk.ctypes.data not in read] or calibration.chunks
     return [chunk[:TOKENS] for chunk in unread[:: -(-len(unread) // TEXTS)]]
 
 
-# ---- files
+# ---- files of formats
 
 
 def write_formats(path: str, formats: Mapping[str, str]) -> None:

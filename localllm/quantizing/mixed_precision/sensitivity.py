@@ -1,8 +1,8 @@
 """Choose a format for each matrix by its measured sensitivity, for a file of a given size.
 
 Two values are measured for each matrix: the mean squared output error in each format, relative to the output, through
-the second moments of its inputs, plus that of rounding the inputs to 8 bits as llama.cpp does (one scale for 256
-numbers where weights are in super-blocks, else for 32); and the harm of such an error: the divergence of the model's
+the second moments of its inputs, plus that of rounding the inputs to 8 bits as llama.cpp does (one scale for 256 values
+where weights are in super-blocks, else for 32); and the harm of such an error: the divergence of the model's
 predictions when that matrix alone is coarse. To first order the divergences of all matrices add up, so the least sum
 for a size is found with a price per byte (a Lagrange multiplier): every matrix gets the format with the least
 divergence + price * bytes.
@@ -16,7 +16,7 @@ from localllm.errors import UsageError
 from localllm.quant.formats import BY_NAME, FORMATS
 from localllm.quant.recipes import GATE, KEY, OTHER, QUERY, UP, role_of
 
-# Those with super-blocks first, each kind by size.
+# Formats with super-blocks first, then the others, each group by size.
 OFFERED = sorted(
     (format for format in FORMATS.values() if format.offered), key=lambda each: (-each.block, each.bytes, each.id)
 )
@@ -27,9 +27,10 @@ TOGETHER = {KEY: QUERY, UP: GATE}  # roles whose harm is measured with that of a
 class Sensitivity:
     """The measured sensitivity of a matrix, or of a stack of them.
 
-    weights: their number.  errors: by format, the relative output error of the encoded weights.
-    rounding: by numbers per scale, the relative output error of rounded inputs.  harm: divergence per relative error
-    of 1.
+    Attributes:
+        weights: number of weights.  errors: by format, the relative output error of the encoded weights.
+        rounding: by the number of inputs per scale, the relative output error of rounded inputs.
+        harm: divergence per relative error of 1.
     """
 
     name: str
@@ -52,7 +53,7 @@ def candidates(columns: int) -> Sequence[str]:
 
 
 def group_of(name: str) -> str:
-    """Name the group that a matrix's harm is measured with: matrices of one role in two neighbouring layers."""
+    """Return the group that a matrix's harm is measured with: one role in two neighbouring layers."""
     layer, kind = layer_of(name), role_group(name)
     return name if layer is None or kind == OTHER else f"blk.{layer // 2 * 2}.{kind}"
 
@@ -89,7 +90,10 @@ def cheapest_within(needs: Sequence[Sensitivity], budget: int) -> dict[str, str]
 
 
 def cheapest(needs: Sequence[Sensitivity], price: float) -> dict[str, str]:
-    """Choose per matrix the format with the least divergence + price * bytes, in units of the largest divergence."""
+    """Choose per matrix the format with the least divergence + price * bytes.
+
+    The price is in units of the largest divergence.
+    """
     scale = max(max(map(need.cost, need.errors)) for need in needs) / max(need.weights for need in needs) or 1.0
 
     def cost(need: Sensitivity, name: str) -> tuple[float, int]:
