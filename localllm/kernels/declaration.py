@@ -1,4 +1,4 @@
-"""What a row of the table of kernels is, and how one is added; see localllm.kernels.table.
+"""Rows of the table of kernels, and the functions that add them; see localllm.kernels.table.
 
 This module does not import Numba.
 """
@@ -11,8 +11,8 @@ class Arguments(tuple[int, ...]):
 
     Numba treats it as a named tuple. Real named tuples for all kernels would take 4 ms to create.
 
-    Attributes:
-        _fields: the names, in order.
+        Attributes:
+            _fields: the names, in order.
     """
 
     __slots__ = ()
@@ -28,10 +28,10 @@ class Kernel(NamedTuple):
 
     Attributes:
         arguments: the indices of the kernel's arguments.
-        cpu, cuda: its module in localllm.kernels.cpu and in localllm.kernels.cuda; empty: it has none.
+        cpu, cuda: its module in localllm.kernels.cpu and in localllm.kernels.cuda; empty without a kernel there.
         grid: its row in GRIDS of localllm.kernels.cuda.
         inputs: the names of the arguments that are activations, in the order of the operation's inputs; None: the
-            operation says its steps itself.
+            operation lowers itself to steps.
         in_place: whether it may write its result over its first input.
     """
 
@@ -47,7 +47,7 @@ KERNELS: dict[str, Kernel] = {}
 
 
 def arguments(names: str) -> Any:
-    """Declare a kernel's arguments, or the numbers of a record that kernels share.
+    """Declare a kernel's arguments, or the fields of a record that kernels share.
 
     names: separated by spaces, in the order of the array.
     """
@@ -61,8 +61,8 @@ def kernel(
 ) -> Any:
     """Add a row and return its arguments.
 
-    names: of its arguments, or the arguments of another row; cpu, on_cuda: its module, and there its grid after a
-    space; only a grid: the module has the same name there. inputs, in_place: see Kernel.
+    names: names of its arguments, or the arguments of another row; cpu: its module; on_cuda: its module and its grid
+    there, separated by a space; without a module: the same as on CPUs. inputs, in_place: see Kernel.
     """
     indices = arguments(names) if isinstance(names, str) else names
     cuda, _, grid = on_cuda.rpartition(" ")

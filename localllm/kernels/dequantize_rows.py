@@ -1,4 +1,4 @@
-"""Dequantizes rows of weights of any format to float32, by the kernels that look up embeddings."""
+"""Dequantize rows of weights of any format to float32, with the kernels that look up embeddings."""
 
 import ctypes
 import threading
@@ -12,7 +12,7 @@ from localllm.kernels.table import in_order
 from localllm.quant.formats import Format
 
 KERNEL = ctypes.CFUNCTYPE(None, *[ctypes.c_int64] * 4)
-NUMBERS = ("F32", "I8", "I16", "I32", "I64", "F64")  # plain numbers: F32 needs no kernel, the others have none
+NUMBERS = ("F32", "I8", "I16", "I32", "I64", "F64")  # F32 needs no kernel, the others have none
 
 
 def can_widen(format: Format) -> bool:
@@ -21,10 +21,12 @@ def can_widen(format: Format) -> bool:
 
 
 class Widener:
-    """The dequantization kernels of some formats. Threads may share it; it computes without holding the GIL.
+    """The dequantization kernels of some formats.
 
-    Attributes:
-        warning: one line that says why the compiled kernels could not be cached, or None.
+    Threads may share it; it computes without holding the GIL.
+
+        Attributes:
+            warning: one line that says why the compiled kernels could not be cached, or None.
     """
 
     def __init__(self, formats: Iterable[Format], progress: Progress | None = None):
@@ -60,7 +62,10 @@ class Widener:
         return weights
 
     def _buffer(self, size: int) -> np.ndarray:
-        """Return this thread's buffer, float32 [size]; allocating for every call takes longer than the conversion."""
+        """Return this thread's buffer, float32 [size].
+
+        Allocating for every call would take longer than the conversion.
+        """
         if getattr(self._local, "buffer", np.empty(0)).size < size:
             self._local.buffer = np.empty(size, np.float32)
         return self._local.buffer[:size]

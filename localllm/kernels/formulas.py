@@ -1,10 +1,10 @@
-"""The formulas of row-wise kernels: each stands once and is compiled for every target.
+"""The formulas of row-wise kernels: each is written once and compiled for every target.
 
-A formula is a row of the table of kernels (localllm.kernels.table), and its arguments follow from its parameters. One
-without an annotation is an activation; `Strided` is one with its own stride, `Row` one row for all tokens, float32
-[columns], `Number` a float32. The result, y, has as many columns as the first activation, and may replace it.
+A formula is a row of the table of kernels (localllm.kernels.table), and its arguments follow from its parameters. A
+parameter without an annotation is an activation; `Strided` is one with its own stride, `Row` one row for all tokens,
+float32 [columns], `Number` a float32. The result, y, has as many columns as the first activation, and may replace it.
 
-A formula computes with vectors of 16 columns on CPUs and with single numbers on GPUs. Besides + - * it may use the
+A formula computes with vectors of 16 columns on CPUs and with scalars on GPUs. Besides + - * it may use the
 functions of WORDS in kernels/cpu/elementwise/formulas.py and kernels/cuda/elementwise/formulas.py. A formula that
 bounds its input uses `if_finite`: it would otherwise hide that broken weights have produced infinity or NaN.
 This module does not import Numba.
@@ -20,7 +20,7 @@ Strided: TypeAlias = Annotated[Any, "strided"]
 Row: TypeAlias = Annotated[Any, "row"]
 Number: TypeAlias = Annotated[Any, "number"]
 FORMULAS: dict[str, FunctionType] = {}
-# Each target has these functions, which `bind` puts in place of the names.
+# Each target has these functions; `bind` replaces the names by them.
 absolute = erf = exp = fma = if_finite = larger = log_one_plus_exp = number = cast(Any, None)
 reciprocal = smaller = sqrt = tanh = where_above_zero = cast(Any, None)
 SQRT_2_BY_PI, SQRT_HALF = 0.7978845608028654, 0.7071067811865476
@@ -53,7 +53,10 @@ def bind(name: str, words: Mapping[str, Any], compiled: Callable[[Any], Any]) ->
 
 
 def tuple_of(functions: Sequence[Callable[..., Any]], compiled: Callable[[Any], Any]) -> Any:
-    """Make a function (a, b) of all functions' results, which Numba compiles to registers; compiled: see `bind`."""
+    """Build a function (a, b) of all functions' results, which Numba compiles to registers.
+
+    compiled: see `bind`.
+    """
     if not functions:
         return compiled(lambda a, b: ())
     first, others = functions[0], tuple_of(functions[1:], compiled)

@@ -17,28 +17,29 @@ from localllm.files.cache.checksummed_cache import read_checksummed, write_check
 from localllm.system import cpu
 from localllm.system.files import cache_folder
 
-# The features by which our sources select instructions; the others matter to LLVM only.
+# The features that select instructions in these sources; the others matter to LLVM only.
 CHOSEN_BY = frozenset(("neon", "dotprod", "i8mm", "sse2", "ssse3", "sse4.1", "avx2", "f16c", "fma", "avxvnni"))
 CHOSEN_BY |= {"avx512f", "avx512bw", "avx512vnni", "avx512bf16", "amx-tile", "amx-bf16"}
 
 
 @dataclass(frozen=True)
 class Lane:
-    """A CPU that kernels are compiled for, by the name and the features that LLVM gives it."""
+    """A CPU that kernels are compiled for, with LLVM's name and features for it."""
 
     cpu: str
     feature_string: str
 
     @cached_property
     def features(self) -> frozenset[str]:
-        """The names of the features that the CPU has."""
+        """The names of the CPU's features."""
         return frozenset(item[1:] for item in self.feature_string.split(",") if item.startswith("+"))
 
     @property
     def choices(self) -> frozenset[str]:
-        """The features that select instructions in our sources: lanes with equal choices get the same kernels.
+        """The features that select instructions in these sources.
 
-        AVX-VNNI does not count on a CPU with AVX512-VNNI, which is preferred.
+        Lanes with equal choices get the same kernels. AVX-VNNI does not count on a CPU with AVX512-VNNI, which is
+        preferred.
         """
         superseded = {"avxvnni"} if {"avx512vnni", "avx512bw"} <= self.features else set[str]()
         return (self.features & CHOSEN_BY) - superseded
@@ -66,25 +67,25 @@ class Lane:
         return {"amx-tile", "amx-bf16"} <= self.features
 
     def has_instructions(self, x86_feature: str) -> bool:
-        """Return whether the CPU has the instructions of f16c, fma (multiply-add) or sse4.1 (rounding), as any ARM has.
+        """Return whether the CPU has the instructions of f16c, fma (multiply-add) or sse4.1 (rounding).
 
-        Where they are missing, LLVM would call a library function, which is slow and may not exist.
+        Every ARM has them. Where they are missing, LLVM would call a library function, which is slow and may not exist.
         """
         return not self.features.isdisjoint((x86_feature, "neon"))
 
 
 @cache
 def this_lane() -> Lane:
-    """Return the lane that this process compiles for: this computer's, unless the environment sets another."""
+    """Return the lane that this process compiles for: this computer's, unless the environment sets one."""
     features = os.environ.get("NUMBA_CPU_FEATURES")
     features = without_slow_512_bits(processor()[1] if features is None else features)
     return Lane(os.environ.get("NUMBA_CPU_NAME") or processor()[0], features)
 
 
 def without_slow_512_bits(features: str) -> str:
-    """Turn AVX-512 off in a list of features without VNNI (Skylake): such a CPU computes as one with AVX2.
+    """Turn AVX-512 off in a list of features without VNNI (Skylake), so that the CPU counts as AVX2.
 
-    512 bits multiply bytes no faster there than AVX2's kernels do, and lower the clock.
+    On such a CPU 512 bits multiply bytes no faster than AVX2 kernels do, and lower the clock.
     """
     names = features.split(",")
     if {"+avx512vnni", "+avx512bw"} <= {*names}:
@@ -93,7 +94,7 @@ def without_slow_512_bits(features: str) -> str:
 
 
 def lane_name() -> str:
-    """Name the instruction set of prefill: amx-bf16, avx512-vnni, avx-vnni, avx2, ssse3 or portable."""
+    """Return the instruction set of prefill: amx-bf16, avx512-vnni, avx-vnni, avx2, ssse3 or portable."""
     if has_tiles():
         return "amx-bf16"
     if this_lane().has_vnni:
@@ -139,7 +140,10 @@ def processor_by_llvm() -> tuple[str, str]:
 
 
 def version_file(package: str) -> bytes:
-    """Read the file with the version of Numba or llvmlite: importing Numba takes 300 ms, importlib.metadata 12."""
+    """Read the file with the version of Numba or llvmlite.
+
+    Importing Numba takes 300 ms, importlib.metadata 12.
+    """
     spec = find_spec(package)
     assert spec is not None and spec.origin is not None, "Numba and llvmlite are dependencies"
     return Path(spec.origin).with_name("_version.py").read_bytes()

@@ -1,4 +1,4 @@
-"""The NumPy reference of the kernels: dequantizes weights, and rounds keys and values as the KV cache's types do."""
+"""The NumPy reference of the kernels: dequantization, and the rounding of the KV cache."""
 
 from collections.abc import Callable
 from functools import partial
@@ -25,9 +25,10 @@ def dequantize(tensor) -> np.ndarray:
 
 
 def dequantized_bits(data: np.ndarray, format: str) -> np.ndarray:
-    """Dequantize blocks of Q1_0 or Q2_0: a float16 d, then 16 bytes of codes, the lowest bits of a byte first.
+    """Dequantize blocks of Q1_0 or Q2_0.
 
-    Q1_0 has 128 codes of one bit, weight = d * (2 * code - 1); Q2_0 has 64 codes of two bits, weight = d * (code - 1).
+    A block has a float16 d, then 16 bytes of codes, the lowest bits of a byte first. Q1_0 has 128 codes of one bit,
+    weight = d * (2 * code - 1); Q2_0 has 64 codes of two bits, weight = d * (code - 1).
     """
     blocks = data.reshape(-1, 18)
     scales = blocks[:, :2].copy().view(np.float16).astype(np.float32)
@@ -38,8 +39,8 @@ def dequantized_bits(data: np.ndarray, format: str) -> np.ndarray:
 class ReferenceCache:
     """The KV cache and recurrent states of one sequence in the reference backend.
 
-    Attention layers: keys and values, each float32 [tokens, heads, head dimension]. Recurrent layers: the states after
-    `length` tokens, or none before the first run.
+    Attention layers have keys and values, each float32 [tokens, heads, head dimension]. Recurrent layers have the
+    states after `length` tokens, or none before the first run.
     """
 
     def __init__(
@@ -129,7 +130,10 @@ class ReferenceCache:
 
 
 def hadamard(x: np.ndarray, block: int) -> np.ndarray:
-    """Multiply each `block` consecutive numbers by the orthonormal Hadamard matrix, which is its own inverse."""
+    """Multiply each `block` consecutive values by the orthonormal Hadamard matrix.
+
+    The matrix is its own inverse.
+    """
     matrix = np.ones((1, 1))
     while len(matrix) < block:
         matrix = np.block([[matrix, matrix], [matrix, -matrix]])
@@ -149,9 +153,9 @@ def rounded(x: np.ndarray, kind: str, rotation: int) -> np.ndarray:
 
 
 def by_blocks(make: Callable[[np.ndarray], np.ndarray], repeat: int = 1) -> Callable[[np.ndarray], np.ndarray]:
-    """Make a function of heads, [..., head dimension], from `make`, a function of blocks, [..., 32].
+    """Build a function of heads, [..., head dimension], from `make`, a function of blocks, [..., 32].
 
-    A head that does not end with a whole block is padded with the block's first number times `repeat` (0 or 1).
+    A head that does not end with a whole block is padded with the block's first value times `repeat` (0 or 1).
     """
 
     def over_heads(x: np.ndarray) -> np.ndarray:
@@ -181,7 +185,7 @@ def rounded_to_q8_0(x: np.ndarray) -> np.ndarray:
 def symmetric(x: np.ndarray, centre: int) -> np.ndarray:
     """Round blocks, [..., 32], to a float16 scale times codes from -centre to centre - 1 (Q4_0, Q5_0).
 
-    The number of largest magnitude gets the code -centre, so the scale has the opposite sign of that number.
+    The value of largest magnitude gets the code -centre, so the scale has the opposite sign of that value.
     """
     size, top = np.abs(x).max(axis=-1, keepdims=True), x.max(axis=-1, keepdims=True)
     scales = half(size / np.where(top == size, np.float32(-centre), np.float32(centre)))
@@ -190,7 +194,10 @@ def symmetric(x: np.ndarray, centre: int) -> np.ndarray:
 
 
 def with_minimum(x: np.ndarray, most: int) -> np.ndarray:
-    """Round blocks, [..., 32], to a float16 scale times codes from 0 to `most`, plus a float16 minimum (Q4_1, Q5_1)."""
+    """Round blocks, [..., 32], to a float16 scale times codes from 0 to `most`, plus a float16 minimum.
+
+    The formats are Q4_1 and Q5_1.
+    """
     least, top = x.min(axis=-1, keepdims=True), x.max(axis=-1, keepdims=True)
     scales, minimums = half((top - least) / np.float32(most)), half(least)
     return np.clip(np.rint((x - minimums) / np.maximum(scales, SMALLEST)), 0, most) * scales + minimums
@@ -199,7 +206,7 @@ def with_minimum(x: np.ndarray, most: int) -> np.ndarray:
 def rounded_to_iq4_nl(x: np.ndarray) -> np.ndarray:
     """Round blocks, [..., 32], to IQ4_NL: a float16 scale times one of IQ4_VALUES.
 
-    The nearest values are found for the scale that makes the number of largest magnitude -127. Then the scale is fitted
+    The nearest values are found for the scale that makes the value of largest magnitude -127. Then the scale is fitted
     to them by least squares, weighted by the squares of x.
     """
     size, top = np.abs(x).max(axis=-1, keepdims=True), x.max(axis=-1, keepdims=True)
@@ -213,7 +220,7 @@ def rounded_to_iq4_nl(x: np.ndarray) -> np.ndarray:
 
 
 def rounded_to_bf16(x: np.ndarray) -> np.ndarray:
-    """Round to the nearest bfloat16, ties to even, as float32. All numbers must be finite."""
+    """Round to the nearest bfloat16, ties to even, as float32. All values must be finite."""
     bits = np.asarray(x, np.float32).view(np.uint32)
     return ((bits + (bits >> 16 & 1) + np.uint32(0x7FFF)) & np.uint32(0xFFFF0000)).view(np.float32)
 

@@ -1,25 +1,24 @@
-"""The table of kernels: a row for each, with its arguments, its modules for CPUs and for GPUs, and its grid on GPUs.
+"""The table of kernels: each row has arguments, the modules for CPUs and for GPUs, and the grid on GPUs.
 
 A kernel gets the address of an array of int64. A row's arguments have a name for each index of that array: `ADD.x` is
-1, so a kernel reads `argument(a, ADD.x)`, and `in_order("add", values)` makes the array from values by name. A float32
+1, so a kernel reads `argument(a, ADD.x)`, and `in_order("add", values)` builds the array from values by name. A float32
 is passed as its bits. This module does not import Numba.
 
-Names that mean the same in every row:
+Names that have the same meaning in every row:
 
 - count: the address of the number of tokens, an int64
 - x, y: addresses of the input and of the result, float32 [tokens, columns] unless stated otherwise; rows are padded to
   16 columns
 - stride, x_stride, y_stride: bytes from one token's row to the next. A kernel touches the columns and their padding
-  only, not what the stride has beyond them
-- columns: numbers in a row
+  only, not the rest of the stride
+- columns: number of values in a row
 - scratch, scratch_bytes: temporary memory; each thread has scratch_bytes
 - an argument "or 0" is an address that may be 0, for none
-- kernel_tokens: the address of the number of tokens by which a kernel chooses how it computes, an int64; it may differ
-  from the number of tokens in the run, see localllm/engine/runs.py
+- kernel_tokens: the address of the token count that selects a kernel's method, an int64; it may differ from the number
+  of tokens in the run, see localllm/engine/runs.py
 
-A comment of the form "y = ..." says what the kernel of that row computes. The rows of formulas are in
-localllm/kernels/formulas.py. The words are defined in
-localllm/kernels/__init__.py.
+A comment of the form "y = ..." defines the result of the row's kernel. The rows of formulas are in
+localllm/kernels/formulas.py. The vocabulary is defined in localllm/kernels/__init__.py.
 """
 
 from collections.abc import Mapping
@@ -92,7 +91,7 @@ SELECT = kernel("select", "count x rows y stride columns", "elementwise.rowwise"
 # y[i] = one row for the rows of x of sequence i of the run: their mean (kind 0), the first (1) or the last (2).
 POOL = kernel("pool", "count sequences x y stride columns kind", "elementwise.rowwise", "by_four", "x")
 # y f32 [tokens, columns] = columns of x: columns / groups consecutive ones of each of `groups` periods of `period`
-# columns, beginning with number `first` of the period.
+# columns, beginning with column `first` of the period.
 SLICE_COLUMNS = kernel(
     "slice_columns", "count x x_stride first groups period y stride columns", "elementwise.rowwise", "by_entry", "x"
 )
@@ -129,29 +128,29 @@ ROUND_BF16 = kernel("round_bf16", "count x stride y y_stride columns", "elementw
 # table f32 [tokens, 2, pairs]: `factor` times cosine and sine of (position - before) * frequencies (f64 [pairs]);
 # positions int64.
 ANGLES = kernel("angles", "count positions before frequencies pairs table factor", "elementwise.rowwise", "by_row")
-# y [tokens, heads, head_dim] = x with `pairs` pairs of numbers of each head rotated. Pair k is numbers k * step and k *
-# step + apart: step 2 and apart 1 for interleaved pairs, step 1 and apart `pairs` for split halves. y may be x; table:
-# the result of ANGLES.
+# y [tokens, heads, head_dim] = x with `pairs` pairs of elements of each head rotated. Pair k is elements k * step and
+# k * step + apart: step 2 and apart 1 for interleaved pairs, step 1 and apart `pairs` for split halves. y may be x;
+# table: the result of ANGLES.
 ROPE = kernel("rope", "count x y stride heads head_dim table pairs step apart", "elementwise.rowwise", "by_head")
 # y = x without padding, float32 [tokens, columns]; the argument y is the address of y's address. flaws: address of an
-# int64 that is increased if a number is not finite.
+# int64 that is increased if a value is not finite.
 LOGITS = kernel("logits", "count x stride columns y flaws", "elementwise.rowwise", "by_entry")
 # x as integers, see quantize.py:
-# - high, low int8 [tokens, columns]: the two planes; words int16 [tokens, columns] or 0: both planes in one number, for
-#   CPUs that multiply 16-bit words (gemm_int16.py)
+# - high, low int8 [tokens, columns]: the two planes; words int16 [tokens, columns] or 0: both planes in one integer,
+#   for CPUs that multiply 16-bit words (gemm_int16.py)
 # - scales f32 [tokens, columns / 16], each twice, since 32 columns share one
 # - sums f32 [tokens, columns / 16] of both planes (sums_*) and of the high plane (high_sums_*); *_32: over 32 columns,
 #   each twice; *_16: over 16 columns
 # - excess int32 [tokens, columns / 32], or int16 [tokens, columns / 16] where words are multiplied
-# most_precise: address of the number of kernel_tokens up to which every 32 columns have a scale of their own.
+# most_precise: address of the value of kernel_tokens up to which every 32 columns have a scale of their own.
 QUANTIZE = kernel(
     "quantize",
     "count x stride columns high low words scales sums_32 sums_16 high_sums_32 high_sums_16 excess most_precise"
     " kernel_tokens",
     "matmul.quantize",
 )
-# y = W x; W [rows, columns] in blocks, x as QUANTIZE makes it. sums, high_sums: those over as many columns as a
-# sub-block of the format has. most_precise: address of the number of kernel_tokens up to which both planes are
+# y = W x; W [rows, columns] in blocks, x in the form of QUANTIZE. sums, high_sums: those over as many columns as a
+# sub-block of the format has. most_precise: address of the value of kernel_tokens up to which both planes are
 # multiplied. variants int64: addresses of the kernel variants; few_tokens, few_fast: see kernel_variants.py.
 LINEAR_QUANTIZED = kernel(
     "linear_quantized",
@@ -163,42 +162,42 @@ for name in ("linear_one", "linear_few", "linear_few_fast", "linear_precise", "l
     kernel(name, LINEAR_QUANTIZED, "matmul.matmul_quantized")
 # x as 16-bit integers, see gemm_f16_words.py. A row of y: int16 [columns], then scales f32 [columns / 32].
 QUANTIZE_WORDS = kernel("quantize_words", "count x stride y y_stride columns", "matmul.gemm_f16_words")
-# y = W x in float32. halves, or 0: x as ROUND_BF16 makes it if W is BF16, as QUANTIZE_WORDS makes it if W is F16.
-# most_precise: number of kernel_tokens above which these are multiplied instead of x.
+# y = W x in float32. halves, or 0: x in the form of ROUND_BF16 if W is BF16, of QUANTIZE_WORDS if W is F16.
+# most_precise: value of kernel_tokens above which these are multiplied instead of x.
 LINEAR_FLOAT = kernel(
     "linear_float",
     "count weights row_bytes rows columns x x_stride y y_stride scratch scratch_bytes halves halves_stride most_precise"
     " kernel_tokens",
     "matmul.matmul_float",
 )
-# tiles = 32 rows of W, `columns` columns from number `column` on, as BF16 tiles (amx/pack.py). weights: address of the
-# first row; last: number of the last row that exists, which also fills the rows after it; exact 1: write the low plane,
+# tiles = 32 rows of W, `columns` columns from index `column` on, as BF16 tiles (amx/pack.py). weights: address of the
+# first row; last: index of the last row that exists, which also fills the rows after it; exact 1: write the low plane,
 # too; row: memory for one row in float32.
 UNPACK = kernel("unpack_groups", "weights row_bytes last column columns exact tiles row", "amx.pack")
 kernel("unpack_rows", UNPACK, "amx.pack")
 # panels = x as BF16 tiles, in panels of 16 tokens (amx/pack.py); nothing is written if kernel_tokens are fewer than
-# `least`. most_exact: address of the number of kernel_tokens up to which the low plane is written, too. active, or 0:
-# address of the EXPERTs whose rows x has, each of which begins a new panel; active_count: address of their number.
+# `least`. most_exact: address of the value of kernel_tokens up to which the low plane is written, too. active, or 0:
+# address of the EXPERTs whose rows x has, each of which begins a new panel; active_count: address of their count.
 PACK = kernel(
     "pack",
     "count x stride columns panels slab_bytes most_exact least active active_count scratch scratch_bytes kernel_tokens",
     "amx.pack",
 )
 # The further arguments of a product in AMX tiles. few: address of the kernel for fewer than `least` kernel_tokens,
-# which gets the same arguments; unpack: address of the kernel that unpacks W; panels, slab_bytes: x as PACK makes it;
-# most_exact: address of the number of kernel_tokens up to which both planes are multiplied.
+# which gets the same arguments; unpack: address of the kernel that unpacks W; panels, slab_bytes: x in the form of
+# PACK; most_exact: address of the value of kernel_tokens up to which both planes are multiplied.
 OF_TILES = " few unpack panels slab_bytes most_exact least"
 LINEAR_TILES_QUANTIZED = kernel("linear_tiles_quantized", " ".join(LINEAR_QUANTIZED._fields) + OF_TILES, "amx.linear")
 LINEAR_TILES_FLOAT = kernel("linear_tiles_float", " ".join(LINEAR_FLOAT._fields) + OF_TILES, "amx.linear")
 # A record per sequence of a run, for kernels that use the KV cache or recurrent states. first: its first token in the
 # run; count: its tokens in the run; length: its tokens after the run; table: address of its page table, int64; state,
 # next_state: addresses of its recurrent states before and after the run, which may be equal; encoded: its tokens that
-# an encoder has read; kernel_tokens: the number itself, for this sequence.
+# belong to an encoder; kernel_tokens: the value itself, for this sequence.
 SEQUENCE = arguments("first count length table state next_state encoded kernel_tokens")
 # y = x, each `block` columns (a power of 2) times an orthonormal Hadamard matrix; y may be x.
 HADAMARD = kernel("hadamard", "count x y stride columns block", "elementwise.rowwise", "by_matrix")
 # Copy the heads of x, keys or values, to the cache slots of their tokens (store), or from there to x (recall). owners
-# int64 [tokens]: the number of each token's sequence; base: address of the cache's first slot.
+# int64 [tokens]: the index of each token's sequence; base: address of the cache's first slot.
 STORE = kernel(
     "store",
     "count positions owners sequences x stride base head_stride token_bytes heads head_dim",
@@ -206,31 +205,31 @@ STORE = kernel(
     "by_head",
 )
 kernel("recall", STORE, "attention.cache", "by_head")
-# The work of attention in a run, made once for all layers of the same shape: UNITs, their number, and a SPLIT per
-# token. window: how many latest keys a token sees, 0 for all; chunked 1: instead, positions are divided into chunks of
-# `window` tokens, and a token sees its own chunk; lookahead: how many later keys it sees. cross_attention 1: tokens see
-# the sequence's first `encoded` keys only; 0: they see all but those.
+# The work of attention in a run, planned once for all layers of the same shape: UNITs, their count, and a SPLIT per
+# token. window: number of latest keys that a token sees, 0 for all; chunked 1: instead, positions are divided into
+# chunks of `window` tokens, and a token sees its own chunk; lookahead: number of later keys that it sees.
+# cross_attention 1: tokens see the sequence's first `encoded` keys only; 0: they see all but those.
 PLAN = kernel(
     "plan",
     "sequences sequence_count heads kv_heads window chunked lookahead cross_attention units unit_count splits",
     "attention.plan",
 )
 # A unit of attention: `rows` rows (row = token * group + query head in its group) and the keys from position `begin` to
-# `end`, except those before `lowest`. split: the number of the part, if a context is split; few 1: the rows read the
+# `end`, except those before `lowest`. split: the index of the section, if a context is split; few 1: the rows read the
 # cache directly (attention/products.py).
 UNIT = arguments("table kv_head first_row rows lowest begin end split few")
-# The number of parts that a token's context is split into, and the slot of its partial results.
+# The number of sections that a token's context is split into, and the slot of its partial results.
 SPLIT = arguments("count slot")
 # y = softmax(q k^T * scale) v, see attention/attend.py. A softcap other than 0 replaces each score by softcap *
 # tanh(score / softcap).
 # - slopes, or 0: f32 [query heads]; slope * distance is subtracted from a score (ALiBi)
 # - sinks, or 0: f32 [query heads], the score of an extra key whose value is zero
-# - biases, or 0: f32 [query heads, 16 + 2 * reach + 1 + 16], added to scores. Number 16 + reach + d is for a key d
-#   positions after the query; the first 17 numbers are equal, and so are the last 17
+# - biases, or 0: f32 [query heads, 16 + 2 * reach + 1 + 16], added to scores. Element 16 + reach + d is for a key d
+#   positions after the query; the first 17 elements are equal, and so are the last 17
 # - chosen, or 0: a bit for each key that a token sees, chosen_stride bytes per token, choice_stride per key-value head
 # - period: only the last key of every `period` counts; 1: all
 # - logs 1: after the heads of a row of y, the logarithm of each head's sum of exponentials is stored, too
-# - partial f32 [slots, query heads, parts of a context, 32 + value_dim padded to 16]
+# - partial f32 [slots, query heads, sections of a context, 32 + value_dim padded to 16]
 ATTEND = kernel(
     "attend",
     "count positions q q_stride y y_stride units unit_count splits keys values key_head_stride value_head_stride"
@@ -242,7 +241,7 @@ kernel("attend_tiles", ATTEND, "amx.attention")
 kernel("merge", ATTEND, "attention.attend")
 # CUDA: ATTEND for few tokens, see cuda/attention/attend_few.py. A context is split into up to `parts` parts; the query
 # heads of a group are processed in `bundles` bundles, each by a thread block. partial f32 [tokens, heads, parts,
-# partial_bytes / 4]: the largest score, the sum of the weights, 2 unused numbers, then the values.
+# partial_bytes / 4]: the largest score, the sum of the weights, 2 unused elements, then the values.
 ATTEND_FEW = kernel(
     "attend_few",
     "count positions owners sequences q q_stride keys values key_head_stride value_head_stride key_bytes value_bytes"
@@ -299,7 +298,8 @@ CONVOLVE = kernel(
 # y[t] = the sum over taps of p[tap] * v[t - taps + 1 + tap], p being the softmax over the taps with tokens of gates[t -
 # taps + 1 + tap] + places[tap]. x f32 [tokens, 2 * stretches * columns]: the v of each stretch, then its gates; taps
 # are divided evenly among the stretches, and a tap uses the columns of its stretch. places f32 [taps, columns padded to
-# 16]. The state, f32 [taps - 1, 2 * stretches * columns padded to 16], is the x of the last tokens before the run.
+# 16]: biases by position. The state, f32 [taps - 1, 2 * stretches * columns padded to 16], is the x of the last tokens
+# before the run.
 GATED_MEAN = kernel(
     "gated_mean",
     "sequences sequence_count offset taps stretches places x x_stride y stride columns",
@@ -349,7 +349,7 @@ ADD_EXPERT_SQUARES = kernel(
 # - normalized 1: the weights of a token add up to `scale`; 0: a weight is score * scale
 # - bias, or 0: f32 [experts], added to the scores for the choice, not for the weights
 # - groups, groups_used: experts are divided into groups, and only those of the best groups can be chosen
-# - together: so many consecutive logits belong to one expert
+# - together: number of consecutive logits that belong to one expert
 # - table, or 0: int64 [vocab, used], the experts by token id (ids int64 [tokens]), used instead of a choice
 ROUTE = kernel(
     "route",
@@ -358,10 +358,10 @@ ROUTE = kernel(
     "matmul.experts",
     "warp_by_row",
 )
-# An expert that has rows in this run: its number, its first row, and the number of its rows.
+# An expert that has rows in this run: its index, its first row, and the number of its rows.
 EXPERT = arguments("number first count")
 # Sorts pairs of a token and one of its experts (pair = token * used + index in chosen) by expert; each pair gets a row.
-# active: the EXPERTs that have rows; active_count: their number; rows int64 [pairs]: the row of each pair; pairs int64
+# active: the EXPERTs that have rows; active_count: their count; rows int64 [pairs]: the row of each pair; pairs int64
 # [rows]: the pair of each row; row_count: the number of rows, including padding between experts; next_rows int64
 # [experts]: temporary memory.
 PLAN_EXPERTS = kernel(
@@ -387,7 +387,7 @@ ADD_BY_EXPERT = kernel("add_by_expert", "count pairs chosen x z z_stride y strid
 # - by_row int64 [by_row_count, 2]: for each argument of `linear` that is the address of row 0, its index and the bytes
 #   from row to row
 # - active, active_count: the experts that have rows, from PLAN_EXPERTS; expert_bytes: bytes of an expert's matrix
-# - slices: in how many parts each product is computed
+# - slices: number of parts that each product is divided into
 OF_EXPERTS = " linear by_row by_row_count active active_count expert_bytes slices"
 EXPERTS_QUANTIZED = kernel("experts_quantized", " ".join(LINEAR_QUANTIZED._fields) + OF_EXPERTS, "matmul.experts")
 EXPERTS_FLOAT = kernel("experts_float", " ".join(LINEAR_FLOAT._fields) + OF_EXPERTS, "matmul.experts")
@@ -395,8 +395,8 @@ EXPERTS_TILES_QUANTIZED = kernel(
     "experts_tiles_quantized", " ".join(LINEAR_TILES_QUANTIZED._fields) + OF_EXPERTS, "amx.linear"
 )
 EXPERTS_TILES_FLOAT = kernel("experts_tiles_float", " ".join(LINEAR_TILES_FLOAT._fields) + OF_EXPERTS, "amx.linear")
-# CUDA: convert quantized weights to planes, see cuda/matmul/planes.py. blocks: weights number `first` to `last` of a
-# matrix, whole blocks as in the file; planes: address of the whole converted matrix.
+# CUDA: convert quantized weights to planes, see cuda/matmul/planes.py. blocks: weights `first` to `last` of a matrix,
+# whole blocks as in the file; planes: address of the whole converted matrix.
 TO_PLANES = kernel("to_planes", "blocks first last columns planes row_bytes", "", "matmul.weights by_unit")
 # CUDA: x as integers, see cuda/matmul/quantize.py: codes int8 [tokens, 4, columns / 32, 16], scales f32 [tokens,
 # columns / 32], sums f32 [tokens, columns / 16].
@@ -411,8 +411,8 @@ SWIGLU_QUANTIZE = kernel(
     "",
     "matmul.quantize by_activations",
 )
-# CUDA: y = W x, x as QUANTIZE_PLANES makes it. Unless active_count is 0, each expert that PLAN_EXPERTS lists is
-# multiplied with its rows of x; experts: the number of experts, whose matrices are expert_bytes apart.
+# CUDA: y = W x, x in the form of QUANTIZE_PLANES. Unless active_count is 0, each expert that PLAN_EXPERTS lists is
+# multiplied by its rows of x; experts: the number of experts, whose matrices are expert_bytes apart.
 LINEAR_PLANES = kernel(
     "linear_planes",
     "count weights row_bytes rows columns codes scales sums y y_stride active active_count expert_bytes experts",
@@ -426,9 +426,9 @@ LINEAR_PLAIN = kernel(
     "",
     "matmul.linear by_warp",
 )
-# CUDA: y f16 [rows, columns] = `rows` rows of W from number `first` on.
+# CUDA: y f16 [rows, columns] = `rows` rows of W from row `first` on.
 UNPACK_MATRIX = kernel("unpack", "weights row_bytes columns first rows y", "", "matmul.weights by_unpacked_unit")
-# Reads `size` bytes at `memory`; results: 64 bytes for each part, the exclusive or of all that it has read.
+# Reads `size` bytes at `memory`; results: 64 bytes for each part, the exclusive or of the bytes that it reads.
 STREAM = kernel("stream", "memory size results", "peak")
 # Multiplies in registers, `rounds` times; memory: PEAK_BYTES for each part.
 PEAK = kernel("multiply_peak", "memory rounds", "peak")
@@ -445,8 +445,9 @@ FETCH = kernel("fetch", "source target words", "", "elementwise.rowwise words")
 def load_kernel(target: str, name: str) -> Any:
     """Return the function of a kernel for a target, "cpu" or "cuda".
 
-    Its module has a function of that name. A name that ends with a format after a hyphen, as embed-Q8_0, or with types
-    of keys and values, as attend-Q8_0-Q4_0, is made by make_NAME, or by `make` where a module has one kernel.
+    Its module has a function of that name. A name that ends with a format after a hyphen, such as embed-Q8_0, or with
+    types of keys and values, such as attend-Q8_0-Q4_0, is built by make_NAME, or by `make` where a module has one
+    kernel.
     """
     kind, _, format_name = name.partition("-")
     module = import_module(f"localllm.kernels.{target}.{getattr(KERNELS[kind], target)}")
@@ -458,7 +459,10 @@ def load_kernel(target: str, name: str) -> Any:
 
 
 def in_order(kernel: str, values: Mapping[str, Any]) -> list[Any]:
-    """Return the values in the order of a kernel's arguments. Raises TypeError if a name is missing or unknown."""
+    """Return the values in the order of a kernel's arguments.
+
+    Raises TypeError if a name is missing or unknown.
+    """
     names = KERNELS[kernel.partition("-")[0]].arguments._fields
     if len(names) != len(values):
         raise TypeError(f"{kernel}: expected {', '.join(names)}; found {', '.join(values)}")

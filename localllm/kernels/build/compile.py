@@ -1,6 +1,6 @@
-"""A process that compiles kernels: python -m localllm.kernels.build.compile reads names and writes object files.
+"""A process that compiles kernels: it reads kernel names and writes object files.
 
-See compilers.py, which starts it.
+compilers.py starts it as python -m localllm.kernels.build.compile.
 """
 
 import gc
@@ -34,9 +34,9 @@ def object_code(name: str, triple: str | None = None) -> bytes:
 def linked(name: str, triple: str | None = None) -> tuple[llvm.ModuleRef, llvm.TargetMachine]:
     """Compile a kernel and its entry to LLVM IR; return the module and LLVM's target machine.
 
-    Numba's functions have two hidden parameters (result and exception, unused here) and return a status. `ENTRY` calls
-    them with the plain C signature that the tape uses. triple: LLVM's name of the operating system to compile for, by
-    default this one, with the same kind of CPU.
+    Numba's functions have two hidden parameters (result and exception, unused) and return a status. `ENTRY` calls them
+    with the C signature that the tape uses. triple: LLVM's name of the operating system to compile for, by default this
+    one, with the same CPU architecture.
     """
     function = kernel(name)
     function.compile(SIGNATURE)
@@ -65,10 +65,11 @@ def linked(name: str, triple: str | None = None) -> tuple[llvm.ModuleRef, llvm.T
 def optimize(module: llvm.ModuleRef, machine: llvm.TargetMachine) -> None:
     """Optimize a kernel's whole module.
 
-    Its functions still have external linkage here: with internal linkage LLVM would inline more, for twice the code.
+    At this point its functions still have external linkage: with internal linkage LLVM would inline more, for twice the
+    code.
     """
     tuning = llvm.create_pipeline_tuning_options(speed_level=3)
-    tuning.loop_vectorization, tuning.slp_vectorization = True, False  # as Numba has it
+    tuning.loop_vectorization, tuning.slp_vectorization = True, False  # as in Numba
     passes = llvm.create_pass_builder(machine, tuning)
     passes.getModulePassManager().run(module, passes)
 
@@ -80,14 +81,14 @@ def remove_unused(module: llvm.ModuleRef, machine: llvm.TargetMachine) -> None:
 
 
 def refuse_numba_runtime(name: str, module: llvm.ModuleRef) -> None:
-    """Exit with an error if a kernel's source has an exception or an array, so that it needs Python or Numba."""
+    """Exit with an error if a kernel needs Python or Numba, because its source has an exception or array."""
     needed = [f.name for f in module.functions if f.is_declaration and f.name.startswith(("Py", "NRT", "numba"))]
     if needed:
         raise SystemExit(f"kernel {name} needs {', '.join(needed)}")
 
 
 def main() -> None:
-    gc.disable()  # Numba's objects live until the end: searching them for garbage would take 0.15 of the time
+    gc.disable()  # Numba's objects live until the end, and searching them for garbage would take 0.15 of the time
     llvm.initialize_native_target()
     llvm.initialize_native_asmprinter()
     serve(object_code)

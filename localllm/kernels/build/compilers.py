@@ -19,19 +19,19 @@ from localllm.system.cpu import logical_cores
 from localllm.system.memory import address_limit, available_memory, describe_limit
 from localllm.system.processes import PipeReader, detached_options, lower_priority
 
-# Settings of Numba that a user made for other programs, such as not to compile: machine code must not depend on them.
+# Numba settings for other programs, such as one that disables compilation; machine code must not depend on them.
 FOREIGN_SETTINGS = re.compile("NUMBA_(?!CPU_(NAME|FEATURES)$)")
 LARGE = ("attend", "linear")  # kernels that take seconds to compile
-MOST_ERRORS = 1 << 16  # bytes of a compiler's stderr that are kept
-SHARE = 1 << 29  # bytes per compiler: it takes 260 MB, and 480 MB of address space; its threads in this process 150
+MOST_ERRORS = 1 << 16  # bytes of a compiler's stderr that are stored
+SHARE = 1 << 29  # bytes per compiler: it takes 260 MB, 480 MB of address space, and 150 MB for threads of this process
 
 
 class Compiler:
-    """A process that compiles kernels one after another. It ends when this process ends, even if this one is killed."""
+    """A process that compiles kernels one after another. It ends when this process ends, even if killed."""
 
     def __init__(self, *command: str, lane: Lane | None = None) -> None:
         """Start `command`, a module that calls `serve`, and its arguments."""
-        # Compile these sources, not those of another localllm that the current folder may contain.
+        # Compile these sources, not those of another localllm in the current folder.
         root = str(Path(__file__).parents[3])
         environment = {name: value for name, value in os.environ.items() if not FOREIGN_SETTINGS.match(name)}
         environment |= {"NUMBA_CPU_NAME": lane.cpu, "NUMBA_CPU_FEATURES": lane.feature_string} if lane else {}
@@ -60,7 +60,7 @@ class Compiler:
         return code
 
     def _failure(self) -> LocalllmError:
-        """Return an error that says why the process ended, with the last line that it wrote to stderr.
+        """Return an error that says why the process ended, with the last line of its stderr.
 
         With little memory that line varies, so the error is always a MemoryLimitError then.
         """
@@ -82,7 +82,10 @@ class Compiler:
 
 
 def serve(code_of: Callable[[str], bytes]) -> None:
-    """Read kernel names from stdin; write the size of their machine code (8 bytes, little-endian) and the code."""
+    """Read kernel names from stdin; write each kernel's machine code to stdout.
+
+    The code is preceded by its size (8 bytes, little-endian).
+    """
     results = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)  # anything that prints goes to stderr
     for name in wanted():
@@ -92,11 +95,11 @@ def serve(code_of: Callable[[str], bytes]) -> None:
 
 
 def wanted() -> Iterator[str]:
-    """Yield kernel names from stdin; exit at once when it ends, because the process that started this one is gone."""
+    """Yield kernel names from stdin; exit at once when stdin ends, because the parent process is gone."""
     names = SimpleQueue[str]()
 
     def listen() -> None:
-        while name := os.read(0, 4096):  # not by sys.stdin, which cannot be closed while a thread reads it
+        while name := os.read(0, 4096):  # not with sys.stdin, which cannot be closed while a thread reads it
             names.put(name.decode().strip())
         os._exit(0)
 
@@ -106,10 +109,12 @@ def wanted() -> Iterator[str]:
 
 
 class Work:
-    """A queue of kernels to compile, shared by threads that each drive one compiler; `changed` is held to access it.
+    """A queue of kernels to compile, shared by threads that each drive one compiler.
 
-    Attributes: left: kernels that no thread has taken yet, in order. codes: object files by name. error: why a kernel
-    could not be compiled, or None.
+    Attributes:
+        changed: the condition to hold while the queue is accessed.
+        left: kernels that are still to be compiled, in order.  codes: object files by name.
+        error: why a kernel could not be compiled, or None.
     """
 
     def __init__(self, names: Iterable[str], finished: Callable[[str, bytes], None]):
@@ -143,7 +148,10 @@ class Work:
 
 
 class Compilers:
-    """Several Compiler processes. They end when all kernels are compiled, on `close`, or with this process."""
+    """Several Compiler processes.
+
+    They end when all kernels are compiled, on `close`, or with this process.
+    """
 
     def __init__(
         self, names: list[str], finished: Callable[[str, bytes], None], *command: str, lane: Lane | None = None
@@ -164,7 +172,10 @@ class Compilers:
             threads.append(thread)
 
     def wait(self, names: list[str], progress: Progress) -> dict[str, bytes]:
-        """Compile some of the kernels before all others; return their object files, by name. Raises LocalllmError."""
+        """Compile some of the kernels before all others; return their object files, by name.
+
+        Raises LocalllmError.
+        """
         work, done = self._work, -1
         work.prefer(names)
         while done < len(names):
@@ -205,7 +216,10 @@ def stop(work: Work, compilers: list[Compiler], threads: list[Thread], process: 
 def compile_kernels(
     names: list[str], finished: Callable[[str, bytes], None], progress: Progress, *command: str
 ) -> dict[str, bytes]:
-    """Compile kernels, with the parameters of Compilers; return their object files, by name. Raises LocalllmError."""
+    """Compile kernels, with the parameters of Compilers; return their object files, by name.
+
+    Raises LocalllmError.
+    """
     compilers = Compilers(names, finished, *command)
     try:
         return compilers.wait(names, progress)

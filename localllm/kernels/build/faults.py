@@ -1,7 +1,7 @@
-"""The handler for unreadable pages of a mapped file, when the file was truncated or its disk was removed.
+"""The handler for unreadable pages of a mapped file, after the file was truncated or its disk removed.
 
 The operating system then raises SIGBUS, or on Windows an exception, in any thread. Checking sizes cannot prevent that:
-the file may shrink between the check and the end of a kernel, which reads for seconds. The handler is native code,
+the file may shrink between the check and the end of a kernel, which may run for seconds. The handler is native code,
 because a Python handler would run later, on the main thread, which may be waiting for the kernel. It writes one line
 and ends the process with the exit code of a bad file. A second thread that faults meanwhile waits.
 """
@@ -35,7 +35,7 @@ _kept: list[MachineCode] = []  # keeps the handler alive until the process ends
 
 
 def end_on_bus_error(path: str) -> None:
-    """Install the handler, which ends the process with a message when a page of the file `path` cannot be read.
+    """Install the handler, which ends the process when a page of the file `path` cannot be read.
 
     Only the command line installs it: a library must not end its host process.
     """
@@ -52,7 +52,10 @@ def end_on_bus_error(path: str) -> None:
 
 
 def handler() -> bytes:
-    """Return the object file of the handler, compiled once per computer like kernels, which takes 9 MB of memory."""
+    """Return the object file of the handler, compiled once per computer like kernels.
+
+    Compiling takes 9 MB of memory.
+    """
     source = handler_source(BAD_PAGE_HANDLER)
     path = object_file(handler_name(source))
     if code := read_checksummed(path):
@@ -78,7 +81,10 @@ def handler_name(source: str) -> str:
 
 
 def compile_handler(source: str, triple: str | None = None) -> bytes:
-    """Compile the handler to an object file; triple: LLVM's name of the operating system, by default this one."""
+    """Compile the handler to an object file.
+
+    triple: LLVM's name of the operating system, by default this one.
+    """
     import llvmlite.binding as llvm
 
     llvm.initialize_native_target()

@@ -1,12 +1,12 @@
 """Machine code of the CPU kernels: compiled once per computer, then loaded without Numba.
 
-Numba compiles a kernel to LLVM IR, and LLVM makes an object file for this CPU in the user's cache folder (objects.py).
+Numba compiles a kernel to LLVM IR, and LLVM writes an object file for this CPU to the cache folder (objects.py).
 With a platform wheel, the object file is copied from the wheel instead (shipped.py). Later starts load it in 3 ms
 (machine_code.py), where importing Numba alone takes 0.35 s and more. There is one object file per kernel, so a model
 compiles only what its formats need.
 
-A process that has compiled kernels continues, in the background, with others that it may need later. Its compilers end
-with it. Finished kernels are cached, and a later process compiles those that are still missing.
+A process that has compiled kernels continues, in the background, with others that it may need later. The compilers
+end with this process. Finished kernels are cached, and a later process compiles those that are still missing.
 """
 
 import os
@@ -27,7 +27,7 @@ class Library:
     """Loaded kernels. Keep the object alive while their addresses are used.
 
     Attributes:
-        addresses: of the kernels, by name.
+        addresses: addresses of the kernels, by name.
         warning: one line that says why compiled kernels could not be cached (the next start compiles again), or None.
     """
 
@@ -40,9 +40,9 @@ class Library:
     ):
         """Load the kernels `names`, compiling those that are not cached on this computer.
 
-        progress: called while compiling; later: kernels that `load` may ask for, which are compiled in the background,
-        in this order, if anything has to be compiled; lane: the CPU to load for, by default this computer's. Raises
-        LocalllmError if a kernel cannot be compiled.
+        progress: called while compiling; later: kernels that `load` may need later, which are compiled in the
+        background, in this order, if anything has to be compiled; lane: the CPU to load for, by default this
+        computer's. Raises LocalllmError if a kernel cannot be compiled.
         """
         self.addresses = dict[str, int]()
         self.warning: str | None = None
@@ -108,7 +108,7 @@ class Library:
             self.warning = f"compiled kernels cannot be kept in {path.parent}: {error.strerror}"
 
     def give_way(self) -> None:
-        """Lower the priority of the compilers that still run."""
+        """Lower the priority of the compilers that are still running."""
         if self._compilers:
             self._compilers.give_way()
 

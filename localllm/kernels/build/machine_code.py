@@ -1,9 +1,9 @@
-"""A linker that loads object files into this process: ELF for x86-64. All other object files go to LLVM's linker.
+"""A linker that loads ELF object files for x86-64 into this process; others go to LLVM's linker.
 
 There are two reasons for a linker of our own. Importing llvmlite takes 50 ms of every start. And LLVM's linker
 allocates memory section by section: in a process with a fragmented address space (a Ray worker, for example) sections
-may be over 2 GB apart, which 32-bit distances cannot bridge, and LLVM aborts the process. Here an object file becomes
-one range of memory.
+may be over 2 GB apart, which 32-bit distances cannot bridge, and LLVM aborts the process. This linker loads an object
+file into one range of memory.
 
 Kernels are position-independent code in the small code model, so only a few types of relocations occur. Source: System
 V ABI, AMD64 supplement, chapter 4 (object files), https://gitlab.com/x86-psABIs/x86-64-ABI
@@ -22,7 +22,7 @@ ELF, X86_64 = b"\x7fELF\x02\x01", 62  # first bytes of a 64-bit little-endian fi
 SYMBOLS, RELOCATIONS, ZEROS = 2, 4, 8  # types of sections
 WRITABLE, ALLOCATED = 1, 2  # flags of sections
 UNWINDING = "eh_frame"  # end of the name of sections for exceptions, which no kernel raises: not loaded
-ADDRESS, DISTANCE, CALL, FROM_TABLE = 1, 2, 4, (9, 41, 42)  # R_X86_64_64, _PC32, _PLT32, _GOTPCREL and its two others
+ADDRESS, DISTANCE, CALL, FROM_TABLE = 1, 2, 4, (9, 41, 42)  # R_X86_64_64, _PC32, _PLT32, _GOTPCREL and its variants
 JUMP = b"\xff\x25\x02\0\0\0\xcc\xcc"  # instruction: jump to the address stored after it
 SLOT = 16  # bytes: JUMP and an address, for a function outside the object file or a symbol of the offset table
 
@@ -52,7 +52,7 @@ class Symbol(NamedTuple):
 
 
 class Relocation(NamedTuple):
-    """A place in the code where an address or a distance has to be written."""
+    """A position in the code where an address or a distance has to be written."""
 
     section: int
     place: int  # offset in the section
@@ -65,11 +65,11 @@ class MachineCode:
     """Object files, linked and loaded. Keep the object alive while the addresses are used.
 
     Attributes:
-        addresses: of the requested symbols, by name.
+        addresses: addresses of the requested symbols, by name.
     """
 
     def __init__(self, objects: Iterable[bytes], names: Iterable[str]):
-        """Link object files; names: the symbols whose addresses are wanted.
+        """Link object files; names: the symbols to look up.
 
         Raises LocalllmError, for example if there is not enough memory.
         """
@@ -105,10 +105,10 @@ def linked_by_llvm(objects: list[bytes]) -> Any:
 class Image:
     """An object file in memory.
 
-    In order: read-only and executable sections, slots, and, on pages of their own, writable sections.
+    It has, in order, read-only and executable sections, slots, and, on pages of their own, writable sections.
 
-    Attributes:
-        addresses: of global symbols, by name.
+        Attributes:
+            addresses: addresses of global symbols, by name.
     """
 
     def __init__(self, code: bytes):
@@ -158,7 +158,7 @@ def symbols_of(code: bytes, sections: Sequence[Section]) -> list[Symbol]:
 
 
 def text(code: bytes, start: int) -> str:
-    """Return the zero-terminated text at offset `start`."""
+    """Return the zero-terminated string at offset `start`."""
     return code[start : code.index(b"\0", start)].decode()
 
 
@@ -175,7 +175,7 @@ def layout(
 ) -> tuple[dict[int, int], dict[int, int], dict[int, int], int]:
     """Choose the offset in memory of each section and each slot.
 
-    Return the offsets of read-only and executable sections, of slots (by symbol number) and of writable sections, and
+    Return the offsets of read-only and executable sections, of slots (by symbol index) and of writable sections, and
     the total size.
     """
     names = sections[int.from_bytes(code[62:64], "little")].start
@@ -209,7 +209,7 @@ def fill_in(
 ) -> None:
     """Apply a relocation: write an address or a distance to `memory` at offset `place`.
 
-    base: address of the memory; addresses: addresses of symbols, slots: offsets of slots, both by symbol number. Raises
+    base: address of the memory; addresses: addresses of symbols, slots: offsets of slots, both by symbol index. Raises
     LocalllmError for an unknown type of relocation.
     """
     if relocation.type in FROM_TABLE:
@@ -227,7 +227,10 @@ def fill_in(
 
 
 def required_function(name: str) -> int:
-    """Return the address of a function of the C or math library. Raises LocalllmError if it does not exist."""
+    """Return the address of a function of the C or math library.
+
+    Raises LocalllmError if it does not exist.
+    """
     if (address := function_address(name)) is None:
         raise LocalllmError(f"there is no function {name} on this computer, which machine code needs")
     return address

@@ -1,6 +1,6 @@
 """The object files of kernels in the user's cache folder.
 
-Their folder is named by a hash of everything that machine code depends on: sources, compiler versions, CPU.
+The folder's name is a hash of everything that machine code depends on: sources, compiler versions, CPU.
 """
 
 import hashlib
@@ -51,7 +51,10 @@ def object_folder(lane: Lane | None = None) -> Path:
 
 
 def add_sources(key: "hashlib._Hash", patterns: Iterable[str]) -> None:
-    """Add the names and contents of files that match `patterns` in localllm.kernels, and of the tables of formats."""
+    """Add the names and contents of matching files, and of the tables of formats, to a hash.
+
+    patterns: of files in localllm.kernels.
+    """
     kernels = Path(__file__).parents[1]
     paths = {path.relative_to(kernels).as_posix(): path for pattern in patterns for path in kernels.glob(pattern)}
     paths |= {f"quant/{name}": Path(formats.__file__).with_name(name) for name in ("formats.py", "block_codes.py")}
@@ -69,7 +72,10 @@ def symbol(name: str) -> str:
 
 
 def mark_used(folder: Path | None = None) -> None:
-    """Update the modification time of a folder, or of this computer's, at most once a day, to record its use."""
+    """Record the use of a folder in its modification time, at most once a day.
+
+    folder: by default this computer's.
+    """
     folder = folder or object_folder()
     with suppress(OSError):
         if folder.stat().st_mtime < time.time() - DAY:
@@ -77,7 +83,7 @@ def mark_used(folder: Path | None = None) -> None:
 
 
 def prune() -> None:
-    """Remove object files that no program has used for UNUSED seconds, and unfinished files of killed programs."""
+    """Remove object files that were not used for UNUSED seconds, and unfinished files of killed programs."""
     used, now = object_folder(), time.time()
     with suppress(OSError):  # a folder that cannot be read
         for folder in used.parent.glob("*"):

@@ -1,8 +1,9 @@
 """Numba's compiler pipeline for functions that only kernels call, without Python wrappers.
 
-For each of a kernel's hundred functions Numba's own pipeline would make a Python wrapper, a C wrapper and machine code,
-which are never used, and run passes for features that kernels do not use, such as arrays and closures. Without these a
-kernel compiles in 0.55 of the time and is a tenth smaller, because making a function's machine code changes its IR.
+For each of a kernel's hundred functions Numba's own pipeline would build a Python wrapper, a C wrapper and machine
+code, which are never used, and run passes for features that kernels do not use, such as arrays and closures. Without
+these a kernel compiles in 0.55 of the time and is a tenth smaller, because generating a function's machine code changes
+its IR.
 """
 
 from typing import Any
@@ -25,10 +26,10 @@ from localllm.kernels.machine import this_lane
 
 
 class Linkable(CPUCodeLibrary):
-    """LLVM IR of a function with all that it calls; a kernel is optimized once, as a whole (compile.py).
+    """LLVM IR of a function and its callees; a kernel is optimized once, as a whole (compile.py).
 
-    Numba would optimize every function together with all that it calls, so inner functions would be optimized again for
-    each function that calls them: a third of the compile time of a large kernel.
+    Numba would optimize every function together with its callees, so inner functions would be optimized again for each
+    caller: a third of the compile time of a large kernel.
     """
 
     def _optimize_final_module(self) -> None:
@@ -68,7 +69,7 @@ class Lowering(BaseNativeLowering):
             lower = Aligned(context, library, description, function, metadata=state.metadata)
             lower.lower()
         library.finalize()
-        name = object().__sizeof__  # Numba needs a unique builtin to identify the function by
+        name = object().__sizeof__  # Numba needs a unique builtin to identify the function
         context.insert_user_function(name, description, [library])
         state["cr"] = _LowerResult(description, lower.call_helper, cfunc=name, env=lower.env)
         return True

@@ -1,8 +1,8 @@
 """Object files that a platform wheel contains, so that the first start compiles nothing.
 
 `scripts/wheels` puts them in localllm/data/kernels: a zip archive for each lane, and lanes.json with the CPU and the
-features that each archive was made for, its SHA-256, and the hash of all sources. An archive serves every CPU that has
-these features and needs the same kernels: compiled for Haswell or for Zen 3, the AVX2 code is equally fast on a Zen 3.
+features of each archive, its SHA-256, and the hash of all sources. An archive serves every CPU that has these
+features and needs the same kernels: compiled for Haswell or for Zen 3, the AVX2 code is equally fast on a Zen 3.
 Missing kernels, and lanes without an archive, are compiled as usual.
 """
 
@@ -32,13 +32,16 @@ def source_hash() -> str:
 
 
 def serves(made_for: Lane, lane: Lane) -> bool:
-    """Return whether kernels compiled for the lane `made_for` are those that `lane` needs and run on it."""
+    """Return whether `lane` needs the kernels compiled for the lane `made_for`, and can run them."""
     return made_for.choices == lane.choices and made_for.features <= lane.features
 
 
 @cache
 def archive_of(lane: Lane, folder: Path = FOLDER) -> Path | None:
-    """Return the archive for a lane; None if there is none, if it is damaged, or if it was made from other sources."""
+    """Return the archive for a lane.
+
+    Return None if there is none, if it is damaged, or if it was built from other sources.
+    """
     try:
         manifest = json.loads((folder / "lanes.json").read_bytes())
         if manifest["sources"] != source_hash():
@@ -54,7 +57,7 @@ def archive_of(lane: Lane, folder: Path = FOLDER) -> Path | None:
 
 
 def shipped_objects(names: Iterable[str], lane: Lane | None = None, folder: Path = FOLDER) -> dict[str, bytes]:
-    """Return, by name, the object files of those kernels that the archive for a lane contains."""
+    """Return, by name, those of the object files that the archive for a lane contains."""
     if (path := archive_of(lane or this_lane(), folder)) is None:
         return {}
     from zipfile import ZipFile  # seldom needed

@@ -1,8 +1,8 @@
-"""Block formats: device functions that read the weights of each, in one file per family of formats.
+"""Block formats: device functions that read their weights, with one file per family of formats.
 
 A family's file has
 
-- GROUPS: by name, its formats as the int8 kernels read them, in groups of 256 weights (group_format.py explains group,
+- GROUPS: its formats, by name, for the int8 kernels, which read groups of 256 weights (group_format.py explains group,
   chunk, sub-block and striped)
 - SMALL_CODE_GROUPS, INTEGER_SCALE_GROUPS: other readers of the same formats, which unpack tiles of rows for prefill
 - UNPACK: functions like those of scalar.py, for formats whose layout (quant/formats.py) does not list all codes
@@ -23,13 +23,16 @@ def family(name: str) -> Any:
 
 
 def supports_int8(name: str, columns: int) -> bool:
-    """Return whether the int8 kernels multiply rows of `columns` weights: groups of 256, or for some chunks of 64."""
+    """Return whether int8 kernels multiply rows of `columns` weights: groups of 256, or chunks of 64.
+
+    Only some formats have chunks.
+    """
     has_chunks = name in FAMILIES and BY_NAME[name].block <= 64 and LAYOUTS[name].sub_block == 32
     return name in FAMILIES and columns % (64 if has_chunks else 256) == 0
 
 
 def load_group_format(name: str, small_codes: bool = False, integer_scales: bool = False) -> Any:
-    """Return a format's GroupFormat, with codes as small as possible, or with integer scales if there are some."""
+    """Return a format's GroupFormat, with the smallest codes, or with integer scales if it has them."""
     module = family(name)
     integers = getattr(module, "INTEGER_SCALE_GROUPS", {}) if integer_scales else {}
     small = getattr(module, "SMALL_CODE_GROUPS", {}) if small_codes else {}

@@ -1,4 +1,4 @@
-"""Formats of 32 weights to a block: Q4_0, Q4_1, Q5_0, Q5_1, Q8_0, IQ4_NL, MXFP4."""
+"""Formats with blocks of 32 weights: Q4_0, Q4_1, Q5_0, Q5_1, Q8_0, IQ4_NL, MXFP4."""
 
 from localllm.kernels import simd
 from localllm.kernels.cpu.signature import device
@@ -24,7 +24,10 @@ flags_16 = simd.make_flags(16)
 
 
 def nibbles(at, block_bytes):
-    """Make functions (address) that read 4-bit codes from byte `at` of blocks on: of eight, striped, and of two."""
+    """Build functions (address) that read 4-bit codes from byte `at` of blocks.
+
+    They read eight blocks, striped, and two.
+    """
 
     @device
     def codes(address):
@@ -40,7 +43,7 @@ def nibbles(at, block_bytes):
 
 
 def fifth_bits(at, block_bytes, codes_and_chunk):
-    """Make functions that read 5-bit codes: nibbles by `codes_and_chunk`, and fifth bits from byte `at` of blocks."""
+    """Build functions that read 5-bit codes: nibbles by `codes_and_chunk`, and fifth bits at byte `at`."""
     nibble_codes, nibble_chunk = codes_and_chunk
     planes = simd.make_gather_planes(block_bytes)
 
@@ -59,7 +62,7 @@ def fifth_bits(at, block_bytes, codes_and_chunk):
 
 
 def looked_up(values, codes_and_chunk):
-    """Make functions that read 4-bit codes and replace each by its entry of a table, minus the smallest value."""
+    """Build functions that read 4-bit codes and replace each by its table entry minus the smallest value."""
     nibble_codes, nibble_chunk = codes_and_chunk
     value = simd.make_lookup(*(int(value) - int(min(values)) for value in values))
 
@@ -78,7 +81,10 @@ q8_0_offset = simd.constant(simd.u8x64, Q8_0_OFFSET)
 
 @device
 def two_q8_0_blocks(first, second):
-    """Load the codes of two blocks of Q8_0; 128 is added where codes must be unsigned, by flipping their sign bits."""
+    """Load the codes of two blocks of Q8_0.
+
+    Where codes must be unsigned, 128 is added by flipping their sign bits.
+    """
     return (
         simd.concatenate_u8x64(simd.load_u8x32(first + Q8_0_CODES), simd.load_u8x32(second + Q8_0_CODES))
         ^ q8_0_offset()
@@ -107,7 +113,7 @@ def q8_0_codes(address):
 
 
 def codes_of(layout, block_bytes):
-    """Return the functions that read the codes of eight blocks and of two, the codes' offset, and the largest code."""
+    """Return functions that read the codes of eight blocks and of two, the codes' offset, and the largest."""
     if layout.bits == 8:
         return (q8_0_codes, q8_0_chunk), Q8_0_OFFSET, Q8_0_OFFSET + 127
     low, *high = layout.codes
@@ -120,7 +126,10 @@ def codes_of(layout, block_bytes):
 
 
 def floats_of(at, block_bytes):
-    """Make functions (address) that load the float16 at byte `at` of eight blocks (f32x8) and of two (f32x2)."""
+    """Build functions (address) that load the float16 at byte `at` of eight blocks and of two.
+
+    They return f32x8 and f32x2.
+    """
     gather = simd.make_gather_f16(block_bytes)
     return (
         device(lambda address: gather(address + at)),
@@ -129,7 +138,10 @@ def floats_of(at, block_bytes):
 
 
 def exponents_of(at, block_bytes):
-    """Make functions (address) that load the E8M0 scales at byte `at`, halved: f32x8 of eight blocks, f32x2 of two."""
+    """Build functions (address) that load the E8M0 scales at byte `at`, halved.
+
+    They return f32x8 for eight blocks, f32x2 for two.
+    """
     gather, table = simd.make_gather_powers(block_bytes, 128), halved_e8m0()
 
     @device

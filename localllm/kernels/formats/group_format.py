@@ -1,4 +1,4 @@
-"""The interface by which int8 kernels read weights of any block format.
+"""The protocol that int8 kernels use to read weights of any block format.
 
 A *group* is 256 consecutive weights of a row. It is read as four vectors of 64 codes (unsigned bytes) and a scale for
 each sub-block of 32 or 16 weights, with
@@ -14,14 +14,14 @@ run, one run after the other:
 
 So an element of a dot product belongs to the same run in all four vectors, which are added before anything is scaled.
 With codes in order, every vector needed a scale, a conversion and a sum of its own, and a row took twice the time. A
-sub-block of 16 is half a run: vectors 0 and 1, or 2 and 3.
+sub-block of 16 is half a run, in vectors 0 and 1, or 2 and 3.
 
 A scale may be divided by a power of two that its codes are multiplied by (16 * code and scale / 16), which saves
 shifts. If blocks have 32 or 64 weights and no smaller sub-blocks, a row may end with *chunks* of 64 weights, which are
 striped alike: vector element 16 q + 8 r + i is weight 8 q + i of run r.
 
-Behind them are shuffles and readers that several families share. Byte order is described in octets, 8 bytes, which LLVM
-shuffles as 64-bit numbers.
+The module also has shuffles and readers that several families share. Byte order is described in octets, 8 bytes, which
+LLVM shuffles as 64-bit integers.
 """
 
 from collections.abc import Callable
@@ -38,7 +38,7 @@ class GroupFormat(NamedTuple):
     sub_block: int  # weights that share a scale: 32 or 16
     group_bytes: int
     codes: Callable  # address -> four u8x64, striped; signed bytes if `wants_signed_codes` and there is no minimum
-    offset: int  # what the codes are too large by; 0 for formats with minimums
+    offset: int  # the code that represents zero; 0 for formats with minimums
     largest: int  # the largest code
     scales: Callable  # address -> f32x8, or f32x16 if sub_block is 16; in order
     minimums: Callable | None = None  # address -> the same type
@@ -80,16 +80,17 @@ def four_by_16(address, step):
 
 @device
 def striped_nibbles(first, second):
-    """Split nibbles into four striped u8x64; first, second: 16 bytes for each of runs 0 to 3, and of runs 4 to 7.
+    """Split nibbles into four striped u8x64.
 
-    Weights 0 to 15 of a run are the low nibbles of its bytes, weights 16 to 31 the high nibbles.
+    first, second: 16 bytes for each of runs 0 to 3, and of 4 to 7. Weights 0 to 15 of a run are the low nibbles of its
+    bytes, weights 16 to 31 the high nibbles.
     """
     return nibbles_in_turn(first_pairs(first, second), second_pairs(first, second))
 
 
 @device
 def nibbles_in_turn(even, odd):
-    """Do the same; even, odd: 16 bytes for each of runs 0, 2, 4, 6, and for each of runs 1, 3, 5, 7."""
+    """Split nibbles into four striped u8x64; even, odd: 16 bytes for each even run, and for each odd run."""
     low, high = even_in_turn(even, odd), odd_in_turn(even, odd)
     return low & nibble(), high & nibble(), down_4(low) & nibble(), down_4(high) & nibble()
 
@@ -106,7 +107,10 @@ down_plane = simd.make_shift(simd.u8x64, False, *[2 * plane for plane in range(4
 
 
 def two_bit_codes(at):
-    """Make a function (address) that reads a group's 2-bit codes, 64 bytes from `at` on, as four striped u8x64."""
+    """Build a function (address) that reads a group's 2-bit codes as four striped u8x64.
+
+    at: offset of the 64 bytes of codes.
+    """
 
     @device
     def codes(address):
@@ -120,7 +124,10 @@ def two_bit_codes(at):
 
 
 def multiplied(format):
-    """Return a format with codes for this CPU: where it multiplies signed bytes, codes above 127 less 128."""
+    """Return a format with codes for this CPU.
+
+    If the CPU multiplies signed bytes, 128 is subtracted from codes that may exceed 127.
+    """
     if format.largest < 128 or format.minimums or not simd.wants_signed_codes():
         return format
     codes_of, chunk = format.codes, format.chunk

@@ -1,16 +1,16 @@
-"""The i-quants: codes name 4 or 8 weights at once in a codebook, or grid.
+"""The i-quants, whose codes are indices of 4 or 8 weights in a codebook (grid).
 
 Eight weights of 2 bits have 65536 patterns, most of which rarely occur. A grid keeps the 256 to 2048 patterns that
-represent real weights best, so 8 to 11 bits name 8 weights. The grids are ggml's (ggml-common.h), read from the `gguf`
-package, which carries them packed. Numba embeds them in the machine code as constants.
+represent real weights best, so 8 to 11 bits encode 8 weights. The grids are ggml's (ggml-common.h), read from the
+`gguf` package, which has them in packed form. Numba embeds them in the machine code as constants.
 
 A block has 256 weights: 8 runs of 32, 32 octets of 8, or 64 quads of 4. Vector q of a group's codes holds octets 4 *
-run + q. For the int8 kernels, tables have each row of a grid ready: grid value + offset, one byte per weight. A group
+run + q. For the int8 kernels, tables contain the rows of a grid as grid value + offset, one byte per weight. A group
 takes 32 or 64 loads from the table, which take most of the time.
 
-IQ1 has a grid of -1, 0 and 1, shifted by 1/8 up or down; the shift takes the place of a minimum. The int8 kernels read
-the shifted grid values in units of 1/8, plus IQ1_OFFSET. IQ2 and IQ3 have a grid of magnitudes, and signs that are
-stored apart. A sign takes one bit per weight, or 7 bits for 8 weights, where the eighth sign makes the number of minus
+IQ1 has a grid of -1, 0 and 1, shifted by 1/8 up or down; the shift replaces a minimum. The int8 kernels read the
+shifted grid values in units of 1/8, plus IQ1_OFFSET. IQ2 and IQ3 have a grid of magnitudes, and signs that are stored
+separately. A sign takes one bit per weight, or 7 bits for 8 weights, where the eighth sign makes the number of minus
 signs even (`eight_signs`). Codes for the int8 kernels are offset + magnitude; a minus sign turns that into offset -
 magnitude.
 """
@@ -36,7 +36,7 @@ STRIPES, RUNS = range(4), range(8)
 
 
 def for_octets(source, order):
-    """Return a shuffle that gives each of eight octets the byte `order` of `source`, repeated for all 8 weights."""
+    """Build a shuffle that copies, for each of eight octets, byte `order` of `source` to all 8 weights."""
     return simd.make_shuffle(simd.u8x64, source, [byte for byte in order for _ in range(8)])
 
 
@@ -49,7 +49,7 @@ def packed(codes):
 
 
 def octets(table, row):
-    """Make a function (address) that looks up a group's codes, eight weights at a time: four striped u8x64.
+    """Build a function (address) that looks up a group's codes by octets: four striped u8x64.
 
     row(address, octet): the row of `table` for an octet of the group.
     """
@@ -67,7 +67,10 @@ def octets(table, row):
 
 
 def quads(table, row):
-    """Make the same for four weights at a time; row(address, quad): the row of `table`."""
+    """Build a function (address) that looks up a group's codes by quads: four striped u8x64.
+
+    row(address, quad): the row of `table` for a quad of the group.
+    """
 
     @inlined
     def stripe(address, q):
@@ -216,7 +219,10 @@ IQ3_S_GRID = codebook(quants.IQ3_S)  # [512, 4], values 1, 3, 5 .. 15
 
 @device
 def eight_signs(code):
-    """Return the 8 sign bits of a 7-bit sign code: its bits, and an eighth that makes the number of ones even."""
+    """Return the 8 sign bits of a 7-bit sign code.
+
+    The eighth bit makes the number of ones even.
+    """
     parity = code ^ code >> 4
     parity ^= parity >> 2
     parity ^= parity >> 1
@@ -232,7 +238,7 @@ def store_signed(magnitudes, code, scale, signs, out):
 
 
 def unpacker(grid, group, row, signs, scale):
-    """Make a function (block, out) that unpacks one block to float32.
+    """Build a function (block, out) that unpacks one block to float32.
 
     grid: [codes, 8 or 4] magnitudes; group: weights that share a scale; row(block, i): the grid's row for octet or quad
     i; signs(block, octet): 8 sign bits; scale(block, group): float32.
@@ -250,14 +256,20 @@ def unpacker(grid, group, row, signs, scale):
 
 
 def word_signs(at, apart):
-    """Make a function (block, octet) that reads signs from 32-bit words, `apart` bytes apart, of four sign codes."""
+    """Build a function (block, octet) that reads signs from 32-bit words of four sign codes.
+
+    apart: bytes from one word to the next.
+    """
     return device(
         lambda block, octet: eight_signs(simd.load_u32(block + at + apart * (octet >> 2)) >> 7 * (octet & 3) & 127)
     )
 
 
 def word_scales(at, apart, factor):
-    """Make a function (block, run): d * (scale + 1/2) * factor, the scale in the topmost 4 bits of a 32-bit word."""
+    """Build a function (block, run): d * (scale + 1/2) * factor.
+
+    The scale is in the topmost 4 bits of a 32-bit word.
+    """
     half, by = np.float32(0.5), np.float32(factor)
     return device(
         lambda block, run: (
@@ -275,7 +287,10 @@ signs_0, signs_1, signs_2, signs_3 = (for_octets(simd.u8x32, [4 * run + q for ru
 
 
 def signed(name, grid, row, signs, scales):
-    """Return the GroupFormat of a format with magnitudes in a grid; signs(address): u8x32, one byte per octet."""
+    """Build the GroupFormat of a format with magnitudes in a grid.
+
+    signs(address): u8x32, one byte per octet.
+    """
     offset = int(grid.max())
     lookup = octets if grid.shape[1] == 8 else quads
     magnitudes = lookup(packed(offset + grid), row)
@@ -300,9 +315,10 @@ topmost_bit = simd.constant(simd.u8x32, 128)
 
 @device
 def evened(signs):
-    """Set the topmost bit of each byte so that its number of ones is even. `signs`: u8x32 whose topmost bits are 0.
+    """Set the topmost bit of each byte so that its number of ones is even.
 
-    The shifts move each byte's parity up to its topmost bit. Bits that enter from a neighbouring byte stay below it.
+    signs: u8x32 whose topmost bits are 0. The shifts move each byte's parity up to its topmost bit. Bits that enter
+    from a neighbouring byte stay below it.
     """
     twos = signs ^ up_1(signs)
     fours = twos ^ up_2(twos)
@@ -321,7 +337,7 @@ def signs_of_words(words):
 
 @device
 def scales_of_words(words, d):
-    """Compute d * (scale + 1/2) for 8 scales, stored in the topmost 4 bits of eight 32-bit words: f32x8.
+    """Compute d * (scale + 1/2) for 8 scales in the topmost 4 bits of eight 32-bit words: f32x8.
 
     The 4 bits are read as the high half of a byte, 16 * scale; the result is divided by 16.
     """

@@ -49,8 +49,8 @@ def k_minimums(address):
     return -packed_minimums(address + K_FACTORS) * simd.load_splat_f16x8(address + Q4_LOW)
 
 
-# Shuffles for vector q of the striped codes: octet q of each of four times 32 bytes, twice, because 32 bytes have two
-# runs of weights, one in the low nibbles and one in the high nibbles.
+# Shuffles for vector q of the striped codes: octet q of each 32 of 128 bytes, twice, because 32 bytes have two runs of
+# weights, one in the low nibbles and one in the high nibbles.
 runs_0, runs_1, runs_2, runs_3 = (simd.make_quads(*[4 * run + q for run in range(4) for _ in (0, 1)]) for q in range(4))
 nibble_masks = simd.constant(simd.u8x64, *[0x0F] * 8, *[0xF0] * 8)
 sixteenths = simd.constant(simd.f32x8, 1, 1 / 16)
@@ -59,7 +59,7 @@ odd_down_4 = simd.make_shift(simd.u8x64, False, *[0] * 4, *[4] * 4)
 
 @device
 def q4_k_codes(address):
-    """Read the codes of Q4_K; those from high nibbles are 16 * code, with a sixteenth of the scale."""
+    """Read the codes of Q4_K; codes from high nibbles are 16 * code, with a sixteenth of the scale."""
     v, w, mask = simd.load_u8x64(address + Q4_CODES), simd.load_u8x64(address + Q4_CODES + 64), nibble_masks()
     return runs_0(v, w) & mask, runs_1(v, w) & mask, runs_2(v, w) & mask, runs_3(v, w) & mask
 
@@ -112,7 +112,7 @@ upper_half = simd.make_shift(simd.u8x16, False, 4)
 
 @device
 def q2_k_codes(address):
-    """Read the codes of Q2_K where they lie in their bytes: times 1, 4, 16 or 64, by which scales are divided."""
+    """Read the codes of Q2_K without shifting them: times 1, 4, 16 or 64, by which scales are divided."""
     v, mask = simd.load_u8x64(address + Q2_CODES), plane_masks()
     return planes_0(v) & mask, planes_1(v) & mask, planes_2(v) & mask, planes_3(v) & mask
 
@@ -239,13 +239,13 @@ GROUPS = {
     )
 }
 
-# The formats of register tiles: their codes are not multiplied by powers of two.
+# Formats for register tiles, whose codes are not multiplied by powers of two.
 SMALL_CODE_GROUPS = {
     "Q4_K": q4_k_small,
     "Q2_K": GroupFormat("Q2_K", 16, 84, two_bit_codes(Q2_CODES), 0, 3, q2_k_small_scales, q2_k_minimums),
 }
 
-# The formats of register tiles on CPUs with AVX2 only: their scales are integers, multiplied in integers.
+# Formats for register tiles on CPUs with AVX2 only, whose integer scales are multiplied in integers.
 INTEGER_SCALE_GROUPS = {
     "Q6_K": GroupFormat(
         *("Q6_K", 16, 210, q6_k_codes, Q6.centre, 63, q6_k_integer_scales, q6_k_integer_terms), has_integer_scales=True

@@ -1,7 +1,7 @@
-"""TQ1_0 and TQ2_0: weights of -d, 0 or d, 256 in a block. Q1_0 and Q2_0: codes of one bit or two, weight by weight.
+"""Formats of one or two bits: TQ1_0 and TQ2_0, whose weights are -d, 0 or d; Q1_0 and Q2_0.
 
-TQ1_0 stores five base-3 digits in a byte, since 3 ** 5 = 243 fits in 256; TQ2_0 stores codes of 2 bits. In Q1_0 and
-Q2_0 the lowest bits of a byte are first.
+A block of TQ1_0 and TQ2_0 has 256 weights. TQ1_0 stores five base-3 digits in a byte, since 3 ** 5 = 243 fits in 256;
+TQ2_0 stores codes of 2 bits. Q1_0 and Q2_0 store codes of one bit or two, the lowest bits of a byte first.
 """
 
 import numpy as np
@@ -87,10 +87,10 @@ TQ1_D, TQ2_D = LAYOUTS["TQ1_0"].d, TQ2.d
 
 @device
 def unpack_trits(codes, count, trits, scale, out):
-    """Unpack `trits` base-3 digits of each of `count` bytes: digit 0 of all bytes, then digit 1, and so on.
+    """Unpack `trits` base-3 digits of `count` bytes: digit 0 of all bytes, then digit 1, and so on.
 
     A byte is a fraction in base three, byte / 256: multiplying it by 3 moves its next digit in front of the point.
-    Digits 0, 1 and 2 stand for -scale, 0 and scale.
+    Digits 0, 1 and 2 represent -scale, 0 and scale.
     """
     for i in range(count):
         fraction = simd.load_u8(codes + i)
@@ -113,7 +113,10 @@ def tq1_0_place(weight):
 
 
 def tq1_0_stripe(q):
-    """Return a shuffle of bytes 0 to 31 and 22 to 53 of a block, and what extracts digits, for vector q of codes."""
+    """Return the shuffle and the digit extraction for vector q of codes.
+
+    The shuffle selects among bytes 0 to 31 and 22 to 53 of a block.
+    """
     places = [tq1_0_place(32 * run + 8 * q + i) for run in RUNS for i in range(8)]
     order = [byte if byte < 32 else byte + 10 for byte, _ in places]
     return simd.make_shuffle(simd.u8x64, simd.u8x64, order), simd.make_trits(*(digit for _, digit in places))

@@ -1,4 +1,4 @@
-"""NVFP4: blocks of 64 weights, 4-bit floats in sub-blocks of 16 with an 8-bit float (UE4M3) as their scale."""
+"""NVFP4: blocks of 64 weights, 4-bit floats whose sub-blocks of 16 have an 8-bit float scale (UE4M3)."""
 
 from llvmlite import ir
 from numba import types
@@ -33,7 +33,7 @@ def scales(builder, address):
     """Return half of the 16 scales of a group, UE4M3 in the first 4 bytes of each of four blocks: f32x16.
 
     The topmost bit is ignored, and 127 (not a number) counts as zero. Moved to a float16's position, the other bits
-    give a number 2 ** 8 times too small, subnormal or not.
+    give a value 2 ** 8 times too small, subnormal or not.
     """
     words = ir.Constant(ir.VectorType(simd.I32, 4), None)
     for block in range(4):

@@ -1,4 +1,4 @@
-"""Functions `unpack(block, out)` that decode one block to float32 weights, made from the layout of its format.
+"""Functions `unpack(block, out)` that decode one block to float32 weights, built from a format's layout.
 
 block: address of the bytes; out: address of the weights, written in order. Both are int64 with any alignment; nothing
 is checked. This is the generic path, correct for every format and fast enough for embeddings and for rows that the
@@ -16,18 +16,18 @@ from localllm.kernels.simd import load_f16, load_i8, load_u8, store_f32
 from localllm.quant.block_codes import halved_e8m0, halved_ue4m3
 from localllm.quant.formats import BY_NAME, LAYOUTS, Field, Fields, Layout
 
-STEP = 8  # consecutive weights that a loop processes alike: no field changes its order of bits within them
+STEP = 8  # consecutive weights of a vectorizable loop: no field changes its order of bits within them
 FLOATS = {"e8m0": halved_e8m0(), "ue4m3": halved_ue4m3()}
 
 
 def unpacker(name: str) -> Callable:
-    """Make the function (int64 block, int64 out) that decodes a block of a format. It is compiled at its first call."""
+    """Build the function (int64 block, int64 out) that decodes a block. It is compiled at its first call."""
     layout = LAYOUTS[name]
     return make_unpack(layout, BY_NAME[name].block) if layout.codes else family(name).UNPACK[name]
 
 
 def make_unpack(layout: Layout, count: int) -> Callable:
-    """Make `unpack` for a format with one code per weight; count: weights per block."""
+    """Build `unpack` for a format with one code per weight; count: weights per block."""
     code, value = make_number(layout.codes, signed=layout.bits == 8), make_value(layout)
     scale_of, minimum_of = make_scale(layout), make_minimum(layout)
     group_size, has_minimum = layout.group, layout.low is not None
@@ -46,7 +46,10 @@ def make_unpack(layout: Layout, count: int) -> Callable:
 
 
 def make_number(fields: Fields, signed: bool = False) -> Callable:
-    """Make a function (block, first, i) that reads number first + i; first: a multiple of STEP; i: less than STEP."""
+    """Build a function (block, first, i) that reads value first + i of a field.
+
+    first: a multiple of STEP; i: less than STEP.
+    """
     if len(fields) == 2:
         low, high, bits = make_number(fields[:1]), make_number(fields[1:]), fields[0].bits
         return device(lambda block, first, i: low(block, first, i) | high(block, first, i) << bits)
@@ -71,7 +74,7 @@ def make_number(fields: Fields, signed: bool = False) -> Callable:
 
 
 def make_scattered(field) -> Callable:
-    """Make the function of `make_number` for a field that lists the place of each number (formats.Places)."""
+    """Build the function of `make_number` for a field with irregular positions (formats.Places)."""
     bytes_, shifts = np.array(field.places, np.int64).T.copy()
     mask = (1 << field.bits) - 1
     return device(lambda block, first, i: load_u8(block + bytes_[first + i]) >> shifts[first + i] & mask)
@@ -86,7 +89,7 @@ def make_value(layout: Layout) -> Callable:
 
 
 def make_group_number(fields: Fields, signed: bool = False) -> Callable:
-    """Make a function (block, group) that reads a number stored per group, for blocks of at most 16 groups."""
+    """Build a function (block, group) that reads a value stored per group, for at most 16 groups."""
     number = make_number(fields, signed)
     return device(lambda block, group: number(block, group // STEP * STEP, group % STEP))
 
@@ -103,7 +106,7 @@ def make_scale(layout: Layout) -> Callable:
 
 
 def make_minimum(layout: Layout) -> Callable | None:
-    """Make a function (block, group) that returns the number to add; None for a format without minimums."""
+    """Build a function (block, group) that returns the value to add; None for a format without minimums."""
     at = layout.low
     if at is None:
         return None

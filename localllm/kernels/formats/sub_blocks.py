@@ -28,7 +28,7 @@ class SubBlocks(NamedTuple):
     """The functions and constants that read a format with one sub-block per lane.
 
     Attributes:
-        runs: the run, within its part, of lanes 4 * n + 0 to 3, see the top of the file.
+        runs: the run, within its part, of lanes 4 * n + 0 to 3, see the module's docstring.
         of_scales: by lane, the factor of a token's scale.
         of_sums: by lane, the factor of a token's sum. Both divide by the powers of two that codes are multiplied by.
     """
@@ -41,7 +41,7 @@ class SubBlocks(NamedTuple):
     of_sums: list[float]
 
     def numbers(self) -> list[int]:
-        """Return the number of each lane's sub-block, 0 to 15, in the order of the weights."""
+        """Return the index of each lane's sub-block, 0 to 15, in the order of the weights."""
         return [8 * part + 2 * self.runs[i] + half for part, half, i in LANES]
 
 
@@ -61,7 +61,7 @@ def spread(builder, address, order):
 
 
 def halves_of(builder, addresses, at, count):
-    """Load `count` (1 or 2) float16 from offset `at` of every row, each in all lanes: [row][number]."""
+    """Load `count` (1 or 2) float16 from offset `at` of every row, each in all lanes: [row][index]."""
     bits = ir.Constant(ir.VectorType(simd.I16 if count == 1 else simd.I32, 8 // count), None)
     for row, address in enumerate(addresses):
         number = simd.load_value(builder, builder.add(address, simd.I64(at)), bits.type.element)
@@ -72,7 +72,7 @@ def halves_of(builder, addresses, at, count):
     return [splats[i : i + count] for i in range(0, len(splats), count)]
 
 
-# ---- Q2_K: codes of lane i of four are times 4 ** i -----------------------------------------------------------------
+# ---- Q2_K: codes of lane i of four are multiplied by 4 ** i
 
 
 def q2_k_codes(builder, address):
@@ -93,7 +93,7 @@ def q2_k_factors(builder, addresses):
 
 Q2_K = SubBlocks((0, 1, 2, 3), 1, q2_k_codes, q2_k_factors, [4.0**-i for _, _, i in LANES], [-1.0] * 16)
 
-# ---- Q3_K: a byte has 3-bit codes of two runs, 0 and 2 or 1 and 3, in its low and high half -------------------------
+# ---- Q3_K: a byte has 3-bit codes of two runs, 0 and 2 or 1 and 3, in its low and high half
 
 
 def q3_k_codes(builder, address):

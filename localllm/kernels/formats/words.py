@@ -31,7 +31,7 @@ class Reader(NamedTuple):
 
     units: Callable[[Any, Any, int], Iterator[Codes]]  # (builder, address, runs) -> the codes of each unit
     in_pairs: bool = False  # whether a unit is a pair of runs
-    offset: int = 0  # the code that stands for zero
+    offset: int = 0  # the code that represents zero
     factors: tuple[int, ...] = ()  # the powers of two that codes are multiplied by, for each scale; (): none
 
 
@@ -87,7 +87,7 @@ def q3_k(builder, address, _) -> Iterator[Codes]:
 
 
 def q4_k(builder, address, _) -> Iterator[Codes]:
-    """Yield the codes of Q4_K: of 32 bytes, the low nibbles are one run, the high nibbles the next."""
+    """Yield the codes of Q4_K; in 32 bytes, the low nibbles are one run and the high nibbles the next."""
     for place in range(Q4.codes[0].at, Q4.codes[0].at + 128, 32):
         words = load_words(builder, address, place)
         nibbles = nibbles_of(builder, words)
@@ -105,7 +105,7 @@ def q5_k(builder, address, _) -> Iterator[Codes]:
 
 
 def q6_k(builder, address, _) -> Iterator[Codes]:
-    """Yield the codes of Q6_K: each half of the group has 4 runs.
+    """Yield the codes of Q6_K; each half of the group has 4 runs.
 
     64 bytes have their low 4 bits, two runs in every 32 bytes, and 32 bytes the high 2 bits of all four.
     """
@@ -170,7 +170,7 @@ def make_codes(layout, distance):
 
 
 def runs_in_pairs(name, run_bytes):
-    """Return the reader of a format whose runs are `run_bytes` apart, each with its codes in natural order."""
+    """Build the reader of a format whose runs are `run_bytes` apart, each with its codes in natural order."""
     layout = LAYOUTS[name]
 
     def units(builder, address, runs) -> Iterator[Codes]:

@@ -1,11 +1,11 @@
 """Vector types and operations for kernels: vectors as Numba types, operations as LLVM instructions.
 
 A kernel written with these reads like scalar Python and compiles to vector instructions. Loads and stores take int64
-addresses of any alignment, so kernels need no array types; nothing is checked here, callers check. Vectors are up to
-512 bits wide, as AVX-512's registers; for a smaller CPU LLVM splits them, in four for an ARM's NEON.
+addresses of any alignment, so kernels need no array types; they check nothing, callers do. Vectors are up to 512 bits
+wide, like the registers of AVX-512; for a smaller CPU LLVM splits them, in four for NEON.
 
-Names: `u8x64` is a vector of 64 unsigned bytes, `f32x16` one of 16 floats; `splat` puts a number in every lane; an
-"intrinsic" is a function that a kernel can call, made from an emitter, a function (builder, *values) that emits LLVM
+Names: `u8x64` is a vector of 64 unsigned bytes, `f32x16` one of 16 floats; `splat` copies a scalar to every lane; an
+"intrinsic" is a function that a kernel can call, built from an emitter, a function (builder, *values) that emits LLVM
 instructions.
 
 Some operations have no plain LLVM instruction (the dot product of bytes), or one for which LLVM may call a slow

@@ -112,13 +112,13 @@ fma_f32x16 = operation(f32x16, *[f32x16] * 3)(multiply_add)
 
 @operation(f32x16, f32x16, f32x16)
 def max_f32x16(builder, x, y):
-    """Return the larger number in each lane; y where either is NaN, as x86's instruction does."""
+    """Return the larger value in each lane; y where either is NaN, like x86's instruction."""
     return builder.select(builder.fcmp_ordered(">", x, y), x, y)
 
 
 @operation(f32x16, f32x16, f32x16)
 def min_f32x16(builder, x, y):
-    """Return the smaller number in each lane, as max_f32x16 does the larger one."""
+    """Return the smaller value in each lane; y where either is NaN, like x86's instruction."""
     return builder.select(builder.fcmp_ordered("<", x, y), x, y)
 
 
@@ -141,7 +141,7 @@ def larger_size(builder, x, y):
 
 @operation(types.float32, f32x16, f32x16)
 def largest_size_f32x16(builder, x, y):
-    """Return the largest magnitude of the 32 numbers in x and y; NaN if one of them is NaN."""
+    """Return the largest magnitude of the 32 values in x and y; NaN if one of them is NaN."""
     x, y = (llvm_call(builder, "llvm.fabs.v16f32", f32x16.llvm, [value]) for value in (x, y))
     sizes = builder.bitcast(larger_size(builder, x, y), i32x16.llvm)
     return builder.bitcast(llvm_call(builder, "llvm.vector.reduce.smax.v16i32", I32, [sizes]), F32)
@@ -159,8 +159,8 @@ def keep_below_f32x16(builder, x, limit):
 def round_f32x16(builder, x):
     """Round to the nearest integer, ties to even. x must be at most 2 ** 22 in magnitude.
 
-    Without an instruction for rounding, 1.5 * 2 ** 23 is added and subtracted: floats from 2 ** 23 to 2 ** 24 are whole
-    numbers, so the addition rounds.
+    Without an instruction for rounding, 1.5 * 2 ** 23 is added and subtracted: floats from 2 ** 23 to 2 ** 24 are
+    integers, so the addition rounds.
     """
     if this_lane().has_instructions("sse4.1"):
         return llvm_call(builder, "llvm.nearbyint.v16f32", f32x16.llvm, [x])
@@ -245,7 +245,7 @@ def as_pairs(builder, low, high):
 
 
 def make_terms(offset):
-    """Return an intrinsic (bytes, scale) that computes the terms of a format with integer scales, see GroupFormat.
+    """Return an intrinsic (bytes, scale) for the terms of a format with integer scales, see GroupFormat.
 
     Lane 2 i: -offset * byte 2 i and -offset * byte 2 i + 1, 16 bits each. Lane 2 i + 1: that lane of `scale`.
     """
@@ -277,7 +277,10 @@ def nibbles_f32x16(builder, codes, bit, scale, minimum):
 
 @operation(f32x16, u8x16, types.int64, types.int64, f32x16, f32x16)
 def five_bits_f32x16(builder, codes, bit, fifth, scale, minimum):
-    """Compute scale * code + minimum, rounded once, for 5-bit codes: 4 bits as above, and a bit of `fifth`."""
+    """Compute scale * code + minimum, rounded once, for 5-bit codes.
+
+    Their low 4 bits are those of `nibbles_f32x16`, the highest one is a bit of `fifth`.
+    """
     codes = builder.zext(codes, i32x16.llvm)
     codes = builder.lshr(codes, splat_value(builder, i32x16.llvm, builder.trunc(bit, I32)))
     codes = builder.and_(codes, constant_like(codes, 15))
@@ -331,7 +334,7 @@ def make_butterfly(distance):
 
 @operation(f32x16, f32x16)
 def two_to_the(builder, value):
-    """Compute 2 ** value, for whole numbers from -126 to 127, by exponent bits; -127 gives 0, and 128 infinity."""
+    """Compute 2 ** value, for integers from -126 to 127, by exponent bits; -127 gives 0, and 128 infinity."""
     whole = builder.fptosi(value, i32x16.llvm)
     biased = builder.add(whole, ir.Constant(i32x16.llvm, [127] * 16))
     return builder.bitcast(builder.shl(biased, ir.Constant(i32x16.llvm, [23] * 16)), f32x16.llvm)
@@ -353,9 +356,10 @@ def clamp_f32x16(x, low, high):
 
 @_device
 def exp_f32x16(x):
-    """Compute e ** x within 2 units in the last place for x from -87 to 88; 0 below -87.7, infinity above 88.4.
+    """Compute e ** x within 2 units in the last place for x from -87 to 88.
 
-    x = n ln 2 + r with |r| <= ln 2 / 2 (ln 2 in two parts, so that r is exact); e ** r by its series to r ** 7 / 7!.
+    The result is 0 below -87.7, infinity above 88.4. x = n ln 2 + r with |r| <= ln 2 / 2 (ln 2 in two terms, so that r
+    is exact); e ** r by its series to r ** 7 / 7!.
     """
     x = clamp_f32x16(x, -88.0, 89.0)
     n = round_f32x16(x * splat_f32x16(1.4426950408889634))

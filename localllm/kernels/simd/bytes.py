@@ -1,8 +1,8 @@
 """Operations on bytes and bits: shuffles, gathers, transposes, lookups, and dot products.
 
 Dot products use the best instructions that the target CPU has. An emitter adds 4 products of bytes to each lane of an
-i32x16: accumulator[i] += the sum of x[4 i + k] * y[4 i + k]. `dot_variant` chooses the emitter. "Words" there are
-16-bit integers.
+i32x16: accumulator[i] += the sum of x[4 i + k] * y[4 i + k]. `dot_variant` chooses the emitter. "Words" are 16-bit
+integers.
 """
 
 from functools import reduce
@@ -47,7 +47,7 @@ from localllm.kernels.simd.vectors import (
 )
 
 WINDOW = ir.VectorType(I16, 32)
-MOST_WINDOWS = 3  # 64-byte loads to gather from at most: Q8_0 would need four, and took 1.04 times as long with them
+MOST_WINDOWS = 3  # maximum 64-byte loads to gather from; Q8_0 would need four, and took 1.04 times as long with them
 
 
 def make_shuffle(result, source, order):
@@ -89,7 +89,7 @@ def bytes_of(builder, value):
 
 
 def make_gather_f16(stride, times=1):
-    """Return an intrinsic (address) -> f32x8: float16 numbers, `stride` bytes apart, each in `times` lanes."""
+    """Return an intrinsic (address) -> f32x8: float16 values, `stride` bytes apart, each in `times` lanes."""
 
     def gather(builder, address):
         halves = gathered(builder, address, stride, 1, 8 // times)
@@ -99,7 +99,7 @@ def make_gather_f16(stride, times=1):
 
 
 def make_gather_planes(stride):
-    """Return an intrinsic (address) -> four int64: integer q has byte q of each of eight 4-byte numbers."""
+    """Return an intrinsic (address) -> four int64: integer q has byte q of each of eight 4-byte integers."""
 
     def gather(builder, address):
         return planes(builder, builder.bitcast(gathered(builder, address, stride, 2, 8), u8x32.llvm))
@@ -126,7 +126,7 @@ def gathered(builder, address, stride, size, count):
 
 
 def windows(stride, size, count, end):
-    """Choose 64-byte loads, none beyond offset `end`: {offset of a load: indices of the wanted words in it}."""
+    """Choose 64-byte loads, none beyond offset `end`: {offset of a load: indices of its wanted words}."""
     by_start, at_once = {}, (64 - 2 * size) // stride + 1
     for first in range(0, count, at_once):
         start = min(first * stride, end - 64)
@@ -147,7 +147,7 @@ def from_windows(builder, address, windows):
 
 
 def planes(builder, value):
-    """Transpose eight 4-byte numbers to four int64: integer q has byte q of each number."""
+    """Transpose eight 4-byte integers to four int64: integer q has byte q of each of them."""
     order = ir.Constant(ir.VectorType(I32, 32), [4 * lane + q for q in range(4) for lane in range(8)])
     quads = builder.bitcast(builder.shuffle_vector(value, value, order), ir.VectorType(I64, 4))
     return as_tuple(builder, [builder.extract_element(quads, I32(q)) for q in range(4)])
@@ -157,7 +157,10 @@ planes_of = operation(types.UniTuple(types.int64, 4), u8x32)(planes)
 
 
 def make_gather_powers(stride, bias):
-    """Return an intrinsic (address) -> f32x8: 2 ** (byte - bias), a product of two, as 2 ** -128 is subnormal."""
+    """Return an intrinsic (address) -> f32x8 that computes 2 ** (byte - bias).
+
+    The result is a product of two powers, because 2 ** -128 is subnormal.
+    """
 
     def gather(builder, address):
         codes = ir.Constant(ir.VectorType(I8, 8), None)
@@ -248,7 +251,7 @@ def make_fields(width):
 
 
 def make_trits(*digits):
-    """Return an intrinsic (u8x64) that extracts one base-3 digit of each byte, by its number.
+    """Return an intrinsic (u8x64) that extracts one base-3 digit, given by its index, of each byte.
 
     A byte is a fraction in base three, byte / 256. Multiplying it by 3 moves a digit in front of the point and drops
     it, so 3 ** n leaves digit n in front: 1 from 86 on, 2 from 171 on.
@@ -266,7 +269,10 @@ def make_trits(*digits):
 
 
 def u8x64_of(scalar, element):
-    """Return an intrinsic (integers) -> u8x64 with their bytes; scalar, element: Numba's and LLVM's type."""
+    """Return an intrinsic (integers) -> u8x64 with their bytes.
+
+    scalar, element: types of Numba and of LLVM.
+    """
     lanes = 512 // element.width
 
     def of(builder, *values):
@@ -395,11 +401,11 @@ def dot_vnni_256(builder, accumulator, unsigned, signed):
 
 
 def dot_bytes(builder, accumulator, unsigned, signed):
-    """Add 4 products of an unsigned and a signed byte to each lane, without a dot product instruction (AVX2, SSSE3).
+    """Add 4 products of an unsigned and a signed byte to each lane, without a dot product instruction.
 
-    One instruction adds pairs of products into words, another adds pairs of words into 32 bits. Words would saturate,
-    so the top bits of the unsigned bytes are multiplied separately (-128 * 128 * 2 just fits). LLVM omits one of the
-    two multiplications if it knows that the masked bytes are zero: see `splits_dot`.
+    For AVX2 and SSSE3. One instruction adds pairs of products into words, another adds pairs of words into 32 bits.
+    Words would saturate, so the top bits of the unsigned bytes are multiplied separately (-128 * 128 * 2 just fits).
+    LLVM omits one of the two multiplications if it knows that the masked bytes are zero: see `splits_dot`.
     """
     for mask in (0x7F, 0x80):
         masked = builder.and_(unsigned, ir.Constant(u8x64.llvm, [mask] * 64))
@@ -435,7 +441,10 @@ def dot_signed_bytes(builder, accumulator, x, y):
 
 
 def dot_generic(builder, accumulator, unsigned, signed):
-    """Add 4 products of an unsigned and a signed byte to each lane by plain instructions: even bytes, then odd ones."""
+    """Add 4 products of an unsigned and a signed byte to each lane with basic instructions.
+
+    Even bytes are multiplied first, then odd ones.
+    """
     words = ir.VectorType(I16, 32)
     x, y, eight = builder.bitcast(unsigned, words), builder.bitcast(signed, words), ir.Constant(words, [8] * 32)
     even = builder.and_(x, constant_like(x, 255)), builder.ashr(builder.shl(y, eight), eight)
@@ -465,9 +474,10 @@ def dot_neon_16(builder, accumulator, x, y):
 
 
 def dot_neon_unsigned(builder, accumulator, unsigned, signed):
-    """Multiply signed bytes only, on an ARM: 128 less of the unsigned ones, plus 128 times the sum of the signed.
+    """Compute the dot product on an ARM that multiplies signed bytes only.
 
-    Many rows share that sum.
+    128 is subtracted from the unsigned bytes, and 128 times the sum of the signed ones is added. Many rows share that
+    sum.
     """
     centred = builder.xor(unsigned, constant_like(unsigned, 128))
     sums = dot_neon_signed(builder, constant_like(accumulator, 0), constant_like(signed, 1), signed)
@@ -492,7 +502,7 @@ def multiply_pairs(builder, x, y):
 
 
 def multiplies_words():
-    """Return whether 16-bit words are what this CPU multiplies fastest: AVX2 without a dot product of bytes."""
+    """Return whether this CPU multiplies 16-bit words fastest: AVX2 without a dot product of bytes."""
     return dot_variant() is dot_bytes and {"avx2", "f16c"} <= this_lane().features
 
 
@@ -509,7 +519,7 @@ def dot_variant(largest=255):
 
 
 def splits_dot():
-    """Return whether the dot product takes two steps, of which bytes below 128, or signed ones, need only one."""
+    """Return whether the dot product takes two steps, of which bytes below 128, or signed ones, need one."""
     return dot_variant() in (dot_bytes, dot_neon_unsigned)
 
 
@@ -519,7 +529,10 @@ def wants_signed_codes():
 
 
 def signed_dot_variant():
-    """Choose the emitter of the dot product of signed bytes, the second above -128; None: `dot_variant` is as fast."""
+    """Choose the emitter of the dot product of signed bytes, the second above -128.
+
+    Return None if that of `dot_variant` is as fast.
+    """
     if "neon" in this_lane().features:
         return dot_neon_signed
     return dot_signed_bytes if splits_dot() else None

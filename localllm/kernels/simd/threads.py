@@ -26,14 +26,17 @@ def atomic_add(builder, address, value):
 
 @operation(types.boolean, types.int64, types.int64, types.int64)
 def atomic_replace(builder, address, expected, value):
-    """Store `value` if the int64 at the address equals `expected` (compare-and-swap); return whether it did."""
+    """Store `value` if the int64 equals `expected` (compare-and-swap); return whether it was stored."""
     pointer = builder.inttoptr(address, I64.as_pointer())
     return builder.extract_value(builder.cmpxchg(pointer, expected, value, "seq_cst", "seq_cst"), 1)
 
 
 @operation(None)
 def cpu_pause(builder):
-    """Tell the CPU that this is a spin loop, on ARM by a barrier, because the hint instruction does not pause there."""
+    """Tell the CPU that this is a spin loop.
+
+    On ARM by a barrier, because the hint instruction does not pause.
+    """
     if "sse2" in this_lane().features:
         llvm_call(builder, "llvm.x86.sse2.pause", ir.VoidType(), [])
     if "neon" in this_lane().features:
@@ -56,7 +59,7 @@ def read_register(builder, name):
 
 @operation(types.int64)
 def slice_cycles(builder):
-    """Return how many `cycles` a thread computes before it yields its processor: 1 to 2 ms, less than a time slice.
+    """Return the number of `cycles` before a thread yields its CPU: 1 to 2 ms, less than a time slice.
 
     Beside a busy process, decode of a 1.2 B model keeps 0.65 of its speed with this, 0.57 without. An ARM's timer runs
     at 24 MHz to 1 GHz.
@@ -74,6 +77,6 @@ def call_address(builder, function):
 
 @operation(None, types.int64, types.int64, types.int64, types.int64, types.int64)
 def call_kernel(builder, function, arguments, part, parts, thread):
-    """Call a kernel at an address, with the four arguments that all kernels have (cpu/signature.py)."""
+    """Call a kernel at an address, with the four arguments of all kernels (cpu/signature.py)."""
     kernel = ir.FunctionType(ir.VoidType(), [I64] * 4)
     builder.call(builder.inttoptr(function, kernel.as_pointer()), [arguments, part, parts, thread])

@@ -15,9 +15,9 @@ from numba.extending import intrinsic, models, register_model
 
 from localllm.kernels.machine import this_lane
 
-# Numba links a helper into its caller after LLVM has prepared it for the machine. One of the preparations turns an
-# address that is a sum of integers into an offset from either of them, "null + offset" if the caller knows that one to
-# be zero, and LLVM deletes what reads from there (seen with LLVM 22: Q4_K became an empty function). This keeps sums.
+# Numba links a helper into its caller after LLVM has prepared it for the machine. One of the preparations converts an
+# address that is a sum of integers to an offset from either of them, "null + offset" if the caller knows that one to be
+# zero, and LLVM deletes loads from there (seen with LLVM 22: Q4_K became an empty function). This option keeps sums.
 llvm.set_option("localllm", "-addr-sink-using-gep=false")
 
 if "neon" in this_lane().features:  # LLVM does not report all features of an ARM to Numba
@@ -63,11 +63,11 @@ def slice_of(builder, value, start, stop, step=1):
 
 
 def shuffled(builder, x, y, order):
-    """Return the lanes `order` of two vectors of n lanes each: 0 to n - 1 are those of x, n to 2 n - 1 those of y."""
+    """Return the lanes `order` of two vectors of n lanes: 0 to n - 1 are x's, n to 2 n - 1 are y's."""
     return builder.shuffle_vector(x, y, ir.Constant(ir.VectorType(I32, len(order)), [*order]))
 
 
-# Variants of vector instructions: the CPU feature, the number of parts that 64 bytes are split into, LLVM's name.
+# Variants of vector instructions: the CPU feature, the number of slices of 64 bytes, LLVM's name.
 MULTIPLY_BYTES = [
     ("avx512bw", 1, "llvm.x86.avx512.pmaddubs.w.512"),
     ("avx2", 2, "llvm.x86.avx2.pmadd.ub.sw"),
@@ -95,14 +95,14 @@ def widest(variants):
 
 
 def call_in_parts(builder, variant, result, arguments):
-    """Call a variant (MULTIPLY_BYTES) of an instruction on vectors of 64 bytes, part by part."""
+    """Call a variant (MULTIPLY_BYTES) of an instruction on slices of 64-byte vectors."""
     _, parts, name = variant
     part = ir.VectorType(result.element, result.count // parts)
     return in_parts(builder, lambda builder, *values: llvm_call(builder, name, part, values), parts, arguments)
 
 
 def in_parts(builder, emit, parts, arguments):
-    """Split the arguments into `parts` parts, apply `emit` to each, and concatenate the results in a vector."""
+    """Split the arguments into `parts` slices, apply `emit` to each, and concatenate the results."""
     pieces = []
     for i in range(parts):
         sizes = [value.type.count // parts for value in arguments]
@@ -183,8 +183,8 @@ def widen_half(builder, bits):
 def widen_half_anywhere(builder, bits):
     """Convert float16 to float32 without an instruction for it.
 
-    At their positions in a float32, exponent and fraction give a number 2 ** 112 times too small, subnormal or not. The
-    largest exponent stands for infinity and NaN.
+    At their positions in a float32, exponent and fraction give a value 2 ** 112 times too small, subnormal or not. The
+    largest exponent represents infinity and NaN.
     """
     wide = builder.zext(bits, like(bits, I32))
     size = builder.and_(wide, constant_like(wide, 0x7FFF))
@@ -267,8 +267,8 @@ load_bf16x16 = make_load(f32x16, ir.VectorType(I16, 16), widen_bf16)
 def splat_f16(lanes):
     """Return an emitter (builder, bits) that converts a float16 to float32 in every lane of a vector.
 
-    It is spread over the lanes first: converting a scalar depends on the other lanes of a register, and waits for them.
-    Rows of Q4_K took three times as long.
+    It is spread over the lanes first, because converting a scalar depends on the other lanes of a register, and waits
+    for them. Rows of Q4_K took three times as long.
     """
 
     def emit(builder, value):
