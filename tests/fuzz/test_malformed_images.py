@@ -15,7 +15,7 @@ from localllm.errors import ModelError, UsageError
 from localllm.files.gguf.file import GGUFFile
 from localllm.images.opened import load_image
 from tests.unit.engine.test_vision_encoder import picture
-from tests.unit.images.test_opened import saved
+from tests.unit.images.test_opened import encode
 
 FORMATS = "PNG", "JPEG", "GIF", "WEBP", "TIFF", "BMP"
 REFUSED = 250
@@ -47,7 +47,7 @@ def count_refused(read: Callable[[bytes], None], wholes: list[tuple[bytes, int]]
 @pytest.mark.slow
 def test_images():
     """Of six formats."""
-    wholes = [saved(picture((40, 30)), format) for format in FORMATS]
+    wholes = [encode(picture((40, 30)), format) for format in FORMATS]
 
     def read(data: bytes) -> None:
         assert load_image(data).mode == "RGB"
@@ -84,7 +84,7 @@ def test_the_command(tmp_path, cli):
     write(seeing("llava", context=512), tmp_path / "tiny.gguf")
     beside = write_projector(projector("llava"), tmp_path / "mmproj.gguf")
     shown, draw = Path(tmp_path / "one.png"), random.Random(0)
-    whole = saved(picture((40, 30)), "PNG")
+    whole = encode(picture((40, 30)), "PNG")
     for data, mmproj in ((whole[: draw.randrange(200)], beside.read_bytes()), (whole, beside.read_bytes()[:5000])):
         shown.write_bytes(data)
         beside.write_bytes(mmproj)

@@ -1,4 +1,4 @@
-"""localllm.compat.llama_cpp: a program written for llama-cpp-python runs, and gets what Model says."""
+"""Test localllm.compat.llama_cpp: programs for llama-cpp-python run, and get the answers of Model."""
 
 import inspect
 import json
@@ -38,7 +38,7 @@ def model(tiny: str) -> Iterator[localllm.Model]:
 
 
 def greedy(model: localllm.Model, ids: list[int], count: int) -> list[int]:
-    """What follows token ids, each time the likeliest by logits of the whole text: the oracle."""
+    """Return the likeliest continuation by the logits of the whole text: the oracle."""
     ids = [*ids]
     for _ in range(count):
         ids.append(int(model.logits(ids)[-1].argmax()))
@@ -51,24 +51,28 @@ def log_softmax(row: np.ndarray) -> np.ndarray:
 
 
 def test_a_completion_has_the_fields_of_llama_cpp_python(llm: Llama, model: localllm.Model, tiny: str):
-    made = llm(PROMPT, max_tokens=8, temperature=0)
+    completion = llm(PROMPT, max_tokens=8, temperature=0)
     ids = model.tokenize(PROMPT)
-    assert made["id"].startswith("cmpl-") and made["object"] == "text_completion" and made["model"] == tiny
-    assert isinstance(made["created"], int)
+    assert (
+        completion["id"].startswith("cmpl-")
+        and completion["object"] == "text_completion"
+        and completion["model"] == tiny
+    )
+    assert isinstance(completion["created"], int)
     text = model.detokenize(greedy(model, ids, 8))
-    assert made["choices"] == [{"text": text, "index": 0, "logprobs": None, "finish_reason": "length"}]
+    assert completion["choices"] == [{"text": text, "index": 0, "logprobs": None, "finish_reason": "length"}]
     usage = {"prompt_tokens": len(ids), "completion_tokens": 8, "total_tokens": len(ids) + 8}
-    assert made["usage"] == usage
+    assert completion["usage"] == usage
 
 
-def test_16_tokens_without_a_limit(llm: Llama):
+def test_max_tokens_defaults_to_16_and_may_be_unlimited(llm: Llama):
     assert llm(PROMPT, temperature=0)["usage"]["completion_tokens"] == 16
     for unlimited in (None, 0, -1):
-        made = llm.create_completion(PROMPT, max_tokens=unlimited, temperature=0)
-        assert made["usage"]["total_tokens"] == 256 and made["choices"][0]["finish_reason"] == "length"
+        completion = llm.create_completion(PROMPT, max_tokens=unlimited, temperature=0)
+        assert completion["usage"]["total_tokens"] == 256 and completion["choices"][0]["finish_reason"] == "length"
 
 
-def test_a_stream_says_the_same(llm: Llama):
+def test_a_stream_gives_the_same_text(llm: Llama):
     whole = llm(PROMPT, max_tokens=12, temperature=0)["choices"][0]
     chunks = [*llm(PROMPT, max_tokens=12, temperature=0, stream=True)]
     assert "".join(chunk["choices"][0]["text"] for chunk in chunks) == whole["text"]
@@ -76,28 +80,28 @@ def test_a_stream_says_the_same(llm: Llama):
     assert len({chunk["id"] for chunk in chunks}) == 1 and chunks[0]["object"] == "text_completion"
 
 
-def test_a_stream_that_is_left_gives_back_its_place(llm: Llama):
+def test_an_abandoned_stream_frees_its_sequence(llm: Llama):
     stream = llm(PROMPT, max_tokens=100, temperature=0, stream=True)
     next(stream)
     stream.close()
     assert llm(PROMPT, max_tokens=2, temperature=0)["usage"]["completion_tokens"] == 2
 
 
-def test_token_ids_and_echo(llm: Llama):
+def test_a_prompt_may_be_token_ids_and_is_echoed_on_request(llm: Llama):
     ids = llm.tokenize(PROMPT.encode())
-    made = llm.create_completion(ids, max_tokens=4, temperature=0, echo=True)
-    assert made["choices"][0]["text"] == PROMPT + llm(PROMPT, max_tokens=4, temperature=0)["choices"][0]["text"]
+    completion = llm.create_completion(ids, max_tokens=4, temperature=0, echo=True)
+    assert completion["choices"][0]["text"] == PROMPT + llm(PROMPT, max_tokens=4, temperature=0)["choices"][0]["text"]
 
 
-def test_stop_ends_before_its_text(llm: Llama):
+def test_stop_ends_the_text_before_the_stop_string(llm: Llama):
     text = llm(PROMPT, max_tokens=16, temperature=0)["choices"][0]["text"]
     stop = text[3:5]
-    for given in (stop, [stop]):
-        choice = llm(PROMPT, max_tokens=16, temperature=0, stop=given)["choices"][0]
+    for stop_argument in (stop, [stop]):
+        choice = llm(PROMPT, max_tokens=16, temperature=0, stop=stop_argument)["choices"][0]
         assert choice["text"] == text[: text.index(stop)] and choice["finish_reason"] == "stop"
 
 
-def test_logprobs_are_those_of_the_logits(llm: Llama, model: localllm.Model):
+def test_logprobs_equal_those_of_the_logits(llm: Llama, model: localllm.Model):
     lists = llm(PROMPT, max_tokens=3, temperature=0, logprobs=2)["choices"][0]["logprobs"]
     ids = model.tokenize(PROMPT)
     written = greedy(model, ids, 3)
@@ -107,8 +111,8 @@ def test_logprobs_are_those_of_the_logits(llm: Llama, model: localllm.Model):
     assert len(lists["top_logprobs"]) == 3 and all(1 <= len(best) <= 3 for best in lists["top_logprobs"])
     assert lists["text_offset"][0] == len(PROMPT)
     chunks = [*llm(PROMPT, max_tokens=3, temperature=0, logprobs=2, stream=True)]
-    told = [chunk["choices"][0]["logprobs"] for chunk in chunks]
-    assert [one for each in told if each for one in each["token_logprobs"]] == lists["token_logprobs"]
+    logprobs_by_chunk = [chunk["choices"][0]["logprobs"] for chunk in chunks]
+    assert [one for each in logprobs_by_chunk if each for one in each["token_logprobs"]] == lists["token_logprobs"]
 
 
 def test_echo_scores_the_prompt(llm: Llama, model: localllm.Model):
@@ -122,7 +126,7 @@ def test_echo_scores_the_prompt(llm: Llama, model: localllm.Model):
     assert len(lists["tokens"]) == len(ids) + 1
 
 
-def test_echo_scores_what_follows_a_begin_of_text(tmp_path: Path):
+def test_echo_scores_what_follows_the_bos_token(tmp_path: Path):
     path = write_tiny_model(tmp_path / "bos.gguf", metadata={})
     with Llama(str(path), n_threads=1) as llm:
         ids = [llm.token_bos(), *llm.tokenize(b"hello")]
@@ -130,9 +134,9 @@ def test_echo_scores_what_follows_a_begin_of_text(tmp_path: Path):
     assert len(lists["tokens"]) == len(ids) and lists["tokens"][0] == "hello"
 
 
-def test_seeds(llm: Llama):
-    def drawn(**given: object) -> str:
-        return llm(PROMPT, max_tokens=12, temperature=1.5, **given)["choices"][0]["text"]
+def test_a_seed_reproduces_the_text(llm: Llama):
+    def drawn(**seed: object) -> str:
+        return llm(PROMPT, max_tokens=12, temperature=1.5, **seed)["choices"][0]["text"]
 
     assert drawn(seed=1) == drawn(seed=1) != drawn(seed=2)
     llm.set_seed(7)
@@ -142,7 +146,7 @@ def test_seeds(llm: Llama):
     llm.set_seed(-1)
 
 
-def test_sampling_options_are_used(llm: Llama):
+def test_sampling_options_are_applied(llm: Llama):
     best = llm(PROMPT, max_tokens=8, temperature=0)["choices"][0]["text"]
     for only in ({"top_k": 1}, {"top_p": 0.0}, {"min_p": 1.0}):
         assert llm(PROMPT, max_tokens=8, temperature=2.0, seed=3, **only)["choices"][0]["text"] == best
@@ -153,13 +157,13 @@ def test_sampling_options_are_used(llm: Llama):
                 ["text"]}) > 1  # fmt: skip
 
 
-def test_a_grammar(llm: Llama):
+def test_a_grammar_constrains_the_text(llm: Llama):
     for seed in range(4):
         choice = llm("?", grammar=LlamaGrammar.from_string(WORDS), seed=seed)["choices"][0]
         assert choice["text"] in ("yes", "no") and choice["finish_reason"] == "stop"
 
 
-def test_a_json_schema(llm: Llama, tmp_path: Path):
+def test_a_json_schema_constrains_the_text(llm: Llama, tmp_path: Path):
     schema = {"type": "object", "properties": {"a": {"enum": [1, 2]}}, "required": ["a"]}
     grammar = LlamaGrammar.from_json_schema(json.dumps(schema))
     assert json.loads(llm("?", grammar=grammar, max_tokens=50)["choices"][0]["text"])["a"] in (1, 2)
@@ -170,16 +174,16 @@ def test_a_json_schema(llm: Llama, tmp_path: Path):
     assert json.loads(content)["a"] in (1, 2)
 
 
-def test_a_chat(llm: Llama, model: localllm.Model):
-    made = llm.create_chat_completion(messages=HI, max_tokens=8, temperature=0, logprobs=True, top_logprobs=2)
+def test_a_chat_completion_equals_the_answer_of_the_model(llm: Llama, model: localllm.Model):
+    completion = llm.create_chat_completion(messages=HI, max_tokens=8, temperature=0, logprobs=True, top_logprobs=2)
     answer = model.chat(HI, max_tokens=8, temperature=0, top_logprobs=2)
     text = "".join(answer)
-    assert made["id"].startswith("chatcmpl-") and made["object"] == "chat.completion"
-    (choice,) = made["choices"]
+    assert completion["id"].startswith("chatcmpl-") and completion["object"] == "chat.completion"
+    (choice,) = completion["choices"]
     assert choice["message"] == {"role": "assistant", "content": text} and choice["finish_reason"] == "length"
     scored = [token["logprob"] for token in choice["logprobs"]["content"]]
     assert scored == pytest.approx([token.chosen.logprob for token in answer.logprobs], abs=1e-3)
-    assert made["usage"]["prompt_tokens"] == answer.prompt_tokens
+    assert completion["usage"]["prompt_tokens"] == answer.prompt_tokens
 
 
 def test_logprobs_of_a_chat_may_be_the_number_of_alternatives(llm: Llama):
@@ -190,7 +194,7 @@ def test_logprobs_of_a_chat_may_be_the_number_of_alternatives(llm: Llama):
             asked()
 
 
-def test_a_chat_as_a_stream(llm: Llama):
+def test_a_streamed_chat_gives_the_same_text(llm: Llama):
     whole = llm.create_chat_completion(HI, max_tokens=8, temperature=0)["choices"][0]["message"]["content"]
     chunks = [*llm.create_chat_completion(HI, max_tokens=8, temperature=0, stream=True)]
     deltas = [chunk["choices"][0]["delta"] for chunk in chunks]
@@ -200,7 +204,7 @@ def test_a_chat_as_a_stream(llm: Llama):
     assert {chunk["object"] for chunk in chunks} == {"chat.completion.chunk"}
 
 
-def test_a_conversation_that_is_too_long_is_refused_not_shortened(llm: Llama):
+def test_a_conversation_beyond_the_context_is_refused(llm: Llama):
     long = [{"role": role, "content": "x" * 90} for role in ("user", "assistant", "user")]
     with pytest.raises(ContextError, match="the context holds only 256"):
         llm.create_chat_completion(long)
@@ -215,36 +219,36 @@ TOOL = {
 
 
 @pytest.mark.parametrize(
-    "given",
+    "arguments",
     [
         {"tools": [{"type": "function", "function": TOOL}], "tool_choice": {"function": {"name": "weather"}}},
         {"functions": [TOOL], "function_call": {"name": "weather"}},
     ],
 )
-def test_a_tool_that_has_to_be_called(tiny: str, given: dict):
+def test_a_required_tool_is_called(tiny: str, arguments: dict):
     with Llama(tiny, n_ctx=600, n_threads=1) as llm:
-        require_call(llm, given)
+        require_call(llm, arguments)
 
 
-def require_call(llm: Llama, given: dict) -> None:
-    choice = llm.create_chat_completion(HI, max_tokens=200, **given)["choices"][0]
+def require_call(llm: Llama, arguments: dict) -> None:
+    choice = llm.create_chat_completion(HI, max_tokens=200, **arguments)["choices"][0]
     (call,) = choice["message"]["tool_calls"]
     assert call["function"]["name"] == "weather" and json.loads(call["function"]["arguments"]) == {"city": "Rome"}
     assert choice["finish_reason"] == "tool_calls"
-    assert ("function_call" in choice["message"]) is ("functions" in given)
-    chunks = [*llm.create_chat_completion(HI, max_tokens=200, stream=True, **given)]
+    assert ("function_call" in choice["message"]) is ("functions" in arguments)
+    chunks = [*llm.create_chat_completion(HI, max_tokens=200, stream=True, **arguments)]
     calls = [call for chunk in chunks for call in chunk["choices"][0]["delta"].get("tool_calls", [])]
     assert calls[0]["function"]["name"] == "weather" and calls[0]["id"]
     assert json.loads("".join(call["function"]["arguments"] for call in calls)) == {"city": "Rome"}
     assert chunks[-1]["choices"][0]["finish_reason"] == "tool_calls"
 
 
-def test_suffix_needs_a_model_for_it(llm: Llama):
+def test_suffix_is_refused_without_infill_tokens(llm: Llama):
     with pytest.raises(UsageError, match="cannot fill in the middle"):
         llm("def f(", suffix="return 1")
 
 
-def test_tokens(llm: Llama, model: localllm.Model):
+def test_tokenize_and_detokenize_equal_those_of_the_model(llm: Llama, model: localllm.Model):
     text = "hello wörld<|im_end|>".encode()
     assert llm.tokenize(text) == model.tokenize(text.decode())
     assert llm.tokenize(text, special=True)[-1] == llm.token_eos() == 2
@@ -259,7 +263,7 @@ def test_tokens(llm: Llama, model: localllm.Model):
         llm.tokenize("hello")  # type: ignore[arg-type]
 
 
-def test_evaluation_and_its_scores(llm: Llama, model: localllm.Model):
+def test_eval_gives_the_logits_of_the_model(llm: Llama, model: localllm.Model):
     ids = llm.tokenize(b"hello world, hello")
     llm.reset()
     llm.eval(ids[:2])
@@ -278,7 +282,7 @@ def test_evaluation_and_its_scores(llm: Llama, model: localllm.Model):
     assert llm.n_tokens == 0
 
 
-def test_without_logits_all(tiny: str, model: localllm.Model):
+def test_without_logits_all_only_the_last_logits_are_kept(tiny: str, model: localllm.Model):
     with Llama(tiny, n_ctx=64, n_threads=1) as llm:
         llm.eval(ids := llm.tokenize(PROMPT.encode()))
         assert np.array(llm.eval_logits[-1]) == pytest.approx(model.logits(ids)[-1], abs=1e-2)
@@ -287,23 +291,23 @@ def test_without_logits_all(tiny: str, model: localllm.Model):
 
 
 @pytest.mark.sampled
-def test_embeddings(model_path):
+def test_embeddings_equal_those_of_the_model(model_path):
     path = str(model_path("bert"))
     with Llama(path, embedding=True, n_ctx=0, n_threads=1) as llm:
         texts = ["hello", "world"]
         rows = llm.model.embed(texts, normalize=False)
         assert llm.embed(texts) == rows.tolist() and llm.embed("hello") == rows[0].tolist()
         assert np.linalg.norm(llm.embed("hello", normalize=True)) == pytest.approx(1, abs=1e-5)
-        made = llm.create_embedding(texts)
-        assert [each["embedding"] for each in made["data"]] == rows.tolist() and made["object"] == "list"
-        assert made["usage"]["prompt_tokens"] == made["usage"]["total_tokens"] >= 2
+        embedding = llm.create_embedding(texts)
+        assert [each["embedding"] for each in embedding["data"]] == rows.tolist() and embedding["object"] == "list"
+        assert embedding["usage"]["prompt_tokens"] == embedding["usage"]["total_tokens"] >= 2
 
 
 # ---- what is refused, and what is told
 
 
 @pytest.mark.parametrize(
-    ("given", "message"),
+    ("arguments", "message"),
     [
         ({"lora_path": "a.gguf"}, "lora_path is not supported"),
         ({"kv_overrides": {"a": 1}}, "kv_overrides is not supported"),
@@ -315,57 +319,57 @@ def test_embeddings(model_path):
         ({"n_ctx": -3}, "context must be"),
     ],
 )
-def test_arguments_that_would_change_answers_are_refused(tiny: str, given: dict, message: str):
+def test_arguments_that_would_change_answers_are_refused(tiny: str, arguments: dict, message: str):
     with pytest.raises(UsageError, match=message):
-        Llama(tiny, **given)
+        Llama(tiny, **arguments)
 
 
 @pytest.mark.sampled
-def test_what_libraries_pass_by_default_is_taken(tiny: str):
+def test_default_arguments_of_libraries_are_accepted(tiny: str):
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         Llama(tiny, rope_freq_scale=1.0, rope_freq_base=10000.0, use_mmap=True, n_gpu_layers=0, type_k=8).close()
 
 
-def test_positions_are_scaled_as_in_the_engine(tiny: str):
-    given = {"rope_scaling_type": 2, "rope_freq_scale": 0.25, "yarn_orig_ctx": 64, "rope_freq_base": 5000.0}
-    with Llama(tiny, n_ctx=0, logits_all=True, **given) as scaled:
+def test_rope_scaling_arguments_reach_the_engine(tiny: str):
+    rope = {"rope_scaling_type": 2, "rope_freq_scale": 0.25, "yarn_orig_ctx": 64, "rope_freq_base": 5000.0}
+    with Llama(tiny, n_ctx=0, logits_all=True, **rope) as scaled:
         assert scaled.n_ctx() == 256
         scaled.eval([*range(3, 120)])
         with localllm.open(tiny, cache=False, rope=RopeScaling("yarn", 4.0, 5000.0, 64)) as model:
             np.testing.assert_array_equal(scaled.scores, model.logits([*range(3, 120)]))
 
 
-def test_a_default_of_langchain_does_not_spoil_a_model(tmp_path: Path):
+def test_the_rope_default_of_langchain_is_ignored(tmp_path: Path):
     path = write_tiny_model(tmp_path / "other.gguf", metadata={"llama.rope.freq_base": 5e5})
     with pytest.warns(UserWarning, match="the file's 500000 is used"):
         Llama(path, rope_freq_scale=1.0, rope_freq_base=10000.0).close()
 
 
-def test_arguments_without_effect_are_told_together(tiny: str):
-    with pytest.warns(UserWarning, match=r"without an effect here: use_mlock, n_batch, nonsense$") as told:
+def test_arguments_without_effect_are_reported_together(tiny: str):
+    with pytest.warns(UserWarning, match=r"without an effect here: use_mlock, n_batch, nonsense$") as warning_list:
         Llama(tiny, use_mlock=True, n_batch=8, nonsense=1).close()
-    assert len(told) == 1 and told[0].filename == __file__
+    assert len(warning_list) == 1 and warning_list[0].filename == __file__
 
 
-def test_chat_formats(tiny: str):
+def test_chat_formats_choose_a_template_or_warn(tiny: str):
     with pytest.warns(UserWarning, match="chat_format 'saiga' has no effect"), Llama(tiny, chat_format="saiga"):
         pass
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         with Llama(tiny, chat_format="llama-3", n_threads=1) as llm:
-            made = llm.create_chat_completion(HI, max_tokens=1)
-            assert made["usage"]["prompt_tokens"] > 40  # its markers are plain text for this vocabulary
+            completion = llm.create_chat_completion(HI, max_tokens=1)
+            assert completion["usage"]["prompt_tokens"] > 40  # its markers are plain text for this vocabulary
 
 
-def test_objects_of_the_package_openai(llm: Llama):
+def test_chat_completions_return_objects_of_the_openai_package(llm: Llama):
     types = pytest.importorskip("openai.types.chat")
     whole = llm.create_chat_completion_openai_v1(HI, max_tokens=4, temperature=0)
     assert isinstance(whole, types.ChatCompletion)
     chunks = [*llm.create_chat_completion_openai_v1(HI, max_tokens=4, temperature=0, stream=True)]
     assert all(isinstance(chunk, types.ChatCompletionChunk) for chunk in chunks)
-    said = "".join(chunk.choices[0].delta.content or "" for chunk in chunks)
-    assert said == whole.choices[0].message.content
+    text = "".join(chunk.choices[0].delta.content or "" for chunk in chunks)
+    assert text == whole.choices[0].message.content
 
 
 def test_gpu_layers_run_without_a_gpu(tiny: str, monkeypatch: pytest.MonkeyPatch):
@@ -377,7 +381,7 @@ def test_gpu_layers_run_without_a_gpu(tiny: str, monkeypatch: pytest.MonkeyPatch
                 assert llm.model.device == "CPU" and llm(PROMPT, max_tokens=1)["choices"]
 
 
-def test_logits_processors_and_stopping_criteria(llm: Llama):
+def test_logits_processors_and_stopping_criteria_are_applied(llm: Llama):
     seen = list[tuple[list[int], int]]()
     (mark,) = llm.tokenize(b"!")
 
@@ -404,7 +408,7 @@ def test_logits_processors_and_stopping_criteria(llm: Llama):
         llm(PROMPT, stopping_criteria=criteria, grammar=LlamaGrammar.from_string(WORDS))
 
 
-def test_other_mistakes(llm: Llama):
+def test_invalid_arguments_are_refused(llm: Llama):
     with pytest.raises(TypeError, match="temprature"):
         llm(PROMPT, temprature=1)
     with pytest.raises(UsageError, match="grammar must be a LlamaGrammar"):
@@ -421,7 +425,7 @@ def test_other_mistakes(llm: Llama):
         llm(PROMPT, stop=["x"], grammar=LlamaGrammar.from_string(WORDS))
 
 
-def test_the_signatures_can_be_read():
+def test_signatures_of_methods_can_be_inspected():
     parameters = [*inspect.signature(Llama.create_completion).parameters.values()]
     assert [each.name for each in parameters][:4] == ["self", "prompt", "suffix", "max_tokens"]
     assert parameters[3].default == 16 and inspect.signature(Llama.__call__).parameters["top_k"].default == 40
@@ -429,13 +433,13 @@ def test_the_signatures_can_be_read():
 
 
 @pytest.mark.sampled
-def test_nothing_else_imports_it():
+def test_the_package_does_not_import_the_compatibility_layer():
     code = "import localllm, localllm.api, localllm.cli.main, sys; print('localllm.compat' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=60)
     assert done.stdout.strip() == "False"
 
 
-def test_the_page_runs(tiny: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]):
+def test_examples_of_the_docs_page_run(tiny: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]):
     page = (ROOT / "docs" / "llama-cpp-python.md").read_text(encoding="utf-8")
     monkeypatch.setitem(sys.modules, "llama_cpp", None)
     names = dict[str, object]()
@@ -446,9 +450,15 @@ def test_the_page_runs(tiny: str, monkeypatch: pytest.MonkeyPatch, capsys: pytes
     assert capsys.readouterr().out
 
 
-def test_the_page_names_every_argument():
+def test_the_docs_page_names_every_argument():
     page = (ROOT / "docs" / "llama-cpp-python.md").read_text(encoding="utf-8")
-    told = set(re.findall(r"`(\w+)`", page)) | {"lora_base", "lora_scale", "mirostat_tau", "mirostat_eta", "embedding"}
+    documented = set(re.findall(r"`(\w+)`", page)) | {
+        "lora_base",
+        "lora_scale",
+        "mirostat_tau",
+        "mirostat_eta",
+        "embedding",
+    }
     for kind in (OpenArguments, CompletionArguments, ChatArguments):
         names = {each for each in inspect.signature(kind).parameters if not each.startswith("yarn_")}
-        assert names <= told, names - told
+        assert names <= documented, names - documented

@@ -1,4 +1,4 @@
-"""llama.cpp's C interface, as llguidance, outlines and guidance call it: what they get is what the model has."""
+"""Test llama.cpp's C API as llguidance, outlines and guidance call it."""
 
 import ctypes
 from collections.abc import Iterator
@@ -19,7 +19,7 @@ def llm(tiny: str) -> Iterator[llama_cpp.Llama]:
 
 
 def evaluate(llm: llama_cpp.Llama, ids: list[int], first: int) -> np.ndarray:
-    """Logits of tokens from position `first` on, as guidance gets them."""
+    """Return the logits of tokens from position `first` on, as guidance reads them."""
     batch = llama_cpp.llama_batch_init(64, 0, 256)
     batch.n_tokens = len(ids)
     for place, token in enumerate(ids):
@@ -31,8 +31,8 @@ def evaluate(llm: llama_cpp.Llama, ids: list[int], first: int) -> np.ndarray:
     return np.ctypeslib.as_array(pointer, shape=(len(ids), llm.n_vocab())).copy()
 
 
-def test_batches_have_the_models_logits(llm: llama_cpp.Llama):
-    """Also after a part is forgotten and another one follows; eval knows nothing of them."""
+def test_batches_have_the_logits_of_the_model(llm: llama_cpp.Llama):
+    """Also after a part of the sequence was removed; eval ignores these batches."""
     ids = llm.tokenize(TEXT.encode())
     expected = llm.model.logits(ids)
     np.testing.assert_allclose(evaluate(llm, ids[:3], 0), expected[:3], rtol=0, atol=1e-4)
@@ -43,7 +43,7 @@ def test_batches_have_the_models_logits(llm: llama_cpp.Llama):
     assert llm.n_tokens == 0
 
 
-def test_batches_that_do_not_follow(llm: llama_cpp.Llama):
+def test_batches_that_do_not_continue_the_sequence_are_refused(llm: llama_cpp.Llama):
     batch = llama_cpp.llama_batch_init(2, 0, 1)
     batch.n_tokens, batch.pos = 2, [100, 101]
     assert llama_cpp.llama_decode(llm.ctx, batch) == -1
@@ -54,8 +54,8 @@ def test_batches_that_do_not_follow(llm: llama_cpp.Llama):
         llama_cpp.llama_batch_init(2, 64, 1)
 
 
-def test_a_vocabulary(llm: llama_cpp.Llama):
-    """Every token's bytes, control tokens only where special ones are wanted."""
+def test_the_vocabulary_has_the_bytes_of_every_token(llm: llama_cpp.Llama):
+    """Return control tokens only if special is set."""
     vocab, tokenizer = llama_cpp.llama_model_get_vocab(llm.model), llm.model.tokenizer
     assert llama_cpp.llama_vocab_n_tokens(vocab) == len(tokenizer.pieces)
     assert (llama_cpp.llama_vocab_bos(vocab), llama_cpp.llama_vocab_eos(vocab)) == (llm.token_bos(), llm.token_eos())
@@ -70,7 +70,7 @@ def test_a_vocabulary(llm: llama_cpp.Llama):
     assert llama_cpp.llama_token_to_piece(vocab, some, buffer, 0, 0, True) < 0
 
 
-def test_tokens_of_a_text_through_a_pointer(llm: llama_cpp.Llama):
+def test_tokenize_writes_ids_through_a_pointer(llm: llama_cpp.Llama):
     vocab, data = llama_cpp.llama_model_get_vocab(llm.model), TEXT.encode()
     tokens, tokenize = (ctypes.c_int32 * 64)(), llama_cpp.llama_cpp._lib.llama_tokenize
     assert ctypes.cast(tokenize, ctypes.c_void_p).value

@@ -1,4 +1,4 @@
-"""The plugin of simonw/llm; scripts/platform/check_libraries.py has its command line with a real model."""
+"""Test the plugin of simonw/llm; scripts/platform/check_libraries.py tests its command line with a real model."""
 
 import shutil
 from pathlib import Path
@@ -8,7 +8,7 @@ import pytest
 llm = pytest.importorskip("llm", reason="needs the extra localllm[llm]")
 
 
-def test_models_answer_and_go_on(tiny: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_plugin_models_answer_and_continue_a_conversation(tiny: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     shutil.copy(tiny, tmp_path / "small.gguf")
     monkeypatch.setenv("LOCALLLM_MODELS", str(tmp_path))
     from localllm.compat import llm_plugin
@@ -22,8 +22,8 @@ def test_models_answer_and_go_on(tiny: str, tmp_path: Path, monkeypatch: pytest.
     first = chat.prompt("Hi", system="Be brief.", max_tokens=4, temperature=0)
     assert len([*first]) >= 1 and first.usage().output == 4
     second = chat.prompt("And?", max_tokens=4, temperature=0, stream=False)
-    told = [(each["role"], each["content"]) for each in llm_plugin.messages_of(second.prompt)]
-    assert told == [("system", "Be brief."), ("user", "Hi"), ("assistant", first.text()), ("user", "And?")]
+    messages = [(each["role"], each["content"]) for each in llm_plugin.messages_of(second.prompt)]
+    assert messages == [("system", "Be brief."), ("user", "Hi"), ("assistant", first.text()), ("user", "And?")]
     with pytest.raises(llm.ModelError, match="localllm pull qwen3-4b"):
         llm_plugin.LocalllmModel("qwen3-4b").prompt("Hi").text()
     llm_plugin.open_once("small").close()

@@ -1,4 +1,4 @@
-"""Images in base64 as programs write it, seen alike: in Python, in messages and over HTTP."""
+"""Test images in base64: every form gives the same image in Python, in messages and over HTTP."""
 
 import base64
 import io
@@ -19,8 +19,8 @@ from localllm.images.parts import extract_images  # noqa: E402
 from localllm.server.attachments import image_part, resolve_images  # noqa: E402
 
 
-def written(kind: str, seed: int = 1) -> bytes:
-    """An image's file."""
+def encode_image(kind: str, seed: int = 1) -> bytes:
+    """Return an image's file."""
     levels = np.random.default_rng(seed).integers(0, 256, (4 + seed, 7, 3), np.uint8)
     file = io.BytesIO()
     Image.fromarray(levels).save(file, kind)
@@ -28,7 +28,7 @@ def written(kind: str, seed: int = 1) -> bytes:
 
 
 # Files whose base64 has padding of each length, and both characters in which the alphabets differ.
-FILES = [data for data in (written("PNG", seed) for seed in range(60)) if {*b"+/"} <= {*base64.b64encode(data)}]
+FILES = [data for data in (encode_image("PNG", seed) for seed in range(60)) if {*b"+/"} <= {*base64.b64encode(data)}]
 FILES = [next(data for data in FILES if len(data) % 3 == rest) for rest in sorted({len(data) % 3 for data in FILES})]
 
 
@@ -63,28 +63,28 @@ FORMS: dict[str, Callable[[str], str]] = {
 
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("data", FILES, ids=lambda data: f"padding {-len(data) % 3}")
-def test_every_form_is_the_same_image(form: str, data: bytes):
+def test_every_form_of_base64_gives_the_same_image(form: str, data: bytes):
     url = FORMS[form](base64.b64encode(data).decode())
     assert decode_data_url(url) == data
     assert (np.asarray(load_image(url)) == np.asarray(load_image(data))).all()
     part = {"type": "image_url", "image_url": {"url": url}}
     assert extract_images([{"role": "user", "content": [part]}])[1] == [url]
-    told = resolve_images([{"role": "user", "content": [image_part(part, "x")]}], [])
-    assert decode_data_url(told[0]["content"][0]["image_url"]) == data
+    messages = resolve_images([{"role": "user", "content": [image_part(part, "x")]}], [])
+    assert decode_data_url(messages[0]["content"][0]["image_url"]) == data
     source = {"type": "base64", "media_type": "image/png", "data": url}
     assert decode_data_url(image_part({"type": "image", "source": source}, "x")["image_url"]) == data
 
 
-def test_files_have_all_that_differs():
+def test_the_test_images_cover_both_alphabets_and_all_paddings():
     assert {-len(data) % 3 for data in FILES} == {0, 1, 2}
 
 
 @pytest.mark.parametrize("kind", ["PNG", "JPEG", "GIF", "BMP", "WEBP", "TIFF"])
-def test_all_kinds_are_known_without_a_head(kind: str):
-    assert is_bare_base64(base64.b64encode(written(kind)).decode())
+def test_image_formats_are_recognized_without_a_data_url_head(kind: str):
+    assert is_bare_base64(base64.b64encode(encode_image(kind)).decode())
 
 
-def test_what_is_no_image_in_base64(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_other_texts_are_not_taken_for_base64_images(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     for text in (
         "photo.png",
         "/home/me/photo.png",

@@ -1,4 +1,4 @@
-"""Images as files have them: upright, in colour, and refused by a line where they lie."""
+"""Test opening images: orientation, colours, limits, and one-line errors."""
 
 import base64
 import io
@@ -21,15 +21,15 @@ PIXELS = np.random.default_rng(0).integers(0, 256, (6, 9, 3), dtype=np.uint8)
 PICTURE = Image.fromarray(PIXELS)
 
 
-def saved(image: Image.Image, format: str, **options) -> bytes:
+def encode(image: Image.Image, format: str, **options) -> bytes:
     file = io.BytesIO()
     image.save(file, format, **options)
     return file.getvalue()
 
 
 @pytest.mark.parametrize(("format", "options"), [("PNG", {}), ("WEBP", {"lossless": True}), ("TIFF", {}), ("BMP", {})])
-def test_formats_that_lose_nothing(tmp_path, format, options):
-    data = saved(PICTURE, format, **options)
+def test_lossless_formats_keep_all_pixels(tmp_path, format, options):
+    data = encode(PICTURE, format, **options)
     path = tmp_path / "a file.bin"
     path.write_bytes(data)
     url = "data:image/png;base64," + base64.b64encode(data).decode()
@@ -37,54 +37,53 @@ def test_formats_that_lose_nothing(tmp_path, format, options):
         assert np.array_equal(np.asarray(load_image(source)), PIXELS)
 
 
-def test_jpeg_and_the_first_frame_of_a_gif():
-    assert load_image(saved(PICTURE, "JPEG")).size == (9, 6)
+def test_jpeg_is_close_and_a_gif_gives_its_first_frame():
+    assert load_image(encode(PICTURE, "JPEG")).size == (9, 6)
     frames = [Image.new("RGB", (5, 4), colour) for colour in ("red", "blue")]
-    data = saved(frames[0], "GIF", save_all=True, append_images=frames[1:])
+    data = encode(frames[0], "GIF", save_all=True, append_images=frames[1:])
     assert load_image(data).getpixel((1, 1)) == (255, 0, 0)
 
 
 @pytest.mark.parametrize("orientation", range(1, 9))
-def test_orientation(orientation):
-    """As a camera was held: the reddest corner comes back to where it was."""
+def test_exif_orientation_is_undone(orientation):
     tags = Image.Exif()
     tags[0x0112] = orientation
     back = {2: 0, 3: 3, 4: 1, 5: 5, 6: 2, 7: 6, 8: 4}.get(orientation)  # Pillow's operations that undo it
     turned = PICTURE if back is None else PICTURE.transpose(Image.Transpose(back))
-    assert np.array_equal(np.asarray(load_image(saved(turned, "PNG", exif=tags))), PIXELS)
+    assert np.array_equal(np.asarray(load_image(encode(turned, "PNG", exif=tags))), PIXELS)
 
 
-def test_what_is_transparent_is_white():
+def test_transparent_pixels_become_white():
     clear = Image.new("RGBA", (2, 1), (0, 0, 0, 0))
     clear.putpixel((1, 0), (10, 20, 30, 255))
     for image in (clear, clear.convert("PA")):
-        found = load_image(saved(image, "PNG" if image.mode == "RGBA" else "TIFF") if image is clear else image)
-        assert found.getpixel((0, 0)) == (255, 255, 255)
+        opened = load_image(encode(image, "PNG" if image.mode == "RGBA" else "TIFF") if image is clear else image)
+        assert opened.getpixel((0, 0)) == (255, 255, 255)
     palette = clear.convert("P")
     palette.info["transparency"] = palette.getpixel((0, 0))
-    assert load_image(saved(palette, "PNG")).getpixel((0, 0)) == (255, 255, 255)
+    assert load_image(encode(palette, "PNG")).getpixel((0, 0)) == (255, 255, 255)
     half = Image.new("LA", (1, 1), (0, 128))
     assert load_image(half).getpixel((0, 0)) == (127, 127, 127)
 
 
-def test_other_kinds_of_numbers():
+def test_other_colour_modes_become_rgb_and_float_is_refused():
     for image in (PICTURE.convert("L"), PICTURE.convert("CMYK"), PICTURE.convert("1"), PICTURE.convert("P")):
         assert load_image(image).mode == "RGB"
     deep = Image.fromarray(np.array([[0, 32768, 65535]], np.uint16))
-    found = load_image(saved(deep, "PNG"))
-    assert [found.getpixel((x, 0))[0] for x in range(3)] == [0, 127, 255]
+    opened = load_image(encode(deep, "PNG"))
+    assert [opened.getpixel((x, 0))[0] for x in range(3)] == [0, 127, 255]
     with pytest.raises(UsageError, match="not colours"):
         load_image(Image.fromarray(np.zeros((2, 2), np.float32)))
 
 
-@pytest.mark.parametrize(("levels", "dtype", "told"), [
+@pytest.mark.parametrize(("levels", "dtype", "expected"), [
     ([0, 1, 255], "i4", [0, 1, 255]), ([0, 256, 65535], "i4", [0, 0, 255]), ([-5, 70_000, 512], "i4", [0, 255, 1]),
     ([0, 257, 65535], "u2", [0, 1, 255]), ([0, 100, 255], "u2", [0, 0, 0]),
 ])  # fmt: skip
-def test_levels_of_16_and_32_bits(levels: list[int], dtype: str, told: list[int]):
-    """16 bits are 65535 of white; in 32 there may be 8 or 16, which the brightest one tells."""
-    found = np.asarray(load_image(Image.fromarray(np.array([levels], dtype))))
-    assert found.tolist() == [[[level] * 3 for level in told]]
+def test_levels_of_16_and_32_bits_are_scaled(levels: list[int], dtype: str, expected: list[int]):
+    """Scale 16 bits by 65535; guess 8 or 16 bits of a 32-bit image from its brightest pixel."""
+    pixels = np.asarray(load_image(Image.fromarray(np.array([levels], dtype))))
+    assert pixels.tolist() == [[[level] * 3 for level in expected]]
 
 
 def chunk(kind: bytes, data: bytes) -> bytes:
@@ -92,7 +91,7 @@ def chunk(kind: bytes, data: bytes) -> bytes:
 
 
 def png_of(columns: int, rows: int) -> bytes:
-    """Says that it is so large, and has little."""
+    """Return a PNG that declares a size and has little data."""
     head = struct.pack(">IIBBBBB", columns, rows, 8, 2, 0, 0, 0)
     body = chunk(b"IHDR", head) + chunk(b"IDAT", zlib.compress(bytes(99))) + chunk(b"IEND", b"")
     return b"\x89PNG\r\n\x1a\n" + body
@@ -109,20 +108,20 @@ def png_of(columns: int, rows: int) -> bytes:
         (png_of(200_000, 200_000), "pixels"),
         (png_of(20_000, 10), "times the other"),
         (png_of(500, 400), "damaged"),
-        (saved(PICTURE, "JPEG")[:300], "damaged|not an image"),
-        (saved(PICTURE, "PNG")[:80], "damaged"),
+        (encode(PICTURE, "JPEG")[:300], "damaged|not an image"),
+        (encode(PICTURE, "PNG")[:80], "damaged"),
     ],
 )
-def test_what_is_refused(data, message):
+def test_invalid_image_files_are_refused_in_one_line(data, message):
     with pytest.raises(UsageError, match=message) as error:
         load_image(data)
     assert "\n" not in str(error.value)
 
 
 @pytest.mark.parametrize("format", ["PNG", "JPEG", "GIF", "WEBP", "TIFF", "BMP"])
-def test_random_damage(format):
-    """Of each format some 60 files, cut off or with other bytes: an image comes of them, or one line."""
-    random, data = np.random.default_rng(sum(map(ord, format))), saved(PICTURE.resize((40, 30)), format)
+def test_randomly_damaged_images_open_or_are_refused(format):
+    """Damage some 60 files of each format."""
+    random, data = np.random.default_rng(sum(map(ord, format))), encode(PICTURE.resize((40, 30)), format)
     for number in range(60):
         broken = bytearray(data)
         for place in random.integers(0, len(broken), 1 + number % 7):
@@ -134,7 +133,7 @@ def test_random_damage(format):
             assert "\n" not in str(error) and str(error).isprintable()
 
 
-def test_sources_that_are_none(tmp_path, monkeypatch):
+def test_invalid_sources_of_images_are_refused(tmp_path, monkeypatch):
     for source, message in (
         (tmp_path / "none.png", "No such file"),
         ("a\0b", "cannot read"),
@@ -153,20 +152,20 @@ def test_sources_that_are_none(tmp_path, monkeypatch):
             load_image(source)
     monkeypatch.setattr(opening, "MOST_BYTES", 10)
     with pytest.raises(UsageError, match="MB"):
-        load_image(saved(PICTURE, "PNG"))
+        load_image(encode(PICTURE, "PNG"))
 
 
-def test_parts_of_messages():
-    """Images become marks, without a line break beside them; marks that a text has are none."""
+def test_image_parts_become_markers_in_the_text():
+    """Join them without line breaks, and break markers that the text contains."""
     url = "data:image/png;base64,xyz"
     content = ["Look", {"type": "image", "image": "a.png"}, {"type": "text", "text": "here"},
                {"type": "image_url", "image_url": {"url": url}}, {"type": "text", "text": f"and {IMAGE}"},
                {"type": "text", "text": "there"}]  # fmt: skip
-    given = [{"role": "system", "content": f"a{IMAGE}"}, {"role": "user", "content": content}]
-    messages, images = extract_images(given)
+    messages_before = [{"role": "system", "content": f"a{IMAGE}"}, {"role": "user", "content": content}]
+    messages, images = extract_images(messages_before)
     assert images == ["a.png", url]
     assert [message["content"] for message in messages] == ["a�", f"Look{IMAGE}here{IMAGE}and �\nthere"]
-    assert given[1]["content"] is content and texts_of(content) == f"Look\nhere\nand {IMAGE}\nthere"
+    assert messages_before[1]["content"] is content and texts_of(content) == f"Look\nhere\nand {IMAGE}\nthere"
     messages, images = extract_images([{"role": "user", "content": "What?", "images": [b"1", b"2"]}])
     assert messages == [{"role": "user", "content": f"{IMAGE * 2}What?"}] and images == [b"1", b"2"]
     assert extract_images([{"role": "user", "content": "no"}]) == ([{"role": "user", "content": "no"}], [])
@@ -182,15 +181,15 @@ def test_parts_of_messages():
         ({"type": "audio"}, "a part of a content"),
     ],
 )
-def test_parts_that_are_none(part, message):
+def test_invalid_content_parts_are_refused(part, message):
     with pytest.raises(UsageError, match=message):
         extract_images([{"role": "user", "content": [{"type": "image", "image": b""}, part]}])
     with pytest.raises(UsageError, match="a list"):
         extract_images([{"role": "user", "content": "x", "images": "a.png"}])
 
 
-def named(kind: str) -> tuple[str, bytes]:
-    """The format of what is sent elsewhere, and a file of that kind."""
+def make_image(kind: str) -> tuple[str, bytes]:
+    """Return a data URL's expected format, None if converted, and an image file of that description."""
     clear, turned = PICTURE.copy(), Image.Exif()
     clear.putalpha(100)
     turned[0x0112] = 6  # of the EXIF specification: turned to the right
@@ -199,21 +198,21 @@ def named(kind: str) -> tuple[str, bytes]:
     hole = PICTURE.convert("P")
     deep = Image.fromarray(np.arange(6, dtype=np.uint16).reshape(2, 3) * 9999)
     return {
-        "png": ("png", saved(PICTURE, "PNG")),
-        "jpeg": ("jpeg", saved(PICTURE, "JPEG")),
-        "upright": ("jpeg", saved(PICTURE, "JPEG", exif=upright)),
-        "grey png": ("png", saved(PICTURE.convert("L"), "PNG")),
-        "grey jpeg": ("jpeg", saved(PICTURE.convert("L"), "JPEG")),
-        "turned png": ("", saved(PICTURE, "PNG", exif=turned)),
-        "turned jpeg": ("", saved(PICTURE, "JPEG", exif=turned)),
-        "clear": ("", saved(clear, "PNG")),
-        "one clear colour": ("", saved(PICTURE, "PNG", transparency=tuple(PIXELS[0, 0].tolist()))),
-        "palette": ("", saved(hole, "PNG", transparency=hole.getpixel((0, 0)))),
-        "cmyk": ("", saved(PICTURE.convert("CMYK"), "JPEG")),
-        "16 bits": ("", saved(deep, "PNG")),
-        "webp": ("", saved(PICTURE, "WEBP", lossless=True)),
-        "gif": ("", saved(PICTURE, "GIF")),
-        "tiff": ("", saved(PICTURE, "TIFF")),
+        "png": ("png", encode(PICTURE, "PNG")),
+        "jpeg": ("jpeg", encode(PICTURE, "JPEG")),
+        "upright": ("jpeg", encode(PICTURE, "JPEG", exif=upright)),
+        "grey png": ("png", encode(PICTURE.convert("L"), "PNG")),
+        "grey jpeg": ("jpeg", encode(PICTURE.convert("L"), "JPEG")),
+        "turned png": ("", encode(PICTURE, "PNG", exif=turned)),
+        "turned jpeg": ("", encode(PICTURE, "JPEG", exif=turned)),
+        "clear": ("", encode(clear, "PNG")),
+        "one clear colour": ("", encode(PICTURE, "PNG", transparency=tuple(PIXELS[0, 0].tolist()))),
+        "palette": ("", encode(hole, "PNG", transparency=hole.getpixel((0, 0)))),
+        "cmyk": ("", encode(PICTURE.convert("CMYK"), "JPEG")),
+        "16 bits": ("", encode(deep, "PNG")),
+        "webp": ("", encode(PICTURE, "WEBP", lossless=True)),
+        "gif": ("", encode(PICTURE, "GIF")),
+        "tiff": ("", encode(PICTURE, "TIFF")),
     }[kind]
 
 
@@ -222,9 +221,9 @@ KINDS = ["png", "jpeg", "upright", "grey png", "grey jpeg", "turned png", "turne
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_what_other_programs_are_shown(kind: str, tmp_path):
-    """JPEG and PNG as they are, if all see the same in them; of all else a PNG of what we see."""
-    format, data = named(kind)
+def test_data_urls_keep_files_that_other_programs_read_alike(kind: str, tmp_path):
+    """Keep such JPEG and PNG files, and convert all others to PNG."""
+    format, data = make_image(kind)
     path, seen = tmp_path / "x", np.asarray(load_image(data))
     path.write_bytes(data)
     for source in (data, path, str(path)):
@@ -239,25 +238,25 @@ def test_what_other_programs_are_shown(kind: str, tmp_path):
         assert data_url(source).startswith("data:image/png;base64,")
 
 
-def test_messages_as_other_programs_have_them():
-    """Images that stand beside a text come before it, as `extract_images` has them, too."""
+def test_messages_of_other_programs_get_data_urls():
+    """Put images of a message's list before its text."""
     url, other = data_url(PICTURE), data_url(PICTURE.transpose(Image.Transpose.ROTATE_90))
     part = {"type": "image_url", "image_url": {"url": url}}
     text = {"type": "text", "text": "What?"}
     plain = {"role": "system", "content": "Be brief."}
-    given = [
+    messages = [
         plain,
         {"role": "user", "content": "What?", "images": [PICTURE], "name": "me"},
         {"role": "user", "content": ["a", {"type": "image", "image": PICTURE}, text], "images": (other,)},
         {"role": "user", "content": [part, text]},
     ]
-    assert to_data_urls(given) == [
+    assert to_data_urls(messages) == [
         plain,
         {"role": "user", "content": [part, text], "name": "me"},
         {"role": "user", "content": [{"type": "image_url", "image_url": {"url": other}}, "a", part, text]},
-        given[3],
+        messages[3],
     ]
-    assert to_data_urls(given)[0] is plain and "images" in given[1]
+    assert to_data_urls(messages)[0] is plain and "images" in messages[1]
     with pytest.raises(UsageError, match="not an image"):
         to_data_urls([{"role": "user", "content": "?", "images": [b"no image"]}])
 
@@ -271,14 +270,14 @@ def test_messages_as_other_programs_have_them():
         ("image", False), ({"content": {"type": "image"}}, False),
     ],
 )  # fmt: skip
-def test_whether_a_message_has_an_image(message, there: bool):
+def test_a_message_with_images_is_recognized(message, there: bool):
     assert has_image(message) is there
     if isinstance(message, dict) and not message.get("images"):
         assert len(images_of(message)) == there
 
 
-def test_what_stands_beside_images():
-    """Texts in a line of their own, but not beside an image; what is no text at all stays as it is."""
+def test_texts_beside_images_are_joined_by_line_breaks():
+    """Put no line break beside an image, and keep unknown parts."""
     image = {"type": "image", "image": "a"}
     for content, text in (
         (["a", "b"], "a\nb"), ([image, "a", "b"], f"{IMAGE}a\nb"), (["a", image, "b"], f"a{IMAGE}b"),
@@ -291,33 +290,33 @@ def test_what_stands_beside_images():
     for odd in (None, 7, {"a": 1}):
         assert extract_images([{"content": odd}, {"content": [image]}])[0][0] == {"content": odd}
     parts = [{"type": "text", "text": f"a{IMAGE}"}, f"b{IMAGE}", {"type": "audio"}, 7]
-    found = extract_images([{"content": parts}, {"content": [image]}])[0][0]["content"]
-    assert found == [{"type": "text", "text": "a�"}, "b�", {"type": "audio"}, 7]
+    content_found = extract_images([{"content": parts}, {"content": [image]}])[0][0]["content"]
+    assert content_found == [{"type": "text", "text": "a�"}, "b�", {"type": "audio"}, 7]
     for wrong in (b"a", "a", {"a": 1}, 7):
         with pytest.raises(UsageError, match=f"a message's images must be a list, not {type(wrong).__name__}"):
             extract_images([{"content": "x", "images": wrong}])
 
 
 def test_messages_without_images_stay_as_they_are():
-    given = [
+    original = [
         {"role": "user", "content": f"a{IMAGE}"},
         {"role": "user", "content": ["b", {"type": "text", "text": "c"}]},
     ]
-    messages, images = extract_images(given)
-    assert messages == given and messages is not given and not images
-    assert all(one is other for one, other in zip(messages, given, strict=True))
+    messages, images = extract_images(original)
+    assert messages == original and messages is not original and not images
+    assert all(one is other for one, other in zip(messages, original, strict=True))
     assert [texts_of(content) for content in ("a", None, ["a", {"type": "text"}, "b"])] == ["a", None, "a\n\nb"]
     with pytest.raises(UsageError) as error:
         extract_images([{"content": [{"type": "image", "image": "a"}, {"type": "text", "n": "x" * 200}]}])
-    said = f", not { ({'type': 'text', 'n': 'x' * 200})!r}"[:100]
-    assert str(error.value) == 'a part of a content must be {"type": "text", "text": ...}' + said
+    suffix = f", not { ({'type': 'text', 'n': 'x' * 200})!r}"[:100]
+    assert str(error.value) == 'a part of a content must be {"type": "text", "text": ...}' + suffix
 
 
 # ---- Pillow
 
 
-def test_formats_are_those_that_people_have(monkeypatch):
-    """Of the others of Pillow none is tried, though their readers may be there; one that is missing is no trouble."""
+def test_only_common_image_formats_are_opened(monkeypatch):
+    """Do not load Pillow's other readers, and tolerate a missing one."""
     asked = []
 
     def imported(name: str) -> None:
@@ -326,27 +325,27 @@ def test_formats_are_those_that_people_have(monkeypatch):
             raise ImportError
 
     monkeypatch.setattr(opening, "import_module", imported)
-    assert load_image(saved(PICTURE, "PNG")).size == (9, 6)
+    assert load_image(encode(PICTURE, "PNG")).size == (9, 6)
     kinds = ["Jpeg", "Png", "WebP", "Gif", "Tiff", "Bmp", "Mpo", "Avif"]
     assert asked == [f"PIL.{kind}ImagePlugin" for kind in kinds]
     for format in ("PPM", "TGA", "PCX", "ICO"):
         told = "the image: not an image that can be read (JPEG, PNG, WebP, GIF, TIFF, BMP)"
-        assert refusal(saved(PICTURE, format)) == told
+        assert refusal(encode(PICTURE, format)) == told
 
 
-def test_what_pillow_says_of_large_images_is_not_shown(monkeypatch, recwarn):
-    """Neither as a warning nor as its error; and what the program hears of other warnings stays."""
+def test_pillows_size_warnings_are_not_shown(monkeypatch, recwarn):
+    """Leave the program's other warning filters alone."""
     warnings.simplefilter("always")
     filters = list(warnings.filters)
     monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 40)
-    assert load_image(saved(PICTURE, "PNG")).size == (9, 6) and not recwarn.list
+    assert load_image(encode(PICTURE, "PNG")).size == (9, 6) and not recwarn.list
     monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 26)
-    assert refusal(saved(PICTURE, "PNG")) == "the image: an image of more than 100000000 pixels"
+    assert refusal(encode(PICTURE, "PNG")) == "the image: an image of more than 100000000 pixels"
     assert warnings.filters == filters
 
 
 @pytest.mark.parametrize(
-    ("error", "told"),
+    ("error", "message"),
     [
         (MemoryError(), "there is not enough memory for this image"), (OSError("a\n  b"), "a damaged image (a b)"),
         (KeyError(), "a damaged image (KeyError)"), (ValueError("a\x1b[2Jb"), "a damaged image (a�[2Jb)"),
@@ -354,12 +353,12 @@ def test_what_pillow_says_of_large_images_is_not_shown(monkeypatch, recwarn):
         (OSError("ö " * 60), f"a damaged image ({'ö ' * 50})"),
     ],
 )  # fmt: skip
-def test_whatever_pillow_raises_is_a_line(monkeypatch, error: Exception, told: str):
+def test_any_error_of_pillow_becomes_one_line(monkeypatch, error: Exception, message: str):
     def load(image: Image.Image) -> None:
         raise error
 
     monkeypatch.setattr("PIL.PngImagePlugin.PngImageFile.load", load)
-    assert refusal(saved(PICTURE, "PNG")) == f"the image: {told}"
+    assert refusal(encode(PICTURE, "PNG")) == f"the image: {message}"
 
 
 # ---- limits
@@ -371,23 +370,23 @@ def refusal(source) -> str:
     return str(error.value)
 
 
-def test_the_largest_image(monkeypatch):
+def test_images_beyond_the_size_limits_are_refused(monkeypatch):
     for columns, rows in ((200, 1), (1, 200), (400, 2)):
         assert load_image(Image.new("L", (columns, rows))).size == (columns, rows)
     for none in ((0, 5), (5, 0), (0, 0)):
         assert refusal(Image.new("L", none)) == "the image: an image without pixels"
-    told = "the image: an image of 201 x 1 pixels, one side more than 200 times the other"
-    assert refusal(Image.new("L", (201, 1))) == told
+    message = "the image: an image of 201 x 1 pixels, one side more than 200 times the other"
+    assert refusal(Image.new("L", (201, 1))) == message
     assert "one side more than 200 times" in refusal(Image.new("L", (1, 201)))
     monkeypatch.setattr(opening, "MOST_PIXELS", 54)
     assert load_image(PICTURE).size == (9, 6)
     monkeypatch.setattr(opening, "MOST_PIXELS", 53)
-    for source in (PICTURE, saved(PICTURE, "PNG")):
+    for source in (PICTURE, encode(PICTURE, "PNG")):
         assert refusal(source) == "the image: an image of 9 x 6 pixels, more than 53"
 
 
-def test_the_largest_file(tmp_path, monkeypatch):
-    data = saved(PICTURE, "BMP")
+def test_files_beyond_the_size_limit_are_refused(tmp_path, monkeypatch):
+    data = encode(PICTURE, "BMP")
     (tmp_path / "x.bmp").write_bytes(data)
     url = "data:image/bmp;base64," + base64.b64encode(data).decode()
     monkeypatch.setattr(opening, "MOST_BYTES", len(data))
@@ -402,8 +401,8 @@ def test_the_largest_file(tmp_path, monkeypatch):
     assert opening.MOST_BYTES == 256 * 2**20 and opening.MOST_PIXELS == 10**8
 
 
-def test_what_is_called_an_image(tmp_path):
-    """Lines name a file by its path; what is not downloaded is said at once."""
+def test_refusals_name_the_file_or_the_image(tmp_path):
+    """Explain at once that URLs are not downloaded."""
     (tmp_path / "x").write_bytes(b"")
     assert refusal(tmp_path / "x") == f"{tmp_path / 'x'}: an empty file, no image"
     assert refusal(b"") == refusal(bytearray()) == "the image: an empty file, no image"
@@ -420,13 +419,12 @@ def test_what_is_called_an_image(tmp_path):
     ("levels", "expected"),
     [([-5, 100, 255], [0, 100, 255]), ([-5, 100, 256], [0, 0, 0]), ([257, 514, 99999], [1, 2, 255])],
 )
-def test_levels_of_grey(levels: list[int], expected: list[int]):
-    """Of 8 bits, unless one is above them, or of 16."""
+def test_grey_levels_are_scaled_from_8_or_16_bits(levels: list[int], expected: list[int]):
     seen = load_image(Image.fromarray(np.array([levels], np.int32)))
     assert np.asarray(seen)[0].tolist() == [[level] * 3 for level in expected]
 
 
-def test_a_url_of_other_characters():
+def test_a_data_url_with_other_characters_is_refused():
     head, comma, body = data_url(PICTURE).partition(",")
     with pytest.raises(UsageError, match=r"^an image URL has invalid base64$"):
         load_image(f"{head}{comma}{body[:8]}!{body[8:]}")

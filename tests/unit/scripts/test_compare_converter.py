@@ -1,4 +1,4 @@
-"""Keys and tensors that differ between two files are all named."""
+"""Test that all keys and tensors that differ between two files are listed."""
 
 from pathlib import Path
 from typing import Any
@@ -10,20 +10,20 @@ from localllm.files.gguf.writer import OutputTensor, write_gguf
 from scripts.record.compare_converter import differences, write_published
 
 
-def made(path: Path, metadata: dict[str, Any], **weights: np.ndarray) -> Path:
+def write_file(path: Path, metadata: dict[str, Any], **weights: np.ndarray) -> Path:
     """Write a file of these keys and tensors."""
     write_gguf(path, {"general.architecture": "made", **metadata},
                [OutputTensor.of(name, array) for name, array in weights.items()])  # fmt: skip
     return path
 
 
-def test_what_differs_is_named(tmp_path: Path):
+def test_differing_keys_and_tensors_are_listed(tmp_path: Path):
     zeros, ones = np.zeros((2, 4), np.float32), np.ones((2, 4), np.float32)
-    a = made(tmp_path / "a.gguf", {"x": np.float32(1), "same": "s", "theirs": 1}, w=zeros, v=ones)
-    b = made(tmp_path / "b.gguf", {"x": np.int32(1), "same": "s", "ours": [1, 2]}, w=ones, v=ones, u=ones)
+    a = write_file(tmp_path / "a.gguf", {"x": np.float32(1), "same": "s", "theirs": 1}, w=zeros, v=ones)
+    b = write_file(tmp_path / "b.gguf", {"x": np.int32(1), "same": "s", "ours": [1, 2]}, w=ones, v=ones, u=ones)
     assert not differences(a, a)
     lines = [line.partition(": ") for line in differences(a, b)]
-    assert {(name, said.split()[0]) for name, _, said in lines} == {
+    assert {(name, description.split()[0]) for name, _, description in lines} == {
         ("key x", "theirs"), ("key theirs", "theirs"), ("key ours", "ours"), ("tensor w", "theirs"),
         ("tensor u", "ours"),
     }  # fmt: skip

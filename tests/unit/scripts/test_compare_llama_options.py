@@ -1,4 +1,4 @@
-"""llama.cpp's options, as its 0.3.36 package for Python has them: no command is at a loss for one."""
+"""Test that commands accept or explain every option of llama.cpp's package 0.3.36 for Python."""
 
 import sys
 
@@ -15,7 +15,7 @@ from compare_llama_options import COMMANDS, compare, outcome, read_declarations,
 RECORD = (ROOT / "tests" / "goldens" / "llama_options.txt").read_text(encoding="utf-8")
 
 
-def test_every_spelling_has_an_outcome():
+def test_every_spelling_of_an_option_has_an_outcome():
     options = read_record(RECORD)
     counts, unknown = compare(options)
     assert unknown == [] and counts.total() == sum(len(names) for names, _ in options) > 500
@@ -24,8 +24,8 @@ def test_every_spelling_has_an_outcome():
 
 
 @pytest.mark.parametrize("command", sorted({each for commands in COMMANDS.values() for each in commands}))
-def test_what_is_refused_says_why(command: str):
-    """The outcome is what a command line gets: nothing is refused without a reason of its own."""
+def test_every_refused_option_has_a_reason(command: str):
+    """Compare with what the command line prints."""
     params = params_of(command)
     for names, programs in read_record(RECORD):
         if command not in {each for program in programs for each in COMMANDS.get(program, ())}:
@@ -40,7 +40,7 @@ def test_what_is_refused_says_why(command: str):
             assert is_refused == (outcome(name, command) == "refused"), name
 
 
-def test_an_option_of_tomorrow_is_told():
+def test_a_new_option_is_reported():
     source = """
     add_opt(common_arg(
         {"-m", "--model"}, "FNAME", "model path",
@@ -56,8 +56,8 @@ def test_an_option_of_tomorrow_is_told():
     assert unknown == [f"{name} in localllm {each}" for name in options[1][0] for each in ("serve", "chat")]
 
 
-def test_a_command_line_of_llama_server(cli, tiny: str):
-    """It reaches the host's rule, behind all options that mean the same or nothing here."""
+def test_a_full_command_line_of_llama_server_is_parsed(cli, tiny: str):
+    """Reach the check of the host after all equal and ignored options."""
     line = ("-m", tiny, "-c", "4096", "-ngl", "99", "--jinja", "-fa", "on", "-np", "2", "--metrics", "--no-webui")
     code, _, err = cli("serve", *line)
     assert (code, err.splitlines()[-1]) == (

@@ -1,4 +1,4 @@
-"""The comparison of command lines: what llama-quantize of October 2026 has, and what no program has."""
+"""Test the comparison of options with llama-quantize of October 2026."""
 
 import sys
 from pathlib import Path
@@ -76,22 +76,21 @@ def usage(options: list[str], types: dict[str, int | None]) -> str:
     return "\n".join(lines) + "\n"
 
 
-def test_everything_is_taken():
+def test_every_option_and_type_of_llama_quantize_is_accepted():
     text = usage(OPTIONS, TYPES)
     assert options_of(text) == OPTIONS and [name for _, name in types_of(text)] == [*TYPES]
     assert missing(text) == []
 
 
-def test_what_is_missing_is_told():
+def test_missing_options_and_types_are_listed():
     assert missing(usage(["--pure", "--new-option"], {"Q9_9": 99})) == ["--new-option", "Q9_9", "99 (Q9_9)"]
 
 
-def test_a_program_that_is_another():
+def test_the_usage_of_another_program_is_refused():
     assert main("true") == 2
 
 
-def test_all_of_them_at_once(tmp_path: Path, cli):
-    """A command line as it is copied from somewhere."""
+def test_a_command_line_with_all_options_runs(tmp_path: Path, cli):
     model, types = write_tiny_model(tmp_path / "model.gguf"), tmp_path / "types.txt"
     types.write_text("attn_k=q8_0")
     code, _, err = cli(

@@ -1,4 +1,4 @@
-"""How answers to HumanEval's tasks become programs."""
+"""Test how answers to HumanEval's tasks become programs."""
 
 import gzip
 import json
@@ -28,24 +28,24 @@ ANSWERS = {
 
 
 @pytest.mark.skipif(bool(reason_against()), reason="programs cannot be confined here")
-def test_answers_are_judged():
+def test_answers_in_any_form_are_judged():
     tasks = [TASK._replace(task_id=name) for name in [*ANSWERS, "wrong", "not asked"]]
     outcomes = judge_all(tasks, ANSWERS | {"wrong": "```python\ndef root(x):\n    return x\n```"})
     assert {name: outcome.passed for name, outcome in outcomes.items()} == {name: name != "wrong" for name in outcomes}
     assert len(outcomes) == len(ANSWERS) + 1 and outcomes["wrong"].reason == "AssertionError"
 
 
-def test_code_has_what_stands_before_the_function():
+def test_code_includes_what_precedes_the_function():
     assert program_of(TASK._asdict(), ANSWERS["a block"]).startswith("import math\n\ndef helper")
 
 
-def test_code_within_json():
+def test_code_is_taken_out_of_json():
     assert text_of(json.dumps({"code": WHOLE}), True) == WHOLE
     assert text_of('{"code": "def', True) == '{"code": "def'
     assert text_of("{}", False) == "{}"
 
 
-def test_tasks_are_read(tmp_path):
+def test_tasks_are_read_from_a_compressed_file(tmp_path):
     row = {**TASK._asdict(), "canonical_solution": "    return helper(x)"}
     with gzip.open(tmp_path / "tasks.gz", "wt") as file:
         file.write(json.dumps(row) + "\n")

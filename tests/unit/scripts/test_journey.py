@@ -1,4 +1,4 @@
-"""scripts/journey: which files run before the first byte of an answer."""
+"""Test scripts/journey: which files run before the first byte of an answer."""
 
 import subprocess
 import sys
@@ -9,7 +9,7 @@ MOST = 142  # files of a warm run of the built-in model; docs/architecture.md sa
 
 
 def journey(*arguments: str) -> tuple[str, list[str]]:
-    """Run a command under the hook: its stdout, and the lines about files."""
+    """Run a command under the hook; return its stdout and the lines about files."""
     command = [sys.executable, "scripts/tools/journey.py", *arguments]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, stdin=subprocess.DEVNULL, timeout=120)
     assert done.returncode == 0, done.stderr
@@ -28,7 +28,7 @@ def test_files_are_listed_in_the_order_in_which_they_run() -> None:
     assert not any("server/" in name or "families/gemma" in name for name in files)
 
 
-def test_what_runs_after_the_first_byte_does_not_count() -> None:
+def test_files_run_after_the_first_byte_are_not_listed() -> None:
     answer, lines = journey("--version")
     assert answer.strip()
     assert "localllm/cli/app.py" in lines and "localllm/api.py" not in lines

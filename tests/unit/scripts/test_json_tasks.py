@@ -1,4 +1,4 @@
-"""Who answers the forty questions for JSON right."""
+"""Test the judging of the forty JSON questions."""
 
 import json
 import sys
@@ -15,14 +15,16 @@ from localllm.generation.constraints.constraint import Constraint
 TASKS = read_json_tasks()
 
 
-def one_value(expected):
-    """A value that is expected: the first of several, another one in each place of a list."""
+def take_one_choice(expected):
+    """Return an expected value with one choice of each long list of choices."""
     if isinstance(expected, list):
-        return [one_value({"any": each["any"][i:]} if is_choice(each) else each) for i, each in enumerate(expected)]
+        return [
+            take_one_choice({"any": each["any"][i:]} if is_choice(each) else each) for i, each in enumerate(expected)
+        ]
     if is_choice(expected):
-        return one_value(expected["any"][0])
+        return take_one_choice(expected["any"][0])
     if isinstance(expected, dict):
-        return {name: one_value(each) for name, each in expected.items()}
+        return {name: take_one_choice(each) for name, each in expected.items()}
     return expected
 
 
@@ -30,27 +32,26 @@ def is_choice(expected) -> bool:
     return isinstance(expected, dict) and [*expected] == ["any"] and len(expected["any"]) > 3
 
 
-def settled(expected):
-    """The same with the first of each few."""
+def take_first_choices(expected):
+    """Replace each short list of choices by its first."""
     if isinstance(expected, dict) and [*expected] == ["any"]:
-        return settled(expected["any"][0])
+        return take_first_choices(expected["any"][0])
     if isinstance(expected, dict):
-        return {name: settled(each) for name, each in expected.items()}
-    return [settled(each) for each in expected] if isinstance(expected, list) else expected
+        return {name: take_first_choices(each) for name, each in expected.items()}
+    return [take_first_choices(each) for each in expected] if isinstance(expected, list) else expected
 
 
 @pytest.mark.parametrize("task", TASKS, ids=lambda task: task.id)
-def test_what_is_expected_is_right(task):
-    """And fits the schema."""
+def test_expected_values_are_judged_right_and_fit_the_schema(task):
     import jsonschema
 
-    value = settled(one_value(task.expect))
+    value = take_first_choices(take_one_choice(task.expect))
     jsonschema.validate(value, task.schema)
     assert is_right(task, json.dumps(value))
     assert Constraint.of_schema(task.schema)
 
 
-def test_what_is_wrong():
+def test_wrong_answers_are_judged_wrong():
     task = JsonTask("id", "?", {}, {"name": {"any": ["Rome", "Roma"]}, "sizes": [1, 2], "flag": True})
     right = {"name": " rome. ", "sizes": [1, 2.0], "flag": True, "more": 1}
     assert is_right(task, json.dumps(right))

@@ -1,4 +1,4 @@
-"""Synthetic models are valid files with sane weights in every format, and tokenizers that work."""
+"""Test synthetic models: valid files, plausible weights in every format, and working tokenizers."""
 
 import sys
 
@@ -19,7 +19,7 @@ TINY = SHAPES["tiny"]
 
 @pytest.mark.sampled
 @pytest.mark.parametrize("wanted", [*PLAIN, *MIXES])
-def test_weights_are_sane_in_every_format(tmp_path, wanted):
+def test_weights_are_plausible_in_every_format(tmp_path, wanted):
     write_model(tmp_path / "model.gguf", TINY, wanted)
     assert [path.name for path in tmp_path.iterdir()] == ["model.gguf"]
     with GGUFFile.open(tmp_path / "model.gguf") as file:
@@ -35,7 +35,7 @@ def test_weights_are_sane_in_every_format(tmp_path, wanted):
             assert len(np.unique(tensor.data, axis=0)) == len(tensor.data)  # no two rows are the same
 
 
-def test_experts_are_stacks_of_matrices(tmp_path):
+def test_experts_are_stacked_matrices(tmp_path):
     shape = TINY._replace(experts=8, experts_used=2)
     write_model(tmp_path / "model.gguf", shape, "Q4_0")
     with GGUFFile.open(tmp_path / "model.gguf") as file:
@@ -52,7 +52,7 @@ def test_equal_seeds_give_equal_files(tmp_path):
     assert a == b != c
 
 
-def test_the_gguf_package_reads_it(tmp_path):
+def test_the_gguf_package_reads_synthetic_models(tmp_path):
     write_model(tmp_path / "model.gguf", TINY, "Q4_K_M")
     reader = gguf.GGUFReader(tmp_path / "model.gguf")
     file = GGUFFile.open(tmp_path / "model.gguf")
@@ -61,7 +61,7 @@ def test_the_gguf_package_reads_it(tmp_path):
     assert file.metadata["general.architecture"] == "llama" and file.metadata["llama.block_count"] == TINY.layers
 
 
-def test_q4_k_m_is_the_mix_that_llama_quantize_makes():
+def test_q4_k_m_is_the_mix_of_llama_quantize():
     shape = SHAPES["1.2b"]
     better = [layer for layer in range(16) if format_of(f"blk.{layer}.attn_v.weight", 2048, "Q4_K_M", shape).id == 14]
     assert better == [0, 1, 4, 7, 10, 13, 14, 15]
@@ -75,7 +75,7 @@ def test_q4_k_m_is_the_mix_that_llama_quantize_makes():
     assert format_of("blk.0.attn_q.weight", 576, "Q4_K_M", SHAPES["135m"]).name == "Q5_0"  # no multiple of 256
 
 
-def test_shapes_have_the_real_models_sizes():
+def test_shapes_have_the_sizes_of_real_models():
     for name, parameters in (("135m", 134_515_008), ("1.2b", 1_235_814_400), ("8b", 8_030_261_248)):
         plans = planned(SHAPES[name], "F32")
         assert sum(max(plan.rows, 1) * plan.columns for plan in plans) == parameters

@@ -1,4 +1,4 @@
-"""The faults that scripts/mutate makes: each is what it says, alone, and leaves valid Python."""
+"""Test the mutants of scripts/mutate: each changes one thing and leaves valid Python."""
 
 import ast
 import subprocess
@@ -12,8 +12,8 @@ import mutants as finder
 import mutate
 
 
-def changed(source: str, kind: str) -> list[str]:
-    """The source with each of the faults of a kind."""
+def mutate_source(source: str, kind: str) -> list[str]:
+    """Return the source with each fault of a type."""
     data = source.encode()
     return [fault.applied(data).decode() for fault in finder.faults(data) if fault.kind == kind]
 
@@ -63,40 +63,40 @@ def changed(source: str, kind: str) -> list[str]:
         ("number", "f'{a:3}'", []),
     ],
 )
-def test_kinds(kind: str, source: str, expected: list[str]):
-    assert changed(source, kind) == expected
+def test_each_fault_type_changes_what_it_names(kind: str, source: str, expected: list[str]):
+    assert mutate_source(source, kind) == expected
 
 
-def test_all_are_valid_and_say_something_else():
+def test_all_faults_are_valid_and_change_the_source():
     source = (ROOT / "localllm" / "generation" / "sampling" / "candidates.py").read_bytes()
-    found = finder.faults(source)
-    valid = [fault for fault in found if finder.is_valid(fault.applied(source))]
-    assert len(found) >= len(valid) > 40
+    faults = finder.faults(source)
+    valid = [fault for fault in faults if finder.is_valid(fault.applied(source))]
+    assert len(faults) >= len(valid) > 40
     for fault in valid:
         assert ast.dump(ast.parse(fault.applied(source))) != ast.dump(ast.parse(source)), fault
-    assert {"History.append", "Breakers.push"} <= {fault.function for fault in found}
+    assert {"History.append", "Breakers.push"} <= {fault.function for fault in faults}
 
 
-def test_a_seed_draws_the_same_and_different_ones():
+def test_a_seed_draws_the_same_faults_again():
     paths = mutate.modules(["generation", "errors.py"])
     first, again, other = (list(mutate.drawn(paths, 20, seed)) for seed in (1, 1, 2))
     assert first == again and len(set(first)) == 20
     assert len(set(first) & set(other)) < 10
 
 
-def test_all_parts_are_there_and_quant_is_beside_the_package():
+def test_all_packages_and_quant_have_faults():
     assert len(mutate.modules(mutate.PARTS)) > 400
     assert mutate.modules(["quantizing", "quant"])[0].startswith("localllm/quantizing/")
     assert "quant/affine.py" in mutate.modules(["quant"])
 
 
-def test_a_place():
+def test_a_line_range_selects_its_faults():
     places = mutate.placed("localllm/generation/sampling/candidates.py:20-30")
     assert places and all(20 <= mutant.fault.line <= 30 for mutant in places)
 
 
 @pytest.mark.sampled
-def test_who_tests_what_nobody_is_seen_to_execute(monkeypatch, tmp_path):
+def test_unexecuted_functions_get_the_tests_of_their_module(monkeypatch, tmp_path):
     monkeypatch.setattr(mutate, "executed", dict)
     [mutant, *_] = mutate.placed("scripts/tools/mutants.py")
     assert mutate.tests_of(mutant, 10) == []
@@ -104,7 +104,7 @@ def test_who_tests_what_nobody_is_seen_to_execute(monkeypatch, tmp_path):
     assert "tests/unit/generation/sampling/test_steps.py" in mutate.tests_of(mutant, 10)
 
 
-def test_the_most_special_tests_come_first(monkeypatch):
+def test_the_most_specific_tests_come_first(monkeypatch):
     [mutant, *_] = [
         each for each in mutate.placed("localllm/generation/sampling/candidates.py") if "push" in each.fault.function
     ]
@@ -125,8 +125,8 @@ def test_the_most_special_tests_come_first(monkeypatch):
     ("function", "tests"),
     [("f", [*"abcde"]), ("C._f", [*"abcde"]), ("", ["module", *"abcde"]), ("C", ["module", *"abcde"])],
 )
-def test_what_is_in_no_function_meets_the_tests_of_the_module(monkeypatch, function: str, tests: list[str]):
-    """Many tests with a process of their own import it, and none that calls its functions is seen to."""
+def test_code_outside_functions_gets_the_tests_of_its_module(monkeypatch, function: str, tests: list[str]):
+    """Skip tests that run own processes and are not seen to call its functions."""
     own = [(50 + number, 1.0, test) for number, test in enumerate("abcde")]
     known = {f"x.py:{function}": own, "x.py:g": [(3, 1.0, "module"), (99, 1.0, "late")], "y.py:g": [(1, 1.0, "other")]}
     monkeypatch.setattr(mutate, "executed", lambda: known)
@@ -137,8 +137,8 @@ def test_what_is_in_no_function_meets_the_tests_of_the_module(monkeypatch, funct
 
 
 @pytest.mark.sampled
-def test_a_fault_is_noticed_or_not(tmp_path):
-    """In a copy: by a test that looks, and by one that does not."""
+def test_a_mutant_is_killed_only_by_a_test_that_checks_it(tmp_path):
+    """Run in a copy of the tree."""
     mutant = next(iter(mutate.placed("localllm/generation/sampling/candidates.py")))
     (tmp_path / "localllm" / "generation" / "sampling").mkdir(parents=True)
     for name in ("right", mutant.path):
@@ -165,7 +165,7 @@ def test_a_fault_is_noticed_or_not(tmp_path):
 
 
 @pytest.mark.sampled
-def test_which_functions_a_test_executes(tmp_path):
+def test_the_functions_executed_by_a_test_are_recorded(tmp_path):
     (tmp_path / "test_x.py").write_text(
         "from localllm.generation.sampling.candidates import History\n\ndef test_x():\n    History(3).append(1)\n"
     )
@@ -176,5 +176,5 @@ def test_which_functions_a_test_executes(tmp_path):
     }
     command = [sys.executable, "-m", "pytest", "-q", "-p", "coverage_plugin", "-p", "no:cacheprovider", "test_x.py"]
     subprocess.run(command, cwd=tmp_path, env=environment, check=True, capture_output=True)
-    [found] = [path.read_text() for path in tmp_path.glob("*.jsonl")]
-    assert "localllm/generation/sampling/candidates.py:History.append" in found and "History.copy" not in found
+    [record] = [path.read_text() for path in tmp_path.glob("*.jsonl")]
+    assert "localllm/generation/sampling/candidates.py:History.append" in record and "History.copy" not in record

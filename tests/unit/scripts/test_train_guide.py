@@ -1,4 +1,4 @@
-"""The built-in model: its training text has none of the questions that it is scored with, and it knows its subjects."""
+"""Test the built-in model: its training text excludes the scored questions, and it knows its subject."""
 
 import sys
 
@@ -21,15 +21,15 @@ def ask(question: str) -> str:
 
 
 @pytest.mark.parametrize("path", SETS, ids=[path.stem for path in SETS])
-def test_questions_are_judged_by_rules_that_some_answer_meets(path):
-    """No question can be answered by nothing at all, or only by what is forbidden."""
+def test_questions_have_rules_that_some_answer_meets(path):
+    """Demand something, and not only what is forbidden."""
     known = [answer for topic in guide_text.TOPICS.values() for answer in guide_text.answers_of(topic)]
     for check in score_guide.checks(path):
         assert not check.accepts("")
         assert any(check.accepts(answer) for answer in [*known, guide_text.FOREIGN_ANSWER]), check.question
 
 
-def test_the_training_text_leaves_the_questions_out():
+def test_the_training_text_excludes_the_questions():
     asked = [check for path in SETS for check in score_guide.checks(path)]
     text = [question for turns in guide_text.conversations(seed=7, count=3000) for question, _ in turns.turns]
     assert len(text) > 3000 and not score_guide.leaked(text, asked)
@@ -41,5 +41,5 @@ def test_the_guide_knows_exit_codes(number: int):
     assert f"code {number} means" in ask(f"What is exit code {number}?")
 
 
-def test_a_question_about_something_else_is_not_answered():
+def test_the_guide_does_not_answer_other_questions():
     assert ask("Who was Napoleon?") == guide_text.FOREIGN_ANSWER

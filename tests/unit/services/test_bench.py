@@ -1,4 +1,4 @@
-"""localllm bench: what is measured, the figures made of it, and how they are shown."""
+"""Test localllm bench: the measured tests, their figures, and the output."""
 
 import gc
 import json
@@ -53,7 +53,7 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> str:
 # What is measured.
 
 
-def test_the_plan_is_in_the_order_of_llama_bench():
+def test_tests_are_in_the_order_of_llama_bench():
     tests = plan((512, 1024), (128,), ((64, 8),), (0, 4096))
     assert [test.name for test in tests] == [
         *("pp512", "pp1024", "tg128", "pp64+tg8"),
@@ -62,7 +62,7 @@ def test_the_plan_is_in_the_order_of_llama_bench():
     assert [(test.tokens, test.end) for test in tests[-2:]] == [(128, 4224), (72, 4168)]
 
 
-def test_a_zero_switches_a_default_off():
+def test_a_zero_turns_a_default_test_off():
     assert [test.name for test in plan((0,), (128,), (), (0,))] == ["tg128"]
     assert [test.name for test in plan((512,), (0,), (), (0,))] == ["pp512"]
     with pytest.raises(UsageError):
@@ -70,10 +70,10 @@ def test_a_zero_switches_a_default_off():
 
 
 class TimedEngine(FakeEngine):
-    """Every token takes a known time; `clock` is what perf_counter says."""
+    """An engine with a known time per token; `clock` replaces perf_counter."""
 
     def __init__(self, *seconds_per_token: float):
-        """The times of the calls; the last one is that of all further calls."""
+        """Set the seconds per token of each call; the last holds for all further calls."""
         super().__init__(vocab_size=50, say=lambda tokens: 0, context=5000)
         self.clock, self.times = 0.0, list(seconds_per_token)
         self.known: dict[int, int] = {}  # the tokens at all positions so far
@@ -93,7 +93,7 @@ class TimedSequence(FakeSequence):
 
 @pytest.fixture
 def course(monkeypatch):
-    """A function (engine) to a course over it, with its clock and a memory that gets faster: 10, 20, ... GB/s."""
+    """Return a function that starts a speed test over an engine, with its clock and a growing bandwidth in GB/s."""
 
     def prepare(engine: TimedEngine, steps: list[str] | None = None) -> SpeedTest:
         monkeypatch.setattr(bench, "perf_counter", lambda: engine.clock)
@@ -105,7 +105,7 @@ def course(monkeypatch):
     return prepare
 
 
-def test_the_warm_up_does_not_count(course):
+def test_the_warm_up_is_not_counted(course):
     engine, steps = TimedEngine(9.0, 1 / 100, 1 / 200, 1 / 300), []
     result = course(engine, steps).measure(Test(64, 0), repetitions=3)
     assert result.samples == pytest.approx([100, 200, 300])
@@ -114,7 +114,7 @@ def test_the_warm_up_does_not_count(course):
     assert steps == [f"pp64 (threads: 2): {step}" for step in ("warming up", "run 1 of 3", "run 2 of 3", "run 3 of 3")]
 
 
-def test_tokens_are_written_one_by_one_after_the_depth(course):
+def test_decode_runs_token_by_token_after_the_depth(course):
     engine, steps = TimedEngine(1 / 50), []
     result = course(engine, steps).measure(Test(0, 3, depth=1000), repetitions=2)
     assert engine.calls == [(0, 512), (512, 488), (1000, 1), *[(1000, 1), (1000, 1), (1001, 1), (1002, 1)] * 2]
@@ -122,7 +122,7 @@ def test_tokens_are_written_one_by_one_after_the_depth(course):
     assert steps[0] == "tg3 @ d1000 (threads: 2): filling the cache, 0 of 1000 tokens"
 
 
-def test_reading_and_writing_are_timed_together(course):
+def test_prefill_and_decode_can_be_timed_together(course):
     engine = TimedEngine(0.0, 0.0, 0.01, 0.5, 0.5)
     result = course(engine).measure(Test(100, 2), repetitions=1)
     assert engine.calls == [(0, 100), (100, 1), (0, 100), (100, 1), (101, 1)]
@@ -130,7 +130,7 @@ def test_reading_and_writing_are_timed_together(course):
     assert (result.gb_per_s, result.share, result.gops, result.bandwidth) == (None,) * 4
 
 
-def test_depths_are_filled_once_and_whenever_needed(course):
+def test_a_depth_is_prefilled_only_when_needed(course):
     engine = TimedEngine(1.0)
     tests = course(engine)
     for depth in (600, 600, 0, 600):
@@ -144,32 +144,32 @@ def test_depths_are_filled_once_and_whenever_needed(course):
 
 
 @pytest.mark.parametrize(
-    ("test", "limits", "told"),
+    ("test", "limits", "expected"),
     [
         (Test(0, 2), (9e11, 7e13), (9e11, 7e13)), (Test(4, 0), (9e11, 7e13), (None, 7e13)),
         (Test(4, 2), (9e11, None), (None, None)), (Test(0, 2), None, (10e9, None)), (Test(4, 0), None, (None, 6e9)),
         (Test(4, 2), None, (None, None)),
     ],
 )  # fmt: skip
-def test_what_a_card_can_do_is_known(course, test: Test, limits: tuple | None, told: tuple):
-    """Nothing is measured for it, and no cache has to be filled again; a prompt is not about memory."""
+def test_known_limits_of_a_gpu_are_not_measured(course, test: Test, limits: tuple | None, expected: tuple):
+    """Fill no cache again for them; a prefill test needs no bandwidth."""
     engine = TimedEngine(1.0)
-    made = course(engine)
-    tried = SpeedTest(made._sequence, 2, COSTS, lambda step: None, limits)
+    speed_test = course(engine)
+    tried = SpeedTest(speed_test._sequence, 2, COSTS, lambda step: None, limits)
     result = tried.measure(test, 1)
-    assert (result.bandwidth, result.peak) == told
+    assert (result.bandwidth, result.peak) == expected
     runs = 2 + (not test.prompt and limits is None)
     assert len(engine.calls) == (runs - 1) * (bool(test.prompt) + bool(test.generated)) + (
         bool(test.prompt) + test.generated
     )
 
 
-def test_tokens_are_random_and_always_the_same(course):
+def test_random_tokens_are_always_the_same(course):
     one, other = (course(TimedEngine(1.0)) for _ in range(2))
     assert one._ids == other._ids and len(one._ids) == 5000 and {*one._ids} == {*range(50)}
 
 
-def test_the_memory_is_measured_before_every_run(course):
+def test_the_bandwidth_is_measured_before_every_run(course):
     assert course(TimedEngine(1.0)).measure(Test(0, 1), 3).bandwidth == pytest.approx(20e9)
     assert course(TimedEngine(1.0)).measure(Test(1, 0), 3).bandwidth is None
 
@@ -177,7 +177,7 @@ def test_the_memory_is_measured_before_every_run(course):
 # The figures.
 
 
-def test_figures_of_writing():
+def test_decode_figures_have_bandwidth_and_share():
     result = Result(Test(0, 128), 2, [900.0, 1100.0, 1000.0], COSTS, bandwidth=8e9)
     assert result.facts() == {
         "name": "tg128",
@@ -192,7 +192,7 @@ def test_figures_of_writing():
     }
 
 
-def test_figures_of_reading():
+def test_prefill_figures_have_operations_per_second():
     facts = Result(Test(10, 0, depth=7), 1, [500.0], COSTS).facts()
     assert (facts["name"], facts["depth"], facts["deviation"]) == ("pp10 @ d7", 7, 0.0)
     assert facts["gops"] == pytest.approx(2 * 500 * (3e6 + 1e6 / 10) / 1e9)
@@ -208,8 +208,8 @@ def test_a_narrow_terminal_gets_no_frame(width: int, drawn: bool, monkeypatch, c
     assert ("┏" in out or "+-" in out) is drawn and "llama Q8_0, 7 weights in 9 B" in " ".join(out.split())
 
 
-def test_what_a_row_shows():
-    """Shares only of what is known: of a card's peak, of a memory's speed; dashes or nothing stand for no figure."""
+def test_a_row_shows_shares_of_known_limits_only():
+    """Show dashes or nothing for unknown figures."""
     reading = Result(Test(10, 0), 1, [500.0, 700.0], COSTS, peak=7.44e9)
     assert reading.share_of_peak == pytest.approx(0.5)
     assert cells(reading) == ("pp10", "1", "600.00 ± 141.42", "4 GOPS, 50%", "")
@@ -223,7 +223,7 @@ def test_what_a_row_shows():
 
 
 class Counting(Reference):
-    """Counts what the matrix products of a run are made of."""
+    """A backend that counts multiply-adds and bytes of matrix products."""
 
     multiply_adds = weight_bytes = 0
 
@@ -234,7 +234,7 @@ class Counting(Reference):
 
 
 @pytest.mark.parametrize("tied", [False, True])
-def test_costs_are_those_of_the_matrix_products(tiny: str, tied: bool):
+def test_costs_equal_those_of_the_matrix_products(tiny: str, tied: bool):
     file = GGUFFile.open(tiny)
     tensors = {name: tensor for name, tensor in file.tensors.items() if not (tied and name == "output.weight")}
     builder = Counting([Span(ReferenceCache(KVType("f32", "f32")), 0, np.array([5, 6, 7]), wanted=1)], {}, 512)
@@ -246,19 +246,22 @@ def test_costs_are_those_of_the_matrix_products(tiny: str, tied: bool):
     assert costs.per_logits == prod(tensors["token_embd.weight"].shape)
 
 
-def test_what_a_report_says(monkeypatch):
-    """The machine's bandwidth is the highest that a test has met; a card multiplies in its own way."""
+def test_the_report_has_machine_model_and_tests(monkeypatch):
+    """Use the highest bandwidth of all tests, and the GPU's library as lane."""
     monkeypatch.setattr(bench, "processor", lambda: "a CPU")
     monkeypatch.setattr(bench, "usable_cores", lambda: 3)
     monkeypatch.setattr(bench, "lane_name", lambda: "a lane")
-    made = Bench("x.gguf", print)
-    results = [Result(Test(0, 1), 2, [5.0], COSTS, given) for given in (8e9, None, 9e9)]
+    benchmark = Bench("x.gguf", print)
+    results = [Result(Test(0, 1), 2, [5.0], COSTS, bandwidth) for bandwidth in (8e9, None, 9e9)]
     machine = {"cpu": "a CPU", "lane": "a lane", "threads": 3, "bandwidth_gbs": 9.0}
-    assert made.report(results) == {"machine": machine, "model": {}, "tests": [one.facts() for one in results]}
-    assert made.report([])["machine"]["bandwidth_gbs"] is None
+    assert benchmark.report(results) == {"machine": machine, "model": {}, "tests": [one.facts() for one in results]}
+    assert benchmark.report([])["machine"]["bandwidth_gbs"] is None
     for device, lane in (("CPU", "a lane"), ("H100", "cuBLAS")):
-        made.model = {"device": device}
-        assert made.lane == made.report([])["machine"]["lane"] == lane and made.report([])["model"] == made.model
+        benchmark.model = {"device": device}
+        assert (
+            benchmark.lane == benchmark.report([])["machine"]["lane"] == lane
+            and benchmark.report([])["model"] == benchmark.model
+        )
 
 
 # Models that make vectors.
@@ -267,28 +270,30 @@ def test_what_a_report_says(monkeypatch):
 @pytest.mark.parametrize(
     ("lookahead", "fills", "no_text"), [(True, False, True), (True, True, False), (False, False, False)]
 )
-def test_which_models_make_no_text(lookahead: bool, fills: bool, no_text: bool, monkeypatch):
+def test_embedding_models_generate_no_text(lookahead: bool, fills: bool, no_text: bool, monkeypatch):
     closed: list[bool] = []
     file = SimpleNamespace(close=lambda: closed.append(True))
     monkeypatch.setattr(bench, "GGUFFile", SimpleNamespace(open=lambda path: closing(file)))
     read = SimpleNamespace(bidirectional=lookahead, fills=fills)
-    monkeypatch.setattr(bench, "architecture", lambda given: (None, read) if given is file else None)
+    monkeypatch.setattr(bench, "architecture", lambda other: (None, read) if other is file else None)
     assert bench.makes_no_text("x") is no_text and closed == [True]
 
 
 class FakeReader:
-    """Reads a text of n tokens in n milliseconds the first time that it is timed, in twice as many the next time.
+    """A reader that takes n ms for n tokens, and twice as long the next time.
 
     Attributes:
-        heard: what it was made with.  events: what is asked of it.
+        heard: the arguments of its constructor.
+        events: its calls.
+
     """
 
     context, vocab_size = 64, 50
     heard: ClassVar[list[Any]] = []
 
-    def __init__(self, *told: Any):
+    def __init__(self, *arguments: Any):
         self.events, self.now, self.slow = list[Any](), 0.0, 1
-        self.heard[:] = [*told, self]
+        self.heard[:] = [*arguments, self]
 
     def prepare_all(self) -> None:
         self.events.append("prepared")
@@ -304,27 +309,27 @@ class FakeReader:
 
 
 def test_texts_of_each_length_are_timed(monkeypatch):
-    """8192 tokens at a time, after some that are not timed; of long texts one, no longer than the model reads."""
-    h, told = SimpleNamespace(pooling="mean"), []
+    """Run 8192 tokens at a time after a warm-up; a long text alone, and at most the model's context."""
+    h, progress = SimpleNamespace(pooling="mean"), []
     monkeypatch.setattr(bench, "GGUFFile", SimpleNamespace(open=lambda path: path))
     monkeypatch.setattr(bench, "architecture", lambda file: (None, h))
     monkeypatch.setattr(bench, "EmbeddingRunner", FakeReader)
     monkeypatch.setattr(bench, "perf_counter", lambda: FakeReader.heard[-1].now)
-    found = bench.measure("m", [16, 0, 512, 64, 3], 5, 2, told.append, print, "cpu")
-    *made, reader = FakeReader.heard
-    assert made == ["m", "mean", EngineOptions(5, backend="cpu", progress=print)]
-    assert told == ["texts of 16 tokens", "texts of 64 tokens", "texts of 3 tokens"]
+    rows = bench.measure("m", [16, 0, 512, 64, 3], 5, 2, progress.append, print, "cpu")
+    *arguments, reader = FakeReader.heard
+    assert arguments == ["m", "mean", EngineOptions(5, backend="cpu", progress=print)]
+    assert progress == ["texts of 16 tokens", "texts of 64 tokens", "texts of 3 tokens"]
     assert reader.events == [
         "prepared", (8, 16), (512, 16), (512, 16), (8, 64), (128, 64), (128, 64), (8, 3), (2730, 3), (2730, 3), "closed"
     ]  # fmt: skip
-    assert [(one["length"], one["texts"]) for one in found] == [(16, 512), (64, 128), (3, 2730)]
+    assert [(one["length"], one["texts"]) for one in rows] == [(16, 512), (64, 128), (3, 2730)]
     speeds = [[500, 1000], [1000, 500], [500, 1000]]
-    for one, both in zip(found, speeds, strict=True):
+    for one, both in zip(rows, speeds, strict=True):
         assert one["tokens_per_second"] == pytest.approx(750) and one["deviation"] == pytest.approx(stdev(both))
         assert one["texts_per_second"] == pytest.approx(750 / one["length"])
     monkeypatch.setattr(FakeReader, "context", 10_000)
-    (found,) = bench.measure("m", [10_000], None, 0, told.append)
-    assert (found["texts"], found["deviation"], found["length"]) == (1, 0.0, 10_000)
+    (rows,) = bench.measure("m", [10_000], None, 0, progress.append)
+    assert (rows["texts"], rows["deviation"], rows["length"]) == (1, 0.0, 10_000)
     assert FakeReader.heard[2] == EngineOptions(None, backend="auto", progress=None)
     assert FakeReader.heard[-1].events == ["prepared", (1, 10_000), (1, 10_000), "closed"]
 
@@ -344,7 +349,7 @@ def test_the_memory_is_read_completely(threads: int, size: int):
     reader.close()
 
 
-def test_the_bandwidth_is_bytes_per_second(monkeypatch):
+def test_bandwidth_is_bytes_per_second(monkeypatch):
     reader = MemoryReader(1, 1 << 20)
     clock = iter([10.0, 12.0])
     monkeypatch.setattr(limits, "perf_counter", lambda: next(clock))
@@ -352,7 +357,7 @@ def test_the_bandwidth_is_bytes_per_second(monkeypatch):
     reader.close()
 
 
-def test_the_memory_is_given_back():
+def test_measured_memory_is_freed():
     reader = MemoryReader(2, 1024)
     reader.run()
     words = weakref.ref(reader.words)
@@ -363,13 +368,13 @@ def test_the_memory_is_given_back():
 
 
 def test_peak_operations_are_those_of_the_fastest_pass(monkeypatch):
-    """Seven rounds of bytes that are 1, which the sums begin with, too."""
+    """Run seven rounds of bytes that are 1, as are the initial sums."""
     monkeypatch.setattr(limits, "ROUNDS", 7)
     seconds, memories = iter([4.0, 2.0, *[8.0] * 8]), []
-    made = limits.np.ones
+    ones_of_numpy = limits.np.ones
 
     def ones(*shape):
-        memories.append(made(*shape))
+        memories.append(ones_of_numpy(*shape))
         return memories[-1]
 
     def timed(walkers):
@@ -389,7 +394,7 @@ def test_peak_operations_are_those_of_the_fastest_pass(monkeypatch):
     assert peak_operations(2) is None
 
 
-def test_the_best_pass_is_the_bandwidth(monkeypatch):
+def test_the_fastest_pass_is_the_bandwidth(monkeypatch):
     class FakeReader:
         speeds = iter([3.0, 9.0, *[5.0] * 8])
         closed, sizes = 0, []
@@ -420,19 +425,19 @@ def test_the_best_pass_is_the_bandwidth(monkeypatch):
 @pytest.mark.parametrize(
     ("text", "numbers"), [("0", (0,)), ("512,1024", (512, 1024)), ("9999999", (9999999,)), ("007", (7,))]
 )
-def test_lists_of_numbers(text: str, numbers: tuple[int, ...]):
+def test_lists_of_numbers_are_parsed(text: str, numbers: tuple[int, ...]):
     assert Numbers(0)(text) == numbers
 
 
 @pytest.mark.parametrize(
     "text", ["", ",", "1,", ",1", "1,,2", "-1", "+1", "1.5", "1 2", "1_0", "x", "10000000", "²", "٣"]
 )
-def test_no_lists_of_numbers(text: str):
+def test_invalid_lists_of_numbers_are_refused(text: str):
     with pytest.raises(ValueError):
         Numbers(0)(text)
 
 
-def test_limits_of_lists():
+def test_lists_have_a_fixed_length_and_minimum():
     assert Numbers(1, 2)("1,2") == (1, 2)
     for text in ("1", "1,2,3", "0,1"):
         with pytest.raises(ValueError):
@@ -440,7 +445,7 @@ def test_limits_of_lists():
 
 
 def run(*arguments: str) -> bytes:
-    """What the program writes to stdout, when nothing goes wrong and nothing is said."""
+    """Run the program; return stdout, and fail if it exits with an error or writes to stderr."""
     done = subprocess.run([*PROGRAM, "bench", *arguments], capture_output=True, timeout=120, env=ENVIRONMENT)
     assert (done.returncode, done.stderr) == (0, b"")
     return done.stdout
@@ -448,7 +453,7 @@ def run(*arguments: str) -> bytes:
 
 @pytest.mark.sampled
 @pytest.mark.slow
-def test_the_json_object(tiny: str):
+def test_bench_prints_a_json_object(tiny: str):
     asked = ["-p", "16,8", "-n", "4", "-pg", "8,2", "-d", "0,600", "-r", "2", "-t", "2,1"]
     report = json.loads(run(tiny, *asked, "--json"))
     assert report.keys() == {"machine", "model", "tests"}
@@ -484,7 +489,7 @@ HEADER += r"\|( --- \|){2}( --: \|){4}\n"
 
 @pytest.mark.sampled
 @pytest.mark.slow
-def test_a_pipe_gets_markdown(tiny: str):
+def test_bench_prints_markdown_to_a_pipe(tiny: str):
     out = run(tiny, "-p", "16", "-n", "0", "-r", "1", "-t", "1").decode()
     assert re.fullmatch(HEADER + READING, out)
     out = run(tiny, "-p", "0", "-n", "4", "-d", "8", "-r", "3", "-t", "1", "--md").decode()
@@ -492,7 +497,7 @@ def test_a_pipe_gets_markdown(tiny: str):
 
 
 @posix
-def test_a_terminal_gets_a_table_and_progress(tiny: str):
+def test_bench_prints_a_table_and_progress_to_a_terminal(tiny: str):
     terminal = Terminal("bench", tiny, "-p", "16", "-n", "0", "-r", "1", "-t", "1")
     assert terminal.end() == 0
     seen = terminal.seen
@@ -502,7 +507,7 @@ def test_a_terminal_gets_a_table_and_progress(tiny: str):
 
 
 @posix
-def test_markdown_on_a_terminal(tiny: str):
+def test_bench_prints_markdown_to_a_terminal_on_request(tiny: str):
     terminal = Terminal("bench", tiny, "-p", "16", "-n", "0", "-r", "1", "-t", "1", "--md")
     assert terminal.end() == 0
     assert re.search(READING, terminal.seen.replace("\r\n", "\n"))
@@ -510,7 +515,7 @@ def test_markdown_on_a_terminal(tiny: str):
 
 @posix
 @pytest.mark.parametrize("form", ["--md", "--json"])
-def test_ctrl_c_shows_what_was_measured(tmp_path: Path, form: str):
+def test_ctrl_c_prints_the_results_so_far(tmp_path: Path, form: str):
     path = str(write_tiny_model(tmp_path / "tiny.gguf", context=1_000_000))
     terminal = Terminal("bench", path, "-p", "16", "-n", "900000", "-r", "1", "-t", "1", form)
     terminal.expect("tg900000 .*: run 1 of 1")
@@ -525,7 +530,7 @@ def test_ctrl_c_shows_what_was_measured(tmp_path: Path, form: str):
 
 
 @posix
-def test_ctrl_c_before_the_first_result(tiny: str):
+def test_ctrl_c_before_the_first_result_prints_nothing(tiny: str):
     terminal = Terminal("bench", tiny, "-p", "0", "-n", "400", "-d", "9000000", "-r", "1", "-t", "1", "--md")
     terminal.expect("filling the cache, 512 of 9000000")
     terminal.signal(signal.SIGINT)
@@ -534,7 +539,7 @@ def test_ctrl_c_before_the_first_result(tiny: str):
     assert "tokens/s" not in terminal.seen
 
 
-def test_a_name_cannot_break_the_table(tiny: str, tmp_path: Path):
+def test_a_model_name_cannot_break_the_table(tiny: str, tmp_path: Path):
     if os.name != "posix":
         pytest.skip("such names are possible on POSIX only")
     path = tmp_path / "a|b\nc.gguf"
@@ -543,6 +548,6 @@ def test_a_name_cannot_break_the_table(tiny: str, tmp_path: Path):
     assert re.fullmatch(HEADER + READING.replace("tiny", r"a\\\|b c"), out)
 
 
-def test_the_service_refuses(tiny: str):
+def test_zero_repetitions_are_refused(tiny: str):
     with pytest.raises(UsageError):
         list(Bench(tiny, lambda step: None).run([Test(1, 0)], [1], 0, "f16"))

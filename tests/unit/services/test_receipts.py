@@ -1,4 +1,4 @@
-"""Receipts: everything that an answer came from is in them, and replay tells the same text from another."""
+"""Test receipts: they hold everything an answer came from, and replay tells the same text from another."""
 
 import hashlib
 import json
@@ -37,19 +37,19 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 @pytest.fixture(autouse=True)
 def hashes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A cache folder for hashes alone."""
+    """Use a cache folder for hashes only."""
     monkeypatch.setattr(checksummed_cache, "cache_folder", lambda: tmp_path / "cache")
     return tmp_path / "cache" / "sha256"
 
 
-def made(cli, path: Path, *arguments: object, stdin: bytes = b"") -> dict:
+def write_receipt(cli, path: Path, *arguments: object, stdin: bytes = b"") -> dict:
     code, _, err = cli("run", *arguments, "--receipt", path, stdin=stdin)
     assert code == 0 and (not err or err.startswith("localllm: no effect: --dry-multiplier"))
     return json.loads(path.read_bytes())
 
 
 def change(path: Path, *place: str | int, to: object) -> None:
-    """Another value at a place of a receipt."""
+    """Change a value of a receipt."""
     receipt = inner = json.loads(path.read_bytes())
     for name in place[:-1]:
         inner = inner[name]
@@ -72,14 +72,16 @@ def change(path: Path, *place: str | int, to: object) -> None:
     ],
     ids=" ".join,
 )
-def test_the_same_text_comes_again(tiny: str, cli, tmp_path: Path, choices: list[str]):
-    made(cli, tmp_path / "r.json", tiny, *choices, "-n", "8", stdin=b"" if choices else "für [\n1,\n2\n] 👍".encode())
+def test_replay_reproduces_the_text(tiny: str, cli, tmp_path: Path, choices: list[str]):
+    write_receipt(
+        cli, tmp_path / "r.json", tiny, *choices, "-n", "8", stdin=b"" if choices else "für [\n1,\n2\n] 👍".encode()
+    )
     assert cli("replay", tmp_path / "r.json") == (0, "the same text\n", "")
 
 
-def test_what_a_receipt_has(tiny: str, cli, tmp_path: Path):
+def test_a_receipt_holds_model_prompt_options_and_result(tiny: str, cli, tmp_path: Path):
     text = "für 👍 [ 1, 2 ]"
-    receipt = made(cli, tmp_path / "r.json", tiny, "-p", text, "-n", "6", "--top-p", "0.5", "-r", "x\ny")
+    receipt = write_receipt(cli, tmp_path / "r.json", tiny, "-p", text, "-n", "6", "--top-p", "0.5", "-r", "x\ny")
     data = Path(tiny).read_bytes()
     file = {"path": tiny, "size": len(data), "sha256": hashlib.sha256(data).hexdigest()}
     assert receipt["model"] == {"arch": "llama", "format": "F32", "files": [file]}
@@ -106,26 +108,32 @@ def test_what_a_receipt_has(tiny: str, cli, tmp_path: Path):
 
 
 @pytest.mark.parametrize(
-    ("features", "told"),
+    ("features", "expected"),
     [("+avx2,+avx512f,+sse4.2", "avx2 avx512f"), ("+neon,+dotprod,+i8mm,+crc", "dotprod i8mm neon"), ("", "")],
 )
-def test_instructions_by_which_kernels_differ(monkeypatch, features: str, told: str):
-    """Of every kind of processor."""
+def test_instructions_that_change_kernels_are_recorded(monkeypatch, features: str, expected: str):
+    """Cover every processor type."""
     monkeypatch.setattr(receipts, "this_lane", lambda: Lane("", features))
-    assert receipts.describe_environment(SimpleNamespace(engine=SimpleNamespace(device="CPU")))["instructions"] == told
+    assert (
+        receipts.describe_environment(SimpleNamespace(engine=SimpleNamespace(device="CPU")))["instructions"] == expected
+    )
 
 
-def test_what_computed(monkeypatch: pytest.MonkeyPatch):
+def test_a_receipt_records_python_processor_system_and_device(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(receipts, "processor", lambda: "an abacus")
     monkeypatch.setattr(receipts, "system_name", lambda: "DOS")
-    told = receipts.describe_environment(SimpleNamespace(engine=SimpleNamespace(device="beads")))  # type: ignore[arg-type]
-    assert (told["python"], told["processor"], told["system"]) == (platform.python_version(), "an abacus", "DOS")
-    assert told["device"] == "beads"
+    environment = receipts.describe_environment(SimpleNamespace(engine=SimpleNamespace(device="beads")))  # type: ignore[arg-type]
+    assert (environment["python"], environment["processor"], environment["system"]) == (
+        platform.python_version(),
+        "an abacus",
+        "DOS",
+    )
+    assert environment["device"] == "beads"
 
 
-def test_another_text_is_told(tiny: str, cli, tmp_path: Path):
+def test_replay_shows_where_another_text_begins(tiny: str, cli, tmp_path: Path):
     path = tmp_path / "r.json"
-    result = made(cli, path, tiny, "-p", "Hi", "-n", "8", "-s", "3")["result"]
+    result = write_receipt(cli, path, tiny, "-p", "Hi", "-n", "8", "-s", "3")["result"]
     tokens, text = [*result["tokens"][:4], 5, *result["tokens"][5:]], result["text"]
     change(path, "result", "tokens", to=tokens)
     assert cli("replay", path)[:2] == (0, "the same text\n")
@@ -135,24 +143,24 @@ def test_another_text_is_told(tiny: str, cli, tmp_path: Path):
     assert out == f"another text, from token 5, character {len(text)}: it was '…' and is {text[-1]!r}\n"
 
 
-def test_another_seed_gives_another_text(tiny: str, cli, tmp_path: Path):
-    """What replay says comes from answering, not from the receipt."""
+def test_replay_with_another_seed_gives_another_text(tiny: str, cli, tmp_path: Path):
+    """Prove that replay generates the answer."""
     path = tmp_path / "r.json"
-    made(cli, path, tiny, "-p", "Hi", "-n", "30", "-s", "3", "--temp", "2")
+    write_receipt(cli, path, tiny, "-p", "Hi", "-n", "30", "-s", "3", "--temp", "2")
     change(path, "options", "sampling", "seed", to=4)
     assert cli("replay", path)[0] == 1
 
 
-def test_what_has_changed_is_told(tiny: str, cli, tmp_path: Path):
+def test_replay_reports_what_has_changed(tiny: str, cli, tmp_path: Path):
     path, other = tmp_path / "r.json", write_tiny_model(tmp_path / "other.gguf", seed=1, context=2048)
-    made(cli, path, tiny, "-p", "Hi", "-n", "8", "--temp", "0")
+    write_receipt(cli, path, tiny, "-p", "Hi", "-n", "8", "--temp", "0")
     change(path, "made_by", "numpy", to="1.0")
     change(path, "made_by", "processor", to="an abacus")
     code, out, err = cli("replay", path)
     assert (code, out) == (0, "the same text\n")
-    told = err.splitlines()
-    assert [line.split(" was ")[0] for line in told] == ["localllm: numpy", "localllm: processor"]
-    assert told[1].startswith("localllm: processor was an abacus, is ")
+    lines = err.splitlines()
+    assert [line.split(" was ")[0] for line in lines] == ["localllm: numpy", "localllm: processor"]
+    assert lines[1].startswith("localllm: processor was an abacus, is ")
     code, out, err = cli("replay", path, "-m", other)
     assert code == 1 and out.startswith("another text, from token 1, character 1: it was ")
     assert "localllm: the model is another one: its SHA-256 was " in err
@@ -160,9 +168,9 @@ def test_what_has_changed_is_told(tiny: str, cli, tmp_path: Path):
     assert cli("replay", path)[0] == 3
 
 
-def test_an_interrupted_answer_is_compared_as_far_as_it_came(tiny: str, cli, tmp_path: Path):
+def test_an_interrupted_answer_is_compared_up_to_its_end(tiny: str, cli, tmp_path: Path):
     path = tmp_path / "r.json"
-    made(cli, path, tiny, "-p", "Hi", "-n", "8", "-s", "1")
+    write_receipt(cli, path, tiny, "-p", "Hi", "-n", "8", "-s", "1")
     change(path, "options", "max_tokens", to=None)
     change(path, "result", "finish_reason", to="interrupted")
     assert receipts.options_of(receipts.read(path)).max_tokens == 8
@@ -184,9 +192,9 @@ def test_ctrl_c_leaves_a_receipt(tiny: str, tmp_path: Path, cli):
     assert cli("replay", path)[:2] == (0, "the same text\n")
 
 
-def test_what_is_no_receipt(tiny: str, cli, tmp_path: Path):
+def test_damaged_receipts_are_refused(tiny: str, cli, tmp_path: Path):
     path = tmp_path / "r.json"
-    good = made(cli, path, tiny, "-p", "Hi", "-n", "2")
+    good = write_receipt(cli, path, tiny, "-p", "Hi", "-n", "2")
     broken = [b"", b"[]", b"{}", b"\xff", b'{"receipt": 1}', b"[" * 100_000]
     for place in ("model", "prompt", "opening", "options", "made_by", "result"):
         broken += [json.dumps({**good, place: None}).encode(), json.dumps({**good, place: {}}).encode()]
@@ -233,8 +241,8 @@ SEVERAL = {"answers": [{"text": "", "tokens": []}] * 2}
         ({**REMOTE, "options": OWN["options"]}, False),
     ],
 )  # fmt: skip
-def test_what_is_a_receipt(tmp_path: Path, receipt: dict[str, Any], is_one: bool):
-    """One of a model here has tokens, one of a server's has none; what `replay` does not look at may be anything."""
+def test_receipts_are_recognized_by_their_fields(tmp_path: Path, receipt: dict[str, Any], is_one: bool):
+    """Require tokens for a local model and none for an endpoint; ignore fields that `replay` does not read."""
     path = tmp_path / "r.json"
     path.write_text(json.dumps(receipt))
     if is_one:
@@ -247,7 +255,7 @@ def test_what_is_a_receipt(tmp_path: Path, receipt: dict[str, Any], is_one: bool
 
 @pytest.mark.parametrize("asked", ["Hi", [{"role": "user", "content": "Hi"}]])
 @pytest.mark.parametrize(("n", "beams"), [(1, 0), (2, 0), (1, 2), (3, 3)])
-def test_by_which_method_an_answer_is_made_again(asked: Any, n: int, beams: int):
+def test_replay_uses_the_method_of_the_answer(asked: Any, n: int, beams: int):
     called, heard = list[Any](), list[int]()
 
     class Answer(SimpleNamespace):
@@ -257,10 +265,10 @@ def test_by_which_method_an_answer_is_made_again(asked: Any, n: int, beams: int)
                 yield "x"
 
     def saying(name: str) -> Any:
-        return lambda *given: called.append((name, *given)) or Answer(text="xx", tokens=[])
+        return lambda *arguments: called.append((name, *arguments)) or Answer(text="xx", tokens=[])
 
     session = SimpleNamespace(complete=saying("complete"), chat=saying("chat"))
-    session.candidates = lambda *given: [saying("candidates")(*given)] * given[2]
+    session.candidates = lambda *arguments: [saying("candidates")(*arguments)] * arguments[2]
     receipt, options = {**OWN, "prompt": {"asked": asked}, "options": {"n": n, "beams": beams}}, GenerationOptions()
     result = receipts.regenerate(SimpleNamespace(session=session), receipt, options, heard.append)  # type: ignore[arg-type]
     if (n, beams) == (1, 0):
@@ -272,23 +280,25 @@ def test_by_which_method_an_answer_is_made_again(asked: Any, n: int, beams: int)
 
 
 @pytest.mark.parametrize(
-    ("then", "now", "told"),
+    ("then", "now", "expected"),
     [
         ({"x": 1, "y": "2"}, {"x": 1, "y": "2"}, []),
         ({"x": 1}, {"x": 2, "y": 3}, ["x was 1, is 2", "y was None, is 3"]),
         ({"x": 1, "gone": 1}, {"x": 1}, []),
     ],
 )  # fmt: skip
-def test_which_lines_tell_of_changes(monkeypatch: pytest.MonkeyPatch, then: Any, now: Any, told: list[str]):
-    """Of a hash its beginning, when one of them is another one or there are more."""
+def test_changes_of_the_environment_are_listed(
+    monkeypatch: pytest.MonkeyPatch, then: Any, now: Any, expected: list[str]
+):
+    """Shorten hashes where several differ."""
     monkeypatch.setattr(receipts, "describe_environment", lambda model: now)
     hashes, model = ["0123456789abcdef01", "f" * 64], SimpleNamespace()
     monkeypatch.setattr(receipts, "identify_files", lambda *given: [{"sha256": each} for each in hashes])
     receipt = {"made_by": then, "model": {"files": [{"sha256": each} for each in hashes]}}
-    assert receipts.changes(receipt, model) == told  # type: ignore[arg-type]
+    assert receipts.changes(receipt, model) == expected  # type: ignore[arg-type]
     receipt["model"]["files"].pop()
     assert receipts.changes(receipt, model) == [  # type: ignore[arg-type]
-        *told, "the model is another one: its SHA-256 was 0123456789abcdef…, is 0123456789abcdef, ffffffffffffffff…"
+        *expected, "the model is another one: its SHA-256 was 0123456789abcdef…, is 0123456789abcdef, ffffffffffffffff…"
     ]  # fmt: skip
 
 
@@ -296,7 +306,7 @@ LONG = "0123456789" * 5
 
 
 @pytest.mark.parametrize(
-    ("then", "now", "told"),
+    ("then", "now", "expected"),
     [
         ({"text": "ab", "tokens": [1]}, {"text": "ab", "tokens": [2]}, None),
         ({"text": "ab", "tokens": [1, 2]}, {"text": "ac", "tokens": [1, 3]},
@@ -312,11 +322,11 @@ LONG = "0123456789" * 5
          "token 2, character 3: it was '' and is 'c'"),
     ],
 )  # fmt: skip
-def test_where_texts_differ(then: Any, now: Any, told: str | None):
-    assert receipts.difference(then, now) == told
+def test_the_first_difference_of_two_texts_is_described(then: Any, now: Any, expected: str | None):
+    assert receipts.difference(then, now) == expected
 
 
-def test_a_receipt_replaces_no_input(tiny: str, cli, tmp_path: Path, link: Callable[[Path, Path], None]):
+def test_a_receipt_does_not_overwrite_an_input(tiny: str, cli, tmp_path: Path, link: Callable[[Path, Path], None]):
     prompt = tmp_path / "prompt.txt"
     prompt.write_text("Hi")
     before = Path(tiny).read_bytes()
@@ -331,8 +341,8 @@ def test_a_receipt_replaces_no_input(tiny: str, cli, tmp_path: Path, link: Calla
     assert is_refused(tmp_path / "link.json")
 
 
-def test_a_person_can_read_it(tmp_path: Path):
-    """A line for each field, one for all tokens, texts as they are, and a space for each thing that it is within."""
+def test_a_receipt_is_readable_for_people(tmp_path: Path):
+    """Write a line per field, all tokens on one, and texts unescaped."""
     receipt = {"prompt": {"asked": "é\n"}, "result": {"text": "[\n1,\n2]", "tokens": [1, 22, 333], "none": []}}
     receipts.write(tmp_path / "r.json", receipt)
     assert (tmp_path / "r.json").read_text(encoding="utf-8").splitlines() == [
@@ -343,15 +353,14 @@ def test_a_person_can_read_it(tmp_path: Path):
 
 
 @pytest.mark.parametrize("value", [object(), float("nan"), float("-inf"), {"depth": [float("inf")]}])
-def test_options_that_json_cannot_have(value: object):
+def test_options_without_a_json_form_are_refused(value: object):
     options = GenerationOptions(template_variables={"x": value})
     with pytest.raises(UsageError) as failure:
         receipts.plain_options(options)
     assert str(failure.value) == f"template_variables cannot be written to a receipt: {{'x': {value!r}}}"
 
 
-def test_a_draft_model_is_no_option_of_the_text():
-    """It guesses; which one it was is told by its path."""
+def test_a_draft_model_is_recorded_by_its_path():
     options = GenerationOptions(speculate=ModelDrafter.__new__(ModelDrafter), on_progress=print)
     assert receipts.plain_options(options).keys() == {each.name for each in fields(options)} - {
         "on_progress", "speculate", "logits_processor", "stopping_criteria"
@@ -359,13 +368,13 @@ def test_a_draft_model_is_no_option_of_the_text():
 
 
 @pytest.mark.parametrize("name", ["logits_processor", "stopping_criteria"])
-def test_a_function_cannot_be_said_again(name: str):
+def test_functions_cannot_be_recorded(name: str):
     with pytest.raises(UsageError, match=f"{name} cannot be written to a receipt"):
         receipts.plain_options(GenerationOptions(**{name: print}))  # type: ignore[arg-type]
 
 
-def test_how_a_model_is_opened_alike():
-    """A template of the user's by its text: a name or a file may be another one later."""
+def test_the_opening_of_a_model_is_recorded():
+    """Record the text of a chat template, as its name or file may change."""
     template, kv_type = SimpleNamespace(source="{{ text }}"), SimpleNamespace(keys="q8_0", values="f16")
     engine, session = SimpleNamespace(kv_type=kv_type, thread_count=3, rope=None), SimpleNamespace(template=template)
     model: Any = SimpleNamespace(context=77, engine=engine, session=session)
@@ -374,7 +383,7 @@ def test_how_a_model_is_opened_alike():
     assert receipts.open_arguments(model, None) == {**known, "chat_template": None}
 
 
-def test_what_no_receipt_can_have_is_refused_before_the_answer(tmp_path: Path):
+def test_unrecordable_options_are_refused_before_the_answer(tmp_path: Path):
     model = SimpleNamespace(file=None, files=())
     options = GenerationOptions(sampling=SamplingOptions(seed=1))
     object.__setattr__(options, "keep", object())
@@ -382,12 +391,15 @@ def test_what_no_receipt_can_have_is_refused_before_the_answer(tmp_path: Path):
         cli_receipt.prepare_options(str(tmp_path / "r.json"), options, model, [], False)  # type: ignore[arg-type]
 
 
-def test_hashes_are_remembered_while_a_file_stays_as_it_is(tmp_path: Path, hashes: Path):
+def test_hashes_are_cached_while_a_file_is_unchanged(tmp_path: Path, hashes: Path):
     path, heard = tmp_path / "file", []
     path.write_bytes(b"a" * 100)
-    assert checksummed_cache.sha256_of(path, lambda *told: heard.append(told)) == hashlib.sha256(b"a" * 100).hexdigest()
+    assert (
+        checksummed_cache.sha256_of(path, lambda *progress: heard.append(progress))
+        == hashlib.sha256(b"a" * 100).hexdigest()
+    )
     assert heard == [(100, 100)]
-    checksummed_cache.sha256_of(path, lambda *told: heard.append(told))
+    checksummed_cache.sha256_of(path, lambda *progress: heard.append(progress))
     assert len(heard) == 1 and len(os.listdir(hashes)) == 1
     state = os.stat(path)
     path.write_bytes(b"b" * 100)
@@ -403,9 +415,8 @@ def test_hashes_are_remembered_while_a_file_stays_as_it_is(tmp_path: Path, hashe
 
 
 @pytest.mark.parametrize(("speculate", "kind"), [("draft:gone.gguf", "auto"), ("ngram", "ngram"), ("off", "off")])
-def test_an_answer_is_made_again_without_its_draft_model(tiny: str, cli, tmp_path: Path, speculate: str, kind: str):
-    """Which changes no text."""
+def test_replay_works_without_the_draft_model(tiny: str, cli, tmp_path: Path, speculate: str, kind: str):
     path = tmp_path / "r.json"
-    made(cli, path, tiny, "-p", "Hi", "-n", "8")
+    write_receipt(cli, path, tiny, "-p", "Hi", "-n", "8")
     change(path, "options", "speculate", to=speculate)
     assert receipts.options_of(json.loads(path.read_bytes())).speculate == kind

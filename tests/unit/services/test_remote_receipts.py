@@ -1,4 +1,4 @@
-"""Receipts of a server's answers: what is written down is asked again, and nothing else."""
+"""Test receipts of an endpoint's answers: replay sends what was recorded, and nothing else."""
 
 import json
 from dataclasses import replace
@@ -13,41 +13,43 @@ from localllm.generation.sampling.options import SamplingOptions
 from localllm.services import remote_receipts
 from localllm.services.receipts import answers_of, difference, options_of
 from localllm.services.remote.dialect import Form
-from tests.unit.services.remote.test_model import answered, model, said
+from tests.unit.services.remote.test_model import answer_events, answered, model
 
 CHAT = [{"role": "user", "content": "Hi"}]
 OPTIONS = GenerationOptions(7, ("x",), SamplingOptions(temperature=0.5, seed=3))
 
 
-def made(asked: Any, n: int, result: dict[str, Any], form: Form | None = None) -> dict[str, Any]:
-    """A receipt, as it comes out of its file."""
+def make_receipt(asked: Any, n: int, result: dict[str, Any], form: Form | None = None) -> dict[str, Any]:
+    """Return a receipt as read from its file."""
     asking = model(name="m", owner="localllm", form=form)
     return json.loads(json.dumps(remote_receipts.make(asking, asked, OPTIONS, n, result)))
 
 
-def test_what_a_receipt_of_a_server_has():
-    receipt = made(CHAT, 2, {"text": "a", "model": "left out"}, Form(regex="a+"))
+def test_a_remote_receipt_holds_endpoint_prompt_and_options():
+    receipt = make_receipt(CHAT, 2, {"text": "a", "model": "left out"}, Form(regex="a+"))
     assert receipt["model"] == {"endpoint": "http://a/v1", "name": "m", "server": "localllm"}
     assert receipt["prompt"] == {"asked": CHAT, "sha256": sha256(json.dumps(CHAT).encode()).hexdigest()}
     options = receipt["options"]
     assert (options["n"], options["beams"], options["speculate"], options["max_tokens"]) == (2, 0, "off", 7)
     assert receipt["result"] == {"text": "a"} and remote_receipts.is_remote(receipt)
     assert remote_receipts.form_of(receipt) == Form(None, None, "a+")
-    assert remote_receipts.form_of(made(CHAT, 1, {}, Form({"type": "null"}, "g"))) == Form({"type": "null"}, "g", None)
+    assert remote_receipts.form_of(make_receipt(CHAT, 1, {}, Form({"type": "null"}, "g"))) == Form(
+        {"type": "null"}, "g", None
+    )
     again = options_of(receipt)
     assert (again.max_tokens, again.stop, again.sampling.temperature, again.sampling.seed) == (7, ["x"], 0.5, 3)
 
 
-def test_a_form_is_written_down_as_it_was_given():
-    """Not as what this program makes of it, which is for models here."""
+def test_a_constraint_is_recorded_as_it_was_given():
+    """Do not record it as compiled for local models."""
     asking = model(name="m", form=Form(regex="a+"))
     options = replace(OPTIONS, stop=(), constraint=constraint_of(regex="a+"))
     receipt = remote_receipts.make(asking, CHAT, options, 1, {})
     assert receipt["options"]["constraint"] is None and receipt["options"]["form"]["regex"] == "a+"
 
 
-def test_a_seed_that_nobody_has_chosen_is_drawn():
-    """One that a server takes; everything else stays the server's choice."""
+def test_an_unset_seed_is_drawn():
+    """Leave all other unset options to the server."""
     assert remote_receipts.fully_specified(OPTIONS) is OPTIONS
     drawn = [remote_receipts.fully_specified(GenerationOptions(7)) for _ in range(20)]
     seeds = [options.sampling.seed for options in drawn]
@@ -57,11 +59,11 @@ def test_a_seed_that_nobody_has_chosen_is_drawn():
 
 @pytest.mark.parametrize("asked", ["Once", CHAT])
 @pytest.mark.parametrize("n", [1, 2])
-def test_the_same_is_asked_again(asked: Any, n: int):
-    """One answer as it comes, several at once."""
+def test_replay_sends_the_same_request(asked: Any, n: int):
+    """Stream one answer, and request several at once."""
     whole = {"choices": [answered(text) for text in "ab"]}
-    asking = model(whole if n > 1 else said("a", "b"))
-    result = remote_receipts.regenerate(asking, made(asked, n, {}), OPTIONS)
+    asking = model(whole if n > 1 else answer_events("a", "b"))
+    result = remote_receipts.regenerate(asking, make_receipt(asked, n, {}), OPTIONS)
     assert [answer["text"] for answer in answers_of(result)] == ([*"ab"] if n > 1 else ["ab"])
     ((path, body),) = asking.endpoint.asked
     assert path == ("/completions" if asked == "Once" else "/chat/completions")

@@ -1,4 +1,4 @@
-"""Sessions on disk: what a person can read, what survives a kill, what is refused; and what is typed, and drawn."""
+"""Test sessions on disk: readable, safe against kills, validated; and the history and wrapping of chat."""
 
 import asyncio
 import json
@@ -43,7 +43,7 @@ def folder(tmp_path: Path, monkeypatch) -> Path:
     return tmp_path / "data" / "localllm" / "sessions"
 
 
-def written(name: str, *turns: list[dict]) -> Path:
+def write_session(name: str, *turns: list[dict]) -> Path:
     with SessionFile(name) as file:
         file.chat.model = sessions.SessionModel("Tiny", "/tiny.gguf", "0123456789abcdef")
         for number in range(len(turns)):
@@ -54,18 +54,18 @@ def written(name: str, *turns: list[dict]) -> Path:
 # ---- files ----------------------------------------------------------------------------------------------------------
 
 
-def test_what_else_lies_there_is_no_session(folder: Path):
-    """A folder, a note, names that no session has: not listed, and not what --continue takes."""
-    written("a", TURN)
+def test_other_files_in_the_folder_are_no_sessions(folder: Path):
+    """Skip folders, notes and invalid names in lists and for --continue."""
+    write_session("a", TURN)
     (folder / "folder.jsonl").mkdir()
     for name in ("notes", "notes.txt", ".jsonl", ".hidden.jsonl", "x" * 200 + ".jsonl"):
         (folder / name).write_text("{}\n")
-    assert sessions.names() == [found.name for found in sessions.list_sessions()] == ["a"]
+    assert sessions.names() == [session.name for session in sessions.list_sessions()] == ["a"]
     assert sessions.latest_name() == "a" and sessions.branches("a") == ["a"]
 
 
-def test_branches_of_a_session():
-    """All of one trunk, by name, whichever of them is asked for; a name that is none is alone."""
+def test_branches_of_a_session_share_its_trunk():
+    """List them by name; an unknown name stands alone."""
     for name, trunk in (("trunk", ""), ("z", "trunk"), ("b", "trunk"), ("m", "trunk"), ("other", ""), ("o", "other")):
         with SessionFile(name) as file:
             file.chat.trunk = trunk
@@ -76,8 +76,8 @@ def test_branches_of_a_session():
     assert sessions.branches("none") == ["none"]
 
 
-def test_a_person_can_read_it(folder: Path):
-    path = written("a trip", TURN, OTHER)
+def test_a_session_file_is_readable_for_people(folder: Path):
+    path = write_session("a trip", TURN, OTHER)
     assert path == folder / "a trip.jsonl" and (os.name != "posix" or folder.stat().st_mode & 0o777 == 0o700)
     header, *lines = path.read_text(encoding="utf-8").splitlines()
     assert "🍕" in lines[0] and [json.loads(line) for line in lines] == [*TURN, *OTHER]
@@ -90,7 +90,7 @@ def test_a_person_can_read_it(folder: Path):
     assert path.read_bytes().count(b"\n") == 3
 
 
-def test_every_turn_is_on_the_disk_when_it_is_written(monkeypatch):
+def test_every_turn_is_synced_when_it_is_written(monkeypatch):
     calls = SystemCalls(monkeypatch)
     with SessionFile("a trip") as file:
         file.write(TURN)
@@ -104,10 +104,10 @@ def test_every_turn_is_on_the_disk_when_it_is_written(monkeypatch):
         assert calls == []
 
 
-def test_wherever_a_write_is_cut_off_whole_turns_stay():
-    path = written("cut", TURN)
+def test_a_write_cut_anywhere_keeps_whole_turns():
+    path = write_session("cut", TURN)
     before = path.read_bytes()
-    whole = written("cut", TURN, OTHER).read_bytes()
+    whole = write_session("cut", TURN, OTHER).read_bytes()
     assert whole.startswith(before)
     for length in range(len(before), len(whole) - 1):  # without its line break the last line is whole, too
         chat, kept = sessions.parse(whole[:length], "it")
@@ -121,8 +121,8 @@ def test_wherever_a_write_is_cut_off_whole_turns_stay():
 
 
 @pytest.mark.slow
-def test_processes_that_are_killed():
-    """The whole of it: scripts/fuzz/kill_sessions.py."""
+def test_killed_processes_lose_no_finished_turn():
+    """Run 25 kills; scripts/fuzz/kill_sessions.py runs more."""
     script = ROOT / "scripts" / "fuzz" / "kill_sessions.py"
     done = subprocess.run([sys.executable, str(script), "25"], capture_output=True, text=True, timeout=60)
     assert done.returncode == 0, done.stderr
@@ -131,7 +131,7 @@ def test_processes_that_are_killed():
 
 @pytest.mark.parametrize("error", ["append", "replace"])
 def test_a_full_disk_loses_nothing(monkeypatch, error: str):
-    path = written("full", TURN)
+    path = write_session("full", TURN)
     before = path.read_bytes()
 
     def full(*arguments: object) -> int:
@@ -154,8 +154,8 @@ def test_a_full_disk_loses_nothing(monkeypatch, error: str):
      (2, '{"role": "user", "content": 1}'),
      (3, '{"role": "system", "content": "x"}'), (4, "\0\0\0"), (3, "")],
 )  # fmt: skip
-def test_a_damaged_file_is_refused(line: int, text: str):
-    path = written("bad", TURN, OTHER)
+def test_a_damaged_session_is_refused_with_its_line(line: int, text: str):
+    path = write_session("bad", TURN, OTHER)
     lines = path.read_text().split("\n")
     lines[line - 1] = text
     path.write_text("\n".join(lines))
@@ -172,32 +172,32 @@ def test_a_damaged_file_is_refused(line: int, text: str):
 @pytest.mark.parametrize(
     "name", ["", ".", "..", "../x", "a/b", "/etc/passwd", "a\\b", ".hidden", "a\0b", "x" * 61, " a", "a.", "a\n", "-"]
 )
-def test_names_stay_in_the_folder(name: str):
+def test_invalid_session_names_are_refused(name: str):
     for use in (sessions.read, SessionFile, sessions.remove, sessions.exists):
         with pytest.raises(UsageError, match="is not a valid session name"):
             use(name)
 
 
-def test_names_that_are_good(folder: Path):
+def test_valid_session_names_are_accepted(folder: Path):
     for name in ("a", "A b", "v1.2", "über_狐", "狐" * 60, "x" * 60):
-        written(name, TURN)
+        write_session(name, TURN)
         assert sessions.exists(name) and (folder / f"{name}.jsonl").is_file()
     os.utime(sessions.path_of("v1.2"), (2e9, 2e9))
     assert sessions.latest_name() == sessions.names()[0] == "v1.2"
 
 
-def test_one_chat_at_a_time():
+def test_a_session_is_open_in_one_chat_at_a_time():
     with SessionFile("mine"):
         with pytest.raises(UsageError, match="open in another chat"):
             SessionFile("mine")
         with pytest.raises(UsageError, match="not found"):
             sessions.remove("mine")
-        written("yours", TURN)
+        write_session("yours", TURN)
     with SessionFile("mine") as file:
         assert file.is_new
 
 
-def test_without_sessions(monkeypatch, tmp_path: Path):
+def test_without_sessions_lists_are_empty_and_continue_is_refused(monkeypatch, tmp_path: Path):
     assert (sessions.names(), sessions.list_sessions()) == ([], [])
     with pytest.raises(UsageError, match="there are no sessions yet"):
         sessions.latest_name()
@@ -207,9 +207,9 @@ def test_without_sessions(monkeypatch, tmp_path: Path):
         SessionFile("x")
 
 
-def test_whoever_closes_a_session_gives_it_back():
-    """Also one that could not be opened; held objects (and an error's frames) keep nothing."""
-    path = written("a", TURN)
+def test_closing_a_session_unlocks_it():
+    """Unlock also one that could not be opened, while its objects are still referenced."""
+    path = write_session("a", TURN)
     first = SessionFile("a")
     first.close()
     with SessionFile("a") as second:
@@ -230,10 +230,10 @@ def test_whoever_closes_a_session_gives_it_back():
     assert not path.exists() and third
 
 
-def test_opening_changes_nothing_but_the_time(monkeypatch):
-    """What an editor has cut off is put back; the next turn is appended."""
-    path, calls = written("a", TURN), SystemCalls(monkeypatch)
-    written("b", TURN)
+def test_opening_a_session_changes_only_its_time(monkeypatch):
+    """Restore the last line break that an editor removed, and append the next turn."""
+    path, calls = write_session("a", TURN), SystemCalls(monkeypatch)
+    write_session("b", TURN)
     whole = path.read_bytes()
     os.utime(path, (1, 1))
     assert sessions.latest_name() == "b"
@@ -258,9 +258,9 @@ def test_opening_changes_nothing_but_the_time(monkeypatch):
         assert file.chat.messages == [*TURN, *OTHER]
 
 
-def test_what_could_not_be_replaced_is_replaced_the_next_time(monkeypatch, folder: Path):
-    """Not appended to what was there before; and a folder that has gone is made again."""
-    written("a", TURN)
+def test_a_failed_rewrite_is_repeated_at_the_next_turn(monkeypatch, folder: Path):
+    """Append nothing to the old content, and create a removed folder again."""
+    write_session("a", TURN)
 
     def full(*arguments: object) -> int:
         raise OSError(28, "No space left on device")
@@ -277,7 +277,7 @@ def test_what_could_not_be_replaced_is_replaced_the_next_time(monkeypatch, folde
     assert sessions.read("a").messages == [*OTHER, *TURN, *OTHER]
 
 
-def test_no_file_stays_open_behind_a_turn(monkeypatch):
+def test_no_file_stays_open_after_a_turn(monkeypatch):
     opened = []
 
     def noted(*arguments: object) -> int:
@@ -293,8 +293,8 @@ def test_no_file_stays_open_behind_a_turn(monkeypatch):
             os.fstat(descriptor)
 
 
-def test_what_a_list_has():
-    """The latest first, with what a file says, or why it cannot be read."""
+def test_sessions_are_listed_latest_first():
+    """Report unreadable ones with their reason."""
     for number, name in enumerate(("b", "a", "c")):
         with SessionFile(name) as file:
             file.chat.trunk, file.chat.settings = "t", {"top_k": number}
@@ -318,7 +318,7 @@ def test_what_a_list_has():
 
 
 @pytest.mark.parametrize("act", [sessions.read, sessions.remove])
-def test_a_session_that_cannot_be_read(act):
+def test_an_unreadable_session_raises(act):
     sessions.path_of("a").mkdir(parents=True)
     with pytest.raises(LocalllmError, match=r"^the session 'a' cannot be read: ") as failure:
         act("a")
@@ -327,7 +327,7 @@ def test_a_session_that_cannot_be_read(act):
         act("b")
 
 
-def test_a_session_that_cannot_be_removed(monkeypatch):
+def test_a_session_that_cannot_be_removed_raises(monkeypatch):
     with SessionFile("a") as file:
         file.write(TURN)
 
@@ -343,8 +343,8 @@ def test_a_session_that_cannot_be_removed(monkeypatch):
     assert not sessions.path_of("a").exists()
 
 
-def test_branches_of_what_is_damaged_or_gone():
-    """Its own, and those that say so in their first lines."""
+def test_branches_of_a_damaged_or_removed_session_are_found():
+    """Read them from the first lines of the others."""
     for name, trunk in (("b", "t"), ("c", "t"), ("d", "")):
         with SessionFile(name) as file:
             file.chat.trunk = trunk
@@ -355,8 +355,8 @@ def test_branches_of_what_is_damaged_or_gone():
     assert sessions._trunk("gone") == "gone"
 
 
-def test_what_is_whole():
-    """A conversation may begin with a system message, and only begin so; or there is nothing but the first line."""
+def test_a_session_with_whole_turns_is_valid():
+    """Allow a system message at the beginning only, or no turn at all."""
     system = {"role": "system", "content": "Be brief."}
     with SessionFile("a") as file:
         assert file.is_new and not file.lost
@@ -381,7 +381,7 @@ def test_what_is_whole():
             sessions.parse(content, "it")
 
 
-def test_names_that_no_file_can_have(monkeypatch):
+def test_session_names_impossible_here_are_refused(monkeypatch):
     monkeypatch.setattr(sessions, "name_problem", lambda name: f"{name} is a device")
     with pytest.raises(UsageError, match=r"^'con' is not a valid session name: con.jsonl is a device$"):
         sessions.path_of("con")
@@ -400,11 +400,11 @@ def test_a_message_may_have_images():
         sessions.remove("a")
 
 
-def test_what_models_and_people_see_of_a_message():
+def test_messages_are_filtered_for_models_and_formatted_for_people():
     call = {"id": "1", "function": {"name": "list", "arguments": '{"path": "."}'}}
     line = {"finish": "stop", "role": "assistant", "content": "", "tool_calls": [call, call], "tokens": 3}
-    told = {"role": "tool", "content": "a", "tool_call_id": "1", "name": "list", "seconds": 0.1}
-    assert sessions.visible_fields([line, told, {"images": ["x"], "reasoning_content": "y"}]) == [
+    tool_line = {"role": "tool", "content": "a", "tool_call_id": "1", "name": "list", "seconds": 0.1}
+    assert sessions.visible_fields([line, tool_line, {"images": ["x"], "reasoning_content": "y"}]) == [
         {"role": "assistant", "content": "", "tool_calls": [call, call]},
         {"role": "tool", "content": "a", "tool_call_id": "1", "name": "list"},
         {"reasoning_content": "y", "images": ["x"]},
@@ -415,22 +415,32 @@ def test_what_models_and_people_see_of_a_message():
         == 'assistant: Look:\nlist {"path": "."}'
     )
     assert (
-        sessions.format_message(told) == "tool: a"
+        sessions.format_message(tool_line) == "tool: a"
         and sessions.format_message({"role": "user", "content": ""}) == "user: "
     )
 
 
-def test_a_model_is_known_by_its_tensors():
-    """By their names, formats, shapes and weights, wherever the file lies."""
+def test_a_model_is_recognized_by_its_tensors():
+    """Compare names, formats, shapes and weights, not the path."""
 
-    def printed(name: str = "a", format: str = "F32", shape: tuple[int, ...] = (2, 4), last: int = 7) -> str:
+    def fingerprint_of(name: str = "a", format: str = "F32", shape: tuple[int, ...] = (2, 4), last: int = 7) -> str:
         data = np.arange(32, dtype=np.uint8)
         data[-1] = last
         tensors = {name: Tensor(name, BY_NAME[format], shape, data.reshape(shape[0], -1)), "z": VECTOR}
         return sessions.fingerprint(SimpleNamespace(tensors=tensors))
 
-    found = {printed(), printed("b"), printed(format="I32"), printed(shape=(4, 2)), printed(last=8)}
-    assert len(found) == 5 and printed() == printed() and all(re.fullmatch("[0-9a-f]{16}", one) for one in found)
+    fingerprints = {
+        fingerprint_of(),
+        fingerprint_of("b"),
+        fingerprint_of(format="I32"),
+        fingerprint_of(shape=(4, 2)),
+        fingerprint_of(last=8),
+    }
+    assert (
+        len(fingerprints) == 5
+        and fingerprint_of() == fingerprint_of()
+        and all(re.fullmatch("[0-9a-f]{16}", one) for one in fingerprints)
+    )
 
 
 VECTOR = Tensor("z", BY_NAME["F32"], (4,), np.zeros(16, np.uint8))
@@ -438,7 +448,7 @@ VECTOR = Tensor("z", BY_NAME["F32"], (4,), np.zeros(16, np.uint8))
 # ---- what was typed -------------------------------------------------------------------------------------------------
 
 
-def test_the_history_is_bounded(monkeypatch):
+def test_the_history_is_private_and_bounded(monkeypatch):
     monkeypatch.setattr(line_editor, "MOST_BYTES", 1000)
     kept = line_editor.FileHistory()
     for number in range(200):
@@ -452,14 +462,14 @@ def test_the_history_is_bounded(monkeypatch):
     assert list(kept.load_history_strings())[:2] == ["last", "line 199\nwith a break"]
 
 
-def test_a_history_that_cannot_be_written(monkeypatch, tmp_path: Path):
+def test_an_unwritable_history_is_ignored(monkeypatch, tmp_path: Path):
     (tmp_path / "file").write_text("")
     kept = line_editor.FileHistory(tmp_path / "file" / "history")
     kept.append_string("text")
     assert kept.get_strings() == ["text"]
 
 
-def test_quotes():
+def test_triple_quotes_enclose_a_message():
     assert [is_open(text) for text in ('"""', '"""a\nb', '"""a"""', '"""\n"""', '""', 'a """', '""""""')] == [
         True, True, False, False, False, False, False,
     ]  # fmt: skip
@@ -467,7 +477,7 @@ def test_quotes():
     assert without_quotes('say """x"""') == 'say """x"""'
 
 
-def test_options_by_name():
+def test_set_changes_options_by_name():
     options = GenerationOptions()
     for name, text, expected in [
         ("temperature", "0.5", 0.5), ("top-k", "7", 7), ("--seed", "3", 3), ("seed", "default", None),
@@ -489,7 +499,7 @@ def test_options_by_name():
     assert again.sampling.temperature == 0.25
 
 
-def test_every_command_says_what_it_does():
+def test_every_chat_command_has_a_description():
     assert all(name.startswith("/") and command.help for name, command in COMMANDS.items())
     wanted = "help clear system undo retry edit continue read save load sessions branch set show stats think model exit"
     assert {f"/{name}" for name in wanted.split()} <= COMMANDS.keys()
@@ -505,8 +515,8 @@ PIECES = st.sampled_from(
 
 @given(st.lists(PIECES, max_size=60), st.integers(8, 40), st.lists(st.integers(1, 9), min_size=1, max_size=9))
 @example([" "] * 9 + ["longer-word"], 19, [1])
-def test_wrapping(pieces: list[str], width: int, cuts: list[int]):
-    """However it comes, the same is shown; nothing is lost but white space where a line ends."""
+def test_wrapping_does_not_depend_on_chunks(pieces: list[str], width: int, cuts: list[int]):
+    """Lose nothing but white space at line ends."""
     text = "".join(pieces)
     whole = Wrapper(lambda: width)
     expected = whole.push(text) + whole.flush()
@@ -523,13 +533,13 @@ def test_wrapping(pieces: list[str], width: int, cuts: list[int]):
             assert wcswidth(line.replace("\t", "")) <= width or any(len(word) > width - 8 for word in line.split())
 
 
-def test_clusters():
+def test_grapheme_clusters_are_kept_together():
     assert clusters("a👩\u200d🔬e\u0301🇩🇪🇫🇷👍🏽❤\ufe0f\n\u0301") == [
         "a", "👩\u200d🔬", "e\u0301", "🇩🇪", "🇫🇷", "👍🏽", "❤\ufe0f", "\n", "\u0301",
     ]  # fmt: skip
 
 
-def test_blocks_of_markdown():
+def test_markdown_is_split_into_blocks():
     text = "# a\n\ntext\nmore\n\n```\ncode\n\ncode\n```\n\nlast"
     assert blocks(text) == ["# a\n\n", "text\nmore\n\n", "```\ncode\n\ncode\n```\n\n", "last"]
     assert "".join(blocks(text)) == text
@@ -537,8 +547,8 @@ def test_blocks_of_markdown():
 
 @pytest.mark.skipif(sys.platform == "win32", reason="event loops hear no signals there")
 @pytest.mark.parametrize("name", ["SIGTERM", "SIGHUP", "SIGQUIT", "SIGXCPU"])
-def test_the_loop_of_the_editor_handles_signals(name: str):
-    """A handler of Python's could end a callback of the loop, and leave the terminal as it is."""
+def test_the_editors_event_loop_handles_signals(name: str):
+    """A handler of Python could interrupt a callback of the loop and leave the terminal raw."""
 
     async def heard() -> bool:
         LineEditor._end_on_signals(LineEditor.__new__(LineEditor))

@@ -1,4 +1,4 @@
-"""Multiple-choice tasks: llama-perplexity's files, its choice of tasks, scores against plain formulas, the command."""
+"""Test multiple-choice tasks: llama-perplexity's files, selection, scores against formulas, the command."""
 
 import json
 import struct
@@ -18,18 +18,18 @@ HELLASWAG = "hello world\n{}\nhello hello\nworld\nwor rld hello\nrld\n"
 WINOGRANDE = '{}, hello _ {},world,"rld ""x""",{}'
 
 
-def packed_text(text: str) -> bytes:
+def pack_text(text: str) -> bytes:
     return struct.pack("<I", len(text.encode())) + text.encode()
 
 
-def packed_answers(answers: list[str], labels: list[int]) -> bytes:
+def pack_answers(answers: list[str], labels: list[int]) -> bytes:
     return b"".join(
-        [struct.pack("<I", len(answers)), *map(packed_text, answers), struct.pack(f"<{len(labels)}I", *labels)]
+        [struct.pack("<I", len(answers)), *map(pack_text, answers), struct.pack(f"<{len(labels)}I", *labels)]
     )
 
 
-def packed_file(*tasks: tuple[str, list[str], list[int]]) -> bytes:
-    bodies = [packed_text(question) + 2 * packed_answers(*answers) for question, *answers in tasks]
+def pack_file(*tasks: tuple[str, list[str], list[int]]) -> bytes:
+    bodies = [pack_text(question) + 2 * pack_answers(*answers) for question, *answers in tasks]
     starts = 4 + 4 * len(bodies) + np.cumsum([0, *map(len, bodies)])[:-1]
     return struct.pack(f"<{1 + len(bodies)}I", len(bodies), *starts) + b"".join(bodies)
 
@@ -37,7 +37,7 @@ def packed_file(*tasks: tuple[str, list[str], list[int]]) -> bytes:
 # ---- files
 
 
-def test_hellaswag():
+def test_hellaswag_files_are_parsed():
     assert parse_hellaswag((HELLASWAG.format(2) + HELLASWAG.format(0)).encode() + b"\n", "x") == [
         ChoiceTask(
             tuple(f"hello world {end}" for end in ("hello hello", "world", "wor rld hello", "rld")), frozenset({at})
@@ -46,7 +46,7 @@ def test_hellaswag():
     ]
 
 
-def test_winogrande():
+def test_winogrande_files_are_parsed():
     data = b'a,"Tom, he said, "_" lied.",Tom, the dog ,2\r\n7,"x, _ y",A,"B, C",1'
     assert parse_winogrande(data.replace(b'"_"', b"_"), "x") == [
         ChoiceTask(
@@ -57,9 +57,9 @@ def test_winogrande():
     ]  # fmt: skip
 
 
-def test_binary_tasks_are_read_in_order_or_by_their_positions():
+def test_binary_tasks_are_read_in_order_or_by_position():
     first, second = ("Wörter", ["a", "b"], [0, 1]), ("q", ["c", "d", "e"], [1, 0, 1])
-    tasks = BinaryTasks(packed_file(first, second), "x")
+    tasks = BinaryTasks(pack_file(first, second), "x")
     expected = [
         ChoiceTask(("Wörter a", "Wörter b"), frozenset({1})), ChoiceTask(("q c", "q d", "q e"), frozenset({0, 2}))
     ]  # fmt: skip
@@ -77,13 +77,13 @@ def test_binary_tasks_are_read_in_order_or_by_their_positions():
         (parse_winogrande, b"0,a _ b,c,d,3\n", "x: line 1 must be a Winogrande task"),
         (BinaryTasks, b"", "x: expected a file of multiple-choice tasks"),
         (BinaryTasks, b"text that is no such file", "x: expected a file of multiple-choice tasks"),
-        (BinaryTasks, packed_file(("q", ["a"], [1]))[:-1], "x: cut off at byte .*, within task 1 of 1"),
-        (BinaryTasks, packed_file(("q", ["a", ""], [1, 0])), "x: task 1 of 1 has an empty question or answer"),
-        (BinaryTasks, packed_file(("q", ["a"] * 101, [1] * 101)), "x: damaged at byte 13: task 1 of 1 has 101 answers"),
-        (BinaryTasks, packed_file(("q", ["a"], [1])).replace(b"q", b"\xff"), "x: damaged at byte 12: .* is not UTF-8"),
+        (BinaryTasks, pack_file(("q", ["a"], [1]))[:-1], "x: cut off at byte .*, within task 1 of 1"),
+        (BinaryTasks, pack_file(("q", ["a", ""], [1, 0])), "x: task 1 of 1 has an empty question or answer"),
+        (BinaryTasks, pack_file(("q", ["a"] * 101, [1] * 101)), "x: damaged at byte 13: task 1 of 1 has 101 answers"),
+        (BinaryTasks, pack_file(("q", ["a"], [1])).replace(b"q", b"\xff"), "x: damaged at byte 12: .* is not UTF-8"),
     ],
 )
-def test_damaged_files(parse, data: bytes, message: str):
+def test_damaged_task_files_are_refused(parse, data: bytes, message: str):
     with pytest.raises(UsageError, match=f"^{message}"):
         list(parse(data, "x"))
 
@@ -92,7 +92,7 @@ def test_damaged_files(parse, data: bytes, message: str):
 
 
 def test_tasks_are_drawn_as_by_libstdcpp():
-    """Numbers by a program in C++ with std::mt19937(1), compiled by g++ 12."""
+    """Compare with a C++ program using std::mt19937(1), compiled by g++ 12."""
     tasks = [ChoiceTask((str(number),), frozenset()) for number in range(20)]
     drawn = [8, 19, 13, 17, 0, 2, 6, 18, 3, 5, 1, 10, 7, 11, 12, 15, 9, 16, 14, 4]
     assert [number for number, _ in select_tasks("hellaswag", tasks, 400)] == drawn
@@ -105,12 +105,12 @@ def test_tasks_are_drawn_as_by_libstdcpp():
 
 
 def exact_logprobs(path: str, ids: list[int]) -> np.ndarray:
-    """The log probability of each token but the first, by plain NumPy: float64 [len(ids) - 1]."""
+    """Return the log probability of each token but the first by plain NumPy: float64 [len(ids) - 1]."""
     logits = open_engine(path, backend="reference").forward(ids, 0, "all").astype(np.float64)
     return np.array([row[token] - np.log(np.exp(row).sum()) for row, token in zip(logits, ids[1:], strict=False)])
 
 
-def test_scores_are_what_the_formulas_say(tiny: str):
+def test_scores_equal_their_formulas(tiny: str):
     tasks = [
         *parse_hellaswag(HELLASWAG.format(1).encode(), "x"),
         ChoiceTask(("rld world", "hello wor"), frozenset({0})),
@@ -133,13 +133,13 @@ def test_scores_are_what_the_formulas_say(tiny: str):
             assert result.chosen == np.argmax(means) and result.is_correct == (result.chosen in task.correct)
 
 
-def test_a_text_of_one_token_without_bos(tiny: str):
+def test_a_text_of_one_token_without_bos_is_refused(tiny: str):
     with localllm.open(tiny, cache=False) as model, pytest.raises(UsageError, match="cannot score a text of one token"):
         list(score_tasks(model, [(0, ChoiceTask(("rld world", "hello"), frozenset({0})))]))
 
 
 def test_a_name_at_the_end_is_scored_as_by_llama_cpp(tiny: str):
-    """The second name's first token is predicted by the end of the first text; see mean_logprobs."""
+    """Predict the second name's first token from the end of the first text: see mean_logprobs."""
     (task,) = parse_winogrande(b"0,hello world _,hello,rld hello,1\n", "x")
     with localllm.open(tiny, cache=False) as model:
         plan = plan_task(task, model.tokenizer)
@@ -152,7 +152,7 @@ def test_a_name_at_the_end_is_scored_as_by_llama_cpp(tiny: str):
     np.testing.assert_allclose(result.scores, expected, rtol=1e-3)
 
 
-def test_statistics():
+def test_accuracy_has_standard_error_and_wilson_interval():
     results = [Result(0, [0.0] * 4, 0, True), Result(1, [0.0] * 2, 1, False), Result(2, [0.0] * 2, 0, True)]
     score = ChoiceScore("multiple-choice", tuple(results))
     assert (score.correct, score.accuracy, score.chance) == (2, 2 / 3, 3 / 8)
@@ -169,12 +169,10 @@ def test_statistics():
 # ---- the command
 
 
-def test_the_command(tiny: str, tmp_path, cli):
+def test_perplexity_scores_hellaswag_winogrande_and_binary_tasks(tiny: str, tmp_path, cli):
     (tmp_path / "h").write_text(HELLASWAG.format(1) + HELLASWAG.format(3))
     (tmp_path / "w").write_text("0,hello wor _ hello world hello,rld,hello hello,1\n")
-    (tmp_path / "b").write_bytes(
-        packed_file(("hello", ["world", "rld rld"], [0, 1]), ("wor", ["rld", "hello"], [1, 1]))
-    )
+    (tmp_path / "b").write_bytes(pack_file(("hello", ["world", "rld rld"], [0, 1]), ("wor", ["rld", "hello"], [1, 1])))
     code, out, _ = cli("perplexity", tiny, tmp_path / "h", "--hellaswag", "--json")
     facts = json.loads(out)
     assert code == 0 and facts["tasks"] == 2 and {result["task"] for result in facts["results"]} == {0, 1}
@@ -199,11 +197,11 @@ def test_the_command(tiny: str, tmp_path, cli):
         ("missing --multiple-choice", "missing: cannot be read: No such file or directory"),
     ],
 )
-def test_wrong_command_lines(tiny: str, words: str, message: str, cli):
+def test_invalid_command_lines_of_tasks_are_refused(tiny: str, words: str, message: str, cli):
     assert cli("perplexity", tiny, *words.split()) == (2, "", f"localllm: error: {message}\n")
 
 
-def test_a_task_that_does_not_fit(tiny: str, tmp_path, cli):
+def test_a_task_beyond_the_context_is_refused(tiny: str, tmp_path, cli):
     (tmp_path / "h").write_text(HELLASWAG.format(1))
     code, out, error = cli("perplexity", tiny, tmp_path / "h", "--hellaswag", "-c", 5)
     assert (code, out) == (4, "") and error.count("\n") == 1

@@ -1,4 +1,4 @@
-"""localllm perplexity: chunks and scores against plain formulas and llama-perplexity's figures, files, the command."""
+"""Test localllm perplexity: chunks, scores against formulas and llama-perplexity's figures, files, the command."""
 
 import json
 import re
@@ -39,7 +39,7 @@ def tiny(tmp_path_factory) -> str:
 
 @pytest.fixture(scope="module")
 def other(tmp_path_factory) -> str:
-    """Another model with the same vocabulary."""
+    """Write another model with the same vocabulary."""
     return str(write_tiny_model(tmp_path_factory.mktemp("models") / "other.gguf", seed=1))
 
 
@@ -51,13 +51,13 @@ def text(tmp_path) -> str:
 
 
 def log_softmax(logits: np.ndarray) -> np.ndarray:
-    """Of the rows, float64."""
+    """Return the rows' log probabilities, float64."""
     shifted = logits.astype(np.float64) - logits.max(axis=-1, keepdims=True)
     return shifted - np.log(np.exp(shifted).sum(axis=-1, keepdims=True))
 
 
 def exact_nll(path: str, chunks: np.ndarray, bos: int | None = None) -> np.ndarray:
-    """What llama-perplexity does, in plain NumPy: float64 [scored tokens]."""
+    """Score chunks as llama-perplexity does, in plain NumPy: float64 [scored tokens]."""
     nll, engine = [], open_engine(path, backend="reference")
     for chunk in chunks:
         ids = [chunk[0] if bos is None else bos, *chunk[1:]]
@@ -70,7 +70,7 @@ def exact_nll(path: str, chunks: np.ndarray, bos: int | None = None) -> np.ndarr
 # ---- chunks ---------------------------------------------------------------------------------------------------------
 
 
-def test_chunks():
+def test_tokens_are_split_into_whole_chunks():
     np.testing.assert_array_equal(split_chunks(range(11), 5), [[0, 1, 2, 3, 4], [5, 6, 7, 8, 9]])
     np.testing.assert_array_equal(split_chunks(range(11), 5, 1), [[0, 1, 2, 3, 4]])
     assert split_chunks(range(10), 5, 9).shape == (2, 5)
@@ -80,19 +80,19 @@ def test_chunks():
     ("tokens", "size", "most", "reason"),
     [(4, 5, None, "4 tokens.* 5"), (9, 3, None, "context must be 4 or greater"), (9, 5, 0, "1 or greater")],
 )
-def test_chunks_that_cannot_be(tokens, size, most, reason):
+def test_invalid_chunk_sizes_are_refused(tokens, size, most, reason):
     with pytest.raises(UsageError, match=reason):
         split_chunks(range(tokens), size, most)
 
 
 @pytest.mark.parametrize(("adds_bos", "bos_id", "first"), [(True, 9, 9), (False, 9, 1), (True, None, 1)])
-def test_the_first_token_becomes_bos(adds_bos, bos_id, first):
+def test_the_first_token_of_a_chunk_becomes_bos(adds_bos, bos_id, first):
     tokenizer = SimpleNamespace(adds_bos=adds_bos, bos_id=bos_id)
     assert with_bos(np.array([1, 2, 3]), tokenizer) == [first, 2, 3]
 
 
 @pytest.mark.parametrize(("data", "text"), [(b"\xef\xbb\xbfa\n", "a"), (b"a\r\n", "a"), (b"a\n\n", "a\n"), (b"", "")])
-def test_a_text_file(tmp_path, data, text):
+def test_a_text_file_loses_its_bom_and_last_line_break(tmp_path, data, text):
     (tmp_path / "x").write_bytes(data)
     assert read_text(tmp_path / "x") == text
 
@@ -103,7 +103,7 @@ def test_a_text_file(tmp_path, data, text):
 @pytest.mark.parametrize("threads", [1, 3])
 @pytest.mark.parametrize("piece", [7, 256])
 @pytest.mark.parametrize("bos", [None, 2])
-def test_perplexity_is_what_the_formula_says(monkeypatch, tiny, threads, piece, bos):
+def test_perplexity_equals_its_formula(monkeypatch, tiny, threads, piece, bos):
     monkeypatch.setattr(perplexity, "PIECE", piece)
     with ChunkReader(tiny, SIZE, threads) as reader:
         chunks = split_chunks(reader.tokenizer.encode(TEXT), SIZE, 3)
@@ -120,7 +120,7 @@ def test_perplexity_is_what_the_formula_says(monkeypatch, tiny, threads, piece, 
     assert error == pytest.approx(value * sqrt(spread / (len(exact) - 1)), rel=1e-4)
 
 
-def test_threads_do_not_change_a_bit(tiny):
+def test_the_number_of_threads_does_not_change_a_bit(tiny):
     results = []
     for threads in (1, 2):
         with ChunkReader(tiny, SIZE, threads) as reader:
@@ -128,7 +128,7 @@ def test_threads_do_not_change_a_bit(tiny):
     np.testing.assert_array_equal(*results)
 
 
-def test_a_damaged_model(tmp_path):
+def test_logits_of_a_damaged_model_raise(tmp_path):
     path = damage(write_tiny_model(tmp_path / "tiny.gguf"))
     with ChunkReader(path, SIZE, 1) as reader, pytest.raises(ModelError, match=r"tiny\.gguf: .*not numbers"):
         list(reader.predict(np.zeros((1, SIZE), np.int32)))
@@ -136,7 +136,7 @@ def test_a_damaged_model(tmp_path):
 
 @pytest.mark.parametrize("scale", [0.0, 1.0, 30.0])
 @pytest.mark.parametrize("vocab", [1, 2, 501])
-def test_divergence_is_what_the_formula_says(vocab, scale):
+def test_divergence_equals_its_formula(vocab, scale):
     generator = np.random.default_rng(vocab)
     base, logits = (scale * generator.standard_normal((2, vocab)) + 100).astype(np.float32)
     work = np.empty(vocab, np.float32)
@@ -147,27 +147,26 @@ def test_divergence_is_what_the_formula_says(vocab, scale):
     assert divergence(p.astype(np.float32), logits, log_sum, work) == pytest.approx(exact, rel=1e-5, abs=2e-5)
 
 
-def test_what_is_very_unlikely_does_not_count():
-    """As in llama-perplexity, whose files keep no more."""
+def test_very_unlikely_tokens_do_not_count():
+    """Cut off as llama-perplexity does, whose files keep no more."""
     base, logits = np.array([0, -16.5, -15.5], np.float32), np.array([0, -1e7, -1e7], np.float32)
     assert divergence(base, logits, 0.0, np.empty(3, np.float32)) == pytest.approx(exp(-15.5) * 1e7, rel=1e-3)
 
 
-def test_what_is_not_kept_of_a_base_is_nothing_at_all():
-    """However many tokens are so unlikely."""
+def test_tokens_missing_from_a_base_do_not_count():
     logits, work = np.zeros(500, np.float32), np.empty(500, np.float32)
     assert divergence(np.full(500, -16, np.float32), logits, 2.0, work) == 0
     assert divergence(np.full(500, -15.99, np.float32), logits, 2.0, work) < -5e-4
 
 
-def test_how_much_probabilities_change():
-    """The root of the mean of squares, and how exact that is; nothing is exactly nothing."""
+def test_the_rms_change_of_probabilities_has_an_error():
+    """Give exactly 0 for no change."""
     value, error = Comparison(change=np.array([0.1, -0.3])).rms_change
     assert (value, error) == (pytest.approx(0.05**0.5), pytest.approx(0.04 / (2 * 0.05**0.5)))
     assert Comparison(change=np.zeros(3)).rms_change == (0.0, 0.0)
 
 
-def test_what_the_numbers_come_to():
+def test_a_comparison_reports_all_its_figures():
     generator = np.random.default_rng(0)
     nll, base = generator.uniform(0, 5, (2, 1000))
     kld = generator.uniform(0, 1, 1000)
@@ -189,7 +188,7 @@ def test_what_the_numbers_come_to():
     assert facts["same_top"] == {"mean": 0.75, "error": pytest.approx(sqrt(0.75 * 0.25 / 999))}
 
 
-def test_nothing_is_infinite():
+def test_perplexity_is_never_infinite():
     assert Prediction().plus(nll=np.full(3, 1e6)).perplexity[0] < float("inf")
 
 
@@ -198,7 +197,7 @@ def test_nothing_is_infinite():
 
 @pytest.mark.parametrize("vocab", [2, 7, 300])
 @pytest.mark.parametrize("spread", [0.0, 0.5, 20.0])
-def test_a_row_as_llama_perplexity_makes_it(vocab, spread):
+def test_a_row_is_packed_as_llama_perplexity_does(vocab, spread):
     logits = (spread * np.random.default_rng(0).standard_normal(vocab)).astype(np.float32)
     row, work = np.zeros(row_width(vocab), "<u2"), np.empty(vocab, np.float32)
     pack(logits, log_sum_exp(logits, work), row, work)
@@ -214,7 +213,7 @@ def test_a_row_as_llama_perplexity_makes_it(vocab, spread):
 
 
 class Sequence:
-    """What follows a token depends on its place."""
+    """A sequence whose logits depend on token and position."""
 
     vocab_size = 5
     table = np.random.default_rng(3).normal(0, 3, (SIZE, vocab_size, vocab_size)).astype(np.float32)
@@ -234,7 +233,7 @@ class Sequence:
 
 @pytest.fixture
 def opened(monkeypatch) -> SimpleNamespace:
-    """In place of a model; `given` has what it was opened with."""
+    """Replace the model; `given` records how it was opened."""
     tokenizer = SimpleNamespace(adds_bos=False, bos_id=None)
     model = SimpleNamespace(
         path="m.gguf", tokenizer=tokenizer, file=SimpleNamespace(metadata={}), warnings=["w"],
@@ -242,15 +241,15 @@ def opened(monkeypatch) -> SimpleNamespace:
     )  # fmt: skip
     model.close = lambda: setattr(model, "closed", model.closed + 1)
 
-    def open_model(*given: object, **more: object) -> SimpleNamespace:
-        model.given = given, more
+    def open_model(*arguments: object, **more: object) -> SimpleNamespace:
+        model.given = arguments, more
         return model
 
     monkeypatch.setattr(perplexity, "open_model", open_model)
     return model
 
 
-def test_how_a_model_is_opened(opened, monkeypatch):
+def test_the_model_is_opened_with_the_chunk_size(opened, monkeypatch):
     monkeypatch.setattr(perplexity, "usable_cores", lambda: 3)
     with ChunkReader("m", SIZE, None, print, "q8_0") as reader:
         assert (reader._threads, reader.path) == (3, "m.gguf")
@@ -264,8 +263,8 @@ def test_how_a_model_is_opened(opened, monkeypatch):
 
 
 @pytest.mark.parametrize("size", [SIZE, SIZE - 1])
-def test_pieces_change_no_score(opened, monkeypatch, tmp_path, size: int):
-    """Of a text alone, of a base that is written, and of one that is read; the first half is read for no logits."""
+def test_runs_of_any_size_give_the_same_scores(opened, monkeypatch, tmp_path, size: int):
+    """Score a text, write a base and read it; compute no logits for the first half."""
     chunks = np.random.default_rng(1).integers(0, 5, (3, size)).astype(np.int32)
     first = size // 2
     places = range(first, size - 1)
@@ -276,8 +275,8 @@ def test_pieces_change_no_score(opened, monkeypatch, tmp_path, size: int):
         monkeypatch.setattr(perplexity, "PIECE", piece)
         opened.made.pieces.clear()
         with ChunkReader("m", SIZE, 3) as reader:
-            for found in (reader.predict(chunks), reader.predict(chunks, tmp_path / str(piece))):
-                np.testing.assert_allclose(list(found)[-1].nll, expected, rtol=1e-5)
+            for results in (reader.predict(chunks), reader.predict(chunks, tmp_path / str(piece))):
+                np.testing.assert_allclose(list(results)[-1].nll, expected, rtol=1e-5)
             base = LogitsFile.open(tmp_path / str(piece))
             compared = list(reader.compare(base))[-1]
         assert asked is None or opened.made.pieces == asked * 9
@@ -292,7 +291,7 @@ def test_pieces_change_no_score(opened, monkeypatch, tmp_path, size: int):
 
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")
 @pytest.mark.parametrize("number", [np.nan, np.inf])
-def test_logits_that_are_no_numbers(opened, monkeypatch, tmp_path, number: float):
+def test_logits_that_are_not_finite_raise(opened, monkeypatch, tmp_path, number: float):
     monkeypatch.setattr(opened.made, "table", Sequence.table.copy())
     opened.made.table[SIZE - 2] = number
     with ChunkReader("m", SIZE, 2) as reader, pytest.raises(ModelError, match=r"^m\.gguf: the model's logits are not"):
@@ -300,7 +299,7 @@ def test_logits_that_are_no_numbers(opened, monkeypatch, tmp_path, number: float
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_base_is_not_written_over_the_model(opened, tmp_path):
+def test_a_base_does_not_overwrite_the_model(opened, tmp_path):
     model = tmp_path / "m.gguf"
     model.write_bytes(b"weights")
     opened.files = [str(model)]
@@ -309,7 +308,7 @@ def test_a_base_is_not_written_over_the_model(opened, tmp_path):
     assert model.read_bytes() == b"weights" and opened.made.pieces == []
 
 
-def test_the_file(tmp_path):
+def test_the_logits_file_has_the_layout_of_llama_perplexity(tmp_path):
     chunks = np.arange(14, dtype=np.int32).reshape(2, 7)
     rows = np.arange(2 * 3 * 8, dtype="<u2").reshape(2, 3, 8)  # of 3 tokens each, for a vocabulary of 3
     with LogitsWriter(tmp_path / "x", chunks, 3) as writer:
@@ -334,7 +333,7 @@ def test_the_file(tmp_path):
             LogitsFile.open(tmp_path / "x")
 
 
-def test_a_file_that_is_not_finished_is_not_there(tmp_path, tiny):
+def test_an_unfinished_logits_file_does_not_appear(tmp_path, tiny):
     (tmp_path / "x").write_text("old")
     with ChunkReader(tiny, SIZE, 1) as reader:
         results = reader.predict(split_chunks(reader.tokenizer.encode(TEXT), SIZE, 3), tmp_path / "x")
@@ -343,14 +342,14 @@ def test_a_file_that_is_not_finished_is_not_there(tmp_path, tiny):
     assert {path.name: path.read_text() for path in tmp_path.iterdir()} == {"x": "old"}
 
 
-def test_a_disk_without_room(monkeypatch, tmp_path):
+def test_a_full_disk_is_reported_before_the_run(monkeypatch, tmp_path):
     monkeypatch.setattr(logits_file.shutil, "disk_usage", lambda folder: SimpleNamespace(free=10**6))
     with pytest.raises(LocalllmError, match=r"0\.1 GB, but only 0\.0 GB are free; lower --chunks"):
         LogitsWriter(tmp_path / "x", np.zeros((2, 512), np.int32), 100_000)
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_model_is_like_itself_and_unlike_others(tmp_path, tiny, other):
+def test_a_model_diverges_from_others_but_not_from_itself(tmp_path, tiny, other):
     with ChunkReader(tiny, SIZE, 2) as reader:
         first = list(reader.predict(split_chunks(reader.tokenizer.encode(TEXT), SIZE, 3), tmp_path / "x"))[-1]
         base = LogitsFile.open(tmp_path / "x")
@@ -370,12 +369,12 @@ def test_a_model_is_like_itself_and_unlike_others(tmp_path, tiny, other):
 
 
 def engine_logits(path: str, chunks: np.ndarray) -> np.ndarray:
-    """Of the scored tokens, by the reference: float32 [tokens, vocab]."""
+    """Return the logits of the scored tokens by the reference: float32 [tokens, vocab]."""
     engine = open_engine(path, backend="reference")
     return np.concatenate([engine.forward(chunk, 0, "all")[SIZE // 2 : -1] for chunk in chunks])
 
 
-def test_another_vocabulary(tmp_path, tiny):
+def test_a_base_of_another_vocabulary_is_refused(tmp_path, tiny):
     with LogitsWriter(tmp_path / "x", np.zeros((1, 7), np.int32), 3) as writer:
         writer.write(np.zeros((3, 8), "<u2"))
     with ChunkReader(tiny, 7, 1) as reader, pytest.raises(UsageError, match="different vocabularies, 3 and 268"):
@@ -387,8 +386,8 @@ def test_another_vocabulary(tmp_path, tiny):
 
 @pytest.mark.sampled
 @pytest.mark.slow
-def test_as_llama_perplexity(shared: Path, monkeypatch):
-    """SmolLM2, dequantized to F32, with llama.cpp 0.5.0: [1]28.7254,[2]43.0314,[3]39.6456,[4]40.4651."""
+def test_perplexity_equals_that_of_llama_perplexity(shared: Path, monkeypatch):
+    """Score SmolLM2, dequantized to F32; llama.cpp 0.5.0 prints [1]28.7254,[2]43.0314,[3]39.6456,[4]40.4651."""
     path = shared / "models" / "smollm2-135m-instruct-q4_1.gguf"
     monkeypatch.setattr(GGUFFile, "open", classmethod(lambda cls, path, open=GGUFFile.open: exact(open(path))))
     with ChunkReader(path, 512, None) as reader:
@@ -402,11 +401,11 @@ def test_as_llama_perplexity(shared: Path, monkeypatch):
 
 @pytest.fixture
 def cli(cli):
-    """`localllm perplexity` within this process: arguments to (exit code, stdout, stderr)."""
+    """Run `localllm perplexity` in this process: arguments to (exit code, stdout, stderr)."""
     return partial(cli, "perplexity")
 
 
-def test_the_answer(cli, tiny, text):
+def test_perplexity_prints_its_result_or_json(cli, tiny, text):
     code, out, err = cli(tiny, text, "-c", SIZE, "--chunks", 2, "-t", 1)
     assert (code, err) == (0, "")
     assert re.fullmatch(r"PPL = \d+\.\d{4} ± \d+\.\d{4} \(2 chunks of 40 tokens\)\n", out)
@@ -417,7 +416,7 @@ def test_the_answer(cli, tiny, text):
     assert out.startswith(f"PPL = {facts['perplexity']:.4f} ± {facts['error']:.4f}")
 
 
-def test_the_comparison(cli, tiny, other, text, tmp_path):
+def test_perplexity_prints_the_comparison_with_a_base(cli, tiny, other, text, tmp_path):
     saved = tmp_path / "logits"
     assert cli(tiny, text, "-c", SIZE, "--save-logits", saved)[0] == 0
     code, out, err = cli(other, "--kl-divergence", "--base", saved, "--chunks", 3)
@@ -454,13 +453,13 @@ def test_the_comparison(cli, tiny, other, text, tmp_path):
         (3, ["missing.gguf", "TEXT"], "missing.gguf"),
     ],
 )
-def test_refusals(cli, tiny, text, code, arguments, reason):
-    got, out, err = cli(*[{"TINY": tiny, "TEXT": text}.get(word, word) for word in arguments])
-    assert (got, out) == (code, "")
+def test_invalid_command_lines_of_perplexity_are_refused(cli, tiny, text, code, arguments, reason):
+    exit_code, out, err = cli(*[{"TINY": tiny, "TEXT": text}.get(word, word) for word in arguments])
+    assert (exit_code, out) == (code, "")
     assert re.fullmatch(rf"(localllm: warning: .*\n)?localllm: error: .*{reason}.*\n", err)
 
 
-def test_ctrl_c_prints_what_was_measured(cli, monkeypatch, tiny, text, tmp_path):
+def test_ctrl_c_prints_the_result_so_far(cli, monkeypatch, tiny, text, tmp_path):
     def interrupted(self, chunks, save):
         yield from list(ChunkReader.real_predict(self, chunks[:1]))
         raise KeyboardInterrupt
@@ -474,18 +473,17 @@ def test_ctrl_c_prints_what_was_measured(cli, monkeypatch, tiny, text, tmp_path)
 
 
 @pytest.mark.parametrize(("seconds", "text"), [(0.2, "0 s"), (59.4, "59 s"), (61, "1 min 1 s"), (7322, "2 h 2 min")])
-def test_durations(seconds, text):
+def test_durations_are_printed_in_units(seconds, text):
     assert duration(seconds) == text
 
 
 @pytest.mark.parametrize("name", ["perplexity", "bench"])
-def test_positions_are_scaled_as_in_run(name: str, cli, tiny: str, tmp_path: Path, monkeypatch):
-    """A model that is opened so gives other logits; both commands open it with what was said."""
+def test_rope_options_reach_perplexity_and_bench(name: str, cli, tiny: str, tmp_path: Path, monkeypatch):
     opened = list[object]()
 
-    def open_model(*given: object, rope: object = None, **more: object):
+    def open_model(*arguments: object, rope: object = None, **more: object):
         opened.append(rope)
-        return api.open_model(*given, rope=rope, **more)  # type: ignore[arg-type]
+        return api.open_model(*arguments, rope=rope, **more)  # type: ignore[arg-type]
 
     monkeypatch.setattr(perplexity if name == "perplexity" else bench, "open_model", open_model)
     (tmp_path / "t").write_text("hello world, this is a text to predict. " * 9)

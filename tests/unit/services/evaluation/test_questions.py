@@ -1,4 +1,4 @@
-"""Graders: which answers are right, why others are not, and which records are refused."""
+"""Test graders: right and wrong answers, and refused records."""
 
 import pytest
 
@@ -27,14 +27,14 @@ HUMAN_EVAL = {
         ("json", {"answer": {"a": [1, 2]}}, ['{"a":[1,2]}'], ['{"a": [2, 1]}', "[" * 100_000]),
     ],
 )
-def test_answers(grader: str, record: dict, right: list[str], wrong: list[str]):
+def test_graders_tell_right_answers_from_wrong_ones(grader: str, record: dict, right: list[str], wrong: list[str]):
     assert require_gradable(record | {"grader": grader}, "exact") == grader
     assert [GRADERS[grader](record, text) for text in right] == [""] * len(right)
     assert all(GRADERS[grader](record, text) for text in wrong)
 
 
 @pytest.mark.skipif(bool(reason_against()), reason="programs cannot be confined here")
-def test_programs():
+def test_programs_are_graded_by_running_their_tests():
     grade, double = GRADERS["program"], {"test": "assert double(4) == 8"}
     assert grade(double, "So:\n```python\ndef double(x):\n    return 2 * x\n```") == ""
     assert grade(double, "def double(x):\n    return x") == "AssertionError"
@@ -58,18 +58,18 @@ def test_programs():
         ({"answer": "(", "grader": "regex"}, '"answer" must be a regular expression: '),
     ],
 )
-def test_records_that_cannot_be_graded(record: dict, message: str):
+def test_records_that_cannot_be_graded_are_refused(record: dict, message: str):
     with pytest.raises(UsageError) as error:
         require_gradable(record, "exact")
     assert str(error.value).startswith(message)
 
 
-def test_an_invalid_schema():
+def test_an_invalid_json_schema_is_refused():
     with pytest.raises(UsageError, match='"schema" is not a JSON schema'):
         GRADERS["json"]({"schema": {"type": "text"}}, "1")
 
 
-def test_the_text_of_a_cut_answer_is_in_its_reason():
+def test_a_wrong_cut_answer_is_quoted_in_its_reason():
     questions = Questions([Record(1, {"prompt": "a", "answer": "b"})], "exact", "q.jsonl")
     result = {"id": 1, "error": "cut", "output": '{"a": ', "input": {"prompt": "a", "answer": "b"}}
     assert questions.grade([result]) == {1: "cut: '{\"a\": '"}

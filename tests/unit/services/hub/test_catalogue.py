@@ -1,4 +1,4 @@
-"""Models by name: what models.toml says, what names stand for, what is in the folder of models."""
+"""Test model names: models.toml, what names resolve to, and the models folder."""
 
 import os
 import re
@@ -38,7 +38,7 @@ KNOWN = registry_models()
 
 @pytest.fixture(autouse=True)
 def folder(monkeypatch, tmp_path) -> Path:
-    """An empty folder of models, and no settings."""
+    """Use an empty models folder and no settings."""
     monkeypatch.setenv("LOCALLLM_MODELS", str(tmp_path / "models"))
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
     return tmp_path / "models"
@@ -53,13 +53,13 @@ def put(folder: Path, *names: str) -> None:
 # ---- models.toml
 
 
-def test_a_program_in_the_repository_finds_its_registry():
+def test_a_checkout_reads_its_own_models_toml():
     assert catalogue.registry_path() == ROOT / "models.toml"
     assert len(KNOWN) >= 40
 
 
-def test_an_installed_program_has_its_registry_beside_its_data(tmp_path, monkeypatch):
-    """Whatever lies in the folders above: those are of others."""
+def test_an_installed_package_reads_the_models_toml_beside_its_data(tmp_path, monkeypatch):
+    """Ignore files of that name in folders above."""
     data = tmp_path / "site-packages" / "localllm" / "data"
     data.mkdir(parents=True)
     monkeypatch.setattr(catalogue, "DATA", data)
@@ -69,7 +69,7 @@ def test_an_installed_program_has_its_registry_beside_its_data(tmp_path, monkeyp
 
 
 @pytest.mark.parametrize("model", KNOWN.values(), ids=list(KNOWN))
-def test_an_entry(model: Known):
+def test_every_entry_of_models_toml_is_valid(model: Known):
     assert re.fullmatch(r"[a-z0-9][a-z0-9.-]*", model.name)
     assert model.architecture in ARCHITECTURES
     assert model.context >= 1024 and model.megabytes > 0 and model.license
@@ -83,7 +83,7 @@ def test_an_entry(model: Known):
         )
 
 
-def test_entries_do_not_overlap():
+def test_file_patterns_of_models_toml_do_not_overlap():
     files = [(model.repository, model.file.replace("*", model.quantization)) for model in KNOWN.values()]
     assert len(set(files)) == len(files)
     for model in KNOWN.values():
@@ -92,7 +92,7 @@ def test_entries_do_not_overlap():
         assert not any(fnmatchcase(file, pattern) for file in others)
 
 
-def test_the_built_in_model():
+def test_the_built_in_model_matches_its_entry():
     guide = KNOWN["guide"]
     path = resolve("guide")
     assert os.path.getsize(path) <= 6_000_000 and guide.megabytes == round(os.path.getsize(path) / 1e6)
@@ -126,29 +126,29 @@ def test_the_built_in_model():
         ("q4", ""),
     ],
 )
-def test_quantizations_in_names(name, quantization):
-    (found,) = model_files([f"{name}.gguf"])
-    assert found.quantization == quantization
+def test_quantizations_are_recognized_in_file_names(name, quantization):
+    (model_file,) = model_files([f"{name}.gguf"])
+    assert model_file.quantization == quantization
 
 
 def test_files_of_a_split_model_are_one_model():
     parts = [f"a/Big-Q8_0-0000{number}-of-00003.gguf" for number in (2, 1, 3)]
-    (found,) = model_files([*parts, "README.md", "mmproj-Big-F16.gguf", "Big.imatrix.gguf", ".hidden.gguf"])
-    assert (found.name, found.files, found.is_whole) == ("a/Big-Q8_0", tuple(sorted(parts)), True)
+    (model_file,) = model_files([*parts, "README.md", "mmproj-Big-F16.gguf", "Big.imatrix.gguf", ".hidden.gguf"])
+    assert (model_file.name, model_file.files, model_file.is_whole) == ("a/Big-Q8_0", tuple(sorted(parts)), True)
     assert not model_files(parts[:2])[0].is_whole
 
 
 # ---- what a name stands for
 
 
-def test_a_path_that_is_there_wins(tmp_path, monkeypatch):
+def test_an_existing_path_is_preferred_to_a_name(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     for name in ("qwen3-4b", "hf:owner", "qwen3-4b:Q8_0"):
         (tmp_path / name).touch()
         assert resolve(name) == name
 
 
-def test_a_known_model(folder):
+def test_a_known_name_resolves_to_its_downloaded_file(folder):
     with pytest.raises(MissingError, match=r"`localllm pull qwen3-4b` gets it \(about 2.5 GB\)") as failure:
         resolve("qwen3-4b")
     assert failure.value.exit_code == 3
@@ -162,7 +162,7 @@ def test_a_known_model(folder):
     assert [model.is_whole for model in models_on_disk()] == [True, False, True]
 
 
-def test_a_model_of_the_hub(folder):
+def test_a_repository_name_resolves_to_its_downloaded_file(folder):
     with pytest.raises(MissingError, match="`localllm pull hf:me/Mine` gets it"):
         resolve("hf:me/Mine")
     put(folder, "me/Mine/a-Q4_0.gguf", "me/Mine/b-Q4_0.gguf", "me/Mine/sub/b-Q8_0.gguf")
@@ -175,7 +175,7 @@ def test_a_model_of_the_hub(folder):
         assert resolve(model.name) == str(model.path)
 
 
-def test_files_that_were_put_into_the_folder(folder):
+def test_files_put_into_the_folder_are_found_by_name(folder):
     put(folder, "mine.gguf", "sub/big-00001-of-00002.gguf", "sub/big-00002-of-00002.gguf", "notes.txt")
     assert {model.name: model.path for model in models_on_disk()} == {
         "mine": folder / "mine.gguf",
@@ -188,7 +188,7 @@ def test_files_that_were_put_into_the_folder(folder):
         resolve("sub/big")
 
 
-def test_users_own_names(folder, tmp_path, monkeypatch):
+def test_aliases_resolve_to_names_or_paths(folder, tmp_path, monkeypatch):
     config = tmp_path / "config/localllm/config.toml"
     config.parent.mkdir(parents=True)
     put(folder, "Qwen/Qwen3-4B-GGUF/Qwen3-4B-Q8_0.gguf")
@@ -218,19 +218,19 @@ def test_users_own_names(folder, tmp_path, monkeypatch):
         ("Why is it", "Why is it: no such file; a text to answer stands behind the model, or behind -p$"),
     ],
 )
-def test_names_that_mean_nothing(name, message):
+def test_unknown_names_are_refused_with_a_suggestion(name, message):
     with pytest.raises(ModelError, match=message) as failure:
         resolve(name)
     assert not isinstance(failure.value, MissingError) and failure.value.exit_code == 3
 
 
 @pytest.mark.parametrize("name", ["hf:", "hf:me", "hf:me/", "hf:../x", "hf:me/..", "hf:me/x:", "hf:-a/b"])
-def test_names_that_no_repository_has(name):
+def test_invalid_repository_names_are_refused(name):
     with pytest.raises(UsageError, match="expected hf:OWNER/REPOSITORY"):
         resolve(name)
 
 
-def test_what_a_reference_says():
+def test_references_are_parsed():
     assert (
         parse_reference("a/b") == HubReference("hf:a/b", "a/b") == HubReference("hf:a/b", "a/b", "*", "", "Q4_K_M", 0)
     )
@@ -248,26 +248,26 @@ def test_what_a_reference_says():
 # ---- which file of a repository
 
 
-def test_which_file_is_meant():
+def test_a_reference_selects_one_file_of_a_repository():
     files = ["M-Q4_K_M.gguf", "M-Q8_0.gguf", "M-UD-Q3_K_XL.gguf", "M-Q6_K.gguf", "M-Q6_K-00001-of-00001.gguf"]
 
-    def meant(text: str, names: list[str]) -> tuple[str, ...]:
+    def choose(text: str, names: list[str]) -> tuple[str, ...]:
         reference = parse_reference(text)
         assert reference
         return select_files(names, reference)
 
-    assert meant("hf:a/b", files) == ("M-Q4_K_M.gguf",)
-    assert meant("hf:a/b:q8_0", files) == ("M-Q8_0.gguf",)
-    assert meant("hf:a/b:Q3_K_XL", files) == ("M-UD-Q3_K_XL.gguf",)
-    assert meant("hf:a/b:Q6_K", files) == ("M-Q6_K.gguf",)
-    assert meant("hf:a/b", files[1:2]) == ("M-Q8_0.gguf",)
-    assert meant("hf:a/b:MXFP4", ["M-MXFP4_MOE.gguf", *files]) == ("M-MXFP4_MOE.gguf",)
+    assert choose("hf:a/b", files) == ("M-Q4_K_M.gguf",)
+    assert choose("hf:a/b:q8_0", files) == ("M-Q8_0.gguf",)
+    assert choose("hf:a/b:Q3_K_XL", files) == ("M-UD-Q3_K_XL.gguf",)
+    assert choose("hf:a/b:Q6_K", files) == ("M-Q6_K.gguf",)
+    assert choose("hf:a/b", files[1:2]) == ("M-Q8_0.gguf",)
+    assert choose("hf:a/b:MXFP4", ["M-MXFP4_MOE.gguf", *files]) == ("M-MXFP4_MOE.gguf",)
     weighted = ["M.i1-Q4_K_M.gguf", "M.i1-Q6_K.gguf"]
     for tag in ("i1-Q4_K_M", "I1-q4_k_m", "Q4_K_M"):
-        assert meant(f"hf:a/M-i1-GGUF:{tag}", weighted) == ("M.i1-Q4_K_M.gguf",)
+        assert choose(f"hf:a/M-i1-GGUF:{tag}", weighted) == ("M.i1-Q4_K_M.gguf",)
     others = ["mmproj-model-f16.gguf", "M-mmproj-F16.gguf", "M.imatrix.gguf", "mtp-M-F16.gguf", "M-eagle3-F16.gguf"]
-    assert meant("hf:a/b:F16", [*others, "M-F16.gguf"]) == ("M-F16.gguf",)
-    assert meant("hf:a/b-eagle3", others[4:]) == ("M-eagle3-F16.gguf",), "a repository of a head"
+    assert choose("hf:a/b:F16", [*others, "M-F16.gguf"]) == ("M-F16.gguf",)
+    assert choose("hf:a/b-eagle3", others[4:]) == ("M-eagle3-F16.gguf",), "a repository of a head"
     for text, names, message in (
         ("hf:a/b:F16", others[:3], "no matching GGUF file"),
         ("hf:a/b:i1-Q8_0", ["M-Q8_0.gguf"], "no I1-Q8_0; available: Q8_0"),
@@ -285,10 +285,10 @@ def test_which_file_is_meant():
         ("hf:a/b:Q8_0", ["M-Q8_0-00001-of-00002.gguf"], "lacks parts of M-Q8_0"),
     ):
         with pytest.raises(ModelError, match=re.escape(message)):
-            meant(text, names)
+            choose(text, names)
 
 
-def test_every_known_model_finds_its_usual_file():
+def test_every_known_model_selects_its_default_file():
     for model in KNOWN.values():
         if model.repository:
             names = [model.file.replace("*", kind) for kind in ("Q2_K", model.quantization, "Q5_K_M")]
@@ -300,7 +300,7 @@ def test_every_known_model_finds_its_usual_file():
 # ---- the folder
 
 
-def test_where_the_folder_is(monkeypatch, tmp_path):
+def test_the_models_folder_comes_from_environment_variables(monkeypatch, tmp_path):
     monkeypatch.setenv("HOME", "/home/me")
     for variables, expected in (
         ({}, "/home/me/.local/share/localllm/models"),
@@ -319,7 +319,7 @@ def test_where_the_folder_is(monkeypatch, tmp_path):
     assert resolve(tmp_path / "there.gguf") == str(tmp_path / "there.gguf")
 
 
-def test_what_can_be_removed(folder, tmp_path):
+def test_models_in_the_folder_can_be_removed(folder, tmp_path):
     put(folder, "Qwen/Qwen3-4B-GGUF/Qwen3-4B-Q4_K_M.gguf", "Qwen/Qwen3-4B-GGUF/Qwen3-4B-Q4_K_M.gguf.abc.partial")
     put(folder, "mine.gguf")
     assert len(find_removable("qwen3-4b").files) == 2
@@ -334,8 +334,8 @@ def test_what_can_be_removed(folder, tmp_path):
             find_removable(name)
 
 
-def test_removing_by_other_names(folder, tmp_path):
-    """In any case, by an alias, by a path; the last model of a repository's folder takes its projectors along."""
+def test_models_are_removed_by_any_of_their_names(folder, tmp_path):
+    """Ignore case; the last model of a repository's folder takes its projectors along."""
     config = tmp_path / "config/localllm/config.toml"
     config.parent.mkdir(parents=True)
     config.write_text('[aliases]\nsmall = "MINE"\n')
@@ -358,8 +358,8 @@ def test_removing_by_other_names(folder, tmp_path):
     assert find_removable("mine").facts()["quantization"] is None
 
 
-def test_names_in_the_folder(folder):
-    """The shortest ones: of what others have in their repositories, too, and of files of the same quantization."""
+def test_listed_models_have_their_shortest_unique_names(folder):
+    """Distinguish repositories with equal files, and files of equal quantization."""
     put(folder, "me/Mine/Qwen3-4B-Q4_K_M.gguf", "Qwen/Qwen3-4B-GGUF/Qwen3-4B-Q4_K_M.gguf", "me/Two/x.gguf", "z/y.gguf")
     put(folder, "Qwen/Qwen3-4B-GGUF/Other-Q4_K_M.gguf")
     put(folder, "me/Split/s-Q8_0-00002-of-00002.gguf", "me/Split/s-Q8_0-00001-of-00002.gguf.0f.partial")
@@ -381,14 +381,14 @@ def test_names_in_the_folder(folder):
     assert size_of(folder / "none") == 0 and ModelFile("Q4_0/Model-Q8_0", (), True).quantization == "Q8_0"
 
 
-def test_sizes_for_people():
+def test_sizes_are_rounded_to_megabytes_or_gigabytes():
     sizes = [HubReference("x", "a/b", megabytes=megabytes).size for megabytes in (0, 1, 999, 1000, 1049, 16_400)]
     assert sizes == ["", "about 1 MB", "about 999 MB", "about 1.0 GB", "about 1.0 GB", "about 16.4 GB"]
 
 
 @pytest.fixture
 def unreadable(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A folder of models, and in it one of an owner, whose name is written to `locked` to close either."""
+    """Make a models folder and an owner's folder in it unreadable when its name is written to `locked`."""
     folder = tmp_path / "models"
     (folder / "owner" / "repository").mkdir(parents=True)
     (folder / "other.gguf").write_bytes(b"")
@@ -406,7 +406,7 @@ def unreadable(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 @pytest.mark.parametrize("words", ["list", "list --json", "list --all", "fit --all", "run qwen3-0.6 -p x", "rm x"])
-def test_an_unreadable_folder_of_models_is_an_error_and_not_an_empty_list(unreadable: Path, cli, words: str):
+def test_an_unreadable_models_folder_is_an_error(unreadable: Path, cli, words: str):
     code, out, err = cli(*words.split())
     assert (code, out) == (1, "")
     assert err == f"localllm: error: {unreadable}: the folder of models cannot be read: Permission denied\n"
@@ -420,12 +420,12 @@ def test_an_unreadable_folder_among_models_is_a_warning_of_list(unreadable: Path
     assert err == f"localllm: warning: {unreadable}/owner: {reason}\n"
 
 
-def test_a_model_in_an_unreadable_folder_is_not_taken_for_a_missing_one(unreadable: Path, tmp_path: Path, cli):
+def test_a_model_in_an_unreadable_folder_is_not_called_missing(unreadable: Path, tmp_path: Path, cli):
     (tmp_path / "locked").write_text(str(unreadable / "owner" / "repository"))
     code, _, err = cli("run", "hf:owner/repository:Q8_0", "-p", "x")
     assert code == 1 and "cannot be read: Permission denied" in err
 
 
-def test_completions_of_an_unreadable_folder_are_none(unreadable: Path, cli, monkeypatch):
+def test_completion_of_an_unreadable_folder_offers_nothing(unreadable: Path, cli, monkeypatch):
     monkeypatch.setenv("_LOCALLLM_COMPLETE", "bash")
     assert cli("run", "")[1] == ""

@@ -1,4 +1,4 @@
-"""What the hub answers and what becomes of it: refusals, other tries, and bytes that come each once, in order."""
+"""Test the hub's client: refusals, retries, and each byte once and in order."""
 
 import re
 from collections.abc import Iterator
@@ -21,21 +21,26 @@ FILE = RemoteFile("folder/a model.gguf", len(DATA), SHA)
 
 @pytest.fixture
 def repository(monkeypatch) -> Repository:
-    """One whose list nobody has asked for; it tells why it waits, and how long, and does not wait."""
-    made = Repository.__new__(Repository)
-    made.name, made._commit, made.told, made.waits = "tiny/Tiny", "c0ffee", [], []
-    made._on_break = made.told.append
-    monkeypatch.setattr(huggingface.time, "sleep", made.waits.append)
-    return made
+    """Return a repository whose list was not fetched; it records its waits and their reasons."""
+    repository_made = Repository.__new__(Repository)
+    repository_made.name, repository_made._commit, repository_made.told, repository_made.waits = (
+        "tiny/Tiny",
+        "c0ffee",
+        [],
+        [],
+    )
+    repository_made._on_break = repository_made.told.append
+    monkeypatch.setattr(huggingface.time, "sleep", repository_made.waits.append)
+    return repository_made
 
 
-def refused(status: int, kind: type[Exception] = errors.HfHubHTTPError) -> Exception:
-    """What the client raises for an answer."""
+def http_error(status: int, kind: type[Exception] = errors.HfHubHTTPError) -> Exception:
+    """Return the client's exception for a status."""
     return kind("it said so", response=SimpleNamespace(status_code=status, headers={}, request=None))
 
 
 class Asked:
-    """An action that fails in some ways and then works; counts how often it was tried."""
+    """An action that fails with these exceptions, then works, and counts its calls."""
 
     def __init__(self, *failures: Exception):
         self.failures, self.tries = [*failures], 0
@@ -54,30 +59,30 @@ PRIVATE = "the hub has no such repository, or it is private: set HF_TOKEN to a t
 
 
 @pytest.mark.parametrize(
-    ("error", "told"),
+    ("error", "message"),
     [
-        (refused(403, errors.GatedRepoError), "gated: accept its conditions on https://huggingface.co/tiny/Tiny, and"
+        (http_error(403, errors.GatedRepoError), "gated: accept its conditions on https://huggingface.co/tiny/Tiny, and"
          " set HF_TOKEN to a token of yours"),
-        (refused(404, errors.RemoteEntryNotFoundError), "the hub has lost a file that it lists; try again"),
-        (refused(404, errors.RepositoryNotFoundError), "the hub has no such repository"),
-        (refused(404), "the hub has no such repository"),
-        (refused(401, errors.RepositoryNotFoundError), PRIVATE),
-        (refused(403, errors.RepositoryNotFoundError), PRIVATE),
-        (refused(401), PRIVATE),
-        (refused(403), "the hub refuses: your HF_TOKEN may not read this"),
-        (refused(418), "the hub responds with HTTP status 418"),
+        (http_error(404, errors.RemoteEntryNotFoundError), "the hub has lost a file that it lists; try again"),
+        (http_error(404, errors.RepositoryNotFoundError), "the hub has no such repository"),
+        (http_error(404), "the hub has no such repository"),
+        (http_error(401, errors.RepositoryNotFoundError), PRIVATE),
+        (http_error(403, errors.RepositoryNotFoundError), PRIVATE),
+        (http_error(401), PRIVATE),
+        (http_error(403), "the hub refuses: your HF_TOKEN may not read this"),
+        (http_error(418), "the hub responds with HTTP status 418"),
         (errors.HFValidationError("a//b"), "invalid repository name"),
     ],
     ids=lambda value: None if isinstance(value, str) else repr(value),
 )  # fmt: skip
-def test_refusals_are_told_at_once(repository: Any, error: Exception, told: str):
+def test_permanent_refusals_are_raised_at_once(repository: Any, error: Exception, message: str):
     action = Asked(error)
     with pytest.raises(ModelError) as failure:
         repository._patiently(action)
-    assert (str(failure.value), action.tries) == (f"tiny/Tiny: {told}", 1)
+    assert (str(failure.value), action.tries) == (f"tiny/Tiny: {message}", 1)
 
 
-def test_who_wants_no_network_waits_for_none(repository: Any):
+def test_offline_mode_raises_at_once(repository: Any):
     action = Asked(errors.OfflineModeIsEnabled("offline"))
     with pytest.raises(LocalllmError, match="tiny/Tiny: HF_HUB_OFFLINE is set; unset it to download") as failure:
         repository._patiently(action)
@@ -85,27 +90,27 @@ def test_who_wants_no_network_waits_for_none(repository: Any):
 
 
 @pytest.mark.parametrize("status", [408, 425, 429, 500, 502, 503, 504])
-def test_what_may_pass_is_tried_again(repository: Any, status: int):
-    """By RFC 9110 (6585 and 8470 for 429 and 425) these are of the moment. Three tries, with longer waits between."""
-    action = Asked(refused(status), refused(status))
+def test_temporary_errors_are_retried_three_times(repository: Any, status: int):
+    """Retry the statuses that RFC 9110 (6585 for 429, 8470 for 425) calls temporary, with growing waits."""
+    action = Asked(http_error(status), http_error(status))
     assert (repository._patiently(action), action.tries) == ("done", 3)
     assert repository.told == [f"the hub responds with HTTP status {status}"] * 2
     assert repository.waits == [1, 2]
-    action = Asked(*[refused(status)] * 3)
+    action = Asked(*[http_error(status)] * 3)
     with pytest.raises(LocalllmError, match=f"tiny/Tiny: the hub responds with HTTP status {status}") as failure:
         repository._patiently(action)
     assert type(failure.value) is LocalllmError and (action.tries, repository.waits) == (3, [1, 2, 1, 2])
 
 
 @pytest.mark.parametrize("status", [400, 402, 405, 410, 416, 451, 501, 505])
-def test_what_stays_as_it_is_is_not_tried_again(repository: Any, status: int):
-    action = Asked(refused(status))
+def test_other_statuses_are_not_retried(repository: Any, status: int):
+    action = Asked(http_error(status))
     with pytest.raises(ModelError, match=f"status {status}"):
         repository._patiently(action)
     assert (action.tries, repository.waits) == (1, [])
 
 
-def test_a_network_that_fails(repository: Any):
+def test_network_errors_are_retried_and_explained(repository: Any):
     action = Asked(errors.HTTPError("[Errno 111] Connection refused"))
     assert repository._patiently(action) == "done"
     assert repository.told == ["the hub cannot be reached: Connection refused"]
@@ -123,22 +128,22 @@ def entry(name: str, size: int | None, checksum: str = SHA) -> Any:
 
 
 @pytest.mark.parametrize(
-    ("told", "commit", "names"),
+    ("info", "commit", "names"),
     [
         (SimpleNamespace(sha="c0", siblings=[entry("a", 1), entry("README.md", None), entry("../b", 1), entry("c", 2)]),
          "c0", ["a", "c"]),
         (SimpleNamespace(sha=None, siblings=None), "main", []),
     ],
 )  # fmt: skip
-def test_large_files_of_a_repository(monkeypatch, told: Any, commit: str, names: list[str]):
-    """With sizes and checksums, which have to be asked for, and patience that the user can set."""
+def test_only_large_files_of_a_repository_are_listed(monkeypatch, info: Any, commit: str, names: list[str]):
+    """Ask for sizes and checksums, with the user's timeout."""
     asked = []
     monkeypatch.setattr(constants, "HF_HUB_DOWNLOAD_TIMEOUT", 12)
-    api = SimpleNamespace(model_info=lambda *given, **named: asked.append((given, named)) or told)
+    api = SimpleNamespace(model_info=lambda *arguments, **named: asked.append((arguments, named)) or info)
     monkeypatch.setattr(huggingface_hub, "HfApi", lambda: api)
-    found = Repository("tiny/Tiny")
-    assert (found._commit, [*found.files]) == (commit, names)
-    assert [file.name for file in found.files.values()] == names
+    listed = Repository("tiny/Tiny")
+    assert (listed._commit, [*listed.files]) == (commit, names)
+    assert [file.name for file in listed.files.values()] == names
     Repository("tiny/Tiny@refs%2Fpr%2F1")
     assert asked == [
         (("tiny/Tiny",), {"revision": revision, "files_metadata": True, "timeout": 12})
@@ -147,7 +152,7 @@ def test_large_files_of_a_repository(monkeypatch, told: Any, commit: str, names:
 
 
 @pytest.mark.parametrize("error", [ValueError, TypeError, KeyError, AttributeError])
-def test_what_is_no_hub(monkeypatch, error: type[Exception]):
+def test_a_server_that_is_no_hub_is_refused(monkeypatch, error: type[Exception]):
     def model_info(*given: object, **named: object) -> None:
         raise error("x")
 
@@ -167,7 +172,7 @@ def test_what_is_no_hub(monkeypatch, error: type[Exception]):
         ("x.gguf", 1, "../" + SHA[3:]),
     ],
 )  # fmt: skip
-def test_files_that_no_repository_should_have(name: str, size: int, checksum: str):
+def test_invalid_file_names_sizes_and_checksums_are_refused(name: str, size: int, checksum: str):
     assert not RemoteFile(name, size, checksum).is_plain
     assert RemoteFile("a.b/..x/ä x..gguf", 1, SHA).is_plain
 
@@ -188,19 +193,19 @@ def test_files_that_no_repository_should_have(name: str, size: int, checksum: st
         (200, {"Content-Length": "99"}, 99),
     ],
 )
-def test_where_an_answer_begins(status: int, headers: dict[str, str], first: int):
-    """As RFC 9110 has it, 14.4; what tells another size is another file."""
+def test_the_first_byte_of_a_reply_is_parsed(status: int, headers: dict[str, str], first: int):
+    """Follow RFC 9110, 14.4; another total size means another file."""
     answer = SimpleNamespace(status_code=status, headers=headers)
     if first >= 99:
-        told = f"folder/a model.gguf: the hub sent a file of {first} bytes instead of 100"
-        with pytest.raises(ModelError, match=told):
+        message = f"folder/a model.gguf: the hub sent a file of {first} bytes instead of 100"
+        with pytest.raises(ModelError, match=message):
             parse_first_byte(answer, FILE)
     else:
         assert parse_first_byte(answer, FILE) == first
 
 
 class Server:
-    """A session of the client, whose answers break off after so many bytes, one number for each."""
+    """A client session whose replies break off after given numbers of bytes."""
 
     def __init__(self, *cuts: int, piece: int = 7, has_ranges: bool = True):
         self.cuts, self.piece, self.has_ranges, self.asked, self.open = [*cuts], piece, has_ranges, list[Any](), 0
@@ -210,7 +215,9 @@ class Server:
         self.asked.append((method, url, headers["Range"], headers["Accept-Encoding"], timeout))
         first, last = re.fullmatch(r"bytes=(\d+)-(\d*)", headers["Range"]).groups()
         begin, end = (int(first), int(last or 99) + 1) if self.has_ranges else (0, 100)
-        told = {"Content-Range": f"bytes {begin}-{end - 1}/100"} if self.has_ranges else {"Content-Length": "100"}
+        reply_headers = (
+            {"Content-Range": f"bytes {begin}-{end - 1}/100"} if self.has_ranges else {"Content-Length": "100"}
+        )
         body, cut = DATA[begin:end], self.cuts.pop(0) if self.cuts else 100
 
         def raw() -> Iterator[bytes]:
@@ -220,13 +227,13 @@ class Server:
                 raise errors.HTTPError("it hung up")
 
         self.open += 1
-        yield SimpleNamespace(status_code=206 if self.has_ranges else 200, headers=told, iter_raw=raw)
+        yield SimpleNamespace(status_code=206 if self.has_ranges else 200, headers=reply_headers, iter_raw=raw)
         self.open -= 1
 
 
 @pytest.fixture
 def serve(monkeypatch):
-    """Puts a server in the place of the hub's."""
+    """Return a function that replaces the hub's server."""
     monkeypatch.setattr(utils, "hf_raise_for_status", lambda answer: None)
     monkeypatch.setattr(constants, "HF_HUB_DOWNLOAD_TIMEOUT", 12)
     monkeypatch.setattr(constants, "HUGGINGFACE_CO_URL_TEMPLATE", "https://hub/{repo_id}/resolve/{revision}/{filename}")
@@ -240,7 +247,7 @@ def serve(monkeypatch):
 
 @pytest.mark.parametrize("has_ranges", [True, False])
 @pytest.mark.parametrize(("start", "end"), [(0, 100), (0, 1), (99, 100), (7, 14), (13, 50), (40, 100), (5, 5)])
-def test_just_these_bytes(repository: Any, serve, start: int, end: int, has_ranges: bool):
+def test_read_requests_exactly_its_bytes(repository: Any, serve, start: int, end: int, has_ranges: bool):
     server = serve(Server(has_ranges=has_ranges))
     assert repository.read(FILE, start, end) == DATA[start:end]
     last = "" if end == 100 else str(end - 1)
@@ -249,8 +256,8 @@ def test_just_these_bytes(repository: Any, serve, start: int, end: int, has_rang
     assert (server.open, repository.waits) == (0, [])
 
 
-def test_it_goes_on_where_it_was(repository: Any, serve):
-    """Any number of breaks, as long as bytes come; each comes once."""
+def test_a_broken_download_continues_where_it_stopped(repository: Any, serve):
+    """Allow any number of breaks as long as bytes arrive, each byte once."""
     server = serve(Server(10, 0, 1, 20, 3, 0, 0, 5, piece=4))
     assert repository.read(FILE, 20, 90) == DATA[20:90]
     assert [asked[2] for asked in server.asked] == [
@@ -260,7 +267,7 @@ def test_it_goes_on_where_it_was(repository: Any, serve):
     assert repository.waits == [0.5, 1, 0.5, 0.5, 0.5, 1, 2, 0.5], "a new byte begins the waits anew"
 
 
-def test_six_tries_without_a_byte_are_enough(repository: Any, serve):
+def test_six_tries_without_a_byte_give_up(repository: Any, serve):
     server, received = serve(Server(3, *[0] * 6)), []
     with pytest.raises(LocalllmError) as failure:
         repository.receive(FILE, 0, 100, received.append)
@@ -271,16 +278,16 @@ def test_six_tries_without_a_byte_are_enough(repository: Any, serve):
     assert repository.waits == [0.5, 1, 2, 4, 8, 16]
 
 
-def test_less_than_was_promised(repository: Any, monkeypatch):
-    """An answer that ends as if it were whole."""
+def test_a_short_reply_is_retried(repository: Any, monkeypatch):
+    """Detect a reply that ends early without an error."""
     parts = [DATA[:30], b"", DATA[30:]]
     monkeypatch.setattr(repository, "_pieces", lambda file, start, end: iter([parts.pop(0)]))
     assert repository.read(FILE, 0, 100) == DATA
     assert repository.told == ["the hub sent less than it announced"] * 2
 
 
-def test_who_takes_the_bytes_may_refuse_them(repository: Any, serve):
-    """As a disk does that is full: that is no break, and nothing is asked again."""
+def test_an_error_of_the_receiver_is_not_retried(repository: Any, serve):
+    """Raise it at once, as for a full disk."""
     server = serve(Server())
 
     def full(piece: bytes) -> None:

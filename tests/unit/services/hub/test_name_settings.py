@@ -1,4 +1,4 @@
-"""Settings of a model's name: on the command line, in the server and in Python."""
+"""Test settings of a model's name: on the command line, in the server and in Python."""
 
 from pathlib import Path
 from types import SimpleNamespace
@@ -25,8 +25,8 @@ from tests.unit.cli.test_command import parsed
 
 
 @pytest.fixture
-def named(tmp_path: Path, monkeypatch, tiny: str) -> Path:
-    """A model `base` in the folder of models, and two aliases of it with settings of their own."""
+def models(tmp_path: Path, monkeypatch, tiny: str) -> Path:
+    """Put a model `base` and two aliases of it with their own settings into the folder."""
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
     monkeypatch.setenv("LOCALLLM_MODELS", str(tmp_path / "models"))
     (tmp_path / "localllm").mkdir()
@@ -42,7 +42,7 @@ def named(tmp_path: Path, monkeypatch, tiny: str) -> Path:
 
 
 @pytest.mark.parametrize("command", ["run", "chat", "map"])
-def test_an_alias_has_its_own_settings_and_those_of_its_target(named: Path, command: str):
+def test_an_alias_has_its_own_settings_and_those_of_its_target(models: Path, command: str):
     rows = {name: parsed(command, name) for name in ("base", "mario", "luigi")}
     assert [row["context"] for row in rows.values()] == [None, 64, None]
     assert [row["temperature"] for row in rows.values()] == [None, None, 0.0]
@@ -52,22 +52,22 @@ def test_an_alias_has_its_own_settings_and_those_of_its_target(named: Path, comm
     )  # fmt: skip
 
 
-def test_a_path_has_none_of_the_settings_of_its_aliases(named: Path):
-    assert parsed("run", f"{named}/models/base.gguf")["top_k"] is None
+def test_a_path_has_no_settings_of_its_aliases(models: Path):
+    assert parsed("run", f"{models}/models/base.gguf")["top_k"] is None
 
 
-def test_config_names_the_line_of_the_name_that_is_asked_for(named: Path, cli):
+def test_config_names_the_line_of_the_requested_name(models: Path, cli):
     lines = {name: cli("config", "run", name)[1] for name in ("base", "mario", "luigi")}
     assert "You are Mario." not in lines["base"] + lines["luigi"] and "In French." not in lines["base"]
     assert "config.toml, line 5" in next(line for line in lines["mario"].splitlines() if line.startswith("--system "))
 
 
-def test_eval_gives_each_model_its_own_settings(named: Path, monkeypatch, cli):
+def test_eval_gives_each_model_its_own_settings(models: Path, monkeypatch, cli):
 
     jobs = list[Any]()
     monkeypatch.setattr(map_run, "answer_questions", lambda model, job, *rest: jobs.append(job) or [])
-    (named / "q.jsonl").write_text('{"prompt": "1?", "answer": "1"}\n')
-    cli("eval", "base", "mario", "luigi", named / "q.jsonl")
+    (models / "q.jsonl").write_text('{"prompt": "1?", "answer": "1"}\n')
+    cli("eval", "base", "mario", "luigi", models / "q.jsonl")
     assert [job.context for job in jobs] == [None, 64, None]
     assert [job.options.max_tokens for job in jobs] == [None, 3, None]
     assert [job.options.think for job in jobs] == ["auto", "auto", "off"]
@@ -83,7 +83,7 @@ def setup_of(*words: object) -> server.Setup:
     return heard[0]
 
 
-def test_serve_applies_the_settings_of_each_name(named: Path, tiny: str):
+def test_serve_applies_the_settings_of_each_name(models: Path, tiny: str):
     setup = setup_of("base", "mario", "luigi", f"bob={tiny}")
     assert setup.names.keys() == {"base", "mario", "luigi"}
     assert setup.names["mario"].defaults.system == "You are Mario."
@@ -93,8 +93,8 @@ def test_serve_applies_the_settings_of_each_name(named: Path, tiny: str):
     assert [setup.names[name].open_model is None for name in ("base", "mario", "luigi")] == [True, False, True]
 
 
-def test_a_server_of_all_models_has_their_aliases_with_settings(named: Path):
-    with (named / "localllm" / "config.toml").open("a") as file:
+def test_serve_of_all_models_includes_aliases_with_settings(models: Path):
+    with (models / "localllm" / "config.toml").open("a") as file:
         file.write("[model.elsewhere]\ntemp = 1\n")
     setup = setup_of()
     assert setup.paths.keys() == {"base", "mario", "luigi"}
@@ -102,7 +102,7 @@ def test_a_server_of_all_models_has_their_aliases_with_settings(named: Path):
 
 
 class Talk:
-    """The part of a conversation that a change of its model concerns."""
+    """The part of a conversation that changing its model concerns."""
 
     def __init__(self, options: GenerationOptions, system: str | None):
         self.options, self.model = options, SimpleNamespace(session=SimpleNamespace(system=system))
@@ -115,7 +115,7 @@ class Talk:
 
 
 @pytest.mark.parametrize("typed", [[], ["--temp", "0.5"]])
-def test_a_chat_that_switches_its_model_has_the_settings_of_the_new_name(named: Path, monkeypatch, typed: list[str]):
+def test_switching_the_model_of_a_chat_applies_the_new_names_settings(models: Path, monkeypatch, typed: list[str]):
     heard = list[Any]()
 
     def stand_in(conversation: Any, name: str, open_model: Any) -> None:
@@ -143,7 +143,7 @@ def test_a_chat_that_switches_its_model_has_the_settings_of_the_new_name(named: 
 
 
 def invoke_chat(monkeypatch: pytest.MonkeyPatch, at_start: Any, *words: str) -> None:
-    """Run `chat` up to where it begins to read questions."""
+    """Run `chat` until it would read questions."""
     from localllm.cli.commands import chat
 
     def begin(path: str, **how: Any) -> Any:
@@ -157,7 +157,7 @@ def invoke_chat(monkeypatch: pytest.MonkeyPatch, at_start: Any, *words: str) -> 
         invoke("chat", *words)
 
 
-def test_serve_applies_the_table_of_the_name_that_it_gives_to_a_model(named: Path, tiny: str):
+def test_serve_applies_the_settings_of_the_name_it_gives_a_model(models: Path, tiny: str):
     assert setup_of(f"mario={tiny}").names["mario"].defaults.system == "You are Mario."
     both = setup_of("peach=luigi").names["peach"].defaults
     assert (both.system, both.options.think) == ("In French.", "off")
@@ -190,7 +190,7 @@ def test_requests_get_the_defaults_of_their_models_name(tmp_path: Path):
         assert counted[0] < counted[1]
 
 
-def test_names_of_one_file_share_it_unless_they_open_it_otherwise(tiny: str):
+def test_names_of_one_file_share_a_model_unless_opened_otherwise(tiny: str):
     opened = list[str]()
 
     def other(path: str) -> api.Model:
@@ -207,7 +207,7 @@ def test_names_of_one_file_share_it_unless_they_open_it_otherwise(tiny: str):
         assert opened == [tiny] and served.model("tiny").context == 64
 
 
-def test_python_applies_the_settings_of_a_name(named: Path):
+def test_python_applies_the_settings_of_a_name(models: Path):
     with localllm.open("mario") as mario, localllm.open("base") as base:
         assert (mario.context, base.context > 64) == (64, True)
         assert mario.session.defaults.system == "You are Mario." and base.session.defaults.system is None
@@ -225,7 +225,7 @@ OF_THE_TERMINAL = {"escape", "json-whitespace", "additional-properties"}
 
 @pytest.mark.parametrize("param", [each for each in params_of("map") if each.keys], ids=lambda each: each.keys[0])
 def test_python_and_serve_know_every_option_that_changes_answers(param: Any):
-    """All spellings of those in the groups of sampling, generation and reasoning are converted, or named in a line."""
+    """Convert or report every spelling of sampling, generation and reasoning options."""
     panel = param.rich_help_panel or ""
     if not panel.startswith(("Sampling", "More sampling", "Generation", "Thinking", "Constrained")):
         return
@@ -245,12 +245,12 @@ def test_python_and_serve_know_every_option_that_changes_answers(param: Any):
         ("think = 'so'", "line 4: think: think must be"),
     ],
 )
-def test_an_invalid_setting_of_a_name_is_told_with_its_line(named: Path, line: str, message: str):
-    (named / "localllm" / "config.toml").write_text(f'[aliases]\nmario = "base"\n[model.mario]\n{line}\n')
+def test_an_invalid_setting_of_a_name_is_reported_with_its_line(models: Path, line: str, message: str):
+    (models / "localllm" / "config.toml").write_text(f'[aliases]\nmario = "base"\n[model.mario]\n{line}\n')
     with pytest.raises(UsageError, match=message):
         values_of("mario")
 
 
-def test_a_setting_that_only_commands_apply_is_told(named: Path):
-    (named / "localllm" / "config.toml").write_text('[model.base]\nregex = "a+"\n')
+def test_a_setting_that_only_commands_apply_is_reported(models: Path):
+    (models / "localllm" / "config.toml").write_text('[model.base]\nregex = "a+"\n')
     assert values_of("base").warnings == ("config.toml, line 2: regex is only used by commands that have this option",)

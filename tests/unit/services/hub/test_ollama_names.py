@@ -1,4 +1,4 @@
-"""Names as Ollama writes them, and suggestions for names that are unknown."""
+"""Test names as Ollama writes them, and suggestions for unknown names."""
 
 import re
 from pathlib import Path
@@ -11,7 +11,7 @@ from localllm.services.hub.catalogue import MissingError, find_registered, parse
 
 @pytest.fixture(autouse=True)
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """An empty folder of models, and no store of Ollama's."""
+    """Use an empty models folder and no Ollama store."""
     monkeypatch.setenv("LOCALLLM_MODELS", str(tmp_path))
     monkeypatch.setenv("OLLAMA_MODELS", str(tmp_path / "none"))
     return tmp_path
@@ -34,13 +34,13 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         ("granite4:350m-h", "granite-4.0-h-350m"), ("smollm2:135m-instruct-q4_1", "smollm2-135m:Q4_1"),
     ],
 )  # fmt: skip
-def test_a_full_tag_means_the_model_and_its_format(name: str, expected: str):
+def test_a_full_tag_selects_model_and_format(name: str, expected: str):
     with pytest.raises(MissingError) as missing:
         resolve(name)
     assert f"`localllm pull {expected}`" in str(missing.value)
 
 
-def test_every_known_model_is_found_by_its_names_of_ollama():
+def test_every_known_model_is_found_by_its_ollama_names():
     models = registry_models().values()
     for model in models:
         assert find_registered(model.name, models) == model.name
@@ -48,7 +48,7 @@ def test_every_known_model_is_found_by_its_names_of_ollama():
             assert find_registered(name, models) == model.name, name
 
 
-def test_no_two_models_have_the_same_name_of_ollama():
+def test_ollama_names_are_unique():
     names = [parse_name(name)[:2] for model in registry_models().values() for name in (model.name, *model.ollama)]
     assert len(names) == len(set(names))
 
@@ -79,7 +79,7 @@ def test_a_local_file_is_found_with_the_tag_latest(folder: Path):
         ("qwen3-4", "did you mean qwen3-4b"), ("qwen4:4b", "did you mean qwen3-4b"),
     ],
 )  # fmt: skip
-def test_a_suggestion_has_the_size_that_was_asked_for(name: str, end: str):
+def test_a_suggestion_has_the_requested_size(name: str, end: str):
     with pytest.raises(ModelError) as unknown:
         resolve(name)
     assert end in str(unknown.value)

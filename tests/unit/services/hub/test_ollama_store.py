@@ -1,4 +1,4 @@
-"""A name in Ollama's store is more than its file."""
+"""Test models in Ollama's store: adapters, parameters, templates and messages beside their files."""
 
 import hashlib
 import json
@@ -22,8 +22,8 @@ MESSAGES = [{"role": "user", "content": "ping"}, {"role": "assistant", "content"
 
 
 @pytest.fixture
-def put(tmp_path: Path, monkeypatch, tiny: str) -> Put:
-    """Writes a name of Ollama's store, with layers besides the tiny model's."""
+def write_name(tmp_path: Path, monkeypatch, tiny: str) -> Put:
+    """Return a function that writes a name of Ollama's store, with layers beside the tiny model's."""
     monkeypatch.setenv("OLLAMA_MODELS", str(tmp_path))
     monkeypatch.setenv("LOCALLLM_MODELS", str(tmp_path / "none"))
     (tmp_path / "blobs").mkdir()
@@ -48,8 +48,8 @@ def as_bytes(value: object) -> bytes:
 
 
 @pytest.mark.parametrize("name", ["lora", "lora:latest", "ollama:lora", "registry.ollama.ai/library/lora:latest"])
-def test_a_name_with_an_adapter_is_refused(put: Put, cli, name: str):
-    put("lora", adapter="x")
+def test_a_name_with_an_adapter_is_refused(write_name: Put, cli, name: str):
+    write_name("lora", adapter="x")
     code, out, err = cli("run", name, "-p", "Hi")
     assert (code, out, err.count("\n")) == (3, "", 1)
     assert "ollama:lora:latest has an adapter" in err and "adapters of Ollama's store are not supported yet" in err
@@ -58,8 +58,8 @@ def test_a_name_with_an_adapter_is_refused(put: Put, cli, name: str):
     assert cli("list", "--found")[0] == 0
 
 
-def test_parameters_and_system_text_are_defaults_of_options(put: Put, cli):
-    put("tuned", params=PARAMETERS, system="Answer in French.")
+def test_parameters_and_system_text_are_defaults_of_options(write_name: Put, cli):
+    write_name("tuned", params=PARAMETERS, system="Answer in French.")
     rows = {line.split(" ")[0]: line for line in cli("config", "run", "tuned")[1].splitlines()}
     expected = {
         "--system": "Answer in French.",
@@ -77,9 +77,9 @@ def test_parameters_and_system_text_are_defaults_of_options(put: Put, cli):
     assert json.loads(cli("run", "tuned", "-p", "Hi", "--json", "-s", "6", "-n", "2")[1])["seed"] == 6
 
 
-def test_a_prompt_has_the_system_text_and_the_messages_of_its_name(put: Put, cli, tmp_path: Path):
-    put("tuned", system="Answer in French.", messages=MESSAGES)
-    put("bare")
+def test_a_prompt_has_the_system_text_and_messages_of_its_name(write_name: Put, cli, tmp_path: Path):
+    write_name("tuned", system="Answer in French.", messages=MESSAGES)
+    write_name("bare")
     counts = {}
     for name in ("bare", "tuned"):
         counts[name] = [json.loads(cli("run", name, "-p", "Hi", "-n", "1", "--json")[1])["prompt_tokens"]]
@@ -98,8 +98,8 @@ def test_a_prompt_has_the_system_text_and_the_messages_of_its_name(put: Put, cli
         )
 
 
-def test_config_toml_wins_over_the_store(put: Put, tmp_path: Path, monkeypatch, cli):
-    put("tuned", params={"temperature": 0.5, "top_k": 3})
+def test_config_toml_overrides_the_store(write_name: Put, tmp_path: Path, monkeypatch, cli):
+    write_name("tuned", params={"temperature": 0.5, "top_k": 3})
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
     (tmp_path / "localllm").mkdir()
     (tmp_path / "localllm" / "config.toml").write_text("[defaults]\ntop-k = 4\n[model.tuned]\ntemp = 0.1\n")
@@ -124,8 +124,8 @@ def test_config_toml_wins_over_the_store(put: Put, tmp_path: Path, monkeypatch, 
         ("<|im_start|>{{ .Prompt }}", None, True),
     ],
 )
-def test_a_template_of_other_marks_is_told(put: Put, template: str, source: str | None, differs: bool):
-    put("other", template=template)
+def test_a_template_with_other_markers_is_reported(write_name: Put, template: str, source: str | None, differs: bool):
+    write_name("other", template=template)
     stored = find_stored("other")
     assert stored is not None
     assert [("its own template differs" in line) for line in stored.unused(source, False)] == [True] * differs
@@ -135,20 +135,20 @@ def test_a_template_of_other_marks_is_told(put: Put, template: str, source: str 
 @pytest.mark.parametrize(
     ("kind", "content"), [("params", b"{"), ("params", b"[]"), ("messages", b"[1]"), ("system", b"\xff")]
 )
-def test_a_damaged_layer_is_refused_by_name(put: Put, cli, kind: str, content: bytes):
-    put("torn", **{kind: content})
+def test_a_damaged_layer_is_refused_by_name(write_name: Put, cli, kind: str, content: bytes):
+    write_name("torn", **{kind: content})
     code, _, err = cli("run", "torn", "-p", "Hi")
     assert code == 3 and f"ollama:torn:latest: its {kind} layer in Ollama's store is damaged or missing" in err
 
 
-def test_other_names_have_no_messages(put: Put, tiny: str):
-    put("tuned", messages=MESSAGES)
+def test_other_names_have_no_messages(write_name: Put, tiny: str):
+    write_name("tuned", messages=MESSAGES)
     assert (messages_of("tuned"), messages_of(tiny), messages_of("no such name")) == (MESSAGES, [], [])
     stored = locate("tuned").stored
     assert stored is not None and str(stored.path) == resolve("tuned")
 
 
-def test_files_beside_a_model_that_are_not_used_are_told(put: Put, tmp_path: Path, monkeypatch, tiny: str, cli):
+def test_unused_files_beside_a_model_are_reported(write_name: Put, tmp_path: Path, monkeypatch, tiny: str, cli):
     monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path))
     snapshot = tmp_path / "models--Ann--Tiny-GGUF" / "snapshots" / "1"
     snapshot.mkdir(parents=True)
@@ -167,7 +167,7 @@ COMMIT, OLD = "b" * 40, "a" * 40
 
 @pytest.fixture
 def home(tmp_path: Path, monkeypatch, tiny: str) -> Path:
-    """A home with a cache of Hugging Face, LM Studio's folder and Ollama's store, each with the tiny model."""
+    """Make a home with Hugging Face's cache, LM Studio's folder and Ollama's store, each with the tiny model."""
     for name in ("HF_HOME", "HF_HUB_CACHE", "XDG_CACHE_HOME", "OLLAMA_MODELS"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("HOME", str(tmp_path))
@@ -213,23 +213,23 @@ def home(tmp_path: Path, monkeypatch, tiny: str) -> Path:
         ("ann/mine", ".ollama/models/blobs/sha256-11"),
     ],
 )
-def test_a_name_finds_what_is_there(home: Path, name: str, path: str):
+def test_models_of_other_programs_are_found_by_name(home: Path, name: str, path: str):
     assert resolve(name) == str(home / path)
 
 
 @pytest.mark.parametrize("name", ["small", "ollama:gone", "ollama:bad", "ollama:torn", "hf:Ann/Tiny-GGUF:Q2_K"])
-def test_what_is_not_there_is_not_found(home: Path, name: str):
+def test_missing_and_damaged_models_of_other_programs_are_refused(home: Path, name: str):
     with pytest.raises(ModelError):
         resolve(name)
 
 
-def test_list_found(home: Path, cli):
+def test_list_found_shows_models_of_other_programs(home: Path, cli):
     theirs = [home / ".cache" / "huggingface", home / ".lmstudio", home / ".ollama"]
     before = [sorted(folder.rglob("*")) for folder in theirs]
     code, out, err = cli("list", "--found", "--json")
     assert code == 0, err
-    told = [(model["name"], model["program"]) for model in json.loads(out)["found"]]
-    assert told == [
+    listed = [(model["name"], model["program"]) for model in json.loads(out)["found"]]
+    assert listed == [
         ("hf:Ann/Tiny-GGUF:Q8_0", "Hugging Face"),
         ("hf:bob/Other-GGUF:Q4_K_M", "LM Studio"),
         ("ollama:ann/mine:latest", "Ollama"),
@@ -243,8 +243,8 @@ def test_list_found(home: Path, cli):
     assert [sorted(folder.rglob("*")) for folder in theirs] == before
 
 
-def test_the_folder_that_the_environment_names(home: Path, monkeypatch, cli):
+def test_environment_variables_move_the_folders_of_other_programs(home: Path, monkeypatch, cli):
     monkeypatch.setenv("OLLAMA_MODELS", str(home / "nowhere"))
     monkeypatch.setenv("HF_HUB_CACHE", str(home / "nothing"))
-    found = json.loads(cli("list", "--found", "--json")[1])["found"]
-    assert [model["program"] for model in found] == ["LM Studio"]
+    models_found = json.loads(cli("list", "--found", "--json")[1])["found"]
+    assert [model["program"] for model in models_found] == ["LM Studio"]

@@ -1,4 +1,4 @@
-"""Proxies: which one is asked for which address, and what is told of those that cannot be used."""
+"""Test proxies: which one is used for which address, and errors for unusable ones."""
 
 import base64
 import socket
@@ -32,7 +32,7 @@ def environment(monkeypatch: pytest.MonkeyPatch):
 
 @contextmanager
 def proxy(answer: bytes) -> Iterator[tuple[str, list[bytes]]]:
-    """Answers whatever it is asked; its address, and what came first on each connection."""
+    """Run a proxy that gives one reply; yield its address and the first bytes of each connection."""
     asked: list[bytes] = []
     with socket.create_server(("127.0.0.1", 0)) as place:
 
@@ -69,14 +69,14 @@ def proxy(answer: bytes) -> Iterator[tuple[str, list[bytes]]]:
           for own in ("localhost", "127.0.0.1", "127.9.9.9", "[::1]", "LOCALHOST", "x.localhost")),
     ],
 )  # fmt: skip
-def test_which_proxy_is_asked(environment, variables: dict[str, str], url: str, host: str | None):
+def test_the_proxy_is_chosen_by_scheme_and_no_proxy(environment, variables: dict[str, str], url: str, host: str | None):
     environment(**variables)
-    found = http_proxy_for(url)
-    assert (found and found.host) == host
+    chosen_proxy = http_proxy_for(url)
+    assert (chosen_proxy and chosen_proxy.host) == host
 
 
-def test_a_server_behind_a_proxy(environment):
-    """The proxy gets the whole address, and who asks; the password is not told in errors."""
+def test_an_http_server_is_reached_through_a_proxy(environment):
+    """Send the whole address and the credentials; hide the password in errors."""
     user = base64.b64encode(b"me:s p").decode()
     with proxy(b'HTTP/1.1 200 OK\r\nContent-Length: 11\r\n\r\n{"data": 1}') as (place, asked):
         environment(HTTP_PROXY=f"http://me:s%20p@{place}")
@@ -91,7 +91,7 @@ def test_a_server_behind_a_proxy(environment):
     assert "s p" not in str(error.value) and "s%20p" not in str(error.value)
 
 
-def test_a_server_of_https_behind_a_proxy(environment):
+def test_an_https_server_is_reached_through_a_tunnel(environment):
     with proxy(b"HTTP/1.1 407 Proxy Authentication Required\r\nContent-Length: 0\r\n\r\n") as (place, asked):
         environment(HTTPS_PROXY=f"http://{place}")
         with pytest.raises(EndpointError, match=r"through HTTPS_PROXY, .*407 Proxy Authentication Required"):
@@ -99,7 +99,7 @@ def test_a_server_of_https_behind_a_proxy(environment):
     assert asked[0].startswith(b"CONNECT gpu.example:443 HTTP/1.") and b"key" not in asked[0]
 
 
-def test_the_command_asks_the_proxy(environment, cli):
+def test_run_with_an_endpoint_uses_the_proxy(environment, cli):
     with proxy(b"HTTP/1.1 403 No\r\nContent-Length: 0\r\n\r\n") as (place, asked):
         environment(ALL_PROXY=f"http://{place}")
         code, out, err = cli("run", "--endpoint", "http://gpu.example", "-p", "x")
@@ -108,7 +108,7 @@ def test_the_command_asks_the_proxy(environment, cli):
 
 @pytest.mark.parametrize("command", [["pull", "hf:a/b"], ["run", "--endpoint", "http://gpu", "-p", "x"]])
 @pytest.mark.parametrize("value", ["socks5://127.0.0.1:1", "socks4://h:1", "foo://x", "http://[::1", "http://a:x"])
-def test_proxies_that_cannot_be_used(environment, cli, command: list[str], value: str, monkeypatch):
+def test_unusable_proxies_are_refused(environment, cli, command: list[str], value: str, monkeypatch):
     monkeypatch.setattr(proxies, "find_spec", lambda name: None)
     environment(ALL_PROXY=value)
     code, out, err = cli(*command)
@@ -118,7 +118,7 @@ def test_proxies_that_cannot_be_used(environment, cli, command: list[str], value
         assert "localllm[socks]" in err
 
 
-def test_proxies_that_can(environment, monkeypatch):
+def test_usable_proxies_are_accepted(environment, monkeypatch):
     require_known_proxies()
     environment(ALL_PROXY="socks5://h", HTTPS_PROXY="https://h", HTTP_PROXY="h")
     monkeypatch.setattr(proxies, "find_spec", lambda name: object())

@@ -1,4 +1,4 @@
-"""Pulling models from a server that speaks the hub's protocol, whatever happens on the way."""
+"""Test pulling models from a server with the hub's protocol, whatever fails on the way."""
 
 import hashlib
 import json
@@ -43,7 +43,7 @@ REPOSITORY = "tiny/Tiny-GGUF"
 
 @pytest.fixture(scope="module")
 def models(tmp_path_factory) -> tuple[bytes, bytes]:
-    """Two versions of a model."""
+    """Return two versions of a model."""
     folder = tmp_path_factory.mktemp("models")
     first, second = (write_tiny_model(folder / f"{seed}.gguf", seed=seed).read_bytes() for seed in (0, 1))
     return first, second
@@ -51,7 +51,7 @@ def models(tmp_path_factory) -> tuple[bytes, bytes]:
 
 @pytest.fixture
 def hub(monkeypatch, tmp_path, models) -> Iterator[Hub]:
-    """The hub, with one repository; waiting is short, and models are in a folder that is not there yet."""
+    """Run a hub with one repository; waits are short, and the models folder does not exist yet."""
     from huggingface_hub import constants
 
     with Hub().serving() as hub:
@@ -73,23 +73,23 @@ def hub(monkeypatch, tmp_path, models) -> Iterator[Hub]:
         yield hub
 
 
-def of(text: str) -> HubReference:
+def reference_to(text: str) -> HubReference:
     reference = parse_reference(text)
     assert reference
     return reference
 
 
-def pulled(quantization: str = ":Q4_K_M", watcher: Watcher | None = None) -> Pulled:
-    return pull(of(f"hf:{REPOSITORY}{quantization}"), watcher)
+def pull_tiny(quantization: str = ":Q4_K_M", watcher: Watcher | None = None) -> Pulled:
+    return pull(reference_to(f"hf:{REPOSITORY}{quantization}"), watcher)
 
 
-def there() -> dict[str, bytes]:
-    """All files in the folder of models, and their bytes."""
+def stored_files() -> dict[str, bytes]:
+    """Return all files in the models folder and their bytes."""
     return {name: (models_folder() / name).read_bytes() for name in list_files(models_folder())}
 
 
-def partial_of(data: bytes, length: int, quantization: str = "Q4_K_M") -> Path:
-    """What a killed process has left of a file: its first bytes."""
+def write_partial(data: bytes, length: int, quantization: str = "Q4_K_M") -> Path:
+    """Write the first bytes of a file, as a killed process leaves them."""
     target = models_folder() / REPOSITORY / f"Tiny-{quantization}.gguf"
     path = Download(target, len(data), hashlib.sha256(data).hexdigest()).path
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -97,10 +97,10 @@ def partial_of(data: bytes, length: int, quantization: str = "Q4_K_M") -> Path:
     return path
 
 
-def test_a_plain_readable_folder(hub, models):
-    done = pulled()
+def test_pull_stores_a_model_in_a_plain_folder(hub, models):
+    done = pull_tiny()
     assert done == Pulled(models_folder() / REPOSITORY / "Tiny-Q4_K_M.gguf", len(models[0]), len(models[0]))
-    assert there() == {f"{REPOSITORY}/Tiny-Q4_K_M.gguf": models[0]}
+    assert stored_files() == {f"{REPOSITORY}/Tiny-Q4_K_M.gguf": models[0]}
     assert not done.path.is_symlink()
     assert resolve(f"hf:{REPOSITORY}") == resolve(f"hf:{REPOSITORY}:q4_k_m") == str(done.path)
     assert any(f"/resolve/{COMMIT}/" in path for _, path, _, _ in hub.requests)
@@ -111,14 +111,13 @@ def test_a_plain_readable_folder(hub, models):
     ("blob/v1.0/Tiny-Q4_K_M.gguf", "v1.0"), ("tree/v1.0", "v1.0"), ("tree/refs%2Fpr%2F1", "refs/pr/1"),
     ("tree/refs/pr/1", "refs/pr/1"), ("resolve/refs%2Fpr%2F1/Tiny-Q4_K_M.gguf", "refs/pr/1"),
 ])  # fmt: skip
-def test_another_revision(hub, models, cli, address: str, revision: str):
-    """An address means the revision in it; its files do not get in the way of main's."""
+def test_another_revision_is_stored_apart_from_main(hub, models, cli, address: str, revision: str):
     hub.repositories[f"{REPOSITORY}@{revision}"] = {"Tiny-Q4_K_M.gguf": models[1]}
-    main = pulled().path
+    main = pull_tiny().path
     url = f"https://huggingface.co/{REPOSITORY}/{address}"
     with pytest.raises(MissingError):
         resolve(url)
-    path = pull(of(url)).path
+    path = pull(reference_to(url)).path
     assert path.read_bytes() == models[1] and main.read_bytes() == models[0] and path != main
     assert resolve(url) == str(path) and resolve(f"hf:{REPOSITORY}") == str(main)
     assert resolve(f"hf:{REPOSITORY}@{revision.replace('/', '%2F')}:Q4_K_M") == str(path)
@@ -126,28 +125,28 @@ def test_another_revision(hub, models, cli, address: str, revision: str):
     assert len(names) == 2 and {resolve(name) for name in names} == {str(path), str(main)}
 
 
-def test_a_revision_that_there_is_not(hub):
+def test_a_missing_revision_is_refused(hub):
     with pytest.raises(ModelError, match=r"tiny/Tiny-GGUF@v9: the repository has no revision v9"):
-        pull(of(f"https://huggingface.co/{REPOSITORY}/tree/v9"))
+        pull(reference_to(f"https://huggingface.co/{REPOSITORY}/tree/v9"))
 
 
 @pytest.mark.parametrize("address", ["tree/main", "blob/main/Tiny-Q4_K_M.gguf", "resolve/main/Tiny-Q4_K_M.gguf", ""])
-def test_addresses_of_main(hub, address: str):
-    assert of(f"https://huggingface.co/{REPOSITORY}/{address}").repository == REPOSITORY
+def test_addresses_of_main_mean_the_repository(hub, address: str):
+    assert reference_to(f"https://huggingface.co/{REPOSITORY}/{address}").repository == REPOSITORY
 
 
-def test_what_is_there_is_checked_and_not_fetched_again(hub, models):
-    path = pulled().path
+def test_a_stored_model_is_verified_and_not_fetched_again(hub, models):
+    path = pull_tiny().path
     hub.requests.clear()
-    assert pulled().received == 0
+    assert pull_tiny().received == 0
     assert [path for _, path, _, _ in hub.requests if "resolve" in path] == []
     path.write_bytes(models[1][:-1] + b"!")  # as long as the right one
-    assert pulled().received == len(models[0])
+    assert pull_tiny().received == len(models[0])
     assert path.read_bytes() == models[0]
 
 
 @pytest.mark.parametrize("has_ranges", [True, False])
-def test_broken_connections(hub, models, has_ranges):
+def test_broken_connections_are_resumed(hub, models, has_ranges):
     hub.has_ranges = has_ranges
     length = len(models[0])
     # Without ranges the server starts anew each time, so only what comes later than before is new.
@@ -155,69 +154,69 @@ def test_broken_connections(hub, models, has_ranges):
     reasons: list[str] = []
     watcher = Watcher()
     watcher.interrupted = reasons.append
-    assert pulled(watcher=watcher).received == length
+    assert pull_tiny(watcher=watcher).received == length
     assert len(reasons) >= 4
-    assert there() == {f"{REPOSITORY}/Tiny-Q4_K_M.gguf": models[0]}
+    assert stored_files() == {f"{REPOSITORY}/Tiny-Q4_K_M.gguf": models[0]}
     starts = [int(text.removeprefix("bytes=").split("-")[0]) for _, _, text, _ in hub.requests if text]
     assert {1000, 71_000} <= set(starts) if has_ranges else {1000, 70_000} <= set(starts)
 
 
-def test_a_connection_that_breaks_often_but_gets_on(hub, models):
-    """Only tries without a new byte count, and only those in a row."""
+def test_a_connection_that_breaks_often_but_advances_succeeds(hub, models):
+    """Count only consecutive tries without a new byte."""
     hub.cuts = [len(models[0]), *[3000] * 8, *[0, 0, 3000] * 4]
-    assert pulled().received == len(models[0])
+    assert pull_tiny().received == len(models[0])
     hub.cuts = [len(models[1]), *[0] * 6]
     with pytest.raises(LocalllmError, match="same command again to resume"):
-        pulled(":Q8_0")
+        pull_tiny(":Q8_0")
     assert not hub.cuts, "six tries"
 
 
-def test_what_came_is_on_the_disk_before_the_file_has_its_name(hub, models, monkeypatch):
-    partial_of(models[0], 1000)
+def test_a_download_is_synced_before_it_gets_its_name(hub, models, monkeypatch):
+    write_partial(models[0], 1000)
     calls = SystemCalls(monkeypatch)
-    assert calls.of(pulled().path) == SAFE
+    assert calls.of(pull_tiny().path) == SAFE
 
 
-def test_a_server_that_is_busy(hub, models):
+def test_a_busy_server_is_retried(hub, models):
     hub.api_statuses, hub.statuses = [503, 429], [0, 503, 500, 429]
-    assert pulled().received == len(models[0])
+    assert pull_tiny().received == len(models[0])
 
 
-def test_a_connection_that_never_gets_through(hub, models):
+def test_a_connection_that_never_succeeds_gives_up(hub, models):
     hub.cuts = [len(models[0]), 1000, *[0] * 50]
     with pytest.raises(LocalllmError, match="run the same command again to resume") as failure:
-        pulled()
+        pull_tiny()
     assert failure.value.exit_code == 1
-    ((name, begun),) = there().items()
+    ((name, begun),) = stored_files().items()
     assert name.endswith(".partial") and begun == models[0][:1000]
     hub.cuts = []
-    assert pulled().received == len(models[0]) - 1000
-    assert there() == {f"{REPOSITORY}/Tiny-Q4_K_M.gguf": models[0]}
+    assert pull_tiny().received == len(models[0]) - 1000
+    assert stored_files() == {f"{REPOSITORY}/Tiny-Q4_K_M.gguf": models[0]}
 
 
-def test_no_server(hub, monkeypatch):
+def test_an_unreachable_server_is_an_error(hub, monkeypatch):
     from huggingface_hub import constants
 
     monkeypatch.setattr(constants, "ENDPOINT", "http://127.0.0.1:9")
     with pytest.raises(LocalllmError, match="cannot be reached") as failure:
-        pulled()
-    assert (failure.value.exit_code, there()) == (1, {})
+        pull_tiny()
+    assert (failure.value.exit_code, stored_files()) == (1, {})
 
 
-def test_slow_bytes_and_a_timeout(hub, models, monkeypatch):
+def test_a_slow_download_times_out_and_is_resumed(hub, models, monkeypatch):
     from huggingface_hub import constants
 
     hub.pause = 0.01
-    assert pulled().received == len(models[0])
+    assert pull_tiny().received == len(models[0])
     monkeypatch.setattr(constants, "HF_HUB_DOWNLOAD_TIMEOUT", 0.05)
     monkeypatch.setattr(hub_service, "TRIES", 2)
     hub.pause = 0.2
     with pytest.raises(LocalllmError, match="cannot be reached"):
-        pulled(":Q8_0")
+        pull_tiny(":Q8_0")
 
 
 @pytest.mark.parametrize("wrong", ["checksum", "size", "body", "header"])
-def test_what_is_wrong_leaves_nothing(hub, models, wrong):
+def test_a_wrong_download_leaves_nothing(hub, models, wrong):
     name, data = "Tiny-Q4_K_M.gguf", models[0]
     if wrong == "checksum":
         hub.checksums[name] = "0" * 64
@@ -228,50 +227,50 @@ def test_what_is_wrong_leaves_nothing(hub, models, wrong):
     else:
         hub.repositories[REPOSITORY][name] = b"<!doctype html>" + data[15:]
     with pytest.raises(ModelError) as failure:
-        pulled()
+        pull_tiny()
     assert "\n" not in str(failure.value) and failure.value.exit_code == 3
     assert not models_folder().exists() or list(models_folder().iterdir()) == []
 
 
-def test_an_earlier_file_stays_until_the_new_one_is_whole_and_right(hub, models):
-    path = pulled().path
+def test_an_earlier_file_stays_until_the_new_one_is_verified(hub, models):
+    path = pull_tiny().path
     hub.repositories[REPOSITORY]["Tiny-Q4_K_M.gguf"] = models[1]
     hub.bodies["Tiny-Q4_K_M.gguf"] = models[1][:-1] + bytes([models[1][-1] ^ 1])
     with pytest.raises(ModelError, match="SHA-256"):
-        pulled()
-    assert there() == {f"{REPOSITORY}/Tiny-Q4_K_M.gguf": models[0]}
+        pull_tiny()
+    assert stored_files() == {f"{REPOSITORY}/Tiny-Q4_K_M.gguf": models[0]}
     hub.bodies = {}
-    pulled()
+    pull_tiny()
     assert path.read_bytes() == models[1]
 
 
-def test_what_was_left_and_is_wrong_is_fetched_again(hub, models):
-    partial_of(bytes(len(models[0])), 100_000).replace(partial_of(models[0], 0))
-    assert pulled().received == len(models[0]) - 100_000 + len(models[0])
-    assert there() == {f"{REPOSITORY}/Tiny-Q4_K_M.gguf": models[0]}
+def test_a_wrong_partial_file_is_fetched_again(hub, models):
+    write_partial(bytes(len(models[0])), 100_000).replace(write_partial(models[0], 0))
+    assert pull_tiny().received == len(models[0]) - 100_000 + len(models[0])
+    assert stored_files() == {f"{REPOSITORY}/Tiny-Q4_K_M.gguf": models[0]}
 
 
-def test_what_was_left_of_another_version_goes(hub, models):
-    partial_of(models[1], 1000)
-    assert pulled().received == len(models[0])
-    assert there() == {f"{REPOSITORY}/Tiny-Q4_K_M.gguf": models[0]}
+def test_a_partial_file_of_another_version_is_removed(hub, models):
+    write_partial(models[1], 1000)
+    assert pull_tiny().received == len(models[0])
+    assert stored_files() == {f"{REPOSITORY}/Tiny-Q4_K_M.gguf": models[0]}
 
 
 def test_only_one_process_pulls_a_file(hub, models):
-    path = partial_of(models[0], 1000)
+    path = write_partial(models[0], 1000)
     with (
         Download(
             models_folder() / REPOSITORY / "Tiny-Q4_K_M.gguf", len(models[0]), hashlib.sha256(models[0]).hexdigest()
         ),
         pytest.raises(UsageError, match="another localllm is pulling this file"),
     ):
-        pulled()
+        pull_tiny()
     assert path.read_bytes() == models[0][:1000]
 
 
 @pytest.mark.parametrize("is_begun_again", [False, True])
-def test_a_file_that_another_process_finishes_while_it_is_opened(tmp_path, monkeypatch, models, is_begun_again):
-    """It has its name then: what this one writes goes to a new file. Perhaps somebody has begun that already."""
+def test_a_partial_file_finished_by_another_process_is_started_anew(tmp_path, monkeypatch, models, is_begun_again):
+    """Write to a new file, also if another process has begun one already."""
     target, lock = tmp_path / "model.gguf", partial_file.lock
     begun = Download(target, len(models[0]), hashlib.sha256(models[0]).hexdigest())
     begun.path.write_bytes(models[0])
@@ -291,94 +290,94 @@ def test_a_file_that_another_process_finishes_while_it_is_opened(tmp_path, monke
     assert begun.path.read_bytes().endswith(b"something else")
 
 
-def test_tokens_go_to_the_hub_only(hub, monkeypatch):
+def test_tokens_are_sent_to_the_hub_only(hub, monkeypatch):
     hub.gated.add(REPOSITORY)
     with pytest.raises(ModelError, match=f"gated: accept its conditions on https://huggingface.co/{REPOSITORY}"):
-        pulled()
+        pull_tiny()
     monkeypatch.setenv("HF_TOKEN", "hf_wrong")
     with pytest.raises(ModelError, match="gated"):
-        pulled()
+        pull_tiny()
     monkeypatch.setenv("HF_TOKEN", hub.token)
-    pulled()
+    pull_tiny()
     for _, path, _, authorization in hub.requests[-5:]:
         assert authorization == (None if "signature" in path else f"Bearer {hub.token}")
 
 
-def test_missing_repositories_files_and_quantizations(hub, monkeypatch):
+def test_missing_repositories_files_and_quantizations_are_named(hub, monkeypatch):
     for text, message in (
         ("hf:tiny/none", "no such repository, or it is private"),
         (f"hf:{REPOSITORY}:Q5_0", "no Q5_0; available: Q4_K_M, Q8_0"),
         (f"hf:{REPOSITORY}/Tiny-Q5_0.gguf", "no matching GGUF file"),
     ):
         with pytest.raises(ModelError, match=message) as failure:
-            pull(of(text))
+            pull(reference_to(text))
         assert failure.value.exit_code == 3
     monkeypatch.setenv("HF_TOKEN", hub.token)
     with pytest.raises(ModelError, match=r"the hub has no such repository$"):
-        pull(of("hf:tiny/none"))
+        pull(reference_to("hf:tiny/none"))
     with pytest.raises(UsageError, match="expected hf:OWNER/REPOSITORY"):
         parse_reference("hf:nothing")
-    assert there() == {}
+    assert stored_files() == {}
 
 
-def test_offline(hub, monkeypatch):
+def test_offline_mode_refuses_to_pull(hub, monkeypatch):
     from huggingface_hub import constants
 
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
     with pytest.raises(LocalllmError, match="HF_HUB_OFFLINE is set"):
-        pulled()
+        pull_tiny()
     assert hub.requests == []
 
 
-def test_a_disk_that_is_too_small_is_found_before(hub, monkeypatch):
+def test_a_disk_too_small_is_reported_before_the_download(hub, monkeypatch):
     monkeypatch.setattr(service, "SPARE", 1 << 60)
     with pytest.raises(LocalllmError, match=r"GB needed, but only .* GB free on this disk"):
-        pulled()
+        pull_tiny()
     assert hub.sent == 0
 
 
 @pytest.mark.parametrize("spare", [0, -1])
-def test_what_has_come_already_needs_no_room(hub, monkeypatch, models, spare):
-    """Of this version of the file or of an earlier one, which goes."""
-    partial_of(models[0], 100_000)
-    partial_of(models[1], 50_000)
+def test_bytes_already_on_the_disk_need_no_room(hub, monkeypatch, models, spare):
+    """Count this version's partial file and an earlier one's, which is removed."""
+    write_partial(models[0], 100_000)
+    write_partial(models[1], 50_000)
     free = len(models[0]) - 150_000 + (1 << 20) + spare  # a megabyte stays free
     monkeypatch.setattr(service, "free_bytes", lambda folder: free)
     if spare < 0:
         with pytest.raises(LocalllmError, match="GB needed"):
-            pulled()
+            pull_tiny()
         assert hub.sent == 0
     else:
-        assert pulled().received == len(models[0]) - 100_000
+        assert pull_tiny().received == len(models[0]) - 100_000
 
 
-def test_a_disk_that_fills_up(hub, monkeypatch, models):
+def test_a_disk_that_fills_up_keeps_the_partial_file(hub, monkeypatch, models):
     def full(descriptor: int, data: bytes, position: int) -> int:
         raise OSError(28, "No space left on device")
 
-    partial_of(models[0], 1000)
+    write_partial(models[0], 1000)
     monkeypatch.setattr(os, "pwrite", full)
     with pytest.raises(LocalllmError, match="cannot be written: No space left on device"):
-        pulled()
-    assert list(there().values()) == [models[0][:1000]]
+        pull_tiny()
+    assert list(stored_files().values()) == [models[0][:1000]]
 
 
-def test_what_is_not_supported_is_found_by_its_header(hub, models):
+def test_an_unsupported_model_is_refused_by_its_header(hub, models):
     strange = models[0].replace(b"\5\0\0\0\0\0\0\0llama", b"\5\0\0\0\0\0\0\0lamal")
     hub.repositories[REPOSITORY]["Tiny-Q4_K_M.gguf"] = strange + bytes(16 << 20)
     with pytest.raises(ModelError):
-        pulled()
+        pull_tiny()
     hub.repositories[REPOSITORY]["Tiny-Q4_K_M.gguf"] = strange
     with pytest.raises(UnsupportedError, match="architecture lamal is not supported"):
-        pulled()
-    assert there() == {}
+        pull_tiny()
+    assert stored_files() == {}
 
 
-def split(path: Path, parts: int) -> dict[str, bytes]:
-    """A model as several files, by name."""
+def split_model(path: Path, parts: int) -> dict[str, bytes]:
+    """Split a model into files, by name."""
     from localllm.files.gguf.writer import OutputTensor, Packed, write_gguf
 
-    found = {}
+    files = {}
     with GGUFFile.open(path) as file:
         packed = {key: Packed(value) for key, value in file.packed.items()}
         tensors = list(file.tensors.values())
@@ -390,51 +389,51 @@ def split(path: Path, parts: int) -> dict[str, bytes]:
             write_gguf(
                 path.with_name(name), metadata, [OutputTensor(t.name, t.format, t.shape, (t.data,)) for t in mine]
             )
-            found[name] = path.with_name(name).read_bytes()
-    return found
+            files[name] = path.with_name(name).read_bytes()
+    return files
 
 
-def test_a_split_model(hub, models, tmp_path):
+def test_all_files_of_a_split_model_are_pulled(hub, models, tmp_path):
     path = tmp_path / "whole.gguf"
     path.write_bytes(models[0])
-    parts = split(path, 3)
+    parts = split_model(path, 3)
     hub.repositories[REPOSITORY] |= parts
-    done = pulled(":Q6_K")
-    assert there() == {f"{REPOSITORY}/{name}": data for name, data in parts.items()}
+    done = pull_tiny(":Q6_K")
+    assert stored_files() == {f"{REPOSITORY}/{name}": data for name, data in parts.items()}
     assert resolve(f"hf:{REPOSITORY}:Q6_K") == str(done.path)
     (models_folder() / REPOSITORY / list(parts)[1]).unlink()
     with pytest.raises(ModelError, match="localllm pull"):
         resolve(f"hf:{REPOSITORY}:Q6_K")
-    assert pulled(":Q6_K").received == len(list(parts.values())[1])
+    assert pull_tiny(":Q6_K").received == len(list(parts.values())[1])
     del hub.repositories[REPOSITORY][list(parts)[2]]
     with pytest.raises(ModelError, match="lacks parts of Tiny-Q6_K"):
-        pulled(":Q6_K")
+        pull_tiny(":Q6_K")
 
 
 @pytest.fixture
-def seen(hub, tmp_path) -> dict[str, bytes]:
-    """Projectors that the repository has, too."""
+def projectors(hub, tmp_path) -> dict[str, bytes]:
+    """Add projectors to the repository."""
     path = write_projector(projector("llava"), tmp_path / "mmproj.gguf")
-    found = {f"mmproj-Tiny-{format}.gguf": path.read_bytes() for format in ("BF16", "F32", "f16", "Q8_0")}
-    hub.repositories[REPOSITORY] |= found
-    return found
+    files = {f"mmproj-Tiny-{format}.gguf": path.read_bytes() for format in ("BF16", "F32", "f16", "Q8_0")}
+    hub.repositories[REPOSITORY] |= files
+    return files
 
 
-def test_a_projector_comes_with_a_model(hub, models, seen):
-    """One of several, whatever the quantization; not that of another folder, and not again."""
-    whole = len(models[0]) + len(seen["mmproj-Tiny-f16.gguf"])
-    done = pulled()
+def test_a_projector_is_pulled_with_its_model(hub, models, projectors):
+    """Choose one whatever the quantization, not another folder's, and fetch it once."""
+    whole = len(models[0]) + len(projectors["mmproj-Tiny-f16.gguf"])
+    done = pull_tiny()
     assert (done.path.name, done.size, done.received) == ("Tiny-Q4_K_M.gguf", whole, whole)
-    assert sorted(there()) == [f"{REPOSITORY}/{name}" for name in ("Tiny-Q4_K_M.gguf", "mmproj-Tiny-f16.gguf")]
+    assert sorted(stored_files()) == [f"{REPOSITORY}/{name}" for name in ("Tiny-Q4_K_M.gguf", "mmproj-Tiny-f16.gguf")]
     assert find_projector(str(done.path)).endswith("mmproj-Tiny-f16.gguf")
-    assert pulled().received == 0 and pulled(":Q8_0").received == len(models[1])
+    assert pull_tiny().received == 0 and pull_tiny(":Q8_0").received == len(models[1])
     find_projector(str(done.path))
     (models_folder() / REPOSITORY / "mmproj-Tiny-f16.gguf").unlink()
     del hub.repositories[REPOSITORY]["mmproj-Tiny-f16.gguf"]
-    assert pulled().received == len(seen["mmproj-Tiny-BF16.gguf"])
+    assert pull_tiny().received == len(projectors["mmproj-Tiny-BF16.gguf"])
 
 
-def test_which_projector_is_brought():
+def test_the_projector_of_the_models_folder_and_name_is_chosen():
     names = ["a/mmproj-F16.gguf", "mmproj-other-F16.gguf", "mmproj-one-Q8_0.gguf", "README.md", "mmproj-one-F32.gguf"]
     assert choose_projector(names, "one-Q4_K_M.gguf") == "mmproj-one-Q8_0.gguf"
     assert choose_projector(names, "b/one-Q4_K_M.gguf") is None
@@ -444,46 +443,46 @@ def test_which_projector_is_brought():
 def test_a_damaged_projector_is_not_kept(hub, models):
     hub.repositories[REPOSITORY]["mmproj-Tiny-F16.gguf"] = b"GGUF"
     with pytest.raises(ModelError, match="mmproj-Tiny-F16"):
-        pulled()
-    assert list(there()) == [f"{REPOSITORY}/Tiny-Q4_K_M.gguf"]
+        pull_tiny()
+    assert list(stored_files()) == [f"{REPOSITORY}/Tiny-Q4_K_M.gguf"]
 
 
-def test_fit_and_rm_count_a_projector(cli, hub, models, seen, monkeypatch):
-    """As much before it is here as behind; the last model of the folder takes it along."""
+def test_fit_and_rm_count_a_projector(cli, hub, models, projectors, monkeypatch):
+    """Count the same before and after the pull; the last model of the folder takes it along."""
     from localllm.services.inspection import fit as fit_service
 
     monkeypatch.setattr(fit_service, "measure_bandwidth", lambda: 1e9)
     facts, name = fit(f"hf:{REPOSITORY}:Q4_K_M"), f"hf:{REPOSITORY}:Q4_K_M"
-    assert facts["projector_bytes"] == len(seen["mmproj-Tiny-f16.gguf"]) and there() == {}
-    pulled(), pulled(":Q8_0")
+    assert facts["projector_bytes"] == len(projectors["mmproj-Tiny-f16.gguf"]) and stored_files() == {}
+    pull_tiny(), pull_tiny(":Q8_0")
     assert fit(name)["projector_bytes"] == facts["projector_bytes"]
     assert cli("rm", name, "--force")[0] == 0
-    assert sorted(there()) == [f"{REPOSITORY}/{name}" for name in ("Tiny-Q8_0.gguf", "mmproj-Tiny-f16.gguf")]
+    assert sorted(stored_files()) == [f"{REPOSITORY}/{name}" for name in ("Tiny-Q8_0.gguf", "mmproj-Tiny-f16.gguf")]
     (models_folder() / REPOSITORY / "mmproj-Tiny-BF16.gguf.0123456789abcdef.partial").write_bytes(b"GG")
-    assert cli("rm", f"hf:{REPOSITORY}:Q8_0", "--force")[0] == 0 and there() == {}
+    assert cli("rm", f"hf:{REPOSITORY}:Q8_0", "--force")[0] == 0 and stored_files() == {}
 
 
-def test_hostile_names_lead_nowhere(hub, models):
+def test_hostile_file_names_and_checksums_are_refused(hub, models):
     hub.repositories["tiny/evil"] = {"../../../evil-Q4_K_M.gguf": models[0], "/tmp/a-Q8_0.gguf": models[0]}
     with pytest.raises(ModelError, match="no matching GGUF file"):
-        pull(of("hf:tiny/evil"))
+        pull(reference_to("hf:tiny/evil"))
     for checksum in ("../../../../evil" + "0" * 48, "0" * 63, "é" * 64):
         hub.checksums["Tiny-Q4_K_M.gguf"] = checksum
         with pytest.raises(ModelError, match="no Q4_K_M; available: Q8_0"):
-            pulled()
-    assert there() == {}
+            pull_tiny()
+    assert stored_files() == {}
 
 
 @pytest.mark.parametrize("answer", [b"<html>log in to this network</html>", b"[]", b'{"id": 3}', b'{"siblings": [{}]}'])
-def test_a_server_that_is_no_hub(hub, answer):
+def test_a_server_that_is_no_hub_is_refused(hub, answer):
     hub.api_answer = answer
     with pytest.raises(LocalllmError) as failure:
-        pulled()
+        pull_tiny()
     assert "\n" not in str(failure.value)
-    assert there() == {}
+    assert stored_files() == {}
 
 
-def test_waits_are_doubled_up_to_a_limit(monkeypatch):
+def test_waits_double_up_to_a_limit(monkeypatch):
     waits, reasons = [], []
     monkeypatch.setattr(hub_service, "WAIT", 0.5)
     monkeypatch.setattr(hub_service.time, "sleep", waits.append)
@@ -493,16 +492,16 @@ def test_waits_are_doubled_up_to_a_limit(monkeypatch):
     assert waits == [1, 2, 4, 8, 16, 16, 16] and reasons == ["it hung up"] * 7
 
 
-def test_fit_of_a_model_on_the_hub_reads_the_header_only(hub, models, monkeypatch):
+def test_fit_of_a_model_on_the_hub_fetches_its_header_only(hub, models, monkeypatch):
     from localllm.services.inspection import fit as fit_service
 
     monkeypatch.setattr(fit_service, "measure_bandwidth", lambda: 1e9)
     monkeypatch.setattr(hollow, "FIRST", 1 << 12)
     facts = fit(f"hf:{REPOSITORY}:Q4_K_M")
-    assert there() == {}
+    assert stored_files() == {}
     assert facts["fetched_bytes"] == hub.sent < len(models[0]) / 4
     assert len([path for _, path, _, _ in hub.requests if "signature" in path]) > 1  # so many pieces
-    local = fit(str(pulled().path))
+    local = fit(str(pull_tiny().path))
     assert {**facts, **dict.fromkeys(("model", "path", "fetched_bytes", "available_bytes"))} == {
         **local,
         **dict.fromkeys(("model", "path", "fetched_bytes", "available_bytes")),
@@ -533,10 +532,11 @@ for line in sys.stdin:
 
 @pytest.mark.sampled
 @pytest.mark.slow
-def test_kill_at_any_moment(hub, models, tmp_path):
-    """kill -9, again and again: a new start goes on and completes, nothing is left over, nothing earlier is lost.
+def test_a_pull_killed_at_any_moment_is_resumed(hub, models, tmp_path):
+    """Kill with SIGKILL again and again: each start continues and completes, leaves nothing over and loses no file.
 
-    Every time that a pull was finished there is another version of the file to be pulled.
+    After each finished pull the repository has another version of the file.
+
     """
     command = [sys.executable, "-c", KILLER, f"hf:{REPOSITORY}:Q4_K_M"]
     (tmp_path / "temporary").mkdir()
@@ -554,7 +554,7 @@ def test_kill_at_any_moment(hub, models, tmp_path):
             hub.repositories[REPOSITORY][target.name] = versions[0]
             killer.stdin.write(f"{generator.uniform(0, longest) * (1 + kills % 4)}\n")
             assert killer.stdout.readline() == "killed\n"
-            begun += any(name.endswith(".partial") for name in there())
+            begun += any(name.endswith(".partial") for name in stored_files())
             if finished or target.exists():
                 assert target.read_bytes() in versions
                 if target.read_bytes() == versions[0]:
@@ -566,8 +566,8 @@ def test_kill_at_any_moment(hub, models, tmp_path):
     assert all(content in (b"", b"blat") for content in left), left  # Python tries its folder by such a file, once
     hub.pause = 0
     wanted = hub.repositories[REPOSITORY][target.name]
-    pulled()
-    assert there() == {f"{REPOSITORY}/{target.name}": wanted}
+    pull_tiny()
+    assert stored_files() == {f"{REPOSITORY}/{target.name}": wanted}
 
 
 # ---- what is done in which order, without a hub
@@ -575,7 +575,7 @@ def test_kill_at_any_moment(hub, models, tmp_path):
 
 @pytest.fixture
 def steps(monkeypatch, tmp_path) -> list[object]:
-    """What is done of a pull of three files, of which the second is here; nothing is fetched or opened."""
+    """Record the steps of pulling three files, of which the second is stored; fetch and open nothing."""
     done = list[object]()
     files = {name: RemoteFile(name, size, "0" * 64) for name, size in (("a/1.gguf", 10), ("2.gguf", 20), ("p.gguf", 5))}
 
@@ -607,11 +607,11 @@ def steps(monkeypatch, tmp_path) -> list[object]:
     return done
 
 
-def test_what_a_pull_does(steps, tmp_path):
+def test_pull_fetches_the_header_then_the_missing_files(steps, tmp_path):
     watcher = Watcher()
     watcher.looking = lambda what: steps.append(f"looking at {what}")  # type: ignore[method-assign]
-    found = pull(of("hf:tiny/T:x"), watcher)
-    assert found == Pulled(tmp_path / "tiny/T/a/1.gguf", 35, 13)
+    result = pull(reference_to("hf:tiny/T:x"), watcher)
+    assert result == Pulled(tmp_path / "tiny/T/a/1.gguf", 35, 13)
     assert steps == [
         "looking at what there is", "tiny/T", ["a/1.gguf", "p.gguf"], "looking at the header",
         ("header", ["a/1.gguf", "2.gguf"]), "may model", ("tiny/T/a/1.gguf", 20, 35), ("tidied", "a"),
@@ -619,47 +619,47 @@ def test_what_a_pull_does(steps, tmp_path):
     ]  # fmt: skip
 
 
-def test_a_pull_of_what_is_here_asks_for_no_bytes(steps, monkeypatch):
+def test_a_pull_of_a_stored_model_fetches_no_bytes(steps, monkeypatch):
     monkeypatch.setattr(service, "is_here", lambda *given: True)
-    assert pull(of("hf:tiny/T:x")).received == 0 and steps == ["tiny/T", ("1.gguf", ())]
+    assert pull(reference_to("hf:tiny/T:x")).received == 0 and steps == ["tiny/T", ("1.gguf", ())]
 
 
-def test_names_that_no_file_can_have_here(steps, monkeypatch):
-    """Before anything is fetched, which of them it is."""
+def test_file_names_impossible_here_are_refused_first(steps, monkeypatch):
+    """Name the file."""
     monkeypatch.setattr(service, "name_problem", lambda name: "is odd" if name == "p.gguf" else None)
     with pytest.raises(UsageError, match=r"^tiny/T: p\.gguf: is odd$"):
-        pull(of("hf:tiny/T:x"))
+        pull(reference_to("hf:tiny/T:x"))
     assert steps == ["tiny/T"]
 
 
 def test_a_failure_leaves_no_empty_folder(steps, monkeypatch):
-    def fails(*given: object) -> int:
+    def fails(*arguments: object) -> int:
         raise LocalllmError("broken")
 
     monkeypatch.setattr(service, "fetch", fails)
     with pytest.raises(LocalllmError, match="broken"):
-        pull(of("hf:tiny/T:x"))
+        pull(reference_to("hf:tiny/T:x"))
     assert steps[-1] == ("tidied", "a")
 
 
-def test_what_is_here(tmp_path):
-    """By size and hash; a file of another size is not read."""
+def test_a_stored_file_is_recognized_by_size_and_hash(tmp_path):
+    """Do not read a file of another size."""
     target, heard = tmp_path / "x", list[object]()
     watcher = Watcher()
-    watcher.checking = lambda *told: heard.append(told)  # type: ignore[method-assign]
+    watcher.checking = lambda *checks: heard.append(checks)  # type: ignore[method-assign]
     file = RemoteFile("folder/x", 3, hashlib.sha256(b"abc").hexdigest())
     assert not service.is_here(file, target, watcher)
-    for data, found, told in ((b"ab", False, 0), (b"abcd", False, 0), (b"abd", False, 1), (b"abc", True, 1)):
+    for data, stored, checks in ((b"ab", False, 0), (b"abcd", False, 0), (b"abd", False, 1), (b"abc", True, 1)):
         heard.clear()
         target.write_bytes(data)
-        assert service.is_here(file, target, watcher) is found and heard == [("folder/x", 3, 3)] * told
+        assert service.is_here(file, target, watcher) is stored and heard == [("folder/x", 3, 3)] * checks
     with pytest.raises(LocalllmError, match="cannot be read") if os.name == "posix" else nullcontext():
         service.is_here(file, target / "y", watcher)
 
 
 @pytest.mark.parametrize(("free", "fits"), [(35 - 4 + 100, True), (35 - 4 + 99, False)])
-def test_room_for_what_is_to_come(monkeypatch, tmp_path, free: int, fits: bool):
-    """Less what has come of it before, and something more; of the disk that the first folder is on."""
+def test_room_is_needed_for_the_missing_bytes(monkeypatch, tmp_path, free: int, fits: bool):
+    """Subtract partial files, and leave some room on the disk of the first existing folder."""
     asked = list[Path]()
     monkeypatch.setattr(service, "SPARE", 100)
     monkeypatch.setattr(service, "free_bytes", lambda disk: asked.append(disk) or free)
@@ -679,7 +679,7 @@ def test_room_for_what_is_to_come(monkeypatch, tmp_path, free: int, fits: bool):
 # ---- the command line
 
 
-def test_pull_list_run_rm(cli, hub, models):
+def test_pull_list_run_and_rm_share_the_name_of_a_model(cli, hub, models):
     name, path = f"hf:{REPOSITORY}:Q4_K_M", models_folder() / REPOSITORY / "Tiny-Q4_K_M.gguf"
     assert cli("pull", name) == (0, f"{path}\n", "")
     assert cli("pull", name) == (0, f"{path}\n", "")
@@ -696,37 +696,37 @@ def test_pull_list_run_rm(cli, hub, models):
     code, _, err = cli("rm", name)
     assert (code, path.exists()) == (2, True) and "--force" in err
     assert cli("rm", name, "--force")[0] == 0
-    assert there() == {} and not path.parent.parent.exists()
+    assert stored_files() == {} and not path.parent.parent.exists()
     code, _, err = cli("run", name, "-p", "hello")
     assert (code, err) == (3, f"localllm: error: {name}: not on this computer; `localllm pull {name}` gets it\n")
 
 
 @pytest.mark.parametrize(("answer", "code"), [(b"y\n", 0), (b"n\n", 3), (b"\n", 3), (b"", 3)])
-def test_on_a_terminal_a_missing_model_can_be_pulled(cli, hub, monkeypatch, answer, code):
+def test_a_missing_model_can_be_pulled_from_a_terminal(cli, hub, monkeypatch, answer, code):
     monkeypatch.setattr(pulling, "is_terminal", lambda stream: True)
-    found, _, err = cli("inspect", f"hf:{REPOSITORY}:Q4_K_M", stdin=answer)
-    assert found == code
+    exit_code, _, err = cli("inspect", f"hf:{REPOSITORY}:Q4_K_M", stdin=answer)
+    assert exit_code == code
     assert f"hf:{REPOSITORY}:Q4_K_M is not on this computer. Pull it? [y/N] " in err
-    assert bool(there()) == (code == 0)
+    assert bool(stored_files()) == (code == 0)
 
 
 @pytest.mark.parametrize(("answer", "stays"), [(b"yes\n", False), (b"no\n", True), (b"", True)])
-def test_on_a_terminal_rm_asks(cli, hub, models, monkeypatch, answer, stays):
+def test_rm_asks_on_a_terminal(cli, hub, models, monkeypatch, answer, stays):
     monkeypatch.setattr(rm, "is_terminal", lambda stream: True)
-    pulled()
+    pull_tiny()
     code, out, err = cli("rm", f"hf:{REPOSITORY}", stdin=answer)
-    assert (code, out, bool(there())) == (0, "", stays)
+    assert (code, out, bool(stored_files())) == (0, "", stays)
     assert f"Remove hf:{REPOSITORY}:Q4_K_M ({size(len(models[0]))}, " in err
 
 
-def test_fit_on_the_command_line(cli, hub, monkeypatch):
+def test_fit_of_a_model_on_the_hub_prints_its_memory(cli, hub, monkeypatch):
     from localllm.services.inspection import fit as fit_service
 
     monkeypatch.setattr(fit_service, "measure_bandwidth", lambda: 1e9)
     name = f"hf:{REPOSITORY}:Q8_0"
     facts = json.loads(cli("fit", name, "--json")[1])
     code, out, err = cli("fit", name)
-    assert (code, err, there()) == (0, "", {})
+    assert (code, err, stored_files()) == (0, "", {})
     assert out.endswith("It fits, with its whole context of 512 tokens.\n")
     assert facts["path"] == f"hf:{REPOSITORY}/Tiny-Q8_0.gguf" and facts["longest"] == dict.fromkeys(
         fit_service.TYPES, 512
@@ -739,7 +739,7 @@ def test_fit_on_the_command_line(cli, hub, monkeypatch):
     assert "It fits with 100 tokens (f16), " in cli("fit", name)[1]
 
 
-def test_errors_are_one_line(cli, hub, monkeypatch):
+def test_errors_of_pull_are_one_line(cli, hub, monkeypatch):
     hub.gated.add(REPOSITORY)
     for arguments, code in (
         (("pull", "hf:tiny/none"), 3),
@@ -752,15 +752,15 @@ def test_errors_are_one_line(cli, hub, monkeypatch):
         (("rm", "nothing"), 3),
         (("fit", "nothing"), 3),
     ):
-        found, out, err = cli(*arguments)
-        assert (found, out, err.count("\n")) == (code, "", 1), err
+        exit_code, out, err = cli(*arguments)
+        assert (exit_code, out, err.count("\n")) == (code, "", 1), err
     monkeypatch.setattr(service, "SPARE", 1 << 60)
     hub.gated.clear()
     assert cli("pull", f"hf:{REPOSITORY}")[0] == 1
 
 
 def test_progress_is_shown_on_a_terminal_only(cli, hub, monkeypatch, models):
-    partial_of(models[0], 1000)
+    write_partial(models[0], 1000)
     monkeypatch.setattr(terminal, "is_terminal", lambda stream: stream is sys.stderr)
     monkeypatch.setattr(pulling, "LEAST", 0)
     hub.cuts = [len(models[0]), 200_000]
@@ -779,7 +779,7 @@ def test_progress_is_shown_on_a_terminal_only(cli, hub, monkeypatch, models):
 
 @pytest.fixture
 def spawn(hub, tmp_path):
-    """The program on a terminal of so many columns: spawn(columns, arguments...)."""
+    """Run the program on a terminal: spawn(columns, arguments...)."""
 
     def start(columns: int, *arguments: str) -> pexpect.spawn:
         environment = os.environ | {"HF_ENDPOINT": hub.url, "PYTHONPATH": str(ROOT), "TERM": "xterm", "NO_COLOR": "1"}
@@ -792,18 +792,18 @@ def spawn(hub, tmp_path):
     return start
 
 
-def test_a_terminal_offers_what_is_missing(spawn, models):
+def test_a_terminal_offers_to_pull_a_missing_model(spawn, models):
     child = spawn(120, "run", f"hf:{REPOSITORY}", "-p", "hi", "--temp", "0", "-n", "2")
     child.expect_exact("[y/N] ")
     child.sendline("y")
     child.expect_exact(f"hf:{REPOSITORY}: {size(len(models[0]))}\r\n")
     child.expect(pexpect.EOF)
     child.close()
-    assert (child.exitstatus, list(there())) == (0, [f"{REPOSITORY}/Tiny-Q4_K_M.gguf"]), child.before
+    assert (child.exitstatus, list(stored_files())) == (0, [f"{REPOSITORY}/Tiny-Q4_K_M.gguf"]), child.before
 
 
 @pytest.mark.slow
-def test_ctrl_c_keeps_what_has_come(spawn, hub, models):
+def test_ctrl_c_keeps_the_partial_file(spawn, hub, models):
     hub.pause = 0.1
     child = spawn(40, "pull", f"hf:{REPOSITORY}:Q8_0")
     child.expect("[0-9.]+ kB of [0-9.]+ kB, [^\r]*\r")
@@ -812,11 +812,11 @@ def test_ctrl_c_keeps_what_has_come(spawn, hub, models):
     child.expect("what was downloaded is kept; run the\\s+same command again to resume")
     child.expect(pexpect.EOF)
     child.close()
-    ((name, begun),) = there().items()
+    ((name, begun),) = stored_files().items()
     assert child.exitstatus == 130 and name.endswith(".partial") and models[1].startswith(begun)
 
 
-def test_beginnings_of_a_file_are_no_other_ones(tmp_path: Path):
+def test_partial_files_are_recognized_by_their_full_name(tmp_path: Path):
     for name in ("a.gguf.01ab.partial", "b.gguf.01ab.partial", "a.gguf.txt", "a.gguf", "a.ggufx.01ab.partial"):
         (tmp_path / name).touch()
     assert partial_file.find_partials(tmp_path / "a.gguf") == [tmp_path / "a.gguf.01ab.partial"]

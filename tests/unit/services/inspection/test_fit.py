@@ -1,4 +1,4 @@
-"""What a model costs: bytes that a token reads, multiplications, the longest context; by hand, without a model."""
+"""Test what a model costs: bytes read per token, multiply-adds, the longest context."""
 
 import shutil
 from collections.abc import Iterator
@@ -22,12 +22,12 @@ from localllm.services.inspection.fit import SHARE, WORKING, describe_file, esti
 from localllm.services.inspection.inspect import MatrixCosts
 
 
-def tensors(*given: tuple[str, tuple[int, ...]]) -> dict[str, Tensor]:
-    made = {}
-    for name, shape in given:
+def tensors(*shapes_by_name: tuple[str, tuple[int, ...]]) -> dict[str, Tensor]:
+    tensors_made = {}
+    for name, shape in shapes_by_name:
         data = np.zeros((*shape[:-1], BY_NAME["Q8_0"].row_bytes(shape[-1])), np.uint8)
-        made[name] = Tensor(name, BY_NAME["Q8_0"], shape, data)
-    return made
+        tensors_made[name] = Tensor(name, BY_NAME["Q8_0"], shape, data)
+    return tensors_made
 
 
 EMBEDDING, OUTPUT = ("token_embd.weight", (100, 64)), ("output.weight", (100, 64))
@@ -39,7 +39,7 @@ def nbytes(*shape: int) -> int:
     return int(np.prod(shape)) // 32 * 34
 
 
-def test_what_a_token_reads():
+def test_costs_count_the_weights_that_a_token_reads():
     apart = MatrixCosts.of(tensors(EMBEDDING, OUTPUT, *LAYER))
     assert apart == MatrixCosts(nbytes(100, 64) + nbytes(64, 64), 64 * 64, 6400)  # of the embedding one row
     assert MatrixCosts.of(tensors(EMBEDDING, *LAYER)) == apart  # which is the output matrix, too
@@ -50,8 +50,8 @@ def test_what_a_token_reads():
     assert shared.per_token == 64 * 64 + 32 * 64  # all tokens go there
 
 
-def test_what_is_no_stack_of_experts():
-    """Matrices that are named like one, and stacks that are named otherwise, meet every token."""
+def test_only_stacked_expert_tensors_count_as_experts():
+    """Count matrices with an expert's name, and other stacks, for every token."""
     usual = MatrixCosts.of(tensors(EMBEDDING, OUTPUT))
     named, stack = ("blk.0.ffn_up_exps.weight", (32, 64)), ("blk.0.ffn_up.weight", (2, 32, 64))
     for tensor in (named, stack):
@@ -61,7 +61,7 @@ def test_what_is_no_stack_of_experts():
     assert MatrixCosts.of(tensors(EMBEDDING, OUTPUT, EXPERTS)) == usual
 
 
-def test_how_many_experts_a_file_says():
+def test_the_number_of_used_experts_is_read_from_the_metadata():
     file: Any = SimpleNamespace(
         tensors=tensors(EMBEDDING, OUTPUT, EXPERTS), metadata={"general.architecture": "x", "x.expert_used_count": 3}
     )
@@ -70,10 +70,10 @@ def test_how_many_experts_a_file_says():
     assert MatrixCosts.of_file(file).per_token == 0
 
 
-def test_what_fits_and_how_fast():
+def test_fit_estimates_memory_and_tokens_per_second():
     costs, row = MatrixCosts(1000, 1, 1), {"total_bytes": 5000, "cache_bytes": 400}
-    found = estimate(row, "f16", costs, 5000 + WORKING, 7e6)
-    assert found == {
+    estimated = estimate(row, "f16", costs, 5000 + WORKING, 7e6)
+    assert estimated == {
         **row,
         "kv_type": "f16",
         "needed_bytes": 5000 + WORKING,
@@ -86,7 +86,7 @@ def test_what_fits_and_how_fast():
     )
 
 
-def test_the_longest_context():
+def test_the_longest_context_fills_the_memory():
     states, kind = [Paged(0, 2, 16, 16)], KVType.of("f16")
     h: Any = SimpleNamespace(context=1000, states=lambda: states)
     for tokens in (0, 1, 63, 64, 65, 500, 999, 1000):
@@ -96,14 +96,14 @@ def test_the_longest_context():
     assert longest_context(h, 10, kind, WORKING) == 0 and longest_context(h, 0, kind, 10**12) == 1000
 
 
-def test_the_facts_of_a_file(model_path, monkeypatch: pytest.MonkeyPatch):
+def test_fit_describes_a_file_by_context_and_kv_type(model_path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(fit, "measure_bandwidth", lambda: 5e9)
     monkeypatch.setattr(fit, "available_memory", lambda mapped: 10**9)
-    told = list[str]()
+    progress = list[str]()
     with GGUFFile.open(model_path("llama")) as file:
-        facts = describe_file(file, told.append, None, 7)
+        facts = describe_file(file, progress.append, None, 7)
         assert (
-            told == ["measuring the memory's bandwidth"]
+            progress == ["measuring the memory's bandwidth"]
             and facts["bandwidth_gbs"] == 5.0
             and facts["projector_bytes"] == 7
         )
@@ -113,24 +113,25 @@ def test_the_facts_of_a_file(model_path, monkeypatch: pytest.MonkeyPatch):
             == list(dict.fromkeys(row["kv_type"] for row in facts["rows"]))
         )
         least, most = (
-            [row["cache_bytes"] for row in describe_file(file, told.append, 64, 0, kinds)["rows"]]
+            [row["cache_bytes"] for row in describe_file(file, progress.append, 64, 0, kinds)["rows"]]
             for kinds in (("iq4_nl",), ("k=q5_1,v=bf16",))
         )
         assert least[0] * (24 / 32 + 2) == most[0] * 2 * 18 / 32
         assert facts["longest"]["f16"] == facts["context"] and facts["available_bytes"] == 10**9
-        alone = describe_file(file, told.append, 16)
+        alone = describe_file(file, progress.append, 16)
         assert [row["context"] for row in alone["rows"]] == [16] * 3 and alone["projector_bytes"] == 0
         assert facts["rows"][0]["total_bytes"] - facts["rows"][0]["cache_bytes"] >= file.nbytes + 7
         assert (
-            describe_file(file, told.append, facts["context"])["rows"] and describe_file(file, told.append, 1)["rows"]
+            describe_file(file, progress.append, facts["context"])["rows"]
+            and describe_file(file, progress.append, 1)["rows"]
         )
         for odd in (0, facts["context"] + 1):
             with pytest.raises(UsageError, match=f"context must be from 1 to {facts['context']}"):
-                describe_file(file, told.append, odd)
+                describe_file(file, progress.append, odd)
 
 
-def test_a_model_that_makes_vectors(model_path, monkeypatch: pytest.MonkeyPatch):
-    """It keeps nothing of a text but one layer's keys: one type, its longest text only, and no tokens a second."""
+def test_fit_describes_an_embedding_model(model_path, monkeypatch: pytest.MonkeyPatch):
+    """Keep one layer's keys: one type, the longest text only, and no tokens per second."""
     monkeypatch.setattr(fit, "measure_bandwidth", lambda: 5e9)
     monkeypatch.setattr(fit, "available_memory", lambda mapped: 10**9)
     with GGUFFile.open(model_path("bert")) as file:
@@ -145,29 +146,28 @@ def test_a_model_that_makes_vectors(model_path, monkeypatch: pytest.MonkeyPatch)
             describe_file(file, lambda what: None, None)
 
 
-def test_the_memory_is_read_by_all_cores(monkeypatch: pytest.MonkeyPatch):
+def test_the_bandwidth_is_measured_on_all_cores(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr("localllm.engine.cpu.limits.read_bandwidth", lambda threads: threads * 1e9)
     monkeypatch.setattr("localllm.system.cpu.usable_cores", lambda: 3)
     assert fit.measure_bandwidth() == 3e9
 
 
-def test_a_file_on_this_computer(model_path, monkeypatch: pytest.MonkeyPatch):
-    """Nothing is fetched; a projector beside it counts."""
-    path, told = str(model_path("llama")), []
+def test_fit_of_a_local_file_counts_its_projector(model_path, monkeypatch: pytest.MonkeyPatch):
+    """Fetch nothing."""
+    path, calls = str(model_path("llama")), []
     monkeypatch.setattr(fit.catalogue, "resolve", lambda model: path)
-    monkeypatch.setattr(fit, "projector_bytes", lambda given: 7 if given == path else 0)
-    monkeypatch.setattr(fit, "describe_file", lambda file, *more: told.append((file.path, *more)) or {"rows": []})
-    hears = told.append
+    monkeypatch.setattr(fit, "projector_bytes", lambda model: 7 if model == path else 0)
+    monkeypatch.setattr(fit, "describe_file", lambda file, *more: calls.append((file.path, *more)) or {"rows": []})
+    hears = calls.append
     assert fit.fit("name", hears, 9) == {"model": "name", "path": path, "fetched_bytes": 0, "rows": []}
-    assert fit.fit("name")["rows"] == [] and told[0] == (path, hears, 9, 7, fit.TYPES)
-    assert told[1][2:] == (None, 7, fit.TYPES)
+    assert fit.fit("name")["rows"] == [] and calls[0] == (path, hears, 9, 7, fit.TYPES)
+    assert calls[1][2:] == (None, 7, fit.TYPES)
     fit.fit("name", kv_type="k=q5_1,v=iq4_nl")
-    assert told[2][4] == ("k=q5_1,v=iq4_nl",)
+    assert calls[2][4] == ("k=q5_1,v=iq4_nl",)
     assert (WORKING, SHARE, fit.TYPES) == (300_000_000, 0.7, ("f16", "q8_0", "q4_0"))
 
 
-def test_a_model_of_the_hub(monkeypatch: pytest.MonkeyPatch):
-    """Its header alone is fetched; a projector that would come along counts."""
+def test_fit_of_a_model_on_the_hub_fetches_its_header_and_counts_its_projector(monkeypatch: pytest.MonkeyPatch):
     reference: Any = SimpleNamespace(repository="tiny/T", text="hf:tiny/T:x", size="")
 
     def missing(model: str) -> str:
@@ -179,20 +179,20 @@ def test_a_model_of_the_hub(monkeypatch: pytest.MonkeyPatch):
 
     monkeypatch.setattr(fit.catalogue, "resolve", missing)
     monkeypatch.setattr(huggingface, "Repository", lambda name: name)
-    monkeypatch.setattr(pull, "files_of", lambda repository, given: [SimpleNamespace(name="a.gguf", size=100)])
+    monkeypatch.setattr(pull, "files_of", lambda repository, arguments: [SimpleNamespace(name="a.gguf", size=100)])
     monkeypatch.setattr(
         pull, "projectors_of", lambda repository, own: [SimpleNamespace(size=3), SimpleNamespace(size=4)]
     )
     monkeypatch.setattr(pull, "remote_model", remote_model)
-    told, heard = list[Any](), list[str]()
-    monkeypatch.setattr(fit, "describe_file", lambda *given: told.append(given) or {"rows": []})
-    found = fit.fit("name", heard.append, 9)
-    assert found == {"model": "hf:tiny/T:x", "path": "hf:tiny/T/a.gguf", "fetched_bytes": 77, "rows": []}
-    assert heard == ["reading the header of hf:tiny/T:x"] and told[0][1:] == (heard.append, 9, 7, fit.TYPES)
+    calls, heard = list[Any](), list[str]()
+    monkeypatch.setattr(fit, "describe_file", lambda *arguments: calls.append(arguments) or {"rows": []})
+    facts = fit.fit("name", heard.append, 9)
+    assert facts == {"model": "hf:tiny/T:x", "path": "hf:tiny/T/a.gguf", "fetched_bytes": 77, "rows": []}
+    assert heard == ["reading the header of hf:tiny/T:x"] and calls[0][1:] == (heard.append, 9, 7, fit.TYPES)
 
 
 @pytest.mark.parametrize(("available", "context", "code"), [(10**12, (), 0), (10, (), 5), (10, ("-c", "7"), 5)])
-def test_fit_ends_with_a_code_of_its_own_for_a_model_that_does_not_fit(
+def test_fit_exits_with_5_if_a_model_does_not_fit(
     model_path, monkeypatch: pytest.MonkeyPatch, cli, available: int, context: tuple[str, ...], code: int
 ):
     monkeypatch.setattr(fit, "measure_bandwidth", lambda: 5e9)
@@ -203,7 +203,7 @@ def test_fit_ends_with_a_code_of_its_own_for_a_model_that_does_not_fit(
 
 @pytest.fixture
 def here(tiny: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A folder with a model and a file that is none; a memory of 5 GB, read at 10 GB a second."""
+    """Make a folder with a model and a broken file, and a memory of 5 GB read at 10 GB/s."""
     shutil.copy(tiny, tmp_path / "small.gguf")
     (tmp_path / "broken.gguf").write_bytes(b"GGUF")
     monkeypatch.setenv("LOCALLLM_MODELS", str(tmp_path))
@@ -214,7 +214,7 @@ def here(tiny: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def test_every_model_has_a_line(here: Path):
+def test_fit_all_has_a_line_for_every_model(here: Path):
     facts = ranking.fit_all(context=32)
     rows = {row["name"]: row for row in facts["models"]}
     assert rows.keys() == {*registry_models(), "small", "broken"} and "problem" in facts["models"][-1]
@@ -234,8 +234,7 @@ def test_every_model_has_a_line(here: Path):
         ("memory", lambda row: row["needed_bytes"]),
     ],
 )
-def test_orders(here: Path, order: str, key):
-    """Models that fit come first; both groups are in order."""
+def test_fit_all_sorts_fitting_models_first(here: Path, order: str, key):
     rows = [row for row in ranking.fit_all(order)["models"] if "problem" not in row]
     fits = [row["fits"] for row in rows]
     assert fits == sorted(fits, reverse=True) and 0 < sum(fits) < len(fits)
@@ -243,14 +242,14 @@ def test_orders(here: Path, order: str, key):
         assert [*map(key, part)] == sorted(map(key, part))
 
 
-def test_the_command(here: Path, cli):
+def test_fit_all_prints_a_table_and_refuses_conflicting_arguments(here: Path, cli):
     code, out, err = cli("fit", "--all", "--sort", "speed", "-c", 64)
     lines = out.splitlines()
     assert (code, err) == (0, "") and lines[0].split()[:3] == ["name", "memory", "tokens/s"]
     assert (
         any(line.startswith("small ") for line in lines) and "cannot run" in out and "with 64 tokens (f16)" in lines[-1]
     )
-    for words, told in (
+    for words, message in (
         (("fit",), "give a MODEL, or --all for all of them"),
         (("fit", "small", "--all"), "give either MODEL or --all, not both"),
         (("fit", "--sort", "size"), "--sort needs --all"),
@@ -258,4 +257,4 @@ def test_the_command(here: Path, cli):
         (("fit", "--all", "--kv-type", "q9"), "unknown type of KV cache"),
     ):
         code, out, err = cli(*words)
-        assert (code, out) == (2, "") and told in err
+        assert (code, out) == (2, "") and message in err

@@ -1,4 +1,4 @@
-"""What `inspect` tells of a file, fact by fact."""
+"""Test what `inspect` reports of a file, fact by fact."""
 
 import os
 from pathlib import Path
@@ -18,7 +18,7 @@ from localllm.services.inspection.inspect import inspect_model
 from localllm.services.inspection.validate import Validity
 
 
-def test_all_facts_of_a_model(tmp_path: Path):
+def test_inspect_reports_all_facts_of_a_model(tmp_path: Path):
     path = str(write_tiny_model(tmp_path / "t.gguf", context=5000, metadata={"general.sampling.temp": 0.5}))
     facts = inspect_model(path, check=True, with_metadata=True)
     tensors, metadata = facts.pop("tensors"), facts.pop("metadata")
@@ -43,17 +43,17 @@ def test_all_facts_of_a_model(tmp_path: Path):
     assert "metadata" not in inspect_model(path)
 
 
-def test_what_only_a_thorough_look_finds(tmp_path: Path):
-    """A chat template that does not compile; a file that cannot run anyhow is not looked at so."""
+def test_check_finds_a_template_that_does_not_compile(tmp_path: Path):
+    """Skip the check of a file that cannot run anyway."""
     path = write_tiny_model(tmp_path / "t.gguf", chat_template="{% if %}")
-    usual, found = inspect_model(path), inspect_model(path, check=True)
+    usual, checked = inspect_model(path), inspect_model(path, check=True)
     assert (usual["valid"], usual["supported"], usual["reason"]) == (True, True, None)
-    assert (found["valid"], found["supported"]) == (False, False) and "template" in found["reason"]
-    assert found["layers"] == 2 and not found["reason"].startswith(str(path))
+    assert (checked["valid"], checked["supported"]) == (False, False) and "template" in checked["reason"]
+    assert checked["layers"] == 2 and not checked["reason"].startswith(str(path))
 
 
 @pytest.mark.parametrize("fails", ["require_numbers", "require_template"])
-def test_each_part_of_a_thorough_look(monkeypatch: pytest.MonkeyPatch, fails: str):
+def test_each_step_of_the_check_can_fail(monkeypatch: pytest.MonkeyPatch, fails: str):
     looked = list[str]()
 
     def look(name: str, file: Any) -> None:
@@ -64,8 +64,8 @@ def test_each_part_of_a_thorough_look(monkeypatch: pytest.MonkeyPatch, fails: st
     for name in ("require_numbers", "require_template"):
         monkeypatch.setattr(inspect, name, lambda file, name=name: look(name, file))
     h: Any = SimpleNamespace()
-    found = inspect.check_thoroughly(SimpleNamespace(), Validity(h, None))  # type: ignore[arg-type]
-    assert (found.hyperparameters, str(found.problem)) == (h, "it is not") and looked[-1] == fails
+    checked = inspect.check_thoroughly(SimpleNamespace(), Validity(h, None))  # type: ignore[arg-type]
+    assert (checked.hyperparameters, str(checked.problem)) == (h, "it is not") and looked[-1] == fails
 
 
 @pytest.mark.parametrize(
@@ -76,9 +76,9 @@ def test_each_part_of_a_thorough_look(monkeypatch: pytest.MonkeyPatch, fails: st
         (np.array([float("inf"), 1]), ["inf", 1.0]),
     ],
 )  # fmt: skip
-def test_values_as_json_has_them(value: Any, plain: Any):
-    found = inspect.to_json(value)
-    assert found == plain and type(found) is type(plain)
+def test_metadata_values_are_converted_for_json(value: Any, plain: Any):
+    converted = inspect.to_json(value)
+    assert converted == plain and type(converted) is type(plain)
 
 
 @pytest.mark.parametrize(
@@ -89,33 +89,35 @@ def test_values_as_json_has_them(value: Any, plain: Any):
         (ModelError("it is a.gguf: odd"), {"a": 1}, "it is a.gguf: odd"),
     ],
 )  # fmt: skip
-def test_why_a_file_cannot_run(problem: ModelError | None, tensors: dict[str, int], reason: str | None):
+def test_inspect_explains_why_a_file_cannot_run(
+    problem: ModelError | None, tensors: dict[str, int], reason: str | None
+):
     file: Any = SimpleNamespace(path="a.gguf", tensors=tensors)
     assert inspect.reason_of(file, Validity(None, problem)) == reason
 
 
 @pytest.mark.parametrize(
-    ("bidirectional", "fills", "pooling", "told"),
+    ("bidirectional", "fills", "pooling", "expected"),
     [
         (True, False, "mean", "vectors by the mean of all tokens"), (True, False, "cls", "vectors by the first token"),
         (True, False, "rank", "scores"), (True, False, NONE, None), (True, True, "mean", "vectors by the last token"),
         (False, False, "mean", "vectors by the last token"),
     ],
 )  # fmt: skip
-def test_what_is_made_of_a_text(
-    monkeypatch: pytest.MonkeyPatch, bidirectional: bool, fills: bool, pooling: str, told: str
+def test_inspect_tells_what_a_model_computes_of_a_text(
+    monkeypatch: pytest.MonkeyPatch, bidirectional: bool, fills: bool, pooling: str, expected: str
 ):
-    """One that writes may make vectors, too, as its file says."""
+    """Generative models may compute embeddings, too, if the file says so."""
     monkeypatch.setattr(inspect, "Fields", SimpleNamespace(of=lambda file: file))
     monkeypatch.setattr(inspect, "read_pooling", lambda fields: {"file": "last", "bare": None}[fields])
     h: Any = SimpleNamespace(bidirectional=bidirectional, fills=fills, pooling=pooling)
-    assert inspect.describe_reader("file", h) == told and inspect.describe_reader("file", None) is None  # type: ignore[arg-type]
+    assert inspect.describe_reader("file", h) == expected and inspect.describe_reader("file", None) is None  # type: ignore[arg-type]
     assert inspect.is_reader(h) == (bidirectional and not fills)
     if not inspect.is_reader(h):
         assert inspect.describe_reader("bare", h) is None  # type: ignore[arg-type]
 
 
-def test_the_most_heads_of_a_layer(monkeypatch: pytest.MonkeyPatch):
+def test_the_maximum_of_heads_over_the_layers_is_reported(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(inspect, "Transformer", SimpleNamespace)
     h: Any = SimpleNamespace(attention=SimpleNamespace(heads=[8, 16, 4], kv_heads=[1, 2]))
     assert (
@@ -125,43 +127,43 @@ def test_the_most_heads_of_a_layer(monkeypatch: pytest.MonkeyPatch):
     ) == (16, 2, None)
 
 
-def test_what_a_projector_sees_and_where_it_is(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
+def test_inspect_describes_the_projector_and_its_file(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
     vision: Any = SimpleNamespace(kind="clip", side=336, patch=14, out=4096)
     assert inspect.describe_projector(vision) == {"type": "clip", "side": 336, "patch": 14, "width": 4096}
     (tmp_path / "mmproj.gguf").write_bytes(b"12345")
     places = iter([str(tmp_path / "mmproj.gguf"), str(tmp_path / "gone.gguf"), UsageError("there are two")])
 
     def beside(path: str) -> str:
-        if isinstance(found := next(places), UsageError):
-            raise found
-        return found
+        if isinstance(projector_path := next(places), UsageError):
+            raise projector_path
+        return projector_path
 
     monkeypatch.setattr(inspect, "find_projector", beside)
-    found = [inspect.describe_projector_of("m.gguf") for _ in range(3)]
-    assert found == [{"path": os.path.join(tmp_path, "mmproj.gguf"), "bytes": 5}, None, None]
+    described = [inspect.describe_projector_of("m.gguf") for _ in range(3)]
+    assert described == [{"path": os.path.join(tmp_path, "mmproj.gguf"), "bytes": 5}, None, None]
 
 
 @pytest.mark.parametrize(
-    ("metadata", "told"),
+    ("metadata", "expected"),
     [
         ({}, {"size": 0, "kind": ""}), ({"tokenizer.ggml.pre": "x"}, {"size": 0, "kind": "x"}),
         ({"tokenizer.ggml.model": 5, "tokenizer.ggml.tokens": ["a"]}, {"size": 1, "kind": ""}),
         ({"tokenizer.ggml.model": "bpe", "tokenizer.ggml.pre": "y"}, {"size": 0, "kind": "bpe, y"}),
     ],
 )  # fmt: skip
-def test_vocabularies(metadata: dict[str, Any], told: dict[str, Any]):
-    assert inspect.vocabulary(metadata) == told
+def test_inspect_describes_the_vocabulary(metadata: dict[str, Any], expected: dict[str, Any]):
+    assert inspect.vocabulary(metadata) == expected
 
 
-def test_formats_by_what_they_take():
+def test_formats_are_sorted_by_their_bytes():
     """The most first."""
     listed = [("F32", (4,), 16), ("Q4_0", (2, 32), 36), ("F32", (2, 3), 24), ("Q8_0", (3, 32), 102)]
     tensors = {
         str(number): SimpleNamespace(format=BY_NAME[name], shape=shape, nbytes=size)
         for number, (name, shape, size) in enumerate(listed)
     }
-    found = inspect.formats(SimpleNamespace(tensors=tensors))  # type: ignore[arg-type]
-    assert list(found.items()) == [
+    sizes = inspect.formats(SimpleNamespace(tensors=tensors))  # type: ignore[arg-type]
+    assert list(sizes.items()) == [
         ("Q8_0", {"tensors": 1, "parameters": 96, "bytes": 102}),
         ("F32", {"tensors": 2, "parameters": 10, "bytes": 40}),
         ("Q4_0", {"tensors": 1, "parameters": 64, "bytes": 36}),
@@ -176,24 +178,24 @@ def test_formats_by_what_they_take():
         (1 << 40, None, [2048 << n for n in range(24)] + [1 << 40]),
     ],
 )  # fmt: skip
-def test_memory_for_lengths_that_double(
+def test_memory_is_listed_for_doubling_contexts(
     monkeypatch: pytest.MonkeyPatch, trained: int, asked: int | None, lengths: list[int]
 ):
     heard = list[Any]()
-    monkeypatch.setattr(inspect, "cache_bytes", lambda *given: heard.append(given) or 3 * given[1])
+    monkeypatch.setattr(inspect, "cache_bytes", lambda *arguments: heard.append(arguments) or 3 * arguments[1])
     h: Any = SimpleNamespace(context=trained, states=lambda: "states")
-    found = inspect.memory(h, 1000, KVType(), asked)
-    assert found == [{"context": n, "cache_bytes": 3 * n, "total_bytes": 1000 + 3 * n} for n in lengths]
+    rows = inspect.memory(h, 1000, KVType(), asked)
+    assert rows == [{"context": n, "cache_bytes": 3 * n, "total_bytes": 1000 + 3 * n} for n in lengths]
     assert heard == [("states", n, KVType()) for n in lengths]
 
 
 @pytest.mark.parametrize("has_guess", [True, False])
 @pytest.mark.parametrize("is_whole", [True, False])
 @pytest.mark.parametrize(("guessing", "there"), [(0, []), (1, [2]), (3, [2, 4])])
-def test_layers_that_guess(
+def test_mtp_layers_are_reported_with_their_bytes(
     monkeypatch: pytest.MonkeyPatch, has_guess: bool, is_whole: bool, guessing: int, there: list[int]
 ):
-    """Behind the others; those that the file has, with their bytes."""
+    """Count those after the other layers that the file has."""
     blocks = {layer: [SimpleNamespace(tensor=SimpleNamespace(nbytes=10 * layer))] * 2 for layer in (0, 1, 2, 4)}
 
     class Weights:

@@ -1,4 +1,4 @@
-"""Lines that differ in times, ids and numbers only are one template, but for numbers that stand out."""
+"""Test that lines differing only in times, ids and numbers form one template, except for outliers."""
 
 import random
 
@@ -14,26 +14,26 @@ def samples(lines: list[str], question: str = "") -> list[str]:
     return [lines[number] for each in templates_of(lines, question) for number in each.samples]
 
 
-def test_a_template_is_read_a_few_times():
+def test_a_template_is_sampled_a_few_times():
     (template,) = templates_of(LATENCIES)
     numbers = [int(LATENCIES[at].split()[-2]) for at in template.samples]
     assert template.lines == [*range(900)] and len(numbers) <= 3
     assert {min(numbers), max(numbers)} == {20, 320}
 
 
-def test_a_number_far_out_is_a_line_of_its_own():
+def test_an_outlier_is_kept_as_its_own_line():
     lines = [*LATENCIES]
     lines[444] = "2026-05-04T12:00:00Z done in 98123 ms"
     assert [each for each in templates_of(lines) if each.lines == [444]] == [Template([444], [444])]
 
 
-def test_of_many_numbers_far_out_the_farthest_are_read():
+def test_the_farthest_of_many_outliers_are_kept():
     lines = [*LATENCIES, *(f"2026-05-05 done in {90_000 + at} ms" for at in range(50))]
     alone = [lines[each.lines[0]] for each in templates_of(lines) if len(each.lines) == 1]
     assert alone == [f"2026-05-05 done in {90_000 + at} ms" for at in range(50 - EXTREME, 50)]
 
 
-def test_each_of_few_values_is_read():
+def test_each_of_few_values_is_kept():
     lines = [f"web{at % 3} GET /{at} {(200, 304, 500)[at % 7 // 3]}" for at in range(700)]
     read = samples(lines)
     assert {(each[:4], each[-3:]) for each in read} == {
@@ -61,13 +61,13 @@ def test_mask_replaces_times_and_ids(other: str):
     assert mask(other, set()) == mask("2026-11-28 14:00:00 [deadbeef01] 8.8.8.8 ok", set())
 
 
-def test_words_and_bare_numbers_stay():
+def test_mask_keeps_words_and_bare_numbers():
     assert len(templates_of([f"{at}" for at in range(100)])) == 100
     assert len(templates_of(["job backup finished", "job backup failed", "job backup finished"])) == 2
     assert templates_of([]) == []
 
 
-def test_a_leading_time_is_not_read():
+def test_a_leading_time_is_dropped():
     assert without_time("Nov 28 14:00:01 web1 sshd: hello") == "web1 sshd: hello"
     assert without_time("2026-11-28T14:00:01.5Z INFO hello") == "INFO hello"
     assert without_time("2026-11-28") == "2026-11-28" and without_time("in 2026-11-28 x") == "in 2026-11-28 x"

@@ -1,4 +1,4 @@
-"""Records and their prompts, and vectors that are kept: what is asked of each line, what is known of it later."""
+"""Test records, their prompts, and cached embeddings."""
 
 import pickle
 from pathlib import Path
@@ -30,7 +30,7 @@ from localllm.text import sandbox
 # ---- records
 
 
-def test_ids_of_records():
+def test_record_ids_must_be_unique_strings_or_integers():
     lines = b'{"id": "a", "x": 1}\n{"id": 7}\n{"x": 2}\n{"id": "a"}\n{"id": 3}\n'
     first, second, third, double, taken = read_records(lines)
     assert [each.id for each in (first, second, third)] == ["a", 7, 3] and not first.error + second.error + third.error
@@ -41,7 +41,7 @@ def test_ids_of_records():
         assert record.error.startswith("line 1: an id must be a text or a whole number")
 
 
-def test_lines_that_are_no_records():
+def test_invalid_lines_are_records_with_an_error():
     good, number, nan, broken = read_records(b'{"a": 1}\n5\n{"a": NaN}\n{"a"\n')
     assert good.error == "" and number.error == "line 2 is not a JSON object" and number.id == 2
     assert nan.error.startswith("line 3 is not JSON") and broken.error.startswith("line 4 is not JSON")
@@ -62,7 +62,7 @@ def user(text: str, **more: Any) -> list[dict[str, Any]]:
     return [{"role": "user", "content": text, **more}]
 
 
-def test_what_is_asked():
+def test_a_prompt_is_built_from_fields_messages_or_a_template():
     assert asked(Prompts("Say {a} and {b}"), a="x", b=[1]) == user("Say x and [1]")
     assert Prompts("Say {line}")(Record(1, "x")) == user("Say x") and Prompts()(Record(1, "x")) == user("x")
     assert asked(Prompts(), prompt="p", line="l") == user("p") and asked(Prompts(raw=True), prompt="p") == "p"
@@ -79,37 +79,37 @@ def test_what_is_asked():
     ({"raw": True}, {"prompt": "x", "image": "i"}, "images need a chat template"),
     ({}, {"prompt": "x", "image": [""]}, "path of an image"),
 ])  # fmt: skip
-def test_records_that_do_not_have_it(prompts: dict[str, Any], fields: dict[str, Any], message: str):
+def test_records_without_the_needed_fields_are_refused(prompts: dict[str, Any], fields: dict[str, Any], message: str):
     with pytest.raises(UsageError, match=message):
         asked(Prompts(**prompts), **fields)
 
 
-def test_prompts_that_make_no_sense():
-    for given, message in (({"raw": True, "system": "s"}, "needs a chat template"),
+def test_conflicting_prompt_options_are_refused():
+    for options, message in (({"raw": True, "system": "s"}, "needs a chat template"),
     ({"prompt": "{a}", "template": "x"}, "not both"),
                            ({"prompt": "hello"}, "names no field"),
                            ({"template": "hello\n"}, "names no field"),
                            ({"template": "{% if %}"}, "template is invalid")):  # fmt: skip
         with pytest.raises(UsageError, match=message):
-            Prompts(**given)
+            Prompts(**options)
     with pytest.raises(UsageError, match="wrong line"):
         Prompts()(Record(1, "x", "wrong line"))
 
 
 @pytest.mark.parametrize(
-    "given", [{"template": "{{ text }}!", "system": "s"}, {"prompt": "{text}?", "raw": True}, {"system": "s"}]
+    "options", [{"template": "{{ text }}!", "system": "s"}, {"prompt": "{text}?", "raw": True}, {"system": "s"}]
 )
-def test_another_process_asks_the_same(given: dict[str, Any]):
-    """A compiled template stays here."""
-    record, prompts = Record(1, {"text": "a", "line": "b"}), Prompts(**given)
+def test_prompts_survive_pickling(options: dict[str, Any]):
+    """Drop the compiled template."""
+    record, prompts = Record(1, {"text": "a", "line": "b"}), Prompts(**options)
     again = pickle.loads(pickle.dumps(prompts))
-    if "text" in str(given):
+    if "text" in str(options):
         assert again(record) == prompts(record)
     assert repr(again) == repr(prompts)
 
 
 @pytest.mark.parametrize("function", ["compile_template", "render_template"])
-def test_a_want_of_memory_is_no_fault_of_a_template(monkeypatch: pytest.MonkeyPatch, function: str):
+def test_out_of_memory_in_a_template_is_raised_as_such(monkeypatch: pytest.MonkeyPatch, function: str):
     def fails(*given: object, **named: object) -> Any:
         raise MemoryError
 
@@ -118,7 +118,7 @@ def test_a_want_of_memory_is_no_fault_of_a_template(monkeypatch: pytest.MonkeyPa
         Prompts(template="{{ text }}")(Record(1, {"text": "a"}))
 
 
-def test_images_of_a_record():
+def test_images_of_a_record_are_sent_with_its_prompt():
     assert asked(Prompts(), prompt="p", image="i") == user("p", images=["i"])
     assert asked(Prompts("{a}"), a="x", image=["i", "j"]) == user("x", images=["i", "j"])
     assert asked(Prompts("{image}"), image="i") == user("i")  # the text names it
@@ -132,7 +132,7 @@ def test_images_of_a_record():
 # ---- texts and images to make vectors of
 
 
-def test_what_a_record_is_known_by(tmp_path: Path):
+def test_the_text_or_image_of_a_record_is_read(tmp_path: Path):
     assert text_of(Record(1, "line"), "text") == "line" and text_of(Record(1, {"t": "x"}), "t") == "x"
     shown = text_of(Record(1, {"image": "i.png"}), "text")
     assert isinstance(shown, ShownImage) and shown.source == "i.png"
@@ -151,15 +151,15 @@ def test_what_a_record_is_known_by(tmp_path: Path):
     assert len(keys) == 1 and keys.pop().startswith("\0") and key_of("text") == "text"
 
 
-def test_files_below_folders(tmp_path: Path):
+def test_files_below_folders_are_listed_without_hidden_ones(tmp_path: Path):
     for name in ("b/c.txt", "b/a.txt", "b/.hidden", "b/.git/x", "z.txt", ".own/y.txt"):
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_text(name)
-    found = files_below(
+    files = files_below(
         [f"{tmp_path}/z.txt", f"{tmp_path}/b", f"{tmp_path}/.own"]
     )  # hidden ones only if they are named
     inside = [str(tmp_path / name) for name in ("b/a.txt", "b/c.txt", ".own/y.txt")]
-    assert found == [f"{tmp_path}/z.txt", *inside]
+    assert files == [f"{tmp_path}/z.txt", *inside]
     with pytest.raises(UsageError, match="none: no such file or folder"):
         files_below([f"{tmp_path}/none"])
     assert file_text(f"{tmp_path}/z.txt") == "z.txt"
@@ -170,7 +170,7 @@ def test_files_below_folders(tmp_path: Path):
         file_text(f"{tmp_path}/none")
 
 
-def test_the_nearest():
+def test_nearest_sorts_by_similarity_then_order():
     vectors = np.array([[1, 0], [0, 1], [0.6, 0.8], [0, 1]], np.float32)
     query = np.array([0, 1], np.float32)
     assert (
@@ -180,7 +180,7 @@ def test_the_nearest():
 
 
 @pytest.mark.parametrize(
-    ("is_pair", "sees", "pooling", "made"),
+    ("is_pair", "sees", "pooling", "expected"),
     [
         (False, False, "mean", ("Embedder", "file", "tokenizer of m", "engine", "mean")),
         (False, False, None, ("Embedder", "file", "tokenizer of m", "engine", None)),
@@ -189,14 +189,16 @@ def test_the_nearest():
         (False, True, None, "m.gguf: this model cannot embed images; use a CLIP model"),
     ],
 )  # fmt: skip
-def test_which_model_makes_vectors(monkeypatch: pytest.MonkeyPatch, is_pair: bool, sees: bool, pooling: Any, made: Any):
-    """It is closed whatever happens."""
+def test_the_embedder_fits_the_model_and_is_closed(
+    monkeypatch: pytest.MonkeyPatch, is_pair: bool, sees: bool, pooling: Any, expected: Any
+):
+    """Close it after an error, too."""
     closed = []
 
     def maker(name: str) -> Any:
-        def make(file: Any, *given: Any) -> Any:
+        def make(file: Any, *arguments: Any) -> Any:
             return SimpleNamespace(
-                given=(name, "file" if file is opened else file, *given), close=lambda: closed.append(1)
+                given=(name, "file" if file is opened else file, *arguments), close=lambda: closed.append(1)
             )
 
         return make
@@ -209,13 +211,13 @@ def test_which_model_makes_vectors(monkeypatch: pytest.MonkeyPatch, is_pair: boo
     monkeypatch.setattr(pair_embedding, "PairEmbedder", maker("PairEmbedder"))
     engine: Any = "engine"
     job = EmbedJob("m.gguf", EmbedOptions(), engine, pooling, sees)
-    if isinstance(made, str):
+    if isinstance(expected, str):
         with pytest.raises(UsageError) as failure, embed.embedder(job):
             pass
-        assert str(failure.value) == made and not closed
+        assert str(failure.value) == expected and not closed
         return
-    with pytest.raises(KeyboardInterrupt), embed.embedder(job) as found:
-        assert found.given == made and not closed
+    with pytest.raises(KeyboardInterrupt), embed.embedder(job) as embedder:
+        assert embedder.given == expected and not closed
         raise KeyboardInterrupt
     assert closed == [1]
 
@@ -233,7 +235,7 @@ def job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> EmbedJob:
 
 
 class Maker:
-    """Vectors of texts, and which were asked for."""
+    """A function that embeds texts and records them."""
 
     def __init__(self) -> None:
         self.asked = list[list[str]]()
@@ -243,7 +245,7 @@ class Maker:
         return np.array([[len(text), ord(text[0]), 1.5] for text in texts], np.float32)
 
 
-def test_vectors_are_made_once(job: EmbedJob):
+def test_cached_embeddings_are_not_computed_again(job: EmbedJob):
     cache, make = VectorCache(job, 3), Maker()
     first = cache.vectors(["aa", "b"], make)
     assert first.tolist() == [[2, 97, 1.5], [1, 98, 1.5]] and cache.found == 0
@@ -260,7 +262,7 @@ def test_vectors_are_made_once(job: EmbedJob):
     )
 
 
-def test_a_cache_that_cannot_be_written_costs_only_time(job: EmbedJob, monkeypatch: pytest.MonkeyPatch):
+def test_an_unwritable_cache_is_ignored(job: EmbedJob, monkeypatch: pytest.MonkeyPatch):
     def full(path: Path, content: bytes) -> None:
         raise OSError(28, "No space left on device")
 
@@ -269,22 +271,22 @@ def test_a_cache_that_cannot_be_written_costs_only_time(job: EmbedJob, monkeypat
     assert cache.vectors(["a"], make).tolist() == cache.vectors(["a"], make).tolist() and len(make.asked) == 1
 
 
-def test_other_models_and_ways_have_other_vectors(job: EmbedJob, tmp_path: Path):
+def test_each_model_and_option_has_its_own_cache(job: EmbedJob, tmp_path: Path):
     def other(**changes: Any) -> EmbedJob:
-        given = {"path": job.path, "options": job.options, "engine": job.engine, "pooling": None, **changes}
-        return EmbedJob(**given)
+        fields = {"path": job.path, "options": job.options, "engine": job.engine, "pooling": None, **changes}
+        return EmbedJob(**fields)
 
-    found = [fingerprint(each) for each in (
+    fingerprints = [fingerprint(each) for each in (
         job, other(options=EmbedOptions(dims=2)), other(options=EmbedOptions(normalize=False)),
         other(options=EmbedOptions(role="query")),
         other(options=EmbedOptions(overflow="cut")), other(pooling="mean"), other(engine=EngineOptions(context=64)),
     )]  # fmt: skip
-    assert len(set(found)) == len(found) and fingerprint(other()) == found[0]
-    assert fingerprint(other(engine=EngineOptions(threads=1))) == found[0]  # makes no difference
+    assert len(set(fingerprints)) == len(fingerprints) and fingerprint(other()) == fingerprints[0]
+    assert fingerprint(other(engine=EngineOptions(threads=1))) == fingerprints[0]  # makes no difference
     data = bytearray(Path(job.path).read_bytes())
     for place in (0, 5, len(data) // 9, len(data) * 4 // 9 + 100, len(data) * 8 // 9 + 8000):
         changed = tmp_path / "changed.gguf"
         changed.write_bytes(bytes(data[:place]) + bytes([data[place] ^ 1]) + bytes(data[place + 1 :]))
-        assert fingerprint(other(path=str(changed))) != found[0], place
+        assert fingerprint(other(path=str(changed))) != fingerprints[0], place
     changed.write_bytes(bytes(data) + b"x")
-    assert fingerprint(other(path=str(changed))) != found[0]
+    assert fingerprint(other(path=str(changed))) != fingerprints[0]

@@ -1,4 +1,4 @@
-"""localllm map: what goes in and comes out, goes on after an end of any kind, and fails by the line."""
+"""Test localllm map: input and output, resuming after any interruption, and errors by line."""
 
 import json
 import os
@@ -38,7 +38,7 @@ def lines(text: str) -> list[dict]:
 
 @pytest.fixture
 def questions(tmp_path: Path) -> Path:
-    """A file with a question in every line."""
+    """Write a file with a question per line."""
     file = tmp_path / "questions.txt"
     file.write_text("\n".join(QUESTIONS) + "\n")
     return file
@@ -47,30 +47,30 @@ def questions(tmp_path: Path) -> Path:
 # The whole command, with the built-in model.
 
 
-def test_answers_are_those_of_run(cli, questions: Path):
+def test_map_gives_the_answers_of_run(cli, questions: Path):
     code, out, err = cli("map", GUIDE, questions, "--temp", 0, "-n", 12)
     assert (code, err) == (0, "")
     for number, (result, question) in enumerate(zip(lines(out), QUESTIONS, strict=True), 1):
-        told = json.loads(cli("run", GUIDE, "-p", question, "--temp", 0, "-n", 12, "--json", stdin=b"")[1])
+        run_result = json.loads(cli("run", GUIDE, "-p", question, "--temp", 0, "-n", 12, "--json", stdin=b"")[1])
         assert result == {
             "id": number,
-            "output": told["text"],
-            "finish_reason": told["finish_reason"],
-            "prompt_tokens": told["prompt_tokens"],
-            "completion_tokens": told["completion_tokens"],
+            "output": run_result["text"],
+            "finish_reason": run_result["finish_reason"],
+            "prompt_tokens": run_result["prompt_tokens"],
+            "completion_tokens": run_result["completion_tokens"],
             "input": question,
         }
 
 
-def test_who_continues_texts_is_told_of_no_template(cli, tmp_path: Path, questions: Path):
+def test_map_with_raw_does_not_warn_of_a_missing_template(cli, tmp_path: Path, questions: Path):
     bare = str(write_tiny_model(tmp_path / "bare.gguf", chat_template=None))
     for raw in (False, True):
         code, _, err = cli("map", bare, questions, "-n", 1, "--temp", 0, *["--raw"] * raw)
         assert code == 0 and ("no chat template" in err) == (not raw), err
 
 
-def test_how_far_it_is(cli, monkeypatch, questions: Path):
-    """After every step: how many are answered, and what is left at that rate."""
+def test_map_shows_progress_after_every_step(cli, monkeypatch, questions: Path):
+    """Show how many are answered, and the remaining time at that rate."""
     shown: list[str] = []
     monkeypatch.setattr(ProgressLine, "show", lambda line, text: shown.append(text))
     assert cli("map", GUIDE, questions, "--temp", 0, "-n", 3)[0] == 0
@@ -79,7 +79,7 @@ def test_how_far_it_is(cli, monkeypatch, questions: Path):
     assert all(bool(count) == text.endswith(" left") for count, text in zip(counts, shown, strict=True))
 
 
-def test_ctrl_c_means_again_what_it_meant():
+def test_the_ctrl_c_handler_is_restored():
     def before(number: int, frame: object) -> None: ...
 
     meant = signal.signal(signal.SIGINT, before)
@@ -98,13 +98,13 @@ def test_a_seed_gives_the_answers_of_run(cli):
     sampling = "--temp", 1.5, "-n", 9, "--seed", 3
     _, out, _ = cli("map", GUIDE, *sampling, "--n", 3, stdin=QUESTIONS[0].encode())
     [result] = lines(out)
-    told = json.loads(cli("run", GUIDE, "-p", QUESTIONS[0], *sampling, "--n", 3, "--json")[1])
-    assert result["output"] == [answer["text"] for answer in told["answers"]]
-    assert result["finish_reason"] == [answer["finish_reason"] for answer in told["answers"]]
-    assert result["completion_tokens"] == [len(answer["tokens"]) for answer in told["answers"]]
+    run_result = json.loads(cli("run", GUIDE, "-p", QUESTIONS[0], *sampling, "--n", 3, "--json")[1])
+    assert result["output"] == [answer["text"] for answer in run_result["answers"]]
+    assert result["finish_reason"] == [answer["finish_reason"] for answer in run_result["answers"]]
+    assert result["completion_tokens"] == [len(answer["tokens"]) for answer in run_result["answers"]]
 
 
-def test_templates_messages_and_raw_prompts_ask_the_same(cli, tmp_path: Path):
+def test_templates_messages_and_raw_prompts_can_ask_the_same(cli, tmp_path: Path):
     template = tmp_path / "prompt.jinja"
     template.write_text("What is {% if article %}{{ article }} {% endif %}{{ thing | trim }}?")
     record = {"thing": "GGUF file", "article": "a", "messages": [{"role": "user", "content": "What is a GGUF file?"}]}
@@ -122,20 +122,20 @@ def test_templates_messages_and_raw_prompts_ask_the_same(cli, tmp_path: Path):
     assert results[3][0] == 6
 
 
-def test_lines_that_fail_do_not_stop_the_others(cli, tmp_path: Path):
+def test_failing_lines_do_not_stop_the_others(cli, tmp_path: Path):
     source = b'{"id": "a", "prompt": "Hi"}\n{torn\n[1]\n{"id": "a", "prompt": "Hi"}\n{"id": [], "prompt": "Hi"}\n\n'
     source += b'{"text": "Hi"}\n{"id": "long", "prompt": "' + b"word " * 700 + b'"}\n{"id": "b", "prompt": "Ho"}\n'
     code, out, err = cli("map", GUIDE, "--temp", 0, "-n", 3, "-c", 256, stdin=source)
     assert code == 6
     assert err == "localllm: error: 6 of 8 records failed; see the error field of their output lines\n"
-    found = [(result["id"], result.get("error")) for result in lines(out)]
-    assert found[0] == ("a", None) and found[-1] == ("b", None)
-    assert [number for number, _ in found[1:-1]] == [2, 3, "a", 5, 7, "long"]
+    results = [(result["id"], result.get("error")) for result in lines(out)]
+    assert results[0] == ("a", None) and results[-1] == ("b", None)
+    assert [number for number, _ in results[1:-1]] == [2, 3, "a", 5, 7, "long"]
     expected = "not JSON", "not a JSON object", "the id 'a' is that of line 1", "an id must be", "no field", "tokens"
-    assert all(part in error for part, (_, error) in zip(expected, found[1:-1], strict=True))
+    assert all(part in error for part, (_, error) in zip(expected, results[1:-1], strict=True))
 
 
-def test_a_second_start_does_what_is_missing(cli, questions: Path, tmp_path: Path):
+def test_a_second_start_answers_what_is_missing(cli, questions: Path, tmp_path: Path):
     output = tmp_path / "answers.jsonl"
     command = "map", GUIDE, questions, "-o", output, "--temp", 0, "-n", 5
     assert cli(*command) == (0, "", "")
@@ -160,7 +160,7 @@ def test_a_second_start_does_what_is_missing(cli, questions: Path, tmp_path: Pat
         (["--json-schema", '{"type": "integer"}', "-p", "{line}"], "another prompt and another set of options"),
     ],
 )
-def test_answers_by_something_else_are_told_and_made_again_if_asked(cli, questions, tmp_path, more, differs):
+def test_answers_by_other_options_are_refused_or_redone(cli, questions, tmp_path, more, differs):
     output = tmp_path / "answers.jsonl"
     command = "map", GUIDE, questions, "-o", output, "--temp", 0, "-n", 5
     assert cli(*command)[0] == 0
@@ -193,7 +193,7 @@ def test_only_errors_are_answered_again_by_other_options(cli, questions: Path, t
     assert code == 2 and "--redo-errors is about the answers in the output file: give -o FILE" in err
 
 
-def test_answers_by_another_model(cli, questions: Path, tmp_path: Path):
+def test_answers_of_another_model_are_refused(cli, questions: Path, tmp_path: Path):
     output, copy = tmp_path / "answers.jsonl", tmp_path / "other.gguf"
     copy.write_bytes(Path(GUIDE).read_bytes())
     assert cli("map", GUIDE, questions, "-o", output, "--temp", 0, "-n", 2)[0] == 0
@@ -212,27 +212,27 @@ def test_a_failing_redo_loses_nothing(cli, questions: Path, tmp_path: Path):
     assert code == 2 and "--redo is about the answers in the output file: give -o FILE" in err
 
 
-def test_a_template_is_one_language_in_an_argument_and_in_a_file(cli, questions: Path, tmp_path: Path):
+def test_a_template_is_the_same_in_an_argument_and_in_a_file(cli, questions: Path, tmp_path: Path):
     plain, jinja = tmp_path / "plain.txt", tmp_path / "jinja.txt"
     plain.write_text("Say: {line}\n")
     jinja.write_text("Say: {{ line }}\n")
     ways = [("-f", plain), ("-f", jinja), ("-p", "Say: {line}"), ("-p", "Say: {{ line }}")]
-    told = [cli("map", GUIDE, questions, "--temp", 0, "-n", 3, *way) for way in ways]
-    assert all(code == 0 for code, _, _ in told)
-    assert len({json.loads(out.splitlines()[0])["prompt_tokens"] for _, out, _ in told}) == 1
+    results = [cli("map", GUIDE, questions, "--temp", 0, "-n", 3, *way) for way in ways]
+    assert all(code == 0 for code, _, _ in results)
+    assert len({json.loads(out.splitlines()[0])["prompt_tokens"] for _, out, _ in results}) == 1
     plain.write_text("Say something.\n")
     code, _, err = cli("map", GUIDE, questions, "-f", plain)
     assert code == 2 and "names no field" in err
 
 
-def test_a_model_that_is_none_is_told_without_records(cli, questions: Path, tmp_path: Path):
+def test_a_missing_model_is_reported_even_without_records(cli, questions: Path, tmp_path: Path):
     empty = tmp_path / "empty.txt"
     empty.touch()
     assert cli("map", questions, empty)[0] == 3
     assert cli("map", GUIDE, empty) == (0, "", "")
 
 
-def test_what_would_be_lost_is_refused(cli, questions: Path, tmp_path: Path):
+def test_outputs_that_would_destroy_files_are_refused(cli, questions: Path, tmp_path: Path):
     before = questions.read_bytes()
     for output in (questions, GUIDE):
         code, _, err = cli("map", GUIDE, questions, "-o", output)
@@ -248,7 +248,7 @@ def test_what_would_be_lost_is_refused(cli, questions: Path, tmp_path: Path):
     assert (questions.read_bytes(), notes.read_text()) == (before, "my notes")
 
 
-def test_a_start_that_fails_leaves_no_file(cli, questions: Path, tmp_path: Path):
+def test_a_failing_start_leaves_no_output(cli, questions: Path, tmp_path: Path):
     assert cli("map", tmp_path / "none.gguf", questions, "-o", tmp_path / "out.jsonl")[0] == 3
     assert not (tmp_path / "out.jsonl").exists()
 
@@ -263,7 +263,7 @@ def test_a_start_that_fails_leaves_no_file(cli, questions: Path, tmp_path: Path)
         (["--n", "0"], "n must be 1 or above"),
     ],
 )
-def test_senseless_arguments(cli, arguments: list[str], message: str):
+def test_invalid_arguments_are_refused(cli, arguments: list[str], message: str):
     code, out, err = cli("map", GUIDE, *arguments, stdin=b"Hi\n")
     assert (code, out) == (2, "")
     assert message in err and err.count("\n") == 1
@@ -283,13 +283,13 @@ def wait_for(output: Path, count: int) -> None:
 
 @pytest.fixture
 def many(tmp_path: Path) -> Path:
-    """A file with 3000 questions."""
+    """Write a file with 3000 questions."""
     file = tmp_path / "many.txt"
     file.write_text("".join(f"Question {number}: {QUESTIONS[number % 4]}\n" for number in range(3000)))
     return file
 
 
-def test_ctrl_c_finishes_what_has_begun(many: Path, tmp_path: Path):
+def test_ctrl_c_finishes_running_answers(many: Path, tmp_path: Path):
     output = tmp_path / "answers.jsonl"
     process = start(GUIDE, many, "-o", output, "-n", "8", "--temp", "0", **apart())
     wait_for(output, 20)
@@ -302,7 +302,7 @@ def test_ctrl_c_finishes_what_has_begun(many: Path, tmp_path: Path):
     assert 20 <= len(results) < 3000
 
 
-def test_a_second_ctrl_c_leaves_at_once(many: Path, tmp_path: Path):
+def test_a_second_ctrl_c_exits_at_once(many: Path, tmp_path: Path):
     output = tmp_path / "answers.jsonl"
     process = start(GUIDE, many, "-o", output, "-n", "400", "--temp", "0", "--as-finished", **apart())
     with keyboard(process) as press:
@@ -317,7 +317,7 @@ def test_a_second_ctrl_c_leaves_at_once(many: Path, tmp_path: Path):
 
 
 @pytest.mark.slow
-def test_killed_and_started_again(many: Path, tmp_path: Path):
+def test_a_killed_map_is_resumed(many: Path, tmp_path: Path):
     output, few = tmp_path / "answers.jsonl", tmp_path / "few.txt"
     few.write_text("".join(many.read_text().splitlines(keepends=True)[:200]))
     command = GUIDE, few, "-o", output, "-n", "4", "--temp", "0"
@@ -329,7 +329,7 @@ def test_killed_and_started_again(many: Path, tmp_path: Path):
     assert [result["id"] for result in lines(output.read_text())] == list(range(1, 201))
 
 
-def test_a_reader_that_goes_away_is_no_error(many: Path):
+def test_a_closed_stdout_is_no_error(many: Path):
     process = start(GUIDE, many, "-n", "4", stdout=subprocess.PIPE)
     assert process.stdout is not None
     assert process.stdout.readline().startswith(b'{"id": 1')
@@ -340,7 +340,7 @@ def test_a_reader_that_goes_away_is_no_error(many: Path):
 # Records and prompts.
 
 
-def test_what_is_jsonl():
+def test_jsonl_is_told_from_plain_lines():
     assert [record.input for record in read_records(b'{"a": 1}\r\n\n{"b": 2}')] == [{"a": 1}, {"b": 2}]
     assert [record.id for record in read_records(b"\xef\xbb\xbfone\n \n{two}\n")] == [1, 3]
     assert [record.input for record in read_records(b"\xef\xbb\xbfone\n{two}\n")] == ["one", "{two}"]
@@ -359,12 +359,12 @@ def test_strange_json_is_an_error_of_its_line(line: bytes):
     json.loads(json_line({"id": bad.id, "input": bad.input}))
 
 
-def test_fields_that_are_no_text_are_told_in_json():
+def test_fields_of_other_types_are_rendered_as_json():
     ask = Prompts(prompt='Say {"a": 1} and {x-y}, {list}', raw=True)
     assert ask(Record(1, {"x-y": 3, "list": ["é"]})) == 'Say {"a": 1} and 3, ["é"]'
 
 
-def test_a_system_message_goes_first():
+def test_a_system_message_comes_first():
     system = {"role": "system", "content": "Be brief."}
     ask = Prompts(system="Be brief.")
     assert ask(Record(1, "Hi")) == [system, {"role": "user", "content": "Hi"}]
@@ -374,7 +374,7 @@ def test_a_system_message_goes_first():
     ]
 
 
-def test_a_template_knows_no_missing_field_and_no_way_out():
+def test_a_template_refuses_missing_fields_and_private_attributes():
     with pytest.raises(UsageError, match="template is invalid"):
         Prompts(template="{% if %}")
     for source in ("{{ missing }}", "{{ ''.__class__.__mro__ }}"):
@@ -382,12 +382,12 @@ def test_a_template_knows_no_missing_field_and_no_way_out():
             Prompts(template=source)(Record(1, {"text": ""}))
 
 
-def test_why_a_template_fails(monkeypatch):
-    """In a line that is not too long; an error without words by its name."""
-    for said, reason in (("a\n b", "a b"), ("", "KeyError"), ("x" * 200, "x" * 200), ("x" * 201, "x" * 200)):
+def test_a_failing_template_gives_a_short_reason(monkeypatch):
+    """Name an exception without a message by its class."""
+    for reason_text, reason in (("a\n b", "a b"), ("", "KeyError"), ("x" * 200, "x" * 200), ("x" * 201, "x" * 200)):
 
-        def fail(*given: object, said: str = said, **named: object) -> None:
-            raise ValueError(said) if said else KeyError
+        def fail(*given: object, reason_text: str = reason_text, **named: object) -> None:
+            raise ValueError(reason_text) if reason_text else KeyError
 
         with monkeypatch.context() as patch:
             patch.setattr(sandbox, "compile_template", fail)
@@ -403,7 +403,7 @@ def test_why_a_template_fails(monkeypatch):
 # Order, and what is there.
 
 
-def test_results_in_the_order_of_records():
+def test_results_are_sorted_by_record_even_after_an_interruption():
     records = [Record(number, "") for number in range(5)]
     results = [(records[number], {"id": number}) for number in (3, 0, 1, 4, 2)]
     assert [result["id"] for _, result in in_order(results, records)] == [0, 1, 2, 3, 4]
@@ -418,8 +418,8 @@ def test_results_in_the_order_of_records():
         next(left)
 
 
-def test_short_ones_first():
-    """An empty one behind those that fail; a conversation by all that is said in it."""
+def test_shortest_first_sorts_by_the_length_of_the_prompt():
+    """Count all messages; put failing records first."""
     records = [Record(1, "long question"), Record(2, "short"), Record(4, ""), Record(3, {"none": 0})]
     assert [record.id for record in shortest_first(records, Prompts())] == [3, 4, 2, 1]
     assert [record.id for record in shortest_first(records, Prompts(raw=True))] == [3, 4, 2, 1]
@@ -430,11 +430,15 @@ def test_short_ones_first():
 # A mapping, without a model.
 
 
-def request_of(key: Record, *answers: tuple[str, str, str], constraint: object = None, error: object = None) -> Any:
-    """One of so many answers, each with its text, thoughts and reason."""
-    made = [SimpleNamespace(text=text, thinking=hm, finish_reason=why, tokens=[1, 2]) for text, hm, why in answers]
+def finished_request(
+    key: Record, *answers: tuple[str, str, str], constraint: object = None, error: object = None
+) -> Any:
+    """Return a request with answers of text, reasoning and finish reason."""
+    answers_made = [
+        SimpleNamespace(text=text, thinking=hm, finish_reason=why, tokens=[1, 2]) for text, hm, why in answers
+    ]
     task = SimpleNamespace(options=SimpleNamespace(constraint=constraint))
-    return SimpleNamespace(key=key, n=len(made), answers=made, task=task, error=error, prompt=[1, 2, 3])
+    return SimpleNamespace(key=key, n=len(answers_made), answers=answers_made, task=task, error=error, prompt=[1, 2, 3])
 
 
 KEY = Record(7, "Hi")
@@ -445,7 +449,7 @@ BANNED = UsageError("the constraint allows only banned strings to follow")
 
 
 @pytest.mark.parametrize(
-    ("answers", "constraint", "told"),
+    ("answers", "constraint", "expected"),
     [
         ([("a", "", "stop")], None, {**TOLD, "output": "a"}),
         ([("a", "hm", "stop")], None, {**TOLD, "output": "a", "thinking": "hm"}),
@@ -457,18 +461,20 @@ BANNED = UsageError("the constraint allows only banned strings to follow")
         ([("a", "", "length")], None, {**TOLD, "output": "a", "finish_reason": "length"}),
     ],
 )  # fmt: skip
-def test_what_is_told_of_a_record(answers: list[tuple[str, str, str]], constraint: str | None, told: dict[str, Any]):
+def test_a_finished_request_becomes_a_result(
+    answers: list[tuple[str, str, str]], constraint: str | None, expected: dict[str, Any]
+):
     promise = constraint and SimpleNamespace(promise=constraint, kind="regex")
-    assert result_of(request_of(KEY, *answers, constraint=promise)) == told
+    assert result_of(finished_request(KEY, *answers, constraint=promise)) == expected
 
 
-def test_an_error_in_the_middle_of_an_answer_keeps_its_text():
-    request = request_of(KEY, ("a", "", ""), error=BANNED)
+def test_an_error_within_an_answer_keeps_its_text():
+    request = finished_request(KEY, ("a", "", ""), error=BANNED)
     assert result_of(request) == {"id": 7, "error": str(BANNED), "output": "a", "input": "Hi"}
 
 
 class Batch:
-    """Takes two requests and finishes one after the other."""
+    """A batch that finishes one request after the other."""
 
     written = 5
 
@@ -486,8 +492,8 @@ class Batch:
         self.ended.append("closed")
 
 
-def mapping_of(records: list[Record], **choices: Any) -> Any:
-    """A mapping of a model that answers "waits" a turn later, refuses "long" and fails with "bad"."""
+def make_mapping(records: list[Record], **choices: Any) -> Any:
+    """Return a mapping whose model delays "waits", refuses "long" and fails at "bad"."""
     heard = list[Any]()
 
     def request(asked: Any, options: Any, n: int, key: Record) -> Any:
@@ -495,64 +501,63 @@ def mapping_of(records: list[Record], **choices: Any) -> Any:
         if key.input == "bad":
             raise LocalllmError("it is bad")
         if key.input == "long":
-            return request_of(key, error=LocalllmError("too long"))
-        return request_of(key, *[("A", "", "stop")] * (key.input != "waits"))
+            return finished_request(key, error=LocalllmError("too long"))
+        return finished_request(key, *[("A", "", "stop")] * (key.input != "waits"))
 
     session = SimpleNamespace(request=request, validate_combination=lambda options: heard.append(options))
     model: Any = SimpleNamespace(session=session, batch=Batch)
     options: Any = "options"
     turns = list[int]()
-    made = Mapping(model, MapJob("m", Prompts(), options, **choices), records, lambda: turns.append(made.done))
-    return made, heard, turns
+    mapping = Mapping(model, MapJob("m", Prompts(), options, **choices), records, lambda: turns.append(mapping.done))
+    return mapping, heard, turns
 
 
-def test_a_mapping_tells_all_results_and_closes_what_it_opened():
+def test_a_mapping_yields_all_results_and_closes_its_batch():
     records = [Record(number, text) for number, text in enumerate(["a", "bad", "waits", "long", "b", "bad"])]
-    made, heard, turns = mapping_of(records, n=2, precise=False)
-    assert heard == ["options"] and made._batch.precise is False and made.written == 5
-    found = [(record.id, told.get("output") or told["error"]) for record, told in made]
-    assert found == [(0, "A"), (1, "it is bad"), (3, "too long"), (4, "A"), (5, "it is bad")]
-    assert turns == [1, 2, 3, 4] and made.done == 4 and made._batch.ended == ["closed"]
+    mapping, heard, turns = make_mapping(records, n=2, precise=False)
+    assert heard == ["options"] and mapping._batch.precise is False and mapping.written == 5
+    outputs = [(record.id, result.get("output") or result["error"]) for record, result in mapping]
+    assert outputs == [(0, "A"), (1, "it is bad"), (3, "too long"), (4, "A"), (5, "it is bad")]
+    assert turns == [1, 2, 3, 4] and mapping.done == 4 and mapping._batch.ended == ["closed"]
     assert heard[1:] == [(text, "options", 2) for text in ("a", "bad", "waits", "long", "b", "bad")]
-    made.stop()
-    assert made._batch.ended == ["closed", "stopped"]
+    mapping.stop()
+    assert mapping._batch.ended == ["closed", "stopped"]
 
 
-def test_who_stops_reading_closes_a_mapping():
-    made, _, _ = mapping_of([Record(1, "a"), Record(2, "b")])
-    results = iter(made)
+def test_leaving_a_mapping_closes_its_batch():
+    mapping, _, _ = make_mapping([Record(1, "a"), Record(2, "b")])
+    results = iter(mapping)
     next(results)
     results.close()
-    assert made._batch.ended == ["closed"]
+    assert mapping._batch.ended == ["closed"]
 
 
 @pytest.mark.parametrize("n", [0, -1])
-def test_no_answers_are_none(n: int):
+def test_n_below_1_is_refused(n: int):
     with pytest.raises(UsageError, match=f"^n must be 1 or above, not {n}$"):
         MapJob("m", Prompts(), None, n)  # type: ignore[arg-type]
     usual = MapJob("m", Prompts(), None)  # type: ignore[arg-type]
     assert (usual.n, usual.precise, usual.context, usual.threads, usual.kv_type) == (1, True, None, None, "f16")
 
 
-def test_results_of_another_input_are_not_touched():
+def test_results_of_another_input_are_kept():
     stays = result_filter([Record(1, "a"), Record(2, "b")], "out")
     assert stays({"id": 1, "input": "a", "output": "x"}) and not stays({"id": 2, "input": "b", "error": "x"})
-    for told, reason in (
+    for result, reason in (
         ({"id": 3, "input": "a"}, "3 is not in this input"),
         ({"id": "1", "input": "a"}, "'1' is not in"),
         ({"id": 2, "input": "a"}, "2 has another input now"), ({"id": 1}, "1 has another input"),
     ):  # fmt: skip
         with pytest.raises(UsageError, match=f"^out: the record {reason}.*; give another output file$"):
-            stays(told)
+            stays(result)
 
 
-def test_a_record_that_failed_is_not_finished():
-    """Even if an earlier one of its name is."""
+def test_a_failed_record_is_not_finished():
     records = [Record(1, "a"), Record(2, "b", "wrong line"), Record(3, "c")]
     assert select_unfinished(records, [{"id": 1}, {"id": 2}]) == records[1:]
 
 
-def test_an_id_is_known_by_its_type():
+def test_ids_are_distinguished_by_their_type():
     records = [Record(1, "a"), Record("1", "b")]
     assert select_unfinished(records, [{"id": "1", "input": "b"}]) == [records[0]]
 
@@ -565,7 +570,7 @@ def test_two_processes_cannot_write_the_same_file(tmp_path: Path):
     assert (tmp_path / "out.jsonl").read_bytes() == b'{"id": 1}\n'
 
 
-def test_what_was_written_is_on_the_disk_in_the_end(tmp_path: Path, monkeypatch):
+def test_the_output_is_synced_at_the_end(tmp_path: Path, monkeypatch):
     calls = SystemCalls(monkeypatch)
     with JsonlFile(tmp_path / "out.jsonl") as out:
         out.write(json_line({"id": 1}))
@@ -573,8 +578,8 @@ def test_what_was_written_is_on_the_disk_in_the_end(tmp_path: Path, monkeypatch)
     assert calls.of(tmp_path / "out.jsonl") == ["write", "fsync"]
 
 
-def test_lines_that_go_take_the_others_along_safely(tmp_path: Path, monkeypatch):
-    """And the lock goes to the new file."""
+def test_removing_lines_replaces_the_file_safely(tmp_path: Path, monkeypatch):
+    """Move the lock to the new file."""
     (tmp_path / "out.jsonl").write_bytes(b'{"id": 1}\n{"id": 2, "error": "x"}\n{"id": 3')
     calls = SystemCalls(monkeypatch)
     with JsonlFile(tmp_path / "out.jsonl", keep=lambda record: "error" not in record) as out:
@@ -587,8 +592,8 @@ def test_lines_that_go_take_the_others_along_safely(tmp_path: Path, monkeypatch)
 
 
 @pytest.mark.parametrize("begun", [b"", b'{"id": 1}\n'])
-def test_a_file_in_which_nothing_came_to_be_is_gone(tmp_path: Path, begun: bytes):
-    """If something failed; what was there stays."""
+def test_an_empty_output_is_removed_after_a_failure(tmp_path: Path, begun: bytes):
+    """Keep what was there before."""
     path = tmp_path / "out.jsonl"
     path.write_bytes(begun)
     with pytest.raises(KeyboardInterrupt), JsonlFile(path):
@@ -599,11 +604,11 @@ def test_a_file_in_which_nothing_came_to_be_is_gone(tmp_path: Path, begun: bytes
     assert path.read_bytes() == begun
 
 
-def test_text_that_is_no_utf_8_survives():
+def test_invalid_utf_8_survives():
     assert json.loads(json_line({"id": 1, "input": "\ud800"})) == {"id": 1, "input": "\ud800"}
 
 
-def test_a_full_disk_is_told(tmp_path: Path):
+def test_a_full_disk_is_reported(tmp_path: Path):
     if not os.path.exists("/dev/full"):
         pytest.skip("no /dev/full here")
     with JsonlFile(tmp_path / "out.jsonl") as out:

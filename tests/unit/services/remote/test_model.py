@@ -1,4 +1,4 @@
-"""What a server is asked for, what its answers are taken for, and when it is asked again: no program, no model."""
+"""Test endpoints: requests, parsed replies and retries, without a program or a model."""
 
 import json
 import threading
@@ -30,12 +30,12 @@ TOOL = Tool("now", "The time.")
 # ---- requests
 
 
-def test_nothing_is_asked_that_nobody_has_chosen():
+def test_unset_options_are_not_sent():
     for dialect in (OURS, LLAMA, VLLM, OTHER):
         assert request_of(GenerationOptions(), Form(), dialect) == {}
 
 
-def test_fields_that_every_server_has():
+def test_options_have_the_fields_of_the_openai_api():
     sampling = SamplingOptions(temperature=0.0, seed=3, logit_bias={5: float("-inf"), 6: 7.5, 8: 200.0})
     options = GenerationOptions(0, ("a", "b"), sampling, tools=ToolUse([TOOL]))
     assert request_of(options, Form(), OTHER) == {
@@ -45,21 +45,20 @@ def test_fields_that_every_server_has():
     assert "tools" not in request_of(GenerationOptions(tools=ToolUse([TOOL], "none")), Form(), OTHER)
 
 
-def test_names_of_other_programs():
+def test_options_have_the_names_of_each_server():
     options = GenerationOptions(sampling=SamplingOptions(typical=0.5, dry_sequence_breakers=("x",), ignore_eos=True))
-    told = {"typical_p": 0.5, "dry_sequence_breakers": ["x"], "ignore_eos": True}
-    assert request_of(options, Form(), LLAMA) == told
-    assert request_of(options, Form(), OURS) == {"typical": 0.5, **{name: told[name] for name in [*told][1:]}}
+    fields = {"typical_p": 0.5, "dry_sequence_breakers": ["x"], "ignore_eos": True}
+    assert request_of(options, Form(), LLAMA) == fields
+    assert request_of(options, Form(), OURS) == {"typical": 0.5, **{name: fields[name] for name in [*fields][1:]}}
 
 
-def test_only_this_program_bans_texts():
+def test_only_localllm_accepts_banned_strings():
     assert request_of(GenerationOptions(ban="x"), Form(), OURS) == {"banned_strings": ["x"]}
     with pytest.raises(UsageError, match="ban is not available with this endpoint"):
         request_of(GenerationOptions(ban="x"), Form(), LLAMA)
 
 
-def test_refusals_name_the_program():
-    """By an option that each of them lacks."""
+def test_unsupported_options_are_refused_with_the_servers_name():
     for dialect, option, name in (
         (OTHER, {"top_k": 3}, "a server of OpenAI's interface"), (VLLM, {"typical": 0.5}, "vLLM"),
         (LLAMA, {"xtc_probability": 0.1, "dry_base": 2.0}, ""),
@@ -76,7 +75,7 @@ def test_refusals_name_the_program():
             assert request_of(options, Form(), dialect) == option and dialect.name == "llama-server"
 
 
-def test_forms():
+def test_constraints_have_the_fields_of_each_server():
     asked = {dialect.name: request_of(GenerationOptions(), Form(grammar="g"), dialect) for dialect in (OURS, LLAMA)}
     assert asked == {"localllm": {"grammar": "g"}, "llama-server": {"grammar": "g"}}
     assert request_of(GenerationOptions(), Form(regex="r"), OURS) == {"regex": "r"}
@@ -99,7 +98,7 @@ ON, OFF = ({"chat_template_kwargs": {"enable_thinking": value}} for value in (Tr
         ("high", OTHER, {"reasoning_effort": "high"}), ("off", OTHER, None), ("on", OTHER, None),
     ],
 )  # fmt: skip
-def test_how_thoughts_are_asked_for(think: str, dialect: Dialect, asked: dict[str, Any] | None):
+def test_think_has_the_fields_of_each_server(think: str, dialect: Dialect, asked: dict[str, Any] | None):
     options = GenerationOptions(think=think)
     if asked is None:
         with pytest.raises(UsageError, match="think is not available with this endpoint"):
@@ -108,7 +107,7 @@ def test_how_thoughts_are_asked_for(think: str, dialect: Dialect, asked: dict[st
         assert request_of(options, Form(), dialect) == asked
 
 
-def test_budgets_of_thoughts_and_variables_of_templates():
+def test_reasoning_budgets_and_template_variables_are_sent():
     budget = GenerationOptions(think_budget=0)
     assert request_of(budget, Form(), OURS) == {"think_budget": 0}
     with pytest.raises(UsageError, match="think_budget is not available with this endpoint"):
@@ -124,23 +123,23 @@ def test_budgets_of_thoughts_and_variables_of_templates():
 
 
 def streamed(*events: Any) -> tuple[Streaming, list[tuple[str, str]]]:
-    said = Streaming()
-    return said, [tuple(part) for event in events for part in said.push(event)]
+    streaming = Streaming()
+    return streaming, [tuple(part) for event in events for part in streaming.push(event)]
 
 
 def choice(**fields: Any) -> dict[str, Any]:
     return {"choices": [fields]}
 
 
-def test_texts_and_thoughts_by_every_name():
-    said, parts = streamed(
+def test_text_and_reasoning_are_read_by_every_name():
+    streaming, parts = streamed(
         choice(delta={"reasoning_content": "a"}), choice(delta={"reasoning": "b", "content": "c"}), choice(text="d"),
         choice(delta=None), choice(delta={"content": ""}), {"choices": 5}, {"choices": None}, {"usage": 5},
         choice(finish_reason="eos", delta={}), choice(delta={}, finish_reason=None), {"usage": {"prompt_tokens": 3}},
     )  # fmt: skip
     assert parts == [(REASONING, "a"), (REASONING, "b"), (ANSWER, "c"), (ANSWER, "d")]
-    assert (said.text, said.events, said.finish_reason) == ({REASONING: "ab", ANSWER: "cd"}, 4, "stop")
-    assert said.usage == {"prompt_tokens": 3} and not said.calls
+    assert (streaming.text, streaming.events, streaming.finish_reason) == ({REASONING: "ab", ANSWER: "cd"}, 4, "stop")
+    assert streaming.usage == {"prompt_tokens": 3} and not streaming.calls
 
 
 @pytest.mark.parametrize(
@@ -152,16 +151,16 @@ def test_texts_and_thoughts_by_every_name():
         {"choices": [{"delta": {"tool_calls": None}}]}, {"choices": {"delta": {"content": "x"}}}, {},
     ],
 )  # fmt: skip
-def test_what_makes_no_sense_adds_nothing(odd: dict[str, Any]):
-    said, parts = streamed(odd, choice(delta={"content": "a"}))
-    assert (parts, said.events, said.calls) == ([(ANSWER, "a")], 1, [])
+def test_invalid_events_add_nothing(odd: dict[str, Any]):
+    streaming, parts = streamed(odd, choice(delta={"content": "a"}))
+    assert (parts, streaming.events, streaming.calls) == ([(ANSWER, "a")], 1, [])
 
 
-def test_a_call_whose_name_comes_late():
-    said, _ = streamed(
+def test_a_call_may_get_its_name_late():
+    streaming, _ = streamed(
         call(index=0, function={"name": None, "arguments": "{}"}), call(index=0, function={"name": "now"})
     )
-    assert [each.name for each in said.calls] == ["now"]
+    assert [each.name for each in streaming.calls] == ["now"]
     assert [each.name for each in streamed(call(function={"arguments": "{}"}))[0].calls] == [""]
 
 
@@ -169,7 +168,7 @@ def test_a_call_whose_name_comes_late():
     ("reason", "ours"),
     [("length", "length"), ("content_filter", "stop"), ("stop_sequence", "stop"), ("function_call", "tool_calls")],
 )
-def test_why_other_servers_end(reason: str, ours: str):
+def test_finish_reasons_of_other_servers_are_translated(reason: str, ours: str):
     assert streamed(choice(finish_reason=reason))[0].finish_reason == ours
 
 
@@ -177,24 +176,24 @@ def call(**fields: Any) -> dict[str, Any]:
     return choice(delta={"tool_calls": [fields]})
 
 
-def test_calls_in_pieces():
-    said, parts = streamed(
+def test_calls_are_joined_from_their_chunks():
+    streaming, parts = streamed(
         call(index=1, id="two", function={"name": "now", "arguments": '{"a"'}),
         call(index=0, id="one", function={"name": "list", "arguments": "{}"}),
         call(index=1, id="", function={"name": "other", "arguments": ": 1}"}), call(index=1, function={"name": None}),
         call(index=2, id="three", function={"name": "cut", "arguments": '{"a'}), call(index=3, function=5),
     )  # fmt: skip
-    told = [(each.id, each.name, each.arguments) for each in said.calls]
-    assert told == [("one", "list", {}), ("two", "now", {"a": 1})] and not parts and said.events == 6
+    calls = [(each.id, each.name, each.arguments) for each in streaming.calls]
+    assert calls == [("one", "list", {}), ("two", "now", {"a": 1})] and not parts and streaming.events == 6
     whole = {"function": {"name": "now", "arguments": "{}"}}
     assert [each.name for each in streamed(call(**whole), call(**whole))[0].calls] == ["now", "now"]
 
 
-def test_whole_answers():
+def test_whole_answers_are_parsed_and_invalid_ones_are_empty():
     message = {"content": "Hi", "reasoning_content": "Hm"}
     logprobs = {"content": [{"logprob": -1.0}, {"logprob": -2}, {"logprob": None}, 5]}
-    given = {"message": message, "finish_reason": "eos", "logprobs": logprobs}
-    assert RemoteAnswer.of(given, {"completion_tokens": 2}) == RemoteAnswer("Hi", "Hm", "stop", -1.5, True, 2)
+    reply = {"message": message, "finish_reason": "eos", "logprobs": logprobs}
+    assert RemoteAnswer.of(reply, {"completion_tokens": 2}) == RemoteAnswer("Hi", "Hm", "stop", -1.5, True, 2)
     assert RemoteAnswer.of({"text": "x", "message": {"reasoning": "y"}}, None) == RemoteAnswer("x", "y", "length")
     assert RemoteAnswer.of({}, {"completion_tokens": None}).completion_tokens == 0
     assert RemoteAnswer.of({"finish_reason": 7, "logprobs": None}, None) == RemoteAnswer("", "", "7")
@@ -206,34 +205,34 @@ def test_whole_answers():
 
 
 @pytest.mark.parametrize(
-    ("given", "url"),
+    ("address", "url"),
     [("http://a", "http://a/v1"), ("http://a:1", "http://a:1/v1"), ("https://a:1/", "https://a:1/v1"), ("http://a/v1/", "http://a/v1"),
      ("http://a/b", "http://a/b"), ("http://[::1]:80", "http://[::1]:80/v1")],
 )  # fmt: skip
-def test_addresses(given: str, url: str):
-    assert Endpoint.of(given).url == url
+def test_addresses_are_completed_to_the_api(address: str, url: str):
+    assert Endpoint.of(address).url == url
 
 
 @pytest.mark.parametrize(
-    "given",
+    "address",
     ["a", "ftp://a", "http://", "http://a:0", "http://a:99999", "http://a:x", "http://a?b=1", "http://a#b", "http://u@a",
      "http://u:p@a", "http://[a", "https:///v1", ""],
 )  # fmt: skip
-def test_what_is_no_address(given: str):
+def test_invalid_addresses_are_refused(address: str):
     with pytest.raises(UsageError) as failure:
-        Endpoint.of(given)
+        Endpoint.of(address)
     expected = "endpoint must be the address of a server, such as http://127.0.0.1:8000/v1, not "
-    assert str(failure.value) == f"{expected}{given!r}"
+    assert str(failure.value) == f"{expected}{address!r}"
 
 
-def test_keys_are_printable():
+def test_keys_must_be_printable_ascii():
     assert Endpoint.of("http://a", "sk-1 2").key == "sk-1 2"
     for key in ("a\nb", "é", "\x7f"):
         with pytest.raises(UsageError, match="printable ASCII"):
             Endpoint.of("http://a", key)
 
 
-def test_the_key_and_the_path_that_are_sent():
+def test_the_key_and_path_are_sent():
     seen = []
 
     def react(handler: Any, number: int) -> None:
@@ -248,23 +247,27 @@ def test_the_key_and_the_path_that_are_sent():
     assert "authorization" not in bare
 
 
-def waits(status: int, monkeypatch: pytest.MonkeyPatch, **headers: str) -> list[float]:
-    """How long is waited between requests that a server refuses so."""
-    found = list[float]()
-    monkeypatch.setattr(http, "sleep", found.append)
+def record_waits(status: int, monkeypatch: pytest.MonkeyPatch, **headers: str) -> list[float]:
+    """Return the waits between requests that a server refuses with this status."""
+    seconds = list[float]()
+    monkeypatch.setattr(http, "sleep", seconds.append)
     with reacting(replying(status, b"{}", **headers)) as (url, asked), pytest.raises(EndpointError):
         Endpoint.of(url).post("/x", 1)
-    assert len(asked) == len(found) + 1
-    return found
+    assert len(asked) == len(seconds) + 1
+    return seconds
 
 
-def test_how_long_is_waited(monkeypatch: pytest.MonkeyPatch):
-    assert waits(503, monkeypatch) == [2, 4, 8, 16]
-    assert waits(429, monkeypatch, Retry_After="7") == [7] * 4
-    assert waits(502, monkeypatch, Retry_After="900") == waits(504, monkeypatch, Retry_After="31") == [30] * 4
-    assert waits(503, monkeypatch, Retry_After="Fri, 31 Dec 1999 23:59:59 GMT") == [2, 4, 8, 16]
-    assert waits(500, monkeypatch) == [2]  # a fault of the request itself, mostly
-    assert waits(400, monkeypatch) == waits(301, monkeypatch) == []
+def test_busy_servers_are_retried_after_growing_or_given_waits(monkeypatch: pytest.MonkeyPatch):
+    assert record_waits(503, monkeypatch) == [2, 4, 8, 16]
+    assert record_waits(429, monkeypatch, Retry_After="7") == [7] * 4
+    assert (
+        record_waits(502, monkeypatch, Retry_After="900")
+        == record_waits(504, monkeypatch, Retry_After="31")
+        == [30] * 4
+    )
+    assert record_waits(503, monkeypatch, Retry_After="Fri, 31 Dec 1999 23:59:59 GMT") == [2, 4, 8, 16]
+    assert record_waits(500, monkeypatch) == [2]  # a fault of the request itself, mostly
+    assert record_waits(400, monkeypatch) == record_waits(301, monkeypatch) == []
 
 
 @pytest.mark.parametrize(
@@ -279,15 +282,17 @@ def test_how_long_is_waited(monkeypatch: pytest.MonkeyPatch):
         (400, None, {"message": "x" * 900}, EndpointError, r"\(400\): x{500}$"),
     ],
 )
-def test_refusals(status: int, key: str | None, error: Any, kind: type[Exception], message: str):
+def test_refusals_of_a_server_are_explained(
+    status: int, key: str | None, error: Any, kind: type[Exception], message: str
+):
     body = json.dumps({"error": error}).encode()
     with reacting(replying(status, body)) as (url, _), pytest.raises(kind, match=message):
         Endpoint.of(url, key).post("/x", 1)
 
 
 @pytest.mark.parametrize("body", [b"", b"<html>busy</html>", b"[1]", b"7", b"\xff", b"[" * 100_000])
-def test_what_is_no_json_object(body: bytes):
-    """An answer should be one; a refusal is one, whatever it says."""
+def test_replies_that_are_no_json_objects_are_refused(body: bytes):
+    """Accept any body of a refusal."""
     with reacting(replying(200, body)) as (url, _), pytest.raises(EndpointError) as failure:
         Endpoint.of(url).post("/x", 1)
     shown = repr(body[:60].decode(errors="replace"))
@@ -301,8 +306,8 @@ def test_what_is_no_json_object(body: bytes):
 
 
 @dataclass
-class Told:
-    """An endpoint whose replies are written down: of GET by address, of all else one after another."""
+class ScriptedEndpoint:
+    """An endpoint with known replies: of GET by address, of POST in order."""
 
     gets: dict[str, Any]
     replies: list[Any] = field(default_factory=list)
@@ -327,7 +332,7 @@ class Told:
 
 def model(*replies: Any, owner: str = "somebody", name: str | None = None, form: Form | None = None) -> Any:
     listed = {"data": [5, about(owner), about("vllm", id="n", max_model_len=32)]}
-    endpoint: Any = Told({"http://a/v1/models": listed}, [*replies])
+    endpoint: Any = ScriptedEndpoint({"http://a/v1/models": listed}, [*replies])
     return RemoteModel(endpoint, name, form)
 
 
@@ -335,17 +340,17 @@ def about(owner: str, **fields: Any) -> dict[str, Any]:
     return {"id": "m", "owned_by": owner, **fields}
 
 
-def said(*texts: str, **usage: Any) -> list[Any]:
+def answer_events(*texts: str, **usage: Any) -> list[Any]:
     return [*(choice(delta={"content": text}) for text in texts), {**choice(finish_reason="stop"), "usage": usage}]
 
 
-def test_which_model_and_which_program():
+def test_model_and_server_are_chosen_from_the_list():
     assert (model().name, model().dialect, model().context) == ("m", OTHER, 0)
     assert (model(name="n").name, model(name="n").dialect, model(name="n").context) == ("n", VLLM, 32)
     with pytest.raises(UsageError, match="has no model 'x'; it has m, n"):
         model(name="x")
     for listed in ({}, {"data": 5}, {"data": []}):
-        endpoint: Any = Told({"http://a/v1/models": listed})
+        endpoint: Any = ScriptedEndpoint({"http://a/v1/models": listed})
         with pytest.raises(EndpointError, match="has no models"):
             RemoteModel(endpoint)
         assert (RemoteModel(endpoint, "y").name, RemoteModel(endpoint, "y").dialect) == ("y", OTHER)  # it may have it
@@ -360,13 +365,13 @@ def test_which_model_and_which_program():
         ("somebody", {"default_generation_settings": {"n_ctx": 512}}, 0),
     ],
 )  # fmt: skip
-def test_how_much_it_holds(owner: str, props: dict[str, Any] | None, context: int):
-    endpoint: Any = Told({} if props is None else {"http://a/props": props})
+def test_the_context_is_read_from_the_list_or_props(owner: str, props: dict[str, Any] | None, context: int):
+    endpoint: Any = ScriptedEndpoint({} if props is None else {"http://a/props": props})
     assert context_of(about(owner), endpoint, "m") == context
 
 
-def test_how_much_it_holds_is_asked_until_it_is_known():
-    """A server may open the model later than it lists it."""
+def test_the_context_is_asked_for_until_it_is_known():
+    """Ask again, as a server may open the model later."""
     asking = model(owner="llamacpp")
     assert asking.context == 0
     props = asking.endpoint.gets["http://a/props"] = {"default_generation_settings": {"n_ctx": 512}}
@@ -375,12 +380,12 @@ def test_how_much_it_holds_is_asked_until_it_is_known():
     assert asking.context == 512
 
 
-def test_what_is_known_of_an_answer():
+def test_an_answer_has_its_usage_calls_and_reasoning():
     usage = {"prompt_tokens": 9, "completion_tokens": 2, "prompt_tokens_details": {"cached_tokens": 4}}
     thought = choice(delta={"reasoning_content": "Hm"})
     called = call(index=0, id="c", function={"name": "now", "arguments": "{}"})
     end = {**choice(finish_reason="tool_calls"), "usage": usage}
-    answer = model([thought, *said("H", "i")[:2], called, end]).session.ask("Hello")
+    answer = model([thought, *answer_events("H", "i")[:2], called, end]).session.ask("Hello")
     assert answer.finish_reason == "interrupted" and (answer.prompt_tokens, answer.completion_tokens) == (0, 0)
     assert "".join(answer) == "Hi" and answer.finish_reason == "stop"
     assert (answer.prompt_tokens, answer.completion_tokens, answer.cached_tokens) == (9, 2, 4)
@@ -390,31 +395,31 @@ def test_what_is_known_of_an_answer():
         "role": "assistant", "content": "Hi", "reasoning_content": "Hm",
         "tool_calls": [{"id": "c", "type": "function", "function": function}],
     }  # fmt: skip
-    counted = model(said("H", "i")).session.ask("Hello")
+    counted = model(answer_events("H", "i")).session.ask("Hello")
     assert "".join(counted) == "Hi" and counted.completion_tokens == 2  # events, if nobody says better
     assert counted.message() == {"role": "assistant", "content": "Hi"}
     assert (counted.cached_tokens, counted.prompt_tokens) == (0, 0)
 
 
-@pytest.mark.parametrize(("reason", "told"), [("length", "length"), ("stop", "stop"), ("tool_calls", "stop")])
+@pytest.mark.parametrize(("reason", "expected"), [("length", "length"), ("stop", "stop"), ("tool_calls", "stop")])
 @pytest.mark.parametrize("details", [None, {"cached_tokens": None}, {}])
-def test_why_an_answer_ended(reason: str, told: str, details: object):
+def test_finish_reason_and_missing_usage_are_read(reason: str, expected: str, details: object):
     usage = {"completion_tokens": None, "prompt_tokens": None, "prompt_tokens_details": details}
-    answer = model([*said("a")[:1], {**choice(finish_reason=reason), "usage": usage}]).session.ask("Hello")
-    assert "".join(answer) == "a" and answer.finish_reason == told
+    answer = model([*answer_events("a")[:1], {**choice(finish_reason=reason), "usage": usage}]).session.ask("Hello")
+    assert "".join(answer) == "a" and answer.finish_reason == expected
     assert (answer.prompt_tokens, answer.cached_tokens, answer.completion_tokens) == (0, 0, 1)
 
 
-def test_how_long_an_answer_takes(monkeypatch: pytest.MonkeyPatch):
-    """From when it was asked for: until its first word, and from then to its last."""
+def test_prefill_and_decode_times_are_measured(monkeypatch: pytest.MonkeyPatch):
+    """Split at the first word."""
     clock = iter([0.0, 1.0, 3.0, 3.5, 6.0])
     monkeypatch.setattr(remote_model, "perf_counter", lambda: next(clock))
-    answer = model(said("a", "b")).session.ask("Hello")
+    answer = model(answer_events("a", "b")).session.ask("Hello")
     assert "".join(answer) == "ab" and (answer.ttft_s, answer.prefill_s, answer.decode_s) == (2.0, 2.0, 3.0)
 
 
-def test_what_is_asked_of_a_conversation():
-    asking = model(said("Hi"), said("Yes"), said("No"), form=Form({}))
+def test_a_conversation_is_sent_with_its_history():
+    asking = model(answer_events("Hi"), answer_events("Yes"), answer_events("No"), form=Form({}))
     session = asking.session
     session.system = "Be short."
     "".join(session.ask("Hello"))
@@ -433,8 +438,8 @@ TOO_LONG = ContextError("too long")
 
 
 @pytest.mark.parametrize(("refusals", "left"), [(0, 5), (1, 2), (2, 1)])
-def test_a_conversation_that_has_become_too_long_forgets_its_older_half(refusals: int, left: int):
-    asking = model(*[said("a")] * 4, *[TOO_LONG] * refusals, said("b"))
+def test_a_conversation_too_long_drops_its_older_half(refusals: int, left: int):
+    asking = model(*[answer_events("a")] * 4, *[TOO_LONG] * refusals, answer_events("b"))
     for number in range(5):
         "".join(asking.session.ask(f"q{number}"))
     last = [each["content"] for each in asking.endpoint.asked[-1][1]["messages"] if each["role"] == "user"]
@@ -442,9 +447,8 @@ def test_a_conversation_that_has_become_too_long_forgets_its_older_half(refusals
     assert [each["content"] for each in asking.session.messages if each["role"] == "user"] == last
 
 
-def test_turns_with_tools_are_left_out_whole():
-    """What a tool said goes with the question that it was for."""
-    asking, words = model(TOO_LONG, said("b")), list[dict[str, Any]]()
+def test_turns_with_tool_calls_are_dropped_whole():
+    asking, words = model(TOO_LONG, answer_events("b")), list[dict[str, Any]]()
     for number in range(3):
         tool = {"role": "tool", "content": f"t{number}", "tool_call_id": "c"}
         asked = {"role": "assistant", "content": "", "tool_calls": []}
@@ -456,8 +460,8 @@ def test_turns_with_tools_are_left_out_whole():
     assert second["messages"] == first["messages"][8:] and asking.session.forgotten == 2
 
 
-def test_a_conversation_that_must_stay_whole():
-    asking = model(said("a"), TOO_LONG, TOO_LONG)
+def test_a_conversation_that_may_not_drop_turns_raises():
+    asking = model(answer_events("a"), TOO_LONG, TOO_LONG)
     "".join(asking.session.ask("q0"))
     with pytest.raises(ContextError):
         asking.session.ask("q1", GenerationOptions(on_overflow="error"))
@@ -468,24 +472,24 @@ def test_a_conversation_that_must_stay_whole():
         asking.session.ask("q1", GenerationOptions(on_overflow="shift"))
 
 
-def test_raw_texts():
+def test_raw_prompts_need_max_tokens_unless_unlimited_is_known():
     for owner, most in (("localllm", 2**31 - 1), ("llamacpp", -1)):
-        asking = model(said("b"), said("b"), owner=owner)
+        asking = model(answer_events("b"), answer_events("b"), owner=owner)
         "".join(asking.session.complete("a"))
         "".join(asking.session.complete("a", GenerationOptions(5)))
         (path, first), (_, second) = asking.endpoint.asked
         assert (path, first["prompt"], first["max_tokens"], second["max_tokens"]) == ("/completions", "a", most, 5)
     with pytest.raises(UsageError, match="max_tokens is missing"):
         model().session.complete("a", GenerationOptions())
-    assert "".join(model(said("b")).session.complete("a", GenerationOptions(0))) == "b"
+    assert "".join(model(answer_events("b")).session.complete("a", GenerationOptions(0))) == "b"
 
 
 def answered(text: str, logprob: float | None = None) -> dict[str, Any]:
-    told = {} if logprob is None else {"logprobs": {"content": [{"logprob": logprob}]}}
-    return {"message": {"content": text}, "finish_reason": "stop", **told}
+    logprobs = {} if logprob is None else {"logprobs": {"content": [{"logprob": logprob}]}}
+    return {"message": {"content": text}, "finish_reason": "stop", **logprobs}
 
 
-def test_several_answers_come_best_first():
+def test_several_answers_are_sorted_by_probability():
     three = [answered("a", -2.0), answered("b", -0.5), answered("c", -1.0)]
     asking = model({"choices": three}, {"choices": [*three[:2], answered("c")]}, {"choices": [answered("a")]})
     messages = [{"role": "user", "content": "Hi"}]
@@ -498,28 +502,28 @@ def test_several_answers_come_best_first():
     assert third["n"] == 1 and "logprobs" not in third and "stream" not in third
 
 
-def test_two_are_several():
+def test_two_candidates_are_requested_with_logprobs():
     asking, hello = model({"choices": [answered("a", -2.0), answered("b", -1.0)]}), [{"role": "user", "content": "Hi"}]
     assert [each.text for each in asking.session.candidates(hello, GenerationOptions(3, ("x",)), 2)] == ["b", "a"]
     fields = {"model": "m", "max_tokens": 3, "stop": ["x"], "messages": hello, "n": 2, "logprobs": True}
     assert asking.endpoint.asked == [("/chat/completions", fields)]
 
 
-def test_options_of_a_conversation_that_is_no_session():
-    asking, hello = model(said("a")), [{"role": "user", "content": "Hi"}]
+def test_unsupported_overflow_options_are_refused():
+    asking, hello = model(answer_events("a")), [{"role": "user", "content": "Hi"}]
     answer = asking.session.chat(hello, GenerationOptions(3, sampling=SamplingOptions(seed=9)))
     assert "".join(answer) == "a" and answer.seed == 9
     ((_, fields),) = asking.endpoint.asked
     assert (fields["max_tokens"], fields["seed"], fields["messages"]) == (3, 9, hello)
 
 
-def test_an_answer_that_was_cut_stays_so():
+def test_a_cut_answer_cannot_be_continued():
     with model() as asking, pytest.raises(UsageError) as failure:
         asking.session.resume()
     assert str(failure.value) == ("an answer of an endpoint cannot be continued: its API has no way to ask for it")
 
 
-def test_answers_that_cannot_be():
+def test_invalid_counts_and_empty_replies_are_refused():
     for n in (0, 17):
         with pytest.raises(UsageError, match="n must be from 1 to 16"):
             model().session.candidates([], n=n)
@@ -530,7 +534,7 @@ def test_answers_that_cannot_be():
             model(reply).session.candidates([])
 
 
-def test_who_stops_listening_is_seen_by_the_server():
+def test_closing_an_answer_closes_the_connection():
     closed = threading.Event()
 
     def endless() -> Iterator[Any]:
@@ -549,8 +553,8 @@ def test_who_stops_listening_is_seen_by_the_server():
 # ---- many
 
 
-class Counting(Told):
-    """Says how many are asked at once."""
+class Counting(ScriptedEndpoint):
+    """An endpoint that counts concurrent requests."""
 
     def __init__(self) -> None:
         super().__init__({"http://a/v1/models": {"data": [about("somebody")]}})
@@ -570,27 +574,27 @@ class Counting(Told):
         return {"choices": [cut] * body["n"], "usage": {"completion_tokens": 3}}
 
 
-def mapping(texts: list[str], options: GenerationOptions | None = None, n: int = 1) -> Any:
+def make_mapping(texts: list[str], options: GenerationOptions | None = None, n: int = 1) -> Any:
     endpoint: Any = Counting()
     records = [Record(number, text) for number, text in enumerate(texts)]
     return RemoteMapping(RemoteModel(endpoint), Prompts(), options or GenerationOptions(), records, n), endpoint
 
 
-def test_as_many_are_asked_at_once_as_there_may_be():
-    many, endpoint = mapping([str(number) for number in range(50)])
-    found = {record.id: result["output"] for record, result in many}
-    assert found == {number: str(number) for number in range(50)} and endpoint.most == AT_ONCE
+def test_at_most_32_requests_run_at_once():
+    many, endpoint = make_mapping([str(number) for number in range(50)])
+    outputs = {record.id: result["output"] for record, result in many}
+    assert outputs == {number: str(number) for number in range(50)} and endpoint.most == AT_ONCE
     assert (many.done, many.written) == (50, 150)
 
 
-def test_stopping_asks_nothing_new():
-    many, _ = mapping([str(number) for number in range(50)])
+def test_stopping_sends_no_new_request():
+    many, _ = make_mapping([str(number) for number in range(50)])
     for _ in many:
         many.stop()
     assert AT_ONCE <= many.done < 2 * AT_ONCE
 
 
-def test_thoughts_are_told_where_there_are_some():
+def test_reasoning_is_written_only_if_there_is_some():
     hm, none = RemoteAnswer("a", "hm", "stop", completion_tokens=3), RemoteAnswer("b", "", "length")
     record = Record(7, "Hi")
     known = {"id": 7, "output": "a", "finish_reason": "stop", "completion_tokens": 3, "input": "Hi"}
@@ -599,16 +603,16 @@ def test_thoughts_are_told_where_there_are_some():
     assert success(record, [none, hm])["thinking"] == ["", "hm"]
 
 
-def test_failures_are_results_of_their_own():
-    many, _ = mapping(["cut", *map(str, range(15))], GenerationOptions(constraint=constraint_of(regex="x")))
+def test_failed_records_get_results_of_their_own():
+    many, _ = make_mapping(["cut", *map(str, range(15))], GenerationOptions(constraint=constraint_of(regex="x")))
     by_id = {record.id: result for record, result in many}
     assert "the answer was cut off before it was" in by_id.pop(0)["error"]
     assert all("error" not in result for result in by_id.values()) and many.written == 45
-    free, _ = mapping(["cut", *map(str, range(15))], n=2)
-    found = {record.id: result for record, result in free}
-    assert found[0]["finish_reason"] == ["length", "length"] and "thinking" not in found[0]
-    assert found[1] == {
+    free, _ = make_mapping(["cut", *map(str, range(15))], n=2)
+    results = {record.id: result for record, result in free}
+    assert results[0]["finish_reason"] == ["length", "length"] and "thinking" not in results[0]
+    assert results[1] == {
         "id": 1, "output": ["0", "0"], "finish_reason": ["stop", "stop"], "completion_tokens": 3, "input": "0"
     }  # fmt: skip
     with pytest.raises(UsageError, match="top_k is not available with this endpoint"):  # before anything is asked
-        mapping(["a"], GenerationOptions(sampling=SamplingOptions(top_k=1)))
+        make_mapping(["a"], GenerationOptions(sampling=SamplingOptions(top_k=1)))

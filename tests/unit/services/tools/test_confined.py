@@ -1,4 +1,4 @@
-"""What Linux is asked for to confine a command: by numbers of its headers (linux/landlock.h, linux/prctl.h)."""
+"""Test the system calls that confine a command, by the numbers of linux/landlock.h and linux/prctl.h."""
 
 import ctypes
 import errno
@@ -29,94 +29,102 @@ def rights(bits: int) -> set[str]:
 
 
 class Kernel:
-    """Notes what it is asked for."""
+    """A kernel that records its system calls."""
 
     def __init__(self, version: int, fails: int = 0):
         self.version, self.fails, self.calls, self.keeps_errors = version, fails, list[Any](), False
         self.rules = dict[str, set[str]]()
 
-    def syscall(self, number: int, *given: Any) -> int:
-        if number == CREATE and given[0] is None:
-            assert (given[1].value, given[2].value) == (0, VERSION_FLAG)
+    def syscall(self, number: int, *arguments: Any) -> int:
+        if number == CREATE and arguments[0] is None:
+            assert (arguments[1].value, arguments[2].value) == (0, VERSION_FLAG)
             return self.version
         self.calls.append(number)
         if number == self.fails:
             ctypes.set_errno(errno.EPERM)
             return -1
         if number == CREATE:
-            ruleset, size, flags = given
+            ruleset, size, flags = arguments
             assert (size.value, flags) == (8, 0)
             (self.handled,) = struct.unpack("=Q", ctypes.string_at(ruleset, 8))
             return RULESET
-        assert given[0] == RULESET
+        assert arguments[0] == RULESET
         if number == ADD:
-            assert given[1] == PATH_BENEATH and given[3] == 0
-            allowed, parent = struct.unpack("=Qi", ctypes.string_at(given[2], 12))
+            assert arguments[1] == PATH_BENEATH and arguments[3] == 0
+            allowed, parent = struct.unpack("=Qi", ctypes.string_at(arguments[2], 12))
             self.rules[os.readlink(f"/proc/self/fd/{parent}")] = rights(allowed)
         else:
-            assert given == (RULESET, 0)
+            assert arguments == (RULESET, 0)
         return 0
 
-    def prctl(self, *given: int) -> int:
-        assert given == (NO_NEW_PRIVILEGES, 1, 0, 0, 0)
+    def prctl(self, *arguments: int) -> int:
+        assert arguments == (NO_NEW_PRIVILEGES, 1, 0, 0, 0)
         self.calls.append("prctl")
         return 0
 
 
 @pytest.fixture
 def kernel(monkeypatch):
-    def put(version: int, fails: int = 0) -> Kernel:
-        made = Kernel(version, fails)
+    def install(version: int, fails: int = 0) -> Kernel:
+        kernel_made = Kernel(version, fails)
 
         def library(name: None, use_errno: bool = False) -> Kernel:
-            made.keeps_errors |= use_errno
-            return made
+            kernel_made.keeps_errors |= use_errno
+            return kernel_made
 
         monkeypatch.setattr(confined.ctypes, "CDLL", library)
-        return made
+        return kernel_made
 
-    return put
+    return install
 
 
 @pytest.mark.parametrize("version", KNOWN)
-def test_all_that_is_known_is_forbidden_but_for_these(kernel, tmp_path: Path, monkeypatch, version: int):
+def test_all_known_rights_are_forbidden_except_the_allowed_paths(kernel, tmp_path: Path, monkeypatch, version: int):
     home, tools = tmp_path / "home", tmp_path / "tools"
     home.mkdir()
     tools.mkdir()
     monkeypatch.setenv("PATH", f"{tools}:relative:/none")
-    made = kernel(version)
+    installed = kernel(version)
     before = len(os.listdir("/proc/self/fd"))
     confined.confine([str(home)])
     everything = set(RIGHTS[: KNOWN[version]])
-    assert rights(made.handled) == everything
-    assert made.rules[str(home)] == everything, "what is allowed may be changed"
-    assert made.rules[str(tools)] == made.rules["/usr"] == made.rules["/etc"] == made.rules["/proc"] == SEEING
-    assert made.rules[os.path.realpath(sys.prefix)] == SEEING
+    assert rights(installed.handled) == everything
+    assert installed.rules[str(home)] == everything, "what is allowed may be changed"
+    assert (
+        installed.rules[str(tools)]
+        == installed.rules["/usr"]
+        == installed.rules["/etc"]
+        == installed.rules["/proc"]
+        == SEEING
+    )
+    assert installed.rules[os.path.realpath(sys.prefix)] == SEEING
     for name in ("null", "zero", "random", "urandom"):
-        assert made.rules[f"/dev/{name}"] == {"READ_FILE", "WRITE_FILE"}
-    assert not {"/", "/home", "/root", "/tmp", "/dev", str(tmp_path), os.getcwd()} & made.rules.keys()
-    assert made.calls == [CREATE, *[ADD] * (len(made.calls) - 3), "prctl", RESTRICT] and made.keeps_errors
+        assert installed.rules[f"/dev/{name}"] == {"READ_FILE", "WRITE_FILE"}
+    assert not {"/", "/home", "/root", "/tmp", "/dev", str(tmp_path), os.getcwd()} & installed.rules.keys()
+    assert (
+        installed.calls == [CREATE, *[ADD] * (len(installed.calls) - 3), "prctl", RESTRICT] and installed.keeps_errors
+    )
     assert len(os.listdir("/proc/self/fd")) == before, "nothing stays open"
 
 
-def test_a_file_that_is_allowed_has_the_rights_of_files(kernel, tmp_path: Path):
+def test_an_allowed_file_gets_the_rights_of_files(kernel, tmp_path: Path):
     (tmp_path / "x").touch()
-    made = kernel(7)
+    installed = kernel(7)
     confined.confine([str(tmp_path / "x")])
-    assert made.rules[str(tmp_path / "x")] == OF_FILES
+    assert installed.rules[str(tmp_path / "x")] == OF_FILES
 
 
 @pytest.mark.parametrize("fails", [CREATE, ADD, RESTRICT])
-def test_a_kernel_that_refuses_is_an_error(kernel, tmp_path: Path, fails: int):
-    """And no command runs."""
+def test_a_kernel_that_refuses_raises(kernel, tmp_path: Path, fails: int):
+    """Run no command then."""
     kernel(7, fails)
     with pytest.raises(PermissionError, match="Operation not permitted"):
         confined.confine([str(tmp_path)])
 
 
-@pytest.mark.parametrize(("told", "version"), [(-1, 0), (0, 0), (1, 1), (9, 9)])
-def test_versions(kernel, monkeypatch, told: int, version: int):
-    kernel(told)
+@pytest.mark.parametrize(("reported", "version"), [(-1, 0), (0, 0), (1, 1), (9, 9)])
+def test_the_landlock_version_is_0_where_unsupported(kernel, monkeypatch, reported: int, version: int):
+    kernel(reported)
     assert confined.version() == version
     monkeypatch.setattr(confined.sys, "platform", "darwin")
     assert confined.version() == 0

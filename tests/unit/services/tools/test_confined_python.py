@@ -1,4 +1,4 @@
-"""Python that a model wrote, as `eval` runs it: what it can do, and what not."""
+"""Test confined Python programs of models, as `eval` runs them."""
 
 from pathlib import Path
 
@@ -11,21 +11,21 @@ from localllm.system.processes import PipeReader
 pytestmark = pytest.mark.skipif(bool(reason := confined_python.reason_against()), reason=reason or "it can")
 
 
-def test_a_program_that_is_right():
-    """It may write in its own folder, and import what Python has."""
+def test_a_right_program_passes():
+    """Allow it to write in its folder and to import the standard library."""
     program = "import json, math, re\nopen('file', 'w').write('text')\nassert open('file').read() == 'text'\n"
     assert run_confined(program + "print('a' * 100_000)").passed
 
 
-def test_a_program_that_is_wrong():
+def test_a_wrong_program_fails_with_its_reason():
     outcome = run_confined("def f(x):\n    return x\nassert f(1) == 2, 'not equal'")
     assert not outcome.passed and outcome.reason == "AssertionError: not equal"
     assert "SyntaxError" in run_confined("def f(:").reason
     assert not run_confined("raise SystemExit(3)").passed
 
 
-def test_of_what_a_program_writes_to_stderr_a_bounded_part_is_kept(monkeypatch):
-    """Also of a program that writes without end, and of a line without end."""
+def test_stderr_of_a_program_is_bounded(monkeypatch):
+    """Bound endless output and endless lines."""
     kept = list[int]()
     text = PipeReader.text
     monkeypatch.setattr(PipeReader, "text", lambda self: kept.append(len(self._data)) or text(self))
@@ -37,7 +37,7 @@ def test_of_what_a_program_writes_to_stderr_a_bounded_part_is_kept(monkeypatch):
 
 
 @pytest.mark.slow
-def test_time_and_memory_are_limited():
+def test_time_and_memory_of_a_program_are_limited():
     assert run_confined("while True: pass", seconds=1).reason == "stopped after 1 seconds"
     assert run_confined("x = [0] * (1 << 28)", memory=1 << 29).reason == "MemoryError"
     assert "File too large" in run_confined("open('file', 'wb').write(bytes(1 << 25))").reason
@@ -56,7 +56,7 @@ def test_time_and_memory_are_limited():
         "import os; os.execv('/bin/sh', ['sh', '-c', 'cat {outside}'])",
     ],
 )
-def test_nothing_outside_is_reached(tmp_path: Path, program):
+def test_a_program_reaches_nothing_outside(tmp_path: Path, program):
     outside = tmp_path / "secret"
     outside.write_text("secret")
     outcome = run_confined(program.replace("{outside!r}", repr(str(outside))).replace("{outside}", str(outside)))
@@ -64,12 +64,12 @@ def test_nothing_outside_is_reached(tmp_path: Path, program):
     assert outside.read_text() == "secret" and not Path("/tmp/other").exists()
 
 
-def test_the_environment_stays_outside(monkeypatch):
+def test_a_program_does_not_see_the_environment(monkeypatch):
     monkeypatch.setenv("SECRET_KEY", "1")
     assert run_confined("import os; assert 'SECRET_KEY' not in os.environ").passed
 
 
-def test_nothing_runs_where_nothing_can_be_confined(monkeypatch):
+def test_nothing_runs_where_programs_cannot_be_confined(monkeypatch):
     monkeypatch.setattr(confined_python, "reason_against", lambda: "this kernel has no Landlock")
     with pytest.raises(RuntimeError, match="Landlock"):
         run_confined("pass")
