@@ -1,8 +1,8 @@
 """CPU kernels: one file per operation. This module finds a kernel by its name, and has the constants of their sizes.
 
 All kernels have the signature in signature.py. The folders: matmul/ (products of matrices, routing of experts), amx/
-(products in AMX tiles), attention/, recurrent/, elementwise/ (everything that treats rows one by one). The words that
-they share (part, tile, slab, plane, ...) are defined in localllm/kernels/__init__.py.
+(products in AMX tiles), attention/, recurrent/, elementwise/ (row-wise operations). Their vocabulary (part, tile, slab,
+plane, ...) is defined in localllm/kernels/__init__.py.
 """
 
 from math import lcm
@@ -15,14 +15,17 @@ from localllm.quant.formats import LAYOUTS
 
 
 def register_tiles(of: Lane) -> tuple[tuple[int, int], tuple[int, int]]:
-    """Return a lane's register tiles, (vectors of 16 rows, tokens): matmul/tiles.py's, and matmul/tiles_f32.py's."""
+    """Return a lane's register tiles, (vectors of 16 rows, tokens).
+
+    The first is that of matmul/tiles.py, the second that of matmul/tiles_f32.py.
+    """
     if of.has_512_bits:
         return (2, 6), (2, 12)
     return (2, 4) if of.has_avx2_only else (1, 4), (1, 4)
 
 
 class AsWords(NamedTuple):
-    """The conversion of activations to 16-bit numbers for products with weights in BF16 or F16."""
+    """The conversion of activations to 16-bit values for products with weights in BF16 or F16."""
 
     kernel: str
     multiple: int  # the number of columns must be a multiple of this
@@ -34,7 +37,10 @@ class AsWords(NamedTuple):
 
 
 def halves(of: Lane) -> dict[str, AsWords]:
-    """Return, by the format of the weights, the conversion for large batches, if the lane multiplies such numbers."""
+    """Return the conversion for large batches, by the format of the weights.
+
+    It is empty if the lane does not multiply 16-bit values.
+    """
     words = {"BF16": AsWords("round_bf16", 2, 2, 0)} if "avx512bf16" in of.features else {}
     return words | ({"F16": AsWords("quantize_words", 16, 32, 4)} if of.has_vnni else {})
 
@@ -50,27 +56,27 @@ SUB_BLOCK = {name: LAYOUTS[name].sub_block for name in FAMILIES}
 SLAB = 1024  # columns of a tile of rows that are unpacked at a time
 LINEAR_SCRATCH = 80 * SLAB  # bytes per thread: codes of 16 + 32 rows, their scales and minimums
 ONE_TOKEN_BYTES = 640  # bytes of 256 columns of a token, as gemv_k_sub_blocks.py orders them
-# Most tokens for which rows are read as in decode, with AVX2 only (gemv_int16.py). Compared with tiles, on an idle Zen
-# 3, rows take 0.4 to 0.6 of the time at 4 tokens and 0.7 to 0.9 at 8; at 12 0.9 to 1.2, at 16 0.9 to 1.45, most in
-# matrices of 1000 rows.
+# Maximum number of tokens for which rows are read as in decode, with AVX2 only (gemv_int16.py). Compared with tiles, on
+# an idle Zen 3, rows take 0.4 to 0.6 of the time at 4 tokens and 0.7 to 0.9 at 8; at 12 0.9 to 1.2, at 16 0.9 to 1.45,
+# most in matrices of 1000 rows.
 MOST_IN_WORDS = 10
 INTEGER_TILE, FLOAT_TILE = register_tiles(this_lane())
 TOKENS_AT_ONCE = (4, INTEGER_TILE[1], FLOAT_TILE[1])  # products round up the number of tokens to multiples of these
-# The rows of an expert are rounded up to a multiple of this, so that products do not touch those of the next expert. A
+# The rows of an expert are rounded up to a multiple of this, so that products do not touch the next expert's rows. A
 # single row is not rounded up.
 EXPERT_ROWS = lcm(*TOKENS_AT_ONCE)
-PRECISE_TOKENS = 128  # most tokens of a run whose activations keep 16 bits
+PRECISE_TOKENS = 128  # activations keep 16 bits in runs of at most this many tokens
 CALL_BYTES = 256  # of scratch memory, for the arguments of an expert's product
 HALVES = halves(this_lane())
-FEW_IN_FLOAT32 = 8  # most kernel_tokens for which rows of float weights are read as in decode
+FEW_IN_FLOAT32 = 8  # maximum of kernel_tokens for which rows of float weights are read as in decode
 FLOAT_SLAB = 256  # columns of a slab of float weights, 4 bytes each
 FLOAT_SCRATCH = 4 * 48 * FLOAT_SLAB + 4096
 PLAIN = {"F32", "F16", "BF16"}
-ATTEND_ROWS, ATTEND_KEYS = 96, PAGE  # most rows of a unit of attention; keys of a block
-MOST_SPLITS, FEW_TOKENS = 16, 16  # most parts of a context; most tokens of a sequence for which it is split
-SPLIT_TOKENS = 64  # slots for partial results: most tokens of a run whose contexts are split
+ATTEND_ROWS, ATTEND_KEYS = 96, PAGE  # maximum rows of a unit of attention; keys of a block
+MOST_SPLITS, FEW_TOKENS = 16, 16  # maximum sections of a context; maximum tokens of a sequence whose context is split
+SPLIT_TOKENS = 64  # slots for partial results: maximum tokens of a run whose contexts are split
 # BF16 tiles, on CPUs with AMX (amx/tiles.py): columns of a slab of weights; slabs, of 32 rows each, that are unpacked
-# together; most tokens that are multiplied with them; tokens of a panel; bytes of a panel's columns of a slab, in two
+# together; maximum tokens that are multiplied by them; tokens of a panel; bytes of a panel's columns of a slab, in two
 # planes.
 TILE_SLAB, TILE_SLABS, TILE_TOKENS, PANEL_TOKENS = 256, 8, 512, 16
 PANEL_BYTES = 4 * PANEL_TOKENS * TILE_SLAB
@@ -82,13 +88,12 @@ TILES_SCRATCH = TILE_REGISTERS + TILE_SLABS * 128 * (TILE_SLAB + TILE_TOKENS) + 
 PEAK_CHAINS = 12 if this_lane().has_512_bits else 6
 PEAK_BYTES = 16384
 PEAK_PRODUCTS, PEAK_TILE_PRODUCTS = 64 * PEAK_CHAINS, 4 * 16 * 16 * 32
-# Number of tokens from which products use AMX tiles, by the format of the weights: where the times of
-# scripts/measure lanes cross on an Emerald Rapids (4096 x 2048, 2 threads; for quantized formats between 24
-# and 48, here one number).
+# Minimum number of tokens for products in AMX tiles, by the format of the weights: where the times of scripts/measure
+# lanes cross on an Emerald Rapids (4096 x 2048, 2 threads; for quantized formats between 24 and 48, simplified to one
+# value).
 LEAST_IN_TILES = dict.fromkeys(sorted(PLAIN), 16) | dict.fromkeys(SUB_BLOCK, 32)
 SOME_IN_TILES, ALL_IN_TILES = min(LEAST_IN_TILES.values()), max(LEAST_IN_TILES.values())
 
 
 def kernel(name: str) -> Any:
-    """Return the kernel of a name."""
     return load_kernel("cpu", name)

@@ -1,12 +1,12 @@
-"""Kernels that read memory, and multiply bytes or BF16 in AMX tiles, as fast as the machine can, for `localllm bench`.
+"""Kernels that measure the machine's peak memory reads and multiplications, for `localllm bench`.
 
 `stream`, with which decode is compared, reads one contiguous range as four streams side by side, with 64-byte loads;
 each stream prefetches its next four cache lines. Two cores of a Zen 4 reach 36.7 GB/s like this, one core 35.0; one
 core with one stream and the prefetch distance of the decode kernels 32.4, without prefetch 31.4, NumPy's sum 33.6.
 
-The products, with which prefill is compared, do nothing else: no operand is loaded or unpacked, and no sum is scaled.
-As many sums take turns as there are registers for, so that no multiplication waits for the previous one of its sum. On
-CPUs without a dot product of bytes (AVX2), pairs of products are added in 16 bits, as the kernels of prefill do.
+The products, with which prefill is compared, are of bytes, or of BF16 in AMX tiles. No operand is loaded or unpacked,
+and no sum is scaled. The sums fill all registers, so that no multiplication waits for the previous one of its sum. On
+CPUs without a dot product of bytes (AVX2), pairs of products are added in 16 bits, as in the kernels of prefill.
 """
 
 from llvmlite import ir
@@ -34,7 +34,7 @@ def read_step(at):
 
 @kernel
 def stream(a, part, parts, thread):
-    """Read a part of the memory; the result keeps the compiler from omitting the loads."""
+    """Read a part of the memory; the stored result keeps the compiler from omitting the loads."""
     units = argument(a, STREAM.size) // UNIT
     first, last = units * part // parts, units * (part + 1) // parts
     at, length = argument(a, STREAM.memory) + first * UNIT, (last - first) * STEP
@@ -65,7 +65,7 @@ def add_words(builder, accumulator, unsigned, signed):
 
 @simd.operation(sums, sums, int64, simd.u8x64, simd.u8x64)
 def add_to_all(builder, chains, address, unsigned, signed):
-    """Add a product to each sum, by the instructions that prefill uses.
+    """Add a product to each sum, with the instructions of prefill.
 
     Where sums have 16 bits, the compiler would compute the products only once, before the loop. To prevent that, each
     sum loads bytes of its own, in every round.

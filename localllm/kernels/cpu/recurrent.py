@@ -1,8 +1,8 @@
-"""CPU kernels of recurrent layers: convolutions and the recurrences of Mamba, Mamba 2, delta rule and RWKV.
+"""CPU kernels of recurrent layers: convolutions, Mamba, Mamba 2, the delta rule and RWKV.
 
 Each sequence of a run has a state, which the engine keeps between runs: SEQUENCE.state before the run, next_state after
-it; both may be the same memory. A state of columns lies as [columns / 16][...][16], so that a vector holds one number
-of 16 columns. Formulas and arguments are in localllm/kernels/table.py.
+it; both may be the same memory. The layout of a state of columns is [columns / 16][...][16], so that a vector holds one
+value of each of 16 columns. Formulas and arguments are in localllm/kernels/table.py.
 """
 
 from numba import float32
@@ -16,13 +16,13 @@ SEQUENCE_BYTES = 8 * len(SEQUENCE)
 
 @device
 def tokens_of(sequence):
-    """Return a sequence's first token in the run, and the number of its tokens there."""
+    """Return the index of a sequence's first token in the run, and the number of its tokens."""
     return argument(sequence, SEQUENCE.first), argument(sequence, SEQUENCE.count)
 
 
 @device
 def states_of(sequence, offset):
-    """Return the addresses of a part of the state, before the run and after it."""
+    """Return the addresses of one of the states, before the run and after it."""
     return argument(sequence, SEQUENCE.state) + offset, argument(sequence, SEQUENCE.next_state) + offset
 
 
@@ -51,7 +51,10 @@ def convolve_token(a, x, window, t, y, first, last):
 
 @device
 def slide(a, x, count, window, target, first, last):
-    """Write the window after `count` more tokens, in order, so that `target` may be the old one; first, last: bytes."""
+    """Write the window after `count` more tokens, in order, so that `target` may be the old one.
+
+    first, last: offsets in bytes of the columns.
+    """
     taps, row_bytes = argument(a, CONVOLVE.taps), (argument(a, CONVOLVE.columns) + 15) // 16 * 64
     for row in range(taps - 1):
         source = row_of(x, argument(a, CONVOLVE.stride), window, row_bytes, taps, count - taps + 1 + row)
@@ -74,14 +77,14 @@ def convolve(a, part, parts, thread):
 
 
 # ---- the mean of the last few tokens, weighted by the softmax of their gates, separately for each column. The state is
-# a window, too, of values and gates. GATED_MEAN in table.py explains taps, stretches and places.
+# a window, too, of values and gates. GATED_MEAN in table.py defines taps, stretches and places.
 
 LOWEST = float32(-3e38)
 
 
 @device
 def gate_of(a, row, tap, i, lanes):
-    """Return a tap's gates of `lanes` columns, those of the token's row plus the tap's own."""
+    """Return a tap's gates of `lanes` columns: those of the token's row plus the tap's own."""
     columns, places = argument(a, GATED_MEAN.columns), argument(a, GATED_MEAN.places)
     of_place = places + tap * ((columns + 15) // 16 * 64) + i * 4
     gates = row + argument(a, GATED_MEAN.stretches) * columns * 4
@@ -189,11 +192,11 @@ def selective_scan(a, part, parts, thread):
 #
 # Mamba 2 (Dao and Gu 2024) adds key times value; the gated delta rule (Yang et al. 2024) first subtracts what the key
 # would read. The columns of a state are independent of each other. 16 of them are a block, [key_dim][16], 8 KB for 128
-# dimensions, which stays in the L1 cache for all tokens of a run. A token reads and writes a block once, by the delta
-# rule, too: what the next key will read is summed up in the same pass.
+# dimensions, which stays in the L1 cache for all tokens of a run. A token reads and writes a block once, even with the
+# delta rule: the next key's product is summed up in the same pass.
 #
-# This takes 3 or 4 multiplications for each number of the state and token. The chunked form of the same papers, matrix
-# products over 64 tokens, takes 2.5 or 4.5, so it would gain nothing on a processor without matrix units.
+# This takes 3 or 4 multiplications for each element of the state and token. The chunked form of the same papers, matrix
+# products over 64 tokens, takes 2.5 or 4.5, so it would gain nothing on a CPU without matrix units.
 
 
 @device
@@ -203,7 +206,7 @@ def splat_at(address):
 
 @device
 def read(block, k, key_dim):
-    """Multiply a key with a block of the state: f32x16."""
+    """Multiply a key by a block of the state: f32x16."""
     even, odd = simd.zero_f32x16(), simd.zero_f32x16()
     for i in range(0, key_dim - 1, 2):
         even = simd.fma_f32x16(simd.load_f32x16(block + i * 64), splat_at(k + i * 4), even)
@@ -236,7 +239,10 @@ def advance(source, target, decay, d, k, q, key_dim):
 
 @device
 def advance_and_read(source, target, decay, d, k, q, next_k, key_dim):
-    """Do the same; return the products of the query, and of the next token's key, with the new block."""
+    """Update a block of the state for one token, and multiply it by the query and the next key.
+
+    Return both products.
+    """
     even, odd, even_next, odd_next = simd.zero_f32x16(), simd.zero_f32x16(), simd.zero_f32x16(), simd.zero_f32x16()
     for i in range(0, key_dim - 1, 2):
         row, other = write(source, target, i, decay, d, k), write(source, target, i + 1, decay, d, k)
@@ -310,7 +316,7 @@ def make_head_scan(rule):
     return head_scan
 
 
-# ---- the same with a decay for each row of a head's state, which depends on the token. Three rules: "gated", linear
+# ---- recurrences with a decay for each row of a head's state, which depends on the token. Three rules: "gated", linear
 # attention with such gates (Yang et al. 2023); "first", RWKV-6 (Peng et al. 2024), in which a token's own key and value
 # have extra weights in its output; "delta", RWKV-7 (Peng et al. 2025), whose state also gets b times its product with
 # another vector, a. The delta rule of Kimi (2025) is a special case of RWKV-7's. The formulas are at WKV in table.py.
@@ -320,7 +326,7 @@ def make_head_scan(rule):
 def update_gated(source, target, of_token, v, state_product, y, read_next):
     """Update one row of a block for one token.
 
-    of_token: addresses of the token's numbers for this row in r, w, k, and in two more vectors that other rules use.
+    of_token: addresses of the token's values for this row in r, w, k, and in two more vectors that other rules use.
     Return y plus r times the new row, and read_next unchanged.
     """
     r, w, k, _, _ = of_token
@@ -331,7 +337,7 @@ def update_gated(source, target, of_token, v, state_product, y, read_next):
 
 @device
 def update_first(source, target, of_token, v, state_product, y, read_next):
-    """Let y use the old row, and k v with an extra weight; see update_gated."""
+    """Update one row for one token; y uses the old row, and k v with an extra weight (see update_gated)."""
     r, w, k, weight, _ = of_token
     old, new = simd.load_f32x16(source), splat_at(k) * v
     simd.store_f32x16(target, simd.fma_f32x16(old, splat_at(w), new))
@@ -340,9 +346,10 @@ def update_first(source, target, of_token, v, state_product, y, read_next):
 
 @device
 def update_delta(source, target, of_token, v, state_product, y, read_next):
-    """Add b times state_product, the product of a with the old state; see update_gated.
+    """Update one row for one token, adding b times state_product (see update_gated).
 
-    Return y plus r times the new row, and read_next plus the next token's a times the new row.
+    state_product: the product of a and the old state. Return y plus r times the new row, and read_next plus the next
+    token's a times the new row.
     """
     r, w, k, b, next_a = of_token
     row = simd.fma_f32x16(
@@ -361,7 +368,7 @@ def moved(of_token, by):
 def scan_by(rule):
     @device
     def advance(source, target, of_token, v, state_product, key_dim):
-        """Apply a token to a block; return the products of r, and of the next token's a, with the new block."""
+        """Apply a token to a block; return the new block's products with r and with the next token's a."""
         even, odd, even_next, odd_next = simd.zero_f32x16(), simd.zero_f32x16(), simd.zero_f32x16(), simd.zero_f32x16()
         for i in range(0, key_dim - 1, 2):
             at = i * 64

@@ -1,4 +1,4 @@
-"""The memory that Python and the kernels of all threads share: offsets of the fields of a job and of a step.
+"""The memory that Python and the kernels share: offsets of the fields of a job and of a step.
 
 This module does not import Numba.
 """
@@ -17,14 +17,14 @@ class Job(NamedTuple):
     Fields that different threads write are in different cache lines.
     """
 
-    run: int = 0  # the number of the run: odd during the run, even after it
+    run: int = 0  # the id of the run: odd during the run, even after it
     tape: int = 1  # address of the steps
     steps: int = 2  # number of steps
     cells: int = 3  # address of the steps' claim cells (tape_runner.py), LINE bytes each
     done: int = WORDS  # parts done in this run
     sleepers: int = 2 * WORDS  # threads that sleep or are about to
     stop: int = 2 * WORDS + 1  # 1: threads must end
-    # Addresses of the operating system's functions, as localllm.system.processes has them.
+    # Addresses of the operating system's functions, from localllm.system.processes.
     offer: int = 3 * WORDS
     lock: int = 3 * WORDS + 1
     unlock: int = 3 * WORDS + 2
@@ -38,6 +38,6 @@ class Job(NamedTuple):
 JOB = Job()
 JOB_WORDS = 7 * WORDS
 
-# A step of the tape. kernel, arguments: addresses; parts: the number of parts; count: address of a number that limits
+# A step of the tape. kernel, arguments: addresses; parts: the number of parts; count: address of a count that limits
 # the parts further, or 0; stage: 1 if a stage begins with this step.
 STEP = arguments("kernel arguments parts count stage")

@@ -1,8 +1,8 @@
-"""The signature that all CPU kernels have: `void kernel(int64 arguments, int64 part, int64 parts, int64 thread)`.
+"""The signature of all CPU kernels: `void kernel(int64 arguments, int64 part, int64 parts, int64 thread)`.
 
 - arguments: address of an int64 array, see localllm.kernels.table
-- part, parts: which share of the step's work to do, and the number of shares
-- thread: number of the calling thread, whose scratch memory the kernel may use
+- part, parts: the index of the share of the step's work, and the number of shares
+- thread: index of the calling thread, whose scratch memory the kernel may use
 
 A kernel raises nothing and allocates nothing, because its machine code runs in a process without Numba
 (localllm.kernels.build.compile checks that).
@@ -27,7 +27,7 @@ kernel = njit(nogil=True, error_model="numpy", pipeline_class=Pipeline)
 
 @device
 def argument(arguments, index):
-    """Read an int64 argument; index: such as ADD.x."""
+    """Load an int64 argument; index: for example ADD.x."""
     return load_i64(arguments + index * 8)
 
 

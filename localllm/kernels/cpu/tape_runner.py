@@ -1,17 +1,17 @@
-"""The loop in which threads walk a tape together.
+"""The loop in which threads execute a tape together.
 
 A tape is an array of steps. A step's work is divided into parts; threads claim parts one by one, in order, and a thread
 that finds none left continues with the next step. Steps are grouped in stages: all parts of a stage are done before a
 part of the next one starts. No part waits for a *thread*: a thread that the operating system preempts between two parts
-delays no other, and skips the steps that are done when it resumes. (A barrier that counts threads loses half of its
-speed or more when another program is busy; so does giving each thread a fixed share.) A thread that is preempted
-*within* a part does delay the others, for a time slice of 3 or 4 ms. Therefore threads yield their processor between
-parts after a shorter time (`slice_cycles`), which costs nothing if no other program wants it.
+delays no other, and skips the finished steps when it resumes. (A barrier that counts threads loses half of its speed or
+more when another program is busy; so do fixed shares per thread.) A thread that is preempted *within* a part does delay
+the others, for a time slice of 3 or 4 ms. Therefore threads yield their CPU between parts after a shorter time
+(`slice_cycles`), which costs nothing if no other program needs it.
 
-A step's claim cell, one cache line, packs the number of the run (32 bits, which wrap), the number of parts (16 bits)
-and the next part (16 bits). A late thread of an earlier run sees a newer number there and leaves. It also leaves when
-the job's number has become even, the end of its run: from then on Python may change the counts that the tape reads, so
-the thread must not wait for parts that it has computed from them.
+A step's claim cell, one cache line, packs the id of the run (32 bits, which wrap), the number of parts (16 bits) and
+the next part (16 bits). A late thread of an earlier run sees a newer id in the cell and leaves. It also leaves when the
+job's run id has become even, which ends the run: from then on Python may change the counts that the tape reads, so the
+thread must not wait for parts that it has computed from them.
 
 A run is one call from Python, from the first part to the last. No exception can interrupt it, not even Ctrl-C.
 """
@@ -38,16 +38,16 @@ def yield_cpu(job):
 
 @device
 def call(job, function, x, y):
-    """Call a function of the operating system with arguments x, y, -1, 0; it ignores those that it does not have.
+    """Call a function of the operating system with arguments x, y, -1, 0; it ignores surplus ones.
 
-    Windows' wait function takes all four: the last two are the timeout (-1: none) and how the mutex is held.
+    Windows' wait function takes all four: the last two are the timeout (-1: none) and the mode of the mutex.
     """
     simd.call_kernel(argument(job, function), x, y, -1, 0)
 
 
 @device
 def claim(cell, run, parts):
-    """Claim the next part of a step; return its number, -1 if none is left, or -2 if this run is over."""
+    """Claim the next part of a step; return its index, -1 if none is left, or -2 if this run is over."""
     while True:
         packed = simd.atomic_load(cell)
         ahead = ((packed >> 32) - run) << 32  # of 64 bits only the sign counts
@@ -66,7 +66,7 @@ def claim(cell, run, parts):
 
 @device
 def wait_for_parts(job, run, parts):
-    """Wait until `parts` parts of this run are done; return False if the run is over before."""
+    """Wait until `parts` parts of this run are done; return False if the run ends before."""
     spins = 0
     while simd.atomic_load(at(job, JOB.done)) < parts:
         if simd.atomic_load(at(job, JOB.run)) != run:
@@ -81,7 +81,10 @@ def wait_for_parts(job, run, parts):
 
 @device
 def parts_of(step):
-    """Return how many parts a step has: at least 1, because every run writes its number to the step's claim cell."""
+    """Return a step's number of parts.
+
+    It is at least 1, because every run writes its id to the step's claim cell.
+    """
     parts, count = argument(step, STEP.parts), argument(step, STEP.count)
     if count != 0:
         parts = max(min(parts, simd.load_i64(count)), 1)
@@ -90,7 +93,7 @@ def parts_of(step):
 
 @device
 def walk(job, run, thread):
-    """Compute a thread's share of run number `run`: claim and call parts, step by step."""
+    """Execute a thread's share of the run `run`: claim and call parts, step by step."""
     tape, steps, cells = argument(job, JOB.tape), argument(job, JOB.steps), argument(job, JOB.cells)
     before_stage, before_step, since = 0, 0, simd.cycles()
     for i in range(steps):
@@ -117,7 +120,7 @@ def walk(job, run, thread):
 
 @device
 def sleep(job, number):
-    """Sleep until the number of the run is no longer `number`, or until threads must end."""
+    """Sleep until the run id is no longer `number`, or until threads must end."""
     call(job, JOB.lock, at(job, JOB.sleep_mutex), 0)
     simd.atomic_add(at(job, JOB.sleepers), 1)
     while simd.atomic_load(at(job, JOB.run)) == number and simd.atomic_load(at(job, JOB.stop)) == 0:
@@ -128,7 +131,10 @@ def sleep(job, number):
 
 @device
 def wake_sleepers(job):
-    """Wake sleeping threads after a change of `run` or `stop`, which a thread about to sleep checks once more."""
+    """Wake sleeping threads after a change of `run` or `stop`.
+
+    A thread that is about to sleep checks both fields once more.
+    """
     if simd.atomic_load(at(job, JOB.sleepers)) > 0:
         call(job, JOB.lock, at(job, JOB.sleep_mutex), 0)
         call(job, JOB.wake, at(job, JOB.wake_condition), 0)
@@ -137,9 +143,9 @@ def wake_sleepers(job):
 
 @kernel
 def run(job, stop, _, __):
-    """Start the next run, take part as thread 0, and return when it is done; stop 1: end the other threads.
+    """Start the next run, take part as thread 0, and return when it is done.
 
-    Several callers take turns.
+    stop 1: end the other threads instead. Concurrent callers are serialized.
     """
     call(job, JOB.lock, at(job, JOB.run_mutex), 0)
     if stop == 1:

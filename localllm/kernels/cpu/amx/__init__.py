@@ -4,5 +4,5 @@
 - linear.py: the products of both; attention.py: the products of attention
 
 "Left operand": the matrix whose rows are the rows of the result. "Right operand": the one whose columns are the columns
-of the result. "Exact": in both planes of BF16, the number and its rounding error.
+of the result. "Exact": in both planes of BF16, the value and its rounding error.
 """

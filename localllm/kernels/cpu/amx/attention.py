@@ -1,7 +1,7 @@
 """The two products of attention for many rows, queries times keys and weights times values, in AMX tiles.
 
-See cpu/attention/products.py for what they compute. All numbers are in two planes of BF16: scores become exponents, and
-with one plane, scores of 10 would make weights wrong by a percent. Queries and weights are left operands. Keys and
+cpu/attention/products.py defines the products. All values are in two planes of BF16: scores become exponents, and with
+one plane, scores of 10 would cause an error of a percent in weights. Queries and weights are left operands. Keys and
 values, the right operands, are packed once for all rows of a unit: keys are transposed, values are grouped in pairs of
 tokens. Rows, keys and dimensions are processed 32 at a time; results beyond their ends are not used.
 """
@@ -28,12 +28,15 @@ from localllm.kernels.table import ATTEND
 STRIDE = KEYS * 4  # bytes from one row of scores to the next
 four, two = make_products(2, 2, True), make_products(2, 1, True)
 zero, load_left, load_right = make_zero((0, 1, 2, 3)), make_load((0, 1)), make_load((2, 3))
-store_left, store_right = make_store((0, 1)), make_store((2, 3))  # sums with the first and the second right operand
+store_left, store_right = make_store((0, 1)), make_store((2, 3))  # sums of the first and the second right operand
 
 
 @device
 def load_queries(a, first, rows, group, kv_head, key_dim, q):
-    """Load the unit's rows of q, scaled, as left operands [rows / 16][plane][dimensions / 32][16 rows][32]."""
+    """Load the unit's rows of q, scaled, as left operands.
+
+    The layout is [rows / 16][plane][dimensions / 32][16 rows][32].
+    """
     head_dim, scale = argument(a, ATTEND.key_dim), simd.splat_f32x16(query_scale(a))
     low = (key_dim + 31) // 32 * TILE
     for r in range(rows):
@@ -46,7 +49,10 @@ def load_queries(a, first, rows, group, kv_head, key_dim, q):
 
 
 def make_pack_keys(load):
-    """Make a function that packs keys as right operands [keys / 16][plane][dimensions / 32][16 pairs][16 keys][2]."""
+    """Build a function that packs keys as right operands.
+
+    The layout is [keys / 16][plane][dimensions / 32][16 pairs][16 keys][2].
+    """
 
     @device
     def pack_keys(keys, count, token_bytes, padded, transposed, tiles):
@@ -65,7 +71,10 @@ def make_pack_keys(load):
 
 
 def make_pack_values(load):
-    """Make a function that packs 64 values as right operands [dimensions / 16][plane][2][16 pairs of keys][16][2]."""
+    """Build a function that packs 64 values as right operands.
+
+    The layout is [dimensions / 16][plane][2][16 pairs of keys][16][2].
+    """
 
     @device
     def pack_values(values, count, token_bytes, padded, tiles):
@@ -84,7 +93,7 @@ def make_pack_values(load):
 
 @device
 def pack_weights(weights, rows, count):
-    """Pack rows of weights in place as left operands [rows][plane][64]; those after the first `count` become zero."""
+    """Pack rows of weights in place as left operands [rows][plane][64]; those after `count` become zero."""
     count = (count + 15) // 16 * 16
     for r in range(rows):
         row = weights + r * STRIDE

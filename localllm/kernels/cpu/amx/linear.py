@@ -3,13 +3,13 @@
 A slab of 32 rows and up to 256 columns of W is unpacked and scaled by the format's own kernel, once for all tokens of
 the run. TILE_SLABS slabs, the same columns of consecutive rows, stay in the L2 cache, 16 KB each (32 in two planes),
 while the tokens' panels for these columns are read one after the other: 16 tokens are 8 KB. Two panels at a time stay
-in the L1 cache until they are multiplied with all these slabs. So tokens are read from the L3 cache once for 256 rows;
+in the L1 cache until they are multiplied by all these slabs. So tokens are read from the L3 cache once for 256 rows;
 when they were read once for every 32 rows, the reads took a third of the time (512 tokens, Emerald Rapids). Sums stay
 in the L2 cache from one range of columns to the next, 128 bytes per token and slab; after the last range they are
 transposed to rows of y.
 
-Runs of few tokens use the kernel that reads rows as decode does. This kernel is the same for all formats: only
-unpacking differs. For the experts' matrices, the panels of each expert's rows begin where pack.py put them.
+Runs of few tokens use the kernel of decode. This kernel is the same for all formats: only unpacking differs. For the
+experts' matrices, pack.py defines where the panels of each expert's rows begin.
 """
 
 from localllm.kernels import simd
@@ -29,7 +29,7 @@ from localllm.kernels.table import (
 
 
 def make_expert_finish(product, own):
-    """Make a function that sets the address of an expert's panels, and whether the run is small enough for both planes.
+    """Build a function that sets an expert's panels, and whether the run is short enough for both planes.
 
     product, own: the declarations of the kernel for one matrix and of the kernel for all experts.
     """
@@ -51,7 +51,10 @@ SUMS_BYTES = 2 * TILE * TILE_TOKENS // PANEL_TOKENS
 
 @device
 def places(scratch):
-    """Return a thread's buffers: slabs, sums, a transposed tile, the arguments of UNPACK, one row, tile registers."""
+    """Return a thread's buffers.
+
+    They are slabs, sums, a transposed tile, the arguments of UNPACK, one row, tile registers.
+    """
     sums = scratch + TILE_SLABS * SLAB_BYTES
     transposed = sums + TILE_SLABS * SUMS_BYTES
     return scratch, sums, transposed, transposed + TILE, transposed + TILE + 64, transposed + 2 * TILE + 64
@@ -80,7 +83,7 @@ one_exact, two_exact = make_multiply(1, True), make_multiply(2, True)
 
 @device
 def multiply(registers, weights, x, columns, is_first, sums, panels, exact):
-    """Multiply a slab with one or two panels of tokens, and add to their sums; exact: in both planes."""
+    """Multiply a slab by one or two panels of tokens, and add to their sums; exact: in both planes."""
     steps = (columns + 31) // 32
     if panels == 1:
         if exact:
@@ -118,9 +121,9 @@ def make_unpack(product):
 
 
 def make_fetch(product):
-    """Make a function, called once for every two panels, that prefetches a share of the next slabs' weights.
+    """Build a function that prefetches a share of the next slabs' weights, called for every two panels.
 
-    These are pieces of many rows, which no hardware prefetcher predicts.
+    The shares are segments of many rows, which no hardware prefetcher predicts.
     """
 
     @device
@@ -152,7 +155,7 @@ def make_finish(product):
 
 
 def make_tile(product):
-    """Make a function that multiplies `slabs` slabs, from `row` on, with at most TILE_TOKENS tokens."""
+    """Build a function that multiplies `slabs` slabs, from `row` on, by at most TILE_TOKENS tokens."""
     unpack, fetch, finish = make_unpack(product), make_fetch(product), make_finish(product)
 
     @device
@@ -214,7 +217,7 @@ MAKERS = {
 
 
 def __getattr__(name):
-    """Make a kernel when it is first requested."""
+    """Build a kernel when it is first requested."""
     if name not in MAKERS:
         raise AttributeError(name)
     return MAKERS[name]()

@@ -1,12 +1,12 @@
-"""Unpacks weights to slabs of BF16 tiles, and packs activations as right operands, once for all their matrices.
+"""Unpack weights to slabs of BF16 tiles, and pack activations as right operands.
 
-A slab is 32 rows of up to TILE_SLAB columns, multiplied with their scales; each tile is contiguous, and each of its
-rows is one cache line:
+Activations are packed once for all matrices that multiply them. A slab is 32 rows of up to TILE_SLAB columns,
+multiplied by their scales; each tile is contiguous, and each of its rows is one cache line:
 
     [2 times 16 rows][plane, high and low][32 columns][16 rows][32]
 
 A group of weights has four vectors of codes, each with 8 weights ("an octet") of each of its 8 runs of 32. Two runs are
-processed together: 16 codes of each vector become 16 floats. These 64 numbers, in BF16, are a row in each of two tiles.
+processed together: 16 codes of each vector become 16 floats. These 64 values, in BF16, are a row in each of two tiles.
 
 A panel is 16 tokens. The activations for a slab's columns are contiguous:
 
@@ -36,14 +36,14 @@ SLAB_BYTES = 2 * HALF_BYTES
 
 @device
 def two(row, k, columns):
-    """Load numbers k to k + 31 of a float32 row as two f32x16, with zeros after its end."""
+    """Load elements k to k + 31 of a float32 row as two f32x16, with zeros after its end."""
     if k + 32 <= columns:
         return simd.load_f32x16(row + k * 4), simd.load_f32x16(row + k * 4 + 64)
     return simd.load_lanes_f32x16(row + k * 4, columns - k), simd.load_lanes_f32x16(row + k * 4 + 64, columns - k - 16)
 
 
 def make_unpack_rows(format_name):
-    """Make the kernel that unpacks a slab of float weights or, via float32, of blocks of any format."""
+    """Build the kernel that unpacks a slab of float weights or, via float32, of blocks of any format."""
     load_row = make_plain(*PLAIN[format_name]) if format_name in PLAIN else make_blocks(format_name)
     block, block_bytes = BY_NAME[format_name].block, BY_NAME[format_name].bytes
 
@@ -78,9 +78,9 @@ def sixteen(builder, codes, run, octet):
 
 
 def store_runs(builder, octets, place, low):
-    """Store two runs in BF16, each as a row of a tile; low: their rounding errors, too, in the low plane.
+    """Store two runs in BF16, each as a row of a tile; low: store their rounding errors, too.
 
-    octets: four vectors with 8 numbers of each run.
+    octets: four vectors with 8 values of each run.
     """
     pairs = [narrow_pair(builder, *octets[i : i + 2]) for i in (0, 2)]
     parts = [(pairs, place)]
@@ -95,7 +95,7 @@ def store_runs(builder, octets, place, low):
 
 
 def make_store(format, vectors, scales_type, low):
-    """Return an intrinsic (codes, scales, minimums, place) that stores a group (4 vectors of codes) or a chunk (1).
+    """Return an intrinsic (codes, scales, minimums, place) that stores a group (4 vectors) or a chunk (1).
 
     A format without minimums gets its scales twice.
     """
@@ -172,7 +172,7 @@ EXPERT_BYTES = 8 * len(EXPERT)
 
 @device
 def pack_panel(a, first, count, panel, exact, scratch):
-    """Pack 16 rows, the first `count` of which exist, as panel number `panel`."""
+    """Pack 16 rows, of which the first `count` exist, as the panel of index `panel`."""
     columns, stride = argument(a, PACK.columns), argument(a, PACK.stride)
     for k in range(0, columns, 32):
         for i in range(PANEL_TOKENS):

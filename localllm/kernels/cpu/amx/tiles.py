@@ -1,18 +1,18 @@
 """AMX tile registers and their BF16 products.
 
-There are eight registers of 16 rows of 64 bytes. One instruction multiplies two registers of BF16 numbers, and adds the
+There are eight registers of 16 rows of 64 bytes. One instruction multiplies two registers of BF16 values, and adds the
 product to a third one, 16 x 16 floats:
 
-    left operand   16 rows of 32 numbers
-    right operand  32 rows of 16 numbers, stored as [16 pairs of rows][16][2]
+    left operand   16 rows of 32 values
+    right operand  32 rows of 16 values, stored as [16 pairs of rows][16][2]
 
-Registers here: i + 2 * j (0 to 3) holds the sums of left operand i, in register 4 + i, and right operand j, in register
-6 + j. So every operand that is loaded is used twice. Weights are left operands, rows as they are. Tokens are right
-operands, packed once for all matrices that they are multiplied with.
+Register i + 2 * j (0 to 3) holds the sums of left operand i, in register 4 + i, and right operand j, in register 6 + j.
+So every operand that is loaded is used twice. Weights are left operands, with unchanged rows. Tokens are right
+operands, packed once for all matrices that multiply them.
 
-A number in BF16 has 8 significant bits, so a product of weights and activations has an error of 5.6e-6 (normalized mean
-square). Where more precision is needed, numbers have two planes, the second of which is the rounding error of the
-first, and three of the four products of planes are added: an error of 1.4e-11 for three times the work.
+A BF16 value has 8 significant bits, so a product of weights and activations has an error of 5.6e-6 (normalized mean
+square). Where more precision is needed, values have two planes, the second of which is the rounding error of the first,
+and three of the four products of planes are added: an error of 1.4e-11 for three times the work.
 
 Without AMX, the same functions emulate the instructions in `registers`, 8 KB of memory; the emulation keeps subnormal
 numbers, which the instructions treat as zero. It is slow, and used for tests only. Source of instructions and numbers:
@@ -35,7 +35,7 @@ LEFT, RIGHT = 4, 6  # the first registers of operands
 
 
 def tile_call(builder, name, *arguments):
-    """Emit an instruction on tile registers; arguments: numbers of registers, which are constants, and addresses."""
+    """Emit an instruction on tile registers; arguments: constant register indices, and addresses."""
     simd.llvm_call(builder, f"llvm.x86.{name}", ir.VoidType(), list(arguments))
 
 
@@ -51,10 +51,10 @@ def load_configuration(builder, address):
 
 @device
 def configure(registers):
-    """Configure all tile registers as 16 rows of 64 bytes; the last 64 of `registers` hold the configuration.
+    """Configure all tile registers as 16 rows of 64 bytes.
 
-    The caller releases the registers within the same part of a step, because the operating system has to save registers
-    in use when a thread waits.
+    The last 64 bytes of `registers` hold the configuration. The caller releases the registers within the same part of a
+    step, because the operating system has to save registers in use when a thread waits.
     """
     at = registers + 8 * TILE
     for word in range(8):
@@ -92,7 +92,7 @@ def make_zero(numbers):
 
 
 def make_load(numbers):
-    """Make a function (registers, address, bytes from tile to tile, from row to row) that loads the tile registers."""
+    """Build a function (registers, address, tile stride, row stride) that loads the tile registers."""
     if HAS_TILES:
         return make_move("tileloadd64", numbers)
 
@@ -131,7 +131,7 @@ def make_move(name, numbers):
 
 
 def make_multiply(left, right):
-    """Make a function (registers) that adds the products of 1 or 2 left with 1 or 2 right operands to their sums."""
+    """Build a function (registers) that adds the products of 1 or 2 left and right operands to their sums."""
     if HAS_TILES:
 
         @simd.operation(None, int64)
@@ -160,7 +160,7 @@ def first_of_pair(builder, address):
 
 @simd.operation(simd.f32x16, simd.f32x16)
 def firsts(builder, pairs):
-    """Return the first BF16 number of each of 16 pairs, as float32."""
+    """Return the first BF16 value of each of 16 pairs, as float32."""
     bits = builder.bitcast(pairs, ir.VectorType(simd.I32, 16))
     return builder.bitcast(builder.shl(bits, simd.constant_like(bits, 16)), simd.f32x16.llvm)
 
@@ -173,9 +173,10 @@ def seconds(builder, pairs):
 
 @device
 def emulated_product(c, x, y):
-    """Emulate the product of two tiles: c f32 [16][16] += x bf16 [16][16 pairs][2] times y bf16 [16 pairs][16][2].
+    """Emulate the product of two tiles.
 
-    First and second numbers of pairs have separate sums, which are added in the end.
+    c f32 [16][16] += x bf16 [16][16 pairs][2] times y bf16 [16 pairs][16][2]. The first and second values of pairs have
+    separate sums, which are added in the end.
     """
     for row in range(16):
         even, odd = simd.zero_f32x16(), simd.zero_f32x16()
@@ -187,10 +188,10 @@ def emulated_product(c, x, y):
 
 
 def make_products(left, right, exact):
-    """Make a function that adds the products over `steps` times 32 columns to the sums.
+    """Build a function that adds the products over `steps` times 32 columns to the sums.
 
     Its parameters, for left operands at x: x_apart bytes from one operand to the next, x_stride from row to row, x_step
-    from 32 columns to the next 32, x_low from the high plane to the low one. For right operands at y the same, but
+    from 32 columns to the next 32, x_low from the high plane to the low one. For right operands at y likewise, but
     their tiles are contiguous. exact: whether both planes are multiplied.
     """
     load_left, load_right = make_load((LEFT, LEFT + 1)[:left]), make_load((RIGHT, RIGHT + 1)[:right])
@@ -213,13 +214,13 @@ def make_products(left, right, exact):
     return products
 
 
-# ---- rounding -------------------------------------------------------------------------------------------------------
+# ---- rounding
 
 PAIR = ir.VectorType(simd.I16, 32)
 
 
 def narrow_pair(builder, x, y):
-    """Convert the numbers of x, then those of y, to BF16: i16x32."""
+    """Convert the values of x, then those of y, to BF16: i16x32."""
     if "avx512bf16" in this_lane().features:
         name, result = "llvm.x86.avx512bf16.cvtne2ps2bf16.512", ir.VectorType(BFloat(), 32)
         return builder.bitcast(simd.llvm_call(builder, name, result, [y, x]), PAIR)
@@ -234,7 +235,7 @@ def left_over(builder, rounded_pair, x, y):
 def make_store_pair(has_low, order):
     """Return an intrinsic (address, bytes to the low plane, x, y) that stores two vectors in BF16.
 
-    has_low: whether the low plane is stored, too; order: the order of the 32 numbers.
+    has_low: whether the low plane is stored, too; order: the order of the 32 values.
     """
 
     @simd.operation(None, int64, int64, simd.f32x16, simd.f32x16)

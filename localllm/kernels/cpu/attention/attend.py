@@ -1,13 +1,13 @@
 """Attention over the KV cache: softmax(q k^T * scale) v, with the scores of one block of keys in memory at a time.
 
-A unit of work (plan.py) passes over its keys block by block: scores, then the running maximum and sum of each row
-(online softmax, Milakov and Gimelshein 2018), then the values. `merge` combines the parts of split contexts
+A unit of work (plan.py) processes its keys block by block: scores, then the running maximum and sum of each row
+(online softmax, Milakov and Gimelshein 2018), then the values. `merge` combines the sections of split contexts
 (Flash-Decoding). Memory is linear in the length of the context.
 
 Exponentials are powers of 2, for which scores are multiplied by log2(e). A row's sum stays in 16 lanes until the end.
 
-Keys and values lie in pages (cache.py has the bytes of a head). A block of keys is a page, so the result is the
-same wherever the pages are; longer blocks where pages are adjacent were not faster.
+Keys and values lie in pages (cache.py has the bytes of a head). A block of keys is a page, so the result does not
+depend on where the pages are; longer blocks where pages are adjacent were not faster.
 """
 
 import math
@@ -46,9 +46,10 @@ def padded(numbers):
 
 @device
 def places(scratch, key_dim, value_dim, extra_bytes):
-    """Return a unit's buffers: q, a block of keys and values as the products need them, scores, output, states of rows.
+    """Return a unit's buffers: q, a block of keys and values, scores, output, states of rows.
 
-    extra_bytes: bytes before the block ("tiles") that the products of many rows need.
+    The block is in the form that the products need. extra_bytes: bytes before it ("tiles"), for the products of many
+    rows.
     """
     tiles = scratch + ATTEND_ROWS * key_dim * 4 + extra_bytes
     scores = tiles + 2 * ATTEND_KEYS * max(key_dim, value_dim) * 4
@@ -58,7 +59,7 @@ def places(scratch, key_dim, value_dim, extra_bytes):
 
 @device
 def row_at(first_token, stride, row, group, kv_head, head_dim):
-    """Return the address of a row's head in q or in the output, from that of the first token."""
+    """Return the address of a row's head in q or in the output; first_token: that of the first token."""
     return first_token + row // group * stride + (kv_head * group + row % group) * head_dim * 4
 
 
@@ -80,7 +81,7 @@ def bits_of(a, token, kv_head):
 
 @device
 def sees_none(a, token, kv_head):
-    """Return whether selection is on but selected no key for a token. That happens if scores are NaN."""
+    """Return whether selection is on but selected no key for a token, which happens if scores are NaN."""
     if argument(a, ATTEND.chosen) == 0:
         return False
     bits, position = bits_of(a, token, kv_head), simd.load_i64(argument(a, ATTEND.positions) + token * 8)
@@ -107,7 +108,10 @@ def query_scale(a):
 
 
 def make_load_queries(few):
-    """Make a function that loads a unit's rows of q, scaled: [rows][padded], or many [rows / TILE][padded][TILE]."""
+    """Build a function that loads a unit's rows of q, scaled.
+
+    The layout is [rows][padded] for few rows, [rows / TILE][padded][TILE] for many.
+    """
     tile, down, along = (1, 0, 4) if few else (TILE, 4, TILE * 4)
 
     @device
@@ -144,7 +148,10 @@ def is_chosen(a, first, rows, group, kv_head, key, count):
 
 @device
 def write_row(a, row, group, kv_head, output, total, top):
-    """Divide a finished row by its sum of weights, in 16 lanes, and write it to y; top: its maximum, base 2."""
+    """Divide a finished row by its sum of weights, in 16 lanes, and write it to y.
+
+    top: its maximum, base 2.
+    """
     weight, head_dim = simd.sum_f32x16(total), argument(a, ATTEND.value_dim)
     factor = float32(1.0) / weight
     if argument(a, ATTEND.logs) == 1:
@@ -158,7 +165,7 @@ def write_row(a, row, group, kv_head, output, total, top):
 
 @device
 def partial_at(a, slot, head, split, value_dim):
-    """Return the address of the partial result of a token's head: its state, f32 [32], then the padded head."""
+    """Return the address of a partial result of a token's head: its state, f32 [32], then the padded head."""
     place = (slot * argument(a, ATTEND.heads) + head) * MOST_SPLITS + split
     return argument(a, ATTEND.partial) + place * (value_dim + 32) * 4
 
@@ -181,7 +188,7 @@ def write_partial(a, row, group, kv_head, split, value_dim, output, state):
 
 @device
 def update_rows(a, first, rows, group, kv_head, lowest, start, count, scores, stride, states, output, value_dim):
-    """Turn `count` scores of each row into weights, and update the row's state and output.
+    """Convert `count` scores of each row to weights, and update the row's state and output.
 
     start: position of the first key; keys before `lowest` are hidden; stride: bytes from row to row of scores.
     """
@@ -215,7 +222,10 @@ def place_of(table, key):
 
 
 class ManyRows(NamedTuple):
-    """The products of attention for many rows: by float32 register tiles, or in AMX tiles (amx/attention.py)."""
+    """The products of attention for many rows.
+
+    They use float32 register tiles, or AMX tiles (amx/attention.py).
+    """
 
     make: Callable  # (load_key, load_value) -> (scores, add_values)
     load_queries: Callable
@@ -228,14 +238,17 @@ IN_FLOAT32 = ManyRows(make_many, load_many_queries, device(lambda tiles: None), 
 
 
 def make_unit(load_key, load_value, many):
-    """Make the function that computes one unit of work; load_key, load_value: see cache.py."""
+    """Build the function that computes one unit of work; load_key, load_value: see cache.py."""
     few_scores, add_few_values = make_few(load_key, load_value)
     many_scores, add_many_values = many.make(load_key, load_value)
     load_many, more = many.load_queries, many.more
 
     @device
     def unit(a, group, table, kv_head, first, rows, lowest, begin, end, split, few, scratch, key_dim, value_dim):
-        """Compute the attention of rows over the keys at positions begin to end; few: they read the cache directly."""
+        """Compute the attention of rows over the keys at positions begin to end.
+
+        few: the rows read the cache directly.
+        """
         key_bytes, value_bytes = argument(a, ATTEND.key_bytes), argument(a, ATTEND.value_bytes)
         q, tiles, scores, output, states = places(scratch, key_dim, value_dim, more)
         start_rows(rows, value_dim, output, states)
@@ -248,7 +261,7 @@ def make_unit(load_key, load_value, many):
         keys = argument(a, ATTEND.keys) + kv_head * argument(a, ATTEND.key_head_stride)
         values = argument(a, ATTEND.values) + kv_head * argument(a, ATTEND.value_head_stride)
         key, place = begin, place_of(table, begin) if begin < end else 0
-        most = PAGE if argument(a, ATTEND.period) == 1 else 16  # few of them count
+        most = PAGE if argument(a, ATTEND.period) == 1 else 16  # with a period, few keys count
         while key < end:
             count, k, v = min(most - key % most, end - key), keys + place * key_bytes, values + place * value_bytes
             place = place_of(table, key + count) if key + count < end else place
@@ -271,7 +284,10 @@ def make_unit(load_key, load_value, many):
 
 
 def make(format_name, many=IN_FLOAT32):
-    """Make the attention kernel; format_name: the type of keys and values, or both types, as in Q8_0-Q4_0."""
+    """Build the attention kernel.
+
+    format_name: the type of keys and values, or both types, as in Q8_0-Q4_0.
+    """
     of_keys, _, of_values = format_name.partition("-")
     (load_key, _), (load_value, _) = STORAGE[of_keys], STORAGE[of_values or of_keys]
     unit, start, finish, more = make_unit(load_key, load_value, many), many.start, many.finish, many.more
@@ -330,12 +346,12 @@ def merge(a, part, parts, thread):
             merge_head(a, i // heads, i % heads, group, value_dim, output)
 
 
-# ---- scores of a block of keys to weights: caps, biases, masks, and the online softmax
+# ---- from the scores of a block of keys to weights: caps, biases, masks, and the online softmax
 
 
 @device
 def cap_scores(scores, keys, softcap):
-    """Replace scores by softcap * tanh(score) * log2(e). They have been divided by softcap already."""
+    """Replace scores, already divided by softcap, by softcap * tanh(score) * log2(e)."""
     factor = simd.splat_f32x16(softcap * LOG2_E)
     for i in range(0, keys, 16):
         simd.store_f32x16(scores + i * 4, simd.tanh_f32x16(simd.load_f32x16(scores + i * 4)) * factor)
@@ -343,10 +359,9 @@ def cap_scores(scores, keys, softcap):
 
 @device
 def subtract_distances(scores, keys, slope, distance):
-    """Subtract slope *.
+    """Subtract slope * distance * log2(e) from each score (ALiBi).
 
-    distance
-    * log2(e) from each score (ALiBi); the distance to the query falls by one from key to key.
+    The distance to the query decreases by one from key to key.
     """
     lanes = distances()
     for i in range(0, keys, 16):
@@ -358,7 +373,10 @@ def subtract_distances(scores, keys, slope, distance):
 
 @device
 def add_biases(scores, keys, biases, reach, relative):
-    """Add a head's biases (ATTEND in table.py), times log2(e); relative: the first key's position minus the query's."""
+    """Add a head's biases (ATTEND in table.py), times log2(e).
+
+    relative: the first key's position minus the query's.
+    """
     factor = simd.splat_f32x16(LOG2_E)
     for i in range(0, keys, 16):
         number = min(max(relative + i + reach, -16), 2 * reach + 1) + 16
@@ -368,7 +386,7 @@ def add_biases(scores, keys, biases, reach, relative):
 
 @device
 def mask_outside(scores, keys, hidden, visible):
-    """Set all scores to minus infinity except those from number `hidden` up to number `visible`."""
+    """Set all scores to minus infinity except those from index `hidden` up to `visible`."""
     for i in range(0, min(hidden, keys), 16):
         simd.store_f32x16(scores + i * 4, simd.skip_lanes(simd.load_f32x16(scores + i * 4), hidden - i, MINUS_INFINITY))
     if visible < keys:
@@ -392,7 +410,10 @@ def mask_unselected(scores, keys, bits):
 
 @device
 def mask_between(scores, keys, start, period):
-    """Set all scores to minus infinity except that of the last key of every `period`; start: of the first key."""
+    """Set all scores to minus infinity except that of the last key of every `period`.
+
+    start: position of the first key.
+    """
     for i in range(keys):
         if (start + i + 1) % period != 0:
             simd.store_f32(scores + i * 4, MINUS_INFINITY)
@@ -400,7 +421,10 @@ def mask_between(scores, keys, start, period):
 
 @device
 def rescale(top, state, output, value_dim):
-    """Multiply a row's sum and output by 2 ** (old maximum - new maximum `top`), and store the new maximum."""
+    """Multiply a row's sum and output by 2 ** (old maximum - new maximum), and store the new maximum.
+
+    top: the new maximum.
+    """
     fade = simd.exp2_f32x16(simd.load_f32x16(state + 64) - top)
     simd.store_f32x16(state, simd.load_f32x16(state) * fade)
     simd.store_f32x16(state + 64, top)
@@ -410,7 +434,7 @@ def rescale(top, state, output, value_dim):
 
 @device
 def update_softmax(scores, keys, state, output, value_dim):
-    """Turn `keys` scores of a row, a multiple of 16, into weights, and update the row's state and output.
+    """Convert `keys` scores of a row, a multiple of 16, to weights, and update the row's state and output.
 
     A score of minus infinity gets the weight 0. state: f32 [32], the row's sum of weights in 16 lanes, then its maximum
     in every lane.
@@ -418,7 +442,7 @@ def update_softmax(scores, keys, state, output, value_dim):
     largest = simd.load_f32x16(state + 64)
     for i in range(0, keys, 16):
         largest = simd.max_f32x16(largest, simd.load_f32x16(scores + i * 4))
-    if simd.any_above_f32x16(largest, simd.load_f32x16(state + 64)):  # seldom, after the first blocks
+    if simd.any_above_f32x16(largest, simd.load_f32x16(state + 64)):  # rare after the first blocks
         rescale(simd.splat_f32x16(simd.largest_f32x16(largest)), state, output, value_dim)
     total, top = simd.load_f32x16(state), simd.load_f32x16(state + 64)
     for i in range(0, keys, 16):

@@ -1,6 +1,6 @@
-"""The types of the KV cache: how the head of a token is stored.
+"""The storage types of the KV cache.
 
-F32, F16, BF16: numbers, padded to 16 dimensions. The others are blocks of 32 numbers, as in GGML:
+F32, F16, BF16: values, padded to 16 dimensions. The others are blocks of 32 values, as in GGML:
 
     Q8_0    f16 scale, 32 signed bytes                              scale * byte
     Q4_0    f16 scale, 16 bytes                                     scale * (code - 8)
@@ -9,16 +9,16 @@ F32, F16, BF16: numbers, padded to 16 dimensions. The others are blocks of 32 nu
     Q5_1    f16 scale, f16 minimum, 4 bytes of fifth bits, 16 bytes scale * code + minimum
     IQ4_NL  f16 scale, 16 bytes                                     scale * IQ4_VALUES[code]
 
-Of 16 bytes, the low halves are the codes of the first 16 numbers, the high halves those of the others. Each number is
+Of 16 bytes, the low halves are the codes of the first 16 values, the high halves those of the others. Each value is
 rounded to float32 at most once when it is loaded.
 
-A number that is not finite in the format becomes NaN (in a block, all numbers do), because a score of minus infinity
+A value that is not finite in the format becomes NaN (in a block, all values do), because a score of minus infinity
 would look like that of a masked key.
 
 Each type has two functions; head: the address of a head.
 
 - load(head, d): returns dimensions d to d + 15 as f32x16; d is a multiple of 16
-- store(head, x, head_dim): stores the float32 numbers at x, and zeros as padding
+- store(head, x, head_dim): stores the float32 values at x, and zeros as padding
 """
 
 import itertools
@@ -38,7 +38,7 @@ MIDDLES = [(low + high) / 2 for low, high in itertools.pairwise(IQ4_VALUES)]
 
 
 def make_plain(width, load_16, store_16, limit):
-    """Make `load` and `store` for numbers of `width` bytes; numbers with magnitudes above `limit` become NaN."""
+    """Build `load` and `store` for values of `width` bytes; magnitudes above `limit` become NaN."""
 
     @device
     def load(head, d):
@@ -61,7 +61,7 @@ def load_q8_0(head, d):
 
 @device
 def block_of_32(x, d, head_dim, padding):
-    """Load numbers d to d + 31 of a head as two f32x16, with `padding` past its end."""
+    """Load elements d to d + 31 of a head as two f32x16, with `padding` past its end."""
     low, high = simd.load_f32x16(x + d * 4), simd.load_f32x16(x + d * 4 + 64)
     return simd.keep_lanes(low, head_dim - d, padding), simd.keep_lanes(high, head_dim - d - 16, padding)
 
@@ -76,7 +76,7 @@ def store_bytes(address, x, inverse):
 
 @device
 def store_q8_0(head, x, head_dim):
-    """Store a head in Q8_0; the bytes are computed with the scale rounded to float16."""
+    """Store a head in Q8_0, computing the bytes with the scale rounded to float16."""
     for d in range(0, head_dim, 32):
         block = head + d // 32 * 34
         low, high = block_of_32(x, d, head_dim, float32(0.0))
@@ -122,7 +122,7 @@ def load_q5_1(head, d):
 
 @device
 def store_five_bits(address, low, high):
-    """Store 32 codes of 5 bits: their fifth bits, 4 bytes, then their low 4 bits, 16 bytes."""
+    """Store 32 codes of 5 bits: their fifth bits in 4 bytes, then their low 4 bits in 16 bytes."""
     simd.store_i32(address, simd.fifth_bits_i32x16(low) | simd.fifth_bits_i32x16(high) << 16)
     simd.store_nibbles(address + 4, low, high)
 
@@ -133,7 +133,10 @@ def clamped(codes, top):
 
 
 def make_symmetric(block_bytes, centre, store_codes):
-    """Make `store` for Q4_0 or Q5_0. The number of largest magnitude gets code 0: the scale has the opposite sign."""
+    """Build `store` for Q4_0 or Q5_0.
+
+    The value of largest magnitude gets code 0, so the scale has the opposite sign.
+    """
     centre, top = float32(centre), float32(2 * centre - 1)
 
     @device
@@ -156,9 +159,9 @@ def make_symmetric(block_bytes, centre, store_codes):
 
 
 def make_with_minimum(block_bytes, top, store_codes):
-    """Make `store` for Q4_1 or Q5_1: the smallest number gets code 0, the largest gets `top`.
+    """Build `store` for Q4_1 or Q5_1: the smallest value gets code 0, the largest gets `top`.
 
-    The padding repeats the first number of the block, so that it changes neither.
+    The padding repeats the first value of the block, so that it changes neither.
     """
     top = float32(top)
 
@@ -197,9 +200,10 @@ def load_iq4_nl(head, d):
 
 @device
 def store_iq4_nl(head, x, head_dim):
-    """Store a head in IQ4_NL, as GGML does: codes for the scale that makes the number of largest magnitude -127.
+    """Store a head in IQ4_NL, as GGML does.
 
-    The stored scale fits them by least squares, weighted by the squares of the numbers.
+    The codes are those for the scale that makes the value of largest magnitude -127. The stored scale fits them by
+    least squares, weighted by the squares of the values.
     """
     for d in range(0, head_dim, 32):
         block = head + d // 32 * 18
@@ -231,14 +235,17 @@ STORAGE = {
 
 @device
 def place_of(a, token):
-    """Return the cache slot of token number `token` of the run."""
+    """Return the cache slot of the run's token of index `token`."""
     sequence = argument(a, STORE.sequences) + simd.load_i64(argument(a, STORE.owners) + token * 8) * 8 * len(SEQUENCE)
     position = simd.load_i64(argument(a, STORE.positions) + token * 8)
     return simd.load_i64(argument(sequence, SEQUENCE.table) + position // PAGE * 8) * PAGE + position % PAGE
 
 
 def make_pass(work):
-    """Make a kernel that calls work(head in the cache, head in x, head dimension) for all heads of all tokens."""
+    """Build a kernel that calls `work` for all heads of all tokens.
+
+    Its arguments are the head in the cache, the head in x, and the head dimension.
+    """
 
     @kernel
     def go(a, part, parts, thread):

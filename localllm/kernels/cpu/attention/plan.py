@@ -1,12 +1,12 @@
-"""The plan of a run's attention: a list of units of work, made once for all layers with the same shape.
+"""The plan of a run's attention: a list of units of work, built once for all layers of the same shape.
 
 A unit is some query rows of one sequence, one key-value head, and a range of keys: see UNIT, SPLIT and PLAN in
-table.py. With few tokens a sequence has few units, so its context is split, too, into a part for each 256 keys.
+table.py. With few tokens a sequence has few units, so its context is split, too, into sections of 256 keys.
 
-A sequence's result does not depend on others in the run, if contexts of no more than SPLIT_TOKENS tokens have to be
-split. A token gets the same bits alone and together with others of its sequence: SEQUENCE.kernel_tokens, not their
-number, chooses the kernel of all rows. If those are at most FEW_TOKENS, contexts are split, at multiples of a length
-that depends on the token's position only.
+A sequence's result does not depend on others in the run, if at most SPLIT_TOKENS tokens need a split context. A token
+gets the same bits alone and together with others of its sequence: SEQUENCE.kernel_tokens, not their count, selects the
+kernel of all rows. If kernel_tokens is at most FEW_TOKENS, contexts are split, at multiples of a length that depends on
+the token's position only.
 """
 
 from localllm.kernels.cpu import ATTEND_ROWS, FEW_TOKENS, MOST_SPLITS, SPLIT_TOKENS
@@ -14,8 +14,8 @@ from localllm.kernels.cpu.signature import argument, device, kernel
 from localllm.kernels.simd import store_i64
 from localllm.kernels.table import PAGE, PLAN, SEQUENCE, SPLIT, UNIT
 
-FEW_ROWS = 24  # up to so many rows, reading the cache directly (products.py) is faster
-WHOLE = 1 << 40  # keys of a part, for a context that is not split
+FEW_ROWS = 24  # up to this many rows, reading the cache directly (products.py) is faster
+WHOLE = 1 << 40  # keys of a section, for a context that is not split
 UNIT_BYTES, SEQUENCE_BYTES, SPLIT_BYTES = 8 * len(UNIT), 8 * len(SEQUENCE), 8 * len(SPLIT)
 
 
@@ -29,13 +29,19 @@ def first_visible(position, window, chunked):
 
 @device
 def lowest_seen(a, sequence):
-    """Return the first position that tokens of a sequence see: 0 in cross-attention, else the encoder's length."""
+    """Return the first position that tokens of a sequence see.
+
+    It is 0 in cross-attention, else the encoder's length.
+    """
     return 0 if argument(a, PLAN.cross_attention) == 1 else argument(sequence, SEQUENCE.encoded)
 
 
 @device
 def end_seen(a, sequence):
-    """Return the end of the positions that a sequence's tokens see: in cross-attention that of the encoder's."""
+    """Return the end of the positions that a sequence's tokens see.
+
+    In cross-attention it is the end of the encoder's positions.
+    """
     return argument(sequence, SEQUENCE.encoded if argument(a, PLAN.cross_attention) == 1 else SEQUENCE.length)
 
 
@@ -62,9 +68,10 @@ def add_unit(unit, table, kv_head, first_row, rows, lowest, begin, end, split, f
 
 @device
 def rows_at_once(count, group):
-    """Return the most rows of a unit; count: kernel_tokens; group: query heads per key-value head.
+    """Return the maximum number of rows of a unit.
 
-    For few tokens that is a number of whole tokens, so that each token uses the kernel that it would use alone.
+    count: kernel_tokens; group: query heads per key-value head. For few tokens a unit has whole tokens, so that each
+    token uses the kernel that it would use alone.
     """
     if count > FEW_TOKENS or group > ATTEND_ROWS:
         return ATTEND_ROWS
@@ -73,10 +80,13 @@ def rows_at_once(count, group):
 
 @device
 def span_at(a, sequence, position):
-    """Return the keys of a part of the context of the token at a position; `lowest` and the end decide, not the run."""
+    """Return the number of keys in a section of the context of the token at a position.
+
+    It depends on the first key and the end only, not on the run.
+    """
     lowest = first_key(a, sequence, position)
     end = min(position + 1 + argument(a, PLAN.lookahead), end_seen(a, sequence))
-    most = 256 * (MOST_SPLITS - 1)  # keys, wherever they begin, are in MOST_SPLITS parts of 256 at most
+    most = 256 * (MOST_SPLITS - 1)  # from any first key, these keys lie in at most MOST_SPLITS sections of 256
     return max((end - lowest + most - 1) // most, 1) * 256
 
 
@@ -84,7 +94,8 @@ def span_at(a, sequence, position):
 def add_tokens(a, sequence, unit, first, count, start, splits, span):
     """Write the units of tokens of a sequence; return the address after them.
 
-    first: the first token's index in the run; start: its position; splits: parts of the context; span: keys of a part.
+    first: the first token's index in the run; start: its position; splits: number of sections of the context; span:
+    keys of a section.
     """
     group = argument(a, PLAN.heads) // argument(a, PLAN.kv_heads)
     rows, at_once = count * group, rows_at_once(argument(sequence, SEQUENCE.kernel_tokens), group)
@@ -95,7 +106,7 @@ def add_tokens(a, sequence, unit, first, count, start, splits, span):
             unit_rows = min(at_once, rows - row)
             begin, last = first_key(a, sequence, start + row // group), start + (row + unit_rows - 1) // group
             if few == 0:
-                begin = begin // PAGE * PAGE  # AMX adds up 32 keys at a time: which ones must not depend on the unit
+                begin = begin // PAGE * PAGE  # AMX adds up 32 keys at a time, and these must not depend on the unit
             end = min(last + 1 + argument(a, PLAN.lookahead), end_seen(a, sequence))
             for split in range(splits):
                 lower, upper = max(begin, lowest + split * span), min(end, lowest + (split + 1) * span)
@@ -106,7 +117,7 @@ def add_tokens(a, sequence, unit, first, count, start, splits, span):
 
 @device
 def note_splits(a, first, count, splits, slot):
-    """Write the SPLIT of `count` tokens from number `first` on; return the next free slot."""
+    """Write the SPLIT of `count` tokens from index `first` on; return the next free slot."""
     for token in range(first, first + count):
         place = argument(a, PLAN.splits) + token * SPLIT_BYTES
         store_i64(place + 8 * SPLIT.count, splits)
@@ -128,7 +139,7 @@ def plan(a, part, parts, thread):
             unit = add_tokens(a, sequence, unit, first, count, start, 1, WHOLE)
             continue
         done = 0
-        while done < count:  # tokens whose contexts have parts of the same length
+        while done < count:  # tokens whose contexts have sections of the same length
             span, end = span_at(a, sequence, start + done), done + 1
             while end < count and span_at(a, sequence, start + end) == span:
                 end += 1

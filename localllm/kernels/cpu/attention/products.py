@@ -1,8 +1,8 @@
-"""The two products of attention, q k^T and weights * v: for few rows, reading the cache directly, and for many rows.
+"""The two products of attention, q k^T and weights * v, for few rows and for many rows.
 
-Few rows: four rows share each vector of keys or values, which lies along the head dimension. Two vectors are a block of
-32 numbers, in cache types that have a scale per block. Arrays of rows are padded to a multiple of four rows; the
-padding of q is zero, and its results are not used.
+Few rows read the cache directly: four rows share each vector of keys or values, which lies along the head dimension.
+Two vectors are a block of 32 values, in cache types that have a scale per block. Arrays of rows are padded to a
+multiple of four rows; the padding of q is zero, and its results are not used.
 
 Keys and values are two streams from memory: while the keys of a block are multiplied, its values are prefetched, and
 then the keys of the next block. Two cores of a Zen 4 read a float16 cache at 34 GB/s this way (of 37), and at 20
@@ -29,14 +29,17 @@ from localllm.kernels.simd import prefetch_l2, store_f32x16, transpose_f32
 
 
 def make_few(load_key, load_value):
-    """Make `scores` and `add_values` for one type of keys and one of values; load_key, load_value: see cache.py."""
+    """Build `scores` and `add_values` for one type of keys and one of values.
+
+    load_key, load_value: see cache.py.
+    """
     zeros, outer, splats = make_zeros(4), make_outer(4, 1), make_splats(4, KEYS * 4)
     load_rows, store_rows = make_load(4, 1), make_store(4, 1)
     outer_pairs, load_pairs, store_pairs = make_outer(4, 2), make_load(4, 2), make_store(4, 2)
 
     @inlined
     def products(q, padded, key):
-        """Multiply a key with four rows of q: 16 lanes per row, whose sums are the scores."""
+        """Multiply a key by four rows of q: 16 lanes per row, whose sums are the scores."""
         tile = zeros()
         for d in range(0, padded - 16, 32):
             tile = outer(tile, load_rows(q + d * 4, padded * 4, 0), (load_key(key, d),))
@@ -48,7 +51,10 @@ def make_few(load_key, load_value):
 
     @device
     def scores(q, rows, keys, count, token_bytes, padded, scores, ahead):
-        """Compute scores f32 [rows][KEYS] from q f32 [rows][padded]; up to 3 keys beyond `count` are read, too."""
+        """Compute scores f32 [rows][KEYS] from q f32 [rows][padded].
+
+        Up to 3 keys beyond `count` are read, too.
+        """
         for i in range(0, count, 4):
             key = keys + i * token_bytes
             for line in range(i * token_bytes, (i + 4) * token_bytes, 64):
@@ -61,7 +67,7 @@ def make_few(load_key, load_value):
 
     @device
     def add_values(weights, rows, values, count, token_bytes, padded, output, ahead):
-        """Add weights f32 [rows][KEYS] times values to output f32 [rows][padded]; ahead: where to prefetch from."""
+        """Add weights f32 [rows][KEYS] times values to output f32 [rows][padded]; ahead: address to prefetch."""
         step = token_bytes * 32 // padded
         for r in range(0, rows, 4):
             line = ahead
@@ -108,9 +114,9 @@ def make_many(load_key, load_value):
 
     @device
     def scores(q, rows, keys, count, token_bytes, padded, tiles, scores):
-        """Compute scores f32 [rows][KEYS] from q f32 [rows / ROWS][padded][ROWS]; up to 15 more keys are read, too.
+        """Compute scores f32 [rows][KEYS] from q f32 [rows / ROWS][padded][ROWS].
 
-        tiles: temporary memory, f32 [2][KEYS][padded].
+        Up to 15 keys beyond `count` are read, too. tiles: temporary memory, f32 [2][KEYS][padded].
         """
         by_dimension = tiles + KEYS * padded * 4  # [KEYS / 16][padded][16]
         convert_keys(keys, (count + 15) // 16 * 16, token_bytes, padded, tiles)

@@ -1,12 +1,12 @@
 """Selection of the keys that a token sees (lightning indexer of DeepSeek-V3.2, 2025).
 
-A token with no more key blocks than are selected sees all of them, and no score is computed. Otherwise its scores are
+A token that has at most as many key blocks as are selected sees all of them, without scores. Otherwise its scores are
 computed in float32, and the smallest selected score is found digit by digit, 8 bits each, by counting (radix select).
 
-Scratch memory: a token's queries and one key, padded to 16 numbers; a count for each value of a digit, int64 [256];
+Scratch memory: a token's queries and one key, padded to 16 values; a count for each value of a digit, int64 [256];
 scores, float32, with blocks for each head [heads][blocks].
 
-Selection of key blocks for each head by their best keys: MiniMax M3, 2026.
+The selection of key blocks for each head by their best keys is that of MiniMax M3, 2026.
 """
 
 from numba import float32
@@ -30,7 +30,7 @@ def ordered(address):
 
 @device
 def least_chosen(scores, count, most, digits):
-    """Return the smallest of the `most` largest scores, `ordered`, and how many equal to it are among them."""
+    """Return the smallest of the `most` largest scores, `ordered`, and how many of them equal it."""
     prefix, left = 0, most
     for shift in range(24, -8, -8):
         for digit in range(DIGITS):
@@ -50,9 +50,10 @@ def least_chosen(scores, count, most, digits):
 
 @device
 def write_bits(scores, blocks, block, count, least, left, y):
-    """Write a bit for each of `count` keys: set if its block's score is larger than `least`, or after the last block.
+    """Write a bit for each of `count` keys: set if its block is selected, or after the last block.
 
-    Of the blocks whose score equals `least`, the first `left` are selected, too.
+    A block is selected if its score is larger than `least`. Of the blocks whose score equals `least`, the first `left`
+    are selected, too.
     """
     is_selected = True
     for first in range(0, count, 32):
@@ -74,7 +75,7 @@ def write_all(count, word, y):
 
 @device
 def load_queries(source, heads, key_dim, columns, q):
-    """Copy a token's heads, each padded with zeros to `columns` numbers."""
+    """Copy a token's heads, each padded with zeros to `columns` values."""
     fill(q, heads * columns, float32(0.0))
     for head in range(heads):
         for d in range(key_dim):
@@ -150,7 +151,7 @@ def product(q, row, columns):
 def make_score_all(load_key):
     @device
     def score_all(a, table, q, columns, count, scores):
-        """Store the largest product of each head with each block's keys; return whether all products are finite."""
+        """Store each head's largest product of each block's keys; return whether all products are finite."""
         heads, block, finite = argument(a, SELECT_KEY_BLOCKS.heads), argument(a, SELECT_KEY_BLOCKS.block), True
         row, blocks = q + heads * columns * 4, (count + block - 1) // block
         key_bytes = argument(a, SELECT_KEY_BLOCKS.key_bytes)

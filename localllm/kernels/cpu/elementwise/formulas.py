@@ -1,4 +1,4 @@
-"""Kernels of the formulas (localllm.kernels.formulas), on vectors of 16 columns, and two that scale rows."""
+"""Kernels of the formulas (localllm.kernels.formulas), on vectors of 16 columns; two kernels that scale rows."""
 
 from math import exp, log
 

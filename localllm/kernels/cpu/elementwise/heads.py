@@ -1,6 +1,6 @@
-"""Operations on equal parts of a row, which are heads or parallel residual streams: gates, sums, weighted sums.
+"""Operations on equal segments of a row: heads, or parallel residual streams.
 
-A part need not have a multiple of 16 columns.
+They are gates, sums and weighted sums. A segment need not have a multiple of 16 columns.
 """
 
 from numba import float32
@@ -27,7 +27,7 @@ def multiply_heads(a, part, parts, thread):
 
 @device
 def softmax_of_numbers(x, y, size, epsilon):
-    """Write the softmax of `size` numbers, plus epsilon, to y; NaN if a number is not finite."""
+    """Write the softmax of `size` values, plus epsilon, to y; NaN if a value is not finite."""
     top, total = float32(-3e38), float32(0.0)
     for j in range(size):
         number = simd.load_f32(x + j * 4)
@@ -53,9 +53,9 @@ def softmax(a, part, parts, thread):
 
 @device
 def divide_by_sums(y, size, across, along, epsilon):
-    """Divide the numbers of each row of a [size, size] matrix by their sum plus epsilon.
+    """Divide the elements of each row of a [size, size] matrix by their sum plus epsilon.
 
-    across, along: bytes from row to row, and from number to number; exchanged, they make columns rows.
+    across, along: bytes from row to row, and from element to element; exchanged, they normalize columns.
     """
     for i in range(size):
         total = epsilon
@@ -68,7 +68,7 @@ def divide_by_sums(y, size, across, along, epsilon):
 
 @kernel
 def sinkhorn(a, part, parts, thread):
-    """Scale each row's matrix [size, size] so that rows and columns add up to 1 (Sinkhorn), and transpose it."""
+    """Scale each row's matrix [size, size] until its rows and columns add up to 1, then transpose it."""
     size, count = argument(a, SINKHORN.size), simd.load_i64(argument(a, SINKHORN.count))
     epsilon, stride = argument_f32(a, SINKHORN.epsilon), argument(a, SINKHORN.stride)
     for t in range(count * part // parts, count * (part + 1) // parts):

@@ -1,7 +1,7 @@
-"""Operations between the matrix products that treat tokens one by one, and sums over tokens.
+"""Operations that process each token independently, and sums over tokens.
 
-Rows of activations, norms and biases are padded to a multiple of 16 columns, and the padding has no meaning. A stride
-may be longer than that, but only the columns and their padding are touched. The group of a norm need not have a
+Rows of activations, norms and biases are padded to a multiple of 16 columns, and the padding has arbitrary values. A
+stride may be longer than that, but only the columns and their padding are touched. The group of a norm need not have a
 multiple of 16 columns, and y may be x, so no memory outside of the group is touched.
 """
 
@@ -64,7 +64,7 @@ def replace_ids(a, part, parts, thread):
 
 @device
 def copy(x, y, columns):
-    """Copy exactly `columns` numbers, without their padding."""
+    """Copy exactly `columns` values, without their padding."""
     for i in range(0, columns - 15, 16):
         simd.store_f32x16(y + i * 4, simd.load_f32x16(x + i * 4))
     for i in range(columns // 16 * 16, columns):
@@ -133,7 +133,7 @@ def rope(a, part, parts, thread):
         table = argument(a, ROPE.table) + i // heads * pairs * 8
         head = i // heads * argument(a, ROPE.stride) + i % heads * head_dim * 4
         x, y = argument(a, ROPE.x) + head, argument(a, ROPE.y) + head
-        if x != y:  # copied first: rotating in place is a fifth faster than from x to y
+        if x != y:  # rotating in place after a copy is a fifth faster than rotating from x to y
             copy(x, y, head_dim)
         for k in range(pairs):
             first = y + k * step
@@ -206,7 +206,7 @@ def layer_norm(a, part, parts, thread):
             )
 
 
-# ---- orthonormal Hadamard matrices, by the fast Walsh-Hadamard transform. Its butterflies replace two numbers 1, 2, 4,
+# ---- orthonormal Hadamard matrices, by the fast Walsh-Hadamard transform. Its butterflies replace two values 1, 2, 4,
 # ... apart by their sum and difference. The matrix is its own inverse.
 
 butterfly_1, butterfly_2, butterfly_4, butterfly_8 = map(simd.make_butterfly, (1, 2, 4, 8))
@@ -214,7 +214,10 @@ butterfly_1, butterfly_2, butterfly_4, butterfly_8 = map(simd.make_butterfly, (1
 
 @device
 def within_vectors(x, y, columns, block, factor):
-    """Write x times `factor` to y, which may be x, with the butterflies of numbers up to 8 apart, in one vector."""
+    """Write x times `factor` to y, which may be x, with the butterflies of values up to 8 apart.
+
+    These values are in one vector.
+    """
     for i in range(0, columns * 4, 64):
         lanes = butterfly_1(simd.load_f32x16(x + i) * simd.splat_f32x16(factor))
         if block > 2:
@@ -228,7 +231,7 @@ def within_vectors(x, y, columns, block, factor):
 
 @device
 def across_vectors(y, columns, distance):
-    """Compute the butterflies of numbers that are `distance` apart, a multiple of 16, in place."""
+    """Compute the butterflies of values that are `distance` apart, a multiple of 16, in place."""
     for first in range(0, columns, 2 * distance):
         for i in range(first * 4, (first + distance) * 4, 64):
             u, v = simd.load_f32x16(y + i), simd.load_f32x16(y + i + distance * 4)
@@ -273,9 +276,9 @@ def hash(a, part, parts, thread):
 
 @device
 def copy_logits(x, y, columns):
-    """Copy x to y; return 0 if all numbers are finite, else NaN, as the sum of 0 * number is.
+    """Copy x to y; return 0 if all values are finite, else NaN: the sum of 0 * value.
 
-    Python would do this after the run, in one thread, when the numbers are no longer in the cores' caches: 49152 logits
+    Python would do this after the run, in one thread, when the values are no longer in the cores' caches: 49152 logits
     took 0.2 ms, this takes 0.02.
     """
     zeros = simd.zero_f32x16()
@@ -292,7 +295,7 @@ def copy_logits(x, y, columns):
 
 @kernel
 def logits(a, part, parts, thread):
-    """Copy x to y, and count a flaw if a number is not finite. The parts share the columns."""
+    """Copy x to y, and count a flaw if a value is not finite. The parts share the columns."""
     columns, target = argument(a, LOGITS.columns), simd.load_i64(argument(a, LOGITS.y))
     first, last = columns * part // parts, columns * (part + 1) // parts
     for t in range(simd.load_i64(argument(a, LOGITS.count))):
@@ -341,7 +344,10 @@ def add_columns(x, stride, tokens, columns, sums, part, parts):
 
 @kernel
 def add_squares(a, part, parts, thread):
-    """Add x^2 over the tokens to the sums. The parts share the columns, so their number does not change the result."""
+    """Add x^2 over the tokens to the sums.
+
+    The parts share the columns, so their count does not change the result.
+    """
     tokens, stride = simd.load_i64(argument(a, ADD_SQUARES.count)), argument(a, ADD_SQUARES.stride)
     x, sums = argument(a, ADD_SQUARES.x), argument(a, ADD_SQUARES.sums)
     add_columns(x, stride, tokens, argument(a, ADD_SQUARES.columns), sums, part, parts)

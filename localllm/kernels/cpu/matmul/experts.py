@@ -1,12 +1,12 @@
-"""Mixtures of experts: routing, products of the experts' matrices, and copies of rows between both orders.
+"""Mixtures of experts: routing, products of the experts' matrices, and sorting rows by expert.
 
 `route` chooses each token's experts. A pair is a token and one of its experts; `plan_experts` sorts the pairs by
 expert, those of an expert in the order of the tokens, and gives each pair a row. The rows of an expert are contiguous,
 padded to a multiple of EXPERT_ROWS. ROUTE and PLAN_EXPERTS in table.py list the options.
 
-The kernel for one matrix multiplies an expert's rows. It gets a copy of the arguments, whose addresses are those of the
-expert's matrix and rows. So an expert with few rows reads its matrix as decode does, and one with many unpacks each
-tile once.
+The kernel for one matrix multiplies an expert's rows. It gets a copy of the arguments, with the addresses of the
+expert's matrix and rows. So an expert with few rows reads its matrix as in decode, and one with many unpacks each tile
+once.
 """
 
 from math import exp, inf, log1p, sqrt
@@ -38,7 +38,10 @@ LEAST_SUM = float32(6.103515625e-5)  # the smallest divisor of weights, as in ll
 
 @device
 def score_all(a, logits, scores):
-    """Compute a token's scores: softmax, sigmoid, or square root of softplus. Return whether all logits are finite."""
+    """Compute a token's scores: softmax, sigmoid, or square root of softplus.
+
+    Return whether all logits are finite.
+    """
     experts, sigmoid, rooted = argument(a, ROUTE.experts), argument(a, ROUTE.sigmoid), argument(a, ROUTE.rooted)
     top, total, finite = -inf, 0.0, True
     for e in range(experts):
@@ -59,9 +62,9 @@ def score_all(a, logits, scores):
 
 @device
 def rank_all(a, logits, scores, ranks):
-    """Compute the ranks, by which experts are chosen: scores plus bias if there is a bias, scores if there are groups.
+    """Compute the ranks that select experts: scores plus bias, or scores if there are groups, or logits.
 
-    Otherwise they are the logits, which rank more finely: the sigmoids of large logits are all 1.
+    Logits rank more finely: the sigmoids of large logits are all 1.
     """
     bias, source = argument(a, ROUTE.bias), logits
     if bias != 0 or argument(a, ROUTE.groups) > 1:
@@ -73,7 +76,7 @@ def rank_all(a, logits, scores, ranks):
 
 @device
 def best_of(values, count):
-    """Return the index of the largest value, the first of equal ones. 0 if none is larger than minus infinity."""
+    """Return the index of the largest value, the first of equal ones; 0 if none exceeds minus infinity."""
     best, largest = 0, MINUS_INFINITY
     for i in range(count):
         value = simd.load_f32(values + i * 4)
@@ -92,7 +95,7 @@ def take_best(values, count):
 
 @device
 def value_of_group(ranks, size):
-    """Return the value of a group of experts: the sum of its two best ranks."""
+    """Return the rank of a group of experts: the sum of its two best ranks."""
     best = best_of(ranks, size)
     second = MINUS_INFINITY
     for i in range(size):
@@ -117,7 +120,10 @@ def leave_out_groups(a, ranks, groups):
 
 @device
 def choose(a, scores, ranks, given_experts, chosen, weights):
-    """Write a token's experts and their weights: those of the best ranks, or those listed at `given_experts`."""
+    """Write a token's experts and their weights.
+
+    The experts are those of the best ranks, or those listed at `given_experts`.
+    """
     used, total, factor = argument(a, ROUTE.used), float32(0.0), argument_f32(a, ROUTE.scale)
     for i in range(used):
         if given_experts != 0:
@@ -136,7 +142,7 @@ def choose(a, scores, ranks, given_experts, chosen, weights):
 
 @device
 def choose_nothing(a, chosen, weights):
-    """Write NaN weights, and any experts, for a token with a logit that is not finite."""
+    """Write NaN weights, and arbitrary experts, for a token with a logit that is not finite."""
     for i in range(argument(a, ROUTE.used)):
         simd.store_i64(chosen + i * 8, i)
         simd.store_f32(weights + i * 4, simd.NAN)
@@ -144,7 +150,7 @@ def choose_nothing(a, chosen, weights):
 
 @kernel
 def route(a, part, parts, thread):
-    """Choose the experts of each token. Scratch memory: scores, ranks, values of groups."""
+    """Choose the experts of each token. Scratch memory: scores, ranks, ranks of groups."""
     tokens, used, experts = simd.load_i64(argument(a, ROUTE.count)), argument(a, ROUTE.used), argument(a, ROUTE.experts)
     scores = argument(a, ROUTE.scratch) + thread * argument(a, ROUTE.scratch_bytes)
     ranks = scores + experts * 4
@@ -174,13 +180,16 @@ def count_rows(a, pairs):
 
 @device
 def rounded_up(count):
-    """Return the rows that products may write for an expert with `count` rows: padded, unless it is a single row."""
+    """Return the number of rows that products may write for an expert with `count` rows.
+
+    It is padded, unless there is a single row.
+    """
     return count if count == 1 else (count + EXPERT_ROWS - 1) // EXPERT_ROWS * EXPERT_ROWS
 
 
 @device
 def place_experts(a):
-    """List the experts that have rows, and replace their counts in next_rows by the numbers of their first rows."""
+    """List the experts that have rows, and replace their counts in next_rows by their first rows."""
     active, first = argument(a, PLAN_EXPERTS.active), 0
     for e in range(argument(a, PLAN_EXPERTS.experts)):
         place = argument(a, PLAN_EXPERTS.next_rows) + e * 8
@@ -197,7 +206,7 @@ def place_experts(a):
 
 @device
 def fill_between(a):
-    """Give padding rows between experts the pair of the row before, so that every row is initialized."""
+    """Assign to padding rows between experts the pair of the row before, so that every row is initialized."""
     pairs = argument(a, PLAN_EXPERTS.pairs)
     for i in range(simd.load_i64(argument(a, PLAN_EXPERTS.active_count))):
         expert = argument(a, PLAN_EXPERTS.active) + i * EXPERT_BYTES
@@ -208,7 +217,7 @@ def fill_between(a):
 
 @kernel
 def plan_experts(a, part, parts, thread):
-    """Give each pair a row, sorted by expert. A single part does all the work."""
+    """Assign a row to each pair, sorted by expert. A single part does all the work."""
     pairs = simd.load_i64(argument(a, PLAN_EXPERTS.count)) * argument(a, PLAN_EXPERTS.used)
     count_rows(a, pairs)
     place_experts(a)
@@ -221,7 +230,7 @@ def plan_experts(a, part, parts, thread):
     fill_between(a)
 
 
-ANY_NUMBER = 1 << 40  # of tokens: no limit
+ANY_NUMBER = 1 << 40  # more tokens than any run has
 
 
 @device
@@ -230,10 +239,11 @@ def put(arguments, place, value):
 
 
 def make_experts(product, own, most_is_address, finish=None):
-    """Make the kernel for all experts from the kernel for one matrix; product, own: the declarations of both.
+    """Build the kernel for all experts from the kernel for one matrix.
 
-    most_is_address: whether the argument `most_precise` of `product` is an address; finish(arguments, call, expert,
-    memory): sets further arguments in `call`, and may use `memory`, the scratch memory after them.
+    product, own: the declarations of both. most_is_address: whether the argument `most_precise` of `product` is an
+    address; finish(arguments, call, expert, memory): sets further arguments in `call`, and may use `memory`, the
+    scratch memory after them.
     """
     words = len(product)
 
@@ -256,7 +266,7 @@ def make_experts(product, own, most_is_address, finish=None):
             put(call, words, most)
             most = call + words * 8
         put(call, product.most_precise, most)
-        # In a short run the number of an expert's tokens does not select its kernel: each gets the bits it gets alone.
+        # In a short run an expert's token count does not select its kernel, so that tokens get the same bits as alone.
         put(call, words + 1, 1 if kernel_tokens <= PRECISE_TOKENS else argument(expert, EXPERT.count))
         put(call, product.kernel_tokens, call + (words + 1) * 8)
         if finish is not None:

@@ -1,11 +1,11 @@
-"""Products of F16 weights with many tokens in integers (AVX512-VNNI).
+"""Products of F16 weights and many tokens in integers (AVX512-VNNI).
 
-Numbers are rounded to 14 bits and stored in 16-bit words, which the CPU multiplies in pairs. An instruction does twice
+Values are rounded to 14 bits and stored in 16-bit words, which the CPU multiplies in pairs. An instruction does twice
 as many multiplications as in float32: 512 tokens of a 1.2 B model take 0.64 of the time. Activations have a scale for
-every 32 columns of a token (a run), weights one for SLAB columns of a row. LARGEST is the largest number for which the
+every 32 columns of a token (a run), weights one for SLAB columns of a row. LARGEST is the largest integer for which the
 sum of a run's products fits in 32 bits. The number of columns is a multiple of 16; if the last run has only 16 columns,
-zeros follow. Rounding costs 3e-8 of a product's mean square for normally distributed numbers, as much as rounding only
-the activations to F16 costs, which other programs do.
+zeros follow. Rounding costs 3e-8 of a product's mean square for normally distributed values, as much as rounding only
+the activations to F16, which other programs do.
 
 Scratch memory, in order:
 
@@ -23,8 +23,8 @@ from localllm.kernels.table import LINEAR_FLOAT as LINEAR
 from localllm.kernels.table import QUANTIZE_WORDS
 
 LARGEST = float32(8191)  # 32 * LARGEST**2 < 2**31
-SLAB = 384  # columns that are unpacked at a time: 24 KiB, which leaves room for some tokens in the L1 cache
-TOGETHER = 600  # most tokens per slab, so that their columns fit in the L2 cache (1024: 1.2 times as long)
+SLAB = 384  # columns that are unpacked at a time: 24 KiB, which leaves space for some tokens in the L1 cache
+TOGETHER = 600  # maximum tokens per slab; their columns then fit in the L2 cache (1024: 1.2 times as long)
 WORDS_BYTES = SLAB * 32  # bytes of a vector of 16 rows
 dots = tiles.make_dots(range(0, 64, 4), simd.dot_words_vnni_512)
 add_run, times_rows = tiles.make_times(tiles.columns_at, tiles.ints), tiles.make_times(tiles.rows_at, tiles.floats)
@@ -37,10 +37,10 @@ def in_runs(columns):
 
 
 def make_to_words(load_16, width):
-    """Make a function (address, columns, target) -> scale that converts numbers of `width` bytes to 16-bit integers.
+    """Build a function (address, columns, target) -> scale that converts values to 16-bit integers.
 
-    The number of columns is a multiple of 16; target is padded to whole runs of 32. The scale is NaN if a number is not
-    finite.
+    width: bytes of a value. The number of columns is a multiple of 16; target is padded to whole runs of 32. The scale
+    is NaN if a value is not finite.
     """
 
     @device
@@ -102,7 +102,10 @@ def product(columns, w, x, c, stride):
 
 
 def make_prefill_words(load_16):
-    """Make a function (arguments, first tile, last tile + 1, tokens, scratch) that multiplies tiles with all tokens."""
+    """Build a function (arguments, first tile, last tile + 1, tokens, scratch).
+
+    It multiplies tiles by all tokens.
+    """
     unpack_tile, fetch_next = make_unpack_tile(load_16), tiles.make_fetch_next(512, SLAB)
 
     @device
@@ -119,7 +122,7 @@ def make_prefill_words(load_16):
                 )
                 for t in range(
                     begin, end, tiles.TOKENS
-                ):  # with up to TOKENS - 1 tokens too many, whose results are not used
+                ):  # includes up to TOKENS - 1 surplus tokens, whose results are not used
                     y, x = argument(a, LINEAR.y) + t * y_stride + row * 4, argument(a, LINEAR.halves) + t * stride
                     scales = x + in_runs(columns) * 2
                     tile = tiles.zero_floats()

@@ -1,7 +1,8 @@
-"""Products of quantized weights with many tokens that keep the weights' own codes and scales, one slab at a time.
+"""Products of quantized weights and many tokens that keep the weights' own codes and scales.
 
-Used while both planes of the activations are multiplied, that is for moderate numbers of tokens. On CPUs with AVX2 only
-it is used for more tokens, too: with codes of few bits and the high plane, or with 16-bit words.
+Slabs are multiplied one at a time. These kernels are used while both planes of the activations are multiplied, that is
+for moderate token counts. On CPUs with AVX2 only they are used for more tokens, too: with codes of few bits and the
+high plane, or with 16-bit words.
 
 Scratch memory, in order (a "word" is 4 columns):
 
@@ -21,11 +22,11 @@ over 32 or 16 columns that share scales. There are three ways to multiply them:
 - codes of any size times words of 16 bits, which are both planes of the activations at once: 32 instructions for 256
   products, and 4 to make words of the codes, which all tokens share.
 
-Compilers hoist the multiplications and have more to keep than 16 registers then (97 instead of 138 thousand million
-products a second, a prototype in C), so the order of the instructions and the registers are fixed here. The totals do
-not fit next to the sums: they lie in memory, and a token's take 11 or 12 instructions for a sub-block (21 to 38 where
-LLVM moved them to and fro). The loop over runs is assembly, too: LLVM moved twelve addresses to and fro between
-sub-blocks. Names in braces stand for operands: addresses, the tokens' x0 to x3, c0 to c3 and n0 to n3, and constants.
+Compilers hoist the multiplications and then need more than 16 registers (97 instead of 138 thousand million products
+a second, a prototype in C), so the assembly fixes the order of the instructions and the registers. The totals do not
+fit next to the sums: they lie in memory, and a token's take 11 or 12 instructions for a sub-block (21 to 38 where LLVM
+moved them to and fro). The loop over runs is assembly, too: LLVM moved twelve addresses to and fro between sub-blocks.
+Names in braces represent operands: addresses, the tokens' x0 to x3, c0 to c3 and n0 to n3, and constants.
 """
 
 from llvmlite import binding, ir
@@ -39,15 +40,18 @@ from localllm.kernels.machine import this_lane
 from localllm.kernels.table import LINEAR_QUANTIZED as LINEAR
 
 HAS_AVX2_DOTS = this_lane().has_avx2_only
-MOST_IN_BYTES = 63  # the largest code that goes by bytes: two results of VPMADDUBSW fit into 16 bits
+MOST_IN_BYTES = 63  # the largest code for products of bytes: two results of VPMADDUBSW fit into 16 bits
 W0, W1, X, PRODUCT, ODD0, ODD1, LAST, LAST2 = (f"%ymm{i}" for i in range(8, 16))
 vector = ir.VectorType(simd.F32, 8)
 if HAS_AVX2_DOTS:
-    binding.initialize_native_asmparser()  # LLVM reads assembly only then
+    binding.initialize_native_asmparser()  # LLVM needs this to parse assembly
 
 
 def make_unpack(format):
-    """Make a function that unpacks a row to codes u8 [columns], scales and minimums f32 [columns / sub-block]."""
+    """Build a function that unpacks a row.
+
+    It writes codes u8 [columns], scales and minimums f32 [columns / sub-block].
+    """
     codes_of, scales, minimums = format.codes, format.scales, format.minimums
     store, skip = (simd.store_f32x8, 32) if format.sub_block == 32 else (simd.store_f32x16, 64)
     group_bytes, (chunk_codes, chunk_scales, chunk_minimums) = format.group_bytes, format.chunk or (None, None, None)
@@ -100,7 +104,10 @@ def make_unpack_tile(format):
 
 
 def make_sub_block(format, words):
-    """Make a function that multiplies one sub-block of a tile in both planes; words: its words' offsets in x."""
+    """Build a function that multiplies one sub-block of a tile in both planes.
+
+    words: the offsets of its words in x.
+    """
     has_minimum = bool(format.minimums)
     factor = float32(1.0 if has_minimum else -format.offset)
     dots = tiles.make_code_dots(words, format.largest)
@@ -144,7 +151,7 @@ def make_tile(format):
 
 
 def make_precise_slab(format):
-    """Make a function that unpacks a slab and multiplies it with all tokens in both planes; see make_slab."""
+    """Build a function that unpacks a slab and multiplies it by all tokens in both planes; see make_slab."""
     if HAS_AVX2_DOTS:
         return make_assembly_slab(format, True)
     product, scale_bytes = make_tile(format), 64 * SLAB // format.sub_block
@@ -160,10 +167,11 @@ def make_precise_slab(format):
 
 
 def make_assembly_slab(format, is_exact):
-    """Make the function of make_precise_slab for CPUs with AVX2 only; is_exact: in both planes, as 16-bit words.
+    """Build the function of make_precise_slab for CPUs with AVX2 only.
 
-    Two vectors of 16 rows are multiplied with the same tokens, one after the other, so activations, which come from the
-    L2 or L3 cache, are read half as often (1.04 times as fast).
+    is_exact: whether both planes are multiplied, as 16-bit words. Two vectors of 16 rows are multiplied by the same
+    tokens, one after the other, so activations, which come from the L2 or L3 cache, are read half as often (1.04 times
+    as fast).
     """
     unpack_tile, fetch_next = make_unpack_tile(format), tiles.make_fetch_next(format.group_bytes)
     add_products = make_assembly_product(format, is_exact)
@@ -174,7 +182,7 @@ def make_assembly_slab(format, is_exact):
         unpack_tile(a, tile, column, columns, scratch)
         width, y_stride = argument(a, LINEAR.columns), argument(a, LINEAR.y_stride)
         vectors = min(tiles.VECTORS, (argument(a, LINEAR.rows) - tile * tiles.ROWS + 15) // 16)
-        for t in range(0, tokens, tiles.TOKENS):  # with up to TOKENS - 1 tokens too many, whose results are not used
+        for t in range(0, tokens, tiles.TOKENS):  # includes up to TOKENS - 1 surplus tokens, whose results are not used
             y = argument(a, LINEAR.y) + tile * tiles.ROWS * 4 + t * y_stride
             fetch_next(a, next_slab, t, tokens)
             for v in range(vectors):
@@ -184,7 +192,10 @@ def make_assembly_slab(format, is_exact):
 
 
 def make_assembly_product(format, is_exact):
-    """Make a function that adds the products of 16 rows and TOKENS tokens to y, or stores them there if is_first."""
+    """Build a function that adds the products of 16 rows and TOKENS tokens to y.
+
+    is_first: whether it stores them instead.
+    """
     scale_bytes, has_chunks = 64 * SLAB // format.sub_block, format.chunk is not None
     add_groups, add_chunks = (
         make_add_runs(format, words, is_exact, tiles.VECTORS * scale_bytes)
@@ -199,9 +210,7 @@ def make_assembly_product(format, is_exact):
     @inlined
     def add_products(a, y, y_stride, v, columns, place, is_first, scratch):
         w, s = scratch + v * 16 * SLAB, scratch + tiles.VECTORS * 16 * SLAB + v * scale_bytes
-        totals = scratch + tiles.VECTORS * (
-            16 * SLAB + 2 * scale_bytes
-        )  # replaces the rows before they were transposed
+        totals = scratch + tiles.VECTORS * (16 * SLAB + 2 * scale_bytes)  # overwrites the rows that were transposed
         x, run = argument(a, activations) + size * place, place // 32
         c, n, groups = argument(a, LINEAR.scales) + 8 * run, argument(a, sums) + sum_bytes * run, columns // 256
         stride = argument(a, LINEAR.columns) // 32 * sum_bytes
@@ -224,9 +233,10 @@ def make_assembly_product(format, is_exact):
 
 
 def byte_products(words, largest):
-    """Return `emit(first token) -> (lines, sums)` for codes up to `largest` times bytes, and its number of tokens.
+    """Return the emitter of products of codes and bytes, and its number of tokens.
 
-    words: byte offsets of 4 columns in x; w has the codes of 16 rows, 64 bytes a word. sums: registers [token][half].
+    emit(first token) -> (lines, sums). words: byte offsets of 4 columns in x; w has the codes of 16 rows, 64 bytes a
+    word; largest: the largest code. sums: registers [token][half].
     """
     at_once = 32767 // (2 * 127 * largest)
     groups = [words[i : i + at_once] for i in range(0, len(words), at_once)]
@@ -263,9 +273,9 @@ def add_bytes(words, sums, first):
 
 
 def add_both(multiply, add, weights, sums, is_first):
-    """Emit the products of X and two registers of weights, added to two sums. The second product replaces X.
+    """Emit the products of X and two registers of weights, added to two sums.
 
-    Both are multiplied before one is added: 1.03 times as fast as in turn.
+    The second product replaces X. Both are multiplied before one is added, which is 1.03 times as fast as in turn.
     """
     products = sums if is_first else (PRODUCT, X)
     yield from (f"{multiply} {X}, {each}, {to}" for each, to in zip(weights, products, strict=True))
@@ -278,7 +288,10 @@ def load_codes(word, registers):
 
 
 def word_products(words):
-    """Make products for x in words of 16 bits, of every 4 columns the even ones first (see quantize.py)."""
+    """Return the emitter of products for x in words of 16 bits.
+
+    Of every 4 columns the even ones come first (see quantize.py).
+    """
     sums = halves(0, tiles.TOKENS)
 
     def emit(first):
@@ -297,10 +310,10 @@ def word_products(words):
 
 
 def scaled_products(words, minimums_after):
-    """Emit the sums of a run for all tokens, times integer scales, and the registers [token][half] that have them.
+    """Emit the sums of a run for all tokens, times integer scales.
 
-    s: int16 [2 sub-blocks][16 rows][2], each scale twice; `minimums_after` bytes later factors of the tokens' sums of
-    both sub-blocks, int16 [16 rows][2].
+    Also return their registers [token][half]. s: int16 [2 sub-blocks][16 rows][2], each scale twice; `minimums_after`
+    bytes later factors of the tokens' sums of both sub-blocks, int16 [16 rows][2].
     """
     sums, codes = halves(0, tiles.TOKENS), ((W0, W1), (X, PRODUCT))
     products = ((ODD0, ODD1), (LAST, LAST2))  # [word][half]; the second half's begins as the token's columns
@@ -324,7 +337,10 @@ def scaled_products(words, minimums_after):
 
 
 def add_scaled_to_totals(sums, scales):
-    """Emit totals + scale of the row's 256 columns, `scales` bytes after s, * scale of the token * sum."""
+    """Emit totals + row scale * token scale * sum.
+
+    scales: offset from s of the scale of the row's 256 columns.
+    """
     yield from (f"vmovups {scales}({{s}}), {W0}", f"vmovups {scales + 32}({{s}}), {W1}")
     for t, rows in enumerate(sums):
         yield f"vbroadcastss {{c{t}}}, {X}"
@@ -335,10 +351,10 @@ def add_scaled_to_totals(sums, scales):
 
 
 def add_to_totals(sums, first, scales, minimums):
-    """Emit totals + scale of the row * scale of the token * sum + the term for the sum of the token's columns.
+    """Emit totals + row scale * token scale * sum + a term for the sum of the token's columns.
 
-    That term is minimum of the row, or factor * scale of the row, * sum of the columns. scales, minimums: bytes from s
-    to them; no minimums: None.
+    That term is minimum of the row, or factor * scale of the row, * sum of the columns. scales, minimums: their offsets
+    from s in bytes; None: no minimums.
     """
     columns_sum = scales // 16  # bytes from n
     yield from (f"vmovups {scales}({{s}}), {W0}", f"vmovups {scales + 32}({{s}}), {W1}")
@@ -376,7 +392,10 @@ def run_lines(format, words, is_exact, minimums_after):
 
 
 class Step:
-    """The distances of addresses: from run to run in bytes, from token to token in units of the argument `stride`."""
+    """The distances of addresses.
+
+    From run to run they are in bytes, from token to token in units of the argument `stride`.
+    """
 
     def __init__(self, format, is_exact):
         self.x, self.c, self.n = 16 if is_exact else 8, 8, 4 if format.has_integer_scales else 8
@@ -388,9 +407,9 @@ class Step:
 def make_add_runs(format, words, is_exact, minimums_after):
     """Return an intrinsic (totals, w, x, s, c, n, stride, runs) that adds runs to totals f32 [TOKENS][16].
 
-    words: where the words of a run lie in its group of 64 or 256 columns (CHUNK_WORDS or GROUP_WORDS). is_exact: x is
-    in words. s: scales of the rows, f32 [sub-blocks][16], and `minimums_after` bytes later their minimums, or both as a
-    format with integer scales has them. c, n: the token's scale, f32, and the sum of its columns, f32, or of both
+    words: offsets of a run's words in its group of 64 or 256 columns (CHUNK_WORDS or GROUP_WORDS). is_exact: x is in
+    words. s: scales of the rows, f32 [sub-blocks][16], and `minimums_after` bytes later their minimums, or both in the
+    form of a format with integer scales. c, n: the token's scale, f32, and the sum of its columns, f32, or of both
     halves of a run, int16. stride: bytes between tokens of c or n, whichever is smaller.
     """
     step = Step(format, is_exact)
@@ -423,7 +442,7 @@ def make_add_runs(format, words, is_exact, minimums_after):
 
 
 def ones():
-    """Return 16 words of 1: VPMADDWD with them adds neighbours."""
+    """Return 16 words of 1, with which VPMADDWD adds neighbours."""
     return ir.Constant(ir.VectorType(simd.I16, 16), [1] * 16)
 
 

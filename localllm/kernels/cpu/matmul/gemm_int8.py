@@ -1,14 +1,14 @@
-"""Products of quantized weights with many tokens: weights requantized to bytes, activations in the high plane.
+"""Products of quantized weights and many tokens, with requantized weights and the high plane.
 
-A byte stands for weight = scale * (byte - BYTE_OFFSET), with fewer scales than the format has. A product whose sums are
-scaled for every 16 columns, or that has minimums, spends a third of its multiplications on scaling. Here 64 columns
-share a scale, which takes a sixth, and there are no minimums. The rounding costs 3e-5 of the weights' mean square
-(normally distributed): about what rounding the activations to 8 bits costs, a hundredth of what Q4_K has cost, a tenth
-of Q6_K. Logits of large batches are still nearer to the exact ones than llama.cpp's, at Q6_K by a third. Formats with
-blocks of 32 and no minimums would gain 5 %: they keep their scales, and their weights exactly.
+Weights are requantized to bytes, weight = scale * (byte - BYTE_OFFSET), with fewer scales than the format has. A
+product whose sums are scaled for every 16 columns, or that has minimums, spends a third of its multiplications on
+scaling. With one scale for 64 columns and no minimums, scaling takes a sixth. The rounding costs 3e-5 of the weights'
+mean square (normally distributed): about as much as rounding the activations to 8 bits, a hundredth of the error of
+Q4_K, a tenth of that of Q6_K. Logits of large batches are still nearer to the exact ones than llama.cpp's, at Q6_K by a
+third. Formats with blocks of 32 and no minimums would gain 5 %: they keep their scales, and their weights exactly.
 
-A byte is (code - offset) * factor + minimum, computed in 16-bit fixed point with 5 fraction bits. Codes are first
-shifted left as far as they fit in a byte, which makes the result more precise.
+A byte is (code - offset) * factor + minimum, computed in 16-bit fixed point with 5 fraction bits. For more precision,
+codes are first shifted left as far as they fit in a byte.
 
 Scratch memory, in order (a "word" is 4 columns; span: columns that share a scale):
 
@@ -27,19 +27,22 @@ from localllm.kernels.cpu.signature import argument, device, inlined
 from localllm.kernels.table import LINEAR_QUANTIZED as LINEAR
 
 BYTE_OFFSET = 0 if simd.signed_dot_variant() else 128
-TOP = 126.0  # the byte that the largest weight becomes, so that rounding never exceeds 127
+TOP = 126.0  # the byte of the largest weight; rounding then never exceeds 127
 POINT = 5  # fraction bits
 PLANE = 256.0  # the unit of the activations' high plane
 words = ir.VectorType(simd.I16, 32)
 
 
-PAIR = 64  # columns of a token that usually share a scale with so many tokens, see quantize.py
+PAIR = 64  # columns of a token that usually share a scale in long runs, see quantize.py
 first, more = tiles.make_times(tiles.rows_at, tiles.ints, True), tiles.make_times(tiles.rows_at, tiles.ints)
 of_token = tiles.make_times(tiles.columns_at, tiles.floats)
 
 
 def make_unpack(format):
-    """Make a function (w, columns, codes, s) that unpacks a row to bytes [columns] and scales f32 [columns / span]."""
+    """Build a function (w, columns, codes, s) that unpacks a row.
+
+    It writes bytes [columns] and scales f32 [columns / span].
+    """
     codes_of, scales, minimums = format.codes, format.scales, format.minimums or format.scales
     vector = simd.f32x8 if format.sub_block == 32 else simd.f32x16
     rescale = make_rescale(format, vector, types.UniTuple(simd.u8x64, 4), 8)
@@ -94,7 +97,7 @@ def make_unpack_tile(format):
 
 
 def make_pair(format, words):
-    """Make a function that multiplies 64 columns, two runs of 32, and adds the results to a tile's totals.
+    """Build a function that multiplies 64 columns, two runs of 32, and adds the results to a tile's totals.
 
     words: the offsets of the first run's words in x; those of the second are 8 bytes further.
 
@@ -186,12 +189,12 @@ def magnitude(builder, value):
 
 
 def span(format):
-    """Return how many columns share a scale after requantization."""
+    """Return the number of columns that share a scale after requantization."""
     return 32 if format.sub_block == 32 and format.minimums is None else 64
 
 
 def room(format):
-    """Return by how many bits codes can be shifted left and still fit in a byte, a signed one after the offset."""
+    """Return how many bits codes can be shifted left and still fit in a byte, signed after the offset."""
     offset, largest = format.offset, format.largest
     return max(s for s in range(8) if max(largest << s, 2 * (largest - offset) << s, (2 * offset << s) - 1) < 256)
 
@@ -218,7 +221,7 @@ def largest_of_neighbours(builder, value, count):
 
 def as_words(builder, value):
     integers = ir.VectorType(simd.I32, value.type.count)
-    rounding = simd.constant_like(value, 1.5 * 2**23)  # floats of this size are whole numbers
+    rounding = simd.constant_like(value, 1.5 * 2**23)  # floats of this size are integers
     nearest = builder.fsub(builder.fadd(value, rounding), rounding)
     return builder.trunc(builder.fptosi(nearest, integers), ir.VectorType(simd.I16, value.type.count))
 
@@ -231,7 +234,10 @@ def high_half(builder, x, y):
 
 
 def rescaled(builder, format, codes, factors, lows):
-    """Requantize 64 codes to bytes; factors, lows: 32 words, the factor and the minimum for each pair of codes."""
+    """Requantize 64 codes to bytes.
+
+    factors, lows: 32 words, the factor and the minimum of each pair of codes.
+    """
     shift = room(format)
     value = builder.bitcast(codes, words)
     value = builder.shl(value, simd.constant_like(value, shift))
@@ -246,14 +252,18 @@ def rescaled(builder, format, codes, factors, lows):
 
 
 def spread(builder, values, runs, part, parts):
-    """Copy a word for sub-block `part` of `parts` of each of `runs` runs to all words of a vector of codes."""
+    """Copy the words of a sub-block of each of `runs` runs to all words of a vector of codes.
+
+    part, parts: the sub-block's index in its run, and the number of sub-blocks per run.
+    """
     return simd.shuffled(builder, values, values, [parts * (i // 4 % runs) + part for i in range(32)])
 
 
 def make_rescale(format, vector, codes_type, runs):
-    """Return an intrinsic (codes, scales, minimums, code address, scale address) that requantizes `runs` runs.
+    """Return an intrinsic that requantizes `runs` runs.
 
-    A format without minimums gets its scales twice. vector, codes_type: the types of scales and codes.
+    Its parameters: codes, scales, minimums, code address, scale address. A format without minimums gets its scales
+    twice. vector, codes_type: the types of scales and codes.
     """
     if span(format) == 32:
         return make_keep(format, vector, codes_type)
@@ -273,7 +283,7 @@ def make_rescale(format, vector, codes_type, runs):
         factors = builder.fmul(
             builder.fmul(scales, inverse), simd.constant_like(bound, float(1 << (8 + POINT - room(format))))
         )
-        # With a half they are rounded, the middle upwards, which makes up for what the products lose by being cut off.
+        # Adding a half rounds them up in the middle, which compensates for truncating the products.
         factors, half = as_words(builder, factors), float(1 << (POINT - 1))
         lows = simd.constant_like(bound, half)
         if minimums is not None:

@@ -1,9 +1,9 @@
-"""Products of one or two rows with one to four tokens on CPUs that multiply 16-bit words, not bytes: AVX2 without VNNI.
+"""Products of one or two rows and one to four tokens in 16-bit words, for CPUs with AVX2 but without VNNI.
 
-There a dot product of bytes takes two instructions, each plane of the activations needs its own, and striped codes are
-shuffled to their places first. Instead, each part of the step first combines both planes to 16-bit words, 256 * high +
-low, in the order in which formats/words.py unpacks codes. Decode of a 1.2 B model on a Zen 4 whose AVX-512 is hidden:
-22 tokens/s before and 31 now in Q4_K, 13 and 28 in Q6_K.
+On these CPUs a dot product of bytes takes two instructions, each plane of the activations needs its own, and striped
+codes are shuffled first. Instead, each part of the step first combines both planes to 16-bit words, 256 * high + low,
+in the order in which formats/words.py unpacks codes. Decode of a 1.2 B model on a Zen 4 limited to AVX2 reaches 31
+tokens/s in Q4_K and 28 in Q6_K, against 22 and 13 with products of bytes.
 
 A "unit" is one run of 32 columns, or a pair of runs, see formats/words.py.
 """
@@ -35,16 +35,16 @@ RUN = 64  # bytes of 32 activations as words
 
 
 def has_words(name, tokens=1):
-    """Return whether this CPU multiplies rows of a format as 16-bit words with `tokens` tokens.
+    """Return whether this CPU multiplies rows of a format as 16-bit words by `tokens` tokens.
 
-    Exception: Q3_K with several tokens. Its codes, up to 7, times bytes are added in 16 bits so often that 8 tokens
-    take 0.83 of the time as bytes; Q2_K, which has minimums, takes 1.6.
+    Q3_K with several tokens is an exception. Its codes, up to 7, times bytes are added in 16 bits so often that 8
+    tokens take 0.83 of the time as bytes; Q2_K, which has minimums, takes 1.6.
     """
     return name in READERS and simd.multiplies_words() and (tokens == 1 or name != "Q3_K")
 
 
 def words_of_run(builder, high, low, distance):
-    """Combine both planes of a run, with stripes of 8 `distance` bytes apart, to words: the first 16, the last 16."""
+    """Combine both planes of a run, with stripes of 8 `distance` bytes apart, to two vectors of 16 words."""
     stripes = []
     for i in range(4):
         places = (builder.add(at, builder.mul(distance, simd.I64(i))) for at in (high, low))
@@ -55,9 +55,9 @@ def words_of_run(builder, high, low, distance):
 
 
 def make_store_unit(in_pairs):
-    """Return an intrinsic (high, low, bytes between stripes, between runs, words) that stores a unit's words.
+    """Return an intrinsic that stores a unit's words.
 
-    in_pairs: whether a unit is a pair of runs.
+    Its parameters: high, low, bytes between stripes, between runs, words. in_pairs: whether a unit is a pair of runs.
     """
 
     @simd.operation(None, *[int64] * 5)
@@ -74,7 +74,7 @@ def make_store_unit(in_pairs):
 
 
 def make_store_words(format):
-    """Make a function (arguments, words, first, tokens) that stores activations of tokens as words, unit by unit."""
+    """Build a function (arguments, words, first, tokens) that stores activations as words, unit by unit."""
     in_pairs = READERS[format.name].in_pairs
     store_unit, runs_at_once = make_store_unit(in_pairs), 2 if in_pairs else 1
 
@@ -104,18 +104,24 @@ def keep_order(builder):
 
     Otherwise LLVM would load the activations once for all rows, and have no registers left for the codes. As operands
     of the products they cost no instruction: one token of two rows takes 0.93 of the time in Q4_0 and Q2_K, 0.96 in
-    Q4_K, Q5_K and IQ4_XS (Zen 4, AVX2, in the second cache).
+    Q4_K, Q5_K and IQ4_XS (Zen 4, AVX2, in the L2 cache).
     """
     builder.asm(ir.FunctionType(ir.VoidType(), []), "", "~{memory}", [], True)
 
 
 def as_it_is(builder, value):
-    """Return the same vector, kept in a register, so that LLVM does not merge two shuffles into a slower one."""
+    """Return the same vector, kept in a register.
+
+    LLVM would otherwise merge two shuffles into a slower one.
+    """
     return builder.asm(ir.FunctionType(value.type, [value.type]), "", "=x,0", [value], False)
 
 
 class Totals(Accumulator):
-    """The totals of rows and tokens: for each pair, `chains` vectors, the sum of whose lanes is the result."""
+    """The totals of rows and tokens.
+
+    For each pair of a row and a token there are `chains` vectors, the sum of whose lanes is the result.
+    """
 
     def __init__(self, format, rows, tokens, shape):
         self.reader, self.rows, self.tokens = READERS[format.name], rows, tokens
@@ -132,8 +138,8 @@ class Totals(Accumulator):
         def add(builder, totals, w, step, factors, words, c, n, columns):
             """Add the products of a group of 256 columns, or of a chunk of 64.
 
-            words, c, n: addresses for the first token; columns: of a row, from which the distances to the next token
-            follow.
+            words, c, n: addresses for the first token; columns: of a row; the distances to the next token follow from
+            it.
             """
             totals, factors = simd.elements(builder, totals), simd.elements(builder, factors)
             scales = self.scales(builder, totals, factors, c, n, builder.lshr(columns, simd.I64(2)))
@@ -155,7 +161,10 @@ class Totals(Accumulator):
         return add
 
     def dot(self, builder, codes, words):
-        """Multiply a unit's codes by the activations at an address: f32x8, whose lanes belong to the unit's scales."""
+        """Multiply a unit's codes by the activations at an address.
+
+        The result is an f32x8 vector, whose lanes belong to the unit's scales.
+        """
         products = []
         for i, code in enumerate(codes):
             x = simd.load_value(builder, builder.add(words, simd.I64(RUN // 2 * i)), WORDS)
@@ -241,7 +250,10 @@ def make_factors_of(format, rows):
 
 
 def make_rows_in_words(format, rows, tokens=1):
-    """Make a function (arguments, w, step, y, words, first token); y, words: addresses for the first token."""
+    """Build a function (arguments, w, step, y, words, first token) that multiplies rows.
+
+    y, words: addresses for the first token.
+    """
     format = load_group_format(format.name, small_codes=True)  # the readers of words need plain scales
     totals = Totals(format, rows, tokens, group_shape(format))
     fetch, factors, group_bytes = make_fetch(format, rows), make_factors_of(format, rows), format.group_bytes
@@ -274,14 +286,20 @@ def make_rows_in_words(format, rows, tokens=1):
 
 
 def make_one_in_words(format, rows):
-    """Return (arguments, words), which stores a token's words, and (arguments, w, step, y, words), for rows."""
+    """Build two functions for one token.
+
+    (arguments, words) stores the token's words; (arguments, w, step, y, words) multiplies rows by them.
+    """
     store, product = make_store_words(format), make_rows_in_words(format, rows)
     prepare = device(lambda a, words: store(a, words, 0, 1))
     return prepare, inlined(lambda a, w, step, y, words: product(a, w, step, y, words, 0))
 
 
 def make_few_in_words(format, rows):
-    """Make a function (arguments, w, step, y, first, tokens, words); weights are unpacked for four tokens at a time."""
+    """Build a function (arguments, w, step, y, first, tokens, words) that multiplies rows by a few tokens.
+
+    Weights are unpacked for four tokens at a time.
+    """
     four, three, two, one = (make_rows_in_words(format, rows, tokens) for tokens in (4, 3, 2, 1))
 
     @inlined

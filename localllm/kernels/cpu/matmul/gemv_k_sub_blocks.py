@@ -1,13 +1,13 @@
-"""Products of two rows of Q2_K or Q3_K with one token, with a 4-byte vector lane for each sub-block (AVX512-VNNI).
+"""Products of two rows of Q2_K or Q3_K and one token, with a 4-byte vector lane for each sub-block (AVX512-VNNI).
 
 A sub-block is 16 columns with one scale. Codes can be assigned to the lanes of vectors in two ways:
 
 - striped (gemv_quantized.py): a sub-block has two lanes of two vectors, so its sums have to be shuffled together
-- here: a sub-block has one lane of all four vectors, so its sum is in the lane of its scale. Codes move only within 16
-  bytes, as they lie in the file (formats/sub_blocks.py)
+- one lane (this module): a sub-block has one lane of all four vectors, so its sum is in the lane of its scale. Codes
+  move only within 16 bytes of the file's layout (formats/sub_blocks.py)
 
-Each part of the step first puts the activations in the same order. From the L2 cache, one core of a Zen 4 reads Q2_K at
-17.0 GB/s like this and Q3_K at 17.4 (rows of 2048 columns), against 12.6 and 13.3 striped.
+Each part of the step first reorders the activations in the same way. From the L2 cache, one core of a Zen 4 reads Q2_K
+at 17.0 GB/s like this and Q3_K at 17.4 (rows of 2048 columns), against 12.6 and 13.3 striped.
 """
 
 from llvmlite import ir
@@ -29,9 +29,10 @@ def has_sub_blocks(name):
 
 
 def make_store(reader):
-    """Return an intrinsic (high, low, scales, sums, target) that stores 256 activations in a format's order.
+    """Return an intrinsic that stores 256 activations in a format's order.
 
-    In order: the high plane, the low plane, then scales and sums, f32x16 each.
+    The intrinsic is (high, low, scales, sums, target). The result has the high plane, the low plane, then scales and
+    sums, f32x16 each.
     """
     orders = []
     for v in range(4):
@@ -107,7 +108,7 @@ class OneTokenBySubBlock(Accumulator):
     def make_finish(self):
         @simd.operation(None, self.totals, int64)
         def finish(builder, totals, y):
-            """Store the sum of each row's lanes to y [2], added in gemv_quantized.py's order, for the same bits."""
+            """Store the sum of each row's lanes to y [2], in the order of gemv_quantized.py, for the same bits."""
             sums, runs = simd.elements(builder, totals), [self.reader.runs.index(run) for run in range(4)]
             for size in (8, 4):
                 sums = [builder.fadd(*(simd.slice_of(builder, v, at, at + size) for at in (0, size))) for v in sums]

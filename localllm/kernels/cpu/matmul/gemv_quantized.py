@@ -1,14 +1,14 @@
-"""Products of one to four rows of quantized weights with a few tokens: decode and small batches.
+"""Products of one to four rows of quantized weights and a few tokens, for decode and small batches.
 
-A row is read once, in the file's layout, as a stream, and is unpacked once for all tokens; for one token, the speed of
-memory is the limit. With weight = s * (code - offset) or s * code + m, and activation = c * q (q in both planes, or the
-high one):
+A row is read once, in the file's layout, as a stream, and is unpacked once for all tokens; for one token, memory
+bandwidth is the limit. With weight = s * (code - offset) or s * code + m, and activation = c * q (q in both planes, or
+the high one):
 
     y = the sum over sub-blocks of s * c * dot(code, q) + (m or -offset * s) * sum(activations)
 
-The inner products are intrinsics on tuples of vectors: of one or two rows with one token, in both planes (OneToken),
-and of pairs of rows with one of several tokens (RowTotals). The totals of RowTotals, with two lanes for each run of 32
-columns, would do for one token, too, but decode of a 1.2 B model in Q4_K is 4 % slower with them.
+The inner products are intrinsics on tuples of vectors: of one or two rows and one token, in both planes (OneToken), and
+of pairs of rows and one of several tokens (RowTotals). The totals of RowTotals, with two lanes for each run of 32
+columns, would suffice for one token, too, but decode of a 1.2 B model in Q4_K is 4 % slower with them.
 """
 
 from abc import ABC, abstractmethod
@@ -73,12 +73,15 @@ def make_factors(scales, minimums, rows):
 
 
 def make_group(format, rows):
-    """Return two functions (w, step) for a group of `rows` rows: one reads the codes, one the scales and minimums."""
+    """Return two functions (w, step) for a group of `rows` rows.
+
+    One reads the codes, the other the scales and minimums.
+    """
     return make_codes(format.codes, rows), make_factors(format.scales, format.minimums, rows)
 
 
 def make_chunk(format, rows):
-    """Return the functions of make_group for a chunk, whose two scales are repeated as RowShape expects."""
+    """Return the functions of make_group for a chunk, whose two scales are repeated as RowShape requires."""
     codes, scales_of, minimums_of = format.chunk
     scales = device(lambda w: simd.four_times_f32x2(scales_of(w)))
     minimums = device(lambda w: simd.four_times_f32x2(minimums_of(w)) * quarter()) if minimums_of else None
@@ -86,7 +89,10 @@ def make_chunk(format, rows):
 
 
 def make_fetch(format, rows):
-    """Make a function (w, step, ahead) that prefetches weights: a group of all rows from `ahead` on, and near ones."""
+    """Build a function (w, step, ahead) that prefetches weights.
+
+    It prefetches a group of all rows from `ahead` on, and near weights.
+    """
     fetch, fetch_near = make_ask_for(rows * format.group_bytes, 2), make_ask_for(format.group_bytes, 3)
 
     @inlined
@@ -103,7 +109,7 @@ def make_fetch(format, rows):
 
 
 def make_take(format, shape, read, rows, planes):
-    """Make a function that adds the products of a group or a chunk of `rows` rows to all tokens' totals.
+    """Build a function that adds the products of a group or a chunk of `rows` rows to all tokens' totals.
 
     Its parameters: w, step, high, low, scales, sums, columns, tokens, scratch. read: make_group or make_chunk.
     """
@@ -122,9 +128,10 @@ def make_take(format, shape, read, rows, planes):
 
 
 def make_row(format, rows, planes):
-    """Make a function (arguments, w, step, y, first, tokens, scratch) that multiplies `rows` rows with a few tokens.
+    """Build a function that multiplies `rows` rows by a few tokens.
 
-    y: address of the first token's results; planes: 2, or 1 for the high plane. Totals are in scratch memory.
+    Its parameters: arguments, w, step, y, first, tokens, scratch. y: address of the first token's results; planes: 2,
+    or 1 for the high plane. Totals are in scratch memory.
     """
     steps, fetch = RowTotals(group_shape(format), rows, planes), make_fetch(format, rows)
     take_group = make_take(format, group_shape(format), make_group, rows, planes)
@@ -158,7 +165,7 @@ def make_row(format, rows, planes):
 
 
 def make_one(format, rows):
-    """Make a function (arguments, w, step, y) that multiplies `rows` rows with one token, in both planes."""
+    """Build a function (arguments, w, step, y) that multiplies `rows` rows by one token, in both planes."""
     steps, fetch = OneToken(group_shape(format), rows), make_fetch(format, rows)
     codes, factors = make_group(format, rows)
     zero, add, finish = steps.make_zero(), steps.make_add(), steps.make_finish()
@@ -191,7 +198,7 @@ def make_one(format, rows):
     return one
 
 
-# ---- what is multiplied at a time, and the totals
+# ---- shapes of groups and chunks, and the totals
 
 
 class RowShape(NamedTuple):
@@ -199,7 +206,7 @@ class RowShape(NamedTuple):
 
     vectors: int  # of codes: 4 for a group, 1 for a chunk
     halves: int  # sub-blocks of a run of 32 columns: 1 or 2
-    offset: int | None  # the code that stands for zero; None: the format has minimums
+    offset: int | None  # the code that represents zero; None: the format has minimums
     largest: int  # the largest code, see GroupFormat
 
     @property
@@ -220,7 +227,7 @@ class RowShape(NamedTuple):
         return simd.shuffled(builder, value, value, [*range(4)] * 4)
 
     def from_offset(self, builder, sums):
-        """Return -offset * sums, for the row's scales, or in a format with minimums the sums, for the minimums."""
+        """Return the term of the sums: -offset * sums, for the row's scales, or sums, for its minimums."""
         if self.offset is None:
             return sums
         return builder.fmul(sums, simd.constant_like(sums, -self.offset * self.vectors / 4))
@@ -236,7 +243,7 @@ class RowShape(NamedTuple):
 
 
 class Accumulator(ABC):
-    """The totals of some rows and tokens, in registers: decode adds up products in them, group by group."""
+    """The totals of some rows and tokens, in registers, to which decode adds products group by group."""
 
     totals: types.UniTuple
 
@@ -249,7 +256,7 @@ class Accumulator(ABC):
 
     @abstractmethod
     def make_add(self):
-        """Return an intrinsic (totals, what is multiplied) -> totals that adds the products of a group or a chunk."""
+        """Return an intrinsic (totals, operands) -> totals that adds the products of a group or a chunk."""
 
     @abstractmethod
     def make_finish(self):
@@ -265,7 +272,7 @@ def chunk_shape(format: GroupFormat) -> RowShape:
 
 
 class OneToken(Accumulator):
-    """The totals of one token: a vector, 8 lanes for each row; with sub-blocks of 16, 16 lanes per row."""
+    """The totals of one token: a vector with 8 lanes for each row, or 16 lanes with sub-blocks of 16."""
 
     def __init__(self, shape, rows):
         self.shape, self.rows, self.halves = shape, rows, shape.halves
@@ -294,10 +301,11 @@ class OneToken(Accumulator):
         return add
 
     def dots(self, builder, codes, high, low):
-        """Compute the dot products of all rows with the activations, 256 * high + low: i32x16, [row][half of the runs].
+        """Compute the dot products of all rows and the activations, i32x16, [row][half of the runs].
 
-        With few sums, each plane has sums of its own: when both planes were added to the same sums, groups of Q4_K or
-        Q4_0 in the L2 cache took 1.03 times as long, waiting for the previous addition.
+        The activations are 256 * high + low. With few sums, each plane has sums of its own: when both planes were added
+        to the same sums, groups of Q4_K or Q4_0 in the L2 cache took 1.03 times as long, waiting for the previous
+        addition.
         """
         nothing = [ir.Constant(simd.i32x16.llvm, None)] * (self.rows * self.halves)
         upper = self.with_dots(builder, nothing, codes, high)
@@ -327,9 +335,10 @@ class OneToken(Accumulator):
         return [simd.shuffled(builder, *pair, range(16)) for pair in zip(factors[::2], factors[1::2], strict=True)]
 
     def add_neighbours(self, builder, x, y):
-        """Add neighbouring lanes of dot products, and convert to float: for two rows the sums of x, then those of y.
+        """Add neighbouring lanes of dot products, and convert to float.
 
-        For two halves of runs, the sums of x and y alternately.
+        For two rows the result has the sums of x, then those of y; for two halves of runs, the sums of x and y
+        alternately.
         """
         even = [lane // 2 * 2 + lane % 2 * 16 for lane in range(16)]
         if self.halves == 1:
@@ -363,7 +372,10 @@ def halves_of(builder, value):
 
 
 def sums_of_lanes(builder, vectors):
-    """Compute the sum of the lanes of each of 1 or 2 vectors of 8 floats; neighbouring lanes are added first."""
+    """Compute the sum of the lanes of each of 1 or 2 vectors of 8 floats.
+
+    Neighbouring lanes are added first.
+    """
     count = len(vectors)
     if count == 2:
         vectors = [builder.fadd(*(simd.shuffled(builder, *vectors, range(odd, 16, 2)) for odd in (0, 1)))]
@@ -386,9 +398,9 @@ class RowTotals(Accumulator):
     lanes.
 
     Dot products and multiplications of 64 bytes share two of Zen 4's four execution units, one result per cycle each,
-    and these units are the bottleneck. A group of four rows, with one token in both planes, keeps them busy for 38
-    cycles in Q4_K, of which 32 are dot products, and for 41 in Q6_K; measured, with data in the caches: 39.5 and 44.
-    The work that all tokens share takes 50 to 90 cycles.
+    and these units are the bottleneck. A group of four rows and one token in both planes keeps them busy for 38 cycles
+    in Q4_K, of which 32 are dot products, and for 41 in Q6_K; measured, with data in the caches: 39.5 and 44. The work
+    that all tokens share takes 50 to 90 cycles.
     """
 
     def __init__(self, shape, rows, planes):
@@ -406,7 +418,10 @@ class RowTotals(Accumulator):
     def make_mix(self):
         @simd.operation(self.codes, self.codes)
         def mix(builder, codes):
-            """Interleave the codes of two rows, 4 bytes at a time: dot products of the first are in even lanes."""
+            """Interleave the codes of two rows, 4 bytes at a time.
+
+            Dot products of the first row are then in even lanes.
+            """
             words, mixed = [builder.bitcast(vector, simd.i32x16.llvm) for vector in simd.elements(builder, codes)], []
             for first, other in pairs_of([*batched(words, self.vectors)]):
                 both = [*zip(first, other, strict=True)]

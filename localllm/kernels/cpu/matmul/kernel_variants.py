@@ -1,32 +1,37 @@
 """The kernel variants that multiply quantized weights, one for each range of token counts.
 
 Each variant is compiled separately, when it is needed: compiling all of them takes as long as all other kernels of a
-model together. The rule that chooses one is here, both for the kernel that calls them and for Python, which loads them
-before a run. This module does not import Numba.
+model together. This module has the rule that selects one, for the kernel that calls them and for Python, which loads
+them before a run. It does not import Numba.
 """
 
 from localllm.kernels.cpu import MOST_IN_WORDS, SUB_BLOCK
 from localllm.kernels.machine import Lane, this_lane
 
-# linear_one: one token; linear_few, linear_few_fast: a few, for which rows are read as in decode; linear_precise,
-# linear_fast: more, in register tiles. The "fast" ones multiply the high plane only, the others both planes.
+# linear_one: one token; linear_few, linear_few_fast: a few tokens, for which rows are read as in decode;
+# linear_precise, linear_fast: more tokens, in register tiles. The "fast" ones multiply the high plane only, the others
+# both planes.
 VARIANTS = ("linear_one", "linear_few", "linear_few_fast", "linear_precise", "linear_fast")
 ONE, FEW, FEW_FAST, PRECISE, FAST = range(len(VARIANTS))
 
 # Rows that are read together for several tokens. Four, if there are registers for them: the activations of many tokens
 # come from the L2 cache, and four rows share each load: 0.8 of the time of two rows at 16 tokens.
 TOGETHER = 4 if this_lane().has_512_bits else 2
-# Most tokens for which rows are read as in decode, in both planes. With 512 bits rows are as fast as register tiles of
-# six tokens: in turn on a Zen 4, of the time of tiles at 16, 64 and 128 tokens Q4_K takes 0.76, 0.91 and 1.03, Q6_K
-# 0.74, 0.87 and 0.83, Q8_0 0.72, 1.0 and 1.0, Q3_K 0.77, 0.87 and 0.90. Otherwise by the size of a sub-block.
+# Maximum number of tokens for which rows are read as in decode, in both planes. With 512 bits rows are as fast as
+# register tiles of six tokens: measured in turn on a Zen 4, Q4_K takes 0.76, 0.91 and 1.03 of the time of tiles at 16,
+# 64 and 128 tokens, Q6_K 0.74, 0.87 and 0.83, Q8_0 0.72, 1.0 and 1.0, Q3_K 0.77, 0.87 and 0.90. Otherwise the limit
+# depends on the size of a sub-block.
 FEW_WITH_512_BITS, FEW_OTHERWISE = 128, {32: 20, 16: 20}
 FEW_WITH_CHUNKS = 20  # if a row ends in chunks of 64 columns: 576 columns of Q4_1 take 0.87 in tiles at 24, 0.75 at 48
-# The same in the high plane, where tiles have weights as bytes.
+# Maximum number of tokens in the high plane, where tiles have weights as bytes.
 FEW_IN_ONE_PLANE = {32: 48, 16: 30}
 
 
 def few_tokens(format_name: str, columns: int, of: Lane | None = None) -> int:
-    """Return the most tokens for which rows of `columns` weights are read as in decode, in both planes."""
+    """Return the maximum number of tokens for which rows are read as in decode, in both planes.
+
+    columns: weights per row.
+    """
     lane = of or this_lane()
     if lane.has_avx2_only:
         return MOST_IN_WORDS
@@ -36,7 +41,7 @@ def few_tokens(format_name: str, columns: int, of: Lane | None = None) -> int:
 
 
 def few_fast(format_name: str, columns: int, of: Lane | None = None) -> int:
-    """Return the same number for the high plane."""
+    """Return the maximum number of tokens for which rows are read as in decode, in the high plane."""
     lane = of or this_lane()
     few = few_tokens(format_name, columns, lane)
     return min(few, FEW_IN_ONE_PLANE[SUB_BLOCK[format_name]]) if lane.has_512_bits else few
@@ -45,9 +50,9 @@ def few_fast(format_name: str, columns: int, of: Lane | None = None) -> int:
 def variant_for(tokens, kernel_tokens, few, few_fast, most_precise):
     """Return the index in VARIANTS of the kernel for `tokens` tokens, at least 1.
 
-    kernel_tokens: the number of tokens that decides; few, few_fast: as few_tokens and few_fast return them;
-    most_precise: number of kernel_tokens up to which both planes are multiplied. Kernels compile this function, too, so
-    its parameters have no type annotations.
+    kernel_tokens: the token count that decides; few, few_fast: results of few_tokens and few_fast; most_precise: value
+    of kernel_tokens up to which both planes are multiplied. Kernels compile this function, too, so its parameters have
+    no type annotations.
     """
     if tokens == 1 and kernel_tokens == 1:
         return ONE

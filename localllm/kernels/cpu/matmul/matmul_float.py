@@ -1,11 +1,11 @@
-"""y = W x in float32, for float weights and, not optimized, for block formats without integer kernels.
+"""y = W x in float32, for float weights and (not optimized) for block formats without integer kernels.
 
 - one token: four rows are read side by side
 - up to 8 kernel_tokens: each row is read once, as a stream (a row of blocks is converted to float32 first), and 4
   tokens share each load
-- more: a slab of rows is transposed, so that a vector holds one column of 16 rows, and multiplied with all
-  tokens in register tiles
-- large batches: BF16 weights are multiplied with activations rounded to BF16, if the CPU can (error 3e-6, twice the
+- more: a slab of rows is transposed, so that a vector holds one column of 16 rows, and multiplied by all tokens in
+  register tiles
+- large batches: BF16 weights are multiplied by activations rounded to BF16, if the CPU can (error 3e-6, twice the
   speed), and F16 weights as in gemm_f16_words.py
 """
 
@@ -32,7 +32,7 @@ from localllm.quant.formats import BY_NAME
 # Distance, in bytes, of prefetches into the L2 cache. One core reads F16 at 27 GB/s with them, at 21 without, and at 12
 # with prefetches into the L1 cache, which cannot have as many loads in flight.
 AHEAD = 2048
-# Rows that are read side by side for one token, and share each load of its activations: 8192 of these fill the L1
+# Rows that are read side by side for one token, and share each load of its activations. 8192 activations fill the L1
 # cache, so row by row they would come from the L2 cache. One core reads F16 in rows of 8192 columns at 22 GB/s like
 # this, at 13 row by row; two rows are 5 % slower than four. Prefetches follow the order of the file; row by row they
 # are 15 % slower.
@@ -52,7 +52,7 @@ store_tile, store_first = make_store_some(ROWS, COLUMNS, COLUMNS), make_store_so
 
 
 def make_plain(width, load_one, load_16):
-    """Make a function (w, columns, out) that converts a row of numbers of `width` bytes to float32."""
+    """Build a function (w, columns, out) that converts a row of values of `width` bytes to float32."""
 
     @device
     def load_row(w, columns, out):
@@ -79,7 +79,10 @@ def make_blocks(format_name):
 
 
 def make_dot(tokens, width, load_one, load_16):
-    """Make a function that writes the dot products of a row with `tokens` tokens to y. Parameters as in make_plain."""
+    """Build a function that writes the dot products of a row and `tokens` tokens to y.
+
+    Parameters: see make_plain.
+    """
     multiply, load_x, zeros = make_outer(tokens, 1), make_load(tokens, 1), make_zeros(tokens)
     store_sums = make_store_sums(tokens)
 
@@ -103,7 +106,10 @@ def make_dot(tokens, width, load_one, load_16):
 
 
 def make_side_by_side(width, load_one, load_16):
-    """Make a function that writes the dot products of TOGETHER rows with one token to y, summed as by make_dot."""
+    """Build a function that writes the dot products of TOGETHER rows and one token to y.
+
+    The order of additions is that of make_dot.
+    """
     multiply, load_x, zeros = make_outer(1, TOGETHER), make_load(1, 1), make_zeros(TOGETHER)
     store_sums, load_rows = make_store_sums(TOGETHER), make_load_rows(TOGETHER, load_16)
 
@@ -127,7 +133,7 @@ def make_side_by_side(width, load_one, load_16):
 
 
 def make_load_rows(count, load_16):
-    """Make a function (address, bytes between rows) that loads 16 numbers of each of `count` rows, a power of two."""
+    """Build a function (address, row stride) that loads 16 values of each of `count` rows, a power of two."""
     if count == 1:
         return inlined(lambda w, step: (load_16(w),))
     half, distance = make_load_rows(count // 2, load_16), count // 2
@@ -135,7 +141,10 @@ def make_load_rows(count, load_16):
 
 
 def make_one_token(format_name):
-    """Make a function (arguments, first, last) that multiplies rows with one token; return the first row left over."""
+    """Build a function (arguments, first, last) that multiplies rows by one token.
+
+    It returns the first remaining row.
+    """
     side_by_side = make_side_by_side(*PLAIN[format_name])
 
     @device
@@ -169,16 +178,17 @@ def make_few(format_name, load_row):
                 x, y = argument(a, LINEAR.x) + t * x_stride, argument(a, LINEAR.y) + t * y_stride + r * 4
                 if tokens - t == 1:
                     dot_1(w, columns, x, x_stride, y, y_stride)
-                else:  # with up to 3 tokens too many, whose results are not used
+                else:  # includes up to 3 surplus tokens, whose results are not used
                     dot_4(w, columns, x, x_stride, y, y_stride)
 
     return few
 
 
 def make_slab(width, load_row):
-    """Make a function that unpacks a slab of 16 * COLUMNS rows to 4-byte words: [COLUMNS][words of a row][16 rows].
+    """Build a function that unpacks a slab of 16 * COLUMNS rows to 4-byte words.
 
-    width: 2 if a word is a pair of BF16 as in the file, 0 if it is a float32; load_row(w, words, out): unpacks one row.
+    The layout is [COLUMNS][words of a row][16 rows]. width: 2 if a word is a pair of BF16 as in the file, 0 if it is a
+    float32; load_row(w, words, out): unpacks one row.
     """
 
     @device
@@ -196,7 +206,7 @@ def make_slab(width, load_row):
 
 
 def make_prefill(format_name, load_row, x_at, stride_at, product, pairs):
-    """Make a function (arguments, first, last, tokens, scratch) that multiplies slabs first to last with all tokens.
+    """Build a function (arguments, first, last, tokens, scratch) that multiplies slabs by all tokens.
 
     x_at, stride_at: the arguments that are the tokens' address and stride; pairs: multiply pairs of BF16.
     """
@@ -212,7 +222,7 @@ def make_prefill(format_name, load_row, x_at, stride_at, product, pairs):
             for column in range(0, columns, FLOAT_SLAB * per_word):
                 width = min(FLOAT_SLAB * per_word, columns - column)
                 unpack_slab(a, row, column, width, column // block * block_bytes, scratch)
-                for t in range(0, tokens, ROWS):  # with up to ROWS - 1 tokens too many, whose results are not used
+                for t in range(0, tokens, ROWS):  # includes up to ROWS - 1 surplus tokens, whose results are not used
                     y = argument(a, LINEAR.y) + t * y_stride + row * 4
                     x = argument(a, x_at) + t * x_stride + column * 4 // per_word
                     tile = zero_tile()

@@ -1,15 +1,15 @@
-"""y = W x for quantized weights and activations in two planes of int8 (quantize.py), by a kernel variant for each case.
+"""y = W x for quantized weights and activations in two planes of int8 (quantize.py), in several variants.
 
 - one token, or a few: each row of W is read once, in the file's layout (gemv_quantized.py)
-- more tokens (prefill): a tile of rows is unpacked once, to bytes, and multiplied with all tokens in registers
+- more tokens (prefill): a tile of rows is unpacked once, to bytes, and multiplied by all tokens in registers
   (tiles.py); arithmetic is the limit
 
 Up to `most_precise` kernel_tokens, both planes of the activations are multiplied, which is practically exact
 (gemm_int16.py). Larger batches use the high plane alone, as other programs do, and weights requantized to bytes
-(gemm_int8.py). One token always uses both planes. kernel_variants.py chooses.
+(gemm_int8.py). One token always uses both planes. kernel_variants.py selects the variant.
 
-A tile is unpacked slab by slab, at most SLAB columns, which stay in the L1 or L2 cache while all tokens are multiplied
-with them. Sums wait in y from one slab to the next.
+A tile is unpacked slab by slab, at most SLAB columns, which stay in the L1 or L2 cache while they are multiplied by all
+tokens. Sums are stored in y from one slab to the next.
 """
 
 from localllm.kernels.cpu import SLAB
@@ -25,8 +25,8 @@ from localllm.kernels.formats import load_group_format
 from localllm.kernels.simd import call_kernel, load_i64
 from localllm.kernels.table import LINEAR_QUANTIZED as LINEAR
 
-# Bytes of 256 weights up to which decode is limited by arithmetic, not by memory, so that rows are read in pairs. One
-# core reads Q4_K at 20 GB/s in pairs and 17 row by row, Q4_0 at 18 and 15, but Q8_0 at 18 and 20.
+# With up to this many bytes per 256 weights, decode is limited by arithmetic, not by memory, so rows are read in pairs.
+# One core reads Q4_K at 20 GB/s in pairs and 17 row by row, Q4_0 at 18 and 15, but Q8_0 at 18 and 20.
 MOST_FOR_PAIRS = 200
 # If rows are longer than WIDE, TILES tiles take turns slab by slab, so that the tokens' columns of a slab stay in the
 # L2 cache for all of them: 512 tokens of 8192 columns came from the L3 cache for every tile, and took 1.08 to 1.12
@@ -35,7 +35,7 @@ TILES, WIDE = 4, 2 * SLAB
 
 
 def make_one_token(format):
-    """Make a function that multiplies rows first to last with one token, in both planes."""
+    """Build a function that multiplies rows first to last by one token, in both planes."""
     at_once = 2 if format.group_bytes <= MOST_FOR_PAIRS else 1
     if has_words(format.name):
         prepare, one = make_one_in_words(format, at_once)
@@ -60,7 +60,7 @@ def without_words(one):
 
 
 def make_few(format, together, planes):
-    """Make a function that multiplies rows first to last with a few tokens, in 2 planes or the high one."""
+    """Build a function that multiplies rows first to last by a few tokens, in 2 planes or the high one."""
     prepare, row = device(lambda a, scratch, first, tokens: None), make_row(format, together, planes)
     if planes == 2 and has_words(format.name, tokens=2):
         prepare, row = make_store_words(format), make_few_in_words(format, together)
@@ -77,7 +77,7 @@ def make_few(format, together, planes):
 
     @device
     def few(a, first, last, tokens, scratch):
-        most = argument(a, LINEAR.few_tokens)  # for which there is scratch memory
+        most = argument(a, LINEAR.few_tokens)  # tokens that the scratch memory has space for
         times = (tokens + most - 1) // most
         for i in range(times):  # the part's weights come from the L2 cache from the second time on
             token = tokens * i // times
@@ -97,7 +97,10 @@ def following(tile, group, end, column, columns):
 
 
 def make_rows(multiply):
-    """Make a kernel that calls multiply(arguments, first row, last row + 1, tokens, scratch) for each part."""
+    """Build a kernel that calls a function for each part.
+
+    The function is multiply(arguments, first row, last row + 1, tokens, scratch).
+    """
 
     @kernel
     def rows(a, part, parts, thread):
@@ -144,7 +147,10 @@ def make_linear_precise(format_name):
 
 
 def make_linear_fast(format_name):
-    """With AVX2 only, formats with large codes use both planes, as 16-bit words, because that takes no longer."""
+    """Build the kernel for many tokens.
+
+    With AVX2 only, formats with large codes use both planes, as 16-bit words, because that takes no longer.
+    """
     format = load_group_format(format_name, small_codes=True, integer_scales=HAS_AVX2_DOTS)
     if HAS_AVX2_DOTS:
         return make_tiles(make_assembly_slab(format, format.largest > MOST_IN_BYTES))

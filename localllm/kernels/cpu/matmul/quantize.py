@@ -1,23 +1,23 @@
-"""Quantizes activations to 16-bit integers in two planes of bytes: x = scale * (256 * high + low).
+"""Quantize activations to 16-bit integers in two planes of bytes: x = scale * (256 * high + low).
 
-32 numbers share a scale. The high plane alone is the usual int8 quantization (with the scale 256 times as large).
-Products with both planes are practically exact, and take two dot products instead of one; matmul_quantized.py says
-which kernels use both. If one of the 32 numbers is not finite, the scale is NaN, and so is every product.
+32 values share a scale. The high plane alone is the usual int8 quantization (with the scale 256 times as large).
+Products with both planes are practically exact, and take two dot products instead of one; matmul_quantized.py defines
+which kernels use both. If one of the 32 values is not finite, the scale is NaN, and so is every product.
 
-With more tokens than both planes are multiplied for, two neighbouring scales are replaced by the larger one if they
-differ by at most a factor of 2; gemm_int8.py takes 5 % less time then. The high plane's error becomes 3.5e-5 of a
-product's mean square instead of 2.9e-5 (normally distributed numbers). If all neighbours shared a scale, the errors of
-a real model's logits would grow by half; as it is they do not grow, because the few columns with large numbers keep
-their own scales.
+In runs that multiply the high plane only, two neighbouring scales are replaced by the larger one if they differ by at
+most a factor of 2; gemm_int8.py then takes 5 % less time. The high plane's error becomes 3.5e-5 of a product's mean
+square instead of 2.9e-5 (normally distributed values). If all neighbours shared a scale, the errors of a real model's
+logits would grow by half; with this limit they do not grow, because the few columns with large values keep their own
+scales.
 
 Results:
 
 - high, low: striped like the codes of weights (formats/group_format.py), in groups of 256 columns and chunks of 64
 - words, on CPUs that multiply them (gemm_int16.py): both planes in one 16-bit integer, striped in the same way, but of
   every 4 columns the even ones come first
-- scales, and sums times the scale, of both planes and of the high one, over 32 and over 16 numbers. They are multiplied
-  with minimums, and with the offsets of the weights' codes. There is a place for every 16 numbers, as in striped dot
-  products, so a number for 32 columns is stored twice
+- scales, and sums times the scale, of both planes and of the high one, over 32 and over 16 values. They are multiplied
+  by minimums, and by the offsets of the weights' codes. There is a slot for every 16 values, as in striped dot
+  products, so a value for 32 columns is stored twice
 - excess: the high plane's integer sums over 32 columns, times minus the offset of the weights' bytes in gemm_int8.py.
   CPUs that multiply words get the integer sums over 16 columns instead, int16
 """
@@ -32,7 +32,7 @@ from localllm.kernels.cpu.signature import argument, device, kernel
 from localllm.kernels.table import QUANTIZE
 
 LARGEST = float32(127 * 256)
-ALIKE = float32(2)  # the factor by which scales that are merged may differ
+ALIKE = float32(2)  # scales that differ by at most this factor are merged
 down_8, up_8 = simd.make_shift_i32(False, 8), simd.make_shift_i32(True, 8)
 EVEN_FIRST = [4 * quad + i for quad in range(4) for i in (0, 2, 1, 3)]
 first_8 = simd.make_shuffle(simd.u8x8, simd.u8x16, range(8))
@@ -41,7 +41,7 @@ last_8 = simd.make_shuffle(simd.u8x8, simd.u8x16, range(8, 16))
 
 @simd.operation(None, simd.i32x16, types.int64, types.int64)
 def store_as_words(builder, codes, words, stripe):
-    """Store 16 integers as 16-bit words, of every 4 the even ones first; the last 8 go to the next stripe."""
+    """Store 16 integers as 16-bit words, even ones of every 4 first; the last 8 go to the next stripe."""
     codes = builder.trunc(codes, ir.VectorType(simd.I16, 16))
     for half in (0, 8):
         place = builder.add(words, builder.mul(stripe, simd.I64(half // 4)))
@@ -77,7 +77,10 @@ def store_twice(address, value):
 
 @device
 def striped_place(run, whole):
-    """Return the offset of a run's first stripe, and the distance of its stripes; whole: runs in whole groups."""
+    """Return the offset of a run's first stripe, and the distance between its stripes.
+
+    whole: number of runs that are in whole groups.
+    """
     if run < whole:
         return run // 8 * 256 + run % 8 * 8, 64
     return run // 2 * 64 + run % 2 * 8, 16
@@ -85,7 +88,7 @@ def striped_place(run, whole):
 
 @device
 def quantize_run(x, largest, a, token, run, whole):
-    """Quantize a run of a token; largest: the largest magnitude of the numbers that share the scale."""
+    """Quantize a run of a token; largest: the largest magnitude of the values that share the scale."""
     columns = argument(a, QUANTIZE.columns)
     i = token * (columns // 32) + run
     step, inverse = largest / LARGEST, LARGEST / largest if largest > 0 else float32(0.0)
@@ -108,7 +111,7 @@ def quantize_run(x, largest, a, token, run, whole):
 
 @device
 def largest_of(x):
-    """Return the largest magnitude of 32 numbers; NaN if one of them is NaN."""
+    """Return the largest magnitude of 32 values; NaN if one of them is NaN."""
     return simd.largest_size_f32x16(simd.load_f32x16(x), simd.load_f32x16(x + 64))
 
 

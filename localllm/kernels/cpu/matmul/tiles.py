@@ -4,11 +4,11 @@ The sums of a tile are one tuple of vectors, which LLVM keeps in registers: elem
 rows 16 v to 16 v + 15. With 32 registers, 2 x 6 needs 8 loads for 12 dot products; 1 x 8 needs 9 for 8 and is bound by
 them.
 
-Most CPUs multiply a *word*, 4 columns of each of 16 rows in a vector, with 4 columns of a token in all lanes. An ARM
-with i8mm multiplies small matrices: 8 columns of 2 rows with 8 columns of 2 tokens, twice as many products per
-register. Their sums, [2 rows][2 tokens] in a register, become vectors of rows when a run of columns is finished.
+Most CPUs multiply a *word*, 4 columns of each of 16 rows in a vector, by 4 columns of a token in all lanes. An ARM
+with i8mm multiplies small matrices: 8 columns of 2 rows by 8 columns of 2 tokens, twice as many products per register.
+Their sums, [2 rows][2 tokens] in a register, become vectors of rows when a run of columns is finished.
 
-A slab is multiplied with all tokens while the next one is prefetched into the L2 cache. Its weights are pieces of many
+A slab is multiplied by all tokens while the next one is prefetched into the L2 cache. Its weights are segments of many
 rows, which no hardware prefetcher predicts: unpacking without prefetches read 7 GB/s.
 """
 
@@ -80,8 +80,8 @@ def times_256(builder, sums):
 def in_turn(builder, values):
     """Return the same values, computed before any later load.
 
-    Otherwise LLVM mixes the work of different words, and has more values than registers: tiles of IQ4_XS took 1.05
-    times as long.
+    Otherwise LLVM interleaves the work of different words, and has more values than registers: tiles of IQ4_XS took
+    1.05 times as long.
     """
     if not this_lane().has_512_bits:
         return values
@@ -108,7 +108,10 @@ def started(builder, values):
 
 @operation(ints, int64, int64)
 def start(builder, excess, stride):
-    """Return initial sums of a tile: in each lane the token's integer at `excess`; stride: bytes between tokens."""
+    """Return the initial sums of a tile: in each lane, the token's integer at `excess`.
+
+    stride: bytes between tokens.
+    """
     return started(builder, loads(builder, excess, stride, TOKENS, I32))
 
 
@@ -130,7 +133,7 @@ def share_scales(builder, c, stride):
 
 
 def have_one_scale(builder, c, stride):
-    """Return, in all lanes of each vector of a tile, whether its token has the same scale for two consecutive runs."""
+    """Return whether each token of a tile has the same scale for two consecutive runs, in all lanes."""
     pairs = zip(*(loads(builder, builder.add(c, I64(at)), stride, TOKENS, I32) for at in (0, 8)), strict=True)
     splats = ([splat_value(builder, i32x16.llvm, scale) for scale in pair] for pair in pairs)
     equal = [builder.icmp_signed("==", *pair) for pair in splats]
@@ -140,8 +143,8 @@ def have_one_scale(builder, c, stride):
 def make_start_second(has_excess):
     """Return an intrinsic (sums, excess, stride, c, c_stride) -> initial sums of the second of two runs.
 
-    sums: of the first run, with which tokens go on that have one scale for both runs. excess, stride: as in `start`, of
-    the second run, if has_excess; c, c_stride: as in share_scales.
+    sums: of the first run; tokens that have one scale for both runs continue with them. excess, stride: as in `start`,
+    of the second run, if has_excess; c, c_stride: as in share_scales.
     """
 
     @operation(ints, ints, int64, int64, int64, int64)
@@ -158,7 +161,10 @@ def make_start_second(has_excess):
 
 @operation(floats, floats, ints, int64, int64, int64, int64)
 def scaled_alone(builder, totals, sums, s, s_stride, c, c_stride):
-    """Return `scaled` for tokens with two scales, and the totals of the others; see share_scales."""
+    """Return totals + scaled sums for tokens with two scales, and the totals of the others.
+
+    See share_scales.
+    """
     rows = rows_at(builder, s, s_stride)
     products = zip(elements(builder, sums), rows, strict=True)
     products = [builder.fmul(builder.sitofp(value, f32x16.llvm), row) for value, row in products]
@@ -179,7 +185,7 @@ def added_alone(builder, totals, products, c, c_stride):
 
 @operation(floats, floats, ints, int64, int64, int64, int64)
 def continued(builder, products, sums, s, s_stride, c, c_stride):
-    """Return products + sums * (scales of the rows at s); for tokens with two scales without the products."""
+    """Return products + sums * row scales at s; for tokens with two scales, without the products."""
     rows, zero = rows_at(builder, s, s_stride), ir.Constant(f32x16.llvm, None)
     are_one = have_one_scale(builder, c, c_stride)
     begun = [builder.select(*both, zero) for both in zip(are_one, elements(builder, products), strict=True)]
@@ -211,9 +217,10 @@ def columns_at(builder, c, stride):
 
 
 def make_times(scales_at, kind, first=False):
-    """Return an intrinsic (totals, values, address, stride) -> totals + values * scales, or values * scales if `first`.
+    """Return an intrinsic (totals, values, address, stride) -> totals + values * scales.
 
-    scales_at: rows_at or columns_at, which loads the scales; kind: the type of the values, `ints` or `floats`.
+    first: return values * scales. scales_at: rows_at or columns_at, which loads the scales; kind: the type of the
+    values, `ints` or `floats`.
     """
 
     @operation(floats, floats, kind, int64, int64)
@@ -242,7 +249,10 @@ def add_least(builder, totals, factor, m, m_stride, x_sums, sums_stride):
 
 
 def make_load_tile(vectors):
-    """Return an intrinsic (y, bytes between tokens) that loads `vectors` vectors of rows; the others are zero."""
+    """Return an intrinsic (y, bytes between tokens) that loads `vectors` vectors of rows.
+
+    The other vectors are zero.
+    """
 
     @operation(floats, int64, int64)
     def load_tile(builder, y, y_stride):
@@ -254,7 +264,7 @@ def make_load_tile(vectors):
 
 
 def make_store_tile(vectors):
-    """Return an intrinsic (totals, y, bytes between tokens) that stores the first `vectors` vectors of rows."""
+    """Return an intrinsic (totals, y, bytes between tokens) that stores `vectors` vectors of rows."""
 
     @operation(None, floats, int64, int64)
     def store_tile(builder, totals, y, y_stride):
@@ -279,30 +289,30 @@ u8x16, i32x4 = ir.VectorType(I8, 16), ir.VectorType(I32, 4)
 
 
 def make_code_dots(words, largest):
-    """Make the product for unsigned codes up to `largest`."""
+    """Build the product for unsigned codes up to `largest`."""
     if HAS_MATRICES:
         return make_matrix_dots(words, "llvm.aarch64.neon.usmmla.v4i32.v16i8")
     dot = dot_variant(largest)
 
     def dot_below_128(builder, accumulator, codes, columns):
-        """Add a dot product. The mask tells LLVM that the bytes are below 128, which saves instructions."""
+        """Add a dot product of bytes below 128; the mask tells LLVM so, which saves instructions."""
         return dot_bytes(builder, accumulator, builder.and_(codes, ir.Constant(u8x64.llvm, [0x7F] * 64)), columns)
 
     return make_dots(words, dot_below_128 if dot is dot_bytes and largest < 128 else dot)
 
 
 def make_rescaled_dots(words):
-    """Make the product for the bytes that gemm_int8.py makes."""
+    """Build the product for the bytes of gemm_int8.py."""
     if HAS_MATRICES:
         return make_matrix_dots(words, "llvm.aarch64.neon.smmla.v4i32.v16i8")
     return make_dots(words, signed_dot_variant() or dot_variant())
 
 
 def make_dots(words, dot):
-    """Return an intrinsic (sums, w, bytes between vectors of w, x, bytes between tokens) that adds products.
+    """Return an intrinsic that adds products to sums.
 
-    words: the offsets in x of the words to multiply; w has 64 bytes for each word, [16 rows][4 columns]. dot: emits one
-    product.
+    Its parameters: sums, w, bytes between vectors of w, x, bytes between tokens. words: the offsets in x of the words
+    to multiply; w has 64 bytes for each word, [16 rows][4 columns]. dot: emits one product.
     """
 
     @operation(ints, ints, int64, int64, int64, int64)
@@ -323,7 +333,10 @@ def make_dots(words, dot):
 
 
 def columns_of(builder, address, word):
-    """Load 4 columns of a token into all lanes. An ARM can multiply by a lane: there two words are loaded at once."""
+    """Load 4 columns of a token into all lanes.
+
+    An ARM can multiply by a lane, so two words are loaded at once.
+    """
     if "neon" in this_lane().features:
         two = load_value(builder, builder.add(address, I64(word // 8 * 8)), ir.VectorType(I32, 2))
         columns = shuffled(builder, two, two, [word % 8 // 4] * 16)
@@ -333,9 +346,9 @@ def columns_of(builder, address, word):
 
 
 def make_matrix_dots(words, multiply):
-    """Make the intrinsic of make_dots for an ARM with i8mm.
+    """Build the intrinsic of make_dots for an ARM with i8mm.
 
-    multiply: LLVM's name of the instruction, which multiplies bytes [2 rows][8] with [2 tokens][8] and adds to int32
+    multiply: LLVM's name of the instruction, which multiplies bytes [2 rows][8] by [2 tokens][8] and adds to int32
     [2][2]. Words come in pairs: w has their 8 columns row by row, 128 bytes.
     """
 
@@ -365,7 +378,10 @@ def pair_of_tokens(builder, first, second, word):
 
 
 def rows_of(builder, squares, token):
-    """Return the sums of 16 rows and one of two tokens as i32x16; squares: 8 registers with [2 rows][2 tokens]."""
+    """Return the sums of 16 rows and one of two tokens as i32x16.
+
+    squares: 8 registers with [2 rows][2 tokens].
+    """
     order = [token, token + 2, token + 4, token + 6]
     parts = [shuffled(builder, *pair, order) for pair in zip(squares[::2], squares[1::2], strict=True)]
     halves = [shuffled(builder, *pair, range(8)) for pair in zip(parts[::2], parts[1::2], strict=True)]
@@ -384,10 +400,10 @@ transpose_codes = transpose_pairs if HAS_MATRICES else transpose_words
 
 
 def make_fetch_next(group_bytes, slab_columns=SLAB):
-    """Make a function (arguments, (tile, column), token, tokens) that prefetches a share of a slab's weights.
+    """Build a function that prefetches a token's share of the next slab's weights.
 
-    The shares of all tokens make up the slab. group_bytes: bytes of 256 columns. The arguments may also be those of
-    LINEAR_FLOAT, the first of which are the same.
+    The function is (arguments, (tile, column), token, tokens). The shares of all tokens add up to the slab.
+    group_bytes: bytes of 256 columns. The arguments may also be those of LINEAR_FLOAT, the first of which are the same.
     """
 
     @device
@@ -409,11 +425,12 @@ store_all, store_first = make_store_tile(VECTORS), make_store_tile(1)
 
 
 def make_slab(format, unpack_tile, multiply):
-    """Make a function (arguments, tile, column, (tile, column) of the next slab, tokens, scratch).
+    """Build a function that multiplies a slab by all tokens.
 
-    It multiplies a slab with all tokens. unpack_tile(arguments, tile, column, columns, scratch): unpacks it to scratch
-    memory. multiply(arguments, totals, columns, first activation, tokens, scratch): adds the products of TOKENS tokens
-    to their totals; only the first `tokens` of these tokens exist.
+    Its parameters: arguments, tile, column, (tile, column) of the next slab, tokens, scratch. unpack_tile(arguments,
+    tile, column, columns, scratch): unpacks it to scratch memory. multiply(arguments, totals, columns, first
+    activation, tokens, scratch): adds the products of TOKENS tokens to their totals; only the first `tokens` of these
+    tokens exist.
     """
     fetch_next = make_fetch_next(format.group_bytes)
 
@@ -423,7 +440,7 @@ def make_slab(format, unpack_tile, multiply):
         unpack_tile(a, tile, column, columns, scratch)
         width, y_stride = argument(a, LINEAR.columns), argument(a, LINEAR.y_stride)
         whole = argument(a, LINEAR.rows) - tile * ROWS > ROWS - 16
-        for t in range(0, tokens, TOKENS):  # with up to TOKENS - 1 tokens too many, whose results are not used
+        for t in range(0, tokens, TOKENS):  # includes up to TOKENS - 1 surplus tokens, whose results are not used
             y = argument(a, LINEAR.y) + tile * ROWS * 4 + t * y_stride
             fetch_next(a, next_slab, t, tokens)
             totals = zero_floats()

@@ -1,8 +1,9 @@
-"""Register tiles of float32 products: tuples of vectors, element row * columns + column, which LLVM keeps in registers.
+"""Register tiles of float32 products: tuples of vectors that LLVM keeps in registers.
 
-Every product is built of one step, `outer`: tile[row, column] += x[row] * w[column], where x and w are tuples of
-vectors. If w's lanes run along the result's columns, a vector of x is one number in all lanes. If the lanes of both run
-along the dimension that is summed, the lanes of the tile are added up in the end.
+The tuple's element row * columns + column belongs to that row and column. Every product is built of one step, `outer`:
+tile[row, column] += x[row] * w[column], where x and w are tuples of vectors. If w's lanes run along the result's
+columns, a vector of x is one value in all lanes. If the lanes of both run along the dimension that is summed, the lanes
+of the tile are added up in the end.
 """
 
 from llvmlite import ir
@@ -27,7 +28,7 @@ def make_zeros(count):
 
 
 def make_outer(rows, columns):
-    """Return an intrinsic (tile, x, w) -> tile + the products of every x with every w."""
+    """Return an intrinsic (tile, x, w) -> tile + the products of every x and every w."""
 
     @simd.operation(vectors(rows * columns), vectors(rows * columns), vectors(rows), vectors(columns))
     def outer(builder, tile, x, w):
@@ -42,7 +43,7 @@ def make_outer(rows, columns):
 
 
 def make_splats(count, stride):
-    """Return an intrinsic (address) -> the floats at address, address + stride, ..., each in all lanes of a vector."""
+    """Return an intrinsic (address) -> the floats at address, address + stride, ..., each in all lanes."""
 
     @simd.operation(vectors(count), int64)
     def splats(builder, address):
@@ -85,7 +86,7 @@ FOURS = [lane + i for lane in (0, 8, 16, 24) for i in range(4)]  # every second 
 
 
 def add_neighbours(builder, values, order, distance):
-    """Combine each two vectors to one: lane i is the sum of lane order[i] and the one `distance` further."""
+    """Combine each two vectors to one: lane i is the sum of lane order[i] and the lane `distance` further."""
     first, second = (ir.Constant(ir.VectorType(simd.I32, 16), [lane + i for lane in order]) for i in (0, distance))
     pairs = [(values[i], values[i + 1]) for i in range(0, len(values), 2)]
     return [builder.fadd(builder.shuffle_vector(x, y, first), builder.shuffle_vector(x, y, second)) for x, y in pairs]
@@ -132,7 +133,10 @@ def make_outer_bf16(rows, columns):
 
 
 def make_splats_apart(count):
-    """Return an intrinsic (address, stride) -> `count` vectors, as make_splats for a stride known at run time."""
+    """Return an intrinsic (address, stride) -> `count` vectors.
+
+    It is make_splats with a stride that is known at run time.
+    """
 
     @simd.operation(vectors(count), int64, int64)
     def splats(builder, address, stride):
@@ -175,7 +179,10 @@ def make_store_some(rows, columns, stored):
 
 
 def make_store_sums(count):
-    """Return an intrinsic (x, y, address, stride) that stores, for each i, the sum of all lanes of x[i] and y[i]."""
+    """Return an intrinsic (x, y, address, stride) that stores sums of lanes.
+
+    For each i, it stores the sum of the lanes of x[i] and y[i].
+    """
 
     @simd.operation(None, vectors(count), vectors(count), int64, int64)
     def store(builder, x, y, address, stride):
