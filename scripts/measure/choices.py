@@ -2,8 +2,8 @@
 
     python scripts/measure choices MODEL
 
-Both read each prompt once, and what all prompts begin with once: the table in docs/decisions/measurements.md shows how much of the time
-that takes.
+Both read each prompt once, and what all prompts begin with once: the table in docs/decisions/measurements.md shows how
+much of the time that takes.
 """
 
 import itertools

@@ -1,4 +1,4 @@
-"""A hook of MkDocs: links from docs/ to source files lead to the repository, so that they work on the site as well."""
+"""A hook of MkDocs: links to source files lead to the repository, and links named by a page's file get its title."""
 
 import re
 from pathlib import Path, PurePosixPath
@@ -7,10 +7,18 @@ from typing import Any
 
 ROOT = Path(__file__).resolve().parents[2]
 LINK = re.compile(r"\]\((\.\./[^)\s]+)\)")
+BOOSTS = {"decisions": 0.3, "sampling.md": 4, "which-model.md": 4}  # of pages or folders, in the site's search
+NAMED_BY_FILE = re.compile(r"\[(?:docs/)?[\w/-]+(?:\.md|/)\]\(([\w./-]+\.md)(#[\w-]+)?\)")
 
 
 def on_page_markdown(markdown: str, page: Any, config: Any, files: Any) -> str:
-    """Replace links that leave docs/ by addresses in the repository. Raises FileNotFoundError for one to nothing."""
+    """Replace links that leave docs/ by addresses in the repository, and names of files by titles of pages.
+
+    Sets how much a page counts in the search, too.
+
+    Raises FileNotFoundError for a link to nothing.
+    """
+    page.meta["search"] = {"boost": BOOSTS.get(page.file.src_uri.partition("/")[0], 1)}
     folder = PurePosixPath("docs") / PurePosixPath(page.file.src_uri).parent
 
     def target(match: re.Match[str]) -> str:
@@ -23,4 +31,9 @@ def on_page_markdown(markdown: str, page: Any, config: Any, files: Any) -> str:
         view = "tree" if (ROOT / inside).is_dir() else "blob"
         return f"]({config.repo_url.rstrip('/')}/{view}/main/{inside}{mark}{heading})"
 
-    return LINK.sub(target, markdown)
+    def titled(match: re.Match[str]) -> str:
+        path = ROOT / normpath(str(folder / match[1]))
+        title = path.read_text(encoding="utf-8").partition("\n")[0].removeprefix("# ") if path.exists() else match[1]
+        return f"[{title}]({match[1]}{match[2] or ''})"
+
+    return LINK.sub(target, NAMED_BY_FILE.sub(titled, markdown))
