@@ -28,17 +28,18 @@ os.environ["LOCALLLM_PREFIX_GB"] = "0"  # tests leave nothing in the user's cach
 
 
 def pytest_addoption(pluginmanager: pytest.PytestPluginManager) -> None:
-    """--all, --commit and what they do, and how workers share the start."""
+    """Register --all, --commit and their effects, and the sharing of compiled modules."""
     pluginmanager.register(selection)
     pluginmanager.register(import_once)
 
 
 @pytest.fixture(autouse=True)
 def default_signals():
-    """Let signals mean what they usually do, here and in programs that tests start.
+    """Restore the usual signal handlers for tests and the programs they start.
 
-    A shell lets its background jobs ignore Ctrl-C, nohup lets a program ignore hang-ups, and so does a program of ours
-    whose exit code is decided.
+    A shell lets its background jobs ignore Ctrl-C, nohup lets a program ignore hang-ups, and so does our program
+    once its exit code is decided.
+
     """
     signal.signal(signal.SIGINT, signal.default_int_handler)
     for name in ("SIGHUP", "SIGQUIT"):
@@ -48,8 +49,10 @@ def default_signals():
 
 @pytest.fixture
 def link() -> Callable[[Path, Path], None]:
-    """Makes a symbolic link at a path, to another one. Skips the test where there are none: Windows asks for a right,
-    and wine says that it has made one.
+    """Return a function that makes a symbolic link; skip the test where there are none.
+
+    Windows demands a right, and wine only claims to have made one.
+
     """
 
     def make(path: Path, target: Path) -> None:
@@ -62,7 +65,7 @@ def link() -> Callable[[Path, Path], None]:
 
 
 @pytest.fixture(scope="session", autouse=True)
-def each_kernel_once():
+def compile_each_kernel_once():
     with pytest.MonkeyPatch.context() as monkeypatch:
         compile_once.take_turns(monkeypatch)
         yield
@@ -70,9 +73,10 @@ def each_kernel_once():
 
 @pytest.fixture(scope="session")
 def shared() -> Path:
-    """The folder of real models, golden logits, vocabularies and texts, which lies next to the project's root.
+    """Return the folder of real models, golden logits, vocabularies and texts beside the project's root.
 
     It is too large for the repository: tests that need it are skipped where it is missing, and fail there in CI.
+
     """
     folder = ROOT.parent / "shared"
     if not folder.is_dir():
@@ -83,7 +87,7 @@ def shared() -> Path:
 
 @pytest.fixture(scope="session")
 def real_model() -> Callable[[str], Path]:
-    """By the name of a row in scripts/real_models.toml: where it lies. Skips the test where it is not there."""
+    """Return a function from a row of scripts/real_models.toml to its path; skip the test if it is not there."""
 
     def path(name: str) -> Path:
         if missing := real.reason_to_skip(name):
@@ -95,7 +99,7 @@ def real_model() -> Callable[[str], Path]:
 
 @pytest.fixture(scope="session")
 def model_path(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
-    """By the name of a declaration in tests/support/models: the path of its model, written once."""
+    """Return a function from a declaration in tests/support/models to its model's path, written once."""
     folder, written = tmp_path_factory.mktemp("models"), {}
 
     def path(name: str) -> Path:
@@ -108,7 +112,7 @@ def model_path(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path
 
 @pytest.fixture(scope="session")
 def tiny(tmp_path_factory: pytest.TempPathFactory) -> str:
-    """The path of a small model, whose kernels are compiled."""
+    """Return the path of a small model whose kernels are compiled."""
     path = write_tiny_model(tmp_path_factory.mktemp("models") / "tiny.gguf", context=200_000)
     localllm.open(path).close()  # compiles the kernels, once
     return str(path)
@@ -116,7 +120,7 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 @pytest.fixture
 def cli(capfdbinary, monkeypatch):
-    """The program within this process: arguments to (exit code, stdout, complaints)."""
+    """Return a function that runs the program in this process: arguments to (exit code, stdout, complaints)."""
 
     def call(*arguments: object, stdin: bytes = b"") -> tuple[int, str, str]:
         monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(stdin)))

@@ -1,4 +1,4 @@
-"""Answers that nobody wants any more, which the garbage collector ends: nothing hangs, and others get their texts."""
+"""Test abandoned answers that the garbage collector ends: nothing hangs, and others get their texts."""
 
 import json
 import subprocess
@@ -28,7 +28,7 @@ SCENARIOS = {
 
 
 def run(*arguments: str) -> list[str]:
-    """The texts that a scenario prints. Fails with the stacks of all threads if it hangs."""
+    """Return the texts printed by a scenario; fail with all threads' stacks if it hangs."""
     words = [sys.executable, "-X", "faulthandler", str(SUPPORT / "abandoned_answers.py"), *arguments]
     done = subprocess.run(words, capture_output=True, text=True, timeout=300)
     assert (done.returncode, done.stderr) == (0, "")
@@ -40,18 +40,18 @@ def run(*arguments: str) -> list[str]:
 @pytest.mark.sampled("scenario", always=("chat",))
 @pytest.mark.parametrize("moment", ["always", "locked"])
 @pytest.mark.parametrize("scenario", SCENARIOS)
-def test_garbage_collected_in_the_middle_of_a_call_does_not_hang(scenario: str, moment: str):
+def test_garbage_collection_within_a_call_does_not_hang(scenario: str, moment: str):
     assert set(run(scenario, moment)) == SCENARIOS[scenario]
 
 
 @pytest.mark.sampled
 @pytest.mark.slow(2)
 @pytest.mark.parametrize("moment", ["always", "locked"])
-def test_an_encoder_beside_abandoned_answers_gives_the_same_vectors(moment: str, model_path):
+def test_embeddings_are_the_same_beside_abandoned_answers(moment: str, model_path):
     assert len(set(run("embed", moment, str(model_path("bert"))))) == 1
 
 
-def test_a_closed_answer_gives_its_sequence_back_at_once():
+def test_a_closed_answer_releases_its_sequence_at_once():
     with localllm.open(localllm.builtin_model()) as model:
         answer = model.chat([{"role": "user", "content": "Hi"}], max_tokens=50)
         next(answer)
@@ -82,8 +82,8 @@ def test_an_answer_can_be_ended_by_another_thread(end: str):
 @pytest.mark.sampled
 @pytest.mark.slow(15)
 @pytest.mark.skipif(sys.platform == "win32", reason="needs SIGTERM")
-def test_a_web_application_survives_clients_that_leave(capsys: pytest.CaptureFixture[str]):
-    """Run scripts/platform/check_fastapi.py, which does it for ten minutes, for ten seconds."""
+def test_a_web_application_survives_clients_that_disconnect(capsys: pytest.CaptureFixture[str]):
+    """Run scripts/platform/check_fastapi.py for ten seconds, which by default runs for ten minutes."""
     pytest.importorskip("fastapi")
     assert check_fastapi.check(str(localllm.builtin_model()), 10, 16) == []
     assert "answers read" in capsys.readouterr().out

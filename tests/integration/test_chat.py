@@ -1,4 +1,4 @@
-"""A conversation on a terminal: every command and key, at 40 and 120 columns, with characters of all widths."""
+"""Test a conversation on a terminal: every command and key, at 40 and 120 columns, with wide characters."""
 
 import json
 import re
@@ -23,7 +23,7 @@ LONG = ["--temp", "0", "-n", "100000"]  # would take minutes
 
 @pytest.fixture
 def talk(tmp_path: Path, tiny: str, monkeypatch):
-    """Begins a chat with tests/support/talker.py; the user's folders are in tmp_path."""
+    """Return a function that starts a chat with tests/support/talker.py; the user's folders are in tmp_path."""
     chats: list[Terminal] = []
 
     def begin(*arguments: str, **more: str | int) -> Terminal:
@@ -39,7 +39,7 @@ def talk(tmp_path: Path, tiny: str, monkeypatch):
 
 @pytest.fixture(scope="module")
 def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The user's folders, and an editor that always writes the same."""
+    """Make the user's folders, and an editor that always writes the same."""
     folder = tmp_path_factory.mktemp("home")
     editor = folder / "editor"
     editor.write_text('#!/bin/sh\nprintf "written elsewhere" > "$1"\n')
@@ -58,7 +58,7 @@ def running():
 
 @pytest.fixture
 def chat(running: dict[str, Terminal], home: Path, tiny: str, request: pytest.FixtureRequest):
-    """A chat for several tests, each of which begins a new conversation; after one that failed, another chat."""
+    """Return a chat shared by several tests, each with a new conversation; restart it after a failed test."""
     if "chat" not in running:
         folders = {"XDG_DATA_HOME": str(home / "data"), "XDG_STATE_HOME": str(home / "state")}
         editor = {name: str(home / "editor") for name in ("EDITOR", "VISUAL")}
@@ -87,7 +87,7 @@ def contents(lines: list[dict]) -> list[str]:
 # ---- with a real model ----------------------------------------------------------------------------------------------
 
 
-def test_a_conversation(tiny: str, tmp_path: Path):
+def test_chat_answers_continues_and_leaves_on_sigterm(tiny: str, tmp_path: Path):
     chat = Terminal("chat", tiny, *GREEDY, XDG_STATE_HOME=str(tmp_path))
     assert "Tiny Test · F32 · 200000 tokens of context · /help" in chat.prompt()
     assert "the answer reached 12 tokens, the limit of -n" in chat.say("Hi")
@@ -102,25 +102,25 @@ def test_a_conversation(tiny: str, tmp_path: Path):
 @pytest.mark.sampled
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("choice", "told"),
+    ("choice", "expected"),
     [
         ([], "its first .* forgotten"),
         (["--on-overflow", "shift"], "(64|128) tokens after the first .* were dropped"),
         (["--on-overflow", "error"], "error: the prompt has .* holds only"),
     ],
 )
-def test_a_conversation_that_gets_too_long(tiny: str, tmp_path: Path, choice: list[str], told: str):
+def test_a_conversation_too_long_is_cut_as_chosen(tiny: str, tmp_path: Path, choice: list[str], expected: str):
     chat = Terminal("chat", tiny, *GREEDY, "-c", "192", *choice, XDG_STATE_HOME=str(tmp_path))
     chat.prompt()
     for _ in range(2):
         chat.say("x" * 60)
-    assert re.search(told, chat.say("y" * 60), re.DOTALL)
+    assert re.search(expected, chat.say("y" * 60), re.DOTALL)
     chat.type("\x04")
     assert chat.end() == 0
     assert "Traceback" not in chat.seen
 
 
-def test_ctrl_c_stops_an_answer_and_not_the_conversation(tiny: str, tmp_path: Path):
+def test_ctrl_c_stops_the_answer_but_not_the_conversation(tiny: str, tmp_path: Path):
     chat = Terminal("chat", tiny, *LONG, XDG_STATE_HOME=str(tmp_path))
     chat.prompt()
     chat.type("Hi\r")
@@ -135,8 +135,8 @@ def test_ctrl_c_stops_an_answer_and_not_the_conversation(tiny: str, tmp_path: Pa
 # ---- how it looks ---------------------------------------------------------------------------------------------------
 
 
-def test_words_stay_whole(talk):
-    """At every width, also one that the window is given in between."""
+def test_words_are_wrapped_whole_at_every_width(talk):
+    """Resize the window in between."""
     chat = talk(columns=40)
     chat.prompt()
     words = [word for word in MIXED.split() if word.isascii() or "é" in word]
@@ -152,7 +152,7 @@ def test_words_stay_whole(talk):
     assert chat.end() == 0
 
 
-def test_markdown(talk):
+def test_markdown_is_drawn_at_every_width(talk):
     chat = talk("--markdown", columns=40)
     chat.prompt()
     for columns in (40, 120):
@@ -169,7 +169,7 @@ def test_markdown(talk):
 @pytest.mark.sampled
 @pytest.mark.slow
 @pytest.mark.parametrize("environment", [{"NO_COLOR": "1"}, {"NO_COLOR": ""}, {"TERM": "dumb"}])
-def test_colours_as_the_user_likes(talk, environment: dict[str, str]):
+def test_colours_follow_no_color_and_term(talk, environment: dict[str, str]):
     chat = talk(**environment)
     if environment == {"TERM": "dumb"}:
         chat.expect("> ")
@@ -201,7 +201,7 @@ def test_a_paste_of_three_lines_is_one_message_on_a_dumb_terminal(talk, end: str
     chat.expect("FOUR\r\n\r\nFIVE\r\n")
 
 
-def test_control_bytes_are_no_text_on_a_dumb_terminal(talk):
+def test_control_bytes_are_dropped_on_a_dumb_terminal(talk):
     chat = talk(TERM="dumb", timeout=20)
     chat.expect("> ")
     chat.type("\x1b[Aa\x01\x00b\x1bOP\x1b[200~c\x1b[201~\x1bf\x1b]0;title\x07d\t\x1b[1;5C\u3000e")
@@ -212,7 +212,7 @@ def test_control_bytes_are_no_text_on_a_dumb_terminal(talk):
     chat.expect("ABCD\t\u3000EF\r\n")
 
 
-def test_control_bytes_of_a_paste_are_no_text(chat: Terminal):
+def test_control_bytes_of_a_paste_are_dropped(chat: Terminal):
     assert "ABC" in chat.press("\x1b[200~a\x01\x1b[31mb\x1b[0mc\x00\x1b[201~\r").splitlines()
 
 
@@ -240,7 +240,7 @@ main.main()
 """
 
 
-def test_what_is_typed_while_the_model_loads_is_not_shown_and_waits(tiny: str, tmp_path: Path):
+def test_keys_typed_while_the_model_loads_are_hidden_and_kept(tiny: str, tmp_path: Path):
     program = [sys.executable, "-c", SLOW.format(support=str(SUPPORT))]
     chat = Terminal("chat", tiny, program=program, XDG_STATE_HOME=str(tmp_path), timeout=20)
     chat.expect(r"\x1b\[\?2004h")  # keys are held back from here on
@@ -258,7 +258,7 @@ def test_what_is_typed_while_the_model_loads_is_not_shown_and_waits(tiny: str, t
     assert chat.end() == 0
 
 
-def test_a_question_is_asked_as_usual_while_keys_are_held_back():
+def test_a_question_can_be_asked_while_keys_are_held_back():
     script = (
         "import sys, termios\n"
         "from localllm.cli.open_model import confirm\n"
@@ -276,7 +276,7 @@ def test_a_question_is_asked_as_usual_while_keys_are_held_back():
     assert terminal.end() == 0 and plain(terminal.seen).split()[-5:] == ["yes", "False", "True", "False", "True"]
 
 
-def test_thoughts(chat: Terminal):
+def test_think_shows_hides_or_turns_off_reasoning(chat: Terminal):
     chat.say("think")
     drawn = chat.drawn
     assert "\x1b[2mLet\x1b[0m" in drawn and "<think>" not in plain(drawn)
@@ -293,7 +293,7 @@ def test_thoughts(chat: Terminal):
 
 @pytest.mark.parametrize("environment", [{"NO_COLOR": "1"}, {"TERM": "dumb"}])
 @pytest.mark.parametrize("markdown", [(), ("--markdown",)])
-def test_words_tell_reasoning_from_the_answer_without_colours(talk, environment: dict[str, str], markdown):
+def test_headings_separate_reasoning_from_the_answer_without_colours(talk, environment: dict[str, str], markdown):
     chat = talk(*markdown, *THINKS, timeout=20, **environment)
     chat.expect(">")
     for question, shown in (
@@ -323,7 +323,7 @@ def test_run_ends_reasoning_without_an_answer_with_a_line_break_and_a_word(tiny:
     assert run.end() == 0 and plain(run.seen) == "Let me see, what is it?\n\nIt is four.\n"
 
 
-def test_run_says_that_a_template_has_no_choice_of_thinking(tiny: str):
+def test_run_reports_a_template_without_a_thinking_switch(tiny: str):
     message = "localllm: the model's chat template has no choice of thinking: 'on' has no effect\n"
     for choice, begin in (("on", message), ("auto", ""), ("off", "")):
         run = Terminal("run", tiny, "-p", "hello", "-c", "512", "--think", choice, program=TALKER)
@@ -333,7 +333,7 @@ def test_run_says_that_a_template_has_no_choice_of_thinking(tiny: str):
 # ---- keys -----------------------------------------------------------------------------------------------------------
 
 
-def test_keys(chat: Terminal, home: Path, talk):
+def test_keys_edit_paste_complete_and_search(chat: Terminal, home: Path, talk):
     assert "FIRST\nSECOND\nTHIRD\n" in chat.say("first\\\rsecond\x1b\rthird")
     assert "\nA\nB\n\n" in chat.say('"""\ra\rb\r"""')
     assert "PASTED\n  LINES\n" in chat.say("\x1b[200~pasted\r  lines\x1b[201~")
@@ -353,7 +353,7 @@ def test_keys(chat: Terminal, home: Path, talk):
 
 
 @pytest.mark.slow
-def test_what_is_typed_meanwhile_waits(chat: Terminal):
+def test_lines_typed_during_an_answer_are_asked_next(chat: Terminal):
     chat.type("slowly\r")
     chat.expect("one two")
     chat.type("after\\\r\x1b[200~it\rall\x1b[201~\r")
@@ -369,7 +369,7 @@ def test_what_is_typed_meanwhile_waits(chat: Terminal):
     assert "NEXT" in chat.say("next"), "Ctrl-C forgets what was typed"
 
 
-def test_the_editor(chat: Terminal):
+def test_the_external_editor_writes_and_edits_a_question(chat: Terminal):
     chat.type("draft\x18\x05")  # what is written there is sent, as in a shell
     chat.expect("WRITTEN ELSEWHERE")
     chat.prompt()
@@ -387,7 +387,7 @@ def test_the_editor(chat: Terminal):
 # ---- commands -------------------------------------------------------------------------------------------------------
 
 
-def test_commands(talk, tmp_path: Path, tiny: str):
+def test_commands_change_options_and_show_the_conversation(talk, tmp_path: Path, tiny: str):
     (tmp_path / "notes über.txt").write_text("what is in it")
     chat = talk("-n", "600", "--temp", "0", columns=120)
     chat.prompt()
@@ -432,7 +432,7 @@ def test_commands(talk, tmp_path: Path, tiny: str):
 
 @pytest.mark.sampled
 @pytest.mark.slow
-def test_sessions(talk, tmp_path: Path, cli, monkeypatch):
+def test_a_session_is_saved_continued_and_locked(talk, tmp_path: Path, cli, monkeypatch):
     monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path / "data"))
     chat = talk("--session", "trip", "-sys", "Be brief.", "--temp", "0")
     chat.prompt()
@@ -475,7 +475,7 @@ def test_sessions(talk, tmp_path: Path, cli, monkeypatch):
     assert cli("sessions", "show", "trip")[0] == 2
 
 
-def test_branches_without_a_session(chat: Terminal, home: Path):
+def test_branches_without_a_session_stay_in_memory(chat: Terminal, home: Path):
     chat.say("one")
     chat.say("/branch wild")
     chat.say("two")
@@ -488,14 +488,14 @@ def test_branches_without_a_session(chat: Terminal, home: Path):
     assert "the session kept stays as it is" in chat.say("/clear")
 
 
-def test_a_session_needs_a_terminal(cli, tiny: str):
+def test_a_session_of_chat_needs_a_terminal(cli, tiny: str):
     code, out, err = cli("chat", tiny, "--session", "x", stdin=b"Hi")
     assert (code, out) == (2, "") and "sessions need a terminal" in err
     assert cli("chat", tiny, "--session", "x", "--continue", stdin=b"Hi")[0] == 2
 
 
 def test_a_question_without_an_answer_is_withdrawn(chat: Terminal, home: Path):
-    """Nothing was said when Ctrl-C came, or the question does not fit: what was said before is all that there is."""
+    """Withdraw it after Ctrl-C before the first token, and if it does not fit."""
     chat.say("/save short")
     chat.say("one")
     chat.say("/set on_overflow error")

@@ -1,4 +1,4 @@
-"""What people do in a chat, and what they get: on a terminal of 40 and of 80 columns."""
+"""Test what people do in a chat, on terminals of 40 and 80 columns."""
 
 import json
 import sys
@@ -16,15 +16,15 @@ from tests.integration.test_chat import TALKER, talk  # noqa: F401  a fixture
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="terminals of POSIX")
 
 
-def test_branches_of_a_session_stay(talk):  # noqa: F811
+def test_branches_of_a_session_are_kept(talk):  # noqa: F811
     chat = talk("--session", "A")
     chat.prompt()
     chat.say("one")
     assert "new branch B" in chat.say("/branch B")
     chat.say("two")
     assert "back in the branch A" in chat.say("/branch A")
-    told = chat.say("/branch")
-    assert "* A" in told and "  B" in told
+    shown = chat.say("/branch")
+    assert "* A" in shown and "  B" in shown
     assert "back in the branch B" in chat.say("/branch B")
     assert "* B" in chat.say("/branch")
     chat.say("/branch C")
@@ -37,39 +37,39 @@ def test_branches_of_a_session_stay(talk):  # noqa: F811
     assert "removed: two" in again.say("/undo")
 
 
-def test_branches_of_a_session_in_which_nothing_was_said(talk):  # noqa: F811
+def test_branches_of_an_empty_session_are_kept(talk):  # noqa: F811
     chat = talk("--session", "A")
     chat.prompt()
     chat.say("/branch B")
     assert "back in the branch A" in chat.say("/branch A")
 
 
-def test_a_file_that_is_too_long_is_refused_and_others_are_taken_back(talk, tmp_path: Path):  # noqa: F811
+def test_a_file_too_long_is_refused_and_others_can_be_undone(talk, tmp_path: Path):  # noqa: F811
     (tmp_path / "long").write_text("word " * 2000)
     (tmp_path / "short").write_text("word")
     chat = talk("-c", "400")
     chat.prompt()
     chat.say("one")
-    told = chat.say(f"/read {tmp_path}/long")
-    assert "long has " in told and "of the context of 400 are free" in told
+    shown = chat.say(f"/read {tmp_path}/long")
+    assert "long has " in shown and "of the context of 400 are free" in shown
     assert "/undo removes them" in chat.say(f"/read {tmp_path}/short")
     assert "removed: a file of 4 characters" in chat.say("/undo")
     assert "TWO" in chat.say("two") and "WORD" not in chat.drawn
     assert "removed: two" in chat.say("/undo")
 
 
-def test_several_turns_are_taken_back_and_the_answer_before_is_known(talk):  # noqa: F811
+def test_undo_removes_several_turns_and_shows_the_answer_before(talk):  # noqa: F811
     chat = talk("--stats")
     chat.prompt()
     for question in ("one", "two", "three", "four"):
         chat.say(question)
-    told = chat.say("/undo 2")
-    assert "removed: four" in told and "removed: three" in told
+    shown = chat.say("/undo 2")
+    assert "removed: four" in shown and "removed: three" in shown
     assert "1 token read in" in chat.say("/retry")
     assert "/undo N removes the last N questions" in chat.say("/undo x")
 
 
-def test_ctrl_c_tells_how_to_go_on(talk):  # noqa: F811
+def test_ctrl_c_explains_how_to_continue(talk):  # noqa: F811
     chat = talk()
     chat.prompt()
     chat.type("slowly\r")
@@ -78,7 +78,7 @@ def test_ctrl_c_tells_how_to_go_on(talk):  # noqa: F811
     assert "interrupted; /continue continues the answer" in plain(chat.prompt())
 
 
-def test_a_first_question_on_the_command_line(talk):  # noqa: F811
+def test_chat_takes_a_first_question_on_the_command_line(talk):  # noqa: F811
     chat = talk("-p", "hello")
     assert "HELLO" in plain(chat.prompt())
     assert "did you mean temperature?" in chat.say("/set temperatur 1")
@@ -86,7 +86,7 @@ def test_a_first_question_on_the_command_line(talk):  # noqa: F811
 
 
 @pytest.mark.parametrize("term", ["xterm", "dumb"])
-def test_run_without_a_prompt_begins_a_conversation_on_a_terminal(tiny: str, tmp_path: Path, term: str):
+def test_run_without_a_prompt_starts_a_conversation_on_a_terminal(tiny: str, tmp_path: Path, term: str):
     chat = Terminal("run", tiny, "-sys", "Be", "-n", "9", program=TALKER, XDG_STATE_HOME=str(tmp_path), TERM=term)
     chat.expect("/help")
     chat.expect("> ")
@@ -98,7 +98,7 @@ def test_run_without_a_prompt_begins_a_conversation_on_a_terminal(tiny: str, tmp
 
 
 @pytest.mark.parametrize("options", ["--raw", "--json", "--suffix x", "--no-stdin", "-x"])
-def test_run_with_options_of_one_answer_needs_a_prompt(tiny: str, options: str):
+def test_options_of_one_answer_need_a_prompt(tiny: str, options: str):
     run = Terminal("run", tiny, *options.split(), program=TALKER)
     assert run.end() == 2 and "there is no prompt" in run.seen
 
@@ -114,12 +114,12 @@ def test_lines_break_between_words(tiny: str, columns: int):
     assert "".join(MIXED.split()) in "".join("".join(lines).split())
 
 
-def test_only_a_session_says_where_it_is(monkeypatch):
-    said: list[str] = []
-    monkeypatch.setattr(chat_commands, "dim_text", said.append)
+def test_show_prints_the_session_only_if_there_is_one(monkeypatch):
+    lines: list[str] = []
+    monkeypatch.setattr(chat_commands, "dim_text", lines.append)
     for file in (None, "x.jsonl"):
         chat_commands.tell_where(SimpleNamespace(file=file, name="notes", lines=["a", "b"]))
-    assert said == ["session   notes · 2 messages"]
+    assert lines == ["session   notes · 2 messages"]
 
 
 @pytest.mark.slow
@@ -130,8 +130,8 @@ def test_tables_and_facts_are_no_wider_than_the_terminal(tiny: str, columns: int
     folder.mkdir(parents=True)
     model = {"name": "A model with a very long name", "path": "x", "fingerprint": "y"}
     header = {"session": 1, "created": "2026-11-22 10:34", "model": model, "settings": {}}
-    said = {"role": "user", "content": "Why is the sky blue, and the sea?"}, {"role": "assistant", "content": "So."}
-    (folder / "one.jsonl").write_text("".join(f"{json.dumps(line)}\n" for line in (header, *said)))
+    messages = {"role": "user", "content": "Why is the sky blue, and the sea?"}, {"role": "assistant", "content": "So."}
+    (folder / "one.jsonl").write_text("".join(f"{json.dumps(line)}\n" for line in (header, *messages)))
     screen = Terminal(*words.replace("MODEL", tiny).split(), columns=columns, XDG_DATA_HOME=str(tmp_path))
     assert screen.end() == 0
     lines = drawn(screen.seen).splitlines()

@@ -1,4 +1,4 @@
-"""The command line: exit codes, what goes to which stream, pipes, signals, and a conversation in a terminal."""
+"""Test the command line: exit codes, streams, pipes, signals, and a terminal."""
 
 import io
 import json
@@ -44,7 +44,7 @@ posix = pytest.mark.skipif(sys.platform == "win32", reason="signals and terminal
 
 
 def localllm_process(*arguments: str, stdin=b"", **environment: str) -> subprocess.CompletedProcess[bytes]:
-    """The whole program in a process of its own; stdin: bytes for a pipe, or a file."""
+    """Run the whole program in its own process; stdin: bytes for a pipe, or a file."""
     source = {"input": stdin} if isinstance(stdin, bytes) else {"stdin": stdin}
     return subprocess.run(
         [*PROGRAM, *arguments], capture_output=True, timeout=120, env={**ENVIRONMENT, **environment}, **source
@@ -61,19 +61,19 @@ def answer_of(cli, *arguments: str, stdin: bytes = b"") -> dict:
 
 
 @pytest.mark.parametrize("command", commands.COMMANDS)
-def test_every_command_explains_itself(cli, command: str):
+def test_every_command_has_help_and_a_line_in_the_list(cli, command: str):
     code, out, err = cli(command, "--help")
     assert (code, err) == (0, "")
     assert f"Usage: localllm {command}" in out
     assert re.search(rf"^  {command} +[A-Z].*\.$", cli("--help")[1], re.MULTILINE)
 
 
-def test_the_help_tells_the_true_defaults():
+def test_help_shows_the_true_defaults():
     numbers = {name: value for name, value in DEFAULTS.items() if type(value) in (int, float)}
     for command in ("run", "chat"):
         help_of = {param.name: param.help for param in commands.params_of(command)}
-        told = {name: re.search(r"\[default: (-?[0-9.]+)[],]", help_of[name]) for name in numbers}
-        assert {name: float(match[1]) for name, match in told.items()} == numbers
+        matches = {name: re.search(r"\[default: (-?[0-9.]+)[],]", help_of[name]) for name in numbers}
+        assert {name: float(match[1]) for name, match in matches.items()} == numbers
         assert f"[default: {';'.join(DEFAULTS['samplers'])}]" in help_of["samplers"]
         assert f"[default: {''.join(LETTERS[name] for name in DEFAULTS['samplers'])}]" in help_of["letters"]
         assert '[default: a line break, :, ", *]' in help_of["dry_sequence_breakers"]
@@ -81,11 +81,11 @@ def test_the_help_tells_the_true_defaults():
         assert DEFAULTS.keys() - help_of.keys() == set(), "an option for each"
 
 
-def test_version(cli):
+def test_version_prints_the_version(cli):
     assert cli("--version") == (0, f"{localllm.__version__}\n", "")
 
 
-def test_nothing_asked(cli):
+def test_without_arguments_usage_goes_to_stderr(cli):
     code, out, err = cli()
     assert (code, out) == (2, "")
     assert "Commands:" in err
@@ -169,10 +169,10 @@ def test_nothing_asked(cli):
         (5, ["run", "TINY", "-c", str(10**16), "-p", "x"], "memory"),
     ],
 )
-def test_refusals(cli, tiny: str, code: int, arguments: list[str], reason: str):
+def test_invalid_command_lines_are_refused_in_one_line(cli, tiny: str, code: int, arguments: list[str], reason: str):
     stdin = b"Hi" if arguments[0] == "chat" else b""
-    got, out, err = cli(*[tiny if word == "TINY" else word for word in arguments], stdin=stdin)
-    assert (got, out) == (code, "")
+    exit_code, out, err = cli(*[tiny if word == "TINY" else word for word in arguments], stdin=stdin)
+    assert (exit_code, out) == (code, "")
     assert re.fullmatch(rf"(localllm: warning: .*\n)?localllm: error: .*{reason}.*\n", err)
 
 
@@ -192,7 +192,7 @@ def test_unexpected_errors_take_one_line(monkeypatch, capsys, error: Exception, 
     assert re.fullmatch(rf"localllm: error: {reason}.*\n", err)
 
 
-def test_a_traceback_for_developers():
+def test_localllm_debug_shows_a_traceback():
     done = localllm_process("inspect", "missing.gguf", LOCALLLM_DEBUG="1")
     assert done.returncode == 3
     assert b"Traceback" in done.stderr
@@ -209,7 +209,7 @@ def test_stdout_is_the_answer_and_a_line_break(tiny: str, cli):
     assert expected["completion_tokens"] == len(expected["tokens"]) == 12
 
 
-def test_the_json_object(tiny: str, cli):
+def test_run_prints_a_json_object(tiny: str, cli):
     began = time.perf_counter()
     answer = answer_of(cli, tiny, "-p", "Hi", "-n", "5", "-s", "42")
     times = {"load_s", "prefill_s", "ttft_s", "decode_s", "total_s", "prefill_tps", "decode_tps"}
@@ -241,26 +241,26 @@ def test_the_json_object(tiny: str, cli):
     assert answer["text"] == model.decode(answer["tokens"])
 
 
-def test_a_seed_reproduces(tiny: str, cli):
+def test_a_seed_reproduces_the_answer(tiny: str, cli):
     first = answer_of(cli, tiny, "-p", "Hi", "-n", "20")
     again = answer_of(cli, tiny, "-p", "Hi", "-n", "20", "--seed", str(first["seed"]))
     assert (again["tokens"], again["seed"]) == (first["tokens"], first["seed"])
     assert answer_of(cli, tiny, "-p", "Hi", "-n", "20")["seed"] != first["seed"]
 
 
-def test_raw_system_and_stop(tiny: str, cli):
+def test_raw_system_and_stop_change_prompt_and_answer(tiny: str, cli):
     raw = answer_of(cli, tiny, "-p", "Hi", "--raw", *GREEDY)
     assert raw["prompt_tokens"] == 2
     plain = answer_of(cli, tiny, "-p", "Hi", *GREEDY)
-    told = answer_of(cli, tiny, "-p", "Hi", "-sys", "Be brief", *GREEDY)
-    assert told["prompt_tokens"] > plain["prompt_tokens"] + len("Be brief")
+    with_system = answer_of(cli, tiny, "-p", "Hi", "-sys", "Be brief", *GREEDY)
+    assert with_system["prompt_tokens"] > plain["prompt_tokens"] + len("Be brief")
     half = plain["text"][: len(plain["text"]) // 2]
     stopped = answer_of(cli, tiny, "-p", "Hi", "-r", "never said", "-r", plain["text"][len(half) :], *GREEDY)
     assert plain["text"].startswith(stopped["text"])
     assert (stopped["finish_reason"], len(stopped["text"])) == ("stop", len(half))
 
 
-def test_a_file_without_a_template_has_one_rule(tmp_path: Path, cli):
+def test_a_file_without_a_template_uses_the_plain_one(tmp_path: Path, cli):
     path = str(write_tiny_model(tmp_path / "bare.gguf", chat_template=None))
     ran = json.loads(cli("run", path, "-p", "Hi", "--json", *GREEDY)[1])
     code, out, err = cli("run", path, "-p", "Hi", *GREEDY)
@@ -278,7 +278,7 @@ def test_a_file_without_a_template_has_one_rule(tmp_path: Path, cli):
     assert (json.loads(raw[1])["prompt_tokens"], raw[2]) == (2, "")
 
 
-def test_choosing_a_template(tiny: str, cli):
+def test_chat_template_selects_a_template_or_is_refused(tiny: str, cli):
     prompt = "<|user|>\nHi<|end|>\n<|assistant|>\n"
     expected = len(localllm.Tokenizer.from_file(tiny).encode(prompt, special=True))
     assert answer_of(cli, tiny, "-p", "Hi", "--chat-template", "phi3", *GREEDY)["prompt_tokens"] == expected
@@ -298,7 +298,7 @@ def test_stats_go_to_stderr(tiny: str, cli):
 
 @pytest.fixture
 def asked(monkeypatch) -> list[tuple]:
-    """What Session.candidates was asked for; it gives two answers whatever that is."""
+    """Record the calls of Session.candidates, which gives two answers."""
     calls = []
 
     def candidates(session: Session, *arguments) -> list[Answer]:
@@ -309,7 +309,7 @@ def asked(monkeypatch) -> list[tuple]:
     return calls
 
 
-def test_several_answers(tiny: str, cli, asked: list[tuple]):
+def test_run_prints_several_answers_and_passes_their_options(tiny: str, cli, asked: list[tuple]):
     code, out, err = cli("run", tiny, "-p", "Hi", "--n", "2", "--stats", "-s", "7")
     assert (code, out) == (0, "two\nlines\n\nüber\n")
     assert re.fullmatch(r"answers: 2 with 3 tokens in .* s, model loaded in .* s\n", err)
@@ -319,7 +319,7 @@ def test_several_answers(tiny: str, cli, asked: list[tuple]):
     assert (text, plain.max_tokens, plain.stop, beam_counts) == ("Hi", 4, ("x",), [2, 3])
 
 
-def test_several_answers_as_json(tiny: str, cli, asked: list[tuple]):
+def test_run_prints_several_answers_as_json(tiny: str, cli, asked: list[tuple]):
     result = answer_of(cli, tiny, "-p", "Hi", "--beams", "1")
     assert result.keys() == {"answers", "model", "timings"}
     assert result["answers"] == [
@@ -338,8 +338,8 @@ def test_several_answers_as_json(tiny: str, cli, asked: list[tuple]):
     ],
     ids=" ".join,
 )  # fmt: skip
-def test_a_damaged_model(tmp_path: Path, cli, arguments: list[str]):
-    """Logits that are not numbers are the file's fault, whoever meets them."""
+def test_every_command_refuses_a_damaged_model(tmp_path: Path, cli, arguments: list[str]):
+    """Blame the file for logits that are not finite."""
     (tmp_path / "text").write_text("hello world " * 20)
     model = damage(write_tiny_model(tmp_path / "tiny.gguf"))
     names = {"MODEL": model, "TEXT": tmp_path / "text", "OUT": tmp_path / "out"}
@@ -349,7 +349,7 @@ def test_a_damaged_model(tmp_path: Path, cli, arguments: list[str]):
     assert not (tmp_path / "out").exists()
 
 
-def test_more_context_than_trained_is_said(tiny: str, cli):
+def test_a_context_beyond_the_trained_one_warns(tiny: str, cli):
     code, _, err = cli("run", tiny, "-p", "Hi", "-c", "300000", *GREEDY)
     assert code == 0
     assert re.fullmatch(r"localllm: warning: .*300000.*200000.*\n", err)
@@ -370,7 +370,9 @@ def test_more_context_than_trained_is_said(tiny: str, cli):
         ([], "", b"\xef\xbb\xbf\xc3\xa4", "ä"),
     ],
 )
-def test_the_prompt_is_put_together(tmp_path: Path, monkeypatch, prompts, files: str, stdin: bytes, whole: str):
+def test_the_prompt_is_joined_from_options_files_and_stdin(
+    tmp_path: Path, monkeypatch, prompts, files: str, stdin: bytes, whole: str
+):
     monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(stdin)))
     paths = [tmp_path / name for name in files]
     for path in paths:
@@ -378,14 +380,14 @@ def test_the_prompt_is_put_together(tmp_path: Path, monkeypatch, prompts, files:
     assert read_prompt(prompts, [*map(str, paths)], with_names=False).text == whole
 
 
-def test_without_a_prompt(monkeypatch):
+def test_a_missing_prompt_is_refused(monkeypatch):
     monkeypatch.setattr(sys, "stdin", None)
     with pytest.raises(UsageError):
         read_prompt([])
 
 
 @pytest.mark.parametrize("closed", [False, pytest.param(True, marks=posix)])
-def test_without_stdin(tiny: str, closed: bool):
+def test_run_works_without_stdin(tiny: str, closed: bool):
     command = [*(("sh", "-c", 'exec "$@" <&-', "sh") if closed else ()), *PROGRAM, "run", tiny, "-p", "Hi", *GREEDY]
     done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, timeout=120, env=ENVIRONMENT)
     assert (done.returncode, done.stderr) == (0, b"")
@@ -395,8 +397,8 @@ def test_without_stdin(tiny: str, closed: bool):
 # Pipes and signals.
 
 
-def begin(*arguments: str) -> subprocess.Popen[bytes]:
-    """The program, once it has said its first words."""
+def start(*arguments: str) -> subprocess.Popen[bytes]:
+    """Start the program and wait for its first words."""
     process = subprocess.Popen(
         [*PROGRAM, *arguments],
         stdin=subprocess.DEVNULL,
@@ -411,7 +413,7 @@ def begin(*arguments: str) -> subprocess.Popen[bytes]:
 
 
 def test_a_closed_pipe_ends_quietly(tiny: str):
-    process = begin("run", tiny, "-p", "Hi", *LONG)
+    process = start("run", tiny, "-p", "Hi", *LONG)
     process.stdout.close()
     assert process.wait(30) == 0
     assert complaints(process.stderr.read()) == ""
@@ -419,7 +421,7 @@ def test_a_closed_pipe_ends_quietly(tiny: str):
 
 
 @posix
-def test_a_full_disk(tiny: str):
+def test_a_full_disk_is_reported(tiny: str):
     if not os.path.exists("/dev/full"):
         pytest.skip("needs /dev/full")
     with open("/dev/full", "wb") as full:
@@ -434,16 +436,16 @@ def test_a_full_disk(tiny: str):
     assert re.fullmatch(rb"localllm: error: No space left on device\n", done.stderr)
 
 
-def test_ctrl_c_keeps_what_was_said(tiny: str):
-    process = begin("run", tiny, "-p", "Hi", *LONG)
+def test_ctrl_c_keeps_the_answer_so_far(tiny: str):
+    process = start("run", tiny, "-p", "Hi", *LONG)
     ctrl_c(process)
     out, err = process.communicate(timeout=120)
     assert (process.returncode, err) == (130, b"")
     assert out.endswith(b"\n")
 
 
-def test_ctrl_c_while_a_class_is_made():
-    """Python 3.11 wraps what happens in __set_name__."""
+def test_ctrl_c_while_a_class_is_created_exits_with_130():
+    """Unwrap what Python 3.11 wraps in __set_name__."""
     error = RuntimeError("Error calling __set_name__ on ...")
     error.__cause__ = KeyboardInterrupt()
     assert main.report(error) == 130
@@ -463,8 +465,8 @@ main.program()
 
 
 @pytest.mark.parametrize("seconds", [0.0, 0.05, 0.1, 0.2])
-def test_ctrl_c_while_it_starts(tiny: str, seconds: float):
-    """Threads that run native code, or an import of NumPy that was cut short, must not crash Python's end."""
+def test_ctrl_c_during_the_start_exits_with_130(tiny: str, seconds: float):
+    """Keep native threads or an interrupted import of NumPy from crashing the exit."""
     command = [sys.executable, "-c", STARTING, "run", tiny, "-p", "Hi", *LONG]
     process = subprocess.Popen(
         command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=ENVIRONMENT, **apart()
@@ -493,7 +495,7 @@ except KeyboardInterrupt:
 """
 
 
-def test_ctrl_c_where_python_cannot_raise_it():
+def test_ctrl_c_is_raised_again_where_python_cannot_raise_it():
     done = subprocess.run([sys.executable, "-c", IN_A_CALLBACK], capture_output=True, env=ENVIRONMENT, timeout=120)
     assert (done.stdout.splitlines(), done.stderr) == ([b"goes on", b"interrupted"], b"")
 
@@ -508,7 +510,7 @@ program()
 
 
 @pytest.mark.parametrize(("words", "code"), [(["--version"], 0), (["run", "--none"], 2)])
-def test_ctrl_c_at_the_end_changes_nothing(words: list[str], code: int):
+def test_ctrl_c_at_the_end_does_not_change_the_exit_code(words: list[str], code: int):
     done = subprocess.run([sys.executable, "-c", AT_THE_END, *words], capture_output=True, env=ENVIRONMENT, timeout=120)
     assert (done.returncode, done.stderr.count(b"\n")) == (code, int(code > 0)), done.stderr
 
@@ -528,7 +530,7 @@ main()
 """
 
 
-def test_ctrl_c_with_json(tiny: str):
+def test_ctrl_c_with_json_prints_the_object_so_far(tiny: str):
     process = subprocess.Popen(
         [sys.executable, "-c", TELLING, "run", tiny, "-p", "Hi", "--json", "--stats", *LONG],
         stdin=subprocess.DEVNULL,
@@ -546,16 +548,15 @@ def test_ctrl_c_with_json(tiny: str):
 
 
 @posix
-def test_sigterm_ends(tiny: str):
-    process = begin("run", tiny, "-p", "Hi", *LONG)
+def test_sigterm_ends_the_program_silently(tiny: str):
+    process = start("run", tiny, "-p", "Hi", *LONG)
     process.terminate()
     _, err = process.communicate(timeout=120)
     assert (process.returncode, err) == (-signal.SIGTERM, b"")
 
 
 @pytest.mark.parametrize("terminals", [{"stdin"}, {"stderr"}, set()], ids=repr)
-def test_who_has_no_terminal_is_not_asked(terminals, tmp_path: Path, cli, monkeypatch):
-    """The question would go to a file, or the answer come from one."""
+def test_without_a_terminal_nothing_is_asked(terminals, tmp_path: Path, cli, monkeypatch):
     monkeypatch.setenv("LOCALLLM_MODELS", str(tmp_path))
     write_tiny_model(tmp_path / "tiny.gguf")
     for module in (pulling, rm):
@@ -567,8 +568,8 @@ def test_who_has_no_terminal_is_not_asked(terminals, tmp_path: Path, cli, monkey
     assert (tmp_path / "tiny.gguf").exists()
 
 
-def test_the_time_that_remains_counts_what_this_run_has_done(monkeypatch):
-    """And not what an earlier one did, which took no time now."""
+def test_the_remaining_time_counts_this_run_only(monkeypatch):
+    """Ignore what an earlier run did, which took no time now."""
     clock = iter([100.0, 110.0, 130.0, 130.0])
     monkeypatch.setattr(remaining, "perf_counter", lambda: next(clock))
     time = remaining.Remaining(40, done=30)
@@ -579,26 +580,26 @@ def test_the_time_that_remains_counts_what_this_run_has_done(monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("seconds", "said"),
+    ("seconds", "text"),
     [
         (0.4, "0 s"), (59.4, "59 s"), (59.6, "1 min 0 s"), (61, "1 min 1 s"), (3599.4, "59 min 59 s"),
         (3599.6, "1 h 0 min"), (3661, "1 h 1 min"), (90_000, "25 h 0 min"),
     ],
 )  # fmt: skip
-def test_durations(seconds: float, said: str):
-    assert remaining.duration(seconds) == said
+def test_remaining_times_are_printed_in_units(seconds: float, text: str):
+    assert remaining.duration(seconds) == text
 
 
 @pytest.mark.parametrize(
-    ("seconds", "said"),
+    ("seconds", "text"),
     [(0.4, "0:00"), (59.6, "1:00"), (61, "1:01"), (3599.4, "59:59"), (3600, "1:00:00"), (1e9, "99:59:59")],
 )
-def test_durations_of_downloads(seconds: float, said: str):
-    assert pulling.duration(seconds) == said
+def test_download_times_are_printed_as_a_clock(seconds: float, text: str):
+    assert pulling.duration(seconds) == text
 
 
-def test_a_shared_beginning_is_counted_once(cli, tmp_path: Path, monkeypatch):
-    """Two prompts that begin alike, and another one: what two share belongs to the later one."""
+def test_cache_counts_a_shared_prefix_once(cli, tmp_path: Path, monkeypatch):
+    """Assign it to the later of two prompts."""
     monkeypatch.setattr(prefix_files, "folder", lambda: tmp_path)
     monkeypatch.setattr(written_file, "folder", lambda: tmp_path / "written")
     pieces = [("b", 512, "", 40), ("c", 700, "b", 20), ("d", 600, "b", 10), ("e", 90, "", 7)]
@@ -615,7 +616,7 @@ def test_a_shared_beginning_is_counted_once(cli, tmp_path: Path, monkeypatch):
     assert rows[3][:3] == ["all", *size(sum(sizes.values())).split()]
 
 
-def test_control_characters():
+def test_control_characters_are_replaced():
     assert terminal.printable("a\x1b[2J\x07b\r\n\tc\x9b\x7f\u202e") == "a�[2J�b\n\tc���"
     assert terminal.printable("a\u200e\u200f\u061c\u2028\u2029b") == "a�����b"
     assert terminal.printable("a\u200b\u2060\ufeff\u200d\U000e0041b") == "ab"
@@ -625,7 +626,7 @@ def test_control_characters():
 # The other commands.
 
 
-def test_inspect(tiny: str, cli):
+def test_inspect_prints_facts_or_json(tiny: str, cli):
     code, out, err = cli("inspect", tiny)
     assert (code, err) == (0, "")
     for words in ("llama", "F32", "200000", "2 layers", "268 tokens", "32.00 bits per weight"):
@@ -649,14 +650,14 @@ def _product(shape: list[int]) -> int:
     return shape[0] * _product(shape[1:]) if shape else 1
 
 
-def test_inspect_needs_no_support(model_path, cli, monkeypatch):
+def test_inspect_works_for_unsupported_architectures(model_path, cli, monkeypatch):
     monkeypatch.delitem(ARCHITECTURES, "mamba")
     code, out, _ = cli("inspect", model_path("mamba"))
     assert code == 0
     assert "mamba (not usable: " in out
 
 
-def test_inspect_and_tokenize_take_a_vocabulary(tmp_path, cli):
+def test_inspect_and_tokenize_accept_a_vocabulary(tmp_path, cli):
     path = write_vocabulary(metadata("llama-bpe"), tmp_path / "vocabulary.gguf")
     code, out, _ = cli("inspect", path)
     assert code == 0
@@ -668,7 +669,7 @@ def test_inspect_and_tokenize_take_a_vocabulary(tmp_path, cli):
     )
 
 
-def test_tokenize(tiny: str, cli):
+def test_tokenize_prints_ids_and_pieces(tiny: str, cli):
     lines = '1\t"<|im_start|>"\n262\t"hello"\n267\t" world"\n13\t"\\n"\n'
     assert cli("tokenize", tiny, "<|im_start|>hello world\n") == (0, lines, "")
     assert cli("tokenize", tiny, stdin=b"<|im_start|>hello world\n\n") == (0, lines, "")
@@ -680,11 +681,11 @@ def test_tokenize(tiny: str, cli):
     ]
 
 
-def test_warmup(tiny: str, cli):
+def test_warmup_prints_nothing(tiny: str, cli):
     assert cli("warmup", tiny) == (0, "", "")
 
 
-def test_chat_through_a_pipe_is_run(tiny: str, cli):
+def test_chat_through_a_pipe_equals_run(tiny: str, cli):
     assert cli("chat", tiny, *GREEDY, stdin=b"Hi\n") == cli("run", tiny, *GREEDY, stdin=b"Hi\n")
 
 

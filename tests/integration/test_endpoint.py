@@ -1,4 +1,4 @@
-"""--endpoint: the same pipes, sessions, schemas, tools and receipts with a server, and servers that go wrong."""
+"""Test --endpoint: pipes, sessions, schemas, tools and receipts with a server, and servers that fail."""
 
 import json
 import subprocess
@@ -36,7 +36,7 @@ class Talking(ToolTalker):
     bytes_per_token = 0
 
 
-def talking(path: str, context: int) -> api.Model:
+def open_tool_talker(path: str, context: int) -> api.Model:
     file = GGUFFile.open(path)
     tokenizer = api.tokenizer_of(file)
     engine: Any = Talking(tokenizer, context)
@@ -49,10 +49,10 @@ def path(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 
 @pytest.fixture(scope="module")
-def told(path: str) -> Iterator[Served]:
+def server(path: str) -> Iterator[Served]:
     answers = {"person": '{"name":"Ada"}', "think": "<think>Hm.</think>Four."}
-    models = {"scripted": lambda: scripted(path, answers), "tools": lambda: talking(path, 4096),
-              "small": lambda: talking(path, 400)}  # fmt: skip
+    models = {"scripted": lambda: scripted(path, answers), "tools": lambda: open_tool_talker(path, 4096),
+              "small": lambda: open_tool_talker(path, 400)}  # fmt: skip
     with serving(models) as served:
         yield served
 
@@ -66,49 +66,49 @@ def ask(command: str, served: Served | str, *arguments: str, text: str = "") -> 
 # ---- what works
 
 
-def test_pipes(told: Served):
-    done = ask("run", told, "-p", "hello", "--temp", "0", text="there")
+def test_run_and_chat_answer_through_pipes(server: Served):
+    done = ask("run", server, "-p", "hello", "--temp", "0", text="there")
     assert (done.returncode, done.stdout, done.stderr) == (0, "THERE\n\nHELLO\n", "")
-    done = ask("chat", told, "-m", "scripted", text="hello")
+    done = ask("chat", server, "-m", "scripted", text="hello")
     assert done.stdout == "HELLO\n"
-    told_json = json.loads(ask("run", told, "-p", "hello", "--json", "-s", "7").stdout)
-    assert (told_json["text"], told_json["finish_reason"], told_json["seed"]) == ("HELLO", "stop", 7)
-    assert told_json["completion_tokens"] == 5 and told_json["prompt_tokens"] > 5 and "tokens" not in told_json
-    assert told_json["model"] == {"endpoint": f"{told.url}/v1", "name": "scripted"}
-    assert ask("run", told, "-p", "hello", "--n", "2").stdout == "HELLO\n\nHELLO\n"
-    done = ask("run", told, "-p", "hello", "-n", "2")
+    result = json.loads(ask("run", server, "-p", "hello", "--json", "-s", "7").stdout)
+    assert (result["text"], result["finish_reason"], result["seed"]) == ("HELLO", "stop", 7)
+    assert result["completion_tokens"] == 5 and result["prompt_tokens"] > 5 and "tokens" not in result
+    assert result["model"] == {"endpoint": f"{server.url}/v1", "name": "scripted"}
+    assert ask("run", server, "-p", "hello", "--n", "2").stdout == "HELLO\n\nHELLO\n"
+    done = ask("run", server, "-p", "hello", "-n", "2")
     assert done.stdout == "HE\n"
 
 
-def test_a_schema(told: Served):
+def test_constraints_are_applied_by_the_server(server: Served):
     schema = json.dumps({"type": "object", "properties": {"name": {"enum": ["Ada"]}}, "required": ["name"]})
-    done = ask("run", told, "-p", "person", "--json-schema", schema)
+    done = ask("run", server, "-p", "person", "--json-schema", schema)
     assert (done.returncode, json.loads(done.stdout)) == (0, {"name": "Ada"})
-    done = ask("run", told, "-p", "person", "--json-schema", schema, "-n", "3")
+    done = ask("run", server, "-p", "person", "--json-schema", schema, "-n", "3")
     assert done.returncode == 7 and "the answer was cut" in done.stderr
-    assert ask("run", told, "-p", "x", "--regex", "no|maybe").stdout in ("no\n", "maybe\n")
-    assert ask("run", told, "-p", "x", "--grammar", 'root ::= "yes"').stdout == "yes\n"
+    assert ask("run", server, "-p", "x", "--regex", "no|maybe").stdout in ("no\n", "maybe\n")
+    assert ask("run", server, "-p", "x", "--grammar", 'root ::= "yes"').stdout == "yes\n"
 
 
-def test_many(told: Served, tmp_path: Path):
+def test_map_answers_many_records_and_resumes(server: Served, tmp_path: Path):
     records, output = tmp_path / "in.txt", tmp_path / "out.jsonl"
     records.write_text("".join(f"word {number}\n" for number in range(40)))
-    done = ask("map", told, str(records), "-o", str(output))
+    done = ask("map", server, str(records), "-o", str(output))
     assert done.returncode == 0, done.stderr
     lines = [json.loads(line) for line in output.read_text().splitlines()]
     assert [line["output"] for line in lines] == [f"WORD {number}" for number in range(40)]
     output.write_text("".join(output.read_text().splitlines(keepends=True)[:30]))
-    assert "\n10 records" in ask("map", told, "scripted", str(records), "-o", str(output), "--stats").stderr
+    assert "\n10 records" in ask("map", server, "scripted", str(records), "-o", str(output), "--stats").stderr
     assert len(output.read_text().splitlines()) == 40
-    done = ask("map", told, "-m", "small", text="x" * 5000 + "\nhi\n")
+    done = ask("map", server, "-m", "small", text="x" * 5000 + "\nhi\n")
     assert done.returncode == 6
     failed, fine = (json.loads(line) for line in done.stdout.splitlines())
     assert "context" in failed["error"] and fine["output"] == "HI"
 
 
-def test_receipts(told: Served, tmp_path: Path):
+def test_replay_asks_the_server_again(server: Served, tmp_path: Path):
     receipt = tmp_path / "r.json"
-    assert ask("run", told, "-p", "hello", "--receipt", str(receipt)).returncode == 0
+    assert ask("run", server, "-p", "hello", "--receipt", str(receipt)).returncode == 0
     kept = json.loads(receipt.read_text())
     assert kept["model"]["name"] == "scripted" and kept["options"]["sampling"]["seed"] is not None
     replay = [*PROGRAM, "replay", str(receipt)]
@@ -119,20 +119,20 @@ def test_receipts(told: Served, tmp_path: Path):
     assert done.returncode == 1 and done.stdout.startswith("another text, from character 4: it was 'P' and is 'LO'")
 
 
-def test_tools(told: Served, tmp_path: Path):
-    """The model is there, the tools and the questions are here."""
+def test_tools_run_locally(server: Served, tmp_path: Path):
+    """Use the server's model with this computer's tools and confirmations."""
     (tmp_path / "notes.txt").write_text("Buy milk.\nSleep.\n")
     tools = ["--tools", "read_file", "--allow", str(tmp_path), "--yes", "read_file"]
-    done = ask("run", told, "-m", "tools", "-p", "speak", *tools)
+    done = ask("run", server, "-m", "tools", "-p", "speak", *tools)
     assert (done.returncode, done.stdout) == (0, "It says: Buy milk.\n"), done.stderr
     assert 'tool: read_file {"path": "notes.txt"}' in done.stderr
 
 
 @pytest.mark.slow
 @pytest.mark.skipif(sys.platform == "win32", reason="terminals of POSIX")
-def test_a_session(told: Served, tmp_path: Path):
+def test_a_session_of_an_endpoint_is_saved_and_continued(server: Served, tmp_path: Path):
     folders = {"XDG_DATA_HOME": str(tmp_path / "data"), "XDG_STATE_HOME": str(tmp_path / "state")}
-    chat = Terminal("chat", "--endpoint", told.url, "-m", "small", "--session", "far", "--stats", **folders)
+    chat = Terminal("chat", "--endpoint", server.url, "-m", "small", "--session", "far", "--stats", **folders)
     chat.expect("small · endpoint · ")
     chat.prompt()
     for number in range(8):  # more than the context has room for
@@ -142,8 +142,8 @@ def test_a_session(told: Served, tmp_path: Path):
     chat.type("\x04")
     assert chat.end() == 0
     alone = Terminal("chat", "--session", "far", **folders)
-    assert alone.end() == 2 and f"resume it with --endpoint {told.url}/v1" in alone.seen
-    again = Terminal("chat", "--endpoint", told.url, "-m", "small", "--session", "far", **folders)
+    assert alone.end() == 2 and f"resume it with --endpoint {server.url}/v1" in alone.seen
+    again = Terminal("chat", "--endpoint", server.url, "-m", "small", "--session", "far", **folders)
     again.expect("session far · 16 messages")
     again.prompt()
     assert "HI" in again.say("hi")
@@ -156,7 +156,7 @@ def test_a_session(told: Served, tmp_path: Path):
 
 
 @pytest.mark.slow
-def test_a_key(path: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_an_api_key_is_sent_from_file_or_environment(path: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     with serving({"scripted": lambda: scripted(path, {})}, Rules(keys=("secret-key",))) as served:
         done = ask("run", served, "-p", "hello")
         assert done.returncode == 1 and "wants a key: LOCALLLM_API_KEY" in done.stderr
@@ -180,23 +180,23 @@ def test_a_key(path: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
         (["--speculate", "draft:x.gguf"], "a draft model cannot be used with --endpoint"),
     ],
 )
-def test_what_cannot_be_done_is_refused_by_its_name(told: Served, arguments: list[str], message: str):
-    done = ask("run", told, "-p", "hello", *arguments)
+def test_unsupported_options_are_refused_by_name(server: Served, arguments: list[str], message: str):
+    done = ask("run", server, "-p", "hello", *arguments)
     assert done.returncode == 2 and message in done.stderr and done.stderr.count("\n") == 1, done.stderr
 
 
-def test_what_is_about_weights_is_left_out(told: Served):
-    done = ask("run", told, "-p", "hello", "-t", "1", "-ngl", "3")
+def test_options_of_local_models_are_ignored(server: Served):
+    done = ask("run", server, "-p", "hello", "-t", "1", "-ngl", "3")
     assert done.stdout == "HELLO\n" and "with --endpoint these options have no effect: -t, -ngl" in done.stderr
 
 
 @pytest.mark.parametrize("url", ["", "x", "ftp://x", "http://", "http://a:b@c", "http://x:99999", "http://x/?a=b"])
-def test_addresses_that_are_none(url: str):
+def test_invalid_endpoints_are_refused(url: str):
     with pytest.raises(UsageError, match="endpoint must be the address"):
         Endpoint.of(url)
 
 
-def test_what_each_program_is_asked_for():
+def test_requests_have_the_fields_of_each_server():
     options = GenerationOptions(5, ("x",), SamplingOptions(temperature=0.5, top_k=3, repeat_penalty=1.1), think="off")
     asked = request_of(options, Form(schema={"type": "object"}), DIALECTS["vllm"])
     assert asked["repetition_penalty"] == 1.1 and asked["chat_template_kwargs"] == {"enable_thinking": False}
@@ -221,7 +221,7 @@ FINE = (b'data: {"choices":[{"index":0,"delta":{"content":"Hello"}}]}\n\n'
 Reaction = Callable[[BaseHTTPRequestHandler, int], None]
 
 
-def replying(status: int, body: bytes, kind: str = "application/json", **headers: str) -> Reaction:
+def reply_with(status: int, body: bytes, kind: str = "application/json", **headers: str) -> Reaction:
     def react(handler: BaseHTTPRequestHandler, number: int) -> None:
         handler.send_response(status)
         for name, value in {"Content-Type": kind, "Content-Length": str(len(body)), **headers}.items():
@@ -233,10 +233,11 @@ def replying(status: int, body: bytes, kind: str = "application/json", **headers
 
 
 @contextmanager
-def reacting(*reactions: Reaction, loads: int = 0) -> Iterator[tuple[str, list[Any]]]:
-    """A server that does one thing after another, the last for ever; its address, and what it was asked.
+def serve_reactions(*reactions: Reaction, loads: int = 0) -> Iterator[tuple[str, list[Any]]]:
+    """Run a server with one reaction after another, the last forever; yield its address and requests.
 
-    loads: how often it says that it is loading its model.
+    loads: how often it reports that it is loading its model.
+
     """
     asked, loading = list[Any](), list[int]()
 
@@ -244,7 +245,7 @@ def reacting(*reactions: Reaction, loads: int = 0) -> Iterator[tuple[str, list[A
         def do_GET(self) -> None:
             loading.append(1)
             is_there = len(loading) > loads
-            replying(200 if is_there else 503, json.dumps(MODELS).encode(), Retry_After="0")(self, 0)
+            reply_with(200 if is_there else 503, json.dumps(MODELS).encode(), Retry_After="0")(self, 0)
 
         def do_POST(self) -> None:
             asked.append(json.loads(self.rfile.read(int(self.headers["Content-Length"]))))
@@ -264,28 +265,30 @@ def reacting(*reactions: Reaction, loads: int = 0) -> Iterator[tuple[str, list[A
 
 
 STREAM = "text/event-stream"
-BUSY = replying(429, b'{"error": {"message": "slow down"}}', Retry_After="0")
+BUSY = reply_with(429, b'{"error": {"message": "slow down"}}', Retry_After="0")
 WRONG = [
-    (replying(401, b'{"error": {"message": "no"}}'), "wants a key: LOCALLLM_API_KEY"),
-    (replying(404, b'{"error": {"message": "no such model"}}'), r"refuses \(404\): no such model"),
+    (reply_with(401, b'{"error": {"message": "no"}}'), "wants a key: LOCALLLM_API_KEY"),
+    (reply_with(404, b'{"error": {"message": "no such model"}}'), r"refuses \(404\): no such model"),
     (BUSY, r"refuses \(429\): slow down"),
-    (replying(500, b"oh no"), r"refuses \(500\): no reason is given"),
-    (replying(302, b"", Location="http://elsewhere"), r"refuses \(302\)"),
-    (replying(200, b"{}"), "does not stream: it responds with application/json"),
-    (replying(200, b"data: {oops\n\n", STREAM), "sent an invalid JSON object: '{oops'"),
-    (replying(200, b"data: [1]\n\n", STREAM), "sent an invalid JSON object"),
-    (replying(200, FINE.partition(b"\n\n")[0] + b"\n\n", STREAM), "broke off in the middle of an answer"),
-    (replying(200, b"data: [DONE]\n\n", STREAM), "broke off in the middle of an answer"),
-    (replying(200, b'data: {"error": {"message": "out of memory"}}\n\n', STREAM), "refuses: out of memory"),
-    (replying(200, FINE, STREAM, Content_Encoding="x"), None),
-    (replying(200, b'data: {"choices": [5, {"delta": {"tool_calls": [7]}}]}\n\n' + FINE, STREAM), None),
+    (reply_with(500, b"oh no"), r"refuses \(500\): no reason is given"),
+    (reply_with(302, b"", Location="http://elsewhere"), r"refuses \(302\)"),
+    (reply_with(200, b"{}"), "does not stream: it responds with application/json"),
+    (reply_with(200, b"data: {oops\n\n", STREAM), "sent an invalid JSON object: '{oops'"),
+    (reply_with(200, b"data: [1]\n\n", STREAM), "sent an invalid JSON object"),
+    (reply_with(200, FINE.partition(b"\n\n")[0] + b"\n\n", STREAM), "broke off in the middle of an answer"),
+    (reply_with(200, b"data: [DONE]\n\n", STREAM), "broke off in the middle of an answer"),
+    (reply_with(200, b'data: {"error": {"message": "out of memory"}}\n\n', STREAM), "refuses: out of memory"),
+    (reply_with(200, FINE, STREAM, Content_Encoding="x"), None),
+    (reply_with(200, b'data: {"choices": [5, {"delta": {"tool_calls": [7]}}]}\n\n' + FINE, STREAM), None),
 ]
 
 
 @pytest.mark.parametrize(("reaction", "message"), WRONG)
-def test_a_server_that_goes_wrong(reaction: Reaction, message: str | None, monkeypatch: pytest.MonkeyPatch):
+def test_a_failing_server_is_reported_in_one_line(
+    reaction: Reaction, message: str | None, monkeypatch: pytest.MonkeyPatch
+):
     monkeypatch.setattr("localllm.services.remote.http.sleep", lambda seconds: None)
-    with reacting(reaction) as (url, _):
+    with serve_reactions(reaction) as (url, _):
         session = RemoteModel(Endpoint.of(url)).session
         if message is None:
             assert "".join(session.ask("Hi")) == "Hello" and session.messages[-1]["content"] == "Hello"
@@ -294,42 +297,42 @@ def test_a_server_that_goes_wrong(reaction: Reaction, message: str | None, monke
             "".join(session.ask("Hi"))
 
 
-def test_one_that_was_busy_is_asked_again():
-    with reacting(BUSY, BUSY, replying(200, FINE, STREAM), loads=2) as (url, asked):
+def test_a_busy_server_is_asked_again():
+    with serve_reactions(BUSY, BUSY, reply_with(200, FINE, STREAM), loads=2) as (url, asked):
         assert ask("run", url, "-p", "Hi").stdout == "Hello\n"
         assert len(asked) == 3 and asked[0] == asked[2]
 
 
-def test_what_was_said_before_it_broke_off_stays():
-    half = replying(200, FINE.partition(b"\n\n")[0] + b"\n\n", STREAM)
-    with reacting(half) as (url, _):
+def test_text_received_before_a_broken_connection_is_kept():
+    half = reply_with(200, FINE.partition(b"\n\n")[0] + b"\n\n", STREAM)
+    with serve_reactions(half) as (url, _):
         done = ask("run", url, "-p", "Hi")
         assert done.returncode == 1 and done.stdout.startswith("Hello")
         assert "broke off in the middle" in done.stderr and done.stderr.count("\n") == 1
 
 
-def test_one_that_says_nothing():
-    with reacting(lambda handler, number: time.sleep(2)) as (url, _):
+def test_a_silent_server_times_out():
+    with serve_reactions(lambda handler, number: time.sleep(2)) as (url, _):
         place = Endpoint(Endpoint.of(url).url, seconds=0.3)
         with pytest.raises(EndpointError, match=r"no data for 0.3 seconds"):
             "".join(RemoteModel(place).session.ask("Hi"))
 
 
-def test_none_at_all():
+def test_an_unreachable_server_is_reported():
     done = ask("run", "http://127.0.0.1:9", "-p", "Hi")
     assert done.returncode == 1 and "http://127.0.0.1:9/v1 cannot be reached: Connection refused" in done.stderr
 
 
-def test_what_is_too_long(told: Served):
-    done = ask("run", told, "-m", "small", text="x" * 5000)
+def test_a_prompt_beyond_the_servers_context_is_an_error(server: Served):
+    done = ask("run", server, "-m", "small", text="x" * 5000)
     assert done.returncode == 4 and "context" in done.stderr
     too_long = b'{"error": {"message": "This model\'s maximum context length is 10 tokens."}}'
-    with reacting(replying(400, too_long)) as (url, _), pytest.raises(ContextError):
+    with serve_reactions(reply_with(400, too_long)) as (url, _), pytest.raises(ContextError):
         RemoteModel(Endpoint.of(url)).session.ask("Hi")
 
 
-def test_escapes_of_a_server_do_not_reach_a_terminal():
+def test_escape_sequences_of_a_server_do_not_reach_a_terminal():
     evil = FINE.replace(b"Hello", b"\\u001b[31mred\\u0007")
-    with reacting(replying(200, evil, STREAM)) as (url, _):
+    with serve_reactions(reply_with(200, evil, STREAM)) as (url, _):
         run = Terminal("run", "--endpoint", url, "-p", "Hi")
         assert run.end() == 0 and "\x1b[31m" not in run.seen and "red" in run.seen

@@ -1,4 +1,4 @@
-"""What belongs to a question of `localllm run`: files with names, follow-up questions, code blocks."""
+"""Test what surrounds a question of `localllm run`: named files, follow-up questions, code blocks."""
 
 import json
 from pathlib import Path
@@ -23,14 +23,14 @@ def state(tmp_path: Path, monkeypatch) -> Path:
 
 
 def grammar(text: str) -> list[str]:
-    """Let the model say just that."""
+    """Return options that force the model to write exactly this."""
     return ["--temp", "0", "--grammar", f"root ::= {json.dumps(text)}"]
 
 
 # ---- code blocks
 
 
-def test_blocks_are_those_of_markdown():
+def test_code_blocks_are_those_of_markdown():
     assert code_blocks(TEXT) == ["a = `1`\n\n  b\n``", "c\n  d\n~~~", "open"]
     assert extract_code(TEXT) == code_blocks(TEXT)[0] and extract_code(TEXT, last=True) == "open"
     assert code_blocks("```a``` is inline\n") == [] and extract_code("none") is None
@@ -41,7 +41,7 @@ def test_blocks_are_those_of_markdown():
 @pytest.mark.parametrize(
     "text", [TEXT, "```\nx", "```\nx\n``", "   ```\n   x\n     y\n   ```\nz", "no block", "```\n```"]
 )
-def test_pieces_give_the_block_of_the_whole(text: str, size: int):
+def test_streamed_chunks_give_the_block_of_the_whole_text(text: str, size: int):
     reader, code = BlockReader(), ""
     for start in range(0, len(text), size):
         code += reader.push(text[start : start + size])
@@ -52,28 +52,28 @@ def test_pieces_give_the_block_of_the_whole(text: str, size: int):
 @pytest.mark.parametrize(
     ("option", "code"), [("-x", "ls -l | wc -l\n\n# lines\n"), ("--extract", None), ("--extract-last", "find\n")]
 )
-def test_only_the_code_is_printed(cli, option: str, code: str | None):
+def test_extract_prints_only_the_code(cli, option: str, code: str | None):
     status, out, err = cli("run", "-p", "Hi", option, "--no-stdin", *grammar(SAID))
     assert (status, out) == (0, code or "ls -l | wc -l\n\n# lines\n") and "code block" not in err
 
 
-def test_an_answer_ends_behind_its_first_block(cli, state: Path):
-    """Before the model's next step: without drafts, that is the next token."""
+def test_an_answer_ends_after_its_first_block(cli, state: Path):
+    """Stop before the model's next step, without drafts the next token."""
     assert cli("run", "-p", "Hi", "-x", "--speculate", "off", *grammar(SAID))[0] == 0
     last = json.loads((state / "last-answer.jsonl").read_text().splitlines()[-1])
     assert last["content"].startswith("Sure:\n```sh\n") and "find" not in last["content"]
 
 
 @pytest.mark.parametrize("more", [["-x"], ["--extract-last"], ["-x", "--n", "2"]])
-def test_without_a_block_all_is_printed_with_a_note(cli, more: list[str]):
+def test_without_a_block_the_whole_answer_is_printed_with_a_note(cli, more: list[str]):
     code, out, err = cli("run", "-p", "Hi", *more, *grammar("ls -l"))
     assert (
         code == 0 and set(out.split("\n\n")) <= {"ls -l", "ls -l\n"} and "has no code block; this is all of it" in err
     )
 
 
-def test_the_note_comes_after_the_line_that_it_is_about(cli, monkeypatch):
-    """On a terminal both are seen: the answer's line ends first."""
+def test_the_note_follows_the_answers_line(cli, monkeypatch):
+    """End the answer's line first, as both are seen on a terminal."""
     from localllm.cli.terminal import stream_renderer
 
     order = list[str]()
@@ -92,14 +92,14 @@ def test_extract_reports_a_block_that_is_cut_off(cli):
     assert "cut off, for" not in cli("run", "-p", "Hi", "-x", *grammar(SAID))[2]
 
 
-def test_of_several_answers_each_is_extracted(cli):
+def test_extract_applies_to_each_of_several_answers(cli):
     assert (
         cli("run", "-p", "Hi", "--n", 2, "-x", *grammar(SAID))[1]
         == "ls -l | wc -l\n\n# lines\n\nls -l | wc -l\n\n# lines\n"
     )
 
 
-def test_extract_is_refused_where_it_has_no_meaning(cli):
+def test_extract_is_refused_with_conflicting_options(cli):
     code, _, err = cli("run", "-p", "Hi", "-x", "--json")
     assert code == 2 and err.endswith("--extract cannot be combined with --json\n")
 
@@ -118,7 +118,7 @@ def test_continue_asks_in_the_conversation_of_the_last_answer(cli, state: Path):
     assert (state / "last-answer.jsonl").stat().st_mode & 0o077 == 0
 
 
-def test_an_answer_that_cannot_be_saved_is_told_if_continue_would_take_an_earlier_one(cli, state: Path, monkeypatch):
+def test_an_answer_that_cannot_be_saved_warns_about_continue(cli, state: Path, monkeypatch):
     def fail(old: str, new: str) -> None:
         raise OSError(28, "No space left on device")
 
@@ -134,7 +134,7 @@ def test_an_answer_that_cannot_be_saved_is_told_if_continue_would_take_an_earlie
     assert [path.name for path in state.iterdir()] == ["last-answer.jsonl"]
 
 
-def test_a_continued_answer_is_that_of_the_whole_conversation(cli, state: Path, tmp_path: Path):
+def test_a_continued_answer_equals_that_of_the_whole_conversation(cli, state: Path, tmp_path: Path):
     first = cli("run", *ASK)[1].removesuffix("\n")
     messages = [
         {"role": "user", "content": ASK[1]}, {"role": "assistant", "content": first},
@@ -146,14 +146,14 @@ def test_a_continued_answer_is_that_of_the_whole_conversation(cli, state: Path, 
     assert json.loads(cli("map", builtin_model(), *short, stdin=asked)[1])["output"] == followed.removesuffix("\n")
 
 
-def test_continue_takes_the_model_of_the_last_answer(cli, state: Path, tiny: str):
+def test_continue_uses_the_model_of_the_last_answer(cli, state: Path, tiny: str):
     assert cli("run", tiny, "-p", "Hi", "-n", 2)[0] == 0
     code, _, err = cli("run", "--continue", "-p", "More", "-n", 2)
     assert code == 0 and "no model given" not in err
     assert json.loads((state / "last-answer.jsonl").read_text().splitlines()[0])["model"]["path"] == tiny
 
 
-def test_there_may_be_nothing_to_continue(cli, state: Path):
+def test_continue_without_an_earlier_answer_is_refused(cli, state: Path):
     code, _, err = cli("run", "--continue", "-p", "Hi")
     assert code == 2 and "there is no answer to continue: ask with `localllm run` first" in err
     assert cli("run", *ASK, "--no-cache")[0] == 0 and not (state / "last-answer.jsonl").exists()
@@ -163,7 +163,7 @@ def test_there_may_be_nothing_to_continue(cli, state: Path):
     assert code == 2 and "give either --session or --continue, not both" in err
 
 
-def test_a_session_needs_no_terminal(cli, state: Path):
+def test_a_session_of_run_needs_no_terminal(cli, state: Path):
     for question in ("Which commands are there?", "What else?"):
         code, out, _ = cli("run", "--session", "trip", "-p", question, "--temp", 0, "-n", 4)
         assert code == 0
@@ -184,33 +184,33 @@ def files(tmp_path: Path) -> list[str]:
     return names
 
 
-def question_of(state: Path) -> str:
+def last_question(state: Path) -> str:
     return json.loads((state / "last-answer.jsonl").read_text().splitlines()[1])["content"]
 
 
-def test_the_question_stands_last(cli, state: Path, files: list[str]):
+def test_the_question_follows_files_unless_prompt_first_is_set(cli, state: Path, files: list[str]):
     assert cli("run", "-p", "Which?", "-f", files[0], "-n", 1, stdin=b"piped\n")[0] == 0
-    assert question_of(state) == "text of a.txt\n\npiped\n\nWhich?"
+    assert last_question(state) == "text of a.txt\n\npiped\n\nWhich?"
     assert cli("run", "-p", "Which?", "-f", files[0], "--prompt-first", "-n", 1, stdin=b"piped\n")[0] == 0
-    assert question_of(state) == "Which?\n\ntext of a.txt\n\npiped"
+    assert last_question(state) == "Which?\n\ntext of a.txt\n\npiped"
 
 
-def test_several_files_have_names(cli, state: Path, files: list[str]):
+def test_several_files_are_headed_by_their_names(cli, state: Path, files: list[str]):
     many = ["-f", files[0], "-f", files[1]]
     assert cli("run", *many, "-p", "Which?", "-n", 1)[0] == 0
-    assert question_of(state) == f"==> {files[0]} <==\ntext of a.txt\n\n==> {files[1]} <==\ntext of b.txt\n\nWhich?"
+    assert last_question(state) == f"==> {files[0]} <==\ntext of a.txt\n\n==> {files[1]} <==\ntext of b.txt\n\nWhich?"
     assert cli("run", *many, "--no-names", "-n", 1)[0] == 0
-    assert question_of(state) == "text of a.txt\n\ntext of b.txt"
+    assert last_question(state) == "text of a.txt\n\ntext of b.txt"
 
 
-def test_a_second_question_on_the_same_file_reads_only_the_question(cli, state: Path, tmp_path: Path, monkeypatch):
+def test_a_second_question_on_a_file_prefills_only_the_question(cli, state: Path, tmp_path: Path, monkeypatch):
     monkeypatch.setenv("LOCALLLM_PREFIX_GB", "1")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     long = tmp_path / "long.txt"
     long.write_text("The ferry leaves at nine, and the train at ten. " * 40)
-    told = [
+    results = [
         json.loads(cli("run", "-f", long, "-p", question, "-n", 1, "--json")[1])
         for question in ("When does the ferry leave?", "And what about the train?")
     ]
-    assert told[0]["cached_tokens"] == 0
-    assert told[1]["cached_tokens"] > 0.7 * told[1]["prompt_tokens"] > 200
+    assert results[0]["cached_tokens"] == 0
+    assert results[1]["cached_tokens"] > 0.7 * results[1]["prompt_tokens"] > 200

@@ -1,4 +1,4 @@
-"""Command lines by the habits of llm, mods, aichat, fabric, files-to-prompt, grep and jq."""
+"""Test command lines by the habits of llm, mods, aichat, fabric, files-to-prompt, grep and jq."""
 
 import json
 from pathlib import Path
@@ -15,7 +15,7 @@ SHORT = "--temp", 0, "-n", 3
 
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch) -> Path:
-    """The current folder, with notes."""
+    """Change to a folder with notes."""
     for kind in ("CACHE", "STATE", "CONFIG"):
         monkeypatch.setenv(f"XDG_{kind}_HOME", str(tmp_path / kind))
     (tmp_path / "home" / "notes").mkdir(parents=True)
@@ -52,37 +52,39 @@ def folder(tmp_path: Path, monkeypatch) -> Path:
         (("search", "-c", "ferry", "notes"), "-l lists the files that have such passages"),
     ],
 )  # fmt: skip
-def test_what_does_not_exist_here_is_explained(cli, folder: Path, words: tuple[str, ...], help: str):
+def test_missing_options_and_commands_are_explained(cli, folder: Path, words: tuple[str, ...], help: str):
     code, out, err = cli(*words)
     assert (code, out) == (2, "") and help in err and err.count("\n") == 1
 
 
-def question(folder: Path) -> str:
-    """What the last answer of `run` was asked."""
+def last_question(folder: Path) -> str:
+    """Return the last question of `run`."""
     kept = folder.parent / "STATE" / "localllm" / "last-answer.jsonl"
     return json.loads(kept.read_text().splitlines()[1])["content"]
 
 
-def test_a_pattern_behind_f_is_several_files(cli, folder: Path):
+def test_a_pattern_after_f_selects_several_files(cli, folder: Path):
     code, _, err = cli("run", GUIDE, "-f", "notes/a.txt", "notes/b.md", "-p", "When?", *SHORT)
     assert (code, err) == (0, "")
     both = "==> notes/a.txt <==\nThe ferry leaves at nine.\n\n==> notes/b.md <==\nTrains leave every hour.\n\nWhen?"
-    assert question(folder) == both
-    assert cli("run", GUIDE, "-f", "notes/a.txt", "notes/b.md", "When?", *SHORT)[0] == 0 and question(folder) == both
-    assert cli("run", GUIDE, "-f", "notes", "When?", *SHORT)[0] == 0 and question(folder) == both  # without c.bin
+    assert last_question(folder) == both
+    assert (
+        cli("run", GUIDE, "-f", "notes/a.txt", "notes/b.md", "When?", *SHORT)[0] == 0 and last_question(folder) == both
+    )
+    assert cli("run", GUIDE, "-f", "notes", "When?", *SHORT)[0] == 0 and last_question(folder) == both  # without c.bin
     (folder / "empty").mkdir()
     assert "empty: there is no text file" in cli("run", GUIDE, "-f", "empty", "When?")[2]
 
 
-def test_a_prompt_that_is_the_name_of_a_file_is_told(cli, folder: Path):
+def test_a_prompt_that_is_a_file_name_is_reported(cli, folder: Path):
     code, _, err = cli("run", GUIDE, "notes/a.txt", *SHORT)
-    assert code == 0 and question(folder) == "notes/a.txt"
+    assert code == 0 and last_question(folder) == "notes/a.txt"
     assert err == (
         "localllm: the prompt is the text 'notes/a.txt', not the file of this name; -f notes/a.txt reads the file\n"
     )
 
 
-def test_a_folder_has_a_record_for_each_file(cli, folder: Path):
+def test_map_of_a_folder_has_a_record_per_file(cli, folder: Path):
     command = "map", GUIDE, "notes", "-p", "Summarize: {text}", *SHORT, "-o", "notes/out.jsonl"
     assert cli(*command) == (0, "", "")
     lines = [json.loads(line) for line in Path("notes/out.jsonl").read_text().splitlines()]
@@ -101,11 +103,11 @@ BOOKS = [{"title": "Emma"}, {"title": "Dune", "tags": ["sand"]}]
     [json.dumps(BOOKS), json.dumps(BOOKS, indent=2), "\n".join(json.dumps(book, indent=4) for book in BOOKS) + "\n"],
     ids=["an array", "an array over lines", "objects as jq prints them"],
 )
-def test_json_over_several_lines(cli, folder: Path, text: str):
+def test_map_reads_json_over_several_lines(cli, folder: Path, text: str):
     (folder / "books.json").write_text(text)
-    for given in (("books.json",), ()):
-        stdin = b"" if given else text.encode()
-        code, out, err = cli("map", GUIDE, *given, "-p", "Who wrote {title}?", *SHORT, stdin=stdin)
+    for source in (("books.json",), ()):
+        stdin = b"" if source else text.encode()
+        code, out, err = cli("map", GUIDE, *source, "-p", "Who wrote {title}?", *SHORT, stdin=stdin)
         assert (code, err) == (0, "")
         assert [json.loads(line)["input"] for line in out.splitlines()] == BOOKS
 
@@ -113,18 +115,18 @@ def test_json_over_several_lines(cli, folder: Path, text: str):
 @pytest.mark.parametrize(
     "text", ['["a", "b"]\n["c"]\n', "[12:00] started\n", "[\nno JSON\n", '{"a": 1}\n{"a": 2}\n', "{\n}}\n", "[1, 2]\n"]
 )
-def test_what_only_looks_like_such_json_stays_lines(text: str):
+def test_text_that_resembles_json_is_read_as_lines(text: str):
     assert lines_of_document(text.encode()) is None
     assert len(read_records(text.encode())) == text.count("\n")
     stream = RecordStream(__import__("io").BytesIO(text.encode()))
     assert len([*stream]) == text.count("\n")
 
 
-def test_texts_in_an_array_are_lines():
+def test_strings_in_a_json_array_are_lines():
     assert [record.input for record in read_records(b'["a",\n"b"]')] == [{"line": "a"}, {"line": "b"}]
 
 
-def test_flags_of_grep(cli, folder: Path):
+def test_search_accepts_flags_of_grep(cli, folder: Path):
     Path("notes/a.txt").write_text("one\n\ntwo\n\nThe ferry leaves.\n\nthree\n" + "x\n\n" * 999)
     plain = cli("search", "ferry", "notes", "-n", "-k", 1)[1]
     assert cli("search", "-rni", "ferry", "notes", "-k", 1)[1] == plain
@@ -140,12 +142,12 @@ def test_flags_of_grep(cli, folder: Path):
     )  # fmt: skip
 
 
-def test_ask_with_the_model_first(cli, folder: Path):
+def test_run_accepts_the_model_first(cli, folder: Path):
     out = cli("ask", GUIDE, "notes", "when does the ferry leave?", *SHORT, "-k", 1)[1]
     assert out.splitlines()[-1] == "[1] notes/a.txt:1"
 
 
-def test_a_text_in_quotes_is_embedded(cli, folder: Path, model_path):
+def test_embed_accepts_a_text_in_quotes(cli, folder: Path, model_path):
     code, out, _ = cli("embed", model_path("bert"), "some words")
     assert code == 0 and json.loads(out)["id"] == "some words"
     out = cli("embed", model_path("bert"), "--near", "ferry", "notes")[1]
@@ -153,6 +155,6 @@ def test_a_text_in_quotes_is_embedded(cli, folder: Path, model_path):
     assert "cannot read word: No such file" in cli("embed", model_path("bert"), "word")[2]
 
 
-def test_tokens_are_counted(cli):
+def test_tokenize_counts_tokens(cli):
     tokens = cli("tokenize", GUIDE, "Hello world")[1].count("\n")
     assert cli("tokenize", GUIDE, "Hello world", "--count") == (0, f"{tokens}\n", "")

@@ -1,4 +1,4 @@
-"""Images from the command line to the answer: `run --image`, messages, conversations, and what is refused by a line."""
+"""Test images from the command line to the answer: `run --image`, messages, chats, and refusals."""
 
 import base64
 import gc
@@ -31,7 +31,7 @@ FAMILIES = "gemma3", "idefics3", "llava", "llava16", "qwen25vl", "qwen3vl", "lfm
 
 @pytest.fixture(scope="module")
 def models(tmp_path_factory) -> Path:
-    """A folder for each family, with a model, its projector and two images."""
+    """Make a folder per family with a model, its projector and two images."""
     folder = tmp_path_factory.mktemp("seeing")
     for name in FAMILIES:
         (folder / name).mkdir()
@@ -49,26 +49,24 @@ def opened(models):
 
 
 @pytest.fixture
-def said(cli):
-    """Exit code, stdout and stderr."""
+def call(cli):
+    """Return a function that runs the program: exit code, stdout, stderr."""
     return lambda *arguments, stdin=b"": cli(*map(str, arguments), stdin=stdin)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", FAMILIES)
-def test_run(models, said, name):
-    """An answer that depends on the image, and is the same for the same."""
+def test_run_answers_depend_on_the_image_only(models, call, name):
     answers, path = [], models / name / "tiny.gguf"
     for image in (models / "one.png", models / "two.jpg", "-"):
         more, stdin = ["--temp", 0, "-n", 12, "-t", 2, "--no-cache"], (models / "one.png").read_bytes()
-        code, out, err = said("run", path, "-p", "What?", "--image", image, *more, stdin=stdin if image == "-" else b"")
+        code, out, err = call("run", path, "-p", "What?", "--image", image, *more, stdin=stdin if image == "-" else b"")
         assert code == 0 and "error" not in err
         answers.append(out)
     assert answers[0] == answers[2] != answers[1]
 
 
-def test_ids_and_order(models, opened):
-    """In front of the text, between the family's marks; two images are two."""
+def test_images_precede_the_text_between_their_markers(models, opened):
     one, two = models / "one.png", models / "two.jpg"
     prompt = opened.session.encode_chat([{"role": "user", "content": "What?", "images": [one, two]}])
     begin, end = (opened.tokenizer.special_id(mark) for mark in ("<start_of_image>", "<end_of_image>"))
@@ -82,8 +80,7 @@ def test_ids_and_order(models, opened):
     assert opened.vision.encoder.encoded == 2
 
 
-def test_marks_in_a_text_are_text(models, opened):
-    """Nobody writes an image, or its marks, by hand."""
+def test_image_markers_in_a_text_stay_text(models, opened):
     message = {"role": "user", "content": "a \ufdd1 <start_of_image> b", "images": [models / "one.png"]}
     prompt = opened.session.encode_chat([message])
     assert sum(token < 0 for token in prompt) == 4
@@ -91,8 +88,8 @@ def test_marks_in_a_text_are_text(models, opened):
     assert "\ufdd1" not in opened.tokenizer.decode([token for token in prompt if token >= 0], special=True)
 
 
-def test_a_conversation_reads_an_image_once(models, opened):
-    """The second question about it reads its own tokens, and encodes nothing."""
+def test_a_conversation_encodes_an_image_once(models, opened):
+    """Prefill only the second question's own tokens."""
     session = opened.session
     first = session.ask("What?", images=[models / "one.png"])
     assert "".join(first) is not None
@@ -107,8 +104,7 @@ def test_a_conversation_reads_an_image_once(models, opened):
     assert again.cached_tokens < first.prompt_tokens and opened.vision.encoder.encoded == 2
 
 
-def test_as_read_anew(models, opened):
-    """A conversation that goes on says what one says that reads all of it."""
+def test_a_continued_conversation_equals_one_prefilled_anew(models, opened):
     from localllm.generation.options import GenerationOptions
     from localllm.generation.sampling.options import SamplingOptions
 
@@ -126,9 +122,8 @@ def test_as_read_anew(models, opened):
 
 @pytest.mark.parametrize("before", [0, 40, 450])
 @pytest.mark.parametrize("name", ["gemma3", "qwen25vl", "mistral3"])
-def test_another_question_reads_no_image_again(tmp_path, name, before):
-    """Of a conversation with the same images and another question only the question is read, to the same bits as if all
-    were: with text in front that makes an image cross the end of a run, too."""
+def test_another_question_encodes_and_prefills_no_image_again(tmp_path, name, before):
+    """Prefill only the question, to the same bits, also where an image crosses the end of a run."""
     write(seeing(name, context=4096), tmp_path / "tiny.gguf")
     write_projector(projector(name, **({"side": 336} if name == "gemma3" else {})), tmp_path / "mmproj.gguf")
     one, two = picture((640, 480), 1), picture((320, 480), 2)
@@ -139,7 +134,7 @@ def test_another_question_reads_no_image_again(tmp_path, name, before):
         return [{"role": "user", "content": parts}]
 
     def logits(model, prompt) -> tuple[int, np.ndarray]:
-        """How many tokens were read, and what comes next."""
+        """Return the number of prefilled tokens, and the next logits."""
         with acquire(model.session.cache, prompt) as begun:
             held = len(begun.sequence.tokens)
             return len(prompt) - held, read_prompt(begun.sequence, prompt, None)
@@ -158,14 +153,14 @@ def test_another_question_reads_no_image_again(tmp_path, name, before):
         assert np.array_equal(row, read_prompt(model.engine.sequence(), other, None))
 
 
-def is_end(tokens: list[int]) -> bool:
-    """Whether a piece ends behind them, in front of text and of an image."""
+def is_segment_end(tokens: list[int]) -> bool:
+    """Return whether a prefill segment ends after these tokens, before text and before an image."""
     prompts = [*tokens, *[6] * 300], [*tokens, -1 - (9 << 15), *[6] * 300]
     return all(any(stretch.end == len(tokens) for stretch in around_images(prompt, Runs())) for prompt in prompts)
 
 
-def test_where_reading_goes_on_alike():
-    """Behind ends of runs and of images, of prompts of all kinds, whatever follows."""
+def test_segments_end_alike_whatever_follows():
+    """Check ends of runs and of images in prompts of all types."""
     rng, runs = np.random.default_rng(0), Runs()
     for _ in range(300):
         tokens = list[int]()
@@ -175,13 +170,12 @@ def test_where_reading_goes_on_alike():
         length = int(rng.integers(0, 1400))
         ends = [stretch.end for stretch in around_images(tokens, runs)]
         wanted = max(
-            [0, *(end for end in ends if end <= length and not is_within(tokens, end) and is_end(tokens[:end]))]
+            [0, *(end for end in ends if end <= length and not is_within(tokens, end) and is_segment_end(tokens[:end]))]
         )
         assert last_end(tokens, length, runs) == wanted
 
 
-def test_several_answers_and_many_prompts(models, opened):
-    """n answers, and images among many prompts, as each alone."""
+def test_several_answers_and_prompts_with_images_equal_single_ones(models, opened):
     messages = [[{"role": "user", "content": "What?", "images": [models / name]}] for name in ("one.png", "two.jpg")]
     messages.append([{"role": "user", "content": "What?"}])
     alone = []
@@ -195,8 +189,8 @@ def test_several_answers_and_many_prompts(models, opened):
     assert best.tokens == alone[0]
 
 
-def test_many_records(models, said, tmp_path, monkeypatch):
-    """The answers of `run`, of a path, two, and a data URL; what cannot be shown is an error of its record."""
+def test_map_accepts_images_in_every_form(models, call, tmp_path, monkeypatch):
+    """Compare with `run`; an unreadable image is an error of its record."""
     monkeypatch.chdir(models)
     path, more = models / "gemma3" / "tiny.gguf", ["--temp", 0, "-n", 8, "-t", 2]
     url = "data:image/png;base64," + base64.b64encode((models / "one.png").read_bytes()).decode()
@@ -208,33 +202,33 @@ def test_many_records(models, said, tmp_path, monkeypatch):
         {"messages": [{"role": "user", "content": "What?"}], "image": "one.png"},
     ]  # fmt: skip
     (tmp_path / "in.jsonl").write_text("\n".join(map(json.dumps, records)))
-    code, out, _ = said("map", path, tmp_path / "in.jsonl", *more)
-    told = [json.loads(line) for line in out.splitlines()]
-    assert code == 6 and [each["id"] for each in told] == [*range(1, 10)]
+    code, out, _ = call("map", path, tmp_path / "in.jsonl", *more)
+    results = [json.loads(line) for line in out.splitlines()]
+    assert code == 6 and [each["id"] for each in results] == [*range(1, 10)]
     shown = (["one.png"], ["one.png", "two.jpg"], ["one.png"], ["two.jpg"], [])
-    for each, images in zip(told, shown, strict=False):
+    for each, images in zip(results, shown, strict=False):
         options = [word for image in images for word in ("--image", image)]
-        assert each["output"] == said("run", path, "-p", "What?", *more, "--no-cache", *options)[1].removesuffix("\n")
-    assert len({each["output"] for each in told[:5]}) == 4
-    assert [each["error"].partition(": ")[0] for each in told[5:]] == [
+        assert each["output"] == call("run", path, "-p", "What?", *more, "--no-cache", *options)[1].removesuffix("\n")
+    assert len({each["output"] for each in results[:5]}) == 4
+    assert [each["error"].partition(": ")[0] for each in results[5:]] == [
         "cannot read the image none.png", '"image" must be the path of an image, or a list of them', __file__,
         '"image" needs a prompt; in "messages", put images into the content',
     ]  # fmt: skip
-    named = said("map", path, "-p", "About {image}:", *more, stdin=json.dumps(records[0]).encode())[1]
-    plain = said("run", path, "-p", "About one.png:", *more, "--no-cache")[1]
+    named = call("map", path, "-p", "About {image}:", *more, stdin=json.dumps(records[0]).encode())[1]
+    plain = call("run", path, "-p", "About one.png:", *more, "--no-cache")[1]
     assert json.loads(named)["output"] == plain.removesuffix("\n")
     blind = write(seeing("llava", context=2048), tmp_path / "blind.gguf")
     raw, sees_none = (
-        json.loads(said("map", model, tmp_path / "in.jsonl", *more, *options)[1].splitlines()[0])["error"]
+        json.loads(call("map", model, tmp_path / "in.jsonl", *more, *options)[1].splitlines()[0])["error"]
         for model, options in ((path, ["--raw"]), (blind, []))
     )
     assert "images need a chat template" in raw and "blind.gguf cannot read images" in sees_none
-    by_option = said("map", blind, tmp_path / "in.jsonl", *more, "--mmproj", models / "llava" / "mmproj-tiny-F32.gguf")
+    by_option = call("map", blind, tmp_path / "in.jsonl", *more, "--mmproj", models / "llava" / "mmproj-tiny-F32.gguf")
     assert "output" in json.loads(by_option[1].splitlines()[0])
 
 
-def test_who_waits_keeps_its_images(models, opened, monkeypatch):
-    """Images are forgotten when others have come, but not those of a prompt that was not read yet."""
+def test_images_of_waiting_requests_are_kept(models, opened, monkeypatch):
+    """Evict other images first."""
     from localllm.generation import image_encoder as eye
     from localllm.generation.options import GenerationOptions
     from localllm.generation.sampling.options import SamplingOptions
@@ -246,10 +240,10 @@ def test_who_waits_keeps_its_images(models, opened, monkeypatch):
     answers = [opened.session.chat(asked, options) for _ in range(2)]
     requests = [opened.session.request(asked, options) for _ in range(2)]
     assert opened.vision.encoder.encoded == 8 and not opened.vision.encoder._cache
-    told = ["".join(answer) for answer in answers]
+    texts = ["".join(answer) for answer in answers]
     with closing(opened.batch(iter(requests))) as batch:
         assert sum(map(len, batch)) == 2
-    assert told == [request.answers[0].text for request in requests]
+    assert texts == [request.answers[0].text for request in requests]
     one_by_one = opened.session.encode_chat(asked)
     del answers, requests, batch
     opened.session.cache.idle[-1].close()
@@ -262,8 +256,8 @@ def test_who_waits_keeps_its_images(models, opened, monkeypatch):
     ("count", "mega", "left"),
     [(129, 2, 128), (128, 2, 128), (70, 100, 64), (64, 100, 64), (1025, 0.25, 1024), (9, 1, 9)],
 )
-def test_which_images_are_forgotten(count: int, mega: float, left: int):
-    """64 stay at least, and as many as take 256 MB: the latest."""
+def test_the_least_recent_images_are_evicted(count: int, mega: float, left: int):
+    """Keep at least 64, and the latest that fit into 256 MB."""
     from localllm.generation.image_encoder import EncodedImage, ImageEncoder
 
     eye, half = ImageEncoder.__new__(ImageEncoder), SimpleNamespace(rows=SimpleNamespace(nbytes=int(mega * 2**19)))
@@ -274,9 +268,11 @@ def test_which_images_are_forgotten(count: int, mega: float, left: int):
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("name", "precise"), [("gemma3", False), *((name, True) for name in PROJECTORS)])
-def test_pieces_do_not_cut_images(tmp_path, name, precise):
-    """Logits behind 8 prompts with and without images, read in pieces of 64 tokens, are those of each read alone, of
-    every family: Gemma's images have 144 rows here, which see each other and are read at once."""
+def test_prefill_segments_do_not_cut_images(tmp_path, name, precise):
+    """Compare logits of 8 prompts, prefilled in chunks of 64 tokens, with each prompt alone;
+    Gemma's images have 144 rows that attend to each other and are prefilled at once.
+
+    """
     from localllm.generation.chunked_prefill import read_prompt
     from localllm.generation.options import GenerationOptions
     from localllm.generation.scheduler import Scheduler
@@ -286,19 +282,23 @@ def test_pieces_do_not_cut_images(tmp_path, name, precise):
     one, two = picture((480, 320), 1), picture((480, 320), 2)
     shown = [[], [one], [two], [one, two], [two, one], [], [one], [two]]
     with localllm.open(tmp_path / "tiny.gguf", threads=2, cache=False) as model:
-        requests, found = [], {}
+        requests, logits_by_prompt = [], {}
         for number, images in enumerate(shown):
             parts = [{"type": "text", "text": "Look. " * (7 * number)}]
             parts += [{"type": "image", "image": image} for image in images]
             asked = [{"role": "user", "content": [*parts, {"type": "text", "text": "What? " * number}]}]
             requests.append(model.session.request(asked, GenerationOptions(1), key=number))
-            requests[-1].listener = lambda one, token, parts, row: found.setdefault(one.request.key, row.copy())
+            requests[-1].listener = lambda one, token, parts, row: logits_by_prompt.setdefault(
+                one.request.key, row.copy()
+            )
         batch = Scheduler(model.engine, model.tokenizer, iter(requests), 8, chunk=64, precise=precise)
         assert sum(map(len, batch)) == 8
         batch.close()
         for request in requests:
             alone = read_prompt(model.engine.sequence(), request.prompt, None)[0]
-            assert nmse(found[request.key], alone[: model.tokenizer.vocab_size]) < (1e-10 if precise else 1e-4)
+            assert nmse(logits_by_prompt[request.key], alone[: model.tokenizer.vocab_size]) < (
+                1e-10 if precise else 1e-4
+            )
 
 
 @pytest.mark.parametrize(
@@ -314,44 +314,44 @@ def test_pieces_do_not_cut_images(tmp_path, name, precise):
         (["--image", "-", "--image", "-"], "stdin"),
     ],
 )
-def test_one_line(models, said, arguments, message, tmp_path, monkeypatch):
+def test_unusable_images_are_refused_in_one_line(models, call, arguments, message, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     wide = write_projector(projector("gemma3", out=64), tmp_path / "wide.gguf")
     path = models / "gemma3" / "tiny.gguf"
-    given = [argument.format(one=models / "one.png", model=path, other=wide) for argument in arguments]
-    code, out, err = said("run", path, "-p", "What?", "-n", 4, "--no-cache", *given)
+    words = [argument.format(one=models / "one.png", model=path, other=wide) for argument in arguments]
+    code, out, err = call("run", path, "-p", "What?", "-n", 4, "--no-cache", *words)
     assert code != 0 and not out and message in err
     assert err.splitlines()[-1].startswith("localllm: error: ") and "Traceback" not in err
 
 
-def test_a_model_that_cannot_see(models, said, tmp_path):
-    """No projector beside it, more than one, one for another vocabulary, and a family that takes no rows."""
+def test_a_model_without_a_usable_projector_refuses_images(models, call, tmp_path):
+    """Try no projector, several, one for another vocabulary, and a family without embedding inputs."""
     path, image = tmp_path / "tiny.gguf", models / "one.png"
     shutil.copy(models / "gemma3" / "tiny.gguf", path)
-    assert "no projector (mmproj" in said("run", path, "-p", "?", "--image", image)[2]
+    assert "no projector (mmproj" in call("run", path, "-p", "?", "--image", image)[2]
     for name in ("a-mmproj.gguf", "b-mmproj.gguf"):
         write_projector(projector("idefics3"), tmp_path / name)
-    assert "there are 2 projectors" in said("run", path, "-p", "?", "--image", image)[2]
+    assert "there are 2 projectors" in call("run", path, "-p", "?", "--image", image)[2]
     chosen = ["--mmproj", tmp_path / "a-mmproj.gguf"]
-    _, _, err = said("run", path, "-p", "?", "--image", image, *chosen)
+    _, _, err = call("run", path, "-p", "?", "--image", image, *chosen)
     assert "this model lacks the token <fake_token_around_image>" in err
     from models import model
 
-    made = model("gpt2", width=96, heads=3)
-    blind = write(made, tmp_path / "blind.gguf")
+    gpt2 = model("gpt2", width=96, heads=3)
+    blind = write(gpt2, tmp_path / "blind.gguf")
     write_projector(projector("llava"), tmp_path / "c.gguf")
-    _, _, err = said("run", blind, "-p", "?", "--image", image, "--mmproj", tmp_path / "c.gguf")
+    _, _, err = call("run", blind, "-p", "?", "--image", image, "--mmproj", tmp_path / "c.gguf")
     assert "images are not supported by gpt2 models" in err
 
 
-def test_without_pillow(models, said, monkeypatch):
+def test_without_pillow_the_extra_is_named(models, call, monkeypatch):
     monkeypatch.setitem(__import__("sys").modules, "PIL", None)
-    code, _, err = said("run", models / "gemma3" / "tiny.gguf", "-p", "?", "--image", models / "one.png")
+    code, _, err = call("run", models / "gemma3" / "tiny.gguf", "-p", "?", "--image", models / "one.png")
     assert code != 0 and "pip install 'localllm[images]'" in err
 
 
-def test_which_projector(tmp_path):
-    """The only one, or that of the same name, whatever its format."""
+def test_the_projector_of_a_model_is_chosen_by_name(tmp_path):
+    """Take the only one, or that of the same name in any format."""
     for name in ("small-Q4_K_M.gguf", "large-Q4_K_M.gguf", "mmproj-small-f16.gguf"):
         (tmp_path / name).write_bytes(b"")
     for model in ("small-Q4_K_M.gguf", "large-Q4_K_M.gguf"):
@@ -363,7 +363,7 @@ def test_which_projector(tmp_path):
         find_projector(str(tmp_path / "other.gguf"))
 
 
-def test_a_template_without_a_place_for_images(models, opened):
+def test_a_template_without_images_still_gets_them(models, opened):
     with (
         localllm.open(opened.path, chat_template="{{ messages[0].role }}", cache=False) as other,
         pytest.raises(LocalllmError, match="0 of 1 images"),
@@ -371,15 +371,14 @@ def test_a_template_without_a_place_for_images(models, opened):
         other.chat([{"role": "user", "content": "What?", "images": [models / "one.png"]}])
 
 
-def test_a_projector_as_a_model(models, said):
-    code, _, err = said("run", models / "gemma3" / "mmproj-tiny-F32.gguf", "-p", "Hi")
+def test_a_projector_opened_as_a_model_is_refused(models, call):
+    code, _, err = call("run", models / "gemma3" / "mmproj-tiny-F32.gguf", "-p", "Hi")
     assert code != 0 and "mmproj" in err
     with pytest.raises(ModelError):
         localllm.open(models / "gemma3" / "mmproj-tiny-F32.gguf")
 
 
-def test_programs_show_arrays_and_pillow_images(models, opened):
-    """All the same image, however it comes."""
+def test_arrays_pillow_images_and_files_give_the_same_answer(models, opened):
     path = models / "one.png"
     image = Image.open(path)
     prompts = [
@@ -389,8 +388,7 @@ def test_programs_show_arrays_and_pillow_images(models, opened):
     assert all(prompt == prompts[0] for prompt in prompts) and opened.vision.encoder.encoded == 1
 
 
-def test_images_in_a_chat(models, opened, monkeypatch, tmp_path, capfd):
-    """/image shows one with the next question; a session keeps its path, and /retry shows it again."""
+def test_chat_sends_saves_and_retries_images(models, opened, monkeypatch, tmp_path, capfd):
     from localllm.cli.interactive.conversation import TerminalConversation
     from localllm.cli.interactive.slash_commands import Tools, execute
     from localllm.cli.terminal.output import ProgressLine
@@ -433,8 +431,8 @@ SMOLVLM = """<|im_start|>{% for message in messages %}{{message['role'] | capita
 {% endfor %}{% if add_generation_prompt %}{{ 'Assistant:' }}{% endif %}"""
 
 
-def test_a_template_that_wants_parts(models, opened):
-    """As SmolVLM's: a content that is a text would come to nothing."""
+def test_a_template_that_needs_parts_gets_them(models, opened):
+    """As SmolVLM's, which drops a string."""
     with localllm.open(opened.path, chat_template=SMOLVLM, cache=False, threads=1) as other:
         messages = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "What?"}]
         text = other.tokenizer.decode(other.session.encode_chat(messages), special=True)
@@ -446,26 +444,25 @@ def test_a_template_that_wants_parts(models, opened):
 
 
 @pytest.mark.parametrize("name", ["gemma3", "qwen25vl", "llava"])
-def test_a_text_that_forgets_its_beginning(tmp_path, name):
-    """With --on-overflow shift: images move, or are forgotten whole, and none is read in two halves: as the reference.
-    One that the context has no room for is an error."""
+def test_shifting_the_context_moves_or_drops_whole_images(tmp_path, name):
+    """Compare with a prefill of the rest; refuse an image larger than the context."""
     path = write(seeing(name, context=2048), tmp_path / "tiny.gguf")
     write_projector(projector(name, **({"side": 336} if name == "gemma3" else {})), tmp_path / "mmproj.gguf")
     parts = [{"type": "text", "text": "Look. " * 9}]
     for seed in (1, 2, 3):
         parts += [{"type": "image", "image": picture((170, 120), seed)}, {"type": "text", "text": "And this? " * 12}]
-    told, rows = [], []
+    token_lists, rows = [], []
     for backend in ("cpu", "reference"):
         with localllm.open(path, threads=2, cache=False, backend=backend, kv_type="f32", context=384) as model:
             answer = model.chat([{"role": "user", "content": parts}], 12, on_overflow="shift", temperature=0)
             list(answer)
             assert answer.prompt_tokens + 12 > 384 and answer.dropped >= 64
-            told.append(answer.tokens)
+            token_lists.append(answer.tokens)
             sequence = model.session.cache.idle[-1]
             assert sequence.tokens[: answer.prompt_tokens] == answer.prompt
             rows.append(sequence.append([5, 6, 7], "all"))
             assert all(not is_within(sequence._sequence.tokens, place) for place in (answer.kept, 384))
-    assert told[0] == told[1] and nmse(*rows) < bound(1e-8, 1e-5)
+    assert token_lists[0] == token_lists[1] and nmse(*rows) < bound(1e-8, 1e-5)
     if name != "qwen25vl":  # whose images have more rows
         return
     with (
@@ -476,32 +473,32 @@ def test_a_text_that_forgets_its_beginning(tmp_path, name):
         list(model.chat(messages, 2, on_overflow="shift"))
 
 
-def test_a_draft_model_that_does_not_see(models, opened):
-    """It guesses behind the text alone; the answer is the same. So it is without guesses, and by several forks."""
+def test_a_draft_model_without_vision_does_not_change_the_answer(models, opened):
+    """Draft from the text alone; compare also without drafts and with several forks."""
     messages = [{"role": "user", "content": "What? " * 9, "images": [models / "one.png", models / "two.jpg"]}]
     with localllm.open(opened.path, threads=1, cache=False) as small:
-        told = []
+        token_lists = []
         for speculate in ("off", "ngram", small):
             answer = opened.chat(messages, 24, temperature=0, speculate=speculate)
             list(answer)
-            told.append(answer.tokens)
+            token_lists.append(answer.tokens)
             if speculate is small:
                 assert answer.drafted
-    assert told[0] == told[1] == told[2]
+    assert token_lists[0] == token_lists[1] == token_lists[2]
     assert {tuple(one.tokens) for one in opened.candidates(messages, n=3, max_tokens=24, temperature=0)} == {
-        tuple(told[0])
+        tuple(token_lists[0])
     }
 
 
-def test_an_image_in_a_piped_chat(models, said):
-    """As `run` has it; and what cannot be shown there."""
+def test_an_image_in_a_piped_chat_equals_run(models, call):
+    """Refuse unreadable ones."""
     path, more = models / "gemma3" / "tiny.gguf", ["--temp", 0, "-n", 8, "-t", 2, "--no-cache"]
-    shown = said("chat", path, "--image", models / "one.png", *more, stdin=b"What?")
-    assert shown[:2] == said("run", path, "-p", "What?", "--image", models / "one.png", *more)[:2]
-    assert shown[1] != said("chat", path, *more, stdin=b"What?")[1]
+    shown = call("chat", path, "--image", models / "one.png", *more, stdin=b"What?")
+    assert shown[:2] == call("run", path, "-p", "What?", "--image", models / "one.png", *more)[:2]
+    assert shown[1] != call("chat", path, *more, stdin=b"What?")[1]
     for source, message in (
         ("-", "use `localllm run` for an image from stdin"),
         ("https://a.example/b.png", "are not downloaded"),
     ):
-        code, out, err = said("chat", path, "--image", source, *more, stdin=b"What?")
+        code, out, err = call("chat", path, "--image", source, *more, stdin=b"What?")
         assert code != 0 and not out and message in err and "Traceback" not in err

@@ -1,4 +1,4 @@
-"""localllm run with a prompt that exceeds the context: cut by lines, or asked part by part."""
+"""Test localllm run with a prompt beyond the context: cut by lines, or asked part by part."""
 
 import json
 import math
@@ -37,11 +37,11 @@ def long(tmp_path: Path, monkeypatch) -> Path:
     return tmp_path / "long.txt"
 
 
-def asked(tmp_path: Path) -> str:
+def last_question(tmp_path: Path) -> str:
     return json.loads((tmp_path / "localllm" / "last-answer.jsonl").read_text().splitlines()[1])["content"]
 
 
-def test_whole_lines_are_kept():
+def test_cutting_keeps_whole_lines():
     head, note = cut(TEXT, "head", WORDS)
     assert head.split("\n") == LINES[:3] and note == "reads 3 of 100 lines"
     assert cut(TEXT, "tail", WORDS)[0].split("\n") == LINES[-3:]
@@ -51,7 +51,7 @@ def test_whole_lines_are_kept():
 
 @pytest.mark.parametrize("how", ["head", "tail", "middle"])
 @pytest.mark.parametrize("room", [30, 41, 70, 333, 480])
-def test_what_is_kept_fits(how: str, room: int):
+def test_the_cut_text_fits(how: str, room: int):
     text, _ = cut(TEXT, how, Room(room, WORDS.count))
     assert WORDS.count(text) <= room and text
     kept = [line for line in text.split("\n") if line.startswith("line")]
@@ -59,11 +59,11 @@ def test_what_is_kept_fits(how: str, room: int):
 
 
 @pytest.mark.parametrize(("how", "kept"), [("head", "0123"), ("tail", "6789"), ("middle", "0123")])
-def test_of_one_long_line_characters_are_kept(how: str, kept: str):
+def test_a_single_long_line_is_cut_by_characters(how: str, kept: str):
     assert cut("0123456789", how, Room(4, len)) == (kept, "reads 4 of 10 characters")
 
 
-def test_parts_are_all_of_the_text():
+def test_chunks_cover_the_whole_text():
     parts = [*parts_of(TEXT, 21, WORDS.count)]
     assert "".join(parts) == TEXT and len(parts) == 25
     assert "".join(parts_of("x" * 1000 + "\ny", 64, len)) == "x" * 1000 + "\ny"
@@ -71,7 +71,7 @@ def test_parts_are_all_of_the_text():
 
 
 class Answers(PartAnswers):
-    """Answers with the facts of a part."""
+    """Part answers that repeat a share of their lines."""
 
     def __init__(self, size: float):
         self.rounds, self._size = list[int](), size
@@ -81,7 +81,7 @@ class Answers(PartAnswers):
         return "\n".join(LINES[: int(sum(part.count("\n") for part in parts) * self._size)])
 
 
-def test_rounds_go_on_until_it_fits():
+def test_answers_are_condensed_until_they_fit():
     answers, room = Answers(0.5), Room(170, WORDS.count)
     prompt = condense(TEXT, "Which?", room, answers)
     assert room.fits(prompt) and prompt.endswith("without mentioning parts: Which?") and len(answers.rounds) > 1
@@ -90,29 +90,29 @@ def test_rounds_go_on_until_it_fits():
 
 
 @pytest.mark.parametrize("how", ["head", "tail", "middle"])
-def test_run_reads_what_fits(cli, long: Path, how: str):
+def test_run_prefills_the_part_that_fits(cli, long: Path, how: str):
     code, out, err = cli("run", "-f", long, *ASK, "--on-overflow", how)
-    prompt, lines = asked(long.parent), long.read_text().splitlines()
+    prompt, lines = last_question(long.parent), long.read_text().splitlines()
     assert code == 0 and out and "the prompt exceeds the context of 600 tokens: reads " in err
     assert prompt.endswith("\n\nWhen does the ferry leave?")
     assert prompt.startswith(lines[0]) == (how != "tail") and (lines[-1] in prompt) == (how != "head")
     assert (" lines left out ...]" in prompt) == (how == "middle")
 
 
-def test_what_fits_is_read_whole(cli, long: Path):
+def test_a_prompt_that_fits_is_not_cut(cli, long: Path):
     long.write_text("short\n")
     assert cli("run", "-f", long, *ASK, "--on-overflow", "chunks")[2].count("\n") == 1  # that no model was named
-    assert asked(long.parent) == "short\n\nWhen does the ferry leave?"
+    assert last_question(long.parent) == "short\n\nWhen does the ferry leave?"
 
 
-def test_each_part_is_asked_and_then_their_answers(cli, long: Path):
+def test_each_chunk_is_asked_and_then_their_answers(cli, long: Path):
     code, out, err = cli("run", "-f", long, *ASK, "--on-overflow", "chunks")
     assert code == 0 and out and "the prompt exceeds the context: asking its " in err
-    assert asked(long.parent).startswith("A long text was read in parts.")
+    assert last_question(long.parent).startswith("A long text was read in parts.")
     assert [*(long.parent / "cache").rglob("*.jsonl")] == []
 
 
-def test_parts_that_say_nothing_are_left_out(monkeypatch):
+def test_chunks_without_an_answer_are_dropped(monkeypatch):
     said = {1: "At nine.", 2: NOTHING, 3: "nothing.", 4: " At ten."}
     monkeypatch.setattr(PartAnswers, "_answers", lambda self, records: {each.id: said[each.id] for each in records})
     answers = object.__new__(PartAnswers)
@@ -120,11 +120,11 @@ def test_parts_that_say_nothing_are_left_out(monkeypatch):
     assert answers.combined(["a", "b", "c", "d"]) == "At nine.\n\nAt ten."
 
 
-def test_an_interrupted_command_goes_on(cli, long: Path, monkeypatch):
-    """The answers of parts stay until there is one to the whole."""
+def test_an_interrupted_command_resumes(cli, long: Path, monkeypatch):
+    """Keep the chunks' answers until there is a final one."""
     from localllm.cli import long_prompt
 
-    def interrupted(*given: object):
+    def interrupted(*arguments: object):
         raise ContextError("the computer is switched off")
 
     monkeypatch.setattr(long_prompt, "condense", lambda *given: (real(*given), interrupted()))
@@ -137,8 +137,7 @@ def test_an_interrupted_command_goes_on(cli, long: Path, monkeypatch):
     assert code == 0 and out and f"asking its {count} parts, of which {count} are answered already" in err
 
 
-def test_lines_are_scored_as_one_text_would_be(monkeypatch):
-    """Parts that are read side by side, a line at a time, get the odds of the whole text read at once."""
+def test_lines_scored_in_a_batch_equal_one_text(monkeypatch):
     monkeypatch.setattr(relevant_lines, "LINES", 5)
     monkeypatch.setattr(relevant_lines, "WARM", 2)
     monkeypatch.setattr(relevant_lines, "contrasts", list)
@@ -162,7 +161,7 @@ def test_lines_are_scored_as_one_text_would_be(monkeypatch):
     builtin.close()
 
 
-def test_parts_of_lines_have_all_lines_once():
+def test_batches_of_lines_hold_each_line_once():
     parts = [*relevant_lines.parts_of([10] * 300, 1000)]
     assert [at for part in parts for at in part.own] == [*range(300)]
     assert all(10 * len([*part.before, *part.own]) <= 1000 for part in parts)
@@ -180,8 +179,8 @@ def test_lines_that_stand_out_are_picked():
     assert pick_lines(LINES[:5], scores, 10, WORDS.count) == [1, 3]
 
 
-def test_lines_that_are_alike_are_read_once(monkeypatch):
-    """A few of a log's lines stand for the others; if some of these matter and some do not, all are read."""
+def test_similar_lines_are_scored_once(monkeypatch):
+    """Score a few samples of a template, and all its lines if these disagree."""
     read = list[list[str]]()
 
     def scored(model: object, question: str, lines: list[str], show: object) -> list[float]:
@@ -189,10 +188,10 @@ def test_lines_that_are_alike_are_read_once(monkeypatch):
         return [5.0 * ("FATAL" in line or " 99" in line) for line in lines]
 
     monkeypatch.setattr(relevant_lines, "score_lines", scored)
-    made = [f"2026-01-01 job {at % 90} done" for at in range(900)]
-    made[500] = made[501] = "2026-01-01 FATAL: no space"
+    log = [f"2026-01-01 job {at % 90} done" for at in range(900)]
+    log[500] = log[501] = "2026-01-01 FATAL: no space"
     model = SimpleNamespace(session=SimpleNamespace(count=WORDS.count))
-    picked, count = find_lines(model, "Faults?", made, 1000)
+    picked, count = find_lines(model, "Faults?", log, 1000)
     assert picked == ["2026-01-01 FATAL: no space  [and 1 more like this]"]
     assert len(read) == 1 and count == len(read[0]) < 10
     rooms = [f"room {at} costs {at % 100} francs" for at in range(700)]
@@ -200,8 +199,8 @@ def test_lines_that_are_alike_are_read_once(monkeypatch):
     assert picked == [f"room {at} costs 99 francs" for at in range(99, 700, 100)] and count == 700
 
 
-def test_wrapped_prose_is_read_by_sentences():
-    """A fact may be split across a line break."""
+def test_wrapped_prose_is_scored_by_sentences():
+    """Keep a fact together across a line break."""
     sentences = [f"On the {word} day the old ship lay at the quay of Brest and waited." for word in ["first", "last"]]
     text = "\n\n".join(fill(" ".join(sentences), 50) for _ in range(20))
     assert lines_of(text) == sentences * 20
@@ -210,18 +209,20 @@ def test_wrapped_prose_is_read_by_sentences():
     assert sentences_of("Yes. No. " + sentences[0]) == ["Yes. No. " + sentences[0]]
 
 
-def test_long_lines_are_cut_for_scores():
+def test_long_lines_are_cut_before_scoring():
     assert lines_of("a\n\n b\n") == ["a", " b"]
     sentences = "The ferry leaves at nine. " * 40
     assert len(lines_of(sentences)) == 40
     assert [len(line) for line in lines_of("x" * (LONG + 1))] == [LONG, 1]
 
 
-def test_run_reads_relevant_lines(cli, long: Path):
+def test_run_prefills_relevant_lines_only(cli, long: Path):
     code, out, err = cli("run", "-f", long, *ASK, "--on-overflow", "relevant")
     assert code == 0 and out and "the prompt exceeds the context: scoring its 400 lines" in err
-    assert " of 400 lines" in err.splitlines()[-1] and asked(long.parent).endswith("\n\nWhen does the ferry leave?")
-    *picked, blank, _ = asked(long.parent).split("\n")
+    assert " of 400 lines" in err.splitlines()[-1] and last_question(long.parent).endswith(
+        "\n\nWhen does the ferry leave?"
+    )
+    *picked, blank, _ = last_question(long.parent).split("\n")
     assert (
         blank == "" and picked and {each.partition("  [and ")[0] for each in picked} <= {*long.read_text().splitlines()}
     )
@@ -236,6 +237,6 @@ def test_run_reads_relevant_lines(cli, long: Path):
         (("run", "-p", "Hi " * 400, "-f", "LONG", "-c", 300, "--on-overflow", "head"), "the question alone leaves no"),
     ],
 )
-def test_what_is_refused(cli, long: Path, words: tuple[object, ...], problem: str):
+def test_conflicting_overflow_options_are_refused(cli, long: Path, words: tuple[object, ...], problem: str):
     code, out, err = cli(*(long if word == "LONG" else word for word in words))
     assert code in (2, 4) and out == "" and problem in err

@@ -1,4 +1,4 @@
-"""localllm map with tables in and out, with JSON answers, and with pipes that have no end yet."""
+"""Test localllm map with tables in and out, JSON answers, and endless pipes."""
 
 import builtins
 import csv
@@ -44,22 +44,22 @@ def rows(text: str) -> list[dict[str, str]]:
 
 def test_columns_are_fields_and_answers_a_new_column(cli, table: Path):
     out = table.with_name("out.csv")
-    code, said, err = cli("map", GUIDE, table, "-p", "What is {Item name}?", *SHORT, "-o", out)
-    assert (code, said, err) == (0, "", "")
-    made = rows(out.read_text())
-    assert [{**row, "output": ""} for row in made] == [{**row, "output": ""} for row in rows(ROWS)]
-    for row in made:
+    code, stdout, err = cli("map", GUIDE, table, "-p", "What is {Item name}?", *SHORT, "-o", out)
+    assert (code, stdout, err) == (0, "", "")
+    rows_out = rows(out.read_text())
+    assert [{**row, "output": ""} for row in rows_out] == [{**row, "output": ""} for row in rows(ROWS)]
+    for row in rows_out:
         asked = f"What is {row['Item name']}?".encode()
         assert row["output"] == json.loads(cli("map", GUIDE, *SHORT, stdin=asked)[1])["output"]
 
 
-def test_of_a_schema_each_property_is_a_column(cli, table: Path):
+def test_each_property_of_a_schema_is_a_column(cli, table: Path):
     out = table.with_name("out.csv")
     assert cli("map", GUIDE, table, "-p", "{qty}", "-j", SCHEMA, "--temp", 0, "-o", out)[0] == 0
-    made = rows(out.read_text())
-    assert [*made[0]] == ["Item name", "qty", "note", "colour", "n", "tags"]
-    assert all(row["colour"] in ("red", "blue") and 1 <= int(row["n"]) <= 9 for row in made)
-    assert all(isinstance(json.loads(row["tags"]), list) for row in made)
+    rows_out = rows(out.read_text())
+    assert [*rows_out[0]] == ["Item name", "qty", "note", "colour", "n", "tags"]
+    assert all(row["colour"] in ("red", "blue") and 1 <= int(row["n"]) <= 9 for row in rows_out)
+    assert all(isinstance(json.loads(row["tags"]), list) for row in rows_out)
 
 
 def test_a_table_is_resumed_and_redone(cli, table: Path):
@@ -77,7 +77,7 @@ def test_a_table_is_resumed_and_redone(cli, table: Path):
     assert cli("map", GUIDE, table, "-p", "Now {qty}", *SHORT, "-o", out, "--redo")[0] == 0
 
 
-def test_a_table_of_somebody_else_stays(cli, table: Path):
+def test_another_table_is_not_overwritten(cli, table: Path):
     out = table.with_name("out.csv")
     out.write_text("mine\n")
     code, _, err = cli("map", GUIDE, table, "-p", "{qty}", *SHORT, "-o", out)
@@ -87,7 +87,7 @@ def test_a_table_of_somebody_else_stays(cli, table: Path):
     assert code == 2 and "the output is also an input" in err and table.read_text() == ROWS
 
 
-def test_rows_that_fail_have_an_error(cli, table: Path):
+def test_failing_rows_have_an_error(cli, table: Path):
     table.write_text("a,b\n1,2\n1,2,3\n")
     out = table.with_name("out.csv")
     code, _, err = cli("map", GUIDE, table, "-p", "{a}", *SHORT, "-o", out)
@@ -95,7 +95,7 @@ def test_rows_that_fail_have_an_error(cli, table: Path):
     assert [row["error"] for row in rows(out.read_text())] == ["", "row 2 has 3 cells, the header 2"]
 
 
-def test_choices_have_a_probability(cli, table: Path):
+def test_choices_have_a_probability_column(cli, table: Path):
     out = table.with_name("out.tsv")
     assert cli("map", GUIDE, table, "-p", "{qty}", "--choices", "yes,no", "-o", out)[0] == 0
     header, *lines = csv.reader(io.StringIO(out.read_text()), delimiter="\t")
@@ -103,7 +103,7 @@ def test_choices_have_a_probability(cli, table: Path):
     assert all(line[-2] in ("yes", "no") and 0.5 <= float(line[-1]) <= 1 for line in lines)
 
 
-def test_csv_from_a_pipe_to_a_pipe(cli, table: Path):
+def test_csv_is_read_from_and_written_to_pipes(cli, table: Path):
     code, out, _ = cli("map", GUIDE, "--csv", "-p", "{qty}", *SHORT, stdin=ROWS.replace(",", ";").encode())
     assert (
         code == 0
@@ -116,7 +116,7 @@ def test_csv_from_a_pipe_to_a_pipe(cli, table: Path):
     assert code == 0 and json.loads(out.splitlines()[0])["input"]["Item name"] == "bread, white"
 
 
-def test_lines_to_a_table(cli, tmp_path: Path):
+def test_lines_can_be_written_as_a_table(cli, tmp_path: Path):
     (tmp_path / "a.txt").write_text("Hi\nHo\n")
     assert cli("map", GUIDE, tmp_path / "a.txt", *SHORT, "-o", tmp_path / "a.csv")[0] == 0
     assert [row["line"] for row in rows((tmp_path / "a.csv").read_text())] == ["Hi", "Ho"]
@@ -126,12 +126,12 @@ def test_lines_to_a_table(cli, tmp_path: Path):
     ("text", "problem"),
     [("", "this table is empty"), ("a,,c\n", "column 2 of the header has no name"), ("a,a\n", "two columns are named")],
 )
-def test_a_table_needs_names(text: str, problem: str):
+def test_a_table_needs_unique_column_names(text: str, problem: str):
     with pytest.raises(UsageError, match=problem):
         read_table(text.encode(), text, "csv", "in.csv")
 
 
-def test_a_prompt_names_columns(cli, table: Path):
+def test_a_prompt_must_name_existing_columns(cli, table: Path):
     code, _, err = cli("map", GUIDE, table, "-p", "What?")
     assert code == 2 and "the prompt names no column: the columns are {Item name}, {qty}, {note}" in err
     code, out, err = cli("map", GUIDE, table, "-p", "{qty} of {titel}")
@@ -149,7 +149,7 @@ def test_a_table_without_rows_keeps_its_columns(cli, table: Path):
     assert out.read_text() == "a,b,output\n"
 
 
-def test_a_field_that_no_plain_line_has_is_refused_at_once(cli, tmp_path: Path):
+def test_a_field_missing_in_plain_lines_is_refused_at_once(cli, tmp_path: Path):
     (tmp_path / "lines.txt").write_text("one\ntwo\n")
     code, out, err = cli("map", GUIDE, tmp_path / "lines.txt", "-p", "Title: {text}")
     assert (code, out) == (
@@ -158,7 +158,7 @@ def test_a_field_that_no_plain_line_has_is_refused_at_once(cli, tmp_path: Path):
     ) and "there is no field {text}: the input has plain lines, whose only field is {line}" in err
 
 
-def test_columns_of_answers_do_not_replace_those_of_the_input(cli, table: Path):
+def test_answer_columns_do_not_replace_input_columns(cli, table: Path):
     table.write_text("output,colour\n1,2\n")
     out = table.with_name("out.csv")
     assert cli("map", GUIDE, table, "-p", "{output}", "-j", SCHEMA, "--temp", 0, "-o", out)[0] == 0
@@ -166,23 +166,23 @@ def test_columns_of_answers_do_not_replace_those_of_the_input(cli, table: Path):
 
 
 @pytest.mark.parametrize("kind", ["xlsx", "parquet"])
-def test_other_tables(cli, tmp_path: Path, kind: str):
+def test_xlsx_and_parquet_are_read_and_written(cli, tmp_path: Path, kind: str):
     pytest.importorskip("openpyxl" if kind == "xlsx" else "pyarrow")
     source, out = tmp_path / f"in.{kind}", tmp_path / f"out.{kind}"
-    given = [{"name": "milk", "n": 3, "x": 0.5}, {"name": "bread", "n": 2, "x": None}]
-    source.write_bytes(encode_table(kind, ["name", "n", "x"], given))
+    rows_in = [{"name": "milk", "n": 3, "x": 0.5}, {"name": "bread", "n": 2, "x": None}]
+    source.write_bytes(encode_table(kind, ["name", "n", "x"], rows_in))
     assert cli("map", GUIDE, source, "-p", "What is {name}, {n}?", *SHORT, "-o", out)[0] == 0
-    made = read_table(out.read_bytes(), "", kind, "out")
-    assert made.columns == ["name", "n", "x", "output"]
-    assert [{**row, "output": ""} for row in made.rows] == [{**row, "output": ""} for row in given]
-    assert all(isinstance(row["output"], str) and row["output"] for row in made.rows)
+    table_out = read_table(out.read_bytes(), "", kind, "out")
+    assert table_out.columns == ["name", "n", "x", "output"]
+    assert [{**row, "output": ""} for row in table_out.rows] == [{**row, "output": ""} for row in rows_in]
+    assert all(isinstance(row["output"], str) and row["output"] for row in table_out.rows)
     source.write_bytes(b"no table")
     code, _, err = cli("map", GUIDE, source, "-p", "{name}", "-o", out)
     assert code == 2 and f"in.{kind}: not a" in err and err.count("\n") == 1
 
 
 @pytest.mark.parametrize(("kind", "library"), [("parquet", "pyarrow"), ("xlsx", "openpyxl")])
-def test_a_missing_library_is_told_before_anything_is_asked(cli, table: Path, monkeypatch, kind: str, library: str):
+def test_a_missing_library_is_reported_before_the_first_answer(cli, table: Path, monkeypatch, kind: str, library: str):
     real = builtins.__import__
 
     def missing(name: str, *more: object):
@@ -209,7 +209,7 @@ def test_answers_by_a_schema_are_json(cli):
     assert json.loads(cli("map", GUIDE, "--regex", "[0-9]", stdin=b"Hi")[1])["output"].isdecimal()
 
 
-def test_text_is_the_answers_alone(cli):
+def test_text_format_prints_answers_only(cli):
     assert cli("map", GUIDE, "--grammar", 'root ::= "yes"', "--format", "text", stdin=b"Hi\nHo\n")[1] == "yes\nyes\n"
     out = cli("map", GUIDE, "-j", SCHEMA, "--temp", 0, "--format", "text", stdin=b"Hi\n")[1]
     assert [*json.loads(out)] == ["colour", "n", "tags"]
@@ -218,8 +218,8 @@ def test_text_is_the_answers_alone(cli):
 # ---- pipes
 
 
-def test_answers_come_as_lines_come():
-    """The second line is written only when the first has been answered."""
+def test_lines_of_a_pipe_are_answered_as_they_arrive():
+    """Write the second line only after the first answer."""
     command = [sys.executable, "-m", "localllm", "map", str(GUIDE), *map(str, SHORT), "--format", "text"]
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     with subprocess.Popen(
@@ -235,7 +235,7 @@ def test_answers_come_as_lines_come():
         assert process.stdout.read() == b"" and process.wait(timeout=60) == 0
 
 
-def test_lines_of_a_pipe_fail_alone(cli):
+def test_invalid_lines_of_a_pipe_fail_alone(cli):
     code, out, err = cli("map", GUIDE, *SHORT, stdin=b'{"id": 1, "prompt": "Hi"}\n{"id": 1, "prompt": "Hi"}\nx\n')
     results = [json.loads(line) for line in out.splitlines()]
     assert code == 6 and "2 of 3 records failed" in err
@@ -243,7 +243,7 @@ def test_lines_of_a_pipe_fail_alone(cli):
     assert results[2]["error"].startswith("line 3 is not JSON")
 
 
-def test_a_stream_waits_only_if_nothing_is_to_be_done():
+def test_a_stream_blocks_only_without_work():
     reading, writing = os.pipe()
     stream = RecordStream(os.fdopen(reading, "rb"))
     os.write(writing, b"a\n")
@@ -257,8 +257,8 @@ def test_a_stream_waits_only_if_nothing_is_to_be_done():
     assert [record.id for record in stream.pending] == [1, 2]
 
 
-def test_a_pipe_goes_on_in_its_output(cli, tmp_path: Path):
-    """Lines that the output answers are compared and skipped; a file of the same lines goes on in it, too."""
+def test_a_pipe_resumes_its_output(cli, tmp_path: Path):
+    """Skip lines that the output already answers, also those of a file."""
     out, lines = tmp_path / "out.jsonl", b"one\ntwo\n"
     command = ("map", GUIDE, "-p", "{line}", *SHORT, "-o", out)
     assert cli(*command, stdin=lines) == (0, "", "")
@@ -274,8 +274,8 @@ def test_a_pipe_goes_on_in_its_output(cli, tmp_path: Path):
     assert cli(*command, "--redo", stdin=b"else\n")[0] == 0 and len(out.read_bytes().splitlines()) == 1
 
 
-def test_a_stream_counts_the_bytes_that_are_not_utf_8():
-    """From the beginning of stdin, where a byte order mark and empty lines count, too; they are told as for a file."""
+def test_a_stream_reports_invalid_utf_8_with_its_position():
+    """Count from the beginning of stdin as in a file, with byte order mark and empty lines."""
     data = b"\xef\xbb\xbf\xc3\xbc\r\n\n f\xfcr\n\xff\xfex\xe9"
     stream = RecordStream(io.BytesIO(data))
     assert next(stream).input == "ü" and stream.warning == ""

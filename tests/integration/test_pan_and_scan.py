@@ -19,14 +19,14 @@ WORDS = (  # Gemma3Processor.replace_image_token of transformers 5.23, for two c
 
 
 def folder_of(name: str, tmp_path: Path) -> Path:
-    """A model that sees, with its projector and a picture that has two crops; the model's path."""
+    """Write a vision model, its projector and an image with two crops; return the model's path."""
     picture((600, 300), 1).save(tmp_path / "long.png")
     write_projector(projector(name), tmp_path / "mmproj.gguf")
     return write(seeing(name, seed=5, context=2048), tmp_path / "tiny.gguf")
 
 
-def test_rows_and_words(tmp_path):
-    """The prompt is the one that has the whole picture and then its crops, each by itself, in the words' places."""
+def test_crops_follow_the_image_with_the_words_of_transformers(tmp_path):
+    """Compare with a prompt of the whole image and its crops as separate images."""
     path, shown = folder_of("gemma3", tmp_path), picture((600, 300), 1)
     with localllm.open(path, threads=2, cache=False, pan_and_scan=True) as model:
         ids = model.vision.encode(shown).ids
@@ -41,8 +41,8 @@ def test_rows_and_words(tmp_path):
         assert np.array_equal(logits, model.sequence().append(expected)[0])
 
 
-def test_the_command_line(tmp_path, cli):
-    """It reads more of a long picture, and nothing else of one that is not; `chat` as `run`."""
+def test_pan_and_scan_prefills_more_of_long_images_only(tmp_path, cli):
+    """Compare `chat` with `run`."""
     path, more = folder_of("gemma3", tmp_path), ["--temp", "0", "-n", "12", "-t", "2", "--no-cache"]
     picture((300, 300), 1).save(tmp_path / "square.png")
 
@@ -58,8 +58,8 @@ def test_the_command_line(tmp_path, cli):
     assert said("chat", "long.png", "--pan-and-scan", stdin=b"What?") == cut
 
 
-def test_who_has_no_crops_says_so(tmp_path, cli):
-    """Another family's projector, none at all, and a server, by one line."""
+def test_models_without_crops_report_it(tmp_path, cli):
+    """Try another family's projector, no projector, and an endpoint."""
     path = folder_of("idefics3", tmp_path)
     with pytest.raises(UsageError, match="pan-and-scan is for Gemma 3's projectors, this one's type is idefics3"):
         localllm.open(path, threads=2, cache=False, pan_and_scan=True)

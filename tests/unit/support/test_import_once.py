@@ -1,11 +1,11 @@
-"""Workers share the compilation of test modules; see import_once.py."""
+"""Test import_once.py, by which workers share the compilation of test modules."""
 
 from pathlib import Path
 
 import import_once
 
 
-def test_each_worker_begins_with_a_part_of_its_own():
+def test_each_worker_starts_with_its_own_share():
     paths = [Path(f"test_{number}.py") for number in range(8)]
     orders = [import_once.own_part_first(paths, worker, 3) for worker in range(3)]
     assert all(sorted(order) == paths for order in orders)

@@ -1,4 +1,4 @@
-"""Which cases a commit leaves out; see selection.py. A small file of tests is run by a pytest of its own."""
+"""Test which cases a commit leaves out (selection.py), by running a small file of tests."""
 
 import re
 import subprocess
@@ -37,7 +37,7 @@ NUMBER_OF_CASES = 62
 
 @pytest.fixture
 def run(tmp_path: Path):
-    """Run those tests with arguments, outside of git: (their names, what they print, the last words)."""
+    """Return a function that runs those tests outside of git: names, prints, last words."""
     (tmp_path / "conftest.py").write_text(CONFTEST)
     (tmp_path / "test_cases.py").write_text(CASES)
 
@@ -54,16 +54,15 @@ def run(tmp_path: Path):
     return call
 
 
-def test_commits_take_turns():
-    """With turns of three, each sees about a third of the cases, and a few see all."""
+def test_few_commits_together_run_all_cases():
+    """Run a third of the cases each."""
     cases = {f"test[{number}]" for number in range(200)}
     seen = [{case for case in cases if selection.has_turn(case, commit, 3)} for commit in map(str, range(25))]
     assert all(40 < len(cases) < 95 for cases in seen)
     assert set().union(*seen) == cases
 
 
-def test_long_tests_are_there():
-    """Under the names that the list has, so that each takes turns."""
+def test_every_listed_long_test_exists():
     assert selection.LONG
     for name in selection.LONG:
         file, function = name.split("::")
@@ -72,8 +71,8 @@ def test_long_tests_are_there():
 
 @pytest.mark.sampled
 @pytest.mark.slow
-def test_a_sample(run):
-    """All tests of a parameter's value take turns together. Outside of git it is always the same sample."""
+def test_a_sample_keeps_the_tests_of_a_value_together(run):
+    """Draw the same sample outside of git each time."""
     names, drawn, words = run()
     always = {"test_always", "test_numbers", *(f"test_named[{number}-a]" for number in range(3))}
     assert always < set(names) and len(set(names)) < NUMBER_OF_CASES
@@ -87,15 +86,15 @@ def test_a_sample(run):
 
 @pytest.mark.sampled
 @pytest.mark.slow
-def test_a_sample_of_several_workers(run):
+def test_several_workers_draw_the_same_sample(run):
     words = run("-n", "2")[2]
     assert len(re.findall(r"^\d+ cases were left out", words, re.M)) == 1
 
 
 @pytest.mark.sampled
 @pytest.mark.slow
-def test_all_with_another_seed(run):
-    """What hypothesis draws is new each time, and can be had again."""
+def test_all_runs_every_case_with_a_new_seed(run):
+    """Reproduce what hypothesis drew by the printed arguments."""
     names, drawn, words = run("--all")
     assert len(names) == NUMBER_OF_CASES and "left out" not in words
     assert run("--all")[1] != drawn
@@ -103,15 +102,15 @@ def test_all_with_another_seed(run):
     assert again and run(*again[1].split())[:2] == (names, drawn)
 
 
-def test_who_names_a_case_gets_it(run):
+def test_a_case_given_by_name_is_run(run):
     cases = [f"test_cases.py::test_one[{number}]" for number in range(10)]
     assert len(run(*cases)[0]) == 10
 
 
 @pytest.mark.sampled
 @pytest.mark.slow
-def test_real_models_have_a_run_of_their_own(run):
-    """With --real, or by name."""
+def test_real_models_are_tested_only_on_request(run):
+    """Run them by --real or by name."""
     for arguments in (["--real"], ["--real", "--all"], ["test_cases.py::test_of_a_real_model"]):
         assert run(*arguments)[0] == ["test_of_a_real_model"]
     assert "test_of_a_real_model" not in run("--all")[0]

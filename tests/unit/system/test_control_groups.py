@@ -1,4 +1,4 @@
-"""Limits of control groups, read below a folder that looks like Linux's /, and real ones where they can be made."""
+"""Test limits of control groups, in a folder that looks like Linux's / and in real groups."""
 
 import json
 import os
@@ -21,7 +21,7 @@ UNLIMITED = "9223372036854771712"
 
 @pytest.fixture
 def linux(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    """Says which groups the process is in, what is mounted, and what files say."""
+    """Return a function that sets groups, mounts and files."""
     monkeypatch.setattr(control_groups, "ROOT", str(tmp_path))
 
     def say(groups: str, mounts: str, files: dict[str, str]) -> None:
@@ -67,7 +67,9 @@ def linux(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
         ("nonsense\n", "nonsense", {}, NO_QUOTA),
     ],
 )  # fmt: skip
-def test_quotas(linux, groups: str, mounts: str, files: dict[str, str], quota: float, monkeypatch: pytest.MonkeyPatch):
+def test_the_cpu_quota_is_the_least_of_all_groups(
+    linux, groups: str, mounts: str, files: dict[str, str], quota: float, monkeypatch: pytest.MonkeyPatch
+):
     linux(groups, mounts, files)
     assert cgroup_quota() == quota
     monkeypatch.setattr(cpu, "physical_cores", lambda: 8)
@@ -77,8 +79,8 @@ def test_quotas(linux, groups: str, mounts: str, files: dict[str, str], quota: f
 
 
 @pytest.mark.parametrize("limited", ["a/b", "a", ""])
-def test_fit_counts_only_what_a_group_leaves(linux, cli, tiny: str, limited: str):
-    """Its own group's limit and those of all above: what a process in one of them may have is what there is."""
+def test_fit_counts_only_the_memory_that_a_group_leaves(linux, cli, tiny: str, limited: str):
+    """Limit the process's group or one above it."""
     place = f"{limited}/" if limited else ""
     linux("0::/a/b\n", TWO, {f"{place}memory.max": "900000000", f"{place}memory.stat": "anon 100000000"})
     code, out, _ = cli("fit", "--json", tiny)
@@ -107,22 +109,24 @@ def test_fit_counts_only_what_a_group_leaves(linux, cli, tiny: str, limited: str
                                      "memory/u/v/memory.limit_in_bytes": UNLIMITED}, 600),
     ],
 )  # fmt: skip
-def test_memory(linux, groups: str, mounts: str, files: dict[str, str], left: int, monkeypatch: pytest.MonkeyPatch):
+def test_the_memory_left_is_the_least_of_all_groups(
+    linux, groups: str, mounts: str, files: dict[str, str], left: int, monkeypatch: pytest.MonkeyPatch
+):
     linux(groups, mounts, files)
     assert memory_left() == left
     monkeypatch.setattr(sys, "platform", "linux")
     assert memory.available_memory() <= left
 
 
-def test_no_linux(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_without_control_groups_nothing_is_limited(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(control_groups, "ROOT", str(tmp_path))
     assert (cgroup_quota(), memory_left()) == (NO_QUOTA, sys.maxsize)
 
 
 @pytest.fixture
 def group() -> Iterator[list[tuple[Path, str]]]:
-    """Real groups below this process's, of each kind that can be made here, for a quota and for memory."""
-    made = []
+    """Make real groups below this process's, for a quota and for memory."""
+    groups = []
     for controller, names in (("cpu", ["cpu"]), ("memory", ["memory"])):
         for kind in (controller, ""):
             for folder in [*control_groups.group_folders(kind)][:1]:
@@ -131,9 +135,9 @@ def group() -> Iterator[list[tuple[Path, str]]]:
                     place.mkdir()
                 except OSError:
                     continue
-                made.append((place, names[0] + (".2" if not kind else "")))
-    yield made
-    for place, _ in made:
+                groups.append((place, names[0] + (".2" if not kind else "")))
+    yield groups
+    for place, _ in groups:
         place.rmdir()
 
 
@@ -143,7 +147,7 @@ SHOW = "from localllm.system.cpu import usable_cores as c, cgroup_quota as q; fr
 
 @pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="Linux only")
-def test_real_groups(group: list[tuple[Path, str]]):
+def test_limits_of_real_groups_are_honoured(group: list[tuple[Path, str]]):
     limits = {
         "cpu": {"cpu.cfs_quota_us": "50000"}, "cpu.2": {"cpu.max": "50000 100000"},
         "memory": {"memory.limit_in_bytes": "900000000"}, "memory.2": {"memory.max": "900000000"},

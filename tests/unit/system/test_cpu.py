@@ -1,4 +1,4 @@
-"""What is known of the processor, by what each system says: cores, quotas, features. Other systems are played."""
+"""Test cores, quotas, names and features of processors, with stand-ins for other systems."""
 
 import platform
 import struct
@@ -11,14 +11,14 @@ from localllm.system import cpu
 
 
 def record(kind: int, *masks: tuple[int, int], relation: int = cpu.CORES) -> bytes:
-    """As Windows says it of a core; masks: of its processors, each with the number of its group."""
+    """Return Windows' record of a core; masks: its processors, each with its group."""
     size = 32 + 16 * len(masks)
     groups = b"".join(struct.pack("<QH6x", mask, group) for mask, group in masks)
     return struct.pack("<IIBB20xH", relation, size, 1, kind, len(masks)) + groups
 
 
-def test_cores_of_windows():
-    """Two fast cores of two processors each, two slow ones, and what is no core."""
+def test_cores_of_windows_are_counted():
+    """Count two fast cores of two processors each and two slow ones; skip records of other types."""
     content = record(1, (0b11, 0)) + record(9, (0b11, 0), relation=3) + record(1, (0b1100, 0)) + record(0, (0b10000,
     0)) + record(
         0, (0b100000, 0))  # fmt: skip
@@ -31,7 +31,9 @@ def test_cores_of_windows():
 
 
 @pytest.mark.parametrize(("quota", "cores", "processors"), [(1e6, 4, 8), (2.9, 2, 2), (6.0, 4, 6), (0.5, 1, 1)])
-def test_cores_within_a_quota(quota: float, cores: int, processors: int, monkeypatch: pytest.MonkeyPatch):
+def test_a_quota_limits_cores_and_processors(
+    quota: float, cores: int, processors: int, monkeypatch: pytest.MonkeyPatch
+):
     monkeypatch.setattr(cpu, "cgroup_quota", lambda: quota)
     monkeypatch.setattr(cpu, "physical_cores", lambda: 4)
     monkeypatch.setattr(cpu, "affinity_processors", lambda: 8)
@@ -39,7 +41,7 @@ def test_cores_within_a_quota(quota: float, cores: int, processors: int, monkeyp
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="Linux says it in files")
-def test_cores_of_linux(monkeypatch: pytest.MonkeyPatch):
+def test_cores_of_linux_are_counted_within_the_affinity(monkeypatch: pytest.MonkeyPatch):
     siblings = {
         f"/sys/devices/system/cpu/cpu{n}/topology/thread_siblings_list": f"{n % 3},{n % 3 + 3}" for n in range(6)
     }
@@ -50,10 +52,10 @@ def test_cores_of_linux(monkeypatch: pytest.MonkeyPatch):
     assert cpu.physical_cores() == 3
 
 
-def test_names(monkeypatch: pytest.MonkeyPatch):
+def test_the_processor_name_is_read_on_each_system(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(cpu.sys, "platform", "linux")
-    told = "processor\t: 0\nmodel\t\t: 1\nmodel name\t: A : B\n\nmodel name\t: C"
-    monkeypatch.setattr(cpu, "read_text", lambda path: told)
+    cpuinfo = "processor\t: 0\nmodel\t\t: 1\nmodel name\t: A : B\n\nmodel name\t: C"
+    monkeypatch.setattr(cpu, "read_text", lambda path: cpuinfo)
     assert (
         cpu.processor_name() == "A : B" and cpu.object_triple("x86_64-unknown-linux-gnu") == "x86_64-unknown-linux-gnu"
     )
@@ -70,7 +72,9 @@ def test_names(monkeypatch: pytest.MonkeyPatch):
     ({16: 1 << 20, 26: 1 << 13}, ["neon", "dotprod", "i8mm"]), ({16: ~(1 << 20), 26: 1 << 13}, ["neon", "i8mm"]),
     ({}, ["neon"]),
 ])  # fmt: skip
-def test_features_of_an_arm(words: dict[int, int], features: list[str], monkeypatch: pytest.MonkeyPatch):
+def test_arm_features_are_read_on_each_system(
+    words: dict[int, int], features: list[str], monkeypatch: pytest.MonkeyPatch
+):
     monkeypatch.setattr(cpu.sys, "platform", "linux")
     monkeypatch.setattr(cpu, "auxiliary_value", lambda word: words.get(word, 0))
     assert cpu.arm_features() == features
@@ -84,29 +88,29 @@ def test_features_of_an_arm(words: dict[int, int], features: list[str], monkeypa
 @pytest.mark.parametrize(
     ("machine", "is_arm"), [("aarch64", True), ("ARM64", True), ("x86_64", False), ("armv7l", False)]
 )
-def test_arms(machine: str, is_arm: bool, monkeypatch: pytest.MonkeyPatch):
+def test_arm64_machines_are_recognized(machine: str, is_arm: bool, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(cpu.platform, "machine", lambda: machine)
     assert cpu.is_arm() == is_arm
 
 
-def test_what_tells_a_processor_from_others(tmp_path: Any, monkeypatch: pytest.MonkeyPatch):
+def test_a_processor_is_identified_by_its_first_entry(tmp_path: Any, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(cpu.sys, "platform", "linux")
     lines = [f"{name.decode()}\t: {n}" for n, name in enumerate(cpu.IDENTITY)]
     path = tmp_path / "cpuinfo"
 
-    def told(text: str) -> bytes | None:
+    def identify(text: str) -> bytes | None:
         path.write_text(text)
         return cpu.processor_information(str(path))
 
     first = "\n".join(["processor\t: 0", *lines, "cpu MHz\t: 99"])
-    assert told(f"{first}\n\nprocessor\t: 1\n") == "\n".join(lines).encode()
-    assert told(first) is None  # cut off, perhaps
-    assert told("\n".join(lines[1:]) + "\n\n") is None and cpu.processor_information(str(tmp_path / "none")) is None
+    assert identify(f"{first}\n\nprocessor\t: 1\n") == "\n".join(lines).encode()
+    assert identify(first) is None  # cut off, perhaps
+    assert identify("\n".join(lines[1:]) + "\n\n") is None and cpu.processor_information(str(tmp_path / "none")) is None
 
 
 @pytest.mark.parametrize(("known", "count"), [(None, 1), (1, 1), (6, 6)])
-def test_cores_where_little_is_told(known: int | None, count: int, monkeypatch: pytest.MonkeyPatch):
-    """By Windows, which may have processors of several groups, and where no process is bound to some."""
+def test_cores_are_counted_with_little_information(known: int | None, count: int, monkeypatch: pytest.MonkeyPatch):
+    """Also for several processor groups of Windows and systems without affinity."""
     monkeypatch.setattr(cpu.os, "cpu_count", lambda: known)
     monkeypatch.setattr(cpu, "windows_cores", lambda: b"")
     with monkeypatch.context() as patch:

@@ -1,4 +1,4 @@
-"""Files that a process has open or mapped while others remove or replace them, and paths that are long."""
+"""Test files that are removed or replaced while open or mapped, and long paths."""
 
 import ctypes
 import gc
@@ -48,8 +48,7 @@ def test_a_mapped_model_is_replaced_or_stays(tmp_path: Path):
     assert content(file) == expected and os.listdir(tmp_path) == ["x.gguf"]
 
 
-def test_a_file_that_was_mapped_is_replaced(tmp_path: Path):
-    """Once nobody has it any more."""
+def test_a_model_no_longer_mapped_is_replaced(tmp_path: Path):
     path = write_tiny_model(tmp_path / "x.gguf")
     content(GGUFFile.open(path))
     with SafeFile(path) as new:
@@ -57,8 +56,8 @@ def test_a_file_that_was_mapped_is_replaced(tmp_path: Path):
     assert path.read_bytes() == b"new" and os.listdir(tmp_path) == ["x.gguf"]
 
 
-def test_a_model_behind_a_long_path(tmp_path: Path):
-    """Of more characters than Windows takes by itself."""
+def test_a_model_with_a_long_path_is_opened(tmp_path: Path):
+    """Use more characters than Windows accepts without a prefix."""
     folder, model = tmp_path / ("a" * 100) / ("ü" * 100) / ("c" * 100), write_tiny_model(tmp_path / "x.gguf")
     expected = content(GGUFFile.open(model))
     known = files.long_path if sys.platform == "win32" else str
@@ -67,7 +66,7 @@ def test_a_model_behind_a_long_path(tmp_path: Path):
     assert content(GGUFFile.open(folder / "x.gguf")) == expected
 
 
-def test_long_paths_of_windows(monkeypatch):
+def test_long_paths_of_windows_get_a_prefix(monkeypatch):
     monkeypatch.setattr(files.os, "path", ntpath)
     monkeypatch.setattr(ntpath, "abspath", lambda path: path)  # which is POSIX's here
     name = "\\".join(["n" * 50] * 6)
@@ -79,7 +78,7 @@ def test_long_paths_of_windows(monkeypatch):
 
 @pytest.mark.skipif(sys.platform != "win32", reason="Windows only")
 def test_windows_is_told_that_paths_may_be_long():
-    """In its process environment block. Whether Windows looks, wine cannot show: it takes all paths."""
+    """Check the process environment block; wine takes all paths, so it cannot show whether Windows looks."""
     find = ctypes.WinDLL("ntdll").RtlGetCurrentPeb
     find.restype = ctypes.c_void_p
     ctypes.c_uint8.from_address(find() + 3).value &= 0x7F

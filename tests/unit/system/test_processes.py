@@ -1,4 +1,4 @@
-"""What another process writes is read to its end, and a bounded part of it is kept."""
+"""Test that another process's output is read to its end, and a bounded part of it kept."""
 
 import os
 

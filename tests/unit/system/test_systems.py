@@ -1,4 +1,4 @@
-"""What differs between systems stands in localllm/system, one file for each concern: no other module asks."""
+"""Test that differences between systems stay in localllm/system, one file per concern."""
 
 import ast
 import ctypes
@@ -54,9 +54,9 @@ EXCEPTIONS: dict[str, tuple[str, str]] = {
 }
 
 
-def strangers(module: str, source: str) -> list[str]:
-    """Where a module asks which system it is, or uses what some lack."""
-    found, tree = [], ast.parse(source)
+def system_specific_lines(module: str, source: str) -> list[str]:
+    """Return where a module asks which system it runs on, or uses what some systems lack."""
+    lines, tree = [], ast.parse(source)
     texts = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr)}  # docstrings
     for node in ast.walk(tree):
         names: list[str] = []
@@ -72,16 +72,16 @@ def strangers(module: str, source: str) -> list[str]:
             about = ast.unparse(node.args[0])
             names = [ast.unparse(node)] if about in ("os", "mmap", "signal", "sys", "fcntl") else []
         allowed, _ = EXCEPTIONS.get(module, ("(?!)", ""))
-        found += [f"{module} line {node.lineno}: {name}" for name in names if not re.search(allowed, name)]
-    return found
+        lines += [f"{module} line {node.lineno}: {name}" for name in names if not re.search(allowed, name)]
+    return lines
 
 
-def test_nothing_else_asks_which_system_it_is():
+def test_only_the_system_package_asks_which_system_it_is():
     others = {module: source for module, source in SOURCES.items() if not module.startswith("localllm.system.")}
-    assert [line for module, source in others.items() for line in strangers(module, source)] == []
+    assert [line for module, source in others.items() for line in system_specific_lines(module, source)] == []
 
 
-def test_one_file_for_each_concern():
+def test_the_system_package_has_one_file_per_concern():
     rooms = {module.rpartition(".")[2] for module in SOURCES if module.startswith("localllm.system.")}
     assert rooms == CONCERNS
 
@@ -99,15 +99,15 @@ def test_one_file_for_each_concern():
         "import ctypes\nlibc = ctypes.CDLL(None)",
     ],
 )
-def test_a_question_is_seen(source: str):
-    assert len(strangers("localllm.somewhere", source)) == 1
+def test_a_system_specific_line_is_detected(source: str):
+    assert len(system_specific_lines("localllm.somewhere", source)) == 1
 
 
 # ---- what can be seen of other systems from here; scripts/platform/test_windows runs the rest
 
 
 def core(kind: int, *masks: tuple[int, int]) -> bytes:
-    """A core as GetLogicalProcessorInformationEx tells of it: its EfficiencyClass, processors and group."""
+    """Return a core's GetLogicalProcessorInformationEx record: EfficiencyClass, processors and group."""
     groups = b"".join(struct.pack("<QH6x", mask, group) for mask, group in masks)
     return struct.pack("<IIBB20xH", 0, 32 + len(groups), 1, kind, len(masks)) + groups
 
@@ -129,7 +129,7 @@ HYBRID = core(1, (0b11, 0)) + CACHE + core(1, (0b1100, 0)) + core(0, (0b10000, 0
         (b"", 1, 0),
     ],
 )
-def test_cores_of_windows(content: bytes, affinity: int, cores: int):
+def test_cores_of_windows_are_counted_within_the_affinity(content: bytes, affinity: int, cores: int):
     assert cpu.count_cores(content, affinity) == cores
 
 
@@ -142,7 +142,7 @@ def test_cores_of_windows(content: bytes, affinity: int, cores: int):
         ("😀" * 128, False),  # two units each
     ],
 )
-def test_names_that_windows_forbids(monkeypatch, name: str, is_possible: bool):
+def test_file_names_forbidden_by_windows_are_detected(monkeypatch, name: str, is_possible: bool):
     monkeypatch.setattr(sys, "platform", "win32")
     assert (files.name_problem(name) is None) == is_possible
     monkeypatch.setattr(sys, "platform", "linux")
@@ -168,7 +168,9 @@ def test_names_that_windows_forbids(monkeypatch, name: str, is_possible: bool):
         ),
     ],
 )
-def test_folders(monkeypatch, tmp_path, system: str, environment: dict[str, str], folders: list[str]):
+def test_folders_follow_the_conventions_of_each_system(
+    monkeypatch, tmp_path, system: str, environment: dict[str, str], folders: list[str]
+):
     for name in ("XDG_DATA_HOME", "XDG_STATE_HOME", "XDG_CONFIG_HOME", "XDG_CACHE_HOME", "LOCALAPPDATA", "APPDATA"):
         monkeypatch.delenv(name, raising=False)
     for name, value in environment.items():
@@ -178,8 +180,8 @@ def test_folders(monkeypatch, tmp_path, system: str, environment: dict[str, str]
     assert [files.folder_of(kind) for kind in ("data", "state", "config", "cache")] == [tmp_path / f for f in folders]
 
 
-def test_one_process_has_a_name(monkeypatch, tmp_path):
-    """Also where a locked file stands for it."""
+def test_only_one_process_holds_a_name(monkeypatch, tmp_path):
+    """Also where a locked file represents it."""
     for system in {sys.platform} | ({"darwin"} if sys.platform != "win32" else set()):
         monkeypatch.setattr(sys, "platform", system)
         monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
@@ -191,8 +193,8 @@ def test_one_process_has_a_name(monkeypatch, tmp_path):
         locks.Claim("a name of these tests").close()
 
 
-def test_a_change_is_seen_when_times_are_put_back(tmp_path):
-    """On every system, of a path and of an open file. Windows' structure is as its documentation says."""
+def test_a_change_is_detected_even_if_times_are_restored(tmp_path):
+    """Check a path and an open file on every system; Windows' structure follows its documentation."""
     path = tmp_path / "ä file"
     path.write_bytes(b"a")
     first, state = files.version_of(path), path.stat()
@@ -210,8 +212,8 @@ def test_a_change_is_seen_when_times_are_put_back(tmp_path):
 
 
 @posix
-def test_macos_asks_the_disk_to_empty_its_memory(monkeypatch, tmp_path):
-    """Where that fails, as on a network drive, fsync does as much as there is."""
+def test_macos_flushes_the_disks_cache(monkeypatch, tmp_path):
+    """Fall back to fsync where that fails, as on a network drive."""
     asked: list[object] = []
     monkeypatch.setattr(sys, "platform", "darwin")
     monkeypatch.setattr(files.os, "fsync", lambda descriptor: asked.append("fsync"))
@@ -233,16 +235,16 @@ def test_macos_asks_the_disk_to_empty_its_memory(monkeypatch, tmp_path):
     (7, 0o700, True), (7, 0o755, True), (7, 0o775, False), (7, 0o702, False), (0, 0o755, True), (0, 0o722, False),
     (8, 0o700, False), (8, 0o755, False),
 ])  # fmt: skip
-def test_where_nobody_else_can_write(monkeypatch, owner: int, mode: int, private: bool):
-    """Of user 7: what is his or the system's."""
+def test_private_folders_are_recognized(monkeypatch, owner: int, mode: int, private: bool):
+    """Accept those of user 7 or the system that nobody else can write."""
     there = SimpleNamespace(st_uid=owner, st_mode=mode)
     with monkeypatch.context() as patch:
         patch.setattr(files, "os", SimpleNamespace(stat=lambda place: there, geteuid=lambda: 7))
         assert files.is_private(3) == private
 
 
-def test_folders_as_windows_writes_them(monkeypatch, tmp_path):
-    """Tab behind one in a chat, and the file of a template whose name has no ending."""
+def test_folders_are_written_as_windows_does(monkeypatch, tmp_path):
+    """Complete them by tab in a chat, and find a template file without a suffix."""
     (tmp_path / "notes.txt").write_text("")
     asked = []
     scandir = lambda folder: asked.append(folder) or os.scandir(tmp_path)  # noqa: E731
@@ -255,7 +257,7 @@ def test_folders_as_windows_writes_them(monkeypatch, tmp_path):
     assert options.template_text("chatml") == "chatml"
 
 
-def test_a_pipe_that_nobody_reads(monkeypatch):
+def test_a_closed_pipe_is_recognized(monkeypatch):
     invalid = OSError(errno.EINVAL, "Invalid argument")
     monkeypatch.setattr(sys, "platform", "linux")
     assert terminal.is_unread(BrokenPipeError()) and not terminal.is_unread(invalid)
@@ -265,8 +267,8 @@ def test_a_pipe_that_nobody_reads(monkeypatch):
     assert not terminal.is_unread(OSError(errno.ENOSPC, "No space left on device"))
 
 
-def test_a_server_ends_by_ctrl_break(monkeypatch):
-    """As by SIGTERM elsewhere; afterwards the signal means what it meant."""
+def test_ctrl_break_ends_a_server(monkeypatch):
+    """Treat it like SIGTERM, and restore the handler afterwards."""
     pytest.importorskip("uvicorn", reason="needs the extra localllm[serve]")
     from localllm.server.http import Limits
     from localllm.server.listener import Ending, create_listener
@@ -294,13 +296,13 @@ for code in (0xE0000001, 0xC0000006):  # another exception, and EXCEPTION_IN_PAG
 
 
 @pytest.mark.skipif(sys.platform != "win32", reason="Windows only")
-def test_a_page_that_cannot_be_read_on_windows():
+def test_an_unreadable_page_ends_the_process_on_windows():
     done = subprocess.run([sys.executable, "-c", BAD_PAGE], capture_output=True, text=True)
     assert (done.returncode, done.stdout.split()) == (3, ["went", "on"]), done.stderr
     assert done.stderr.startswith("localllm: error: a model: the file got shorter") and done.stderr.count("\n") == 1
 
 
-def test_object_files_of_windows(monkeypatch):
+def test_object_files_of_windows_are_elf(monkeypatch):
     monkeypatch.setattr(sys, "platform", "linux")
     assert cpu.object_triple("x86_64-unknown-linux-gnu") == "x86_64-unknown-linux-gnu"
     monkeypatch.setattr(sys, "platform", "win32")
@@ -308,8 +310,8 @@ def test_object_files_of_windows(monkeypatch):
     assert cpu.object_triple("x86_64-pc-windows-msvc-elf") == "x86_64-pc-windows-msvc-elf"
 
 
-def test_windows_stacks_are_probed():
-    """A frame of more than a page grows the stack page by page; calls come as Windows' do; the file is ELF."""
+def test_large_stack_frames_of_windows_are_probed():
+    """Probe page by page, use Windows' calling convention, and write ELF."""
     llvm.initialize_all_targets()
     llvm.initialize_all_asmprinters()
     triple = "x86_64-pc-windows-msvc-elf"
@@ -325,20 +327,20 @@ def test_windows_stacks_are_probed():
 
 @pytest.mark.skipif(not hasattr(mmap, "MADV_DONTNEED"), reason="the system is told nothing")
 @pytest.mark.parametrize(
-    ("start", "end", "told"),
+    ("start", "end", "released"),
     [(0, 2, (0, 2)), (3, 7, (3, 4)), (2.5, 7.5, (3, 4)), (2.1, 2.9, None), (2.5, 3.5, None), (5, 5, None)],
 )
-def test_whole_pages_are_forgotten(start: float, end: float, told: tuple[int, int] | None):
-    """In pages: from the first that begins there on, as many as end there."""
+def test_only_whole_pages_are_released(start: float, end: float, released: tuple[int, int] | None):
+    """Release from the first page boundary in the range to the last one."""
     calls = []
     data = SimpleNamespace(madvise=lambda *call: calls.append(call))
     memory.release_pages(data, int(start * memory.PAGE), int(end * memory.PAGE))
-    expected = [(mmap.MADV_DONTNEED, *(memory.PAGE * number for number in told))] if told else []
+    expected = [(mmap.MADV_DONTNEED, *(memory.PAGE * number for number in released))] if released else []
     assert calls == expected
 
 
-def test_a_console_of_windows_has_a_mode(monkeypatch: pytest.MonkeyPatch):
-    """NUL says that it is a terminal, too."""
+def test_a_windows_console_is_recognized_by_its_mode(monkeypatch: pytest.MonkeyPatch):
+    """Tell it from NUL, which claims to be a terminal."""
     for mode in (None, 0, 7):
         monkeypatch.setattr(terminal, "console_mode", lambda stream, mode=mode: mode)
         with monkeypatch.context() as there:
@@ -356,7 +358,9 @@ def test_a_console_of_windows_has_a_mode(monkeypatch: pytest.MonkeyPatch):
     ("linux", "ü" * 128, "a file name has at most 255 bytes"),
     ("darwin", "n" * 256, "a file name has at most 255 bytes"), ("linux", "aux", None),
 ])  # fmt: skip
-def test_why_no_file_has_a_name(monkeypatch: pytest.MonkeyPatch, system: str, name: str, problem: str | None):
+def test_the_problem_of_a_file_name_is_explained(
+    monkeypatch: pytest.MonkeyPatch, system: str, name: str, problem: str | None
+):
     monkeypatch.setattr(sys, "platform", system)
     assert files.name_problem(name) == problem
 
@@ -366,8 +370,8 @@ def test_why_no_file_has_a_name(monkeypatch: pytest.MonkeyPatch, system: str, na
     ("win32", 99, True, 20, "another program, or this one, has the file open"),
     ("win32", 99, False, 20, "not permitted"),
 ])  # fmt: skip
-def test_windows_is_asked_again_to_replace_a_file(monkeypatch, system, fails, there, slept, problem):
-    """For a second. A twentieth of it lies between two times."""
+def test_replacing_a_file_is_retried_on_windows(monkeypatch, system, fails, there, slept, problem):
+    """Retry for a second, each twentieth of it."""
     now, refusals = [0.0], [PermissionError(errno.EACCES, "not permitted", "x")] * fails
 
     def replace(path: str, target: str) -> None:
@@ -391,8 +395,8 @@ def test_windows_is_asked_again_to_replace_a_file(monkeypatch, system, fails, th
 
 
 @posix
-def test_files_of_posix(monkeypatch: pytest.MonkeyPatch, tmp_path):
-    """How they are opened, and what a user may still write to the disk."""
+def test_posix_opens_own_files_without_links_and_pipes(monkeypatch: pytest.MonkeyPatch, tmp_path):
+    """Report the space that a user may still write."""
     (tmp_path / "file").write_bytes(b"0123456789")
     (tmp_path / "link").symlink_to(tmp_path / "file")
     os.mkfifo(tmp_path / "pipe")
@@ -412,7 +416,7 @@ def test_files_of_posix(monkeypatch: pytest.MonkeyPatch, tmp_path):
 
 
 @posix
-def test_new_files_are_as_everybodys(monkeypatch: pytest.MonkeyPatch, tmp_path):
+def test_new_files_have_the_usual_permissions(monkeypatch: pytest.MonkeyPatch, tmp_path):
     mask = os.umask(0o027)
     try:
         descriptor, path = files.temporary_file(str(tmp_path), ".part-")
@@ -431,7 +435,7 @@ def test_new_files_are_as_everybodys(monkeypatch: pytest.MonkeyPatch, tmp_path):
 
 
 @posix
-def test_locks_where_there_are_none(monkeypatch: pytest.MonkeyPatch):
+def test_locks_are_ignored_where_unsupported(monkeypatch: pytest.MonkeyPatch):
     for error, locked in ((None, True), (BlockingIOError(), False), (OSError(), True)):
 
         def flock(descriptor: int, how: int, error: OSError | None = error) -> None:
@@ -444,8 +448,7 @@ def test_locks_where_there_are_none(monkeypatch: pytest.MonkeyPatch):
 
 
 @posix
-def test_a_name_where_nobody_can_write(monkeypatch: pytest.MonkeyPatch, tmp_path):
-    """Everybody has it."""
+def test_a_name_in_an_unwritable_folder_is_granted(monkeypatch: pytest.MonkeyPatch, tmp_path):
     (tmp_path / "localllm").write_bytes(b"")
     monkeypatch.setattr(sys, "platform", "darwin")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
@@ -458,8 +461,8 @@ def test_a_name_where_nobody_can_write(monkeypatch: pytest.MonkeyPatch, tmp_path
 @pytest.mark.parametrize(("pages", "soft", "allowed"), [
     (b"10 5 1", -1, True), (b"10 5 1", 10 * 4096 + 300, True), (b"10 5 1", 10 * 4096 + 299, False), (b"", 5, True),
 ])  # fmt: skip
-def test_what_a_trial_may_take(monkeypatch: pytest.MonkeyPatch, pages: bytes, soft: int, allowed: bool):
-    """The processor's time and the memory that the process has, and so much more."""
+def test_limits_of_a_template_probe_are_set(monkeypatch: pytest.MonkeyPatch, pages: bytes, soft: int, allowed: bool):
+    """Add a margin to the processor time and memory that the process has used."""
     import resource
     from io import BytesIO
 
@@ -476,14 +479,13 @@ def test_what_a_trial_may_take(monkeypatch: pytest.MonkeyPatch, pages: bytes, so
 
 
 @posix
-def test_how_a_forked_process_ended():
+def test_the_end_of_a_forked_process_is_reported():
     ends = [signal.SIGXCPU, signal.SIGKILL, signal.SIGSEGV, 0, int(signal.SIGKILL) << 8]  # the last two by themselves
     assert [processes.was_stopped(int(status)) for status in ends] == [True, True, False, False, False]
 
 
 @posix
-def test_other_processes(monkeypatch: pytest.MonkeyPatch):
-    """One that has ended is no error."""
+def test_ending_a_finished_process_is_no_error(monkeypatch: pytest.MonkeyPatch):
     asked: list[Any] = []
     process = SimpleNamespace(pid=12, wait=lambda: asked.append("wait"))
     for error in (None, ProcessLookupError()):
@@ -510,8 +512,8 @@ def test_other_processes(monkeypatch: pytest.MonkeyPatch):
 
 
 @posix
-def test_keys_of_a_terminal_wait():
-    """They are not shown, come as they are, and are as before in the end; what was typed can be forgotten."""
+def test_raw_keys_are_read_unseen_and_the_terminal_restored():
+    """Discard earlier keys on request."""
     import pty
     import termios
 
@@ -542,7 +544,7 @@ def test_keys_of_a_terminal_wait():
 # ---- memory ---------------------------------------------------------------------------------------------------------
 
 
-def told_of_memory(monkeypatch: pytest.MonkeyPatch, known: dict[str, str]) -> None:
+def set_memory_files(monkeypatch: pytest.MonkeyPatch, known: dict[str, str]) -> None:
     def read(path: str) -> str:
         if path not in known:
             raise FileNotFoundError
@@ -559,11 +561,11 @@ def told_of_memory(monkeypatch: pytest.MonkeyPatch, known: dict[str, str]) -> No
         ({"/proc/meminfo": "MemFree: 7 kB\nxMemAvailable: 7 kB"}, sys.maxsize),
     ],
 )
-def test_memory_that_linux_has(monkeypatch: pytest.MonkeyPatch, known: dict[str, str], size: int):
-    """What is free, and what control groups leave, whichever is less."""
+def test_available_memory_of_linux_is_read(monkeypatch: pytest.MonkeyPatch, known: dict[str, str], size: int):
+    """Take the least of the free memory and the groups' limits."""
     monkeypatch.setattr(sys, "platform", "linux")
     monkeypatch.setattr(memory, "memory_left", lambda: sys.maxsize)
-    told_of_memory(monkeypatch, known)
+    set_memory_files(monkeypatch, known)
     assert memory.available_memory() == size
     monkeypatch.setattr(memory, "memory_left", lambda: 100)
     assert memory.available_memory() == 100
@@ -572,29 +574,29 @@ def test_memory_that_linux_has(monkeypatch: pytest.MonkeyPatch, known: dict[str,
 @pytest.mark.parametrize(("known", "size"), [
     ({"hw.memsize": 1000, "kern.memorystatus_level": 37}, 370), ({"hw.memsize": 1000}, sys.maxsize), ({}, sys.maxsize),
 ])  # fmt: skip
-def test_memory_that_macos_has(monkeypatch: pytest.MonkeyPatch, known: dict[str, int], size: int):
+def test_available_memory_of_macos_is_read(monkeypatch: pytest.MonkeyPatch, known: dict[str, int], size: int):
     monkeypatch.setattr(sys, "platform", "darwin")
     monkeypatch.setattr(memory, "system_number", lambda name: known.get(name, 0))
     assert memory.available_memory() == size
 
 
 @posix
-def test_addresses_that_are_left(monkeypatch: pytest.MonkeyPatch):
+def test_the_remaining_address_space_is_read(monkeypatch: pytest.MonkeyPatch):
     import resource
 
-    told_of_memory(monkeypatch, {"/proc/self/status": "VmPeak:\t 9 kB\nVmSize:\t       3 kB\n"})
+    set_memory_files(monkeypatch, {"/proc/self/status": "VmPeak:\t 9 kB\nVmSize:\t       3 kB\n"})
     for soft, limit, room in ((10_000, 10_000, 10_000 - 3072), (resource.RLIM_INFINITY, sys.maxsize, sys.maxsize)):
         monkeypatch.setattr(resource, "getrlimit", lambda what, soft=soft: ({resource.RLIMIT_AS: soft}[what], 99_999))
         assert (memory.address_limit(), memory.address_room()) == (limit, room)
-    told_of_memory(monkeypatch, {})
+    set_memory_files(monkeypatch, {})
     monkeypatch.setattr(memory, "address_limit", lambda: 10_000)
     assert memory.address_room() == 10_000
 
 
 @pytest.mark.parametrize(("system", "can"), [("linux", True), ("win32", True), ("darwin", False)])
-def test_who_maps_ahead_and_gives_back(monkeypatch: pytest.MonkeyPatch, system: str, can: bool):
+def test_prefault_and_trim_exist_on_each_system(monkeypatch: pytest.MonkeyPatch, system: str, can: bool):
     asked: list[Any] = []
-    library = SimpleNamespace(mallopt=lambda *given: asked.append(given))
+    library = SimpleNamespace(mallopt=lambda *arguments: asked.append(arguments))
     monkeypatch.setattr(sys, "platform", system)
     monkeypatch.setattr(memory, "ctypes", SimpleNamespace(CDLL=lambda name: library))
     assert memory.can_prefault() == can
@@ -608,12 +610,12 @@ def test_who_maps_ahead_and_gives_back(monkeypatch: pytest.MonkeyPatch, system: 
     ("there", "fails", "mapped"),
     [(True, None, [(100, 4), (104, 4), (108, 2)]), (True, 104, [(100, 4), (104, 4)]), (False, None, [])],
 )
-def test_pages_are_mapped_some_at_a_time(monkeypatch: pytest.MonkeyPatch, there: bool, fails: Any, mapped: list[Any]):
+def test_pages_are_prefaulted_in_steps(monkeypatch: pytest.MonkeyPatch, there: bool, fails: Any, mapped: list[Any]):
     asked: list[Any] = []
 
-    def advise(*given: int) -> int:
-        asked.append(given)
-        return -1 if given[0] == fails else 0
+    def advise(*arguments: int) -> int:
+        asked.append(arguments)
+        return -1 if arguments[0] == fails else 0
 
     monkeypatch.setattr(sys, "platform", "linux")
     monkeypatch.setattr(memory, "is_in_memory", lambda path, size: {("m.gguf", 10): there}[path, size])
@@ -624,7 +626,7 @@ def test_pages_are_mapped_some_at_a_time(monkeypatch: pytest.MonkeyPatch, there:
 
 
 @pytest.mark.parametrize("missing", [None, 6300])
-def test_samples_of_a_file_tell_where_it_is(monkeypatch: pytest.MonkeyPatch, missing: int | None):
+def test_samples_tell_whether_a_file_is_cached(monkeypatch: pytest.MonkeyPatch, missing: int | None):
     asked: list[Any] = []
 
     def read(file: int, buffers: list[bytearray], position: int, how: str) -> None:
@@ -641,8 +643,8 @@ def test_samples_of_a_file_tell_where_it_is(monkeypatch: pytest.MonkeyPatch, mis
 
 
 @posix
-def test_pages_are_zero_again(monkeypatch: pytest.MonkeyPatch):
-    """Whole ones, on every system; only Windows wants to be told before others are touched."""
+def test_returned_pages_are_zero(monkeypatch: pytest.MonkeyPatch):
+    """Return whole pages on every system; only Windows must commit others before their use."""
     page = memory.PAGE
     for system in (sys.platform, "darwin"):
         region = memory.Region(4 * page, whole=False)
@@ -657,7 +659,7 @@ def test_pages_are_zero_again(monkeypatch: pytest.MonkeyPatch):
         assert region.buffer[:] == b"x" * page + bytes(2 * page) + b"x" * page
     monkeypatch.setattr(memory.ctypes, "get_errno", lambda: errno.ENOMEM)
 
-    def refuse(*given: int) -> int:
+    def refuse(*arguments: int) -> int:
         return -1
 
     library = SimpleNamespace(mmap=refuse, mprotect=refuse)
@@ -669,7 +671,7 @@ def test_pages_are_zero_again(monkeypatch: pytest.MonkeyPatch):
 
 
 @pytest.mark.skipif(not hasattr(mmap, "MADV_HUGEPAGE"), reason="Linux only")
-def test_huge_pages_are_a_wish():
+def test_huge_pages_are_optional():
     asked: list[int] = []
     memory.prefer_huge_pages(SimpleNamespace(madvise=asked.append))  # type: ignore[arg-type]
     assert asked == [mmap.MADV_HUGEPAGE]
@@ -684,7 +686,7 @@ def test_huge_pages_are_a_wish():
     ("system", "machine", "line"),
     [("darwin", "arm64", 128), ("darwin", "x86_64", 64), ("linux", "aarch64", 64), ("win32", "ARM64", 64)],
 )
-def test_lines_of_a_cache(monkeypatch: pytest.MonkeyPatch, system: str, machine: str, line: int):
+def test_the_cache_line_size_is_known(monkeypatch: pytest.MonkeyPatch, system: str, machine: str, line: int):
     spec = importlib.util.spec_from_file_location("another_cpu", cpu.__file__)
     assert spec and spec.loader
     module = importlib.util.module_from_spec(spec)
@@ -698,7 +700,7 @@ def test_lines_of_a_cache(monkeypatch: pytest.MonkeyPatch, system: str, machine:
 
 
 class Library:
-    """Has functions by name, which note that they were called; what a kind of system lacks is None, or not there."""
+    """A library whose functions record their calls; those a system lacks are None or missing."""
 
     def __init__(self, called: list[Any], lacks: tuple[str, ...] = ()):
         self.called, self.lacks = called, lacks
@@ -707,16 +709,16 @@ class Library:
         if name in self.lacks:
             raise AttributeError(name)
 
-        def call(*given: Any) -> None:
-            self.called.append((name, *given))
+        def call(*arguments: Any) -> None:
+            self.called.append((name, *arguments))
 
         call.name = name  # type: ignore[attr-defined]
         setattr(self, name, call)
         return call
 
 
-def known_as(libraries: dict[Any, Any]) -> SimpleNamespace:
-    """What stands for ctypes; an address is a name."""
+def fake_ctypes(libraries: dict[Any, Any]) -> SimpleNamespace:
+    """Return a stand-in for ctypes; an address is a name."""
 
     def opened(name: Any) -> Any:
         if name not in libraries:
@@ -735,21 +737,25 @@ def known_as(libraries: dict[Any, Any]) -> SimpleNamespace:
                               "SleepConditionVariableSRW WakeAllConditionVariable"),
     ],
 )  # fmt: skip
-def test_how_threads_wait(monkeypatch: pytest.MonkeyPatch, system: str, library: str | None, names: str):
-    """Windows' locks are made of zeros."""
+def test_wait_functions_of_each_system_are_found(
+    monkeypatch: pytest.MonkeyPatch, system: str, library: str | None, names: str
+):
+    """Initialize Windows' locks by zeros."""
     called: list[Any] = []
-    monkeypatch.setattr(processes, "ctypes", known_as({library: Library(called)}))
+    monkeypatch.setattr(processes, "ctypes", fake_ctypes({library: Library(called)}))
     monkeypatch.setattr(sys, "platform", system)
     assert processes.waiting_functions() == names.split()
     processes.prepare_waiting((5, 6), 7)
-    made = [(f"pthread_{kind}_init", ("at", place), None) for kind, place in (("mutex", 5), ("mutex", 6), ("cond", 7))]
-    assert called == ([] if system == "win32" else made)
+    initialized = [
+        (f"pthread_{kind}_init", ("at", place), None) for kind, place in (("mutex", 5), ("mutex", 6), ("cond", 7))
+    ]
+    assert called == ([] if system == "win32" else initialized)
     monkeypatch.setattr(processes.ctypes, "cast", lambda function, kind: SimpleNamespace(value=None))
     assert processes.waiting_functions() == [0] * 5
 
 
 @pytest.mark.parametrize(
-    ("system", "libraries", "found"),
+    ("system", "libraries", "address"),
     [
         ("linux", {None: Library([]), "libm.so.6": Library([], ("expf",))}, "expf"),
         ("linux", {None: Library([], ("expf",)), "libm.so.6": Library([])}, "expf"),
@@ -759,31 +765,33 @@ def test_how_threads_wait(monkeypatch: pytest.MonkeyPatch, system: str, library:
         *(("win32", {name: Library([])}, "expf") for name in ("ucrtbase", "ntdll", "kernel32", "vcruntime140")),
     ],
 )
-def test_where_functions_are(monkeypatch: pytest.MonkeyPatch, system: str, libraries: Any, found: str | None):
-    """In the first library that has one; a library may not be there."""
-    monkeypatch.setattr(processes, "ctypes", known_as(libraries))
+def test_a_function_is_taken_from_the_first_library_that_has_it(
+    monkeypatch: pytest.MonkeyPatch, system: str, libraries: Any, address: str | None
+):
+    """Skip missing libraries."""
+    monkeypatch.setattr(processes, "ctypes", fake_ctypes(libraries))
     monkeypatch.setattr(sys, "platform", system)
-    assert processes.function_address.__wrapped__("expf") == found
+    assert processes.function_address.__wrapped__("expf") == address
 
 
-def test_libraries_by_system(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(processes, "ctypes", known_as({"libcuda.so.1": "of Linux", "nvcuda": "of Windows"}))
-    for system, found in (("linux", "of Linux"), ("win32", "of Windows")):
+def test_a_library_is_opened_by_its_name_on_each_system(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(processes, "ctypes", fake_ctypes({"libcuda.so.1": "of Linux", "nvcuda": "of Windows"}))
+    for system, library in (("linux", "of Linux"), ("win32", "of Windows")):
         monkeypatch.setattr(sys, "platform", system)
-        assert processes.library("libcuda.so.1", "nvcuda") == found
+        assert processes.library("libcuda.so.1", "nvcuda") == library
 
 
 @posix
-def test_signals_are_heard(monkeypatch: pytest.MonkeyPatch):
+def test_termination_signals_are_handled_and_restored(monkeypatch: pytest.MonkeyPatch):
     asked: list[Any] = []
-    monkeypatch.setattr(signal, "signal", lambda *given: asked.append(given))
+    monkeypatch.setattr(signal, "signal", lambda *arguments: asked.append(arguments))
     monkeypatch.setattr(processes, "fatal_signals", lambda: [signal.SIGTERM, signal.SIGHUP])
     processes.on_termination(print)
     assert asked == [(signal.SIGTERM, print), (signal.SIGHUP, print)]
     processes.restore_termination()
     assert asked[2:] == [(signal.SIGTERM, signal.SIG_DFL), (signal.SIGHUP, signal.SIG_DFL)]
     asked.clear()
-    monkeypatch.setattr(processes, "ctypes", known_as({None: Library(asked)}))
+    monkeypatch.setattr(processes, "ctypes", fake_ctypes({None: Library(asked)}))
     processes.on_bad_page(99)
     assert asked == [("signal", int(signal.SIGBUS), 99)]
     monkeypatch.delattr(signal, "pthread_kill")
@@ -792,7 +800,7 @@ def test_signals_are_heard(monkeypatch: pytest.MonkeyPatch):
     assert asked[1:] == ["interrupted"]
 
 
-def test_what_a_bad_page_calls():
+def test_the_bad_page_handler_fits_the_system():
     windows = sys.platform == "win32"
     assert (processes.WINDOWS_HANDLER if windows else processes.POSIX_HANDLER) == processes.BAD_PAGE_HANDLER
     assert "icmp eq i32 %code, -1073741818\n" in processes.WINDOWS_HANDLER  # EXCEPTION_IN_PAGE_ERROR

@@ -1,4 +1,4 @@
-"""All words of a content reach the prompt, also where a template cuts answers at the tags of reasoning."""
+"""Test that all words of a message reach the prompt, even if a template cuts at reasoning tags."""
 
 from pathlib import Path
 from typing import Any
@@ -29,7 +29,7 @@ def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Tokenizer:
 
 @pytest.fixture(scope="module")
 def released(shared: Path) -> dict[str, ChatTemplate]:
-    """Released templates that cut contents somewhere."""
+    """Return released templates that cut messages somewhere."""
     paths = sorted((shared / "templates").glob("*.jinja"))
     sources = {path.stem: path.read_text(encoding="utf-8") for path in paths}
     return {name: ChatTemplate(source) for name, source in sources.items() if find_tags(source).pattern != "(?!)"}
@@ -45,7 +45,7 @@ def prompt_of(tokenizer: Tokenizer, template: ChatTemplate, messages: list[dict[
 @pytest.mark.parametrize("text", TEXTS)
 @pytest.mark.parametrize("reasoning", [{}, {"reasoning_content": "Hm."}])
 @pytest.mark.parametrize("role", ["assistant", "user"])
-def test_all_words_of_a_content_reach_the_prompt_of_released_templates(
+def test_all_words_of_a_message_reach_the_prompt_of_released_templates(
     released: dict[str, ChatTemplate], tokenizer: Tokenizer, text: str, reasoning: dict[str, str], role: str
 ):
     contents = {"user": "How?", "assistant": "So."} | {role: text}
@@ -57,7 +57,7 @@ def test_all_words_of_a_content_reach_the_prompt_of_released_templates(
         assert text in prompt, name
 
 
-def test_reasoning_at_the_beginning_of_an_answer_is_cut_as_the_template_does(tokenizer: Tokenizer):
+def test_leading_reasoning_of_an_answer_is_cut_as_the_template_does(tokenizer: Tokenizer):
     template = ChatTemplate(CUTTING)
     answer = {"role": "assistant", "content": "<think>\nHm </think>\n\nYes, </think> ends it."}
     assert prompt_of(tokenizer, template, [answer]) == "[assistant]\n\nYes, </think> ends it."
@@ -84,5 +84,5 @@ def test_a_continued_answer_keeps_the_words_before_a_tag(tiny: str):
         ("{{ c.split('\\n') }}{{ c.startswith('<tool_response>') }}{{ '<b>' + c }}", []),
     ],
 )  # fmt: skip
-def test_texts_in_brackets_at_which_a_template_cuts_are_found(source: str, tags: list[str]):
+def test_tags_at_which_a_template_cuts_are_found(source: str, tags: list[str]):
     assert find_tags(source).findall("<a> <b> </think> [/THINK] </t> </x> ◁/think▷ \n <tool_response>") == tags

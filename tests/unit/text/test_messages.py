@@ -1,4 +1,4 @@
-"""Conversations as programs send them: contents that say nothing, system messages anywhere, roles in any order."""
+"""Test conversations as programs send them: empty contents, system messages anywhere, roles in any order."""
 
 import json
 import re
@@ -121,7 +121,7 @@ SHAPES = {
 
 
 def texts_in(messages: Any) -> list[str]:
-    """What is said in a conversation, each of which is a word and a number."""
+    """Return the words with a number in a conversation."""
     return re.findall(r"\b(?:Sys|User|Answer|Result|Refusal)\d\b", json.dumps(messages))
 
 
@@ -135,32 +135,32 @@ def open_with(path: str, template: str) -> api.Model:
 
 
 def prompt_of(model: api.Model, messages: Any) -> str:
-    """What the model reads of a conversation by Model.chat; with tools if there are calls in it."""
+    """Return the prompt of a conversation, with tools if it has calls."""
     has_calls = any(message.get("tool_calls") or message.get("function_call") for message in messages)
     use = ToolUse([TOOL]) if has_calls else None
     prompt = model.session.request(messages, GenerationOptions(tools=use)).prompt
     return model.tokenizer.decode(prompt, special=True)
 
 
-def require_all_said(prompt: str, messages: Any) -> None:
-    """Every text is in the prompt once, and Python's words for nothing are not."""
+def require_all_words(prompt: str, messages: Any) -> None:
+    """Check that the prompt has each word once, and nothing of Python's None."""
     assert {text: prompt.count(text) for text in texts_in(messages)} == dict.fromkeys(texts_in(messages), 1), prompt
     assert "None" not in prompt and "Undefined" not in prompt, prompt
 
 
 @pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.parametrize("kind", KINDS)
-def test_every_template_takes_every_conversation(tiny_path: str, kind: str, shape: str):
-    require_all_said(prompt_of(open_with(tiny_path, KINDS[kind]), SHAPES[shape]), SHAPES[shape])
+def test_every_template_type_accepts_every_conversation(tiny_path: str, kind: str, shape: str):
+    require_all_words(prompt_of(open_with(tiny_path, KINDS[kind]), SHAPES[shape]), SHAPES[shape])
 
 
 def released_names() -> list[str]:
-    given = json.loads((GOLDENS / "chat_renderings.json").read_text())
-    return sorted(given["renderings"])
+    recorded = json.loads((GOLDENS / "chat_renderings.json").read_text())
+    return sorted(recorded["renderings"])
 
 
 @pytest.mark.parametrize("name", released_names())
-def test_released_templates_take_every_conversation(shared, tiny_path: str, name: str):
+def test_released_templates_accept_every_conversation(shared, tiny_path: str, name: str):
     model = open_with(tiny_path, (shared / "templates" / f"{name}.jinja").read_text())
     for shape, messages in SHAPES.items():
         try:
@@ -182,7 +182,7 @@ def strict(tiny_path: str):
 
 
 def post_chat(served: Served, messages: Any, model: str = "strict", **more: Any) -> str:
-    """The prompt that a request to /v1/chat/completions becomes, which has to be answered."""
+    """Send a chat request that must succeed; return its prompt."""
     reply = served.post("/v1/chat/completions", {"model": model, "messages": messages, "max_tokens": 1, **more})
     assert reply.status == 200, reply.body
     return prompt_of_latest(served, model)
@@ -190,11 +190,11 @@ def post_chat(served: Served, messages: Any, model: str = "strict", **more: Any)
 
 @pytest.mark.parametrize("model", ["strict", "adding"])
 @pytest.mark.parametrize("shape", SHAPES)
-def test_openai_conversations(strict: Served, shape: str, model: str):
+def test_chat_completions_accept_every_conversation(strict: Served, shape: str, model: str):
     messages = SHAPES[shape]
     has_calls = any(message.get("tool_calls") for message in messages)
     prompt = post_chat(strict, messages, model, **({"tools": OPENAI_TOOLS} if has_calls else {}))
-    require_all_said(prompt, messages)
+    require_all_words(prompt, messages)
 
 
 ANTHROPIC = {
@@ -212,12 +212,12 @@ ANTHROPIC = {
 
 
 @pytest.mark.parametrize("shape", ANTHROPIC)
-def test_anthropic_conversations(strict: Served, shape: str):
+def test_anthropic_messages_accept_every_conversation(strict: Served, shape: str):
     asked = {"model": "strict", "messages": ANTHROPIC[shape], "system": [], "max_tokens": 1}
     assert strict.post("/v1/messages/count_tokens", asked).status == 200
     reply = strict.post("/v1/messages", asked)
     assert reply.status == 200, reply.body
-    require_all_said(prompt_of_latest(strict, "strict"), ANTHROPIC[shape])
+    require_all_words(prompt_of_latest(strict, "strict"), ANTHROPIC[shape])
 
 
 RESPONSES = {
@@ -232,32 +232,31 @@ RESPONSES = {
 
 
 @pytest.mark.parametrize("shape", RESPONSES)
-def test_responses_conversations(strict: Served, shape: str):
+def test_responses_accept_every_conversation(strict: Served, shape: str):
     asked = {"model": "strict", "input": RESPONSES[shape], "instructions": "Sys9", "max_output_tokens": 1}
     reply = strict.post("/v1/responses", asked)
     assert reply.status == 200, reply.body
-    require_all_said(prompt_of_latest(strict, "strict"), [RESPONSES[shape], "Sys9"])
+    require_all_words(prompt_of_latest(strict, "strict"), [RESPONSES[shape], "Sys9"])
 
 
-def test_our_own_answer_with_calls_comes_back(strict: Served):
-    """As the server says it, content null."""
-    said = answer(None, tool_calls=CALLS)
-    assert "Result1" in post_chat(strict, [user("User1"), said, RESULT], "adding", tools=OPENAI_TOOLS)
+def test_an_answer_with_calls_and_null_content_can_be_sent_back(strict: Served):
+    assistant = answer(None, tool_calls=CALLS)
+    assert "Result1" in post_chat(strict, [user("User1"), assistant, RESULT], "adding", tools=OPENAI_TOOLS)
 
 
-def test_images_of_others_than_users(strict: Served):
-    """This model sees none, which is said of an assistant's as of a user's; a system message has none."""
+def test_images_are_refused_in_system_messages_and_without_a_projector(strict: Served):
+    """Refuse an assistant's image as a user's."""
     part = {"type": "image_url", "image_url": {"url": "data:image/png;base64,AAAA"}}
     for role in ("user", "assistant", "system"):
         asked = {"model": "strict", "messages": [{"role": role, "content": [part]}, user("User1")]}
         reply = strict.post("/v1/chat/completions", asked)
-        said = reply.json["error"]["message"]
+        message = reply.json["error"]["message"]
         assert reply.status == 400
-        assert ("a system message can only contain text" if role == "system" else "cannot read images") in said
+        assert ("a system message can only contain text" if role == "system" else "cannot read images") in message
 
 
-def test_what_is_no_message_is_refused(strict: Served):
-    for messages, said in [
+def test_invalid_messages_are_refused(strict: Served):
+    for messages, reason in [
         ([], "messages must not be empty"),
         ([{"role": "critic", "content": "x"}], "messages[0].role must be one of system, developer, user,"),
         (
@@ -266,14 +265,14 @@ def test_what_is_no_message_is_refused(strict: Served):
         ),
     ]:
         reply = strict.post("/v1/chat/completions", {"model": "strict", "messages": messages})
-        assert (reply.status, said in reply.json["error"]["message"]) == (400, True)
+        assert (reply.status, reason in reply.json["error"]["message"]) == (400, True)
 
 
 CUT = ['{"cut', "{", "null", "[]", '"x"', "[" * 5000, '{"at": "x"} and', "nothing"]
 
 
 def called_with(*arguments: Any) -> list[dict[str, Any]]:
-    """A conversation in which a tool was called so often, and what came of each call."""
+    """Return a conversation with a call for each of these arguments, and their results."""
     calls = [
         {"id": f"call_{n}", "type": "function", "function": {"name": "look", "arguments": text}}
         for n, text in enumerate(arguments)
@@ -284,79 +283,79 @@ def called_with(*arguments: Any) -> list[dict[str, Any]]:
 
 @pytest.mark.parametrize("arguments", CUT, ids=lambda text: text[:12])
 @pytest.mark.parametrize("model", ["strict", "adding", "qwen"])
-def test_cut_calls_are_shown_as_texts(strict: Served, model: str, arguments: str):
+def test_cut_calls_are_rendered_as_text(strict: Served, model: str, arguments: str):
     messages = called_with(arguments)
     prompt = post_chat(strict, messages, model, tools=OPENAI_TOOLS)
-    require_all_said(prompt, messages)
+    require_all_words(prompt, messages)
     assert f'{{"name": "look", "arguments": {arguments}' in prompt.replace("\ufdd0", "")
 
 
 @pytest.mark.parametrize("arguments", [*CUT, "", " ", None, {}, {"at": "x"}, [], 5], ids=lambda value: str(value)[:12])
-def test_calls_with_any_arguments_are_answered(strict: Served, arguments: Any):
+def test_calls_with_any_arguments_are_accepted(strict: Served, arguments: Any):
     messages = called_with(arguments)
     for more in ({"tools": OPENAI_TOOLS}, {}):
-        require_all_said(post_chat(strict, messages, "qwen", **more), messages)
+        require_all_words(post_chat(strict, messages, "qwen", **more), messages)
     block = {"type": "tool_use", "id": "toolu_1", "name": "look", "input": arguments}
-    said = [
+    conversation = [
         user("User1"),
         answer([block]),
         user([{"type": "tool_result", "tool_use_id": "toolu_1", "content": "Result1"}]),
     ]
-    assert strict.post("/v1/messages", {"model": "qwen", "messages": said, "max_tokens": 1}).status == 200
+    assert strict.post("/v1/messages", {"model": "qwen", "messages": conversation, "max_tokens": 1}).status == 200
     call = {"type": "function_call", "call_id": "c", "name": "look", "arguments": arguments}
     items = [user("User1"), call, {"type": "function_call_output", "call_id": "c", "output": "Result1"}]
     assert strict.post("/v1/responses", {"model": "qwen", "input": items, "max_output_tokens": 1}).status == 200
 
 
-def test_a_cut_call_among_whole_ones(strict: Served):
+def test_a_cut_call_among_whole_ones_is_kept(strict: Served):
     messages = called_with('{"cut', '{"at": "x"}', "", '{"cut again')
     prompt = post_chat(strict, messages, "adding", tools=OPENAI_TOOLS)
-    require_all_said(prompt, messages)
+    require_all_words(prompt, messages)
     order = ['"arguments": {"cut', '"arguments": {"cut again', "Result1", "Result2", "Result0", "Result3", "User2"]
     assert [prompt.index(text) for text in order] == sorted(prompt.index(text) for text in order)
     assert 'The function look returned:\n"Result0"' in prompt
 
 
-def test_what_is_no_call_is_refused(tiny_path: str):
+def test_invalid_calls_are_refused(tiny_path: str):
     for calls in ([5], [{}], [{"function": "look"}], [{"function": {"name": 5}}]):
         with open_with(tiny_path, STRICT) as model, pytest.raises(UsageError, match="a call must be"):
             model.chat([user("User1"), answer(None, tool_calls=calls)])
 
 
-def keeping(kept: bool) -> Any:
+def constant(kept: bool) -> Any:
     return lambda at_head, later: kept
 
 
-def test_what_a_template_takes_stays_as_it_is():
+def test_a_conversation_that_fits_the_template_is_unchanged():
     for messages in SHAPES.values():
-        assert next(iter(arrangements(messages, keeping(True)))) is messages or messages[0]["role"] != "system"
-        assert [*next(iter(arrangements(messages, keeping(True))))] == messages
+        assert next(iter(arrangements(messages, constant(True)))) is messages or messages[0]["role"] != "system"
+        assert [*next(iter(arrangements(messages, constant(True))))] == messages
 
 
-def test_where_system_texts_go(tiny_path: str):
-    def written(kind: str, shape: str) -> str:
+def test_system_texts_move_to_where_the_template_keeps_them(tiny_path: str):
+    def render(kind: str, shape: str) -> str:
         return ChatTemplate(KINDS[kind]).render(validate_messages(SHAPES[shape]))
 
     taken, turns = "<user>User1<assistant>Answer1", "<user>User1\n\nSys2<assistant>"
-    assert written("takes all", "a system later") == f"<system>Sys1{taken}<system>Sys2<user>User2<assistant>"
+    assert render("takes all", "a system later") == f"<system>Sys1{taken}<system>Sys2<user>User2<assistant>"
     for kind in ("refuses a second system", "loses a second system", "loses all but the last system"):
-        assert written(kind, "two systems") == "<system>Sys1\n\nSys2<user>User1<assistant>"
-        assert written(kind, "a system later") == f"<system>Sys1{taken}<user>Sys2\n\nUser2<assistant>"
-        assert written(kind, "a system last") == f"<system>Sys1{turns}"
-        assert written(kind, "a system behind an answer") == f"<system>Sys1{taken}<user>Sys2<assistant>"
+        assert render(kind, "two systems") == "<system>Sys1\n\nSys2<user>User1<assistant>"
+        assert render(kind, "a system later") == f"<system>Sys1{taken}<user>Sys2\n\nUser2<assistant>"
+        assert render(kind, "a system last") == f"<system>Sys1{turns}"
+        assert render(kind, "a system behind an answer") == f"<system>Sys1{taken}<user>Sys2<assistant>"
     for kind in ("knows no system", "loses all systems"):
-        assert written(kind, "two systems") == "<user>Sys1\n\nSys2\n\nUser1<assistant>"
-        assert written(kind, "nothing but systems") == "<user>Sys1\n\nSys2<assistant>"
-    assert written("takes turns", "a system last only") == "<user>User1\n\nSys1<assistant>"
+        assert render(kind, "two systems") == "<user>Sys1\n\nSys2\n\nUser1<assistant>"
+        assert render(kind, "nothing but systems") == "<user>Sys1\n\nSys2<assistant>"
+    assert render("takes turns", "a system last only") == "<user>User1\n\nSys1<assistant>"
 
 
-def test_a_system_text_is_never_between_a_call_and_its_result():
+def test_a_system_text_never_separates_a_call_from_its_result():
     called = [user("User1"), answer(None, tool_calls=CALLS), system("Sys1"), RESULT]
     text = ChatTemplate(KINDS["knows no system"]).render(called)
     assert text == "<user>User1\n\nSys1<assistant>(look)<tool>Result1<assistant>"
 
 
-def test_whether_systems_are_kept_is_tried_once(monkeypatch: pytest.MonkeyPatch):
+def test_the_probe_for_system_messages_runs_once(monkeypatch: pytest.MonkeyPatch):
     template, tried = ChatTemplate(KINDS["loses a second system"]), []
     render = template._render
     monkeypatch.setattr(template, "_render", lambda messages, variables: tried.append(1) or render(messages, variables))
@@ -368,7 +367,7 @@ def test_whether_systems_are_kept_is_tried_once(monkeypatch: pytest.MonkeyPatch)
     assert len(tried) == before + 1
 
 
-def test_turns():
+def test_neighbouring_messages_merge_and_turns_alternate():
     parts = [{"type": "text", "text": "User2"}]
     assert merge_neighbours([user("User1"), user(parts)]) == [user([{"type": "text", "text": "User1"}, *parts])]
     both = merge_neighbours([answer("A", reasoning_content="a"), answer("", tool_calls=CALLS, reasoning_content="b")])
@@ -380,18 +379,18 @@ def test_turns():
     assert take_turns([user("a"), answer("", tool_calls=CALLS), RESULT, user("b")])[3] == answer(" ")
 
 
-def test_tools_by_another_name():
-    """Firefunction's template has them as a text, and fails where there is none."""
+def test_firefunctions_template_gets_its_variables():
+    """Pass tools as a string, which it needs even without tools."""
     template = ChatTemplate("{{ 'F: ' + functions + ' on ' + datetime }}" + LOOP + SAY + END)
-    told, _ = json.JSONDecoder().raw_decode(
+    functions, _ = json.JSONDecoder().raw_decode(
         template.render([user("User1")], tools=[TOOL.to_json_schema()]).removeprefix("F: ")
     )
-    assert [function["name"] for function in told] == ["look"]
+    assert [function["name"] for function in functions] == ["look"]
     assert re.fullmatch(r"F: \[\] on \w+ \d+ \d+<user>User1<assistant>", template.render([user("User1")]))
 
 
-def test_calls_one_by_one():
-    """Each is in front of its own result; results of no call stay behind."""
+def test_parallel_calls_are_split_before_their_results():
+    """Keep results without a call behind them."""
     other = {"role": "tool", "tool_call_id": "x", "content": "Result3"}
     results = [other, {**RESULT, "tool_call_id": "call_9876543210", "content": "Result2"}, RESULT]
     messages = [user("User1"), answer("Answer1", tool_calls=TWO_CALLS), *results, user("User2")]
@@ -401,18 +400,18 @@ def test_calls_one_by_one():
     assert split_calls(messages[:1]) == messages[:1]
 
 
-def test_a_system_text_that_only_a_last_user_is_told():
-    """It stays where it was when that was the last message: what was read is known still."""
+def test_a_system_text_kept_only_for_the_last_user_stays_there():
+    """Keep the cached prefix valid."""
     template = ChatTemplate(KINDS["tells the last user"])
     asked = [system("Sys1"), user("User1"), answer("Answer1"), user("User2")]
-    said = "<user>User1<assistant>Answer1<user>Sys1"
-    assert template.render(asked) == f"{said}User2<assistant>"
+    history = "<user>User1<assistant>Answer1<user>Sys1"
+    assert template.render(asked) == f"{history}User2<assistant>"
     assert template.render([*asked, answer("", tool_calls=CALLS), RESULT]).startswith(
-        f"{said}\n\nUser2<assistant>(look)"
+        f"{history}\n\nUser2<assistant>(look)"
     )
 
 
-def test_ids_of_calls():
+def test_call_ids_are_shortened_to_nine_characters():
     short = short_id("call_0123456789")
     assert len(short) == 9 and short.isalnum()
     called, result = shorten_ids([answer(None, tool_calls=[*CALLS, {"id": "abcdefgh9"}]), RESULT])
@@ -420,15 +419,14 @@ def test_ids_of_calls():
     assert shorten_ids([user("a")]) == [user("a")]
 
 
-def test_empty_contents_of_sessions(tiny_path: str):
-    """A conversation goes on with what was said in it, if some of that is nothing."""
+def test_a_session_with_empty_messages_continues(tiny_path: str):
     with open_with(tiny_path, KINDS["adds contents"]) as model:
         model.session.messages = [system("Sys1"), user("User1"), answer(None), user("User2"), {"role": "assistant"}]
         "".join(model.session.ask("User3", GenerationOptions(max_tokens=1)))
         read = model.tokenizer.decode(model.engine.sequences[-1].tokens, special=True)
-    require_all_said(read, [system("Sys1"), user("User1"), user("User2"), user("User3")])
+    require_all_words(read, [system("Sys1"), user("User1"), user("User2"), user("User3")])
 
 
-def test_no_messages_at_all(tiny_path: str):
+def test_an_empty_conversation_is_refused(tiny_path: str):
     with open_with(tiny_path, STRICT) as model, pytest.raises(UsageError, match=r"^messages is empty: "):
         model.chat([])

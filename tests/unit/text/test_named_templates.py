@@ -1,4 +1,4 @@
-"""Files with several chat templates: the one for tools is used when there are some, others are chosen by name."""
+"""Test files with several chat templates: the one for tools, and those chosen by name."""
 
 from pathlib import Path
 from typing import Any
@@ -38,7 +38,7 @@ def prompt_of(model: api.Model, options: GenerationOptions | None = None, messag
     return model.tokenizer.decode(model.session.request(messages, options).prompt, special=True)
 
 
-def test_tools_have_their_own_template(write):
+def test_tools_select_the_tool_template(write):
     with scripted(write(PLAIN, NAMED), {}) as model:
         assert prompt_of(model) == "PLAIN<user>Hi"
         assert prompt_of(model, USE) == "TOOLS[look]<user>Hi<assistant>"
@@ -49,7 +49,7 @@ def test_tools_have_their_own_template(write):
         assert model.session._format(USE).calls.opening == '<call>{"name": "'  # read off the right one
 
 
-def test_over_http(write):
+def test_the_server_selects_the_template_by_tools(write):
     path = write(PLAIN, NAMED)
     with serving({"tiny": lambda: scripted(path, {})}) as served:
         for tools, prompt in ((OPENAI_TOOLS, "TOOLS[look]<user>Hi<assistant>"), ([], "PLAIN<user>Hi")):
@@ -58,21 +58,21 @@ def test_over_http(write):
             assert prompt_of_latest(served, "tiny").startswith(prompt)
 
 
-def test_what_is_chosen_goes_before_all(write):
+def test_a_chosen_template_is_used_with_and_without_tools(write):
     for choice, prompt in (("rag", "RAGHi"), ("tool_use", "TOOLS<user>Hi<assistant>"), ("{{ 'MINE' }}", "MINE")):
         with scripted(write(PLAIN, NAMED), {}, template=choice) as model:
             assert prompt_of(model) == prompt
             assert prompt_of(model, USE).startswith(prompt[:3])
 
 
-def test_files_without_a_template_for_all_else(write):
+def test_a_file_with_named_templates_only_uses_the_tool_template(write):
     with scripted(write(None, NAMED), {}) as model:
         assert prompt_of(model) == "TOOLS<user>Hi<assistant>" and model.session.warning is None
     with scripted(write(None, {**NAMED, "tokenizer.chat_template.default": PLAIN}), {}) as model:
         assert prompt_of(model) == "PLAIN<user>Hi" and prompt_of(model, USE) == "TOOLS[look]<user>Hi<assistant>"
 
 
-def test_names_are_checked_when_a_model_is_opened(write):
+def test_template_names_are_checked_when_a_model_is_opened(write):
     path = write(PLAIN, NAMED)
     localllm.open(path, chat_template="rag").close()
     with pytest.raises(UsageError, match="unknown chat template 'raggle'"):

@@ -1,4 +1,4 @@
-"""Templates: what they find, what becomes of a system message, what is refused, and every released one."""
+"""Test chat templates: their environment, system messages, refusals, and every released one."""
 
 import hashlib
 import json
@@ -58,7 +58,7 @@ def render(source: str, *messages: dict, **variables) -> str:
         ("{{ '%05.1f|%s' % (2.5, 'x') }}{{ '%s' | format(7) }}{{ 99999 * 99999 }}", "002.5|x79999800001"),
     ],
 )  # fmt: skip
-def test_what_templates_expect(source: str, text: str):
+def test_templates_find_the_functions_they_expect(source: str, text: str):
     assert render(source) == text
 
 
@@ -67,19 +67,19 @@ def test_variables_reach_the_template():
     assert render("{{ add_generation_prompt }}", add_generation_prompt=False) == "False"
 
 
-def test_a_refused_system_message_goes_to_the_user():
+def test_a_refused_system_message_moves_to_the_user_message():
     source = "{% if messages[0].role == 'system' %}{{ raise_exception('no system') }}{% endif %}" + TURNS
     assert render(source, SYSTEM, USER, ASSISTANT) == "[user:Be brief.\n\nHi][assistant:Hello]"
     assert render(source, SYSTEM) == "[user:Be brief.]"
 
 
-def test_a_dropped_system_message_goes_to_the_user():
+def test_a_dropped_system_message_moves_to_the_user_message():
     source = "{% for m in messages if m.role != 'system' %}[{{ m.content }}]{% endfor %}"
     assert render(source, SYSTEM, USER) == "[Be brief.\n\nHi]"
     assert render(source, USER) == "[Hi]"
 
 
-def test_a_kept_system_message_stays():
+def test_a_rendered_system_message_stays():
     assert render(TURNS, SYSTEM, USER) == "[system:Be brief.][user:Hi]"
 
 
@@ -97,7 +97,7 @@ def test_a_kept_system_message_stays():
         ("{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}", "fails in line 1: maximum recursion depth"),
     ],
 )
-def test_failures_name_line_and_reason(source: str, message: str):
+def test_template_failures_name_line_and_reason(source: str, message: str):
     with pytest.raises(ModelError, match=f"^the chat template {message}") as caught:
         render(source)
     assert str(caught.value).isprintable()
@@ -128,7 +128,7 @@ def test_invalid_templates_are_refused_at_once(source: str, message: str):
         "{{ (messages | map(attribute='__class__') | list)[0].__name__ }}",
     ],
 )
-def test_the_sandbox_refuses(source: str):
+def test_the_sandbox_refuses_unsafe_operations(source: str):
     with pytest.raises(ModelError, match=r"the chat template fails in line 1|unsafe"):
         render(source)
 
@@ -143,7 +143,7 @@ def test_the_sandbox_refuses(source: str):
         "{{ messages | attr('__class__') }}",
     ],
 )
-def test_the_sandbox_shows_nothing(source: str):
+def test_the_sandbox_hides_internals(source: str):
     try:
         assert render(source) == ""
     except ModelError as error:
@@ -182,11 +182,11 @@ def test_hostile_templates_are_stopped(source: str, monkeypatch: pytest.MonkeyPa
 @pytest.mark.parametrize(
     "value", ["", "abc", [], ["ab"] * 9, [[]] * 40, [[["x"]], ("y",)], {"key": ["value", None]}, {}, [True, -5, 1.5]]
 )
-def test_values_are_as_long_as_they_are_written(value: object):
+def test_the_estimated_length_of_a_value_is_its_written_length(value: object):
     assert limits.written_length(value) >= len(str(value)) - 2  # but for the outermost brackets
 
 
-def test_fallbacks():
+def test_a_missing_template_falls_back_to_chatml_or_plain():
     def of(*pieces: str, template: str | None = None) -> ChatTemplate:
         tokenizer = SimpleNamespace(
             pieces=[*pieces], bos_id=None, eos_id=0, chat_template=template, end_texts=(), chat_templates={}
@@ -222,7 +222,7 @@ class FirstOfMay(datetime):
         return cls(2026, 5, 1, 12, 30)
 
 
-def rendered(template: ChatTemplate, conversation: dict) -> str | None:
+def render_conversation(template: ChatTemplate, conversation: dict) -> str | None:
     try:
         text = template.render(conversation["messages"], **conversation["variables"])
     except ModelError:
@@ -236,13 +236,13 @@ def test_released_templates_render_as_in_transformers(shared, name: str, monkeyp
     template = ChatTemplate((shared / "templates" / f"{name}.jinja").read_text(), "<s>", "</s>")
     for kind, expected in GIVEN["renderings"][name].items():
         conversation = GIVEN["conversations"][kind]
-        found = rendered(template, conversation)
+        text = render_conversation(template, conversation)
         if expected is None or (name, kind) in KEPT_HERE:  # what it refuses there may be written in another way here
             continue
-        assert found == expected, kind
+        assert text == expected, kind
 
 
-def test_a_system_message_is_not_lost_behind_a_result(shared):
+def test_a_system_message_is_kept_after_a_tool_result(shared):
     (name, kind) = next(iter(KEPT_HERE))
     template = ChatTemplate((shared / "templates" / f"{name}.jinja").read_text(), "<s>", "</s>")
     conversation = GIVEN["conversations"][kind]
@@ -263,7 +263,7 @@ def test_builtin_templates_have_llama_cpps_names():
 
 
 @pytest.mark.parametrize("name", BUILTIN["renderings"])
-def test_builtin_templates_are_llama_cpps(name: str):
+def test_builtin_templates_render_as_in_llama_cpp(name: str):
     for kind, expected in BUILTIN["renderings"][name].items():
         messages = BUILTIN["conversations"][kind]
         if name == "yandex" and messages[0]["role"] == "system":  # which it drops there
@@ -273,14 +273,14 @@ def test_builtin_templates_are_llama_cpps(name: str):
 
 
 @pytest.mark.parametrize("name", BUILTIN_TEMPLATES)
-def test_builtin_templates_take_parts(name: str):
+def test_builtin_templates_accept_content_parts(name: str):
     parts = [{"type": "text", "text": "He"}, {"type": "text", "text": "llo"}]
     assert render(BUILTIN_TEMPLATES[name], USER | {"content": parts}) == render(
         BUILTIN_TEMPLATES[name], USER | {"content": "Hello"}
     )
 
 
-def test_a_choice_goes_before_the_files_template():
+def test_a_chosen_template_overrides_that_of_the_file():
     tokenizer = SimpleNamespace(
         pieces=["a"],
         bos_id=None,
@@ -303,7 +303,7 @@ def test_reasoning_has_all_its_names():
         assert render(source, {"role": "assistant", "content": "", name: "why"}) == f"why|why|{last}"
 
 
-def test_a_template_that_takes_system_messages_may_drop_one():
+def test_a_template_that_may_drop_a_system_message_keeps_it():
     source = "{% for m in messages if m.role != 'system' or messages | length == 2 %}[{{ m.content }}]{% endfor %}"
     assert render(source, SYSTEM, USER) == "[Be brief.][Hi]"
     assert render(source, SYSTEM, USER, ASSISTANT, USER) == "[Hi][Hello][Hi]"
@@ -325,13 +325,13 @@ LLAMA = (
         ("Qwen-Qwen2.5-7B-Instruct", CHATML),
     ],
 )
-def test_well_known_templates(shared, name: str, text: str):
+def test_well_known_templates_render_as_documented(shared, name: str, text: str):
     template = ChatTemplate((shared / "templates" / f"{name}.jinja").read_text(), "<s>", "</s>")
     expected = ChatTemplate(CHATML).render([SYSTEM, USER]) if text is CHATML else text
     assert template.render([SYSTEM, USER], date_string="1 May 2026") == expected
 
 
-def test_the_real_models_template(shared):
+def test_the_template_of_smollm2_adds_its_system_message(shared):
     tokenizer = Tokenizer.from_file(shared / "models" / "smollm2-135m-instruct-q4_1.gguf")
     assert ChatTemplate.of(tokenizer).render([USER]) == (
         "<|im_start|>system\nYou are a helpful AI assistant named SmolLM, trained by Hugging Face<|im_end|>\n"
@@ -362,12 +362,12 @@ def test_importing_the_tokenizer_does_not_import_jinja():
     ([{"role": "user", "content": [{"type": "text", "text": [5] * 99}]}],
      f"a part of type 'text' must have a text, not {[5] * 99}"[:100]),
 ])  # fmt: skip
-def test_what_is_no_conversation(messages, problem: str):
+def test_invalid_conversations_are_refused(messages, problem: str):
     with pytest.raises(UsageError, match=f"^{re.escape(problem)}$"):
         validate_messages(messages)
 
 
-def test_parts_of_a_content_become_a_text():
+def test_text_parts_are_joined():
     calls = {"role": "assistant", "content": None}
     assert validate_messages([USER, calls]) == [USER, calls] and validate_messages(()) == []
     parts = {"role": "user", "content": ["a", {"type": "text", "text": "b"}], "name": "x"}
@@ -376,17 +376,17 @@ def test_parts_of_a_content_become_a_text():
     )
 
 
-def test_a_template_that_refuses_a_text_gets_parts():
+def test_a_template_that_refuses_strings_gets_parts():
     source = "{# type #}{% if messages[0].content is string %}X{% endif %}{{ messages[0].content[0].text }}"
     assert render(source.replace("X", "{{ raise_exception('parts') }}")) == render(source) == "Hi"
     assert render("{# type #}{{ messages[0].content }}") == "Hi"
 
 
-@pytest.mark.parametrize(("said", "reason"), [
+@pytest.mark.parametrize(("message", "reason"), [
     ("a\n  b ", "a b"), ("x" * 300, "x" * 200), ("", "ValueError"), ("a\x1bb\u202ec", "a\ufffdb\ufffdc"),
 ])  # fmt: skip
-def test_reasons_are_short_lines(said: str, reason: str):
-    assert _reason(ValueError(said)) == reason
+def test_reasons_are_short_lines(message: str, reason: str):
+    assert _reason(ValueError(message)) == reason
 
 
 @pytest.mark.parametrize(("message", "read"), [
@@ -396,10 +396,10 @@ def test_reasons_are_short_lines(said: str, reason: str):
     ({"reasoning": "a", "thinking": "b"}, {"reasoning": "a", "thinking": "b", "reasoning_content": "b"}),
     ({"thinking": "a", "reasoning_content": "b"}, {"thinking": "a", "reasoning_content": "b"}),
 ])  # fmt: skip
-def test_what_templates_find_of_a_message(message: dict, read: dict):
+def test_messages_are_passed_as_hugging_face_does(message: dict, read: dict):
     assert _to_hugging_face(message) == read
 
 
-def test_contents_in_parts():
+def test_contents_are_converted_to_parts():
     parts = {"role": "user", "content": [{"type": "text", "text": "Hi"}]}
     assert _to_parts(USER) == parts and _to_parts(parts) == parts and _to_parts({"role": "user"}) == {"role": "user"}

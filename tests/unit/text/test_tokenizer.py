@@ -1,4 +1,4 @@
-"""Text to ids and back: llama.cpp's own test vectors, the real model's prompts, naive twins, and hostile metadata."""
+"""Test tokenizers against llama.cpp's vectors, real prompts and naive implementations, and with hostile metadata."""
 
 import json
 import random
@@ -40,20 +40,20 @@ BYTE_PIECES = [chr(byte if byte in PRINTABLE else 256 + OTHERS.index(byte)) for 
 
 
 def byte_level(merges=(), special=(), **metadata) -> dict:
-    """Metadata of a byte-level vocabulary: 256 bytes, what the merges make, then (text, type) special tokens."""
-    made = [merge.replace(" ", "", 1) for merge in merges]
-    types = [NORMAL] * (256 + len(made)) + [kind for _, kind in special]
+    """Return metadata of a byte-level vocabulary: 256 bytes, merged pieces, then (text, type) special tokens."""
+    merged = [merge.replace(" ", "", 1) for merge in merges]
+    types = [NORMAL] * (256 + len(merged)) + [kind for _, kind in special]
     return {
         "tokenizer.ggml.model": "gpt2",
         "tokenizer.ggml.pre": "gpt-2",
-        "tokenizer.ggml.tokens": BYTE_PIECES + made + [text for text, _ in special],
+        "tokenizer.ggml.tokens": BYTE_PIECES + merged + [text for text, _ in special],
         "tokenizer.ggml.token_type": np.array(types, np.int32),
         "tokenizer.ggml.merges": list(merges),
     } | {f"tokenizer.ggml.{key}": value for key, value in metadata.items()}
 
 
 def sentence_piece(scores: dict[str, float], special=(), **metadata) -> dict:
-    """Metadata of a SentencePiece vocabulary: <unk> <s> </s>, 256 bytes, scored pieces, then (text, type) tokens."""
+    """Return metadata of a SentencePiece vocabulary: <unk> <s> </s>, 256 bytes, scored pieces, (text, type) tokens."""
     pieces = ["<unk>", "<s>", "</s>"] + [f"<0x{byte:02X}>" for byte in range(256)] + list(scores)
     types = [UNKNOWN, CONTROL, CONTROL] + [BYTE] * 256 + [NORMAL] * len(scores) + [kind for _, kind in special]
     return {
@@ -70,31 +70,31 @@ def pieces_of(tokenizer: Tokenizer, text: str, **options) -> list[str]:
 
 @pytest.fixture(scope="module")
 def vocabulary():
-    """Tokenizer of a tiny vocabulary by name, each read once."""
+    """Return a function that gives the tokenizer of a tiny vocabulary by name, each read once."""
     return cache(lambda name: Tokenizer.from_metadata(vocabularies.metadata(name)))
 
 
 @pytest.fixture(scope="module")
 def released_vocabulary(shared):
-    """Tokenizer of a released vocabulary by name, each read once."""
+    """Return a function that gives the tokenizer of a released vocabulary by name, each read once."""
     return cache(lambda name: Tokenizer.from_file(shared / "vocabs" / f"ggml-vocab-{name}.gguf"))
 
 
-def come_back(tokenizer: Tokenizer, text: str, ids: list[int]) -> None:
-    """The text is that of the tokens."""
+def require_round_trip(tokenizer: Tokenizer, text: str, ids: list[int]) -> None:
+    """Check that ids decode to the text, whole and streamed."""
     assert tokenizer.decode(ids) == text
     stream = tokenizer.stream()
     assert "".join([stream.push(token) for token in ids]) + stream.flush() == text
 
 
 def is_composed(tokenizer: Tokenizer, text: str) -> bool:
-    """Whether a text is tokenized in another form, as by the original and not by llama.cpp: then as in that form."""
+    """Return whether a text is composed (NFC) first, as by the original tokenizer and not by llama.cpp."""
     whole = unicodedata.normalize("NFC", text)
     return tokenizer._composes and text != whole and tokenizer.encode(text) == tokenizer.encode(whole)
 
 
 @pytest.mark.parametrize("name", vocabularies.NAMES)
-def test_tokens_of_llama_cpp(vocabulary, name: str):
+def test_token_ids_equal_those_of_llama_cpp(vocabulary, name: str):
     tokenizer = vocabulary(name)
     for text, (plain, special, whole) in zip(GIVEN["texts"], GIVEN["tokens"][name], strict=True):
         if is_composed(tokenizer, text):
@@ -102,7 +102,7 @@ def test_tokens_of_llama_cpp(vocabulary, name: str):
         assert tokenizer.encode(text) == plain, text
         spaced = name in vocabularies.SENTENCE_PIECE and ("▁" in text or "<extra>" in text)  # with spaces of their own
         if not (spaced or (name == "plamo2" and text.startswith("\ufeff"))):
-            come_back(tokenizer, text, plain)
+            require_round_trip(tokenizer, text, plain)
         assert tokenizer.encode(text, special=True) == special, text
         if tokenizer.bos_id not in special[:1]:  # we do not add a second one
             assert tokenizer.encode(text, special=True, bos=True) == whole, text
@@ -110,7 +110,7 @@ def test_tokens_of_llama_cpp(vocabulary, name: str):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", VOCABULARIES)
-def test_llama_cpp_vectors(shared, released_vocabulary, name: str):
+def test_released_vocabularies_pass_llama_cpps_test_vectors(shared, released_vocabulary, name: str):
     path = shared / "vocabs" / f"ggml-vocab-{name}.gguf.inp"
     texts = path.read_bytes().decode().split("\n__ggml_vocab_test__\n")
     lines = path.with_suffix(".out").read_text().splitlines()
@@ -118,7 +118,7 @@ def test_llama_cpp_vectors(shared, released_vocabulary, name: str):
     for text, line in zip(texts, lines, strict=False):
         ids = [int(token) for token in line.split()]
         assert released_vocabulary(name).encode(text) == ids, text
-        come_back(released_vocabulary(name), text, ids)
+        require_round_trip(released_vocabulary(name), text, ids)
 
 
 @pytest.mark.parametrize(
@@ -131,13 +131,15 @@ def test_llama_cpp_vectors(shared, released_vocabulary, name: str):
         ("gpt-2", False, 50256, 50256, {50256}),
     ],
 )
-def test_special_tokens_of_real_vocabularies(released_vocabulary, name, adds_bos, bos_id, eos_id, end_ids):
+def test_special_tokens_of_released_vocabularies_are_found(
+    released_vocabulary, name, adds_bos, bos_id, eos_id, end_ids
+):
     tokenizer = released_vocabulary(name)
-    found = tokenizer.adds_bos, tokenizer.bos_id, tokenizer.eos_id, tokenizer.end_ids, tokenizer.warnings
-    assert found == (adds_bos, bos_id, eos_id, end_ids, [])
+    properties = tokenizer.adds_bos, tokenizer.bos_id, tokenizer.eos_id, tokenizer.end_ids, tokenizer.warnings
+    assert properties == (adds_bos, bos_id, eos_id, end_ids, [])
 
 
-def test_the_real_models_prompts(shared):
+def test_prompts_of_smollm2_have_the_recorded_ids(shared):
     tokenizer = Tokenizer.from_file(shared / "models" / "smollm2-135m-instruct-q4_1.gguf")
     for prompt in json.loads((shared / "goldens" / "smollm2.json").read_text())["prompts"]:
         assert tokenizer.encode(prompt["prompt"], special=True, bos=True) == prompt["tokens"]
@@ -149,7 +151,7 @@ def test_the_real_models_prompts(shared):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", vocabularies.NAMES)
-def test_any_text_comes_back(vocabulary, name: str):
+def test_any_text_survives_encoding_and_decoding(vocabulary, name: str):
     tokenizer = vocabulary(name)
     sentence_piece = name in vocabularies.SENTENCE_PIECE  # which takes "▁" for a space
 
@@ -163,7 +165,7 @@ def test_any_text_comes_back(vocabulary, name: str):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["llama-bpe", "llama-spm"])
-def test_a_megabyte_from_several_threads(vocabulary, name: str):
+def test_a_megabyte_is_encoded_by_several_threads(vocabulary, name: str):
     text = 10 * vocabularies.PROSE
     tokenizer = vocabulary(name)
     parts = [text[:200_000], text[100_000:300_000], text[:200_000]]
@@ -180,7 +182,7 @@ def test_phi_3_strips_white_space_after_special_tokens(vocabulary):
 
 
 def naive_merge(symbols: list[str], ranks: dict[str, float], joint: str) -> list[str]:
-    """The definition: look through all pairs for every single step."""
+    """Search all pairs before every merge, by definition."""
     while True:
         pairs = [(ranks.get(a + joint + b), at) for at, (a, b) in enumerate(pairwise(symbols))]
         possible = [pair for pair in pairs if pair[0] is not None]
@@ -192,7 +194,7 @@ def naive_merge(symbols: list[str], ranks: dict[str, float], joint: str) -> list
 
 @pytest.mark.parametrize("seed", range(20))
 @pytest.mark.parametrize("joint", ["", " "])
-def test_merge_is_the_naive_merge(seed: int, joint: str):
+def test_merging_equals_the_naive_merge(seed: int, joint: str):
     rng = random.Random(seed)
     pieces = ["".join(rng.choices("ab▁", k=rng.randint(1, 5))) for _ in range(40)]
     ranks = {joint.join(cut): rng.randint(0, 9) for piece in pieces if len(piece) > 1 for cut in cuts(piece)}
@@ -206,7 +208,7 @@ def cuts(piece: str) -> list[tuple[str, str]]:
 
 
 @pytest.mark.parametrize("seed", range(20))
-def test_sentence_piece_word_by_word_is_the_naive_merge_of_all(seed: int):
+def test_sentence_piece_word_by_word_equals_the_naive_merge(seed: int):
     rng = random.Random(seed)
     pieces = {"".join(rng.choices("aab▁", k=rng.randint(1, 5))) for _ in range(30)} | set("ab▁")
     scores = {piece: float(-rng.randint(0, 9)) for piece in sorted(pieces)}
@@ -217,13 +219,13 @@ def test_sentence_piece_word_by_word_is_the_naive_merge_of_all(seed: int):
         assert pieces_of(tokenizer, text) == naive_merge(list("▁" + text.replace(" ", "▁")), ranks, "")
 
 
-def test_sentence_piece_takes_bytes_for_unknown_characters():
+def test_sentence_piece_uses_byte_tokens_for_unknown_characters():
     tokenizer = Tokenizer.from_metadata(sentence_piece({"▁": -1.0, "a": -2.0}))
     assert pieces_of(tokenizer, "aé") == ["▁", "a", "<0xC3>", "<0xA9>"]
     assert tokenizer.decode(tokenizer.encode("aé\n\0")) == "aé\n\0"
 
 
-def test_sentence_piece_without_bytes_takes_the_unknown_token():
+def test_sentence_piece_without_bytes_uses_the_unknown_token():
     metadata = {
         "tokenizer.ggml.model": "llama",
         "tokenizer.ggml.tokens": ["<unk>", "<s>", "</s>", "▁", "a"],
@@ -233,7 +235,7 @@ def test_sentence_piece_without_bytes_takes_the_unknown_token():
     assert Tokenizer.from_metadata(metadata).encode("aé") == [3, 4, 0]
 
 
-def test_space_prefix():
+def test_a_space_prefix_is_added_and_removed():
     scores = {"▁": -1.0, "a": -2.0, "▁a": -0.5}
     tokenizer = Tokenizer.from_metadata(sentence_piece(scores))
     assert pieces_of(tokenizer, "a<s>a", special=True) == ["▁a", "<s>", "▁a"]
@@ -246,7 +248,7 @@ def test_space_prefix():
     assert tokenizer.decode(tokenizer.encode(" a")) == " a"
 
 
-def test_gemma_4_merges_over_marked_spaces():
+def test_gemma_4_merges_across_marked_spaces():
     pieces = ["<pad>", "<bos>", "▁", "a", "b", "▁a", "\n", "\n\n", "<|tool_response>", "</s>"]
     types = [CONTROL, CONTROL, *[NORMAL] * 6, CONTROL, USER_DEFINED, *[BYTE] * 256]
     metadata = {
@@ -264,7 +266,7 @@ def test_gemma_4_merges_over_marked_spaces():
 
 
 @pytest.mark.parametrize(("ignore", "expected"), [("llama-bpe", ["abc"]), ("gpt-2", ["ab", "c"])])
-def test_ignore_merges(ignore: str, expected: list[str]):
+def test_ignore_merges_takes_a_whole_word_that_is_a_token(ignore: str, expected: list[str]):
     metadata = byte_level(["a b", "x y"], [("abc", NORMAL)], pre=ignore)
     assert pieces_of(Tokenizer.from_metadata(metadata), "abc") == expected
 
@@ -281,7 +283,7 @@ def test_special_tokens_are_parsed_only_on_request():
     assert tokenizer.decode(tokenizer.encode(text)) == text
 
 
-def test_bos_comes_once_and_only_if_the_file_asks():
+def test_bos_is_added_once_and_only_if_the_file_asks():
     special = [("<s>", CONTROL)]
     asking = Tokenizer.from_metadata(byte_level(special=special, bos_token_id=256, add_bos_token=True))
     assert asking.encode("a", bos=True) == [256, 97]
@@ -295,13 +297,13 @@ def test_bos_comes_once_and_only_if_the_file_asks():
     assert not Tokenizer.from_metadata(byte_level(special=special, bos_token_id=0xFFFFFFFF)).adds_bos
 
 
-def test_eos_comes_only_if_the_file_and_the_caller_ask():
+def test_eos_is_added_only_if_file_and_caller_ask():
     asking = Tokenizer.from_metadata(byte_level(special=[("</s>", CONTROL)], eos_token_id=256, add_eos_token=True))
     assert (asking.encode("a"), asking.encode("a", eos=True), asking.encode("", eos=True)) == ([97], [97, 256], [256])
     assert Tokenizer.from_metadata(byte_level(eos_token_id=3)).encode("a", eos=True) == [97]
 
 
-def test_end_tokens():
+def test_end_tokens_are_found_by_id_and_text():
     special = [("<|im_end|>", USER_DEFINED), ("<|end|>", CONTROL), ("<end>", CONTROL), ("</s>", NORMAL)]
     tokenizer = Tokenizer.from_metadata(byte_level(special=special, eos_token_id=3, eot_token_id=258))
     assert tokenizer.end_ids == {3, 256, 257, 258}
@@ -323,7 +325,7 @@ def test_end_tokens():
         ({}, "a <mask>", ["a", "▁", "<mask>"]),
     ],
 )
-def test_special_tokens_swallow_white_space(named: dict, text: str, pieces: list[str]):
+def test_special_tokens_strip_white_space_around_them(named: dict, text: str, pieces: list[str]):
     scores = {"▁": -1.0, "a": -2.0, "b": -3.0}
     metadata = sentence_piece(scores, [("<mask>", CONTROL), ("[MASK]", CONTROL)], add_space_prefix=False) | named
     assert pieces_of(Tokenizer.from_metadata(metadata), text, special=True) == pieces
@@ -344,7 +346,7 @@ def test_plain_text_makes_no_control_token():
 
 
 def naive_cut(text: str, tokens: list[tuple[str, int]], before: set[int], after: set[int]) -> list[str | int]:
-    """As llama.cpp does it: for every token, longest first, through all that is still text."""
+    """Search for every token, longest first, in all that is still text, as llama.cpp does."""
     fragments: list[str | int] = [text] if text else []
     for piece, token in sorted(tokens, key=lambda pair: -len(pair[0].encode())):
         cut: list[str | int] = []
@@ -372,7 +374,7 @@ def test_special_tokens_are_found_as_by_llama_cpp(pieces: list[str], text: str, 
 
 
 @pytest.mark.parametrize("text", ["<unused5999>", "<", "<unused", "a ", "<unused1><unused2>"])
-def test_thousands_of_special_tokens_in_linear_time(text: str):
+def test_thousands_of_special_tokens_take_linear_time(text: str):
     tokens = [(f"<unused{number}>", number) for number in range(6000)]
     special = SpecialTokens(tokens, {1}, {2})
     started = time.process_time()
@@ -380,7 +382,7 @@ def test_thousands_of_special_tokens_in_linear_time(text: str):
     assert time.process_time() - started < 10, "a second, if it takes as long as the text is"
 
 
-def test_streaming_never_gives_half_a_character():
+def test_streaming_never_splits_a_character():
     tokenizer = Tokenizer.from_metadata(byte_level())
     text = "é 👩‍👩‍👧 中"
     stream = tokenizer.stream()
@@ -390,7 +392,7 @@ def test_streaming_never_gives_half_a_character():
     assert stream.flush() == ""
 
 
-def test_streaming_replaces_what_is_no_character():
+def test_streaming_replaces_invalid_bytes():
     tokenizer = Tokenizer.from_metadata(byte_level())
     ids = list(b"a\xff\xc3b\xf0\x9f\x99")
     stream = tokenizer.stream()
@@ -400,7 +402,7 @@ def test_streaming_replaces_what_is_no_character():
 
 
 @pytest.mark.parametrize("seed", range(10))
-def test_streams_join_to_decode(seed: int):
+def test_streamed_chunks_join_to_the_decoded_text(seed: int):
     rng = random.Random(seed)
     for metadata in (byte_level(["a b"], [("<|x|>", CONTROL)]), sentence_piece({"▁": 0.0, "▁a": 0.0})):
         tokenizer = Tokenizer.from_metadata(metadata)
@@ -412,7 +414,7 @@ def test_streams_join_to_decode(seed: int):
         assert streamed == tokenizer.decode(ids) == data.removeprefix(prefix).decode(errors="replace")
 
 
-def test_surrogates_and_null_characters():
+def test_surrogates_and_null_characters_are_encoded():
     for metadata in (byte_level(), sentence_piece({"▁": 0.0})):
         tokenizer = Tokenizer.from_metadata(metadata)
         assert tokenizer.decode(tokenizer.encode("a\0\ud83d\ude00\udc00b")) == "a\0😀�b"
@@ -432,13 +434,13 @@ def test_kimi_needs_no_merges():
 
 
 @pytest.mark.parametrize("model", ["hybriddna", "whitespace"])
-def test_other_vocabularies_are_refused_by_name(model: str):
+def test_unsupported_vocabularies_are_refused_by_name(model: str):
     with pytest.raises(ModelError, match=rf"the model's tokenizer \({model}, .*\) is not supported"):
         Tokenizer.from_metadata(byte_level(model=model))
 
 
-def test_qwens_texts(released_vocabulary):
-    """A file of its vocabulary that others made: 4 tokens and not 12."""
+def test_qwen_composes_texts_before_encoding(released_vocabulary):
+    """Encode 4 tokens instead of 12, also with a vocabulary file that others converted."""
     qwen = released_vocabulary("qwen2")
     text = "Größe naïve"
     assert qwen.encode(unicodedata.normalize("NFD", text)) == qwen.encode(text)
@@ -491,7 +493,7 @@ def test_every_pretokenizer_keeps_the_text(name: str):
         ("gemma4", "a b\n\nc", ["a b", "\n\n", "c"]),
     ],
 )
-def test_pretokenizers(name: str, text: str, words: list[str]):
+def test_pretokenizers_split_into_the_expected_words(name: str, text: str, words: list[str]):
     assert make_splitter(PRETOKENIZERS[name].patterns)(text) == words
 
 
@@ -502,7 +504,7 @@ WITHOUT_LARGE_LETTERS = CASELESS | {"gpt-4o", "granite-embed-multi-97m", "tekken
 
 
 def differs(family: str, text: str) -> bool:
-    """From what the model's own tokenizer makes of it, in llama.cpp."""
+    """Return whether the model's own tokenizer splits a text otherwise than llama.cpp."""
     if family in pretokenize.PRETOKENIZERS and not unicodedata.is_normalized("NFC", text):
         return True
     large = ("yÉ" in text and family in WITHOUT_LARGE_LETTERS) or (text.startswith("YouTube") and family in CASELESS)
@@ -510,7 +512,7 @@ def differs(family: str, text: str) -> bool:
 
 
 @pytest.mark.parametrize("row", GIVEN["cuts"], ids=lambda row: row["names"][0])
-def test_every_pretokenizer_cuts_as_llama_cpp(row: dict):
+def test_every_pretokenizer_splits_as_llama_cpp(row: dict):
     for family in {PRETOKENIZERS[name]: name for name in reversed(row["names"])}.values():
         tokenizer = Tokenizer.from_metadata(vocabularies.cuts(family))
         for text, ids in zip(GIVEN["cut_texts"], row["ids"], strict=True):
@@ -531,23 +533,23 @@ LLAMA_3 = "llama3 llama-v3 llama-bpe falcon3 falcon-h1 pixtral midm-2.0 lfm2 jin
         ("needs_merges", True, "kimi-k2"),
     ],
 )
-def test_which_pretokenizers_do_more_than_cut(flag: str, usual: bool, names: str):
+def test_flags_of_pretokenizers_are_set_for_the_right_names(flag: str, usual: bool, names: str):
     assert [name for name, known in PRETOKENIZERS.items() if getattr(known, flag) != usual] == names.split()
 
 
-def test_every_name_has_its_source():
+def test_every_pretokenizer_name_has_its_source():
     assert set(SOURCES) == set(PRETOKENIZERS)
     assert all(source == "-" or source.count("/") == 1 for source in SOURCES.values())
 
 
-def test_all_names_are_compared():
+def test_all_pretokenizers_but_three_are_compared():
     compared = {name for row in GIVEN["cuts"] for name in row["names"]}
     assert set(PRETOKENIZERS) - compared == {"gemma4", "granite-embed-multi-311m", "sarvam-moe"}
 
 
 @pytest.mark.parametrize("name", vocabularies.NAMES)
-def test_what_is_remembered_of_words_is_bounded(vocabulary, monkeypatch, name: str):
-    """Servers encode for weeks: no more words than that, no long ones, and the same tokens."""
+def test_the_word_cache_is_bounded(vocabulary, monkeypatch, name: str):
+    """Cache neither more words nor long ones, and give the same tokens."""
     texts = [" ".join(vocabularies.PROSE.split()[start : start + 40]) for start in range(0, 200, 40)]
     expected = [vocabulary(name).encode(text) for text in texts]
     monkeypatch.setattr(subwords, "_CACHED_WORDS", 8)
@@ -559,8 +561,8 @@ def test_what_is_remembered_of_words_is_bounded(vocabulary, monkeypatch, name: s
         assert len(words) <= 8 and all(len(word) <= 6 for word in words)
 
 
-def test_long_spaces_of_jais_are_cut_by_powers_of_two():
-    """Its released pattern knows runs of 512, 256 and so on down to 4, then two, then one."""
+def test_long_spaces_of_jais_are_split_by_powers_of_two():
+    """Follow its pattern: runs of 512, 256 and so on down to 4, then two, then one."""
     cut = make_splitter(PRETOKENIZERS["jais-2"].patterns)
     assert [len(piece) for piece in cut(" " * 1791)] == [512, 512, 512, 128, 64, 32, 16, 8, 4, 2, 1]
     assert [len(piece) for piece in cut(" " * 514)] == [512, 2]
@@ -568,7 +570,7 @@ def test_long_spaces_of_jais_are_cut_by_powers_of_two():
 
 @pytest.mark.sampled
 @pytest.mark.parametrize("name", sorted({family: name for name, family in PRETOKENIZERS.items()}.values()))
-def test_long_runs_are_cut_in_linear_time(name: str):
+def test_long_runs_are_split_in_linear_time(name: str):
     cut, length = make_splitter(PRETOKENIZERS[name].patterns), 100_000
     started = time.process_time()
     for unit in ("a", "A", " ", "1", "½", "中", "!", "\n"):
@@ -615,8 +617,8 @@ def test_hostile_metadata_is_refused_in_one_line(changes: dict, message: str):
     assert "\n" not in str(caught.value)
 
 
-def test_bytes_that_some_vocabularies_lack_do_no_harm():
-    """SmolLM's, for one, has no token for the bytes 4 and 255."""
+def test_missing_byte_tokens_do_no_harm():
+    """SmolLM, for example, has no token for the bytes 4 and 255."""
     metadata = byte_level(["a b", "a b"], [("ab", NORMAL)])
     metadata["tokenizer.ggml.tokens"] = [*BYTE_PIECES[:4], *BYTE_PIECES[5:], "ab"]
     del metadata["tokenizer.ggml.token_type"]
@@ -625,7 +627,7 @@ def test_bytes_that_some_vocabularies_lack_do_no_harm():
 
 
 @pytest.mark.parametrize(("lacking", "byte"), [("Ċ", "<0x0A>"), ("!", "<0x21>")])
-def test_vocabulary_without_a_byte_reads_texts_without_it(lacking: str, byte: str):
+def test_a_vocabulary_without_a_byte_drops_it(lacking: str, byte: str):
     metadata = byte_level()
     tokens = metadata["tokenizer.ggml.tokens"]
     metadata["tokenizer.ggml.tokens"] = [f"x{lacking}x" if piece == lacking else piece for piece in tokens]
@@ -634,7 +636,7 @@ def test_vocabulary_without_a_byte_reads_texts_without_it(lacking: str, byte: st
     assert tokenizer.warnings[-1] == f"the vocabulary lacks the byte {byte}: the model does not read it in texts"
 
 
-def test_vocabulary_without_most_bytes_is_refused():
+def test_a_vocabulary_without_most_bytes_is_refused():
     metadata = byte_level()
     tokens = metadata["tokenizer.ggml.tokens"]
     metadata["tokenizer.ggml.tokens"] = [f"x{piece}" if piece.islower() else piece for piece in tokens]
@@ -669,8 +671,8 @@ def test_importing_the_tokenizer_is_light():
     assert result.stdout == "[]\n"
 
 
-def test_world_needs_all_bytes():
-    """A byte that no piece is would be text that vanishes."""
+def test_the_rwkv_vocabulary_needs_all_bytes():
+    """Keep text from vanishing at a byte without a token."""
     metadata = vocabularies.metadata("rwkv")
     metadata["tokenizer.ggml.tokens"] = [
         "[none]" if piece == "\\x8f" else piece for piece in metadata["tokenizer.ggml.tokens"]
@@ -690,12 +692,12 @@ def test_world_needs_all_bytes():
     (r"\'a", b"'a"), (r"\x4", b"x4"), ("a\\", b"a\\"),
     (r"\é", "é".encode()), ("\\\n", b"\n"), ("é\\n\ud800", "é\n?".encode()),
 ])  # fmt: skip
-def test_pieces_of_world_are_written_as_python_writes_bytes(piece: str, data: bytes):
+def test_rwkv_pieces_are_written_as_python_bytes(piece: str, data: bytes):
     assert unescape(piece) == data
 
 
-def test_the_best_cut_of_plamo():
-    """Of equal ones that with the longer first piece; below 0, characters that are no piece."""
+def test_plamo_splits_with_the_best_score():
+    """Prefer the longer first piece of equal scores; characters without a piece score below 0."""
     plamo = object.__new__(Plamo)
     plamo._scores = {"a": -10000, "ab": -20000, "b": -10000, "abc": -5}
     plamo._lengths = {"a": [3, 2, 1], "b": [1]}
@@ -706,8 +708,7 @@ def test_the_best_cut_of_plamo():
 
 
 def test_long_words_are_merged_in_windows(monkeypatch):
-    """As at once; windows begin where a symbol does, so far from the end of the one before, and equal ones are merged
-    once."""
+    """Give the same as one merge; begin windows at symbols and merge equal ones once."""
     monkeypatch.setattr(subwords, "WINDOW", 16)
     monkeypatch.setattr(subwords, "MARGIN", 6)
     ranks, merged, random_ = {pair: n for n, pair in enumerate(("a b", "b a", "ab ab", "c c"))}, [], random.Random(1)
@@ -736,16 +737,16 @@ def test_long_words_are_merged_in_windows(monkeypatch):
     (["a"], "a▁b▁▁c▁", ["a", "▁b", "▁▁c", "▁"]), (["▁a", "▁▁"], "▁a▁▁b", ["▁a", "▁▁b"]),
     (["▁a", "b▁c", "-▁", "^▁"], "a▁b▁c-▁d▁▁e^▁f]▁g", ["a", "▁b▁c-▁d", "▁▁e^▁f]", "▁g"]),
 ])  # fmt: skip
-def test_where_words_are_cut(pieces: list[str], text: str, words: list[str]):
-    """Before marked spaces, but not behind what a piece has in front of one."""
+def test_words_are_split_before_marked_spaces(pieces: list[str], text: str, words: list[str]):
+    """Do not split where a piece continues across the space."""
     assert word_boundary(pieces).split(text) == words
 
 
-def test_what_kinds_of_tokens_stand_for():
+def test_token_types_decide_their_bytes():
     kinds = [("<c>", CONTROL), ("<é>", USER_DEFINED), ("<k>", UNKNOWN), ("<n>", UNUSED), ("→", NORMAL), ("Ġa", NORMAL)]
     tokenizer = Tokenizer(byte_level(special=kinds))
-    said = [tokenizer.token_bytes(token) for token in range(256, 262)]
-    assert said == [b"", "<é>".encode(), b"", b"", "→".encode(), b" a"]
+    bytes_of_tokens = [tokenizer.token_bytes(token) for token in range(256, 262)]
+    assert bytes_of_tokens == [b"", "<é>".encode(), b"", b"", "→".encode(), b" a"]
     assert [tokenizer.token_bytes(token, special=True) for token in (256, 257, 258, 259)] == [
         b"<c>", "<é>".encode(), b"<k>", b"",
     ]  # fmt: skip

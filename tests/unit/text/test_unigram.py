@@ -1,8 +1,9 @@
-"""Unigram vocabularies: as sentencepiece 0.2.3 cuts the same texts, as the tokenizers package does, and hostile maps.
+"""Test Unigram vocabularies against sentencepiece 0.2.3 and the tokenizers package, and hostile files.
 
 unigram.json holds two models of 400 pieces that sentencepiece trained on 300 kB of Shakespeare, with normalization
 rules of our own (accents, ligatures, jamos, spaces), and its ids for some texts. "keeping_spaces" was trained with
 remove_extra_whitespaces off.
+
 """
 
 import base64
@@ -27,7 +28,7 @@ GIVEN = json.loads((GOLDENS / "unigram.json").read_text())
 
 
 def unigram(pieces: list[str], scores: list[float], types: list[int] | None = None, **metadata) -> Tokenizer:
-    """A T5 vocabulary; by default <pad>, </s> and <unk> come first."""
+    """Return a T5 vocabulary; by default <pad>, </s> and <unk> come first."""
     first = [] if types else ["<pad>", "</s>", "<unk>"]
     kinds = types or [CONTROL, CONTROL, UNKNOWN] + [NORMAL] * len(pieces)
     return Tokenizer.from_metadata(
@@ -46,7 +47,7 @@ def charsmap() -> np.ndarray:
 
 
 @pytest.mark.parametrize("merges_spaces", [True, False])
-def test_as_sentencepiece(merges_spaces: bool):
+def test_ids_equal_those_of_sentencepiece(merges_spaces: bool):
     model = GIVEN if merges_spaces else GIVEN["keeping_spaces"]
     settings = {"add_space_prefix": True, "remove_extra_whitespaces": merges_spaces, "precompiled_charsmap": charsmap()}
     tokenizer = unigram(model["pieces"], model["scores"], GIVEN["types"], **settings)
@@ -59,7 +60,7 @@ def test_as_sentencepiece(merges_spaces: bool):
     st.dictionaries(st.text("ab▁", min_size=1, max_size=4), st.integers(-900, -1), min_size=1, max_size=20),
     st.lists(st.text("ab c", max_size=12), max_size=4),
 )
-def test_as_the_tokenizers_package(scores: dict[str, int], texts: list[str]):
+def test_ids_equal_those_of_the_tokenizers_package(scores: dict[str, int], texts: list[str]):
     pieces, chosen = list(scores), [score / 7 for score in scores.values()]
     tokenizer = unigram(pieces, chosen)
     known = list(zip(pieces, np.array(chosen, np.float32).astype(float).tolist(), strict=True))
@@ -70,7 +71,7 @@ def test_as_the_tokenizers_package(scores: dict[str, int], texts: list[str]):
         assert tokenizer.encode(text) == expected
 
 
-def test_spaces():
+def test_spaces_are_marked_and_prefixed():
     pieces, scores = ["▁", "a", "▁a"], [-1.0, -2.0, -2.5]
     plain = unigram(pieces, scores)
     assert [plain.pieces[token] for token in plain.encode(" a  a")] == ["▁a", "▁", "▁a"]
@@ -83,7 +84,7 @@ def test_spaces():
     assert [merging.pieces[token] for token in merging.encode("  a   a  ")] == ["▁a", "▁a"]
 
 
-def test_unknown_characters():
+def test_unknown_characters_become_one_unknown_token():
     tokenizer = unigram(["▁", "a"], [-1.0, -2.0])
     assert tokenizer.encode("xya é") == [2, 4, 3, 2]
     assert tokenizer.encode("</s>") == [2]  # a control token's text is text
@@ -98,7 +99,7 @@ def test_user_defined_tokens_cost_nothing():
 
 
 def double_array(offset: int, leaf: bool, text: bytes = b"x\0", byte: int = ord("a"), value: int = 0) -> bytes:
-    """A map of one sequence of one byte."""
+    """Return a map of one byte."""
     nodes = [0] * 512
     nodes[0] = offset << 10
     nodes[offset ^ byte] = byte | leaf << 8 | (256 ^ offset ^ byte) << 10
@@ -106,7 +107,7 @@ def double_array(offset: int, leaf: bool, text: bytes = b"x\0", byte: int = ord(
     return struct.pack("<I512I", 2048, *nodes) + text
 
 
-def test_one_replacement():
+def test_a_character_map_replaces_a_character():
     assert Charsmap(double_array(0, True))("banana") == "bxnxnx"
     assert Charsmap(b"")("a") == "a"
 
@@ -122,19 +123,19 @@ def test_one_replacement():
         double_array(0, True, b"x"),
     ],
 )
-def test_maps_that_do_not_fit(data: bytes):
+def test_invalid_character_maps_are_refused(data: bytes):
     with pytest.raises(ModelError, match="the charsmap has"):
         unigram(["a"], [-1.0], precompiled_charsmap=np.frombuffer(data, np.uint8))
 
 
-def test_a_map_that_leads_out_of_itself():
+def test_a_character_map_pointing_outside_is_refused():
     tokenizer = unigram(["a"], [-1.0], precompiled_charsmap=np.frombuffer(double_array(0, True, value=2), np.uint8))
     with pytest.raises(ModelError, match="refers to bytes beyond its end"):
         tokenizer.encode("a")
 
 
 @pytest.mark.parametrize("value", [[1, 2], "abc", np.zeros(4, np.float32), np.zeros((2, 2), np.uint8)])
-def test_maps_that_are_no_bytes(value):
+def test_character_maps_of_other_types_are_refused(value):
     with pytest.raises(ModelError, match="precompiled_charsmap must be an array of bytes"):
         unigram(["a"], [-1.0], precompiled_charsmap=value)
 
@@ -143,7 +144,7 @@ def test_maps_that_are_no_bytes(value):
 @pytest.mark.slow
 @settings(max_examples=200, deadline=None, database=None)
 @given(st.lists(st.integers(0, 2**32 - 1), min_size=1, max_size=300), st.text(max_size=30))
-def test_random_tries_do_no_harm(nodes: list[int], text: str):
+def test_random_character_maps_do_no_harm(nodes: list[int], text: str):
     data = struct.pack(f"<I{len(nodes)}I", 4 * len(nodes), *nodes) + b"x\0y\0"
     try:
         assert isinstance(Charsmap(data)(text), str)
@@ -153,7 +154,7 @@ def test_random_tries_do_no_harm(nodes: list[int], text: str):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("unit", ["a", " ", "e\u0301", "中", "\u1100\u1161"])
-def test_a_fifth_of_a_megabyte(unit: str):
+def test_200_kilobytes_are_encoded_quickly(unit: str):
     settings = {"remove_extra_whitespaces": True, "precompiled_charsmap": charsmap()}
     tokenizer = unigram(GIVEN["pieces"], GIVEN["scores"], GIVEN["types"], **settings)
     started = time.process_time()

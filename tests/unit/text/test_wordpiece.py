@@ -1,4 +1,4 @@
-"""WordPiece vocabularies against the library that the models' own tokenizers are written with."""
+"""Test WordPiece vocabularies against the tokenizers package."""
 
 import random
 import sys
@@ -28,9 +28,9 @@ ODD = [
 
 def metadata(**more) -> dict:
     types = [CONTROL] * len(SPECIAL) + [NORMAL] * (len(PIECES) - len(SPECIAL))
-    found = {"model": "bert", "tokens": PIECES, "token_type": np.array(types, np.int32), "unknown_token_id": 1}
-    found |= {"cls_token_id": 2, "seperator_token_id": 3, **more}
-    return {f"tokenizer.ggml.{key}": value for key, value in found.items()}
+    fields = {"model": "bert", "tokens": PIECES, "token_type": np.array(types, np.int32), "unknown_token_id": 1}
+    fields |= {"cls_token_id": 2, "seperator_token_id": 3, **more}
+    return {f"tokenizer.ggml.{key}": value for key, value in fields.items()}
 
 
 def oracle(lowers: bool = True, strips: bool | None = None) -> Oracle:
@@ -38,14 +38,14 @@ def oracle(lowers: bool = True, strips: bool | None = None) -> Oracle:
         piece[1:] if piece[0] == "▁" else piece if piece in SPECIAL else f"##{piece}": n
         for n, piece in enumerate(PIECES)
     }
-    made = Oracle(models.WordPiece(known, unk_token="[UNK]", max_input_chars_per_word=100))
-    made.normalizer = normalizers.BertNormalizer(lowercase=lowers, strip_accents=strips)
-    made.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
-    return made
+    tokenizer = Oracle(models.WordPiece(known, unk_token="[UNK]", max_input_chars_per_word=100))
+    tokenizer.normalizer = normalizers.BertNormalizer(lowercase=lowers, strip_accents=strips)
+    tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+    return tokenizer
 
 
-def made_up(count: int) -> list[str]:
-    """Texts of the prose's words, of letters of many scripts, and of anything."""
+def random_texts(count: int) -> list[str]:
+    """Return texts of the prose's words, of letters of many scripts, and of any characters."""
     chance, alphabet = (
         random.Random(1),
         [chr(code) for code in (*range(32, 0x250), *range(0x370, 0x500), *range(0x4E00, 0x4E80))],
@@ -56,14 +56,14 @@ def made_up(count: int) -> list[str]:
 
 
 @pytest.mark.parametrize("flags", [{}, {"normalizer.lowercase": False}, {"normalizer.strip_accents": False}])
-def test_as_the_library(flags):
+def test_ids_equal_those_of_the_tokenizers_package(flags):
     tokenizer = Tokenizer.from_metadata(metadata(**flags))
     expected = oracle(flags.get("normalizer.lowercase", True), flags.get("normalizer.strip_accents"))
-    for text in ODD + made_up(2000):
+    for text in ODD + random_texts(2000):
         assert tokenizer.encode(text) == expected.encode(text, add_special_tokens=False).ids, repr(text)
 
 
-def test_around_a_text():
+def test_cls_and_sep_surround_a_text_on_request():
     tokenizer = Tokenizer.from_metadata(metadata())
     assert tokenizer.encode("[CLS]", bos=True, eos=True, special=True) == [2, 3]
     assert tokenizer.encode("", bos=True, eos=True) == [2, 3]
@@ -71,6 +71,6 @@ def test_around_a_text():
     assert tokenizer.most_bytes(4) == sys.maxsize
 
 
-def test_back_to_text():
+def test_ids_decode_to_words():
     tokenizer = Tokenizer.from_metadata(metadata())
     assert tokenizer.decode(tokenizer.encode(f"{WORDS[3]} {WORDS[7]}")) == f"{WORDS[3]} {WORDS[7]}"

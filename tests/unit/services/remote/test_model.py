@@ -21,7 +21,7 @@ from localllm.services.remote.dialect import DIALECTS, OTHER, Dialect, Form, req
 from localllm.services.remote.http import Endpoint, EndpointError
 from localllm.services.remote.mapping import AT_ONCE, RemoteMapping, success
 from localllm.services.remote.model import RemoteAnswer, RemoteModel, Streaming, context_of
-from tests.integration.test_endpoint import reacting, replying
+from tests.integration.test_endpoint import reply_with, serve_reactions
 
 OURS, LLAMA, VLLM = (DIALECTS[name] for name in ("localllm", "llamacpp", "vllm"))
 TOOL = Tool("now", "The time.")
@@ -237,9 +237,9 @@ def test_the_key_and_path_are_sent():
 
     def react(handler: Any, number: int) -> None:
         seen.append((handler.path, {name.lower(): value for name, value in handler.headers.items()}))
-        replying(200, b"{}")(handler, number)
+        reply_with(200, b"{}")(handler, number)
 
-    with reacting(react) as (url, asked):
+    with serve_reactions(react) as (url, asked):
         assert Endpoint.of(f"{url}/deep", "k").post("/x", {"a": "ö"}) == Endpoint.of(url).post("/y", 1) == {}
     (path, headers), (second, bare) = seen
     assert (path, second, asked) == ("/deep/x", "/v1/y", [{"a": "ö"}, 1])
@@ -251,7 +251,7 @@ def record_waits(status: int, monkeypatch: pytest.MonkeyPatch, **headers: str) -
     """Return the waits between requests that a server refuses with this status."""
     seconds = list[float]()
     monkeypatch.setattr(http, "sleep", seconds.append)
-    with reacting(replying(status, b"{}", **headers)) as (url, asked), pytest.raises(EndpointError):
+    with serve_reactions(reply_with(status, b"{}", **headers)) as (url, asked), pytest.raises(EndpointError):
         Endpoint.of(url).post("/x", 1)
     assert len(asked) == len(seconds) + 1
     return seconds
@@ -286,18 +286,18 @@ def test_refusals_of_a_server_are_explained(
     status: int, key: str | None, error: Any, kind: type[Exception], message: str
 ):
     body = json.dumps({"error": error}).encode()
-    with reacting(replying(status, body)) as (url, _), pytest.raises(kind, match=message):
+    with serve_reactions(reply_with(status, body)) as (url, _), pytest.raises(kind, match=message):
         Endpoint.of(url, key).post("/x", 1)
 
 
 @pytest.mark.parametrize("body", [b"", b"<html>busy</html>", b"[1]", b"7", b"\xff", b"[" * 100_000])
 def test_replies_that_are_no_json_objects_are_refused(body: bytes):
     """Accept any body of a refusal."""
-    with reacting(replying(200, body)) as (url, _), pytest.raises(EndpointError) as failure:
+    with serve_reactions(reply_with(200, body)) as (url, _), pytest.raises(EndpointError) as failure:
         Endpoint.of(url).post("/x", 1)
     shown = repr(body[:60].decode(errors="replace"))
     assert str(failure.value) == f"{url}/v1 sent an invalid JSON object: {shown}"
-    with reacting(replying(404, body)) as (url, _), pytest.raises(EndpointError) as failure:
+    with serve_reactions(reply_with(404, body)) as (url, _), pytest.raises(EndpointError) as failure:
         Endpoint.of(url).post("/x", 1)
     assert str(failure.value) == f"{url}/v1 refuses (404): no reason is given"
 

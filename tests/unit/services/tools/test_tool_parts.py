@@ -1,4 +1,4 @@
-"""The parts of tools, without a model: what is cut and where, what is refused, what is written down."""
+"""Test the parts of tools without a model: limits, refusals, transcripts and MCP servers."""
 
 import asyncio
 import importlib
@@ -35,7 +35,7 @@ def box(home: Path) -> Toolbox:
 
 
 @pytest.mark.parametrize(
-    ("given", "text"),
+    ("arguments", "text"),
     [
         ({"first": 1, "lines": 3}, "Buy milk.\nCall Ada.\nSleep.\n"), ({"lines": 9}, "Buy milk.\nCall Ada.\nSleep.\n"),
         ({"lines": 2}, "Buy milk.\nCall Ada.\n\n[these are the lines 1 to 2 of 3]"),
@@ -43,22 +43,22 @@ def box(home: Path) -> Toolbox:
         ({"first": 2, "lines": 9}, "Call Ada.\nSleep.\n\n[these are the lines 2 to 3 of 3]"),
     ],
 )  # fmt: skip
-def test_lines_of_a_file(box: Toolbox, given: dict[str, int], text: str):
-    assert perform(box, "read_file", path="notes.txt", **given) == (text, False)
+def test_read_file_returns_the_requested_lines(box: Toolbox, arguments: dict[str, int], text: str):
+    assert perform(box, "read_file", path="notes.txt", **arguments) == (text, False)
 
 
-def test_lines_that_are_not_there(box: Toolbox, home: Path):
+def test_read_file_refuses_lines_that_do_not_exist(box: Toolbox, home: Path):
     (home / "empty").write_bytes(b"")
     assert perform(box, "read_file", path="empty") == ("", False)
     assert perform(box, "read_file", path="empty", first=2) == ("error: empty has 0 lines", True)
     assert perform(box, "read_file", path="notes.txt", first=4).text == "error: notes.txt has 3 lines"
     for odd in (0, -1, True, 1.0, "1", None):
         for name in ("first", "lines"):
-            said = perform(box, "read_file", path="notes.txt", **{name: odd})
-            assert said == (f"error: {name} must be an integer, 1 or greater", True)
+            result = perform(box, "read_file", path="notes.txt", **{name: odd})
+            assert result == (f"error: {name} must be an integer, 1 or greater", True)
 
 
-def test_what_is_no_text(box: Toolbox, home: Path, monkeypatch: pytest.MonkeyPatch):
+def test_read_file_refuses_binary_and_large_files(box: Toolbox, home: Path, monkeypatch: pytest.MonkeyPatch):
     (home / "bom").write_bytes(b"\xef\xbb\xbfa\xffb")
     assert perform(box, "read_file", path="bom").text == "a\ufffdb"
     for place, is_text in ((8191, False), (8192, True)):
@@ -71,7 +71,7 @@ def test_what_is_no_text(box: Toolbox, home: Path, monkeypatch: pytest.MonkeyPat
     assert perform(box, "read_file", path="large").text == "error: large has more than 8 bytes"
 
 
-def test_a_list_is_cut(box: Toolbox, home: Path, monkeypatch: pytest.MonkeyPatch):
+def test_list_is_cut_after_its_limit(box: Toolbox, home: Path, monkeypatch: pytest.MonkeyPatch):
     (home / "deep" / "none").mkdir()
     assert perform(box, "list", path="deep/none").text == "[nothing]"
     assert perform(box, "list", path="deep").text == ".hidden/\nmore.md  15\nnone/"
@@ -84,7 +84,7 @@ def test_a_list_is_cut(box: Toolbox, home: Path, monkeypatch: pytest.MonkeyPatch
 # ---- searching
 
 
-def test_a_question_finds_passages(box: Toolbox, home: Path):
+def test_search_finds_passages_for_a_question(box: Toolbox, home: Path):
     (home / "deep" / "boats.md").write_text("# Boats\n\nThe ferry leaves at nine.\n\n# Trains\n\nAt ten.\n")
     place = Path("deep/boats.md")
     assert perform(box, "search", text="when does the ferry leave?").text == (
@@ -95,7 +95,7 @@ def test_a_question_finds_passages(box: Toolbox, home: Path):
     assert perform(box, "search", text="ferries").text.startswith("[nothing in ")  # a word, not a question
 
 
-def test_what_is_searched(box: Toolbox, home: Path):
+def test_search_skips_hidden_files_and_shortens_lines(box: Toolbox, home: Path):
     for name in ("a.txt", "B.txt", ".x.txt"):
         (home / "deep" / name).write_text("  milk \nno\nmilk " + "y" * 400)
     lines = perform(box, "search", text="milk", path="deep").text.split("\n")
@@ -108,10 +108,10 @@ def test_what_is_searched(box: Toolbox, home: Path):
     assert perform(box, "search", text="milk", files=5) == ("error: files must be a string", True)
 
 
-def test_a_search_is_cut(box: Toolbox, home: Path, monkeypatch: pytest.MonkeyPatch):
+def test_search_is_cut_after_its_limits(box: Toolbox, home: Path, monkeypatch: pytest.MonkeyPatch):
     for number in range(3):
         (home / "deep" / f"{number}.txt").write_text("a\na\n")
-    found = [f"{Path('deep') / f'{number}.txt'}:{line}: a" for number in range(3) for line in (1, 2)]
+    matches = [f"{Path('deep') / f'{number}.txt'}:{line}: a" for number in range(3) for line in (1, 2)]
 
     def searched(**limits: float) -> list[str]:
         with monkeypatch.context() as patch:
@@ -119,15 +119,14 @@ def test_a_search_is_cut(box: Toolbox, home: Path, monkeypatch: pytest.MonkeyPat
                 patch.setattr(built_in, name, value)
             return perform(box, "search", text="a", path="deep", files="*.txt").text.split("\n")
 
-    assert searched() == searched(MATCHES=6) == searched(FILES=3) == found
-    assert searched(MATCHES=3) == [*found[:3], "[cut: these are the first 3 lines that have it]"]
-    assert searched(MATCHES=5)[4:] == [found[4], "[cut: these are the first 5 lines that have it]"]
-    assert searched(FILES=2) == [*found[:4], "[cut: only 2 files were looked at]"]
+    assert searched() == searched(MATCHES=6) == searched(FILES=3) == matches
+    assert searched(MATCHES=3) == [*matches[:3], "[cut: these are the first 3 lines that have it]"]
+    assert searched(MATCHES=5)[4:] == [matches[4], "[cut: these are the first 5 lines that have it]"]
+    assert searched(FILES=2) == [*matches[:4], "[cut: only 2 files were looked at]"]
     assert searched(SECONDS=-1) == ["[cut: only 0 files were looked at]"]
 
 
-def test_limits_are_what_a_model_can_read():
-    """A model is offered much, and never more than it has room for."""
+def test_tool_limits_fit_the_context():
     assert (built_in.ENTRIES, built_in.MATCHES, built_in.FILES, built_in.SECONDS) == (1000, 100, 20_000, 20.0)
     assert (built_in.LARGEST, built_in.MOST, Toolbox([]).most) == (4 << 20, 1 << 20, 30_000)
     assert built_in.COMMAND_SECONDS == 120.0
@@ -137,7 +136,7 @@ def test_limits_are_what_a_model_can_read():
 # ---- folders
 
 
-def test_several_folders(home: Path, monkeypatch: pytest.MonkeyPatch):
+def test_several_folders_are_allowed_and_others_refused(home: Path, monkeypatch: pytest.MonkeyPatch):
     other = home.parent / "home2"
     other.mkdir()
     (other / "x.txt").write_text("milk")
@@ -151,8 +150,8 @@ def test_several_folders(home: Path, monkeypatch: pytest.MonkeyPatch):
     assert Folders(["~/deep"]).roots == [os.path.realpath(home / "deep")]
 
 
-def test_a_file_that_is_moved_while_it_is_opened(home: Path, monkeypatch: pytest.MonkeyPatch):
-    """Between the look at a name and its opening, another one can come to stand there."""
+def test_a_file_moved_while_it_is_opened_is_refused(home: Path, monkeypatch: pytest.MonkeyPatch):
+    """Replace the file between the check and the opening."""
     opened = list[int]()
 
     def another(path: str, flags: int) -> int:
@@ -166,7 +165,7 @@ def test_a_file_that_is_moved_while_it_is_opened(home: Path, monkeypatch: pytest
         os.fstat(opened[0])  # it is closed
 
 
-def test_no_file_stays_open(home: Path, monkeypatch: pytest.MonkeyPatch):
+def test_no_file_stays_open_after_a_tool(home: Path, monkeypatch: pytest.MonkeyPatch):
     opened = list[int]()
 
     def noted(path: str, flags: int) -> int:
@@ -188,7 +187,7 @@ def offered(name: str, perform: Any = lambda arguments: "done") -> OfferedTool:
     return OfferedTool(Tool(name), perform)
 
 
-def test_names_are_of_one_tool():
+def test_two_tools_of_one_name_are_refused():
     with pytest.raises(UsageError, match="two tools have the name b"):
         Toolbox([offered("a"), offered("b"), offered("b")])
     box = Toolbox([offered("a"), offered("b")], 5)
@@ -197,7 +196,7 @@ def test_names_are_of_one_tool():
     assert perform(box, "b").text == "error: there is no tool 'b'"
 
 
-def test_a_toolbox_offers_the_tools_that_there_are_now():
+def test_a_toolbox_offers_the_current_tools():
     tools = [offered("a")]
     box = Toolbox(tools, current=lambda: [*tools])
     tools.append(offered("b"))
@@ -226,13 +225,13 @@ def raising(error: BaseException) -> Any:
         (ValueError("x" * 20), "xxx\n[cut: these are the first 10 of 27 characters]"),
     ],
 )  # fmt: skip
-def test_what_goes_wrong_is_told_to_the_model(error: BaseException, text: str):
+def test_errors_of_a_tool_are_returned_to_the_model(error: BaseException, text: str):
     box = Toolbox([offered("a", raising(error))], 10)
     box.most = 10 if "xxx" in text else 100
     assert perform(box, "a") == (f"error: {text}", True)
 
 
-def test_results_are_cut():
+def test_tool_results_are_cut_after_their_limit():
     for most, text in ((4, "done"), (3, "don\n[cut: these are the first 3 of 4 characters]")):
         assert perform(Toolbox([offered("a")], most), "a") == (text, False)
     broken = Toolbox([offered("a", lambda arguments: "x\ud800")])
@@ -247,12 +246,12 @@ def test_results_are_cut():
         ([], ["."], "allow applies to built-in tools only"), ([], [], "no tools: "),
     ],
 )  # fmt: skip
-def test_offers_that_make_no_sense(names: list[str], allowed: list[str], message: str):
+def test_invalid_tool_options_are_refused(names: list[str], allowed: list[str], message: str):
     with pytest.raises(UsageError, match=message):
         toolbox(names, allowed, None, ExitStack())
 
 
-def test_tools_of_servers_come_behind_and_end_with_the_stack(home: Path, monkeypatch: pytest.MonkeyPatch):
+def test_tools_of_mcp_servers_come_last_and_close_with_the_stack(home: Path, monkeypatch: pytest.MonkeyPatch):
     ended = []
 
     class Servers:
@@ -275,7 +274,7 @@ def test_tools_of_servers_come_behind_and_end_with_the_stack(home: Path, monkeyp
     assert len(ended) == 3
 
 
-def test_another_drive_is_no_folder_of_this_one(monkeypatch: pytest.MonkeyPatch):
+def test_a_folder_on_another_drive_is_outside(monkeypatch: pytest.MonkeyPatch):
     def other(paths: list[str]) -> str:
         raise ValueError("Paths don't have the same drive")
 
@@ -283,7 +282,7 @@ def test_another_drive_is_no_folder_of_this_one(monkeypatch: pytest.MonkeyPatch)
     assert built_in.is_within("d:/a", "c:/a") is False
 
 
-def test_entries_that_go_away_while_they_are_listed():
+def test_entries_removed_while_listing_are_skipped():
     def gone(follow_symlinks: bool) -> Any:
         raise FileNotFoundError
 
@@ -295,18 +294,18 @@ def test_entries_that_go_away_while_they_are_listed():
     assert built_in.describe_entry(entry) == "a/"
 
 
-def test_a_file_of_servers_that_is_not_there(tmp_path: Path):
+def test_a_missing_mcp_file_is_refused(tmp_path: Path):
     path = tmp_path / "none.json"
     with pytest.raises(UsageError) as failure:
         mcp.servers_of(str(path))
     assert str(failure.value) == f"cannot read {path}: No such file or directory"
 
 
-def test_a_tool_that_is_named_twice_is_offered_once(home: Path):
+def test_a_tool_named_twice_is_offered_once(home: Path):
     assert toolbox(["list", "read_file", "list"], [str(home)], None, ExitStack()).names == ["list", "read_file"]
 
 
-def test_what_a_model_is_told_of_tools(home: Path):
+def test_tools_are_described_by_closed_schemas(home: Path):
     tools = {tool.name: tool.parameters for tool in toolbox(ALL, [str(home)], None, ExitStack()).use.tools}
     assert all(each["additionalProperties"] is False and each["type"] == "object" for each in tools.values())
     assert {name: each["required"] for name, each in tools.items()} == {
@@ -325,32 +324,32 @@ def test_what_a_model_is_told_of_tools(home: Path):
 # ---- commands
 
 
-def ran(command: str, home: Path) -> str:
+def run_in(command: str, home: Path) -> str:
     return built_in.run_command({"command": command}, [str(home)])
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="a shell of POSIX")
-def test_what_a_command_knows(home: Path, monkeypatch: pytest.MonkeyPatch):
+def test_a_command_gets_a_reduced_environment(home: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("LC_TIME", "C")
     monkeypatch.setenv("SECRET_PATH", "x")
-    said = ran("echo $LC_TIME/$SECRET_PATH/$TERM/$HOME", home)
-    assert said == f"C//dumb/{os.environ['HOME']}\n[exit code 0]"
-    assert ran("printf x", home) == "x\n[exit code 0]" and ran("echo e >&2; true", home) == "e\n[exit code 0]"
+    output = run_in("echo $LC_TIME/$SECRET_PATH/$TERM/$HOME", home)
+    assert output == f"C//dumb/{os.environ['HOME']}\n[exit code 0]"
+    assert run_in("printf x", home) == "x\n[exit code 0]" and run_in("echo e >&2; true", home) == "e\n[exit code 0]"
     with pytest.raises(ToolError, match="cannot contain NUL"):
-        ran("a\0b", home)
+        run_in("a\0b", home)
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="a shell of POSIX")
-def test_what_a_command_says_is_cut(home: Path, monkeypatch: pytest.MonkeyPatch):
+def test_the_output_of_a_command_is_cut(home: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(built_in, "MOST", 4)
-    assert ran("printf abcd", home) == "abcd\n[exit code 0]"
-    assert ran("printf abcde", home) == "abcd\n[cut: of 5 bytes]\n[exit code 0]"
+    assert run_in("printf abcd", home) == "abcd\n[exit code 0]"
+    assert run_in("printf abcde", home) == "abcd\n[cut: of 5 bytes]\n[exit code 0]"
 
 
 # ---- what is written down
 
 
-def test_a_transcript_grows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_a_transcript_is_appended_to(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     path, write = tmp_path / "t.jsonl", os.write
     monkeypatch.setattr(os, "write", lambda file, data: write(file, bytes(data)[:7]))  # a disk that is almost full
     for model in ("one", "two"):
@@ -372,7 +371,7 @@ def test_a_transcript_grows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
 
 
 @pytest.mark.parametrize("data", [b"hello\n", b"[1]\n", b"5\n", b'{"a": 1}\n', b"\xff\n"])
-def test_no_other_file_is_taken_for_a_transcript(tmp_path: Path, data: bytes):
+def test_other_files_are_not_taken_for_transcripts(tmp_path: Path, data: bytes):
     path = tmp_path / "notes"
     path.write_bytes(data)
     with pytest.raises(UsageError, match="this file exists and is not a transcript; give another file"):
@@ -380,7 +379,7 @@ def test_no_other_file_is_taken_for_a_transcript(tmp_path: Path, data: bytes):
     assert path.read_bytes() == data
 
 
-def test_files_that_can_be_transcripts(tmp_path: Path):
+def test_new_and_existing_transcripts_are_accepted(tmp_path: Path):
     require_transcript(str(tmp_path / "new"))
     (tmp_path / "empty").write_bytes(b"")
     require_transcript(str(tmp_path / "empty"))
@@ -393,7 +392,7 @@ def test_files_that_can_be_transcripts(tmp_path: Path):
 
 
 @pytest.mark.parametrize(
-    ("said", "message"),
+    ("text", "message"),
     [
         ("[]", "must have"), ("{}", "must have"), ('{"mcpServers": {}}', "must have"), ("{", "is not valid JSON"),
         ('{"mcpServers": []}', "must have"), ('{"mcpServers": {"a": {"command": ""}}}', "a must have a command"),
@@ -403,14 +402,14 @@ def test_files_that_can_be_transcripts(tmp_path: Path):
         ('{"mcpServers": {"a": {"disabled": "yes"}}}', "a must have a command"),
     ],
 )  # fmt: skip
-def test_files_of_servers_that_cannot_be_used(tmp_path: Path, said: str, message: str):
+def test_invalid_mcp_files_are_refused(tmp_path: Path, text: str, message: str):
     path = tmp_path / "mcp.json"
-    path.write_text(said)
+    path.write_text(text)
     with pytest.raises(UsageError, match=message):
         mcp.servers_of(str(path))
 
 
-def test_servers_of_a_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_variables_in_an_mcp_file_are_expanded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("A", "1")
     monkeypatch.delenv("B", raising=False)
     both = {
@@ -431,7 +430,7 @@ def test_servers_of_a_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     }
 
 
-def test_what_comes_back_from_a_server():
+def test_results_of_an_mcp_server_become_text():
     text, resource = {"type": "text", "text": "a"}, {"type": "resource", "resource": {"text": "b"}}
     odd = [{"type": "resource_link", "uri": "u"}, {"type": "image"}, {"type": "resource", "resource": {"blob": "x"}}]
     assert mcp.result_text({"content": [text, resource, *odd]}).split("\n") == [
@@ -448,7 +447,7 @@ def test_what_comes_back_from_a_server():
             mcp.result_text(result)
 
 
-def test_reasons():
+def test_reasons_are_one_line_of_the_innermost_error():
     inner = ExceptionGroup("two", [ValueError("a\n b"), ValueError("c")])
     assert mcp.reason_of(ExceptionGroup("one", [inner])) == "a b"
     assert mcp.reason_of(TimeoutError()) == "TimeoutError" and len(mcp.reason_of(ValueError("x" * 300))) == 200
@@ -464,7 +463,7 @@ class Page:
 
 
 class Session:
-    """A server with many tools, a page at a time."""
+    """A server with many tools in pages."""
 
     def __init__(self, pages: int):
         self.asked, self.pages = list[Any](), pages
@@ -476,12 +475,12 @@ class Session:
 
 
 @pytest.mark.parametrize(("pages", "asked"), [(1, [None]), (3, [None, "1", "2"]), (9, [None, "1", "2", "3"])])
-def test_tools_come_in_pages(pages: int, asked: list[str | None]):
+def test_tools_of_a_server_are_read_in_pages(pages: int, asked: list[str | None]):
     session = Session(pages)
     assert len(asyncio.run(mcp.tools_of(session))) == 300 * len(asked) and session.asked == asked
 
 
-def test_names_of_a_servers_tools():
+def test_tool_names_of_a_server_are_prefixed_and_valid():
     servers = object.__new__(mcp.McpServers)
     long = servers._offer("my server", None, {"name": "a.b" + "c" * 80, "inputSchema": {"type": "object"}})
     assert long.tool.name == "my_server__a_b" + "c" * 50 and long.tool.description == ""
@@ -489,7 +488,7 @@ def test_names_of_a_servers_tools():
 
 
 class Portal:
-    """Runs coroutines at once; `events` has what begins and ends, and calls."""
+    """A portal that runs coroutines at once; `events` records its calls."""
 
     def __init__(self, events: list[Any]):
         self.events = events
@@ -514,7 +513,7 @@ class Portal:
 
 
 class Server(Session):
-    """One that is open between two events, and has a tool."""
+    """A session of a server with one tool that records its calls."""
 
     def __init__(self, events: list[Any], command: str, log: Any):
         super().__init__(1)
@@ -539,7 +538,7 @@ class Server(Session):
 
 @pytest.fixture
 def servers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
-    """Opens servers of such commands, without programs; what happened, and all logs."""
+    """Return a function that opens servers without programs, the events, and the logs."""
     importlib.import_module("mcp.client.session")  # with the real anyio
     events, logs = list[Any](), list[Any]()
     anyio = SimpleNamespace(from_thread=SimpleNamespace(start_blocking_portal=lambda: Portal(events)))
@@ -558,8 +557,8 @@ def servers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
     return opened, events, logs
 
 
-def test_servers_end_when_they_are_closed(servers: Any):
-    """The last one first, then the loop they are spoken with in; and their logs are gone."""
+def test_servers_end_in_reverse_order_when_closed(servers: Any):
+    """End the event loop last, and remove the logs."""
     opened, events, logs = servers
     with opened("a", "b") as both:
         assert [each.tool.name for each in both.offered] == [*["s0__x"] * 300, *["s1__x"] * 300]
@@ -572,8 +571,8 @@ def test_servers_end_when_they_are_closed(servers: Any):
 
 
 @pytest.mark.parametrize(("command", "reason"), [("silent", "it took long"), ("broken", "no key " + "y" * 193)])
-def test_a_server_that_does_not_answer_ends_all(servers: Any, command: str, reason: str):
-    """The last line that it has written says why, or what came of waiting."""
+def test_a_server_that_fails_to_start_closes_all(servers: Any, command: str, reason: str):
+    """Report the last line of its log or the error."""
     opened, events, logs = servers
     with pytest.raises(LocalllmError) as failure:
         opened("a", command, "b")
@@ -582,14 +581,14 @@ def test_a_server_that_does_not_answer_ends_all(servers: Any, command: str, reas
     assert [log.closed for log in logs] == [True, True]
 
 
-def test_servers_need_a_package(servers: Any, monkeypatch: pytest.MonkeyPatch):
+def test_mcp_without_its_package_explains_how_to_install_it(servers: Any, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(mcp, "find_spec", lambda name: None)
     with pytest.raises(LocalllmError, match=r"^--mcp needs the package mcp: pip install 'localllm\[mcp\]'$"):
         servers[0]("a")
 
 
 @pytest.mark.parametrize("error", [TimeoutError, KeyboardInterrupt, OSError])
-def test_who_waits_for_a_server_no_longer_cancels_it(error: type[BaseException]):
+def test_an_interrupted_call_to_a_server_is_cancelled(error: type[BaseException]):
     waited, cancelled = list[float](), list[bool]()
 
     def result(seconds: float) -> None:
