@@ -1,11 +1,13 @@
 """CUDA kernels, for Numba: one file per operation. This module finds a kernel by its name.
 
-A kernel's parameters are the names of its declaration in localllm.kernels.table, in that order, all int64: numbers,
-the bits of a float32, or addresses in GPU memory. A thread computes its part of the grid, and returns at once if there
-is no work for it: a grid is made for the most rows that a program can have, and `count` says how many there are.
+A kernel's parameters have the names of its declaration in localllm.kernels.table, in the same order. All are int64:
+integers, the bits of a float32, or addresses in GPU memory. A thread computes its share of the grid, and returns at
+once if there is no work for it: a grid is made for the maximum number of rows of a program, and `count` is the actual
+number.
 
-Words: a block is a block of threads unless it is "of weights", a warp is 32 threads, a lane is a thread of a warp; a
-"unit" is 32 weights of a row (matmul/planes.py). For the others see localllm/kernels/__init__.py.
+Vocabulary: a "block" is a block of threads unless it is called a block of weights, a "warp" is 32 threads, a "lane" is
+a thread of a warp, a "unit" is 32 weights of a row (matmul/planes.py). Other terms are defined in
+localllm/kernels/__init__.py.
 """
 
 from collections.abc import Callable, Mapping
@@ -13,12 +15,12 @@ from typing import Any, NamedTuple
 
 from localllm.kernels.table import KERNELS, load_kernel
 
-MOST_EXPERTS = 1024  # most experts of a router
+MOST_EXPERTS = 1024  # maximum number of experts of a router
 CHOOSING = 64  # blocks of threads that select keys at the same time; each has memory for the scores of a context
 
 
 class Grid(NamedTuple):
-    """The grid of a launch: blocks in x and y, and threads of a block."""
+    """The grid of a launch: the number of blocks in x and in y, and of threads per block."""
 
     x: int
     y: int
@@ -43,7 +45,7 @@ def warp_lanes() -> int:
 
 
 def rows_by(size: int) -> Callable[[Arguments, int], Grid]:
-    """Make a grid with a thread for every `size` columns of a row."""
+    """Build a function that returns a grid with a thread for every `size` columns of a row."""
     return lambda a, rows: Grid(rows, -(-a["columns"] // (size * block_threads())), block_threads())
 
 
@@ -53,14 +55,20 @@ def grid_of_items(count: int) -> Grid:
 
 
 def by_norm(a: Arguments, rows: int) -> Grid:
-    """Return a grid with a block for each group of columns of a row, and a thread for every four columns of it."""
+    """Return a grid for norms.
+
+    It has a block for each group of columns of a row, and a thread for every four columns of the group.
+    """
     warp, columns = warp_lanes(), a.get("columns") or a["heads"] * a["head_dim"]
     group = a.get("group") or a.get("head_dim") or columns
     return Grid(rows, columns // group, min(-(-group // (4 * warp)) * warp, 4 * block_threads()))
 
 
 def by_state(a: Arguments, rows: int) -> Grid:
-    """Return a grid with a block for every ACROSS columns of recurrent states, rounded up to 16 columns per head."""
+    """Return a grid for recurrent states.
+
+    It has a block for every ACROSS columns of the states, rounded up to 16 columns per head.
+    """
     from localllm.kernels.cuda.recurrent import ACROSS  # imports Numba
 
     heads, width = (a["heads"], a["value_dim"]) if "heads" in a else (1, a["columns"])
@@ -68,7 +76,7 @@ def by_state(a: Arguments, rows: int) -> Grid:
 
 
 def attend_few(a: Arguments, rows: int) -> Grid:
-    """Return a grid with a block for each token, bundle of query heads, and part of a context."""
+    """Return a grid with a block for each token, bundle of query heads, and section of a context."""
     from localllm.kernels.cuda.attention.shared import THREADS
 
     return Grid(rows, a["kv_heads"] * a["bundles"] * a["parts"], THREADS)
@@ -87,7 +95,10 @@ def attend_many(a: Arguments, rows: int) -> Grid:
 
 
 def by_two_rows(a: Arguments, rows: int) -> Grid:
-    """Return a grid with a block, of up to 4 warps, for every two rows of the matrix and each expert with rows."""
+    """Return a grid for products with matrices in planes.
+
+    It has a block, of up to 4 warps, for every two rows of the matrix and each expert with rows.
+    """
     warp, units = warp_lanes(), a["columns"] // 32
     return Grid(-(-a["rows"] // 2), min(a["experts"], rows), warp * min(4, -(-units // warp)))
 
@@ -127,9 +138,9 @@ GRIDS: dict[str, Callable[[Arguments, int], Grid]] = {
 
 
 def at_a_time(tokens: int) -> int:
-    """Return how many tokens a product's kernel processes at a time: 1, 2, 4 or 8.
+    """Return the number of tokens that a product's kernel processes at once: 1, 2, 4 or 8.
 
-    It is part of the kernel's name, as the 4 in linear_planes-4-Q4_K.
+    It is part of the kernel's name, such as the 4 in linear_planes-4-Q4_K.
     """
     return min(1 << (tokens - 1).bit_length(), 8)
 
@@ -140,10 +151,14 @@ def kernel(name: str) -> Callable[..., None]:
 
 
 def grid(name: str, arguments: Arguments, rows: int) -> Grid:
-    """Return the launch grid of a kernel; rows: the most rows."""
+    """Return the launch grid of a kernel.
+
+    rows: the maximum number of rows.
+    """
     return GRIDS[KERNELS[name.partition("-")[0]].grid](arguments, rows)
 
 
 def parameters(name: str) -> tuple[str, ...]:
+    """Return the names of a kernel's parameters, in order."""
     names: tuple[str, ...] = KERNELS[name.partition("-")[0]].arguments._fields
     return names

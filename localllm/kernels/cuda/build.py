@@ -1,4 +1,4 @@
-"""Compilation of the CUDA kernels: Numba makes PTX, NVIDIA's linker makes machine code from it. Neither needs a GPU.
+"""Compilation of the CUDA kernels: Numba compiles to PTX, NVIDIA's linker to machine code. Neither needs a GPU.
 
 Machine code is cached like that of the CPU kernels (localllm.kernels.build.objects), in a folder named by a hash of the
 sources, the compilers' versions and the compute capability. Run as a module, with a compute capability such as 8.0,
@@ -33,7 +33,7 @@ def machine_code(
     names: Iterable[str], capability: Capability, progress: Progress | None = None,
     warn: Callable[[str], None] | None = None,
 ) -> dict[str, tuple[bytes, str]]:  # fmt: skip
-    """Return, by name, each kernel's machine code (a cubin) and the name of its entry.
+    """Return each kernel's machine code (a cubin) and the name of its entry, by the kernel's name.
 
     Kernels that are not cached are compiled, on all cores, and cached. warn: called with one line if machine code
     cannot be cached. Raises LocalllmError if a kernel cannot be compiled.
@@ -85,7 +85,7 @@ def version_of(package: str) -> str:
 
 
 def entry(name: str) -> str:
-    """Return the name of a kernel's entry in its machine code."""
+    """Return the name of a kernel's entry point in its machine code."""
     return symbol(name).replace("-", "_")
 
 
@@ -110,7 +110,10 @@ def cubin(name: str, capability: Capability) -> bytes:
 
 
 def assembler() -> Path:
-    """Find NVIDIA's ptxas, which measurements ask how many registers kernels use. Raises FileNotFoundError."""
+    """Return the path of NVIDIA's ptxas, which reports the registers of kernels to measurements.
+
+    Raises FileNotFoundError.
+    """
     package = find_spec("nvidia")
     for folder in package.submodule_search_locations or () if package else ():
         for path in sorted(Path(folder).glob("*/bin/ptxas*")):  # in the wheels for CUDA 12 or for CUDA 13
@@ -121,7 +124,7 @@ def assembler() -> Path:
 def main() -> None:
     from localllm.kernels.build.compilers import serve
 
-    os.environ["NUMBA_ENABLE_CUDASIM"] = "0"  # the simulator makes no machine code
+    os.environ["NUMBA_ENABLE_CUDASIM"] = "0"  # the simulator compiles no machine code
     major, minor = map(int, sys.argv[1].split("."))
     serve(lambda name: cubin(name, (major, minor)))
 

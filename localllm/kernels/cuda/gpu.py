@@ -13,7 +13,7 @@ from numba import config, cuda, float32, float64, int32, int64
 
 SIMULATED = bool(config.ENABLE_CUDASIM)  # type: ignore[attr-defined]
 WARP = 32  # threads; tests with the simulator set a smaller power of two before kernels are imported
-BLOCK = 256  # threads of a block, for kernels that do not say otherwise; a multiple of WARP
+BLOCK = 256  # default number of threads per block; a multiple of WARP
 
 if SIMULATED:
     from numba.cuda.simulator import kernel as simulator
@@ -35,11 +35,11 @@ if SIMULATED:
         return function
 
     def peek(kind):
-        """Make a function (address) that loads a number of a ctypes type."""
+        """Build a function (address) that loads a value of a ctypes type."""
         return lambda address: kind.from_address(int(address)).value
 
     def poke(kind, convert):
-        """Make a function (address, value) that converts a value and stores it as a ctypes type."""
+        """Build a function (address, value) that converts a value and stores it as a ctypes type."""
 
         def store(address, value):
             kind.from_address(int(address)).value = convert(value)
@@ -54,7 +54,7 @@ if SIMULATED:
     store_u16 = poke(ctypes.c_uint16, int)
 
     def peek_vector(kind, count):
-        """Make a function (address) that loads `count` 4-byte numbers at once, from a multiple of their size."""
+        """Build a function (address) that loads `count` 4-byte values at once, from a multiple of their size."""
 
         def load(address):
             assert address % (4 * count) == 0, "a vector load that is not aligned"
@@ -63,7 +63,7 @@ if SIMULATED:
         return load
 
     def poke_vector(kind, convert):
-        """Make a function that stores four 4-byte numbers at once, to a multiple of 16."""
+        """Build a function that stores four 4-byte values at once, to a multiple of 16."""
 
         def store(address, a, b, c, d):
             assert address % 16 == 0, "a vector store that is not aligned"
@@ -77,7 +77,7 @@ if SIMULATED:
     store_4f32, store_4i32 = poke_vector(ctypes.c_float, float), poke_vector(ctypes.c_int32, int)
 
     def quiet(function):
-        """Make a function of NumPy that returns infinity and NaN without a warning."""
+        """Build a function that calls a function of NumPy without warnings about infinity and NaN."""
 
         def call(x):
             with np.errstate(all="ignore"):
@@ -88,7 +88,10 @@ if SIMULATED:
     exp, log, log1p, tanh = map(quiet, (np.exp, np.log, np.log1p, np.tanh))  # of float32 or float64
 
     def cosine_of_turns(x):
-        """Return the cosine of 2 pi x; x: an angle in turns, float64."""
+        """Return the cosine of 2 pi x.
+
+        x: an angle in turns, float64.
+        """
         return math.cos(2 * math.pi * (x % 1))
 
     def sine_of_turns(x):
@@ -100,7 +103,10 @@ if SIMULATED:
         return (word >> shift if shift >= 0 else word << -shift) & mask & 0xFFFFFFFF
 
     def signed_byte(word, number):
-        """Return byte number 0 to 3 of an int32 as a signed number."""
+        """Return a byte of an int32 as a signed integer.
+
+        number: index of the byte, 0 to 3.
+        """
         return ((int(word) >> 8 * number & 0xFF) ^ 0x80) - 0x80
 
     def permute(a, b, selector):
@@ -117,7 +123,7 @@ if SIMULATED:
         return float(np.array([int(bits) & 0xFFFF], np.uint16).view(np.float16)[0])
 
     def f16_pair(bits):
-        """Convert two float16, the low and the high half of an int32, to float32."""
+        """Convert the two float16 values in the low and the high half of an int32 to float32."""
         return f16_value(bits), f16_value(bits >> 16)
 
     def exp2(x):
@@ -130,7 +136,10 @@ if SIMULATED:
             return int(np.array([x], np.float32).astype(np.float16).view(np.uint16)[0])
 
     def f32_value(bits):
-        """Return the float32 with these bits. Kernels get float arguments as bits."""
+        """Return the float32 with the given bits.
+
+        Kernels get float arguments as bits.
+        """
         return float(np.array([int(bits) & 0xFFFFFFFF], np.uint32).view(np.float32)[0])
 
     def f32_bits(x):
@@ -146,7 +155,7 @@ if SIMULATED:
         return RunningKernel().warp_exchange(value)  # a function that tests/support/simulated.py adds
 
     def from_lane_xor(x, mask):
-        """Return x, a float32, of the lane whose number is this lane's number xor `mask`."""
+        """Return x, a float32, of the lane whose index is this lane's index xor `mask`."""
         return warp_exchange(x)[RunningKernel().threadIdx.x % WARP ^ mask]
 
     def synchronize_warp():
@@ -195,7 +204,10 @@ else:
         return builder.inttoptr(address, ir.PointerType(kind, GLOBAL))
 
     def loader(kind, result, widen=None):
-        """Make an intrinsic (address) that loads a number of an LLVM type; widen: the instruction that converts it."""
+        """Build an intrinsic (address) that loads a value of an LLVM type.
+
+        widen: the instruction that converts it.
+        """
 
         @intrinsic
         def load(typing_context, address):
@@ -208,7 +220,10 @@ else:
         return load
 
     def storer(kind, accepted, narrow=None):
-        """Make an intrinsic (address, value) that stores a number as an LLVM type; narrow: the conversion."""
+        """Build an intrinsic (address, value) that stores a value as an LLVM type.
+
+        narrow: the instruction that converts it.
+        """
 
         @intrinsic
         def store(typing_context, address, value):
@@ -229,7 +244,7 @@ else:
     store_u16 = storer(I16, types.int32, "trunc")
 
     def vector_loader(kind, result, count):
-        """Make an intrinsic (address) that loads `count` numbers at once, as a tuple."""
+        """Build an intrinsic (address) that loads `count` values at once, as a tuple."""
 
         @intrinsic
         def load(typing_context, address):
@@ -391,12 +406,15 @@ def plus(x, y):
 
 @device
 def larger_or_nan(x, y):
-    """Return the larger number; NaN if one of them is NaN."""
+    """Return the larger value, or NaN if one of them is NaN."""
     return y if y > x or y != y else x
 
 
 def make_over_warp(two):
-    """Make a function that reduces a float32 of each lane of a warp to one number, which all lanes get, by `two`."""
+    """Build a function that reduces a float32 of each lane of a warp to one value.
+
+    All lanes get the result. two: combines two values.
+    """
 
     @device
     def over_warp(x):
@@ -410,14 +428,17 @@ def make_over_warp(two):
 
 
 def make_over_block(two):
-    """Make a function that reduces a float32 of each thread of a block, all of which must call it, by `two`."""
+    """Build a function that reduces a float32 of each thread of a block to one value.
+
+    All threads of the block must call it. two: combines two values.
+    """
     over_warp = make_over_warp(two)
 
     @device
     def over_block(x):
         of_warps = cuda.shared.array(32, float32)
         x = over_warp(x)
-        cuda.syncthreads()  # an earlier result has been read
+        cuda.syncthreads()  # until an earlier result has been read
         if lane() == 0:
             of_warps[cuda.threadIdx.x // WARP] = x
         cuda.syncthreads()

@@ -1,11 +1,11 @@
 """CUDA kernels of recurrent layers: convolutions and the recurrences of Mamba, Mamba 2, delta rule and RWKV.
 
-States lie as on the CPU (kernels/cpu/recurrent.py), so that they can be copied between both. Formulas and arguments are
-in localllm/kernels/table.py.
+States are stored as on the CPU (kernels/cpu/recurrent.py), so that they can be copied between both. Formulas and
+arguments are in localllm/kernels/table.py.
 
-The columns of a state lie in groups of 16. A block of threads processes ACROSS columns; PARTS threads share the rows of
-a column, and add up their results. By the delta rule a token needs what its key reads of the state before it: that is
-summed up while the previous token changes the state.
+The columns of a state are stored in groups of 16. A block of threads processes ACROSS columns; PARTS threads share the
+rows of a column, and add up their results. In the delta rule, a token needs the product of its key and the state before
+it: that is summed up while the previous token changes the state.
 """
 
 from numba import cuda, float32
@@ -22,14 +22,14 @@ ZERO = float32(0)
 
 @device
 def tokens_of(sequences, number):
-    """Return a sequence's first token in the run, and the number of its tokens there."""
+    """Return the index of a sequence's first token in the run, and the number of its tokens."""
     sequence = sequences + number * SEQUENCE_BYTES
     return load_i64(sequence + 8 * SEQUENCE.first), load_i64(sequence + 8 * SEQUENCE.count)
 
 
 @device
 def states_of(sequences, number, offset):
-    """Return the addresses of a part of the state, before the run and after it."""
+    """Return the addresses of a part of the state, before and after the run."""
     sequence = sequences + number * SEQUENCE_BYTES
     return load_i64(sequence + 8 * SEQUENCE.state) + offset, load_i64(sequence + 8 * SEQUENCE.next_state) + offset
 
@@ -41,15 +41,21 @@ def column_in_block():
 
 @device
 def part_of_column():
-    """Return the first row of this thread in its column. Its other rows follow, each PARTS further."""
+    """Return the first row of this thread in its column.
+
+    Its other rows follow at distances of PARTS.
+    """
     return cuda.threadIdx.x // ACROSS
 
 
 @device
 def sum_of_column(x):
-    """Return the sum of x over the threads of this thread's column. All threads of the block must call it."""
+    """Return the sum of x over the threads of this thread's column.
+
+    All threads of the block must call it.
+    """
     numbers = cuda.shared.array(BLOCK, float32)
-    cuda.syncthreads()  # the previous sums have been read
+    cuda.syncthreads()  # until the previous sums have been read
     numbers[cuda.threadIdx.x] = x
     cuda.syncthreads()
     total = ZERO
@@ -58,12 +64,15 @@ def sum_of_column(x):
     return total
 
 
-TOKENS = 32  # consecutive tokens of a thread; at least as many as there are taps
+TOKENS = 32  # consecutive tokens of a thread, unless there are more taps
 
 
 @device
 def row_of(x, stride, window, row_bytes, taps, t):
-    """Return the address of the x of token t of the run; tokens before the run are in the window."""
+    """Return the address of the x of token t of the run.
+
+    Tokens before the run are in the window.
+    """
     return x + t * stride if t >= 0 else window + (t + taps - 1) * row_bytes
 
 
@@ -98,7 +107,7 @@ LOWEST = float32(-3e38)
 
 
 def gated_mean(sequences, sequence_count, offset, taps, stretches, places, x, x_stride, y, stride, columns):
-    """Process one column and some tokens in a thread, as `convolve` does."""
+    """Compute the gated mean (GATED_MEAN in table.py) of one column and some tokens per thread."""
     column = 4 * (cuda.blockIdx.x * cuda.blockDim.x + cuda.threadIdx.x)
     row_bytes, bytes_per_token = (2 * stretches * columns + 15) // 16 * 64, (columns + 15) // 16 * 64
     tokens, gates = max(TOKENS, taps), 4 * stretches * columns
@@ -131,7 +140,10 @@ def gated_mean(sequences, sequence_count, offset, taps, stretches, places, x, x_
 
 @device
 def advance_column(source, target, rates, dt, x, b, c, state_size):
-    """Update the state of a column for one token; return this thread's share of the product of c with the new state."""
+    """Update the state of a column for one token.
+
+    Return this thread's share of the product of c with the new state.
+    """
     read = ZERO
     for n in range(part_of_column(), state_size, PARTS):
         state = exp(dt * load_f32(rates + 64 * n)) * load_f32(source + 64 * n) + dt * x * load_f32(b + 4 * n)
@@ -220,7 +232,10 @@ def make_head_scan(rule):
 
 @device
 def update_gated(source, target, r, w, k, number, key_dim):
-    """Update a column of the state for one token; return this thread's share of the product of r with it."""
+    """Update a column of the state for one token: state = w * state + k v.
+
+    Return this thread's share of the product of r with the new column.
+    """
     total = ZERO
     for i in range(part_of_column(), key_dim, PARTS):
         new = load_f32(source + 64 * i) * load_f32(w + 4 * i) + load_f32(k + 4 * i) * number
@@ -231,7 +246,10 @@ def update_gated(source, target, r, w, k, number, key_dim):
 
 @device
 def update_first(source, target, r, w, k, weight, number, key_dim):
-    """Do the same, with a result that uses the old column, and k v with a weight."""
+    """Update a column of the state for one token: state = w * state + k v.
+
+    Return this thread's share of the product of r with the old column plus k v times a weight.
+    """
     total = ZERO
     for i in range(part_of_column(), key_dim, PARTS):
         old, new = load_f32(source + 64 * i), load_f32(k + 4 * i) * number
@@ -242,9 +260,10 @@ def update_first(source, target, r, w, k, weight, number, key_dim):
 
 @device
 def update_delta(source, target, r, w, k, b, next_a, number, state_product, key_dim):
-    """Do the same, adding b times state_product, the product of a with the old column.
+    """Update a column of the state for one token: state = w * state + k v + b * state_product.
 
-    Return this thread's shares of the products of r, and of the next token's a, with the new column.
+    state_product: the product of a with the old column. Return this thread's shares of the products of r, and of the
+    next token's a, with the new column.
     """
     of_query, of_next = ZERO, ZERO
     for i in range(part_of_column(), key_dim, PARTS):

@@ -1,16 +1,15 @@
 """Products of small matrices of float16 on tensor cores, summed in float32: C += A B^T.
 
-The instruction is mma.sync.m16n8k16, or two of m16n8k8. The lanes of a warp hold pieces of the matrices, two float16 in
-an int32, as the PTX ISA defines (9.7.14.5.8). With g = lane / 4, t = lane % 4, `step` counting 16 columns of A and
-`tile` 8 columns of C, the numbers that a lane holds are
+The instruction is mma.sync.m16n8k16, or two of m16n8k8. The lanes of a warp hold fragments of the matrices, two float16
+values in an int32, as the PTX ISA defines (9.7.14.5.8). With g = lane / 4, t = lane % 4, `step` an index of 16 columns
+of A and `tile` of 8 columns of C, a lane holds these values:
 
     A [16, 16 * steps]         word step * 4 + r: row g + r % 2 * 8, columns step * 16 + r / 2 * 8 + 2 t and the next
     B [8 * tiles, 16 * steps]  in shared memory, rows of `stride` words; a lane reads from word g * stride + t on
-    C [16, 8 * tiles]          float32 number tile * 4 + r: row g + r / 2 * 8, column tile * 8 + 2 t + r % 2
+    C [16, 8 * tiles]          float32 value tile * 4 + r: row g + r / 2 * 8, column tile * 8 + 2 t + r % 2
 
 The stride of B is 4 more than a multiple of 8 words, so that lanes have no bank conflicts. C, packed to float16, has
-the layout of A: attention weights, computed from scores in C, are multiplied with values without leaving their
-registers.
+the layout of A: attention weights, computed from scores in C, are multiplied by values without leaving their registers.
 """
 
 import numpy as np
@@ -26,14 +25,15 @@ if SIMULATED:
             return tuple(np.array(x, np.float32).astype(np.float16).view(np.int32).tolist())
 
     def interleaved(a, b):
-        """Interleave the float16 numbers of a and b, two in an int32."""
+        """Interleave the float16 values of a and b, two in an int32."""
         pairs = np.array([a, b], np.int32).view(np.uint16).T.copy()
         return tuple(pairs.view(np.int32).reshape(-1).tolist())
 
     def make_multiply(tiles, steps, stride, depth):
-        """Return a function (c, a, words, at) -> c + a b^T, with b in shared memory, read by this lane from `at` on.
+        """Build a function (c, a, words, at) -> c + a b^T.
 
-        depth: of the instruction, 16, or 8 for compute capability 7.5.
+        b is in shared memory; this lane reads it from `at` on. depth: that of the instruction, 16, or 8 for compute
+        capability 7.5.
         """
         places = [
             tile * 8 * stride + step * 8 + 4 * r for tile in range(tiles) for step in range(steps) for r in (0, 1)
@@ -93,7 +93,10 @@ else:
         return types.UniTuple(types.int32, 2 * a.count)(a, b), code
 
     def places(first, count):
-        """Format the placeholders of an instruction's operands, `count` of them from number `first` on."""
+        """Format the placeholders of an instruction's operands.
+
+        first: index of the first one; count: their number.
+        """
         return "{" + ",".join(f"${i}" for i in range(first, first + count)) + "}"
 
     def multiply_add(builder, a, b, c, depth):

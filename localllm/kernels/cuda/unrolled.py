@@ -1,7 +1,7 @@
-"""Tuples of numbers in a thread's registers, and functions that apply a function to all of them.
+"""Tuples of values in a thread's registers, and functions that apply a function to all of them.
 
-Registers have no addresses, so an array that a loop indexes would lie in local memory, which is slow. Here loops are
-unrolled by the compiler, and every index is a constant. Matrices are tuples in row-major order.
+Registers have no addresses, so an array that a loop indexes would be in local memory, which is slow. In this module,
+loops are unrolled by the compiler, and every index is a constant. Matrices are tuples in row-major order.
 """
 
 import inspect
@@ -31,7 +31,7 @@ if SIMULATED:
         return unrolled(count, function)
 
     def folded(groups, function):
-        """Return a function (x) -> the numbers of each group of indices, combined by `function`, two at a time."""
+        """Return a function (x) -> the values of each group of indices, combined by `function`, two at a time."""
         return lambda x: tuple(reduce(function, (x[place] for place in group)) for group in groups)
 
     def make_products(columns):

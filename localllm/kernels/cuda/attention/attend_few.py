@@ -1,10 +1,11 @@
-"""Attention of few tokens, reading the cache directly, in float32. Contexts are split into parts (Flash-Decoding).
+"""Attention of few tokens, reading the cache directly, in float32. Contexts are split (Flash-Decoding).
 
-A block of threads computes one token, one part of its context, and a bundle of query heads that share a key-value head.
-Several lanes share a head, 8 numbers each, so a warp reads several keys at once, which are side by side in the cache.
-Each such group of lanes passes over its own keys, with a maximum and a sum of its own (online softmax, Milakov and
-Gimelshein 2018), in registers. The results of the groups of lanes, then those of warps, are merged at the end of the
-part; `merge_few` merges the parts. A token's result depends only on its sequence and the number of parts, bit for bit.
+A block of threads computes one token, one section of its context, and a bundle of query heads that share a key-value
+head. Several lanes share a head, 8 values each, so a warp reads several keys at once, which are adjacent in the cache.
+Each such group of lanes processes a different subset of the keys, with a separate maximum and sum (online softmax,
+Milakov and Gimelshein 2018), in registers. The results of the groups of lanes, then those of warps, are merged at the
+end of the section; `merge_few` merges the sections. A token's result depends only on its sequence and the number of
+sections, bit for bit.
 
 For 4 query heads of 128 dimensions a thread uses 168 registers (compute capability 7.5 to 10.0), so a multiprocessor
 holds 3 blocks of 4 warps. Each of their lanes loads 8 vectors of 16 bytes at once: 48 KiB in flight, where 12 to 16
@@ -32,15 +33,16 @@ from localllm.kernels.cuda.attention.shared import (
 from localllm.kernels.cuda.unrolled import add_outer, make_products, scale_rows, unrolled, visit
 from localllm.kernels.table import PAGE, SEQUENCE
 
-SPAN = 128  # keys: the length of a part is a multiple of this, except the last part's
+SPAN = 128  # keys; the length of a section is a multiple of this, except that of the last one
 STATE = 16  # bytes of a partial result before its values
 
 
 @gpu.device
 def cut(first, last, parts):
-    """Split the keys from `first` to `last` into at most `parts` equal parts; return their beginning and length.
+    """Split the keys from `first` to `last` into at most `parts` sections of equal length.
 
-    The beginning is `first` rounded down to a multiple of PAGE.
+    Return the beginning of the first section and the length. The beginning is `first` rounded down to a multiple of
+    PAGE.
     """
     lowest = first // PAGE * PAGE
     each = (last - lowest) // parts + 1
@@ -53,7 +55,10 @@ def sequence_of(owners, sequences, token):
 
 
 def lanes_for(*dims):
-    """Return how many lanes share a head: a power of two, with 8 of its numbers or more for each lane."""
+    """Return the number of lanes that share a head.
+
+    It is a power of two, with at least 8 of the head's values for each lane.
+    """
     lanes = 2
     while lanes < gpu.WARP and 8 * lanes < max(dims):
         lanes *= 2
@@ -61,7 +66,10 @@ def lanes_for(*dims):
 
 
 def make_pieces(load, pieces, apart, dim):
-    """Make a function (head, d) that loads 8 numbers of a head from each of d, d + apart, d + 2 apart, ..."""
+    """Build a function (head, d) that loads `pieces` segments of 8 values of a head.
+
+    The segments start at d, d + apart, d + 2 * apart, ...
+    """
     last = (dim + 15) // 16 * 16 - 8
 
     @gpu.device
@@ -80,10 +88,10 @@ def make_pieces(load, pieces, apart, dim):
 
 
 def make_rows(load, rows, apart):
-    """Make a function (base, number, low, high, row_bytes, d) that loads parts of the heads of `rows` tokens.
+    """Build a function (base, number, low, high, row_bytes, d) that loads segments of the heads of tokens.
 
-    The tokens are `number`, number + apart, ..., each clamped to the range from `low` to `high` - 1; row_bytes: bytes
-    per token; d: see make_pieces.
+    The `rows` tokens are `number`, number + apart, ..., each clamped to the range from `low` to `high` - 1. row_bytes:
+    bytes per token; d: see make_pieces.
     """
 
     @gpu.device
@@ -102,11 +110,11 @@ def make_rows(load, rows, apart):
 
 
 def make_scores(bundle, rows, groups, has_chosen):
-    """Make a function that turns products, a tuple [rows, bundle], into scores of keys.
+    """Build a function that converts products, a tuple [rows, bundle], to scores of keys.
 
     Scores are capped if there is a cap, reduced by distance if there are slopes, and minus infinity for keys that the
-    token does not see. Number i is for head i % bundle and key i // bundle * groups, counted from the lane's first key.
-    has_chosen: only keys whose bits, at address `row`, are set count. period: only the last of every `period` keys
+    token does not see. Element i is for head i % bundle and key i // bundle * groups, counted from the lane's first
+    key. has_chosen: only keys whose bits, at address `row`, are set count. period: only the last of every `period` keys
     counts.
     """
 
@@ -146,9 +154,9 @@ def make_scores(bundle, rows, groups, has_chosen):
 
 
 def make_combine(bundle, value_columns, lanes, value_dim):
-    """Make a function that merges the results of a block's groups of lanes to the partial results of its heads.
+    """Build a function that merges results of a block's groups of lanes to partial results of its heads.
 
-    bundle: heads of a block; value_columns: numbers of a head that a lane holds.
+    bundle: heads of a block; value_columns: values of a head that a lane holds.
     """
     apart, padded = 8 * lanes, (value_dim + 7) // 8 * 8
     states, results = WARPS * bundle, bundle * padded
@@ -208,9 +216,10 @@ def make_combine(bundle, value_columns, lanes, value_dim):
 
 
 def make_load_queries(bundle, columns, key_dim, apart):
-    """Make a function (address, heads, d, scale) -> a lane's numbers of the queries of `bundle` heads, times scale.
+    """Build a function (address, heads, d, scale) that loads a lane's values of queries, times scale.
 
-    They are zero beyond a head's dimensions, and for heads from number `heads` on.
+    It loads the queries of `bundle` heads. Values are zero beyond a head's dimensions, and for heads with an index of
+    `heads` or more.
     """
 
     def query(i, source, heads, d, scale):
@@ -221,7 +230,7 @@ def make_load_queries(bundle, columns, key_dim, apart):
 
 
 def slope_of(i, slopes, heads):
-    """Return head i's slope times log2(e); 0 if there are no slopes or no such head."""
+    """Return head i's slope times log2(e), or 0 if there are no slopes or no such head."""
     return gpu.load_f32(slopes + i * 4) * LOG2_E if slopes != 0 and i < heads else ZERO
 
 
@@ -229,7 +238,7 @@ def make_kernel(of_keys, of_values, bundle, key_dim, value_dim, has_chosen):
     lanes = lanes_for(key_dim, value_dim)
     apart, groups = 8 * lanes, gpu.WARP // lanes
     columns, value_columns = 8 * -(-key_dim // apart), 8 * -(-value_dim // apart)
-    rows = 4 if bundle * (columns + value_columns) <= 64 else 2  # keys that a group of lanes processes at a time
+    rows = 4 if bundle * (columns + value_columns) <= 64 else 2  # keys that a group of lanes processes at once
     tile = rows * groups
     load_keys = make_rows(make_pieces(LOADS[of_keys], columns // 8, apart, key_dim), rows, groups)
     load_values = make_rows(make_pieces(LOADS[of_values], value_columns // 8, apart, value_dim), rows, groups)
@@ -288,10 +297,10 @@ def make_kernel(of_keys, of_values, bundle, key_dim, value_dim, has_chosen):
 
 
 def make(format_name):
-    """Make the kernel of a name such as F16-F16-4-128-128.
+    """Build the kernel of a name such as F16-F16-4-128-128.
 
     The name has the cache types of keys and values, the query heads of a bundle, and the dimensions of keys and values.
-    With -chosen after it, only keys whose bits are set count.
+    If it ends in -chosen, only keys whose bits are set count.
     """
     format_name, has_chosen, _ = format_name.partition("-chosen")
     of_keys, of_values, *numbers = format_name.split("-")
@@ -301,7 +310,10 @@ def make(format_name):
 
 @gpu.device
 def sees_none(bits, position):
-    """Return whether no key was selected for the token at a position. That happens if scores are NaN."""
+    """Return whether no key was selected for the token at a position.
+
+    That happens if scores are NaN.
+    """
     key = 0
     while key <= position and gpu.load_i32(bits + key // 8) == 0:
         key += 32
@@ -312,7 +324,10 @@ def merge_few(
     count, positions, owners, sequences, heads, value_dim, window, chunked, lookahead, sinks, logs, chosen,
     chosen_stride, choice_stride, kv_heads, parts, partial, partial_bytes, y, y_stride,
 ):  # fmt: skip
-    """Merge the partial results of contexts, and apply sinks; a block for each head of a token."""
+    """Merge the partial results of contexts, and apply sinks.
+
+    There is a block for each head of a token.
+    """
     token, head = cuda.blockIdx.x, cuda.blockIdx.y
     if token >= gpu.load_i64(count):
         return

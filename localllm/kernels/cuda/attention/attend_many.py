@@ -1,12 +1,12 @@
 """Attention of many tokens on tensor cores, with the running maximum and sum of each row (FlashAttention-2).
 
 The query heads that share a key-value head are rows of one matrix, as on the CPU: row = token * group + head in group.
-A block of threads computes ROWS rows of one sequence, 16 in each warp, a "unit". It passes over the keys in pieces of a
-page or half a page, which are copied to shared memory as float16: keys as they are, values transposed, two keys in a
-word. Scores, weights and results stay in registers; tensor_cores.py says which lane has which.
+A block of threads computes ROWS rows of one sequence, 16 in each warp, a "unit". It processes the keys in tiles of a
+page or half a page, which are copied to shared memory as float16: keys unchanged, values transposed, two keys in a
+word. Scores, weights and results stay in registers; tensor_cores.py defines their assignment to lanes.
 
 Queries are divided by the largest magnitude of their row before they are converted to float16, and scores are
-multiplied by it, so that none is too large. Weights are float16, too; their sum is taken before that rounding. Keys or
+multiplied by it, so that none is too large. Weights are float16, too; they are summed before that rounding. Keys or
 values of block formats that exceed float16 become infinite, and results NaN.
 
 For heads of 128 dimensions a thread uses 255 registers and a block 35 KiB of shared memory: a multiprocessor holds 2
@@ -39,13 +39,16 @@ from localllm.kernels.table import PAGE, SEQUENCE
 
 ROWS = 16 * WARPS
 SHARED = 48 << 10  # bytes of shared memory that a block has on every GPU
-SMALLEST = float32(1e-30)  # smallest divisor of a row of queries
+SMALLEST = float32(1e-30)  # minimum divisor of a row of queries
 NOTHING = int32(0)
 
 
 @gpu.device
 def find(sequences, sequence_count, group, unit):
-    """Return the SEQUENCE that a unit belongs to, and the unit's first row there; 0, 0 if there is no such unit."""
+    """Return the SEQUENCE to which a unit belongs, and the unit's first row in it.
+
+    The result is 0, 0 if there is no such unit.
+    """
     for i in range(gpu.load_i64(sequence_count)):
         sequence = sequences + i * SEQUENCE_BYTES
         units = (gpu.load_i64(sequence + 8 * SEQUENCE.count) * group + ROWS - 1) // ROWS
@@ -56,7 +59,7 @@ def find(sequences, sequence_count, group, unit):
 
 
 def make_words(kind):
-    """Make a function (head, d) that loads numbers d to d + 7 as four int32 with two float16 each."""
+    """Build a function (head, d) that loads values d to d + 7 as four int32 with two float16 each."""
     if kind == "F16":
         return gpu.device(lambda head, d: gpu.load_4i32(head + d * 2))
     load = LOADS[kind]
@@ -64,7 +67,7 @@ def make_words(kind):
 
 
 def make_fill_keys(kind, keys, pieces, stride):
-    """Make a function that copies keys, `pieces` times 8 numbers, to shared memory, [keys][stride words]."""
+    """Build a function that copies keys, `pieces` times 8 values, to shared memory, [keys][stride words]."""
     words = make_words(kind)
 
     def put(i, word, place, at):
@@ -82,9 +85,9 @@ def make_fill_keys(kind, keys, pieces, stride):
 
 
 def make_fill_values(kind, keys, pieces, stride):
-    """Make a function that copies values to shared memory, [dimensions][stride words], two keys per word.
+    """Build a function that copies values to shared memory, [dimensions][stride words], two keys per word.
 
-    Keys from number `count` on become zeros.
+    Keys with an index of `count` or more become zeros.
     """
     words, pairs = make_words(kind), keys // 2
 
@@ -105,11 +108,11 @@ def make_fill_values(kind, keys, pieces, stride):
     return fill
 
 
-# A lane holds numbers of two rows of a matrix: number i belongs to the first row if i // 2 is even.
+# A lane holds values of two rows of a matrix: value i belongs to the first row if i // 2 is even.
 
 
 def row_of(i):
-    """Return which of a lane's two rows number i belongs to: 0 or 1."""
+    """Return the index, 0 or 1, of the row to which a lane's value i belongs."""
     return i // 2 % 2
 
 
@@ -126,9 +129,10 @@ INVERSES = unrolled(2, lambda i, x: ONE / x)
 
 
 def make_load_queries(key_dim, steps):
-    """Make a function (addresses of two rows, t, factor) -> their queries as float16, and the factors of their scores.
+    """Build a function (addresses of two rows, t, factor) that loads queries.
 
-    t: lane % 4; steps: pieces of 16 dimensions.
+    It returns the queries as float16, and the factors of their scores. t: lane % 4; steps: number of segments of 16
+    dimensions.
     """
 
     def query(i, sources, t):
@@ -150,10 +154,10 @@ def make_load_queries(key_dim, steps):
 
 
 def make_finish_scores(tiles):
-    """Make a function that turns the products of two rows with a piece's keys into scores.
+    """Build a function that converts the products of two rows and a tile's keys to scores.
 
     Scores are capped if there is a cap, reduced by distance if there are slopes, and minus infinity for keys that a row
-    does not see. Number i is for key i // 4 * 8 + i % 2, counted from the lane's first key. `places`: the positions of
+    does not see. Element i is for key i // 4 * 8 + i % 2, counted from the lane's first key. `places`: the positions of
     the rows; `lows`, `highs`: the first and last keys that they see.
     """
 
@@ -184,7 +188,10 @@ def make_finish_scores(tiles):
 
 
 def make_write(value_tiles, value_dim):
-    """Make a function that divides two rows of results by their sums, and writes those whose address is not 0."""
+    """Build a function that divides two rows of results by their sums and writes them.
+
+    Rows whose address is 0 are not written.
+    """
     sum_of_lanes = make_over_lanes(2, 1, 4, gpu.plus)
 
     def put(i, x, by, targets, t):
@@ -203,7 +210,10 @@ def make_write(value_tiles, value_dim):
 
 @gpu.device
 def of_heads(numbers, first, second, nothing):
-    """Load the numbers of two heads, times log2(e); `nothing` twice if the address `numbers` is 0."""
+    """Load the values of two heads, times log2(e).
+
+    The result is `nothing` twice if the address `numbers` is 0.
+    """
     if numbers == 0:
         return nothing, nothing
     return gpu.load_f32(numbers + first * 4) * LOG2_E, gpu.load_f32(numbers + second * 4) * LOG2_E
@@ -271,7 +281,7 @@ def make_unit(of_keys, of_values, key_dim, value_dim, depth):
 
 
 def make(format_name):
-    """Make the kernel of a name such as F16-F16-128-128-16.
+    """Build the kernel of a name such as F16-F16-128-128-16.
 
     The name has the cache types of keys and values, their dimensions, and the depth of the tensor core instruction (16,
     or 8 for compute capability 7.5).

@@ -1,12 +1,12 @@
-"""The types of the KV cache: how the head of a token is stored, byte for byte as in cpu/attention/cache.py.
+"""The storage types of the KV cache. The head of a token is stored byte for byte as in cpu/attention/cache.py.
 
 Each type has two functions; head: the address of a head.
 
-- store(head, x, head_dim, warp, warps): stores the float32 numbers at x. The warps of a block divide a head among them,
-  and all lanes of a warp must call it
-- load(head, d): returns number d as float32
+- store(head, x, head_dim, warp, warps): stores the float32 values at x. The warps of a block divide a head among them,
+and all lanes of a warp must call it
+- load(head, d): returns dimension d as float32
 
-LOADS has, for attention, functions (head, d) that return a tuple of numbers d to d + 7, d being a multiple of 8.
+For attention, LOADS has functions (head, d) that return a tuple of dimensions d to d + 7, where d is a multiple of 8.
 Kernels that store or recall heads have a block of threads for each token and head.
 """
 
@@ -26,13 +26,16 @@ ZERO, ONE = float32(0), float32(1)
 
 @gpu.device
 def finite_half(x):
-    """Return the bits of x as a float16; NaN if x is not finite as a float16."""
+    """Return the bits of x as a float16, or NaN if x is not finite as a float16."""
     return gpu.f16_bits(x) if abs(x) < HALF_LIMIT else HALF_NAN
 
 
 @gpu.device
 def inverse_of(scale):
-    """Compute 1 / scale; scales below SMALLEST_SCALE, and NaN, count as SMALLEST_SCALE."""
+    """Compute 1 / scale.
+
+    Scales below SMALLEST_SCALE, and NaN, count as SMALLEST_SCALE.
+    """
     return float32(ONE / (scale if scale > SMALLEST_SCALE else SMALLEST_SCALE))
 
 
@@ -45,15 +48,16 @@ def code(x, low, high):
 
 @gpu.device
 def number_at(x, d, head_dim, padding):
-    """Return number d of a head, or `padding` after its end."""
+    """Return dimension d of a head, or `padding` beyond its end."""
     return float32(gpu.load_f32(x + 4 * d)) if d < head_dim else padding
 
 
 @gpu.device
 def largest_of(x, first, head_dim, padding, sign):
-    """Return the largest of a block of 32 numbers, from number `first` on, to all lanes of the warp.
+    """Return the largest of the 32 values of a block to all lanes of the warp.
 
-    sign: 1 for the largest number, -1 for the negative of the smallest, 0 for the largest magnitude; NaN stays.
+    first: the block's first dimension; sign: 1 for the largest value, -1 for the negative of the smallest, 0 for the
+    largest magnitude. If a value is NaN, so is the result.
     """
     largest = -INFINITY
     for d in range(first + gpu.lane(), first + 32, gpu.WARP):
@@ -88,7 +92,10 @@ def load_f16_head(head, d):
 
 @gpu.device
 def store_q8_0(head, x, head_dim, warp, warps):
-    """Store a head in Q8_0, a block per warp. The scale is rounded to float16 before the bytes are computed with it."""
+    """Store a head in Q8_0, a block per warp.
+
+    The scale is rounded to float16 before the bytes are computed with it.
+    """
     for first in range(32 * warp, head_dim, 32 * warps):
         block = head + first // 32 * 34
         bits = finite_half(float32(largest_of(x, first, head_dim, ZERO, 0) / float32(127)))
@@ -108,7 +115,10 @@ def load_q8_0(head, d):
 
 @gpu.device
 def store_q4_0(head, x, head_dim, warp, warps):
-    """Store a head in Q4_0, a block per warp. The number of largest magnitude, of the opposite sign, is code 0."""
+    """Store a head in Q4_0, a block per warp.
+
+    The code of the value with the largest magnitude is 0; the scale has the opposite sign.
+    """
     for first in range(32 * warp, head_dim, 32 * warps):
         block = head + first // 32 * 18
         size, largest = largest_of(x, first, head_dim, ZERO, 0), largest_of(x, first, head_dim, ZERO, 1)
@@ -133,9 +143,9 @@ def load_q4_0(head, d):
 
 @gpu.device
 def store_q4_1(head, x, head_dim, warp, warps):
-    """Store a head in Q4_1, a block per warp: the smallest number gets code 0, the largest gets 15.
+    """Store a head in Q4_1, a block per warp: the smallest value gets code 0, the largest gets 15.
 
-    The padding repeats the first number of the block, so that it changes neither.
+    The padding repeats the first value of the block, so that it changes neither.
     """
     for first in range(32 * warp, head_dim, 32 * warps):
         block, padding = head + first // 32 * 20, float32(gpu.load_f32(x + 4 * first))
@@ -172,14 +182,20 @@ STORAGE = {
 
 @gpu.device
 def place_of(positions, owners, sequences, token):
-    """Return the cache slot of token number `token` of the run."""
+    """Return the cache slot of a token.
+
+    token: its index in the run.
+    """
     table = gpu.load_i64(sequences + gpu.load_i64(owners + 8 * token) * SEQUENCE_BYTES + 8 * SEQUENCE.table)
     position = gpu.load_i64(positions + 8 * token)
     return gpu.load_i64(table + position // PAGE * 8) * PAGE + position % PAGE
 
 
 def make_pass(work):
-    """Make a kernel that calls work(head in the cache, head in x, head dimension, warp, warps) for all heads."""
+    """Build a kernel that calls a function for all heads.
+
+    The function is work(head in the cache, head in x, head dimension, warp, warps).
+    """
 
     def go(count, positions, owners, sequences, x, stride, base, head_stride, token_bytes, heads, head_dim):
         token, number = cuda.blockIdx.x, cuda.blockIdx.y
@@ -236,14 +252,20 @@ def load_q8_0_8(head, d):
 
 @gpu.device
 def code_pair(two, shift, scale, least):
-    """Return scale * code + least for the 4-bit codes of two bytes; shift: 0 for the low halves, 4 for the high."""
+    """Return scale * code + least for the 4-bit codes of two bytes.
+
+    shift: 0 for the low halves, 4 for the high halves.
+    """
     codes = two >> shift
     return float32(int32(codes & 15)) * scale + least, float32(int32((codes >> 8) & 15)) * scale + least
 
 
 @gpu.device
 def eight_codes(codes, d, scale, least):
-    """Return scale * code + least for the eight 4-bit codes from number d on; codes: address of a block's 16 bytes."""
+    """Return scale * code + least for the eight 4-bit codes from dimension d on.
+
+    codes: address of a block's 16 bytes.
+    """
     shift, at = d % 32 // 16 * 4, codes + d % 16
     low = code_pair(gpu.load_u16(at), shift, scale, least) + code_pair(gpu.load_u16(at + 2), shift, scale, least)
     high = code_pair(gpu.load_u16(at + 4), shift, scale, least) + code_pair(gpu.load_u16(at + 6), shift, scale, least)

@@ -23,7 +23,10 @@ def ordered(x):
 
 @device
 def count_from(scores, count, least):
-    """Count the scores, as `ordered` gives them, that are at least `least`; the result is a float32."""
+    """Count the scores that are at least `least`, as a float32.
+
+    least: in the order of `ordered`.
+    """
     total = ZERO
     for i in range(cuda.threadIdx.x, count, cuda.blockDim.x):
         total += ONE if ordered(load_f32(scores + i * 4)) >= least else ZERO
@@ -32,7 +35,10 @@ def count_from(scores, count, least):
 
 @device
 def count_equal(scores, count, number):
-    """Count those of the first `count` scores that equal `number`, as `ordered` gives it; the result is a float32."""
+    """Count the scores, among the first `count`, that equal a given one, as a float32.
+
+    number: that score, in the order of `ordered`.
+    """
     total = ZERO
     for i in range(cuda.threadIdx.x, count, cuda.blockDim.x):
         total += ONE if ordered(load_f32(scores + i * 4)) == number else ZERO
@@ -41,7 +47,10 @@ def count_equal(scores, count, number):
 
 @device
 def least_chosen(scores, count, most):
-    """Return the smallest of the `most` largest scores, `ordered`, and the index of the last equal one among them."""
+    """Return the smallest of the `most` largest scores, `ordered`, and the index of the last equal one.
+
+    The index is that of the last one that is among the `most` largest.
+    """
     least, last = int64(0), int64(0)
     for bit in range(BITS):
         more = least + (int64(1) << (BITS - 1 - bit))
@@ -63,9 +72,10 @@ def write_all(count, word, y):
 
 @device
 def write_bits(scores, blocks, block, count, least, last, y):
-    """Write a bit for each of `count` keys: set if its block's score is larger than `least`, or after the last block.
+    """Write a bit for each of `count` keys.
 
-    Blocks whose score equals `least` are selected up to number `last`.
+    It is set if the score of the key's block is larger than `least`, or if the key is after the last block. Blocks
+    whose score equals `least` are selected up to index `last`.
     """
     for first in range(32 * cuda.threadIdx.x, count, 32 * cuda.blockDim.x):
         word = int64(0)
@@ -141,9 +151,9 @@ def make_select_key_blocks(format_name):
 
     @device
     def score_all(table, q, keys, key_bytes, key_dim, block, count, local, scores):
-        """Store the largest product of a head with each key block; infinity for the last `local` blocks.
+        """Store the largest product of a head and the keys of each block.
 
-        Return 0, or NaN if a product is not finite.
+        The scores of the last `local` blocks are infinity. Return 0, or NaN if a product is not finite.
         """
         flaws, blocks = ZERO, (count + block - 1) // block
         for i in range(cuda.threadIdx.x, blocks, cuda.blockDim.x):

@@ -1,6 +1,6 @@
 """Functions and constants of both attention kernels: for few tokens (attend_few.py) and many (attend_many.py).
 
-The online softmax (Milakov and Gimelshein 2018) is that of scores that a thread has in its registers.
+The online softmax (Milakov and Gimelshein 2018) is applied to scores that a thread has in its registers.
 """
 
 import math
@@ -21,7 +21,10 @@ SEQUENCE_BYTES = 8 * len(SEQUENCE)
 
 @device
 def first_visible(position, window, chunked):
-    """Return the position of the first key that a token sees; window 0: no window."""
+    """Return the position of the first key that a token sees.
+
+    window: 0 if there is no window.
+    """
     if window == 0:
         return 0
     return position // window * window if chunked == 1 else max(position + 1 - window, 0)
@@ -29,16 +32,20 @@ def first_visible(position, window, chunked):
 
 @device
 def last_visible(position, lookahead, sequence):
-    """Return the position of the last key that a token sees, at most `lookahead` after its own, in its SEQUENCE."""
+    """Return the position of the last key that a token sees.
+
+    lookahead: the maximum number of later tokens that it sees; sequence: address of its SEQUENCE.
+    """
     if lookahead == 0:
         return position
     return min(position + lookahead, load_i64(sequence + 8 * SEQUENCE.length) - 1)
 
 
 def make_over_lanes(count, first, end, combine):
-    """Make a function that reduces each of `count` numbers over some lanes of a warp, by `combine`.
+    """Build a function that reduces each of `count` values over some lanes of a warp.
 
-    first, end: powers of two; lanes take part together if their numbers differ in bits `first` to before `end`.
+    combine: combines two values; first, end: powers of two. Lanes whose indices differ only in the bits from `first` to
+    before `end` are combined.
     """
 
     def over(i, x):
@@ -53,16 +60,16 @@ def make_over_lanes(count, first, end, combine):
 
 @device
 def larger(x, y):
-    """Return the larger number; x if one of them is NaN."""
+    """Return the larger value, or x if one of them is NaN."""
     return y if y > x else x
 
 
 def make_softmax(scores, rows, row_of, over_lanes):
-    """Make a function (scores, maxima, sums) -> (new maxima, new sums, fades, weights), all float32 tuples.
+    """Build a function (scores, maxima, sums) -> (new maxima, new sums, fades, weights).
 
-    Maxima and sums are those of each row before and after this piece of keys; fades: the factors of the rows' results
-    so far; weights: 2 ** (score - new maximum). row_of: the row of score i; over_lanes: reduces the rows' maxima over
-    the lanes that share these rows.
+    All are tuples of float32. Maxima and sums are those of each row before and after this tile of keys; fades: the
+    factors of the rows' results so far; weights: 2 ** (score - new maximum). row_of: the row of score i; over_lanes:
+    reduces the rows' maxima over the lanes that share these rows.
     """
     of_rows = tuple(tuple(i for i in range(scores) if row_of(i) == one) for one in range(rows))
     row = device(row_of)

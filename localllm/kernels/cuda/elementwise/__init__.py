@@ -1,4 +1,4 @@
-"""CUDA kernels that treat tokens one by one: norms, activation functions, rotations, copies.
+"""CUDA kernels that process each token independently: norms, activation functions, rotations, copies.
 
-What each kernel computes, and its arguments, is in localllm/kernels/table.py.
+The results and arguments of each kernel are defined in localllm/kernels/table.py.
 """

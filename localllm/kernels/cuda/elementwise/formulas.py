@@ -24,7 +24,7 @@ def first_column():
 
 @gpu.device
 def if_finite(y, x):
-    """Return y, but NaN where x is not finite.
+    """Return y, or NaN where x is not finite.
 
     A bounded function, such as a sigmoid, would otherwise hide that broken weights have produced infinity or NaN.
     """
@@ -90,7 +90,7 @@ def make(name):
 
 
 def with_parameters(function, names):
-    """Make a kernel that has parameters of these names and calls function(all of them, as a tuple)."""
+    """Build a kernel that has parameters with the given names and calls function(all of them, as a tuple)."""
     scope = {"function": function}
     exec(f"def kernel({names}):\n    function(({names}))", scope)
     return scope["kernel"]

@@ -1,4 +1,4 @@
-"""Operations on equal parts of a row, which are heads or parallel residual streams: gates, sums, weighted sums."""
+"""Operations on equal sections of a row, which are heads or parallel residual streams: gates, sums, weighted sums."""
 
 from numba import cuda, float32
 
@@ -16,7 +16,7 @@ def multiply_heads(count, x, gates, gates_stride, heads, y, stride, columns):
 
 @device
 def softmax_of_numbers(x, y, size, epsilon):
-    """Write the softmax of `size` numbers, plus epsilon, to y; NaN if a number is not finite."""
+    """Write the softmax of `size` values, plus epsilon, to y; NaN if a value is not finite."""
     top, total = LEAST, float32(0)
     for i in range(size):
         number = load_f32(x + 4 * i)
@@ -30,7 +30,7 @@ def softmax_of_numbers(x, y, size, epsilon):
 
 
 def softmax(count, x, y, stride, columns):
-    """Write the softmax of each row of x to y; a thread for each row, because rows are short."""
+    """Write the softmax of each row of x to y, with a thread for each row, because rows are short."""
     row = cuda.blockIdx.x * cuda.blockDim.x + cuda.threadIdx.x
     if row < load_i64(count):
         softmax_of_numbers(x + row * stride, y + row * stride, columns, float32(0))
@@ -38,9 +38,9 @@ def softmax(count, x, y, stride, columns):
 
 @device
 def divide_by_sums(y, size, across, along, epsilon):
-    """Divide the numbers of each row of a [size, size] matrix by their sum plus epsilon.
+    """Divide the values of each row of a [size, size] matrix by their sum plus epsilon.
 
-    across, along: bytes from row to row, and from number to number; exchanged, they make columns rows.
+    across, along: bytes from row to row, and from column to column. If they are exchanged, columns are divided instead.
     """
     for i in range(size):
         total = epsilon
@@ -52,7 +52,10 @@ def divide_by_sums(y, size, across, along, epsilon):
 
 
 def sinkhorn(count, x, size, iterations, epsilon, y, stride, columns):
-    """Scale each row's matrix so that rows and columns add up to 1 (Sinkhorn), and transpose it; a row per thread."""
+    """Scale each row's matrix until its rows and columns add up to 1 (Sinkhorn), then transpose it.
+
+    There is a thread for each row.
+    """
     row = cuda.blockIdx.x * cuda.blockDim.x + cuda.threadIdx.x
     if row >= load_i64(count):
         return

@@ -17,7 +17,7 @@ ZERO, NAN, INFINITY = float32(0), float32(math.nan), float32(math.inf)
 
 @gpu.device
 def inverse_root(mean, epsilon):
-    """Compute 1 / sqrt(mean + epsilon); NaN if the sum of squares has exceeded float32."""
+    """Compute 1 / sqrt(mean + epsilon), or NaN if the sum of squares has exceeded float32."""
     return float32(1) / math.sqrt(mean + epsilon) if mean < INFINITY else NAN
 
 
@@ -143,7 +143,7 @@ def concat_heads(count, x, x_stride, x_columns, z, z_stride, z_columns, shared, 
 def logits(count, x, stride, columns, y, flaws):
     """Copy x without padding to the array whose address is at y.
 
-    `flaws` is increased if a number is not finite. Threads that increase it at the same time may count as one.
+    `flaws` is increased if a value is not finite. Threads that increase it at the same time may count as one.
     """
     row, column = cuda.blockIdx.x, cuda.blockIdx.y * cuda.blockDim.x + cuda.threadIdx.x
     if row < gpu.load_i64(count) and column < columns:
@@ -184,7 +184,10 @@ def rope(count, x, y, stride, heads, head_dim, table, pairs, step, apart):
 
 
 def hadamard(count, x, y, stride, columns, block):
-    """Replace numbers 1, 2, 4, ... apart by their sum and difference (fast Walsh-Hadamard transform)."""
+    """Apply the fast Walsh-Hadamard transform to each block of columns.
+
+    It replaces pairs of values at distances 1, 2, 4, ... by their sum and difference.
+    """
     row, at = cuda.blockIdx.x, cuda.blockIdx.x * stride + 4 * cuda.blockIdx.y * block
     if row >= gpu.load_i64(count):
         return
@@ -234,7 +237,10 @@ def add_squares(count, x, stride, columns, sums):
 
 
 def add_expert_squares(active, active_count, x, stride, columns, sums, sums_stride, counts):
-    """Add x^2 over each expert's rows to its sums; the first thread also adds the numbers of rows to the counts."""
+    """Add x^2 over each expert's rows to its sums.
+
+    The first thread also adds the numbers of rows to the counts.
+    """
     column = cuda.blockIdx.x * cuda.blockDim.x + cuda.threadIdx.x
     if column >= columns:
         return

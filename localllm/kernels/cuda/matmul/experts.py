@@ -1,6 +1,6 @@
 """Mixtures of experts, in parallel: routing as in cpu/matmul/experts.py, and copies of rows between both orders.
 
-`route` has a warp for each token. `plan_experts` is a single block, each of whose threads looks for the pairs (token,
+`route` has a warp for each token. `plan_experts` is a single block, each of whose threads searches the pairs (token,
 one of its experts) of one expert, in the order of the tokens. So an expert's rows are the same each time.
 """
 
@@ -15,7 +15,7 @@ from localllm.kernels.table import EXPERT
 
 ZERO, ONE, NAN = float32(0), float32(1), float32(math.nan)
 MINUS_INFINITY = float32(-math.inf)
-LEAST_SUM = float32(6.103515625e-5)  # the smallest divisor of weights, as in llama.cpp
+LEAST_SUM = float32(6.103515625e-5)  # the minimum divisor of weights, as in llama.cpp
 NUMBER, FIRST, COUNT, EXPERT_BYTES = 8 * EXPERT.number, 8 * EXPERT.first, 8 * EXPERT.count, 8 * len(EXPERT)
 
 
@@ -44,7 +44,10 @@ def score_all(logits, experts, is_sigmoid, is_rooted, scores):
 
 @gpu.device
 def rank_all(logits, experts, bias, groups, scores, ranks):
-    """Compute the ranks: scores plus bias if there is a bias, scores if there are groups, otherwise logits."""
+    """Compute the ranks by which experts are selected.
+
+    They are scores plus bias if there is a bias, scores if there are groups, otherwise logits.
+    """
     for e in range(gpu.lane(), experts, gpu.WARP):
         ranks[e] = scores[e] if bias != 0 or groups > 1 else gpu.load_f32(logits + 4 * e)
         if bias != 0:
@@ -53,7 +56,10 @@ def rank_all(logits, experts, bias, groups, scores, ranks):
 
 @gpu.device
 def leave_out_groups(experts, groups, groups_used, ranks, values):
-    """Set the ranks of experts of all but the best groups, by the sum of their two best ranks, to minus infinity."""
+    """Set the ranks of experts outside the best groups to minus infinity.
+
+    Groups are compared by the sum of their two best ranks.
+    """
     size = experts // groups
     for g in range(gpu.lane(), groups, gpu.WARP):
         best, second = MINUS_INFINITY, MINUS_INFINITY
@@ -73,7 +79,10 @@ def leave_out_groups(experts, groups, groups_used, ranks, values):
 
 @gpu.device
 def take_best(ranks, experts):
-    """Return the index of the largest rank, the first of equal ones, to all lanes; set it to minus infinity."""
+    """Return the index of the largest rank to all lanes, and set that rank to minus infinity.
+
+    Of equal ranks, it is the first.
+    """
     largest, best = MINUS_INFINITY, int64(0)
     for e in range(gpu.lane(), experts, gpu.WARP):
         if ranks[e] > largest:
@@ -93,7 +102,7 @@ def route(
     count, logits, stride, experts, used, sigmoid, rooted, normalized, scale, groups, groups_used, together, bias, ids,
     table, chosen, weights, scratch, scratch_bytes,
 ):  # fmt: skip
-    """Choose the experts of each token, and their weights, which are NaN if a logit is not finite."""
+    """Select the experts of each token, and compute their weights, which are NaN if a logit is not finite."""
     token = cuda.blockIdx.x
     if token >= gpu.load_i64(count):
         return
@@ -133,16 +142,19 @@ def route(
 
 @gpu.device
 def fetch(chosen, first, total, numbers):
-    """Load the experts of the next pairs, from number `first` on, to shared memory; return their number."""
+    """Load the experts of the next pairs to shared memory; return the number of pairs.
+
+    first: index of the first pair.
+    """
     pair = first + cuda.threadIdx.x
-    cuda.syncthreads()  # the previous experts have been read
+    cuda.syncthreads()  # until the previous experts have been read
     numbers[cuda.threadIdx.x] = int32(gpu.load_i64(chosen + 8 * pair)) if pair < total else int32(-1)
     cuda.syncthreads()
     return min(gpu.BLOCK, total - first)
 
 
 def plan_experts(count, chosen, used, experts, next_rows, active, active_count, rows, pairs, row_count):
-    """Give each pair a row, sorted by expert; a thread for each expert."""
+    """Assign a row to each pair, sorted by expert, with a thread for each expert."""
     numbers = cuda.shared.array(BLOCK, int32)
     total, next_row, next_place = gpu.load_i64(count) * used, int64(0), int64(0)
     for base in range(0, experts, gpu.BLOCK):

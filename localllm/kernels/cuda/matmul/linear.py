@@ -1,10 +1,10 @@
 """Products of weights with few tokens. Weights are read once for up to 8 tokens.
 
-Weights in F32, F16 or BF16 are multiplied in float32, with a warp for each row. Of quantized weights, in planes, a
-block of threads computes ROWS rows of the result. Each thread takes units of 32 weights, a block's width apart, unpacks
-them to bytes, and multiplies them with both planes of the activations, four bytes at a time. Activations are loaded for
-both rows at once: they come from the L1 cache, which would otherwise be the bottleneck (68 bytes of activations for 18
-of Q4_0).
+Weights in F32, F16 or BF16 are multiplied in float32, with a warp for each row. For quantized weights, in planes, a
+block of threads computes ROWS rows of the result. Each thread processes units of 32 weights, a block's width apart: it
+unpacks them to bytes and multiplies them by both planes of the activations, four bytes at a time. Activations are
+loaded for both rows at once: they come from the L1 cache, which would otherwise be the bottleneck (68 bytes of
+activations for 18 of Q4_0).
 """
 
 from numba import cuda, float32, int32
@@ -14,7 +14,7 @@ from localllm.kernels.cuda.matmul.planes import UNIT
 from localllm.kernels.cuda.matmul.units import UNITS
 
 ROWS = 2  # rows of a block
-WARPS = 4  # most warps of a block
+WARPS = 4  # maximum number of warps of a block
 NOTHING = float32(0)
 
 
@@ -31,7 +31,7 @@ def work_of_block(count, active, active_count, expert_bytes):
 
 
 def each_token(tokens, step):
-    """Make a function that applies step(total, token, work) -> total to `tokens` tokens, unrolled.
+    """Build a function that applies step(total, token, work) -> total to `tokens` tokens, unrolled.
 
     Unrolling keeps the totals in registers: nested pairs (total of the first token, (total of the second, ...)).
     """
@@ -64,7 +64,10 @@ def share_sums(total, token, work):
 
 @gpu.device
 def store_sums(shared, size, row, rows, first, end, y, y_stride):
-    """Add up the sums of all warps, `size` numbers each, and store them to y. All threads of the block must call it."""
+    """Add up the sums of all warps and store them to y.
+
+    size: sums per warp. All threads of the block must call it.
+    """
     cuda.syncthreads()
     i = cuda.threadIdx.x
     while i < size:
@@ -80,7 +83,10 @@ def store_sums(shared, size, row, rows, first, end, y, y_stride):
 
 @gpu.device
 def dot_16(codes, half, high, low):
-    """Multiply the first (half 0) or last 16 codes with both planes; return an integer in the low plane's units."""
+    """Multiply 16 codes by both planes; return an integer in the low plane's units.
+
+    half: 0 for the first 16 codes, 1 for the last 16.
+    """
     upper, lower = 0, 0
     for i in range(4):
         upper = gpu.dot4(codes[4 * half + i], high[i], upper)
@@ -127,7 +133,7 @@ def make_step(minimums, product):
 
 
 def make_linear_planes(name):
-    """Make the kernel for a number of tokens at a time and a format, as in 8-Q4_K."""
+    """Build the kernel for a number of tokens at once and a format, as in 8-Q4_K."""
     digits, _, format_name = name.partition("-")
     tokens = int(digits)
     read, two_scales, minimums = UNITS[format_name]
@@ -177,7 +183,10 @@ def eight_f32(place):
 
 
 def make_eight(two):
-    """Make a function that loads 8 numbers of 2 bytes each; two: converts two of them in an int32 to float32."""
+    """Build a function that loads 8 values of 2 bytes each.
+
+    two: converts the two values in an int32 to float32.
+    """
 
     @gpu.device
     def eight(place):
@@ -214,21 +223,30 @@ def dot_8(w, x):
 
 @gpu.device
 def add_8(total, token, work):
-    """Add the products of 8 columns to the total; work: weights, address of x, stride, end of the tokens."""
+    """Add the products of 8 columns to the total.
+
+    work: address of the weights, address of x, stride, end of the tokens.
+    """
     weights, x, stride, end = work
     return total + dot_8(weights, x + token * stride) if token < end else total
 
 
 @gpu.device
 def add_1(total, token, work):
-    """Add the product of one column to the total; work: as in add_8."""
+    """Add the product of one column to the total.
+
+    work: address of the weight, address of x, stride, end of the tokens.
+    """
     weight, x, stride, end = work
     return total + weight * gpu.load_f32(x + token * stride) if token < end else total
 
 
 @gpu.device
 def store_sum(total, token, work):
-    """Store the sum of a total over the warp to y; work: address of y, stride, end of the tokens."""
+    """Store the sum of a total over the warp to y.
+
+    work: address of y, stride, end of the tokens.
+    """
     y, stride, end = work
     total = gpu.warp_sum(total)
     if gpu.lane() == 0 and token < end:
@@ -237,7 +255,7 @@ def store_sum(total, token, work):
 
 
 def make_linear_plain(name):
-    """Make the kernel for a number of tokens at a time and a format, as in 8-F16."""
+    """Build the kernel for a number of tokens at once and a format, as in 8-F16."""
     digits, _, format_name = name.partition("-")
     tokens = int(digits)
     read, read_one, size = READ[format_name]

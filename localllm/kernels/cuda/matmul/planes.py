@@ -1,8 +1,8 @@
 """The layout of quantized weights on a GPU: each row of a matrix as planes, one for each field of its blocks.
 
-A thread reads a unit: 32 weights, whatever the format. From each plane it loads its unit's bytes, 16 or 8 bytes of
-codes at once, and neighbouring threads load neighbouring bytes. The planes of a row follow each other, wide fields
-first, so all are aligned; rows are padded to 16 bytes. Nothing is widened: a row takes as many bytes as in the file.
+A thread reads a unit: 32 weights in every format. From each plane it loads its unit's bytes, 16 or 8 bytes of codes at
+once, and neighbouring threads load neighbouring bytes. The planes of a row follow each other, wide fields first, so all
+are aligned; rows are padded to 16 bytes. Nothing is widened: a row takes as many bytes as in the file.
 
 Codes are divided into planes by bits, in 32-bit words for dot products of four bytes. Word w of a unit, 0 to 7, has the
 weights 4 w to 4 w + 3, one in each byte. The planes of a unit:
@@ -15,7 +15,7 @@ weights 4 w to 4 w + 3, one in each byte. The planes of a unit:
     bits     1 word. Bit w of its bytes: one bit of the unit's word w
     bytes    two planes of 16 bytes, the codes themselves: words 0 to 3, and words 4 to 7
 
-Scales, minimums and d lie in planes as in the file, except
+The planes of scales, minimums and d are the same as in the file, except
 
     Q4_K, Q5_K  header, 16 bytes for 256 weights: d, low; the low 4 bits of the scales of 8 units, then those of the
                 minimums; the high 2 bits of the scales, then those of the minimums
@@ -60,7 +60,7 @@ def code_planes(layout: Layout) -> list[Plane]:
 
 
 def planes_of(name: str) -> tuple[Plane, ...]:
-    """Return all planes of a format: those above, or those that follow from the layout of its blocks."""
+    """Return all planes of a format: the special ones above, or those that its block layout determines."""
     if name in OF_THEIR_OWN:
         return OF_THEIR_OWN[name]
     layout, block = LAYOUTS[name], BY_NAME[name].block
@@ -75,7 +75,7 @@ PLANES = {name: planes_of(name) for name in FAMILIES if LAYOUTS[name].codes}
 PLAIN = ("F32", "F16", "BF16")  # stored as in the file, with padded rows
 
 # Other formats are converted on upload: to Q8_0 if that costs less than 2e-6 of their mean square, because their codes
-# are (nearly) whole numbers and 32 share a scale; otherwise, where it would cost up to 2e-5, to F16, which costs 5e-8.
+# are (nearly) integers and 32 share a scale; otherwise, where it would cost up to 2e-5, to F16, which costs 5e-8.
 AS_Q8_0 = ("TQ1_0", "IQ1_S", "IQ2_XXS", "IQ3_XXS")
 
 
@@ -92,7 +92,10 @@ def units_shift(plane: Plane) -> int:
 
 
 def offset(format_name: str, plane: str, columns: int) -> int:
-    """Return the offset of a plane in a row, in bytes; plane "": the end of all planes."""
+    """Return the offset of a plane in a row, in bytes.
+
+    plane: its name; "" for the end of all planes.
+    """
     start = 0
     for field in PLANES[format_name]:
         if field.name == plane:
@@ -102,6 +105,9 @@ def offset(format_name: str, plane: str, columns: int) -> int:
 
 
 def row_bytes(format_name: str, columns: int) -> int:
-    """Return the bytes of a row on a GPU, with padding; columns: whole blocks."""
+    """Return the bytes of a row on a GPU, with padding.
+
+    columns: a multiple of the block size.
+    """
     size = {"F32": 4, "F16": 2, "BF16": 2}.get(format_name)
     return -(-(size * columns if size else offset(format_name, "", columns)) // ALIGNMENT) * ALIGNMENT

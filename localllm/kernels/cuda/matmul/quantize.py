@@ -1,18 +1,18 @@
-"""Quantizes activations to 16-bit integers in two planes of bytes: x = scale * (256 * high + low).
+"""Quantize activations to 16-bit integers in two planes of bytes: x = scale * (256 * high + low).
 
-32 numbers share a scale. The bytes lie as the threads of linear.py read them:
+32 values share a scale. The layout of the bytes is the order in which the threads of linear.py read them:
 
     codes   int8 [tokens, 4, columns / 32, 16]; of 32 columns, the 4 are: the first 16 of the high plane, the last 16,
             and the same of the low plane
     scales  f32 [tokens, columns / 32]
     sums    f32 [tokens, columns / 16], of the rounded x
 
-If one of 32 numbers is not finite, their scale is NaN, and so is every product. Operations that precede most products
-are fused with the quantization of their results, which saves a launch each.
+If one of 32 values is not finite, their scale is NaN, and so is every product. The operations that usually precede
+products are fused with the quantization of their results, which saves a launch each.
 
 For products on tensor cores activations become float16, or BF16 in two planes. Float16 has 11 significant bits but a
-small range: each row is divided by a scale of its own first, and the row of the product is multiplied by it. BF16,
-which weights in BF16 need for their range, has 8 significant bits: the rounding error is a second plane, for a second
+small range: each row is divided by a separate scale first, and the row of the product is multiplied by it. BF16, which
+weights in BF16 need for their range, has 8 significant bits: the rounding error is a second plane, for a second
 product.
 """
 
@@ -24,27 +24,27 @@ from localllm.kernels.cuda import gpu
 from localllm.kernels.cuda.elementwise.formulas import swiglu_of
 from localllm.kernels.cuda.elementwise.rowwise import inverse_root
 
-LANES = 4  # threads that share 32 numbers, 8 each
+LANES = 4  # threads that share 32 values, 8 each
 LARGEST = float32(127 * 256)
-TINY = float32(1e-30)  # 32 numbers that are all smaller become zeros
+TINY = float32(1e-30)  # 32 values that are all smaller become zeros
 NAN, INFINITY = float32(math.nan), float32(math.inf)
 
 
 @gpu.device
 def largest_of(a, b):
-    """Return the larger number; NaN if one of them is NaN."""
+    """Return the larger value, or NaN if one of them is NaN."""
     return b if b > a or b != b else a
 
 
 @gpu.device
 def largest_of_4(x):
-    """Return the largest magnitude of four numbers; NaN if one of them is NaN."""
+    """Return the largest magnitude of four values, or NaN if one of them is NaN."""
     return largest_of(largest_of(abs(x[0]), abs(x[1])), largest_of(abs(x[2]), abs(x[3])))
 
 
 @gpu.device
 def put_4(x, inverse, high, low):
-    """Quantize four numbers, and store them in both planes; return the sum of their integers."""
+    """Quantize four values, and store them in both planes; return the sum of their integers."""
     upper, lower, total = 0, 0, 0
     for i in range(4):
         code = gpu.rounded(x[i] * inverse)
@@ -59,10 +59,11 @@ def put_4(x, inverse, high, low):
 
 @gpu.device
 def quantize_32(a, b, in_range, units, place, unit, codes, scales, sums):
-    """Quantize 32 numbers together with three neighbouring lanes: a and b are the 8 of this lane.
+    """Quantize 32 values together with three neighbouring lanes.
 
-    All lanes of the warp must call it; in_range: whether this lane stores its results. units: of a row; unit: which
-    one; place: index of the unit's scale among all tokens; codes: address of the token's codes.
+    a, b: the 8 values of this lane; in_range: whether this lane stores its results; units: units of a row; unit: the
+    unit's index in its row; place: index of the unit's scale among all tokens; codes: address of the token's codes. All
+    lanes of the warp must call it.
     """
     part = gpu.lane() & LANES - 1
     largest = largest_of(largest_of_4(a), largest_of_4(b))
@@ -112,7 +113,10 @@ def scaled(x, scale, weight):
 
 
 def norm_quantize(count, x, weight, y, stride, columns, group, epsilon, codes, scales, sums):
-    """Apply rms_norm to whole rows (group = columns), and quantize them; a block of threads for each row."""
+    """Apply rms_norm to whole rows (group = columns), and quantize them.
+
+    There is a block of threads for each row.
+    """
     row = cuda.blockIdx.x
     if row >= gpu.load_i64(count):
         return
@@ -158,11 +162,14 @@ def swiglu_quantize(count, gate, up, y, stride, columns, codes, scales, sums):
 
 LARGEST_OF_ROW = float32(
     1024.0
-)  # of a row: sums of 65536 products of it with weights up to 1 stay far from float32's limits
+)  # of a row: sums of 65536 products of it and weights up to 1 stay far below float32's limit
 
 
 def halve(count, x, stride, columns, y, y_stride, scales):
-    """Write x / scale to y in float16, with zeros up to a multiple of 8 columns; scales: float32 [tokens]."""
+    """Write x / scale to y in float16, with zeros up to a multiple of 8 columns.
+
+    scales: float32 [tokens].
+    """
     row = cuda.blockIdx.x
     if row >= gpu.load_i64(count):
         return
@@ -190,7 +197,7 @@ def scale_rows(count, y, stride, columns, scales):
 
 
 def split_bf16(count, x, stride, columns, high, low, y_stride):
-    """Write two planes of x in BF16, with x = high + low: 16 significant bits together."""
+    """Write two planes of x in BF16, with x = high + low: together they have 16 significant bits."""
     row = cuda.blockIdx.x
     if row >= gpu.load_i64(count):
         return

@@ -1,7 +1,7 @@
-"""Reads units, 32 weights in planes (planes.py): their codes and scales, for products and for unpacking.
+"""Load units, 32 weights in planes (planes.py): their codes and scales, for products and for unpacking.
 
-For each format a function (row, units, unit) -> (codes, scales, minimums); row: address of a row of `units` units;
-unit: number of the unit. Codes are 8 words of 4 signed bytes, in order. There are two scales and two minimums, for the
+Each format has a function (row, units, unit) -> (codes, scales, minimums); row: address of a row of `units` units;
+unit: index of the unit. Codes are 8 words of 4 signed bytes, in order. There are two scales and two minimums, for the
 first 16 weights and for the last:
 
     weight = scale * code + minimum
@@ -26,7 +26,10 @@ QUARTER, THIRTY_SECOND, HUNDRED_AND_28 = (float32(n) for n in (1 / 4, 1 / 32, 12
 
 @gpu.device
 def number_of(integer):
-    """Convert an integer to float32 by way of int32: from int64, as Numba has it, that takes several instructions."""
+    """Convert an integer to float32, by way of int32.
+
+    From int64, the type of Numba's integers, the conversion takes several instructions.
+    """
     return float32(int32(integer))
 
 
@@ -52,7 +55,10 @@ def nibbles(q, shift, mask, flipped):
 
 @gpu.device
 def pairs(q, place, flipped):
-    """Split 2 words into 8, each with two bits of every byte, at bits `place` (0 to 6) and the next; xor `flipped`."""
+    """Split 2 words into 8, each with two bits of every byte.
+
+    place: their lower bit's index in the byte of the result (0 to 6); flipped: is xored with each word.
+    """
     mask = 0x03030303 << place
     return (
         gpu.bits(q[0], -place, mask) ^ flipped,
@@ -68,7 +74,10 @@ def pairs(q, place, flipped):
 
 @gpu.device
 def with_bits(codes, q, place):
-    """Xor each code with its bit in the word q, moved to bit `place`; codes: 8 words."""
+    """Xor each code with its bit in the word q, moved to bit `place`.
+
+    codes: 8 words.
+    """
     mask = 0x01010101 << place
     return (
         codes[0] ^ gpu.bits(q, -place, mask),
@@ -88,13 +97,16 @@ def joined(a, b):
 
 
 def looked_up(values):
-    """Make a function (4 words) -> 8 words that looks up 4-bit codes in a table of 16 signed bytes."""
+    """Build a function (4 words) -> 8 words that looks up 4-bit codes in a table of 16 signed bytes."""
     data = [int.from_bytes(bytes(value & 0xFF for value in values[i : i + 4]), "little") for i in range(0, 16, 4)]
     a, b, c, d = data
 
     @gpu.device
     def four(codes, upper):
-        """Look up 4 codes by their low 3 bits; upper: a byte selector for the lower or upper half of the table."""
+        """Look up 4 codes by their low 3 bits.
+
+        upper: a byte selector for the lower or upper half of the table.
+        """
         return gpu.permute(gpu.permute(a, b, codes), gpu.permute(c, d, codes), upper)
 
     @gpu.device
@@ -150,7 +162,7 @@ def floats_of(name):
 
 
 class Unit(NamedTuple):
-    """The function that reads a format's units, and which factors a unit has."""
+    """The function that reads a format's units, and the factors that a unit has."""
 
     read: Callable
     two_scales: bool = False  # whether the two scales differ
@@ -158,7 +170,10 @@ class Unit(NamedTuple):
 
 
 def make_codes(name, place, flipped):
-    """Make a function (row, units, unit) that reads codes, moved left by `place` bits and xored with `flipped`."""
+    """Build a function (row, units, unit) that reads codes.
+
+    The codes are moved left by `place` bits and xored with `flipped`.
+    """
     layout, names = LAYOUTS[name], [plane.name for plane in PLANES[name]]
     first = nothing_but_bits
     if names[0] == "bytes":
@@ -203,7 +218,7 @@ def half_of_e8m0(exponent):
 
 @gpu.device
 def half_of_ue4m3(byte):
-    """Decode half of a UE4M3 scale; 127 (not a number) counts as zero.
+    """Decode half of a UE4M3 scale; 127 (NaN) counts as zero.
 
     Shifted left by 7, its exponent and mantissa are those of a float16 that is 2^8 times too small, subnormal or not.
     """
@@ -214,7 +229,10 @@ SCALES = {"e8m0": half_of_e8m0, "ue4m3": half_of_ue4m3}
 
 
 def make_factors(name, factor, centre):
-    """Make a function (row, units, unit) that reads scales, times `factor`, and minimums; centre: the code for zero."""
+    """Build a function (row, units, unit) that reads scales, times `factor`, and minimums.
+
+    centre: the code for zero.
+    """
     layout = LAYOUTS[name]
     if layout.low is not None:
         both_of = floats_of(name)
@@ -246,7 +264,10 @@ def make_factors(name, factor, centre):
 
 
 def derived(name):
-    """Return the Unit of a format, whose codes are centred on zero if the code for zero is in the middle."""
+    """Build the Unit of a format from its layout.
+
+    Codes are centred on zero if the code for zero is in the middle.
+    """
     layout = LAYOUTS[name]
     is_centred = layout.centre > 0 and layout.centre == 1 << layout.bits - 1 and layout.step == 1
     place = 8 - layout.bits if is_centred else 0

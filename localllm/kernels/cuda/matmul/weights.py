@@ -1,8 +1,8 @@
-"""Converts weights: blocks of the file to planes, planes to float16, and rows of the embedding matrix to float32.
+"""Convert weights: blocks of the file to planes, planes to float16, and rows of the embedding matrix to float32.
 
 Blocks in the file's layout (localllm.quant.formats), copied to the GPU, become planes (planes.py), with a thread for
 every 32 weights. For products with many tokens, planes are unpacked to float16: four threads read the same unit, and
-each writes 8 of its weights, so neighbouring threads write neighbouring weights. Of the embedding matrix a block of
+each writes 8 of its weights, so neighbouring threads write neighbouring weights. For the embedding matrix, a block of
 threads looks up a token's row.
 """
 
@@ -38,13 +38,14 @@ def code_of(fields: tuple[Field, ...]) -> Callable:
     return code
 
 
-# Functions put(block, number, target) write a unit's bytes of a plane to `target`; number: of the unit in its block.
+# Functions put(block, number, target) write a unit's bytes of a plane to `target`; number: its index in the block.
 
 
 def put_words(code, words, shift, mask, place):
-    """Make a function that writes a unit's words of a plane: the bits `mask`, after a shift, of each code.
+    """Build a function that writes a unit's words of a plane.
 
-    place(word, j): the weight of the unit that is number j in a word, and its lowest bit there.
+    It writes the bits `mask`, after a shift, of each code. place(word, j): the index in the unit of the weight at
+    position j of a word, and its lowest bit there.
     """
     place = gpu.device(place)
 
@@ -69,7 +70,7 @@ def put_table(code):
 
 
 def put_pairs(code, shift):
-    """Make `put` for the plane "pairs", of bits `shift` and the next."""
+    """Build a `put` function for the plane "pairs", of bits `shift` and the next."""
     return put_words(code, 2, shift, 3, lambda w, j: (16 * w + j, 8 * (j % 4) + j // 4 * 2))
 
 
@@ -78,7 +79,10 @@ def put_bits(code, shift):
 
 
 def put_bytes(start, count):
-    """Make a function that copies `count` bytes for each unit or block, from byte `start` of the block on."""
+    """Build a function that copies `count` bytes for each unit or block.
+
+    start: index in the block of the first byte.
+    """
 
     @gpu.device
     def put(block, number, target):
@@ -90,7 +94,10 @@ def put_bytes(start, count):
 
 @gpu.device
 def put_k_header(block, number, target):
-    """Write the header of a block of Q4_K or Q5_K; number: 0."""
+    """Write the header of a block of Q4_K or Q5_K.
+
+    number: 0.
+    """
     scales, minimums, high = 0, 0, 0
     for group in range(4):
         scale, minimum = gpu.load_u8(block + 4 + group), gpu.load_u8(block + 8 + group)
@@ -113,7 +120,10 @@ def put_q3_k_scales(block, number, target):
 
 @gpu.device
 def put_q3_k_high(block, number, target):
-    """Write the high 2 bits of all 16 scales of a block of Q3_K, in order; number: 0."""
+    """Write the high 2 bits of all 16 scales of a block of Q3_K, in order.
+
+    number: 0.
+    """
     word = 0
     for group in range(16):
         word |= (gpu.load_u8(block + 104 + (group & 3)) >> (group >> 2 << 1) & 3) << 2 * group
@@ -134,15 +144,18 @@ def parts(name: str) -> dict[str, Callable]:
 
 
 def bytes_of_scales(layout: Layout) -> int:
-    """Return the offset of a block's scales, if each has a byte or shares it with a minimum; 0 without scales."""
+    """Return the offset of a block's scales, or 0 if it has none.
+
+    Each scale has a byte or shares it with a minimum.
+    """
     return layout.scales[0].place(0)[0] if layout.scales else 0
 
 
 def in_place(plane, start, put):
-    """Make a function (block, number, row of planes, units, unit) that writes a unit's part of a plane.
+    """Build a function (block, number, row of planes, units, unit) that writes a unit's part of a plane.
 
-    number, unit: of the unit in its block, and in its row; start: offset of the plane in a row of 256 columns. An
-    element that several units share is written for the first of them.
+    number: index of the unit in its block; unit: index in its row; start: offset of the plane in a row of 256 columns.
+    An element that several units share is written for the first of them.
     """
     size, shift = plane.bytes, units_shift(plane)
 
@@ -197,7 +210,10 @@ def four(word, scale, minimum):
 
 @gpu.device
 def eight(weights, part):
-    """Return weights 8 `part` to 8 `part` + 7 of a unit, as two tuples of four; weights: codes, scales, minimums."""
+    """Return weights 8 * part to 8 * part + 7 of a unit, as two tuples of four.
+
+    weights: codes, scales, minimums.
+    """
     codes, scales, minimums = weights
     a, b = (codes[0], codes[1]) if part == 0 else (codes[2], codes[3])
     c, d = (codes[4], codes[5]) if part == 2 else (codes[6], codes[7])
