@@ -14,7 +14,7 @@ BUDGET = {
     "localllm/files": 3_710,
     "localllm/generation": 13_510,
     "localllm/images": 347,
-    "localllm/kernels": 16_773,
+    "localllm/kernels": 17_350,
     "localllm/quantizing": 4_054,
     "localllm/server": 5_416,
     "localllm/services": 9_031,
