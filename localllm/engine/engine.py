@@ -153,7 +153,7 @@ class Engine:
         """
         if logits not in ("last", "all", "none"):
             raise UsageError(f"logits must be last, all or none, not {logits!r}")
-        tokens = [self._require_tokens(ids) for _, ids in requests]
+        tokens = self._require_tokens(requests)
         with self.lock:
             if self.orphaned:
                 self._clean_up()
@@ -291,17 +291,20 @@ class Engine:
             return False
         return True
 
-    def _require_tokens(self, ids: Ids[int]) -> np.ndarray:
-        """Convert token ids to an int64 array. Raises UsageError."""
-        try:
-            is_valid = len(ids) > 0
-            for token in ids:
-                is_valid = is_valid and (0 <= index(token) < self.vocab_size or bool(image_of(self._images, token)))
-        except TypeError:
-            is_valid = False
-        if not is_valid:
-            raise UsageError(f"token ids must be a list of numbers from 0 to {self.vocab_size - 1}")
-        return np.asarray(ids, np.int64)
+    def _require_tokens(self, requests: Ids[Request]) -> list[np.ndarray]:
+        """Convert the requests' token ids to arrays. Raises UsageError."""
+        tokens = list[np.ndarray]()
+        for _, ids in requests:
+            try:
+                is_valid = len(ids) > 0
+                for token in ids:
+                    is_valid = is_valid and (0 <= index(token) < self.vocab_size or bool(image_of(self._images, token)))
+            except TypeError:
+                is_valid = False
+            if not is_valid:
+                raise UsageError(f"token ids must be a list of numbers from 0 to {self.vocab_size - 1}")
+            tokens.append(np.asarray(ids, np.int64))
+        return tokens
 
     def register_image(self, image: ImageEmbedding) -> None:
         """Register an image's token ids, valid while the image or a sequence that contains it exists.

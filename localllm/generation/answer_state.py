@@ -20,7 +20,7 @@ from localllm.text.tokenizer import StreamDecoder
 if TYPE_CHECKING:
     from localllm.generation.constraints.constraint import Constraint, Matcher
     from localllm.generation.reasoning import Thinking
-    from localllm.generation.tools.tool_call_parser import ToolCall
+    from localllm.generation.tools.tool_call_parser import ToolCall, ToolCallParser
     from localllm.generation.tools.tool_grammar import ToolGrammar
 
 
@@ -34,13 +34,21 @@ class StopFilter:
 
     def push(self, text: str) -> str:
         """Add text and return what is certain now. At a stop string, set `found` and drop the text after it."""
+        if not self._stops:
+            return text
         self._buffer += text
-        ends = [(index, stop) for stop in self._stops if (index := self._buffer.find(stop)) >= 0]
+        ends, held = list[tuple[int, str]](), 0
+        for stop in self._stops:
+            index = self._buffer.find(stop)
+            if index >= 0:
+                ends.append((index, stop))
+            else:
+                held = max(held, overlap(self._buffer, stop))
         if ends:
             self.found, (end, self.which) = True, min(ends)
             output, self._buffer = self._buffer[:end], ""
             return output
-        safe = len(self._buffer) - max((overlap(self._buffer, stop) for stop in self._stops), default=0)
+        safe = len(self._buffer) - held
         output, self._buffer = self._buffer[:safe], self._buffer[safe:]
         return output
 
@@ -129,14 +137,11 @@ class Transcript:
 
     def push(self, token: int) -> list[TextPart]:
         text = self._decoder.push(token)
-        return self._cut_at_stop(self._splitter.push(self._token_texts.get(token, text)))
+        parts = self._splitter.push(self._token_texts.get(token, text))
+        return self._without_marks(self._parse_calls(self.reader, parts) if self.reader else parts)
 
     def give_up_call(self) -> list[TextPart]:
-        return (
-            self._cut_at_stop([])
-            if self.reader is None
-            else self._without_marks(self._with_json(self.reader.give_up()))
-        )
+        return self._without_marks(self._with_json(self.reader.give_up())) if self.reader else []
 
     def flush(self, is_end: bool = False) -> list[TextPart]:
         """Return the held-back text at the end; nothing after a stop string.
@@ -145,20 +150,20 @@ class Transcript:
         """
         if self.has_stopped:
             return []
-        parts = self._cut_at_stop([*self._splitter.push(self._decoder.flush()), *self._splitter.flush()])
+        parts = [*self._splitter.push(self._decoder.flush()), *self._splitter.flush()]
+        parts = self._without_marks(self._parse_calls(self.reader, parts) if self.reader else parts)
         if self.reader:
             parts += self._without_marks(self._with_json(self.reader.flush(is_end)))
         if self._json_reader:
             parts += self._without_marks(self._json_reader.flush(is_end))
         return parts + self._record(ANSWER, self._stops.flush())
 
-    def _cut_at_stop(self, parts: list[TextPart]) -> list[TextPart]:
-        if self.reader is None:
-            return self._without_marks(parts)
+    def _parse_calls(self, reader: "ToolCallParser", parts: list[TextPart]) -> list[TextPart]:
+        """Parse the tool calls in the parts of the answer."""
         parsed = list[TextPart]()
         for part in parts:
-            parsed += self.reader.push(part.text) if part.kind == ANSWER else [part]
-        return self._without_marks(self._with_json(parsed))
+            parsed += reader.push(part.text) if part.kind == ANSWER else [part]
+        return self._with_json(parsed)
 
     def _with_json(self, parts: list[TextPart]) -> list[TextPart]:
         """Parse tool calls that the parts contain as plain JSON."""

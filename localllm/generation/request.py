@@ -17,7 +17,7 @@ from localllm.frozen import frozen
 from localllm.generation.answer_record import Recordable
 from localllm.generation.answer_state import AnswerState, Transcript
 from localllm.generation.chunked_prefill import PrefillSegment, PrefillSegments
-from localllm.generation.context_overflow import SINK_TOKENS, require_shift
+from localllm.generation.context_overflow import SINK_TOKENS, ShiftedSequence, require_shift
 from localllm.generation.logprobs import LikelyToken, token_logprobs
 from localllm.generation.options import GenerationOptions
 from localllm.generation.reasoning import ANSWER, REASONING, TextPart, Thinking
@@ -292,7 +292,7 @@ class Completion(Recordable):
 
     @property
     def is_complete(self) -> bool:
-        return self.has_ended or self.remaining_tokens == 0
+        return self.has_ended or len(self.ids) == self._limit
 
     @property
     def is_full(self) -> bool:
@@ -300,8 +300,22 @@ class Completion(Recordable):
         return self.finish_reason == "length" and self.completion_tokens != self.options.max_tokens
 
     @property
+    def max_draft_length(self) -> int:
+        """The maximum length of a draft.
+
+        A full context must be shifted at the same token as without a draft.
+        """
+        remaining, sequence = self._limit - len(self.ids) - 1, self.sequence
+        return min(remaining, max(0, sequence.room - 1)) if isinstance(sequence, ShiftedSequence) else remaining
+
+    @property
     def has_begun(self) -> bool:
         return len(self.ids) > len(self.prompt)
+
+    @property
+    def is_decoding(self) -> bool:
+        """Return whether the next step appends its newest token: its prompt is complete, and it is not stopped."""
+        return not self.is_stopped and len(self.ids) > len(self.prompt) and not self.pending_tokens
 
     @property
     def computed_tokens(self) -> int:
@@ -311,7 +325,8 @@ class Completion(Recordable):
     @property
     def pending_tokens(self) -> int:
         """The number of tokens to prefill, without the answer's newest token, which a decode step reads."""
-        return len(self.ids) - self.has_begun - self.computed_tokens
+        computed = len(self.sequence.tokens) if self.sequence else 0
+        return len(self.ids) - (len(self.ids) > len(self.prompt)) - computed
 
     def prepare_prefill(self) -> None:
         """Append the next reusable chunks, if any, and call the progress callback."""
@@ -373,10 +388,11 @@ class Completion(Recordable):
 
         Returns the tokens that can no longer be undone. Raises LocalllmError if no token is allowed.
         """
-        if self.options.ends_answer(self.ids, row):
+        options = self.options
+        if options.stopping_criteria and options.ends_answer(self.ids, row):
             self.has_ended = True
             return [*self._released(), Output(self, None, [], row)]
-        processed = self.options.processed_logits(self.ids, row)
+        processed = options.processed_logits(self.ids, row) if options.logits_processor else row
         if self.banned is None:
             return [self._draw(row, processed)]
         while True:
@@ -459,7 +475,9 @@ class Completion(Recordable):
         length_before: number of ids before the step.
         """
         begin = min(self._least, length_before)
-        right = sum(token == guess for token, guess in zip(self.ids[length_before:], draft, strict=False))
+        right = 0
+        for token, guess in zip(self.ids[length_before:], draft, strict=False):
+            right += token == guess
         if self.sequence and begin < length_before:
             self.sequence.truncate(begin)
         elif self.sequence and right < len(draft):

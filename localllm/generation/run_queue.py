@@ -48,8 +48,10 @@ class Step:
     ):
         self.scheduler, self.spans, self.logits, self.precise = scheduler, spans, logits, precise
         self.kernel_tokens = [*kernel_tokens] or [0] * len(spans)
-        self.size = sum([len(ids) for _, ids in spans])
-        self._lengths = [len(sequence.tokens) for sequence, _ in spans]
+        self.size, self._lengths = 0, list[int]()
+        for sequence, ids in spans:
+            self.size += len(ids)
+            self._lengths.append(len(sequence.tokens))
 
     @property
     def is_done(self) -> bool:
@@ -117,6 +119,8 @@ class RunQueue:
     def enter(self, scheduler: object) -> bool:
         """Register a scheduler that will run steps; return whether there are others to share runs with."""
         self._schedulers.add(scheduler)
+        if len(self._schedulers) == 1:
+            self._due.discard(scheduler)  # there is nobody who would wait for it
         return len(self._schedulers) > 1
 
     def run(self, step: Step) -> "list[np.ndarray]":

@@ -23,7 +23,7 @@ from localllm.generation.reasoning import TextPart
 from localllm.generation.request import Completion, Output, Request, Task
 from localllm.generation.run_queue import Step
 from localllm.generation.speculation.acceptance import Drafter
-from localllm.generation.speculation.speculator import FEW, AnswerSpan, Speculator, logits_for, span_of
+from localllm.generation.speculation.speculator import FEW, AnswerSpan, Speculator, span_of
 from localllm.kernels.table import PAGE
 from localllm.text.messages import Message
 from localllm.text.tokenizer import Tokenizer
@@ -105,7 +105,9 @@ class Scheduler:
             prefill, _ = self._reading(max(PAGE, self._chunk - len(writing)), 0)
             yield from self._run([*prefill, *writing], precise=False)
             return
-        is_busy = self.running and not self.waiting and not any(answer.pending_tokens for answer in self.running)
+        is_busy = bool(self.running) and not self.waiting
+        for answer in self.running:
+            is_busy = is_busy and not answer.pending_tokens
         if not self._submitted and (self._cache.is_shared or not is_busy):
             # Short chunks while clients wait for the next tokens of their answers.
             is_streaming = self._cache.is_live and any(answer.has_begun for answer in self.running)
@@ -229,18 +231,17 @@ class Scheduler:
 
     def _writing(self, with_drafts: bool = False) -> list[AnswerSpan]:
         """Return the newest token of every decoding answer, followed by a draft in small batches."""
-        writing = [each for each in self.running if each.has_begun and not each.pending_tokens and not each.is_stopped]
-        if not with_drafts or len(writing) < len(self.running):
-            return [AnswerSpan(answer, answer.ids[-1:]) for answer in writing]
-        drafts = self._speculator.drafts(writing, self._queue.count_others(self))
-        return [AnswerSpan(each, [each.ids[-1], *draft], draft) for each, draft in zip(writing, drafts, strict=True)]
+        writing = [answer for answer in self.running if answer.is_decoding]
+        if with_drafts and len(writing) == len(self.running):
+            return self._speculator.add_drafts(writing, self._queue.count_others(self))
+        return [AnswerSpan(answer, answer.ids[-1:]) for answer in writing]
 
     def _run(self, work: list[AnswerSpan], precise: bool = True) -> Iterator[Output]:
-        """Append spans in one run, and yield the next tokens of the answers whose prompt is complete.
+        """Append spans in one run, and return an iterator over the next tokens of the answers.
 
         If memory does not suffice, drafts are dropped first; then the youngest answers are preempted. If other
-        schedulers use the engine, the next step is submitted before the tokens are yielded, so that they wait neither
-        for the consumer of the text nor for that step.
+        schedulers use the engine, the next step is submitted before the tokens are iterated over, so that these wait
+        neither for the consumer of the text nor for that step.
         """
         while work := [span for span in work if span.completion.sequence]:
             try:
@@ -256,13 +257,14 @@ class Scheduler:
                 work = [span._replace(ids=span.ids[: len(span.ids) - len(span.draft)], draft=()) for span in work]
         self._submitted, self._step = [], None
         if not work:
-            return
+            return iter(())
         if len(work) <= FEW and work[0].completion.has_begun:
-            self._speculator.learn_cost(step.tokens, step.seconds)
-        read = [(span, logits) for span, logits in zip(work, rows, strict=True) if span.is_end]
-        if not read:
-            return
-        outputs = self._outputs(read)
+            self._speculator.costs.record(step.tokens, step.seconds)
+        if step.logits == "none":
+            return iter(())
+        outputs = self._outputs(work, rows)
+        if not is_shared:
+            return outputs
         if self._queue.count_others(self):
             outputs = iter([*outputs])
             writing = [] if any(answer.pending_tokens for answer in self.running) else self._writing(with_drafts=True)
@@ -270,7 +272,7 @@ class Scheduler:
                 self._submitted, self._step = writing, self._make_step(writing, precise=True)
                 self._queue.submit(self._step)
         self._queue.settle(self)
-        yield from outputs
+        return outputs
 
     def _make_step(self, work: list[AnswerSpan], precise: bool) -> Step:
         """Make the step that appends spans. Raises MemoryLimitError if `places` do not suffice."""
@@ -282,14 +284,23 @@ class Scheduler:
                     "not enough memory for the prompt and its answer: shorten the prompt, lower --ctx-size, or use "
                     "--kv-type q8_0"
                 )
-        spans = [(each.completion.sequence, each.ids) for each in work if each.completion.sequence]
-        kernel_tokens = [each.kernel_tokens for each in work if each.completion.sequence] if self._precise else []
-        return Step(self, spans, logits_for(work), precise, kernel_tokens)
+        spans, kernel_tokens, logits = [], list[int](), "none"
+        for completion, ids, draft, is_end, count in work:
+            assert completion.sequence
+            spans.append((completion.sequence, ids))
+            kernel_tokens.append(count)
+            if draft:  # each of its tokens is verified
+                logits = "all"
+            elif is_end and logits == "none":
+                logits = "last"
+        return Step(self, spans, logits, precise, kernel_tokens if self._precise else ())
 
-    def _outputs(self, read: "list[tuple[AnswerSpan, np.ndarray]]") -> Iterator[Output]:
+    def _outputs(self, work: list[AnswerSpan], logits: "list[np.ndarray]") -> Iterator[Output]:
         """Sample the next token of each answer whose prompt is complete."""
         searched: dict[Request, list[tuple[Completion, np.ndarray]]] = {}
-        for (completion, _, draft, *_), rows in read:
+        for (completion, _, draft, is_end, _), rows in zip(work, logits, strict=True):
+            if not is_end:
+                continue
             if completion.request.search and completion.has_begun:
                 searched.setdefault(completion.request, []).append((completion, rows[-1]))
             elif completion.has_begun:

@@ -165,7 +165,7 @@ class ByteLevel(Subwords):
 
     def _piece_bytes(self, piece: str) -> bytes:
         try:
-            return bytes([_BYTE_OF_CHARACTER[character] for character in piece])
+            return bytes(map(_BYTE_OF_CHARACTER.__getitem__, piece))
         except KeyError:  # a piece with other characters than the byte-level ones is plain text
             return piece.encode(errors="replace")
 

@@ -92,7 +92,7 @@ def lengths(said: Answer, each: float) -> float:
     """As `now`, of the best proposer at each place as much as is right, if that pays later on, too."""
     proposers, longest = said.proposers(), list[int]()
     for place, token in enumerate(said.rest):
-        drafts = ([guess.token for guess in islice(one.propose(), MOST)] for one in proposers)
+        drafts = ([guess.token for guess in islice(one.propose() or (), MOST)] for one in proposers)
         longest.append(max(right(draft, said.rest[place:]) for draft in drafts))
         for one in proposers:
             one.push([token])

@@ -56,13 +56,19 @@ class Proposer(Protocol):
     def rewind(self, count: int) -> None:
         """Drop the last `count` tokens. A proposer that only searches the text may keep them."""
 
-    def propose(self) -> Iterator[Guess]:
-        """Yield draft tokens, computed on demand."""
+    def propose(self) -> Iterator[Guess] | None:
+        """Return draft tokens, computed on demand; None if there are none."""
         ...
 
 
 class StepCostModel:
-    """The measured cost of a step by its token count, relative to a step of one token."""
+    """The measured cost of a step by its token count, relative to a step of one token.
+
+    Attributes:
+        are_known: whether a step was measured.
+    """
+
+    are_known = False
 
     def __init__(self) -> None:
         self._seconds: dict[int, float] = {}
@@ -72,18 +78,15 @@ class StepCostModel:
     def record(self, tokens: int, seconds: float) -> None:
         if tokens <= MOST + 1:
             self._seconds[tokens] = smooth(self._seconds.get(tokens), seconds)
-            self._seconds_of_one = self._time_of_one()
+            self._seconds_of_one = self._seconds.get(1) or self._estimate_one()
             self._relative.clear()
+            self.are_known = True
 
     def relative(self, tokens: int) -> float:
         if not self._relative:  # interpolated linearly between known numbers of tokens
             known = {tokens: seconds / self._seconds_of_one for tokens, seconds in self._seconds.items()}
             self._relative = interpolate(USUAL_COSTS | known)
         return self._relative[tokens]
-
-    @property
-    def are_known(self) -> bool:
-        return bool(self._seconds)
 
     def of_time(self, seconds: float) -> float:
         return seconds / self._seconds_of_one
@@ -102,10 +105,8 @@ class StepCostModel:
         """
         return expected
 
-    def _time_of_one(self) -> float:
-        """Return the seconds of a step of one token, estimated with USUAL_COSTS if none was measured."""
-        if seconds_of_one := self._seconds.get(1):
-            return seconds_of_one
+    def _estimate_one(self) -> float:
+        """Estimate the seconds of a step of one token by USUAL_COSTS: none was measured."""
         usual = interpolate(USUAL_COSTS)
         return min(seconds / usual[tokens] for tokens, seconds in self._seconds.items())
 
@@ -186,12 +187,13 @@ class SpeculationBudget:
         experience: the acceptance history.
         seconds: time of one draft token, None if unknown.
         trials: draft tokens to compute before the cost is trusted.
+        steps: number of steps so far.
     """
 
     def __init__(self) -> None:
         self.experience, self.trials = AcceptanceHistory(), TRIALS
         self.seconds: float | None = None
-        self._lost_steps, self._steps = 0.0, 0
+        self._lost_steps, self.steps = 0.0, 0
 
     def record(self, seconds: float) -> None:
         self.seconds, self.trials = smooth(self.seconds, seconds), self.trials - 1
@@ -200,13 +202,10 @@ class SpeculationBudget:
         """Charge the time of `steps` one-token steps to the budget; a negative value credits it."""
         self._lost_steps = max(self._lost_steps + steps, -CREDIT)
 
-    def go_on(self) -> None:
-        self._steps += 1
-
     @property
     def may_lose(self) -> bool:
         """Return whether the budget allows more drafts, which may cost slightly more than they gain."""
-        return self._lost_steps <= LOSS * self._steps + START
+        return self._lost_steps <= LOSS * self.steps + START
 
 
 class DraftPlan(NamedTuple):
@@ -214,6 +213,9 @@ class DraftPlan(NamedTuple):
 
     draft: list[int]
     rate: float
+
+
+NO_DRAFT = DraftPlan([], 0.0)
 
 
 class Guesser:
@@ -229,8 +231,10 @@ class Guesser:
 
         It is empty if that rate is not above `least`.
         """
-        chance, expected, guesses = 1.0, [1.0], self._proposer.propose()
-        account, cost = self._account, 0.0
+        guesses = self._proposer.propose()
+        if guesses is None:
+            return NO_DRAFT
+        chance, expected, account, cost = 1.0, [1.0], self._account, 0.0
         while len(self._guesses) < limit and chance > UNLIKELY and self._may_pay(expected, chance, limit, costs, least):
             started = perf_counter()
             guess = next(guesses, None)
@@ -243,12 +247,12 @@ class Guesser:
             chance *= account.experience.chances[guess.trust]
             expected.append(expected[-1] + chance)
         if not self._guesses:
-            return DraftPlan([], 0.0)
+            return NO_DRAFT
         account.charge(min(costs.of_time(cost), START))  # limited: the first draft may include compilation
         length, rate = self._best(expected, costs)
         least /= 1 + len(self._guesses) * self._cost(costs)  # the time of computed draft tokens is spent already
         if rate <= least or not account.may_lose:
-            return DraftPlan([], 0.0)
+            return NO_DRAFT
         account.charge(costs.relative(length + 1) - 1)
         self._planned, self._worth = length, costs.tokens(2.0) - costs.tokens(1.0)
         return DraftPlan([guess.token for guess in self._guesses[:length]], rate)
@@ -292,12 +296,13 @@ class Guesser:
             if guess.token != token:
                 break
             right += 1
-        if not self._guesses:
+        if self._guesses:
+            account.charge(-self._worth * min(right, self._planned))
+            self._guesses, self._planned = [], 0
+        else:
             account.experience.forget()
             account.seconds = account.seconds and FORGETTING * account.seconds
-        account.charge(-self._worth * min(right, self._planned))
-        account.go_on()
-        self._guesses, self._planned = [], 0
+        account.steps += 1
         self._proposer.push(tokens)
 
     def rewind(self, count: int) -> None:

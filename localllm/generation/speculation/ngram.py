@@ -279,7 +279,17 @@ class NGrams:
     def push(self, tokens: Sequence[int]) -> None:
         """Append tokens, in constant time for each on average."""
         for token in tokens:
-            self._push(token)
+            place = len(self.tokens)
+            self.tokens.append(token)
+            new = self._add(self._length[self._last] + 1, {}, place)
+            state = self._last
+            while state >= 0 and token not in self._next[state]:
+                self._next[state][token] = new
+                state = self._link[state]
+            match = self._link[new] = self._suffix_link(state, token) if state >= 0 else 0
+            self._last = new
+            self.agreed, self.place = self._length[match], self._end[match] + 1
+            self._end[match] = place
         if self._begin:
             self._look_elsewhere(tokens)
 
@@ -293,20 +303,6 @@ class NGrams:
             self._elsewhere = self._corpus.find(self.tokens[max(self._begin, len(self.tokens) - SURE) :])
         if self._elsewhere.agreed > self.agreed:
             self.place, self.agreed = self._elsewhere
-
-    def _push(self, token: int) -> None:
-        place = len(self.tokens)
-        self.tokens.append(token)
-        new = self._add(self._length[self._last] + 1, {}, place)
-        state = self._last
-        while state >= 0 and token not in self._next[state]:
-            self._next[state][token] = new
-            state = self._link[state]
-        self._link[new] = self._suffix_link(state, token) if state >= 0 else 0
-        self._last = new
-        match = self._link[new]
-        self.agreed, self.place = self._length[match], self._end[match] + 1
-        self._end[match] = place
 
     def _suffix_link(self, state: int, token: int) -> int:
         """Return the state of the longest suffix of the new text that occurred before."""
@@ -329,12 +325,12 @@ class NGrams:
     def rewind(self, count: int) -> None:
         """Do nothing: undone tokens remain a possible source of drafts."""
 
-    def propose(self) -> Iterator[Guess]:
-        """Yield the tokens that followed the last occurrence.
+    def propose(self) -> Iterator[Guess] | None:
+        """Return the tokens that followed the last occurrence; None without one.
 
         A token's trust is the length of the match before it.
         """
-        return copy_after(self.tokens, self.place, self.agreed) if self.agreed else iter(())
+        return copy_after(self.tokens, self.place, self.agreed) if self.agreed else None
 
 
 class Copies:
@@ -371,10 +367,13 @@ class Copies:
         if place is not None and text[place] == text[number]:
             self._place, self._followed = place + 1, followed + 1
             return
-        self._leave()
-        replaced = place + 1 if place is not None and followed else None
-        due = [waiting + skipped for waiting in self._ends for skipped in (0, 1)]
-        resumed = next((at for at in due if at < number and text[at] == text[number]), None)
+        replaced = resumed = None
+        if place is not None:
+            self._leave()
+            replaced = place + 1 if followed else None
+        if self._ends:
+            due = [waiting + skipped for waiting in self._ends for skipped in (0, 1)]
+            resumed = next((at for at in due if at < number and text[at] == text[number]), None)
         self._place, self._followed = (replaced, 0) if resumed is None else (resumed + 1, 1)
 
     def _leave(self) -> None:
@@ -385,9 +384,12 @@ class Copies:
     def rewind(self, count: int) -> None:
         """Do nothing: `grams` keeps undone tokens."""
 
-    def propose(self) -> Iterator[Guess]:
-        """Yield the next tokens of the original; a token's trust is the number of copied tokens before it."""
-        return iter(()) if self._place is None else copy_after(self._grams.tokens, self._place, self._followed)
+    def propose(self) -> Iterator[Guess] | None:
+        """Return the next tokens of the original, None without one.
+
+        A token's trust is the number of copied tokens before it.
+        """
+        return None if self._place is None else copy_after(self._grams.tokens, self._place, self._followed)
 
 
 def copy_after(tokens: Sequence[int], place: int, agreed: int) -> Iterator[Guess]:

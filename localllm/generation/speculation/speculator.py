@@ -212,17 +212,6 @@ def span_of(completion: Completion, count: int, kernel_tokens: int) -> AnswerSpa
     return AnswerSpan(completion, ids[cached : cached + count], (), cached + count == len(ids), kernel_tokens)
 
 
-def logits_for(work: list[AnswerSpan]) -> str:
-    """Return which logits a run must compute: "all" of each span (for drafts), the "last", or "none"."""
-    requested = "none"
-    for span in work:
-        if span.draft:
-            return "all"
-        if span.is_end:
-            requested = "last"
-    return requested
-
-
 class ForcedTokensProposer:
     """A proposer of the tokens that a constraint or the reasoning budget forces."""
 
@@ -242,14 +231,18 @@ class ForcedTokensProposer:
 
 
 class Speculator:
-    """Makes the drafts for the answers of one scheduler, which share the measured costs of steps."""
+    """Makes the drafts for the answers of one scheduler.
+
+    Attributes:
+        costs: the measured costs of steps, which all answers share.
+    """
 
     def __init__(self, engine: "Engine", ngrams: "NgramCache | None" = None, resources: ExitStack | None = None):
         """Store what drafts need.
 
         resources: keeps the resources of a single answer's drafter, such as a sequence; None in a batch.
         """
-        self._engine, self._ngrams, self._resources, self._costs = engine, ngrams, resources, StepCostModel()
+        self._engine, self._ngrams, self._resources, self.costs = engine, ngrams, resources, StepCostModel()
 
     def listen(self, completion: Completion, other_sequences: int = 0) -> None:
         """Let the draft head follow an answer's tokens from now on, if the batch is small enough.
@@ -271,25 +264,24 @@ class Speculator:
         elif sequence.listener and self._resources:
             sequence.detach_listener()
 
-    def learn_cost(self, tokens: int, seconds: float) -> None:
-        self._costs.record(tokens, seconds)
+    def add_drafts(self, answers: list[Completion], other_sequences: int = 0) -> list[AnswerSpan]:
+        """Return the newest token of each answer, followed by a draft if the batch is small.
 
-    def drafts(self, answers: list[Completion], other_sequences: int = 0) -> list[list[int]]:
-        """Return a draft for each answer in a step with `other_sequences` more; all empty in large batches."""
-        drafts: list[list[int]] = []
+        other_sequences: number of other answers in the step.
+        """
+        spans = list[AnswerSpan]()
         other_sequences += len(answers) - 1
-        if other_sequences >= FEW:
-            for completion in answers:
-                completion.guesses = None
-            return [[] for _ in answers]
+        is_small = other_sequences < FEW
         for completion in answers:
             draft: list[int] = []
-            if completion.options.speculate != "off":
+            if not is_small:
+                completion.guesses = None
+            elif completion.options.speculate != "off":
                 completion.guesses = completion.guesses or self._start(completion)
-                draft = completion.guesses.draft(max_draft_length(completion), other_sequences)
-            drafts.append(draft)
+                draft = completion.guesses.draft(completion.max_draft_length, other_sequences)
+            spans.append(AnswerSpan(completion, [completion.ids[-1], *draft], draft))
             other_sequences += len(draft)
-        return drafts
+        return spans
 
     def _start(self, completion: Completion) -> Guesses:
         """Choose the proposers of an answer, those without cost first."""
@@ -307,13 +299,4 @@ class Speculator:
         if sequence and (follower := sequence.listener):
             tokens_known, account = tokens[follower.begin :], account_of(self._engine)  # type: ignore[attr-defined]
             proposers.append(DraftModel(follower, tokens_known, sampler, sampler.vocab, end_ids, guide, account))  # type: ignore[arg-type]
-        return Guesses(proposers, self._costs)
-
-
-def max_draft_length(completion: Completion) -> int:
-    """Return the maximum length of a draft.
-
-    A full context must be shifted at the same token as without a draft.
-    """
-    remaining, sequence = completion.remaining_tokens - 1, completion.sequence
-    return min(remaining, max(0, sequence.room - 1)) if isinstance(sequence, ShiftedSequence) else remaining
+        return Guesses(proposers, self.costs)

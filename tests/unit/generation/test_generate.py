@@ -456,7 +456,9 @@ def test_the_mtp_layer_is_attached_beside_other_answers(
 
 def pending_answer(speculate: Any, **more: Any) -> Any:
     """Return an unfinished answer."""
-    return SimpleNamespace(**{"options": SimpleNamespace(speculate=speculate), "sequence": None, "number": 0, **more})
+    return SimpleNamespace(
+        **{"options": SimpleNamespace(speculate=speculate), "sequence": None, "number": 0, "ids": [3], **more}
+    )
 
 
 def test_drafts_of_several_answers_share_the_room():
@@ -467,12 +469,12 @@ def test_drafts_of_several_answers_share_the_room():
         pending_answer("auto"),
         list[tuple](),
     )
-    assert guesses.drafts([auto] * 5) == [[]] * 5 and auto.guesses is None
+    assert [span.draft for span in guesses.add_drafts([auto] * 5)] == [[]] * 5 and auto.guesses is None
     several = [pending_answer("auto"), off, pending_answer("ngram")]
     for answering, left in ((several[0], 5), (several[2], 3)):
-        answering.remaining_tokens, answering.guesses = (
-            left,
+        answering.max_draft_length, answering.guesses = (
+            left - 1,
             SimpleNamespace(draft=lambda *limits: limits_of_drafts.append(limits) or [7, 8]),
         )
-    assert guesses.drafts(several) == [[7, 8], [], [7, 8]]
+    assert [span.ids for span in guesses.add_drafts(several)] == [[3, 7, 8], [3], [3, 7, 8]]
     assert limits_of_drafts == [(4, 2), (2, 4)]

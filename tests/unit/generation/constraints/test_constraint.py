@@ -215,11 +215,11 @@ def test_reasoning_opened_by_a_token_precedes_a_constrained_answer(tmp_path: Pat
     fake = FakeEngine(tokenizer.vocab_size, lambda tokens: script[min(len(tokens) - start, len(script) - 1)])
     chosen = GenerationOptions(100, (), GREEDY, constraint=Constraint.of_regex("yes|no"))
     answer = Session(PrefixCache(fake), tokenizer, TURNS).chat(ASKED, chosen)
-    assert ("".join(answer), answer.answer_with_reasoning) == ("no", text[7:-10])
+    assert ("".join(answer), answer.thinking) == ("no", text[7:-10])
     off = GenerationOptions(100, (), GREEDY, constraint=Constraint.of_regex("yes|no"), think="off")
     fake.say = lambda tokens: script[0]
     answer = Session(PrefixCache(fake), tokenizer, TURNS).chat(ASKED, off)
-    assert ("".join(answer) in ("yes", "no"), answer.answer_with_reasoning) == (True, "")
+    assert ("".join(answer) in ("yes", "no"), answer.thinking) == (True, "")
 
 
 def test_gpt_oss_channels_constrain_the_final_channel_only(tmp_path: Path, monkeypatch):
@@ -235,7 +235,7 @@ def test_gpt_oss_channels_constrain_the_final_channel_only(tmp_path: Path, monke
     fake = FakeEngine(tokenizer.vocab_size, lambda tokens: script[min(len(tokens) - start, len(script) - 1)])
     chosen = GenerationOptions(100, (), GREEDY, constraint=Constraint.of_regex("yes|no"))
     answer = Session(PrefixCache(fake), tokenizer, template).chat(ASKED, chosen)
-    assert ("".join(answer), answer.answer_with_reasoning, answer.finish_reason) == ("yes", "Hm", "stop")
+    assert ("".join(answer), answer.thinking, answer.finish_reason) == ("yes", "Hm", "stop")
 
 
 # Grammars and regular expressions.
@@ -594,16 +594,14 @@ def test_reasoning_allows_all_tokens_but_ends_and_split_markers():
     pieces = ["a", "</think>", "k> ", "> x", ">", "<e>"]
     tokenizer: Any = SimpleNamespace(vocab_size=6, end_ids={5}, pieces=pieces, decode=lambda ids: pieces[ids[0]])
     llguidance: Any = SimpleNamespace(is_error=lambda: False)
-    for answer_with_reasoning, expected in (
+    for thinking, expected in (
         (Thinking(FORMATS[-2]), [0, 1, 2, 4]), (Thinking(FORMATS[-2], starts=(1,)), [0, 1, 2, 3, 4]),
         (Thinking(), [0, 1, 2, 3, 4]),
     ):  # fmt: skip
         matcher = Matcher(llguidance, 8, tokenizer)
-        mask = matcher.unfinished_mask(answer_with_reasoning)
+        mask = matcher.unfinished_mask(thinking)
         assert (
-            len(mask) == 8
-            and np.flatnonzero(mask).tolist() == expected
-            and matcher.unfinished_mask(answer_with_reasoning) is mask
+            len(mask) == 8 and np.flatnonzero(mask).tolist() == expected and matcher.unfinished_mask(thinking) is mask
         )
 
 

@@ -42,7 +42,7 @@ from localllm.generation.speculation.speculator import PADDING, ModelDrafter
 
 
 def first(proposer, count: int) -> list[int]:
-    return [guess.token for guess in itertools.islice(proposer.propose(), count)]
+    return [guess.token for guess in itertools.islice(proposer.propose() or (), count)]
 
 
 def longest_repeated_end(tokens: list[int]) -> int:
@@ -56,7 +56,7 @@ def test_ngrams_find_the_longest_repeated_suffix(tokens):
     grams = NGrams()
     for count, token in enumerate(tokens, 1):
         grams.push([token])
-        guesses = list(itertools.islice(grams.propose(), 3))
+        guesses = list(itertools.islice(grams.propose() or (), 3))
         longest = longest_repeated_end(tokens[:count])
         assert grams.agreed == longest
         assert bool(guesses) == (longest > 0)
@@ -115,7 +115,7 @@ def test_copies_draft_most_tokens_of_a_changed_text():
             token = original[at] if random.random() > 0.15 else int(random.integers(60, 90))
             at += int(random.choice([0, 1, 1, 1, 1, 2]))
             for number, proposer in enumerate((grams, copies)):
-                guess = next(proposer.propose(), Guess(-1, 0))
+                guess = next(proposer.propose() or iter(()), Guess(-1, 0))
                 right[number] += guess.token == token
                 trust[number] += guess.trust
             for proposer in (grams, copies):
@@ -133,7 +133,7 @@ def test_an_interrupted_copy_is_resumed():
         for token in tokens:
             for proposer in (grams, copies):
                 proposer.push([token])
-        return next(copies.propose(), Guess(-1, 0))
+        return next(copies.propose() or iter(()), Guess(-1, 0))
 
     left = [120, 140, 160, 180]
     for number, place in enumerate((105, *left)):
@@ -263,9 +263,9 @@ def test_acceptance_history_is_computed_exactly():
     for steps, may in ((2.0, True), (0.01, False), (-9.0, True), (4.99, True), (0.04, False)):
         account.charge(steps)
         assert account.may_lose == may
-    account.go_on()
+    account.steps += 1
     assert not account.may_lose, "of a step, a fiftieth"
-    account.go_on()
+    account.steps += 1
     assert account.may_lose
 
 
@@ -374,12 +374,12 @@ def test_the_promise_of_a_draft_is_computed_exactly():
     assert lost[3] == pytest.approx(0.03 / 1.5)
     source.push([7, 5])
     assert lost[-1] == pytest.approx(-0.5 * min(1, len(plan.draft)))
-    seconds, usual = script.account.seconds, script.account.experience.usual
+    seconds, usual, charged = script.account.seconds, script.account.experience.usual, len(lost)
     for _ in range(2):
         source.push([7])  # without a guess
         seconds, usual = 0.995 * seconds, 0.995 * usual + 0.005
     assert (script.account.seconds, script.account.experience.usual) == pytest.approx((seconds, usual))
-    assert lost[-2:] == [0, 0] and script.account._steps == 4
+    assert len(lost) == charged and script.account.steps == 4
 
 
 @pytest.mark.parametrize(("most", "others", "length"), [(9, 0, 9), (30, 0, 15), (30, 13, 2), (30, 14, 1), (30, 15, 0)])
