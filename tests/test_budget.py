@@ -1,4 +1,4 @@
-"""The budget: how many lines a package may have, so that growth is decided and does not just happen."""
+"""Test the budget of lines of each package, so that growth is a decision."""
 
 import pytest
 from project import ROOT

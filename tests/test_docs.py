@@ -1,4 +1,4 @@
-"""The pages that people read: links, navigation, length, sentences, tables, pictures, and the command lines in them."""
+"""Test the pages: links lead somewhere, every page can be found, and the README stays short."""
 
 import re
 import sys
@@ -16,13 +16,13 @@ LINK = re.compile(r"\]\(([^)\s]+)\)")
 
 
 def anchors(text: str) -> set[str]:
-    """What links to headings of a page look like."""
+    """Return the anchors of a page's headings."""
     titles = re.findall(r"^#+ (.*)$", text, re.MULTILINE)
     return {re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-") for title in titles}
 
 
 @pytest.mark.parametrize("page", PAGES, ids=[page.relative_to(ROOT).as_posix() for page in PAGES])
-def test_links_lead_somewhere(page):
+def test_links_lead_to_existing_pages_and_headings(page):
     for link in LINK.findall(page.read_text(encoding="utf-8")):
         if not link.startswith(("http:", "https:", "mailto:")):
             path, _, heading = link.partition("#")
@@ -31,7 +31,7 @@ def test_links_lead_somewhere(page):
             assert not heading or heading in anchors(target.read_text(encoding="utf-8")), link
 
 
-def test_the_index_has_every_page():
+def test_the_index_lists_every_page():
     index = {link.partition("#")[0] for link in LINK.findall((ROOT / "docs" / "README.md").read_text(encoding="utf-8"))}
     assert {page.name for page in (ROOT / "docs").glob("*.md")} - {"README.md"} <= index
 
@@ -45,7 +45,7 @@ def test_the_site_and_the_list_of_decisions_have_every_page():
     assert {page.name for page in (docs / "decisions").glob("*.md")} - {"README.md"} <= listed
 
 
-def test_every_architecture_is_told():
+def test_the_table_of_models_is_current():
     page = write_models.FILE.read_text(encoding="utf-8")
     assert page == write_models.document(), "scripts/write_models.py writes it anew"
 
@@ -55,11 +55,11 @@ def test_plots_show_the_numbers_of_the_page():
         assert path.read_text(encoding="utf-8") == picture, "scripts/write_plots.py draws it anew"
 
 
-def test_the_diagram_is_up_to_date():
+def test_pictures_load_nothing_and_are_shown():
     assert write_diagrams.FILE.read_text(encoding="utf-8") == write_diagrams.document()
 
 
-def test_pictures_load_nothing_and_are_shown():
+def test_the_readme_stays_short():
     pages = "".join(page.read_text(encoding="utf-8") for page in PAGES)
     for picture in (ROOT / "docs" / "assets").glob("*.svg"):
         addresses = set(re.findall(r"https?://[^\"' )<]+", picture.read_text(encoding="utf-8")))

@@ -1,44 +1,44 @@
-"""One home for each noun: no circles of imports, nothing too long to see at once."""
+"""Test that modules import in no circle and stay small enough to see at once."""
 
 import ast
 
-from tests.test_layers import SOURCES, imported
+from tests.test_layers import SOURCES, find_imports
 
 MODULES = set(SOURCES)
 
 
 def needs(module: str) -> set[str]:
-    """The project's modules that one names in an import, anywhere in it, also where only types are checked."""
-    found = set()
-    for name in imported(module, SOURCES[module]):
+    """Return the project's modules that one imports anywhere, also for type checking."""
+    needed = set()
+    for name in find_imports(module, SOURCES[module]):
         while name and name not in MODULES:
             name = name.rpartition(".")[0]
-        found.add(name)
-    return found - {"", module}
+        needed.add(name)
+    return needed - {"", module}
 
 
-def circles(graph: dict[str, set[str]]) -> list[str]:
-    """A way round for each module that needs itself in the end, the shortest, without repeating a circle."""
-    found = dict[frozenset[str], str]()
+def find_circles(graph: dict[str, set[str]]) -> list[str]:
+    """Return the shortest import circle through each module, without repeating one."""
+    circles = dict[frozenset[str], str]()
     for start in sorted(graph):
         ways, seen = [[start]], {start}
         while ways:
             way = ways.pop(0)
             if start in graph[way[-1]]:
-                found.setdefault(frozenset(way), " -> ".join([*way, start]))
+                circles.setdefault(frozenset(way), " -> ".join([*way, start]))
                 break
             for other in sorted(graph[way[-1]] - seen):
                 seen.add(other)
                 ways.append([*way, other])
-    return list(found.values())
+    return list(circles.values())
 
 
-def test_no_circle():
-    assert circles({module: needs(module) for module in MODULES}) == []
+def test_modules_import_in_no_circle():
+    assert find_circles({module: needs(module) for module in MODULES}) == []
 
 
-def test_a_circle_is_seen():
-    assert circles({"a": {"b"}, "b": {"c", "d"}, "c": {"a"}, "d": set()}) == ["a -> b -> c -> a"]
+def test_a_circle_of_modules_is_found():
+    assert find_circles({"a": {"b"}, "b": {"c", "d"}, "c": {"a"}, "d": set()}) == ["a -> b -> c -> a"]
 
 
 # ---- sizes: what can be seen at once
@@ -55,38 +55,39 @@ EXCEPTIONS = {
 }
 
 
-def too_long(module: str, source: str) -> list[str]:
-    """The file and the functions of a module that are over the limits, without docstrings and `self`.
+def find_too_long(module: str, source: str) -> list[str]:
+    """Return the file and functions of a module over the limits, without docstrings and `self`.
 
     A verb of an operation has its builder in place of `self`.
+
     """
     lines = len(source.splitlines())
-    found = [f"{module}: {lines} lines"] if lines > FILE else []
+    lines_over = [f"{module}: {lines} lines"] if lines > FILE else []
     for node in ast.walk(ast.parse(source)):
         if not isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
             continue
         name = f"{module}.{node.name}"
         body = node.body[1:] if ast.get_docstring(node) and len(node.body) > 1 else node.body
         length = (node.end_lineno or 0) - body[0].lineno + 1
-        given = [*node.args.posonlyargs, *node.args.args, *node.args.kwonlyargs]
-        count = sum(argument.arg not in ("self", "cls", "recorder", "run") for argument in given)
+        arguments = [*node.args.posonlyargs, *node.args.args, *node.args.kwonlyargs]
+        count = sum(argument.arg not in ("self", "cls", "recorder", "run") for argument in arguments)
         if length > BODY:
-            found.append(f"{name}: {length} lines")
+            lines_over.append(f"{name}: {length} lines")
         if count > PARAMETERS and not name.startswith(tuple(EXCEPTIONS)):
-            found.append(f"{name}: {count} parameters")
-    return found
+            lines_over.append(f"{name}: {count} parameters")
+    return lines_over
 
 
-def test_nothing_is_too_long():
-    assert [line for module, source in SOURCES.items() for line in too_long(module, source)] == []
+def test_files_and_functions_are_not_too_long():
+    assert [line for module, source in SOURCES.items() for line in find_too_long(module, source)] == []
 
 
-def test_what_is_too_long_is_seen():
+def test_long_files_and_functions_are_found():
     body = "def f(a, b, c, d, e, g, h, i, j):\n" + "    pass\n" * 61
-    assert too_long("m", body) == ["m.f: 61 lines", "m.f: 9 parameters"]
-    assert too_long("m", "x = 1\n" * 651) == ["m: 651 lines"]
+    assert find_too_long("m", body) == ["m.f: 61 lines", "m.f: 9 parameters"]
+    assert find_too_long("m", "x = 1\n" * 651) == ["m: 651 lines"]
 
 
 def test_no_character_is_written_by_its_name():
-    """To compile such a text Python imports unicodedata, and of Ctrl-C in the middle it makes a SyntaxError."""
+    """Keep Python from importing unicodedata, where Ctrl-C becomes a SyntaxError."""
     assert [module for module, source in SOURCES.items() if "\\N{" in source] == []

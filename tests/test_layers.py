@@ -1,4 +1,4 @@
-"""The rooms of the house: imports go only downward, only the command line prints, and starting it stays light."""
+"""Test the layers: imports go only downward, only the command line prints, and its start stays light."""
 
 import ast
 import graphlib
@@ -44,15 +44,15 @@ PACKAGES = {name.rpartition(".")[0] for name in SOURCES} | {"localllm"}
 
 
 def room_of(name: str) -> str:
-    """The table's entry for a dotted name, localllm.engine for localllm.engine.lower.tape; "" for other packages."""
+    """Return the table's entry for a dotted name, as localllm.engine for localllm.engine.lower.tape, or ""."""
     while name and name not in LEVEL:
         name = name.rpartition(".")[0]
     return name
 
 
 @cache  # to parse all sources takes a second
-def imported(module: str, source: str) -> list[str]:
-    """Every dotted name that a module imports, anywhere in it."""
+def find_imports(module: str, source: str) -> list[str]:
+    """Return every dotted name that a module imports, anywhere in it."""
     package = module if module in PACKAGES else module.rpartition(".")[0]
     names = list[str]()
     for node in ast.walk(ast.parse(source)):
@@ -64,15 +64,15 @@ def imported(module: str, source: str) -> list[str]:
     return names
 
 
-def upward(module: str, source: str) -> list[str]:
-    """The imports of a module that do not go downward."""
+def find_upward_imports(module: str, source: str) -> list[str]:
+    """Return a module's imports that do not go downward."""
     room = room_of(module)
-    rooms = {room_of(name) for name in imported(module, source)} - {"", room}
+    rooms = {room_of(name) for name in find_imports(module, source)} - {"", room}
     return [f"{module} imports {other}" for other in sorted(rooms) if LEVEL[other] <= LEVEL[room]]
 
 
-def prints(module: str, source: str) -> list[str]:
-    """The places of a module that write to stdout."""
+def find_prints(module: str, source: str) -> list[str]:
+    """Return where a module writes to stdout."""
     writers = {"print", "sys.stdout", "sys.__stdout__", "from sys import stdout"}
     if not re.search("print|stdout", source):
         return []
@@ -83,25 +83,25 @@ def prints(module: str, source: str) -> list[str]:
     ]
 
 
-def test_the_table_names_every_room():
+def test_the_table_of_layers_names_every_package():
     rooms = {".".join(module.split(".")[:2]) for module in SOURCES}
     assert rooms <= LEVEL.keys(), "put the new module on its line of LAYERS"
 
 
 def test_imports_go_downward():
-    assert [line for module, source in SOURCES.items() for line in upward(module, source)] == []
+    assert [line for module, source in SOURCES.items() for line in find_upward_imports(module, source)] == []
 
 
 # Packages whose subfolders neither import each other in a circle nor a module beside them that imports them.
 LAYERED = ("arch", "convert", "engine", "files", "generation", "kernels.cpu", "kernels.cuda", "quantizing")
 
 
-def rooms_within(package: str, sources: dict[str, str]) -> dict[str, set[str]]:
-    """The subfolders and modules of a package, and which others each imports when it runs."""
+def import_graph(package: str, sources: dict[str, str]) -> dict[str, set[str]]:
+    """Return a package's subfolders and modules, and which others each imports at run time."""
     beginning, graph = f"localllm.{package}.", dict[str, set[str]]()
     for module, source in sources.items():
         if module.startswith(beginning):
-            names = imported(module, without_type_checking(source))
+            names = find_imports(module, without_type_checking(source))
             others = {name.removeprefix(beginning).split(".")[0] for name in names if name.startswith(beginning)}
             room = module.removeprefix(beginning).split(".")[0]
             graph[room] = graph.get(room, set()) | others - {room}
@@ -119,7 +119,7 @@ def without_type_checking(source: str) -> str:
 
 @pytest.mark.parametrize("package", LAYERED)
 def test_subfolders_import_in_no_circle(package: str):
-    graph = rooms_within(package, SOURCES)
+    graph = import_graph(package, SOURCES)
     assert graph
     graphlib.TopologicalSorter(graph).prepare()  # CycleError names a circle
 
@@ -134,18 +134,18 @@ def test_subfolders_import_in_no_circle(package: str):
         },
     ],
 )
-def test_a_circle_of_subfolders_is_seen(sources: dict[str, str]):
+def test_a_circle_of_subfolders_is_found(sources: dict[str, str]):
     with pytest.raises(graphlib.CycleError):
-        graph = rooms_within("engine", {f"localllm.{module}": source for module, source in sources.items()})
+        graph = import_graph("engine", {f"localllm.{module}": source for module, source in sources.items()})
         graphlib.TopologicalSorter(graph).prepare()
 
 
-def test_nothing_is_called_quant():
-    """The folder quant/ is localllm.quant: what is installed as `quant` would be a quant.py beside a user's script."""
-    names = {name for module, source in SOURCES.items() for name in imported(module, source)}
+def test_no_module_is_imported_as_quant():
+    """Import the folder quant/ as localllm.quant, since a `quant` would collide with a user's own quant.py."""
+    names = {name for module, source in SOURCES.items() for name in find_imports(module, source)}
     for file in [*(ROOT / "tests").rglob("*.py"), *(ROOT / "scripts").rglob("*.py")]:
         module, source = ".".join(file.relative_to(ROOT).with_suffix("").parts), file.read_text(encoding="utf-8")
-        names |= {*imported(module, source)} if re.search(r"(?<!\.)\bquant\b", source) else set()
+        names |= {*find_imports(module, source)} if re.search(r"(?<!\.)\bquant\b", source) else set()
     assert [name for name in sorted(names) if name.partition(".")[0] == "quant"] == []
 
 
@@ -159,8 +159,8 @@ def test_nothing_is_called_quant():
         ("localllm.quant.formats", "from localllm.errors import ModelError"),
     ],
 )
-def test_an_upward_import_is_seen(module: str, source: str):
-    assert len(upward(module, source)) == 1
+def test_an_upward_import_is_found(module: str, source: str):
+    assert len(find_upward_imports(module, source)) == 1
 
 
 def test_no_command_imports_another():
@@ -189,7 +189,7 @@ def test_no_command_imports_another():
     }
     modules = {f"localllm.cli.commands.{name}" for name in commands}
     assert modules <= SOURCES.keys()
-    assert [(one, other) for one in modules for other in imported(one, SOURCES[one]) if other in modules] == []
+    assert [(one, other) for one in modules for other in find_imports(one, SOURCES[one]) if other in modules] == []
 
 
 def test_only_the_command_line_prints():
@@ -197,13 +197,13 @@ def test_only_the_command_line_prints():
         line
         for module, source in SOURCES.items()
         if room_of(module) != "localllm.cli"
-        for line in prints(module, source)
+        for line in find_prints(module, source)
     ] == []
 
 
 @pytest.mark.parametrize("source", ["print(1)", "import sys\nsys.stdout.write('')", "from sys import stdout"])
-def test_printing_is_seen(source: str):
-    assert len(prints("localllm.generation.session", source)) == 1
+def test_a_print_is_found(source: str):
+    assert len(find_prints("localllm.generation.session", source)) == 1
 
 
 HEAVY = {"numpy", "numba", "llvmlite", "rich", "pydantic", "prompt_toolkit"}

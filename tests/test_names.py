@@ -1,4 +1,4 @@
-"""Names are the field's words: given-up ones do not come back, and functions are not named by participles."""
+"""Test that given-up names do not come back, and no function is named by a participle."""
 
 import ast
 import re
@@ -26,7 +26,7 @@ WITH_PARTICIPLES = ("localllm.kernels.",)
 
 @cache  # to parse all sources takes a second
 def definitions(source: str) -> list[tuple[type, str]]:
-    """Return what a module defines, anywhere in it: ast.FunctionDef or ast.ClassDef, and its name."""
+    """Return what a module defines anywhere: ast.FunctionDef or ast.ClassDef, and its name."""
     nodes = ast.walk(ast.parse(source))
     return [(type(node), node.name) for node in nodes if isinstance(node, ast.FunctionDef | ast.ClassDef)]
 
@@ -39,21 +39,21 @@ def participles(source: str) -> list[str]:
     return [name for kind, name in definitions(source) if kind is ast.FunctionDef and PARTICIPLE.fullmatch(name)]
 
 
-def test_names_that_were_given_up_do_not_come_back():
+def test_given_up_names_do_not_come_back():
     assert {module: names for module, source in SOURCES.items() if (names := given_up(source))} == {}
 
 
-def test_functions_are_not_named_by_participles():
+def test_no_function_is_named_by_a_participle():
     sources = {module: source for module, source in SOURCES.items() if not module.startswith(WITH_PARTICIPLES)}
     assert {module: names for module, source in sources.items() if (names := participles(source))} == {}
 
 
-def test_names_are_found():
+def test_given_up_names_and_participles_are_found():
     source = "class Nowhere:\n    def _told(self): ...\n    def told_by(self): ...\n    def gives(self): ...\n"
     assert given_up(source) == ["Nowhere"] and participles(source) == ["_told", "told_by"]
 
 
-def test_a_grep_for_the_fields_word_finds_the_place():
+def test_a_grep_for_a_common_term_finds_its_module():
     wanted = {
         "def min_p(": "localllm.generation.sampling.steps",
         "copy on write among forks": "localllm.engine.memory.page_table",
@@ -61,16 +61,16 @@ def test_a_grep_for_the_fields_word_finds_the_place():
         "class ToolCallParser": "localllm.generation.tools.tool_call_parser",
         "class Hessian": "localllm.quant.hessian",
     }
-    found = {word: [module for module, source in SOURCES.items() if word in source] for word in wanted}
-    assert found == {word: [module] for word, module in wanted.items()}
+    modules = {word: [module for module, source in SOURCES.items() if word in source] for word in wanted}
+    assert modules == {word: [module] for word, module in wanted.items()}
 
 
 # ---- names that tests and scripts use: a renamed function shows at once, not only when a sampled case has its turn
 
 
 @cache
-def defined(module: str) -> set[str]:
-    """Return what a module defines or imports at its top level; "*" if it answers for names as they are asked for."""
+def defined_names(module: str) -> set[str]:
+    """Return what a module defines or imports at its top level; "*" if it has a __getattr__."""
     names, nodes = set[str](), list[ast.AST](ast.parse(SOURCES[module]).body)
     while nodes:
         node = nodes.pop()
@@ -85,7 +85,7 @@ def defined(module: str) -> set[str]:
 
 
 def missing_names(source: str) -> list[str]:
-    """Return the names of this package that a test or a script uses and that are not there."""
+    """Return the names of this package that a source uses and that do not exist."""
     modules, asked = dict[str, str](), list[tuple[str, str]]()
     nodes = list(ast.walk(ast.parse(source)))
     for node in nodes:
@@ -103,12 +103,12 @@ def missing_names(source: str) -> list[str]:
     return [
         f"{module}.{name}"
         for module, name in asked
-        if module in SOURCES and f"{module}.{name}" not in SOURCES and not defined(module) & {name, "*"}
+        if module in SOURCES and f"{module}.{name}" not in SOURCES and not defined_names(module) & {name, "*"}
         if not name.startswith("__")
     ]
 
 
-def test_names_that_tests_and_scripts_use_exist():
+def test_names_used_by_tests_and_scripts_exist():
     files = [path for folder in ("tests", "scripts") for path in sorted((ROOT / folder).rglob("*.py"))]
     missing = {path.name: missing_names(path.read_text("utf-8")) for path in files}
     assert {name: names for name, names in missing.items() if names} == {}

@@ -1,4 +1,4 @@
-"""The wheel holds the whole program and its data, and the data says what is true."""
+"""Test that the wheel holds the whole program and its data."""
 
 import os
 import shutil
@@ -15,12 +15,12 @@ from project import ROOT
 import localllm
 
 
-def test_version():
+def test_the_version_is_that_of_pyproject():
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     assert localllm.__version__ == project["version"]
 
 
-def test_a_file_of_the_users_may_be_called_quant(tmp_path: Path):
+def test_a_users_file_may_be_named_quant(tmp_path: Path):
     """Or like any other folder of this repository."""
     for name in ("quant", "scripts", "tests"):
         (tmp_path / f"{name}.py").write_text("raise SystemExit('the wrong module')")
@@ -33,8 +33,8 @@ def test_a_file_of_the_users_may_be_called_quant(tmp_path: Path):
     assert done.returncode == 0 and done.stdout.endswith(" False\n"), done
 
 
-def test_what_is_installed_here_is_localllm_alone(tmp_path: Path):
-    """In place, as for these tests, or as a wheel."""
+def test_only_localllm_is_installed(tmp_path: Path):
+    """Check an installation in place or from a wheel."""
     program = (
         "import localllm, importlib.util as u; print([n for n in ('quant', 'tests', 'scripts') if u.find_spec(n)])"
     )
@@ -44,7 +44,7 @@ def test_what_is_installed_here_is_localllm_alone(tmp_path: Path):
 
 
 def installed_files() -> set[str]:
-    """What an installation has of the repository, by where it is installed."""
+    """Return the files of an installation, by their installed paths."""
     places = {ROOT / "localllm": "localllm", ROOT / "quant": "localllm/quant"}
     return {"localllm/data/models.toml"} | {
         f"{place}/{path.relative_to(folder).as_posix()}"
@@ -54,7 +54,7 @@ def installed_files() -> set[str]:
     }
 
 
-def test_there_are_no_links():
+def test_the_repository_has_no_symbolic_links():
     """They do not survive Windows, archives and copies."""
     listed = subprocess.run(["git", "ls-files", "--stage"], cwd=ROOT, capture_output=True, text=True)
     if listed.returncode:
@@ -62,8 +62,8 @@ def test_there_are_no_links():
     assert [line for line in listed.stdout.splitlines() if line.startswith("120000")] == []
 
 
-def answers(python: str, folder: Path, **environment: str) -> None:
-    """A Python that has localllm, in whatever way, has all of it."""
+def require_whole_program(python: str, folder: Path, **environment: str) -> None:
+    """Check that this Python has all of localllm."""
     program = (
         "import localllm, localllm.quant.formats, localllm.services.hub.catalogue as c\n"
         "assert len(c.registry_models()) >= 40 and localllm.builtin_model().exists(), c.registry()\n"
@@ -74,14 +74,14 @@ def answers(python: str, folder: Path, **environment: str) -> None:
     assert done.returncode == 0, done.stderr
 
 
-def test_a_copy_of_the_folder_runs(tmp_path: Path):
+def test_a_copied_folder_runs(tmp_path: Path):
     ignored = shutil.ignore_patterns(".*", "__pycache__", "tests", "docs")
     shutil.copytree(ROOT, tmp_path / "copy", ignore=ignored)
-    answers(sys.executable, tmp_path / "copy", PYTHONPATH=str(tmp_path / "copy"))
+    require_whole_program(sys.executable, tmp_path / "copy", PYTHONPATH=str(tmp_path / "copy"))
 
 
-def built(kind: str, source: Path, target: Path) -> Path:
-    """What the build backend makes of a source tree: sdist, wheel or editable."""
+def build(kind: str, source: Path, target: Path) -> Path:
+    """Build an sdist, wheel or editable wheel of a source tree."""
     target.mkdir()
     program = f"import sys, hatchling.build as backend; backend.build_{kind}(sys.argv[1])"
     subprocess.run([sys.executable, "-c", program, str(target)], check=True, cwd=source, stdout=subprocess.DEVNULL)
@@ -90,30 +90,30 @@ def built(kind: str, source: Path, target: Path) -> Path:
 
 
 def install(wheel: Path, folder: Path) -> None:
-    """Into an environment of its own, which has what localllm needs from this one; it has to run there."""
+    """Install into a new environment with this one's dependencies, and run it there."""
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(folder)], check=True)
     python = str(folder / ("bin/python" if os.name == "posix" else "Scripts/python.exe"))
     pip = [sys.executable, "-m", "pip", "--disable-pip-version-check", "--quiet", "--python", python]
     subprocess.run([*pip, "install", "--no-deps", str(wheel)], check=True, stdin=subprocess.DEVNULL)
-    answers(python, folder, PYTHONPATH=os.pathsep.join(map(str, site_packages())))
+    require_whole_program(python, folder, PYTHONPATH=os.pathsep.join(map(str, site_packages())))
 
 
 @pytest.mark.sampled
 @pytest.mark.slow
-def test_wheel_sdist_and_editable(tmp_path: Path):
-    """The wheel of the sources' archive is that of the repository; each installs the whole program."""
-    wheel, archive = built("wheel", ROOT, tmp_path / "wheel"), built("sdist", ROOT, tmp_path / "sdist")
+def test_wheel_sdist_and_editable_install_the_whole_program(tmp_path: Path):
+    """Build the same wheel from the source archive as from the repository."""
+    wheel, archive = build("wheel", ROOT, tmp_path / "wheel"), build("sdist", ROOT, tmp_path / "sdist")
     with tarfile.open(archive) as sources:
         sources.extractall(tmp_path / "sources", filter="data")
     (unpacked,) = (tmp_path / "sources").iterdir()
-    assert built("wheel", unpacked, tmp_path / "again").read_bytes() == wheel.read_bytes()
+    assert build("wheel", unpacked, tmp_path / "again").read_bytes() == wheel.read_bytes()
     check_wheel(wheel)
     install(wheel, tmp_path / "installed")
-    install(built("editable", ROOT, tmp_path / "editable"), tmp_path / "in place")
+    install(build("editable", ROOT, tmp_path / "editable"), tmp_path / "in place")
 
 
 def site_packages() -> list[Path]:
-    """Where this Python has what localllm needs, other than localllm."""
+    """Return where this Python has localllm's dependencies."""
     return [Path(path) for path in sys.path if Path(path).name == "site-packages"]
 
 

@@ -1,4 +1,4 @@
-"""docs/python.md and the pages below it: their blocks run, one after another, and what they name exists."""
+"""Test docs/python.md and the pages below it: their blocks run in order, and the names they use exist."""
 
 import importlib
 import re
@@ -27,7 +27,7 @@ RESULTS = {  # what names have in the end
 
 @pytest.mark.slow(20)
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
-def test_blocks_run(page: Path, monkeypatch: pytest.MonkeyPatch, capsys):
+def test_code_blocks_of_the_page_run(page: Path, monkeypatch: pytest.MonkeyPatch, capsys):
     monkeypatch.setattr(localllm, "open", lambda path, **options: OPEN(GUIDE, **options))
     monkeypatch.setattr(localllm.Tokenizer, "from_file", classmethod(lambda cls, path: FROM_FILE(GUIDE)))
     names: dict = {"__name__": "docs"}
@@ -39,7 +39,7 @@ def test_blocks_run(page: Path, monkeypatch: pytest.MonkeyPatch, capsys):
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
-def test_every_method_is_there(page: Path):
+def test_methods_and_errors_named_by_the_page_exist(page: Path):
     text = page.read_text(encoding="utf-8")
     for name in re.findall(r"\bmodel\.(\w+)\(", text):
         assert hasattr(localllm.Model, name), name
@@ -47,7 +47,7 @@ def test_every_method_is_there(page: Path):
         assert hasattr(localllm.errors, name)
 
 
-def test_the_reference_names_what_exists():
+def test_the_reference_names_existing_functions():
     names = re.findall(r"^::: (\S+)$", REFERENCE.read_text(encoding="utf-8"), re.MULTILINE)
     assert len(names) >= 10
     for name in names:

@@ -1,4 +1,4 @@
-"""The page about sampling and the command line's flags against the declared options."""
+"""Test the page about sampling and the command line's flags against the declared options."""
 
 import sys
 
@@ -12,49 +12,48 @@ from write_help import SAMPLING, sampling
 
 
 def flags(command: str) -> dict[str, set[str]]:
-    """By field of SamplingOptions, what the command line calls it."""
+    """Return the command line's flags by field of SamplingOptions."""
     params = {param.name: set(param.opts) for param in commands.params_of(command)}
     params["samplers"] |= params.pop("letters")
     return params
 
 
-def test_the_page_is_up_to_date():
+def test_the_page_about_sampling_is_current():
     page = SAMPLING.read_text(encoding="utf-8")
     assert sampling(page) == page, "python scripts/write_help.py writes it"
     assert all(f"| `{name}` |" in page for name in OPTIONS)
 
 
-def test_every_command_that_answers_has_them():
+def test_every_command_that_generates_has_all_sampling_flags():
     wanted = {name: {*option.flags.split()} for name, option in OPTIONS.items()}
     wanted["samplers"] |= {"--sampling-seq", "--sampler-seq"}
     for command in ("run", "chat", "map"):
         assert {name: flags(command)[name] for name in wanted} == wanted
 
 
-def test_letters():
+def test_all_letters_give_the_default_samplers_and_infill():
     assert steps_lettered("".join(LETTERS.values())) == (*DEFAULTS["samplers"], "infill")  # only where it is named
 
 
-def test_the_command_line(cli, tmp_path):
-    """What is written there arrives, and mistakes name the flag or the option."""
+def test_run_applies_sampling_options_and_names_mistakes(cli, tmp_path):
     from tiny_model import write_tiny_model
 
     model = write_tiny_model(tmp_path / "tiny.gguf")
     hello = "run", model, "--raw", "-p", "hello", "-n", "6", "-t", "1", "-s", "1", "--temperature", "3"
 
-    def said(*options: object, complaint: str = "") -> str:
+    def run(*options: object, complaint: str = "") -> str:
         code, out, err = cli(*hello, *options)
         assert (code, err) == (0, complaint)
         return out
 
-    plain = said()
-    assert said("--samplers", "top_k;top_p;min_p;temp") == said("--sampling-seq", "kpmt") == plain
+    plain = run()
+    assert run("--samplers", "top_k;top_p;min_p;temp") == run("--sampling-seq", "kpmt") == plain
     no_effect = "localllm: no effect: --temperature (not among the samplers)\n"
-    assert said("--samplers", "top_k", "--top-k", "1", complaint=no_effect) == said("--temp", "0") != plain
-    assert said("--mirostat", "2", "--mirostat-ent", "0.1") != plain
-    assert said("--mirostat", "0", "--top-n-sigma", "0", "--xtc-probability", "0") == plain
-    assert said("-l", "75+100", "--temp", "0") == "H" * 6 + "\n"
-    assert said("-l", "75+100", "-l", "75-inf", "--temp", "0") == said("--temp", "0")
+    assert run("--samplers", "top_k", "--top-k", "1", complaint=no_effect) == run("--temp", "0") != plain
+    assert run("--mirostat", "2", "--mirostat-ent", "0.1") != plain
+    assert run("--mirostat", "0", "--top-n-sigma", "0", "--xtc-probability", "0") == plain
+    assert run("-l", "75+100", "--temp", "0") == "H" * 6 + "\n"
+    assert run("-l", "75+100", "-l", "75-inf", "--temp", "0") == run("--temp", "0")
     for wrong, reason in {
         ("--samplers", "top_k;best"): "unknown sampler 'best'",
         ("--samplers", "top_k", "--sampling-seq", "k"): "not both",

@@ -1,4 +1,4 @@
-"""How the program begins and ends where something is wrong: inputs, outputs, closed streams, no room, mistakes."""
+"""Test how the program starts and ends when something is wrong: inputs, outputs, closed streams, memory, mistakes."""
 
 import io
 import json
@@ -40,7 +40,7 @@ posix = pytest.mark.skipif(sys.platform == "win32", reason="signals and streams 
 
 @pytest.fixture
 def folder(tiny: str, tmp_path: Path) -> Path:
-    """A folder with one of everything that a command reads: model.gguf, text, lines, imatrix."""
+    """Make a folder with every input of a command: model.gguf, text, lines, imatrix."""
     shutil.copy(tiny, tmp_path / "model.gguf")
     (tmp_path / "text").write_text("hello world " * 40)
     (tmp_path / "lines").write_text("Hi\n")
@@ -48,12 +48,12 @@ def folder(tiny: str, tmp_path: Path) -> Path:
 
 
 def shell(script: str, *arguments: object, **more) -> subprocess.CompletedProcess[bytes]:
-    """A line of sh, in which "$@" is the program with the arguments."""
+    """Run a line of sh in which "$@" is the program with the arguments."""
     command = ["sh", "-c", script, "sh", *PROGRAM, *map(str, arguments)]
     return subprocess.run(command, capture_output=True, timeout=120, env=ENVIRONMENT, **more)
 
 
-def states(folder: Path) -> dict[str, bytes]:
+def read_all(folder: Path) -> dict[str, bytes]:
     return {path.name: path.read_bytes() for path in folder.iterdir()}
 
 
@@ -82,7 +82,7 @@ def states(folder: Path) -> dict[str, bytes]:
         "run model.gguf -f text --receipt text",
     ],
 )
-def test_no_output_replaces_an_input(folder: Path, cli, monkeypatch, arguments: str):
+def test_an_output_never_replaces_an_input(folder: Path, cli, monkeypatch, arguments: str):
     (folder / "link").symlink_to(folder / "model.gguf")
     (folder / "link.part").write_text("hello world " * 40)
     if arguments.startswith("map"):
@@ -90,14 +90,14 @@ def test_no_output_replaces_an_input(folder: Path, cli, monkeypatch, arguments: 
     monkeypatch.chdir(folder)
     if "imatrix imatrix" in arguments or "file imatrix" in arguments:
         assert cli("imatrix", "model.gguf", "text", "-c", "16", "--chunks", "2", "-o", "imatrix")[0] == 0
-    before = states(folder)
+    before = read_all(folder)
     code, out, err = cli(*arguments.split())
     assert (code, out) == (2, "")
     assert re.fullmatch(r"localllm: error: .*the output is also an input; choose another name\n", err)
-    assert states(folder) == before
+    assert read_all(folder) == before
 
 
-def test_quantize_replaces_its_default_output_only_when_asked(folder: Path, cli):
+def test_quantize_replaces_its_default_output_only_with_force(folder: Path, cli):
     model, target = folder / "model.gguf", folder / "model-Q8_0.gguf"
     assert cli("quantize", model, "Q8_0")[0] == 0
     whole = target.read_bytes()
@@ -115,7 +115,7 @@ def test_quantize_replaces_its_default_output_only_when_asked(folder: Path, cli)
     assert cli("quantize", model, target, "Q8_0")[0] == 0 and target.read_bytes() == whole
 
 
-def test_two_quantizes_with_one_output(folder: Path, cli):
+def test_two_quantizes_of_one_output_do_not_mix(folder: Path, cli):
     with ExclusiveWriter(str(folder / "out.gguf")):
         code, out, err = cli("quantize", folder / "model.gguf", folder / "out.gguf", "Q8_0")
     assert (code, out) == (2, "")
@@ -126,7 +126,7 @@ def test_two_quantizes_with_one_output(folder: Path, cli):
 @posix
 @pytest.mark.skipif(shutil.which("sha256sum") is None, reason="needs sha256sum")
 @pytest.mark.parametrize("name", ["a\u3000b\xa0c  d", "new\nline", "back\\slash", os.fsdecode(b"\xff")])
-def test_sha256sum_checks_what_verify_prints(tiny: str, tmp_path: Path, name: str):
+def test_sha256sum_accepts_what_verify_prints(tiny: str, tmp_path: Path, name: str):
     (tmp_path / name).mkdir()
     shutil.copy(tiny, tmp_path / name / "m.gguf")
     done = shell('"$@" | tail -1 | sha256sum -c', "verify", tmp_path / name / "m.gguf")
@@ -136,17 +136,17 @@ def test_sha256sum_checks_what_verify_prints(tiny: str, tmp_path: Path, name: st
 @posix
 @pytest.mark.skipif(not os.path.exists("/dev/full"), reason="needs /dev/full")
 @pytest.mark.parametrize("how", ["run TINY -p Hi -n 4 --json", "inspect TINY", "--version"])
-def test_an_answer_that_cannot_be_written(tiny: str, how: str):
+def test_an_answer_that_cannot_be_written_is_an_error(tiny: str, how: str):
     done = shell('"$@" >/dev/full', *how.replace("TINY", tiny).split(), stdin=subprocess.DEVNULL)
     assert (done.returncode, done.stderr) == (1, b"localllm: error: No space left on device\n")
 
 
 @posix
 @pytest.mark.parametrize("streams", [">&-", ">&- <&-", ">&- 2>&-"])
-def test_a_closed_stdout_is_no_success(tiny: str, streams: str):
+def test_a_closed_stdout_is_an_error(tiny: str, streams: str):
     done = shell(f'"$@" {streams}', "run", tiny, "-p", "Hi", *GREEDY)
-    told = b"" if "2>&-" in streams else b"localllm: error: stdout is closed: there is nowhere to write to\n"
-    assert (done.returncode, done.stderr) == (1, told)
+    message = b"" if "2>&-" in streams else b"localllm: error: stdout is closed: there is nowhere to write to\n"
+    assert (done.returncode, done.stderr) == (1, message)
 
 
 @posix
@@ -176,7 +176,7 @@ def test_a_warning_stays_out_of_the_answer_when_stderr_is_closed(tiny: str):
 
 @posix
 @pytest.mark.skipif(not os.path.exists("/proc/self/fd"), reason="needs Linux' /proc")
-def test_programs_that_are_started_inherit_open_streams():
+def test_child_programs_inherit_open_streams():
     script = "import os; from localllm.cli.main import open_closed_streams; open_closed_streams(); "
     script += (
         "os.write(9, repr([(os.readlink(f'/proc/self/fd/{n}'), os.get_inheritable(n)) for n in range(3)]).encode())"
@@ -187,8 +187,8 @@ def test_programs_that_are_started_inherit_open_streams():
 
 @pytest.mark.slow
 @posix
-def test_no_file_becomes_a_closed_stream(folder: Path):
-    """A file that is opened takes the lowest free number: with stderr closed, warnings would go into the output."""
+def test_no_file_takes_the_descriptor_of_a_closed_stream(folder: Path):
+    """Keep warnings out of an output that would get the lowest free descriptor."""
     done = shell('"$@" 2>&- <&-', "quantize", folder / "model.gguf", folder / "out.gguf", "Q8_0")
     assert done.returncode == 0
     shell('"$@"', "quantize", folder / "model.gguf", folder / "again.gguf", "Q8_0")
@@ -209,7 +209,7 @@ def test_no_file_becomes_a_closed_stream(folder: Path):
         ("--repeat-penalty 1.3", ""),
     ],
 )
-def test_a_penalty_that_is_not_among_the_samplers_is_told(tiny: str, cli, options: str, unused: str):
+def test_a_penalty_missing_from_the_samplers_is_reported(tiny: str, cli, options: str, unused: str):
     code, _, err = cli("run", tiny, "-p", "Hi", "-n", "2", "--no-stdin", *options.split())
     assert (code, err) == (0, f"localllm: no effect: {unused}\n" if unused else "")
 
@@ -218,7 +218,7 @@ def test_a_penalty_that_is_not_among_the_samplers_is_told(tiny: str, cli, option
 
 
 class Endless(io.RawIOBase):
-    """A pipe of which no end comes."""
+    """A pipe that never ends."""
 
     def __init__(self, piece: bytes):
         self.given, self._piece = 0, piece
@@ -234,7 +234,7 @@ class Endless(io.RawIOBase):
 
 
 @pytest.mark.parametrize(("encoding", "factor"), [(None, 1), ("latin-1", 4)])
-def test_a_prompt_that_cannot_fit_is_refused_while_it_comes(encoding: str | None, factor: int):
+def test_a_prompt_that_cannot_fit_is_refused_while_it_is_read(encoding: str | None, factor: int):
     source, most = Endless(b"hello "), 5 * prompts.ALWAYS
     with pytest.raises(ContextError, match="alone exceed the context"):
         prompts.read_bounded(io.BufferedReader(source), lambda: most, encoding)
@@ -245,14 +245,14 @@ def test_a_prompt_that_cannot_fit_is_refused_while_it_comes(encoding: str | None
     assert prompts.read_bounded(io.BytesIO(long), lambda: len(long)) == long
 
 
-def test_nobody_asks_what_fits_for_a_short_prompt():
+def test_a_short_prompt_does_not_need_the_limit():
     def asked() -> int:
         raise AssertionError
 
     assert prompts.read_bounded(io.BytesIO(b"short"), asked) == b"short"
 
 
-def test_an_endless_pipe(tiny: str):
+def test_an_endless_pipe_is_refused(tiny: str):
     command = [*PROGRAM, "run", tiny, "-c", "100", *GREEDY]
     process = subprocess.Popen(command, stdin=subprocess.PIPE, stderr=subprocess.PIPE, env=ENVIRONMENT)
     assert process.stdin is not None and process.stderr is not None
@@ -260,16 +260,16 @@ def test_an_endless_pipe(tiny: str):
         while True:
             os.write(process.stdin.fileno(), b"y\n" * 1000)
     assert process.wait(120) == 4
-    told = process.stderr.read().decode()
+    message = process.stderr.read().decode()
     assert re.fullmatch(
         r"localllm: error: the prompt is too long: its first \d+ bytes alone exceed the context; shorten it, or .*\s",
-        told,
+        message,
     )
     process.stdin.close()
     process.stderr.close()
 
 
-def test_how_many_bytes_can_fit(tiny: str):
+def test_the_limit_of_prompt_bytes_depends_on_the_context(tiny: str):
     from localllm.api import most_prompt_bytes
 
     with localllm.open(tiny) as model:
@@ -281,15 +281,15 @@ def test_how_many_bytes_can_fit(tiny: str):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", vocabularies.NAMES)
-def test_every_text_is_shorter_than_its_tokens_can_be(name: str):
+def test_every_text_is_shorter_than_the_bound_by_its_tokens(name: str):
     tokenizer = localllm.Tokenizer.from_metadata(vocabularies.metadata(name))
     for text in [*vocabularies.GIVEN["texts"], *vocabularies.PROSE.splitlines()]:
         assert len(text.encode()) <= tokenizer.most_bytes(len(tokenizer.encode(text)))
 
 
 @pytest.mark.parametrize("longest", [1, 2, 3, 4, 5])
-def test_a_character_that_no_piece_has_may_be_one_token(longest: int, monkeypatch):
-    """Of 4 bytes, where all pieces have fewer: the bound on prompts counts with it."""
+def test_an_unknown_character_may_be_one_token(longest: int, monkeypatch):
+    """Count 4 bytes in the bound on prompts, even if all pieces are shorter."""
     tokenizer = localllm.Tokenizer.from_file(builtin_model())
     monkeypatch.setattr(tokenizer, "pieces", ["a" * longest, "b"])
     monkeypatch.setattr(tokenizer, "_swallows", False)
@@ -316,7 +316,7 @@ TEXTS = [
 
 
 @pytest.mark.parametrize(("data", "encoding", "text"), TEXTS)
-def test_encodings(data: bytes, encoding: str | None, text: str):
+def test_texts_are_decoded_by_bom_or_encoding(data: bytes, encoding: str | None, text: str):
     assert text_file.decode_text(data, "name", encoding) == text
 
 
@@ -329,12 +329,12 @@ def test_encodings(data: bytes, encoding: str | None, text: str):
         (b"\x81", "cp1252", r"name: not CP1252 at byte 0 \(0x81\)"),
     ],
 )
-def test_what_is_in_no_encoding(data: bytes, encoding: str | None, problem: str):
+def test_undecodable_texts_are_refused(data: bytes, encoding: str | None, problem: str):
     with pytest.raises(UsageError, match=problem):
         text_file.decode_text(data, "name", encoding)
 
 
-def test_encodings_of_prompts(tiny: str, cli, folder: Path):
+def test_encodings_of_prompts_are_detected_or_given(tiny: str, cli, folder: Path):
     expected = cli("run", tiny, "-p", "für", *GREEDY)
     assert expected[0] == 0
     latin, marked = folder / "latin", folder / "marked"
@@ -346,14 +346,14 @@ def test_encodings_of_prompts(tiny: str, cli, folder: Path):
     assert cli("chat", tiny, *GREEDY, "--encoding", "latin-1", stdin=b"f\xfcr") == expected
     for source, name in ((["-f", latin], str(latin)), ([], "stdin")):
         problem, advice = f"{name}: not UTF-8 at byte 1 (0xfc)", "set another encoding with --encoding NAME\n"
-        told = f"localllm: error: {problem}; {advice}"
-        assert cli("run", tiny, *source, "--encoding", "utf-8", stdin=b"f\xfcr") == (2, "", told)
+        message = f"localllm: error: {problem}; {advice}"
+        assert cli("run", tiny, *source, "--encoding", "utf-8", stdin=b"f\xfcr") == (2, "", message)
         (folder / "binary").write_bytes(b"f\xfcr\0")
         assert cli("run", tiny, "-f", folder / "binary")[:2] == (2, "")
-        told = f"localllm: warning: {problem}; replaced 1 byte in all; {advice}"
+        message = f"localllm: warning: {problem}; replaced 1 byte in all; {advice}"
         replaced = cli("run", tiny, "-p", "f\ufffdr", *GREEDY)
-        given = {} if source else {"stdin": b"f\xfcr"}
-        assert cli("run", tiny, *source, *GREEDY, **given) == (0, replaced[1], told)
+        stdin_argument = {} if source else {"stdin": b"f\xfcr"}
+        assert cli("run", tiny, *source, *GREEDY, **stdin_argument) == (0, replaced[1], message)
     assert cli("run", tiny, "-p", "f\udcfcr") == (2, "", "localllm: error: -p: not UTF-8 at character 1 (0xfc)\n")
     for unknown in ("utf-9", "hex", "a\0b", ""):
         code, out, err = cli("run", tiny, "-p", "x", "--encoding", unknown)
@@ -363,7 +363,7 @@ def test_encodings_of_prompts(tiny: str, cli, folder: Path):
 @pytest.mark.parametrize(
     "arguments", ["perplexity TINY latin -c 16", "imatrix TINY latin -o out", "tokenize TINY --encoding utf-8"]
 )
-def test_other_commands_refuse_the_same_texts(tiny: str, cli, folder: Path, monkeypatch, arguments: str):
+def test_other_commands_refuse_undecodable_texts(tiny: str, cli, folder: Path, monkeypatch, arguments: str):
     monkeypatch.chdir(folder)
     Path("latin").write_bytes(b"f\xfcr" * 100)
     code, out, err = cli(*arguments.replace("TINY", tiny).split(), stdin=b"f\xfcr" * 100)
@@ -371,8 +371,8 @@ def test_other_commands_refuse_the_same_texts(tiny: str, cli, folder: Path, monk
     assert re.fullmatch(r"localllm: error: (latin|stdin): not UTF-8 at byte 1 \(0xfc\).*\n", err)
 
 
-def test_wrong_bytes_of_a_diff_cost_one_warning(tiny: str, cli, folder: Path):
-    """The rest is read, whatever the command; how many bytes were wrong is told once."""
+def test_invalid_bytes_of_a_diff_give_one_warning(tiny: str, cli, folder: Path):
+    """Read the rest in every command, and report the number of invalid bytes once."""
     diff = b"+f\xfcr\n-\xe9\xe8 caf\xe9\n+\xc3\xbc\n"
     warning = (
         r"localllm: warning: stdin: not UTF-8 at byte 2 \(0xfc\); replaced 4 bytes in all; "
@@ -391,13 +391,13 @@ def test_wrong_bytes_of_a_diff_cost_one_warning(tiny: str, cli, folder: Path):
     assert (code, out) == (2, "") and "stdin: not UTF-8 at byte 2 (0xfc)" in err
 
 
-def test_lines_of_map():
+def test_map_decodes_its_lines():
     first, second = read_records(b"f\xfcr\nf\xc3\xbcr\n")
     assert first.error == "line 1 is not UTF-8 at byte 1" and (second.input, second.error) == ("für", "")
     assert [record.input for record in read_records("für\nx".encode("utf-16"))] == ["für", "x"]
 
 
-def test_stdin_by_name_and_not_at_all(tiny: str, cli):
+def test_stdin_is_read_by_name_and_not_with_no_stdin(tiny: str, cli):
     expected = cli("run", tiny, "-p", "Hi", *GREEDY)
     assert cli("run", tiny, "-f", "-", *GREEDY, stdin=b"Hi\n") == expected
     assert cli("run", tiny, "-p", "Hi", "--no-stdin", *GREEDY, stdin=b"more") == expected
@@ -415,8 +415,8 @@ SILENCE = b"localllm: waiting for input on stdin; use --no-stdin or </dev/null i
 @pytest.mark.parametrize(
     "arguments", ["run TINY -p x -n 1", "run TINY -f - -n 1", "chat TINY -n 1", "map TINY -n 1", "tokenize TINY"]
 )
-def test_a_stdin_that_says_nothing(tiny: str, arguments: str):
-    """After two seconds one line; what comes then is read as ever."""
+def test_a_silent_stdin_is_reported(tiny: str, arguments: str):
+    """Print one line after two seconds, and read what arrives later."""
     command = [*PROGRAM, *arguments.replace("TINY", tiny).split()]
     pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
     with subprocess.Popen(command, env=ENVIRONMENT, **pipes) as process:
@@ -426,15 +426,15 @@ def test_a_stdin_that_says_nothing(tiny: str, arguments: str):
     assert (process.returncode, SILENCE in quick.stderr, bool(out)) == (0, False, True)
 
 
-def test_what_is_not_silent(monkeypatch):
+def test_a_stream_is_silent_only_while_nothing_arrives(monkeypatch):
     from localllm.system.terminal import is_silent
 
     read, write = os.pipe()
-    with open(read, "rb") as source, open(write, "wb", buffering=0) as given:
+    with open(read, "rb") as source, open(write, "wb", buffering=0) as sink:
         assert is_silent(source, 0.01)
-        given.write(b"x")
+        sink.write(b"x")
         assert not is_silent(source, 0.01)
-        given.close()
+        sink.close()
         source.read()
         assert not is_silent(source, 0.01)  # its end is something, too
     assert not is_silent(source, 0.01) and not is_silent(None, 0.01) and not is_silent(io.BytesIO(), 0.01)
@@ -460,8 +460,8 @@ def test_a_loop_over_lines_keeps_its_stdin(tiny: str):
 
 @pytest.mark.parametrize("command", ["run", "chat", "inspect", "tokenize", "perplexity", "imatrix", "bench", "warmup"])
 @pytest.mark.parametrize("model", ["", "missing.gguf", "."])
-def test_a_model_that_is_none(cli, folder: Path, monkeypatch, command: str, model: str):
-    """The same exit code in every command; an empty name is not the built-in model's."""
+def test_every_command_refuses_a_missing_model(cli, folder: Path, monkeypatch, command: str, model: str):
+    """Exit with the same code, also for an empty name."""
     monkeypatch.chdir(folder)
     more = {"perplexity": ["text"], "imatrix": ["text", "-o", "out"], "tokenize": ["x"]}.get(command, [])
     code, out, err = cli(command, model, *more, stdin=b"Hi")
@@ -490,7 +490,7 @@ def test_the_same_mistake_has_the_same_exit_code(tiny: str, cli, folder: Path, m
 
 
 @pytest.mark.parametrize(
-    ("words", "told"),
+    ("words", "message"),
     [
         (["-n", "-3"], "-n must be 0 or above, not -3"),
         (["-n-3"], "-n must be 0 or above, not -3"),
@@ -499,9 +499,9 @@ def test_the_same_mistake_has_the_same_exit_code(tiny: str, cli, folder: Path, m
         (["--temp", "nan"], "--temp must be a number, not nan"),
     ],
 )
-def test_errors_say_options_as_they_were_typed(tiny: str, cli, words: list[str], told: str):
+def test_errors_name_options_as_they_were_typed(tiny: str, cli, words: list[str], message: str):
     code, out, err = cli("run", tiny, "-p", "x", *words)
-    assert (code, out) == (2, "") and err.startswith(f"localllm: error: {told}")
+    assert (code, out) == (2, "") and err.startswith(f"localllm: error: {message}")
 
 
 def test_an_option_that_was_not_typed_has_its_longest_name():
@@ -512,15 +512,15 @@ def test_an_option_that_was_not_typed_has_its_longest_name():
 
 
 @pytest.mark.parametrize("name", ["keys", "threads", "stop", "max_tokens", "top_k", "n"])
-def test_values_are_no_options(tiny: str, cli, tmp_path: Path, monkeypatch, name: str):
-    """A file that is called as some option is in Python: wherever it was named, in words or in the environment."""
+def test_file_names_are_not_taken_for_option_names(tiny: str, cli, tmp_path: Path, monkeypatch, name: str):
+    """Use files named like options in Python, given as arguments and in the environment."""
     monkeypatch.chdir(tmp_path)
     Path(name).write_text("short\n")
     Path(name).chmod(0o600)
-    told = f"localllm: error: {name}: a key must have at least 8 ASCII characters, not 5\n"
-    assert cli("serve", tiny, "--api-key-file", name)[2] == told
+    message = f"localllm: error: {name}: a key must have at least 8 ASCII characters, not 5\n"
+    assert cli("serve", tiny, "--api-key-file", name)[2] == message
     monkeypatch.setenv("LOCALLLM_API_KEY_FILE", name)
-    assert cli("serve", tiny)[2] == told
+    assert cli("serve", tiny)[2] == message
     monkeypatch.delenv("LOCALLLM_API_KEY_FILE")
     Path(name).write_text("# none\n")
     assert cli("serve", tiny, "--api-key-file", name)[2].startswith(f"localllm: error: {name} has no keys; ")
@@ -530,7 +530,7 @@ def test_values_are_no_options(tiny: str, cli, tmp_path: Path, monkeypatch, name
 
 
 @pytest.mark.parametrize("text", ["a 'top_k b' c", "the file top_k b is gone", "top_k b: no such file"])
-def test_names_within_values(text: str):
+def test_option_names_within_values_are_kept(text: str):
     params, words = params_of("run"), ParsedArgs({"file": "top_k b", "stop": ["top_k b"]})
     assert as_typed(text, params, words, {}) == text
     assert as_typed("top_k must be 0 or above", params, words, {}) == "--top-k must be 0 or above"
@@ -545,15 +545,15 @@ def model(tiny: str):
         yield opened
 
 
-def said(generation) -> str:
+def text_of(generation) -> str:
     return "".join(generation)
 
 
-def test_numbers_of_numpy_are_numbers(model, tiny: str):
-    expected = said(model.generate([10, 11], 5, temperature=0.5, seed=7, top_k=9))
+def test_numpy_numbers_are_accepted(model, tiny: str):
+    expected = text_of(model.generate([10, 11], 5, temperature=0.5, seed=7, top_k=9))
     ids = np.array([10, 11])
-    assert said(model.generate(ids, np.int64(5), temperature=np.float32(0.5), seed=np.int64(7), top_k=np.int32(9)))
-    assert said(model.generate(ids, np.int32(5), temperature=np.float64(0.5), seed=7, top_k=np.int8(9))) == expected
+    assert text_of(model.generate(ids, np.int64(5), temperature=np.float32(0.5), seed=np.int64(7), top_k=np.int32(9)))
+    assert text_of(model.generate(ids, np.int32(5), temperature=np.float64(0.5), seed=7, top_k=np.int8(9))) == expected
     assert model.detokenize(ids) == model.detokenize([10, 11])
     with localllm.open(tiny, threads=np.int64(1), context=np.int16(300)) as other:
         assert (other.context, type(other.context)) == (300, int)
@@ -579,9 +579,9 @@ def test_numbers_of_numpy_are_numbers(model, tiny: str):
         ({"speculate": 5}, "speculate must be .*, not 5"),
     ],
 )
-def test_arguments_that_make_no_sense(model, arguments: dict, problem: str):
+def test_invalid_arguments_of_generate_are_refused(model, arguments: dict, problem: str):
     with pytest.raises(UsageError, match=problem):
-        said(model.generate(**{"prompt": "Hi", "max_tokens": 2} | arguments))
+        text_of(model.generate(**{"prompt": "Hi", "max_tokens": 2} | arguments))
 
 
 @pytest.mark.parametrize(
@@ -592,12 +592,12 @@ def test_arguments_that_make_no_sense(model, arguments: dict, problem: str):
         ({"kv_type": 5}, "kv_type must be a str"), ({"chat_template": b"x"}, "chat_template must be a str"),
     ],
 )  # fmt: skip
-def test_openings_that_make_no_sense(tiny: str, arguments: dict, problem: str):
+def test_invalid_arguments_of_open_are_refused(tiny: str, arguments: dict, problem: str):
     with pytest.raises(UsageError, match=problem):
         localllm.open(tiny, **arguments)
 
 
-def test_the_rest_of_the_interface(model):
+def test_other_methods_refuse_invalid_arguments(model):
     for call, problem in (
         (lambda: model.tokenize(b"x"), "text must be a str, not bytes"),
         (lambda: model.detokenize("ab"), "token ids must be a list of numbers, not str"),
@@ -609,7 +609,7 @@ def test_the_rest_of_the_interface(model):
             call()
 
 
-def test_contents_in_parts(model):
+def test_content_parts_equal_their_joined_text(model):
     parts = [{"type": "text", "text": "one"}, {"type": "text", "text": "two"}]
     whole = model.session.encode_chat([{"role": "user", "content": "one\ntwo"}])
     assert model.session.encode_chat([{"role": "user", "content": parts}]) == whole
@@ -628,7 +628,7 @@ def test_contents_in_parts(model):
             model.chat(messages)
 
 
-def test_map_takes_parts_and_refuses_images_that_are_none(tiny: str, cli, tmp_path: Path):
+def test_map_accepts_parts_and_refuses_invalid_images(tiny: str, cli, tmp_path: Path):
     lines = tmp_path / "lines.jsonl"
     lines.write_text(
         '{"messages": [{"role": "user", "content": [{"type": "text", "text": "Hi"}]}]}\n'
@@ -639,7 +639,7 @@ def test_map_takes_parts_and_refuses_images_that_are_none(tiny: str, cli, tmp_pa
     assert code == 6 and '"output"' in first and "must have an image_url" in second
 
 
-def test_the_package_is_typed_and_has_the_command_lines_context(tiny: str, cli):
+def test_the_package_is_typed_and_opens_with_the_trained_context(tiny: str, cli):
     assert (ROOT / "localllm" / "py.typed").exists()
     with localllm.open(tiny) as model:
         assert model.context == model.trained_context == 200_000
@@ -664,7 +664,7 @@ class Screen(io.StringIO):
         ("dumb", None, "hello\n"),
     ],
 )
-def test_decoration(monkeypatch, term: str, no_color: str | None, shown: str):
+def test_decoration_follows_term_and_no_color(monkeypatch, term: str, no_color: str | None, shown: str):
     monkeypatch.setenv("TERM", term)
     monkeypatch.delenv("NO_COLOR", raising=False)
     if no_color is not None:
@@ -684,21 +684,21 @@ def test_decoration(monkeypatch, term: str, no_color: str | None, shown: str):
     "perplexity {} {text} -c 64", "imatrix {} {text} -o {out} -c 64", "bench {} -p 64 -n 64 -r 10000",
     "inspect {} --check", "quantize {} {out} Q8_0",
 ])  # fmt: skip
-def test_every_command_says_that_a_model_got_shorter(tiny: str, cli, monkeypatch, folder: Path, command: str):
-    """Each has its handler before the first weight is read: the rest is as with `run`, below."""
-    told: list[str] = []
+def test_every_command_reports_a_truncated_model(tiny: str, cli, monkeypatch, folder: Path, command: str):
+    """Install the handler before the first weight is read."""
+    paths: list[str] = []
 
     def tell(path: str) -> None:
-        told.append(path)
+        paths.append(path)
         raise ModelError("the handler")
 
     monkeypatch.setattr(faults, "end_on_bus_error", tell)
     words = command.format(tiny, text=folder / "text", out=folder / "out").split()
-    assert (cli(*words)[0], told) == (3, [tiny])
+    assert (cli(*words)[0], paths) == (3, [tiny])
 
 
 @posix
-def test_a_model_that_gets_shorter_while_it_is_used(tiny: str, tmp_path: Path):
+def test_a_model_truncated_during_an_answer_is_reported(tiny: str, tmp_path: Path):
     path = tmp_path / "model.gguf"
     shutil.copy(tiny, path)
     command = [*PROGRAM, "run", str(path), "-p", "Hi", "--no-stdin", "--temp", "0", "-n", "100000"]
@@ -707,8 +707,8 @@ def test_a_model_that_gets_shorter_while_it_is_used(tiny: str, tmp_path: Path):
     os.truncate(path, 8192)
     _, err = process.communicate(timeout=120)
     assert process.returncode == 3
-    told = f"localllm: error: {path}: the file got shorter, or its disk failed, while it was in use\n"
-    assert err.decode() == told
+    message = f"localllm: error: {path}: the file got shorter, or its disk failed, while it was in use\n"
+    assert err.decode() == message
 
 
 @pytest.mark.slow
@@ -738,7 +738,7 @@ def test_sigterm_while_compiling_leaves_no_processes(tiny: str, tmp_path: Path):
 
 
 def is_running(pid: str) -> bool:
-    """Whether a process is there that computes; not one that only waits for somebody to ask how it ended."""
+    """Return whether a process runs, rather than waits to be reaped."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
     except OSError:
@@ -748,15 +748,15 @@ def is_running(pid: str) -> bool:
 @pytest.mark.sampled
 @pytest.mark.slow
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="address space is limited as on Linux")
-def test_little_memory(tiny: str):
-    """Ten limits from what Python itself takes to where it just works: one line and exit code 5, or the answer."""
+def test_too_little_memory_exits_with_5(tiny: str):
+    """Try ten limits from Python's own needs to enough: one line and exit code 5, or the answer."""
     least = LEAST_MEMORY >> 10  # kB
     sizes = [20_000, 60_000, 80_000, 120_000, least - 1, least + 20_000, 290_000, 310_000, 350_000, 1_000_000]
     results = []
     for size in sizes:
         done = shell(f'ulimit -v {size}; "$@"', "run", tiny, "-p", "Hi", "--no-stdin", *GREEDY)
-        told = re.fullmatch(rb"localllm: error: .*memory.*\n", done.stderr)
-        assert done.returncode == 0 or (done.returncode == 5 and done.stdout == b"" and told), (size, done)
+        message = re.fullmatch(rb"localllm: error: .*memory.*\n", done.stderr)
+        assert done.returncode == 0 or (done.returncode == 5 and done.stdout == b"" and message), (size, done)
         results.append(done.returncode)
     assert results[:5] == [5] * 5 and results[-1] == 0
 
@@ -768,7 +768,7 @@ def test_fit_knows_the_limits_of_the_process(tiny: str, option: str):
     assert 0 < json.loads(done.stdout)["available_bytes"] < 500_000 * 1024
 
 
-def test_weights_that_exceed_the_memory_are_told_before_the_model_is_loaded(tiny: str, cli, monkeypatch):
+def test_weights_beyond_the_memory_are_reported_before_loading(tiny: str, cli, monkeypatch):
     size = os.path.getsize(tiny)
     for available, line in (
         (size, ""),
@@ -783,8 +783,8 @@ def test_weights_that_exceed_the_memory_are_told_before_the_model_is_loaded(tiny
 
 
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="address space is limited as on Linux")
-def test_too_little_memory_to_quantize(tiny: str, tmp_path: Path):
-    """Numba is there, but LLVM would end the process as soon as it compiles or loads a search."""
+def test_too_little_memory_to_quantize_exits_with_5(tiny: str, tmp_path: Path):
+    """Refuse first, as LLVM would abort while compiling or loading a search."""
     done = shell('ulimit -v 380000; "$@"', "quantize", tiny, str(tmp_path / "out.gguf"), "Q8_0")
     assert done.returncode == 5 and re.fullmatch(rb"localllm: error: not enough memory.*\n", done.stderr)
     assert not list(tmp_path.iterdir())

@@ -1,4 +1,4 @@
-"""Named prompts: localllm run --template, and localllm templates."""
+"""Test named prompts: localllm run --template, and localllm templates."""
 
 import json
 from pathlib import Path
@@ -41,12 +41,12 @@ TWELVE = "commit docstring explain-error extract regex rename review sql summari
 BUILTIN = TWELVE.split()
 
 
-def test_a_dozen_comes_with_it():
+def test_twelve_templates_are_built_in():
     assert names() == BUILTIN
 
 
 @pytest.mark.parametrize("name", BUILTIN)
-def test_each_of_them_runs(cli, folder: Path, name: str):
+def test_every_built_in_template_runs(cli, folder: Path, name: str):
     template, known = load(name), {option for param in params_of("run") for option in param.names}
     assert template.description and {word.split("=")[0] for word in template.words()} <= known
     code, out, err = cli("run", GUIDE, "--template", name, "-n", 40, stdin=b"the bill of May\n")
@@ -55,16 +55,16 @@ def test_each_of_them_runs(cli, folder: Path, name: str):
     assert code or (text.startswith("the bill of May\n\n") and "{" not in text and out.strip())
 
 
-def test_its_options_and_its_prompt(cli, folder: Path):
+def test_a_template_sets_options_and_prompt(cli, folder: Path):
     code, out, _ = cli("run", GUIDE, "--template", "mine", "--json", stdin=b"It rains.\n")
     assert code == 0 and json.loads(out)["completion_tokens"] == 3
-    said = [("system", "Be brief."), ("user", 'It rains.\n\nSay it in a dry tone, {"as": "JSON"}.')]
-    assert asked(folder) == said
+    conversation = [("system", "Be brief."), ("user", 'It rains.\n\nSay it in a dry tone, {"as": "JSON"}.')]
+    assert asked(folder) == conversation
     assert cli("run", GUIDE, "It rains.", "--template", "mine")[0] == 0  # what is said is what is asked about
-    assert asked(folder) == said
+    assert asked(folder) == conversation
 
 
-def test_what_is_typed_goes_first(cli, folder: Path):
+def test_typed_options_override_those_of_a_template(cli, folder: Path):
     more = ("-n", 5, "-sys", "Go on.", "--field", "tone=merry", "-p", "In German.", "--json")
     out = cli("run", GUIDE, "--template", "mine", *more, stdin=b"It rains.\n")[1]
     assert json.loads(out)["completion_tokens"] == 5
@@ -72,7 +72,7 @@ def test_what_is_typed_goes_first(cli, folder: Path):
     assert asked(folder) == [("system", "Go on."), ("user", expected)]
 
 
-def test_a_template_may_name_the_model_and_where_the_input_is(cli, folder: Path, tiny: str):
+def test_a_template_may_name_the_model_and_place_the_input(cli, folder: Path, tiny: str):
     path = folder / "templates" / "two.md"
     path.write_text(f"---\nmodel: {tiny}\nmax-tokens: 2\n---\nBefore {{input}} after.\n")
     assert cli("run", "--template", "two", stdin=b"x\n")[0] == 0
@@ -83,7 +83,7 @@ def test_a_template_may_name_the_model_and_where_the_input_is(cli, folder: Path,
     assert cli("run", GUIDE, "--template", path, "-n", 1, stdin=b"x\n")[0] == 0
 
 
-def test_files_of_options_are_beside_the_template(folder: Path):
+def test_files_named_by_a_template_are_beside_it(folder: Path):
     (folder / "templates" / "s.json").write_text("{}")
     template = parse("a", folder / "templates" / "a.md", "---\njson-schema: s.json\nextract: true\nraw: false\n---\n")
     assert template.words() == [f"--json-schema={folder / 'templates' / 's.json'}", "--extract"]
@@ -102,7 +102,7 @@ def test_files_of_options_are_beside_the_template(folder: Path):
         (("templates", "edit", "a/b"), "is not a valid template name"),
     ],
 )
-def test_mistakes(cli, folder: Path, words: tuple[str, ...], problem: str):
+def test_mistakes_in_templates_are_refused_in_one_line(cli, folder: Path, words: tuple[str, ...], problem: str):
     for name, text in {
         "open": "Say {what}.", "bad": "---\ntemp 0\n---\n", "endless": "---\ntemp: 0\n",
         "odd": "---\ncolour: red\n---\n",
@@ -112,14 +112,14 @@ def test_mistakes(cli, folder: Path, words: tuple[str, ...], problem: str):
     assert (code, out) == (2, "") and problem in err and err.count("\n") == 1
 
 
-def test_they_are_listed_and_shown(cli, folder: Path):
+def test_templates_are_listed_and_shown(cli, folder: Path):
     lines = cli("templates")[1].splitlines()
     assert [line.split()[0] for line in lines] == sorted([*BUILTIN, "mine"]) and "mine           mine" in lines
     assert cli("templates", "show", "mine")[1] == OWN
     assert cli("templates", "path")[1] == f"{folder / 'templates'}\n"
 
 
-def test_edit_copies_what_comes_with_it(cli, folder: Path, monkeypatch):
+def test_edit_copies_a_built_in_template(cli, folder: Path, monkeypatch):
     monkeypatch.setenv("VISUAL", "")
     monkeypatch.setenv("EDITOR", "sed -i s/ten/three/")
     assert cli("templates", "edit", "title")[0] == 0
@@ -133,7 +133,7 @@ def test_edit_copies_what_comes_with_it(cli, folder: Path, monkeypatch):
     assert code == 2 and "EDITOR is not set: write the template to" in err
 
 
-def test_fields():
+def test_fields_are_parsed_and_the_last_value_counts():
     assert fields_of(["a=1", "b=x=y", "a=2"]) == {"a": "2", "b": "x=y"}
     with pytest.raises(UsageError):
         fields_of(["=1"])

@@ -1,7 +1,8 @@
-"""Real models, as users run them: python scripts/real_models.py brings them, scripts/test --real runs this.
+"""Test real models as users run them: python scripts/real_models.py fetches them, scripts/test --real runs this.
 
-tests/goldens/real.json has what exact arithmetic makes of them (scripts/record/record_real.py). Greedy texts may part
-from it where two tokens are as good as equally likely, and there alone.
+tests/goldens/real.json holds their results in exact arithmetic (scripts/record/record_real.py). Greedy texts are
+compared up to where two tokens are nearly equally likely.
+
 """
 
 import json
@@ -48,7 +49,7 @@ LONG_PROMPT = (
 
 @pytest.fixture(scope="module")
 def opened(real_model) -> Callable[[str], localllm.Model]:
-    """By a real model's name: the model, opened once."""
+    """Return a function that opens a real model by its name, once."""
     models = dict[str, localllm.Model]()
 
     def model(name: str) -> localllm.Model:
@@ -62,7 +63,7 @@ def opened(real_model) -> Callable[[str], localllm.Model]:
 
 
 def run(*words: object, code: int = 0) -> str:
-    """What the program says on stdout."""
+    """Run the program and return its stdout."""
     command = [sys.executable, "-m", "localllm", *map(str, words)]
     done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True, cwd=ROOT)
     assert done.returncode == code, done.stderr
@@ -70,8 +71,8 @@ def run(*words: object, code: int = 0) -> str:
 
 
 @pytest.mark.parametrize("name", MODELS)
-def test_greedy_texts_are_those_of_exact_arithmetic(opened, name):
-    """Compare texts up to their end, first tokens too. llama.cpp's own are as many of 12 as the record says."""
+def test_greedy_texts_equal_those_of_exact_arithmetic(opened, name):
+    """Compare texts up to their end, and first tokens; the record tells how many of 12 llama.cpp gets equal."""
     model, same = opened(name), 0
     for text in RECORDED[name]["texts"]:
         expected = list(takewhile(lambda token: token not in model.tokenizer.end_ids, text["tokens"]))
@@ -85,18 +86,18 @@ def test_greedy_texts_are_those_of_exact_arithmetic(opened, name):
 
 
 @pytest.mark.parametrize("name", MODELS)
-def test_perplexity_is_that_of_exact_arithmetic(real_model, name):
-    """Nearer than llama.cpp's own."""
+def test_perplexity_equals_that_of_exact_arithmetic(real_model, name):
+    """Demand a smaller difference than llama.cpp's."""
     recorded = RECORDED[name]
     words = ["--chunks", recorded["chunks"], "-c", recorded["context"], "--json"]
-    found = json.loads(run("perplexity", real_model(name), SUPPORT / "prose.txt", *words))["perplexity"]
+    measured = json.loads(run("perplexity", real_model(name), SUPPORT / "prose.txt", *words))["perplexity"]
     exact, theirs = recorded["perplexity"]["exact"], recorded["perplexity"]["llama.cpp"]
-    assert abs(found / exact - 1) < max(2e-4, min(1e-3, abs(theirs / exact - 1)))
+    assert abs(measured / exact - 1) < max(2e-4, min(1e-3, abs(theirs / exact - 1)))
 
 
 @pytest.mark.parametrize("name", MODELS)
-def test_many_sequences_are_each_alone(opened, name):
-    """Answers of `map` are those of one prompt after the other; where prompts are short, to the token."""
+def test_batched_answers_equal_single_ones(opened, name):
+    """Compare `map` with one prompt after the other, to the token where prompts are short."""
     prompts = [text["prompt"] for text in RECORDED[name]["texts"]]
     model = opened(name)
     options: dict[str, Any] = {"temperature": 0, "speculate": "off"}
@@ -110,8 +111,8 @@ def test_many_sequences_are_each_alone(opened, name):
     assert sum(one == other for one, other in zip(alone, together, strict=True)) >= len(prompts) - 1
 
 
-def test_guesses_change_no_text(opened):
-    """Of an answer that repeats much of its prompt, most tokens are guessed."""
+def test_drafts_do_not_change_the_text(opened):
+    """Draft most tokens of an answer that repeats its prompt."""
     model = opened("qwen-0.5b")
     texts, guessed = [], []
     for speculate in ("off", "ngram"):
@@ -121,8 +122,7 @@ def test_guesses_change_no_text(opened):
     assert texts[0] == texts[1] and "def area_h(w, h)" in texts[0]
 
 
-def test_a_tool_is_called(real_model):
-    """By its name, with the argument that the question has."""
+def test_qwen_calls_a_tool_with_its_argument(real_model):
     served_here = pytest.importorskip("served")
     question = {"role": "user", "content": "What is the weather in Paris?"}
     with served_here.serving({"qwen": str(real_model("qwen-0.5b"))}) as served:
@@ -133,8 +133,8 @@ def test_a_tool_is_called(real_model):
         assert json.loads(call["function"]["arguments"]) == {"city": "Paris"}
 
 
-def test_the_middle_is_filled_in(real_model, opened):
-    """By special tokens in a raw prompt, and by what puts them there."""
+def test_qwen_fills_the_middle(real_model, opened):
+    """Compare special tokens in a raw prompt with infill."""
     before, after = "def add(a, b):\n    ", "\n\nprint(add(1, 2))\n"
     prompt = f"<|fim_prefix|>{before}<|fim_suffix|>{after}<|fim_middle|>"
     middle = run("run", real_model("qwen-0.5b"), "--raw", "-p", prompt, "--temp", 0, "-n", 12)
@@ -142,8 +142,8 @@ def test_the_middle_is_filled_in(real_model, opened):
     assert "".join(opened("qwen-0.5b").infill(before, after, 12, temperature=0)) == middle.removesuffix("\n")
 
 
-def test_json_is_right(opened):
-    """Of forty questions with known answers; and it is compact."""
+def test_qwen_answers_34_of_40_json_questions(opened):
+    """Demand compact JSON, too."""
     model, right = opened("qwen-0.5b"), 0
     for task in read_json_tasks():
         message = [{"role": "user", "content": task.prompt}]
@@ -154,7 +154,7 @@ def test_json_is_right(opened):
 
 
 @pytest.mark.skipif(bool(reason_against()), reason="what a model wrote cannot be confined here")
-def test_human_eval(request, real_model, tmp_path):
+def test_qwen_solves_its_share_of_human_eval(request, real_model, tmp_path):
     """Each fourth task, by `map`; with --all each second, of which 49 of 82 were right on a Zen 4.
 
     Greedy texts part a little elsewhere.

@@ -1,4 +1,4 @@
-"""localllm search and ask: passages of files, by words, by meaning, and answers from them."""
+"""Test localllm search and ask: passages of files by words and meaning, and answers from them."""
 
 import json
 import os
@@ -49,7 +49,7 @@ class Store:
 
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch) -> Path:
-    """A folder with notes, code, and what a search should not see; the current one."""
+    """Change to a folder with notes, code, and files that a search should skip."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     for name, text in {
         "home/notes/travel.md": NOTES, "home/src/users.py": CODE, "home/.hidden/a.md": "ferry",
@@ -70,23 +70,23 @@ def folder(tmp_path: Path, monkeypatch) -> Path:
 
 
 def test_sections_are_passages_with_their_headings():
-    found = cut_into_passages("a.md", NOTES)
-    assert [(each.first, each.last, each.heading) for each in found] == [
+    passages = cut_into_passages("a.md", NOTES)
+    assert [(each.first, each.last, each.heading) for each in passages] == [
         (1, 3, "Boats"), (5, 7, "Boats > In winter"), (9, 11, "Trains"),
     ]  # fmt: skip
-    assert found[1].text == "## In winter\n\nThere is no ferry. A bus goes to the harbour."
-    assert found[1].embedded.startswith("a.md > Boats > In winter\n## In winter")
+    assert passages[1].text == "## In winter\n\nThere is no ferry. A bus goes to the harbour."
+    assert passages[1].embedded.startswith("a.md > Boats > In winter\n## In winter")
 
 
 def test_a_heading_stays_with_the_text_below_it():
-    """Also where both exceed the size: alone it says nothing, and is near to everything of its kind."""
+    """Exceed the size for that: a heading alone says nothing, and resembles all of its subject."""
     text = "# Ferries\n\n" + "The ferry leaves. " * 15 + "\n\n" + "There is a bus. " * 15 + "\n"
-    found = cut_into_passages("a.md", text, size=250)
-    assert [(each.first, each.last) for each in found] == [(1, 3), (5, 5)]
+    passages = cut_into_passages("a.md", text, size=250)
+    assert [(each.first, each.last) for each in passages] == [(1, 3), (5, 5)]
 
 
 def test_no_passage_is_a_heading_alone():
-    """It would be near to every question about its subject, and answer none."""
+    """Avoid passages that resemble every question and answer none."""
     text = (
         "# Boats\n\n## Ferries\n\n"
         + "They leave at nine. " * 30
@@ -94,15 +94,15 @@ def test_no_passage_is_a_heading_alone():
         + "ferry --now\n" * 60
         + "```\n"
     )
-    found = cut_into_passages("a.md", text, size=250)
-    assert [each.text.split("\n")[0] for each in found if each.text[0] == "#"] == ["# Boats", "## Usage"]
-    assert found[0].heading == "Boats > Ferries" and "They leave" in found[0].text
-    assert min(len(each.text) for each in found) > 200  # of a long block, too: its parts are about as long
+    passages = cut_into_passages("a.md", text, size=250)
+    assert [each.text.split("\n")[0] for each in passages if each.text[0] == "#"] == ["# Boats", "## Usage"]
+    assert passages[0].heading == "Boats > Ferries" and "They leave" in passages[0].text
+    assert min(len(each.text) for each in passages) > 200  # of a long block, too: its parts are about as long
 
 
-def test_code_is_cut_before_definitions():
-    found = cut_into_passages("a.py", CODE * 6, size=200)
-    firsts = {(CODE * 6).splitlines()[each.first - 1] for each in found}
+def test_code_is_split_before_definitions():
+    passages = cut_into_passages("a.py", CODE * 6, size=200)
+    firsts = {(CODE * 6).splitlines()[each.first - 1] for each in passages}
     assert {"@cache", "class Store:"} <= firsts and not any(line.startswith("def check") for line in firsts)
 
 
@@ -111,19 +111,19 @@ def test_code_is_cut_before_definitions():
     "text", [NOTES * 9, CODE * 9, "x" * 5000, "one line\n" * 999, "\n\n", "```\n# no heading\n```\n"]
 )
 def test_every_line_is_in_a_passage(name: str, text: str):
-    lines, found = text.splitlines(), cut_into_passages(name, text, 300)
-    covered = {number for each in found for number in range(each.first, each.last + 1)}
+    lines, passages = text.splitlines(), cut_into_passages(name, text, 300)
+    covered = {number for each in passages for number in range(each.first, each.last + 1)}
     assert {number for number, line in enumerate(lines, 1) if line.strip()} <= covered
-    for each in found:
+    for each in passages:
         assert each.text == "\n".join(lines[each.first - 1 : each.last])
         assert len(each.text) <= 450 or each.first == each.last
-    assert not any("no heading" in each.heading for each in found)
+    assert not any("no heading" in each.heading for each in passages)
 
 
 # ---- files
 
 
-def test_files_are_those_of_ripgrep(folder: Path):
+def test_searched_files_are_those_of_ripgrep(folder: Path):
     names = [*text_files(["."], Filter())]
     assert names == ["data.bin", "notes/todo.txt", "notes/travel.md", "src/users.py"]
     assert "build/b.txt" in [*text_files(["."], Filter(ignored=True))]
@@ -142,7 +142,7 @@ def test_files_are_those_of_ripgrep(folder: Path):
 # ---- the command
 
 
-def test_the_passage_is_printed_after_its_place(cli, folder: Path):
+def test_search_prints_passages_after_their_positions(cli, folder: Path):
     code, out, err = cli("search", ".", "when does the ferry leave?", "-k", 1)
     assert (code, out, err) == (0, "notes/travel.md:1\n# Boats\n\nThe ferry leaves at nine.\n", "")
     assert cli("search", "when does the ferry leave?", ".", "-k", 1)[1] == out  # as with grep
@@ -150,7 +150,7 @@ def test_the_passage_is_printed_after_its_place(cli, folder: Path):
     assert cli("search", "passwords", "src")[1].startswith("src/users.py:1\n")
 
 
-def test_flags_of_grep(cli, folder: Path):
+def test_search_accepts_flags_of_grep(cli, folder: Path):
     ask = ("search", ".", "ferry harbour", "-k", 2)
     assert cli(*ask, "-l")[1] == "notes/travel.md\nnotes/todo.txt\n"
     out = cli("search", ".", "bus", "-n")[1]
@@ -165,7 +165,7 @@ def test_flags_of_grep(cli, folder: Path):
     }  # fmt: skip
 
 
-def test_nothing_found_is_exit_code_1(cli, folder: Path):
+def test_search_without_a_match_exits_with_1(cli, folder: Path):
     assert cli("search", ".", "zeppelin") == (1, "", "localllm: nothing was found\n")
 
 
@@ -182,7 +182,7 @@ def test_nothing_found_is_exit_code_1(cli, folder: Path):
         (("ask", ".", "zeppelin", "--model", GUIDE), "no passage in . matches the question"),
     ],
 )
-def test_mistakes(cli, folder: Path, words: tuple[str, ...], problem: str):
+def test_invalid_command_lines_of_search_are_refused(cli, folder: Path, words: tuple[str, ...], problem: str):
     code, out, err = cli(*words)
     assert (code, out) == (2, "") and problem in err and err.count("\n") == 1
 
@@ -216,19 +216,19 @@ def test_only_changed_files_are_read_again(folder: Path, tmp_path: Path):
         assert index.by_words(["milk"], 9) == [] and len(index.by_words(["noon"], 9)) == 1
 
 
-def test_a_damaged_index_is_made_anew(cli, folder: Path):
+def test_a_damaged_index_is_rebuilt(cli, folder: Path):
     ask = ("search", ".", "bus", "-l")
     assert cli(*ask)[1] == "notes/travel.md\n"
-    [made] = (folder.parent / "cache").rglob("*.sqlite")
-    made.write_bytes(b"no database, but something else" * 99)
+    [index] = (folder.parent / "cache").rglob("*.sqlite")
+    index.write_bytes(b"no database, but something else" * 99)
     assert cli(*ask)[:2] == (0, "notes/travel.md\n")
     (folder.parent / "cache2").write_text("no folder")
     os.environ["XDG_CACHE_HOME"] = str(folder.parent / "cache2")
     assert cli(*ask)[:2] == (0, "notes/travel.md\n")
 
 
-def test_words_and_meaning_are_joined_by_rank(folder: Path, monkeypatch):
-    """A passage that is second in both ranks goes before those that are first in one."""
+def test_words_and_meaning_are_merged_by_rank(folder: Path, monkeypatch):
+    """Prefer a passage that is second in both ranks to the first of one."""
     lines = ["ferry ferry", "ferry boat ship wagon", "quay", "tree"]
     with Search([], Filter(), Models(None), lines=lines) as search:  # type: ignore[arg-type]
         answers = {"embed": lambda self, texts, options: np.array([[1, 0]], np.float32)}
@@ -236,17 +236,17 @@ def test_words_and_meaning_are_joined_by_rank(folder: Path, monkeypatch):
         cosines = {1: -0.1, 2: 0.8, 3: 0.9, 4: 0.0}
         rows = np.array([[cosines[id], 0] for id in range(1, 5)], np.float32)
         search.index.embed(lambda texts: rows[[lines.index(text) for text in texts]])
-        found = search.find("ferry", 4)
-        assert [hit.passage.text for hit in found] == [lines[1], lines[0], lines[2], lines[3]]
+        hits = search.find("ferry", 4)
+        assert [hit.passage.text for hit in hits] == [lines[1], lines[0], lines[2], lines[3]]
         assert [round(hit.cosine, 1) for hit in search.find("ferry", 4, 0.5)] == [0.8, 0.9]
 
 
-def test_questions_are_words_without_the_common_ones():
+def test_common_words_of_a_question_are_ignored():
     assert words_of("How do I resume a map?") == ["resume", "map"]
     assert words_of("what is it?") == ["what", "is", "it"]
 
 
-def test_a_passage_that_another_has_is_left_out():
+def test_a_repeated_passage_is_dropped():
     passages = [Passage("a", 1, 10, ""), Passage("a", 4, 12, ""), Passage("a", 10, 20, ""), Passage("b", 1, 10, "")]
     assert [id for id, _ in without_repetition([*enumerate(passages)], 3)] == [0, 2, 3]
     copies = [
@@ -258,21 +258,21 @@ def test_a_passage_that_another_has_is_left_out():
     assert [id for id, _ in without_repetition([*enumerate(copies)], 3)] == [0, 2, 3]
 
 
-def test_passages_begin_where_something_begins():
-    """Not in the middle of an item of a list, or of what is indented below an option."""
+def test_passages_start_at_list_items_and_options():
+    """Do not split an item, or what is indented below an option."""
     item = "- `tool` starts a program.\n" + "  It goes on with a line that is rather long, and says more of it.\n" * 5
-    made = cut_into_passages("a.md", "# Tools\n\n" + item * 6)
-    assert len(made) > 2 and all(each.text.startswith(("# Tools", "- `tool`")) for each in made)
+    passages = cut_into_passages("a.md", "# Tools\n\n" + item * 6)
+    assert len(passages) > 2 and all(each.text.startswith(("# Tools", "- `tool`")) for each in passages)
     option = "  --option N    Sets it, and has a text\n" + " " * 16 + "that goes on here.\n"
-    made = cut_into_passages("b.md", "```text\n" + option * 40 + "```\n")
-    assert len(made) > 2 and all(each.text.startswith(("```", "  --option")) for each in made)
+    passages = cut_into_passages("b.md", "```text\n" + option * 40 + "```\n")
+    assert len(passages) > 2 and all(each.text.startswith(("```", "  --option")) for each in passages)
 
 
 # ---- MCP
 
 
-def test_a_tool_for_clients_of_mcp(folder: Path, tmp_path: Path, monkeypatch):
-    """By the official package's client, as `localllm chat --mcp` uses it; a changed file is read again."""
+def test_search_is_a_tool_for_mcp_clients(folder: Path, tmp_path: Path, monkeypatch):
+    """Call it by the official package's client, as `localllm chat --mcp` does; read a changed file again."""
     pytest.importorskip("mcp")
     from localllm.services.tools.mcp import McpServers
 
@@ -291,7 +291,7 @@ def test_a_tool_for_clients_of_mcp(folder: Path, tmp_path: Path, monkeypatch):
         assert offered.perform({"question": "submarine"}) == "nothing was found"
 
 
-def test_mistakes_with_mcp(cli, folder: Path):
+def test_invalid_options_of_search_mcp_are_refused(cli, folder: Path):
     assert "none: no such file or folder" in cli("search", "--mcp", "none")[2]
     assert "leave out --query" in cli("search", "--mcp", "-e", "Hi")[2]
 
@@ -299,23 +299,23 @@ def test_mistakes_with_mcp(cli, folder: Path):
 # ---- ask
 
 
-def test_an_answer_with_its_places(cli, folder: Path):
+def test_ask_cites_the_positions_of_its_answer(cli, folder: Path):
     code, out, _ = cli("ask", ".", "when does the ferry leave?", "--model", GUIDE, "--temp", 0, "-n", 6, "-k", 2)
     answer, _, places = out.partition("\n\n")
     assert code == 0 and answer and places.splitlines()[0] == "[1] notes/travel.md:1" and len(places.splitlines()) == 2
-    said = ["--grammar", 'root ::= "At nine [1]."']
-    out = cli("ask", ".", "when does the ferry leave?", "--model", GUIDE, "--temp", 0, *said)[1]
+    grammar = ["--grammar", 'root ::= "At nine [1]."']
+    out = cli("ask", ".", "when does the ferry leave?", "--model", GUIDE, "--temp", 0, *grammar)[1]
     assert out == "At nine [1].\n\n[1] notes/travel.md:1\n"
 
 
-def test_what_is_cited():
+def test_cited_passages_are_listed_and_all_without_a_citation():
     passages = [Passage("a", 1, 2, ""), Passage("b", 7, 9, ""), Passage("c", 3, 3, "")]
     assert cited_places("So it is [3, 1], and [9].", passages) == ["[1] a:1", "[3] c:3"]
     assert cited_places("Nothing.", passages) == ["[1] a:1", "[2] b:7", "[3] c:3"]
 
 
-def test_meaning_by_a_model(cli, folder: Path, model_path):
-    """A tiny model with random weights means nothing, but it is the same for the same text; its vectors are kept."""
+def test_search_by_a_model_is_reproducible_and_cached(cli, folder: Path, model_path):
+    """Use a tiny random model, whose vectors mean nothing but stay the same."""
     embedder = model_path("bert")
     text = "The train to the mountains leaves every hour from platform four."
     ask = ("search", ".", f"# Trains\n\n{text}", "-m", embedder, "-k", "1", "--json")

@@ -1,4 +1,4 @@
-"""localllm serve: OpenAI's interface, callers that come and go, models that are opened and put away."""
+"""Test localllm serve: OpenAI's API, concurrent callers, and models that are loaded and unloaded."""
 
 import gc
 import json
@@ -38,7 +38,7 @@ SCRIPT = {"long": "abcdefgh " * 40, "json": '{"a":1}', "stop": "one two END thre
 
 
 def until(condition) -> None:
-    """Wait for something that is about to happen."""
+    """Wait until a condition holds."""
     end = time.monotonic() + 30
     while not condition():
         assert time.monotonic() < end
@@ -52,8 +52,8 @@ def guide():
 
 
 @pytest.fixture
-def told(tmp_path):
-    """A server whose model says what SCRIPT says."""
+def server(tmp_path):
+    """Run a server whose model answers by SCRIPT."""
     path = str(write_tiny_model(tmp_path / "tiny.gguf"))
     with serving({"scripted": lambda: scripted(path, SCRIPT)}) as served:
         yield served
@@ -64,8 +64,8 @@ def in_chunks(events: list, index: int = 0) -> str:
     return "".join(choice["delta"].get("content") or "" for choice in choices)
 
 
-def test_answers_are_those_of_the_api(guide: Served):
-    """16 callers at once, half of them streaming, each with a seed of its own."""
+def test_answers_equal_those_of_the_python_api(guide: Served):
+    """Send 16 concurrent requests with their own seeds, half of them streaming."""
     with api.open_model(GUIDE, 2) as model:
         expected = [
             model.chat([{"role": "user", "content": QUESTIONS[n % 4]}], 12, temperature=1.3, seed=n) for n in range(16)
@@ -82,8 +82,7 @@ def test_answers_are_those_of_the_api(guide: Served):
     assert len(set(texts)) >= len(QUESTIONS[:4])
 
 
-def test_the_same_alone_with_guesses(guide: Served):
-    """An answer that is alone is guessed ahead: the words are the same."""
+def test_a_single_request_with_drafts_gives_the_same_text(guide: Served):
     text = "What is a GGUF file? " * 6
     with api.open_model(GUIDE, 2) as model:
         expected = "".join(model.chat([{"role": "user", "content": text}], 40, temperature=0, speculate="off"))
@@ -91,8 +90,8 @@ def test_the_same_alone_with_guesses(guide: Served):
     assert reply["choices"][0]["message"]["content"] == expected
 
 
-def test_usage_and_n(told: Served):
-    reply = told.chat("hello", n=3).json
+def test_n_answers_are_counted_in_usage(server: Served):
+    reply = server.chat("hello", n=3).json
     assert [choice["message"]["content"] for choice in reply["choices"]] == ["HELLO"] * 3
     assert [choice["index"] for choice in reply["choices"]] == [0, 1, 2]
     assert {choice["finish_reason"] for choice in reply["choices"]} == {"stop"}
@@ -100,8 +99,8 @@ def test_usage_and_n(told: Served):
     assert usage["completion_tokens"] == 15 and usage["total_tokens"] == usage["prompt_tokens"] + 15
 
 
-def test_streams_have_indices_usage_and_an_end(told: Served):
-    reply = told.chat("hello", n=2, stream=True, stream_options={"include_usage": True})
+def test_streams_have_indices_usage_and_an_end(server: Served):
+    reply = server.chat("hello", n=2, stream=True, stream_options={"include_usage": True})
     assert reply.headers["content-type"].startswith("text/event-stream")
     assert reply.body.endswith(b"data: [DONE]\n\n")
     *events, last = reply.events
@@ -112,14 +111,14 @@ def test_streams_have_indices_usage_and_an_end(told: Served):
     assert len({event["id"] for event in events}) == 1
 
 
-def test_stop_and_length(told: Served):
-    choice = told.chat("stop", stop=["END"]).json["choices"][0]
+def test_stop_and_max_tokens_set_the_finish_reason(server: Served):
+    choice = server.chat("stop", stop=["END"]).json["choices"][0]
     assert (choice["message"]["content"], choice["finish_reason"]) == ("one two ", "stop")
-    choice = told.chat("long", max_completion_tokens=4).json["choices"][0]
+    choice = server.chat("long", max_completion_tokens=4).json["choices"][0]
     assert choice["finish_reason"] == "length" and len(choice["message"]["content"]) == 4
 
 
-def test_thoughts_are_apart(tmp_path):
+def test_reasoning_is_returned_apart(tmp_path):
     path = str(write_tiny_model(tmp_path / "thinks.gguf", chat_template=THINKS))
     with serving({"thinks": lambda: scripted(path, SCRIPT)}) as served:
         message = served.chat("think").json["choices"][0]["message"]
@@ -135,7 +134,7 @@ THINKS = (
 )
 
 
-def test_logprobs(guide: Served):
+def test_logprobs_belong_to_the_tokens(guide: Served):
     reply = guide.chat(QUESTIONS[0], max_tokens=6, temperature=0, logprobs=True, top_logprobs=2).json["choices"][0]
     content = reply["logprobs"]["content"]
     assert "".join(entry["token"] for entry in content) == reply["message"]["content"]
@@ -149,8 +148,8 @@ def test_logprobs(guide: Served):
     assert [entry["token"] for entry in stream_chunks] == [entry["token"] for entry in content]
 
 
-def test_logprobs_with_guesses_are_the_models(guide: Served, monkeypatch):
-    """Several tokens come of a step then, each with what the model says behind the one before."""
+def test_logprobs_with_drafts_equal_those_of_the_model(guide: Served, monkeypatch):
+    """Accept several tokens in a step, each with its own logits."""
     leaps, step = list[int](), Scheduler.step
 
     def counted(batch: Scheduler) -> Iterator[Output]:
@@ -162,7 +161,7 @@ def test_logprobs_with_guesses_are_the_models(guide: Served, monkeypatch):
     prompt = "one two three four five six seven eight " * 6
     asked = {"prompt": prompt, "max_tokens": 32, "temperature": 0, "logprobs": 1, "ignore_eos": True}
     reply = guide.post("/v1/completions", asked).json["choices"][0]
-    told = reply["logprobs"]["token_logprobs"]
+    logprobs = reply["logprobs"]["token_logprobs"]
     with api.open_model(GUIDE, 2) as model:
         ids = model.tokenize(prompt)
         answer = list(model.generate(ids, 32, temperature=0, ignore_eos=True, speculate="off"))
@@ -171,8 +170,8 @@ def test_logprobs_with_guesses_are_the_models(guide: Served, monkeypatch):
         rows = model.sequence().append([*ids, *written], "all")[len(ids) - 1 : -1].astype(np.float64)
     rows -= rows.max(axis=1, keepdims=True)
     expected = [row[token] - np.log(np.exp(row).sum()) for row, token in zip(rows, written, strict=True)]
-    assert len(told) == 32 and max(leaps) > 1
-    np.testing.assert_allclose(told, expected, atol=2e-3)
+    assert len(logprobs) == 32 and max(leaps) > 1
+    np.testing.assert_allclose(logprobs, expected, atol=2e-3)
 
 
 def test_logit_bias_bans_a_token(guide: Served):
@@ -193,7 +192,7 @@ SCHEMA = {
 }
 
 
-def test_response_formats(guide: Served):
+def test_response_formats_constrain_the_answer(guide: Served):
     wanted = {"type": "json_schema", "json_schema": {"name": "person", "schema": SCHEMA, "strict": True}}
     choice = guide.chat("Who?", response_format=wanted, max_tokens=60, seed=1).json["choices"][0]
     assert choice["finish_reason"] == "stop"
@@ -205,7 +204,7 @@ def test_response_formats(guide: Served):
     assert refused.status == 400 and "schema" in refused.json["error"]["message"]
 
 
-def test_completions(guide: Served):
+def test_completions_equal_those_of_the_python_api(guide: Served):
     with api.open_model(GUIDE, 2) as model:
         expected = ["".join(model.generate(prompt, 6, temperature=0)) for prompt in ("GGUF is", "What is")]
         ids = model.session.complete("What is").prompt
@@ -220,7 +219,7 @@ def test_completions(guide: Served):
 
 @pytest.mark.parametrize("max_tokens", [0, 1, 4])
 def test_echo_scores_the_prompt(guide: Served, max_tokens: int):
-    """As lm-evaluation-harness asks: token ids, of which one index is one log probability."""
+    """Send token ids as lm-evaluation-harness does, one log probability per id."""
     text = "GGUF is a format of files, and one two three. " * 12
     with api.open_model(GUIDE, 2) as model:
         ids = model.tokenize(text)
@@ -235,14 +234,16 @@ def test_echo_scores_the_prompt(guide: Served, max_tokens: int):
     body |= {"ignore_eos": True}
     for choice in guide.post("/v1/completions", body).json["choices"]:
         assert choice["text"] == text + tail
-        told = choice["logprobs"]
-        assert len(told["tokens"]) == len(ids) + max_tokens and "".join(told["tokens"]) == choice["text"]
-        assert told["token_logprobs"][0] is told["top_logprobs"][0] is None
-        np.testing.assert_allclose(told["token_logprobs"][1 : len(ids)], expected, atol=2e-3)
-        pairs = [*zip(told["token_logprobs"], told["top_logprobs"], strict=True)][1 : len(ids)]
+        logprobs = choice["logprobs"]
+        assert len(logprobs["tokens"]) == len(ids) + max_tokens and "".join(logprobs["tokens"]) == choice["text"]
+        assert logprobs["token_logprobs"][0] is logprobs["top_logprobs"][0] is None
+        np.testing.assert_allclose(logprobs["token_logprobs"][1 : len(ids)], expected, atol=2e-3)
+        pairs = [*zip(logprobs["token_logprobs"], logprobs["top_logprobs"], strict=True)][1 : len(ids)]
         is_greedy = [one == max(top.values()) for one, top in pairs]
         assert is_greedy == (rows[:-1].argmax(axis=1) == ids[1:]).tolist()
-        assert told["text_offset"] == [len("".join(told["tokens"][:place])) for place in range(len(told["tokens"]))]
+        assert logprobs["text_offset"] == [
+            len("".join(logprobs["tokens"][:place])) for place in range(len(logprobs["tokens"]))
+        ]
         if max_tokens == 4:  # lm-evaluation-harness leaves out the last entry, whatever is written
             with api.open_model(GUIDE, 2) as model:
                 whole = [*ids, *model.tokenize("".join(model.generate(ids, 9, temperature=0)))]
@@ -279,26 +280,26 @@ def test_echo_scores_the_prompt(guide: Served, max_tokens: int):
         ({"functions": [{}]}, "functions"),
     ],
 )
-def test_nonsense_is_told(told: Served, fields: dict, param: str | None):
-    reply = told.chat("x", **fields)
+def test_invalid_fields_are_refused_by_name(server: Served, fields: dict, param: str | None):
+    reply = server.chat("x", **fields)
     error = reply.json["error"]
     assert (reply.status, error["type"]) == (400, "invalid_request_error")
     assert param is None or error["param"] == param, error
 
 
-def test_an_unknown_model_and_an_unknown_address(told: Served):
-    missing = told.get("/v1/models/gpt-99")
+def test_an_unknown_model_or_path_is_404(server: Served):
+    missing = server.get("/v1/models/gpt-99")
     assert missing.status == 404 and missing.json["error"]["code"] == "model_not_found"
     assert "scripted" in missing.json["error"]["message"]
-    assert told.get("/v1/models/scripted").json["id"] == "scripted"
+    assert server.get("/v1/models/scripted").json["id"] == "scripted"
 
 
-def test_what_means_nothing_is_told(told: Served):
-    reply = told.chat("x", user="me", crystal_ball=True)
+def test_ignored_fields_are_named_in_a_header(server: Served):
+    reply = server.chat("x", user="me", crystal_ball=True)
     assert reply.status == 200 and reply.headers["x-localllm-ignored"] == "crystal_ball"
 
 
-def test_too_long_has_both_numbers(tmp_path):
+def test_a_prompt_beyond_the_context_names_both_lengths(tmp_path):
     path = str(write_tiny_model(tmp_path / "tiny.gguf"))
     with serving({"scripted": lambda: scripted(path, SCRIPT, context=64)}) as served:
         reply = served.chat("x" * 100)
@@ -308,8 +309,8 @@ def test_too_long_has_both_numbers(tmp_path):
         assert served.chat("x").status == 200
 
 
-def test_the_oldest_turns_go(tmp_path):
-    """If the server was told so: as few as make it fit, never the system message, and the client is told."""
+def test_the_oldest_turns_are_dropped_on_request(tmp_path):
+    """Drop as few as necessary, never the system message, and tell the client."""
     from localllm.server.http import Limits
 
     path = str(write_tiny_model(tmp_path / "tiny.gguf"))
@@ -334,48 +335,50 @@ def test_the_oldest_turns_go(tmp_path):
 
 
 @pytest.mark.slow
-def test_who_leaves_stops_the_answer(told: Served):
-    """Streaming or not, within a step; others go on."""
-    told.chat("x")
-    engine = told.model().engine
+def test_a_disconnected_client_ends_its_answer(server: Served):
+    """Disconnect within a step, streaming or not; continue the others."""
+    server.chat("x")
+    engine = server.model().engine
     for stream in (True, False):
         engine.gate.clear()
-        connection = HTTPConnection("127.0.0.1", told.port)
+        connection = HTTPConnection("127.0.0.1", server.port)
         body = {"messages": [{"role": "user", "content": "long"}], "stream": stream}
         connection.request("POST", "/v1/chat/completions", json.dumps(body), {"Content-Type": "application/json"})
-        until(lambda: told.service.pool.count_requests()[0])
+        until(lambda: server.service.pool.count_requests()[0])
         connection.sock.close()
         connection.close()
         time.sleep(0.3)  # the server hears of it while the engine is in the middle of a step
         before = len(engine.steps)
         engine.gate.set()
-        until(lambda: told.service.pool.count_requests() == (0, 0))
+        until(lambda: server.service.pool.count_requests() == (0, 0))
         assert len(engine.steps) <= before + 2
-    assert told.chat("x").status == 200
-    assert "localllm_requests_left_total 2" in told.get("/metrics").body.decode()
+    assert server.chat("x").status == 200
+    assert "localllm_requests_left_total 2" in server.get("/metrics").body.decode()
 
 
-def test_who_listens_does_not_wait_for_others_prompts(told: Served):
-    """Their tokens are read beside a step, a few at a time."""
-    told.chat("x")
-    engine = told.model().engine
+def test_streaming_does_not_wait_for_other_prompts(server: Served):
+    """Prefill a few of their tokens beside each step."""
+    server.chat("x")
+    engine = server.model().engine
     with ThreadPoolExecutor(2) as threads:
         engine.gate.clear()
-        long = threads.submit(told.chat, "long")
-        until(lambda: told.service.pool.count_requests()[0])
+        long = threads.submit(server.chat, "long")
+        until(lambda: server.service.pool.count_requests()[0])
         before = len(engine.steps)
-        other = threads.submit(told.chat, "y" * 90)
-        until(lambda: sum(told.service.pool.count_requests()) == 2)
+        other = threads.submit(server.chat, "y" * 90)
+        until(lambda: sum(server.service.pool.count_requests()) == 2)
         engine.gate.set()
         assert long.result().status == other.result().status == 200
     beside = [step[0] for step in engine.steps[before:] if len(step) == 2 and step[0] > 1]
     assert len(beside) >= 2 and max(beside) <= LIVE_CHUNK and sum(beside) > 90  # each beside a token of the other
 
 
-def test_a_conversation_goes_on_where_it_was(guide: Served):
-    """Turn by turn, with another caller between, the earlier prompt is not read again.
+def test_a_conversation_reuses_its_prefix(guide: Served):
+    """Prefill no earlier turn again, with another caller in between.
 
-    Both prompts select the same kernels. The answer is read again, by those of prompts, as if it had been there before.
+    Both prompts select the same kernels. The answer is prefilled again, by the kernels of prompts, as if the client had
+    written it.
+
     """
     messages = [{"role": "user", "content": " ".join(QUESTIONS * 3)}]
     first = guide.post("/v1/chat/completions", {"messages": messages, "max_tokens": 10, "temperature": 0}).json
@@ -387,16 +390,16 @@ def test_a_conversation_goes_on_where_it_was(guide: Served):
     assert cached >= first["usage"]["prompt_tokens"]
 
 
-def test_an_error_in_the_engine_reaches_who_waits(told: Served):
-    told.chat("x")
-    told.model().engine.fail = RuntimeError("secret words")
-    reply = told.chat("hello")
+def test_an_error_in_the_engine_reaches_the_waiting_client(server: Served):
+    server.chat("x")
+    server.model().engine.fail = RuntimeError("secret words")
+    reply = server.chat("hello")
     assert reply.status == 500 and "secret" not in reply.body.decode()
-    assert told.chat("hello").json["choices"][0]["message"]["content"] == "HELLO"
+    assert server.chat("hello").json["choices"][0]["message"]["content"] == "HELLO"
 
 
 def test_models_share_the_memory(tmp_path):
-    """The one that was used longest ago is put away, and opened again when it is wanted."""
+    """Unload the least recently used model, and load it again on demand."""
     paths = {name: str(write_tiny_model(tmp_path / f"{name}.gguf")) for name in ("a", "b", "c")}
     each = 300_000_000 + 1_000_000
     with serving(paths, memory=2 * each + 50_000_000) as served:
@@ -409,20 +412,20 @@ def test_models_share_the_memory(tmp_path):
         assert reply.status == 503 and "GB" in reply.json["error"]["message"]
 
 
-def test_too_many_wait(told: Served):
-    told.chat("x")
-    worker = told.service.pool.resolve(None).worker
+def test_a_full_queue_refuses_requests(server: Served):
+    server.chat("x")
+    worker = server.service.pool.resolve(None).worker
     worker._max_waiting = 1
     worker.model.engine.gate.clear()
     with ThreadPoolExecutor(20) as pool:
-        replies = [pool.submit(told.chat, "hello") for _ in range(20)]
+        replies = [pool.submit(server.chat, "hello") for _ in range(20)]
         until(lambda: sum(reply.done() for reply in replies) >= 2)
         worker.model.engine.gate.set()
         statuses = sorted(reply.result().status for reply in replies)
     assert statuses[0] == 200 and statuses[-1] == 503
 
 
-def test_an_answer_may_take_only_so_long(tmp_path):
+def test_an_answer_has_a_time_limit(tmp_path):
     from localllm.server.http import Limits
 
     path = str(write_tiny_model(tmp_path / "tiny.gguf"))
@@ -435,12 +438,12 @@ def test_an_answer_may_take_only_so_long(tmp_path):
         until(lambda: served.service.pool.count_requests() == (0, 0))
 
 
-def test_health_props_and_metrics(told: Served):
-    assert told.get("/health").json["status"] == "ok"
-    told.chat("hello")
-    [model] = told.get("/props").json["models"]
+def test_health_props_and_metrics_describe_the_server(server: Served):
+    assert server.get("/health").json["status"] == "ok"
+    server.chat("hello")
+    [model] = server.get("/props").json["models"]
     assert model["context"] == 4096 and "im_start" in model["chat_template"]
-    text = told.get("/metrics").body.decode()
+    text = server.get("/metrics").body.decode()
     assert 'localllm_http_requests_total{path="/v1/chat/completions",status="200"} 1' in text
     assert "localllm_tokens_written_total 5" in text
     assert "localllm_first_token_seconds_count 1" in text and "localllm_between_tokens_seconds_count 5" in text
@@ -451,11 +454,11 @@ def test_health_props_and_metrics(told: Served):
 # ---- the command
 
 
-def test_without_the_extra_a_line_says_what_to_install(cli, monkeypatch):
+def test_without_the_extra_serve_explains_what_to_install(cli, monkeypatch):
     import importlib.util
 
-    found = importlib.util.find_spec
-    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == "uvicorn" else found(name))
+    find_spec = importlib.util.find_spec
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == "uvicorn" else find_spec(name))
     code, out, err = cli("serve", GUIDE)
     assert (code, out) == (1, "") and err == "localllm: error: serve needs uvicorn: pip install 'localllm[serve]'\n"
 
@@ -470,7 +473,7 @@ def test_without_the_extra_a_line_says_what_to_install(cli, monkeypatch):
         (["--port", "99999999"], "cannot listen on"),
     ],
 )
-def test_wrong_options(cli, arguments: list, message: str):
+def test_invalid_options_of_serve_are_refused(cli, arguments: list, message: str):
     code, out, err = cli("serve", *arguments)
     assert code and out == "" and message in err and err.count("\n") == 1
 
@@ -482,7 +485,7 @@ def test_keys_come_from_a_file(cli, tmp_path):
         assert message in cli("serve", GUIDE, "--api-key-file", file)[2]
 
 
-def test_comments_are_no_keys(tmp_path):
+def test_comments_in_a_key_file_are_no_keys(tmp_path):
     file = tmp_path / "keys"
     file.write_text("# the laptop's\n\n  correct horse  \n#12345678\nbattery staple\n")
     file.chmod(0o600)
@@ -506,7 +509,7 @@ main()
 
 
 @pytest.mark.slow
-def test_an_end_that_others_ask_for():
+def test_a_termination_signal_ends_the_server():
     command = [sys.executable, "-c", ENDING, "serve", GUIDE, "--port", "0"]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=120)
     assert (done.returncode, done.stdout) == (0, ""), done.stderr
@@ -516,8 +519,8 @@ def test_an_end_that_others_ask_for():
 @pytest.mark.slow
 @pytest.mark.skipif(not hasattr(socket, "AF_UNIX"), reason="this system has no Unix sockets")
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_a_socket_that_only_the_user_opens_and_an_end(tmp_path, number: int):
-    """An answer in the making ends before the server does."""
+def test_a_unix_socket_is_private_and_removed_at_the_end(tmp_path, number: int):
+    """Finish the running answer first."""
     place = tmp_path / "socket"
     command = [sys.executable, "-m", "localllm", "serve", GUIDE, "--socket", str(place)]
     with subprocess.Popen(command, cwd=ROOT, stderr=subprocess.PIPE) as process:
@@ -545,21 +548,21 @@ def test_a_socket_that_only_the_user_opens_and_an_end(tmp_path, number: int):
 
 
 @pytest.mark.skipif(not hasattr(socket, "AF_UNIX"), reason="this system has no Unix sockets")
-def test_a_file_in_the_sockets_place_stays(cli, tmp_path):
+def test_a_file_at_the_sockets_path_is_kept(cli, tmp_path):
     place = tmp_path / "file"
     place.write_text("mine")
     code, _, err = cli("serve", GUIDE, "--socket", place)
     assert code == 2 and "exists and is not a socket" in err and place.read_text() == "mine"
 
 
-def test_constraints_are_ready_before_the_batch_needs_them(guide: Served, monkeypatch):
-    """A vocabulary for grammars takes its time: nobody who writes waits for it."""
+def test_constraints_are_compiled_outside_the_batch(guide: Served, monkeypatch):
+    """Keep running answers from waiting for the vocabulary."""
     threads = list[str]()
-    made = Constraint.beginning
+    beginning = Constraint.beginning
     monkeypatch.setattr(
         Constraint,
         "beginning",
-        lambda self, words: threads.append(threading.current_thread().name) or made(self, words),
+        lambda self, words: threads.append(threading.current_thread().name) or beginning(self, words),
     )
     schema = {"type": "object", "properties": {"fresh": {"type": "boolean"}}, "required": ["fresh"]}
     guide.chat("x", response_format={"type": "json_schema", "json_schema": {"schema": schema}}, max_tokens=20)
@@ -568,8 +571,8 @@ def test_constraints_are_ready_before_the_batch_needs_them(guide: Served, monkey
 
 @pytest.mark.sampled
 @pytest.mark.slow
-def test_a_real_model(shared):
-    """8 callers, some with the same beginning, some streaming: each gets what it would get alone."""
+def test_a_real_model_answers_concurrent_requests_as_alone(shared):
+    """Send 8 requests, some streaming, some with a common prefix."""
     path = str(shared / "models" / "smollm2-135m-instruct-q4_1.gguf")
     texts = [f"Name {n} colors." if n % 2 else f"What is the capital of {c}?" for n, c in enumerate("ABCDEFGH")]
     with api.open_model(path, 2, cache=False) as model:
@@ -580,8 +583,8 @@ def test_a_real_model(shared):
 
 
 @pytest.mark.slow
-def test_what_run_has_read_of_a_long_prompt_is_used(shared, tmp_path, monkeypatch):
-    """From files that an earlier process has left: all of the prompt, and the beginning of another one."""
+def test_the_server_reuses_prefixes_stored_by_run(shared, tmp_path, monkeypatch):
+    """Load a whole prompt and the prefix of another from files of an earlier process."""
     monkeypatch.delenv(prefix_files.SIZE_VARIABLE)
     monkeypatch.setattr(prefix_files, "folder", lambda: tmp_path / "prefixes")
     path = str(shared / "models" / "smollm2-135m-instruct-q4_1.gguf")
@@ -597,8 +600,8 @@ def test_what_run_has_read_of_a_long_prompt_is_used(shared, tmp_path, monkeypatc
             assert more or reply["choices"][0]["text"] == expected
 
 
-def test_an_answer_whose_client_is_gone_at_once_ends(told: Served):
-    """Before the head of the stream could be sent: nothing is left running, and no model is held."""
+def test_an_answer_whose_client_left_at_once_ends(server: Served):
+    """Leave no request and no use of a model, even before the response started."""
     import asyncio
 
     from localllm.generation.options import GenerationOptions
@@ -606,13 +609,13 @@ def test_an_answer_whose_client_is_gone_at_once_ends(told: Served):
     from localllm.server.openai_chat import stream_chunks
     from localllm.server.service import GenerateRequest
 
-    told.chat("x")
-    told.model().engine.gate.clear()
+    server.chat("x")
+    server.model().engine.gate.clear()
 
     async def gone() -> None:
         question = GenerateRequest(None, [[{"role": "user", "content": "long"}]], GenerationOptions())
-        exchange = await told.service.start(question)
-        stream = EventStream(stream_chunks(exchange, question, False), told.service.limits, {}, exchange.close)
+        exchange = await server.service.start(question)
+        stream = EventStream(stream_chunks(exchange, question, False), server.service.limits, {}, exchange.close)
 
         async def send(message: dict) -> None:
             raise OSError("gone")
@@ -620,22 +623,22 @@ def test_an_answer_whose_client_is_gone_at_once_ends(told: Served):
         with pytest.raises(OSError, match="gone"):
             await stream({"type": "http"}, asyncio.Event().wait, send)
 
-    asyncio.run_coroutine_threadsafe(gone(), told.loop).result(30)
-    told.model().engine.gate.set()
-    until(lambda: told.service.pool.count_requests() == (0, 0))
-    assert told.service.pool.resolve(None).active_requests == 0
+    asyncio.run_coroutine_threadsafe(gone(), server.loop).result(30)
+    server.model().engine.gate.set()
+    until(lambda: server.service.pool.count_requests() == (0, 0))
+    assert server.service.pool.resolve(None).active_requests == 0
 
 
 @pytest.mark.slow
-def test_what_has_ended_leaves_nothing_behind(told: Served):
-    """Neither who heard it nor what guessed for it waits for Python's search for cycles, which comes seldom."""
-    told.chat("x")
+def test_finished_answers_leave_no_objects(server: Served):
+    """Free subscribers and drafters without the garbage collector."""
+    server.chat("x")
     gc.collect()
     gc.disable()
     try:
         for text in ("long", "json", "stop"):
-            told.chat(text)
-        until(lambda: told.service.pool.count_requests() == (0, 0))
+            server.chat(text)
+        until(lambda: server.service.pool.count_requests() == (0, 0))
         until(
             lambda: not any(issubclass(type(one), Subscriber | Guesses) for one in gc.get_objects())
         )  # no proxy is asked
@@ -643,14 +646,14 @@ def test_what_has_ended_leaves_nothing_behind(told: Served):
         gc.enable()
 
 
-def test_a_server_looks_for_cycles():
-    """Which a command hardly does, since it ends soon."""
+def test_the_server_collects_garbage():
+    """Restore what short commands turn off."""
     code = "from localllm.server.run import restore_gc\nimport gc\ngc.set_threshold(150_000)\n"
     code += "restore_gc()\nprint(gc.get_threshold(), gc.get_freeze_count() > 1000)"
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
     assert done.stdout == "(700, 10, 10) True\n"
 
 
-def test_samplers_share_their_ids():
+def test_samplers_share_their_array_of_ids():
     one, other = (Sampler(SamplingOptions(seed=seed), 50_000) for seed in (1, 2))
     assert one._ids is other._ids and not one._ids.flags.writeable

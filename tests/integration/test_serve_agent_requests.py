@@ -1,4 +1,4 @@
-"""Requests in the shapes that coding agents send, in the middle of a task: nothing of them is refused or ignored."""
+"""Test requests as coding agents send them within a task: no field is refused or ignored."""
 
 import json
 from typing import Any
@@ -26,7 +26,7 @@ CALLED = {"id": "aB3dE6gH9", "type": "function", "function": {"name": "read", "a
 
 
 def chat(content: Any, parts: bool, **fields: Any) -> dict[str, Any]:
-    """Two turns of an agent that speaks OpenAI's older interface."""
+    """Return two turns of an agent with OpenAI's chat API."""
     wrapped = (lambda text: [{"type": "text", "text": text}]) if parts else str
     messages = [
         {"role": "system", "content": SYSTEM}, {"role": "user", "content": wrapped("<context>")},
@@ -100,12 +100,12 @@ AGENTS = {
 def served(tmp_path_factory):
     path = str(write_tiny_model(tmp_path_factory.mktemp("models") / "tiny.gguf", chat_template=QWEN))
     script = dict.fromkeys((ASKED, f"<reminder>\n{ASKED}"), call("read", json.loads(ARGUMENTS)))
-    with serving({"scripted": lambda: scripted(path, script)}) as found:
-        yield found
+    with serving({"scripted": lambda: scripted(path, script)}) as server:
+        yield server
 
 
 @pytest.mark.parametrize("name", AGENTS)
-def test_requests_of_agents(served: Served, name: str):
+def test_requests_of_agents_are_answered_without_ignored_fields(served: Served, name: str):
     address, body = AGENTS[name]
     reply = served.post(address, body)
     assert reply.status == 200, reply.json

@@ -1,4 +1,4 @@
-"""localllm serve, attacked: foreign hosts and pages, bodies that are too much, clients that say nothing."""
+"""Test attacks on localllm serve: foreign hosts and pages, excessive bodies, silent clients."""
 
 import json
 import socket
@@ -27,7 +27,7 @@ def path(tmp_path_factory) -> str:
 
 
 @pytest.fixture(scope="module")
-def told(path: str):
+def server(path: str):
     limits = Limits(body=100_000, seconds=0.5)
     rules = Rules(hosts=["nice.example"], origins=["https://friend.example"])
     with serving({"scripted": lambda: scripted(path, SCRIPT)}, rules, limits) as served:
@@ -35,7 +35,7 @@ def told(path: str):
 
 
 def raw(served: Served, data: bytes, patience: float = 10) -> bytes:
-    """What comes back for these bytes, until the server ends the connection."""
+    """Send bytes and return the reply until the server closes the connection."""
     with socket.create_connection(("127.0.0.1", served.port), timeout=patience) as client:
         client.sendall(data)
         got = b""
@@ -54,56 +54,56 @@ def status(answer: bytes) -> int:
     ["evil.example", "127.0.0.1.evil.example", "localhost.evil.example", "evil.example:11435", "127.0.0.1@evil.example",
      "[::1].evil.example", "localhost/evil", "", "192.168.0.7", "0.0.0.0", "nice.example.evil.example"],
 )  # fmt: skip
-def test_rebinding(told: Served, host: str):
-    """A page whose name was made to point here sends its own name."""
-    for ask in (told.get("/v1/models", Host=host), told.post("/v1/chat/completions", ASKED, Host=host)):
+def test_foreign_host_names_are_refused(server: Served, host: str):
+    """Prevent DNS rebinding, where a page sends its own name."""
+    for ask in (server.get("/v1/models", Host=host), server.post("/v1/chat/completions", ASKED, Host=host)):
         assert ask.status == 403 and b"scripted" not in ask.body
 
 
 @pytest.mark.parametrize("host", ["localhost", "LOCALHOST:1", "127.0.0.1", "[::1]:80", "nice.example"])
-def test_own_names(told: Served, host: str):
-    assert told.get("/v1/models", Host=host).status == 200
+def test_own_host_names_are_accepted(server: Served, host: str):
+    assert server.get("/v1/models", Host=host).status == 200
 
 
-def test_two_hosts(told: Served):
+def test_two_host_headers_are_refused(server: Served):
     head = b"GET /v1/models HTTP/1.1\r\nHost: localhost\r\nHost: evil.example\r\nConnection: close\r\n\r\n"
-    assert status(raw(told, head)) == 400
+    assert status(raw(server, head)) == 400
 
 
 @pytest.mark.parametrize(
     "origin", ["https://evil.example", "null", "http://localhost", "https://friend.example.evil.example"]
 )
-def test_pages_of_others(told: Served, origin: str):
-    reply = told.post("/v1/chat/completions", ASKED, Origin=origin)
+def test_pages_of_other_origins_are_refused(server: Served, origin: str):
+    reply = server.post("/v1/chat/completions", ASKED, Origin=origin)
     assert reply.status == 403 and "access-control-allow-origin" not in reply.headers
-    reply = told.ask(
+    reply = server.ask(
         "OPTIONS", "/v1/chat/completions", None, {"Origin": origin, "Access-Control-Request-Method": "POST"}
     )
     assert reply.status == 403 and "access-control-allow-origin" not in reply.headers
 
 
-def test_its_own_page_and_a_named_one(told: Served):
-    own = f"http://127.0.0.1:{told.port}"
-    assert told.post("/v1/chat/completions", ASKED, Origin=own).status == 200
+def test_its_own_page_and_allowed_origins_are_served(server: Served):
+    own = f"http://127.0.0.1:{server.port}"
+    assert server.post("/v1/chat/completions", ASKED, Origin=own).status == 200
     friend = {"Origin": "https://friend.example", "Access-Control-Request-Method": "POST"}
-    reply = told.ask("OPTIONS", "/v1/chat/completions", None, friend)
+    reply = server.ask("OPTIONS", "/v1/chat/completions", None, friend)
     assert reply.status == 204 and reply.headers["access-control-allow-origin"] == "https://friend.example"
-    assert told.post("/v1/chat/completions", ASKED, Origin="https://friend.example").status == 200
+    assert server.post("/v1/chat/completions", ASKED, Origin="https://friend.example").status == 200
 
 
-def test_official_clients_in_browsers(told: Served):
-    """Their preflights name dozens of headers; the page can read ours."""
+def test_official_clients_in_browsers_pass_the_preflight(server: Served):
+    """Allow their dozens of headers, and expose ours."""
     friend = "https://friend.example"
     sdk = ("x-stainless-lang, X-Stainless-Retry-Count,anthropic-beta, anthropic-dangerous-direct-browser-access, "
            "openai-organization, user-agent, authorization, bad header, x\x7fy")  # fmt: skip
     asked = {"Origin": friend, "Access-Control-Request-Method": "POST", "Access-Control-Request-Headers": sdk}
-    reply = told.ask("OPTIONS", "/v1/messages", None, asked)
+    reply = server.ask("OPTIONS", "/v1/messages", None, asked)
     allowed = reply.headers["access-control-allow-headers"].split(", ")
     wanted = {"x-stainless-lang", "x-stainless-retry-count", "anthropic-beta", "openai-organization", "user-agent",
               "anthropic-dangerous-direct-browser-access", "authorization", "content-type", "x-api-key"}  # fmt: skip
     assert reply.status == 204 and wanted <= {*allowed} and not any(" " in name for name in allowed)
     assert len(allowed) == len({*allowed})
-    reply = told.post("/v1/chat/completions", {**ASKED, "crystal_ball": 1}, Origin=friend)
+    reply = server.post("/v1/chat/completions", {**ASKED, "crystal_ball": 1}, Origin=friend)
     assert "X-Localllm-Ignored" in reply.headers["access-control-expose-headers"]
     assert reply.status == 200 and reply.headers["access-control-allow-origin"] == friend
 
@@ -118,7 +118,7 @@ def test_official_clients_in_browsers(told: Served):
         ("https://a.example/page", None), ("https://a.example?x", None),
     ],
 )  # fmt: skip
-def test_sites_that_may_ask(text: str, origin: str | None):
+def test_allowed_origins_are_normalized_or_refused(text: str, origin: str | None):
     if origin is None:
         with pytest.raises(UsageError, match=r"^an origin must be a scheme and a host like https://example.com, not "):
             normalize_origin(text)
@@ -129,13 +129,13 @@ def test_sites_that_may_ask(text: str, origin: str | None):
 @pytest.mark.parametrize(
     "kind", ["text/plain", "application/x-www-form-urlencoded", "multipart/form-data", "", "application/jsonp"]
 )
-def test_forms(told: Served, kind: str):
-    """What a page can send without asking first is not valid JSON."""
-    reply = told.ask("POST", "/v1/chat/completions", json.dumps(ASKED).encode(), {"Content-Type": kind})
+def test_form_content_types_are_refused(server: Served, kind: str):
+    """Refuse what a page can send without a preflight."""
+    reply = server.ask("POST", "/v1/chat/completions", json.dumps(ASKED).encode(), {"Content-Type": kind})
     assert reply.status == 415
 
 
-def test_keys(path: str):
+def test_all_but_health_need_a_key(path: str):
     with serving({"scripted": lambda: scripted(path, SCRIPT)}, Rules(keys=[KEY, "another key"])) as served:
         assert served.get("/health").status == 200
         wrong = (
@@ -161,22 +161,21 @@ def test_keys(path: str):
         (b'{"messages":[{"role":"user","content":"' + b"x" * 150_000 + b'"}]}', 413),
     ],
 )  # fmt: skip
-def test_bodies(told: Served, body: bytes, code: int):
-    reply = told.post("/v1/chat/completions", body)
+def test_invalid_bodies_are_refused(server: Served, body: bytes, code: int):
+    reply = server.post("/v1/chat/completions", body)
     assert reply.status == code and "error" in reply.json
 
 
-def test_nesting():
+def test_the_nesting_depth_of_json_is_measured():
     assert nesting_depth(b'{"a": [1, {"b": "[[[\\"[["}]}') == 3
     assert nesting_depth(b'["\\\\", [[]]]') == 3
     assert parse_json(b'{"text": "' + b"[{" * 500 + b'"}', 3) == {"text": "[{" * 500}
 
 
 @pytest.mark.slow
-def test_endless_bodies(told: Served):
-    """In chunks, without a length: ended as soon as it is too much."""
+def test_an_endless_chunked_body_is_cut_off(server: Served):
     head = b"POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
-    with socket.create_connection(("127.0.0.1", told.port), timeout=10) as client:
+    with socket.create_connection(("127.0.0.1", server.port), timeout=10) as client:
         client.sendall(head + b"Transfer-Encoding: chunked\r\n\r\n")
         piece, sent = b"10000\r\n" + b" " * 0x10000 + b"\r\n", 0
         client.settimeout(10)
@@ -188,34 +187,34 @@ def test_endless_bodies(told: Served):
         except OSError:
             pass
         assert sent < 9000
-    assert told.get("/health").status == 200
+    assert server.get("/health").status == 200
 
 
-def test_slow_bodies(told: Served):
+def test_a_slow_body_times_out(server: Served):
     head = b"POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
     begin = time.monotonic()
-    answer = raw(told, head + b"Content-Length: 50\r\nConnection: close\r\n\r\n{")
+    answer = raw(server, head + b"Content-Length: 50\r\nConnection: close\r\n\r\n{")
     assert status(answer) == 408 and time.monotonic() - begin < 30
 
 
 @pytest.mark.slow
-def test_silent_clients(told: Served, monkeypatch):
-    """Who sends no request, or half of one, or half of a second one, is gone after a while."""
+def test_silent_clients_are_disconnected(server: Served, monkeypatch):
+    """Try no request, half of one, and half of a second one."""
     monkeypatch.setattr(IdleTimeoutProtocol, "seconds", 0.3)
     whole = b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n"
     for data in (b"", b"GET /health HTT", whole + b"GET /health HTTP/1.1\r\nHo"):
-        assert raw(told, data, patience=8).count(b"HTTP/1.1 200") == data.count(b"localhost")
+        assert raw(server, data, patience=8).count(b"HTTP/1.1 200") == data.count(b"localhost")
 
 
-def test_floods_of_headers(told: Served):
+def test_a_flood_of_headers_is_refused(server: Served):
     many = b"".join(b"X-%d: y\r\n" % number for number in range(20_000))
     assert len(many) > HEAD_BYTES
-    answer = raw(told, b"GET /health HTTP/1.1\r\nHost: localhost\r\n" + many + b"\r\n")
+    answer = raw(server, b"GET /health HTTP/1.1\r\nHost: localhost\r\n" + many + b"\r\n")
     assert answer == b"" or status(answer) == 400
-    assert told.get("/health").status == 200
+    assert server.get("/health").status == 200
 
 
-def test_more_connections_than_allowed(path: str):
+def test_connections_beyond_the_limit_are_refused(path: str):
     with serving({"scripted": lambda: scripted(path, SCRIPT)}, limits=Limits(connections=8)) as served:
         held = [socket.create_connection(("127.0.0.1", served.port)) for _ in range(20)]
         until(lambda: served.get("/health").status == 503)
@@ -225,8 +224,7 @@ def test_more_connections_than_allowed(path: str):
 
 
 @pytest.mark.slow
-def test_who_does_not_read(path: str):
-    """An answer that nobody reads ends, and its connection."""
+def test_a_client_that_does_not_read_is_disconnected(path: str):
     script = {"long": "abcdefghijklmnop" * 1000}
     with serving({"scripted": lambda: scripted(path, script, 10**6)}, limits=Limits(seconds=0.5)) as served:
         asked = {
@@ -251,24 +249,24 @@ def test_who_does_not_read(path: str):
     ["/../etc/passwd", "/%2e%2e/%2e%2e/etc/passwd", "/..%2f..%2fetc%2fpasswd", "/v1/models/../../etc/passwd",
      "//etc/passwd", "/v1/models/%00", "/page.html/../../app.py", "/static/app.py"],
 )  # fmt: skip
-def test_paths(told: Served, address: str):
-    reply = told.get(address)
+def test_paths_reach_no_files(server: Served, address: str):
+    reply = server.get(address)
     assert reply.status == 404 and b"root:" not in reply.body and b"import" not in reply.body
 
 
 @pytest.mark.parametrize("method", ["TRACE", "PUT", "DELETE", "CONNECT", "PATCH"])
-def test_methods(told: Served, method: str):
-    assert told.ask(method, "/v1/chat/completions", None, {}).status in (400, 404, 405)
+def test_unexpected_methods_are_refused(server: Served, method: str):
+    assert server.ask(method, "/v1/chat/completions", None, {}).status in (400, 404, 405)
 
 
-def test_smuggling(told: Served):
-    """A body with two lengths is nobody's request."""
+def test_request_smuggling_is_refused(server: Served):
+    """Refuse a body with two lengths."""
     head = b"POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
     answer = raw(
-        told, head + b"Content-Length: 4\r\nTransfer-Encoding: chunked\r\nConnection: close\r\n\r\n0\r\n\r\nGET /x"
+        server, head + b"Content-Length: 4\r\nTransfer-Encoding: chunked\r\nConnection: close\r\n\r\n0\r\n\r\nGET /x"
     )
     assert answer == b"" or status(answer) >= 400
-    answer = raw(told, head + b"Content-Length: 4\r\nContent-Length: 9\r\nConnection: close\r\n\r\n{}  ")
+    answer = raw(server, head + b"Content-Length: 4\r\nContent-Length: 9\r\nConnection: close\r\n\r\n{}  ")
     assert status(answer) == 400
 
 
@@ -295,51 +293,51 @@ def test_smuggling(told: Served):
         ("/v1/chat/completions", {"messages": [{"role": "user", "content": "x" * 90_000}]}),
     ],
 )  # fmt: skip
-def test_one_callers_madness_is_not_anothers(told: Served, address: str, asked: dict):
-    """While somebody else is answered: who asks for nonsense gets an answer or an error, the other one its answer."""
+def test_a_nonsense_request_does_not_disturb_another_answer(server: Served, address: str, asked: dict):
+    """Answer or refuse it while the other answer continues."""
     with ThreadPoolExecutor(1) as pool:
-        told.chat("x")
-        engine = told.model().engine
+        server.chat("x")
+        engine = server.model().engine
         engine.gate.clear()
-        other = pool.submit(told.chat, "stop")
-        until(lambda: told.service.pool.count_requests()[0] == 1)
-        mad = ThreadPoolExecutor(1).submit(told.post, address, {"max_tokens": 3, **asked})
+        other = pool.submit(server.chat, "stop")
+        until(lambda: server.service.pool.count_requests()[0] == 1)
+        mad = ThreadPoolExecutor(1).submit(server.post, address, {"max_tokens": 3, **asked})
         time.sleep(0.1)
         engine.gate.set()
         assert other.result().json["choices"][0]["message"]["content"] == SCRIPT["stop"]
         reply = mad.result()
         assert reply.status in (200, 400, 500) and reply.json, reply.body
-    assert told.chat("hello").json["choices"][0]["message"]["content"] == "HELLO"
+    assert server.chat("hello").json["choices"][0]["message"]["content"] == "HELLO"
 
 
-def test_nothing_of_prompts_is_logged(told: Served, capfd):
+def test_prompts_are_never_logged(server: Served, capfd):
     secret = "xyzzy-my-secret"
-    told.chat(secret)
-    told.chat(secret, temperature=secret)
-    told.chat(secret, stream=True)
-    told.post("/v1/chat/completions", b'{"messages": "' + secret.encode())
-    told.model().engine.fail = RuntimeError(secret)
-    assert secret not in told.chat("x").body.decode()
-    assert secret not in told.get("/metrics").body.decode()
+    server.chat(secret)
+    server.chat(secret, temperature=secret)
+    server.chat(secret, stream=True)
+    server.post("/v1/chat/completions", b'{"messages": "' + secret.encode())
+    server.model().engine.fail = RuntimeError(secret)
+    assert secret not in server.chat("x").body.decode()
+    assert secret not in server.get("/metrics").body.decode()
     out, err = capfd.readouterr()
     assert secret not in out + err
 
 
-def test_every_response_says_what_browsers_may_do(told: Served):
-    for reply in (told.get("/health"), told.get("/nothing"), told.get("/health", Host="evil.example")):
+def test_every_response_has_security_headers(server: Served):
+    for reply in (server.get("/health"), server.get("/nothing"), server.get("/health", Host="evil.example")):
         assert reply.headers["x-content-type-options"] == "nosniff"
         assert reply.headers["x-frame-options"] == "DENY"
         assert "server" not in reply.headers
 
 
-def test_garbage_and_leaving_leave_nothing(told: Served):
-    """Callers that connect, break off and send garbage: no answer is left running, and others are right."""
-    told.chat("hello")
+def test_garbage_and_disconnects_leave_nothing_running(server: Served):
+    """Answer others correctly afterwards."""
+    server.chat("hello")
 
     def torment(seed: int) -> None:
         for turn in range(6):
             kind = (seed + turn) % 3
-            with socket.create_connection(("127.0.0.1", told.port), timeout=10) as client:
+            with socket.create_connection(("127.0.0.1", server.port), timeout=10) as client:
                 if kind == 0:
                     client.sendall(bytes(range(256)))
                 else:
@@ -354,11 +352,11 @@ def test_garbage_and_leaving_leave_nothing(told: Served):
     threads = [threading.Thread(target=torment, args=(seed,)) for seed in range(8)]
     for thread in threads:
         thread.start()
-    assert told.chat("hello").json["choices"][0]["message"]["content"] == "HELLO"
+    assert server.chat("hello").json["choices"][0]["message"]["content"] == "HELLO"
     for thread in threads:
         thread.join()
-    until(lambda: told.service.pool.count_requests() == (0, 0))
-    worker = told.service.pool.resolve(None).worker
+    until(lambda: server.service.pool.count_requests() == (0, 0))
+    worker = server.service.pool.resolve(None).worker
     assert not worker._subscribers and not worker._token_times
     assert len(worker.model.engine.open_sequences) <= 17  # those that are kept for the next turn
 
@@ -372,12 +370,12 @@ def test_garbage_and_leaving_leave_nothing(told: Served):
     ("Origin", "null", "this server does not allow requests from pages of null; start it with --allow-origin null"),
     ("Origin", "<script>", "the Origin header is not a scheme and a host like https://example.com"),
 ])  # fmt: skip
-def test_who_is_refused_is_told_the_option_that_allows_it(told: Served, header: str, value: str, reason: str):
-    reply = told.get("/v1/models", **{header: value})
+def test_a_refusal_names_the_option_that_would_allow_it(server: Served, header: str, value: str, reason: str):
+    reply = server.get("/v1/models", **{header: value})
     assert reply.status == 403 and reply.json["error"]["message"] == reason
-    assert told.get("/api/tags", **{header: value}).json["error"] == reason
+    assert server.get("/api/tags", **{header: value}).json["error"] == reason
 
 
-def test_saved_conversations_are_refused_to_allowed_pages_with_the_reason(told: Served):
-    reply = told.get("/sessions", Origin="https://friend.example")
+def test_saved_conversations_are_refused_to_allowed_pages_with_the_reason(server: Served):
+    reply = server.get("/sessions", Origin="https://friend.example")
     assert reply.json["error"]["message"] == "saved conversations are only for this server's own page"

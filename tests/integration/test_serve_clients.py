@@ -1,4 +1,4 @@
-"""localllm serve, asked by the packages that others use: openai and anthropic."""
+"""Test localllm serve with the packages openai and anthropic."""
 
 import json
 
@@ -35,8 +35,8 @@ def asking(text: str) -> list[dict]:
 @pytest.fixture(scope="module")
 def served(tmp_path_factory):
     path = write_tiny_model(tmp_path_factory.mktemp("models") / "tiny.gguf", chat_template=THINKING)
-    with serving({"scripted": lambda: scripted(str(path), SCRIPT), "guide": GUIDE}) as found:
-        yield found
+    with serving({"scripted": lambda: scripted(str(path), SCRIPT), "guide": GUIDE}) as server:
+        yield server
 
 
 @pytest.fixture(scope="module")
@@ -64,7 +64,7 @@ def claude(served: Served, anthropic):
 # ---- openai
 
 
-def test_openai_chat(gpt):
+def test_openai_lists_models_chats_and_completes(gpt):
     assert [model.id for model in gpt.models.list()] == ["scripted", "guide"]
     answer = gpt.chat.completions.create(model="scripted", messages=USER)
     assert answer.choices[0].message.content == "Hello there." and answer.usage.completion_tokens == 10
@@ -73,7 +73,7 @@ def test_openai_chat(gpt):
     assert gpt.completions.create(model="guide", prompt="GGUF is", max_tokens=4).choices[0].finish_reason == "length"
 
 
-def test_openai_tools(gpt):
+def test_openai_calls_tools_and_sends_results(gpt):
     messages = asking("call")
     message = gpt.chat.completions.create(model="scripted", messages=messages, tools=TOOLS).choices[0].message
     first, second = message.tool_calls
@@ -88,7 +88,7 @@ def test_openai_tools(gpt):
     assert [(call.function.name, json.loads(call.function.arguments)) for call in calls] == [ROME, ("now", {})]
 
 
-def test_openai_parses_a_schema(gpt):
+def test_openai_parses_an_answer_by_a_schema(gpt):
     pydantic = pytest.importorskip("pydantic")
 
     class Person(pydantic.BaseModel):
@@ -99,7 +99,7 @@ def test_openai_parses_a_schema(gpt):
     assert isinstance(answer.choices[0].message.parsed, Person)
 
 
-def test_openai_errors(gpt, openai):
+def test_openai_raises_the_right_errors(gpt, openai):
     with pytest.raises(openai.NotFoundError, match="model 'gpt-9' not found"):
         gpt.chat.completions.create(model="gpt-9", messages=USER)
     with pytest.raises(openai.BadRequestError) as caught:
@@ -110,7 +110,7 @@ def test_openai_errors(gpt, openai):
     assert caught.value.param == "temperature"
 
 
-def test_openai_responses(gpt):
+def test_openai_responses_have_text_reasoning_and_status(gpt):
     answer = gpt.responses.create(model="scripted", input="hello", instructions="Be nice.")
     assert (answer.output_text, answer.status, answer.usage.output_tokens) == ("Hello there.", "completed", 10)
     answer = gpt.responses.create(model="scripted", input=asking("think"))
@@ -120,8 +120,8 @@ def test_openai_responses(gpt):
     assert (answer.status, answer.incomplete_details.reason) == ("incomplete", "max_output_tokens")
 
 
-def test_openai_responses_with_tools(gpt):
-    """As Codex sends: with tools of other kinds, and the whole conversation as items."""
+def test_openai_responses_call_function_tools(gpt):
+    """Send tools of other types and the whole conversation as items, as Codex does."""
     tools = [*FLAT_TOOLS, {"type": "web_search"}, {"type": "local_shell"}, {"type": "custom", "name": "apply_patch"}]
     answer = gpt.responses.create(model="scripted", input=asking("call"), tools=tools)
     message, first, second = answer.output
@@ -133,7 +133,7 @@ def test_openai_responses_with_tools(gpt):
     assert answer.output_text == "It is sunny."
 
 
-def test_openai_responses_streamed(gpt):
+def test_openai_responses_stream_numbered_events(gpt):
     with gpt.responses.stream(model="scripted", input=asking("call"), tools=FLAT_TOOLS) as stream:
         events = [*stream]
         answer = stream.get_final_response()
@@ -146,8 +146,8 @@ def test_openai_responses_streamed(gpt):
     assert "".join(deltas) == answer.output[1].arguments + answer.output[2].arguments
 
 
-def test_openai_responses_of_custom_and_grouped_tools(gpt):
-    """Streamed; what came goes back, and nothing of it is lost."""
+def test_openai_responses_stream_custom_and_grouped_tools(gpt):
+    """Send the items back without loss."""
     tools = [{"type": "custom", "name": "apply_patch"},
              {"type": "namespace", "name": "mcp__files", "description": "Files", "tools": [FLAT_TOOLS[1]]}]  # fmt: skip
     with gpt.responses.stream(model="scripted", input=asking("grouped"), tools=tools) as stream:
@@ -162,7 +162,7 @@ def test_openai_responses_of_custom_and_grouped_tools(gpt):
     assert answer.output_text == "It is sunny."
 
 
-def test_probes_and_answers_that_are_not_kept(gpt, served: Served, openai):
+def test_openai_probes_and_unstored_responses_are_answered(gpt, served: Served, openai):
     assert served.post("/v1/responses", {"input": []}).json["status"] == "completed"
     assert served.post("/v1/responses", {"input": [], "stream": True}).events[-1]["type"] == "response.completed"
     with pytest.raises(openai.BadRequestError, match="previous_response_id is not supported"):
@@ -175,7 +175,7 @@ def test_probes_and_answers_that_are_not_kept(gpt, served: Served, openai):
 # ---- anthropic
 
 
-def test_anthropic_messages(claude):
+def test_anthropic_messages_are_answered_and_streamed(claude):
     answer = claude.messages.create(model="scripted", max_tokens=99, messages=USER, system="Be nice.")
     assert (answer.content[0].text, answer.stop_reason) == ("Hello there.", "end_turn")
     assert answer.usage.output_tokens == 10
@@ -188,7 +188,7 @@ def test_anthropic_messages(claude):
     assert (answer.stop_reason, answer.stop_sequence, answer.content[0].text) == ("stop_sequence", "END", "one ")
 
 
-def test_anthropic_thinks(claude):
+def test_anthropic_thinking_blocks_are_returned_and_accepted(claude):
     thinking = {"type": "enabled", "budget_tokens": 1024}
     answer = claude.messages.create(model="scripted", max_tokens=2048, messages=asking("think"), thinking=thinking)
     assert [block.type for block in answer.content] == ["thinking", "text"]
@@ -197,13 +197,13 @@ def test_anthropic_thinks(claude):
     assert claude.messages.create(model="scripted", max_tokens=99, messages=messages).content[0].text == "Hello there."
 
 
-def test_anthropic_models(claude):
+def test_anthropic_lists_models(claude):
     listed = claude.models.list()
     assert all(model.type == "model" and model.display_name == model.id and model.created_at for model in listed.data)
     assert not listed.has_more and claude.models.retrieve(listed.data[0].id) == listed.data[0]
 
 
-def test_anthropic_tools(claude):
+def test_anthropic_calls_tools_and_sends_results(claude):
     server_tool = {"type": "web_search_20250305", "name": "web_search"}
     asked = {"model": "scripted", "max_tokens": 200, "tools": [*CLAUDE_TOOLS, server_tool]}
     answer = claude.messages.create(messages=asking("call"), **asked)
@@ -235,7 +235,7 @@ def test_anthropic_tools(claude):
     assert [(block.name, block.input) for block in forced.content] == [("now", {})]
 
 
-def test_anthropic_counts_and_errors(claude, served: Served, anthropic):
+def test_anthropic_counts_tokens_and_raises_the_right_errors(claude, served: Served, anthropic):
     count = claude.messages.count_tokens(model="scripted", messages=USER, system="Be nice.", tools=CLAUDE_TOOLS)
     used = claude.messages.create(
         model="scripted", max_tokens=1, messages=USER, system="Be nice.", tools=CLAUDE_TOOLS
@@ -249,9 +249,7 @@ def test_anthropic_counts_and_errors(claude, served: Served, anthropic):
     assert error == {"type": "error", "error": {"type": "invalid_request_error", "message": "max_tokens is missing"}}
 
 
-def test_a_line_that_changes_spoils_nothing(served: Served):
-    """What a client puts at the head of its system message, different each time, is left out."""
-
+def test_a_changing_system_line_is_dropped_to_keep_the_prefix(served: Served):
     def ask(line: str) -> dict:
         system = [
             {"type": "text", "text": f"x-anthropic-billing-header: {line}"},
@@ -279,6 +277,6 @@ def test_a_line_that_changes_spoils_nothing(served: Served):
         {"stop_sequences": 5},
     ],
 )
-def test_nonsense_for_anthropic(served: Served, fields: dict):
+def test_invalid_fields_of_anthropic_are_refused(served: Served, fields: dict):
     reply = served.post("/v1/messages", {"messages": USER, "max_tokens": 5, **fields})
     assert reply.status == 400 and reply.json["error"]["type"] == "invalid_request_error", reply.json

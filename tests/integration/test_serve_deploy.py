@@ -1,4 +1,4 @@
-"""Running the server for long: request ids and a log, TLS, sockets of a service manager."""
+"""Test a server that runs for long: request ids, the access log, TLS, sockets of a service manager."""
 
 import http.client
 import os
@@ -29,7 +29,7 @@ GUIDE = str(localllm.builtin_model())
 # ---- ids and lines
 
 
-def test_every_response_has_an_id_that_a_client_may_choose():
+def test_every_response_has_an_id_that_the_client_may_choose():
     with serving({"guide": GUIDE}) as served:
         own = [served.get("/health").headers["x-request-id"] for _ in range(2)]
         assert len(set(own)) == 2 and all(re.fullmatch("[0-9a-f]{16}", each) for each in own)
@@ -39,7 +39,7 @@ def test_every_response_has_an_id_that_a_client_may_choose():
 
 
 def ask(path: bytes, respond) -> list[str]:
-    """The lines of one request."""
+    """Return the log lines of one request."""
     import asyncio
 
     lines = list[str]()
@@ -55,7 +55,7 @@ def ask(path: bytes, respond) -> list[str]:
     return lines
 
 
-def test_a_line_has_no_query_and_no_line_break():
+def test_a_log_line_has_no_query_and_no_line_break():
     async def respond(scope, receive, send):
         await send({"type": "http.response.start", "status": 200, "headers": []})
         await send({"type": "http.response.body", "body": b"12345"})
@@ -66,7 +66,7 @@ def test_a_line_has_no_query_and_no_line_break():
     assert len(ask(b"/" + b"a" * 5000, respond)[0]) < 400
 
 
-def test_who_leaves_before_a_response_is_499():
+def test_a_client_that_leaves_before_the_response_is_logged_as_499():
     async def respond(scope, receive, send):
         pass
 
@@ -89,7 +89,7 @@ os.execv(sys.executable, [sys.executable, "-m", "localllm", "serve", *sys.argv[3
 
 @contextmanager
 def running(*command: str) -> Iterator[tuple[subprocess.Popen[str], str]]:
-    """A process and its first line."""
+    """Run a process and yield it with its first line."""
     with subprocess.Popen([sys.executable, *command], cwd=ROOT, stderr=subprocess.PIPE, text=True) as process:
         try:
             yield process, process.stderr.readline()
@@ -99,7 +99,7 @@ def running(*command: str) -> Iterator[tuple[subprocess.Popen[str], str]]:
 
 @pytest.mark.slow
 @pytest.mark.skipif(sys.platform == "win32", reason="Windows has no such descriptors")
-def test_a_socket_that_a_service_manager_opened(tmp_path: Path):
+def test_a_socket_of_a_service_manager_is_used(tmp_path: Path):
     place = tmp_path / "socket"
     with running("-c", LISTENS, "AF_UNIX", str(place), GUIDE) as (process, line):
         assert line == f"localllm: guide at {place}; Ctrl-C stops the server\n"
@@ -115,7 +115,7 @@ def test_a_socket_that_a_service_manager_opened(tmp_path: Path):
 
 @pytest.mark.slow
 @pytest.mark.skipif(sys.platform == "win32", reason="Windows has no such descriptors")
-def test_a_log_of_a_port_that_a_service_manager_opened():
+def test_the_access_log_works_on_a_port_of_a_service_manager():
     with running("-c", LISTENS, "AF_INET", "127.0.0.1", GUIDE, "--access-log") as (process, line):
         url = re.search(r"http://127\.0\.0\.1:\d+", line)[0]
         with urllib.request.urlopen(f"{url}/health?secret", timeout=30) as reply:
@@ -135,14 +135,14 @@ def test_a_port_for_other_computers_needs_keys():
         assert address_of(here, "https") == f"https://127.0.0.1:{here.getsockname()[1]}"
 
 
-def test_inherited_sockets_of_another_process_are_left_alone(monkeypatch: pytest.MonkeyPatch):
+def test_inherited_sockets_of_another_process_are_ignored(monkeypatch: pytest.MonkeyPatch):
     assert inherited_sockets() == []
     monkeypatch.setenv("LISTEN_FDS", "1")
     monkeypatch.setenv("LISTEN_PID", str(os.getpid() + 1))
     assert inherited_sockets() == [] and "LISTEN_FDS" not in os.environ
 
 
-def test_a_descriptor_that_is_no_socket(monkeypatch: pytest.MonkeyPatch):
+def test_an_inherited_descriptor_that_is_no_socket_is_refused(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("LISTEN_FDS", "1")
     monkeypatch.setenv("LISTEN_PID", str(os.getpid()))
     monkeypatch.setattr("localllm.server.listener.FIRST", 99_999)
@@ -166,24 +166,24 @@ def certificate(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, str]:
 
 
 @pytest.mark.slow
-def test_https(certificate: tuple[str, str]):
+def test_https_is_served_with_a_certificate(certificate: tuple[str, str]):
     cert, key = certificate
     options = ["--port", "0", "--ssl-certfile", cert, "--ssl-keyfile", key]
     with running("-m", "localllm", "serve", GUIDE, *options) as (_, line):
-        found = re.search(r"at https://127\.0\.0\.1:(\d+);", line)
-        assert found, line
+        match = re.search(r"at https://127\.0\.0\.1:(\d+);", line)
+        assert match, line
         context = ssl.create_default_context(cafile=cert)
-        client = http.client.HTTPSConnection("localhost", int(found[1]), timeout=30, context=context)
-        own = {"Origin": f"https://localhost:{found[1]}"}  # the server's own page
+        client = http.client.HTTPSConnection("localhost", int(match[1]), timeout=30, context=context)
+        own = {"Origin": f"https://localhost:{match[1]}"}  # the server's own page
         client.request("GET", "/health", headers=own)
         assert client.getresponse().status == 200
         client.close()
-        client.request("GET", "/health", headers={"Origin": f"http://localhost:{found[1]}"})
+        client.request("GET", "/health", headers={"Origin": f"http://localhost:{match[1]}"})
         assert client.getresponse().status == 403
         client.close()
 
 
-def test_certificates_that_cannot_be_used(certificate: tuple[str, str], tmp_path: Path, cli):
+def test_unusable_certificates_are_refused(certificate: tuple[str, str], tmp_path: Path, cli):
     cert, key = certificate
     assert Tls.of(None, None) is None and Tls.of(cert, key) == Tls(cert, key)
     locked = tmp_path / "locked.pem"
@@ -201,7 +201,7 @@ def test_certificates_that_cannot_be_used(certificate: tuple[str, str], tmp_path
 
 
 @pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="needs systemd-analyze")
-def test_units_in_the_documentation(tmp_path: Path):
+def test_documented_systemd_units_are_valid(tmp_path: Path):
     text = (ROOT / "docs" / "deploy.md").read_text(encoding="utf-8")
     units = re.findall(r"```ini\n(.*?)```", text, re.DOTALL)
     assert len(units) == 2
@@ -213,8 +213,8 @@ def test_units_in_the_documentation(tmp_path: Path):
     assert "localllm" not in done.stderr, done.stderr
 
 
-def no_builder() -> str | None:
-    """Why no container can be built here."""
+def reason_without_containers() -> str | None:
+    """Return why no container can be built, "" or None if one can."""
     if shutil.which("docker") is None:
         return "needs docker"
     done = subprocess.run(["docker", "info", "--format", "{{.ServerVersion}}"], capture_output=True, text=True)
@@ -222,9 +222,9 @@ def no_builder() -> str | None:
 
 
 @pytest.mark.slow(120)
-def test_the_container_file_in_the_documentation(tmp_path: Path):
-    """Build it with this tree's wheel instead of a copy of the tree; the container answers."""
-    if reason := no_builder():
+def test_the_documented_container_file_builds_and_answers(tmp_path: Path):
+    """Install this tree's wheel instead of the published one."""
+    if reason := reason_without_containers():
         pytest.skip(reason)
     text = (ROOT / "docs" / "deploy.md").read_text(encoding="utf-8")
     (file,) = re.findall(r"```dockerfile\n(.*?)```", text, re.DOTALL)
@@ -251,11 +251,11 @@ def test_the_container_file_in_the_documentation(tmp_path: Path):
             container.terminate()
 
 
-def test_options_in_the_documentation_exist():
+def test_documented_options_of_serve_exist():
     from localllm.cli.commands.serve import Place, Share
 
     text = (ROOT / "docs" / "deploy.md").read_text(encoding="utf-8")
     names = {*Place.__dataclass_fields__, *Share.__dataclass_fields__}
-    said = {name.replace("-", "_") for name in re.findall(r"--([a-z-]+)", text)}
+    documented = {name.replace("-", "_") for name in re.findall(r"--([a-z-]+)", text)}
     others = {"no_cache_dir", "create_home", "user", "now"}  # of pip, useradd and systemctl
-    assert said - others <= names, said - others - names
+    assert documented - others <= names, documented - others - names

@@ -1,4 +1,4 @@
-"""localllm serve with images: in every interface, beside callers without, from allowed folders, and refused."""
+"""Test localllm serve with images: in every API, in batches, from allowed folders, and refused."""
 
 import base64
 import json
@@ -32,7 +32,7 @@ GREEDY = {"temperature": 0, "max_tokens": 10}
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory) -> Path:
-    """Images, and a folder for each family with a model and its projector; Gemma's images have 144 rows."""
+    """Make images, and a folder per family with a model and its projector; Gemma's images have 144 rows."""
     folder = tmp_path_factory.mktemp("seeing")
     for name in FAMILIES:
         (folder / name).mkdir()
@@ -74,21 +74,21 @@ def content(reply) -> str:
 
 
 @pytest.mark.parametrize("name", FAMILIES)
-def test_what_python_says(served: Served, folder, name):
-    """The same answers, of two images too, and others for other images."""
+def test_answers_about_images_equal_those_of_python(served: Served, folder, name):
+    """Use one and two images, and compare answers to different ones."""
     one, two = folder / "shown" / "one.png", folder / "shown" / "two.jpg"
-    found = []
+    answers = []
     with api.open_model(folder / name / "tiny.gguf", 2, cache=False) as model:
         for images in ([one], [two], [two, one]):
-            told = "".join(model.chat([{"role": "user", "content": "What?", "images": images}], **GREEDY))
+            expected = "".join(model.chat([{"role": "user", "content": "What?", "images": images}], **GREEDY))
             body = {"model": name, "messages": asked("What?", *map(url_of, images)), **GREEDY}
-            assert content(served.post("/v1/chat/completions", body)) == told
-            found.append(told)
-    assert len(set(found)) == 3
+            assert content(served.post("/v1/chat/completions", body)) == expected
+            answers.append(expected)
+    assert len(set(answers)) == 3
 
 
-def test_every_interface(served: Served, folder):
-    """The same prompt and the same answer, with images in what is asked and in what a tool returned."""
+def test_every_api_gives_the_same_prompt_and_answer_for_images(served: Served, folder):
+    """Show images in questions and in tool results."""
     path, body = folder / "shown" / "one.png", {"model": "gemma3", "temperature": 0}
     data = base64.b64encode(path.read_bytes()).decode()
     chat = served.post("/v1/chat/completions", {**body, "max_tokens": 10, "messages": asked("What?", url_of(path))})
@@ -96,10 +96,10 @@ def test_every_interface(served: Served, folder):
     messages = [{"role": "user", "content": [block, {"type": "text", "text": "What?"}]}]
     claude = served.post("/v1/messages", {**body, "max_tokens": 10, "messages": messages})
     shown = [{"type": "input_image", "image_url": url_of(path)}, {"type": "input_text", "text": "What?"}]
-    given = {**body, "max_output_tokens": 10, "input": [{"role": "user", "content": shown}]}
-    responses = served.post("/v1/responses", given)
-    told = content(chat)
-    assert claude.json["content"][0]["text"] == responses.json["output"][0]["content"][0]["text"] == told
+    fields = {**body, "max_output_tokens": 10, "input": [{"role": "user", "content": shown}]}
+    responses = served.post("/v1/responses", fields)
+    expected = content(chat)
+    assert claude.json["content"][0]["text"] == responses.json["output"][0]["content"][0]["text"] == expected
     count = served.post("/v1/messages/count_tokens", {"model": "gemma3", "messages": messages}).json["input_tokens"]
     assert count == chat.json["usage"]["prompt_tokens"] == responses.json["usage"]["input_tokens"] > 144
     use = {"type": "tool_use", "id": "a", "name": "look", "input": {}}
@@ -110,8 +110,8 @@ def test_every_interface(served: Served, folder):
     assert with_tool.status == 200 and with_tool.json["usage"]["input_tokens"] > 144
 
 
-def test_callers_with_and_without(served: Served, folder):
-    """16 at once, half of them streaming, some with images, each gets what it gets alone."""
+def test_concurrent_callers_with_and_without_images_are_answered_as_alone(served: Served, folder):
+    """Send 16 requests, half of them streaming."""
     urls = [url_of(folder / "shown" / name) for name in ("one.png", "two.jpg")]
     shown = [[], [urls[0]], [urls[1]], urls]
 
@@ -135,8 +135,8 @@ def test_callers_with_and_without(served: Served, folder):
     assert len(set(expected)) > 12
 
 
-def test_what_was_read_is_used(folder):
-    """Of the same image nothing is read again, of another one all; two images count in their order."""
+def test_the_prefix_of_an_image_is_reused(folder):
+    """Prefill nothing of the same image, and all of another; order matters."""
     one, two = (url_of(folder / "shown" / name) for name in ("one.png", "two.jpg"))
 
     def cached(*shown: str, text: str) -> int:
@@ -153,22 +153,22 @@ def test_what_was_read_is_used(folder):
         assert served.model().vision.encoder.encoded == 2
 
 
-def test_files_below_folders(served: Served, folder):
-    """By their path, or as in llama.cpp relative to the folder; percent signs are undone."""
+def test_image_files_below_allowed_folders_are_read(served: Served, folder):
+    """Accept a path, or one relative to the folder as llama.cpp does; decode percent escapes."""
     path = folder / "shown" / "one.png"
     (folder / "shown" / "a b.png").write_bytes(path.read_bytes())
     body = {"model": "llava", **GREEDY}
-    told = content(served.post("/v1/chat/completions", {**body, "messages": asked("What?", url_of(path))}))
+    expected = content(served.post("/v1/chat/completions", {**body, "messages": asked("What?", url_of(path))}))
     for url in (path.as_uri(), "file://one.png", (folder / "shown" / "a b.png").as_uri(), "file://../shown/one.png"):
-        assert content(served.post("/v1/chat/completions", {**body, "messages": asked("What?", url)})) == told
+        assert content(served.post("/v1/chat/completions", {**body, "messages": asked("What?", url)})) == expected
 
 
 @pytest.mark.parametrize(
     "url", ["file:///etc/passwd", "file://../hidden.png", "file://link.png", "file://\0", "file://", "file://../shown",
             "file://missing.png", "file://pipe", "file://%2e%2e/hidden.png"],
 )  # fmt: skip
-def test_no_other_files(served: Served, folder, url):
-    """Nor anything that is no file; and a pipe does not make anybody wait."""
+def test_files_outside_the_folders_are_refused(served: Served, folder, url):
+    """Refuse pipes and folders without waiting."""
     link, pipe = folder / "shown" / "link.png", folder / "shown" / "pipe"
     if not link.is_symlink():
         link.symlink_to(folder / "hidden.png")
@@ -180,7 +180,7 @@ def test_no_other_files(served: Served, folder, url):
     assert "outside of the folders" in message or "image not found" in message
 
 
-def test_no_files_without_folders(folder):
+def test_without_allowed_folders_no_file_is_read(folder):
     with serving({"llava": str(folder / "llava" / "tiny.gguf")}) as served:
         uri = (folder / "shown" / "one.png").as_uri()
         reply = served.post("/v1/chat/completions", {"messages": asked("What?", uri)})
@@ -202,14 +202,13 @@ REFUSED = [
 
 
 @pytest.mark.parametrize(("url", "message"), REFUSED)
-def test_one_line(served: Served, url, message):
+def test_invalid_images_are_refused_in_one_line(served: Served, url, message):
     reply = served.post("/v1/chat/completions", {"model": "llava", "messages": asked("What?", url)})
     assert reply.status == 400 and message in reply.json["error"]["message"]
     assert "\n" not in reply.json["error"]["message"]
 
 
-def test_images_of_answers_are_seen(served: Served, folder):
-    """As those of who asks: what it drew before is in front of the model."""
+def test_images_of_assistants_are_prefilled(served: Served, folder):
     url = url_of(folder / "shown" / "one.png")
 
     def tokens(content: object) -> int:
@@ -221,36 +220,38 @@ def test_images_of_answers_are_seen(served: Served, folder):
     assert tokens([{"type": "text", "text": "Here"}, part(url)]) > tokens("Here")
 
 
-def test_refused(served: Served, folder):
-    """Images where nobody asks, too many, by an id, and of models that see none."""
+def test_images_are_refused_where_unsupported(served: Served, folder):
+    """Try system messages, too many images, an id, and a model without vision."""
     url = url_of(folder / "shown" / "one.png")
 
-    def said(path: str, body: dict) -> str:
+    def refusal_of(path: str, body: dict) -> str:
         reply = served.post(path, {"model": "llava", "max_tokens": 4, **body})
         assert reply.status == 400
         return reply.json["error"]["message"]
 
     chat = "/v1/chat/completions"
-    assert "a system message can only contain text" in said(
+    assert "a system message can only contain text" in refusal_of(
         chat, {"messages": [{"role": "system", "content": [part(url)]}]}
     )
-    assert "too many images: 65" in said(chat, {"messages": asked("What?", *[url] * 65)})
+    assert "too many images: 65" in refusal_of(chat, {"messages": asked("What?", *[url] * 65)})
     block = {"type": "image", "source": {"type": "file", "file_id": "f"}}
-    assert "file_id" in said("/v1/messages", {"messages": [{"role": "user", "content": [block]}]})
+    assert "file_id" in refusal_of("/v1/messages", {"messages": [{"role": "user", "content": [block]}]})
     shown = {"type": "input_image", "file_id": "f"}
-    assert "file_id" in said("/v1/responses", {"max_tokens": None, "input": [{"role": "user", "content": [shown]}]})
+    assert "file_id" in refusal_of(
+        "/v1/responses", {"max_tokens": None, "input": [{"role": "user", "content": [shown]}]}
+    )
     block = {"type": "image", "source": {"type": "base64", "media_type": "image/png"}}
-    assert "data is missing" in said("/v1/messages", {"messages": [{"role": "user", "content": [block]}]})
-    assert "there is no projector" in said(chat, {"model": "blind", "messages": asked("What?", url)})
+    assert "data is missing" in refusal_of("/v1/messages", {"messages": [{"role": "user", "content": [block]}]})
+    assert "there is no projector" in refusal_of(chat, {"model": "blind", "messages": asked("What?", url)})
     drawn = [*asked("Draw."), {"role": "assistant", "content": [part(url)]}, *asked("What is it?")]
-    assert "cannot read images" in said(chat, {"model": "blind", "messages": drawn})
+    assert "cannot read images" in refusal_of(chat, {"model": "blind", "messages": drawn})
     sees = {each["name"]: each.get("modalities") for each in served.get("/props").json["models"]}
     assert sees["blind"] == {"vision": False} and sees["llava"] == {"vision": True}
 
 
 @pytest.mark.slow
-def test_a_bomb_is_small_and_refused(served: Served, tmp_path):
-    """20000 x 20000 pixels in some kB."""
+def test_a_decompression_bomb_is_refused(served: Served, tmp_path):
+    """Send 20000 x 20000 pixels in a few kB."""
     Image.MAX_IMAGE_PIXELS, before = None, Image.MAX_IMAGE_PIXELS
     Image.new("1", (20000, 20000)).save(tmp_path / "bomb.png")
     Image.MAX_IMAGE_PIXELS = before
@@ -260,22 +261,24 @@ def test_a_bomb_is_small_and_refused(served: Served, tmp_path):
     assert reply.status == 400 and "pixels" in reply.json["error"]["message"]
 
 
-def test_by_endpoint(served: Served, folder, cli, tmp_path, monkeypatch):
-    """run, chat and map show a server what they would show a model here, and get the same answers."""
+def test_run_chat_and_map_send_images_to_an_endpoint(served: Served, folder, cli, tmp_path, monkeypatch):
+    """Compare with a local model."""
     monkeypatch.chdir(folder / "shown")
     more = ["--temp", "0", "-n", "10"]
 
-    def said(*arguments: str) -> str:
+    def answer_of(*arguments: str) -> str:
         code, out, err = cli(*arguments, *more)
         assert code == 0, err
         return out
 
     here, there = str(folder / "gemma3" / "tiny.gguf"), ["gemma3", "--endpoint", served.url]
     for images in (["--image", "one.png"], ["--image", "two.jpg", "--image", "one.png"]):
-        assert said("run", *there, "-p", "What?", *images) == said("run", here, "-p", "What?", *images, "--no-cache")
+        assert answer_of("run", *there, "-p", "What?", *images) == answer_of(
+            "run", here, "-p", "What?", *images, "--no-cache"
+        )
     record = json.dumps({"prompt": "What?", "image": ["two.jpg", "one.png"]}).encode()
     (tmp_path / "in.jsonl").write_bytes(record)
-    records = [said("map", *of, str(tmp_path / "in.jsonl")) for of in ([here], there)]
+    records = [answer_of("map", *of, str(tmp_path / "in.jsonl")) for of in ([here], there)]
     assert len({json.loads(record)["output"] for record in records}) == 1
     code, _, err = cli("run", "blind", "--endpoint", served.url, "-p", "?", "--image", "one.png")
     assert code == 1 and "cannot read images" in err and len(err.splitlines()) == 1
@@ -283,24 +286,24 @@ def test_by_endpoint(served: Served, folder, cli, tmp_path, monkeypatch):
     assert code == 2 and "mmproj is not available with" in err
 
 
-def test_in_a_chat_with_a_server(served: Served, folder, capfd):
-    """/image goes along with the next question; what is no image is refused here."""
+def test_a_chat_sends_images_to_an_endpoint(served: Served, folder, capfd):
+    """Send /image with the next question, and refuse locally what is no image."""
     path = str(folder / "shown" / "one.png")
     options = GenerationOptions(8, sampling=SamplingOptions(temperature=0))
     conversation = TerminalConversation(RemoteModel(Endpoint.of(served.url, None), "gemma3"), options, ProgressLine())
     conversation.look(path)
     conversation.ask("What?")
     with api.open_model(folder / "gemma3" / "tiny.gguf", 2, cache=False) as model:
-        told = "".join(model.chat([{"role": "user", "content": "What?", "images": [path]}], 8, temperature=0))
-    asked, said = conversation.lines
-    assert (asked["images"], said["content"], conversation.images) == ([path], told, [])
+        expected = "".join(model.chat([{"role": "user", "content": "What?", "images": [path]}], 8, temperature=0))
+    asked, assistant = conversation.lines
+    assert (asked["images"], assistant["content"], conversation.images) == ([path], expected, [])
     with pytest.raises(UsageError, match="not an image"):
         conversation.look(__file__)
 
 
 @pytest.mark.slow
-def test_damaged_images(served: Served, folder):
-    """200 files in which bytes were changed, pieces left out, or base64 spoilt: each is answered, or one line is."""
+def test_damaged_images_are_answered_or_refused_in_one_line(served: Served, folder):
+    """Send 200 files with changed bytes, missing segments or invalid base64."""
     random, kinds = np.random.default_rng(31), Counter[int]()
     whole = [(folder / "shown" / name).read_bytes() for name in ("one.png", "two.jpg")]
 

@@ -1,4 +1,4 @@
-"""The proxies of docs/deploy.md, in front of a server: each token leaves before the next one is made."""
+"""Test the proxies of docs/deploy.md: each token passes before the next one is generated."""
 
 import http.client
 import json
@@ -23,12 +23,12 @@ ANSWER = "one two three four five"
 
 
 def block(kind: str) -> str:
-    (found,) = re.findall(rf"```{kind}\n(.*?)```", DEPLOY, re.DOTALL)
-    return found
+    (config,) = re.findall(rf"```{kind}\n(.*?)```", DEPLOY, re.DOTALL)
+    return config
 
 
 def nginx(folder: Path, port: int, upstream: int) -> list[str]:
-    """Write a configuration with the documentation's location; the command that runs it."""
+    """Write a configuration with the documented location; return the command that runs it."""
     location = block("nginx").replace("127.0.0.1:11435", f"127.0.0.1:{upstream}")
     places = "".join(
         f"{name} {folder / name};\n"
@@ -47,14 +47,14 @@ def nginx(folder: Path, port: int, upstream: int) -> list[str]:
 
 
 def caddy(folder: Path, port: int, upstream: int) -> list[str]:
-    """Write a configuration with the documentation's site, without TLS; the command that runs it."""
+    """Write a configuration with the documented site, without TLS; return the command that runs it."""
     site = block("text").replace("127.0.0.1:11435", f"127.0.0.1:{upstream}").replace(HOST, f"http://{HOST}:{port}")
     (folder / "Caddyfile").write_text("{\n\tadmin off\n}\n" + site, encoding="utf-8")
     return ["caddy", "run", "--adapter", "caddyfile", "--config", str(folder / "Caddyfile")]
 
 
 class OneByOne:
-    """In the place of a scripted model's gate: each run waits until the test allows one."""
+    """A gate of a scripted model that lets one run pass at a time."""
 
     def __init__(self) -> None:
         self._allowed = threading.Semaphore(0)
@@ -87,13 +87,13 @@ def test_tokens_pass_a_proxy_one_by_one(proxy: Callable[[Path, int, int], list[s
         try:
             gate.allow()
             gate.allow()  # one run ahead of what has arrived
-            response = ask(port, process)
+            response = request_stream(port, process)
             texts = list[str]()
             for line in response:
                 if line.startswith(b"data: {"):
-                    told = json.loads(line[6:])
-                    assert "choices" in told, told
-                    if text := "".join(choice["delta"].get("content") or "" for choice in told["choices"]):
+                    event = json.loads(line[6:])
+                    assert "choices" in event, event
+                    if text := "".join(choice["delta"].get("content") or "" for choice in event["choices"]):
                         texts.append(text)
                         gate.allow()
             assert response.status == 200 and "".join(texts).strip() == ANSWER and len(texts) > 4
@@ -104,8 +104,8 @@ def test_tokens_pass_a_proxy_one_by_one(proxy: Callable[[Path, int, int], list[s
             process.wait(20)
 
 
-def ask(port: int, process: subprocess.Popen[bytes]) -> http.client.HTTPResponse:
-    """Ask for a stream as soon as the proxy listens."""
+def request_stream(port: int, process: subprocess.Popen[bytes]) -> http.client.HTTPResponse:
+    """Request a stream as soon as the proxy listens."""
     connection = http.client.HTTPConnection("127.0.0.1", port, timeout=30)
     for _ in range(200):
         if process.poll() is not None:

@@ -1,6 +1,4 @@
-"""What programs get, whole: every field of every interface, as its documentation has it. What is made up for one answer
-(names, times) is masked.
-"""
+"""Test whole responses: every field of every API as documented; random names and times are masked."""
 
 import re
 from time import time
@@ -35,50 +33,50 @@ def asked(text: str) -> list[dict[str, str]]:
     return [{"role": "user", "content": text}]
 
 
-def masked(value: Any) -> Any:
-    """With "*" for what is made up, and 0 for the time, which is that of now."""
+def mask(value: Any) -> Any:
+    """Replace random ids by "*" and the current time by 0."""
     if isinstance(value, list):
-        return [masked(each) for each in value]
+        return [mask(each) for each in value]
     if not isinstance(value, dict):
         return value
-    found = {name: masked(each) for name, each in value.items()}
-    for name in {"id", "call_id", "item_id"} & found.keys():
-        found[name] = re.sub("([0-9a-f]{24}|[0-9A-Za-z]{9})$", "*", found[name])
-    for name in {"created", "created_at"} & found.keys():
-        assert abs(found[name] - time()) < 300
-        found[name] = 0
-    return found
+    fields = {name: mask(each) for name, each in value.items()}
+    for name in {"id", "call_id", "item_id"} & fields.keys():
+        fields[name] = re.sub("([0-9a-f]{24}|[0-9A-Za-z]{9})$", "*", fields[name])
+    for name in {"created", "created_at"} & fields.keys():
+        assert abs(fields[name] - time()) < 300
+        fields[name] = 0
+    return fields
 
 
-def told(reply: Reply) -> Any:
+def masked_reply(reply: Reply) -> Any:
     assert (reply.status, reply.headers["content-type"]) == (200, "application/json"), reply.body
-    return masked(reply.json)
+    return mask(reply.json)
 
 
-def together(events: list[Any]) -> list[Any]:
-    """Pieces of the same text as one; numbers of events are left out, once they were looked at."""
+def join_events(events: list[Any]) -> list[Any]:
+    """Join deltas of the same text; check and drop sequence numbers."""
     numbers = [event.pop("sequence_number") for event in events if "sequence_number" in event]
     assert numbers == [*range(len(numbers))]
-    found = list[Any]()
-    for event in map(masked, events):
-        if found and (joined := pair(found[-1], event)):
-            found[-1] = joined
+    joined_events = list[Any]()
+    for event in map(mask, events):
+        if joined_events and (joined := join_pair(joined_events[-1], event)):
+            joined_events[-1] = joined
         else:
-            found.append(event)
-    return found
+            joined_events.append(event)
+    return joined_events
 
 
-def pair(one: Any, other: Any) -> Any:
-    """Two events that differ in one text only, which goes on; None for others."""
+def join_pair(one: Any, other: Any) -> Any:
+    """Join two events that differ in one continued text; return None for others."""
     if isinstance(one, dict) and isinstance(other, dict) and one.keys() == other.keys():
         different = [name for name in one if one[name] != other[name]]
         if len(different) == 1:
             [name] = different
             if name in DELTAS and isinstance(one[name], str) and isinstance(other[name], str) and one[name]:
                 return {**one, name: one[name] + other[name]}
-            return (inner := pair(one[name], other[name])) and {**one, name: inner}
+            return (inner := join_pair(one[name], other[name])) and {**one, name: inner}
     if isinstance(one, list) and isinstance(other, list) and len(one) == len(other) == 1:
-        return (inner := pair(one[0], other[0])) and [inner]
+        return (inner := join_pair(one[0], other[0])) and [inner]
     return None
 
 
@@ -98,12 +96,12 @@ CHUNK = CHAT | {"object": "chat.completion.chunk"}
 LONGEST = len(SCRIPT["all"])  # a letter is a token, and some marks are one, too
 
 
-def test_a_chat(served: Served):
-    found = told(served.post("/v1/chat/completions", {"messages": asked("all"), "tools": TOOLS}))
+def test_a_chat_completion_has_all_documented_fields(served: Served):
+    reply = masked_reply(served.post("/v1/chat/completions", {"messages": asked("all"), "tools": TOOLS}))
     call = {"id": "*", "type": "function", "function": CALLED}
     message = {"role": "assistant", "content": "So", "reasoning_content": "Hm", "tool_calls": [call]}
-    used = found.pop("usage")
-    assert found == {**CHAT, "choices": [
+    used = reply.pop("usage")
+    assert reply == {**CHAT, "choices": [
         {"index": 0, "message": message, "logprobs": None, "finish_reason": "tool_calls"}]}  # fmt: skip
     details = used["prompt_tokens"], used["prompt_tokens_details"]["cached_tokens"], used["completion_tokens"]
     assert used == usage(*details, used["completion_tokens_details"]["reasoning_tokens"])
@@ -114,10 +112,10 @@ def chunk(delta: dict[str, Any], reason: str | None = None, **more: Any) -> dict
     return {**CHUNK, "choices": [{"index": 0, "delta": delta, "logprobs": None, "finish_reason": reason}], **more}
 
 
-def test_a_chat_in_pieces(served: Served):
+def test_a_streamed_chat_has_all_documented_fields(served: Served):
     reply = served.post("/v1/chat/completions", {"messages": asked("all"), "tools": TOOLS, "stream": True})
     call = {"index": 0, "id": "*", "type": "function", "function": {"name": "f", "arguments": ""}}
-    assert together(reply.events) == [
+    assert join_events(reply.events) == [
         chunk({"role": "assistant", "content": ""}), chunk({"reasoning_content": "Hm"}), chunk({"content": "So"}),
         chunk({"tool_calls": [call]}),
         chunk({"tool_calls": [{"index": 0, "function": {"arguments": CALLED["arguments"]}}]}),
@@ -128,9 +126,9 @@ def test_a_chat_in_pieces(served: Served):
     }  # fmt: skip
 
 
-def test_a_chat_in_pieces_with_its_usage(served: Served):
+def test_a_streamed_chat_ends_with_its_usage(served: Served):
     body = {"messages": asked("short"), "stream": True, "stream_options": {"include_usage": True}}
-    *events, last = together(served.post("/v1/chat/completions", body).events)
+    *events, last = join_events(served.post("/v1/chat/completions", body).events)
     assert events == [
         chunk({"role": "assistant", "content": ""}, usage=None), chunk({"content": "ab"}, usage=None),
         chunk({}, "stop", usage=None),
@@ -142,12 +140,12 @@ def test_a_chat_in_pieces_with_its_usage(served: Served):
 # ---- OpenAI's texts: https://platform.openai.com/docs/api-reference/completions
 
 
-def test_a_text(served: Served):
-    """After a question in ChatML, as it is; each letter with its place."""
+def test_a_completion_has_all_documented_fields(served: Served):
+    """Continue a question in ChatML; each letter has its offset."""
     body = {"prompt": "<|im_start|>user\nshort<|im_end|>\n<|im_start|>assistant\n", "logprobs": 2}
-    found = told(served.post("/v1/completions", body))
-    [choice], used = found.pop("choices"), found.pop("usage")
-    assert found == CHAT | {"id": "cmpl-*", "object": "text_completion"}
+    reply = masked_reply(served.post("/v1/completions", body))
+    [choice], used = reply.pop("choices"), reply.pop("usage")
+    assert reply == CHAT | {"id": "cmpl-*", "object": "text_completion"}
     assert used == usage(used["prompt_tokens"], used["prompt_tokens_details"]["cached_tokens"], 2, 0)
     top = choice["logprobs"].pop("top_logprobs")
     assert choice == {
@@ -185,11 +183,11 @@ ITEMS = [
 ]
 
 
-def test_a_response(served: Served):
-    found = told(served.post("/v1/responses", {"input": "all", "tools": FLAT_TOOLS}))
-    used = found.pop("usage")
+def test_a_response_has_all_documented_fields(served: Served):
+    reply = masked_reply(served.post("/v1/responses", {"input": "all", "tools": FLAT_TOOLS}))
+    used = reply.pop("usage")
     items = [{**item, "status": "completed"} for item in ITEMS]
-    assert found == {**RESPONSE, "tools": FLAT_TOOLS, "status": "completed", "output": items}
+    assert reply == {**RESPONSE, "tools": FLAT_TOOLS, "status": "completed", "output": items}
     cached, thought = used["input_tokens_details"]["cached_tokens"], used["output_tokens_details"]["reasoning_tokens"]
     assert used == {
         "input_tokens": used["input_tokens"], "output_tokens": used["output_tokens"],
@@ -198,16 +196,16 @@ def test_a_response(served: Served):
         "total_tokens": used["input_tokens"] + used["output_tokens"],
     }  # fmt: skip
     assert 1 < thought < used["output_tokens"]
-    cut = told(served.post("/v1/responses", {"input": "short", "max_output_tokens": 1}))
+    cut = masked_reply(served.post("/v1/responses", {"input": "short", "max_output_tokens": 1}))
     assert (cut["status"], cut["incomplete_details"]) == ("incomplete", {"reason": "max_output_tokens"})
     assert [(item["status"], item["content"][0]["text"]) for item in cut["output"]] == [("incomplete", "a")]
 
 
-def test_a_response_in_pieces(served: Served):
+def test_a_streamed_response_has_all_documented_events(served: Served):
     reply = served.post("/v1/responses", {"input": "all", "tools": FLAT_TOOLS, "stream": True})
     names = re.findall(r"^event: (.*)$", reply.body.decode(), re.MULTILINE)
     assert names == [event["type"] for event in reply.events]
-    begun, going, *events, done = together(reply.events)
+    begun, going, *events, done = join_events(reply.events)
     first = {**RESPONSE, "tools": FLAT_TOOLS, "status": "in_progress", "output": [], "usage": None}
     assert begun == {"type": "response.created", "response": first}
     assert going == {"type": "response.in_progress", "response": first}
@@ -257,8 +255,10 @@ def test_a_response_repeats_its_settings(served: Served, asked: str, is_streamin
 
 
 @pytest.mark.parametrize("limit", [1, 3, 12, 40])
-def test_an_item_is_the_same_in_its_event_and_in_the_whole(served: Served, limit: int, monkeypatch: pytest.MonkeyPatch):
-    """Also where the answer is cut: in reasoning, in the text or in a call; and the time does not go on."""
+def test_an_item_is_the_same_in_its_event_and_in_the_response(
+    served: Served, limit: int, monkeypatch: pytest.MonkeyPatch
+):
+    """Cut in reasoning, text or a call, and keep the time of creation."""
     times = iter(range(1000))
     monkeypatch.setattr("localllm.server.openai_responses.time", lambda: next(times))
     body = {"input": "all", "tools": FLAT_TOOLS, "max_output_tokens": limit, "temperature": 0}
@@ -283,13 +283,13 @@ BLOCKS = [{"type": "thinking", "thinking": "Hm", "signature": ""}, {"type": "tex
           {"type": "tool_use", "id": "toolu_*", "name": "f", "input": {"a": 1}}]  # fmt: skip
 
 
-def test_a_message(served: Served):
+def test_a_message_has_all_documented_fields(served: Served):
     body = {"messages": asked("all"), "tools": CLAUDE_TOOLS, "max_tokens": 300}
     reply = served.post("/v1/messages", body)
-    found = told(reply)
-    used = found.pop("usage")
-    assert found == {**MESSAGE, "content": BLOCKS, "stop_reason": "tool_use", "stop_sequence": None}
-    count = told(served.post("/v1/messages/count_tokens", body))
+    message = masked_reply(reply)
+    used = message.pop("usage")
+    assert message == {**MESSAGE, "content": BLOCKS, "stop_reason": "tool_use", "stop_sequence": None}
+    count = masked_reply(served.post("/v1/messages/count_tokens", body))
     assert used.keys() == {
         "input_tokens", "cache_creation_input_tokens", "cache_read_input_tokens", "output_tokens",
     }  # fmt: skip
@@ -297,12 +297,12 @@ def test_a_message(served: Served):
     assert used["cache_creation_input_tokens"] == 0 and re.fullmatch("req_[0-9a-f]{24}", reply.headers["request-id"])
 
 
-def test_a_message_in_pieces(served: Served):
+def test_a_streamed_message_has_all_documented_events(served: Served):
     body = {"messages": asked("all"), "tools": CLAUDE_TOOLS, "max_tokens": 300, "stream": True}
     reply = served.post("/v1/messages", body)
     names = re.findall(r"^event: (.*)$", reply.body.decode(), re.MULTILINE)
     assert names == [event["type"] for event in reply.events]
-    begun, ping, *events, delta, stop = together(reply.events)
+    begun, ping, *events, delta, stop = join_events(reply.events)
     assert ping == {"type": "ping"}
     used = begun["message"].pop("usage")
     assert begun == {"type": "message_start", "message": {
@@ -331,10 +331,10 @@ def test_a_message_in_pieces(served: Served):
     ({"max_tokens": 1}, ("max_tokens", None)), ({"max_tokens": 9}, ("end_turn", None)),
     ({"max_tokens": 9, "stop_sequences": ["x", "b"]}, ("stop_sequence", "b")),
 ])  # fmt: skip
-def test_why_a_message_ends(served: Served, fields: dict, reason: tuple):
+def test_the_stop_reason_of_a_message_is_set(served: Served, fields: dict, reason: tuple):
     body = {"messages": asked("short"), **fields}
-    found = told(served.post("/v1/messages", body))
-    assert (found["stop_reason"], found["stop_sequence"]) == reason
+    message = masked_reply(served.post("/v1/messages", body))
+    assert (message["stop_reason"], message["stop_sequence"]) == reason
     delta = served.post("/v1/messages", {**body, "stream": True}).events[-2]["delta"]
     assert (delta["stop_reason"], delta["stop_sequence"]) == reason
 
@@ -342,19 +342,19 @@ def test_why_a_message_ends(served: Served, fields: dict, reason: tuple):
 # ---- what there is
 
 
-def test_models(served: Served):
-    """As https://platform.openai.com/docs/api-reference/models has them."""
+def test_models_are_listed_as_documented(served: Served):
+    """Follow https://platform.openai.com/docs/api-reference/models."""
     models = [{"id": name, "object": "model", "created": 0, "owned_by": "localllm"} for name in ("scripted", "other")]
-    assert told(served.get("/v1/models")) == {"object": "list", "data": models}
-    assert told(served.get("/v1/models/other")) == models[1]
+    assert masked_reply(served.get("/v1/models")) == {"object": "list", "data": models}
+    assert masked_reply(served.get("/v1/models/other")) == models[1]
 
 
-def test_what_the_server_tells_of_itself(served: Served):
+def test_health_and_props_describe_the_server(served: Served):
     served.post("/v1/completions", {"prompt": "x", "max_tokens": 1})
-    assert told(served.get("/health")) == {"status": "ok", "running": 0, "waiting": 0}
-    found = told(served.get("/props"))
-    template = found["models"][0].pop("chat_template")
-    assert found == {"n_ctx": 4096, "models": [
+    assert masked_reply(served.get("/health")) == {"status": "ok", "running": 0, "waiting": 0}
+    props = masked_reply(served.get("/props"))
+    template = props["models"][0].pop("chat_template")
+    assert props == {"n_ctx": 4096, "models": [
         {"name": "scripted", "open": True, "architecture": "llama", "format": "F32", "context": 4096,
          "trained_context": 512, "device": "CPU", "modalities": {"vision": False}},
         {"name": "other", "open": False},
@@ -370,8 +370,8 @@ METRICS = {
 }  # fmt: skip
 
 
-def test_metrics(served: Served):
-    """In the text format of Prometheus: https://prometheus.io/docs/instrumenting/exposition_formats."""
+def test_metrics_are_in_the_format_of_prometheus(served: Served):
+    """Follow https://prometheus.io/docs/instrumenting/exposition_formats."""
     served.post("/v1/completions", {"prompt": "x", "max_tokens": 1})
     reply = served.get("/metrics")
     assert reply.headers["content-type"] == "text/plain; version=0.0.4; charset=utf-8"
@@ -389,7 +389,7 @@ def test_metrics(served: Served):
     ("GET", "/v1/chat/completions", 405, "method not allowed"),
     ("GET", "/v1/messages", 405, "method not allowed"), ("POST", "/health", 405, "method not allowed"),
 ])  # fmt: skip
-def test_addresses_that_are_none(served: Served, method: str, path: str, status: int, reason: str):
+def test_unknown_paths_and_methods_are_refused(served: Served, method: str, path: str, status: int, reason: str):
     reply = served.ask(method, path, None, {})
     assert reply.status == status and reason in reply.json["error"]["message"]
     assert ("param" in reply.json["error"]) == (path != "/v1/messages") == ("type" not in reply.json)

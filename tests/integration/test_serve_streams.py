@@ -1,4 +1,4 @@
-"""A streamed answer says what the whole one says, in each interface, wherever the answer is cut."""
+"""Test that a streamed answer equals the whole one in each API, wherever it is cut."""
 
 import json
 from typing import Any
@@ -34,7 +34,7 @@ def whole_and_streamed(served: Served, path: str, body: dict[str, Any]) -> tuple
 @pytest.mark.parametrize("more", [{}, {"echo": True}, {"n": 2}, {"echo": True, "n": 2}, {"stop": ["b"]}])
 @pytest.mark.parametrize("limit", [0, 1, 9])
 @pytest.mark.parametrize("prompt", [PROMPT, "short", [5, 6, 7]])
-def test_a_completion_is_the_same_whole_and_streamed(served: Served, prompt: Any, limit: int, more: dict[str, Any]):
+def test_a_streamed_completion_equals_the_whole_one(served: Served, prompt: Any, limit: int, more: dict[str, Any]):
     body = {"prompt": prompt, "max_tokens": limit, "temperature": 0, "logprobs": 1, **more}
     whole, events = whole_and_streamed(served, "/v1/completions", body)
     for choice in whole["choices"]:
@@ -51,7 +51,7 @@ def test_a_completion_is_the_same_whole_and_streamed(served: Served, prompt: Any
 
 
 @pytest.mark.parametrize("limit", CUTS)
-def test_a_chat_is_the_same_whole_and_streamed(served: Served, limit: int):
+def test_a_streamed_chat_equals_the_whole_one(served: Served, limit: int):
     body = {"messages": asked("all"), "tools": TOOLS, "max_tokens": limit, "temperature": 0, "logprobs": True, "n": 2}
     whole, events = whole_and_streamed(served, "/v1/chat/completions", body)
     for choice in whole["choices"]:
@@ -71,8 +71,8 @@ def test_a_chat_is_the_same_whole_and_streamed(served: Served, limit: int):
 
 
 @pytest.mark.parametrize("limit", CUTS)
-def test_a_message_is_the_same_whole_and_streamed(served: Served, limit: int):
-    """But for a cut call, which a whole message leaves out: its input would be no object."""
+def test_a_streamed_message_equals_the_whole_one(served: Served, limit: int):
+    """Ignore a cut call, which a whole message omits because its input would be no object."""
     body = {"messages": asked("all"), "tools": CLAUDE_TOOLS, "max_tokens": limit, "temperature": 0}
     whole, events = whole_and_streamed(served, "/v1/messages", body)
     blocks = [event["content_block"] for event in events if event["type"] == "content_block_start"]
@@ -82,8 +82,12 @@ def test_a_message_is_the_same_whole_and_streamed(served: Served, limit: int):
             delta = event["delta"]
             texts[event["index"]] += delta.get("text") or delta.get("thinking") or delta.get("partial_json") or ""
     is_cut = bool(blocks) and blocks[-1]["type"] == "tool_use" and whole["stop_reason"] == "max_tokens"
-    said = [block.get("text") or block.get("thinking") or json.dumps(block["input"]) for block in whole["content"]]
-    assert [text.replace(":", ": ") if text[:1] == "{" else text for text in texts][: len(texts) - is_cut] == said
+    block_texts = [
+        block.get("text") or block.get("thinking") or json.dumps(block["input"]) for block in whole["content"]
+    ]
+    assert [text.replace(":", ": ") if text[:1] == "{" else text for text in texts][
+        : len(texts) - is_cut
+    ] == block_texts
     [last] = [event for event in events if event["type"] == "message_delta"]
     assert last["delta"] == {name: whole[name] for name in ("stop_reason", "stop_sequence")}
     assert last["usage"] == whole["usage"] and (limit or whole["stop_reason"] == "max_tokens")
@@ -91,7 +95,7 @@ def test_a_message_is_the_same_whole_and_streamed(served: Served, limit: int):
 
 @pytest.mark.parametrize("path", ["/api/chat", "/api/generate"])
 @pytest.mark.parametrize("limit", CUTS)
-def test_an_answer_of_ollama_is_the_same_whole_and_streamed(served: Served, path: str, limit: int):
+def test_a_streamed_answer_of_ollama_equals_the_whole_one(served: Served, path: str, limit: int):
     question: dict[str, Any] = (
         {"prompt": "all"} if path == "/api/generate" else {"messages": asked("all"), "tools": TOOLS}
     )

@@ -1,4 +1,4 @@
-"""localllm serve with tools: calls whole and streamed, answers to them, choices that force or forbid."""
+"""Test localllm serve with tools: calls whole and streamed, results, and tool_choice."""
 
 import json
 
@@ -39,7 +39,7 @@ ROME = ("get_weather", {"city": "Rome", "days": 2})
 
 
 @pytest.fixture(scope="module")
-def told(tmp_path_factory):
+def server(tmp_path_factory):
     path = write_tiny_model(tmp_path_factory.mktemp("models") / "tiny.gguf", chat_template=QWEN)
     with serving({"scripted": lambda: scripted(str(path), SCRIPT)}) as served:
         yield served
@@ -56,18 +56,18 @@ def calls_in(message: dict) -> list[tuple[str, dict]]:
     return [(function["name"], json.loads(function["arguments"])) for function in functions]
 
 
-def test_calls(told: Served):
-    choice = told.chat("one", tools=TOOLS).json["choices"][0]
+def test_calls_are_returned_with_ids_and_text(server: Served):
+    choice = server.chat("one", tools=TOOLS).json["choices"][0]
     assert (choice["finish_reason"], choice["message"]["content"]) == ("tool_calls", None)
     assert calls_in(choice["message"]) == [ROME]
     assert len(choice["message"]["tool_calls"][0]["id"]) == 9
-    choice = told.chat("two", tools=TOOLS).json["choices"][0]
+    choice = server.chat("two", tools=TOOLS).json["choices"][0]
     assert choice["message"]["content"] == "Let me see."
     assert calls_in(choice["message"]) == [ROME, ("now", {})]
 
 
-def test_streamed_calls_have_their_indices(told: Served):
-    events = told.chat("two", tools=TOOLS, stream=True, n=2).events
+def test_streamed_calls_have_their_indices(server: Served):
+    events = server.chat("two", tools=TOOLS, stream=True, n=2).events
     for index in (0, 1):
         choices = [choice for event in events for choice in event["choices"] if choice["index"] == index]
         deltas = [delta for choice in choices for delta in choice["delta"].get("tool_calls", ())]
@@ -79,14 +79,14 @@ def test_streamed_calls_have_their_indices(told: Served):
         assert choices[-1]["finish_reason"] == "tool_calls"
 
 
-def test_literal_markers(told: Served):
-    message = told.chat("prose", tools=TOOLS).json["choices"][0]
+def test_literal_markers_in_prose_are_text(server: Served):
+    message = server.chat("prose", tools=TOOLS).json["choices"][0]
     assert (message["message"]["content"], message["finish_reason"]) == (SCRIPT["prose"], "stop")
 
 
-def test_without_tools_a_call_is_text(told: Served):
-    assert told.chat("one").json["choices"][0]["message"]["content"] == CALLED
-    assert told.chat("one", tools=TOOLS, tool_choice="none").json["choices"][0]["message"]["content"] == CALLED
+def test_a_call_without_tools_is_text(server: Served):
+    assert server.chat("one").json["choices"][0]["message"]["content"] == CALLED
+    assert server.chat("one", tools=TOOLS, tool_choice="none").json["choices"][0]["message"]["content"] == CALLED
 
 
 FORM = {
@@ -102,23 +102,23 @@ FORM = {
 }
 
 
-def test_a_form_and_tools(told: Served):
-    """Either a call, or what was asked for: nothing else, whatever the model says."""
-    choice = told.chat("one", tools=TOOLS, response_format=FORM).json["choices"][0]
+def test_a_schema_beside_tools_allows_a_call_or_an_instance(server: Served):
+    """Allow nothing else, whatever the model writes."""
+    choice = server.chat("one", tools=TOOLS, response_format=FORM).json["choices"][0]
     assert (choice["finish_reason"], calls_in(choice["message"])) == ("tool_calls", [ROME])
-    choice = told.chat("json", tools=TOOLS, response_format=FORM).json["choices"][0]
+    choice = server.chat("json", tools=TOOLS, response_format=FORM).json["choices"][0]
     assert (choice["finish_reason"], choice["message"]["content"]) == ("stop", SCRIPT["json"])
-    events = told.chat("json", tools=TOOLS, response_format=FORM, stream=True).events
+    events = server.chat("json", tools=TOOLS, response_format=FORM, stream=True).events
     assert "".join(event["choices"][0]["delta"].get("content") or "" for event in events) == SCRIPT["json"]
     for question in ("prose", "two"):
-        choice = told.chat(question, tools=TOOLS, response_format=FORM, max_tokens=400, seed=1).json["choices"][0]
+        choice = server.chat(question, tools=TOOLS, response_format=FORM, max_tokens=400, seed=1).json["choices"][0]
         message = choice["message"]
         if choice["finish_reason"] == "stop":
             assert set(json.loads(message["content"])) == {"name", "sunny"}
         assert message["content"] is None or message["content"].startswith("{")
 
 
-def test_a_form_and_tools_of_a_model_that_knows_nothing(guide: Served):
+def test_an_untrained_model_keeps_a_schema_beside_tools(guide: Served):
     calls = texts = 0
     for seed in range(12):
         more = {"max_tokens": 300, "seed": seed, "temperature": 1.5}
@@ -141,8 +141,8 @@ def test_a_form_and_tools_of_a_model_that_knows_nothing(guide: Served):
         {"response_format": {"type": "json_object"}, "max_tokens": 40},
     ],
 )
-def test_a_form_that_begins_as_a_call_does(guide: Served, form: dict):
-    """Where calls are JSON, what names a tool and has arguments is one."""
+def test_json_that_names_a_tool_is_a_call_beside_a_schema(guide: Served, form: dict):
+    """Where calls are JSON."""
     for seed in range(6):
         choice = guide.chat("Hi", tools=TOOLS, seed=seed, temperature=1.5, **form).json["choices"][0]
         if choice["finish_reason"] == "stop":
@@ -151,27 +151,27 @@ def test_a_form_that_begins_as_a_call_does(guide: Served, form: dict):
             assert name in ("get_weather", "now")
 
 
-def test_a_call_that_is_cut(told: Served):
-    choice = told.chat("long", tools=TOOLS, max_tokens=50).json["choices"][0]
+def test_a_cut_call_ends_with_length(server: Served):
+    choice = server.chat("long", tools=TOOLS, max_tokens=50).json["choices"][0]
     assert choice["finish_reason"] == "length"
 
 
-def test_results_reach_the_model(told: Served):
-    first = told.chat("one", tools=TOOLS).json["choices"][0]["message"]
+def test_results_reach_the_prompt(server: Served):
+    first = server.chat("one", tools=TOOLS).json["choices"][0]["message"]
     result = {"role": "tool", "tool_call_id": first["tool_calls"][0]["id"], "content": "sun"}
     messages = [{"role": "user", "content": "one"}, first, result, {"role": "user", "content": "sun"}]
-    reply = told.post("/v1/chat/completions", {"messages": messages, "tools": TOOLS}).json
+    reply = server.post("/v1/chat/completions", {"messages": messages, "tools": TOOLS}).json
     assert reply["choices"][0]["message"]["content"] == "It is sunny."
-    engine = told.model().engine
-    text = told.model().detokenize(engine.sequences[-1].tokens, special=True)
+    engine = server.model().engine
+    text = server.model().detokenize(engine.sequences[-1].tokens, special=True)
     assert '"city": "Rome"' in text and "<|im_start|>tool\nsun" in text and '"name": "now"' in text
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("choice", ["required", {"type": "function", "function": {"name": "now"}}])
 @pytest.mark.parametrize("parallel", [True, False])
-def test_a_model_without_tools_has_to_call(guide: Served, choice, parallel: bool):
-    """The built-in model has never seen a tool: it is told of them, and calls what it has to."""
+def test_an_untrained_model_makes_required_calls(guide: Served, choice, parallel: bool):
+    """Describe the tools to the built-in model, which has never seen any."""
     reply = guide.chat(
         "Hi", tools=TOOLS, tool_choice=choice, parallel_tool_calls=parallel, max_tokens=400, seed=3, temperature=0.5
     )
@@ -183,7 +183,7 @@ def test_a_model_without_tools_has_to_call(guide: Served, choice, parallel: bool
         assert name == "now" or set(arguments) == {"city", "days"}
 
 
-def test_which_tools_there_are_is_told(guide: Served):
+def test_tools_are_described_in_the_prompt(guide: Served):
     before = guide.chat("Hi", max_tokens=1).json["usage"]["prompt_tokens"]
     assert guide.chat("Hi", max_tokens=1, tools=TOOLS).json["usage"]["prompt_tokens"] > before + 20
 
@@ -201,8 +201,8 @@ def test_which_tools_there_are_is_told(guide: Served):
         {"messages": [{"role": "assistant", "content": None, "tool_calls": 5}]},
     ],
 )
-def test_nonsense_with_tools(told: Served, fields: dict):
-    reply = told.post(
+def test_invalid_tool_fields_are_refused(server: Served, fields: dict):
+    reply = server.post(
         "/v1/chat/completions", {"messages": [{"role": "user", "content": "x"}], "tools": TOOLS, **fields}
     )
     assert reply.status == 400 and reply.json["error"]["message"], reply.json
@@ -238,7 +238,7 @@ def harmony(tmp_path_factory):
 
 
 @pytest.mark.parametrize("question", HEADS)
-def test_harmony(harmony: Served, question: str):
+def test_calls_reasoning_and_text_of_harmony_are_separated(harmony: Served, question: str):
     choice = harmony.chat(question, tools=TOOLS).json["choices"][0]
     message = choice["message"]
     thinks = question in ("after a thought", "no call")
@@ -252,32 +252,34 @@ def test_harmony(harmony: Served, question: str):
 @pytest.mark.slow
 @pytest.mark.parametrize("question", HEADS)
 @pytest.mark.parametrize("choice", ["required", {"type": "function", "function": {"name": "get_weather"}}])
-def test_harmony_when_it_has_to_call(harmony: Served, question: str, choice):
-    """It may think before; then there is nothing but calls."""
-    told = harmony.chat(question, tools=TOOLS, tool_choice=choice, max_tokens=400).json["choices"][0]
-    message = told["message"]
+def test_harmony_makes_required_calls_after_reasoning(harmony: Served, question: str, choice):
+    """Allow nothing but calls after it."""
+    choice_made = harmony.chat(question, tools=TOOLS, tool_choice=choice, max_tokens=400).json["choices"][0]
+    message = choice_made["message"]
     assert not message["content"]
     if question in ("after a thought", "at once"):
-        assert calls_in(message) == [ROME] and told["finish_reason"] == "tool_calls"
+        assert calls_in(message) == [ROME] and choice_made["finish_reason"] == "tool_calls"
     if question in ("after a thought", "no call"):
         assert message["reasoning_content"].startswith("Hm.")
-    if told["finish_reason"] == "tool_calls":
+    if choice_made["finish_reason"] == "tool_calls":
         [(name, arguments)] = calls_in(message)
         assert name == "now" or set(arguments) >= {"city", "days"}
         assert choice == "required" or name == "get_weather"
 
 
-def test_harmony_must_call_another(harmony: Served):
+def test_harmony_calls_a_named_tool(harmony: Served):
     now = {"type": "function", "function": {"name": "now"}}
-    told = harmony.chat("after a thought", tools=TOOLS, tool_choice=now, max_tokens=400).json["choices"][0]
-    assert [name for name, _ in calls_in(told["message"])] == ["now"] and told["message"]["reasoning_content"] == "Hm."
-    told = harmony.chat("after a thought", tools=TOOLS, tool_choice=now, think_budget=1).json["choices"][0]
-    assert [name for name, _ in calls_in(told["message"])] == ["now"]
+    choice_made = harmony.chat("after a thought", tools=TOOLS, tool_choice=now, max_tokens=400).json["choices"][0]
+    assert [name for name, _ in calls_in(choice_made["message"])] == ["now"] and choice_made["message"][
+        "reasoning_content"
+    ] == "Hm."
+    choice_made = harmony.chat("after a thought", tools=TOOLS, tool_choice=now, think_budget=1).json["choices"][0]
+    assert [name for name, _ in calls_in(choice_made["message"])] == ["now"]
 
 
-def test_harmony_with_a_form(harmony: Served):
-    told = harmony.chat("after a thought", tools=TOOLS, response_format=FORM).json["choices"][0]
-    assert calls_in(told["message"]) == [ROME]
-    told = harmony.chat("no call", tools=TOOLS, response_format=FORM, max_tokens=300).json["choices"][0]
-    content = told["message"]["content"]
+def test_harmony_keeps_a_schema_beside_tools(harmony: Served):
+    choice_made = harmony.chat("after a thought", tools=TOOLS, response_format=FORM).json["choices"][0]
+    assert calls_in(choice_made["message"]) == [ROME]
+    choice_made = harmony.chat("no call", tools=TOOLS, response_format=FORM, max_tokens=300).json["choices"][0]
+    content = choice_made["message"]["content"]
     assert not content or content.startswith("{")

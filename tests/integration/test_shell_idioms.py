@@ -1,4 +1,4 @@
-"""The shell idioms of docs/shell.md and docs/shell-files.md, each as it stands there, with a tiny model."""
+"""Test the shell idioms of docs/shell.md as they are written there, with a tiny model."""
 
 import os
 import re
@@ -69,7 +69,7 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def folder(tiny: Path, tmp_path: Path) -> Path:
-    """Where the idioms are at home: a model, some texts, and the program in bin/."""
+    """Make a folder for the idioms: a model, some texts, and the program in bin/."""
     shutil.copy(tiny, tmp_path / "model.gguf")
     (tmp_path / "notes").mkdir()
     for name in ("notes.txt", "notes/a.txt", "notes/b.txt"):
@@ -83,12 +83,12 @@ def folder(tiny: Path, tmp_path: Path) -> Path:
     return tmp_path
 
 
-def test_all_of_them_are_found():
+def test_every_idiom_of_the_page_is_found():
     assert RIGHT.keys() < ANSWERS.keys()
     assert BLOCKS.keys() == ANSWERS.keys()
 
 
-def test_the_readme_shows_some_of_them():
+def test_the_readme_shows_some_of_the_idioms():
     section = (ROOT / "README.md").read_text(encoding="utf-8").split("## In shell scripts\n")[1].split("\n## ")[0]
     (code,) = re.findall(r"```bash\n(.*?)```", section, re.DOTALL)
     shown = code.split("\n\n")
@@ -98,9 +98,10 @@ def test_the_readme_shows_some_of_them():
 
 
 def run_idiom(folder: Path, title: str, is_real: bool = False) -> bytes:
-    """Run an idiom in the folder, whose file model.gguf is its model; what it prints. Checks what every model does.
+    """Run an idiom on the folder's model.gguf; return stdout, and check what holds for every model.
 
-    is_real: a real model may need more time, and does what is asked, so that nothing is to be noted on stderr.
+    is_real: a real model may need more time, and does what is asked, so that stderr must be empty.
+
     """
     language, code = BLOCKS[title]
     if language == "make":
@@ -126,8 +127,8 @@ def run_idiom(folder: Path, title: str, is_real: bool = False) -> bytes:
     )
     assert done.returncode == 0, done.stderr
     notes = NOTES.get(title, b"")
-    said = complaints(done.stderr).encode()
-    assert re.fullmatch(notes, said) or (is_real and not said), said
+    stderr = complaints(done.stderr).encode()
+    assert re.fullmatch(notes, stderr) or (is_real and not stderr), stderr
     for name in ANSWERS[title]:
         assert (folder / name).read_bytes().strip(), f"{name} is empty"
     if title == "See it and keep it":
@@ -138,7 +139,7 @@ def run_idiom(folder: Path, title: str, is_real: bool = False) -> bytes:
 @pytest.mark.sampled
 @pytest.mark.slow
 @pytest.mark.parametrize("title", ANSWERS)
-def test_an_idiom(folder: Path, title: str):
+def test_an_idiom_runs_as_documented(folder: Path, title: str):
     stdout = run_idiom(folder, title)
     if title in CONTENTS:
         assert re.fullmatch(CONTENTS[title], (folder / ANSWERS[title][-1]).read_text(errors="replace"))
@@ -192,7 +193,7 @@ RIGHT = {  # what the answer of a real model has: of the file, or of stdout wher
 @pytest.mark.real
 @pytest.mark.sampled
 @pytest.mark.parametrize("title", ANSWERS)
-def test_an_idiom_with_a_real_model(folder: Path, real_model, title: str):
+def test_a_real_model_gives_the_right_answer_to_an_idiom(folder: Path, real_model, title: str):
     (folder / "model.gguf").unlink()
     (folder / "model.gguf").symlink_to(real_model("qwen-1.5b"))
     for name, text in {"notes.txt": SAILING, "notes/a.txt": SAILING, "notes/b.txt": ROADS}.items():
@@ -203,7 +204,7 @@ def test_an_idiom_with_a_real_model(folder: Path, real_model, title: str):
         assert re.search(pattern, answer), answer
 
 
-def test_make_keeps_no_half_file(folder: Path):
+def test_make_keeps_no_partial_file(folder: Path):
     if shutil.which("make") is None:
         pytest.skip("needs make")
     (folder / "Makefile").write_text(BLOCKS["Make"][1])

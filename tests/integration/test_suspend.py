@@ -1,4 +1,4 @@
-"""Ctrl-Z and signals in a chat, under a shell that controls jobs; and terminals that know no escape sequences."""
+"""Test Ctrl-Z and signals in a chat under a shell with job control, also on dumb terminals."""
 
 import json
 import re
@@ -22,7 +22,7 @@ USUAL = "echo icanon icrnl isig "
 
 
 class Shell(Terminal):
-    """A shell in which a chat was begun."""
+    """A shell in which a chat was started."""
 
     def __init__(self, tmp_path: Path, tiny: str, term: str, *arguments: str):
         folders = {"XDG_DATA_HOME": str(tmp_path / "data"), "XDG_STATE_HOME": str(tmp_path / "state")}
@@ -34,7 +34,7 @@ class Shell(Terminal):
         self.expect(self.ready)
 
     def stop_and_return(self) -> None:
-        """Ctrl-Z, a look at the terminal, and fg."""
+        """Press Ctrl-Z, check the terminal's modes, and resume by fg."""
         self.type("\x1a")
         self.expect("Stopped")
         self.expect("SH> ")
@@ -45,7 +45,7 @@ class Shell(Terminal):
         self.expect("--session")
 
     def said(self, tmp_path: Path) -> list[str]:
-        """What the user has asked, as the session has it."""
+        """Return the questions recorded in the session."""
         [file] = (tmp_path / "data").rglob("s.jsonl")
         lines = map(json.loads, file.read_text().splitlines())
         return [line["content"] for line in lines if line.get("role") == "user"]
@@ -53,7 +53,7 @@ class Shell(Terminal):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("term", ["xterm", "dumb"])
-def test_ctrl_z_at_the_prompt(tmp_path: Path, tiny: str, term: str):
+def test_ctrl_z_at_the_prompt_suspends_and_resumes(tmp_path: Path, tiny: str, term: str):
     chat = Shell(tmp_path, tiny, term, "-n", "4")
     chat.type("What is")
     chat.expect("What is")
@@ -74,8 +74,8 @@ def test_ctrl_z_at_the_prompt(tmp_path: Path, tiny: str, term: str):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("term", ["xterm", "dumb"])
-def test_ctrl_z_in_an_answer(tmp_path: Path, tiny: str, term: str):
-    """It goes on after fg, keys still wait, and nothing of Ctrl-Z gets into the next question."""
+def test_ctrl_z_in_an_answer_suspends_and_resumes(tmp_path: Path, tiny: str, term: str):
+    """Continue after fg, keep held keys, and keep Ctrl-Z out of the next question."""
     chat = Shell(tmp_path, tiny, term, "-n", "100000", "-c", "100000")
     chat.type("Go\r")
     chat.expect("\ufffd{3}")
@@ -100,8 +100,8 @@ def test_ctrl_z_in_an_answer(tmp_path: Path, tiny: str, term: str):
 
 
 @pytest.mark.slow
-def test_a_long_line_on_a_dumb_terminal(tmp_path: Path, tiny: str):
-    """A terminal's own lines end at 4095 bytes without a word; and what is typed can be edited."""
+def test_a_long_line_can_be_typed_and_edited_on_a_dumb_terminal(tmp_path: Path, tiny: str):
+    """Exceed a terminal's own limit of 4095 bytes."""
     chat = Shell(tmp_path, tiny, "dumb", "-n", "2", "-c", "30000", "--seed", "1")
     words = " ".join(f"wörd{number}" for number in range(1200))
     chat.type(words + "\r")
@@ -126,15 +126,14 @@ def test_a_long_line_on_a_dumb_terminal(tmp_path: Path, tiny: str):
 @pytest.mark.parametrize(
     ("number", "name"), [(15, "Q4_K_M"), (1024 + 18, "Q6_K"), (999, "F32"), ("x", "F32"), (None, "F32")]
 )
-def test_a_chat_tells_the_type_of_its_file(tiny: str, number: object, name: str):
-    """As its maker called it, whatever format most weights have."""
+def test_chat_shows_the_declared_type_of_its_file(tiny: str, number: object, name: str):
+    """Show its maker's name for it, whatever format most weights have."""
     with GGUFFile.open(tiny) as file:
         file.metadata["general.file_type"] = number
         assert (file.type_name, file.main_format) == (name, "F32")
 
 
-def test_the_header_of_a_real_chat(tmp_path: Path, tiny: str):
-    """A file of mixed formats, of which most weights have another one than its name says."""
+def test_the_header_of_chat_shows_a_mixed_type(tmp_path: Path, tiny: str):
     other = tmp_path / "mixed.gguf"
     data = bytearray(Path(tiny).read_bytes())
     key = data.index(b"general.file_type") + len(b"general.file_type") + 4
@@ -168,7 +167,7 @@ for number in fatal_signals():
 """
 
 
-def test_every_signal_that_ends_a_process_restores_the_terminal():
+def test_every_fatal_signal_restores_the_terminal():
     shell = Terminal(program=[sys.executable, "-c", ENDED_BY_ITSELF])
     assert shell.end() == 0
     restored = dict(re.findall(r"(\d+) (True|False)", shell.seen))

@@ -1,4 +1,4 @@
-"""The public Python interface: names, types, and arguments that are refused."""
+"""Test the public Python API: names, types, and refused arguments."""
 
 import importlib.util
 import os
@@ -30,13 +30,13 @@ def test_dir_lists_the_public_names_only():
     assert done.stdout.split() == NAMES == sorted(localllm.__all__)
 
 
-def test_help_describes_them():
+def test_help_describes_the_public_names():
     text = pydoc.render_doc(localllm, renderer=pydoc.plaintext)
     assert "\n    open(path: " in text and "class Model(" in text and "class Tokenizer(" in text
     assert "import_module" not in text and "TYPE_CHECKING" not in text
 
 
-def test_a_name_that_is_not_there():
+def test_a_missing_name_raises_attribute_error():
     with pytest.raises(AttributeError, match="module 'localllm' has no attribute 'nosuch'"):
         localllm.nosuch  # type: ignore[attr-defined]  # noqa: B018
 
@@ -47,12 +47,12 @@ def model(tiny: str):
         yield opened
 
 
-def test_an_attribute_that_an_answer_does_not_have(model: localllm.Model):
+def test_a_missing_attribute_of_an_answer_raises(model: localllm.Model):
     with pytest.raises(AttributeError, match=r"^'Generation' object has no attribute 'nosuch'$"):
         model.generate("Hi", 1).nosuch  # type: ignore[attr-defined]  # noqa: B018
 
 
-def test_arguments_are_those_of_the_options():
+def test_signatures_list_the_options():
     assert set(SamplingArguments.__annotations__) == set(SamplingOptions.__dataclass_fields__)
     others = set(AnswerArguments.__annotations__) - set(SamplingArguments.__annotations__)
     constraints = {"schema", "grammar", "regex", "json_whitespace", "additional_properties", "logprobs"}
@@ -86,7 +86,7 @@ WRONG = [
 @pytest.mark.sampled
 @pytest.mark.slow(12)
 @pytest.mark.skipif(importlib.util.find_spec("mypy") is None, reason="mypy is not installed")
-def test_type_checkers_see_what_is_wrong(tmp_path: Path):
+def test_type_checkers_find_wrong_arguments(tmp_path: Path):
     file = tmp_path / "program.py"
     file.write_text(SNIPPET + "\n".join(code for code, _ in WRONG) + "\n", encoding="utf-8")
     command = [sys.executable, "-m", "mypy", "--strict", "--follow-imports", "silent", "--ignore-missing-imports"]
@@ -108,18 +108,18 @@ def test_one_text_is_embedded_as_one_vector(model: localllm.Model):
 
 
 @pytest.mark.parametrize("prompts", ["hi", b"hi", {"role": "user", "content": "Hi"}, 7])
-def test_what_is_no_list_of_prompts_is_refused_at_once(model: localllm.Model, prompts: object):
+def test_map_refuses_anything_but_a_list_at_once(model: localllm.Model, prompts: object):
     with pytest.raises(localllm.UsageError, match=r"^prompts must be a list, not (str|bytes|dict|int)$"):
         model.map(prompts, 2)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("copy", [pickle.dumps, deepcopy])
-def test_a_model_is_not_copied(model: localllm.Model, copy: Callable[[object], object]):
+def test_a_model_cannot_be_copied(model: localllm.Model, copy: Callable[[object], object]):
     with pytest.raises(TypeError, match=r"call localllm\.open\('.*tiny.*\.gguf'\)$"):
         copy(model)
 
 
-def test_a_context_beyond_what_the_model_was_trained_for_is_a_warning(model: localllm.Model):
+def test_a_context_beyond_the_trained_one_warns(model: localllm.Model):
     trained = model.trained_context
     with localllm.open(model.path, threads=1, context=trained, cache=False) as opened:
         assert opened.warnings == []
@@ -132,7 +132,7 @@ def test_a_context_beyond_what_the_model_was_trained_for_is_a_warning(model: loc
         assert len(opened.warnings) == 1
 
 
-def test_older_names_work_for_a_version(monkeypatch: pytest.MonkeyPatch):
+def test_deprecated_names_still_work(monkeypatch: pytest.MonkeyPatch):
     seen = list[object]()
 
     def opened(path: object, **options: object) -> SimpleNamespace:

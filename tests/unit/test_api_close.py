@@ -1,4 +1,4 @@
-"""Who has opened a model closes it: its threads end with it, whatever it was opened for, and whatever happened."""
+"""Test that closing a model ends its threads, whatever it was opened for and whatever happened."""
 
 import threading
 from collections.abc import Callable
@@ -24,11 +24,11 @@ SIZE = 16  # tokens of a chunk
 
 @pytest.fixture
 def teams(monkeypatch) -> list:
-    """What ends each team of threads that has begun; it is alive as long as they are."""
+    """Record what ends each team of threads that was started; it lives as long as they do."""
     begun, begin = [], Threads.__init__
 
-    def noted(self, *given, **named):
-        begin(self, *given, **named)
+    def noted(self, *arguments, **named):
+        begin(self, *arguments, **named)
         begun.append(self._end)
 
     monkeypatch.setattr(Threads, "__init__", noted)
@@ -39,102 +39,113 @@ def model(path: Path) -> Model:
     return localllm.open(path, threads=2)
 
 
-def with_draft_model(path: Path) -> Model:
-    made = localllm.open(path, threads=2)
-    made.drafter(f"draft:{write_tiny_model(path.with_name('draft.gguf'), seed=1)}")
-    return made
+def model_with_draft(path: Path) -> Model:
+    opened = localllm.open(path, threads=2)
+    opened.drafter(f"draft:{write_tiny_model(path.with_name('draft.gguf'), seed=1)}")
+    return opened
 
 
-def chunks(path: Path) -> ChunkReader:
-    made = ChunkReader(path, SIZE, 2)
-    list(made.predict(np.full((1, SIZE), 5, np.int32)))
-    return made
+def chunk_reader(path: Path) -> ChunkReader:
+    reader = ChunkReader(path, SIZE, 2)
+    list(reader.predict(np.full((1, SIZE), 5, np.int32)))
+    return reader
 
 
-def collector(path: Path) -> Collector:
+def used_collector(path: Path) -> Collector:
     path.with_name("text").write_text("hello world " * 40)
-    made = Collector(path, [path.with_name("text")], path.with_name("out"), SIZE, 1, threads=2)
-    list(made.read())
-    return made
+    opened = Collector(path, [path.with_name("text")], path.with_name("out"), SIZE, 1, threads=2)
+    list(opened.read())
+    return opened
 
 
 @pytest.mark.parametrize("is_interrupted", [False, True])
-@pytest.mark.parametrize("opened", [model, with_draft_model, chunks, collector])
-def test_threads_end_with_what_they_were_for(
+@pytest.mark.parametrize("opened", [model, model_with_draft, chunk_reader, used_collector])
+def test_threads_end_with_their_owner(
     teams: list, tmp_path: Path, opened: Callable[[Path], AbstractContextManager], is_interrupted: bool
 ):
-    made = opened(write_tiny_model(tmp_path / "tiny.gguf"))
+    owner = opened(write_tiny_model(tmp_path / "tiny.gguf"))
     with ExitStack() as stack:
         if is_interrupted:
             stack.enter_context(pytest.raises(KeyboardInterrupt))
-        with made as entered:
-            assert entered is made and any(team.alive for team in teams)
+        with owner as entered:
+            assert entered is owner and any(team.alive for team in teams)
             if is_interrupted:
                 raise KeyboardInterrupt
     assert not any(team.alive for team in teams)
-    made.close()  # a second time does nothing
-    if isinstance(made, ChunkReader):
+    owner.close()  # a second time does nothing
+    if isinstance(owner, ChunkReader):
         with pytest.raises(RuntimeError, match="after shutdown"):
-            made._pool.submit(int)
+            owner._pool.submit(int)
 
 
 def fake_model(events: list[str]) -> Model:
-    """A model all of whose parts tell that they are closed."""
+    """Return a model whose parts record that they are closed."""
 
     def part(name: str, **more: object) -> SimpleNamespace:
         return SimpleNamespace(close=lambda wait=True: events.append(name if wait else f"{name} at once"), **more)
 
-    made = Model.__new__(Model)
-    made.prefixes, made.vision, made.engine = part("prefixes"), part("vision"), part("engine", lock=None)
-    made.session = SimpleNamespace(cache=SimpleNamespace(collect=lambda: None))
-    made.ngrams = SimpleNamespace(save=lambda: events.append("written"))
-    made._draft_models, made._embedders, made._rerankers = {"x": part("draft model")}, {None: part("reader")}, {}
-    return made
+    model_made = Model.__new__(Model)
+    model_made.prefixes, model_made.vision, model_made.engine = (
+        part("prefixes"),
+        part("vision"),
+        part("engine", lock=None),
+    )
+    model_made.session = SimpleNamespace(cache=SimpleNamespace(collect=lambda: None))
+    model_made.ngrams = SimpleNamespace(save=lambda: events.append("written"))
+    model_made._draft_models, model_made._embedders, model_made._rerankers = (
+        {"x": part("draft model")},
+        {None: part("reader")},
+        {},
+    )
+    return model_made
 
 
 ALL = ["draft model", "engine", "prefixes", "reader", "vision", "written"]
 
 
-def test_a_model_closes_all_that_it_has_opened():
-    """What is kept of prompts is read from the engine: that one ends last."""
+def test_a_model_closes_all_its_parts():
+    """Close the engine last, as cached prompts are read from it."""
     events: list[str] = []
     with fake_model(events):
         pass
     assert sorted(events) == ALL and events[-1] == "engine" and events[0] == "prefixes"
 
 
-def test_nobody_waits_for_files_after_an_error():
+def test_an_error_does_not_wait_for_files():
     events: list[str] = []
     with pytest.raises(ValueError), fake_model(events):
         raise ValueError
     assert events[0] == "prefixes at once" and sorted({*events} - {"prefixes at once"}) == ALL
 
 
-def test_a_reader_is_opened_once_and_with_the_models_options():
-    """Each kind, and each pooling, has its own."""
-    made = Model.__new__(Model)
-    made._embedders, made._rerankers, made._threads, made.context = {}, {}, 3, 77
-    made._opening, asked = threading.Lock(), []
+def test_an_embedder_is_opened_once_with_the_models_options():
+    """Open one per type and pooling."""
+    model_made = Model.__new__(Model)
+    model_made._embedders, model_made._rerankers, model_made._threads, model_made.context = {}, {}, 3, 77
+    model_made._opening, asked = threading.Lock(), []
 
     def make(options: EngineOptions) -> object:
         asked.append(options)
         return object()
 
-    first = made._open_once(made._embedders, None, make)
-    assert made._open_once(made._embedders, None, make) is first
-    others = [made._open_once(made._embedders, "cls", make), made._open_once(made._rerankers, None, make)]
+    first = model_made._open_once(model_made._embedders, None, make)
+    assert model_made._open_once(model_made._embedders, None, make) is first
+    others = [
+        model_made._open_once(model_made._embedders, "cls", make),
+        model_made._open_once(model_made._rerankers, None, make),
+    ]
     assert len({id(each) for each in (first, *others)}) == 3
     assert [(each.threads, each.context) for each in asked] == [(3, 77)] * 3
 
 
-def test_a_file_of_a_prompt_is_closed_whatever_it_has(tmp_path, monkeypatch):
-    """One that is damaged is gone then, and so is one of another key."""
+def test_a_prefix_file_is_closed_even_if_it_is_damaged(tmp_path, monkeypatch):
+    """Remove a damaged one, and one with another key."""
     monkeypatch.setenv("LOCALLLM_CACHE", str(tmp_path))
     opened, key, about = [], "0" * 32, PrefixAbout("m", 3, "")
     real = open
 
-    def noted(*given, **named):
-        opened.append(real(*given, **named))
+    def noted(*arguments, **named):
+        opened.append(real(*arguments, **named))
         return opened[-1]
 
     monkeypatch.setattr(prefix_files, "open", noted, raising=False)

@@ -1,4 +1,4 @@
-"""The borders of small functions of files and services: the last that fits, the first that does not, and nothing."""
+"""Test the boundaries of small functions of files and services: the last that fits, the first that does not."""
 
 import hashlib
 import itertools
@@ -38,7 +38,7 @@ from localllm.system import cpu
 
 @pytest.fixture
 def cache(tmp_path, monkeypatch):
-    """The user's cache folder."""
+    """Return the user's cache folder."""
     monkeypatch.setenv("LOCALLLM_CACHE", str(tmp_path / "cache"))
     return tmp_path / "cache"
 
@@ -46,25 +46,25 @@ def cache(tmp_path, monkeypatch):
 # ---- hashes of files ------------------------------------------------------------------------------------------------
 
 
-def test_a_hash_is_remembered(tmp_path, cache):
+def test_a_hash_is_cached(tmp_path, cache):
     path, heard = tmp_path / "x", []
     path.write_bytes(b"abc")
     right = hashlib.sha256(b"abc").hexdigest()
     for _ in range(2):
-        assert checksummed_cache.sha256_of(path, lambda *told: heard.append(told)) == right
+        assert checksummed_cache.sha256_of(path, lambda *progress: heard.append(progress)) == right
     assert heard == [(3, 3)]
     assert (cache / "sha256").stat().st_mode & 0o777 == 0o700
 
 
-def test_how_far_a_hash_is(tmp_path, cache, monkeypatch):
-    """Piece by piece; a cache that cannot be written costs nothing but time, and one that is there is good."""
+def test_hashing_reports_progress_and_works_without_a_cache(tmp_path, cache, monkeypatch):
+    """Read an existing cache that cannot be written."""
     path, heard = tmp_path / "x", []
     path.write_bytes(b"0123456789")
     monkeypatch.setattr(checksummed_cache, "PIECE", 4)
     cache.write_bytes(b"no folder")
     for _ in range(2):
-        found = checksummed_cache.sha256_of(path, lambda *told: heard.append(told))
-        assert found == hashlib.sha256(b"0123456789").hexdigest()
+        digest = checksummed_cache.sha256_of(path, lambda *progress: heard.append(progress))
+        assert digest == hashlib.sha256(b"0123456789").hexdigest()
     assert heard == [(4, 10), (8, 10), (10, 10)] * 2
     cache.unlink()
     for name in ("x", "y"):
@@ -76,7 +76,7 @@ def test_how_far_a_hash_is(tmp_path, cache, monkeypatch):
 @pytest.mark.parametrize(
     "kept", ["0" * 63, "0" * 65, "g" * 64, "", "A" * 64, "é" * 64], ids=["short", "long", "other", "none", "case", "é"]
 )
-def test_what_is_no_hash_is_not_believed(tmp_path, cache, kept: str):
+def test_an_invalid_cached_hash_is_computed_again(tmp_path, cache, kept: str):
     path = tmp_path / "x"
     path.write_bytes(b"abc")
     right = checksummed_cache.sha256_of(path)
@@ -89,14 +89,14 @@ def test_what_is_no_hash_is_not_believed(tmp_path, cache, kept: str):
     assert checksummed_cache.sha256_of(path) == right, "but not where others can write"
 
 
-def test_a_file_that_changes_while_it_is_read_is_not_remembered(tmp_path, cache):
+def test_a_file_that_changes_while_it_is_hashed_is_not_cached(tmp_path, cache):
     path = tmp_path / "x"
     path.write_bytes(b"abc")
     checksummed_cache.sha256_of(path, lambda *told: os.utime(path, (1, 1)))
     assert not (cache / "sha256").exists()
 
 
-def test_known_checks_are_private_and_bounded(cache):
+def test_cached_checks_are_private_and_bounded(cache):
     for number in range(4):
         known.remember("vocabulary", str(number))
         [*files] = (cache / "known").glob(f"*-{number}")
@@ -113,7 +113,7 @@ def test_known_checks_are_private_and_bounded(cache):
 
 
 @pytest.mark.parametrize("spare", [0, -1])
-def test_logits_that_just_fit_the_disk(tmp_path, monkeypatch, spare: int):
+def test_logits_that_just_fit_the_disk_are_written(tmp_path, monkeypatch, spare: int):
     chunks = np.zeros((3, 16), np.int32)
     needed = 3 * count_scored_tokens(16) * row_width(100) * 2
     monkeypatch.setattr(logits_file.shutil, "disk_usage", lambda folder: SimpleNamespace(free=needed + spare))
@@ -128,8 +128,8 @@ ABOUT = prefix_files.PrefixAbout("m", 7, "")
 PARTS = {"a": np.arange(5, dtype=np.uint8), "none": np.zeros(0, np.uint8), "b": np.arange(9, dtype=np.uint8)}
 
 
-def test_a_kept_prompt_is_whole_or_gone(cache):
-    """As its layout says; whatever is cut off, or of another key, is removed and was never there."""
+def test_a_stored_prompt_is_whole_or_removed(cache):
+    """Remove one that is cut off or has another key."""
     key, other = "0" * 32, "1" * 32
     prefix_files.write_prefix(key, ABOUT, PARTS)
     path = prefix_files.folder() / key
@@ -156,8 +156,8 @@ def test_a_kept_prompt_is_whole_or_gone(cache):
             kept.read("b")
 
 
-def test_kept_prompts_are_listed_and_cleared(cache, monkeypatch):
-    """What else lies there is none of them; and no file stays open."""
+def test_stored_prompts_are_listed_and_cleared(cache, monkeypatch):
+    """Skip other files, and leave none open."""
     opened = []
     monkeypatch.setattr(prefix_files, "PrefixFile", lambda key, file: opened.append(file) or PrefixFile(key, file))
     assert prefix_files.list_entries() == [] and prefix_files.clear() == 0
@@ -168,15 +168,15 @@ def test_kept_prompts_are_listed_and_cleared(cache, monkeypatch):
         (prefix_files.folder() / name).touch()
     sizes = [(prefix_files.folder() / f"{number:032x}").stat().st_size for number in range(3)]
     (prefix_files.folder() / f"{1:032x}").write_bytes(b"damaged")
-    found = sorted(prefix_files.list_entries(), key=lambda one: one.key)
-    assert [(one.key, one.about.end, one.size, one.used) for one in found] == [
+    entries = sorted(prefix_files.list_entries(), key=lambda one: one.key)
+    assert [(one.key, one.about.end, one.size, one.used) for one in entries] == [
         (f"{number:032x}", number, sizes[number], number) for number in (0, 2)
     ]
     assert len(opened) == 3 and all(file.closed for file in opened)
     assert prefix_files.clear() == sizes[0] + sizes[2] and len(list(prefix_files.folder().iterdir())) == 4
 
 
-def test_half_written_files_go_when_they_are_old(tmp_path, monkeypatch):
+def test_old_temporary_files_are_removed(tmp_path, monkeypatch):
     monkeypatch.setattr(prefix_files, "folder", lambda: tmp_path)
     for name, age in ((".new.tmp", 0), (".old.tmp", prefix_files.DAY + 60), ("kept", 9 * prefix_files.DAY)):
         (tmp_path / name).touch()
@@ -187,8 +187,8 @@ def test_half_written_files_go_when_they_are_old(tmp_path, monkeypatch):
     assert {path.name for path in tmp_path.iterdir()} == {"kept"}, "clear takes those that are young, too"
 
 
-def test_what_cannot_be_removed_or_marked_stays(tmp_path, monkeypatch):
-    """Other programs have it open, or have removed it."""
+def test_files_that_cannot_be_removed_are_left(tmp_path, monkeypatch):
+    """Ignore those that other programs hold open or have removed."""
     monkeypatch.setattr(prefix_files, "folder", lambda: tmp_path)
     (tmp_path / ".folder.tmp").mkdir()
     for name in (".a.tmp", ".z.tmp", "kept"):
@@ -203,10 +203,10 @@ def test_what_cannot_be_removed_or_marked_stays(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("told", "limit"), [("2", 2 * 10**9), ("0", 0), ("-1", 0), ("x", None), ("", None), ("0.5", 5 * 10**8)]
+    ("value", "limit"), [("2", 2 * 10**9), ("0", 0), ("-1", 0), ("x", None), ("", None), ("0.5", 5 * 10**8)]
 )
-def test_the_limit_of_kept_prompts(monkeypatch, told: str, limit: int | None):
-    monkeypatch.setenv(prefix_files.SIZE_VARIABLE, told)
+def test_the_limit_of_stored_prompts_comes_from_the_environment(monkeypatch, value: str, limit: int | None):
+    monkeypatch.setenv(prefix_files.SIZE_VARIABLE, value)
     usual = prefix_files.USUAL_LIMIT
     assert prefix_files.size_limit() == (usual if limit is None else limit)
     usage = SimpleNamespace(free=10**9)
@@ -219,8 +219,8 @@ def test_the_limit_of_kept_prompts(monkeypatch, told: str, limit: int | None):
 # ---- numbers --------------------------------------------------------------------------------------------------------
 
 
-def test_how_predictions_compare():
-    """Ratios of perplexities and the root of a mean square have errors of their own."""
+def test_comparisons_have_ratios_and_errors():
+    """Give the ratio of perplexities and the root mean square their own errors."""
     change, nll, base = np.array([0.3, -0.4, 0.0]), np.array([1.0, 2.0, 3.0]), np.array([1.0, 1.0, 4.0])
     known = Comparison(1, nll=nll, base_nll=base, kld=base, change=change, same_top=np.array([1.0, 0.0, 1.0]))
     root, error = known.rms_change
@@ -237,15 +237,15 @@ def test_how_predictions_compare():
     assert (more.chunks, list(more.nll)) == (2, [1, 2, 3, 1, 2, 3]) and Comparison().chunks == 0
 
 
-def test_the_mean_and_its_error():
+def test_statistics_have_mean_error_and_percentiles():
     assert mean(np.array([3.0])) == (3.0, 0.0)
     value, error = mean(np.array([1.0, 2.0, 3.0, 6.0]))
     assert (value, error) == (3.0, pytest.approx(math.sqrt(3.5 / 3)))
     number, error = from_logarithm(math.log(5), 0.1)
     assert (number, error) == (pytest.approx(5), pytest.approx(0.5))
     assert math.isfinite(from_logarithm(1e9, 0.1)[0]) and from_logarithm(-1e9, 0.1) == (0, 0)
-    found = statistics(np.arange(101.0))
-    assert (found["minimum"], found["maximum"], found["50"], found["mean"]) == (0, 100, 50, 50)
+    summary = statistics(np.arange(101.0))
+    assert (summary["minimum"], summary["maximum"], summary["50"], summary["mean"]) == (0, 100, 50, 50)
 
 
 @pytest.mark.parametrize(
@@ -256,17 +256,17 @@ def test_the_mean_and_its_error():
         ("a", "a", 0), ("a", "abcdef", 1), ("aa", "aab", 2), ("aaa", "aab", 2), ("<a", "<b", 0),
     ],
 )  # fmt: skip
-def test_what_may_be_the_beginning_of_a_mark(text: str, mark: str, same: int):
+def test_the_overlap_with_a_marker_is_its_longest_prefix(text: str, mark: str, same: int):
     assert overlap(text, mark) == same
 
 
-def test_what_answers_have_in_common():
+def test_the_common_length_of_two_texts_is_counted():
     assert [receipts.common_length("abc", other) for other in ("abd", "abc", "", "xbc", "abcd")] == [2, 3, 0, 0, 3]
 
 
-def test_what_the_processor_calls_itself(monkeypatch):
-    told = "processor\t: 0\nvendor_id\t: Other\nmodel name\t: Fast One\nmodel\t\t: 7\nmodel name\t: Fast Two\n"
-    monkeypatch.setattr(cpu, "read_text", lambda path: told)
+def test_the_processor_is_named_by_cpuinfo_or_its_machine(monkeypatch):
+    cpuinfo = "processor\t: 0\nvendor_id\t: Other\nmodel name\t: Fast One\nmodel\t\t: 7\nmodel name\t: Fast Two\n"
+    monkeypatch.setattr(cpu, "read_text", lambda path: cpuinfo)
     assert bench.processor().startswith("Fast One (")
     monkeypatch.setattr(cpu, "read_text", lambda path: "")
     monkeypatch.setattr(cpu.platform, "processor", lambda: "")
@@ -293,8 +293,8 @@ def test_a_run_ends_where_the_next_begins(later: int):
 # ---- a cache of pages -----------------------------------------------------------------------------------------------
 
 
-def test_two_caches_are_as_one():
-    """Of the computer and of a card: each gets its part of what is kept, and no more or less is taken."""
+def test_two_cache_pools_share_one_request():
+    """Split retained memory between a CPU and a GPU pool, without a remainder."""
     from localllm.arch.layer_state import KVType, Paged
     from localllm.engine.memory.cache import JointCache, KVCache
 
@@ -314,7 +314,7 @@ def test_two_caches_are_as_one():
     np.testing.assert_array_equal(joint.content(np.array([1]), False), joint.content(np.array([2]), False))
 
 
-def test_a_cache_that_nothing_can_hold(monkeypatch):
+def test_a_cache_that_cannot_be_allocated_raises(monkeypatch):
     from localllm.arch.layer_state import KVType, Paged
     from localllm.engine.memory import cache
 
@@ -330,8 +330,8 @@ def test_a_cache_that_nothing_can_hold(monkeypatch):
 
 
 @pytest.mark.parametrize(("count", "stays"), [(1, True), (2, False), (3, False)])
-def test_parts_that_failed_go_but_a_single_file_stays(tmp_path, count: int, stays: bool):
-    """A single target may be what was there before; parts of a split model did not exist."""
+def test_failed_splits_are_removed_but_a_single_file_stays(tmp_path, count: int, stays: bool):
+    """Keep a single target, which may have existed before."""
 
     def finish_last() -> None:
         raise LocalllmError("the disk")
@@ -345,14 +345,14 @@ def test_parts_that_failed_go_but_a_single_file_stays(tmp_path, count: int, stay
     assert [(tmp_path / file.path).exists() for file in files] == [stays] * count
 
 
-def test_options_of_llama_cpp_that_nobody_refuses():
+def test_accepted_options_of_llama_cpp_have_no_refusal():
     assert llama_names.refusal("--nothing-of-the-kind") == ""
     for name, reason in llama_names._REFUSED.items():
         assert llama_names.refusal(name) == reason != ""
 
 
 @pytest.mark.parametrize(
-    ("given", "magnitude"),
+    ("config_fields", "magnitude"),
     [
         ({}, None),
         ({"mscale": 0.7}, None),  # one alone means nothing
@@ -362,22 +362,22 @@ def test_options_of_llama_cpp_that_nobody_refuses():
         ({"attention_factor": 1.5, "mscale": 0.7, "mscale_all_dim": 0.7}, 1.5),
     ],
 )
-def test_magnitudes_of_stretched_contexts(tmp_path, given, magnitude):
-    """Readers of GGUF multiply by 1 + 0.1 ln(factor) themselves."""
-    found = rope_scaling.yarn(Config({"factor": 4.0, **given}, tmp_path / "config.json"), 512)
-    rest = found.get("scaling.attn_factor")
+def test_yarn_magnitudes_are_converted_to_attn_factor(tmp_path, config_fields, magnitude):
+    """Divide by 1 + 0.1 ln(factor), which readers of GGUF multiply themselves."""
+    converted = rope_scaling.yarn(Config({"factor": 4.0, **config_fields}, tmp_path / "config.json"), 512)
+    rest = converted.get("scaling.attn_factor")
     assert rest == (None if magnitude is None else pytest.approx(magnitude / (1 + 0.1 * math.log(4))))
-    assert (found["scaling.factor"], found["scaling.original_context_length"]) == (4.0, 512)
+    assert (converted["scaling.factor"], converted["scaling.original_context_length"]) == (4.0, 512)
 
 
-def test_other_words_for_commands():
+def test_other_words_suggest_a_command():
     for name, words in compat.MEANT.items():
         for word in words.split():
             assert compat.suggest_command(word) == compat.suggest_command(word.upper()) == name
     assert [compat.suggest_command(word) for word in ("", "nothing", "remov", "remove delete")] == [""] * 4
 
 
-def test_every_warning_is_a_line(capsys):
+def test_every_warning_is_one_line(capsys):
     opening.warn(["one", "two\nlines"])
     assert capsys.readouterr().err == "localllm: warning: one\nlocalllm: warning: two lines\n"
     opening.warn([])
@@ -389,8 +389,8 @@ def test_every_warning_is_a_line(capsys):
     [{"ssm.time_step_rank": 7}, {"ssm.group_count": 3}, {"ssm.inner_size": 66}],
     ids=str,
 )
-def test_heads_and_groups_of_mamba_2_divide_what_there_is(wrong):
-    """64 numbers in 8 heads of 4 groups."""
+def test_heads_and_groups_of_mamba_2_must_divide_the_width(wrong):
+    """Use 64 columns in 8 heads of 4 groups."""
     metadata = {"ssm.inner_size": 64, "ssm.time_step_rank": 8, "ssm.group_count": 4, "ssm.state_size": 5}
     metadata |= {"ssm.conv_kernel": 4}
     named = {f"mamba2.{name}": value for name, value in (metadata | wrong).items()}
@@ -405,5 +405,5 @@ def test_heads_and_groups_of_mamba_2_divide_what_there_is(wrong):
     ("value", "text"),
     [(True, "on"), (False, "off"), (0, "0"), (1.5, "1.5"), (["a", 1], "a, 1"), ((), ""), ("two\nlines", "two lines")],
 )
-def test_values_as_config_shows_them(value, text: str):
+def test_values_are_printed_as_config_does(value, text: str):
     assert config.format_value(value) == text

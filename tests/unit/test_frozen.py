@@ -1,4 +1,4 @@
-"""Classes of values that do not change are what dataclass(frozen=True) makes."""
+"""Test that frozen classes behave as those of dataclass(frozen=True)."""
 
 from dataclasses import FrozenInstanceError, dataclass, field, fields, replace
 from functools import cached_property
@@ -9,7 +9,7 @@ import pytest
 from localllm.frozen import frozen
 
 
-def made(decorator):
+def make_classes(decorator):
     @decorator
     class One:
         """A docstring."""
@@ -34,8 +34,8 @@ def made(decorator):
 
 
 @pytest.mark.parametrize("place", [0, 1])
-def test_as_dataclass_has_it(place: int):
-    ours, theirs = (made(decorator)[place] for decorator in (frozen, dataclass(frozen=True)))
+def test_frozen_classes_equal_dataclasses(place: int):
+    ours, theirs = (make_classes(decorator)[place] for decorator in (frozen, dataclass(frozen=True)))
     for arguments in ((1,), (1, (2, 3)), (4, (), {"x": 1})):
         one, other = ours(*arguments), theirs(*arguments)
         assert repr(one).partition("(")[2] == repr(other).partition("(")[2] and vars(one) == vars(other)
@@ -49,7 +49,7 @@ def test_as_dataclass_has_it(place: int):
         ours()
 
 
-def test_equal_ones_are_one_key():
+def test_equal_instances_are_one_key():
     @frozen
     class Key:
         a: int
@@ -59,15 +59,15 @@ def test_equal_ones_are_one_key():
 
 
 @pytest.mark.parametrize("name", ["a", "c", "none"])
-def test_nothing_changes(name: str):
-    one = made(frozen)[1](1)
+def test_assignment_and_deletion_raise(name: str):
+    one = make_classes(frozen)[1](1)
     with pytest.raises(FrozenInstanceError, match=name):
         setattr(one, name, 2)
     with pytest.raises(FrozenInstanceError, match=name):
         delattr(one, name)
 
 
-def test_own_methods_stay():
+def test_own_methods_are_kept():
     @frozen
     class Named:
         name: str

@@ -205,9 +205,9 @@ def test_an_answer_of_another_process_is_continued(tokenizer: Tokenizer, templat
     session = conversation(tokenizer, template, "c")
     answer = {"role": "assistant", "content": "b", "reasoning_content": "a"}
     session._history = [{"role": "user", "content": "Hi"}, answer]
-    count_prompt_tokens = "<|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\n"
+    asked = "<|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\n"
     going_on = session.resume(GREEDY)
-    assert tokenizer.decode(going_on.prompt, special=True) == count_prompt_tokens + behind
+    assert tokenizer.decode(going_on.prompt, special=True) == asked + behind
 
 
 def test_a_stop_string_ends_the_answer_but_not_the_reasoning(tokenizer: Tokenizer):
